@@ -16,10 +16,10 @@ class JsonSerializer:
         """Return JSON, and integers unchanged, because Redis increments them."""
         return value if type(value) is int else json.dumps(value, default=_plain)
 
-    def loads(self, kept: bytes) -> Any:
+    def loads(self, stored: bytes) -> Any:
         """Return the value. Raises ValueError for other data."""
         try:
-            return json.loads(kept)
+            return json.loads(stored)
         except RecursionError:
             raise ValueError("nested too deep") from None
 

@@ -96,15 +96,17 @@ def run(settings: RunnerSettings) -> None:
             fleet.start(make_redis_service(state, environment, settings.redis_maxmemory))
         redis_url = get_redis_url(environment)
         version = wait_for_redis(redis_url, state)
-        if told := get_vulnerability_warning(version, redis_url):
-            print(f"WARNING: {told}", file=sys.stderr)
+        if warning := get_vulnerability_warning(version, redis_url):
+            print(f"WARNING: {warning}", file=sys.stderr)
         if not version.supports_key_permissions and "MESHBOARD_REDIS_ACCESS" not in environment:
             environment["MESHBOARD_REDIS_ACCESS"] = "shared"
             print_line(f"{version} has no access rights for hosts, so hosts use the credentials of the board.")
             print_line("See docs/howto/deploy.md.")
         print_line("Preparing the database…")
-        kept = kept_file(Path(host_env["MESHBOARD_STATE_DIR"]), host_env["MESHBOARD_HOST_NAME"])
-        made = json.loads(run_manage(environment, "prepare", "--host", str(kept), *get_credential_arguments(up_file)))
+        host_credentials = kept_file(Path(host_env["MESHBOARD_STATE_DIR"]), host_env["MESHBOARD_HOST_NAME"])
+        made = json.loads(
+            run_manage(environment, "prepare", "--host", str(host_credentials), *get_credential_arguments(up_file))
+        )
         login = made["login"]
         print_line("Starting web, controller, recorder, and host worker…")
         for child in list_services(environment, {**host_env, "MESHBOARD_JOIN_TOKEN": made["join_token"]}, port):
@@ -153,9 +155,9 @@ def build_web_environment(state: Path) -> dict[str, str]:
     for name in ("redis_password", "secret_key"):
         load_secret(state / name)
     choose_redis_port(state)
-    given = {k: v for k, v in os.environ.items() if k in PASSED_VARIABLES or (v and k.startswith("MESHBOARD_"))}
-    defaults = {k: v for k, v in read_stored_settings(state).items() if f"{k}_FILE" not in given}
-    environment = {**defaults, **given, "PYTHONUNBUFFERED": "1"}
+    values = {k: v for k, v in os.environ.items() if k in PASSED_VARIABLES or (v and k.startswith("MESHBOARD_"))}
+    defaults = {k: v for k, v in read_stored_settings(state).items() if f"{k}_FILE" not in values}
+    environment = {**defaults, **values, "PYTHONUNBUFFERED": "1"}
     for root in ("DATA_ROOT", "SCRIPT_ROOT"):
         Path(environment[f"MESHBOARD_{root}"]).mkdir(parents=True, exist_ok=True)
     return environment
@@ -193,7 +195,7 @@ def build_host_environment(state: Path, environment: dict[str, str]) -> dict[str
         *bounds,
         *roots,
     )
-    given = {f"MESHBOARD_{k}": environment[f"MESHBOARD_{k}"] for k in wanted if f"MESHBOARD_{k}" in environment}
+    values = {f"MESHBOARD_{k}": environment[f"MESHBOARD_{k}"] for k in wanted if f"MESHBOARD_{k}" in environment}
     defaults = {
         "MESHBOARD_HOST_NAME": socket.gethostname().split(".")[0] or "localhost",
         "MESHBOARD_DEVICE": "cuda" if gpus else "cpu",
@@ -201,7 +203,7 @@ def build_host_environment(state: Path, environment: dict[str, str]) -> dict[str
         "MESHBOARD_SLOTS": str(gpus or max(4, os.cpu_count() or 1)),
         "MESHBOARD_RUN_DIR": str(state / "runs"),
     }
-    return {**keep, **defaults, **given}
+    return {**keep, **defaults, **values}
 
 
 def count_gpus() -> int:
@@ -243,27 +245,27 @@ def wait_for_web(port: int, fleet: ProcessManager, timeout_s: float = 60.0) -> N
     raise StartError(f"The web server did not start. Its log ends with:\n{fleet.read_log_tail('web')}")
 
 
-def choose_web_port(asked: int | None) -> int:
+def choose_web_port(requested: int | None) -> int:
     """Return the requested port, else 8000, else any free port.
 
     Raises:
         StartError: another program uses the requested port.
     """
-    if asked is None:
+    if requested is None:
         if is_free(DEFAULT_PORT):
             return DEFAULT_PORT
         port = find_free_port()
         print_line(f"Another program uses port {DEFAULT_PORT}, so Meshboard uses {port}. Set MESHBOARD_PORT to choose.")
         return port
-    if not is_free(asked):
-        raise StartError(f"Another program uses port {asked}. Set MESHBOARD_PORT to another port, or unset it.")
-    return asked
+    if not is_free(requested):
+        raise StartError(f"Another program uses port {requested}. Set MESHBOARD_PORT to another port, or unset it.")
+    return requested
 
 
 def choose_redis_port(state: Path) -> int:
     """Return the port of the embedded Redis. It stays equal, because supervisors of an earlier run know only this."""
-    kept = state / "redis_port"
-    known = int(kept.read_text()) if kept.exists() else None
+    port_file = state / "redis_port"
+    known = int(port_file.read_text()) if port_file.exists() else None
     if known is not None and is_free(known):
         return known
     port = find_free_port()
@@ -273,7 +275,7 @@ def choose_redis_port(state: Path) -> int:
             "they send no data and you cannot cancel them. To stop these jobs, run: python -m workers.host.stop "
             + os.environ.get("MESHBOARD_RUN_DIR", str(state / "runs"))
         )
-    write_private(kept, str(port))
+    write_private(port_file, str(port))
     return port
 
 

@@ -87,20 +87,20 @@ def _split(text: str) -> list[str]:
 
 def _hosts(text: str) -> list[str]:
     """Parse host names. `webapp.checks` rejects "*"."""
-    given = _split(text)
-    for part in given or [""]:
+    parts = _split(text)
+    for part in parts or [""]:
         if part != "*" and not re.fullmatch(r"\.?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\]", part):
             raise ValueError(HOST_FORM)
-    return given
+    return parts
 
 
 def _networks(text: str) -> list[str]:
     """Parse networks. A network of all addresses would let every client choose its address."""
-    given = _split(text)
-    for part in given:
+    parts = _split(text)
+    for part in parts:
         if ip_network(part).prefixlen == 0:
             raise ValueError(f"{part} includes every address")
-    return given
+    return parts
 
 
 def _redis(url: SecretStr) -> SecretStr:

@@ -18,22 +18,22 @@ from meshboard import client as client_module
 Answer = tuple[int, dict[str, str], bytes]
 
 
-class Saying:
+class FakeServer:
     """Server whose `answers` are used in order, the last one repeatedly. `at` has fixed answers by path."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.answers: list[Answer] = []
         self.at: dict[str, Answer] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.bodies: list[bytes] = []
         self.resumed: list[str] = []  # IDs from which streams resumed
 
-    def says(self, *answers: tuple[int, Any]) -> None:
-        self.answers = [answer(status, told) for status, told in answers]
+    def respond(self, *answers: tuple[int, Any]) -> None:
+        self.answers = [answer(status, content) for status, content in answers]
 
-    def tells(self, path: str, told: Any, status: int = 200) -> None:
-        self.at[path] = answer(status, told)
+    def respond_at(self, path: str, content: Any, status: int = 200) -> None:
+        self.at[path] = answer(status, content)
 
     def next(self, path: str) -> Answer:
         found = self.at.get(urlsplit(path).path.removeprefix("/api/v1/"))
@@ -44,12 +44,12 @@ class Saying:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def answer(status: int, told: Any, **headers: str) -> Answer:
-    return status, headers, told if isinstance(told, bytes) else json.dumps(told).encode()
+def answer(status: int, content: Any, **headers: str) -> Answer:
+    return status, headers, content if isinstance(content, bytes) else json.dumps(content).encode()
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saying]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     monkeypatch.setattr(client_module, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(transport, "RETRY_AFTER_S", 0.01)
     monkeypatch.setattr(transport, "OUTAGE_RETRY_S", 0.01)
@@ -58,7 +58,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saying]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             made.bodies.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            made.asked.append(f"{self.command} {self.path}")
+            made.requests.append(f"{self.command} {self.path}")
             made.resumed += [self.headers["Last-Event-ID"]] if "Last-Event-ID" in self.headers else []
             status, headers, body = made.next(self.path)
             self.send_response(status)
@@ -73,7 +73,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saying]:
             pass
 
     listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made = Saying(f"http://127.0.0.1:{listening.server_port}")
+    made = FakeServer(f"http://127.0.0.1:{listening.server_port}")
     threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True).start()
     yield made
     listening.shutdown()
@@ -81,7 +81,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Saying]:
 
 
 @pytest.fixture
-def board(server: Saying) -> Iterator[Client]:
+def board(server: FakeServer) -> Iterator[Client]:
     with Client(server.url, "t") as client:
         yield client
 
@@ -99,14 +99,14 @@ def meshboard(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     for name in ("MESHBOARD_URL", "MESHBOARD_TOKEN", "MESHBOARD_CA"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*words: str, at: Saying | None = None, token: str = "t", name: str = "meshboard") -> Ran:
+    def run(*words: str, at: FakeServer | None = None, token: str = "t", name: str = "meshboard") -> Ran:
         if at is not None:
             monkeypatch.setenv("MESHBOARD_URL", at.url)
             monkeypatch.setenv("MESHBOARD_TOKEN", token)
         monkeypatch.setattr(sys, "argv", [name, *words])
         with pytest.raises(SystemExit) as ended:
             commands.main()
-        told = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), told.out, told.err)
+        content = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), content.out, content.err)
 
     return run

@@ -41,8 +41,8 @@ def test_rejects_runs_of_different_specs() -> None:
 
 def test_gate_rejects_runs_of_different_specs(meshboard: Any, server: Any) -> None:
     ended = {"status": "succeeded", "finished": True, "name": "n", "exit": {"summary": {}}}
-    server.tells("jobs/j", {**ended, "id": "j", "spec": SPEC})
-    server.tells("jobs/k", {**ended, "id": "k", "spec": {**SPEC, "layout": {"tp": 1}}})
+    server.respond_at("jobs/j", {**ended, "id": "j", "spec": SPEC})
+    server.respond_at("jobs/k", {**ended, "id": "k", "spec": {**SPEC, "layout": {"tp": 1}}})
     ran = meshboard("gate", "j", "k", "--max", "loss=9", at=server)
     assert (ran.code, "layout.tp: 2 and 1" in ran.err) == (2, True)
 
@@ -57,17 +57,17 @@ def branch(spec: Any, **more: Any) -> dict[str, Any]:
 
 def test_names_excluded_runs_of_a_baseline(meshboard: Any, server: Any, tmp_path: Any) -> None:
     exited = {"summary": {"steps": 9, "measured": {"steps": 7, "step_s": 2.0}}}
-    server.tells("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": exited})
+    server.respond_at("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": exited})
     aside = [{"job": job, "name": "n", "by": "ann", "at": "", "why": "layout.tp 1, not 2"} for job in ("a", "b")]
-    server.tells("projects/default/baselines/main", branch(SPEC, left_aside=aside))
+    server.respond_at("projects/default/baselines/main", branch(SPEC, left_aside=aside))
     xml, markdown = tmp_path / "gate.xml", tmp_path / "gate.md"
-    asked = ("gate", "j", "--baseline", "main", "--max", "step_time=+1%")
-    ran = meshboard(*asked, "--junit", str(xml), "--markdown", str(markdown), at=server)
+    requested = ("gate", "j", "--baseline", "main", "--max", "step_time=+1%")
+    ran = meshboard(*requested, "--junit", str(xml), "--markdown", str(markdown), at=server)
     words = "Baseline main excludes 2 of 3 runs: layout.tp 1, not 2 (a, b)"
     assert (ran.code, ran.out.splitlines()[-1]) == (0, words)
     assert markdown.read_text().splitlines()[-1] == ElementTree.parse(xml).findtext(".//system-out") == words
-    told = json.loads(meshboard(*asked, "--json", at=server).out)
-    assert [(one["baseline"], one["job"], one["why"]) for one in told["left_aside"]] == [
+    content = json.loads(meshboard(*requested, "--json", at=server).out)
+    assert [(one["baseline"], one["job"], one["why"]) for one in content["left_aside"]] == [
         ("main", job, "layout.tp 1, not 2") for job in ("a", "b")
     ]
     assert meshboard("baseline", "show", "main", at=server).out.splitlines()[-1] == words
@@ -75,8 +75,10 @@ def test_names_excluded_runs_of_a_baseline(meshboard: Any, server: Any, tmp_path
 
 def test_rejects_baselines_of_different_specs(meshboard: Any, server: Any, tmp_path: Any) -> None:
     """As several runs are: their mean was that of whatever was named."""
-    server.tells("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": {"summary": {}}})
-    server.tells("projects/default/baselines/main", branch(SPEC))
+    server.respond_at(
+        "jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": {"summary": {}}}
+    )
+    server.respond_at("projects/default/baselines/main", branch(SPEC))
     file = tmp_path / "kept.json"
     for spec, words in (({**SPEC, "layout": {"tp": 1}}, "layout.tp: 2 and 1"), (None, "has no stored spec")):
         file.write_text(json.dumps(branch(spec)))

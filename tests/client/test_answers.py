@@ -30,23 +30,23 @@ RETURNS: dict[str, Callable[..., Any]] = {
 }
 
 
-def schema_of(operation: str) -> Any:
+def get_schema(operation: str) -> Any:
     """Return the return types of the methods."""
-    every = (told for methods in DOCUMENT["paths"].values() for told in methods.values())
-    (told,) = [one for one in every if one["operationId"] == operation]
-    return told["responses"]["200"]["content"]["application/json"]["schema"]
+    every = (data for methods in DOCUMENT["paths"].values() for data in methods.values())
+    (data,) = [one for one in every if one["operationId"] == operation]
+    return data["responses"]["200"]["content"]["application/json"]["schema"]
 
 
 def test_types_match_the_openapi_document(tmp_path: Path) -> None:
     made.write_package(tmp_path)
-    kept, told = ({file.name: file.read_text() for file in place.glob("*.py")} for place in (made.TARGET, tmp_path))
-    assert kept.keys() == told.keys(), "run `make openapi`"
-    assert [name for name in told if told[name] != kept[name]] == [], "run `make openapi`"
+    stored, data = ({file.name: file.read_text() for file in place.glob("*.py")} for place in (made.TARGET, tmp_path))
+    assert stored.keys() == data.keys(), "run `make openapi`"
+    assert [name for name in data if data[name] != stored[name]] == [], "run `make openapi`"
 
 
 @pytest.mark.parametrize("operation", RETURNS)
 def test_method_returns_the_type_of_its_operation(operation: str) -> None:
-    schema, returned = schema_of(operation), get_type_hints(RETURNS[operation])["return"]
+    schema, returned = get_schema(operation), get_type_hints(RETURNS[operation])["return"]
     if schema.get("type") == "array":
         (returned,), schema = get_args(returned), schema["items"]
     assert (returned.__name__, returned) == (schema["$ref"].rpartition("/")[2], getattr(answers, returned.__name__))
@@ -70,7 +70,7 @@ def test_types_distinguish_nullable_from_optional_fields() -> None:
         optional = {field for field, hint in hints.items() if get_origin(hint) is NotRequired}
         assert (name, hints.keys()) == (name, schema["properties"].keys())
         assert (name, hints.keys() - optional) == (name, {*schema.get("required", ())})
-        nullable = {field for field, told in schema["properties"].items() if {"type": "null"} in told.get("anyOf", ())}
+        nullable = {field for field, data in schema["properties"].items() if {"type": "null"} in data.get("anyOf", ())}
         assert (name, nullable) == (name, {field for field, hint in hints.items() if type(None) in _choices(hint)})
 
 

@@ -11,25 +11,25 @@ import pytest
 from meshboard import AwayError, Client, RefusedError, TimedOutError, credentials, logs, spec_files, transport
 from meshboard import client as client_module
 from meshboard.errors import WrongError
-from tests.client.conftest import Saying, answer
+from tests.client.conftest import FakeServer, answer
 
 JOB = {"id": "j", "name": "n", "status": "running", "finished": False, "attempt": 1, "history": []}
 ENDED = {**JOB, "status": "succeeded", "finished": True}
 
 
-def test_retries_a_busy_board(server: Saying, board: Client) -> None:
+def test_retries_a_busy_board(server: FakeServer, board: Client) -> None:
     server.answers = [answer(503, {}, **{"Retry-After": "0"}), answer(200, JOB)]
     assert board.job("j").status == "running"
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
-def test_repeats_a_submit_only_with_a_key(server: Saying, board: Client) -> None:
+def test_repeats_a_submit_only_with_a_key(server: FakeServer, board: Client) -> None:
     server.answers = [answer(503, {}, **{"Retry-After": "0"}), answer(201, JOB)]
     assert board.submit({}, key="build-1").id == "j"
     server.answers = [answer(503, {}, **{"Retry-After": "0"}), answer(201, JOB)]
     with pytest.raises(AwayError):
         board.submit({})
-    assert len(server.asked) == 3, "whether the first one was done is not known"
+    assert len(server.requests) == 3, "whether the first one was done is not known"
     gone = Client("http://127.0.0.1:1", "t")
     with pytest.raises(AwayError, match="Cannot reach"):
         gone.submit({})
@@ -39,15 +39,15 @@ def test_repeats_a_submit_only_with_a_key(server: Saying, board: Client) -> None
     ("error", "done"), [(httpx.ReadError("reset"), True), (httpx.ConnectError("refused"), False), (None, True)]
 )
 def test_repeated_delete_of_a_deleted_object_succeeds(
-    server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch, error: Exception | None, done: bool
+    server: FakeServer, board: Client, monkeypatch: pytest.MonkeyPatch, error: Exception | None, done: bool
 ) -> None:
     """Its answer was lost, or a 503; one that was never sent has deleted nothing."""
     send, lost = httpx.Client.request, [error] if error else []
 
-    def loses(*asked: Any, **how: Any) -> httpx.Response:
+    def loses(*requested: Any, **how: Any) -> httpx.Response:
         if lost:
             raise lost.pop()
-        return send(*asked, **how)
+        return send(*requested, **how)
 
     monkeypatch.setattr(httpx.Client, "request", loses)
     missing = answer(404, {"errors": [{"field": "branch", "message": "no such baseline"}]})
@@ -59,48 +59,48 @@ def test_repeated_delete_of_a_deleted_object_succeeds(
             board.forget_baseline("default", "main")
 
 
-def test_copies_resumes_and_changes_jobs(server: Saying, board: Client) -> None:
-    server.says((201, JOB))
+def test_copies_resumes_and_changes_jobs(server: FakeServer, board: Client) -> None:
+    server.respond((201, JOB))
     assert board.copy("j", {"layout": {"tp": 2}}).id == "j"
     assert not board.resume("j", key="build-1").already_existed
     assert board.change("j", add_tags=["ci"], archived=True).status == "running"
-    server.says((200, [{"name": "j-1-10", "step": 10}]))
+    server.respond((200, [{"name": "j-1-10", "step": 10}]))
     assert board.checkpoints("j")[0]["step"] == 10
-    server.says((200, {"attempt": 1}))
+    server.respond((200, {"attempt": 1}))
     assert board.results("j") == {"attempt": 1}
     posted = ["POST /api/v1/jobs/j/copy", "POST /api/v1/jobs/j/resume", "PATCH /api/v1/jobs/j"]
-    assert server.asked == [*posted, "GET /api/v1/jobs/j/checkpoints", "GET /api/v1/jobs/j/results"]
+    assert server.requests == [*posted, "GET /api/v1/jobs/j/checkpoints", "GET /api/v1/jobs/j/results"]
 
 
-def test_refused_error_names_every_field(server: Saying, board: Client) -> None:
-    told = [{"field": "layout.tp", "message": "4 = 1 x 3 + 1"}, {"field": "name", "message": "no"}]
-    server.says((422, {"type": "/docs/errors/#spec", "status": 422, "errors": told}))
+def test_refused_error_names_every_field(server: FakeServer, board: Client) -> None:
+    content = [{"field": "layout.tp", "message": "4 = 1 x 3 + 1"}, {"field": "name", "message": "no"}]
+    server.respond((422, {"type": "/docs/errors/#spec", "status": 422, "errors": content}))
     with pytest.raises(RefusedError, match=r"layout.tp: 4 = 1 x 3 \+ 1\nname: no"):
         board.submit({})
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"errors": 3}'])
-def test_reports_a_server_that_is_not_a_board(server: Saying, board: Client, body: bytes) -> None:
+def test_reports_a_server_that_is_not_a_board(server: FakeServer, board: Client, body: bytes) -> None:
     server.answers = [answer(500, body)]
     with pytest.raises(AwayError, match="not the response of a board"):
         board.job("j")
 
 
-def test_wait_ends_with_the_job_or_the_timeout(server: Saying, board: Client) -> None:
-    server.tells("jobs/j", JOB)
-    server.tells("jobs/j/wait", {"reached": True, "job": ENDED})
+def test_wait_ends_with_the_job_or_the_timeout(server: FakeServer, board: Client) -> None:
+    server.respond_at("jobs/j", JOB)
+    server.respond_at("jobs/j/wait", {"reached": True, "job": ENDED})
     assert board.wait("j").succeeded
-    assert server.asked == ["GET /api/v1/jobs/j", "GET /api/v1/jobs/j/wait?for=finished&timeout=60"]
-    server.tells("jobs/j/wait", {"reached": False, "job": JOB})
+    assert server.requests == ["GET /api/v1/jobs/j", "GET /api/v1/jobs/j/wait?for=finished&timeout=60"]
+    server.respond_at("jobs/j/wait", {"reached": False, "job": JOB})
     with pytest.raises(TimedOutError, match=r"still running after 0.05 s"):
         board.wait("j", timeout_s=0.05)
 
 
-def test_wait_ends_in_time_for_a_busy_board(server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_ends_in_time_for_a_busy_board(server: FakeServer, board: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "GRACE_S", 0.1)
     slept: list[float] = []
     monkeypatch.setattr(transport.time, "sleep", slept.append)
-    server.tells("jobs/j", JOB)
+    server.respond_at("jobs/j", JOB)
     busy = {"errors": [{"field": "request", "message": "too much at once"}]}
     server.at["jobs/j/wait"] = answer(429, busy, **{"Retry-After": "60"})
     with pytest.raises(TimedOutError, match=r"still running after 0.05 s"):
@@ -108,35 +108,35 @@ def test_wait_ends_in_time_for_a_busy_board(server: Saying, board: Client, monke
     assert sum(slept) < 10
 
 
-def test_polls_an_older_board_that_cannot_wait(server: Saying, board: Client) -> None:
-    server.tells("jobs/j/wait", {"errors": [{"field": "request", "message": "no such thing"}]}, 404)
-    server.says((200, JOB), (200, JOB), (200, JOB), (200, ENDED))
-    heard: list[str] = []
-    assert board.wait("j", each=lambda job: heard.append(job.status)).succeeded
-    assert heard == ["running", "running", "running", "succeeded"]
-    assert sum("/wait" in asked for asked in server.asked) == 1, "it is asked once whether it knows"
+def test_polls_an_older_board_that_cannot_wait(server: FakeServer, board: Client) -> None:
+    server.respond_at("jobs/j/wait", {"errors": [{"field": "request", "message": "no such thing"}]}, 404)
+    server.respond((200, JOB), (200, JOB), (200, JOB), (200, ENDED))
+    received: list[str] = []
+    assert board.wait("j", each=lambda job: received.append(job.status)).succeeded
+    assert received == ["running", "running", "running", "succeeded"]
+    assert sum("/wait" in requested for requested in server.requests) == 1, "it is asked once whether it knows"
     server.answers = []
     with pytest.raises(RefusedError, match="no such thing"):
         board.wait("nobodys")
 
 
-def test_wait_continues_after_an_outage(server: Saying, board: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.tells("jobs/j", JOB)
+def test_wait_continues_after_an_outage(server: FakeServer, board: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.respond_at("jobs/j", JOB)
     server.answers = [answer(502, b"<html>"), answer(429, {"errors": []}), answer(200, {"reached": True, "job": ENDED})]
     assert board.wait("j").succeeded
     server.answers = [answer(502, b"<html>")]
     monkeypatch.setattr(transport, "MAX_OUTAGE_S", 0.0)
     with pytest.raises(AwayError, match="502"):
         board.wait("j")
-    server.says((401, {"errors": [{"field": "request", "message": "the token has expired"}]}))
+    server.respond((401, {"errors": [{"field": "request", "message": "the token has expired"}]}))
     with pytest.raises(RefusedError, match="expired"):
         board.wait("j")
 
 
-def test_follows_a_log_through_an_outage(server: Saying, board: Client) -> None:
+def test_follows_a_log_through_an_outage(server: FakeServer, board: Client) -> None:
     """An outage before the first response is an error."""
-    said = {"rank": 0, "first": 0, "lines": ["one"], "skipped": 0}
-    stream = f"event: log\ndata: {json.dumps(said)}\n\nevent: end\ndata: {{}}\n\n".encode()
+    output = {"rank": 0, "first": 0, "lines": ["one"], "skipped": 0}
+    stream = f"event: log\ndata: {json.dumps(output)}\n\nevent: end\ndata: {{}}\n\n".encode()
     away = answer(502, b"<html>")
     server.answers = [away]
     with pytest.raises(AwayError, match="502"):
@@ -146,12 +146,12 @@ def test_follows_a_log_through_an_outage(server: Saying, board: Client) -> None:
     assert list(logs.follow_lines(board, "j", 0)) == ["one"]
 
 
-def test_follows_links_to_the_next_page(server: Saying, board: Client) -> None:
+def test_follows_links_to_the_next_page(server: FakeServer, board: Client) -> None:
     link = {"Link": '<http://elsewhere/api/v1/jobs?limit=1&offset=1>; rel="next"'}
     first, second = (json.dumps([{**JOB, "id": name}]).encode() for name in "ab")
     server.answers = [(200, link, first), (200, {}, second)]
     assert [brief["id"] for brief in board.jobs(limit=1)] == ["a", "b"]
-    assert server.asked[-1].endswith("limit=1&offset=1")
+    assert server.requests[-1].endswith("limit=1&offset=1")
 
 
 def test_sends_a_token_only_to_its_board(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -160,15 +160,15 @@ def test_sends_a_token_only_to_its_board(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(credentials.NoCredentialsError, match="meshboard login"):
         credentials.load_credentials()
-    kept = credentials.save_credentials(credentials.Credentials("https://one", "secret"))
-    assert kept.stat().st_mode & 0o777 == 0o600
+    stored = credentials.save_credentials(credentials.Credentials("https://one", "secret"))
+    assert stored.stat().st_mode & 0o777 == 0o600
     assert credentials.load_credentials() == ("https://one", "secret")
     monkeypatch.setenv("MESHBOARD_URL", "https://one/")
     assert credentials.load_credentials() == ("https://one", "secret")
     monkeypatch.setenv("MESHBOARD_URL", "https://another")
     with pytest.raises(credentials.NoCredentialsError, match="MESHBOARD_TOKEN"):
         credentials.load_credentials()
-    kept.write_text("{")
+    stored.write_text("{")
     with pytest.raises(credentials.NoCredentialsError, match="Cannot read"):
         credentials.load_credentials()
 
@@ -193,9 +193,9 @@ NO_ADDRESSES = (
 def test_rejects_invalid_board_addresses_without_quoting_secrets(meshboard: Any, monkeypatch: Any, url: str) -> None:
     """An invalid address is a usage error for `login` and for MESHBOARD_URL."""
     monkeypatch.setenv("MESHBOARD_URL", url)
-    for words, told_by in (("login", url), "URL"), (("status", "j"), "MESHBOARD_URL"):
+    for words, source in (("login", url), "URL"), (("status", "j"), "MESHBOARD_URL"):
         ran = meshboard(*words)
-        assert (ran.code, ran.err.startswith(f"meshboard: {told_by}: Use an address "), ran.out) == (2, True, "")
+        assert (ran.code, ran.err.startswith(f"meshboard: {source}: Use an address "), ran.out) == (2, True, "")
         assert "secret" not in ran.err
     with pytest.raises(WrongError, match="url: Use an address"):
         Client(url, "t")

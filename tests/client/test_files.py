@@ -15,7 +15,7 @@ from meshboard import spec_files
 from meshboard.commands.errors import ExitCode
 from planner.facts.parse_spec import parse_spec
 from planner.facts.validation import SpecError
-from tests.client.conftest import Ran, Saying
+from tests.client.conftest import FakeServer, Ran
 
 Meshboard = Callable[..., Ran]
 
@@ -38,12 +38,12 @@ Meshboard = Callable[..., Ran]
     ],
 )
 def test_rejects_values_that_json_does_not_have(
-    meshboard: Meshboard, server: Saying, tmp_path: Path, text: str, words: str
+    meshboard: Meshboard, server: FakeServer, tmp_path: Path, text: str, words: str
 ) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(text)
     ran = meshboard("submit", str(spec), at=server)
-    assert (ran.code, ran.out, server.asked) == (ExitCode.WRONG, "", [])
+    assert (ran.code, ran.out, server.requests) == (ExitCode.WRONG, "", [])
     assert words in ran.err
     assert ran.err.count("\n") == 1
 
@@ -85,10 +85,10 @@ def test_reads_yaml_1_2(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("indent", [None, 2, "\t"])
 def test_reads_json_that_pyyaml_rejects(tmp_path: Path, indent: int | str | None) -> None:
-    told = {"name": "run \U0001f600", "args": ["\x7f", 1e-3, None, True], "k" * 2000: {"a": 1}}
+    data = {"name": "run \U0001f600", "args": ["\x7f", 1e-3, None, True], "k" * 2000: {"a": 1}}
     file = tmp_path / "spec.json"
-    file.write_text(json.dumps(told, indent=indent))
-    assert spec_files.read_spec(str(file)) == told
+    file.write_text(json.dumps(data, indent=indent))
+    assert spec_files.read_spec(str(file)) == data
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', '{"a": 1e400}', '{"a": "\\ud83d"}', '{"a": {"b": 1, "b": 1}}'])
@@ -109,10 +109,10 @@ def test_reads_unicode_in_every_locale(tmp_path: Path, encoding: str) -> None:
         "PYTHONUTF8": "0",
         "PYTHONCOERCECLOCALE": "0",
     }
-    with (tmp_path / "spec.yaml").open("rb") as told:
+    with (tmp_path / "spec.yaml").open("rb") as data:
         argv = [sys.executable, "-c", program]
         ran = subprocess.run(
-            argv, cwd=tmp_path, env=environment, stdin=told, capture_output=True, text=True, check=True
+            argv, cwd=tmp_path, env=environment, stdin=data, capture_output=True, text=True, check=True
         )
     spec = "{'name': '\\xfcn\\xef', 'layout': {'dp': 2}}"
     assert ran.stdout == f"{spec} {spec}\n"
@@ -127,7 +127,7 @@ def test_reads_unicode_in_every_locale(tmp_path: Path, encoding: str) -> None:
     ],
 )
 def test_reports_a_file_that_is_not_a_spec(
-    meshboard: Meshboard, server: Saying, tmp_path: Path, content: str | None, words: str
+    meshboard: Meshboard, server: FakeServer, tmp_path: Path, content: str | None, words: str
 ) -> None:
     file = tmp_path / "spec.yaml"
     if content is not None:

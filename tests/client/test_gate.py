@@ -8,8 +8,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis import values
 
 from meshboard import formatting
 from meshboard.commands.errors import ExitCode
@@ -172,9 +172,9 @@ def test_parses_measurements_of_all_ranks() -> None:
 def test_ignores_measurements_of_some_ranks(how: dict[str, bool]) -> None:
     cell = {"axis": "dp", "op": "all_reduce", "phase": "step", "payload_bytes": 100, "count": 2}
     summary = {"steps": 1, "cells": {"0": [cell]}, "cells_left_out": 3, "peak_bytes": {"0": 5}}
-    told: Any = {"id": "j", "status": "succeeded", "world_size": 4, "exit": {"summary": summary}}
+    content: Any = {"id": "j", "status": "succeeded", "world_size": 4, "exit": {"summary": summary}}
     rows = check_limits(
-        [parse_job(told)],
+        [parse_job(content)],
         [BASE],
         [] if how else [parse_limit("bytes=+0%", "max"), parse_limit("peak_memory=1GiB", "max")],
         **how,
@@ -196,7 +196,7 @@ def test_has_no_loss_after_a_nan() -> None:
     assert check_limits([changed(losses={6: 1.5}, last_step=None)], [], [parse_limit("loss=9", "max")])[0].ok
 
 
-@given(st.floats(1e-6, 1e12), st.floats(0, 1e3))
+@values(st.floats(1e-6, 1e12), st.floats(0, 1e3))
 def test_value_at_the_bound_is_within_the_limit(baseline: float, percent: float) -> None:
     limit = Limit("step_time", "max", percent / 100, relative=True)
     assert limit.is_met_by(baseline * (1 + percent / 100), baseline)
@@ -222,13 +222,15 @@ def test_every_report_shows_a_failure() -> None:
     assert shown.endswith("| red |")
     assert r"| a\\\|b??c&lt;img> |" in shown, "as GitHub reads a cell: the backslash, then the pipe"
     assert shown.isprintable()
-    told = report.format_markdown(rows, "gate")
-    assert "| FAIL | bytes.tp (max) | 1,001 B | 1,000 B | +0.10% | 1,000 B | tp all_gather +401 B, tp all_red" in told
+    content = report.format_markdown(rows, "gate")
+    assert (
+        "| FAIL | bytes.tp (max) | 1,001 B | 1,000 B | +0.10% | 1,000 B | tp all_gather +401 B, tp all_red" in content
+    )
     whole = ElementTree.fromstring(report.format_junit(rows, "gate <&>", 1.25))
     (suite,) = whole
     assert [whole.tag, suite.tag] == ["testsuites", "testsuite"]
-    for told_of in (whole, suite):
-        found = [told_of.get(name) for name in ("name", "tests", "failures", "errors", "time")]
+    for row_text in (whole, suite):
+        found = [row_text.get(name) for name in ("name", "tests", "failures", "errors", "time")]
         assert found == ["gate <&>", "2", "1", "0", "1.250"]
     assert [case.get("time") for case in suite] == ["0", "0"], "a comparison of figures takes none"
     failed = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
@@ -266,10 +268,10 @@ def test_nan_fails_a_check_and_is_null_in_json(field: str, value: float) -> None
     rows = held(changed(**{field: value}), parse_limit(f"{field}=+1%", "max"), parse_limit("loss=+1%", "max"))
     assert (rows[0].ok, "not a finite number" in rows[0].why) == (False, True)
     rows = held(changed(sent={("tp", "all_gather"): value}), exact=True)
-    told = formatting.format_json(report.to_json(rows))
+    content = formatting.format_json(report.to_json(rows))
     assert not all(row.ok for row in rows)
-    assert "NaN" not in told
-    assert "Infinity" not in told
+    assert "NaN" not in content
+    assert "Infinity" not in content
     assert report.format_table(rows)
 
 
@@ -298,11 +300,11 @@ def test_replaces_characters_that_xml_does_not_allow() -> None:
     assert 'encoding="UTF-8"' in text.splitlines()[0]
 
 
-@pytest.mark.parametrize("given", [("j", "j", "j"), ("j", "--baseline", "main", "--baseline", "main")])
-def test_rejects_a_run_that_is_listed_twice(meshboard: Any, server: Any, given: tuple[str, ...]) -> None:
-    ran = meshboard("gate", *given, "--max", "loss=9", at=server)
-    assert (ran.code, server.asked) == (2, [])
-    assert f"is listed {given.count(given[-1])} times" in ran.err
+@pytest.mark.parametrize("values", [("j", "j", "j"), ("j", "--baseline", "main", "--baseline", "main")])
+def test_rejects_a_run_that_is_listed_twice(meshboard: Any, server: Any, values: tuple[str, ...]) -> None:
+    ran = meshboard("gate", *values, "--max", "loss=9", at=server)
+    assert (ran.code, server.requests) == (2, [])
+    assert f"is listed {values.count(values[-1])} times" in ran.err
 
 
 def of_board(job_id: str, **sent: int) -> MeasuredRun:
@@ -342,7 +344,7 @@ def test_names_the_run_that_failed(meshboard: Any, server: Any, tmp_path: Any) -
         cell = {"axis": "tp", "op": "send", "phase": "step", "payload_bytes": num_bytes, "count": 1}
         summary = {"steps": 1, "cells": {"0": [cell]}}
         ended = {"id": job_id, "status": "succeeded", "finished": True, "name": "ci", "exit": {"summary": summary}}
-        server.tells(f"jobs/{job_id}", ended)
+        server.respond_at(f"jobs/{job_id}", ended)
         (tmp_path / "base.json").write_text(json.dumps(ended)) if job_id == "j" else None
     file = tmp_path / "gate.xml"
     ran = meshboard(
@@ -358,10 +360,10 @@ def test_prints_results_if_a_report_cannot_be_written(
     meshboard: Any, server: Any, tmp_path: Any, limit: str, code: int
 ) -> None:
     exited = {"summary": {"steps": 9, "measured": {"steps": 7, "step_s": 2.0}}}
-    server.tells("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": exited})
+    server.respond_at("jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": exited})
     nowhere = tmp_path / "none" / "gate.xml"
-    asked = ("gate", "j", "--max", f"step_time={limit}", "--markdown", str(tmp_path), "--junit", str(nowhere))
-    ran = meshboard(*asked, at=server)
+    requested = ("gate", "j", "--max", f"step_time={limit}", "--markdown", str(tmp_path), "--junit", str(nowhere))
+    ran = meshboard(*requested, at=server)
     assert (ran.code, ran.out.count("step_time (max)")) == (code, 1)
     assert ran.err.splitlines() == [
         f"meshboard: --junit {nowhere}: No such file or directory",
@@ -376,4 +378,4 @@ def test_unfinished_gate_replaces_an_older_report(meshboard: Any, server: Any, t
     ran = meshboard("gate", "j", "--max", "step_time=9s", "--junit", str(file), at=server)
     assert ran.code == ExitCode.WRONG
     (case,) = ElementTree.parse(file).getroot().iter("testcase")
-    assert [(told.tag, told.get("message")) for told in case] == [("error", "The gate did not finish.")]
+    assert [(content.tag, content.get("message")) for content in case] == [("error", "The gate did not finish.")]

@@ -47,7 +47,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**own, "PATH": f"{added}:{own['PATH']}"}
 
 
-def python_of(environment: dict[str, str]) -> str:
+def find_python(environment: dict[str, str]) -> str:
     """Return the Python that runs the command."""
     command = Path(shutil.which("meshboard", path=environment["PATH"]) or "")
     return command.read_text().splitlines()[0].removeprefix("#!")
@@ -62,15 +62,15 @@ def _downloaded(folder: Path) -> Path:
     return folder / ACTION.parent.relative_to(ROOT)
 
 
-def said(environment: dict[str, str], *words: str, **more: str) -> str:
+def output(environment: dict[str, str], *words: str, **more: str) -> str:
     ran = subprocess.run(words, env={**environment, **more}, cwd="/", capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
 
 def test_has_few_dependencies(environment: dict[str, str]) -> None:
-    told = json.loads(said(environment, python_of(environment), "-m", "pip", "list", "--format", "json"))
-    names = {package["name"].lower() for package in told}
+    content = json.loads(output(environment, find_python(environment), "-m", "pip", "list", "--format", "json"))
+    names = {package["name"].lower() for package in content}
     assert "meshboard-client" in names
     assert names & {"django", "torch", "numpy", "celery", "redis", "meshboard"} == set()
     assert len(names) < 30, sorted(names)
@@ -82,17 +82,17 @@ def test_installation_keeps_the_python_of_a_build(environment: dict[str, str]) -
 
 
 def test_command_runs_and_has_completion(environment: dict[str, str]) -> None:
-    assert "Exit codes: 0 success" in " ".join(said(environment, "meshboard", "--help").split())
-    asked = {"_MESHBOARD_COMPLETE": "complete_bash", "COMP_WORDS": "meshboard ba", "COMP_CWORD": "1"}
-    assert said(environment, "meshboard", **asked).split() == ["baseline"]
+    assert "Exit codes: 0 success" in " ".join(output(environment, "meshboard", "--help").split())
+    requested = {"_MESHBOARD_COMPLETE": "complete_bash", "COMP_WORDS": "meshboard ba", "COMP_CWORD": "1"}
+    assert output(environment, "meshboard", **requested).split() == ["baseline"]
     for shell in ("bash", "zsh", "fish"):
-        assert "_MESHBOARD_COMPLETE" in said(environment, "meshboard", _MESHBOARD_COMPLETE=f"source_{shell}")
+        assert "_MESHBOARD_COMPLETE" in output(environment, "meshboard", _MESHBOARD_COMPLETE=f"source_{shell}")
 
 
 def test_package_exports_types(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "build.py"
     file.write_text(TYPED)
-    python = ["--python-executable", python_of(environment)]
+    python = ["--python-executable", find_python(environment)]
     command = [sys.executable, "-m", "mypy", "--strict", *python, "--config-file=", str(file)]
     ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert 'Revealed type is "bool"' in ran.stdout, ran.stdout + ran.stderr

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.client.conftest import Ran, Saying
+from tests.client.conftest import FakeServer, Ran
 
 Meshboard = Callable[..., Ran]
 
@@ -44,14 +44,14 @@ def program_in(folder: Path) -> Path:
 
 
 def test_meter_passes_arguments_unchanged(
-    meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed]
+    meshboard: Meshboard, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executed: list[Executed]
 ) -> None:
     program = program_in(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = ["--name", "x", "--", "torchrun", "--nproc-per-node", "2", "train.py", "--", "--help"]
-    meshboard("meter", *said, at=server)
+    output = ["--name", "x", "--", "torchrun", "--nproc-per-node", "2", "train.py", "--", "--help"]
+    meshboard("meter", *output, at=server)
     ((words, environment),) = executed
-    assert (words, environment["MESHBOARD_TOKEN"]) == ([str(program), *said], "t")
+    assert (words, environment["MESHBOARD_TOKEN"]) == ([str(program), *output], "t")
 
 
 @pytest.mark.parametrize("named_by", ["executable", "argv"])

@@ -14,20 +14,22 @@ import pytest
 
 from meshboard import text_reports
 from meshboard.commands.errors import ExitCode
-from tests.client.conftest import Ran, Saying
+from tests.client.conftest import FakeServer, Ran
 from tests.client.test_api import JOB
 
 Meshboard = Callable[..., Ran]
 
 
-def test_reports_every_error_in_one_line(meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.says((200, {"id": "j"}))
+def test_reports_every_error_in_one_line(
+    meshboard: Meshboard, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.respond((200, {"id": "j"}))
     ran = meshboard("status", "j", at=server)
     assert (ran.code, ran.out, ran.err.count("\n")) == (ExitCode.BROKEN, "", 1)
     assert "KeyError: 'status'" in ran.err
 
 
-def said(words: str, also: dict[str, str], **how: Any) -> subprocess.CompletedProcess[str]:
+def printed(words: str, also: dict[str, str], **how: Any) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **also}
     program = [sys.executable, "-m", "meshboard", *words.split()]
     return subprocess.run(program, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **how)
@@ -35,7 +37,7 @@ def said(words: str, also: dict[str, str], **how: Any) -> subprocess.CompletedPr
 
 def test_reports_a_full_disk_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        ran = said("logout --json", {"MESHBOARD_URL": "", "MESHBOARD_TOKEN": ""}, stdout=full)
+        ran = printed("logout --json", {"MESHBOARD_URL": "", "MESHBOARD_TOKEN": ""}, stdout=full)
     assert (ran.returncode, ran.stderr.splitlines()[-1]) == (
         ExitCode.BROKEN,
         "meshboard: Cannot write the output: No space left on device",
@@ -45,25 +47,25 @@ def test_reports_a_full_disk_in_one_line(tmp_path: Path) -> None:
 
 
 def test_escapes_characters_that_the_terminal_lacks(
-    meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch
+    meshboard: Meshboard, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.tells("jobs/j", {**JOB, "name": "\u00fc\u6f22"})
-    told = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(told, encoding="latin-1"))
+    server.respond_at("jobs/j", {**JOB, "name": "\u00fc\u6f22"})
+    content = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, encoding="latin-1"))
     assert meshboard("status", "j", at=server).code == ExitCode.OK
-    assert told.getvalue().decode("latin-1").rstrip() == "j  running      \u00fc\\u6f22"
+    assert content.getvalue().decode("latin-1").rstrip() == "j  running      \u00fc\\u6f22"
 
 
-def test_closed_pipe_is_not_a_failed_job(server: Saying) -> None:
+def test_closed_pipe_is_not_a_failed_job(server: FakeServer) -> None:
     """Whatever is told is the last of a pipe whose reader has had enough, or that nobody opened."""
-    server.tells("jobs", [{**JOB, "owner": "o", "project": "p", "created": "c", "name": "n" * 200}] * 200)
+    server.respond_at("jobs", [{**JOB, "owner": "o", "project": "p", "created": "c", "name": "n" * 200}] * 200)
     environment = {"MESHBOARD_URL": server.url, "MESHBOARD_TOKEN": "t"}
     reads, writes = os.pipe()
     os.close(reads)
     with os.fdopen(writes, "wb") as nobody:
-        ran = said("status", environment, stdout=nobody)
+        ran = printed("status", environment, stdout=nobody)
     assert (ran.returncode, ran.stderr) == (ExitCode.BROKEN, "")
-    ran = said("status", environment, preexec_fn=lambda: os.close(1))
+    ran = printed("status", environment, preexec_fn=lambda: os.close(1))
     assert (ran.returncode, ran.stderr) == (
         ExitCode.BROKEN,
         "meshboard: Cannot write the output: standard output is closed\n",
@@ -75,9 +77,9 @@ def test_plan_and_search_show_intervals() -> None:
     heavy = {"share": 1.0, "words": "tensors counted, ±100%"}
     time = {"step_s": 0.8, "parts": [{"name": "compute", "seconds": 0.8}], **sure}
     where = {"fits": True, "stages": [], "cluster": {"name": "H100"}}
-    told = text_reports.format_plan({"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where})
-    assert "        600 ms to 1 s: data sheet, ±25%\n" in told
-    assert "        0 B to 2 GiB: tensors counted, ±100%\n" in told
+    content = text_reports.format_plan({"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where})
+    assert "        600 ms to 1 s: data sheet, ±25%\n" in content
+    assert "        0 B to 2 GiB: tensors counted, ±100%\n" in content
     estimate = {"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where}
     for more, words in (({}, ": fits H100"), ({"tight": True}, ": barely fits"), ({"fits": False}, ": does NOT fit")):
         assert words in text_reports.format_plan({**estimate, **more})
@@ -99,6 +101,6 @@ def test_plan_has_no_terminal_escapes() -> None:
         "fits": True,
         "cluster": {"name": hostile},
     }
-    told = text_reports.format_plan(cast(Any, estimate))
-    assert "\x1b" not in told
-    assert told.count("red") == 3
+    content = text_reports.format_plan(cast(Any, estimate))
+    assert "\x1b" not in content
+    assert content.count("red") == 3

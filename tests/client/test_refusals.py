@@ -20,7 +20,7 @@ from meshboard import AwayError, Client
 from meshboard.commands.app import connect as opened
 from meshboard.commands.errors import ExitCode
 from meshboard.errors import WrongError
-from tests.client.conftest import Ran, Saying, answer
+from tests.client.conftest import FakeServer, Ran, answer
 from tests.client.test_api import ENDED, JOB
 from tests.support.tls import self_signed
 
@@ -31,7 +31,7 @@ IN_PATHS = {"job_id", "project", "branch", "table"}  # parameters that are a par
 NOT_NAMES = ["..", ".", "", "../members/as2", "x/../../y", "a/"]
 
 
-def given(method: Any, name: str) -> dict[str, Any]:
+def inputs(method: Any, name: str) -> dict[str, Any]:
     """Arguments of a call, each word of which is `name`."""
     of_type = {"str": name, "int": 1, "Sequence[str]": [name], "Spec": {}, "SearchQuery | dict[str, Any]": {}}
     parameters = list(inspect.signature(method).parameters.values())[1:]
@@ -47,23 +47,23 @@ def called(board: Client, method: str, arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", NOT_NAMES)
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_requests_only_the_named_object(server: Saying, board: Client, method: str, name: str) -> None:
+def test_requests_only_the_named_object(server: FakeServer, board: Client, method: str, name: str) -> None:
     """Every public method, those too that will be added; a slash is refused but in a branch, where it makes two."""
-    arguments = given(METHODS[method], name)
+    arguments = inputs(METHODS[method], name)
     if not IN_PATHS & arguments.keys():
-        server.says((200, {**JOB, "jobs": []}))
+        server.respond((200, {**JOB, "jobs": []}))
         called(board, method, arguments)
-        assert all(".." not in unquote(urlsplit(one.split()[1]).path).split("/") for one in server.asked)
+        assert all(".." not in unquote(urlsplit(one.split()[1]).path).split("/") for one in server.requests)
         return
     with pytest.raises(WrongError, match="A name cannot be empty"):
         called(board, method, arguments)
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_encodes_names_in_addresses(server: Saying, board: Client) -> None:
-    server.says((200, {"runs": []}))
+def test_encodes_names_in_addresses(server: FakeServer, board: Client) -> None:
+    server.respond((200, {"runs": []}))
     board.baseline("alpha", "feature/x y?#%2e%2e")
-    assert server.asked == ["GET /api/v1/projects/alpha/baselines/feature/x%20y%3F%23%252e%252e"]
+    assert server.requests == ["GET /api/v1/projects/alpha/baselines/feature/x%20y%3F%23%252e%252e"]
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_encodes_names_in_addresses(server: Saying, board: Client) -> None:
         ("logs", ""),
     ],
 )
-def test_sends_nothing_for_an_invalid_name(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
+def test_sends_nothing_for_an_invalid_name(meshboard: Meshboard, server: FakeServer, words: tuple[str, ...]) -> None:
     ran = meshboard(*words, at=server)
-    assert (ran.code, server.asked, "A name cannot be empty" in ran.err) == (ExitCode.WRONG, [], True)
+    assert (ran.code, server.requests, "A name cannot be empty" in ran.err) == (ExitCode.WRONG, [], True)
 
 
 @pytest.mark.parametrize("words", [("status", "j"), ("logs", "j"), ("logs", "j", "-f"), ("watch", "j"), ("status",)])
-def test_rejects_a_page_as_a_response(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
+def test_rejects_a_page_as_a_response(meshboard: Meshboard, server: FakeServer, words: tuple[str, ...]) -> None:
     server.answers = [PAGE]
     ran = meshboard(*words, at=server)
     assert (ran.code, ran.out) == (ExitCode.AWAY, "")
@@ -92,20 +92,20 @@ def test_rejects_a_page_as_a_response(meshboard: Meshboard, server: Saying, word
     assert ran.err.count("\n") == 1
 
 
-def test_rejects_a_page_as_an_event_stream(server: Saying, board: Client) -> None:
+def test_rejects_a_page_as_an_event_stream(server: FakeServer, board: Client) -> None:
     server.answers = [PAGE]
     with pytest.raises(AwayError, match="a page"):
         next(board.events("j"))
 
 
-def test_rejects_json_of_another_service(meshboard: Meshboard, server: Saying) -> None:
-    server.says((200, {"ok": True}))
+def test_rejects_json_of_another_service(meshboard: Meshboard, server: FakeServer) -> None:
+    server.respond((200, {"ok": True}))
     for words in (("status",), ("status", "j")):
         ran = meshboard(*words, at=server)
         assert (ran.code, "Check the address of the board." in ran.err) == (ExitCode.AWAY, True)
 
 
-def test_wait_continues_after_a_page_of_a_proxy(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+def test_wait_continues_after_a_page_of_a_proxy(meshboard: Meshboard, server: FakeServer, tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("name: n")
     reached = answer(200, {"reached": True, "job": ENDED})
@@ -119,28 +119,28 @@ def test_wait_continues_after_a_page_of_a_proxy(meshboard: Meshboard, server: Sa
 )
 @pytest.mark.parametrize("runs", ["1", "2"])
 def test_queues_nothing_with_an_invalid_key(
-    meshboard: Meshboard, server: Saying, tmp_path: Path, key: str, words: str, runs: str
+    meshboard: Meshboard, server: FakeServer, tmp_path: Path, key: str, words: str, runs: str
 ) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("name: n")
     ran = meshboard("submit", str(spec), "--key", key, "--runs", runs, at=server)
-    assert (ran.code, ran.out, server.asked) == (ExitCode.WRONG, "", [])
+    assert (ran.code, ran.out, server.requests) == (ExitCode.WRONG, "", [])
     assert words in ran.err
     with pytest.raises(WrongError):
         Client(server.url, "t").submit({}, key=key)
 
 
 @pytest.mark.parametrize("spec", [{"a": math.nan}, {"a": "\ud800"}])
-def test_sends_no_value_that_http_cannot_carry(server: Saying, board: Client, spec: dict[str, Any]) -> None:
+def test_sends_no_value_that_http_cannot_carry(server: FakeServer, board: Client, spec: dict[str, Any]) -> None:
     with pytest.raises(WrongError, match="Cannot send"):
         board.submit(spec)
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_prints_a_problem_document_with_json(meshboard: Meshboard, server: Saying) -> None:
+def test_prints_a_problem_document_with_json(meshboard: Meshboard, server: FakeServer) -> None:
     error = {"field": "layout.tp", "pointer": "/layout/tp", "in": "body", "message": "4 = 3 + 1"}
     problem = {"type": "/docs/errors/#senseless", "title": "T", "status": 422, "detail": "d", "errors": [error]}
-    server.says((422, problem))
+    server.respond((422, problem))
     ran = meshboard("status", "j", "--json", at=server)
     assert (ran.code, json.loads(ran.out), ran.err) == (2, problem, "meshboard: layout.tp: 4 = 3 + 1\n")
     assert meshboard("status", "j", at=server).out == ""
@@ -158,31 +158,36 @@ def test_prints_a_problem_document_with_json(meshboard: Meshboard, server: Sayin
     ],
 )
 def test_client_errors_are_problem_documents(
-    meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, field: str
+    meshboard: Meshboard,
+    server: FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    code: int,
+    field: str,
 ) -> None:
     server.answers = [PAGE]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"train: {lr: !lr 1}")))
     ran = meshboard(*words, at=server)
-    told = json.loads(ran.out)
-    assert (ran.code, told["status"], told["errors"][0]["field"]) == (code, None, field)
-    assert told["title"]
-    assert told["detail"] == told["errors"][0]["message"]
-    assert told["detail"] in ran.err
+    content = json.loads(ran.out)
+    assert (ran.code, content["status"], content["errors"][0]["field"]) == (code, None, field)
+    assert content["title"]
+    assert content["detail"] == content["errors"][0]["message"]
+    assert content["detail"] in ran.err
 
 
 def test_prints_queued_jobs_after_an_interrupted_wait(
-    meshboard: Meshboard, server: Saying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    meshboard: Meshboard, server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("name: n")
     submit = ("submit", str(spec), "--wait", "--json")
-    server.tells("jobs", {**JOB, "status": "queued"}, 201)
-    server.tells("jobs/j", JOB)
-    server.tells("jobs/j/wait", {"reached": False, "job": JOB})
+    server.respond_at("jobs", {**JOB, "status": "queued"}, 201)
+    server.respond_at("jobs/j", JOB)
+    server.respond_at("jobs/j/wait", {"reached": False, "job": JOB})
     ran = meshboard(*submit, "--timeout", "0", at=server)
     assert (ran.code, json.loads(ran.out)["status"]) == (ExitCode.LATE, "running"), "as it was seen last"
     assert json.loads(meshboard("wait", "j", "--timeout", "0", "--json", at=server).out)["id"] == "j"
-    server.tells("jobs/j", {"errors": [{"field": "request", "message": "the token was revoked"}]}, 401)
+    server.respond_at("jobs/j", {"errors": [{"field": "request", "message": "the token was revoked"}]}, 401)
     ran = meshboard(*submit, at=server)
     assert (ran.code, json.loads(ran.out)["id"], "revoked" in ran.err) == (ExitCode.AWAY, "j", True)
 
@@ -199,48 +204,50 @@ def test_prints_queued_jobs_after_an_interrupted_wait(
     signal.signal(signal.SIGTERM, before)
 
 
-def test_prints_queued_jobs_if_a_later_submit_is_refused(meshboard: Meshboard, server: Saying, tmp_path: Path) -> None:
+def test_prints_queued_jobs_if_a_later_submit_is_refused(
+    meshboard: Meshboard, server: FakeServer, tmp_path: Path
+) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("name: n")
-    server.says((201, JOB), (422, {"errors": [{"field": "quota", "message": "2 = 1 + 1"}]}))
+    server.respond((201, JOB), (422, {"errors": [{"field": "quota", "message": "2 = 1 + 1"}]}))
     ran = meshboard("submit", str(spec), "--runs", "2", "--json", at=server)
     assert (ran.code, [job["id"] for job in json.loads(ran.out)]) == (2, ["j"])
 
 
 @pytest.mark.parametrize("command", ["cancel", "retry"])
-def test_one_refused_job_does_not_stop_the_others(meshboard: Meshboard, server: Saying, command: str) -> None:
+def test_one_refused_job_does_not_stop_the_others(meshboard: Meshboard, server: FakeServer, command: str) -> None:
     ask = {"cancel": "cancel", "retry": "requeue"}[command]
-    server.tells(f"jobs/a/{ask}", {"errors": [{"field": "request", "message": "no such thing"}]}, 404)
-    server.tells(f"jobs/b/{ask}", {"errors": [{"field": "request", "message": "not yours"}]}, 403)
-    server.tells(f"jobs/j/{ask}", JOB)
+    server.respond_at(f"jobs/a/{ask}", {"errors": [{"field": "request", "message": "no such thing"}]}, 404)
+    server.respond_at(f"jobs/b/{ask}", {"errors": [{"field": "request", "message": "not yours"}]}, 403)
+    server.respond_at(f"jobs/j/{ask}", JOB)
     ran = meshboard(command, "a", "b", "j", at=server)
     assert (ran.code, ran.out) == (3, "j  running      n\n")
     assert ran.err == "meshboard: job a: no such thing\nmeshboard: b: request: not yours\n"
-    told = json.loads(meshboard(command, "a", "j", "--json", at=server).out)
-    assert (told[0]["job"], told[0]["errors"][0]["message"], told[1]["id"]) == ("a", "no such thing", "j")
+    content = json.loads(meshboard(command, "a", "j", "--json", at=server).out)
+    assert (content[0]["job"], content[0]["errors"][0]["message"], content[1]["id"]) == ("a", "no such thing", "j")
 
 
-def test_baseline_set_tries_every_job(meshboard: Meshboard, server: Saying) -> None:
+def test_baseline_set_tries_every_job(meshboard: Meshboard, server: FakeServer) -> None:
     refused = {"errors": [{"field": "job", "message": "a job that failed has no figures to hold to"}]}
-    kept = {"project": "default", "branch": "main", "runs": [{"job": "j"}]}
-    server.says((409, refused), (200, kept), (403, {"errors": [{"field": "request", "message": "not yours"}]}))
+    stored = {"project": "default", "branch": "main", "runs": [{"job": "j"}]}
+    server.respond((409, refused), (200, stored), (403, {"errors": [{"field": "request", "message": "not yours"}]}))
     ran = meshboard("baseline", "set", "main", "a", "j", "b", at=server)
-    assert (ran.code, ran.out, len(server.asked)) == (3, "", 3)
+    assert (ran.code, ran.out, len(server.requests)) == (3, "", 3)
     assert ran.err.splitlines() == [
         "meshboard: a: job: a job that failed has no figures to hold to",
         "meshboard: b: request: not yours",
         "main: 1 run",
     ]
-    server.says((409, refused), (200, kept))
+    server.respond((409, refused), (200, stored))
     ran = meshboard("baseline", "set", "main", "a", "j", "--json", at=server)
-    told = json.loads(ran.out)
-    assert (ran.code, told["runs"], [one["job"] for one in told["refused"]]) == (2, kept["runs"], ["a"])
-    server.says((409, refused))
+    content = json.loads(ran.out)
+    assert (ran.code, content["runs"], [one["job"] for one in content["refused"]]) == (2, stored["runs"], ["a"])
+    server.respond((409, refused))
     ran = meshboard("baseline", "set", "main", "a", "b", "--json", at=server)
     assert (ran.code, "runs" in json.loads(ran.out), "runs" in ran.err) == (2, False, False)
-    server.says((200, kept))
+    server.respond((200, stored))
     ran = meshboard("baseline", "set", "main", "j", "k", "--json", at=server)
-    assert (ran.code, json.loads(ran.out)) == (0, kept)
+    assert (ran.code, json.loads(ran.out)) == (0, stored)
 
 
 @pytest.mark.parametrize(
@@ -255,20 +262,20 @@ def test_warns_of_an_unencrypted_token(
     monkeypatch.setenv("MESHBOARD_TOKEN", "secret")
     with opened():
         pass
-    told = capsys.readouterr().err
-    assert told.count("does not use HTTPS. Others on the network can read the REST token.") == warned
-    assert "secret" not in told
+    content = capsys.readouterr().err
+    assert content.count("does not use HTTPS. Others on the network can read the REST token.") == warned
+    assert "secret" not in content
 
 
 @pytest.mark.filterwarnings("error::DeprecationWarning")  # of httpx, which will not take a path for ever
 def test_reports_missing_certificates(
-    meshboard: Meshboard, server: Saying, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    meshboard: Meshboard, server: FakeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MESHBOARD_CA", "/nowhere/ca.pem")
     ran = meshboard("status", at=server)
     assert (ran.code, ran.err.startswith("meshboard: MESHBOARD_CA: ")) == (ExitCode.WRONG, True)
     self_signed(tmp_path)
-    server.tells("jobs", [])
+    server.respond_at("jobs", [])
     for place in (tmp_path, tmp_path / "ca.pem"):
         monkeypatch.setenv("MESHBOARD_CA", str(place))
         assert meshboard("status", at=server).code == ExitCode.OK
@@ -278,13 +285,13 @@ NO_JOB = {"errors": [{"field": "job_id", "pointer": "", "in": "path", "message":
 
 
 @pytest.mark.parametrize("words", [("status", "abc"), ("logs", "abc"), ("cancel", "abc"), ("gate", "abc", "--exact")])
-def test_names_a_missing_job(meshboard: Meshboard, server: Saying, words: tuple[str, ...]) -> None:
-    server.says((404, NO_JOB))
+def test_names_a_missing_job(meshboard: Meshboard, server: FakeServer, words: tuple[str, ...]) -> None:
+    server.respond((404, NO_JOB))
     assert meshboard(*words, at=server) == (2, "", "meshboard: job abc: no such job\n")
 
 
-def test_names_each_of_several_jobs_once(meshboard: Meshboard, server: Saying) -> None:
-    server.says((404, NO_JOB))
+def test_names_each_of_several_jobs_once(meshboard: Meshboard, server: FakeServer) -> None:
+    server.respond((404, NO_JOB))
     ran = meshboard("cancel", "abc", "xyz", at=server)
     assert ran.err.splitlines() == [f"meshboard: job {name}: no such job" for name in ("abc", "xyz")]
 
@@ -298,8 +305,8 @@ def test_names_each_of_several_jobs_once(meshboard: Meshboard, server: Saying) -
     ],
 )
 def test_names_a_branch_without_a_baseline(
-    meshboard: Meshboard, server: Saying, field: str, what: str, about: str
+    meshboard: Meshboard, server: FakeServer, field: str, what: str, about: str
 ) -> None:
-    server.says((404, {"errors": [{"field": field, "message": f"no such {what}"}]}))
+    server.respond((404, {"errors": [{"field": field, "message": f"no such {what}"}]}))
     ran = meshboard("baseline", "show", "fix/1", "--project", "vision", at=server)
     assert (ran.code, ran.err) == (2, f"meshboard: {about}: no such {what}\n")

@@ -18,7 +18,7 @@ from rich.console import Console
 from meshboard import live_display
 from meshboard.job import Job
 from meshboard.progress import Progress
-from tests.client.conftest import Answer, Saying, answer
+from tests.client.conftest import Answer, FakeServer, answer
 from tests.client.test_api import ENDED, JOB
 from tests.client.test_commands import Meshboard, event, log
 from tests.support.patience import patient
@@ -34,12 +34,12 @@ def spec(tmp_path: Path) -> str:
 
 
 def test_progress_bar_follows_events(
-    meshboard: Meshboard, server: Saying, spec: str, monkeypatch: pytest.MonkeyPatch
+    meshboard: Meshboard, server: FakeServer, spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder, some seconds behind, knows of no step yet."""
     moved, next_answer, at = threading.Event(), server.next, live_display.WaitDisplay.update_step
 
-    def heard(self: live_display.WaitDisplay, seen: Progress) -> None:
+    def received(self: live_display.WaitDisplay, seen: Progress) -> None:
         at(self, seen)
         if seen.step == 12:
             moved.set()
@@ -49,25 +49,25 @@ def test_progress_bar_follows_events(
             assert moved.wait(patient(5)), "the events are followed while the job is waited for"
         return next_answer(path)
 
-    monkeypatch.setattr(live_display.WaitDisplay, "update_step", heard)
+    monkeypatch.setattr(live_display.WaitDisplay, "update_step", received)
     monkeypatch.setattr(server, "next", held_back)
     monkeypatch.setattr(live_display, "is_interactive", lambda _stream: True)
     step = {"attempt": 1, "step": 12, "loss": 3.0, "step_s": 0.25}
     server.at["jobs/j/events"] = answer(200, event("step", step) + event("end", {"status": "succeeded", "attempt": 1}))
     server.at["jobs/j/logs/0"] = answer(200, log(0, "step 12/12 loss 3") + event("end", {}))
-    server.tells("jobs", RUNNING, 201)
-    server.tells("jobs/j", RUNNING)
-    server.tells("jobs/j/wait", {"reached": True, "job": {**RUNNING, **ENDED}})
+    server.respond_at("jobs", RUNNING, 201)
+    server.respond_at("jobs/j", RUNNING)
+    server.respond_at("jobs/j/wait", {"reached": True, "job": {**RUNNING, **ENDED}})
     ran = meshboard("submit", spec, "--follow", at=server)
     assert (ran.code, "12/12" in ran.err.replace("step 12/12", "")) == (0, True), ran.err
 
 
 @pytest.mark.parametrize("also", [{"FORCE_COLOR": "1"}, {"CI": "true"}])
-def test_ci_log_has_plain_lines(server: Saying, spec: str, also: dict[str, str]) -> None:
+def test_ci_log_has_plain_lines(server: FakeServer, spec: str, also: dict[str, str]) -> None:
     """Also one that wants colours, and one that is a terminal."""
-    server.tells("jobs", RUNNING, 201)
-    server.tells("jobs/j", {**RUNNING, **ENDED})
-    server.tells("jobs/j/wait", {"reached": True, "job": {**RUNNING, **ENDED}})
+    server.respond_at("jobs", RUNNING, 201)
+    server.respond_at("jobs/j", {**RUNNING, **ENDED})
+    server.respond_at("jobs/j/wait", {"reached": True, "job": {**RUNNING, **ENDED}})
     environment = {"PATH": os.environ["PATH"], "MESHBOARD_URL": server.url, "MESHBOARD_TOKEN": "t", "TERM": "xterm"}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **also}
     reads, writes = pty.openpty() if "CI" in also else os.pipe()
@@ -76,13 +76,13 @@ def test_ci_log_has_plain_lines(server: Saying, spec: str, also: dict[str, str])
         ran = subprocess.run(argv, env=environment, stdout=writes, stderr=writes, timeout=60, check=False)
         assert ran.returncode == 0
     os.close(writes)
-    told = b""
+    content = b""
     with suppress(OSError):  # how a terminal says that it is over
         while part := os.read(reads, 2**16):
-            told += part
+            content += part
     os.close(reads)
-    assert told.count(b"succeeded") == 2
-    assert b"\x1b" not in told
+    assert content.count(b"succeeded") == 2
+    assert b"\x1b" not in content
 
 
 def test_progress_bar_moves_back_only_for_another_attempt() -> None:
@@ -95,18 +95,18 @@ def test_progress_bar_moves_back_only_for_another_attempt() -> None:
         waiting(Job(RUNNING))
         for step, attempt in ((7, 1), (5, 1), (2, 2), (8, 1)):
             waiting.update_step(look(step, attempt))
-    told = screen.file.getvalue()  # type: ignore[attr-defined]
-    assert [f"{step}/12" in told for step in (7, 5, 2, 8)] == [True, False, True, False]
+    content = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert [f"{step}/12" in content for step in (7, 5, 2, 8)] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("runs", [1, 2])
-def test_labels_lines_of_several_jobs(meshboard: Meshboard, server: Saying, spec: str, runs: int) -> None:
+def test_labels_lines_of_several_jobs(meshboard: Meshboard, server: FakeServer, spec: str, runs: int) -> None:
     made: list[Any] = [answer(201, {**RUNNING, "id": name}) for name in ("j", "k")]
     server.answers = made
     for name in ("j", "k"):
-        server.tells(f"jobs/{name}", {**RUNNING, "id": name})
+        server.respond_at(f"jobs/{name}", {**RUNNING, "id": name})
         server.at[f"jobs/{name}/logs/0"] = answer(200, log(0, f"step 1 of {name}") + event("end", {}))
-        server.tells(f"jobs/{name}/wait", {"reached": True, "job": {**ENDED, "id": name}})
+        server.respond_at(f"jobs/{name}/wait", {"reached": True, "job": {**ENDED, "id": name}})
     ran = meshboard("submit", spec, "--follow", "--runs", str(runs), at=server)
     lines = sorted(line for line in ran.err.splitlines() if "step 1 of" in line)
     assert (ran.code, lines) == (0, ["j: step 1 of j", "k: step 1 of k"] if runs > 1 else ["step 1 of j"])
@@ -114,21 +114,21 @@ def test_labels_lines_of_several_jobs(meshboard: Meshboard, server: Saying, spec
 
 
 def test_follows_several_jobs_at_once(
-    meshboard: Meshboard, server: Saying, spec: str, monkeypatch: pytest.MonkeyPatch
+    meshboard: Meshboard, server: FakeServer, spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first has not ended before the second's log is asked for."""
     server.answers = [answer(201, {**RUNNING, "id": name}) for name in ("j", "k")]
     for name in ("j", "k"):
-        server.tells(f"jobs/{name}", {**RUNNING, "id": name})
+        server.respond_at(f"jobs/{name}", {**RUNNING, "id": name})
         server.at[f"jobs/{name}/logs/0"] = answer(200, log(0, f"step 1 of {name}") + event("end", {}))
-        server.tells(f"jobs/{name}/wait", {"reached": True, "job": {**ENDED, "id": name}})
-    answered, asked, at_once = server.next, threading.Event(), []
+        server.respond_at(f"jobs/{name}/wait", {"reached": True, "job": {**ENDED, "id": name}})
+    answered, requested, at_once = server.next, threading.Event(), []
 
     def answers(path: str) -> Any:
         if "jobs/k/logs" in path:
-            asked.set()
+            requested.set()
         if "jobs/j/wait?for=finished" in path:
-            at_once.append(asked.wait(patient(5)))
+            at_once.append(requested.wait(patient(5)))
         return answered(path)
 
     monkeypatch.setattr(server, "next", answers)
@@ -136,34 +136,34 @@ def test_follows_several_jobs_at_once(
     assert (ran.code, "k: step 1 of k" in ran.err, at_once[0]) == (0, True, True)
 
 
-def test_follows_the_named_attempt(meshboard: Meshboard, server: Saying) -> None:
-    server.tells("jobs/j", {**RUNNING, "attempt": 2})
+def test_follows_the_named_attempt(meshboard: Meshboard, server: FakeServer) -> None:
+    server.respond_at("jobs/j", {**RUNNING, "attempt": 2})
     server.at["jobs/j/logs/0"] = answer(200, log(0, "step 1") + event("end", {}))
     assert meshboard("logs", "j", "-f", "--attempt", "1", at=server).out == "step 1\n"
-    assert server.asked == ["GET /api/v1/jobs/j/logs/0?follow=1&attempt=1"]
+    assert server.requests == ["GET /api/v1/jobs/j/logs/0?follow=1&attempt=1"]
 
 
-@pytest.mark.parametrize(("status", "told"), [(201, False), (200, True)])
+@pytest.mark.parametrize(("status", "content"), [(201, False), (200, True)])
 def test_reports_an_existing_job_for_a_key(
-    meshboard: Meshboard, server: Saying, spec: str, status: int, told: bool
+    meshboard: Meshboard, server: FakeServer, spec: str, status: int, content: bool
 ) -> None:
-    server.tells("jobs", RUNNING, status)
+    server.respond_at("jobs", RUNNING, status)
     ran = meshboard("submit", spec, "--key", "build-1", at=server)
-    assert (ran.code, ran.out, "already exists" in ran.err) == (0, "j\n", told)
+    assert (ran.code, ran.out, "already exists" in ran.err) == (0, "j\n", content)
 
 
-def test_timeout_counts_from_the_start_of_all_waits(meshboard: Meshboard, server: Saying, spec: str) -> None:
+def test_timeout_counts_from_the_start_of_all_waits(meshboard: Meshboard, server: FakeServer, spec: str) -> None:
     """The first had taken all the time."""
     server.answers = [answer(201, {**RUNNING, "id": name}) for name in ("j", "k")]
-    server.tells("jobs/j", {**ENDED, "id": "j"})
-    server.tells("jobs/k", {**RUNNING, "id": "k"})
-    server.tells("jobs/k/wait", {"reached": False, "job": {**RUNNING, "id": "k"}})
+    server.respond_at("jobs/j", {**ENDED, "id": "j"})
+    server.respond_at("jobs/k", {**RUNNING, "id": "k"})
+    server.respond_at("jobs/k/wait", {"reached": False, "job": {**RUNNING, "id": "k"}})
     ran = meshboard("submit", spec, "--wait", "--runs", "2", "--timeout", "0.25", at=server)
     assert "job k is still running after 0.25 s" in ran.err
 
 
 @pytest.mark.parametrize("attempt", [1, 3])
-def test_prints_logs_of_attempts_during_an_outage(meshboard: Meshboard, server: Saying, attempt: int) -> None:
+def test_prints_logs_of_attempts_during_an_outage(meshboard: Meshboard, server: FakeServer, attempt: int) -> None:
     """The board was away for as long; of attempts that had no host there is none."""
     server.answers = [answer(200, {**JOB, "status": "queued"})]
     not_started = answer(409, {"errors": [{"field": "log", "message": "it has not started"}]})
@@ -172,12 +172,12 @@ def test_prints_logs_of_attempts_during_an_outage(meshboard: Meshboard, server: 
     server.answers += [not_started, answer(200, b"three\n", **{"Content-Type": "text/plain"})][: attempt - 1]
     ran = meshboard("logs", "j", "-f", at=server)
     assert (ran.code, ran.out.splitlines()) == (0, ["one", "two", "three"][: 2 + attempt // 3])
-    assert [path for path in server.asked if "logs/0?attempt" in path] == [
+    assert [path for path in server.requests if "logs/0?attempt" in path] == [
         f"GET /api/v1/jobs/j/logs/0?attempt={number}" for number in range(1, attempt + 1)
     ]
 
 
-def test_cancelled_queued_job_has_no_log(meshboard: Meshboard, server: Saying) -> None:
+def test_cancelled_queued_job_has_no_log(meshboard: Meshboard, server: FakeServer) -> None:
     server.answers = [answer(200, {**JOB, "status": "queued"})]
     not_started = answer(409, {"errors": [{"field": "log", "message": "it has not started"}]})
     server.answers += [not_started, answer(200, {"reached": False, "job": ENDED}), not_started]

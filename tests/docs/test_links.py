@@ -24,8 +24,8 @@ SOURCES = (".py", ".md", ".html", ".yml", ".toml", ".js", ".sh", "Makefile", "Do
 def files() -> list[Path]:
     """Return files that are in git or not ignored."""
     argv = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    told = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [ROOT / line for line in told.splitlines() if (ROOT / line).is_file()]
+    content = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [ROOT / line for line in content.splitlines() if (ROOT / line).is_file()]
 
 
 def pages() -> list[Path]:

@@ -44,23 +44,23 @@ MODELS = [model for model in vars(spec).values() if isinstance(model, type) and 
 )
 def test_lists_every_spec_field(model: type[BaseModel]) -> None:
     page = PAGES["reference/spec.md"]()
-    told = section(page, model.__name__)
-    assert cells(told) == set(model.model_fields)
+    content = section(page, model.__name__)
+    assert cells(content) == set(model.model_fields)
     for name, field in model.model_fields.items():
-        told_of = next(line for line in told.splitlines() if line.startswith(f"| {markdown.format_code(name)} |"))
+        row_text = next(line for line in content.splitlines() if line.startswith(f"| {markdown.format_code(name)} |"))
         meaning = field.description or getattr(spec.Layout.model_fields.get(name), "description", None)
-        assert markdown.escape_markdown(meaning or "") in told_of
-        assert meaning or "](#" in told_of, f"{name} has neither a meaning nor a shape of its own"
+        assert markdown.escape_markdown(meaning or "") in row_text
+        assert meaning or "](#" in row_text, f"{name} has neither a meaning nor a shape of its own"
 
 
 def test_lists_every_operation() -> None:
-    page, told = PAGES["reference/rest.md"](), document()
-    operations = [(path, method, one) for path, methods in told["paths"].items() for method, one in methods.items()]
+    page, content = PAGES["reference/rest.md"](), document()
+    operations = [(path, method, one) for path, methods in content["paths"].items() for method, one in methods.items()]
     assert len(operations) > 30
     for path, method, operation in operations:
         under = section(page, markdown.format_code(f"{method.upper()} {path}"))
         assert cells(under) >= {p["name"] for p in operation.get("parameters", ())} | set(operation["responses"]), path
-    for name, schema in told["components"]["schemas"].items():
+    for name, schema in content["components"]["schemas"].items():
         assert cells(section(page, name)) == set(schema.get("properties", ())), name
 
 
@@ -69,10 +69,11 @@ def test_lists_every_command_and_option() -> None:
     found = dict(command.list_commands(command.get_command()))
     assert {"login", "submit", "gate"} <= set(found)
     for name, one in found.items():
-        told = section(page, f"meshboard {name}")
+        content = section(page, f"meshboard {name}")
         for parameter in one.params:
             assert any(
-                parameter.opts[-1].upper() in cell.upper() or (parameter.metavar or "-") in cell for cell in cells(told)
+                parameter.opts[-1].upper() in cell.upper() or (parameter.metavar or "-") in cell
+                for cell in cells(content)
             ), (name, parameter.name)
 
 
@@ -84,9 +85,9 @@ def test_lists_every_setting(model: Any) -> None:
 
 def test_lists_every_documented_planner_function() -> None:
     page = PAGES["reference/formulas.md"]()
-    told = [node for path in formulas.list_modules() for node in formulas.list_public(ast.parse(path.read_text()))]
-    assert len(told) > 100
-    for node in told:
+    content = [node for path in formulas.list_modules() for node in formulas.list_public(ast.parse(path.read_text()))]
+    assert len(content) > 100
+    for node in content:
         assert re.search(rf"^### <code>{re.escape(node.name)}[<(]", page, re.M), node.name
     for figure in ("Parameters", "Memory", "Traffic"):
         assert f"### {figure} (" in page
@@ -124,14 +125,14 @@ RUNS = {run: layout for run, layout, *_ in ROWS}
 
 @pytest.mark.parametrize("run", RUNS)
 def test_strategies_page_matches_the_planner(run: str) -> None:
-    asked = JOBS[run]
-    assert asked["layout"] == json.loads(RUNS[run])
+    requested = JOBS[run]
+    assert requested["layout"] == json.loads(RUNS[run])
     sent: Counter[tuple[str, str]] = Counter()
-    for one in step_traffic(parse_spec(asked), 0):
+    for one in step_traffic(parse_spec(requested), 0):
         sent[one.axis, one.op] += one.payload_bytes
     assert sent.pop(("world", "all_reduce")) == 16
-    told = [(axis, op, size) for name, _, axis, op, size in ROWS if name == run]
-    assert sorted(told) == sorted((axis, op, f"{size:,}") for (axis, op), size in sent.items())
+    content = [(axis, op, size) for name, _, axis, op, size in ROWS if name == run]
+    assert sorted(content) == sorted((axis, op, f"{size:,}") for (axis, op), size in sent.items())
     assert f"../pictures/step-{run}.png" in STRATEGIES
 
 

@@ -152,12 +152,12 @@ def test_dead_link_fails_the_build_and_keeps_the_site(
     (into / "index.html").write_text("as it was")
     (docs / "index.md").write_text(f"# Start\n\n{wrong}\n")
     config = tmp_path / "mkdocs.yml"
-    kept = (
+    stored = (
         build.CONFIG.read_text()
         .replace("../docs", str(docs))
         .replace("custom_dir: theme", f"custom_dir: {build.CONFIG.parent}/theme")
     )
-    config.write_text(kept.replace("hooks:\n  - hooks.py\n", ""))
+    config.write_text(stored.replace("hooks:\n  - hooks.py\n", ""))
     monkeypatch.setattr(build, "CONFIG", config)
     monkeypatch.setattr(build, "PLACEHOLDERS", {})
     with pytest.raises(Abort):
@@ -171,11 +171,11 @@ def test_dead_link_fails_the_build_and_keeps_the_site(
 
 @pytest.mark.slow
 def test_browser_shows_and_searches_the_site(csp_server: str) -> None:
-    said: list[str] = []
+    output: list[str] = []
     with chromium() as browser:
         page = context_of(browser).new_page()
-        page.on("console", lambda m: said.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda m: output.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: output.append(str(error)))
         page.goto(f"{csp_server}/reference/spec/")
         page.press("body", "/")
         page.keyboard.type("micro_batches")
@@ -184,7 +184,7 @@ def test_browser_shows_and_searches_the_site(csp_server: str) -> None:
         found.wait_for()
         found.click()
         page.wait_for_url(f"{csp_server}/reference/spec/**")
-    assert said == []
+    assert output == []
 
 
 @pytest.mark.parametrize(("term", "anchor"), [("micro-batch", "term-micro-batch"), ("gloo", "term-gloo")])

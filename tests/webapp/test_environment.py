@@ -16,15 +16,15 @@ from webapp.checks import describe_unknown_variables
 from webapp.environment import RunnerSettings, SettingError, WebSettings, read_settings
 from webapp.runner import build_host_environment
 
-GIVEN = {"MESHBOARD_SECRET_KEY": "secret", "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1/0"}
+PROVIDED = {"MESHBOARD_SECRET_KEY": "secret", "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1/0"}
 
 
 @pytest.fixture(autouse=True)
-def _only_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for table in (RunnerSettings, WebSettings):
         for name in table.model_fields:
             monkeypatch.delenv(f"MESHBOARD_{name.upper()}", raising=False)
-    for name, value in GIVEN.items():
+    for name, value in PROVIDED.items():
         monkeypatch.setenv(name, value)
 
 
@@ -33,9 +33,9 @@ def test_passes_database_options_to_the_driver(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MESHBOARD_DATABASE_URL", url)
     settings = read_settings(WebSettings).get_database()
     wrapper = DatabaseWrapper({"TIME_ZONE": None, **settings})
-    asked = wrapper.get_connection_params()
-    kept = {k: asked[k] for k in ("user", "password", "host", "port", "dbname", "sslmode", "connect_timeout")}
-    assert kept == {
+    requested = wrapper.get_connection_params()
+    stored = {k: requested[k] for k in ("user", "password", "host", "port", "dbname", "sslmode", "connect_timeout")}
+    assert stored == {
         "user": "user",
         "password": "p@ss/word",
         "host": "db.example",
@@ -54,7 +54,7 @@ def test_uses_sqlite_without_a_database_url(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "content"),
     [
         ("HTTPS", "maybe", "should be a valid boolean.*'maybe'"),
         ("DEBUG", "2", "should be a valid boolean.*'2'"),
@@ -95,10 +95,10 @@ def test_uses_sqlite_without_a_database_url(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_names_invalid_settings_without_passwords(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, content: str
 ) -> None:
     monkeypatch.setenv(f"MESHBOARD_{name}", value)
-    with pytest.raises(SettingError, match=f"^MESHBOARD_{name}:? .*{told}") as error:
+    with pytest.raises(SettingError, match=f"^MESHBOARD_{name}:? .*{content}") as error:
         read_settings(WebSettings)
     assert "hunter2" not in str(error.value)
 
@@ -144,12 +144,12 @@ def test_parses_lists_and_expands_home_folders(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "content"),
     [("0", "greater than or equal to 1"), ("65536", "less than or equal to 65535"), ("http", "a valid integer")],
 )
-def test_names_an_invalid_port(monkeypatch: pytest.MonkeyPatch, wrong: str, told: str) -> None:
+def test_names_an_invalid_port(monkeypatch: pytest.MonkeyPatch, wrong: str, content: str) -> None:
     monkeypatch.setenv("MESHBOARD_PORT", wrong)
-    with pytest.raises(SettingError, match=f"^MESHBOARD_PORT: input should be {told}.*, got '{wrong}'"):
+    with pytest.raises(SettingError, match=f"^MESHBOARD_PORT: input should be {content}.*, got '{wrong}'"):
         read_settings(RunnerSettings)
 
 
@@ -173,10 +173,10 @@ def test_command_names_all_missing_settings(tmp_path: Path) -> None:
 
 
 def test_suggests_a_similar_setting() -> None:
-    told = describe_unknown_variables(
+    content = describe_unknown_variables(
         ["MESHBOARD_TRUSTED_PROXY", "MESHBOARD_BOARD_URL_FILE", "MESHBOARD_XYZ", "MESHBOARD_HTTPS", "HOME"]
     )
-    assert told == [
+    assert content == [
         "MESHBOARD_BOARD_URL_FILE is not a setting, so Meshboard ignores it. "
         "MESHBOARD_BOARD_URL is not a secret, so it cannot be read from a file.",
         "MESHBOARD_TRUSTED_PROXY is not a setting, so Meshboard ignores it. Did you mean MESHBOARD_TRUSTED_PROXIES?",

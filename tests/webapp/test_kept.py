@@ -10,19 +10,19 @@ import pytest
 
 from tests.support.processes import ROOT, base_environment
 
-KEPT = {"secret_key": "k" * 20 + "0123456789-abcdefghij-ABCDEFGHIJ", "redis_password": "word", "redis_port": "20001"}
+STORED = {"secret_key": "k" * 20 + "0123456789-abcdefghij-ABCDEFGHIJ", "redis_password": "word", "redis_port": "20001"}
 PRINT = "import django; django.setup(); from django.conf import settings as s; print(s.REDIS_URL, s.STATE_DIR)"
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    for name, text in KEPT.items():
+    for name, text in STORED.items():
         (tmp_path / name).write_text(text)
     return tmp_path
 
 
-def command(state: Path, *argv: str, **given: str) -> subprocess.CompletedProcess[str]:
-    environment = {**base_environment(), "MESHBOARD_STATE_DIR": str(state), **given}
+def command(state: Path, *argv: str, **values: str) -> subprocess.CompletedProcess[str]:
+    environment = {**base_environment(), "MESHBOARD_STATE_DIR": str(state), **values}
     return subprocess.run(
         [sys.executable, "manage.py", *argv], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
     )

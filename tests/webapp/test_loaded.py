@@ -27,17 +27,17 @@ WATCHES = "import workers.host.app, workers.host.supervisor.__main__, workers.ho
 
 @pytest.mark.parametrize("imports", [SERVES, WATCHES], ids=["what serves", "what watches"])
 def test_loads_no_training_library(imports: str, tmp_path: Path) -> None:
-    given = {"DJANGO_SETTINGS_MODULE": "tests.settings", "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1"}
-    given |= {"MESHBOARD_HOST_KEY": "00" * 32, "MESHBOARD_STATE_DIR": str(tmp_path)}
+    values = {"DJANGO_SETTINGS_MODULE": "tests.settings", "MESHBOARD_REDIS_URL": "redis://127.0.0.1:1"}
+    values |= {"MESHBOARD_HOST_KEY": "00" * 32, "MESHBOARD_STATE_DIR": str(tmp_path)}
     source = f"{imports}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    told = subprocess.run(
+    content = subprocess.run(
         [sys.executable, "-c", source],
-        env={**os.environ, **given},
+        env={**os.environ, **values},
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    loaded = set(json.loads(told.stdout))
+    loaded = set(json.loads(content.stdout))
     assert len(loaded) > 200
     assert not HEAVY & loaded

@@ -158,8 +158,8 @@ def test_does_not_start_with_unsafe_settings(monkeypatch: pytest.MonkeyPatch) ->
         importlib.reload(webapp.settings)
 
 
-@pytest.mark.parametrize("given", ["*", "proxy.example", "10.0.0.0/33"])
-def test_trusts_proxies_by_address(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    monkeypatch.setenv("MESHBOARD_TRUSTED_PROXIES", given)
+@pytest.mark.parametrize("values", ["*", "proxy.example", "10.0.0.0/33"])
+def test_trusts_proxies_by_address(monkeypatch: pytest.MonkeyPatch, values: str) -> None:
+    monkeypatch.setenv("MESHBOARD_TRUSTED_PROXIES", values)
     with pytest.raises(SettingError, match="MESHBOARD_TRUSTED_PROXIES"):
         read_settings(WebSettings)

@@ -71,7 +71,7 @@ def test_reads_a_file_while_it_is_sent(
     assert source.closed or made is from_generator
 
 
-async def asked() -> dict[str, Any]:
+async def requested() -> dict[str, Any]:
     return {"type": "http.request"}
 
 
@@ -92,7 +92,7 @@ def test_reuses_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def one_after_another() -> None:
         for _ in range(20):
-            await handler(SCOPE, asked, unread)
+            await handler(SCOPE, requested, unread)
 
     asyncio.run(one_after_another())
     assert len(used) == 20
@@ -113,7 +113,7 @@ def test_requests_wait_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler, "get_response", answer)
 
     async def all_at_once() -> None:
-        requests = [asyncio.create_task(handler(SCOPE, asked, unread)) for _ in range(5)]
+        requests = [asyncio.create_task(handler(SCOPE, requested, unread)) for _ in range(5)]
         await asyncio.to_thread(wait_until, lambda: len(begun) == 2, "as many as there are threads have begun")
         for _ in range(100):
             await asyncio.sleep(0)

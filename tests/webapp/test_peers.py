@@ -14,7 +14,7 @@ from tests.support.processes import RedisServer
 from tests.support.web import site
 from webapp.serving import request_guard
 
-TOLD = {
+CASES = {
     "203.0.113.9": "203.0.113.9",
     "10.1.2.3:4711": "10.1.2.3",
     "unknown": "0.0.0.0",
@@ -27,18 +27,20 @@ TOLD = {
 def test_login_works_on_postgresql(redis_service: RedisServer, tmp_path: Path) -> None:
     trusted = {"MESHBOARD_TRUSTED_PROXIES": "127.0.0.1"}
     with postgres_server() as url, site(url, redis_service, tmp_path / "web", **trusted) as board:
-        for told in TOLD:
-            own = {"X-Forwarded-For": told}
+        for content in CASES:
+            own = {"X-Forwarded-For": content}
             with httpx.Client(base_url=board.url, headers=own, timeout=patient(10)) as client:
                 client.get("/login/")
                 form = {"username": "nobody", "password": "x", "csrfmiddlewaretoken": client.cookies["csrftoken"]}
                 answer = client.post("/login/", data=form, headers={"Referer": f"{board.url}/login/"})
-                assert answer.status_code == 200, told
+                assert answer.status_code == 200, content
         with psycopg.connect(url) as database:
-            kept = database.execute("SELECT host(ip_address) FROM axes_accessattempt ORDER BY id").fetchall()
-    assert {address for (address,) in kept} == set(TOLD.values())
+            stored = database.execute("SELECT host(ip_address) FROM axes_accessattempt ORDER BY id").fetchall()
+    assert {address for (address,) in stored} == set(CASES.values())
 
 
-@pytest.mark.parametrize("told", ["", "unknown", "a" * 60, "\uff11\uff12.1.1.1", "\xef\xbc\x91.1.1.1", "[::1", "::1%"])
-def test_replaces_invalid_addresses(told: str) -> None:
-    assert request_guard.parse_client_address(told) in (request_guard.UNKNOWN, "::1")
+@pytest.mark.parametrize(
+    "content", ["", "unknown", "a" * 60, "\uff11\uff12.1.1.1", "\xef\xbc\x91.1.1.1", "[::1", "::1%"]
+)
+def test_replaces_invalid_addresses(content: str) -> None:
+    assert request_guard.parse_client_address(content) in (request_guard.UNKNOWN, "::1")

@@ -58,7 +58,7 @@ def runner(logs: Path, *service: str, patch: str = "") -> subprocess.Popen[bytes
     return subprocess.Popen(argv, env=base_environment(), stdout=subprocess.DEVNULL)
 
 
-def said(log: Path, word: str) -> list[int]:
+def output(log: Path, word: str) -> list[int]:
     lines = log.read_text().splitlines() if log.exists() else []
     return [int(line.split()[1]) for line in lines if line.startswith(word)]
 
@@ -68,19 +68,19 @@ def test_stops_children_of_a_killed_service(logs: Path, session: str) -> None:
     log = logs / "service.log"
     argv = [sys.executable, "-c", RUNNER, str(logs), WITH_A_CHILD, session]
     with running(argv, base_environment(), logs.parent / "runner.log"):
-        wait_until(lambda: said(log, "main") and said(log, "child"), "the service runs")
-        [main], [child] = said(log, "main"), said(log, "child")
+        wait_until(lambda: output(log, "main") and output(log, "child"), "the service runs")
+        [main], [child] = output(log, "main"), output(log, "child")
         os.kill(main, signal.SIGKILL)
-        wait_until(lambda: len(said(log, "main")) == len(said(log, "child")) == 2, "it is started again")
+        wait_until(lambda: len(output(log, "main")) == len(output(log, "child")) == 2, "it is started again")
         assert gone(child)
-        assert sorted(find_writers(log)) == sorted([said(log, "main")[1], said(log, "child")[1]])
+        assert sorted(find_writers(log)) == sorted([output(log, "main")[1], output(log, "child")[1]])
 
 
 def test_stops_processes_of_a_killed_runner(logs: Path) -> None:
     log = logs / "service.log"
     killed = runner(logs, WITH_A_CHILD, "alone")
-    wait_until(lambda: said(log, "main") and said(log, "child"), "the service runs")
-    [main], [child] = said(log, "main"), said(log, "child")
+    wait_until(lambda: output(log, "main") and output(log, "child"), "the service runs")
+    [main], [child] = output(log, "main"), output(log, "child")
     os.kill(main, signal.SIGSTOP)  # so that the runner's death does not end it at once
     wait_until(lambda: ") T " in Path(f"/proc/{main}/stat").read_text(), "it has stopped")
     killed.kill()

@@ -47,12 +47,14 @@ def test_every_route_requires_a_login(client: Client, settings: Settings) -> Non
         if path in PUBLIC:
             continue
         if path in BY_ITS_OWN_TOKEN:
-            told = answer.status_code == 405
+            content = answer.status_code == 405
         elif path.startswith(FOR_PROGRAMS):
-            told = answer.status_code == 401
+            content = answer.status_code == 401
         else:
-            told = answer.status_code == 302 and answer["Location"].startswith(("/login/?next=", "/admin/login/?next="))
-        if not told and path != "admin/login/":
+            content = answer.status_code == 302 and answer["Location"].startswith(
+                ("/login/?next=", "/admin/login/?next=")
+            )
+        if not content and path != "admin/login/":
             wrong[path] = answer.status_code
     assert wrong == {}
 

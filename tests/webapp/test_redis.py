@@ -78,10 +78,10 @@ def test_does_not_warn_of_a_server_on_loopback() -> None:
     old = parse_redis_version({"redis_version": "6.2.14"})
     assert get_vulnerability_warning(old, "redis://:word@127.0.0.1:6379/0") is None
     assert get_vulnerability_warning(old, "redis://:word@localhost:6379/0") is None
-    told = get_vulnerability_warning(old, "redis://:word@redis.example:6379/0")
-    assert told is not None
-    assert "Redis 6.2.14 at redis.example lacks the fix of CVE-2025-49844" in told
-    assert "word@" not in told
+    content = get_vulnerability_warning(old, "redis://:word@redis.example:6379/0")
+    assert content is not None
+    assert "Redis 6.2.14 at redis.example lacks the fix of CVE-2025-49844" in content
+    assert "word@" not in content
     assert (
         get_vulnerability_warning(
             parse_redis_version({"redis_version": "7.2.4", "valkey_version": "9.1.2"}), "redis://10.0.0.7"

@@ -66,8 +66,8 @@ def test_redis_keeps_its_port_or_reports_a_new_port(tmp_path: Path, capsys: pyte
         stranger.bind(("127.0.0.1", port))
         stranger.listen()
         moved = choose_redis_port(tmp_path)
-    said = capsys.readouterr().out
-    assert f"Another program uses port {port} of Redis, so Redis uses {moved}." in said
+    output = capsys.readouterr().out
+    assert f"Another program uses port {port} of Redis, so Redis uses {moved}." in output
     assert choose_redis_port(tmp_path) == moved != port
 
 
@@ -136,7 +136,7 @@ def test_secret_file_replaces_the_default(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_passes_the_log_format_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOARD_LOG_FORMAT", "json")
-    assert [told["MESHBOARD_LOG_FORMAT"] for told in environments(tmp_path)] == ["json", "json"]
+    assert [content["MESHBOARD_LOG_FORMAT"] for content in environments(tmp_path)] == ["json", "json"]
 
 
 def test_reports_gpus_hidden_from_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

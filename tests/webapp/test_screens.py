@@ -36,10 +36,10 @@ def test_screens_open_every_named_url() -> None:
 
 @pytest.mark.parametrize("program", ["tests.screens", "tests.screens.sizes"])
 def test_screens_can_start(program: str) -> None:
-    told = subprocess.run(
+    content = subprocess.run(
         [sys.executable, "-m", program, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert told.returncode == 0, told.stderr
+    assert content.returncode == 0, content.stderr
 
 
 urlpatterns = [

@@ -77,14 +77,14 @@ def test_closes_a_socket_that_sends_too_much(behind: Behind, path: bytes, sent: 
 
 
 def test_sends_the_close_code_before_it_closes(behind: Behind) -> None:
-    async def told() -> int:
+    async def content() -> int:
         async with talking(behind) as line:
             line.transport.write(PING * 1000)
             with pytest.raises(ConnectionClosed) as closed:
                 await line.recv()
             return closed.value.rcvd.code if closed.value.rcvd else 0
 
-    assert asyncio.run(told()) in (1008, 0), "a reset may overtake the word"
+    assert asyncio.run(content()) in (1008, 0), "a reset may overtake the word"
 
 
 def test_keeps_a_well_behaved_socket_open(behind: Behind) -> None:
