@@ -8,8 +8,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis import values
 
 from meshboard import formatting
 from meshboard.commands.errors import ExitCode
@@ -196,7 +196,7 @@ def test_has_no_loss_after_a_nan() -> None:
     assert check_limits([changed(losses={6: 1.5}, last_step=None)], [], [parse_limit("loss=9", "max")])[0].ok
 
 
-@values(st.floats(1e-6, 1e12), st.floats(0, 1e3))
+@given(st.floats(1e-6, 1e12), st.floats(0, 1e3))
 def test_value_at_the_bound_is_within_the_limit(baseline: float, percent: float) -> None:
     limit = Limit("step_time", "max", percent / 100, relative=True)
     assert limit.is_met_by(baseline * (1 + percent / 100), baseline)

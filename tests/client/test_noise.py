@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import inputs
+from hypothesis import given
 from hypothesis import strategies as st
 
 from meshboard.gate import CheckResult, Limit, check_limits, noise, parse_limit, report
@@ -95,7 +95,7 @@ def test_interval_is_relative() -> None:
     assert held([1.0], [1.0], "step_time=+10%").low is None
 
 
-@inputs(RUNS, RUNS, SHARES)
+@given(RUNS, RUNS, SHARES)
 def test_interval_of_times_is_positive(runs: Any, baselines: Any, share: float) -> None:
     row = held(runs, baselines, at_most(share))
     if row.low is not None and row.high is not None and row.value is not None:
@@ -104,14 +104,14 @@ def test_interval_of_times_is_positive(runs: Any, baselines: Any, share: float) 
     assert report.format_table([row])
 
 
-@inputs(RUNS, RUNS, SHARES, st.floats(1.0, 100.0), st.data())
+@given(RUNS, RUNS, SHARES, st.floats(1.0, 100.0), st.data())
 def test_slower_run_passes_no_failed_limit(runs: Any, baselines: Any, share: float, factor: float, data: Any) -> None:
     which = data.draw(st.integers(0, len(runs) - 1))
     slower = [time * factor if number == which else time for number, time in enumerate(runs)]
     assert held(runs, baselines, at_most(share)).ok or not held(slower, baselines, at_most(share * 0.999)).ok
 
 
-@inputs(RUNS, RUNS, SHARES, st.floats(1.001, 100.0))
+@given(RUNS, RUNS, SHARES, st.floats(1.001, 100.0))
 def test_decides_clearly_if_all_runs_agree(runs: Any, baselines: Any, share: float, factor: float) -> None:
     fastest, slowest = min(runs), max(runs)
     under = [fastest / factor / (1 + share)] * len(baselines)
@@ -122,7 +122,7 @@ def test_decides_clearly_if_all_runs_agree(runs: Any, baselines: Any, share: flo
     assert held(runs, (), Limit("step_time", "max", slowest * factor, relative=False)).ok
 
 
-@inputs(RUNS, RUNS, SHARES, st.lists(st.floats(1.001, 100.0), min_size=1, max_size=4))
+@given(RUNS, RUNS, SHARES, st.lists(st.floats(1.001, 100.0), min_size=1, max_size=4))
 def test_another_slow_run_does_not_loosen_a_limit(runs: Any, baselines: Any, share: float, factors: Any) -> None:
     before = held(runs, baselines, at_most(share))
     assert before.bound is not None
@@ -132,14 +132,14 @@ def test_another_slow_run_does_not_loosen_a_limit(runs: Any, baselines: Any, sha
     assert before.ok or not held(runs, faster, at_most(share)).ok
 
 
-@inputs(RUNS, SHARES)
+@given(RUNS, SHARES)
 def test_single_run_is_decided_by_its_value(baselines: Any, share: float) -> None:
     for factor, ok in ((0.99, True), (1.01, False)):
         usual = math.exp(sum(map(math.log, baselines)) / len(baselines))
         assert held([usual * (1 + share) * factor], baselines, at_most(share)).ok is ok
 
 
-@inputs(RUNS, st.booleans())
+@given(RUNS, st.booleans())
 def test_equal_values_are_within_zero_percent(runs: Any, sure: bool) -> None:
     one, several = [runs[0]] * len(runs), len(runs) > 1
     assert held(one, one, at_most(0.0), sure=sure).ok == (several or not sure)
