@@ -59,7 +59,7 @@ def make_application() -> Any:
     import_module(settings.ROOT_URLCONF)  # else the first request imports all views
     configure_connection_pool()
     gc.freeze()  # garbage collection of imported modules took a tenth of the time
-    return make_application
+    return application
 
 
 def build_config(host: str, port: int, trusted_proxies: Sequence[str] = (), processes: int = 1) -> uvicorn.Config:
