@@ -56,6 +56,8 @@ def make_application() -> Any:
         assert parent.pid
         exit_with_parent(parent.pid)  # so that the port becomes free
 
+    from webapp.asgi import application  # sets up Django
+
     import_module(settings.ROOT_URLCONF)  # else the first request imports all views
     configure_connection_pool()
     gc.freeze()  # garbage collection of imported modules took a tenth of the time
