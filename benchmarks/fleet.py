@@ -23,10 +23,9 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import NamedTuple
 
-from jobs.queue.scheduling.gang import spread
 from jobs.queue.scheduling.placement import in_order, place
-from jobs.queue.scheduling.policy.share import Use, decayed, factors
-from jobs.queue.scheduling.policy.standing import Rates, standing
+from jobs.queue.scheduling.policy import Rates, Use, decayed, factors, standing
+from jobs.queue.scheduling.pool import spread
 from jobs.queue.scheduling.states import HostState, Placement, Share, Waiting
 from planner.facts.kinds import SlotDemand
 
@@ -82,7 +81,7 @@ class Cluster:
         return [HostState(name, "cuda", SLOTS, free, device_name="gpu") for name, free in self.free.items()]
 
     def count_use(self, now: float) -> None:
-        """As `jobs.queue.control.rules.count_use` does."""
+        """As `jobs.queue.termination.count_use` does."""
         for project in PROJECTS:
             self.used[project] = decayed(self.used[project], self.held[project], now - self.counted, HALF_LIFE_S)
         self.counted = now

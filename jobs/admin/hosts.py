@@ -14,9 +14,9 @@ from unfold.decorators import display
 from jobs.admin.written import Audited, OwnColumn
 from jobs.models import DeadLetter, Host, Member, Pool, Reservation
 from jobs.queue import actions
-from jobs.queue.host_changes import drain
 from jobs.queue.inbound import deadletters
 from jobs.queue.scheduling.snapshot import free_slots
+from jobs.queue.staff_actions import drain
 from planner.facts.validation import format_count
 
 

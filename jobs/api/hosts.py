@@ -26,10 +26,10 @@ from jobs.core.text import storable, whole_number
 from jobs.models import Host, JoinToken
 from jobs.planning.queries import checked
 from jobs.queue import actions
-from jobs.queue import host_changes as staff
-from jobs.queue.hosts import joining, tokens
-from jobs.queue.hosts.access import NoRightsError
-from jobs.queue.hosts.present import host_brief, host_detail, token_told
+from jobs.queue import staff_actions as staff
+from jobs.queue.hosts import joining
+from jobs.queue.hosts.presentation import host_brief, host_detail, token_told
+from jobs.queue.hosts.redis_access import NoRightsError
 from jobs.queue.scheduling.snapshot import free_slots
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Join(APIView):
             return refuse(422, "name", f"The host name {RESERVED} is reserved. Use another name.", "body")
         try:
             joined, new = staff.join(told, request.META["REMOTE_ADDR"])
-        except tokens.TokenError as error:
+        except joining.TokenError as error:
             return refuse(401, "token", str(error), "body")
         except joining.NameTakenError as error:
             return refuse(409, "name", str(error), "body")
@@ -229,7 +229,7 @@ class Tokens(OfStaff):
     @extend_schema(operation_id="listJoinTokens", responses={200: schema.list_of("Token"), **refusals(403)})
     def get(self, request: Request) -> Response:
         """Every join token of the last 30 days, the newest first. Staff only."""
-        return Response([token_told(token) for token in tokens.known()])
+        return Response([token_told(token) for token in joining.known()])
 
     @extend_schema(
         operation_id="makeJoinToken",
@@ -238,7 +238,7 @@ class Tokens(OfStaff):
     )
     def post(self, request: Request) -> Response:
         """A new join token, shown this once. Staff only."""
-        asked = checked(tokens.TokenQuery, request.data)
+        asked = checked(joining.TokenQuery, request.data)
         token, text = staff.make_token(user_of(request).get_username(), asked)
         return Response({**token_told(token), "token": text}, status=201)
 

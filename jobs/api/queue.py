@@ -18,14 +18,14 @@ from jobs.api.http.parameters import BadParameterError, Parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body
 from jobs.core.access import may_operate, may_run_queue, visible_jobs
+from jobs.core.audit import CSV, as_csv, rows_of
 from jobs.core.errors import MissingError
 from jobs.core.text import storable
 from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.queries import checked
-from jobs.queue import staff
-from jobs.queue.bulk import Bulk, MoveTo, carry_out, unchanged, why_unmoved
-from jobs.queue.export import CSV, as_csv, rows_of
-from jobs.queue.staff import HIGHEST, LOWEST
+from jobs.queue import staff_actions
+from jobs.queue.bulk_actions import Bulk, MoveTo, apply, explain_unmoved, list_unchanged
+from jobs.queue.staff_actions import HIGHEST, LOWEST
 from jobs.queue.view import rows, view
 from jobs.queue.what_if import MOST_SLOTS, NAMES, asked, would_start
 from planner.facts.validation import Problem, SpecError
@@ -127,8 +127,8 @@ class Act(APIView):
         asked = checked(Bulk, request.data)
         if asked.action == "priority" and asked.priority is None:
             raise SpecError([Problem("priority", "is required")])
-        changed = carry_out(asked, request.user)
-        return Response({"changed": changed, "unchanged": unchanged(asked, changed, request.user)})
+        changed = apply(asked, request.user)
+        return Response({"changed": changed, "unchanged": list_unchanged(asked, changed, request.user)})
 
 
 class Move(StaffView):
@@ -150,11 +150,11 @@ class Move(StaffView):
             return refuse(409, "status", "The job is not queued.")
         by = request.user.get_username()
         if asked.before is not None:
-            moved = staff.move_before(job_id, asked.before, by)
+            moved = staff_actions.move_before(job_id, asked.before, by)
         else:
             assert asked.to is not None, "either `to` or `before` is set"
-            moved = staff.move(job_id, asked.to, by)
-        return Response({"moved": moved, "reason": "" if moved else why_unmoved(job_id, asked.before)})
+            moved = staff_actions.move(job_id, asked.to, by)
+        return Response({"moved": moved, "reason": "" if moved else explain_unmoved(job_id, asked.before)})
 
 
 class Pause(StaffView):
@@ -209,7 +209,7 @@ def _pause(request: Request, *, paused: bool, pool: str | None = None) -> Respon
         raise MissingError("pool")
     refuse_body(request)
     by = request.user.get_username()
-    changed = staff.pause_queue(paused, by) if found is None else staff.pause_pool(found, paused, by)
+    changed = staff_actions.pause_queue(paused, by) if found is None else staff_actions.pause_pool(found, paused, by)
     return Response({"paused": paused, "changed": changed})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error
 
-from jobs.queue.control.lease import unhealthy
+from jobs.queue.work_lease import unhealthy
 
 STOP_S = 1.5
 

@@ -2,6 +2,7 @@
 
 from jobs.models.baselines import BaselineRun
 from jobs.models.hosts import HOST_SILENT_AFTER, Host, HostQuerySet, JoinToken
+from jobs.models.internal import NOTHING_READ, Cursor, DeadLetter, IdempotentRequest, Lease, Outbox, cursor_of
 from jobs.models.jobs import (
     ELSEWHERE,
     ID_ALPHABET,
@@ -23,8 +24,8 @@ from jobs.models.jobs import (
     stands,
 )
 from jobs.models.loans import Loan
+from jobs.models.notifications import Delivery, EndWish, MailWish, Outcome, Webhook
 from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
-from jobs.models.plumbing import NOTHING_READ, Cursor, DeadLetter, IdempotentRequest, Lease, Outbox, cursor_of
 from jobs.models.policy import (
     DEFAULT_PROJECT,
     AuditEntry,
@@ -35,7 +36,6 @@ from jobs.models.policy import (
     QueueState,
     Reservation,
 )
-from jobs.models.telling import Delivery, EndWish, MailWish, Outcome, Webhook
 from jobs.models.traces import ImportedTrace
 
 __all__ = [

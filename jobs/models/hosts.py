@@ -57,7 +57,7 @@ class Host(models.Model):
     )
     profile = models.JSONField(null=True, editable=False, help_text="result of the last calibration of the host")
     profiled = models.DateTimeField(null=True, editable=False)
-    # Who may speak as this host: `jobs.core.sealed_values` makes its key and its password of the generation.
+    # Who may speak as this host: `jobs.core.credentials` makes its key and its password of the generation.
     generation = models.PositiveIntegerField(
         default=0, editable=False, help_text="number of times that a machine joined under this host name"
     )

@@ -45,7 +45,7 @@ class Project(models.Model):
         validators=[MinValueValidator(LEAST_WEIGHT), MaxValueValidator(MOST_WEIGHT)],
         help_text="fair share of the project, relative to a project with weight 1",
     )
-    # Slot-seconds, of which half are forgotten in each half-life (`jobs.queue.scheduling.policy.share`).
+    # Slot-seconds, of which half are forgotten in each half-life (`jobs.queue.scheduling.policy`).
     used = models.FloatField(default=0.0, editable=False)
     counted = models.DateTimeField(
         default=timezone.now, editable=False, help_text="time up to which the use of slots was counted"

@@ -33,8 +33,8 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from jobs.models import Host, Job, Lease
-from jobs.queue.control.lease import NAME as CONTROLLER
-from jobs.queue.control.lease import unhealthy
+from jobs.queue.work_lease import NAME as CONTROLLER
+from jobs.queue.work_lease import unhealthy
 from jobs.runs.history.store.folder import MANIFEST, Folder, GoneError, histories
 
 VERSION = 1

@@ -14,17 +14,13 @@ from jobs.core.redis_connection import connect
 from jobs.operations.metrics.otlp import Otlp
 from jobs.operations.prune import prune_if_due
 from jobs.people.notifications.postman import Postman
-from jobs.queue.control.idle import Idle
-from jobs.queue.control.lease import WorkLease
-from jobs.queue.control.rules import apply_rules
-from jobs.queue.control.troubles import Troubles, away, of_database
 from jobs.queue.engines import engines
 from jobs.queue.engines.base import Engine
-from jobs.queue.hosts.access import Access
-from jobs.queue.hosts.claim import ADVICE, WORDS, Claim
-from jobs.queue.inbound.events import drain, wait_for_event
-from jobs.queue.inbound.listening import Listening
-from jobs.queue.inbound.silence import tell_of_silence
+from jobs.queue.hosts.redis_access import ADVICE, WORDS, Access, Claim
+from jobs.queue.inbound.silence import Listening, tell_of_silence
+from jobs.queue.inbound.streams import drain, wait_for_event
+from jobs.queue.termination import Idle, apply_rules
+from jobs.queue.work_lease import Troubles, WorkLease, away, of_database
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from knox.models import AuthToken
 from contracts.names import events_stream, host_queue, telemetry_stream
 from jobs.models import Host, IdempotentRequest, Lease, Member, RunToken, StateChange
 from jobs.people.notifications import deliveries
-from jobs.queue.control.lease import NAME
-from jobs.queue.hosts import tokens
+from jobs.queue.hosts import joining
 from jobs.queue.inbound import deadletters
+from jobs.queue.work_lease import NAME
 from jobs.runs.traces.imports import kept
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def prune(client: redis.Redis) -> dict[str, int]:
     steps: dict[str, Callable[[], int]] = {
         "Idempotency-Keys": lambda: _delete(IdempotentRequest.objects.filter(created__lt=now - IDEMPOTENCY_LASTS)),
         "expired tokens": lambda: _delete(AuthToken.objects.filter(expiry__lt=now)),
-        "join tokens": tokens.forget_old,
+        "join tokens": joining.forget_old,
         "tokens of runs": lambda: _delete(RunToken.objects.filter(attempt__ended__lt=now - RUN_TOKENS_LAST)),
         "logins": lambda: sum(
             _delete(model.objects.filter(attempt_time__lt=now - LOGINS_LAST))

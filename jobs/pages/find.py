@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET
 from jobs.core.access import visible_jobs, visible_projects
 from jobs.core.text import storable
 from jobs.models import Host
-from jobs.queue.hosts.state import state_of
+from jobs.queue.hosts.presentation import state_of
 
 MOST = 8  # of each
 LONGEST = 100  # characters

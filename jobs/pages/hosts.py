@@ -20,13 +20,10 @@ from jobs.core.text import storable, whole_number
 from jobs.models import LIVE, Host, Job, JoinToken
 from jobs.planning.queries import checked
 from jobs.queue import actions
-from jobs.queue import host_changes as staff
-from jobs.queue.hosts import tokens
-from jobs.queue.hosts.grid import TONES, SlotShown, grid
-from jobs.queue.hosts.listing import listed
-from jobs.queue.hosts.present import sees_inside
-from jobs.queue.hosts.state import STATES, state_of
-from jobs.queue.hosts.versions import versions_of
+from jobs.queue import staff_actions as staff
+from jobs.queue.hosts import joining
+from jobs.queue.hosts.checks import versions_of
+from jobs.queue.hosts.presentation import STATES, TONES, SlotShown, grid, listed, sees_inside, state_of
 from jobs.queue.scheduling.snapshot import free_slots
 from planner.facts.validation import SpecError
 
@@ -150,7 +147,7 @@ def remove(request: HttpRequest, name: str) -> HttpResponse:
 def make_token(request: HttpRequest) -> HttpResponse:
     """The only page that shows it."""
     try:
-        asked = checked(tokens.TokenQuery, _asked(request.POST))
+        asked = checked(joining.TokenQuery, _asked(request.POST))
     except SpecError as error:
         messages.error(request, " ".join(problem.sentence for problem in error.problems))
         return redirect("hosts")
@@ -183,8 +180,8 @@ def _board(request: HttpRequest) -> str:
 def _of_tokens(request: HttpRequest) -> dict[str, Any]:
     return {
         "may_change": True,
-        "kept": (kept := page_of(request, tokens.known(), "tokens")),
-        "tokens": [{"token": token, "problem": tokens.why_not(token)} for token in kept],
+        "kept": (kept := page_of(request, joining.known(), "tokens")),
+        "tokens": [{"token": token, "problem": joining.why_not(token)} for token in kept],
         "board": _board(request),
     }
 

@@ -18,8 +18,7 @@ from jobs.models import ON_A_HOST, Attempt, Host, Job, SlotAllocation, StateChan
 from jobs.pages.jobs.listing import list_rows
 from jobs.pages.jobs.measures import without_status
 from jobs.pages.jobs.nowtraffic import rates_of
-from jobs.queue.hosts.grid import TONES
-from jobs.queue.hosts.state import speaks, state_of
+from jobs.queue.hosts.presentation import TONES, speaks, state_of
 from jobs.queue.scheduling.snapshot import free_slots, queue_paused
 
 SHOWN = 6  # lines of each list

@@ -17,14 +17,14 @@ from django.views.decorators.http import require_GET, require_POST
 from jobs.api.http.errors import refused_page
 from jobs.api.http.problems import details
 from jobs.core.access import may_operate, may_run_queue, operated_jobs, sees_others, visible_jobs
+from jobs.core.audit import FORMATS, from_where
 from jobs.core.pagination import page_of
 from jobs.core.text import parse_json, storable, whole_number
 from jobs.models import AuditEntry, Pool, Project
 from jobs.planning.queries import checked
-from jobs.queue import staff
-from jobs.queue.bulk import Bulk, MoveTo, carry_out
-from jobs.queue.export import FORMATS, from_where
-from jobs.queue.scheduling.waiting import with_fact_first
+from jobs.queue import staff_actions
+from jobs.queue.bulk_actions import Bulk, MoveTo, apply
+from jobs.queue.scheduling.waiting_reasons import with_fact_first
 from jobs.queue.view import View, rows, view
 from jobs.queue.what_if import NAMES, would_start
 from jobs.queue.what_if import asked as question
@@ -132,7 +132,7 @@ def act(request: HttpRequest) -> HttpResponse:
     if "confirmed" not in request.POST:
         named = operated_jobs(request.user).filter(id__in=asked.jobs).only("id", "name", "owner__username")
         return render(request, "queue/confirm.html", {"asked": asked, "jobs": named})
-    done = carry_out(asked, request.user)
+    done = apply(asked, request.user)
     words = {"hold": "held", "release": "released", "cancel": "cancelled", "priority": "updated"}
     messages.success(request, f"{len(done)} of {len(asked.jobs)} jobs {words[asked.action]}.")
     return redirect("queue")
@@ -168,8 +168,8 @@ def move(request: HttpRequest) -> HttpResponse:
     if not storable(job):
         return refused_page(details(400, [Problem("job", "`job` is not a job id.")], "body"))
     if asked.before is not None:
-        return JsonResponse({"moved": staff.move_before(job, asked.before, by)})
-    return JsonResponse({"moved": staff.move(job, asked.to or "top", by)})
+        return JsonResponse({"moved": staff_actions.move_before(job, asked.before, by)})
+    return JsonResponse({"moved": staff_actions.move(job, asked.to or "top", by)})
 
 
 @require_POST
@@ -179,9 +179,9 @@ def pause(request: HttpRequest) -> HttpResponse:
     by, on = _staff_only(request), request.POST.get("on") == "true"
     name = request.POST.get("pool", "")
     if not name:
-        staff.pause_queue(on, by)
+        staff_actions.pause_queue(on, by)
     elif storable(name) and (pool := Pool.objects.filter(name=name).first()):
-        staff.pause_pool(pool, on, by)
+        staff_actions.pause_pool(pool, on, by)
     return redirect("queue")
 
 

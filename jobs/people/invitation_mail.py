@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.http import urlencode
 
 from jobs.models import Invitation
-from jobs.models.telling import new_delivery_key
+from jobs.models.notifications import new_delivery_key
 from jobs.people.notifications.mail import Mail, send
 
 MOST_AN_HOUR = 50  # of a project: whoever may invite shall not write to strangers through the board

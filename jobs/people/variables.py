@@ -24,7 +24,7 @@ from contracts.security import (
 )
 from jobs.core.access import may_submit_to
 from jobs.core.audit import record
-from jobs.core.sealed_values import signing_keys
+from jobs.core.credentials import signing_keys
 from jobs.models import Job, Member, Project, ProjectVariable
 from jobs.people.sealing import board
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel

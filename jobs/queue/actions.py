@@ -34,7 +34,7 @@ from jobs.planning.hardware import own_cluster
 from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.there import There, hosts_there, slot_device
-from jobs.queue import ending, lifecycle
+from jobs.queue import attempt_completion, lifecycle
 from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import compute_slot_demand
 from planner.facts.spec import JobSpec
@@ -83,7 +83,7 @@ def submit(
     """Queue a job. Returns it, and how it was queued: None where `key` and body were seen before, and so was it.
 
     `told`: what came with `key`, where `data` was made of it.
-    `check_of`: the run that it is a check of, as `jobs.queue.check` makes one.
+    `check_of`: the run that it is a check of, as `jobs.queue.derived_jobs` makes one.
 
     Raises:
         SpecError: the spec cannot run.
@@ -283,6 +283,6 @@ def give_up_host(host: Host, by: str) -> int:
         Host.objects.filter(pk=host.pk).update(given_up=timezone.now())
         members = list(unended.select_related("attempt"))
         for member in members:
-            ending.lose(member, f"host {host.name} was marked as lost by {by}")
+            attempt_completion.lose(member, f"host {host.name} was marked as lost by {by}")
         record(by, "give up", "host", host.name, after={"lost": len(members)})
     return len(members)

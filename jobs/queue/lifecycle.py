@@ -34,7 +34,7 @@ MAY_BECOME: dict[Status, tuple[Status, ...]] = {
     ),
     Status.RUNNING: (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.UNREACHABLE, Status.CANCELLING),
     Status.UNREACHABLE: (Status.RUNNING, Status.LOST, Status.CANCELLING),
-    # By rules of `jobs.queue.control.stops`: SUCCEEDED before it could be ended, FAILED by a limit of its own.
+    # By rules of `jobs.queue.termination`: SUCCEEDED before it could be ended, FAILED by a limit of its own.
     Status.CANCELLING: (Status.CANCELLED, Status.SUCCEEDED, Status.FAILED),
     Status.SUCCEEDED: (),
     Status.FAILED: (),

@@ -14,8 +14,7 @@ from jobs.planning.fit import Fit, compute_fit
 from jobs.planning.there import There, slot_device
 from jobs.queue.scheduling.forecast import MOST_JOBS, forecast
 from jobs.queue.scheduling.placement import decide
-from jobs.queue.scheduling.policy.share import Use, factors
-from jobs.queue.scheduling.policy.standing import Rates, standing
+from jobs.queue.scheduling.policy import Rates, Use, factors, standing
 from jobs.queue.scheduling.states import Waiting
 from jobs.queue.view import View, lasting, running, view
 from planner.facts.kinds import compute_slot_demand

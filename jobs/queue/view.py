@@ -1,18 +1,24 @@
-"""The queue as its page and REST show it: order, points, why each waits, when it should start."""
+"""The queue as its page and REST show it: order, points, why each waits, when it should start.
+
+What REST tells of the queue, typed once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 from django.db.models import OuterRef, Subquery
 from django.utils import timezone
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from jobs.core.access import visible_jobs
+from jobs.core.job_details import Moment
 from jobs.core.kinds import KINDS, layout_words
 from jobs.models import Attempt, Job, StateChange, Status
-from jobs.queue.hosts.state import speaks
+from jobs.queue.hosts.presentation import speaks
 from jobs.queue.scheduling.forecast import MOST_JOBS, Forecast, Running, forecast
 from jobs.queue.scheduling.placement import in_order
 from jobs.queue.scheduling.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now
@@ -167,3 +173,81 @@ def _paces(now: datetime, attempts: list[int]) -> dict[int, float]:
         for pk, kind, steps, done, step_s, told in rows
         if KINDS[cast(JobKind, kind)].steps == "asked" and steps
     }
+
+
+class PointParts(TypedDict):
+    """What a job's points are the sum of."""
+
+    priority: float
+    waited: float
+    share: float
+    moved: float
+
+
+class QueuedRow(TypedDict):
+    """A job that waits."""
+
+    id: str
+    place: Annotated[int, Field(description="Position of the job in the whole queue, starting at 1.")]
+    name: str
+    owner: str
+    project: str
+    layout: str
+    num_slots: int
+    priority: int
+    points: Annotated[float, Field(description="Scheduling points. Jobs with more points start first.")]
+    parts: PointParts
+    held: bool
+    reason: Annotated[str, Field(description="Reason why the job waits.")]
+    starts: Annotated[Moment | None, Field(description="Estimated start time. null if it is unknown.")]
+    starts_when: Annotated[str, Field(description="Event that needs to happen before the job starts.")]
+    created: Moment
+
+
+class QueueTold(TypedDict):
+    """The queue, as far as its reader may see it."""
+
+    paused: bool
+    queued: Annotated[int, Field(description="everybody's")]
+    jobs: list[QueuedRow]
+
+
+class Unchanged(TypedDict):
+    """A job that an action was asked for and did not change."""
+
+    job: str
+    reason: str
+
+
+class Changed(TypedDict):
+    """Jobs that an action changed, and why it did not change the others."""
+
+    changed: list[str]
+    unchanged: list[Unchanged]
+
+
+class Moved(TypedDict):
+    """Whether the job has another place now; `reason`: why not, where it has not."""
+
+    moved: bool
+    reason: str
+
+
+class WouldStart(TypedDict):
+    """A job that waits, and would not if it were so."""
+
+    id: str
+    name: str
+
+
+class WhatIf(TypedDict):
+    """Which jobs would start with the next pass; those that start anyway are left out."""
+
+    jobs: list[WouldStart]
+
+
+class Paused(TypedDict):
+    """How it stands now, and whether this request changed it."""
+
+    paused: bool
+    changed: bool

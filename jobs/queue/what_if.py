@@ -1,4 +1,4 @@
-"""What would start now if there were more slots, a pool went on, or a job had another priority. Nothing is changed."""
+"""Answer what would start now with more slots, a resumed pool, or another priority."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from jobs.models import Pool
 from jobs.queue.scheduling.forecast import started_if
 from jobs.queue.scheduling.placement import decide
 from jobs.queue.scheduling.states import HostState
-from jobs.queue.staff import HIGHEST, LOWEST
+from jobs.queue.staff_actions import HIGHEST, LOWEST
 from jobs.queue.view import View
 from planner.facts.validation import Problem, SpecError
 
 NAMES = ("slots", "pool", "job", "priority")
+
+
 MOST_SLOTS = 65536
 
 

@@ -22,7 +22,7 @@ from rest_framework.test import APIClient
 from contracts.control import VERSION
 from contracts.names import events_stream
 from contracts.security import build_signed_entry
-from jobs.core.sealed_values import signing_keys
+from jobs.core.credentials import signing_keys
 from jobs.models import Attempt, Host, Job, Member
 from jobs.queue import actions
 from tests.jobs.mail import Kept

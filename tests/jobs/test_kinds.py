@@ -18,7 +18,7 @@ from contracts.names import telemetry_stream
 from jobs.core import kinds
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
-from jobs.queue.outcomes import finish
+from jobs.queue.attempt_completion import finish
 from planner.facts.kinds import KINDS
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobKind

@@ -31,9 +31,9 @@ from jobs.models import (
 from jobs.operations import prune
 from jobs.operations.prune import prune_if_due
 from jobs.people import tokens
-from jobs.queue import actions, ending
-from jobs.queue.control.lease import WorkLease
+from jobs.queue import actions, attempt_completion
 from jobs.queue.scheduling.scheduler import schedule
+from jobs.queue.work_lease import WorkLease
 from tests.planner.wrong_specs import GOOD
 
 NOW = timezone.now()
@@ -48,7 +48,7 @@ def test_the_old_goes_and_the_rest_stays(
     Host.objects.create(name="gone", slots=1, device="cpu", device_name="", memory_bytes=1, boot_id="", last_seen=AGO)
     ended, _ = actions.submit(owner, GOOD, key="old")
     schedule()
-    ending.lose(Member.objects.get(), "gone")
+    attempt_completion.lose(Member.objects.get(), "gone")
     running, _ = actions.submit(owner, GOOD, key="new")
     schedule()
     IdempotentRequest.objects.filter(key="old").update(created=AGO)

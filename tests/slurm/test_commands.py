@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.queue.engines.slurm.commands import RefusedError, Slurm
-from jobs.queue.engines.slurm.door import AwayError, Door
-from jobs.queue.engines.slurm.rows import SlurmJob, name_of
+from jobs.queue.engines.slurm.commands import AwayError, Door, RefusedError, Slurm
 from jobs.queue.engines.slurm.script import logs, submission
 from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.words import ending, waits
+from jobs.queue.engines.slurm.states import SlurmJob, ending, name_of, waits
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from tests.slurm.cluster import CPUS, Cluster

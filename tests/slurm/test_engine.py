@@ -10,12 +10,11 @@ import pytest
 from django.contrib.auth.models import User
 
 from jobs.models import Attempt, Job, RunToken, Status
-from jobs.queue import actions, staff
-from jobs.queue.engines.slurm.commands import Slurm
-from jobs.queue.engines.slurm.door import Door
+from jobs.queue import actions, staff_actions
+from jobs.queue.engines.slurm.commands import Door, Slurm
 from jobs.queue.engines.slurm.engine import SlurmEngine
-from jobs.queue.engines.slurm.rows import SlurmJob, name_of
 from jobs.queue.engines.slurm.site import Site
+from jobs.queue.engines.slurm.states import SlurmJob, name_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.login import Login
 from tests.support.processes import wait_until
@@ -188,8 +187,11 @@ def waiting(slurm: Cluster, site: Site, job: Job) -> Iterator[SlurmEngine]:
 
 
 BARS: dict[str, tuple[Callable[[str], object], Callable[[str], object]]] = {
-    "the queue is paused": (lambda _: staff.pause_queue(True, "staff"), lambda _: staff.pause_queue(False, "staff")),
-    "held": (lambda job: staff.hold([job], "staff"), lambda job: staff.release([job], "staff")),
+    "the queue is paused": (
+        lambda _: staff_actions.pause_queue(True, "staff"),
+        lambda _: staff_actions.pause_queue(False, "staff"),
+    ),
+    "held": (lambda job: staff_actions.hold([job], "staff"), lambda job: staff_actions.release([job], "staff")),
     "disabled": (lambda _: User.objects.update(is_active=False), lambda _: User.objects.update(is_active=True)),
 }
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.queue.engines.slurm.commands import Slurm
-from jobs.queue.engines.slurm.door import Door
-from jobs.queue.engines.slurm.rows import accounted
-from jobs.queue.engines.slurm.talk import News, Wants, talk
-from jobs.queue.engines.slurm.words import ending, forgotten
+from jobs.queue.engines.slurm.commands import Door, Slurm
+from jobs.queue.engines.slurm.polling import News, Wants, talk
+from jobs.queue.engines.slurm.states import accounted, ending, forgotten
 
 NAME = "meshboard-abc-2"
 ENDED = f"17|FAILED|main|node0|2026-11-22T20:13:50|{NAME}|3:0|62|ReqNodeNotAvail"

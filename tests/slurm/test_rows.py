@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from jobs.queue.engines.slurm.rows import SlurmJob, rows
-from jobs.queue.engines.slurm.words import ended, ending, waits
+from jobs.queue.engines.slurm.states import SlurmJob, ended, ending, rows, waits
 
 PENDING = "17|PENDING|gpu||2026-11-22T14:05:00|meshboard-abc-2|Resources"
 

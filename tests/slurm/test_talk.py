@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.queue.engines.slurm.commands import Slurm
-from jobs.queue.engines.slurm.door import Door
-from jobs.queue.engines.slurm.rows import name_of
+from jobs.queue.engines.slurm.commands import Door, Slurm
+from jobs.queue.engines.slurm.polling import News, Wants, talk
 from jobs.queue.engines.slurm.script import Submission
-from jobs.queue.engines.slurm.talk import News, Wants, talk
+from jobs.queue.engines.slurm.states import name_of
 from tests.slurm.cluster import Cluster
 from tests.support.processes import wait_until
 

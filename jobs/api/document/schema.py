@@ -15,6 +15,7 @@ from contracts.hosts import JoinRequest, JoinResponse
 from jobs.api.document.lab_shapes import LabQuery, PrimitiveShown, PrimitiveTold
 from jobs.api.http.errors import RunEnded
 from jobs.api.http.problems import ProblemDetails
+from jobs.core.audit import AuditRow
 from jobs.core.job_details import JobBrief, JobDetail, Waited
 from jobs.people.invitations import AcceptWish, InvitationTold, InvitationWish, NewInvitation
 from jobs.people.notifications.hooks import WebhookChange, WebhookQuery
@@ -26,12 +27,11 @@ from jobs.people.variables import Variable, VariableWish
 from jobs.planning.between import Between
 from jobs.planning.queries import ExplainQuery, SearchQuery
 from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
-from jobs.queue.again import ResumeQuery
-from jobs.queue.bulk import Bulk, MoveTo
-from jobs.queue.hosts.present import GivenUp, HostBrief, HostDetail, NewToken, Token
-from jobs.queue.hosts.tokens import TokenQuery
-from jobs.queue.several import JobChange, Several
-from jobs.queue.shapes import AuditRow, Changed, Moved, Paused, QueueTold, WhatIf
+from jobs.queue.bulk_actions import Bulk, JobChange, MoveTo, Several
+from jobs.queue.derived_jobs import ResumeQuery
+from jobs.queue.hosts.joining import TokenQuery
+from jobs.queue.hosts.presentation import GivenUp, HostBrief, HostDetail, NewToken, Token
+from jobs.queue.view import Changed, Moved, Paused, QueueTold, WhatIf
 from jobs.runs.baselines.kept import Baseline, BaselineWish, BranchBrief
 from jobs.runs.history.queries.checkpoints import CheckpointTold
 from jobs.runs.history.queries.compare import Comparison

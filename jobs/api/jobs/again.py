@@ -19,7 +19,7 @@ from jobs.core.access import find_job
 from jobs.core.job_details import job_detail
 from jobs.models import Job
 from jobs.planning.queries import checked
-from jobs.queue import actions, again
+from jobs.queue import actions, derived_jobs
 from jobs.runs.history.queries.checkpoints import checkpoints
 
 MADE: dict[Any, Any] = {
@@ -75,8 +75,8 @@ class _NoCheckpointError(Exception):
 
 def _resuming(job: Job, data: Any) -> dict[str, Any]:
     """The change of a job that goes on from a checkpoint. Raises SpecError, _NoCheckpointError."""
-    asked = checked(again.ResumeQuery, data)
-    name = asked.checkpoint or again.newest_checkpoint(job)
+    asked = checked(derived_jobs.ResumeQuery, data)
+    name = asked.checkpoint or derived_jobs.newest_checkpoint(job)
     if name is None:
         raise _NoCheckpointError
     train = asked.change.get("train")
@@ -90,12 +90,12 @@ def _made(request: Request, job_id: str, change_of: Callable[[Job], Any]) -> Res
         if key is not None and (earlier := actions.answered(user, key, told)):
             return Response(job_detail(earlier, None))
         job = find_job(user, job_id)
-        made, queued = again.copy(user, job, change_of(job), key=key, told=told)
+        made, queued = derived_jobs.copy(user, job, change_of(job), key=key, told=told)
     except _NoCheckpointError:
         return refuse(
             409, "checkpoint", "No attempt of this job saved a checkpoint. Retry the job to start from step 0."
         )
-    except again.NotAgainError as error:
+    except derived_jobs.NotAgainError as error:
         return refuse(409, "engine", str(error))
     except actions.KeyReusedError:
         return refuse(

@@ -21,7 +21,7 @@ from jobs.planning.between import between
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice
 from jobs.planning.queries import checked
-from jobs.queue import actions, several
+from jobs.queue import actions, bulk_actions
 
 
 class Jobs(APIView):
@@ -87,10 +87,10 @@ class JobView(APIView):
         """Give it tags, take some away, archive it or bring it back: all of it or nothing. 409 where a job that has not
         ended was to be archived."""
         job = find_job_to_change(request.user, job_id)
-        asked = several.wished(request.data)
+        asked = bulk_actions.parse_job_change(request.data)
         try:
-            several.change(asked, job.id, request.user.get_username())
-        except several.NotEndedError:
+            bulk_actions.change_job(asked, job.id, request.user.get_username())
+        except bulk_actions.NotEndedError:
             return refuse(409, "archived", f"The job {stands(job.status)}. Wait until the job has ended, or cancel it.")
         return Response(job_detail(find_job(request.user, job_id)))
 
@@ -106,9 +106,9 @@ class ActOnJobs(APIView):
     def post(self, request: Request) -> Response:
         """Cancel, archive, restore, tag or untag jobs; tells which of them it changed, and why not the others: only
         yours, and of those only what has ended is archived."""
-        asked = checked(several.Several, request.data)
-        changed = several.carry_out(asked, request.user)
-        return Response({"changed": changed, "unchanged": several.unchanged(asked, changed, request.user)})
+        asked = checked(bulk_actions.Several, request.data)
+        changed = bulk_actions.apply(asked, request.user)
+        return Response({"changed": changed, "unchanged": bulk_actions.list_unchanged(asked, changed, request.user)})
 
 
 class Cancel(APIView):

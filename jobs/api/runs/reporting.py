@@ -28,9 +28,9 @@ from jobs.api.http.views import APIView
 from jobs.api.runs import messages
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.core.access import find_job, find_job_to_change
+from jobs.core.credentials import digest
 from jobs.core.errors import MissingError
 from jobs.core.job_details import job_detail
-from jobs.core.run_tokens import digest
 from jobs.core.text import whole_number
 from jobs.models import Member, RunToken, stands
 from jobs.queue.inbound import silence

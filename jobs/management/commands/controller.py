@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from jobs.management.foreground import Foreground
 from jobs.operations.controller import Controller
-from jobs.queue.control.lease import NAME
+from jobs.queue.work_lease import NAME
 
 
 class Command(Foreground):

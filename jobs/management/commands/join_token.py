@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from contracts.security import SecretError, read_secret_file
 from jobs.planning.queries import checked
-from jobs.queue.hosts import tokens
+from jobs.queue.hosts import joining
 from planner.facts.validation import SpecError
 
 GIVEN = "MESHBOARD_JOIN_TOKEN"
@@ -45,12 +45,12 @@ class Command(BaseCommand):
         uses = options["uses"] or (None if options["given"] else 1)
         told = {"hours": options["hours"], "uses": uses, "labels": options["label"], "note": options["note"]}
         try:
-            asked = checked(tokens.TokenQuery, told)
+            asked = checked(joining.TokenQuery, told)
             if options["given"]:
                 text = read_secret_file(GIVEN) or os.environ.get(GIVEN, "")
-                token = tokens.keep(text, "manage.py", asked)
+                token = joining.keep(text, "manage.py", asked)
             else:
-                token, text = tokens.mint("manage.py", asked)
+                token, text = joining.mint("manage.py", asked)
         except SpecError as error:
             raise CommandError(" ".join(problem.sentence for problem in error.problems)) from None
         except SecretError as error:
@@ -58,7 +58,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({"token": text, "expires": token.expires.isoformat()}))
         elif token.revoked is not None:
-            why = f"{tokens.why_not(token)} Set a new token to add hosts. Hosts that have joined do not need a token."
+            why = f"{joining.why_not(token)} Set a new token to add hosts. Hosts that have joined do not need a token."
             self.stdout.write(f"The token in {GIVEN} is invalid. {why}")
         elif options["given"]:
             self.stdout.write(f"The token in {GIVEN} is valid until {token.expires:%Y-%m-%d %H:%M:%S} UTC.")

@@ -28,7 +28,7 @@ from jobs.models import (
 from jobs.operations.metrics import catalogue as of
 from jobs.operations.metrics.catalogue import Family
 from jobs.operations.metrics.ranks import Newest, of_streams
-from jobs.queue.hosts.state import state_of
+from jobs.queue.hosts.presentation import state_of
 from jobs.queue.scheduling.snapshot import free_slots
 
 MOST_JOBS = 100  # told of one by one, those that began last

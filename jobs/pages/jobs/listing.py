@@ -24,7 +24,7 @@ from jobs.pages.jobs.measures import NO_RUN, NOT_MEASURED, read_measured, read_r
 from jobs.pages.jobs.progress import newest_of
 from jobs.pages.jobs.sample import build_sample
 from jobs.planning.queries import checked
-from jobs.queue.several import UNDONE_BY, Several, carry_out
+from jobs.queue.bulk_actions import UNDONE_BY, Several, apply
 from planner.facts.validation import Problem, SpecError
 
 PAGE_SIZE = 50
@@ -185,7 +185,7 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
         asked = _checked({"action": action, "jobs": ids, "tags": [name for name in tags if name]})
         if asked.action == "cancel" and "confirmed" not in request.POST:
             return _confirm(request, asked)
-        done = carry_out(asked, request.user)
+        done = apply(asked, request.user)
     except SpecError as error:
         messages.error(request, _refusal(error))
         return redirect(back)

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job, StateChange, Status
 from jobs.pages.jobs.progress import Newest
-from jobs.queue.scheduling.waiting import with_fact_first
+from jobs.queue.scheduling.waiting_reasons import with_fact_first
 
 # Columns that need each query.
 OF_ATTEMPTS = {"status", "steps", "step_time", "loss", "reason", "ended", "speed"}

@@ -23,7 +23,7 @@ from jobs.pages.jobs.notice import notice_of
 from jobs.pages.jobs.waiting import describe_wait
 from jobs.people.notifications import ends
 from jobs.planning.elastic import NoOfferError, is_stranded
-from jobs.queue import actions, check
+from jobs.queue import actions, derived_jobs
 from jobs.queue.inbound.silence import HeardError, give_up
 from planner.facts.validation import SpecError
 
@@ -67,8 +67,8 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "may_change": may_change(request.user, job),
         "end_mail": ends.told(cast(User, request.user), job),
         "check_of": visible_job(request.user, job.check_of_id or ""),
-        "check": check.newest(request.user, job),
-        "check_offer": check.offer(request.user, job),
+        "check": derived_jobs.newest(request.user, job),
+        "check_offer": derived_jobs.offer(request.user, job),
         "may_hear": may_submit_to(request.user, job.project),
         "may_run": may_change(request.user, job) and may_submit_to(request.user, job.project),
     }
@@ -135,13 +135,13 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
 def job_check(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue a reference check of the job and open its page."""
     job = find_job(request.user, job_id)
-    offered = check.offer(request.user, job)
+    offered = derived_jobs.offer(request.user, job)
     if offered is None:
         raise Http404("This job has no results that a reference check can compare.")
     if not offered["may"]:
         raise PermissionDenied(f"You are not allowed to submit jobs to project {job.project}.")
     try:
-        return once.submitted(request, check.spec_of(job), check_of=job)
+        return once.submitted(request, derived_jobs.spec_of(job), check_of=job)
     except SpecError as error:
         messages.info(request, "; ".join(problem.message for problem in error.problems))
     return redirect("job-detail", job_id)

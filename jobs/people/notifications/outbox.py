@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from jobs.core.access import may_administer, visible_jobs
 from jobs.models import TERMINAL, Delivery, Job, MailWish, StateChange, Webhook
-from jobs.models.telling import new_delivery_key
+from jobs.models.notifications import new_delivery_key
 from jobs.people.notifications.ends import spend
 from jobs.people.notifications.shapes import Told, ToldJob
 from jobs.people.notifications.verdicts import STATE, get_due

@@ -8,7 +8,7 @@ from jobs.queue.engines.base import Engine
 from jobs.queue.engines.hosts import Hosts
 from jobs.queue.engines.slurm.engine import SlurmEngine
 from jobs.queue.engines.slurm.site import configured
-from jobs.queue.inbound.listening import Listening
+from jobs.queue.inbound.silence import Listening
 
 
 def engines(client: redis.Redis, ears: Listening) -> list[Engine]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import redis
 
-from jobs.queue.control.outbox import deliver
-from jobs.queue.inbound.listening import Listening
 from jobs.queue.inbound.reconcile import reconcile
+from jobs.queue.inbound.silence import Listening
+from jobs.queue.order_outbox import deliver
 from jobs.queue.scheduling.scheduler import schedule
 
 
@@ -19,7 +19,7 @@ class Hosts:
         self._client, self._ears = client, ears
 
     def observe(self) -> None:
-        """What hosts say is heard before (`jobs.queue.inbound.events`); here it is held against the database."""
+        """What hosts say is heard before (`jobs.queue.inbound.streams`); here it is held against the database."""
         reconcile(self._client, self._ears.since, self._ears.trouble())
 
     def place(self) -> None:

@@ -1,13 +1,19 @@
-"""What may be wrong with a board: each looked at, none guessed."""
+"""What may be wrong with a board: each looked at, none guessed.
+
+What a host has installed beside what the board has.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import django
 import redis
@@ -19,10 +25,8 @@ from django.utils import timezone
 from contracts.doctor import Finding, check_clock, check_disk, check_host_name, is_loopback
 from jobs.core.redis_connection import connect_once
 from jobs.models import Host, JoinToken, Lease
-from jobs.queue.hosts.access import NoRightsError, probe
-from jobs.queue.hosts.claim import ADVICE, WORDS, another_board
-from jobs.queue.hosts.state import state_of
-from jobs.queue.hosts.versions import ours, versions_of
+from jobs.queue.hosts.presentation import state_of
+from jobs.queue.hosts.redis_access import ADVICE, WORDS, NoRightsError, another_board, probe
 from planner.facts.validation import format_count
 
 PATIENCE_S = 3.0
@@ -210,9 +214,9 @@ def _hosts() -> Iterator[Finding]:
             yield Finding(
                 "fail", "host", f"host {host.name} has not joined, so Meshboard rejects messages from the host", advice
             )
-        for version in versions_of(host.facts):
-            if version.differs:
-                words = f"host {host.name} has {version.name} {version.told}, but the board expects {version.expected}"
+        for package in versions_of(host.facts):
+            if package.differs:
+                words = f"host {host.name} has {package.name} {package.told}, but the board expects {package.expected}"
                 yield Finding(
                     "warn",
                     "host",
@@ -229,3 +233,54 @@ def _hosts() -> Iterator[Finding]:
 def _place() -> str:
     """Without what is secret."""
     return settings.REDIS_URL.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
+
+
+NAMES = {
+    "meshboard": "Meshboard",
+    "python": "Python",
+    "torch": "torch",
+    "nccl": "NCCL",
+    "driver": "NVIDIA driver",
+    "cuda": "CUDA of the driver",
+}
+
+
+class VersionTold(NamedTuple):
+    """`expected` is empty where the board has no opinion; `differs` in what matters between them."""
+
+    name: str
+    told: str
+    expected: str
+    differs: bool
+
+
+def versions_of(facts: dict[str, Any] | None) -> list[VersionTold]:
+    """In the order of NAMES, those that the host told."""
+    told = (facts or {}).get("versions", {})
+    expected = ours()
+    return [
+        VersionTold(words, told[key], expected.get(key, ""), differs(key, told[key], expected.get(key, "")))
+        for key, words in NAMES.items()
+        if told.get(key)
+    ]
+
+
+def differs(key: str, told: str, expected: str) -> bool:
+    """Python up to its minor version; of the others what follows a plus, as CUDA's, says nothing."""
+    if not expected:
+        return False
+    if key == "python":
+        return told.split(".")[:2] != expected.split(".")[:2]
+    return told.partition("+")[0] != expected.partition("+")[0]
+
+
+@cache
+def ours() -> dict[str, str]:
+    """The board's own, and the torch that workers are to have."""
+    told = {"python": platform.python_version()}
+    try:
+        told["meshboard"] = version("meshboard")
+        pins = [found[1] for line in requires("meshboard") or [] if (found := re.match(r"torch==([\w.]+)", line))]
+    except PackageNotFoundError:  # run from its sources
+        return told
+    return told | ({"torch": pins[0]} if pins else {})

@@ -14,9 +14,8 @@ from django.utils import timezone
 
 from contracts.names import cancel_key, save_key
 from jobs.models import HOST_SILENT_AFTER, Host, Job, Member, Status
-from jobs.queue import ending, lifecycle
-from jobs.queue.control import stops
-from jobs.queue.control.outbox import ORDER_LASTS
+from jobs.queue import attempt_completion, lifecycle, termination
+from jobs.queue.order_outbox import ORDER_LASTS
 from jobs.queue.scheduling.scheduler import order_launch
 
 ORDER_AGAIN_AFTER = timedelta(seconds=15)
@@ -35,8 +34,8 @@ def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "")
     answered = listening_since + HOST_SILENT_AFTER  # by then, what was asked of hosts
     unended = Member.objects.filter(ended__isnull=True, host__isnull=False).select_related("host", "attempt__job")
     bulky = ("exit", "attempt__exit", "host__profile", *(f"attempt__job__{name}" for name in BULKY))
-    saving, asked = stops.saving(now), list[tuple[str, int]]()
-    flags = [*_given_up_and_held(), *_given_up_and_heard(now), *ending.doomed()]
+    saving, asked = termination.saving(now), list[tuple[str, int]]()
+    flags = [*_given_up_and_held(), *_given_up_and_heard(now), *attempt_completion.doomed()]
     for member in unended.defer(*bulky).annotate(never_ran=lifecycle.NEVER_RAN):
         job, host = member.attempt.job, cast(Host, member.host)
         key = (job.id, member.attempt.number)
@@ -61,7 +60,7 @@ def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "")
         elif member.missed >= MISSED_IN_A_ROW and now > max(member.ordered + ORDER_LASTS, answered):
             # Not sooner: an order that has not expired may still be carried out, and who has just begun to listen hears
             # at once what was said meanwhile, before any host can answer how the attempt ended.
-            ending.lose(member, f"host {host.name} no longer knows this attempt")
+            attempt_completion.lose(member, f"host {host.name} no longer knows this attempt")
     raise_flags(client, [cancel_key(*key) for key in flags] + [save_key(*key) for key in asked])
 
 

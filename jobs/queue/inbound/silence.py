@@ -1,7 +1,11 @@
-"""Runs that report themselves and fall silent: UNREACHABLE, and ended by their own word or a person's alone."""
+"""Runs that report themselves and fall silent: UNREACHABLE, and ended by their own word or a person's alone.
+
+Since when hosts are heard, and why they may not be: silence while nobody listened is not their own.
+"""
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -9,7 +13,7 @@ from django.utils import timezone
 
 from jobs.core.audit import record
 from jobs.models import ELSEWHERE, HOST_SILENT_AFTER, Attempt, Job, Member, Status
-from jobs.queue import ending, lifecycle
+from jobs.queue import attempt_completion, lifecycle
 
 JOIN_WITHIN = timedelta(minutes=5)  # of the run's start: ranks that import torch from a shared disk at once take long
 OTHERS_ENDED = timedelta(minutes=1)  # who has not joined so long after all others ended never will
@@ -28,7 +32,7 @@ def tell_of_silence() -> None:
         if not words:
             continue
         if not member.claim and _others_ended(member, now):
-            ending.lose(member, f"node {member.host_name} never joined the run")
+            attempt_completion.lose(member, f"node {member.host_name} never joined the run")
         elif member.attempt.job.status == Status.CANCELLING:
             _tell_the_cancelling(member.attempt.job, f"{words}: the run ends when the node has contact again")
         else:
@@ -79,7 +83,7 @@ def give_up(job: Job, by: str) -> None:
             raise HeardError
         attempt = Attempt.objects.get(job=job, number=job.attempt)
         for member in attempt.members.filter(ended__isnull=True).select_related("attempt"):
-            ending.lose(member, f"marked as lost by {by}")
+            attempt_completion.lose(member, f"marked as lost by {by}")
         record(by, "give up", "job", job.id)
 
 
@@ -92,3 +96,37 @@ def _others_ended(member: Member, now: datetime) -> bool:
 def _tell_the_cancelling(job: Job, waits: str) -> None:
     if waits[:500] != job.wait_reason:
         Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason=waits[:500])
+
+
+GAP = timedelta(seconds=10)
+
+
+class Listening:
+    """What the controller knows of its own ears."""
+
+    def __init__(self) -> None:
+        self._since = self._last = timezone.now()
+        self._last_tick = time.monotonic()
+
+    def heard(self) -> None:
+        """Every event there is has been taken in."""
+        if self._deaf():
+            self._since = timezone.now()
+        self._last, self._last_tick = timezone.now(), time.monotonic()
+
+    @property
+    def since(self) -> datetime:
+        """From when on a host's silence is its own; now, while nothing can be heard."""
+        return timezone.now() if self._deaf() else self._since
+
+    def trouble(self) -> str:
+        """Why a host may be well and yet not heard of; empty where there is no such reason."""
+        if self._deaf():
+            return f"the controller has had no connection to Redis since {self._last:%Y-%m-%d %H:%M:%S} UTC"
+        if timezone.now() - self._since <= HOST_SILENT_AFTER:
+            return f"the controller reconnected to Redis only at {self._since:%Y-%m-%d %H:%M:%S} UTC"
+        return ""
+
+    def _deaf(self) -> bool:
+        """By both clocks: while a machine sleeps one of them may stand still, and the other may be set."""
+        return time.monotonic() - self._last_tick > GAP.total_seconds() or abs(timezone.now() - self._last) > GAP

@@ -1,6 +1,8 @@
 """When queued jobs should start: the scheduler's own decisions, played on with predicted durations. An estimate.
 
 A job without a predicted duration counts with its time limit; without that too, nothing is foretold from its end.
+
+What would start now if there were more slots, a pool went on, or a job had another priority. Nothing is changed.
 """
 
 from __future__ import annotations

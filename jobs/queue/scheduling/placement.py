@@ -24,6 +24,16 @@ hosts: if every blocked job kept hosts, a queue of large jobs would idle as many
 A project's quota is never exceeded. Its first job that the quota holds back holds back all behind it of that project,
 or small ones would keep it out for ever; and what a head will need of its project's quota is kept for it as its hosts
 are. One that is larger than the quota holds back nobody.
+
+How a gang lies on hosts: whole or not at all, over as few as possible, each host with a multiple of one unit.
+
+Ranks fill node after node with tp innermost, so a share that is a multiple of the unit (`planner.facts.kinds`) never
+divides a group that must stay inside a host.
+
+The hosts of one device while a pass goes through the queue: who takes which slots, for whom which hosts are kept.
+
+Which preemptible jobs give way: only to a head of higher priority, only where it starts once they are gone, and no
+more of them than it needs. The lowest priority goes first, then the one that ran the shortest.
 """
 
 from __future__ import annotations
@@ -31,11 +41,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from jobs.queue.scheduling.policy.quota import Quotas
-from jobs.queue.scheduling.pool import Pool
-from jobs.queue.scheduling.preemption import preemptions
+from jobs.queue.scheduling.policy import Quotas
+from jobs.queue.scheduling.pool import Pool, preemptions
 from jobs.queue.scheduling.states import HostState, Placement, Preemption, Quota, Waiting
-from jobs.queue.scheduling.waiting import reason
+from jobs.queue.scheduling.waiting_reasons import reason
 
 
 class Plan(NamedTuple):

@@ -1,14 +1,85 @@
-"""The hosts of one device while a pass goes through the queue: who takes which slots, for whom which hosts are kept."""
+"""Distribute the ranks of a job over hosts, reserve hosts for blocked jobs, and select jobs to preempt."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-from jobs.queue.scheduling.gang import Candidate, spread, to_keep
-from jobs.queue.scheduling.states import HostState, Placement, Share, Waiting
-from planner.facts.kinds import SlotDemand
+from jobs.queue.scheduling.states import HostState, Occupant, Placement, Preemption, Share, Waiting
+from planner.facts.kinds import SlotDemand, round_down
+
+
+def spread(demand: SlotDemand, unit: int, free: Mapping[str, int], liked: str = "") -> dict[str, int] | None:
+    """Slots by host, the largest share first: over as few hosts as their free slots allow; None where they cannot.
+
+    Of the hosts that could take the last share it is the one with the fewest free slots, so that large holes stay. Of
+    hosts that are as good the one that is `liked` comes first.
+    """
+
+    def turn(name: str) -> tuple[bool, str]:
+        return name != liked, name
+
+    sizes = [(round_down(slots, unit), name) for name, slots in free.items()]
+    usable = sorted(sizes, key=lambda row: (-row[0], *turn(row[1])))
+    usable = usable[: demand.max_hosts or None]
+    reached = list(accumulate(slots for slots, _ in usable))
+    fewest = next((number for number, slots in enumerate(reached, 1) if slots >= demand.num_slots), None)
+    if fewest is None:
+        return None
+    shares = {name: slots for slots, name in usable[: fewest - 1]}
+    left = demand.num_slots - sum(shares.values())
+    last = min((slots, *turn(name)) for name, slots in free.items() if name not in shares and slots >= left)
+    return {**shares, last[-1]: left}
+
+
+class Candidate(NamedTuple):
+    """A host that could be kept for a gang. `soon`: slots that are free, or will be without waiting for a job's end."""
+
+    name: str
+    slots: int
+    soon: int
+
+
+def to_keep(demand: SlotDemand, unit: int, hosts: Sequence[Candidate]) -> tuple[str, ...]:
+    """The hosts to keep for a gang that cannot start now: as few as would hold it empty, of such sets one that needs
+    few further slots to come free. Nothing where they cannot hold it.
+    """
+    fewest = _fewest(demand, unit, hosts)
+    if fewest is None:
+        return ()
+    soonest = sorted(hosts, key=lambda host: (-round_down(host.soon, unit), host.slots, host.name))
+    largest = sorted(hosts, key=lambda host: (-host.slots, host.name))
+    chosen: list[str] = []
+    slots = 0  # of those chosen
+    after = {host.name for host in largest[: fewest - 1]}  # the largest, as many as are chosen after this one
+    most = sum(round_down(host.slots, unit) for host in largest[: fewest - 1])  # that they could hold
+    for others in reversed(range(fewest)):
+        next_largest = round_down(largest[others].slots, unit)
+        # This one, and the largest after it, hold the gang.
+        lacking = demand.num_slots - slots - most
+        one = next(
+            host
+            for host in soonest
+            if (next_largest if host.name in after else round_down(host.slots, unit)) >= lacking
+        )
+        chosen.append(one.name)
+        slots += round_down(one.slots, unit)
+        if others:
+            left_out = one if one.name in after else largest[others - 1]
+            after.remove(left_out.name)
+            most -= round_down(left_out.slots, unit)
+        largest.remove(one)
+        soonest.remove(one)
+    return tuple(sorted(chosen))
+
+
+def _fewest(demand: SlotDemand, unit: int, hosts: Sequence[Candidate]) -> int | None:
+    if any(host.slots >= demand.num_slots for host in hosts):
+        return 1
+    sizes = sorted((round_down(host.slots, unit) for host in hosts), reverse=True)[: demand.max_hosts or None]
+    return next((n for n, slots in enumerate(accumulate(sizes), 1) if slots >= demand.num_slots), None)
 
 
 class Ground(NamedTuple):
@@ -182,3 +253,49 @@ class Pool:
 
     def _close(self, name: str) -> None:
         del self.open[bisect_left(self.open, (len(self.free[name]), name))]
+
+
+def preemptions(pool: Pool) -> list[Preemption]:
+    """For every head of the pool, on the hosts that are kept for it."""
+    heads = {job.id: job for job in pool.holders.values()}
+    return [each for job in sorted(heads.values(), key=lambda job: job.id) for each in _for(job, pool)]
+
+
+def _for(job: Waiting, pool: Pool) -> list[Preemption]:
+    names = pool.kept[job.id]
+    free = {name: len(pool.free[name]) for name in names}
+    on: dict[str, dict[str, int]] = {}
+    told: dict[str, Occupant] = {}
+    for name in names:
+        for who in pool.taking[name].occupants:
+            if who.leaving:
+                free[name] += who.slots
+            elif who.priority < job.priority:
+                on.setdefault(who.job, {})[name] = who.slots
+                told[who.job] = who
+    victims: list[str] = []
+    for victim in sorted(on, key=lambda one: (told[one].priority, -told[one].began.timestamp(), one)):
+        if _starts(job, pool, free):
+            break
+        victims.append(victim)
+        free = _with(free, on[victim])
+    if not _starts(job, pool, free):
+        return []
+    for victim in victims[::-1]:  # one chosen early may have turned out not to be needed
+        without = _with(free, {name: -slots for name, slots in on[victim].items()})
+        if _starts(job, pool, without):
+            victims.remove(victim)
+            free = without
+    return [Preemption(victim, job.id) for victim in victims]
+
+
+def _starts(job: Waiting, pool: Pool, free: dict[str, int]) -> bool:
+    unit = pool.unit(job)
+    assert unit is not None, "the first job of the queue fits its hosts"
+    if job.num_slots <= max(free.values()):
+        return True
+    return job.max_hosts != 1 and spread(job.demand, unit, free) is not None
+
+
+def _with(free: dict[str, int], more: dict[str, int]) -> dict[str, int]:
+    return {name: slots + more.get(name, 0) for name, slots in free.items()}

@@ -3,6 +3,8 @@
 Deciding holds no lock. Writing does, for one short transaction in which each job placed must still be queued as that
 attempt and no other scheduler may have written since we read. A row that somebody else is changing is not waited for:
 the next pass sees it again.
+
+Where the checkpoint lies that a retry goes on from, and who sends it there where no host of the retry has it.
 """
 
 from __future__ import annotations
@@ -21,14 +23,12 @@ from django.utils import timezone
 from contracts.control import VERSION, Gang, LaunchOrder, Node
 from contracts.names import TASK_LAUNCH, host_queue
 from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Loan, Member, Outbox, SlotAllocation
-from jobs.queue import lifecycle
-from jobs.queue.control import stops
-from jobs.queue.scheduling import checkpoints
-from jobs.queue.scheduling.owners import let_start
+from jobs.queue import lifecycle, termination
+from jobs.queue.scheduling.checkpoint_hosts import kept_checkpoint, lend, order
 from jobs.queue.scheduling.placement import decide, in_words
-from jobs.queue.scheduling.reasons import explain
-from jobs.queue.scheduling.snapshot import PAUSED, Queued, hosts_now, queue_now, queue_paused, quotas_now
+from jobs.queue.scheduling.snapshot import PAUSED, Queued, hosts_now, let_start, queue_now, queue_paused, quotas_now
 from jobs.queue.scheduling.states import Placement, Share
+from jobs.queue.scheduling.store_reasons import explain
 from jobs.queue.sent import spec_for_hosts
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def schedule(trouble: str = "") -> int:
         return placed
     plan = in_words(found)
     for each in plan.preempted:
-        stops.preempt(each.victim, each.for_job, by_id[each.for_job].job.name)
+        termination.preempt(each.victim, each.for_job, by_id[each.for_job].job.name)
     explain(queue, plan.reasons)
     return placed
 
@@ -118,7 +118,7 @@ def order_launch(job: Job, member: Member) -> None:
     slots = sorted(member.allocations.values_list("slot", flat=True))
     _order(job, member, slots, _nodes(members)).save()
     if member.node == 0 and (loan := Loan.objects.filter(attempt=member.attempt).first()):
-        checkpoints.order(loan).save()
+        order(loan).save()
 
 
 def _keep(now: KeptHosts, before: KeptHosts, keys: dict[str, int], turn: Turn) -> None:
@@ -163,7 +163,7 @@ def _start(placements: list[Placement], queue: dict[str, Queued], keys: dict[str
             for slot in share.slots
         )
         hosts_of = {p.job: [share.host for share in p.shares] for p in placements}
-        lent = checkpoints.lend((attempt, hosts_of[attempt.job_id]) for attempt in created)
+        lent = lend((attempt, hosts_of[attempt.job_id]) for attempt in created)
         Outbox.objects.bulk_create([*_orders(pairs, members), *lent])
     return len(pairs)
 
@@ -204,7 +204,7 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
     )
     if len(nodes) > 1:
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
-    if job.attempt > 1 and (kept := checkpoints.kept_checkpoint(job)):
+    if job.attempt > 1 and (kept := kept_checkpoint(job)):
         order["checkpoint"] = kept
     # An expression, so that Django sends rows: of columns as arrays, psycopg quotes a JSON letter by letter.
     arguments = Value([order], JSONField())

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from django.db.models import F, Q, QuerySet
 
 from jobs.models import Attempt, Host, Job, Status
-from jobs.queue.outcomes import checked_result
+from jobs.queue.attempt_completion import checked_result
 from planner.facts.collectives import LabPoint, LabResult, LabStep
 from planner.facts.spec import LabPrimitive
 

@@ -14,9 +14,9 @@ from contracts.codec import BadMessageError, decode_log_part, validate_log_order
 from contracts.logs import VERSION, LogFile, LogOrder, LogPart
 from contracts.names import TASK_READ_LOG, host_queue, log_key
 from contracts.security import SIGNATURE_BYTES
+from jobs.core.credentials import signed_by
 from jobs.core.redis_connection import connect
-from jobs.core.sealed_values import signed_by
-from jobs.queue.control.outbox import producer
+from jobs.queue.order_outbox import producer
 from jobs.runs.logs.places import NoLogError, Place
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from jobs.core.run_tokens import find
+from jobs.core.credentials import find
 from jobs.models import RunToken
 
 SCHEME = "Run"

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from contracts.fields import HOST_NAME_PATTERN, Address
 from jobs.models.names import Named
-from jobs.queue.shelf import MOST_TAGS, NewTag
+from jobs.queue.tags_and_archive import MOST_TAGS, NewTag
 from planner.facts.parse_spec import convert_error
 from planner.facts.resources import Device
 from planner.facts.spec import Argument

@@ -1,6 +1,7 @@
-"""What a run that somebody launched elsewhere may say: that it began, who of it speaks, how it stands, how it ended.
+"""Record the start, members, state, and end that an external run reports.
 
-It takes no slot and waits in no queue. `jobs.queue.lifecycle` and `jobs.queue.ending` write what follows from it.
+An external run takes no slot and does not queue. `jobs.queue.lifecycle` and `jobs.queue.attempt_completion` store its
+state changes.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from django.utils import timezone
 
 from contracts.control import AttemptReport, ExitReport
 from jobs.core.audit import record
-from jobs.core.run_tokens import digest, issue
+from jobs.core.credentials import digest, issue
 from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, JobTag, Member, ReportedRun, RunToken, StateChange, Status
 from jobs.people.notifications.outbox import write
 from jobs.planning.foretold import foretold
 from jobs.planning.hardware import cluster_for
-from jobs.queue import ending, lifecycle
-from jobs.queue.control import stops
-from jobs.queue.inbound.hearing import hear_checkpoint
+from jobs.queue import attempt_completion, lifecycle, termination
+from jobs.queue.inbound.event_handlers import hear_checkpoint
 from jobs.runs.reporting.requests import NodeRequest, RunRequest
 from planner.cost.oversize import parse_plannable
 from planner.facts.kinds import KINDS
@@ -256,5 +256,5 @@ def _take_exit(member: Member, told: ExitReport | None) -> None:
             job_id, number = member.attempt.job_id, member.attempt.number
             lifecycle.change(job_id, number, Status.CANCELLING, told["reason"])
         if told.get("preempted") and ours:
-            stops.stop(member.attempt.job_id, member.attempt.number, "preempted", told["reason"])
-        ending.end(member, told)
+            termination.stop(member.attempt.job_id, member.attempt.number, "preempted", told["reason"])
+        attempt_completion.end(member, told)

@@ -27,13 +27,12 @@ from contracts.names import LEGACY_EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH,
 from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Member, Outbox, SlotAllocation, Status
 from jobs.operations import controller
 from jobs.operations.controller import Controller
-from jobs.queue import actions
-from jobs.queue.control import outbox
-from jobs.queue.control.outbox import ORDER_LASTS, deliver
+from jobs.queue import actions, order_outbox
 from jobs.queue.engines import hosts
 from jobs.queue.inbound import deadletters
-from jobs.queue.inbound.events import drain
-from jobs.queue.inbound.listening import Listening
+from jobs.queue.inbound.silence import Listening
+from jobs.queue.inbound.streams import drain
+from jobs.queue.order_outbox import ORDER_LASTS, deliver
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, say
 from tests.planner.wrong_specs import GOOD
@@ -280,7 +279,7 @@ def test_an_order_is_kept_while_the_database_is_away(
 ) -> None:
     schedule()
     with monkeypatch.context() as broken:
-        broken.setattr(outbox, "sealed_for", Mock(side_effect=OperationalError("database is locked")))
+        broken.setattr(order_outbox, "sealed_for", Mock(side_effect=OperationalError("database is locked")))
         with pytest.raises(OperationalError):
             deliver(live_redis)
     assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1

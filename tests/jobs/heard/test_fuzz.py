@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from contracts.names import events_stream
 from contracts.security import build_signed_entry
-from jobs.core.sealed_values import signing_keys
+from jobs.core.credentials import signing_keys
 from jobs.models import Attempt, Cursor, DeadLetter, Job, SlotAllocation, Status, cursor_of
 from jobs.queue import actions
-from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.streams import drain
 from jobs.queue.scheduling.scheduler import schedule
 from tests.contracts.test_codec import SUMMARY
 from tests.jobs.conftest import attempt_event, host_event, report, say

@@ -16,9 +16,9 @@ from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_RESEND_REPORT, c
 from jobs.core.job_details import job_detail
 from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
-from jobs.queue.inbound import inboxes
-from jobs.queue.inbound.events import drain
+from jobs.queue.inbound import streams
 from jobs.queue.inbound.reconcile import reconcile
+from jobs.queue.inbound.streams import drain
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say, signed
 from tests.planner.wrong_specs import GOOD
@@ -329,14 +329,14 @@ def test_what_was_said_again_and_again_while_nobody_listened_is_taken_in_once(
     job: Job, live_redis: redis.Redis, django_assert_max_num_queries: Any
 ) -> None:
     for state in ("starting", "running"):
-        for _ in range(inboxes.CHUNK):
+        for _ in range(streams.CHUNK):
             say(live_redis, host_event(attempts=[report(job.id, 1, state)]))
             say(live_redis, attempt_event(job.id, 1, state))
     say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
     last = host_event()
     say(live_redis, last)
     with django_assert_max_num_queries(200):  # each by itself: far more
-        assert sum(iter(lambda: drain(live_redis), 0)) == 4 * inboxes.CHUNK + 2
+        assert sum(iter(lambda: drain(live_redis), 0)) == 4 * streams.CHUNK + 2
     assert [change.status for change in StateChange.objects.filter(job=job)] == [
         "queued", "starting", "running", "succeeded",
     ]  # fmt: skip

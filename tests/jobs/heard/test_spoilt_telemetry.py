@@ -15,7 +15,7 @@ from contracts.names import telemetry_stream
 from jobs.models import Attempt, Host, Job, Member, Status
 from jobs.operations.metrics.ranks import of_streams
 from jobs.pages.jobs import nowtraffic, progress
-from jobs.queue.control.idle import Idle
+from jobs.queue.termination import Idle
 from tests.jobs.api.following import step
 
 SPOILT = [

@@ -12,9 +12,9 @@ from django.utils import timezone
 from contracts.names import TASK_LAUNCH, cancel_key
 from jobs.core.job_details import job_detail
 from jobs.models import Attempt, Cursor, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
-from jobs.queue import actions, ending
-from jobs.queue.inbound.events import drain
+from jobs.queue import actions, attempt_completion
 from jobs.queue.inbound.reconcile import reconcile
+from jobs.queue.inbound.streams import drain
 from jobs.queue.leases import held_back
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say
@@ -56,7 +56,7 @@ def status(job: Job) -> str:
 def test_it_is_reachable_for_as_long_as_its_supervisor_speaks(job: Job, live_redis: redis.Redis) -> None:
     reconcile(live_redis, LONG_AGO)
     assert status(job) == Status.RUNNING
-    assert not ending.silent_members(Attempt.objects.get()).exists()
+    assert not attempt_completion.silent_members(Attempt.objects.get()).exists()
     supervisor_falls_silent()
     reconcile(live_redis, LONG_AGO)
     assert status(job) == Status.UNREACHABLE

@@ -9,8 +9,7 @@ import redis
 
 from contracts.names import events_stream
 from jobs.models import Cursor, DeadLetter, Host
-from jobs.queue.inbound.events import drain, wait_for_event
-from jobs.queue.inbound.inboxes import SET_ASIDE_S
+from jobs.queue.inbound.streams import SET_ASIDE_S, drain, wait_for_event
 from tests.jobs.conftest import host_event, say, signed
 
 EVENTS = events_stream("host-a")

@@ -17,8 +17,8 @@ from contracts.hosts import JoinResponse
 from contracts.security import build_signed_entry
 from jobs.models import Member
 from jobs.queue import actions
-from jobs.queue import host_changes as staff
-from jobs.queue.hosts import tokens
+from jobs.queue import staff_actions as staff
+from jobs.queue.hosts import joining
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.hosts.test_join import IDENTITIES, request
 from tests.planner.wrong_specs import GOOD
@@ -38,7 +38,7 @@ class Guest(NamedTuple):
 
 
 def admitted(name: str, identity: str = IDENTITIES[0]) -> Guest:
-    token = tokens.mint("staff", tokens.TokenQuery())[1]
+    token = joining.mint("staff", joining.TokenQuery())[1]
     joined, _ = staff.join(validate_join_request(request(name, identity, token=token)), "127.0.0.1")
     return Guest(name, joined, redis.Redis.from_url(joined["redis_url"], socket_timeout=5))
 

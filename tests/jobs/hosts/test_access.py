@@ -30,13 +30,12 @@ from contracts.names import (
     telemetry_stream,
 )
 from jobs.models import DeadLetter, Host, Loan, Member, Outbox
-from jobs.queue import host_changes as staff
-from jobs.queue.control.outbox import deliver
-from jobs.queue.hosts.access import FAREWELL, Access
-from jobs.queue.hosts.rights import user_of
-from jobs.queue.inbound import events, inboxes
-from jobs.queue.inbound.events import drain
-from jobs.queue.inbound.inboxes import MOST_ENTRIES
+from jobs.queue import staff_actions as staff
+from jobs.queue.hosts.redis_access import FAREWELL, Access, user_of
+from jobs.queue.inbound import streams
+from jobs.queue.inbound import streams as events
+from jobs.queue.inbound.streams import MOST_ENTRIES, drain
+from jobs.queue.order_outbox import deliver
 from tests.jobs.conftest import host_event
 from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
@@ -124,15 +123,15 @@ def test_what_waits_of_one_host_is_bounded_in_bytes(
     guests: tuple[Guest, Guest], live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, b = guests
-    monkeypatch.setattr(inboxes, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(streams, "MOST_BYTES", 2**20)
     monkeypatch.setattr(events, "LISTENS_S", 0.0)
     for _ in range(100):
         b.redis.xadd(events_stream("host-b"), {"b": b"\0" * 2**16})
-    assert drain(live_redis) == inboxes.CHUNK
+    assert drain(live_redis) == streams.CHUNK
     assert live_redis.memory_usage(events_stream("host-b")) <= 2**20
     letter = DeadLetter.objects.filter(reason__contains="bytes were waiting").get()
     assert letter.sender == "host-b"
-    assert 0 < drain(live_redis) < 68 - inboxes.CHUNK
+    assert 0 < drain(live_redis) < 68 - streams.CHUNK
     assert drain(live_redis) == 0
 
 

@@ -21,10 +21,9 @@ from rest_framework.test import APIClient
 
 from contracts.codec import validate_join_request
 from jobs.models import AuditEntry, Host, JoinToken
-from jobs.queue import host_changes as staff
-from jobs.queue.hosts import joining, tokens
-from jobs.queue.hosts.access import Access
-from jobs.queue.hosts.rights import user_of
+from jobs.queue import staff_actions as staff
+from jobs.queue.hosts import joining
+from jobs.queue.hosts.redis_access import Access, user_of
 from tests.jobs.conftest import run_together
 
 Api = Callable[[User | None], APIClient]
@@ -50,7 +49,7 @@ def request(name: str = "gpu-7", identity: str = IDENTITIES[0], **changes: Any) 
 
 
 def token(**asked: Any) -> str:
-    return tokens.mint("staff", tokens.TokenQuery(**{"uses": None, **asked}))[1]
+    return joining.mint("staff", joining.TokenQuery(**{"uses": None, **asked}))[1]
 
 
 def asked(api: Api, body: object, **headers: Any) -> Any:
@@ -80,7 +79,7 @@ def test_only_the_hash_of_a_token_is_stored(db: None) -> None:
     text = token()
     row = JoinToken.objects.values().get()
     assert text not in repr(row)
-    assert text.removeprefix(tokens.PREFIX) not in repr(row)
+    assert text.removeprefix(joining.PREFIX) not in repr(row)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_a_token_for_two_lets_two_in_however_many_ask(each_database: str, live_r
     def ask(number: int) -> None:
         try:
             staff.join(validate_join_request(request(f"gpu-{number}", token=told)), "127.0.0.1")
-        except tokens.TokenError as error:
+        except joining.TokenError as error:
             refused.append(str(error))
 
     run_together([lambda n=n: ask(n) for n in range(6)])  # type: ignore[misc]
@@ -317,7 +316,7 @@ def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
     monkeypatch.delenv("MESHBOARD_JOIN_TOKEN")
     call_command("join_token", "--given", stdout=StringIO())
     assert JoinToken.objects.count() == 2, "it is the one that was there"
-    tokens.revoke(JoinToken.objects.latest("id"))
+    joining.revoke(JoinToken.objects.latest("id"))
     call_command("join_token", "--given", stdout=(told := StringIO()))
     assert told.getvalue().startswith("The token in MESHBOARD_JOIN_TOKEN is invalid. This join token was revoked")
     assert asked(api, request("gpu-9", token=given)).status_code == 401

@@ -21,7 +21,7 @@ from contracts.codec import encode_log_part
 from contracts.logs import VERSION, LogPart
 from contracts.names import host_queue, log_key
 from contracts.security import prepend_signature
-from jobs.core.sealed_values import signing_keys
+from jobs.core.credentials import signing_keys
 from jobs.models import Host, Job, Member
 from jobs.runs.logs import ask as asking
 from jobs.runs.logs import whole

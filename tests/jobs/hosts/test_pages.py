@@ -18,10 +18,9 @@ from jobs.operations.metrics.catalogue import SLOTS
 from jobs.operations.metrics.figures import figures
 from jobs.planning.hardware import known_hosts
 from jobs.queue import actions
-from jobs.queue.hosts.grid import MOST_IN_LEGEND, grid
-from jobs.queue.hosts.state import state_of
-from jobs.queue.hosts.versions import differs, versions_of
-from jobs.queue.inbound.events import drain
+from jobs.queue.hosts.checks import differs, versions_of
+from jobs.queue.hosts.presentation import MOST_IN_LEGEND, grid, state_of
+from jobs.queue.inbound.streams import drain
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import host_event, say
 from tests.planner.wrong_specs import GOOD

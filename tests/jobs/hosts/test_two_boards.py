@@ -10,11 +10,10 @@ import redis
 
 from jobs.models import Host, Lease
 from jobs.operations.controller import Controller
-from jobs.queue import host_changes as staff
-from jobs.queue.control import lease
-from jobs.queue.hosts.access import NoRightsError
+from jobs.queue import staff_actions as staff
+from jobs.queue import work_lease
 from jobs.queue.hosts.checks import board
-from jobs.queue.hosts.rights import user_of
+from jobs.queue.hosts.redis_access import NoRightsError, user_of
 from tests.jobs.hosts.guests import Guest, admitted
 
 
@@ -75,6 +74,6 @@ def test_controllers_of_one_board_take_over_from_each_other(
 ) -> None:
     """Also where the first was killed and gave nothing back."""
     Lease.objects.update(ticked=None)
-    monkeypatch.setattr(lease, "LASTS_S", 0.0)
+    monkeypatch.setattr(work_lease, "LASTS_S", 0.0)
     Controller().turn()
     assert Lease.objects.get().ticked is not None

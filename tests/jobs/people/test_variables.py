@@ -17,11 +17,11 @@ from rest_framework.test import APIClient
 
 from contracts.names import host_queue
 from contracts.security import MAX_VARIABLE_BYTES, MAX_VARIABLES, DecryptionError, decrypt_variables
-from jobs.core.sealed_values import signing_keys
+from jobs.core.credentials import signing_keys
 from jobs.models import Attempt, Host, Job, Member, Membership, Project, Status
 from jobs.people import variables
 from jobs.queue import actions
-from jobs.queue.control.outbox import deliver
+from jobs.queue.order_outbox import deliver
 from jobs.queue.scheduling.scheduler import schedule
 from planner.facts.validation import SpecError
 from tests.jobs.people.plaintext import tables_that_tell

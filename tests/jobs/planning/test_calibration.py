@@ -13,7 +13,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import Attempt, Host, Job, Status
-from jobs.queue.inbound.hearing import hear
+from jobs.queue.inbound.event_handlers import hear
 from jobs.queue.scheduling import scheduler
 from tests.jobs.conftest import attempt_event
 

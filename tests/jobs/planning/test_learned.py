@@ -19,8 +19,8 @@ from rest_framework.test import APIClient
 from jobs.models import Attempt, DeadLetter, Host, HostRun, Job, Status
 from jobs.planning import learned
 from jobs.queue import actions
-from jobs.queue.inbound.events import drain
-from jobs.queue.inbound.hearing import hear
+from jobs.queue.inbound.event_handlers import hear
+from jobs.queue.inbound.streams import drain
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.runs.traces.links import links
 from planner.cost.timing import step_time

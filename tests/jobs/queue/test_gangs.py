@@ -14,9 +14,9 @@ from django.utils import timezone
 from contracts.codec import validate_launch_order
 from contracts.names import TASK_LAUNCH, cancel_key
 from jobs.models import Attempt, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, Status
-from jobs.queue import actions, ending
-from jobs.queue.inbound.events import drain
+from jobs.queue import actions, attempt_completion
 from jobs.queue.inbound.reconcile import reconcile
+from jobs.queue.inbound.streams import drain
 from jobs.queue.leases import held_back
 from jobs.queue.lifecycle import start
 from jobs.queue.scheduling.scheduler import order_launch, schedule
@@ -168,7 +168,7 @@ def test_an_end_told_twice_changes_nothing(gang: Job, live_redis: redis.Redis) -
     ends(live_redis, gang, "host-a", "failed", reason="first")
     ends(live_redis, gang, "host-a", "succeeded", reason="second")
     assert Member.objects.get(node=0).reason == "first"
-    assert ending.doomed() == [(gang.id, 1)]
+    assert attempt_completion.doomed() == [(gang.id, 1)]
 
 
 @pytest.fixture

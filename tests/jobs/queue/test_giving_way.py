@@ -12,10 +12,9 @@ from django.utils import timezone
 
 from contracts.names import cancel_key, save_key
 from jobs.models import Host, Job, StateChange, Status
-from jobs.queue import actions
-from jobs.queue.control import stops
-from jobs.queue.inbound.events import drain
+from jobs.queue import actions, termination
 from jobs.queue.inbound.reconcile import reconcile
+from jobs.queue.inbound.streams import drain
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say
 from tests.jobs.planning.test_learned import disproved, exit_event, summary
@@ -32,7 +31,7 @@ def preempted(client: redis.Redis, *, ran: bool = True, **changes: Any) -> Job:
     schedule()
     say(client, host_event(attempts=[report(job.id, 1, "running" if ran else "starting")]))
     drain(client)
-    assert stops.preempt(job.id, "other", "other")
+    assert termination.preempt(job.id, "other", "other")
     reconcile(client, LONG_AGO)
     job.refresh_from_db()
     assert job.status == Status.CANCELLING
@@ -91,7 +90,7 @@ def test_what_had_done_all_before_it_gave_way_is_not_run_again(each_database: st
 
 @pytest.mark.usefixtures("db")
 @pytest.mark.parametrize("why", ["time limit", "idle"])
-def test_nor_has_it_failed_by_a_limit_that_came_too_late(live_redis: redis.Redis, why: stops.Why) -> None:
+def test_nor_has_it_failed_by_a_limit_that_came_too_late(live_redis: redis.Redis, why: termination.Why) -> None:
     job = preempted(live_redis, retry={"max_attempts": 3})
     Job.objects.update(stop=why)
     say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))

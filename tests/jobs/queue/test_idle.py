@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 
 from contracts.names import telemetry_stream
 from jobs.models import Job, StateChange
-from jobs.queue.control import idle
+from jobs.queue import termination
 from tests.jobs.metrics.board import board, go_on, tell
 
 
@@ -16,10 +16,10 @@ def test_a_step_that_is_told_between_two_looks_is_one(
     owner: User, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(idle.time, "monotonic", lambda: now)
+    monkeypatch.setattr(termination.time, "monotonic", lambda: now)
     job = board(owner)
     Job.objects.filter(id=job.id).update(idle_limit_s=12)
-    looking = idle.Idle()
+    looking = termination.Idle()
     for step in (1, 2, 3):
         tell(live_redis, job.id, step)
         go_on(live_redis, job.id)

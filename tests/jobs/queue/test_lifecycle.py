@@ -17,9 +17,9 @@ from rest_framework.test import APIClient
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, host_queue
 from jobs.core.retries import why_again
 from jobs.models import TERMINAL, Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
-from jobs.queue import actions, ending, lifecycle
-from jobs.queue.inbound.events import drain
+from jobs.queue import actions, attempt_completion, lifecycle
 from jobs.queue.inbound.reconcile import reconcile
+from jobs.queue.inbound.streams import drain
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, run_together, say
@@ -185,7 +185,7 @@ def test_two_schedulers_at_once_start_a_job_once(make_host: Callable[..., Host])
         assert Attempt.objects.filter(job=job).count() == 1
         assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
         Outbox.objects.all().delete()
-        ending.lose(Member.objects.get(attempt__job=job), "make room")
+        attempt_completion.lose(Member.objects.get(attempt__job=job), "make room")
 
 
 def test_a_run_that_was_disproved_is_not_gone_on_with(

@@ -15,9 +15,8 @@ from contracts.control import LaunchOrder, LendOrder
 from contracts.names import TASK_LAUNCH, TASK_LEND, host_queue, loan_key
 from jobs.models import Attempt, Host, Job, Loan, Member, Outbox, Status
 from jobs.queue import actions
-from jobs.queue.control.outbox import COMPLETED
-from jobs.queue.hosts.access import wanted_rules
-from jobs.queue.hosts.rights import user_of
+from jobs.queue.hosts.redis_access import user_of, wanted_rules
+from jobs.queue.order_outbox import COMPLETED
 from jobs.queue.scheduling.scheduler import order_launch, schedule
 from tests.planner.wrong_specs import GOOD
 

@@ -43,12 +43,12 @@ from jobs.models import (
     StateChange,
     Status,
 )
-from jobs.queue import actions, staff
-from jobs.queue.control.rules import apply_rules
-from jobs.queue.inbound.events import drain
+from jobs.queue import actions, staff_actions
 from jobs.queue.inbound.reconcile import reconcile
+from jobs.queue.inbound.streams import drain
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.scheduling.scheduler import schedule
+from jobs.queue.termination import apply_rules
 from tests.jobs.conftest import attempt_event, host_event, report, run_together, say
 
 SLOTS, QUOTA = 4, 3
@@ -191,13 +191,13 @@ class QueueMachine(RuleBasedStateMachine):
 
     def act(self, job: str, what: str) -> None:
         if what == "hold":
-            staff.hold([job], "player")
+            staff_actions.hold([job], "player")
         elif what == "release":
-            staff.release([job], "player")
+            staff_actions.release([job], "player")
         elif what == "priority":
-            staff.prioritise([job], 1, "player")
+            staff_actions.prioritise([job], 1, "player")
         else:
-            staff.move(job, "up" if what == "up" else "top", "player")
+            staff_actions.move(job, "up" if what == "up" else "top", "player")
 
     @rule(one=ANY)
     def queue_again(self, one: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from contracts.control import ExitReport
-from jobs.queue.outcomes import merged
+from jobs.queue.attempt_completion import merged
 from jobs.runs.baselines.facts import facts
 
 

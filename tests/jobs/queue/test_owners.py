@@ -9,11 +9,11 @@ import pytest
 from django.contrib.auth.models import Permission, User
 
 from jobs.models import Dependency, Host, Job, Membership, Project, Role, Status
-from jobs.queue import actions, lifecycle, staff
-from jobs.queue.control import stops
-from jobs.queue.control.rules import apply_rules
-from jobs.queue.scheduling.owners import DISABLED, NO_SUBMITTER
+from jobs.queue import actions, lifecycle, termination
+from jobs.queue import staff_actions as staff
 from jobs.queue.scheduling.scheduler import schedule
+from jobs.queue.scheduling.snapshot import DISABLED, NO_SUBMITTER
+from jobs.queue.termination import apply_rules
 from tests.jobs.queue.test_policy import status
 from tests.jobs.queue.test_scheduler import busy, queued, reason, statements
 from tests.planner.wrong_specs import GOOD
@@ -56,7 +56,7 @@ def test_nor_again_nor_after_another(owner: User, stranger: User, make_host: Mak
     for job in (retried, gave_way):
         for member in job.attempts.get().members.all():
             lifecycle.release(member)
-    assert stops.preempt(gave_way.id, "other", "other")
+    assert termination.preempt(gave_way.id, "other", "other")
     lifecycle.change(gave_way.id, 1, Status.CANCELLED, "it gave way")
     enabled(owner, False)
     for job in (retried, gave_way):

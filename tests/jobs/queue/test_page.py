@@ -18,7 +18,7 @@ from jobs.queue.scheduling.forecast import MOST_JOBS, Running, forecast, started
 from jobs.queue.scheduling.placement import decide, place
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.states import Quota, Share
-from jobs.queue.scheduling.waiting import with_fact_first
+from jobs.queue.scheduling.waiting_reasons import with_fact_first
 from tests.jobs.queue.placing import host, job
 from tests.jobs.queue.test_scheduler import busy, queued
 

@@ -28,15 +28,13 @@ from jobs.models import (
     StateChange,
     Status,
 )
-from jobs.queue import actions, lifecycle, staff
-from jobs.queue.control import stops
-from jobs.queue.control.rules import apply_rules
-from jobs.queue.inbound.events import drain
+from jobs.queue import actions, lifecycle, staff_actions, termination
+from jobs.queue.inbound.streams import drain
 from jobs.queue.scheduling.placement import in_order
-from jobs.queue.scheduling.policy.share import Use, decayed, factors
-from jobs.queue.scheduling.policy.standing import Rates, standing
+from jobs.queue.scheduling.policy import Rates, Use, decayed, factors, standing
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.snapshot import queue_now
+from jobs.queue.termination import apply_rules
 from planner.facts.validation import SpecError
 from tests.jobs.conftest import attempt_event, say
 from tests.jobs.queue.test_scheduler import busy, queued, reason
@@ -106,16 +104,16 @@ def test_the_queue_goes_by_priority_age_share_and_hand(owner: User, make_host: M
     hours_ago(heavy, 40)
     assert order() == ["heavy", "urgent", "light"], "40 hours are 4 points"
     hours_ago(heavy, 2)
-    assert staff.move(heavy.id, "top", "boss")
+    assert staff_actions.move(heavy.id, "top", "boss")
     assert order() == ["urgent", "heavy", "light"], "the top of its priority"
-    assert staff.move(heavy.id, "down", "boss")
+    assert staff_actions.move(heavy.id, "down", "boss")
     assert order() == ["urgent", "light", "heavy"]
-    assert not staff.move(heavy.id, "down", "boss"), "it is last already"
-    assert not staff.move(urgent.id, "up", "boss")
-    assert staff.move_before(heavy.id, light.id, "boss")
+    assert not staff_actions.move(heavy.id, "down", "boss"), "it is last already"
+    assert not staff_actions.move(urgent.id, "up", "boss")
+    assert staff_actions.move_before(heavy.id, light.id, "boss")
     assert order() == ["urgent", "heavy", "light"]
-    assert not staff.move_before(heavy.id, urgent.id, "boss"), "another priority"
-    assert staff.prioritise([light.id, heavy.id], 1, "boss") == sorted([light.id, heavy.id])
+    assert not staff_actions.move_before(heavy.id, urgent.id, "boss"), "another priority"
+    assert staff_actions.prioritise([light.id, heavy.id], 1, "boss") == sorted([light.id, heavy.id])
     told = AuditEntry.objects.filter(what="priority").values_list("name", "before", "after", "who")
     assert set(told) == {(light.id, 0, 1, "boss"), (heavy.id, 0, 1, "boss")}
 
@@ -132,22 +130,22 @@ def test_jobs_of_equal_points_are_moved_all_the_same(owner: User) -> None:
         wanted = [name for name in now if name != now[at]]
         before = wanted.index(now[to])
         wanted.insert(before, now[at])
-        assert staff.move_before(jobs[now[at]], jobs[now[to]], "boss")
+        assert staff_actions.move_before(jobs[now[at]], jobs[now[to]], "boss")
         assert order() == wanted
     first = order()
-    assert staff.move(jobs[first[3]], "up", "boss")
+    assert staff_actions.move(jobs[first[3]], "up", "boss")
     assert order() == [first[0], first[1], first[3], first[2], first[4]]
 
 
 def test_a_held_job_waits_and_holds_up_nobody(owner: User, make_host: MakeHost) -> None:
     make_host()
     held, free = queued(owner, 4)[0], queued(owner, 1)[0]
-    assert staff.hold([held.id, "absent"], "boss") == [held.id]
-    assert staff.hold([held.id], "boss") == []
+    assert staff_actions.hold([held.id, "absent"], "boss") == [held.id]
+    assert staff_actions.hold([held.id], "boss") == []
     assert schedule() == 1
     assert reason(held) == "The job is held until staff release it."
     assert status(free) == Status.STARTING
-    assert staff.release([held.id], "boss") == [held.id]
+    assert staff_actions.release([held.id], "boss") == [held.id]
     schedule()
     assert "Host host-a has 3 of 4 slots free." in reason(held)
     assert list(AuditEntry.objects.values_list("what", "before", "after")) == [
@@ -164,15 +162,15 @@ def test_a_paused_queue_starts_nothing_and_a_paused_pool_nothing_on_its_hosts(ow
     )  # fmt: skip
     pool = Pool.objects.create(name="large", labels=["big"])
     job, pooled = queued(owner, 1)[0], queued(owner, 1, pool="large")[0]
-    assert staff.pause_queue(True, "boss")
-    assert not staff.pause_queue(True, "boss")
+    assert staff_actions.pause_queue(True, "boss")
+    assert not staff_actions.pause_queue(True, "boss")
     assert schedule() == 0
     assert reason(job) == "The queue is paused, so no job starts."
-    staff.pause_queue(False, "boss")
-    staff.pause_pool(pool, True, "boss")
+    staff_actions.pause_queue(False, "boss")
+    staff_actions.pause_pool(pool, True, "boss")
     assert schedule() == 1
     assert reason(pooled) == "Every CPU host of pool large is in the paused pool large."
-    staff.pause_pool(pool, False, "boss")
+    staff_actions.pause_pool(pool, False, "boss")
     assert schedule() == 1
     assert AuditEntry.objects.count() == 4
 
@@ -329,8 +327,8 @@ def test_a_preemptible_job_gives_way_and_goes_on_later(
 def test_a_cancel_while_it_gives_way_is_a_cancel(owner: User, make_host: MakeHost, live_redis: redis.Redis) -> None:
     make_host(slots=1)
     job = running(owner, live_redis, run={"preemptible": True})
-    assert stops.preempt(job.id, "other", "other")
-    assert not stops.preempt(job.id, "other", "other")
+    assert termination.preempt(job.id, "other", "other")
+    assert not termination.preempt(job.id, "other", "other")
     job.refresh_from_db()
     assert actions.cancel(job, "owner")
     ends(live_redis, job, "cancelled")

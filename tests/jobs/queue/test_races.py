@@ -14,10 +14,10 @@ from django.utils import timezone
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH
 from jobs.models import TERMINAL, Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
-from jobs.queue.control.lease import WorkLease
-from jobs.queue.inbound.events import drain
+from jobs.queue.inbound.streams import drain
 from jobs.queue.lifecycle import MAY_BECOME
 from jobs.queue.scheduling.scheduler import schedule
+from jobs.queue.work_lease import WorkLease
 from tests.jobs.conftest import attempt_event, host_event, report, run_together, say
 from tests.planner.wrong_specs import GOOD
 
@@ -132,7 +132,7 @@ def test_of_two_controllers_one_works_and_the_other_takes_over(monkeypatch: pyte
     assert first.hold() is not second.hold()
     working, waiting = (first, second) if first.hold() else (second, first)
     assert not waiting.hold()
-    monkeypatch.setattr("jobs.queue.control.lease.LASTS_S", 0.0)
+    monkeypatch.setattr("jobs.queue.work_lease.LASTS_S", 0.0)
     assert waiting.hold(), "the one that stood still has lost it"
     monkeypatch.undo()
     assert not working.hold()

@@ -14,11 +14,10 @@ from django.utils import timezone
 from jobs.models import Attempt, Host, Job, Member, Project, QueueState, Status
 from jobs.queue import actions
 from jobs.queue.engines.slurm.engine import SlurmEngine
-from jobs.queue.engines.slurm.rows import name_of
 from jobs.queue.engines.slurm.site import Site
-from jobs.queue.scheduling.owners import DISABLED
+from jobs.queue.engines.slurm.states import name_of
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.queue.scheduling.snapshot import held_slots
+from jobs.queue.scheduling.snapshot import DISABLED, held_slots
 from planner.facts.validation import SpecError
 from tests.support.processes import wait_until
 

@@ -11,12 +11,12 @@ import redis
 from django.contrib.auth.models import User
 
 from contracts.codec import validate_allocation_order
-from jobs.core.run_tokens import issue
+from jobs.core.credentials import issue
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions, lifecycle
-from jobs.queue.engines.slurm import attempts, ends
-from jobs.queue.engines.slurm.rows import SlurmJob, name_of
+from jobs.queue.engines.slurm import attempts as slurm_attempts
 from jobs.queue.engines.slurm.site import Site
+from jobs.queue.engines.slurm.states import SlurmJob, name_of
 from tests.jobs.conftest import report
 from tests.jobs.reporting.nodes import Node
 
@@ -33,7 +33,7 @@ def attempt(owner: User, live_redis: redis.Redis, settings: Any) -> Attempt:
     """Submitted, and pending in Slurm's queue."""
     settings.SLURM = SITE._asdict()
     job, _ = actions.submit(owner, SPEC)
-    attempts.begin(job)
+    slurm_attempts.begin(job)
     return Attempt.objects.get()
 
 
@@ -48,7 +48,7 @@ def slurm_s(attempt: Attempt, state: str) -> SlurmJob:
 
 
 def finished(attempt: Attempt, state: str) -> Job:
-    ends.finish(Attempt.objects.select_related("job").get(), slurm_s(attempt, state), "")
+    slurm_attempts.finish(Attempt.objects.select_related("job").get(), slurm_s(attempt, state), "")
     return Job.objects.get()
 
 
@@ -60,9 +60,9 @@ def test_a_node_that_joins_starts_the_job_and_another_process_may_not(nodes: lis
 
 
 def test_only_the_token_of_the_submission_that_slurm_took_is_good(nodes: list[Node], attempt: Attempt) -> None:
-    attempts.submit(attempt, SITE, "")
+    slurm_attempts.submit(attempt, SITE, "")
     assert nodes[1].join("node1").status_code == 200, "what was sent before may be there"
-    attempts.taken(attempt, "17")
+    slurm_attempts.taken(attempt, "17")
     assert nodes[0].join("node0").status_code == 401
 
 
@@ -132,8 +132,8 @@ def test_an_attempt_after_another_goes_on_from_its_checkpoint(nodes: list[Node],
     finished(attempt, "NODE_FAIL")
     assert Job.objects.get().status == Status.LOST
     actions.requeue(Job.objects.get(), "owner")
-    attempts.begin(Job.objects.get())
-    script = attempts.submit(Attempt.objects.get(number=2), SITE, "").script
+    slurm_attempts.begin(Job.objects.get())
+    script = slurm_attempts.submit(Attempt.objects.get(number=2), SITE, "").script
     order = json.loads(base64.b64decode(script.partition("'END_OF_ORDER' &\n")[2].partition("END_OF_ORDER")[0]))
     assert validate_allocation_order(order)["checkpoint"] == {"name": name, "host": "node0"}
 

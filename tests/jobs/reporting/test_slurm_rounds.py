@@ -11,15 +11,14 @@ from django.contrib.auth.models import User
 
 from jobs.models import Attempt, Job, RunToken, Status
 from jobs.queue import actions
-from jobs.queue.engines.slurm import attempts, ends
+from jobs.queue.engines.slurm import attempts as slurm_attempts
 from jobs.queue.engines.slurm import engine as engines
-from jobs.queue.engines.slurm.commands import NotNowError, RefusedError, Slurm
-from jobs.queue.engines.slurm.door import AwayError, Said
+from jobs.queue.engines.slurm.commands import AwayError, NotNowError, RefusedError, Said, Slurm
 from jobs.queue.engines.slurm.engine import SlurmEngine
-from jobs.queue.engines.slurm.rows import name_of
+from jobs.queue.engines.slurm.polling import News, Wants, talk
 from jobs.queue.engines.slurm.script import Submission
 from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.talk import News, Wants, talk
+from jobs.queue.engines.slurm.states import name_of
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 1}, "resources": {"engine": "slurm"}}
@@ -122,14 +121,14 @@ def test_news_of_one_attempt_that_cannot_be_taken_in_keeps_no_other_s_out(
     bad, good = (actions.submit(owner, SPEC)[0] for _ in range(2))
     engine = SlurmEngine(site)
     engine.place()
-    refuse = ends.refuse
+    refuse = slurm_attempts.refuse
 
     def some(attempt: Attempt, why: str) -> None:
         if attempt.job_id == bad.id:
             raise ValueError("cannot be written")
         refuse(attempt, why)
 
-    monkeypatch.setattr(ends, "refuse", some)
+    monkeypatch.setattr(slurm_attempts, "refuse", some)
     with pytest.raises(ValueError, match="cannot be written"):
         engine._take_in(News(refused={name_of(job.id, 1): "no" for job in (bad, good)}))
     assert Job.objects.get(id=good.id).status == Status.FAILED
@@ -178,7 +177,7 @@ def test_what_slurm_took_late_keeps_its_token_and_a_submission_that_came_about_e
     until(engine, lambda: name in door.names("sbatch"), "it is sent, and Slurm does not answer")
     first = RunToken.objects.earliest("id")
     attempt = Attempt.objects.get()
-    attempts.submit(attempt, site, "")  # as the next round does, in whose look the first one is there
+    slurm_attempts.submit(attempt, site, "")  # as the next round does, in whose look the first one is there
     listed.append(f"5|PENDING|p||N/A|{name}|Priority\n")
     until(engine, lambda: Attempt.objects.get().engine_id == "5", "it is found")
     assert RunToken.objects.filter(pk=first.pk).exists()

@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Delivery, EndWish, Job, Membership, Project, Role, Status
 from jobs.queue import actions, lifecycle
-from jobs.queue.control.stops import follow
+from jobs.queue.termination import follow
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]

@@ -11,8 +11,7 @@ from django.contrib.auth.models import User
 
 from jobs.models import Delivery, Lease, Outcome
 from jobs.operations.controller import Controller
-from jobs.queue import actions
-from jobs.queue.control import lease
+from jobs.queue import actions, work_lease
 from tests.jobs.telling.receivers import Receiver, answering, hook_of, receiver
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import wait_until
@@ -38,7 +37,7 @@ def test_who_lost_the_lease_writes_down_what_it_had_sent(
 ) -> None:
     first, second = sent[0], Controller()
     with monkeypatch.context() as patch:
-        patch.setattr(lease, "LASTS_S", 0.0)  # as of one that stood still
+        patch.setattr(work_lease, "LASTS_S", 0.0)  # as of one that stood still
         second.turn()
     first.turn()
     assert Lease.objects.get().holder == second._lease.holder

@@ -1,18 +1,27 @@
-"""Rows of attempts that Slurm runs: made, noted, told of."""
+"""Rows of attempts that Slurm runs: made, noted, told of.
+
+How an attempt that Slurm ran ends: by its supervisors' word, and by Slurm's where they cannot know.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from typing import cast
 
 from django.conf import settings
+from django.db import transaction
 from django.utils import timezone
 
-from contracts.control import ALLOCATION_ORDER_VERSION, AllocationOrder
-from jobs.core.run_tokens import issue
-from jobs.models import Attempt, Job, Member, RunToken
+from contracts.control import ALLOCATION_ORDER_VERSION, VERSION, AllocationOrder, ExitReport
+from jobs.core.credentials import issue
+from jobs.models import Attempt, Job, Member, RunToken, Status
+from jobs.queue import attempt_completion as endings
+from jobs.queue import lifecycle, termination
 from jobs.queue.engines.slurm.script import Submission, submission
 from jobs.queue.engines.slurm.site import Site
-from jobs.queue.scheduling.checkpoints import kept_checkpoint
+from jobs.queue.engines.slurm.states import ENDED_BY_SLURM, PREEMPTED, SlurmJob, ending
+from jobs.queue.scheduling.checkpoint_hosts import kept_checkpoint
 from jobs.queue.sent import spec_for_hosts
 from planner.facts.kinds import get_num_slots, get_slurm_spec
 from planner.facts.spec import JobSpec
@@ -92,3 +101,66 @@ def joined(attempts: Iterable[Attempt]) -> set[int]:
 def _tokens(attempt: Attempt) -> list[int]:
     """Keys, the last first."""
     return list(RunToken.objects.filter(attempt=attempt).order_by("-pk").values_list("pk", flat=True))
+
+
+def finish(attempt: Attempt, job: SlurmJob, printed: str) -> None:
+    """Slurm says that nothing of it runs: whoever of it has told no end of its own ends by that."""
+    outcome, reason = ending(job)
+    if printed and job.state not in ENDED_BY_SLURM:
+        reason = f"{reason}: {' '.join(printed.split())[-600:]}"
+    if attempt.job.status == Status.CANCELLING:
+        outcome, reason = "cancelled", f"Slurm ended job {job.id}"
+    with transaction.atomic():
+        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had already started the job")})
+        if job.state == PREEMPTED and attempt.ended is None:
+            termination.stop(attempt.job_id, attempt.number, "preempted", f"Slurm preempted job {job.id}")
+        for member in _unended(attempt):
+            told = cast(ExitReport | None, member.exit) or _report(attempt)
+            endings.end(member, {**told, "outcome": outcome, "reason": reason[:1000]})
+        _over(attempt)
+
+
+def refuse(attempt: Attempt, why: str) -> None:
+    """Slurm does not take it and never will."""
+    with transaction.atomic():
+        lifecycle.start({attempt.job_id: (attempt.number, "submitted to Slurm")})
+        for member in _unended(attempt):
+            endings.end(
+                member, {**_report(attempt), "outcome": "failed", "reason": f"Slurm rejected the job: {why}"[:1000]}
+            )
+        _over(attempt)
+
+
+def lose(attempt: Attempt, reason: str) -> None:
+    """Nothing of it is with Slurm."""
+    with transaction.atomic():
+        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had already started the job")})
+        for member in _unended(attempt):
+            endings.lose(member, reason)
+        _over(attempt)
+
+
+def _unended(attempt: Attempt) -> list[Member]:
+    return list(attempt.members.filter(ended__isnull=True).select_related("attempt__job", "host"))
+
+
+def _over(attempt: Attempt) -> None:
+    Attempt.objects.filter(pk=attempt.pk, engine_ended__isnull=True).update(engine_ended=timezone.now())
+
+
+def _report(attempt: Attempt) -> ExitReport:
+    """Of a member that told nothing."""
+    return ExitReport(
+        v=VERSION,
+        job=attempt.job_id,
+        attempt=attempt.number,
+        outcome="lost",
+        reason="",
+        exit_code=None,
+        rank=None,
+        signal=None,
+        log_tail=[],
+        started=attempt.created.timestamp(),
+        finished=time.time(),
+        summary=None,
+    )

@@ -19,16 +19,23 @@ from django.utils import timezone
 
 from jobs.models import Attempt, Job, Status
 from jobs.queue import lifecycle
-from jobs.queue.engines.slurm import attempts, ends
-from jobs.queue.engines.slurm.commands import Slurm
-from jobs.queue.engines.slurm.door import Door
-from jobs.queue.engines.slurm.rounds import Rounds
-from jobs.queue.engines.slurm.rows import HELD_BY_USER, SlurmJob, name_of
+from jobs.queue.engines.slurm import attempts as slurm_attempts
+from jobs.queue.engines.slurm.commands import Door, Slurm
+from jobs.queue.engines.slurm.polling import MOST_SUBMITTED, News, Rounds, Wants, talk
 from jobs.queue.engines.slurm.script import Submission, log_of
 from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.talk import MOST_SUBMITTED, News, Wants, talk
-from jobs.queue.engines.slurm.words import WAITING, ended, forgotten, told, waits, where
-from jobs.queue.scheduling.policy.quota import Quotas
+from jobs.queue.engines.slurm.states import (
+    HELD_BY_USER,
+    WAITING,
+    SlurmJob,
+    ended,
+    forgotten,
+    name_of,
+    told,
+    waits,
+    where,
+)
+from jobs.queue.scheduling.policy import Quotas
 from jobs.queue.scheduling.snapshot import bars, quotas_now
 
 log = logging.getLogger(__name__)
@@ -69,7 +76,7 @@ class SlurmEngine:
         for job in _allowed(_free(waiting))[:MOST_PLACED]:
             with transaction.atomic():
                 for locked in lifecycle.lock_queued([job.id], "spec"):
-                    attempts.begin(locked)
+                    slurm_attempts.begin(locked)
 
     def observe(self) -> None:
         """Take the last round's news in, and look again where it is time."""
@@ -82,7 +89,7 @@ class SlurmEngine:
         on_its_way = self._sending if self._rounds.busy else frozenset()
         for attempt in self._followed().filter(engine_id="", job__status=Status.CANCELLING):
             if _name(attempt) in self._absent - on_its_way:
-                ends.lose(attempt, "cancelled before Slurm received the job")
+                slurm_attempts.lose(attempt, "cancelled before Slurm received the job")
 
     def start(self) -> None:
         """Submit what the last look did not find."""
@@ -102,7 +109,8 @@ class SlurmEngine:
             self._hear_of_trouble(f"Cannot read MESHBOARD_SLURM_CA_FILE: {error}")
             return
         self._begin(
-            followed, tuple(attempts.submit(attempt, self._site, certificates) for attempt in new[:MOST_SUBMITTED])
+            followed,
+            tuple(slurm_attempts.submit(attempt, self._site, certificates) for attempt in new[:MOST_SUBMITTED]),
         )
         self._take_in(self._rounds.news(PATIENCE_S))
 
@@ -132,11 +140,11 @@ class SlurmEngine:
 
     def _begin(self, followed: list[Attempt], start: tuple[Submission, ...] = ()) -> None:
         """A round, in its thread."""
-        joined, barred = attempts.joined(followed), _barred(followed)
+        joined, barred = slurm_attempts.joined(followed), _barred(followed)
         waiting = [attempt for attempt in followed if attempt.engine_id and attempt.job.status == Status.QUEUED]
         hold = [attempt for attempt in waiting if attempt.job_id in barred]
         for attempt in hold:  # noted before it is done: whoever comes next knows what to release
-            attempts.tell(attempt, {**attempt.engine_told, **HELD_HERE})
+            slurm_attempts.tell(attempt, {**attempt.engine_told, **HELD_HERE})
         wants = Wants(
             known={_name(attempt): attempt.engine_id for attempt in followed},
             start=start,
@@ -170,12 +178,12 @@ class SlurmEngine:
     def _hear_of(self, attempt: Attempt, news: News, bar: str) -> None:
         name = _name(attempt)
         if job := news.submitted.get(name):
-            attempts.taken(attempt, job)
+            slurm_attempts.taken(attempt, job)
         elif name in news.refused:
-            ends.refuse(attempt, news.refused[name])
+            slurm_attempts.refuse(attempt, news.refused[name])
         elif name in news.put_off:
             self._put_off[name] = time.monotonic()
-            attempts.not_taken(attempt)
+            slurm_attempts.not_taken(attempt)
             _wait(attempt.job, f"Slurm does not accept the job at the moment: {news.put_off[name]}", Status.QUEUED)
         elif name in news.jobs:
             self._missed.pop(name, None)
@@ -184,13 +192,13 @@ class SlurmEngine:
             self._miss(attempt, accounts=news.accounts)
 
     def _follow(self, attempt: Attempt, job: SlurmJob, printed: str, bar: str) -> None:
-        attempts.note(attempt, job.id)
+        slurm_attempts.note(attempt, job.id)
         held = _is_held_here(attempt) and (bar or job.reason == HELD_BY_USER)
-        attempts.tell(attempt, {**told(job), **(HELD_HERE if held else {})})
+        slurm_attempts.tell(attempt, {**told(job), **(HELD_HERE if held else {})})
         if job.state in WAITING:
             _wait(attempt.job, bar or waits(job), Status.QUEUED)
         elif ended(job):
-            ends.finish(attempt, job, printed)
+            slurm_attempts.finish(attempt, job, printed)
         else:
             lifecycle.start({attempt.job_id: (attempt.number, where(job))})
 
@@ -198,7 +206,7 @@ class SlurmEngine:
         name = _name(attempt)
         self._missed[name] = self._missed.get(name, 0) + 1
         if self._missed[name] >= FORGOTTEN_IN_A_ROW:
-            ends.lose(attempt, forgotten(attempt.engine_id, accounts=accounts))
+            slurm_attempts.lose(attempt, forgotten(attempt.engine_id, accounts=accounts))
 
     def _hear_of_trouble(self, trouble: str, heard_of: Collection[str] = ()) -> None:
         """Jobs wait for its end, but for those of which Slurm told all the same."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from contracts.control import END_WARNING_SUFFIX
-from jobs.queue.engines.slurm.rows import name_of
 from jobs.queue.engines.slurm.site import Site
+from jobs.queue.engines.slurm.states import name_of
 from planner.facts.kinds import get_num_slots, get_slurm_spec, saves_checkpoints
 from planner.facts.spec import JobSpec
 

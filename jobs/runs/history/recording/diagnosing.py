@@ -14,7 +14,7 @@ from contracts.telemetry.batches import Batch
 from jobs.core.verdict_schema import MOST_BYTES
 from jobs.models import ELSEWHERE, Attempt, StateChange, Status
 from jobs.queue import lifecycle
-from jobs.queue.control.troubles import away
+from jobs.queue.work_lease import away
 from jobs.runs.diagnosis import Diagnosis, Member, Run
 from jobs.runs.history.recording.ended import ended
 from jobs.runs.history.recording.streams import Stream, known_entries

@@ -19,8 +19,7 @@ from django.utils import timezone
 from jobs.core.redis_connection import connect
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.people.notifications.verdicts import release
-from jobs.queue.control.lease import WorkLease
-from jobs.queue.control.troubles import Troubles, away, of_database
+from jobs.queue.work_lease import Troubles, WorkLease, away, of_database
 from jobs.runs.history.recording.attempt import Recording
 from jobs.runs.history.recording.diagnosing import Diagnoses
 from jobs.runs.history.recording.ended import ended

@@ -1,4 +1,4 @@
-"""Where the checkpoint lies that a retry goes on from, and who sends it there where no host of the retry has it."""
+"""Select the hosts that can send a checkpoint to a retry."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from django.db.models import QuerySet
 
 from contracts.codec import BadMessageError, validate_launch_order, validate_lend_order
 from contracts.names import TASK_LAUNCH, TASK_LEND
-from jobs.core.sealed_values import loan_secret
+from jobs.core.credentials import loan_secret
 from jobs.models import Loan, Member, Outbox
 from jobs.people.variables import UnreadableError, sealed_for
-from jobs.queue.ending import fail_unsent
+from jobs.queue.attempt_completion import fail_unsent
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,6 @@
-"""A host's key and its Redis password, made from the board's secret key: nothing secret lies in the database.
+"""A run's token: good for one attempt while it lasts, and only its hash is kept.
+
+A host's key and its Redis password, made from the board's secret key: nothing secret lies in the database.
 
 Both change with the host's generation. Where the secret key was replaced, what was made of the older ones
 (`SECRET_KEY_FALLBACKS`) holds until the host has joined again, which a start of its worker does.
@@ -8,13 +10,36 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
 
 from django.conf import settings
 from django.utils.crypto import salted_hmac
 
 from contracts.codec import BadMessageError
 from contracts.security import sign
-from jobs.models import Host
+from jobs.models import Attempt, Host, RunToken
+
+LONGEST = 200
+
+
+def issue(attempt: Attempt) -> str:
+    """A new token for whoever reports this attempt; earlier ones stay good."""
+    token = secrets.token_urlsafe(32)
+    RunToken.objects.create(attempt=attempt, digest=digest(token))
+    return token
+
+
+def find(token: str) -> RunToken | None:
+    """What a token is for; None of one that nobody was given."""
+    if not token.isascii() or len(token) > LONGEST:
+        return None
+    found = RunToken.objects.filter(digest=digest(token))
+    return found.select_related("attempt__job__owner").defer("attempt__exit", "attempt__job__estimate").first()
+
+
+def digest(secret: str) -> str:
+    """256 random bits need no salt."""
+    return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def signing_keys(name: str, generation: int) -> list[str]:

@@ -12,9 +12,9 @@ from contracts.codec import BadMessageError
 from contracts.control import AttemptReport, Event, ExitReport, HostEvent
 from contracts.names import TASK_ACKNOWLEDGE, TASK_RESEND_REPORT, host_queue
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Member, Outbox, Status
-from jobs.queue import ending, lifecycle
-from jobs.queue.control.outbox import ORDER_LASTS
+from jobs.queue import attempt_completion, lifecycle
 from jobs.queue.inbound.deadletters import bury, passes
+from jobs.queue.order_outbox import ORDER_LASTS
 
 Key = tuple[str, int]  # job, attempt
 
@@ -114,7 +114,7 @@ def _lose_before_boot(host: Host, told_ended: set[Key]) -> None:
     stays = unended.filter(Q(attempt__job__status=Status.CANCELLING) | ~lifecycle.NEVER_RAN)
     for member in stays.select_related("attempt"):
         if (member.attempt.job_id, member.attempt.number) not in told_ended:
-            ending.lose(member, f"host {host.name} was rebooted")
+            attempt_completion.lose(member, f"host {host.name} was rebooted")
 
 
 def _key(report: AttemptReport) -> Key:
@@ -151,7 +151,7 @@ def _hear_report(report: AttemptReport, host: str, member: Member | None, *, bel
     if report["state"] == "running":
         lifecycle.change(*_key(report), Status.RUNNING, "training", only_from=(Status.STARTING,))
     unreachable = member.attempt.job.status == Status.UNREACHABLE
-    if now and unreachable and not ending.silent_members(member.attempt).exists():
+    if now and unreachable and not attempt_completion.silent_members(member.attempt).exists():
         lifecycle.change(*_key(report), Status.RUNNING, f"host {host} is back", only_from=(Status.UNREACHABLE,))
 
 
@@ -168,14 +168,14 @@ def _hear_end(report: AttemptReport, told: ExitReport, host: str, member: Member
     try:
         with transaction.atomic():
             if member is not None:
-                ending.end(member, told)
+                attempt_completion.end(member, told)
             _acknowledge(report, host)
     except Exception as error:
         if member is None or passes(error):
             raise
         with transaction.atomic():
             problem = f"the job ended, but its exit report is unreadable ({type(error).__name__})"
-            ending.lose(member, problem)
+            attempt_completion.lose(member, problem)
             _acknowledge(report, host)
         raise
 

@@ -1,4 +1,4 @@
-"""Writes why jobs wait, of thousands at once."""
+"""Store the reasons that jobs wait, for thousands of jobs at once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from jobs.queue import lifecycle
 from jobs.queue.scheduling.snapshot import Queued
 
 CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
+
+
 MOST = 2000  # written in one pass: the next one goes on
 
 

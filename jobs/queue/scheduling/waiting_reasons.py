@@ -2,6 +2,8 @@
 
 A reason changes only if its facts change. It names another job only if that job has the same owner and project,
 because users who see one of them see both. A host is available if it takes jobs and is not kept for another job.
+
+Writes why jobs wait, of thousands at once.
 """
 
 from __future__ import annotations
