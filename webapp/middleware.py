@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from contracts.fields import escape_direction_overrides
 from jobs.core.redis_connection import connect_once
-from jobs.queue.control.lease import unhealthy
+from jobs.queue.work_lease import unhealthy
 
 log = logging.getLogger(__name__)
 

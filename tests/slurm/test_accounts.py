@@ -11,8 +11,9 @@ from django.contrib.auth.models import User
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions
 from jobs.queue.engines.slurm.commands import Door, Slurm
+from jobs.queue.engines.slurm.doctor import findings
 from jobs.queue.engines.slurm.engine import SlurmEngine
-from jobs.queue.engines.slurm.site import Site, findings
+from jobs.queue.engines.slurm.site import Site
 from jobs.queue.engines.slurm.states import SlurmJob, name_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.test_engine import SPEC, last_word, until

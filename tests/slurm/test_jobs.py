@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs.queue.engines.slurm.site import Site, findings
+from jobs.queue.engines.slurm.doctor import findings
+from jobs.queue.engines.slurm.site import Site
 from tests.slurm.cluster import Cluster
 from tests.slurm.installation import Installation
 from tests.support.board import Board

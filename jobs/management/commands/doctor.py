@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from contracts.doctor import format_findings, format_findings_as_json, get_exit_code
-from jobs.queue.engines.slurm import site as slurm
+from jobs.queue.engines.slurm import doctor as slurm
 from jobs.queue.engines.slurm.site import configured
 from jobs.queue.hosts.checks import board
 
