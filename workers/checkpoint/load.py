@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
+from contracts.safe_unpickle import MAX_BYTES
 from planner.facts.layout import Coordinates
 from planner.facts.model_shapes import get_chunk_units
 from planner.facts.precision import get_mixed_precision
@@ -30,7 +31,6 @@ from workers.checkpoint.folder import Checkpoint
 from workers.checkpoint.manifest import Files, Manifest, read_at_most
 from workers.checkpoint.state import MOMENTS, BoxLoadPlanner, State, copy_tied, model_state, optimizer_state, set_steps
 from workers.checkpoint.tensor_checksums import sums_of
-from workers.pickled import MOST_BYTES
 from workers.torch_private.checkpoints import metadata_of
 from workers.trainer.errors import UserError
 from workers.trainer.model.decoder import full_name
@@ -229,7 +229,7 @@ def read_metadata(checkpoint: Path, manifest: Manifest) -> Metadata:
         UserError: it cannot be read, holds what is not read, or does not fit the checkpoint's files and model.
     """
     try:
-        metadata = metadata_of(read_at_most(checkpoint / METADATA, MOST_BYTES))
+        metadata = metadata_of(read_at_most(checkpoint / METADATA, MAX_BYTES))
     except OSError as error:
         raise UserError(f"cannot read {METADATA}: {error.strerror or error}") from None
     except ValueError as error:

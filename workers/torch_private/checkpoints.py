@@ -1,6 +1,6 @@
 """What `torch.distributed.checkpoint` writes into `.metadata`: a pickle, which its own reader runs.
 
-Here it is only read (`workers.pickled`), and of what it describes torch's own `Metadata` is made, value by value.
+`contracts.safe_unpickle` reads the pickle, and this module builds torch's own `Metadata` from its values.
 `_StorageInfo`, `_MEM_FORMAT_ENCODING` and `torch.serialization._get_layout` are private; so is how each is pickled.
 """
 
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from workers.pickled import Made, Name, Pairs, RefusedPickleError, read
+from contracts.safe_unpickle import GlobalName, PickledDict, PickledObject, RefusedPickleError, read_pickle
 
 StorageInfo = _StorageInfo
 
@@ -28,19 +28,21 @@ T = TypeVar("T")
 MOST_DIMS = 64  # torch's own bound
 MOST_FIELDS = 8  # of a dataclass: torch's have five at most
 FILES, METADATA = "torch.distributed.checkpoint.filesystem", "torch.distributed.checkpoint.metadata"
-SIZE = Name("torch", "Size")
-LAYOUT = Name("torch.serialization", "_get_layout")
-MEMORY_FORMAT = Name(METADATA, "_MEM_FORMAT_ENCODING")
+SIZE = GlobalName("torch", "Size")
+LAYOUT = GlobalName("torch.serialization", "_get_layout")
+MEMORY_FORMAT = GlobalName(METADATA, "_MEM_FORMAT_ENCODING")
 DTYPES = {
-    Name("torch", str(found).removeprefix("torch.")): found
+    GlobalName("torch", str(found).removeprefix("torch.")): found
     for found in vars(torch).values()
     if isinstance(found, torch.dtype)
 }
 CLASSES = (*(Metadata, TensorStorageMetadata, TensorProperties, ChunkStorageMetadata), MetadataIndex, StorageMeta)
-PATHS = {Name(module, "PosixPath") for module in ("pathlib", "pathlib._local")}  # where it was written; not looked at
+PATHS = {
+    GlobalName(module, "PosixPath") for module in ("pathlib", "pathlib._local")
+}  # where it was written; not looked at
 ADMITTED = frozenset(
-    {SIZE, LAYOUT, MEMORY_FORMAT, Name(FILES, "_StorageInfo"), *DTYPES, *PATHS}
-    | {Name(METADATA, one.__name__) for one in CLASSES}
+    {SIZE, LAYOUT, MEMORY_FORMAT, GlobalName(FILES, "_StorageInfo"), *DTYPES, *PATHS}
+    | {GlobalName(METADATA, one.__name__) for one in CLASSES}
 )
 
 
@@ -50,8 +52,8 @@ def metadata_of(data: bytes) -> Metadata:
     Raises:
         RefusedPickleError: it is broken, or holds what torch writes for no tensors.
     """
-    found = read(data, ADMITTED)
-    return _Maker(found.operations).metadata(found.value)
+    found = read_pickle(data, ADMITTED)
+    return _Maker(found.num_operations).metadata(found.value)
 
 
 class _Maker:
@@ -63,7 +65,7 @@ class _Maker:
 
     def metadata(self, value: Any) -> Metadata:
         fields = _fields(value, METADATA, "Metadata")
-        tensors, stored = (_of(Pairs, fields.get(key), key) for key in ("state_dict_metadata", "storage_data"))
+        tensors, stored = (_of(PickledDict, fields.get(key), key) for key in ("state_dict_metadata", "storage_data"))
         return Metadata(
             {_of(str, name, "a tensor's name"): self._tensor(tensor) for name, tensor in tensors},
             storage_data={self._index(index): self._storage(info) for index, info in stored},
@@ -110,22 +112,22 @@ class _Maker:
 
 def _properties(value: Any) -> TensorProperties:
     """Of all that torch keeps here only the type is used."""
-    _must_be(value, Name(METADATA, "TensorProperties"))
+    _must_be(value, GlobalName(METADATA, "TensorProperties"))
     state = value.state
-    if type(state) is not tuple or len(state) != 5 or type(state[0]) is not Name or state[0] not in DTYPES:
+    if type(state) is not tuple or len(state) != 5 or type(state[0]) is not GlobalName or state[0] not in DTYPES:
         raise RefusedPickleError("damaged: TensorProperties without dtype")
     return TensorProperties(dtype=DTYPES[state[0]])
 
 
 def _fields(value: Any, module: str, name: str) -> dict[str, Any]:
     """Of a dataclass."""
-    _must_be(value, Name(module, name))
-    if len(_of(Pairs, value.state, f"a {name}'s state")) > MOST_FIELDS:
+    _must_be(value, GlobalName(module, name))
+    if len(_of(PickledDict, value.state, f"a {name}'s state")) > MOST_FIELDS:
         raise RefusedPickleError(f"damaged: a {name} has {len(value.state):,} fields")
     return {_of(str, key, f"a field of {name}"): found for key, found in value.state}
 
 
-def _arguments(value: Any, name: Name, count: int) -> tuple[Any, ...]:
+def _arguments(value: Any, name: GlobalName, count: int) -> tuple[Any, ...]:
     """Of a call."""
     _must_be(value, name)
     arguments: tuple[Any, ...] = value.arguments
@@ -134,8 +136,8 @@ def _arguments(value: Any, name: Name, count: int) -> tuple[Any, ...]:
     return arguments
 
 
-def _must_be(value: Any, name: Name) -> None:
-    if type(value) is not Made or value.of != name:
+def _must_be(value: Any, name: GlobalName) -> None:
+    if type(value) is not PickledObject or value.target != name:
         raise RefusedPickleError(f"damaged: {_words(value)} instead of a {name.name}")
 
 
@@ -152,4 +154,4 @@ def _count(value: Any, what: str) -> int:
 
 
 def _words(value: Any) -> str:
-    return f"a {value.of.name if type(value) is Made else type(value).__name__}"
+    return f"a {value.target.name if type(value) is PickledObject else type(value).__name__}"

@@ -43,3 +43,11 @@ HOSTILE: dict[str, bytes] = {
     "a text a million times": pickle.dumps([["x" * 10**6] * 1000] * 1000, 2),
     "a number of 16,610 bits": pickle.dumps(10**5000, 2),
 }
+
+
+def shared_key(depth: int) -> bytes:
+    """Return a dict whose only key takes 2 ** depth steps to hash."""
+    return b"\x80\x02})" + b"q\x00h\x00\x86" * depth + b"Ns."
+
+
+SHARED_KEY = shared_key(60)

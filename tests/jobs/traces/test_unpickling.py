@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.runs.traces.imports import unpickle
-from tests.jobs.traces.hostile import HOSTILE
+from contracts import safe_unpickle
+from tests.jobs.traces.hostile import HOSTILE, SHARED_KEY
+from tests.support.patience import patient
 
 
 class _Runs:
@@ -25,36 +27,42 @@ class _Runs:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_pickle_is_refused_and_runs_nothing(name: str) -> None:
-    with pytest.raises(unpickle.RefusedPickleError):
-        unpickle.load(HOSTILE[name])
+    with pytest.raises(safe_unpickle.RefusedPickleError):
+        safe_unpickle.read_plain_pickle(HOSTILE[name])
 
 
 def test_a_pickle_that_would_run_a_command_is_refused_before_it_does(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        with pytest.raises(unpickle.RefusedPickleError):
-            unpickle.load(pickle.dumps({"entries": [_Runs(mark)]}, protocol))
+        with pytest.raises(safe_unpickle.RefusedPickleError):
+            safe_unpickle.read_plain_pickle(pickle.dumps({"entries": [_Runs(mark)]}, protocol))
     assert not mark.exists()
     pickle.loads(pickle.dumps(_Runs(mark)))  # what the plain reader does with it
     assert mark.exists()
 
 
-def test_either_fence_holds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickle, "_check", lambda data: None)
-    with pytest.raises(unpickle.RefusedPickleError, match=r"os\.system|posix\.system"):
-        unpickle.load(pickle.dumps(os.system))
+def test_rejects_a_name_that_is_not_allowed() -> None:
+    with pytest.raises(safe_unpickle.RefusedPickleError, match=r"os\.system|posix\.system"):
+        safe_unpickle.read_pickle(pickle.dumps(os.system), frozenset({safe_unpickle.GlobalName("os", "getpid")}))
+
+
+def test_rejects_a_nested_shared_tuple_as_key_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(safe_unpickle.RefusedPickleError):
+        safe_unpickle.read_plain_pickle(SHARED_KEY)
+    assert time.monotonic() - began < patient(2)
 
 
 def test_too_many_operations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickle, "MOST_OPS", 1000)
-    with pytest.raises(unpickle.RefusedPickleError, match="more than 1,000 operations"):
-        unpickle.load(pickle.dumps(list(range(2000))))
-    monkeypatch.setattr(unpickle, "MOST_BYTES", 10)
-    with pytest.raises(unpickle.RefusedPickleError, match=r"bytes, and the maximum is 10"):
-        unpickle.load(b"x" * 11)
+    monkeypatch.setattr(safe_unpickle, "MAX_PLAIN_OPERATIONS", 1000)
+    with pytest.raises(safe_unpickle.RefusedPickleError, match="more than 1,000 operations"):
+        safe_unpickle.read_plain_pickle(pickle.dumps(list(range(2000))))
+    monkeypatch.setattr(safe_unpickle, "MAX_PLAIN_BYTES", 10)
+    with pytest.raises(safe_unpickle.RefusedPickleError, match="more than 10 bytes"):
+        safe_unpickle.read_plain_pickle(b"x" * 11)
 
 
 def test_plain_data_of_every_protocol_is_read() -> None:
     data = {"a": [1, 2.5, None, True, "é", b"x", (1,), (1, 2), (1, 2, 3, 4), 2**70], 3: {}, "twice": [[7]] * 2}
     for protocol in range(3, pickle.HIGHEST_PROTOCOL + 1):
-        assert unpickle.load(pickle.dumps(data, protocol)) == data
+        assert safe_unpickle.read_plain_pickle(pickle.dumps(data, protocol)) == data

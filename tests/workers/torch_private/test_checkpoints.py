@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from contracts.safe_unpickle import OPERATIONS, STOP, RefusedPickleError
 from tests.jobs.traces.hostile import HOSTILE
 from tests.support.patience import patient
-from workers.pickled import OPERATIONS, STOP, RefusedPickleError
 from workers.torch_private.checkpoints import DTYPES, StorageInfo, metadata_of
 
 SHAPES = [(), (3,), (2, 300, 5)]
@@ -106,7 +106,7 @@ BOMBS: dict[str, tuple[Any, str]] = {
         described([], storage_data={MetadataIndex("a", (0,)): StorageInfo("a", 0, 1, ["zstd"])}),
         "transforms",
     ),
-    "no metadata": ({"a": 1}, "a Pairs instead of a Metadata"),
+    "no metadata": ({"a": 1}, "a PickledDict instead of a Metadata"),
     "a class of torch's": (torch.nn.Linear, "torch.nn.modules.linear.Linear is not allowed"),
     "a function of torch's": (torch.load, "torch.serialization.load is not allowed"),
     "a builtin": (getattr, "builtins.getattr is not allowed"),
@@ -137,7 +137,7 @@ def test_a_dataclass_s_state_is_no_way_to_change_the_class() -> None:
     pickler.save(Metadata)  # not called: the class itself
     pickler.save((None, {"version": "mine"}))
     out.write(pickle.BUILD + pickle.STOP)
-    with pytest.raises(RefusedPickleError, match="unexpected Name"):
+    with pytest.raises(RefusedPickleError, match="unexpected GlobalName"):
         metadata_of(out.getvalue())
     assert Metadata.version is None
 
@@ -159,9 +159,9 @@ def test_whatever_byte_is_changed_nothing_else_is_raised(written: Path) -> None:
 
 def test_more_than_the_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pickle.dumps(described([CHUNK]))
-    monkeypatch.setattr("workers.pickled.MOST_OPERATIONS", 100)
+    monkeypatch.setattr("contracts.safe_unpickle.MAX_OPERATIONS", 100)
     with pytest.raises(RefusedPickleError, match="more than 100 operations"):
         metadata_of(data)
-    monkeypatch.setattr("workers.pickled.MOST_BYTES", 100)
+    monkeypatch.setattr("contracts.safe_unpickle.MAX_BYTES", 100)
     with pytest.raises(RefusedPickleError, match="more than 100 bytes"):
         metadata_of(data)

@@ -13,7 +13,7 @@ from typing import Any
 
 import ijson
 
-from jobs.runs.traces.imports import unpickle
+from contracts.safe_unpickle import MAX_PLAIN_BYTES, RefusedPickleError, read_plain_pickle
 from jobs.runs.traces.imports.parts import (
     MOST_EVENTS,
     ImportProblemError,
@@ -30,17 +30,19 @@ from jobs.runs.traces.imports.parts import (
 from jobs.runs.traces.shapes import Call
 
 KEYS = frozenset({"version", "entries", "pg_config", "pg_status", "comm_lib_version", "nccl_version", "rank"})
+SUPPORTED = "Only lists, dicts, tuples, texts, and numbers are supported."
 NO_ENTRIES = "The flight recorder dump has no list `entries`."
 PEER = re.compile(r"(?:send|recv) ([0-9]{1,5})(?:->|<-)([0-9]{1,5})")
 
 
 def read_pickle(source: Source) -> Part:
     with source.open() as file:
-        data = file.read(unpickle.MOST_BYTES + 1)
+        data = file.read(MAX_PLAIN_BYTES + 1)
     try:
-        dump = unpickle.load(data)
-    except unpickle.RefusedPickleError as error:
-        raise ImportProblemError(source.name, "pickle", str(error)) from error
+        dump = read_plain_pickle(data)
+    except RefusedPickleError as error:
+        problem = str(error)
+        raise ImportProblemError(source.name, "pickle", f"{problem[:1].upper()}{problem[1:]}. {SUPPORTED}") from error
     if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
         raise ImportProblemError(source.name, "entries", NO_ENTRIES)
     return _read(source.name, dump["entries"], dump.get("pg_config"))
