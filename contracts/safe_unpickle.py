@@ -65,7 +65,7 @@ def read_pickle(
     """
     max_bytes = max_bytes or MAX_BYTES
     if len(data) > max_bytes:
-        raise RefusedPickleError(f"more than {max_bytes:,} bytes")
+        raise RefusedPickleError(f"the pickle has more than {max_bytes:,} bytes")
     machine = _Machine(data, allowed_names)
     try:
         return machine.run(max_operations or MAX_OPERATIONS)
@@ -105,7 +105,7 @@ class _Machine:
                     f"byte {self.position - 1} is the opcode {_get_opcode_name(code)}, which is not allowed"
                 )
             operation(self)
-        raise RefusedPickleError(f"more than {max_operations:,} operations")
+        raise RefusedPickleError(f"the pickle has more than {max_operations:,} operations")
 
     def _pop_result(self) -> Any:
         if self._outer_stacks or len(self.stack) != 1 or self.position != len(self._data):
@@ -209,8 +209,7 @@ def _push(read: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
 
 
 def _get_opcode_name(code: int) -> str:
-    opcode = pickletools.code2op.get(chr(code))
-    return f"{code:#04x}" if opcode is None else opcode.name
+    return next((opcode.name for opcode in pickletools.opcodes if ord(opcode.code) == code), f"{code:#04x}")
 
 
 STOP = ord(".")
@@ -230,7 +229,8 @@ PLAIN_OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     ord("K"): _push(lambda m: m.read_number(1)),  # BININT1
     ord("M"): _push(lambda m: m.read_number(2)),  # BININT2
     ord("J"): _push(lambda m: m.read_signed(4)),  # BININT
-    0x8A: _push(lambda m: m.read_signed(m.read_number(1))),  # LONG1, at most 255 bytes
+    0x8A: _push(lambda m: m.read_signed(m.read_number(1))),  # LONG1
+    0x8B: _push(lambda m: m.read_signed(m.read_number(4))),  # LONG4
     ord("G"): _push(_Machine.read_float),  # BINFLOAT
     0x8C: _push(lambda m: m.read_text(m.read_number(1))),  # SHORT_BINUNICODE
     ord("X"): _push(lambda m: m.read_text(m.read_number(4))),  # BINUNICODE
@@ -286,7 +286,7 @@ def _to_builtin(root: Any) -> Any:
 def _convert_container(value: list[Any] | tuple[Any, ...], converted: dict[int, tuple[Any, int]]) -> tuple[Any, int]:
     num_values = 1 + sum(converted[id(one)][1] for one in _iterate(value))
     if num_values > MAX_PLAIN_VALUES:
-        raise RefusedPickleError(f"more than {MAX_PLAIN_VALUES:,} values, counted at each reference")
+        raise RefusedPickleError(f"the pickle has more than {MAX_PLAIN_VALUES:,} values, counted at each reference")
     if not isinstance(value, PickledDict):
         return type(value)(converted[id(one)][0] for one in value), num_values
     if any(isinstance(key, list | tuple) for key, _ in value):
@@ -300,5 +300,5 @@ def _iterate(value: list[Any] | tuple[Any, ...]) -> Iterable[Any]:
 
 def _count_values(scalar: Any) -> int:
     if isinstance(scalar, int) and scalar.bit_length() > MAX_PLAIN_BITS:
-        raise RefusedPickleError(f"a number of {scalar.bit_length():,} bits, more than {MAX_PLAIN_BITS}")
+        raise RefusedPickleError(f"the pickle has a number of {scalar.bit_length():,} bits, more than {MAX_PLAIN_BITS}")
     return 1 + len(scalar) // CHARACTERS_PER_VALUE if isinstance(scalar, str | bytes) else 1

@@ -37,7 +37,7 @@ PROOFS = {
         f"{HOST} python -c 'import workers.host.app, workers.trainer'",
         "! python -c 'import django' 2>/dev/null",
         "bwrap --version",
-        f"{HOST} python -m workers.host.apart.isolation",
+        f"{HOST} python -m workers.host.isolation",
         "touch /var/lib/meshboard/writable",
     ],
 }

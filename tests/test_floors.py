@@ -35,9 +35,7 @@ ROOMS = {
         "rank_environment",
         "disk",
         "device",
-        "shield",
-        "drafts",
-        "thinning",
+        "step_sampling",
         "torch_private",
         "host",
         "meter",
@@ -46,7 +44,7 @@ ROOMS = {
         "calibrate",
         "lab",
         "dry_run",
-        "elsewhere",
+        "external_runs",
         "slurm",
     ],
     "jobs.runs.history": ["store", "recording", "queries", "exports"],
@@ -57,7 +55,7 @@ ROOMS = {
     "jobs.api": ["http", "document", "shared", "plans", "hosts", "queue", "collectives jobs people runs", "urls"],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.
-KIND_TABLES = {"planner/facts/kinds.py", "jobs/core/kinds.py", "workers/host/start/programs.py"}
+KIND_TABLES = {"planner/facts/kinds.py", "jobs/core/kinds.py", "workers/host/programs.py"}
 OWN_KIND = {"workers/lab/__main__.py"}  # a program that refuses a spec which is not for it
 KIND_FLOORS = ("planner", "jobs", "workers", "webapp")
 KIND_NAMES: set[object] = set(KINDS)
@@ -73,7 +71,7 @@ READS_PREDICTIONS = {
     "workers/calibrate/": ("planner.hardware.profile",),
 }
 # What watches the training stays small: it never loads torch, but for what starts torchrun and where its ranks meet.
-STARTS_TORCHRUN = {"launch.py", "rendezvous.py"}
+STARTS_TORCHRUN = {"launch.py"}
 WITHOUT_TORCH = sorted(path for path in (ROOT / "workers/host").rglob("*.py") if path.name not in STARTS_TORCHRUN)
 
 

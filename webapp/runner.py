@@ -34,7 +34,7 @@ from webapp.redis_server import (
     get_vulnerability_warning,
     parse_redis_version,
 )
-from workers.host.joined import kept_file
+from workers.host.settings import get_credentials_file
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8000
@@ -103,7 +103,7 @@ def run(settings: RunnerSettings) -> None:
             print_line(f"{version} has no access rights for hosts, so hosts use the credentials of the board.")
             print_line("See docs/howto/deploy.md.")
         print_line("Preparing the database…")
-        host_credentials = kept_file(Path(host_env["MESHBOARD_STATE_DIR"]), host_env["MESHBOARD_HOST_NAME"])
+        host_credentials = get_credentials_file(Path(host_env["MESHBOARD_STATE_DIR"]), host_env["MESHBOARD_HOST_NAME"])
         made = json.loads(
             run_manage(environment, "prepare", "--host", str(host_credentials), *get_credential_arguments(up_file))
         )
@@ -327,7 +327,7 @@ def describe_isolation(host_env: dict[str, str]) -> str:
     Raises:
         StartError: the host worker cannot start. Has its reason.
     """
-    argv = [sys.executable, "-m", "workers.host.apart.isolation"]
+    argv = [sys.executable, "-m", "workers.host.isolation"]
     done = subprocess.run(argv, env=host_env, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise StartError(f"The host worker cannot start: {done.stderr.strip()[-2000:]}")

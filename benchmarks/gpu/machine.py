@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from planner.hardware.catalog import CLUSTERS, as_card, is_another
 from planner.hardware.cluster import Cluster
-from workers.host.facts.gpus import Gpus
+from workers.host.gpus import Gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("benchmarks/gpu", "contracts", "planner", "workers", "tests/parity")  # of what is measured
@@ -79,7 +79,7 @@ def why_none() -> str:
 
 def held_by_others(gpus: Gpus) -> Iterator[str]:
     """Yield a note for each GPU whose memory other programs use before a part starts."""
-    for number, use in enumerate(gpus.use()):
+    for number, use in enumerate(gpus.get_usage()):
         if (held := use.get("memory_bytes", 0)) > IDLE_BYTES:
             yield f"GPU {number} already held {held / 2**30:.1f} GiB, so another program possibly ran at the same time"
 

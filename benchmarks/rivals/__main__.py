@@ -30,7 +30,7 @@ import torch.distributed as dist
 from benchmarks.rivals.turns import Gang, Step
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
-from workers.host.start.heap import heap_variables
+from workers.host.programs import get_heap_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = "rivals.bin"
@@ -160,7 +160,7 @@ def play(name: str, match: Match, path: Path, blocks: int) -> float:
         program, extra = theirs(match, path, folder)
         own = ["-m", "benchmarks.rivals.ours", str(folder / "spec.json"), str(folder)]
         gangs = [
-            Gang("ours", spec.layout.world_size, own, store, folder, {**search, **heap_variables()}),
+            Gang("ours", spec.layout.world_size, own, store, folder, {**search, **get_heap_variables()}),
             Gang(match.rival, spec.layout.world_size, program, store, folder, {**search, **extra}),
         ]
         try:

@@ -1,6 +1,6 @@
 """Show each kind of job: its words, its form, and the tabs and panels of its page.
 
-`planner.facts.kinds` lists the spec fields of each kind. `workers.host.start.programs` lists the program of each kind.
+`planner.facts.kinds` lists the spec fields of each kind. `workers.host.programs` lists the program of each kind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Define the rules and slots of each job kind and of each engine.
 
-The table `KINDS` has two counterparts. `jobs.core.kinds` has labels for pages, and
-`workers.host.start.programs` has the programs that a host starts.
+`jobs.core.kinds` defines the page of each kind, and `workers.host.programs` the program of each kind.
 """
 
 from __future__ import annotations

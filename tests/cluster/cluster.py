@@ -20,7 +20,7 @@ from tests.support.postgres import Postgres, postgres
 from tests.support.processes import ROOT, RedisServer, running, wait_until
 from tests.support.told import ended
 from tests.support.web import Site, site
-from workers.host.processes import processes_of
+from workers.host.processes import find_processes
 
 NAMES = ("anna", "bert", "cleo")
 
@@ -71,7 +71,7 @@ class Cluster:
         assert found is not None
         if found["finished"]:
             self.ended.add((job, found["attempt"]))
-            ended(found["status"], found["history"][-1]["reason"], len(processes_of(job, found["attempt"])))
+            ended(found["status"], found["history"][-1]["reason"], len(find_processes(job, found["attempt"])))
         return found
 
     def cancel(self, job: str) -> None:
@@ -81,7 +81,7 @@ class Cluster:
 
     def processes(self, job: str, attempt: int = 1, on: Machine | None = None) -> list[int]:
         """Of an attempt, on all machines or on one."""
-        found = processes_of(job, attempt)
+        found = find_processes(job, attempt)
         if on is None:
             return found
         own = os.readlink(f"/proc/{on.pid}/ns/net")
@@ -89,7 +89,7 @@ class Cluster:
 
     def rank_pid(self, job: str, rank: int, attempt: int = 1) -> int:
         """The process that is this rank."""
-        for pid in processes_of(job, attempt):
+        for pid in find_processes(job, attempt):
             with contextlib.suppress(OSError):
                 environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")

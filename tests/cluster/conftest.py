@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.cluster import Cluster, why_not
 from tests.support import told
-from workers.host.processes import processes_of
+from workers.host.processes import find_processes
 
 HERE = Path(__file__).parent
 
@@ -33,4 +33,4 @@ def _row(record_property: Callable[[str, object], None]) -> Iterator[None]:
     yield
     record_property("said", "; ".join(dict.fromkeys(ending.said for ending in told.endings)))
     # Once the test is over: a host that is cut off trains on, and ends its ranks later.
-    record_property("left", sum(len(processes_of(*attempt)) for attempt in Cluster.ended))
+    record_property("left", sum(len(find_processes(*attempt)) for attempt in Cluster.ended))

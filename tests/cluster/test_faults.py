@@ -206,7 +206,7 @@ def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster, nod
     job = hosts.submit(endless("not ready", SQUARE))
     hosts.wait_for(job, "starting")
     late = hosts.member_hosts(job)[node]
-    its = f"[w]orkers.host.start.launch.*/{late.name}/runs/{job}/"  # a namespace of the network sees all processes
+    its = f"[w]orkers.host.launch.*/{late.name}/runs/{job}/"  # a namespace of the network sees all processes
     late.run("sh", "-c", f"until pkill -STOP -f '{its}'; do sleep 0.05; done")
     ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=170)
     assert ended["history"][-1]["reason"] == f"the gang did not start: host {late.name} was not ready within 120 s"
@@ -219,7 +219,7 @@ def test_a_first_host_that_stops_while_ranks_start_fails_the_gang_by_its_name(ho
     hosts.wait_for(job, "starting")
     first, _ = hosts.member_hosts(job)
     wait_until(lambda: hosts.has_rank(job, 0), "a rank is there", 60, 0.02)
-    first.run("pkill", "-STOP", "-f", f"[w]orkers.host.start.launch.*/{first.name}/runs/{job}/")
+    first.run("pkill", "-STOP", "-f", f"[w]orkers.host.launch.*/{first.name}/runs/{job}/")
     ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=90)
     assert ended["history"][-1]["reason"] == f"the gang did not start: host {first.name} did not answer within 30 s"
     none_left(hosts, job)
@@ -230,7 +230,7 @@ def test_a_first_host_that_stops_once_it_was_ready_fails_the_gang_by_its_name(ho
     job = hosts.submit(endless("stops", SQUARE))
     hosts.wait_for(job, "starting")
     first, second = hosts.member_hosts(job)
-    its = {machine: f"[w]orkers.host.start.launch.*/{machine.name}/runs/{job}/" for machine in (first, second)}
+    its = {machine: f"[w]orkers.host.launch.*/{machine.name}/runs/{job}/" for machine in (first, second)}
     second.run("sh", "-c", f"until pkill -STOP -f '{its[second]}'; do sleep 0.05; done")
     redis: Any = hosts.board.redis.client()
     wait_until(lambda: redis.hexists(gang_key(job, 1), "0"), f"{first.name} is ready", 60)

@@ -66,7 +66,7 @@ def test_12_no_path_climbs_out(served: Site, job: str, base: str, up: str) -> No
 
 @pytest.mark.parametrize("argument", ["; id", "$(id)", "`id`", "a\nb", "| sh", "--rdzv-endpoint=evil:1", "-m"])
 def test_14_arguments_are_kept_to_the_letter(served: Site, argument: str) -> None:
-    """tests/workers/host/start/test_programs.py shows that they reach the script so, and torchrun never."""
+    """tests/workers/host/test_programs.py shows that they reach the script so, and torchrun never."""
     job = served.submit(spec(args=["--lr", argument]))
     told = served.call("GET", f"/api/v1/jobs/{job}", headers=served.token("owner")).json()
     assert told["spec"]["script"]["args"] == ["--lr", argument]

@@ -187,7 +187,7 @@ def test_the_documented_example_tells_what_a_run_sent(
 def test_a_command_launched_here_is_reported(running_board: Board, meshboard: Meshboard, commands: Path) -> None:
     """`commands` is where a host's packages would have put the meter."""
     meter = commands / "meshboard-meter"
-    meter.write_text(f'#!/bin/sh\nexec {sys.executable} -m workers.elsewhere "$@"\n')
+    meter.write_text(f'#!/bin/sh\nexec {sys.executable} -m workers.external_runs "$@"\n')
     meter.chmod(0o755)
     words = ["--name", "by hand", "--", sys.executable, "-c", "print('--help')", "--", "-x"]
     ran = meshboard("meter", *words)

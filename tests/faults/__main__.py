@@ -1,4 +1,4 @@
-"""`make faults`: every fault, what the API said of the jobs it met, seconds, processes left of those that ended."""
+"""`make faults`: a table of faults with the outcomes of jobs, seconds, and processes left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADER = f"{'fault':<84}  {'s':>5}  {'left':>4}        what the API said"
 
 
 class Row(NamedTuple):
-    """`left` is None where no job ended."""
+    """A row of the table. `left` is None if no job ended."""
 
     fault: str
     seconds: float
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 class Table:
-    """A pytest plugin: a line as soon as a test has ended."""
+    """A pytest plugin that prints a row when a test has ended."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -59,12 +59,12 @@ class Table:
 
 
 def _words(nodeid: str) -> str:
-    """A test's name as the sentence that it is."""
+    """Return a test's name as a sentence."""
     return nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
 
 
 def run(places: list[Path], arguments: list[str]) -> int:
-    """A row for each test in these folders and files."""
+    """Run the tests in these folders and files, and print a row for each."""
     table = Table()
     os.environ.setdefault("MESHBOARD_PATIENCE", "1")  # what is promised in seconds is held to them
     print(HEADER)

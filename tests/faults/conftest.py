@@ -1,4 +1,4 @@
-"""What each fault came to, for the table of `make faults`."""
+"""Record the outcomes of faults for the table of `make faults`."""
 
 from __future__ import annotations
 

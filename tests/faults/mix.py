@@ -1,7 +1,7 @@
-"""`make mix`: minutes of small jobs while every part of an installation is killed or stopped at random, by seed.
+"""`make mix`: small jobs while all parts of an installation are killed or stopped at random, from a seed.
 
-Ends with `N passed, N failed`: an acknowledged job is never lost, one that nobody touched succeeds, every history is
-legal, and no process and no slot is left behind.
+Prints `N passed, N failed`. An acknowledged job is never lost, and a job without faults succeeds. Every history is
+valid, and no process or slot is left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.processes import wait_until
 from workers.host.files import read_json
 
 TERMINAL = {"succeeded", "failed", "lost", "cancelled"}
-# What may follow what within an attempt, as docs/explanation/architecture.md has it.
+# Allowed transitions of an attempt (docs/explanation/architecture.md).
 LEGAL = {
     "queued": {"starting", "cancelling"},
     "starting": {"running", "succeeded", "failed", "lost", "unreachable", "cancelling"},
@@ -39,7 +39,7 @@ LIVE_JOBS = 3
 
 
 class Mix:
-    """One run: what was submitted, and what was done to whom."""
+    """One run: the submitted jobs, and the faults."""
 
     def __init__(self, made: Board, seed: int) -> None:
         self.board, self.random = made, random.Random(seed)
@@ -48,7 +48,7 @@ class Mix:
         self.killed: dict[str, int] = {}
 
     def patiently(self, call: Callable[[], Any]) -> Any:
-        """The answer once the web is there to give it; a refusal is raised."""
+        """Retry until the web process responds. Raise a rejection."""
 
         def answered() -> list[Any] | None:
             try:
@@ -100,7 +100,7 @@ class Mix:
                 self.patiently(lambda: self.board.call("POST", f"jobs/{job}/cancel"))
             return
         if victim == "stop":
-            # Silence that passes is no fault: a job stopped for a moment is still a healthy one.
+            # A job that is stopped for a moment is still healthy.
             pids = self.pids(job, self.random.choice(INSIDE))
             for pid in pids:
                 _kill(pid, signal.SIGSTOP)
@@ -114,12 +114,12 @@ class Mix:
             _kill(self.random.choice(pids), signal.SIGKILL)
 
     def pids(self, job: str, part: str) -> list[int]:
-        """Processes of the job's first attempt that play a part."""
+        """Return the PIDs of a role in the job's first attempt."""
         if part == "supervisor":
             found = next((self.board.state / "runs/.host" / job).rglob("supervisor.pid"), None)
             recorded = read_json(found) if found else None
             return [recorded["pid"]] if recorded else []
-        words = {"guardian": b"workers.host.guardian", "torchrun": b"workers.host.start.launch"}
+        words = {"guardian": b"workers.host.guardian", "torchrun": b"workers.host.launch"}
         pids = []
         for pid in self.board.processes(job):
             with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ class Mix:
         return pids
 
     def check(self) -> list[str]:
-        """What is wrong at the end, in words; empty is good."""
+        """Return the problems at the end of the run."""
         wrong = []
         for job in self.jobs:
             told = self.patiently(lambda job=job: self.board.job(job))
@@ -171,7 +171,7 @@ def run(seconds: float, seed: int) -> int:
                 next_fault = time.monotonic() + mix.random.uniform(2, 10)
             time.sleep(0.3)
         print(f"seed {seed}: {len(mix.jobs)} jobs, faults {dict(sorted(mix.killed.items()))}", flush=True)
-        with contextlib.suppress(AssertionError):  # what has not ended by then is told by `check`
+        with contextlib.suppress(AssertionError):  # `check` reports jobs that have not ended by then
             wait_until(lambda: not mix.live(), "every job has ended", 180, 1)
             wait_until(lambda: not [job for job in mix.jobs if made.processes(job)], "no process is left", 30, 0.5)
             wait_until(

@@ -1,4 +1,4 @@
-"""A host loses a part; nothing is orphaned and the report is true."""
+"""Faults of one host: killed processes, a restart of Redis, and invalid messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from contracts.names import TASK_LAUNCH, cancel_key, host_queue
 from contracts.telemetry.vocabulary import VERSION
 from tests.support.host import NAME, Host, host
 from tests.support.processes import ROOT, RedisServer, gone, wait_until
-from workers.host.attempts import attempt_dir
+from workers.host.attempts import get_attempt_dir
 from workers.host.files import read_json
 
 
@@ -32,7 +32,7 @@ def machine(redis_service: RedisServer, tmp_path: Path) -> Iterator[Host]:
 
 
 def supervisor_pid(machine: Host, job: str) -> int:
-    path = attempt_dir(machine.run_dir, job, 1).supervisor
+    path = get_attempt_dir(machine.run_dir, job, 1).pid_file
     pid: int = wait_until(lambda: read_json(path), "the supervisor writes its pid")["pid"]
     return pid
 
@@ -54,7 +54,7 @@ def module_pid(machine: Host, job: str, module: str) -> int:
 
 
 @pytest.mark.slow
-def test_an_order_delivered_ten_times_starts_once_and_reports_its_end(machine: Host) -> None:
+def test_order_delivered_ten_times_starts_once(machine: Host) -> None:
     spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 3, "warmup_steps": 1}}
     with machine.worker():
         machine.order("repeated", spec=spec, times=10)
@@ -72,7 +72,7 @@ def test_an_order_delivered_ten_times_starts_once_and_reports_its_end(machine: H
 
 
 @pytest.mark.slow
-def test_killing_the_host_worker_lets_training_go_on_and_the_next_one_adopts_it(machine: Host) -> None:
+def test_killed_host_worker_leaves_training_to_the_next_worker(machine: Host) -> None:
     with machine.worker() as worker:
         machine.order("adopted")
         machine.wait_for_steps("adopted")
@@ -88,7 +88,7 @@ def test_killing_the_host_worker_lets_training_go_on_and_the_next_one_adopts_it(
         machine.wait_for_steps("adopted", seen + 5)
 
 
-def test_killing_the_supervisor_leaves_nothing_and_the_attempt_is_lost(machine: Host) -> None:
+def test_killed_supervisor_leaves_no_process_and_a_lost_attempt(machine: Host) -> None:
     with machine.worker():
         machine.order("headless")
         machine.wait_for_steps("headless")
@@ -99,7 +99,7 @@ def test_killing_the_supervisor_leaves_nothing_and_the_attempt_is_lost(machine: 
         assert machine.exit_of("headless", 10)["outcome"] == "lost"
 
 
-def test_killing_a_rank_names_the_rank_the_signal_and_its_last_lines(machine: Host) -> None:
+def test_killed_rank_is_reported_with_signal_and_last_lines(machine: Host) -> None:
     with machine.worker():
         machine.order("wounded")
         machine.wait_for_steps("wounded", 3)
@@ -113,9 +113,9 @@ def test_killing_a_rank_names_the_rank_the_signal_and_its_last_lines(machine: Ho
 
 @pytest.mark.parametrize(
     "module",
-    [pytest.param("workers.host.start.launch", marks=pytest.mark.slow), "workers.host.guardian"],
+    [pytest.param("workers.host.launch", marks=pytest.mark.slow), "workers.host.guardian"],
 )
-def test_killing_torchrun_or_its_guardian_ends_every_rank_and_says_so(machine: Host, module: str) -> None:
+def test_killed_torchrun_or_guardian_ends_every_rank(machine: Host, module: str) -> None:
     with machine.worker():
         machine.order("beheaded")
         machine.wait_for_steps("beheaded", 3)
@@ -128,7 +128,7 @@ def test_killing_torchrun_or_its_guardian_ends_every_rank_and_says_so(machine: H
 
 
 @pytest.mark.slow
-def test_stopping_the_host_ends_its_attempts_with_a_report(machine: Host) -> None:
+def test_stop_command_ends_all_attempts_with_a_report(machine: Host) -> None:
     with machine.worker():
         machine.order("stopped")
         machine.wait_for_steps("stopped")
@@ -141,7 +141,7 @@ def test_stopping_the_host_ends_its_attempts_with_a_report(machine: Host) -> Non
 
 
 @pytest.mark.slow
-def test_redis_restarted_mid_run_loses_no_step_log_or_byte(machine: Host) -> None:
+def test_restart_of_redis_loses_no_telemetry(machine: Host) -> None:
     with machine.worker():
         machine.order("patient")
         machine.wait_for_steps("patient", 3)
@@ -156,7 +156,7 @@ def test_redis_restarted_mid_run_loses_no_step_log_or_byte(machine: Host) -> Non
 
 
 @pytest.mark.slow
-def test_a_wrong_data_file_is_told_in_one_line(machine: Host) -> None:
+def test_invalid_data_file_is_reported_in_one_line(machine: Host) -> None:
     spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"data": "nowhere.txt"}}
     with machine.worker():
         machine.order("dataless", spec=spec)
@@ -166,9 +166,7 @@ def test_a_wrong_data_file_is_told_in_one_line(machine: Host) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_that_ignores_term_and_hides_its_children_is_gone_within_15_s(
-    redis_service: RedisServer, tmp_path: Path
-) -> None:
+def test_script_that_ignores_term_ends_within_15_s(redis_service: RedisServer, tmp_path: Path) -> None:
     with host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.worker():
         attempt = machine.order("stubborn")
         wait_until(lambda: len(list(attempt.work.glob("environment-*"))) == 2, "both ranks run")
@@ -191,7 +189,7 @@ def frame(job: str, attempt: int, rank: int, item_rank: int, phase: str) -> byte
     return struct.pack(">I", len(body)) + body
 
 
-def test_frames_for_another_job_attempt_or_rank_are_refused(redis_service: RedisServer, tmp_path: Path) -> None:
+def test_rejects_frames_of_another_job_attempt_or_rank(redis_service: RedisServer, tmp_path: Path) -> None:
     foreign = {
         "another job": frame("others", 1, 0, 0, "eval"),
         "another attempt": frame("guarded", 2, 0, 0, "eval"),
@@ -216,12 +214,12 @@ def test_frames_for_another_job_attempt_or_rank_are_refused(redis_service: Redis
         with socket.socket(socket.AF_UNIX) as rank:
             rank.connect(address)
             rank.sendall(frame("guarded", 1, 0, 0, "teardown"))
-            wait_until(lambda: machine.items("guarded", "phase"), "a frame of its own arrives")
+            wait_until(lambda: machine.items("guarded", "phase"), "a valid frame arrives")
         assert [item["phase"] for item in machine.items("guarded", "phase")] == ["teardown"]
 
 
 class Bomb:
-    """Unpickling it makes a directory."""
+    """An object that creates a directory when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self._target = str(target)
@@ -231,7 +229,7 @@ class Bomb:
 
 
 @pytest.mark.slow
-def test_a_pickled_message_is_refused_and_the_worker_goes_on(machine: Host) -> None:
+def test_rejects_a_pickled_message_and_continues(machine: Host) -> None:
     crater = machine.folder / "crater"
     sender = Celery(broker=machine.server.url)
     with machine.worker():

@@ -1,4 +1,4 @@
-"""A job that attacks the host it runs on harms itself alone."""
+"""A job that attacks its host."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from contracts.codec import MAX_BATCH_BYTES, decode_event
 from contracts.names import events_stream, telemetry_stream
 from tests.support.host import host
 from tests.support.processes import RedisServer, wait_until
-from workers.host.supervisor.publish import LOG_BURST, LOG_BYTES_PER_S
+from workers.host.supervisor.publisher import LOG_BURST, LOG_BYTES_PER_S
 
 ONE_RANK: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "train": {"steps": 1, "warmup_steps": 0}}
 LOG_BYTES = 4 * 2**20
 AT_MOST_S = 60
 
 
-def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
-    redis_service: RedisServer, tmp_path: Path
-) -> None:
+def test_job_that_breaks_its_files_harms_only_itself(redis_service: RedisServer, tmp_path: Path) -> None:
     settings = {"MESHBOARD_LOG_BYTES": str(LOG_BYTES)}
     with host(redis_service, tmp_path, "tests.workers.hostile", **settings) as machine, machine.worker():
         (machine.data_root / "secret.log").write_text("the secret of another\n")
@@ -32,7 +30,7 @@ def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
         def lines() -> list[str]:
             return [line for item in machine.items("hostile", "log") for line in item["lines"]]
 
-        wait_until(lambda: "the end" in lines(), "the end of its log is told", AT_MOST_S)
+        wait_until(lambda: "the end" in lines(), "the end of its log is sent", AT_MOST_S)
         assert not [line for line in lines() if "secret" in line or "forged" in line]
         skipped = sum(item.get("skipped", 0) for item in machine.items("hostile", "log"))
         assert skipped > 0
@@ -46,10 +44,10 @@ def test_a_job_that_breaks_files_logs_and_telemetry_harms_itself_alone(
         assert sum(sizes) < LOG_BURST + AT_MOST_S * LOG_BYTES_PER_S + 2**20
         assert sum(item["items"] for item in machine.items("hostile", "gap")) == len(told) - 1
 
-        assert len(machine.items("hostile", "phase")) == 5, "what was good in each frame that was one"
+        assert len(machine.items("hostile", "phase")) == 5, "the valid items of each valid frame"
 
         heard = len(machine.events("host"))
-        wait_until(lambda: len(machine.events("host")) > heard, "the host's heart goes on", 10)
+        wait_until(lambda: len(machine.events("host")) > heard, "the host still sends heartbeats", 10)
         (attempt.work / "go").touch()
         report = machine.exit_of("hostile")
         assert (report["outcome"], report["reason"]) == ("succeeded", "finished; this attempt reported no steps")

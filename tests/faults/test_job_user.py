@@ -1,4 +1,4 @@
-"""A job's processes run as a user of their own, who reaches what is the job's and nothing of the host's."""
+"""The separate user of a job's processes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ import pytest
 
 from tests.support.host import Host, host
 from tests.support.processes import RedisServer, wait_until
-from workers.host.apart.lending import give
-from workers.host.settings import OWNERS, SettingError, host_settings
+from workers.host.isolation import make_owned_folder
+from workers.host.settings import USER_PER_OWNER, HostSettingError, read_host_settings
 
 USER = "nobody"
 ONE_RANK: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "train": {"steps": 1, "warmup_steps": 0}}
@@ -30,7 +30,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may change 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """One that another user may pass through; pytest's own is ours alone."""
+    """Return a temporary folder that other users can pass."""
     folder = Path(tempfile.mkdtemp(prefix="meshboard-test-"))
     folder.chmod(0o711)
     yield folder
@@ -38,7 +38,7 @@ def open_folder() -> Iterator[Path]:
 
 
 def reachable_python(folder: Path) -> str:
-    """This Python if others may run it, else the system's with our packages; ours may lie in root's home."""
+    """Return a Python that other users can run, with the installed packages."""
     if os.stat(sys.executable).st_mode & 0o005 and all(
         parent.stat().st_mode & 0o001 for parent in Path(sys.executable).resolve().parents
     ):
@@ -55,9 +55,7 @@ def reachable_python(folder: Path) -> str:
 
 
 @needs_root
-def test_a_jobs_processes_are_another_users_and_reach_nothing_of_the_hosts(
-    redis_service: RedisServer, open_folder: Path
-) -> None:
+def test_job_runs_as_another_user_without_access_to_the_host(redis_service: RedisServer, open_folder: Path) -> None:
     settings = {"MESHBOARD_JOB_USER": USER, "MESHBOARD_SANDBOX": "off"}
     with contextlib.ExitStack() as entered:
         machine = entered.enter_context(host(redis_service, open_folder, "tests.workers.curious", **settings))
@@ -81,7 +79,7 @@ def test_a_jobs_processes_are_another_users_and_reach_nothing_of_the_hosts(
             str(attempt.work): True,
             str(checkpoints / "curious"): True,
             str(attempt.logs): True,
-            str(attempt.given): False,
+            str(attempt.job_dir): False,
             str(attempt.run_dir): False,
             str(checkpoints): False,
         }
@@ -122,10 +120,8 @@ print("tried", json.dumps({
 
 @needs_root
 @pytest.mark.slow
-def test_a_job_of_another_owner_reads_and_harms_nothing_of_one_that_runs(
-    redis_service: RedisServer, open_folder: Path
-) -> None:
-    """Without bubblewrap: what keeps them apart is who they are."""
+def test_job_cannot_read_or_harm_a_job_of_another_owner(redis_service: RedisServer, open_folder: Path) -> None:
+    """Check two owners without bubblewrap, who are isolated by their user IDs."""
     settings = {"MESHBOARD_JOB_USER": "owners", "MESHBOARD_SANDBOX": "off"}
     with contextlib.ExitStack() as entered:
         machine = entered.enter_context(host(redis_service, open_folder, **settings))
@@ -135,7 +131,9 @@ def test_a_job_of_another_owner_reads_and_harms_nothing_of_one_that_runs(
             (open_folder / "scripts" / name / "script.py").write_text(source)
         theirs = [open_folder / "checkpoints" / "first", machine.data_root / ".cache" / "65537"]
         for folder in theirs:
-            give(folder, OWNERS._replace(uid=65_537))  # as a training run of the first owner has them
+            make_owned_folder(
+                folder, USER_PER_OWNER._replace(uid=65_537)
+            )  # as a training run of the first owner has them
         entered.enter_context(machine.worker())
         spec: dict[str, Any] = {"kind": "script", "layout": {"dp": 1}, "script": {"path": "a/script.py"}}
         first = machine.order("first", spec=spec, owner=1)
@@ -159,18 +157,18 @@ def lines_of(machine: Host, job: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "why"), [("root", "is root. Use another user"), ("no-such-user", "this machine has no such user")]
 )
-def test_a_user_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
+def test_rejects_an_invalid_job_user(monkeypatch: pytest.MonkeyPatch, name: str, why: str) -> None:
     monkeypatch.setenv("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
     monkeypatch.setenv("MESHBOARD_HOST_KEY", "00")
     monkeypatch.setenv("MESHBOARD_JOB_USER", name)
-    with pytest.raises(SettingError, match=why):
-        host_settings()
+    with pytest.raises(HostSettingError, match=why):
+        read_host_settings()
 
 
-def test_a_worker_that_is_not_root_cannot_promise_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_without_root_rejects_another_job_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
     monkeypatch.setenv("MESHBOARD_HOST_KEY", "00")
     monkeypatch.setenv("MESHBOARD_JOB_USER", USER)
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(SettingError, match="only a worker that runs as root"):
-        host_settings()
+    with pytest.raises(HostSettingError, match="only a worker that runs as root"):
+        read_host_settings()

@@ -1,4 +1,4 @@
-"""The runner killed outright: nothing of its services stays, and a job that outlives them is reached again."""
+"""A killed runner: no service survives, and a surviving job can be reached again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDLESS: dict[str, Any] = {
 
 
 @pytest.mark.slow
-def test_a_job_that_outlives_a_killed_runner_is_seen_and_cancelled_after_the_next_start(tmp_path: Path) -> None:
+def test_job_that_survives_a_killed_runner_can_be_cancelled(tmp_path: Path) -> None:
     with board(tmp_path / "var") as first:
         job = first.submit(ENDLESS)
         first.wait_for(job, "running")
@@ -44,7 +44,7 @@ def test_a_job_that_outlives_a_killed_runner_is_seen_and_cancelled_after_the_nex
 
 
 @pytest.mark.slow
-def test_a_closed_terminal_stops_everything_running_jobs_too(tmp_path: Path) -> None:
+def test_closed_terminal_stops_everything(tmp_path: Path) -> None:
     process = start(tmp_path, subprocess.PIPE)
     terminal = process.stdout
     assert terminal
@@ -63,7 +63,7 @@ def test_a_closed_terminal_stops_everything_running_jobs_too(tmp_path: Path) -> 
 
 
 def last_entry(up: Board, job: str) -> str:
-    """Id of the newest entry of the job's stream, in the Redis that the web reads."""
+    """Return the ID of the newest entry in the job's stream."""
     environment = Path(f"/proc/{up.up['pids']['web']}/environ").read_bytes().split(b"\0")
     url = next(e.partition(b"=")[2].decode() for e in environment if e.startswith(b"MESHBOARD_REDIS_URL="))
     client = redis.Redis.from_url(url, socket_timeout=5)

@@ -1,4 +1,4 @@
-"""In bubblewrap a script of a user's reaches its own folders, and nothing of the host's, the web's or another job's."""
+"""Scripts in bubblewrap."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from tests.support.host import Host, host
 from tests.support.processes import RedisServer
-from workers.host.attempts import attempt_dir
-from workers.host.settings import OWNERS
+from workers.host.attempts import get_attempt_dir
+from workers.host.settings import USER_PER_OWNER
 
 WORKS = (
     shutil.which("bwrap") is not None
@@ -63,7 +63,7 @@ SECRETS = ("up.json", "redis_password", "secret_key", "db.sqlite3")
 
 @pytest.fixture
 def shared_memory() -> Iterator[int]:
-    """The key of a segment of System V's that everybody on this machine may attach to."""
+    """Create a System V shared memory segment that all users can attach to, and yield its key."""
     libc, key = ctypes.CDLL(None), 0x6D657368
     segment = libc.shmget(key, 4096, 0o1666)  # IPC_CREAT
     assert segment >= 0
@@ -72,10 +72,10 @@ def shared_memory() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("user", ["auto", pytest.param("none", marks=pytest.mark.slow)])
-def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
+def test_script_in_bubblewrap_reaches_only_its_own_folders(
     redis_service: RedisServer, tmp_path: Path, user: str, shared_memory: int
 ) -> None:
-    """Readable for everybody, so that nothing but the sandbox keeps it from them."""
+    """Check files that all users can read. Only the sandbox hides them."""
     state = tmp_path / "state"
     state.mkdir()
     for name in SECRETS:
@@ -96,7 +96,7 @@ def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
         "MESHBOARD_SANDBOX": "bwrap",
     }
     with host(redis_service, tmp_path, **settings) as machine, machine.worker() as worker:
-        own = attempt_dir(machine.run_dir, "boxed", 1).own
+        own = get_attempt_dir(machine.run_dir, "boxed", 1).host_dir
         theirs = [*(state / name for name in SECRETS), own / "order.json", tmp_path / "home" / "key"]
         theirs += [tmp_path / "checkpoints" / "another" / "weights", Path(f"/proc/{worker.pid}/environ")]
         places = [own, machine.run_dir, machine.data_root, folder.parent, folder.parent / "theirs", Path("/etc")]
@@ -114,12 +114,12 @@ def test_a_script_in_bubblewrap_reaches_its_own_folders_and_nothing_else(
         lines = [line for item in machine.items("boxed", "log") for line in item["lines"]]
         (said,) = [line for line in lines if line.startswith("seen ")]
         seen = json.loads(said.removeprefix("seen "))
-        assert seen.pop("uid") == (OWNERS.uid + 1 if user == "auto" and os.geteuid() == 0 else os.geteuid())
+        assert seen.pop("uid") == (USER_PER_OWNER.uid + 1 if user == "auto" and os.geteuid() == 0 else os.geteuid())
         assert seen.pop("settings") == []
-        assert seen.pop("processes") == ["workers.host.guardian", "workers.host.start.launch"]
+        assert seen.pop("processes") == ["workers.host.guardian", "workers.host.launch"]
         assert {what for what, answer in seen.items() if answer is True} == set(), "it reached what is not its own"
         assert len(seen) == 1 + sum(len(paths) for paths in targets.values() if isinstance(paths, list))
-        assert (folder / "out" / "model.bin").read_text() == "to be or not", "what it wrote where it works is kept"
+        assert (folder / "out" / "model.bin").read_text() == "to be or not", "files in its working directory are kept"
         assert [path.read_text() for path in state.iterdir()] == ["secret"] * len(SECRETS)
         assert machine.processes("boxed") == []
 
@@ -140,7 +140,7 @@ except Exception as error:
 
 
 def store_port(machine: Host, job: str) -> str:
-    """Where the ranks of a job meet, as they are told it."""
+    """Return the port of a job's rendezvous store."""
     for pid in machine.processes(job):
         found = re.search(rb"\0MASTER_PORT=([0-9]+)", Path(f"/proc/{pid}/environ").read_bytes())
         if found:
@@ -149,9 +149,7 @@ def store_port(machine: Host, job: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_script_does_not_reach_the_store_in_which_another_job_s_ranks_meet(
-    redis_service: RedisServer, tmp_path: Path
-) -> None:
+def test_script_cannot_reach_the_store_of_another_job(redis_service: RedisServer, tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "intruder.py").write_text(INTRUDER)
     settings = {"MESHBOARD_STATE_DIR": str(tmp_path / "state"), "MESHBOARD_SANDBOX": "bwrap"}

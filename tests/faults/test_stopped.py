@@ -1,4 +1,4 @@
-"""What a host does about processes that neither run nor die."""
+"""Stopped processes of a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from contracts.names import cancel_key
 from tests.support.host import Host, host
 from tests.support.processes import RedisServer, gone, redis_server, wait_until
-from workers.host.attempts import attempt_dir
+from workers.host.attempts import get_attempt_dir
 
 ONE_RANK: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "train": {"steps": 100_000}}
 STOPPED = ("supervisor", "guardian", "both", "torchrun", "rank")  # each job is named after what is stopped of it
@@ -31,13 +31,13 @@ WITHIN_S = 15.0
 
 
 def part(machine: Host, job: str, name: str) -> list[int]:
-    """Pids of a part of a job."""
+    """Return the PIDs of a role in a job."""
     if name == "both":
         return part(machine, job, "supervisor") + part(machine, job, "guardian")
     if name == "supervisor":
-        found = attempt_dir(machine.run_dir, job, 1).supervisor_id()
+        found = get_attempt_dir(machine.run_dir, job, 1).get_supervisor()
         return [] if found is None else [found.pid]
-    module = {"guardian": "workers.host.guardian", "torchrun": "workers.host.start.launch"}.get(name)
+    module = {"guardian": "workers.host.guardian", "torchrun": "workers.host.launch"}.get(name)
     pids = []
     for process in map(psutil.Process, machine.processes(job)):
         is_rank = process.environ().get("RANK") == "0"
@@ -47,14 +47,14 @@ def part(machine: Host, job: str, name: str) -> list[int]:
 
 
 def note(machine: Host, job: str) -> str:
-    """What the host's latest heartbeat notes of a job."""
+    """Return the note about a job in the host's latest heartbeat."""
     attempts = machine.events("host")[-1]["attempts"]
     return next((str(report.get("note", "")) for report in attempts if report["job"] == job), "")
 
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[dict[Host, tuple[str, ...]]]:
-    """A host with PID namespaces and one that forbids them, at the same time, each with the jobs it is to run."""
+    """Start a host with PID namespaces and one without, each with its jobs."""
     forbidding = tmp_path / "bin"
     forbidding.mkdir()
     (forbidding / "unshare").write_text("#!/bin/sh\nexit 1\n")
@@ -74,8 +74,8 @@ def machines(tmp_path: Path) -> Iterator[dict[Host, tuple[str, ...]]]:
 
 
 @pytest.mark.slow
-def test_what_is_stopped_is_told_and_ends_within_15_s_of_a_cancel(machines: dict[Host, tuple[str, ...]]) -> None:
-    """The ranks ignore TERM, and leave a child in a session of its own. Once such a job was cancelling for ever."""
+def test_stopped_job_is_reported_and_ends_within_15_s_of_a_cancel(machines: dict[Host, tuple[str, ...]]) -> None:
+    """Check ranks that ignore TERM and leave a child in another session."""
     each = [(machine, job) for machine, jobs in machines.items() for job in jobs]
     for machine, jobs in machines.items():
         for slot, job in enumerate(jobs):
@@ -101,8 +101,8 @@ def test_what_is_stopped_is_told_and_ends_within_15_s_of_a_cancel(machines: dict
     assert unanswered == {"supervisor", "both"}
 
 
-def test_an_order_that_is_stale_or_none_at_all_starts_nothing(redis_service: RedisServer, tmp_path: Path) -> None:
-    """Once an order that came late started a job that was long over."""
+def test_expired_or_invalid_order_starts_nothing(redis_service: RedisServer, tmp_path: Path) -> None:
+    """Check a late order, which must not start a finished job."""
     log = tmp_path / "worker.log"
     with host(redis_service, tmp_path) as machine, machine.worker():
         stale = machine.order("stale", spec=ONE_RANK, expires_in_s=-1)
@@ -111,5 +111,5 @@ def test_an_order_that_is_stale_or_none_at_all_starts_nothing(redis_service: Red
             lambda: "refused the order of stale/1: the order expired " in log.read_text(), "the stale one is refused"
         )
         wait_until(lambda: "refused an order: attempt: Field required" in log.read_text(), "the nonsense is refused")
-        assert not stale.own.exists()
-        assert not stale.given.exists()
+        assert not stale.host_dir.exists()
+        assert not stale.job_dir.exists()

@@ -1,4 +1,4 @@
-"""Plugs pulled on a whole installation: the page's data tells the truth about it."""
+"""Faults of a whole installation, and the states that its API reports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.board import Board, board
 from tests.support.processes import gone, session, wait_until
-from workers.host.attempts import attempt_dir
+from workers.host.attempts import get_attempt_dir
 from workers.host.files import read_json
 
 ENDLESS: dict[str, Any] = {
@@ -48,7 +48,7 @@ def statuses(installation: Board, job: str) -> list[str]:
     return [change["status"] for change in installation.job(job)["history"]]
 
 
-def test_killing_the_host_worker_leaves_the_job_running(installation: Board, running_job: str) -> None:
+def test_job_survives_a_killed_host_worker(installation: Board, running_job: str) -> None:
     worker = installation.up["pids"]["host"]
     os.killpg(worker, signal.SIGKILL)
     wait_until(lambda: installation.up["pids"]["host"] != worker, "the runner starts another host worker")
@@ -65,7 +65,7 @@ def last_step(installation: Board, job: str) -> int:
     return int(lines[-1].split()[1].split("/")[0]) if lines else 0
 
 
-def test_killing_the_controller_and_the_web_changes_nothing(installation: Board, running_job: str) -> None:
+def test_job_survives_killed_controller_and_web(installation: Board, running_job: str) -> None:
     pids = installation.up["pids"]
     for name in ("controller", "web"):
         os.killpg(pids[name], signal.SIGKILL)
@@ -82,16 +82,16 @@ def test_killing_the_controller_and_the_web_changes_nothing(installation: Board,
     assert [*session(pids["controller"]), *session(pids["web"])] == []
 
 
-def test_killing_the_supervisor_makes_the_job_lost(installation: Board, running_job: str) -> None:
-    attempt = attempt_dir(installation.state / "runs", running_job, 1)
+def test_job_with_a_killed_supervisor_is_lost(installation: Board, running_job: str) -> None:
+    attempt = get_attempt_dir(installation.state / "runs", running_job, 1)
     pids = installation.processes(running_job)
-    os.kill(read_json(attempt.supervisor)["pid"], signal.SIGKILL)
+    os.kill(read_json(attempt.pid_file)["pid"], signal.SIGKILL)
     wait_until(lambda: all(gone(pid) for pid in pids), "nothing is left", 1)
     job = installation.wait_for(running_job, "lost", timeout_s=40)
     assert "supervisor ended" in job["exit"]["reason"]
 
 
-def test_killing_a_rank_fails_the_job_with_rank_signal_and_last_lines(installation: Board, running_job: str) -> None:
+def test_job_with_a_killed_rank_fails_with_its_last_lines(installation: Board, running_job: str) -> None:
     victim = next(
         pid
         for pid in installation.processes(running_job)
@@ -104,9 +104,7 @@ def test_killing_a_rank_fails_the_job_with_rank_signal_and_last_lines(installati
     assert any(line.startswith("step ") for line in end["log_tail"])
 
 
-def test_redis_killed_mid_run_leaves_training_alone_and_everything_recovers(
-    installation: Board, running_job: str
-) -> None:
+def test_training_survives_a_killed_redis(installation: Board, running_job: str) -> None:
     redis_pid = installation.up["pids"]["redis"]
     step = last_step(installation, running_job)
     os.killpg(redis_pid, signal.SIGKILL)
@@ -118,7 +116,7 @@ def test_redis_killed_mid_run_leaves_training_alone_and_everything_recovers(
     assert end["exit"]["summary"]["steps"] >= step + 20
 
 
-def test_each_service_killed_outright_leaves_nothing_behind(installation: Board) -> None:
+def test_killed_services_leave_no_process(installation: Board) -> None:
     for name, pid in installation.up["pids"].items():
         before = session(pid)
         assert pid in before
@@ -135,7 +133,7 @@ def test_each_service_killed_outright_leaves_nothing_behind(installation: Board)
     wait_until(answers, "the API answers")
 
 
-def test_a_full_redis_loses_no_submit(installation: Board) -> None:
+def test_full_redis_loses_no_submit(installation: Board) -> None:
     spec = {**ENDLESS, "name": "while full", "train": {**ENDLESS["train"], "steps": 20}}
     server = installation.redis()
     before = server.config_get("maxmemory")["maxmemory"]

@@ -28,10 +28,10 @@ SHIPPED = ("web", "worker", "local", "docs")  # extras; tools of development run
 # What bandit finds and we keep: (rule, files below, why). Rules that are off altogether stand in pyproject.toml.
 KEPT = [
     ("B608", "jobs/runs/history/", "SQL is put together from names of ours; what was asked is bound to a ?"),
-    ("B108", "workers/host/apart/sandbox.py", "in bubblewrap a job has a /tmp and a /dev/shm of its own"),
+    ("B108", "workers/host/isolation.py", "in bubblewrap a job has a /tmp and a /dev/shm of its own"),
     ("B310", "workers/host/doctor.py", "the address begins with http:// or https://, the line before says so"),
     ("B104", "webapp/serving/request_guard.py", "the address of nobody, which is written and never bound"),
-    ("B104", "workers/slurm/node.py", "the nodes of one allocation meet; each says its own address"),
+    ("B104", "workers/slurm.py", "the nodes of one allocation meet; each says its own address"),
     ("B606", "client/meshboard/commands/started.py", "becomes the command that its user typed"),
     ("B606", "workers/host/join.py", "becomes the host worker, whose argv is ours"),
     ("B405", "client/meshboard/gate/report.py", "writes XML and reads none"),

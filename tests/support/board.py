@@ -20,7 +20,7 @@ from tests.support.patience import patient
 from tests.support.processes import ROOT, base_environment, gone, wait_until
 from tests.support.told import ended
 from webapp.runner import find_free_port
-from workers.host.processes import processes_of
+from workers.host.processes import find_processes
 
 
 class Board:
@@ -85,7 +85,7 @@ class Board:
         wait_until(seen, f"{job_id} logs {start!r}")
 
     def processes(self, job_id: str, attempt: int = 1) -> list[int]:
-        return processes_of(job_id, attempt)
+        return find_processes(job_id, attempt)
 
     def redis(self) -> redis.Redis:
         """Its embedded Redis."""

@@ -19,10 +19,10 @@ from contracts.telemetry.batches import Item
 from planner.facts.parse_spec import parse_spec
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.told import ended
-from workers.host.attempts import AttemptDir, attempt_dir
-from workers.host.join import worker_command
-from workers.host.processes import processes_of, sweep
-from workers.host.watch import kill_supervisor
+from workers.host.attempt_watcher import kill_supervisor
+from workers.host.attempts import AttemptDir, get_attempt_dir
+from workers.host.join import build_worker_command
+from workers.host.processes import find_processes, kill_processes
 
 NAME = "testhost"
 
@@ -60,7 +60,7 @@ class Host:
     @contextlib.contextmanager
     def worker(self) -> Iterator[subprocess.Popen[bytes]]:
         """The Celery worker, up and announced."""
-        argv = worker_command(NAME)
+        argv = build_worker_command(NAME)
         argv[0] = self.python
         before = len(self.events("host"))
         with running(argv, self.environment, self.folder / "worker.log", ROOT) as process:
@@ -90,7 +90,7 @@ class Host:
         for _ in range(times):
             self.send(order)
         self._ordered.append((job, attempt))
-        return attempt_dir(self.run_dir, job, attempt)
+        return get_attempt_dir(self.run_dir, job, attempt)
 
     def send(self, order: object) -> None:
         self._sender.send_task(TASK_LAUNCH, args=[order], queue=host_queue(NAME))
@@ -128,12 +128,12 @@ class Host:
         return found
 
     def processes(self, job: str, attempt: int = 1) -> list[int]:
-        return processes_of(job, attempt)
+        return find_processes(job, attempt)
 
     def reap(self) -> None:
         for job, attempt in self._ordered:
-            kill_supervisor(attempt_dir(self.run_dir, job, attempt))
-            sweep(job, attempt)
+            kill_supervisor(get_attempt_dir(self.run_dir, job, attempt))
+            kill_processes(job, attempt)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.processes import ROOT, RedisServer, wait_until
 from tests.upgrade.services import Services
-from workers.host.processes import processes_of
+from workers.host.processes import find_processes
 
 SPEC: dict[str, Any] = {
     "name": "goes on",
@@ -61,7 +61,7 @@ def test_a_restored_board_finds_the_job_that_runs(
                 first.manage("backup", str(saved))
                 assert first.status(job) == first.status(soon) == "running", "saving harms no job"
                 wait_until(lambda: first.status(soon) == "succeeded", "the shorter one has ended", 240, 0.5)
-            ranks = processes_of(job, 1)
+            ranks = find_processes(job, 1)
             assert len(ranks) >= SPEC["layout"]["dp"]
             second.manage("restore", str(saved))
             with second.working():
@@ -71,7 +71,7 @@ def test_a_restored_board_finds_the_job_that_runs(
                 before = len(steps_of(second, job))
                 wait_until(lambda: len(steps_of(second, job)) > before, "and hears of its next steps", 60, 0.5)
                 assert second.status(job) == "running"
-                assert set(ranks) <= set(processes_of(job, 1)), "nothing was started again"
+                assert set(ranks) <= set(find_processes(job, 1)), "nothing was started again"
                 assert steps_of(second, ended) == history
                 wait_until(lambda: second.status(soon) != "running", "its host is asked how the shorter one ended", 120)
                 assert second.status(soon) == "succeeded"

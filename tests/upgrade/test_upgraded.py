@@ -17,7 +17,7 @@ from tests.support.processes import ROOT, RedisServer, wait_until
 from tests.upgrade.older import files_before
 from tests.upgrade.services import Services
 from tests.upgrade.test_restored import SHORT, SPEC, database, steps_of
-from workers.host.processes import processes_of
+from workers.host.processes import find_processes
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def test_a_run_goes_on_over_an_upgrade(
                 worker = host.enter_context(before.host("gpu-1", state))
                 job = before.call("POST", "jobs", spec)["id"]
                 wait_until(lambda: before.status(job) == "running", "the job runs", 120, 0.5)
-                ranks = processes_of(job, 1)
+                ranks = find_processes(job, 1)
                 assert code_of(worker.pid) == {str(older)}
             after.manage("migrate", "--verbosity", "0")
             with after.working():
                 heard_of(after, job)
-                assert set(ranks) <= set(processes_of(job, 1))
+                assert set(ranks) <= set(find_processes(job, 1))
                 [listed] = after.call("GET", "hosts")
                 assert (listed["name"], listed["state"]) == ("gpu-1", "connected")
                 order = after.call("POST", "jobs", SHORT)["id"]
@@ -73,7 +73,7 @@ def test_a_run_goes_on_over_an_upgrade(
                 with after.host("gpu-1", state) as newer:
                     assert code_of(newer.pid) == {str(ROOT)}
                     heard_of(after, job)
-                    assert set(ranks) <= set(processes_of(job, 1)), "the new worker took it over"
+                    assert set(ranks) <= set(find_processes(job, 1)), "the new worker took it over"
                     wait_until(lambda: after.status(job) == "succeeded", "it ends as if nothing had been", 300, 0.5)
                     told = after.call("GET", f"jobs/{job}")
                     assert [h["status"] for h in told["history"]][-2:] == ["running", "succeeded"]

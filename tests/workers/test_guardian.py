@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from tests.support.processes import ROOT, wait_until
-from workers.host.processes import COOKIE, processes_of, sweep
+from workers.host.processes import COOKIE_VARIABLE, find_processes, kill_processes
 
 # Ignores SIGTERM, moves to a new session and forks twice, which makes four processes.
 HIDING = """
@@ -31,14 +31,14 @@ time.sleep(600)
 
 
 def test_killing_the_supervisor_ends_even_what_hid_in_another_session() -> None:
-    environment = {**os.environ, COOKIE: "guarded/1"}
+    environment = {**os.environ, COOKIE_VARIABLE: "guarded/1"}
     supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR, HIDING], cwd=ROOT, env=environment)
     try:
-        wait_until(lambda: len(processes_of("guarded", 1)) == 5, "the guardian and its family run")
+        wait_until(lambda: len(find_processes("guarded", 1)) == 5, "the guardian and its family run")
         supervisor.kill()
         supervisor.wait()
-        wait_until(lambda: not processes_of("guarded", 1), "nothing is left", 1, 0.01)
+        wait_until(lambda: not find_processes("guarded", 1), "nothing is left", 1, 0.01)
     finally:
         supervisor.kill()
         supervisor.wait()
-        sweep("guarded", 1)
+        kill_processes("guarded", 1)

@@ -1,1 +1,1 @@
-"""What runs on a host beside the training: Celery worker, supervisors, guardians. Only `launch` loads torch."""
+"""The host worker: Celery worker, supervisors, guardians, and launchers."""

@@ -1,11 +1,13 @@
-"""The Celery worker of a host, as `workers.host.join` starts it.
+"""The Celery app of a host worker, which `workers.host.join` starts.
 
-Its tasks are short. Long work lives in a detached supervisor, which outlives this worker and is adopted by the next.
+Its tasks are short. Long work runs in a detached supervisor, which survives this worker and is found by the next one.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import TypeVar
 
 from celery import Celery
 from celery.signals import setup_logging, worker_ready, worker_shutdown
@@ -20,26 +22,27 @@ from contracts.names import (
     host_key_prefix,
     host_queue,
 )
-from workers.host.apart.isolation import isolated
-from workers.host.attempts import attempt_dir
-from workers.host.logs import answer
+from workers.host.attempt_starter import AttemptStarter
+from workers.host.attempts import get_attempt_dir
+from workers.host.celery_transport import get_key_options
+from workers.host.checkpoint_lending import CheckpointSender
+from workers.host.isolation import choose_isolation
+from workers.host.log_files import read_log_part
 from workers.host.prune import Pruner
 from workers.host.reporter import Reporter
-from workers.host.settings import host_settings
-from workers.host.start.lend import Lender
-from workers.host.start.starting import Starter
-from workers.host.transport import keys_below
-from workers.host.worklog import log_format, write_json
+from workers.host.settings import get_log_format, read_host_settings, set_up_json_logs
 
 log = logging.getLogger(__name__)
 
-if log_format() == "json":
-    write_json()  # also what is said before Celery asks for it
-    setup_logging.connect(write_json)
+Order = TypeVar("Order")
 
-settings, note = isolated(host_settings())
+if get_log_format() == "json":
+    set_up_json_logs()  # for lines before Celery sets up its logs
+    setup_logging.connect(set_up_json_logs)
 
-app = Celery("meshboard-host", broker=settings.redis_url, amqp="workers.host.transport:AMQP")
+settings, note = choose_isolation(read_host_settings())
+
+app = Celery("meshboard-host", broker=settings.redis_url, amqp="workers.host.celery_transport:AMQP")
 app.conf.update(
     accept_content=["json"],
     task_serializer="json",
@@ -52,29 +55,27 @@ app.conf.update(
     worker_enable_remote_control=False,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_transport="workers.host.transport:Transport",
+    broker_transport="workers.host.celery_transport:Transport",
     broker_transport_options={
         "visibility_timeout": 60,
         "socket_keepalive": True,
-        **keys_below(host_key_prefix(settings.name)),
+        **get_key_options(host_key_prefix(settings.name)),
     },
 )
 
-reporter, pruner, lender = Reporter(settings, note), Pruner(settings), Lender(settings)
-starter = Starter(settings, reporter.ends)
+reporter, pruner, sender = Reporter(settings, note), Pruner(settings), CheckpointSender(settings)
+starter = AttemptStarter(settings, reporter.exits)
 
 
 @app.task(name=TASK_LAUNCH)
-def launch(told: object) -> None:
-    """Start the supervisor of an attempt, once however often the order is delivered, and not when it is stale."""
-    try:
-        order = validate_launch_order(told)
-    except BadMessageError as error:
-        log.warning("refused an order: %s", error)
+def launch(message: object) -> None:
+    """Start the supervisor of an attempt once, unless the order has expired."""
+    order = _check(validate_launch_order, message, "an order")
+    if order is None:
         return
-    name = f"{order['job']}/{order['attempt']}"
-    late_s = reporter.now() - order["expires"]
+    late_s = reporter.get_time() - order["expires"]
     if late_s > 0:
+        name = f"{order['job']}/{order['attempt']}"
         log.warning("refused the order of %s: the order expired %.1f s ago", name, late_s)
         return
     starter.start(order)
@@ -83,45 +84,46 @@ def launch(told: object) -> None:
 
 @app.task(name=TASK_ACKNOWLEDGE)
 def acknowledge(job: str, attempt: int) -> None:
-    """The controller has stored this attempt's exit report; it need not be repeated."""
-    target = attempt_dir(settings.run_dir, job, attempt)
-    reporter.ends.acknowledge(target)
-    if target.exit.exists():
-        target.acknowledged.touch()
+    """Note that the controller has stored this attempt's exit report."""
+    files = get_attempt_dir(settings.run_dir, job, attempt)
+    reporter.exits.acknowledge(files)
+    if files.exit_file.exists():
+        files.acknowledged_marker.touch()
 
 
 @app.task(name=TASK_RESEND_REPORT)
-def tell_again(job: str, attempt: int) -> None:
-    """The controller asks after an attempt that it was told the end of: its database is a copy from before."""
-    attempt_dir(settings.run_dir, job, attempt).acknowledged.unlink(missing_ok=True)
+def report_again(job: str, attempt: int) -> None:
+    """Report an acknowledged attempt again, because the controller restored an older database."""
+    get_attempt_dir(settings.run_dir, job, attempt).acknowledged_marker.unlink(missing_ok=True)
     reporter.wake()
 
 
 @app.task(name=TASK_READ_LOG)
-def read_log(told: object) -> None:
-    """Answer with a part of a log, unless nobody waits for it any more."""
-    try:
-        order = validate_log_order(told)
-    except BadMessageError as error:
-        log.warning("refused a log request: %s", error)
-        return
-    if reporter.now() > order["expires"]:
-        return
-    reporter.answer(order["question"], answer(order, settings))
+def read_log(message: object) -> None:
+    """Answer with a part of a log, unless the request has expired."""
+    order = _check(validate_log_order, message, "a log request")
+    if order is not None and reporter.get_time() <= order["expires"]:
+        reporter.send_answer(order["question"], read_log_part(order, settings))
 
 
 @app.task(name=TASK_LEND)
-def lend(told: object) -> None:
-    """Have a checkpoint of this host sent to an attempt that runs on others, unless the order is stale."""
-    try:
-        order = validate_lend_order(told)
-    except BadMessageError as error:
-        log.warning("refused an order to send a checkpoint: %s", error)
+def lend(message: object) -> None:
+    """Send a checkpoint of this host to an attempt on other hosts, unless the order has expired."""
+    order = _check(validate_lend_order, message, "an order to send a checkpoint")
+    if order is None:
         return
-    if reporter.now() > order["expires"]:
+    if reporter.get_time() > order["expires"]:
         log.warning("refused to send a checkpoint to %s/%d: the order has expired", order["job"], order["attempt"])
         return
-    lender.lend(order)
+    sender.send(order)
+
+
+def _check(decode: Callable[[object], Order], message: object, kind: str) -> Order | None:
+    try:
+        return decode(message)
+    except BadMessageError as error:
+        log.warning("refused %s: %s", kind, error)
+        return None
 
 
 @worker_ready.connect

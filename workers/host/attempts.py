@@ -1,7 +1,7 @@
-"""An attempt on disk: the host's own memory of what it runs.
+"""Files of the attempts on this host.
 
-Two trees below RUN_DIR. `.host/<job>/<attempt>/` is the host's: the order, the supervisor's pid, the exit report; no
-process of the job is told of it. `<job>/<attempt>/` is the job's: its spec, its logs and the directory it works in.
+Two trees below RUN_DIR. `.host/<job>/<attempt>/` belongs to the host: order, PID of the supervisor, exit report. The
+job's processes do not see it. `<job>/<attempt>/` belongs to the job: spec, logs, and working directory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Literal, NamedTuple
 from contracts.codec import BadMessageError, validate_exit_report, validate_launch_order
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder, Outcome
 from workers.host.files import BadFileError, read_json
-from workers.host.processes import ProcessId, process_id
+from workers.host.processes import ProcessId, get_process_id
 
 JOB_NAME = re.compile(r"[a-z0-9-]{1,64}")
-OWN_TREE = ".host"
-SOCKET_FOLDER = "meshboard-"  # what the name of a supervisor's folder starts with
-LONGEST_ROOT = 70  # bytes, beside what we put below it: a unix socket's path has at most 107
+HOST_TREE = ".host"
+SOCKET_FOLDER_PREFIX = "meshboard-"
+MAX_SOCKET_ROOT_BYTES = 70  # the path of a unix socket has at most 107 bytes
+MAX_TEXT_CHARS = 1000
 
 
 class AttemptDir(NamedTuple):
@@ -34,104 +35,102 @@ class AttemptDir(NamedTuple):
     attempt: int
 
     @property
-    def own(self) -> Path:
-        """The host's."""
-        return self.run_dir / OWN_TREE / self.job / str(self.attempt)
+    def host_dir(self) -> Path:
+        return self.run_dir / HOST_TREE / self.job / str(self.attempt)
 
     @property
-    def given(self) -> Path:
-        """The job's."""
+    def job_dir(self) -> Path:
         return self.run_dir / self.job / str(self.attempt)
 
     @property
     def spec(self) -> Path:
-        return self.given / "spec.json"
+        return self.job_dir / "spec.json"
 
     @property
     def logs(self) -> Path:
-        return self.given / "logs"
+        return self.job_dir / "logs"
 
     @property
     def work(self) -> Path:
-        """Where its processes start."""
-        return self.given / "work"
+        """Return the working directory of the job's processes."""
+        return self.job_dir / "work"
 
     @property
-    def temporary(self) -> Path:
-        """Its /tmp, in bubblewrap."""
-        return self.given / "tmp"
+    def tmp(self) -> Path:
+        """Return the folder that a job in bubblewrap sees as /tmp."""
+        return self.job_dir / "tmp"
 
     @property
-    def failure(self) -> Path:
-        """What torchrun's launcher says of the rank that failed first: the job's word, not the host's."""
+    def failure_file(self) -> Path:
+        """Return the launcher's report of the first failed rank, which the job's user can write."""
         return self.logs / "failure.json"
 
     @property
-    def order(self) -> Path:
-        return self.own / "order.json"
+    def order_file(self) -> Path:
+        return self.host_dir / "order.json"
 
     @property
-    def supervisor(self) -> Path:
-        return self.own / "supervisor.pid"
+    def pid_file(self) -> Path:
+        return self.host_dir / "supervisor.pid"
 
     @property
     def supervisor_log(self) -> Path:
-        return self.own / "supervisor.log"
+        return self.host_dir / "supervisor.log"
 
     @property
-    def running(self) -> Path:
-        return self.own / "running"
+    def running_marker(self) -> Path:
+        return self.host_dir / "running"
 
     @property
-    def exit(self) -> Path:
-        return self.own / "exit.json"
+    def exit_file(self) -> Path:
+        return self.host_dir / "exit.json"
 
     @property
-    def note(self) -> Path:
-        return self.own / "note.json"
+    def note_file(self) -> Path:
+        return self.host_dir / "note.json"
 
     @property
-    def acknowledged(self) -> Path:
-        return self.own / "acknowledged"
+    def acknowledged_marker(self) -> Path:
+        return self.host_dir / "acknowledged"
 
-    def supervisor_id(self) -> ProcessId | None:
-        """The supervisor while it lives; a pid file that is broken names nobody."""
+    def get_supervisor(self) -> ProcessId | None:
+        """Return the identity of the supervisor, or None if it has ended or its PID file is invalid."""
         try:
-            recorded = read_json(self.supervisor)
-            named = ProcessId(recorded["pid"], recorded["started"])
-            return named if process_id(named.pid) == named else None
+            recorded = read_json(self.pid_file)
+            supervisor = ProcessId(recorded["pid"], recorded["started"])
+            return supervisor if get_process_id(supervisor.pid) == supervisor else None
         except (BadFileError, TypeError, KeyError):
             return None
 
-    def socket_folder(self) -> Path | None:
-        """Where its supervisor has, or had, its socket."""
+    def get_socket_folder(self) -> Path | None:
+        """Return the folder of the supervisor's socket."""
         try:
-            folder = Path(read_json(self.supervisor)["folder"])
+            folder = Path(read_json(self.pid_file)["folder"])
         except (BadFileError, TypeError, KeyError):
             return None
-        return folder if folder.name.startswith(SOCKET_FOLDER) else None
+        return folder if folder.name.startswith(SOCKET_FOLDER_PREFIX) else None
 
-    def ordered(self) -> float | None:
-        """When the order came, unix seconds; None where its file is gone."""
+    def get_order_time(self) -> float | None:
+        """Return when the order arrived, in unix seconds, or None if its file is missing."""
         try:
-            return self.order.stat().st_mtime
+            return self.order_file.stat().st_mtime
         except OSError:
             return None
 
     def read_order(self) -> LaunchOrder:
-        """Raises BadFileError."""
+        """Read the order. Raises BadFileError."""
         try:
-            return validate_launch_order(read_json(self.order))
+            return validate_launch_order(read_json(self.order_file))
         except BadMessageError as error:
             raise BadFileError(f"order.json: {error}") from None
 
     def read_exit(self) -> ExitReport | None:
-        """None while there is none. Raises BadFileError."""
-        told = read_json(self.exit)
-        if told is None:
+        """Read the exit report, or return None if it is missing. Raises BadFileError."""
+        content = read_json(self.exit_file)
+        if content is None:
             return None
         try:
-            report = validate_exit_report(told)
+            report = validate_exit_report(content)
         except BadMessageError as error:
             raise BadFileError(f"exit.json: {error}") from None
         if (report["job"], report["attempt"]) != (self.job, self.attempt):
@@ -139,72 +138,77 @@ class AttemptDir(NamedTuple):
         return report
 
     def read_note(self) -> str:
-        """What a person should know of it, empty when nothing."""
+        """Read the note for the job's page, which is empty if there is nothing to show."""
         try:
-            note = read_json(self.note)
+            note = read_json(self.note_file)
         except BadFileError:
             return ""
-        return note[:1000].replace("\0", "\ufffd") if isinstance(note, str) else ""
+        return clean_text(note) if isinstance(note, str) else ""
 
-    def report(self) -> AttemptReport:
-        """What is known of it. Raises BadFileError."""
-        exited = self.read_exit()
-        if exited is not None:
+    def read_report(self) -> AttemptReport:
+        """Build the report of the attempt from its files. Raises BadFileError."""
+        exit_report = self.read_exit()
+        if exit_report is not None:
             slots = []
             with contextlib.suppress(BadFileError):
                 slots = self.read_order()["slots"]
-            return AttemptReport(job=self.job, attempt=self.attempt, state="exited", slots=slots, exit=exited)
+            return AttemptReport(job=self.job, attempt=self.attempt, state="exited", slots=slots, exit=exit_report)
         slots = self.read_order()["slots"]
-        state: Literal["running", "starting"] = "running" if self.running.exists() else "starting"
+        state: Literal["running", "starting"] = "running" if self.running_marker.exists() else "starting"
         report = AttemptReport(job=self.job, attempt=self.attempt, state=state, slots=slots)
         if note := self.read_note():
             report["note"] = note
         return report
 
 
-def socket_root() -> Path:
-    """Where folders with a socket are made: TMPDIR, or /tmp where that is too long. Raises OSError: there is none."""
-    root = Path(tempfile.gettempdir())
-    return root if len(os.fsencode(root)) <= LONGEST_ROOT else Path("/tmp")  # noqa: S108
-
-
-def attempt_dir(run_dir: Path, job: str, attempt: int) -> AttemptDir:
-    """The directories of an attempt.
+def get_attempt_dir(run_dir: Path, job: str, attempt: int) -> AttemptDir:
+    """Return the paths of an attempt.
 
     Raises:
-        ValueError: when the job's name could leave `run_dir`.
+        ValueError: the job name could leave `run_dir`.
     """
     if not JOB_NAME.fullmatch(job) or attempt < 1:
         raise ValueError(f"not an attempt: {job!r} {attempt!r}")
     return AttemptDir(run_dir, job, attempt)
 
 
-def kept(run_dir: Path) -> Iterator[AttemptDir]:
-    """Every attempt this host has on disk."""
-    for path in sorted((run_dir / OWN_TREE).glob("*/*")):
+def iterate_attempts(run_dir: Path) -> Iterator[AttemptDir]:
+    """Yield every attempt on disk."""
+    for path in sorted((run_dir / HOST_TREE).glob("*/*")):
         if JOB_NAME.fullmatch(path.parent.name) and path.name.isascii() and path.name.isdigit():
             yield AttemptDir(run_dir, path.parent.name, int(path.name))
 
 
-def attempts(run_dir: Path) -> Iterator[AttemptDir]:
-    """Those whose end the controller has not acknowledged."""
-    return (found for found in kept(run_dir) if not found.acknowledged.exists())
+def iterate_unacknowledged(run_dir: Path) -> Iterator[AttemptDir]:
+    """Yield the attempts whose end the controller has not acknowledged."""
+    return (attempt for attempt in iterate_attempts(run_dir) if not attempt.acknowledged_marker.exists())
 
 
-def report_of_host(attempt: AttemptDir, outcome: Outcome, reason: str) -> ExitReport:
-    """An exit report in the host worker's own words, where no supervisor wrote one."""
+def get_socket_root() -> Path:
+    """Return the parent of socket folders: TMPDIR, or /tmp if that path is too long. Raises OSError."""
+    root = Path(tempfile.gettempdir())
+    return root if len(os.fsencode(root)) <= MAX_SOCKET_ROOT_BYTES else Path("/tmp")  # noqa: S108
+
+
+def build_host_exit_report(attempt: AttemptDir, outcome: Outcome, reason: str) -> ExitReport:
+    """Build the exit report of an attempt whose supervisor wrote none."""
     now = time.time()
     return ExitReport(
         v=VERSION,
         job=attempt.job,
         attempt=attempt.attempt,
         outcome=outcome,
-        reason=reason[:1000].replace("\0", "\ufffd"),
+        reason=clean_text(reason),
         exit_code=None,
         rank=None,
         signal=None,
         log_tail=[],
-        started=attempt.ordered() or now,
+        started=attempt.get_order_time() or now,
         finished=now,
         summary=None,
     )
+
+
+def clean_text(text: str) -> str:
+    """Return a text that fits into a report."""
+    return text[:MAX_TEXT_CHARS].replace("\0", "\ufffd")

@@ -1,7 +1,7 @@
-"""A machine becomes a host and works as one: `python -m workers.host.join URL --token TOKEN`.
+"""Join this machine to a board as a host, and run its worker: `python -m workers.host.join URL --token TOKEN`.
 
-The token is needed once. What the board answers is kept in a 0600 file below the state directory; with it the host
-comes back whenever it is started again, and also while the board is away. Everything else is set by the environment
+The token is needed once. The board's response is stored in a file with mode 0600 below the state directory. With this
+file the host can start again, also while the board is unreachable. Environment variables set everything else
 (docs/reference/host-settings.md).
 """
 
@@ -23,61 +23,68 @@ from urllib.parse import urlsplit
 from contracts.hosts import JOIN_PATH, JoinRequest, JoinResponse
 from contracts.names import host_queue
 from contracts.security import SecretError, read_secret_file
-from workers.host.facts import machine
-from workers.host.facts.gpus import Gpus
-from workers.host.joined import Kept, kept_file, read_or_make, write
-from workers.host.reporter import boot_id, device
-from workers.host.settings import HostSettings, SettingError, host_settings, is_on
-from workers.host.worklog import log_format, write_json
+from workers.host.gpus import Gpus
+from workers.host.machine import describe_device, get_boot_id, get_host_facts
+from workers.host.settings import (
+    HostCredentials,
+    HostSettingError,
+    HostSettings,
+    get_credentials_file,
+    get_log_format,
+    is_enabled,
+    load_or_create_credentials,
+    read_host_settings,
+    save_credentials,
+    set_up_json_logs,
+)
 
 log = logging.getLogger(__name__)
 
-TOKEN = "MESHBOARD_JOIN_TOKEN"  # noqa: S105 - the variable that holds it
-TIMEOUT_S = 20.0
-PATIENCE_S = 10.0  # for the board, of a host that has joined before
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
-ANSWER_BYTES = 64 * 2**10
+TOKEN_VARIABLE = "MESHBOARD_JOIN_TOKEN"  # noqa: S105 - the name of a variable
+REQUEST_TIMEOUT_S = 20.0
+MAX_BOARD_WAIT_S = 10.0  # of a host that has joined before
+MIN_RETRY_INTERVAL_S, MAX_RETRY_INTERVAL_S = 0.5, 30.0
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+MAX_ANSWER_BYTES = 64 * 2**10
 
 
-class RefusedError(Exception):
-    """The board's word, which asking again will not change."""
+class JoinRefusedError(Exception):
+    """A rejection that a retry will not change."""
 
 
-class AwayError(Exception):
-    """No answer, or one to wait after."""
+class UnreachableError(Exception):
+    """A missing response, or a response that asks for a retry."""
 
 
 def main() -> int:
-    options = _options(sys.argv[1:])
+    options = _parse_options(sys.argv[1:])
     try:
-        if log_format() == "json":
-            write_json()
+        if get_log_format() == "json":
+            set_up_json_logs()
         else:
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-        url = _board(options.url, options.insecure or is_on("MESHBOARD_JOIN_INSECURE"))
-        settings = _settings(options)
-        token = options.token or read_secret_file(TOKEN) or os.environ.get(TOKEN, "")
-        kept = _join(url, settings, token)
-    except (SettingError, SecretError, RefusedError) as error:
+        url = _check_url(options.url, options.insecure or is_enabled("MESHBOARD_JOIN_INSECURE"))
+        settings = _read_settings(options)
+        token = options.token or read_secret_file(TOKEN_VARIABLE) or os.environ.get(TOKEN_VARIABLE, "")
+        credentials = _join(url, settings, token)
+    except (HostSettingError, SecretError, JoinRefusedError) as error:
         print(f"meshboard: {error}", file=sys.stderr)
         return 1
-    return _work(settings, kept)
+    return _run_worker(settings, credentials)
 
 
-def worker_command(name: str) -> list[str]:
-    """argv of the Celery worker: it speaks to nobody but its queue. Its banner is no line of a log."""
+def build_worker_command(name: str) -> list[str]:
+    """Return the argv of the Celery worker, which contacts only its own queue."""
     # Only root can run jobs as other users, so Celery's warning about root is wrong here.
     no_warning = "ignore:You're running the worker with superuser privileges"
-    banner = ["--quiet"] if log_format() == "json" else []
-    celery = [sys.executable, "-W", no_warning, "-m", "celery", *banner]
-    quiet = ["--without-mingle", "--without-gossip", "--without-heartbeat"]
-    options = ["--pool", "threads", "--concurrency", "2", *quiet, "--loglevel", "INFO"]
-    named = ["--queues", host_queue(name), "--hostname", f"host-{name}@%h"]
-    return [*celery, "-A", "workers.host.app", "worker", *options, *named]
+    quiet = ["--quiet"] if get_log_format() == "json" else []  # a banner is not JSON
+    celery = [sys.executable, "-W", no_warning, "-m", "celery", *quiet, "-A", "workers.host.app", "worker"]
+    options = ["--pool", "threads", "--concurrency", "2", "--without-mingle", "--without-gossip", "--without-heartbeat"]
+    names = ["--queues", host_queue(name), "--hostname", f"host-{name}@%h"]
+    return [*celery, *options, "--loglevel", "INFO", *names]
 
 
-def _options(argv: list[str]) -> argparse.Namespace:
+def _parse_options(argv: list[str]) -> argparse.Namespace:
     env = os.environ
     parser = argparse.ArgumentParser(prog="python -m workers.host.join", description=__doc__.partition("\n")[0])
     parser.add_argument(
@@ -85,7 +92,8 @@ def _options(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--token",
-        help=f"join token, visible in the process list (default: {TOKEN}, or the file in {TOKEN}_FILE)",
+        help="join token, visible in the process list "
+        f"(default: {TOKEN_VARIABLE}, or the file in {TOKEN_VARIABLE}_FILE)",
     )
     parser.add_argument("--name", help="name of the host (default: MESHBOARD_HOST_NAME, or the machine name)")
     parser.add_argument(
@@ -100,127 +108,127 @@ def _options(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _board(url: str, insecure: bool) -> str:
-    """The board's address. Raises SettingError."""
+def _check_url(url: str, insecure: bool) -> str:
+    """Return the board's address without a trailing slash. Raises HostSettingError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SettingError(f"The address of the board is {url[:100]!r}. Use https://HOST.")
-    if parts.scheme == "http" and parts.hostname not in LOOPBACK and not insecure:
-        raise SettingError(
+        raise HostSettingError(f"The address of the board is {url[:100]!r}. Use https://HOST.")
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK_NAMES and not insecure:
+        raise HostSettingError(
             f"{url[:100]} would send the token and the host key unencrypted. Use https://, or --insecure."
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
-def _settings(options: argparse.Namespace) -> HostSettings:
-    """What was asked for on the command line wins, and the worker gets it by the environment. Raises SettingError."""
+def _read_settings(options: argparse.Namespace) -> HostSettings:
+    """Read the settings, and set variables for the worker. The command line has priority. Raises HostSettingError."""
     env = os.environ
     if options.slots is not None:
         env["MESHBOARD_SLOTS"] = options.slots
     if options.name is not None:
         env["MESHBOARD_HOST_NAME"] = options.name
-    settings = host_settings(joined=False)
+    settings = read_host_settings(joined=False)
     env |= {"MESHBOARD_HOST_NAME": settings.name, "MESHBOARD_DEVICE": settings.device}
     env["MESHBOARD_SLOTS"] = str(settings.slots)
     return settings
 
 
-def _join(url: str, settings: HostSettings, token: str) -> Kept:
-    """What the host works with. Raises SettingError, RefusedError."""
-    path = kept_file(settings.state_dir, settings.name)
-    kept = read_or_make(path)
-    request = _request(settings, kept.identity, token)
-    began, pause_s, told = time.monotonic(), FIRST_PAUSE_S, ""
+def _join(url: str, settings: HostSettings, token: str) -> HostCredentials:
+    """Return the credentials from the board, or the stored ones. Raises HostSettingError, JoinRefusedError."""
+    path = get_credentials_file(settings.state_dir, settings.name)
+    stored = load_or_create_credentials(path)
+    request = _build_request(settings, stored.identity, token)
+    began, interval_s, last_problem = time.monotonic(), MIN_RETRY_INTERVAL_S, ""
     while True:
         try:
-            joined = _ask(url, request)
-        except AwayError as error:
-            if kept.key and time.monotonic() - began > PATIENCE_S:
+            joined = _send(url, request)
+            break
+        except UnreachableError as error:
+            if stored.key and time.monotonic() - began > MAX_BOARD_WAIT_S:
                 log.warning("%s: continuing with the settings stored in %s", error, path)
-                return kept
-            if str(error) != told:
-                told = str(error)
-                log.info("%s: retrying", told)
-            time.sleep(pause_s)
-            pause_s = min(LONGEST_PAUSE_S, pause_s * 2)
-            continue
-        kept = Kept(kept.identity, joined["redis_url"], joined["key"])
-        write(path, kept)
-        log.info("joined %s as %s", url, joined["name"])
-        return kept
+                return stored
+            if str(error) != last_problem:
+                last_problem = str(error)
+                log.info("%s: retrying", last_problem)
+        time.sleep(interval_s)
+        interval_s = min(MAX_RETRY_INTERVAL_S, interval_s * 2)
+    credentials = HostCredentials(stored.identity, joined["redis_url"], joined["key"])
+    save_credentials(path, credentials)
+    log.info("joined %s as %s", url, joined["name"])
+    return credentials
 
 
-def _request(settings: HostSettings, identity: str, token: str) -> JoinRequest:
-    name, memory_bytes = device(settings)
+def _build_request(settings: HostSettings, identity: str, token: str) -> JoinRequest:
+    device_name, memory_bytes = describe_device(settings)
     request = JoinRequest(
         name=settings.name,
         identity=identity,
         slots=settings.slots,
         device=settings.device,
-        device_name=name,
+        device_name=device_name,
         memory_bytes=memory_bytes,
-        boot_id=boot_id(),
-        facts=machine.facts(Gpus(), []),
+        boot_id=get_boot_id(),
+        facts=get_host_facts(Gpus(), []),
     )
     if token:
         request["token"] = token
     return request
 
 
-def _ask(url: str, request: JoinRequest) -> JoinResponse:
-    """Raises AwayError, RefusedError."""
+def _send(url: str, body: JoinRequest) -> JoinResponse:
+    """Send the request to the board. Raises UnreachableError, JoinRefusedError."""
     headers = {"Content-Type": "application/json"}
-    asked = urllib.request.Request(url + JOIN_PATH, json.dumps(request).encode(), headers)  # noqa: S310 - `_board` looked
+    request = urllib.request.Request(url + JOIN_PATH, json.dumps(body).encode(), headers)  # noqa: S310 - checked
     opener = urllib.request.build_opener(_NoRedirect)
     try:
-        with opener.open(asked, timeout=TIMEOUT_S) as answer:
-            told: JoinResponse = json.loads(answer.read(ANSWER_BYTES))
-            return JoinResponse(name=told["name"], redis_url=told["redis_url"], key=told["key"])
+        with opener.open(request, timeout=REQUEST_TIMEOUT_S) as response:
+            answer: JoinResponse = json.loads(response.read(MAX_ANSWER_BYTES))
+            return JoinResponse(name=answer["name"], redis_url=answer["redis_url"], key=answer["key"])
     except urllib.error.HTTPError as error:
-        words = _words(error)
+        problem = f"{url} returned HTTP {error.code}: {_get_reason(error)}"
         if error.code in (429, 502, 503, 504):
-            raise AwayError(f"{url} returned HTTP {error.code}: {words}") from None
-        raise RefusedError(f"{url} returned HTTP {error.code}: {words}") from None
+            raise UnreachableError(problem) from None
+        raise JoinRefusedError(problem) from None
     except (ssl.SSLCertVerificationError, ssl.CertificateError) as error:
-        raise RefusedError(f"The certificate of {url} is invalid: {error}") from None
+        raise JoinRefusedError(f"The certificate of {url} is invalid: {error}") from None
     except urllib.error.URLError as error:
         if isinstance(error.reason, ssl.SSLCertVerificationError):
-            raise RefusedError(
+            raise JoinRefusedError(
                 f"The certificate of {url} is invalid: {error.reason}. Set SSL_CERT_FILE to its CA certificates."
             ) from None
-        raise AwayError(f"Cannot reach {url}: {error.reason}") from None
+        raise UnreachableError(f"Cannot reach {url}: {error.reason}") from None
     except (OSError, HTTPException) as error:
-        raise AwayError(f"Cannot reach {url}: {error}") from None
+        raise UnreachableError(f"Cannot reach {url}: {error}") from None
     except (ValueError, KeyError, TypeError):
-        raise RefusedError(f"{url} is not a Meshboard board") from None
+        raise JoinRefusedError(f"{url} is not a Meshboard board") from None
 
 
-def _words(error: urllib.error.HTTPError) -> str:
-    """The board's own, where it was the board that answered."""
+def _get_reason(error: urllib.error.HTTPError) -> str:
+    """Return the board's error messages, or the reason phrase if another server responded."""
     location = error.headers.get("Location")
     if location is not None:
         return f"it is at {location[:200]}"
     try:
-        told: Any = json.loads(error.read(ANSWER_BYTES))
-        return "; ".join(f"{one['field']}: {one['message']}" for one in told["errors"])[:1000]
+        answer: Any = json.loads(error.read(MAX_ANSWER_BYTES))
+        return "; ".join(f"{entry['field']}: {entry['message']}" for entry in answer["errors"])[:1000]
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return str(error.reason)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A token goes nowhere that nobody named."""
+    """Follow no redirect, so that the token goes only to the given address."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
-def _work(settings: HostSettings, kept: Kept) -> NoReturn:
-    """Become the worker."""
-    environment = {k: v for k, v in os.environ.items() if k not in (TOKEN, f"{TOKEN}_FILE")}
-    environment |= {"MESHBOARD_REDIS_URL": kept.redis_url, "MESHBOARD_HOST_KEY": kept.key}
-    argv = worker_command(settings.name)
+def _run_worker(settings: HostSettings, credentials: HostCredentials) -> NoReturn:
+    """Replace this process by the Celery worker."""
+    env = {k: v for k, v in os.environ.items() if k not in (TOKEN_VARIABLE, f"{TOKEN_VARIABLE}_FILE")}
+    env |= {"MESHBOARD_REDIS_URL": credentials.redis_url, "MESHBOARD_HOST_KEY": credentials.key}
+    argv = build_worker_command(settings.name)
     sys.stdout.flush()
-    os.execve(argv[0], argv, environment)  # noqa: S606 - our own argv, no shell
+    os.execve(argv[0], argv, env)  # noqa: S606 - argv has no text from users
 
 
 if __name__ == "__main__":

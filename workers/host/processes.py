@@ -1,4 +1,4 @@
-"""Finding and ending every process of an attempt, however it was started."""
+"""Find and kill every process of an attempt, whatever session or parent it has."""
 
 from __future__ import annotations
 
@@ -11,69 +11,68 @@ from typing import NamedTuple
 
 import psutil
 
-COOKIE = "MESHBOARD_ATTEMPT"
-RUNS = "MESHBOARD_RUNS"  # the run directory of the host worker: a machine may have several, and a gang two of them
+COOKIE_VARIABLE = "MESHBOARD_ATTEMPT"  # job/attempt, which all processes of the attempt inherit
+RUN_DIR_VARIABLE = "MESHBOARD_RUNS"  # separates host workers that share a machine
 
 
 class ProcessId(NamedTuple):
-    """A process for certain: pids are used again, a pid with its start time is not."""
+    """A PID with its start time. The kernel reuses PIDs, but not with the same start time."""
 
     pid: int
     started: int  # clock ticks since boot
 
 
-def process_id(pid: int) -> ProcessId | None:
-    """Identity of a living process, None when there is none (a zombie is none).
-
-    psutil's creation time is relative to a boot time that moves with the clock; the kernel's ticks do not.
-    """
+def get_process_id(pid: int) -> ProcessId | None:
+    """Return the identity of a living process, or None for a zombie or a missing process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()
+    # psutil's creation time is relative to a boot time that moves with the clock. The kernel's ticks are not.
     return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
 
 
-def cookie_of(process: psutil.Process, runs: Path | None = None) -> str | None:
-    """job/attempt of the attempt that a process belongs to; every process of one inherits it, whatever session it
-    moves to. Of one that another host worker started than that of `runs`, None."""
+def read_cookie(process: psutil.Process, run_dir: Path | None = None) -> str | None:
+    """Return job/attempt of a process. With `run_dir`, return None for processes of other host workers."""
     try:
         environment = process.environ()
     except (psutil.Error, OSError):
         return None
-    if runs is not None and environment.get(RUNS, str(runs)) != str(runs):
+    if run_dir is not None and environment.get(RUN_DIR_VARIABLE, str(run_dir)) != str(run_dir):
         return None
-    return environment.get(COOKIE)
+    return environment.get(COOKIE_VARIABLE)
 
 
-def processes_of(job: str, attempt: int, runs: Path | None = None) -> list[int]:
-    """Pids that carry the attempt's cookie, and all below them: one that emptied its environment too. Ourselves and
-    zombies do not count. With `runs` those of one host worker alone."""
-    below: dict[int, list[int]] = {}
-    wanted, found = [], set()
+def find_processes(job: str, attempt: int, run_dir: Path | None = None) -> list[int]:
+    """Return the PIDs that carry the attempt's cookie, and all their descendants.
+
+    A descendant counts even if it cleared its environment. Zombies and the calling process do not count.
+    """
+    children: dict[int, list[int]] = {}
+    pending, found = [], set()
     for process in psutil.process_iter(["ppid", "status"]):
         if process.info["status"] == psutil.STATUS_ZOMBIE:
             continue
-        below.setdefault(process.info["ppid"], []).append(process.pid)
-        if cookie_of(process, runs) == f"{job}/{attempt}":
-            wanted.append(process.pid)
-    while wanted:
-        pid = wanted.pop()
+        children.setdefault(process.info["ppid"], []).append(process.pid)
+        if read_cookie(process, run_dir) == f"{job}/{attempt}":
+            pending.append(process.pid)
+    while pending:
+        pid = pending.pop()
         if pid not in found:
             found.add(pid)
-            wanted += below.get(pid, [])
+            pending += children.get(pid, [])
     return sorted(found - {os.getpid()})
 
 
-def sweep(job: str, attempt: int, timeout_s: float = 5.0, runs: Path | None = None) -> list[int]:
-    """KILL everything of an attempt until nothing is left. Returns what survived `timeout_s`."""
+def kill_processes(job: str, attempt: int, timeout_s: float = 5.0, run_dir: Path | None = None) -> list[int]:
+    """Send KILL to all processes of an attempt until none is left. Return the PIDs that survive `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
-        left = processes_of(job, attempt, runs)
-        if not left or time.monotonic() > deadline:
-            return left
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # root's own, such as what sudo left behind
+        survivors = find_processes(job, attempt, run_dir)
+        if not survivors or time.monotonic() > deadline:
+            return survivors
+        for pid in survivors:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # root owns processes that sudo left
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)

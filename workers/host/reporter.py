@@ -1,4 +1,4 @@
-"""Tells the controller, again and again, what this host is and what it runs."""
+"""Send heartbeats to the controller: the host, its machine, and its attempts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import contextlib
 import json
 import logging
 import os
-import platform
 import secrets
-import subprocess
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -22,100 +19,96 @@ from contracts.control import VERSION, AttemptReport, HostEvent
 from contracts.logs import LOG_ANSWER_TTL_S
 from contracts.names import events_stream, log_key
 from contracts.security import build_signed_entry, prepend_signature
-from workers.host.attempts import attempts
-from workers.host.ends import Ends
-from workers.host.facts.gauge import Gauge
+from workers.host.attempt_watcher import AttemptWatcher, HostExits, read_report_or_note
+from workers.host.attempts import iterate_unacknowledged
+from workers.host.machine import HostSampler, describe_device, get_boot_id
 from workers.host.settings import HostSettings
-from workers.host.watch import Watch, told_of
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 5.0
-SCAN_S = 1.0
-SAY_AGAIN_S = 60.0
-REMOVED = (
+HEARTBEAT_INTERVAL_S = 5.0
+SCAN_INTERVAL_S = 1.0
+REPEAT_WARNING_S = 60.0
+REMOVED_MESSAGE = (
     "The board does not know this host. The host was removed, or Redis was emptied. Running jobs continue. "
     "If the host was removed, stop this worker, or join again with a new token."
 )
-ALIVE = "alive"  # touched in the run directory at each scan: a container's health check looks at its age
-EVENTS_KEPT = 20_000  # entries of this host's events
-EVENTS_BYTES = 64 * 2**20  # of these: where they are more, nobody reads them, and exit reports wait
-EXITS_BYTES = 4 * 2**20  # of exit reports in one heartbeat
+ALIVE_FILE = "alive"  # in the run directory; the health check of a container reads its age
+MAX_EVENTS = 20_000  # entries in this host's stream
+MAX_EVENTS_BYTES = 64 * 2**20  # above it no process reads the stream, and exit reports wait
+MAX_EXIT_BYTES = 4 * 2**20  # of exit reports in one heartbeat
 
 
 class Reporter:
-    """A thread that looks at the attempts each second and sends a `HostEvent` every 5 s, sooner on a change.
+    """A thread that checks the attempts every second, and sends a `HostEvent` every 5 s or on a change.
 
-    It outlives whatever an attempt's files or Redis do to it. Should it end all the same, so does the worker's
-    process, for a silent worker that still takes orders is worse than one that is started again.
+    The thread survives every error of files and Redis. If it ends anyway, it ends the worker's process, because a
+    worker that accepts orders without sending heartbeats is worse than a restarted worker.
     """
 
     def __init__(self, settings: HostSettings, note: str = "") -> None:
         self._settings, self._note = settings, note
         self._wake = threading.Event()
         self._stopped = threading.Event()
-        self._device_name, self._memory_bytes = device(settings)
+        self._device_name, self._memory_bytes = describe_device(settings)
         self._redis = redis.Redis.from_url(settings.redis_url, socket_timeout=5, socket_connect_timeout=2)
         self._events = events_stream(settings.name)
-        self.ends = Ends()
-        self._watch = Watch(settings.run_dir, self._redis, self.ends)
-        self._gauge = Gauge(settings, self.now)
+        self.exits = HostExits()
+        self._watcher = AttemptWatcher(settings.run_dir, self._redis, self.exits)
+        self._sampler = HostSampler(settings, self.get_time)
         self._incarnation, self._sequence = secrets.token_hex(8), 0
         self._began: float | None = None
-        self._said = ("", 0.0)  # of what keeps it from reporting: the words, and when
-        self._exits_sent: dict[tuple[str, int], int] = {}  # by attempt, the heartbeat that last had its exit report
+        self._last_warning = ("", 0.0)  # text, and when it was logged
+        self._exits_sent: dict[tuple[str, int], int] = {}  # by attempt: the heartbeat that last had its exit report
         self._thread = threading.Thread(target=self._run, name="host-reporter", daemon=True)
 
     def start(self) -> None:
         self._settings.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-        self._gauge.start()
+        self._sampler.start()
         self._thread.start()
 
     def wake(self) -> None:
-        """Something changed: report now."""
+        """Send a heartbeat now."""
         self._wake.set()
 
     def stop(self) -> None:
         self._stopped.set()
-        self._gauge.stop()
+        self._sampler.stop()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(5)
 
-    def now(self) -> float:
-        """Unix seconds by Redis' clock, which all hosts share. Raises RedisError."""
-        told: Any = self._redis.time()
-        return float(told[0] + told[1] / 1e6)
+    def get_time(self) -> float:
+        """Return unix seconds by Redis' clock, which all hosts share. Raises RedisError."""
+        response: Any = self._redis.time()
+        return float(response[0] + response[1] / 1e6)
 
-    def answer(self, question: str, body: bytes) -> None:
-        """Put an answer where the board waits for it, for a while. Raises RedisError."""
+    def send_answer(self, question: str, body: bytes) -> None:
+        """Store a signed answer for the board, for LOG_ANSWER_TTL_S. Raises RedisError."""
         key = log_key(self._settings.name, question)
-        sent = self._redis.pipeline()
-        sent.rpush(key, prepend_signature(self._settings.signing_key, body))
-        sent.pexpire(key, int(LOG_ANSWER_TTL_S * 1000))
-        sent.execute()
+        pipe = self._redis.pipeline()
+        pipe.rpush(key, prepend_signature(self._settings.signing_key, body))
+        pipe.pexpire(key, int(LOG_ANSWER_TTL_S * 1000))
+        pipe.execute()
 
     def _run(self) -> None:
         try:
             due = 0.0
             while not self._stopped.is_set():
-                due = self._turn(due)
-                self._alive()
-                self._wake.wait(SCAN_S)
+                due = self._scan(due)
+                with contextlib.suppress(OSError):  # a full disk does not make the host unhealthy
+                    (self._settings.run_dir / ALIVE_FILE).touch()
+                self._wake.wait(SCAN_INTERVAL_S)
         finally:
             if not self._stopped.is_set():
                 log.critical("the reporter ended, so this worker stops")
                 os._exit(1)
 
-    def _alive(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk is told elsewhere, and is no death
-            (self._settings.run_dir / ALIVE).touch()
-
-    def _turn(self, due: float) -> float:
-        """One look, and a heartbeat when it is due; returns when the next one is."""
+    def _scan(self, due: float) -> float:
+        """Check the attempts, and send a heartbeat if it is due. Return when the next heartbeat is due."""
         changed = False
         try:
-            changed = self._watch.look()
+            changed = self._watcher.check()
         except Exception:
             log.exception("cannot check the attempts")
         if not (changed or self._wake.is_set() or time.monotonic() >= due):
@@ -124,32 +117,32 @@ class Reporter:
             self._wake.clear()
             self._send()
         except RedisError as error:
-            self._say_why(error)
+            self._warn(error)
         except Exception:
             log.exception("cannot report to the controller")
         else:
-            self._said = ("", 0.0)
-            return time.monotonic() + HEARTBEAT_S
+            self._last_warning = ("", 0.0)
+            return time.monotonic() + HEARTBEAT_INTERVAL_S
         return 0.0
 
-    def _say_why(self, error: RedisError) -> None:
-        """Once a minute while it stays the same."""
-        words = REMOVED if isinstance(error, redis.AuthenticationError) else str(error)
-        last, at = self._said
-        if words == last and time.monotonic() - at < SAY_AGAIN_S:
+    def _warn(self, error: RedisError) -> None:
+        """Log why heartbeats fail. The same reason is logged once per REPEAT_WARNING_S."""
+        text = REMOVED_MESSAGE if isinstance(error, redis.AuthenticationError) else str(error)
+        last_text, logged = self._last_warning
+        if text == last_text and time.monotonic() - logged < REPEAT_WARNING_S:
             return
-        self._said = (words, time.monotonic())
-        log.warning("cannot report to the controller: %s", words)
+        self._last_warning = (text, time.monotonic())
+        log.warning("cannot report to the controller: %s", text)
 
     def _send(self) -> None:
         if self._began is None:
-            self._began = self.now()
+            self._began = self.get_time()
         self._sequence += 1
         event = HostEvent(
             kind="host",
             v=VERSION,
             host=self._settings.name,
-            boot_id=boot_id(),
+            boot_id=get_boot_id(),
             incarnation=self._incarnation,
             began=self._began,
             sequence=self._sequence,
@@ -159,52 +152,36 @@ class Reporter:
             device_name=self._device_name,
             memory_bytes=self._memory_bytes,
             address=self._settings.address,
-            attempts=self._bounded(self._attempts()),
+            attempts=self._limit_exits(self._read_attempts()),
         )
         if self._note:
             event["note"] = self._note
-        if (use := self._gauge.use()) is not None:
+        if (use := self._sampler.get_usage()) is not None:
             event["use"] = use
-        if (facts := self._gauge.facts()) is not None:
+        if (facts := self._sampler.take_facts()) is not None:
             event["facts"] = facts
         signed: Any = build_signed_entry(self._settings.signing_key, encode_event(event))
-        self._redis.xadd(self._events, signed, maxlen=EVENTS_KEPT, approximate=True)
+        self._redis.xadd(self._events, signed, maxlen=MAX_EVENTS, approximate=True)
 
-    def _attempts(self) -> list[AttemptReport]:
-        unwritten = self.ends.told()
-        on_disk = [told_of(found) for found in attempts(self._settings.run_dir) if found not in unwritten]
-        return [*on_disk, *unwritten.values()]
+    def _read_attempts(self) -> list[AttemptReport]:
+        in_memory = self.exits.get_reports()
+        attempts = (a for a in iterate_unacknowledged(self._settings.run_dir) if a not in in_memory)
+        return [*map(read_report_or_note, attempts), *in_memory.values()]
 
-    def _bounded(self, reports: list[AttemptReport]) -> list[AttemptReport]:
-        """All attempts, with as many exit reports as fit; what waited longest goes first."""
+    def _limit_exits(self, reports: list[AttemptReport]) -> list[AttemptReport]:
+        """Remove exit reports that do not fit. Those that waited longest come first."""
         exited = [report for report in reports if "exit" in report]
-        room = EXITS_BYTES if exited and self._events_bytes() < EVENTS_BYTES else 0
+        left_bytes = MAX_EXIT_BYTES if exited and self._measure_events_bytes() < MAX_EVENTS_BYTES else 0
         sent = {(r["job"], r["attempt"]): self._exits_sent.get((r["job"], r["attempt"]), 0) for r in exited}
         for report in sorted(exited, key=lambda r: sent[r["job"], r["attempt"]]):
-            room -= len(json.dumps(report["exit"]))
-            if room < 0:
+            left_bytes -= len(json.dumps(report["exit"]))
+            if left_bytes < 0:
                 del report["exit"]
             else:
                 sent[report["job"], report["attempt"]] = self._sequence
         self._exits_sent = sent
         return reports
 
-    def _events_bytes(self) -> int:
-        told: Any = self._redis.memory_usage(self._events)
-        return int(told or 0)
-
-
-def boot_id() -> str:
-    """Another after each start of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def device(settings: HostSettings) -> tuple[str, int]:
-    """Name of the device, and memory bytes per slot."""
-    if settings.device == "cuda":
-        query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-        listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-        name, _, mebibytes = listed[0].rpartition(",")
-        return name.strip()[:200], int(mebibytes) * 2**20
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{platform.machine()} CPU, {os.cpu_count()} cores", total // settings.slots
+    def _measure_events_bytes(self) -> int:
+        num_bytes: Any = self._redis.memory_usage(self._events)
+        return int(num_bytes or 0)

@@ -1,49 +1,55 @@
-"""A host worker's settings, from the environment and nowhere else. No database, no secret key."""
+"""Settings of a host worker, from environment variables, and the credentials it got when it joined the board."""
 
 from __future__ import annotations
 
 import json
+import logging
+import logging.config
 import os
 import pwd
 import re
+import secrets
 import socket
+import stat
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal, NamedTuple, cast
 
 from contracts.fields import HOST_NAME_PATTERN
-from workers.host.address import LOOPBACK, address_towards
-from workers.host.facts.gpus import Gpus
+from contracts.logs import LogFormat, build_json_formatter
+from workers.host.gpus import Gpus
+from workers.host.network import LOOPBACK, get_address_towards
 from workers.rank_environment import DEFAULT_GROUP_TIMEOUT_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+LOG_FORMAT_VARIABLE = "MESHBOARD_LOG_FORMAT"
 
 
-class SettingError(RuntimeError):
-    """A MESHBOARD_ variable is missing or senseless."""
+class HostSettingError(RuntimeError):
+    """A MESHBOARD_ variable, or the credentials file, is missing or invalid."""
 
 
 class JobUser(NamedTuple):
-    """Who torchrun and the ranks run as; the machine need not know the ids by a name."""
+    """The user of torchrun and the ranks. The machine does not need a name for the IDs."""
 
     name: str
     uid: int
     gid: int
 
 
-# systemd's table of ids gives 65,520 to 65,533 to nobody (https://systemd.io/UIDS-GIDS).
-NOBODYS_ID = 65_530
-CHOSEN_USER = JobUser("meshboard-job", NOBODYS_ID, NOBODYS_ID)
-# Each owner of jobs has an id from here on: 65,536 to 524,287 are nobody's in the same table.
-OWNERS = CHOSEN_USER._replace(uid=65_536)
-MOST_OWNERS = 524_288 - OWNERS.uid
+# systemd does not assign the IDs 65,520 to 65,533 (https://systemd.io/UIDS-GIDS).
+DEFAULT_JOB_USER_ID = 65_530
+DEFAULT_JOB_USER = JobUser("meshboard-job", DEFAULT_JOB_USER_ID, DEFAULT_JOB_USER_ID)
+# Each owner of jobs gets an ID in this range. systemd does not assign 65,536 to 524,287 either.
+USER_PER_OWNER = DEFAULT_JOB_USER._replace(uid=65_536)
+MAX_OWNERS = 524_288 - USER_PER_OWNER.uid
 Sandbox = Literal["auto", "bwrap", "off"]
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What a host worker knows of itself."""
+    """Settings of a host worker and of the supervisors that it starts."""
 
     redis_url: str
     name: str
@@ -54,185 +60,260 @@ class HostSettings:
     checkpoint_root: Path
     script_root: Path
     trainer_module: str
-    log_bytes: int = 64 * 2**20  # of each log file of a rank, on disk
-    stream_bytes: int = 32 * 2**20  # of an attempt's telemetry in Redis
-    keep_runs_s: float = 7 * 86400.0  # how long an acknowledged attempt stays on disk
+    log_bytes: int = 64 * 2**20  # per log file of a rank, on disk
+    stream_bytes: int = 32 * 2**20  # per attempt, of telemetry in Redis
+    keep_runs_s: float = 7 * 86400.0  # per acknowledged attempt
     keep_runs_bytes: int = 10 * 2**30  # of all acknowledged attempts
-    job_user: JobUser | None = None  # None: as ourselves
-    choose_user: bool = False  # OWNERS or CHOSEN_USER, where that works
+    job_user: JobUser | None = None  # None: the user of the host worker
+    choose_user: bool = False  # use USER_PER_OWNER or DEFAULT_JOB_USER if it works
     sandbox: Sandbox = "off"
-    state_dir: Path = Path("var")  # of web and controller, where they share this machine
-    group_timeout_s: int = DEFAULT_GROUP_TIMEOUT_S  # how long a job's ranks wait for each other
-    address: str = LOOPBACK  # where the other hosts of a gang reach this one
-    signing_key: bytes = b""  # of what it tells the controller
-    saves_on_term: bool = False  # SIGTERM from outside has a run save, and ends no process of it
+    state_dir: Path = Path("var")  # of the web and controller processes, if they share this machine
+    group_timeout_s: int = DEFAULT_GROUP_TIMEOUT_S  # of a process group
+    address: str = LOOPBACK  # for the other hosts of a multi-host job
+    signing_key: bytes = b""  # of messages to the controller
+    saves_on_term: bool = False  # on SIGTERM from outside, a run saves a checkpoint before it ends
 
 
-def host_settings(*, joined: bool = True) -> HostSettings:
-    """Read the environment. What only a host has that has joined is empty where it may be.
+class HostCredentials(NamedTuple):
+    """Credentials of a host. `redis_url` and `key` are empty until the board accepts the host."""
+
+    identity: str
+    redis_url: str = ""
+    key: str = ""
+
+
+def read_host_settings(*, joined: bool = True) -> HostSettings:
+    """Read the environment. With `joined=False`, the credentials can be missing.
 
     Raises:
-        SettingError: naming the variable.
+        HostSettingError: a variable is invalid.
     """
-    state = _state()
-    redis_url = given("MESHBOARD_REDIS_URL")
-    signing_key = _key(given("MESHBOARD_HOST_KEY"))
+    state = _read_state_dir()
+    redis_url = get_variable("MESHBOARD_REDIS_URL")
+    signing_key = _parse_key(get_variable("MESHBOARD_HOST_KEY"))
     if joined and not (redis_url and signing_key):
         missing = "MESHBOARD_HOST_KEY" if redis_url else "MESHBOARD_REDIS_URL"
-        raise SettingError(f"{missing} is not set. Start the host worker with python -m workers.host.join.")
-    device, gpus = _device()
-    slots = _whole("MESHBOARD_SLOTS", gpus or max(4, os.cpu_count() or 1), 1)
+        raise HostSettingError(f"{missing} is not set. Start the host worker with python -m workers.host.join.")
+    device, num_gpus = _read_device()
+    slots = _read_whole("MESHBOARD_SLOTS", num_gpus or max(4, os.cpu_count() or 1), 1)
     if device == "cuda":
-        _are_seen(slots)
-    sandbox = given("MESHBOARD_SANDBOX", "auto")
+        _check_visible_devices(slots)
+    sandbox = get_variable("MESHBOARD_SANDBOX", "auto")
     if sandbox not in ("auto", "bwrap", "off"):
-        raise SettingError(f"MESHBOARD_SANDBOX is {sandbox[:40]!r}. Use auto, bwrap, or off.")
-    job_user = given("MESHBOARD_JOB_USER", "auto")
+        raise HostSettingError(f"MESHBOARD_SANDBOX is {sandbox[:40]!r}. Use auto, bwrap, or off.")
+    job_user = get_variable("MESHBOARD_JOB_USER", "auto")
+    name = get_variable("MESHBOARD_HOST_NAME") or _find_joined_name(state) or socket.gethostname().split(".")[0]
     return HostSettings(
         redis_url=redis_url,
-        name=_host_name(given("MESHBOARD_HOST_NAME") or _joined_as(state) or socket.gethostname().split(".")[0]),
+        name=_check_host_name(name),
         slots=slots,
         device=device,
-        run_dir=_folder("MESHBOARD_RUN_DIR", state / "runs"),
-        data_root=_folder("MESHBOARD_DATA_ROOT", state / "data"),
-        checkpoint_root=_folder("MESHBOARD_CHECKPOINT_ROOT", state / "checkpoints"),
-        script_root=_folder("MESHBOARD_SCRIPT_ROOT", state / "scripts"),
-        # Fault tests train a script of their own, one that ignores signals, say.
-        trainer_module=given("MESHBOARD_TRAINER_MODULE", "workers.trainer"),
-        log_bytes=_whole("MESHBOARD_LOG_BYTES", 64 * 2**20, 2**20),
-        stream_bytes=_whole("MESHBOARD_STREAM_BYTES", 32 * 2**20, 2**20),
-        keep_runs_s=_whole("MESHBOARD_KEEP_RUNS_DAYS", 7, 0) * 86400.0,
-        keep_runs_bytes=_whole("MESHBOARD_KEEP_RUNS_BYTES", 10 * 2**30, 0),
-        job_user=_job_user(job_user),
+        run_dir=_read_folder("MESHBOARD_RUN_DIR", state / "runs"),
+        data_root=_read_folder("MESHBOARD_DATA_ROOT", state / "data"),
+        checkpoint_root=_read_folder("MESHBOARD_CHECKPOINT_ROOT", state / "checkpoints"),
+        script_root=_read_folder("MESHBOARD_SCRIPT_ROOT", state / "scripts"),
+        # Fault tests use their own trainer, for example one that ignores signals.
+        trainer_module=get_variable("MESHBOARD_TRAINER_MODULE", "workers.trainer"),
+        log_bytes=_read_whole("MESHBOARD_LOG_BYTES", 64 * 2**20, 2**20),
+        stream_bytes=_read_whole("MESHBOARD_STREAM_BYTES", 32 * 2**20, 2**20),
+        keep_runs_s=_read_whole("MESHBOARD_KEEP_RUNS_DAYS", 7, 0) * 86400.0,
+        keep_runs_bytes=_read_whole("MESHBOARD_KEEP_RUNS_BYTES", 10 * 2**30, 0),
+        job_user=_parse_job_user(job_user),
         choose_user=job_user == "auto" and os.geteuid() == 0,
         sandbox=cast(Sandbox, sandbox),
         state_dir=state,
-        group_timeout_s=_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_GROUP_TIMEOUT_S, 1),
-        address=_address(given("MESHBOARD_ADDRESS"), redis_url),
+        group_timeout_s=_read_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_GROUP_TIMEOUT_S, 1),
+        address=_read_address(redis_url),
         signing_key=signing_key,
     )
 
 
-def given(variable: str, default: str = "") -> str:
-    """What is set to nothing is not set: a line `NAME=` of a file of settings names no folder and no user."""
+def get_variable(variable: str, default: str = "") -> str:
+    """Return a variable. An empty variable counts as not set, because a settings file can contain `NAME=`."""
     return os.environ.get(variable) or default
 
 
-def is_on(variable: str) -> bool:
-    """Raises SettingError: it is neither 1 nor 0."""
-    told = given(variable, "0")
-    if told not in ("0", "1"):
-        raise SettingError(f"{variable} is {told[:40]!r}. Use 1 or 0.")
-    return told == "1"
+def is_enabled(variable: str) -> bool:
+    """Return whether a variable is 1. Raises HostSettingError if it is neither 1 nor 0."""
+    value = get_variable(variable, "0")
+    if value not in ("0", "1"):
+        raise HostSettingError(f"{variable} is {value[:40]!r}. Use 1 or 0.")
+    return value == "1"
 
 
-def _state() -> Path:
-    """In a checkout `var` there, else where a user's programs keep theirs: the same from wherever it is started."""
-    own = CHECKOUT / "var" if (CHECKOUT / "manage.py").exists() else _users_state() / "meshboard"
-    return _folder("MESHBOARD_STATE_DIR", own)
+def get_credentials_file(state_dir: Path, name: str) -> Path:
+    return state_dir / "hosts" / f"{name}.json"
 
 
-def _users_state() -> Path:
-    return Path(given("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+def load_or_create_credentials(path: Path) -> HostCredentials:
+    """Read the credentials, or create an identity and store it.
+
+    The identity is stored before it is sent, so a host that lost the board's response can ask again.
+
+    Raises:
+        HostSettingError: the file is invalid, or other users can read it.
+    """
+    try:
+        mode = path.stat().st_mode
+        content = json.loads(path.read_text())
+        credentials = HostCredentials(**{name: str(content[name]) for name in HostCredentials._fields})
+    except FileNotFoundError:
+        credentials = HostCredentials(secrets.token_urlsafe(32))
+        save_credentials(path, credentials)
+        return credentials
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HostSettingError(f"Cannot read {path}: {error}. Remove it, and join again with a token.") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise HostSettingError(
+            f"Other users can read {path} (mode {stat.S_IMODE(mode):03o}). Run chmod 600 on it, or join again."
+        )
+    return credentials
 
 
-def _folder(variable: str, default: Path) -> Path:
-    return Path(given(variable) or default).expanduser().resolve()
+def save_credentials(path: Path, credentials: HostCredentials) -> None:
+    """Write the credentials by renaming a complete file. Raises HostSettingError."""
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            json.dump(credentials._asdict(), out)
+        draft.replace(path)
+    except OSError as error:
+        raise HostSettingError(f"Cannot write {path}: {error}. Check MESHBOARD_STATE_DIR.") from None
 
 
-def _device() -> tuple[Literal["cpu", "cuda"], int]:
-    """What a slot is, and how many GPUs there are for that."""
-    told = given("MESHBOARD_DEVICE")
-    if told not in ("", "cpu", "cuda"):
-        raise SettingError(f"MESHBOARD_DEVICE is {told[:40]!r}. Use cpu or cuda.")
-    is_known = told == "cpu" or bool(told and given("MESHBOARD_SLOTS"))
-    gpus = 0 if is_known else len(Gpus())
-    if told == "cuda" and not (is_known or gpus):
-        raise SettingError(
+def get_log_format() -> LogFormat:
+    """Return the format of the host worker's log. Raises HostSettingError."""
+    value = get_variable(LOG_FORMAT_VARIABLE, "text")
+    if value not in ("text", "json"):
+        raise HostSettingError(f"{LOG_FORMAT_VARIABLE} is {value[:40]!r}. Use text or json.")
+    return cast(LogFormat, value)
+
+
+def set_up_json_logs(**_named: object) -> None:
+    """Write the lines of all loggers and Python's warnings as JSON to standard error."""
+    logging.captureWarnings(True)
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"json": build_json_formatter()},
+            "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "json"}},
+            "root": {"handlers": ["console"], "level": "INFO"},
+        }
+    )
+
+
+def _read_state_dir() -> Path:
+    """Return `var` in a checkout, or else the user's state folder. Independent of the working directory."""
+    user_state = Path(get_variable("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    default = CHECKOUT / "var" if (CHECKOUT / "manage.py").exists() else user_state / "meshboard"
+    return _read_folder("MESHBOARD_STATE_DIR", default)
+
+
+def _read_folder(variable: str, default: Path) -> Path:
+    return Path(get_variable(variable) or default).expanduser().resolve()
+
+
+def _read_device() -> tuple[Literal["cpu", "cuda"], int]:
+    """Return the device of a slot, and the number of GPUs. Without a setting, the device is cuda if there are GPUs."""
+    device = get_variable("MESHBOARD_DEVICE")
+    if device not in ("", "cpu", "cuda"):
+        raise HostSettingError(f"MESHBOARD_DEVICE is {device[:40]!r}. Use cpu or cuda.")
+    if device == "cpu":
+        return "cpu", 0
+    if device and get_variable("MESHBOARD_SLOTS"):  # no need to ask the driver
+        return "cuda", 0
+    num_gpus = len(Gpus())
+    if device == "cuda" and not num_gpus:
+        raise HostSettingError(
             "MESHBOARD_DEVICE is cuda, but the driver reports no GPU. Check nvidia-smi, or set MESHBOARD_SLOTS."
         )
-    return ("cuda", gpus) if told == "cuda" or gpus else ("cpu", 0)
+    return ("cuda", num_gpus) if num_gpus else ("cpu", 0)
 
 
-def _are_seen(slots: int) -> None:
-    """Slots are the machine's first GPUs by their bus, whatever CUDA is told to see: a job would run on hidden ones."""
-    told = given("CUDA_VISIBLE_DEVICES")
-    if told and told.replace(" ", "").split(",")[:slots] != [str(slot) for slot in range(slots)]:
-        raise SettingError(
-            f"CUDA_VISIBLE_DEVICES is {told[:100]!r}, but jobs use GPUs 0 to {slots - 1} in bus order. "
+def _check_visible_devices(slots: int) -> None:
+    """Reject a CUDA_VISIBLE_DEVICES that hides GPUs. Slots are the first GPUs in bus order, so jobs would use them."""
+    visible = get_variable("CUDA_VISIBLE_DEVICES")
+    if visible and visible.replace(" ", "").split(",")[:slots] != [str(slot) for slot in range(slots)]:
+        raise HostSettingError(
+            f"CUDA_VISIBLE_DEVICES is {visible[:100]!r}, but jobs use GPUs 0 to {slots - 1} in bus order. "
             "Unset CUDA_VISIBLE_DEVICES, or set MESHBOARD_SLOTS to N to use only the first N GPUs."
         )
 
 
-def _address(told: str, redis_url: str) -> str:
-    """What was set, else our end of the way to Redis."""
-    if not told:
-        return address_towards(redis_url)
+def _read_address(redis_url: str) -> str:
+    """Return the address for other hosts. It defaults to the address that this host uses to reach Redis."""
+    address = get_variable("MESHBOARD_ADDRESS")
+    if not address:
+        return get_address_towards(redis_url)
     try:
-        return str(ip_address(told))
+        return str(ip_address(address))
     except ValueError:
-        raise SettingError(f"MESHBOARD_ADDRESS is {told[:40]!r}. Use an IP address of this host.") from None
+        raise HostSettingError(f"MESHBOARD_ADDRESS is {address[:40]!r}. Use an IP address of this host.") from None
 
 
-def _joined_as(state: Path) -> str:
-    """The one name that this machine has joined under, or else has asked to; empty where there is none, or several."""
-    asked = list((state / "hosts").glob("*.json"))
-    names = [file.stem for file in [file for file in asked if _has_joined(file)] or asked]
+def _find_joined_name(state: Path) -> str:
+    """Return the only name that this machine has joined as, or else asked to join as. Empty if there are several."""
+    files = list((state / "hosts").glob("*.json"))
+    names = [file.stem for file in [file for file in files if _has_joined(file)] or files]
     return names[0] if len(names) == 1 else ""
 
 
 def _has_joined(file: Path) -> bool:
-    """`workers.host.joined` writes it, and says what is wrong with one that is broken."""
     try:
         return bool(json.loads(file.read_text())["key"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _host_name(name: str) -> str:
+def _check_host_name(name: str) -> str:
     if not re.fullmatch(HOST_NAME_PATTERN, name):
-        raise SettingError(
+        raise HostSettingError(
             f"MESHBOARD_HOST_NAME is {name!r}. Use 1 to 100 characters from A-Z a-z 0-9 _ . -, but not . or - first."
         )
     return name
 
 
-def _key(text: str) -> bytes:
+def _parse_key(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise SettingError("MESHBOARD_HOST_KEY is not hexadecimal.") from None
+        raise HostSettingError("MESHBOARD_HOST_KEY is not hexadecimal.") from None
 
 
-def _whole(variable: str, default: int, least: int) -> int:
-    text = given(variable, str(default))
-    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < least:
-        raise SettingError(f"{variable} is {text[:40]!r}. Use a whole number of at least {least}.")
+def _read_whole(variable: str, default: int, minimum: int) -> int:
+    text = get_variable(variable, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < minimum:
+        raise HostSettingError(f"{variable} is {text[:40]!r}. Use a whole number of at least {minimum}.")
     return int(text)
 
 
-def _job_user(told: str) -> JobUser | None:
-    """A user's name, UID:GID or `owners`; None for `none` and for `auto`, which is decided by trying."""
-    if told in ("auto", "none"):
+def _parse_job_user(text: str) -> JobUser | None:
+    """Parse a user name, UID:GID, or `owners`. Return None for `none`, and for `auto`, which is tried later."""
+    if text in ("auto", "none"):
         return None
-    user = OWNERS if told == "owners" else _by_ids(told) if ":" in told else _by_name(told)
+    user = USER_PER_OWNER if text == "owners" else _parse_ids(text) if ":" in text else _find_user(text)
     if user.uid == 0:
-        raise SettingError(f"MESHBOARD_JOB_USER is {told!r}, which is root. Use another user.")
+        raise HostSettingError(f"MESHBOARD_JOB_USER is {text!r}, which is root. Use another user.")
     if os.geteuid() != 0:
-        raise SettingError(f"MESHBOARD_JOB_USER is {told!r}, but only a worker that runs as root can change the user.")
+        raise HostSettingError(
+            f"MESHBOARD_JOB_USER is {text!r}, but only a worker that runs as root can change the user."
+        )
     return user
 
 
-def _by_ids(told: str) -> JobUser:
-    uid, _, gid = told.partition(":")
-    if not all(text.isascii() and text.isdigit() and len(text) < 11 and int(text) < 2**32 - 1 for text in (uid, gid)):
-        raise SettingError(f"MESHBOARD_JOB_USER is {told[:40]!r}. Use owners, a user name, or UID:GID.")
-    return JobUser(CHOSEN_USER.name, int(uid), int(gid))
+def _parse_ids(text: str) -> JobUser:
+    uid, _, gid = text.partition(":")
+    if not all(part.isascii() and part.isdigit() and len(part) < 11 and int(part) < 2**32 - 1 for part in (uid, gid)):
+        raise HostSettingError(f"MESHBOARD_JOB_USER is {text[:40]!r}. Use owners, a user name, or UID:GID.")
+    return JobUser(DEFAULT_JOB_USER.name, int(uid), int(gid))
 
 
-def _by_name(name: str) -> JobUser:
+def _find_user(name: str) -> JobUser:
     try:
-        found = pwd.getpwnam(name)
+        entry = pwd.getpwnam(name)
     except KeyError:
-        raise SettingError(f"MESHBOARD_JOB_USER is {name!r}, but this machine has no such user.") from None
-    return JobUser(name, found.pw_uid, found.pw_gid)
+        raise HostSettingError(f"MESHBOARD_JOB_USER is {name!r}, but this machine has no such user.") from None
+    return JobUser(name, entry.pw_uid, entry.pw_gid)

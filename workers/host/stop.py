@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from workers.host.attempts import attempts
-from workers.host.processes import sweep
-from workers.host.watch import kill_supervisor
+from workers.host.attempt_watcher import kill_supervisor
+from workers.host.attempts import AttemptDir, iterate_unacknowledged
+from workers.host.processes import kill_processes
 
 TIMEOUT_S = 20.0
 
@@ -25,23 +25,28 @@ def main() -> int:
     run_dir: Path = parser.parse_args().run_dir.resolve()
     if not run_dir.is_dir():
         parser.error(f"{run_dir} is not a folder. No process was stopped.")
-    live = [attempt for attempt in attempts(run_dir) if attempt.supervisor_id() is not None]
-    for attempt in live:
-        supervisor = attempt.supervisor_id()
-        if supervisor is not None:
+    living = [attempt for attempt in iterate_unacknowledged(run_dir) if attempt.get_supervisor() is not None]
+    for attempt in living:
+        if (supervisor := attempt.get_supervisor()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor.pid, signal.SIGTERM)
-    # A supervisor has done its duty once the exit report is on disk: it may wait long for Redis after that.
     deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline and any(a.supervisor_id() is not None and not a.exit.exists() for a in live):
+    while time.monotonic() < deadline and any(_is_ending(attempt) for attempt in living):
         time.sleep(0.1)
-    for attempt in live:
+    for attempt in living:
         kill_supervisor(attempt)
-    print(f"{len(live)} {'attempt' if len(live) == 1 else 'attempts'} ended")
-    survivors = [pid for attempt in attempts(run_dir) for pid in sweep(attempt.job, attempt.attempt, runs=run_dir)]
+    print(f"{len(living)} {'attempt' if len(living) == 1 else 'attempts'} ended")
+    survivors = []
+    for attempt in iterate_unacknowledged(run_dir):
+        survivors += kill_processes(attempt.job, attempt.attempt, run_dir=run_dir)
     if survivors:
         print(f"cannot stop processes {survivors}", file=sys.stderr)
     return 1 if survivors else 0
+
+
+def _is_ending(attempt: AttemptDir) -> bool:
+    """Return whether the exit report is still missing. With the report on disk, a supervisor only waits for Redis."""
+    return attempt.get_supervisor() is not None and not attempt.exit_file.exists()
 
 
 if __name__ == "__main__":

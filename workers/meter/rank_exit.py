@@ -1,7 +1,7 @@
 """Exit of a rank: report its error to torchrun, and never wait for threads of a broken group.
 
 The report goes to TORCHELASTIC_ERROR_FILE in the format of torch's own handler. It is bounded, and has a precise time
-that shows which rank failed first. `workers.host.start.launch` reads it. A full disk loses lines of output, but never
+that shows which rank failed first. `workers.host.launch` reads it. A full disk loses lines of output, but never
 ends a rank.
 """
 

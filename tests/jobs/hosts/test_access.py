@@ -40,7 +40,7 @@ from tests.jobs.conftest import host_event
 from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
 from tests.support.processes import RedisServer, wait_until
-from workers.host.transport import keys_below
+from workers.host.celery_transport import get_key_options
 
 
 @pytest.fixture
@@ -317,10 +317,10 @@ def test_an_order_that_was_taken_and_not_finished_is_given_back_with_the_host_s_
     a, _ = guests
     Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=["somejob", 1])
     deliver(live_redis)
-    options = {**keys_below(host_key_prefix("host-a")), "visibility_timeout": -1}
+    options = {**get_key_options(host_key_prefix("host-a")), "visibility_timeout": -1}
     taken: list[Any] = []
     with Connection(
-        a.joined["redis_url"], transport="workers.host.transport:Transport", transport_options=options
+        a.joined["redis_url"], transport="workers.host.celery_transport:Transport", transport_options=options
     ) as line:
         channel = line.channel()
         queue = Queue(host_queue("host-a"), Exchange(host_queue("host-a")), channel=channel)

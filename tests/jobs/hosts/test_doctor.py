@@ -25,7 +25,7 @@ from tests.support.disks import full_disk
 from tests.support.postgres import as_default_database
 from tests.support.processes import RedisServer
 from webapp.runner import find_free_port
-from workers.host.address import address_towards
+from workers.host.network import get_address_towards
 
 
 def found(subject: str) -> list[Finding]:
@@ -178,7 +178,7 @@ def test_names_that_lead_astray_are_found_by_the_resolver_itself() -> None:
     assert "connect to itself" in check_host_name("localhost").words
     assert "does not resolve" in check_host_name("no-such-host.invalid").words
     assert "this machine does not have the address" in check_host_name("192.0.2.1").words
-    ours = address_towards("redis://192.0.2.1:6379")
+    ours = get_address_towards("redis://192.0.2.1:6379")
     assert check_host_name(ours).level == ("warn" if ours.startswith("127.") else "ok")
     assert check_host_name("x" * 300).level == "warn"
 

@@ -30,8 +30,8 @@ from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
 from tests.support.orders import order
 from tests.support.processes import wait_until
-from tests.workers.host.supervisor.test_tail import rank_log
-from workers.host.attempts import attempt_dir
+from tests.workers.host.supervisor.test_log_tail import rank_log
+from workers.host.attempts import get_attempt_dir
 from workers.host.files import write_json
 
 Api = Callable[[User | None], APIClient]
@@ -61,9 +61,9 @@ def test_a_rank_s_whole_log_comes_from_its_host_with_a_host_s_rights(
     guest: Guest, owner: User, stranger: User, api: Api, live_redis: redis.Redis, tmp_path: Path
 ) -> None:
     job = running_job(owner, "host-a")
-    logs = attempt_dir(tmp_path / "state" / "runs", job, 1)
-    logs.own.mkdir(parents=True)
-    write_json(logs.order, order(job, slots=[0, 1, 2, 3]))
+    logs = get_attempt_dir(tmp_path / "state" / "runs", job, 1)
+    logs.host_dir.mkdir(parents=True)
+    write_json(logs.order_file, order(job, slots=[0, 1, 2, 3]))
     said = b"".join(b"%09d\n" % number for number in range(150_000))
     rank_log(logs.logs, 3).write_bytes(said)
     rank_log(logs.logs, 3, "stderr.log").write_bytes(b"a warning\n")

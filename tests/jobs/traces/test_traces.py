@@ -30,7 +30,7 @@ from jobs.runs.traces.stream import _items_in, trace
 from tests.jobs.conftest import member_of
 from tests.jobs.history.told import keep, run
 from tests.support.timelines import batch, item, late
-from workers.host.supervisor.timelines import KEPT_STEPS
+from workers.host.supervisor.timelines import MAX_STEPS
 
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 5}}
 
@@ -290,4 +290,4 @@ def test_a_step_that_no_rank_will_tell_is_refused_with_the_arithmetic(
     assert {step: error["pointer"] for step, error in refused.items()} == {201: "/step", 36: "/step"}
     assert refused[201]["message"] == "`step` is 201, but the run has 200 steps. Use a step from 1 to 200."
     assert "hosts keep the last 64 steps and the run is at step 100. Use step 37 or later." in refused[36]["message"]
-    assert HELD_BY_HOSTS == KEPT_STEPS
+    assert HELD_BY_HOSTS == MAX_STEPS

@@ -1,4 +1,4 @@
-"""What a host knows of its attempts from their files, however broken one of them is."""
+"""Attempts on disk: states from files, and broken files."""
 
 from __future__ import annotations
 
@@ -14,50 +14,57 @@ import pytest
 from contracts.control import LaunchOrder
 from tests.support.orders import order
 from tests.support.processes import ROOT, RedisServer
-from workers.host.attempts import AttemptDir, attempt_dir, report_of_host
-from workers.host.files import MOST_BYTES, BadFileError, read_json, write_json
-from workers.host.processes import process_id
-from workers.host.start.claims import claim
-from workers.host.watch import Watch, told_of
+from workers.host.attempt_starter import claim_attempt
+from workers.host.attempt_watcher import AttemptWatcher, read_report_or_note
+from workers.host.attempts import AttemptDir, build_host_exit_report, get_attempt_dir
+from workers.host.files import MAX_JSON_BYTES, BadFileError, read_json, write_json
+from workers.host.processes import get_process_id
 
 
 def supervised(folder: Path, started_offset: int, asked: LaunchOrder | None = None) -> AttemptDir:
-    """An attempt that names this very process as its supervisor; an offset makes it one that is gone."""
-    claimed = claim(folder, asked or order())
+    """Claim an attempt with the test process as its supervisor. An offset makes the supervisor invalid."""
+    claimed = claim_attempt(folder, asked or order())
     assert claimed is not None
-    me = process_id(os.getpid())
+    me = get_process_id(os.getpid())
     assert me is not None
-    write_json(claimed.supervisor, {"pid": me.pid, "started": me.started + started_offset})
+    write_json(claimed.pid_file, {"pid": me.pid, "started": me.started + started_offset})
     return claimed
 
 
 @pytest.mark.parametrize(("job", "attempt"), [("../out", 1), ("", 1), ("a/b", 1), ("job", 0), ("job\n", 1)])
-def test_a_name_that_could_leave_the_run_directory_is_refused(tmp_path: Path, job: str, attempt: int) -> None:
+def test_rejects_a_job_name_that_could_leave_the_run_directory(tmp_path: Path, job: str, attempt: int) -> None:
     with pytest.raises(ValueError, match="not an attempt"):
-        attempt_dir(tmp_path, job, attempt)
+        get_attempt_dir(tmp_path, job, attempt)
 
 
-def test_a_pid_that_another_process_took_is_no_living_supervisor(tmp_path: Path) -> None:
-    assert supervised(tmp_path / "a", 0).supervisor_id() is not None
-    assert supervised(tmp_path / "b", -1).supervisor_id() is None
+def test_reused_pid_is_not_a_supervisor(tmp_path: Path) -> None:
+    assert supervised(tmp_path / "a", 0).get_supervisor() is not None
+    assert supervised(tmp_path / "b", -1).get_supervisor() is None
 
 
-def test_nothing_of_the_hosts_lies_where_the_job_works(tmp_path: Path) -> None:
+def test_host_files_are_outside_the_job_tree(tmp_path: Path) -> None:
     attempt = supervised(tmp_path, 0)
-    hosts = (attempt.order, attempt.supervisor, attempt.exit, attempt.running, attempt.acknowledged, attempt.note)
-    jobs = (attempt.spec, attempt.work, attempt.logs, attempt.failure)
-    assert [path for path in hosts if path.is_relative_to(attempt.given) or path.is_relative_to(attempt.work)] == []
-    assert [path for path in jobs if path.is_relative_to(attempt.own)] == []
+    hosts = (
+        attempt.order_file,
+        attempt.pid_file,
+        attempt.exit_file,
+        attempt.running_marker,
+        attempt.acknowledged_marker,
+        attempt.note_file,
+    )
+    jobs = (attempt.spec, attempt.work, attempt.logs, attempt.failure_file)
+    assert [path for path in hosts if path.is_relative_to(attempt.job_dir) or path.is_relative_to(attempt.work)] == []
+    assert [path for path in jobs if path.is_relative_to(attempt.host_dir)] == []
 
 
-def test_only_a_dead_supervisor_without_a_report_is_lost(redis_service: RedisServer, tmp_path: Path) -> None:
+def test_attempt_is_lost_only_without_supervisor_and_report(redis_service: RedisServer, tmp_path: Path) -> None:
     alive, dead, done = (supervised(tmp_path / name, offset) for name, offset in (("a", 0), ("b", -1), ("c", -1)))
-    write_json(done.exit, report_of_host(done, "succeeded", "well"))
-    found = [Watch(attempt.run_dir, redis_service.client()).look() for attempt in (alive, dead, done)]
+    write_json(done.exit_file, build_host_exit_report(done, "succeeded", "well"))
+    found = [AttemptWatcher(attempt.run_dir, redis_service.client()).check() for attempt in (alive, dead, done)]
     assert found == [False, True, False]
-    assert not alive.exit.exists()
-    assert read_json(dead.exit)["outcome"] == "lost"
-    assert read_json(done.exit)["outcome"] == "succeeded"
+    assert not alive.exit_file.exists()
+    assert read_json(dead.exit_file)["outcome"] == "lost"
+    assert read_json(done.exit_file)["outcome"] == "succeeded"
     assert redis_service.client().keys("*events*") == []
 
 
@@ -82,32 +89,28 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "a link": lambda path: path.symlink_to("/etc/hostname"),
     "a link to nothing": lambda path: path.symlink_to("nothing"),
     "of another attempt": lambda path: path.write_text(
-        json.dumps(report_of_host(AttemptDir(path.parent, "other", 7), "succeeded", "well"))
+        json.dumps(build_host_exit_report(AttemptDir(path.parent, "other", 7), "succeeded", "well"))
     ),
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_exit_report_is_a_fact_about_its_attempt_alone(
-    redis_service: RedisServer, tmp_path: Path, what: str
-) -> None:
-    """Once such a file in a script's working directory stopped the host's heartbeats for good."""
+def test_broken_exit_report_affects_only_its_attempt(redis_service: RedisServer, tmp_path: Path, what: str) -> None:
+    """Check files that once stopped the host's heartbeats."""
     broken = supervised(tmp_path, -1, order("broken", slots=[0]))
     sound = supervised(tmp_path, 0, order("sound", slots=[1]))
-    BROKEN[what](broken.exit)
-    watch = Watch(tmp_path, redis_service.client())
-    watch.look()
-    report = told_of(broken)
+    BROKEN[what](broken.exit_file)
+    watch = AttemptWatcher(tmp_path, redis_service.client())
+    watch.check()
+    report = read_report_or_note(broken)
     assert (report["state"], report["slots"], report["exit"]["outcome"]) == ("exited", [0], "lost")
     assert report["exit"]["reason"].startswith("the supervisor ended, and its report cannot be read: exit.json")
-    assert told_of(sound)["state"] == "starting"
-    assert watch.look() is False
+    assert read_report_or_note(sound)["state"] == "starting"
+    assert watch.check() is False
 
 
-@pytest.mark.parametrize("name", ["order", "supervisor", "note", "running"])
-def test_no_broken_file_keeps_another_attempt_from_being_told(
-    redis_service: RedisServer, tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["order_file", "pid_file", "note_file", "running_marker"])
+def test_broken_file_does_not_hide_other_attempts(redis_service: RedisServer, tmp_path: Path, name: str) -> None:
     for what, damage in BROKEN.items():
         run_dir = tmp_path / what
         broken = supervised(run_dir, 0, order("broken", slots=[0]))
@@ -115,22 +118,22 @@ def test_no_broken_file_keeps_another_attempt_from_being_told(
         path: Path = getattr(broken, name)
         path.unlink(missing_ok=True)
         damage(path)
-        Watch(run_dir, redis_service.client()).look()
-        assert told_of(broken)["job"] == "broken", what
-        assert told_of(dead)["exit"]["outcome"] == "lost", what
+        AttemptWatcher(run_dir, redis_service.client()).check()
+        assert read_report_or_note(broken)["job"] == "broken", what
+        assert read_report_or_note(dead)["exit"]["outcome"] == "lost", what
 
 
-def test_an_attempt_that_cannot_be_buried_holds_up_no_other(redis_service: RedisServer, tmp_path: Path) -> None:
+def test_attempt_that_cannot_end_does_not_delay_others(redis_service: RedisServer, tmp_path: Path) -> None:
     stuck = supervised(tmp_path, -1, order("a-stuck", slots=[0]))
-    (stuck.own / f".{stuck.exit.name}.{os.getpid()}").mkdir()  # where its report would be drafted
+    (stuck.host_dir / f".{stuck.exit_file.name}.{os.getpid()}").mkdir()  # where its report would be drafted
     dead = supervised(tmp_path, -1, order("dead", slots=[1]))
-    assert Watch(tmp_path, redis_service.client()).look() is True
-    assert told_of(dead)["exit"]["outcome"] == "lost"
-    assert told_of(stuck)["state"] == "starting"
+    assert AttemptWatcher(tmp_path, redis_service.client()).check() is True
+    assert read_report_or_note(dead)["exit"]["outcome"] == "lost"
+    assert read_report_or_note(stuck)["state"] == "starting"
 
 
-def test_a_file_that_cannot_be_read_now_is_not_a_broken_one(tmp_path: Path) -> None:
-    """As when descriptors run out: a good report must not be thrown away for it."""
+def test_unreadable_file_is_not_a_broken_file(tmp_path: Path) -> None:
+    """Check that a report is kept when file descriptors run out."""
     whole = tmp_path / "exit.json"
     whole.write_text("1")
     script = """
@@ -149,10 +152,10 @@ except OSError as error:
     assert ran.stdout == "for now 24\n", ran.stderr
 
 
-def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+def test_reads_files_up_to_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
-    path.write_text('"' + "x" * (MOST_BYTES - 2) + '"')
-    assert len(read_json(path)) == MOST_BYTES - 2
-    path.write_text('"' + "x" * (MOST_BYTES - 1) + '"')
+    path.write_text('"' + "x" * (MAX_JSON_BYTES - 2) + '"')
+    assert len(read_json(path)) == MAX_JSON_BYTES - 2
+    path.write_text('"' + "x" * (MAX_JSON_BYTES - 1) + '"')
     with pytest.raises(BadFileError, match="larger than"):
         read_json(path)

@@ -1,4 +1,4 @@
-"""`python -m workers.host.join`: what a machine does to become a host, and what it will not do."""
+"""`python -m workers.host.join`, the settings of a host, and its log as JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +21,21 @@ from contracts.hosts import JOIN_PATH
 from contracts.names import events_stream
 from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
 from tests.support.web import Site, site
+from webapp.runner import find_free_port
 from workers.host import doctor, stop
 from workers.host import settings as host
-from workers.host.doctor import findings
-from workers.host.join import AwayError, RefusedError, _ask, _board
-from workers.host.joined import Kept, kept_file, read_or_make, write
-from workers.host.settings import SettingError, host_settings
+from workers.host.doctor import check_host
+from workers.host.join import JoinRefusedError, UnreachableError, _check_url, _send, build_worker_command
+from workers.host.settings import (
+    LOG_FORMAT_VARIABLE,
+    HostCredentials,
+    HostSettingError,
+    get_credentials_file,
+    get_log_format,
+    load_or_create_credentials,
+    read_host_settings,
+    save_credentials,
+)
 
 
 @pytest.fixture
@@ -50,7 +59,7 @@ JOIN = [sys.executable, "-m", "workers.host.join"]
 def joined(
     board: Site, redis: RedisServer, folder: Path, log: str, **settings: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The one command, until the host speaks."""
+    """Run the join command until the host sends a heartbeat."""
     before = heartbeats(redis)
     argv, log_file = [*JOIN, board.url, "--name", "gpu-7", "--slots", "3"], folder / log
     with running(argv, environment(folder, **settings), log_file) as process:
@@ -64,7 +73,7 @@ def token(board: Site) -> str:
     return str(made["token"])
 
 
-def test_a_machine_joins_with_one_command(board: Site, redis_service: RedisServer, tmp_path: Path) -> None:
+def test_machine_joins_with_one_command(board: Site, redis_service: RedisServer, tmp_path: Path) -> None:
     text, file = token(board), tmp_path / "token"
     file.write_text(f"{text}\n")
     with joined(board, redis_service, tmp_path, "join.log", MESHBOARD_JOIN_TOKEN_FILE=str(file)) as process:
@@ -77,7 +86,7 @@ def test_a_machine_joins_with_one_command(board: Site, redis_service: RedisServe
 
 
 @pytest.mark.slow
-def test_it_comes_back_while_the_board_is_away_and_its_doctor_finds_that(
+def test_host_starts_while_the_board_is_unreachable(
     board: Site, redis_service: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with joined(board, redis_service, tmp_path, "join.log", MESHBOARD_JOIN_TOKEN=token(board)):
@@ -88,10 +97,10 @@ def test_it_comes_back_while_the_board_is_away_and_its_doctor_finds_that(
     for name, value in environment(tmp_path, MESHBOARD_HOST_NAME="gpu-7", MESHBOARD_URL=board.url).items():
         monkeypatch.setenv(name, value)
     well = ("joined", "Redis", "clock", "ports", "torch")
-    told = {found.subject: found.level for found in findings() if found.subject in (*well, "board")}
+    told = {found.subject: found.level for found in check_host() if found.subject in (*well, "board")}
     assert told == {**dict.fromkeys(well, "ok"), "board": "warn"}
     redis_service.client().execute_command("ACL DELUSER", "meshboard-host-gpu-7")
-    [of_redis] = [found for found in findings() if found.subject == "Redis"]
+    [of_redis] = [found for found in check_host() if found.subject == "Redis"]
     assert (of_redis.level, "does not know this host" in of_redis.words) == ("fail", True)
 
 
@@ -107,7 +116,7 @@ def test_it_comes_back_while_the_board_is_away_and_its_doctor_finds_that(
         (["http://127.0.0.1:1", "MESHBOARD_DEVICE=gpu"], "MESHBOARD_DEVICE is 'gpu'. Use cpu or cuda."),
     ],
 )
-def test_what_it_will_not_do_is_told_before_anything_is_sent(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_reports_invalid_settings_before_sending(tmp_path: Path, arguments: list[str], words: str) -> None:
     set_to = dict(argument.split("=") for argument in arguments if "=" in argument)
     argv = [*JOIN, *(argument for argument in arguments if "=" not in argument)]
     ran = subprocess.run(
@@ -122,7 +131,7 @@ def test_what_it_will_not_do_is_told_before_anything_is_sent(tmp_path: Path, arg
     ("arguments", "words"),
     [([], "arguments are required: RUN_DIR"), (["/none"], "/none is not a folder. No process was stopped.")],
 )
-def test_who_ends_all_of_a_host_names_a_folder_that_is_there(
+def test_stop_needs_an_existing_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["stop", *arguments])
@@ -139,15 +148,15 @@ def test_stop_reports_the_number_of_ended_attempts(
     assert capsys.readouterr().out == "0 attempts ended\n"
 
 
-def test_plain_http_is_for_this_machine_or_on_purpose() -> None:
+def test_plain_http_needs_loopback_or_insecure() -> None:
     for url in ("http://127.0.0.1:8000", "http://localhost:8000/", "https://board.example/sub/"):
-        assert _board(url, insecure=False) == url.rstrip("/")
-    assert _board("http://web:8000", insecure=True) == "http://web:8000"
+        assert _check_url(url, insecure=False) == url.rstrip("/")
+    assert _check_url("http://web:8000", insecure=True) == "http://web:8000"
 
 
 @contextmanager
 def answering(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list[str]]]:
-    """A server that answers every post so, and where it was asked."""
+    """Run a server with a fixed response, and yield its address and the requests."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -161,7 +170,7 @@ def answering(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, l
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -179,93 +188,94 @@ REFUSAL = json.dumps({"errors": [{"field": "name", "message": "another machine"}
 @pytest.mark.parametrize(
     ("status", "body", "kind", "words"),
     [
-        (409, REFUSAL, RefusedError, "returned HTTP 409: name: another machine"),
-        (401, b"<html>", RefusedError, "returned HTTP 401"),
-        (404, b"\xff\xfe", RefusedError, "returned HTTP 404"),
-        (200, b"welcome", RefusedError, "is not a Meshboard board"),
-        (200, b'{"name": 1}', RefusedError, "is not a Meshboard board"),
-        (200, b"[]", RefusedError, "is not a Meshboard board"),
-        (503, REFUSAL, AwayError, "returned HTTP 503: name: another machine"),
-        (429, b"", AwayError, "returned HTTP 429"),
+        (409, REFUSAL, JoinRefusedError, "returned HTTP 409: name: another machine"),
+        (401, b"<html>", JoinRefusedError, "returned HTTP 401"),
+        (404, b"\xff\xfe", JoinRefusedError, "returned HTTP 404"),
+        (200, b"welcome", JoinRefusedError, "is not a Meshboard board"),
+        (200, b'{"name": 1}', JoinRefusedError, "is not a Meshboard board"),
+        (200, b"[]", JoinRefusedError, "is not a Meshboard board"),
+        (503, REFUSAL, UnreachableError, "returned HTTP 503: name: another machine"),
+        (429, b"", UnreachableError, "returned HTTP 429"),
     ],
 )
-def test_what_the_board_says_is_told_and_only_what_passes_is_asked_again(
+def test_reports_the_board_error_and_retries_only_temporary_ones(
     status: int, body: bytes, kind: type[Exception], words: str
 ) -> None:
     with answering(status, body) as (url, asked), pytest.raises(kind, match=words):
-        _ask(url, {"name": "gpu-7"})  # type: ignore[typeddict-item]
+        _send(url, {"name": "gpu-7"})  # type: ignore[typeddict-item]
     assert asked == [JOIN_PATH]
 
 
-def test_a_token_goes_nowhere_that_nobody_named() -> None:
+def test_token_does_not_follow_redirects() -> None:
     with answering(200, b"{}") as (elsewhere, stolen):
         for status in (301, 302, 303, 307, 308):
-            with answering(status, b"", Location=elsewhere) as (url, _), pytest.raises(RefusedError, match=elsewhere):
-                _ask(url, {"token": "secret"})  # type: ignore[typeddict-item]
+            with (
+                answering(status, b"", Location=elsewhere) as (url, _),
+                pytest.raises(JoinRefusedError, match=elsewhere),
+            ):
+                _send(url, {"token": "secret"})  # type: ignore[typeddict-item]
     assert stolen == []
 
 
-def test_nobody_there_is_waited_for() -> None:
-    with pytest.raises(AwayError, match="Cannot reach"):
-        _ask("http://127.0.0.1:1", {"name": "gpu-7"})  # type: ignore[typeddict-item]
+def test_retries_an_unreachable_board() -> None:
+    with pytest.raises(UnreachableError, match="Cannot reach"):
+        _send("http://127.0.0.1:1", {"name": "gpu-7"})  # type: ignore[typeddict-item]
 
 
-def test_an_identity_is_made_once_and_read_by_its_owner_alone(tmp_path: Path) -> None:
-    path = kept_file(tmp_path, "gpu-7")
-    made = read_or_make(path)
+def test_identity_is_created_once_and_readable_only_by_its_owner(tmp_path: Path) -> None:
+    path = get_credentials_file(tmp_path, "gpu-7")
+    made = load_or_create_credentials(path)
     assert (len(made.identity) >= 32, made.key) == (True, "")
-    assert read_or_make(path) == made
-    write(path, Kept(made.identity, "redis://x", "00"))
-    assert read_or_make(path).key == "00"
+    assert load_or_create_credentials(path) == made
+    save_credentials(path, HostCredentials(made.identity, "redis://x", "00"))
+    assert load_or_create_credentials(path).key == "00"
     path.chmod(0o640)
-    with pytest.raises(SettingError, match="Other users can read"):
-        read_or_make(path)
+    with pytest.raises(HostSettingError, match="Other users can read"):
+        load_or_create_credentials(path)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"identity": "x"}', "null", "\0"])
-def test_a_file_that_is_none_is_named(tmp_path: Path, text: str) -> None:
-    path = kept_file(tmp_path, "gpu-7")
+def test_names_an_invalid_credentials_file(tmp_path: Path, text: str) -> None:
+    path = get_credentials_file(tmp_path, "gpu-7")
     path.parent.mkdir()
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(SettingError, match=str(path)):
-        read_or_make(path)
+    with pytest.raises(HostSettingError, match=str(path)):
+        load_or_create_credentials(path)
 
 
-def test_a_machine_is_called_what_it_joined_as_until_it_joined_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its doctor, and who starts it again, need not say so again."""
+def test_host_name_defaults_to_the_only_joined_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the doctor and a restart find the name."""
     monkeypatch.delenv("MESHBOARD_HOST_NAME", raising=False)
     monkeypatch.setenv("MESHBOARD_STATE_DIR", str(tmp_path))
-    machine = host_settings(joined=False).name
-    read_or_make(kept_file(tmp_path, "gpu-7"))
-    assert host_settings(joined=False).name == "gpu-7"
-    read_or_make(kept_file(tmp_path, "gpu-8"))
-    assert host_settings(joined=False).name == machine
-    write(kept_file(tmp_path, "gpu-7"), Kept("identity", "redis://board", "key"))
-    assert host_settings(joined=False).name == "gpu-7", "it asked as gpu-8 too, and was refused"
+    machine = read_host_settings(joined=False).name
+    load_or_create_credentials(get_credentials_file(tmp_path, "gpu-7"))
+    assert read_host_settings(joined=False).name == "gpu-7"
+    load_or_create_credentials(get_credentials_file(tmp_path, "gpu-8"))
+    assert read_host_settings(joined=False).name == machine
+    save_credentials(get_credentials_file(tmp_path, "gpu-7"), HostCredentials("identity", "redis://board", "key"))
+    assert read_host_settings(joined=False).name == "gpu-7", "it asked as gpu-8 too, and was refused"
     monkeypatch.setenv("MESHBOARD_HOST_NAME", "gpu-8")
-    assert host_settings(joined=False).name == "gpu-8"
+    assert read_host_settings(joined=False).name == "gpu-8"
 
 
-def test_what_is_set_to_nothing_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `NAME=` in a unit's file of settings, which runs in /: all of the machine would have been the script root."""
+def test_empty_variable_counts_as_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check `NAME=` in a settings file. The script root would otherwise be the working directory, which can be /."""
     text = (ROOT / "workers/host/settings.py").read_text()
     names = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text))
     for name in names:
         monkeypatch.delenv(name, raising=False)
-    unset = host_settings(joined=False)
+    unset = read_host_settings(joined=False)
     for name in names:
         monkeypatch.setenv(name, "")
     monkeypatch.chdir(tmp_path)
-    assert host_settings(joined=False) == unset
+    assert read_host_settings(joined=False) == unset
     assert unset.script_root == ROOT / "var" / "scripts"
     monkeypatch.setattr(host, "CHECKOUT", tmp_path / "site-packages")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "kept"))
-    assert host_settings(joined=False).state_dir == tmp_path / "kept" / "meshboard"
+    assert read_host_settings(joined=False).state_dir == tmp_path / "kept" / "meshboard"
     monkeypatch.setenv("MESHBOARD_STATE_DIR", "~/board")
-    assert host_settings(joined=False).state_dir == Path.home() / "board"
+    assert read_host_settings(joined=False).state_dir == Path.home() / "board"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +289,7 @@ def test_what_is_set_to_nothing_is_not_set(tmp_path: Path, monkeypatch: pytest.M
         (0, {"MESHBOARD_DEVICE": "cuda", "MESHBOARD_SLOTS": "1"}, "cuda", 1),
     ],
 )
-def test_slots_are_gpus_for_who_joins_and_for_its_doctor_too(
+def test_slots_default_to_gpus_in_join_and_doctor(
     monkeypatch: pytest.MonkeyPatch, gpus: int, set_to: dict[str, str], device: str, slots: int
 ) -> None:
     for name in ("MESHBOARD_DEVICE", "MESHBOARD_SLOTS"):
@@ -287,44 +297,71 @@ def test_slots_are_gpus_for_who_joins_and_for_its_doctor_too(
     for name, value in set_to.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(host, "Gpus", lambda: range(gpus))
-    found = host_settings(joined=False)
+    found = read_host_settings(joined=False)
     assert (found.device, found.slots) == (device, slots)
 
 
 @pytest.mark.parametrize(
     ("seen", "slots", "right"), [("0,1", 2, True), ("0, 1,5", 2, True), ("2,3", 2, False), ("0", 2, False)]
 )
-def test_gpus_that_cuda_is_not_to_see_are_no_slots(
+def test_rejects_slots_hidden_by_cuda_visible_devices(
     seen: str, slots: int, right: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job was given the first ones, whoever was at work there."""
+    """Check that jobs do not use GPUs that the variable hides."""
     for name, value in (("MESHBOARD_DEVICE", "cuda"), ("MESHBOARD_SLOTS", str(slots)), ("CUDA_VISIBLE_DEVICES", seen)):
         monkeypatch.setenv(name, value)
     if right:
-        assert host_settings(joined=False).slots == slots
+        assert read_host_settings(joined=False).slots == slots
         return
-    with pytest.raises(SettingError, match=f"CUDA_VISIBLE_DEVICES is '{seen}', but jobs use GPUs 0 to 1"):
-        host_settings(joined=False)
+    with pytest.raises(HostSettingError, match=f"CUDA_VISIBLE_DEVICES is '{seen}', but jobs use GPUs 0 to 1"):
+        read_host_settings(joined=False)
 
 
-def test_a_device_that_the_driver_does_not_tell_of_has_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_cuda_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MESHBOARD_SLOTS", raising=False)
     monkeypatch.setenv("MESHBOARD_DEVICE", "cuda")
     monkeypatch.setattr(host, "Gpus", list)
-    with pytest.raises(SettingError, match="the driver reports no GPU"):
-        host_settings(joined=False)
+    with pytest.raises(HostSettingError, match="the driver reports no GPU"):
+        read_host_settings(joined=False)
 
 
 @pytest.mark.parametrize(("address", "place"), [("127.0.0.1", r"127\.0\.0\.1:\d"), ("::1", r"\[::1\]:\d")])
-def test_the_doctor_listens_where_the_host_would(address: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_listens_on_the_host_address(address: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOARD_ADDRESS", address)
-    [told] = doctor._address(host_settings(joined=False), "")
+    [told] = doctor._check_ports(read_host_settings(joined=False), "")
     assert told.level == "ok", told.words
     assert re.match(f"can listen on {place}", told.words)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_state_directory_that_is_not_ours_is_named(tmp_path: Path) -> None:
+def test_names_a_state_directory_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(SettingError, match="MESHBOARD_STATE_DIR"):
-        read_or_make(kept_file(tmp_path, "gpu-7"))
+    with pytest.raises(HostSettingError, match="MESHBOARD_STATE_DIR"):
+        load_or_create_credentials(get_credentials_file(tmp_path, "gpu-7"))
+
+
+def test_each_log_line_is_a_json_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a worker without Redis, which logs many lines."""
+    monkeypatch.setenv(LOG_FORMAT_VARIABLE, "json")
+    environment = {
+        **base_environment(),
+        LOG_FORMAT_VARIABLE: "json",
+        "MESHBOARD_REDIS_URL": f"redis://127.0.0.1:{find_free_port()}/0",
+        "MESHBOARD_HOST_KEY": "00" * 32,
+        "MESHBOARD_STATE_DIR": str(tmp_path),
+        "MESHBOARD_SANDBOX": "off",
+    }
+    written = tmp_path / "worker.log"
+    with running(build_worker_command("x"), environment, written, ROOT):
+        wait_until(lambda: written.read_text().count("Cannot connect to") > 1, "it reports two missing settings")
+        told = written.read_text().splitlines()  # Celery's last word, when it is ended, is text
+    lines = [json.loads(line) for line in told]
+    assert all({"timestamp", "level", "logger", "message"} <= set(line) for line in lines)
+    assert {line["level"] for line in lines} >= {"ERROR"}
+    assert any(line["logger"].startswith("celery") for line in lines)
+
+
+def test_rejects_an_unknown_log_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOG_FORMAT_VARIABLE, "xml")
+    with pytest.raises(HostSettingError, match=r"MESHBOARD_LOG_FORMAT is 'xml'\. Use text or json\."):
+        get_log_format()

@@ -1,4 +1,4 @@
-"""The host's heart: it beats on whatever goes wrong beside it, and a worker without one does not live on."""
+"""Heartbeats of a host."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.orders import order
 from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
 from workers.host import reporter
-from workers.host.attempts import attempts, report_of_host
+from workers.host.attempt_starter import claim_attempt
+from workers.host.attempts import build_host_exit_report, iterate_unacknowledged
 from workers.host.files import write_json
 from workers.host.reporter import Reporter
 from workers.host.settings import HostSettings
-from workers.host.start.claims import claim
 
 
 def settings(redis_url: str, run_dir: Path) -> HostSettings:
@@ -36,16 +36,16 @@ import sys, time
 from pathlib import Path
 from workers.host.reporter import Reporter
 from workers.host.settings import HostSettings
-from workers.host.watch import Watch
+from workers.host.attempt_watcher import AttemptWatcher
 
 raised = [RuntimeError, KeyError, RecursionError, SystemExit]
 
-def look(self):
+def check(self):
     if len(raised) == 1 and reporter._sequence == 0:
         return True
     raise raised.pop(0)("on purpose")
 
-Watch.look = look
+AttemptWatcher.check = check
 here = Path(sys.argv[2])
 reporter = Reporter(HostSettings(sys.argv[1], "testhost", 4, "cpu", here, here, here, here, "workers.trainer"))
 reporter.start()
@@ -53,9 +53,7 @@ time.sleep(60)
 """
 
 
-def test_the_heart_beats_on_after_errors_and_a_worker_whose_heart_stopped_ends(
-    redis_service: RedisServer, tmp_path: Path
-) -> None:
+def test_heartbeats_survive_errors_and_their_end_ends_the_worker(redis_service: RedisServer, tmp_path: Path) -> None:
     argv = [sys.executable, "-c", BROKEN_HEART, redis_service.url, tmp_path]
     ran = subprocess.run(
         argv, cwd=ROOT, env=base_environment(), capture_output=True, text=True, timeout=patient(40), check=False
@@ -66,37 +64,42 @@ def test_the_heart_beats_on_after_errors_and_a_worker_whose_heart_stopped_ends(
     assert len(heartbeats(redis_service)) >= 1
 
 
-def test_exit_reports_that_do_not_fit_take_turns(redis_service: RedisServer, tmp_path: Path, monkeypatch: Any) -> None:
+def test_exit_reports_that_do_not_fit_are_sent_in_turn(
+    redis_service: RedisServer, tmp_path: Path, monkeypatch: Any
+) -> None:
     for number in range(3):
-        made = claim(tmp_path, order(f"job-{number}", slots=[number]))
+        made = claim_attempt(tmp_path, order(f"job-{number}", slots=[number]))
         assert made is not None
-        report = report_of_host(made, "failed", "x" * 900)
-        write_json(made.exit, report)
-    monkeypatch.setattr(reporter, "EXITS_BYTES", 2500)
+        report = build_host_exit_report(made, "failed", "x" * 900)
+        write_json(made.exit_file, report)
+    monkeypatch.setattr(reporter, "MAX_EXIT_BYTES", 2500)
     made_reporter = Reporter(settings(redis_service.url, tmp_path))
     for _ in range(3):
         made_reporter._send()
-    told = [[report["job"] for report in event["attempts"] if "exit" in report] for event in heartbeats(redis_service)]
-    assert [len(event["attempts"]) for event in heartbeats(redis_service)] == [3, 3, 3], "each is told of each time"
+    events = heartbeats(redis_service)
+    told = [[report["job"] for report in event["attempts"] if "exit" in report] for event in events]
+    assert [len(event["attempts"]) for event in heartbeats(redis_service)] == [3, 3, 3], (
+        "every heartbeat has all attempts"
+    )
     assert [len(jobs) for jobs in told] == [2, 2, 2]
     assert set(told[0]) | set(told[1]) == {"job-0", "job-1", "job-2"}
-    monkeypatch.setattr(reporter, "EVENTS_BYTES", 0)
+    monkeypatch.setattr(reporter, "MAX_EVENTS_BYTES", 0)
     made_reporter._send()
     assert [report for report in heartbeats(redis_service)[-1]["attempts"] if "exit" in report] == []
 
 
-def test_a_host_that_was_removed_says_so_once_and_not_each_second(
+def test_removed_host_logs_one_warning(
     redis_service: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = Reporter(settings(redis_service.url.replace("//", "//gone:secret@"), tmp_path))
     with caplog.at_level("WARNING"):
         for _ in range(3):
-            assert made._turn(0.0) == 0.0, "it goes on asking"
+            assert made._scan(0.0) == 0.0, "it goes on asking"
     [said] = caplog.messages
     assert said.startswith("cannot report to the controller: The board does not know this host. The host was removed")
 
 
-def test_a_host_that_is_away_is_heard_again_when_redis_is_back(redis_service: RedisServer, tmp_path: Path) -> None:
+def test_heartbeats_resume_after_an_outage_of_redis(redis_service: RedisServer, tmp_path: Path) -> None:
     made = Reporter(settings(redis_service.url, tmp_path))
     made.start()
     try:
@@ -107,6 +110,6 @@ def test_a_host_that_is_away_is_heard_again_when_redis_is_back(redis_service: Re
         redis_service.client().flushall()
         made.wake()
         wait_until(lambda: heartbeats(redis_service), "it is heard again", 10)
-        assert list(attempts(tmp_path)) == []
+        assert list(iterate_unacknowledged(tmp_path)) == []
     finally:
         made.stop()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from workers.host.start.launch import read_told
+from workers.host.failures import read_rank_error
 from workers.meter.rank_exit import (
     MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,
@@ -34,7 +34,7 @@ def test_reports_exception_with_type_message_and_traceback(error_file: Path) -> 
         int("boom")
     except ValueError as error:
         report_exception(error)
-    message, trace, moment = read_told(error_file)
+    message, trace, moment = read_rank_error(error_file)
     assert message == "ValueError: invalid literal for int() with base 10: 'boom'"
     assert 'int("boom")' in trace
     assert moment is not None
@@ -45,12 +45,12 @@ def test_reports_exception_with_type_message_and_traceback(error_file: Path) -> 
 def test_fail_reports_to_stderr_and_torchrun(error_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fail("train.data: there is no 'x.bin'", 2) == 2
     assert capsys.readouterr().err == "error: train.data: there is no 'x.bin'\n"
-    assert read_told(error_file)[0] == "train.data: there is no 'x.bin'"
+    assert read_rank_error(error_file)[0] == "train.data: there is no 'x.bin'"
 
 
 def test_uncaught_exception_ends_rank_with_its_message(error_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_main(lambda: 1 // 0) == 1
-    assert read_told(error_file)[0] == "ZeroDivisionError: integer division or modulo by zero"
+    assert read_rank_error(error_file)[0] == "ZeroDivisionError: integer division or modulo by zero"
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
@@ -91,4 +91,4 @@ def test_script_exits_as_under_python_and_reports_its_error(
     file.write_text(source)
     assert run_script(Script(file, None, "script.py", [], tmp_path, None)) == code
     assert error_file.exists() == (message is not None)
-    assert message is None or read_told(error_file)[0].startswith(message)
+    assert message is None or read_rank_error(error_file)[0].startswith(message)

@@ -17,7 +17,7 @@ from contracts.codec import decode_frame
 from tests.support.patience import patient
 from tests.support.processes import ROOT
 from tests.support.ranks import forked, run_to_end, torchrun
-from workers.host.supervisor.tally import Tally
+from workers.host.supervisor.exit_report import SummaryBuilder
 from workers.meter.__main__ import StepCounter, count_steps
 from workers.meter.exporter import Exporter
 from workers.meter.intercept import format_ranks, get_user_label
@@ -109,7 +109,7 @@ def test_group_has_label_of_its_description(description: str, name: str) -> None
 
 
 def test_reports_number_of_steps_with_the_counters(tmp_path: Path) -> None:
-    recorder, tally, told = Recorder(0), Tally(), []
+    recorder, tally, told = Recorder(0), SummaryBuilder(), []
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.bind(str(tmp_path / "s"))
         supervisor.listen()

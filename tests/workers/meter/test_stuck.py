@@ -21,8 +21,8 @@ from contracts.control import VERSION, LaunchOrder
 from contracts.telemetry.batches import Item
 from tests.support.patience import patient
 from tests.support.processes import ROOT
-from workers.host.supervisor.ranks import Ranks
-from workers.host.supervisor.serve import Telemetry
+from workers.host.supervisor.health import RankMonitor
+from workers.host.supervisor.telemetry_server import TelemetryServer
 
 NOTICED_S = patient(60)  # they import torch first
 
@@ -32,21 +32,21 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self.items: list[Any] = []
-        self.ranks = Ranks(self.items.append)
+        self.ranks = RankMonitor(self.items.append)
         order = LaunchOrder(v=VERSION, job="stuck", attempt=1, spec={}, slots=[0, 1, 2], expires=0.0)
-        self.telemetry = Telemetry(order, self._take, lambda _count: None, self.ranks.heard)
+        self.telemetry = TelemetryServer(order, self._take, lambda _count: None, self.ranks.record_contact)
         self.socket = folder / "s"
 
     async def _take(self, items: list[Item]) -> None:
         for item in items:
-            self.ranks.take(item)
+            self.ranks.add(item)
             self.items.append(item)
 
     async def until(self, seen: Callable[[], bool]) -> None:
         deadline = time.monotonic() + NOTICED_S
         while not seen():
             assert time.monotonic() < deadline, [item for item in self.items if item["kind"] in ("standing", "process")]
-            await self.ranks.look()
+            await self.ranks.check()
             await asyncio.sleep(0.2)
 
     def last(self, kind: str, rank: int) -> Any:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.processes import ROOT, base_environment
-from workers.host.start.heap import heap_variables
+from workers.host.programs import get_heap_variables
 
 # A small block after large ones pins the heap that they would lie in.
 PROGRAM = """
@@ -139,7 +139,7 @@ print(resident() - before)
 
 def _kept_of_shapes(setting: str) -> float:
     argv = [sys.executable, "-c", SHAPES, setting]
-    environment = {**base_environment(), **heap_variables()}
+    environment = {**base_environment(), **get_heap_variables()}
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     return int(done.stdout) / 2**20
 

@@ -1,1 +1,1 @@
-"""One detached process an attempt: owns torchrun and all below it, and speaks for it to Redis."""
+"""The detached process of an attempt, which owns torchrun and all processes below it."""

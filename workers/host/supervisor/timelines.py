@@ -1,7 +1,7 @@
-"""Steps event by event: the last ones are kept, some are told as they come, any that is kept when it is asked for.
+"""Timelines of steps: the last ones are stored, samples are sent at once, and stored ones are sent on request.
 
-A step is told with all its ranks here or not at all, but for the last of an attempt, and one that was asked for and
-does not become whole.
+A step is sent when all ranks of this host have reported it. Two exceptions: the last steps of an attempt, and a
+requested step that stays incomplete.
 """
 
 from __future__ import annotations
@@ -15,120 +15,115 @@ import msgpack
 from contracts.telemetry.timeline import TimelineItem
 from workers.step_sampling import StepSampler
 
-TOLD_BYTES_PER_S: Final = 256 * 2**10  # of an attempt's steps, beside those asked for
-KEPT_STEPS: Final = 64
-KEPT_BYTES: Final = 8 * 2**20
-LAST_STEPS: Final = 5  # told when the attempt ends
-MOST_WANTED: Final = 100
-WHOLE_S: Final = 3.0  # after its first rank, for the others
+SAMPLED_BYTES_PER_S: Final = 256 * 2**10  # of an attempt, without requested steps
+MAX_STEPS: Final = 64
+MAX_STEPS_BYTES: Final = 8 * 2**20
+LAST_STEPS: Final = 5  # sent when the attempt ends
+MAX_REQUESTED: Final = 100
+MAX_RANK_WAIT_S: Final = 3.0  # from the first rank of a step to the others
 
 
-class Step:
-    """What ranks told of one step."""
+class StepTimeline:
+    """Timelines of the ranks for one step."""
 
     def __init__(self) -> None:
         self.items: dict[int, TimelineItem] = {}
         self.num_bytes = 0
-        self.since = time.monotonic()
-        self.told = False
+        self.created = time.monotonic()
+        self.is_sent = False
 
     def add(self, item: TimelineItem) -> int:
-        """Its bytes."""
+        """Add the timeline of a rank, and return its bytes."""
         num_bytes = len(msgpack.packb(item))
         self.items[item["rank"]] = item
         self.num_bytes += num_bytes
         return num_bytes
 
 
-class Timelines:
-    """Of one attempt on this host. `tell` is given the items of a step."""
+class TimelineSampler:
+    """Select the steps of one attempt on this host. `send` gets the items of a step."""
 
-    def __init__(self, ranks: Iterable[int], tell: Callable[[list[TimelineItem]], None]) -> None:
-        self._ranks, self._tell = frozenset(ranks), tell
-        self._steps: dict[int, Step] = {}
+    def __init__(self, ranks: Iterable[int], send: Callable[[list[TimelineItem]], None]) -> None:
+        self._ranks, self._send = frozenset(ranks), send
+        self._steps: dict[int, StepTimeline] = {}
         self._num_bytes = 0
-        self._wanted: frozenset[int] = frozenset()
-        self._thinning = StepSampler(TOLD_BYTES_PER_S)
-        self._over = False
-        self._sampled: tuple[int, float] | None = None  # the last step that was, and when it began
+        self._requested: frozenset[int] = frozenset()
+        self._sampler = StepSampler(SAMPLED_BYTES_PER_S)
+        self._finished = False
+        self._last_sample: tuple[int, float] | None = None  # step, and when it began
 
     def add(self, item: TimelineItem) -> None:
-        """Take one checked item."""
+        """Add one checked item."""
         number = item["step"]
-        step = self._steps.get(number)
-        if step is None:
-            step = self._steps[number] = Step()
+        step = self._steps.setdefault(number, StepTimeline())
         if item["rank"] in step.items:
             return
         self._num_bytes += step.add(item)
-        self._let_go()
-        if step.told:  # it was asked for and did not become whole in time
-            self._tell([item])
-        elif step.items.keys() >= self._ranks and self._tells(number, step):
-            self._tell_step(step)
+        while self._steps and (len(self._steps) > MAX_STEPS or self._num_bytes > MAX_STEPS_BYTES):
+            self._num_bytes -= self._steps.pop(min(self._steps)).num_bytes
+        if step.is_sent:  # it was requested, and sent incomplete
+            self._send([item])
+        elif step.items.keys() >= self._ranks and self._is_selected(number, step):
+            self._send_step(step)
 
-    def want(self, steps: Iterable[int]) -> None:
-        """These were asked for: told if they are kept, else when they come."""
-        self._wanted = frozenset(sorted(steps)[-MOST_WANTED:])
-        late = time.monotonic() - WHOLE_S
-        for number in sorted(self._wanted & self._steps.keys()):
+    def request(self, steps: Iterable[int]) -> None:
+        """Send these steps if they are stored, or else when they arrive."""
+        self._requested = frozenset(sorted(steps)[-MAX_REQUESTED:])
+        deadline = time.monotonic() - MAX_RANK_WAIT_S
+        for number in sorted(self._requested & self._steps.keys()):
             step = self._steps[number]
-            if not step.told and (step.items.keys() >= self._ranks or step.since < late):
-                self._tell_step(step)
+            if not step.is_sent and (step.items.keys() >= self._ranks or step.created < deadline):
+                self._send_step(step)
 
     def finish(self) -> None:
-        """The attempt is over: what its ranks still say is of its last steps."""
-        self._over = True
+        """Send the last steps, because the attempt has ended."""
+        self._finished = True
         for number in sorted(self._steps)[-LAST_STEPS:]:
-            if not self._steps[number].told:
-                self._tell_step(self._steps[number])
+            if not self._steps[number].is_sent:
+                self._send_step(self._steps[number])
 
-    def _tells(self, number: int, step: Step) -> bool:
-        if not self._thinning.should_trace(number):
-            return self._over or number in self._wanted
+    def _is_selected(self, number: int, step: StepTimeline) -> bool:
+        if not self._sampler.should_trace(number):
+            return self._finished or number in self._requested
         began = max(item["began"] for item in step.items.values())
-        if self._sampled is not None and number > self._sampled[0]:
-            last, last_began = self._sampled
-            self._thinning.record_traced_step(step.num_bytes, (began - last_began) / (number - last))
-        self._sampled = (number, began)
+        if self._last_sample is not None and number > self._last_sample[0]:
+            last_number, last_began = self._last_sample
+            self._sampler.record_traced_step(step.num_bytes, (began - last_began) / (number - last_number))
+        self._last_sample = (number, began)
         return True
 
-    def _tell_step(self, step: Step) -> None:
-        step.told = True
-        self._tell([step.items[rank] for rank in sorted(step.items)])
-
-    def _let_go(self) -> None:
-        while self._steps and (len(self._steps) > KEPT_STEPS or self._num_bytes > KEPT_BYTES):
-            self._num_bytes -= self._steps.pop(min(self._steps)).num_bytes
+    def _send_step(self, step: StepTimeline) -> None:
+        step.is_sent = True
+        self._send([step.items[rank] for rank in sorted(step.items)])
 
 
-class StepLane:
-    """Steps on their way to the board in bounded bytes. The oldest go, whole, but for one of which a part was sent."""
+class TimelineQueue:
+    """Steps that wait to be sent, in limited bytes. The oldest steps are dropped whole, unless a part was sent."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._steps: list[list[tuple[TimelineItem, int]]] = []
-        self._begun = False
+        self._is_first_partial = False
         self.num_bytes = 0
 
     def add(self, items: Iterable[TimelineItem]) -> None:
         step = [(item, len(msgpack.packb(item))) for item in items]
         self._steps.append(step)
         self.num_bytes += sum(size for _, size in step)
-        while self.num_bytes > self._most_bytes and len(self._steps) > self._begun:
-            gone = self._steps.pop(1 if self._begun else 0)
-            self.num_bytes -= sum(size for _, size in gone)
+        while self.num_bytes > self._max_bytes and len(self._steps) > self._is_first_partial:
+            dropped = self._steps.pop(1 if self._is_first_partial else 0)
+            self.num_bytes -= sum(size for _, size in dropped)
 
-    def take(self, room: int) -> tuple[list[TimelineItem], int]:
-        """What fits, and its bytes."""
+    def take(self, max_bytes: int) -> tuple[list[TimelineItem], int]:
+        """Remove and return the items that fit, and their bytes."""
         taken: list[TimelineItem] = []
         used = 0
-        while self._steps and used + self._steps[0][0][1] <= room:
+        while self._steps and used + self._steps[0][0][1] <= max_bytes:
             item, size = self._steps[0].pop(0)
             used += size
             taken.append(item)
-            self._begun = bool(self._steps[0])
-            if not self._begun:
+            self._is_first_partial = bool(self._steps[0])
+            if not self._is_first_partial:
                 self._steps.pop(0)
         self.num_bytes -= used
         return taken, used

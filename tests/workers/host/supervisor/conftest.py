@@ -1,4 +1,4 @@
-"""An attempt that a supervisor of this process can be given."""
+"""An attempt for a supervisor in the test process."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.orders import order
-from workers.host.attempts import AttemptDir, attempt_dir
+from workers.host.attempts import AttemptDir, get_attempt_dir
 from workers.host.files import write_json
 
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> AttemptDir:
-    made = attempt_dir(tmp_path / "runs", "job", 1)
-    made.own.mkdir(parents=True)
+    made = get_attempt_dir(tmp_path / "runs", "job", 1)
+    made.host_dir.mkdir(parents=True)
     made.logs.mkdir(parents=True)
-    write_json(made.order, order())
+    write_json(made.order_file, order())
     return made

@@ -1,4 +1,4 @@
-"""Steps event by event: told with all their ranks or not at all, kept within bytes, told when they are asked for."""
+"""Timelines: whole steps, limited storage, and requested steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ import pytest
 from contracts.telemetry.steps import PhaseItem
 from contracts.telemetry.timeline import CollectiveCalls, ComputeSpans, TimelineItem
 from workers.host.supervisor import timelines
-from workers.host.supervisor.board import ENVELOPE_BYTES, STEPS_BYTES, Board
-from workers.host.supervisor.timelines import KEPT_BYTES, KEPT_STEPS, LAST_STEPS, MOST_WANTED, StepLane, Timelines
+from workers.host.supervisor.telemetry_buffer import ENVELOPE_BYTES, MAX_TIMELINE_BYTES, TelemetryBuffer
+from workers.host.supervisor.timelines import (
+    LAST_STEPS,
+    MAX_REQUESTED,
+    MAX_STEPS,
+    MAX_STEPS_BYTES,
+    TimelineQueue,
+    TimelineSampler,
+)
 
 RANKS = (4, 5)
 PLENTY = 2**40
@@ -43,7 +50,7 @@ def item(rank: int, step: int, num_bytes: int = 300, step_s: float = 1.0) -> Tim
 
 
 class Told:
-    """What came out, as (step, ranks)."""
+    """The steps that were sent, as (step, ranks)."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, list[int]]] = []
@@ -53,9 +60,9 @@ class Told:
         self.steps.append((step, [item["rank"] for item in items]))
 
 
-def test_a_step_is_told_when_its_last_rank_has_and_once() -> None:
+def test_sends_a_step_once_when_its_last_rank_arrives() -> None:
     told = Told()
-    kept = Timelines(RANKS, told)
+    kept = TimelineSampler(RANKS, told)
     kept.add(item(5, 1))
     assert told.steps == []
     kept.add(item(4, 1))
@@ -63,9 +70,9 @@ def test_a_step_is_told_when_its_last_rank_has_and_once() -> None:
     assert told.steps == [(1, [4, 5])]
 
 
-def test_of_more_than_may_be_told_every_second_power_s_step_is_whole() -> None:
+def test_thins_steps_to_multiples_of_a_power_of_two() -> None:
     told = Told()
-    kept = Timelines(RANKS, told)
+    kept = TimelineSampler(RANKS, told)
     for step in range(1, 600):
         for rank in RANKS:
             kept.add(item(rank, step, 100_000, step_s=0.1))  # 2 MB a second, eight times what may be
@@ -75,70 +82,70 @@ def test_of_more_than_may_be_told_every_second_power_s_step_is_whole() -> None:
     assert late == [step for step in range(101, 600) if step % 8 == 0]
 
 
-def test_what_was_not_told_is_told_when_asked_for_from_what_is_kept_or_when_it_comes() -> None:
+def test_sends_requested_steps_from_storage_or_on_arrival() -> None:
     told = Told()
-    kept = Timelines(RANKS, told)
-    kept._thinning.level = 10
+    kept = TimelineSampler(RANKS, told)
+    kept._sampler.level = 10
     for step in (1, 2, 3):
         for rank in RANKS:
             kept.add(item(rank, step))
     assert told.steps == []
-    kept.want([2, 7, 10_000])
-    kept.want([2, 7, 10_000])
+    kept.request([2, 7, 10_000])
+    kept.request([2, 7, 10_000])
     assert told.steps == [(2, [4, 5])]
     for rank in RANKS:
         kept.add(item(rank, 7))
     assert told.steps == [(2, [4, 5]), (7, [4, 5])]
 
 
-def test_a_step_that_does_not_become_whole_is_told_only_when_asked_for_and_late(
+def test_sends_an_incomplete_step_only_on_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = Told()
-    kept = Timelines(RANKS, told)
+    kept = TimelineSampler(RANKS, told)
     kept.add(item(4, 1))
-    kept.want([1])
+    kept.request([1])
     assert told.steps == []
-    monkeypatch.setattr(timelines, "WHOLE_S", 0.0)
-    kept.want([1])
+    monkeypatch.setattr(timelines, "MAX_RANK_WAIT_S", 0.0)
+    kept.request([1])
     assert told.steps == [(1, [4])]
     kept.add(item(5, 1))
     assert told.steps == [(1, [4]), (1, [5])]
 
 
-def test_the_last_steps_are_told_at_the_end_whole_or_not() -> None:
+def test_sends_the_last_steps_at_the_end() -> None:
     told = Told()
-    kept = Timelines(RANKS, told)
-    kept._thinning.level = 10
+    kept = TimelineSampler(RANKS, told)
+    kept._sampler.level = 10
     for step in range(1, 20):
         kept.add(item(4, step))
         if step < 19:
             kept.add(item(5, step))
-    kept.want([17])
+    kept.request([17])
     kept.finish()
     assert told.steps == [(17, [4, 5]), (15, [4, 5]), (16, [4, 5]), (18, [4, 5]), (19, [4])]
     kept.add(item(5, 19))
     for rank in RANKS:
         kept.add(item(rank, 20))
-    assert told.steps[5:] == [(19, [5]), (20, [4, 5])], "what was on its way when the last process ended"
+    assert told.steps[5:] == [(19, [5]), (20, [4, 5])], "items sent before the last process ended"
     assert LAST_STEPS == 5
 
 
-def test_what_is_kept_is_bounded_in_steps_and_in_bytes() -> None:
-    kept = Timelines(RANKS, Told())
+def test_limits_stored_steps_and_bytes() -> None:
+    kept = TimelineSampler(RANKS, Told())
     for step in range(1, 200):
         kept.add(item(4, step))
-    assert sorted(kept._steps) == list(range(200 - KEPT_STEPS, 200))
+    assert sorted(kept._steps) == list(range(200 - MAX_STEPS, 200))
     for step in range(200, 300):
         kept.add(item(4, step, 190_000))
-    assert kept._num_bytes == sum(step.num_bytes for step in kept._steps.values()) <= KEPT_BYTES
-    assert len(kept._steps) == KEPT_BYTES // 190_000
-    kept.want(range(1000))
-    assert len(kept._wanted) == MOST_WANTED
+    assert kept._num_bytes == sum(step.num_bytes for step in kept._steps.values()) <= MAX_STEPS_BYTES
+    assert len(kept._steps) == MAX_STEPS_BYTES // 190_000
+    kept.request(range(1000))
+    assert len(kept._requested) == MAX_REQUESTED
 
 
-def test_steps_on_their_way_go_whole_when_there_are_too_many_and_one_begun_is_ended() -> None:
-    lane = StepLane(10_000)
+def test_drops_whole_steps_but_finishes_a_partial_one() -> None:
+    lane = TimelineQueue(10_000)
     for step in range(1, 4):
         lane.add([item(rank, step, 1600) for rank in RANKS])
     begun, used = lane.take(2000)
@@ -150,8 +157,8 @@ def test_steps_on_their_way_go_whole_when_there_are_too_many_and_one_begun_is_en
     assert lane.num_bytes == 0
 
 
-def test_on_the_board_steps_wait_behind_everything_else() -> None:
-    board = Board()
+def test_sends_timelines_after_everything_else() -> None:
+    board = TelemetryBuffer()
     board.add_step([item(rank, 1, 50_000) for rank in RANKS])
     board.add(PhaseItem(kind="phase", rank=4, time=0.0, phase="step"))
     load = board.take(ENVELOPE_BYTES + 60_000, PLENTY)
@@ -166,5 +173,5 @@ def test_on_the_board_steps_wait_behind_everything_else() -> None:
     load = board.take(PLENTY, PLENTY)
     assert load is not None
     assert {one["kind"] for one in load.items} == {"timeline"}, "samples leave no gap"
-    assert len(msgpack.packb(load.items)) <= STEPS_BYTES
+    assert len(msgpack.packb(load.items)) <= MAX_TIMELINE_BYTES
     assert len(load.items) % len(RANKS) == 0

@@ -1,0 +1,136 @@
+"""The user's command as a child process: its output on the terminal, signals of the terminal, and its exit code.
+
+The output passes through unchanged, and is also written to a file that is followed for the board. The command has its
+own process group, so a signal reaches it once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from workers.host.failures import RankFailure, clean_line, get_signal_name, has_lost_peer, read_rank_error
+from workers.host.log_files import find_run_folder
+
+CHUNK_BYTES = 64 * 2**10
+MAX_OUTPUT_WAIT_S = 5.0  # for a process that the command left behind, and that holds its pipes
+RANK_LINE = re.compile(rb"\[[^\[\]\s]{1,100}\d+\]:")  # the start of a line that torchrun prints for a rank
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+# torch 2.13: "failed (exitcode: -9) local_rank: 1 (pid: 4711) of binary: /usr/bin/python3"
+FIRST_FAILURE_LINE = re.compile(r"failed \(exitcode: (-?\d{1,10})\) local_rank: (\d{1,5}) \(pid: ")
+
+
+class ChildCommand:
+    """A running command. Its output is appended to `log`, without the ranks' lines if they have separate logs.
+
+    Raises:
+        OSError: the command cannot be started.
+    """
+
+    def __init__(self, argv: list[str], environment: dict[str, str], log: Path, *, separate_logs: bool) -> None:
+        self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._separate_logs = separate_logs
+        self.failure_line = ""  # torchrun's line about the rank that failed first, of its last restart
+        stdin = subprocess.DEVNULL if os.isatty(0) else None  # a background group that reads a terminal is stopped
+        self.process = subprocess.Popen(
+            argv, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        pairs = ((self.process.stdout.fileno(), 1), (self.process.stderr.fileno(), 2))
+        self._threads = [threading.Thread(target=self._copy, args=pair, daemon=True) for pair in pairs]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> int:
+        """Return the exit code, -N for signal N, after the output has passed."""
+        code = self.process.wait()
+        for thread in self._threads:
+            thread.join(MAX_OUTPUT_WAIT_S)
+        return code
+
+    def send(self, number: int) -> None:
+        """Send a signal to the command's process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def _copy(self, source: int, target: int) -> None:
+        rest = b""
+        while chunk := _read(source):
+            _write(target, chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            self._log_lines(lines)
+            if len(rest) > CHUNK_BYTES:
+                self._log_lines([rest])
+                rest = b""
+        if rest:
+            self._log_lines([rest])
+
+    def _log_lines(self, lines: list[bytes]) -> None:
+        own = [line for line in lines if not (self._separate_logs and RANK_LINE.match(line))]
+        if failures := [line for line in own if b"failed (exitcode" in line]:
+            self.failure_line = failures[-1].decode(errors="replace")
+        if own:
+            _write(self._log, b"\n".join(own) + b"\n")
+
+
+def parse_first_failure(line: str, logs: Path, ranks: range) -> RankFailure | None:
+    """Return the rank of this node that torchrun's line names, with the error that the rank recorded."""
+    match = FIRST_FAILURE_LINE.search(line)
+    if match is None:
+        return None
+    code, local_rank = int(match[1]), int(match[2])
+    if local_rank >= len(ranks) or abs(code) >= 2**31:
+        return None
+    run = find_run_folder(logs)
+    message, time = "", None
+    if run is not None:
+        error = read_rank_error(logs / run / "attempt_0" / str(local_rank) / "error.json")
+        message, time = clean_line(error.message), error.time
+    return RankFailure(ranks[local_rank], code, get_signal_name(code), message, time, has_lost_peer(message))
+
+
+def describe_end(program: str, code: int, steps: int) -> str:
+    """Return the reason of a command that failed without a rank to blame."""
+    signal_name = get_signal_name(code)
+    how = f"was killed by {signal_name}" if signal_name else f"ended with exit code {code}"
+    return f"{program} {how}" + (f" after step {steps}" if steps else "")
+
+
+def handle_signals(handle: Callable[[int], object]) -> None:
+    """Call `handle` for every signal that a terminal or a batch system sends."""
+    for number in FORWARDED_SIGNALS:
+        signal.signal(number, lambda received, _frame: handle(received))
+
+
+def get_shell_code(code: int) -> int:
+    """Return an exit code as a shell does: 128 + N for signal N."""
+    return 128 - code if code < 0 else code
+
+
+def print_message(text: str) -> None:
+    """Print a message to the user on stderr."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"meshboard-meter: {text}\n")
+        sys.stderr.flush()
+
+
+def _read(source: int) -> bytes:
+    try:
+        return os.read(source, CHUNK_BYTES)
+    except OSError:
+        return b""
+
+
+def _write(target: int, data: bytes) -> None:
+    """Write all bytes. A closed terminal or a full disk loses them without ending the command."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(target, data) :]

@@ -1,1 +1,0 @@
-"""How well jobs are kept from the host and from each other."""

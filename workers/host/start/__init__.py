@@ -1,1 +1,0 @@
-"""An order becomes an attempt, and an attempt its ranks."""

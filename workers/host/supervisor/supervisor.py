@@ -1,0 +1,307 @@
+"""Supervise one attempt: run torchrun, collect and send its telemetry, and write its exit report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from contracts.codec import BadMessageError, validate_item
+from contracts.control import HOST_STOPPED_REASON, AttemptReport, ExitReport, Outcome, get_local_ranks, get_node_index
+from contracts.names import SAVE_FILE
+from contracts.security import DecryptionError
+from contracts.telemetry.batches import Item
+from contracts.telemetry.health import GaugeItem
+from contracts.telemetry.steps import StartItem
+from workers.disk import format_start_failure
+from workers.host.attempts import AttemptDir
+from workers.host.failures import read_failure
+from workers.host.files import write_json
+from workers.host.isolation import get_job_user
+from workers.host.settings import HostSettings
+from workers.host.supervisor.background_tasks import cancel_tasks, run_periodically
+from workers.host.supervisor.exit_report import (
+    AttemptEnd,
+    SummaryBuilder,
+    build_exit_report,
+    describe_save,
+    get_planned_steps,
+)
+from workers.host.supervisor.health import GaugeSampler, RankMonitor, get_slots_by_rank
+from workers.host.supervisor.log_tail import LogTail, follow_logs
+from workers.host.supervisor.multi_host import (
+    GangLease,
+    NotReadyError,
+    coordinate_start,
+    deliver_loan,
+    wait_for_members,
+)
+from workers.host.supervisor.publisher import BoardClock, Publisher
+from workers.host.supervisor.telemetry_buffer import TelemetryBuffer
+from workers.host.supervisor.telemetry_server import TelemetryServer
+from workers.host.supervisor.timelines import TimelineSampler
+from workers.host.supervisor.torchrun_process import TorchrunProcess
+from workers.host.supervisor.transport import GangTransport, ReadyMember, TransportError
+
+log = logging.getLogger(__name__)
+
+SEND_INTERVAL_S = 0.1
+POLL_INTERVAL_S = 1.0
+HEARTBEAT_INTERVAL_S = 5.0
+CLOCK_INTERVAL_S = 30.0
+FAREWELL_TIMEOUT_S = 30.0  # to send the rest after the attempt has ended
+LAST_LINES_TIMEOUT_S = 10.0
+
+
+class Supervisor:
+    """One attempt on this host. `folder` is created for the telemetry socket."""
+
+    def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path, transport: GangTransport) -> None:
+        self.attempt, self.order = attempt, attempt.read_order()
+        self.settings = replace(settings, job_user=get_job_user(self.order, settings))
+        self.folder = folder
+        self.transport = transport
+        user, ranks = self.settings.job_user, get_local_ranks(self.order)
+        owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
+        self.tail = LogTail(attempt.logs, ranks, settings.log_bytes, owners)
+        self.buffer, self.summary, self.clock = TelemetryBuffer(), SummaryBuilder(ranks[0]), BoardClock()
+        self.timelines = TimelineSampler(ranks, self.buffer.add_step)
+        self.ranks = RankMonitor(self._record)
+        self.publisher = Publisher(attempt.job, attempt.attempt, self.buffer, transport, settings.name, self.clock)
+        self.lease = GangLease(self.order)
+        self.ended_by: Outcome | None = None  # set if the supervisor ended the attempt
+        self.reason = ""
+        self.preempted = self._save_requested = False
+        self._exit: ExitReport | None = None
+        self._started = self._running = False
+        self._finished = asyncio.Event()
+
+    async def run(self) -> Outcome:
+        """Run the attempt, report its end to the board, and return its outcome."""
+        started = self._claimed = time.time()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._handle_term)
+        try:
+            code = await self._train()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        stopped_early = self.summary.stopped_early(get_planned_steps(self.order))
+        if code == 0 and self._save_requested and self.ended_by is None and stopped_early:
+            await self._set_save_outcome()
+        failure = read_failure(self.attempt, get_local_ranks(self.order))
+        end = AttemptEnd(code, failure, self.ended_by, self.reason, started, self.clock.offset_s, self.preempted)
+        self._exit = build_exit_report(self.attempt, self.order, end, self.summary, self.tail)
+        try:
+            write_json(self.attempt.exit_file, self._exit)
+        except OSError:  # a full disk: the controller still gets the report
+            log.exception("cannot write the exit report")
+        await self._send_rest()
+        return self._exit["outcome"]
+
+    async def _train(self) -> int:
+        """Run all processes, and return torchrun's exit code."""
+        server = await self._start()
+        if server is None:
+            return 1
+        self._started = True
+        if self.ended_by is not None:
+            self._stop()
+        tail = asyncio.create_task(follow_logs(lambda: self.tail, self._record, self._finished))
+        spawned = time.time()
+        await self._measure_clock()  # before the first item is recorded
+        self._record(StartItem(kind="start", rank=-1, time=self._claimed, stage="claimed"))
+        self._record(StartItem(kind="start", rank=-1, time=spawned, stage="spawned"))
+        slots = get_slots_by_rank(get_local_ranks(self.order), self.order["slots"])
+        GaugeSampler(slots, with_gpus=self.settings.device == "cuda").start(self._record_all)
+        tasks = self._start_tasks()
+        code = await self.torchrun.wait()
+        self._finished.set()
+        # A disk that hangs must not keep the slots in use. The last lines are then missing.
+        await asyncio.wait([tail], timeout=LAST_LINES_TIMEOUT_S)
+        await cancel_tasks([*tasks, tail])
+        server.close()
+        self.timelines.finish()
+        return code
+
+    async def _start(self) -> asyncio.Server | None:
+        """Start the telemetry server and torchrun. On an error, set the outcome and return None."""
+        user, name = self.settings.job_user, self.settings.name
+        address = self.folder / "telemetry"
+        telemetry = TelemetryServer(self.order, self._receive, self.buffer.count_lost, self.ranks.record_contact)
+        try:
+            self.folder.mkdir(mode=0o700)
+            self.folder.chmod(0o700 if user is None else 0o711)
+            server = await telemetry.start(address, None if user is None else user.uid)
+        except OSError as error:
+            self._end("failed", format_start_failure(name, error, self.folder))
+            return None
+        try:
+            self.torchrun = TorchrunProcess(self.attempt, self.order, self.settings, str(address))
+            await self.torchrun.start()
+        except DecryptionError as error:
+            self._end("failed", f"not started: cannot decrypt the variables of the project: {error}")
+        except OSError as error:
+            self._end("failed", format_start_failure(name, error, self.attempt.job_dir))
+        else:
+            return server
+        server.close()
+        return None
+
+    def _start_tasks(self) -> list[asyncio.Task[None]]:
+        periodic = (
+            (self.publisher.send, SEND_INTERVAL_S),
+            (self._try_report, HEARTBEAT_INTERVAL_S),
+            (self._poll_flags, POLL_INTERVAL_S),
+            (self._poll_requested_steps, POLL_INTERVAL_S),
+            (self.ranks.check, POLL_INTERVAL_S),
+            (self.ranks.check_stopped, 0.0),
+            (self._measure_clock, CLOCK_INTERVAL_S),
+        )
+        tasks = [asyncio.create_task(run_periodically(work, interval_s)) for work, interval_s in periodic]
+        if "gang" in self.order:
+            tasks.append(asyncio.create_task(self._start_gang()))
+        if "checkpoint" in self.order and "lent" in self.order["checkpoint"]:
+            loan = deliver_loan(self.transport, self.order["checkpoint"], self.folder, self.settings.job_user)
+            tasks.append(asyncio.create_task(loan))
+        return tasks
+
+    async def _start_gang(self) -> None:
+        """Start the ranks of a multi-host job when all hosts are ready."""
+
+        async def get_leader(own: ReadyMember) -> ReadyMember:
+            return await wait_for_members(self.transport, self.order, own)
+
+        launcher, gang, address = self.torchrun.launcher, self.order["gang"], self.settings.address
+        try:
+            await coordinate_start(launcher, gang, address, get_leader, lambda: self.summary.training)
+        except NotReadyError as error:
+            self._end("failed", f"the gang did not start: {error}")
+
+    async def _measure_clock(self) -> None:
+        with contextlib.suppress(TransportError):
+            await self.clock.measure(self.transport.get_time)
+
+    def _handle_term(self) -> None:
+        self._end("failed", HOST_STOPPED_REASON)
+
+    def _request_save(self) -> None:
+        """Ask the ranks to save a checkpoint and stop. They check for the file between steps.
+
+        The board ends a run that does not save in time.
+        """
+        (self.folder / SAVE_FILE).touch()
+        self._save_requested = True
+
+    async def _set_save_outcome(self) -> None:
+        """Set the outcome of a run that saved a checkpoint and stopped on request.
+
+        In a gang only the first member does this, because its rank 0 writes the checkpoint, possibly after the other
+        members have ended.
+        """
+        if get_node_index(self.order) == 0:
+            self.ended_by = "cancelled"
+            self.reason = describe_save(self.summary, "to make room for a job with higher priority")
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        if self.ended_by is None:
+            self.ended_by, self.reason = outcome, reason
+            if self._started:
+                self._stop()
+
+    def _stop(self) -> None:
+        self._stopping = asyncio.create_task(self.torchrun.stop())
+
+    async def _receive(self, items: Iterable[Item]) -> None:
+        """Process checked items of a rank."""
+        has_checkpoint = False
+        for item in items:
+            if item["kind"] == "timeline":
+                item["time"] += self.clock.offset_s
+                self.timelines.add(item)
+                continue
+            has_checkpoint = has_checkpoint or item["kind"] == "checkpoint"
+            self.ranks.add(item)
+            self._add(item)
+        if self.summary.training and not self._running:
+            self._running = True
+            try:
+                self.attempt.running_marker.touch()
+            except OSError:  # a full disk: the controller still gets the state
+                log.exception("cannot store that training started")
+            await self._try_report()
+        elif has_checkpoint:  # a later attempt resumes from it
+            await self._try_report()
+
+    def _add(self, item: Item) -> None:
+        """Add an item with a time of this host's clock."""
+        item["time"] += self.clock.offset_s
+        self.summary.add(item)
+        self.buffer.add(item)
+
+    def _record(self, item: Item) -> None:
+        """Add an item of the supervisor. It is checked, because the board rejects a whole batch for one bad item."""
+        try:
+            self._add(validate_item(item))
+        except BadMessageError as error:
+            log.warning("dropped a %s item of the supervisor: %s", item["kind"], error)
+            self.buffer.count_lost(1)
+
+    def _record_all(self, items: list[GaugeItem]) -> None:
+        for item in items:
+            self._record(item)
+
+    async def _report(self) -> None:
+        """Send the state from memory, because the job could have changed the files."""
+        state: Literal["exited", "running", "starting"] = "running" if self._running else "starting"
+        job, attempt, slots = self.attempt.job, self.attempt.attempt, self.order["slots"]
+        report = AttemptReport(job=job, attempt=attempt, state=state, slots=slots)
+        if checkpoint := self.summary.newest_checkpoint:
+            report["checkpoint"] = checkpoint
+        if self._exit is not None:
+            report["state"], report["exit"] = "exited", self._exit
+        elif note := self.attempt.read_note():
+            report["note"] = note
+        await self.transport.send_report(report)
+
+    async def _try_report(self) -> None:
+        with contextlib.suppress(TransportError):  # the next report has the same content
+            await self._report()
+
+    async def _poll_flags(self) -> None:
+        with contextlib.suppress(TransportError):
+            if await self.transport.is_cancelled():
+                self._end("cancelled", "cancelled on request")
+            elif not self._save_requested and await self.transport.is_save_requested():
+                self._request_save()
+            self.lease.renew()
+        if self.lease.is_expired():
+            self._end("lost", self.lease.describe())
+
+    async def _poll_requested_steps(self) -> None:
+        with contextlib.suppress(TransportError):
+            self.timelines.request(await self.transport.get_requested_steps())
+
+    async def _send_rest(self) -> None:
+        """Send the remaining telemetry and the exit report. Otherwise the host worker sends the exit report later."""
+        deadline, late = time.monotonic() + FAREWELL_TIMEOUT_S, False
+        while not await self._try_send_rest(late=late) and not late:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            late = time.monotonic() >= deadline
+        await self.transport.close()
+
+    async def _try_send_rest(self, *, late: bool) -> bool:
+        if not await self.publisher.send_last(late=late):
+            return False
+        try:
+            await self.transport.renew_stream()
+            await self._report()
+        except TransportError:
+            return False
+        return True

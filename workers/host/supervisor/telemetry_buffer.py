@@ -1,0 +1,244 @@
+"""Telemetry that waits to be sent, in limited bytes. Dropped items are counted."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgpack
+
+from contracts.codec import MAX_BATCH_BYTES
+from contracts.telemetry.batches import GapItem, Item
+from contracts.telemetry.steps import Cell, LogItem, TrafficItem
+from contracts.telemetry.timeline import TimelineItem
+from workers.host.supervisor.exit_report import MAX_CELLS, CellKey, get_cell_key
+from workers.host.supervisor.timelines import TimelineQueue
+
+MAX_ITEMS = 20_000  # other than log lines
+MAX_ITEMS_BYTES = 16 * 2**20
+MAX_LOG_BYTES = 4 * 2**20
+MAX_LATE_LOG_BYTES = 256 * 2**10  # of log lines that arrive faster than they can be sent
+MAX_TIMELINE_BYTES = 4 * 2**20
+MAX_SEGMENT_BYTES = 32 * 2**10  # of log lines in one item
+ENVELOPE_BYTES = 1024  # of a batch without its items, but with a gap
+CELLS_ENVELOPE_BYTES = 64
+MAX_ITEM_BYTES = MAX_BATCH_BYTES - ENVELOPE_BYTES
+EXIT_REPORT_ONLY = ("profile", "lab")
+
+
+class SizedItem(NamedTuple):
+    """An item and its bytes as msgpack."""
+
+    item: Item
+    size: int
+
+
+class LogLane:
+    """Log items of one rank, oldest first, and their bytes."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[LogItem, int]] = deque()
+        self.size = 0
+
+    def append(self, item: LogItem, size: int) -> None:
+        self.waiting.append((item, size))
+        self.size += size
+
+    def pop(self) -> tuple[LogItem, int]:
+        item, size = self.waiting.popleft()
+        self.size -= size
+        return item, size
+
+
+class PendingBatch(NamedTuple):
+    """Items to send, and their bytes."""
+
+    items: list[Item]
+    size: int
+    log_size: int
+
+
+class TelemetryBuffer:
+    """Four lanes with separate limits.
+
+    Traffic cells are cumulative, so a newer cell replaces an older one, and nothing is lost. Log lines wait per rank.
+    The oldest lines are dropped and counted as `skipped`. Timelines are sent last. The oldest steps are dropped whole
+    without a count, because they are samples. Other items wait in order. The oldest are dropped and counted as a gap.
+    """
+
+    def __init__(self) -> None:
+        self._others: deque[SizedItem] = deque()
+        self._others_bytes = 0
+        self._num_lost = 0
+        self._logs: dict[int, LogLane] = {}
+        self._log_bytes = 0
+        self._skipped: dict[int, LogItem] = {}  # dropped lines of ranks without waiting lines
+        self._traffic: dict[int, dict[CellKey, Cell]] = {}
+        self._dropped_calls: dict[int, int] = {}
+        self._timelines = TimelineQueue(MAX_TIMELINE_BYTES)
+
+    def add_step(self, items: list[TimelineItem]) -> None:
+        """Add the checked timelines of one step."""
+        self._timelines.add(item for item in items if _measure(item) <= MAX_ITEM_BYTES)
+
+    def add(self, item: Item) -> None:
+        """Add a checked item other than a timeline."""
+        if item["kind"] == "traffic":
+            self._dropped_calls[item["rank"]] = item["dropped"]
+            self._add_cells(item["rank"], item["cells"])
+        elif item["kind"] == "log":
+            for segment in _split(item):
+                self._append_log(segment)
+            self._drop_logs(MAX_LOG_BYTES)
+        elif item["kind"] not in EXIT_REPORT_ONLY:
+            size = _measure(item)
+            if size > MAX_ITEM_BYTES:
+                self._num_lost += 1
+                return
+            self._others.append(SizedItem(item, size))
+            self._others_bytes += size
+            while len(self._others) > MAX_ITEMS or self._others_bytes > MAX_ITEMS_BYTES:
+                self._others_bytes -= self._others.popleft().size
+                self._num_lost += 1
+
+    def count_lost(self, count: int) -> None:
+        """Count items that were rejected before they reached the buffer."""
+        self._num_lost += count
+
+    def take(self, max_bytes: int, max_log_bytes: int) -> PendingBatch | None:
+        """Remove and return the items that fit, or None if there are none."""
+        if max_bytes < ENVELOPE_BYTES:
+            return None
+        now = time.time()
+        items: list[Item] = []
+        left = max_bytes - ENVELOPE_BYTES
+        if self._num_lost:
+            items.append(GapItem(kind="gap", time=now, items=self._num_lost))
+            self._num_lost = 0
+        while self._others and self._others[0].size <= left:
+            item, size = self._others.popleft()
+            self._others_bytes -= size
+            left -= size
+            items.append(item)
+        for rank in sorted(self._traffic):
+            cells, size = self._take_cells(rank, left)
+            left -= size
+            if cells:
+                dropped = self._dropped_calls.get(rank, 0)
+                items.append(TrafficItem(kind="traffic", rank=rank, time=now, cells=cells, dropped=dropped))
+        logs, log_size = self._take_logs(min(left, max_log_bytes))
+        items += logs
+        left -= log_size
+        timelines, timeline_size = self._timelines.take(left)
+        items += timelines
+        return PendingBatch(items, max_bytes - left + timeline_size, log_size) if items else None
+
+    def thin_logs(self) -> None:
+        """Keep only the newest lines when lines arrive faster than they can be sent, so that logs stay current."""
+        self._drop_logs(MAX_LATE_LOG_BYTES)
+
+    def flush_skipped(self, *, late: bool) -> None:
+        """Add an item with the number of dropped lines, after the last line.
+
+        Args:
+            late: drop all waiting lines too.
+        """
+        if late:
+            self._drop_logs(0)
+        skipped, self._skipped = self._skipped, {}
+        for item in skipped.values():
+            self._append_log(item)
+
+    def is_empty(self) -> bool:
+        has_logs = self._logs or self._skipped
+        return not (self._num_lost or self._others or self._traffic or has_logs or self._timelines.num_bytes)
+
+    def _add_cells(self, rank: int, cells: Iterable[Cell]) -> None:
+        waiting = self._traffic.setdefault(rank, {})
+        for cell in cells:
+            if len(waiting) < MAX_CELLS or get_cell_key(cell) in waiting:
+                waiting[get_cell_key(cell)] = cell
+            else:
+                self._num_lost += 1
+
+    def _take_cells(self, rank: int, max_bytes: int) -> tuple[list[Cell], int]:
+        waiting = self._traffic[rank]
+        taken: list[Cell] = []
+        size = CELLS_ENVELOPE_BYTES
+        for key in list(waiting):
+            cell_size = _measure(waiting[key])
+            if size + cell_size > max_bytes:
+                return taken, size if taken else 0
+            size += cell_size
+            taken.append(waiting.pop(key))
+        del self._traffic[rank]
+        return taken, size
+
+    def _append_log(self, segment: LogItem) -> None:
+        if earlier := self._skipped.pop(segment["rank"], None):
+            segment["skipped"] = segment.get("skipped", 0) + earlier["skipped"]
+        size = _measure(segment)
+        self._logs.setdefault(segment["rank"], LogLane()).append(segment, size)
+        self._log_bytes += size
+
+    def _drop_logs(self, max_bytes: int) -> None:
+        """Drop the oldest lines of the rank with the most waiting bytes."""
+        while self._log_bytes > max_bytes:
+            rank, lane = max(self._logs.items(), key=lambda entry: entry[1].size)
+            segment, size = lane.pop()
+            self._log_bytes -= size
+            skipped = len(segment["lines"]) + segment.get("skipped", 0)
+            if lane.waiting:
+                oldest = lane.waiting[0][0]
+                oldest["skipped"] = oldest.get("skipped", 0) + skipped
+            else:
+                next_line = segment["first"] + len(segment["lines"])
+                self._skipped[rank] = _make_segment(segment, next_line, [], skipped)
+                del self._logs[rank]
+
+    def _take_logs(self, max_bytes: int) -> tuple[list[LogItem], int]:
+        """Take one item per rank in turn, so that a rank with many lines does not delay the others."""
+        taken: list[LogItem] = []
+        used, has_taken = 0, True
+        while has_taken:
+            has_taken = False
+            for rank in sorted(self._logs):
+                lane = self._logs[rank]
+                if used + lane.waiting[0][1] > max_bytes:
+                    continue
+                segment, size = lane.pop()
+                if not lane.waiting:
+                    del self._logs[rank]
+                used += size
+                taken.append(segment)
+                has_taken = True
+        self._log_bytes -= used
+        return taken, used
+
+
+def _split(item: LogItem) -> Iterator[LogItem]:
+    """Split an item into segments of MAX_SEGMENT_BYTES. The first one has the skipped lines."""
+    first, lines, size = item["first"], list[str](), 0
+    skipped = item.get("skipped", 0)
+    for line in item["lines"]:
+        line_size = len(line.encode()) + 5
+        if lines and size + line_size > MAX_SEGMENT_BYTES:
+            yield _make_segment(item, first, lines, skipped)
+            first, lines, size, skipped = first + len(lines), [], 0, 0
+        lines.append(line)
+        size += line_size
+    if lines or skipped:
+        yield _make_segment(item, first, lines, skipped)
+
+
+def _make_segment(item: LogItem, first: int, lines: list[str], skipped: int) -> LogItem:
+    segment = LogItem(kind="log", rank=item["rank"], time=item["time"], first=first, lines=lines)
+    if skipped:
+        segment["skipped"] = skipped
+    return segment
+
+
+def _measure(value: object) -> int:
+    return len(msgpack.packb(value))

@@ -1,1 +1,0 @@
-"""What runs inside a Slurm allocation: a supervisor on each node, which speaks to the board over HTTPS alone."""
