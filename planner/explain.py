@@ -11,7 +11,7 @@ from planner.cost.beside import on
 from planner.cost.correction import interval
 from planner.cost.estimate import default_cluster, rank_memory, traffic_kind
 from planner.cost.memory import computed_parameters, fullest, held_parameters, is_taped, layer_bytes
-from planner.cost.timed import Timing
+from planner.cost.step_time import Timing
 from planner.cost.timing import Timer
 from planner.cost.traffic import step_traffic
 from planner.facts.collectives import get_bus_factor

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.rank import arguments, begin, nothing_found, tell, wait
 from benchmarks.gpu.results import Found
-from planner.cost.compute import attention_law, tuned
+from planner.cost.compute import get_attention_model, tune_accelerator
 from planner.hardware.cluster import Accelerator
 from planner.hardware.kernel_time import compute_gemm_seconds, compute_kernel_seconds
 from planner.hardware.kernels import FlashAttention, Gemm, MemoryKernel
@@ -73,7 +73,7 @@ PASS_BYTES, SMALL_PASS_BYTES = 2**31, 2**22
 
 def predictions(accelerator: Accelerator, *, small: bool) -> dict[str, float]:
     """What plans of our stack count with, under the names that `measure` uses; of a copy what the device itself can."""
-    accelerator, told = tuned(accelerator, STACKS["ours"]), {}
+    accelerator, told = tune_accelerator(accelerator, STACKS["ours"]), {}
     for shape in SMALL_PRODUCTS if small else PRODUCTS:
         gemm = Gemm(shape.m, shape.n, shape.k)
         told[_product(shape)] = gemm.flops / compute_gemm_seconds(gemm, accelerator, "bf16", ELEMENT_BYTES) / 1e12
@@ -90,9 +90,9 @@ def predictions(accelerator: Accelerator, *, small: bool) -> dict[str, float]:
     return told
 
 
-def _attention_s(flash: FlashAttention, accelerator: Accelerator) -> float:
-    law = attention_law(accelerator, STACKS["ours"])
-    return compute_kernel_seconds(flash, accelerator, "bf16", ELEMENT_BYTES, attention=law.compute_slowdown(flash))
+def _attention_s(flash: Flash, accelerator: Accelerator) -> float:
+    law = get_attention_model(accelerator, STACKS["ours"])
+    return kernel_seconds(flash, accelerator, "bf16", ELEMENT_BYTES, attention=law.times(flash))
 
 
 IN_FP8 = "in fp8, cast before, "

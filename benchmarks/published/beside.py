@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from benchmarks.published import own_tests
 from benchmarks.published.mapping import Planned
-from planner.cost.memory import layer_bytes, memory
-from planner.cost.memory.stage import rank_of_stage
+from planner.cost.memory import get_stage_memory, layer_bytes, memory
 from planner.cost.pipes import chunks_in_flight
 from planner.facts.placements import get_padded_vocab_size, get_vocab_rows
 from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, get_mixed_precision
@@ -121,9 +120,9 @@ def _optimizer_bytes(planned: Planned) -> int:
     (arguments.py: only bf16 accumulates in fp32; optimizer.py, `_copy_model_grads_to_main_grads`). Muon has one moment
     of a layer's matrices (emerging_optimizers.py). What was loaded may be there still."""
     spec = planned.spec
-    rank = rank_of_stage(spec, spec.layout.pp - 1)
-    whole = sum(chunk.elements() for chunk in rank.chunks)
-    shard = sum(chunk.elements(shard=True) for chunk in rank.chunks) if spec.layout.zero else whole
+    rank = get_stage_memory(spec).get_rank(spec.layout.pp - 1)
+    whole = sum(chunk.count_elements() for chunk in rank.chunks)
+    shard = sum(chunk.count_elements(shard=True) for chunk in rank.chunks) if spec.layout.zero else whole
     if planned.half:
         mix = get_mixed_precision(spec.train.precision)
         return shard * FP32_BYTES - whole * (mix.gradient_bytes - mix.compute_bytes)
@@ -141,8 +140,8 @@ def _stand_in_bytes(planned: Planned) -> int:
     if _has(planned, own_tests.ADDS_APART):
         return 0
     spec = planned.spec
-    kinds = {moe for chunk in rank_of_stage(spec, spec.layout.pp - 1).chunks for moe, _ in chunk.runs}
-    kernels = [kernel for moe in kinds for kernel in build_layer_kernels(spec, moe=moe, fused_projections=True).forward]
+    kinds = {moe for chunk in get_stage_memory(spec).get_rank(spec.layout.pp - 1).chunks for moe, _ in chunk.runs}
+    kernels = [kernel for moe in kinds for kernel in layer_work(spec, moe=moe, joined=True).forward]
     shapes = {(kernel.n, kernel.k) for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide}
     shapes.add((get_vocab_rows(spec), spec.model.hidden_size))
     return sum(n * k for n, k in shapes) * get_mixed_precision(spec.train.precision).compute_bytes
@@ -153,7 +152,7 @@ def _kept_ends_bytes(planned: Planned) -> int:
     if not _has(planned, own_tests.KEEPS_ENDS):
         return 0
     spec = planned.spec
-    chunks = rank_of_stage(spec, spec.layout.pp - 1).chunks
+    chunks = get_stage_memory(spec).get_rank(spec.layout.pp - 1).chunks
     return sum(chunk.root.numel for chunk in chunks) * get_mixed_precision(spec.train.precision).compute_bytes
 
 
@@ -163,7 +162,7 @@ def _unlike_elements(planned: Planned) -> int:
     spec, without = planned.spec, _has(planned, own_tests.WITHOUT_BIAS)
     model, layout = spec.model, spec.layout
     h, tp = model.hidden_size, layout.tp
-    layers = sum(count for chunk in rank_of_stage(spec, layout.pp - 1).chunks for _, count in chunk.runs)
+    layers = sum(count for chunk in get_stage_memory(spec).get_rank(layout.pp - 1).chunks for _, count in chunk.runs)
     wide = model.ffn_hidden_size * (2 if planned.gated else 1)
     biases = layers * ((3 * h + wide) // tp + 2 * h) if model.moe is None and model.mla is None else 0
     if model.arch == "gpt":
@@ -246,7 +245,8 @@ def _made_again_bytes(planned: Planned) -> int:
     inside = model.mla.nope_head_dim + model.mla.rope_head_dim
     wide = model.num_heads * (2 * inside + model.mla.value_head_dim) + 2 * model.hidden_size
     wide += (model.moe.experts_per_token + model.moe.shared_experts) * model.moe.expert_ffn_hidden_size
-    layers = sum(count for chunk in rank_of_stage(spec, spec.layout.pp - 1).chunks for _, count in chunk.runs)
+    rank = get_stage_memory(spec).get_rank(spec.layout.pp - 1)
+    layers = sum(count for chunk in rank.chunks for _, count in chunk.runs)
     return round(_tokens(spec) * wide // tp * element * layers * _in_flight(spec))
 
 

@@ -8,9 +8,9 @@ from benchmarks.published.beside import eager_bytes, frozen_bytes, kempner_bytes
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
 from benchmarks.published.said import Said, Speaker
-from planner.cost.alike import alike_stages
 from planner.cost.beside import allowance
 from planner.cost.memory import memory, most_bytes
+from planner.cost.resolved_plan import resolve
 from planner.cost.timing import Timer
 from planner.facts.model_shapes import compute_model_flops
 from planner.facts.spec import JobSpec, Recompute
@@ -117,7 +117,9 @@ def _room(planned: Planned) -> int:
 def _tensors(spec: JobSpec, stage: int | None) -> int:
     if stage is not None:
         return sum(memory(spec, stage).values())
-    return max(most_bytes(spec, stages) for stages in alike_stages(spec))
+    plan = resolve(spec)
+    plan = resolve(spec)
+    return max(most_bytes(plan, stages) for stages in plan.partition.equal_stages)
 
 
 def _steady(planned: Planned, stage: int) -> float:

@@ -1,23 +1,26 @@
-"""What the hardware that is planned for makes of a spec's memory."""
+"""The memory that a device needs in addition to tensors."""
 
 from __future__ import annotations
 
+from planner.cost.resolved_plan import ResolvedPlan
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster
 from planner.hardware.stacks import STACKS
 
 
 def on(cluster: Cluster, spec: JobSpec) -> JobSpec:
-    """The spec with the device that is planned for, whichever it names: what a norm keeps goes by that."""
+    """Return the spec with the device of the cluster, which decides what norms keep."""
     if spec.resources.device == cluster.device:
         return spec
     resources = spec.resources.model_copy(update={"device": cluster.device})
     return spec.model_copy(update={"resources": resources})
 
 
-def allowance(spec: JobSpec, cluster: Cluster, tensor_bytes: int) -> int:
-    """Bytes: of the device and its allocator, and where no profile holds what the software was measured with, what the
-    stack's communicators and buckets take."""
-    own = cluster.accelerator.compute_overhead_bytes(tensor_bytes)
-    stacked = cluster.device == "cuda" and cluster.profile is None
-    return own + (STACKS[spec.resources.stack].beside_bytes if stacked else 0)
+def allowance(spec: JobSpec | ResolvedPlan, cluster: Cluster, tensor_bytes: int) -> int:
+    """Return the bytes of the device and its allocator, and of the stack's communicators and buckets.
+
+    A profile already includes the communicators and buckets.
+    """
+    own = cluster.accelerator.allowance(tensor_bytes)
+    adds_stack = cluster.device == "cuda" and cluster.profile is None
+    return own + (STACKS[spec.resources.stack].beside_bytes if adds_stack else 0)

@@ -1,39 +1,34 @@
-"""How long a stage's kernels take on one micro-batch: each by itself, and what its host lets the device wait."""
+"""The time of a stage's kernels on one micro-batch, and the time that the device waits for its host."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.cost.memory import megatron
+from planner.cost.memory.megatron import saved_bytes
+from planner.cost.resolved_plan import MicroBatch, ResolvedPlan
 from planner.facts.precision import FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.stages import StageLayers, get_micro_batch_tokens
-from planner.hardware.calibration import Calibration, MeasuredSeconds
-from planner.hardware.cluster import DEFAULT_LAUNCH_S, Accelerator
-from planner.hardware.kernel_time import AttentionRates, compute_kernel_seconds
-from planner.hardware.kernels import (
-    FlashAttention,
-    Gemm,
-    Kernel,
-    MemoryKernel,
-    ModuleKernels,
-    build_embedding_kernels,
-    build_head_kernels,
-    build_layer_kernels,
-)
+from planner.facts.stages import get_micro_batch_tokens
+from planner.hardware.calibration import Calibration, Measured
+from planner.hardware.cluster import LAUNCH_S, Accelerator
+from planner.hardware.kernel_time import Attention, kernel_seconds
+from planner.hardware.kernels import Flash, Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
 from planner.hardware.stack_options import Said, Stacks
 from planner.hardware.stacks import Stack
 
-AMPERE, HOPPER = ("A100",), ("H100", "H200")  # of their names
+# Parts of accelerator names.
+AMPERE, HOPPER = ("A100",), ("H100", "H200")
 BLACKWELL = ("B200", "B300")
 
 
 class Halves(NamedTuple):
-    """Seconds of a piece of the model: forward, backward of inputs, backward of weights, what recompute repeats.
+    """Seconds of a piece of the model.
 
-    `attention_s`: the part of forward and backward that is attention over keys and values. `launch_s`: what the device
-    waits because its host launches more slowly than it runs.
+    Attributes:
+        recompute_s: time of recomputed kernels.
+        attention_s: attention over keys and values, part of forward and backward.
+        launch_s: time that the device waits for the launches of its host.
     """
 
     forward_s: float
@@ -49,16 +44,18 @@ class Halves(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """Seconds that the host needs to launch kernels, and that the device needs to run them meanwhile."""
+    """Seconds that the host needs to launch kernels, and that the device needs to run them."""
 
     host_s: float = 0.0
     device_s: float = 0.0
 
 
 class Piece(NamedTuple):
-    """A piece of the model, whose own `launch_s` is what nothing hides, and the queues of its forward and backward.
+    """A piece of the model and the launch queues of its forward and backward.
 
-    `weights`: elements of the gradients that its products make.
+    Attributes:
+        halves: its times. Here `launch_s` counts only launches that no kernel overlaps.
+        weights: elements of the gradients that its matmuls compute.
     """
 
     halves: Halves
@@ -67,78 +64,60 @@ class Piece(NamedTuple):
     weights: int = 0
 
 
+class Software(NamedTuple):
+    """The constants of a stack as a plan uses it, and the accelerator at the rates that the stack reaches."""
+
+    key: Said
+    stack: Stack
+    accelerator: Accelerator
+
+
 class Compute:
-    """Times stages' kernels with each stack's constants; what layouts share is computed once."""
+    """Times the kernels of pipeline stages. Layouts with equal micro-batches share the times of their pieces."""
 
     def __init__(self, accelerator: Accelerator, stacks: Stacks, calibration: Calibration | None) -> None:
         self.stacks, self.calibration = stacks, calibration
         self._chip = accelerator
-        self._accelerators: dict[Said, Accelerator] = {}
-        self._pieces: dict[tuple[object, ...], tuple[Piece, ...]] = {}
+        self._software: dict[Said, Software] = {}
+        self._pieces: dict[tuple[MicroBatch, Said, int], tuple[Piece, ...]] = {}
 
-    def accelerator(self, spec: JobSpec) -> Accelerator:
-        """As the spec's stack uses it."""
-        said = self.stacks.said(spec)
-        if said not in self._accelerators:
-            self._accelerators[said] = tuned(self._chip, self.stacks.of(spec))
-        return self._accelerators[said]
+    def get_software(self, plan: ResolvedPlan) -> Software:
+        """Return the constants for a plan."""
+        key = self.stacks.said(plan.spec)
+        if key not in self._software:
+            stack = self.stacks.of(plan.spec)
+            self._software[key] = Software(key, stack, tune_accelerator(self._chip, stack))
+        return self._software[key]
 
-    def of_stage(self, spec: JobSpec, own: StageLayers, ranks: int) -> Halves:
-        layer, moe, embedding, head = self._piece(spec, ranks)
+    def time_stage(self, plan: ResolvedPlan, stage: int, ranks: int) -> Halves:
+        """Return the compute of one micro-batch on a stage, with `ranks` at work on a node."""
+        own, software = plan.partition.stages[stage], self.get_software(plan)
+        layer, moe, embedding, head = self._time_pieces(plan.micro_batch, software, ranks)
         dense = own.num_layers - own.num_moe_layers
-        heads = own.stage.last * self.stacks.of(spec).heads
+        heads = own.stage.last * software.stack.heads
         parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, heads)]
         found = Halves(*(sum(part.halves[i] * number for part, number in parts) for i in range(6)))
-        added = self._accumulated_s(spec, sum(part.weights * number for part, number in parts))
+        added = _time_autograd_sums(plan, software, sum(part.weights * number for part, number in parts))
         found = found._replace(backward_weight_s=found.backward_weight_s + added)
         chunks = len(own.stage.chunks)
         layers = [(layer, dense / chunks), (moe, own.num_moe_layers / chunks)]
         first, last = (embedding, own.stage.first), (head, heads)
         if chunks == 1:
-            waited = self._waited_s(spec, [*layers, first, last])
+            waited = _time_launch_waits(software, [*layers, first, last])
         else:
-            waited = self._waited_s(spec, [*layers, first]) + self._waited_s(spec, [*layers, last])
-            waited += (chunks - 2) * self._waited_s(spec, layers)
-        return found._replace(launch_s=found.launch_s + waited + self._offloaded_s(spec, dense, own.num_moe_layers))
-
-    def _waited_s(self, spec: JobSpec, chunk: Sequence[tuple[Piece, float]]) -> float:
-        """What the device waits for its host in forward and backward of a chunk that has so many of each piece. Within
-        either the host runs ahead, so that a head's passes leave it time for layers; then it waits for its neighbours.
-        """
-        turn = self.stacks.of(spec).chunk_launches * self.accelerator(spec).launch_s
-        forward = sum((piece.forward.host_s - piece.forward.device_s) * number for piece, number in chunk)
-        backward = sum((piece.backward.host_s - piece.backward.device_s) * number for piece, number in chunk)
-        return max(0.0, turn + forward) + max(0.0, turn + backward)
-
-    def _offloaded_s(self, spec: JobSpec, dense: int, moe: int) -> float:
-        """What the device waits for its host to take activations and give them back."""
-        offloads = self.stacks.of(spec).offloads
-        if not offloads:
-            return 0.0
-        saved = sum(n * megatron.saved_bytes(spec, moe=kind) for kind, n in ((False, dense), (True, moe)) if n)
-        return 2 * offloads * saved / self.accelerator(spec).host_bytes_per_s
-
-    def _piece(self, spec: JobSpec, ranks: int) -> tuple[Piece, ...]:
-        """Layer, layer with experts, embedding and head: of one micro-batch on one rank."""
-        layout, train = spec.layout, spec.train
-        key = (
-            *(
-                layout.tp,
-                layout.cp,
-                layout.ep,
-                layout.sequence_parallel,
-                layout.recompute,
-                layout.zero == 3,
-                spec.model,
-            ),
-            *(ranks, spec.micro_batch_size, train.seq_len, train.precision, train.attention, train.dropout),
-            train.document_end is None,
-            self.stacks.said(spec),
+            waited = _time_launch_waits(software, [*layers, first]) + _time_launch_waits(software, [*layers, last])
+            waited += (chunks - 2) * _time_launch_waits(software, layers)
+        return found._replace(
+            launch_s=found.launch_s + waited + _time_offload(plan, software, dense, own.num_moe_layers)
         )
+
+    def _time_pieces(self, work: MicroBatch, software: Software, ranks: int) -> tuple[Piece, ...]:
+        """Return the layer, the layer with experts, the embedding, and the head of one micro-batch."""
+        key = work, software.key, ranks
         if key not in self._pieces:
-            stack, moe = self.stacks.of(spec), Piece(Halves(0, 0, 0))
+            spec, stack, moe = work.spec, software.stack, Piece(Halves(0, 0, 0))
             if spec.model.moe:
-                work = build_layer_kernels(
+                kernels = layer_work(
                     spec,
                     moe=True,
                     fused_projections=stack.joins_products,
@@ -149,139 +128,168 @@ class Compute:
                     casts_each=stack.casts_each,
                     recompute_modules=stack.repeats,
                 )
-                moe = _beside(
-                    self._layer(spec, work, waits=stack.syncs_experts), stack.mixture_s, waits=stack.syncs_experts
-                )
-                slower = (stack.bias_sums - 1) * self._seconds(spec, work.bias_sums)
-                moe = _slower(moe, slower)
-            head = build_head_kernels(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
-            ends = (self._whole(spec, build_embedding_kernels(spec)), self._whole(spec, head))
-            pieces = (self._layer(spec, self._dense(spec)), moe, *ends)
-            self._pieces[key] = self._measured(spec, pieces, ranks)
+                moe = _time_layer(spec, software, kernels, waits=stack.syncs_experts)
+                moe = _add_host_time(moe, stack.mixture_s, waits=stack.syncs_experts)
+                moe = _slow_down(moe, (stack.bias_sums - 1) * _time_kernels(spec, software, kernels.bias_sums))
+            head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
+            ends = _time_work(spec, software, embedding_work(spec)), _time_work(spec, software, head)
+            pieces = (_time_layer(spec, software, _get_dense_work(spec, stack)), moe, *ends)
+            self._pieces[key] = self._replace_measured(spec, software, pieces, ranks)
         return self._pieces[key]
 
-    def _dense(self, spec: JobSpec) -> ModuleKernels:
-        stack = self.stacks.of(spec)
-        return build_layer_kernels(
-            spec,
-            fused_projections=stack.joins_products,
-            norms_heads=stack.norms_heads,
-            copies_queries=stack.copies_queries,
-            casts_each=stack.casts_each,
-            recompute_modules=stack.repeats,
-        )
-
-    def _measured(self, spec: JobSpec, pieces: tuple[Piece, ...], ranks: int) -> tuple[Piece, ...]:
-        """Pieces whose shape a calibration measured, with its figures; of forward as much is repeated as estimated."""
+    def _replace_measured(
+        self, spec: JobSpec, software: Software, pieces: tuple[Piece, ...], ranks: int
+    ) -> tuple[Piece, ...]:
+        """Return the pieces with the times of those that a calibration measured, scaled by the estimated recompute."""
         if self.calibration is None:
             return pieces
         layer, moe, embedding, head = pieces
-        if found := self.calibration.get_layer_seconds(spec, ranks):
-            layer = Piece(_as_long(found, layer.halves, self._short(spec, found.seq_len)))
+        if found := self.calibration.layer(spec, ranks):
+            layer = Piece(_extrapolate(found, layer.halves, _time_short_layer(spec, software, found.seq_len)))
         if found := self.calibration.ends(spec, ranks):
             head = Piece(Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2))
             embedding = Piece(Halves(0, 0, 0))
         return layer, moe, embedding, head
 
-    def _short(self, spec: JobSpec, seq_len: int) -> Halves:
-        """A layer of as many tokens as a calibration has them: in whole, short sequences, and fused."""
-        tokens = get_micro_batch_tokens(spec)
-        size = max(1, round(tokens / seq_len))
-        layout = spec.layout.model_copy(update={"cp": 1})
-        batch = {"global_batch": size * layout.dp * spec.train.micro_batches, "seq_len": seq_len}
-        train = spec.train.model_copy(update={**batch, "attention": "fused", "document_end": None})
-        short = spec.model_copy(update={"layout": layout, "train": train})
-        halves = self._whole(short, self._dense(short)).halves
-        return Halves(*(seconds * tokens / (size * seq_len) for seconds in halves))
-
-    def with_collectives(self, spec: JobSpec, ranks: int) -> bool:
-        """Whether layers were measured with their tensor collectives."""
-        if self.calibration is None or spec.layout.tp == 1:
+    def has_measured_collectives(self, plan: ResolvedPlan, ranks: int) -> bool:
+        """Return whether the calibration measured layers with their tensor-parallel collectives."""
+        if self.calibration is None or plan.layout.tp == 1:
             return False
-        return self.calibration.get_layer_seconds(spec, ranks) is not None
-
-    def _layer(self, spec: JobSpec, work: ModuleKernels, *, waits: bool = False) -> Piece:
-        stack = self.stacks.of(spec)
-        piece = _beside(self._whole(spec, work, waits=waits), stack.layer_s, waits=waits)
-        halves = piece.halves._replace(attention_s=self._seconds(spec, work.attention))
-        if spec.layout.recompute == "none":
-            return piece._replace(halves=halves)
-        whole = spec.layout.recompute == "full"
-        selected = work.recomputed_operations if stack.repeats_operations else work.recomputed
-        again, share = (_repeated(work, stack), stack.repeats_layers) if whole else (selected, 1.0)
-        repeated = share * self._seconds(spec, again)
-        host = piece.backward.host_s + share * self._host_s(spec, again)
-        host += stack.layer_s[0] if whole or "latents" in (stack.repeats or ()) else 0.0
-        backward = Queue(host, piece.backward.device_s + repeated)
-        return piece._replace(halves=halves._replace(recompute_s=repeated), backward=backward)
-
-    def _whole(self, spec: JobSpec, work: ModuleKernels, *, waits: bool = False) -> Piece:
-        """`waits`: the host knows only after the router what to launch, so that none of its time in forward hides."""
-        if self.stacks.of(spec).frozen:
-            work = work._replace(backward_weight=())
-        parts = (work.forward, work.backward_input, work.backward_weight)
-        forward, backward_input, backward_weight = (self._seconds(spec, kernels) for kernels in parts)
-        backward_weight += self._added_s(spec, work.backward_weight)
-        hosts = [self._host_s(spec, kernels) for kernels in parts]
-        halves = Halves(forward, backward_input, backward_weight, launch_s=hosts[0] if waits else 0.0)
-        backward = Queue(hosts[1] + hosts[2], backward_input + backward_weight)
-        return Piece(halves, Queue() if waits else Queue(hosts[0], forward), backward, _elements(work.backward_weight))
-
-    def _seconds(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
-        mix, accelerator = get_mixed_precision(spec.train.precision), self.accelerator(spec)
-        stack = self.stacks.of(spec)
-        seconds = 0.0
-        for kernel in kernels:
-            times = (
-                attention_law(accelerator, stack).compute_slowdown(kernel)
-                if isinstance(kernel, FlashAttention)
-                else 1.0
-            )
-            one = compute_kernel_seconds(kernel, accelerator, mix.gemm, mix.compute_bytes, attention=times)
-            seconds += one * stack.bytes_of(kernel.kind) if isinstance(kernel, MemoryKernel) else one
-        return seconds
-
-    def _added_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
-        """What products wait that add to the gradients so far: each is read and written as wide as they are kept."""
-        share, chip = self.stacks.of(spec).adds_gradients, self.accelerator(spec)
-        moved = 2 * get_mixed_precision(spec.train.precision).gradient_bytes * _elements(kernels)
-        return share * moved / (chip.bytes_per_s * chip.memory_efficiency)
-
-    def accumulated(self, spec: JobSpec) -> float:
-        """Share of micro-batches whose gradients autograd adds to those so far: all but the first, unless ZeRO has each
-        one's summed and divided."""
-        stack, m = self.stacks.of(spec), spec.train.micro_batches
-        if not stack.adds_apart or (spec.layout.zero >= 2 and not stack.sums_late):
-            return 0.0
-        return (m - 1) / m
-
-    def _accumulated_s(self, spec: JobSpec, elements: float) -> float:
-        """Of a micro-batch: gradients are read, those so far too, and their sum is written."""
-        mix, chip = get_mixed_precision(spec.train.precision), self.accelerator(spec)
-        kept = FP32_BYTES if self.stacks.of(spec).sums_late else mix.gradient_bytes
-        moved = self.accumulated(spec) * (2 * kept + mix.compute_bytes) * elements
-        if kept != mix.compute_bytes:
-            moved *= self.stacks.of(spec).adds_unlike
-        return moved / (chip.bytes_per_s * chip.memory_efficiency)
-
-    def _host_s(self, spec: JobSpec, kernels: Sequence[Kernel]) -> float:
-        """What the host needs to launch them: a product's own call casts its operands."""
-        calls = sum(not (isinstance(kernel, MemoryKernel) and kernel.kind == "casts") for kernel in kernels)
-        experts = sum(kernel.experts for kernel in kernels if isinstance(kernel, Gemm))
-        stack = self.stacks.of(spec)
-        narrow = get_mixed_precision(spec.train.precision).gemm == "fp8"
-        expert_s = stack.expert_s + (stack.expert_cast_s if narrow else 0.0)
-        cast = sum(isinstance(kernel, Gemm) and not kernel.wide and not kernel.experts for kernel in kernels)
-        more = experts * expert_s + (cast * stack.cast_s if narrow else 0.0)
-        return calls * self.accelerator(spec).launch_s + more
+        return self.calibration.layer(plan.spec, ranks) is not None
 
 
-def _elements(products: Sequence[Kernel]) -> int:
+def _time_launch_waits(software: Software, chunk: Sequence[tuple[Piece, float]]) -> float:
+    """Return the seconds that the device waits for its host in forward and backward of a chunk.
+
+    The host runs ahead within a forward or a backward, so that long kernels of a head give it time for layers. It waits
+    for the neighboring stages in between.
+    """
+    start = software.stack.chunk_launches * software.accelerator.launch_s
+    forward = sum((piece.forward.host_s - piece.forward.device_s) * number for piece, number in chunk)
+    backward = sum((piece.backward.host_s - piece.backward.device_s) * number for piece, number in chunk)
+    return max(0.0, start + forward) + max(0.0, start + backward)
+
+
+def _time_offload(plan: ResolvedPlan, software: Software, dense: int, moe: int) -> float:
+    """Return the seconds that the device waits while activations move to the host and back."""
+    offloads = software.stack.offloads
+    if not offloads:
+        return 0.0
+    saved = sum(n * saved_bytes(plan, moe=kind) for kind, n in ((False, dense), (True, moe)) if n)
+    return 2 * offloads * saved / software.accelerator.host_bytes_per_s
+
+
+def _get_dense_work(spec: JobSpec, stack: Stack) -> Work:
+    return layer_work(
+        spec,
+        joined=stack.joins_products,
+        norms_heads=stack.norms_heads,
+        copies_queries=stack.copies_queries,
+        casts_each=stack.casts_each,
+        repeats=stack.repeats,
+    )
+
+
+def _time_short_layer(spec: JobSpec, software: Software, seq_len: int) -> Halves:
+    """Return the estimate for a layer as a calibration measures it: short whole sequences and fused attention."""
+    tokens = get_micro_batch_tokens(spec)
+    size = max(1, round(tokens / seq_len))
+    layout = spec.layout.model_copy(update={"cp": 1})
+    batch = {"global_batch": size * layout.dp * spec.train.micro_batches, "seq_len": seq_len}
+    train = spec.train.model_copy(update={**batch, "attention": "fused", "document_end": None})
+    short = spec.model_copy(update={"layout": layout, "train": train})
+    halves = _time_work(short, software, _get_dense_work(short, software.stack)).halves
+    return Halves(*(seconds * tokens / (size * seq_len) for seconds in halves))
+
+
+def _time_layer(spec: JobSpec, software: Software, work: Work, *, waits: bool = False) -> Piece:
+    stack = software.stack
+    piece = _add_host_time(_time_work(spec, software, work, waits=waits), stack.layer_s, waits=waits)
+    halves = piece.halves._replace(attention_s=_time_kernels(spec, software, work.attention))
+    if spec.layout.recompute == "none":
+        return piece._replace(halves=halves)
+    whole = spec.layout.recompute == "full"
+    selected = work.operations if stack.repeats_operations else work.repeated
+    again, share = (_get_recomputed(work, stack), stack.repeats_layers) if whole else (selected, 1.0)
+    repeated = share * _time_kernels(spec, software, again)
+    host = piece.backward.host_s + share * _time_launches(spec, software, again)
+    host += stack.layer_s[0] if whole or "latents" in (stack.repeats or ()) else 0.0
+    backward = Queue(host, piece.backward.device_s + repeated)
+    return piece._replace(halves=halves._replace(recompute_s=repeated), backward=backward)
+
+
+def _time_work(spec: JobSpec, software: Software, work: Work, *, waits: bool = False) -> Piece:
+    """Return the times of a piece. `waits`: the host waits for the router, so its launches in forward are exposed."""
+    if software.stack.frozen:
+        work = work._replace(backward_weight=())
+    parts = (work.forward, work.backward_input, work.backward_weight)
+    forward, backward_input, backward_weight = (_time_kernels(spec, software, kernels) for kernels in parts)
+    backward_weight += _time_gradient_adds(spec, software, work.backward_weight)
+    hosts = [_time_launches(spec, software, kernels) for kernels in parts]
+    halves = Halves(forward, backward_input, backward_weight, launch_s=hosts[0] if waits else 0.0)
+    backward = Queue(hosts[1] + hosts[2], backward_input + backward_weight)
+    return Piece(
+        halves, Queue() if waits else Queue(hosts[0], forward), backward, _count_elements(work.backward_weight)
+    )
+
+
+def _time_kernels(spec: JobSpec, software: Software, kernels: Sequence[Kernel]) -> float:
+    mix, stack, accelerator = get_mixed_precision(spec.train.precision), software.stack, software.accelerator
+    seconds = 0.0
+    for kernel in kernels:
+        times = get_attention_model(accelerator, stack).times(kernel) if isinstance(kernel, Flash) else 1.0
+        one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute_bytes, attention=times)
+        seconds += one * stack.bytes_of(kernel.kind) if isinstance(kernel, Pass) else one
+    return seconds
+
+
+def _time_gradient_adds(spec: JobSpec, software: Software, kernels: Sequence[Kernel]) -> float:
+    """Return the extra seconds of matmuls that add to a gradient, which they read and write in its own type."""
+    share, chip = software.stack.adds_gradients, software.accelerator
+    moved = 2 * get_mixed_precision(spec.train.precision).gradient_bytes * _count_elements(kernels)
+    return share * moved / (chip.bytes_per_s * chip.memory_efficiency)
+
+
+def _get_accumulated_share(plan: ResolvedPlan, stack: Stack) -> float:
+    """Return the share of micro-batches whose gradients autograd adds in a separate kernel.
+
+    All but the first, unless ZeRO reduces the gradients of each micro-batch.
+    """
+    m = plan.train.micro_batches
+    if not stack.adds_apart or (plan.layout.zero >= 2 and not stack.sums_late):
+        return 0.0
+    return (m - 1) / m
+
+
+def _time_autograd_sums(plan: ResolvedPlan, software: Software, elements: float) -> float:
+    """Return the seconds that autograd needs per micro-batch to read two gradients and write their sum."""
+    mix, chip, stack = plan.mix, software.accelerator, software.stack
+    kept = FP32_BYTES if stack.sums_late else mix.gradient_bytes
+    moved = _get_accumulated_share(plan, stack) * (2 * kept + mix.compute_bytes) * elements
+    if kept != mix.compute_bytes:
+        moved *= stack.adds_unlike
+    return moved / (chip.bytes_per_s * chip.memory_efficiency)
+
+
+def _time_launches(spec: JobSpec, software: Software, kernels: Sequence[Kernel]) -> float:
+    """Return the seconds that the host needs to launch kernels. The call of a matmul casts its operands."""
+    calls = sum(not (isinstance(kernel, Pass) and kernel.kind == "casts") for kernel in kernels)
+    experts = sum(kernel.experts for kernel in kernels if isinstance(kernel, Gemm))
+    stack = software.stack
+    narrow = get_mixed_precision(spec.train.precision).gemm == "fp8"
+    expert_s = stack.expert_s + (stack.expert_cast_s if narrow else 0.0)
+    cast = sum(isinstance(kernel, Gemm) and not kernel.wide and not kernel.experts for kernel in kernels)
+    more = experts * expert_s + (cast * stack.cast_s if narrow else 0.0)
+    return calls * software.accelerator.launch_s + more
+
+
+def _count_elements(products: Sequence[Kernel]) -> int:
+    """Return the output elements of all matmuls."""
     return sum(kernel.m * kernel.n * kernel.batch for kernel in products if isinstance(kernel, Gemm))
 
 
-def _repeated(work: ModuleKernels, stack: Stack) -> list[Kernel]:
-    """By full recompute."""
+def _get_recomputed(work: Work, stack: Stack) -> list[Kernel]:
+    """Return the kernels that full recompute repeats."""
     kernels = list(work.forward)
     if stack.repeats_needed:
         for kernel in work.unused_in_backward:
@@ -289,8 +297,8 @@ def _repeated(work: ModuleKernels, stack: Stack) -> list[Kernel]:
     return kernels
 
 
-def _as_long(found: MeasuredSeconds, layer: Halves, short: Halves) -> Halves:
-    """What was measured of short sequences, with as much more as `layer` is estimated to take than such ones do."""
+def _extrapolate(found: Measured, layer: Halves, short: Halves) -> Halves:
+    """Return measured times of short sequences, scaled by the estimates of `layer` and of such a `short` layer."""
     forward_s = found.forward_s * layer.forward_s / short.forward_s
     backward = layer.backward_input_s + layer.backward_weight_s
     backward_s = found.backward_s * backward / (short.backward_input_s + short.backward_weight_s)
@@ -299,8 +307,8 @@ def _as_long(found: MeasuredSeconds, layer: Halves, short: Halves) -> Halves:
     return Halves(forward_s, backward_s - weight_s, weight_s, layer.recompute_s * again, layer.attention_s * again)
 
 
-def _beside(layer: Piece, seconds: tuple[float, float], *, waits: bool) -> Piece:
-    """With so many seconds more of its host in forward and in backward."""
+def _add_host_time(layer: Piece, seconds: tuple[float, float], *, waits: bool) -> Piece:
+    """Return the layer with additional seconds of its host in forward and in backward."""
     forward, backward = seconds
     layer = layer._replace(backward=layer.backward._replace(host_s=layer.backward.host_s + backward))
     if waits:
@@ -308,8 +316,8 @@ def _beside(layer: Piece, seconds: tuple[float, float], *, waits: bool) -> Piece
     return layer._replace(forward=layer.forward._replace(host_s=layer.forward.host_s + forward))
 
 
-def _slower(piece: Piece, seconds: float) -> Piece:
-    """Its backward of inputs takes so many seconds longer."""
+def _slow_down(piece: Piece, seconds: float) -> Piece:
+    """Return the piece with a backward of inputs that takes `seconds` longer."""
     halves, queue = piece.halves, piece.backward
     return piece._replace(
         halves=halves._replace(backward_input_s=halves.backward_input_s + seconds),
@@ -317,15 +325,16 @@ def _slower(piece: Piece, seconds: float) -> Piece:
     )
 
 
-def attention_law(accelerator: Accelerator, stack: Stack) -> AttentionRates:
+def get_attention_model(accelerator: Accelerator, stack: Stack) -> Attention:
+    """Return the efficiency model of a stack's attention kernel on a GPU generation."""
     laws = ((AMPERE, stack.attention_ampere), (HOPPER, stack.attention_hopper), (BLACKWELL, stack.attention_blackwell))
     return next((law for kinds, law in laws if any(kind in accelerator.name for kind in kinds)), AttentionRates())
 
 
-def tuned(accelerator: Accelerator, stack: Stack) -> Accelerator:
-    """The accelerator as the stack uses it."""
+def tune_accelerator(accelerator: Accelerator, stack: Stack) -> Accelerator:
+    """Return the accelerator at the rates that the stack reaches."""
     gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
-    attention = stack.attention * attention_law(accelerator, stack).peak_factor
+    attention = stack.attention * get_attention_model(accelerator, stack).share
     narrow = accelerator.fp4_flops if stack.fp4 and accelerator.fp4_flops else accelerator.fp8_flops
     return accelerator.model_copy(
         update={

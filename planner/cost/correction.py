@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from typing_extensions import TypedDict
 
+from planner.cost.resolved_plan import ResolvedPlan
 from planner.facts.precision import get_mixed_precision
-from planner.facts.resources import format_software
-from planner.facts.spec import JobSpec
+from planner.facts.resources import StackName, format_software
+from planner.facts.spec import JobSpec, ModelSpec, Precision
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile, MeasuredRun
 from planner.hardware.stack_options import HOST_WITHIN, was_measured, within
@@ -87,41 +88,58 @@ def correction_of(ratios: Sequence[float]) -> Correction | None:
     return Correction(median(ratios), share, len(ratios))
 
 
-def comparable(spec: JobSpec, runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
-    """The newest runs to correct `spec` by: on as many ranks in the same precision, of its model where enough are.
+class RunGroup(NamedTuple):
+    """The facts of a spec that comparable runs share."""
 
-    `runs` are the newest first, all of one host.
+    stack: StackName
+    world_size: int
+    precision: Precision
+    compiles: bool
+
+
+def get_run_group(spec: JobSpec | ResolvedPlan) -> RunGroup:
+    """Return the group of comparable runs that a spec belongs to."""
+    return RunGroup(spec.resources.stack, spec.layout.world_size, spec.train.precision, spec.train.compile)
+
+
+def comparable(model: ModelSpec, group: RunGroup, runs: Sequence[Run]) -> list[Run]:
+    """Return the newest runs of a group, only those of the model if there are enough.
+
+    Args:
+        runs: runs of one host, newest first.
     """
-    like = [run for run in runs if _alike(run.spec, spec)]
-    sizes = spec.model.model_copy(update={"preset": None})
+    like = [run for run in runs if get_run_group(run.spec) == group]
+    sizes = model.model_copy(update={"preset": None})
     same = [run for run in like if run.spec.model == sizes]
     return (same if len(same) >= FEWEST else like)[:MOST]
 
 
 def corrected_by(
-    spec: JobSpec, runs: Sequence[MeasuredRun], predicted_s: Callable[[JobSpec], float]
+    model: ModelSpec, group: RunGroup, runs: Sequence[Run], predict_s: Callable[[JobSpec], float]
 ) -> Correction | None:
-    """What comparable runs make of `predicted_s`, the seconds of a step without any correction. Where they are too few,
-    those of the nearest numbers of ranks: a host's layouts are compared, and not one that was corrected with one that
-    was not."""
-    found = correction_of([run.step_s / predicted_s(run.spec) for run in comparable(spec, runs)])
+    """Return the correction of predicted step times from comparable runs.
+
+    If these are too few, runs with the nearest numbers of ranks correct too, so that all layouts of a host compare.
+    """
+    found = correction_of([run.step_s / predict_s(run.spec) for run in comparable(model, group, runs)])
     if found is not None:
         return found
-    near = correction_of([run.step_s / predicted_s(run.spec) for run in _nearest(spec, runs)])
+    near = correction_of([run.step_s / predict_s(run.spec) for run in _find_nearest(group, runs)])
     return near and near._replace(borrowed=True)
 
 
-def _nearest(spec: JobSpec, runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
-    """Of the numbers of ranks nearest to the spec's, as many as it takes for FEWEST runs."""
-    of_ranks: dict[int, list[MeasuredRun]] = defaultdict(list)
+def _find_nearest(group: RunGroup, runs: Sequence[Run]) -> list[Run]:
+    """Return runs with the nearest numbers of ranks, until there are FEWEST."""
+    by_ranks: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
-        if _alike(run.spec, spec, ranks=run.spec.layout.world_size):
-            of_ranks[run.spec.layout.world_size].append(run)
-    found: list[MeasuredRun] = []
-    for ranks in sorted(of_ranks, key=lambda ranks: abs(math.log(ranks / spec.layout.world_size))):
+        other = get_run_group(run.spec)
+        if other._replace(world_size=group.world_size) == group:
+            by_ranks[other.world_size].append(run)
+    found: list[Run] = []
+    for ranks in sorted(by_ranks, key=lambda ranks: abs(math.log(ranks / group.world_size))):
         if len(found) >= FEWEST:
             break
-        found += of_ranks[ranks][:MOST]
+        found += by_ranks[ranks][:MOST]
     return found
 
 
@@ -186,13 +204,3 @@ def _links(cluster: Cluster, spec: JobSpec) -> str:
     inside = " inside a host" if spec.layout.world_size > cluster.per_node else ""
     what = "links" if cluster.num_rate_runs else "link latency"
     return f", {what}{inside} from {cluster.link_runs} run{'s' if cluster.link_runs > 1 else ''} here"
-
-
-def _alike(one: JobSpec, other: JobSpec, ranks: int | None = None) -> bool:
-    """`ranks`: of the first, in place of the second's."""
-    return (one.resources.stack, one.layout.world_size, one.train.precision, one.train.compile) == (
-        other.resources.stack,
-        ranks or other.layout.world_size,
-        other.train.precision,
-        other.train.compile,
-    )

@@ -13,16 +13,16 @@ from planner.cost.beside import allowance, on
 from planner.cost.correction import Interval, interval
 from planner.cost.learning import memory_correction, memory_interval
 from planner.cost.memory import gradient_bytes, held_parameters, memory
+from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.timing import Timer
 from planner.cost.traffic import Collective, depends_on_router, step_traffic
 from planner.cost.traffic.data import padded_share
 from planner.facts.collectives import compute_algorithmic_bytes
-from planner.facts.layout import Coordinates, get_axis_group, get_rank, is_v_turn
+from planner.facts.layout import Coordinates, get_rank
 from planner.facts.model_shapes import count_active_parameters, count_parameters
 from planner.facts.placements import VOCABULARY_MULTIPLE, get_padded_vocab_size, get_zero_shard
 from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
-from planner.facts.stages import get_local_units, get_stage_layers
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
 from planner.hardware.cluster import Basis, Cluster, get_filled_per_node, get_node_span
 
@@ -147,8 +147,9 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
     """
     layout = spec.layout
     cluster = cluster or default_cluster(spec)
-    twins = _twins(spec)
-    stages = _stages(spec, twins, cluster)
+    plan = resolve(spec)
+    twins = _get_twins(plan)
+    stages = _estimate_stages(plan, twins, cluster)
     peak, room = max(stage["memory_bytes"] for stage in stages), cluster.accelerator.memory_bytes
     sure = memory_interval(cluster, spec, memory_correction(cluster.runs), peak)
     made = Estimate(
@@ -164,12 +165,12 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         stages=stages,
         peak_memory_bytes=peak,
         memory_interval=sure,
-        rank_bytes=_exceptions(spec, twins, stages, cluster),
+        rank_bytes=_find_exceptions(plan, twins, stages, cluster),
         exact_traffic=traffic_kind(spec) == EXACT,
-        cluster=_where(spec, cluster),
+        cluster=_estimate_cluster(plan, cluster),
         fits=peak <= room,
         tight=peak <= room < peak * (1 + sure["share"]),
-        time=_time(spec, cluster),
+        time=_estimate_time(plan, cluster),
     )
     if aligned := aligned_vocabulary(spec, cluster, made["time"]["step_s"]):
         made["aligned_vocabulary"] = aligned
@@ -199,7 +200,8 @@ def traffic_kind(spec: JobSpec) -> str:
 
 def stage_estimates(spec: JobSpec) -> list[StageEstimate]:
     """What `estimate` says of each stage, on the cluster of the spec's device."""
-    return _stages(spec, _twins(spec), default_cluster(spec))
+    plan = resolve(spec)
+    return _estimate_stages(plan, _get_twins(plan), default_cluster(spec))
 
 
 def default_cluster(spec: JobSpec) -> Cluster:
@@ -207,36 +209,56 @@ def default_cluster(spec: JobSpec) -> Cluster:
     return CLUSTERS[DEFAULT_CLUSTER[spec.resources.device]]
 
 
-def rank_memory(spec: JobSpec, stage: int, cluster: Cluster) -> dict[str, int]:
+def rank_memory(spec: JobSpec | ResolvedPlan, stage: int, cluster: Cluster) -> dict[str, int]:
     """`planner.cost.memory.memory`, and the allowance for what the device keeps for itself and for fragmentation."""
-    parts = memory(on(cluster, spec), stage)
-    parts["allowance"] = allowance(spec, cluster, sum(parts.values()))
+    return _estimate_memory(_plan_on(resolve(spec), cluster), stage, cluster)
+
+
+def _plan_on(plan: ResolvedPlan, cluster: Cluster) -> ResolvedPlan:
+    """Return the plan with the device of the cluster."""
+    spec = on(cluster, plan.spec)
+    return plan if spec is plan.spec else resolve(spec)
+
+
+def _estimate_memory(plan: ResolvedPlan, stage: int, cluster: Cluster) -> dict[str, int]:
+    parts = memory(plan, stage)
+    parts["allowance"] = allowance(plan, cluster, sum(parts.values()))
     return parts
 
 
-def _stages(spec: JobSpec, twins: Sequence[int], cluster: Cluster) -> list[StageEstimate]:
-    traffic = {twin: _traffic(spec, Coordinates(pp=twin), cluster) for twin in set(twins)}
-    return [_stage(spec, stage, traffic[twin], cluster) for stage, twin in enumerate(twins)]
+def _estimate_stages(plan: ResolvedPlan, twins: Sequence[int], cluster: Cluster) -> list[StageEstimate]:
+    traffic = {twin: _get_traffic(plan, Coordinates(pp=twin), cluster) for twin in set(twins)}
+    placed = _plan_on(plan, cluster)
+    return [
+        StageEstimate(
+            stage=stage,
+            layers=[[chunk.start, chunk.stop] for chunk in plan.partition.stages[stage].stage.chunks],
+            parameters=held_parameters(plan, stage),
+            padded_share=padded_share(plan, stage),
+            memory=(components := _estimate_memory(placed, stage, cluster)),
+            memory_bytes=sum(components.values()),
+            gradients_bytes=gradient_bytes(plan, stage),
+            traffic=traffic[twin],
+            step_bytes=_sum_by_axis(traffic[twin]),
+        )
+        for stage, twin in enumerate(twins)
+    ]
 
 
-def _twins(spec: JobSpec) -> list[int]:
-    """For each stage, the first that holds as much of the model and so sends the same."""
-    first: dict[tuple[object, ...], int] = {}
-    twins = []
-    for index in range(spec.layout.pp):
-        stage = get_stage_layers(spec, index).stage
-        moe = spec.model.moe.dense_layers if spec.model.moe else 0
-        kinds = tuple((len(chunk), sum(i >= moe for i in chunk)) for chunk in stage.chunks)
-        key = (kinds, stage.first, stage.last, is_v_turn(spec.layout, index))
-        twins.append(first.setdefault(key, index))
+def _get_twins(plan: ResolvedPlan) -> list[int]:
+    """Return for each stage the first one that holds an equal part of the model and so sends equal bytes."""
+    twins = [0] * plan.layout.pp
+    for stages in plan.partition.equal_stages:
+        for stage in stages:
+            twins[stage] = stages[0]
     return twins
 
 
-def _traffic(spec: JobSpec, place: Coordinates, cluster: Cluster) -> list[TrafficRow]:
-    return [_row(spec, c, cluster) for c in step_traffic(spec, get_rank(place, spec.layout))]
+def _get_traffic(plan: ResolvedPlan, place: Coordinates, cluster: Cluster) -> list[TrafficRow]:
+    return [_get_row(plan, c, cluster) for c in step_traffic(plan, get_rank(place, plan.layout))]
 
 
-def _row(spec: JobSpec, c: Collective, cluster: Cluster) -> TrafficRow:
+def _get_row(plan: ResolvedPlan, c: Collective, cluster: Cluster) -> TrafficRow:
     return TrafficRow(
         op=c.op,
         axis=c.axis,
@@ -245,37 +267,23 @@ def _row(spec: JobSpec, c: Collective, cluster: Cluster) -> TrafficRow:
         count=c.count,
         payload_bytes=c.payload_bytes,
         algorithmic_bytes=compute_algorithmic_bytes(c.op, c.payload_bytes, c.group_size),
-        between_nodes=get_node_span(c.group_size, c.stride, cluster.per_node, spec.layout.world_size).nodes > 1,
+        between_nodes=span(c.group_size, c.stride, cluster.per_node, plan.layout.world_size).nodes > 1,
     )
 
 
-def _stage(spec: JobSpec, stage: int, traffic: list[TrafficRow], cluster: Cluster) -> StageEstimate:
-    components = rank_memory(spec, stage, cluster)
-    return StageEstimate(
-        stage=stage,
-        layers=[[chunk.start, chunk.stop] for chunk in get_stage_layers(spec, stage).stage.chunks],
-        parameters=held_parameters(spec, stage),
-        padded_share=padded_share(spec, stage),
-        memory=components,
-        memory_bytes=sum(components.values()),
-        gradients_bytes=gradient_bytes(spec, stage),
-        traffic=traffic,
-        step_bytes=_by_axis(traffic),
-    )
-
-
-def _by_axis(traffic: list[TrafficRow]) -> dict[str, int]:
+def _sum_by_axis(traffic: list[TrafficRow]) -> dict[str, int]:
     totals: dict[str, int] = {}
     for row in traffic:
         totals[row["axis"]] = totals.get(row["axis"], 0) + row["payload_bytes"]
     return totals
 
 
-def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
-    layout = spec.layout
-    crossing = {}
-    for axis in ("tp", "cp", "ep", "dp", "pp"):
-        group = get_axis_group(layout, axis)
+def _estimate_cluster(plan: ResolvedPlan, cluster: Cluster) -> ClusterEstimate:
+    layout = plan.layout
+    crossing: dict[str, bool] = {}
+    axes: tuple[Axis, ...] = ("tp", "cp", "ep", "dp", "pp")
+    for axis in axes:
+        group = plan.get_group(axis)
         if group.size > 1:
             crossing[axis] = get_node_span(group.size, group.stride, cluster.per_node, layout.world_size).nodes > 1
     return ClusterEstimate(
@@ -289,9 +297,9 @@ def _where(spec: JobSpec, cluster: Cluster) -> ClusterEstimate:
     )
 
 
-def _time(spec: JobSpec, cluster: Cluster) -> TimeEstimate:
+def _estimate_time(plan: ResolvedPlan, cluster: Cluster) -> TimeEstimate:
     timer = Timer(cluster)
-    timing, mean = timer.step(spec), timer.over_ranks(spec)
+    timing, mean = timer.step(plan), timer.over_ranks(plan)
     parts = [TimePart(name="compute", seconds=mean.compute_s)]
     if mean.recompute_s:
         parts.append(TimePart(name="recompute", seconds=mean.recompute_s))
@@ -311,45 +319,45 @@ def _time(spec: JobSpec, cluster: Cluster) -> TimeEstimate:
         hfu=timing.hfu,
         tokens_per_s=timing.tokens_per_s,
         basis=cluster.basis,
-        interval=interval(cluster, spec, timer.correction(spec), timing.host_share),
+        interval=interval(cluster, plan.spec, timer.correction(plan), timing.host_share),
     )
 
 
-def _exceptions(
-    spec: JobSpec, twins: list[int], stages: list[StageEstimate], cluster: Cluster
+def _find_exceptions(
+    plan: ResolvedPlan, twins: list[int], stages: list[StageEstimate], cluster: Cluster
 ) -> dict[str, dict[str, int]]:
-    layout = spec.layout
+    layout = plan.layout
     if not layout.zero:
         return {}
     found = {}
     for twin in sorted(set(twins)):
         usual = stages[twin]["step_bytes"]
         alike = [stage for stage in range(layout.pp) if twins[stage] == twin]
-        for shards in _alike_shards(spec, twin):
-            by_axis = _by_axis(_traffic(spec, _shard_place(spec, twin, shards.start), cluster))
+        for shards in _find_equal_shards(plan, twin):
+            by_axis = _sum_by_axis(_get_traffic(plan, _shard_place(plan, twin, shards.start), cluster))
             if by_axis == usual:
                 continue
             for replica in range(layout.dp_replicas):
                 for index in shards:
-                    place = _shard_place(spec, twin, replica * layout.shard_ranks + index)
+                    place = _shard_place(plan, twin, replica * layout.shard_ranks + index)
                     ranks = (place._replace(pp=stage, tp=tp) for stage in alike for tp in range(layout.tp))
                     found.update({str(get_rank(rank, layout)): by_axis for rank in ranks})
     return found
 
 
-def _shard_place(spec: JobSpec, stage: int, index: int) -> Coordinates:
-    dp, cp = divmod(index, spec.layout.cp)
+def _shard_place(plan: ResolvedPlan, stage: int, index: int) -> Coordinates:
+    dp, cp = divmod(index, plan.layout.cp)
     return Coordinates(pp=stage, dp=dp, cp=cp)
 
 
-def _alike_shards(spec: JobSpec, stage: int) -> list[range]:
+def _find_equal_shards(plan: ResolvedPlan, stage: int) -> list[range]:
     """Runs of shard indices that hold equally many rows of every tensor, and so send alike.
 
     A dim has full shards, then at most one short shard, then empty ones: only their ends can differ.
     """
-    degree = spec.layout.shard_ranks
+    degree = plan.layout.shard_ranks
     edges = {0, degree}
-    for shape in {p.shape for unit in get_local_units(spec, stage) for p in unit.parameters}:
+    for shape in {p.shape for unit in plan.partition.get_units(stage) for p in unit.parameters}:
         shard = get_zero_shard(shape, degree)
         if shard:
             full, rest = divmod(shape[shard.dim], shard.rows)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from contracts.telemetry.vocabulary import Op
 from planner.cost.correction import Correction, Interval, correction_of, sureness
 from planner.cost.memory import memory
+from planner.cost.resolved_plan import resolve
 from planner.facts.collectives import get_bus_factor
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import Cluster, Link, NodeSpan
@@ -95,7 +96,8 @@ def surely_fitting(cluster: Cluster, spec: JobSpec, found: Correction | None, ro
 
 def tensor_bytes(spec: JobSpec) -> int:
     """Of the fullest rank."""
-    return max(sum(memory(spec, stage).values()) for stage in range(spec.layout.pp))
+    plan = resolve(spec)
+    return max(sum(memory(plan, stage).values()) for stage in range(spec.layout.pp))
 
 
 class LearnedLink(NamedTuple):
@@ -106,8 +108,8 @@ class LearnedLink(NamedTuple):
     tells_rate: bool
 
 
-def link_of(runs: Sequence[MeasuredRun], cluster: Cluster) -> LearnedLink | None:
-    """The link between ranks that comes nearest to their calls as `collective_seconds` tells
+def link_of(runs: Sequence[Run], cluster: Cluster) -> LearnedLink | None:
+    """The link between ranks that comes nearest to their calls as `planner.hardware.cluster.collective_seconds` tells
     them; None without a large one, for then nothing tells its rate.
 
     Of the same call in several runs the median counts. Latency takes no less than nothing, so a link's rate is at least

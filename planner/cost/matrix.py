@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.traffic import Collective, step_traffic
 from planner.cost.traffic.pipeline import boundary_bytes
 from planner.facts.collectives import compute_algorithmic_bytes
@@ -21,20 +22,21 @@ def traffic_matrix(spec: JobSpec) -> list[list[int]] | None:
     world = layout.world_size
     if world > MOST_RANKS:
         return None
+    plan = resolve(spec)
     matrix = [[0] * world for _ in range(world)]
     for rank in range(world):
-        for row in step_traffic(spec, rank):
+        for row in step_traffic(plan, rank):
             if row.op in ("recv", "barrier"):
                 continue
-            for receiver, num_bytes in _receivers(spec, row, rank):
+            for receiver, num_bytes in _receivers(plan, row, rank):
                 matrix[rank][receiver] += num_bytes
     return matrix
 
 
-def _receivers(spec: JobSpec, row: Collective, rank: int) -> list[tuple[int, int]]:
+def _receivers(plan: ResolvedPlan, row: Collective, rank: int) -> list[tuple[int, int]]:
     if row.op == "send" and row.axis == "pp":
-        return _stages(spec, rank)
-    group = _group(row, rank, spec.layout)
+        return _stages(plan, rank)
+    group = _group(row, rank, plan.layout)
     here = group.index(rank)
     sent = compute_algorithmic_bytes(row.op, row.payload_bytes, row.group_size)
     if row.op == "all_to_all":
@@ -53,11 +55,11 @@ def _group(row: Collective, rank: int, layout: Layout) -> list[int]:
     return [first + i * row.stride for i in range(row.group_size)]
 
 
-def _stages(spec: JobSpec, rank: int) -> list[tuple[int, int]]:
+def _stages(plan: ResolvedPlan, rank: int) -> list[tuple[int, int]]:
     """Hidden states to the stage after each chunk, gradients to the one before."""
-    layout, place = spec.layout, get_coordinates(rank, spec.layout)
+    layout, place = plan.layout, get_coordinates(rank, plan.layout)
     pipe = get_axis_ranks(rank, "pp", layout)
     owner = {c: stage for stage in range(layout.pp) for c in get_chunk_indices(layout, stage)}
-    size = spec.train.micro_batches * boundary_bytes(spec)
+    size = plan.train.micro_batches * boundary_bytes(plan)
     near = [n for chunk in get_chunk_indices(layout, place.pp) for n in (chunk + 1, chunk - 1)]
     return [(pipe[owner[n]], size) for n in near if 0 <= n < get_num_chunks(layout) and owner[n] != place.pp]

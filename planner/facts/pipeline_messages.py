@@ -9,8 +9,10 @@ the actions of its rank.
 from __future__ import annotations
 
 import bisect
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 from planner.facts.layout import get_chunk_indices, get_num_chunks
@@ -79,25 +81,54 @@ def order_exchanges(layout: Layout, micro_batches: int, *, forwards: bool = Fals
     Args:
         forwards: Include only forwards, as in a validation.
     """
-    return _order_exchanges(layout.schedule, layout.pp, layout.virtual_stages, micro_batches, forwards)
+    owner, found = get_chunk_stages(layout), []
+    for requests in order_requests(layout, micro_batches, forwards=forwards):
+        slots: list[list[Exchange]] = [[] for _ in range(requests.num_slots)]
+        for slot, code in zip(requests.slots, requests.codes, strict=True):
+            chunk, micro_batch = divmod(code // 2, micro_batches)
+            message = Message("B" if code % 2 else "F", chunk, micro_batch)
+            sender = owner[chunk + (1 if code % 2 else -1)]
+            slots[slot].append(Exchange(message, sender, owner[chunk]))
+        found.append(tuple(map(tuple, slots)))
+    return tuple(found)
 
 
-@lru_cache(maxsize=4)  # A large pipeline takes tens of megabytes.
-def _order_exchanges(
+class StageRequests(NamedTuple):
+    """The messages that a stage sends and receives, in order: the slot of each and its code.
+
+    Slot 0 is before the first action, and slot i after i actions. Arrays keep large pipelines small.
+    """
+
+    num_slots: int
+    slots: array[int]
+    codes: array[int]
+
+
+def order_requests(layout: Layout, micro_batches: int, *, forwards: bool = False) -> tuple[StageRequests, ...]:
+    """Return the messages of each stage as codes, in the order of `order_exchanges`.
+
+    The code of a message is (chunk * micro_batches + micro_batch) * 2, plus 1 for a gradient.
+    """
+    return _order_requests(layout.schedule, layout.pp, layout.virtual_stages, micro_batches, forwards)
+
+
+@lru_cache(maxsize=16)  # A search alternates between a few pipelines.
+def _order_requests(
     schedule: Schedule, pp: int, virtual_stages: int, micro_batches: int, forwards: bool
-) -> tuple[StageExchanges, ...]:
+) -> tuple[StageRequests, ...]:
     layout = Layout(schedule=schedule, pp=pp, virtual_stages=virtual_stages)
     lists = [build_actions(layout, stage, micro_batches) for stage in range(pp)]
     if forwards:
         lists = [[action for action in order if action.kind == "F"] for order in lists]
-    clock = _PipelineClock(layout, lists)
+    clock = _PipelineClock(layout, lists, micro_batches)
     clock.run()
-    slots: list[list[list[Exchange]]] = [[[] for _ in range(len(order) + 1)] for order in lists]
+    found = tuple(StageRequests(len(order) + 1, array("q"), array("q")) for order in lists)
     # A stable sort keeps the order per link.
-    for exchange, posted_at in sorted(clock.iterate_exchanges(), key=lambda item: item[1]):
-        for stage in (exchange.sender, exchange.receiver):
-            slots[stage][bisect.bisect_right(clock.ends[stage], posted_at)].append(exchange)
-    return tuple(tuple(map(tuple, stage_slots)) for stage_slots in slots)
+    for posted_at, code, sender, receiver in sorted(clock.iterate_messages(), key=itemgetter(0)):
+        for stage in (sender, receiver):
+            found[stage].slots.append(bisect.bisect_right(clock.ends[stage], posted_at))
+            found[stage].codes.append(code)
+    return found
 
 
 NO_MESSAGE = -1
@@ -109,33 +140,41 @@ class _PipelineClock:
     An integer code identifies a message, because a pipeline can have hundreds of thousands.
     """
 
-    def __init__(self, layout: Layout, lists: Sequence[Sequence[Action]]) -> None:
+    def __init__(self, layout: Layout, lists: Sequence[Sequence[Action]], micro_batches: int) -> None:
         self.ends: list[list[int]] = [[] for _ in lists]
         owner, last = get_chunk_stages(layout), get_num_chunks(layout) - 1
-        micro_batches = 1 + max((action.micro_batch for order in lists for action in order), default=0)
-
-        def encode(message: Message | None) -> int:
-            if message is None:
-                return NO_MESSAGE
-            return (message.chunk * micro_batches + message.micro_batch) * 2 + (message.kind == "B")
-
         self._units = [[TIME_UNITS[action.kind] for action in order] for order in lists]
-        self._sent_codes = [[encode(get_sent_message(action, last)) for action in order] for order in lists]
-        self._received_codes = [[encode(get_received_message(action, last)) for action in order] for order in lists]
+        self._sent_codes: list[list[int]] = []
+        self._received_codes: list[list[int]] = []
         num_codes = (last + 2) * micro_batches * 2
         self._produced_at: list[int | None] = [None] * num_codes
         # Time when a receiver can use a message: posted, or produced by its own stage.
         self._available_at: list[int | None] = [None] * num_codes
         self._is_own = [True] * num_codes
         self._links: dict[tuple[int, int], list[int]] = {}
-        self._exchanges: dict[int, Exchange] = {}
+        self._messages: list[tuple[int, int, int]] = []  # (code, sender, receiver)
         for stage, order in enumerate(lists):
-            for action, code in zip(order, self._sent_codes[stage], strict=True):
-                message = get_sent_message(action, last)
-                if message is not None and owner[message.chunk] != stage:
-                    self._is_own[code] = False
-                    self._links.setdefault((stage, owner[message.chunk]), []).append(code)
-                    self._exchanges[code] = Exchange(message, stage, owner[message.chunk])
+            sent_codes, received_codes = [], []
+            for kind, micro_batch, chunk in order:
+                sent, received, peer = NO_MESSAGE, NO_MESSAGE, stage
+                if kind == "F":
+                    if chunk < last:
+                        sent, peer = ((chunk + 1) * micro_batches + micro_batch) * 2, owner[chunk + 1]
+                    if chunk:
+                        received = (chunk * micro_batches + micro_batch) * 2
+                elif kind != "W":
+                    if chunk:
+                        sent, peer = ((chunk - 1) * micro_batches + micro_batch) * 2 + 1, owner[chunk - 1]
+                    if chunk < last:
+                        received = (chunk * micro_batches + micro_batch) * 2 + 1
+                sent_codes.append(sent)
+                received_codes.append(received)
+                if peer != stage:
+                    self._is_own[sent] = False
+                    self._links.setdefault((stage, peer), []).append(sent)
+                    self._messages.append((sent, stage, peer))
+            self._sent_codes.append(sent_codes)
+            self._received_codes.append(received_codes)
         self._waiting_actions = {link: self._find_waiting_actions(link) for link in self._links}
         self._counts = dict.fromkeys(self._links, 0)
         self._stage_links = [[link for link in self._links if stage in link] for stage in range(len(lists))]
@@ -149,12 +188,12 @@ class _PipelineClock:
             todo.update(dict.fromkeys(link[1] for link in self._stage_links[stage] if self._post_messages(link)))
         assert all(len(ends) == len(units) for ends, units in zip(self.ends, self._units, strict=True))
 
-    def iterate_exchanges(self) -> Iterator[tuple[Exchange, int]]:
-        """Yield each message between stages with its post time."""
-        for code, exchange in self._exchanges.items():
+    def iterate_messages(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the post time, code, sender, and receiver of each message between stages."""
+        for code, sender, receiver in self._messages:
             posted_at = self._available_at[code]
             assert posted_at is not None
-            yield exchange, posted_at
+            yield posted_at, code, sender, receiver
 
     def _find_waiting_actions(self, link: tuple[int, int]) -> list[int]:
         """Return the receiver's first action that needs each message of a link or a later one."""

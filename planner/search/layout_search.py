@@ -9,18 +9,20 @@ request: 1F1B and its interleaved form idle as long or less and need less memory
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from planner.cost.alike import alike_stages
 from planner.cost.beside import allowance, on
 from planner.cost.correction import Interval, interval
 from planner.cost.learning import memory_correction, memory_interval, surely_fitting
 from planner.cost.memory import least_bytes, most_bytes
-from planner.cost.timed import Timing
+from planner.cost.resolved_plan import ResolvedPlan, resolve
+from planner.cost.step_time import Timing
 from planner.cost.timing import Timer
 from planner.facts.spec import JobSpec, Layout, Recompute, Schedule
 from planner.facts.spec_rules import find_pipeline_problems, find_problems, find_unsupported_fields
@@ -112,7 +114,8 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     check(constraints)
     started = time.perf_counter()
     finder = _Finder(spec, cluster, constraints)
-    fitting = sorted(finder.find(), key=_rank)
+    with paused_collection():
+        fitting = sorted(finder.find(), key=_rank)
     sure = surely_fitting_bytes(spec, cluster, finder.capacity)
     return SearchResult(
         best=sorted(fitting, key=lambda found: found.memory_bytes > sure)[:limit],
@@ -123,6 +126,18 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
         seconds=time.perf_counter() - started,
         complete=not finder.is_late(),
     )
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """Pause the cyclic garbage collector: a search keeps many tuples and no cycles, and scans cost 15% of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _rank(found: Found) -> tuple[float, int, int, int]:
@@ -169,12 +184,12 @@ def surely_fitting_bytes(spec: JobSpec, cluster: Cluster, room: int | None = Non
 
 
 def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
-    """Return the memory of the fullest rank, including its overhead."""
-    there = on(cluster, spec)
-    return _allowed(spec, max(most_bytes(there, stages) for stages in alike_stages(spec)), cluster)
+    """Memory of the fullest rank with its allowances."""
+    plan = resolve(on(cluster, spec))
+    return _allowed(plan, max(most_bytes(plan, stages) for stages in plan.partition.equal_stages), cluster)
 
 
-def _allowed(spec: JobSpec, parts: int, cluster: Cluster) -> int:
+def _allowed(spec: ResolvedPlan, parts: int, cluster: Cluster) -> int:
     return parts + allowance(spec, cluster, parts)
 
 
@@ -271,8 +286,9 @@ class _Finder:
         policies = self._options("recompute", RECOMPUTES)
         layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
         first = self._candidate(layouts[0], sizes[0])
-        alike, there = alike_stages(first), on(self.cluster, first)
-        if _allowed(first, max(least_bytes(there, stages[0]) for stages in alike), self.cluster) > self.capacity:
+        plan = resolve(on(self.cluster, first))
+        least = max(least_bytes(plan, stages[0]) for stages in plan.partition.equal_stages)
+        if _allowed(plan, least, self.cluster) > self.capacity:
             self.refused["memory: model state does not fit"] += len(sizes) * len(layouts)
             return
         full: set[Recompute] = set()  # Policies that did not fit with a smaller micro-batch.
@@ -283,25 +299,24 @@ class _Finder:
                 continue
             for layout in layouts:
                 trial = spec.model_copy(update={"layout": layout})
-                # With as many micro-batches in flight, larger ones need more memory.
+                plan = resolve(on(self.cluster, trial))
+                # With as many in flight, larger micro-batches need more.
                 surely = layout.recompute in full and trial.train.micro_batches >= 2 * layout.pp
-                needed = self.capacity + 1 if surely else self._needed(trial, alike)
+                needed = self.capacity + 1 if surely else self._needed(plan)
                 if needed > self.capacity:
                     self.refused["memory: activations do not fit"] += 1
                     full |= {layout.recompute} if schedule not in RISING else set()
                 elif self.constraints.runnable and find_unsupported_fields(trial):
                     self.refused["not supported by the trainer"] += 1
                 else:
-                    yield Found(trial, self.timer.step(trial), needed)
+                    timed = plan if plan.spec is trial else resolve(trial)
+                    yield Found(trial, self.timer.step(timed), needed)
 
-    def _needed(self, spec: JobSpec, alike: Sequence[tuple[int, ...]]) -> int:
-        """Return the memory of the fullest rank, or of the first rank above the limit.
-
-        One stage of each kind is computed first.
-        """
-        needed, there = 0, on(self.cluster, spec)
+    def _needed(self, plan: ResolvedPlan) -> int:
+        """Of the fullest rank, or of the first beyond what there is: one of each kind is asked before all are."""
+        needed, alike = 0, plan.partition.equal_stages
         for stages in [*((stages[0],) for stages in alike), *(stages for stages in alike if len(stages) > 1)]:
-            needed = max(needed, _allowed(spec, most_bytes(there, stages, self.capacity), self.cluster))
+            needed = max(needed, _allowed(plan, most_bytes(plan, stages, self.capacity), self.cluster))
             if needed > self.capacity:
                 break
         return needed

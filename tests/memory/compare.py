@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.cost.memory.stage import fullest
+from planner.cost.memory import fullest
 from planner.facts.spec import JobSpec
 from workers.dry_run import run_dry_step
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from planner.cost.alike import alike_stages
-from planner.cost.memory import layer_bytes, memory, most_bytes
+from planner.cost.memory import fullest, layer_bytes, memory, most_bytes
 from planner.cost.memory.chunk import _Buckets
 from planner.cost.memory.graph import Segment
-from planner.cost.memory.moments import Pipe, _moments, moments
-from planner.cost.memory.stage import fullest
+from planner.cost.memory.moments import StageSchedule, _find_peaks, find_peaks
 from planner.cost.memory.tape import BUFFERS
 from planner.cost.memory.zero import Unit, changes
+from planner.cost.resolved_plan import resolve
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import Schedule
 from tests.memory.__main__ import USUALLY
@@ -84,8 +83,8 @@ def test_a_dry_run_walks_the_norms_of_the_device_that_is_planned_for(device: str
 @pytest.mark.parametrize("pp", [2, 4])
 def test_a_schedule_shows_all_its_moments_early(schedule: Schedule, chunks: int, pp: int) -> None:
     for stage in range(pp):
-        pipe = Pipe(schedule, pp, chunks, stage, tuple(range(chunks)))
-        assert set(moments(pipe, 7 * pp)) == set(_moments(pipe, 7 * pp))
+        pipe = StageSchedule(schedule, pp, chunks, stage, tuple(range(chunks)))
+        assert set(find_peaks(pipe, 7 * pp)) == set(_find_peaks(pipe, 7 * pp))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +99,7 @@ def test_a_search_finds_the_fullest_of_all_stages(schedule: Schedule, chunks: in
         train = {"global_batch": 2 * micro_batches, "micro_batches": micro_batches, "precision": "bf16"}
         spec = parse_fields({"model": model, "layout": layout, "train": train})
         every = [sum(memory(spec, stage).values()) for stage in range(8)]
-        assert max(most_bytes(spec, stages) for stages in alike_stages(spec)) == max(every)
+        assert max(most_bytes(spec, stages) for stages in resolve(spec).partition.equal_stages) == max(every)
 
 
 def test_a_split_backward_lets_go_of_a_micro_batch_when_its_weights_are_done() -> None:

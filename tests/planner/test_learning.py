@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.cost.correction import comparable, correction_of, holds
+from planner.cost.correction import comparable, correction_of, get_run_group, holds
 from planner.cost.estimate import estimate
 from planner.cost.learning import learned, memory_correction, surely_fitting, tensor_bytes
 from planner.cost.timing import Timer
@@ -75,7 +75,7 @@ def test_nine_of_ten_later_runs_lie_within_the_interval_told(runs: int) -> None:
 
 def test_runs_of_other_precision_or_number_of_ranks_are_not_mixed_in() -> None:
     runs = [run(spec_of(dp=2), 1.0), run(spec_of(dp=4), 2.0), run(spec_of(precision="bf16", dp=2), 3.0)]
-    assert comparable(spec_of(tp=2), runs) == runs[:1]
+    assert comparable(spec_of(tp=2).model, get_run_group(spec_of(tp=2)), runs) == runs[:1]
 
 
 def test_where_the_model_itself_ran_often_enough_only_its_runs_count() -> None:

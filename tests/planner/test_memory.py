@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cost.memory import memory
-from planner.cost.memory.stage import fullest, rank_of_stage
+from planner.cost.memory import fullest, get_stage_memory, memory
 from planner.facts.parse_spec import parse_fields
 
 
@@ -15,7 +14,7 @@ def test_a_gradient_is_let_go_when_its_copy_in_the_wider_type_is_there() -> None
     model = {"preset": "gpt-tiny", "vocab_size": 32_000, "hidden_size": 256, "max_seq_len": 1024}
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 128, "precision": "bf16"}
     spec = parse_fields({"model": model | {"tied_embeddings": True}, "layout": {"dp": 2, "zero": 1}, "train": train})
-    (chunk,) = rank_of_stage(spec, 0).chunks
+    (chunk,) = get_stage_memory(spec).get_rank(0).chunks
     table, whole = 32_000 * 256, 33_024 * 256 + 512
     widened = chunk.sharding.widen(chunk.root, first=True)
     assert (widened.peak_bytes, widened.net_bytes) == (table * 4, whole * 2)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from contracts.telemetry.vocabulary import Axis
 from jobs.core.verdict_schema import StepPart, StepParts
 from jobs.runs.diagnosis.run import Run
-from planner.cost.alike import alike_stages
+from planner.cost.resolved_plan import resolve
 from planner.cost.traffic import step_traffic
 from planner.facts.layout import Coordinates, get_rank
 from planner.facts.spec import JobSpec
@@ -36,7 +36,7 @@ def planned(run: Run) -> StepParts | None:
 def _hidden(spec: JobSpec, cluster: Cluster, exposed: dict[str, float]) -> list[StepPart]:
     """What collectives take by the links' speed beyond what is exposed, in the mean of all stages as that is."""
     mean: dict[str, float] = defaultdict(float)
-    for stages in alike_stages(spec):
+    for stages in resolve(spec).partition.equal_stages:
         for axis, seconds in _collectives(spec, cluster, stages[0]).items():
             mean[axis] += seconds * len(stages) / spec.layout.pp
     found = {axis: seconds - exposed.get(axis, 0.0) for axis, seconds in mean.items()}

@@ -1,61 +1,86 @@
-"""Bytes one rank needs, by part: an allocation tape along its list of actions.
+"""The bytes that a rank needs, by part.
 
-`graph` is autograd as far as memory goes, `layer` and `ends` are the model as the trainer computes it, `pieces` walks
-each by itself, `zero` is what FSDP2 does around them, `chunk` puts an action together, `moments` finds those of a
-schedule at which a rank can hold most, and `stage` adds them up. Megatron allocates in its own way: `megatron`.
+`graph` models autograd's memory. `layer` and `ends` follow the model as the trainer computes it, and `pieces` records
+each on a `tape`. `zero` adds the buffers of FSDP2, and `chunk` combines them into an action of the schedule. `moments`
+finds the moments of a schedule at which a rank can hold most, and `taped` adds everything up. Megatron allocates in its
+own way: see `megatron`.
 """
 
-from planner.cost.memory import megatron, pieces
-from planner.cost.memory import stage as tape_of
-from planner.cost.memory.stage import Fullest, computed_parameters, held_parameters, model_state
+from functools import lru_cache
+
+from planner.cost.memory.megatron import MegatronMemory
+from planner.cost.memory.rank import Peak, StageMemory
 from planner.cost.memory.tape import PARTS
+from planner.cost.memory.taped import TapedMemory
+from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.facts.spec import JobSpec
 
 __all__ = [
     "PARTS",
+    "Peak",
+    "StageMemory",
     "computed_parameters",
     "fullest",
+    "get_stage_memory",
     "gradient_bytes",
     "held_parameters",
     "is_taped",
     "layer_bytes",
-    "least_bytes",
     "memory",
-    "model_state",
     "most_bytes",
 ]
 
 
-def is_taped(spec: JobSpec) -> bool:
-    """Whether memory is told by the tape, which is that of every stack but Megatron's."""
+def is_taped(spec: JobSpec | ResolvedPlan) -> bool:
+    """Return whether the memory of the spec's stack comes from the tape, as for every stack but Megatron."""
     return spec.resources.stack != "megatron"
 
 
-def memory(spec: JobSpec, stage: int) -> dict[str, int]:
-    """Bytes by part on a rank of pipeline stage `stage`, at the moment of a step when it holds most."""
+@lru_cache(maxsize=16)  # plans in use
+def _get_stage_memory(plan: ResolvedPlan) -> StageMemory:
+    return TapedMemory(plan) if is_taped(plan) else MegatronMemory(plan)
+
+
+def get_stage_memory(spec: JobSpec | ResolvedPlan) -> StageMemory:
+    """Return the memory of each pipeline stage."""
+    return _get_stage_memory(resolve(spec))
+
+
+def memory(spec: JobSpec | ResolvedPlan, stage: int) -> dict[str, int]:
+    """Return the bytes by part of a rank of the stage, at the highest moment of a step."""
     return dict(zip(PARTS, fullest(spec, stage).levels, strict=True))
 
 
-def fullest(spec: JobSpec, stage: int) -> Fullest:
-    """Levels by part at the highest moment of a step on a rank of the stage, and which moment that is."""
-    return tape_of.fullest(spec, stage) if is_taped(spec) else megatron.fullest(spec, stage)
+def fullest(spec: JobSpec | ResolvedPlan, stage: int) -> Peak:
+    """Return the highest moment of a step on a rank of the stage."""
+    return get_stage_memory(spec).find_peak(stage)
 
 
-def most_bytes(spec: JobSpec, stages: tuple[int, ...], limit: int | None = None) -> int:
-    """The sum of `fullest` on the fullest of `stages`, which hold alike; or what is surely beyond the `limit`."""
-    return tape_of.most_bytes(spec, stages, limit) if is_taped(spec) else megatron.most_bytes(spec, stages)
+def most_bytes(spec: JobSpec | ResolvedPlan, stages: tuple[int, ...], limit: int | None = None) -> int:
+    """Return the peak of the fullest of `stages`. A peak above `limit` may be returned too low."""
+    return get_stage_memory(spec).max_bytes(stages, limit)
 
 
-def least_bytes(spec: JobSpec, stage: int) -> int:
-    """What no choice of micro-batches or recompute can go below: state, and the gradients that an update needs."""
-    return tape_of.least_bytes(spec, stage) if is_taped(spec) else megatron.least_bytes(spec, stage)
+def least_bytes(spec: JobSpec | ResolvedPlan, stage: int) -> int:
+    """Return the bytes that any micro-batch size needs: model state and the gradients of an update."""
+    return get_stage_memory(spec).min_bytes(stage)
 
 
-def gradient_bytes(spec: JobSpec, stage: int) -> int:
-    """Of a step's gradients on a rank of the stage, once complete."""
-    return tape_of.gradient_bytes(spec, stage) if is_taped(spec) else megatron.gradient_bytes(spec, stage)
+def gradient_bytes(spec: JobSpec | ResolvedPlan, stage: int) -> int:
+    """Return the bytes of the complete gradients of a step on a rank of the stage."""
+    return get_stage_memory(spec).gradient_bytes(stage)
 
 
-def layer_bytes(spec: JobSpec, *, moe: bool = False) -> int:
-    """What one layer keeps from a micro-batch's forward to its backward, on one rank."""
-    return pieces.layer_bytes(spec, moe=moe) if is_taped(spec) else megatron.layer_bytes(spec, moe=moe)
+def layer_bytes(spec: JobSpec | ResolvedPlan, *, moe: bool = False) -> int:
+    """Return the bytes that one layer keeps from a micro-batch's forward to its backward."""
+    return get_stage_memory(spec).layer_bytes(moe=moe)
+
+
+def held_parameters(spec: JobSpec | ResolvedPlan, stage: int) -> int:
+    """Return the parameter elements that a rank of the stage keeps and updates."""
+    return get_stage_memory(spec).count_held(stage)
+
+
+def computed_parameters(spec: JobSpec | ResolvedPlan, stage: int) -> int:
+    """Return the parameter elements that a rank of the stage keeps for compute."""
+    return get_stage_memory(spec).count_computed(stage)

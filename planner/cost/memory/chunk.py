@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from planner.cost.memory.graph import Segment, Sums
 from planner.cost.memory.pieces import Piece, embedding_piece, head_piece, layer_piece
 from planner.cost.memory.shape import Shape
-from planner.cost.memory.tape import BUFFERS, Stretch, joined
-from planner.cost.memory.zero import NO_UNIT, Sharding, Unit, changes
+from planner.cost.memory.tape import BUFFERS, EMPTY, Stretch, join
+from planner.cost.memory.zero import NO_UNIT, Sharding, Unit, change
 from planner.facts.stages import BUCKET_BYTES
 
 Layers = tuple[tuple[bool, int], ...]
@@ -49,78 +49,85 @@ class Chunk(NamedTuple):
         """Whether embedding and head are one table here."""
         return self.first and self.last and self.shape.model.tied_embeddings
 
-    def unit(self, moe: bool) -> Unit:
+    def get_unit(self, moe: bool) -> Unit:
         return self.moe if moe else self.dense
 
-    def elements(self, *, shard: bool = False) -> int:
+    def count_elements(self, *, shard: bool = False) -> int:
         """Of its parameters, or of one rank's shards of them."""
-        units = [*((self.unit(moe), count) for moe, count in self.runs), (self.root, 1)]
+        units = [*((self.get_unit(moe), count) for moe, count in self.runs), (self.root, 1)]
         return sum(((unit.shard if shard else unit.numel) + unit.alone) * count for unit, count in units)
 
 
-def effect(chunk: Chunk, kind: str, turn: Turn) -> Stretch:
-    """Of a forward (F), of a backward (B), or of the weights (W) that a backward left."""
-    parts = _parts(chunk, turn)
-    return joined({"F": _forward, "B": _backward, "W": _weights}[kind](parts))
+def record_action(chunk: Chunk, kind: str, turn: Turn) -> Stretch:
+    """Return the effect of a forward (F), a backward (B), or a backward of weights (W)."""
+    pieces = _get_pieces(chunk, _get_sums(chunk, turn))
+    return join(_RECORDERS[kind](_Action(chunk, turn, pieces)))
 
 
-class _Parts(NamedTuple):
-    """A chunk's pieces in one turn; `pieces` are its `layers`' by place."""
+class _Pieces(NamedTuple):
+    """A chunk's pieces: (piece, unit, number in a row) of its layers in order, and its ends."""
 
-    chunk: Chunk
-    turn: Turn
-    layers: Layers
-    pieces: list[Piece]
+    layers: tuple[tuple[Piece, Unit, int], ...]
     embedding: Piece | None
     head: Piece | None
 
-    @property
-    def each(self) -> list[tuple[Piece, Unit, int]]:
-        """(piece, unit, how many) of the layers in order."""
-        return [(p, self.chunk.unit(moe), n) for p, (moe, n) in zip(self.pieces, self.layers, strict=True)]
+
+class _Action(NamedTuple):
+    """A chunk with its pieces at its turn in the step."""
+
+    chunk: Chunk
+    turn: Turn
+    pieces: _Pieces
 
 
-def _parts(chunk: Chunk, turn: Turn) -> _Parts:
-    shape, waits, layers, sums = chunk.shape, chunk.waits, _compressed(chunk.runs), _sums(chunk, turn)
-    experts = _unsharded_sums(chunk, turn) if chunk.moe.alone else sums
-    end = len(layers) - 1
-    # The first layer's input and the last one's gradient may be messages, which their bearer keeps.
-    pieces = [
-        layer_piece(
-            shape,
-            sums,
-            moe=moe,
-            waits=waits,
-            experts=experts,
-            input_held=place == 0 and not chunk.first,
-            gradient_held=place == end and not chunk.last,
+@lru_cache(maxsize=64)  # the actions of a chunk follow each other
+def _get_pieces(chunk: Chunk, sums: tuple[Sums, Sums]) -> _Pieces:
+    """Return the pieces of a chunk. `sums`: how the gradients of layers and of experts add up."""
+    shape, waits, runs = chunk.shape, chunk.waits, _split_runs(chunk.runs)
+    end = len(runs) - 1
+    # The input of the first layer and the gradient of the last one may be messages, which the pipeline holds.
+    layers = tuple(
+        (
+            layer_piece(
+                shape,
+                sums[0],
+                moe=moe,
+                waits=waits,
+                experts=sums[1],
+                input_held=place == 0 and not chunk.first,
+                gradient_held=place == end and not chunk.last,
+            ),
+            chunk.get_unit(moe),
+            count,
         )
-        for place, (moe, _) in enumerate(layers)
-    ]
-    embedding = embedding_piece(shape, sums, tied=chunk.tied, waits=waits) if chunk.first else None
-    head = head_piece(shape, sums, tied=chunk.tied, waits=waits) if chunk.last else None
-    return _Parts(chunk, turn, layers, pieces, embedding, head)
+        for place, (moe, count) in enumerate(runs)
+    )
+    embedding = embedding_piece(shape, sums[0], tied=chunk.tied, waits=waits) if chunk.first else None
+    head = head_piece(shape, sums[0], tied=chunk.tied, waits=waits) if chunk.last else None
+    return _Pieces(layers, embedding, head)
 
 
-def _sums(chunk: Chunk, turn: Turn) -> Sums:
-    z = chunk.sharding
+def _get_sums(chunk: Chunk, turn: Turn) -> tuple[Sums, Sums]:
+    """Return how the gradients of layers and of experts add up."""
+    z, unsharded = chunk.sharding, _get_unsharded_sums(chunk, turn)
+    sums: Sums = "keep" if turn.first else "add"
     if z.stage >= 2 or z.widens:
-        return "keep"
-    if not z.stage:
-        return _unsharded_sums(chunk, turn)
-    return "keep" if turn.first else "add"
+        sums = "keep"
+    elif not z.stage:
+        sums = unsharded
+    return sums, unsharded if chunk.moe.alone else sums
 
 
-def _unsharded_sums(chunk: Chunk, turn: Turn) -> Sums:
-    """Of what FSDP2 has no part in: experts that no other rank holds as well."""
+def _get_unsharded_sums(chunk: Chunk, turn: Turn) -> Sums:
+    """Return how gradients add up that FSDP2 does not handle: those of experts that no other rank holds."""
     if chunk.master:
         return "first master" if turn.first else "master"
     return "keep" if turn.first else "add"
 
 
 @cache
-def _compressed(runs: tuple[tuple[bool, int], ...]) -> Layers:
-    """(kind, how many in a row with the same neighbours)"""
+def _split_runs(runs: Layers) -> Layers:
+    """Return (kind, number in a row), with the first and last layer of each run by itself."""
     found: list[tuple[bool, int]] = []
     for moe, count in runs:
         middle = [(moe, count - 2)] if count > 2 else []
@@ -128,77 +135,77 @@ def _compressed(runs: tuple[tuple[bool, int], ...]) -> Layers:
     return tuple(found)
 
 
-def _forward(parts: _Parts) -> Iterator[Stretch]:
-    chunk, turn, z = parts.chunk, parts.turn, parts.chunk.sharding
+def _record_forward(action: _Action) -> Iterator[Stretch]:
+    (chunk, turn, (layers, embedding, head)), z = action, action.chunk.sharding
     gathers, frees = z.frees_each or (z.stage > 0 and turn.first), z.frees_each
     before = NO_UNIT
     if gathers and chunk.root.numel:
         yield z.gather(chunk.root, before)
         before = chunk.root
-    if parts.embedding:
-        yield parts.embedding.forward
-    for piece, unit, count in parts.each:
+    if embedding:
+        yield embedding.forward
+    for piece, unit, count in layers:
         each = []
         for own in unit.met if gathers else ():
             each.append(z.gather(own, before))
             before = own
         each += [piece.forward, *([z.free(unit)] if frees else [])]
-        yield joined(each).times(count)
-    if parts.head:
-        yield parts.head.forward
+        yield join(each).times(count)
+    if head:
+        yield head.forward
     if gathers:
         yield z.drop_buffer(before)
     if frees:
         yield z.free(chunk.root)
-    if parts.head:
-        yield parts.head.loss
+    if head:
+        yield head.loss
     if chunk.left and turn.last:
-        yield from (z.free(unit).times(count) for _, unit, count in parts.each)
+        yield from (z.free(unit).times(count) for _, unit, count in layers)
         yield z.free(chunk.root)
 
 
-def _backward(parts: _Parts) -> Iterator[Stretch]:
-    chunk, turn, z = parts.chunk, parts.turn, parts.chunk.sharding
+def _record_backward(action: _Action) -> Iterator[Stretch]:
+    (chunk, turn, (layers, embedding, head)), z = action, action.chunk.sharding
     gathers = z.frees_each or (chunk.left and turn.first)
     frees = z.frees_each or (z.stage > 0 and turn.frees)
     reducer, buckets = _Reducer(chunk, turn), _Buckets(chunk.sent if turn.last and not chunk.waits else 0)
-    embedded = chunk.shape.embedded_elements if parts.embedding else 0
-    several, ahead, gathered = parts.each, NO_UNIT, False
-    if parts.head:
-        yield parts.head.loss_backward
+    embedded = chunk.shape.embedded_elements if embedding else 0
+    ahead, gathered = NO_UNIT, False
+    if head:
+        yield head.loss_backward
     if gathers and chunk.root.numel:
-        ahead = several[-1][1].met[0]
-        if not parts.head:  # the last layer's output is the root's too, and the layer's hook comes first
+        ahead = layers[-1][1].met[0]
+        if not head:  # the last layer's output is the root's too, and the layer's hook comes first
             gathered = True
             yield z.gather_ahead(ahead).then(z.copy_out(ahead))
-            ahead = _following(parts, len(several) - 1, 0)
+            ahead = _get_next_unit(layers, len(layers) - 1, 0)
             yield z.gather_ahead(ahead)
         yield z.gather_ahead(chunk.root).then(z.copy_out(chunk.root))
-        if parts.head:
+        if head:
             yield z.gather_ahead(ahead)
-    if parts.head:
-        yield parts.head.backward
+    if head:
+        yield head.backward
         yield buckets.add(chunk.root.numel - embedded)
-    for index in reversed(range(len(several))):
-        piece, unit, count = several[index]
+    for index in reversed(range(len(layers))):
+        piece, unit, count = layers[index]
         each = []
         for place, own in enumerate(unit.met if gathers else ()):
             if gathered:
                 gathered = False
                 continue
             each += [z.copy_out(own)] if ahead.numel else [z.gather_ahead(own), z.copy_out(own)]
-            ahead = _following(parts, index, place)
+            ahead = _get_next_unit(layers, index, place)
             each.append(z.gather_ahead(ahead))
         for own, own_backward in _by_unit(piece, unit):
             each += [own_backward, *([z.free(own)] if frees else []), *reducer.after(own)]
         if buckets.element:
             yield from buckets.after(piece.segments, unit, count)
         else:
-            yield joined(each).times(count)
-    if parts.embedding and buckets.element:
-        yield from buckets.after(parts.embedding.segments, NO_UNIT._replace(numel=embedded), 1)
-    elif parts.embedding:
-        yield parts.embedding.backward
+            yield join(each).times(count)
+    if embedding and buckets.element:
+        yield from buckets.after(embedding.segments, NO_UNIT._replace(numel=embedded), 1)
+    elif embedding:
+        yield embedding.backward
     if frees:
         yield z.free(chunk.root)
     if chunk.root.numel:
@@ -207,9 +214,9 @@ def _backward(parts: _Parts) -> Iterator[Stretch]:
     yield buckets.rest()
 
 
-def _following(parts: _Parts, index: int, place: int) -> Unit:
+def _get_next_unit(layers: tuple[tuple[Piece, Unit, int], ...], index: int, place: int) -> Unit:
     """What backward comes to after what it meets in a layer at `place`."""
-    several = [unit.met for _, unit, _ in parts.each]
+    several = [unit.met for _, unit, _ in layers]
     if place + 1 < len(several[index]):
         return several[index][place + 1]
     return several[index - 1][0] if index else NO_UNIT
@@ -222,30 +229,30 @@ def _by_unit(piece: Piece, unit: Unit) -> list[tuple[Unit, Stretch]]:
         return [(unit, piece.backward)]
     tapes = [segment.tape for segment in piece.segments]
     experts, rest = unit.apart
-    return [(experts, joined(tapes[: weights[-1] + 1])), (rest, joined(tapes[weights[-1] + 1 :]))]
+    return [(experts, join(tapes[: weights[-1] + 1])), (rest, join(tapes[weights[-1] + 1 :]))]
 
 
-def _weights(parts: _Parts) -> Iterator[Stretch]:
+def _record_weights(action: _Action) -> Iterator[Stretch]:
     """All of a chunk's weight gradients are made before the first joins fp32 ones or is reduced."""
-    chunk, turn = parts.chunk, parts.turn
-    several = [(parts.head, 1)] if parts.head else []
-    several += [(piece, count) for piece, _, count in reversed(parts.each)]
-    several += [(parts.embedding, 1)] if parts.embedding else []
+    chunk, turn, (layers, embedding, head) = action
+    several = [(head, 1)] if head else []
+    several += [(piece, count) for piece, _, count in reversed(layers)]
+    several += [(embedding, 1)] if embedding else []
     yield from (piece.made.times(count) for piece, count in several)
     yield from (piece.added.times(count) for piece, count in several)
     if chunk.sharding.stage >= 2 or chunk.sharding.widens or (chunk.sharding.stage == 1 and turn.last):
         # Once all are made the units are reduced as they stand in the module, the root first.
-        reducer = _Reducer(chunk._replace(waits=False), turn, last=chunk.unit(chunk.runs[-1][0]).each[0])
+        reducer = _Reducer(chunk._replace(waits=False), turn, last=chunk.get_unit(chunk.runs[-1][0]).each[0])
         frees = turn.frees and chunk.sharding.stage < 3
-        for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in parts.each)]:
+        for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in layers)]:
             each = []
             for own in reversed(unit.each) if unit.numel else []:
                 each += [*([chunk.sharding.free(own)] if frees else []), *reducer.after(own)]
-            yield joined(each).times(count)
+            yield join(each).times(count)
         yield from reducer.end()
     if turn.last:
-        alone = sum(unit.alone * count for _, unit, count in parts.each)
-        yield changes((BUFFERS, (chunk.elements() - alone) * chunk.sent))
+        alone = sum(unit.alone * count for _, unit, count in layers)
+        yield change(BUFFERS, (chunk.count_elements() - alone) * chunk.sent)
 
 
 class _Buckets:
@@ -257,7 +264,7 @@ class _Buckets:
 
     def add(self, numel: int) -> Stretch:
         self._waiting += numel * self.element
-        return self.rest() if self._waiting >= BUCKET_BYTES else changes()
+        return self.rest() if self._waiting >= BUCKET_BYTES else EMPTY
 
     def after(self, segments: Sequence[Segment], unit: Unit, count: int) -> Iterator[Stretch]:
         """So many backwards of one layer, with what its gradients fill as they come; those of experts that no other
@@ -271,7 +278,7 @@ class _Buckets:
     def rest(self) -> Stretch:
         """What is left when the last gradients have come."""
         left, self._waiting = self._waiting, 0
-        return changes((BUFFERS, left))
+        return change(BUFFERS, left)
 
 
 class _Reducer:
@@ -288,7 +295,7 @@ class _Reducer:
 
     def _last_of_chunk(self) -> Unit:
         chunk = self._chunk
-        return chunk.root if chunk.root.numel else chunk.unit(chunk.runs[0][0]).each[-1]
+        return chunk.root if chunk.root.numel else chunk.get_unit(chunk.runs[0][0]).each[-1]
 
     def after(self, unit: Unit) -> list[Stretch]:
         z, found = self._z, list[Stretch]()
@@ -306,3 +313,6 @@ class _Reducer:
         if self._reduces and self._turn.last:
             return [self._z.drop_reduced(self._before)]
         return []
+
+
+_RECORDERS = {"F": _record_forward, "B": _record_backward, "W": _record_weights}

@@ -13,12 +13,12 @@ def embed(g: Graph, s: Shape) -> Variable:
     """Rows of the token table, and of the positions' for gpt."""
     model, tape = s.model, g.tape
     if s.tp > 1:
-        tape.briefly(s.hidden_bytes, WORKING)
+        tape.touch(s.hidden_bytes, WORKING)
         partial = tape.take(s.hidden_bytes, WORKING)
         parts = tape.take(s.hidden_bytes if s.sequence_parallel and s.sequences > 1 else 0, WORKING)
         rows = g.variable(s.part_bytes)
         if s.sequence_parallel:
-            tape.briefly(s.staged(s.hidden_bytes), BUFFERS)
+            tape.touch(s.staged(s.hidden_bytes), BUFFERS)
         tape.drop(partial, parts)
     else:
         rows = g.variable(s.hidden_bytes)
@@ -50,9 +50,9 @@ def _embed_backward(g: Graph, s: Shape, rows: Variable) -> None:
         grad = g.taken(rows)
         if s.sequence_parallel:
             gathered = g.tape.take(s.hidden_bytes, WORKING)
-            g.tape.briefly(s.staged(s.hidden_bytes), BUFFERS)
+            g.tape.touch(s.staged(s.hidden_bytes), BUFFERS)
             if s.sequences > 1:
-                g.tape.briefly(s.hidden_bytes, WORKING)
+                g.tape.touch(s.hidden_bytes, WORKING)
             g.tape.drop(grad)
             grad = gathered
         masked = g.tape.take(s.hidden_bytes, WORKING)

@@ -119,7 +119,7 @@ class Graph:
         self._saves += 1
         if self._saves == self._last_save:
             self._needing = len(self._nodes) + 1
-            self.tape.end()
+            self.tape.end_deferred()
 
     def recomputed(
         self, inputs: Sequence[Variable], forward: Callable[..., Variable], *, kept_bytes: int = 0, whole: bool = False
@@ -137,7 +137,7 @@ class Graph:
         def run() -> None:
             grad, mark = self.taken(out), self.mark()
             again = [Variable(tape.hold(x.buffer)) for x in inputs]
-            tape.put_off()
+            tape.defer()
             self._last_save = None if whole else self._saves + saves
             made = forward(*again)
             self.done(made)
@@ -145,7 +145,7 @@ class Graph:
             if not whole:
                 self.backward(self._needing)
             self.release(outputs)
-            tape.catch_up(later)
+            tape.replay(later)
             self.backward(mark)
             self.release([*(x.buffer for x in again), *kept])
             for variable, copy in zip(inputs, again, strict=True):
@@ -173,7 +173,7 @@ class Graph:
         """An operation on tensors. `extra` bytes are saved besides; `beside` are needed for a moment."""
         tape = self.tape
         if beside:
-            tape.briefly(beside, WORKING)
+            tape.touch(beside, WORKING)
         kept = self.save(*saves) + self.save_bytes(extra)
         out = self.variable(num_bytes, part)
         if saves_output:
@@ -183,7 +183,7 @@ class Graph:
             grad = self.taken(out)
             self.unpack(kept)
             if backward_beside:
-                tape.briefly(backward_beside, WORKING)
+                tape.touch(backward_beside, WORKING)
             grads = [tape.take(v.num_bytes, WORKING) for v in inputs]
             tape.drop(grad)
             self.release(kept)

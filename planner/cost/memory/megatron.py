@@ -9,27 +9,28 @@ tests publish such peaks (`python -m benchmarks.published`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from planner.cost.memory.chunk import Chunk
-from planner.cost.memory.shape import Shape, shape_of
-from planner.cost.memory.stage import Fullest, rank_of_stage
+from planner.cost.memory.rank import Peak, StageMemory
+from planner.cost.memory.shape import Shape, get_shape
 from planner.cost.memory.tape import (
     ACTIVATIONS,
     BUFFERS,
     GATHERED,
     GRADIENTS,
     LOGITS,
-    NOTHING,
     OPTIMIZER,
     PARAMETERS,
+    PARTS,
     WORKING,
     Levels,
 )
 from planner.cost.pipes import chunks_in_flight
+from planner.cost.resolved_plan import ResolvedPlan
 from planner.facts.model_shapes import count_expert_rows
 from planner.facts.placements import count_local_kv_heads
-from planner.facts.precision import FP8_BYTES, FP32_BYTES, get_mixed_precision
-from planner.facts.spec import JobSpec
+from planner.facts.precision import FP8_BYTES, FP32_BYTES
 
 WHEN = "when the first backward begins"
 MASK_BYTES = 1  # of a dropout, an element
@@ -38,88 +39,88 @@ FP8_COPIES = 2  # of a weight, which stay beside it: for forward, and transposed
 LOGIT_BYTES = 6  # of one logit: as it came, and in fp32, where softmax and its gradient take its place
 
 
-def fullest(spec: JobSpec, stage: int) -> Fullest:
-    """Levels by part on a rank of the stage."""
-    return Fullest(_levels(spec, stage), WHEN)
+class MegatronMemory(StageMemory):
+    """The memory of each pipeline stage of a plan that runs on Megatron."""
+
+    def find_peak(self, stage: int) -> Peak:
+        return Peak(self._get_levels(stage), WHEN)
+
+    def max_bytes(self, stages: tuple[int, ...], limit: int | None = None) -> int:
+        return sum(self._get_levels(min(stages)))  # earlier stages keep more micro-batches in flight
+
+    def min_bytes(self, stage: int) -> int:
+        return sum(self._get_state(stage))
+
+    def gradient_bytes(self, stage: int) -> int:
+        return self._get_state(stage)[GRADIENTS]
+
+    def layer_bytes(self, *, moe: bool = False) -> int:
+        return sum(_kept(self.shape, moe=moe))
+
+    def _get_levels(self, stage: int) -> Levels:
+        found = self._get_state(stage)
+        rank, layout = self.get_rank(stage), self.plan.layout
+        shape, shares = self.shape, len(rank.chunks)
+        kinds = [(moe, count) for chunk in rank.chunks for moe, count in chunk.runs]
+        kept = sum(count * sum(_kept(shape, moe=moe)) for moe, count in kinds)
+        flight = min(
+            chunks_in_flight(layout, stage, self.plan.train.micro_batches), self.plan.train.micro_batches * shares
+        )
+        found[ACTIVATIONS] = kept * flight // shares
+        again = replace(shape, recompute="none")
+        working = max(_grads(shape, moe=moe) for moe, _ in kinds)
+        if shape.recompute == "full":
+            working += max(sum(_kept(again, moe=moe)) for moe, _ in kinds)
+        if any(chunk.last for chunk in rank.chunks):
+            found[LOGITS] = shape.tokens * shape.vocab_rows * LOGIT_BYTES
+            found[ACTIVATIONS] += 2 * shape.part_bytes  # the final norm's input and output
+            working = max(0, working - found[LOGITS])  # logits are gone before a layer's backward
+        found[WORKING] = working
+        return tuple(found)
+
+    def _get_state(self, stage: int) -> list[int]:
+        """Return the levels of weights, gradients, and optimizer (ZeRO 1910.02054 figure 1).
+
+        Each chunk but the first also keeps its last input and the gradient of that input until the next input arrives
+        (`set_input_tensor` in Megatron-LM's transformer_block.py).
+        """
+        rank, layout, mix = self.get_rank(stage), self.plan.layout, self.plan.mix
+        whole = sum(chunk.count_elements() for chunk in rank.chunks)
+        shard = sum(chunk.count_elements(shard=True) for chunk in rank.chunks) if layout.zero else whole
+        found = [0] * len(PARTS)
+        found[PARAMETERS] = (shard if layout.zero == 3 else whole) * mix.compute_bytes
+        found[GRADIENTS] = (shard if layout.zero >= 2 else whole) * mix.gradient_bytes
+        found[OPTIMIZER] = shard * mix.optimizer_bytes
+        if self.plan.train.precision == "fp8":
+            found[PARAMETERS] += FP8_COPIES * FP8_BYTES * sum(_narrow_elements(chunk) for chunk in rank.chunks)
+        found[BUFFERS] = 2 * rank.message * sum(not chunk.first for chunk in rank.chunks)
+        if layout.keep_gathered:
+            found[GATHERED] = max(chunk.count_elements() for chunk in rank.chunks) * mix.compute_bytes
+        elif (
+            layout.zero == 3
+        ):  # a layer in use, and the next; all else to a step's end (megatron_fsdp.py, `_post_forward`)
+            layers = 2 * max(unit.numel for c in rank.chunks for unit in (c.dense, c.moe))
+            found[GATHERED] = (layers + sum(chunk.root.numel for chunk in rank.chunks)) * mix.compute_bytes
+        return found
 
 
-def most_bytes(spec: JobSpec, stages: tuple[int, ...]) -> int:
-    """The sum of `fullest` on the fullest of `stages`, which hold alike: earlier ones keep more in flight."""
-    return sum(_levels(spec, min(stages)))
+def saved_bytes(plan: ResolvedPlan, *, moe: bool) -> int:
+    """Return the bytes that the operations of one layer save of a micro-batch.
 
-
-def least_bytes(spec: JobSpec, stage: int) -> int:
-    """What no choice of micro-batches or recompute can go below."""
-    levels = _state(spec, stage)
-    return sum(levels)
-
-
-def gradient_bytes(spec: JobSpec, stage: int) -> int:
-    """Of a step's gradients, which stand all the while."""
-    return _state(spec, stage)[GRADIENTS]
-
-
-def layer_bytes(spec: JobSpec, *, moe: bool) -> int:
-    """What one layer keeps of a micro-batch."""
-    return sum(_kept(shape_of(spec), moe=moe))
-
-
-def saved_bytes(spec: JobSpec, *, moe: bool) -> int:
-    """What one layer's operations save of a micro-batch: a tensor as often as one saves it, unfused scores by their
-    softmax and by the product that takes them."""
-    shape, kept = shape_of(spec), layer_bytes(spec, moe=moe)
+    A tensor counts once per operation that saves it. Unfused scores are saved by softmax and by the next matmul.
+    """
+    shape = get_shape(plan.micro_batch)
+    kept = sum(_kept(shape, moe=moe))
     if shape.attention != "unfused":
         return kept
     heads = shape.model.num_heads // shape.tp
-    times = 2 if shape.recompute == "selective" else 1  # one of them counts among what is kept otherwise
+    times = 2 if shape.recompute == "selective" else 1  # one of them is part of `kept` otherwise
     return kept + times * shape.tokens * shape.seq_len * heads * SOFTMAX_BYTES
-
-
-def _levels(spec: JobSpec, stage: int) -> Levels:
-    found = _state(spec, stage)
-    rank, layout = rank_of_stage(spec, stage), spec.layout
-    shape, shares = rank.chunks[0].shape, len(rank.chunks)
-    kinds = [(moe, count) for chunk in rank.chunks for moe, count in chunk.runs]
-    kept = sum(count * sum(_kept(shape, moe=moe)) for moe, count in kinds)
-    flight = min(chunks_in_flight(layout, stage, spec.train.micro_batches), spec.train.micro_batches * shares)
-    found[ACTIVATIONS] = kept * flight // shares
-    again = shape._replace(recompute="none")
-    working = max(_grads(shape, moe=moe) for moe, _ in kinds)
-    if shape.recompute == "full":
-        working += max(sum(_kept(again, moe=moe)) for moe, _ in kinds)
-    if any(chunk.last for chunk in rank.chunks):
-        found[LOGITS] = shape.tokens * shape.vocab_rows * LOGIT_BYTES
-        found[ACTIVATIONS] += 2 * shape.part_bytes  # the final norm's input and output
-        working = max(0, working - found[LOGITS])  # logits are gone before a layer's backward
-    found[WORKING] = working
-    return tuple(found)
-
-
-def _state(spec: JobSpec, stage: int) -> list[int]:
-    """Weights, gradients and moments from step to step (ZeRO 1910.02054 figure 1); and of each chunk but the first the
-    input that it was sent last, with its gradient: nothing lets go of them before the next comes (Megatron-LM's
-    transformer_block.py, `set_input_tensor`)."""
-    rank, layout, mix = rank_of_stage(spec, stage), spec.layout, get_mixed_precision(spec.train.precision)
-    whole = sum(chunk.elements() for chunk in rank.chunks)
-    shard = sum(chunk.elements(shard=True) for chunk in rank.chunks) if layout.zero else whole
-    found = list(NOTHING)
-    found[PARAMETERS] = (shard if layout.zero == 3 else whole) * mix.compute_bytes
-    found[GRADIENTS] = (shard if layout.zero >= 2 else whole) * mix.gradient_bytes
-    found[OPTIMIZER] = shard * mix.optimizer_bytes
-    if spec.train.precision == "fp8":
-        found[PARAMETERS] += FP8_COPIES * FP8_BYTES * sum(_narrow_elements(chunk) for chunk in rank.chunks)
-    found[BUFFERS] = 2 * rank.message * sum(not chunk.first for chunk in rank.chunks)
-    if layout.keep_gathered:
-        found[GATHERED] = max(chunk.elements() for chunk in rank.chunks) * mix.compute_bytes
-    elif layout.zero == 3:  # a layer in use, and the next; all else to a step's end (megatron_fsdp.py, `_post_forward`)
-        layers = 2 * max(unit.numel for c in rank.chunks for unit in (c.dense, c.moe))
-        found[GATHERED] = (layers + sum(chunk.root.numel for chunk in rank.chunks)) * mix.compute_bytes
-    return found
 
 
 def _narrow_elements(chunk: Chunk) -> int:
     """Of weights whose products run in fp8: all but the tables and norms of the ends."""
-    return chunk.elements() - chunk.root.numel
+    return chunk.count_elements() - chunk.root.numel
 
 
 def _kept(s: Shape, *, moe: bool) -> Iterator[int]:

@@ -1,28 +1,30 @@
-"""The moments of a rank's list of actions at which it can hold most, whatever the sizes.
+"""The moments of a schedule at which a rank can hold most, for any sizes of its tensors.
 
-What a rank holds when an action begins is a sum: chunks in flight, chunks whose weight gradients wait, what the first
-and the last backward of a chunk leave behind, messages. So a schedule is walked once, and a moment that another one
-exceeds in every respect is forgotten.
+The memory at the start of an action is a sum: chunks in flight, chunks whose weight gradients are pending, effects of
+the first and last actions of a chunk, and messages. So each schedule is walked once. A moment is dropped when another
+one exceeds it in every term.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import chain
 from operator import ge
 from typing import NamedTuple
 
 from planner.facts.layout import get_chunk_indices
-from planner.facts.pipeline_messages import Message, get_chunk_stages, order_exchanges
+from planner.facts.pipeline_messages import get_chunk_stages, order_requests
 from planner.facts.schedules import Action, build_actions, splits_backward
 from planner.facts.spec import Layout, Schedule
 from planner.facts.validation import format_count
 
 
-class Species(NamedTuple):
-    """An action as far as memory goes: F, B (I as well) or W of one of the rank's kinds of chunk.
+class ActionType(NamedTuple):
+    """An action as far as memory is concerned: F, B (also I), or W of a kind of chunk.
 
-    `frees`: after it the chunk's gathered weights are not needed in this step.
+    `chunk` indexes the kinds of chunk of the rank. `first` and `last` mark the first and last action of the step for
+    one chunk. `frees`: the step no longer needs the chunk's gathered weights afterwards.
     """
 
     kind: str
@@ -33,188 +35,219 @@ class Species(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """When an action of `species` begins. By kind of chunk: forwards whose backward is not done (`flight`), backwards
-    whose weights are not (`waiting`); `passed`: how often each first or last has been; `messages` besides. `twice`:
-    hidden states and gradients among messages that chunks count too, which `messages` is without."""
+    """The state of a rank when an action starts. Tuples without names are indexed by kind of chunk.
 
-    species: Species
+    Attributes:
+        flight: forwards whose backward has not run.
+        pending: backwards whose weight gradients are not computed.
+        passed: how often each first or last action has run.
+        messages: messages that only the pipeline holds.
+        shared: hidden states and gradients of messages that a chunk holds too.
+    """
+
+    action: ActionType
     flight: tuple[int, ...]
-    waiting: tuple[int, ...]
-    passed: tuple[tuple[Species, int], ...]
+    pending: tuple[int, ...]
+    passed: tuple[tuple[ActionType, int], ...]
     messages: int
-    twice: tuple[int, int]
+    shared: tuple[int, int]
 
     @property
     def words(self) -> str:
-        name = {"F": "a forward", "B": "a backward", "W": "a backward of weights"}[self.species.kind]
-        which = "the step's first" if self.species.first else "the step's last" if self.species.last else "a later one"
-        waiting = f", {sum(self.waiting)} whose weight gradients are not computed yet" if any(self.waiting) else ""
+        """The moment as a phrase for users."""
+        name = {"F": "a forward", "B": "a backward", "W": "a backward of weights"}[self.action.kind]
+        which = "the step's first" if self.action.first else "the step's last" if self.action.last else "a later one"
+        waiting = f", {sum(self.pending)} whose weight gradients are not computed yet" if any(self.pending) else ""
         return f"in {name} ({which}) with {format_count(sum(self.flight), 'chunk')} in flight{waiting}"
 
 
-class Pipe(NamedTuple):
-    """A schedule on one rank; `kinds` by chunk of the rank. `left`: the last forward of a chunk is unlike others."""
+class StageSchedule(NamedTuple):
+    """A schedule on one pipeline stage.
+
+    `kinds` holds the kind of each chunk of the stage. `frees_forward`: the last forward of a chunk frees weights.
+    """
 
     schedule: Schedule
     pp: int
     virtual_stages: int
     stage: int
     kinds: tuple[int, ...]
-    left: bool = False
+    frees_forward: bool = False
 
     @property
     def layout(self) -> Layout:
+        """A layout with this schedule."""
         return Layout(pp=self.pp, schedule=self.schedule, virtual_stages=self.virtual_stages)
 
 
-def moments(pipe: Pipe, micro_batches: int) -> tuple[Moment, ...]:
-    """Those that none exceeds, and the end of the step's last action is none of them."""
-    return _moments(pipe, steady(pipe, micro_batches))
+def find_peaks(schedule: StageSchedule, micro_batches: int) -> tuple[Moment, ...]:
+    """Return the moments that no other moment of the step exceeds."""
+    return _find_peaks(schedule, limit_micro_batches(schedule, micro_batches))
 
 
 @cache
-def _moments(pipe: Pipe, micro_batches: int) -> tuple[Moment, ...]:
-    return _highest(_walk(pipe, micro_batches))
+def _find_peaks(schedule: StageSchedule, micro_batches: int) -> tuple[Moment, ...]:
+    return _drop_exceeded(_walk(schedule, micro_batches))
 
 
-def moments_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> tuple[Moment, ...]:
-    """Of all `stages`, which hold alike, together: one of them is at its fullest when the fullest stage is."""
-    return _moments_of(pipe, stages, steady(pipe, micro_batches))
+def find_peaks_of_stages(schedule: StageSchedule, stages: tuple[int, ...], micro_batches: int) -> tuple[Moment, ...]:
+    """Return the highest moments of all `stages`, which hold equal parts of the model.
+
+    First and last actions come last: their effects take longer to compute, and the others may already exceed a limit.
+    """
+    return _find_peaks_of_stages(schedule, stages, limit_micro_batches(schedule, micro_batches))
 
 
 @cache
-def _moments_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> tuple[Moment, ...]:
-    return _highest(m for stage in stages for m in _moments(pipe._replace(stage=stage), micro_batches))
+def _find_peaks_of_stages(schedule: StageSchedule, stages: tuple[int, ...], micro_batches: int) -> tuple[Moment, ...]:
+    several = [_find_peaks(schedule._replace(stage=stage), micro_batches) for stage in stages]
+    highest = _drop_exceeded(chain.from_iterable(several)) if len(several) > 1 else several[0]
+    return tuple(sorted(highest, key=lambda moment: moment.action.first or moment.action.last))
 
 
 @cache
-def flights_of(pipe: Pipe, stages: tuple[int, ...], micro_batches: int) -> frozenset[tuple[int, ...]]:
-    """Chunks in flight at those moments."""
-    return frozenset(moment.flight for moment in moments_of(pipe, stages, micro_batches))
+def find_flights(schedule: StageSchedule, stages: tuple[int, ...], micro_batches: int) -> frozenset[tuple[int, ...]]:
+    """Return the chunks in flight at the highest moments of all `stages`."""
+    return frozenset(moment.flight for moment in find_peaks_of_stages(schedule, stages, micro_batches))
 
 
-def _highest(several: Iterable[Moment]) -> tuple[Moment, ...]:
-    found: dict[tuple[Species, tuple[tuple[Species, int], ...]], dict[tuple[int, ...], Moment]] = {}
-    for moment in dict.fromkeys(several):
-        others = found.setdefault((moment.species, moment.passed), {})
-        held = (moment.messages, *moment.flight, *moment.waiting)
-        if held in others or any(all(map(ge, other, held)) for other in others):
+def _drop_exceeded(moments: Iterable[Moment]) -> tuple[Moment, ...]:
+    groups: dict[tuple[ActionType, tuple[tuple[ActionType, int], ...]], dict[tuple[int, ...], Moment]] = {}
+    for moment in moments:
+        group = groups.setdefault((moment.action, moment.passed), {})
+        terms = (moment.messages, *moment.flight, *moment.pending)
+        if terms in group or any(all(map(ge, other, terms)) for other in group):
             continue
-        for other in [other for other in others if all(map(ge, held, other))]:
-            del others[other]
-        others[held] = moment
-    return tuple(moment for group in found.values() for moment in group.values())
+        for other in [other for other in group if all(map(ge, terms, other))]:
+            del group[other]
+        group[terms] = moment
+    return tuple(moment for group in groups.values() for moment in group.values())
 
 
-def steady(pipe: Pipe, micro_batches: int) -> int:
-    """So many show all that happens: then a schedule repeats itself, but for those that run all forwards first; a test
-    walks further."""
-    pp, chunks = pipe.pp, pipe.virtual_stages
-    if pipe.schedule in ("gpipe", "looped_bfs"):
+def limit_micro_batches(schedule: StageSchedule, micro_batches: int) -> int:
+    """Return how many micro-batches show every moment: most schedules repeat after a few times pp."""
+    pp, chunks = schedule.pp, schedule.virtual_stages
+    if schedule.schedule in ("gpipe", "looped_bfs"):
         return micro_batches
-    if pipe.schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and chunks > 1:
-        return min(micro_batches, (3 if pipe.schedule == "interleaved_1f1b" else 4) * pp)
+    if schedule.schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and chunks > 1:
+        return min(micro_batches, (3 if schedule.schedule == "interleaved_1f1b" else 4) * pp)
     return min(micro_batches, (2 * pp if chunks > 1 else pp) + 3)
 
 
-def _walk(pipe: Pipe, m: int) -> Iterator[Moment]:
-    layout, stage = pipe.layout, pipe.stage
+def _walk(schedule: StageSchedule, micro_batches: int) -> Iterator[Moment]:
+    """Yield each different moment of the step in order."""
+    layout, stage = schedule.layout, schedule.stage
     own = get_chunk_indices(layout, stage) if layout.pp > 1 else (0,)
-    kind_of = dict(zip(own, pipe.kinds, strict=True))
-    number = max(pipe.kinds) + 1
-    flight, waiting, passed = [0] * number, [0] * number, dict[Species, int]()
-    done: dict[tuple[str, int], int] = {}
-    messages = _Messages(pipe, m)
-    later = splits_backward(layout)
+    kind_of = dict(zip(own, schedule.kinds, strict=True))
+    flight, pending = [0] * (max(schedule.kinds) + 1), [0] * (max(schedule.kinds) + 1)
+    started = {(kind, chunk): 0 for kind in "FBW" for chunk in own}
+    types: dict[tuple[str, int, bool, bool, bool], ActionType] = {}
+    passed: dict[ActionType, int] = {}
+    passed_items: tuple[tuple[ActionType, int], ...] = ()
+    messages = _Messages(schedule, micro_batches)
+    has_split_backward = splits_backward(layout)
+    seen: set[tuple[object, ...]] = set()
 
-    def species(kind: str, chunk: int, *, whole: bool = True) -> Species:
-        count = done.get((kind, chunk), 0)
-        done[kind, chunk] = count + 1
-        backward = kind != "F"
-        last = (backward or pipe.left) and count == m - 1
-        return Species(kind, kind_of[chunk], count == 0, last, frees=backward and last and whole)
+    def start(kind: str, chunk: int, *, is_whole: bool) -> Moment | None:
+        """Count an action and return its moment if it is new."""
+        nonlocal passed_items
+        count = started[kind, chunk]
+        started[kind, chunk] = count + 1
+        is_last = (kind != "F" or schedule.frees_forward) and count == micro_batches - 1
+        key = kind, kind_of[chunk], count == 0, is_last, kind != "F" and is_last and is_whole
+        action = types.get(key) or types.setdefault(key, ActionType(*key))
+        state = (key, *flight, *pending, messages.number)
+        moment = None
+        if state not in seen:
+            seen.add(state)
+            moment = Moment(action, tuple(flight), tuple(pending), passed_items, messages.number, messages.shared)
+        if action.first or action.last:
+            passed[action] = passed.get(action, 0) + 1
+            passed_items = tuple(sorted(passed.items()))
+            seen.clear()
+        return moment
 
-    told: tuple[tuple[Species, int], ...] = ()
-
-    def moment(what: Species) -> Moment:
-        return Moment(what, tuple(flight), tuple(waiting), told, messages.number, messages.twice)
-
-    def pass_by(what: Species) -> None:
-        nonlocal told
-        if what.first or what.last:
-            passed[what] = passed.get(what, 0) + 1
-            told = tuple(sorted(passed.items()))
-
-    for index, action in enumerate(build_actions(layout, stage, m)):
+    for index, action in enumerate(build_actions(layout, stage, micro_batches)):
         kind, at = action.kind, kind_of[action.chunk]
         if kind != "W":
-            what = species("F" if kind == "F" else "B", action.chunk, whole=kind == "B")
-            yield moment(what)
-            pass_by(what)
+            if moment := start("F" if kind == "F" else "B", action.chunk, is_whole=kind == "B"):
+                yield moment
             flight[at] += 1 if kind == "F" else -1
-            if kind != "F" and later:
-                waiting[at] += 1
-            messages.after(action, waits=later)
-            messages.asked_after(index)
-        if kind == "W" or (kind == "B" and later):
-            what = species("W", action.chunk, whole=kind == "W")  # what a whole backward used it freed itself
-            yield moment(what)
-            pass_by(what)
-            waiting[at] -= 1
-            messages.after_weights(action)
+            if kind != "F" and has_split_backward:
+                pending[at] += 1
+            messages.finish(action, is_pending=has_split_backward)
+            messages.exchange_after(index)
+        if kind == "W" or (kind == "B" and has_split_backward):
+            # A whole backward frees its gathered weights itself.
+            if moment := start("W", action.chunk, is_whole=kind == "W"):
+                yield moment
+            pending[at] -= 1
+            messages.finish_weights(action)
         if kind == "W":
-            messages.asked_after(index)
+            messages.exchange_after(index)
 
 
 class _Messages:
-    """Hidden states and their gradients between stages, as `workers.trainer.parallel.pipeline_parallel` keeps them.
+    """Hidden states and gradients between stages, as `workers.trainer.parallel.pipeline_parallel` holds them.
 
-    A message is there from when it is asked for. What a chunk was given stays until its backward has ended, a gradient
-    for another chunk of the rank until that one's, for another rank until it is asked for. An output in flight counts
-    with its chunk, and what waits for its weights with its input and both gradients: `_twice` are those that are
-    counted elsewhere too.
+    A message is allocated when it is requested. A chunk's input stays until its backward ends. A gradient for another
+    chunk of the rank stays until the backward of that chunk, and a gradient for another rank until its request. Chunks
+    count the outputs in flight. Chunks with pending weight gradients count their input and both gradients: those
+    messages are in `_shared_states` and `_shared_gradients`.
     """
 
-    def __init__(self, pipe: Pipe, m: int) -> None:
-        self._stage, self._last = pipe.stage, pipe.pp * pipe.virtual_stages - 1
-        self._owner = get_chunk_stages(pipe.layout) if pipe.pp > 1 else {0: 0}
-        self._slots = order_exchanges(pipe.layout, m)[pipe.stage] if pipe.pp > 1 else ()
-        self._counted, self._twice = 0, set[Message]()
-        self.asked_after(-1)
+    def __init__(self, schedule: StageSchedule, micro_batches: int) -> None:
+        self._stage, self._last = schedule.stage, schedule.pp * schedule.virtual_stages - 1
+        layout = schedule.layout
+        self._owner = get_chunk_stages(layout) if schedule.pp > 1 else {0: 0}
+        self._micro_batches = micro_batches
+        self._requests: Iterator[tuple[int, int]] = iter(())
+        if schedule.pp > 1:
+            requests = order_requests(layout, micro_batches)[schedule.stage]
+            self._requests = zip(requests.slots, requests.codes, strict=True)
+        self._next = next(self._requests, None)
+        self._counted = 0
+        self._shared_states, self._shared_gradients = set[tuple[int, int]](), set[tuple[int, int]]()
+        self.exchange_after(-1)
 
     @property
     def number(self) -> int:
-        return self._counted - len(self._twice)
+        """Messages that no chunk counts."""
+        return self._counted - len(self._shared_states) - len(self._shared_gradients)
 
     @property
-    def twice(self) -> tuple[int, int]:
-        """Hidden states and gradients."""
-        states = sum(message.kind == "F" for message in self._twice)
-        return states, len(self._twice) - states
+    def shared(self) -> tuple[int, int]:
+        """Hidden states and gradients that chunks count too."""
+        return len(self._shared_states), len(self._shared_gradients)
 
-    def asked_after(self, index: int) -> None:
-        """What is asked for after the action of this index, -1 for before the first."""
-        for message, _, receiver in self._slots[index + 1] if self._slots else ():
-            if receiver == self._stage:
+    def exchange_after(self, index: int) -> None:
+        """Request the messages that follow an action. The index -1 is the start of the step."""
+        while self._next is not None and self._next[0] == index + 1:
+            chunk, micro_batch = divmod(self._next[1] // 2, self._micro_batches)
+            if self._owner[chunk] == self._stage:
                 self._counted += 1
-            elif message.kind == "B":
+            elif self._next[1] % 2:  # a gradient for another rank
                 self._counted -= 1
-                self._twice.discard(message)
+                self._shared_gradients.discard((chunk, micro_batch))
+            self._next = next(self._requests, None)
 
-    def after(self, action: Action, *, waits: bool) -> None:
+    def finish(self, action: Action, *, is_pending: bool) -> None:
+        """Update the messages after a forward or backward."""
         if action.kind == "F":
             return
         _, i, chunk = action
-        own = chunk > 0 and self._owner[chunk - 1] == self._stage
-        self._counted -= chunk < self._last  # its output's gradient
-        # Its input's gradient stays: for a chunk of this rank beside the input, else in place of it.
-        self._counted += own
-        self._twice.discard(Message("F", chunk + 1, i))
-        if waits and chunk:
-            self._twice.add(Message("B", chunk - 1, i))
-        if waits and own:
-            self._twice.add(Message("F", chunk, i))
+        is_own = chunk > 0 and self._owner[chunk - 1] == self._stage
+        self._counted -= chunk < self._last  # the gradient of its output
+        # The gradient of its input stays: next to the input for a chunk of this rank, otherwise in its place.
+        self._counted += is_own
+        self._shared_states.discard((chunk + 1, i))
+        if is_pending and chunk:
+            self._shared_gradients.add((chunk - 1, i))
+        if is_pending and is_own:
+            self._shared_states.add((chunk, i))
 
-    def after_weights(self, action: Action) -> None:
+    def finish_weights(self, action: Action) -> None:
+        """Update the messages after a backward of weights."""
         _, i, chunk = action
-        self._twice -= {Message("F", chunk, i), Message("B", chunk - 1, i), Message("B", chunk, i)}
+        self._shared_states.discard((chunk, i))
+        self._shared_gradients.difference_update(((chunk - 1, i), (chunk, i)))

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from planner.cost.memory.ends import embed, head, loss
 from planner.cost.memory.graph import Graph, Segment, Sums
 from planner.cost.memory.layer import layer
-from planner.cost.memory.shape import Shape, shape_of
-from planner.cost.memory.tape import EMPTY, GRADIENTS, WORKING, Stretch, Tape, joined
-from planner.facts.spec import JobSpec
+from planner.cost.memory.shape import Shape
+from planner.cost.memory.tape import EMPTY, GRADIENTS, WORKING, Stretch, Tape, join
 
 
 class Piece(NamedTuple):
@@ -100,13 +99,8 @@ def _finished(g: Graph, forward: Stretch) -> Piece:
     backward = g.tape.cut()
     if not g.waits:
         segments = (*g.segments, Segment(backward, 0, grouped=False))
-        return Piece(forward, joined(segment.tape for segment in segments), segments=segments)
+        return Piece(forward, join(segment.tape for segment in segments), segments=segments)
     g.make_weights()
     made = g.tape.cut()
     g.add_weights()
     return Piece(forward, backward, made, g.tape.cut())
-
-
-def layer_bytes(spec: JobSpec, *, moe: bool = False) -> int:
-    """What one layer keeps from a micro-batch's forward to its backward, on one rank."""
-    return sum(layer_piece(shape_of(spec), "keep", moe=moe, waits=False).forward.net)

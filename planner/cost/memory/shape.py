@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import lru_cache
 
+from planner.cost.resolved_plan import MAX_SHARED_PARTS, MicroBatch
 from planner.facts.placements import get_vocab_rows
 from planner.facts.precision import FP8_BYTES, get_mixed_precision
-from planner.facts.spec import AttentionKernel, JobSpec, ModelSpec, Recompute
-from planner.facts.stages import get_micro_batch_tokens
+from planner.facts.spec import AttentionKernel, ModelSpec, Recompute
 from planner.hardware.stacks import STACKS
 
 
-class Shape(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class Shape:
     """What one rank computes of a layer with one micro-batch. `tokens` of its cp part, `element` bytes of the compute
     type, `narrow` of what products take; `parts` that sequence parallelism divides the residual stream into.
     `documents`: attention stays within them. `fused_loss`, `gathers_logits`, `keeps_opened`, `repeats_operations` and
@@ -84,12 +86,16 @@ class Shape(NamedTuple):
         return self.recompute == "selective" and self.repeats_operations
 
 
-def shape_of(spec: JobSpec) -> Shape:
+@lru_cache(maxsize=MAX_SHARED_PARTS)
+def get_shape(work: MicroBatch) -> Shape:
+    """Return the shape of a micro-batch on one rank."""
+    spec = work.spec
     layout, train, stack = spec.layout, spec.train, STACKS[spec.resources.stack]
+    mix = get_mixed_precision(train.precision)
     return Shape(
         model=spec.model,
         vocab_rows=get_vocab_rows(spec),
-        tokens=get_micro_batch_tokens(spec),
+        tokens=work.tokens,
         sequences=spec.micro_batch_size,
         seq_len=train.seq_len,
         tp=layout.tp,
@@ -97,15 +103,13 @@ def shape_of(spec: JobSpec) -> Shape:
         cp=layout.cp,
         ring=layout.cp_method == "ring",
         ep=layout.ep,
-        element=get_mixed_precision(train.precision).compute_bytes,
+        element=mix.compute_bytes,
         recompute=layout.recompute,
         regather=layout.regather,
         attention=train.attention,
         documents=train.document_end is not None,
         dropout=train.dropout,
-        narrow=FP8_BYTES
-        if get_mixed_precision(train.precision).gemm == "fp8"
-        else get_mixed_precision(train.precision).compute_bytes,
+        narrow=FP8_BYTES if mix.gemm == "fp8" else mix.compute_bytes,
         fused_loss=stack.fused_loss or (stack.compiles_loss and train.compile),
         gathers_logits=stack.gathers_logits,
         keeps_opened=stack.keeps_opened,

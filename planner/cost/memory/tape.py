@@ -1,7 +1,6 @@
-"""What is allocated and freed, in order, and the most that was there at once.
+"""A tape of allocations: the memory that a stretch of work adds at its peak and at its end.
 
-A stretch of the tape is known by two figures: its highest level over where it began, and where it ends. Stretches join
-by these alone, so a layer is walked once, however many follow one another.
+Stretches join by these two figures alone. So one layer is recorded once, however many layers follow each other.
 """
 
 from __future__ import annotations
@@ -21,73 +20,89 @@ PARTS = (
     "copies",
 )
 PARAMETERS, GRADIENTS, OPTIMIZER, GATHERED, ACTIVATIONS, LOGITS, WORKING, BUFFERS, COPIES = range(len(PARTS))
-NOTHING = (0,) * len(PARTS)
-Levels = tuple[int, ...]
+Levels = tuple[int, ...]  # bytes by part
+NO_BYTES: Levels = (0,) * len(PARTS)
+# A search adds millions of levels. Packed into one integer, two levels add up in one operation.
+LANE_BITS = 160  # per part; the largest spec needs 2**110 bytes
+
+
+def pack(levels: Iterable[int]) -> int:
+    """Return the bytes of all parts as one integer, which adds and multiplies like the levels themselves."""
+    return sum(num_bytes << (LANE_BITS * part) for part, num_bytes in enumerate(levels))
+
+
+def pack_part(part: int, num_bytes: int) -> int:
+    """Return packed levels that hold bytes of a single part."""
+    return num_bytes << (LANE_BITS * part)
+
+
+def unpack(packed: int) -> Levels:
+    """Return the bytes of each part, which may be negative."""
+    levels = []
+    for _ in PARTS:
+        num_bytes = packed & ((1 << LANE_BITS) - 1)
+        if num_bytes >> (LANE_BITS - 1):
+            num_bytes -= 1 << LANE_BITS
+        levels.append(num_bytes)
+        packed = (packed - num_bytes) >> LANE_BITS
+    return tuple(levels)
 
 
 class Stretch(NamedTuple):
-    """Bytes by part over the level it began with, at its highest moment and at its end; and their sums."""
+    """Bytes that a stretch of work adds to the level at its start, at its peak and at its end."""
 
-    peak: Levels
-    net: Levels
+    packed_peak: int
+    packed_net: int
     peak_bytes: int
     net_bytes: int
 
+    @property
+    def peak(self) -> Levels:
+        """Bytes by part at the peak."""
+        return unpack(self.packed_peak)
+
+    @property
+    def net(self) -> Levels:
+        """Bytes by part at the end."""
+        return unpack(self.packed_net)
+
     def then(self, other: Stretch) -> Stretch:
-        net = plus(self.net, other.net)
-        higher = self.net_bytes + other.peak_bytes
-        if higher > self.peak_bytes:
-            return Stretch(plus(self.net, other.peak), net, higher, self.net_bytes + other.net_bytes)
-        return Stretch(self.peak, net, self.peak_bytes, self.net_bytes + other.net_bytes)
+        """Return this stretch followed by another one."""
+        net, net_bytes = self.packed_net + other.packed_net, self.net_bytes + other.net_bytes
+        peak_bytes = self.net_bytes + other.peak_bytes
+        if peak_bytes > self.peak_bytes:
+            return Stretch(self.packed_net + other.packed_peak, net, peak_bytes, net_bytes)
+        return Stretch(self.packed_peak, net, self.peak_bytes, net_bytes)
 
     def times(self, count: int) -> Stretch:
-        """So many of them in a row: the last is the highest if each leaves something, else the first."""
+        """Return `count` repetitions: the last one peaks if each adds bytes, otherwise the first."""
         if count == 1:
             return self
         if count < 1:
             return EMPTY
-        before, before_bytes = times(self.net, count - 1), self.net_bytes * (count - 1)
-        net = plus(before, self.net)
+        before, before_bytes = self.packed_net * (count - 1), self.net_bytes * (count - 1)
+        net, net_bytes = before + self.packed_net, before_bytes + self.net_bytes
         if self.net_bytes > 0:
-            return Stretch(plus(before, self.peak), net, before_bytes + self.peak_bytes, count * self.net_bytes)
-        return Stretch(self.peak, net, self.peak_bytes, count * self.net_bytes)
+            return Stretch(before + self.packed_peak, net, before_bytes + self.peak_bytes, net_bytes)
+        return Stretch(self.packed_peak, net, self.peak_bytes, net_bytes)
 
 
-def stretch(peak: Levels, net: Levels) -> Stretch:
-    return Stretch(peak, net, sum(peak), sum(net))
+EMPTY = Stretch(0, 0, 0, 0)
 
 
-EMPTY = stretch(NOTHING, NOTHING)
-
-
-def plus(a: Levels, b: Levels) -> Levels:
-    # Part by part: this is most of what a search does.
-    a0, a1, a2, a3, a4, a5, a6, a7, a8 = a
-    b0, b1, b2, b3, b4, b5, b6, b7, b8 = b
-    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7, a8 + b8
-
-
-def times(a: Levels, count: int) -> Levels:
-    return tuple([x * count for x in a])
-
-
-def level(part: int, num_bytes: int) -> Levels:
-    """So much of one part."""
-    found = [0] * len(PARTS)
-    found[part] = num_bytes
-    return tuple(found)
-
-
-def joined(stretches: Iterable[Stretch]) -> Stretch:
-    """One after the other."""
-    found = EMPTY
+def join(stretches: Iterable[Stretch]) -> Stretch:
+    """Return the stretches one after the other."""
+    peak = net = peak_bytes = net_bytes = 0
     for stretch in stretches:
-        found = found.then(stretch)
-    return found
+        if net_bytes + stretch.peak_bytes > peak_bytes:
+            peak, peak_bytes = net + stretch.packed_peak, net_bytes + stretch.peak_bytes
+        net += stretch.packed_net
+        net_bytes += stretch.net_bytes
+    return Stretch(peak, net, peak_bytes, net_bytes)
 
 
 class Buffer:
-    """Bytes that stay until nobody holds them."""
+    """Bytes that stay allocated until the last holder drops them."""
 
     __slots__ = ("counts", "holders", "num_bytes", "part")
 
@@ -95,31 +110,31 @@ class Buffer:
         self.num_bytes, self.part, self.holders, self.counts = num_bytes, part, 1, False
 
 
-Later = list[tuple[Buffer, bool]]  # taken, or freed
+Deferred = list[tuple[Buffer, bool]]  # (buffer, whether it is allocated or freed)
 
 
 class Tape:
-    """Levels as they change; `cut` gives what was recorded since the last."""
+    """Records allocations. `cut` returns what was recorded since the last cut."""
 
     def __init__(self) -> None:
-        self._later: Later | None = None
+        self._deferred: Deferred | None = None
         self._ended = False
         self._restart()
 
     def _restart(self) -> None:
         self._levels, self._total = [0] * len(PARTS), 0
-        self._peak, self._at_peak = 0, NOTHING
+        self._peak, self._at_peak = 0, NO_BYTES
 
     def take(self, num_bytes: int, part: int) -> Buffer:
-        """Allocate for one holder."""
+        """Allocate a buffer with one holder."""
         buffer = Buffer(num_bytes, part)
-        if self._later is None:
-            self._count(buffer)
+        if self._deferred is None:
+            self._allocate(buffer)
         elif not self._ended:
-            self._later.append((buffer, True))
+            self._deferred.append((buffer, True))
         return buffer
 
-    def _count(self, buffer: Buffer) -> None:
+    def _allocate(self, buffer: Buffer) -> None:
         buffer.counts = True
         self._levels[buffer.part] += buffer.num_bytes
         self._total += buffer.num_bytes
@@ -127,18 +142,18 @@ class Tape:
             self._peak, self._at_peak = self._total, tuple(self._levels)
 
     def hold(self, buffer: Buffer) -> Buffer:
-        """One holder more."""
+        """Add a holder and return the buffer."""
         buffer.holders += 1
         return buffer
 
     def drop(self, *buffers: Buffer) -> None:
-        """One holder less of each; the last frees."""
+        """Remove a holder from each buffer. A buffer without holders is freed."""
         for buffer in buffers:
             buffer.holders -= 1
             if buffer.holders:
                 continue
-            if self._later is not None:
-                self._later.append((buffer, False))
+            if self._deferred is not None:
+                self._deferred.append((buffer, False))
             else:
                 self._free(buffer)
 
@@ -147,31 +162,34 @@ class Tape:
             self._levels[buffer.part] -= buffer.num_bytes
             self._total -= buffer.num_bytes
 
-    def put_off(self) -> None:
-        """What follows does not happen yet, and what is taken after `end`, never."""
-        self._later, self._ended = [], False
+    def defer(self) -> None:
+        """Record the following operations for later. Allocations after `end_deferred` are skipped."""
+        self._deferred, self._ended = [], False
 
-    def end(self) -> None:
+    def end_deferred(self) -> None:
+        """Skip further allocations until `resume`."""
         self._ended = True
 
-    def resume(self) -> Later:
-        """From now on everything happens at once; what was put off does when `catch_up` is given it."""
-        assert self._later is not None
-        later, self._later = self._later, None
-        return later
+    def resume(self) -> Deferred:
+        """Return the deferred operations, and record immediately from now on."""
+        assert self._deferred is not None
+        deferred, self._deferred = self._deferred, None
+        return deferred
 
-    def catch_up(self, later: Later) -> None:
-        for buffer, taken in later:
-            if taken:
-                self._count(buffer)
+    def replay(self, deferred: Deferred) -> None:
+        """Carry out operations that were deferred."""
+        for buffer, is_allocated in deferred:
+            if is_allocated:
+                self._allocate(buffer)
             else:
                 self._free(buffer)
 
-    def briefly(self, num_bytes: int, part: int) -> None:
-        """Allocate and free at once."""
+    def touch(self, num_bytes: int, part: int) -> None:
+        """Allocate a buffer and free it immediately."""
         self.drop(self.take(num_bytes, part))
 
     def cut(self) -> Stretch:
-        found = Stretch(self._at_peak, tuple(self._levels), self._peak, self._total)
+        """Return the stretch since the last cut and start a new one."""
+        found = Stretch(pack(self._at_peak), pack(self._levels), self._peak, self._total)
         self._restart()
         return found

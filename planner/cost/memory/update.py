@@ -14,15 +14,17 @@ from planner.facts.stages import BUCKET_BYTES, is_expert_unit
 TURNED_ELEMENTS = 2**24  # at a time, or one tensor that has more
 
 
-class Turned(NamedTuple):
-    """Bytes of gradients as they came and in fp32, when most of both are there."""
+class UpdatePeak(NamedTuple):
+    """Bytes of gradients in their own type and in fp32 at the peak of the update."""
 
-    came: int
+    gradients: int
     fp32: int
 
 
 @cache
-def turned(units: tuple[ParameterUnit, ...], element: int, *, summed: bool, experts_summed: bool) -> Turned:
+def find_update_peak(
+    units: tuple[ParameterUnit, ...], element: int, *, summed: bool, experts_summed: bool
+) -> UpdatePeak:
     """Gradients of `element` bytes, each let go when its copy is there.
 
     Where replicas were `summed` in buckets, a gradient shares its memory with others, and goes with the last of them.
@@ -36,12 +38,12 @@ def turned(units: tuple[ParameterUnit, ...], element: int, *, summed: bool, expe
     for index, size in enumerate(sizes):
         left[bucket_of[index]] += size
     whole, came = left.copy(), sum(sizes) * element
-    most = Turned(came, 0)
+    most = UpdatePeak(came, 0)
     for some in _at_a_time(sizes):
         fp32 = 0
         for index in some:
             fp32 += sizes[index] * FP32_BYTES
-            most = max(most, Turned(came, fp32), key=sum)
+            most = max(most, UpdatePeak(came, fp32), key=sum)
             bucket = bucket_of[index]
             left[bucket] -= sizes[index]
             came -= 0 if left[bucket] else whole[bucket] * element

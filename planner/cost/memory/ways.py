@@ -57,7 +57,7 @@ def entered(g: Graph, s: Shape, x: Entered) -> Variable:
         grad = g.taken(out)
         parts = tape.take(s.hidden_bytes, BUFFERS) if s.sequences > 1 else None
         summed = tape.take(x.part.num_bytes, WORKING)
-        tape.briefly(s.staged(s.hidden_bytes), BUFFERS)
+        tape.touch(s.staged(s.hidden_bytes), BUFFERS)
         tape.drop(grad, *([parts] if parts else []))
         g.give(x.part, summed)
 
@@ -128,7 +128,7 @@ def columns(g: Graph, s: Shape, x: Entered, products: Sequence[Product]) -> list
 def _gathered(g: Graph, s: Shape, whole: int, *, copies: bool) -> Variable:
     """Parts of several sequences do not lie as the whole does: they are copied."""
     parts = g.variable(whole)
-    g.tape.briefly(s.staged(whole), BUFFERS)
+    g.tape.touch(s.staged(whole), BUFFERS)
     if not copies:
         return parts
     out = g.variable(whole)
@@ -145,7 +145,7 @@ def leave(g: Graph, s: Shape, x: Variable) -> Variable:
     parts = tape.take(whole if s.sequence_parallel and copies else 0, BUFFERS)
     out = g.variable(x.num_bytes // s.parts)
     if s.sequence_parallel:
-        tape.briefly(s.staged(whole), BUFFERS)
+        tape.touch(s.staged(whole), BUFFERS)
     tape.drop(parts)
     g.done(x)
 

@@ -7,10 +7,9 @@ scatters by way of a copy, which is gone when the call is over.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
-from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, NOTHING, Stretch
+from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, LANE_BITS, Stretch
 
 
 class Unit(NamedTuple):
@@ -29,7 +28,7 @@ class Unit(NamedTuple):
     turned: int = 0
     widest: int = 0
 
-    def joined(self, experts: Unit) -> Unit:
+    def join(self, experts: Unit) -> Unit:
         numel, padded = self.numel + experts.numel, self.padded + experts.padded
         widest = max(experts.widest, experts.numel + self.widest)
         return Unit(numel, padded, self.shard + experts.shard, experts.last, apart=(experts, self), widest=widest)
@@ -99,13 +98,13 @@ class Sharding(NamedTuple):
         return ((BUFFERS, num_bytes), (BUFFERS, -num_bytes)) if self.stages else ()
 
     def free(self, unit: Unit) -> Stretch:
-        return changes((GATHERED, -unit.padded * self.compute))
+        return change(GATHERED, -unit.padded * self.compute)
 
     def drop_buffer(self, unit: Unit) -> Stretch:
-        return changes((BUFFERS, -unit.padded * self.compute))
+        return change(BUFFERS, -unit.padded * self.compute)
 
     def drop_reduced(self, unit: Unit) -> Stretch:
-        return changes((BUFFERS, -unit.padded * self.reduced))
+        return change(BUFFERS, -unit.padded * self.reduced)
 
     def widen(self, unit: Unit, *, first: bool) -> Stretch:
         """A micro-batch's gradients join those that wait in the type they are reduced in."""
@@ -138,14 +137,18 @@ class Sharding(NamedTuple):
         return changes(*events)
 
 
-@cache
+def change(part: int, num_bytes: int) -> Stretch:
+    """Return the stretch of one allocation, or of one free for negative bytes."""
+    packed = num_bytes << (LANE_BITS * part)
+    return Stretch(packed, packed, num_bytes, num_bytes) if num_bytes > 0 else Stretch(0, packed, 0, num_bytes)
+
+
 def changes(*events: tuple[int, int]) -> Stretch:
-    """Of levels, one after the other: (part, bytes more)."""
-    levels, total = [0] * len(NOTHING), 0
-    peak, at_peak = 0, NOTHING
+    """Return the stretch of allocations and frees in order, each as (part, bytes)."""
+    peak = net = peak_bytes = net_bytes = 0
     for part, num_bytes in events:
-        levels[part] += num_bytes
-        total += num_bytes
-        if total > peak:
-            peak, at_peak = total, tuple(levels)
-    return Stretch(at_peak, tuple(levels), peak, total)
+        net += num_bytes << (LANE_BITS * part)
+        net_bytes += num_bytes
+        if net_bytes > peak_bytes:
+            peak, peak_bytes = net, net_bytes
+    return Stretch(peak, net, peak_bytes, net_bytes)

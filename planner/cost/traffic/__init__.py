@@ -1,24 +1,23 @@
 """The exact collectives one rank issues, from the layout and the parameter shapes alone.
 
 This mirrors `workers/trainer`, module by module; `make parity` holds the two against each other and against
-what the meter counts, to the byte. What the trainer does not run yet (`planner.facts.spec_rules`) follows the
+what the meter counts, to the byte. What the trainer does not run yet (`planner.facts.reading.runnable`) follows the
 papers named in each module. Bytes are payload bytes: what is handed to the library.
 """
 
 from __future__ import annotations
 
+from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.traffic.context import context_backward, context_forward
 from planner.cost.traffic.data import data_gather, data_step, gradient_buckets, held_numel
 from planner.cost.traffic.expert import balance, depends_on_router, experts, routed_bytes
 from planner.cost.traffic.pipeline import pipeline
 from planner.cost.traffic.tally import Collective, Tally
 from planner.cost.traffic.tensor import tensor_backward, tensor_forward
-from planner.facts.layout import Coordinates, RankGroup, get_axis_group, get_coordinates
+from planner.facts.layout import Coordinates, RankGroup, get_coordinates
 from planner.facts.model_shapes import Parameter, is_key_or_value, is_router
 from planner.facts.placements import count_kv_replicas
-from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec, Layout
-from planner.facts.stages import count_equal_parameters, get_local_units, get_stage_layers
 
 __all__ = [
     "Collective",
@@ -36,75 +35,75 @@ __all__ = [
 STATISTIC_BYTES = 8  # loss and gradient norm travel as float64
 
 
-def setup_traffic(spec: JobSpec, rank: int) -> list[Collective]:
+def setup_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
     """Before the first step: one barrier. Parameters start equal by seed, so nothing is broadcast."""
     tally = Tally()
     get_coordinates(rank, spec.layout)
-    tally.add("barrier", "world", get_axis_group(spec.layout, "world"), 0)
+    tally.add("barrier", "world", resolve(spec).get_group("world"), 0)
     return tally.rows()
 
 
-def step_traffic(spec: JobSpec, rank: int) -> list[Collective]:
+def step_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
     """One optimiser step: forward and backward of every micro-batch, gradients, clipping, the reported loss."""
-    return _step(spec, get_coordinates(rank, spec.layout))
+    return _step(resolve(spec), get_coordinates(rank, spec.layout))
 
 
-def micro_batch_traffic(spec: JobSpec, stage: int) -> list[Collective]:
+def micro_batch_traffic(spec: JobSpec | ResolvedPlan, stage: int) -> list[Collective]:
     """What a stage sends for all micro-batches of a step, but for dp: in proportion to their number."""
     tally = Tally()
-    _micro_batches(tally, spec, stage)
+    _micro_batches(tally, resolve(spec), stage)
     return tally.rows()
 
 
-def step_end_traffic(spec: JobSpec, stage: int) -> list[Collective]:
+def step_end_traffic(spec: JobSpec | ResolvedPlan, stage: int) -> list[Collective]:
     """What the first rank of a stage sends for parameters: gradients, gathered weights, clipping, the loss."""
     tally = Tally()
-    _parameters(tally, spec, Coordinates(pp=stage))
+    _parameters(tally, resolve(spec), Coordinates(pp=stage))
     return tally.rows()
 
 
-def _step(spec: JobSpec, place: Coordinates) -> list[Collective]:
+def _step(plan: ResolvedPlan, place: Coordinates) -> list[Collective]:
     tally = Tally()
-    _micro_batches(tally, spec, place.pp)
-    _parameters(tally, spec, place)
+    _micro_batches(tally, plan, place.pp)
+    _parameters(tally, plan, place)
     return tally.rows()
 
 
-def _micro_batches(tally: Tally, spec: JobSpec, stage: int) -> None:
-    own = get_stage_layers(spec, stage)
-    tensor_forward(tally, spec, own)
-    tensor_backward(tally, spec, own)
-    pipeline(tally, spec, stage, backward=False)
-    pipeline(tally, spec, stage, backward=True)
-    if spec.layout.cp > 1:
-        context_forward(tally, spec, own)
-        context_backward(tally, spec, own)
-    experts(tally, spec, own, backward=False)
-    experts(tally, spec, own, backward=True)
-    balance(tally, spec, own)
+def _micro_batches(tally: Tally, plan: ResolvedPlan, stage: int) -> None:
+    own = plan.partition.stages[stage]
+    tensor_forward(tally, plan, own)
+    tensor_backward(tally, plan, own)
+    pipeline(tally, plan, stage, backward=False)
+    pipeline(tally, plan, stage, backward=True)
+    if plan.layout.cp > 1:
+        context_forward(tally, plan, own)
+        context_backward(tally, plan, own)
+    experts(tally, plan, own, backward=False)
+    experts(tally, plan, own, backward=True)
+    balance(tally, plan, own)
 
 
-def _parameters(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
-    data_step(tally, spec, place.pp)
-    _shared_gradients(tally, spec, place)
-    _tied_gradients(tally, spec, place)
-    tally.add("all_reduce", "world", get_axis_group(spec.layout, "world"), 2 * STATISTIC_BYTES)
+def _parameters(tally: Tally, plan: ResolvedPlan, place: Coordinates) -> None:
+    data_step(tally, plan, place.pp)
+    _shared_gradients(tally, plan, place)
+    _tied_gradients(tally, plan, place)
+    tally.add("all_reduce", "world", plan.get_group("world"), 2 * STATISTIC_BYTES)
 
 
-def eval_traffic(spec: JobSpec, rank: int) -> list[Collective]:
+def eval_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
     """One validation: a forward of as many micro-batches as a step has, and the loss."""
-    tally = Tally()
-    place = get_coordinates(rank, spec.layout)
-    own = get_stage_layers(spec, place.pp)
-    tensor_forward(tally, spec, own)
-    pipeline(tally, spec, place.pp, backward=False)
-    if spec.layout.cp > 1:
-        context_forward(tally, spec, own)
-    experts(tally, spec, own, backward=False)
-    if spec.layout.zero:
-        again = spec.layout.zero == 3 and not spec.layout.keep_gathered
-        data_gather(tally, spec, place.pp, spec.train.micro_batches if again else 1)
-    tally.add("all_reduce", "world", get_axis_group(spec.layout, "world"), STATISTIC_BYTES)
+    plan, tally = resolve(spec), Tally()
+    place = get_coordinates(rank, plan.layout)
+    own = plan.partition.stages[place.pp]
+    tensor_forward(tally, plan, own)
+    pipeline(tally, plan, place.pp, backward=False)
+    if plan.layout.cp > 1:
+        context_forward(tally, plan, own)
+    experts(tally, plan, own, backward=False)
+    if plan.layout.zero:
+        again = plan.layout.zero == 3 and not plan.layout.keep_gathered
+        data_gather(tally, plan, place.pp, plan.train.micro_batches if again else 1)
+    tally.add("all_reduce", "world", plan.get_group("world"), STATISTIC_BYTES)
     return tally.rows()
 
 
@@ -124,34 +123,34 @@ def _partial_over_tp(parameter: Parameter, layout: Layout) -> bool:
     return parameter.tp_dim is None and (layout.sequence_parallel or is_router(parameter))
 
 
-def _shared_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
+def _shared_gradients(tally: Tally, plan: ResolvedPlan, place: Coordinates) -> None:
     """One all-reduce over tp sums the tensors that all its ranks hold, one the heads that several share."""
-    element = summed_bytes(spec)
-    parameters = count_equal_parameters(spec, place.pp)
-    sharing = RankGroup(count_kv_replicas(spec.model.num_kv_heads, spec.layout.tp), 1)
+    element = summed_bytes(plan)
+    parameters = plan.partition.count_parameters(place.pp)
+    sharing = RankGroup(count_kv_replicas(plan.model.num_kv_heads, plan.layout.tp), 1)
     for group, chosen in (
-        (get_axis_group(spec.layout, "tp"), [(p, n) for p, n in parameters if _partial_over_tp(p, spec.layout)]),
+        (plan.get_group("tp"), [(p, n) for p, n in parameters if _partial_over_tp(p, plan.layout)]),
         (sharing, [(p, n) for p, n in parameters if is_key_or_value(p)]),
     ):
-        size = sum(number * held_numel(spec, place, p) for p, number in chosen) * element
+        size = sum(number * held_numel(plan, place, p) for p, number in chosen) * element
         tally.add("all_reduce", "tp", group, size, 1 if chosen else 0)
 
 
-def _tied_gradients(tally: Tally, spec: JobSpec, place: Coordinates) -> None:
+def _tied_gradients(tally: Tally, plan: ResolvedPlan, place: Coordinates) -> None:
     """A tied table on two stages: first and last sum its gradient (Megatron's embedding group)."""
-    stage = get_stage_layers(spec, place.pp).stage
-    if not spec.model.tied_embeddings or stage.first == stage.last:
+    stage = plan.partition.stages[place.pp].stage
+    if not plan.model.tied_embeddings or stage.first == stage.last:
         return
-    table = next(p for u in get_local_units(spec, place.pp) for p in u.parameters if p.name in _TIED)
-    pipe = get_axis_group(spec.layout, "pp")
+    table = next(p for u in plan.partition.get_units(place.pp) for p in u.parameters if p.name in _TIED)
+    pipe = plan.get_group("pp")
     ends = RankGroup(2, (pipe.size - 1) * pipe.stride)
-    tally.add("all_reduce", "pp", ends, held_numel(spec, place, table) * summed_bytes(spec))
+    tally.add("all_reduce", "pp", ends, held_numel(plan, place, table) * summed_bytes(plan))
 
 
-def summed_bytes(spec: JobSpec) -> int:
+def summed_bytes(plan: ResolvedPlan) -> int:
     """Bytes an element of the gradients that data parallelism leaves: FSDP2 keeps shards of both alike."""
-    mix = get_mixed_precision(spec.train.precision)
-    return mix.sharded_bytes if spec.layout.zero else mix.gradient_bytes
+    mix = plan.mix
+    return mix.sharded_bytes if plan.layout.zero else mix.gradient_bytes
 
 
 _TIED = ("embedding.weight", "head.weight")

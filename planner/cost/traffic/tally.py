@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 from contracts.telemetry.vocabulary import Axis, Op
@@ -27,8 +26,7 @@ class Tally:
     """Sums calls by op, axis and group."""
 
     def __init__(self) -> None:
-        self._count: Counter[tuple[Op, Axis, int, int]] = Counter()
-        self._bytes: Counter[tuple[Op, Axis, int, int]] = Counter()
+        self._sums: dict[tuple[Op, Axis, int, int], tuple[int, int]] = {}  # (calls, bytes) by (op, axis, size, stride)
 
     def add(self, op: Op, axis: Axis, group: RankGroup, each_bytes: int, count: int = 1) -> None:
         """`count` calls of `each_bytes`."""
@@ -39,8 +37,8 @@ class Tally:
         if count == 0 or group.size == 1:
             return
         key = op, axis, group.size, group.stride
-        self._count[key] += count
-        self._bytes[key] += payload_bytes
+        calls, num_bytes = self._sums.get(key, (0, 0))
+        self._sums[key] = calls + count, num_bytes + payload_bytes
 
     def rows(self) -> list[Collective]:
-        return [Collective(*key, self._count[key], self._bytes[key]) for key in sorted(self._count)]
+        return [Collective(*key, *self._sums[key]) for key in sorted(self._sums)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.compute import Compute
+from planner.cost.resolved_plan import resolve
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, TrainSpec
-from planner.facts.stages import get_stage_layers
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.stack_options import Stacks
 from planner.hardware.stacks import STACKS
@@ -32,7 +32,7 @@ def _waited(vocab: int, stage: int = 3, *, chunks: int = 1, launches: int = 0) -
         resources=Resources(device="cuda", stack="megatron"),
     )
     stack = STACKS["megatron"]._replace(chunk_launches=launches)
-    return Compute(H100, Stacks({"megatron": stack}, 8), None).of_stage(spec, get_stage_layers(spec, stage), 8).launch_s
+    return Compute(H100, Stacks({"megatron": stack}, 8), None).time_stage(resolve(spec), stage, 8).launch_s
 
 
 def _launches(precision: str = "bf16", **changed: object) -> float:
@@ -41,7 +41,7 @@ def _launches(precision: str = "bf16", **changed: object) -> float:
     layout = Layout(pp=4, dp=2, recompute="none")
     spec = JobSpec(model=SMALL, layout=layout, train=train, resources=Resources(device="cuda", stack="megatron"))
     compute = Compute(H100, Stacks({"megatron": STACKS["megatron"]._replace(**changed)}, 8), None)
-    return compute.of_stage(spec, get_stage_layers(spec, 1), 8).launch_s
+    return compute.time_stage(resolve(spec), 1, 8).launch_s
 
 
 def test_a_heads_passes_leave_the_host_time_for_layers() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cost.pace import in_turns
-from planner.cost.timed import Timing
+from planner.cost.resolved_plan import resolve
+from planner.cost.step_time import Timing, compute_interleaved_exposure
 from planner.cost.timing import Timer
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
@@ -72,7 +72,7 @@ def test_an_interleaved_pipes_chunks_are_gathered_and_summed_one_after_the_other
     seconds: float, beside: float, own: bool, shown: float
 ) -> None:
     """4 stages of 2 chunks, of 8 layers each stage."""
-    assert in_turns(PIPED, seconds, beside, own=own) == pytest.approx(shown)
+    assert compute_interleaved_exposure(resolve(PIPED), seconds, beside, overlaps_own=own) == pytest.approx(shown)
 
 
 def test_and_beside_all_turns_that_are_left_to_them() -> None:

@@ -10,13 +10,13 @@ from contracts.telemetry.vocabulary import Op
 from planner.cost.beside import allowance
 from planner.cost.compute import Halves
 from planner.cost.estimate import estimate, rank_memory
-from planner.cost.memory import held_parameters, layer_bytes, memory
+from planner.cost.memory import get_stage_memory, held_parameters, layer_bytes, memory
 from planner.cost.memory.layer import kept_outputs
 from planner.cost.memory.pieces import head_piece
-from planner.cost.memory.shape import shape_of
-from planner.cost.memory.stage import rank_of_stage
+from planner.cost.memory.shape import Shape, get_shape
 from planner.cost.memory.tape import LOGITS
-from planner.cost.pace import unhidden
+from planner.cost.resolved_plan import resolve
+from planner.cost.step_time import expose
 from planner.cost.timing import Timer, step_time
 from planner.cost.traffic import micro_batch_traffic
 from planner.facts.precision import MIXED_PRECISIONS
@@ -38,6 +38,10 @@ def test_every_stack_that_a_spec_can_name_has_constants() -> None:
     assert set(STACKS) == set(get_args(StackName))
     times = {stack: step_time(on(stack), H100).step_s for stack in STACKS}
     assert len(set(times.values())) == len(STACKS)
+
+
+def _get_shape(spec: JobSpec) -> Shape:
+    return get_shape(resolve(spec).micro_batch)
 
 
 def test_one_timer_keeps_stacks_apart() -> None:
@@ -142,14 +146,14 @@ def test_runs_of_our_stack_correct_no_plan_for_another() -> None:
 def test_a_stack_that_gathers_logits_holds_and_passes_over_those_of_the_whole_vocabulary() -> None:
     spec = on("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
     logits = 2 * 4096 * 128_256  # tokens of a micro-batch x vocabulary
-    piece = head_piece(shape_of(spec), "keep", tied=False, waits=False)
+    piece = head_piece(_get_shape(spec), "keep", tied=False, waits=False)
     assert piece.forward.net[LOGITS] == 2 * logits
     # The other rank's half comes apart beside the own one; both stay until they are one.
     assert piece.forward.peak[LOGITS] == 2 * 2 * logits
     assert piece.loss.net[LOGITS] == 4 * logits, "log-softmax; the logits stay"
     assert piece.loss_backward.peak[LOGITS] == 8 * logits, "its gradient and that of its input, in fp32"
     assert piece.loss_backward.net[LOGITS] == (2 - 4 - 2) * logits, "a gradient in 16 bits, for what was kept"
-    divided = head_piece(shape_of(on("deepspeed", spec)), "keep", tied=False, waits=False)
+    divided = head_piece(_get_shape(on("deepspeed", spec)), "keep", tied=False, waits=False)
     assert divided.forward.net[LOGITS] == logits
 
     passes = [
@@ -200,7 +204,7 @@ def test_what_a_stack_takes_beside_tensors_counts_on_gpus_that_were_not_measured
 
 def test_gradients_of_both_types_are_held_where_the_optimizer_zeroes_the_narrow_ones() -> None:
     held = [memory(on(stack), 0)["gradients"] for stack in ("deepspeed", "ours")]
-    whole = sum(chunk.elements() for chunk in rank_of_stage(SPEC, 0).chunks)
+    whole = sum(chunk.count_elements() for chunk in get_stage_memory(SPEC).get_rank(0).chunks)
     assert held[0] - held[1] == 2 * whole
     narrow = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": "bf16_gradients"})})
     assert memory(on("deepspeed", narrow), 0)["gradients"] == memory(narrow, 0)["gradients"]
@@ -212,18 +216,23 @@ def test_repeating_operations_keeps_every_second_product_and_attention() -> None
     spec = on("fsdp2", SPEC.model_copy(update={"layout": layout}))
     tokens, h, kv, inner, heads = 2 * 4096, 4096, 1024, 14336, 32
     outputs = h + kv + inner + h + h  # q, v, gate, down, and what attention gave
-    assert kept_outputs(shape_of(spec), moe=False) == tokens * (2 * outputs + 4 * heads)
+    assert kept_outputs(_get_shape(spec), moe=False) == tokens * (2 * outputs + 4 * heads)
     assert layer_bytes(spec) == tokens * (2 * (h + outputs) + 4 * heads), "the layer's input too"
     again = [k for k in build_layer_kernels(spec).recomputed_operations if isinstance(k, Gemm)]
     assert [(k.n, k.k) for k in again] == [(kv, h), (h, h), (inner, h)]
 
     gpt = spec.model_copy(update={"model": PRESETS["gpt3-175b"].model})
-    assert kept_outputs(shape_of(gpt), moe=False) == tokens * (2 * (3 + 4 + 1) * 12288 + 4 * 96)  # qkv, up, attention
+    assert kept_outputs(_get_shape(gpt), moe=False) == tokens * (2 * (3 + 4 + 1) * 12288 + 4 * 96)  # qkv, up, attention
 
 
 def test_a_loss_is_one_kernel_where_a_compiler_makes_it_so() -> None:
     compiled = on("fsdp2", SPEC.model_copy(update={"train": TRAIN.model_copy(update={"compile": True})}))
-    assert [shape_of(s).fused_loss for s in (compiled, on("fsdp2"), on("fsdp1"), SPEC)] == [True, False, True, False]
+    assert [_get_shape(s).fused_loss for s in (compiled, on("fsdp2"), on("fsdp1"), SPEC)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic() -> None:
@@ -244,8 +253,8 @@ def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic
 
 def test_a_wait_hides_behind_no_more_than_there_is_to_compute() -> None:
     work = Halves(1.0, 1.0, 1.0)
-    assert unhidden(2.0, 0.8, work) == pytest.approx(0.4)
-    assert unhidden(10.0, 0.8, work) == pytest.approx(7.0)
+    assert expose(2.0, 0.8, work) == pytest.approx(0.4)
+    assert expose(10.0, 0.8, work) == pytest.approx(7.0)
 
 
 def test_a_sharded_layer_and_latent_attention_launch_kernels_too_small_for_the_device() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.compute import Compute
+from planner.cost.resolved_plan import resolve
 from planner.cost.timing import Timer, step_time
 from planner.facts.spec import JobSpec, Layout, MoeSpec
-from planner.facts.stages import get_stage_layers
-from planner.hardware.cluster import NodeSpan
-from planner.hardware.kernel_time import compute_collective_seconds
-from planner.hardware.kernels import Gemm, MemoryKernel, ModuleKernels, build_layer_kernels
+from planner.hardware.cluster import Span
+from planner.hardware.kernel_time import collective_seconds
+from planner.hardware.kernels import Gemm, Pass, Work, layer_work
 from planner.hardware.stack_options import Stacks
 from planner.hardware.stacks import STACKS
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on
@@ -99,9 +99,7 @@ def test_the_host_takes_its_time_for_each_expert_also_of_a_rank_that_has_one(ep:
     stack = STACKS["megatron"]
     slower = stack._replace(expert_s=stack.expert_s + 1e-3)
     launch = [
-        Compute(H100.accelerator, Stacks({"megatron": s}, 8), None)
-        .of_stage(spec, get_stage_layers(spec, 0), 8)
-        .launch_s
+        Compute(H100.accelerator, Stacks({"megatron": s}, 8), None).time_stage(resolve(spec), 0, 8).launch_s
         for s in (stack, slower)
     ]
     experts = 16 // ep * spec.model.num_layers

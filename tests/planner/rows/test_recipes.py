@@ -13,7 +13,8 @@ from benchmarks.published.recipes import lacks_fused_attention, predicts_second,
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from planner.cost.memory import held_parameters, megatron
-from planner.cost.timed import Timing
+from planner.cost.resolved_plan import resolve
+from planner.cost.step_time import Timing
 from planner.cost.timing import Timer
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
@@ -202,7 +203,7 @@ def test_weights_are_gathered_as_products_in_fp8_take_them() -> None:
         for narrow in (False, True)
     )
     waits = [timer.step(spec).exposed_s["dp"] for timer in (wide, narrow)]
-    gathers = [timer._parameters(spec)[1] for timer in (wide, narrow)]
+    gathers = [timer._get_step(resolve(spec)).stages.slowest_parameters.gathers_s for timer in (wide, narrow)]
     assert gathers[1] == pytest.approx(gathers[0] / 2, rel=1e-3)
     assert waits[0] - waits[1] == pytest.approx(gathers[0] / 2, rel=1e-2)
 

@@ -1,0 +1,176 @@
+"""The memory of a rank over a step, from a tape of allocations along its list of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from operator import mul
+
+from planner.cost.memory.chunk import Chunk, Turn, record_action
+from planner.cost.memory.moments import (
+    ActionType,
+    Moment,
+    StageSchedule,
+    find_flights,
+    find_peaks,
+    find_peaks_of_stages,
+)
+from planner.cost.memory.pieces import layer_piece
+from planner.cost.memory.rank import Peak, Sized, StageMemory
+from planner.cost.memory.tape import ACTIVATIONS, BUFFERS, GRADIENTS, WORKING, Stretch, pack_part, unpack
+from planner.cost.memory.update import find_update_peak
+
+
+class TapedMemory(StageMemory):
+    """The memory of each pipeline stage of a plan, for stacks that allocate as PyTorch's autograd and FSDP2 do."""
+
+    def find_peak(self, stage: int) -> Peak:
+        rank = self.get_rank(stage)
+        costs, most, found = [_get_costs(chunk) for chunk in rank.kinds], 0, None
+        for moment in find_peaks(self._schedule(stage), self.plan.train.micro_batches):
+            total = _find_max_bytes([moment], costs, rank.message)
+            if total > most:
+                most, found = total, moment
+        update = self._update(stage)
+        if found is None or update.num_bytes > most:
+            return Peak(unpack(rank.persistent.packed + update.packed), "in the update")
+        return Peak(unpack(rank.persistent.packed + _get_levels(found, costs, rank.message)), found.words)
+
+    def max_bytes(self, stages: tuple[int, ...], limit: int | None = None) -> int:
+        stage = stages[0]
+        rank, schedule, micro_batches = self.get_rank(stage), self._schedule(stage), self.plan.train.micro_batches
+        persistent, room = rank.persistent.num_bytes, None
+        if limit is not None:
+            room = limit - persistent
+            kept = [_get_kept_bytes(chunk) for chunk in rank.kinds]
+            most: int = max(sum(map(mul, kept, flight)) for flight in find_flights(schedule, stages, micro_batches))
+            if most > room:
+                return persistent + most
+        costs = [_get_costs(chunk) for chunk in rank.kinds]
+        moments = find_peaks_of_stages(schedule, stages, micro_batches)
+        most = _find_max_bytes(moments, costs, rank.message, room)
+        return persistent + max(most, self._update(stage).num_bytes)
+
+    def min_bytes(self, stage: int) -> int:
+        rank, is_sharded = self.get_rank(stage), bool(self.plan.layout.zero)
+        element = self.plan.mix.sharded_bytes if is_sharded else self.plan.mix.gradient_bytes
+        return rank.persistent.num_bytes + sum(c.count_elements(shard=is_sharded) for c in rank.chunks) * element
+
+    def gradient_bytes(self, stage: int) -> int:
+        rank, mix = self.get_rank(stage), self.plan.mix
+        if not self.plan.layout.zero:
+            whole = sum(chunk.count_elements() for chunk in rank.chunks)
+            return unpack(rank.persistent.packed)[GRADIENTS] + whole * mix.gradient_bytes
+        # FSDP2 does not shard experts that no other rank holds.
+        alone = sum(chunk.moe.alone * count for chunk in rank.chunks for moe, count in chunk.runs if moe)
+        shards = sum(chunk.count_elements(shard=True) for chunk in rank.chunks)
+        return (shards - alone) * mix.sharded_bytes + alone * mix.gradient_bytes
+
+    def layer_bytes(self, *, moe: bool = False) -> int:
+        return layer_piece(self.shape, "keep", moe=moe, waits=False).forward.net_bytes
+
+    def _schedule(self, stage: int) -> StageSchedule:
+        layout, rank = self.plan.layout, self.get_rank(stage)
+        schedule = layout.schedule if layout.pp > 1 else "1f1b"
+        frees_forward = any(chunk.left for chunk in rank.kinds)
+        return StageSchedule(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, frees_forward)
+
+    def _update(self, stage: int) -> Sized:
+        """Return gradients and their fp32 copies in the update; zero if the update copies none."""
+        layout, mix = self.plan.layout, self.plan.mix
+        if layout.zero or mix.gradient_bytes == mix.sharded_bytes:
+            return Sized(0, 0)
+        units, replicas = self.plan.partition.get_units(stage), layout.replica_ranks
+        found = find_update_peak(units, mix.gradient_bytes, summed=replicas > 1, experts_summed=replicas > layout.ep)
+        packed = pack_part(GRADIENTS, found.gradients) + pack_part(BUFFERS, found.fp32)
+        return Sized(packed, found.gradients + found.fp32)
+
+
+class _ChunkCosts:
+    """The memory effects of one kind of chunk: in flight, with pending weight gradients, and by type of action.
+
+    Pending weight gradients hold the gradient of the chunk's output and the graph of its forward. So the chunk's input
+    and its gradient stay after the messages that carried them are freed.
+    """
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
+        message = chunk.shape.part_bytes
+        self._usual_turn = Turn(first=False, last=False)
+        # Only ZeRO-1 and 2 gather in the first forward, and only a chunk that is left frees in the last one.
+        self._has_equal_forwards = not chunk.left and chunk.sharding.stage in (0, 3) and not chunk.sharding.keeps
+        kinds = "FBW" if chunk.waits else "FB"
+        self._usual = {kind: record_action(chunk, kind, self._usual_turn) for kind in kinds}
+        forward, backward = self._usual["F"], self._usual["B"]
+        self.flight = Sized(forward.packed_net, forward.net_bytes)
+        input_bytes, output_bytes = message * (not chunk.first), message * (not chunk.last)
+        packed = pack_part(ACTIVATIONS, input_bytes - output_bytes) + pack_part(WORKING, output_bytes)
+        self.pending = Sized(
+            forward.packed_net + backward.packed_net + packed, forward.net_bytes + backward.net_bytes + input_bytes
+        )
+        self._stretches: dict[tuple[str, Turn], Stretch] = {}
+        self._passed: dict[ActionType, Sized] = {}
+
+    def get_stretch(self, action: ActionType) -> Stretch:
+        """Return the effect of an action."""
+        turn = Turn(*action[2:])
+        if turn == self._usual_turn or (action.kind == "F" and self._has_equal_forwards):
+            return self._usual[action.kind]
+        key = action.kind, turn
+        if key not in self._stretches:
+            self._stretches[key] = record_action(self._chunk, action.kind, turn)
+        return self._stretches[key]
+
+    def get_passed(self, action: ActionType) -> Sized:
+        """Return how much more a first or last action leaves than a usual one."""
+        if action not in self._passed:
+            one, usual = self.get_stretch(action), self._usual[action.kind]
+            self._passed[action] = Sized(one.packed_net - usual.packed_net, one.net_bytes - usual.net_bytes)
+        return self._passed[action]
+
+
+@cache
+def _get_costs(chunk: Chunk) -> _ChunkCosts:
+    return _ChunkCosts(chunk)
+
+
+@cache
+def _get_kept_bytes(chunk: Chunk) -> int:
+    """Return the bytes that the layers of a chunk in flight keep."""
+    return sum(
+        count * layer_piece(chunk.shape, "keep", moe=moe, waits=chunk.waits).forward.net_bytes
+        for moe, count in chunk.runs
+    )
+
+
+def _find_max_bytes(moments: Sequence[Moment], costs: list[_ChunkCosts], message: int, limit: int | None = None) -> int:
+    """Return the bytes of the highest moment, or of the first one above `limit`.
+
+    Neighboring moments usually share their action and the actions before, so their sum is kept.
+    """
+    flights, pending = [c.flight.num_bytes for c in costs], [c.pending.num_bytes for c in costs]
+    most, start, before = 0, 0, None
+    for moment in moments:
+        if before is None or moment.action != before.action or moment.passed != before.passed:
+            before = moment
+            start = costs[moment.action.chunk].get_stretch(moment.action).peak_bytes + sum(
+                count * costs[action.chunk].get_passed(action).num_bytes for action, count in moment.passed
+            )
+        total: int = start + moment.messages * message
+        total += sum(map(mul, flights, moment.flight)) + sum(map(mul, pending, moment.pending))
+        if total > most:
+            most = total
+            if limit is not None and most > limit:
+                return most
+    return most
+
+
+def _get_levels(moment: Moment, costs: list[_ChunkCosts], message: int) -> int:
+    """Return the packed levels of a moment."""
+    states, gradients = moment.shared
+    packed = pack_part(BUFFERS, (moment.messages + states + gradients) * message)
+    packed -= pack_part(ACTIVATIONS, states * message) + pack_part(WORKING, gradients * message)
+    packed += costs[moment.action.chunk].get_stretch(moment.action).packed_peak
+    for cost, flight, pending in zip(costs, moment.flight, moment.pending, strict=True):
+        packed += cost.flight.packed * flight + cost.pending.packed * pending
+    return packed + sum(count * costs[action.chunk].get_passed(action).packed for action, count in moment.passed)

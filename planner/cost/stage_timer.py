@@ -1,0 +1,181 @@
+"""The time of each pipeline stage of a plan: one micro-batch, and the collectives and update of its parameters."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
+
+from contracts.telemetry.vocabulary import Axis
+from planner.cost.compute import Compute, Halves
+from planner.cost.memory import held_parameters
+from planner.cost.resolved_plan import ResolvedPlan
+from planner.cost.step_time import Pace, compute_fill_share, expose, get_micro_batch_s, subtract_seconds
+from planner.cost.traffic import Collective, framework_overhead, micro_batch_traffic, step_end_traffic
+from planner.facts.precision import FP8_BYTES, FP32_BYTES
+from planner.hardware.cluster import Cluster, Span, span
+from planner.hardware.kernel_time import collective_seconds, kernel_seconds
+from planner.hardware.kernels import Pass
+
+MAX_WAIT_SHARE = 0.9  # of a measured layer; collectives measured elsewhere may take longer than the layer
+
+
+class ParameterTimes(NamedTuple):
+    """Seconds per step of a stage's parameters. `others_s` counts collectives of axes other than dp."""
+
+    others_s: dict[Axis, float]
+    gathers_s: float
+    reduces_s: float
+    optimizer_s: float
+
+
+class StageTimer:
+    """Times each pipeline stage of one plan on a cluster."""
+
+    def __init__(self, plan: ResolvedPlan, cluster: Cluster, compute: Compute) -> None:
+        self.plan, self.cluster, self.calibration = plan, cluster, compute.calibration
+        self.software = compute.get_software(plan)
+        self.stack = self.software.stack
+        self.ranks = min(plan.layout.world_size, cluster.per_node)  # at work on a node
+        self._compute = compute
+        self._paces: dict[int, Pace] = {}
+        self._stages: dict[tuple[int, int], tuple[Halves, dict[Axis, float]]] = {}
+        self._parameters: dict[int, ParameterTimes] = {}
+
+    def get_pace(self, ranks: int) -> Pace:
+        """Return the slowest stage and one micro-batch through all stages, with `ranks` at work on a node."""
+        if ranks not in self._paces:
+            groups = self.plan.partition.equal_stages
+            stages = [self.get_stage(group[0], ranks) for group in groups]
+            slowest = max(stages, key=get_micro_batch_s)
+            once = sum(get_micro_batch_s(stage) * len(group) for stage, group in zip(stages, groups, strict=True))
+            self._paces[ranks] = Pace(*slowest, get_micro_batch_s(slowest), once)
+        return self._paces[ranks]
+
+    def get_stage(self, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
+        """Return the compute of one micro-batch on a stage, and its exposed waits in seconds by axis."""
+        if (index, ranks) not in self._stages:
+            self._stages[index, ranks] = self._time_stage(index, ranks)
+        return self._stages[index, ranks]
+
+    def _time_stage(self, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
+        plan, stack, layout, own = self.plan, self.stack, self.plan.layout, self.plan.partition.stages[index]
+        halves = self._compute.time_stage(plan, index, ranks)
+        waits: dict[Axis, float] = defaultdict(float)
+        for row in micro_batch_traffic(plan, index):
+            if row.op != "recv":  # the time of the sender is counted
+                share = self._get_dispatch_share(row) if row.axis == "ep" else 1.0
+                waits[row.axis] += share * self._time_row(self._convert(row), ranks) / plan.train.micro_batches
+        exposed_tp = 0.0  # the dispatcher of experts sends these collectives, and no matmul overlaps them
+        if stack.divides_dispatch and layout.tp > 1 and layout.sequence_parallel:
+            waits["tp"] -= own.num_moe_layers * self._time_rows(framework_overhead.get_mlp_collectives(plan), ranks)
+            if not stack.experts_whole:
+                gathered = self._time_rows(framework_overhead.get_expert_collectives(plan), ranks)
+                exposed_tp = own.num_moe_layers * gathered
+        if stack.inputs_apart and layout.tp > 1:
+            separate = self._time_rows(framework_overhead.get_separate_inputs(plan), ranks)
+            waits["tp"] += own.num_layers * separate
+        if stack.gathers_logits and layout.tp > 1 and own.stage.last:
+            waits["tp"] += self._time_rows(framework_overhead.get_logits_gather(plan), ranks)
+        if self._compute.has_measured_collectives(plan, ranks):
+            waits["tp"] = min(waits["tp"], MAX_WAIT_SHARE * halves.total_s)
+            halves = subtract_seconds(halves, waits["tp"])
+        if "cp" in waits and layout.cp_method == "ring":
+            waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next block is sent during attention
+        hidden: dict[Axis, float] = {**stack.hidden}
+        if hides := hidden.get("ep"):
+            hidden["ep"] = hides * (1 - compute_fill_share(plan))
+        exposed = {axis: expose(seconds, hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
+        if exposed_tp:
+            exposed["tp"] += exposed_tp
+        return halves, exposed
+
+    @cached_property
+    def slowest_parameters(self) -> ParameterTimes:
+        """The largest of each time over all stages."""
+        parts = [self.get_parameters(group[0]) for group in self.plan.partition.equal_stages]
+        axes = {axis for part in parts for axis in part.others_s}
+        others = {axis: max(part.others_s.get(axis, 0.0) for part in parts) for axis in axes}
+        return ParameterTimes(others, *(max(column) for column in zip(*(part[1:] for part in parts), strict=True)))
+
+    def get_parameters(self, index: int) -> ParameterTimes:
+        """Return the times of the parameters of a stage."""
+        if index not in self._parameters:
+            self._parameters[index] = self._time_parameters(index)
+        return self._parameters[index]
+
+    def _time_parameters(self, index: int) -> ParameterTimes:
+        others: dict[Axis, float] = defaultdict(float)
+        if self.stack.frozen:
+            return ParameterTimes(others, 0.0, 0.0, 0.0)
+        gathers, reduces, late = 0.0, 0.0, 1.0
+        if self.reduces_late:
+            late = FP32_BYTES / self.plan.mix.gradient_bytes / self.plan.train.micro_batches
+        for row in step_end_traffic(self.plan, index):
+            seconds = self._time_row(self._convert(row), self.ranks)
+            if row.axis != "dp":
+                others[row.axis] += seconds
+            elif row.op == "all_gather":
+                gathers += seconds
+            else:
+                reduces += seconds * late
+        return ParameterTimes(dict(others), gathers, reduces, self._time_optimizer(index))
+
+    @property
+    def reduces_late(self) -> bool:
+        """Whether ZeRO reduces the gradients of all micro-batches once, after the last one."""
+        return self.plan.layout.zero >= 2 and self.stack.sums_late
+
+    def crosses_nodes(self, axis: Axis) -> bool:
+        """Return whether the groups of an axis span several nodes."""
+        group = self.plan.get_group(axis)
+        return span(group.size, group.stride, self.cluster.per_node, self.plan.layout.world_size).nodes > 1
+
+    def _convert(self, row: Collective) -> Collective:
+        """Return the collective as the stack sends it."""
+        mix, stack = self.plan.mix, self.stack
+        if stack.sums_whole and row.axis == "dp" and row.op != "all_gather":
+            return row._replace(op="all_reduce", payload_bytes=row.payload_bytes * FP32_BYTES // mix.gradient_bytes)
+        narrow = {"tp": stack.narrow_gathers, "dp": stack.narrow_parameters}.get(row.axis, False)
+        if not narrow or mix.gemm != "fp8" or row.op != "all_gather":
+            return row
+        return row._replace(payload_bytes=row.payload_bytes * FP8_BYTES // mix.compute_bytes)
+
+    def _get_dispatch_share(self, row: Collective) -> float:
+        """Return the bytes that the stack sends to experts, relative to Meshboard's trainer."""
+        moe, layout, stack = self.plan.model.moe, self.plan.layout, self.stack
+        if moe is None or not stack.divides_dispatch:
+            return 1.0
+        top, part = moe.experts_per_token, 1 / (layout.tp if layout.sequence_parallel else 1)
+        if not stack.shares_dispatch:
+            return part
+        nodes = self._get_span(row).nodes
+        places = nodes if nodes > 1 else row.group_size
+        reached = places * (1 - (1 - 1 / places) ** top)  # expected places of `top` evenly spread experts
+        return min(reached, top) / top * part
+
+    def _time_rows(self, rows: Iterable[Collective], ranks: int) -> float:
+        return sum(self._time_row(row, ranks) for row in rows)
+
+    def _time_row(self, row: Collective, ranks: int) -> float:
+        place = self._get_span(row)
+        if self.calibration is not None and row.count and place.nodes == 1:  # a calibration measures one host
+            each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
+            if each is not None:
+                return row.count * each
+        seconds = row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
+        return seconds / self.stack.links
+
+    def _get_span(self, row: Collective) -> Span:
+        return span(row.group_size, row.stride, self.cluster.per_node, self.plan.layout.world_size)
+
+    def _time_optimizer(self, index: int) -> float:
+        held = held_parameters(self.plan, index)
+        if self.calibration is not None:
+            measured = self.calibration.optimizer_s(held, self.ranks)
+            if measured is not None:
+                return measured
+        host_s = self.stack.tensor_s * self.plan.partition.count_tensors(index)
+        moved = Pass(self.plan.mix.update_bytes * held)
+        return kernel_seconds(moved, self.cluster.accelerator, "fp32", FP32_BYTES) + host_s
