@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate
 from planner.cost.matrix import MOST_RANKS, traffic_matrix
-from planner.cost.memory import memory
-from planner.cost.memory.pieces import layer_bytes
+from planner.cost.memory import layer_bytes, memory
 from planner.cost.timing import Timer, step_time
 from planner.cost.traffic import step_traffic
 from planner.explain import explain

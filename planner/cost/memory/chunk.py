@@ -1,4 +1,4 @@
-"""A stage's chunks put together from their pieces: what an action of the schedule does to memory."""
+"""The memory effect of one action of the schedule, combined from the pieces of a chunk."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Layers = tuple[tuple[bool, int], ...]
 
 
 class Turn(NamedTuple):
-    """Which backward of a chunk in the step: the first finds no gradients, the last is followed by the update; or which
-    forward. `frees` as a `Species` says it."""
+    """The place of an action among those of its chunk in the step.
+
+    The first backward finds no gradients, and the update follows the last one. `frees` is that of an `ActionType`.
+    """
 
     first: bool
     last: bool
@@ -26,10 +28,18 @@ class Turn(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """What decides a chunk's memory. `runs`: (whether of experts, how many) layers of one kind in a row; `dense`, `moe`
-    and `root` are their units. `master`: gradients are summed in fp32 beside weights of another type; `sent`: copied in
-    buckets after the last backward; `waits`: weight gradients come apart; `left`: what is gathered is freed after its
-    last forward, because other chunks' turns follow, and gathered again for its first backward."""
+    """The facts that decide the memory of a chunk.
+
+    Attributes:
+        runs: (is a mixture of experts, number) of layers of one kind in a row.
+        dense: the unit of a layer without experts.
+        moe: the unit of a layer with experts.
+        root: the unit of everything outside the layers.
+        master: gradients accumulate in fp32, and weights have another type.
+        sent: bytes per element of the bucket copies after the last backward.
+        waits: weight gradients have their own actions.
+        left: gathered weights are freed after the last forward and regathered for the first backward.
+    """
 
     shape: Shape
     runs: tuple[tuple[bool, int], ...]
@@ -46,14 +56,14 @@ class Chunk(NamedTuple):
 
     @property
     def tied(self) -> bool:
-        """Whether embedding and head are one table here."""
+        """Whether embedding and head share one table in this chunk."""
         return self.first and self.last and self.shape.model.tied_embeddings
 
     def get_unit(self, moe: bool) -> Unit:
         return self.moe if moe else self.dense
 
     def count_elements(self, *, shard: bool = False) -> int:
-        """Of its parameters, or of one rank's shards of them."""
+        """Return the elements of the parameters, or of one rank's shards."""
         units = [*((self.get_unit(moe), count) for moe, count in self.runs), (self.root, 1)]
         return sum(((unit.shard if shard else unit.numel) + unit.alone) * count for unit, count in units)
 
@@ -215,7 +225,7 @@ def _record_backward(action: _Action) -> Iterator[Stretch]:
 
 
 def _get_next_unit(layers: tuple[tuple[Piece, Unit, int], ...], index: int, place: int) -> Unit:
-    """What backward comes to after what it meets in a layer at `place`."""
+    """Return the unit that backward uses after the unit at `place` of a layer."""
     several = [unit.met for _, unit, _ in layers]
     if place + 1 < len(several[index]):
         return several[index][place + 1]
@@ -223,7 +233,7 @@ def _get_next_unit(layers: tuple[tuple[Piece, Unit, int], ...], index: int, plac
 
 
 def _by_unit(piece: Piece, unit: Unit) -> list[tuple[Unit, Stretch]]:
-    """A layer's backward up to where each of its units is through: its experts before what is left of it."""
+    """Split the backward of a layer at the end of each unit: experts first, then the rest."""
     weights = [place for place, segment in enumerate(piece.segments) if segment.grouped]
     if not (unit.apart and weights):
         return [(unit, piece.backward)]
@@ -233,7 +243,7 @@ def _by_unit(piece: Piece, unit: Unit) -> list[tuple[Unit, Stretch]]:
 
 
 def _record_weights(action: _Action) -> Iterator[Stretch]:
-    """All of a chunk's weight gradients are made before the first joins fp32 ones or is reduced."""
+    """Yield the stretches of a backward of weights: all gradients first, then their sums and reductions."""
     chunk, turn, (layers, embedding, head) = action
     several = [(head, 1)] if head else []
     several += [(piece, count) for piece, _, count in reversed(layers)]
@@ -241,7 +251,7 @@ def _record_weights(action: _Action) -> Iterator[Stretch]:
     yield from (piece.made.times(count) for piece, count in several)
     yield from (piece.added.times(count) for piece, count in several)
     if chunk.sharding.stage >= 2 or chunk.sharding.widens or (chunk.sharding.stage == 1 and turn.last):
-        # Once all are made the units are reduced as they stand in the module, the root first.
+        # Then the units are reduced in module order, the root first.
         reducer = _Reducer(chunk._replace(waits=False), turn, last=chunk.get_unit(chunk.runs[-1][0]).each[0])
         frees = turn.frees and chunk.sharding.stage < 3
         for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in layers)]:
@@ -256,8 +266,7 @@ def _record_weights(action: _Action) -> Iterator[Stretch]:
 
 
 class _Buckets:
-    """Copies of gradients, `element` bytes each, as plain data parallelism sends them: several together, when these
-    fill a bucket."""
+    """The bucket copies of gradients in data parallelism without ZeRO, with `element` bytes per gradient element."""
 
     def __init__(self, element: int) -> None:
         self.element, self._waiting = element, 0
@@ -267,8 +276,10 @@ class _Buckets:
         return self.rest() if self._waiting >= BUCKET_BYTES else EMPTY
 
     def after(self, segments: Sequence[Segment], unit: Unit, count: int) -> Iterator[Stretch]:
-        """So many backwards of one layer, with what its gradients fill as they come; those of experts that no other
-        rank holds are not sent. The smallest, norms' and biases', come at its end."""
+        """Yield `count` backwards of a layer and the buckets that its gradients fill.
+
+        Experts that no other rank holds are not sent. Gradients of norms and biases come last.
+        """
         weights = [0 if unit.alone and segment.grouped else segment.weight for segment in segments]
         for _ in range(count):
             for segment, weight in zip(segments, weights, strict=True):
@@ -276,20 +287,22 @@ class _Buckets:
             yield self.add(unit.numel - sum(weights))
 
     def rest(self) -> Stretch:
-        """What is left when the last gradients have come."""
+        """Return the copy of the last, partly filled bucket."""
         left, self._waiting = self._waiting, 0
         return change(BUFFERS, left)
 
 
 class _Reducer:
-    """What follows a unit's backward under ZeRO. `last`: the unit that a micro-batch reduces last, whose buffer waits
-    for the next; by default the root, or the first layer where there is none."""
+    """The reduce-scatters after the backward of each unit under ZeRO.
+
+    `last` is the unit that a micro-batch reduces last. By default it is the root, or the first layer without a root.
+    """
 
     def __init__(self, chunk: Chunk, turn: Turn, last: Unit | None = None) -> None:
         self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
         z = self._z
         self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
-        # One of several micro-batches, whose gradients are added up in the type that they are reduced in.
+        # Gradients of several micro-batches accumulate in the type of the reduction.
         self._widens = not chunk.waits and z.widens and not (turn.first and turn.last)
         self._before = (last or self._last_of_chunk()) if not turn.first and z.stage >= 2 else NO_UNIT
 
@@ -309,7 +322,7 @@ class _Reducer:
         return found
 
     def end(self) -> list[Stretch]:
-        """The last buffer waits for the next micro-batch."""
+        """Free the last buffer, which stays until the next micro-batch except after the last one."""
         if self._reduces and self._turn.last:
             return [self._z.drop_reduced(self._before)]
         return []

@@ -1,4 +1,4 @@
-"""What an update holds beside weights and moments: gradients, and those of them that it turns into fp32 at a time."""
+"""The memory of an update: gradients, and the fp32 copies of the gradients that it converts together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from planner.facts.model_shapes import ParameterUnit
 from planner.facts.precision import FP32_BYTES
 from planner.facts.stages import BUCKET_BYTES, is_expert_unit
 
-TURNED_ELEMENTS = 2**24  # at a time, or one tensor that has more
+MAX_CONVERTED_ELEMENTS = 2**24  # together, or one larger tensor
 
 
 class UpdatePeak(NamedTuple):
@@ -25,9 +25,9 @@ class UpdatePeak(NamedTuple):
 def find_update_peak(
     units: tuple[ParameterUnit, ...], element: int, *, summed: bool, experts_summed: bool
 ) -> UpdatePeak:
-    """Gradients of `element` bytes, each let go when its copy is there.
+    """Return the peak while gradients of `element` bytes are converted to fp32. Each is freed after its conversion.
 
-    Where replicas were `summed` in buckets, a gradient shares its memory with others, and goes with the last of them.
+    Gradients of replicas that were `summed` in buckets share memory, which is freed with the last one of a bucket.
     """
     sizes = [parameter.numel for unit in units for parameter in unit.parameters]
     bucket_of = dict(enumerate(range(len(sizes))))
@@ -51,11 +51,11 @@ def find_update_peak(
 
 
 def _at_a_time(sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Places of tensors that are turned together."""
+    """Yield the indices of tensors that are converted together."""
     some: list[int] = []
     filled = 0
     for index, size in enumerate(sizes):
-        if filled + size > TURNED_ELEMENTS:
+        if filled + size > MAX_CONVERTED_ELEMENTS:
             yield some
             some, filled = [], 0
         some.append(index)
@@ -64,7 +64,7 @@ def _at_a_time(sizes: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _buckets(units: Sequence[ParameterUnit], element: int, *, experts: bool) -> dict[int, int]:
-    """The bucket of each tensor's place, by the place of its first; filled in about backward's order."""
+    """Return the bucket of each tensor, in backward order, named by the index of its first tensor."""
     places, place = [], 0
     for number, unit in enumerate(units):
         for parameter in unit.parameters:

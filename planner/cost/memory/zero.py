@@ -1,8 +1,8 @@
-"""What ZeRO's units allocate and free around the layers they shard, as FSDP2 of torch 2.13 does.
+"""The buffers that ZeRO allocates and frees around each unit, as FSDP2 of torch 2.13 does.
 
-A gather fills a buffer that its parameters are copied out of; in forward it stays until the next unit has been copied,
-in backward the next is gathered ahead. A reduce-scatter's buffer stays until the next one begins. gloo gathers and
-scatters by way of a copy, which is gone when the call is over.
+A gather fills a buffer, and the parameters are copied out of it. In forward the buffer stays until the next unit is
+copied. In backward the next unit is gathered ahead. The buffer of a reduce-scatter stays until the next one begins.
+gloo gathers and scatters through a copy, which the call frees.
 """
 
 from __future__ import annotations
@@ -13,11 +13,18 @@ from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, LANE_BITS, St
 
 
 class Unit(NamedTuple):
-    """Elements of what is sharded together: whole, filled up to equal shards, one shard, and the last tensor's.
-    `turned`: of the last tensor that is cut along another than its first dimension. `widest`: how many more there are
-    at most while its tensors, one after the other, are copied into a type of twice the bytes.
-    `alone`: of experts that no other rank holds, which lie whole beside it. `apart`: of a layer whose experts are
-    sharded by themselves, the units it is the sum of, in the order that a backward is through with them."""
+    """The elements of tensors that ZeRO shards together.
+
+    Attributes:
+        numel: all elements.
+        padded: elements with padding to equal shards.
+        shard: elements of one shard.
+        last: elements of the last tensor.
+        alone: elements of unsharded experts that no other rank holds.
+        apart: the experts and the rest of a layer whose experts are sharded separately, in backward order.
+        turned: elements of the last tensor that is sharded along another dim than 0.
+        widest: most extra elements while each tensor is copied into a type of twice the bytes.
+    """
 
     numel: int
     padded: int
@@ -35,12 +42,12 @@ class Unit(NamedTuple):
 
     @property
     def each(self) -> tuple[Unit, ...]:
-        """Those that are gathered and reduced one by one."""
+        """The units that are gathered and reduced separately."""
         return self.apart or (self,)
 
     @property
     def met(self) -> tuple[Unit, ...]:
-        """The same in the order in which a forward comes to them, and a backward: a layer, then its experts."""
+        """The separate units in forward order: a layer, then its experts."""
         return self.each[::-1]
 
 
@@ -48,8 +55,12 @@ NO_UNIT = Unit(0, 0, 0, 0)
 
 
 class Sharding(NamedTuple):
-    """ZeRO's stage, and bytes of an element as computed with, as reduced, and as held in shards. `keeps`: stage 3 frees
-    nothing while the rank works on a chunk; `stages` as `Shape` has it."""
+    """The ZeRO stage and the bytes per element of compute, reduction, and shards.
+
+    Attributes:
+        keeps: stage 3 frees nothing while the rank works on a chunk.
+        stages: collectives go through a copy, as with gloo.
+    """
 
     stage: int
     compute: int
@@ -69,11 +80,11 @@ class Sharding(NamedTuple):
 
     @property
     def widens(self) -> bool:
-        """Whether whole gradients are added up in another type than they come in, each micro-batch's at its end."""
+        """Whether whole gradients of each micro-batch accumulate in the type of the reduction."""
         return self.stage == 1 and self.compute != self.reduced
 
     def gather(self, unit: Unit, before: Unit) -> Stretch:
-        """In forward; `before` is the unit whose buffer is still there."""
+        """Return a gather in forward. `before` is the unit whose buffer is still allocated."""
         return changes(
             *self._filled(unit),
             (GATHERED, unit.padded * self.compute),
@@ -81,7 +92,7 @@ class Sharding(NamedTuple):
         )
 
     def gather_ahead(self, unit: Unit) -> Stretch:
-        """The buffer alone."""
+        """Return a gather into a buffer, before its parameters are copied out."""
         return changes(*self._filled(unit))
 
     def copy_out(self, unit: Unit) -> Stretch:
@@ -91,7 +102,7 @@ class Sharding(NamedTuple):
         whole = unit.padded * self.compute
         if not self.mixed:
             return ((BUFFERS, whole), *self._staged(whole))
-        own = unit.shard * self.compute  # in the compute type, until the call is over
+        own = unit.shard * self.compute  # in the compute type, until the call ends
         return (BUFFERS, own), (BUFFERS, whole), *self._staged(whole), (BUFFERS, -own)
 
     def _staged(self, num_bytes: int) -> tuple[tuple[int, int], ...]:
@@ -107,7 +118,7 @@ class Sharding(NamedTuple):
         return change(BUFFERS, -unit.padded * self.reduced)
 
     def widen(self, unit: Unit, *, first: bool) -> Stretch:
-        """A micro-batch's gradients join those that wait in the type they are reduced in."""
+        """Return the accumulation of a micro-batch's gradients in the type of the reduction."""
         narrow, wide = unit.numel * self.compute, unit.numel * self.reduced
         if not first:
             return changes((GRADIENTS, -narrow))
@@ -115,9 +126,10 @@ class Sharding(NamedTuple):
         return changes((GRADIENTS, most), (GRADIENTS, wide - narrow - most))
 
     def reduce(self, unit: Unit, before: Unit, *, first: bool, element: int) -> Stretch:
-        """`element` bytes of each whole gradient; the first leaves a shard, others are added to it. FSDP2's loop over
-        whole gradients lets go of the last one when all is done, and puts a copy in the place of each that is cut
-        along another dimension."""
+        """Return a reduce-scatter of gradients with `element` bytes. The first one leaves a shard, others add to it.
+
+        FSDP2 frees the last whole gradient at the end, and copies each gradient that is sharded along another dim.
+        """
         lag, copy = unit.last * element, unit.turned * element
         shard = unit.shard * self.reduced
         kept = unit.shard * self.held

@@ -31,7 +31,7 @@ FAULTS = {
     "the trainer sums no gradient over tp": Fault(SP, optimizer, "is_partial_over_tp", lambda *_: False),
     "the planner expects no such sum": Fault(SP, traffic, "_partial_over_tp", lambda *_: False),
     "the trainer sums no shared heads": Fault(HEADS, mesh, "shared_heads", lambda *_: 1),
-    "the planner expects none": Fault(HEADS, traffic, "shared_heads", lambda *_: 1),
+    "the planner expects none": Fault(HEADS, traffic, "count_kv_replicas", lambda *_: 1),
     "the planner forgets a tensor": Fault(
         PLAIN, data, "_finished", lambda units: [p for u in units[1:] for p in u.parameters]
     ),
