@@ -36,7 +36,7 @@ STATISTIC_BYTES = 8  # loss and gradient norm travel as float64
 
 
 def setup_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
-    """Before the first step: one barrier. Parameters start equal by seed, so nothing is broadcast."""
+    """Return the collectives before the first step: one barrier. Equal seeds replace a broadcast of parameters."""
     tally = Tally()
     get_coordinates(rank, spec.layout)
     tally.add("barrier", "world", resolve(spec).get_group("world"), 0)
@@ -44,19 +44,19 @@ def setup_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
 
 
 def step_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
-    """One optimiser step: forward and backward of every micro-batch, gradients, clipping, the reported loss."""
+    """Return the collectives of one optimizer step, with gradient clipping and the reported loss."""
     return _step(resolve(spec), get_coordinates(rank, spec.layout))
 
 
 def micro_batch_traffic(spec: JobSpec | ResolvedPlan, stage: int) -> list[Collective]:
-    """What a stage sends for all micro-batches of a step, but for dp: in proportion to their number."""
+    """Return the collectives of a stage for all micro-batches of a step, without dp."""
     tally = Tally()
     _micro_batches(tally, resolve(spec), stage)
     return tally.rows()
 
 
 def step_end_traffic(spec: JobSpec | ResolvedPlan, stage: int) -> list[Collective]:
-    """What the first rank of a stage sends for parameters: gradients, gathered weights, clipping, the loss."""
+    """Return the parameter collectives of the first rank of a stage, with clipping and the loss."""
     tally = Tally()
     _parameters(tally, resolve(spec), Coordinates(pp=stage))
     return tally.rows()
@@ -91,7 +91,7 @@ def _parameters(tally: Tally, plan: ResolvedPlan, place: Coordinates) -> None:
 
 
 def eval_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
-    """One validation: a forward of as many micro-batches as a step has, and the loss."""
+    """Return the collectives of one validation: the forwards of a step, and the loss."""
     plan, tally = resolve(spec), Tally()
     place = get_coordinates(rank, plan.layout)
     own = plan.partition.stages[place.pp]
@@ -108,7 +108,7 @@ def eval_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
 
 
 def num_evals(spec: JobSpec, done: int = 0) -> int:
-    """How many validations a run makes after `done` steps: every `eval_every` steps, and after the last."""
+    """Return the number of validations after `done` steps: every `eval_every` steps, and after the last one."""
     train = spec.train
     if not train.eval_every or done >= train.steps:
         return 0
@@ -116,15 +116,16 @@ def num_evals(spec: JobSpec, done: int = 0) -> int:
 
 
 def _partial_over_tp(parameter: Parameter, layout: Layout) -> bool:
-    """Whether each tp rank has only its part of the gradient of a tensor that all hold.
+    """Return whether each tp rank has a partial gradient of a replicated tensor.
 
-    Under SP each saw its part of the sequence; a router is judged by each rank's part of the experts' outputs.
+    With sequence parallelism each rank processes its part of the sequence. The gradient of a router comes from the
+    rank's part of the experts' outputs.
     """
     return parameter.tp_dim is None and (layout.sequence_parallel or is_router(parameter))
 
 
 def _shared_gradients(tally: Tally, plan: ResolvedPlan, place: Coordinates) -> None:
-    """One all-reduce over tp sums the tensors that all its ranks hold, one the heads that several share."""
+    """Add the all-reduces over tp of replicated tensors, and of key/value heads that several ranks share."""
     element = summed_bytes(plan)
     parameters = plan.partition.count_parameters(place.pp)
     sharing = RankGroup(count_kv_replicas(plan.model.num_kv_heads, plan.layout.tp), 1)
@@ -137,7 +138,7 @@ def _shared_gradients(tally: Tally, plan: ResolvedPlan, place: Coordinates) -> N
 
 
 def _tied_gradients(tally: Tally, plan: ResolvedPlan, place: Coordinates) -> None:
-    """A tied table on two stages: first and last sum its gradient (Megatron's embedding group)."""
+    """Add the all-reduce of a tied table's gradient between first and last stage (Megatron's embedding group)."""
     stage = plan.partition.stages[place.pp].stage
     if not plan.model.tied_embeddings or stage.first == stage.last:
         return
@@ -148,7 +149,7 @@ def _tied_gradients(tally: Tally, plan: ResolvedPlan, place: Coordinates) -> Non
 
 
 def summed_bytes(plan: ResolvedPlan) -> int:
-    """Bytes an element of the gradients that data parallelism leaves: FSDP2 keeps shards of both alike."""
+    """Return the bytes per element of reduced gradients. FSDP2 keeps them in the type of its shards."""
     mix = plan.mix
     return mix.sharded_bytes if plan.layout.zero else mix.gradient_bytes
 

@@ -13,7 +13,7 @@ from planner.facts.stages import StageLayers
 
 
 def key_value_bytes(plan: ResolvedPlan) -> int:
-    """Keys and values of this rank's part of one micro-batch, in one layer."""
+    """Return the bytes of keys and values of a rank's part of one micro-batch, in one layer."""
     model, tp = plan.model, plan.layout.tp
     if model.mla:
         width = model.num_heads // tp * (model.mla.nope_head_dim + model.mla.rope_head_dim + model.mla.value_head_dim)
@@ -23,7 +23,7 @@ def key_value_bytes(plan: ResolvedPlan) -> int:
 
 
 def context_forward(tally: Tally, plan: ResolvedPlan, held: StageLayers, *, times: int = 1) -> None:
-    """Keys and values to every rank of the group, in each layer."""
+    """Add the collectives that bring keys and values to every rank, in each layer."""
     cp, count = plan.layout.cp, times * plan.train.micro_batches * held.num_layers
     size, group = key_value_bytes(plan), plan.get_group("cp")
     if plan.layout.cp_method == "all_gather":
@@ -34,7 +34,7 @@ def context_forward(tally: Tally, plan: ResolvedPlan, held: StageLayers, *, time
 
 
 def context_backward(tally: Tally, plan: ResolvedPlan, held: StageLayers) -> None:
-    """Keys and values again, and their gradients back to whom they belong."""
+    """Add the collectives of keys and values, and of their gradients back to their ranks."""
     cp, count = plan.layout.cp, plan.train.micro_batches * held.num_layers
     size, group = key_value_bytes(plan), plan.get_group("cp")
     context_forward(tally, plan, held, times=2 if plan.layout.recompute == "full" else 1)

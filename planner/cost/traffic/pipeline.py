@@ -8,13 +8,13 @@ from planner.facts.layout import get_chunk_indices, get_num_chunks
 
 
 def boundary_bytes(plan: ResolvedPlan) -> int:
-    """Hidden states across a stage boundary; each tp rank sends its part under SP or scatter-gather."""
+    """Return the bytes of one message. With SP or scatter-gather each tp rank sends its shard."""
     layout = plan.layout
     return plan.micro_batch.hidden_bytes // (layout.tp if layout.sequence_parallel or layout.scatter_gather else 1)
 
 
 def pipeline(tally: Tally, plan: ResolvedPlan, pp: int, *, backward: bool) -> None:
-    """One message a micro-batch over each boundary between two ranks; at the turn of a V nothing is sent."""
+    """Add one message per micro-batch for each boundary between two ranks. The turn of a V needs none."""
     sends, receives = _crossings(plan, pp)
     if backward:
         sends, receives = receives, sends
@@ -26,7 +26,7 @@ def pipeline(tally: Tally, plan: ResolvedPlan, pp: int, *, backward: bool) -> No
 
 
 def _crossings(plan: ResolvedPlan, pp: int) -> tuple[int, int]:
-    """(chunks whose output goes to another rank, chunks whose input comes from one)"""
+    """Return the number of chunks that send their output, and that receive their input."""
     own, last = get_chunk_indices(plan.layout, pp), get_num_chunks(plan.layout) - 1
     sends = sum(c < last and c + 1 not in own for c in own)
     receives = sum(c > 0 and c - 1 not in own for c in own)

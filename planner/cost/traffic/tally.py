@@ -1,4 +1,4 @@
-"""Calls of a step, summed."""
+"""Sums of the collectives of a step."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from planner.facts.layout import RankGroup
 
 
 class Collective(NamedTuple):
-    """All calls of one op on one group. `payload_bytes` is the total of all `count` calls.
+    """All calls of one op on one group.
 
-    The group's ranks are `stride` apart.
+    `payload_bytes` is the total of all `count` calls. Consecutive ranks of the group differ by `stride`.
     """
 
     op: Op
     axis: Axis
     group_size: int
     stride: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody wants of a collective
+    count: int  # type: ignore[assignment]  # hides tuple.count
     payload_bytes: int
 
 
@@ -29,11 +29,11 @@ class Tally:
         self._sums: dict[tuple[Op, Axis, int, int], tuple[int, int]] = {}  # (calls, bytes) by (op, axis, size, stride)
 
     def add(self, op: Op, axis: Axis, group: RankGroup, each_bytes: int, count: int = 1) -> None:
-        """`count` calls of `each_bytes`."""
+        """Add `count` calls of `each_bytes`."""
         self.add_all(op, axis, group, count, count * each_bytes)
 
     def add_all(self, op: Op, axis: Axis, group: RankGroup, count: int, payload_bytes: int) -> None:
-        """`count` calls that hand over `payload_bytes` together. A group of one sends nothing."""
+        """Add `count` calls with `payload_bytes` in total. A group of one rank sends nothing."""
         if count == 0 or group.size == 1:
             return
         key = op, axis, group.size, group.stride
