@@ -90,9 +90,9 @@ def predictions(accelerator: Accelerator, *, small: bool) -> dict[str, float]:
     return told
 
 
-def _attention_s(flash: Flash, accelerator: Accelerator) -> float:
+def _attention_s(flash: FlashAttention, accelerator: Accelerator) -> float:
     law = get_attention_model(accelerator, STACKS["ours"])
-    return kernel_seconds(flash, accelerator, "bf16", ELEMENT_BYTES, attention=law.times(flash))
+    return compute_kernel_seconds(flash, accelerator, "bf16", ELEMENT_BYTES, attention=law.compute_slowdown(flash))
 
 
 IN_FP8 = "in fp8, cast before, "

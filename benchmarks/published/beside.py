@@ -141,7 +141,7 @@ def _stand_in_bytes(planned: Planned) -> int:
         return 0
     spec = planned.spec
     kinds = {moe for chunk in get_stage_memory(spec).get_rank(spec.layout.pp - 1).chunks for moe, _ in chunk.runs}
-    kernels = [kernel for moe in kinds for kernel in layer_work(spec, moe=moe, joined=True).forward]
+    kernels = [kernel for moe in kinds for kernel in build_layer_kernels(spec, moe=moe, fused_projections=True).forward]
     shapes = {(kernel.n, kernel.k) for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide}
     shapes.add((get_vocab_rows(spec), spec.model.hidden_size))
     return sum(n * k for n, k in shapes) * get_mixed_precision(spec.train.precision).compute_bytes

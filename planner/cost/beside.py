@@ -21,6 +21,6 @@ def allowance(spec: JobSpec | ResolvedPlan, cluster: Cluster, tensor_bytes: int)
 
     A profile already includes the communicators and buckets.
     """
-    own = cluster.accelerator.allowance(tensor_bytes)
+    own = cluster.accelerator.compute_overhead_bytes(tensor_bytes)
     adds_stack = cluster.device == "cuda" and cluster.profile is None
     return own + (STACKS[spec.resources.stack].beside_bytes if adds_stack else 0)

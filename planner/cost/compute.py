@@ -10,10 +10,19 @@ from planner.cost.resolved_plan import MicroBatch, ResolvedPlan
 from planner.facts.precision import FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
 from planner.facts.stages import get_micro_batch_tokens
-from planner.hardware.calibration import Calibration, Measured
-from planner.hardware.cluster import LAUNCH_S, Accelerator
-from planner.hardware.kernel_time import Attention, kernel_seconds
-from planner.hardware.kernels import Flash, Gemm, Kernel, Pass, Work, embedding_work, head_work, layer_work
+from planner.hardware.calibration import Calibration, MeasuredSeconds
+from planner.hardware.cluster import DEFAULT_LAUNCH_S, Accelerator
+from planner.hardware.kernel_time import AttentionRates, compute_kernel_seconds
+from planner.hardware.kernels import (
+    FlashAttention,
+    Gemm,
+    Kernel,
+    MemoryKernel,
+    ModuleKernels,
+    build_embedding_kernels,
+    build_head_kernels,
+    build_layer_kernels,
+)
 from planner.hardware.stack_options import Said, Stacks
 from planner.hardware.stacks import Stack
 
@@ -117,7 +126,7 @@ class Compute:
         if key not in self._pieces:
             spec, stack, moe = work.spec, software.stack, Piece(Halves(0, 0, 0))
             if spec.model.moe:
-                kernels = layer_work(
+                kernels = build_layer_kernels(
                     spec,
                     moe=True,
                     fused_projections=stack.joins_products,
@@ -131,8 +140,8 @@ class Compute:
                 moe = _time_layer(spec, software, kernels, waits=stack.syncs_experts)
                 moe = _add_host_time(moe, stack.mixture_s, waits=stack.syncs_experts)
                 moe = _slow_down(moe, (stack.bias_sums - 1) * _time_kernels(spec, software, kernels.bias_sums))
-            head = head_work(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
-            ends = _time_work(spec, software, embedding_work(spec)), _time_work(spec, software, head)
+            head = build_head_kernels(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
+            ends = _time_work(spec, software, build_embedding_kernels(spec)), _time_work(spec, software, head)
             pieces = (_time_layer(spec, software, _get_dense_work(spec, stack)), moe, *ends)
             self._pieces[key] = self._replace_measured(spec, software, pieces, ranks)
         return self._pieces[key]
@@ -144,7 +153,7 @@ class Compute:
         if self.calibration is None:
             return pieces
         layer, moe, embedding, head = pieces
-        if found := self.calibration.layer(spec, ranks):
+        if found := self.calibration.get_layer_seconds(spec, ranks):
             layer = Piece(_extrapolate(found, layer.halves, _time_short_layer(spec, software, found.seq_len)))
         if found := self.calibration.ends(spec, ranks):
             head = Piece(Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2))
@@ -155,7 +164,7 @@ class Compute:
         """Return whether the calibration measured layers with their tensor-parallel collectives."""
         if self.calibration is None or plan.layout.tp == 1:
             return False
-        return self.calibration.layer(plan.spec, ranks) is not None
+        return self.calibration.get_layer_seconds(plan.spec, ranks) is not None
 
 
 def _time_launch_waits(software: Software, chunk: Sequence[tuple[Piece, float]]) -> float:
@@ -179,14 +188,14 @@ def _time_offload(plan: ResolvedPlan, software: Software, dense: int, moe: int) 
     return 2 * offloads * saved / software.accelerator.host_bytes_per_s
 
 
-def _get_dense_work(spec: JobSpec, stack: Stack) -> Work:
-    return layer_work(
+def _get_dense_work(spec: JobSpec, stack: Stack) -> ModuleKernels:
+    return build_layer_kernels(
         spec,
-        joined=stack.joins_products,
+        fused_projections=stack.joins_products,
         norms_heads=stack.norms_heads,
         copies_queries=stack.copies_queries,
         casts_each=stack.casts_each,
-        repeats=stack.repeats,
+        recompute_modules=stack.repeats,
     )
 
 
@@ -202,14 +211,14 @@ def _time_short_layer(spec: JobSpec, software: Software, seq_len: int) -> Halves
     return Halves(*(seconds * tokens / (size * seq_len) for seconds in halves))
 
 
-def _time_layer(spec: JobSpec, software: Software, work: Work, *, waits: bool = False) -> Piece:
+def _time_layer(spec: JobSpec, software: Software, work: ModuleKernels, *, waits: bool = False) -> Piece:
     stack = software.stack
     piece = _add_host_time(_time_work(spec, software, work, waits=waits), stack.layer_s, waits=waits)
     halves = piece.halves._replace(attention_s=_time_kernels(spec, software, work.attention))
     if spec.layout.recompute == "none":
         return piece._replace(halves=halves)
     whole = spec.layout.recompute == "full"
-    selected = work.operations if stack.repeats_operations else work.repeated
+    selected = work.recomputed_operations if stack.repeats_operations else work.recomputed
     again, share = (_get_recomputed(work, stack), stack.repeats_layers) if whole else (selected, 1.0)
     repeated = share * _time_kernels(spec, software, again)
     host = piece.backward.host_s + share * _time_launches(spec, software, again)
@@ -218,7 +227,7 @@ def _time_layer(spec: JobSpec, software: Software, work: Work, *, waits: bool = 
     return piece._replace(halves=halves._replace(recompute_s=repeated), backward=backward)
 
 
-def _time_work(spec: JobSpec, software: Software, work: Work, *, waits: bool = False) -> Piece:
+def _time_work(spec: JobSpec, software: Software, work: ModuleKernels, *, waits: bool = False) -> Piece:
     """Return the times of a piece. `waits`: the host waits for the router, so its launches in forward are exposed."""
     if software.stack.frozen:
         work = work._replace(backward_weight=())
@@ -237,9 +246,13 @@ def _time_kernels(spec: JobSpec, software: Software, kernels: Sequence[Kernel]) 
     mix, stack, accelerator = get_mixed_precision(spec.train.precision), software.stack, software.accelerator
     seconds = 0.0
     for kernel in kernels:
-        times = get_attention_model(accelerator, stack).times(kernel) if isinstance(kernel, Flash) else 1.0
-        one = kernel_seconds(kernel, accelerator, mix.gemm, mix.compute_bytes, attention=times)
-        seconds += one * stack.bytes_of(kernel.kind) if isinstance(kernel, Pass) else one
+        times = (
+            get_attention_model(accelerator, stack).compute_slowdown(kernel)
+            if isinstance(kernel, FlashAttention)
+            else 1.0
+        )
+        one = compute_kernel_seconds(kernel, accelerator, mix.gemm, mix.compute_bytes, attention=times)
+        seconds += one * stack.bytes_of(kernel.kind) if isinstance(kernel, MemoryKernel) else one
     return seconds
 
 
@@ -273,7 +286,7 @@ def _time_autograd_sums(plan: ResolvedPlan, software: Software, elements: float)
 
 def _time_launches(spec: JobSpec, software: Software, kernels: Sequence[Kernel]) -> float:
     """Return the seconds that the host needs to launch kernels. The call of a matmul casts its operands."""
-    calls = sum(not (isinstance(kernel, Pass) and kernel.kind == "casts") for kernel in kernels)
+    calls = sum(not (isinstance(kernel, MemoryKernel) and kernel.kind == "casts") for kernel in kernels)
     experts = sum(kernel.experts for kernel in kernels if isinstance(kernel, Gemm))
     stack = software.stack
     narrow = get_mixed_precision(spec.train.precision).gemm == "fp8"
@@ -288,7 +301,7 @@ def _count_elements(products: Sequence[Kernel]) -> int:
     return sum(kernel.m * kernel.n * kernel.batch for kernel in products if isinstance(kernel, Gemm))
 
 
-def _get_recomputed(work: Work, stack: Stack) -> list[Kernel]:
+def _get_recomputed(work: ModuleKernels, stack: Stack) -> list[Kernel]:
     """Return the kernels that full recompute repeats."""
     kernels = list(work.forward)
     if stack.repeats_needed:
@@ -297,7 +310,7 @@ def _get_recomputed(work: Work, stack: Stack) -> list[Kernel]:
     return kernels
 
 
-def _extrapolate(found: Measured, layer: Halves, short: Halves) -> Halves:
+def _extrapolate(found: MeasuredSeconds, layer: Halves, short: Halves) -> Halves:
     """Return measured times of short sequences, scaled by the estimates of `layer` and of such a `short` layer."""
     forward_s = found.forward_s * layer.forward_s / short.forward_s
     backward = layer.backward_input_s + layer.backward_weight_s
@@ -325,7 +338,7 @@ def _slow_down(piece: Piece, seconds: float) -> Piece:
     )
 
 
-def get_attention_model(accelerator: Accelerator, stack: Stack) -> Attention:
+def get_attention_model(accelerator: Accelerator, stack: Stack) -> AttentionRates:
     """Return the efficiency model of a stack's attention kernel on a GPU generation."""
     laws = ((AMPERE, stack.attention_ampere), (HOPPER, stack.attention_hopper), (BLACKWELL, stack.attention_blackwell))
     return next((law for kinds, law in laws if any(kind in accelerator.name for kind in kinds)), AttentionRates())
@@ -334,7 +347,7 @@ def get_attention_model(accelerator: Accelerator, stack: Stack) -> Attention:
 def tune_accelerator(accelerator: Accelerator, stack: Stack) -> Accelerator:
     """Return the accelerator at the rates that the stack reaches."""
     gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
-    attention = stack.attention * get_attention_model(accelerator, stack).share
+    attention = stack.attention * get_attention_model(accelerator, stack).peak_factor
     narrow = accelerator.fp4_flops if stack.fp4 and accelerator.fp4_flops else accelerator.fp8_flops
     return accelerator.model_copy(
         update={

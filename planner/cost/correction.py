@@ -102,7 +102,7 @@ def get_run_group(spec: JobSpec | ResolvedPlan) -> RunGroup:
     return RunGroup(spec.resources.stack, spec.layout.world_size, spec.train.precision, spec.train.compile)
 
 
-def comparable(model: ModelSpec, group: RunGroup, runs: Sequence[Run]) -> list[Run]:
+def comparable(model: ModelSpec, group: RunGroup, runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
     """Return the newest runs of a group, only those of the model if there are enough.
 
     Args:
@@ -115,7 +115,7 @@ def comparable(model: ModelSpec, group: RunGroup, runs: Sequence[Run]) -> list[R
 
 
 def corrected_by(
-    model: ModelSpec, group: RunGroup, runs: Sequence[Run], predict_s: Callable[[JobSpec], float]
+    model: ModelSpec, group: RunGroup, runs: Sequence[MeasuredRun], predict_s: Callable[[JobSpec], float]
 ) -> Correction | None:
     """Return the correction of predicted step times from comparable runs.
 
@@ -128,14 +128,14 @@ def corrected_by(
     return near and near._replace(borrowed=True)
 
 
-def _find_nearest(group: RunGroup, runs: Sequence[Run]) -> list[Run]:
+def _find_nearest(group: RunGroup, runs: Sequence[MeasuredRun]) -> list[MeasuredRun]:
     """Return runs with the nearest numbers of ranks, until there are FEWEST."""
-    by_ranks: dict[int, list[Run]] = defaultdict(list)
+    by_ranks: dict[int, list[MeasuredRun]] = defaultdict(list)
     for run in runs:
         other = get_run_group(run.spec)
         if other._replace(world_size=group.world_size) == group:
             by_ranks[other.world_size].append(run)
-    found: list[Run] = []
+    found: list[MeasuredRun] = []
     for ranks in sorted(by_ranks, key=lambda ranks: abs(math.log(ranks / group.world_size))):
         if len(found) >= FEWEST:
             break

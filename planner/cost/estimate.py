@@ -267,7 +267,7 @@ def _get_row(plan: ResolvedPlan, c: Collective, cluster: Cluster) -> TrafficRow:
         count=c.count,
         payload_bytes=c.payload_bytes,
         algorithmic_bytes=compute_algorithmic_bytes(c.op, c.payload_bytes, c.group_size),
-        between_nodes=span(c.group_size, c.stride, cluster.per_node, plan.layout.world_size).nodes > 1,
+        between_nodes=get_node_span(c.group_size, c.stride, cluster.per_node, plan.layout.world_size).nodes > 1,
     )
 
 

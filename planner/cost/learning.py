@@ -108,7 +108,7 @@ class LearnedLink(NamedTuple):
     tells_rate: bool
 
 
-def link_of(runs: Sequence[Run], cluster: Cluster) -> LearnedLink | None:
+def link_of(runs: Sequence[MeasuredRun], cluster: Cluster) -> LearnedLink | None:
     """The link between ranks that comes nearest to their calls as `planner.hardware.cluster.collective_seconds` tells
     them; None without a large one, for then nothing tells its rate.
 

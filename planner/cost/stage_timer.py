@@ -14,9 +14,9 @@ from planner.cost.resolved_plan import ResolvedPlan
 from planner.cost.step_time import Pace, compute_fill_share, expose, get_micro_batch_s, subtract_seconds
 from planner.cost.traffic import Collective, framework_overhead, micro_batch_traffic, step_end_traffic
 from planner.facts.precision import FP8_BYTES, FP32_BYTES
-from planner.hardware.cluster import Cluster, Span, span
-from planner.hardware.kernel_time import collective_seconds, kernel_seconds
-from planner.hardware.kernels import Pass
+from planner.hardware.cluster import Cluster, NodeSpan, get_node_span
+from planner.hardware.kernel_time import compute_collective_seconds, compute_kernel_seconds
+from planner.hardware.kernels import MemoryKernel
 
 MAX_WAIT_SHARE = 0.9  # of a measured layer; collectives measured elsewhere may take longer than the layer
 
@@ -128,9 +128,9 @@ class StageTimer:
         return self.plan.layout.zero >= 2 and self.stack.sums_late
 
     def crosses_nodes(self, axis: Axis) -> bool:
-        """Return whether the groups of an axis span several nodes."""
+        """Return whether the groups of an axis get_node_span several nodes."""
         group = self.plan.get_group(axis)
-        return span(group.size, group.stride, self.cluster.per_node, self.plan.layout.world_size).nodes > 1
+        return get_node_span(group.size, group.stride, self.cluster.per_node, self.plan.layout.world_size).nodes > 1
 
     def _convert(self, row: Collective) -> Collective:
         """Return the collective as the stack sends it."""
@@ -164,11 +164,11 @@ class StageTimer:
             each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
             if each is not None:
                 return row.count * each
-        seconds = row.count * collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
+        seconds = row.count * compute_collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
         return seconds / self.stack.links
 
-    def _get_span(self, row: Collective) -> Span:
-        return span(row.group_size, row.stride, self.cluster.per_node, self.plan.layout.world_size)
+    def _get_span(self, row: Collective) -> NodeSpan:
+        return get_node_span(row.group_size, row.stride, self.cluster.per_node, self.plan.layout.world_size)
 
     def _time_optimizer(self, index: int) -> float:
         held = held_parameters(self.plan, index)
@@ -177,5 +177,5 @@ class StageTimer:
             if measured is not None:
                 return measured
         host_s = self.stack.tensor_s * self.plan.partition.count_tensors(index)
-        moved = Pass(self.plan.mix.update_bytes * held)
-        return kernel_seconds(moved, self.cluster.accelerator, "fp32", FP32_BYTES) + host_s
+        moved = MemoryKernel(self.plan.mix.update_bytes * held)
+        return compute_kernel_seconds(moved, self.cluster.accelerator, "fp32", FP32_BYTES) + host_s

@@ -33,7 +33,7 @@ from planner.facts.model_shapes import compute_model_flops
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.hardware.calibration import Calibration, line
-from planner.hardware.cluster import Accelerator, Cluster, filled
+from planner.hardware.cluster import Accelerator, Cluster, get_filled_per_node
 from planner.hardware.stack_options import Stacks
 from planner.hardware.stacks import OURS_ON_CPU, STACKS, Stack, hardware_flops
 
@@ -126,7 +126,7 @@ class _StepTimer:
     def peak_flops(self) -> float:
         """FLOP/s of the fastest matmul type. Emulated fp8 is slower than bf16."""
         gemm, accelerator = self.plan.mix.gemm, self.stages.software.accelerator
-        return max(accelerator.peak(gemm), accelerator.peak("bf16" if gemm == "fp8" else gemm))
+        return max(accelerator.get_peak_flops(gemm), accelerator.get_peak_flops("bf16" if gemm == "fp8" else gemm))
 
     @cached_property
     def core_sharing(self) -> float:
@@ -280,5 +280,5 @@ class _StepTimer:
     def _get_straggling(self, seconds: float) -> float:
         """Return the seconds that a step waits for its slowest node."""
         world = self.plan.layout.world_size
-        nodes = -(-world // filled(world, self._cluster.per_node))
+        nodes = -(-world // get_filled_per_node(world, self._cluster.per_node))
         return self._stack.step_s + seconds * self._stack.jitter * math.log2(nodes)

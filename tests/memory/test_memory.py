@@ -11,7 +11,7 @@ from planner.cost.memory.chunk import _Buckets
 from planner.cost.memory.graph import Segment
 from planner.cost.memory.moments import StageSchedule, _find_peaks, find_peaks
 from planner.cost.memory.tape import BUFFERS
-from planner.cost.memory.zero import Unit, changes
+from planner.cost.memory.zero import ZeroUnit, changes
 from planner.cost.resolved_plan import resolve
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import Schedule
@@ -202,7 +202,7 @@ def test_gradients_are_copied_when_they_fill_a_bucket_and_what_is_left_when_the_
     Of layers that fill a bucket, each by itself."""
 
     def copied(layer_bytes: int, count: int) -> list[int]:
-        unit, buckets = Unit(layer_bytes // 4, layer_bytes // 4, layer_bytes // 4, 0), _Buckets(4)
+        unit, buckets = ZeroUnit(layer_bytes // 4, layer_bytes // 4, layer_bytes // 4, 0), _Buckets(4)
         segments = [Segment(changes(), layer_bytes // 4, grouped=False)]
         found = [each.net[BUFFERS] // 2**20 for each in buckets.after(segments, unit, count)]
         last = buckets.add(2**20).then(buckets.rest())

@@ -10,7 +10,7 @@ from planner.cost.memory.graph import Segment, Sums
 from planner.cost.memory.pieces import Piece, embedding_piece, head_piece, layer_piece
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, EMPTY, Stretch, join
-from planner.cost.memory.zero import NO_UNIT, Sharding, Unit, change
+from planner.cost.memory.zero import NO_UNIT, Sharding, ZeroUnit, change
 from planner.facts.stages import BUCKET_BYTES
 
 Layers = tuple[tuple[bool, int], ...]
@@ -45,9 +45,9 @@ class Chunk(NamedTuple):
     runs: tuple[tuple[bool, int], ...]
     first: bool
     last: bool
-    dense: Unit
-    moe: Unit
-    root: Unit
+    dense: ZeroUnit
+    moe: ZeroUnit
+    root: ZeroUnit
     sharding: Sharding
     master: bool
     sent: int
@@ -59,7 +59,7 @@ class Chunk(NamedTuple):
         """Whether embedding and head share one table in this chunk."""
         return self.first and self.last and self.shape.model.tied_embeddings
 
-    def get_unit(self, moe: bool) -> Unit:
+    def get_unit(self, moe: bool) -> ZeroUnit:
         return self.moe if moe else self.dense
 
     def count_elements(self, *, shard: bool = False) -> int:
@@ -77,7 +77,7 @@ def record_action(chunk: Chunk, kind: str, turn: Turn) -> Stretch:
 class _Pieces(NamedTuple):
     """A chunk's pieces: (piece, unit, number in a row) of its layers in order, and its ends."""
 
-    layers: tuple[tuple[Piece, Unit, int], ...]
+    layers: tuple[tuple[Piece, ZeroUnit, int], ...]
     embedding: Piece | None
     head: Piece | None
 
@@ -224,7 +224,7 @@ def _record_backward(action: _Action) -> Iterator[Stretch]:
     yield buckets.rest()
 
 
-def _get_next_unit(layers: tuple[tuple[Piece, Unit, int], ...], index: int, place: int) -> Unit:
+def _get_next_unit(layers: tuple[tuple[Piece, ZeroUnit, int], ...], index: int, place: int) -> ZeroUnit:
     """Return the unit that backward uses after the unit at `place` of a layer."""
     several = [unit.met for _, unit, _ in layers]
     if place + 1 < len(several[index]):
@@ -232,7 +232,7 @@ def _get_next_unit(layers: tuple[tuple[Piece, Unit, int], ...], index: int, plac
     return several[index - 1][0] if index else NO_UNIT
 
 
-def _by_unit(piece: Piece, unit: Unit) -> list[tuple[Unit, Stretch]]:
+def _by_unit(piece: Piece, unit: ZeroUnit) -> list[tuple[ZeroUnit, Stretch]]:
     """Split the backward of a layer at the end of each unit: experts first, then the rest."""
     weights = [place for place, segment in enumerate(piece.segments) if segment.grouped]
     if not (unit.apart and weights):
@@ -275,7 +275,7 @@ class _Buckets:
         self._waiting += numel * self.element
         return self.rest() if self._waiting >= BUCKET_BYTES else EMPTY
 
-    def after(self, segments: Sequence[Segment], unit: Unit, count: int) -> Iterator[Stretch]:
+    def after(self, segments: Sequence[Segment], unit: ZeroUnit, count: int) -> Iterator[Stretch]:
         """Yield `count` backwards of a layer and the buckets that its gradients fill.
 
         Experts that no other rank holds are not sent. Gradients of norms and biases come last.
@@ -298,7 +298,7 @@ class _Reducer:
     `last` is the unit that a micro-batch reduces last. By default it is the root, or the first layer without a root.
     """
 
-    def __init__(self, chunk: Chunk, turn: Turn, last: Unit | None = None) -> None:
+    def __init__(self, chunk: Chunk, turn: Turn, last: ZeroUnit | None = None) -> None:
         self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
         z = self._z
         self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
@@ -306,11 +306,11 @@ class _Reducer:
         self._widens = not chunk.waits and z.widens and not (turn.first and turn.last)
         self._before = (last or self._last_of_chunk()) if not turn.first and z.stage >= 2 else NO_UNIT
 
-    def _last_of_chunk(self) -> Unit:
+    def _last_of_chunk(self) -> ZeroUnit:
         chunk = self._chunk
         return chunk.root if chunk.root.numel else chunk.get_unit(chunk.runs[0][0]).each[-1]
 
-    def after(self, unit: Unit) -> list[Stretch]:
+    def after(self, unit: ZeroUnit) -> list[Stretch]:
         z, found = self._z, list[Stretch]()
         if self._widens:
             found.append(z.widen(unit, first=self._turn.first))

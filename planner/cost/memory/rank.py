@@ -10,7 +10,7 @@ from typing import NamedTuple
 from planner.cost.memory.chunk import Chunk
 from planner.cost.memory.shape import get_shape
 from planner.cost.memory.tape import ACTIVATIONS, COPIES, GRADIENTS, OPTIMIZER, PARAMETERS, PARTS, Levels, pack
-from planner.cost.memory.zero import NO_UNIT, Sharding, Unit
+from planner.cost.memory.zero import NO_UNIT, Sharding, ZeroUnit
 from planner.cost.resolved_plan import MAX_SHARED_PARTS, Partition, ResolvedPlan
 from planner.facts.model_shapes import ParameterUnit as Tensors
 from planner.facts.model_shapes import is_moe_layer
@@ -157,9 +157,9 @@ class _ChunkParameters(NamedTuple):
     runs: tuple[tuple[bool, int], ...]
     first: bool
     last: bool
-    dense: Unit
-    moe: Unit
-    root: Unit
+    dense: ZeroUnit
+    moe: ZeroUnit
+    root: ZeroUnit
 
     @property
     def numel(self) -> int:
@@ -208,7 +208,7 @@ def _divide_into_chunks(
     units, found = iter(tensors), []
     ends = len(own.chunks) - 1
 
-    def get_next() -> Unit:
+    def get_next() -> ZeroUnit:
         unit = next(units)
         return _measure(unit, degrees[is_expert_unit(unit)])
 
@@ -232,7 +232,7 @@ def _divide_into_chunks(
 
 
 @cache
-def _measure(unit: Tensors, degree: int) -> Unit:
+def _measure(unit: Tensors, degree: int) -> ZeroUnit:
     """Return the elements of a unit that ZeRO shards over `degree` ranks."""
     numel = sum(p.numel for p in unit.parameters)
     shard = sum(compute_shard_numel(p, degree) for p in unit.parameters)
@@ -241,7 +241,7 @@ def _measure(unit: Tensors, degree: int) -> Unit:
     for parameter in unit.parameters:  # each tensor is freed after its copy is made
         before += parameter.numel
         widest = max(widest, before + parameter.numel)
-    return Unit(numel, shard * degree, shard, last, turned=turned[-1] if turned else 0, widest=widest)
+    return ZeroUnit(numel, shard * degree, shard, last, turned=turned[-1] if turned else 0, widest=widest)
 
 
 def _count_runs(kinds: list[bool]) -> tuple[tuple[bool, int], ...]:

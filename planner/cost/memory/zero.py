@@ -12,7 +12,7 @@ from typing import NamedTuple
 from planner.cost.memory.tape import BUFFERS, GATHERED, GRADIENTS, LANE_BITS, Stretch
 
 
-class Unit(NamedTuple):
+class ZeroUnit(NamedTuple):
     """The elements of tensors that ZeRO shards together.
 
     Attributes:
@@ -31,27 +31,27 @@ class Unit(NamedTuple):
     shard: int
     last: int
     alone: int = 0
-    apart: tuple[Unit, ...] = ()
+    apart: tuple[ZeroUnit, ...] = ()
     turned: int = 0
     widest: int = 0
 
-    def join(self, experts: Unit) -> Unit:
+    def join(self, experts: ZeroUnit) -> ZeroUnit:
         numel, padded = self.numel + experts.numel, self.padded + experts.padded
         widest = max(experts.widest, experts.numel + self.widest)
-        return Unit(numel, padded, self.shard + experts.shard, experts.last, apart=(experts, self), widest=widest)
+        return ZeroUnit(numel, padded, self.shard + experts.shard, experts.last, apart=(experts, self), widest=widest)
 
     @property
-    def each(self) -> tuple[Unit, ...]:
+    def each(self) -> tuple[ZeroUnit, ...]:
         """The units that are gathered and reduced separately."""
         return self.apart or (self,)
 
     @property
-    def met(self) -> tuple[Unit, ...]:
+    def met(self) -> tuple[ZeroUnit, ...]:
         """The separate units in forward order: a layer, then its experts."""
         return self.each[::-1]
 
 
-NO_UNIT = Unit(0, 0, 0, 0)
+NO_UNIT = ZeroUnit(0, 0, 0, 0)
 
 
 class Sharding(NamedTuple):
@@ -83,7 +83,7 @@ class Sharding(NamedTuple):
         """Whether whole gradients of each micro-batch accumulate in the type of the reduction."""
         return self.stage == 1 and self.compute != self.reduced
 
-    def gather(self, unit: Unit, before: Unit) -> Stretch:
+    def gather(self, unit: ZeroUnit, before: ZeroUnit) -> Stretch:
         """Return a gather in forward. `before` is the unit whose buffer is still allocated."""
         return changes(
             *self._filled(unit),
@@ -91,14 +91,14 @@ class Sharding(NamedTuple):
             (BUFFERS, -before.padded * self.compute),
         )
 
-    def gather_ahead(self, unit: Unit) -> Stretch:
+    def gather_ahead(self, unit: ZeroUnit) -> Stretch:
         """Return a gather into a buffer, before its parameters are copied out."""
         return changes(*self._filled(unit))
 
-    def copy_out(self, unit: Unit) -> Stretch:
+    def copy_out(self, unit: ZeroUnit) -> Stretch:
         return changes((GATHERED, unit.padded * self.compute), (BUFFERS, -unit.padded * self.compute))
 
-    def _filled(self, unit: Unit) -> tuple[tuple[int, int], ...]:
+    def _filled(self, unit: ZeroUnit) -> tuple[tuple[int, int], ...]:
         whole = unit.padded * self.compute
         if not self.mixed:
             return ((BUFFERS, whole), *self._staged(whole))
@@ -108,16 +108,16 @@ class Sharding(NamedTuple):
     def _staged(self, num_bytes: int) -> tuple[tuple[int, int], ...]:
         return ((BUFFERS, num_bytes), (BUFFERS, -num_bytes)) if self.stages else ()
 
-    def free(self, unit: Unit) -> Stretch:
+    def free(self, unit: ZeroUnit) -> Stretch:
         return change(GATHERED, -unit.padded * self.compute)
 
-    def drop_buffer(self, unit: Unit) -> Stretch:
+    def drop_buffer(self, unit: ZeroUnit) -> Stretch:
         return change(BUFFERS, -unit.padded * self.compute)
 
-    def drop_reduced(self, unit: Unit) -> Stretch:
+    def drop_reduced(self, unit: ZeroUnit) -> Stretch:
         return change(BUFFERS, -unit.padded * self.reduced)
 
-    def widen(self, unit: Unit, *, first: bool) -> Stretch:
+    def widen(self, unit: ZeroUnit, *, first: bool) -> Stretch:
         """Return the accumulation of a micro-batch's gradients in the type of the reduction."""
         narrow, wide = unit.numel * self.compute, unit.numel * self.reduced
         if not first:
@@ -125,7 +125,7 @@ class Sharding(NamedTuple):
         most = unit.widest * self.compute
         return changes((GRADIENTS, most), (GRADIENTS, wide - narrow - most))
 
-    def reduce(self, unit: Unit, before: Unit, *, first: bool, element: int) -> Stretch:
+    def reduce(self, unit: ZeroUnit, before: ZeroUnit, *, first: bool, element: int) -> Stretch:
         """Return a reduce-scatter of gradients with `element` bytes. The first one leaves a shard, others add to it.
 
         FSDP2 frees the last whole gradient at the end, and copies each gradient that is sharded along another dim.

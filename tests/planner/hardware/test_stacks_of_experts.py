@@ -8,9 +8,9 @@ from planner.cost.compute import Compute
 from planner.cost.resolved_plan import resolve
 from planner.cost.timing import Timer, step_time
 from planner.facts.spec import JobSpec, Layout, MoeSpec
-from planner.hardware.cluster import Span
-from planner.hardware.kernel_time import collective_seconds
-from planner.hardware.kernels import Gemm, Pass, Work, layer_work
+from planner.hardware.cluster import NodeSpan
+from planner.hardware.kernel_time import compute_collective_seconds
+from planner.hardware.kernels import Gemm, MemoryKernel, ModuleKernels, build_layer_kernels
 from planner.hardware.stack_options import Stacks
 from planner.hardware.stacks import STACKS
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on
