@@ -27,9 +27,9 @@ from tests.parity.compare import gradient_difference, whole_gradients
 from workers.dry_run import MemoryAndFlopCounter, run_dry_step
 from workers.meter import Recorder, register_metered_backend
 from workers.meter.rank_exit import run_and_exit
-from workers.torch_private.fsdp import storage_changes
-from workers.trainer.dataset import corpus_of
-from workers.trainer.parallel.mesh import make_mesh
+from workers.torch_private.fsdp import watch_storage
+from workers.trainer.dataset import load_job_dataset
+from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.parallel.parallelize import parallelize
 from workers.trainer.trainer import Trainer
 
@@ -49,14 +49,14 @@ def rank_main(spec: JobSpec, folder: Path) -> None:
     rank = int(os.environ["RANK"])
     recorder, device = Recorder(rank), torch.device("cpu")
     dist.init_process_group(register_metered_backend(recorder, "cpu"))
-    mesh, corpus = make_mesh(spec, rank, recorder.label_group), corpus_of(spec, folder)
+    mesh, corpus = build_mesh(spec, rank, recorder.label_group), load_job_dataset(spec, folder)
     watch = MemoryAndFlopCounter()
-    with watch, storage_changes(watch.record_resize):
+    with watch, watch_storage(watch.record_resize):
         part = parallelize(spec, mesh, device)
         trainer = Trainer(spec, mesh, part, corpus, recorder, device)
-        trainer.backward(0)
+        trainer.forward_backward(0)
         trainer.reduce_statistics()
-    torch.save({held.name: held.gradient for held in part.tensors}, folder / f"gradients-{rank}.pt")
+    torch.save({held.name: held.gradient for held in part.parameters}, folder / f"gradients-{rank}.pt")
     (folder / f"peak-{rank}.json").write_text(json.dumps(watch.read()))
     dist.destroy_process_group()
 

@@ -29,15 +29,14 @@ from planner.facts.layout import Coordinates
 from planner.facts.model_shapes import get_chunk_units
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
-from workers.checkpoint.save import Saved, Saver
+from workers.checkpoint.save import Saver, SaveResult
 from workers.meter import Recorder, register_metered_backend
 from workers.meter.rank_exit import run_and_exit
 from workers.trainer.__main__ import checkpoint_group
-from workers.trainer.dataset import corpus_of
-from workers.trainer.model import Decoder, Strategy, initialise
+from workers.trainer.dataset import load_job_dataset
+from workers.trainer.model import Decoder, Strategy, init_weights
 from workers.trainer.optimizer import BETAS
-from workers.trainer.parallel.mesh import make_mesh
-from workers.trainer.parallel.parallelize import parallelize
+from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.trainer import Trainer
 
 WORLD = 2
@@ -50,8 +49,8 @@ SPEC = {
 
 
 def ours(spec: JobSpec, recorder: Recorder, data_root: Path) -> Trainer:
-    mesh, device = make_mesh(spec, recorder.rank, recorder.label_group), torch.device("cpu")
-    return Trainer(spec, mesh, parallelize(spec, mesh, device), corpus_of(spec, data_root), recorder, device)
+    mesh, device = build_mesh(spec, recorder.rank, recorder.label_group), torch.device("cpu")
+    return Trainer.build(spec, mesh, load_job_dataset(spec, data_root), recorder, device)
 
 
 def by_hand(spec: JobSpec, trainer: Trainer) -> Callable[[int], None]:
@@ -59,14 +58,14 @@ def by_hand(spec: JobSpec, trainer: Trainer) -> Callable[[int], None]:
     layers = range(spec.model.num_layers)
     decoder = Decoder(spec.model, layers, Strategy(), torch.float32, first=True, last=True)
     for unit in get_chunk_units(spec.model, layers, first=True, last=True):
-        initialise(decoder, unit, spec, Coordinates())
+        init_weights(decoder, unit, spec, Coordinates())
     model = DistributedDataParallel(decoder, process_group=dist.new_group(backend="gloo"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=BETAS, fused=True)
     train, share = spec.train, spec.train.global_batch // WORLD
     rows = slice(dist.get_rank() * share, (dist.get_rank() + 1) * share)
 
     def step(index: int) -> None:
-        batch = torch.from_numpy(trainer.corpus.train_batch(1, index, train.global_batch, rows, train.seq_len))
+        batch = torch.from_numpy(trainer.dataset.train_batch(1, index, train.global_batch, rows, train.seq_len))
         F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -91,13 +90,13 @@ def rank_main(blocks: int, folder: Path) -> None:
     dist.init_process_group(register_metered_backend(recorder, "cpu"))
     trainer = ours(spec, recorder, folder)
     hand = by_hand(spec, trainer)
-    saved: list[Saved] = []
+    saved: list[SaveResult] = []
     saver = Saver(spec, trainer.mesh.place, recorder.rank, folder / "1", checkpoint_group(recorder), saved.append)
 
     def saving(index: int, *, wait: bool) -> None:
-        trainer.step(index)
+        trainer.train_step(index)
         if index % STEPS_PER_TURN == 0:
-            saver.save(index + 1, trainer.part, trainer.optimizer)
+            saver.save(index + 1, trainer.model, trainer.optimizer)
         if wait:
             saver.wait()
 
@@ -127,7 +126,7 @@ def rank_main(blocks: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def report(spec: JobSpec, step_s: dict[str, float], saved: list[Saved]) -> None:
+def report(spec: JobSpec, step_s: dict[str, float], saved: list[SaveResult]) -> None:
     tokens = spec.train.global_batch * spec.train.seq_len
     plain = statistics.mean((step_s["plain DDP loop"], step_s["plain loop, repeated"]))
     for name, seconds in step_s.items():

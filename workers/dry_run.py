@@ -36,8 +36,8 @@ from planner.facts.validation import SpecError
 from workers.meter import Exporter, Recorder
 from workers.meter.process_group import CollectiveBytes, MeteredProcessGroup
 from workers.meter.rank_exit import fail, run_and_exit
-from workers.torch_private.fsdp import storage_changes
-from workers.torch_private.groups import fake_store, stand_in_group
+from workers.torch_private.fsdp import watch_storage
+from workers.torch_private.groups import fake_store, make_fake_group
 from workers.torch_private.tensors import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -46,12 +46,12 @@ from workers.torch_private.tensors import (
     TorchDispatchMode,
     storage_key,
 )
-from workers.trainer.dataset import Corpus, Tokens
+from workers.trainer.dataset import TokenDataset, Tokens
 from workers.trainer.errors import UserError
-from workers.trainer.memory import Standing, storage_bytes
-from workers.trainer.parallel.mesh import make_mesh
-from workers.trainer.parallel.parallelize import assemble, build, local
-from workers.trainer.traffic_check import step_verdict
+from workers.trainer.memory import MemoryProbe, get_storage_bytes
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.parallel.parallelize import assemble_shard, build_chunks, get_local
+from workers.trainer.traffic_check import compare_step_traffic
 from workers.trainer.trainer import Trainer
 
 STAGED_OPS = ("all_gather", "reduce_scatter")  # gloo copies the full buffer (torch 2.13)
@@ -98,7 +98,7 @@ def init_dry_process_group(recorder: Recorder, rank: int, world_size: int, devic
 
     def create(options: Any, backend_options: Any) -> MeteredProcessGroup:
         ranks = options.global_ranks_in_group or range(options.group_size)
-        group = DryProcessGroup(stand_in_group(options), options.group_id, recorder, [torch.device("cpu")], ranks)
+        group = DryProcessGroup(make_fake_group(options), options.group_id, recorder, [torch.device("cpu")], ranks)
         group.uses_staging = device == "cpu"
         return group
 
@@ -127,7 +127,7 @@ class MemoryAndFlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         self.flops += _count_flops(func, args, kwargs or {}, out)
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            # The local tensor of a DTensor is also an output of an operation.
+            # The get_local tensor of a DTensor is also an output of an operation.
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
                 self._track(tensor)
         return out
@@ -197,7 +197,7 @@ class DryStep(NamedTuple):
 
 
 class ZeroCorpus:
-    """Corpus whose tokens are all zero."""
+    """TokenDataset whose tokens are all zero."""
 
     def train_batch(self, seed: int, step: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
         return np.zeros((rows.stop - rows.start, seq_len + 1), dtype=np.int64)
@@ -216,29 +216,29 @@ def run_dry_step(spec: JobSpec, rank: int) -> DryStep:
     recorder, device = Recorder(rank), torch.device("cpu")
     init_dry_process_group(recorder, rank, spec.layout.world_size, spec.resources.device)
     try:
-        mesh = make_mesh(spec, rank, recorder.label_group)
-        built = build(spec, mesh, device, fill=False, even=True)
+        mesh = build_mesh(spec, rank, recorder.label_group)
+        built = build_chunks(spec, mesh, device, init=False, even_routing=True)
         counter = MemoryAndFlopCounter()
-        with FakeTensorMode(allow_non_fake_inputs=True), counter, storage_changes(counter.record_resize):
+        with FakeTensorMode(allow_non_fake_inputs=True), counter, watch_storage(counter.record_resize):
             for decoder in built.chunks.values():
                 decoder.to_empty(device=device)
-            part = assemble(spec, mesh, built)
-            trainer = Trainer(spec, mesh, part, cast(Corpus, ZeroCorpus()), recorder, device)
+            part = assemble_shard(spec, mesh, built)
+            trainer = Trainer(spec, mesh, part, cast(TokenDataset, ZeroCorpus()), recorder, device)
             moments_bytes = _create_moments(trainer)
-            trainer.standing = standing = Standing(part, trainer.optimizer, counter, trainer.copies)
+            trainer.memory_probe = standing = MemoryProbe(part, trainer.optimizer, counter, trainer.get_staged_tensors)
             recorder.set_phase("step")
-            trainer.backward(0)
-            standing.complete()
+            trainer.forward_backward(0)
+            standing.record_gradients()
             trainer.reduce_statistics()
-            trainer.update(0, math.inf)
-            memory = standing.told()
+            trainer.update_weights(0, math.inf)
+            memory = standing.get_breakdown()
         cells = recorder.get_cells("step")
-        rows = trainer.received_rows()
+        rows = trainer.pop_received_rows()
     finally:
         gc.set_threshold(*threshold)
         dist.destroy_process_group()
     seconds = time.perf_counter() - started
-    num_parameters = sum(local(p).numel() for p in part.masters())
+    num_parameters = sum(get_local(p).numel() for p in part.get_masters())
     return DryStep(
         rank, cells, rows, num_parameters, counter.read() - moments_bytes, moments_bytes, memory, counter.flops, seconds
     )
@@ -246,12 +246,12 @@ def run_dry_step(spec: JobSpec, rank: int) -> DryStep:
 
 def _create_moments(trainer: Trainer) -> int:
     """Let the optimizer create the moments of each weight, and return their bytes."""
-    for master in trainer.part.masters():
+    for master in trainer.model.get_masters():
         master.grad = torch.zeros_like(master)
     trainer.optimizer.step()
     trainer.optimizer.zero_grad()
     state = trainer.optimizer.state
-    return storage_bytes(local(value) for tensors in state.values() for value in tensors.values() if value.ndim)
+    return get_storage_bytes(get_local(value) for tensors in state.values() for value in tensors.values() if value.ndim)
 
 
 def main() -> int:
@@ -259,7 +259,7 @@ def main() -> int:
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
     parser.add_argument("--ranks", help="comma-separated ranks; default dry_ranks of the spec")
     parser.add_argument("--json", action="store_true", help="print one JSON object per rank")
-    parser.add_argument("--job", default="local")
+    parser.add_argument("--job", default="get_local")
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--telemetry", help="Unix socket of the supervisor")
     options = parser.parse_args()
@@ -299,7 +299,7 @@ def _compare(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]
         flops=step.flops,
         seconds=step.seconds,
     )
-    return item, step_verdict(spec, step.rank, step.cells, {"step": step.received_rows})
+    return item, compare_step_traffic(spec, step.rank, step.cells, {"step": step.received_rows})
 
 
 def _count_wrong(rows: list[VerdictRow]) -> int:

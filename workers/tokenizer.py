@@ -11,8 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from workers.disk import open_draft
-from workers.trainer.documents import documents
-from workers.trainer.errors import UserError, brief
+from workers.trainer.documents import read_documents
+from workers.trainer.errors import UserError, abbreviate
 from workers.trainer.tokenizer import END_OF_TEXT, load_tokenizer, write_tokens
 
 MIN_VOCAB_SIZE = 257  # all bytes, and END_OF_TEXT
@@ -53,9 +53,9 @@ def _check_inputs(paths: list[Path]) -> None:
             is_usable = path.is_file() or path.is_dir()  # reading a FIFO would block
             exists = is_usable or path.exists()
         except OSError as error:
-            raise UserError(f"`inputs` has {brief(str(path))}, which cannot be read: {error.strerror}") from None
+            raise UserError(f"`inputs` has {abbreviate(str(path))}, which cannot be read: {error.strerror}") from None
         if not exists:
-            raise UserError(f"`inputs` has {brief(str(path))}, which does not exist.")
+            raise UserError(f"`inputs` has {abbreviate(str(path))}, which does not exist.")
         if not is_usable:
             raise UserError(f"`inputs` has {str(path)!r}. Use regular files or folders.")
 
@@ -93,7 +93,7 @@ def _encode(options: argparse.Namespace) -> str:
 
 def _read_texts(paths: list[Path], column: str) -> Iterator[str]:
     for path in paths:
-        yield from (document.text for document in documents(path, column))
+        yield from (piece.text for piece in read_documents(path, column))
 
 
 if __name__ == "__main__":

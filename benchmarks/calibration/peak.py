@@ -12,7 +12,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from workers.trainer import __main__ as trainer
+from workers.trainer import __main__ as program
+from workers.trainer import trainer
 
 PERIOD_S = 0.002
 
@@ -25,7 +26,7 @@ def resident() -> int:
 def main() -> int:
     out = Path(sys.argv.pop(1))
     if os.environ["RANK"] != "0":
-        return trainer.main()
+        return program.main()
     done, found = threading.Event(), {"before": 0, "peak": 0}
     build = trainer.parallelize
 
@@ -40,7 +41,7 @@ def main() -> int:
     trainer.parallelize = build_and_mark
     watcher = threading.Thread(target=watch)
     watcher.start()
-    code = trainer.main()
+    code = program.main()
     done.set()
     watcher.join()
     out.write_text(json.dumps(found["peak"] - found["before"]))

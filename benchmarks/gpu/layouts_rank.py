@@ -20,8 +20,8 @@ from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, reference_spec
 from workers.meter import Recorder, register_metered_backend
 from workers.meter.rank_exit import run_and_exit
-from workers.trainer.dataset import corpus_of
-from workers.trainer.verification.reference import compute
+from workers.trainer.dataset import load_job_dataset
+from workers.trainer.verification.reference import compute_reference
 
 TIMEOUT = timedelta(seconds=40)  # of a collective: then torch ends the rank
 
@@ -58,7 +58,10 @@ def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.devic
 def on_cpu(arch: str, variant: str, data: Path) -> list[float]:
     """Return the losses of a single-process reference in fp32."""
     spec = reference_spec(arch, variant)
-    return [result.loss for result in compute(spec, corpus_of(spec, data), torch.device("cpu"), COMPARED_STEPS).results]
+    return [
+        result.loss
+        for result in compute_reference(spec, load_job_dataset(spec, data), torch.device("cpu"), COMPARED_STEPS).results
+    ]
 
 
 def main() -> int:

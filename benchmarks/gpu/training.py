@@ -29,14 +29,13 @@ from planner.facts.single_process_reference import COMPARED_STEPS, get_tolerance
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder
 from workers.meter.rank_exit import run_and_exit
-from workers.trainer.allocator import return_large_tensors
-from workers.trainer.dataset import corpus_of
-from workers.trainer.memory import Peak
-from workers.trainer.parallel.mesh import make_mesh
-from workers.trainer.parallel.parallelize import parallelize
-from workers.trainer.trainer import Trainer, train
-from workers.trainer.verification import Proof
-from workers.trainer.verification.reference import compute
+from workers.trainer.allocator import configure_large_allocations
+from workers.trainer.dataset import load_job_dataset
+from workers.trainer.memory import PeakMemory
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.trainer import RunHooks, Trainer
+from workers.trainer.verification import RunVerifier
+from workers.trainer.verification.reference import compute_reference
 
 
 class Ran(NamedTuple):
@@ -58,13 +57,13 @@ class Ran(NamedTuple):
 
 def run(spec: JobSpec, recorder: Recorder, device: torch.device, data: Path, *, proves: bool) -> Ran:
     """The whole job on this rank."""
-    return_large_tensors()
-    corpus = corpus_of(spec, data)
-    mesh, peak = make_mesh(spec, recorder.rank, recorder.label_group), Peak(device)
-    trainer = Trainer(spec, mesh, parallelize(spec, mesh, device), corpus, recorder, device)
+    configure_large_allocations()
+    corpus = load_job_dataset(spec, data)
+    mesh, peak = build_mesh(spec, recorder.rank, recorder.label_group), PeakMemory(device)
+    trainer = Trainer.build(spec, mesh, corpus, recorder, device)
     items: list[Item] = []
-    watch = Proof(trainer, items.append, print) if proves else None
-    train(trainer, items.append, print, watch=watch, peak=peak)
+    watch = RunVerifier(trainer, items.append, print) if proves else None
+    trainer.train(RunHooks(items.append, print, verifier=watch, peak=peak))
     steps = [item for item in items if item["kind"] == "step"]
     proofs = [item for item in items if item["kind"] == "proof"]
     verdict = next(item for item in items if item["kind"] == "verdict")
@@ -103,7 +102,7 @@ def parity(spec: JobSpec, ran: Ran, data: Path) -> Found:
     most = get_tolerances(spec)
     found["beside"] = dict(zip(found["measured"], (most.gradient, most.loss, most.norm, most.replicas), strict=True))
     if spec.resources.device == "cuda":
-        expected = compute(spec, corpus_of(spec, data), torch.device("cpu"), COMPARED_STEPS).results
+        expected = compute_reference(spec, load_job_dataset(spec, data), torch.device("cpu"), COMPARED_STEPS).results
         pairs = zip(ran.steps, expected, strict=False)
         apart = max(abs((step["loss"] or 0.0) / other.loss - 1) for step, other in pairs)
         name = "losses, difference from CPU reference"
@@ -143,7 +142,7 @@ def speed(spec: JobSpec, ran: Ran, peak_flops: float | None) -> Found:
 
 def kernels(trainer: Trainer, device: torch.device) -> tuple[dict[str, float], list[str]]:
     """Of one step after the last. All ranks call this together."""
-    return shares(profiled(lambda: trainer.step(trainer.spec.train.steps), device))
+    return shares(profiled(lambda: trainer.train_step(trainer.spec.train.steps), device))
 
 
 def main() -> int:

@@ -14,24 +14,22 @@ from benchmarks.rivals.turns import Turns
 from contracts.telemetry.batches import Item
 from planner.facts.parse_spec import parse_fields
 from workers.meter import Recorder, register_metered_backend
-from workers.trainer.allocator import forget_shapes, return_large_tensors, reuse_what_is_freed
-from workers.trainer.dataset import corpus_of
-from workers.trainer.parallel.mesh import make_mesh
-from workers.trainer.parallel.parallelize import parallelize
-from workers.trainer.trainer import Trainer, train
+from workers.trainer.allocator import configure_large_allocations, limit_primitive_cache, use_single_heap
+from workers.trainer.dataset import load_job_dataset
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.trainer import RunHooks, Trainer
 
 
 def main() -> None:
     spec = parse_fields(json.loads(Path(sys.argv[1]).read_text()))
     torch.set_num_threads(1)
-    return_large_tensors()
-    reuse_what_is_freed()
-    forget_shapes()
+    configure_large_allocations()
+    use_single_heap()
+    limit_primitive_cache()
     recorder, device = Recorder(int(os.environ["RANK"])), torch.device("cpu")
     dist.init_process_group(register_metered_backend(recorder, "cpu"))
-    mesh = make_mesh(spec, recorder.rank, recorder.label_group)
-    part = parallelize(spec, mesh, device)
-    trainer = Trainer(spec, mesh, part, corpus_of(spec, Path(sys.argv[2])), recorder, device)
+    mesh = build_mesh(spec, recorder.rank, recorder.label_group)
+    trainer = Trainer.build(spec, mesh, load_job_dataset(spec, Path(sys.argv[2])), recorder, device)
     turns = Turns()
 
     def send(item: Item) -> None:
@@ -40,7 +38,7 @@ def main() -> None:
             sys.stdout.flush()
             os._exit(0)
 
-    train(trainer, send, print)
+    trainer.train(RunHooks(send, print))
 
 
 if __name__ == "__main__":

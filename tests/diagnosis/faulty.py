@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from workers.meter.rank_exit import run_and_exit
 from workers.trainer import trainer
 from workers.trainer.__main__ import main
-from workers.trainer.dataset import Corpus
+from workers.trainer.dataset import TokenDataset
 from workers.trainer.model.moe import Router, Routing
 
 FOREVER_S = 600.0
@@ -44,17 +44,17 @@ class Now:
 
 def slow_compute(fault: Fault) -> None:
     """Each forward takes longer."""
-    _before(trainer.StageChunks, "_forward", lambda: time.sleep(fault["seconds"]), fault)
+    _before(trainer.BatchChunkRunner, "_forward", lambda: time.sleep(fault["seconds"]), fault)
 
 
 def slow_loader(fault: Fault) -> None:
     """Each batch comes late."""
-    _before(Corpus, "train_batch", lambda: time.sleep(fault["seconds"]), fault)
+    _before(TokenDataset, "train_batch", lambda: time.sleep(fault["seconds"]), fault)
 
 
 def stuck_loader(fault: Fault) -> None:
     """A batch does not come."""
-    _before(Corpus, "_cut", lambda: time.sleep(FOREVER_S), fault)
+    _before(TokenDataset, "_cut", lambda: time.sleep(FOREVER_S), fault)
 
 
 def stuck_code(fault: Fault) -> None:
@@ -65,7 +65,7 @@ def stuck_code(fault: Fault) -> None:
         while time.monotonic() - began < FOREVER_S:
             sum(range(10_000))
 
-    _before(trainer.StageChunks, "_forward", never_ends, fault)
+    _before(trainer.BatchChunkRunner, "_forward", never_ends, fault)
 
 
 def skipped_call(fault: Fault) -> None:
@@ -141,13 +141,13 @@ def _before(owner: Any, name: str, first: Callable[[], None], fault: Fault) -> N
 
 
 def _count_steps() -> None:
-    original = trainer.Trainer.backward
+    original = trainer.Trainer.forward_backward
 
     def backward(self: trainer.Trainer, index: int) -> None:
         Now.step = index + 1
         original(self, index)
 
-    trainer.Trainer.backward = backward  # type: ignore[method-assign]
+    trainer.Trainer.forward_backward = backward  # type: ignore[method-assign]
 
 
 def start() -> int:

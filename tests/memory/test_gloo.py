@@ -15,7 +15,7 @@ from planner.facts.parse_spec import parse_fields
 from tests.memory.compare import found
 from tests.memory.test_memory import MODEL
 from workers.dry_run import STAGED_OPS
-from workers.trainer.memory import Peak
+from workers.trainer.memory import PeakMemory
 
 ELEMENTS = 2**24
 WHOLE = 4 * ELEMENTS
@@ -43,7 +43,7 @@ def test_gloo_gathers_and_scatters_by_way_of_a_copy(
     """In place of ranks, two threads of one process: the copies of both lie in it."""
     pool, groups = ranks
     tensors = [(torch.ones(ELEMENTS), torch.ones(ELEMENTS // 2)) for _ in groups]
-    peak = Peak(torch.device("cpu"))
+    peak = PeakMemory(torch.device("cpu"))
     list(pool.map(lambda group, given: CALLS[op](group, *given).wait(), groups, tensors))
     copied = 2 * WHOLE if op in STAGED_OPS else 0
     assert peak.read() == pytest.approx(copied, abs=WHOLE // 4)

@@ -44,7 +44,7 @@ TENSOR = "workers/trainer/parallel/tensor_parallel.py"
 CONTEXT = "workers/trainer/parallel/context_parallel.py"
 DATA = "workers/trainer/parallel/data_parallel.py"
 ZERO = "workers/trainer/parallel/zero.py"
-LOOP = "workers/trainer/trainer.py"
+TRAINER = "workers/trainer/trainer.py"
 LOAD = "workers/checkpoint/load.py"
 TRAFFIC = "planner/cost/traffic/__init__.py"
 
@@ -61,8 +61,8 @@ NO_EMBEDDING = Edit(
 NO_INPUT_SUM = (
     Edit(
         TENSOR,
-        "part_grad, work = start(ctx.products.input_gradient(rows, weights).view_as(whole), ctx.group)",
-        "part_grad = ctx.products.input_gradient(rows, weights).view_as(whole)",
+        "part_grad, work = start(ctx.matmuls.input_gradient(rows, weights).view_as(whole), ctx.group)",
+        "part_grad = ctx.matmuls.input_gradient(rows, weights).view_as(whole)",
     ),
     Edit(TENSOR, "        work.wait()\n        return part_grad", "        return part_grad"),
 )
@@ -111,7 +111,7 @@ FAULTS: dict[str, Fault] = {
         {"dp": 4, "zero": 2, "dp_replicas": 2},
     ),
     "Ring attention uses only local key/value gradients": Fault(
-        (Edit(CONTEXT, "return self._mine + self._travelling", "return self._mine"),), "llama", {"cp": 2}
+        (Edit(CONTEXT, "return self._own_gradient + self._in_flight", "return self._own_gradient"),), "llama", {"cp": 2}
     ),
     "Gradient buckets are reduced before the last micro-batch": Fault(
         (Edit(DATA, "len(bucket) * self._backwards for", "len(bucket) for"),), "llama", {"dp": 2}
@@ -145,7 +145,7 @@ FAULTS: dict[str, Fault] = {
     "The gradient norm counts replicas twice": Fault((Edit(OPTIMIZER, " / copies", ""),), "gpt", {"dp": 2}),
     # Old or missing values.
     "ZeRO-1 uses old weights after a validation": Fault(
-        (Edit(ZERO, "        for root in self._roots:\n            _free(root)", "        pass"),),
+        (Edit(ZERO, "        for root in self._roots:\n            _free_gathered(root)", "        pass"),),
         "llama",
         {"dp": 2, "zero": 1},
         2,
@@ -153,7 +153,7 @@ FAULTS: dict[str, Fault] = {
         {"eval_every": 1},
     ),
     "The bf16 weights are not updated from the master weights": Fault(
-        (Edit(PARALLELIZE, "held.tensor.copy_(held.master)", "pass"),), "llama", {"dp": 2}, 2, "", {"precision": "bf16"}
+        (Edit(PARALLELIZE, "held.weight.copy_(held.master)", "pass"),), "llama", {"dp": 2}, 2, "", {"precision": "bf16"}
     ),
     "A pipeline stage does not wait for the message it needs": Fault(
         (Edit(PIPELINE, "        work.wait()\n        return self._tp", "        return self._tp"),),
@@ -185,7 +185,13 @@ FAULTS: dict[str, Fault] = {
     ),
     # Wrong shards and data.
     "All replicas read the same sequences": Fault(
-        (Edit(LOOP, "slice(self.mesh.place.dp * share, (self.mesh.place.dp + 1) * share)", "slice(0, share)"),),
+        (
+            Edit(
+                TRAINER,
+                "slice(mesh.coordinates.dp * replica_rows, (mesh.coordinates.dp + 1) * replica_rows)",
+                "slice(0, replica_rows)",
+            ),
+        ),
         "gpt",
         {"dp": 2},
     ),
@@ -216,8 +222,8 @@ FAULTS: dict[str, Fault] = {
         (
             Edit(
                 "planner/facts/stages.py",
-                "return Stage(tuple(runs[c] for c in held),",
-                "return Stage(tuple(range(runs[c].start, runs[c].stop + (index == 0)) for c in held),",
+                "return StageChunks(tuple(runs[c] for c in held),",
+                "return StageChunks(tuple(range(runs[c].start, runs[c].stop + (index == 0)) for c in held),",
             ),
         ),
         "llama",
@@ -287,10 +293,10 @@ FAULTS: dict[str, Fault] = {
     "Key gradients are halved from step 4": Fault(
         (
             Edit(
-                LOOP,
-                "            finish_gradients(self.spec, self.part, self.mesh)\n",
-                "            finish_gradients(self.spec, self.part, self.mesh)\n"
-                "        for held in self.part.tensors if index >= 3 and self.mesh.layout.world_size > 1 else []:\n"
+                TRAINER,
+                "            reduce_shared_gradients(self.spec, self.model, self.mesh)\n",
+                "            reduce_shared_gradients(self.spec, self.model, self.mesh)\n"
+                "        for held in self.model.parameters if index >= 3 and self.mesh.layout.world_size > 1 else []:\n"
                 "            held.gradient.mul_(0.5 if '.k.' in held.name else 1)\n",
             ),
         ),
@@ -301,7 +307,7 @@ FAULTS: dict[str, Fault] = {
     "The learning rate decays only for some weights": Fault(
         (
             Edit(
-                LOOP,
+                TRAINER,
                 "for group in self.optimizer.param_groups:",
                 "for group in self.optimizer.param_groups[: 1 if self.mesh.layout.world_size > 1 else None]:",
             ),
@@ -313,7 +319,7 @@ FAULTS: dict[str, Fault] = {
     "The validation loss is averaged instead of summed over dp": Fault(
         (
             Edit(
-                LOOP,
+                TRAINER,
                 "            dist.all_reduce(total)\n",
                 "            dist.all_reduce(total)\n            total /= self.mesh.layout.dp\n",
             ),
@@ -324,7 +330,7 @@ FAULTS: dict[str, Fault] = {
     ),
     # Faults without verification.
     "With verification off, each replica uses a different data seed": Fault(
-        (Edit(LOOP, "train_batch(train.seed,", "train_batch(train.seed + self.mesh.place.dp,"),),
+        (Edit(TRAINER, "train_batch(train.seed,", "train_batch(train.seed + self.mesh.coordinates.dp,"),),
         "gpt",
         {"dp": 2},
         train={"verify": "off"},
@@ -334,8 +340,9 @@ FAULTS: dict[str, Fault] = {
         (
             Edit(
                 LOAD,
-                "    read(state, whole)\n",
-                "    read(state if place.dp == 0 else model_state(spec, place, part), whole)\n",
+                "    read_tensors(state, checkpoint_found)\n",
+                "    partial = get_model_state(spec, coordinates, model)\n"
+                "    read_tensors(state if coordinates.dp == 0 else partial, checkpoint_found)\n",
             ),
         ),
         "llama",
@@ -347,8 +354,8 @@ FAULTS: dict[str, Fault] = {
         (
             Edit(
                 LOAD,
-                "set_steps(part, optimizer, manifest.step)",
-                "set_steps(part, optimizer, manifest.step if spec.layout.world_size == 1 else 0)",
+                "set_optimizer_steps(model, optimizer, manifest.step)",
+                "set_optimizer_steps(model, optimizer, manifest.step if spec.layout.world_size == 1 else 0)",
             ),
         ),
         "llama",
@@ -357,7 +364,7 @@ FAULTS: dict[str, Fault] = {
         resumed=3,
     ),
     "The bf16 weights differ from the loaded master weights": Fault(
-        (Edit(LOAD, "    part.follow_masters()\n", ""),),
+        (Edit(LOAD, "    model.copy_masters_to_weights()\n", ""),),
         "llama",
         {"dp": 2},
         train={"steps": 6, "precision": "bf16"},

@@ -18,7 +18,7 @@ from planner.facts.stages import get_stage_chunks, get_stage_units
 from tests.parity.cases import Case, reference_spec, write_data
 from tests.parity.standing import wrong_memory
 from tests.support.ranks import forked
-from workers.trainer.model.decoder import full_name
+from workers.trainer.model.decoder import get_full_name
 
 FP32_BYTES = 4
 TOLERANCE = 1e-5
@@ -113,7 +113,7 @@ def whole_gradients(spec: JobSpec, parts: list[dict[str, torch.Tensor]]) -> dict
     for stage in range(layout.pp):
         for unit in get_stage_units(spec.model, get_stage_chunks(spec.model, layout, stage)):
             for parameter in unit.parameters:
-                name = full_name(unit, parameter)
+                name = get_full_name(unit, parameter)
                 by_tp = []
                 for tp in range(layout.tp):
                     ranks = [

@@ -16,31 +16,30 @@ import torch.distributed as dist
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder, register_metered_backend
-from workers.trainer.dataset import corpus_of
-from workers.trainer.memory import Peak
-from workers.trainer.parallel.expert_parallel import ExpertParallel, Plan
-from workers.trainer.parallel.mesh import make_mesh
-from workers.trainer.parallel.parallelize import parallelize
-from workers.trainer.trainer import Trainer, train
-from workers.trainer.verification import Proof
+from workers.trainer.dataset import load_job_dataset
+from workers.trainer.memory import PeakMemory
+from workers.trainer.parallel.expert_parallel import ExchangePlan, ExpertParallel
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.trainer import RunHooks, Trainer
+from workers.trainer.verification import RunVerifier
 
 
 def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
-    mesh = make_mesh(spec, recorder.rank, recorder.label_group)
+    mesh = build_mesh(spec, recorder.rank, recorder.label_group)
     device = torch.device("cpu")
-    corpus = corpus_of(spec, data_root)
-    return Trainer(spec, mesh, parallelize(spec, mesh, device), corpus, recorder, device)
+    corpus = load_job_dataset(spec, data_root)
+    return Trainer.build(spec, mesh, corpus, recorder, device)
 
 
-class KeptGradients(Proof):
+class KeptGradients(RunVerifier):
     """The run's own proof, which also keeps this rank's part of every gradient of the first step."""
 
     kept: dict[str, torch.Tensor]
 
-    def gradients(self, index: int) -> None:
-        super().gradients(index)
+    def check_gradients(self, index: int) -> None:
+        super().check_gradients(index)
         if index == 0:
-            self.kept = {held.name: held.gradient.clone() for held in self.trainer.part.tensors}
+            self.kept = {held.name: held.gradient.clone() for held in self.trainer.model.parameters}
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def routed_rows(recorder: Recorder) -> Iterator[list[int]]:
     found: list[int] = []
     plan = ExpertParallel.plan
 
-    def look(ep: ExpertParallel, counts: torch.Tensor, rows: int) -> Plan:
+    def look(ep: ExpertParallel, counts: torch.Tensor, rows: int) -> ExchangePlan:
         planned = plan(ep, counts, rows)
         if recorder.phase == "step":
             of_rank = counts.unflatten(0, (ep.degree, -1)).sum(1)
@@ -70,8 +69,8 @@ def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
         trainer = make_trainer(spec, data_root, recorder)
         watch = KeptGradients(trainer, lambda item: said.append(dict(item)), lambda _line: None)
         with routed_rows(recorder) as routed:
-            send, peak = lambda item: said.append(dict(item)), Peak(trainer.device)
-            train(trainer, send, lambda _line: None, watch=watch, peak=peak)
+            send, peak = lambda item: said.append(dict(item)), PeakMemory(trainer.device)
+            trainer.train(RunHooks(send, lambda _line: None, verifier=watch, peak=peak))
         torch.save(watch.kept, folder / f"gradients-{rank}.pt")
         found = {"items": said, "cells": recorder.get_cells(), "routed_rows": sum(routed)}
         (folder / f"said-{rank}.json").write_text(json.dumps(found))

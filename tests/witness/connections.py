@@ -64,7 +64,7 @@ def watched_groups(store_port: int) -> Iterator[dict[str, Served]]:
     """Every group the meter makes meanwhile, by name: gloo connects all its ranks while it is made."""
     served: dict[str, Served] = {}
     known: set[Connection] = set()
-    make: Callable[..., Any] = process_group.native_group
+    make: Callable[..., Any] = process_group.make_native_group
 
     def made(options: Any, *rest: Any) -> Any:
         known.update(sent(store_port))
@@ -78,5 +78,5 @@ def watched_groups(store_port: int) -> Iterator[dict[str, Served]]:
         served[options.group_id] = wait_until(opened, f"a connection to each other of {members}")
         return native
 
-    with mock.patch.object(process_group, "native_group", made):
+    with mock.patch.object(process_group, "make_native_group", made):
         yield served

@@ -76,7 +76,7 @@ def fly(spec: Any, data_root: Path, store: dist.Store) -> dict[str, list[Call]]:
     else:
         trainer: Any = make_trainer(parse_spec(spec), data_root, recorder)
         for step in range(2):
-            trainer.step(step)
+            trainer.train_step(step)
     said = {"recorded": recorded()[before:], "metered": metered(recorder)}
     dist.barrier()
     dist.destroy_process_group()

@@ -77,7 +77,7 @@ def works(asked: dict[str, Any], recorder: Recorder, data_root: Path) -> Iterato
         trainer: Any = make_trainer(parse_spec(asked["spec"]), data_root, recorder)
         steps = iter(range(CALLS + 1))
         world = dist.distributed_c10d._get_default_group()  # it carries loss and norm
-        yield Work(asked["name"], world.size(), 0, None, world.group_name, lambda: trainer.step(next(steps)))
+        yield Work(asked["name"], world.size(), 0, None, world.group_name, lambda: trainer.train_step(next(steps)))
         return
     for members in asked["groups"]:
         group = dist.new_group(members)

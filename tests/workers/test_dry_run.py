@@ -20,13 +20,13 @@ from tests.parity.cases import Case, core_cases
 from tests.parity.compare import run_specs
 from workers.dry_run import DryStep, main, run_dry_step
 from workers.trainer.model import Decoder, Strategy
-from workers.trainer.traffic_check import step_verdict
+from workers.trainer.traffic_check import compare_step_traffic
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def wrong(spec: JobSpec, step: DryStep) -> list[Any]:
-    rows = step_verdict(spec, step.rank, step.cells, {"step": step.received_rows})
+    rows = compare_step_traffic(spec, step.rank, step.cells, {"step": step.received_rows})
     assert rows
     return [
         row

@@ -22,7 +22,7 @@ from workers.device import get_device_name, get_local_device
 from workers.meter import Exporter, Recorder, register_metered_backend
 from workers.meter.rank_exit import run_and_exit
 from workers.rank_environment import get_group_timeout
-from workers.trainer.allocator import forget_shapes, return_large_tensors, reuse_what_is_freed
+from workers.trainer.allocator import configure_large_allocations, limit_primitive_cache, use_single_heap
 
 
 def main() -> int:
@@ -53,13 +53,13 @@ def main() -> int:
 
 def run(device_type: str, window_s: float) -> HostProfile | None:
     """Measure all points. Return the profile on rank 0, None on the others."""
-    return_large_tensors()  # as in the trainer, so that a large tensor gets new pages
+    configure_large_allocations()  # as in the trainer, so that a large tensor gets new pages
     device = get_local_device(device_type)
     backend = "cpu:gloo,cuda:nccl"
     if device_type == "cpu":  # as in a job, because on shared cores the callbacks of the meter compete with compute
         backend = register_metered_backend(Recorder(int(os.environ["RANK"])), "cpu")
-        reuse_what_is_freed()
-        forget_shapes()
+        use_single_heap()
+        limit_primitive_cache()
     dist.init_process_group(backend, timeout=get_group_timeout())
     try:
         return _measure(device, window_s)

@@ -17,10 +17,10 @@ from planner.facts.spec import ModelSpec, TrainSpec
 from planner.hardware.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
 from workers.calibrate.timing import ActiveRanks, measure_added_seconds, measure_slowest, time_runs
 from workers.trainer.model import Decoder, Strategy
-from workers.trainer.optimizer import clip_gradients, gradient_square_sum, make_optimizer, update
+from workers.trainer.optimizer import build_optimizer, clip_gradients, compute_gradient_square_sum, update_weights
 from workers.trainer.parallel.data_parallel import NoDataParallel
-from workers.trainer.parallel.matmul import WIDE, Fp8
-from workers.trainer.parallel.parallelize import Held, Part
+from workers.trainer.parallel.matmul import UNQUANTIZED, Fp8Matmuls
+from workers.trainer.parallel.parallelize import ModelShard, ShardedParameter
 from workers.trainer.parallel.tensor_parallel import TensorParallel
 
 SEQ_LEN = 128
@@ -63,7 +63,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 def measure_gemms(active: ActiveRanks) -> Iterator[GemmPoint]:
     """Measure (m, k) x (k, k) matmuls."""
     for precision in DEVICE_CASES[active.device.type].gemm_types:
-        products = Fp8() if precision == "fp8" else WIDE
+        products = Fp8Matmuls() if precision == "fp8" else UNQUANTIZED
         for m, k in DEVICE_CASES[active.device.type].gemm:
             a, b = (torch.randn(shape, device=active.device).to(DTYPES[precision]) for shape in ((m, k), (k, k)))
             seconds = measure_slowest(partial(_time_alone, partial(products.outputs, a, [b], [None]), active), active)
@@ -130,8 +130,8 @@ def measure_optimizer(active: ActiveRanks) -> Iterator[OptimizerPoint]:
         model = PRESETS[name].model
         shapes = [p.shape for p in get_layer_parameters(model)] * min(model.num_layers, 8)
         tensors = [torch.nn.Parameter(torch.randn(shape, device=active.device)) for shape in shapes]
-        part = Part({}, [_build_unsharded(tensor) for tensor in tensors], NoDataParallel(), torch.float32)
-        optimizer = make_optimizer(part, TrainSpec())
+        part = ModelShard({}, [_build_unsharded(tensor) for tensor in tensors], NoDataParallel(), torch.float32)
+        optimizer = build_optimizer(part, TrainSpec())
         gradients = [torch.ones_like(tensor) for tensor in tensors]
         step = partial(_run_optimizer_step, part, optimizer, gradients)
         seconds = measure_slowest(partial(_time_between_layers, step, active), active)
@@ -190,18 +190,18 @@ def _get_common_fields(case: LayerCase, active: ActiveRanks) -> dict[str, Any]:
     }
 
 
-def _build_unsharded(tensor: torch.nn.Parameter) -> Held:
-    return Held(
+def _build_unsharded(tensor: torch.nn.Parameter) -> ShardedParameter:
+    return ShardedParameter(
         "", Parameter("", tuple(tensor.shape), None), TensorPlacement(None, None, None), tensor, tensor, tensor, 1
     )
 
 
-def _run_optimizer_step(part: Part, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:
-    for held, gradient in zip(part.tensors, gradients, strict=True):
-        held.summed.grad = gradient
-    norm = float(gradient_square_sum(part)) ** 0.5
+def _run_optimizer_step(part: ModelShard, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:
+    for held, gradient in zip(part.parameters, gradients, strict=True):
+        held.gradient_holder.grad = gradient
+    norm = float(compute_gradient_square_sum(part)) ** 0.5
     clip_gradients(part, norm, 0.999 * norm)
-    update(part, optimizer)
+    update_weights(part, optimizer)
 
 
 def _time_alone(work: Callable[[], object], active: ActiveRanks) -> dict[str, float]:

@@ -1,1 +1,4 @@
-"""Checkpoints: written by torch.distributed.checkpoint as boxes of whole tensors, so that any layout reads them."""
+"""Checkpoints of training jobs: boxes of whole tensors in the format of torch.distributed.checkpoint.
+
+A checkpoint can be loaded in any layout.
+"""

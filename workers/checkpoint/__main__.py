@@ -1,4 +1,4 @@
-"""`python -m workers.checkpoint`: list, evaluate, sample from and export checkpoints."""
+"""List, evaluate, sample from, and export checkpoints: `python -m workers.checkpoint`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from planner.facts.spec import JobSpec
 from workers.checkpoint.export import export
-from workers.checkpoint.folder import complete_below
+from workers.checkpoint.folder import list_complete
 from workers.checkpoint.inference import (
-    Whole,
-    decode,
+    LoadedModel,
+    decode_tokens,
     encode_prompt,
     evaluate,
     find_tokenizer,
-    load_whole,
+    get_text_encoder,
+    load_model,
     sample,
-    text_encoder,
 )
 from workers.checkpoint.manifest import read_manifest
 from workers.trainer.errors import UserError
@@ -29,8 +29,8 @@ def main() -> int:
     try:
         if options.command == "list":
             return _list(options.root)
-        whole = load_whole(options.checkpoint, _warn)
-        print(_COMMANDS[options.command](whole, options))
+        loaded = load_model(options.checkpoint, _warn)
+        print(_COMMANDS[options.command](loaded, options))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -71,52 +71,52 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _list(root: Path) -> int:
-    for checkpoint in complete_below(root):
+    for checkpoint in list_complete(root):
         try:
             manifest = read_manifest(checkpoint.path)
         except UserError as error:
-            print(f"{checkpoint.name(root):<48}{'damaged':>15}  {error}")
+            print(f"{checkpoint.get_name(root):<48}{'damaged':>15}  {error}")
             continue
         size = sum(num_bytes for num_bytes, _ in manifest.files.values())
-        print(f"{checkpoint.name(root):<48}{size / 1e6:>12,.1f} MB  {_words(manifest.spec)}")
+        print(f"{checkpoint.get_name(root):<48}{size / 1e6:>12,.1f} MB  {_format_layout(manifest.spec)}")
     return 0
 
 
-def _words(spec: JobSpec) -> str:
+def _format_layout(spec: JobSpec) -> str:
     axes = " ".join(f"{axis}{getattr(spec.layout, axis)}" for axis in ("dp", "pp", "tp", "cp", "ep"))
     return f"{spec.model.preset or spec.model.arch} {axes} zero{spec.layout.zero}"
 
 
-def _evaluate(whole: Whole, options: argparse.Namespace) -> str:
+def _evaluate(loaded: LoadedModel, options: argparse.Namespace) -> str:
     if options.sequences < 1:
         raise UserError(f"`--sequences` is {options.sequences}. Use at least 1.")
-    data = options.data or whole.spec.train.data
-    loss = evaluate(whole, data, options.data_root, options.sequences)
-    return f"step {whole.step}: {loss:.6f} nats per token on {options.sequences} held-out sequences of {data}"
+    data = options.data or loaded.spec.train.data
+    loss = evaluate(loaded, data, options.data_root, options.sequences)
+    return f"step {loaded.step}: {loss:.6f} nats per token on {options.sequences} held-out sequences of {data}"
 
 
-def _sample(whole: Whole, options: argparse.Namespace) -> str:
-    if not options.temperature >= 0:  # NaN is not
+def _sample(loaded: LoadedModel, options: argparse.Namespace) -> str:
+    if not options.temperature >= 0:  # also rejects NaN
         raise UserError(f"`--temperature` is {options.temperature}. Use at least 0.")
     if options.tokens < 0:
         raise UserError(f"`--tokens` is {options.tokens}. Use at least 0.")
     if not 0 <= options.seed < 2**63:
         raise UserError(f"`--seed` is {options.seed}. Use at least 0 and less than 2**63.")
-    encoder = text_encoder(whole.spec, options.tokenizer, options.data_root)
+    encoder = get_text_encoder(loaded.spec, options.tokenizer, options.data_root)
     prompt = encode_prompt(encoder, options.prompt)
-    return decode(encoder, prompt + sample(whole, prompt, options.tokens, options.temperature, options.seed))
+    return decode_tokens(encoder, prompt + sample(loaded, prompt, options.tokens, options.temperature, options.seed))
 
 
-def _export(whole: Whole, options: argparse.Namespace) -> str:
-    encoder = find_tokenizer(whole.spec, options.tokenizer, options.data_root)
-    if encoder is None and whole.spec.train.tokenizer is not None:
-        name = whole.spec.train.tokenizer
+def _export(loaded: LoadedModel, options: argparse.Namespace) -> str:
+    encoder = find_tokenizer(loaded.spec, options.tokenizer, options.data_root)
+    if encoder is None and loaded.spec.train.tokenizer is not None:
+        name = loaded.spec.train.tokenizer
         _warn(f"tokenizer.json is missing. To add the tokenizer {name!r} of the job, use --data-root or --tokenizer.")
-    folder = export(whole, options.out, encoder)
-    return f"{folder}: step {whole.step}, {', '.join(sorted(path.name for path in folder.iterdir()))}"
+    folder = export(loaded, options.out, encoder)
+    return f"{folder}: step {loaded.step}, {', '.join(sorted(path.name for path in folder.iterdir()))}"
 
 
-_COMMANDS: dict[str, Callable[[Whole, argparse.Namespace], str]] = {
+_COMMANDS: dict[str, Callable[[LoadedModel, argparse.Namespace], str]] = {
     "evaluate": _evaluate,
     "sample": _sample,
     "export": _export,

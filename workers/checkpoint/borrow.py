@@ -1,4 +1,4 @@
-"""A checkpoint that no host of an attempt has, from the one that does: rank 0 asks for it, the others hear of it."""
+"""Copy a checkpoint from a host outside the attempt. Rank 0 requests it, and the other ranks wait."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ import torch.distributed as dist
 from contracts.codec import BadMessageError, validate_loan
 from contracts.control import Loan
 from workers.checkpoint import folder
-from workers.checkpoint.coordination import on_first_rank, words_of
+from workers.checkpoint.coordination import format_error, run_on_first_rank
 from workers.checkpoint.lend import (
     CHUNK_BYTES,
-    GREETING_S,
-    IDLE_S,
+    HANDSHAKE_TIMEOUT_S,
+    IDLE_TIMEOUT_S,
     LENGTH,
+    MAX_OFFER_BYTES,
     NONCE_BYTES,
-    OFFER_BYTES,
     PROOF_BYTES,
     BadOfferError,
     Offer,
-    decode,
-    proof,
+    compute_proof,
+    decode_offer,
 )
 from workers.checkpoint.manifest import read_manifest
 from workers.trainer.errors import UserError
 
-PATIENCE_S = 90.0  # for the host to say where it lends: it was told when we were, and others may have their turn first
-LOOK_S = 0.2
-PART_BYTES = 64 * 2**20  # of a file: ranks wait for each other, and the lender for a disk, only so long
+LOAN_TIMEOUT_S = 90.0  # The lending host may serve other requests first.
+POLL_INTERVAL_S = 0.2
+PART_BYTES = 64 * 2**20  # per request, so that no rank and no lender times out
 
 
-class Borrowed(NamedTuple):
-    """What came, or else why nothing did."""
+class BorrowResult(NamedTuple):
+    """Store the copied checkpoint, or the problem."""
 
     name: str = ""
     num_bytes: int = 0
@@ -50,102 +50,114 @@ class Borrowed(NamedTuple):
     problem: str = ""
 
 
-def borrow(job: Path, loan: Path | None, least: folder.Number, group: dist.ProcessGroup | None, keep: int) -> Borrowed:
-    """A checkpoint that is not older than `least`, to rank 0's host. All ranks call this alike.
+def borrow(
+    job: Path, loan: Path | None, min_id: folder.CheckpointId, group: dist.ProcessGroup | None, keep: int
+) -> BorrowResult:
+    """Copy a checkpoint with at least `min_id` to rank 0's host. All ranks call this together.
 
-    `loan`: where rank 0's supervisor leaves word of who lends it. `keep`: how many a host keeps.
+    Args:
+        job: folder of the job.
+        loan: file into which rank 0's supervisor writes the lender.
+        min_id: oldest acceptable checkpoint.
+        group: all ranks, or None.
+        keep: checkpoints that a host keeps.
     """
     began = time.monotonic()
     with ExitStack() as stack:
-        line = _Line(stack)
+        connection = _LenderConnection(stack)
         try:
-            offer = on_first_rank(lambda: line.open(loan, job, least), group)
+            offer = run_on_first_rank(lambda: connection.open(loan, job, min_id), group)
             for name, size in offer.sizes.items():
                 for begin in range(0, max(size, 1), PART_BYTES):
-                    on_first_rank(partial(line.take, name, min(PART_BYTES, size - begin), size - begin), group)
-            on_first_rank(lambda: line.keep(keep), group)
+                    run_on_first_rank(
+                        partial(connection.take, name, min(PART_BYTES, size - begin), size - begin), group
+                    )
+            run_on_first_rank(lambda: connection.keep(keep), group)
         except UserError as error:
-            return Borrowed(problem=str(error))
-    return Borrowed(offer.name, sum(offer.sizes.values()), time.monotonic() - began)
+            return BorrowResult(problem=str(error))
+    return BorrowResult(offer.name, sum(offer.sizes.values()), time.monotonic() - began)
 
 
-class _Line:
-    """Rank 0's way to the lender; of the other ranks it is never opened."""
+class _LenderConnection:
+    """Connect rank 0 to the lender. Other ranks never open the connection."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
         self._host = ""
 
-    def open(self, loan: Path | None, job: Path, least: folder.Number) -> Offer:
-        """Raises UserError, OSError."""
+    def open(self, loan: Path | None, job: Path, min_id: folder.CheckpointId) -> Offer:
+        """Connect to the lender, and return its offer.
+
+        Raises:
+            UserError: if the lender has no suitable checkpoint.
+        """
         if loan is None:
             raise UserError("The board did not name a host that can send the checkpoint")
-        told = _told(loan)
-        self._host = told["host"]
+        loan_message = _read_loan(loan)
+        self._host = loan_message["host"]
         try:
             self._socket = self._stack.enter_context(
-                socket.create_connection((told["address"], told["port"]), GREETING_S)
+                socket.create_connection((loan_message["address"], loan_message["port"]), HANDSHAKE_TIMEOUT_S)
             )
-            offer = self._greeted(told["secret"])
+            offer = self._authenticate(loan_message["secret"])
         except (OSError, BadOfferError) as error:
-            raise self._failed(error) from None
+            raise self._make_error(error) from None
         if offer.problem:
             raise UserError(f"Host {self._host} reports: {offer.problem[:300]}")
-        if folder.number(offer.name) < least:
+        if folder.parse_checkpoint_id(offer.name) < min_id:
             raise UserError(f"The newest checkpoint on host {self._host} is {offer.name}")
         self._path = job / offer.name
-        self._draft = folder.draft_of(self._path)
+        self._draft = folder.get_draft_path(self._path)
         shutil.rmtree(self._draft, ignore_errors=True)
         self._draft.mkdir(parents=True)
         self._stack.callback(shutil.rmtree, self._draft, ignore_errors=True)
         return offer
 
-    def take(self, name: str, size: int, left: int) -> None:
-        """The next `size` bytes of a file, of which `left` are to come. Raises UserError, OSError."""
+    def take(self, name: str, size: int, bytes_left: int) -> None:
+        """Receive the next `size` bytes of a file, of which `bytes_left` are missing."""
         with (self._draft / name).open("ab") as file:
-            after = left - size
+            bytes_after = bytes_left - size
             while size:
                 try:
                     part = self._socket.recv(min(CHUNK_BYTES, size))
                 except OSError as error:
-                    raise self._failed(error) from None
+                    raise self._make_error(error) from None
                 if not part:
                     raise UserError(
-                        f"Host {self._host} closed the connection with {after + size:,} bytes of {name} left"
+                        f"Host {self._host} closed the connection with {bytes_after + size:,} bytes of {name} left"
                     )
                 size -= len(part)
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
 
-    def keep(self, most: int) -> None:
-        """Give what came whole its name, and keep the newest `most`: for what is damaged nothing of ours goes.
+    def keep(self, max_checkpoints: int) -> None:
+        """Publish an undamaged checkpoint, and keep the newest `max_checkpoints`.
 
         Raises:
-            OSError
-            UserError: it is damaged.
+            UserError: if the checkpoint is damaged.
         """
-        if damage := folder.damage(self._draft, read_manifest(self._draft).files):
+        if damage := folder.find_damage(self._draft, read_manifest(self._draft).files):
             raise UserError(f"The checkpoint from host {self._host} is damaged: {damage}")
-        shutil.rmtree(self._path, ignore_errors=True)  # half deleted, or it would not have been asked for
+        shutil.rmtree(self._path, ignore_errors=True)  # partly deleted
         self._draft.rename(self._path)
-        folder.retain(self._path.parents[1], most, self._path)
+        folder.retain_newest(self._path.parents[1], max_checkpoints, self._path)
 
-    def _greeted(self, secret: str) -> Offer:
-        """What it offers, once each has shown the other that it knows the secret. Raises OSError, BadOfferError."""
-        ours = secrets.token_bytes(NONCE_BYTES)
-        self._socket.sendall(ours)
-        theirs, shown = self._read(NONCE_BYTES), self._read(PROOF_BYTES)
-        if not hmac.compare_digest(shown, proof(secret, "lender", theirs, ours)):
+    def _authenticate(self, secret: str) -> Offer:
+        """Prove the secret in both directions, and return the lender's offer."""
+        own_nonce = secrets.token_bytes(NONCE_BYTES)
+        self._socket.sendall(own_nonce)
+        lender_nonce, lender_proof = self._read(NONCE_BYTES), self._read(PROOF_BYTES)
+        if not hmac.compare_digest(lender_proof, compute_proof(secret, "lender", lender_nonce, own_nonce)):
             raise BadOfferError("a different host answered")
-        self._socket.sendall(proof(secret, "borrower", theirs, ours))
-        self._socket.settimeout(IDLE_S)
+        self._socket.sendall(compute_proof(secret, "borrower", lender_nonce, own_nonce))
+        self._socket.settimeout(IDLE_TIMEOUT_S)
         (length,) = LENGTH.unpack(self._read(LENGTH.size))
-        if length > OFFER_BYTES:
+        if length > MAX_OFFER_BYTES:
             raise BadOfferError(
-                f"the list of checkpoint files has {length:,} bytes, more than the limit of {OFFER_BYTES:,}"
+                f"the list of checkpoint files has {length:,} bytes, more than the limit of {MAX_OFFER_BYTES:,}"
             )
-        return decode(self._read(length))
+        return decode_offer(self._read(length))
 
     def _read(self, size: int) -> bytes:
         read = b""
@@ -156,21 +168,21 @@ class _Line:
             read += part
         return read
 
-    def _failed(self, error: Exception) -> UserError:
-        return UserError(f"Host {self._host} could not send the checkpoint: {words_of(error)}")
+    def _make_error(self, error: Exception) -> UserError:
+        return UserError(f"Host {self._host} could not send the checkpoint: {format_error(error)}")
 
 
-def _told(path: Path) -> Loan:
-    """Once the supervisor has left it.
+def _read_loan(path: Path) -> Loan:
+    """Return the loan that the supervisor writes.
 
     Raises:
-        UserError: it does not.
+        UserError: if it is missing or invalid.
     """
-    until = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LOAN_TIMEOUT_S
     while not path.exists():
-        if time.monotonic() > until:
-            raise UserError(f"The host with the checkpoint did not answer within {PATIENCE_S:.0f} s")
-        time.sleep(LOOK_S)
+        if time.monotonic() > deadline:
+            raise UserError(f"The host with the checkpoint did not answer within {LOAN_TIMEOUT_S:.0f} s")
+        time.sleep(POLL_INTERVAL_S)
     try:
         return validate_loan(json.loads(path.read_text()))
     except (ValueError, BadMessageError) as error:

@@ -1,4 +1,4 @@
-"""Hands a model on: one safetensors file, and what Hugging Face's GPT-2, Llama, Mixtral and tokenizer classes read."""
+"""Export a model as safetensors for the GPT-2, Llama, Mixtral, and tokenizer classes of Hugging Face."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from planner.facts.spec import ModelSpec
-from workers.checkpoint.inference import Whole, named_tensors
-from workers.trainer.errors import UserError, brief
+from workers.checkpoint.inference import LoadedModel, iter_named_tensors
+from workers.trainer.errors import UserError, abbreviate
 from workers.trainer.model.layers import NORM_EPS
 from workers.trainer.tokenizer import END_OF_TEXT, Encoder
 
 Tensors = dict[str, torch.Tensor]
 
 
-def export(whole: Whole, out: Path, encoder: Encoder | None = None) -> Path:
-    """Write model.safetensors, config.json and the tokenizer's files into a new folder `out`; all of it or nothing.
+def export(loaded: LoadedModel, out: Path, encoder: Encoder | None = None) -> Path:
+    """Write model.safetensors, config.json, and the tokenizer files into a new folder.
 
     Raises:
-        UserError: when `out` exists or cannot be written, or no such class has the model's shape.
+        UserError: if the folder exists, cannot be written, or the format does not support the model.
     """
-    tensors = dict(named_tensors(whole.spec, whole.decoder))
-    model = whole.spec.model
+    tensors = dict(iter_named_tensors(loaded.spec, loaded.decoder))
+    model = loaded.spec.model
     named, config = _gpt2(model, tensors) if model.arch == "gpt" else _llama(model, tensors)
-    texts = _texts(config, model, None if encoder is None else encoder.tokenizer)
+    texts = _make_text_files(config, model, None if encoder is None else encoder.tokenizer)
     draft = out.with_name(f".{out.name}.draft")
     try:
         if out.exists():
@@ -44,17 +44,17 @@ def export(whole: Whole, out: Path, encoder: Encoder | None = None) -> Path:
         draft.rename(out)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"`--out` is {brief(str(out))}, which cannot be written: {getattr(error, 'strerror', None) or error}"
+            f"`--out` is {abbreviate(str(out))}, which cannot be written: {getattr(error, 'strerror', None) or error}"
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return out
 
 
-def _texts(config: dict[str, Any], model: ModelSpec, tokenizer: Tokenizer | None) -> dict[str, str]:
-    """JSON files by name."""
+def _make_text_files(config: dict[str, Any], model: ModelSpec, tokenizer: Tokenizer | None) -> dict[str, str]:
+    """Return the JSON files by name."""
     end = None if tokenizer is None else tokenizer.token_to_id(END_OF_TEXT)
-    # Their classes' defaults are the original models' numbers, which would end a text anywhere.
+    # The default ids of these classes would end a text anywhere.
     config = config | {"bos_token_id": end, "eos_token_id": end}
     texts = {"config.json": json.dumps(config, indent=1)}
     if tokenizer is not None:
@@ -93,25 +93,25 @@ def _gpt2(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Ten
 
 
 def _gpt2_tensors(model: ModelSpec, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-    """Its products are (in, out), and queries, keys and values lie in one."""
+    """Yield the tensors of GPT-2: weights are (in, out), with queries, keys, and values in one tensor."""
     yield "transformer.wte.weight", tensors["embedding.weight"]
     yield "transformer.wpe.weight", tensors["positions.weight"]
     for kind in ("weight", "bias"):
         yield f"transformer.ln_f.{kind}", tensors[f"final_norm.{kind}"]
     for i in range(model.num_layers):
-        ours, theirs = f"layers.{i}", f"transformer.h.{i}"
+        own, theirs = f"layers.{i}", f"transformer.h.{i}"
         for kind in ("weight", "bias"):
-            fused = torch.cat([tensors[f"{ours}.attention.{part}.{kind}"] for part in "qkv"])
+            fused = torch.cat([tensors[f"{own}.attention.{part}.{kind}"] for part in "qkv"])
             parts = {
                 "attn.c_attn": fused,
-                "attn.c_proj": tensors[f"{ours}.attention.out.{kind}"],
-                "mlp.c_fc": tensors[f"{ours}.mlp.up.{kind}"],
-                "mlp.c_proj": tensors[f"{ours}.mlp.down.{kind}"],
+                "attn.c_proj": tensors[f"{own}.attention.out.{kind}"],
+                "mlp.c_fc": tensors[f"{own}.mlp.up.{kind}"],
+                "mlp.c_proj": tensors[f"{own}.mlp.down.{kind}"],
             }
             for name, tensor in parts.items():
                 yield f"{theirs}.{name}.{kind}", tensor.T if kind == "weight" else tensor
-            yield f"{theirs}.ln_1.{kind}", tensors[f"{ours}.attention_norm.{kind}"]
-            yield f"{theirs}.ln_2.{kind}", tensors[f"{ours}.mlp_norm.{kind}"]
+            yield f"{theirs}.ln_1.{kind}", tensors[f"{own}.attention_norm.{kind}"]
+            yield f"{theirs}.ln_2.{kind}", tensors[f"{own}.mlp_norm.{kind}"]
 
 
 def _llama(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
@@ -155,16 +155,16 @@ def _llama_tensors(model: ModelSpec, tensors: Tensors) -> Iterator[tuple[str, to
     if not model.tied_embeddings:
         yield "lm_head.weight", tensors["head.weight"]
     for i in range(model.num_layers):
-        ours, theirs = f"layers.{i}", f"model.layers.{i}"
-        yield f"{theirs}.input_layernorm.weight", tensors[f"{ours}.attention_norm.weight"]
-        yield f"{theirs}.post_attention_layernorm.weight", tensors[f"{ours}.mlp_norm.weight"]
+        own, theirs = f"layers.{i}", f"model.layers.{i}"
+        yield f"{theirs}.input_layernorm.weight", tensors[f"{own}.attention_norm.weight"]
+        yield f"{theirs}.post_attention_layernorm.weight", tensors[f"{own}.mlp_norm.weight"]
         for part, name in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("out", "o_proj")):
-            yield f"{theirs}.self_attn.{name}.weight", tensors[f"{ours}.attention.{part}.weight"]
+            yield f"{theirs}.self_attn.{name}.weight", tensors[f"{own}.attention.{part}.weight"]
         if model.moe is None:
             for part in ("gate", "up", "down"):
-                yield f"{theirs}.mlp.{part}_proj.weight", tensors[f"{ours}.mlp.{part}.weight"]
+                yield f"{theirs}.mlp.{part}_proj.weight", tensors[f"{own}.mlp.{part}.weight"]
             continue
-        yield f"{theirs}.block_sparse_moe.gate.weight", tensors[f"{ours}.moe.router.weight"]
+        yield f"{theirs}.block_sparse_moe.gate.weight", tensors[f"{own}.moe.router.weight"]
         for part, name in (("gate", "w1"), ("down", "w2"), ("up", "w3")):
-            for expert, matrix in enumerate(tensors[f"{ours}.moe.experts.{part}.weight"]):
+            for expert, matrix in enumerate(tensors[f"{own}.moe.experts.{part}.weight"]):
                 yield f"{theirs}.block_sparse_moe.experts.{expert}.{name}.weight", matrix

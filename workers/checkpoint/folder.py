@@ -1,6 +1,6 @@
-"""Checkpoints on disk: ROOT/<job>/<attempt>/step-<n>/, complete from the moment they have that name.
+"""Folders of checkpoints: ROOT/<job>/<attempt>/step-<n>/.
 
-Where a training job's checkpoints lie, for whoever asks before anything is imported that saves them.
+A checkpoint is written to a draft folder, and is complete when the folder has its final name.
 """
 
 from __future__ import annotations
@@ -16,110 +16,117 @@ from planner.facts.spec import JobSpec
 from workers.checkpoint.manifest import MANIFEST, STEP, VERSION, Files, checksum, read_manifest
 from workers.trainer.errors import UserError
 
-Number = tuple[int, int]  # of a checkpoint of a job: its attempt and its step
+CheckpointId = tuple[int, int]  # (attempt, step) of a checkpoint
 
 
 class Checkpoint(NamedTuple):
-    """A complete checkpoint. `step`: optimiser steps done."""
+    """Store a complete checkpoint and its number of training steps."""
 
     path: Path
     step: int
 
-    def name(self, root: Path) -> str:
-        """As users write it: job/attempt/step-n."""
+    def get_name(self, root: Path) -> str:
+        """Return the name as users write it: job/attempt/step-n."""
         return str(self.path.relative_to(root))
 
 
-def step_folder(attempt: Path, step: int) -> Path:
+def get_step_folder(attempt: Path, step: int) -> Path:
     return attempt / f"step-{step:08d}"
 
 
-def draft_of(folder: Path) -> Path:
-    """Where a checkpoint is written until all of it is there."""
+def get_draft_path(folder: Path) -> Path:
+    """Return the folder of a checkpoint that is being written."""
     return folder.with_name(f".{folder.name}.draft")
 
 
-def complete_below(folder: Path) -> list[Checkpoint]:
-    """Complete checkpoints in a folder or its folders, the newest last: by attempt, then by step."""
+def list_complete(folder: Path) -> list[Checkpoint]:
+    """Return the complete checkpoints below a folder, sorted by attempt, then by step."""
     found = []
     for path in folder.glob("**/step-*"):
         matched = STEP.fullmatch(path.name)
         if matched and (path / MANIFEST).is_file():
             found.append(Checkpoint(path, int(matched[1])))
-    return sorted(found, key=lambda c: (_attempt(c.path), c.step))
+    return sorted(found, key=lambda c: (_get_attempt(c.path), c.step))
 
 
-def _attempt(path: Path) -> int:
+def _get_attempt(path: Path) -> int:
     return int(path.parent.name) if path.parent.name.isdigit() else 0
 
 
-def candidates(root: Path, wanted: str) -> list[Checkpoint]:
-    """What `wanted` may mean, best first: one checkpoint and those of its attempt before it, or all of a job's.
+def list_candidates(root: Path, wanted: str) -> list[Checkpoint]:
+    """Return the checkpoints that `wanted` selects, best first.
+
+    `wanted` names one checkpoint, which also selects earlier checkpoints of its attempt, or a job.
 
     Raises:
-        UserError: when there is none, or it lies outside the root.
+        UserError: if there is none, or the path is outside the root.
     """
     base, path = root.resolve(), (root / wanted).resolve()
     if not path.is_relative_to(base) or path == base:
         raise UserError(f"`train.resume` is {wanted!r}, which is outside the checkpoint root.")
     if not STEP.fullmatch(path.name):
-        found = complete_below(path)
+        found = list_complete(path)
         if not found:
             raise UserError(f"`train.resume` is {wanted!r}, which has no complete checkpoint.")
         return found[::-1]
     if not (path / MANIFEST).is_file():
-        have = ", ".join(c.path.name for c in complete_below(path.parent)) or "none"
+        have = ", ".join(c.path.name for c in list_complete(path.parent)) or "none"
         raise UserError(
             f"`train.resume` is {wanted!r}, which is not a complete checkpoint. Complete checkpoints: {have}."
         )
     step = int(path.name.removeprefix("step-"))
-    return [c for c in complete_below(path.parent)[::-1] if c.step <= step]
+    return [c for c in list_complete(path.parent)[::-1] if c.step <= step]
 
 
-def number(name: str) -> Number:
-    """Of what ends in attempt/step-n, as `Checkpoint.name` does."""
+def parse_checkpoint_id(name: str) -> CheckpointId:
+    """Return (attempt, step) of a name that ends in attempt/step-n."""
     attempt, _, step = name.rpartition("/step-")
     return int(attempt.rpartition("/")[2]), int(step)
 
 
-def sizes(checkpoint: Path) -> dict[str, int]:
-    """Bytes of all its files, the manifest last: with it the checkpoint is complete.
+def get_file_sizes(checkpoint: Path) -> dict[str, int]:
+    """Return the sizes of all files. The manifest is last, because it completes the checkpoint.
 
     Raises:
-        UserError, OSError: it cannot be read.
+        UserError: if the manifest is invalid.
+        OSError: if the manifest cannot be read.
     """
-    told = {name: size for name, (size, _) in read_manifest(checkpoint).files.items()}
-    return told | {MANIFEST: (checkpoint / MANIFEST).stat().st_size}
+    get_file_sizes = {name: size for name, (size, _) in read_manifest(checkpoint).files.items()}
+    return get_file_sizes | {MANIFEST: (checkpoint / MANIFEST).stat().st_size}
 
 
-def must_have(found: list[Checkpoint], expected: str, host: str, trouble: str = "") -> None:
-    """Raise where the newest of `found`, which comes first, is older than one that an earlier attempt told of.
+def require_expected(checkpoints: list[Checkpoint], expected: str, host: str, problem: str = "") -> None:
+    """Raise if the newest checkpoint is older than the checkpoint that an earlier attempt reported.
 
-    `trouble`: why it could not be had from the host that has it.
+    Args:
+        checkpoints: checkpoints of this job, newest first.
+        expected: name of the reported checkpoint.
+        host: host that wrote it.
+        problem: reason why that host could not send it.
 
     Raises:
-        UserError: naming it, and where it was written.
+        UserError: if the newest checkpoint is older.
     """
-    if found and (_attempt(found[0].path), found[0].step) >= number(expected):
+    if checkpoints and (_get_attempt(checkpoints[0].path), checkpoints[0].step) >= parse_checkpoint_id(expected):
         return
-    newest = f"{found[0].path.parent.name}/{found[0].path.name}" if found else "none"
+    newest = f"{checkpoints[0].path.parent.name}/{checkpoints[0].path.name}" if checkpoints else "none"
     where = f" on host {host}" if host else ""
     raise UserError(
         f"Checkpoint {expected} of an earlier attempt{where} is missing on the hosts of this attempt. "
         f"Newest checkpoint here: {newest}. "
-        + (f"{trouble.rstrip('.')}. " if trouble else "")
+        + (f"{problem.rstrip('.')}. " if problem else "")
         + "Share the checkpoint root between the hosts, or run the job on the host that has the checkpoint."
     )
 
 
-def damage(checkpoint: Path, files: Files) -> str | None:
-    """The first of some files that is not as it was written, in words; None when all are."""
+def find_damage(checkpoint: Path, files: Files) -> str | None:
+    """Return a text that describes the first damaged file, or None."""
     for name, (size, crc) in sorted(files.items()):
         path = checkpoint / name
         try:
-            found = path.stat().st_size
-            if found != size:
-                return f"{name} has {found:,} of {size:,} bytes"
+            num_bytes = path.stat().st_size
+            if num_bytes != size:
+                return f"{name} has {num_bytes:,} of {size:,} bytes"
             if checksum(path) != crc:
                 return f"{name} changed after it was written (CRC-32 differs)"
         except OSError as error:
@@ -127,8 +134,8 @@ def damage(checkpoint: Path, files: Files) -> str | None:
     return None
 
 
-def describe(draft: Path, names: Iterable[str]) -> Files:
-    """Size and CRC-32 of files, flushed to disk."""
+def describe_files(draft: Path, names: Iterable[str]) -> Files:
+    """Flush files to disk, and return their sizes and CRC-32."""
     found = {}
     for name in names:
         path = draft / name
@@ -139,7 +146,7 @@ def describe(draft: Path, names: Iterable[str]) -> Files:
 
 
 def publish(draft: Path, spec: JobSpec, step: int, files: Files, rng: list[int], sums: dict[str, int]) -> Path:
-    """Write the manifest and give the checkpoint its name: from then on it is complete."""
+    """Write the manifest, and rename the draft to its final name."""
     content: dict[str, Any] = {
         "version": VERSION,
         "step": step,
@@ -159,69 +166,73 @@ def publish(draft: Path, spec: JobSpec, step: int, files: Files, rng: list[int],
     return folder
 
 
-def retain(attempt: Path, keep: int, published: Path) -> list[str]:
-    """Delete all but the newest `keep` complete checkpoints of an attempt, or a job, and not the one just `published`:
-    later ones may have been found damaged. Gives their names."""
-    ours = [c for c in complete_below(attempt) if attempt in (c.path.parent, c.path.parent.parent)]
-    gone = [c.path for c in ours[:-keep] if c.path != published]
-    for path in gone:
-        (path / MANIFEST).unlink(missing_ok=True)  # half deleted, it must not look complete
-        shutil.rmtree(path, onerror=_unless_gone)
-    return [path.name for path in gone]
+def retain_newest(attempt: Path, keep: int, published: Path) -> list[str]:
+    """Delete old complete checkpoints of an attempt or a job, and return their names.
+
+    The newest `keep` checkpoints stay. `published` also stays, because later checkpoints may be damaged.
+    """
+    checkpoints = [c for c in list_complete(attempt) if attempt in (c.path.parent, c.path.parent.parent)]
+    deleted = [c.path for c in checkpoints[:-keep] if c.path != published]
+    for path in deleted:
+        (path / MANIFEST).unlink(missing_ok=True)  # A partly deleted checkpoint must not look complete.
+        shutil.rmtree(path, onerror=_ignore_missing)
+    return [path.name for path in deleted]
 
 
-def _unless_gone(_work: object, _path: str, failed: Any) -> None:
-    """Hosts that share a root delete the same. Raises any other OSError."""
+def _ignore_missing(_work: object, _path: str, failed: Any) -> None:
+    """Ignore missing files, because hosts with a shared root delete the same files."""
     if not isinstance(failed[1], FileNotFoundError):
         raise failed[1]
 
 
-def discard_drafts(last: Path) -> list[str]:
-    """Delete what saves that were cut off have left: of an attempt up to its `last` draft, and of the job's earlier
-    attempts, which are over. Gives their names."""
+def delete_drafts(last: Path) -> list[str]:
+    """Delete drafts of interrupted saves, and return their names.
+
+    These are drafts of this attempt up to `last`, and drafts of earlier attempts.
+    """
     attempt, pattern = last.parent, ".step-*.draft"
     earlier = [path for path in attempt.parent.glob("*/") if path.name.isdigit() and int(path.name) < int(attempt.name)]
-    left = [draft for folder in earlier for draft in folder.glob(pattern)]
-    left += [draft for draft in attempt.glob(pattern) if draft.name <= last.name]
-    for draft in left:
+    drafts = [draft for folder in earlier for draft in folder.glob(pattern)]
+    drafts += [draft for draft in attempt.glob(pattern) if draft.name <= last.name]
+    for draft in drafts:
         shutil.rmtree(draft, ignore_errors=True)
-    return [draft.name for draft in left]
+    return [draft.name for draft in drafts]
 
 
-class Place(NamedTuple):
-    """Where a job's checkpoints lie: ROOT/job/attempt/step-n.
+class CheckpointLocation(NamedTuple):
+    """Store the folder of a job's checkpoints: ROOT/job/attempt/step-n.
 
-    `expected`: the newest that an earlier attempt told of, and on which host it was written. `loan`: where rank 0 hears
-    how that host lends it, where none of this attempt has it. `host`: what this one is called.
+    `expected` is the newest checkpoint that an earlier attempt reported, written on `expected_host`. `loan` is the file
+    into which the supervisor writes how that host sends it. `host` is the name of this host.
     """
 
     root: Path
     job: str
     attempt: int
     expected: str = ""
-    expected_on: str = ""
+    expected_host: str = ""
     loan: Path | None = None
     host: str = ""
 
 
-def place_of(
+def get_checkpoint_location(
     spec: JobSpec,
     root: Path | None,
     job: str,
     attempt: int,
     expected: str = "",
-    expected_on: str = "",
+    expected_host: str = "",
     loan: Path | None = None,
     host: str = "",
-) -> Place | None:
-    """Where a job's checkpoints lie, None when it neither saves nor resumes.
+) -> CheckpointLocation | None:
+    """Return the location of a job's checkpoints, or None if it neither saves nor resumes.
 
     Raises:
-        UserError: when it does and there is no root.
+        UserError: if there is no root.
     """
     if not spec.train.checkpoint_every and spec.train.resume is None:
         return None
     if root is None:
         field = "checkpoint_every" if spec.train.checkpoint_every else "resume"
         raise UserError(f"`train.{field}` needs --checkpoint-root, the directory of the checkpoints.")
-    return Place(root, job, attempt, expected, expected_on, loan, host)
+    return CheckpointLocation(root, job, attempt, expected, expected_host, loan, host)

@@ -1,8 +1,7 @@
-"""Loading a checkpoint into any layout of the same model.
+"""Load a checkpoint into any layout of the same model.
 
-What a checkpoint's `.metadata` says of its files: which part of which tensor lies where.
-
-It may be another host's word. Nothing of it is run, and it leads to no file but the checkpoint's own.
+The `.metadata` file may come from another host. Nothing in it is executed, and it can refer only to files of the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -26,26 +25,34 @@ from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.validation import format_count
 from workers.checkpoint import folder
 from workers.checkpoint import manifest as manifests
-from workers.checkpoint.coordination import on_every_rank, words_of
+from workers.checkpoint.coordination import format_error, run_on_every_rank
 from workers.checkpoint.folder import Checkpoint
-from workers.checkpoint.manifest import Files, Manifest, read_at_most
-from workers.checkpoint.state import MOMENTS, BoxLoadPlanner, State, copy_tied, model_state, optimizer_state, set_steps
-from workers.checkpoint.tensor_checksums import sums_of
-from workers.torch_private.checkpoints import metadata_of
+from workers.checkpoint.manifest import Files, Manifest, read_limited
+from workers.checkpoint.state import (
+    MOMENTS,
+    BoxedState,
+    BoxLoadPlanner,
+    copy_tied_embedding,
+    get_model_state,
+    get_optimizer_state,
+    set_optimizer_steps,
+)
+from workers.checkpoint.tensor_checksums import compute_tensor_checksums
+from workers.torch_private.checkpoints import parse_metadata
 from workers.trainer.errors import UserError
-from workers.trainer.model.decoder import full_name
-from workers.trainer.parallel.parallelize import Part
+from workers.trainer.model.decoder import get_full_name
+from workers.trainer.parallel.parallelize import ModelShard
 
-SHAPELESS = {"preset", "moe"}
-OF_THE_CURVE = (
+IGNORED_MODEL_FIELDS = {"preset", "moe"}
+LOSS_SETTINGS = (
     *("seed", "global_batch", "seq_len", "data", "tokenizer", "column", "sampling", "document_end"),
     *("learning_rate", "warmup_steps", "weight_decay", "grad_clip", "precision", "steps"),
 )
-OF_ROUTING = ("experts_per_token", "balance_loss", "capacity_factor")
+ROUTING_SETTINGS = ("experts_per_token", "balance_loss", "capacity_factor")
 
 
-class Found(NamedTuple):
-    """A checkpoint that is whole, with what it says of itself."""
+class UndamagedCheckpoint(NamedTuple):
+    """Store an undamaged checkpoint with its manifest and metadata."""
 
     checkpoint: Checkpoint
     manifest: Manifest
@@ -54,87 +61,95 @@ class Found(NamedTuple):
 
 def restore(
     spec: JobSpec,
-    place: Coordinates,
-    part: Part,
+    coordinates: Coordinates,
+    model: ModelShard,
     optimizer: torch.optim.Optimizer,
     found: list[Checkpoint],
     group: dist.ProcessGroup | None,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     *,
-    least_left: int = 1,
+    min_steps_left: int = 1,
 ) -> int:
-    """Fill weights and optimiser from the first of `found` that is whole. Gives the steps it has done.
+    """Load weights and optimizer state from the first undamaged checkpoint, and return its steps.
 
     Raises:
-        UserError: when none is whole, or it holds another model, or leaves fewer than `least_left` steps to do.
+        UserError: if no checkpoint is undamaged, the model differs, or too few steps are left.
     """
-    whole = first_whole(found, group, say)
-    checkpoint, manifest, _ = whole
-    differs = model_difference(spec.model, manifest.spec.model)
+    checkpoint_found = find_undamaged(found, group, log)
+    checkpoint, manifest, _ = checkpoint_found
+    differs = describe_model_difference(spec.model, manifest.spec.model)
     if differs:
         raise UserError(f"The checkpoint of `train.resume` has a different model: {differs}.")
-    if manifest.step + least_left > spec.train.steps:
+    if manifest.step + min_steps_left > spec.train.steps:
         text = f"`train.steps` is {spec.train.steps}, but the checkpoint already has {manifest.step} steps."
         raise UserError(f"{text} Increase `train.steps`.")
-    state = model_state(spec, place, part) | optimizer_state(spec, place, part, optimizer)
-    read(state, whole)
-    set_steps(part, optimizer, manifest.step)
-    copy_tied(spec, part, optimizer)
-    part.follow_masters()
-    _must_be_saved(state, spec, whole, group)
-    torch.set_rng_state(_rng_state(manifest))
-    left = "" if manifest.step < spec.train.steps else ", no steps left"
-    moved = _moved(spec, manifest.spec, manifest.step)
-    say(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{left}{moved}")
+    state = get_model_state(spec, coordinates, model) | get_optimizer_state(spec, coordinates, model, optimizer)
+    read_tensors(state, checkpoint_found)
+    set_optimizer_steps(model, optimizer, manifest.step)
+    copy_tied_embedding(spec, model, optimizer)
+    model.copy_masters_to_weights()
+    _check_tensor_checksums(state, spec, checkpoint_found, group)
+    torch.set_rng_state(_get_rng_state(manifest))
+    note = "" if manifest.step < spec.train.steps else ", no steps left"
+    moved = _describe_changes(spec, manifest.spec, manifest.step)
+    log(f"resumed from {checkpoint.path.name}: {manifest.step} steps done{note}{moved}")
     return manifest.step
 
 
-def _must_be_saved(state: State, spec: JobSpec, whole: Found, group: dist.ProcessGroup | None) -> None:
-    """Raises UserError on all ranks where the ranks hold together what the checkpoint's did not."""
-    saved = whole.manifest.sums
-    now, then = (get_mixed_precision(asked.train.precision) for asked in (spec, whole.manifest.spec))
-    if not saved or (now.sharded_bytes, now.moment_bytes) != (then.sharded_bytes, then.moment_bytes):
-        return  # written before there were any, or held in other types
-    found = sums_of(state, spec.model, group)
-    others = [name for name, told in found.items() if saved.get(name) != told]
-    if others:
-        told = f"{others[0]} and {len(others) - 1} more differ" if others[1:] else f"{others[0]} differs"
-        raise UserError(f"`train.resume`: {told} from checkpoint {whole.checkpoint.path.name} after loading.")
+def _check_tensor_checksums(
+    state: BoxedState, spec: JobSpec, checkpoint_found: UndamagedCheckpoint, group: dist.ProcessGroup | None
+) -> None:
+    """Raise a `UserError` on all ranks if loaded tensors differ from the saved tensors."""
+    saved = checkpoint_found.manifest.sums
+    current, previous = (get_mixed_precision(s.train.precision) for s in (spec, checkpoint_found.manifest.spec))
+    if not saved or (current.sharded_bytes, current.moment_bytes) != (previous.sharded_bytes, previous.moment_bytes):
+        return  # The checkpoint has no checksums, or other dtypes.
+    found = compute_tensor_checksums(state, spec.model, group)
+    mismatches = [name for name, value in found.items() if saved.get(name) != value]
+    if mismatches:
+        names = (
+            f"{mismatches[0]} and {len(mismatches) - 1} more differ" if mismatches[1:] else f"{mismatches[0]} differs"
+        )
+        raise UserError(
+            f"`train.resume`: {names} from checkpoint {checkpoint_found.checkpoint.path.name} after loading."
+        )
 
 
-def read(state: State, found: Found) -> None:
-    """Fill the boxes of a state; every rank reads its own, nothing is sent.
+def read_tensors(state: BoxedState, found: UndamagedCheckpoint) -> None:
+    """Read this rank's boxes of a state. Nothing is sent.
 
     Raises:
-        UserError: when a file cannot be read.
+        UserError: if a file cannot be read.
     """
-    reader = Reader(found.checkpoint.path, found.metadata)
+    reader = CheckpointReader(found.checkpoint.path, found.metadata)
     try:
         with torch.no_grad():
             dcp_load(dict(state), storage_reader=reader, planner=BoxLoadPlanner(), no_dist=True)
     except (CheckpointException, OSError) as error:
-        raise UserError(f"Cannot read checkpoint {found.checkpoint.path.name}: {words_of(error)}") from None
+        raise UserError(f"Cannot read checkpoint {found.checkpoint.path.name}: {format_error(error)}") from None
 
 
-def first_whole(found: list[Checkpoint], group: dist.ProcessGroup | None, say: Callable[[str], None]) -> Found:
-    """The first of `found` whose files are as they were written; the ranks share the reading.
+def find_undamaged(
+    found: list[Checkpoint], group: dist.ProcessGroup | None, log: Callable[[str], None]
+) -> UndamagedCheckpoint:
+    """Return the first undamaged checkpoint. Ranks share the reading of files.
 
     Raises:
-        UserError: naming what is wrong with each.
+        UserError: if all checkpoints are damaged, with a reason for each.
     """
     problems = []
     for checkpoint in found:
-        problem = _looked_at(checkpoint, group)
-        if isinstance(problem, Found):
+        problem = _inspect(checkpoint, group)
+        if isinstance(problem, UndamagedCheckpoint):
             return problem
         problems.append(f"{checkpoint.path.name}: {problem}")
-        say(f"checkpoint {checkpoint.path.name} is damaged: {problem}. Trying the previous checkpoint.")
+        log(f"checkpoint {checkpoint.path.name} is damaged: {problem}. Trying the previous checkpoint.")
     raise UserError(f"`train.resume` has no undamaged checkpoint. {'; '.join(problems)}")
 
 
-def model_difference(wanted: ModelSpec, held: ModelSpec) -> str:
-    """How two models' shapes differ, in words; empty when they do not."""
-    ours, theirs = ({**m.model_dump(exclude=SHAPELESS), "head_dim": m.head_size} for m in (wanted, held))
+def describe_model_difference(wanted: ModelSpec, held: ModelSpec) -> str:
+    """Return how the shapes of two models differ, or an empty text."""
+    ours, theirs = ({**m.model_dump(exclude=IGNORED_MODEL_FIELDS), "head_dim": m.head_size} for m in (wanted, held))
     if wanted.moe and held.moe:
         keys = ("num_experts", "expert_ffn_hidden_size", "shared_experts", "dense_layers", "router_bias")
         ours |= {f"moe.{key}": getattr(wanted.moe, key) for key in keys}
@@ -148,38 +163,40 @@ def model_difference(wanted: ModelSpec, held: ModelSpec) -> str:
     )
 
 
-def _looked_at(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> Found | str:
-    """What it holds, or what is wrong with it on some rank. Ranks that see the same share its files, for each host may
-    have its own; what describes these each reads by itself."""
+def _inspect(checkpoint: Checkpoint, group: dist.ProcessGroup | None) -> UndamagedCheckpoint | str:
+    """Return the checkpoint, or its damage on some rank.
+
+    Ranks that see the same files share the checks of contents, because each host may have its own files.
+    """
     rank = 0 if group is None else group.rank()
-    path, found = checkpoint.path, list[Found]()  # here: among ranks it does not travel
+    path, found = checkpoint.path, list[UndamagedCheckpoint]()  # The result stays on this rank.
 
     def identity() -> tuple[int, int]:
-        told = (path / manifests.MANIFEST).stat()
-        return told.st_ino, told.st_mtime_ns
+        value = (path / manifests.MANIFEST).stat()
+        return value.st_ino, value.st_mtime_ns
 
     def damage() -> str | None:
         files = manifests.read_manifest(path).files
-        return folder.damage(path, dict(sorted(files.items())[same.index(rank) :: len(same)]))
+        return folder.find_damage(path, dict(sorted(files.items())[same.index(rank) :: len(same)]))
 
     def look() -> None:
         manifest = manifests.read_manifest(path)
-        _rng_state(manifest)
-        found.append(Found(checkpoint, manifest, read_metadata(path, manifest)))
+        _get_rng_state(manifest)
+        found.append(UndamagedCheckpoint(checkpoint, manifest, read_metadata(path, manifest)))
 
     try:
-        seen = on_every_rank(identity, group)
-        same = [other for other, told in enumerate(seen) if told == seen[rank]]
-        problem = next((problem for problem in on_every_rank(damage, group) if problem), None)
+        seen = run_on_every_rank(identity, group)
+        same = [other for other, value in enumerate(seen) if value == seen[rank]]
+        problem = next((problem for problem in run_on_every_rank(damage, group) if problem), None)
         if problem is None:
-            on_every_rank(look, group)
+            run_on_every_rank(look, group)
     except UserError as error:
         return str(error)
     return found[0] if problem is None else problem
 
 
-def _rng_state(manifest: Manifest) -> torch.Tensor:
-    """Raises UserError where torch would not take it."""
+def _get_rng_state(manifest: Manifest) -> torch.Tensor:
+    """Return the state of the random generator, and raise a `UserError` if it is invalid."""
     state = torch.tensor(manifest.rng, dtype=torch.uint8)
     try:
         torch.Generator().set_state(state)
@@ -188,32 +205,34 @@ def _rng_state(manifest: Manifest) -> torch.Tensor:
     return state
 
 
-def _moved(spec: JobSpec, before: JobSpec, done: int) -> str:
-    """What makes the loss curve differ from the one before, in words; `done`: steps before."""
-    differing = [(name, getattr(before.train, name), getattr(spec.train, name)) for name in OF_THE_CURVE]
+def _describe_changes(spec: JobSpec, before: JobSpec, done: int) -> str:
+    """Return the changes since the checkpoint that affect the loss curve, after `done` steps."""
+    differing = [(name, getattr(before.train, name), getattr(spec.train, name)) for name in LOSS_SETTINGS]
     if spec.model.moe and before.model.moe:
-        differing += [(f"moe.{n}", getattr(before.model.moe, n), getattr(spec.model.moe, n)) for n in OF_ROUTING]
-    changed = [f"{name} changed from {then} to {now}" for name, then, now in differing if then != now]
-    changed += _of_the_epoch(spec, before, done)
+        differing += [(f"moe.{n}", getattr(before.model.moe, n), getattr(spec.model.moe, n)) for n in ROUTING_SETTINGS]
+    changed = [
+        f"{name} changed from {previous} to {current}" for name, previous, current in differing if previous != current
+    ]
+    changed += _describe_epoch_change(spec, before, done)
     layout = "" if before.layout == spec.layout else ", with a different layout"
     return layout + (f" ({'; '.join(changed)})" if changed else "")
 
 
-def _of_the_epoch(spec: JobSpec, before: JobSpec, done: int) -> list[str]:
-    """Sequences are numbered by steps of the global batch as it is now."""
-    then, now = before.train, spec.train
-    if now.sampling != "epochs" or then.sampling != "epochs" or then.global_batch == now.global_batch:
+def _describe_epoch_change(spec: JobSpec, before: JobSpec, done: int) -> list[str]:
+    """Return how a different global batch changes the position in the epoch."""
+    previous, current = before.train, spec.train
+    if current.sampling != "epochs" or previous.sampling != "epochs" or previous.global_batch == current.global_batch:
         return []
-    apart = format_count(done * abs(now.global_batch - then.global_batch), "sequence")
-    left = "skipped" if now.global_batch > then.global_batch else "repeated"
-    return [f"data continues at sequence {done} x {now.global_batch}: {apart} of the epoch order {left}"]
+    difference = format_count(done * abs(current.global_batch - previous.global_batch), "sequence")
+    note = "skipped" if current.global_batch > previous.global_batch else "repeated"
+    return [f"data continues at sequence {done} x {current.global_batch}: {difference} of the epoch order {note}"]
 
 
 METADATA = ".metadata"
 
 
-class Reader(FileSystemReader):
-    """Torch's, which would unpickle `.metadata`, and `__0.metadata` where that fails."""
+class CheckpointReader(FileSystemReader):
+    """Read files with parsed metadata. The default reader would unpickle `.metadata`."""
 
     def __init__(self, checkpoint: Path, metadata: Metadata) -> None:
         super().__init__(checkpoint)
@@ -224,24 +243,29 @@ class Reader(FileSystemReader):
 
 
 def read_metadata(checkpoint: Path, manifest: Manifest) -> Metadata:
-    """
+    """Read and check the metadata of a checkpoint.
+
     Raises:
-        UserError: it cannot be read, holds what is not read, or does not fit the checkpoint's files and model.
+        UserError: if it is unreadable, refused, or does not match the files and the model.
     """
     try:
-        metadata = metadata_of(read_at_most(checkpoint / METADATA, MAX_BYTES))
+        metadata = parse_metadata(read_limited(checkpoint / METADATA, MAX_BYTES))
     except OSError as error:
         raise UserError(f"cannot read {METADATA}: {error.strerror or error}") from None
     except ValueError as error:
         raise UserError(f"{METADATA} is refused: {error}") from None
-    problem = _lost(metadata, manifest.files) or _scattered(metadata) or _missing(metadata, manifest.spec.model)
+    problem = (
+        _find_missing_file(metadata, manifest.files)
+        or _find_invalid_shard(metadata)
+        or _find_missing_tensor(metadata, manifest.spec.model)
+    )
     if problem:
         raise UserError(f"{METADATA} is wrong: {problem}")
     return metadata
 
 
-def _lost(metadata: Metadata, files: Files) -> str:
-    """What lies elsewhere than in the checkpoint's files."""
+def _find_missing_file(metadata: Metadata, files: Files) -> str:
+    """Return a text that describes data outside the checkpoint's files."""
     for index, info in metadata.storage_data.items():
         if info.relative_path not in files:
             return (
@@ -253,14 +277,14 @@ def _lost(metadata: Metadata, files: Files) -> str:
     return ""
 
 
-def _scattered(metadata: Metadata) -> str:
-    """Parts that are none of their tensor, or lie nowhere."""
+def _find_invalid_shard(metadata: Metadata) -> str:
+    """Return a text that describes a shard outside its tensor or without a file."""
     for name, tensor in metadata.state_dict_metadata.items():
-        assert isinstance(tensor, TensorStorageMetadata)  # no other is made
+        assert isinstance(tensor, TensorStorageMetadata)  # The parser creates no other type.
         for chunk in tensor.chunks:
             if not len(chunk.offsets) == len(chunk.sizes) == len(tensor.size) or any(
-                offset + size > whole
-                for offset, size, whole in zip(chunk.offsets, chunk.sizes, tensor.size, strict=True)
+                offset + size > whole_size
+                for offset, size, whole_size in zip(chunk.offsets, chunk.sizes, tensor.size, strict=True)
             ):
                 return f"{name[:100]!r} of shape {list(tensor.size)} has a shard outside the tensor"
             if MetadataIndex(name, chunk.offsets) not in metadata.storage_data:
@@ -268,18 +292,18 @@ def _scattered(metadata: Metadata) -> str:
     return ""
 
 
-def _missing(metadata: Metadata, model: ModelSpec) -> str:
-    """What the model has, and Adam keeps of it, and is not there whole. Parts of one tensor are apart."""
+def _find_missing_tensor(metadata: Metadata, model: ModelSpec) -> str:
+    """Return a text that describes a missing or incomplete tensor."""
     for unit in get_chunk_units(model, range(model.num_layers), first=True, last=True):
         for parameter in unit.parameters:
-            for kept in ("model", *MOMENTS):
-                name = f"{kept}.{full_name(unit, parameter)}"
+            for kind in ("model", *MOMENTS):
+                name = f"{kind}.{get_full_name(unit, parameter)}"
                 tensor = metadata.state_dict_metadata.get(name)
                 if not isinstance(tensor, TensorStorageMetadata):
                     return f"{name!r} is missing"
                 if tuple(tensor.size) != parameter.shape:
                     return f"{name!r} has shape {list(tensor.size)}, but the model needs {list(parameter.shape)}"
-                there = sum(chunk.sizes.numel() for chunk in tensor.chunks)
-                if there < parameter.numel:
-                    return f"{name!r} has {there:,} of {parameter.numel:,} elements"
+                num_elements = sum(chunk.sizes.numel() for chunk in tensor.chunks)
+                if num_elements < parameter.numel:
+                    return f"{name!r} has {num_elements:,} of {parameter.numel:,} elements"
     return ""

@@ -1,4 +1,4 @@
-"""What a training job does with checkpoints: go on from one, save, and say so."""
+"""Load, save, and report the checkpoints of a training job."""
 
 from __future__ import annotations
 
@@ -10,121 +10,129 @@ import torch.distributed as dist
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import CheckpointItem
-from planner.facts.spec import JobSpec
 from workers.checkpoint import folder, transfer
 from workers.checkpoint.borrow import borrow
-from workers.checkpoint.coordination import on_every_rank, on_first_rank
-from workers.checkpoint.folder import Checkpoint, Place
+from workers.checkpoint.coordination import run_on_every_rank, run_on_first_rank
+from workers.checkpoint.folder import Checkpoint, CheckpointLocation
 from workers.checkpoint.load import restore
-from workers.checkpoint.save import Saved, Saver
+from workers.checkpoint.save import Saver, SaveResult
 from workers.trainer.trainer import Trainer
 
 
-class JobCheckpoints:
-    """One rank's side of it. `group` is one that nothing else uses: saving goes on beside training."""
+class CheckpointManager:
+    """Manage the checkpoints of one rank. Only checkpoints use `group`, because saves overlap with training."""
 
     def __init__(
         self,
-        spec: JobSpec,
         trainer: Trainer,
-        place: Place,
+        location: CheckpointLocation,
         group: dist.ProcessGroup | None,
         send: Callable[[Item], None],
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
-        self._spec, self._trainer, self._place, self._group = spec, trainer, place, group
+        self._spec, self._trainer, self._location, self._group = trainer.spec, trainer, location, group
         self._rank, self._send = trainer.mesh.rank, send
-        self._say = say if self._rank == 0 else lambda _line: None
-        attempt = place.root / place.job / str(place.attempt)
-        self._saver = Saver(spec, trainer.mesh.place, self._rank, attempt, group, self._told, place.host)
-        trainer.copies = self._saver.copies
+        self._log = log if self._rank == 0 else lambda _line: None
+        attempt = location.root / location.job / str(location.attempt)
+        self._saver = Saver(
+            trainer.spec, trainer.mesh.coordinates, self._rank, attempt, group, self._report, location.host
+        )
+        trainer.get_staged_tensors = self._saver.get_staged_tensors
         self._candidates: list[Checkpoint] = []
-        self._done = 0
+        self._steps_done = 0
 
-    def resume(self) -> int:
-        """Go on from the newest checkpoint of this job, else from the one asked for. Gives the steps done.
+    def load(self) -> int:
+        """Load the newest checkpoint of this job, or the checkpoint of `train.resume`. Return its steps.
 
         Raises:
-            UserError: an earlier attempt told of one, and no host of this one has it: nothing is begun anew in silence.
+            UserError: if an earlier attempt reported a checkpoint that no host of this attempt has.
         """
-        trouble = self._borrow()
-        damaged = transfer.bring(self._place.root / self._place.job, self._group, self._spec.train.keep_checkpoints)
+        problem = self._borrow_if_missing()
+        damaged = transfer.distribute(
+            self._location.root / self._location.job, self._group, self._spec.train.keep_checkpoints
+        )
         for attempt, step in damaged:
-            self._say(f"checkpoint {attempt}/step-{step:08d} is damaged. Trying the previous checkpoint.")
-        # All ranks try the same ones, whatever comes and goes on disk, each below its own host's root.
-        names = on_first_rank(lambda: self._names(trouble, damaged), self._group)
+            self._log(f"checkpoint {attempt}/step-{step:08d} is damaged. Trying the previous checkpoint.")
+        # All ranks try the same checkpoints, each below the root of its host.
+        names = run_on_first_rank(lambda: self._list_names(problem, damaged), self._group)
         if not names:
             return 0
-        self._candidates = [Checkpoint(self._place.root / name, step) for name, step in names]
-        trainer, where = self._trainer, self._trainer.mesh.place
-        own = self._candidates[0].path.is_relative_to(self._place.root / self._place.job)
-        self._done = restore(
+        self._candidates = [Checkpoint(self._location.root / name, step) for name, step in names]
+        trainer = self._trainer
+        own = self._candidates[0].path.is_relative_to(self._location.root / self._location.job)
+        self._steps_done = restore(
             self._spec,
-            where,
-            trainer.part,
+            trainer.mesh.coordinates,
+            trainer.model,
             trainer.optimizer,
             self._candidates,
             self._group,
-            self._say,
-            least_left=0 if own else 1,  # an attempt may have ended between its last step and its end
+            self._log,
+            min_steps_left=0 if own else 1,  # An attempt can fail after its last step.
         )
-        return self._done
+        return self._steps_done
 
-    def restored(self, one: Trainer) -> None:
-        """Fill a trainer of the whole model, on rank 0 alone, from the checkpoint that this job went on from.
+    def load_into(self, trainer: Trainer) -> None:
+        """Load the checkpoint of this run into a trainer of the whole model, on rank 0.
 
         Raises:
-            UserError: it is gone, or whole no more.
+            UserError: if the checkpoint is deleted or damaged.
         """
-        same = [checkpoint for checkpoint in self._candidates if checkpoint.step == self._done]
+        same = [checkpoint for checkpoint in self._candidates if checkpoint.step == self._steps_done]
         quiet: Callable[[str], None] = lambda _line: None  # noqa: E731
         with torch.random.fork_rng(devices=[]):
-            restore(one.spec, one.mesh.place, one.part, one.optimizer, same, None, quiet)
+            restore(trainer.spec, trainer.mesh.coordinates, trainer.model, trainer.optimizer, same, None, quiet)
 
     def save(self, step: int) -> None:
-        self._saver.save(step, self._trainer.part, self._trainer.optimizer)
+        self._saver.save(step, self._trainer.model, self._trainer.optimizer)
 
     def close(self) -> None:
-        """Wait for what is still being written."""
+        """Wait for a running save."""
         self._saver.close()
 
-    def _borrow(self) -> str:
-        """What an earlier attempt told of and no host of this one has, to rank 0's host; "" or what went wrong."""
-        place = self._place
-        if not place.expected:
-            return ""
-        job, least = place.root / place.job, folder.number(place.expected)
-        seen = on_every_rank(lambda: (transfer.numbers_of(job)[-1:], place.loan is not None), self._group)
-        if not seen[0][1] or any(newest >= least for have, _ in seen for newest in have):
-            return ""
-        came = borrow(job, place.loan, least, self._group, self._spec.train.keep_checkpoints)
-        if not came.problem:
-            rate = f"{came.num_bytes / 1e6:,.1f} MB in {came.took_s:.2f} s"
-            self._say(f"checkpoint {place.job}/{came.name}: {rate} from host {place.expected_on}")
-        return came.problem
+    def _borrow_if_missing(self) -> str:
+        """Copy the expected checkpoint to rank 0's host if no host of this attempt has it.
 
-    def _names(self, trouble: str, damaged: list[folder.Number]) -> list[tuple[str, int]]:
-        """Each below the root, and its steps."""
-        root = self._place.root
-        bases = [
-            (one, root if one.path.is_relative_to(root) else root.resolve()) for one in self._found(trouble, damaged)
-        ]
-        return [(one.name(base), one.step) for one, base in bases]
+        Returns the problem, or an empty text.
+        """
+        location = self._location
+        if not location.expected:
+            return ""
+        job, min_id = location.root / location.job, folder.parse_checkpoint_id(location.expected)
+        states = run_on_every_rank(
+            lambda: (transfer.list_checkpoint_ids(job)[-1:], location.loan is not None), self._group
+        )
+        if not states[0][1] or any(newest >= min_id for have, _ in states for newest in have):
+            return ""
+        result = borrow(job, location.loan, min_id, self._group, self._spec.train.keep_checkpoints)
+        if not result.problem:
+            rate = f"{result.num_bytes / 1e6:,.1f} MB in {result.took_s:.2f} s"
+            self._log(f"checkpoint {location.job}/{result.name}: {rate} from host {location.expected_host}")
+        return result.problem
 
-    def _found(self, trouble: str, damaged: list[folder.Number]) -> list[Checkpoint]:
-        own = folder.complete_below(self._place.root / self._place.job)[::-1]
-        expected = self._place.expected
-        there = expected and own and any(number >= folder.number(expected) for number in damaged)
-        if expected and not there:
-            folder.must_have(own, self._place.expected, self._place.expected_on, trouble)
+    def _list_names(self, problem: str, damaged: list[folder.CheckpointId]) -> list[tuple[str, int]]:
+        """Return (name below the root, steps) of each checkpoint."""
+        root = self._location.root
+        names = []
+        for checkpoint in self._list_own(problem, damaged):
+            base = root if checkpoint.path.is_relative_to(root) else root.resolve()
+            names.append((checkpoint.get_name(base), checkpoint.step))
+        return names
+
+    def _list_own(self, problem: str, damaged: list[folder.CheckpointId]) -> list[Checkpoint]:
+        own = folder.list_complete(self._location.root / self._location.job)[::-1]
+        expected = self._location.expected
+        is_damaged = expected and own and any(number >= folder.parse_checkpoint_id(expected) for number in damaged)
+        if expected and not is_damaged:
+            folder.require_expected(own, self._location.expected, self._location.expected_host, problem)
         if own or self._spec.train.resume is None:
             return own
-        return folder.candidates(self._place.root, self._spec.train.resume)
+        return folder.list_candidates(self._location.root, self._spec.train.resume)
 
-    def _told(self, saved: Saved) -> None:
+    def _report(self, saved: SaveResult) -> None:
         if self._rank != 0:
             return
-        name = None if saved.path is None else str(saved.path.relative_to(self._place.root))
+        name = None if saved.path is None else str(saved.path.relative_to(self._location.root))
         item = CheckpointItem(
             kind="checkpoint",
             rank=0,
@@ -139,7 +147,7 @@ class JobCheckpoints:
         self._send(item)
         if name is None:
             then = " Training continues." if saved.step < self._spec.train.steps else ""
-            self._say(f"Cannot write the checkpoint after step {saved.step}: {saved.problem}.{then}")
+            self._log(f"Cannot write the checkpoint after step {saved.step}: {saved.problem}.{then}")
             return
         took = f"{saved.num_bytes / 1e6:,.1f} MB in {saved.save_s:.2f} s, training stalled {saved.stall_s * 1e3:.1f} ms"
-        self._say(f"checkpoint {name}: {took}")
+        self._log(f"checkpoint {name}: {took}")

@@ -1,6 +1,6 @@
-"""A trainer's state as boxes: weights and Adam's moments, by the names of the whole model.
+"""State of a trainer as boxes of whole tensors, for torch.distributed.checkpoint.
 
-Boxes of whole tensors for torch.distributed.checkpoint: each rank says where its part lies, DCP does the rest.
+Each rank describes the box of each shard. Weights and Adam's moments are keyed by their names in the whole model.
 """
 
 from __future__ import annotations
@@ -25,66 +25,72 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from planner.facts.layout import Coordinates
 from planner.facts.placements import TensorBox, get_local_box
 from planner.facts.spec import JobSpec
-from workers.trainer.optimizer import updates_made
-from workers.trainer.parallel.parallelize import Held, Part, local
+from workers.trainer.optimizer import make_step_count
+from workers.trainer.parallel.parallelize import ModelShard, ShardedParameter, get_local
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def model_state(spec: JobSpec, place: Coordinates, part: Part) -> State:
-    """This rank's part of every weight. A table tied to the embedding has the embedding's name."""
-    return _boxes(spec, place, part, "model", lambda held: local(held.master.detach()))
+def get_model_state(spec: JobSpec, coordinates: Coordinates, model: ModelShard) -> BoxedState:
+    """Return this rank's shards of all weights. A tied head has the name of the embedding."""
+    return _make_boxes(spec, coordinates, model, "model", lambda parameter: get_local(parameter.master.detach()))
 
 
-def optimizer_state(spec: JobSpec, place: Coordinates, part: Part, optimizer: torch.optim.Optimizer) -> State:
-    """This rank's part of Adam's moments, made if there were none yet."""
-    found: State = {}
+def get_optimizer_state(
+    spec: JobSpec, coordinates: Coordinates, model: ModelShard, optimizer: torch.optim.Optimizer
+) -> BoxedState:
+    """Return this rank's shards of Adam's moments, and create missing moments."""
+    state: BoxedState = {}
     for moment in MOMENTS:
-        found |= _boxes(spec, place, part, moment, partial(_moment, optimizer, moment))
-    return found
+        state |= _make_boxes(spec, coordinates, model, moment, partial(_get_moment, optimizer, moment))
+    return state
 
 
-def set_steps(part: Part, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Tell Adam how many updates it has made."""
-    for held in part.tensors:
-        optimizer.state[held.master]["step"] = updates_made(held.master, step)
+def set_optimizer_steps(model: ModelShard, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Set Adam's update counts."""
+    for parameter in model.parameters:
+        optimizer.state[parameter.master]["step"] = make_step_count(parameter.master, step)
 
 
-def copy_tied(spec: JobSpec, part: Part, optimizer: torch.optim.Optimizer) -> None:
-    """Where both ends of a pipe are here, the head takes what was loaded for the embedding."""
-    by_name = {held.name: held.master for held in part.tensors}
+def copy_tied_embedding(spec: JobSpec, model: ModelShard, optimizer: torch.optim.Optimizer) -> None:
+    """Copy the loaded embedding to the tied head, if this rank has both ends of the pipeline."""
+    by_name = {parameter.name: parameter.master for parameter in model.parameters}
     if not (spec.model.tied_embeddings and {"embedding.weight", "head.weight"} <= by_name.keys()):
         return
     embedding, head = by_name["embedding.weight"], by_name["head.weight"]
     with torch.no_grad():
-        local(head).copy_(local(embedding))
+        get_local(head).copy_(get_local(embedding))
         for moment in MOMENTS:
-            local(optimizer.state[head][moment]).copy_(local(optimizer.state[embedding][moment]))
+            get_local(optimizer.state[head][moment]).copy_(get_local(optimizer.state[embedding][moment]))
 
 
-def _moment(optimizer: torch.optim.Optimizer, moment: str, held: Held) -> torch.Tensor:
-    state = optimizer.state[held.master]
+def _get_moment(optimizer: torch.optim.Optimizer, moment: str, parameter: ShardedParameter) -> torch.Tensor:
+    state = optimizer.state[parameter.master]
     if moment not in state:
-        state[moment] = torch.zeros_like(held.master, memory_format=torch.preserve_format)
-    return local(state[moment])
+        state[moment] = torch.zeros_like(parameter.master, memory_format=torch.preserve_format)
+    return get_local(state[moment])
 
 
-def _boxes(
-    spec: JobSpec, place: Coordinates, part: Part, prefix: str, tensor_of: Callable[[Held], torch.Tensor]
-) -> State:
-    found: State = {}
-    for held in part.tensors:
-        name = "embedding.weight" if held.name == "head.weight" and spec.model.tied_embeddings else held.name
-        box = get_local_box(spec, place, held.spec)
-        tensor = tensor_of(held)
+def _make_boxes(
+    spec: JobSpec,
+    coordinates: Coordinates,
+    model: ModelShard,
+    prefix: str,
+    get_tensor: Callable[[ShardedParameter], torch.Tensor],
+) -> BoxedState:
+    state: BoxedState = {}
+    for parameter in model.parameters:
+        name = "embedding.weight" if parameter.name == "head.weight" and spec.model.tied_embeddings else parameter.name
+        box = get_local_box(spec, coordinates, parameter.spec)
+        tensor = get_tensor(parameter)
         if box.numel:
-            found.setdefault(f"{prefix}.{name}", Boxed(tensor[box.local_slices], box, held.spec.shape))
-    return found
+            state.setdefault(f"{prefix}.{name}", BoxedTensor(tensor[box.local_slices], box, parameter.spec.shape))
+    return state
 
 
 @dataclass(frozen=True)
-class Boxed:
-    """This rank's part of a tensor of shape `whole`: `tensor` has the sizes of `box`."""
+class BoxedTensor:
+    """Store this rank's part of a tensor of shape `whole`. `tensor` has the sizes of `box`."""
 
     tensor: torch.Tensor
     box: TensorBox
@@ -95,11 +101,11 @@ class Boxed:
         return ChunkStorageMetadata(torch.Size(self.box.offsets), torch.Size(self.box.sizes))
 
 
-State = dict[str, Boxed]
+BoxedState = dict[str, BoxedTensor]
 
 
 class BoxSavePlanner(DefaultSavePlanner):
-    """Writes boxes; what several ranks hold alike is written once."""
+    """Write boxes. A box with replicas is written once."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -113,13 +119,15 @@ class BoxSavePlanner(DefaultSavePlanner):
 
 
 class BoxLoadPlanner(DefaultLoadPlanner):
-    """Reads what of each whole tensor falls into this rank's box, whatever boxes it was written in."""
+    """Read the boxes of this rank from boxes of any layout."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
 
-    def set_up_planner(self, state_dict: State, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        # Torch's own walks through the values to move DTensors, and finds none in a box.
+    def set_up_planner(
+        self, state_dict: BoxedState, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        # The default implementation looks for DTensors, which boxes do not contain.
         self.state_dict, self.metadata, self.is_coordinator = state_dict, metadata, is_coordinator
 
     def create_local_plan(self) -> LoadPlan:
@@ -136,7 +144,7 @@ class BoxLoadPlanner(DefaultLoadPlanner):
         return tensor
 
 
-def _write_item(name: str, boxed: Boxed) -> WriteItem:
+def _write_item(name: str, boxed: BoxedTensor) -> WriteItem:
     return WriteItem(
         index=MetadataIndex(name, boxed.chunk.offsets),
         type=WriteItemType.SHARD,

@@ -13,7 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from workers.meter.process_group import MeteredProcessGroup, patch_batch_isend_irecv
 from workers.meter.recorder import Recorder
-from workers.torch_private.groups import axis_groups, backends_of, devices_over, name_of, on_each_new_group
+from workers.torch_private.groups import (
+    get_backend_names,
+    get_group_name,
+    list_axis_groups,
+    list_devices,
+    replace_new_groups,
+)
 
 METERED_BACKENDS = ("gloo", "nccl")
 SILENT_BACKENDS = {*METERED_BACKENDS, "fake"}  # no warning is printed for these
@@ -40,19 +46,19 @@ def patch_group_creation(
     def replace(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
         if isinstance(group, MeteredProcessGroup):
             return group
-        for backend in backends_of(group) - warned - SILENT_BACKENDS:
+        for backend in get_backend_names(group) - warned - SILENT_BACKENDS:
             warned.add(backend)
             print(f"meshboard: traffic over {backend} is not counted. Only gloo and NCCL are counted.", file=sys.stderr)
-        devices = devices_over(group, METERED_BACKENDS)
+        devices = list_devices(group, METERED_BACKENDS)
         if not devices:
             return group
         on_group(group)
-        name, world_size = name_of(group), dist.get_world_size() if dist.is_initialized() else len(ranks)
+        name, world_size = get_group_name(group), dist.get_world_size() if dist.is_initialized() else len(ranks)
         label = get_user_label(group.group_desc) or format_ranks(ranks, world_size, world_label)
         recorder.name_group(name, label)
         return MeteredProcessGroup(group, name, recorder, devices, ranks)
 
-    on_each_new_group(replace)
+    replace_new_groups(replace)
     _label_mesh_axes(recorder, world_label)
     # Patched even without a GPU, because a CUDA query here would break CUDA in processes that the script forks.
     patch_batch_isend_irecv()
@@ -63,7 +69,7 @@ def _label_mesh_axes(recorder: Recorder, world_label: str) -> None:
     original_init, original_from_group = DeviceMesh.__init__, DeviceMesh.from_group
 
     def label_axes(mesh: DeviceMesh) -> None:
-        for axis, group in axis_groups(mesh):
+        for axis, group in list_axis_groups(mesh):
             if recorder.get_label(group) == world_label:
                 recorder.name_group(group, sanitize_label(axis))
 

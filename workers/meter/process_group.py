@@ -33,10 +33,10 @@ from workers.torch_private.groups import (
     GroupName,
     Store,
     WrappedGroup,
-    native_group,
-    never_compiled,
-    sparse_bytes,
-    together,
+    batch_p2p,
+    get_sparse_bytes,
+    make_native_group,
+    skip_dynamo,
 )
 
 # method: (op, index of the positional argument with the payload, payload times group size).
@@ -87,7 +87,7 @@ def register_metered_backend(recorder: Recorder, device: str) -> str:
         name += f"_{len(dist.Backend.backend_list)}"
 
     def create(options: Any, backend_options: Any) -> MeteredProcessGroup:
-        native = native_group(options, backend_options, device)
+        native = make_native_group(options, backend_options, device)
         ranks = options.global_ranks_in_group or range(options.group_size)  # torch passes no ranks for the world
         return MeteredProcessGroup(native, options.group_id, recorder, [torch.device(device)], ranks)
 
@@ -138,7 +138,7 @@ class MeteredProcessGroup(WrappedGroup):
         """Return the rendezvous store of this group."""
         return cast(Store, self.native.get_group_store())
 
-    @never_compiled
+    @skip_dynamo
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
         """Run gloo's blocking barrier, which reports missing ranks."""
         collective = self._recorder.issue("barrier", self._name, self._group_size, 0)
@@ -147,7 +147,7 @@ class MeteredProcessGroup(WrappedGroup):
         finally:
             collective.abandon()  # after an error
 
-    def batch_begins(self) -> None:
+    def begin_batch(self) -> None:
         self._coalesced = []
 
     def batch_ends(self, work: Any) -> Any:
@@ -248,8 +248,8 @@ def _barrier(self: MeteredProcessGroup, *args: Any, **kwargs: Any) -> Any:
 
 
 for _method, _how in COLLECTIVES.items():
-    setattr(MeteredProcessGroup, _method, never_compiled(_build_method(_method, *_how)))
-setattr(MeteredProcessGroup, "barrier", never_compiled(_barrier))  # noqa: B010 - torch types it as overloads
+    setattr(MeteredProcessGroup, _method, skip_dynamo(_build_method(_method, *_how)))
+setattr(MeteredProcessGroup, "barrier", skip_dynamo(_barrier))  # noqa: B010 - torch types it as overloads
 
 
 def _measure_all_to_all(buffers: Any, splits: Sequence[int], rank: int) -> CollectiveBytes:
@@ -272,7 +272,7 @@ def _count_bytes(buffers: Any) -> int:
     A sparse tensor has the bytes of its indices and values. Torch refuses other layouts before.
     """
     if isinstance(buffers, torch.Tensor):
-        return sparse_bytes(buffers) if buffers.is_sparse else buffers.nbytes
+        return get_sparse_bytes(buffers) if buffers.is_sparse else buffers.nbytes
     return sum(map(_count_bytes, buffers))
 
 
@@ -301,7 +301,7 @@ def patch_batch_isend_irecv() -> None:
     def batch_isend_irecv(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
         group = p2p_op_list[0].group or dist.group.WORLD
         if isinstance(group, MeteredProcessGroup) and group.batches(p2p_op_list[0].tensor.device):
-            return together(p2p_op_list, group)
+            return batch_p2p(p2p_op_list, group)
         return original(p2p_op_list)
 
     batch_isend_irecv.coalesces_metered = True  # type: ignore[attr-defined]  # marks the replacement

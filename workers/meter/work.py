@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from workers.meter.collectives import Collective
-from workers.torch_private.groups import duration_s, never_compiled
+from workers.torch_private.groups import get_duration_s, skip_dynamo
 
 T = TypeVar("T")
 MAIN_THREAD = threading.main_thread().ident
@@ -61,7 +61,7 @@ class MeteredWork(dist.Work):
         self._since_s = collective.started_s if is_sync else 0.0
         self._has_callback = has_callback
 
-    @never_compiled
+    @skip_dynamo
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the native work. A timeout of zero is the timeout of the group."""
         try:
@@ -85,7 +85,7 @@ class MeteredNcclWork(dist.Work):
         super().__init__()
         self.work, self._collective, self._poller = work, collective, poller
 
-    @never_compiled
+    @skip_dynamo
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if not is_training_thread() or on_side_stream():
             return self.work.wait(timeout)
@@ -137,7 +137,7 @@ def _forward(name: str) -> Any:
         return getattr(self.work, name)(*args)
 
     method.__name__ = name
-    return never_compiled(method)
+    return skip_dynamo(method)
 
 
 for _name in FORWARDED:
@@ -177,7 +177,7 @@ class NcclPoller:
                     self._works.append((work, collectives))
                     continue
                 for collective in collectives:
-                    collective.complete(duration_s(work))
+                    collective.complete(get_duration_s(work))
             while self._events and self._events[0][1].query():
                 start, end, collective, blocks_compute = self._events.popleft()
                 seconds = start.elapsed_time(end) / 1000

@@ -1,7 +1,7 @@
-"""The one room for torch's private API: names that torch may change without a word.
+"""Private API of torch, which can change without notice.
 
-Everything here was checked on torch 2.13.0; tests/workers/torch_private fail when a signature or a behaviour changes,
-and tests/test_floors.py when private API is used anywhere else.
+The package is checked on torch 2.13.0. tests/workers/torch_private fail if a signature or a behavior changes.
+tests/test_floors.py fails if private API is used elsewhere.
 """
 
 CHECKED_ON = "2.13.0"

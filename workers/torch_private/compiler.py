@@ -1,11 +1,7 @@
-"""What torch imports when it is first needed: hundreds of modules, tens of MiB of a process that are not training's.
+"""Control when torch imports its compiler, which takes almost a second and tens of MiB.
 
-An AdamW that does not import torch's compiler.
-
-torch's own keeps each step, and the making of it, out of compiled code, and imports the compiler to do so: most of a
-second of each rank's start, for nothing where nothing compiles an optimizer. Here the same functions, unwrapped.
-
-Relied on: functools alone wraps these methods, and what wraps `step` does nothing else than to forbid gradients.
+`torch.optim.AdamW` imports the compiler to exclude its steps from compiled code. `AdamW` here unwraps the methods. This
+relies on functools wrappers, and on a wrapper of `step` that only disables gradients.
 """
 
 from __future__ import annotations
@@ -15,27 +11,27 @@ import inspect
 import torch
 from torch.optim import Optimizer
 
-# ruff: noqa: F401 - imported to be there
+# ruff: noqa: F401 - imported for their side effects
 
 
-def load_for_given_gradients() -> None:
-    """`torch.autograd.backward` with gradients compares their shapes by sympy, symbols or not."""
+def load_symbolic_shapes() -> None:
+    """Import sympy, which `torch.autograd.backward` uses to compare shapes of gradients."""
     import torch.fx.experimental.symbolic_shapes
 
 
-def load_for_hidden_operations() -> None:
-    """FSDP2's hooks and a custom operator's gradients are kept out of compiled code, by asking the compiler."""
+def load_dynamo() -> None:
+    """Import Dynamo, which FSDP2 hooks and custom operators use."""
     import torch._dynamo
 
 
 def load_compiler() -> None:
-    """`torch.compile` and Inductor."""
+    """Import `torch.compile` and Inductor."""
     import torch._dynamo
     import torch._inductor.compile_fx
 
 
 class AdamW(torch.optim.AdamW):
-    """torch.optim.AdamW, never compiled."""
+    """torch.optim.AdamW that is never compiled."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
     add_param_group = inspect.unwrap(Optimizer.add_param_group)

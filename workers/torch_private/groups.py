@@ -1,7 +1,7 @@
-"""Process groups that stand in another's place.
+"""Process groups that replace other groups.
 
-`Backend.register_backend` with the extended API takes a creator that returns a `ProcessGroup`; torch then uses it in
-place of its own. `distributed_c10d._new_process_group_helper` makes every group, and `_world`'s dicts hold it.
+`Backend.register_backend` with the extended API accepts a creator that returns a `ProcessGroup`.
+`_new_process_group_helper` of `distributed_c10d` creates every group, and the dicts of `_world` register it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ fake_store = FakeStore
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# Plain groups whose wrapper is gone, until the next wrapper is made. Whoever lets go of a gloo backend last waits for
-# its threads, and those may be waiting for the GIL to call Python back. Python lets go without the GIL; DDP's reducer
-# lets go with it, and would hang for ever: so it must not be the last.
-_outlived: list[Any] = []
+# Native groups of deleted wrappers, until the next wrapper is created. The last owner of a gloo backend waits for
+# its threads, which may wait for the GIL. Python releases it without the GIL, but DDP's reducer releases it with
+# the GIL and would deadlock, so it must not be the last owner.
+_released_groups: list[Any] = []
 
 
 class WrappedGroup(dist.ProcessGroup):
-    """Has the backends of a plain group: what is not a collective (devices, timeouts, sequence numbers, shutdown) torch
-    answers itself. Subclasses forward collectives to `native`, and hear of names and of batches of sends."""
+    """Wrap the backends of a native group.
+
+    Torch handles everything except collectives: devices, timeouts, sequence numbers, and shutdown. Subclasses forward
+    collectives to `native`.
+    """
 
     def __init__(self, native: Any, devices: Sequence[torch.device]) -> None:
-        super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # the one subclasses may call
+        super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # constructor for subclasses
         self.native = native
-        _outlived.clear()
-        weakref.finalize(self, _outlived.append, native).atexit = False
+        _released_groups.clear()
+        weakref.finalize(self, _released_groups.append, native).atexit = False
         backends = {device: native._get_backend(device) for device in devices}
         for device, backend in backends.items():
             name = backend.name() if backend.name() in NATIVE.values() else "gloo"
-            _give_backend(self, device, name, backend)
+            _set_backend(self, device, name, backend)
         self.is_nccl = any(backend.name() == "nccl" for backend in backends.values())
         if self.is_nccl:
             native._enable_collectives_timing()
@@ -52,18 +55,18 @@ class WrappedGroup(dist.ProcessGroup):
     def named(self, name: GroupName) -> None:
         """The group has been given its name."""
 
-    def described(self, words: str) -> None:
+    def described(self, description: str) -> None:
         """Somebody said what the group is."""
 
     def batches(self, device: torch.device) -> bool:
         """Whether what is sent from there can be one work. Gloo takes each by itself."""
         return bool(self._get_backend(device).supports_coalescing)
 
-    def batch_begins(self) -> None:
-        """What comes until `batch_ends` is one work."""
+    def begin_batch(self) -> None:
+        """Start a batch, which is one work."""
 
-    def batch_ends(self, work: Any) -> Any:
-        """What its caller waits for. `work` is None where the backend gives none."""
+    def end_batch(self, work: Any) -> Any:
+        """Return the work of a batch for the caller. `work` is None if the backend returns none."""
         return work
 
     def _set_group_name(self, name: GroupName) -> None:
@@ -77,30 +80,30 @@ class WrappedGroup(dist.ProcessGroup):
         self.described(desc)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self.native._start_coalescing(device)  # gloo refuses
-        self.batch_begins()
+        self.native._start_coalescing(device)  # raises on gloo
+        self.begin_batch()
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
         return self.native.split_group(*args, **kwargs)
 
     def _end_coalescing(self, device: torch.device) -> Any:
-        return self.batch_ends(self.native._end_coalescing(device))
+        return self.end_batch(self.native._end_coalescing(device))
 
 
-def never_compiled(function: F) -> F:
-    """Let the compiler run it as it does what torch has in C++. `torch.compiler.disable` would import the compiler."""
+def skip_dynamo(function: F) -> F:
+    """Let the compiler call a function without tracing it. `torch.compiler.disable` would import the compiler."""
     frames: Any = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     plain: Any = function
     frames.set_code_exec_strategy(
         plain.__code__, frames._FrameExecStrategy(skip, skip)
-    )  # called by what is not compiled
-    plain._torchdynamo_disable = True  # called by what is
+    )  # for calls from uncompiled code
+    plain._torchdynamo_disable = True  # for calls from compiled code
     return function
 
 
-def native_group(options: Any, backend_options: Any, device: str) -> Any:
-    """The plain group torch would have made, over gloo ("cpu") or NCCL ("cuda")."""
+def make_native_group(options: Any, backend_options: Any, device: str) -> Any:
+    """Create the native group that torch would create, over gloo ("cpu") or NCCL ("cuda")."""
     group = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
     if device == "cuda":
         backend_options = backend_options or dist.ProcessGroupNCCL.Options()
@@ -113,29 +116,29 @@ def native_group(options: Any, backend_options: Any, device: str) -> Any:
         backend.options.global_ranks_in_group = options.global_ranks_in_group
         backend.options.group_name = options.group_id
     backend._set_sequence_number_for_group()
-    _give_backend(group, torch.device(device), NATIVE[device], backend)
+    _set_backend(group, torch.device(device), NATIVE[device], backend)
     return group
 
 
-def stand_in_group(options: Any) -> Any:
-    """A plain group that sends nothing: torch's own stand-in answers what is not a collective."""
+def make_fake_group(options: Any) -> Any:
+    """Create a group that sends nothing."""
     backend = FakeProcessGroup._create_internal(options.group_rank, options.group_size)
     group = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
-    _give_backend(group, torch.device("cpu"), "gloo", backend)
+    _set_backend(group, torch.device("cpu"), "gloo", backend)
     return group
 
 
-def _give_backend(group: Any, device: torch.device, name: str, backend: Any) -> None:
+def _set_backend(group: Any, device: torch.device, name: str, backend: Any) -> None:
     kind = c10d.Backend.backend_type_map[name]
     group._set_default_backend(kind)
     group._register_backend(device, kind, backend)
 
 
 def connect(group: dist.ProcessGroup) -> None:
-    """Make NCCL's communicator of a group, all members at once; gloo's is there.
+    """Create the NCCL communicator of a group. All members call this together.
 
-    At its first use each member would wait for the others with all that it is to do next. Messages of a group that is
-    connected wait for one another in the order of their calls, whoever they go to: one of messages is better not.
+    Otherwise members would wait for each other at the first use. In a connected group, messages wait for one another in
+    order, so groups for messages stay unconnected.
     """
     if isinstance(group, WrappedGroup) and group.is_nccl:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -143,9 +146,9 @@ def connect(group: dist.ProcessGroup) -> None:
 
 
 def connect_pair(group: dist.ProcessGroup, peer: int, *, sends: bool) -> None:
-    """Make NCCL's communicator of this rank and `peer`, by rank in the group, which its messages have for themselves.
+    """Create the NCCL communicator of this rank and `peer` (rank in the group).
 
-    The other calls it as well. torch makes one at the first message and not before, so an element passes, uncounted.
+    Both call this. Torch creates it only at the first message, so one element is sent, uncounted.
     """
     if isinstance(group, WrappedGroup) and group.is_nccl:
         element = torch.zeros(1, device="cuda")
@@ -153,8 +156,8 @@ def connect_pair(group: dist.ProcessGroup, peer: int, *, sends: bool) -> None:
         pass_on([element], peer, 0).wait()
 
 
-def on_each_new_group(replace: Callable[[dist.ProcessGroup, list[int]], dist.ProcessGroup]) -> None:
-    """From now on `replace(group, global ranks)` says which group takes the place of one that torch has just made."""
+def replace_new_groups(replace: Callable[[dist.ProcessGroup, list[int]], dist.ProcessGroup]) -> None:
+    """Replace each new group by the result of `replace(group, global ranks)`."""
     original = c10d._new_process_group_helper
 
     @functools.wraps(original)
@@ -162,10 +165,10 @@ def on_each_new_group(replace: Callable[[dist.ProcessGroup, list[int]], dist.Pro
         group, store = original(group_size, group_rank, global_ranks_in_group, *args, **kwargs)
         if not isinstance(group, dist.ProcessGroup):
             return group, store
-        other = replace(group, global_ranks_in_group or list(range(group_size)))
-        if other is not group:
-            _put_in_place(group, other)
-        return other, store
+        replacement = replace(group, global_ranks_in_group or list(range(group_size)))
+        if replacement is not group:
+            _replace_group(group, replacement)
+        return replacement, store
 
     c10d._new_process_group_helper = helper
     split = c10d.split_group
@@ -175,49 +178,49 @@ def on_each_new_group(replace: Callable[[dist.ProcessGroup, list[int]], dist.Pro
         group = split(*args, **kwargs)
         if not isinstance(group, dist.ProcessGroup):
             return group
-        other = replace(group, dist.get_process_group_ranks(group))
-        if other is not group:
-            _put_in_place(group, other)
-        return other
+        replacement = replace(group, dist.get_process_group_ranks(group))
+        if replacement is not group:
+            _replace_group(group, replacement)
+        return replacement
 
     for module in (c10d, dist, device_mesh):
         setattr(module, split.__name__, split_group)
 
 
-def _put_in_place(native: dist.ProcessGroup, other: Any) -> None:
-    """Wherever torch has entered it, and bound to the device that it is bound to: others are split from it then."""
+def _replace_group(native: dist.ProcessGroup, replacement: Any) -> None:
+    """Register a group in place of a native group, bound to the same device."""
     world: Any = c10d._world
-    other.bound_device_id = native.bound_device_id
+    replacement.bound_device_id = native.bound_device_id
     name = world.pg_names[native]
-    other._set_group_name(name)
-    other._set_group_desc(native.group_desc)
+    replacement._set_group_name(name)
+    replacement._set_group_desc(native.group_desc)
     for entered in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag, world.pg_group_ranks):
         if native in entered:
-            entered[other] = entered.pop(native)
+            entered[replacement] = entered.pop(native)
     for groups in world.tags_to_pg.values():
-        groups[:] = [other if group is native else group for group in groups]
+        groups[:] = [replacement if group is native else group for group in groups]
     _unregister_process_group(name)
-    _register_process_group(name, other)
+    _register_process_group(name, replacement)
 
 
-def name_of(group: dist.ProcessGroup) -> str:
-    """The name under which torch has entered a group."""
+def get_group_name(group: dist.ProcessGroup) -> str:
+    """Return the registered name of a group."""
     return cast(str, c10d._world.pg_names[group])
 
 
-def devices_over(group: Any, backends: Sequence[str]) -> list[torch.device]:
-    """Devices for which a group has one of some backends."""
+def list_devices(group: Any, backends: Sequence[str]) -> list[torch.device]:
+    """Return the devices for which a group has one of some backends."""
     return [device for device in group._device_types if group._get_backend(device).name() in backends]
 
 
-def backends_of(group: dist.ProcessGroup) -> set[str]:
-    """Those that it was asked for with, by name: "cpu:gloo,cuda:nccl"."""
-    asked = c10d._world.pg_backend_config[group].split(",")
-    return {each.rpartition(":")[2] for each in asked}
+def get_backend_names(group: dist.ProcessGroup) -> set[str]:
+    """Return the backends that a group was created with ("cpu:gloo,cuda:nccl")."""
+    backends = c10d._world.pg_backend_config[group].split(",")
+    return {each.rpartition(":")[2] for each in backends}
 
 
-def together(operations: list[dist.P2POp], group: dist.ProcessGroup) -> list[dist.Work]:
-    """Issue sends and receives as one batch, which torch's own does for a plain group alone."""
+def batch_p2p(operations: list[dist.P2POp], group: dist.ProcessGroup) -> list[dist.Work]:
+    """Issue sends and receives as one batch. Torch does this only for native groups."""
     c10d._check_p2p_op_list(operations)
     with c10d._coalescing_manager(group, operations[0].tensor.device, async_ops=True) as manager:
         for operation in operations:
@@ -226,16 +229,16 @@ def together(operations: list[dist.P2POp], group: dist.ProcessGroup) -> list[dis
     return cast(list[dist.Work], manager.works)
 
 
-def axis_groups(mesh: DeviceMesh) -> list[tuple[str, str]]:
-    """(axis, name of its group) of a mesh whose axes have names."""
+def list_axis_groups(mesh: DeviceMesh) -> list[tuple[str, str]]:
+    """Return (axis, group name) of a mesh with named axes."""
     return list(zip(mesh.mesh_dim_names or (), getattr(mesh, "_dim_group_names", ()), strict=False))
 
 
-def duration_s(work: Any) -> float:
-    """Of a work that NCCL has timed and that is over."""
+def get_duration_s(work: Any) -> float:
+    """Return the duration of a finished NCCL work."""
     return cast(float, work._get_duration()) / 1000
 
 
-def sparse_bytes(tensor: torch.Tensor) -> int:
-    """Of the indices and values of a sparse tensor, coalesced or not."""
+def get_sparse_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of indices and values of a sparse tensor."""
     return tensor._indices().nbytes + tensor._values().nbytes

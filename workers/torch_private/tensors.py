@@ -1,4 +1,4 @@
-"""Tensors that hold nothing, what passes the dispatcher, and which storage a tensor has."""
+"""Fake tensors, dispatch modes, and storage keys."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ ATTENTION_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
-    """The same for every tensor that shares a storage, and for no other storage alive, be it one that holds nothing."""
+    """Return a key that all tensors of a live storage share, including storages without memory."""
     return cast(int, storage._cdata)

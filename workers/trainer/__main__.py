@@ -1,4 +1,4 @@
-"""`python -m workers.trainer`, one process a rank, started by torchrun."""
+"""Run the trainer on one rank: `python -m workers.trainer`, started by torchrun."""
 
 from __future__ import annotations
 
@@ -18,26 +18,31 @@ from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 from workers import rank_environment
-from workers.checkpoint.folder import Place, place_of
+from workers.checkpoint.folder import CheckpointLocation, get_checkpoint_location
 from workers.device import get_device_name, get_local_device
 from workers.meter import Exporter, Recorder, register_metered_backend
 from workers.meter.exporter import StartReporter
 from workers.meter.rank_exit import fail, run_and_exit
 from workers.rank_environment import get_group_timeout
-from workers.trainer.allocator import forget_shapes, give_back, return_large_tensors, reuse_what_is_freed
-from workers.trainer.dataset import corpus_of
-from workers.trainer.errors import DivergedError, ProofError, UserError
-from workers.trainer.memory import Peak, load_libraries
-from workers.trainer.parallel.mesh import make_mesh
-from workers.trainer.parallel.parallelize import parallelize
-from workers.trainer.stop_request import Asked
-from workers.trainer.trainer import Send, Stop, Trainer, train
-from workers.trainer.verification import Proof
+from workers.trainer.allocator import (
+    configure_large_allocations,
+    limit_primitive_cache,
+    release_free_memory,
+    use_single_heap,
+)
+from workers.trainer.dataset import load_job_dataset
+from workers.trainer.errors import DivergedError, UserError, VerificationError
+from workers.trainer.memory import PeakMemory, preload_lazy_imports
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.stop_request import StopRequest
+from workers.trainer.trainer import RunHooks, Send, ShouldStop, Trainer
+from workers.trainer.verification import RunVerifier
 
 FP8_CAPABILITY = (8, 9)  # Ada, Hopper and later
 
 
 def main() -> int:
+    """Parse the options, train, and return the exit code."""
     rank_environment.accept_sigterm_from_parent()
     parser = argparse.ArgumentParser(prog="python -m workers.trainer", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
@@ -59,19 +64,27 @@ def main() -> int:
     options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     try:
-        spec = spec_of(options.spec, world)
+        spec = load_spec(options.spec, world)
         recorder = Recorder(rank)
         exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
         try:
             expected = (options.expect_checkpoint, options.checkpoint_host, options.loan, options.host)
-            place = place_of(spec, options.checkpoint_root, options.job, options.attempt, *expected)
-            run(spec, rank, options.data_root, recorder, exporter, place, _stop(options.telemetry, rank, world))
+            location = get_checkpoint_location(spec, options.checkpoint_root, options.job, options.attempt, *expected)
+            run(
+                spec,
+                rank,
+                options.data_root,
+                recorder,
+                exporter,
+                location,
+                make_stop_request(options.telemetry, rank, world),
+            )
         finally:
             if exporter is not None:
                 exporter.close()
     except (UserError, SpecError) as error:
         return fail(str(error), 2)
-    except (DivergedError, ProofError) as error:
+    except (DivergedError, VerificationError) as error:
         return fail(str(error), 1)
     return 0
 
@@ -82,48 +95,63 @@ def run(
     data_root: Path,
     recorder: Recorder,
     exporter: Exporter | None,
-    place: Place | None,
-    stop: Stop | None = None,
+    location: CheckpointLocation | None,
+    should_stop: ShouldStop | None = None,
 ) -> None:
-    """Set up this rank, train, and take the process group down."""
+    """Set up this rank, train, and destroy the process group."""
     send: Send = exporter.send if exporter else lambda _item: None
-    start = StartReporter(rank, send)
-    start.report("imported")
-    return_large_tensors()
-    if spec.resources.device == "cpu":
-        reuse_what_is_freed()
-        forget_shapes()
-    device = _device(spec)
-    corpus = corpus_of(spec, data_root)
+    startup = StartReporter(rank, send)
+    startup.report("imported")
+    configure_allocator(spec)
+    device = select_device(spec)
+    dataset = load_job_dataset(spec, data_root)
     dist.init_process_group(register_metered_backend(recorder, spec.resources.device), timeout=get_group_timeout())
-    start.report("met")
+    startup.report("met")
     try:
-        mesh = make_mesh(spec, rank, recorder.label_group)
-        load_libraries(spec)
-        give_back()  # what imports left would hide as much of what is built
-        peak = Peak(device)
-        part = parallelize(spec, mesh, device)
-        trainer = Trainer(spec, mesh, part, corpus, recorder, device)
-        start.report("built")
-        if place is None:
-            train(trainer, send, _say, watch=Proof(trainer, send, _say), peak=peak, start=start)
-            return
-        from workers.checkpoint.manager import JobCheckpoints  # takes most of a second, which other runs need not wait
-
-        checkpoints = JobCheckpoints(spec, trainer, place, checkpoint_group(recorder), send, _say)
-        try:
-            done = checkpoints.resume()
-            save = checkpoints.save if spec.train.checkpoint_every else None
-            proof = Proof(trainer, send, _say, done, checkpoints.restored if done else None)
-            train(trainer, send, _say, done, save, proof, peak, start, stop)
-        finally:
-            checkpoints.close()
+        mesh = build_mesh(spec, rank, recorder.label_group)
+        preload_lazy_imports(spec)
+        # Memory that imports left free would hide the same amount of training memory.
+        release_free_memory()
+        peak = PeakMemory(device)
+        trainer = Trainer.build(spec, mesh, dataset, recorder, device)
+        startup.report("built")
+        hooks = RunHooks(send, _log, peak=peak, startup=startup, should_stop=should_stop)
+        if location is None:
+            hooks.verifier = RunVerifier(trainer, send, _log)
+            trainer.train(hooks)
+        else:
+            train_with_checkpoints(trainer, location, hooks)
     finally:
         dist.destroy_process_group()
 
 
+def train_with_checkpoints(trainer: Trainer, location: CheckpointLocation, hooks: RunHooks) -> None:
+    """Load the newest checkpoint, train, and wait for the last save."""
+    # This import takes almost a second, so only runs with checkpoints pay for it.
+    from workers.checkpoint.manager import CheckpointManager
+
+    group = checkpoint_group(trainer.recorder)
+    checkpoints = CheckpointManager(trainer, location, group, hooks.send, hooks.log)
+    try:
+        hooks.steps_done = checkpoints.load()
+        hooks.save = checkpoints.save if trainer.spec.train.checkpoint_every else None
+        load_reference = checkpoints.load_into if hooks.steps_done else None
+        hooks.verifier = RunVerifier(trainer, hooks.send, hooks.log, hooks.steps_done, load_reference)
+        trainer.train(hooks)
+    finally:
+        checkpoints.close()
+
+
+def configure_allocator(spec: JobSpec) -> None:
+    """Configure the memory allocator. Call this before the first tensor."""
+    configure_large_allocations()
+    if spec.resources.device == "cpu":
+        use_single_heap()
+        limit_primitive_cache()
+
+
 def checkpoint_group(recorder: Recorder) -> dist.ProcessGroup | None:
-    """All ranks, on the CPU, for what is agreed on beside training. None for one rank."""
+    """Create a CPU group of all ranks for checkpoints. Return None for one rank."""
     if dist.get_world_size() == 1:
         return None
     group = dist.new_group(backend=register_metered_backend(recorder, "cpu"), timeout=get_group_timeout())
@@ -132,23 +160,23 @@ def checkpoint_group(recorder: Recorder) -> dist.ProcessGroup | None:
     return group
 
 
-def _say(line: str) -> None:
-    # One write: print would send the newline by itself, and lines of ranks that share a pipe would mix.
+def _log(line: str) -> None:
+    # Write once. `print` sends the newline separately, so lines of ranks that share a pipe would mix.
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def _stop(telemetry: str | None, rank: int, world: int) -> Stop | None:
-    """Where a supervisor may ask this rank to stop: beside the socket that it listens on."""
-    return None if telemetry is None else Asked(Path(telemetry).with_name(SAVE_FILE), rank, world)
+def make_stop_request(telemetry: str | None, rank: int, world: int) -> ShouldStop | None:
+    """Return the stop request of the supervisor, whose file is next to its telemetry socket."""
+    return None if telemetry is None else StopRequest(Path(telemetry).with_name(SAVE_FILE), rank, world)
 
 
-def spec_of(path: Path, world: int) -> JobSpec:
-    """What a rank of `world` is to train.
+def load_spec(path: Path, world: int) -> JobSpec:
+    """Read the spec of a job for a world of `world` ranks.
 
     Raises:
-        UserError: there is no spec, or it is for another number of ranks.
-        SpecError: with every field that is wrong, or that it would train otherwise than it was asked.
+        UserError: if the file cannot be read, or the spec needs a different number of ranks.
+        SpecError: if a field is invalid, or the trainer does not support it.
     """
     try:
         content = json.loads(path.read_text())
@@ -164,7 +192,8 @@ def spec_of(path: Path, world: int) -> JobSpec:
     return spec
 
 
-def _device(spec: JobSpec) -> torch.device:
+def select_device(spec: JobSpec) -> torch.device:
+    """Return the device of this rank, and raise a `UserError` if it cannot run the spec."""
     if spec.resources.device == "cuda" and not torch.cuda.is_available():
         raise UserError("`resources.device` is cuda, but this host has no usable GPU.")
     device = get_local_device(spec.resources.device)

@@ -1,6 +1,6 @@
-"""How this process gives memory back.
+"""Settings of the memory allocator of a rank.
 
-A rank on a CPU has its heap from jemalloc, where its host has that: then only `give_back` and `forget_shapes` matter.
+A rank on a CPU uses jemalloc if the host has it. Then only `release_free_memory` and `limit_primitive_cache` matter.
 """
 
 from __future__ import annotations
@@ -11,33 +11,34 @@ import mmap
 import os
 
 MMAP_THRESHOLD, TRIM_THRESHOLD, ARENA_MAX = -3, -1, -8  # malloc.h
-LARGE_BYTES = 4 * 2**20
-SHAPES = 64
-CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN's, and that of torch's layer over it
-ALL_ARENAS = 4096  # jemalloc.h's MALLCTL_ARENAS_ALL
-LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch when it makes its first tensor
+LARGE_ALLOCATION_BYTES = 4 * 2**20
+MAX_CACHED_SHAPES = 64
+CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # of oneDNN, and of torch's integration of oneDNN
+ALL_ARENAS = 4096  # MALLCTL_ARENAS_ALL in jemalloc.h
+LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it when it creates its first tensor
 
 
-def return_large_tensors() -> None:
-    """Let the kernel have a large tensor back when it is freed.
+def configure_large_allocations() -> None:
+    """Return the memory of a large tensor to the kernel when the tensor is freed.
 
-    glibc does so at first, then raises what it calls large up to 32 MiB and keeps the rest in a heap with holes: with
-    ZeRO-3 on a CPU the resident set came to nearly twice the tensors. Elsewhere (musl) nothing is changed.
+    glibc raises its threshold for large allocations up to 32 MiB, and keeps the memory in a heap with holes. With
+    ZeRO-3 on a CPU, the resident set was almost twice the size of the tensors. Other C libraries (musl) are not
+    changed.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
-        libc.mallopt(MMAP_THRESHOLD, LARGE_BYTES)
-        libc.mallopt(TRIM_THRESHOLD, LARGE_BYTES)
+        libc.mallopt(MMAP_THRESHOLD, LARGE_ALLOCATION_BYTES)
+        libc.mallopt(TRIM_THRESHOLD, LARGE_ALLOCATION_BYTES)
 
 
-def reuse_what_is_freed() -> None:
-    """Let smaller tensors of a CPU lie where others lay. Called before the first tensor and before other threads start.
+def use_single_heap() -> None:
+    """Reuse the memory of freed CPU tensors. Call this before the first tensor and before other threads start.
 
-    One heap for all threads: gloo's threads, which copy what is gathered and scattered, would have one each, and keep
-    the most that ever lay there. Tensors of 2 MiB and more begin at a page's start: at 64 bytes, as torch has them
-    otherwise, glibc before 2.39 puts the few bytes cut off a block's ends among its small ones, where they keep the
-    block too short for the next tensor of its size. They also ask for large pages, which saves most page faults; a
-    kernel that has none would have torch warn in every rank's log, and is not asked.
+    All threads share one heap. Otherwise each gloo thread keeps its own heap at its largest size.
+    Tensors of 2 MiB and more start at a page. Torch aligns tensors to 64 bytes by default. Then glibc before 2.39 puts
+    the remainder of a block into its small bins, and the block becomes too short for the next tensor of its size.
+    Such tensors also use large pages, which avoids most page faults. On a kernel without large pages, torch would print
+    a warning on every rank, so the setting is left out there.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -46,18 +47,18 @@ def reuse_what_is_freed() -> None:
         os.environ.setdefault(LARGE_PAGES, "1")
 
 
-def forget_shapes() -> None:
-    """Keep what was made for the last 64 shapes of products in 16 bits, not for 1,024. Called before the first product.
+def limit_primitive_cache() -> None:
+    """Cache the oneDNN primitives of 64 matmul shapes instead of 1,024. Call this before the first matmul.
 
-    Experts' products have other shapes in each step: of 20 steps of a mixture 0.7 GiB stayed, a rank's own tensors
-    being 0.3. A shape that comes in each layer is among the last 64 all the same.
+    The matmuls of experts have different shapes in each step. With the default, 20 steps of a mixture-of-experts model
+    kept 0.7 GiB, compared with 0.3 GiB of tensors. Shapes that occur in each layer stay among the last 64.
     """
     for name in CACHES:
-        os.environ.setdefault(name, str(SHAPES))
+        os.environ.setdefault(name, str(MAX_CACHED_SHAPES))
 
 
-def give_back() -> None:
-    """Let the kernel have what was freed, and what only cycles hold: a model's modules are in some."""
+def release_free_memory() -> None:
+    """Return freed memory to the kernel, including objects in reference cycles."""
     gc.collect()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallctl"):

@@ -1,4 +1,4 @@
-"""torch.compile of each block's computation, and what is kept out of it."""
+"""Compile blocks with torch.compile, and exclude functions from compilation."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ F = TypeVar("F", bound=Callable[..., Any])
 COMPILERS = ("g++", "clang++", "c++")
 
 
-_kept_out: list[list[Callable[..., Any]]] = []
+_excluded: list[list[Callable[..., Any]]] = []
 
 
-def not_compiled(function: F) -> F:
-    """Keep a function that sends out of compiled code: Inductor would send by itself, past the meter.
+def exclude_from_compile(function: F) -> F:
+    """Exclude a function that communicates from compiled code. Inductor would bypass the meter.
 
-    From the first time that anything is compiled: to import the compiler takes most of a second of each rank's start.
+    The exclusion takes effect at the first `compile_function`, because importing the compiler takes almost a second.
     """
-    held: list[Callable[..., Any]] = [function]
-    _kept_out.append(held)
+    cell: list[Callable[..., Any]] = [function]
+    _excluded.append(cell)
 
     @functools.wraps(function)
     def called(*args: Any, **named: Any) -> Any:
-        return held[0](*args, **named)
+        return cell[0](*args, **named)
 
     return cast(F, called)
 
 
-def compiled(function: F) -> F:
-    """The function as kernels of its own.
+def compile_function(function: F) -> F:
+    """Return the compiled function.
 
     Raises:
-        UserError: where this host cannot build them.
+        UserError: if the host has no C++ compiler.
     """
-    while _kept_out:
-        held = _kept_out.pop()
-        held[0] = torch.compiler.disable(held[0])
+    while _excluded:
+        cell = _excluded.pop()
+        cell[0] = torch.compiler.disable(cell[0])
     wanted = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
     if not any(map(shutil.which, wanted)):
         raise UserError(f"`train.compile` needs a C++ compiler, but this host has no {' or '.join(wanted)}.")

@@ -1,4 +1,4 @@
-"""Training data: text or tokens, and batches that depend on the seed and the step alone."""
+"""Training data as tokens. Batches depend only on the seed and the step."""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ import numpy.typing as npt
 
 from planner.facts.spec import JobSpec, Sampling
 from workers.disk import open_draft
-from workers.trainer.documents import TOKENS, Piece, blocks, has_rows, kind_of, pieces, text_files
-from workers.trainer.errors import UserError, brief
+from workers.trainer.documents import (
+    TOKENS,
+    TextPiece,
+    get_suffix,
+    has_rows,
+    iter_blocks,
+    split_document,
+    walk_text_files,
+)
+from workers.trainer.errors import UserError, abbreviate
 from workers.trainer.tokenizer import (
     Encoder,
-    byte_encoder,
-    cache_name,
-    check_size,
+    check_vocab_size,
+    get_cache_name,
     load_tokenizer,
+    make_byte_encoder,
     write_pieces,
     write_tokens,
 )
@@ -31,14 +39,14 @@ from workers.trainer.tokenizer import (
 STDLIB = "stdlib"
 HELD_OUT_SHARE = 0.05
 MAX_TEXT_BYTES = 32 * 2**20
-EVAL_STREAM = 2**32  # keeps validation draws apart from those of any training step
-EPOCH_STREAM = 2**33  # and the order of an epoch from both
+EVAL_STREAM = 2**32  # separates validation draws from draws of training steps
+EPOCH_STREAM = 2**33  # separates epoch orders from both
 
 Tokens = npt.NDArray[np.integer]
 
 
-class Corpus:
-    """A flat array of tokens, its end held out for validation."""
+class TokenDataset:
+    """Draw batches from a flat array of tokens. The last 5% is held out for validation."""
 
     def __init__(self, tokens: Tokens, vocab_size: int, seq_len: int, name: str, sampling: Sampling = "random") -> None:
         held_out = int(len(tokens) * HELD_OUT_SHARE)
@@ -52,21 +60,21 @@ class Corpus:
             )
 
     def train_batch(self, seed: int, step: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
-        """Rows of step `step`'s global batch, (rows, seq_len + 1): inputs and, one later, targets."""
+        """Return `rows` of the global batch of a step, (rows, seq_len + 1): inputs, and targets shifted by one."""
         if self._sampling == "random":
-            starts = _anywhere((seed, step), len(self.train), global_batch, seq_len)[rows]
+            starts = _draw_starts((seed, step), len(self.train), global_batch, seq_len)[rows]
         else:
             numbers = np.arange(step * global_batch, (step + 1) * global_batch)[rows]
-            starts = _in_turn(seed, numbers, (len(self.train) - 1) // seq_len) * seq_len
+            starts = _order_by_epoch(seed, numbers, (len(self.train) - 1) // seq_len) * seq_len
         return self._cut(self.train, 0, starts, seq_len)
 
     def eval_batch(self, seed: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
-        """The same held-out sequences every time, (rows, seq_len + 1)."""
-        starts = _anywhere((seed, EVAL_STREAM), len(self.held_out), global_batch, seq_len)[rows]
+        """Return the same held-out sequences every time, (rows, seq_len + 1)."""
+        starts = _draw_starts((seed, EVAL_STREAM), len(self.held_out), global_batch, seq_len)[rows]
         return self._cut(self.held_out, len(self.train), starts, seq_len)
 
     def _cut(self, tokens: Tokens, first: int, starts: Tokens, seq_len: int) -> Tokens:
-        """`first`: where `tokens` start in the whole."""
+        """Copy sequences from `tokens`, which begin at position `first` of the data."""
         batch = np.stack([tokens[start : start + seq_len + 1] for start in starts]).astype(np.int64)
         largest = int(batch.max())
         if largest >= self._vocab_size:
@@ -76,30 +84,32 @@ class Corpus:
         return batch
 
 
-def _anywhere(key: tuple[int, int], num_tokens: int, global_batch: int, seq_len: int) -> Tokens:
-    """Where the sequences of a global batch begin, drawn with replacement."""
+def _draw_starts(key: tuple[int, int], num_tokens: int, global_batch: int, seq_len: int) -> Tokens:
+    """Draw the start positions of a global batch with replacement."""
     return np.random.default_rng(key).integers(0, num_tokens - seq_len, size=global_batch)
 
 
-def _in_turn(seed: int, numbers: Tokens, parts: int) -> Tokens:
-    """Which of the data's parts sequence number `numbers` of a run are: all of them once, shuffled, an epoch."""
+def _order_by_epoch(seed: int, numbers: Tokens, parts: int) -> Tokens:
+    """Return the sequence of the data for each number of a run. Each epoch is a new permutation."""
     epochs, places = np.divmod(numbers, parts)
-    return np.array([_shuffled(seed, int(e), parts)[p] for e, p in zip(epochs, places, strict=True)], dtype=np.int64)
+    return np.array(
+        [_permute_epoch(seed, int(e), parts)[p] for e, p in zip(epochs, places, strict=True)], dtype=np.int64
+    )
 
 
-@lru_cache(maxsize=2)  # a batch may lie in two epochs
-def _shuffled(seed: int, epoch: int, parts: int) -> Tokens:
+@lru_cache(maxsize=2)  # A batch can span two epochs.
+def _permute_epoch(seed: int, epoch: int, parts: int) -> Tokens:
     return np.random.default_rng((seed, EPOCH_STREAM + epoch)).permutation(parts)
 
 
-def corpus_of(spec: JobSpec, root: Path) -> Corpus:
-    """The data a job asks for."""
+def load_job_dataset(spec: JobSpec, root: Path) -> TokenDataset:
+    """Load the training data of a job."""
     train, size = spec.train, spec.model.vocab_size
     column, tokenizer, sampling = train.column, train.tokenizer, train.sampling
-    return load_corpus(train.data, root, size, train.seq_len, column=column, tokenizer=tokenizer, sampling=sampling)
+    return load_dataset(train.data, root, size, train.seq_len, column=column, tokenizer=tokenizer, sampling=sampling)
 
 
-def load_corpus(
+def load_dataset(
     data: str,
     root: Path,
     vocab_size: int,
@@ -108,92 +118,94 @@ def load_corpus(
     column: str = "text",
     tokenizer: str | None = None,
     sampling: Sampling = "random",
-) -> Corpus:
-    """Open `data`: "stdlib", or below `root` a text file, a directory of text, JSONL or parquet with a text `column`,
-    or a `.bin` of uint16 tokens. Text is bytes, or encoded by `tokenizer`, a `tokenizers` JSON file below `root`.
-    A row, and a file of a directory, is a document: a newline or the tokenizer's end of text follows each.
+) -> TokenDataset:
+    """Load `data`: "stdlib", or a path below `root`.
+
+    A path is a text file, a JSONL or Parquet file with a text `column`, a folder of such files, or a `.bin` file of
+    uint16 tokens. Text is encoded by `tokenizer` (a `tokenizers` JSON file below `root`), or as bytes. After each row,
+    and each file of a folder, comes a newline or the end-of-text token.
 
     Raises:
-        UserError: outside the root, missing, unreadable or too short.
+        UserError: if the data is outside the root, missing, unreadable, or too short.
     """
-    encoder = byte_encoder() if tokenizer is None else tokenizer_of(root, tokenizer)
-    check_size(encoder, vocab_size)
+    encoder = make_byte_encoder() if tokenizer is None else load_job_tokenizer(root, tokenizer)
+    check_vocab_size(encoder, vocab_size)
     if data == STDLIB:
-        tokens = _stdlib(root, encoder)
-        return Corpus(tokens, vocab_size, seq_len, data, sampling)
-    path = inside(root, data, "train.data")
+        tokens = _load_stdlib(root, encoder)
+        return TokenDataset(tokens, vocab_size, seq_len, data, sampling)
+    path = resolve_below(root, data, "train.data")
     try:
         tokens = _open(path, data, root, encoder, column)
     except OSError as error:
         raise UserError(f"`train.data` is {data!r}, which cannot be read: {error.strerror or error}") from None
-    return Corpus(tokens, vocab_size, seq_len, data, sampling)
+    return TokenDataset(tokens, vocab_size, seq_len, data, sampling)
 
 
-def tokenizer_of(root: Path, tokenizer: str) -> Encoder:
-    """The tokenizer of a job: `tokenizer` as train.tokenizer names it, below the data root.
+def load_job_tokenizer(root: Path, tokenizer: str) -> Encoder:
+    """Load the tokenizer that `train.tokenizer` names, below the data root.
 
     Raises:
-        UserError: outside the root, missing, or none.
+        UserError: if the file is outside the root, missing, or invalid.
     """
-    return load_tokenizer(inside(root, tokenizer, "train.tokenizer"), f"`train.tokenizer` {tokenizer!r}")
+    return load_tokenizer(resolve_below(root, tokenizer, "train.tokenizer"), f"`train.tokenizer` {tokenizer!r}")
 
 
 def _open(path: Path, data: str, root: Path, encoder: Encoder, column: str) -> Tokens:
-    # Opening a FIFO would wait for a writer for ever, and a device is nobody's training data.
+    # Opening a FIFO would block forever.
     if not path.is_dir() and not path.is_file():
         raise UserError(f"`train.data` is {data!r}. Use a regular file or a folder.")
-    if path.is_file() and kind_of(path) == TOKENS:
-        return _mapped(path, data, np.dtype(np.uint16))
+    if path.is_file() and get_suffix(path) == TOKENS:
+        return _map_tokens(path, data, np.dtype(np.uint16))
     if path.is_file() and encoder.tokenizer is None and not has_rows(path):
-        return _mapped(path, data, np.dtype(np.uint8))
-    name = cache_name(path, encoder, column)
-    return _cached(root, name, encoder.dtype, partial(write_tokens, path, encoder, column))
+        return _map_tokens(path, data, np.dtype(np.uint8))
+    name = get_cache_name(path, encoder, column)
+    return _map_cached(root, name, encoder.dtype, partial(write_tokens, path, encoder, column))
 
 
-def _mapped(path: Path, data: str, kind: np.dtype[Any]) -> Tokens:
+def _map_tokens(path: Path, data: str, kind: np.dtype[Any]) -> Tokens:
     size = path.stat().st_size
     if size % kind.itemsize:
         raise UserError(f"`train.data` is {data!r} with {size} bytes, which is not a multiple of 2 (uint16).")
     return np.memmap(path, dtype=kind, mode="r") if size else np.empty(0, kind)
 
 
-def inside(root: Path, name: str, field: str) -> Path:
-    """Where `name` lies below `root`. Resolves symlinks too: what counts is where the bytes lie.
+def resolve_below(root: Path, name: str, field: str) -> Path:
+    """Return the path of `name` below `root`, with symlinks resolved.
 
     Raises:
-        UserError: outside the root, missing, or no name for a file.
+        UserError: if the path is outside the root, missing, or not a valid file name.
     """
     base = root.resolve()
     try:
         path = (base / name).resolve()
         there = path.exists()
     except OSError as error:
-        raise UserError(f"`{field}` is {brief(name)}, which cannot be read: {error.strerror}") from None
-    except (ValueError, RuntimeError):  # a NUL, half a character, links in a circle
-        raise UserError(f"`{field}` is {brief(name)}, which is not a valid file name.") from None
+        raise UserError(f"`{field}` is {abbreviate(name)}, which cannot be read: {error.strerror}") from None
+    except (ValueError, RuntimeError):  # a NUL, a lone surrogate, or a symlink loop
+        raise UserError(f"`{field}` is {abbreviate(name)}, which is not a valid file name.") from None
     if not path.is_relative_to(base):
-        raise UserError(f"`{field}` is {brief(name)}, which is outside the data root.")
+        raise UserError(f"`{field}` is {abbreviate(name)}, which is outside the data root.")
     if not there:
-        raise UserError(f"`{field}` is {brief(name)}, which does not exist below the data root.")
+        raise UserError(f"`{field}` is {abbreviate(name)}, which does not exist below the data root.")
     return path
 
 
-def _stdlib(root: Path, encoder: Encoder) -> Tokens:
-    """The source of Python's standard library as one text, up to MAX_TEXT_BYTES."""
+def _load_stdlib(root: Path, encoder: Encoder) -> Tokens:
+    """Load the source of Python's standard library, up to MAX_TEXT_BYTES."""
     folder = Path(sysconfig.get_paths()["stdlib"])
 
     def sources() -> Iterator[bytes]:
         left = MAX_TEXT_BYTES
-        for path in text_files(folder, suffix=".py"):
+        for path in walk_text_files(folder, suffix=".py"):
             part = path.read_bytes()[:left]
             yield part
             left -= len(part)
             if not left:
                 return
 
-    def parts() -> Iterator[Piece]:
+    def parts() -> Iterator[TextPiece]:
         for source in sources():
-            yield from pieces(blocks(source.decode(errors="replace")))
+            yield from split_document(iter_blocks(source.decode(errors="replace")))
 
     def gather(out: IO[bytes]) -> None:
         if encoder.tokenizer is None:
@@ -203,13 +215,13 @@ def _stdlib(root: Path, encoder: Encoder) -> Tokens:
 
     version = platform.python_version()
     name = f"stdlib-{version}.u8" if encoder.tokenizer is None else f"stdlib-{version}-{encoder.digest[:16]}"
-    return _cached(root, name, encoder.dtype, gather)
+    return _map_cached(root, name, encoder.dtype, gather)
 
 
-def _cached(root: Path, name: str, dtype: np.dtype[Any], write: Callable[[IO[bytes]], None]) -> Tokens:
-    """Make a file of tokens once that all ranks map; the first to come writes it, by rename.
+def _map_cached(root: Path, name: str, dtype: np.dtype[Any], write: Callable[[IO[bytes]], None]) -> Tokens:
+    """Write a file of tokens once, and map it on all ranks. The first rank writes it.
 
-    Each user has such files apart: what another user's processes wrote is not trusted to be what it should.
+    Each user has a separate cache folder, so that a rank never reads files of another user's processes.
     """
     folder = root / ".cache" / str(os.geteuid())
     target = folder / name

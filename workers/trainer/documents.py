@@ -1,6 +1,6 @@
-"""Documents of any length as pieces of bounded length, cut where no tokenizer in use joins anything.
+"""Read text files, JSONL, and Parquet as documents, in pieces of bounded length.
 
-Text of any kind as documents. What cannot be read is told by field, file and line.
+Errors name the field, the file, and the line or row. Pieces end where no common tokenizer merges characters.
 """
 
 from __future__ import annotations
@@ -16,79 +16,79 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
-from workers.trainer.errors import UserError, reason
+from workers.trainer.errors import UserError, format_reason
 
-PIECE_CHARS = 2**16
-# After a line end or before a space that stands alone: GPT-2's, GPT-4's and Llama 3's patterns split there as well,
-# whatever is around it. Beside other white space they would not: they take runs of it together.
+MAX_PIECE_CHARS = 2**16
+# The patterns of GPT-2, GPT-4, and Llama 3 always split after a line end and before a single space.
+# They keep runs of white space together.
 CUTS = (re.compile(r".*\S\n(?=\S)", re.DOTALL), re.compile(r".*\S(?= \S)", re.DOTALL))
 
 
-class Piece(NamedTuple):
-    """A part of a document. `last`: the document ends with it."""
+class TextPiece(NamedTuple):
+    """Store a piece of a document. `last` is true for its last piece."""
 
     text: str
     last: bool
 
 
-def pieces(blocks: Iterable[str]) -> Iterator[Piece]:
-    """One document, however it came in blocks, in pieces of at most PIECE_CHARS characters."""
+def split_document(blocks: Iterable[str]) -> Iterator[TextPiece]:
+    """Split a document into pieces of at most PIECE_CHARS characters."""
     rest = ""
     for block in blocks:
         rest += block
-        while len(rest) > PIECE_CHARS:
-            end = _cut(rest)
-            yield Piece(rest[:end], last=False)
+        while len(rest) > MAX_PIECE_CHARS:
+            end = _find_cut(rest)
+            yield TextPiece(rest[:end], last=False)
             rest = rest[end:]
-    yield Piece(rest, last=True)
+    yield TextPiece(rest, last=True)
 
 
-def blocks(text: str) -> Iterator[str]:
-    """A long text bit by bit, so that cutting it never copies all of the rest."""
-    return (text[start : start + PIECE_CHARS] for start in range(0, len(text), PIECE_CHARS))
+def iter_blocks(text: str) -> Iterator[str]:
+    """Split a long text into blocks, so that `split_document` never copies the whole rest."""
+    return (text[start : start + MAX_PIECE_CHARS] for start in range(0, len(text), MAX_PIECE_CHARS))
 
 
-def _cut(text: str) -> int:
-    """Where to cut `text`, longer than a piece: looks at one character beyond it."""
+def _find_cut(text: str) -> int:
+    """Return the position to cut a text that is longer than a piece."""
     for pattern in CUTS:
-        if found := pattern.match(text, 0, PIECE_CHARS + 1):
+        if found := pattern.match(text, 0, MAX_PIECE_CHARS + 1):
             return found.end()
-    return PIECE_CHARS
+    return MAX_PIECE_CHARS
 
 
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = ".parquet"
 TOKENS = ".bin"
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "idlelib", "lib2to3"}
-LINE_BYTES = 2**28  # a line of JSONL is held in memory
-ROWS = 32  # of parquet, held in memory together
+MAX_LINE_BYTES = 2**28  # One JSONL line is in memory.
+BATCH_ROWS = 32  # rows of Parquet in memory
 
 
-def kind_of(path: Path) -> str:
-    """A file's suffix, by which its format is known: case does not matter."""
+def get_suffix(path: Path) -> str:
+    """Return the lowercase suffix of a file, which determines its format."""
     return path.suffix.lower()
 
 
 def has_documents(path: Path) -> bool:
-    """Whether there are documents one by one, so that their ends are known: rows, or the files of a folder."""
+    """Return whether the ends of documents are known: rows of a file, or files of a folder."""
     return path.is_dir() or has_rows(path)
 
 
 def has_rows(path: Path) -> bool:
-    """Whether a file holds its documents in rows, JSONL or parquet."""
-    return kind_of(path) in (*JSON_LINES, PARQUET)
+    """Return whether a file has one document per row (JSONL or Parquet)."""
+    return get_suffix(path) in (*JSON_LINES, PARQUET)
 
 
-def files_of(path: Path) -> Iterable[Path]:
-    """A file itself, or a folder's files in a fixed order."""
-    return text_files(path) if path.is_dir() else [path]
+def list_files(path: Path) -> Iterable[Path]:
+    """Return a file, or the files of a folder in a fixed order."""
+    return walk_text_files(path) if path.is_dir() else [path]
 
 
-def text_files(folder: Path, suffix: str = "") -> Iterator[Path]:
-    """Regular files in a fixed order, hidden ones and symlinks left out.
+def walk_text_files(folder: Path, suffix: str = "") -> Iterator[Path]:
+    """Yield regular files in a fixed order, without hidden files and symlinks.
 
     Raises:
-        UserError: naming a folder below that cannot be listed.
+        UserError: if a subfolder cannot be listed.
     """
     for here, folders, files in os.walk(folder, onerror=_unreadable_folder):
         folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and not f.startswith("."))
@@ -98,50 +98,50 @@ def text_files(folder: Path, suffix: str = "") -> Iterator[Path]:
                 yield path
 
 
-def documents(path: Path, column: str) -> Iterator[Piece]:
-    """The texts of a file or folder: JSONL and parquet by `column`, all else as it stands.
+def read_documents(path: Path, column: str) -> Iterator[TextPiece]:
+    """Yield the text of a file or folder in pieces. JSONL and Parquet are read by `column`.
 
     Raises:
-        UserError: naming the file, and the line or row, that cannot be read.
+        UserError: if a file, line, or row cannot be read.
     """
-    for file in files_of(path):
-        yield from rows(file, column) if has_rows(file) else plain(file)
+    for file in list_files(path):
+        yield from read_rows(file, column) if has_rows(file) else read_text(file)
 
 
-def rows(path: Path, column: str) -> Iterator[Piece]:
-    """The documents of a JSONL or parquet file.
+def read_rows(path: Path, column: str) -> Iterator[TextPiece]:
+    """Yield the documents of a JSONL or Parquet file.
 
     Raises:
-        UserError: naming the line or row that cannot be read.
+        UserError: if a line or row cannot be read.
     """
-    texts = _parquet(path, column) if kind_of(path) == PARQUET else _json_lines(path, column)
-    with reading(path):
+    texts = _read_parquet(path, column) if get_suffix(path) == PARQUET else _read_json_lines(path, column)
+    with report_read_errors(path):
         for text in texts:
-            yield from pieces(blocks(text))
+            yield from split_document(iter_blocks(text))
 
 
-def plain(path: Path) -> Iterator[Piece]:
-    """A text file, one document.
+def read_text(path: Path) -> Iterator[TextPiece]:
+    """Yield a text file as one document.
 
     Raises:
-        UserError: naming the line that is not UTF-8, or when it is a file of tokens.
+        UserError: if a line is not UTF-8, or the file has tokens.
     """
-    refuse_tokens(path)
-    with reading(path):
-        yield from pieces(_decoded(path))
+    reject_token_file(path)
+    with report_read_errors(path):
+        yield from split_document(_decode(path))
 
 
-def refuse_tokens(path: Path) -> None:
-    """Tokens among text, or to be encoded again, are a mistake that nothing would show."""
-    if kind_of(path) == TOKENS:
+def reject_token_file(path: Path) -> None:
+    """Raise a `UserError` for a token file among text files."""
+    if get_suffix(path) == TOKENS:
         raise UserError(
             f"`train.data` has a folder with {path.name}, which has tokens instead of text. Use this file alone."
         )
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Say which file could not be read."""
+def report_read_errors(path: Path) -> Iterator[None]:
+    """Convert an `OSError` to a `UserError` that names the file."""
     try:
         yield
     except OSError as error:
@@ -153,11 +153,11 @@ def _unreadable_folder(error: OSError) -> NoReturn:
     raise UserError(f"`train.data`: cannot list the folder {name}: {error.strerror or error}")
 
 
-def _decoded(path: Path) -> Iterator[str]:
+def _decode(path: Path) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     line = 1
     with path.open("rb") as file:
-        for block in chain(iter(partial(file.read, PIECE_CHARS), b""), [b""]):
+        for block in chain(iter(partial(file.read, MAX_PIECE_CHARS), b""), [b""]):
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
@@ -167,16 +167,16 @@ def _decoded(path: Path) -> Iterator[str]:
             yield text
 
 
-def _json_lines(path: Path, column: str) -> Iterator[str]:
+def _read_json_lines(path: Path, column: str) -> Iterator[str]:
     with path.open("rb") as file:
-        for number, line in enumerate(iter(partial(file.readline, LINE_BYTES + 1), b""), 1):
-            if len(line) > LINE_BYTES:
-                raise UserError(f"`train.data`: {path.name} line {number} is longer than {LINE_BYTES:,} bytes")
+        for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES + 1), b""), 1):
+            if len(line) > MAX_LINE_BYTES:
+                raise UserError(f"`train.data`: {path.name} line {number} is longer than {MAX_LINE_BYTES:,} bytes")
             if line.strip():
-                yield _text_of(line, column, f"{path.name} line {number}")
+                yield _parse_json_text(line, column, f"{path.name} line {number}")
 
 
-def _text_of(line: bytes, column: str, place: str) -> str:
+def _parse_json_text(line: bytes, column: str, place: str) -> str:
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
@@ -186,12 +186,16 @@ def _text_of(line: bytes, column: str, place: str) -> str:
     except RecursionError:
         raise UserError(f"`train.data`: {place} is JSON that is nested too deeply") from None
     if not isinstance(entry, dict):
-        raise UserError(f"`train.column` is {column!r}, but {place} is a {_kind(entry)} instead of a JSON object.")
+        raise UserError(
+            f"`train.column` is {column!r}, but {place} is a {_get_json_type(entry)} instead of a JSON object."
+        )
     if column not in entry:
-        raise UserError(f"`train.column` is {column!r}, but {place} has {_listed(entry)}.")
+        raise UserError(f"`train.column` is {column!r}, but {place} has {_format_names(entry)}.")
     text = entry[column]
     if not isinstance(text, str):
-        raise UserError(f"`train.column` is {column!r}, but {place} has a {_kind(text)} there instead of text.")
+        raise UserError(
+            f"`train.column` is {column!r}, but {place} has a {_get_json_type(text)} there instead of text."
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -200,23 +204,23 @@ def _text_of(line: bytes, column: str, place: str) -> str:
     return text
 
 
-def _kind(value: object) -> str:
+def _get_json_type(value: object) -> str:
     names = {dict: "object", list: "list", str: "string", bool: "boolean", int: "number", float: "number"}
     return names.get(type(value), "null")
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Names for one line of an error."""
+def _format_names(names: Iterable[str]) -> str:
+    """Join names for an error message."""
     text = ", ".join(sorted(names)).encode(errors="backslashreplace").decode()
     return f"{text[:200]} ..." if len(text) > 200 else text or "nothing"
 
 
-def _parquet(path: Path, column: str) -> Iterator[str]:
+def _read_parquet(path: Path, column: str) -> Iterator[str]:
     with path.open("rb") as source:
-        yield from _column(source, column, path)
+        yield from _read_column(source, column, path)
 
 
-def _column(source: IO[bytes], column: str, path: Path) -> Iterator[str]:
+def _read_column(source: IO[bytes], column: str, path: Path) -> Iterator[str]:
     import pyarrow
     import pyarrow.parquet
 
@@ -225,19 +229,18 @@ def _column(source: IO[bytes], column: str, path: Path) -> Iterator[str]:
             schema = file.schema_arrow
             if schema.names.count(column) != 1:
                 have = "several columns" if column in schema.names else "no column"
-                raise UserError(
-                    f"`train.column` is {column!r}, but {path.name} has {have} of that name: {_listed(schema.names)}."
-                )
-            _check_type(schema.field(column).type, column, path)
+                names = _format_names(schema.names)
+                raise UserError(f"`train.column` is {column!r}, but {path.name} has {have} of that name: {names}.")
+            _check_column_type(schema.field(column).type, column, path)
             first = 1
-            for batch in file.iter_batches(batch_size=ROWS, columns=[column]):
-                yield from _texts_of(batch.column(0), column, path, first)
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=[column]):
+                yield from _iter_column_texts(batch.column(0), column, path, first)
                 first += batch.num_rows
     except (pyarrow.ArrowException, OSError) as error:
-        raise UserError(f"`train.data`: {path.name} cannot be read as parquet: {reason(error)}") from None
+        raise UserError(f"`train.data`: {path.name} cannot be read as parquet: {format_reason(error)}") from None
 
 
-def _check_type(kind: Any, column: str, path: Path) -> None:
+def _check_column_type(kind: Any, column: str, path: Path) -> None:
     from pyarrow import types
 
     value = kind.value_type if types.is_dictionary(kind) else kind
@@ -245,7 +248,7 @@ def _check_type(kind: Any, column: str, path: Path) -> None:
         raise UserError(f"`train.column` is {column!r}, which is {str(kind)[:100]} instead of text in {path.name}.")
 
 
-def _texts_of(values: Any, column: str, path: Path, first: int) -> Iterator[str]:
+def _iter_column_texts(values: Any, column: str, path: Path, first: int) -> Iterator[str]:
     for row, value in enumerate(values, first):
         try:
             text = value.as_py()

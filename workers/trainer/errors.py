@@ -1,24 +1,24 @@
-"""What ends a run that is told in one line: a mistake of the person who asked (exit code 2), training that diverged."""
+"""Errors that end a run with one line instead of a traceback."""
 
 
 class UserError(Exception):
-    """Something the user can mend: a missing file, too little data, a token outside the vocabulary."""
+    """Report a mistake that the user can fix, such as a missing file. The exit code is 2."""
 
 
 class DivergedError(Exception):
-    """A loss or gradient norm is not finite any more. Raised on every rank in the same place."""
+    """Report a loss or gradient norm that is not finite. All ranks raise it at the same step."""
 
 
-def brief(name: str) -> str:
-    """A name for one line of an error."""
+def abbreviate(name: str) -> str:
+    """Quote a name for an error message, and shorten a long name."""
     return repr(name) if len(name) <= 200 else f"{name[:100]!r}... ({len(name)} characters)"
 
 
-def reason(error: Exception) -> str:
-    """What a library says is wrong, shortened and in one line."""
+def format_reason(error: Exception) -> str:
+    """Format the error of a library as one short line."""
     text = " ".join(str(error).split())[:200]
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-class ProofError(Exception):
-    """What a run computes is not what it must be: says what, where and by how much."""
+class VerificationError(Exception):
+    """Report a result that differs from the reference or between replicas."""

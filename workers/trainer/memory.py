@@ -1,7 +1,4 @@
-"""Most memory that a rank's training held at once, beside what it held before its model was built.
-
-What of a rank's memory can be counted, and what its fullest moment had beside that.
-"""
+"""Peak memory of a rank during training, and its breakdown."""
 
 from __future__ import annotations
 
@@ -18,133 +15,138 @@ from contracts.telemetry.results import MemoryParts
 from planner.facts.spec import JobSpec
 from workers.torch_private import compiler
 from workers.torch_private.tensors import storage_key
-from workers.trainer.parallel.parallelize import Part, is_sharded, local
+from workers.trainer.parallel.parallelize import ModelShard, get_local, is_sharded
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-RESET_PEAK = "5"  # proc(5): the resident set's high-water mark starts anew
+RESET_PEAK = "5"  # resets the high-water mark of the resident set, see proc(5)
 
 
-def load_libraries(spec: JobSpec) -> None:
-    """Import now what is imported when it is first used: up to 110 MiB of a CPU's heap that are not training's."""
+def preload_lazy_imports(spec: JobSpec) -> None:
+    """Import libraries that torch imports at first use. They take up to 110 MiB of a CPU heap."""
     import numpy.random  # noqa: F401 - numpy itself waits with it
 
     if spec.layout.zero or spec.model.moe is not None:
-        compiler.load_for_hidden_operations()
+        compiler.load_dynamo()
     if spec.layout.pp > 1:
-        compiler.load_for_given_gradients()
+        compiler.load_symbolic_shapes()
     if spec.train.compile:
         compiler.load_compiler()
 
 
-class Peak:
-    """On a GPU what torch allocated; on a CPU how far the resident set rose, without files that are mapped into it.
+class PeakMemory:
+    """Measure the peak memory of training, relative to the memory before the model was built.
 
-    `bytes` of all that was watched so far.
+    On a GPU this is the memory that torch allocated. On a CPU it is the growth of the resident set without mapped
+    files. `max_bytes` is the maximum over all intervals so far.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self.bytes = device, 0
-        self._kept = self._left = self._paused = 0  # of what is not training's
-        self._before = self._now()
+        self._device, self.max_bytes = device, 0
+        self._retained_bytes = self._library_bytes = self._paused = 0  # bytes that do not belong to training
+        self._before = self._get_current()
         self.restart()
 
     def read(self) -> int:
-        """The most since `restart`, taken in."""
-        most = self._most() - self._before - self._kept - self._left
-        self.bytes = max(self.bytes, most)
-        return most
+        """Return the peak in bytes since `restart`, and update `max_bytes`."""
+        peak = self._get_peak() - self._before - self._retained_bytes - self._library_bytes
+        self.max_bytes = max(self.max_bytes, peak)
+        return peak
 
     def restart(self) -> None:
-        """Forget the most so far: what was held meanwhile was not training's."""
+        """Start a new interval."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             return
-        with contextlib.suppress(OSError):  # a kernel without it keeps the highest of all
+        with contextlib.suppress(OSError):  # older kernels cannot reset the peak
             CLEAR_REFS.write_text(RESET_PEAK)
 
     def pause(self) -> None:
-        """What is held until `resume` is not training's."""
+        """Exclude allocations until `resume`."""
         self.read()
-        self._paused = self._now()
+        self._paused = self._get_current()
 
-    def resume(self, kept: int) -> None:
-        """`kept` bytes are still held that are not; what else there is more of, libraries have: buffers of MKL's are as
-        large as the largest matrix was, and are never given back."""
-        self._left += max(0, self._now() - self._paused - (kept - self._kept))
-        self._kept = kept
+    def resume(self, retained_bytes: int) -> None:
+        """Continue after `pause`. `retained_bytes` of the allocations remain, and stay excluded.
+
+        Other growth belongs to libraries. MKL buffers are as large as the largest matrix, and MKL never frees them.
+        """
+        self._library_bytes += max(0, self._get_current() - self._paused - (retained_bytes - self._retained_bytes))
+        self._retained_bytes = retained_bytes
         self.restart()
 
-    def _now(self) -> int:
+    def _get_current(self) -> int:
         return torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else _status("RssAnon")
 
-    def _most(self) -> int:
+    def _get_peak(self) -> int:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        # Libraries and data come as they are used and stay: what of the highest is theirs is what they hold now.
+        # Pages of libraries and data stay once they are used, so their current size is their size at the peak.
         return _status("VmHWM") - _status("RssFile") - _status("RssShmem")
 
 
 def _status(name: str) -> int:
-    """Bytes of a line of /proc/self/status."""
+    """Return the bytes in a line of /proc/self/status."""
     found = re.search(rf"^{name}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024
 
 
-Copies = Callable[[], Iterable[torch.Tensor]]
+TensorSource = Callable[[], Iterable[torch.Tensor]]
 
 
-class Highest(Protocol):
-    """What knows the most that was held at once."""
+class PeakReader(Protocol):
+    """Report the peak memory of an interval."""
 
     def read(self) -> int:
-        """Bytes, since `restart`."""
+        """Return the peak in bytes since `restart`."""
 
     def restart(self) -> None:
-        """Forget what was held before now."""
+        """Start a new interval."""
 
 
-class Standing:
-    """One step of a rank, looked at action by action.
+class MemoryProbe:
+    """Break down the memory of one training step, action by action.
 
-    A peak has no moment: it is known to lie in the action after which it is higher than before. What stood as that
-    began was there, and where more gradients stand as it ends, nobody knows how many of them were; nor how many of
-    those that an update turns into fp32, letting go of each.
+    An action that raises the peak contains the peak. The tensors at its start existed at the peak. If the action adds
+    gradients, the number of gradients at the peak is unknown. It is also unknown if the update converts gradients to
+    fp32 one at a time.
     """
 
-    def __init__(self, part: Part, optimizer: torch.optim.Optimizer, peak: Highest, copies: Copies) -> None:
+    def __init__(
+        self, part: ModelShard, optimizer: torch.optim.Optimizer, peak: PeakReader, copies: TensorSource
+    ) -> None:
         self._part, self._optimizer, self._peak, self._copies = part, optimizer, peak, copies
-        self._turns = any(held.summed is not held.master for held in part.tensors)
-        self._gradients, self._highest = 0, 0
-        self._then: int | None = 0
+        self._converts_gradients = any(held.gradient_holder is not held.master for held in part.parameters)
+        self._complete_gradient_bytes, self._highest = 0, 0
+        self._gradients_at_peak: int | None = 0
         self._complete = False
         self._optimizer_before, self._copies_before = self._optimizer_bytes(), self._copies_bytes()
         peak.read()
         peak.restart()
 
     @contextmanager
-    def within(self) -> Iterator[None]:
-        """An action of the step."""
+    def measure_action(self) -> Iterator[None]:
+        """Measure one action of the step."""
         before = self._gradient_bytes()
         yield
         highest = self._peak.read()
         if highest > self._highest:
-            unknown = self._gradient_bytes() > before or (self._turns and self._complete)
-            self._highest, self._then = highest, None if unknown else before
+            unknown = self._gradient_bytes() > before or (self._converts_gradients and self._complete)
+            self._highest, self._gradients_at_peak = highest, None if unknown else before
 
-    def complete(self) -> None:
-        """Gradients are, and nothing has been updated."""
-        self._gradients, self._complete = self._gradient_bytes(), True
+    def record_gradients(self) -> None:
+        """Record the size of the complete gradients, before the update."""
+        self._complete_gradient_bytes, self._complete = self._gradient_bytes(), True
 
-    def told(self) -> MemoryParts:
-        """After the step, and whatever was saved of it."""
-        parameters = storage_bytes(local(held.tensor.detach()) for held in self._part.tensors)
-        optimizer, then = self._optimizer_bytes(), self._then
+    def get_breakdown(self) -> MemoryParts:
+        """Return the breakdown. Call this after the step and after a checkpoint is saved."""
+        parameters = get_storage_bytes(get_local(held.weight.detach()) for held in self._part.parameters)
+        optimizer, then = self._optimizer_bytes(), self._gradients_at_peak
         stood = parameters + optimizer + self._copies_before + (then or 0)
-        made = optimizer > self._optimizer_before  # a first update makes the moments, before its peak or after it
+        made = optimizer > self._optimizer_before  # The first update creates the moments, before or after its peak.
         return MemoryParts(
             parameters=parameters,
-            gradients=self._gradients,
+            gradients=self._complete_gradient_bytes,
             optimizer=optimizer,
             copies=self._copies_bytes(),
             gradients_then=then,
@@ -152,34 +154,34 @@ class Standing:
         )
 
     def _gradient_bytes(self) -> int:
-        """As they are summed, as they came, and as FSDP2 has them until it reduces them."""
+        """Return the bytes of gradients: accumulated, as computed, and unsharded by FSDP2."""
         part = self._part
-        holders = [p for held in part.tensors for p in (held.summed, held.tensor)]
-        found = [local(p.grad) for p in holders if p.grad is not None]
-        if any(is_sharded(held.tensor) for held in part.tensors):
-            from workers.torch_private.fsdp import whole_gradients  # takes most of a second to import
+        holders = [p for held in part.parameters for p in (held.gradient_holder, held.weight)]
+        found = [get_local(p.grad) for p in holders if p.grad is not None]
+        if any(is_sharded(held.weight) for held in part.parameters):
+            from workers.torch_private.fsdp import iter_unsharded_gradients  # takes peak of a second to import
 
-            found += [gradient for decoder in part.chunks.values() for gradient in whole_gradients(decoder)]
-        return storage_bytes(found)
+            found += [gradient for decoder in part.chunks.values() for gradient in iter_unsharded_gradients(decoder)]
+        return get_storage_bytes(found)
 
     def _optimizer_bytes(self) -> int:
-        """fp32 weights that are held apart, and what is kept of each weight, element by element."""
-        masters = [held.master.detach() for held in self._part.tensors if held.master is not held.tensor]
-        kept = [
+        """Return the bytes of separate fp32 masters and of the optimizer state per element."""
+        masters = [held.master.detach() for held in self._part.parameters if held.master is not held.weight]
+        retained_bytes = [
             value
             for parameter, state in self._optimizer.state.items()
             for value in state.values()
             if torch.is_tensor(value) and value.shape == parameter.shape
         ]
-        return storage_bytes(map(local, masters + kept))
+        return get_storage_bytes(map(get_local, masters + retained_bytes))
 
     def _copies_bytes(self) -> int:
-        """Those that lie where training does: a GPU's are on its host."""
-        device = self._part.tensors[0].tensor.device.type
-        return storage_bytes(tensor for tensor in self._copies() if tensor.device.type == device)
+        """Return the bytes of checkpoint copies on the training device. A GPU's copies are on its host."""
+        device = self._part.parameters[0].weight.device.type
+        return get_storage_bytes(tensor for tensor in self._copies() if tensor.device.type == device)
 
 
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Of the storages that these share, each once."""
+def get_storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the total size of the storages of tensors. A shared storage counts once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage_key(storage): storage.nbytes() for storage in storages}.values())

@@ -1,4 +1,7 @@
-"""What a rank counted beside what `planner.cost.traffic` says, for every (phase, op, axis) of either."""
+"""Compare the measured traffic of a rank with the prediction of `planner.cost.traffic`.
+
+There is one row for each phase, operation, and axis that is predicted or measured.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +19,43 @@ BESIDE: frozenset[Phase] = frozenset(("checkpoint", "proof"))
 Counted = dict[Key, tuple[int, int]]  # calls and payload bytes
 
 
-def verdict(
+def compare_run_traffic(
     spec: JobSpec, rank: int, cells: list[Cell], received: Mapping[Phase, int], done: int = 0
 ) -> list[VerdictRow]:
-    """Of a whole run after `done` steps. `received`: rows that the router sent to this rank's experts.
+    """Return the traffic rows of a run after `steps_done` steps.
 
-    Checkpoints are no part of it: their plans travel as objects whose size no formula gives. Nor is the run's proof,
-    which looks at training from beside it.
+    `received` has the rows that routers sent to this rank's experts. Checkpoints and verification are excluded, because
+    their messages have no predictable size.
     """
     expected: Counted = {}
-    add(expected, "setup", 1, setup_traffic(spec, rank))
-    add_routed(expected, spec, rank, "step", spec.train.steps - done, received)
-    add_routed(expected, spec, rank, "eval", num_evals(spec, done), received)
-    return compare(expected, [cell for cell in cells if cell["phase"] not in BESIDE])
+    _add_collectives(expected, "setup", 1, setup_traffic(spec, rank))
+    _add_phase(expected, spec, rank, "step", spec.train.steps - done, received)
+    _add_phase(expected, spec, rank, "eval", num_evals(spec, done), received)
+    return _make_rows(expected, [cell for cell in cells if cell["phase"] not in BESIDE])
 
 
-def step_verdict(spec: JobSpec, rank: int, cells: list[Cell], received: Mapping[Phase, int]) -> list[VerdictRow]:
-    """Of one step."""
+def compare_step_traffic(
+    spec: JobSpec, rank: int, cells: list[Cell], received: Mapping[Phase, int]
+) -> list[VerdictRow]:
+    """Return the traffic rows of one step."""
     expected: Counted = {}
-    add_routed(expected, spec, rank, "step", 1, received)
-    return compare(expected, cells)
+    _add_phase(expected, spec, rank, "step", 1, received)
+    return _make_rows(expected, cells)
 
 
-def add(expected: Counted, phase: Phase, times: int, collectives: Iterable[Collective]) -> None:
-    """Count what is predicted for a phase that comes so many times."""
+def _add_collectives(expected: Counted, phase: Phase, times: int, collectives: Iterable[Collective]) -> None:
+    """Add the predicted collectives of a phase that runs `times` times."""
     for c in collectives if times else []:
         count, payload = expected.get((phase, c.op, c.axis), (0, 0))
         expected[phase, c.op, c.axis] = count + times * c.count, payload + times * c.payload_bytes
 
 
-def add_routed(
+def _add_phase(
     expected: Counted, spec: JobSpec, rank: int, phase: Phase, times: int, received: Mapping[Phase, int]
 ) -> None:
-    """The same, with what the router decided: no plan can know how many rows come to a rank's experts."""
+    """Add the prediction of a phase, including the rows that routers sent to this rank's experts."""
     step = phase == "step"
-    add(expected, phase, times, step_traffic(spec, rank) if step else eval_traffic(spec, rank))
+    _add_collectives(expected, phase, times, step_traffic(spec, rank) if step else eval_traffic(spec, rank))
     key: Key = (phase, "all_to_all", "ep")
     if not times or key not in expected:
         return
@@ -59,8 +64,8 @@ def add_routed(
     expected[key] = count, payload + routed_bytes(spec, stage, received[phase], micro_batches, backward=step)
 
 
-def compare(expected: Counted, cells: list[Cell]) -> list[VerdictRow]:
-    """Side by side, sorted."""
+def _make_rows(expected: Counted, cells: list[Cell]) -> list[VerdictRow]:
+    """Return one row per key, sorted."""
     measured: Counted = {}
     for cell in cells:
         key = cell["phase"], cell["op"], cell["axis"]

@@ -1,5 +1,4 @@
-"""Three ranks on hosts that share nothing: a checkpoint is saved by all, and is then on all; one that fits nowhere; one
-that is damaged where it lies."""
+"""Run three ranks on hosts without a shared root, which save, distribute, and check checkpoints."""
 
 from __future__ import annotations
 
@@ -21,73 +20,75 @@ SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
 def main() -> None:
     base = Path(sys.argv[1])
     os.environ["LOCAL_RANK"] = "0"  # each is the first of its host
-    transfer.MEETING = 1
+    transfer.BARRIER_CHUNKS = 1
     dist.init_process_group("gloo")
     rank, group = dist.get_rank(), dist.group.WORLD
     assert isinstance(group, dist.ProcessGroup)
     job = base / str(rank) / "job"
-    path = folder.step_folder(job / "1", 7)
-    draft = folder.draft_of(path)
+    path = folder.get_step_folder(job / "1", 7)
+    draft = folder.get_draft_path(path)
     draft.mkdir(parents=True)
     own = draft / f"__{rank}_0.distcp"
     own.write_bytes(bytes([rank]) * (transfer.CHUNK_BYTES + 5 if rank else 3))  # more than one chunk travels
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, folder.describe(draft, [own.name]))
+    dist.all_gather_object(told, folder.describe_files(draft, [own.name]))
     files = {name: entry for part in told for name, entry in part.items()}
-    transfer.collect(draft, files, group)
+    transfer.collect_files(draft, files, group)
     if rank == 0:
         folder.publish(draft, parse_spec(SPEC), 7, files, [1], {})
     dist.barrier()
     cut_off = draft.with_name(".step-00000003.draft")
     cut_off.mkdir()
-    transfer.discard(draft)
+    transfer.discard_draft(draft)
     left = draft.exists() or cut_off.exists()
-    transfer.bring(job, group, 2)
-    damage = folder.damage(path, files)
+    transfer.distribute(job, group, 2)
+    damage = folder.find_damage(path, files)
     if rank == 2:
         first = path / "__0_0.distcp"  # which rank 0 would read, of its own
         first.write_bytes(bytes(len(first.read_bytes()) * [7]))
-    looked = load._looked_at(folder.Checkpoint(path, 7), group)
+    looked = load._inspect(folder.Checkpoint(path, 7), group)
     # A newer one that rank 1 cannot take: a file is where its folder should be.
-    newer = folder.step_folder(job / "2", 9)
+    newer = folder.get_step_folder(job / "2", 9)
     if rank == 0:
-        draft = folder.draft_of(newer)
+        draft = folder.get_draft_path(newer)
         draft.mkdir(parents=True)
         (draft / ".metadata").write_bytes(b"")
-        folder.publish(draft, parse_spec(SPEC), 9, folder.describe(draft, [".metadata"]), [1], {})
+        folder.publish(draft, parse_spec(SPEC), 9, folder.describe_files(draft, [".metadata"]), [1], {})
     else:
         (job / "2").write_text("")
     dist.barrier()
     problem = ""
     try:
-        transfer.bring(job, group, 2)
+        transfer.distribute(job, group, 2)
     except UserError as error:
         problem = str(error)
     other = base / str(rank) / "other"
     if rank == 1:
         for step in (4, 8):
-            draft = folder.draft_of(folder.step_folder(other / "1", step))
+            draft = folder.get_draft_path(folder.get_step_folder(other / "1", step))
             draft.mkdir(parents=True)
             (draft / "__1_0.distcp").write_bytes(b"whole")
-            path = folder.publish(draft, parse_spec(SPEC), step, folder.describe(draft, ["__1_0.distcp"]), [1], {})
+            path = folder.publish(
+                draft, parse_spec(SPEC), step, folder.describe_files(draft, ["__1_0.distcp"]), [1], {}
+            )
         (path / "__1_0.distcp").write_bytes(b"WHOLE")
-    passed_over = transfer.bring(other, group, 2)
+    passed_over = transfer.distribute(other, group, 2)
     # All have one, and no other; one host's is cut short.
     third = base / str(rank) / "third"
-    draft = folder.draft_of(folder.step_folder(third / "1", 5))
+    draft = folder.get_draft_path(folder.get_step_folder(third / "1", 5))
     draft.mkdir(parents=True)
     (draft / "__0_0.distcp").write_bytes(b"whole")
-    path = folder.publish(draft, parse_spec(SPEC), 5, folder.describe(draft, ["__0_0.distcp"]), [1], {})
+    path = folder.publish(draft, parse_spec(SPEC), 5, folder.describe_files(draft, ["__0_0.distcp"]), [1], {})
     if rank == 0:
         (path / "__0_0.distcp").write_bytes(b"wh")
-    transfer.bring(third, group, 2)
+    transfer.distribute(third, group, 2)
     mended = (path / "__0_0.distcp").read_bytes().decode()
     (other / "1.bak").mkdir(parents=True)
     (other / "1").rename(other / "1.bak" / "1")
-    nothing = transfer.bring(other, group, 2)
+    nothing = transfer.distribute(other, group, 2)
     (other / "1.bak" / "1").rename(other / "1")
-    brought = [found.step for found in folder.complete_below(other)]
-    have = [str(found.path.relative_to(job)) for found in folder.complete_below(job)]
+    brought = [found.step for found in folder.list_complete(other)]
+    have = [str(found.path.relative_to(job)) for found in folder.list_complete(job)]
     said = {"left": left, "damage": damage, "problem": problem, "have": have, "brought": brought}
     said |= {"looked": looked, "passed over": passed_over, "of others' folders": nothing, "mended": mended}
     (base / f"said-{rank}.json").write_text(json.dumps(said))

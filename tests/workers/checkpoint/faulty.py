@@ -1,4 +1,4 @@
-"""One rank of a training job at which something fails: FAULTS is {stage: [rank, checkpoint's step]}."""
+"""Run one rank of a training job with failing stages: FAULTS is {stage: [rank, step of the checkpoint]}."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from workers.checkpoint.state import BoxSavePlanner
 
 FAULTS: dict[str, tuple[int, int]] = json.loads(os.environ["FAULTS"])
 PLACES: dict[str, tuple[Any, str]] = {
-    "room": (save, "_room_for"),
-    "prepare": (save, "_empty"),
+    "room": (save, "_allocate_copy"),
+    "prepare": (save, "_create_draft"),
     "plan": (BoxSavePlanner, "create_local_plan"),
     "write": (FileSystemWriter, "write_data"),
     "metadata": (FileSystemWriter, "finish"),
-    "describe": (folder, "describe"),
+    "describe": (folder, "describe_files"),
     "rename": (folder, "publish"),
     "manifest": (manifest, "read_manifest"),
-    "check": (folder, "damage"),
+    "check": (folder, "find_damage"),
 }
 now = {"step": 0}
 

@@ -1,4 +1,4 @@
-"""Checkpoints that mean harm: their `.metadata` is another, and their manifest says that it was written so."""
+"""Create malicious checkpoints, whose `.metadata` contains code and matches the manifest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.checkpoint.manifest import MANIFEST
 
 
 class Runs:
-    """Unpickled, it leaves a file, and is then what it was given: nobody notices."""
+    """Create a file when it is unpickled, and return the original value."""
 
     def __init__(self, mark: Path, then: object) -> None:
         self._mark, self._then = mark, then
@@ -24,15 +24,15 @@ class Runs:
 
 
 def plant(checkpoint: Path, data: bytes, *changed: str) -> None:
-    """As its `.metadata`, with its size and CRC-32 in the manifest, and those of other files that were changed."""
+    """Replace `.metadata`, and update sizes and CRC-32 in the manifest."""
     (checkpoint / METADATA).write_bytes(data)
     path = checkpoint / MANIFEST
     content = json.loads(path.read_text())
-    content["files"] |= folder.describe(checkpoint, [METADATA, *changed])
+    content["files"] |= folder.describe_files(checkpoint, [METADATA, *changed])
     path.write_text(json.dumps(content))
 
 
 def poison(checkpoint: Path, mark: Path) -> None:
-    """What torch's own reader would run, and load the checkpoint none the less."""
+    """Plant code that torch's reader executes, and that still loads the checkpoint."""
     true = pickle.loads((checkpoint / METADATA).read_bytes())
     plant(checkpoint, pickle.dumps(Runs(mark, true)))

@@ -1,4 +1,4 @@
-"""One rank of a training job with checkpoints, whose items are written to a file."""
+"""Run one rank of a training job with checkpoints, and write its telemetry to a file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from planner.facts.parse_spec import parse_spec
-from workers.checkpoint.folder import place_of
+from workers.checkpoint.folder import get_checkpoint_location
 from workers.meter import Recorder
 from workers.trainer.__main__ import run
-from workers.trainer.errors import DivergedError, ProofError, UserError
+from workers.trainer.errors import DivergedError, UserError, VerificationError
 
 
 class Said:
-    """An exporter that keeps what it is given."""
+    """Collect telemetry items in place of an exporter."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
@@ -34,8 +34,8 @@ def main() -> int:
     rank, said, recorder = int(os.environ["RANK"]), Said(), Recorder(int(os.environ["RANK"]))
     problem = None
     try:
-        run(spec, rank, root.parent / "data", recorder, said, place_of(spec, root, job, attempt))  # type: ignore[arg-type]
-    except (UserError, DivergedError, ProofError) as error:
+        run(spec, rank, root.parent / "data", recorder, said, get_checkpoint_location(spec, root, job, attempt))  # type: ignore[arg-type]
+    except (UserError, DivergedError, VerificationError) as error:
         problem = str(error)
     content = {"items": said.items, "problem": problem, "cells": recorder.get_cells()}
     (folder / f"said-{rank}.json").write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""Real jobs with checkpoints."""
+"""Run training jobs with checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.ranks import forked
 
 
 class Ran(NamedTuple):
-    """What came of a run. `losses` by step."""
+    """Store the results of a run. `losses` are keyed by step."""
 
     losses: dict[int, float]
     items: list[list[dict[str, Any]]]

@@ -1,4 +1,4 @@
-"""Hosts that share no checkpoint root, and a retry that must not begin anew in silence."""
+"""Copy checkpoints between hosts without a shared root, and require the reported checkpoint."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_collected_on_one_host_and_brought_to_the_other_whole(said: list[dict[str, Any]]) -> None:
+def test_collects_a_checkpoint_on_one_host_and_copies_it_to_the_others(said: list[dict[str, Any]]) -> None:
     assert [one["damage"] for one in said] == [None] * 3
     assert "1/step-00000007" in said[1]["have"]
     assert [one["left"] for one in said] == [False] * 3, "no draft stays behind"
 
 
 @pytest.mark.slow
-def test_a_host_that_cannot_take_it_fails_all_and_says_why(said: list[dict[str, Any]]) -> None:
+def test_fails_on_all_ranks_if_one_host_cannot_write(said: list[dict[str, Any]]) -> None:
     for one in said:
         assert one["problem"].startswith("the checkpoint cannot be brought to this host: ")
         assert "2" in one["problem"]
@@ -38,43 +38,43 @@ def test_a_host_that_cannot_take_it_fails_all_and_says_why(said: list[dict[str, 
 
 
 @pytest.mark.slow
-def test_each_host_looks_at_all_of_its_own_copy(said: list[dict[str, Any]]) -> None:
-    """A file that another host's rank looked at, of its own, was loaded here unseen."""
+def test_checks_the_copy_of_each_host(said: list[dict[str, Any]]) -> None:
+    """Check files on each host, because copies can differ."""
     assert [one["looked"] for one in said] == ["__0_0.distcp has other content than was written (CRC-32 differs)"] * 3
 
 
 @pytest.mark.slow
-def test_of_what_is_damaged_where_it_lies_the_one_before_is_brought(said: list[dict[str, Any]]) -> None:
+def test_copies_the_previous_checkpoint_if_the_newest_is_damaged(said: list[dict[str, Any]]) -> None:
     assert [one["brought"] for one in said] == [[4], [4, 8], [4]]
     assert [one["passed over"] for one in said] == [[[1, 8]]] * 3, "a run that expects it hears why it begins before"
     assert [one["of others' folders"] for one in said] == [[]] * 3
 
 
 @pytest.mark.slow
-def test_a_copy_that_is_cut_short_is_had_again_from_one_that_is_not(said: list[dict[str, Any]]) -> None:
-    """All had it, and nothing was brought: of the others' whole copies nothing came, and there was none before."""
+def test_replaces_a_truncated_copy_from_another_host(said: list[dict[str, Any]]) -> None:
+    """Copy a checkpoint again if all hosts have it and one copy is truncated."""
     assert [one["mended"] for one in said] == ["whole"] * 3
 
 
 def publish(job: Path, attempt: int, step: int) -> None:
-    draft = folder.draft_of(folder.step_folder(job / str(attempt), step))
+    draft = folder.get_draft_path(folder.get_step_folder(job / str(attempt), step))
     draft.mkdir(parents=True)
     folder.publish(draft, parse_spec({"model": {"preset": "gpt-tiny"}}), step, {}, [], {})
 
 
-def test_a_retry_goes_on_from_what_was_told_or_later_and_never_from_less(tmp_path: Path) -> None:
+def test_requires_the_reported_checkpoint_or_a_later_one(tmp_path: Path) -> None:
     job = tmp_path / "job"
 
-    def must_have(expected: str) -> None:
-        folder.must_have(folder.complete_below(job)[::-1], expected, "anna")
+    def require_expected(expected: str) -> None:
+        folder.require_expected(folder.list_complete(job)[::-1], expected, "anna")
 
     with pytest.raises(
         UserError, match=r"Checkpoint job/1/step-00000020 .* on host anna is missing .* Newest checkpoint here: none\."
     ):
-        must_have("job/1/step-00000020")
+        require_expected("job/1/step-00000020")
     publish(job, 1, 10)
     with pytest.raises(UserError, match=r"Newest checkpoint here: 1/step-00000010\."):
-        must_have("job/1/step-00000020")
-    must_have("job/1/step-00000010")
+        require_expected("job/1/step-00000020")
+    require_expected("job/1/step-00000010")
     publish(job, 2, 5)
-    must_have("job/1/step-00000020")  # a later attempt went on from it
+    require_expected("job/1/step-00000020")  # a later attempt went on from it

@@ -1,4 +1,4 @@
-"""What is not whole is said and never loaded; what goes wrong while saving harms no training."""
+"""Never load damaged checkpoints, and continue training after failed saves."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from tests.workers.checkpoint.poison import plant
 from tests.workers.checkpoint.runs import Ran, make_spec, run
 from tests.workers.checkpoint.test_whole import command
-from workers.checkpoint.folder import complete_below
-from workers.checkpoint.load import first_whole
+from workers.checkpoint.folder import list_complete
+from workers.checkpoint.load import find_undamaged
 from workers.checkpoint.manifest import MANIFEST
 
 
@@ -37,10 +37,10 @@ def resumed(root: Path, resume: str = "job", **train: object) -> Ran:
 
 
 def newest(root: Path) -> Path:
-    return complete_below(root / "job")[-1].path
+    return list_complete(root / "job")[-1].path
 
 
-def test_a_truncated_file_is_named_and_the_checkpoint_before_is_loaded(root: Path) -> None:
+def test_names_a_truncated_file_and_loads_the_previous_checkpoint(root: Path) -> None:
     file = sorted(newest(root).glob("*.distcp"))[0]
     size = file.stat().st_size
     with file.open("r+b") as opened:
@@ -52,7 +52,7 @@ def test_a_truncated_file_is_named_and_the_checkpoint_before_is_loaded(root: Pat
 
 
 @pytest.mark.slow
-def test_a_changed_byte_is_seen(root: Path) -> None:
+def test_detects_a_changed_byte(root: Path) -> None:
     file = sorted(newest(root).glob("*.distcp"))[-1]
     with file.open("r+b") as opened:
         opened.seek(file.stat().st_size // 2)
@@ -65,14 +65,14 @@ def test_a_changed_byte_is_seen(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_draft_is_no_checkpoint(root: Path) -> None:
+def test_ignores_drafts(root: Path) -> None:
     newest(root).rename(root / "job" / "1" / ".step-00000006.draft")
     assert sorted(resumed(root).losses) == [5, 6, 7, 8]
 
 
 @pytest.mark.slow
-def test_when_none_is_whole_every_reason_is_told(root: Path) -> None:
-    for checkpoint in complete_below(root / "job"):
+def test_lists_the_damage_of_each_checkpoint_if_none_is_undamaged(root: Path) -> None:
+    for checkpoint in list_complete(root / "job"):
         (checkpoint.path / ".metadata").unlink()
     problem = resumed(root).problem
     assert problem is not None
@@ -81,14 +81,14 @@ def test_when_none_is_whole_every_reason_is_told(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_unknown_or_outside_name_is_refused_with_what_there_is(root: Path) -> None:
+def test_rejects_an_unknown_checkpoint_and_lists_complete_ones(root: Path) -> None:
     have = "complete ones beside it: step-00000002, step-00000004, step-00000006"
     assert have in str(resumed(root, "job/1/step-00000005").problem)
     assert "`train.resume` is 'jobless', which has no complete checkpoint." in str(resumed(root, "jobless").problem)
 
 
 @pytest.mark.slow
-def test_another_model_or_no_step_left_is_refused_with_the_numbers(root: Path) -> None:
+def test_rejects_a_different_model_and_a_finished_run(root: Path) -> None:
     other = run(make_spec({}, "llama", resume="job"), root, job="other")
     assert "has a different model: arch is gpt in the checkpoint and llama in the job" in str(other.problem)
     done = run(make_spec({}, resume="job"), root, job="other")
@@ -96,16 +96,16 @@ def test_another_model_or_no_step_left_is_refused_with_the_numbers(root: Path) -
 
 
 @pytest.mark.slow
-def test_only_the_newest_stay(saved: Path, tmp_path: Path) -> None:
-    assert [c.step for c in complete_below(saved / "job")] == [2, 4, 6]
+def test_keeps_only_the_newest_checkpoints(saved: Path, tmp_path: Path) -> None:
+    assert [c.step for c in list_complete(saved / "job")] == [2, 4, 6]
     ran = run(make_spec({}, checkpoint_every=1, keep_checkpoints=2), tmp_path / "root")
-    assert [c.step for c in complete_below(tmp_path / "root" / "job")] == [5, 6]
+    assert [c.step for c in list_complete(tmp_path / "root" / "job")] == [5, 6]
     assert len(ran.of_kind("checkpoint")) == 6
 
 
 @pytest.mark.slow
-def test_drafts_that_nobody_finishes_are_deleted_by_the_next_save(tmp_path: Path) -> None:
-    """Of its own attempt and of earlier ones; a later attempt is another's to write, and a later step may be begun."""
+def test_deletes_abandoned_drafts_at_the_next_save(tmp_path: Path) -> None:
+    """Delete drafts of this and earlier attempts, but not of later attempts or steps."""
     folders = ["1/.step-00000099", "2/.step-00000005", "2/.step-00000007", "3/.step-00000001"]
     left = [tmp_path / "root" / "job" / f"{name}.draft" for name in folders]
     for draft in left:
@@ -116,7 +116,7 @@ def test_drafts_that_nobody_finishes_are_deleted_by_the_next_save(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_cannot_be_written_ends_no_training(tmp_path: Path) -> None:
+def test_training_continues_if_a_checkpoint_cannot_be_written(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
     (root / "job").write_text("a file where a folder must be")
@@ -148,7 +148,7 @@ def with_text(text: str) -> Callable[[Path], None]:
 
 
 def with_metadata(change: Callable[[Any], Any]) -> Callable[[Path], None]:
-    """What describes its files, changed, and written as it is."""
+    """Change the metadata of a checkpoint, and update the manifest."""
 
     def changed(checkpoint: Path) -> None:
         metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
@@ -159,7 +159,7 @@ def with_metadata(change: Callable[[Any], Any]) -> Callable[[Path], None]:
 
 
 def without_a_file(checkpoint: Path) -> None:
-    """Which the manifest names neither."""
+    """Remove a file and its entry in the manifest."""
     name = sorted(path.name for path in checkpoint.glob("*.distcp"))[0]
     (checkpoint / name).unlink()
     rewritten(
@@ -169,7 +169,7 @@ def without_a_file(checkpoint: Path) -> None:
 
 
 def linked(checkpoint: Path) -> None:
-    """A file that is the right one, elsewhere."""
+    """Replace a file with a symlink."""
     file = sorted(checkpoint.glob("*.distcp"))[0]
     file.symlink_to(file.rename(checkpoint.parents[2] / "elsewhere"))
 
@@ -232,11 +232,11 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_makes_no_sense_is_named_and_the_checkpoint_before_is_taken(root: Path, name: str) -> None:
+def test_names_invalid_content_and_loads_the_previous_checkpoint(root: Path, name: str) -> None:
     change, says = ODD[name]
     change(newest(root))
     said: list[str] = []
-    found = first_whole(complete_below(root / "job")[::-1], None, said.append)
+    found = find_undamaged(list_complete(root / "job")[::-1], None, said.append)
     (line,) = said
     assert line.startswith("checkpoint step-00000006 is damaged: ")
     assert says in line
@@ -245,14 +245,14 @@ def test_what_makes_no_sense_is_named_and_the_checkpoint_before_is_taken(root: P
     assert (found.checkpoint.step, found.manifest.step) == (4, 4)
 
 
-def test_a_run_of_several_ranks_agrees_on_the_one_before(root: Path) -> None:
+def test_all_ranks_load_the_same_previous_checkpoint(root: Path) -> None:
     cut(newest(root))
     ran = run(make_spec({"dp": 2}, resume="job", steps=8), root, job="other")
     assert "checkpoint step-00000006 is damaged: .metadata is refused: damaged" in ran.output
     assert sorted(ran.losses) == [5, 6, 7, 8]
 
 
-def test_a_list_names_what_is_damaged_among_what_is_not(root: Path) -> None:
+def test_list_marks_damaged_checkpoints(root: Path) -> None:
     with_fields(step=-5)(newest(root))
     listed = command("list", str(root))
     assert listed.returncode == 0

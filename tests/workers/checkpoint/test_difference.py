@@ -1,4 +1,4 @@
-"""Whether a checkpoint's model is the one that is asked for, by its shape alone."""
+"""Compare the model of a checkpoint with the model of a job."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import pytest
 
 from planner.facts.parse_spec import parse_spec
 from planner.facts.presets import PRESETS
-from workers.checkpoint.load import _moved, model_difference
+from workers.checkpoint.load import _describe_changes, describe_model_difference
 
 TINY = PRESETS["gpt-tiny"].model
 
 
-def test_a_head_is_as_wide_whether_its_size_is_said_or_follows() -> None:
+def test_explicit_and_derived_head_size_are_equal() -> None:
     said = TINY.model_copy(update={"head_dim": TINY.head_size})
-    assert model_difference(said, TINY) == model_difference(TINY, said) == ""
+    assert describe_model_difference(said, TINY) == describe_model_difference(TINY, said) == ""
     wide = TINY.model_copy(update={"head_dim": 2 * TINY.head_size})
-    assert model_difference(wide, TINY) == (
+    assert describe_model_difference(wide, TINY) == (
         f"head_dim is {TINY.head_size} in the checkpoint and {2 * TINY.head_size} in the job"
     )
 
 
-def test_all_that_makes_the_curve_another_is_told() -> None:
+def test_reports_changed_settings_that_affect_the_loss() -> None:
     model = {"preset": "mixtral-tiny"}
     before = parse_spec({"model": model, "train": {"tokenizer": "bytes", "data": "a.txt"}})
     after = parse_spec(
@@ -34,7 +34,7 @@ def test_all_that_makes_the_curve_another_is_told() -> None:
     after = after.model_copy(
         update={"model": after.model.model_copy(update={"moe": routed.model_copy(update={"balance_loss": 0.5})})}
     )
-    told = _moved(after, before, 3)
+    told = _describe_changes(after, before, 3)
     for words in (
         "tokenizer changed from bytes to other.json",
         "weight_decay changed from 0.1 to 0.2",
@@ -53,10 +53,10 @@ def test_all_that_makes_the_curve_another_is_told() -> None:
         ("random", 16, "(global_batch changed from 8 to 16)"),
     ],
 )
-def test_an_epoch_that_is_not_all_of_the_data_once_is_told(sampling: str, batch: int, told: str) -> None:
+def test_reports_skipped_and_repeated_sequences_of_an_epoch(sampling: str, batch: int, told: str) -> None:
     before, after = (
         parse_spec({"model": {"preset": "gpt-tiny"}, "train": {"sampling": sampling, "global_batch": size}})
         for size in (8, batch)
     )
-    assert told in _moved(after, before, 100)
-    assert bool(told) == bool(_moved(after, before, 100))
+    assert told in _describe_changes(after, before, 100)
+    assert bool(told) == bool(_describe_changes(after, before, 100))

@@ -1,4 +1,4 @@
-"""What one rank cannot do while a checkpoint is made or read, every rank comes to hear of; none waits for ever."""
+"""Report failures of one rank to all ranks, so that no rank hangs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.workers.checkpoint.runs import Ran, make_spec, run
-from workers.checkpoint.coordination import on_every_rank, on_first_rank, words_of
-from workers.checkpoint.folder import complete_below
+from workers.checkpoint.coordination import format_error, run_on_every_rank, run_on_first_rank
+from workers.checkpoint.folder import list_complete
 from workers.trainer.errors import UserError
 
 STAGES = {"prepare": 0, "plan": 1, "write": 1, "metadata": 0, "describe": 1, "rename": 0}  # and the rank it fails on
@@ -32,11 +32,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(root: Path) -> Ran:
-    """Another stage fails at each step, after a good one and before a good one."""
+    """Run a job in which each step has a different failing stage."""
     return faulty(root, {stage: [rank, 2 + at] for at, (stage, rank) in enumerate(STAGES.items())}, LAST, 1)
 
 
-def test_training_goes_on_and_each_problem_names_its_rank(saved: Ran, root: Path) -> None:
+def test_training_continues_and_each_problem_names_its_rank(saved: Ran, root: Path) -> None:
     assert sorted(saved.losses) == list(range(1, LAST + 1))
     told = {item["step"]: (item["name"], item["problem"]) for item in saved.of_kind("checkpoint")}
     assert sorted(told) == sorted(saved.losses)
@@ -49,11 +49,11 @@ def test_training_goes_on_and_each_problem_names_its_rank(saved: Ran, root: Path
         )
         assert problem.endswith(" bytes are free") == bool(on_disk)
     assert [told[step][1] for step in (1, LAST)] == ["", ""]
-    assert [checkpoint.step for checkpoint in complete_below(root)] == [1, LAST]
+    assert [checkpoint.step for checkpoint in list_complete(root)] == [1, LAST]
     assert list(root.glob("**/.step-*.draft")) == [], "nothing half written stays"
 
 
-def test_a_rank_that_has_no_memory_for_a_copy_ends_no_training(tmp_path: Path) -> None:
+def test_training_continues_without_memory_for_a_copy(tmp_path: Path) -> None:
     ran = faulty(tmp_path / "root", {"room": [1, 0]}, 2, 1)
     assert sorted(ran.losses) == [1, 2]
     assert ran.problem is None
@@ -63,8 +63,8 @@ def test_a_rank_that_has_no_memory_for_a_copy_ends_no_training(tmp_path: Path) -
 
 @pytest.mark.usefixtures("saved")
 @pytest.mark.slow
-def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(root: Path) -> None:
-    """Both ranks go on from the same one, or end with the same words."""
+def test_all_ranks_skip_a_checkpoint_that_one_rank_cannot_read(root: Path) -> None:
+    """Load the same checkpoint on both ranks, or fail with the same error."""
     ran = faulty(root, {"manifest": [1, 0]}, LAST + 1, 2)
     assert ran.problem is not None
     assert ran.problem.startswith("train.resume: no whole checkpoint. ")
@@ -72,19 +72,19 @@ def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(root: Path
     assert ran.of_kind("step") == []
 
 
-def test_alone_there_is_nobody_to_tell() -> None:
-    assert on_every_rank(lambda: 5, None) == [5]
-    assert on_first_rank(lambda: "x", None) == "x"
+def test_runs_work_without_a_group() -> None:
+    assert run_on_every_rank(lambda: 5, None) == [5]
+    assert run_on_first_rank(lambda: "x", None) == "x"
     with pytest.raises(UserError, match=r"^Permission denied: /x$"):
-        on_every_rank(_denied, None)
+        run_on_every_rank(_denied, None)
 
 
 def _denied() -> None:
     raise PermissionError(errno.EACCES, "Permission denied", "/x")
 
 
-def test_words_of_a_failure_are_one_line_and_bounded() -> None:
-    assert words_of(ValueError("a\n  b\0")) == "ValueError: a b"
-    assert len(words_of(RuntimeError("x" * 9999))) == 500
+def test_formats_an_error_as_one_bounded_line() -> None:
+    assert format_error(ValueError("a\n  b\0")) == "ValueError: a b"
+    assert len(format_error(RuntimeError("x" * 9999))) == 500
     both = CheckpointException("write", {3: (OSError(28, "full", "/a"), None), 1: (OSError("odd"), None)})  # type: ignore[dict-item]
-    assert words_of(both) == "rank 1: OSError: odd"
+    assert format_error(both) == "rank 1: OSError: odd"

@@ -1,4 +1,4 @@
-"""What a run goes on with is what was saved, to the bit, in whatever layout; and one process goes on from the same."""
+"""Loaded tensors equal saved tensors bit by bit, and the reference resumes from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def resumed(root: Path, layout: dict[str, Any], job: str) -> Ran:
 
 
 @pytest.mark.slow
-def test_a_layout_loads_what_another_saved_and_equals_one_process_from_there(tmp_path: Path) -> None:
+def test_loads_a_checkpoint_of_another_layout_and_matches_the_reference(tmp_path: Path) -> None:
     root = tmp_path / "root"
     run(make_spec({"dp": 2, "zero": 3}, checkpoint_every=2, **{**TRAIN, "steps": 2}), root, job="saved")
     manifest = root / CHECKPOINT / MANIFEST

@@ -1,4 +1,4 @@
-"""A checkpoint that another host lends: to who knows the loan's secret, whole or not at all."""
+"""Copy a checkpoint from a host outside the attempt, protected by a secret."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from workers.checkpoint.lend import (
     NONCE_BYTES,
     PROOF_BYTES,
     BadOfferError,
-    Lending,
+    CheckpointSender,
     Offer,
-    decode,
-    encode,
-    proof,
+    compute_proof,
+    decode_offer,
+    encode_offer,
 )
 
 SECRET, OTHER = "5e" * 32, "00" * 32
@@ -35,25 +35,25 @@ LEAST = (1, 20)
 
 
 def publish(job: Path, attempt: int, step: int) -> Path:
-    draft = folder.draft_of(folder.step_folder(job / str(attempt), step))
+    draft = folder.get_draft_path(folder.get_step_folder(job / str(attempt), step))
     draft.mkdir(parents=True)
     (draft / "__0_0.distcp").write_bytes(bytes(range(256)) * (2 * CHUNK_BYTES // 256) + b"more than two chunks")
     (draft / ".metadata").write_bytes(b"")
-    files = folder.describe(draft, ["__0_0.distcp", ".metadata"])
+    files = folder.describe_files(draft, ["__0_0.distcp", ".metadata"])
     return folder.publish(draft, parse_spec({"model": {"preset": "gpt-tiny"}}), step, files, [1], {})
 
 
 @contextmanager
 def lent(job: Path) -> Iterator[int]:
-    """The port at which the job's newest is lent."""
+    """Serve the newest checkpoint of a job, and yield the port."""
     door = socket.create_server(("127.0.0.1", 0))
 
     async def serve() -> None:
-        lending = Lending(job, SECRET)
-        loop.append((asyncio.get_running_loop(), lending.end))
+        lending = CheckpointSender(job, SECRET)
+        loop.append((asyncio.get_running_loop(), lending.stop))
         async with await asyncio.start_server(lending.serve, sock=door):
             up.set()
-            await lending.over
+            await lending.sent_all
 
     loop: list[tuple[asyncio.AbstractEventLoop, object]] = []
     up = threading.Event()
@@ -63,9 +63,9 @@ def lent(job: Path) -> Iterator[int]:
     try:
         yield int(door.getsockname()[1])
     finally:
-        running, end = loop[0]
+        running, stop = loop[0]
         with suppress(RuntimeError):  # it is over, and its loop closed
-            running.call_soon_threadsafe(end)  # type: ignore[arg-type]
+            running.call_soon_threadsafe(stop)  # type: ignore[arg-type]
         thread.join(patient(10))
 
 
@@ -82,17 +82,17 @@ def theirs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("part", [CHUNK_BYTES + 1, borrowing.PART_BYTES])
-def test_who_knows_the_secret_gets_the_newest_whole_and_keeps_what_it_had(
+def test_copies_the_newest_checkpoint_and_keeps_older_ones(
     part: int, tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(borrowing, "PART_BYTES", part)
     newest, ours = publish(theirs, 1, 30), tmp_path / "job"
     publish(ours, 1, 10)
-    (folder.step_folder(ours / "1", 30) / "half deleted").mkdir(parents=True)
+    (folder.get_step_folder(ours / "1", 30) / "half deleted").mkdir(parents=True)
     with lent(theirs) as port:
         came = borrow(ours, told(tmp_path / "loan", port), LEAST, None, 2)
     assert (came.problem, came.name) == ("", "1/step-00000030")
-    older, have = folder.complete_below(ours)
+    older, have = folder.list_complete(ours)
     assert older.step == 10, "what came is judged only when it is loaded"
     assert {path.name: path.read_bytes() for path in have.path.iterdir()} == {
         path.name: path.read_bytes() for path in newest.iterdir()
@@ -101,7 +101,7 @@ def test_who_knows_the_secret_gets_the_newest_whole_and_keeps_what_it_had(
     assert list(ours.glob("*/.*")) == [], "no draft is left"
 
 
-def test_a_stranger_gets_nothing_and_takes_nothing_from_who_comes_after(tmp_path: Path, theirs: Path) -> None:
+def test_rejects_a_wrong_secret_and_serves_the_next_borrower(tmp_path: Path, theirs: Path) -> None:
     with lent(theirs) as port:
         came = borrow(tmp_path / "stranger", told(tmp_path / "guessed", port, OTHER), LEAST, None, 2)
         assert came.problem == "Host anna could not send the checkpoint: BadOfferError: a different host answered"
@@ -115,26 +115,26 @@ def test_a_stranger_gets_nothing_and_takes_nothing_from_who_comes_after(tmp_path
     assert not (tmp_path / "stranger").exists()
 
 
-def test_it_is_sent_to_one_at_a_time_though_another_shows_the_secret(tmp_path: Path, theirs: Path) -> None:
+def test_serves_only_one_borrower(tmp_path: Path, theirs: Path) -> None:
     with lent(theirs) as port, closing(socket.create_connection(("127.0.0.1", port))) as first:
         first.sendall(b"\0" * NONCE_BYTES)
         with first.makefile("rb") as said:
             nonce, _ = said.read(NONCE_BYTES), said.read(PROOF_BYTES)
-            first.sendall(proof(SECRET, "borrower", nonce, b"\0" * NONCE_BYTES))
+            first.sendall(compute_proof(SECRET, "borrower", nonce, b"\0" * NONCE_BYTES))
             assert said.read(4), "it is sent"
             second = borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None, 2)
     assert second.problem.startswith("Host anna could not send the checkpoint: ")
 
 
-def test_who_cannot_show_the_secret_is_not_believed(tmp_path: Path) -> None:
-    """Somebody who took the port would send weights of his own."""
+def test_rejects_a_lender_without_the_secret(tmp_path: Path) -> None:
+    """Reject a process that took over the port."""
     with socket.create_server(("127.0.0.1", 0)) as door:
 
         def lie() -> None:
             connection, _ = door.accept()
             with connection:
                 connection.recv(32)
-                connection.sendall(b"\0" * 64 + encode(Offer("1/step-00000020", {})))
+                connection.sendall(b"\0" * 64 + encode_offer(Offer("1/step-00000020", {})))
 
         liar = threading.Thread(target=lie)
         liar.start()
@@ -144,7 +144,7 @@ def test_who_cannot_show_the_secret_is_not_believed(tmp_path: Path) -> None:
     assert not (tmp_path / "job").exists()
 
 
-def test_what_cannot_be_had_is_told_with_the_host(tmp_path: Path, theirs: Path) -> None:
+def test_names_the_host_if_a_checkpoint_cannot_be_copied(tmp_path: Path, theirs: Path) -> None:
     ours, loan = tmp_path / "job", tmp_path / "loan"
     with socket.create_server(("127.0.0.1", 0)) as door:
         gone = door.getsockname()[1]
@@ -167,7 +167,7 @@ def test_what_cannot_be_had_is_told_with_the_host(tmp_path: Path, theirs: Path) 
     with lent(theirs) as port:
         pipe = borrow(ours, told(loan, port), LEAST, None, 2)
     assert "closed" in pipe.problem
-    assert folder.complete_below(ours) == []
+    assert folder.list_complete(ours) == []
     assert list(ours.glob("*/.*")) == []
 
 
@@ -182,19 +182,19 @@ def test_what_cannot_be_had_is_told_with_the_host(tmp_path: Path, theirs: Path) 
         ("1/step-00000020", {"a": True}, "is True"),
     ],
 )
-def test_an_offer_names_files_of_its_folder_alone(name: str, sizes: dict[str, int], says: str) -> None:
+def test_rejects_an_offer_with_files_outside_its_folder(name: str, sizes: dict[str, int], says: str) -> None:
     with pytest.raises(BadOfferError, match=says):
-        decode(encode(Offer(name, sizes))[4:])
+        decode_offer(encode_offer(Offer(name, sizes))[4:])
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b'{"name": "1/step-00000020"}', b'{"sizes": 3, "name": 1}'])
-def test_what_is_no_offer_is_refused(body: bytes) -> None:
+def test_rejects_an_invalid_offer(body: bytes) -> None:
     with pytest.raises(BadOfferError, match="is invalid"):
-        decode(body)
+        decode_offer(body)
 
 
-def test_what_comes_damaged_takes_nothing_away(tmp_path: Path, theirs: Path) -> None:
-    """Of right sizes, a byte turned round where it lay: the borrower's own older one was deleted for it."""
+def test_a_damaged_copy_deletes_no_other_checkpoint(tmp_path: Path, theirs: Path) -> None:
+    """Keep older checkpoints if the received files are damaged."""
     newest, ours = publish(theirs, 1, 30), tmp_path / "job"
     publish(ours, 1, 10)
     spoilt = newest / "__0_0.distcp"
@@ -202,13 +202,13 @@ def test_what_comes_damaged_takes_nothing_away(tmp_path: Path, theirs: Path) -> 
     with lent(theirs) as port:
         found = borrow(ours, told(tmp_path / "loan", port), LEAST, None, keep=1)
     assert found.problem.startswith("The checkpoint from host anna is damaged: __0_0.distcp changed")
-    assert [path.path.name for path in folder.complete_below(ours)] == ["step-00000010"]
+    assert [path.path.name for path in folder.list_complete(ours)] == ["step-00000010"]
 
 
-def test_what_was_just_saved_is_kept_though_later_ones_lie_beside_it(tmp_path: Path) -> None:
-    """A run went on from step 30, as 40 and 50 were damaged; what it saved at 35 was deleted for them."""
+def test_keeps_the_saved_checkpoint_next_to_later_ones(tmp_path: Path) -> None:
+    """Keep step 35 of a run that resumed from step 30, next to damaged later steps."""
     for step in (30, 40, 50):
         publish(tmp_path, 1, step)
     saved = publish(tmp_path, 1, 35)
-    assert folder.retain(tmp_path / "1", 2, saved) == ["step-00000030"]
+    assert folder.retain_newest(tmp_path / "1", 2, saved) == ["step-00000030"]
     assert saved.is_dir()

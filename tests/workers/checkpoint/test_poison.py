@@ -1,4 +1,4 @@
-"""Code in a checkpoint's `.metadata` is run by nobody who reads it, in whatever way, and what is there is said."""
+"""Never execute code in the `.metadata` of a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.workers.checkpoint.runs import make_spec, run
 from tests.workers.checkpoint.test_loan import lent, told
 from tests.workers.checkpoint.test_whole import command
 from workers.checkpoint.borrow import borrow
-from workers.checkpoint.folder import complete_below, damage
+from workers.checkpoint.folder import find_damage, list_complete
 from workers.checkpoint.load import METADATA
 from workers.checkpoint.manifest import read_manifest
 
@@ -41,19 +41,19 @@ def mark(tmp_path: Path) -> Path:
 
 
 def newest(root: Path) -> Path:
-    return complete_below(root / "job")[-1].path
+    return list_complete(root / "job")[-1].path
 
 
-def test_torch_s_own_reader_runs_what_is_planted_here(root: Path, mark: Path) -> None:
-    """Or the tests below would prove nothing."""
+def test_torch_executes_the_planted_code(root: Path, mark: Path) -> None:
+    """Check that the other tests can fail."""
     poison(newest(root), mark)
     manifest = read_manifest(newest(root))
-    assert damage(newest(root), manifest.files) is None, "as it was written, by its checksums"
+    assert find_damage(newest(root), manifest.files) is None, "as it was written, by its checksums"
     FileSystemReader(newest(root)).read_metadata()
     assert mark.exists()
 
 
-def test_a_run_that_goes_on_takes_the_one_before(root: Path, mark: Path) -> None:
+def test_a_resumed_run_skips_a_malicious_checkpoint(root: Path, mark: Path) -> None:
     poison(newest(root), mark)
     ran = run(make_spec({"dp": 2}, resume="job", steps=8), root, job="other")
     assert f"checkpoint step-00000006 is damaged: {REFUSED}. Trying the previous checkpoint." in ran.output
@@ -62,14 +62,14 @@ def test_a_run_that_goes_on_takes_the_one_before(root: Path, mark: Path) -> None
 
 
 def _poison_another(checkpoint: Path, mark: Path) -> None:
-    """Which torch reads where it cannot read the first."""
+    """Plant code in the file that torch reads second."""
     plant(checkpoint, b"")
     (checkpoint / f"__0{METADATA}").write_bytes(pickle.dumps(Runs(mark, None)))
 
 
 @pytest.mark.parametrize("planted", [poison, _poison_another])
 @pytest.mark.parametrize("name", ["evaluate", "sample", "export"])
-def test_a_command_runs_nothing_and_says_why(
+def test_a_command_refuses_a_malicious_checkpoint(
     root: Path, mark: Path, tmp_path: Path, name: str, planted: Callable[[Path, Path], None]
 ) -> None:
     options = {
@@ -77,7 +77,7 @@ def test_a_command_runs_nothing_and_says_why(
         "sample": ["--tokens", "1"],
         "export": ["--out", str(tmp_path / "out")],
     }
-    for checkpoint in complete_below(root / "job"):
+    for checkpoint in list_complete(root / "job"):
         planted(checkpoint.path, mark)
     done = command(name, str(root / "job"), *options[name])
     assert not mark.exists()
@@ -86,7 +86,7 @@ def test_a_command_runs_nothing_and_says_why(
     assert (REFUSED in done.stderr) == (planted is poison)
 
 
-def test_one_that_another_host_lent_is_no_better(root: Path, mark: Path, tmp_path: Path) -> None:
+def test_refuses_a_malicious_checkpoint_of_another_host(root: Path, mark: Path, tmp_path: Path) -> None:
     poison(newest(root), mark)
     with lent(root / "job") as port:
         came = borrow(tmp_path / "ours" / "job", told(tmp_path / "loan", port), (1, 6), None, 2)
@@ -123,7 +123,7 @@ def _nowhere(metadata: Any, other: Path) -> None:
         (_nowhere, "that no file stores"),
     ],
 )
-def test_one_that_describes_other_files_than_there_are_is_damaged(
+def test_metadata_that_does_not_match_the_files_is_damaged(
     root: Path, tmp_path: Path, change: Callable[[Any, Path], None], says: str
 ) -> None:
     other = tmp_path / "other"

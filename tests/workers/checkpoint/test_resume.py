@@ -1,4 +1,4 @@
-"""A run goes on from a checkpoint in the same or another layout as if nothing had happened."""
+"""Resume from a checkpoint with the same or a different layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.workers.checkpoint.runs import Ran, make_spec, run
-from workers.checkpoint.folder import complete_below
+from workers.checkpoint.folder import list_complete
 
 TOLERANCE = 1e-5
 ZERO3: dict[str, Any] = {"dp": 4, "zero": 3}
@@ -22,14 +22,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def first(root: Path) -> Ran:
-    """Six steps of ZeRO-3 on four ranks, saved after three."""
+    """Run six steps of ZeRO-3 on four ranks, and save after three."""
     return run(make_spec(ZERO3, variant=ODD, checkpoint_every=3), root)
 
 
-def test_the_steps_asked_for_are_saved_and_said(first: Ran, root: Path) -> None:
+def test_saves_and_reports_the_requested_steps(first: Ran, root: Path) -> None:
     names = [item["name"] for item in first.of_kind("checkpoint")]
     assert names == ["job/1/step-00000003", "job/1/step-00000006"]
-    assert [c.name(root) for c in complete_below(root / "job")] == names
+    assert [c.get_name(root) for c in list_complete(root / "job")] == names
     for item in first.of_kind("checkpoint"):
         files = (root / item["name"]).iterdir()
         assert item["num_bytes"] == sum(f.stat().st_size for f in files if f.name != "manifest.json")
@@ -44,7 +44,7 @@ def test_the_steps_asked_for_are_saved_and_said(first: Ran, root: Path) -> None:
     ],
     ids=["pp2 zbv x zero1 dp2", "tp2 x pp2"],
 )
-def test_the_loss_curve_goes_on(first: Ran, root: Path, layout: dict[str, Any]) -> None:
+def test_the_loss_curve_continues(first: Ran, root: Path, layout: dict[str, Any]) -> None:
     again = run(make_spec(layout, variant=ODD, resume="job/1/step-00000003"), root, job="other")
     assert sorted(again.losses) == [4, 5, 6]
     for step, loss in again.losses.items():
@@ -56,15 +56,15 @@ def test_the_loss_curve_goes_on(first: Ran, root: Path, layout: dict[str, Any]) 
 
 
 @pytest.mark.slow
-def test_in_bf16_the_masters_go_on(root: Path) -> None:
+def test_resumes_from_master_weights_in_bf16(root: Path) -> None:
     precision = {"precision": "bf16", "steps": 4}
     before = run(make_spec({}, checkpoint_every=3, **precision), root, job="bf16")
     again = run(make_spec({}, resume="bf16/1/step-00000003", **precision), root, job="bf16-again")
     assert again.losses == {4: before.losses[4]}, "weights rounded to bf16 would not give the very same loss"
 
 
-def test_an_attempt_after_the_last_step_s_checkpoint_comes_to_its_end(tmp_path: Path) -> None:
-    """It was told to raise train.steps, which nobody had set too low, as often as it was tried."""
+def test_an_attempt_without_steps_left_succeeds(tmp_path: Path) -> None:
+    """Succeed if the checkpoint already has all steps."""
     spec = make_spec({"dp": 2}, checkpoint_every=3, eval_every=4, verify="on")
     run(spec, tmp_path / "root")
     again = run(spec, tmp_path / "root", attempt=2)
@@ -79,7 +79,7 @@ def test_an_attempt_after_the_last_step_s_checkpoint_comes_to_its_end(tmp_path: 
     assert all(row["measured_bytes"] == row["predicted_bytes"] for row in rows), rows
 
 
-def test_a_new_attempt_goes_on_from_its_jobs_newest_checkpoint_without_being_told(first: Ran, root: Path) -> None:
+def test_a_new_attempt_resumes_from_the_newest_checkpoint_of_its_job(first: Ran, root: Path) -> None:
     longer = run(make_spec({"dp": 2}, variant=ODD, checkpoint_every=3, steps=7), root, attempt=2)
     assert sorted(longer.losses) == [7]
     assert (
@@ -95,7 +95,7 @@ def test_a_new_attempt_goes_on_from_its_jobs_newest_checkpoint_without_being_tol
     ],
 )
 @pytest.mark.slow
-def test_experts_move_to_one_process(root: Path, variant: str, layout: dict[str, Any]) -> None:
+def test_loads_experts_in_a_single_process(root: Path, variant: str, layout: dict[str, Any]) -> None:
     job = f"experts{len(variant)}"
     before = run(make_spec(layout, "moe", variant, checkpoint_every=3), root, job=job)
     again = run(make_spec({}, "moe", variant, resume=f"{job}/1/step-00000003"), root, job=f"{job}-alone")

@@ -1,4 +1,4 @@
-"""A disk without room for a checkpoint: said in words of the disk, and what was saved before is gone on from."""
+"""Report a full disk while saving, and resume from the previous checkpoint."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.workers.checkpoint.runs import make_spec, run
-from workers.checkpoint.coordination import NoRoomError, told_of, words_of
-from workers.checkpoint.folder import complete_below
+from workers.checkpoint.coordination import DiskFullError, format_error, report_disk_full
+from workers.checkpoint.folder import list_complete
 
 ONE_AND_A_HALF = "size=4400k"  # checkpoints of the model below
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    """With room for one checkpoint, and not for a second one beside it."""
+    """Mount a root with space for only one checkpoint."""
     folder = tmp_path / "root"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", ONE_AND_A_HALF, "tmpfs", folder]
@@ -36,7 +36,7 @@ def root(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     "layout", [pytest.param({}, marks=pytest.mark.slow), {"dp": 2, "zero": 2}], ids=["alone", "two ranks"]
 )
-def test_what_a_full_disk_cuts_is_told_with_bytes_and_the_one_before_loads(
+def test_reports_a_full_disk_and_loads_the_previous_checkpoint(
     root: Path, tmp_path: Path, layout: dict[str, int]
 ) -> None:
     ran = run(make_spec(layout, checkpoint_every=2, keep_checkpoints=9), root)
@@ -54,7 +54,7 @@ def test_what_a_full_disk_cuts_is_told_with_bytes_and_the_one_before_loads(
         needed, there, free = (int(number.replace(",", "")) for number in found.groups())
         assert there < needed
         assert free < needed - there
-    assert [one.step for one in complete_below(root)] == [2]
+    assert [one.step for one in list_complete(root)] == [2]
     assert not list(root.glob("**/.step-*.draft")), "what was cut leaves its room to others"
     shutil.copytree(root, tmp_path / "roomy" / "root")
     assert sorted(run(make_spec(layout, checkpoint_every=2), tmp_path / "roomy" / "root", attempt=2).losses) == [
@@ -65,19 +65,19 @@ def test_what_a_full_disk_cuts_is_told_with_bytes_and_the_one_before_loads(
     ]
 
 
-def test_another_failure_keeps_its_own_words(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError), told_of("h", tmp_path):
+def test_keeps_the_text_of_other_errors(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), report_disk_full("h", tmp_path):
         raise PermissionError(13, "Permission denied", "/x")
 
 
-def test_words_reach_other_ranks_and_name_the_host_that_has_the_disk(tmp_path: Path) -> None:
+def test_a_full_disk_error_is_picklable_and_names_the_host(tmp_path: Path) -> None:
     (tmp_path / "__1_0.distcp").write_bytes(b"12")
-    with pytest.raises(NoRoomError) as raised, told_of("h", tmp_path / "gone" / "draft"):
+    with pytest.raises(DiskFullError) as raised, report_disk_full("h", tmp_path / "gone" / "draft"):
         raise OSError(122, "Disk quota exceeded")
-    told = words_of(pickle.loads(pickle.dumps(raised.value)))
+    told = format_error(pickle.loads(pickle.dumps(raised.value)))
     assert re.fullmatch(rf"No disk space on h: Disk quota exceeded: {tmp_path}/gone/draft, [\d,]+ bytes are free", told)
     with (
-        pytest.raises(NoRoomError, match=r"needs at least 1,000 bytes, but has 2, "),
-        told_of("h", tmp_path, 1000, "__1_"),
+        pytest.raises(DiskFullError, match=r"needs at least 1,000 bytes, but has 2, "),
+        report_disk_full("h", tmp_path, 1000, "__1_"),
     ):
         raise OSError(28, "No space left on device")

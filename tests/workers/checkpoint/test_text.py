@@ -1,4 +1,4 @@
-"""Text by the job's own tokenizer, all the way: train one, train a model on it, sample from it, hand both on."""
+"""Train a tokenizer and a model, sample text, and export both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.processes import ROOT
 from tests.workers.checkpoint.runs import make_spec
 from webapp.runner import find_free_port
 from workers.checkpoint.__main__ import main
-from workers.checkpoint.inference import evaluate, find_tokenizer, load_whole, sample, text_encoder
+from workers.checkpoint.inference import evaluate, find_tokenizer, get_text_encoder, load_model, sample
 from workers.trainer.errors import UserError
 
 VOCAB = 300
@@ -33,7 +33,7 @@ def command(module: str, *arguments: Any, **environment: str) -> subprocess.Comp
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data root, and checkpoints of a model trained there."""
+    """Return a data root with checkpoints of a trained model."""
     root = tmp_path_factory.mktemp("root")
     rows = ({"body": LINE.format(i=i)} for i in range(300))
     (root / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -55,7 +55,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_command_samples_text_by_the_jobs_tokenizer(
+def test_samples_text_with_the_tokenizer_of_the_job(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved = root / "saved" / "local"
@@ -67,20 +67,20 @@ def test_the_command_samples_text_by_the_jobs_tokenizer(
     assert by_root.returncode == 0, by_root.stderr
     tokenizer = Tokenizer.from_file(str(root / "bpe.json"))
     prompt = tokenizer.encode("the model").ids
-    made = sample(load_whole(saved, print), prompt, 8, 0.0, 0)
+    made = sample(load_model(saved, print), prompt, 8, 0.0, 0)
     assert (
         by_root.stdout == capsys.readouterr().out == tokenizer.decode(prompt + made, skip_special_tokens=False) + "\n"
     )
     assert len(prompt) < len("the model") / 2
 
 
-def test_evaluation_reads_by_the_jobs_tokenizer_and_column(root: Path) -> None:
+def test_evaluates_with_the_tokenizer_and_column_of_the_job(root: Path) -> None:
     (said,) = [line for line in (root / "said.txt").read_text().splitlines() if "validation loss" in line]
-    found = evaluate(load_whole(root / "saved" / "local", print), "d.jsonl", root, 8)
+    found = evaluate(load_model(root / "saved" / "local", print), "d.jsonl", root, 8)
     assert float(said.split()[-1]) == pytest.approx(found, abs=1e-4)
 
 
-def test_transformers_loads_the_tokenizer_beside_the_model(
+def test_transformers_loads_the_exported_tokenizer(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     saved, out = root / "saved" / "local", tmp_path / "out"
@@ -101,7 +101,7 @@ def test_transformers_loads_the_tokenizer_beside_the_model(
     assert model.config.eos_token_id == ours.token_to_id("<|endoftext|>")
     prompt = ours.encode("the model").ids
     made = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0].tolist()
-    assert made == prompt + sample(load_whole(saved, print), prompt, len(made) - len(prompt), 0.0, 0)
+    assert made == prompt + sample(load_model(saved, print), prompt, len(made) - len(prompt), 0.0, 0)
 
     monkeypatch.setattr(sys, "argv", ["checkpoint", "export", str(saved), "--out", str(tmp_path / "without")])
     assert main() == 0
@@ -114,7 +114,7 @@ def test_transformers_loads_the_tokenizer_beside_the_model(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "out", "without"]
 
 
-def test_a_tokenizer_that_is_missing_or_has_grown_is_told(root: Path, tmp_path: Path) -> None:
+def test_rejects_a_missing_or_larger_tokenizer(root: Path, tmp_path: Path) -> None:
     spec = make_spec({}, data="d.jsonl", tokenizer="bpe.json")
     spec = spec.model_copy(update={"model": spec.model.model_copy(update=MODEL)})
     grown = Tokenizer.from_file(str(root / "bpe.json"))
@@ -130,17 +130,17 @@ def test_a_tokenizer_that_is_missing_or_has_grown_is_told(root: Path, tmp_path: 
     ]
     for given, data_root, words in wrong:
         with pytest.raises(UserError, match=words):
-            text_encoder(spec, given, data_root)
+            get_text_encoder(spec, given, data_root)
 
 
-def test_without_a_tokenizer_text_is_bytes_unless_tokens_were_read() -> None:
+def test_uses_bytes_without_a_tokenizer() -> None:
     wide = make_spec({})
     wide = wide.model_copy(update={"model": wide.model.model_copy(update=MODEL)})
-    assert text_encoder(wide, None, None).encode(["\u00e9"]) == [[0xC3, 0xA9]]
+    assert get_text_encoder(wide, None, None).encode(["\u00e9"]) == [[0xC3, 0xA9]]
     tokens = wide.model_copy(update={"train": wide.train.model_copy(update={"data": "x.BIN"})})
     assert find_tokenizer(tokens, None, None) is None
     with pytest.raises(UserError, match=r"the job reads tokens from 'x\.BIN'"):
-        text_encoder(tokens, None, None)
+        get_text_encoder(tokens, None, None)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_without_a_tokenizer_text_is_bytes_unless_tokens_were_read() -> None:
         (("--prompt", os.fsdecode(b"\xff")), "`--prompt` is not UTF-8"),
     ],
 )
-def test_a_senseless_argument_is_told(
+def test_rejects_invalid_arguments(
     root: Path,
     arguments: tuple[str, ...],
     words: str,

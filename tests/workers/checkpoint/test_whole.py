@@ -1,4 +1,4 @@
-"""A checkpoint handed on computes the same in Hugging Face's classes; it can be evaluated and sampled from."""
+"""Export, evaluate, and sample from the model of a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.processes import ROOT
 from tests.workers.checkpoint.runs import Ran, make_spec, run
 from workers.checkpoint.__main__ import main
 from workers.checkpoint.export import export
-from workers.checkpoint.inference import evaluate, load_whole, sample
+from workers.checkpoint.inference import evaluate, load_model, sample
 
 LAYOUTS: dict[str, dict[str, Any]] = {"gpt": {"pp": 2}, "llama": {"tp": 2}, "moe": {"dp": 2, "ep": 2, "zero": 3}}
 VARIANTS = {"llama": "vocabulary of 257", "moe": "stretched"}  # tp pads while it trains; RoPE as Llama 3.1's
@@ -32,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, R
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, in this process: torch is loaded already."""
+    """Run the command in this process, where torch is already imported."""
     argv, out, err = ["workers.checkpoint", *arguments], io.StringIO(), io.StringIO()
     with mock.patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
         code = main()
@@ -40,11 +40,11 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arch", list(LAYOUTS))
-def test_transformers_loads_the_export_and_computes_the_same(
+def test_transformers_computes_the_same_logits_from_the_export(
     trained: tuple[Path, dict[str, Ran]], arch: str, tmp_path: Path
 ) -> None:
     root, _ = trained
-    whole = load_whole(root / arch, print)
+    whole = load_model(root / arch, print)
     folder = export(whole, tmp_path / "exported")
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     from transformers import AutoModelForCausalLM  # seconds, which all that collect would take
@@ -60,16 +60,16 @@ def test_transformers_loads_the_export_and_computes_the_same(
     assert (refused.returncode, "Use a new folder" in refused.stderr) == (2, True)
 
 
-def test_evaluating_gives_the_runs_own_validation_loss(trained: tuple[Path, dict[str, Ran]]) -> None:
+def test_evaluate_returns_the_validation_loss_of_the_run(trained: tuple[Path, dict[str, Ran]]) -> None:
     root, runs = trained
     for arch, ran in runs.items():
         (validation,) = ran.of_kind("eval")
-        found = evaluate(load_whole(root / arch, print), "stdlib", root.parent / "data", 8)
+        found = evaluate(load_model(root / arch, print), "stdlib", root.parent / "data", 8)
         assert found == pytest.approx(validation["loss"], rel=1e-5)
 
 
-def test_samples_follow_the_model_and_the_seed(trained: tuple[Path, dict[str, Ran]]) -> None:
-    whole = load_whole(trained[0] / "gpt", print)
+def test_samples_depend_on_model_and_seed(trained: tuple[Path, dict[str, Ran]]) -> None:
+    whole = load_model(trained[0] / "gpt", print)
     greedy = sample(whole, [100, 101], 3, 0.0, 0)
     with torch.no_grad():
         assert greedy[0] == int(whole.decoder(torch.tensor([[100, 101]]))[0, -1].argmax())
@@ -77,7 +77,7 @@ def test_samples_follow_the_model_and_the_seed(trained: tuple[Path, dict[str, Ra
     assert len(sample(whole, [100] * 40, 3, 1.0, 1)) == 3, "a prompt longer than the model's context"
 
 
-def test_the_command_lists_evaluates_samples_and_refuses(trained: tuple[Path, dict[str, Ran]], tmp_path: Path) -> None:
+def test_commands_list_evaluate_sample_and_reject(trained: tuple[Path, dict[str, Ran]], tmp_path: Path) -> None:
     root, _ = trained
     listed = command("list", str(root)).stdout
     assert "moe/1/step-00000006" in listed

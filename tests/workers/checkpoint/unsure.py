@@ -1,4 +1,4 @@
-"""A rank that trains well, and whose validation loss is no number."""
+"""Run a rank whose validation loss is NaN."""
 
 from __future__ import annotations
 

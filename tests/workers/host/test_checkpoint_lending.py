@@ -62,7 +62,7 @@ def test_sends_a_checkpoint_once_and_stops_on_cancel(
     lender.send(order)
     wait_until(lambda: len(threads("job")) == 1, "the second sees that there is one", 20)
     assert borrow(wants.checkpoint_root / "job", loan, LEAST, None, 2).problem == ""
-    assert folder.complete_below(wants.checkpoint_root)
+    assert folder.list_complete(wants.checkpoint_root)
     wait_until(lambda: not threads("job"), "it has sent it", 20)
     again = validate_lend_order({**told, "attempt": 3})
     lender.send(again)

@@ -132,10 +132,10 @@ def test_synchronous_batch_ends(poller, monkeypatch):
     recorder: Recorder = metered._recorder
     recorder.set_phase("step")
     recorder.begin_step(1)
-    metered.batch_begins()
+    metered.begin_batch()
     for _ in range(2):
         dist.all_reduce(torch.ones(4))
-    assert metered.batch_ends(None) is None
+    assert metered.end_batch(None) is None
     poller.poll()
     (cell,) = recorder.get_cells()
     assert (cell["count"], cell["completed"]) == (2, 2)

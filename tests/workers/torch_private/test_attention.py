@@ -1,4 +1,4 @@
-"""SDPA's kernels as the trainer uses them: answers over parts of the keys, joined."""
+"""SDPA kernels compute attention over parts of the keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def drawn(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_cpu_s_kernel_gives_output_log_sum_exp_and_gradients(kv_heads: int, causal: bool) -> None:
+def test_the_cpu_kernel_returns_output_log_sum_exp_and_gradients(kv_heads: int, causal: bool) -> None:
     q, k, v = drawn(2, 4, 24, 16), drawn(2, kv_heads, 24, 16), drawn(2, kv_heads, 24, 16) + 1
     whole = [x.clone().requires_grad_() for x in (q, k, v)]
     expected = F.scaled_dot_product_attention(*whole, is_causal=causal, enable_gqa=True)
@@ -37,7 +37,7 @@ def test_the_cpu_s_kernel_gives_output_log_sum_exp_and_gradients(kv_heads: int, 
         torch.testing.assert_close(gradient, x.grad, **CLOSE)
 
 
-def test_backward_of_a_part_of_the_keys_takes_the_log_sum_exp_of_all() -> None:
+def test_backward_of_some_keys_uses_the_log_sum_exp_of_all_keys() -> None:
     q, k, v = drawn(1, 4, 10, 8), drawn(1, 2, 30, 8), drawn(1, 2, 30, 8) + 1
     whole = [x.clone().requires_grad_() for x in (q, k, v)]
     out = F.scaled_dot_product_attention(*whole, enable_gqa=True)
@@ -53,11 +53,9 @@ def test_backward_of_a_part_of_the_keys_takes_the_log_sum_exp_of_all() -> None:
 
 @pytest.mark.parametrize("flash", [True, False])
 @pytest.mark.parametrize(("kv_heads", "size"), [(8, 64), (2, 64), (2, 60)])
-def test_cuda_s_kernels_take_what_they_are_given(
-    flash: bool, kv_heads: int, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As far as shapes go: tensors that hold nothing pass torch's own description of both kernels."""
-    monkeypatch.setattr(attention, "takes_flash", lambda *_tensors, causal: flash)
+def test_cuda_kernels_accept_the_shapes(flash: bool, kv_heads: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check the shapes of both CUDA kernels with meta tensors."""
+    monkeypatch.setattr(attention, "uses_flash_attention", lambda *_tensors, causal: flash)
     made = {"dtype": torch.bfloat16, "device": "meta"}
     q, k, v = torch.empty(2, 8, 40, size, **made), *(torch.empty(2, kv_heads, 24, size, **made) for _ in "kv")
     out, lse = attend(q, k, v, causal=False)
@@ -66,6 +64,6 @@ def test_cuda_s_kernels_take_what_they_are_given(
     assert [x.shape for x in found] == [q.shape, k.shape, v.shape]
 
 
-def test_which_kernel_a_gpu_has_is_asked_of_torch() -> None:
+def test_torch_selects_the_gpu_kernel() -> None:
     q = torch.empty(2, 8, 40, 64, dtype=torch.bfloat16, device="meta")
-    assert attention.takes_flash(q, q, q, causal=True) in (True, False)
+    assert attention.uses_flash_attention(q, q, q, causal=True) in (True, False)

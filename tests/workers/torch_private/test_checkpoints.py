@@ -1,4 +1,4 @@
-"""What torch writes into `.metadata` is read as torch itself reads it, by a reader that runs none of it."""
+"""Parse the `.metadata` file like torch, without execution of its code."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from torch.distributed.checkpoint.metadata import (
 from contracts.safe_unpickle import OPERATIONS, STOP, RefusedPickleError
 from tests.jobs.traces.hostile import HOSTILE
 from tests.support.patience import patient
-from workers.torch_private.checkpoints import DTYPES, StorageInfo, metadata_of
+from workers.torch_private.checkpoints import DTYPES, StorageInfo, parse_metadata
 
 SHAPES = [(), (3,), (2, 300, 5)]
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of every shape in every type that torch saves."""
+    """Save tensors of every shape and dtype."""
     path = tmp_path_factory.mktemp("written")
     kinds = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
     state = {f"{kind}/{shape}": torch.zeros(shape, dtype=kind) for kind in kinds for shape in SHAPES}
@@ -42,14 +42,14 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain(metadata: Metadata) -> Metadata:
-    """Without what is not looked at: what the planner kept for itself, where it was written, the format's version."""
+    """Remove the fields that the parser ignores."""
     return Metadata(metadata.state_dict_metadata, None, metadata.storage_data, StorageMeta())
 
 
-def test_it_is_what_torch_s_own_reader_gives(written: Path) -> None:
+def test_parses_metadata_like_torch(written: Path) -> None:
     theirs = FileSystemReader(written).read_metadata()
     assert len(theirs.state_dict_metadata) == 21
-    assert metadata_of((written / ".metadata").read_bytes()) == plain(theirs)
+    assert parse_metadata((written / ".metadata").read_bytes()) == plain(theirs)
 
 
 def described(chunks: list[ChunkStorageMetadata], **changes: Any) -> Metadata:
@@ -65,14 +65,14 @@ CHUNK = ChunkStorageMetadata(torch.Size((0, 0)), torch.Size((4, 4)))
 
 @pytest.mark.parametrize("protocol", [4, 5])
 @pytest.mark.parametrize("kind", DTYPES.values(), ids=str)
-def test_every_type_is_read_in_either_protocol(kind: torch.dtype, protocol: int) -> None:
+def test_parses_every_dtype_in_both_protocols(kind: torch.dtype, protocol: int) -> None:
     properties = TensorProperties(kind)
     tensor = TensorStorageMetadata(properties, torch.Size((2**40,)), [])
     whole = described([], state_dict_metadata={"one": tensor}, version="1.0.0")
-    assert metadata_of(pickle.dumps(whole, protocol)) == plain(whole)
+    assert parse_metadata(pickle.dumps(whole, protocol)) == plain(whole)
 
 
-def test_the_operations_are_those_of_python_s_own_table() -> None:
+def test_pickle_operations_match_the_standard_library() -> None:
     codes = {ord(one.code): one.name for one in pickletools.opcodes}
     assert codes[STOP] == "STOP"
     takes_a_name = {"GLOBAL", "INST", "OBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID"}
@@ -114,22 +114,22 @@ BOMBS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_torch_never_writes_is_refused_at_once(name: str) -> None:
+def test_rejects_values_that_torch_never_writes(name: str) -> None:
     value, says = BOMBS[name]
     began = time.monotonic()
     with pytest.raises(RefusedPickleError, match=says):
-        metadata_of(pickle.dumps(value))
+        parse_metadata(pickle.dumps(value))
     assert time.monotonic() - began < patient(2)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_pickle_is_refused(name: str) -> None:
+def test_rejects_a_malicious_pickle(name: str) -> None:
     with pytest.raises(RefusedPickleError):
-        metadata_of(HOSTILE[name])
+        parse_metadata(HOSTILE[name])
 
 
-def test_a_dataclass_s_state_is_no_way_to_change_the_class() -> None:
-    """pickle's BUILD sets attributes on whatever is there: here a class is a name, and has none."""
+def test_state_of_a_dataclass_cannot_change_the_class() -> None:
+    """Reject BUILD on a class, which would set its attributes."""
     out = io.BytesIO()
     pickler = pickle._Pickler(out, 4)
     pickler.proto = 4
@@ -138,30 +138,30 @@ def test_a_dataclass_s_state_is_no_way_to_change_the_class() -> None:
     pickler.save((None, {"version": "mine"}))
     out.write(pickle.BUILD + pickle.STOP)
     with pytest.raises(RefusedPickleError, match="unexpected GlobalName"):
-        metadata_of(out.getvalue())
+        parse_metadata(out.getvalue())
     assert Metadata.version is None
 
 
-def test_whatever_byte_is_changed_nothing_else_is_raised(written: Path) -> None:
+def test_raises_only_its_own_error_for_any_changed_byte(written: Path) -> None:
     data = (written / ".metadata").read_bytes()[:1500]
     whole = pickle.dumps(described([CHUNK]))
     for good in (data, whole):
         for place in range(len(good)):
             for byte in (0, good[place] ^ 1, ord("R"), ord("b"), 0xFF):
                 try:
-                    metadata_of(good[:place] + bytes([byte]) + good[place + 1 :])
+                    parse_metadata(good[:place] + bytes([byte]) + good[place + 1 :])
                 except RefusedPickleError:
                     continue
         for end in range(len(good)):
             with pytest.raises(RefusedPickleError):
-                metadata_of(good[:end])
+                parse_metadata(good[:end])
 
 
-def test_more_than_the_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_files_beyond_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pickle.dumps(described([CHUNK]))
     monkeypatch.setattr("contracts.safe_unpickle.MAX_OPERATIONS", 100)
     with pytest.raises(RefusedPickleError, match="more than 100 operations"):
-        metadata_of(data)
+        parse_metadata(data)
     monkeypatch.setattr("contracts.safe_unpickle.MAX_BYTES", 100)
     with pytest.raises(RefusedPickleError, match="more than 100 bytes"):
-        metadata_of(data)
+        parse_metadata(data)

@@ -1,4 +1,4 @@
-"""What is wrapped round a group is to the compiler what torch's own is: a thing that it does not look into."""
+"""The compiler treats wrapped groups like native groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recorder() -> Iterator[Recorder]:
 
 
 @pytest.mark.slow
-def test_a_compiled_script_sends_what_it_sends_uncompiled(recorder: Recorder) -> None:
+def test_a_compiled_script_has_the_same_traffic(recorder: Recorder) -> None:
     model = DistributedDataParallel(torch.nn.BatchNorm1d(4))  # whose buffers C++ sends in each forward
 
     @torch.compile(backend="eager")
@@ -36,5 +36,5 @@ def test_a_compiled_script_sends_what_it_sends_uncompiled(recorder: Recorder) ->
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("error", message="Dynamo does not know how to trace the builtin `_thread")
         step(torch.ones(2, 4))
-    counted = {cell["op"]: cell["count"] - before.get(cell["op"], 0) for cell in recorder.get_cells()}
-    assert counted == {"all_gather": 0, "all_reduce": 1, "broadcast": 2}, "two: its buffers are of two types"
+    format_count = {cell["op"]: cell["count"] - before.get(cell["op"], 0) for cell in recorder.get_cells()}
+    assert format_count == {"all_gather": 0, "all_reduce": 1, "broadcast": 2}, "two: its buffers are of two types"

@@ -1,4 +1,4 @@
-"""A dry run walks a CPU's kernels for a GPU too: what either keeps for backward, by the shapes that torch tells."""
+"""CPU kernels save the same bytes for backward as GPU kernels, which dry runs rely on."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ with FakeTensorMode():
 
 
 def kept(found: Any) -> int:
-    """Bytes of what a kernel answered."""
+    """Return the bytes of the outputs of a kernel."""
     return sum(x.untyped_storage().nbytes() for x in found if isinstance(x, torch.Tensor))
 
 
 @pytest.mark.parametrize("kv_heads", [8, 2])
-def test_flash_attention_keeps_two_seeds_more_on_a_gpu(kv_heads: int) -> None:
+def test_flash_attention_saves_two_more_seeds_on_a_gpu(kv_heads: int) -> None:
     def on(device: str) -> list[torch.Tensor]:
         return [
             torch.empty(2, heads, TOKENS, 64, dtype=torch.bfloat16, device=device) for heads in (8, kv_heads, kv_heads)
@@ -39,7 +39,7 @@ def test_flash_attention_keeps_two_seeds_more_on_a_gpu(kv_heads: int) -> None:
         assert kept(aten._scaled_dot_product_flash_attention(*on("cuda"), 0.0, True)) == cpu + 24
 
 
-def test_memory_efficient_attention_rounds_its_sums_up_to_32_queries() -> None:
+def test_memory_efficient_attention_pads_the_log_sum_exp_to_32_queries() -> None:
     with FakeTensorMode():
         q, q_gpu = (torch.empty(2, 8, TOKENS, 64, device=device) for device in ("cpu", "cuda"))
         cpu = kept(aten._scaled_dot_product_flash_attention_for_cpu(q, q, q, 0.0, True))
@@ -47,7 +47,7 @@ def test_memory_efficient_attention_rounds_its_sums_up_to_32_queries() -> None:
         assert gpu == cpu + 2 * 8 * 28 * 4 + 16
 
 
-def test_layer_norm_keeps_mean_and_scale_in_fp32_on_a_gpu_and_rms_norm_on_both() -> None:
+def test_norms_save_fp32_statistics_on_a_gpu() -> None:
     def on(device: str) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.empty(TOKENS, 512, dtype=torch.bfloat16, device=device)
         return x, torch.empty(512, dtype=torch.bfloat16, device=device)
@@ -61,8 +61,8 @@ def test_layer_norm_keeps_mean_and_scale_in_fp32_on_a_gpu_and_rms_norm_on_both()
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a build for CUDA takes fake tensors of a GPU")
-def test_a_cpu_build_of_torch_still_refuses_a_backward_of_tensors_that_a_gpu_would_hold() -> None:
-    """Once it does not, a dry run can walk them."""
+def test_a_cpu_build_of_torch_rejects_backward_on_fake_cuda_tensors() -> None:
+    """If this fails, a dry run can use fake CUDA tensors."""
     told = subprocess.run([sys.executable, "-c", REFUSED], capture_output=True, text=True, check=False)
     assert told.returncode != 0
     assert "not linked with support for cuda devices" in told.stderr

@@ -1,4 +1,4 @@
-"""Functions of our own over torch's kernels: equal to torch's, and keeping inputs alone."""
+"""Custom kernels match torch, and save only their inputs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def answers(function: Function, inputs: tuple[torch.Tensor, ...], grad: torch.Te
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 @pytest.mark.parametrize("scale", [1.0, 1e-4, 1e4])
 @pytest.mark.parametrize("name", PAIRS)
-def test_values_and_gradients_are_those_of_torch_in_double(
+def test_values_and_gradients_match_torch_in_float64(
     name: str, scale: float, dtype: torch.dtype, within: float
 ) -> None:
     ours, torchs, *shapes = PAIRS[name]
@@ -61,7 +61,7 @@ def test_values_and_gradients_are_those_of_torch_in_double(
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_gradient_that_lies_in_another_order_is_taken(name: str) -> None:
+def test_accepts_a_non_contiguous_gradient(name: str) -> None:
     ours, _, *shapes = PAIRS[name]
     inputs = tuple(drawn(*shape, dtype=torch.float32, seed=i) for i, shape in enumerate(shapes))
     grad = drawn(*shapes[0], dtype=torch.float32, seed=2)
@@ -72,7 +72,7 @@ def test_a_gradient_that_lies_in_another_order_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_backward_keeps_the_inputs_and_a_number_a_row(name: str) -> None:
+def test_backward_saves_only_inputs_and_one_number_per_row(name: str) -> None:
     ours, _, *shapes = PAIRS[name]
     inputs = [drawn(*shape, dtype=torch.bfloat16, seed=i).requires_grad_() for i, shape in enumerate(shapes)]
     kept: list[torch.Tensor] = []
@@ -88,8 +88,8 @@ def test_backward_keeps_the_inputs_and_a_number_a_row(name: str) -> None:
     assert len(kept) - len(others) == 2
 
 
-def test_layer_norm_s_backward_is_a_function_of_the_mean_it_is_told() -> None:
-    """RMSNorm's is made of it: the day that torch computes the mean itself, ours is wrong."""
+def test_layer_norm_backward_uses_the_given_mean() -> None:
+    """RMSNorm relies on a LayerNorm backward that does not compute the mean."""
     x, grad = (drawn(4, 16, dtype=torch.float32, seed=i) for i in range(2))
     scale, weight = torch.ones(4, 1), torch.ones(16)
     backward, mask = torch.ops.aten.native_layer_norm_backward, [True, True, False]

@@ -1,4 +1,4 @@
-"""An AdamW without torch's compiler is torch's AdamW."""
+"""AdamW without the compiler matches AdamW of torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from workers.torch_private.compiler import AdamW
 
 
-def test_it_computes_keeps_and_loads_what_torch_s_own_does() -> None:
+def test_adamw_matches_torch() -> None:
     ours, theirs = ([torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4)) for _ in range(2)] for _ in range(2))
     made = [
         kind(own, lr=0.1, weight_decay=0.2, fused=True) for kind, own in ((AdamW, ours), (torch.optim.AdamW, theirs))

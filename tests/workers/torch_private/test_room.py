@@ -1,4 +1,4 @@
-"""What the room uses of torch is there, as it was when it was checked."""
+"""The private API of torch is unchanged."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ SIGNATURES = {
 }
 
 
-def test_the_torch_that_was_checked_is_the_one_installed() -> None:
+def test_the_installed_torch_is_the_checked_version() -> None:
     assert torch.__version__.split("+")[0] == CHECKED_ON, "check workers.torch_private against the new torch"
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_a_kernel_takes_and_gives_what_it_did(name: str) -> None:
+def test_kernel_schemas_are_unchanged(name: str) -> None:
     schema = str(getattr(torch.ops.aten, name).default._schema)
     assert schema == f"aten::{name}{SIGNATURES[name]}"
 
 
-def test_groups_are_made_entered_and_batched_where_they_were() -> None:
+def test_private_group_api_is_unchanged() -> None:
     maker = list(inspect.signature(c10d._new_process_group_helper).parameters)
     assert maker[:3] == ["group_size", "group_rank", "global_ranks_in_group"]
     for entered in ("pg_map", "pg_names", "pg_backend_config", "pg_to_tag", "tags_to_pg"):
@@ -54,7 +54,7 @@ def test_groups_are_made_entered_and_batched_where_they_were() -> None:
     assert hasattr(dist.Work, "_get_duration")
 
 
-def test_views_have_their_storage_s_key_and_no_other_has_it() -> None:
+def test_views_share_the_key_of_their_storage() -> None:
     with FakeTensorMode():
         one, other = torch.empty(4), torch.empty(4)
     keys = [storage_key(x.untyped_storage()) for x in (one, one[2:], other)]

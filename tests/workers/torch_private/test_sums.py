@@ -1,4 +1,4 @@
-"""Gradients that are sums over tokens, in 16 bits: added up in fp32, as a GPU adds them up."""
+"""Gradients in 16 bits accumulate in fp32."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TORCH_S: dict[str, Kernel] = {
 
 
 def _gradients(kernel: Kernel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Of what it was given, by name, where it has any."""
+    """Return the gradients of the inputs by name."""
     *floats, tokens = _given()
     named = dict(zip(("x", "weight", "bias", "table"), floats, strict=True))
     named = {name: one.to(dtype).requires_grad_() for name, one in named.items()}
@@ -54,20 +54,20 @@ def _apart(kernel: Kernel, exact: Kernel) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_gradients_in_16_bits_are_those_in_64_but_for_rounding(name: str) -> None:
+def test_gradients_in_16_bits_match_64_bits_within_rounding(name: str) -> None:
     assert max(_apart(OURS[name], TORCH_S[name]).values()) < BF16
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_sums_in_many_turns_come_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few that each sum takes many turns, the last of them short."""
+def test_sums_in_blocks_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a block size with many blocks and a short last block."""
     whole = _gradients(OURS[name], torch.bfloat16)
-    monkeypatch.setattr(kernels, "AT_ONCE", 7 * max(TOKENS, SIZE) if name == "table" else 7 * SIZE)
+    monkeypatch.setattr(kernels, "MAX_FP32_ELEMENTS", 7 * max(TOKENS, SIZE) if name == "table" else 7 * SIZE)
     parts = _gradients(OURS[name], torch.bfloat16)
     assert all(torch.allclose(parts[key], one, rtol=2 * BF16, atol=1e-2) for key, one in whole.items())
 
 
 @pytest.mark.parametrize(("name", "of"), [("layer norm", "weight"), ("table", "table")])
-def test_torch_still_adds_them_up_in_16_bits(name: str, of: str) -> None:
-    """Where it no longer does, ours are not needed (torch 2.13)."""
+def test_torch_still_accumulates_in_16_bits(name: str, of: str) -> None:
+    """If this fails, the custom kernels are not needed (torch 2.13)."""
     assert _apart(TORCH_S[name], TORCH_S[name])[of] > 2 * BF16

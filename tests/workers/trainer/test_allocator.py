@@ -1,4 +1,4 @@
-"""What is freed goes back to the kernel or is used again; without the settings glibc keeps it."""
+"""Freed memory returns to the kernel or is reused."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from workers.host.programs import get_heap_variables
 PROGRAM = """
 import sys
 from pathlib import Path
-from workers.trainer.allocator import return_large_tensors
+from workers.trainer.allocator import configure_large_allocations
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 if sys.argv[1] == "set":
-    return_large_tensors()
+    configure_large_allocations()
 first = bytearray(8 * 2**20)
 del first
 before = resident()
@@ -36,7 +36,7 @@ print(resident() - before)
 @pytest.mark.parametrize(
     ("setting", "least", "most"), [("set", -(2**20), 8 * 2**20), ("unset", 100 * 2**20, 200 * 2**20)]
 )
-def test_what_is_freed_leaves_the_resident_set(setting: str, least: int, most: int) -> None:
+def test_freed_memory_leaves_the_resident_set(setting: str, least: int, most: int) -> None:
     argv = [sys.executable, "-c", PROGRAM, setting]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
     assert least <= int(done.stdout) <= most
@@ -51,11 +51,11 @@ from pathlib import Path
 
 import torch
 
-from workers.trainer.allocator import return_large_tensors, reuse_what_is_freed
+from workers.trainer.allocator import configure_large_allocations, use_single_heap
 
-return_large_tensors()
+configure_large_allocations()
 if sys.argv[1] == "set":
-    reuse_what_is_freed()
+    use_single_heap()
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -86,14 +86,14 @@ print(resident() - before)
 
 
 def _grown(setting: str) -> list[float]:
-    """MiB, in one thread and in eight."""
+    """Return the growth in MiB, with one thread and with eight."""
     argv = [sys.executable, "-c", REUSED, setting]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
     return [int(text) / 2**20 for text in done.stdout.split()]
 
 
-def test_a_tensor_lies_where_one_lay_before_it_whichever_thread_freed_that() -> None:
-    """Under ZeRO-3 with tables of 49 MiB a rank's heap grew with every step: 577 MiB of tensors, 812 resident."""
+def test_reuses_memory_that_another_thread_freed() -> None:
+    """With ZeRO-3 and tables of 49 MiB, the heap of a rank grew in every step."""
     again, threads = _grown("set")
     assert again < 12
     assert threads < 8
@@ -101,7 +101,7 @@ def test_a_tensor_lies_where_one_lay_before_it_whichever_thread_freed_that() -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver() != ("glibc", "2.36"), reason="seen with this one")
-def test_it_would_not_otherwise() -> None:
+def test_does_not_reuse_memory_without_the_setting() -> None:
     again, threads = _grown("unset")
     assert again > 80
     assert threads > 18
@@ -115,10 +115,10 @@ from pathlib import Path
 
 import torch
 
-from workers.trainer.allocator import forget_shapes
+from workers.trainer.allocator import limit_primitive_cache
 
 if sys.argv[1] == "set":
-    forget_shapes()
+    limit_primitive_cache()
 torch.set_num_threads(1)
 
 def resident():
@@ -144,8 +144,8 @@ def _kept_of_shapes(setting: str) -> float:
     return int(done.stdout) / 2**20
 
 
-def test_little_is_kept_of_the_shapes_of_products_in_16_bits() -> None:
-    """An 8-expert mixture's rank grew by 0.7 GiB in 20 steps."""
+def test_caches_few_primitives_of_16_bit_matmuls() -> None:
+    """A rank with 8 experts grew by 0.7 GiB in 20 steps."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("products in 16 bits are not oneDNN's here")
     assert _kept_of_shapes("set") < 6 < _kept_of_shapes("unset")

@@ -1,4 +1,4 @@
-"""Compiled blocks compute what the others do. Inductor's own kernels are tried by `make parity`: they take minutes."""
+"""Compiled blocks compute the same losses. `make parity` tests the kernels of Inductor."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def losses(folder: Path, *, arch: str, recompute: str, compiled: bool) -> list[f
     settings = {"global_batch": 4, "micro_batches": 2, "seq_len": 32, "data": "parity.bin", "compile": compiled}
     spec = parse_spec({"model": SIZES[arch], "layout": {"recompute": recompute}, "train": settings})
     trainer = make_trainer(spec, folder, Recorder(0))
-    return [trainer.step(index).loss for index in range(3)]
+    return [trainer.train_step(index).loss for index in range(3)]
 
 
 @pytest.mark.parametrize(
     ("arch", "recompute"), [("gpt", "none"), pytest.param("llama", "full", marks=pytest.mark.slow)]
 )
-def test_all_layers_share_one_graph_and_lose_as_much(
+def test_compiled_layers_share_one_graph_and_have_equal_losses(
     arch: str, recompute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_data(tmp_path)
@@ -40,14 +40,14 @@ def test_all_layers_share_one_graph_and_lose_as_much(
     assert not counters["graph_break"]
 
 
-def test_a_host_without_a_compiler_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_a_missing_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"train\.compile` .* this host has no no-such-compiler"):
         losses(tmp_path, arch="gpt", recompute="none", compiled=True)
 
 
-def test_what_is_not_compiled_is_refused_with_its_reason() -> None:
+def test_rejects_options_that_cannot_be_compiled() -> None:
     layout = {"pp": 2, "schedule": "zbv", "virtual_stages": 2, "recompute": "selective"}
     fields = {"model": {"preset": "gpt-tiny"}, "layout": layout, "train": {"compile": True, "micro_batches": 4}}
     (problem,) = find_unsupported_fields(parse_fields(fields))

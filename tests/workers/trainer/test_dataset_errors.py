@@ -1,4 +1,4 @@
-"""Data that is broken, odd or hostile ends in one clear error, or in what the documents say; nothing waits for ever."""
+"""Invalid or malicious data causes one clear error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from workers.trainer.dataset import load_corpus
+from workers.trainer.dataset import load_dataset
 from workers.trainer.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -25,12 +25,12 @@ TOO_LONG = "x" * 300
 
 
 def tokens(root: Path, data: str, vocab: int = 300, **more: Any) -> list[int]:
-    corpus = load_corpus(data, root, vocab, SEQ_LEN, **more)
+    corpus = load_dataset(data, root, vocab, SEQ_LEN, **more)
     return [*corpus.train.tolist(), *corpus.held_out.tolist()]
 
 
 def byte_tokenizer(**bpe: Any) -> Tokenizer:
-    """Every byte a token, and an end of text."""
+    """Create a tokenizer with one token per byte, and an end of text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, [], **bpe))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -40,7 +40,7 @@ def byte_tokenizer(**bpe: Any) -> Tokenizer:
 
 
 def told(root: Path, data: str, **more: Any) -> str:
-    """The one line that comes instead of a traceback; no draft is left behind."""
+    """Return the error of a load, and check that no draft is left."""
     with pytest.raises(UserError) as error:
         tokens(root, data, **more)
     assert not list((root / ".cache").rglob("*.new"))
@@ -62,7 +62,7 @@ def told(root: Path, data: str, **more: Any) -> str:
         (json.dumps({f"key{i:05}": i for i in range(10_000)}).encode(), "has key00000, key00001"),
     ],
 )
-def test_a_broken_line_is_told_by_its_number(tmp_path: Path, line: bytes, words: str) -> None:
+def test_names_the_number_of_an_invalid_line(tmp_path: Path, line: bytes, words: str) -> None:
     (tmp_path / "x.jsonl").write_bytes(b'{"text": "fine"}\n' + line + b"\n")
     message = told(tmp_path, "x.jsonl")
     assert words in message
@@ -81,7 +81,7 @@ def test_a_broken_line_is_told_by_its_number(tmp_path: Path, line: bytes, words:
     ],
 )
 @pytest.mark.parametrize("field", ["data", "tokenizer"])
-def test_a_name_that_is_none_is_told_by_its_field(tmp_path: Path, field: str, name: str, words: str) -> None:
+def test_names_the_field_of_an_invalid_file_name(tmp_path: Path, field: str, name: str, words: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "x.txt").write_text("".join(LINES))
     message = told(tmp_path, **{"data": "x.txt", field: name})
@@ -91,7 +91,7 @@ def test_a_name_that_is_none_is_told_by_its_field(tmp_path: Path, field: str, na
 
 
 @pytest.mark.parametrize("name", ["pipe", "folder"])
-def test_a_tokenizer_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+def test_rejects_a_tokenizer_that_is_not_a_regular_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "x.txt").write_text("".join(LINES))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
@@ -113,7 +113,7 @@ def test_a_tokenizer_that_is_no_regular_file_is_refused_at_once(tmp_path: Path, 
         (TOO_LONG, "t.json", "x.bin", "characters), which cannot be read: File name too long"),
     ],
 )
-def test_the_command_tells_the_same_and_leaves_nothing(
+def test_the_command_reports_the_same_error_and_leaves_no_file(
     tmp_path: Path, inputs: str, tokenizer: str, out: str, words: str
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
@@ -131,13 +131,13 @@ def test_the_command_tells_the_same_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("content", [b"", b"null", b"[1]", b'{"model": {"type": "BPE"', b"\xff\xfe", b"{" * 100_000])
-def test_what_is_no_tokenizer_is_told(tmp_path: Path, content: bytes) -> None:
+def test_rejects_an_invalid_tokenizer(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.txt").write_text("".join(LINES))
     (tmp_path / "t.json").write_bytes(content)
     assert "`train.tokenizer` 't.json' is not tokenizers JSON: " in told(tmp_path, "x.txt", tokenizer="t.json")
 
 
-def test_a_text_that_a_tokenizer_has_no_token_for_is_told(tmp_path: Path) -> None:
+def test_rejects_text_that_the_tokenizer_cannot_encode(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("".join(LINES))
     made = Tokenizer(models.WordLevel({"line": 0}))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -145,14 +145,14 @@ def test_a_text_that_a_tokenizer_has_no_token_for_is_told(tmp_path: Path) -> Non
     assert "`train.tokenizer` 't.json' cannot encode a text: WordLevel" in told(tmp_path, "x.txt", tokenizer="t.json")
 
 
-def test_a_tokenizer_whose_numbers_have_gaps_is_measured_by_its_largest(tmp_path: Path) -> None:
+def test_the_largest_token_determines_the_vocabulary_size(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("".join(LINES))
     made = Tokenizer(models.WordLevel({"line": 0, "[UNK]": 5000}, unk_token="[UNK]"))
     made.save(str(tmp_path / "t.json"))
     assert "'t.json' has 5001 tokens, more than the vocab_size 300" in told(tmp_path, "x.txt", tokenizer="t.json")
 
 
-def test_truncation_padding_and_dropout_of_a_tokenizer_lose_and_add_nothing(tmp_path: Path) -> None:
+def test_disables_truncation_padding_and_dropout(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     plain, odd = byte_tokenizer(), byte_tokenizer(dropout=0.9)
     odd.enable_truncation(3)
@@ -164,7 +164,7 @@ def test_truncation_padding_and_dropout_of_a_tokenizer_lose_and_add_nothing(tmp_
     assert plain.decode(found, skip_special_tokens=False) == "".join(f"{line}<|endoftext|>" for line in LINES)
 
 
-def test_a_folder_is_one_document_a_file(tmp_path: Path) -> None:
+def test_each_file_of_a_folder_is_a_document(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     byte_tokenizer().save(str(tmp_path / "t.json"))
@@ -180,7 +180,7 @@ def test_a_folder_is_one_document_a_file(tmp_path: Path) -> None:
     assert text == f"{''.join(LINES)}{end}no line end{end}row 1{end}row 2{end}"
 
 
-def test_bytes_are_taken_as_they_stand_from_a_folder_as_from_a_file(tmp_path: Path) -> None:
+def test_copies_bytes_of_folders_and_files_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "latin.bin"
     folder.mkdir()
     raw = "caf\u00e9 cr\u00e8me\r\n".encode("latin-1") * 100
@@ -193,7 +193,7 @@ def test_bytes_are_taken_as_they_stand_from_a_folder_as_from_a_file(tmp_path: Pa
     assert message == "`train.data`: a.txt line 1 is not UTF-8: invalid continuation byte"
 
 
-def test_the_line_that_is_not_utf_8_is_told_wherever_it_is(tmp_path: Path) -> None:
+def test_names_the_line_that_is_not_utf_8(tmp_path: Path) -> None:
     byte_tokenizer().save(str(tmp_path / "t.json"))
     (tmp_path / "x.txt").write_bytes("\u00e9\n".encode() * 70_000 + b"\xff\n")
     assert "x.txt line 70001 is not UTF-8" in told(tmp_path, "x.txt", tokenizer="t.json")
@@ -201,7 +201,7 @@ def test_the_line_that_is_not_utf_8_is_told_wherever_it_is(tmp_path: Path) -> No
     assert "y.txt line 2 is not UTF-8: unexpected end of data" in told(tmp_path, "y.txt", tokenizer="t.json")
 
 
-def test_a_suffix_in_upper_case_means_the_same(tmp_path: Path) -> None:
+def test_suffixes_are_case_insensitive(tmp_path: Path) -> None:
     (tmp_path / "X.JSONL").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     pyarrow.parquet.write_table(pyarrow.table({"text": LINES}), tmp_path / "X.Parquet")
     np.arange(300, dtype=np.uint16).tofile(tmp_path / "X.BIN")
@@ -211,7 +211,7 @@ def test_a_suffix_in_upper_case_means_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [None, "t.json"])
-def test_tokens_among_text_are_a_mistake(tmp_path: Path, tokenizer: str | None) -> None:
+def test_rejects_token_files_among_text_files(tmp_path: Path, tokenizer: str | None) -> None:
     byte_tokenizer().save(str(tmp_path / "t.json"))
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "x.bin").write_bytes(b"ab" * 100)
@@ -230,12 +230,12 @@ def test_tokens_among_text_are_a_mistake(tmp_path: Path, tokenizer: str | None) 
         (pyarrow.array([None] * 50), "`train.column` is 'text', which is null instead of text"),
     ],
 )
-def test_a_column_of_something_else_is_told_by_its_row_or_type(tmp_path: Path, column: Any, words: str) -> None:
+def test_names_the_row_or_type_of_an_invalid_column(tmp_path: Path, column: Any, words: str) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "x.parquet")
     assert words in told(tmp_path, "x.parquet")
 
 
-def test_a_damaged_file_is_told_in_one_line(tmp_path: Path) -> None:
+def test_reports_a_damaged_file_in_one_line(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": LINES}), tmp_path / "x.parquet")
     raw = bytearray((tmp_path / "x.parquet").read_bytes())
     raw[5:13] = b"\xff" * 8
@@ -243,14 +243,14 @@ def test_a_damaged_file_is_told_in_one_line(tmp_path: Path) -> None:
     assert "`train.data`: x.parquet cannot be read as parquet: " in told(tmp_path, "x.parquet")
 
 
-def test_columns_of_categories_and_with_dots_are_text_too(tmp_path: Path) -> None:
+def test_accepts_dictionary_columns_and_names_with_dots(tmp_path: Path) -> None:
     table = pyarrow.table({"a.b": pyarrow.array(LINES).dictionary_encode(), "text": pyarrow.array(["z"] * len(LINES))})
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
     text = "".join(f"{line}\n" for line in LINES)
     assert bytes(tokens(tmp_path, "x.parquet", column="a.b")).decode() == text
 
 
-def test_a_draft_is_removed_on_any_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removes_the_draft_after_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
     told(tmp_path, "x.jsonl")
 
@@ -264,9 +264,7 @@ def test_a_draft_is_removed_on_any_exception(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "txt"])
-def test_a_file_that_cannot_be_read_is_named_and_not_the_cache(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_an_unreadable_file(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / f"secret.{suffix}").write_text('{"text": "a"}')
@@ -281,15 +279,15 @@ def test_a_file_that_cannot_be_read_is_named_and_not_the_cache(
     assert told(tmp_path, "texts") == f"`train.data`: cannot read secret.{suffix}: Permission denied"
 
 
-def test_much_text_is_encoded_in_little_memory(tmp_path: Path) -> None:
-    """A tokenizer holds more than 100 bytes for each character while it works."""
+def test_encodes_large_files_with_bounded_memory(tmp_path: Path) -> None:
+    """A tokenizer needs more than 100 bytes per character."""
     byte_tokenizer().save(str(tmp_path / "t.json"))
     (tmp_path / "x.jsonl").write_text(json.dumps({"text": "one more line of text\n" * 95_000}) + "\n")
     program = (
-        "import resource, sys; from pathlib import Path; from workers.trainer.dataset import load_corpus\n"
-        "load_corpus('d.txt', Path(sys.argv[1]), 300, 4, tokenizer='t.json')\n"
+        "import resource, sys; from pathlib import Path; from workers.trainer.dataset import load_dataset\n"
+        "load_dataset('d.txt', Path(sys.argv[1]), 300, 4, tokenizer='t.json')\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "corpus = load_corpus('x.jsonl', Path(sys.argv[1]), 300, 4, tokenizer='t.json')\n"
+        "corpus = load_dataset('x.jsonl', Path(sys.argv[1]), 300, 4, tokenizer='t.json')\n"
         "print(len(corpus.train), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     (tmp_path / "d.txt").write_text("".join(LINES))

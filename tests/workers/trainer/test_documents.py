@@ -1,7 +1,4 @@
-"""A document in pieces is the same text, and the tokenizers in use make the same tokens of it.
-
-JSONL, parquet and tokenizers: what is read is what was written, and what is wrong is told by its place.
-"""
+"""Documents are split without changes to tokens, and read from JSONL, Parquet, and text files."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from workers.trainer import documents as cutting
-from workers.trainer.dataset import load_corpus
-from workers.trainer.documents import blocks, pieces
+from workers.trainer.dataset import load_dataset
+from workers.trainer.documents import iter_blocks, split_document
 from workers.trainer.errors import UserError
 
 PATTERNS = {
@@ -35,7 +32,7 @@ def text_of(seed: int) -> str:
     return "".join(draw.choice(ALPHABET) for _ in range(3000))
 
 
-def tokenizer_of(pattern: str) -> Tokenizer:
+def load_job_tokenizer(pattern: str) -> Tokenizer:
     made = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     made.pre_tokenizer = pre_tokenizers.Sequence(
@@ -50,25 +47,25 @@ def tokenizer_of(pattern: str) -> Tokenizer:
 
 
 @pytest.mark.parametrize("name", list(PATTERNS))
-def test_cutting_changes_no_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "PIECE_CHARS", 400)
-    tokenizer = tokenizer_of(PATTERNS[name])
+def test_splitting_does_not_change_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "MAX_PIECE_CHARS", 400)
+    tokenizer = load_job_tokenizer(PATTERNS[name])
     for seed in range(10, 40):
         text = text_of(seed)
-        found = [piece.text for piece in pieces([text])]
+        found = [piece.text for piece in split_document([text])]
         assert len(found) > 10
         encoded = [token for piece in found for token in tokenizer.encode(piece).ids]
         assert encoded == tokenizer.encode(text).ids
 
 
-def test_the_pieces_are_bounded_and_do_not_depend_on_how_the_text_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "PIECE_CHARS", 100)
+def test_pieces_are_bounded_and_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting, "MAX_PIECE_CHARS", 100)
     for text in (text_of(1), "x" * 1001, "\n" * 777, "a" * 99 + "\nb", ""):
-        found = list(pieces([text]))
+        found = list(split_document([text]))
         assert "".join(piece.text for piece in found) == text
         assert max(len(piece.text) for piece in found) <= 100
         assert [piece.last for piece in found] == [False] * (len(found) - 1) + [True]
-        assert list(pieces(blocks(text))) == list(pieces(text)) == found
+        assert list(split_document(iter_blocks(text))) == list(split_document(text)) == found
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,17 +96,17 @@ def tokenizer(root: Path) -> Tokenizer:
 
 
 def tokens(root: Path, data: str, vocab: int = 256, **more: str) -> list[int]:
-    corpus = load_corpus(data, root, vocab, SEQ_LEN, **more)  # type: ignore[arg-type]
+    corpus = load_dataset(data, root, vocab, SEQ_LEN, **more)  # type: ignore[arg-type]
     return [*corpus.train.tolist(), *corpus.held_out.tolist()]
 
 
 @pytest.mark.parametrize("data", ["d.jsonl", "d.parquet"])
-def test_documents_are_bytes_with_a_line_between(root: Path, data: str) -> None:
+def test_separates_documents_of_bytes_with_a_newline(root: Path, data: str) -> None:
     assert bytes(tokens(root, data)).decode() == "".join(f"{text}\n" for text in TEXTS)
 
 
 @pytest.mark.parametrize("data", ["d.jsonl", "d.parquet"])
-def test_documents_are_tokens_with_an_end_of_text_between(root: Path, tokenizer: Tokenizer, data: str) -> None:
+def test_separates_documents_of_tokens_with_end_of_text(root: Path, tokenizer: Tokenizer, data: str) -> None:
     found = tokens(root, data, 300, tokenizer="bpe.json")
     end = tokenizer.token_to_id("<|endoftext|>")
     assert found.count(end) == len(TEXTS)
@@ -117,13 +114,13 @@ def test_documents_are_tokens_with_an_end_of_text_between(root: Path, tokenizer:
     assert len(found) < sum(len(text.encode()) for text in TEXTS) / 2
 
 
-def test_plain_text_and_the_default_corpus_are_encoded_too(root: Path, tokenizer: Tokenizer) -> None:
+def test_encodes_plain_text_and_the_default_data(root: Path, tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokens(root, "d.txt", 300, tokenizer="bpe.json")) == "\n".join(TEXTS)
     source = tokenizer.decode(tokens(root, "stdlib", 300, tokenizer="bpe.json")[:2000])
     assert "import" in source
 
 
-def test_tokens_are_made_once_and_again_when_the_file_changes(root: Path) -> None:
+def test_encodes_again_after_the_file_changes(root: Path) -> None:
     tokens(root, "d.jsonl")
     (cached,) = (root / ".cache").rglob("*.u8")
     before = cached.stat().st_mtime_ns
@@ -135,7 +132,7 @@ def test_tokens_are_made_once_and_again_when_the_file_changes(root: Path) -> Non
     assert not list((root / ".cache").rglob("*.new"))
 
 
-def test_encode_writes_the_bin_that_training_maps(root: Path, tokenizer: Tokenizer) -> None:
+def test_encode_writes_a_token_file_for_training(root: Path, tokenizer: Tokenizer) -> None:
     out = root / "d.bin"
     done = command("encode", str(root / "d.parquet"), "--tokenizer", str(root / "bpe.json"), "--out", str(out))
     assert done.returncode == 0, done.stderr
@@ -171,26 +168,26 @@ def test_encode_writes_the_bin_that_training_maps(root: Path, tokenizer: Tokeniz
         ),
     ],
 )
-def test_what_is_wrong_is_told_by_its_place(
+def test_errors_name_the_file_and_the_line(
     root: Path, tokenizer: Tokenizer, name: str, content: bytes, more: dict[str, str], words: str
 ) -> None:
     (root / name).write_bytes(content)
     with pytest.raises(UserError) as told:
-        load_corpus(name, root, 300, SEQ_LEN, **more)  # type: ignore[arg-type]
+        load_dataset(name, root, 300, SEQ_LEN, **more)  # type: ignore[arg-type]
     assert words in str(told.value)
     assert not list((root / ".cache").rglob("*.u8")), "nothing half written is kept"
 
 
-def test_a_column_and_a_vocabulary_that_do_not_fit_are_told_with_the_numbers(root: Path, tokenizer: Tokenizer) -> None:
+def test_explains_a_wrong_column_and_a_small_vocabulary(root: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(
         UserError, match=r"`train.column` is 'body', but d.parquet has no column of that name: id, text"
     ):
-        load_corpus("d.parquet", root, 256, SEQ_LEN, column="body")
+        load_dataset("d.parquet", root, 256, SEQ_LEN, column="body")
     with pytest.raises(UserError, match=r"'bpe.json' has 300 tokens, more than the vocab_size 256"):
-        load_corpus("d.jsonl", root, 256, SEQ_LEN, tokenizer="bpe.json")
+        load_dataset("d.jsonl", root, 256, SEQ_LEN, tokenizer="bpe.json")
 
 
-def test_the_command_refuses_in_one_line(tmp_path: Path) -> None:
+def test_the_command_rejects_in_one_line(tmp_path: Path) -> None:
     small = command("train", str(ROOT / "README.md"), "--vocab-size", "10", "--out", str(tmp_path / "t.json"))
     assert (small.returncode, small.stderr.count("\n")) == (2, 1)
     assert "Use at least 257" in small.stderr

@@ -1,4 +1,4 @@
-"""One process takes a run's choices of experts, and tells rounding from a router that chooses wrong."""
+"""The reference replays the expert choices of a run, and detects wrong routers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer
 from tests.support.ranks import forked
 from workers.meter import Recorder
-from workers.trainer.errors import ProofError
-from workers.trainer.model.moe import Routing, routed
-from workers.trainer.trainer import Trainer, train
-from workers.trainer.verification import Proof
-from workers.trainer.verification.routing import Chosen, routers
+from workers.trainer.errors import VerificationError
+from workers.trainer.model.moe import Routing, make_routing
+from workers.trainer.trainer import RunHooks, Trainer
+from workers.trainer.verification import RunVerifier
+from workers.trainer.verification.routing import RoutingRecorder, iter_routers
 
 
 def mixture(folder: Path, **asked: Any) -> Trainer:
@@ -32,24 +32,24 @@ def mixture(folder: Path, **asked: Any) -> Trainer:
 def proven(trainer: Trainer) -> list[ProofItem]:
     said: list[ProofItem] = []
     items: Any = lambda item: said.append(item) if item["kind"] == "proof" else None  # noqa: E731
-    train(trainer, items, lambda _line: None, watch=Proof(trainer, items, lambda _line: None))
+    trainer.train(RunHooks(items, lambda _line: None, verifier=RunVerifier(trainer, items, lambda _line: None)))
     return said
 
 
 def wrongly(trainer: Trainer, tokens: int) -> None:
-    """Some tokens of the last layer go to the expert that is the least probable, with its gate."""
+    """Route some tokens of the last layer to their least probable expert."""
 
     def route(_router: Any, _inputs: Any, routing: Routing) -> Routing:
         experts = routing.experts.clone()
         experts.flatten(0, 1)[:tokens, -1] = routing.probabilities.flatten(0, 1)[:tokens].argmin(-1)
         gates = routing.probabilities.gather(-1, experts)
-        return routed(experts, gates, routing.probabilities, routing.gates.dtype)
+        return make_routing(experts, gates, routing.probabilities, routing.gates.dtype)
 
-    list(routers(trainer))[-1][1].register_forward_hook(route)
+    list(iter_routers(trainer))[-1][1].register_forward_hook(route)
 
 
-def test_what_rounding_turned_is_followed_and_told(tmp_path: Path) -> None:
-    """Of so few rows one turned choice was as much as a fault: 0.53 of a gradient, by a limit of 0.3."""
+def test_replays_choices_that_rounding_changed(tmp_path: Path) -> None:
+    """With few rows, one changed choice has the effect of a fault."""
     last = proven(mixture(tmp_path, precision="bf16", seq_len=16))[-1]
     one, end = last["one_process"], last["end"]
     assert (one["state"], end["state"]) == ("equal", "equal")
@@ -57,40 +57,42 @@ def test_what_rounding_turned_is_followed_and_told(tmp_path: Path) -> None:
     assert max(one["gradient"], end["gradient"]) < 0.1
 
 
-def test_in_fp32_no_choice_is_turned_and_a_mixture_is_equal_as_others_are(tmp_path: Path) -> None:
+def test_no_choice_differs_in_fp32(tmp_path: Path) -> None:
     one = proven(mixture(tmp_path))[-1]["one_process"]
     assert one["choices"]["turned"] == 0
     assert one["gradient"] < 1e-5
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_one_token_that_a_router_sends_to_the_wrong_expert_is_told(tmp_path: Path, precision: str) -> None:
+def test_detects_one_token_with_a_wrong_expert(tmp_path: Path, precision: str) -> None:
     trainer = mixture(tmp_path, precision=precision)
     wrongly(trainer, 1)
-    with pytest.raises(ProofError, match=r"choice of layers\.\d+\.moe\.router differs from the reference by"):
+    with pytest.raises(VerificationError, match=r"choice of layers\.\d+\.moe\.router differs from the reference by"):
         proven(trainer)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_token_that_has_its_best_expert_twice_is_told(tmp_path: Path, precision: str) -> None:
-    """The least probable of its gates is more than it would have been: it looked like the better choice."""
+def test_detects_a_token_with_a_duplicate_expert(tmp_path: Path, precision: str) -> None:
+    """A duplicate expert has a larger smallest gate than the correct choice."""
     trainer = mixture(tmp_path, precision=precision)
 
     def route(_router: Any, _inputs: Any, routing: Routing) -> Routing:
         experts = routing.experts.clone()
         experts.flatten(0, 1)[0, -1] = experts.flatten(0, 1)[0, 0]
         gates = routing.probabilities.gather(-1, experts)
-        return routed(experts, gates, routing.probabilities, routing.gates.dtype)
+        return make_routing(experts, gates, routing.probabilities, routing.gates.dtype)
 
-    list(routers(trainer))[-1][1].register_forward_hook(route)
-    with pytest.raises(ProofError, match=r"choice of layers\.\d+\.moe\.router differs from the reference with NaN"):
+    list(iter_routers(trainer))[-1][1].register_forward_hook(route)
+    with pytest.raises(
+        VerificationError, match=r"choice of layers\.\d+\.moe\.router differs from the reference with NaN"
+    ):
         proven(trainer)
 
 
-def test_choices_of_a_step_are_kept_for_each_micro_batch_and_given_up_after(tmp_path: Path) -> None:
+def test_records_choices_per_micro_batch_and_drops_them(tmp_path: Path) -> None:
     trainer = mixture(tmp_path, micro_batches=2)
-    chosen = Chosen(trainer, on=True)
-    trainer.backward(0)
+    chosen = RoutingRecorder(trainer, on=True)
+    trainer.forward_backward(0)
     chosen.end_step()
     assert chosen.num_bytes > 0
     (step,) = chosen.take()
@@ -99,12 +101,12 @@ def test_choices_of_a_step_are_kept_for_each_micro_batch_and_given_up_after(tmp_
     for experts in step.values():
         assert experts.shape[:2] == (spec.train.global_batch, spec.train.seq_len)
         assert int(experts.min()) >= 0, "none is missing"
-    trainer.backward(1)
+    trainer.forward_backward(1)
     chosen.end_step()
     assert chosen.num_bytes == 0, "it is off until it is asked again"
 
 
-def test_limits_of_a_mixture_are_those_of_any_model_and_name_its_choices() -> None:
+def test_mixture_models_have_the_same_limits_and_a_choice_limit() -> None:
     for precision in ("fp32", "bf16", "fp8"):
         mixed, plain = (make_spec(model, {}, 2, train={"precision": precision}) for model in ("moe", "llama"))
         assert get_tolerances(mixed) == get_tolerances(plain)
@@ -113,12 +115,12 @@ def test_limits_of_a_mixture_are_those_of_any_model_and_name_its_choices() -> No
         )
 
 
-def test_a_followed_step_has_the_gates_of_the_run_s_own(tmp_path: Path) -> None:
+def test_gates_follow_from_probabilities_and_choices(tmp_path: Path) -> None:
     trainer = mixture(tmp_path)
     seen: list[Routing] = []
-    layer, router = next(iter(routers(trainer)))
+    layer, router = next(iter(iter_routers(trainer)))
     router.register_forward_hook(lambda _router, _inputs, routing: seen.append(routing))
-    trainer.backward(0)
+    trainer.forward_backward(0)
     routing = seen[0]
     gathered = routing.probabilities.gather(-1, routing.experts)
     if routing.experts.shape[-1] > 1:
@@ -128,8 +130,8 @@ def test_a_followed_step_has_the_gates_of_the_run_s_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ring", "all_gather"])
-def test_choices_of_all_ranks_are_put_together_by_micro_batch_and_position(tmp_path: Path, method: str) -> None:
-    """In fp32 one process' own are the same: any that is not where it was made would be another's."""
+def test_gathers_choices_of_all_ranks_by_position(tmp_path: Path, method: str) -> None:
+    """In fp32, choices of the reference are equal, so a misplaced choice shows."""
     write_data(tmp_path)
     layout = {"cp": 2, "pp": 2, "cp_method": method}
     spec = make_spec("moe", layout, 4, train={"steps": 4, "data": "parity.bin"})

@@ -1,7 +1,4 @@
-"""What a run's most memory is counted from.
-
-What a rank counts of its memory, and what it does not claim to know.
-"""
+"""Peak memory of a run, and its breakdown."""
 
 from __future__ import annotations
 
@@ -22,8 +19,8 @@ from tests.parity.cases import SIZES, write_data
 from tests.parity.rank import make_trainer
 from tests.support.processes import ROOT
 from workers.meter import Recorder
-from workers.trainer.memory import Peak, Standing, storage_bytes
-from workers.trainer.trainer import train
+from workers.trainer.memory import MemoryProbe, PeakMemory, get_storage_bytes
+from workers.trainer.trainer import RunHooks
 
 IMPORTED = """
 import json
@@ -37,7 +34,7 @@ from workers.meter import Recorder
 from workers.trainer import __main__, memory
 
 
-class Noted(memory.Peak):
+class Noted(memory.PeakMemory):
     def __init__(self, device):
         super().__init__(device)
         self.before = set(sys.modules)
@@ -51,7 +48,7 @@ def rank(index, spec):
 
 
 write_data(Path(sys.argv[1]))
-noted, __main__.Peak = [], Noted
+noted, __main__.PeakMemory = [], Noted
 os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
 for arch, layout in (("llama", {"dp": 2, "zero": 1}), ("llama", {"pp": 2}), ("moe", {"dp": 2, "ep": 2})):
     os.environ["MASTER_PORT"] = str(find_free_port())
@@ -67,9 +64,8 @@ FEW_MODULES = 4  # of the profiler, a few KiB each
 
 
 @pytest.mark.slow
-def test_what_training_imports_is_there_before_its_memory_is_counted(tmp_path: Path) -> None:
-    """FSDP2 was not, and the compiler and sympy, which torch imports for experts, ZeRO and pipes: 35 to 80 MiB of each
-    rank that shared a plan's 80 to 280."""
+def test_imports_libraries_before_memory_is_measured(tmp_path: Path) -> None:
+    """Late imports of FSDP2, the compiler, and sympy took 35 to 80 MiB per rank."""
     argv = [sys.executable, "-W", "ignore", "-c", IMPORTED, str(tmp_path)]
     subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
     found = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
@@ -79,11 +75,11 @@ def test_what_training_imports_is_there_before_its_memory_is_counted(tmp_path: P
 
 ASIDE = """
 import torch
-from workers.trainer.allocator import return_large_tensors
-from workers.trainer.memory import Peak
+from workers.trainer.allocator import configure_large_allocations
+from workers.trainer.memory import PeakMemory
 
-return_large_tensors()
-peak = Peak(torch.device("cpu"))
+configure_large_allocations()
+peak = PeakMemory(torch.device("cpu"))
 own = torch.ones(32 * 2**18)
 peak.pause()
 kept, of_a_library, gone = (torch.ones(n * 2**18) for n in (64, 48, 128))
@@ -98,7 +94,7 @@ print(peak.read() / 2**20)
 """
 
 
-def test_what_a_proof_holds_keeps_and_leaves_to_libraries_is_not_training_s() -> None:
+def test_the_peak_excludes_memory_of_the_verification() -> None:
     done = subprocess.run([sys.executable, "-c", ASIDE], cwd=ROOT, capture_output=True, text=True, check=True)
     before, after = map(float, done.stdout.split())
     assert 31 < before < 36
@@ -114,26 +110,27 @@ import torch
 from tests.parity.cases import SIZES, make_spec, write_data
 from tests.parity.rank import make_trainer
 from workers.meter import Recorder
-from workers.trainer.allocator import return_large_tensors
-from workers.trainer.trainer import train
-from workers.trainer.memory import Peak
-from workers.trainer.verification import Proof
+from workers.trainer.allocator import configure_large_allocations
+from workers.trainer.memory import PeakMemory
+from workers.trainer.trainer import RunHooks
+from workers.trainer.verification import RunVerifier
 
 torch.set_num_threads(1)
-return_large_tensors()
+configure_large_allocations()
 write_data(Path(sys.argv[1]))
 SIZES["llama"] |= {"hidden_size": 512, "ffn_hidden_size": 1408}
 spec = make_spec("llama", {}, 1, train={"steps": 5, "eval_every": 0, "verify": sys.argv[2]})
-peak, said = Peak(torch.device("cpu")), []
+peak, said = PeakMemory(torch.device("cpu")), []
 trainer = make_trainer(spec, Path(sys.argv[1]), Recorder(0))
-train(trainer, said.append, lambda _line: None, watch=Proof(trainer, said.append, lambda _line: None), peak=peak)
+verifier = RunVerifier(trainer, said.append, lambda _line: None)
+trainer.train(RunHooks(said.append, lambda _line: None, verifier=verifier, peak=peak))
 print([item["peak_bytes"] for item in said if item["kind"] == "verdict"][0])
 """
 
 
 @pytest.mark.slow
-def test_what_one_process_computes_beside_a_run_is_not_its_memory(tmp_path: Path) -> None:
-    """It was: 601 MB where training held 218, as kept gradients and in a heap that glibc kept."""
+def test_the_peak_excludes_memory_of_the_reference(tmp_path: Path) -> None:
+    """The reference added 601 MB to a training peak of 218 MB."""
 
     def peak(verify: str) -> int:
         argv = [sys.executable, "-c", VERIFIED, str(tmp_path), verify]
@@ -146,25 +143,25 @@ MODEL: dict[str, Any] = {**SIZES["llama"], "num_layers": 2, "vocab_size": 4096, 
 
 
 def counted(folder: Path, copies: list[torch.Tensor], **settings: Any) -> tuple[MemoryParts, dict[str, int]]:
-    """What the one rank of a run says; and its plan, with gradients as they are once complete."""
+    """Return the reported breakdown of a run, and the planned breakdown."""
     write_data(folder)
     asked = {"steps": 2, "global_batch": 4, "micro_batches": 4, "seq_len": 128, "data": "parity.bin", **settings}
     spec = parse_spec({"model": MODEL, "train": {**asked, "verify": "off"}})
     trainer = make_trainer(spec, folder, Recorder(0))
-    trainer.copies = lambda: copies
+    trainer.get_staged_tensors = lambda: copies
     said: list[Item] = []
-    train(trainer, said.append, lambda _line: None, peak=Peak(trainer.device))
+    trainer.train(RunHooks(said.append, lambda _line: None, peak=PeakMemory(trainer.device)))
     (parts,) = [item["memory"] for item in said if item["kind"] == "verdict"]
     return parts, {**memory(spec, 0), "gradients": gradient_bytes(spec, 0)}
 
 
 def test_tensors_that_share_a_storage_count_once() -> None:
     whole = torch.empty(8, 4)
-    assert storage_bytes([whole, whole[0], whole.T, torch.empty(2)]) == 8 * 4 * 4 + 2 * 4
+    assert get_storage_bytes([whole, whole[0], whole.T, torch.empty(2)]) == 8 * 4 * 4 + 2 * 4
 
 
-class Readings(Peak):
-    """The most that each action in turn is told to have reached."""
+class Readings(PeakMemory):
+    """Return a given sequence of peaks."""
 
     def __init__(self, *told: int) -> None:
         super().__init__(torch.device("cpu"))
@@ -174,52 +171,52 @@ class Readings(Peak):
         return next(self.told)
 
 
-def test_gradients_that_came_as_the_peak_passed_are_not_told_apart(tmp_path: Path) -> None:
+def test_gradients_are_unknown_if_the_peak_action_adds_them(tmp_path: Path) -> None:
     write_data(tmp_path)
     spec = parse_spec({"model": MODEL, "train": {"global_batch": 2, "seq_len": 32, "data": "parity.bin"}})
-    part = make_trainer(spec, tmp_path, Recorder(0)).part
-    held, largest = sum(held.tensor.nbytes for held in part.tensors), 2**30
+    part = make_trainer(spec, tmp_path, Recorder(0)).model
+    held, largest = sum(held.weight.nbytes for held in part.parameters), 2**30
     for highest, then, beside in (
         ((largest, 1), None, largest - held),
         ((1, largest), held, largest - 2 * held),
         ((1, 2), held, None),  # less than what was counted: a resident set may well say so
     ):
-        standing = Standing(part, torch.optim.AdamW(part.masters()), Readings(*highest), tuple)
-        with standing.within():
-            for one in part.tensors:
-                one.tensor.grad = torch.ones_like(one.tensor)
-        with standing.within():
-            standing.complete()
-        told = standing.told()
+        standing = MemoryProbe(part, torch.optim.AdamW(part.get_masters()), Readings(*highest), tuple)
+        with standing.measure_action():
+            for one in part.parameters:
+                one.weight.grad = torch.ones_like(one.weight)
+        with standing.measure_action():
+            standing.record_gradients()
+        told = standing.get_breakdown()
         assert (told["gradients"], told["gradients_then"], told["beside"]) == (held, then, beside)
-        for one in part.tensors:
-            one.tensor.grad = None
+        for one in part.parameters:
+            one.weight.grad = None
 
 
-def test_what_a_first_update_made_meanwhile_is_not_taken_from_its_peak(tmp_path: Path) -> None:
+def test_the_remainder_is_unknown_if_the_update_creates_moments(tmp_path: Path) -> None:
     parts, plan = counted(tmp_path, [], steps=1)
     assert parts["beside"] is None
     assert parts["optimizer"] == plan["optimizer"]
 
 
-def test_of_gradients_that_an_update_turns_nobody_knows_how_many_stood(tmp_path: Path) -> None:
+def test_gradients_are_unknown_if_the_update_converts_them(tmp_path: Path) -> None:
     write_data(tmp_path)
     train_spec = {"global_batch": 2, "seq_len": 32, "data": "parity.bin", "precision": "bf16_gradients"}
-    part = make_trainer(parse_spec({"model": MODEL, "train": train_spec}), tmp_path, Recorder(0)).part
-    standing = Standing(part, torch.optim.AdamW(part.masters()), Readings(1, 2**30), tuple)
-    for one in part.tensors:
-        one.tensor.grad = torch.ones_like(one.tensor)
-    with standing.within():
-        standing.complete()
-    with standing.within():
-        for one in part.tensors:
-            one.tensor.grad = None
-    told = standing.told()
+    part = make_trainer(parse_spec({"model": MODEL, "train": train_spec}), tmp_path, Recorder(0)).model
+    standing = MemoryProbe(part, torch.optim.AdamW(part.get_masters()), Readings(1, 2**30), tuple)
+    for one in part.parameters:
+        one.weight.grad = torch.ones_like(one.weight)
+    with standing.measure_action():
+        standing.record_gradients()
+    with standing.measure_action():
+        for one in part.parameters:
+            one.weight.grad = None
+    told = standing.get_breakdown()
     assert told["gradients_then"] is None
     assert told["beside"] == 2**30 - told["parameters"] - told["optimizer"]
 
 
-def test_masters_and_copies_are_parts_of_their_own(tmp_path: Path) -> None:
+def test_reports_masters_and_copies_separately(tmp_path: Path) -> None:
     copies = [torch.empty(1000), torch.empty(10, device="meta")]
     parts, plan = counted(tmp_path, copies, precision="bf16_gradients")
     assert (parts["parameters"], parts["optimizer"], parts["gradients"]) == tuple(

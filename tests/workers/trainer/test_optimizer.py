@@ -1,7 +1,4 @@
-"""The learning rate keeps its shape, squares are summed, and updates are counted where tensors are.
-
-What fp32 masters are for: small gradients add up, and small updates too.
-"""
+"""Learning rate schedule, gradient norms, and fp32 masters."""
 
 from __future__ import annotations
 
@@ -22,38 +19,38 @@ from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec, TrainSpec
 from tests.parity.cases import SIZES, make_spec, write_data
 from tests.parity.rank import make_trainer
-from workers.checkpoint.state import set_steps
+from workers.checkpoint.state import set_optimizer_steps
 from workers.meter import Recorder
-from workers.trainer.optimizer import RUN, learning_rate, square_sum
+from workers.trainer.optimizer import SUM_CHUNK, compute_square_sum, get_learning_rate
 from workers.trainer.parallel.data_parallel import MasterGradients, make_master
 from workers.trainer.trainer import Trainer
-from workers.trainer.verification.reference import make_room, whole_tensors
+from workers.trainer.verification.reference import allocate_moments, iter_model_tensors
 
 
-def test_the_learning_rate_climbs_then_falls_along_a_cosine_to_a_tenth() -> None:
+def test_the_learning_rate_warms_up_and_decays_to_a_tenth() -> None:
     train = TrainSpec(learning_rate=1.0, warmup_steps=4, steps=24)
-    rates = [learning_rate(step, train) for step in range(24)]
+    rates = [get_learning_rate(step, train) for step in range(24)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[14] == pytest.approx(0.55)
     assert all(later < earlier for earlier, later in pairwise(rates[4:]))
-    assert learning_rate(24, train) == pytest.approx(0.1)
-    assert learning_rate(0, TrainSpec(learning_rate=1.0, warmup_steps=0, steps=1)) == 1.0
+    assert get_learning_rate(24, train) == pytest.approx(0.1)
+    assert get_learning_rate(0, TrainSpec(learning_rate=1.0, warmup_steps=0, steps=1)) == 1.0
 
 
-def test_squares_are_summed_as_in_float64() -> None:
+def test_square_sums_match_float64() -> None:
     x = torch.randn(3 * 2**20 + 17, generator=torch.Generator().manual_seed(0)) * 1e-3
-    assert float(square_sum([x])) == pytest.approx(float(x.double().square().sum()), rel=1e-7)
-    assert float(square_sum([x[:5].bfloat16()])) == pytest.approx(
+    assert float(compute_square_sum([x])) == pytest.approx(float(x.double().square().sum()), rel=1e-7)
+    assert float(compute_square_sum([x[:5].bfloat16()])) == pytest.approx(
         float(x[:5].bfloat16().double().square().sum()), rel=1e-6
     )
-    assert float(square_sum([x[:0]])) == 0.0
+    assert float(compute_square_sum([x[:0]])) == 0.0
     several = [x[:5].bfloat16(), x[:0], x[: 2**14].view(2**7, 2**7), x]
-    apart = [float(square_sum([one])) for one in several]
-    assert float(square_sum(several)) == pytest.approx(sum(apart), rel=1e-12)
+    apart = [float(compute_square_sum([one])) for one in several]
+    assert float(compute_square_sum(several)) == pytest.approx(sum(apart), rel=1e-12)
 
 
 class Kernels(TorchDispatchMode):
-    """Counts what is called and makes no view."""
+    """Count the operations that are not views."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,19 +61,19 @@ class Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_tensor_costs_its_host_two_kernels_at_most() -> None:
-    tensors = [torch.ones(RUN + 1), torch.ones(RUN), torch.ones(5)]
+def test_a_square_sum_takes_at_most_two_kernels_per_tensor() -> None:
+    tensors = [torch.ones(SUM_CHUNK + 1), torch.ones(SUM_CHUNK), torch.ones(5)]
     with Kernels() as once:
-        square_sum(tensors)
+        compute_square_sum(tensors)
     with Kernels() as ten_times:
-        square_sum(tensors * 10)
+        compute_square_sum(tensors * 10)
     assert ten_times.count - once.count == 9 * 4
 
 
 class Device(NamedTuple):
-    """What `make_room` takes of a trainer, on torch's device without values."""
+    """Store the parts of a trainer that `allocate_moments` uses."""
 
-    part: SimpleNamespace
+    model: SimpleNamespace
     optimizer: SimpleNamespace
     device: torch.device
 
@@ -86,31 +83,30 @@ def trainer() -> Device:
     spec = make_spec("gpt", {}, 1)
     device = torch.device("meta")
     tensors = [
-        SimpleNamespace(name=name, master=torch.empty(shape, device=device)) for name, shape in whole_tensors(spec)
+        SimpleNamespace(name=name, master=torch.empty(shape, device=device)) for name, shape in iter_model_tensors(spec)
     ]
-    part = SimpleNamespace(tensors=tensors, follow_masters=lambda: None)
+    part = SimpleNamespace(parameters=tensors, copy_masters_to_weights=lambda: None)
     return Device(part, SimpleNamespace(state=defaultdict(dict)), device)
 
 
-def test_updates_are_counted_where_the_tensors_are(trainer: Any) -> None:
-    """A GPU's fused AdamW takes no count from the host: no run on one was resumed, nor held to one process at its
-    end."""
-    set_steps(trainer.part, trainer.optimizer, 3)
+def test_step_counts_are_on_the_device_of_the_parameters(trainer: Any) -> None:
+    """The fused AdamW of a GPU rejects step counts on the host."""
+    set_optimizer_steps(trainer.model, trainer.optimizer, 3)
     counts = [state["step"] for state in trainer.optimizer.state.values()]
-    assert len(counts) == len(trainer.part.tensors)
+    assert len(counts) == len(trainer.model.parameters)
     assert {count.device for count in counts} == {trainer.device}
 
 
-def test_one_process_counts_its_updates_where_its_tensors_are(trainer: Any) -> None:
-    make_room(trainer, 3)
+def test_step_counts_of_the_reference_are_on_its_device(trainer: Any) -> None:
+    allocate_moments(trainer, 3)
     assert {state["step"].device for state in trainer.optimizer.state.values()} == {trainer.device}
 
 
-def test_small_gradients_are_not_lost_beside_a_large_sum() -> None:
+def test_fp32_accumulation_keeps_small_gradients() -> None:
     weight = nn.Parameter(torch.zeros(1))
     master = make_master(weight, torch.bfloat16)
     assert (weight.dtype, master.dtype) == (torch.bfloat16, torch.float32)
-    masters = MasterGradients({weight: master}, splits=False)
+    masters = MasterGradients({weight: master}, splits_backward=False)
     for gradient in (256.0, 0.5, 0.5, 0.5, 0.5):  # bf16 has 8 bits: 256.5 is 256 there
         (weight * gradient).sum().backward()
     assert weight.grad is None
@@ -129,34 +125,34 @@ def trainer_of(folder: Path, **train: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16_gradients"])
-def test_updates_too_small_for_bf16_add_up_in_the_masters(precision: str, tmp_path: Path) -> None:
+def test_masters_accumulate_small_updates(precision: str, tmp_path: Path) -> None:
     write_data(tmp_path)
     trainer = trainer_of(tmp_path, precision=precision, learning_rate=1e-6, weight_decay=0.0)
-    (held,) = (held for held in trainer.part.tensors if held.name == "final_norm.weight")
+    (held,) = (held for held in trainer.model.parameters if held.name == "final_norm.weight")
     assert torch.equal(held.master, torch.ones_like(held.master))
-    trainer.step(0)
+    trainer.train_step(0)
     assert held.master.detach().sub(1).abs().max() == pytest.approx(1e-6, rel=0.1)
-    assert torch.equal(held.tensor, torch.ones_like(held.tensor)), "less than bf16 can tell apart"
-    assert all(torch.equal(h.tensor, h.master.bfloat16()) for h in trainer.part.tensors)
-    assert all(h.tensor.grad is None and h.master.grad is None for h in trainer.part.tensors)
+    assert torch.equal(held.weight, torch.ones_like(held.weight)), "less than bf16 can tell apart"
+    assert all(torch.equal(h.weight, h.master.bfloat16()) for h in trainer.model.parameters)
+    assert all(h.weight.grad is None and h.master.grad is None for h in trainer.model.parameters)
 
 
-def test_everything_is_one_tensor_in_fp32(tmp_path: Path) -> None:
+def test_weights_and_masters_are_one_tensor_in_fp32(tmp_path: Path) -> None:
     write_data(tmp_path)
-    tensors = trainer_of(tmp_path).part.tensors
-    assert all(held.tensor is held.master is held.summed for held in tensors)
+    tensors = trainer_of(tmp_path).model.parameters
+    assert all(held.weight is held.master is held.gradient_holder for held in tensors)
 
 
-def test_everything_is_one_tensor_in_bf16_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_weights_and_masters_are_one_tensor_with_bf16_state(tmp_path: Path) -> None:
     write_data(tmp_path)
     trainer = trainer_of(tmp_path, precision="bf16_state", learning_rate=1e-3)
-    tensors = trainer.part.tensors
-    assert all(held.tensor is held.master is held.summed for held in tensors)
-    before = {held.name: held.tensor.clone() for held in tensors}
-    trainer.step(0)
-    assert {held.tensor.dtype for held in tensors} == {torch.bfloat16}
+    tensors = trainer.model.parameters
+    assert all(held.weight is held.master is held.gradient_holder for held in tensors)
+    before = {held.name: held.weight.clone() for held in tensors}
+    trainer.train_step(0)
+    assert {held.weight.dtype for held in tensors} == {torch.bfloat16}
     moments = [value for state in trainer.optimizer.state.values() for value in state.values() if value.numel() > 1]
     assert len(moments) == 2 * len(tensors)
     assert {moment.dtype for moment in moments} == {torch.bfloat16}
-    moved = {held.name for held in tensors if not torch.equal(held.tensor, before[held.name])}
+    moved = {held.name for held in tensors if not torch.equal(held.weight, before[held.name])}
     assert {held.name for held in tensors} - moved == {h.name for h in tensors if "norm" in h.name}, "ones stay ones"

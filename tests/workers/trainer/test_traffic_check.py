@@ -1,4 +1,4 @@
-"""A rank's own comparison misses nothing: a byte, a call, a collective nobody predicted, one that never came."""
+"""The traffic check detects a wrong byte, a wrong call, and additional or missing collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contracts.telemetry.vocabulary import Phase
 from planner.cost.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
 from planner.facts.parse_spec import parse_spec
 from workers.meter import Recorder
-from workers.trainer.traffic_check import verdict
+from workers.trainer.traffic_check import compare_run_traffic
 
 SPEC = parse_spec(
     {
@@ -24,7 +24,7 @@ RANK = 5
 
 
 def counted() -> Recorder:
-    """What the meter holds after a run in which everything went as predicted."""
+    """Record a run with the predicted traffic."""
     recorder = Recorder(RANK)
     for axis in ("dp", "tp", "pp"):
         recorder.label_group(axis, axis)
@@ -40,7 +40,7 @@ def counted() -> Recorder:
 
 
 def differences(recorder: Recorder) -> list[VerdictRow]:
-    rows = verdict(SPEC, RANK, recorder.get_cells(), {})
+    rows = compare_run_traffic(SPEC, RANK, recorder.get_cells(), {})
     return [
         row
         for row in rows
@@ -48,16 +48,16 @@ def differences(recorder: Recorder) -> list[VerdictRow]:
     ]
 
 
-def test_a_run_as_predicted_has_no_difference_in_any_phase() -> None:
+def test_predicted_traffic_has_no_difference() -> None:
     assert num_evals(SPEC) == 3
-    rows = verdict(SPEC, RANK, counted().get_cells(), {})
+    rows = compare_run_traffic(SPEC, RANK, counted().get_cells(), {})
     assert {row["phase"] for row in rows} == {"setup", "step", "eval"}
     assert {row["axis"] for row in rows} == {"world", "dp", "tp", "pp"}
     assert differences(counted()) == []
 
 
 @pytest.mark.parametrize("phase", ["setup", "step", "eval", "teardown"])
-def test_one_more_call_is_seen_in_every_phase(phase: Phase) -> None:
+def test_detects_an_additional_call_in_every_phase(phase: Phase) -> None:
     recorder = counted()
     recorder.set_phase(phase)
     recorder.issue("all_gather", "dp", 2, 1)
@@ -67,9 +67,9 @@ def test_one_more_call_is_seen_in_every_phase(phase: Phase) -> None:
     assert row["measured_count"] - row["predicted_count"] == 1
 
 
-def test_a_collective_that_never_came_is_seen() -> None:
+def test_detects_a_missing_collective() -> None:
     cells = [c for c in counted().get_cells() if (c["phase"], c["op"]) != ("step", "reduce_scatter")]
-    missing = [r for r in verdict(SPEC, RANK, cells, {}) if r["measured_count"] != r["predicted_count"]]
+    missing = [r for r in compare_run_traffic(SPEC, RANK, cells, {}) if r["measured_count"] != r["predicted_count"]]
     assert {(r["op"], r["axis"], r["measured_count"]) for r in missing} == {
         ("reduce_scatter", "dp", 0),
         ("reduce_scatter", "tp", 0),

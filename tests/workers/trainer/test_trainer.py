@@ -1,9 +1,4 @@
-"""What a rank imports before it trains, and what it refuses.
-
-The command as torchrun starts it: it learns, its traffic is as predicted, and mistakes are told in one line.
-
-A loss that is no number any more ends the run on every rank and says what was asked for, or goes on if told to.
-"""
+"""The trainer command: imports, training, user errors, and divergence."""
 
 from __future__ import annotations
 
@@ -27,9 +22,9 @@ from tests.support.processes import base_environment
 from tests.support.ranks import forked, run_to_end, torchrun
 from tests.workers.checkpoint.runs import Ran, make_spec, run
 from webapp.runner import find_free_port
-from workers.trainer.__main__ import spec_of
+from workers.trainer.__main__ import load_spec
 from workers.trainer.errors import DivergedError
-from workers.trainer.trainer import StepResult, stop_if
+from workers.trainer.trainer import StepResult, raise_if_diverged
 
 HEAVY = (
     "torch._dynamo",
@@ -49,8 +44,8 @@ sys.exit(code)
 """
 
 
-def test_a_rank_imports_what_it_needs(tmp_path: Path) -> None:
-    """The rest is as much again as all of a rank's start; ZeRO, checkpoints and compiling ask for it."""
+def test_a_rank_does_not_import_unused_libraries(tmp_path: Path) -> None:
+    """Only ZeRO, checkpoints, and compilation import these libraries."""
     spec = tmp_path / "spec.json"
     spec.write_text('{"model": {"preset": "gpt-tiny"}, "train": {"steps": 2, "global_batch": 2, "seq_len": 32}}')
     argv = [sys.executable, "-c", TRAINS, str(spec), str(tmp_path)]
@@ -69,14 +64,12 @@ def test_a_rank_imports_what_it_needs(tmp_path: Path) -> None:
         ({"resources": {"device": "cuda", "stack": "megatron"}}, "resources.stack"),
     ],
 )
-def test_a_rank_refuses_what_it_would_train_otherwise_than_it_was_asked(
-    tmp_path: Path, change: dict[str, Any], field: str
-) -> None:
-    """Whoever starts it: a board refuses the same before it sends it."""
+def test_rejects_options_that_the_trainer_does_not_support(tmp_path: Path, change: dict[str, Any], field: str) -> None:
+    """The board rejects the same options before it sends a job."""
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({"model": {"preset": "gpt-tiny"}, **change}))
     with pytest.raises(SpecError, match=rf"`{field}`: the trainer does not support"):
-        spec_of(path, 1)
+        load_spec(path, 1)
 
 
 LEARNS: dict[str, Any] = {
@@ -109,7 +102,7 @@ def written(folder: Path, spec: object) -> Path:
 
 
 @pytest.mark.slow
-def test_the_loss_falls_on_the_standard_library_and_every_byte_was_predicted(tmp_path: Path) -> None:
+def test_the_loss_decreases_and_the_traffic_matches(tmp_path: Path) -> None:
     done = run_command(written(tmp_path, LEARNS), tmp_path, ranks=2)
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [float(x) for x in re.findall(r"^step \d+/150 loss ([\d.]+)", done.stdout, re.MULTILINE)]
@@ -150,7 +143,7 @@ ALONE = {**LEARNS, "layout": {}}
         pytest.param(None, "`spec` is null. Use an object.", id="not a spec"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, spec: object, message: str) -> None:
+def test_reports_a_user_error_in_one_line(tmp_path: Path, spec: object, message: str) -> None:
     (tmp_path / "short.txt").write_text("short")
     done = run_command(spec=written(tmp_path, spec), data_root=tmp_path)
     assert done.returncode == 2
@@ -160,7 +153,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, spec: object, mes
     assert done.stdout == ""
 
 
-def test_a_token_that_one_rank_draws_ends_the_run_on_all(tmp_path: Path) -> None:
+def test_a_data_error_on_one_rank_ends_all_ranks(tmp_path: Path) -> None:
     train = {"steps": 100_000, "global_batch": 2, "seq_len": 8, "eval_every": 0, "data": "x.bin"}
     spec = written(tmp_path, {**LEARNS, "layout": {"dp": 2}, "train": train})
     np.repeat(np.array([0, 999], dtype=np.uint16), [10_000, 2_000]).tofile(tmp_path / "x.bin")
@@ -171,7 +164,7 @@ def test_a_token_that_one_rank_draws_ends_the_run_on_all(tmp_path: Path) -> None
     assert all("`train.data` is 'x.bin', which has token 999 at position 1" in line for line in told)
 
 
-def test_an_unreadable_spec_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_reports_an_unreadable_spec_in_one_line(tmp_path: Path) -> None:
     done = run_command(spec=tmp_path / "absent.json", data_root=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("error: `--spec` is ")
@@ -192,7 +185,7 @@ WILD: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Two stages, of which only the last computes a loss."""
+    """Run two stages, of which only the last computes a loss."""
     return run(make_spec({"pp": 2}, **WILD, checkpoint_every=1), tmp_path_factory.mktemp("stopped") / "checkpoints")
 
 
@@ -201,7 +194,7 @@ def went_on(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run(make_spec({}, **WILD, on_not_finite="continue"), tmp_path_factory.mktemp("went-on") / "checkpoints")
 
 
-def test_every_rank_ends_at_the_same_step_and_says_with_what_it_diverged(stopped: Ran) -> None:
+def test_all_ranks_stop_at_the_diverged_step(stopped: Ran) -> None:
     assert stopped.problem is not None
     said = re.fullmatch(r"(?:loss|gradient norm).* is (?:nan|inf) at step (\d+); (.*)", stopped.problem)
     assert said is not None, stopped.problem
@@ -215,14 +208,14 @@ def test_every_rank_ends_at_the_same_step_and_says_with_what_it_diverged(stopped
     assert saved == list(range(1, last[0])), "nothing of the step that diverged is kept"
 
 
-def test_one_that_is_told_to_goes_on(went_on: Ran) -> None:
+def test_continues_after_divergence_on_request(went_on: Ran) -> None:
     assert went_on.problem is None
     assert len(went_on.of_kind("step")) == WILD["steps"]
     assert len(went_on.of_kind("verdict")) == 1
     assert 0 < len(went_on.of_kind("eval")) < WILD["steps"], "a validation that is no number is not sent"
 
 
-def test_a_validation_that_is_no_number_ends_the_run_too(tmp_path: Path) -> None:
+def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     spec = make_spec({}, **{**WILD, "steps": 3, "learning_rate": 0.001, "weight_decay": 0.0})
     ran = run(spec, tmp_path / "checkpoints", module="tests.workers.checkpoint.unsure")
     assert ran.problem is not None
@@ -230,7 +223,7 @@ def test_a_validation_that_is_no_number_ends_the_run_too(tmp_path: Path) -> None
     assert len(ran.of_kind("step")) == 1
 
 
-def test_no_item_carries_what_is_no_number(stopped: Ran, went_on: Ran) -> None:
+def test_telemetry_has_no_nan(stopped: Ran, went_on: Ran) -> None:
     items = [*stopped.items[0], *stopped.items[1], *went_on.items[0]]
     frame = {"v": 1, "job": "job", "attempt": 1, "rank": 0, "items": items}
     assert len(decode_frame(msgpack.packb(frame))["items"]) == len(items)
@@ -249,14 +242,14 @@ def test_no_item_carries_what_is_no_number(stopped: Ran, went_on: Ran) -> None:
         (-math.inf, math.nan, "loss is -inf and gradient norm is nan"),
     ],
 )
-def test_what_is_not_finite_is_named(loss: float, norm: float, words: str) -> None:
+def test_names_results_that_are_not_finite(loss: float, norm: float, words: str) -> None:
     assert StepResult(loss, norm).not_finite == words
     train = TrainSpec(learning_rate=0.5, warmup_steps=4)
-    stop_if(words, 0, train.model_copy(update={"on_not_finite": "continue"}))
+    raise_if_diverged(words, 0, train.model_copy(update={"on_not_finite": "continue"}))
     if not words:
-        stop_if(words, 0, train)
+        raise_if_diverged(words, 0, train)
         return
     with pytest.raises(DivergedError) as told:
-        stop_if(words, 0, train)
+        raise_if_diverged(words, 0, train)
     rates = "learning rate 0.5 (0.125 at this step), gradient clip 1, precision fp32"
     assert str(told.value) == f"{words} at step 1; {rates}"

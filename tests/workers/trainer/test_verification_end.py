@@ -1,4 +1,4 @@
-"""How a run ends by its proof: at no number, before it stops for now, within steps that were not compared yet."""
+"""Verification at the end of a run: divergence, requested stops, and early stops."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from planner.facts.single_process_reference import get_resumed_tolerances, get_t
 from planner.facts.spec import Layout
 from tests.workers.trainer.test_verification import one_rank, proven
 from workers.rank_environment import GROUP_TIMEOUT_VARIABLE
-from workers.trainer.errors import DivergedError, ProofError
-from workers.trainer.trainer import StepResult, train
-from workers.trainer.verification import Proof, verifier
-from workers.trainer.verification.reference import Reference
-from workers.trainer.verification.shards import pieces_of
+from workers.trainer.errors import DivergedError, VerificationError
+from workers.trainer.trainer import RunHooks, StepResult
+from workers.trainer.verification import RunVerifier, verifier
+from workers.trainer.verification.reference import ReferenceRun
+from workers.trainer.verification.shards import list_shards
 
 quiet: Any = lambda _told: None  # noqa: E731
 
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_weights_that_the_last_update_made_no_numbers_end_the_run_as_any_would(
+def test_nan_weights_after_the_last_update_end_the_run(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No later step told of them: the job had succeeded, with a checkpoint of nan."""
+    """No later step would show NaN weights of the last update."""
     trainer = one_rank(tmp_path, on_not_finite=policy, eval_every=0)
-    update = trainer.update
+    update = trainer.update_weights
 
     def breaks(index: int, norm: float) -> None:
         update(index, norm)
         if index == 3:
-            trainer.part.tensors[0].tensor.data.fill_(math.nan)
+            trainer.model.parameters[0].weight.data.fill_(math.nan)
 
-    monkeypatch.setattr(trainer, "update", breaks)
+    monkeypatch.setattr(trainer, "update_weights", breaks)
     if policy == "stop":
         with pytest.raises(
             DivergedError, match="loss is nan and gradient norm is nan in the extra final step at step 5"
@@ -46,69 +46,67 @@ def test_weights_that_the_last_update_made_no_numbers_end_the_run_as_any_would(
     assert (end["state"], end["why"][:11]) == ("not checked", "loss is nan")
 
 
-def test_one_process_that_finds_no_number_where_the_run_did_is_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed = verifier.compute
+def test_a_reference_that_is_not_finite_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = verifier.compute_reference
 
-    def wrong(*asked: Any) -> Reference:
+    def wrong(*asked: Any) -> ReferenceRun:
         found = computed(*asked)
         return found._replace(results=[StepResult(math.nan, math.nan), *found.results[1:]])
 
-    monkeypatch.setattr(verifier, "compute", wrong)
-    with pytest.raises(ProofError, match="loss of step 1 differs from the reference"):
+    monkeypatch.setattr(verifier, "compute_reference", wrong)
+    with pytest.raises(VerificationError, match="loss of step 1 differs from the reference"):
         proven(one_rank(tmp_path))
 
 
-def test_copies_are_compared_before_a_run_saves_and_stops(tmp_path: Path) -> None:
-    """What is loaded again is one of them: nothing told of the others any more."""
+def test_compares_replicas_before_a_save_and_stop(tmp_path: Path) -> None:
+    """A checkpoint contains only one replica."""
     trainer, saved = one_rank(tmp_path), list[int]()
-    watch = Proof(trainer, quiet, quiet)
+    watch = RunVerifier(trainer, quiet, quiet)
     stops: Any = lambda done: done == 2  # noqa: E731
-    train(trainer, quiet, quiet, 0, saved.append, watch, stop=stops)
-    assert (saved, watch.failed) == ([2], "")
+    trainer.train(RunHooks(quiet, quiet, watch, save=saved.append, should_stop=stops))
+    assert (saved, watch.failure) == ([2], "")
     other = one_rank(tmp_path)
-    doubled = Proof(other, quiet, quiet)
+    doubled = RunVerifier(other, quiet, quiet)
     with torch.no_grad():
-        trainer.part.tensors[0].tensor.add_(1.0)
-    doubled._pieces = [piece for one in (other, trainer) for piece in pieces_of(one.spec, one.mesh.place, one.part)]
-    doubled.looks = lambda _index: False  # type: ignore[method-assign]
-    with pytest.raises(ProofError, match=r"weight of .* differs"):
-        train(other, quiet, quiet, 0, saved.append, doubled, stop=stops)
+        trainer.model.parameters[0].weight.add_(1.0)
+    doubled._shards = [
+        piece for one in (other, trainer) for piece in list_shards(one.spec, one.mesh.coordinates, one.model)
+    ]
+    doubled.verifies_step = lambda _index: False  # type: ignore[method-assign]
+    with pytest.raises(VerificationError, match=r"weight of .* differs"):
+        other.train(RunHooks(quiet, quiet, doubled, save=saved.append, should_stop=stops))
     assert saved == [2], "it is not saved"
 
 
-def test_what_differs_after_the_last_step_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older sound checkpoint went for it, and who loaded it found one copy and nothing wrong."""
+def test_does_not_save_replicas_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A saved checkpoint would hide the difference."""
     trainer, other, saved = one_rank(tmp_path), one_rank(tmp_path, checkpoint_every=2), list[int]()
-    watch, steps = Proof(other, quiet, quiet), other.spec.train.steps
-    updated, watch._end = watch.updated, None
+    watch, steps = RunVerifier(other, quiet, quiet), other.spec.train.steps
+    updated, watch._end = watch.check_update, None
     with torch.no_grad():
-        trainer.part.tensors[0].tensor.add_(1.0)
+        trainer.model.parameters[0].weight.add_(1.0)
 
     def differs(index: int, result: StepResult) -> None:
         if index + 1 == steps:
-            watch._pieces = [
-                piece for one in (other, trainer) for piece in pieces_of(one.spec, one.mesh.place, one.part)
+            watch._shards = [
+                piece for one in (other, trainer) for piece in list_shards(one.spec, one.mesh.coordinates, one.model)
             ]
         updated(index, result)
 
-    monkeypatch.setattr(watch, "updated", differs)
-    with pytest.raises(ProofError, match=r"weight of .* differs"):
-        train(other, quiet, quiet, 0, saved.append, watch)
+    monkeypatch.setattr(watch, "check_update", differs)
+    with pytest.raises(VerificationError, match=r"weight of .* differs"):
+        other.train(RunHooks(quiet, quiet, watch, save=saved.append))
     assert saved == list(range(2, steps, 2))
 
 
-def test_a_run_that_stopped_within_the_compared_steps_is_held_to_their_limits(tmp_path: Path) -> None:
+def test_a_run_that_stopped_early_keeps_the_limits_of_the_first_steps(tmp_path: Path) -> None:
     trainer = one_rank(tmp_path, steps=9)
-    kept = [Proof(trainer, quiet, quiet, done)._limits for done in (0, 2, 3)]
+    kept = [RunVerifier(trainer, quiet, quiet, done)._limits for done in (0, 2, 3)]
     assert kept == [get_tolerances(trainer.spec), get_tolerances(trainer.spec), get_resumed_tolerances(trainer.spec)]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_a_gradient_that_is_missing_or_doubled_is_beyond_what_a_run_that_goes_on_may(
-    precision: str, tmp_path: Path
-) -> None:
+def test_resumed_limits_detect_missing_and_doubled_gradients(precision: str, tmp_path: Path) -> None:
     spec = one_rank(tmp_path).spec
     most = get_resumed_tolerances(
         spec.model_copy(update={"train": spec.train.model_copy(update={"precision": precision})})
@@ -116,15 +114,13 @@ def test_a_gradient_that_is_missing_or_doubled_is_beyond_what_a_run_that_goes_on
     assert max(most.gradient, most.vector, most.router) < 1.0 - 1e-6, "they are 1 apart, but for rounding"
 
 
-def test_one_process_is_not_asked_where_the_others_would_not_wait_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """How long they wait is the host's setting: a job that was asked to be verified died of it."""
+def test_skips_a_reference_that_takes_longer_than_ranks_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeout is a setting of the host."""
     spec = one_rank(tmp_path).spec
     monkeypatch.setattr(verifier, "estimate_reference_seconds", lambda _spec: 200.0)
     wide = spec.model_copy(update={"layout": Layout(dp=2)})
-    assert verifier._too_long(wide) == ""
+    assert verifier._explain_timeout(wide) == ""
     monkeypatch.setenv(GROUP_TIMEOUT_VARIABLE, "120")
     words = "the reference would take about 200 s, and ranks wait at most 120 s on this host"
-    assert verifier._too_long(wide) == words
-    assert verifier._too_long(spec) == "", "nobody waits"
+    assert verifier._explain_timeout(wide) == words
+    assert verifier._explain_timeout(spec) == "", "nobody waits"

@@ -1,11 +1,11 @@
-"""GPT, Llama and Mixtral decoders, as much of them as one chunk of one rank holds.
+"""GPT, Llama, and Mixtral decoders: the layers of one chunk on one rank.
 
-Parameter names and shapes match `planner.facts.model_shapes`.
-Hidden states are (batch, seq[/cp][/tp], hidden) in the compute type; norms, routers and the loss run in fp32.
+Parameter names and shapes match `planner.facts.models`. Hidden states are (batch, seq[/cp][/tp], hidden) in the compute
+dtype. Norms, routers, and the loss run in fp32.
 """
 
-from workers.trainer.model.attention import Attention, rotary, rotate
-from workers.trainer.model.decoder import Block, Decoder, initialise, unit_modules, unit_parameter
+from workers.trainer.model.attention import Attention, apply_rotary, compute_rotary
+from workers.trainer.model.decoder import Block, Decoder, get_unit_parameter, init_weights, list_unit_modules
 from workers.trainer.model.layers import Linear, Mlp, Norm, Strategy, Table
 
 __all__ = [
@@ -17,9 +17,9 @@ __all__ = [
     "Norm",
     "Strategy",
     "Table",
-    "initialise",
-    "rotary",
-    "rotate",
-    "unit_modules",
-    "unit_parameter",
+    "apply_rotary",
+    "compute_rotary",
+    "get_unit_parameter",
+    "init_weights",
+    "list_unit_modules",
 ]

@@ -1,7 +1,4 @@
-"""What blocks are made of, and how a layout wants them computed.
-
-What backward needs of a tensor, kept as a way to make it again (2205.05198 sections 4.2.2 and 5).
-"""
+"""Layers of the decoder blocks, and the strategy that a layout selects for them."""
 
 from __future__ import annotations
 
@@ -18,18 +15,18 @@ from workers.torch_private.kernels import layer_norm, rms_norm, swiglu
 from workers.torch_private.tensors import storage_key
 from workers.trainer.parallel.context_parallel import ContextParallel
 from workers.trainer.parallel.expert_parallel import ExpertParallel
-from workers.trainer.parallel.matmul import WIDE, Linears, Products, WeightGradients
-from workers.trainer.parallel.tensor_parallel import Entered, TensorParallel
+from workers.trainer.parallel.matmul import UNQUANTIZED, LinearFunction, Matmuls, WeightGradients
+from workers.trainer.parallel.tensor_parallel import ParallelInput, TensorParallel
 
 NORM_EPS = 1e-5
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How the blocks of a chunk are computed; the default is one rank with nothing special.
+    """Select how the blocks of a chunk are computed. The default is one rank without options.
 
-    `weight_gradients` is there for schedules that compute them apart. `balance_scale` is what the gradient of one
-    sequence's load-balancing loss is multiplied by. `products` are those of layers, not the head's.
+    `weight_gradients` is set for schedules that split backward. `balance_scale` scales the gradient of the
+    load-balancing loss of one sequence. `matmuls` applies to layers, not to the head.
     """
 
     tp: TensorParallel = field(default_factory=lambda: TensorParallel(None))
@@ -40,16 +37,16 @@ class Strategy:
     regather: bool = False
     weight_gradients: WeightGradients | None = None
     balance_scale: float = 0.0
-    products: Products = WIDE
+    matmuls: Matmuls = UNQUANTIZED
 
     @property
     def drops_cheap_outputs(self) -> bool:
-        """Selective recompute where attention is fused: norms and activations, which cost no product."""
+        """Return whether backward recomputes norms and activations (selective recompute, fused attention)."""
         return self.recompute == "selective" and self.attention == "fused"
 
 
 class Linear(nn.Module):
-    """y = x W^T [+ b], computed in the type of x. weight (out, in)."""
+    """Compute y = x W^T [+ b] in the dtype of x. The weight is (out, in)."""
 
     def __init__(self, out_size: int, in_size: int, bias: bool, strategy: Strategy) -> None:
         super().__init__()
@@ -65,56 +62,56 @@ class Linear(nn.Module):
         return self.weight, self.bias
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """Without the bias, which a row-parallel product adds only after the sum."""
+        """Compute the matmul without the bias, which a row-parallel layer adds after the sum."""
         return linear(x, self.weight, None, self.strategy)
 
     def add_bias(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.bias is None else x + use(self.bias, self.strategy).to(x.dtype)
+        return x if self.bias is None else x + read_parameter(self.bias, self.strategy).to(x.dtype)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, strategy: Strategy) -> torch.Tensor:
-    """F.linear in the type of x, its weight gradient computed when the schedule says so."""
-    (out,) = _linears(x, [(weight, bias)], strategy, strategy.products)
+    """Compute F.linear in the dtype of x. The weight gradient can be deferred."""
+    (out,) = _linears(x, [(weight, bias)], strategy, strategy.matmuls)
     return out
 
 
 def _linears(
-    x: torch.Tensor, parts: Sequence[tuple[torch.Tensor, torch.Tensor | None]], strategy: Strategy, products: Products
+    x: torch.Tensor, layers: Sequence[tuple[torch.Tensor, torch.Tensor | None]], strategy: Strategy, matmuls: Matmuls
 ) -> list[torch.Tensor]:
     if strategy.weight_gradients is not None and torch.is_grad_enabled():
-        return [strategy.weight_gradients.linear(x, weight, bias, products) for weight, bias in parts]
-    weights = [weight.to(x.dtype) for weight, _ in parts]
-    biases = [None if bias is None else bias.to(x.dtype) for _, bias in parts]
-    if products is WIDE:
-        return list(products.outputs(x, weights, biases))
-    return list(Linears.apply(x, products, *weights, *biases))
+        return [strategy.weight_gradients.linear(x, weight, bias, matmuls) for weight, bias in layers]
+    weights = [weight.to(x.dtype) for weight, _ in layers]
+    biases = [None if bias is None else bias.to(x.dtype) for _, bias in layers]
+    if matmuls is UNQUANTIZED:
+        return list(matmuls.outputs(x, weights, biases))
+    return list(LinearFunction.apply(x, matmuls, *weights, *biases))
 
 
-def columns(
-    x: Entered,
-    parts: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+def column_linear(
+    x: ParallelInput,
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
     strategy: Strategy,
-    products: Products | None = None,
+    matmuls: Matmuls | None = None,
 ) -> list[torch.Tensor]:
-    """Products of what enters a half of a layer, one for each (weight, bias); the strategy's if no others are given."""
-    products = products or strategy.products
-    apart = strategy.weight_gradients is not None and torch.is_grad_enabled()
-    if strategy.tp.group is None or apart:
-        return _linears(strategy.tp.entered(x), parts, strategy, products)
-    kind = x.whole.dtype
-    biases = [None if bias is None else bias.to(kind) for _, bias in parts]
-    return strategy.tp.columns(x, [weight.to(kind) for weight, _ in parts], biases, products)
+    """Compute one linear layer of the input for each (weight, bias)."""
+    matmuls = matmuls or strategy.matmuls
+    deferred = strategy.weight_gradients is not None and torch.is_grad_enabled()
+    if strategy.tp.group is None or deferred:
+        return _linears(strategy.tp.entered(x), layers, strategy, matmuls)
+    dtype = x.whole.dtype
+    biases = [None if bias is None else bias.to(dtype) for _, bias in layers]
+    return strategy.tp.columns(x, [weight.to(dtype) for weight, _ in layers], biases, matmuls)
 
 
-def use(parameter: torch.Tensor, strategy: Strategy) -> torch.Tensor:
-    """A parameter for another use than a product."""
+def read_parameter(parameter: torch.Tensor, strategy: Strategy) -> torch.Tensor:
+    """Return a parameter for use outside a matmul. Its gradient can be deferred."""
     if strategy.weight_gradients is not None and torch.is_grad_enabled():
-        return strategy.weight_gradients.held(parameter)
+        return strategy.weight_gradients.defer(parameter)
     return parameter
 
 
 class Norm(nn.Module):
-    """LayerNorm with bias, or RMSNorm without; both are computed in fp32 inside."""
+    """LayerNorm with bias, or RMSNorm without bias. Both are computed in fp32."""
 
     def __init__(self, size: int, bias: bool, strategy: Strategy) -> None:
         super().__init__()
@@ -123,14 +120,14 @@ class Norm(nn.Module):
         self.strategy = strategy
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = use(self.weight, self.strategy)
+        weight = read_parameter(self.weight, self.strategy)
         if self.bias is None:
             return rms_norm(x, weight, NORM_EPS)
-        return layer_norm(x, weight, use(self.bias, self.strategy), NORM_EPS)
+        return layer_norm(x, weight, read_parameter(self.bias, self.strategy), NORM_EPS)
 
 
 class Table(nn.Module):
-    """Rows looked up by index."""
+    """Look up rows by index."""
 
     def __init__(self, rows: int, size: int, strategy: Strategy) -> None:
         super().__init__()
@@ -138,12 +135,12 @@ class Table(nn.Module):
         self.strategy = strategy
 
     def rows(self) -> torch.Tensor:
-        """The table, (rows, size)."""
-        return use(self.weight, self.strategy)
+        """Return the table, (rows, size)."""
+        return read_parameter(self.weight, self.strategy)
 
 
 class Mlp(nn.Module):
-    """GELU for gpt, SwiGLU for llama, over this rank's columns."""
+    """MLP over this rank's columns, with GELU for gpt and SwiGLU for llama."""
 
     def __init__(self, model: ModelSpec, inner: int, strategy: Strategy) -> None:
         super().__init__()
@@ -153,54 +150,54 @@ class Mlp(nn.Module):
         self.down = Linear(h, f, bias, strategy)
         self.strategy = strategy
 
-    def forward(self, x: Entered) -> torch.Tensor:
-        """Partial sums of the output, (batch, seq, hidden)"""
-        parts = [self.up] if self.gate is None else [self.up, self.gate]
-        up, *gates = columns(x, [part.pair for part in parts], self.strategy)
+    def forward(self, x: ParallelInput) -> torch.Tensor:
+        """Return partial sums of the output, (batch, seq, hidden)."""
+        layers = [self.up] if self.gate is None else [self.up, self.gate]
+        up, *gates = column_linear(x, [part.pair for part in layers], self.strategy)
         return self._down(gates[0] if gates else None, up)
 
-    def within(self, x: torch.Tensor) -> torch.Tensor:
-        """The same of an input that has entered with others'."""
+    def forward_within_tp(self, x: torch.Tensor) -> torch.Tensor:
+        """Return partial sums of the output for an input that is already gathered."""
         return self._down(None if self.gate is None else self.gate(x), self.up(x))
 
     def _down(self, gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
         inner = activate(gate, up)
         if not self.strategy.drops_cheap_outputs:
             return self.down.partial(inner)
-        with remade(inner, lambda: activate(gate, up)):
+        with recompute_saved(inner, lambda: activate(gate, up)):
             return self.down.partial(inner)
 
 
 def activate(gate: torch.Tensor | None, up: torch.Tensor) -> torch.Tensor:
-    """GELU, or SwiGLU where there is a gate; both keep their input alone."""
+    """Apply GELU, or SwiGLU if there is a gate. Backward keeps only the inputs."""
     return F.gelu(up) if gate is None else swiglu(gate, up)
 
 
 @contextmanager
-def remade(tensor: torch.Tensor, make: Callable[[], torch.Tensor]) -> Iterator[None]:
-    """Products inside keep `make` in place of `tensor`, and backward calls it once, when the first asks for it.
+def recompute_saved(tensor: torch.Tensor, make: Callable[[], torch.Tensor]) -> Iterator[None]:
+    """Save `make` in place of `tensor` for backward. Backward calls `make` once.
 
-    `make` runs without autograd and must give the same values.
+    `make` runs without autograd and returns the same values. Source: 2205.05198, sections 4.2.2 and 5.
     """
-    uses = _Uses(make)
-    # torch keeps both hooks as long as what was saved: they must not hold the tensor.
+    uses = _RecomputedValue(make)
+    # Autograd keeps both hooks with the saved tensors, so the hooks must not reference the tensor.
     storage, numel = storage_key(tensor.untyped_storage()), tensor.numel()
 
-    def pack(saved: torch.Tensor) -> torch.Tensor | _View:
+    def pack(saved: torch.Tensor) -> torch.Tensor | _SavedView:
         if storage_key(saved.untyped_storage()) != storage or saved.numel() != numel:
             return saved
         uses.count += 1
-        return _View(uses, saved.shape, saved.stride())
+        return _SavedView(uses, saved.shape, saved.stride())
 
-    def unpack(saved: torch.Tensor | _View) -> torch.Tensor:
+    def unpack(saved: torch.Tensor | _SavedView) -> torch.Tensor:
         return saved if isinstance(saved, torch.Tensor) else saved.make()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
 
 
-class _Uses:
-    """How many saved tensors share one remade value, which is let go after the last."""
+class _RecomputedValue:
+    """Share one recomputed value between saved tensors, and free it after the last use."""
 
     def __init__(self, make: Callable[[], torch.Tensor]) -> None:
         self._make = make
@@ -218,10 +215,10 @@ class _Uses:
         return value
 
 
-class _View:
-    """A saved tensor's shape over the remade values."""
+class _SavedView:
+    """View a recomputed value with the shape of a saved tensor."""
 
-    def __init__(self, uses: _Uses, shape: torch.Size, stride: tuple[int, ...]) -> None:
+    def __init__(self, uses: _RecomputedValue, shape: torch.Size, stride: tuple[int, ...]) -> None:
         self._uses, self._shape, self._stride = uses, shape, stride
 
     def make(self) -> torch.Tensor:

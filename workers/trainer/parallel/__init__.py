@@ -1,1 +1,1 @@
-"""One module an axis, and the order in which they make a model into a rank's part of it."""
+"""Parallelism: one module per axis, and the order in which they are applied to a model."""

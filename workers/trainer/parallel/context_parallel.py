@@ -1,9 +1,8 @@
-"""Context parallelism: causal attention over a sequence whose parts lie on several ranks.
+"""Context parallelism: causal attention over a sequence that is split over ranks.
 
-A rank holds one part from each end of the sequence, parts i and 2 cp - 1 - i, so that causal work is even (2407.21783
-section 3.3.2). Keys and values pass round a ring (2310.01889) or are gathered at once; either way a rank computes its
-queries against one rank's keys at a time, by SDPA's own kernel, and joins the results by their log-sum-exp (online
-softmax, 1805.02867).
+A rank holds chunks i and 2 cp - 1 - i of the sequence, so that causal work is balanced (2407.21783, section 3.3.2).
+Keys and values travel through a ring (2310.01889), or are gathered at once. A rank computes its queries against the
+keys of one rank at a time, and merges the outputs by their log-sum-exp (online softmax, 1805.02867).
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import torch.distributed as dist
 
 from planner.facts.spec import ContextMethod
 from workers.torch_private.attention import attend, attend_backward
-from workers.trainer.compile import not_compiled
-from workers.trainer.parallel.document_mask import Places, attend_within, attend_within_backward
+from workers.trainer.compile import exclude_from_compile
+from workers.trainer.parallel.document_mask import TokenPositions, attend_in_documents, attend_in_documents_backward
 
 
 @dataclass(frozen=True)
 class ContextParallel:
-    """What attention needs to know of cp. `group` is None when cp is 1, and then nothing is sent."""
+    """Configure context parallelism. `group` is None if cp is 1."""
 
     group: dist.ProcessGroup | None
     degree: int = 1
@@ -31,58 +30,60 @@ class ContextParallel:
     method: ContextMethod = "ring"
 
     def own_part(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's positions of a tensor over the whole sequence: seq -> seq/cp along `dim`."""
+        """Return this rank's positions of a tensor over the whole sequence: seq -> seq/cp along `dim`."""
         if self.group is None:
             return x
         parts = x.chunk(2 * self.degree, dim)
         return torch.cat((parts[self.index], parts[2 * self.degree - 1 - self.index]), dim)
 
     def positions(self, seq_len: int, device: torch.device) -> torch.Tensor:
-        """Where this rank's `seq_len` positions lie in the whole sequence, (seq_len,)."""
+        """Return the positions of this rank's `seq_len` tokens in the whole sequence, (seq_len,)."""
         return self.own_part(torch.arange(seq_len * self.degree, device=device), 0)
 
-    @not_compiled
+    @exclude_from_compile
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Causal attention, (batch, heads, seq/cp, head size); keys and values may have fewer heads. Within each of the
-        `documents` (batch, seq) where there are several."""
+        """Compute causal attention, (batch, heads, seq/cp, head size).
+
+        Keys and values can have fewer heads. Attention stays within each document of `documents` (batch, seq).
+        """
         return _Attention.apply(q, torch.stack((k, v)), self, documents)  # type: ignore[no-any-return]
 
-    def places(self, owner: int, documents: torch.Tensor) -> Places:
-        """Those of the tokens that rank `owner` has, of `documents` (batch, seq)."""
+    def get_positions_of_rank(self, owner: int, documents: torch.Tensor) -> TokenPositions:
+        """Return the positions and documents of the tokens of rank `owner`."""
         one = replace(self, index=owner)
         positions = one.positions(documents.shape[1] // self.degree, documents.device)
-        return Places(one.own_part(documents, 1), positions)
+        return TokenPositions(one.own_part(documents, 1), positions)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over the parts of a sequence of something no gradient flows through."""
+        """Sum a tensor without gradient over the parts of the sequence."""
         if self.group is not None:
             dist.all_reduce(x, group=self.group)
         return x
 
 
 class _Transport(Protocol):
-    """Shows a rank the keys and values of every other, and takes their gradients home."""
+    """Bring keys and values of all ranks to this rank, and return their gradients."""
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(rank whose they are, its keys and values), this rank's own first."""
+        """Yield (owner rank, keys and values), this rank's own block first."""
 
-    def give(self, owner: int, gradient: torch.Tensor) -> None:
-        """This rank's part of the gradient of a block, in the order of `blocks`."""
+    def add_gradient(self, owner: int, gradient: torch.Tensor) -> None:
+        """Add this rank's gradient of a block, in the order of `blocks`."""
 
-    def home(self) -> torch.Tensor:
-        """The sum over all ranks of the gradients of this rank's own block."""
+    def collect_own_gradient(self) -> torch.Tensor:
+        """Return the gradient of this rank's own block, summed over all ranks."""
 
 
 class _Ring:
-    """cp - 1 hops of the blocks, and as many of their gradients, which follow them round and end at home."""
+    """Pass blocks through the ring in cp - 1 hops. Their gradients follow, and end at the owner."""
 
     def __init__(self, own: torch.Tensor, cp: ContextParallel) -> None:
         assert cp.group is not None
         self._own, self._cp, self._group = own, cp, cp.group
-        self._mine: torch.Tensor | None = None
-        self._travelling: torch.Tensor | None = None
+        self._own_gradient: torch.Tensor | None = None
+        self._in_flight: torch.Tensor | None = None
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
         block = self._own
@@ -94,24 +95,24 @@ class _Ring:
                 work.wait()
             block = following
 
-    def give(self, owner: int, gradient: torch.Tensor) -> None:
+    def add_gradient(self, owner: int, gradient: torch.Tensor) -> None:
         if owner == self._cp.index:
-            self._mine = gradient
+            self._own_gradient = gradient
             return
-        # What arrived has this block's gradient from every rank before; the first hop has none.
-        self._travelling = gradient if self._travelling is None else self._travelling + gradient
-        arrived, works = self._pass(self._travelling)
+        # What arrived has this block's gradient from gathered rank before; the first hop has none.
+        self._in_flight = gradient if self._in_flight is None else self._in_flight + gradient
+        arrived, works = self._pass(self._in_flight)
         for work in works:
             work.wait()
-        self._travelling = arrived
+        self._in_flight = arrived
 
-    def home(self) -> torch.Tensor:
-        assert self._mine is not None
-        assert self._travelling is not None
-        return self._mine + self._travelling
+    def collect_own_gradient(self) -> torch.Tensor:
+        assert self._own_gradient is not None
+        assert self._in_flight is not None
+        return self._own_gradient + self._in_flight
 
     def _pass(self, x: torch.Tensor) -> tuple[torch.Tensor, list[dist.Work]]:
-        """Send to the next rank, receive from the one before."""
+        """Send a tensor to the next rank, and receive from the previous rank."""
         arriving, here = torch.empty_like(x), self._cp.index
         following, before = (dist.get_global_rank(self._group, (here + step) % self._cp.degree) for step in (1, -1))
         works = dist.batch_isend_irecv(
@@ -123,8 +124,8 @@ class _Ring:
         return arriving, works
 
 
-class _Alone:
-    """One rank, with all there is."""
+class _SingleRank:
+    """Transport for one rank, without communication."""
 
     def __init__(self, own: torch.Tensor) -> None:
         self._own = own
@@ -132,15 +133,15 @@ class _Alone:
     def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
         yield 0, self._own
 
-    def give(self, owner: int, gradient: torch.Tensor) -> None:
+    def add_gradient(self, owner: int, gradient: torch.Tensor) -> None:
         self._own = gradient
 
-    def home(self) -> torch.Tensor:
+    def collect_own_gradient(self) -> torch.Tensor:
         return self._own
 
 
 class _Gathered:
-    """One all-gather of the blocks, one reduce-scatter of their gradients."""
+    """Gather the blocks with one all-gather, and reduce-scatter their gradients."""
 
     def __init__(self, own: torch.Tensor, cp: ContextParallel) -> None:
         assert cp.group is not None
@@ -148,33 +149,33 @@ class _Gathered:
         self._gradients: dict[int, torch.Tensor] = {}
 
     def blocks(self) -> Iterator[tuple[int, torch.Tensor]]:
-        every = self._own.new_empty((self._cp.degree, *self._own.shape))
-        dist.all_gather_single(every.flatten(0, 1), self._own.contiguous(), group=self._group)
+        gathered = self._own.new_empty((self._cp.degree, *self._own.shape))
+        dist.all_gather_single(gathered.flatten(0, 1), self._own.contiguous(), group=self._group)
         for hop in range(self._cp.degree):
             owner = (self._cp.index - hop) % self._cp.degree
-            yield owner, every[owner]
+            yield owner, gathered[owner]
 
-    def give(self, owner: int, gradient: torch.Tensor) -> None:
+    def add_gradient(self, owner: int, gradient: torch.Tensor) -> None:
         self._gradients[owner] = gradient
 
-    def home(self) -> torch.Tensor:
-        every = torch.cat([self._gradients[owner] for owner in range(self._cp.degree)])
+    def collect_own_gradient(self) -> torch.Tensor:
+        gathered = torch.cat([self._gradients[owner] for owner in range(self._cp.degree)])
         mine = torch.empty_like(self._own)
-        dist.reduce_scatter_single(mine, every, group=self._group)
+        dist.reduce_scatter_single(mine, gathered, group=self._group)
         return mine
 
 
-def _transport(own: torch.Tensor, cp: ContextParallel) -> _Transport:
+def _make_transport(own: torch.Tensor, cp: ContextParallel) -> _Transport:
     if cp.group is None:
-        return _Alone(own)
+        return _SingleRank(own)
     return _Ring(own, cp) if cp.method == "ring" else _Gathered(own, cp)
 
 
-def _visible(owner: int, here: int, seq_len: int) -> tuple[slice, slice, bool]:
-    """(queries, keys, whether causal) of this rank's queries against the block of `owner`.
+def _get_visible(owner: int, here: int, seq_len: int) -> tuple[slice, slice, bool]:
+    """Return (queries, keys, causal) for this rank's queries against the block of `owner`.
 
-    Both hold an early and a late part. Of an earlier owner's block all queries see the early part; of a later owner's
-    the late queries see all.
+    Each rank has an early and a late chunk. All queries see the early chunk of an earlier owner. Late queries see the
+    whole block of a later owner.
     """
     half, whole = seq_len // 2, slice(None)
     if owner == here:
@@ -183,26 +184,29 @@ def _visible(owner: int, here: int, seq_len: int) -> tuple[slice, slice, bool]:
 
 
 class _Attention(torch.autograd.Function):
-    """q (batch, heads, s, d), kv (2, batch, kv heads, s, d) -> (batch, heads, s, d), with s = seq/cp.
+    """Attend over all blocks: q (batch, heads, s, d), kv (2, batch, kv heads, s, d), s = seq/cp.
 
-    Backward keeps what is passed in, the output and each query's log-sum-exp, and brings keys and values again rather
-    than keep everybody's. Outputs are joined, and gradients of queries added up, in fp32.
+    Backward keeps the inputs, the output, and the log-sum-exp of each query, and transports keys and values again.
+    Outputs and query gradients accumulate in fp32.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: torch.Tensor, kv: torch.Tensor, cp: ContextParallel, documents: torch.Tensor | None
     ) -> torch.Tensor:
-        out, total = q, q  # the first block is one's own, which all queries see
-        for owner, block in _transport(kv, cp).blocks():
-            queries, keys, causal = _visible(owner, cp.index, q.shape[2])
+        out, total = q, q  # The first block is this rank's own block.
+        for owner, block in _make_transport(kv, cp).blocks():
+            queries, keys, causal = _get_visible(owner, cp.index, q.shape[2])
             k, v = block[..., keys, :]
             some_q = q[..., queries, :]
             if documents is None:
                 part, here = attend(some_q, k, v, causal=causal)
             else:
-                asking, asked = cp.places(cp.index, documents).part(queries), cp.places(owner, documents).part(keys)
-                part, here = attend_within(some_q, k, v, asking, asked)
+                query_positions, key_positions = (
+                    cp.get_positions_of_rank(cp.index, documents).part(queries),
+                    cp.get_positions_of_rank(owner, documents).part(keys),
+                )
+                part, here = attend_in_documents(some_q, k, v, query_positions, key_positions)
             if owner == cp.index:
                 out, total = part.float(), here
                 continue
@@ -221,19 +225,22 @@ class _Attention(torch.autograd.Function):
         documents: torch.Tensor | None = ctx.documents
         grad = grad.contiguous()
         q_grad = torch.zeros_like(q, dtype=torch.float32)
-        transport = _transport(kv, cp)
+        transport = _make_transport(kv, cp)
         for owner, block in transport.blocks():
-            queries, keys, causal = _visible(owner, cp.index, q.shape[2])
+            queries, keys, causal = _get_visible(owner, cp.index, q.shape[2])
             some_grad, some_q, some_out = (x[..., queries, :] for x in (grad, q, out))
             k, v = block[..., keys, :]
             saved = some_grad, some_q, k, v, some_out, total[..., queries]
             if documents is None:
-                found = attend_backward(*saved, causal=causal)
+                grads = attend_backward(*saved, causal=causal)
             else:
-                asking, asked = cp.places(cp.index, documents).part(queries), cp.places(owner, documents).part(keys)
-                found = attend_within_backward(*saved, asking, asked)
-            q_grad[..., queries, :] += found.q
+                query_positions, key_positions = (
+                    cp.get_positions_of_rank(cp.index, documents).part(queries),
+                    cp.get_positions_of_rank(owner, documents).part(keys),
+                )
+                grads = attend_in_documents_backward(*saved, query_positions, key_positions)
+            q_grad[..., queries, :] += grads.q
             block_grad = torch.zeros_like(block)
-            block_grad[0][..., keys, :], block_grad[1][..., keys, :] = found.k, found.v
-            transport.give(owner, block_grad)
-        return q_grad.to(q.dtype), transport.home(), None, None
+            block_grad[0][..., keys, :], block_grad[1][..., keys, :] = grads.k, grads.v
+            transport.add_gradient(owner, block_grad)
+        return q_grad.to(q.dtype), transport.collect_own_gradient(), None, None

@@ -1,10 +1,7 @@
-"""Data parallelism: plain (ZeRO 0), and ZeRO 1-3 as three settings of FSDP2.
+"""Data parallelism: bucketed all-reduce, fp32 gradient accumulation, and the interface for ZeRO.
 
-Plain is a bucketed all-reduce overlapped with backward, as torch's DDP does, written here because DDP regroups its
-buckets after the first step (extra broadcasts, and a bucket count that depends on timing) and knows nothing of
-pipeline micro-batches.
-
-fp32 master weights beside those computed with (1710.03740 section 3.1), where FSDP2 does not hold them.
+The all-reduce overlaps with backward like in DDP. DDP itself regroups its buckets after the first step, which adds
+broadcasts and a bucket count that depends on timing. It also does not support pipeline micro-batches.
 """
 
 from __future__ import annotations
@@ -22,35 +19,38 @@ from planner.facts.stages import BUCKET_BYTES
 
 
 class DataParallel(Protocol):
-    """How gradients of the replicas become one. Chunks are counted from 0 on this rank."""
+    """Reduce gradients across replicas. Chunks are counted from 0 on this rank."""
 
     def before_step(self) -> None:
-        """Called once a step, before its first backward."""
+        """Prepare a step, before its first backward."""
 
     def before_backward(self, chunk: int, *, last: bool, split: bool) -> None:
-        """Called before each backward of a chunk; `last` for its last of the step. `split`: weights come later."""
+        """Prepare a backward of a chunk. `last` marks its last backward of the step.
 
-    def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
-        """Called when the weight gradients of a split backward have been added to `parameters`."""
+        With `split`, weight gradients follow later.
+        """
+
+    def after_weight_gradients(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
+        """Handle the weight gradients that a split backward added to `parameters`."""
 
     def after_chunk(self, chunk: int) -> None:
-        """Called when this rank turns from a chunk to another."""
+        """Handle the switch from a chunk to another chunk."""
 
     def after_backward(self) -> None:
-        """Called once a step, when every backward has been issued: gradients are final afterwards."""
+        """Finish the gradients, after the last backward of a step."""
 
     def after_eval(self) -> None:
-        """Called after forwards without a backward."""
+        """Clean up after forwards without backward."""
 
 
 class NoDataParallel:
-    """One replica: nothing to do."""
+    """Do nothing, for one replica."""
 
     def before_step(self) -> None: ...
 
     def before_backward(self, chunk: int, *, last: bool, split: bool) -> None: ...
 
-    def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None: ...
+    def after_weight_gradients(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None: ...
 
     def after_chunk(self, chunk: int) -> None: ...
 
@@ -60,12 +60,15 @@ class NoDataParallel:
 
 
 class BucketedAllReduce(NoDataParallel):
-    """Sums gradients in buckets, each as soon as its last gradient is final, always in the same order.
+    """Sum gradients in buckets. A bucket starts when its last gradient is final, always in the same order.
 
-    `parameters` come in the order in which backward finishes them, each with the one that holds its gradient; each gets
-    `backwards` gradients a step. Gradients are summed, not averaged: the loss is already divided by the global token
-    count. Without `overlap`, buckets leave when backward is done. Where the schedule `splits` backward, gradients come
-    by `weights_added` alone.
+    Gradients are summed, because the loss is already divided by the global number of tokens.
+
+    Args:
+        parameters: parameters in backward order, each with the tensor that holds its gradient.
+        backwards: gradients per parameter and step.
+        overlap: start buckets during backward.
+        splits_backward: the schedule splits backward, so gradients come through `after_weight_gradients`.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class BucketedAllReduce(NoDataParallel):
         element_bytes: int,
         *,
         overlap: bool = True,
-        splits: bool = False,
+        splits_backward: bool = False,
     ) -> None:
         self._group, self._backwards, self._overlap = group, backwards, overlap
         self._buckets: list[list[nn.Parameter]] = [[]]
@@ -91,29 +94,29 @@ class BucketedAllReduce(NoDataParallel):
                 filled = 0
         if not self._buckets[-1]:
             self._buckets.pop()
-        self._waiting: list[int] = []
+        self._missing: list[int] = []
         self._launched: list[tuple[torch.Tensor, dist.Work, list[nn.Parameter]]] = []
-        for parameter in {} if splits else parameters:
+        for parameter in {} if splits_backward else parameters:
             parameter.register_post_accumulate_grad_hook(self._gradient_added)
 
     def before_step(self) -> None:
-        self._waiting = [len(bucket) * self._backwards for bucket in self._buckets]
+        self._missing = [len(bucket) * self._backwards for bucket in self._buckets]
 
-    def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
+    def after_weight_gradients(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
         for parameter in parameters:
             self._gradient_added(parameter)
 
     def _gradient_added(self, parameter: torch.Tensor) -> None:
-        bucket = self._bucket_of.get(parameter)  # type: ignore[call-overload]  # a hook is given its own parameter
+        bucket = self._bucket_of.get(parameter)  # type: ignore[call-overload]  # Hooks receive the parameter that they are registered on.
         if bucket is None:
             return
-        self._waiting[bucket] -= 1
+        self._missing[bucket] -= 1
         if self._overlap:
             self._launch_ready()
 
     def _launch_ready(self) -> None:
-        # All ranks must issue buckets in one order, so a bucket waits for those before it.
-        while len(self._launched) < len(self._buckets) and self._waiting[len(self._launched)] == 0:
+        # All ranks must start buckets in the same order, so a bucket waits for earlier buckets.
+        while len(self._launched) < len(self._buckets) and self._missing[len(self._launched)] == 0:
             self._launch(self._buckets[len(self._launched)])
 
     def _launch(self, bucket: list[nn.Parameter]) -> None:
@@ -133,35 +136,35 @@ class BucketedAllReduce(NoDataParallel):
         self._launched.clear()
 
 
-class Together:
-    """Several kinds of parameters, each with its own replicas: experts are replicated over fewer ranks."""
+class CombinedDataParallel:
+    """Combine groups of parameters with different replicas. Experts have fewer replicas."""
 
-    def __init__(self, kinds: Sequence[DataParallel]) -> None:
-        self._kinds = kinds
+    def __init__(self, reducers: Sequence[DataParallel]) -> None:
+        self._reducers = reducers
 
     def before_step(self) -> None:
-        for kind in self._kinds:
-            kind.before_step()
+        for reducer in self._reducers:
+            reducer.before_step()
 
     def before_backward(self, chunk: int, *, last: bool, split: bool) -> None:
-        for kind in self._kinds:
-            kind.before_backward(chunk, last=last, split=split)
+        for reducer in self._reducers:
+            reducer.before_backward(chunk, last=last, split=split)
 
-    def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
-        for kind in self._kinds:
-            kind.weights_added(chunk, parameters, last=last)
+    def after_weight_gradients(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
+        for reducer in self._reducers:
+            reducer.after_weight_gradients(chunk, parameters, last=last)
 
     def after_chunk(self, chunk: int) -> None:
-        for kind in self._kinds:
-            kind.after_chunk(chunk)
+        for reducer in self._reducers:
+            reducer.after_chunk(chunk)
 
     def after_backward(self) -> None:
-        for kind in self._kinds:
-            kind.after_backward()
+        for reducer in self._reducers:
+            reducer.after_backward()
 
     def after_eval(self) -> None:
-        for kind in self._kinds:
-            kind.after_eval()
+        for reducer in self._reducers:
+            reducer.after_eval()
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:
@@ -170,33 +173,33 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def make_master(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    """Give a parameter's fp32 values to a new one, and leave it with them in `dtype`."""
+    """Move the fp32 values of a parameter to a new parameter, and cast the parameter to `dtype`."""
     master = nn.Parameter(parameter.data)
     parameter.data = parameter.data.to(dtype)
     return master
 
 
 class MasterGradients(NoDataParallel):
-    """Adds the gradients of each micro-batch up in fp32, so that small ones are not lost beside large sums.
+    """Accumulate micro-batch gradients in fp32, so that small gradients are not lost (1710.03740, section 3.1).
 
-    `masters` by the parameter that the model uses. Where the schedule `splits` backward, gradients come by
-    `weights_added` alone.
+    `masters` maps each parameter of the model to its master. If the schedule `splits` backward, gradients come
+    through `after_weight_gradients`.
     """
 
-    def __init__(self, masters: dict[nn.Parameter, nn.Parameter], *, splits: bool) -> None:
+    def __init__(self, masters: dict[nn.Parameter, nn.Parameter], *, splits_backward: bool) -> None:
         self._masters = masters
-        # Through the hook, which no garbage collector looks into, a parameter would hold itself and all others.
+        # The garbage collector does not see references in hooks, so a strong reference would leak all parameters.
         add = weakref.WeakMethod(self._add)
-        for parameter in {} if splits else masters:
+        for parameter in {} if splits_backward else masters:
             parameter.register_post_accumulate_grad_hook(partial(_call, add))
 
-    def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
+    def after_weight_gradients(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
         for parameter in parameters:
             self._add(parameter)
 
     @torch.no_grad()
     def _add(self, parameter: torch.Tensor) -> None:
-        master = self._masters.get(parameter)  # type: ignore[call-overload]  # a hook is given its own parameter
+        master = self._masters.get(parameter)  # type: ignore[call-overload]  # Hooks receive the parameter that they are registered on.
         if master is None:
             return
         gradient, parameter.grad = parameter.grad, None
@@ -208,5 +211,5 @@ class MasterGradients(NoDataParallel):
 
 
 def _call(add: Callable[[], Callable[[torch.Tensor], None] | None], parameter: torch.Tensor) -> None:
-    if alive := add():
-        alive(parameter)
+    if method := add():
+        method(parameter)

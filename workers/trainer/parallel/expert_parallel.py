@@ -1,4 +1,4 @@
-"""Expert parallelism: rows of hidden states to the ranks that hold their experts, and back (2006.16668 section 3.2)."""
+"""Expert parallelism: send rows of hidden states to the ranks of their experts (2006.16668, section 3.2)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Counts = list[int]
 
 
 @dataclass
-class Received:
-    """Rows that came to this rank's experts since `clear`, as the ways back and their gradients hand them over."""
+class ReceivedRows:
+    """Count the rows that this rank's experts received since `clear`."""
 
     rows: int = 0
 
@@ -22,55 +22,55 @@ class Received:
         return rows
 
 
-class Plan(NamedTuple):
-    """Rows of one exchange: `sent` to each rank, and `arriving` from each rank for each of this rank's experts."""
+class ExchangePlan(NamedTuple):
+    """Store the rows of an exchange: `sent` to each rank, `arriving` from each rank for each local expert."""
 
     sent: Counts
     arriving: list[Counts]
 
     @property
     def received(self) -> Counts:
-        """From each rank."""
+        """Return the rows from each rank."""
         return [sum(counts) for counts in self.arriving]
 
 
 @dataclass(frozen=True)
 class ExpertParallel:
-    """What a mixture needs to know of ep. `group` is None when ep is 1, and then nothing is sent.
+    """Configure expert parallelism. `group` is None if ep is 1.
 
-    Rank i of the group holds the i-th run of experts. `received` counts what only the router knows.
+    Rank i of the group has the i-th block of experts. `received` counts the routed rows.
     """
 
     group: dist.ProcessGroup | None
     degree: int = 1
     index: int = 0
-    received: Received = field(default_factory=Received)
+    received: ReceivedRows = field(default_factory=ReceivedRows)
 
-    def plan(self, counts: torch.Tensor, rows: int) -> Plan:
-        """Tell the group how many of `rows` go to each expert, (experts,) int64, and hear how many come here."""
+    def plan(self, counts: torch.Tensor, rows: int) -> ExchangePlan:
+        """Exchange the number of rows per expert, (experts,) int64, and return the plan of the exchange."""
         arriving = self._exchange_counts(counts)
-        here = arriving.tolist()
-        self.received.rows += sum(map(sum, here))
-        return Plan(counts.unflatten(0, (self.degree, -1)).sum(1).tolist(), here)
+        arriving_counts = arriving.tolist()
+        self.received.rows += sum(map(sum, arriving_counts))
+        return ExchangePlan(counts.unflatten(0, (self.degree, -1)).sum(1).tolist(), arriving_counts)
 
     def _exchange_counts(self, counts: torch.Tensor) -> torch.Tensor:
-        """(experts,) -> rows from each rank for each of one's own, (ep, experts/ep)"""
+        """Return the rows from each rank for each local expert, (ep, experts/ep)."""
         if self.group is None:
             return counts.unsqueeze(0)
-        theirs = torch.empty_like(counts)
-        dist.all_to_all_single(theirs, counts, group=self.group)
-        by_rank: torch.Tensor = theirs.unflatten(0, (self.degree, -1))
+        received_counts = torch.empty_like(counts)
+        dist.all_to_all_single(received_counts, counts, group=self.group)
+        by_rank: torch.Tensor = received_counts.unflatten(0, (self.degree, -1))
         return by_rank
 
     def exchange(self, rows: torch.Tensor, sent: Counts, received: Counts) -> torch.Tensor:
-        """(sum(sent), hidden) by rank of the group -> (sum(received), hidden) by rank."""
+        """Exchange rows: (sum(sent), hidden) by rank -> (sum(received), hidden) by rank."""
         if self.group is None:
             return rows
         return _Exchange.apply(rows, sent, received, self.group)  # type: ignore[no-any-return]
 
 
 class _Exchange(torch.autograd.Function):
-    """An all-to-all; its gradient is the one back."""
+    """All-to-all whose backward is the reverse all-to-all."""
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, sent: Counts, received: Counts, group: dist.ProcessGroup) -> torch.Tensor:
@@ -89,13 +89,13 @@ def _all_to_all(rows: torch.Tensor, sent: Counts, received: Counts, group: dist.
 
 
 class EvenExpertParallel(ExpertParallel):
-    """For a dry run, which routes nothing: each expert gets as many rows as the next, from every rank."""
+    """Distribute rows evenly over experts, for a dry run without routing."""
 
-    def plan(self, counts: torch.Tensor, rows: int) -> Plan:
+    def plan(self, counts: torch.Tensor, rows: int) -> ExchangePlan:
         self._exchange_counts(counts)
         share, rest = divmod(rows, len(counts))
         by_expert = [share + (expert < rest) for expert in range(len(counts))]
         local = len(counts) // self.degree
         by_rank = [by_expert[i : i + local] for i in range(0, len(counts), local)]
         self.received.rows += self.degree * sum(by_rank[self.index])
-        return Plan([sum(run) for run in by_rank], [by_rank[self.index]] * self.degree)
+        return ExchangePlan([sum(run) for run in by_rank], [by_rank[self.index]] * self.degree)

@@ -1,8 +1,10 @@
-"""Tensor and sequence parallelism at Megatron's minimum of traffic (2104.04473 section 2.3, 2205.05198 section 4.2).
+"""Tensor and sequence parallelism with Megatron's minimum of traffic.
 
-A block enters its column-parallel products once and leaves its row-parallel one once, so a layer costs two sums
-forward and two backward, which travel while weight gradients are computed. Hidden states are (batch, seq, hidden);
-under sequence parallelism each rank holds (batch, seq/tp, hidden) between blocks.
+Sources: 2104.04473, section 2.3, and 2205.05198, section 4.2.
+
+A block enters the tp region once before its column-parallel layers, and leaves it once after its row-parallel layer. So
+a layer has two sums in forward and two in backward, which overlap with weight gradients. Hidden states are (batch, seq,
+hidden). With sequence parallelism they are (batch, seq/tp, hidden) between blocks.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from workers.torch_private.kernels import look_up
-from workers.trainer.compile import not_compiled
-from workers.trainer.parallel.matmul import WIDE, Products, halves
+from workers.trainer.compile import exclude_from_compile
+from workers.trainer.parallel.matmul import UNQUANTIZED, Matmuls, split_parameters
 
 SEQ_DIM = 1
 
@@ -27,23 +29,23 @@ def _all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return x
 
 
-@not_compiled
+@exclude_from_compile
 def _gather_sequence(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """(batch, seq/tp, hidden) -> (batch, seq, hidden)"""
+    """Gather (batch, seq/tp, hidden) -> (batch, seq, hidden)."""
     parts = x.new_empty((group.size(), *x.shape))
     dist.all_gather_single(parts.flatten(0, 1), x.contiguous(), group=group)
     return parts.movedim(0, SEQ_DIM).flatten(SEQ_DIM, SEQ_DIM + 1)
 
 
 def _scatter_sum(x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """(batch, seq, hidden) -> (batch, seq/tp, hidden), summed over the group"""
+    """Reduce-scatter (batch, seq, hidden) -> (batch, seq/tp, hidden)."""
     out, work = _start_scatter_sum(x, group)
     work.wait()
     return out
 
 
 def _start_scatter_sum(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
-    """What it will be, once it has been waited for."""
+    """Start a reduce-scatter. The result is valid after the wait."""
     parts = x.unflatten(SEQ_DIM, (group.size(), -1)).movedim(SEQ_DIM, 0).contiguous()
     out = torch.empty_like(parts[0])
     work = dist.reduce_scatter_single(out, parts.flatten(0, 1), group=group, async_op=True)
@@ -52,21 +54,21 @@ def _start_scatter_sum(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch
 
 
 def _start_all_reduce(x: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, dist.Work]:
-    """In place."""
+    """Start an all-reduce in place."""
     work = dist.all_reduce(x, group=group, async_op=True)
     assert work is not None
     return x, work
 
 
-class Entered(NamedTuple):
-    """What enters a half of a layer: `part` as this rank has it, and `whole`, outside autograd, as products need it."""
+class ParallelInput(NamedTuple):
+    """Store the input of half a layer: `part` of this rank, and the gathered `whole` outside autograd."""
 
     part: torch.Tensor
     whole: torch.Tensor
 
 
 class _Enter(torch.autograd.Function):
-    """`whole` as what `part` became: every rank needs the whole input, and its gradient is their sum."""
+    """Replace `part` with `whole`. Backward sums the gradients of all ranks."""
 
     @staticmethod
     def forward(
@@ -82,10 +84,10 @@ class _Enter(torch.autograd.Function):
 
 
 class _Columns(torch.autograd.Function):
-    """Column-parallel products of one input. Backward sums the input's gradient over the group while it computes the
-    weights' (2104.04473's code: asynchronous all-reduce of the input gradient).
+    """Column-parallel matmuls of one input.
 
-    `weights` come first, (out/tp, in) each, then as many biases or None.
+    Backward sums the input gradient over the group while it computes the weight gradients, like Megatron-LM. Weights
+    (out/tp, in) come first, followed by the biases or None.
     """
 
     @staticmethod
@@ -95,30 +97,30 @@ class _Columns(torch.autograd.Function):
         whole: torch.Tensor,
         group: dist.ProcessGroup,
         sequence_parallel: bool,
-        products: Products,
+        matmuls: Matmuls,
         *parameters: torch.Tensor | None,
     ) -> tuple[torch.Tensor, ...]:
-        weights, biases = halves(parameters)
-        ctx.group, ctx.sequence_parallel, ctx.products = group, sequence_parallel, products
+        weights, biases = split_parameters(parameters)
+        ctx.group, ctx.sequence_parallel, ctx.matmuls = group, sequence_parallel, matmuls
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(whole, *weights)
-        return products.outputs(whole, weights, biases)
+        return matmuls.outputs(whole, weights, biases)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         whole, *weights = ctx.saved_tensors
         flat = [grad.flatten(0, -2) for grad in grads]
-        rows = [ctx.products.gradient(row) for row in flat]
+        rows = [ctx.matmuls.quantize_gradient(row) for row in flat]
         start = _start_scatter_sum if ctx.sequence_parallel else _start_all_reduce
-        part_grad, work = start(ctx.products.input_gradient(rows, weights).view_as(whole), ctx.group)
-        weight_grads = ctx.products.weight_gradients(rows, whole.flatten(0, -2))
+        part_grad, work = start(ctx.matmuls.input_gradient(rows, weights).view_as(whole), ctx.group)
+        weight_grads = ctx.matmuls.weight_gradients(rows, whole.flatten(0, -2))
         bias_grads = [row.sum(0) if biased else None for row, biased in zip(flat, ctx.biased, strict=True)]
         work.wait()
         return part_grad, None, None, None, None, *weight_grads, *bias_grads
 
 
 class _Leave(torch.autograd.Function):
-    """After a row-parallel product: sum the partial outputs."""
+    """Sum the partial outputs of a row-parallel matmul."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup, sequence_parallel: bool) -> torch.Tensor:
@@ -130,17 +132,13 @@ class _Leave(torch.autograd.Function):
         return (_gather_sequence(grad, ctx.group) if ctx.sequence_parallel else grad), None, None
 
 
-@not_compiled
+@exclude_from_compile
 def _sending(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     return function.apply(*arguments)
 
 
 class _VocabCrossEntropy(torch.autograd.Function):
-    """Sum of cross-entropy with logits divided over the vocabulary; the logits are never gathered.
-
-    logits (tokens, rows) fp32, targets (tokens,). Three sums of (tokens,): maximum, normaliser, target logit. Rows from
-    `vocab_size` on, over all ranks, are padding: no share of the softmax is theirs.
-    """
+    """Cross-entropy over a vocabulary that is split over the group, as in Megatron-LM."""
 
     @staticmethod
     def forward(
@@ -158,7 +156,7 @@ class _VocabCrossEntropy(torch.autograd.Function):
         local = targets - first
         mine = (local >= 0) & (local < logits.shape[-1])
         local = local.clamp(0, logits.shape[-1] - 1)
-        # Padding holds minus infinity, which no zero takes away.
+        # Padding is minus infinity, so a product with zero would be NaN.
         target_logit = shifted.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(~mine, 0)
         dist.all_reduce(target_logit, group=group)
         ctx.save_for_backward(exponentials.div_(normaliser.unsqueeze(-1)), local, mine)
@@ -174,42 +172,46 @@ class _VocabCrossEntropy(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """What a block needs to know of tp. `group` is None when tp is 1, and then nothing is sent."""
+    """Configure tensor parallelism. `group` is None if tp is 1."""
 
     group: dist.ProcessGroup | None
     degree: int = 1
     index: int = 0
     sequence_parallel: bool = False
 
-    def enter(self, x: torch.Tensor) -> Entered:
-        """Input of column-parallel products: (batch, seq[/tp], hidden), whole (batch, seq, hidden)."""
-        return Entered(x, x if self.group is None else self.gathered(x.detach()))
+    def enter(self, x: torch.Tensor) -> ParallelInput:
+        """Return the input of column-parallel matmuls, (batch, seq[/tp], hidden) and (batch, seq, hidden)."""
+        return ParallelInput(x, x if self.group is None else self.gathered(x.detach()))
 
     def gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the sequence as the whole, outside autograd."""
+        """Gather the sequence outside autograd."""
         return _gather_sequence(x, self.group) if self.group is not None and self.sequence_parallel else x
 
-    def entered(self, x: Entered) -> torch.Tensor:
-        """The whole input, for what is no product."""
+    def entered(self, x: ParallelInput) -> torch.Tensor:
+        """Return the whole input for operations other than matmuls."""
         if self.group is None:
             return x.part
         return _sending(_Enter, *x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
 
     def columns(
-        self, x: Entered, weights: list[torch.Tensor], biases: list[torch.Tensor | None], products: Products = WIDE
+        self,
+        x: ParallelInput,
+        weights: list[torch.Tensor],
+        biases: list[torch.Tensor | None],
+        matmuls: Matmuls = UNQUANTIZED,
     ) -> list[torch.Tensor]:
-        """x W^T + b of each, (batch, seq, out/tp)."""
+        """Return x W^T + b for each weight, (batch, seq, out/tp)."""
         assert self.group is not None
-        return list(_sending(_Columns, *x, self.group, self.sequence_parallel, products, *weights, *biases))
+        return list(_sending(_Columns, *x, self.group, self.sequence_parallel, matmuls, *weights, *biases))
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
-        """Partial sums of a row-parallel product: (batch, seq, hidden) -> (batch, seq[/tp], hidden)."""
+        """Sum partial outputs: (batch, seq, hidden) -> (batch, seq[/tp], hidden)."""
         if self.group is None:
             return x
         return _sending(_Leave, x, self.group, self.sequence_parallel)  # type: ignore[no-any-return]
 
     def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Look tokens (batch, seq) up in this rank's rows, (vocab/tp, hidden) -> (batch, seq[/tp], hidden)."""
+        """Look up tokens (batch, seq) in this rank's rows (vocab/tp, hidden) -> (batch, seq[/tp], hidden)."""
         if self.group is None:
             return look_up(tokens, table)
         local = tokens - self.index * table.shape[0]
@@ -218,15 +220,15 @@ class TensorParallel:
         return self.leave(partial)
 
     def sequence_part(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """This rank's part of a tensor over positions under sequence parallelism, all of it otherwise."""
+        """Return this rank's part along the sequence, or the whole tensor without sequence parallelism."""
         return x.chunk(self.degree, dim)[self.index] if self.sequence_parallel else x
 
     def flat_part(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's run of a tensor's elements, (numel/tp,)."""
+        """Return this rank's part of the flattened tensor, (numel/tp,)."""
         return x.flatten().chunk(self.degree)[self.index]
 
     def from_flat_parts(self, part: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """The tensor of which each rank has its run of elements."""
+        """Gather a tensor from the flat parts of all ranks."""
         if self.group is None:
             return part.view(shape)
         whole = part.new_empty(part.numel() * self.degree)
@@ -234,8 +236,8 @@ class TensorParallel:
         return whole.view(shape)
 
     def loss_sum(self, logits: torch.Tensor, targets: torch.Tensor, vocab_size: int) -> torch.Tensor:
-        """Sum of cross-entropy in fp32. logits (batch, seq, rows of this rank), targets (batch, seq)."""
-        flat, wanted = logits.flatten(0, 1).float(), targets.flatten()
+        """Return the summed cross-entropy in fp32, for logits (batch, seq, local rows), targets (batch, seq)."""
+        flat, flat_targets = logits.flatten(0, 1).float(), targets.flatten()
         if self.group is None:
-            return F.cross_entropy(flat, wanted, reduction="sum")
-        return _VocabCrossEntropy.apply(flat, wanted, self.group, vocab_size)  # type: ignore[no-any-return]
+            return F.cross_entropy(flat, flat_targets, reduction="sum")
+        return _VocabCrossEntropy.apply(flat, flat_targets, self.group, vocab_size)  # type: ignore[no-any-return]

@@ -1,9 +1,9 @@
-"""ZeRO stages 1 to 3 (1910.02054 section 5), plain or hybrid (HSDP), as settings of FSDP2.
+"""ZeRO stages 1 to 3 (1910.02054, section 5), plain or hybrid (HSDP), as settings of FSDP2.
 
-1: gradients stay whole until the last micro-batch, one reduce-scatter and one all-gather a step.
-2: a reduce-scatter each micro-batch, so only shards of gradients stay; one all-gather a step.
-3: parameters are freed after use too: two all-gathers and one reduce-scatter each micro-batch. Under a pipe they may
-   stay gathered while a rank works on one chunk: an all-gather for each time that it turns to it.
+Stage 1 keeps whole gradients until the last micro-batch, then does one reduce-scatter and one all-gather per step.
+Stage 2 does a reduce-scatter per micro-batch, and one all-gather per step.
+Stage 3 also frees parameters after use: two all-gathers and one reduce-scatter per micro-batch. With a pipeline,
+parameters can stay gathered while a rank works on one chunk.
 """
 
 from __future__ import annotations
@@ -20,107 +20,113 @@ from workers.torch_private.fsdp import finish_backward
 from workers.trainer.parallel.data_parallel import NoDataParallel
 
 
-class Zero(NoDataParallel):
-    """The FSDP2 roots of this rank's chunks, under one stage. `keeps`: stage 3 frees a chunk when it is left."""
+class ZeroDataParallel(NoDataParallel):
+    """Configure the FSDP2 roots of this rank's chunks for a ZeRO stage.
 
-    def __init__(self, roots: list[FSDPModule], stage: int, *, keeps: bool = False) -> None:
-        self._roots, self._stage, self._keeps = roots, stage, keeps
-        self._frees_each = stage == 3 and not keeps
+    With `keeps_gathered`, stage 3 frees the parameters of a chunk when the rank switches chunks.
+    """
+
+    def __init__(self, roots: list[FSDPModule], stage: int, *, keeps_gathered: bool = False) -> None:
+        self._roots, self._stage, self._keeps_gathered = roots, stage, keeps_gathered
+        self._frees_each = stage == 3 and not keeps_gathered
         for root in roots:
-            _say_what_backward_gathers_next(root, stage)
+            _set_backward_prefetch(root, stage)
 
     def before_backward(self, chunk: int, *, last: bool, split: bool) -> None:
         reduces = not split and (last or self._stage >= 2)
-        self._set(self._roots[chunk], last=last and not split, reduces=reduces, frees=last or self._frees_each)
+        self._configure(self._roots[chunk], last=last and not split, reduces=reduces, frees=last or self._frees_each)
 
-    def weights_added(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
+    def after_weight_gradients(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None:
         root = self._roots[chunk]
-        self._set(root, last=last, reduces=last or self._stage >= 2, frees=last or self._frees_each)
-        finish_backward(root)  # unless it reduces, this adds them up in the type that they are reduced in
+        self._configure(root, last=last, reduces=last or self._stage >= 2, frees=last or self._frees_each)
+        finish_backward(root)  # Without a reduction, this accumulates the gradients in the reduction dtype.
 
     def after_chunk(self, chunk: int) -> None:
-        if self._keeps:
-            _free(self._roots[chunk])
+        if self._keeps_gathered:
+            _free_gathered(self._roots[chunk])
 
     def after_eval(self) -> None:
-        # Nothing freed the gathered parameters of stages 1 and 2, and the next step must not find old ones.
+        # In stages 1 and 2 the gathered parameters would stay, and the next step would use old values.
         for root in self._roots:
-            _free(root)
+            _free_gathered(root)
 
-    def _set(self, root: FSDPModule, *, last: bool, reduces: bool, frees: bool) -> None:
+    def _configure(self, root: FSDPModule, *, last: bool, reduces: bool, frees: bool) -> None:
         root.set_is_last_backward(last)
         root.set_requires_gradient_sync(reduces)
         root.set_requires_all_reduce(last)
         root.set_reshard_after_backward(frees)
 
 
-def _free(root: FSDPModule) -> None:
-    """Let go of what is gathered of a chunk; its shards stay."""
-    for module in units_of(root):
+def _free_gathered(root: FSDPModule) -> None:
+    """Free the gathered parameters of a chunk, and keep its shards."""
+    for module in get_fsdp_units(root):
         module.reshard()
 
 
-def units_of(root: FSDPModule) -> list[FSDPModule]:
-    """Every unit below a root, itself first."""
+def get_fsdp_units(root: FSDPModule) -> list[FSDPModule]:
+    """Return all FSDP2 units below a root, starting with the root."""
     assert isinstance(root, nn.Module)
     return [m for m in root.modules() if isinstance(m, FSDPModule)]
 
 
-def _say_what_backward_gathers_next(root: FSDPModule, stage: int) -> None:
-    """FSDP2 guesses the next unit of backward from the forwards it saw, those of a validation too, and may gather one
-    that is done. Stages 1 and 2 need nothing gathered ahead, 3 what backward comes to next: a layer, its experts where
-    they are a unit, the layer before."""
+def _set_backward_prefetch(root: FSDPModule, stage: int) -> None:
+    """Set the units that backward prefetches.
+
+    FSDP2 infers the order from forwards, including forwards of validations, and may gather a finished unit. Stages 1
+    and 2 need no prefetch. Stage 3 prefetches the next unit in backward: a layer, its experts, the previous layer.
+    """
     layers: list[list[FSDPModule]] = []
-    for unit in units_of(root)[1:]:
+    for unit in get_fsdp_units(root)[1:]:
         if not (layers and unit in layers[-1]):
-            layers.append(units_of(unit))
+            layers.append(get_fsdp_units(unit))
     units = [root, *(unit for layer in reversed(layers) for unit in layer)]
     for unit, following in zip(units, [*units[1:], units[-1]], strict=True):
         unit.set_modules_to_backward_prefetch([following if stage == 3 else unit])
 
 
-def shard(
+def shard_module(
     module: nn.Module,
     shards: dist.ProcessGroup,
-    copies: dist.ProcessGroup | None,
+    replicas: dist.ProcessGroup | None,
     device: torch.device,
     *,
     frees: bool,
     compute: torch.dtype,
     reduced: torch.dtype,
-    besides: set[nn.Parameter],
+    ignored: set[nn.Parameter],
 ) -> FSDPModule:
-    """Let FSDP2 shard one unit over `shards`, and keep `copies` of each shard alike. Sums gradients, undivided.
+    """Shard one FSDP2 unit over `shards`, with HSDP replicas in `replicas`. Gradients are summed.
 
-    `frees`: parameters are freed after each forward. Those in `besides`, which another unit or nobody shards, stay
-    whole.
+    Args:
+        frees: free parameters after each forward.
+        ignored: parameters that this unit leaves whole.
     """
     policy = MixedPrecisionPolicy()
     if compute != torch.float32:
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduced)
     fully_shard(
         module,
-        mesh=_mesh(shards, copies, device),
+        mesh=_mesh(shards, replicas, device),
         reshard_after_forward=frees,
-        shard_placement_fn=lambda parameter: _shard_of(parameter, shards.size()),
+        shard_placement_fn=lambda parameter: _get_shard(parameter, shards.size()),
         mp_policy=policy,
-        ignored_params=besides,
+        ignored_params=ignored,
     )
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)
-    # gloo lacks the pre-multiplied sum that FSDP2 would use for a factor.
+    # gloo does not support the pre-multiplied sum that FSDP2 uses for a factor.
     module.set_force_sum_reduction_for_comms(True)
     return module
 
 
-def _shard_of(parameter: nn.Parameter, degree: int) -> Shard:
+def _get_shard(parameter: nn.Parameter, degree: int) -> Shard:
     found = get_zero_shard(tuple(parameter.shape), degree)
     return Shard(found.dim if found else 0)
 
 
-def _mesh(shards: dist.ProcessGroup, copies: dist.ProcessGroup | None, device: torch.device) -> DeviceMesh:
-    if copies is None:
+def _mesh(shards: dist.ProcessGroup, replicas: dist.ProcessGroup | None, device: torch.device) -> DeviceMesh:
+    if replicas is None:
         return DeviceMesh.from_group(shards, device.type, mesh_dim_names=("dp",))
-    inner, outer = dist.get_process_group_ranks(shards), dist.get_process_group_ranks(copies)
+    inner, outer = dist.get_process_group_ranks(shards), dist.get_process_group_ranks(replicas)
     rows = [[rank + other - dist.get_rank() for rank in inner] for other in outer]
-    return DeviceMesh.from_group([copies, shards], device.type, torch.tensor(rows), mesh_dim_names=("copies", "dp"))
+    return DeviceMesh.from_group([replicas, shards], device.type, torch.tensor(rows), mesh_dim_names=("replicas", "dp"))

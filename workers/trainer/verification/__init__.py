@@ -1,8 +1,9 @@
-"""Each run proves itself: copies agree bit for bit, and the first steps are those of one process.
+"""Verification of a training run: replicas match, and the first steps match a single-process reference.
 
-`checksum` and `replicas` compare what several ranks hold, `one_process` computes the steps again, `proof` says when.
+`shards` and `replicas` compare ranks. `reference` and `comparison` compute the steps again. `verifier` schedules the
+comparisons.
 """
 
-from workers.trainer.verification.verifier import Proof
+from workers.trainer.verification.verifier import RunVerifier
 
-__all__ = ["Proof"]
+__all__ = ["RunVerifier"]

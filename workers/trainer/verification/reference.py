@@ -1,7 +1,4 @@
-"""Some steps of a training, computed by one process.
-
-What all ranks hold together between two steps, put into one process: weights and Adam's moments.
-"""
+"""Compute steps of a training run in a single process."""
 
 from __future__ import annotations
 
@@ -16,28 +13,28 @@ from planner.facts.model_shapes import get_chunk_units
 from planner.facts.single_process_reference import make_reference_spec
 from planner.facts.spec import JobSpec
 from workers.meter.recorder import Recorder
-from workers.trainer.dataset import Corpus
-from workers.trainer.model.decoder import full_name
-from workers.trainer.optimizer import updates_made
-from workers.trainer.parallel.mesh import make_mesh
-from workers.trainer.parallel.parallelize import local, parallelize
+from workers.trainer.dataset import TokenDataset
+from workers.trainer.model.decoder import get_full_name
+from workers.trainer.optimizer import make_step_count
+from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.parallel.parallelize import get_local
 from workers.trainer.trainer import StepResult, Trainer
-from workers.trainer.verification.routing import Compared, Following, Step
-from workers.trainer.verification.shards import Piece
+from workers.trainer.verification.routing import RoutingComparison, RoutingReplay, Step
+from workers.trainer.verification.shards import TensorShard
 
-# Of the rms of all gradients: what training has left less of is rounding in bf16, and Adam makes anything of it.
-FAINT = 0.1
-# Of the same before any training: where tokens are all alike, or one stands alone, attention's queries and keys have no
-# gradient but rounding, 5e-9 of the others' in fp32, whose limit is 1e-5 of this.
-NOUGHT = 1e-2
+# fraction of the rms of all gradients; smaller gradients are rounding in bf16 after training
+MIN_RELATIVE_GRADIENT = 0.1
+# The same fraction before training. Without distinct tokens, queries and keys have no gradient except
+# rounding, 5e-9 of the other gradients in fp32. The limit is 1e-5 of this fraction.
+MIN_RELATIVE_FIRST_GRADIENT = 1e-2
 
 Fill = Callable[[Trainer], None]
 
 
-class Expected(NamedTuple):
-    """Of one whole tensor: its gradient in the first step, its weights after, and the rms that both are held against.
+class ExpectedTensor(NamedTuple):
+    """Store the gradient of a whole tensor in the first step, the weight after it, and their scales.
 
-    An `update_rms` of infinity: nothing is expected of the update.
+    If `update_rms` is infinite, the update is not compared.
     """
 
     gradient: torch.Tensor
@@ -46,85 +43,90 @@ class Expected(NamedTuple):
     update_rms: float
 
 
-class Reference(NamedTuple):
-    """`tensors` by their names in the whole model. `validation`: the loss before the first step, if asked for.
+class ReferenceRun(NamedTuple):
+    """Store the results of a reference. `tensors` are keyed by full name.
 
-    `choices`: the run's, which were followed, beside its own.
+    `validation` is the eval loss before the first step. `choices` compares the routing of the run with its own routing.
     """
 
     results: list[StepResult]
-    tensors: dict[str, Expected]
+    tensors: dict[str, ExpectedTensor]
     validation: float | None
-    choices: Compared
+    choices: RoutingComparison
 
 
-def whole_tensors(spec: JobSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of all there are in one process, in order."""
+def iter_model_tensors(spec: JobSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) of all tensors of the whole model, in order."""
     for unit in get_chunk_units(spec.model, range(spec.model.num_layers), first=True, last=True):
         for parameter in unit.parameters:
-            yield full_name(unit, parameter), parameter.shape
+            yield get_full_name(unit, parameter), parameter.shape
 
 
-def compute(
+def compute_reference(
     spec: JobSpec,
-    corpus: Corpus,
+    corpus: TokenDataset,
     device: torch.device,
     steps: int,
     done: int = 0,
     fill: Fill | None = None,
-    chosen: Sequence[Step] = (),
-) -> Reference:
-    """`steps` after the first `done`, on the same batches, on this rank alone; nothing is sent.
+    choices: Sequence[Step] = (),
+) -> ReferenceRun:
+    """Compute `steps` steps after the first `done`, on the same batches, on this rank alone.
 
-    From the spec's own initial values, or from what `fill` puts into weights and optimiser. Routers choose what a run's
-    did in the steps of which `chosen` tells.
+    The reference starts from the initial values, or from the state that `fill` loads. Routers replay `choices`.
     """
-    trainer = one_trainer(spec, corpus, device, trained=done > 0)
+    trainer = build_reference_trainer(spec, corpus, device, trained=done > 0)
     if fill is not None:
         fill(trainer)
-        trainer.part.follow_masters()  # whatever the run does
-    return go_on(trainer, steps, done, chosen)
+        trainer.model.copy_masters_to_weights()  # independent of the run
+    return continue_reference(trainer, steps, done, choices)
 
 
-def go_on(
-    trainer: Trainer, steps: int, done: int, chosen: Sequence[Step] = (), *, validates: bool = False
-) -> Reference:
-    """The same of one process as it stands."""
+def continue_reference(
+    trainer: Trainer, steps: int, done: int, choices: Sequence[Step] = (), *, validates: bool = False
+) -> ReferenceRun:
+    """Compute steps with an existing reference trainer."""
     validation = trainer.evaluate() if validates else None
-    following = Following(trainer, chosen)
-    held = trainer.part.tensors
-    starts = [h.master.detach().clone() for h in held]
+    replay = RoutingReplay(trainer, choices)
+    masters = trainer.model.parameters
+    starts = [h.master.detach().clone() for h in masters]
     gradients: list[torch.Tensor] = []
-    first = following.step(done, lambda: gradients.extend(h.gradient.clone() for h in held))
-    updates = [_norm(h.master.detach() - start) for h, start in zip(held, starts, strict=True)]
-    del starts  # no more at once than `why_not_compared` tells of
-    weights = [h.master.detach().clone() for h in held]
-    results = [first, *(following.step(index) for index in range(done + 1, done + steps))]
+    first = replay.train_step(done, lambda: gradients.extend(h.gradient.clone() for h in masters))
+    updates = [_norm(h.master.detach() - start) for h, start in zip(masters, starts, strict=True)]
+    del starts  # limits the memory to the estimate of `explain_no_reference`
+    weights = [h.master.detach().clone() for h in masters]
+    results = [first, *(replay.train_step(index) for index in range(done + 1, done + steps))]
     norm = math.sqrt(sum(_norm(gradient) ** 2 for gradient in gradients))
-    faint = (FAINT if done else NOUGHT) * norm / math.sqrt(sum(map(torch.numel, gradients)))
-    rows = zip(held, gradients, weights, updates, strict=True)
-    tensors = {h.name: _expected(h.name, norm, faint, gradient, weight, update) for h, gradient, weight, update in rows}
-    return Reference(results, tensors, validation, following.compared)
+    min_rms = (
+        (MIN_RELATIVE_GRADIENT if done else MIN_RELATIVE_FIRST_GRADIENT)
+        * norm
+        / math.sqrt(sum(map(torch.numel, gradients)))
+    )
+    rows = zip(masters, gradients, weights, updates, strict=True)
+    tensors = {
+        h.name: _make_expected(h.name, norm, min_rms, gradient, weight, update) for h, gradient, weight, update in rows
+    }
+    return ReferenceRun(results, tensors, validation, replay.compared)
 
 
-def one_trainer(spec: JobSpec, corpus: Corpus, device: torch.device, *, trained: bool) -> Trainer:
-    """The spec's training on this rank alone, from its own initial values or from those of steps that are done."""
-    one = make_reference_spec(spec, trained=trained)
-    mesh = make_mesh(one, 0, lambda _group, _axis: None)
-    return Trainer(one, mesh, parallelize(one, mesh, device), corpus, Recorder(0), device)
+def build_reference_trainer(spec: JobSpec, corpus: TokenDataset, device: torch.device, *, trained: bool) -> Trainer:
+    """Build a trainer of the whole model on this rank."""
+    reference_trainer = make_reference_spec(spec, trained=trained)
+    mesh = build_mesh(reference_trainer, 0, lambda _group, _axis: None)
+    return Trainer.build(reference_trainer, mesh, corpus, Recorder(0), device)
 
 
-def _expected(
-    name: str, norm: float, faint: float, gradient: torch.Tensor, weight: torch.Tensor, update: float
-) -> Expected:
+def _make_expected(
+    name: str, norm: float, min_rms: float, gradient: torch.Tensor, weight: torch.Tensor, update: float
+) -> ExpectedTensor:
     root = math.sqrt(gradient.numel())
     if name.endswith("attention.k.bias"):
-        # It has no gradient but rounding, since softmax does not change when all keys move together: what there is
-        # counts against the norm of all gradients, and Adam makes anything of it.
-        return Expected(gradient, weight, norm / root, math.inf)
-    if _norm(gradient) / root < faint:
-        return Expected(gradient, weight, faint, math.inf)
-    return Expected(gradient, weight, _norm(gradient) / root, update / root)
+        # Softmax does not change if all keys move together, so this gradient is only rounding.
+        # It is compared with the norm of all gradients, and its update is not compared.
+        return ExpectedTensor(gradient, weight, norm / root, math.inf)
+    if _norm(gradient) / root < min_rms:
+        return ExpectedTensor(gradient, weight, min_rms, math.inf)
+    return ExpectedTensor(gradient, weight, _norm(gradient) / root, update / root)
 
 
 def _norm(tensor: torch.Tensor) -> float:
@@ -135,42 +137,45 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @torch.no_grad()
-def make_room(one: Trainer, done: int) -> None:
-    """For Adam's moments after `done` steps: what `gather_state` fills, before others wait for it."""
-    for held in one.part.tensors:
-        moments = {key: torch.empty_like(held.master) for key in MOMENTS}
-        one.optimizer.state[held.master] = {"step": updates_made(held.master, done), **moments}
+def allocate_moments(reference_trainer: Trainer, done: int) -> None:
+    """Allocate Adam's moments after `done` steps, before other ranks wait for `gather_state`."""
+    for masters in reference_trainer.model.parameters:
+        moments = {key: torch.empty_like(masters.master) for key in MOMENTS}
+        reference_trainer.optimizer.state[masters.master] = {"step": make_step_count(masters.master, done), **moments}
 
 
 @torch.no_grad()
-def gather_state(trainer: Trainer, pieces: list[Piece], one: Trainer | None) -> None:
-    """All ranks call this together; rank 0 has `one`, with room, which comes to stand as the run does."""
-    held = {h.name: h.master for h in one.part.tensors} if one is not None else {}
-    for name, shape in whole_tensors(trainer.spec):
-        own = [piece for piece in pieces if piece.name == name]
-        weight = _whole(trainer, own, shape, lambda piece: piece.weight)
-        moments = [_whole(trainer, own, shape, _moment(trainer, moment)) for moment in MOMENTS]
-        if one is None:
+def gather_state(trainer: Trainer, shards: list[TensorShard], reference_trainer: Trainer | None) -> None:
+    """Gather weights and moments of all ranks into rank 0's reference trainer. All ranks call this together."""
+    masters = {h.name: h.master for h in reference_trainer.model.parameters} if reference_trainer is not None else {}
+    for name, shape in iter_model_tensors(trainer.spec):
+        shards_of_tensor = [shard for shard in shards if shard.name == name]
+        weight = _gather_tensor(trainer, shards_of_tensor, shape, lambda shard: shard.weight)
+        moments = [_gather_tensor(trainer, shards_of_tensor, shape, _get_moment(trainer, moment)) for moment in MOMENTS]
+        if reference_trainer is None:
             continue
-        master = held[name]
+        master = masters[name]
         master.copy_(weight)
         for key, value in zip(MOMENTS, moments, strict=True):
-            one.optimizer.state[master][key].copy_(value)
-    if one is not None:
-        one.part.follow_masters()
+            reference_trainer.optimizer.state[master][key].copy_(value)
+    if reference_trainer is not None:
+        reference_trainer.model.copy_masters_to_weights()
 
 
-def _moment(trainer: Trainer, moment: str) -> Callable[[Piece], torch.Tensor]:
-    return lambda piece: local(trainer.optimizer.state[piece.held.master][moment])[piece.box.local_slices]
+def _get_moment(trainer: Trainer, moment: str) -> Callable[[TensorShard], torch.Tensor]:
+    return lambda shard: get_local(trainer.optimizer.state[shard.parameter.master][moment])[shard.box.local_slices]
 
 
-def _whole(
-    trainer: Trainer, own: list[Piece], shape: tuple[int, ...], value_of: Callable[[Piece], torch.Tensor]
+def _gather_tensor(
+    trainer: Trainer,
+    shards_of_tensor: list[TensorShard],
+    shape: tuple[int, ...],
+    get_value: Callable[[TensorShard], torch.Tensor],
 ) -> torch.Tensor:
-    """A tensor on rank 0, fp32; of copies, the largest values."""
+    """Gather a whole tensor on rank 0, fp32. Replicas are merged by their maximum."""
     whole = torch.full(shape, -math.inf, device=trainer.device)
-    for piece in own:
-        whole[piece.box.slices] = value_of(piece).float()
+    for shard in shards_of_tensor:
+        whole[shard.box.slices] = get_value(shard).float()
     if trainer.mesh.layout.world_size > 1:
         dist.reduce(whole, 0, dist.ReduceOp.MAX)
     return whole

@@ -1,8 +1,8 @@
-"""Which experts a run's routers chose, and one process that takes the same.
+"""Record the expert choices of a run, and replay them in the single-process reference.
 
-Rounding may turn a choice between two experts that are nearly equal. The token then trains another expert, which is as
-much of a gradient as a fault. So one process follows the run, and its own choice is held against it: by rounding is
-what it would have found hardly more probable.
+Rounding can change the choice between two experts with almost equal probability. Then the token trains another expert,
+and gradients differ as much as after a fault. So the reference replays the choices of the run, and compares them with
+its own choices. A choice that differs by rounding has almost the same probability.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ import torch.distributed as dist
 
 from planner.facts.model_shapes import is_moe_layer
 from planner.facts.spec import ModelSpec
-from workers.trainer.compile import not_compiled
-from workers.trainer.model.moe import Router, Routing, routed
+from workers.trainer.compile import exclude_from_compile
+from workers.trainer.model.moe import Router, Routing, make_routing
 from workers.trainer.trainer import StepResult, Trainer
 
-NOBODY = -1
-LEAST_SPREAD = 1e-30  # of a router that finds all alike
-KEPT = torch.int16  # of at most 4,096 experts
+MISSING = -1
+MIN_SPREAD = 1e-30  # of a router with equal probabilities
+EXPERT_DTYPE = torch.int16  # for at most 4,096 experts
 
-Step = dict[int, torch.Tensor]  # by layer: of the global batch, (sequences, seq, experts a token)
+Step = dict[int, torch.Tensor]  # by layer: (sequences, seq, experts per token) of the global batch
 
 
-class Compared(NamedTuple):
-    """How a run's choices in one step lie beside one process' own.
+class RoutingComparison(NamedTuple):
+    """Compare choices of a run in one step with choices of the reference.
 
-    `turned` of `tokens` (of all layers) went elsewhere. `gaps` by layer: by how much more probable one process held
-    what it would have chosen, the largest difference of logarithms over the rms of all experts' from their mean;
-    infinite where a token has one expert twice.
+    `turned` of `tokens` (summed over layers) have different experts. `gaps` per layer is the largest difference of
+    log-probabilities, relative to the rms of all log-probabilities. It is infinite if a token has an expert twice.
     """
 
     tokens: int
@@ -40,134 +39,139 @@ class Compared(NamedTuple):
     gaps: list[float]
 
 
-class Chosen:
-    """Keeps what this rank's routers choose, step after step, while it is `on`."""
+class RoutingRecorder:
+    """Record the choices of this rank's routers while `on` is true."""
 
     def __init__(self, trainer: Trainer, *, on: bool) -> None:
         self._trainer, self.on = trainer, on
-        self._now: dict[tuple[int, int], torch.Tensor] = {}  # by layer and micro-batch
+        self._current: dict[tuple[int, int], torch.Tensor] = {}  # by layer and micro-batch
         self._steps: list[dict[tuple[int, int], torch.Tensor]] = []
-        for layer, router in routers(trainer):
-            router.register_forward_hook(partial(self._see, layer))
+        for layer, router in iter_routers(trainer):
+            router.register_forward_hook(partial(self._record, layer))
 
     @property
     def num_bytes(self) -> int:
-        """Of what is kept."""
-        return sum(experts.nbytes for step in (self._now, *self._steps) for experts in step.values())
+        """Return the bytes of the recorded choices."""
+        return sum(experts.nbytes for step in (self._current, *self._steps) for experts in step.values())
 
     def end_step(self) -> None:
-        """All micro-batches of a step have gone forward."""
-        self._steps.append(self._now)
-        self._now = {}
+        """Finish the record of a step."""
+        self._steps.append(self._current)
+        self._current = {}
 
     def take(self) -> list[Step]:
-        """The steps that were kept, of all ranks; all call this together."""
-        kept = self._steps
+        """Return the recorded steps of all ranks, and stop recording. All ranks call this together."""
+        recorded = self._steps
         self.drop()
-        return [{layer: self._whole(layer, step) for layer in moe_layers(self._trainer.spec.model)} for step in kept]
+        return [
+            {layer: self._gather_layer(layer, step) for layer in list_moe_layers(self._trainer.spec.model)}
+            for step in recorded
+        ]
 
     def drop(self) -> None:
-        """Keep nothing, and nothing more until it is on again."""
-        self.on, self._now, self._steps = False, {}, []
+        """Discard the recorded choices, and stop recording."""
+        self.on, self._current, self._steps = False, {}, []
 
-    @not_compiled
-    def _see(self, layer: int, _router: Router, _inputs: Any, routing: Routing) -> None:
+    @exclude_from_compile
+    def _record(self, layer: int, _router: Router, _inputs: Any, routing: Routing) -> None:
         if self.on:
-            self._now[layer, self._trainer.micro_batch] = routing.experts.to(KEPT)
+            self._current[layer, self._trainer.current_micro_batch] = routing.experts.to(EXPERT_DTYPE)
 
-    def _whole(self, layer: int, step: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
+    def _gather_layer(self, layer: int, step: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
         spec, mesh, device = self._trainer.spec, self._trainer.mesh, self._trainer.device
         train, layout, moe = spec.train, spec.layout, spec.model.moe
         assert moe is not None
         whole = torch.full(
-            (train.global_batch, train.seq_len, moe.experts_per_token), NOBODY, dtype=torch.int32, device=device
+            (train.global_batch, train.seq_len, moe.experts_per_token), MISSING, dtype=torch.int32, device=device
         )
-        cp = next(iter(self._trainer.part.chunks.values())).strategy.cp
+        cp = next(iter(self._trainer.model.chunks.values())).strategy.cp
         positions = cp.positions(train.seq_len // layout.cp, device)
-        first, size = mesh.place.dp * (train.global_batch // layout.dp), spec.micro_batch_size
-        for (kept, micro_batch), experts in step.items():
-            if kept == layer:
+        first, size = mesh.coordinates.dp * (train.global_batch // layout.dp), spec.micro_batch_size
+        for (recorded, micro_batch), experts in step.items():
+            if recorded == layer:
                 begin = first + micro_batch * size
                 whole[begin : begin + size, positions] = experts.int()
         if layout.world_size > 1:
             dist.all_reduce(whole, dist.ReduceOp.MAX)
-        return whole.to(KEPT)
+        return whole.to(EXPERT_DTYPE)
 
 
-class Following:
-    """One process, whose routers choose in its next steps what a run's did in `steps`.
+class RoutingReplay:
+    """Replay the choices of a run in the next steps of the reference.
 
-    Compared are those of the first: only there weights are the same.
+    Only choices of the first step are compared, because later weights differ.
     """
 
-    def __init__(self, one: Trainer, steps: Sequence[Step]) -> None:
-        self._one, self._steps = one, iter(steps)
+    def __init__(self, trainer: Trainer, steps: Sequence[Step]) -> None:
+        self._trainer, self._steps = trainer, iter(steps)
         self._step: Step = {}
         self._compares = True
-        self._tokens, self._turned = 0, torch.zeros((), dtype=torch.int64, device=one.device)
-        self._gaps = {layer: torch.zeros((), device=one.device) for layer in moe_layers(one.spec.model)}
-        for layer, router in routers(one):
-            router.register_forward_hook(partial(self._follow, layer))
+        self._tokens, self._changed = 0, torch.zeros((), dtype=torch.int64, device=trainer.device)
+        self._gaps = {layer: torch.zeros((), device=trainer.device) for layer in list_moe_layers(trainer.spec.model)}
+        for layer, router in iter_routers(trainer):
+            router.register_forward_hook(partial(self._replay, layer))
 
-    def step(self, index: int, look: Callable[[], None] | None = None) -> StepResult:
-        """As the trainer's."""
+    def train_step(self, index: int, inspect: Callable[[], None] | None = None) -> StepResult:
+        """Run a training step with the recorded choices."""
         self._step = next(self._steps, {})
-        result = self._one.step(index, look)
+        result = self._trainer.train_step(index, inspect)
         self._compares = False
         return result
 
     @property
-    def compared(self) -> Compared:
-        return Compared(self._tokens, int(self._turned), [float(gap) for gap in self._gaps.values()])
+    def compared(self) -> RoutingComparison:
+        return RoutingComparison(self._tokens, int(self._changed), [float(gap) for gap in self._gaps.values()])
 
-    def _follow(self, layer: int, _router: Router, inputs: tuple[torch.Tensor], routing: Routing) -> Routing:
+    def _replay(self, layer: int, _router: Router, inputs: tuple[torch.Tensor], routing: Routing) -> Routing:
         if layer not in self._step:
             return routing
-        size = self._one.spec.micro_batch_size
-        begin = self._one.micro_batch * size
-        kept = self._step[layer][begin : begin + size].long()
-        experts = torch.where(kept == NOBODY, routing.experts, kept)
+        size = self._trainer.spec.micro_batch_size
+        begin = self._trainer.current_micro_batch * size
+        recorded = self._step[layer][begin : begin + size].long()
+        experts = torch.where(recorded == MISSING, routing.experts, recorded)
         gates = routing.probabilities.gather(-1, experts)
         if self._compares:
             self._compare(layer, routing, gates, experts)
-        return routed(experts, gates, routing.probabilities, inputs[0].dtype)
+        return make_routing(experts, gates, routing.probabilities, inputs[0].dtype)
 
     def _compare(self, layer: int, own: Routing, gates: torch.Tensor, experts: torch.Tensor) -> None:
-        gap = _least(own.probabilities.gather(-1, own.experts)) - _least(gates)
-        gap = gap.masked_fill(_has_twice(experts), torch.inf)  # no rounding does it, and the least gate would not tell
+        gap = _min_log(own.probabilities.gather(-1, own.experts)) - _min_log(gates)
+        gap = gap.masked_fill(
+            _has_duplicate(experts), torch.inf
+        )  # Rounding never causes this, and the smallest gate would not show it.
         self._tokens += gap.numel()
-        self._turned += (gap > 0).sum()
-        self._gaps[layer] = torch.maximum(self._gaps[layer], gap.max() / _spread(own.probabilities))
+        self._changed += (gap > 0).sum()
+        self._gaps[layer] = torch.maximum(self._gaps[layer], gap.max() / _get_log_spread(own.probabilities))
 
 
 def _log(probabilities: torch.Tensor) -> torch.Tensor:
-    """Of what is too small for fp32, of the smallest that is not."""
+    """Return log-probabilities. Values that underflow in fp32 count as the smallest positive number."""
     return probabilities.detach().clamp_min(torch.finfo(probabilities.dtype).tiny).log()
 
 
-def _least(probabilities: torch.Tensor) -> torch.Tensor:
+def _min_log(probabilities: torch.Tensor) -> torch.Tensor:
     return _log(probabilities).amin(-1)
 
 
-def _has_twice(experts: torch.Tensor) -> torch.Tensor:
-    """Of each token, whether one expert is among its several times."""
+def _has_duplicate(experts: torch.Tensor) -> torch.Tensor:
+    """Return whether a token has an expert twice."""
     ordered = experts.sort(-1).values
     return (ordered[..., 1:] == ordered[..., :-1]).any(-1)
 
 
-def _spread(probabilities: torch.Tensor) -> torch.Tensor:
+def _get_log_spread(probabilities: torch.Tensor) -> torch.Tensor:
     logs = _log(probabilities)
-    return (logs - logs.mean(-1, keepdim=True)).square().mean().sqrt().clamp_min(LEAST_SPREAD)
+    return (logs - logs.mean(-1, keepdim=True)).square().mean().sqrt().clamp_min(MIN_SPREAD)
 
 
-def moe_layers(model: ModelSpec) -> list[int]:
-    """Numbers of the layers that have routers."""
+def list_moe_layers(model: ModelSpec) -> list[int]:
+    """Return the numbers of the layers with routers."""
     return [layer for layer in range(model.num_layers) if is_moe_layer(model, layer)]
 
 
-def routers(trainer: Trainer) -> Iterator[tuple[int, Router]]:
-    """(layer in the whole model, its router) of this rank."""
-    for decoder in trainer.part.chunks.values():
+def iter_routers(trainer: Trainer) -> Iterator[tuple[int, Router]]:
+    """Yield (layer number, router) of this rank."""
+    for decoder in trainer.model.chunks.values():
         for layer, block in decoder.layers.items():
             mixture = getattr(block, "moe", None)
             if mixture is not None:

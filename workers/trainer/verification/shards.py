@@ -1,7 +1,4 @@
-"""64 bits of a tensor's every bit.
-
-Which part of which whole tensor a rank holds, by a name and a number that all ranks agree on.
-"""
+"""Shards of a rank, their ids on all ranks, and their checksums."""
 
 from __future__ import annotations
 
@@ -16,80 +13,87 @@ from planner.facts.layout import Coordinates
 from planner.facts.placements import TensorBox, get_local_box
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.stages import get_stage_chunks, get_stage_units
-from workers.trainer.model.decoder import full_name
-from workers.trainer.parallel.parallelize import Held, Part, local
+from workers.trainer.model.decoder import get_full_name
+from workers.trainer.parallel.parallelize import ModelShard, ShardedParameter, get_local
 
-BLOCK = 2**18  # elements at once: their words take 2 MiB as int64
-FACTOR = 6364136223846793005  # odd, so that what differs before it differs after it (Knuth's MMIX)
-WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BLOCK = 2**18  # elements per block, 2 MiB as int64
+CHECKSUM_FACTOR = 6364136223846793005  # odd, so that the multiplication is invertible (Knuth, MMIX)
+INT_DTYPES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """(), int64: words times odd weights, modulo 2**64.
+    """Return a 64-bit checksum, (), int64: the sum of integers times odd weights, modulo 2**64.
 
-    A change of any one element always shows, of several but for one in 2**64. NaNs are bits like others.
+    It detects a change of any single element, and other changes with probability 1 - 2**-64. NaNs are compared by bits.
     """
-    words = tensor.detach().contiguous().flatten().view(WORDS[tensor.element_size()])
-    weights = _weights(words.device)
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for block in words.split(BLOCK):
-        total = total * FACTOR + (block.long() * weights[: len(block)]).sum()
+    integers = tensor.detach().contiguous().flatten().view(INT_DTYPES[tensor.element_size()])
+    weights = _make_weights(integers.device)
+    total = torch.zeros((), dtype=torch.int64, device=integers.device)
+    for block in integers.split(BLOCK):
+        total = total * CHECKSUM_FACTOR + (block.long() * weights[: len(block)]).sum()
     return total
 
 
 @cache
-def _weights(device: torch.device) -> torch.Tensor:
+def _make_weights(device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     return (torch.randint(-(2**62), 2**62, (BLOCK,), generator=generator) | 1).to(device)
 
 
-class Piece(NamedTuple):
-    """A rank's part of a tensor. Both tables that are tied have the embedding's name."""
+class TensorShard(NamedTuple):
+    """Store a rank's shard of a tensor. Tied tensors have the name of the embedding."""
 
     name: str
     box: TensorBox
-    held: Held
+    parameter: ShardedParameter
 
     @property
     def number(self) -> int:
-        """The same on every rank that holds this part."""
-        return part_number(self.name, self.box)
+        """Return the id of the shard, the same on every rank with this shard."""
+        return compute_shard_id(self.name, self.box)
 
     @property
     def gradient(self) -> torch.Tensor:
-        """Without padding, as are all."""
-        return self.held.gradient[self.box.local_slices]
+        """Return the gradient without padding."""
+        return self.parameter.gradient[self.box.local_slices]
 
     @property
     def weight(self) -> torch.Tensor:
-        """What the optimiser updates."""
-        return local(self.held.master.detach())[self.box.local_slices]
+        """Return the tensor that the optimizer updates, without padding."""
+        return get_local(self.parameter.master.detach())[self.box.local_slices]
 
     @property
     def computed_with(self) -> torch.Tensor | None:
-        """What the model computes with, where that follows the weight and is not the weight itself."""
-        held = self.held
-        return None if held.tensor is held.master else local(held.tensor.detach())[self.box.local_slices]
+        """Return the tensor that the model computes with, or None if it is the master itself."""
+        parameter = self.parameter
+        return (
+            None
+            if parameter.weight is parameter.master
+            else get_local(parameter.weight.detach())[self.box.local_slices]
+        )
 
 
-def pieces_of(spec: JobSpec, place: Coordinates, part: Part) -> list[Piece]:
-    """All that a rank holds; shards of no element are left out."""
-    found = [Piece(whole_name(h.name, spec.model), get_local_box(spec, place, h.spec), h) for h in part.tensors]
+def list_shards(spec: JobSpec, place: Coordinates, part: ModelShard) -> list[TensorShard]:
+    """Return all shards of a rank that have elements."""
+    found = [
+        TensorShard(get_model_tensor_name(h.name, spec.model), get_local_box(spec, place, h.spec), h)
+        for h in part.parameters
+    ]
     return [piece for piece in found if piece.box.numel]
 
 
-def names_by_number(spec: JobSpec, place: Coordinates) -> Iterator[tuple[int, str]]:
-    """What a rank at `place` holds, as any rank can tell."""
+def iter_shard_names(spec: JobSpec, place: Coordinates) -> Iterator[tuple[int, str]]:
+    """Yield (shard id, name) of the rank at `place`. Any rank can compute them."""
     for unit in get_stage_units(spec.model, get_stage_chunks(spec.model, spec.layout, place.pp)):
         for parameter in unit.parameters:
-            name = whole_name(full_name(unit, parameter), spec.model)
-            yield part_number(name, get_local_box(spec, place, parameter)), name
+            name = get_model_tensor_name(get_full_name(unit, parameter), spec.model)
+            yield compute_shard_id(name, get_local_box(spec, place, parameter)), name
 
 
-def part_number(name: str, box: TensorBox) -> int:
+def compute_shard_id(name: str, box: TensorBox) -> int:
     digest = hashlib.sha256(f"{name}/{box.offsets}/{box.sizes}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
-def whole_name(name: str, model: ModelSpec) -> str:
+def get_model_tensor_name(name: str, model: ModelSpec) -> str:
     return "embedding.weight" if name == "head.weight" and model.tied_embeddings else name

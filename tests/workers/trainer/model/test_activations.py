@@ -1,4 +1,4 @@
-"""What the planner says a layer keeps is what autograd really keeps."""
+"""Autograd saves the bytes that the planner predicts for a layer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from planner.cost.memory import layer_bytes
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from workers.trainer.model import Block, Strategy
-from workers.trainer.model import attention as rotary
-from workers.trainer.model.attention import turns
+from workers.trainer.model.attention import compute_frequencies, compute_rotary
 
 
 def spec_of(preset: str, batch: int, seq_len: int, recompute: str = "none", **train: str) -> JobSpec:
@@ -23,7 +22,7 @@ def spec_of(preset: str, batch: int, seq_len: int, recompute: str = "none", **tr
 
 
 class Made(TorchDispatchMode):
-    """Every storage that operations inside give, without keeping it alive."""
+    """Record every storage that operations create, without a reference to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +39,7 @@ class Made(TorchDispatchMode):
 
 
 def saved_bytes(spec: JobSpec) -> int:
-    """Bytes of what one block's forward made, or was given, and its backward keeps."""
+    """Return the bytes that the backward of one block keeps."""
     dtype = torch.bfloat16 if spec.train.precision == "bf16" else torch.float32
     strategy = Strategy(recompute=spec.layout.recompute, attention=spec.train.attention)
     block = Block(spec.model, strategy, moe=spec.model.moe is not None).to(dtype)
@@ -52,7 +51,11 @@ def saved_bytes(spec: JobSpec) -> int:
     shape = (spec.micro_batch_size, spec.train.seq_len, spec.model.hidden_size)
     leaf = torch.randn(shape, dtype=dtype, requires_grad=True)
     gpt, device = spec.model.arch == "gpt", leaf.device
-    turned = None if gpt else rotary(torch.arange(spec.train.seq_len), turns(spec.model, device), dtype)
+    turned = (
+        None
+        if gpt
+        else compute_rotary(torch.arange(spec.train.seq_len), compute_frequencies(spec.model, device), dtype)
+    )
     with Made() as made:
         out = block(leaf * 1, turned)
     own = out.untyped_storage()._cdata
@@ -67,7 +70,7 @@ def saved_bytes(spec: JobSpec) -> int:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("preset", ["gpt-tiny", "gpt-mini", "llama-tiny", "llama-mini"])
-def test_a_layer_keeps_what_the_planner_counts(preset: str, precision: str) -> None:
+def test_a_layer_saves_the_predicted_bytes(preset: str, precision: str) -> None:
     spec = spec_of(preset, 3, 100, precision=precision)  # a shape no weight has
     assert saved_bytes(spec) == pytest.approx(layer_bytes(spec), rel=0.03)
 
@@ -75,7 +78,7 @@ def test_a_layer_keeps_what_the_planner_counts(preset: str, precision: str) -> N
 @pytest.mark.parametrize("attention", ["fused", "unfused"])
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("preset", ["gpt-mini", "llama-mini"])
-def test_recompute_keeps_as_little_as_the_planner_says(preset: str, recompute: str, attention: str) -> None:
+def test_recompute_saves_the_predicted_bytes(preset: str, recompute: str, attention: str) -> None:
     spec = spec_of(preset, 3, 100, recompute, attention=attention)
     assert saved_bytes(spec) == pytest.approx(layer_bytes(spec), rel=0.03)
     assert saved_bytes(spec) < saved_bytes(spec_of(preset, 3, 100, attention=attention))

@@ -1,7 +1,4 @@
-"""The values that weights start from, drawn one at a time or side by side.
-
-The decoders against torch's own layers and against what defines them.
-"""
+"""Decoders match the layers of torch, and their initial weights do not depend on the layout."""
 
 from __future__ import annotations
 
@@ -17,11 +14,10 @@ from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from tests.support.patience import patient
 from workers.checkpoint.export import _rope
-from workers.trainer.model import Attention, Block, Decoder, Strategy, initialise, rotate
-from workers.trainer.model import attention as rotary
-from workers.trainer.model import decoder as initial
-from workers.trainer.model.attention import turns
-from workers.trainer.parallel.tensor_parallel import Entered, TensorParallel
+from workers.trainer.model import Attention, Block, Decoder, Strategy, apply_rotary, init_weights
+from workers.trainer.model import decoder as decoder_module
+from workers.trainer.model.attention import compute_frequencies, compute_rotary
+from workers.trainer.parallel.tensor_parallel import ParallelInput, TensorParallel
 
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_hidden_size": 48}
 MODEL = ModelSpec.model_validate(
@@ -29,42 +25,42 @@ MODEL = ModelSpec.model_validate(
 )
 
 
-def started_from(draws: int) -> dict[str, torch.Tensor]:
+def started_from(num_threads: int) -> dict[str, torch.Tensor]:
     layers = range(MODEL.num_layers)
     decoder = Decoder(MODEL, layers, Strategy(), torch.float32, first=True, last=True)
     for unit in get_chunk_units(MODEL, layers, first=True, last=True):
-        initialise(decoder, unit, JobSpec(model=MODEL), Coordinates(), draws)
+        init_weights(decoder, unit, JobSpec(model=MODEL), Coordinates(), num_threads)
     return dict(decoder.named_parameters())
 
 
-def test_weights_are_the_same_however_many_are_drawn_at_once() -> None:
+def test_initial_weights_do_not_depend_on_the_number_of_threads() -> None:
     one, many = started_from(1), started_from(8)
     assert all(torch.equal(many[name], weights) for name, weights in one.items())
     assert one["layers.0.attention.q.weight"].std() > 0
 
 
-def test_two_tensors_are_drawn_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for another that is drawn meanwhile: one after the other none would come."""
+def test_draws_two_tensors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each draw wait for the other."""
     units = get_chunk_units(MODEL, range(MODEL.num_layers), first=True, last=True)
     (two,) = (unit._replace(parameters=unit.parameters[:2]) for unit in units if unit.name == "layers.0")
-    met, whole = threading.Barrier(2), initial._whole
+    met, whole = threading.Barrier(2), decoder_module._draw_tensor
 
     def waits(parameter: Parameter, *more: object) -> torch.Tensor:
         met.wait(patient(5))
         return whole(parameter, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(initial, "_whole", waits)
-    assert len(list(initial._drawn(two, JobSpec(model=MODEL), 2))) == 2
+    monkeypatch.setattr(decoder_module, "_draw_tensor", waits)
+    assert len(list(decoder_module._draw_unit(two, JobSpec(model=MODEL), 2))) == 2
 
 
-def test_ranks_of_a_host_share_its_cores_and_leave_those_of_a_cpu_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_ranks_share_the_cores_of_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(16)))
     gpu = torch.device("cuda", 0)
-    for ranks, draws in (("", 16), ("1", 16), ("8", 2), ("32", 1)):
+    for ranks, num_threads in (("", 16), ("1", 16), ("8", 2), ("32", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        assert initial.draws_at_once(gpu) == draws
+        assert decoder_module.get_num_init_threads(gpu) == num_threads
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert initial.draws_at_once(torch.device("cpu")) == 1
+    assert decoder_module.get_num_init_threads(torch.device("cpu")) == 1
 
 
 ALONE = Strategy()
@@ -82,12 +78,12 @@ def built(model: ModelSpec, seed: int = 1) -> tuple[Decoder, list[ParameterUnit]
     decoder = Decoder(model, layers, ALONE, torch.float32, first=True, last=True)
     units = get_chunk_units(model, layers, first=True, last=True)
     for unit in units:
-        initialise(decoder, unit, JobSpec(model=model, train=TrainSpec(seed=seed)), Coordinates())
+        init_weights(decoder, unit, JobSpec(model=model, train=TrainSpec(seed=seed)), Coordinates())
     return decoder, units
 
 
 @pytest.mark.parametrize("arch", ["gpt", "llama"])
-def test_the_model_has_the_parameters_the_planner_counts(arch: str) -> None:
+def test_the_model_has_the_predicted_number_of_parameters(arch: str) -> None:
     model = spec(arch)
     decoder, units = built(model)
     listed = {
@@ -98,7 +94,7 @@ def test_the_model_has_the_parameters_the_planner_counts(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ["gpt", "llama"])
-def test_no_position_sees_a_later_token(arch: str) -> None:
+def test_attention_is_causal(arch: str) -> None:
     decoder, _ = built(spec(arch))
     tokens = torch.randint(256, (2, 20), generator=torch.Generator().manual_seed(0))
     changed = tokens.clone()
@@ -108,7 +104,7 @@ def test_no_position_sees_a_later_token(arch: str) -> None:
     assert not torch.allclose(before[:, 12:], after[:, 12:], atol=1e-4)
 
 
-def test_a_gpt_block_is_torchs_pre_norm_layer() -> None:
+def test_a_gpt_block_matches_the_pre_norm_layer_of_torch() -> None:
     model = spec("gpt")
     block = Block(model, ALONE)
     generator = torch.Generator().manual_seed(0)
@@ -144,7 +140,7 @@ def test_a_gpt_block_is_torchs_pre_norm_layer() -> None:
     torch.testing.assert_close(block(x), other(x, src_mask=mask, is_causal=True), rtol=1e-4, atol=1e-5)
 
 
-def test_grouped_heads_equal_whole_heads_with_keys_and_values_repeated() -> None:
+def test_grouped_query_attention_equals_repeated_heads() -> None:
     grouped, whole = Attention(spec("llama"), ALONE), Attention(spec("llama", num_kv_heads=4), ALONE)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -156,16 +152,16 @@ def test_grouped_heads_equal_whole_heads_with_keys_and_values_repeated() -> None
             heads = ours.weight.unflatten(0, (2, 8))
             theirs.weight.copy_(heads.repeat_interleave(2, 0).flatten(0, 1))
     x = torch.randn(2, 10, 32, generator=generator)
-    at = rotary(torch.arange(10), turns(spec("llama"), x.device), x.dtype)
-    torch.testing.assert_close(grouped(Entered(x, x), at), whole(Entered(x, x), at), rtol=1e-4, atol=1e-5)
+    at = compute_rotary(torch.arange(10), compute_frequencies(spec("llama"), x.device), x.dtype)
+    torch.testing.assert_close(grouped(ParallelInput(x, x), at), whole(ParallelInput(x, x), at), rtol=1e-4, atol=1e-5)
 
 
-def test_rotary_scores_depend_on_the_distance_alone() -> None:
+def test_rotary_scores_depend_only_on_the_distance() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(8, generator=generator).expand(1, 1, 12, 8) for _ in range(2))
     positions = torch.arange(12)
-    at = rotary(positions, 10_000.0 ** (-torch.arange(4) / 4), q.dtype)
-    scores = rotate(q, at)[0, 0] @ rotate(k, at)[0, 0].T
+    at = compute_rotary(positions, 10_000.0 ** (-torch.arange(4) / 4), q.dtype)
+    scores = apply_rotary(q, at)[0, 0] @ apply_rotary(k, at)[0, 0].T
     for distance in range(-11, 12):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-4, atol=1e-5)
@@ -173,7 +169,7 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
 
 
 @pytest.mark.parametrize("arch", ["gpt", "llama"])
-def test_parts_of_any_layout_start_from_the_whole_models_values(arch: str) -> None:
+def test_all_layouts_start_from_the_same_weights(arch: str) -> None:
     model = spec(arch)
     whole = dict(built(model)[0].named_parameters())
     spec_of_tp2 = JobSpec(model=model, layout=Layout(tp=2), train=TrainSpec(seed=1))
@@ -185,7 +181,7 @@ def test_parts_of_any_layout_start_from_the_whole_models_values(arch: str) -> No
             strategy = Strategy(tp=TensorParallel(None, 2, index))
             decoder = Decoder(model, layers, strategy, torch.float32, first=first, last=last)
             for unit in units:
-                initialise(decoder, unit, spec_of_tp2, Coordinates(tp=index))
+                init_weights(decoder, unit, spec_of_tp2, Coordinates(tp=index))
             parts.append(dict(decoder.named_parameters()))
         for unit in units:
             for p in unit.parameters:
@@ -200,7 +196,7 @@ def test_parts_of_any_layout_start_from_the_whole_models_values(arch: str) -> No
 
 
 @pytest.mark.parametrize("preset", ["llama2-7b", "llama3-8b", "llama3-1b", "llama3-405b", "mixtral-8x7b"])
-def test_heads_turn_as_the_published_model_s(preset: str) -> None:
+def test_rotary_frequencies_match_the_published_model(preset: str) -> None:
     model = PRESETS[preset].model
     from transformers import LlamaConfig  # seconds, which all that collect would take
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -212,10 +208,10 @@ def test_heads_turn_as_the_published_model_s(preset: str) -> None:
         rope_parameters=_rope(model),
     )
     expected = LlamaRotaryEmbedding(config).inv_freq
-    torch.testing.assert_close(turns(model, torch.device("cpu")), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(compute_frequencies(model, torch.device("cpu")), expected, rtol=1e-5, atol=0)
 
 
-def test_a_head_s_gradient_turns_back() -> None:
+def test_rotary_backward_rotates_back() -> None:
     x = torch.randn(2, 3, 5, 8, requires_grad=True)
     positions, each = torch.arange(5), torch.rand(4)
     angle = torch.outer(positions.float(), each)
@@ -223,6 +219,6 @@ def test_a_head_s_gradient_turns_back() -> None:
     plain = torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
     grad = torch.randn_like(plain)
     (expected,) = torch.autograd.grad(plain, x, grad)
-    turned = rotate(x, rotary(positions, each, x.dtype))
+    turned = apply_rotary(x, compute_rotary(positions, each, x.dtype))
     torch.testing.assert_close(turned, plain)
     torch.testing.assert_close(torch.autograd.grad(turned, x, grad)[0], expected)

@@ -30,7 +30,7 @@ from workers import dry_run
 from workers.dry_run import run_dry_step
 from workers.meter.process_group import CollectiveBytes, _is_async, patch_batch_isend_irecv
 from workers.trainer.parallel import mesh, pipeline_parallel
-from workers.trainer.parallel.pipeline_parallel import Sends
+from workers.trainer.parallel.pipeline_parallel import SendQueue
 
 SIZED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv")  # alike on every rank
 
@@ -120,15 +120,15 @@ def written_down(trace: Trace) -> Iterator[None]:
     def pair_connected(group: Any, peer: int, *, sends: bool) -> None:
         trace.append(Connect(group._name, 2, group._ranks[peer]))
 
-    def keep(self: Sends, work: dist.Work, sent: torch.Tensor) -> None:
-        self._asked.append((work, sent))
+    def keep(self: SendQueue, work: dist.Work, sent: torch.Tensor) -> None:
+        self._pending.append((work, sent))
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (dist, dist.distributed_c10d):
             patch.setattr(module, "batch_isend_irecv", module.batch_isend_irecv)  # so that it comes back
         patch_batch_isend_irecv()
-        patch.setattr(dry_run, "DryGroup", Writing)
-        patch.setattr(Sends, "add", keep)
+        patch.setattr(dry_run, "DryProcessGroup", Writing)
+        patch.setattr(SendQueue, "add", keep)
         patch.setattr(mesh, "connect", connected)
         patch.setattr(pipeline_parallel, "connect_pair", pair_connected)
         yield

@@ -1,4 +1,4 @@
-"""Context parallelism keeps no scores: memory grows with the sequence, not with its square."""
+"""Context parallelism saves no scores, so memory grows linearly with the sequence."""
 
 from __future__ import annotations
 

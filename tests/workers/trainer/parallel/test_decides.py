@@ -1,4 +1,4 @@
-"""The trainer decides what it sends, the planner what to expect: a fault of either shows, and one of their facts."""
+"""Trainer and planner compute traffic independently, so a fault on either side shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.trainer.parallel import mesh, parallelize
 
 
 class Fault(NamedTuple):
-    """What is put in place of a function, and a case that meets it."""
+    """Store a replacement of a function, and a case that it affects."""
 
     case: Case
     module: Any
@@ -30,7 +30,7 @@ SP, HEADS, PLAIN = Case("gpt", "tp2 sp"), Case("llama", "tp2 one kv head"), Case
 FAULTS = {
     "the trainer sums no gradient over tp": Fault(SP, optimizer, "is_partial_over_tp", lambda *_: False),
     "the planner expects no such sum": Fault(SP, traffic, "_partial_over_tp", lambda *_: False),
-    "the trainer sums no shared heads": Fault(HEADS, mesh, "shared_heads", lambda *_: 1),
+    "the trainer sums no shared heads": Fault(HEADS, mesh, "count_kv_replicas", lambda *_: 1),
     "the planner expects none": Fault(HEADS, traffic, "count_kv_replicas", lambda *_: 1),
     "the planner forgets a tensor": Fault(
         PLAIN, data, "_finished", lambda units: [p for u in units[1:] for p in u.parameters]

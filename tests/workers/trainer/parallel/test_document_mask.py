@@ -12,16 +12,16 @@ from tests.memory.compare import found
 from tests.parity.cases import SIZES
 from workers.torch_private.attention import attend
 from workers.trainer.model import Decoder, Strategy
-from workers.trainer.parallel.document_mask import Places, attend_within, documents_of
+from workers.trainer.parallel.document_mask import TokenPositions, attend_in_documents, get_document_ids
 
 END = 2
 TOKENS = torch.tensor([[7, 8, END, 9, 10, 11, 12, END, END, 5, 6, 7], [5, END, 6, 7, 8, 9, 5, 6, 7, 8, 9, END]])
 ENDS = [[3, 8, 9, 12], [2, 12]]
 
 
-def test_an_end_belongs_to_the_document_that_it_ends() -> None:
-    assert documents_of(TOKENS, None) is None
-    numbered = documents_of(TOKENS, END)
+def test_the_end_token_belongs_to_its_document() -> None:
+    assert get_document_ids(TOKENS, None) is None
+    numbered = get_document_ids(TOKENS, END)
     assert numbered is not None
     assert numbered.tolist() == [[0, 0, 0, 1, 1, 1, 1, 1, 2, 3, 3, 3], [0, 0] + [1] * 10]
 
@@ -36,14 +36,14 @@ def test_an_end_belongs_to_the_document_that_it_ends() -> None:
     ],
     ids=lambda strategy: f"{strategy.attention} {strategy.recompute}",
 )
-def test_a_packed_document_is_computed_as_one_alone(strategy: Strategy) -> None:
+def test_a_packed_document_equals_a_separate_sequence(strategy: Strategy) -> None:
     """Rotary positions tell distances alone, so that a document may be taken out and begin at 0."""
     torch.manual_seed(0)
     model = parse_fields({"model": SIZES["llama"]}).model
     decoder = Decoder(model, range(model.num_layers), strategy, torch.float32, first=True, last=True)
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    decoder(TOKENS, documents_of(TOKENS, END)).square().sum().backward()
+    decoder(TOKENS, get_document_ids(TOKENS, END)).square().sum().backward()
     packed = [parameter.grad for parameter in decoder.parameters()]
     decoder.zero_grad(set_to_none=True)
     for row, ends in zip(TOKENS, ENDS, strict=True):
@@ -53,21 +53,21 @@ def test_a_packed_document_is_computed_as_one_alone(strategy: Strategy) -> None:
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_keys_of_which_a_query_sees_none_weigh_nothing() -> None:
+def test_a_block_of_hidden_keys_has_no_weight() -> None:
     """A context parallel rank joins blocks by their log-sum-exps; of one that it sees none of, it must be tiny."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
     positions = torch.arange(12)
-    queries = Places(torch.tensor([[0, 0, 1, 1, 1, 1]]), positions[6:])
-    keys = Places(torch.tensor([[0, 0, 0, 0, 0, 0]]), positions[:6])
-    out, lse = attend_within(q, k, v, queries, keys)
+    queries = TokenPositions(torch.tensor([[0, 0, 1, 1, 1, 1]]), positions[6:])
+    keys = TokenPositions(torch.tensor([[0, 0, 0, 0, 0, 0]]), positions[:6])
+    out, lse = attend_in_documents(q, k, v, queries, keys)
     seen, seen_lse = attend(q[..., :2, :], k, v, causal=False)
     torch.testing.assert_close((out[..., :2, :], lse[..., :2]), (seen, seen_lse))
     assert out.isfinite().all()
     assert (lse[..., 2:] < -1e29).all()
 
 
-def test_a_token_outside_the_vocabulary_and_compiled_blocks_are_refused() -> None:
+def test_rejects_an_end_token_outside_the_vocabulary_and_compiled_blocks() -> None:
     fields = {"model": SIZES["llama"], "train": {"seq_len": 32, "document_end": 256}}
     with pytest.raises(SpecError, match=r"`train\.document_end` is 256, but vocab_size is 256\. Use at most 255\."):
         parse_spec(fields)
@@ -82,7 +82,7 @@ def test_a_token_outside_the_vocabulary_and_compiled_blocks_are_refused() -> Non
     [({"cp": 2}, {"precision": "bf16"}), ({}, {}), ({}, {"attention": "unfused", "precision": "bf16"})],
     ids=["ring", "alone", "unfused"],
 )
-def test_the_plan_counts_what_hides_keys(layout: dict[str, int], train: dict[str, str]) -> None:
+def test_the_plan_includes_the_document_mask(layout: dict[str, int], train: dict[str, str]) -> None:
     model = {**SIZES["llama"], "num_layers": 1, "max_seq_len": 4096}
     settings = {"global_batch": 2, "micro_batches": 2, "seq_len": 4096, "document_end": 3}
     (row,) = found(parse_fields({"model": model, "layout": layout, "train": {**settings, **train}}))

@@ -1,7 +1,4 @@
-"""What one stage sends another is let go when it has left, not at the end of the step.
-
-What travels while backward is still running: buckets of gradients, and sums of input gradients over tp.
-"""
+"""Stages free tensors after they are sent, and collectives overlap with backward."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from tests.support.patience import patient
 from tests.support.processes import wait_until
 from workers.meter import Recorder, register_metered_backend
 from workers.trainer.parallel.data_parallel import BucketedAllReduce
-from workers.trainer.parallel.pipeline_parallel import Sends
+from workers.trainer.parallel.pipeline_parallel import SendQueue
 from workers.trainer.parallel.tensor_parallel import TensorParallel
 
 TIMEOUT = timedelta(seconds=30)
@@ -30,15 +27,15 @@ TIMEOUT = timedelta(seconds=30)
 
 @pytest.fixture
 def ranks() -> list[dist.ProcessGroupGloo]:
-    """Both ends of a pipe, in one process."""
+    """Create both ends of a pipeline in one process."""
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, TIMEOUT), range(2)))
 
 
-def test_what_has_left_is_let_go_and_what_has_not_is_kept(ranks: list[dist.ProcessGroupGloo]) -> None:
+def test_frees_sent_tensors_and_keeps_the_others(ranks: list[dist.ProcessGroupGloo]) -> None:
     sender, receiver = ranks
-    sends = Sends()
+    sends = SendQueue()
     storages = []
     for index in range(3):
         message = torch.full((1000,), float(index))
@@ -56,9 +53,9 @@ def test_what_has_left_is_let_go_and_what_has_not_is_kept(ranks: list[dist.Proce
     assert storages[2]() is None
 
 
-def test_a_send_that_fails_is_told_at_the_flush(ranks: list[dist.ProcessGroupGloo]) -> None:
+def test_flush_raises_a_failed_send(ranks: list[dist.ProcessGroupGloo]) -> None:
     sender, receiver = ranks
-    sends = Sends()
+    sends = SendQueue()
     message = torch.ones(1000)
     sends.add(sender.send([message], 1, 0), message)
     ranks.clear()
@@ -67,9 +64,9 @@ def test_a_send_that_fails_is_told_at_the_flush(ranks: list[dist.ProcessGroupGlo
         sends.flush()
 
 
-def test_the_thread_ends_with_its_sends(ranks: list[dist.ProcessGroupGloo]) -> None:
+def test_the_thread_ends_with_its_queue(ranks: list[dist.ProcessGroupGloo]) -> None:
     sender, receiver = ranks
-    sends, message = Sends(), torch.ones(10)
+    sends, message = SendQueue(), torch.ones(10)
     sends.add(sender.send([message], 1, 0), message)
     receiver.recv([torch.empty(10)], 0, 0).wait()
     sends.flush()
@@ -98,7 +95,7 @@ def calls(recorder: Recorder) -> int:
     return sum(cell["count"] for cell in recorder.get_cells())
 
 
-def test_a_bucket_leaves_as_soon_as_its_last_gradient_is_there(recorder: Recorder) -> None:
+def test_a_bucket_starts_after_its_last_gradient(recorder: Recorder) -> None:
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(6)))
     group = dist.group.WORLD
     assert group is not None
@@ -122,7 +119,7 @@ def test_a_bucket_leaves_as_soon_as_its_last_gradient_is_there(recorder: Recorde
 
 
 class Products(TorchDispatchMode):
-    """Shapes of products, each with how many collectives had been issued before it."""
+    """Record shapes of matmuls, and the number of collectives issued before each."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -137,9 +134,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_input_gradients_are_summed_while_weight_gradients_are_computed(
-    recorder: Recorder, sequence_parallel: bool
-) -> None:
+def test_input_gradient_sums_overlap_with_weight_gradients(recorder: Recorder, sequence_parallel: bool) -> None:
     tp = TensorParallel(dist.group.WORLD, sequence_parallel=sequence_parallel)
     x = torch.randn(2, 3, 8, requires_grad=True)
     weights = [torch.randn(rows, 8, requires_grad=True) for rows in (4, 6)]

@@ -1,4 +1,4 @@
-"""What `workers.torch_private.fsdp` uses of FSDP2's private state is there, and means what it takes it to mean."""
+"""The private state of FSDP2 behaves as `workers.torch_private.fsdp` expects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group, _fsdp_state
 
 from workers.torch_private import CHECKED_ON
-from workers.trainer.parallel.zero import Zero, shard
+from workers.trainer.parallel.zero import ZeroDataParallel, shard_module
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def alone() -> Iterator[dist.ProcessGroup]:
 
 
 class Remembers(nn.Module):
-    """A product that knows which tensor its last forward used."""
+    """Remember the weight of the last forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,10 +44,10 @@ def sharded(group: dist.ProcessGroup, stage: int, compute: torch.dtype = torch.f
     torch.manual_seed(0)
     options = {"frees": stage == 3, "compute": compute, "reduced": torch.float32}
     model = Remembers()
-    return shard(model, group, None, torch.device("cpu"), besides=set(), **options)  # type: ignore[arg-type]
+    return shard_module(model, group, None, torch.device("cpu"), ignored=set(), **options)  # type: ignore[arg-type]
 
 
-def test_the_torch_that_was_checked_is_the_one_installed() -> None:
+def test_the_installed_torch_is_the_checked_version() -> None:
     assert torch.__version__.split("+")[0] == CHECKED_ON, "check workers.torch_private.fsdp against the new torch"
     assert "_state_ctx.all_states" in inspect.getsource(_fsdp_state.FSDPState._root_post_backward_final_callback)
     assert "reduce_grads" in inspect.getsource(_fsdp_param_group.FSDPParamGroup.post_backward)
@@ -55,9 +55,9 @@ def test_the_torch_that_was_checked_is_the_one_installed() -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_gradients_added_after_backward_are_reduced_when_told(alone: dist.ProcessGroup, stage: int) -> None:
+def test_reduces_gradients_that_are_added_after_backward(alone: dist.ProcessGroup, stage: int) -> None:
     root = sharded(alone, stage)
-    zero = Zero([root], stage)
+    zero = ZeroDataParallel([root], stage)
     assert isinstance(root, Remembers)
     for micro_batch in range(2):
         last = micro_batch == 1
@@ -68,17 +68,17 @@ def test_gradients_added_after_backward_are_reduced_when_told(alone: dist.Proces
         (parameter,) = root.used
         assert parameter.grad is None or micro_batch, "no gradient reaches the weight by itself"
         parameter.grad = torch.full((3, 4), 2.0) if parameter.grad is None else parameter.grad + 2.0
-        zero.weights_added(0, [parameter], last=last)
+        zero.after_weight_gradients(0, [parameter], last=last)
     gradient = next(root.parameters()).grad
     assert gradient is not None
     assert torch.equal(gradient.full_tensor(), torch.full((3, 4), 4.0))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_weight_gradients_one_after_another_are_summed_in_fp32(alone: dist.ProcessGroup, stage: int) -> None:
-    """At a pipe's end nothing but them is left: stage 1 summed those in bf16, in which 256 and 1 are 256."""
+def test_accumulates_weight_gradients_in_fp32(alone: dist.ProcessGroup, stage: int) -> None:
+    """In bf16, 256 + 1 is 256."""
     root = sharded(alone, stage, torch.bfloat16)
-    zero = Zero([root], stage)
+    zero = ZeroDataParallel([root], stage)
     assert isinstance(root, Remembers)
     values, used = (256.0, 1.0, 1.0, 1.0), []
     for _ in values:
@@ -89,7 +89,7 @@ def test_weight_gradients_one_after_another_are_summed_in_fp32(alone: dist.Proce
     for number, (value, parameter) in enumerate(zip(values, used, strict=True), 1):
         added = torch.full((3, 4), value, dtype=torch.bfloat16)
         parameter.grad = added if parameter.grad is None else parameter.grad + added
-        zero.weights_added(0, [parameter], last=number == len(values))
+        zero.after_weight_gradients(0, [parameter], last=number == len(values))
     gradient = next(root.parameters()).grad
     assert gradient is not None
     assert torch.equal(gradient.full_tensor(), torch.full((3, 4), 259.0))  # type: ignore[attr-defined]
