@@ -91,7 +91,7 @@ def rank_main(blocks: int, folder: Path) -> None:
     trainer = ours(spec, recorder, folder)
     hand = by_hand(spec, trainer)
     saved: list[SaveResult] = []
-    saver = Saver(spec, trainer.mesh.place, recorder.rank, folder / "1", checkpoint_group(recorder), saved.append)
+    saver = Saver(spec, trainer.mesh.coordinates, recorder.rank, folder / "1", checkpoint_group(recorder), saved.append)
 
     def saving(index: int, *, wait: bool) -> None:
         trainer.train_step(index)
@@ -108,7 +108,7 @@ def rank_main(blocks: int, folder: Path) -> None:
 
     turns: dict[str, Callable[[int], object]] = {
         "plain DDP loop": hand,
-        "trainer": trainer.step,
+        "trainer": trainer.train_step,
         "plain loop, repeated": hand,
         "async checkpoints": beside,
         "sync checkpoints": at_once,
