@@ -58,24 +58,23 @@ def prepare(folder: Path) -> None:
 
 def report(folder: Path, ranks: int, steps: int) -> bool:
     """Print; whether the page has its history in time."""
-    from jobs.runs.history.recording.attempt import Recording
-    from jobs.runs.history.recording.streams import Heard
-    from jobs.runs.history.store.folder import num_bytes
+    from jobs.runs.history.recording.attempt_recorder import AttemptRecorder, RecordedEntry
+    from jobs.runs.history.store.folder import get_num_bytes
 
-    recording = Recording(folder, "synthetic", 1)
-    recording.positions(1)
+    recording = AttemptRecorder(folder, "synthetic", 1)
+    recording.get_positions(1)
     sent, work_s = 0, 0.0
     for number, batch in enumerate(batches(ranks, steps)):
         body = msgpack.packb(batch)
         sent += len(body)
         began = time.process_time()
-        recording.take(0, [Heard(f"{number + 1}-0", number, 0, body)])
+        recording.add_entries(0, [RecordedEntry(f"{number + 1}-0", number, 0, body)])
         recording.commit_if_due()
         work_s += time.process_time() - began
     began = time.process_time()
     recording.finish("succeeded", "", BEGAN + HOUR_S)
     ending_s = time.process_time() - began
-    kept = num_bytes(recording.manifest)
+    kept = get_num_bytes(recording.manifest)
     rows = {table: parts[0]["rows"] for table, parts in recording.manifest["parts"].items()}
     print(f"synthetic attempt: {ranks} ranks, {HOUR_S / 60:.0f} minutes, {steps:,} steps")
     print(
@@ -151,17 +150,19 @@ def gauge_item(rank: int, at_s: float) -> dict[str, Any]:
 
 def questions() -> Iterator[tuple[str, int, float, float]]:
     """What, bytes of the answer, median seconds until it is there, and of processors for it."""
-    from jobs.runs.history.queries.answers import index, rows
-    from jobs.runs.history.queries.asked import asked
-    from jobs.runs.history.queries.snapshot import snapshot
+    from jobs.runs.history.queries.query_parameters import parse_table_query
+    from jobs.runs.history.queries.snapshot import get_snapshot
+    from jobs.runs.history.queries.table_rows import list_attempts, read_rows
 
     def table(name: str, **told: str) -> Callable[[], Any]:
-        return lambda: rows("synthetic", 1, name, asked(name, {key.strip("_"): [value] for key, value in told.items()}))
+        return lambda: read_rows(
+            "synthetic", 1, name, parse_table_query(name, {key.strip("_"): [value] for key, value in told.items()})
+        )
 
     middle = {"from_": str(BEGAN + 1800), "to": str(BEGAN + 1860)}
     for what, ask in {
-        "snapshot": lambda: snapshot("synthetic", 1),
-        "index": lambda: index("synthetic"),
+        "snapshot": lambda: get_snapshot("synthetic", 1),
+        "index": lambda: list_attempts("synthetic"),
         "traffic, 600 bins by axis": table("traffic", bins="600", by="axis"),
         "traffic, 100 bins by rank": table("traffic", bins="100", by="rank"),
         "steps, 600 bins": table("steps", bins="600"),

@@ -9,9 +9,9 @@ class JobsConfig(AppConfig):
         from jobs.people import passwords, signing_on
         from jobs.people.notifications import closing
         from jobs.planning import saves
-        from jobs.runs.history.queries import checkpoints
+        from jobs.runs.history.queries import results
 
         passwords.connect()
         signing_on.connect()
         closing.connect()
-        saves.read_with(checkpoints.history)
+        saves.read_with(results.read_checkpoints)

@@ -23,7 +23,7 @@ MODULES = {
     "models": ("ModelSpec", "SizedModel"),
     "specs": ("JobSpec", "StoredSpec", "SearchQuery", "JobChange"),
     "plans": ("Plan", "SearchResult", "Advice"),
-    "runs": ("Results", "CheckpointTold", "Comparison", "History", "Rows"),
+    "runs": ("Results", "StoredCheckpoint", "Comparison", "History", "Rows"),
     "verdicts": ("Told",),
     "jobs": ("JobBrief", "JobDetail", "Waited"),
     "records": ("Baseline", "BranchBrief", "AuditRow"),

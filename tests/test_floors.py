@@ -49,8 +49,9 @@ ROOMS = {
     ],
     "jobs.runs.history": ["store", "recording", "queries", "exports"],
     "jobs.runs.diagnosis": [
-        *("run", "findings", "plan"),
-        *("events", "course", "stuck", "slow", "verdict", "diagnosis"),
+        *("planned_run", "findings", "traced_step", "wait_attribution", "link_speed", "pipeline_idle", "step_window"),
+        *("rank_activity", "step_times", "training_health", "run_end", "deadlocks", "hangs", "stragglers"),
+        *("bottlenecks", "plan_comparison", "diagnosis"),
     ],
     "jobs.api": ["http", "document", "shared", "plans", "hosts", "queue", "collectives jobs people runs", "urls"],
 }

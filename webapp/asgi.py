@@ -15,7 +15,7 @@ from channels.sessions import SessionMiddlewareStack  # noqa: E402
 from django.urls import path, re_path  # noqa: E402
 
 from jobs.api.http.patient import Patient  # noqa: E402
-from jobs.runs.live.consumers import JobConsumer, no_such_socket  # noqa: E402
+from jobs.runs.live.consumers import JobConsumer, reject_socket  # noqa: E402
 from webapp.checks import run_deploy_checks  # noqa: E402
 from webapp.serving.handler import SingleThreadHandler  # noqa: E402
 from webapp.serving.request_guard import RequestGuard, normalize_client_address  # noqa: E402
@@ -25,7 +25,7 @@ run_deploy_checks()
 sockets = URLRouter(
     [
         path("ws/jobs/<str:job_id>/", JobConsumer.as_asgi()),
-        re_path("", no_such_socket),  # type: ignore[arg-type]  # Channels routes to ASGI applications
+        re_path("", reject_socket),  # type: ignore[arg-type]  # Channels routes to ASGI applications
     ]
 )
 

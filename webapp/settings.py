@@ -173,7 +173,7 @@ CACHES = {
 }
 CHANNEL_LAYERS = {
     "default": {
-        "BACKEND": "jobs.runs.live.layer.Layer",
+        "BACKEND": "jobs.runs.live.consumers.CancellableChannelLayer",
         # The 5 s default socket timeout of redis-py would end every idle websocket.
         "CONFIG": {
             "hosts": [

@@ -13,11 +13,9 @@ import httpx
 
 from meshboard.answers import (
     Advice,
-    AttemptKept,
     AuditRow,
     Baseline,
     BranchBrief,
-    CheckpointTold,
     Comparison,
     JobBrief,
     JobChange,
@@ -27,6 +25,8 @@ from meshboard.answers import (
     Results,
     SearchQuery,
     SearchResult,
+    StoredAttempt,
+    StoredCheckpoint,
     StoredSpec,
     Waited,
 )
@@ -130,9 +130,9 @@ class Client:
         """Apply `add_tags`, `remove_tags` and `archived` to a job, all of them or none."""
         return self._request_job("PATCH", ("jobs", job_id), json=changes)
 
-    def checkpoints(self, job_id: str) -> list[CheckpointTold]:
+    def checkpoints(self, job_id: str) -> list[StoredCheckpoint]:
         """Return the checkpoints that all attempts of a job reported, newest first."""
-        found: list[CheckpointTold] = self._request("GET", ("jobs", job_id, "checkpoints"))
+        found: list[StoredCheckpoint] = self._request("GET", ("jobs", job_id, "checkpoints"))
         return found
 
     def results(self, job_id: str) -> Results:
@@ -179,9 +179,9 @@ class Client:
         """Delete the baseline of a branch."""
         self._transport.send("DELETE", _get_branch_path(project, branch))
 
-    def history(self, job_id: str) -> list[AttemptKept]:
+    def history(self, job_id: str) -> list[StoredAttempt]:
         """Return what the board stores of each attempt of a job, oldest attempt first."""
-        found: list[AttemptKept] = self._request("GET", ("jobs", job_id, "history"))["attempts"]
+        found: list[StoredAttempt] = self._request("GET", ("jobs", job_id, "history"))["attempts"]
         return found
 
     def table(self, job_id: str, table: str, **query: Any) -> dict[str, list[Any]]:

@@ -19,8 +19,8 @@ from jobs.core.job_details import job_detail
 from jobs.models import Host
 from jobs.planning.queries import checked
 from jobs.queue import actions
-from jobs.runs.collectives.results import DEFAULT_RANKS, Wrong, list_hosts, newest, pick_host
-from jobs.runs.collectives.words import BY_NAME, PRIMITIVES, Words
+from jobs.runs.collectives.descriptions import BY_NAME, PRIMITIVES, CollectiveDescription
+from jobs.runs.collectives.results import DEFAULT_RANKS, WrongResult, find_newest, list_hosts, pick_host
 
 NAME = OpenApiParameter("name", str, OpenApiParameter.PATH, enum=[words.name for words in PRIMITIVES])
 
@@ -49,7 +49,7 @@ class Primitive(APIView):
         `failed` names a newer benchmark that found wrong elements.
         """
         words = _find(name)
-        measured, _, wrong = newest(visible_jobs(request.user), words.name)
+        measured, _, wrong = find_newest(visible_jobs(request.user), words.name)
         told: PrimitiveShown = {
             **_told(words),
             "job": measured.attempt.job_id if measured else None,
@@ -86,7 +86,7 @@ class Primitive(APIView):
         return Response(job_detail(job, queued), status=201)
 
 
-def _find(name: str) -> Words:
+def _find(name: str) -> CollectiveDescription:
     words = {str(known): words for known, words in BY_NAME.items()}.get(name)
     if words is None:
         raise MissingError("primitive")
@@ -99,11 +99,11 @@ def _host(name: str | None) -> Host | None:
     return next((host for host in list_hosts() if host.name == name), None)
 
 
-def _failed(found: Wrong) -> LabFailed:
+def _failed(found: WrongResult) -> LabFailed:
     return {"job": found.attempt.job_id, "wrong": found.wrong, "checked": found.checked}
 
 
-def _told(words: Words) -> PrimitiveTold:
+def _told(words: CollectiveDescription) -> PrimitiveTold:
     told: dict[str, Any] = {name: getattr(words, name) for name in ("name", "title", "meaning", "call", "time", "sent")}
     uses = [f"{use.strategy}: {use.words}" for use in words.uses]
     return {**told, "used_by": uses}  # type: ignore[typeddict-item]

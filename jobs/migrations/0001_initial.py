@@ -1239,7 +1239,7 @@ class Migration(migrations.Migration):
                 ("branch", models.CharField(max_length=200)),
                 ("job", models.CharField(help_text="id of the job, which may have been deleted", max_length=16)),
                 ("name", models.CharField(help_text="name of the job", max_length=100)),
-                ("facts", models.JSONField(help_text="jobs.runs.baselines.facts.Facts")),
+                ("facts", models.JSONField(help_text="jobs.runs.baselines.Facts")),
                 (
                     "spec",
                     models.JSONField(

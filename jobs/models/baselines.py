@@ -39,7 +39,7 @@ class BaselineRun(models.Model):
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, null=True, related_name="baselines")
     job = models.CharField(max_length=16, help_text="id of the job, which may have been deleted")
     name = models.CharField(max_length=100, help_text="name of the job")
-    facts = models.JSONField(help_text="jobs.runs.baselines.facts.Facts")
+    facts = models.JSONField(help_text="jobs.runs.baselines.Facts")
     spec = models.JSONField(null=True, help_text="spec fields that affect the results; null if they are not stored")
     by = models.CharField(max_length=150, help_text="name of the user who set the baseline")
     at = models.DateTimeField(auto_now=True, help_text="time when the baseline was set")

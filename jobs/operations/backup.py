@@ -35,7 +35,7 @@ from typing_extensions import TypedDict
 from jobs.models import Host, Job, Lease
 from jobs.queue.work_lease import NAME as CONTROLLER
 from jobs.queue.work_lease import unhealthy
-from jobs.runs.history.store.folder import MANIFEST, Folder, GoneError, histories
+from jobs.runs.history.store.folder import MANIFEST, HistoryFolder, NoHistoryError, iterate_histories
 
 VERSION = 1
 META, ROWS, HISTORY, IMPORTS = "meta.json", "database.jsonl.gz", "history", "imports"
@@ -219,16 +219,16 @@ def _migrations() -> list[str]:
 
 
 def _histories() -> Iterator[tuple[str, int]]:
-    return histories(Path(settings.HISTORY_DIR))
+    return iterate_histories(Path(settings.HISTORY_DIR))
 
 
 def _add_history(tar: tarfile.TarFile, job: str, attempt: int) -> bool:
     """The files that one manifest names, all open before the first is copied; False where there is none."""
-    folder = Folder(Path(settings.HISTORY_DIR), job, attempt)
+    folder = HistoryFolder(Path(settings.HISTORY_DIR), job, attempt)
     for _ in range(TRIES):
         try:
-            manifest = folder.manifest()
-        except GoneError:
+            manifest = folder.read_manifest()
+        except NoHistoryError:
             return False
         names = [part["file"] for parts in manifest["parts"].values() for part in parts]
         names += [manifest["state"]] if manifest["state"] else []

@@ -21,7 +21,7 @@ from jobs.people.notifications import deliveries
 from jobs.queue.hosts import joining
 from jobs.queue.inbound import deadletters
 from jobs.queue.work_lease import NAME
-from jobs.runs.traces.imports import kept
+from jobs.runs.traces.imports import store
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def prune(client: redis.Redis) -> dict[str, int]:
         "changes of status": _forget_changes,
         "deliveries": deliveries.forget_old,
         "queues of silent hosts and messages of removed hosts": lambda: _forget_queues(client),
-        "imported traces": kept.forget_old,
+        "imported traces": store.delete_expired,
         "telemetry streams of ended attempts, which now expire": lambda: _let_streams_expire(client),
     }
     call_command("clearsessions")

@@ -15,10 +15,10 @@ from jobs.models import LIVE, Host, Job
 from jobs.pages import collectives_form
 from jobs.pages.forms import once
 from jobs.runs.collectives import picture
+from jobs.runs.collectives.descriptions import BOOKKEEPING, BY_NAME, PRIMITIVES
 from jobs.runs.collectives.example import SETTING, example
-from jobs.runs.collectives.results import list_hosts, newest, pick_host
+from jobs.runs.collectives.results import find_newest, list_hosts, pick_host
 from jobs.runs.collectives.stages import Setting
-from jobs.runs.collectives.words import BOOKKEEPING, BY_NAME, PRIMITIVES
 from planner.facts.collectives import MAX_STEP_RANKS, LabStep
 from planner.facts.validation import Problem, SpecError
 
@@ -47,7 +47,7 @@ def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem], h
     errors, other_errors = collectives_form.errors_by_field(problems)
     values = collectives_form.values_from_spec(spec)
     context = {
-        "primitives": [(words, picture.mini(SETTING, example(words.name))) for words in PRIMITIVES],
+        "primitives": [(words, picture.make_mini_picture(SETTING, example(words.name))) for words in PRIMITIVES],
         "values": values,
         "options": collectives_form.options_for(values),
         "limits": collectives_form.limits(),
@@ -67,7 +67,7 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
     words = BY_NAME.get(slug.replace("-", "_"))
     if words is None or words.slug != slug:
         raise MissingError("primitive")
-    measured, captured, wrong = newest(visible_jobs(request.user), words.name)
+    measured, captured, wrong = find_newest(visible_jobs(request.user), words.name)
     host = pick_host(list_hosts())
     context = {
         "words": words,
@@ -88,10 +88,10 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def _drawn(setting: Setting, step: LabStep, *, timed: bool = True) -> dict[str, Any]:
-    film = picture.film(setting, step, timed=timed)
+    film = picture.make_film(setting, step, timed=timed)
     if step.primitive == "barrier":
-        return {"spans": picture.spans(step), "film": film}
-    return {"picture": picture.tensors(setting, step), "film": film}
+        return {"spans": picture.get_barrier_spans(step), "film": film}
+    return {"picture": picture.make_picture(setting, step), "film": film}
 
 
 def _running(user: Any) -> Job | None:

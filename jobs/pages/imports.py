@@ -18,16 +18,13 @@ from jobs.core.text import parse_json, storable, whole_number
 from jobs.models import ImportedTrace
 from jobs.planning.planners import BusyError
 from jobs.planning.queries import checked
-from jobs.runs.traces import chrome, perfetto
-from jobs.runs.traces.imports import kept
-from jobs.runs.traces.imports.parts import ImportProblemError
-from jobs.runs.traces.imports.shapes import ImportQuery
-from jobs.runs.traces.imports.wanted import wanted
-from jobs.runs.traces.requests import LARGEST_STEP
-from jobs.runs.traces.shapes import tables
+from jobs.runs.traces.events import serialize_trace
+from jobs.runs.traces.export import FORMATS
+from jobs.runs.traces.imports import store
+from jobs.runs.traces.imports.common import ImportProblemError
+from jobs.runs.traces.imports.store import ImportQuery, check_import_query
+from jobs.runs.traces.traced_steps import MAX_STEP
 from planner.facts.validation import Problem, SpecError
-
-WRITERS = {"perfetto": perfetto, "chrome": chrome}
 
 
 def _find(request: HttpRequest, key: str, *, change: bool = False) -> ImportedTrace:
@@ -51,12 +48,12 @@ def imports(request: HttpRequest) -> HttpResponse:
     """Show the imports of the user and the upload."""
     made = ImportedTrace.objects.filter(owner=cast(User, request.user)).exclude(format="")
     limits = {
-        "part_bytes": kept.PART_BYTES,
-        "file_bytes": kept.FILE_BYTES,
-        "import_bytes": kept.IMPORT_BYTES,
-        "files": kept.MOST_FILES,
+        "part_bytes": store.MAX_PART_BYTES,
+        "file_bytes": store.MAX_FILE_BYTES,
+        "import_bytes": store.MAX_IMPORT_BYTES,
+        "files": store.MAX_FILES,
     }
-    days = kept.LASTS.days
+    days = store.IMPORT_LIFETIME.days
     return render(request, "import/index.html", {"imports": made, "limits": limits, "days": days})
 
 
@@ -65,15 +62,15 @@ def imports(request: HttpRequest) -> HttpResponse:
 def begin(request: HttpRequest) -> HttpResponse:
     """Create an import from {"name", "files": [{"name", "size"}]}."""
     try:
-        name, files = wanted(checked(ImportQuery, parse_json(request.body)))
+        name, files = check_import_query(checked(ImportQuery, parse_json(request.body)))
     except SpecError as error:
         first = error.problems[0]
         return _refused(422, first.field, first.message)
     except ValueError as error:
         return _refused(400, "request", f"The request body is not JSON: {error}")
     try:
-        made = kept.begin(request.user, name, files)
-    except kept.TooManyError as error:
+        made = store.create_import(request.user, name, files)
+    except store.TooManyImportsError as error:
         return _refused(409, "import", str(error))
     return JsonResponse({"id": made.id, "url": reverse("import", args=[made.id])}, status=201)
 
@@ -85,18 +82,20 @@ def part(request: HttpRequest, key: str, place: int) -> HttpResponse:
     made = _find(request, key, change=True)
     if made.format or place >= len(made.files):
         return _refused(409, "file", "The import is already complete, or did not announce this file.")
-    offset = whole_number(request.GET.get("offset", ""), 0, kept.FILE_BYTES)
+    offset = whole_number(request.GET.get("offset", ""), 0, store.MAX_FILE_BYTES)
     if offset is None:
         return _refused(400, "offset", "`offset` is not a valid number. Use a whole number.")
-    if not 1 <= len(request.body) <= kept.PART_BYTES:
+    if not 1 <= len(request.body) <= store.MAX_PART_BYTES:
         return _refused(
-            413, "request", f"The uploaded part has {len(request.body):,} bytes. Send 1 to {kept.PART_BYTES:,} bytes."
+            413,
+            "request",
+            f"The uploaded part has {len(request.body):,} bytes. Send 1 to {store.MAX_PART_BYTES:,} bytes.",
         )
     try:
-        return JsonResponse({"size": kept.add(made, place, offset, request.body)})
+        return JsonResponse({"size": store.append_part(made, place, offset, request.body)})
     except ImportProblemError as error:
         return _refused(409, error.field, f"{error.file}: {error.message}")
-    except kept.TakenError as error:
+    except store.ImportInUseError as error:
         return _refused(409, "import", str(error))
 
 
@@ -108,10 +107,10 @@ def finish(request: HttpRequest, key: str) -> HttpResponse:
     if made.format:
         return _refused(409, "import", "The import is complete. Start a new import.")
     try:
-        kept.finish(made)
+        store.finish_import(made)
     except ImportProblemError as error:
         return _refused(422, error.field, f"{error.file}: {error.message}")
-    except kept.TakenError as error:
+    except store.ImportInUseError as error:
         return _refused(409, "import", str(error))
     except BusyError as error:
         return refused_page(of_request(503, str(error)), LATER)
@@ -125,7 +124,7 @@ def delete(request: HttpRequest, key: str) -> HttpResponse:
     made = _find(request, key, change=True)
     if request.method == "GET":
         return render(request, "import/delete.html", {"made": made})
-    kept.delete(made)
+    store.delete_import(made)
     return redirect("imports")
 
 
@@ -144,19 +143,19 @@ def imported(request: HttpRequest, key: str) -> HttpResponse:
 def data(request: HttpRequest, key: str) -> HttpResponse:
     """Return the events of a step in columns, or as a file with `?format=perfetto|chrome`."""
     made = _find(request, key)
-    step = whole_number(request.GET.get("step", "0"), 0, LARGEST_STEP)
+    step = whole_number(request.GET.get("step", "0"), 0, MAX_STEP)
     if step is None or step not in made.steps:
         return _refused(404, "step", "The import does not have the requested step.")
     try:
-        trace = kept.trace_of(made, step)
-    except kept.TakenError:
+        trace = store.read_import_step(made, step)
+    except store.ImportInUseError:
         raise MissingError("import") from None
     chosen = request.GET.get("format")
     if chosen is None:
-        return JsonResponse(tables(trace))
-    if chosen not in WRITERS:
-        return _refused(400, "format", f"`format` is invalid. Use one of {', '.join(WRITERS)}.")
-    writer = WRITERS[chosen]
-    answer = HttpResponse(writer.write(trace, f"{made.name}, step {step}"), content_type=writer.CONTENT_TYPE)
-    answer["Content-Disposition"] = f'attachment; filename="{made.id}-step-{step}.{writer.SUFFIX}"'
+        return JsonResponse(serialize_trace(trace))
+    if chosen not in FORMATS:
+        return _refused(400, "format", f"`format` is invalid. Use one of {', '.join(FORMATS)}.")
+    writer = FORMATS[chosen]
+    answer = HttpResponse(writer.write(trace, f"{made.name}, step {step}"), content_type=writer.content_type)
+    answer["Content-Disposition"] = f'attachment; filename="{made.id}-step-{step}.{writer.suffix}"'
     return answer

@@ -5,12 +5,12 @@ from __future__ import annotations
 from django import template
 
 from jobs.models import Job
-from jobs.runs.traces.links import Links, links
+from jobs.runs.traces.pages import LinkRates, get_link_rates
 
 register = template.Library()
 
 
 @register.filter
-def link_speeds(job: Job) -> Links | None:
-    """`jobs.runs.traces.links`, for json_script."""
-    return links(job)
+def link_speeds(job: Job) -> LinkRates | None:
+    """`jobs.runs.traces.pages`, for json_script."""
+    return get_link_rates(job)

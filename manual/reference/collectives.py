@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.runs.collectives.words import EXAMPLE_BYTES, PRIMITIVES, Words
+from jobs.runs.collectives.descriptions import EXAMPLE_BYTES, PRIMITIVES, CollectiveDescription
 from manual.reference.markdown import escape_markdown, format_code, format_table
 
 HEAD = f"""# Collectives
@@ -29,7 +29,7 @@ def build_page() -> str:
     return "\n".join([HEAD, *(_section(words) for words in PRIMITIVES)])
 
 
-def _section(words: Words) -> str:
+def _section(words: CollectiveDescription) -> str:
     parts = [f"## {words.title}\n", escape_markdown(words.meaning) + "\n"]
     parts.append(f"![{words.title}: tensors of four ranks before and after](../pictures/lab-{words.slug}.png)\n")
     parts.append(f"```python\n{words.call}\n```\n")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.runs.diagnosis import Member, Told
+from jobs.runs.diagnosis import HostRanks, Told
 from tests.cluster.cluster import cluster, why_not
 from tests.cluster.jobs import endless
 from tests.diagnosis import hands
@@ -155,7 +155,7 @@ def _killed(machine: Host, watching: Watching, ranks: list[int]) -> Tried:
     os.kill(hands.rank_pid(machine.processes(JOB), ranks[0]), signal.SIGKILL)
     exit = machine.exit_of(JOB)
     watching.read()
-    watching.diagnosis.ended(exit["outcome"], exit)
+    watching.diagnosis.end(exit["outcome"], exit)
     told = watching.look()
     took = told["time"] - began
     right = told["state"] == "failed" and told["sentence"].startswith(f"Failed: rank {ranks[0]} ") and took <= SLOW_S
@@ -173,7 +173,7 @@ def _on_two_hosts(case: Case, seed: int) -> Tried:
         job = made.submit(spec)
         made.wait_for(job, "running", timeout_s=START_S)
         told: list[dict[str, Any]] = made.job(job)["members"]
-        members = [Member(member["host"], member["first_rank"], member["num_ranks"]) for member in told]
+        members = [HostRanks(member["host"], member["first_rank"], member["num_ranks"]) for member in told]
         watching = Watching(made.board.redis.client(), job, spec, members)
         _reached(watching, AFTER)
         _warm(watching)

@@ -10,7 +10,7 @@ import msgpack
 
 from contracts.names import telemetry_stream
 from contracts.telemetry.batches import Batch
-from jobs.runs.diagnosis import Diagnosis, Member, Run, Told
+from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun, Told
 from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_spec
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
@@ -21,11 +21,11 @@ EVERY_S = 1.0
 class Watching:
     """`client` is of the Redis that the attempt's hosts write to."""
 
-    def __init__(self, client: Any, job: str, spec: Mapping[str, Any], members: Sequence[Member] = ()) -> None:
+    def __init__(self, client: Any, job: str, spec: Mapping[str, Any], members: Sequence[HostRanks] = ()) -> None:
         self._client = client
         self._cursors = {telemetry_stream(job, 1, node): "-" for node in range(max(1, len(members)))}
         parsed, cpu = parse_spec(spec), CLUSTERS[DEFAULT_CLUSTER["cpu"]]
-        run = Run(
+        run = PlannedRun(
             parsed.model_dump(mode="json"),
             dict(estimate(parsed, cpu)),
             parsed.layout.world_size,
@@ -50,7 +50,7 @@ class Watching:
 
     def look(self) -> Told:
         self.read()
-        return self.diagnosis.look(time.time())
+        return self.diagnosis.make_verdict(time.time())
 
     def looks(self, seconds: float) -> Iterator[Told]:
         """For so long, one every EVERY_S."""

@@ -31,8 +31,8 @@ from knox.models import AuthToken
 from jobs.models import Attempt, Host, Job, Lease
 from jobs.operations import backup
 from jobs.queue import actions
-from jobs.runs.history.store.folder import Folder
-from jobs.runs.history.store.tables import TABLES
+from jobs.runs.history.store.folder import HistoryFolder
+from jobs.runs.history.store.schema import TABLES
 from tests.jobs.filled import fill
 from tests.planner.wrong_specs import GOOD
 from tests.support.patience import patient
@@ -62,9 +62,9 @@ def table(rows: int = 1) -> pa.Table:
     return pa.table({f.name: pa.nulls(rows, f.type) for f in TABLES["steps"]}, schema=TABLES["steps"])
 
 
-def write_history(state: Path, job: str, commits: int = 2) -> Folder:
-    folder = Folder(state / "history", job, 1)
-    manifest = folder.open()
+def write_history(state: Path, job: str, commits: int = 2) -> HistoryFolder:
+    folder = HistoryFolder(state / "history", job, 1)
+    manifest = folder.open_for_writing()
     for _ in range(commits):
         folder.commit(manifest, {"steps": table()}, {"steps": commits})
     return folder
@@ -105,10 +105,10 @@ def test_what_comes_back_is_what_was(something: Job, staff: User, state: Path, t
     assert rows_of(second) == rows_of(first)
     assert len(rows_of(first)) == sum(told["rows"].values()) > 8
     assert User.objects.get(username="staff").get_all_permissions() == rights
-    folder = Folder(state / "history", something.id, 1)
-    manifest = folder.manifest()
-    assert (manifest["generation"], folder.state(manifest)) == (2, {"steps": 2})
-    assert all(Path(file).stat().st_size for file in folder.files(manifest, "steps"))
+    folder = HistoryFolder(state / "history", something.id, 1)
+    manifest = folder.read_manifest()
+    assert (manifest["generation"], folder.read_state(manifest)) == (2, {"steps": 2})
+    assert all(Path(file).stat().st_size for file in folder.get_paths(manifest, "steps"))
     assert (state / "imports" / "key" / "0").read_bytes() == b"a trace"
     another, _ = actions.submit(User.objects.get(username="owner"), GOOD)
     assert another.id != something.id, "numbers go on behind those that came back"
@@ -198,7 +198,7 @@ def test_a_history_that_is_written_meanwhile_is_whole(
     stop = threading.Event()
 
     def write() -> None:
-        manifest = folder.manifest()
+        manifest = folder.read_manifest()
         while not stop.is_set():
             folder.commit(manifest, {"steps": table()}, {})
             folder.compact(manifest)

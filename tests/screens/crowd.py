@@ -124,13 +124,12 @@ def tell(redis: Any, job: str) -> None:
 
 def keep(root: Path, job: str) -> None:
     """As the recorder would."""
-    from jobs.runs.history.recording.attempt import Recording
-    from jobs.runs.history.recording.streams import Heard
+    from jobs.runs.history.recording.attempt_recorder import AttemptRecorder, RecordedEntry
 
-    recording = Recording(root, job, 1)
-    recording.positions(RANKS // SLOTS)
+    recording = AttemptRecorder(root, job, 1)
+    recording.get_positions(RANKS // SLOTS)
     for node, number, batch in told(job, time.time() - 3600, ends=True):
-        recording.take(node, [Heard(f"{number + 1}-0", number, 0, msgpack.packb(batch))])
+        recording.add_entries(node, [RecordedEntry(f"{number + 1}-0", number, 0, msgpack.packb(batch))])
         if node == 0:
             recording.commit_if_due()
     recording.finish("succeeded", "", time.time() - 3600 + STEPS * STEP_S)

@@ -19,7 +19,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recorded")
     environment = {**base_environment(), "TORCH_FR_BUFFER_SIZE": "2000", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
-    command = [sys.executable, "-m", "tests.jobs.traces.ranks", str(folder)]
+    command = [sys.executable, "-m", "tests.jobs.traces.recorded_ranks", str(folder)]
     ranks = [
         subprocess.Popen(command, env={**environment, "RANK": str(rank)}, cwd=ROOT, stderr=subprocess.PIPE)
         for rank in (0, 1)

@@ -8,7 +8,7 @@ from meshboard.answers.specs import StoredSpec
 
 
 class LeftAside(TypedDict):
-    """A run of the branch that has no mean with its newest."""
+    """Describe a run of the branch that is not comparable with the newest run."""
 
     job: str
     name: str
@@ -19,21 +19,21 @@ class LeftAside(TypedDict):
 
 
 class Apart(TypedDict):
-    """Measured from predicted, summed over all ranks, axes and collectives without their signs."""
+    """Hold the absolute differences between measured and predicted traffic, summed over ranks and axes."""
 
     bytes: int
     calls: int
 
 
 class LossAt(TypedDict):
-    """Training loss after a step."""
+    """Hold the training loss after a step."""
 
     step: int
     loss: float
 
 
 class Sent(TypedDict):
-    """Of a step, all ranks together; payload bytes."""
+    """Hold the payload bytes and calls per step over all ranks."""
 
     axis: str
     op: str
@@ -42,7 +42,7 @@ class Sent(TypedDict):
 
 
 class Facts(TypedDict):
-    """A run's figures; null what it did not tell."""
+    """Hold the figures of a run. Unknown figures are null."""
 
     steps: int
     """Number of steps in the means of bytes and calls, without the first two steps of a script."""
@@ -64,7 +64,7 @@ class Facts(TypedDict):
 
 
 class KeptRun(TypedDict):
-    """A run that builds are held to, and what it measured."""
+    """Describe a run with which others are compared, and its figures."""
 
     job: str
     name: str
@@ -74,7 +74,7 @@ class KeptRun(TypedDict):
 
 
 class Baseline(TypedDict):
-    """Of a branch, the newest run first: those that ran what the newest ran, and the others."""
+    """Describe the baseline of a branch. Runs are sorted from newest to oldest."""
 
     project: str
     branch: str
@@ -86,7 +86,7 @@ class Baseline(TypedDict):
 
 
 class BranchBrief(TypedDict):
-    """One branch of a list: how many runs are kept of it, of whatever spec, and the newest."""
+    """Describe a branch in a list by its number of runs and the newest run."""
 
     branch: str
     runs: int

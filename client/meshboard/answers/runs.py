@@ -218,7 +218,7 @@ class VerdictRow(TypedDict):
 
 
 class Results(TypedDict):
-    """Of one attempt, so far. Bytes."""
+    """Hold the results of an attempt so far, in bytes."""
 
     attempt: int
     ended: bool
@@ -238,8 +238,8 @@ class Results(TypedDict):
     """Result of a benchmark."""
 
 
-class CheckpointTold(TypedDict):
-    """Of one: null is what is not known of it any more. Bytes, seconds, unix seconds."""
+class StoredCheckpoint(TypedDict):
+    """Describe a checkpoint in bytes, seconds, and Unix seconds. Unknown values are null."""
 
     attempt: int
     name: str | None
@@ -256,14 +256,14 @@ class CheckpointTold(TypedDict):
 
 
 class Difference(TypedDict):
-    """A field of the specs on which they differ, and its value in each; null where a spec has none."""
+    """Hold a field that differs between specs and its values, null if a spec lacks the field."""
 
     field: str
     values: list[Any]
 
 
 class Curve(TypedDict):
-    """A run by its steps, thinned, all lists of one length; null is what nobody told, or no number."""
+    """Hold a thinned run by steps, in lists of equal length. Unknown and non-finite values are null."""
 
     elapsed_s: NotRequired[list[float | None]]
     """Seconds since the start of the first step."""
@@ -278,7 +278,7 @@ class Curve(TypedDict):
 
 
 class Parts(TypedDict):
-    """Means over ranks and steps, seconds a step; without the checkpoints that a diagnosis adds."""
+    """Hold means over ranks and steps in seconds per step, without checkpoints."""
 
     steps: int
     """Number of averaged steps. At most the last 64, and never the first 3."""
@@ -290,7 +290,7 @@ class Parts(TypedDict):
 
 
 class Foretold(TypedDict):
-    """What was predicted of a run as it was submitted: the whole is in its job's estimate."""
+    """Hold the prediction of a run at submit. The job's estimate has all of it."""
 
     memory_interval: NotRequired[Interval]
     peak_memory_bytes: NotRequired[int]
@@ -299,7 +299,7 @@ class Foretold(TypedDict):
 
 
 class RunTraffic(TypedDict):
-    """Traffic of a whole run, all ranks."""
+    """Hold the traffic of a whole run over all ranks."""
 
     axis: str
     op: str
@@ -309,7 +309,7 @@ class RunTraffic(TypedDict):
 
 
 class Validation(TypedDict):
-    """Losses of validations, all lists of one length."""
+    """Hold validation losses in lists of equal length."""
 
     elapsed_s: NotRequired[list[float | None]]
     loss: NotRequired[list[float | None]]
@@ -317,7 +317,7 @@ class Validation(TypedDict):
 
 
 class Compared(TypedDict):
-    """One of the runs. Empty where nothing is kept of it."""
+    """Describe a compared run. Curves are empty without a stored history."""
 
     job: str
     name: str
@@ -333,28 +333,28 @@ class Compared(TypedDict):
 
 
 class Comparison(TypedDict):
-    """In the order asked for."""
+    """Compare runs in the order of the request."""
 
     jobs: list[Compared]
     differences: list[Difference]
 
 
-class TableKept(TypedDict):
-    """Of one table."""
+class StoredTable(TypedDict):
+    """Describe a stored table."""
 
     rows: int
     bytes: int
 
 
-AttemptKept = TypedDict(
-    "AttemptKept",
+StoredAttempt = TypedDict(
+    "StoredAttempt",
     {
         "attempt": int,
         "ended": bool,  # True if the attempt has ended, so the data is final.
         "from": float | None,
         "to": float | None,
         "bytes": int,
-        "tables": dict[str, TableKept],
+        "tables": dict[str, StoredTable],
         "merged_s": int,  # Number of seconds that each row of the oldest traffic covers.
         "raw_dropped": int,  # Number of traced steps that were deleted to save space.
     },
@@ -363,10 +363,10 @@ AttemptKept = TypedDict(
 
 
 class History(TypedDict):
-    """What is kept of a job, oldest attempt first."""
+    """List the stored attempts of a job, oldest first."""
 
     job: str
-    attempts: list[AttemptKept]
+    attempts: list[StoredAttempt]
 
 
 Rows = TypedDict(

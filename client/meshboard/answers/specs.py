@@ -323,7 +323,7 @@ class SearchQuery(TypedDict):
 
 
 class JobChange(TypedDict):
-    """What is to be changed about one job; what is left out stays."""
+    """A change of one job. Omitted fields stay unchanged."""
 
     add_tags: NotRequired[list[str]]
     archived: NotRequired[bool | None]

@@ -32,17 +32,16 @@ from jobs.queue.derived_jobs import ResumeQuery
 from jobs.queue.hosts.joining import TokenQuery
 from jobs.queue.hosts.presentation import GivenUp, HostBrief, HostDetail, NewToken, Token
 from jobs.queue.view import Changed, Moved, Paused, QueueTold, WhatIf
-from jobs.runs.baselines.kept import Baseline, BaselineWish, BranchBrief
-from jobs.runs.history.queries.checkpoints import CheckpointTold
-from jobs.runs.history.queries.compare import Comparison
-from jobs.runs.history.queries.results import Results
-from jobs.runs.history.queries.shapes import History, Rows, Snapshot
-from jobs.runs.history.queries.slow import Slow
+from jobs.runs.baselines import Baseline, BaselineWish, BranchBrief
+from jobs.runs.history.queries.comparison import Comparison
+from jobs.runs.history.queries.results import Results, StoredCheckpoint
+from jobs.runs.history.queries.schemas import History, Rows, Snapshot
+from jobs.runs.history.queries.slow_steps import SlowSteps
 from jobs.runs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
-from jobs.runs.traces.chrome import ChromeTrace
-from jobs.runs.traces.imports.shapes import FileSoFar, ImportQuery, ImportTold
-from jobs.runs.traces.requests import WantedStep, WantedSteps
-from jobs.runs.traces.shapes import StepColumns, TracedSteps
+from jobs.runs.traces.events import StepColumns, TracedSteps
+from jobs.runs.traces.export import ChromeTrace
+from jobs.runs.traces.imports.store import FileSoFar, ImportQuery, ImportTold
+from jobs.runs.traces.traced_steps import WantedStep, WantedSteps
 from planner.explain import Explanation
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
@@ -60,7 +59,7 @@ TOLD = (
     *(ProjectTold, MemberTold, InvitationTold, NewInvitation, Variable, ApiToken, NewApiToken),
     *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, JoinResponse, Token, NewToken),
     *(OpenedRun, NodeJoined, Heard, Met),
-    *(History, Rows, Snapshot, Slow, Comparison, CheckpointTold, Results, PrimitiveTold, PrimitiveShown),
+    *(History, Rows, Snapshot, SlowSteps, Comparison, StoredCheckpoint, Results, PrimitiveTold, PrimitiveShown),
     *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold, EndTold, MailsTold),
     *(QueueTold, WhatIf, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
     *(Baseline, BranchBrief),
@@ -130,7 +129,7 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
 class RunTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """How a run's own token is sent."""
 
-    target_class = "jobs.runs.reporting.doors.RunTokenAuthentication"
+    target_class = "jobs.runs.reporting.authentication.RunTokenAuthentication"
     name = "runToken"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:

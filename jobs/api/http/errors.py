@@ -20,7 +20,7 @@ from jobs.api.http.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, d
 from jobs.core.errors import WORDS, MissingError, is_full
 from jobs.core.request_id import current
 from jobs.planning.planners import BusyError
-from jobs.runs.history.queries.asked import BadQueryError
+from jobs.runs.history.queries.query_parameters import BadQueryError
 from planner.facts.validation import Problem, SpecError
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,9 @@ from contextlib import aclosing
 from typing import Any
 
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
-from jobs.runs.live import sse
-from jobs.runs.live.changes import changes
-from jobs.runs.live.following import Following
-from jobs.runs.live.held import KEY, Follow, Held, UntilReached
+from jobs.runs.live.event_stream import format_event
+from jobs.runs.live.held_requests import SCOPE_KEY, FollowEvents, HeldRequest, WaitForChange, get_job_watcher
+from jobs.runs.live.job_follower import JobFollower
 from planner.facts.validation import Problem
 
 log = logging.getLogger(__name__)
@@ -42,38 +41,38 @@ class Patient:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         held, headers = await self._ask(scope, receive, send)
-        if held.wish is None:
+        if held.wait is None:
             return
         if words := self._full(held.user):
             await _refuse(send, words)
             return
         self._held[held.user] += 1
         try:
-            if isinstance(held.wish, UntilReached):
-                await unless_gone(receive, self._wait(scope, held.wish, send))
+            if isinstance(held.wait, WaitForChange):
+                await unless_gone(receive, self._wait(scope, held.wait, send))
             else:
-                await unless_gone(receive, self._tell(scope, held.wish, headers, send))
+                await unless_gone(receive, self._tell(scope, held.wait, headers, send))
         finally:
             self._held[held.user] -= 1
             if not self._held[held.user]:
                 del self._held[held.user]
 
     async def _ask(
-        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, held: Held | None = None
-    ) -> tuple[Held, list[tuple[bytes, bytes]]]:
+        self, scope: MutableMapping[str, Any], receive: Receive, send: Send, held: HeldRequest | None = None
+    ) -> tuple[HeldRequest, list[tuple[bytes, bytes]]]:
         """What the view wishes, with the headers it would have; without a wish, `send` had its answer."""
-        held = held or Held()
+        held = held or HeldRequest()
         headers: list[tuple[bytes, bytes]] = []
 
         async def unless_held(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if message["status"] != UNSEEN:
-                    held.wish = None
+                    held.wait = None
                 headers.extend(message["headers"])
-            if held.wish is None:
+            if held.wait is None:
                 await send(message)
 
-        await self._application({**scope, KEY: held}, receive, unless_held)
+        await self._application({**scope, SCOPE_KEY: held}, receive, unless_held)
         return held, headers
 
     async def _ask_again(self, scope: MutableMapping[str, Any], *, last: bool = False) -> list[Message]:
@@ -85,7 +84,7 @@ class Patient:
             answer.append(message)
 
         async with self._asking_again:
-            await self._ask(scope, _no_body(), keep, Held(again=True, last=last))
+            await self._ask(scope, _no_body(), keep, HeldRequest(is_repeated=True, is_last=last))
         return answer
 
     def _full(self, user: int) -> str:
@@ -96,15 +95,15 @@ class Patient:
             return f"You already have {MOST_OF_USER} waiting requests, the maximum. Try again later."
         return ""
 
-    async def _wait(self, scope: MutableMapping[str, Any], wish: UntilReached, send: Send) -> None:
+    async def _wait(self, scope: MutableMapping[str, Any], wish: WaitForChange, send: Send) -> None:
         loop = asyncio.get_running_loop()
         deadline, seen = loop.time() + wish.timeout_s, wish.seen
-        with changes().of(wish.job, seen) as waiting:
+        with get_job_watcher().watch(wish.job, seen) as waiting:
             asked = loop.time()
             while True:
-                await waiting.changed(max(0.0, min(deadline, asked + ASK_AGAIN_S) - loop.time()))
+                await waiting.wait(max(0.0, min(deadline, asked + ASK_AGAIN_S) - loop.time()))
                 now = loop.time()
-                stands = waiting.standing
+                stands = waiting.state
                 moved = stands is None or stands[:2] != seen[:2]
                 if not moved and now < min(deadline, asked + ASK_AGAIN_S):
                     continue  # another verdict, which nobody waits for
@@ -116,7 +115,7 @@ class Patient:
                     return
 
     async def _tell(
-        self, scope: MutableMapping[str, Any], wish: Follow, headers: list[tuple[bytes, bytes]], send: Send
+        self, scope: MutableMapping[str, Any], wish: FollowEvents, headers: list[tuple[bytes, bytes]], send: Send
     ) -> None:
         own = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -134,29 +133,29 @@ class Patient:
             else:
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)
-                await _send_part(send, sse.event("error", refused.result()))
+                await _send_part(send, format_event("error", refused.result()))
         finally:
             for task in (telling, refused):
                 task.cancel()
             await asyncio.gather(telling, refused, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _until_refused(self, scope: MutableMapping[str, Any], wish: Follow) -> Any:
+    async def _until_refused(self, scope: MutableMapping[str, Any], wish: FollowEvents) -> Any:
         """The view's refusal, once it refuses: asked now and then, and when the job is gone."""
         loop = asyncio.get_running_loop()
-        with changes().of(wish.job, wish.seen) as waiting:
+        with get_job_watcher().watch(wish.job, wish.seen) as waiting:
             while True:
                 due = loop.time() + ASK_AGAIN_S
-                while await waiting.changed(max(0.0, due - loop.time())) and waiting.standing is not None:
+                while await waiting.wait(max(0.0, due - loop.time())) and waiting.state is not None:
                     pass
                 answer = await self._ask_again(scope)
                 if answer:
                     return json.loads(b"".join(message.get("body", b"") for message in answer) or b"null")
 
 
-async def _pass_on(wish: Follow, send: Send) -> None:
+async def _pass_on(wish: FollowEvents, send: Send) -> None:
     # A canceled send leaves the generator suspended: close it here, so its streams are dropped at once.
-    async with aclosing(Following(wish).events()) as events:
+    async with aclosing(JobFollower(wish).events()) as events:
         async for part in events:
             await _send_part(send, part)
 

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
-from jobs.runs.live.held import held_by
+from jobs.runs.live.held_requests import get_held_request
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ class RequestThrottle(BaseThrottle):
         return f"token:{key}" if key else f"user:{request.user.pk}" if request.user.pk else ""
 
     def allow_request(self, request: Request, view: Any) -> bool:
-        held, whose = held_by(request), self.whose(request)
-        if (held is not None and held.again) or not whose:
+        held, whose = get_held_request(request), self.whose(request)
+        if (held is not None and held.is_repeated) or not whose:
             return True
         count = counted(self.scope, whose)
         return count is None or count <= self.most(request)

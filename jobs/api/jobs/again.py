@@ -20,7 +20,7 @@ from jobs.core.job_details import job_detail
 from jobs.models import Job
 from jobs.planning.queries import checked
 from jobs.queue import actions, derived_jobs
-from jobs.runs.history.queries.checkpoints import checkpoints
+from jobs.runs.history.queries.results import list_checkpoints
 
 MADE: dict[Any, Any] = {
     201: schema.of("JobDetail"),
@@ -62,11 +62,11 @@ class Resume(APIView):
 class Checkpoints(APIView):
     """What can be resumed."""
 
-    @extend_schema(operation_id="listCheckpoints", responses={200: schema.list_of("CheckpointTold"), **refusals(404)})
+    @extend_schema(operation_id="listCheckpoints", responses={200: schema.list_of("StoredCheckpoint"), **refusals(404)})
     def get(self, request: Request, job_id: str) -> Response:
         """The checkpoints that the job's attempts told of, the newest first, at most 100 of each attempt; of one whose
         history is gone, the newest alone."""
-        return Response(checkpoints(find_job(request.user, job_id)))
+        return Response(list_checkpoints(find_job(request.user, job_id)))
 
 
 class _NoCheckpointError(Exception):

@@ -17,8 +17,9 @@ from jobs.api.shared import refusals, refuse, user_of
 from jobs.core.access import find_job
 from jobs.core.job_details import job_detail
 from jobs.models import TERMINAL, Job, StateChange, Status
-from jobs.runs.live import sse
-from jobs.runs.live.held import Follow, Position, Standing, UntilReached, held_by
+from jobs.runs.live import event_stream
+from jobs.runs.live.event_stream import Position
+from jobs.runs.live.held_requests import FollowEvents, JobState, WaitForChange, get_held_request
 
 FINISHED, STARTED = "finished", "started"
 WANTED = (FINISHED, STARTED, *Status.values)
@@ -26,7 +27,7 @@ LONGEST_S, USUALLY_S = 300, 60
 LONGEST_LIVE_S = 60
 RESUME = OpenApiParameter(
     "Last-Event-ID",
-    {"type": "string", "pattern": sse.ID_PATTERN},
+    {"type": "string", "pattern": event_stream.ID_PATTERN},
     OpenApiParameter.HEADER,
     description="Id of the last event received. The stream continues after this event.",
 )
@@ -63,11 +64,11 @@ class Wait(APIView):
         timeout_s = asked.number("timeout", USUALLY_S, 0, LONGEST_S)
         asked.check()
         job = find_job(request.user, job_id)
-        reached, held = _has_reached(job, wanted), held_by(request)
+        reached, held = _has_reached(job, wanted), get_held_request(request)
         may_come = not reached and job.status not in TERMINAL and timeout_s > 0
-        if held is not None and not held.last and may_come:
+        if held is not None and not held.is_last and may_come:
             held.user = user_of(request).pk
-            held.wish = UntilReached(job.id, Standing(job.status, job.attempt), timeout_s)
+            held.wait = WaitForChange(job.id, JobState(job.status, job.attempt), timeout_s)
             return Response(status=204)
         return Response({"reached": reached, "job": job_detail(job)})
 
@@ -111,7 +112,7 @@ class Events(APIView):
 def followed(request: Request, job: Job, **only: Any) -> Response | HttpResponse:
     """The answer to who follows a job, or `log` of it, or follows it `live_s`."""
     told = request.headers.get("Last-Event-ID")
-    after = Position() if told is None else sse.read(told)
+    after = Position() if told is None else event_stream.parse_position(told)
     if after is None:
         return refuse(
             400,
@@ -119,9 +120,9 @@ def followed(request: Request, job: Job, **only: Any) -> Response | HttpResponse
             f"`{RESUME.name}` is not an event id of this stream. Use the id of the last event received.",
             "header",
         )
-    held = held_by(request)
+    held = get_held_request(request)
     if held is None:  # nobody would go on telling: the reader comes again
-        return HttpResponse(sse.RETRY, content_type="text/event-stream; charset=utf-8")
+        return HttpResponse(event_stream.RETRY, content_type="text/event-stream; charset=utf-8")
     held.user = user_of(request).pk
-    held.wish = Follow(job.id, Standing(job.status, job.attempt), after, **only)
+    held.wait = FollowEvents(job.id, JobState(job.status, job.attempt), after, **only)
     return Response(status=204)

@@ -13,7 +13,7 @@ from jobs.core.errors import MissingError
 from jobs.core.text import storable
 from jobs.models.baselines import LONGEST_BRANCH, branch_problem
 from jobs.planning.queries import checked
-from jobs.runs.baselines import kept
+from jobs.runs import baselines
 
 PROJECT = OpenApiParameter("project", {"type": "string", "minLength": 1, "maxLength": 100}, OpenApiParameter.PATH)
 BRANCH = OpenApiParameter(
@@ -34,7 +34,7 @@ class Baselines(APIView):
     )
     def get(self, request: Request, project: str) -> Response:
         """Branches of a project that have a baseline. In the project `default` everybody has branches of their own."""
-        return Response(kept.branches(user_of(request), _stored(project)))
+        return Response(baselines.list_branches(user_of(request), _stored(project)))
 
 
 class BaselineView(APIView):
@@ -49,7 +49,7 @@ class BaselineView(APIView):
     )
     def get(self, request: Request, project: str, branch: str) -> Response:
         """What the newest runs of a branch measured, at most 20."""
-        return Response(kept.baseline(user_of(request), _stored(project), _stored(branch, "baseline")))
+        return Response(baselines.get_baseline(user_of(request), _stored(project), _stored(branch, "baseline")))
 
     @extend_schema(
         operation_id="setBaseline",
@@ -60,12 +60,12 @@ class BaselineView(APIView):
     def put(self, request: Request, project: str, branch: str) -> Response:
         """Hold builds to this run too: what it measured is kept, and stays when the job is forgotten. The newest 20 of
         a branch tell its noise. 409: the job did not succeed. Takes an operator of the project."""
-        wish = checked(kept.BaselineWish, request.data)
+        wish = checked(baselines.BaselineWish, request.data)
         if words := branch_problem(branch):
             return refuse(422, "branch", words, "path")
         try:
-            return Response(kept.add(user_of(request), _stored(project), branch, wish.job))
-        except kept.NotSetError as error:
+            return Response(baselines.add_run(user_of(request), _stored(project), branch, wish.job))
+        except baselines.NotUsableError as error:
             return refuse(409, "job", str(error))
 
     @extend_schema(
@@ -77,7 +77,7 @@ class BaselineView(APIView):
     def delete(self, request: Request, project: str, branch: str) -> Response:
         """Forget all runs of a branch. Takes an operator of the project."""
         refuse_body(request)
-        kept.forget(user_of(request), _stored(project), _stored(branch, "baseline"))
+        baselines.delete_baseline(user_of(request), _stored(project), _stored(branch, "baseline"))
         return Response(status=204)
 
 

@@ -15,20 +15,28 @@ from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
 from jobs.core.access import find_job, visible_job
 from jobs.models import Job
-from jobs.runs.history.exports.tensorboard import event_file, file_name
-from jobs.runs.history.queries import answers
-from jobs.runs.history.queries.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, MOST_STEP, Asked, NoTableError, asked
-from jobs.runs.history.queries.compare import LEAST, MOST, comparison
-from jobs.runs.history.queries.slow import NoStepsError, asked_steps, slow
-from jobs.runs.history.queries.snapshot import snapshot
-from jobs.runs.history.store.folder import GoneError
-from jobs.runs.history.store.tables import TABLES
+from jobs.runs.history.exports import get_event_file_name, make_event_file
+from jobs.runs.history.queries import table_rows
+from jobs.runs.history.queries.comparison import MAX_RUNS, MIN_RUNS, compare_jobs
+from jobs.runs.history.queries.query_parameters import (
+    FORMATS,
+    MAX_ATTEMPT,
+    MAX_BINS,
+    MAX_STEP,
+    NoTableError,
+    TableQuery,
+    parse_table_query,
+)
+from jobs.runs.history.queries.slow_steps import NoStepsError, explain_slow_steps, parse_step_range
+from jobs.runs.history.queries.snapshot import get_snapshot
+from jobs.runs.history.store.folder import NoHistoryError
+from jobs.runs.history.store.schema import TABLES
 from planner.facts.validation import Problem, SpecError
 
 RANGES = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
 TIME = {"type": "number", "minimum": 0, "exclusiveMaximum": 2**40}
 ATTEMPT = OpenApiParameter(
-    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="Default: the current attempt."
+    "attempt", {"type": "integer", "minimum": 1, "maximum": MAX_ATTEMPT}, description="Default: the current attempt."
 )
 TABLE = OpenApiParameter("table", str, OpenApiParameter.PATH, enum=list(TABLES))
 PARAMETERS = [
@@ -40,7 +48,7 @@ PARAMETERS = [
     OpenApiParameter("ranks", RANGES, description='Ranges of ranks, such as "0,3,8-15".'),
     OpenApiParameter(
         "bins",
-        {"type": "integer", "minimum": 1, "maximum": MOST_BINS},
+        {"type": "integer", "minimum": 1, "maximum": MAX_BINS},
         description=(
             "Number of time bins. Default: raw rows. Traffic bins contain sums, and other bins contain means."
         ),
@@ -49,7 +57,7 @@ PARAMETERS = [
     OpenApiParameter("format", str, enum=list(FORMATS), default="json"),
 ]
 ID = "[a-z0-9-]{1,64}"
-IDS = f"{ID}(,{ID}){{{LEAST - 1},{MOST - 1}}}"
+IDS = f"{ID}(,{ID}){{{MIN_RUNS - 1},{MAX_RUNS - 1}}}"
 EVENT_FILE = "application/octet-stream"
 FILES = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
 
@@ -61,7 +69,7 @@ class History(APIView):
     def get(self, request: Request, job_id: str) -> Response:
         """Attempts with their tables: rows, bytes, times, and what had to go."""
         job = find_job(request.user, job_id)
-        return Response({"job": job.id, "attempts": answers.index(job.id)})
+        return Response({"job": job.id, "attempts": table_rows.list_attempts(job.id)})
 
 
 class HistoryTable(APIView):
@@ -82,15 +90,15 @@ class HistoryTable(APIView):
         many for JSON: as a file all of them are told."""
         job = find_job(request.user, job_id)
         try:
-            query = asked(table, dict(request.query_params.lists()))
+            query = parse_table_query(table, dict(request.query_params.lists()))
         except NoTableError as error:
             return refuse(404, "table", str(error), "path")
         attempt = query.attempt or job.attempt
         try:
             if query.format == "json":
-                return Response(answers.rows(job.id, attempt, table, query))
+                return Response(table_rows.read_rows(job.id, attempt, table, query))
             return as_file(job, attempt, table, query)
-        except GoneError as error:
+        except NoHistoryError as error:
             return refuse(404, "attempt", str(error), "query")
 
 
@@ -103,23 +111,23 @@ class SlowSteps(APIView):
             ATTEMPT,
             *(
                 OpenApiParameter(
-                    name, {"type": "integer", "minimum": 1, "maximum": MOST_STEP}, required=True, description=words
+                    name, {"type": "integer", "minimum": 1, "maximum": MAX_STEP}, required=True, description=words
                 )
                 for name, words in (("from", "First step, from 1."), ("to", "Last step, included."))
             ),
         ],
-        responses={200: schema.of("Slow"), **refusals(404)},
+        responses={200: schema.of("SlowSteps"), **refusals(404)},
     )
     def get(self, request: Request, job_id: str) -> Response:
         """Which part of a step, axis, rank, host and collective took longer in these steps than in the others, and by
         how much. 404 where there are no such steps, or no others."""
         job = find_job(request.user, job_id)
         try:
-            attempt, first, last = asked_steps(dict(request.query_params.lists()))
-            return Response(slow(job.id, attempt or job.attempt, first, last))
+            attempt, first, last = parse_step_range(dict(request.query_params.lists()))
+            return Response(explain_slow_steps(job.id, attempt or job.attempt, first, last))
         except NoStepsError as error:
             return refuse(404, "from", str(error), "query")
-        except GoneError as error:
+        except NoHistoryError as error:
             return refuse(404, "attempt", str(error), "query")
 
 
@@ -133,10 +141,10 @@ class HistorySnapshot(APIView):
         """Curves, counters, traffic by bin, marks, verdicts, gauges and last log lines of an attempt, up to a position
         in each member's stream."""
         job = find_job(request.user, job_id)
-        attempt = asked("marks", dict(request.query_params.lists()), "attempt").attempt or job.attempt
+        attempt = parse_table_query("marks", dict(request.query_params.lists()), "attempt").attempt or job.attempt
         try:
-            return Response(snapshot(job.id, attempt))
-        except GoneError as error:
+            return Response(get_snapshot(job.id, attempt))
+        except NoHistoryError as error:
             return refuse(404, "attempt", str(error), "query")
 
 
@@ -156,10 +164,10 @@ class TensorBoard(APIView):
     def get(self, request: Request, job_id: str) -> HttpResponseBase:
         """An attempt's curves as an event file of TensorBoard: loss, rates, each rank's steps, bytes by axis."""
         job = find_job(request.user, job_id)
-        attempt = asked("marks", dict(request.query_params.lists()), "attempt").attempt or job.attempt
+        attempt = parse_table_query("marks", dict(request.query_params.lists()), "attempt").attempt or job.attempt
         try:
             return as_event_file(job, attempt)
-        except GoneError as error:
+        except NoHistoryError as error:
             return refuse(404, "attempt", str(error), "query")
 
 
@@ -173,7 +181,7 @@ class Compare(APIView):
                 "jobs",
                 {"type": "string", "pattern": f"^{IDS}$"},
                 required=True,
-                description=f"{LEAST} to {MOST} different job ids, separated by commas.",
+                description=f"{MIN_RUNS} to {MAX_RUNS} different job ids, separated by commas.",
             )
         ],
         responses={200: schema.of("Comparison"), **refusals(404, 422)},
@@ -181,7 +189,7 @@ class Compare(APIView):
     def get(self, request: Request) -> Response:
         """Where their specs differ; curves by step, time and tokens; traffic, step parts and plan of each."""
         text = request.query_params.get("jobs", "")
-        ids, words = text.split(","), f"`jobs` needs {LEAST} to {MOST} different job ids, separated by commas."
+        ids, words = text.split(","), f"`jobs` needs {MIN_RUNS} to {MAX_RUNS} different job ids, separated by commas."
         if not re.fullmatch(IDS, text):
             raise BadParameterError([Problem("jobs", words)])
         if len(set(ids)) < len(ids):
@@ -189,17 +197,19 @@ class Compare(APIView):
         found = [visible_job(request.user, job_id) for job_id in ids]
         if missing := [job_id for job_id, job in zip(ids, found, strict=True) if job is None]:
             return refuse(404, "jobs", f"Job not found: {', '.join(missing)}.", "query")
-        return Response(comparison([job for job in found if job is not None]))
+        return Response(compare_jobs([job for job in found if job is not None]))
 
 
-def as_file(job: Job, attempt: int, table: str, query: Asked) -> FileResponse:
+def as_file(job: Job, attempt: int, table: str, query: TableQuery) -> FileResponse:
     """Raises GoneError, BusyError."""
-    name = answers.file_name(job.id, attempt, table, query.format)
-    told = answers.file(job.id, attempt, table, query)
+    name = table_rows.get_file_name(job.id, attempt, table, query.format)
+    told = table_rows.read_as_file(job.id, attempt, table, query)
     return FileResponse(told, as_attachment=True, filename=name, content_type=FILES[query.format])
 
 
 def as_event_file(job: Job, attempt: int) -> FileResponse:
     """Raises GoneError, BusyError."""
-    told = event_file(job.id, attempt, job.spec)
-    return FileResponse(told, as_attachment=True, filename=file_name(job.id, attempt), content_type=EVENT_FILE)
+    told = make_event_file(job.id, attempt, job.spec)
+    return FileResponse(
+        told, as_attachment=True, filename=get_event_file_name(job.id, attempt), content_type=EVENT_FILE
+    )

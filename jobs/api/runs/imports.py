@@ -16,28 +16,28 @@ from jobs.api.http.negotiation import WhateverIsAccepted
 from jobs.api.http.parameters import Parameters
 from jobs.api.http.parsers import TooLargeError
 from jobs.api.http.views import APIView
-from jobs.api.runs.traces import COLUMNS, FORMAT, FORMATS
+from jobs.api.runs.traces import COLUMNS, FORMAT
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.core.errors import MissingError
 from jobs.core.text import storable, whole_number
 from jobs.models import ImportedTrace
 from jobs.planning.queries import checked
-from jobs.runs.traces.imports import kept
-from jobs.runs.traces.imports.parts import ImportProblemError
-from jobs.runs.traces.imports.shapes import ImportQuery, import_told
-from jobs.runs.traces.imports.wanted import wanted
-from jobs.runs.traces.requests import LARGEST_STEP
-from jobs.runs.traces.shapes import tables
+from jobs.runs.traces.events import serialize_trace
+from jobs.runs.traces.export import FORMATS
+from jobs.runs.traces.imports import store
+from jobs.runs.traces.imports.common import ImportProblemError
+from jobs.runs.traces.imports.store import ImportQuery, check_import_query, serialize_import
+from jobs.runs.traces.traced_steps import MAX_STEP
 
-PART = {"application/octet-stream": {"type": "string", "format": "binary", "maxLength": kept.PART_BYTES}}
+PART = {"application/octet-stream": {"type": "string", "format": "binary", "maxLength": store.MAX_PART_BYTES}}
 EXAMPLE = {"name": "a run", "files": [{"name": "trace_rank0.json", "size": 120000}]}
 OFFSET = OpenApiParameter(
     "offset",
-    {"type": "integer", "minimum": 0, "maximum": kept.FILE_BYTES},
+    {"type": "integer", "minimum": 0, "maximum": store.MAX_FILE_BYTES},
     required=True,
     description="Byte offset of this part in the file, equal to the number of bytes received so far.",
 )
-STEP = OpenApiParameter("step", {"type": "integer", "minimum": 0, "maximum": LARGEST_STEP, "default": 0})
+STEP = OpenApiParameter("step", {"type": "integer", "minimum": 0, "maximum": MAX_STEP, "default": 0})
 PLACE = OpenApiParameter(
     "place",
     {"type": "string", "pattern": "^[0-9]{1,2}$"},
@@ -54,9 +54,9 @@ class PartParser(BaseParser):
     def parse(
         self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> Any:
-        raw: bytes = stream.read(kept.PART_BYTES + 1)
-        if len(raw) > kept.PART_BYTES:
-            raise TooLargeError(f"The uploaded part is larger than {kept.PART_BYTES:,} bytes. Send smaller parts.")
+        raw: bytes = stream.read(store.MAX_PART_BYTES + 1)
+        if len(raw) > store.MAX_PART_BYTES:
+            raise TooLargeError(f"The uploaded part is larger than {store.MAX_PART_BYTES:,} bytes. Send smaller parts.")
         return raw
 
 
@@ -67,7 +67,7 @@ class Imports(APIView):
     def get(self, request: Request) -> Response:
         """Your imports, the newest first; each is kept for 30 days."""
         mine = ImportedTrace.objects.filter(owner=user_of(request)).order_by("-created")
-        return Response([import_told(made) for made in mine])
+        return Response([serialize_import(made) for made in mine])
 
     @extend_schema(
         operation_id="openImport",
@@ -77,10 +77,10 @@ class Imports(APIView):
     def post(self, request: Request) -> Response:
         """Announce the files: flight recorder dumps, NCCL Inspector logs or Kineto traces. 409: you have 20."""
         try:
-            made = kept.begin(user_of(request), *wanted(checked(ImportQuery, request.data)))
-        except kept.TooManyError as error:
+            made = store.create_import(user_of(request), *check_import_query(checked(ImportQuery, request.data)))
+        except store.TooManyImportsError as error:
             return refuse(409, "import", str(error))
-        return Response(import_told(made), status=201)
+        return Response(serialize_import(made), status=201)
 
 
 class Import(APIView):
@@ -89,7 +89,7 @@ class Import(APIView):
     @extend_schema(operation_id="getImport", responses={200: schema.of("ImportTold"), **refusals(404)})
     def get(self, request: Request, key: str) -> Response:
         """What it is to hold and, once it was read, its steps."""
-        return Response(import_told(_find(request, key)))
+        return Response(serialize_import(_find(request, key)))
 
     @extend_schema(
         operation_id="deleteImport",
@@ -100,7 +100,7 @@ class Import(APIView):
         """Forget it, with what was sent."""
         made = _find(request, key, change=True)
         refuse_body(request)
-        kept.delete(made)
+        store.delete_import(made)
         return Response(status=204)
 
 
@@ -118,10 +118,10 @@ class Part(APIView):
     def put(self, request: Request, key: str, place: str) -> Response:
         """The next bytes of a file, at most 512 KiB. 409: they do not go on where it ends."""
         given = Parameters(request)
-        offset = given.number(OFFSET.name, None, 0, kept.FILE_BYTES)
+        offset = given.number(OFFSET.name, None, 0, store.MAX_FILE_BYTES)
         given.check()
         made = _find(request, key, change=True)
-        number = whole_number(place, 0, kept.MOST_FILES)
+        number = whole_number(place, 0, store.MAX_FILES)
         if number is None or number >= len(made.files):
             raise MissingError("file")
         if offset is None:
@@ -133,10 +133,10 @@ class Part(APIView):
         told: Any = request.data
         part = told if isinstance(told, bytes) else b""
         try:
-            return Response({"size": kept.add(made, number, offset, part)})
+            return Response({"size": store.append_part(made, number, offset, part)})
         except ImportProblemError as error:
             return refuse(409, error.field, f"{error.file}: {error.message}")
-        except kept.TakenError as error:
+        except store.ImportInUseError as error:
             return refuse(409, "import", str(error))
 
 
@@ -155,13 +155,13 @@ class Read(APIView):
         if made.format:
             return refuse(409, "import", "The import is complete. Start a new import.")
         try:
-            kept.finish(made)
+            store.finish_import(made)
         except ImportProblemError as error:
             return refuse(422, error.field, f"{error.file}: {error.message}")
-        except kept.TakenError as error:
+        except store.ImportInUseError as error:
             return refuse(409, "import", str(error))
         made.refresh_from_db()
-        return Response(import_told(made))
+        return Response(serialize_import(made))
 
 
 class Trace(APIView):
@@ -184,21 +184,21 @@ class Trace(APIView):
     def get(self, request: Request, key: str) -> Response | HttpResponse:
         """A step event by event, as /jobs/ID/trace has it of a run of ours."""
         given = Parameters(request)
-        step = given.number(STEP.name, 0, 0, LARGEST_STEP)
+        step = given.number(STEP.name, 0, 0, MAX_STEP)
         chosen = given.one_of(FORMAT.name, "perfetto", (*FORMATS, COLUMNS))
         given.check()
         made = _find(request, key)
         if step not in made.steps:
             return refuse(404, STEP.name, f"The import has no step {step}.", "query")
         try:
-            trace = kept.trace_of(made, step)
-        except kept.TakenError:
+            trace = store.read_import_step(made, step)
+        except store.ImportInUseError:
             raise MissingError("import") from None
         if chosen == COLUMNS:
-            return Response({"step": step, **tables(trace)})
+            return Response({"step": step, **serialize_trace(trace)})
         writer = FORMATS[chosen]
-        answer = HttpResponse(writer.write(trace, f"{made.name}, step {step}"), content_type=writer.CONTENT_TYPE)
-        answer["Content-Disposition"] = f'attachment; filename="{made.id}-step-{step}.{writer.SUFFIX}"'
+        answer = HttpResponse(writer.write(trace, f"{made.name}, step {step}"), content_type=writer.content_type)
+        answer["Content-Disposition"] = f'attachment; filename="{made.id}-step-{step}.{writer.suffix}"'
         return answer
 
 

@@ -23,9 +23,9 @@ from jobs.api.jobs.wait import RESUME, STREAM, followed
 from jobs.api.shared import refusals, refuse
 from jobs.core.access import find_job
 from jobs.core.text import whole_number
-from jobs.runs.live.held import OneLog
-from jobs.runs.logs import whole
-from jobs.runs.logs.places import LAUNCHER, NOT_STARTED, NoLogError, Place, member_of, place_of
+from jobs.runs import logs
+from jobs.runs.live.event_stream import LogSelector
+from jobs.runs.logs import LAUNCHER, NOT_STARTED, LogLocation, NoLogError, find_member, locate_log
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +100,12 @@ class Log(APIView):
             return refuse(409, "log", NOT_STARTED)
         try:
             if asked.follow:
-                node = member_of(attempt, asked.rank).node
-                return followed(request, job, log=OneLog(number, node, max(asked.rank, LAUNCHER)))
-            return _read(place_of(attempt, asked.rank), asked.rank, asked, cast(User, request.user).pk)
+                node = find_member(attempt, asked.rank).node
+                return followed(request, job, log=LogSelector(number, node, max(asked.rank, LAUNCHER)))
+            return _read(locate_log(attempt, asked.rank), asked.rank, asked, cast(User, request.user).pk)
         except NoLogError as error:
             return refuse(error.status, "log", str(error), headers=LATER if error.status == 503 else None)
-        except whole.BusyError as error:
+        except logs.TooManyDownloadsError as error:
             return refuse(503, "log", str(error), headers=LATER)
         except (RedisError, OperationalError) as error:
             log.warning("Cannot request a log: %s", error)
@@ -136,13 +136,15 @@ def _asked(request: Request, rank: str) -> Asked:
     return asked
 
 
-def _read(place: Place, rank: int, asked: Asked, person: int) -> StreamingHttpResponse:
-    """Raises NoLogError, BusyError, RedisError, OperationalError."""
-    begun = whole.begin(place, tuple(one for one in place.files if asked.file in (None, one)), person, asked.first)
+def _read(place: LogLocation, rank: int, asked: Asked, person: int) -> StreamingHttpResponse:
+    """Raises NoLogError, TooManyDownloadsError, RedisError, OperationalError."""
+    begun = logs.start_download(
+        place, tuple(one for one in place.files if asked.file in (None, one)), person, asked.first
+    )
     name = f"{place.job}-{place.attempt}-" + (f"rank{rank}" if rank > LAUNCHER else f"launcher{LAUNCHER - rank}")
-    told, size = whole.parts(place, begun), max(0, whole.num_bytes(begun) - asked.first)
+    told, size = logs.stream_log(place, begun), max(0, logs.estimate_num_bytes(begun) - asked.first)
     if asked.most is not None:
-        told, size = whole.first_bytes(told, asked.most), min(size, asked.most)
+        told, size = logs.limit_bytes(told, asked.most), min(size, asked.most)
     headers = {
         "Content-Disposition": f'attachment; filename="{name}.log"',
         "Cache-Control": "no-store",

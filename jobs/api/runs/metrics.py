@@ -14,10 +14,10 @@ from jobs.api.http.views import APIView
 from jobs.api.runs.history import ATTEMPT, FILES, TIME, as_file
 from jobs.api.shared import refusals, refuse
 from jobs.core.access import find_job
-from jobs.runs.history.queries import answers
-from jobs.runs.history.queries.asked import FORMATS, MOST_ATTEMPTS, MOST_BINS, Asked, a_time
-from jobs.runs.history.queries.results import results
-from jobs.runs.history.store.folder import GoneError
+from jobs.runs.history.queries import table_rows
+from jobs.runs.history.queries.query_parameters import FORMATS, MAX_ATTEMPT, MAX_BINS, TableQuery, parse_time
+from jobs.runs.history.queries.results import get_results
+from jobs.runs.history.store.folder import NoHistoryError
 
 USUAL_POINTS = 200
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -34,7 +34,7 @@ def parameters(table: str) -> list[OpenApiParameter]:
         OpenApiParameter("to", TIME, description="Unix seconds. Default: end of the attempt."),
         OpenApiParameter(
             "points",
-            {"type": "integer", "minimum": 1, "maximum": MOST_BINS, "default": USUAL_POINTS},
+            {"type": "integer", "minimum": 1, "maximum": MAX_BINS, "default": USUAL_POINTS},
             description="Number of equal time bins. Empty bins are omitted. With 1, one bin has all rows.",
         ),
         OpenApiParameter("format", {"type": "string", "enum": list(FORMATS), "default": "json"}),
@@ -58,22 +58,22 @@ class Binned(APIView):
     def answer(self, request: Request, job_id: str) -> HttpResponseBase:
         given = Parameters(request)
         by = given.one_of("by", "job", tuple(GROUPS[self.table]))
-        attempt = given.number("attempt", None, 1, MOST_ATTEMPTS)
-        since = given.read("from", None, "`from` is not a valid time. Use Unix seconds.", a_time)
-        until = given.read("to", None, "`to` is not a valid time. Use Unix seconds.", a_time)
-        points = given.number("points", USUAL_POINTS, 1, MOST_BINS)
+        attempt = given.number("attempt", None, 1, MAX_ATTEMPT)
+        since = given.read("from", None, "`from` is not a valid time. Use Unix seconds.", parse_time)
+        until = given.read("to", None, "`to` is not a valid time. Use Unix seconds.", parse_time)
+        points = given.number("points", USUAL_POINTS, 1, MAX_BINS)
         form = given.one_of("format", "json", FORMATS)
         if since is not None and until is not None and since > until:
             given.clash("from", f"`from` is {since:g}, which is later than `to` ({until:g}). Use an earlier `from`.")
         given.check()
         job = find_job(request.user, job_id)
         number = attempt or job.attempt
-        asked = Asked(number, since, until, None, None, points, GROUPS[self.table][by], form)
+        asked = TableQuery(number, since, until, None, None, points, GROUPS[self.table][by], form)
         try:
             if form != "json":
                 return as_file(job, number, self.table, asked)
-            return Response(answers.rows(job.id, number, self.table, asked))
-        except GoneError as error:
+            return Response(table_rows.read_rows(job.id, number, self.table, asked))
+        except NoHistoryError as error:
             return refuse(404, "attempt", str(error), "query")
 
 
@@ -111,10 +111,10 @@ class OfAttempt(APIView):
         """What an attempt proved or found so far: predicted beside measured bytes, the checks of copies and of the
         first steps, what a dry run found of each rank, and a lab's result."""
         given = Parameters(request)
-        attempt = given.number("attempt", None, 1, MOST_ATTEMPTS)
+        attempt = given.number("attempt", None, 1, MAX_ATTEMPT)
         given.check()
         job = find_job(request.user, job_id)
         try:
-            return Response(results(job, attempt or job.attempt))
-        except GoneError as error:
+            return Response(get_results(job, attempt or job.attempt))
+        except NoHistoryError as error:
             return refuse(404, "attempt", str(error), "query")

@@ -35,10 +35,17 @@ from jobs.core.text import whole_number
 from jobs.models import Member, RunToken, stands
 from jobs.queue.inbound import silence
 from jobs.runs.reporting import runs
-from jobs.runs.reporting.doors import OverHttps, RunTokenAuthentication
-from jobs.runs.reporting.inflow import Place, TooFastError, put
-from jobs.runs.reporting.meeting import meet
-from jobs.runs.reporting.requests import Heard, MeetRequest, NodeJoined, NodeRequest, OpenedRun, RunRequest, read
+from jobs.runs.reporting.authentication import RequiresHttps, RunTokenAuthentication
+from jobs.runs.reporting.requests import (
+    Heard,
+    MeetRequest,
+    NodeJoined,
+    NodeRequest,
+    OpenedRun,
+    RunRequest,
+    parse_request,
+)
+from jobs.runs.reporting.telemetry_inflow import NodeStream, TooFastError, register_ready_node, store_batch
 from planner.facts.validation import Problem
 
 log = logging.getLogger(__name__)
@@ -67,7 +74,7 @@ MEET = request_body({"allOf": [ref("MeetRequest")]}, {"address": "10.0.0.7", "po
 class Runs(APIView):
     """Begin to report a run."""
 
-    permission_classes = [IsAuthenticated, OverHttps]
+    permission_classes = [IsAuthenticated, RequiresHttps]
     throttle_classes = [SubmitThrottle]
 
     @extend_schema(
@@ -81,7 +88,7 @@ class Runs(APIView):
     )
     def post(self, request: Request) -> Response:
         """A run that somebody launched elsewhere: the board shows it, and starts nothing. It takes no slot."""
-        asked = read(RunRequest, request.data)
+        asked = parse_request(RunRequest, request.data)
         opened = runs.open_run(user_of(request), asked)
         run, page = opened.attempt.job_id, reverse("job-detail", args=[opened.attempt.job_id])
         told: OpenedRun = {
@@ -99,14 +106,14 @@ class OfRun(APIView):
     """What a run's own token may do."""
 
     authentication_classes = [RunTokenAuthentication]
-    permission_classes = [IsAuthenticated, OverHttps]
+    permission_classes = [IsAuthenticated, RequiresHttps]
     throttle_classes = ()  # how fast a node may speak is bounded in bytes
 
     def handle_exception(self, exc: Exception) -> Response:
-        if isinstance(exc, runs.EndedError):
+        if isinstance(exc, runs.RunEndedError):
             ended: RunEnded = {**details(410, [Problem("run", str(exc))]), "cancel": exc.cancel}
             return refused(ended)
-        if isinstance(exc, runs.TakenError):
+        if isinstance(exc, runs.NodeTakenError):
             return refuse(409, "node", str(exc), "body")
         if isinstance(exc, BadMessageError):
             return refuse(422, "message", str(exc))
@@ -153,7 +160,7 @@ class Members(OfRun):
     def post(self, request: Request, run: str, attempt: int) -> Response:
         """From now on this process speaks for the node; the same claim again changes nothing."""
         token = self.run(run, attempt)
-        member = runs.join(token, read(NodeRequest, request.data))
+        member = runs.join_node(token, parse_request(NodeRequest, request.data))
         told: NodeJoined = {
             "node": member.node,
             "first_rank": member.first_rank,
@@ -177,14 +184,14 @@ class Batches(OfRun):
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
         """One msgpack `Batch` (contracts/telemetry/batches.py) of at most 256 KiB, of this node's ranks alone."""
         member = self.member(run, attempt, node)
-        runs.refuse_ended(member.attempt)
+        runs.check_running(member.attempt)
         number = _number(request)
         raw = _raw(request)
         if len(raw) > MAX_BATCH_BYTES:
             return refuse(413, "message", f"The batch has {len(raw):,} bytes. Send at most {MAX_BATCH_BYTES:,} bytes.")
         if problem := foreign(decode_batch(raw), member):
             return refuse(403, "message", problem)
-        put(Place(run, attempt, node), number, raw, member.attempt.members.count())
+        store_batch(NodeStream(run, attempt, node), number, raw, member.attempt.members.count())
         return _heard(member)
 
 
@@ -210,7 +217,7 @@ class Report(OfRun):
             return refuse(
                 403, "message", "The run or attempt in the message differs from the run or attempt in the URL."
             )
-        runs.take_report(member, told)
+        runs.store_report(member, told)
         return _heard(member)
 
 
@@ -226,8 +233,10 @@ class Meet(OfRun):
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
         """A node of several says that it is ready, and where, or only asks who is; each answer tells the time."""
         member = self.member(run, attempt, node)
-        runs.refuse_ended(member.attempt)
-        return Response(meet(member, read(MeetRequest, request.data), cancel=runs.must_end(member)))
+        runs.check_running(member.attempt)
+        return Response(
+            register_ready_node(member, parse_request(MeetRequest, request.data), cancel=runs.must_end(member))
+        )
 
 
 class GiveUp(APIView):
@@ -284,7 +293,7 @@ def _number(request: Request) -> int:
 
 def _heard(member: Member) -> Response:
     with transaction.atomic():
-        runs.hear(member)
+        runs.record_contact(member)
         silence.heard_again(member)
     member.attempt.job.refresh_from_db(fields=["status"])
     return Response(Heard(cancel=runs.must_end(member), status=member.attempt.job.status, now=time.time()))

@@ -14,23 +14,27 @@ from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
 from jobs.core.access import find_job, find_job_to_change
 from jobs.models import TERMINAL, Job, stands
-from jobs.runs.history.queries.asked import MOST_ATTEMPTS
-from jobs.runs.history.queries.steps import step_kept, steps_kept, why_never
-from jobs.runs.traces import chrome, perfetto, stream
-from jobs.runs.traces.requests import LARGEST_STEP, wanted_step
-from jobs.runs.traces.shapes import Trace, tables
-from jobs.runs.traces.stream import AwayError
-from jobs.runs.traces.wanted import FullError, ask
+from jobs.runs.history.queries.query_parameters import MAX_ATTEMPT
+from jobs.runs.history.queries.results import explain_untraceable, list_traced_steps, read_traced_step
+from jobs.runs.traces import traced_steps
+from jobs.runs.traces.events import EventTrace, serialize_trace
+from jobs.runs.traces.export import FORMATS
+from jobs.runs.traces.traced_steps import (
+    MAX_STEP,
+    RedisUnreachableError,
+    TooManyRequestedStepsError,
+    parse_step_request,
+    request_step,
+)
 
-FORMATS = {"perfetto": perfetto, "chrome": chrome}
 COLUMNS = "columns"
 STEP = OpenApiParameter(
     "step",
-    {"type": "integer", "minimum": 0, "maximum": LARGEST_STEP},
+    {"type": "integer", "minimum": 0, "maximum": MAX_STEP},
     description="Default: the latest traced step.",
 )
 ATTEMPT = OpenApiParameter(
-    "attempt", {"type": "integer", "minimum": 1, "maximum": MOST_ATTEMPTS}, description="Default: the current attempt."
+    "attempt", {"type": "integer", "minimum": 1, "maximum": MAX_ATTEMPT}, description="Default: the current attempt."
 )
 FORMAT = OpenApiParameter(
     "format",
@@ -53,12 +57,12 @@ class TracedSteps(APIView):
         """Steps of an attempt that its ranks told event by event and that are kept, in order."""
         job = find_job(request.user, job_id)
         given = Parameters(request)
-        attempt = given.number("attempt", None, 1, MOST_ATTEMPTS) or job.attempt
+        attempt = given.number("attempt", None, 1, MAX_ATTEMPT) or job.attempt
         given.check()
-        kept = steps_kept(job.id, attempt)
+        kept = list_traced_steps(job.id, attempt)
         try:
-            found = kept or stream.steps_told(job, attempt)
-        except AwayError:
+            found = kept or traced_steps.read_traced_steps(job, attempt)
+        except RedisUnreachableError:
             return _away()
         return Response({"steps": found})
 
@@ -83,13 +87,13 @@ class StepTrace(APIView):
         in each event's notes. 404 where the step was not told."""
         job = find_job(request.user, job_id)
         given = Parameters(request)
-        step = given.number("step", None, 0, LARGEST_STEP)
-        attempt = given.number("attempt", None, 1, MOST_ATTEMPTS) or job.attempt
+        step = given.number("step", None, 0, MAX_STEP)
+        attempt = given.number("attempt", None, 1, MAX_ATTEMPT) or job.attempt
         chosen = given.one_of("format", "perfetto", (*FORMATS, COLUMNS))
         given.check()
         try:
             found = _find(job, attempt, step)
-        except AwayError:
+        except RedisUnreachableError:
             return _away()
         if found is None:
             words = f"No step was traced in attempt {attempt}."
@@ -98,10 +102,10 @@ class StepTrace(APIView):
             return refuse(404, "step", f"{words} Request a trace of a step while the job runs.", "query")
         told, trace = found
         if chosen == COLUMNS:
-            return JsonResponse({"step": told, **tables(trace)})
+            return JsonResponse({"step": told, **serialize_trace(trace)})
         writer = FORMATS[chosen]
-        answer = HttpResponse(writer.write(trace, f"{job.name}, step {told}"), content_type=writer.CONTENT_TYPE)
-        answer["Content-Disposition"] = f'attachment; filename="{job.id}-{attempt}-step-{told}.{writer.SUFFIX}"'
+        answer = HttpResponse(writer.write(trace, f"{job.name}, step {told}"), content_type=writer.content_type)
+        answer["Content-Disposition"] = f'attachment; filename="{job.id}-{attempt}-step-{told}.{writer.suffix}"'
         return answer
 
     @extend_schema(
@@ -113,27 +117,27 @@ class StepTrace(APIView):
         """Ask a run for the events of a step, when it comes or while its hosts still have it. Who may change the job
         may. 422 of a step that it will not come to, or that its hosts no longer hold."""
         job = find_job_to_change(request.user, job_id)
-        step = wanted_step(request.data)
+        step = parse_step_request(request.data)
         if job.status in TERMINAL:
             return refuse(409, "status", f"No more steps can be traced because the job {stands(job.status)}.")
-        if words := why_never(job, step):
+        if words := explain_untraceable(job, step):
             return refuse(422, "step", words, "body")
         try:
-            return Response({"steps": ask(job, step)}, status=202)
-        except FullError as error:
+            return Response({"steps": request_step(job, step)}, status=202)
+        except TooManyRequestedStepsError as error:
             return refuse(409, "step", str(error), "body")
-        except AwayError:
+        except RedisUnreachableError:
             return _away()
 
 
-def _find(job: Job, attempt: int, step: int | None) -> tuple[int, Trace] | None:
+def _find(job: Job, attempt: int, step: int | None) -> tuple[int, EventTrace] | None:
     """Of the history, which is whole; what it does not have yet, of the stream."""
-    kept = steps_kept(job.id, attempt)
+    kept = list_traced_steps(job.id, attempt)
     wanted = max(kept, default=None) if step is None else step
-    trace = step_kept(job.id, attempt, wanted) if wanted in kept and wanted is not None else None
+    trace = read_traced_step(job.id, attempt, wanted) if wanted in kept and wanted is not None else None
     if trace is not None and wanted is not None and (step is not None or job.status in TERMINAL):
         return wanted, trace
-    return stream.trace_of(job, attempt, step) or (None if trace is None or wanted is None else (wanted, trace))
+    return traced_steps.read_step(job, attempt, step) or (None if trace is None or wanted is None else (wanted, trace))
 
 
 def _away() -> Response:

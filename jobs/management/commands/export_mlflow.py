@@ -8,8 +8,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from jobs.models import Job
 from jobs.planning.planners import BusyError
-from jobs.runs.history.exports.mlflow import ExportedError, NotInstalledError, NotTakenError, export
-from jobs.runs.history.store.folder import GoneError
+from jobs.runs.history.exports import (
+    AlreadyExportedError,
+    ExportRejectedError,
+    MlflowNotInstalledError,
+    export_to_mlflow,
+)
+from jobs.runs.history.store.folder import NoHistoryError
 
 
 class Command(BaseCommand):
@@ -29,6 +34,6 @@ class Command(BaseCommand):
             raise CommandError(f"Job {options['job']} does not exist.")
         experiment = options["experiment"] or f"meshboard/{job.project}"
         try:
-            self.stdout.write(export(job, options["attempt"] or job.attempt, options["to"], experiment))
-        except (NotInstalledError, ExportedError, NotTakenError, GoneError, BusyError) as error:
+            self.stdout.write(export_to_mlflow(job, options["attempt"] or job.attempt, options["to"], experiment))
+        except (MlflowNotInstalledError, AlreadyExportedError, ExportRejectedError, NoHistoryError, BusyError) as error:
             raise CommandError(str(error)) from None

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand
 
 from jobs.core.redis_connection import connect
 from jobs.operations.prune import prune
-from jobs.runs.history.store.forgetting import forget_old
+from jobs.runs.history.store.retention import delete_old_histories
 
 
 class Command(BaseCommand):
@@ -19,5 +19,5 @@ class Command(BaseCommand):
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         with closing(connect()) as client:
-            for what, count in {**prune(client), **forget_old()}.items():
+            for what, count in {**prune(client), **delete_old_histories()}.items():
                 self.stdout.write(f"{count:8,} {what}")

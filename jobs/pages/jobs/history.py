@@ -14,11 +14,11 @@ from jobs.api.http.problems import details
 from jobs.api.runs.history import as_event_file, as_file
 from jobs.core.access import find_job
 from jobs.planning.planners import BusyError
-from jobs.runs.history.queries import answers
-from jobs.runs.history.queries.asked import BadQueryError, NoTableError, asked
-from jobs.runs.history.queries.slow import NoStepsError, asked_steps, slow
-from jobs.runs.history.queries.snapshot import snapshot as snapshot_of
-from jobs.runs.history.store.folder import GoneError
+from jobs.runs.history.queries import table_rows
+from jobs.runs.history.queries.query_parameters import BadQueryError, NoTableError, parse_table_query
+from jobs.runs.history.queries.slow_steps import NoStepsError, explain_slow_steps, parse_step_range
+from jobs.runs.history.queries.snapshot import get_snapshot as snapshot_of
+from jobs.runs.history.store.folder import NoHistoryError
 from planner.facts.validation import Problem, SpecError
 
 Door = Callable[..., HttpResponseBase]
@@ -37,7 +37,7 @@ def _refusing(view: Door) -> Door:
             return refused_page(details(422, error.problems, "query"))
         except NoTableError as error:
             return refused_page(details(404, [Problem("table", str(error))], "path"))
-        except GoneError as error:
+        except NoHistoryError as error:
             return refused_page(details(404, [Problem("attempt", str(error))], "query"))
         except NoStepsError as error:
             return refused_page(details(404, [Problem("from", str(error))], "query"))
@@ -52,7 +52,7 @@ def _refusing(view: Door) -> Door:
 def index(request: HttpRequest, job_id: str) -> HttpResponse:
     """List attempts with their tables."""
     job = find_job(request.user, job_id)
-    return JsonResponse({"job": job.id, "attempts": answers.index(job.id)})
+    return JsonResponse({"job": job.id, "attempts": table_rows.list_attempts(job.id)})
 
 
 @require_GET
@@ -61,10 +61,10 @@ def index(request: HttpRequest, job_id: str) -> HttpResponse:
 def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
     """Return the snapshot of an attempt for the job page, or 204 if no history is stored."""
     job = find_job(request.user, job_id)
-    attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
+    attempt = parse_table_query("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
     try:
         return JsonResponse(snapshot_of(job.id, attempt))
-    except GoneError:
+    except NoHistoryError:
         return HttpResponse(status=204)
 
 
@@ -74,8 +74,8 @@ def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
 def slow_steps(request: HttpRequest, job_id: str) -> HttpResponse:
     """Compare the steps `from` to `to` with the other steps."""
     job = find_job(request.user, job_id)
-    attempt, first, last = asked_steps(dict(request.GET.lists()))
-    return JsonResponse(slow(job.id, attempt or job.attempt, first, last))
+    attempt, first, last = parse_step_range(dict(request.GET.lists()))
+    return JsonResponse(explain_slow_steps(job.id, attempt or job.attempt, first, last))
 
 
 @require_GET
@@ -84,10 +84,10 @@ def slow_steps(request: HttpRequest, job_id: str) -> HttpResponse:
 def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
     """Return rows or bins of a table, as JSON or as a file."""
     job = find_job(request.user, job_id)
-    query = asked(table, dict(request.GET.lists()))
+    query = parse_table_query(table, dict(request.GET.lists()))
     attempt = query.attempt or job.attempt
     if query.format == "json":
-        return JsonResponse(answers.rows(job.id, attempt, table, query))
+        return JsonResponse(table_rows.read_rows(job.id, attempt, table, query))
     return as_file(job, attempt, table, query)
 
 
@@ -97,5 +97,5 @@ def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
 def tensorboard(request: HttpRequest, job_id: str) -> HttpResponseBase:
     """Return the curves of an attempt as a TensorBoard event file."""
     job = find_job(request.user, job_id)
-    attempt = asked("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
+    attempt = parse_table_query("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
     return as_event_file(job, attempt)

@@ -10,7 +10,7 @@ from planner.facts.collectives import LabRankValues, LabStep
 BOX, HEIGHT, ROW = 46, 30, 42  # units of the viewBox
 LABEL, ARROW, TOP = 64, 72, 26
 TRACK = 420  # width of the time axis of a barrier
-COLOURS = 16
+NUM_COLORS = 16
 COMBINED = "combined"
 REDUCING = ("reduce", "all_reduce", "reduce_scatter")
 
@@ -43,7 +43,7 @@ class Picture(NamedTuple):
     legend: list[tuple[str, str]]  # (origin, words)
 
 
-class Span(NamedTuple):
+class BarrierSpan(NamedTuple):
     """The time of a rank in a barrier, in microseconds and in the picture."""
 
     rank: int
@@ -75,17 +75,17 @@ MINI_BOX, MINI_PITCH, MINI_ROW, MINI_GAP = 10, 12, 13, 18
 MINI_TRACK = 100  # width of the time axis of a barrier
 
 
-def mini(result: Setting, step: LabStep) -> Mini:
+def make_mini_picture(result: Setting, step: LabStep) -> Mini:
     """Return the small picture of a collective: boxes before at the left, boxes after at the right."""
     height = len(step.holdings) * MINI_ROW - (MINI_ROW - MINI_BOX)
     if step.primitive == "barrier":
         scale = MINI_TRACK / TRACK
         bars = [
             MiniBox(round((span.x - LABEL) * scale), place * MINI_ROW, round(span.width * scale), str(place))
-            for place, span in enumerate(spans(step))
+            for place, span in enumerate(get_barrier_spans(step))
         ]
         return Mini(MINI_TRACK, height, bars)
-    rows = tensors(result, step).rows
+    rows = make_picture(result, step).rows
     after_x = max(len(row.before) for row in rows) * MINI_PITCH + MINI_GAP
     boxes = [
         MiniBox(start + i * MINI_PITCH, place * MINI_ROW, MINI_BOX, box.origin)
@@ -96,38 +96,41 @@ def mini(result: Setting, step: LabStep) -> Mini:
     return Mini(after_x + max(len(row.after) for row in rows) * MINI_PITCH, height, boxes)
 
 
-def tensors(result: Setting, step: LabStep) -> Picture:
+def make_picture(result: Setting, step: LabStep) -> Picture:
     """Return the picture of the tensors of each rank before and after."""
     longest = max((len(h.before or ()) for h in step.holdings), default=0)
     after_x = LABEL + max(1, longest) * BOX + ARROW
     rows = []
     for place, holding in enumerate(step.holdings):
-        before = _boxes(LABEL, holding.before, [str(place % COLOURS)] * len(holding.before or ()), holding.rank)
-        origins = [_origin(result, step, holding, i) for i in range(len(holding.after or ()))]
-        after = _boxes(after_x, holding.after, origins, holding.rank)
-        texts = _text(holding.before), _text(holding.after)
+        before = _make_boxes(LABEL, holding.before, [str(place % NUM_COLORS)] * len(holding.before or ()), holding.rank)
+        origins = [_find_origin(result, step, holding, i) for i in range(len(holding.after or ()))]
+        after = _make_boxes(after_x, holding.after, origins, holding.rank)
+        texts = _format_values(holding.before), _format_values(holding.after)
         rows.append(Row(holding.rank, TOP + place * ROW, before, after, *texts))
     widest = max((len(row.after) for row in rows), default=0)
-    legend = [(str(place % COLOURS), f"from rank {h.rank}") for place, h in enumerate(step.holdings)]
+    legend = [(str(place % NUM_COLORS), f"from rank {h.rank}") for place, h in enumerate(step.holdings)]
     if any(box.origin == COMBINED for row in rows for box in row.after):
         legend.append((COMBINED, "combined from several ranks"))
     return Picture(after_x + max(1, widest) * BOX + 2, TOP + len(rows) * ROW, after_x, rows, legend)
 
 
-def film(result: Setting, step: LabStep, *, timed: bool = True) -> dict[str, Any] | None:
+def make_film(result: Setting, step: LabStep, *, timed: bool = True) -> dict[str, Any] | None:
     """Return the stages that js/lab/film.js plays, or None if no element moves. `timed`: show times of a barrier."""
-    told = _moments(step, timed) if step.primitive == "barrier" else _stages(result, step)
-    return told and {"kind": step.primitive, "ranks": [holding.rank for holding in step.holdings], **told}
+    stages = _make_barrier_stages(step, timed) if step.primitive == "barrier" else _make_stages(result, step)
+    return stages and {"kind": step.primitive, "ranks": [holding.rank for holding in step.holdings], **stages}
 
 
-def _stages(result: Setting, step: LabStep) -> dict[str, Any] | None:
+def _make_stages(result: Setting, step: LabStep) -> dict[str, Any] | None:
     found = moving(result, step)
     if found is None:
         return None
 
     def drawn(rows: Rows) -> list[list[list[str] | None]]:
         return [
-            [None if value is None else [_value(value), _whose(result, step, place, value)] for value in row]
+            [
+                None if value is None else [_format_value(value), _find_sender(result, step, place, value)]
+                for value in row
+            ]
             for place, row in enumerate(rows)
         ]
 
@@ -149,17 +152,17 @@ def _stages(result: Setting, step: LabStep) -> dict[str, Any] | None:
     }
 
 
-def _whose(result: Setting, step: LabStep, place: int, value: float) -> str:
+def _find_sender(result: Setting, step: LabStep, place: int, value: float) -> str:
     """Return the index of the rank that a value came from, or COMBINED for a partial or full sum."""
     if step.primitive in REDUCING and result.reduce_op == "sum":
-        return str(place % COLOURS) if value in (step.holdings[place].before or ()) else COMBINED
+        return str(place % NUM_COLORS) if value in (step.holdings[place].before or ()) else COMBINED
     holders = [other for other in step.holdings if value in (other.before or ())]
-    return str(step.holdings.index(holders[0]) % COLOURS) if holders else COMBINED
+    return str(step.holdings.index(holders[0]) % NUM_COLORS) if holders else COMBINED
 
 
-def _moments(step: LabStep, timed: bool) -> dict[str, Any]:
+def _make_barrier_stages(step: LabStep, timed: bool) -> dict[str, Any]:
     """Return the arrivals at a barrier and the departures, by time."""
-    known = spans(step)
+    known = get_barrier_spans(step)
     moments = [(span.came_us, True, span.rank) for span in known] + [(span.left_us, False, span.rank) for span in known]
     stages, inside = [], 0
     for at, comes, rank in sorted(moments, key=lambda moment: (moment[0], not moment[1])):
@@ -170,24 +173,24 @@ def _moments(step: LabStep, timed: bool) -> dict[str, Any]:
     return {"spans": [[span.came_us, span.left_us] for span in known], "stages": stages}
 
 
-def spans(step: LabStep) -> list[Span]:
+def get_barrier_spans(step: LabStep) -> list[BarrierSpan]:
     """Return the time of each rank in a barrier. The axis starts when the first rank arrives."""
     known = [(h.rank, (h.before or (0.0,))[0], (h.after or (0.0,))[0]) for h in step.holdings]
     scale = TRACK / (max(left for _, _, left in known) or 1)  # a host may report no time at all
     return [
-        Span(rank, place * ROW, LABEL + came * scale, max(1.0, (left - came) * scale), came, left)
+        BarrierSpan(rank, place * ROW, LABEL + came * scale, max(1.0, (left - came) * scale), came, left)
         for place, (rank, came, left) in enumerate(known)
     ]
 
 
-def _boxes(x: int, values: tuple[float, ...] | None, origins: list[str], rank: int) -> list[Box]:
+def _make_boxes(x: int, values: tuple[float, ...] | None, origins: list[str], rank: int) -> list[Box]:
     return [
-        Box(x + i * BOX, _value(value), f"element {i} on rank {rank}: {_value(value)}", origin)
+        Box(x + i * BOX, _format_value(value), f"element {i} on rank {rank}: {_format_value(value)}", origin)
         for i, (value, origin) in enumerate(zip(values or (), origins, strict=True))
     ]
 
 
-def _origin(result: Setting, step: LabStep, holding: LabRankValues, index: int) -> str:
+def _find_origin(result: Setting, step: LabStep, holding: LabRankValues, index: int) -> str:
     """Return the origin of a value. In a sum, a value that did not change is from its own rank."""
     assert holding.after is not None
     value, before = holding.after[index], holding.before or ()
@@ -195,12 +198,12 @@ def _origin(result: Setting, step: LabStep, holding: LabRankValues, index: int) 
         holders = [holding] if index < len(before) and before[index] == value else []
     else:
         holders = [other for other in step.holdings if value in (other.before or ())]
-    return str(step.holdings.index(holders[0]) % COLOURS) if holders else COMBINED
+    return str(step.holdings.index(holders[0]) % NUM_COLORS) if holders else COMBINED
 
 
-def _text(values: tuple[float, ...] | None) -> str:
-    return "nothing" if values is None else ", ".join(map(_value, values))
+def _format_values(values: tuple[float, ...] | None) -> str:
+    return "nothing" if values is None else ", ".join(map(_format_value, values))
 
 
-def _value(value: float) -> str:
+def _format_value(value: float) -> str:
     return str(int(value)) if value.is_integer() else f"{value:g}"

@@ -15,7 +15,7 @@ from planner.facts.spec import LabPrimitive
 DEFAULT_RANKS = 4
 
 
-class Measured(NamedTuple):
+class MeasuredBenchmark(NamedTuple):
     """The results of a collective in a successful run."""
 
     attempt: Attempt
@@ -23,7 +23,7 @@ class Measured(NamedTuple):
     points: list[LabPoint]
 
 
-class Captured(NamedTuple):
+class CapturedTensors(NamedTuple):
     """The tensors of a collective in a successful run."""
 
     attempt: Attempt
@@ -31,7 +31,7 @@ class Captured(NamedTuple):
     step: LabStep
 
 
-class Wrong(NamedTuple):
+class WrongResult(NamedTuple):
     """A failed run with wrong elements of the collective."""
 
     attempt: Attempt
@@ -39,65 +39,67 @@ class Wrong(NamedTuple):
     checked: int
 
 
-class Newest(NamedTuple):
+class NewestBenchmarks(NamedTuple):
     """The newest runs of each kind. `wrong` is newer than `measured`."""
 
-    measured: Measured | None
-    captured: Captured | None
-    wrong: Wrong | None
+    measured: MeasuredBenchmark | None
+    captured: CapturedTensors | None
+    wrong: WrongResult | None
 
 
-def newest(jobs: QuerySet[Job], primitive: LabPrimitive) -> Newest:
+def find_newest(jobs: QuerySet[Job], primitive: LabPrimitive) -> NewestBenchmarks:
     """Return the newest benchmarks of a collective among `jobs`."""
-    labs = Attempt.objects.filter(_has(primitive), job__in=jobs.filter(kind="lab"), number=F("job__attempt"))
-    told = labs.select_related("job").order_by("-job__changed")
-    measured = next(_measured(told.filter(job__status=Status.SUCCEEDED), primitive), None)
-    failed = told.filter(job__status=Status.FAILED)
+    labs = Attempt.objects.filter(
+        _match_primitive(primitive), job__in=jobs.filter(kind="lab"), number=F("job__attempt")
+    )
+    attempts = labs.select_related("job").order_by("-job__changed")
+    measured = next(_find_measured(attempts.filter(job__status=Status.SUCCEEDED), primitive), None)
+    failed = attempts.filter(job__status=Status.FAILED)
     if measured is not None:
         failed = failed.filter(job__changed__gt=measured.attempt.job.changed)
-    return Newest(
+    return NewestBenchmarks(
         measured,
-        next(_captured(told.filter(job__status=Status.SUCCEEDED), primitive), None),
-        next(_wrong(failed, primitive), None),
+        next(_find_captured(attempts.filter(job__status=Status.SUCCEEDED), primitive), None),
+        next(_find_wrong(failed, primitive), None),
     )
 
 
-def _has(primitive: LabPrimitive) -> Q:
+def _match_primitive(primitive: LabPrimitive) -> Q:
     """Match specs that name the collective or no collective. Only PostgreSQL has `contains` for JSON, so match text."""
     names = "job__spec__lab__primitives"
     return Q(**{f"{names}__icontains": f'"{primitive}"'}) | Q(**{f"{names}__isnull": True})
 
 
-def _results(attempts: QuerySet[Attempt]) -> Iterator[tuple[Attempt, LabResult]]:
-    told = attempts.filter(exit__summary__lab__isnull=False)
-    for attempt in told.iterator(chunk_size=1):  # usually the first one matches, and an exit report is large
+def _iterate_results(attempts: QuerySet[Attempt]) -> Iterator[tuple[Attempt, LabResult]]:
+    with_results = attempts.filter(exit__summary__lab__isnull=False)
+    for attempt in with_results.iterator(chunk_size=1):  # usually the first one matches, and an exit report is large
         result = checked_result(((attempt.exit or {}).get("summary") or {}).get("lab"))
         if result is not None:
             yield attempt, result
 
 
-def _points(result: LabResult, primitive: LabPrimitive) -> list[LabPoint]:
+def _select_points(result: LabResult, primitive: LabPrimitive) -> list[LabPoint]:
     return [point for point in result.points if point.primitive == primitive]
 
 
-def _measured(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[Measured]:
-    for attempt, result in _results(attempts):
-        if points := _points(result, primitive):
-            yield Measured(attempt, result, points)
+def _find_measured(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[MeasuredBenchmark]:
+    for attempt, result in _iterate_results(attempts):
+        if points := _select_points(result, primitive):
+            yield MeasuredBenchmark(attempt, result, points)
 
 
-def _captured(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[Captured]:
-    for attempt, result in _results(attempts.exclude(exit__summary__lab__steps=[])):
+def _find_captured(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[CapturedTensors]:
+    for attempt, result in _iterate_results(attempts.exclude(exit__summary__lab__steps=[])):
         for step in result.steps:
             if step.primitive == primitive:
-                yield Captured(attempt, result, step)
+                yield CapturedTensors(attempt, result, step)
 
 
-def _wrong(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[Wrong]:
-    for attempt, result in _results(attempts):
-        points = _points(result, primitive)
+def _find_wrong(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[WrongResult]:
+    for attempt, result in _iterate_results(attempts):
+        points = _select_points(result, primitive)
         if wrong := sum(point.wrong for point in points):
-            yield Wrong(attempt, wrong, sum(point.checked for point in points))
+            yield WrongResult(attempt, wrong, sum(point.checked for point in points))
 
 
 def list_hosts() -> list[Host]:

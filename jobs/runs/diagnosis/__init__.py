@@ -1,10 +1,10 @@
-"""Reads what all members of an attempt tell, and says what is wrong, who waits for whom, what it costs and what to do.
+"""Diagnose runs: what is wrong, which rank waits for which, what it costs, and what to do.
 
-Pure: no database, no clock of its own, no torch. docs/explanation/diagnosis.md has the definitions and the thresholds.
+This package is pure: it has no database, no clock, and no torch. docs/explanation/diagnosis.md has the definitions.
 """
 
 from jobs.core.verdict_schema import Told
 from jobs.runs.diagnosis.diagnosis import Diagnosis
-from jobs.runs.diagnosis.run import Member, Run
+from jobs.runs.diagnosis.planned_run import HostRanks, PlannedRun
 
-__all__ = ["Diagnosis", "Member", "Run", "Told"]
+__all__ = ["Diagnosis", "HostRanks", "PlannedRun", "Told"]

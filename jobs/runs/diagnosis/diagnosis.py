@@ -1,4 +1,4 @@
-"""Takes in what the members of an attempt tell, item by item, and says at any time how it stands."""
+"""Diagnose an attempt from the items that its members send."""
 
 from __future__ import annotations
 
@@ -7,128 +7,140 @@ from typing import Any
 
 from contracts.telemetry.batches import ClockOffset, Item
 from jobs.core.verdict_schema import StepParts, Told
-from jobs.runs.diagnosis.course.ending import Ending
-from jobs.runs.diagnosis.course.script import Script
-from jobs.runs.diagnosis.course.start import Start
-from jobs.runs.diagnosis.course.steps import Steps
-from jobs.runs.diagnosis.course.training import Training
-from jobs.runs.diagnosis.events.clocks import Clocks
-from jobs.runs.diagnosis.events.links import speeds
-from jobs.runs.diagnosis.events.window import Window
-from jobs.runs.diagnosis.findings import cut, evidences, fitted, worst
-from jobs.runs.diagnosis.plan import planned
-from jobs.runs.diagnosis.run import Run
-from jobs.runs.diagnosis.slow.idle import Idle
-from jobs.runs.diagnosis.slow.links import slow_links
-from jobs.runs.diagnosis.slow.stragglers import stragglers, told
-from jobs.runs.diagnosis.stuck.hangs import Hangs
-from jobs.runs.diagnosis.stuck.processes import Processes
-from jobs.runs.diagnosis.stuck.progress import Progress
-from jobs.runs.diagnosis.verdict import healthy, unheard
+from jobs.runs.diagnosis.bottlenecks import BubbleFinder, find_slow_links
+from jobs.runs.diagnosis.findings import limit_evidence, shrink_to_limit, sort_by_severity, truncate
+from jobs.runs.diagnosis.hangs import HangDetector
+from jobs.runs.diagnosis.link_speed import summarize_speeds
+from jobs.runs.diagnosis.plan_comparison import compare_with_plan, report_silence
+from jobs.runs.diagnosis.planned_run import PlannedRun, get_planned_parts
+from jobs.runs.diagnosis.rank_activity import ProcessStates, RankProgress
+from jobs.runs.diagnosis.run_end import RunEnd
+from jobs.runs.diagnosis.step_times import ScriptSteps, StartStages, StepTimes
+from jobs.runs.diagnosis.step_window import StepWindow
+from jobs.runs.diagnosis.stragglers import find_stragglers, make_straggler
+from jobs.runs.diagnosis.traced_step import HostClocks
+from jobs.runs.diagnosis.training_health import TrainingHealth
 
 
 class Diagnosis:
-    """Of one attempt. Not for use by several threads."""
+    """Collect the items of one attempt and make its verdict. Not thread-safe."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: PlannedRun) -> None:
         self._run = run
-        self._clocks, self._start, self._training = Clocks(), Start(self._run), Training()
-        self._steps, self._ending = Steps(self._run), Ending(self._run)
-        self._script = Script(is_script=self._run.is_script)
-        self._planned, self._idle = planned(self._run), Idle(self._run)
-        self._window, self._progress, self._processes = Window(self._run, self._clocks), Progress(), Processes()
-        self._hangs = Hangs(self._run, self._steps, self._progress, self._processes)
+        self._clocks, self._start, self._training = HostClocks(), StartStages(self._run), TrainingHealth()
+        self._steps, self._ending = StepTimes(self._run), RunEnd(self._run)
+        self._script = ScriptSteps(is_script=self._run.is_script)
+        self._planned, self._idle = get_planned_parts(self._run), BubbleFinder(self._run)
+        self._window, self._progress, self._processes = (
+            StepWindow(self._run, self._clocks),
+            RankProgress(),
+            ProcessStates(),
+        )
+        self._hangs = HangDetector(self._run, self._steps, self._progress, self._processes)
 
     @property
-    def tells(self) -> bool:
-        """Whether there is anything to say of a job of this kind."""
+    def has_verdict(self) -> bool:
+        """Return True if jobs of this kind get a verdict."""
         return self._run.has_steps
 
     def add(self, item: Item, node: int, clock: ClockOffset | None = None) -> None:
-        """Take in what a member told. `node`: its place in the gang; `clock`: as its batch has it."""
-        self._clocks.told(node, clock)
+        """Add an item.
+
+        Args:
+            node: The node that sent the item.
+            clock: The clock of the item's batch.
+        """
+        self._clocks.update(node, clock)
         self._progress.add(item, node)
         match item["kind"]:
             case "step":
                 self._steps.add(item)
-                self._training.step(item)
+                self._training.add_step(item)
             case "start":
                 self._start.add(item)
             case "checkpoint":
-                self._steps.saved(item)
-                self._ending.saved(item)
-                self._training.checkpoint(item)
+                self._steps.add_checkpoint(item)
+                self._ending.add_checkpoint(item)
+                self._training.add_checkpoint(item)
             case "proof":
-                self._training.proof(item)
+                self._training.add_proof(item)
             case "verdict":
-                self._ending.verdict(item)
+                self._ending.add_verdict(item)
             case "timeline":
                 self._window.add(item, node, self._steps.first)
             case "process":
-                self._processes.process(item)
+                self._processes.add_process(item)
             case "gauge":
-                self._processes.gauge(item)
+                self._processes.add_gauge(item)
             case "phase" | "traffic":
                 self._script.add(item)
             case _:
                 pass
 
-    def ended(self, outcome: str, report: Mapping[str, Any] | None = None) -> None:
-        """The attempt is over: its `contracts.control.Outcome` and its exit report, where there is one."""
-        self._ending.ended(outcome, report)
-        self._script.ended(report)
+    def end(self, outcome: str, report: Mapping[str, Any] | None = None) -> None:
+        """End the attempt with its `contracts.control.Outcome` and its exit report, if any."""
+        self._ending.end(outcome, report)
+        self._script.end(report)
 
-    def look(self, now: float, silence: str = "") -> Told:
-        """Return the verdict at `now`, unix seconds by the board's clock.
+    def make_verdict(self, now: float, silence: str = "") -> Told:
+        """Return the verdict at a time.
 
-        `silence` is a clause about a host without contact, such as "no contact with host a since ...", or empty.
+        Args:
+            now: Unix seconds of the board's clock.
+            silence: A clause about a host without contact, such as "no contact with host a since ...", or "".
         """
-        over = self._ending.outcome is not None
-        hang = None if over else self._hangs.look(now, self._window.last)
-        slow = stragglers(self._run, self._window.steps, self._processes.held_again(now))
-        late = [told(self._run, one, self._processes, now) for one in slow]
-        measured = self._measured()
+        is_over = self._ending.outcome is not None
+        hang = None if is_over else self._hangs.detect(now, self._window.last)
+        late_ranks = find_stragglers(self._run, self._window.steps, self._processes.get_throttled_ranks(now))
+        late_findings = [make_straggler(self._run, late_rank, self._processes, now) for late_rank in late_ranks]
+        measured = self._measure()
         findings = [hang[1]] if hang is not None else []
-        findings += [finding for _, finding in late]
-        findings += [*slow_links(self._run, self._window), *self._training.findings(), *self._ending.findings()]
-        findings += self._idle.findings(self._window.steps)
+        findings += [finding for _, finding in late_findings]
+        findings += [
+            *find_slow_links(self._run, self._window),
+            *self._training.make_findings(),
+            *self._ending.make_findings(),
+        ]
+        findings += self._idle.make_findings(self._window.steps)
         findings.append(
-            healthy(self._run, self._steps, self._start, self._script, self._ending, self._planned, measured)
+            compare_with_plan(self._run, self._steps, self._start, self._script, self._ending, self._planned, measured)
         )
-        first, *others = worst(findings)
-        if silence and not over:
-            first = unheard(silence, first)
-        more = [e for finding in others if finding.state == first.state for e in finding.evidence]
-        return fitted(
+        worst, *others = sort_by_severity(findings)
+        if silence and not is_over:
+            worst = report_silence(silence, worst)
+        further_evidence = [e for finding in others if finding.state == worst.state for e in finding.evidence]
+        return shrink_to_limit(
             {
                 "v": 1,
                 "time": now,
-                "over": over,
-                "state": first.state,
-                "sentence": cut(first.sentence),
-                "reason": cut(first.reason),
-                "next": cut(first.next),
-                "action": first.action,
-                "action_rank": first.action_rank,
-                "evidence": evidences([*first.evidence, *more]),
+                "over": is_over,
+                "state": worst.state,
+                "sentence": truncate(worst.sentence),
+                "reason": truncate(worst.reason),
+                "next": truncate(worst.next),
+                "action": worst.action,
+                "action_rank": worst.action_rank,
+                "evidence": limit_evidence([*worst.evidence, *further_evidence]),
                 "step": self._steps.last,
                 "sampled": self._window.sampled,
                 "planned": self._planned,
                 "measured": measured,
-                "waits": self._window.waits({one["rank"]: one["since_step"] for one, _ in late}),
-                "groups": speeds(self._run, self._window.moved()),
-                "start": self._start.parts(),
+                "waits": self._window.get_waits(
+                    {late_rank["rank"]: late_rank["since_step"] for late_rank, _ in late_findings}
+                ),
+                "groups": summarize_speeds(self._run, self._window.get_transfers()),
+                "start": self._start.get_parts(),
                 "hang": hang[0] if hang is not None else None,
-                "stragglers": [one for one, _ in late],
-                "training": self._training.told(),
+                "stragglers": [late_rank for late_rank, _ in late_findings],
+                "training": self._training.get_troubles(),
             }
         )
 
-    def _measured(self) -> StepParts | None:
+    def _measure(self) -> StepParts | None:
         window = self._window
-        return self._steps.measured(
-            window.mean(lambda step: step.waiting),
-            window.mean(lambda step: step.inferred),
-            window.bubble_s(),
+        return self._steps.compute_parts(
+            window.compute_mean(lambda step: step.waiting),
+            window.compute_mean(lambda step: step.inferred),
+            window.get_bubble_s(),
             ended=self._ending.outcome is not None,
         )

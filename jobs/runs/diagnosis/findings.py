@@ -1,4 +1,4 @@
-"""What the parts of a diagnosis hand to its verdict."""
+"""Define findings, the candidates for the verdict of a run, and format their texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jobs.core.verdict_schema import MOST_BYTES, MOST_EVIDENCE, MOST_RANKS, MOST_TEXT, Action, Evidence, State, Told
 
-WORSE: tuple[State, ...] = ("starting", "well", "notice", "slow", "hung", "failed")  # the worst last
+STATES_BY_SEVERITY: tuple[State, ...] = ("starting", "well", "notice", "slow", "hung", "failed")
 
 
 class Finding(NamedTuple):
@@ -29,39 +29,39 @@ class Finding(NamedTuple):
     action_rank: int = -1
 
 
-def worst(findings: Iterable[Finding]) -> list[Finding]:
-    """The worst first."""
-    return sorted(findings, key=lambda f: (-WORSE.index(f.state), -f.weight))
+def sort_by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Sort findings, the most severe first."""
+    return sorted(findings, key=lambda f: (-STATES_BY_SEVERITY.index(f.state), -f.weight))
 
 
-def evidence(text: str, ranks: Iterable[int] = (), steps: tuple[int, ...] = ()) -> Evidence:
-    return {"text": cut(text), "ranks": sorted(ranks)[:MOST_RANKS], "steps": list(steps)}
+def make_evidence(text: str, ranks: Iterable[int] = (), steps: tuple[int, ...] = ()) -> Evidence:
+    return {"text": truncate(text), "ranks": sorted(ranks)[:MOST_RANKS], "steps": list(steps)}
 
 
-def evidences(found: Iterable[Evidence]) -> list[Evidence]:
+def limit_evidence(found: Iterable[Evidence]) -> list[Evidence]:
     return list(found)[:MOST_EVIDENCE]
 
 
-def fitted(told: Told) -> Told:
-    """Below MOST_BYTES: groups, waits and facts are cut to their worst halves until it is, a stack to its innermost."""
-    while len(json.dumps(told)) > MOST_BYTES:
-        groups, waits, facts, hang = told["groups"], told["waits"], told["evidence"], told["hang"]
+def shrink_to_limit(verdict: Told) -> Told:
+    """Shrink a verdict below MOST_BYTES: halve groups, waits, and evidence, and drop the outer half of a stack."""
+    while len(json.dumps(verdict)) > MOST_BYTES:
+        groups, waits, facts, hang = verdict["groups"], verdict["waits"], verdict["evidence"], verdict["hang"]
         stack = hang["stack"] if hang is not None else []
         if not (groups or waits or facts or stack):
             raise AssertionError("the remaining fields are smaller than MOST_BYTES")
-        told["groups"], told["waits"] = groups[: len(groups) // 2], waits[: len(waits) // 2]
-        told["evidence"] = facts[: len(facts) // 2]
+        verdict["groups"], verdict["waits"] = groups[: len(groups) // 2], waits[: len(waits) // 2]
+        verdict["evidence"] = facts[: len(facts) // 2]
         if hang is not None:
-            told["hang"] = {**hang, "stack": stack[(len(stack) + 1) // 2 :]}
-    return told
+            verdict["hang"] = {**hang, "stack": stack[(len(stack) + 1) // 2 :]}
+    return verdict
 
 
-def cut(text: str) -> str:
+def truncate(text: str) -> str:
     return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
 
 
-def ranks_words(ranks: Iterable[int]) -> str:
-    """Name ranks: 'rank 3', 'ranks 0, 1 and 5', 'ranks 0 to 7', '61 ranks, starting with rank 2'."""
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Name ranks: "rank 3", "ranks 0, 1 and 5", "ranks 0 to 7", "61 ranks, starting with rank 2"."""
     known = sorted(set(ranks))
     if not known:
         return "no rank"
@@ -74,30 +74,30 @@ def ranks_words(ranks: Iterable[int]) -> str:
     return f"ranks {', '.join(map(str, known[:-1]))} and {known[-1]}"
 
 
-def apart_words(size: int, calls: int) -> str:
-    """'0 B, 0 calls'."""
+def format_difference(size: int, calls: int) -> str:
+    """Format a traffic difference: "0 B, 0 calls"."""
     return f"{size:,} B, {calls:,} {'call' if calls == 1 else 'calls'}"
 
 
-def capital(text: str) -> str:
+def capitalize(text: str) -> str:
     """Return the text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
-def full_sentence(text: str) -> str:
+def make_sentence(text: str) -> str:
     """Return the text with a capital letter and a period, or an empty text as it is."""
-    text = capital(text.strip())
+    text = capitalize(text.strip())
     return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
-def seconds(value: float) -> str:
-    """'12.3 s', '4.56 ms', '89.0 us': three digits."""
+def format_seconds(value: float) -> str:
+    """Format seconds with three digits: "12.3 s", "4.56 ms", "89.0 us"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= size or unit == "us":
             return f"{value / size:.3g} {unit}" if value / size < 1000 else f"{value / size:.0f} {unit}"
     raise AssertionError
 
 
-def percent(share: float) -> str:
-    """'18%', '0.4%'."""
+def format_percent(share: float) -> str:
+    """Format a fraction: "18%", "0.4%"."""
     return f"{share:.0%}" if abs(share) >= 0.0995 or share == 0 else f"{share:.1%}"

@@ -1,4 +1,4 @@
-"""What each event loop has one of."""
+"""Share one object per event loop."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """Called within a loop: that loop's, made by `make` when it is asked for first."""
+    """Return the object of the running event loop, which `create` makes at the first call."""
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        # By the loop, not its id(): the next loop may have that of one which is gone.
-        self._made = WeakKeyDictionary[asyncio.AbstractEventLoop, T]()
+    def __init__(self, create: Callable[[], T]) -> None:
+        self._create = create
+        # Keyed by the loop, because a new loop may reuse the id() of a collected one.
+        self._objects = WeakKeyDictionary[asyncio.AbstractEventLoop, T]()
 
     def __call__(self) -> T:
         loop = asyncio.get_running_loop()
-        if loop not in self._made:
-            self._made[loop] = self._make()
-        return self._made[loop]
+        if loop not in self._objects:
+            self._objects[loop] = self._create()
+        return self._objects[loop]

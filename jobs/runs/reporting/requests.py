@@ -1,4 +1,4 @@
-"""What a run that reports itself asks for, checked field by field."""
+"""Validate the requests of external runs that report to the board."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from planner.facts.resources import Device
 from planner.facts.spec import Argument
 from planner.facts.validation import NO_NUL, SpecError, StrictModel
 
-MOST_NODES = 4096
+MAX_NODES = 4096
 
 
 class OpenedRun(TypedDict):
-    """A run to report. `token` is shown this once: good for this run, while it lasts."""
+    """Describe an opened run. `token` is shown once, and is valid for this run until it ends."""
 
     run: str
     attempt: int
@@ -30,7 +30,7 @@ class OpenedRun(TypedDict):
 
 
 class NodeJoined(TypedDict):
-    """Who speaks for which ranks. `cancel`: end them."""
+    """Describe the ranks of a node. `cancel`: end these ranks."""
 
     node: int
     first_rank: int
@@ -39,7 +39,7 @@ class NodeJoined(TypedDict):
 
 
 class Heard(TypedDict):
-    """It was taken. `cancel`: end your ranks. `now`: unix seconds by the board's clock."""
+    """Confirm a report. `cancel`: end your ranks. `now`: Unix seconds of the board's clock."""
 
     cancel: bool
     status: str
@@ -55,26 +55,26 @@ class ReadyNode(TypedDict):
 
 
 class Met(TypedDict):
-    """Who of a gang is ready. `cancel`: end your ranks. `now`: unix seconds by the board's clock."""
+    """List the ready nodes of a gang. `cancel`: end your ranks. `now`: Unix seconds of the board's clock."""
 
     cancel: bool
     now: float
     ready: list[ReadyNode]
 
 
-Asked = TypeVar("Asked", bound=StrictModel)
+Request = TypeVar("Request", bound=StrictModel)
 NodeName = Annotated[str, Field(pattern=HOST_NAME_PATTERN)]
 
 
 class RunRequest(StrictModel):
-    """A run to be reported. Ranks fill node after node, as many on each."""
+    """Open a run. Each node has the same number of consecutive ranks."""
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$"), Named] = "untitled"
     world_size: int = Field(ge=1, le=65536, description="ranks")
     nodes: int = Field(
         default=1,
         ge=1,
-        le=MOST_NODES,
+        le=MAX_NODES,
         description="Number of machines. Each machine joins the run with its own request.",
     )
     device: Device = "cpu"
@@ -93,9 +93,9 @@ class RunRequest(StrictModel):
 
 
 class NodeRequest(StrictModel):
-    """A node of a run speaks up."""
+    """Join a run as a node."""
 
-    node: int = Field(ge=0, lt=MOST_NODES, description="Number of the node, starting at 0. Node 0 has rank 0.")
+    node: int = Field(ge=0, lt=MAX_NODES, description="Number of the node, starting at 0. Node 0 has rank 0.")
     name: NodeName = Field(description="Name of the machine.")
     claim: str = Field(
         min_length=20,
@@ -106,7 +106,7 @@ class NodeRequest(StrictModel):
 
 
 class MeetRequest(StrictModel):
-    """A node of a gang is ready, and where; with neither it only asks."""
+    """Announce that a node of a gang is ready. Without address and port, only ask."""
 
     address: Address | None = None
     port: int = Field(
@@ -114,10 +114,11 @@ class MeetRequest(StrictModel):
     )
 
 
-def read(model: type[Asked], data: object) -> Asked:
-    """
+def parse_request(model: type[Request], data: object) -> Request:
+    """Validate a request body.
+
     Raises:
-        SpecError: with every problem.
+        SpecError: Fields are invalid. Holds all problems.
     """
     try:
         return model.model_validate(data)

@@ -1,7 +1,6 @@
-"""Record the start, members, state, and end that an external run reports.
+"""Process the reports of runs that were launched outside of the board: start, members, state, and end.
 
-An external run takes no slot and does not queue. `jobs.queue.lifecycle` and `jobs.queue.attempt_completion` store its
-state changes.
+Such a run takes no slots and waits in no queue. `jobs.queue` writes the resulting states.
 """
 
 from __future__ import annotations
@@ -28,61 +27,62 @@ from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.facts.validation import Problem, SpecError, format_count
 
-STAND_IN = "gpt-tiny"  # a spec names a model, also where nobody knows what is trained
+PLACEHOLDER_MODEL = "gpt-tiny"  # a spec needs a model, even if it is unknown
 
 
-class Opened(NamedTuple):
-    """A run and a token for it; `new` where this call made it."""
+class OpenedAttempt(NamedTuple):
+    """Hold a run and a token for it. `new`: this call created the run."""
 
     attempt: Attempt
     token: str
     new: bool
 
 
-class TakenError(Exception):
-    """Another process speaks for this node, or another node has this name."""
+class NodeTakenError(Exception):
+    """Another process reports for this node, or another node has this name."""
 
 
-class EndedError(Exception):
-    """The run is over for the board. `cancel`: what of it still lives is asked to end."""
+class RunEndedError(Exception):
+    """The run has ended on the board. `cancel`: its processes are asked to end."""
 
     def __init__(self, words: str, *, cancel: bool) -> None:
         super().__init__(words)
         self.cancel = cancel
 
 
-def open_run(owner: User, asked: RunRequest) -> Opened:
-    """Make the run, or find the one that its key made before and that has not ended.
+def open_run(owner: User, asked: RunRequest) -> OpenedAttempt:
+    """Create a run, or return the running run with the same key.
 
     Raises:
-        SpecError: its spec does not fit it.
+        SpecError: The spec does not match the request.
     """
     if asked.world_size % asked.nodes:
-        left = asked.world_size % asked.nodes
-        each = asked.world_size // asked.nodes
-        text = (
+        remainder = asked.world_size % asked.nodes
+        ranks_per_node = asked.world_size // asked.nodes
+        message = (
             f"{format_count(asked.world_size, 'rank')} are not divisible by {asked.nodes} nodes. "
-            f"With {each} per node, {left} would be left over."
+            f"With {ranks_per_node} per node, {remainder} would be left over."
         )
-        raise SpecError([Problem("nodes", text)])
-    if asked.key is not None and (found := _of_key(owner, asked)):
-        return Opened(found, issue(found), False)
-    spec = _spec(asked)
+        raise SpecError([Problem("nodes", message)])
+    if asked.key is not None and (attempt := _find_by_key(owner, asked)):
+        return OpenedAttempt(attempt, issue(attempt), False)
+    spec = _make_spec(asked)
     try:
         with transaction.atomic():
-            attempt = _make(owner, asked, spec)
-            return Opened(attempt, issue(attempt), True)
-    except IntegrityError:  # the same key came twice at once, and the other was first
-        first = _of_key(owner, asked)
+            attempt = _create_run(owner, asked, spec)
+            return OpenedAttempt(attempt, issue(attempt), True)
+    except IntegrityError:  # a concurrent request with the same key was first
+        first = _find_by_key(owner, asked)
         if first is None:
             raise
-        return Opened(first, issue(first), False)
+        return OpenedAttempt(first, issue(first), False)
 
 
-def _of_key(owner: User, asked: RunRequest) -> Attempt | None:
-    """
+def _find_by_key(owner: User, asked: RunRequest) -> Attempt | None:
+    """Return the running run of a key, None if there is none.
+
     Raises:
-        SpecError: the key's run is of another size.
+        SpecError: The run has another size.
     """
     found = ReportedRun.objects.filter(owner=owner, key=asked.key).select_related("attempt__job").first()
     if found is None:
@@ -101,9 +101,9 @@ def _of_key(owner: User, asked: RunRequest) -> Attempt | None:
     return found.attempt
 
 
-def _spec(asked: RunRequest) -> JobSpec:
+def _make_spec(asked: RunRequest) -> JobSpec:
     if asked.spec is None:
-        return JobSpec.model_validate(_of_a_script(asked))
+        return JobSpec.model_validate(_make_script_spec(asked))
     spec = parse_plannable(asked.spec)
     found = []
     kind = KINDS[spec.kind]
@@ -126,13 +126,13 @@ def _spec(asked: RunRequest) -> JobSpec:
     return spec.model_copy(update={"name": asked.name, "resources": resources})
 
 
-def _of_a_script(asked: RunRequest) -> dict[str, Any]:
-    """What is known of a run without a spec: its command and how many ranks it has."""
+def _make_script_spec(asked: RunRequest) -> dict[str, Any]:
+    """Return the spec of a run without one, from its command and its number of ranks."""
     program, *arguments = asked.command or ["unknown"]
     return {
         "kind": "script",
         "name": asked.name,
-        "model": PRESETS[STAND_IN].model.model_dump(),
+        "model": PRESETS[PLACEHOLDER_MODEL].model.model_dump(),
         "layout": {"dp": asked.world_size},
         "train": {"global_batch": asked.world_size},
         "resources": {"device": asked.device},
@@ -140,7 +140,7 @@ def _of_a_script(asked: RunRequest) -> dict[str, Any]:
     }
 
 
-def _make(owner: User, asked: RunRequest, spec: JobSpec) -> Attempt:
+def _create_run(owner: User, asked: RunRequest, spec: JobSpec) -> Attempt:
     cluster = cluster_for(None, spec)
     job = Job.objects.create(
         owner=owner,
@@ -168,15 +168,15 @@ def _make(owner: User, asked: RunRequest, spec: JobSpec) -> Attempt:
     return attempt
 
 
-def join(run: RunToken, asked: NodeRequest) -> Member:
-    """A node speaks up, from now on with its claim. Saying so again changes nothing.
+def join_node(run: RunToken, asked: NodeRequest) -> Member:
+    """Register a node with its claim. A repeated request changes nothing.
 
     Raises:
-        EndedError: the run is over.
-        SpecError: it has no such node.
-        TakenError: another process speaks for this node, or another node has its name.
+        EndedError: The run has ended.
+        SpecError: The run has no such node.
+        TakenError: Another process reports for this node, or another node has its name.
     """
-    refuse_ended(run.attempt)
+    check_running(run.attempt)
     with transaction.atomic():
         lifecycle.lock(run.attempt.job_id)
         member = run.attempt.members.filter(node=asked.node).first()
@@ -186,34 +186,34 @@ def join(run: RunToken, asked: NodeRequest) -> Member:
             raise SpecError([Problem("node", text)])
         claim = digest(asked.claim)
         if member.claim not in ("", claim):
-            raise TakenError(f"Another process reports for node {asked.node} of this run.")
+            raise NodeTakenError(f"Another process reports for node {asked.node} of this run.")
         if run.attempt.members.filter(host_name=asked.name).exclude(pk=member.pk).exists():
-            raise TakenError(f"Another node of this run is named {asked.name}. Use a different name per node.")
+            raise NodeTakenError(f"Another node of this run is named {asked.name}. Use a different name per node.")
         Member.objects.filter(pk=member.pk).update(claim=claim, host_name=asked.name, heard=timezone.now())
-        # Of one that an engine of ours launched: this is before the engine tells that it runs.
+        # The engine of a launched job reports the start later.
         lifecycle.start({run.attempt.job_id: (run.attempt.number, f"starts on {asked.name}")})
     member.refresh_from_db()
     return member
 
 
-def refuse_ended(attempt: Attempt) -> None:
-    """Raises EndedError."""
+def check_running(attempt: Attempt) -> None:
+    """Raise EndedError if the attempt has ended."""
     job = attempt.job
     if attempt.ended is None and attempt.number == job.attempt and job.status not in TERMINAL:
         return
     last = StateChange.objects.filter(job=job, attempt=attempt.number).last()
     words = f": {last.status}, {last.reason}" if last else ""
-    # What the board did not launch goes on unharmed when it is given up.
-    raise EndedError(f"The run has ended{words}.", cancel=job.engine != ELSEWHERE)
+    # A run that the board did not launch continues after it was marked as lost.
+    raise RunEndedError(f"The run has ended{words}.", cancel=job.engine != ELSEWHERE)
 
 
-def hear(member: Member) -> None:
-    """The member gives a sign of life."""
+def record_contact(member: Member) -> None:
+    """Record the contact of a member."""
     Member.objects.filter(pk=member.pk).update(heard=timezone.now())
 
 
 def must_end(member: Member) -> bool:
-    """Whether its processes are asked to end: the job is cancelled, or another member failed of what we launched."""
+    """Return True if the processes of a member must end: the job is cancelled, or another member of the job failed."""
     job = member.attempt.job
     if job.status == Status.CANCELLING:
         return True
@@ -221,40 +221,40 @@ def must_end(member: Member) -> bool:
     return job.engine != ELSEWHERE and ended.exists()
 
 
-def take_report(member: Member, told: AttemptReport) -> None:
-    """What a member says of itself.
+def store_report(member: Member, report: AttemptReport) -> None:
+    """Store the report of a member.
 
     Raises:
-        EndedError: the run is over.
-        BadMessageError: it tells of another's checkpoint.
+        EndedError: The run has ended.
+        BadMessageError: The checkpoint belongs to another run.
     """
-    if "checkpoint" in told:
-        hear_checkpoint(told["checkpoint"], member.attempt)
-    if told["state"] == "exited":
-        _take_exit(member, told.get("exit"))
+    if "checkpoint" in report:
+        hear_checkpoint(report["checkpoint"], member.attempt)
+    if report["state"] == "exited":
+        _store_exit(member, report.get("exit"))
         return
-    refuse_ended(member.attempt)
+    check_running(member.attempt)
     job_id, number = member.attempt.job_id, member.attempt.number
-    note = told.get("note", "")
+    note = report.get("note", "")
     if note != member.note:
         Member.objects.filter(pk=member.pk).update(note=note)
-    if told["state"] == "running":
+    if report["state"] == "running":
         lifecycle.change(job_id, number, Status.RUNNING, "training", only_from=(Status.STARTING,))
 
 
-def _take_exit(member: Member, told: ExitReport | None) -> None:
-    if told is None or member.ended is not None:
-        return  # said before: its answer was lost
-    refuse_ended(member.attempt)
-    ours = member.attempt.job.engine != ELSEWHERE
-    if ours and told["outcome"] == "lost":
-        # It was told to end and does not know why: its engine says that, and this is kept until then.
-        Member.objects.filter(pk=member.pk, ended__isnull=True).update(exit=told)
+def _store_exit(member: Member, report: ExitReport | None) -> None:
+    if report is None or member.ended is not None:
+        return  # a repeated report, whose response was lost
+    check_running(member.attempt)
+    is_launched_here = member.attempt.job.engine != ELSEWHERE
+    if is_launched_here and report["outcome"] == "lost":
+        # The member was asked to end and does not know why. Its engine reports the reason later.
+        Member.objects.filter(pk=member.pk, ended__isnull=True).update(exit=report)
         return
     with transaction.atomic():
-        if told["outcome"] == "cancelled" and not ours:  # by whoever launched it, at the terminal: theirs to end
+        if report["outcome"] == "cancelled" and not is_launched_here:  # the user ended it at the terminal
             job_id, number = member.attempt.job_id, member.attempt.number
-            lifecycle.change(job_id, number, Status.CANCELLING, told["reason"])
-        if told.get("preempted") and ours:
-            termination.stop(member.attempt.job_id, member.attempt.number, "preempted", told["reason"])
-        attempt_completion.end(member, told)
+            lifecycle.change(job_id, number, Status.CANCELLING, report["reason"])
+        if report.get("preempted") and is_launched_here:
+            termination.stop(member.attempt.job_id, member.attempt.number, "preempted", report["reason"])
+        attempt_completion.end(member, report)

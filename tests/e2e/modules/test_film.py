@@ -37,7 +37,7 @@ def cinema(browser: Browser, served: str) -> Iterator[Callable[..., Page]]:
         page = context.new_page()
         page.goto(f"{served}/js/")
         step = captured(primitive, 4, 0, "sum", 1) if primitive != "barrier" else barrier()
-        film = picture.film(result(4, 0, "sum"), step)
+        film = picture.make_film(result(4, 0, "sum"), step)
         assert film is not None
         call(page, "lab/film.js", START, {"html": FILM, "film": film})
         return page

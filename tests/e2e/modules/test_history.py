@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page
 
 from jobs.runs.history.queries import snapshot as snapshots
-from jobs.runs.history.queries.snapshot import snapshot
+from jobs.runs.history.queries.snapshot import get_snapshot
 from tests.jobs.history import told
 from tests.support.modules import call, paper
 
@@ -57,7 +57,7 @@ def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(
     return [begins, seen(live), seen(resumed), resumed.evals.get(6).loss, resumed.gauges.get(-1).cpu,
       resumed.ranks.get(0).parts[0].exposed];
     """
-    given = {"batches": batches, "answer": snapshot("job", 1)}
+    given = {"batches": batches, "answer": get_snapshot("job", 1)}
     begins, live, resumed, *told_of = call(modules, "store.js", body, given)
     assert begins == "0:8-0"
     assert resumed == live
@@ -69,7 +69,7 @@ def test_the_loss_is_that_of_the_newest_step_and_in_words_where_it_is_no_number(
 ) -> None:
     """It stayed that of the last step that had one, and of a long run that ended of the last step that was kept."""
     settings.HISTORY_DIR = tmp_path
-    monkeypatch.setattr(snapshots, "MOST_POINTS", 4)
+    monkeypatch.setattr(snapshots, "MAX_POINTS", 4)
     wrong = told.step(0, 12, 6.0, loss=None, grad_norm=None, not_finite="loss is nan and gradient norm is nan")
     steep = told.step(0, 13, 6.5, loss=3.5, grad_norm=None, not_finite="gradient norm is inf")
     batches = [*told.run(2, 11), told.batch(6.0, wrong, told.step(1, 12, 6.0)), told.batch(6.5, steep)]
@@ -90,7 +90,7 @@ def test_the_loss_is_that_of_the_newest_step_and_in_words_where_it_is_no_number(
     given = []
     for length in (11, 12, 13):
         told.keep(tmp_path, batches[:length], f"job{length}")
-        given.append([snapshot(f"job{length}", 1), batches[:length]])
+        given.append([get_snapshot(f"job{length}", 1), batches[:length]])
     names = ("loss", "eval", "phase", "step", "rate", "rate-note", "step-time", "spread", "left", "left-name")
     figures = "".join(f'<b id="figure-{name}"></b>' for name in names)
     with paper(modules, f'{figures}<progress id="progress"></progress>') as page:

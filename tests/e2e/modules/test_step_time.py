@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page
 
 from contracts.telemetry.vocabulary import WARMUP_STEPS
-from jobs.runs.diagnosis.course.steps import LATELY
+from jobs.runs.diagnosis.step_times import MEASURED_STEPS
 from tests.support.modules import call, paper
 
 WAITING = "Hatched: waiting for the slowest rank."
@@ -45,8 +45,8 @@ def test_the_page_tells_a_step_apart_over_the_steps_that_a_diagnosis_measures(mo
 
     assert measured(WARMUP_STEPS) is None
     assert measured(WARMUP_STEPS + 2)["step_s"] == WARMUP_STEPS + 1.5
-    long = measured(LATELY + 100)
-    assert (long["steps"], long["step_s"]) == (LATELY, 100 + (LATELY + 1) / 2)
+    long = measured(MEASURED_STEPS + 100)
+    assert (long["steps"], long["step_s"]) == (MEASURED_STEPS, 100 + (MEASURED_STEPS + 1) / 2)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from jobs.runs.traces.arrivals import arrival_of, meetings
-from jobs.runs.traces.shapes import tables
-from jobs.runs.traces.stream import trace
+from jobs.runs.traces.events import find_arrivals, get_arrival, serialize_trace
+from jobs.runs.traces.traced_steps import combine_items
 from planner.cost.estimate import estimate
 from planner.cost.matrix import traffic_matrix
 from planner.facts.parse_spec import parse_spec
@@ -71,11 +70,11 @@ def test_what_was_counted_spreads_over_the_axis_s_own_neighbours(modules: Page) 
 def test_the_page_and_the_download_charge_waiting_alike(modules: Page, items: list[Any]) -> None:
     body = MADE + "return [...made(x).ranks].flatMap(([rank, own]) => own.calls.map((c) => [rank, c.last, c.whole]));"
     shown = call(modules, "timeline/step.js", body, items)
-    found = trace((told, 0.0) for told in items)
-    arrivals = meetings(found.calls)
+    found = combine_items((told, 0.0) for told in items)
+    arrivals = find_arrivals(found.calls)
     wanted = []
     for one in found.calls:
-        arrival = arrival_of(one, arrivals)
+        arrival = get_arrival(one, arrivals)
         assert arrival is not None
         wanted.append([one.rank, arrival.rank, round(arrival.time - found.began, 5)])
     assert sorted([rank, last, round(whole, 5)] for rank, last, whole in shown) == sorted(wanted)
@@ -83,7 +82,7 @@ def test_the_page_and_the_download_charge_waiting_alike(modules: Page, items: li
 
 def test_a_step_of_the_history_s_tables_is_that_of_live_items(modules: Page) -> None:
     items = pipelined(2, 1, 2)
-    told = tables(trace((one, 0.0) for one in items))
+    told = serialize_trace(combine_items((one, 0.0) for one in items))
     body = (
         MADE
         + """

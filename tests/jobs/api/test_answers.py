@@ -20,7 +20,7 @@ from contracts.names import telemetry_stream
 from jobs.models import DEFAULT_PROJECT, Attempt, Delivery, Host, Job, Pool, Project, Status
 from jobs.queue import actions, lifecycle
 from jobs.queue.inbound.silence import tell_of_silence
-from jobs.runs.history.store.tables import TABLES
+from jobs.runs.history.store.schema import TABLES
 from tests.jobs.api.asked import Asked, wrong
 from tests.jobs.history.told import keep
 from tests.jobs.history.told import run as told_run

@@ -57,7 +57,7 @@ def test_files_are_sent_in_parts_read_and_had_as_a_trace(owner: User, stranger: 
     assert client.get("/api/v1/imports").json() == []
 
 
-def test_parts_go_on_where_the_file_ends_and_no_further(owner: User, api: Api) -> None:
+def test_appends_only_at_the_end_of_a_file(owner: User, api: Api) -> None:
     client = api(owner)
     key = opened(client, {"a": b"0123456789"})
     for place, offset, part, status, field in (

@@ -16,9 +16,14 @@ from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, BaselineRun, Host, Job, Membership, Project, Role
 from jobs.models.baselines import branch_problem
-from jobs.runs.baselines import kept
-from jobs.runs.baselines.alike import measured_of, why_unlike
-from jobs.runs.baselines.facts import MOST_SENT, NoFactsError, facts
+from jobs.runs import baselines
+from jobs.runs.baselines import (
+    MAX_TRAFFIC_ROWS,
+    NoFactsError,
+    compute_facts,
+    explain_difference,
+    select_measured_fields,
+)
 from meshboard.errors import WrongError
 from meshboard.gate import baseline_from_branch, check_same_spec, parse_facts, parse_job
 from planner.facts.parse_spec import parse_spec
@@ -75,7 +80,7 @@ def test_a_branch_keeps_its_newest_runs_and_a_job_once(run: str, owner: User, ap
     told = put(client, run).json()
     kept_of = [one["job"] for one in (*told["runs"], *told["left_aside"])]
     assert kept_of == [run, *(f"job{n}" for n in range(24, 5, -1))]
-    assert BaselineRun.objects.count() == kept.MOST_RUNS
+    assert BaselineRun.objects.count() == baselines.MAX_RUNS_PER_BRANCH
 
 
 def test_a_mean_is_of_runs_that_ran_what_the_newest_ran(run: str, owner: User, api: Api) -> None:
@@ -116,7 +121,7 @@ CHANGES: list[tuple[dict[str, Any], bool]] = [
 @pytest.mark.parametrize(("change", "alike"), CHANGES)
 def test_the_board_and_the_client_call_the_same_runs_alike(change: dict[str, Any], alike: bool) -> None:
     other = {**SPEC, **change}
-    assert (why_unlike(measured_of(other), measured_of(SPEC)) == "") is alike
+    assert (explain_difference(select_measured_fields(other), select_measured_fields(SPEC)) == "") is alike
     try:
         check_same_spec([{"id": "j", "spec": SPEC}, {"id": "k", "spec": other}])
     except WrongError:
@@ -127,9 +132,12 @@ def test_the_board_and_the_client_call_the_same_runs_alike(change: dict[str, Any
 
 def test_a_field_that_came_later_had_its_default() -> None:
     older = {**SPEC, "train": {name: value for name, value in SPEC["train"].items() if name != "document_end"}}
-    assert why_unlike(measured_of(older), measured_of(SPEC)) == ""
+    assert explain_difference(select_measured_fields(older), select_measured_fields(SPEC)) == ""
     newer = {**SPEC, "train": {**SPEC["train"], "document_end": 3}}
-    assert why_unlike(measured_of(older), measured_of(newer)) == "train.document_end null, not 3"
+    assert (
+        explain_difference(select_measured_fields(older), select_measured_fields(newer))
+        == "train.document_end null, not 3"
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,7 +263,7 @@ def test_a_project_s_baselines_are_its_members(
 
 
 def test_a_project_is_bounded_in_branches(run: str, owner: User, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "MOST_BRANCHES", 2)
+    monkeypatch.setattr(baselines, "MAX_BRANCHES", 2)
     for branch in ("one", "two", "one"):
         assert put(api(owner), run, MAIN.replace("main", branch)).status_code == 200
     assert messages(put(api(owner), run, MAIN.replace("main", "three"))) == {
@@ -287,7 +295,7 @@ def test_the_board_and_the_client_compute_the_same(cells: Any, compared: set[str
     told = {"steps": 99, "ran_steps": steps, "cells": cells, "verdict": {rank: [row] for rank in compared}}
     told |= {"peak_bytes": dict.fromkeys(compared, 5), **({"cells_left_out": left_out} if left_out else {})}
     ours = parse_job({"name": "x", "status": "succeeded", "world_size": 2, "exit": {"summary": told}})
-    theirs = parse_facts("x", facts({"summary": told}, 2))
+    theirs = parse_facts("x", compute_facts({"summary": told}, 2))
     assert ours.plan_difference == ((6, 0) if len(compared) == 2 else None), "one of two ranks is not enough"
     for measure in MEASURES if ours.sent else []:
         assert ours.get_value(measure) == theirs.get_value(measure)
@@ -303,12 +311,13 @@ def test_the_board_and_the_client_compute_the_same(cells: Any, compared: set[str
 
 def test_what_is_kept_of_a_run_is_bounded() -> None:
     cells = [
-        {"phase": "step", "axis": f"a{n}", "op": "x", "payload_bytes": 1, "count": 1} for n in range(MOST_SENT + 1)
+        {"phase": "step", "axis": f"a{n}", "op": "x", "payload_bytes": 1, "count": 1}
+        for n in range(MAX_TRAFFIC_ROWS + 1)
     ]
     with pytest.raises(NoFactsError, match=r"2,001 combinations of axis and collective\. The maximum is 2,000"):
-        facts({"summary": {"steps": 1, "cells": {"0": cells}}}, 1)
+        compute_facts({"summary": {"steps": 1, "cells": {"0": cells}}}, 1)
     with pytest.raises(NoFactsError, match="completed no step"):
-        facts({"summary": {"steps": 0}}, 1)
+        compute_facts({"summary": {"steps": 0}}, 1)
 
 
 @pytest.mark.parametrize("project", ["nobody-s", "0" * 101])

@@ -1,4 +1,4 @@
-"""What is said of runs from the items they tell: verdict, parts of a step, the way to the first one."""
+"""Make verdicts from the items of a run: the sentence, the parts of a step, and the stages of the start."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from typing import Any
 import pytest
 
 from jobs.core.verdict_schema import MOST_BYTES
-from jobs.runs.diagnosis import Diagnosis, Member, Run
-from jobs.runs.diagnosis.course.script import COUNTED
-from jobs.runs.diagnosis.course.steps import Steps
+from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun
+from jobs.runs.diagnosis.step_times import SCRIPT_REASON, StepTimes
 from planner.facts.parse_spec import parse_spec
-from tests.jobs.diagnosis.played import Act, Does, Meets, Player
-from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
+from tests.jobs.diagnosis.items import ITEM, NOW, diagnosis, look, step
+from tests.jobs.diagnosis.simulated_steps import Act, Does, Meets, Player
 
 
 def start(stage: str, rank: int, time: float) -> object:
     return ITEM.validate_python({"kind": "start", "rank": rank, "time": time, "stage": stage})
 
 
-def test_before_anything_is_told_it_starts() -> None:
+def test_verdict_before_any_item_is_starting() -> None:
     told = look(diagnosis({"dp": 2}))
     assert told["state"] == "starting"
     assert told["measured"] is None
     assert told["planned"] is not None
 
 
-def test_the_way_to_the_first_step_names_who_came_last() -> None:
+def test_start_stages_name_the_last_rank() -> None:
     found = diagnosis({"dp": 2}, submitted=NOW, ordered=NOW + 3)
     for stage, rank, time in (("claimed", -1, 4.0), ("spawned", -1, 4.5), ("imported", 0, 6.0), ("imported", 1, 9.0)):
         found.add(start(stage, rank, NOW + time), 0)  # type: ignore[arg-type]
@@ -36,7 +35,7 @@ def test_the_way_to_the_first_step_names_who_came_last() -> None:
     assert look(found)["sentence"] == "Starting: connecting ranks (rendezvous)."
 
 
-def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
+def test_step_parts_sum_to_the_step_and_verdict_names_the_excess() -> None:
     found = diagnosis({"dp": 2})
     took = look(found)["planned"]["step_s"] * 3  # type: ignore[index]
     found._planned["sure"] = 0.45  # type: ignore[index]
@@ -55,7 +54,7 @@ def test_parts_of_a_step_add_up_to_it_and_the_verdict_names_what_grew() -> None:
     assert (told["next"], told["action"]) == ("Calibrate the host for a more accurate prediction.", "calibrate")
 
 
-def test_the_step_time_is_the_median_that_the_page_shows() -> None:
+def test_step_time_is_the_median_of_rank_0() -> None:
     found = diagnosis({"dp": 2})
     parts = {"data": 0.0, "optimizer": 0.0, "exposed": {"dp": 0.05}, "hidden": {}}
     for number in range(1, 65):
@@ -68,7 +67,7 @@ def test_the_step_time_is_the_median_that_the_page_shows() -> None:
     assert running["sentence"] == sentence, "the page shows the step time of a running job, live"
     assert (live["step_s"], live["steps"]) == (0.1, 50)
     assert sum(part["seconds"] for part in live["parts"] if part["kind"] != "hidden") == pytest.approx(0.1)
-    found.ended("succeeded")
+    found.end("succeeded")
     ended = look(found)
     assert ended["measured"] is not None
     assert (ended["measured"]["step_s"], ended["measured"]["steps"]) == (0.1, 61)
@@ -76,7 +75,7 @@ def test_the_step_time_is_the_median_that_the_page_shows() -> None:
     assert ended["evidence"][1]["text"] == "measured step time after step 64: 100 ms (median of the last 61 steps)"
 
 
-def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
+def test_inaccurate_plan_gives_no_speed_verdict() -> None:
     found = diagnosis({"dp": 2})
     took = look(found)["planned"]["step_s"] * 3  # type: ignore[index]
     found._planned["sure"] = 3.3  # type: ignore[index]
@@ -95,7 +94,7 @@ def test_a_plan_that_may_be_off_by_more_than_itself_judges_no_speed() -> None:
     assert (told["next"], told["action"], told["action_rank"]) == ("Calibrate the host.", "calibrate", -1)
 
 
-def test_a_run_as_planned_says_so_with_its_traffic() -> None:
+def test_verdict_on_plan_includes_traffic() -> None:
     found = diagnosis({"dp": 2})
     took = look(found)["planned"]["step_s"]  # type: ignore[index]
     found._planned["sure"] = 0.45  # type: ignore[index]
@@ -105,14 +104,14 @@ def test_a_run_as_planned_says_so_with_its_traffic() -> None:
         for number in range(1, 9):
             found.add(step(rank, number, took), 0)
         found.add(ITEM.validate_python({"kind": "verdict", "rank": rank, "time": NOW, "rows": [row]}), 0)
-    found.ended("succeeded")
+    found.end("succeeded")
     told = look(found)
     assert (told["state"], told["over"]) == ("well", True)
     assert told["sentence"].startswith("On plan: ")
     assert told["sentence"].endswith(" matches the prediction. Traffic matches the plan.")
 
 
-def test_a_run_without_a_judged_step_time_says_that_its_traffic_matches() -> None:
+def test_verdict_without_step_time_includes_traffic() -> None:
     found = diagnosis({"dp": 2})
     found._planned["sure"] = 9.0  # type: ignore[index]
     parts = {"data": 0.0, "optimizer": 0.0, "exposed": {"dp": 0.4}, "hidden": {}}
@@ -120,7 +119,7 @@ def test_a_run_without_a_judged_step_time_says_that_its_traffic_matches() -> Non
         for number in range(1, 9):
             found.add(step(rank, number, 0.725, parts), 0)  # type: ignore[arg-type]
         found.add(ITEM.validate_python({"kind": "verdict", "rank": rank, "time": NOW, "rows": []}), 0)
-    found.ended("succeeded")
+    found.end("succeeded")
     told = look(found)
     assert told["sentence"] == "Not checked: step time (725 ms). Traffic matches the plan."
     assert told["reason"].endswith(" (within a factor of 10), is too inaccurate for a check.")
@@ -135,9 +134,7 @@ def test_a_run_without_a_judged_step_time_says_that_its_traffic_matches() -> Non
         ("calibrated", "succeeded", "find_faster", "Find layouts that are faster"),
     ],
 )
-def test_a_slow_run_names_the_next_step_that_its_button_takes(
-    basis: str, outcome: str | None, action: str, following: str
-) -> None:
+def test_slow_run_has_matching_action(basis: str, outcome: str | None, action: str, following: str) -> None:
     found = diagnosis({"dp": 2})
     found._run.estimate["time"]["basis"] = basis
     took = look(found)["planned"]["step_s"] * 3  # type: ignore[index]
@@ -146,14 +143,14 @@ def test_a_slow_run_names_the_next_step_that_its_button_takes(
         for rank in (0, 1):
             found.add(step(rank, number, took), 0)
     if outcome is not None:
-        found.ended(outcome)
+        found.end(outcome)
     told = look(found)
     assert told["sentence"].startswith("Slower than planned: the step time")
     assert told["action"] == action
     assert following in told["next"]
 
 
-def test_a_run_that_is_faster_than_its_plan_can_be_off_is_not_as_planned() -> None:
+def test_run_below_the_margin_is_faster_than_planned() -> None:
     found = diagnosis({"dp": 1})
     took = look(found)["planned"]["step_s"]  # type: ignore[index]
     found._planned["sure"] = 0.15  # type: ignore[index]
@@ -167,7 +164,7 @@ def test_a_run_that_is_faster_than_its_plan_can_be_off_is_not_as_planned() -> No
     assert told["action"] == "open_breakdown"
 
 
-def test_an_equal_step_is_as_fast_and_ranks_that_told_nothing_are_not_called_exact() -> None:
+def test_traffic_of_some_ranks_is_marked_as_partial() -> None:
     found = diagnosis({"dp": 2})
     took = look(found)["planned"]["step_s"]  # type: ignore[index]
     found._planned["sure"] = 0.45  # type: ignore[index]
@@ -175,12 +172,12 @@ def test_an_equal_step_is_as_fast_and_ranks_that_told_nothing_are_not_called_exa
         for rank in (0, 1):
             found.add(step(rank, number, took), 0)
     found.add(ITEM.validate_python({"kind": "verdict", "rank": 1, "time": NOW, "rows": []}), 0)
-    found.ended("succeeded")
+    found.end("succeeded")
     ending = " matches the prediction. Traffic on 1 of 2 ranks matches the plan."
     assert look(found)["sentence"].endswith(ending)
 
 
-def test_bytes_apart_are_named_with_their_ranks() -> None:
+def test_traffic_mismatch_names_ranks() -> None:
     found = diagnosis({"dp": 2})
     row = {"phase": "step", "op": "all_reduce", "axis": "dp", "predicted_count": 5, "measured_count": 6}
     row |= {"predicted_bytes": 100, "measured_bytes": 120}
@@ -190,10 +187,10 @@ def test_bytes_apart_are_named_with_their_ranks() -> None:
     assert told["evidence"][0]["ranks"] == [1]
 
 
-def test_a_failed_run_tells_its_root_cause() -> None:
+def test_failed_run_names_its_cause() -> None:
     found = diagnosis({"dp": 2})
     report = {"outcome": "failed", "reason": "rank 1 was killed by SIGKILL", "rank": 1, "signal": "SIGKILL"}
-    found.ended("failed", {**report, "log_tail": ["Traceback", "", "boom"]})
+    found.end("failed", {**report, "log_tail": ["Traceback", "", "boom"]})
     told = look(found)
     assert told["state"] == "failed"
     assert told["sentence"] == "Failed: rank 1 was killed by signal 9 (SIGKILL)."
@@ -207,9 +204,9 @@ def test_a_failed_run_tells_its_root_cause() -> None:
     ("name", "step", "words"),
     [("SIGKILL", 0, "signal 9 (SIGKILL)"), ("SIGSEGV", 7, "signal 11 (SIGSEGV) after step 7"), ("signal 40", 0, "")],
 )
-def test_a_killed_rank_names_its_signal_and_no_step_before_the_first(name: str, step: int, words: str) -> None:
+def test_killed_rank_names_its_signal(name: str, step: int, words: str) -> None:
     found, reason = diagnosis({"dp": 2}), f"rank 1 was killed by {name} after step {step}"
-    found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "signal": name, "log_tail": []})
+    found.end("failed", {"outcome": "failed", "reason": reason, "rank": 1, "signal": name, "log_tail": []})
     assert look(found)["sentence"] == f"Failed: rank 1 was killed by {words or name}."
 
 
@@ -231,28 +228,28 @@ def test_a_killed_rank_names_its_signal_and_no_step_before_the_first(name: str, 
         ),
     ],
 )
-def test_a_run_that_ended_itself_at_a_nan_diverged(error: str, sentence: str, why: str, following: str) -> None:
+def test_run_that_stopped_at_nan_diverged(error: str, sentence: str, why: str, following: str) -> None:
     found = diagnosis({"dp": 2})
     report = {"outcome": "failed", "reason": f"rank 1 ended with exit code 1: {error}", "rank": 1, "exit_code": 1}
-    found.ended("failed", {**report, "log_tail": ["boom"]})
+    found.end("failed", {**report, "log_tail": ["boom"]})
     told = look(found)
     assert (told["state"], told["sentence"], told["reason"]) == ("failed", sentence, why)
     assert (told["next"], told["action"]) == (following, "copy_job")
     assert [fact["text"] for fact in told["evidence"]] == [report["reason"], "boom"]
 
 
-def test_evidence_of_a_failure_is_lines_that_say_something_and_no_control_characters() -> None:
+def test_failure_evidence_has_meaningful_log_lines() -> None:
     found = diagnosis({"dp": 2})
     tail = ["\x1b[31mTraceback\x1b[0m", "    boom()", "    ~~~~^^", "  ^^^^^^^", "\x1b]0;title\x07Error: \x08no"]
     reason = "rank 1 ended with exit code 1: \x1b[1mno\x1b[0m"
-    found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "log_tail": tail})
+    found.end("failed", {"outcome": "failed", "reason": reason, "rank": 1, "log_tail": tail})
     told = look(found)
     assert [fact["text"] for fact in told["evidence"]] == ["Traceback", "    boom()", "Error: no"]
     assert (told["sentence"], told["reason"]) == ("Failed: rank 1, no.", "The rank ended with exit code 1.")
 
 
-def test_a_failure_names_rank_host_exception_and_the_line_of_the_user_s_code() -> None:
-    found = diagnosis({"dp": 2}, members=(Member("host-a", 0, 1), Member("host-b", 1, 1)))
+def test_failure_names_rank_host_exception_and_source_line() -> None:
+    found = diagnosis({"dp": 2}, members=(HostRanks("host-a", 0, 1), HostRanks("host-b", 1, 1)))
     tail = [
         "[rank1]: Traceback (most recent call last):",
         '[rank1]:   File "/srv/scripts/train.py", line 12, in <module>',
@@ -260,42 +257,42 @@ def test_a_failure_names_rank_host_exception_and_the_line_of_the_user_s_code() -
         "[rank1]: ValueError: boom",
     ]
     reason = "rank 1 ended with exit code 1: ValueError: boom"
-    found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "exit_code": 1, "log_tail": tail})
+    found.end("failed", {"outcome": "failed", "reason": reason, "rank": 1, "exit_code": 1, "log_tail": tail})
     told = look(found)
     assert told["sentence"] == "Failed: rank 1 on host-b, ValueError: boom (train.py:12)."
     assert told["reason"] == "An uncaught exception ended the rank with exit code 1."
     assert (told["next"], told["action"], told["action_rank"]) == ("Read the log of rank 1.", "open_log", 1)
 
 
-def test_a_rank_out_of_memory_needs_a_smaller_batch_or_another_layout() -> None:
+def test_out_of_memory_suggests_smaller_batch_or_other_layout() -> None:
     found, reason = diagnosis({"dp": 2}), "rank 0 ended with exit code 1: torch.OutOfMemoryError: CUDA out of memory."
-    found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 0, "exit_code": 1, "log_tail": []})
+    found.end("failed", {"outcome": "failed", "reason": reason, "rank": 0, "exit_code": 1, "log_tail": []})
     told = look(found)
     assert told["next"] == "Use a smaller micro-batch, or a layout that needs less memory per rank."
     assert told["action"] == "copy_job"
 
 
-def test_a_long_reason_is_shortened_and_stands_whole_in_the_evidence() -> None:
+def test_long_reason_is_truncated_in_the_sentence_only() -> None:
     found, reason = diagnosis({"dp": 2}), "rank 1 ended with exit code 1: " + "long " * 80
-    found.ended("failed", {"outcome": "failed", "reason": reason.strip(), "rank": 1, "log_tail": ["boom"]})
+    found.end("failed", {"outcome": "failed", "reason": reason.strip(), "rank": 1, "log_tail": ["boom"]})
     told = look(found)
     assert told["sentence"].endswith("…")
     assert len(told["sentence"]) < 220
     assert [fact["text"] for fact in told["evidence"]] == [reason.strip(), "boom"]
 
 
-def test_what_was_ended_with_its_host_is_to_be_tried_again_from_its_checkpoint() -> None:
+def test_run_stopped_with_its_host_suggests_retry() -> None:
     found = diagnosis({"dp": 2})
-    found.ended("failed", {"outcome": "failed", "reason": "the host was stopped", "exit_code": -15, "log_tail": ["x"]})
+    found.end("failed", {"outcome": "failed", "reason": "the host was stopped", "exit_code": -15, "log_tail": ["x"]})
     assert (look(found)["next"], look(found)["action"]) == ("Retry the job when its host is back.", "retry")
     saved = {"kind": "checkpoint", "rank": 0, "time": NOW, "step": 40, "name": "job/1/step-00000040", "num_bytes": 1}
     found.add(ITEM.validate_python({**saved, "stall_s": 0.1, "save_s": 0.1, "problem": ""}), 0)
     assert look(found)["next"] == "Retry the job when its host is back, to resume after step 40."
 
 
-def test_a_rank_that_says_so_itself_was_not_ended_with_its_host() -> None:
+def test_log_line_of_a_rank_is_not_taken_for_a_stopped_host() -> None:
     found, reason = diagnosis({"dp": 2}), "rank 1 ended with exit code 1: RuntimeError: the host was stopped"
-    found.ended("failed", {"outcome": "failed", "reason": reason, "rank": 1, "exit_code": 1, "log_tail": ["x"]})
+    found.end("failed", {"outcome": "failed", "reason": reason, "rank": 1, "exit_code": 1, "log_tail": ["x"]})
     assert look(found)["next"] == "Read the log of rank 1."
 
 
@@ -311,19 +308,19 @@ def test_a_rank_that_says_so_itself_was_not_ended_with_its_host() -> None:
         ("", "Lost: the host reported no reason.", ""),
     ],
 )
-def test_a_lost_run_says_what_is_known_and_not_that_its_host_was_lost(reason: str, sentence: str, why: str) -> None:
+def test_lost_run_names_the_known_reason(reason: str, sentence: str, why: str) -> None:
     found = diagnosis({"dp": 2})
-    found.ended("lost", {"outcome": "lost", "reason": reason} if reason else None)
+    found.end("lost", {"outcome": "lost", "reason": reason} if reason else None)
     told = look(found)
     assert (told["state"], told["sentence"], told["reason"]) == ("failed", sentence, why)
     assert (told["next"], told["action"]) == ("Check the host, then retry the job.", "retry")
 
 
-def test_a_run_of_several_hosts_that_was_lost_after_a_checkpoint_can_resume_on_fewer() -> None:
-    found = diagnosis({"dp": 2}, members=(Member("host-a", 0, 1), Member("host-b", 1, 1)))
+def test_lost_run_with_checkpoint_can_resume_on_fewer_hosts() -> None:
+    found = diagnosis({"dp": 2}, members=(HostRanks("host-a", 0, 1), HostRanks("host-b", 1, 1)))
     saved = {"kind": "checkpoint", "rank": 0, "time": NOW, "step": 40, "name": "job/1/step-00000040", "num_bytes": 1}
     found.add(ITEM.validate_python({**saved, "stall_s": 0.1, "save_s": 0.1, "problem": ""}), 0)
-    found.ended("lost", {"outcome": "lost", "reason": "host host-b was rebooted"})
+    found.end("lost", {"outcome": "lost", "reason": "host host-b was rebooted"})
     assert look(found)["action"] == "resume_smaller"
 
 
@@ -334,9 +331,9 @@ def test_a_run_of_several_hosts_that_was_lost_after_a_checkpoint_can_resume_on_f
         ("succeeded", "Not checked: the run reported no step.", "Nothing was measured."),
     ],
 )
-def test_a_run_without_a_step_is_not_called_well(outcome: str, sentence: str, why: str) -> None:
+def test_run_without_steps_is_not_checked(outcome: str, sentence: str, why: str) -> None:
     found = diagnosis({"dp": 2})
-    found.ended(outcome, {"outcome": outcome, "reason": "cancelled on request"})
+    found.end(outcome, {"outcome": outcome, "reason": "cancelled on request"})
     told = look(found)
     assert (told["state"], told["over"]) == ("starting", True)
     assert (told["sentence"], told["reason"]) == (sentence, why)
@@ -344,11 +341,11 @@ def test_a_run_without_a_step_is_not_called_well(outcome: str, sentence: str, wh
 
 def script() -> Diagnosis:
     spec = {"kind": "script", "layout": {"dp": 2}, "script": {"path": "train.py"}}
-    return Diagnosis(Run(parse_spec(spec).model_dump(mode="json"), {}, 2))
+    return Diagnosis(PlannedRun(parse_spec(spec).model_dump(mode="json"), {}, 2))
 
 
 def counts(steps: int = 0, sent: int = 0) -> list[Any]:
-    """As the meter of a script tells it."""
+    """Return items of a script's meter."""
     told: list[dict[str, Any]] = [{"kind": "phase", "rank": 0, "time": NOW, "phase": "step"}]
     told += [{**told[0], "steps": steps}] if steps else []
     cell = {"phase": "step", "axis": "world", "op": "all_reduce", "group_size": 2, "count": sent, "completed": sent}
@@ -360,11 +357,11 @@ def counts(steps: int = 0, sent: int = 0) -> list[Any]:
 @pytest.mark.parametrize(
     ("outcome", "told", "sentence", "why"),
     [
-        (None, counts(30, 60), "Not checked: the script has run 30 optimizer steps so far.", COUNTED),
-        (None, counts(sent=60), "Not checked: the script has run no optimizer step so far.", COUNTED),
-        ("succeeded", counts(30, 60), "Not checked: the script ended after 30 optimizer steps.", COUNTED),
-        ("succeeded", counts(1), "Not checked: the script ended after 1 optimizer step.", COUNTED),
-        ("succeeded", counts(sent=60), "Not checked: the script ended after no optimizer step.", COUNTED),
+        (None, counts(30, 60), "Not checked: the script has run 30 optimizer steps so far.", SCRIPT_REASON),
+        (None, counts(sent=60), "Not checked: the script has run no optimizer step so far.", SCRIPT_REASON),
+        ("succeeded", counts(30, 60), "Not checked: the script ended after 30 optimizer steps.", SCRIPT_REASON),
+        ("succeeded", counts(1), "Not checked: the script ended after 1 optimizer step.", SCRIPT_REASON),
+        ("succeeded", counts(sent=60), "Not checked: the script ended after no optimizer step.", SCRIPT_REASON),
         ("succeeded", counts(), "Not checked: the run reported no step.", "Nothing was measured."),
         (
             "cancelled",
@@ -374,60 +371,58 @@ def counts(steps: int = 0, sent: int = 0) -> list[Any]:
         ),
     ],
 )
-def test_of_a_script_it_is_said_what_its_meter_counted(
-    outcome: str | None, told: list[Any], sentence: str, why: str
-) -> None:
+def test_script_reports_counted_steps(outcome: str | None, told: list[Any], sentence: str, why: str) -> None:
     found = script()
     for item in told:
         found.add(item, 0)
     if outcome is not None:
-        found.ended(outcome, {"outcome": outcome, "reason": "cancelled on request"})
+        found.end(outcome, {"outcome": outcome, "reason": "cancelled on request"})
     said = look(found)
     assert (said["sentence"], said["reason"]) == (sentence, why)
 
 
-def test_its_launcher_counted_to_the_end() -> None:
+def test_script_steps_come_from_the_exit_report() -> None:
     found = script()
     found.add(counts(30)[1], 0)
-    found.ended("succeeded", {"outcome": "succeeded", "reason": "", "summary": {"steps": 31}})
+    found.end("succeeded", {"outcome": "succeeded", "reason": "", "summary": {"steps": 31}})
     assert look(found)["sentence"] == "Not checked: the script ended after 31 optimizer steps."
 
 
-def test_a_run_of_a_few_steps_is_too_short_only_once_it_has_ended() -> None:
-    """While one process computes the first three, a run of thousands was told to be too short."""
+def test_short_run_is_reported_after_its_end() -> None:
+    """A long run was reported as too short during its first three steps."""
     found = diagnosis({"dp": 2})
     for number in (1, 2, 3):
         for rank in (0, 1):
             found.add(step(rank, number), 0)
     assert look(found)["sentence"] == "Not checked: only warm-up steps have ended so far."
-    found.ended("succeeded", {"outcome": "succeeded", "reason": "finished after step 3"})
+    found.end("succeeded", {"outcome": "succeeded", "reason": "finished after step 3"})
     told = look(found)
     assert told["sentence"] == "Not checked: the run ended after 3 steps."
     assert told["reason"] == "The first 3 steps are warm-up and are not compared with the plan."
 
 
-def test_a_run_that_was_cancelled_on_its_way_says_how_far_it_was_and_why() -> None:
-    """As its summary does, by rank 0: another may have ended a step more when the signal came."""
+def test_cancelled_run_reports_steps_and_reason() -> None:
+    """The step count is that of rank 0, as in the summary. Other ranks may have completed one step more."""
     found = diagnosis({"dp": 2})
     for number in range(1, 9):
         found.add(step(0, number), 0)
         found.add(step(1, number), 0)
     found.add(step(1, 9), 0)
-    found.ended("cancelled", {"outcome": "cancelled", "reason": "cancelled on request"})
+    found.end("cancelled", {"outcome": "cancelled", "reason": "cancelled on request"})
     told = look(found)
     assert (told["state"], told["sentence"]) == ("well", "Not checked: the job was cancelled after 8 steps.")
     assert told["reason"] == "Cancelled on request."
 
 
-def test_where_the_launcher_said_nothing_nobody_is_sent_to_its_log() -> None:
+def test_empty_launcher_log_is_not_suggested() -> None:
     found = diagnosis({"dp": 1})
     report = {"outcome": "failed", "reason": "no room on small", "rank": None, "exit_code": None, "log_tail": []}
-    found.ended("failed", report)
+    found.end("failed", report)
     told = look(found)
     assert (told["sentence"], told["reason"], told["next"]) == ("Failed: no room on small.", "", "")
 
 
-def test_a_loss_that_is_no_number_and_one_that_grows_are_told() -> None:
+def test_reports_non_finite_and_growing_losses() -> None:
     found = diagnosis({"dp": 1})
     for number in range(1, 80):
         found.add(step(0, number, loss=5.0 - number / 40 if number < 40 else 4.0 + number / 10), 0)
@@ -436,9 +431,8 @@ def test_a_loss_that_is_no_number_and_one_that_grows_are_told() -> None:
     assert {trouble["kind"] for trouble in look(found)["training"]} == {"diverged", "not finite"}
 
 
-def test_trouble_that_has_passed_is_told_but_is_no_verdict() -> None:
-    """One gradient norm that was inf, a bump of ten steps and a checkpoint that a later one made good were the verdict
-    of a run to its end."""
+def test_past_problems_are_listed_but_not_the_verdict() -> None:
+    """One infinite gradient norm, ten high losses, and a failed checkpoint dominated the verdict of a healthy run."""
     found = diagnosis({"dp": 1})
     checkpoint = {"kind": "checkpoint", "rank": 0, "time": NOW, "num_bytes": 1, "stall_s": 0.1, "save_s": 0.1}
     full = {"name": None, "problem": "no space left"}
@@ -459,7 +453,7 @@ def test_trouble_that_has_passed_is_told_but_is_no_verdict() -> None:
     assert {trouble["kind"] for trouble in told["training"]} == {"not finite", "diverged", "checkpoint failed"}
 
 
-def test_a_noisy_loss_is_not_diverging() -> None:
+def test_noisy_loss_does_not_diverge() -> None:
     found = diagnosis({"dp": 1})
     for number in range(1, 200):
         found.add(step(0, number, loss=3.0 + (number * 7919 % 13) / 10), 0)
@@ -467,14 +461,14 @@ def test_a_noisy_loss_is_not_diverging() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lab", "calibrate", "dry_run"])
-def test_a_kind_without_steps_gets_no_verdict(kind: str) -> None:
-    assert not Diagnosis(Run({"kind": kind}, {}, 2)).tells
-    assert Diagnosis(Run({"kind": "script"}, {}, 2)).tells
+def test_jobs_without_steps_have_no_verdict(kind: str) -> None:
+    assert not Diagnosis(PlannedRun({"kind": kind}, {}, 2)).has_verdict
+    assert Diagnosis(PlannedRun({"kind": "script"}, {}, 2)).has_verdict
 
 
-def test_a_stack_in_another_script_is_cut_to_its_innermost_lines() -> None:
-    """Each sign takes up to 12 bytes: 30 lines of 300 were more than a diagnosis may be, and there was none."""
-    found = Diagnosis(Run({"kind": "script", "script": "x"}, {}, 2))
+def test_long_stack_keeps_its_innermost_lines() -> None:
+    """A character takes up to 12 bytes, so 30 lines of 300 characters exceeded the limit."""
+    found = Diagnosis(PlannedRun({"kind": "script", "script": "x"}, {}, 2))
     group = {"group": {"axis": "world", "ranks": [0, 1], "nth": 0}, "issued": 1, "ended": 0, "op": "all_reduce"}
     for rank, groups in ((0, [group]), (1, [])):
         found.add(ITEM.validate_python({"kind": "phase", "rank": rank, "time": NOW, "phase": "step"}), 0)
@@ -487,8 +481,8 @@ def test_a_stack_in_another_script_is_cut_to_its_innermost_lines() -> None:
     assert told["hang"]["stack"][-1] == "inner"
 
 
-def test_what_is_told_of_many_ranks_is_bounded() -> None:
-    """64 ranks in groups of all and of two, each late by another time, and then none of them goes on."""
+def test_verdict_of_many_ranks_is_bounded() -> None:
+    """64 ranks are late by different times in groups of 2 and 64, and then all ranks hang."""
     world = tuple(range(64))
     found, player = diagnosis({"dp": 64}, {"global_batch": 64}), Player(64)
     acts: dict[int, list[Act]] = {
@@ -516,9 +510,9 @@ def test_what_is_told_of_many_ranks_is_bounded() -> None:
     assert MOST_BYTES / 4 < len(json.dumps(told)) <= MOST_BYTES
 
 
-def test_what_saving_costs_a_step_does_not_shrink_as_a_run_gets_long() -> None:
-    """64 are kept, and were divided by all steps: after 640 of them a tenth was told."""
-    steps = Steps(Run({}, {}, 1))
+def test_checkpoint_cost_per_step_is_constant() -> None:
+    """The sum of the last 64 checkpoints was divided by all steps."""
+    steps = StepTimes(PlannedRun({}, {}, 1))
     for number in range(10, 6401, 10):
         saved = {
             "kind": "checkpoint",
@@ -528,6 +522,6 @@ def test_what_saving_costs_a_step_does_not_shrink_as_a_run_gets_long() -> None:
             "name": "x/1/step-00000001",
             "num_bytes": 1,
         }
-        steps.saved({**saved, "stall_s": 1.0, "save_s": 1.0, "problem": ""})  # type: ignore[typeddict-item]
+        steps.add_checkpoint({**saved, "stall_s": 1.0, "save_s": 1.0, "problem": ""})  # type: ignore[typeddict-item]
         steps.ran = number
-        assert steps.checkpoint_s() == pytest.approx(0.1)
+        assert steps.get_checkpoint_s() == pytest.approx(0.1)

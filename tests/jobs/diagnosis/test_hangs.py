@@ -1,4 +1,4 @@
-"""Nothing ends any more: the right rank, collective and cause, and no alarm where a run is only slow."""
+"""Detect hangs with the right rank, collective, and cause, and raise no alarm for slow runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from contracts.telemetry.batches import Item
-from jobs.runs.diagnosis import Diagnosis, Member
-from tests.jobs.diagnosis.played import Act, Does, Meets, Player
-from tests.jobs.diagnosis.told import ITEM, NOW, diagnosis, look, step
+from jobs.runs.diagnosis import Diagnosis, HostRanks
+from tests.jobs.diagnosis.items import ITEM, NOW, diagnosis, look, step
+from tests.jobs.diagnosis.simulated_steps import Act, Does, Meets, Player
 
 WORLD = tuple(range(4))
 TP = {rank: (rank // 2 * 2, rank // 2 * 2 + 1) for rank in WORLD}
 DP = {rank: (rank % 2, rank % 2 + 2) for rank in WORLD}
 STEPS = 20
 STOPPED_AT = NOW + 2.0  # 20 steps of 0.1 s
-HOSTS = (Member("host-a", 0, 2), Member("host-b", 2, 2))
+HOSTS = (HostRanks("host-a", 0, 2), HostRanks("host-b", 2, 2))
 
 
 def item(kind: str, **what: Any) -> Item:
@@ -29,13 +29,13 @@ def group(axis: str, ranks: Sequence[int]) -> dict[str, Any]:
 
 
 def in_call(axis: str, ranks: Sequence[int], sequence: int, op: str = "all_reduce", num_bytes: int = 4096) -> Any:
-    """A group in which this rank waits in its `sequence`th collective."""
+    """Return the position in a group whose collective number `sequence` blocks the rank."""
     told = {"group": group(axis, ranks), "issued": sequence, "ended": sequence - 1, "blocking": True}
     return {**told, "op": op, "payload_bytes": num_bytes, "since": STOPPED_AT}
 
 
 def past(axis: str, ranks: Sequence[int], sequence: int) -> Any:
-    """A group whose first so many collectives are over."""
+    """Return the position in a group whose first `sequence` collectives are complete."""
     return {"group": group(axis, ranks), "issued": sequence, "ended": sequence}
 
 
@@ -50,7 +50,7 @@ def process(rank: int, now: float, state: str = "running", **more: Any) -> Item:
 
 
 def trained(step_s: float = 0.1, **how: Any) -> Diagnosis:
-    """A run of 20 steps, after which nothing ends any more."""
+    """Return the diagnosis of a run that hangs after 20 steps."""
     found = diagnosis({"dp": 2, "tp": 2}, **how)
     found.add(item("phase", rank=0, time=NOW, phase="step"), 0)
     for number in range(1, STEPS + 1):
@@ -60,7 +60,7 @@ def trained(step_s: float = 0.1, **how: Any) -> Diagnosis:
 
 
 def all_wait_for(found: Diagnosis, absent: int, now: float, stack: Sequence[str] = ("train.py:9 in f",)) -> None:
-    """dp ranks wait for `absent` in their 41st collective; the others in tp, for the one that waits for it."""
+    """Block dp ranks in a collective that `absent` has not entered, and tp ranks in the next one."""
     for rank in WORLD:
         if rank == absent:
             found.add(stands(rank, now, [past("dp", DP[rank], 40), past("tp", TP[rank], 80)], stack), 0)
@@ -70,8 +70,8 @@ def all_wait_for(found: Diagnosis, absent: int, now: float, stack: Sequence[str]
             found.add(stands(rank, now, [past("dp", DP[rank], 41), in_call("tp", TP[rank], 81)]), 0)
 
 
-def test_of_ranks_that_did_not_tell_where_they_stand_nothing_is_said_but_that() -> None:
-    """A cut link holds back what the ranks behind it tell: they were said to be in their own code."""
+def test_ranks_without_a_report_have_unknown_cause() -> None:
+    """Ranks behind a broken link cannot report. The verdict blamed their own code."""
     found = trained(members=HOSTS)
     for rank in (0, 1):
         found.add(stands(rank, STOPPED_AT + 10, [in_call("dp", DP[rank], 41), past("tp", TP[rank], 80)]), 0)
@@ -90,7 +90,7 @@ def test_of_ranks_that_did_not_tell_where_they_stand_nothing_is_said_but_that() 
         (["train.py:12 in step", "train.py:77 in sleepy"], "compute"),
     ],
 )
-def test_a_rank_in_its_own_code_is_named_with_where_it_stands(stack: list[str], cause: str) -> None:
+def test_rank_outside_of_collectives_is_named_with_its_stack(stack: list[str], cause: str) -> None:
     found, now = trained(), STOPPED_AT + 12
     all_wait_for(found, 2, now, stack)
     told = look(found, now)
@@ -109,14 +109,14 @@ def test_a_rank_in_its_own_code_is_named_with_where_it_stands(stack: list[str], 
         assert (told["action"], told["action_rank"]) == ("open_log", 2)
 
 
-def test_before_its_threshold_nothing_is_a_hang() -> None:
+def test_no_hang_before_the_threshold() -> None:
     found = trained()
     all_wait_for(found, 2, STOPPED_AT + 9)
     assert look(found, STOPPED_AT + 9)["hang"] is None
 
 
-def test_the_threshold_is_the_run_s_own_pace() -> None:
-    """Ten median steps of 3 s are 30 s."""
+def test_threshold_depends_on_the_step_time() -> None:
+    """The threshold is ten median steps."""
     found = trained(step_s=3.0)
     for after, hung in ((25.0, False), (31.0, True)):
         now = NOW + 60.0 + after
@@ -127,7 +127,7 @@ def test_the_threshold_is_the_run_s_own_pace() -> None:
 
 
 @pytest.mark.parametrize(("state", "cause"), [("stopped", "stopped"), ("zombie", "dead"), ("gone", "dead")])
-def test_a_process_that_is_stopped_or_gone_is_named_though_it_says_nothing(state: str, cause: str) -> None:
+def test_stopped_or_dead_process_is_named(state: str, cause: str) -> None:
     found, now = trained(members=HOSTS), STOPPED_AT + 12
     for rank in (0, 1, 3):
         axis, ranks = ("dp", DP[rank]) if rank == 0 else ("tp", TP[rank])
@@ -142,8 +142,8 @@ def test_a_process_that_is_stopped_or_gone_is_named_though_it_says_nothing(state
     assert told["reason"] == f"The process of rank 2 {'is stopped' if state == 'stopped' else 'has ended'}."
 
 
-def test_what_was_seen_of_a_process_before_all_stood_still_says_nothing() -> None:
-    """Rank 1 was stopped for a moment while all went on; then rank 2 does not come."""
+def test_ignores_process_states_before_the_hang() -> None:
+    """Rank 1 was stopped briefly before the hang, which rank 2 causes."""
     found, now = trained(), STOPPED_AT + 12
     found.add(process(1, STOPPED_AT - 1, "stopped"), 0)
     all_wait_for(found, 2, now)
@@ -152,7 +152,7 @@ def test_what_was_seen_of_a_process_before_all_stood_still_says_nothing() -> Non
     assert (hang["cause"], hang["ranks"]) == ("compute", [2])
 
 
-def test_a_quota_is_told_from_slow_code() -> None:
+def test_cpu_quota_is_the_cause() -> None:
     found, now = trained(), STOPPED_AT + 12
     all_wait_for(found, 2, now)
     found.add(process(2, now, throttled=0.9, cpu=0.1), 0)
@@ -161,7 +161,7 @@ def test_a_quota_is_told_from_slow_code() -> None:
     assert (hang["cause"], hang["ranks"]) == ("quota", [2])
 
 
-def test_all_are_there_and_nothing_passes() -> None:
+def test_stuck_transfer_blames_the_link() -> None:
     found, now = trained(members=HOSTS), STOPPED_AT + 12
     for rank in WORLD:
         found.add(stands(rank, now, [in_call("dp", DP[rank], 41), past("tp", TP[rank], 80)]), rank // 2)
@@ -172,8 +172,8 @@ def test_all_are_there_and_nothing_passes() -> None:
 
 
 @pytest.mark.parametrize("through", [(0, 2), ()])
-def test_who_waits_for_one_that_a_cut_link_holds_up_has_skipped_nothing(through: tuple[int, ...]) -> None:
-    """One of two groups over a link that was then cut got through: its ranks wait inside their hosts for the others."""
+def test_broken_link_is_not_a_skipped_call(through: tuple[int, ...]) -> None:
+    """One of two groups on a link completed before the link broke. Its ranks then wait inside their hosts."""
     found, now = trained(members=HOSTS), STOPPED_AT + 12
     for rank in WORLD:
         waits = [past("dp", DP[rank], 41), in_call("tp", TP[rank], 81)]
@@ -187,7 +187,7 @@ def test_who_waits_for_one_that_a_cut_link_holds_up_has_skipped_nothing(through:
     assert told["next"].startswith("Check the cables, routes, and firewalls of host-a and host-b")
 
 
-def test_a_host_that_fell_silent_is_told_from_a_rank_that_did_not_come() -> None:
+def test_silent_host_blames_the_link() -> None:
     found, now = trained(members=HOSTS), STOPPED_AT + 12
     found.add(process(2, STOPPED_AT, "running"), 1)
     for rank in (0, 1):
@@ -197,14 +197,14 @@ def test_a_host_that_fell_silent_is_told_from_a_rank_that_did_not_come() -> None
     assert (hang["cause"], hang["ranks"], hang["host"]) == ("link", [2, 3], "host-b")
 
 
-def test_nobody_speaks_is_the_board_s_trouble_and_no_hang() -> None:
+def test_silence_of_all_hosts_is_not_a_hang() -> None:
     found = trained()
     all_wait_for(found, 2, STOPPED_AT + 5)
     assert look(found, STOPPED_AT + 60)["hang"] is None
 
 
-def test_a_skipped_call_is_known_by_the_later_one_that_its_rank_waits_in() -> None:
-    """Rank 3 left its dp collective out: rank 1 waits for it there, and it waits with the others for rank 1."""
+def test_finds_skipped_call_by_the_later_collective() -> None:
+    """Rank 3 skipped its dp collective. Rank 1 waits for it there, and the others wait for rank 1."""
     found, player = trained(), Player(4)
     player.step = STEPS
     acts: dict[int, list[Act]] = {
@@ -223,7 +223,7 @@ def test_a_skipped_call_is_known_by_the_later_one_that_its_rank_waits_in() -> No
     assert hang["group"] == {"axis": "dp", "ranks": [1, 3], "size": 2, "nth": 0}
 
 
-def test_a_rank_that_is_through_while_another_still_waits_has_skipped_a_call() -> None:
+def test_rank_ahead_of_others_skipped_a_call() -> None:
     found, now = trained(), STOPPED_AT + 12
     found.add(item("phase", rank=3, time=STOPPED_AT, phase="teardown"), 0)
     for rank in (0, 1, 3):
@@ -236,9 +236,8 @@ def test_a_rank_that_is_through_while_another_still_waits_has_skipped_a_call() -
 
 
 @pytest.mark.parametrize(("odd", "cause"), [(("all_gather", 8192), "skipped call"), (("all_reduce", 999), "mismatch")])
-def test_the_same_number_and_another_call_is_a_skipped_one_or_a_mismatch(odd: tuple[str, int], cause: str) -> None:
-    """Three ranks are in their all-reduce of 4096 B; rank 1 is in what comes after it in every step, or in nothing
-    that there is."""
+def test_different_call_is_skipped_or_mismatched(odd: tuple[str, int], cause: str) -> None:
+    """Three ranks are in an all-reduce of 4096 B. Rank 1 is in the next collective, or in an unknown one."""
     found, player = diagnosis({"dp": 4}), Player(4)
     found.add(item("phase", rank=0, time=NOW, phase="step"), 0)
     for number in range(1, STEPS + 1):
@@ -258,13 +257,18 @@ def test_the_same_number_and_another_call_is_a_skipped_one_or_a_mismatch(odd: tu
     assert (hang["cause"], hang["ranks"], hang["waiting"]) == (cause, [1], [0, 2, 3])
 
 
-def test_a_message_that_does_not_come_names_the_stage_that_stands_in_its_own_code() -> None:
+def test_missing_message_names_the_stage_in_its_own_code() -> None:
     found, now = trained(), STOPPED_AT + 12
     ranks = WORLD
     for rank in (0, 1, 3):
         waits = {"group": group("pp", ranks), "issued": 0, "ended": 0, "op": "recv", "blocking": True}
         found.add(stands(rank, now, [{**waits, "payload_bytes": 64, "since": STOPPED_AT}]), 0)
-    early = {**waits, "blocking": False, "payload_bytes": 64, "since": STOPPED_AT}  # it asked for its next message
+    early = {
+        **waits,
+        "blocking": False,
+        "payload_bytes": 64,
+        "since": STOPPED_AT,
+    }  # for the next message
     found.add(stands(2, now, [early], ["stage.py:7 in forward"]), 0)
     hang = look(found, now)["hang"]
     assert hang is not None
@@ -272,21 +276,21 @@ def test_a_message_that_does_not_come_names_the_stage_that_stands_in_its_own_cod
 
 
 @pytest.mark.parametrize("phase", ["setup", "proof", "eval"])
-def test_what_is_slow_by_nature_is_no_hang(phase: str) -> None:
+def test_slow_phases_are_not_hangs(phase: str) -> None:
     found, now = trained(), STOPPED_AT + 40
     found.add(item("phase", rank=1, time=STOPPED_AT, phase=phase), 0)
     all_wait_for(found, 2, now)
     assert look(found, now)["hang"] is None
 
 
-def test_the_first_step_may_take_minutes() -> None:
+def test_first_step_may_take_minutes() -> None:
     found, now = diagnosis({"dp": 2, "tp": 2}), STOPPED_AT + 200
     found.add(item("start", rank=0, time=STOPPED_AT, stage="built"), 0)
     all_wait_for(found, 2, now)
     assert look(found, now)["hang"] is None
 
 
-def test_it_is_over_once_something_ends() -> None:
+def test_hang_ends_with_progress() -> None:
     found, now = trained(), STOPPED_AT + 12
     all_wait_for(found, 2, now)
     assert look(found, now)["hang"] is not None

@@ -1,4 +1,4 @@
-"""What a group's link is said to do, and by what."""
+"""Report the speed of a group's link and its source."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from jobs.runs.diagnosis import Member, Run
-from jobs.runs.diagnosis.events.links import Moved, Way, link_speed, speeds
-from jobs.runs.diagnosis.events.step import Group
-from tests.jobs.diagnosis.told import CPU
+from jobs.runs.diagnosis import HostRanks, PlannedRun
+from jobs.runs.diagnosis.link_speed import Route, TransferStats, get_link_speed, summarize_speeds
+from jobs.runs.diagnosis.traced_step import ProcessGroup
+from tests.jobs.diagnosis.items import CPU
 
 INSIDE, OUT = CPU.node.bytes_per_s, CPU.network.bytes_per_s
 
 
 @pytest.mark.parametrize(
-    ("told", "inside", "across"),
+    ("hardware", "inside", "across"),
     [
         ({}, "data sheet", "data sheet"),
         ({"link_runs": 2}, "runs", "data sheet"),
@@ -23,15 +23,15 @@ INSIDE, OUT = CPU.node.bytes_per_s, CPU.network.bytes_per_s
         ({"basis": "calibrated"}, "calibrated", "calibrated"),
     ],
 )
-def test_a_link_has_the_basis_of_its_own_rate(told: dict[str, Any], inside: str, across: str) -> None:
-    hardware = CPU.model_copy(update=told).model_dump(mode="json")
-    run = Run({}, {}, 4, hardware=hardware, members=[Member("a", 0, 2), Member("b", 2, 2)])
-    assert link_speed(run, [0, 1]) == (INSIDE, inside)
-    assert link_speed(run, [0, 2]) == (OUT, across)
-    way = Way(Group("dp", (0, 1), 0), "all_reduce", (0, 1))
-    (group,) = speeds(run, [{way: Moved(1, 2**20, 0.001, 2**20 / 0.001)}])
+def test_link_speed_names_its_source(hardware: dict[str, Any], inside: str, across: str) -> None:
+    hardware = CPU.model_copy(update=hardware).model_dump(mode="json")
+    run = PlannedRun({}, {}, 4, hardware=hardware, members=[HostRanks("a", 0, 2), HostRanks("b", 2, 2)])
+    assert get_link_speed(run, [0, 1]) == (INSIDE, inside)
+    assert get_link_speed(run, [0, 2]) == (OUT, across)
+    way = Route(ProcessGroup("dp", (0, 1), 0), "all_reduce", (0, 1))
+    (group,) = summarize_speeds(run, [{way: TransferStats(1, 2**20, 0.001, 2**20 / 0.001)}])
     assert (group["link_bytes_s"], group["basis"]) == (INSIDE, inside)
 
 
-def test_of_hardware_that_nobody_knows_no_link_is_told() -> None:
-    assert link_speed(Run({}, {}, 2), [0, 1]) == (None, "")
+def test_unknown_hardware_has_no_link_speed() -> None:
+    assert get_link_speed(PlannedRun({}, {}, 2), [0, 1]) == (None, "")

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.models import Attempt, Host, Job
 from jobs.queue import actions
-from jobs.runs.history.recording import attempt as recording
+from jobs.runs.history.recording import attempt_recorder as recording
 from jobs.runs.history.recording import recorder as recorder_module
 from jobs.runs.history.recording.recorder import Recorder
 from tests.jobs.conftest import member_of
@@ -39,9 +39,9 @@ def attempt(owner: User, make_host: Callable[..., Host]) -> Attempt:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOKED_EVERY_S", "QUIET_S", "SET_BACK_EVERY_S"):
+    for name in ("SCAN_INTERVAL_S", "QUIET_S", "RESTART_CHECK_INTERVAL_S"):
         monkeypatch.setattr(recorder_module, name, 0.0)
-    monkeypatch.setattr(recording, "COMMIT_S", 0.0)
+    monkeypatch.setattr(recording, "COMMIT_INTERVAL_S", 0.0)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def recorder(
     root: Path, live_redis: redis.Redis, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Recorder]:
     """One that reads all there is in a turn, however slow the machine."""
-    monkeypatch.setattr("jobs.runs.history.recording.recorder.READ_FOR_S", 600.0)
+    monkeypatch.setattr("jobs.runs.history.recording.recorder.MAX_READ_S", 600.0)
     made = Recorder()
     yield made
     made.close()

@@ -21,9 +21,9 @@ from rest_framework.test import APIClient
 from contracts.names import telemetry_stream
 from jobs.models import Attempt
 from jobs.queue import actions
-from jobs.runs.history.queries import answers
+from jobs.runs.history.queries import table_rows
 from jobs.runs.history.recording.recorder import Recorder
-from jobs.runs.history.store import bounds, folder
+from jobs.runs.history.store import folder, retention
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, keep, run, step
 from tests.planner.wrong_specs import GOOD
@@ -39,7 +39,7 @@ def told(attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Record
         sender.send(some)
     sender.send(batch(20, {"kind": "eval", "rank": 0, "time": BEGAN + 20, "step": 40, "loss": 4.5}))
     end(attempt)
-    recorder.turn()
+    recorder.run_once()
     return attempt.job_id
 
 
@@ -86,10 +86,10 @@ def test_bins_of_a_merged_history_stand_for_all_of_its_steps_and_are_no_narrower
     told: str, owner: User, api: Api, root: Path
 ) -> None:
     """A row for 8 s lay in one of 8 bins, and seven seconds of a steady run were told as a standstill."""
-    kept = folder.Folder(root, told, 1)
-    manifest = kept.manifest()
+    kept = folder.HistoryFolder(root, told, 1)
+    manifest = kept.read_manifest()
     for _ in range(3):
-        assert bounds._merge(kept, manifest)
+        assert retention._merge(kept, manifest)
     client = api(owner)
     steps = client.get(f"/api/v1/jobs/{told}/history/steps?bins=1").json()["columns"]
     assert (steps["steps"], steps["first_step"], steps["last_step"]) == ([40], [1], [40])
@@ -116,7 +116,7 @@ def test_files_hold_every_row_under_a_name_of_their_own(told: str, owner: User, 
 def test_too_many_rows_for_json_are_refused_with_how_many(
     told: str, owner: User, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "MOST_ROWS", 79)
+    monkeypatch.setattr(table_rows, "MAX_JSON_ROWS", 79)
     answer = api(owner).get(f"/api/v1/jobs/{told}/history/steps")
     assert answer.status_code == 422
     [error] = answer.json()["errors"]
@@ -197,11 +197,11 @@ def test_a_reader_outlives_what_the_recorder_replaces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Files are joined while questions are asked: an answer is of one moment, never an error."""
-    monkeypatch.setattr(folder, "FAN", 2)
+    monkeypatch.setattr(folder, "FILES_PER_LEVEL", 2)
     sender, client = Sender(live_redis, attempt.job_id), api(owner)
     for number, some in enumerate(run(1, 12), 1):
         sender.send(some)
-        recorder.turn()
+        recorder.run_once()
         steps = client.get(f"/api/v1/jobs/{attempt.job_id}/history/steps").json()["columns"]["step"]
         assert steps == list(range(1, number + 1))
 
@@ -228,7 +228,7 @@ def test_a_long_curve_is_thinned_to_what_a_screen_holds(
     for some in range(10):
         items = [step(0, number, number / 20, cell(number)) for number in range(some * 900 + 1, some * 900 + 901)]
         sender.send(batch(some * 45 + 45, *items))
-    recorder.turn()
+    recorder.run_once()
     answer: Any = api(owner).get(f"/api/v1/jobs/{attempt.job_id}/history/snapshot").json()
     assert answer["stride"] == 4
     assert answer["curve"]["step"] == list(range(4, 9001, 4))

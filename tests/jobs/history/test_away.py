@@ -11,9 +11,9 @@ import redis
 from django.utils import timezone
 
 from jobs.models import Attempt, Member
-from jobs.runs.history.recording import diagnosing
+from jobs.runs.history.recording import attempt_diagnosis
 from jobs.runs.history.recording import recorder as recorder_module
-from jobs.runs.history.recording.diagnosing import Diagnoses
+from jobs.runs.history.recording.attempt_diagnosis import DiagnosisSet
 from jobs.runs.history.recording.recorder import Recorder
 from tests.jobs.history.conftest import end
 from tests.jobs.history.test_recorder import expected, totals
@@ -23,7 +23,7 @@ from tests.support.processes import RedisServer
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "DIAGNOSED_EVERY_S", 0.0)
+    monkeypatch.setattr(recorder_module, "DIAGNOSIS_INTERVAL_S", 0.0)
 
 
 def test_its_silence_is_no_attempt_s_end(
@@ -38,22 +38,22 @@ def test_its_silence_is_no_attempt_s_end(
     sender, told = Sender(live_redis, attempt.job_id), list(run(1, 6))
     for some in told[:3]:
         sender.send(some)
-    recorder.turn()
+    recorder.run_once()
     end(attempt)
     monkeypatch.setattr(recorder_module, "QUIET_S", 600.0)
-    recorder._open[attempt.job_id, 1]._heard -= 3600
+    recorder._open[attempt.job_id, 1]._received_at -= 3600
     redis_service.stop()
-    recorder.turn()
+    recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.recorded is None, "nothing could be heard"
     redis_service.start()
-    recorder.turn()
+    recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.recorded is None, "it is heard again only now"
     for some in told[3:]:
         sender.send(some)
     monkeypatch.setattr(recorder_module, "QUIET_S", 0.0)
-    recorder.turn()
+    recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.recorded is not None
     assert attempt.diagnosis["over"]
@@ -66,12 +66,12 @@ def test_a_history_is_whole_once_the_last_word_is_stored(
     sender = Sender(live_redis, attempt.job_id)
     for some in run(1, 6):
         sender.send(some)
-    recorder.turn()
+    recorder.run_once()
     end(attempt)
     with monkeypatch.context() as moment:
-        moment.setattr(Diagnoses, "_now", _away)
-        recorder.turn()
-    recorder.turn()
+        moment.setattr(DiagnosisSet, "_get_board_time", _away)
+        recorder.run_once()
+    recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.recorded is not None
     assert attempt.diagnosis["over"]
@@ -84,13 +84,13 @@ def test_a_run_that_it_could_not_be_asked_of_is_diagnosed_the_next_time(
 
     def turn_without_it() -> None:
         with monkeypatch.context() as moment:
-            moment.setattr(diagnosing, "known_entries", _away)
-            recorder.turn()
+            moment.setattr(attempt_diagnosis, "read_known_entries", _away)
+            recorder.run_once()
 
     for some in told[:3]:
         sender.send(some)
     turn_without_it()
-    recorder.turn()
+    recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.diagnosis["step"] == 3
     Member.objects.create(
@@ -100,10 +100,10 @@ def test_a_run_that_it_could_not_be_asked_of_is_diagnosed_the_next_time(
     for some in told[3:]:
         sender.send(some)
     for _ in ("begun anew", "looked at"):
-        recorder.turn()
+        recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.diagnosis["step"] == 6
-    assert recorder._diagnoses._of[attempt.job_id, 1].nodes == 2
+    assert recorder._diagnoses._diagnoses[attempt.job_id, 1].nodes == 2
 
 
 def _away(*_: Any) -> Iterator[bytes]:

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 from jobs.models import Attempt, Job
-from jobs.runs.history.exports.scalars import scalars
-from jobs.runs.history.queries.snapshot import snapshot
-from jobs.runs.history.recording.attempt import Recording
-from jobs.runs.history.store import bounds, query
-from jobs.runs.history.store.folder import Folder, OvertakenError, num_bytes
-from jobs.runs.history.store.forgetting import forget_old
+from jobs.runs.history.exports import read_points
+from jobs.runs.history.queries.snapshot import get_snapshot
+from jobs.runs.history.recording.attempt_recorder import AttemptRecorder
+from jobs.runs.history.store import query, retention
+from jobs.runs.history.store.folder import ConcurrentWriterError, HistoryFolder, get_num_bytes
+from jobs.runs.history.store.retention import delete_old_histories
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import BEGAN, batch, cell, keep, rows, run, step, traffic
 
@@ -44,10 +44,10 @@ def timeline(rank: int, number: int) -> Any:
 
 def test_old_raw_steps_go_first_and_whole(root: Path, settings: Any) -> None:
     recording = keep(root, [batch(n, timeline(0, n), timeline(1, n), step(0, n, n)) for n in range(1, 33)])
-    before = num_bytes(recording.manifest, bounds.RAW)
+    before = get_num_bytes(recording.manifest, retention.TRACED_TABLES)
     settings.HISTORY_RAW_BYTES = before // 2
-    bounds.keep(recording.folder, recording.manifest)
-    assert num_bytes(recording.manifest, bounds.RAW) <= before // 2
+    retention.enforce_limits(recording.folder, recording.manifest)
+    assert get_num_bytes(recording.manifest, retention.TRACED_TABLES) <= before // 2
     kept = sorted({row["step"] for row in rows(root, "job", "calls")})
     assert 0 < len(kept) < 32
     assert recording.manifest["raw_dropped"] == 32 - len(kept)
@@ -63,11 +63,11 @@ def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: A
         for n in range(1000)
     ]
     recording = keep(root, [*run(2, 200), batch(100, *noise)])
-    before = num_bytes(recording.manifest, bounds.ROLLED_UP)
+    before = get_num_bytes(recording.manifest, retention.MERGED_TABLES)
     steps = rows(root, "job", "steps")
     settings.HISTORY_ATTEMPT_BYTES = before * 2 // 3
-    bounds.keep(recording.folder, recording.manifest)
-    assert num_bytes(recording.manifest, bounds.ROLLED_UP) <= before * 2 // 3
+    retention.enforce_limits(recording.folder, recording.manifest)
+    assert get_num_bytes(recording.manifest, retention.MERGED_TABLES) <= before * 2 // 3
     assert totals(root, "job") == expected(2, 200)
     merged = rows(root, "job", "steps")
     assert recording.manifest["merged_s"] > 1
@@ -87,15 +87,17 @@ def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: A
 def test_merged_traffic_is_told_as_steady_as_it_was(root: Path, merges: int) -> None:
     recording = keep(root, [batch(n, traffic(0, n, cell(n + 1))) for n in range(600)])
     for _ in range(merges):
-        assert bounds._merge(recording.folder, recording.manifest)
+        assert retention._merge(recording.folder, recording.manifest)
     width = recording.manifest["merged_s"]
-    told = snapshot("job", 1)
+    told = get_snapshot("job", 1)
     assert told["traffic"]["width_s"] == width
     [row] = told["traffic"]["rows"]
     assert set(row["bytes"][:-1]) == {1000 * width}
     assert sum(row["bytes"]) == 600_000
     assert set(told["recent"]["bytes"]) == {1000}
-    sent = query.ask("job", 1, lambda tables: [one for one in scalars(tables) if one.curve.startswith("payload")])
+    sent = query.query_history(
+        "job", 1, lambda tables: [one for one in read_points(tables) if one.curve.startswith("payload")]
+    )
     assert {one.value for one in sent[:-1]} == {1000}
     assert [one.time - one.step for one in sent] == [BEGAN] * len(sent)
 
@@ -106,8 +108,8 @@ def test_old_log_lines_go(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for n in range(40)
     ]
     recording = keep(root, [batch(n, line) for n, line in enumerate(lines)])
-    monkeypatch.setattr(bounds, "LOG_BYTES", num_bytes(recording.manifest, ("logs",)) - 1)
-    bounds.keep(recording.folder, recording.manifest)
+    monkeypatch.setattr(retention, "MAX_LOG_BYTES", get_num_bytes(recording.manifest, ("logs",)) - 1)
+    retention.enforce_limits(recording.folder, recording.manifest)
     assert [row["first"] for row in rows(root, "job", "logs")] == list(range(20, 40))
 
 
@@ -117,9 +119,9 @@ def test_old_marks_go_of_the_kind_that_there_are_most_of(root: Path, monkeypatch
     validated = [{"kind": "eval", "rank": 0, "time": BEGAN + n, "step": n, "loss": 4.5} for n in range(3)]
     phases = [{"kind": "phase", "rank": 0, "time": BEGAN + n, "phase": ("step", "eval")[n % 2]} for n in range(100)]
     recording = keep(root, [batch(100, resumed, *validated, *phases)])
-    monkeypatch.setattr(bounds, "MARK_BYTES", num_bytes(recording.manifest, ("marks",)) - 1)
-    bounds.keep(recording.folder, recording.manifest)
-    assert num_bytes(recording.manifest, ("marks",)) <= bounds.MARK_BYTES
+    monkeypatch.setattr(retention, "MAX_MARK_BYTES", get_num_bytes(recording.manifest, ("marks",)) - 1)
+    retention.enforce_limits(recording.folder, recording.manifest)
+    assert get_num_bytes(recording.manifest, ("marks",)) <= retention.MAX_MARK_BYTES
     kept = rows(root, "job", "marks")
     assert [row["time"] - BEGAN for row in kept if row["kind"] == "phase"] == list(range(50, 100))
     assert [row["kind"] for row in kept if row["kind"] != "phase"] == ["resume", *["validation"] * 3]
@@ -128,8 +130,8 @@ def test_old_marks_go_of_the_kind_that_there_are_most_of(root: Path, monkeypatch
 def test_a_file_that_was_written_again_can_be_joined_with_a_new_one(root: Path, settings: Any) -> None:
     """What DuckDB wrote and what we write is of one schema."""
     recording = keep(root, list(run(2, 60)))
-    settings.HISTORY_ATTEMPT_BYTES = num_bytes(recording.manifest, bounds.ROLLED_UP) // 2
-    bounds.keep(recording.folder, recording.manifest)
+    settings.HISTORY_ATTEMPT_BYTES = get_num_bytes(recording.manifest, retention.MERGED_TABLES) // 2
+    retention.enforce_limits(recording.folder, recording.manifest)
     recording.rows.add_item(step(0, 61, 31))
     tables = recording.rows.take()
     assert isinstance(tables["steps"], pa.Table)
@@ -141,13 +143,13 @@ def test_a_file_that_was_written_again_can_be_joined_with_a_new_one(root: Path, 
 def test_who_was_overtaken_while_it_wrote_files_again_spoils_none_of_the_other_s(root: Path) -> None:
     """Its lease ran out meanwhile."""
     slow = keep(root, [batch(1, step(0, 1, 1))])
-    other = Recording(root, "job", 1)
+    other = AttemptRecorder(root, "job", 1)
     other.rows.add_item(step(0, 2, 2))
     other.commit()
     folder, parts = slow.folder, slow.manifest["parts"]["steps"]
-    again = folder.rewritten(slow.manifest, "steps", folder.batches(parts))
-    with pytest.raises(OvertakenError):
-        folder.replace(slow.manifest, "steps", parts, [again])
+    again = folder.write_file(slow.manifest, "steps", folder.read_batches(parts))
+    with pytest.raises(ConcurrentWriterError):
+        folder.replace_files(slow.manifest, "steps", parts, [again])
     assert [row["step"] for row in rows(root, "job", "steps")] == [1, 2]
 
 
@@ -155,23 +157,25 @@ def test_the_oldest_histories_go_and_their_raw_steps_before(
     attempt: Attempt, root: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
-    made: dict[str, Folder] = {}
+    made: dict[str, HistoryFolder] = {}
     for place in range(3):
         job = Job.objects.create(owner=attempt.job.owner, name="old", spec={}, kind="train", num_slots=1, estimate={})
         recording = keep(root, [batch(n, timeline(0, n), step(0, n, n)) for n in range(1, 9)], job.id)
         recording.finish("succeeded", "", now - 1000 + place)
         made[job.id] = recording.folder
-    sizes = [num_bytes(folder.manifest()) for folder in made.values()]
-    raw = num_bytes(next(iter(made.values())).manifest(), bounds.RAW)
+    sizes = [get_num_bytes(folder.read_manifest()) for folder in made.values()]
+    raw = get_num_bytes(next(iter(made.values())).read_manifest(), retention.TRACED_TABLES)
     settings.HISTORY_BYTES = sum(sizes) - raw // 2
-    assert forget_old()["histories' raw steps"] == 1
+    assert delete_old_histories()["histories' raw steps"] == 1
     oldest, *newer = made.values()
-    assert num_bytes(oldest.manifest(), bounds.RAW) == 0
-    assert [folder.manifest()["raw_dropped"] for folder in made.values()] == [8, 0, 0]
-    oldest.merge_levels(oldest.manifest())  # as where its end was committed and it is not in one file a table yet
-    assert [num_bytes(folder.manifest(), bounds.RAW) > 0 for folder in newer] == [True, True]
-    settings.HISTORY_BYTES = sum(num_bytes(folder.manifest(), (*bounds.ROLLED_UP, "marks")) for folder in newer)
-    assert forget_old()["histories"] == 1
+    assert get_num_bytes(oldest.read_manifest(), retention.TRACED_TABLES) == 0
+    assert [folder.read_manifest()["raw_dropped"] for folder in made.values()] == [8, 0, 0]
+    oldest.merge_levels(oldest.read_manifest())  # as where its end was committed and it is not in one file a table yet
+    assert [get_num_bytes(folder.read_manifest(), retention.TRACED_TABLES) > 0 for folder in newer] == [True, True]
+    settings.HISTORY_BYTES = sum(
+        get_num_bytes(folder.read_manifest(), (*retention.MERGED_TABLES, "marks")) for folder in newer
+    )
+    assert delete_old_histories()["histories"] == 1
     assert not oldest.path.exists()
     assert all(folder.path.exists() for folder in newer)
 
@@ -181,10 +185,10 @@ def test_what_is_over_its_age_goes_and_what_still_runs_never_does(
 ) -> None:
     settings.HISTORY_DAYS, settings.HISTORY_BYTES = 7, 0
     old = make_old(attempt.job_id, time.time() - 8 * 24 * 3600)
-    assert forget_old()["histories over their age"] == 1
+    assert delete_old_histories()["histories over their age"] == 1
     assert not old.exists()
     running = make_old(attempt.job_id, None)
-    forget_old()
+    delete_old_histories()
     assert running.exists()
 
 

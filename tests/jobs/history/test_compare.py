@@ -11,11 +11,11 @@ from rest_framework.test import APIClient
 
 from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.models import Attempt, Job
-from jobs.runs.diagnosis.course.steps import steps_measured
-from jobs.runs.history.queries.compare import comparison
-from jobs.runs.history.queries.snapshot import snapshot
-from jobs.runs.history.store import bounds
-from tests.jobs.diagnosis.told import ITEM, diagnosis, look
+from jobs.runs.diagnosis.step_times import get_num_measured_steps
+from jobs.runs.history.queries.comparison import compare_jobs
+from jobs.runs.history.queries.snapshot import get_snapshot
+from jobs.runs.history.store import retention
+from tests.jobs.diagnosis.items import ITEM, diagnosis, look
 from tests.jobs.history.told import batch, cell, keep, step
 
 Api = Callable[[User | None], APIClient]
@@ -99,7 +99,7 @@ def test_tokens_so_far_are_those_of_a_checkpoint_s_steps_too(attempt: Attempt, r
     batches = [batch(n, step(0, 60 + n, float(n), ran=n, tokens=100)) for n in (1, 2, 3)]
     keep(root, batches, attempt.job.id)
     other = Job.objects.create(owner=owner, name="other", spec={}, kind="train", num_slots=2, estimate={}, attempt=1)
-    curve = comparison([attempt.job, other])["jobs"][0]["curve"]
+    curve = compare_jobs([attempt.job, other])["jobs"][0]["curve"]
     assert (curve["step"], curve["tokens"]) == ([61, 62, 63], [6100, 6200, 6300])
 
 
@@ -109,8 +109,8 @@ def test_a_merged_run_has_trained_on_as_many_tokens(attempt: Attempt, root: Path
     steps = [[step(rank, n, 10 * n + more, tokens=100) for rank, more in late.items()] for n in range(1, 1001)]
     recording = keep(root, [batch(10 * n, *items) for n, items in enumerate(steps, 1)], attempt.job_id)
     for _ in range(7):
-        assert bounds._merge(recording.folder, recording.manifest)
-        curve = comparison([attempt.job])["jobs"][0]["curve"]
+        assert retention._merge(recording.folder, recording.manifest)
+        curve = compare_jobs([attempt.job])["jobs"][0]["curve"]
         assert (curve["step"][-1], curve["tokens"][-1]) == (1000, 100_000)
         assert None not in curve["loss"]
 
@@ -134,13 +134,13 @@ def test_a_step_s_parts_are_of_the_steps_that_its_diagnosis_measures(
     measured = look(diagnosed)["measured"]
     assert measured is not None
     step_s, seconds = measured["step_s"], {part["name"]: part["seconds"] for part in measured["parts"]}
-    compared = comparison([attempt.job, other])["jobs"][0]["parts"]
+    compared = compare_jobs([attempt.job, other])["jobs"][0]["parts"]
     assert compared is not None
-    assert compared["steps"] == min(steps_measured(2), steps - WARMUP_STEPS)
+    assert compared["steps"] == min(get_num_measured_steps(2), steps - WARMUP_STEPS)
     scale = compared["step_s"] / step_s  # The step of a diagnosis is a median.
     assert (compared["data_s"], compared["exposed"]["dp"]) == pytest.approx(
         (scale * seconds["data"], scale * seconds["dp"])
     )
-    by_rank = snapshot(attempt.job_id, 1)["parts"]
+    by_rank = get_snapshot(attempt.job_id, 1)["parts"]
     assert by_rank["step_s"] == pytest.approx([compared["step_s"]] * 2)
     assert by_rank["exposed"] == [{"dp": pytest.approx(scale * seconds["dp"])}] * 2

@@ -13,7 +13,7 @@ from jobs.core.job_details import job_detail
 from jobs.models import Attempt, StateChange, Status
 from jobs.queue import lifecycle
 from jobs.runs.diagnosis import Diagnosis
-from jobs.runs.history.recording import diagnosing
+from jobs.runs.history.recording import attempt_diagnosis
 from jobs.runs.history.recording import recorder as recorder_module
 from jobs.runs.history.recording.recorder import Recorder
 from tests.jobs.history.conftest import end
@@ -25,7 +25,7 @@ from tests.jobs.history.told import Sender, rows, run
 def announced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     monkeypatch.setattr(lifecycle, "announce", found.append)
-    monkeypatch.setattr(recorder_module, "DIAGNOSED_EVERY_S", 0.0)
+    monkeypatch.setattr(recorder_module, "DIAGNOSIS_INTERVAL_S", 0.0)
     return found
 
 
@@ -35,17 +35,17 @@ def test_it_is_stored_as_it_changes_and_has_a_last_word(
     sender, told = Sender(live_redis, attempt.job_id), list(run(2, 12))
     for some in told[:6]:
         sender.send(some)
-    recorder.turn()
+    recorder.run_once()
     detail: Any = job_detail(attempt.job)
     assert detail["diagnosis"]["step"] == 6
     assert not detail["diagnosis"]["over"]
     assert announced == [attempt.job_id]
-    recorder.turn()
+    recorder.run_once()
     assert announced == [attempt.job_id], "nothing new, nothing said"
     for some in told[6:]:
         sender.send(some)
     end(attempt, "failed")
-    recorder.turn()
+    recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.diagnosis["step"] == 12
     assert attempt.diagnosis["over"]
@@ -85,7 +85,7 @@ def test_the_verdict_is_of_the_end_that_the_queue_gave_it(
     end(attempt, told or "lost")
     if told is None:
         Attempt.objects.update(exit=None)
-    recorder.turn()
+    recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.diagnosis["sentence"] == sentence
     assert reason[1:] in (attempt.diagnosis["reason"] or attempt.diagnosis["sentence"])
@@ -102,7 +102,7 @@ def test_while_its_host_is_silent_it_is_not_said_to_run(
         sender.send(some)
 
     def told() -> dict[str, str]:
-        recorder.turn()
+        recorder.run_once()
         attempt.refresh_from_db()
         return {name: attempt.diagnosis[name] for name in ("state", "sentence", "reason")}
 
@@ -124,20 +124,20 @@ def test_a_new_recorder_diagnoses_the_whole_run(
     sender = Sender(live_redis, attempt.job_id)
     for some in run(2, 12):
         sender.send(some)
-    recorder.turn()
+    recorder.run_once()
     attempt.refresh_from_db()
     before = attempt.diagnosis
     recorder.close()
     Attempt.objects.update(diagnosis=None)
     other = Recorder()
-    other.turn()
+    other.run_once()
     other.close()
     attempt.refresh_from_db()
     assert {**attempt.diagnosis, "time": 0} == {**before, "time": 0}
     assert totals(root, attempt.job_id) == expected(2, 12), "told again to the diagnosis alone"
 
 
-@pytest.mark.parametrize("broken", ["add", "look"])
+@pytest.mark.parametrize("broken", ["add", "make_verdict"])
 def test_one_that_breaks_holds_up_no_recording(
     attempt: Attempt,
     root: Path,
@@ -154,9 +154,9 @@ def test_one_that_breaks_holds_up_no_recording(
     sender = Sender(live_redis, attempt.job_id)
     for some in run(2, 6):
         sender.send(some)
-        recorder.turn()
+        recorder.run_once()
     end(attempt)
-    recorder.turn()
+    recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.recorded is not None
     assert attempt.diagnosis is None
@@ -171,9 +171,9 @@ def test_one_that_is_too_large_is_not_stored(
     announced: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(diagnosing, "MOST_BYTES", 100)
+    monkeypatch.setattr(attempt_diagnosis, "MOST_BYTES", 100)
     for some in run(1, 2):
         Sender(live_redis, attempt.job_id).send(some)
-    recorder.turn()
+    recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.diagnosis is None

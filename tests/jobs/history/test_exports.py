@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from jobs.models import Attempt, Job
 from jobs.queue import actions
-from jobs.runs.history.exports import mlflow, scalars
+from jobs.runs.history import exports
 from jobs.runs.history.store import query
 from tests.jobs.history.told import BEGAN, batch, keep, run, step
 from tests.planner.wrong_specs import GOOD
@@ -69,7 +69,7 @@ def test_a_full_disk_is_said_where_a_file_finds_no_room(
     path: str, recorded: str, owner: User, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with full_disk(tmp_path / "disk") as disk:
-        monkeypatch.setattr(query, "spill_folder", lambda: disk)
+        monkeypatch.setattr(query, "get_spill_folder", lambda: disk)
         answer = api(owner).get(f"/api/v1/jobs/{recorded}/{path}")
         left = [one.name for one in disk.iterdir()]
     assert (answer.status_code, answer["Content-Type"]) == (503, "application/problem+json")
@@ -83,7 +83,7 @@ def test_a_full_disk_is_a_page_where_a_page_hands_the_file_out(
     client.force_login(owner)
     client.raise_request_exception = False
     with full_disk(tmp_path / "disk") as disk:
-        monkeypatch.setattr(query, "spill_folder", lambda: disk)
+        monkeypatch.setattr(query, "get_spill_folder", lambda: disk)
         answer = client.get(f"/jobs/{recorded}/history/tensorboard/")
     assert (answer.status_code, "The disk of the board is full." in answer.content.decode()) == (503, True)
 
@@ -121,7 +121,7 @@ def test_tensorboard_reads_what_was_told(recorded: str, owner: User, stranger: U
 def test_a_long_run_is_thinned(
     recorded: str, owner: User, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scalars, "MOST_POINTS", 4)
+    monkeypatch.setattr(exports, "MAX_POINTS", 4)
     found = read(api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard"), tmp_path)
     assert [point.step for point in found.Scalars("train/step_seconds")] == [3, 6, 9]
     assert len(found.Scalars("payload_bytes_per_second/dp")) <= 4
@@ -139,7 +139,7 @@ def test_mlflow_keeps_an_attempt_once(recorded: str, tmp_path: Path, monkeypatch
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setattr(mlflow, "BATCH", 7)
+    monkeypatch.setattr(exports, "METRICS_PER_REQUEST", 7)
     Attempt.objects.create(job_id=recorded, number=1, exit={"outcome": "failed"})
     out = io.StringIO()
     to = f"file://{tmp_path / 'mlruns'}"

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from jobs.models import Attempt, Lease
-from jobs.runs.history.recording import attempt as recording
+from jobs.runs.history.recording import attempt_recorder as recording
 from jobs.runs.history.recording.recorder import NAME, Recorder
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import Sender, run
@@ -27,7 +27,7 @@ def test_while_a_full_disk_takes_nothing_it_is_not_well_and_says_so_in_a_line(
 ) -> None:
     def is_well() -> bool:
         Lease.objects.filter(name=NAME).update(ticked=None)
-        recorder.turn()
+        recorder.run_once()
         return Lease.objects.get(name=NAME).ticked is not None
 
     with small_disk(tmp_path / "disk") as disk:
@@ -39,10 +39,10 @@ def test_while_a_full_disk_takes_nothing_it_is_not_well_and_says_so_in_a_line(
         for told in run(2, 5):
             sender.send(told)
         assert not is_well(), "what it tried to write"
-        monkeypatch.setattr(recording, "COMMIT_S", 600.0)
+        monkeypatch.setattr(recording, "COMMIT_INTERVAL_S", 600.0)
         assert not is_well(), "nothing was due to be written, and what was heard is on no disk"
         assert [one.exc_info for one in caplog.records if "The disk of the board is full." in one.message] == [None]
-        monkeypatch.setattr(recording, "COMMIT_S", 0.0)
+        monkeypatch.setattr(recording, "COMMIT_INTERVAL_S", 0.0)
         (disk / "filling").unlink()
         assert is_well()
         recorder.close()

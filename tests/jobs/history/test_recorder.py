@@ -17,7 +17,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Job, Lease, Member
 from jobs.runs.history.recording.recorder import NAME, Recorder
 from jobs.runs.history.store import folder as folder_module
-from jobs.runs.history.store.folder import Folder, GoneError
+from jobs.runs.history.store.folder import HistoryFolder, NoHistoryError
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, rows, run, step, traffic
 from tests.support.patience import patient
@@ -49,11 +49,11 @@ def test_a_run_is_kept_whole_and_in_one_file_a_table_once_it_ended(
     sender = Sender(live_redis, attempt.job_id)
     for told in run(2, 20):
         sender.send(told)
-        recorder.turn()
+        recorder.run_once()
     last = sender.send(batch(11, {"kind": "eval", "rank": 0, "time": BEGAN + 11, "step": 20, "loss": 4.5}))
     end(attempt)
-    recorder.turn()
-    manifest = Folder(root, attempt.job_id, 1).manifest()
+    recorder.run_once()
+    manifest = HistoryFolder(root, attempt.job_id, 1).read_manifest()
     assert manifest["ended"]
     assert manifest["nodes"]["0"]["after"] == last
     assert {table: len(parts) for table, parts in manifest["parts"].items()} == {"steps": 1, "traffic": 1, "marks": 1}
@@ -77,7 +77,7 @@ def test_what_rose_in_a_second_stands_in_that_second(
     sender = Sender(live_redis, attempt.job_id)
     for time_s, count in ((0.1, 1), (0.9, 4), (1.5, 4), (7.0, 9)):
         sender.send(batch(time_s, traffic(0, time_s, cell(count))))
-    recorder.turn()
+    recorder.run_once()
     found = [
         (row["second"] - BEGAN, row["calls"], row["payload_bytes"]) for row in rows(root, attempt.job_id, "traffic")
     ]
@@ -89,14 +89,14 @@ def test_a_commit_that_was_cut_off_anywhere_is_made_again_and_doubles_nothing(
 ) -> None:
     """The files of rows are written, the manifest that names them is not: as by kill -9 or a full disk."""
     sender = Sender(live_redis, attempt.job_id)
-    tell = Folder._tell
+    tell = HistoryFolder._write_manifest
     for number, told in enumerate(run(2, 12)):
         sender.send(told)
         if number % 3 == 1:
-            monkeypatch.setattr(Folder, "_tell", _fail)
-            recorder.turn()
-            monkeypatch.setattr(Folder, "_tell", tell)
-        recorder.turn()
+            monkeypatch.setattr(HistoryFolder, "_write_manifest", _fail)
+            recorder.run_once()
+            monkeypatch.setattr(HistoryFolder, "_write_manifest", tell)
+        recorder.run_once()
     assert totals(root, attempt.job_id) == expected(2, 12)
     assert len(rows(root, attempt.job_id, "steps")) == 24
 
@@ -117,7 +117,7 @@ def test_killed_outright_it_loses_and_doubles_nothing(
         "MESHBOARD_DATABASE_URL": own_database(),
         "MESHBOARD_REDIS_URL": redis_service.url,
     }
-    sender, folder = Sender(live_redis, attempt.job_id), Folder(root, attempt.job_id, 1)
+    sender, folder = Sender(live_redis, attempt.job_id), HistoryFolder(root, attempt.job_id, 1)
     runs, bulk = list(run(2, 150)), {"kind": "log", "rank": 0, "time": BEGAN, "first": 0, "lines": ["x" * 4000] * 40}
 
     def send(some: list[Any]) -> None:
@@ -126,8 +126,8 @@ def test_killed_outright_it_loses_and_doubles_nothing(
 
     def generation() -> int:
         try:
-            return folder.manifest()["generation"]
-        except GoneError:
+            return folder.read_manifest()["generation"]
+        except NoHistoryError:
             return 0
 
     for kill in (True, False):
@@ -146,14 +146,14 @@ def test_killed_outright_it_loses_and_doubles_nothing(
             process.kill()
             process.wait()
     with_rest = Recorder(root)
-    with_rest.turn()
+    with_rest.run_once()
     with_rest.close()
     assert sender.number == 150
-    assert folder.manifest()["nodes"]["0"]["number"] == 149
+    assert folder.read_manifest()["nodes"]["0"]["number"] == 149
     assert totals(root, attempt.job_id) == expected(2, 150)
     seen = Counter((row["rank"], row["step"]) for row in rows(root, attempt.job_id, "steps"))
     assert seen == Counter((rank, number) for rank in range(2) for number in range(1, 151))
-    assert "marks" not in folder.manifest()["parts"], "no gap"
+    assert "marks" not in folder.read_manifest()["parts"], "no gap"
 
 
 def test_redis_goes_and_comes_back(
@@ -162,16 +162,16 @@ def test_redis_goes_and_comes_back(
     sender, told = Sender(live_redis, attempt.job_id), list(run(1, 6))
     for some in told[:3]:
         sender.send(some)
-    recorder.turn()
+    recorder.run_once()
     redis_service.stop()
     for _ in range(3):
-        recorder.turn()
+        recorder.run_once()
     redis_service.start()
     for some in told[3:]:
         sender.send(some)
-    recorder.turn()
+    recorder.run_once()
     assert totals(root, attempt.job_id) == expected(1, 6)
-    assert "marks" not in Folder(root, attempt.job_id, 1).manifest()["parts"]
+    assert "marks" not in HistoryFolder(root, attempt.job_id, 1).read_manifest()["parts"]
 
 
 def test_a_redis_that_came_back_from_an_older_dump_doubles_nothing(
@@ -181,7 +181,7 @@ def test_a_redis_that_came_back_from_an_older_dump_doubles_nothing(
     sender, told = Sender(live_redis, attempt.job_id), list(run(1, 6))
     for some in told[:4]:
         sender.send(some)
-    recorder.turn()
+    recorder.run_once()
     old = live_redis.xrange(sender.key)
     live_redis.delete(sender.key)
     for number, (_, fields) in enumerate(old[2:]):
@@ -189,8 +189,8 @@ def test_a_redis_that_came_back_from_an_older_dump_doubles_nothing(
     for number, some in enumerate(told[4:]):
         body = msgpack.packb({**some, "job": attempt.job_id})
         live_redis.xadd(sender.key, {"b": body, "n": 4 + number}, id=f"{2000 + number}-0")
-    recorder.turn()
-    recorder.turn()
+    recorder.run_once()
+    recorder.run_once()
     assert totals(root, attempt.job_id) == expected(1, 6)
     assert len(rows(root, attempt.job_id, "steps")) == 6
 
@@ -201,14 +201,14 @@ def test_what_was_trimmed_is_a_gap_and_the_totals_stay_exact(
     sender, told = Sender(live_redis, attempt.job_id), list(run(1, 20))
     for some in told[:4]:
         sender.send(some)
-    recorder.turn()
+    recorder.run_once()
     for some in told[4:16]:
         last = sender.send(some)
     live_redis.xtrim(sender.key, minid=last, approximate=False)
-    recorder.turn()
+    recorder.run_once()
     for some in told[16:]:
         sender.send(some)
-    recorder.turn()
+    recorder.run_once()
     assert totals(root, attempt.job_id) == expected(1, 20)
     [gap] = rows(root, attempt.job_id, "marks")
     assert (gap["kind"], gap["time"] - BEGAN, gap["value"] - BEGAN) == ("gap", 2.0, 8.0)
@@ -225,12 +225,12 @@ def test_what_was_trimmed_before_an_entry_without_sense_is_a_gap_too(
     for told in run(1, 2):
         sender.send(told)
     live_redis.xadd(sender.key, {**fields, "n": 9})
-    recorder.turn()
+    recorder.run_once()
     [gap] = rows(root, attempt.job_id, "marks")
     assert (gap["kind"], gap["time"] - BEGAN) == ("gap", 1.0)
     assert gap["text"] == "7 telemetry entries were deleted before the recorder read them"
-    folder = Folder(root, attempt.job_id, 1)
-    assert folder.state(folder.manifest())["lost"]
+    folder = HistoryFolder(root, attempt.job_id, 1)
+    assert folder.read_state(folder.read_manifest())["lost"]
 
 
 def test_a_second_recorder_waits_until_the_first_is_gone(
@@ -240,13 +240,13 @@ def test_a_second_recorder_waits_until_the_first_is_gone(
     second = Recorder()
     for some in told[:2]:
         sender.send(some)
-    recorder.turn()
-    second.turn()
+    recorder.run_once()
+    second.run_once()
     assert not second._open
     for some in told[2:]:
         sender.send(some)
     recorder.close()
-    second.turn()
+    second.run_once()
     second.close()
     assert totals(root, attempt.job_id) == expected(1, 4)
 
@@ -261,9 +261,9 @@ def test_one_that_was_overtaken_writes_nothing(
         monkeypatch.setattr(made._lease, "hold", lambda: True)
     for some in told:
         sender.send(some)
-        recorder.turn()
-        other.turn()
-    recorder.turn()
+        recorder.run_once()
+        other.run_once()
+    recorder.run_once()
     other.close()
     assert totals(root, attempt.job_id) == expected(1, 9)
     assert len(rows(root, attempt.job_id, "steps")) == 9
@@ -294,7 +294,7 @@ def test_members_of_a_gang_are_read_each_by_itself(
     }
     gauge = {"kind": "gauge", "rank": -1, "time": BEGAN + 1, "cpu": 3.5}
     second.send(batch(1, step(1, 1, 1, cell(10)), told, gauge, host="host-b", clock=ahead))
-    recorder.turn()
+    recorder.run_once()
     assert sorted(row["rank"] for row in rows(root, attempt.job_id, "steps")) == [0, 1]
     [call] = rows(root, attempt.job_id, "calls")
     assert call["issued"] == pytest.approx(BEGAN + 0.5)
@@ -327,10 +327,10 @@ def test_what_makes_no_sense_is_left_out_and_counted(
     live_redis.xadd(sender.key, {"n": 2})
     sender.number = 3
     sender.send(batch(2, step(0, 2, 2)))
-    recorder.turn()
+    recorder.run_once()
     assert [row["step"] for row in rows(root, attempt.job_id, "steps")] == [1, 2]
-    folder = Folder(root, attempt.job_id, 1)
-    assert folder.state(folder.manifest())["refused"] == 4
+    folder = HistoryFolder(root, attempt.job_id, 1)
+    assert folder.read_state(folder.read_manifest())["refused"] == 4
 
 
 def test_a_number_that_no_float_has_is_kept_all_the_same(
@@ -340,7 +340,7 @@ def test_a_number_that_no_float_has_is_kept_all_the_same(
     saved = {"kind": "checkpoint", "rank": 0, "time": BEGAN, "step": 1, "name": "a/1/step-00000001"}
     saved |= {"num_bytes": 2**63 - 1, "stall_s": 0.0, "save_s": 0.0, "problem": ""}
     Sender(live_redis, attempt.job_id).send(batch(1, saved, step(0, 1, 1)))
-    recorder.turn()
+    recorder.run_once()
     assert [row["step"] for row in rows(root, attempt.job_id, "steps")] == [1]
     assert [row["value"] for row in rows(root, attempt.job_id, "marks")] == [float(2**63)]
 
@@ -349,10 +349,10 @@ def test_the_history_of_a_deleted_job_goes(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
 ) -> None:
     Sender(live_redis, attempt.job_id).send(batch(1, step(0, 1, 1)))
-    recorder.turn()
+    recorder.run_once()
     assert (root / attempt.job_id).is_dir()
     Job.objects.all().delete()
-    recorder.turn()
+    recorder.run_once()
     assert not (root / attempt.job_id).exists()
 
 
@@ -360,7 +360,7 @@ def test_an_attempt_that_sent_nothing_leaves_nothing(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
 ) -> None:
     end(attempt, "failed")
-    recorder.turn()
+    recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.recorded is not None
     assert not (root / attempt.job_id).exists()
@@ -369,12 +369,12 @@ def test_an_attempt_that_sent_nothing_leaves_nothing(
 def test_a_long_run_has_few_files(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_module, "FAN", 3)
+    monkeypatch.setattr(folder_module, "FILES_PER_LEVEL", 3)
     sender = Sender(live_redis, attempt.job_id)
     for told in run(1, 16):
         sender.send(told)
-        recorder.turn()
-    parts = Folder(root, attempt.job_id, 1).manifest()["parts"]
+        recorder.run_once()
+    parts = HistoryFolder(root, attempt.job_id, 1).read_manifest()["parts"]
     assert [part["level"] for part in parts["steps"]] == [2, 1, 1, 0]
     assert totals(root, attempt.job_id) == expected(1, 16)
 
@@ -382,10 +382,10 @@ def test_a_long_run_has_few_files(
 def test_without_work_it_asks_the_database_and_nothing_else(
     db: None, root: Path, recorder: Recorder, django_assert_max_num_queries: Any, live_redis: redis.Redis
 ) -> None:
-    recorder.turn()
+    recorder.run_once()
     before: Any = live_redis.info("stats")["total_commands_processed"]
     with django_assert_max_num_queries(4):
-        recorder.turn()
+        recorder.run_once()
     after: Any = live_redis.info("stats")["total_commands_processed"]
     assert after - before == 1, "our own question"
     assert Lease.objects.get(name=NAME).ticked is not None

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from jobs.models import Host
-from jobs.runs.history.queries.results import results
+from jobs.runs.history.queries.results import get_results
 from tests.jobs.planning.test_learned import placed
 
 pytestmark = pytest.mark.django_db
@@ -32,4 +32,4 @@ def test_bytes_off_are_told_once_all_ranks_have_told(
     }
     attempt.exit = {"summary": {"verdict": rows}}
     attempt.save()
-    assert results(attempt.job, attempt.number)["off_bytes"] == off
+    assert get_results(attempt.job, attempt.number)["off_bytes"] == off

@@ -12,7 +12,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from jobs.models import Attempt
-from jobs.runs.history.queries.slow import NoStepsError, Slow, slow
+from jobs.runs.history.queries.slow_steps import NoStepsError, SlowSteps, explain_slow_steps
 from tests.jobs.history.told import BEGAN, batch, keep, step
 
 Api = Callable[[User | None], APIClient]
@@ -64,12 +64,12 @@ def run(late: int | None, part: str = "data") -> Iterator[Any]:
         yield batch(number, *items)
 
 
-def told(root: Path, *batches: Any) -> Slow:
+def told(root: Path, *batches: Any) -> SlowSteps:
     keep(root, list(*batches))
-    return slow("job", 1, SLOW.start, SLOW.stop - 1)
+    return explain_slow_steps("job", 1, SLOW.start, SLOW.stop - 1)
 
 
-def found(answer: Slow) -> list[tuple[str, str | None, int | None, float, float]]:
+def found(answer: SlowSteps) -> list[tuple[str, str | None, int | None, float, float]]:
     return [(f["part"], f["axis"], f["rank"], f["seconds"], f["usual_s"]) for f in answer["findings"]]
 
 
@@ -115,7 +115,7 @@ def test_steps_without_others_and_no_steps_are_said_to_be_that(root: Path) -> No
     keep(root, list(run(late=1)))
     for bounds in ((1, 40), (41, 50), (30, 20)):
         with pytest.raises(NoStepsError):
-            slow("job", 1, *bounds)
+            explain_slow_steps("job", 1, *bounds)
 
 
 @pytest.mark.parametrize("query", ["", "from=1", "from=x&to=2", "from=1&from=1&to=2", "from=0&to=2", "from=1&to=2&z=1"])

@@ -63,7 +63,7 @@ def test_the_verdict_of_a_run_arrives_by_webhook_and_mail(
     live_redis: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recorder_module, "DIAGNOSED_EVERY_S", 0.0)
+    monkeypatch.setattr(recorder_module, "DIAGNOSIS_INTERVAL_S", 0.0)
     sender = Sender(live_redis, attempt.job_id)
     for some in run(2, 12):
         sender.send(some)
@@ -72,7 +72,7 @@ def test_the_verdict_of_a_run_arrives_by_webhook_and_mail(
     postman.turn()
     assert set(Delivery.objects.values_list("outcome", flat=True)) == {"waiting"}
     assert not there.heard, "a message about an end waits for the verdict"
-    wait_until(lambda: recorder.turn() or Attempt.objects.get(pk=attempt.pk).recorded, "the history is whole", 20)
+    wait_until(lambda: recorder.run_once() or Attempt.objects.get(pk=attempt.pk).recorded, "the history is whole", 20)
     assert not Delivery.objects.filter(due__gt=timezone.now()).exists(), "the verdict is there"
     send(postman)
     attempt.refresh_from_db()

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import redis
 
 from contracts.names import telemetry_stream
-from jobs.runs.history.recording.attempt import Recording
-from jobs.runs.history.recording.streams import Heard
-from jobs.runs.history.store.folder import Folder
+from jobs.runs.history.recording.attempt_recorder import AttemptRecorder, RecordedEntry
+from jobs.runs.history.store.folder import HistoryFolder
 
 BEGAN = 1_760_000_000.0
 
@@ -83,17 +82,17 @@ class Sender:
         return str(entry.decode())
 
 
-def keep(root: Path, batches: list[Any], job: str = "job", node: int = 0) -> Recording:
+def keep(root: Path, batches: list[Any], job: str = "job", node: int = 0) -> AttemptRecorder:
     """A recording of these batches, committed, without a stream."""
-    recording = Recording(root, job, 1)
-    recording.positions(node + 1)
-    entries = [Heard(f"{number + 1}-0", number, 0, msgpack.packb(told)) for number, told in enumerate(batches)]
-    recording.take(node, entries)
+    recording = AttemptRecorder(root, job, 1)
+    recording.get_positions(node + 1)
+    entries = [RecordedEntry(f"{number + 1}-0", number, 0, msgpack.packb(told)) for number, told in enumerate(batches)]
+    recording.add_entries(node, entries)
     recording.commit()
     return recording
 
 
 def rows(root: Path, job: str, table: str, attempt: int = 1) -> list[dict[str, Any]]:
     """What is on the disk, as the manifest counts it."""
-    folder = Folder(root, job, attempt)
-    return [row for path in folder.files(folder.manifest(), table) for row in pq.read_table(path).to_pylist()]
+    folder = HistoryFolder(root, job, attempt)
+    return [row for path in folder.get_paths(folder.read_manifest(), table) for row in pq.read_table(path).to_pylist()]

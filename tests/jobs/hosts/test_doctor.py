@@ -39,7 +39,7 @@ def levels(subject: str) -> list[str]:
 def worked() -> bool:
     """A controller and a recorder take their leases, and all goes well."""
     Controller().turn()
-    Recorder().turn()
+    Recorder().run_once()
     return Lease.objects.exclude(ticked=None).count() == 2
 
 

@@ -23,9 +23,8 @@ from contracts.names import host_queue, log_key
 from contracts.security import prepend_signature
 from jobs.core.credentials import signing_keys
 from jobs.models import Host, Job, Member
-from jobs.runs.logs import ask as asking
-from jobs.runs.logs import whole
-from jobs.runs.logs.places import NoLogError, place_of
+from jobs.runs import logs as log_download
+from jobs.runs.logs import NoLogError, locate_log
 from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
 from tests.support.orders import order
@@ -91,7 +90,7 @@ def test_a_rank_s_whole_log_comes_from_its_host_with_a_host_s_rights(
 def test_an_order_that_nobody_waits_for_is_not_answered(
     guest: Guest, owner: User, api: Api, live_redis: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(log_download, "HOST_TIMEOUT_S", 0.2)
     job = running_job(owner, "host-a")
     answer = api(owner).get(f"/api/v1/jobs/{job}/logs/0")
     assert (answer.status_code, answer.json()["errors"][0]["message"]) == (
@@ -145,17 +144,17 @@ def test_an_answer_that_another_wrote_is_none(
 ) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda _: "1" * 32)
     host = Host.objects.get()
-    place = asking.Place(running_job(owner, "host-a"), 1, host, 0, ("stdout",))
+    place = log_download.LogLocation(running_job(owner, "host-a"), 1, host, 0, ("stdout",))
     forged = encode_log_part(LogPart(v=VERSION, question="1" * 32, problem="", data=b"forged", next=6, size=6, kept=6))
     live_redis.rpush(log_key("host-a", "1" * 32), prepend_signature(b"another", forged), b"short")
     put(live_redis, host, "1" * 32, data=b"true", next=4, size=4, kept=4)
-    assert asking.ask(place, "stdout", 0)["data"] == b"true"
+    assert log_download.request_log_part(place, "stdout", 0)["data"] == b"true"
 
 
 def test_a_log_whose_host_falls_silent_breaks_off_and_says_so(
     guest: Guest, owner: User, api: Api, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(log_download, "HOST_TIMEOUT_S", 0.2)
     monkeypatch.setattr(secrets, "token_hex", lambda _: "1" * 32)
     job = running_job(owner, "host-a")
     put(live_redis, Host.objects.get(), "1" * 32, data=b"the start\n", next=10, size=1000, kept=1000)
@@ -175,16 +174,16 @@ def test_a_log_whose_host_falls_silent_breaks_off_and_says_so(
 
 
 def test_only_so_many_parts_are_held_at_once(owner: User, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole, "BEGIN_PATIENCE_S", 0.05)
-    place = asking.Place(running_job(owner, "host-a"), 1, Host.objects.get(), 0, ("stdout",))
-    for _ in range(whole.AT_ONCE):
-        whole._slots.acquire()
+    monkeypatch.setattr(log_download, "START_SLOT_TIMEOUT_S", 0.05)
+    place = log_download.LogLocation(running_job(owner, "host-a"), 1, Host.objects.get(), 0, ("stdout",))
+    for _ in range(log_download.MAX_CONCURRENT_PARTS):
+        log_download._slots.acquire()
     try:
-        with pytest.raises(whole.BusyError, match="already has 8 log downloads in progress"):
-            whole.begin(place, ("stdout",), owner.pk)
+        with pytest.raises(log_download.TooManyDownloadsError, match="already has 8 log downloads in progress"):
+            log_download.start_download(place, ("stdout",), owner.pk)
     finally:
-        for _ in range(whole.AT_ONCE):
-            whole._slots.release()
+        for _ in range(log_download.MAX_CONCURRENT_PARTS):
+            log_download._slots.release()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -198,12 +197,14 @@ def test_who_asks_a_silent_host_for_many_logs_waits_for_few(
         assert answered.wait(30)
         raise NoLogError(503, "it did not answer")
 
-    monkeypatch.setattr(whole, "ask", silent)
+    monkeypatch.setattr(log_download, "request_log_part", silent)
     path = f"/api/v1/jobs/{running_job(owner, 'host-a')}/logs/0"
-    with ThreadPoolExecutor(whole.OF_ONE_PERSON) as threads:
-        waiting = [threads.submit(api(owner).get, path) for _ in range(whole.OF_ONE_PERSON)]
+    with ThreadPoolExecutor(log_download.MAX_STARTS_PER_USER) as threads:
+        waiting = [threads.submit(api(owner).get, path) for _ in range(log_download.MAX_STARTS_PER_USER)]
         try:
-            wait_until(lambda: whole._beginning[owner.pk] == whole.OF_ONE_PERSON, "all of them wait")
+            wait_until(
+                lambda: log_download._beginning[owner.pk] == log_download.MAX_STARTS_PER_USER, "all of them wait"
+            )
             refused = api(owner).get(path)
         finally:
             answered.set()
@@ -211,7 +212,7 @@ def test_who_asks_a_silent_host_for_many_logs_waits_for_few(
     words = "You already have 4 log downloads in progress, the maximum. Try again later."
     assert (refused.status_code, refused.json()["errors"][0]["message"]) == (503, words)
     assert int(refused["Retry-After"]) > 0
-    assert not whole._beginning, "nothing is remembered of who was answered"
+    assert not log_download._beginning, "nothing is remembered of who was answered"
 
 
 def test_each_rank_of_a_gang_is_asked_of_its_own_host(owner: User, guest: Guest) -> None:
@@ -220,7 +221,7 @@ def test_each_rank_of_a_gang_is_asked_of_its_own_host(owner: User, guest: Guest)
     Member.objects.update(num_ranks=2)
     told = {"host": Host.objects.get(name=other.name), "host_name": other.name, "ordered": timezone.now()}
     Member.objects.create(attempt=attempt, node=1, first_rank=2, num_ranks=2, **told)
-    places = {rank: place_of(attempt, rank) for rank in (0, 1, 2, 3, -1, -2)}
+    places = {rank: locate_log(attempt, rank) for rank in (0, 1, 2, 3, -1, -2)}
     assert [place.host.name for place in places.values()] == ["host-a"] * 2 + ["host-b"] * 2 + ["host-a", "host-b"]
     assert [place.rank for place in places.values()] == [0, 1, 2, 3, -1, -1]
     assert places[-2].files == ("launcher",)

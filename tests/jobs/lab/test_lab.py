@@ -18,7 +18,7 @@ from jobs.models import Attempt, Host, Job, Status
 from jobs.queue.inbound.event_handlers import hear
 from jobs.queue.scheduling import scheduler
 from jobs.runs.collectives import picture
-from jobs.runs.collectives.words import PRIMITIVES
+from jobs.runs.collectives.descriptions import PRIMITIVES
 from planner.facts.collectives import LabResult
 from planner.facts.spec import LAB_PRIMITIVES
 from tests.jobs.conftest import attempt_event
@@ -372,5 +372,5 @@ def test_a_lab_shows_no_steps_in_the_list(running: Attempt, owner: User, client:
 def test_what_a_sum_left_alone_keeps_its_colour() -> None:
     reduce = step("reduce", OWN, [[600.0, 602.0], [600.0, 401.0]])
     result = LabResult.model_validate_json(json.dumps({**RESULT, "steps": [reduce]}))
-    rows = picture.tensors(result, result.steps[0]).rows
+    rows = picture.make_picture(result, result.steps[0]).rows
     assert [[box.origin for box in row.after] for row in rows] == [["combined"] * 2, ["combined", "1"]]

@@ -124,19 +124,19 @@ def test_buffers_that_no_collective_has_are_not_played(primitive: LabPrimitive) 
 
 
 def test_a_film_colours_each_value_by_whose_it_is() -> None:
-    film = picture.film(result(4, 0, "sum"), captured("reduce_scatter", 4, 0, "sum"))
+    film = picture.make_film(result(4, 0, "sum"), captured("reduce_scatter", 4, 0, "sum"))
     assert film is not None
     assert film["start"][1][0] == ["200", "1"]
     assert film["stages"][0]["rows"][1] != film["start"][1]
     assert {whose for row in film["stages"][-1]["rows"] for _, whose in row} == {"combined"}
     assert film["given"] is None
-    assert picture.film(result(4, 0, "sum"), captured("all_to_all", 4, 0, "sum"))["given"][2][0] == ["300", "2"]  # type: ignore[index]
+    assert picture.make_film(result(4, 0, "sum"), captured("all_to_all", 4, 0, "sum"))["given"][2][0] == ["300", "2"]  # type: ignore[index]
 
 
 def test_a_barrier_is_played_in_the_order_of_time() -> None:
     came = {0: (0.0, 41.0), 1: (12.5, 42.0), 2: (3.0, 40.0)}
     holdings = tuple(LabRankValues(rank=r, before=(a,), after=(b,)) for r, (a, b) in came.items())
-    film = picture.film(result(3, 0, "sum"), LabStep(primitive="barrier", holdings=holdings))
+    film = picture.make_film(result(3, 0, "sum"), LabStep(primitive="barrier", holdings=holdings))
     assert film is not None
     assert [stage["words"] for stage in film["stages"]] == [
         "Rank 0 arrives at 0.0 µs. 1 of 3 ranks wait at the barrier.",

@@ -1,4 +1,4 @@
-"""One of a thing for each event loop."""
+"""Share one object per event loop."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 
 from jobs.runs.live.per_loop import PerLoop
 
-LOOPS = 20  # a new one mostly gets the place, and so the id(), of the one before
+NUM_LOOPS = 20  # a new loop often reuses the id() of the previous one
 
 
-def test_a_loop_has_one_and_the_next_loop_another() -> None:
-    own = PerLoop(object)
+def test_each_loop_has_its_own_object() -> None:
+    get_object = PerLoop(object)
 
-    async def twice() -> tuple[object, object]:
-        return own(), own()
+    async def get_twice() -> tuple[object, object]:
+        return get_object(), get_object()
 
-    found = [asyncio.run(twice()) for _ in range(LOOPS)]
+    found = [asyncio.run(get_twice()) for _ in range(NUM_LOOPS)]
     assert all(first is second for first, second in found)
-    assert len({id(first) for first, _ in found}) == LOOPS
+    assert len({id(first) for first, _ in found}) == NUM_LOOPS

@@ -1,4 +1,4 @@
-"""The websocket of a job, on a real uvicorn and a real Redis stream."""
+"""Serve the WebSocket of a job from a real uvicorn and a real Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from contracts.names import telemetry_stream
 from jobs.models import Attempt, Job, Member, Status
 from jobs.queue import actions, lifecycle
-from jobs.runs.live.consumers import MOST_OF_SESSION, TRY_AGAIN, positions
+from jobs.runs.live.consumers import MAX_SOCKETS_PER_SESSION, TRY_AGAIN
+from jobs.runs.live.event_stream import parse_stream_positions
 from tests.planner.wrong_specs import GOOD
 from tests.support.frames import messages
 from tests.support.patience import patient
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 class Server:
-    """A web process over the test's own database."""
+    """Address a web process that uses the database of the test."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -57,7 +58,7 @@ def redis_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSer
 def server(
     django_db_setup: None, redis_service: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """One for all tests of this file: whoever asks starts from a database and a job of their own."""
+    """Start one server for all tests of this module."""
     port, folder = find_free_port(), tmp_path_factory.mktemp("web")
     environment = {
         **base_environment(),
@@ -79,7 +80,7 @@ def job() -> Job:
     return made
 
 
-def cookie_of(username: str) -> dict[str, str]:
+def log_in(username: str) -> dict[str, str]:
     client = Client()
     client.force_login(User.objects.get(username=username))
     jar: SimpleCookie = client.cookies
@@ -96,7 +97,7 @@ def put(client: redis.Redis, job: Job, number: int, maxlen: int | None = None, n
 
 
 async def read(socket: Any, lines: int) -> tuple[list[int], list[str], list[dict[str, Any]]]:
-    """Until `lines` log lines came: their numbers, the stream ids, and the other messages."""
+    """Read N log lines. Return their numbers, the stream ids, and all other messages."""
     numbers: list[int] = []
     ids: list[str] = []
     others: list[dict[str, Any]] = []
@@ -110,13 +111,11 @@ async def read(socket: Any, lines: int) -> tuple[list[int], list[str], list[dict
     return numbers, ids, others
 
 
-def test_history_is_replayed_then_live_entries_follow_without_gap_or_repetition(
-    server: Server, redis_service: RedisServer, job: Job
-) -> None:
+def test_sends_stored_then_new_entries_once_each(server: Server, redis_service: RedisServer, job: Job) -> None:
     client = redis_service.client()
     for number in range(700):
         put(client, job, number)
-    headers = cookie_of("owner")
+    headers = log_in("owner")
 
     async def watch() -> None:
         async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
@@ -134,9 +133,7 @@ def test_history_is_replayed_then_live_entries_follow_without_gap_or_repetition(
     asyncio.run(watch())
 
 
-def test_each_member_of_a_gang_is_followed_from_where_the_browser_was_in_its_stream(
-    server: Server, redis_service: RedisServer, job: Job
-) -> None:
+def test_resumes_the_stream_of_each_node(server: Server, redis_service: RedisServer, job: Job) -> None:
     client = redis_service.client()
     attempt = Attempt.objects.create(job=job, number=1)
     for node in (0, 1):
@@ -144,7 +141,7 @@ def test_each_member_of_a_gang_is_followed_from_where_the_browser_was_in_its_str
             attempt=attempt, node=node, host_name=f"h{node}", first_rank=node, num_ranks=1, ordered=timezone.now()
         )
     ids = {node: [put(client, job, 10 * node + number, node=node) for number in range(3)] for node in (0, 1)}
-    headers = cookie_of("owner")
+    headers = log_in("owner")
 
     async def watch(query: str, lines: int) -> dict[int, list[int]]:
         seen: dict[int, list[int]] = {0: [], 1: []}
@@ -161,16 +158,16 @@ def test_each_member_of_a_gang_is_followed_from_where_the_browser_was_in_its_str
 
 
 @pytest.mark.parametrize("text", ["", "0:", "x:1-0", "0:1-0,", "0:1-0,1", "-1:1-0", "0:99999999999999999999-0"])
-def test_a_position_that_is_none_is_refused(text: str) -> None:
-    assert positions(text) is None
+def test_rejects_invalid_positions(text: str) -> None:
+    assert parse_stream_positions(text) is None
 
 
-def test_trimmed_history_is_said_to_be_a_gap(server: Server, redis_service: RedisServer, job: Job) -> None:
+def test_reports_trimmed_entries_as_a_gap(server: Server, redis_service: RedisServer, job: Job) -> None:
     client = redis_service.client()
     seen = put(client, job, 0)
     for number in range(1, 50):
         put(client, job, number, maxlen=10)
-    headers = cookie_of("owner")
+    headers = log_in("owner")
 
     async def watch() -> None:
         url = server.url(job.id, f"?attempt=1&after={seen}")
@@ -182,12 +179,10 @@ def test_trimmed_history_is_said_to_be_a_gap(server: Server, redis_service: Redi
     asyncio.run(watch())
 
 
-def test_who_comes_late_to_a_trimmed_stream_is_told_that_the_beginning_is_gone(
-    server: Server, redis_service: RedisServer, job: Job
-) -> None:
+def test_reports_a_trimmed_start_as_a_gap(server: Server, redis_service: RedisServer, job: Job) -> None:
     for number in range(20):
         redis_service.client().xadd(telemetry_stream(job.id, 1), {"b": b"x", "n": number}, maxlen=5, approximate=False)
-    headers = cookie_of("owner")
+    headers = log_in("owner")
 
     async def watch() -> None:
         async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
@@ -197,13 +192,13 @@ def test_who_comes_late_to_a_trimmed_stream_is_told_that_the_beginning_is_gone(
     asyncio.run(watch())
 
 
-def test_a_page_recovers_from_a_restart_of_redis(server: Server, redis_service: RedisServer, job: Job) -> None:
-    headers = cookie_of("owner")
+def test_client_recovers_from_a_restart_of_redis(server: Server, redis_service: RedisServer, job: Job) -> None:
+    headers = log_in("owner")
     for number in range(5):
         put(redis_service.client(), job, number)
 
     async def watch() -> list[int]:
-        """As the browser does: connect again after the last id seen whenever the line drops."""
+        """Reconnect after the last received id, like the browser."""
         seen: list[int] = []
         after, restarted = "0-0", False
         while len(seen) < 10:
@@ -230,8 +225,8 @@ def test_a_page_recovers_from_a_restart_of_redis(server: Server, redis_service: 
     assert asyncio.run(asyncio.wait_for(watch(), patient(60))) == list(range(10))
 
 
-def test_a_change_of_state_reaches_the_socket(server: Server, job: Job) -> None:
-    headers = cookie_of("owner")
+def test_sends_a_change_of_state(server: Server, job: Job) -> None:
+    headers = log_in("owner")
 
     async def watch() -> None:
         async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
@@ -239,14 +234,13 @@ def test_a_change_of_state_reaches_the_socket(server: Server, job: Job) -> None:
             await asyncio.to_thread(lifecycle.change, job.id, 1, Status.STARTING, "placed")
             async with asyncio.timeout(patient(10)):
                 while msgpack.unpackb(await socket.recv()).get("job", {}).get("status") != "starting":
-                    pass  # why a queued job waits may be told anew meanwhile, or nothing
+                    pass  # a heartbeat or another reason why the job is queued
 
     asyncio.run(watch())
 
 
-def test_a_socket_of_a_job_that_nothing_happens_to_says_that_it_is_there(server: Server, job: Job) -> None:
-    """A page that hears nothing for long has lost its line."""
-    url, headers = server.url(job.id), cookie_of("owner")
+def test_sends_heartbeats_of_an_unchanged_job(server: Server, job: Job) -> None:
+    url, headers = server.url(job.id), log_in("owner")
 
     async def watch() -> None:
         async with connect(url, origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
@@ -265,17 +259,17 @@ def test_a_socket_of_a_job_that_nothing_happens_to_says_that_it_is_there(server:
         "http://evil.example",
         "http://127.0.0.1.evil.example",
         "http://127.0.0.1",
-        "http://127.0.0.1:9",  # another service of this host, to which a browser sends the same cookie
+        "http://127.0.0.1:9",  # another service on this host receives the same cookie
         "https://127.0.0.1:{port}",
         "http://localhost:{port}",
     ],
 )
-def test_a_foreign_origin_is_refused(server: Server, job: Job, origin: str | None) -> None:
-    headers = cookie_of("owner")
+def test_refuses_foreign_origins(server: Server, job: Job, origin: str | None) -> None:
+    headers = log_in("owner")
 
     async def watch() -> None:
-        asked: Any = origin and origin.format(port=server.port)
-        async with connect(server.url(job.id), origin=asked, additional_headers=headers):
+        header: Any = origin and origin.format(port=server.port)
+        async with connect(server.url(job.id), origin=header, additional_headers=headers):
             raise AssertionError("connected")
 
     with pytest.raises(InvalidStatus) as refused:
@@ -286,9 +280,9 @@ def test_a_foreign_origin_is_refused(server: Server, job: Job, origin: str | Non
 @pytest.mark.parametrize(
     ("who", "query", "code"), [("stranger", "", 4403), (None, "", 4403), ("owner", "?after=yesterday", 4400)]
 )
-def test_who_may_not_see_is_cut_off(server: Server, job: Job, who: str | None, query: str, code: int) -> None:
+def test_closes_unauthorized_sockets(server: Server, job: Job, who: str | None, query: str, code: int) -> None:
     User.objects.create_user("stranger")
-    headers = cookie_of(who) if who else {}
+    headers = log_in(who) if who else {}
 
     async def watch() -> None:
         async with connect(server.url(job.id, query), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
@@ -301,8 +295,8 @@ def test_who_may_not_see_is_cut_off(server: Server, job: Job, who: str | None, q
     assert closed.value.rcvd.code == code
 
 
-def test_of_more_sockets_than_a_login_may_have_the_last_are_to_try_again(server: Server, job: Job) -> None:
-    headers = cookie_of("owner")
+def test_limits_the_sockets_of_a_session(server: Server, job: Job) -> None:
+    headers = log_in("owner")
 
     async def opened(stack: contextlib.AsyncExitStack) -> Any:
         return await stack.enter_async_context(
@@ -311,7 +305,7 @@ def test_of_more_sockets_than_a_login_may_have_the_last_are_to_try_again(server:
 
     async def watch() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            allowed = [await opened(stack) for _ in range(MOST_OF_SESSION)]
+            allowed = [await opened(stack) for _ in range(MAX_SOCKETS_PER_SESSION)]
             one_more = await opened(stack)
             with pytest.raises(ConnectionClosed) as closed:
                 await asyncio.wait_for(one_more.recv(), patient(10))
@@ -324,10 +318,10 @@ def test_of_more_sockets_than_a_login_may_have_the_last_are_to_try_again(server:
     asyncio.run(watch())
 
 
-def test_logging_out_closes_the_open_socket(server: Server, job: Job) -> None:
+def test_logout_closes_open_sockets(server: Server, job: Job) -> None:
     from django.contrib.sessions.models import Session
 
-    headers = cookie_of("owner")
+    headers = log_in("owner")
 
     async def watch() -> None:
         async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from django.contrib.auth.models import User
 from jobs.models import Delivery, ImportedTrace, Invitation, Project, Webhook
 from jobs.people import invitations, tokens
 from jobs.people.notifications import hooks
-from jobs.runs.traces.imports import kept
+from jobs.runs.traces.imports import store
 from planner.facts.validation import SpecError
 from tests.jobs.conftest import run_together
 from tests.support.postgres import as_default_database, postgres_server
@@ -46,7 +46,7 @@ def _default() -> None:
 
 def together(make: Callable[[int], Any]) -> None:
     def tried(number: int) -> None:
-        with contextlib.suppress(SpecError, kept.TooManyError):
+        with contextlib.suppress(SpecError, store.TooManyImportsError):
             make(number)
 
     run_together([partial(tried, number) for number in range(AT_ONCE)])
@@ -75,10 +75,10 @@ def test_one_ping_is_on_its_way(ann: User) -> None:
 def test_imports_are_no_more_than_their_bound(
     ann: User, monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(kept, "MOST_IMPORTS", 1)
+    monkeypatch.setattr(store, "MAX_IMPORTS_PER_USER", 1)
     settings.STATE_DIR = tmp_path
     for _ in range(ROUNDS):
-        together(lambda number: kept.begin(ann, f"n{number}", [("a", 1)]))
+        together(lambda number: store.create_import(ann, f"n{number}", [("a", 1)]))
         assert ImportedTrace.objects.filter(owner=ann).count() == 1
         ImportedTrace.objects.all().delete()
 

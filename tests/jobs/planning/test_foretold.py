@@ -12,8 +12,8 @@ from rest_framework.test import APIClient
 
 from jobs.models import Attempt, Host
 from jobs.queue import actions
-from jobs.runs.history.exports.mlflow import flat
-from jobs.runs.history.queries.compare import comparison
+from jobs.runs.history.exports import flatten_spec
+from jobs.runs.history.queries.comparison import compare_jobs
 from planner.facts.kinds import drop_unused_fields
 from tests.planner.wrong_specs import GOOD
 
@@ -63,9 +63,9 @@ def test_compared_scripts_show_neither_a_plan_nor_what_they_never_read(client: C
     assert "train." not in page
     assert "gpt-tiny" not in page
     assert "layout.dp" in page
-    told = comparison([first, second])
+    told = compare_jobs([first, second])
     assert [one["plan"] for one in told["jobs"]] == [{}, {}]
     assert [one["field"] for one in told["differences"]] == ["layout.dp"]
-    names = {name for name, _ in flat(drop_unused_fields(first.spec))}
+    names = {name for name, _ in flatten_spec(drop_unused_fields(first.spec))}
     assert "script.path" in names
     assert not {name for name in names if name.startswith(("train.", "model."))}

@@ -6,7 +6,7 @@ from typing import Any
 
 from contracts.control import ExitReport
 from jobs.queue.attempt_completion import merged
-from jobs.runs.baselines.facts import facts
+from jobs.runs.baselines import compute_facts
 
 
 def report(**summary: Any) -> ExitReport:
@@ -30,12 +30,12 @@ def test_ranks_that_a_member_left_out_are_left_out_of_the_gang() -> None:
     assert whole is not None
     assert whole["summary"] is not None
     assert whole["summary"]["cells_left_out"] == 5
-    told = facts(whole, 12)
+    told = compute_facts(whole, 12)
     assert (told["sent"], told["no_sent"]) == ([], "only 7 of 12 ranks have stored traffic")
 
 
 def test_a_member_without_a_summary_is_left_out_with_all_its_ranks() -> None:
     whole = merged([report(cells=cells(0)), report()], silent_ranks=4)
-    assert facts(whole, 8)["no_sent"] == "only 4 of 8 ranks have stored traffic"
+    assert compute_facts(whole, 8)["no_sent"] == "only 4 of 8 ranks have stored traffic"
     all_told = merged([report(cells=cells(0)), report(cells=cells(4))])
-    assert facts(all_told, 8)["sent"] == [{"axis": "dp", "op": "all_reduce", "bytes": 16.0, "calls": 2.0}]
+    assert compute_facts(all_told, 8)["sent"] == [{"axis": "dp", "op": "all_reduce", "bytes": 16.0, "calls": 2.0}]

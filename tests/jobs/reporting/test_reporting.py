@@ -18,7 +18,7 @@ from jobs.models import RunToken, Status
 from jobs.queue import actions
 from jobs.queue.inbound.silence import tell_of_silence
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.runs.reporting import inflow
+from jobs.runs.reporting import telemetry_inflow
 from tests.jobs.conftest import report
 from tests.jobs.reporting.nodes import Api, Node, fall_silent, job_of, reasons, said
 from tests.planner.wrong_specs import GOOD
@@ -47,7 +47,7 @@ def test_batches_lie_in_the_stream_that_pages_follow_each_number_once(node: Node
     entries: Any = live_redis.xrange(telemetry_stream(node.run, 1))
     assert [fields[b"n"] for _, fields in entries] == [b"0", b"1", b"2"]
     assert decode_batch(entries[0][1][b"b"])["items"][0]["kind"] == "phase"
-    assert 0 < live_redis.ttl(telemetry_stream(node.run, 1)) <= inflow.STREAM_KEPT_S
+    assert 0 < live_redis.ttl(telemetry_stream(node.run, 1)) <= telemetry_inflow.STREAM_LIFETIME_S
 
 
 def test_a_node_says_how_it_fares_and_speaks_for_no_other_s_ranks(node: Node) -> None:
@@ -62,7 +62,7 @@ def test_a_node_says_how_it_fares_and_speaks_for_no_other_s_ranks(node: Node) ->
 
 
 def test_a_stream_keeps_its_newest_bytes(node: Node, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflow, "STREAM_BYTES", 300)
+    monkeypatch.setattr(telemetry_inflow, "MAX_STREAM_BYTES", 300)
     for number in range(20):
         assert node.batch(number).status_code == 200
     entries: Any = live_redis.xrange(telemetry_stream(node.run, 1))
@@ -72,34 +72,34 @@ def test_a_stream_keeps_its_newest_bytes(node: Node, live_redis: redis.Redis, mo
 
 
 def test_members_of_a_run_share_what_it_may_keep() -> None:
-    place = inflow.Place("a", 1, 0)
-    assert place.most_bytes(1) == place.most_bytes(8) == inflow.STREAM_BYTES
-    assert place.most_bytes(64) == inflow.RUN_BYTES // 64
-    assert place.most_bytes(4096) == inflow.FEWEST_BYTES >= 2 * MAX_BATCH_BYTES
+    place = telemetry_inflow.NodeStream("a", 1, 0)
+    assert place.get_max_bytes(1) == place.get_max_bytes(8) == telemetry_inflow.MAX_STREAM_BYTES
+    assert place.get_max_bytes(64) == telemetry_inflow.MAX_RUN_BYTES // 64
+    assert place.get_max_bytes(4096) == telemetry_inflow.MIN_STREAM_BYTES >= 2 * MAX_BATCH_BYTES
 
 
 def test_while_redis_is_nearly_full_a_batch_waits_and_comes_later(node: Node, live_redis: redis.Redis) -> None:
     """What runs elsewhere tell would push out what hosts, jobs and pages need."""
     used = live_redis.info("memory")["used_memory"]
     try:
-        live_redis.config_set("maxmemory", int(used / inflow.FULL) - 2**16)
-        inflow._is_full.cache_clear()
+        live_redis.config_set("maxmemory", int(used / telemetry_inflow.MAX_REDIS_USE) - 2**16)
+        telemetry_inflow._is_full.cache_clear()
         refused = node.batch(0)
-        assert (refused.status_code, int(refused["Retry-After"])) == (429, inflow.FULL_WAIT_S)
+        assert (refused.status_code, int(refused["Retry-After"])) == (429, telemetry_inflow.FULL_RETRY_AFTER_S)
     finally:
         live_redis.config_set("maxmemory", 0)
-        inflow._is_full.cache_clear()
+        telemetry_inflow._is_full.cache_clear()
     assert node.batch(0).status_code == 200
 
 
 def test_who_sends_too_fast_waits_and_loses_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflow, "BURST_BYTES", 2 * inflow.BATCH_COST + 1000)
-    monkeypatch.setattr(inflow, "BYTES_PER_S", 100)
+    monkeypatch.setattr(telemetry_inflow, "BURST_BYTES", 2 * telemetry_inflow.BATCH_COST_BYTES + 1000)
+    monkeypatch.setattr(telemetry_inflow, "BYTES_PER_S", 100)
     answers = [node.batch(number) for number in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert int(answers[2]["Retry-After"]) > 1
-    monkeypatch.setattr(inflow, "BURST_BYTES", 2**30)
-    monkeypatch.setattr(inflow, "BYTES_PER_S", 2**30)
+    monkeypatch.setattr(telemetry_inflow, "BURST_BYTES", 2**30)
+    monkeypatch.setattr(telemetry_inflow, "BYTES_PER_S", 2**30)
     assert node.batch(2).status_code == 200
 
 

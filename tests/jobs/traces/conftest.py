@@ -1,3 +1,3 @@
-"""The run that these files are read of."""
+"""Share the recorded run."""
 
 from tests.support.recorded import recorded as recorded

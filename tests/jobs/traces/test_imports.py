@@ -1,4 +1,4 @@
-"""Traces of runs that we did not launch: real ones of torch, hostile ones, and who may see them."""
+"""Read traces of other programs: real traces of torch, and invalid ones."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from typing import Any
 
 import pytest
 
-from jobs.runs.traces.arrivals import meetings
-from jobs.runs.traces.imports import reading
-from jobs.runs.traces.imports.parts import ImportProblemError, axis_of, op_of, rank_in
-from jobs.runs.traces.imports.reading import Read, read, source
+from jobs.runs.traces.events import find_arrivals
+from jobs.runs.traces.imports import reader
+from jobs.runs.traces.imports.common import ImportProblemError, parse_axis, parse_op, parse_rank
+from jobs.runs.traces.imports.reader import ImportResult, make_trace_file, read_traces
 from tests.jobs.traces.hostile import HOSTILE, shared
 from tests.support.inspected import collective, header, log, log_of_dumps, metadata
 
 
-def read_of(*paths: Path) -> Read:
-    return read([source(path.name, path) for path in paths])
+def read_files(*paths: Path) -> ImportResult:
+    return read_traces([make_trace_file(path.name, path) for path in paths])
 
 
-def written(folder: Path, name: str, data: bytes) -> Path:
+def write_file(folder: Path, name: str, data: bytes) -> Path:
     path = folder / name
     path.write_bytes(data)
     return path
 
 
 @pytest.mark.parametrize("ending", ["", ".json"])
-def test_a_real_flight_recorder_dump_is_read(recorded: Path, ending: str) -> None:
-    found = read_of(*(recorded / f"fr_rank_{rank}{ending}" for rank in (0, 1)))
+def test_reads_flight_recorder_dump(recorded: Path, ending: str) -> None:
+    found = read_files(*(recorded / f"fr_rank_{rank}{ending}" for rank in (0, 1)))
     assert found.format == "flight recorder"
-    told = Counter((call.rank, call.axis, call.op) for call in found.trace.calls)
+    counts = Counter((call.rank, call.axis, call.op) for call in found.trace.calls)
     for rank in (0, 1):
-        assert told[rank, "tp", "all_reduce"] == 3, "the group's description names its axis"
-        assert told[rank, "world", "all_gather"] == 3
+        assert counts[rank, "tp", "all_reduce"] == 3, "the group's description names its axis"
+        assert counts[rank, "world", "all_gather"] == 3
     assert {call.payload_bytes for call in found.trace.calls if call.op == "all_reduce"} == {4000}
     assert {call.payload_bytes for call in found.trace.calls if call.op == "all_gather"} == {80}
     assert {call.ranks for call in found.trace.calls} == {(0, 1)}
-    assert len(meetings(found.trace.calls)) == len(found.trace.calls), "every collective finds its other half"
+    assert len(find_arrivals(found.trace.calls)) == len(found.trace.calls), "every collective finds its other half"
     assert found.notes == ["collectives without a recorded end time are shown as points"]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_real_profiler_trace_is_read_packed_or_not(recorded: Path, tmp_path: Path, packed: bool) -> None:
+@pytest.mark.parametrize("is_gzip", [False, True])
+def test_reads_profiler_trace(recorded: Path, tmp_path: Path, is_gzip: bool) -> None:
     paths = [recorded / f"kineto_{rank}.json" for rank in (0, 1)]
-    if packed:
-        paths = [written(tmp_path, f"{path.name}.gz", gzip.compress(path.read_bytes())) for path in paths]
-    found = read_of(*paths)
+    if is_gzip:
+        paths = [write_file(tmp_path, f"{path.name}.gz", gzip.compress(path.read_bytes())) for path in paths]
+    found = read_files(*paths)
     assert found.format == "Kineto"
     assert Counter(call.op for call in found.trace.calls) == {"all_reduce": 12, "all_gather": 6}
     assert all(call.ended is not None and call.ended > call.issued for call in found.trace.calls)
@@ -60,7 +60,7 @@ def test_a_real_profiler_trace_is_read_packed_or_not(recorded: Path, tmp_path: P
 
 
 def gpu_trace(rank: int) -> bytes:
-    """As torch notes a communication kernel on a GPU (torch/csrc/distributed/c10d/ParamCommsUtils); made up."""
+    """Return a made-up trace of communication kernels (torch/csrc/distributed/c10d/ParamCommsUtils)."""
     noted = {
         "Collective name": "_allgather_base",
         "In msg nelems": 8,
@@ -85,19 +85,19 @@ def gpu_trace(rank: int) -> bytes:
     return json.dumps(told).encode()
 
 
-def test_a_gpu_s_kernels_tell_group_bytes_step_and_who_waited(tmp_path: Path) -> None:
-    found = read_of(*(written(tmp_path, f"r{rank}.json", gpu_trace(rank)) for rank in (0, 1)))
+def test_reads_group_bytes_and_step_of_gpu_kernels(tmp_path: Path) -> None:
+    found = read_files(*(write_file(tmp_path, f"r{rank}.json", gpu_trace(rank)) for rank in (0, 1)))
     first, second = found.trace.calls
     assert (first.op, first.axis, first.ranks, first.payload_bytes) == ("all_gather", "dp", (0, 1), 32)
     assert (first.step, first.issued) == (11, pytest.approx(1e9 + 110e-6))
-    assert {arrival.rank for arrival in meetings([first, second]).values()} == {1}
+    assert {arrival.rank for arrival in find_arrivals([first, second]).values()} == {1}
     mine = [(span.step, round((span.began - 1e9) * 1e6)) for span in found.trace.spans if span.rank == 0]
     assert mine == [(11, 100), (12, 160)], "8 and 8 microseconds with 4 between are one"
     assert found.notes == []
 
 
-def test_a_gpu_s_sends_do_not_number_its_collectives(tmp_path: Path) -> None:
-    """From the first send on, a rank's first collective met the second of the others."""
+def test_numbers_sends_separately(tmp_path: Path) -> None:
+    """After the first send, collectives of different ranks were matched wrongly."""
     noted = {"Process Group Name": "0", "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1]"}
     numbers = []
     for rank, ops in enumerate((["allreduce"] * 2, ["send", "allreduce", "recv", "allreduce"])):
@@ -106,56 +106,58 @@ def test_a_gpu_s_sends_do_not_number_its_collectives(tmp_path: Path) -> None:
             for ts, op in enumerate(ops)
         ]
         told = {"distributedInfo": {"rank": rank}, "traceEvents": events}
-        found = read_of(written(tmp_path, f"r{rank}.json", json.dumps(told).encode()))
+        found = read_files(write_file(tmp_path, f"r{rank}.json", json.dumps(told).encode()))
         numbers.append([call.sequence for call in found.trace.calls if call.op == "all_reduce"])
     assert numbers == [[1, 2], [1, 2]]
 
 
 @pytest.mark.parametrize("form", [log, log_of_dumps])
-def test_an_inspector_s_log_is_read_in_both_forms(tmp_path: Path, form: Callable[..., bytes]) -> None:
+def test_reads_both_versions_of_inspector_logs(tmp_path: Path, form: Callable[..., bytes]) -> None:
     paths = []
     for rank in (0, 1):
         told = [collective(1, 100 + 30 * rank, 50), collective(2, 300, 20, op="ReduceScatter", size=1000)]
-        paths.append(written(tmp_path, f"node-1-pid{100 + rank}.log", form(rank, *told)))
-    found = read_of(*paths)
+        paths.append(write_file(tmp_path, f"node-1-pid{100 + rank}.log", form(rank, *told)))
+    found = read_files(*paths)
     assert found.format == "NCCL Inspector"
     reduced = [call for call in found.trace.calls if call.op == "all_reduce"]
     assert [(call.rank, call.ranks, call.payload_bytes) for call in reduced] == [(0, (0, 1), 4096), (1, (0, 1), 4096)]
     assert reduced[1].issued - reduced[0].issued == pytest.approx(30e-6, abs=1e-6)
     assert {call.payload_bytes for call in found.trace.calls if call.op == "reduce_scatter"} == {2000}
-    assert {arrival.rank for arrival in meetings(reduced).values()} == {1}
+    assert {arrival.rank for arrival in find_arrivals(reduced).values()} == {1}
     assert found.notes == []
 
 
-def test_bytes_that_an_inspector_claims_fit_into_what_keeps_them(tmp_path: Path) -> None:
+def test_limits_payload_bytes_of_inspector_logs(tmp_path: Path) -> None:
     line = {"header": header(0, ranks=16), "metadata": metadata(0)}
     line["coll_perf"] = collective(1, 0, 9, op="AllGather", size=2**60)
-    (call,) = read_of(written(tmp_path, "a.log", json.dumps(line).encode())).trace.calls
+    (call,) = read_files(write_file(tmp_path, "a.log", json.dumps(line).encode())).trace.calls
     assert call.payload_bytes == 2**62
 
 
-def test_a_log_without_times_says_so(tmp_path: Path) -> None:
+def test_notes_inspector_log_without_times(tmp_path: Path) -> None:
     told = {**collective(1, 0, 50), "event_trace_ts": None}
-    found = read_of(written(tmp_path, "a.log", log(0, told)))
+    found = read_files(write_file(tmp_path, "a.log", log(0, told)))
     assert found.trace.calls[0].ended == pytest.approx(1_752_867_230.0)
     assert "NCCL_INSPECTOR_DUMP_VERBOSE" in found.notes[0]
 
 
-def test_a_rank_of_a_small_communicator_is_that_of_the_largest(tmp_path: Path) -> None:
+def test_ranks_come_from_the_largest_communicator(tmp_path: Path) -> None:
     def line(rank: int, comm: str, place: int, size: int, number: int) -> bytes:
         told = {"header": header(place, comm, size), "metadata": metadata(rank), "coll_perf": collective(number, 0, 9)}
         return json.dumps(told).encode() + b"\n"
 
     paths = [
-        written(tmp_path, f"{rank}.log", line(rank, "0xaa", rank, 4, 1) + line(rank, f"0xb{rank % 2}", rank // 2, 2, 1))
+        write_file(
+            tmp_path, f"{rank}.log", line(rank, "0xaa", rank, 4, 1) + line(rank, f"0xb{rank % 2}", rank // 2, 2, 1)
+        )
         for rank in range(4)
     ]
-    groups = {(call.axis, call.ranks) for call in read_of(*paths).trace.calls}
+    groups = {(call.axis, call.ranks) for call in read_files(*paths).trace.calls}
     assert groups == {("comm 0xaa", (0, 1, 2, 3)), ("comm 0xb0", (0, 2)), ("comm 0xb1", (1, 3))}
 
 
-def test_the_peer_of_an_inspector_s_send_is_a_rank_of_the_world(tmp_path: Path) -> None:
-    """Ranks 1 and 3 have a communicator of their own, in which they are 0 and 1."""
+def test_peer_of_a_send_is_a_world_rank(tmp_path: Path) -> None:
+    """Ranks 1 and 3 are 0 and 1 in their own communicator."""
     paths = []
     for rank in range(4):
         lines = [{"header": header(rank, ranks=4), "metadata": metadata(rank), "coll_perf": collective(1, 0, 9)}]
@@ -163,8 +165,8 @@ def test_the_peer_of_an_inspector_s_send_is_a_rank_of_the_world(tmp_path: Path) 
             figures = {"p2p_sn": 1, "p2p_msg_size_bytes": 8, "p2p_exec_time_us": 5}
             told = {"p2p": "Send" if rank == 1 else "Recv", **figures, "p2p_peer": int(rank == 1)}
             lines.append({"header": header(rank // 2, "0xbb"), "metadata": metadata(rank), "p2p_perf": told})
-        paths.append(written(tmp_path, f"{rank}.log", b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
-    pairs = [call for call in read_of(*paths).trace.calls if call.axis == "comm 0xbb"]
+        paths.append(write_file(tmp_path, f"{rank}.log", b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
+    pairs = [call for call in read_files(*paths).trace.calls if call.axis == "comm 0xbb"]
     assert sorted((call.rank, call.peer, call.op, call.ranks) for call in pairs) == [
         (1, 3, "send", (1, 3)),
         (3, 1, "recv", (1, 3)),
@@ -228,33 +230,31 @@ BAD: list[tuple[str, bytes, str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "data", "field", "words"), BAD, ids=[f"{name}: {field}" for name, _, field, _ in BAD])
-def test_what_cannot_be_read_is_told_with_file_and_field(
-    tmp_path: Path, name: str, data: bytes, field: str, words: str
-) -> None:
+def test_reports_file_and_field_of_errors(tmp_path: Path, name: str, data: bytes, field: str, words: str) -> None:
     with pytest.raises(ImportProblemError) as told:
-        read_of(written(tmp_path, name, data))
+        read_files(write_file(tmp_path, name, data))
     assert (told.value.file, told.value.field) == (name, field)
     assert words in told.value.message
 
 
-def test_two_files_of_one_rank_or_of_two_formats_are_refused(recorded: Path, tmp_path: Path) -> None:
-    again = written(tmp_path, "copy_rank_0", (recorded / "fr_rank_0").read_bytes())
+def test_rejects_duplicate_ranks_and_mixed_formats(recorded: Path, tmp_path: Path) -> None:
+    again = write_file(tmp_path, "copy_rank_0", (recorded / "fr_rank_0").read_bytes())
     with pytest.raises(
         ImportProblemError, match=r"copy_rank_0: rank: This file is from rank 0, like the file fr_rank_0"
     ):
-        read_of(recorded / "fr_rank_0", again)
+        read_files(recorded / "fr_rank_0", again)
     with pytest.raises(
         ImportProblemError, match="format: The format is Kineto, but fr_rank_0 has the format flight recorder"
     ):
-        read_of(recorded / "fr_rank_0", recorded / "kineto_1.json")
+        read_files(recorded / "fr_rank_0", recorded / "kineto_1.json")
 
 
-def test_a_bomb_is_read_no_further_than_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_UNPACKED", 2**20)
-    bomb = written(tmp_path, "k0.json.gz", gzip.compress(b'{"schemaVersion": 1, "traceEvents": [' + b" " * 2**24))
+def test_limits_decompressed_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_DECOMPRESSED_BYTES", 2**20)
+    bomb = write_file(tmp_path, "k0.json.gz", gzip.compress(b'{"schemaVersion": 1, "traceEvents": [' + b" " * 2**24))
     assert bomb.stat().st_size < 2**16
     with pytest.raises(ImportProblemError, match=r"The decompressed file has more than 1,048,576 bytes."):
-        read_of(bomb)
+        read_files(bomb)
 
 
 @pytest.mark.parametrize(
@@ -269,15 +269,15 @@ def test_a_bomb_is_read_no_further_than_its_bound(tmp_path: Path, monkeypatch: p
         ("nccl:coalesced", "coalesced"),
     ],
 )
-def test_names_of_collectives_are_ours(text: str, op: str) -> None:
-    assert op_of(text) == op
+def test_normalizes_names_of_collectives(text: str, op: str) -> None:
+    assert parse_op(text) == op
 
 
-def test_an_axis_is_told_by_a_group_s_description() -> None:
-    assert axis_of("4", "mesh_tp") == "tp"
-    assert axis_of("0", "default_pg") == "world"
-    assert axis_of("4", "updates") == "updates", "no dp is meant"
-    assert axis_of("4", "undefined") == "group 4"
+def test_parses_axis_from_group_description() -> None:
+    assert parse_axis("4", "mesh_tp") == "tp"
+    assert parse_axis("0", "default_pg") == "world"
+    assert parse_axis("4", "updates") == "updates", "no dp is meant"
+    assert parse_axis("4", "undefined") == "group 4"
 
 
 @pytest.mark.parametrize(
@@ -294,6 +294,6 @@ def test_an_axis_is_told_by_a_group_s_description() -> None:
         ("trace_rank_٣.json", None),
     ],
 )
-def test_a_rank_is_the_last_number_of_a_name(name: str, rank: int | None) -> None:
-    """A time, or a date, is none; its last digits were drawn as one."""
-    assert rank_in(name) == rank
+def test_parses_rank_from_file_name(name: str, rank: int | None) -> None:
+    """The last digits of a time or date are not a rank."""
+    assert parse_rank(name) == rank

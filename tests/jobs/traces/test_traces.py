@@ -1,4 +1,4 @@
-"""A step leaves as a trace: read back with the format's own protos and rules, waiting apart from transfer."""
+"""Trace a step and export it to Perfetto and Chrome. Exports are read back with the protos and rules of the format."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from contracts.names import requested_timelines_key, telemetry_stream
 from contracts.telemetry.timeline import TimelineItem
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
-from jobs.runs.history.queries.steps import HELD_BY_HOSTS
-from jobs.runs.traces import chrome, perfetto
-from jobs.runs.traces.arrivals import arrival_of, meetings
-from jobs.runs.traces.lanes import lanes
-from jobs.runs.traces.shapes import Call, Trace
-from jobs.runs.traces.stream import _items_in, trace
+from jobs.runs.history.queries.results import HELD_BY_HOSTS
+from jobs.runs.traces import export
+from jobs.runs.traces.events import CollectiveCall, EventTrace, find_arrivals, get_arrival
+from jobs.runs.traces.export import assign_lanes
+from jobs.runs.traces.traced_steps import _parse_batch, combine_items
 from tests.jobs.conftest import member_of
 from tests.jobs.history.told import keep, run
 from tests.support.timelines import batch, item, late
@@ -35,60 +34,60 @@ from workers.host.supervisor.timelines import MAX_STEPS
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 5}}
 
 
-def of(items: list[TimelineItem]) -> Trace:
-    return trace((told, 0.0) for told in items)
+def combine(items: list[TimelineItem]) -> EventTrace:
+    return combine_items((traced_job, 0.0) for traced_job in items)
 
 
-def overlapping() -> Trace:
-    """Three reduces in flight at once on each rank, the second inside the first, and one that ends as it begins."""
+def make_overlapping() -> EventTrace:
+    """Return three overlapping all-reduces per rank, and one that ends as it begins."""
     calls = [(0, "all_reduce", n, 10 * n, 0, 100 - 10 * n if n < 3 else 90, 8, -1) for n in (1, 2, 3)]
     calls.append((0, "all_reduce", 4, 95, 0, 95, 8, -1))
-    return of([item(rank, calls=calls, spans=[("forward", 0, 0, 0, 50)]) for rank in (0, 1)])
+    return combine([item(rank, calls=calls, spans=[("forward", 0, 0, 0, 50)]) for rank in (0, 1)])
 
 
-def test_waiting_is_charged_to_who_came_last() -> None:
-    found = of(late())
-    arrivals = meetings(found.calls)
+def test_last_rank_causes_the_wait() -> None:
+    found = combine(late())
+    arrivals = find_arrivals(found.calls)
     assert {(arrival.rank, round(arrival.time, 6)) for arrival in arrivals.values()} == {(1, 1000.08)}
     waits = {call.rank: round(1000.08 - call.issued, 6) for call in found.calls}
     assert waits == {0: 0.03, 1: 0.0}
 
 
-def test_a_collective_of_which_a_rank_tells_nothing_has_no_last_rank() -> None:
-    assert meetings(of(late()[:1]).calls) == {}
+def test_incomplete_collective_has_no_arrival() -> None:
+    assert find_arrivals(combine(late()[:1]).calls) == {}
 
 
-def test_a_send_meets_the_receive_of_the_other_end() -> None:
+def test_matches_send_with_receive() -> None:
     group = [{"axis": "pp", "ranks": [0, 1], "nth": 0}]
     sends = [(0, "send", 1, 10, 0, 60, 4, 1), (0, "send", 2, 70, 0, 90, 4, 1), (0, "recv", 3, 75, 5, 95, 4, 1)]
     takes = [(0, "recv", 1, 50, 10, 60, 4, 0), (0, "send", 2, 72, 0, 95, 4, 0), (0, "recv", 3, 80, 10, 90, 4, 0)]
-    found = of([item(0, groups=group, calls=sends), item(1, groups=group, calls=takes)])
-    last = {(key[0], key[2]): arrival.rank for key, arrival in meetings(found.calls).items()}
+    found = combine([item(0, groups=group, calls=sends), item(1, groups=group, calls=takes)])
+    last = {(key[0], key[2]): arrival.rank for key, arrival in find_arrivals(found.calls).items()}
     assert last == {(0, 1): 1, (1, 1): 1, (0, 2): 1, (1, 3): 1, (1, 2): 0, (0, 3): 0}
 
 
-def test_messages_of_a_middle_stage_that_have_one_number_are_apart() -> None:
-    """Each way between two ranks counts its own: what came back from the last stage was taken for the first's."""
+def test_matches_messages_per_direction() -> None:
+    """A message from the last stage was matched with one from the first stage."""
     calls = [
-        Call(1, rank, "pp", (0, 1, 2), 0, 1, op, issued, 0.0, issued + 9, 8, peer)
+        CollectiveCall(1, rank, "pp", (0, 1, 2), 0, 1, op, issued, 0.0, issued + 9, 8, peer)
         for rank, op, peer, issued in [
             *((0, "send", 1, 10.0), (1, "recv", 0, 9.0), (1, "send", 2, 20.0), (2, "recv", 1, 20.5)),
             *((2, "send", 1, 31.0), (1, "recv", 2, 30.0), (1, "send", 0, 40.0), (0, "recv", 1, 40.5)),
         ]
     ]
-    arrivals = meetings(calls)
-    told = [(one.rank, one.time) for call in calls if (one := arrival_of(call, arrivals))]
-    assert told == [(0, 10.0), (0, 10.0), (2, 20.5), (2, 20.5), (2, 31.0), (2, 31.0), (0, 40.5), (0, 40.5)]
+    arrivals = find_arrivals(calls)
+    traced_job = [(one.rank, one.time) for call in calls if (one := get_arrival(call, arrivals))]
+    assert traced_job == [(0, 10.0), (0, 10.0), (2, 20.5), (2, 20.5), (2, 31.0), (2, 31.0), (0, 40.5), (0, 40.5)]
 
 
-def test_a_host_s_clock_is_brought_to_the_board_s() -> None:
+def test_applies_the_clock_offset_of_a_host() -> None:
     first, second = late()
-    told = trace([(first, 0.0), ({**second, "began": 700.0}, 300.0)])
-    assert {round(call.issued, 3) for call in told.calls} == {1000.05, 1000.08}
+    traced_job = combine_items([(first, 0.0), ({**second, "began": 700.0}, 300.0)])
+    assert {round(call.issued, 3) for call in traced_job.calls} == {1000.05, 1000.08}
 
 
-def test_no_lane_holds_two_events_at_once_and_none_is_lost() -> None:
-    found = lanes(overlapping())
+def test_lanes_hold_all_events_without_overlap() -> None:
+    found = assign_lanes(make_overlapping())
     for events in found.values():
         assert all(one.ended <= other.began for one, other in pairwise(events))
     assert sum(map(len, found.values())) == 10
@@ -96,7 +95,7 @@ def test_no_lane_holds_two_events_at_once_and_none_is_lost() -> None:
 
 
 def read_perfetto(data: bytes) -> tuple[dict[int, Any], dict[int, list[Any]]]:
-    """Tracks by uuid, and each track's slices (begin, end, event), the last opened closes."""
+    """Return tracks by uuid, and the slices (begin, end, event) of each track."""
     proto = Proto()
     proto.ParseFromString(data)
     tracks = {
@@ -115,13 +114,13 @@ def read_perfetto(data: bytes) -> tuple[dict[int, Any], dict[int, list[Any]]]:
         else:
             begin = stacks[event.track_uuid].pop()
             slices[event.track_uuid].append((begin.timestamp, packet.timestamp, begin.track_event))
-    assert not any(stacks.values()), "every slice that begins ends"
+    assert not any(stacks.values()), "each begin has an end"
     return tracks, slices
 
 
-@pytest.mark.parametrize("made", [of(late()), overlapping()], ids=["late", "overlapping"])
-def test_perfetto_has_a_track_for_each_rank_and_axis_and_flows_between_ranks(made: Trace) -> None:
-    tracks, slices = read_perfetto(perfetto.write(made, "a run"))
+@pytest.mark.parametrize("made", [combine(late()), make_overlapping()], ids=["late", "overlapping"])
+def test_perfetto_has_tracks_and_flows(made: EventTrace) -> None:
+    tracks, slices = read_perfetto(export.write_perfetto(made, "a run"))
     assert set(slices) <= set(tracks)
     ranks = {uuid: track.name for uuid, track in tracks.items() if track.HasField("process")}
     assert sorted(ranks.values()) == ["rank 0", "rank 1"]
@@ -136,8 +135,8 @@ def test_perfetto_has_a_track_for_each_rank_and_axis_and_flows_between_ranks(mad
         assert all(begin < end for begin, end, _ in found)
 
 
-def test_perfetto_says_what_was_waited_and_for_whom() -> None:
-    tracks, slices = read_perfetto(perfetto.write(of(late()), "a run"))
+def test_perfetto_shows_wait_and_last_rank() -> None:
+    tracks, slices = read_perfetto(export.write_perfetto(combine(late()), "a run"))
     mine = next(uuid for uuid, track in tracks.items() if track.name == "dp" and track.parent_uuid == 1)
     ((began, ended, event),) = slices[mine]
     notes = {note.name: getattr(note, note.WhichOneof("value")) for note in event.debug_annotations}
@@ -145,31 +144,31 @@ def test_perfetto_says_what_was_waited_and_for_whom() -> None:
     assert (notes["waited_us"], notes["last_rank"], notes["payload_bytes"]) == (pytest.approx(30_000), 1, 4000)
 
 
-def test_perfetto_knows_the_time_of_day() -> None:
+def test_perfetto_has_wall_clock_time() -> None:
     proto = Proto()
-    proto.ParseFromString(perfetto.write(of(late()), "a run"))
+    proto.ParseFromString(export.write_perfetto(combine(late()), "a run"))
     clocks = {clock.clock_id: clock.timestamp for clock in proto.packet[0].clock_snapshot.clocks}
     assert clocks == {1: 1000 * 10**9, 6: 1000 * 10**9}
 
 
 @pytest.mark.parametrize("began", [0.0, 8e9, 2.0**33, 1.9e10, 2.0**40 - 1])
-def test_a_step_at_any_time_that_is_taken_can_be_told(began: float) -> None:
-    """Perfetto has 63 bits of nanoseconds, and others count from 1970."""
-    told = item(
+def test_exports_steps_at_any_accepted_time(began: float) -> None:
+    """Perfetto has 63 bits of nanoseconds since 1970."""
+    traced_job = item(
         0, began=began, calls=[(0, "all_reduce", 1, -(10**13), 0, 10**13, 4, -1)], spans=[("forward", 0, 0, 0, 9)]
     )
-    found = trace(_items_in(msgpack.packb(batch("j", told))))
+    found = combine_items(_parse_batch(msgpack.packb(batch("j", traced_job))))
     assert len(found.calls) == (began < 2**33)
-    _, slices = read_perfetto(perfetto.write(found, "a run"))
+    _, slices = read_perfetto(export.write_perfetto(found, "a run"))
     assert sum(map(len, slices.values())) == len(found.calls) + len(found.spans)
-    assert len(chrome.write(found, "a run")) > 0
+    assert len(export.write_chrome(found, "a run")) > 0
 
 
-@pytest.mark.parametrize("made", [of(late()), overlapping()], ids=["late", "overlapping"])
-def test_chrome_s_rules_hold(made: Trace) -> None:
-    """Every B has its E of the same name on its thread, time never goes back, and a flow begins before it ends."""
-    told = json.loads(chrome.write(made, "a run"))
-    events = told["traceEvents"]
+@pytest.mark.parametrize("made", [combine(late()), make_overlapping()], ids=["late", "overlapping"])
+def test_chrome_trace_is_well_formed(made: EventTrace) -> None:
+    """Each B has an E of the same name on its thread, time never decreases, and flows begin before they end."""
+    traced_job = json.loads(export.write_chrome(made, "a run"))
+    events = traced_job["traceEvents"]
     assert {event["ph"] for event in events} >= {"M", "B", "E", "s", "f"}
     named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     timed = [event for event in events if event["ph"] != "M"]
@@ -180,7 +179,7 @@ def test_chrome_s_rules_hold(made: Trace) -> None:
         track = event["pid"], event["tid"]
         assert track in named
         if event["ph"] == "B":
-            assert not open_ones[track], "nothing overlaps on a thread"
+            assert not open_ones[track], "events of a thread do not overlap"
             open_ones[track].append(event["name"])
         elif event["ph"] == "E":
             assert open_ones[track].pop() == event["name"]
@@ -192,23 +191,23 @@ def test_chrome_s_rules_hold(made: Trace) -> None:
     assert len([event for event in timed if event["ph"] == "B"]) == len(made.calls) + len(made.spans)
 
 
-def test_chrome_ends_a_slice_before_the_next_begins_at_the_same_moment() -> None:
-    made = of([item(0, spans=[("forward", 0, 0, 0, 20), ("forward", 0, 1, 20, 40)], groups=[])])
-    events = json.loads(chrome.write(made, "a run"))["traceEvents"]
+def test_chrome_orders_end_before_begin_at_equal_times() -> None:
+    made = combine([item(0, spans=[("forward", 0, 0, 0, 20), ("forward", 0, 1, 20, 40)], groups=[])])
+    events = json.loads(export.write_chrome(made, "a run"))["traceEvents"]
     assert [event["ph"] for event in events if event["ph"] in "BE"] == ["B", "E", "B", "E"]
 
 
-def test_an_end_that_was_not_recorded_is_said_and_drawn_as_a_moment() -> None:
-    call = Call(0, 0, "dp", (0, 1), 0, 1, "all_reduce", 5.0, 0.0, None, 8, -1)
-    _, slices = read_perfetto(perfetto.write(Trace([call], []), "a run"))
+def test_call_without_end_is_a_point() -> None:
+    call = CollectiveCall(0, 0, "dp", (0, 1), 0, 1, "all_reduce", 5.0, 0.0, None, 8, -1)
+    _, slices = read_perfetto(export.write_perfetto(EventTrace([call], []), "a run"))
     ((began, ended, event),) = next(iter(slices.values()))
     assert ended - began == 1
     assert "not recorded" in [note.string_value for note in event.debug_annotations]
 
 
 @pytest.fixture
-def told(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -> Job:
-    """A running job whose stream tells steps 8 and 16, whole."""
+def traced_job(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -> Job:
+    """Return a running job whose stream has steps 8 and 16 of all ranks."""
     host = make_host()
     job, _ = actions.submit(owner, SPEC)
     Job.objects.filter(id=job.id).update(status=Status.RUNNING)
@@ -221,15 +220,15 @@ def told(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -
     return job
 
 
-def test_a_step_is_downloaded_in_both_formats_by_who_may_see_the_job(
-    told: Job, owner: User, stranger: User, viewer: User, api: Callable[[User | None], APIClient]
+def test_user_with_access_downloads_both_formats(
+    traced_job: Job, owner: User, stranger: User, viewer: User, api: Callable[[User | None], APIClient]
 ) -> None:
-    path = f"/api/v1/jobs/{told.id}/trace"
+    path = f"/api/v1/jobs/{traced_job.id}/trace"
     answer = api(owner).get(path, {"format": "chrome", "step": 8})
-    assert answer["Content-Disposition"] == f'attachment; filename="{told.id}-1-step-8.json"'
+    assert answer["Content-Disposition"] == f'attachment; filename="{traced_job.id}-1-step-8.json"'
     assert {event["args"]["step"] for event in json.loads(answer.content)["traceEvents"] if event["ph"] == "B"} == {8}
     answer = api(viewer).get(path)
-    assert f"{told.id}-1-step-16.pftrace" in answer["Content-Disposition"], "the newest where none is named"
+    assert f"{traced_job.id}-1-step-16.pftrace" in answer["Content-Disposition"]
     assert read_perfetto(answer.content)[1]
     assert api(stranger).get(path).status_code == 404
     assert api(None).get(path).status_code == 401
@@ -246,42 +245,51 @@ def test_a_step_is_downloaded_in_both_formats_by_who_may_see_the_job(
         ({"format": "svg"}, 400, "format"),
     ],
 )
-def test_a_senseless_wish_is_refused_by_its_name(
-    told: Job, owner: User, api: Callable[[User | None], APIClient], query: dict[str, str], status: int, field: str
+def test_rejects_invalid_queries(
+    traced_job: Job,
+    owner: User,
+    api: Callable[[User | None], APIClient],
+    query: dict[str, str],
+    status: int,
+    field: str,
 ) -> None:
-    answer = api(owner).get(f"/api/v1/jobs/{told.id}/trace", query)
+    answer = api(owner).get(f"/api/v1/jobs/{traced_job.id}/trace", query)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (status, field)
 
 
-def test_a_step_can_be_asked_for_while_the_run_lasts(
-    told: Job, owner: User, stranger: User, api: Callable[[User | None], APIClient], live_redis: redis.Redis
+def test_requests_a_step_of_a_running_job(
+    traced_job: Job, owner: User, stranger: User, api: Callable[[User | None], APIClient], live_redis: redis.Redis
 ) -> None:
-    path = f"/api/v1/jobs/{told.id}/trace"
-    Job.objects.filter(id=told.id).update(spec={**told.spec, "train": {**told.spec["train"], "steps": 2000}})
+    path = f"/api/v1/jobs/{traced_job.id}/trace"
+    Job.objects.filter(id=traced_job.id).update(
+        spec={**traced_job.spec, "train": {**traced_job.spec["train"], "steps": 2000}}
+    )
     client = api(owner)
     assert client.post(path, {"step": 120}, format="json").json() == {"steps": [120]}
     assert client.post(path, {"step": 7.0}, format="json").json() == {"steps": [7, 120]}, (
         "7.0 is a whole number of JSON"
     )
-    assert live_redis.smembers(requested_timelines_key(told.id, 1)) == {b"7", b"120"}
-    assert 0 < live_redis.ttl(requested_timelines_key(told.id, 1)) <= 3600
+    assert live_redis.smembers(requested_timelines_key(traced_job.id, 1)) == {b"7", b"120"}
+    assert 0 < live_redis.ttl(requested_timelines_key(traced_job.id, 1)) <= 3600
     for body in ({"step": -1}, {"step": "7"}, {"step": True}, {"step": 7.5}, {}, {"step": 1, "more": 1}, [], 7):
         answer = client.post(path, body, format="json")
         assert answer.status_code == 422, body
     assert api(stranger).post(path, {"step": 1}, format="json").status_code == 404
-    live_redis.sadd(requested_timelines_key(told.id, 1), *range(1000, 1062))
-    assert client.post(path, {"step": 120}, format="json").status_code == 202, "it is on the list already"
+    live_redis.sadd(requested_timelines_key(traced_job.id, 1), *range(1000, 1062))
+    assert client.post(path, {"step": 120}, format="json").status_code == 202, "step 120 is already requested"
     assert client.post(path, {"step": 121}, format="json").status_code == 409
-    Job.objects.filter(id=told.id).update(status=Status.SUCCEEDED)
+    Job.objects.filter(id=traced_job.id).update(status=Status.SUCCEEDED)
     assert client.post(path, {"step": 122}, format="json").status_code == 409
 
 
-def test_a_step_that_no_rank_will_tell_is_refused_with_the_arithmetic(
-    told: Job, owner: User, api: Callable[[User | None], APIClient], tmp_path: Path, settings: Any
+def test_rejects_a_step_that_no_rank_can_trace(
+    traced_job: Job, owner: User, api: Callable[[User | None], APIClient], tmp_path: Path, settings: Any
 ) -> None:
-    path, settings.HISTORY_DIR = f"/api/v1/jobs/{told.id}/trace", tmp_path
-    Job.objects.filter(id=told.id).update(spec={**told.spec, "train": {**told.spec["train"], "steps": 200}})
-    keep(tmp_path, list(run(2, 100)), told.id)
+    path, settings.HISTORY_DIR = f"/api/v1/jobs/{traced_job.id}/trace", tmp_path
+    Job.objects.filter(id=traced_job.id).update(
+        spec={**traced_job.spec, "train": {**traced_job.spec["train"], "steps": 200}}
+    )
+    keep(tmp_path, list(run(2, 100)), traced_job.id)
     refused = {}
     for step in (201, 36, 37, 200):
         answer = api(owner).post(path, {"step": step}, format="json")

@@ -3,7 +3,7 @@ import { decode } from "../vendor/msgpack/decode.mjs";
 
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
-const SILENCE_MS = 20_000; // the server says something every 5 s (LOOK_S, jobs/runs/live/consumers.py)
+const SILENCE_MS = 20_000; // the server says something every 5 s (POLL_S, jobs/runs/live/consumers.py)
 const REFUSED = new Set([4400, 4403]); // not understood, or not this user's job: trying again is no use
 
 /**

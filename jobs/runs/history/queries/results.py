@@ -1,7 +1,8 @@
-"""What an attempt proved or found: predicted beside measured, its proofs, a dry run's ranks, a lab's result."""
+"""Return what attempts produced: traffic checks, verification, benchmarks, checkpoints, and traced steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from django.db.models import Sum
@@ -9,15 +10,20 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
-from jobs.models import Job
-from jobs.runs.history.store.folder import GoneError
-from jobs.runs.history.store.query import ask
+from contracts.telemetry.steps import CheckpointItem
+from jobs.models import ELSEWHERE, Attempt, Job
+from jobs.planning.saves import most_kept, saves_of
+from jobs.runs.history.store.folder import NoHistoryError
+from jobs.runs.history.store.query import HistoryTables, query_history
+from jobs.runs.traces.events import EventTrace, parse_trace
 from planner.facts.collectives import LabResult
+from planner.facts.kinds import get_kind_rules
 from planner.facts.parse_spec import SchemaFrom
+from planner.facts.validation import format_count
 
 
 class Results(TypedDict):
-    """Of one attempt, so far. Bytes."""
+    """Hold the results of an attempt so far, in bytes."""
 
     attempt: int
     ended: Annotated[bool, Field(description="True if the attempt has ended, so the data is final.")]
@@ -42,19 +48,19 @@ class Results(TypedDict):
     lab: Annotated[Annotated[dict[str, Any], SchemaFrom(LabResult)] | None, Field(description="Result of a benchmark.")]
 
 
-def results(job: Job, number: int) -> Results:
-    """Of the attempt's exit report; of one that runs, of its history.
+def get_results(job: Job, number: int) -> Results:
+    """Return the results of an attempt from its exit report, or from its history while it runs.
 
     Raises:
-        GoneError: there is neither.
-        BusyError: too much is asked at once.
+        NoHistoryError: Neither exists.
+        BusyError: Too many queries run.
     """
     attempt = job.attempts.filter(number=number).first()
     if attempt is None:
-        raise GoneError(f"Attempt {number} has not started.")
+        raise NoHistoryError(f"Attempt {number} has not started.")
     summary = (attempt.exit or {}).get("summary")
     if summary is None:
-        state = ask(job.id, number, lambda tables: tables.state)
+        state = query_history(job.id, number, lambda tables: tables.state)
         summary = {
             "verdict": {str(rank): rows for rank, rows in state["verdicts"].items()},
             "proof": state["proof"],
@@ -63,16 +69,134 @@ def results(job: Job, number: int) -> Results:
             "memory": {str(rank): parts for rank, parts in state.get("memory", {}).items()},
         }
     verdicts = summary.get("verdict", {})
-    off = [abs(row["measured_bytes"] - row["predicted_bytes"]) for rows in verdicts.values() for row in rows]
+    differences = [abs(row["measured_bytes"] - row["predicted_bytes"]) for rows in verdicts.values() for row in rows]
     ranks = attempt.members.aggregate(ranks=Sum("num_ranks"))["ranks"]
     return {
         "attempt": number,
         "ended": attempt.ended is not None,
         "verdicts": verdicts,
-        "off_bytes": sum(off) if verdicts and len(verdicts) >= (ranks or job.world_size) else None,
+        "off_bytes": sum(differences) if verdicts and len(verdicts) >= (ranks or job.world_size) else None,
         "proof": summary.get("proof"),
         "dry_runs": summary.get("dry_runs", []),
         "peak_bytes": summary.get("peak_bytes", {}),
         "memory": summary.get("memory", {}),
         "lab": summary.get("lab"),
     }
+
+
+class StoredCheckpoint(TypedDict):
+    """Describe a checkpoint in bytes, seconds, and Unix seconds. Unknown values are null."""
+
+    attempt: int
+    name: Annotated[
+        str | None,
+        Field(description="Checkpoint name to use in `train.resume`. null if the checkpoint could not be written."),
+    ]
+    step: int | None
+    time: float | None
+    num_bytes: int | None
+    stall_s: Annotated[float | None, Field(description="Seconds that training waited for the checkpoint.")]
+    save_s: float | None
+    problem: str
+    kept: Annotated[
+        bool,
+        Field(
+            description=(
+                "True if the checkpoint is on disk. An attempt keeps the newest `train.keep_checkpoints` checkpoints."
+            )
+        ),
+    ]
+
+
+def list_checkpoints(job: Job) -> list[StoredCheckpoint]:
+    """Return the checkpoints of a job, the newest first. Raises BusyError."""
+    max_kept = most_kept(job)
+    return [
+        checkpoint for attempt in job.attempts.order_by("-number") for checkpoint in _list_of_attempt(attempt, max_kept)
+    ]
+
+
+def _list_of_attempt(attempt: Attempt, max_kept: int) -> Iterator[StoredCheckpoint]:
+    saves = saves_of(attempt)
+    if saves.newest and saves.newest not in {item["name"] for item in saves.items}:
+        unknown = {"step": None, "time": None, "num_bytes": None, "stall_s": None, "save_s": None}
+        yield {"attempt": attempt.number, "name": saves.newest, "problem": "", "kept": True, **unknown}  # type: ignore[typeddict-item]
+    for item in reversed(saves.items):
+        yield {
+            "attempt": attempt.number,
+            "name": item["name"],
+            "step": item["step"],
+            "time": item["time"],
+            "num_bytes": item["num_bytes"],
+            "stall_s": item["stall_s"],
+            "save_s": item["save_s"],
+            "problem": item["problem"],
+            "kept": item["name"] is not None and saves.complete_after(item["step"]) < max_kept,
+        }
+
+
+def read_checkpoints(attempt: Attempt) -> tuple[list[CheckpointItem], bool]:
+    """Return the checkpoints of an attempt, and True if no telemetry was lost (`jobs.planning.saves.Reader`).
+
+    Raises BusyError.
+    """
+    try:
+        return query_history(
+            attempt.job_id, attempt.number, lambda tables: (tables.state["checkpoints"], not tables.state["lost"])
+        )
+    except NoHistoryError:
+        return [], False
+
+
+MAX_LISTED_STEPS = 1000  # the newest
+HELD_BY_HOSTS = 64  # last steps that hosts can still send: fewer if steps are large
+
+
+def list_traced_steps(job: str, attempt: int) -> list[int]:
+    """Return the traced steps of an attempt, in order.
+
+    Raises:
+        BusyError: Too many queries run.
+    """
+    sql = "SELECT DISTINCT step FROM calls UNION SELECT DISTINCT step FROM spans ORDER BY step DESC LIMIT ?"
+    try:
+        rows = query_history(job, attempt, lambda tables: tables.fetch_rows(sql, MAX_LISTED_STEPS))
+    except NoHistoryError:
+        return []
+    return sorted(step for (step,) in rows)
+
+
+def read_traced_step(job: str, attempt: int, step: int) -> EventTrace | None:
+    """Return the events of a step, None if it has none.
+
+    Raises:
+        BusyError: Too many queries run.
+    """
+
+    def read(tables: HistoryTables) -> EventTrace:
+        calls = tables.fetch_columns("SELECT * FROM calls WHERE step = ? ORDER BY issued, rank", step)
+        spans = tables.fetch_columns("SELECT * FROM spans WHERE step = ? ORDER BY began, rank", step)
+        return parse_trace(calls, spans)
+
+    try:
+        trace = query_history(job, attempt, read)
+    except NoHistoryError:
+        return None
+    return trace if trace.calls or trace.spans else None
+
+
+def explain_untraceable(job: Job, step: int) -> str:
+    """Return why no rank of the current attempt can trace a step, "" if one may. Raises BusyError."""
+    if get_kind_rules(job.spec).trains and job.engine != ELSEWHERE and step > (steps := job.spec["train"]["steps"]):
+        return f"`step` is {step}, but the run has {format_count(steps, 'step')}. Use a step from 1 to {steps}."
+    try:
+        progress = query_history(job.id, job.attempt, lambda tables: tables.state["progress"])
+    except NoHistoryError:
+        return ""
+    if progress is None or step >= (first_held := progress["step"] - HELD_BY_HOSTS + 1):
+        return ""
+    current = progress["step"]
+    return (
+        f"`step` is {step}, but hosts keep the last {HELD_BY_HOSTS} steps and the run is at step {current}. "
+        f"Use step {first_held} or later."
+    )

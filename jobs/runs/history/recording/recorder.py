@@ -1,4 +1,4 @@
-"""The recorder: drains the telemetry of every attempt into its history, again and again."""
+"""Record the telemetry of every attempt into its history."""
 
 from __future__ import annotations
 
@@ -20,180 +20,188 @@ from jobs.core.redis_connection import connect
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.people.notifications.verdicts import release
 from jobs.queue.work_lease import Troubles, WorkLease, away, of_database
-from jobs.runs.history.recording.attempt import Recording
-from jobs.runs.history.recording.diagnosing import Diagnoses
-from jobs.runs.history.recording.ended import ended
-from jobs.runs.history.recording.streams import Heard, Stream, new_entries, set_back
-from jobs.runs.history.store.folder import GoneError, OvertakenError
-from jobs.runs.history.store.forgetting import forget_old
+from jobs.runs.history.recording.attempt_diagnosis import DiagnosisSet, get_outcome
+from jobs.runs.history.recording.attempt_recorder import (
+    AttemptRecorder,
+    RecordedEntry,
+    StreamKey,
+    find_restarted_streams,
+    read_new_entries,
+)
+from jobs.runs.history.store.folder import ConcurrentWriterError, NoHistoryError
+from jobs.runs.history.store.retention import delete_old_histories
 
 log = logging.getLogger(__name__)
 
 NAME = "recorder"
-LOOKED_EVERY_S = 2.0  # for attempts to record; while there are none, nothing else is done
-READ_EVERY_S = 0.5
-READ_FOR_S = 2.0  # at a time, however much there is: the lease has to be kept
-DIAGNOSED_EVERY_S = 2.0
-QUIET_S = 5.0  # of a stream after the end of its attempt, until its history is whole
-SET_BACK_EVERY_S = 10.0
-FORGET_EVERY_S = 600.0
-LONGEST_PAUSE_S = 5.0  # between tries while the database or Redis is away
+SCAN_INTERVAL_S = 2.0  # for attempts to record
+READ_INTERVAL_S = 0.5
+MAX_READ_S = 2.0  # per pass, so that the lease is renewed
+DIAGNOSIS_INTERVAL_S = 2.0
+QUIET_S = 5.0  # without entries after the end of an attempt, until its history is complete
+RESTART_CHECK_INTERVAL_S = 10.0
+CLEANUP_INTERVAL_S = 600.0
+MAX_PAUSE_S = 5.0  # between tries while the database or Redis is unreachable
 
 Key = tuple[str, int]  # job, attempt
 
 
-class Due(NamedTuple):
-    """An attempt whose history is not whole."""
+class UnrecordedAttempt(NamedTuple):
+    """Describe an attempt whose history is incomplete.
+
+    Args:
+        silence: Why the attempt is unreachable, or "".
+    """
 
     key: int
     nodes: int
     ended: datetime | None
-    silence: str  # why it is unreachable; empty where it is not
+    silence: str
 
 
 class Recorder:
-    """Works while it holds the lease. Killed anywhere, the next one goes on from what is in the folders."""
+    """Record attempts while this process holds the lease. After a crash, the next recorder continues."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or settings.HISTORY_DIR
         self._lease = WorkLease(NAME)
         self._troubles = Troubles()
         self._client = connect()
-        self._due: dict[Key, Due] = {}
-        self._open: dict[Key, Recording] = {}
-        self._failing: set[Key] = set()  # what was heard of them since is not on the disk
-        self._diagnoses = Diagnoses(self._client, self._tell)
-        self._waiting = self._away = self._behind = False
-        self._heard_since = float("inf")  # since when every reading went well: else silence is no quiet
-        self._diagnosed = self._looked = self._checked = self._forgot = float("-inf")
+        self._due: dict[Key, UnrecordedAttempt] = {}
+        self._open: dict[Key, AttemptRecorder] = {}
+        self._uncommitted: set[Key] = set()  # with entries that are not on disk
+        self._diagnoses = DiagnosisSet(self._client, self._report_error)
+        self._is_standby = self._is_redis_or_db_away = self._is_behind = False
+        self._reading_since = float("inf")  # since the last failed read: without reads, streams are not quiet
+        self._diagnosed_at = self._scanned_at = self._checked_at = self._cleaned_at = float("-inf")
 
     def run(self, stop: threading.Event) -> None:
-        """Until told to stop."""
+        """Record until `stop` is set."""
         failures = 0
         try:
             while not stop.is_set():
-                began, self._away = time.monotonic(), False
-                self.turn()
-                failures = failures + 1 if self._away else 0
-                pause = 0.0 if self._behind else READ_EVERY_S if self._due else LOOKED_EVERY_S
-                if self._away:
-                    pause = min(LONGEST_PAUSE_S, READ_EVERY_S * 2 ** min(failures, 10))
+                began, self._is_redis_or_db_away = time.monotonic(), False
+                self.run_once()
+                failures = failures + 1 if self._is_redis_or_db_away else 0
+                pause = 0.0 if self._is_behind else READ_INTERVAL_S if self._due else SCAN_INTERVAL_S
+                if self._is_redis_or_db_away:
+                    pause = min(MAX_PAUSE_S, READ_INTERVAL_S * 2 ** min(failures, 10))
                 stop.wait(max(0.05, pause - (time.monotonic() - began)))
         finally:
             self.close()
             connection.close()
 
     def close(self) -> None:
-        """What was heard is committed, and another may begin at once."""
-        if not self._waiting:
+        """Commit all entries, and release the lease."""
+        if not self._is_standby:
             for key in list(self._open):
-                self._of_one(key, "stop", self._commit_now)
-        self._stage("stop", self._lease.release)
+                self._run_for_attempt(key, "stop", self._commit_now)
+        self._run_stage("stop", self._lease.release)
         self._client.close()
 
-    def turn(self) -> None:
-        """One pass over everything, or none while another recorder works."""
-        if not self._stage("lease", self._take_lease) or self._waiting:
+    def run_once(self) -> None:
+        """Run one pass, unless another recorder holds the lease."""
+        if not self._run_stage("lease", self._take_lease) or self._is_standby:
             return
-        went_well = [self._stage("attempts", self._look), self._stage("streams", self._read)]
-        self._heard_since = min(self._heard_since, time.monotonic()) if went_well[-1] else float("inf")
+        results = [self._run_stage("attempts", self._scan), self._run_stage("streams", self._read)]
+        self._reading_since = min(self._reading_since, time.monotonic()) if results[-1] else float("inf")
         for key in list(self._open):
-            self._of_one(key, "commit", self._commit)
-        ended = [key for key, due in self._due.items() if due.ended is not None]
-        went_well.append(self._stage("diagnoses", self._diagnose))
-        for key in ended:
-            self._of_one(key, "finish", self._finish_if_quiet)
-        went_well.append(self._stage("forget", self._forget))
-        self._failing = {key for key in self._failing if key in self._due and not self._is_kept(key)}
-        if all(went_well) and not self._failing:
-            self._stage("lease", self._lease.ticked)
+            self._run_for_attempt(key, "commit", self._commit)
+        ended_keys = [key for key, due in self._due.items() if due.ended is not None]
+        results.append(self._run_stage("diagnoses", self._diagnose))
+        for key in ended_keys:
+            self._run_for_attempt(key, "finish", self._complete_if_quiet)
+        results.append(self._run_stage("forget", self._delete_old))
+        self._uncommitted = {key for key in self._uncommitted if key in self._due and not self._is_committed(key)}
+        if all(results) and not self._uncommitted:
+            self._run_stage("lease", self._lease.ticked)
 
     def _take_lease(self) -> None:
         waiting = not self._lease.hold()
-        if waiting and not self._waiting:
+        if waiting and not self._is_standby:
             log.info("Another recorder runs (%s). Waiting until the other recorder ends", self._lease.holder_now())
-            self._open.clear()  # it goes on from the folders, and so shall we
-        if self._waiting and not waiting:
+            self._open.clear()  # both continue from the folders
+        if self._is_standby and not waiting:
             log.info("The other recorder has ended. Starting")
-            self._looked = float("-inf")
-        self._waiting = waiting
+            self._scanned_at = float("-inf")
+        self._is_standby = waiting
 
-    def _look(self) -> None:
-        """Which attempts there are to record."""
+    def _scan(self) -> None:
+        """Find the attempts to record."""
         now = time.monotonic()
-        if now - self._looked < LOOKED_EVERY_S - READ_EVERY_S / 2:
+        if now - self._scanned_at < SCAN_INTERVAL_S - READ_INTERVAL_S / 2:
             return
         unrecorded = Attempt.objects.filter(recorded__isnull=True).annotate(nodes=Count("members"))
         rows = list(unrecorded.values_list("id", "job_id", "number", "ended", "nodes"))
-        silences = _silences() if rows else {}
+        silences = _get_silences() if rows else {}
         self._due = {
-            (job, number): Due(key, max(1, nodes), ended, silences.get((job, number), ""))
+            (job, number): UnrecordedAttempt(key, max(1, nodes), ended, silences.get((job, number), ""))
             for key, job, number, ended, nodes in rows
         }
-        self._looked = now
-        for gone in set(self._open) - set(self._due):
-            recording = self._open.pop(gone)
-            self._diagnoses.forget(gone)
-            if not Job.objects.filter(id=gone[0]).exists():
-                recording.folder.forget()
+        self._scanned_at = now
+        for removed in set(self._open) - set(self._due):
+            recording = self._open.pop(removed)
+            self._diagnoses.remove(removed)
+            if not Job.objects.filter(id=removed[0]).exists():
+                recording.folder.delete()
 
     def _read(self) -> None:
-        """Everything that is new, a few entries of each stream at a time."""
+        """Read new entries, a few of each stream at a time."""
         for key in set(self._due) - set(self._open):
-            self._of_one(key, "open", self._begin)
+            self._run_for_attempt(key, "open", self._begin)
         positions = {
             stream: node
             for key, recording in self._open.items()
-            for stream, node in recording.positions(self._due[key].nodes).items()
+            for stream, node in recording.get_positions(self._due[key].nodes).items()
         }
-        some, until = bool(positions), time.monotonic() + READ_FOR_S
-        while some and time.monotonic() < until:
-            some = False
-            for stream, entries in new_entries(self._client, positions):
-                some = True
-                take = partial(self._take, stream, entries)
-                self._of_one((stream.job, stream.attempt), "take", take)
-            if some:
+        has_entries, deadline = bool(positions), time.monotonic() + MAX_READ_S
+        while has_entries and time.monotonic() < deadline:
+            has_entries = False
+            for stream, entries in read_new_entries(self._client, positions):
+                has_entries = True
+                add_entries = partial(self._add_entries, stream, entries)
+                self._run_for_attempt((stream.job, stream.attempt), "take", add_entries)
+            if has_entries:
                 for key in list(self._open):
-                    self._of_one(key, "commit", self._commit)
+                    self._run_for_attempt(key, "commit", self._commit)
                 positions = {s: node for s, node in positions.items() if (s.job, s.attempt) in self._open}
-        self._behind = some
+        self._is_behind = has_entries
         now = time.monotonic()
-        if positions and now - self._checked >= SET_BACK_EVERY_S:
-            self._checked = now
-            for stream in set_back(self._client, positions):
-                self._read_again(stream)
+        if positions and now - self._checked_at >= RESTART_CHECK_INTERVAL_S:
+            self._checked_at = now
+            for stream in find_restarted_streams(self._client, positions):
+                self._restart_stream(stream)
 
-    def _read_again(self, stream: Stream) -> None:
+    def _restart_stream(self, stream: StreamKey) -> None:
         log.warning(
             "The telemetry stream of job %s, attempt %d, node %d restarted. Reading from the start of the stream",
             *stream,
         )
         if recording := self._open.get((stream.job, stream.attempt)):
-            recording.read_again(stream.node)
+            recording.restart_stream(stream.node)
 
     def _begin(self, key: Key) -> None:
-        recording = Recording(self._root, *key, also=partial(self._diagnoses.add, key))
+        recording = AttemptRecorder(self._root, *key, on_batch=partial(self._diagnoses.add, key))
         due = self._due[key]
-        if not self._diagnoses.begin(key, due.key, due.nodes, recording.positions(due.nodes)):
-            self._failing.add(key)  # opened anew the next time
+        if not self._diagnoses.begin(key, due.key, due.nodes, recording.get_positions(due.nodes)):
+            self._uncommitted.add(key)  # open it again in the next pass
             return
         self._open[key] = recording
 
     def _diagnose(self) -> None:
-        """Look at every attempt that runs, or has just ended."""
+        """Store the verdicts of all open attempts."""
         now = time.monotonic()
-        if now - self._diagnosed < DIAGNOSED_EVERY_S:
+        if now - self._diagnosed_at < DIAGNOSIS_INTERVAL_S:
             return
-        self._diagnosed = now
+        self._diagnosed_at = now
         for key, recording in self._open.items():
             due = self._due[key]
-            positions, over = recording.positions(due.nodes), due.ended is not None
-            self._diagnoses.look(key, due.nodes, positions, over=over, silence=due.silence)
+            positions, is_over = recording.get_positions(due.nodes), due.ended is not None
+            self._diagnoses.store_verdict(key, due.nodes, positions, over=is_over, silence=due.silence)
 
-    def _take(self, stream: Stream, entries: list[Heard], key: Key) -> None:
-        if key in self._open:  # else it is opened anew, and reads them again
-            self._open[key].take(stream.node, entries)
+    def _add_entries(self, stream: StreamKey, entries: list[RecordedEntry], key: Key) -> None:
+        if key in self._open:  # otherwise it is opened again, and reads the entries again
+            self._open[key].add_entries(stream.node, entries)
 
     def _commit(self, key: Key) -> None:
         self._open[key].commit_if_due()
@@ -201,64 +209,64 @@ class Recorder:
     def _commit_now(self, key: Key) -> None:
         self._open[key].commit()
 
-    def _finish_if_quiet(self, key: Key) -> None:
+    def _complete_if_quiet(self, key: Key) -> None:
         recording, due = self._open.get(key), self._due[key]
         if recording is None or due.ended is None:
             return
-        if min(recording.quiet_s, time.monotonic() - self._heard_since) < QUIET_S:
+        if min(recording.quiet_s, time.monotonic() - self._reading_since) < QUIET_S:
             return
-        outcome, report = ended(due.key)
-        if not self._diagnoses.look(key, due.nodes, {}, over=True):
+        outcome, report = get_outcome(due.key)
+        if not self._diagnoses.store_verdict(key, due.nodes, {}, over=True):
             return
-        self._diagnoses.forget(key)
+        self._diagnoses.remove(key)
         recording.finish(outcome, report.get("reason", ""), due.ended.timestamp())
         Attempt.objects.filter(pk=due.key).update(recorded=timezone.now())
         release(*key)
         del self._open[key], self._due[key]
 
-    def _forget(self) -> None:
+    def _delete_old(self) -> None:
         now = time.monotonic()
-        if now - self._forgot < FORGET_EVERY_S:
+        if now - self._cleaned_at < CLEANUP_INTERVAL_S:
             return
-        self._forgot = now
-        for what, count in forget_old(self._root).items():
+        self._cleaned_at = now
+        for what, count in delete_old_histories(self._root).items():
             if count:
                 log.info("Deleted %s %s", f"{count:,}", what)
 
-    def _is_kept(self, key: Key) -> bool:
-        return key in self._open and self._open[key].is_kept
+    def _is_committed(self, key: Key) -> bool:
+        return key in self._open and self._open[key].is_committed
 
-    def _of_one(self, key: Key, what: str, work: Callable[[Key], object]) -> None:
-        """A stage of one attempt: where it fails the others go on, and it is read from its folder again."""
+    def _run_for_attempt(self, key: Key, what: str, work: Callable[[Key], object]) -> None:
+        """Run a stage of one attempt. If it fails, only this attempt is read again from its folder."""
         try:
             work(key)
         except Exception as error:
             self._open.pop(key, None)
-            if isinstance(error, OvertakenError | GoneError):
+            if isinstance(error, ConcurrentWriterError | NoHistoryError):
                 log.info("Restarting the step %r for job %s, attempt %d: %s", what, *key, error)
                 return
-            self._failing.add(key)
-            self._tell(f"{what} of an attempt", error)
+            self._uncommitted.add(key)
+            self._report_error(f"{what} of an attempt", error)
 
-    def _stage(self, name: str, work: Callable[[], object]) -> bool:
+    def _run_stage(self, name: str, work: Callable[[], object]) -> bool:
         try:
             work()
         except Exception as error:
-            self._tell(name, error)
+            self._report_error(name, error)
             return False
         return True
 
-    def _tell(self, name: str, error: Exception) -> None:
+    def _report_error(self, name: str, error: Exception) -> None:
         self._troubles.tell(name, error)
-        self._away |= away(error)
+        self._is_redis_or_db_away |= away(error)
         if of_database(error):
             connection.close()  # the next use opens another
 
 
-def _silences() -> dict[Key, str]:
-    """Why unreachable attempts are that, as the queue said it last."""
-    said = StateChange.objects.filter(
+def _get_silences() -> dict[Key, str]:
+    """Return the reason of each unreachable attempt, as the queue stored it."""
+    changes = StateChange.objects.filter(
         job__status=Status.UNREACHABLE, attempt=F("job__attempt"), status=Status.UNREACHABLE
     )
-    rows = said.order_by("id").values_list("job_id", "attempt", "reason")
+    rows = changes.order_by("id").values_list("job_id", "attempt", "reason")
     return {(job, number): reason for job, number, reason in rows}

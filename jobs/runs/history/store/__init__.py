@@ -1,1 +1,1 @@
-"""What lies on disk of an attempt: its tables, their bounds, and questions to them."""
+"""Store the history of an attempt: its tables, their limits, and queries."""

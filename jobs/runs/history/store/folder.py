@@ -1,7 +1,7 @@
-"""An attempt's history on disk: Parquet files, and a manifest that says which of them count and up to where they go.
+"""Store the history of an attempt as Parquet files, with a manifest that names the valid files and stream positions.
 
-A commit writes new files, then the manifest by rename, with each node's position in its stream. Whatever kills the
-writer, the manifest and the files it names are of one moment; what it does not name was never told and goes.
+A commit writes new files and then renames the manifest, so a killed writer leaves a consistent history. Files that the
+manifest does not name are deleted.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import TypedDict
 
-from jobs.runs.history.store.tables import TABLES
+from jobs.runs.history.store.schema import TABLES
 
 VERSION = 1
 MANIFEST = "meta.json"
-FAN = 8  # files of one level that become one of the next
+FILES_PER_LEVEL = 8  # files of one level that are merged into one of the next
 COMPRESSION = "zstd"
-GROUP_ROWS = 2**17
+ROWS_PER_GROUP = 2**17
 
 
-class Part(TypedDict):
-    """One file of a table. `level`: how often what is in it was written again."""
+class TableFile(TypedDict):
+    """Describe a file of a table. `level`: how often its rows were merged."""
 
     file: str
     rows: int
@@ -39,8 +39,8 @@ class Part(TypedDict):
     level: int
 
 
-class Node(TypedDict):
-    """A member's stream: the id of the last entry that is in the files, its number and its time."""
+class StreamPosition(TypedDict):
+    """Hold the last entry of a node's stream that is in the files: its id, its number, and its time."""
 
     after: str
     number: int | None
@@ -48,32 +48,32 @@ class Node(TypedDict):
     host: NotRequired[str]
 
 
-class Manifest(TypedDict):
-    """Everything that counts of a folder."""
+class HistoryManifest(TypedDict):
+    """Describe all valid files of a folder."""
 
     v: int
     job: str
     attempt: int
-    generation: int  # one more with each commit: a writer that knows an older one has been overtaken
-    ended: float | None  # when the attempt had, and nothing comes any more
-    nodes: dict[str, Node]
-    state: str | None  # the file with what the streams add up to
-    parts: dict[str, list[Part]]
-    first: float | None  # times that rows tell of
+    generation: int  # of the commit: a writer with an older one is outdated
+    ended: float | None  # when the attempt ended
+    nodes: dict[str, StreamPosition]
+    state: str | None  # the file of the HistoryState
+    parts: dict[str, list[TableFile]]
+    first: float | None  # times of rows
     last: float | None
-    merged_s: int  # seconds that one row of the oldest traffic covers; 1: nothing was merged
-    raw_dropped: int  # steps whose calls and spans had to go
+    merged_s: int  # seconds per row of the oldest traffic, 1 if no rows were merged
+    raw_dropped: int  # traced steps that were deleted
 
 
-class OvertakenError(Exception):
-    """Another recorder wrote here, or writes now: what this one knows is old."""
+class ConcurrentWriterError(Exception):
+    """Another process writes this history or has changed it."""
 
 
-class GoneError(Exception):
-    """There is no such history: never recorded, or forgotten."""
+class NoHistoryError(Exception):
+    """The history does not exist or was deleted."""
 
 
-def empty(job: str, attempt: int) -> Manifest:
+def make_empty_manifest(job: str, attempt: int) -> HistoryManifest:
     return {
         "v": VERSION,
         "job": job,
@@ -90,194 +90,194 @@ def empty(job: str, attempt: int) -> Manifest:
     }
 
 
-class Folder:
-    """The files of one attempt."""
+class HistoryFolder:
+    """Read and write the files of one attempt."""
 
     def __init__(self, root: Path, job: str, attempt: int) -> None:
         self.path = root / job / str(attempt)
         self._job, self._attempt = job, attempt
 
-    def manifest(self) -> Manifest:
-        """As it was last committed.
+    def read_manifest(self) -> HistoryManifest:
+        """Return the manifest of the last commit.
 
         Raises:
-            GoneError
+            NoHistoryError: The history does not exist.
         """
         try:
-            found: Manifest = json.loads((self.path / MANIFEST).read_bytes())
+            manifest: HistoryManifest = json.loads((self.path / MANIFEST).read_bytes())
         except FileNotFoundError:
-            raise GoneError(f"There is no history of job {self._job}, attempt {self._attempt}.") from None
-        if found["v"] != VERSION:
-            raise GoneError(f"The history has format {found['v']}. This version of Meshboard reads format {VERSION}.")
-        return found
+            raise NoHistoryError(f"There is no history of job {self._job}, attempt {self._attempt}.") from None
+        if manifest["v"] != VERSION:
+            raise NoHistoryError(
+                f"The history has format {manifest['v']}. This version of Meshboard reads format {VERSION}."
+            )
+        return manifest
 
-    def open(self) -> Manifest:
-        """For its writer: made where there is none, and without what a killed one left."""
-        with self.alone():
+    def open_for_writing(self) -> HistoryManifest:
+        """Return the manifest for writing, and delete the leftovers of a killed writer."""
+        with self.lock():
             try:
-                found = self.manifest()
-            except GoneError:
-                found = empty(self._job, self._attempt)
-            self._remove_others(found)
-        return found
+                manifest = self.read_manifest()
+            except NoHistoryError:
+                manifest = make_empty_manifest(self._job, self._attempt)
+            self._delete_unlisted(manifest)
+        return manifest
 
-    def state(self, manifest: Manifest) -> Any:
-        """What was committed beside the tables, None where nothing was."""
+    def read_state(self, manifest: HistoryManifest) -> Any:
+        """Return the committed state, None before the first commit."""
         if manifest["state"] is None:
             return None
         try:
             return msgpack.unpackb((self.path / manifest["state"]).read_bytes(), strict_map_key=False)
         except FileNotFoundError:
-            raise GoneError(f"{manifest['state']} was replaced") from None
+            raise NoHistoryError(f"{manifest['state']} was replaced") from None
 
-    def files(self, manifest: Manifest, table: str) -> list[str]:
-        """Paths of a table's files, oldest first."""
+    def get_paths(self, manifest: HistoryManifest, table: str) -> list[str]:
+        """Return the paths of a table's files, oldest first."""
         return [str(self.path / part["file"]) for part in manifest["parts"].get(table, [])]
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody else writes here meanwhile.
+    def lock(self) -> Iterator[None]:
+        """Hold the lock of the folder.
 
         Raises:
-            OvertakenError: somebody does.
+            ConcurrentWriterError: Another process holds the lock.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise OvertakenError(f"Another process writes {self.path}.") from None
+                raise ConcurrentWriterError(f"Another process writes {self.path}.") from None
             yield
 
-    def commit(self, manifest: Manifest, tables: dict[str, pa.Table], state: object) -> None:
-        """Add rows, and all that the manifest says beside its parts; it is the newer one then.
+    def commit(self, manifest: HistoryManifest, tables: dict[str, pa.Table], state: object) -> None:
+        """Write rows and state, and update the manifest.
 
         Raises:
-            OvertakenError: nothing was written that counts.
+            ConcurrentWriterError: No valid file was written.
         """
-        with self.alone():
-            self._still(manifest)
+        with self.lock():
+            self._check_generation(manifest)
             generation = manifest["generation"] + 1
-            parts = {table: list(found) for table, found in manifest["parts"].items()}
+            parts = {table: list(files) for table, files in manifest["parts"].items()}
             for table, rows in tables.items():
-                parts.setdefault(table, []).append(self._write(table, rows, generation))
+                parts.setdefault(table, []).append(self._write_rows(table, rows, generation))
             name = f"state-{generation:08d}.msgpack"
-            _put(self.path / name, msgpack.packb(state))
-            before = manifest["state"]
+            _write_atomically(self.path / name, msgpack.packb(state))
+            old_state = manifest["state"]
             manifest["generation"], manifest["parts"], manifest["state"] = generation, parts, name
-            self._tell(manifest)
-            if before is not None:
-                (self.path / before).unlink(missing_ok=True)
+            self._write_manifest(manifest)
+            if old_state is not None:
+                (self.path / old_state).unlink(missing_ok=True)
 
-    def replace(self, manifest: Manifest, table: str, old: list[Part], new: list[Part]) -> None:
-        """Some files of a table are others from now on: the same rows written again, or fewer.
-
-        `new` are already written, by `rewritten`. Readers that opened an old one go on.
+    def replace_files(self, manifest: HistoryManifest, table: str, old: list[TableFile], new: list[TableFile]) -> None:
+        """Replace files of a table by the files `new`, which `write_file` wrote. Readers of old files continue.
 
         Raises:
-            OvertakenError: nothing was changed.
+            ConcurrentWriterError: The history is unchanged.
         """
-        with self.alone():
-            self._still(manifest)
-            gone = {part["file"] for part in old}
-            kept = [part for part in manifest["parts"][table] if part["file"] not in gone]
-            place = next(i for i, part in enumerate(manifest["parts"][table]) if part["file"] in gone)
-            manifest["parts"][table] = [*kept[:place], *new, *kept[place:]]
+        with self.lock():
+            self._check_generation(manifest)
+            old_names = {part["file"] for part in old}
+            remaining = [part for part in manifest["parts"][table] if part["file"] not in old_names]
+            index = next(i for i, part in enumerate(manifest["parts"][table]) if part["file"] in old_names)
+            manifest["parts"][table] = [*remaining[:index], *new, *remaining[index:]]
             manifest["generation"] += 1
-            self._tell(manifest)
-            for name in gone:
+            self._write_manifest(manifest)
+            for name in old_names:
                 (self.path / name).unlink(missing_ok=True)
 
-    def compact(self, manifest: Manifest) -> None:
-        """One file a table: the attempt has ended."""
+    def compact(self, manifest: HistoryManifest) -> None:
+        """Merge each table into one file after the end of the attempt."""
         for table, parts in list(manifest["parts"].items()):
             if len(parts) > 1:
-                self.replace(manifest, table, parts, [self._joined(manifest, table, parts)])
+                self.replace_files(manifest, table, parts, [self._merge_files(manifest, table, parts)])
 
-    def merge_levels(self, manifest: Manifest) -> None:
-        """FAN files of one level become one of the next, so that a long run has few."""
-        for table, found in list(manifest["parts"].items()):
+    def merge_levels(self, manifest: HistoryManifest) -> None:
+        """Merge FILES_PER_LEVEL files of a level into one of the next, which bounds the number of files."""
+        for table, files in list(manifest["parts"].items()):
             level = 0
-            while level <= max((part["level"] for part in found), default=-1):
-                parts = [part for part in found if part["level"] == level]
-                if len(parts) >= FAN:
-                    self.replace(manifest, table, parts, [self._joined(manifest, table, parts)])
-                    found = manifest["parts"][table]
+            while level <= max((part["level"] for part in files), default=-1):
+                parts = [part for part in files if part["level"] == level]
+                if len(parts) >= FILES_PER_LEVEL:
+                    self.replace_files(manifest, table, parts, [self._merge_files(manifest, table, parts)])
+                    files = manifest["parts"][table]
                 level += 1
 
-    def forget(self) -> None:
-        """Remove everything; the job's folder too where this was its last attempt."""
+    def delete(self) -> None:
+        """Delete the history, and the job's folder if it is empty then."""
         shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
 
-    def rewritten(self, manifest: Manifest, table: str, batches: Iterator[pa.RecordBatch]) -> Part:
-        """A file of these rows for `replace`: memory holds one group of them at a time."""
-        own = secrets.token_hex(4)  # another recorder may write that generation meanwhile
-        name, schema = f"{table}-{manifest['generation'] + 1:08d}-{own}.parquet", TABLES[table]
+    def write_file(self, manifest: HistoryManifest, table: str, batches: Iterator[pa.RecordBatch]) -> TableFile:
+        """Write rows to a file for `replace_files`, one row group in memory at a time."""
+        suffix = secrets.token_hex(4)  # another recorder may write the same generation
+        name, schema = f"{table}-{manifest['generation'] + 1:08d}-{suffix}.parquet", TABLES[table]
         with (
-            _synced(self.path / name) as draft,
+            _flush_after(self.path / name) as draft,
             pq.ParquetWriter(draft, schema, compression=COMPRESSION) as writer,
         ):
-            waiting: list[pa.RecordBatch] = []
+            buffered: list[pa.RecordBatch] = []
             rows = 0
             for batch in batches:
-                waiting.append(batch)
+                buffered.append(batch)
                 rows += batch.num_rows
-                if sum(b.num_rows for b in waiting) >= GROUP_ROWS:
-                    writer.write_table(pa.Table.from_batches(waiting, schema))
-                    waiting = []
-            if waiting:
-                writer.write_table(pa.Table.from_batches(waiting, schema))
+                if sum(b.num_rows for b in buffered) >= ROWS_PER_GROUP:
+                    writer.write_table(pa.Table.from_batches(buffered, schema))
+                    buffered = []
+            if buffered:
+                writer.write_table(pa.Table.from_batches(buffered, schema))
         level = max((part["level"] for part in manifest["parts"].get(table, [])), default=0)
-        return self._part(name, rows, level)
+        return self._make_part(name, rows, level)
 
-    def batches(self, parts: list[Part]) -> Iterator[pa.RecordBatch]:
-        """Rows of some files, in order."""
+    def read_batches(self, parts: list[TableFile]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of files in order."""
         for part in parts:
             with pq.ParquetFile(self.path / part["file"]) as file:
-                yield from file.iter_batches(batch_size=GROUP_ROWS)
+                yield from file.iter_batches(batch_size=ROWS_PER_GROUP)
 
-    def _joined(self, manifest: Manifest, table: str, parts: list[Part]) -> Part:
-        joined = self.rewritten(manifest, table, self.batches(parts))
+    def _merge_files(self, manifest: HistoryManifest, table: str, parts: list[TableFile]) -> TableFile:
+        joined = self.write_file(manifest, table, self.read_batches(parts))
         return {**joined, "level": 1 + max(part["level"] for part in parts)}
 
-    def _part(self, name: str, rows: int, level: int) -> Part:
+    def _make_part(self, name: str, rows: int, level: int) -> TableFile:
         return {"file": name, "rows": rows, "bytes": (self.path / name).stat().st_size, "level": level}
 
-    def _write(self, table: str, rows: pa.Table, generation: int) -> Part:
+    def _write_rows(self, table: str, rows: pa.Table, generation: int) -> TableFile:
         name = f"{table}-{generation:08d}.parquet"
-        with _synced(self.path / name) as draft:
-            pq.write_table(rows, draft, compression=COMPRESSION, row_group_size=GROUP_ROWS)
-        return self._part(name, rows.num_rows, 0)
+        with _flush_after(self.path / name) as draft:
+            pq.write_table(rows, draft, compression=COMPRESSION, row_group_size=ROWS_PER_GROUP)
+        return self._make_part(name, rows.num_rows, 0)
 
-    def _still(self, manifest: Manifest) -> None:
+    def _check_generation(self, manifest: HistoryManifest) -> None:
         try:
-            generation = self.manifest()["generation"]
-        except GoneError:
+            generation = self.read_manifest()["generation"]
+        except NoHistoryError:
             generation = 0
         if generation != manifest["generation"]:
-            raise OvertakenError(
+            raise ConcurrentWriterError(
                 f"Another recorder changed {self.path}: generation {generation} instead of {manifest['generation']}."
             )
 
-    def _tell(self, manifest: Manifest) -> None:
-        _put(self.path / MANIFEST, json.dumps(manifest).encode())
+    def _write_manifest(self, manifest: HistoryManifest) -> None:
+        _write_atomically(self.path / MANIFEST, json.dumps(manifest).encode())
 
-    def _remove_others(self, manifest: Manifest) -> None:
+    def _delete_unlisted(self, manifest: HistoryManifest) -> None:
         named = {part["file"] for parts in manifest["parts"].values() for part in parts}
         for path in self.path.iterdir():
             if path.name not in named | {MANIFEST, "lock", manifest["state"]}:
                 path.unlink(missing_ok=True)
 
 
-def num_bytes(manifest: Manifest, tables: tuple[str, ...] = tuple(TABLES)) -> int:
-    """What the files of these tables take."""
+def get_num_bytes(manifest: HistoryManifest, tables: tuple[str, ...] = tuple(TABLES)) -> int:
+    """Return the bytes of the files of tables."""
     return sum(part["bytes"] for table in tables for part in manifest["parts"].get(table, []))
 
 
-def histories(root: Path) -> Iterator[tuple[str, int]]:
-    """(job, attempt) of every history there is."""
+def iterate_histories(root: Path) -> Iterator[tuple[str, int]]:
+    """Yield (job, attempt) of every history."""
     if not root.is_dir():
         return
     for path in sorted(root.glob("*/*")):
@@ -286,14 +286,14 @@ def histories(root: Path) -> Iterator[tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def _synced(path: Path) -> Iterator[Path]:
-    """A file that is on the disk when it is there at all."""
+def _flush_after(path: Path) -> Iterator[Path]:
+    """Flush the file at a path to disk after the block."""
     yield path
-    with path.open("rb") as written:
-        os.fsync(written.fileno())
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
-def _put(path: Path, content: bytes) -> None:
+def _write_atomically(path: Path, content: bytes) -> None:
     draft = path.with_name(path.name + ".new")
     with draft.open("wb") as out:
         out.write(content)

@@ -24,7 +24,7 @@ from contracts.telemetry.results import (
 )
 from contracts.telemetry.steps import Cell, EvalItem, PhaseItem, StepItem, TrafficItem
 from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
-from jobs.runs.baselines.facts import NoFactsError, facts
+from jobs.runs.baselines import NoFactsError, compute_facts
 from meshboard.gate import MissingValueError, check_limits, parse_job
 from tests.support.orders import order
 from workers.host.attempts import AttemptDir
@@ -200,7 +200,7 @@ def test_summary_leaves_out_cells_of_the_last_ranks_when_full(tmp_path: Path) ->
     run = parse_job({"name": "x", "status": "succeeded", "world_size": 64, "exit": report})  # type: ignore[typeddict-item]
     with pytest.raises(MissingValueError, match=f"has no bytes: only {len(kept)} of 64 ranks have stored traffic"):
         run.get_value("bytes")
-    told = facts(report, 64)
+    told = compute_facts(report, 64)
     assert (told["sent"], told["no_sent"]) == ([], run.no_traffic_reason)
 
 
@@ -216,10 +216,10 @@ def test_counts_ranks_with_incomplete_cells_but_not_ranks_without_cells(
     tally.add(TrafficItem(kind="traffic", rank=2, time=1.0, cells=[], dropped=0))
     whole = tally.build()
     assert "cells_left_out" not in whole
-    assert facts({"summary": whole}, 4)["sent"], "ranks 2 and 3 sent nothing"
+    assert compute_facts({"summary": whole}, 4)["sent"], "ranks 2 and 3 sent nothing"
     tally.add(TrafficItem(kind="traffic", rank=1, time=1.0, cells=[cell("dp"), cell("tp")], dropped=0))
     assert tally.build()["cells_left_out"] == 1
-    assert facts({"summary": tally.build()}, 4)["no_sent"] == "only 3 of 4 ranks have stored traffic"
+    assert compute_facts({"summary": tally.build()}, 4)["no_sent"] == "only 3 of 4 ranks have stored traffic"
 
 
 def test_leaves_out_a_lab_result_that_is_too_large(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_baseline_needs_script_steps_after_setup(steps: int) -> None:
     summary = of_script(steps).build()
     assert not parse_job({"name": "x", "status": "succeeded", "exit": {"summary": summary}}).sent
     with pytest.raises(NoFactsError, match="completed no step after its 2 set-up steps"):
-        facts({"summary": summary}, 1)
+        compute_facts({"summary": summary}, 1)
 
 
 def test_run_without_steps_left_did_not_stop_early() -> None:

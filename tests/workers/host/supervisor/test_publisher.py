@@ -17,7 +17,7 @@ from contracts.control import AttemptReport
 from contracts.names import requested_timelines_key, telemetry_stream
 from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import CheckpointItem, LogItem, PhaseItem
-from jobs.runs.history.recording.streams import Stream, new_entries
+from jobs.runs.history.recording.attempt_recorder import StreamKey, read_new_entries
 from tests.support.processes import RedisServer
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
@@ -148,11 +148,11 @@ def test_sends_everything_after_an_outage_of_redis(redis_service: RedisServer) -
 
 
 def recorded(server: RedisServer) -> list[int]:
-    """Return the steps in the history, and -1 for each missing entry."""
-    stream = Stream("job", 1, 0)
+    """Steps as the history has them, -1 for each entry that it misses."""
+    stream = StreamKey("job", 1, 0)
     position: Any = {stream: {"after": "0-0", "number": None}}
     steps: list[int] = []
-    while found := list(new_entries(server.client(), position)):
+    while found := list(read_new_entries(server.client(), position)):
         for _, entries in found:
             for heard in entries:
                 steps += [-1] * heard.missing

@@ -1,4 +1,4 @@
-// Plays the stages of a collective, see film() in jobs/runs/collectives/picture.py.
+// Plays the stages of a collective, see make_film() in jobs/runs/collectives/picture.py.
 const SVG = "http://www.w3.org/2000/svg";
 const [BOX, HEIGHT, ROW, LABEL, GAP, TOP] = [46, 30, 42, 64, 40, 26];
 const TRACK = 420;

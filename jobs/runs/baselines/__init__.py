@@ -1,1 +1,0 @@
-"""Runs that the gate holds others to, kept by project and branch."""

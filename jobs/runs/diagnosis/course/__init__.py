@@ -1,1 +1,0 @@
-"""How a run goes from its start to its end: its stages, its steps, its training."""

@@ -1,1 +1,0 @@
-"""Steps that were told event by event: who met whom, who waited, how fast data moved."""

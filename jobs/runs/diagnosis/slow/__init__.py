@@ -1,1 +1,0 @@
-"""What ails a run that goes on, and slower than it might."""

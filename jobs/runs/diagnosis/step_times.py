@@ -1,0 +1,255 @@
+"""Measure step times from the reports of ranks: step parts, stages of the start, and the step count of scripts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from statistics import fmean, median
+from typing import Any, Literal, NamedTuple
+
+from contracts.telemetry.batches import Item
+from contracts.telemetry.steps import CheckpointItem, StartItem, StepBreakdown, StepItem
+from contracts.telemetry.vocabulary import LIVE_STEPS, TIMED_STEPS, WARMUP_STEPS
+from jobs.core.verdict_schema import StartPart, StepPart, StepParts
+from jobs.runs.diagnosis.findings import Finding
+from jobs.runs.diagnosis.planned_run import PlannedRun
+from planner.facts.validation import format_count
+
+MEASURED_STEPS = 64  # at most
+MAX_RANK_STEPS = 65_536  # steps times ranks in memory
+
+
+def get_num_measured_steps(world_size: int) -> int:
+    """Return the number of last steps that a measurement covers."""
+    return max(4, min(MEASURED_STEPS, MAX_RANK_STEPS // max(1, world_size)))
+
+
+class RankStepTime(NamedTuple):
+    """Hold the step time of one rank."""
+
+    step_s: float
+    parts: StepBreakdown | None
+
+
+class StepTimes:
+    """Collect the last steps of all ranks."""
+
+    def __init__(self, run: PlannedRun) -> None:
+        self._run = run
+        self._rows: dict[int, dict[int, RankStepTime]] = {}
+        self._max_steps = get_num_measured_steps(run.world_size)
+        self._recent_times: deque[float] = deque(maxlen=MEASURED_STEPS)
+        self._of_rank: dict[int, int] = {}
+        self._step_times: deque[float] = deque(maxlen=TIMED_STEPS)  # of rank 0
+        self._checkpoints: deque[CheckpointItem] = deque(maxlen=MEASURED_STEPS)
+        self.last = 0  # steps completed by any rank
+        self.ran = 0  # steps completed in this attempt
+        self.longest_s = 0.0  # recently, on any rank
+
+    def add(self, item: StepItem) -> None:
+        step = item["step"]
+        self.last, self.ran = max(self.last, step), max(self.ran, item["ran"])
+        self._of_rank[item["rank"]] = step
+        if item["ran"] <= WARMUP_STEPS:
+            return
+        if item["rank"] == 0:
+            self._step_times.append(item["step_s"])
+        row = self._rows.get(step)
+        if row is None:
+            row = self._rows[step] = {}
+            while len(self._rows) > self._max_steps:
+                del self._rows[min(self._rows)]
+            self._recent_times.append(item["step_s"])
+        row[item["rank"]] = RankStepTime(item["step_s"], item.get("parts"))
+        self.longest_s = max(self._recent_times)
+
+    def add_checkpoint(self, item: CheckpointItem) -> None:
+        self._checkpoints.append(item)
+
+    @property
+    def longest_save_s(self) -> float:
+        """Return the longest recent time for which training waited for a checkpoint."""
+        return max((item["stall_s"] for item in self._checkpoints), default=0.0)
+
+    @property
+    def first(self) -> int:
+        """Return the first step after the warm-up of this attempt."""
+        return self.last - self.ran + WARMUP_STEPS + 1
+
+    def get_num_steps(self, rank: int) -> int:
+        """Return the steps that a rank has completed."""
+        return self._of_rank.get(rank, 0)
+
+    @property
+    def median_s(self) -> float | None:
+        """Return the median of recent step times after the warm-up, None before any."""
+        return median(self._recent_times) if self._recent_times else None
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps that the measurement covers."""
+        return tuple(sorted(self._rows))
+
+    def iterate_rank_steps(self) -> Iterator[RankStepTime]:
+        return (one for row in self._rows.values() for one in row.values())
+
+    def get_checkpoint_s(self) -> float:
+        """Return the seconds per step for which training recently waited for checkpoints."""
+        if not self._checkpoints:
+            return 0.0
+        first, *others = self._checkpoints
+        if not others:
+            return first["stall_s"] / max(1, self.ran)
+        return sum(item["stall_s"] for item in others) / max(1, others[-1]["step"] - first["step"])
+
+    def compute_parts(
+        self, waiting: Mapping[str, float], inferred: Mapping[str, float], bubble_s: float | None, *, ended: bool
+    ) -> StepParts | None:
+        """Return the step time of the job page with its parts: means over ranks, scaled to that step time.
+
+        The step time is the median of rank 0, over the last LIVE_STEPS steps, or TIMED_STEPS if the run has `ended`.
+
+        Args:
+            waiting: Exposed time by axis in which ranks waited for a late rank, seconds per step.
+            inferred: Exposed time by axis that the meter counted as compute, seconds per step.
+            bubble_s: Idle time of the pipeline schedule in seconds per step, None if unknown.
+        """
+        rank_steps = list(self.iterate_rank_steps())
+        if not rank_steps:
+            return None
+        mean_s, checkpoint_s = fmean(rank_step.step_s for rank_step in rank_steps), self.get_checkpoint_s()
+        times = [*self._step_times][0 if ended else -LIVE_STEPS :]
+        step_s, steps = (median(times), len(times)) if times and mean_s else (mean_s, len(self._rows))
+        timed_parts = [rank_step.parts for rank_step in rank_steps if rank_step.parts is not None]
+        parts = (
+            _compute_mean_parts(timed_parts, mean_s, waiting, inferred, bubble_s)
+            if timed_parts
+            else [_make_part("compute", "compute", mean_s)]
+        )
+        for part in parts:
+            part["seconds"] *= step_s / (mean_s or 1.0)
+            part["waiting_s"] *= step_s / (mean_s or 1.0)
+        if checkpoint_s > 0:
+            parts.append(_make_part("checkpoint", "checkpoint", checkpoint_s))
+        return {"step_s": step_s + checkpoint_s, "sure": 0.0, "steps": steps, "parts": parts}
+
+
+def _compute_mean_parts(
+    timed: list[StepBreakdown],
+    step_s: float,
+    waiting: Mapping[str, float],
+    inferred: Mapping[str, float],
+    bubble_s: float | None,
+) -> list[StepPart]:
+    """Return parts in the order of the page. Compute is the rest of the step."""
+    data, optimizer = fmean(parts["data"] for parts in timed), fmean(parts["optimizer"] for parts in timed)
+    exposed = {
+        axis: _compute_mean(timed, "exposed", axis) + inferred.get(axis, 0.0) for axis in _get_axes(timed, inferred)
+    }
+    hidden = {
+        axis: max(0.0, _compute_mean(timed, "hidden", axis) - inferred.get(axis, 0.0)) for axis in _get_axes(timed, {})
+    }
+    bubble = 0.0
+    for axis in ("pp", "world"):  # ranks wait at the end of the step until the pipeline is drained
+        idle = min((bubble_s or 0.0) - bubble, exposed.get(axis, 0.0))
+        if idle > 0:
+            bubble, exposed[axis] = bubble + idle, exposed[axis] - idle
+    scale = min(1.0, max(0.0, step_s - data - bubble) / (sum(exposed.values()) or 1.0))
+    exposed = {axis: s * scale for axis, s in exposed.items()}  # inferred times come from other steps
+    rest = step_s - data - optimizer - bubble - sum(exposed.values())
+    if rest < 0:  # the optimizer was blocked by collectives too
+        optimizer, rest = max(0.0, optimizer + rest), 0.0
+    step_parts = [_make_part("data", "data", data), _make_part("compute", "compute", rest)]
+    step_parts += [_make_part(axis, "exposed", s, min(s, waiting.get(axis, 0.0))) for axis, s in exposed.items()]
+    step_parts += [_make_part("bubble", "bubble", bubble), _make_part("optimizer", "optimizer", optimizer)]
+    step_parts = [part for part in step_parts if part["seconds"] > 0]
+    return step_parts + [_make_part(axis, "hidden", s) for axis, s in hidden.items() if s > 0]
+
+
+def _get_axes(timed: list[StepBreakdown], more: Mapping[str, float]) -> list[str]:
+    return sorted({axis for parts in timed for axis in (*parts["exposed"], *parts["hidden"])} | set(more))
+
+
+def _compute_mean(timed: list[StepBreakdown], which: Literal["exposed", "hidden"], axis: str) -> float:
+    return fmean(parts[which].get(axis, 0.0) for parts in timed)
+
+
+def _make_part(name: str, kind: str, value: float, waiting: float = 0.0) -> StepPart:
+    return {"name": name, "kind": kind, "seconds": value, "waiting_s": waiting}  # type: ignore[typeddict-item]
+
+
+StageName = Literal["queue", "claim", "spawn", "import", "rendezvous", "build", "first step"]
+START_STAGES: tuple[tuple[str, StageName], ...] = (
+    ("claimed", "claim"),
+    ("spawned", "spawn"),
+    ("imported", "import"),
+    ("met", "rendezvous"),
+    ("built", "build"),
+    ("first step", "first step"),
+)
+
+
+class StartStages:
+    """Record when the last rank completed each stage of the start."""
+
+    def __init__(self, run: PlannedRun) -> None:
+        self._run = run
+        self._last: dict[str, tuple[float, int]] = {}
+
+    def add(self, item: StartItem) -> None:
+        stage, reached = item["stage"], (item["time"], item["rank"])
+        self._last[stage] = max(self._last.get(stage, reached), reached)
+
+    def get_parts(self) -> list[StartPart]:
+        """Return the durations of stages after submit. A stage that no rank reported is part of the next stage."""
+        parts: list[StartPart] = []
+        previous = self._run.submitted
+        if previous is not None and self._run.ordered is not None:
+            parts.append({"name": "queue", "seconds": max(0.0, self._run.ordered - previous), "rank": -1})
+        previous = self._run.ordered if self._run.ordered is not None else previous
+        for stage, name in START_STAGES:
+            if stage not in self._last:
+                continue
+            time, rank = self._last[stage]
+            if previous is not None:
+                parts.append({"name": name, "seconds": max(0.0, time - previous), "rank": rank})
+            previous = max(previous, time) if previous is not None else time
+        return parts
+
+    @property
+    def reached(self) -> str:
+        """Return the last stage that a rank reported, or ""."""
+        return next((stage for stage, _ in reversed(START_STAGES) if stage in self._last), "")
+
+
+SCRIPT_REASON = "Meshboard counts the steps of a script, but does not time or predict them."
+
+
+class ScriptSteps:
+    """Count the optimizer steps of a script. Runs of Meshboard's trainer are ignored."""
+
+    def __init__(self, *, is_script: bool) -> None:
+        self._is_script = is_script
+        self._steps, self._has_sent = 0, False
+
+    def add(self, item: Item) -> None:
+        if item["kind"] == "phase":
+            self._steps = max(self._steps, item.get("steps", 0))
+        elif item["kind"] == "traffic":
+            self._has_sent = self._has_sent or any(cell["count"] for cell in item["cells"])
+
+    def end(self, report: Mapping[str, Any] | None) -> None:
+        """Read the number of steps from the exit report."""
+        summary = (report or {}).get("summary") or {}
+        self._steps = max(self._steps, summary.get("steps") or 0)
+
+    def make_finding(self, outcome: str | None, why_cancelled: str) -> Finding | None:
+        """Return the finding of a script, or None without any count. `why_cancelled`: a full sentence."""
+        if not self._is_script or not (self._steps or self._has_sent):
+            return None
+        seen = format_count(self._steps, "optimizer step") if self._steps else "no optimizer step"
+        if outcome is None:
+            return Finding("well", 0.0, f"Not checked: the script has run {seen} so far.", SCRIPT_REASON, "")
+        if outcome == "cancelled":
+            return Finding("starting", 0.0, f"Not checked: the script was cancelled after {seen}.", why_cancelled, "")
+        return Finding("starting", 0.0, f"Not checked: the script ended after {seen}.", SCRIPT_REASON, "")

@@ -1,0 +1,184 @@
+"""Keep the last traced steps of a run, reduced to what the diagnosis needs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from statistics import fmean, median
+from typing import NamedTuple
+
+from contracts.telemetry.timeline import TimelineItem
+from jobs.core.verdict_schema import MOST_WAITS, Wait
+from jobs.runs.diagnosis.link_speed import Route, TransferStats, sum_transfers
+from jobs.runs.diagnosis.pipeline_idle import PipelineIdle, compute_pipeline_idle
+from jobs.runs.diagnosis.planned_run import PlannedRun
+from jobs.runs.diagnosis.traced_step import HostClocks, StepCollector, TracedStep, compute_own_seconds
+from jobs.runs.diagnosis.wait_attribution import Charge, MatchedCall, PipelineWaits, charge_waits, match_calls
+from planner.facts.layout import get_coordinates
+
+WINDOW_STEPS = 64
+MIN_INTERVAL_S = 0.25  # between steps, so that the window covers at least 16 s
+BASELINE_STEPS = 16  # first steps, which show the normal speed of links
+RECENT_STEPS = 8  # for the speed of links
+MIN_STAGE_EXCESS = 0.25  # of a stage over its share of the model: less comes from uneven layers
+
+
+class StepSummary(NamedTuple):
+    """Summarize a step.
+
+    Args:
+        charges: Mean wait of the other ranks, by axis and the rank that caused it.
+        waiting: Time blocked by late ranks, by axis.
+        transfer: Time blocked by transfers, by axis.
+        inferred: Blocked time that the meter counted as compute, by axis.
+        own: Unblocked seconds, by rank and work.
+        moving: Seconds blocked by transfers, by rank.
+        experts: Bytes of all-to-alls, by rank.
+    """
+
+    number: int
+    ended: float
+    step_s: float
+    charges: dict[Charge, float]
+    came_last: dict[Charge, int]
+    calls: dict[Charge, int]
+    waiting: dict[str, float]
+    transfer: dict[str, float]
+    inferred: dict[str, float]
+    pipeline_idle: PipelineIdle | None
+    own: dict[int, dict[str, float]]
+    moving: dict[int, float]
+    experts: dict[int, int]
+    transfers: dict[Route, TransferStats]
+
+    def get_wait_by_rank(self) -> dict[int, float]:
+        """Return the wait that each rank caused on all axes."""
+        total: dict[int, float] = {}
+        for (_, rank), seconds in self.charges.items():
+            total[rank] = total.get(rank, 0.0) + seconds
+        return total
+
+
+def summarize_step(run: PlannedRun, step: TracedStep, clocks: HostClocks) -> StepSummary:
+    matched, world_size = match_calls(step, clocks), len(step.ranks)
+    wait_charges = charge_waits(matched, PipelineWaits(matched, _get_stage_lookup(run)))
+    charges = wait_charges.mean(world_size)
+    pipeline_idle = compute_pipeline_idle(run.spec, step) if run.spec is not None else None
+    waiting = _sum_by_axis(matched, lambda meeting: sum(meeting.waits.values()) / world_size)
+    if pipeline_idle is not None:
+        waiting["pp"] = max(0.0, waiting.get("pp", 0.0) - pipeline_idle.bubble_s)
+        if pipeline_idle.over > MIN_STAGE_EXCESS:
+            charges["pp", pipeline_idle.slowest] = (
+                charges.get(("pp", pipeline_idle.slowest), 0.0) + pipeline_idle.uneven_s
+            )
+    return StepSummary(
+        number=step.number,
+        ended=max(rank_step.began + rank_step.step_s for rank_step in step.ranks.values()),
+        step_s=step.step_s,
+        charges=charges,
+        came_last=wait_charges.came_last,
+        calls=wait_charges.calls,
+        waiting=waiting,
+        transfer=_sum_by_axis(matched, lambda meeting: sum(meeting.exposed.values()) / world_size),
+        inferred={
+            axis: sum(rank_step.inferred_s.get(axis, 0.0) for rank_step in step.ranks.values()) / world_size
+            for axis in {axis for rank_step in step.ranks.values() for axis in rank_step.inferred_s}
+        },
+        pipeline_idle=pipeline_idle,
+        own={rank: compute_own_seconds(rank_step) for rank, rank_step in step.ranks.items()},
+        moving={rank: sum(meeting.exposed.get(rank, 0.0) for meeting in matched) for rank in step.ranks},
+        experts={
+            rank: sum(call.payload_bytes for call in rank_step.calls if call.op == "all_to_all")
+            for rank, rank_step in step.ranks.items()
+        },
+        transfers=sum_transfers(matched),
+    )
+
+
+def _get_stage_lookup(run: PlannedRun) -> Callable[[int], int]:
+    """Return a function from ranks to pipeline stages. All ranks of a script are in stage 0."""
+    spec = run.spec
+    return (lambda rank: get_coordinates(rank, spec.layout).pp) if spec is not None else lambda _rank: 0
+
+
+def _sum_by_axis(met: Iterable[MatchedCall], of: Callable[[MatchedCall], float]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for meeting in met:
+        total[meeting.group.axis] = total.get(meeting.group.axis, 0.0) + of(meeting)
+    return total
+
+
+class StepWindow:
+    """Collect traced steps, except warm-up steps."""
+
+    def __init__(self, run: PlannedRun, clocks: HostClocks) -> None:
+        self._run, self._clocks = run, clocks
+        self._collector = StepCollector(run.world_size, clocks)
+        self._steps: deque[StepSummary] = deque(maxlen=WINDOW_STEPS)
+        self.sampled = 0
+        self.last: TracedStep | None = None
+        self.usual: dict[Route, list[float]] = {}  # seconds per transfer in the baseline steps
+
+    def add(self, item: TimelineItem, node: int, first: int) -> None:
+        """Add an item. `first`: the first step after the warm-up."""
+        last = self._steps[-1] if self._steps else None
+        if item["step"] < first or (last is not None and item["step"] <= last.number):
+            return
+        step = self._collector.add(item, node)
+        if step is None:
+            return
+        self.last = step
+        ended = max(stats.began + stats.step_s for stats in step.ranks.values())
+        if last is not None and ended - last.ended < MIN_INTERVAL_S:
+            return
+        summary = summarize_step(self._run, step, self._clocks)
+        self._steps.append(summary)
+        self.sampled += 1
+        if self.sampled <= BASELINE_STEPS:
+            for route, stats in summary.transfers.items():
+                self.usual.setdefault(route, []).append(stats.transfer_s / stats.calls)
+
+    @property
+    def steps(self) -> list[StepSummary]:
+        return list(self._steps)
+
+    def compute_mean(self, get_values: Callable[[StepSummary], dict[str, float]]) -> dict[str, float]:
+        """Return the mean over steps, by axis."""
+        values = [get_values(step) for step in self._steps]
+        return {
+            axis: fmean(by_axis.get(axis, 0.0) for by_axis in values)
+            for axis in {axis for by_axis in values for axis in by_axis}
+        }
+
+    def get_bubble_s(self) -> float | None:
+        bubbles = [step.pipeline_idle.bubble_s for step in self._steps if step.pipeline_idle is not None]
+        return median(bubbles) if bubbles else None
+
+    def get_transfers(self) -> list[dict[Route, TransferStats]]:
+        return [step.transfers for step in list(self._steps)[-RECENT_STEPS:]]
+
+    def get_waits(self, since: dict[int, int]) -> list[Wait]:
+        """Return the largest waits. `since`: the step in which each straggler became one."""
+        if not self._steps:
+            return []
+        total: dict[Charge, float] = {}
+        for step in self._steps:
+            for key, seconds in step.charges.items():
+                total[key] = total.get(key, 0.0) + seconds
+        step_s = fmean(step.step_s for step in self._steps)
+        largest = sorted(total, key=lambda key: -total[key])[:MOST_WAITS]
+        return [self._serialize_wait(key, total[key] / len(self._steps), step_s, since) for key in largest]
+
+    def _serialize_wait(self, key: Charge, seconds: float, step_s: float, since: dict[int, int]) -> Wait:
+        axis, rank = key
+        calls = sum(step.calls.get(key, 0) for step in self._steps)
+        return {
+            "axis": axis,
+            "rank": rank,
+            "host": self._run.get_host(rank),
+            "seconds": seconds,
+            "share": seconds / step_s if step_s else 0.0,
+            "last_in": sum(step.came_last.get(key, 0) for step in self._steps) / calls if calls else 0.0,
+            "calls": calls,
+            "since_step": since.get(rank, self._steps[0].number),
+        }

@@ -1,1 +1,0 @@
-"""What ails a run of which nothing ends any more."""

@@ -1,0 +1,221 @@
+"""Explain slow steps: which part, axis, rank, and collective took longer than in other steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from jobs.core.text import unknown_problem, whole_number
+from jobs.runs.history.queries.query_parameters import MAX_ATTEMPT, MAX_STEP, BadQueryError
+from jobs.runs.history.store.query import HistoryTables, query_history, round_mean
+from planner.facts.validation import Problem
+
+MIN_EXCESS = 0.02  # fraction of a step: smaller differences are noise
+MIN_ALIKE = 0.7  # fraction of the largest excess from which ranks count as alike
+MAX_FINDINGS = 8
+OTHER = "compute (remainder)"
+
+
+class SlowPart(TypedDict):
+    """Describe a part of the step that took longer. Seconds are means over ranks and steps."""
+
+    part: Annotated[str, Field(description="Part of the step: exposed, data, optimizer, or compute (remainder).")]
+    axis: str | None
+    rank: Annotated[int | None, Field(description="Rank with the largest increase. null if all ranks are equal.")]
+    host: str | None
+    ranks_alike: Annotated[int, Field(description="Number of other ranks with nearly the same increase.")]
+    seconds: float
+    usual_s: float
+
+
+class SlowCall(TypedDict):
+    """Describe a collective that took longer in traced steps."""
+
+    op: str
+    axis: str
+    ranks: list[int]
+    ended_s: Annotated[
+        float,
+        Field(description="Median time from the first arrival of a rank to the end of the call, in the chosen steps."),
+    ]
+    usual_s: Annotated[
+        float,
+        Field(description="Median time of the same collective in all other steps. 0 if there are no other steps."),
+    ]
+    last: Annotated[int | None, Field(description="Rank that arrived last most often. null if it varies.")]
+    host: str | None
+
+
+class SlowSteps(TypedDict):
+    """Compare chosen steps with all other steps."""
+
+    steps: int
+    others: int
+    step_s: float
+    usual_s: float
+    findings: list[SlowPart]
+    calls: list[SlowCall]
+
+
+class NoStepsError(Exception):
+    """The range, or the rest of the run, has no steps."""
+
+
+def parse_step_range(parameters: Mapping[str, Sequence[str]]) -> tuple[int | None, int, int]:
+    """Parse attempt (None for the current one), first step, and last step of a URL.
+
+    Raises:
+        BadQueryError: A parameter is invalid.
+    """
+    bounds = {"attempt": (1, MAX_ATTEMPT), "from": (1, MAX_STEP), "to": (1, MAX_STEP)}
+    problems = [Problem(name[:100], unknown_problem(name, bounds)) for name in parameters if name not in bounds]
+    values = {
+        name: whole_number(parameters[name][0], *bounds[name]) for name in bounds if len(parameters.get(name, ())) == 1
+    }
+    problems += [
+        Problem(name, f"`{name}` needs one whole number from {least} to {most}.")
+        for name, (least, most) in bounds.items()
+        if values.get(name) is None and (name in parameters or name != "attempt")
+    ]
+    first, last = values.get("from"), values.get("to")
+    if problems or first is None or last is None:
+        raise BadQueryError(problems)
+    return values.get("attempt"), first, last
+
+
+def explain_slow_steps(job: str, attempt: int, first: int, last: int) -> SlowSteps:
+    """Compare steps `first` to `last` with all others.
+
+    Raises:
+        NoStepsError: The range, or the rest of the run, has no steps.
+        NoHistoryError, BusyError: As `query_history`.
+    """
+    return query_history(job, attempt, lambda tables: _compare_steps(tables, first, last))
+
+
+def _compare_steps(tables: HistoryTables, first: int, last: int) -> SlowSteps:
+    within = "step BETWEEN ? AND ?"
+    # Medians are robust against the first steps of a host, which are slow.
+    sides = {
+        chosen: (steps, step_s)
+        for chosen, steps, step_s in tables.fetch_rows(
+            f"SELECT {within} AS chosen, count(DISTINCT step), median(step_s) FROM steps GROUP BY chosen", first, last
+        )
+    }
+    if True not in sides or False not in sides:
+        raise NoStepsError(
+            "The requested range has no steps." if True not in sides else "The run has no other steps to compare with."
+        )
+    hosts = _read_hosts(tables)
+    findings = _find_slow_parts(_read_parts(tables, within, first, last), sides[False][1], hosts)
+    return {
+        "steps": sides[True][0],
+        "others": sides[False][0],
+        "step_s": round_mean(sides[True][1]),
+        "usual_s": round_mean(sides[False][1]),
+        "findings": findings,
+        "calls": _find_slow_calls(tables, first, last, hosts),
+    }
+
+
+PartKey = tuple[str, str | None]  # part, axis
+ByRank = dict[int, tuple[float, float]]  # seconds in the chosen steps and in the others
+
+
+def _read_parts(tables: HistoryTables, within: str, first: int, last: int) -> dict[PartKey, ByRank]:
+    """Return the median of each part by rank, in the chosen steps and in the others."""
+    plain = "SELECT rank, step, '{part}' AS part, NULL AS axis, {column} AS seconds FROM steps WHERE data_s IS NOT NULL"
+    by_axis = (  # a step that does not name an axis was not blocked by it
+        "SELECT rank, step, 'exposed' AS part, axis, coalesce(exposed[axis], 0) AS seconds"
+        " FROM steps JOIN (SELECT DISTINCT rank, unnest(map_keys(exposed)) AS axis FROM steps) USING (rank)"
+        " WHERE data_s IS NOT NULL"
+    )
+    rest = "step_s - data_s - optimizer_s - list_sum(map_values(exposed))"
+    all_parts = " UNION ALL ".join(
+        [
+            plain.format(part="data", column="data_s"),
+            plain.format(part="optimizer", column="optimizer_s"),
+            plain.format(part=OTHER, column=f"coalesce({rest}, step_s - data_s - optimizer_s)"),
+            by_axis,
+        ]
+    )
+    rows = tables.fetch_rows(
+        f"SELECT part, axis, rank, median(seconds) FILTER ({within}), median(seconds) FILTER (NOT ({within}))"
+        f" FROM ({all_parts}) GROUP BY part, axis, rank",
+        *(first, last, first, last),
+    )
+    parts: dict[PartKey, ByRank] = {}
+    for part, axis, rank, seconds, usual in rows:
+        parts.setdefault((part, axis), {})[rank] = (seconds or 0.0, usual or 0.0)
+    return parts
+
+
+def _find_slow_parts(parts: dict[PartKey, ByRank], step_s: float, hosts: dict[int, str]) -> list[SlowPart]:
+    """Return parts that grew, the largest increase first. Waits for a late rank are included."""
+    candidates: list[tuple[float, SlowPart]] = []
+    for (part, axis), ranks in parts.items():
+        excess = {rank: seconds - usual for rank, (seconds, usual) in ranks.items()}
+        worst = max(excess, key=lambda rank: (excess[rank], -rank))
+        if excess[worst] < MIN_EXCESS * step_s:
+            continue
+        alike = [rank for rank, value in excess.items() if value >= MIN_ALIKE * excess[worst]]
+        is_everywhere = len(alike) == len(ranks) and len(ranks) > 1
+        shown = alike if is_everywhere else [worst]
+        finding: SlowPart = {
+            "part": part,
+            "axis": axis,
+            "rank": None if is_everywhere else worst,
+            "host": None if is_everywhere else hosts.get(worst),
+            "ranks_alike": 0 if is_everywhere else len(alike) - 1,
+            "seconds": round_mean(sum(ranks[rank][0] for rank in shown) / len(shown)),
+            "usual_s": round_mean(sum(ranks[rank][1] for rank in shown) / len(shown)),
+        }
+        candidates.append((excess[worst], finding))
+    candidates.sort(key=lambda each: -each[0])
+    return [finding for _, finding in candidates[:MAX_FINDINGS]]
+
+
+def _find_slow_calls(tables: HistoryTables, first: int, last: int, hosts: dict[int, str]) -> list[SlowCall]:
+    """Return collectives that took longer, by group and op, and the rank that usually arrived last."""
+    rows = tables.fetch_rows(
+        "SELECT step BETWEEN ? AND ?, op, axis, ranks, max(ended) - min(issued), arg_max(rank, issued)"
+        " FROM calls WHERE peer < 0 GROUP BY step, op, axis, ranks, nth, sequence HAVING count(*) = len(ranks)",
+        *(first, last),
+    )
+    by_collective: dict[tuple[str, str, tuple[int, ...]], tuple[list[float], list[float], list[int]]] = {}
+    for chosen, op, axis, ranks, seconds, came_last in rows:
+        chosen_s, usual_s, last_ranks = by_collective.setdefault((op, axis, tuple(ranks)), ([], [], []))
+        (chosen_s if chosen else usual_s).append(seconds)
+        if chosen:
+            last_ranks.append(came_last)
+    slow_calls: list[tuple[float, SlowCall]] = []
+    for (op, axis, group), (chosen_s, usual_s, last_ranks) in by_collective.items():
+        if not chosen_s or not usual_s or median(chosen_s) < 1.1 * median(usual_s):
+            continue
+        (rank, times), *_ = Counter(last_ranks).most_common(1)
+        usual_last = rank if times > len(last_ranks) / 2 else None
+        call: SlowCall = {
+            "op": op,
+            "axis": axis,
+            "ranks": list(group),
+            "ended_s": round_mean(median(chosen_s)),
+            "usual_s": round_mean(median(usual_s)),
+            "last": usual_last,
+            "host": hosts.get(usual_last) if usual_last is not None else None,
+        }
+        slow_calls.append(((median(chosen_s) - median(usual_s)) * len(chosen_s), call))
+    slow_calls.sort(key=lambda each: -each[0])
+    return [call for _, call in slow_calls[:MAX_FINDINGS]]
+
+
+def _read_hosts(tables: HistoryTables) -> dict[int, str]:
+    """Return the host of each rank with gauges."""
+    rows: list[tuple[Any, ...]] = tables.fetch_rows(
+        "SELECT rank, any_value(host) FROM gauges WHERE rank >= 0 GROUP BY rank"
+    )
+    return {rank: host for rank, host in rows if host}

@@ -1,0 +1,238 @@
+"""Record one attempt: read its streams, and write rows to its history."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import redis
+
+from contracts.codec import BadMessageError, salvage_batch
+from contracts.names import telemetry_stream
+from contracts.telemetry.batches import Batch
+from jobs.runs.history.recording.row_builder import RowBuilder
+from jobs.runs.history.store import retention
+from jobs.runs.history.store.folder import HistoryFolder, StreamPosition
+from jobs.runs.live.telemetry_reader import STREAM_START, parse_entry_id
+
+STREAMS_PER_READ = 32
+ENTRIES_PER_STREAM = 4  # of each stream: with contracts.codec.MAX_BATCH_BYTES each, 32 MiB at once
+
+
+class StreamKey(NamedTuple):
+    """Identify the telemetry stream of a node."""
+
+    job: str
+    attempt: int
+    node: int
+
+    @property
+    def key(self) -> bytes:
+        return telemetry_stream(*self).encode()
+
+
+class RecordedEntry(NamedTuple):
+    """Hold an entry. `missing`: the number of entries before it that the stream no longer has."""
+
+    id: str
+    number: int | None
+    missing: int
+    batch: bytes
+
+
+def read_new_entries(
+    client: redis.Redis, positions: dict[StreamKey, StreamPosition]
+) -> Iterator[tuple[StreamKey, list[RecordedEntry]]]:
+    """Yield new entries after positions, a few of each stream.
+
+    Raises:
+        RedisError: Redis cannot be reached.
+    """
+    streams = list(positions)
+    for start in range(0, len(streams), STREAMS_PER_READ):
+        by_key = {stream.key: stream for stream in streams[start : start + STREAMS_PER_READ]}
+        positions_by_key: Any = {key: positions[stream]["after"] for key, stream in by_key.items()}
+        found: Any = client.xread(positions_by_key, count=ENTRIES_PER_STREAM)
+        for key, entries in found or []:
+            stream = by_key[key]
+            yield stream, list(_number_entries(entries, positions[stream]["number"]))
+
+
+def read_known_entries(client: redis.Redis, stream: StreamKey, until: str) -> Iterator[bytes]:
+    """Yield the batches of a stream up to a position, as far as the stream still has them.
+
+    Raises:
+        RedisError: Redis cannot be reached.
+    """
+    after = "-"
+    while True:
+        found: Any = client.xrange(stream.key, min=after, max=until, count=ENTRIES_PER_STREAM)
+        yield from (fields[b"b"] for _, fields in found if b"b" in fields)
+        if len(found) < ENTRIES_PER_STREAM:
+            return
+        after = f"({found[-1][0].decode()}"
+
+
+def _number_entries(entries: Any, last_number: int | None) -> Iterator[RecordedEntry]:
+    """Check the numbers of entries, which continue if the stream restarts. Known numbers come from an older dump."""
+    for entry_id, fields in entries:
+        number = _parse_number(fields)
+        expected = 0 if last_number is None else last_number + 1
+        if number is not None and number < expected:
+            yield RecordedEntry(entry_id.decode(), last_number, 0, b"")
+            continue
+        missing = 0 if number is None else number - expected
+        last_number = last_number if number is None else number
+        yield RecordedEntry(entry_id.decode(), last_number, missing, fields.get(b"b", b""))
+
+
+def _parse_number(fields: Any) -> int | None:
+    text = fields.get(b"n", b"")
+    return int(text) if text.isdigit() and len(text) < 19 else None
+
+
+def find_restarted_streams(client: redis.Redis, positions: dict[StreamKey, StreamPosition]) -> list[StreamKey]:
+    """Return streams whose newest entry is older than the position, because Redis lost data or its clock was set back.
+
+    Such streams are read from the start. The numbers of entries show which ones are known.
+
+    Raises:
+        RedisError: Redis cannot be reached.
+    """
+    with client.pipeline(transaction=False) as pipe:
+        for stream in positions:
+            pipe.xrevrange(stream.key, count=1)
+        newest = pipe.execute()
+    return [
+        stream
+        for (stream, node), entries in zip(positions.items(), newest, strict=True)
+        if entries and parse_entry_id(entries[0][0].decode()) < parse_entry_id(node["after"])
+    ]
+
+
+log = logging.getLogger(__name__)
+
+COMMIT_INTERVAL_S = 5.0
+MAX_UNCOMMITTED_BYTES = 8 * 2**20  # of batches
+
+
+class AttemptRecorder:
+    """Record one attempt. Positions move with the rows, so a restart reads uncommitted entries again."""
+
+    def __init__(
+        self, root: Path, job: str, attempt: int, on_batch: Callable[[Batch, int], None] | None = None
+    ) -> None:
+        """Open the history. `also`: a function that receives each batch and its node before it is written."""
+        self._on_batch = on_batch
+        self.job, self.attempt = job, attempt
+        self.folder = HistoryFolder(root, job, attempt)
+        self.manifest = self.folder.open_for_writing()
+        self.rows = RowBuilder(self.folder.read_state(self.manifest))
+        self._nodes = self.manifest["nodes"]
+        self._uncommitted_bytes, self._is_dirty = 0, False
+        self._committed_at = self._received_at = time.monotonic()
+
+    @property
+    def quiet_s(self) -> float:
+        """Return the seconds after the last entry."""
+        return time.monotonic() - self._received_at
+
+    def get_positions(self, num_nodes: int) -> dict[StreamKey, StreamPosition]:
+        """Return the position in the stream of each node."""
+        start = StreamPosition(after=STREAM_START, number=None, time=None)
+        for node in range(num_nodes):
+            self._nodes.setdefault(str(node), {**start})
+        return {StreamKey(self.job, self.attempt, int(node)): position for node, position in self._nodes.items()}
+
+    def add_entries(self, node: int, entries: list[RecordedEntry]) -> None:
+        """Add new entries."""
+        self._received_at = time.monotonic()
+        for entry in entries:
+            self._add_entry(node, entry)
+
+    def _add_entry(self, node: int, entry: RecordedEntry) -> None:
+        position = self._nodes[str(node)]
+        position["after"], position["number"] = entry.id, entry.number
+        self._is_dirty = True
+        batch = self._parse_batch(entry)
+        if entry.missing:
+            gap_end = batch["time"] if batch is not None else parse_entry_id(entry.id)[0] / 1000  # in the board's clock
+            gap_start = position["time"] if position["time"] is not None else gap_end
+            self.rows.mark_gap(
+                node,
+                gap_start,
+                gap_end,
+                f"{entry.missing:,} telemetry entries were deleted before the recorder read them",
+            )
+        if batch is None:
+            return
+        self.rows.add(batch, node, position["time"])
+        if self._on_batch is not None:
+            self._on_batch(batch, node)
+        position["time"] = batch["time"]
+        if "host" in batch:
+            position["host"] = batch["host"]
+
+    def _parse_batch(self, entry: RecordedEntry) -> Batch | None:
+        """Return the batch of an entry, None if it is invalid or known."""
+        if not entry.batch:
+            return None
+        self._uncommitted_bytes += len(entry.batch)
+        try:
+            batch, problems = salvage_batch(entry.batch)
+        except BadMessageError as error:
+            self.rows.state["refused"] += 1
+            log.warning("Skipped a telemetry entry of job %s, attempt %d: %s", self.job, self.attempt, error)
+            return None
+        self.rows.state["refused"] += len(problems)
+        return batch
+
+    def restart_stream(self, node: int) -> None:
+        """Read a stream from its start."""
+        self._nodes[str(node)]["after"] = STREAM_START
+
+    @property
+    def is_committed(self) -> bool:
+        """Return True if all entries are on disk."""
+        return not self._is_dirty
+
+    def commit_if_due(self) -> bool:
+        """Commit if it is due, and return True if so."""
+        due = (
+            time.monotonic() - self._committed_at >= COMMIT_INTERVAL_S
+            or self._uncommitted_bytes >= MAX_UNCOMMITTED_BYTES
+        )
+        if not (due and self._is_dirty):
+            return False
+        self.commit()
+        return True
+
+    def commit(self) -> None:
+        """Write all entries to disk.
+
+        Raises:
+            ConcurrentWriterError, OSError: The recording must be opened again.
+        """
+        first, last = self.rows.first, self.rows.last
+        manifest = self.manifest
+        if first is not None and last is not None:
+            manifest["first"] = first if manifest["first"] is None else min(first, manifest["first"])
+            manifest["last"] = last if manifest["last"] is None else max(last, manifest["last"])
+        self.folder.commit(manifest, self.rows.take(), self.rows.state)
+        self._committed_at, self._uncommitted_bytes, self._is_dirty = time.monotonic(), 0, False
+        self.folder.merge_levels(manifest)
+        retention.enforce_limits(self.folder, manifest)
+
+    def finish(self, outcome: str | None, reason: str, ended: float) -> None:
+        """Complete the history: one file per table."""
+        if not (self.manifest["generation"] or self._is_dirty):
+            self.folder.delete()
+            return
+        if outcome is not None and self.manifest["ended"] is None:
+            self.rows.mark("fault" if outcome == "failed" else "end", ended, text=f"{outcome}: {reason}"[:1000])
+        self.manifest["ended"] = ended
+        self.commit()
+        self.folder.compact(self.manifest)

@@ -1,0 +1,420 @@
+"""Convert telemetry items to rows of a history and to its state. Pure: no clock, no database, no files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from contracts.fields import MAX_ABS_NUMBER
+from contracts.telemetry.batches import Batch, GapItem, Item
+from contracts.telemetry.health import GaugeItem, ProcessItem, StallItem
+from contracts.telemetry.results import DryRunItem, ProofItem, VerdictItem
+from contracts.telemetry.steps import (
+    Cell,
+    CheckpointItem,
+    EvalItem,
+    LogItem,
+    PhaseItem,
+    StartItem,
+    StepItem,
+    TrafficItem,
+)
+from contracts.telemetry.timeline import TimelineItem
+from contracts.telemetry.vocabulary import LIVE_STEPS, MAX_CHECKPOINTS, MAX_UNIX_S, SCRIPT_SETUP_STEPS, SPEED_STEPS
+from jobs.runs.history.store.schema import GAUGES, TABLES, HistoryState, RankState, StartedStage, make_state
+
+MAX_CELLS = 100_000  # per attempt, because a script names its own process groups
+GAP_SETTLE_S = 2.0  # after a gap, a new counter counts as started in the gap
+
+
+def _format_cell_key(cell: Cell) -> str:
+    return f"{cell['phase']}/{cell['axis']}/{cell['op']}/{cell['group_size']}"
+
+
+class CounterIncreases:
+    """Convert cumulative counters of ranks to increases per second.
+
+    The increases of a counter add up to its last value, even if items were lost. An increase over a gap counts in the
+    second in which the gap began.
+    """
+
+    def __init__(self, ranks: dict[int, RankState]) -> None:
+        self._num_cells = sum(len(rank["cells"]) for rank in ranks.values())
+        self._increases: dict[tuple[int, int, str, str, str, int], list[float]] = {}
+
+    @property
+    def is_pending(self) -> bool:
+        """Return True if increases are pending."""
+        return bool(self._increases)
+
+    def take(self) -> dict[str, list[Any]]:
+        """Return and clear the pending increases as columns of the table "traffic"."""
+        increases, self._increases = self._increases, {}
+        rows = [(*key, *amounts) for key, amounts in sorted(increases.items())]
+        return dict(zip(TABLES["traffic"].names, map(list, zip(*rows, strict=True)), strict=True))
+
+    def add(self, number: int, rank: RankState, time: float, cells: list[Cell]) -> int:
+        """Add the counters of a rank at a time. Return the number of rejected counters above the limit."""
+        num_rejected, known = 0, rank["cells"]
+        for cell in cells:
+            key = _format_cell_key(cell)
+            before = known.get(key)
+            if before is None:
+                if self._num_cells >= MAX_CELLS:
+                    num_rejected += 1
+                    continue
+                self._num_cells += 1
+            # Step items and traffic items leave a rank on two paths, so an older value may arrive second.
+            elif cell["count"] < before["count"] or cell["completed"] < before["completed"]:
+                continue
+            known[key] = cell
+            self._add_increase(math.floor(_get_increase_time(rank, key, before, time)), number, cell, before)
+        return num_rejected
+
+    def _add_increase(self, second: int, number: int, cell: Cell, before: Cell | None) -> None:
+        calls, completed = cell["count"], cell["completed"]
+        payload, algorithmic, busy = cell["payload_bytes"], cell["algorithmic_bytes"], cell["busy_s"]
+        if before is not None:
+            calls -= before["count"]
+            completed -= before["completed"]
+            payload -= before["payload_bytes"]
+            algorithmic -= before["algorithmic_bytes"]
+            busy -= before["busy_s"]
+        if not (calls or completed or payload or algorithmic or busy):
+            return
+        key = (second, number, cell["phase"], cell["op"], cell["axis"], cell["group_size"])
+        sums = self._increases.get(key)
+        if sums is None:
+            self._increases[key] = [calls, completed, payload, algorithmic, busy]
+            return
+        sums[0] += calls
+        sums[1] += completed
+        sums[2] += payload
+        sums[3] += algorithmic
+        sums[4] += busy
+
+
+def _get_increase_time(rank: RankState, key: str, before: Cell | None, time: float) -> float:
+    """Return the time of an increase, which is the begin of a gap if the counter has no value after it."""
+    if rank["gap"] is None:
+        return time
+    gap_start, gap_end = rank["gap"]
+    if before is None:
+        return gap_start if time < gap_end + GAP_SETTLE_S else time
+    if key in rank["stale"]:
+        rank["stale"].remove(key)
+        return gap_start
+    return time
+
+
+MAX_FLOAT32 = 3.4e38
+MAX_STARTS = 10_000
+MAX_STALLED_RANKS = 64  # with stored stacks
+MAX_FRAMES = 20  # innermost frames of a stack
+Columns = dict[str, list[Any]]
+
+
+class RowBuilder:
+    """Build rows of new items, and update the state."""
+
+    def __init__(self, state: HistoryState | None = None) -> None:
+        self.state = state or make_state()
+        self._counters = CounterIncreases(self.state["ranks"])
+        self._tables: dict[str, Columns] = {}
+        self.first: float | None = None
+        self.last: float | None = None
+        self._handlers: dict[str, Callable[[Any], None]] = {
+            "traffic": self._add_traffic,
+            "step": self._add_step,
+            "eval": self._add_eval,
+            "phase": self._add_phase,
+            "log": self._add_log,
+            "verdict": self._add_verdict,
+            "proof": self._add_proof,
+            "dry_run": self._add_dry_run,
+            "checkpoint": self._add_checkpoint,
+            "timeline": self._add_timeline,
+            "gauge": self._add_gauge,
+            "start": self._add_start,
+            "standing": self._add_standing,
+            "process": self._add_process,
+            "gap": self._add_gap,
+        }
+        self._node, self._host, self._offset_s, self._before = 0, "", 0.0, math.nan
+
+    @property
+    def is_pending(self) -> bool:
+        """Return True if rows are pending."""
+        return bool(self._tables) or self._counters.is_pending
+
+    def add(self, batch: Batch, node: int, before: float | None) -> None:
+        """Add a valid batch of a node. `before`: the time of the node's previous batch."""
+        self._node, self._host = node, batch.get("host", "")
+        self._offset_s = batch["clock"]["offset_s"] if "clock" in batch else 0.0
+        self._before = batch["time"] if before is None else before
+        for item in batch["items"]:
+            self.add_item(item)
+
+    def add_item(self, item: Item) -> None:
+        """Add an item. Invalid items are counted."""
+        work = self._handlers.get(item["kind"])
+        if work is None:
+            return
+        if not 0 <= item["time"] < MAX_UNIX_S:
+            self.state["refused"] += 1
+            return
+        try:
+            work(item)
+        except (IndexError, ValueError):  # columns of different lengths, invalid indexes
+            self.state["refused"] += 1
+            return
+        self.first = item["time"] if self.first is None else min(self.first, item["time"])
+        self.last = item["time"] if self.last is None else max(self.last, item["time"])
+
+    def mark_gap(self, node: int, since: float, until: float, words: str) -> None:
+        """Record a gap in a node's stream. Increases of counters over the gap have no exact second."""
+        self.state["lost"] = True
+        for rank in self.state["ranks"].values():
+            if rank["node"] == node:
+                rank["gap"] = (since, until)
+                rank["stale"] = list(rank["cells"])
+        self.mark("gap", since, text=words, value=until)
+
+    def mark(
+        self, kind: str, time: float, *, rank: int | None = None, step: int | None = None, text: str, value: Any = None
+    ) -> None:
+        """Add a mark, which charts show as an annotation."""
+        self._add_row(
+            "marks",
+            time=time,
+            kind=kind,
+            rank=rank,
+            step=step,
+            text=text,
+            value=None if value is None else float(value),
+        )
+
+    def take(self) -> dict[str, pa.Table]:
+        """Return and clear the pending rows by table."""
+        columns_by_table, self._tables = self._tables, {}
+        if self._counters.is_pending:
+            columns_by_table["traffic"] = self._counters.take()
+        return {name: pa.table(columns, schema=TABLES[name]) for name, columns in columns_by_table.items()}
+
+    def _add_row(self, table: str, **values: Any) -> None:
+        columns = self._columns(table)
+        for name, column in columns.items():
+            column.append(values[name])
+
+    def _columns(self, table: str) -> Columns:
+        if table not in self._tables:
+            self._tables[table] = {name: [] for name in TABLES[table].names}
+        return self._tables[table]
+
+    def _get_rank_state(self, number: int) -> RankState:
+        state = self.state["ranks"].get(number)
+        if state is None:
+            state = RankState(node=self._node, phase=None, dropped=0, ran=0, exact=[], cells={}, gap=None, stale=[])
+            self.state["ranks"][number] = state
+        return state
+
+    def _add_cells(self, number: int, time: float, cells: list[Cell]) -> None:
+        self.state["refused"] += self._counters.add(number, self._get_rank_state(number), time, cells)
+
+    def _add_traffic(self, item: TrafficItem) -> None:
+        self._get_rank_state(item["rank"])["dropped"] = item["dropped"]
+        self.state["processes"].pop(item["rank"], None)  # the rank sends again
+        self._add_cells(item["rank"], item["time"], item["cells"])
+
+    def _add_step(self, item: StepItem) -> None:
+        rank = self._get_rank_state(item["rank"])
+        if item["ran"] >= rank["ran"]:
+            rank["ran"], rank["exact"] = item["ran"], item["cells"]
+        self._add_cells(item["rank"], item["time"], item["cells"])
+        parts = item.get("parts")
+        self._add_row(
+            "steps",
+            rank=item["rank"],
+            step=item["step"],
+            over=1,
+            time=item["time"],
+            step_s=_to_float32(item["step_s"]),
+            tokens=item["tokens"],
+            loss=item["loss"],
+            grad_norm=item["grad_norm"],
+            learning_rate=item["learning_rate"],
+            data_s=_to_float32(parts["data"]) if parts else None,
+            optimizer_s=_to_float32(parts["optimizer"]) if parts else None,
+            exposed=_convert_axes(parts["exposed"]) if parts else None,
+            hidden=_convert_axes(parts["hidden"]) if parts else None,
+        )
+        if item["rank"] == 0:
+            self.state["step_times"] = [*self.state["step_times"], item["step_s"]][-LIVE_STEPS:]
+            if not self.state["resumed"] and item["ran"] < item["step"]:
+                began = item["step"] - item["ran"]
+                self.state["resumed"] = True
+                self.mark("resume", item["time"] - item["step_s"], step=began, text=f"resumed from step {began:,}")
+        self._update_progress(item)
+        if "not_finite" in item and item["step"] > self.state["faulty_step"]:
+            self.state["faulty_step"] = item["step"]
+            self.mark("fault", item["time"], rank=item["rank"], step=item["step"], text=item["not_finite"])
+
+    def _update_progress(self, item: StepItem) -> None:
+        times = self.state["step_times"][-SPEED_STEPS:] or [item["step_s"]]
+        rate = item["tokens"] * len(times) / sum(times) if sum(times) > 0 else math.inf
+        progress = self.state["progress"]
+        if progress is not None and item["step"] <= progress["step"]:
+            progress["rate"] = rate if rate <= MAX_ABS_NUMBER else None
+            return
+        self.state["progress"] = {
+            "step": item["step"],
+            "steps": item["steps"],
+            "step_s": item["step_s"],
+            "tokens": item["tokens"],
+            "time": item["time"],
+            "learning_rate": item["learning_rate"],
+            "grad_norm": item["grad_norm"],
+            "rate": rate if rate <= MAX_ABS_NUMBER else None,
+        }
+
+    def _add_eval(self, item: EvalItem) -> None:
+        words = "validation loss"
+        self.mark("validation", item["time"], rank=item["rank"], step=item["step"], text=words, value=item["loss"])
+
+    def _add_phase(self, item: PhaseItem) -> None:
+        rank = self._get_rank_state(item["rank"])
+        changed, rank["phase"] = item["phase"] != rank["phase"], item["phase"]
+        if "cells" in item:
+            # The phase "step" of a script begins after its first steps.
+            rank["ran"], rank["exact"] = max(0, item.get("steps", 0) - SCRIPT_SETUP_STEPS), item["cells"]
+            self._add_cells(item["rank"], item["time"], item["cells"])
+        if item["rank"] != 0:
+            return
+        if "steps" in item:
+            self.state["progress"] = {"step": item["steps"], "steps": None, "rate": None}
+        if changed:
+            self.mark("phase", item["time"], rank=0, step=item.get("steps"), text=item["phase"])
+
+    def _add_log(self, item: LogItem) -> None:
+        self._add_row(
+            "logs",
+            time=item["time"],
+            node=self._node,
+            rank=item["rank"],
+            first=item["first"],
+            lines=item["lines"],
+            skipped=item.get("skipped", 0),
+        )
+
+    def _add_verdict(self, item: VerdictItem) -> None:
+        self.state["verdicts"][item["rank"]] = item["rows"]
+        if "peak_bytes" in item:
+            self.state["peaks"][item["rank"]] = item["peak_bytes"]
+        if "memory" in item:
+            self.state.setdefault("memory", {})[item["rank"]] = item["memory"]
+
+    def _add_proof(self, item: ProofItem) -> None:
+        self.state["proof"] = item
+
+    def _add_dry_run(self, item: DryRunItem) -> None:
+        self.state["dry_runs"][item["rank"]] = item
+
+    def _add_checkpoint(self, item: CheckpointItem) -> None:
+        others = [other for other in self.state["checkpoints"] if other["step"] != item["step"]]
+        self.state["checkpoints"] = [*others, item][-MAX_CHECKPOINTS:]
+        text = item["name"] or item["problem"]
+        self.mark(
+            "checkpoint" if item["name"] else "fault",
+            item["time"],
+            rank=item["rank"],
+            step=item["step"],
+            text=text,
+            value=item["num_bytes"],
+        )
+
+    def _add_timeline(self, item: TimelineItem) -> None:
+        began = item["began"] + self._offset_s
+        if not 0 <= began < MAX_UNIX_S:
+            raise ValueError("no time")
+        _check_equal_length(item["calls"])
+        _check_equal_length(item["spans"])
+        self._add_calls(item, began)
+        spans = item["spans"]
+        added: Columns = {
+            "step": [item["step"]] * len(spans["work"]),
+            "rank": [item["rank"]] * len(spans["work"]),
+            "work": list(spans["work"]),
+            "chunk": spans["chunk"],
+            "micro_batch": spans["micro_batch"],
+            "began": [began + us / 1e6 for us in spans["from_us"]],
+            "ended": [began + us / 1e6 for us in spans["to_us"]],
+        }
+        self._extend("spans", added)
+
+    def _add_calls(self, item: TimelineItem, began: float) -> None:
+        calls, groups = item["calls"], [item["groups"][index] for index in item["calls"]["group"]]
+        added: Columns = {
+            "step": [item["step"]] * len(groups),
+            "rank": [item["rank"]] * len(groups),
+            "axis": [group["axis"] for group in groups],
+            "ranks": [group["ranks"] for group in groups],
+            "nth": [group["nth"] for group in groups],
+            "sequence": calls["sequence"],
+            "op": list(calls["op"]),
+            "issued": [began + us / 1e6 for us in calls["issued_us"]],
+            "blocked_s": [us / 1e6 for us in calls["blocked_us"]],
+            "ended": [began + us / 1e6 for us in calls["ended_us"]],
+            "payload_bytes": calls["payload_bytes"],
+            "peer": calls["peer"],
+        }
+        self._extend("calls", added)
+
+    def _extend(self, table: str, added: Columns) -> None:
+        if not added["step"]:
+            return
+        for name, column in self._columns(table).items():
+            column.extend(added[name])
+
+    def _add_gauge(self, item: GaugeItem) -> None:
+        fields: dict[str, Any] = dict(item)
+        values = {name: fields.get(name) for name in GAUGES.names}
+        self._add_row("gauges", **{**values, "node": self._node, "host": self._host})
+
+    def _add_start(self, item: StartItem) -> None:
+        if len(self.state["starts"]) >= MAX_STARTS:
+            return
+        stage = StartedStage(node=self._node, rank=item["rank"], stage=item["stage"], time=item["time"])
+        self.state["starts"].append(stage)
+        self.mark("start", item["time"], rank=item["rank"], text=item["stage"])
+
+    def _add_standing(self, item: StallItem) -> None:
+        stalled = self.state["standing"]
+        stalled.pop(item["rank"], None)
+        if item["still"] > 0 and len(stalled) < MAX_STALLED_RANKS:
+            stalled[item["rank"]] = {**item, "stack": item["stack"][-MAX_FRAMES:]}
+
+    def _add_process(self, item: ProcessItem) -> None:
+        processes = self.state["processes"]
+        processes.pop(item["rank"], None)
+        if len(processes) < MAX_STALLED_RANKS:
+            processes[item["rank"]] = {**item, "stack": item["stack"][-MAX_FRAMES:]}
+
+    def _add_gap(self, item: GapItem) -> None:
+        words = f"{item['items']:,} telemetry items were lost while the host had no connection to the board"
+        self.mark_gap(self._node, min(self._before, item["time"]), item["time"], words)
+
+
+def _check_equal_length(columns: Any) -> None:
+    if len({len(column) for column in columns.values()}) != 1:
+        raise ValueError("columns differ in length")
+
+
+def _to_float32(seconds: float) -> float:
+    return min(seconds, MAX_FLOAT32)
+
+
+def _convert_axes(seconds_by_axis: dict[str, float]) -> list[tuple[str, float]]:
+    return [(axis, _to_float32(seconds)) for axis, seconds in seconds_by_axis.items()]

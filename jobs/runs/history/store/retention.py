@@ -1,0 +1,261 @@
+"""Keep histories within their limits (docs/reference/bounds.md).
+
+Within an attempt, traced steps are deleted first, and then old rows are merged. Totals stay exact, because
+merged traffic adds up to the same counters per rank. A merged step is a mean. Across attempts, histories of deleted
+jobs, expired histories, and the oldest histories are deleted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from django.conf import settings
+
+from jobs.models import Job
+from jobs.runs.history.store.folder import (
+    ConcurrentWriterError,
+    HistoryFolder,
+    HistoryManifest,
+    NoHistoryError,
+    get_num_bytes,
+    iterate_histories,
+)
+from jobs.runs.history.store.query import HistoryTables, get_engine
+from jobs.runs.history.store.schema import TABLES, TRACED_TABLES
+
+MERGED_TABLES = ("steps", "traffic", "gauges")
+MAX_LOG_BYTES = 16 * 2**20
+MAX_MARK_BYTES = 4 * 2**20
+MAX_PASSES = 12  # each halves the number of rows
+GAUGE_INTERVAL_S = 4.0
+
+_STEP_CURVES = ("step_s", "loss", "grad_norm", "learning_rate", "data_s", "optimizer_s")
+_COUNTERS = ("calls", "completed", "payload_bytes", "algorithmic_bytes", "busy_s")
+_GAUGES = [name for name in TABLES["gauges"].names if name not in ("rank", "node", "host", "time")]
+
+
+def enforce_limits(folder: HistoryFolder, manifest: HistoryManifest) -> None:
+    """Delete and merge rows until the history is within its limits.
+
+    Raises:
+        ConcurrentWriterError: The history is unchanged.
+    """
+    for _ in range(MAX_PASSES):
+        if get_num_bytes(manifest, TRACED_TABLES) <= settings.HISTORY_RAW_BYTES or not _thin_traced_steps(
+            folder, manifest
+        ):
+            break
+    for _ in range(MAX_PASSES):
+        if get_num_bytes(manifest, MERGED_TABLES) <= settings.HISTORY_ATTEMPT_BYTES or not _merge(folder, manifest):
+            break
+    if get_num_bytes(manifest, ("logs",)) > MAX_LOG_BYTES:
+        _drop_old_lines(folder, manifest)
+    if get_num_bytes(manifest, ("marks",)) > MAX_MARK_BYTES:
+        _rewrite(folder, manifest, "marks", _MARKS, {})
+
+
+def get_traced_steps(folder: HistoryFolder, manifest: HistoryManifest) -> list[int]:
+    """Return the steps that are traced, in order."""
+    with get_engine().cursor() as cursor:
+        tables = HistoryTables(cursor, folder, manifest)
+        union = " UNION ".join(f"SELECT DISTINCT step FROM {table}" for table in TRACED_TABLES)
+        return [step for (step,) in tables.fetch_rows(f"SELECT step FROM ({union}) ORDER BY step")]
+
+
+def _thin_traced_steps(folder: HistoryFolder, manifest: HistoryManifest) -> bool:
+    """Delete every second traced step of the older half. Return False if no step is traced."""
+    steps = get_traced_steps(folder, manifest)
+    dropped = steps[: max(1, len(steps) // 2) : 2]
+    if not dropped:
+        return False
+    dropped_steps = pa.array(dropped, pa.int64())
+    manifest["raw_dropped"] += len(dropped)
+    for table in TRACED_TABLES:
+        if parts := manifest["parts"].get(table):
+            remaining = (
+                batch.filter(pc.invert(pc.is_in(batch["step"], dropped_steps))) for batch in folder.read_batches(parts)
+            )
+            folder.replace_files(manifest, table, parts, [folder.write_file(manifest, table, remaining)])
+    return True
+
+
+def _merge(folder: HistoryFolder, manifest: HistoryManifest) -> bool:
+    """Merge old rows into rows of twice the width. Return False if the width exceeds the run.
+
+    Rows of width w are old except in the newest w-th of the run.
+    """
+    first, last = manifest["first"], manifest["last"]
+    if first is None or last is None or manifest["merged_s"] > last - first:
+        return False
+    width = 2 * manifest["merged_s"]
+    middle = last - (last - first) / width
+    manifest["merged_s"] = width
+    for table, sql in (("traffic", _TRAFFIC), ("steps", _STEPS), ("gauges", _GAUGE)):
+        if manifest["parts"].get(table):
+            _rewrite(folder, manifest, table, sql, {"width": width, "middle": middle})
+    return True
+
+
+def _rewrite(folder: HistoryFolder, manifest: HistoryManifest, table: str, sql: str, values: dict[str, Any]) -> None:
+    part = folder.write_file(manifest, table, _query_batches(folder, manifest, table, sql, values))
+    folder.replace_files(manifest, table, manifest["parts"][table], [part])
+
+
+def _query_batches(
+    folder: HistoryFolder, manifest: HistoryManifest, table: str, sql: str, values: dict[str, Any]
+) -> Iterator[pa.RecordBatch]:
+    with get_engine().cursor() as cursor:
+        HistoryTables(cursor, folder, manifest)
+        for batch in cursor.sql(sql, params=values).to_arrow_reader(100_000):
+            yield from pa.Table.from_batches([batch]).cast(TABLES[table]).to_batches()
+
+
+def _drop_old_lines(folder: HistoryFolder, manifest: HistoryManifest) -> None:
+    """Delete the older half of the log rows."""
+    parts = manifest["parts"]["logs"]
+    num_dropped = sum(part["rows"] for part in parts) // 2
+
+    def read_remaining() -> Iterator[pa.RecordBatch]:
+        num_seen = 0
+        for batch in folder.read_batches(parts):
+            start = min(batch.num_rows, max(0, num_dropped - num_seen))
+            num_seen += batch.num_rows
+            if start < batch.num_rows:
+                yield batch.slice(start)
+
+    folder.replace_files(manifest, "logs", parts, [folder.write_file(manifest, "logs", read_remaining())])
+
+
+def _make_axis_means(column: str) -> str:
+    """Return SQL for the mean of each axis per merged row. An axis that a step does not name counts as 0."""
+    entries = f"SELECT rank, bin, over, unnest(map_entries({column})) AS entry FROM older"
+    sums = f"SELECT rank, bin, entry.key AS axis, sum(entry.value * over) AS total FROM ({entries}) GROUP BY ALL"
+    weights = f"SELECT rank, bin, sum(over) AS weight FROM older WHERE {column} IS NOT NULL GROUP BY ALL"
+    mean = "map(list(axis ORDER BY axis), list((total / weight)::FLOAT ORDER BY axis))"
+    return f"SELECT rank, bin, {mean} AS {column} FROM ({sums}) JOIN ({weights}) USING (rank, bin) GROUP BY rank, bin"
+
+
+def _make_gauge_mean(gauge: str) -> str:
+    """Return SQL for the mean of a gauge. Bytes stay integers. A mean above 64 bits becomes null."""
+    return f"try_cast(avg({gauge}) AS BIGINT)" if gauge.endswith("_bytes") else f"avg({gauge})"
+
+
+_TRAFFIC = (
+    "SELECT CASE WHEN second < $middle THEN second // $width * $width ELSE second END AS second,"
+    " rank, phase, op, axis, group_size, "
+    + ", ".join(f"sum({name}) AS {name}" for name in _COUNTERS)
+    + " FROM traffic GROUP BY ALL ORDER BY second, rank"
+)
+# Ranks reach a step at different times, so a step is old on all ranks once it is old on one.
+_STEPS = (
+    "WITH old AS (SELECT DISTINCT step FROM steps WHERE time < $middle),"
+    " older AS (SELECT *, (step - 1) // $width AS bin FROM steps WHERE step IN (FROM old)),"
+    f" exposed AS ({_make_axis_means('exposed')}), hidden AS ({_make_axis_means('hidden')}),"
+    " means AS (SELECT rank, bin, max(step) AS step, sum(over) AS over, max(time) AS time,"
+    " max(tokens) AS tokens, "
+    + ", ".join(
+        f"sum({name} * over) FILTER ({name} IS NOT NULL) / sum(over) FILTER ({name} IS NOT NULL) AS {name}"
+        for name in _STEP_CURVES
+    )
+    + " FROM older GROUP BY rank, bin)"
+    f" SELECT {', '.join(TABLES['steps'].names)} FROM means LEFT JOIN exposed USING (rank, bin)"
+    " LEFT JOIN hidden USING (rank, bin)"
+    f" UNION ALL SELECT {', '.join(TABLES['steps'].names)} FROM steps WHERE step NOT IN (FROM old) ORDER BY step, rank"
+)
+_GAUGE = (
+    "SELECT rank, node, host, max(time) AS time, "
+    + ", ".join(f"{_make_gauge_mean(name)} AS {name}" for name in _GAUGES)
+    + " FROM gauges GROUP BY rank, node, host, CASE WHEN time < $middle"
+    f" THEN floor(time / ({GAUGE_INTERVAL_S} * $width))"
+    " ELSE time END ORDER BY time"
+)
+# Delete the older half of the most frequent kind, so that marks of the start remain.
+_MARKS = (
+    "WITH most AS (SELECT kind, count(*) // 2 AS gone FROM marks GROUP BY kind ORDER BY gone DESC LIMIT 1)"
+    " SELECT marks.* FROM marks LEFT JOIN most USING (kind)"
+    " QUALIFY row_number() OVER (PARTITION BY kind ORDER BY time) > coalesce(gone, 0) ORDER BY time"
+)
+
+DAY_S = 24 * 3600.0
+IDS_PER_QUERY = 500
+
+
+class StoredHistory(NamedTuple):
+    """Describe a stored history."""
+
+    folder: HistoryFolder
+    manifest: HistoryManifest
+    ended: float | None
+
+
+def delete_old_histories(root: Path | None = None) -> dict[str, int]:
+    """Delete histories above the limits. Return the number of deletions per reason."""
+    root = root or settings.HISTORY_DIR
+    deleted = {"histories of deleted jobs": 0, "histories over their age": 0, "histories' raw steps": 0, "histories": 0}
+    all_histories = list(iterate_histories(root))
+    jobs = _find_existing_jobs({job for job, _ in all_histories})
+    remaining: list[StoredHistory] = []
+    min_ended = time.time() - settings.HISTORY_DAYS * DAY_S
+    for job, attempt in all_histories:
+        folder = HistoryFolder(root, job, attempt)
+        if job not in jobs:
+            folder.delete()
+            deleted["histories of deleted jobs"] += 1
+            continue
+        try:
+            manifest = folder.read_manifest()
+        except NoHistoryError:
+            continue
+        if manifest["ended"] is not None and manifest["ended"] < min_ended:
+            folder.delete()
+            deleted["histories over their age"] += 1
+            continue
+        remaining.append(StoredHistory(folder, manifest, manifest["ended"]))
+    deleted["histories' raw steps"], deleted["histories"] = _enforce_total_limit(remaining)
+    return deleted
+
+
+def _enforce_total_limit(stored: list[StoredHistory]) -> tuple[int, int]:
+    """Delete traced steps of the oldest ended histories first, and then these histories."""
+    total = sum(get_num_bytes(history.manifest) for history in stored)
+    ended = sorted(
+        (history for history in stored if history.ended is not None), key=lambda history: history.ended or 0.0
+    )
+    num_thinned = num_deleted = 0
+    for history in ended:
+        if total <= settings.HISTORY_BYTES:
+            return num_thinned, num_deleted
+        if traced_bytes := get_num_bytes(history.manifest, TRACED_TABLES):
+            total -= traced_bytes
+            num_thinned += _delete_traced_steps(history)
+    for history in ended:
+        if total <= settings.HISTORY_BYTES:
+            break
+        total -= get_num_bytes(history.manifest)
+        history.folder.delete()
+        num_deleted += 1
+    return num_thinned, num_deleted
+
+
+def _delete_traced_steps(history: StoredHistory) -> int:
+    history.manifest["raw_dropped"] += len(get_traced_steps(history.folder, history.manifest))
+    try:
+        for table in TRACED_TABLES:
+            if parts := history.manifest["parts"].get(table):
+                history.folder.replace_files(history.manifest, table, parts, [])
+    except ConcurrentWriterError:
+        return 0
+    return 1
+
+
+def _find_existing_jobs(jobs: set[str]) -> set[str]:
+    existing: set[str] = set()
+    ids = sorted(jobs)
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        existing |= set(Job.objects.filter(id__in=ids[start : start + IDS_PER_QUERY]).values_list("id", flat=True))
+    return existing

@@ -1,0 +1,328 @@
+"""Store imported traces: first the uploaded files, then their events as Parquet in the layout of the history."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.utils import timezone
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from jobs.core.errors import WORDS
+from jobs.models import ImportedTrace
+from jobs.models.names import Noted, name_problems
+from jobs.planning.planners import BusyError
+from jobs.runs.traces.events import CollectiveCall, EventTrace, WorkSpan, parse_trace, serialize_trace
+from jobs.runs.traces.imports.common import ImportProblemError, TraceFile
+from jobs.runs.traces.imports.reader import ImportResult, make_trace_file, read_traces
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
+
+log = logging.getLogger(__name__)
+
+MAX_PART_BYTES = 512 * 2**10  # per request
+MAX_FILE_BYTES = 64 * 2**20
+MAX_IMPORT_BYTES = 256 * 2**20
+MAX_FILES = 64
+MAX_IMPORTS_PER_USER = 20  # per user
+IMPORT_LIFETIME = timedelta(days=30)
+UNFINISHED_LIFETIME = timedelta(hours=1)
+MAX_CONCURRENT_READS = 2  # per web process, because a file of a few KB may take 10 s to decompress
+READ_SLOT_TIMEOUT_S = 5.0
+CALLS_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.int64()) for name in ("step", "rank")),
+        pa.field("axis", pa.string()),
+        pa.field("ranks", pa.list_(pa.int32())),
+        *(pa.field(name, pa.int64()) for name in ("nth", "sequence")),
+        pa.field("op", pa.string()),
+        *(pa.field(name, pa.float64()) for name in ("issued", "blocked_s", "ended")),
+        *(pa.field(name, pa.int64()) for name in ("payload_bytes", "peer")),
+    ]
+)
+SPANS_SCHEMA = pa.schema(
+    [
+        *(pa.field(name, pa.int64()) for name in ("step", "rank")),
+        pa.field("work", pa.string()),
+        *(pa.field(name, pa.int64()) for name in ("chunk", "micro_batch")),
+        *(pa.field(name, pa.float64()) for name in ("began", "ended")),
+    ]
+)
+
+
+_read_slots = threading.BoundedSemaphore(MAX_CONCURRENT_READS)
+
+
+class TooManyImportsError(RuntimeError):
+    """The user has the maximum number of imports."""
+
+
+class ImportInUseError(RuntimeError):
+    """Another request is reading the import or has deleted it."""
+
+    def __init__(self) -> None:
+        super().__init__("Another request is reading this import, or has deleted it. Try again.")
+
+
+def get_folder(imported: ImportedTrace) -> Path:
+    """Return the folder of an import, whose name has no text of a user."""
+    assert re.fullmatch(r"[a-z2-7]{1,16}", imported.id)
+    return Path(settings.STATE_DIR) / "imports" / imported.id
+
+
+def create_import(owner: Any, name: str, files: list[tuple[str, int]]) -> ImportedTrace:
+    """Create an import that accepts files.
+
+    Raises:
+        TooManyError: The user has the maximum number of imports.
+    """
+    delete_expired()
+    with transaction.atomic():
+        User.objects.select_for_update(no_key=True).get(pk=owner.pk)  # serialize concurrent requests of the user
+        if ImportedTrace.objects.filter(owner=owner).count() >= MAX_IMPORTS_PER_USER:
+            raise TooManyImportsError(
+                f"You already have {MAX_IMPORTS_PER_USER} imports, the maximum. Delete an import first."
+            )
+        imported = ImportedTrace.objects.create(
+            owner=owner, name=name, files=files, size=sum(size for _, size in files)
+        )
+        (get_folder(imported) / "sent").mkdir(parents=True, mode=0o700)  # a full disk rolls the row back
+    return imported
+
+
+def append_part(imported: ImportedTrace, index: int, offset: int, part: bytes) -> int:
+    """Append to a file, and return its bytes.
+
+    Raises:
+        ImportProblemError: The part does not begin at the end of the file, or exceeds the announced size.
+        TakenError: The import accepts no more parts.
+        OSError: The disk is full. The file is unchanged.
+    """
+    name, size = imported.files[index]
+    path = get_folder(imported) / "sent" / str(index)
+    try:
+        appender = path.open("ab", buffering=0)
+    except FileNotFoundError:
+        raise ImportInUseError from None
+    with appender as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # a client may send a part again while it is written
+        if file.seek(0, os.SEEK_END) != offset:
+            raise ImportProblemError(
+                name, "offset", f"`offset` is {offset}, but the file has {file.tell()} bytes so far. Use this number."
+            )
+        if offset + len(part) > size:
+            raise ImportProblemError(
+                name,
+                "size",
+                f"The file has {offset + len(part)} bytes, but its announced size is {size} bytes. Start a new import.",
+            )
+        if file.write(part) < len(part):  # the disk is full
+            file.truncate(offset)
+            raise OSError(errno.ENOSPC, WORDS)
+    return offset + len(part)
+
+
+def finish_import(imported: ImportedTrace) -> None:
+    """Read the uploaded files, store their events, and delete the files. Delete the import if it is invalid.
+
+    Raises:
+        ImportProblemError: A file is invalid. Holds the file and the field.
+        TakenError: Another request reads the import.
+        BusyError: Too many imports are read at once. The import is unchanged.
+    """
+    if not _read_slots.acquire(timeout=READ_SLOT_TIMEOUT_S):
+        raise BusyError(f"The board is already reading {MAX_CONCURRENT_READS} imports, the maximum. Try again later.")
+    try:
+        folder_being_read = get_folder(imported) / "reading"
+        try:
+            (get_folder(imported) / "sent").rename(folder_being_read)  # only one request of all processes succeeds
+        except OSError:
+            raise ImportInUseError from None
+        try:
+            files = [_get_trace_file(imported, folder_being_read, index) for index in range(len(imported.files))]
+            _write_events(imported, read_traces(files))
+        except ImportProblemError:
+            delete_import(imported)
+            raise
+        except FileNotFoundError:  # another request deleted the import
+            if folder_being_read.exists():
+                raise
+            raise ImportInUseError from None
+        except ImportInUseError:
+            raise
+        except BaseException:
+            with contextlib.suppress(OSError):
+                folder_being_read.rename(get_folder(imported) / "sent")
+            raise
+        shutil.rmtree(folder_being_read, ignore_errors=True)
+    finally:
+        _read_slots.release()
+
+
+def _get_trace_file(imported: ImportedTrace, folder: Path, index: int) -> TraceFile:
+    name, size = imported.files[index]
+    path = folder / str(index)
+    num_bytes = path.stat().st_size if path.exists() else 0
+    if num_bytes != size:
+        raise ImportProblemError(
+            name, "size", f"Only {num_bytes} of {size} bytes of the file arrived. Send the rest of the file."
+        )
+    return make_trace_file(name, path)
+
+
+def _write_events(imported: ImportedTrace, result: ImportResult) -> None:
+    trace_tables = serialize_trace(result.trace)
+    tables = {"calls": (CALLS_SCHEMA, trace_tables["calls"]), "spans": (SPANS_SCHEMA, trace_tables["spans"])}
+    for name, (schema, columns) in tables.items():
+        pq.write_table(pa.table(columns["columns"], schema=schema), get_folder(imported) / f"{name}.parquet")
+    steps = sorted({call.step for call in result.trace.calls} | {span.step for span in result.trace.spans})[:10_000]
+    num_updated = ImportedTrace.objects.filter(pk=imported.pk).update(
+        format=result.format,
+        notes=result.notes,
+        ranks=len(result.trace.get_ranks()),
+        events=len(result.trace.calls) + len(result.trace.spans),
+        steps=steps,
+    )
+    if not num_updated:
+        raise ImportInUseError
+    imported.refresh_from_db()
+
+
+def read_import_step(imported: ImportedTrace, step: int) -> EventTrace:
+    """Return the events of a step.
+
+    Raises:
+        TakenError: The import was deleted.
+    """
+    try:
+        calls, spans = (_read_columns(get_folder(imported) / f"{name}.parquet", step) for name in ("calls", "spans"))
+    except FileNotFoundError:
+        raise ImportInUseError from None
+    return parse_trace(calls, spans)
+
+
+def _read_columns(path: Path, step: int) -> dict[str, list[Any]]:
+    table = pq.read_table(path)
+    columns: dict[str, list[Any]] = table.filter(pc.equal(table["step"], step)).to_pydict()
+    return columns
+
+
+def delete_import(imported: ImportedTrace) -> None:
+    """Delete the row first, because `forget_old` finds folders without a row."""
+    path = get_folder(imported)
+    imported.delete()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def delete_expired() -> int:
+    """Delete expired and unfinished imports and folders without an import. Return the number of imports deleted."""
+    now = timezone.now()
+    old = ImportedTrace.objects.filter(created__lt=now - IMPORT_LIFETIME)
+    unfinished = ImportedTrace.objects.filter(format="", created__lt=now - UNFINISHED_LIFETIME)
+    deleted = [*old, *unfinished.exclude(pk__in=old.values("pk"))]
+    for imported in deleted:
+        delete_import(imported)
+    for orphan in _find_orphans():
+        log.info("Deleting the leftover folder of an import: %s", orphan.name)
+        shutil.rmtree(orphan, ignore_errors=True)
+    return len(deleted)
+
+
+def _find_orphans() -> Iterator[Path]:
+    """Return folders without an import that are older than any upload in progress."""
+    root = Path(settings.STATE_DIR) / "imports"
+    found = {path.name: path for path in root.iterdir()} if root.is_dir() else {}
+    known = set(ImportedTrace.objects.filter(pk__in=list(found)).values_list("pk", flat=True))
+    young = timezone.now() - UNFINISHED_LIFETIME
+    return (path for name, path in found.items() if name not in known and path.stat().st_mtime < young.timestamp())
+
+
+assert tuple(CALLS_SCHEMA.names) == CollectiveCall._fields
+assert tuple(SPANS_SCHEMA.names) == WorkSpan._fields
+
+Title = Annotated[str, Noted]
+
+
+class FileQuery(StrictModel):
+    """Announce a file that the client will upload."""
+
+    name: str = Field(min_length=1, max_length=255, pattern=NO_NUL)
+    size: int = Field(ge=1, le=MAX_FILE_BYTES)
+
+
+class ImportQuery(StrictModel):
+    """Open an import."""
+
+    name: Title | None = Field(default=None, description="Name of the import. Default: name of the first file.")
+    files: list[FileQuery] = Field(min_length=1, max_length=MAX_FILES)
+
+
+class FileSoFar(TypedDict):
+    """Report the bytes of a file that arrived."""
+
+    size: int
+
+
+class ImportTold(TypedDict):
+    """Describe an import."""
+
+    id: str
+    name: str
+    files: list[FileQuery]
+    created: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+    format: Annotated[str, Field(description="Format of the files. Empty before Meshboard has read the import.")]
+    steps: list[int]
+
+
+def serialize_import(imported: ImportedTrace) -> ImportTold:
+    files = [FileQuery(name=name, size=size) for name, size in imported.files]
+    return {
+        "id": imported.id,
+        "name": imported.name,
+        "files": [file.model_dump() for file in files],  # type: ignore[misc]
+        "created": imported.created.isoformat(),
+        "format": imported.format,
+        "steps": list(imported.steps),
+    }
+
+
+MAX_NAME_LENGTH = 100
+
+
+def check_import_query(query: ImportQuery) -> tuple[str, list[tuple[str, int]]]:
+    """Return the name of an import and its files with their bytes.
+
+    Raises:
+        SpecError: A name is invalid, two files have the same name, or the files are too large.
+    """
+    files = [(file.name, file.size) for file in query.files]
+    problems = [
+        problem for index, (name, _) in enumerate(files) for problem in name_problems(f"files.{index}.name", name)
+    ]
+    if problems:
+        raise SpecError(problems)
+    if len({name for name, _ in files}) < len(files):
+        raise SpecError([Problem("files", "Two files have the same name. Rename one of the files.")])
+    total = sum(size for _, size in files)
+    if total > MAX_IMPORT_BYTES:
+        raise SpecError(
+            [Problem("files", f"The files have {total:,} bytes in total, and the maximum is {MAX_IMPORT_BYTES:,}.")]
+        )
+    title = (query.name or "").strip()
+    return (title or files[0][0])[:MAX_NAME_LENGTH], files
