@@ -21,8 +21,8 @@ from webapp.runner import find_free_port, is_free
 
 SERVE = """
 import sys, uvicorn
-from webapp.serve import config
-made = config("127.0.0.1", int(sys.argv[1]))
+from webapp.serve import build_config
+made = build_config("127.0.0.1", int(sys.argv[1]))
 made.ssl_certfile, made.ssl_keyfile = sys.argv[2], sys.argv[3]
 uvicorn.Server(made).run()
 """

@@ -17,7 +17,7 @@ from contracts.names import telemetry_stream
 from tests.support.processes import ROOT, base_environment, redis_server, running
 from tests.support.tls import TlsBoard
 
-SCRIPT = ROOT / "tests" / "workers" / "elsewhere" / "train.py"
+SCRIPT = ROOT / "tests" / "workers" / "external_runs" / "train.py"
 
 
 @pytest.fixture(scope="module")
