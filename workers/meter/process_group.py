@@ -150,7 +150,7 @@ class MeteredProcessGroup(WrappedGroup):
     def begin_batch(self) -> None:
         self._coalesced = []
 
-    def batch_ends(self, work: Any) -> Any:
+    def end_batch(self, work: Any) -> Any:
         collectives, self._coalesced = self._coalesced or [], None
         start, self._coalesced_start = self._coalesced_start, None
         if self._poller is None or not collectives:

@@ -31,7 +31,7 @@ def _products(**kinds: bool) -> list[Gemm]:
 
 def test_joined_products_and_experts_apart_compute_the_same_in_other_calls() -> None:
     """q, k, v, o, two widening products and one back; as many of each expert where it runs by itself."""
-    usual, joined, apart = _products(), _products(joined=True), _products(apart=True)
+    usual, joined, apart = _products(), _products(fused_projections=True), _products(separate_experts=True)
     assert (len(usual), len(joined), len(apart)) == (7, 4, 4 + 4 * 3)
     assert {sum(g.flops for g in products) for products in (usual, joined, apart)} == {sum(g.flops for g in usual)}
     assert {g.batch for g in usual} == {1, 4}
@@ -54,7 +54,7 @@ def _passed(spec: JobSpec = MIXED, **kinds: bool) -> list[int]:
 def test_an_all_to_all_puts_tokens_in_their_experts_order_and_back() -> None:
     """Each token's two copies of 4,096 elements of 2 bytes, read and written, twice a half."""
     tokens = MIXED.micro_batch_size * TRAIN.seq_len
-    assert _passed(sorts=True) == [2 * 2 * 2 * tokens * 4096 * 2] * 2
+    assert _passed(sorts_tokens=True) == [2 * 2 * 2 * tokens * 4096 * 2] * 2
     one = MIXED.model_copy(update={"layout": Layout(dp=32, tp=2, ep=16, sequence_parallel=True)})
     assert build_layer_kernels(one, moe=True, sorts_tokens=True) == build_layer_kernels(one, moe=True), (
         "one expert a rank has one order"

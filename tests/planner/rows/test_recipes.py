@@ -12,7 +12,7 @@ from benchmarks.published.own_tests import MUON_KERNELS, SHA1_BYTES_PER_S
 from benchmarks.published.recipes import lacks_fused_attention, predicts_second, switched_on
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
-from planner.cost.memory import held_parameters, megatron
+from planner.cost.memory import get_stage_memory, held_parameters
 from planner.cost.resolved_plan import resolve
 from planner.cost.step_time import Timing
 from planner.cost.timing import Timer
@@ -152,7 +152,7 @@ def test_recipes_with_transformer_engines_loss_move_a_third_of_the_fewest_bytes(
 
 
 def test_what_goes_to_the_host_takes_its_links_time_there_and_back() -> None:
-    moved = 4 * 2 * 8 * megatron.layer_bytes(SPEC, moe=False)  # micro-batches, ways, a quarter of 32 layers
+    moved = 4 * 2 * 8 * get_stage_memory(SPEC).layer_bytes(moe=False)  # micro-batches, ways, a quarter of 32 layers
     longer = _timed("none", offloads=0.25).step_s - _timed("none").step_s
     assert longer == pytest.approx(moved / 450e9)
 
@@ -163,7 +163,7 @@ def test_unfused_scores_go_to_the_host_as_often_as_operations_save_them() -> Non
     scores = 32 * SPEC.micro_batch_size * TRAIN.seq_len**2 * 2
     for recompute, more in (("none", 1), ("selective", 2)):
         kept = unfused.model_copy(update={"layout": SPEC.layout.model_copy(update={"recompute": recompute})})
-        saved = megatron.layer_bytes(kept, moe=False) + more * scores
+        saved = get_stage_memory(kept).layer_bytes(moe=False) + more * scores
         longer = [_timed(recompute, spec=unfused, offloads=share).step_s for share in (0.0, 1.0)]
         assert longer[1] - longer[0] == pytest.approx(4 * 2 * 32 * saved / 450e9)
 
@@ -315,7 +315,7 @@ def test_recipes_without_cudnns_attention_run_flash_attention_2(
 ) -> None:
     row = _row(tmp_path, **{**ROW, "source_repo_path": source, "model": model, "gpu": gpu, "note": "NeMo"})
     law = switched_on(row).get("attention_hopper", CUDNN_HOPPER)
-    assert law.share / CUDNN_HOPPER.peak_factor == pytest.approx(FLASH_2_FACTOR if older else 1.0)
+    assert law.peak_factor / CUDNN_HOPPER.peak_factor == pytest.approx(FLASH_2_FACTOR if older else 1.0)
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_doctor_reports_missing_jemalloc(monkeypatch: pytest.MonkeyPatch) -> Non
 
 KEPT = """
 from pathlib import Path
-from workers.trainer.allocator import give_back
+from workers.trainer.allocator import release_free_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -235,7 +235,7 @@ before = resident()
 blocks = [bytearray(2**20) for _ in range(64)]
 del blocks
 print(resident() - before)
-give_back()
+release_free_memory()
 print(resident() - before)
 """
 

@@ -96,7 +96,7 @@ def test_rank_reports_the_collective_that_it_waits_for(host: Host) -> None:
     assert 0 <= told["time"] - world["since"] - told["still"] < 1
     assert told["phase"] == "step"
     stack = [line.rpartition(" in ")[2] for line in told["stack"]]
-    assert stack.index("main") < stack.index("enters_alone") < stack.index("stand_still")
+    assert stack.index("main") < stack.index("enters_alone") < stack.index("time_wait")
     assert "stuck.py:" in next(line for line in told["stack"] if line.endswith("enters_alone"))
     stood = next(at for at, item in enumerate(host.items) if (item["kind"], item["rank"]) == ("standing", 0))
     ours = [item for item in host.items[stood:] if item["kind"] == "process" and item["rank"] == 0]

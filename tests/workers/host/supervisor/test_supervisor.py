@@ -225,13 +225,13 @@ def test_run_sends_start_steps_and_the_stack_of_a_stopped_rank(machine: Host) ->
         machine.server.client().set(f"meshboard:cancel:{JOB}:1", 1)
         machine.exit_of(JOB)
         stood = [item for item in machine.items(JOB, "process") if item["rank"] == 1 and item["state"] == "stopped"]
-        assert any(line.endswith("in train") for item in stood for line in item["stack"]), (
+        assert any(line.endswith("in Trainer.train") for item in stood for line in item["stack"]), (
             "read from outside, in its sandbox"
         )
         (waits,) = [one for one in seen["groups"] if one.get("blocking")]
         assert waits["issued"] == waits["ended"] + 1
         assert waits["group"]["ranks"] == [0, 1]
-        assert any(line.endswith("in train") for line in seen["stack"])
+        assert any(line.endswith("in Trainer.train") for line in seen["stack"])
 
         stages = [
             (item["rank"], item["stage"]) for item in sorted(machine.items(JOB, "start"), key=lambda i: i["time"])
