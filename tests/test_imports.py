@@ -16,7 +16,7 @@ FILES = sorted(file for floor in ("tests", "benchmarks") for file in (ROOT / flo
 def names_of(module: str) -> frozenset[str] | None:
     """What can be imported from a module of ours: its top-level names, and a package's files. None: there is none."""
     path = ROOT / module.replace(".", "/")
-    if path.is_dir():
+    if path.is_dir() and any(path.rglob("*.py")):
         inside = {entry.stem for entry in path.iterdir() if entry.suffix == ".py" or entry.is_dir()}
         own = path / "__init__.py"
         return frozenset(inside | (bound(ast.parse(own.read_text()).body) if own.exists() else set()))
