@@ -100,7 +100,7 @@ class _Batches:
     """Random runs of a file of tokens, cut and shifted as picotron's own loader does."""
 
     def __init__(self, micro_batch_size: int, seq_length: int, grad_acc_steps: int, **_others: Any) -> None:
-        import picotron.process_group_manager as pgm
+        import picotron.process_group_manager as pgm  # type: ignore[import-not-found]
 
         manager = pgm.process_group_manager
         self.micro_batch_size, self.seq_length, self.grad_acc_steps = micro_batch_size, seq_length, grad_acc_steps

@@ -20,11 +20,11 @@ from workers.trainer.memory import PeakMemory
 ELEMENTS = 2**24
 WHOLE = 4 * ELEMENTS
 CALLS: dict[str, Callable[[dist.ProcessGroupGloo, torch.Tensor, torch.Tensor], dist.Work]] = {
-    "all_gather": lambda group, whole, part: group._allgather_base(whole, part),
-    "reduce_scatter": lambda group, whole, part: group._reduce_scatter_base(part, whole),
-    "all_reduce": lambda group, whole, _part: group.allreduce([whole]),
-    "all_to_all": lambda group, whole, part: group.alltoall_base(whole[: len(part)], part, [], []),
-    "broadcast": lambda group, whole, _part: group.broadcast(whole, 0),
+    "all_gather": lambda group, whole, part: group._allgather_base(whole, part),  # type: ignore[attr-defined]
+    "reduce_scatter": lambda group, whole, part: group._reduce_scatter_base(part, whole),  # type: ignore[attr-defined]
+    "all_reduce": lambda group, whole, _part: group.allreduce([whole]),  # type: ignore[attr-defined]
+    "all_to_all": lambda group, whole, part: group.alltoall_base(whole[: len(part)], part, [], []),  # type: ignore[attr-defined]
+    "broadcast": lambda group, whole, _part: group.broadcast(whole, 0),  # type: ignore[attr-defined]
 }
 
 

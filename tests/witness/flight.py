@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _dump_fr_trace
+from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
 
 from planner.facts.parse_spec import parse_spec
 from tests.parity.rank import make_trainer

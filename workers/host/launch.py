@@ -27,7 +27,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented, not declared
+from torch.distributed import TCPStore  # documented, not declared
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import (

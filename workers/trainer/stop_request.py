@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # documented, not declared
+from torch.distributed import PrefixStore, Store, TCPStore  # documented, not declared
 
 from workers.rank_environment import get_group_timeout
 

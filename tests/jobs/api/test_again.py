@@ -164,9 +164,9 @@ def test_traffic_in_one_bin_is_the_sum_however_it_is_told_apart(owner: User, api
 def test_metrics_are_a_file_too(owner: User, api: Api, kept: str) -> None:
     client, path = api(owner), f"/api/v1/jobs/{kept}/metrics"
     told = client.get(path, {"by": "rank", "points": 5}).json()["columns"]
-    text = b"".join(client.get(path, {"by": "rank", "points": 5, "format": "csv"}).streaming_content).decode()
+    text = b"".join(client.get(path, {"by": "rank", "points": 5, "format": "csv"}).streaming_content).decode()  # type: ignore[attr-defined]
     table = pq.read_table(
-        io.BytesIO(b"".join(client.get(path, {"by": "rank", "points": 5, "format": "parquet"}).streaming_content))
+        io.BytesIO(b"".join(client.get(path, {"by": "rank", "points": 5, "format": "parquet"}).streaming_content))  # type: ignore[attr-defined]
     )
     assert len(text.splitlines()) - 1 == len(told["time"]) == table.num_rows > 0
     assert text.splitlines()[0].split(",") == list(told) == table.column_names

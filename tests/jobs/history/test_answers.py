@@ -105,10 +105,10 @@ def test_bins_of_a_merged_history_stand_for_all_of_its_steps_and_are_no_narrower
 def test_files_hold_every_row_under_a_name_of_their_own(told: str, owner: User, api: Api, root: Path) -> None:
     answer = api(owner).get(f"/api/v1/jobs/{told}/history/steps?format=parquet&ranks=0")
     assert answer["Content-Disposition"] == f'attachment; filename="{told}-1-steps.parquet"'
-    table = pq.read_table(io.BytesIO(b"".join(answer.streaming_content)))
+    table = pq.read_table(io.BytesIO(b"".join(answer.streaming_content)))  # type: ignore[attr-defined]
     assert table.column("step").to_pylist() == list(range(1, 41))
     answer = api(owner).get(f"/api/v1/jobs/{told}/history/traffic?format=csv&bins=4")
-    lines = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+    lines = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))  # type: ignore[attr-defined]
     assert sum(int(line["payload_bytes"]) for line in lines if line["op"] == "all_gather") == 2 * 40_000
     assert list((root / "spill").iterdir()) == [], "nothing is left of them"
 
@@ -259,7 +259,7 @@ def test_a_number_is_the_same_in_json_csv_and_parquet(owner: User, api: Api, roo
 
     def asked(form: str) -> bytes:
         answer = api(owner).get(f"/api/v1/jobs/{made.id}/history/steps?format={form}")
-        return b"".join(answer.streaming_content) if form != "json" else answer.content
+        return b"".join(answer.streaming_content) if form != "json" else answer.content  # type: ignore[attr-defined]
 
     told = json.loads(asked("json"))["columns"]["step_s"]
     assert told == [float(row["step_s"]) for row in csv.DictReader(io.StringIO(asked("csv").decode()))]
@@ -281,7 +281,7 @@ def test_a_csv_file_is_read_back_as_it_was_and_carries_nothing_out(owner: User, 
 
     def read(table: str) -> tuple[str, list[dict[str, str]]]:
         answer = api(owner).get(f"/api/v1/jobs/{made.job_id}/history/{table}?format=csv")
-        text = b"".join(answer.streaming_content).decode()
+        text = b"".join(answer.streaming_content).decode()  # type: ignore[attr-defined]
         return text, list(csv.DictReader(io.StringIO(text)))
 
     text, rows = read("logs")

@@ -327,7 +327,7 @@ def test_an_order_that_was_taken_and_not_finished_is_given_back_with_the_host_s_
         with Consumer(channel, [queue], callbacks=[lambda _body, message: taken.append(message)]):
             line.drain_events(timeout=10)
             assert (len(taken), live_redis.llen(host_queue("host-a"))) == (1, 0)
-            channel.qos.restore_visible(interval=1)
+            channel.qos.restore_visible(interval=1)  # type: ignore[attr-defined]
             line.drain_events(timeout=10)
         assert [message.headers["task"] for message in taken] == [TASK_ACKNOWLEDGE] * 2
         taken[1].ack()

@@ -271,5 +271,5 @@ def test_a_project_s_name_is_a_word(admin: Any) -> None:
 
 def test_menu_marks_only_the_open_page(admin: Any) -> None:
     request = admin.get("/admin/jobs/project/").wsgi_request
-    groups = site.get_sidebar_list(request)
+    groups = site.get_sidebar_list(request)  # type: ignore[attr-defined]
     assert [str(item["title"]) for group in groups for item in group["items"] if item["active"]] == ["Projects"]

@@ -25,8 +25,8 @@ def main(folder: Path) -> None:
             dist.all_gather([torch.empty(10) for _ in range(2)], torch.ones(10))
     watched.export_chrome_trace(str(folder / f"kineto_{rank}.json"))
     recorder = torch._C._distributed_c10d
-    (folder / f"fr_rank_{rank}").write_bytes(recorder._dump_fr_trace())
-    (folder / f"fr_rank_{rank}.json").write_bytes(recorder._dump_fr_trace_json())
+    (folder / f"fr_rank_{rank}").write_bytes(recorder._dump_fr_trace())  # type: ignore[attr-defined]
+    (folder / f"fr_rank_{rank}.json").write_bytes(recorder._dump_fr_trace_json())  # type: ignore[attr-defined]
     (folder / f"told_{rank}").write_text(json.dumps({"all_reduce": 6, "all_gather": 3}))
     dist.barrier()
     os._exit(0)  # all files are written, and threads of the profiler and gloo may end slowly

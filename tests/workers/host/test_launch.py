@@ -69,7 +69,7 @@ class Run:
     """A script job with two ranks and a guardian."""
 
     def __init__(self, folder: Path, script: str, arguments: list[str]) -> None:
-        settings = HostSettings("", "here", 2, "cpu", *(folder / name for name in "rdcs"), "workers.trainer")
+        settings = HostSettings("", "here", 2, "cpu", *(folder / name for name in "rdcs"), "workers.trainer")  # type: ignore[call-arg]
         settings.script_root.mkdir(parents=True)
         (settings.script_root / "script.py").write_text(script)
         spec = {"kind": "script", "layout": {"dp": 2}, "script": {"path": "script.py", "args": arguments}}

@@ -194,7 +194,7 @@ def test_module_runs_in_the_requested_directory(tmp_path: Path) -> None:
 
 
 def _environment(folder: Path, kind: str, device: str) -> dict[str, str]:
-    settings = HostSettings("", "here", 1, device, *(folder / name for name in "rdcs"), "workers.trainer")
+    settings = HostSettings("", "here", 1, device, *(folder / name for name in "rdcs"), "workers.trainer")  # type: ignore[call-arg]
     order = LaunchOrder(v=VERSION, job="job", attempt=1, spec={"kind": kind}, slots=[0])
     attempt = claim_attempt(settings.run_dir, order)
     assert attempt is not None

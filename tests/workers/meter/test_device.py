@@ -81,7 +81,7 @@ def test_batch_of_sends_and_receives_is_one_work(poller):
     operations = [dist.P2POp(dist.isend, torch.ones(4), 1), dist.P2POp(dist.irecv, torch.ones(8), 1)]
     works = dist.batch_isend_irecv(operations)
     ((watched, carried),) = poller._works
-    assert [work.work for work in works] == [watched]
+    assert [work.work for work in works] == [watched]  # type: ignore[attr-defined]
     assert [(pending.key[1], pending.payload_bytes) for pending in carried] == [("send", 16), ("recv", 32)]
 
 

@@ -57,7 +57,7 @@ def test_cuda_kernels_accept_the_shapes(flash: bool, kv_heads: int, size: int, m
     """Check the shapes of both CUDA kernels with meta tensors."""
     monkeypatch.setattr(attention, "uses_flash_attention", lambda *_tensors, causal: flash)
     made = {"dtype": torch.bfloat16, "device": "meta"}
-    q, k, v = torch.empty(2, 8, 40, size, **made), *(torch.empty(2, kv_heads, 24, size, **made) for _ in "kv")
+    q, k, v = torch.empty(2, 8, 40, size, **made), *(torch.empty(2, kv_heads, 24, size, **made) for _ in "kv")  # type: ignore[call-overload]
     out, lse = attend(q, k, v, causal=False)
     assert (out.shape, lse.shape, lse.dtype) == (q.shape, q.shape[:3], torch.float32)
     found = attend_backward(torch.empty_like(out), q, k, v, out, lse, causal=False)

@@ -57,7 +57,7 @@ def order_of(node: int, lease_s: float = 3600, addresses: tuple[str, str] = ADDR
 
 def settings_of(node: int, folder: Path, redis_url: str, addresses: tuple[str, str] = ADDRESSES) -> HostSettings:
     roots = [folder / f"host-{node}" / name for name in ("runs", "data", "checkpoints", "scripts")]
-    return HostSettings(redis_url, f"host-{node}", 2, "cpu", *roots, "workers.trainer", address=addresses[node])
+    return HostSettings(redis_url, f"host-{node}", 2, "cpu", *roots, "workers.trainer", address=addresses[node])  # type: ignore[call-arg]
 
 
 def lines(server: RedisServer, folder: Path) -> list[RedisTransport]:

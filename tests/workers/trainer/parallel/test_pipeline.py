@@ -40,15 +40,15 @@ def test_frees_sent_tensors_and_keeps_the_others(ranks: list[dist.ProcessGroupGl
     for index in range(3):
         message = torch.full((1000,), float(index))
         storages.append(weakref.ref(message))
-        sends.add(sender.send([message], 1, 0), message)
+        sends.add(sender.send([message], 1, 0), message)  # type: ignore[attr-defined]
         del message
     here = torch.empty(1000)
     for index in range(2):
-        receiver.recv([here], 0, 0).wait()
+        receiver.recv([here], 0, 0).wait()  # type: ignore[attr-defined]
         assert here.eq(index).all()
     wait_until(lambda: storages[1]() is None, "what has been received is let go", 20)
     assert [storage() is None for storage in storages] == [True, True, False]
-    receiver.recv([here], 0, 0).wait()
+    receiver.recv([here], 0, 0).wait()  # type: ignore[attr-defined]
     sends.flush()
     assert storages[2]() is None
 
@@ -57,7 +57,7 @@ def test_flush_raises_a_failed_send(ranks: list[dist.ProcessGroupGloo]) -> None:
     sender, receiver = ranks
     sends = SendQueue()
     message = torch.ones(1000)
-    sends.add(sender.send([message], 1, 0), message)
+    sends.add(sender.send([message], 1, 0), message)  # type: ignore[attr-defined]
     ranks.clear()
     del receiver
     with pytest.raises(RuntimeError):
@@ -67,8 +67,8 @@ def test_flush_raises_a_failed_send(ranks: list[dist.ProcessGroupGloo]) -> None:
 def test_the_thread_ends_with_its_queue(ranks: list[dist.ProcessGroupGloo]) -> None:
     sender, receiver = ranks
     sends, message = SendQueue(), torch.ones(10)
-    sends.add(sender.send([message], 1, 0), message)
-    receiver.recv([torch.empty(10)], 0, 0).wait()
+    sends.add(sender.send([message], 1, 0), message)  # type: ignore[attr-defined]
+    receiver.recv([torch.empty(10)], 0, 0).wait()  # type: ignore[attr-defined]
     sends.flush()
     thread = sends._thread
     assert thread is not None
