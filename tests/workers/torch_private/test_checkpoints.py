@@ -134,7 +134,7 @@ def test_state_of_a_dataclass_cannot_change_the_class() -> None:
     pickler = pickle._Pickler(out, 4)
     pickler.proto = 4  # type: ignore[attr-defined]
     out.write(b"\x80\x04")
-    pickler.save(Metadata)  # not called: the class itself  # type: ignore[attr-defined]
+    pickler.save(Metadata)  # type: ignore[attr-defined]  # the class itself, not called
     pickler.save((None, {"version": "mine"}))  # type: ignore[attr-defined]
     out.write(pickle.BUILD + pickle.STOP)
     with pytest.raises(RefusedPickleError, match="unexpected GlobalName"):

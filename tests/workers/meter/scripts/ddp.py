@@ -4,7 +4,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from helper import WIDTH  # a module next to the script  # type: ignore[import-not-found]
+from helper import WIDTH  # type: ignore[import-not-found]  # a module next to the script
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
