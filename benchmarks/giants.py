@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from planner.cost.step_time import Timing
+from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName

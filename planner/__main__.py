@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from planner.cost.estimate import Estimate, estimate, rank_memory
-from planner.cost.oversize import parse_plannable
+from planner.cost.estimate import Estimate, estimate, parse_plannable, rank_memory
 from planner.explain import explain
 from planner.facts.kinds import reset_dry_ranks
 from planner.facts.parse_spec import parse_fields

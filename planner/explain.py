@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing_extensions import TypedDict
 
-from planner.cost.beside import on
-from planner.cost.correction import interval
-from planner.cost.estimate import default_cluster, rank_memory, traffic_kind
+from planner.cost.estimate import default_cluster, on, rank_memory, traffic_kind
+from planner.cost.learning import interval
 from planner.cost.memory import computed_parameters, fullest, held_parameters, is_taped, layer_bytes
-from planner.cost.step_time import Timing
+from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
 from planner.cost.traffic import step_traffic
 from planner.facts.collectives import get_bus_factor

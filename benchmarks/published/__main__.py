@@ -28,7 +28,7 @@ from benchmarks.published.predict import UNASKED, Answer, Predictor
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from benchmarks.published.said import Said
 from benchmarks.published.scores import Choice, confusion, errors, first_choice, kendall, sure
-from planner.cost.correction import apart, holds
+from planner.cost.learning import apart, holds
 
 PLANNERS = "an error of the planner: "
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from benchmarks.published import own_tests
 from benchmarks.published.mapping import Planned
 from planner.cost.memory import get_stage_memory, layer_bytes, memory
-from planner.cost.pipes import chunks_in_flight
+from planner.cost.pipeline_simulation import chunks_in_flight
 from planner.facts.placements import get_padded_vocab_size, get_vocab_rows
 from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec

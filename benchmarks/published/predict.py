@@ -8,7 +8,7 @@ from benchmarks.published.beside import eager_bytes, frozen_bytes, kempner_bytes
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
 from benchmarks.published.said import Said, Speaker
-from planner.cost.beside import allowance
+from planner.cost.estimate import allowance
 from planner.cost.memory import memory, most_bytes
 from planner.cost.resolved_plan import resolve
 from planner.cost.timing import Timer

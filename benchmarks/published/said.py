@@ -11,9 +11,8 @@ from benchmarks.published.recipes import graphs_of, overlaps_experts, runs_flash
 from benchmarks.published.repeated import repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError
 from benchmarks.published.software import attention_kernel, is_flash_1
-from planner.cost.correction import interval
 from planner.cost.estimate import rank_memory
-from planner.cost.learning import memory_interval
+from planner.cost.learning import interval, memory_interval
 from planner.cost.timing import Timer
 from planner.facts.resources import SoftwareSpec
 from planner.facts.spec import JobSpec

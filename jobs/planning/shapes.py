@@ -7,8 +7,8 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from planner.cost.correction import Interval
 from planner.cost.estimate import Estimate
+from planner.cost.learning import Interval
 from planner.facts.parse_spec import LayoutDict, ModelDict
 from planner.hardware.cluster import Basis
 from planner.search.auto_layout import Chosen

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.planning.shapes import Error, FoundLayout, Plan, SearchResult, Suggestion, Timeline
-from planner.cost.estimate import Estimate, estimate
-from planner.cost.matrix import traffic_matrix
-from planner.cost.oversize import oversize
-from planner.cost.pipes import simulate
+from planner.cost.estimate import Estimate, estimate, oversize
+from planner.cost.pipeline_simulation import simulate
 from planner.cost.timing import Timer
+from planner.cost.traffic import traffic_matrix
 from planner.explain import Explanation, explain
 from planner.facts.kinds import KINDS
 from planner.facts.spec import JobSpec

@@ -35,7 +35,7 @@ from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.there import There, hosts_there, slot_device
 from jobs.queue import attempt_completion, lifecycle
-from planner.cost.oversize import parse_plannable
+from planner.cost.estimate import parse_plannable
 from planner.facts.kinds import compute_slot_demand
 from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields

@@ -1,4 +1,9 @@
-"""Everything the submit page, the command line and the API say of a spec before it runs."""
+"""Everything the submit page, the command line and the API say of a spec before it runs.
+
+Specs whose every field is allowed, but not their product: too long to plan, or too large for any message.
+
+The memory that a device needs in addition to tensors.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +14,24 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from contracts.telemetry.vocabulary import Axis, Op
-from planner.cost.beside import allowance, on
-from planner.cost.correction import Interval, interval
-from planner.cost.learning import memory_correction, memory_interval
+from planner.cost.axis_traffic import padded_share
+from planner.cost.learning import Interval, interval, memory_correction, memory_interval
 from planner.cost.memory import gradient_bytes, held_parameters, memory
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.timing import Timer
 from planner.cost.traffic import Collective, depends_on_router, step_traffic
-from planner.cost.traffic.data import padded_share
 from planner.facts.collectives import compute_algorithmic_bytes
-from planner.facts.layout import Coordinates, get_rank
+from planner.facts.kinds import KINDS
+from planner.facts.layout import SCHEDULE_NAMES, Coordinates, get_rank
 from planner.facts.model_shapes import count_active_parameters, count_parameters
+from planner.facts.parse_spec import parse_spec
 from planner.facts.placements import VOCABULARY_MULTIPLE, get_padded_vocab_size, get_zero_shard
 from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
+from planner.facts.validation import Problem, SpecError
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
 from planner.hardware.cluster import Basis, Cluster, get_filled_per_node, get_node_span
+from planner.hardware.stacks import STACKS
 
 EXACT = "exact"
 
@@ -363,3 +370,66 @@ def _find_equal_shards(plan: ResolvedPlan, stage: int) -> list[range]:
             full, rest = divmod(shape[shard.dim], shard.rows)
             edges |= {full, full + (rest > 0)}
     return [range(start, stop) for start, stop in pairwise(sorted(edge for edge in edges if edge <= degree))]
+
+
+MOST_CHUNKS = 2**21  # whose times a schedule is made of: seconds of work at most, hundreds of times the published ones
+# Of schedules that run all forwards first and never repeat themselves: each moment is walked for memory, 7 s of a core.
+RISING, MOST_RISING = ("gpipe", "looped_bfs"), 2**17
+LARGEST_BYTES = 2**63 - 1  # what msgpack and a database integer hold
+
+
+def parse_plannable(data: object, *, slots: int | None = None) -> JobSpec:
+    """Like `parse_spec`, for who plans what was asked for before it runs.
+
+    Raises:
+        SpecError: with every problem found, each naming its field and showing the arithmetic.
+    """
+    spec = parse_spec(data, slots=slots)
+    if found := oversize(spec):
+        raise SpecError(found)
+    return spec
+
+
+def oversize(spec: JobSpec) -> list[Problem]:
+    """Return problems of a spec whose plan takes too long or whose messages are too large.
+
+    Kinds without a planned step, such as scripts, have no such problem: their batch is not read.
+    """
+    if not KINDS[spec.kind].trains:
+        return []
+    pp, m, v = spec.layout.pp, spec.train.micro_batches, spec.layout.virtual_stages
+    rises = pp > 1 and spec.layout.schedule in RISING
+    most, of = (MOST_RISING, f" of {SCHEDULE_NAMES[spec.layout.schedule]}") if rises else (MOST_CHUNKS, "")
+    if pp * m * v > most:
+        product = f"pp {pp} x micro_batches {m} x virtual_stages {v} = {pp * m * v:,}"
+        return [
+            Problem(
+                "train.micro_batches",
+                f"`train.micro_batches` is {m}, so {product} actions per step. Use at most {most:,} actions{of}.",
+            )
+        ]
+    stages = stage_estimates(spec)
+    needed = max(stage["memory_bytes"] for stage in stages)
+    sent = max((row["payload_bytes"] for stage in stages for row in stage["traffic"]), default=0)
+    if max(needed, sent) <= LARGEST_BYTES:
+        return []
+    text = f"`model` needs {needed:.1e} bytes of memory and {sent:.1e} bytes of traffic per rank and step"
+    return [Problem("model", f"{text}. Use at most {LARGEST_BYTES:.1e} bytes.")]
+
+
+def on(cluster: Cluster, spec: JobSpec) -> JobSpec:
+    """Return the spec with the device of the cluster, which decides what norms keep."""
+    if spec.resources.device == cluster.device:
+        return spec
+    resources = spec.resources.model_copy(update={"device": cluster.device})
+    return spec.model_copy(update={"resources": resources})
+
+
+def allowance(spec: JobSpec | ResolvedPlan, cluster: Cluster, tensor_bytes: int) -> int:
+    """Return the bytes of the device and its allocator, and of the stack's communicators and buckets.
+
+    A profile already includes the communicators and buckets.
+    """
+    own = cluster.accelerator.compute_overhead_bytes(tensor_bytes)
+    adds_stack = cluster.device == "cuda" and cluster.profile is None
+    return own + (STACKS[spec.resources.stack].beside_bytes if adds_stack else 0)

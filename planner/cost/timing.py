@@ -12,13 +12,14 @@ from functools import cached_property, lru_cache
 
 from contracts.telemetry.vocabulary import Axis
 from planner.cost.compute import Compute
-from planner.cost.correction import Correction, RunGroup, corrected_by, get_run_group
-from planner.cost.pipes import simulate, stretched
+from planner.cost.learning import Correction, RunGroup, corrected_by, get_run_group
+from planner.cost.pipeline_simulation import simulate, stretched
 from planner.cost.resolved_plan import ResolvedPlan, resolve
-from planner.cost.stage_timer import ParameterTimes, StageTimer
-from planner.cost.step_time import (
+from planner.cost.stage_time import (
     Pace,
+    ParameterTimes,
     Parts,
+    StageTimer,
     Timing,
     average_parts,
     compute_bubble,

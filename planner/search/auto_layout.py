@@ -12,8 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
-from planner.cost.correction import interval
-from planner.cost.learning import memory_correction, surely_fitting
+from planner.cost.learning import interval, memory_correction, surely_fitting
 from planner.cost.timing import Timer
 from planner.facts.kinds import get_kind_rules, round_down
 from planner.facts.layout import MAX_RANKS, SCHEDULE_NAMES

@@ -17,12 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from planner.cost.beside import allowance, on
-from planner.cost.correction import Interval, interval
-from planner.cost.learning import memory_correction, memory_interval, surely_fitting
+from planner.cost.estimate import allowance, on
+from planner.cost.learning import Interval, interval, memory_correction, memory_interval, surely_fitting
 from planner.cost.memory import least_bytes, most_bytes
 from planner.cost.resolved_plan import ResolvedPlan, resolve
-from planner.cost.step_time import Timing
+from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
 from planner.facts.spec import JobSpec, Layout, Recompute, Schedule
 from planner.facts.spec_rules import find_pipeline_problems, find_problems, find_unsupported_fields

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from typing_extensions import TypedDict
 
-from planner.cost.correction import Interval, sureness
-from planner.cost.step_time import Timing
+from planner.cost.learning import Interval, sureness
+from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
 from planner.facts.layout import AXES, get_axis_group
 from planner.facts.parse_spec import LayoutDict

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from planner.cost.wire import gloo_bytes
 from planner.facts.layout import get_axis_group, get_axis_ranks, get_group_ranks
 from planner.facts.parse_spec import parse_spec
 from tests.cluster.cluster import NAMES, Cluster, cluster
 from tests.cluster.jobs import check_true, training
+from tests.support.gloo_messages import gloo_bytes
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from planner.cost.memory import fullest, layer_bytes, memory, most_bytes
+from planner.cost.memory.autograd import Segment
 from planner.cost.memory.chunk import _Buckets
-from planner.cost.memory.graph import Segment
 from planner.cost.memory.moments import StageSchedule, _find_peaks, find_peaks
 from planner.cost.memory.tape import BUFFERS
 from planner.cost.memory.zero import ZeroUnit, changes

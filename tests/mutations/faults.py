@@ -46,7 +46,7 @@ DATA = "workers/trainer/parallel/data_parallel.py"
 ZERO = "workers/trainer/parallel/zero.py"
 TRAINER = "workers/trainer/trainer.py"
 LOAD = "workers/checkpoint/load.py"
-TRAFFIC = "planner/cost/traffic/__init__.py"
+TRAFFIC = "planner/cost/traffic.py"
 
 NO_SP_SUM = Edit(OPTIMIZER, "layout.sequence_parallel or ", "")
 NO_SHARED_SUM = Edit(OPTIMIZER, "if mesh.key_values is not None:", "if False:")
@@ -77,7 +77,7 @@ FAULTS: dict[str, Fault] = {
         (
             NO_EMBEDDING,
             Edit(
-                "planner/cost/traffic/data.py",
+                "planner/cost/axis_traffic.py",
                 "    count, total = _buckets(units, experts, element)",
                 "    units = tuple(u._replace(parameters=tuple(p for p in u.parameters"
                 " if p.name != 'embedding.weight')) for u in units)\n"

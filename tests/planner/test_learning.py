@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from planner.cost.correction import comparable, correction_of, get_run_group, holds
 from planner.cost.estimate import estimate
-from planner.cost.learning import learned, memory_correction, surely_fitting, tensor_bytes
+from planner.cost.learning import (
+    comparable,
+    correction_of,
+    get_run_group,
+    holds,
+    learned,
+    memory_correction,
+    surely_fitting,
+    tensor_bytes,
+)
 from planner.cost.timing import Timer
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec

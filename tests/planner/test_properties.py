@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate
-from planner.cost.matrix import MOST_RANKS, traffic_matrix
 from planner.cost.memory import layer_bytes, memory
 from planner.cost.timing import Timer, step_time
-from planner.cost.traffic import step_traffic
+from planner.cost.traffic import MOST_RANKS, step_traffic, traffic_matrix
 from planner.explain import explain
 from planner.facts.layout import RankGroup, get_coordinates, get_group_ranks, get_rank
 from planner.facts.parse_spec import parse_fields, parse_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contracts.telemetry.vocabulary import Op
-from planner.cost.wire import gloo_bytes
+from tests.support.gloo_messages import gloo_bytes
 
 MIB = 2**20
 ROOTED: tuple[Op, ...] = ("broadcast", "reduce", "gather", "scatter", "send", "recv")

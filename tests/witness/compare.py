@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from planner.cost.wire import gloo_bytes
 from planner.facts.parse_spec import parse_spec
 from tests.parity.cases import DATA, SIZES, write_data
+from tests.support.gloo_messages import gloo_bytes
 from tests.support.processes import wait_until
 from tests.witness.network import NetHost, hosts
 

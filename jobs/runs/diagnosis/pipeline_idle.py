@@ -7,7 +7,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from jobs.runs.diagnosis.traced_step import BlockedTimes, RankStep, TracedStep
-from planner.cost.pipes import simulate
+from planner.cost.pipeline_simulation import simulate
 from planner.facts.layout import get_coordinates
 from planner.facts.schedules import splits_backward
 from planner.facts.spec import JobSpec, Layout

@@ -15,7 +15,7 @@ from jobs.runs.diagnosis.findings import (
 from jobs.runs.diagnosis.planned_run import PlannedRun
 from jobs.runs.diagnosis.run_end import RunEnd
 from jobs.runs.diagnosis.step_times import ScriptSteps, StartStages, StepTimes
-from planner.cost.correction import holds, sureness
+from planner.cost.learning import holds, sureness
 from planner.facts.validation import format_count
 
 MIN_NAMED_EXCESS = 0.01  # relative difference of the step above which the verdict names the part that grew

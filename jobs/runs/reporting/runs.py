@@ -21,7 +21,7 @@ from jobs.planning.hardware import cluster_for
 from jobs.queue import attempt_completion, lifecycle, termination
 from jobs.queue.inbound.event_handlers import hear_checkpoint
 from jobs.runs.reporting.requests import NodeRequest, RunRequest
-from planner.cost.oversize import parse_plannable
+from planner.cost.estimate import parse_plannable
 from planner.facts.kinds import KINDS
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from planner.cost.memory.graph import Segment, Sums
+from planner.cost.memory.autograd import Segment, Sums
 from planner.cost.memory.pieces import Piece, embedding_piece, head_piece, layer_piece
 from planner.cost.memory.shape import Shape
 from planner.cost.memory.tape import BUFFERS, EMPTY, Stretch, join

@@ -26,7 +26,7 @@ from planner.cost.memory.tape import (
     WORKING,
     Levels,
 )
-from planner.cost.pipes import chunks_in_flight
+from planner.cost.pipeline_simulation import chunks_in_flight
 from planner.cost.resolved_plan import ResolvedPlan
 from planner.facts.model_shapes import count_expert_rows
 from planner.facts.placements import count_local_kv_heads

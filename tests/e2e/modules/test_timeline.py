@@ -10,7 +10,7 @@ from playwright.sync_api import Page
 from jobs.runs.traces.events import find_arrivals, get_arrival, serialize_trace
 from jobs.runs.traces.traced_steps import combine_items
 from planner.cost.estimate import estimate
-from planner.cost.matrix import traffic_matrix
+from planner.cost.traffic import traffic_matrix
 from planner.facts.parse_spec import parse_spec
 from tests.support.modules import call, paper
 from tests.support.timelines import late, pipelined

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.core.cache import cache
 
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
-from planner.cost.oversize import parse_plannable
+from planner.cost.estimate import parse_plannable
 from tests.jobs.people.providers import Answers, answering
 from tests.jobs.queue.test_scheduler import queued
 from tests.planner.wrong_specs import GOOD

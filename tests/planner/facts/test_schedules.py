@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from planner.cost.pipes import bubble_ratio, chunks_in_flight, simulate, stretched
+from planner.cost.pipeline_simulation import bubble_ratio, chunks_in_flight, simulate, stretched
 from planner.facts.parse_spec import parse_fields
 from planner.facts.schedules import Action, build_actions
 from planner.facts.spec import Layout, Schedule

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cost.estimate import estimate
+from planner.cost.estimate import estimate, parse_plannable
 from planner.cost.memory import least_bytes, memory
-from planner.cost.oversize import parse_plannable
 from planner.cost.traffic import Collective, gradient_buckets, step_traffic
 from planner.facts.layout import Coordinates, get_axis_ranks, get_coordinates, get_rank
 from planner.facts.model_shapes import count_parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.cost.resolved_plan import resolve
-from planner.cost.step_time import Timing, compute_interleaved_exposure
+from planner.cost.stage_time import Timing, compute_interleaved_exposure
 from planner.cost.timing import Timer
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources

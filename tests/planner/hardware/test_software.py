@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from planner.cost.estimate import estimate
-from planner.cost.step_time import Timing
+from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
 from planner.explain import explain
 from planner.facts.model_shapes import compute_model_flops, count_parameters

@@ -7,16 +7,15 @@ from typing import get_args
 import pytest
 
 from contracts.telemetry.vocabulary import Op
-from planner.cost.beside import allowance
 from planner.cost.compute import Halves
-from planner.cost.estimate import estimate, rank_memory
+from planner.cost.estimate import allowance, estimate, rank_memory
 from planner.cost.memory import get_stage_memory, held_parameters, layer_bytes, memory
 from planner.cost.memory.layer import kept_outputs
 from planner.cost.memory.pieces import head_piece
 from planner.cost.memory.shape import Shape, get_shape
 from planner.cost.memory.tape import LOGITS
 from planner.cost.resolved_plan import resolve
-from planner.cost.step_time import expose
+from planner.cost.stage_time import expose
 from planner.cost.timing import Timer, step_time
 from planner.cost.traffic import micro_batch_traffic
 from planner.facts.precision import MIXED_PRECISIONS

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from planner.cost.correction import sureness
 from planner.cost.estimate import estimate
+from planner.cost.learning import sureness
 from planner.facts.presets import PRESETS
 from planner.facts.resources import StackName
 from planner.facts.spec import Layout

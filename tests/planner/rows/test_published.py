@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planner.cost.memory import layer_bytes, memory
-from planner.cost.pipes import chunks_in_flight
+from planner.cost.pipeline_simulation import chunks_in_flight
 from planner.cost.timing import Timer
 from planner.facts.model_shapes import compute_model_flops, count_active_parameters, count_parameters
 from planner.facts.precision import get_mixed_precision

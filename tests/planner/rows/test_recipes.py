@@ -14,7 +14,7 @@ from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from planner.cost.memory import get_stage_memory, held_parameters
 from planner.cost.resolved_plan import resolve
-from planner.cost.step_time import Timing
+from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources

@@ -7,8 +7,7 @@ from itertools import islice
 import pytest
 
 from benchmarks.giants import GIANTS, TOP, Giant, parts, reasons
-from planner.cost.estimate import estimate
-from planner.cost.oversize import parse_plannable
+from planner.cost.estimate import estimate, parse_plannable
 from planner.cost.timing import step_time
 from planner.facts.presets import TEMPLATES
 from planner.facts.spec_rules import find_problems

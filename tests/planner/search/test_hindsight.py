@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from planner.cost.correction import Interval, interval
 from planner.cost.estimate import estimate
+from planner.cost.learning import Interval, interval
 from planner.cost.timing import Timer
 from planner.facts.parse_spec import parse_spec
 from planner.hardware.catalog import CLUSTERS

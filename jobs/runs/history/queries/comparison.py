@@ -14,8 +14,8 @@ from jobs.runs.history.queries.schemas import Columns
 from jobs.runs.history.queries.step_parts import Parts, get_mean_parts
 from jobs.runs.history.store.folder import NoHistoryError
 from jobs.runs.history.store.query import HistoryTables, query_history
-from planner.cost.correction import Interval
 from planner.cost.estimate import TimeEstimate
+from planner.cost.learning import Interval
 from planner.facts.kinds import drop_unused_fields
 from planner.facts.parse_spec import SchemaFrom
 

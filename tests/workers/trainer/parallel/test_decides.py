@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from planner.cost import traffic
-from planner.cost.traffic import data
+from planner.cost import axis_traffic, traffic
 from planner.facts.spec import JobSpec
 from tests.parity.cases import Case
 from tests.workers.test_dry_run import wrong
@@ -33,7 +32,7 @@ FAULTS = {
     "the trainer sums no shared heads": Fault(HEADS, mesh, "count_kv_replicas", lambda *_: 1),
     "the planner expects none": Fault(HEADS, traffic, "count_kv_replicas", lambda *_: 1),
     "the planner forgets a tensor": Fault(
-        PLAIN, data, "_finished", lambda units: [p for u in units[1:] for p in u.parameters]
+        PLAIN, axis_traffic, "_finished", lambda units: [p for u in units[1:] for p in u.parameters]
     ),
 }
 
@@ -41,10 +40,10 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
 def test_a_fault_of_one_side_shows_in_bytes_and_calls(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong(fault.case.spec, run_dry_step(fault.case.spec, 0)) == []
-    data._buckets.cache_clear()
+    axis_traffic._buckets.cache_clear()
     monkeypatch.setattr(fault.module, fault.name, fault.instead)
     assert wrong(fault.case.spec, run_dry_step(fault.case.spec, 0)) != []
-    data._buckets.cache_clear()
+    axis_traffic._buckets.cache_clear()
 
 
 def test_a_unit_that_lacks_a_tensor_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
 // Traffic between pairs of ranks: bytes of collectives, distributed by the algorithm of each collective. Pure.
-// Mirrors planner.cost.matrix (a test compares both).
+// Mirrors planner.cost.traffic (a test compares both).
 import { coordinates } from "../collectives.js";
 import { axisGroup } from "../job/hosts.js";
 

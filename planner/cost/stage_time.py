@@ -1,4 +1,11 @@
-"""The time of each pipeline stage of a plan: one micro-batch, and the collectives and update of its parameters."""
+"""A step's time by part, and the time of the slowest pipeline stage on one micro-batch. All times are seconds.
+
+Tensor-parallel collectives of other frameworks that Meshboard's trainer does not send, or the other way round.
+
+Each function returns the collectives of one layer and one micro-batch.
+
+The time of each pipeline stage of a plan: one micro-batch, and the collectives and update of its parameters.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +14,216 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from contracts.telemetry.vocabulary import Axis
+from contracts.telemetry.vocabulary import Axis, Op
+from planner.cost.axis_traffic import dispatched_rows, row_bytes
 from planner.cost.compute import Compute, Halves
 from planner.cost.memory import held_parameters
+from planner.cost.pipeline_simulation import bubble_ratio
 from planner.cost.resolved_plan import ResolvedPlan
-from planner.cost.step_time import Pace, compute_fill_share, expose, get_micro_batch_s, subtract_seconds
-from planner.cost.traffic import Collective, framework_overhead, micro_batch_traffic, step_end_traffic
+from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
+from planner.facts.placements import get_vocab_rows
 from planner.facts.precision import FP8_BYTES, FP32_BYTES
 from planner.hardware.cluster import Cluster, NodeSpan, get_node_span
 from planner.hardware.kernel_time import compute_collective_seconds, compute_kernel_seconds
 from planner.hardware.kernels import MemoryKernel
+
+
+class Pace(NamedTuple):
+    """The slowest stage on one micro-batch.
+
+    Attributes:
+        halves: its compute.
+        waits: its exposed waits by axis.
+        micro_batch_s: compute and waits together.
+        once_s: one micro-batch through all stages.
+    """
+
+    halves: Halves
+    waits: dict[Axis, float]
+    micro_batch_s: float
+    once_s: float
+
+
+class Parts(NamedTuple):
+    """Seconds per step of a stage without its idle time, and per micro-batch of its forward and both backwards.
+
+    Attributes:
+        exposed_s: communication that compute does not overlap, by axis.
+        launch_s: time that the device waits for its host.
+        backward_input_s: backward of inputs, with recomputed kernels.
+    """
+
+    compute_s: float
+    recompute_s: float
+    exposed_s: dict[Axis, float]
+    launch_s: float
+    optimizer_s: float
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.recompute_s + sum(self.exposed_s.values()) + self.launch_s + self.optimizer_s
+
+
+class Timing(NamedTuple):
+    """Seconds of one step of the slowest stage or the mean stage. `Parts` and the bubble add up to `step_s`."""
+
+    step_s: float
+    compute_s: float
+    recompute_s: float
+    exposed_s: dict[Axis, float]
+    launch_s: float
+    optimizer_s: float
+    bubble_s: float
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+    model_flops: int
+    hardware_flops: int
+    mfu: float
+    hfu: float
+    tokens_per_s: float
+
+    @property
+    def host_share(self) -> float:
+        """Share of the step in which the device waits for its host."""
+        return self.launch_s / self.step_s
+
+
+def average_parts(weighed: Iterable[tuple[float, Parts]]) -> Parts:
+    """Return the mean of (share, parts). The shares add up to 1."""
+    rows = list(weighed)
+    plain = [name for name in Parts._fields if name != "exposed_s"]
+    seconds = {name: sum(share * getattr(parts, name) for share, parts in rows) for name in plain}
+    axes = dict.fromkeys(axis for _, parts in rows for axis in parts.exposed_s)
+    exposed = {axis: sum(share * parts.exposed_s.get(axis, 0.0) for share, parts in rows) for axis in axes}
+    return Parts(**seconds, exposed_s=exposed)
+
+
+def correct(timing: Timing, ratio: float) -> Timing:
+    """Return the timing with all seconds multiplied by `ratio`."""
+    whole = ("model_flops", "hardware_flops", "mfu", "hfu", "tokens_per_s", "exposed_s")
+    seconds = {name: value * ratio for name, value in timing._asdict().items() if name not in whole}
+    shares = {name: getattr(timing, name) / ratio for name in ("mfu", "hfu", "tokens_per_s")}
+    exposed = {axis: value * ratio for axis, value in timing.exposed_s.items()}
+    return timing._replace(**seconds, **shares, exposed_s=exposed)
+
+
+def slow_down(alone: Timing, times: float, *, keeps_exposed: bool) -> Timing:
+    """Return the timing with all seconds multiplied by `times`.
+
+    `keeps_exposed`: exposed seconds stay, because runs on these cores measured the links.
+    """
+    scaled = correct(alone, times)
+    if not keeps_exposed:
+        return scaled
+    step_s = scaled.step_s - (times - 1) * sum(alone.exposed_s.values())
+    whole = correct(scaled, step_s / scaled.step_s)
+    return scaled._replace(
+        step_s=step_s, exposed_s=alone.exposed_s, mfu=whole.mfu, hfu=whole.hfu, tokens_per_s=whole.tokens_per_s
+    )
+
+
+def get_micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:
+    """Return the seconds that a stage computes and waits per micro-batch."""
+    halves, waits = stage
+    return halves.total_s + halves.launch_s + sum(waits.values())
+
+
+def expose(seconds: float, hidden: float, halves: Halves) -> float:
+    """Return the exposed part of a wait of which compute overlaps a `hidden` share."""
+    return seconds - min(hidden * seconds, halves.total_s)
+
+
+def subtract_seconds(halves: Halves, seconds: float) -> Halves:
+    """Return the halves without `seconds`, taken from each in proportion."""
+    return Halves(*(part * (1 - seconds / halves.total_s) for part in halves))
+
+
+def scale(pace: Pace, times: float) -> Pace:
+    """Return the pace with all seconds multiplied by `times`."""
+    halves = Halves(*(part * times for part in pace.halves))
+    waits = {axis: seconds * times for axis, seconds in pace.waits.items()}
+    return Pace(halves, waits, pace.micro_batch_s * times, pace.once_s * times)
+
+
+def compute_bubble(plan: ResolvedPlan, pace: Pace) -> float:
+    """Return the idle seconds of the slowest stage while the pipeline fills and drains."""
+    if plan.layout.pp == 1:
+        return 0.0
+    halves = pace.halves
+    inputs = halves.backward_input_s + halves.recompute_s
+    ratio = bubble_ratio(plan.layout, plan.train.micro_batches, halves.forward_s, inputs, halves.backward_weight_s)
+    return (pace.once_s - pace.micro_batch_s) * ratio
+
+
+def compute_fill_share(plan: ResolvedPlan) -> float:
+    """Return the share of a rank's forwards that fill the pipeline, and of backwards that drain it.
+
+    Nothing of the other kind runs next to them (`get_pp_rank_microbatches` in Megatron's schedules.py).
+    """
+    layout = plan.layout
+    chunks = layout.pp - 1
+    if layout.virtual_stages > 1:
+        chunks = 2 * chunks + (layout.virtual_stages - 1) * layout.pp
+    return min(1.0, (chunks + 1) / (plan.train.micro_batches * layout.virtual_stages))
+
+
+def compute_interleaved_exposure(plan: ResolvedPlan, seconds: float, compute_s: float, *, overlaps_own: bool) -> float:
+    """Return the exposed seconds of an interleaved pipeline's gathers or reductions, chunk after chunk.
+
+    One chunk's share is exposed, and any time beyond the fill or drain phase (schedules.py of Megatron).
+
+    Args:
+        compute_s: compute of a stage on one micro-batch.
+        overlaps_own: a chunk computes while its own weights arrive.
+    """
+    layout = plan.layout
+    chunks, units = layout.virtual_stages, max(1, plan.model.num_layers // layout.pp)
+    later = min(layout.pp, plan.train.micro_batches) * (chunks - 1) / chunks * compute_s
+    hidden = compute_s / chunks if overlaps_own else 0.0
+    return max(seconds / units, seconds / chunks - hidden, seconds - hidden - later)
+
+
+SEPARATE_INPUTS = 3  # beyond two: queries, keys, and values, and gate and up, without the first matmul of each input
+
+
+def get_separate_inputs(plan: ResolvedPlan) -> list[Collective]:
+    """Return the gathers and reductions of matmuls that each gather their shared input."""
+    n, again = SEPARATE_INPUTS, plan.layout.recompute == "full"
+    counts: dict[Op, int] = {"all_reduce": n}
+    if plan.layout.sequence_parallel:
+        counts = {"all_gather": n * (1 + again), "reduce_scatter": n}
+    return _over_tensor_ranks(plan, counts, plan.micro_batch.hidden_bytes)
+
+
+def get_mlp_collectives(plan: ResolvedPlan) -> list[Collective]:
+    """Return the collectives of a dense MLP, which experts with sharded tokens do not need."""
+    layout = plan.layout
+    gathers = 2 + (layout.regather or layout.recompute == "full")
+    return _over_tensor_ranks(plan, {"all_gather": gathers, "reduce_scatter": 2}, plan.micro_batch.hidden_bytes)
+
+
+def get_expert_collectives(plan: ResolvedPlan) -> list[Collective]:
+    """Return the collectives of experts that tensor ranks share: gathers of their tokens and reductions of results."""
+    if plan.model.moe is None:
+        return []
+    size = dispatched_rows(plan) * row_bytes(plan)
+    return _over_tensor_ranks(plan, {"all_gather": 2, "reduce_scatter": 2}, size)
+
+
+def get_logits_gather(plan: ResolvedPlan) -> list[Collective]:
+    """Return the gather of the other tensor ranks' logits."""
+    logits = plan.micro_batch.tokens * get_vocab_rows(plan.spec) * plan.layout.tp
+    return _over_tensor_ranks(plan, {"all_gather": 1}, logits * plan.mix.compute_bytes)
+
+
+def _over_tensor_ranks(plan: ResolvedPlan, counts: dict[Op, int], size: int) -> list[Collective]:
+    group = plan.get_group("tp")
+    return [Collective(op, "tp", group.size, group.stride, n, n * size) for op, n in counts.items()]
+
 
 MAX_WAIT_SHARE = 0.9  # of a measured layer; collectives measured elsewhere may take longer than the layer
 
@@ -69,15 +276,15 @@ class StageTimer:
                 waits[row.axis] += share * self._time_row(self._convert(row), ranks) / plan.train.micro_batches
         exposed_tp = 0.0  # the dispatcher of experts sends these collectives, and no matmul overlaps them
         if stack.divides_dispatch and layout.tp > 1 and layout.sequence_parallel:
-            waits["tp"] -= own.num_moe_layers * self._time_rows(framework_overhead.get_mlp_collectives(plan), ranks)
+            waits["tp"] -= own.num_moe_layers * self._time_rows(get_mlp_collectives(plan), ranks)
             if not stack.experts_whole:
-                gathered = self._time_rows(framework_overhead.get_expert_collectives(plan), ranks)
+                gathered = self._time_rows(get_expert_collectives(plan), ranks)
                 exposed_tp = own.num_moe_layers * gathered
         if stack.inputs_apart and layout.tp > 1:
-            separate = self._time_rows(framework_overhead.get_separate_inputs(plan), ranks)
+            separate = self._time_rows(get_separate_inputs(plan), ranks)
             waits["tp"] += own.num_layers * separate
         if stack.gathers_logits and layout.tp > 1 and own.stage.last:
-            waits["tp"] += self._time_rows(framework_overhead.get_logits_gather(plan), ranks)
+            waits["tp"] += self._time_rows(get_logits_gather(plan), ranks)
         if self._compute.has_measured_collectives(plan, ranks):
             waits["tp"] = min(waits["tp"], MAX_WAIT_SHARE * halves.total_s)
             halves = subtract_seconds(halves, waits["tp"])
