@@ -29,7 +29,7 @@ from planner.facts.layout import Coordinates
 from planner.facts.model_shapes import get_chunk_units
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
-from workers.checkpoint.save import Saver, SaveResult
+from workers.checkpoint.manager import Saver, SaveResult
 from workers.meter import Recorder, register_metered_backend
 from workers.meter.rank_exit import run_and_exit
 from workers.trainer.__main__ import checkpoint_group

@@ -141,7 +141,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
         "copies": (
             "weights and moments copied for a checkpoint",
             f"{numel:,} x {parts['copies'] // numel}",
-            "workers.checkpoint.save",
+            "workers.checkpoint.manager",
         ),
         "allowance": (
             "fixed overhead + a fraction of tensor memory",

@@ -162,7 +162,7 @@ def test_what_sends_knows_no_prediction() -> None:
         ("workers/trainer/optimizer.py", "def f():\n    import planner.cost.traffic as t"),
         ("workers/trainer/optimizer.py", "from planner import cost"),
         ("workers/trainer/traffic_check.py", "from planner.search.layout_search import search"),
-        ("workers/calibrate/timing.py", "from planner.hardware.cluster import Cluster"),
+        ("workers/calibrate/measurements.py", "from planner.hardware.cluster import Cluster"),
         ("workers/lab/measure.py", "from planner.report import size"),
     ],
 )

@@ -36,9 +36,7 @@ from planner.facts.validation import SpecError
 from workers.meter import Exporter, Recorder
 from workers.meter.process_group import CollectiveBytes, MeteredProcessGroup
 from workers.meter.rank_exit import fail, run_and_exit
-from workers.torch_private.fsdp import watch_storage
-from workers.torch_private.groups import fake_store, make_fake_group
-from workers.torch_private.tensors import (
+from workers.torch_private.compiler import (
     ATTENTION,
     ATTENTION_BACKWARD,
     FakeTensor,
@@ -46,6 +44,8 @@ from workers.torch_private.tensors import (
     TorchDispatchMode,
     storage_key,
 )
+from workers.torch_private.fsdp import watch_storage
+from workers.torch_private.groups import fake_store, make_fake_group
 from workers.trainer.dataset import TokenDataset, Tokens
 from workers.trainer.errors import UserError
 from workers.trainer.memory import MemoryProbe, get_storage_bytes
@@ -55,6 +55,11 @@ from workers.trainer.traffic_check import compare_step_traffic
 from workers.trainer.trainer import Trainer
 
 STAGED_OPS = ("all_gather", "reduce_scatter")  # gloo copies the full buffer (torch 2.13)
+GET_DEVICE = torch.ops.prim.device.default
+aten = torch.ops.aten
+IN_PLACE_MATMULS = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
+# Objects. A low threshold frees reference cycles at once, so that they do not count in the peak.
+GC_THRESHOLD = 50
 
 
 class CompletedWork(dist.Work):
@@ -104,11 +109,6 @@ def init_dry_process_group(recorder: Recorder, rank: int, world_size: int, devic
 
     dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
     dist.init_process_group(name, store=fake_store(), rank=rank, world_size=world_size)
-
-
-GET_DEVICE = torch.ops.prim.device.default
-aten = torch.ops.aten
-IN_PLACE_MATMULS = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}
 
 
 class MemoryAndFlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -172,10 +172,6 @@ def _count_flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     if func is ATTENTION_BACKWARD:
         return int(sdpa_backward_flop_count(*(x.shape for x in args[:4])))  # type: ignore[no-untyped-call]
     return 0
-
-
-# Objects. A low threshold frees reference cycles at once, so that they do not count in the peak.
-GC_THRESHOLD = 50
 
 
 class DryStep(NamedTuple):

@@ -28,9 +28,8 @@ from contracts.fields import HOST_NAME_PATTERN
 from planner.facts.kinds import saves_checkpoints
 from planner.facts.parse_spec import parse_spec
 from workers.external_runs.registration import BoardRun, RegistrationRequest, RunRefusedError, RunRegistration
-from workers.host.attempt_starter import claim_attempt
-from workers.host.attempts import SOCKET_FOLDER_PREFIX, AttemptDir, get_socket_root
-from workers.host.network import get_address_towards
+from workers.host.attempts import SOCKET_FOLDER_PREFIX, AttemptDir, claim_attempt, get_socket_root
+from workers.host.hardware import get_address_towards
 from workers.host.settings import HostSettings
 from workers.host.supervisor.exit_report import describe_save
 from workers.host.supervisor.http_transport import BadUrlError, BoardClient, HttpTransport

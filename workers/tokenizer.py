@@ -11,9 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from workers.disk import open_draft
-from workers.trainer.documents import read_documents
+from workers.trainer.documents import END_OF_TEXT, load_tokenizer, read_documents, write_tokens
 from workers.trainer.errors import UserError, abbreviate
-from workers.trainer.tokenizer import END_OF_TEXT, load_tokenizer, write_tokens
 
 MIN_VOCAB_SIZE = 257  # all bytes, and END_OF_TEXT
 MAX_VOCAB_SIZE = 4_194_304  # more than any model has; the trainer allocates all of them at its start

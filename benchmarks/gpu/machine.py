@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from planner.hardware.catalog import CLUSTERS, as_card, is_another
 from planner.hardware.cluster import Cluster
-from workers.host.gpus import Gpus
+from workers.host.hardware import Gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("benchmarks/gpu", "contracts", "planner", "workers", "tests/parity")  # of what is measured

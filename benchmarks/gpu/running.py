@@ -20,7 +20,7 @@ import psutil
 from benchmarks.gpu.budget import clock, limit
 from benchmarks.gpu.machine import ROOT, Fingerprint, held_by_others
 from benchmarks.gpu.results import SPENT, Found, Result, State, earlier_result, found_in, pieces_file, write
-from workers.host.gpus import Gpus
+from workers.host.hardware import Gpus
 
 GRACE_S = 10.0  # between asking a part's processes to end and ending them
 PR_SET_PDEATHSIG = 1

@@ -29,9 +29,8 @@ from planner.facts.single_process_reference import COMPARED_STEPS, get_tolerance
 from planner.facts.spec import JobSpec
 from workers.meter import Recorder
 from workers.meter.rank_exit import run_and_exit
-from workers.trainer.allocator import configure_large_allocations
 from workers.trainer.dataset import load_job_dataset
-from workers.trainer.memory import PeakMemory
+from workers.trainer.memory import PeakMemory, configure_large_allocations
 from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.trainer import RunHooks, Trainer
 from workers.trainer.verification import RunVerifier

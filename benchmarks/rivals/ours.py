@@ -14,8 +14,8 @@ from benchmarks.rivals.turns import Turns
 from contracts.telemetry.batches import Item
 from planner.facts.parse_spec import parse_fields
 from workers.meter import Recorder, register_metered_backend
-from workers.trainer.allocator import configure_large_allocations, limit_primitive_cache, use_single_heap
 from workers.trainer.dataset import load_job_dataset
+from workers.trainer.memory import configure_large_allocations, limit_primitive_cache, use_single_heap
 from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.trainer import RunHooks, Trainer
 

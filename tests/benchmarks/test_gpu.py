@@ -37,7 +37,7 @@ from tests.parity.cases import LAYOUTS
 from tests.support.patience import patient
 from tests.support.processes import ROOT, gone, wait_until
 from tests.workers.host.test_machine import FakeNvml, NoDriver
-from workers.host.gpus import Gpus
+from workers.host.hardware import Gpus
 
 GIB = 2**30
 HERE = Fingerprint(torch="2", device="none", count=1, commit="c", small=True)

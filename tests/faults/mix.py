@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support.board import Board, board
 from tests.support.processes import wait_until
-from workers.host.files import read_json
+from workers.disk import read_json
 
 TERMINAL = {"succeeded", "failed", "lost", "cancelled"}
 # Allowed transitions of an attempt (docs/explanation/architecture.md).

@@ -21,8 +21,8 @@ from contracts.names import TASK_LAUNCH, cancel_key, host_queue
 from contracts.telemetry.vocabulary import VERSION
 from tests.support.host import NAME, Host, host
 from tests.support.processes import ROOT, RedisServer, gone, wait_until
+from workers.disk import read_json
 from workers.host.attempts import get_attempt_dir
-from workers.host.files import read_json
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.board import Board, board
 from tests.support.processes import gone, session, wait_until
+from workers.disk import read_json
 from workers.host.attempts import get_attempt_dir
-from workers.host.files import read_json
 
 ENDLESS: dict[str, Any] = {
     "name": "endless",

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from workers.torch_private.tensors import FakeTensor
+from workers.torch_private.compiler import FakeTensor
 
 aten: Any = torch.ops.aten
 # They make or turn memory about, on any device.

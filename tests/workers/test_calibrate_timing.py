@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workers.calibrate.timing import _time_calls
+from workers.calibrate.measurements import _time_calls
 
 
 def test_synchronizes_once_after_consecutive_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,15 @@ import torch
 from planner.facts.collectives import LabResult, LabStep, compute_algorithmic_bytes, compute_bandwidths, get_metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
 from tests.support.ranks import forked
-from workers.lab import values
-from workers.lab.values import RankContext, build_expected, build_input, build_pattern, count_mismatches, fill_readable
+from workers.lab import primitives as values
+from workers.lab.primitives import (
+    RankContext,
+    build_expected,
+    build_input,
+    build_pattern,
+    count_mismatches,
+    fill_readable,
+)
 
 QUICK = {"min_bytes": 256, "max_bytes": 4096, "factor": 16, "iterations": 3, "warmup": 1}
 

@@ -15,14 +15,21 @@ import torch.distributed as dist
 from contracts.telemetry.results import ProfileItem
 from contracts.telemetry.steps import PhaseItem
 from planner.hardware.profile import HostProfile
-from workers.calibrate.collectives import measure_collectives
-from workers.calibrate.compute import measure_ends, measure_gemms, measure_layers, measure_optimizer, measure_streams
-from workers.calibrate.timing import WINDOW_S, create_active_ranks
+from workers.calibrate.measurements import (
+    WINDOW_S,
+    create_active_ranks,
+    measure_collectives,
+    measure_ends,
+    measure_gemms,
+    measure_layers,
+    measure_optimizer,
+    measure_streams,
+)
 from workers.device import get_device_name, get_local_device
 from workers.meter import Exporter, Recorder, register_metered_backend
 from workers.meter.rank_exit import run_and_exit
 from workers.rank_environment import get_group_timeout
-from workers.trainer.allocator import configure_large_allocations, limit_primitive_cache, use_single_heap
+from workers.trainer.memory import configure_large_allocations, limit_primitive_cache, use_single_heap
 
 
 def main() -> int:

@@ -8,19 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planner.facts.spec import JobSpec
-from workers.checkpoint.export import export
-from workers.checkpoint.folder import list_complete
+from workers.checkpoint.folder import list_complete, read_manifest
 from workers.checkpoint.inference import (
     LoadedModel,
     decode_tokens,
     encode_prompt,
     evaluate,
+    export,
     find_tokenizer,
     get_text_encoder,
     load_model,
     sample,
 )
-from workers.checkpoint.manifest import read_manifest
 from workers.trainer.errors import UserError
 
 

@@ -21,6 +21,9 @@ from torch.futures import Future
 from workers.disk import find_disk_full_error, format_disk_full
 from workers.trainer.errors import UserError
 
+T = TypeVar("T")
+MAX_ERROR_CHARS = 500  # characters
+
 
 class DiskFullError(Exception):
     """Report a full disk. The text travels between ranks."""
@@ -77,10 +80,6 @@ def _format_needed(draft: Path, needed: int, prefix: str) -> str:
     with suppress(OSError):
         stored_bytes = sum(path.stat().st_size for path in draft.glob(f"{prefix}*"))
     return f" needs at least {needed:,} bytes, but has {stored_bytes:,}"
-
-
-T = TypeVar("T")
-MAX_ERROR_CHARS = 500  # characters
 
 
 class _RankResult(NamedTuple):

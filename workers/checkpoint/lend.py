@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from workers.checkpoint import folder
-from workers.checkpoint.manifest import is_plain_file_name, open_regular
+from workers.checkpoint.folder import is_plain_file_name, open_regular
 from workers.trainer.errors import UserError
 
 NONCE_BYTES = PROOF_BYTES = 32
@@ -33,6 +33,7 @@ IDLE_TIMEOUT_S = 60.0  # per chunk, on both sides
 HANDSHAKE_TIMEOUT_S = 10.0  # for both proofs
 
 NAME = re.compile(r"([0-9]{1,10})/step-([0-9]{8,18})")
+MAX_UNAUTHENTICATED = 16  # connections without a proof, at the same time
 
 
 class BadOfferError(ValueError):
@@ -78,9 +79,6 @@ def decode_offer(body: bytes) -> Offer:
         if type(size) is not int or size < 0:
             raise BadOfferError(f"the size of {name} is {size!r}")
     return offer
-
-
-MAX_UNAUTHENTICATED = 16  # connections without a proof, at the same time
 
 
 class CheckpointSender:

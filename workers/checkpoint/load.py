@@ -24,20 +24,19 @@ from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.validation import format_count
 from workers.checkpoint import folder
-from workers.checkpoint import manifest as manifests
+from workers.checkpoint import folder as manifests
 from workers.checkpoint.coordination import format_error, run_on_every_rank
-from workers.checkpoint.folder import Checkpoint
-from workers.checkpoint.manifest import Files, Manifest, read_limited
+from workers.checkpoint.folder import Checkpoint, Files, Manifest, read_limited
 from workers.checkpoint.state import (
     MOMENTS,
     BoxedState,
     BoxLoadPlanner,
+    compute_tensor_checksums,
     copy_tied_embedding,
     get_model_state,
     get_optimizer_state,
     set_optimizer_steps,
 )
-from workers.checkpoint.tensor_checksums import compute_tensor_checksums
 from workers.torch_private.checkpoints import parse_metadata
 from workers.trainer.errors import UserError
 from workers.trainer.model.decoder import get_full_name
@@ -49,6 +48,7 @@ LOSS_SETTINGS = (
     *("learning_rate", "warmup_steps", "weight_decay", "grad_clip", "precision", "steps"),
 )
 ROUTING_SETTINGS = ("experts_per_token", "balance_loss", "capacity_factor")
+METADATA = ".metadata"
 
 
 class UndamagedCheckpoint(NamedTuple):
@@ -226,9 +226,6 @@ def _describe_epoch_change(spec: JobSpec, before: JobSpec, done: int) -> list[st
     difference = format_count(done * abs(current.global_batch - previous.global_batch), "sequence")
     note = "skipped" if current.global_batch > previous.global_batch else "repeated"
     return [f"data continues at sequence {done} x {current.global_batch}: {difference} of the epoch order {note}"]
-
-
-METADATA = ".metadata"
 
 
 class CheckpointReader(FileSystemReader):

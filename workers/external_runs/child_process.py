@@ -1,4 +1,4 @@
-"""The user's command as a child process: its output on the terminal, signals of the terminal, and its exit code.
+"""The user's command as a child process: its output, signals, exit code, and the counters of ranks it restarts.
 
 The output passes through unchanged, and is also written to a file that is followed for the board. The command has its
 own process group, so a signal reaches it once.
@@ -15,9 +15,20 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
-from workers.host.failures import RankFailure, clean_line, get_signal_name, has_lost_peer, read_rank_error
-from workers.host.log_files import find_run_folder
+from contracts.telemetry.batches import Item
+from contracts.telemetry.steps import Cell
+from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
+from workers.host.rank_files import (
+    RankFailure,
+    clean_line,
+    find_run_folder,
+    get_signal_name,
+    has_lost_peer,
+    read_rank_error,
+)
+from workers.host.supervisor.exit_report import CellKey, get_cell_key
 
 CHUNK_BYTES = 64 * 2**10
 MAX_OUTPUT_WAIT_S = 5.0  # for a process that the command left behind, and that holds its pipes
@@ -25,6 +36,8 @@ RANK_LINE = re.compile(rb"\[[^\[\]\s]{1,100}\d+\]:")  # the start of a line that
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # torch 2.13: "failed (exitcode: -9) local_rank: 1 (pid: 4711) of binary: /usr/bin/python3"
 FIRST_FAILURE_LINE = re.compile(r"failed \(exitcode: (-?\d{1,10})\) local_rank: (\d{1,5}) \(pid: ")
+Cells = dict[CellKey, Cell]
+SUMMED_FIELDS = ("count", "completed", "payload_bytes", "algorithmic_bytes", "busy_s")
 
 
 class ChildCommand:
@@ -134,3 +147,58 @@ def _write(target: int, data: bytes) -> None:
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(target, data) :]
+
+
+class CellTotals:
+    """Traffic cells of one rank: `before` the last restart, and `total` including the current process."""
+
+    def __init__(self) -> None:
+        self.before: Cells = {}
+        self.total: Cells = {}
+
+    def add(self, cells: list[Cell]) -> list[Cell]:
+        """Return the cells of the current process plus those before the last restart."""
+        sums = [_add_cells(cell, self.before.get(get_cell_key(cell))) for cell in cells]
+        self.total.update((get_cell_key(cell), cell) for cell in sums)
+        return sums
+
+    def restart(self) -> None:
+        self.before = dict(self.total)
+
+
+class RestartCounter:
+    """Adjust the items of this node's ranks for restarts."""
+
+    def __init__(self) -> None:
+        self._traffic: dict[int, CellTotals] = {}
+        self._exact: dict[int, CellTotals] = {}  # at the end of the last step
+        self._steps: dict[int, tuple[int, int]] = {}  # before the last restart, and in total
+
+    def adjust(self, item: Item) -> None:
+        """Change the counters of a checked item so that they start at the first process of the rank."""
+        if item["kind"] == "start" and item["stage"] == "imported":
+            self._restart(item["rank"])
+        elif item["kind"] == "traffic":
+            item["cells"] = self._traffic.setdefault(item["rank"], CellTotals()).add(item["cells"])
+        elif item["kind"] == "phase" and "steps" in item:
+            before, _ = self._steps.get(item["rank"], (0, 0))
+            item["steps"] = before + max(item["steps"], SCRIPT_SETUP_STEPS if before else 0)
+            self._steps[item["rank"]] = before, item["steps"]
+            if "cells" in item:
+                exact = self._exact.setdefault(item["rank"], CellTotals())
+                exact.add(item["cells"])
+                item["cells"] = list(exact.total.values())
+
+    def _restart(self, rank: int) -> None:
+        for totals in (self._traffic, self._exact):
+            if rank in totals:
+                totals[rank].restart()
+        _, steps = self._steps.get(rank, (0, 0))
+        self._steps[rank] = (max(0, steps - SCRIPT_SETUP_STEPS),) * 2
+
+
+def _add_cells(cell: Cell, before: Cell | None) -> Cell:
+    if before is None:
+        return cell
+    sums = {name: cell[name] + before[name] for name in SUMMED_FIELDS}  # type: ignore[literal-required]
+    return cast(Cell, cell | sums)

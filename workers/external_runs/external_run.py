@@ -21,6 +21,7 @@ from contracts.telemetry.health import GaugeItem
 from contracts.telemetry.steps import StartItem
 from workers.external_runs.child_process import (
     ChildCommand,
+    RestartCounter,
     describe_end,
     handle_signals,
     parse_first_failure,
@@ -28,7 +29,6 @@ from workers.external_runs.child_process import (
 )
 from workers.external_runs.command_line import LaunchPlan
 from workers.external_runs.registration import BoardRun, RunRefusedError, RunRegistration
-from workers.external_runs.restarts import RestartCounter
 from workers.host.attempts import AttemptDir
 from workers.host.isolation import PACKAGE_ROOT
 from workers.host.processes import COOKIE_VARIABLE, kill_processes
@@ -38,9 +38,8 @@ from workers.host.supervisor.health import GaugeSampler, RankMonitor
 from workers.host.supervisor.http_transport import BoardClient, HttpTransport
 from workers.host.supervisor.log_tail import LogTail, follow_logs
 from workers.host.supervisor.publisher import BoardClock, Publisher
-from workers.host.supervisor.telemetry_buffer import TelemetryBuffer
+from workers.host.supervisor.telemetry_buffer import TelemetryBuffer, TimelineSampler
 from workers.host.supervisor.telemetry_server import TelemetryServer
-from workers.host.supervisor.timelines import TimelineSampler
 from workers.host.supervisor.transport import TransportError
 
 SEND_INTERVAL_S = 0.5  # each batch is one request

@@ -22,13 +22,12 @@ from contracts.names import (
     host_key_prefix,
     host_queue,
 )
-from workers.host.attempt_starter import AttemptStarter
-from workers.host.attempts import get_attempt_dir
+from workers.host.attempt_watcher import AttemptStarter
+from workers.host.attempts import Pruner, get_attempt_dir
 from workers.host.celery_transport import get_key_options
 from workers.host.checkpoint_lending import CheckpointSender
 from workers.host.isolation import choose_isolation
-from workers.host.log_files import read_log_part
-from workers.host.prune import Pruner
+from workers.host.rank_files import read_log_part
 from workers.host.reporter import Reporter
 from workers.host.settings import get_log_format, read_host_settings, set_up_json_logs
 

@@ -1,4 +1,4 @@
-"""Watch the attempts of this host: report lost supervisors, end stuck attempts, and note stopped processes."""
+"""Start the attempts of this host, report lost supervisors, end stuck attempts, and note stopped processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -18,11 +20,20 @@ import psutil
 import redis
 from redis.exceptions import RedisError
 
-from contracts.control import AttemptReport, Outcome
+from contracts.control import AttemptReport, LaunchOrder, Outcome
 from contracts.names import cancel_key
-from workers.host.attempts import AttemptDir, build_host_exit_report, clean_text, iterate_unacknowledged
-from workers.host.files import BadFileError, remove_path, write_json
+from workers.disk import BadFileError, format_start_failure, remove_path, write_json
+from workers.host.attempts import (
+    AttemptDir,
+    build_host_exit_report,
+    claim_attempt,
+    clean_text,
+    get_attempt_dir,
+    iterate_unacknowledged,
+)
+from workers.host.isolation import get_isolation_variables
 from workers.host.processes import ProcessId, get_process_id, kill_processes, read_cookie
+from workers.host.settings import HostSettings
 
 log = logging.getLogger(__name__)
 
@@ -250,3 +261,51 @@ def _describe_role(process: psutil.Process) -> str:
 def _join(sentences: list[str]) -> str:
     hidden = len(sentences) - MAX_STOPPED_NAMED
     return ", ".join(sentences[:MAX_STOPPED_NAMED]) + (f", and {hidden} more processes" if hidden > 0 else "")
+
+
+class AttemptStarter:
+    """Start supervisors. Thread-safe."""
+
+    def __init__(self, settings: HostSettings, exits: HostExits) -> None:
+        self._settings, self._exits = settings, exits
+        self._lock = threading.Lock()
+
+    def start(self, order: LaunchOrder) -> None:
+        """Start the supervisor of an attempt once, and not after the attempt was reported as failed."""
+        attempt = get_attempt_dir(self._settings.run_dir, order["job"], order["attempt"])
+        # Without the lock, one delivery of the order could report a failure while the next starts the attempt.
+        with self._lock:
+            if self._exits.is_pending(attempt):
+                return
+            try:
+                claimed = claim_attempt(self._settings.run_dir, order)
+            except OSError as error:
+                if os.path.lexists(attempt.host_dir):
+                    log.warning("%s/%s was already claimed: %s", attempt.job, attempt.attempt, error)
+                else:
+                    self._fail(attempt, error)
+                return
+            if claimed is None:
+                return
+            try:
+                self._start_supervisor(claimed)
+            except (OSError, subprocess.SubprocessError) as error:
+                self._fail(claimed, error)
+
+    def _start_supervisor(self, attempt: AttemptDir) -> None:
+        # --fork detaches the supervisor from this process and its group.
+        command = ["setsid", "--fork", sys.executable, "-m", "workers.host.supervisor"]
+        with attempt.supervisor_log.open("ab") as out:
+            subprocess.run(
+                [*command, str(attempt.run_dir), attempt.job, str(attempt.attempt)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd=os.getcwd(),
+                env=os.environ | get_isolation_variables(self._settings),
+                check=True,
+            )
+
+    def _fail(self, attempt: AttemptDir, error: Exception) -> None:
+        log.error("cannot start %s/%s: %s", attempt.job, attempt.attempt, error)
+        self._exits.record(attempt, "failed", format_start_failure(self._settings.name, error, self._settings.run_dir))

@@ -1,4 +1,4 @@
-"""Files of the attempts on this host.
+"""Files of the attempts on this host: paths, claims, and pruning.
 
 Two trees below RUN_DIR. `.host/<job>/<attempt>/` belongs to the host: order, PID of the supervisor, exit report. The
 job's processes do not see it. `<job>/<attempt>/` belongs to the job: spec, logs, and working directory.
@@ -7,24 +7,34 @@ job's processes do not see it. `<job>/<attempt>/` belongs to the job: spec, logs
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import logging
 import os
 import re
+import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from contracts.codec import BadMessageError, validate_exit_report, validate_launch_order
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder, Outcome
-from workers.host.files import BadFileError, read_json
+from workers.disk import BadFileError, read_json, remove_path, write_json
 from workers.host.processes import ProcessId, get_process_id
+from workers.host.settings import HostSettings
 
 JOB_NAME = re.compile(r"[a-z0-9-]{1,64}")
 HOST_TREE = ".host"
 SOCKET_FOLDER_PREFIX = "meshboard-"
 MAX_SOCKET_ROOT_BYTES = 70  # the path of a unix socket has at most 107 bytes
 MAX_TEXT_CHARS = 1000
+NEWEST_FILE = "newest"  # in a job's host folder: the highest pruned attempt
+log = logging.getLogger(__name__)
+PRUNE_INTERVAL_S = 60.0
+REMEMBER_PRUNED_S = 30 * 86400.0  # of a pruned attempt's number, which is longer than any order is valid
+MAX_DRAFT_AGE_S = 3600.0  # of an interrupted claim
 
 
 class AttemptDir(NamedTuple):
@@ -212,3 +222,166 @@ def build_host_exit_report(attempt: AttemptDir, outcome: Outcome, reason: str) -
 def clean_text(text: str) -> str:
     """Return a text that fits into a report."""
     return text[:MAX_TEXT_CHARS].replace("\0", "\ufffd")
+
+
+def claim_attempt(run_dir: Path, order: LaunchOrder) -> AttemptDir | None:
+    """Create the directories of an order, or return None if there is nothing to start.
+
+    Nothing starts if this or a later attempt was claimed before, or if a slot is in use. For a slot in use, the
+    attempt gets an exit report.
+
+    Raises:
+        OSError: the disk rejects the files. The partial files are removed.
+    """
+    with lock_claims(run_dir):
+        attempt = get_attempt_dir(run_dir, order["job"], order["attempt"])
+        job_host_dir = attempt.host_dir.parent
+        job_host_dir.mkdir(mode=0o700, exist_ok=True)
+        known = [int(path.name) for path in job_host_dir.iterdir() if path.name.isdigit()]
+        if attempt.attempt <= max([*known, read_newest_pruned(job_host_dir)]):
+            return None
+        conflict = _find_slot_in_use(run_dir, order)
+        # Renamed when complete: after a crash no claim is left, and the order is executed when it is delivered again.
+        draft = Path(tempfile.mkdtemp(prefix=".claim-", dir=job_host_dir))
+        try:
+            _create_job_dir(attempt, order["spec"])
+            write_json(draft / attempt.order_file.name, order)
+            if conflict:  # failed instead of lost, because it is certain that the attempt never ran
+                write_json(draft / attempt.exit_file.name, build_host_exit_report(attempt, "failed", conflict))
+            draft.rename(attempt.host_dir)
+        except OSError:
+            for folder in (draft, attempt.job_dir):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return None if conflict else attempt
+
+
+@contextlib.contextmanager
+def lock_claims(run_dir: Path) -> Iterator[None]:
+    """Hold the lock of this run directory, which excludes all threads and host workers."""
+    (run_dir / HOST_TREE).mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC  # also works after a disk becomes read-only
+    with open(os.open(run_dir / HOST_TREE / "lock", flags, 0o600)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def read_newest_pruned(job_host_dir: Path) -> int:
+    """Return the highest attempt of a job that was pruned, or 0."""
+    with contextlib.suppress(BadFileError):
+        number = read_json(job_host_dir / NEWEST_FILE)
+        return number if isinstance(number, int) else 0
+    return 0
+
+
+def _find_slot_in_use(run_dir: Path, order: LaunchOrder) -> str:
+    """Describe the living attempt that uses a slot of the order. Empty if there is none."""
+    for other in iterate_unacknowledged(run_dir):
+        with contextlib.suppress(BadFileError):  # the watcher ends attempts with broken files
+            shared = sorted(set(order["slots"]) & set(other.read_order()["slots"]))
+            if shared and other.read_exit() is None:
+                slots = ", ".join(map(str, shared))
+                return f"not started: attempt {other.attempt} of job {other.job} still uses slot {slots} of this host"
+    return ""
+
+
+def _create_job_dir(attempt: AttemptDir, spec: dict[str, Any]) -> None:
+    """Create the job's tree. Other users can pass through it, and can read only the spec."""
+    shutil.rmtree(attempt.job_dir, ignore_errors=True)  # left by an interrupted claim
+    for folder in (attempt.run_dir, attempt.job_dir.parent, attempt.job_dir):
+        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+    for folder in (attempt.logs, attempt.work, attempt.tmp):
+        folder.mkdir(mode=0o700)
+    write_json(attempt.spec, spec)
+    attempt.spec.chmod(0o644)
+
+
+class Pruner:
+    """Prune in a separate thread, because removing gigabytes must not delay a heartbeat."""
+
+    def __init__(self, settings: HostSettings) -> None:
+        self._settings = settings
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="host-pruner", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                prune_attempts(self._settings.run_dir, self._settings.keep_runs_s, self._settings.keep_runs_bytes)
+            except Exception:
+                log.exception("cannot prune the run directory")
+            self._stopped.wait(PRUNE_INTERVAL_S)
+
+
+class _Candidate(NamedTuple):
+    acknowledged: float
+    attempt: AttemptDir
+    num_bytes: int
+
+
+def prune_attempts(run_dir: Path, keep_s: float, keep_bytes: int) -> list[AttemptDir]:
+    """Remove acknowledged attempts older than `keep_s`, then the oldest until the rest takes at most `keep_bytes`.
+
+    Returns:
+        The removed attempts. A living or unacknowledged attempt is never removed.
+    """
+    candidates = []
+    for attempt in iterate_attempts(run_dir):
+        with contextlib.suppress(FileNotFoundError):
+            acknowledged = attempt.acknowledged_marker.stat().st_mtime
+            num_bytes = _measure_bytes(attempt.host_dir) + _measure_bytes(attempt.job_dir)
+            candidates.append(_Candidate(acknowledged, attempt, num_bytes))
+    removed, left_bytes = [], sum(candidate.num_bytes for candidate in candidates)
+    for acknowledged, attempt, num_bytes in sorted(candidates):
+        if time.time() - acknowledged <= keep_s and left_bytes <= keep_bytes:
+            break
+        try:
+            _remove(attempt)
+        except OSError:
+            log.exception("cannot remove %s/%s", attempt.job, attempt.attempt)
+            continue
+        left_bytes -= num_bytes
+        removed.append(attempt)
+    _remove_leftovers(run_dir)
+    return removed
+
+
+def _remove(attempt: AttemptDir) -> None:
+    """Remove both trees of an attempt. The host's tree is last, so an interrupted removal is repeated."""
+    remove_path(attempt.job_dir)
+    with lock_claims(attempt.run_dir):
+        job_host_dir = attempt.host_dir.parent
+        write_json(job_host_dir / NEWEST_FILE, max(read_newest_pruned(job_host_dir), attempt.attempt))
+        shutil.rmtree(attempt.host_dir)
+        with contextlib.suppress(OSError):  # the job has another attempt
+            attempt.job_dir.parent.rmdir()
+
+
+def _remove_leftovers(run_dir: Path) -> None:
+    """Remove interrupted claims, and the attempt numbers of old jobs."""
+    now = time.time()
+    with lock_claims(run_dir):
+        for job_host_dir in (run_dir / HOST_TREE).glob("*/"):
+            for draft in job_host_dir.glob(".claim-*"):
+                if now - draft.stat().st_mtime > MAX_DRAFT_AGE_S:
+                    remove_path(draft)
+            newest = job_host_dir / NEWEST_FILE
+            is_old = newest.exists() and now - newest.stat().st_mtime > REMEMBER_PRUNED_S
+            if is_old and len(list(job_host_dir.iterdir())) == 1:
+                shutil.rmtree(job_host_dir)
+
+
+def _measure_bytes(folder: Path) -> int:
+    """Return the bytes that a folder takes on disk, without files that vanish during the walk."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(path, name)).st_blocks * 512
+    return total

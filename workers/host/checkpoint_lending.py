@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 from contracts.control import LendOrder
 from contracts.names import cancel_key, loan_key
 from workers.host.guardian import build_namespace_prefix
+from workers.host.hardware import open_listener
 from workers.host.isolation import (
     PACKAGE_ROOT,
     build_sandbox_prefix,
@@ -31,7 +32,6 @@ from workers.host.isolation import (
     get_job_user,
     make_owned_folder,
 )
-from workers.host.network import open_listener
 from workers.host.settings import HostSettings
 
 log = logging.getLogger(__name__)

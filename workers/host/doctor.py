@@ -27,10 +27,9 @@ from contracts.doctor import (
     get_exit_code,
 )
 from contracts.names import host_queue
-from workers.host.gpus import Gpus
+from workers.host.hardware import Gpus, get_address_towards, open_listener
 from workers.host.isolation import choose_isolation
 from workers.host.machine import measure_clock_offset
-from workers.host.network import get_address_towards, open_listener
 from workers.host.programs import find_jemalloc
 from workers.host.settings import (
     HostSettingError,

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from contracts.hosts import JOIN_PATH, JoinRequest, JoinResponse
 from contracts.names import host_queue
 from contracts.security import SecretError, read_secret_file
-from workers.host.gpus import Gpus
+from workers.host.hardware import Gpus
 from workers.host.machine import describe_device, get_boot_id, get_host_facts
 from workers.host.settings import (
     HostCredentials,

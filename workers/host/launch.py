@@ -39,9 +39,9 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from workers import rank_environment
-from workers.host.failures import get_signal_name, has_lost_peer, read_rank_error
-from workers.host.files import write_json
-from workers.host.network import LOOPBACK, open_listener
+from workers.disk import write_json
+from workers.host.hardware import LOOPBACK, open_listener
+from workers.host.rank_files import get_signal_name, has_lost_peer, read_rank_error
 
 BACKEND = "known"
 STORE_TIMEOUT = timedelta(seconds=60)

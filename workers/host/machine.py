@@ -20,7 +20,7 @@ import psutil
 from redis.exceptions import RedisError
 
 from contracts.hosts import CoreBf16, DiskUsage, GpuLink, HostFacts, HostUsage, NetworkInterface, SoftwareVersions
-from workers.host.gpus import Gpus, get_gpu_links
+from workers.host.hardware import Gpus, get_gpu_links
 from workers.host.settings import HostSettings
 
 log = logging.getLogger(__name__)

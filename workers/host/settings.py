@@ -18,12 +18,14 @@ from typing import Literal, NamedTuple, cast
 
 from contracts.fields import HOST_NAME_PATTERN
 from contracts.logs import LogFormat, build_json_formatter
-from workers.host.gpus import Gpus
-from workers.host.network import LOOPBACK, get_address_towards
+from workers.host.hardware import LOOPBACK, Gpus, get_address_towards
 from workers.rank_environment import DEFAULT_GROUP_TIMEOUT_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOG_FORMAT_VARIABLE = "MESHBOARD_LOG_FORMAT"
+# systemd does not assign the IDs 65,520 to 65,533 (https://systemd.io/UIDS-GIDS).
+DEFAULT_JOB_USER_ID = 65_530
+Sandbox = Literal["auto", "bwrap", "off"]
 
 
 class HostSettingError(RuntimeError):
@@ -38,13 +40,10 @@ class JobUser(NamedTuple):
     gid: int
 
 
-# systemd does not assign the IDs 65,520 to 65,533 (https://systemd.io/UIDS-GIDS).
-DEFAULT_JOB_USER_ID = 65_530
 DEFAULT_JOB_USER = JobUser("meshboard-job", DEFAULT_JOB_USER_ID, DEFAULT_JOB_USER_ID)
 # Each owner of jobs gets an ID in this range. systemd does not assign 65,536 to 524,287 either.
 USER_PER_OWNER = DEFAULT_JOB_USER._replace(uid=65_536)
 MAX_OWNERS = 524_288 - USER_PER_OWNER.uid
-Sandbox = Literal["auto", "bwrap", "off"]
 
 
 @dataclass(frozen=True)

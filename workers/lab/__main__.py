@@ -22,7 +22,7 @@ from planner.facts.spec import JobSpec
 from planner.facts.validation import SpecError
 from workers.device import get_device_name, get_local_device
 from workers.lab.measure import LabGroup, measure_points, record_steps
-from workers.lab.values import RankContext, build_pattern
+from workers.lab.primitives import RankContext, build_pattern
 from workers.meter import Exporter, Recorder, register_metered_backend
 from workers.meter.rank_exit import fail, run_and_exit
 from workers.rank_environment import get_group_timeout

@@ -21,8 +21,14 @@ from planner.facts.collectives import (
 )
 from planner.facts.spec import LabPrimitive, LabSpec
 from workers.device import synchronize
-from workers.lab.primitives import PrimitiveCall, build_call
-from workers.lab.values import RankContext, build_expected, count_mismatches, fill_readable
+from workers.lab.primitives import (
+    PrimitiveCall,
+    RankContext,
+    build_call,
+    build_expected,
+    count_mismatches,
+    fill_readable,
+)
 from workers.meter import Recorder
 
 STEP_ELEMENTS = 4

@@ -23,9 +23,8 @@ from contracts.telemetry.batches import Frame, Item
 from contracts.telemetry.steps import Cell, StartItem, TrafficItem
 from contracts.telemetry.timeline import TimelineItem
 from contracts.telemetry.vocabulary import VERSION
-from workers.meter.monitors import ResourceMonitor, StallMonitor
+from workers.meter.monitors import ResourceMonitor, StallMonitor, TimelineBuilder
 from workers.meter.recorder import Recorder
-from workers.meter.timeline import TimelineBuilder
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -24,6 +24,10 @@ from workers.meter.rank_exit import fail, report_error, report_exception
 
 OWN_PACKAGES = ("contracts", "planner", "workers")
 COMPILED_SUFFIXES = (".pyc", ".pyz", ".zip")
+_KIND_HINTS: dict[Callable[[Path], bool], str] = {
+    Path.is_file: "a folder. Use a file.",
+    Path.is_dir: "a file. Use a folder.",
+}
 
 
 class ScriptError(Exception):
@@ -196,12 +200,6 @@ def _find_below(root: Path, name: str, has_kind: Callable[[Path], bool], field: 
     if found is None:
         raise ScriptError(f"`{field}` is {name!r}, which does not exist below the script root.")
     return found
-
-
-_KIND_HINTS: dict[Callable[[Path], bool], str] = {
-    Path.is_file: "a folder. Use a file.",
-    Path.is_dir: "a file. Use a folder.",
-}
 
 
 def _find_module_file(module: str, root: Path) -> Path:

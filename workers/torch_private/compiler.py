@@ -1,15 +1,22 @@
-"""Control when torch imports its compiler, which takes almost a second and tens of MiB.
+"""Fake tensors, dispatch modes, storage keys, and control over when torch imports its compiler.
 
-`torch.optim.AdamW` imports the compiler to exclude its steps from compiled code. `AdamW` here unwraps the methods. This
-relies on functools wrappers, and on a wrapper of `step` that only disables gradients.
+Importing the compiler takes almost a second and tens of MiB. `torch.optim.AdamW` imports it to exclude its steps from
+compiled code. `AdamW` here unwraps the methods. This relies on functools wrappers, and on a wrapper of `step` that only
+disables gradients.
 """
 
 from __future__ import annotations
 
 import inspect
+from typing import Any, cast
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ATTENTION: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+ATTENTION_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 # ruff: noqa: F401 - imported for their side effects
 
@@ -38,3 +45,11 @@ class AdamW(torch.optim.AdamW):
     zero_grad = inspect.unwrap(Optimizer.zero_grad)
     state_dict = inspect.unwrap(Optimizer.state_dict)
     load_state_dict = torch.no_grad()(inspect.unwrap(Optimizer.load_state_dict))
+
+
+__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "FakeTensor", "FakeTensorMode", "TorchDispatchMode", "storage_key"]
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """Return a key that all tensors of a live storage share, including storages without memory."""
+    return cast(int, storage._cdata)

@@ -24,15 +24,16 @@ from workers.meter import Exporter, Recorder, register_metered_backend
 from workers.meter.exporter import StartReporter
 from workers.meter.rank_exit import fail, run_and_exit
 from workers.rank_environment import get_group_timeout
-from workers.trainer.allocator import (
+from workers.trainer.dataset import load_job_dataset
+from workers.trainer.errors import DivergedError, UserError, VerificationError
+from workers.trainer.memory import (
+    PeakMemory,
     configure_large_allocations,
     limit_primitive_cache,
+    preload_lazy_imports,
     release_free_memory,
     use_single_heap,
 )
-from workers.trainer.dataset import load_job_dataset
-from workers.trainer.errors import DivergedError, UserError, VerificationError
-from workers.trainer.memory import PeakMemory, preload_lazy_imports
 from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.stop_request import StopRequest
 from workers.trainer.trainer import RunHooks, Send, ShouldStop, Trainer

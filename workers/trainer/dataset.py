@@ -18,23 +18,21 @@ from planner.facts.spec import JobSpec, Sampling
 from workers.disk import open_draft
 from workers.trainer.documents import (
     TOKENS,
+    Encoder,
     TextPiece,
+    check_vocab_size,
+    get_cache_name,
     get_suffix,
     has_rows,
     iter_blocks,
-    split_document,
-    walk_text_files,
-)
-from workers.trainer.errors import UserError, abbreviate
-from workers.trainer.tokenizer import (
-    Encoder,
-    check_vocab_size,
-    get_cache_name,
     load_tokenizer,
     make_byte_encoder,
+    split_document,
+    walk_text_files,
     write_pieces,
     write_tokens,
 )
+from workers.trainer.errors import UserError, abbreviate
 
 STDLIB = "stdlib"
 HELD_OUT_SHARE = 0.05

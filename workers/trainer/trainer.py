@@ -34,7 +34,7 @@ from workers.trainer.optimizer import (
     reduce_shared_gradients,
     update_weights,
 )
-from workers.trainer.parallel.document_mask import get_document_ids
+from workers.trainer.parallel.context_parallel import get_document_ids
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.parallel.parallelize import ModelShard, parallelize
 from workers.trainer.parallel.pipeline_parallel import PipelineRunner, StageChannel

@@ -25,7 +25,7 @@ from tests.support.disks import full_disk
 from tests.support.postgres import as_default_database
 from tests.support.processes import RedisServer
 from webapp.runner import find_free_port
-from workers.host.network import get_address_towards
+from workers.host.hardware import get_address_towards
 
 
 def found(subject: str) -> list[Finding]:

@@ -30,8 +30,8 @@ from tests.jobs.hosts.test_join import IDENTITIES
 from tests.support.orders import order
 from tests.support.processes import wait_until
 from tests.workers.host.supervisor.test_log_tail import rank_log
+from workers.disk import write_json
 from workers.host.attempts import get_attempt_dir
-from workers.host.files import write_json
 
 Api = Callable[[User | None], APIClient]
 

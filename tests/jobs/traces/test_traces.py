@@ -29,7 +29,7 @@ from jobs.runs.traces.traced_steps import _parse_batch, combine_items
 from tests.jobs.conftest import member_of
 from tests.jobs.history.told import keep, run
 from tests.support.timelines import batch, item, late
-from workers.host.supervisor.timelines import MAX_STEPS
+from workers.host.supervisor.telemetry_buffer import MAX_STEPS
 
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 5}}
 

@@ -29,7 +29,7 @@ def main() -> None:
     draft = folder.get_draft_path(path)
     draft.mkdir(parents=True)
     own = draft / f"__{rank}_0.distcp"
-    own.write_bytes(bytes([rank]) * (transfer.CHUNK_BYTES + 5 if rank else 3))  # more than one chunk travels
+    own.write_bytes(bytes([rank]) * (transfer.COLLECTED_CHUNK_BYTES + 5 if rank else 3))  # more than one chunk travels
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, folder.describe_files(draft, [own.name]))
     files = {name: entry for part in told for name, entry in part.items()}

@@ -10,13 +10,14 @@ from typing import Any
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from tests.workers.checkpoint.rank import main as main
-from workers.checkpoint import folder, manifest, save
+from workers.checkpoint import folder, manager
+from workers.checkpoint import folder as manifest
 from workers.checkpoint.state import BoxSavePlanner
 
 FAULTS: dict[str, tuple[int, int]] = json.loads(os.environ["FAULTS"])
 PLACES: dict[str, tuple[Any, str]] = {
-    "room": (save, "_allocate_copy"),
-    "prepare": (save, "_create_draft"),
+    "room": (manager, "_allocate_copy"),
+    "prepare": (manager, "_create_draft"),
     "plan": (BoxSavePlanner, "create_local_plan"),
     "write": (FileSystemWriter, "write_data"),
     "metadata": (FileSystemWriter, "finish"),
@@ -40,12 +41,12 @@ def failing(stage: str, work: Any) -> Any:
 for stage, (owner, name) in PLACES.items():
     setattr(owner, name, failing(stage, getattr(owner, name)))
 
-write = save.Saver._write
+write = manager.Saver._write
 
 
-def writing(self: save.Saver, step: int, *args: Any) -> None:
+def writing(self: manager.Saver, step: int, *args: Any) -> None:
     now["step"] = step
     write(self, step, *args)
 
 
-save.Saver._write = writing  # type: ignore[method-assign]
+manager.Saver._write = writing  # type: ignore[method-assign]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoint import folder
+from workers.checkpoint.folder import MANIFEST
 from workers.checkpoint.load import METADATA
-from workers.checkpoint.manifest import MANIFEST
 
 
 class Runs:

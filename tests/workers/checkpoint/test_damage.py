@@ -15,9 +15,8 @@ import torch
 from tests.workers.checkpoint.poison import plant
 from tests.workers.checkpoint.runs import Ran, make_spec, run
 from tests.workers.checkpoint.test_whole import command
-from workers.checkpoint.folder import list_complete
+from workers.checkpoint.folder import MANIFEST, list_complete
 from workers.checkpoint.load import find_undamaged
-from workers.checkpoint.manifest import MANIFEST
 
 
 @pytest.fixture(scope="module")

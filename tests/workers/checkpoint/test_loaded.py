@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.workers.checkpoint.runs import Ran, make_spec, run
-from workers.checkpoint.manifest import MANIFEST
+from workers.checkpoint.folder import MANIFEST
 
 CHECKPOINT = "saved/1/step-00000002"
 TRAIN: dict[str, Any] = {"variant": "vocabulary of 257", "steps": 5}  # tp pads it, and ZeRO cuts it into short shards

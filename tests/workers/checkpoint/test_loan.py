@@ -15,9 +15,8 @@ import pytest
 
 from planner.facts.parse_spec import parse_spec
 from tests.support.patience import patient
-from workers.checkpoint import borrow as borrowing
 from workers.checkpoint import folder
-from workers.checkpoint.borrow import borrow
+from workers.checkpoint import transfer as borrowing
 from workers.checkpoint.lend import (
     CHUNK_BYTES,
     NONCE_BYTES,
@@ -29,6 +28,7 @@ from workers.checkpoint.lend import (
     decode_offer,
     encode_offer,
 )
+from workers.checkpoint.transfer import borrow
 
 SECRET, OTHER = "5e" * 32, "00" * 32
 LEAST = (1, 20)

@@ -15,10 +15,9 @@ from tests.workers.checkpoint.poison import Runs, plant, poison
 from tests.workers.checkpoint.runs import make_spec, run
 from tests.workers.checkpoint.test_loan import lent, told
 from tests.workers.checkpoint.test_whole import command
-from workers.checkpoint.borrow import borrow
-from workers.checkpoint.folder import find_damage, list_complete
+from workers.checkpoint.folder import find_damage, list_complete, read_manifest
 from workers.checkpoint.load import METADATA
-from workers.checkpoint.manifest import read_manifest
+from workers.checkpoint.transfer import borrow
 
 REFUSED = ".metadata is refused: builtins.eval is not allowed"
 

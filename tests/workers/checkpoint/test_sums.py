@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from planner.facts.placements import TensorBox
-from workers.checkpoint.state import BoxedTensor
-from workers.checkpoint.tensor_checksums import BLOCK, compute_box_checksum
+from workers.checkpoint.state import BLOCK, BoxedTensor, compute_box_checksum
 
 
 def part(whole: torch.Tensor, *spans: tuple[int, int]) -> BoxedTensor:

@@ -16,8 +16,7 @@ import torch
 from tests.support.processes import ROOT
 from tests.workers.checkpoint.runs import Ran, make_spec, run
 from workers.checkpoint.__main__ import main
-from workers.checkpoint.export import export
-from workers.checkpoint.inference import evaluate, load_model, sample
+from workers.checkpoint.inference import evaluate, export, load_model, sample
 
 LAYOUTS: dict[str, dict[str, Any]] = {"gpt": {"pp": 2}, "llama": {"tp": 2}, "moe": {"dp": 2, "ep": 2, "zero": 3}}
 VARIANTS = {"llama": "vocabulary of 257", "moe": "stretched"}  # tp pads while it trains; RoPE as Llama 3.1's

@@ -20,11 +20,16 @@ from tests.support.host import NAME, host
 from tests.support.orders import order
 from tests.support.processes import RedisServer, wait_until
 from tests.workers.host.test_reporter import heartbeats, settings
+from workers.disk import read_json, write_json
 from workers.host import attempt_watcher
-from workers.host.attempt_starter import AttemptStarter, claim_attempt
-from workers.host.attempt_watcher import HostExits, read_report_or_note
-from workers.host.attempts import AttemptDir, build_host_exit_report, get_attempt_dir, iterate_unacknowledged
-from workers.host.files import read_json, write_json
+from workers.host.attempt_watcher import AttemptStarter, HostExits, read_report_or_note
+from workers.host.attempts import (
+    AttemptDir,
+    build_host_exit_report,
+    claim_attempt,
+    get_attempt_dir,
+    iterate_unacknowledged,
+)
 from workers.host.processes import get_process_id
 from workers.host.reporter import Reporter
 
@@ -46,7 +51,7 @@ def test_interrupted_claim_does_not_block_the_next(tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("workers.host.attempt_starter.write_json", cut_off)
+        patched.setattr("workers.host.attempts.write_json", cut_off)
         with pytest.raises(KeyboardInterrupt):
             claim_attempt(tmp_path, order())
     assert list(iterate_unacknowledged(tmp_path)) == []
@@ -180,7 +185,7 @@ def test_second_delivery_does_not_fail_a_started_attempt(
     def goes_bad(*arguments: Any) -> Any:
         return next(claims, _refuses)(*arguments)
 
-    monkeypatch.setattr("workers.host.attempt_starter.claim_attempt", goes_bad)
+    monkeypatch.setattr("workers.host.attempt_watcher.claim_attempt", goes_bad)
     ends = HostExits()
     starter = AttemptStarter(settings("redis://nobody", tmp_path), ends)
     with ThreadPoolExecutor(4) as pool:
@@ -197,7 +202,7 @@ def test_reports_a_supervisor_that_cannot_be_started(tmp_path: Path, monkeypatch
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "setsid")
 
-    monkeypatch.setattr("workers.host.attempt_starter.subprocess.run", refuse)
+    monkeypatch.setattr("workers.host.attempt_watcher.subprocess.run", refuse)
     ends = HostExits()
     AttemptStarter(settings("redis://nobody", tmp_path), ends).start(order())
     report = get_attempt_dir(tmp_path, "job", 1).read_exit()

@@ -14,10 +14,9 @@ import pytest
 from contracts.control import LaunchOrder
 from tests.support.orders import order
 from tests.support.processes import ROOT, RedisServer
-from workers.host.attempt_starter import claim_attempt
+from workers.disk import MAX_JSON_BYTES, BadFileError, read_json, write_json
 from workers.host.attempt_watcher import AttemptWatcher, read_report_or_note
-from workers.host.attempts import AttemptDir, build_host_exit_report, get_attempt_dir
-from workers.host.files import MAX_JSON_BYTES, BadFileError, read_json, write_json
+from workers.host.attempts import AttemptDir, build_host_exit_report, claim_attempt, get_attempt_dir
 from workers.host.processes import get_process_id
 
 
@@ -139,7 +138,7 @@ def test_unreadable_file_is_not_a_broken_file(tmp_path: Path) -> None:
     script = """
 import os, resource, sys
 from pathlib import Path
-from workers.host.files import BadFileError, read_json
+from workers.disk import BadFileError, read_json
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 try:
     read_json(Path(sys.argv[1]))

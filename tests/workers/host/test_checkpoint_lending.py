@@ -18,7 +18,7 @@ from tests.support.processes import RedisServer, wait_until
 from tests.workers.checkpoint.test_loan import LEAST, SECRET, publish
 from tests.workers.host.supervisor.test_multi_host import ADDRESSES, LOOPBACK_6, settings_of
 from workers.checkpoint import folder
-from workers.checkpoint.borrow import borrow
+from workers.checkpoint.transfer import borrow
 from workers.host.attempts import AttemptDir
 from workers.host.checkpoint_lending import CheckpointSender
 from workers.host.settings import HostSettings

@@ -23,11 +23,10 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from contracts.control import VERSION, LaunchOrder
 from tests.support.patience import patient
 from tests.support.processes import wait_until
-from workers.host.attempt_starter import claim_attempt
-from workers.host.attempts import AttemptDir
-from workers.host.failures import read_rank_error
+from workers.host.attempts import AttemptDir, claim_attempt
 from workers.host.launch import RankDeath, StaticRendezvous, find_first_death
 from workers.host.processes import find_processes
+from workers.host.rank_files import read_rank_error
 from workers.host.settings import HostSettings
 from workers.host.supervisor.torchrun_process import TorchrunProcess
 

@@ -12,9 +12,9 @@ from contracts.codec import BadMessageError, decode_log_part, validate_log_order
 from contracts.logs import MAX_LOG_PART_BYTES, VERSION, LogPart
 from tests.support.orders import order as launch
 from tests.workers.host.supervisor.test_log_tail import fifo, hard_link, link, linked_folder, linked_run, rank_log
+from workers.disk import write_json
 from workers.host.attempts import AttemptDir, get_attempt_dir
-from workers.host.files import write_json
-from workers.host.log_files import BLOCK_BYTES, limit_log_size, read_log_part, read_range
+from workers.host.rank_files import BLOCK_BYTES, limit_log_size, read_log_part, read_range
 from workers.host.settings import HostSettings
 
 MEBI = 2**20

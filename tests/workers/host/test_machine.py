@@ -14,9 +14,9 @@ from redis.exceptions import RedisError
 from contracts.hosts import HostFacts, HostUsage
 from tests.support.patience import patient
 from tests.support.processes import wait_until
-from workers.host import gpus as gpu_module
+from workers.host import hardware as gpu_module
 from workers.host import machine
-from workers.host.gpus import Gpus
+from workers.host.hardware import Gpus
 from workers.host.machine import HostSampler
 from workers.host.settings import HostSettings
 

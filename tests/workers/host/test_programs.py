@@ -22,8 +22,7 @@ from tests.support.host import Host, host
 from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment
 from workers.host import doctor
-from workers.host.attempt_starter import claim_attempt
-from workers.host.attempts import AttemptDir
+from workers.host.attempts import AttemptDir, claim_attempt
 from workers.host.launch import parse_options
 from workers.host.programs import (
     PROGRAMS,
@@ -226,7 +225,7 @@ def test_doctor_reports_missing_jemalloc(monkeypatch: pytest.MonkeyPatch) -> Non
 
 KEPT = """
 from pathlib import Path
-from workers.trainer.allocator import release_free_memory
+from workers.trainer.memory import release_free_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -7,10 +7,15 @@ import time
 from pathlib import Path
 
 from tests.support.orders import order
-from workers.host.attempt_starter import claim_attempt
-from workers.host.attempts import AttemptDir, build_host_exit_report, iterate_attempts
-from workers.host.files import write_json
-from workers.host.prune import REMEMBER_PRUNED_S, prune_attempts
+from workers.disk import write_json
+from workers.host.attempts import (
+    REMEMBER_PRUNED_S,
+    AttemptDir,
+    build_host_exit_report,
+    claim_attempt,
+    iterate_attempts,
+    prune_attempts,
+)
 
 DAY_S = 86400.0
 MEBI = 2**20

@@ -14,10 +14,9 @@ from contracts.names import events_stream
 from tests.support.orders import order
 from tests.support.patience import patient
 from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
+from workers.disk import write_json
 from workers.host import reporter
-from workers.host.attempt_starter import claim_attempt
-from workers.host.attempts import build_host_exit_report, iterate_unacknowledged
-from workers.host.files import write_json
+from workers.host.attempts import build_host_exit_report, claim_attempt, iterate_unacknowledged
 from workers.host.reporter import Reporter
 from workers.host.settings import HostSettings
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.patience import patient
 from workers.meter import Recorder, register_metered_backend
-from workers.meter.timeline import build_timeline
+from workers.meter.monitors import build_timeline
 
 Counted = dict[str, list[Any]]
 CHECKS: list[Callable[[Recorder, int, int], dict[str, Any]]] = []

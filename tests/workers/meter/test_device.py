@@ -17,10 +17,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workers.meter import process_group
 from workers.meter import work as metered_work
-from workers.meter.monitors import ResourceMonitor
+from workers.meter.monitors import ResourceMonitor, build_timeline
 from workers.meter.process_group import MeteredProcessGroup, patch_batch_isend_irecv, register_metered_backend
 from workers.meter.recorder import Recorder
-from workers.meter.timeline import build_timeline
 from workers.meter.work import NcclPoller
 
 

@@ -20,8 +20,8 @@ from tests.support.patience import patient
 from tests.support.processes import wait_until
 from workers.meter import exporter as exporter_module
 from workers.meter.exporter import Exporter
+from workers.meter.monitors import MAX_ITEM_BYTES
 from workers.meter.recorder import Recorder
-from workers.meter.timeline import MAX_ITEM_BYTES
 
 
 class Supervisor:
@@ -127,7 +127,7 @@ def test_frame_has_only_changed_cells(path):
 
 def test_sends_timelines_and_the_last_one_at_close(path, monkeypatch):
     for name in ("MAX_HOST_BYTES_PER_S", "MAX_RANK_BYTES_PER_S"):
-        monkeypatch.setattr(f"workers.meter.timeline.{name}", 2**40)  # all steps, however fast they come
+        monkeypatch.setattr(f"workers.meter.monitors.{name}", 2**40)  # all steps, however fast they come
     supervisor, recorder = Supervisor(path), Recorder(rank=3)
     exporter = Exporter(recorder, str(path), "job1", 2)
     recorder.set_phase("step")

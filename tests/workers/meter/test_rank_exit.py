@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from workers.host.failures import read_rank_error
+from workers.host.rank_files import read_rank_error
 from workers.meter.rank_exit import (
     MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,

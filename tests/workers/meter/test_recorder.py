@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from workers.meter.monitors import build_timeline
 from workers.meter.recorder import Recorder
-from workers.meter.timeline import build_timeline
 from workers.meter.work import time_wait
 
 

@@ -18,9 +18,8 @@ from tests.support.patience import patient
 from tests.support.processes import ROOT
 from tests.support.ranks import forked, run_to_end, torchrun
 from workers.host.supervisor.exit_report import SummaryBuilder
-from workers.meter.__main__ import StepCounter, count_steps
+from workers.meter.__main__ import StepCounter, count_steps, format_ranks, get_user_label
 from workers.meter.exporter import Exporter
-from workers.meter.intercept import format_ranks, get_user_label
 from workers.meter.recorder import MAX_GROUP_LABELS, OTHER_GROUPS_LABEL, Recorder
 
 HERE = Path(__file__).parent
@@ -207,7 +206,7 @@ def test_number_of_group_labels_is_bounded() -> None:
 
 
 def test_torch_registers_groups_where_the_meter_replaces_them() -> None:
-    assert torch.__version__.split("+")[0] == "2.13.0", "check workers.meter.intercept against the new torch"
+    assert torch.__version__.split("+")[0] == "2.13.0", "check workers.meter.__main__ against the new torch"
     made = inspect.getsource(DeviceMesh)
     assert "_dim_group_names = self._init_process_groups(" in made
     assert "device_mesh._dim_group_names = [group.group_name for group in groups]" in made

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from workers.torch_private import attention
-from workers.torch_private.attention import attend, attend_backward
+from workers.torch_private import kernels
+from workers.torch_private.kernels import attend, attend_backward
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # of fp32 values about 1, summed in another order by another number of threads
 
@@ -55,7 +55,7 @@ def test_backward_of_some_keys_uses_the_log_sum_exp_of_all_keys() -> None:
 @pytest.mark.parametrize(("kv_heads", "size"), [(8, 64), (2, 64), (2, 60)])
 def test_cuda_kernels_accept_the_shapes(flash: bool, kv_heads: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check the shapes of both CUDA kernels with meta tensors."""
-    monkeypatch.setattr(attention, "uses_flash_attention", lambda *_tensors, causal: flash)
+    monkeypatch.setattr(kernels, "uses_flash_attention", lambda *_tensors, causal: flash)
     made = {"dtype": torch.bfloat16, "device": "meta"}
     q, k, v = torch.empty(2, 8, 40, size, **made), *(torch.empty(2, kv_heads, 24, size, **made) for _ in "kv")  # type: ignore[call-overload]
     out, lse = attend(q, k, v, causal=False)
@@ -66,4 +66,4 @@ def test_cuda_kernels_accept_the_shapes(flash: bool, kv_heads: int, size: int, m
 
 def test_torch_selects_the_gpu_kernel() -> None:
     q = torch.empty(2, 8, 40, 64, dtype=torch.bfloat16, device="meta")
-    assert attention.uses_flash_attention(q, q, q, causal=True) in (True, False)
+    assert kernels.uses_flash_attention(q, q, q, causal=True) in (True, False)

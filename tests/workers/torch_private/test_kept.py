@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from workers.torch_private.tensors import FakeTensorMode
+from workers.torch_private.compiler import FakeTensorMode
 
 aten: Any = torch.ops.aten
 TOKENS = 100  # no multiple of what the memory-efficient kernel rounds up to

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from workers.torch_private import CHECKED_ON
-from workers.torch_private.tensors import FakeTensorMode, storage_key
+from workers.torch_private.compiler import FakeTensorMode, storage_key
 
 SIGNATURES = {
     "_scaled_dot_product_flash_attention_for_cpu": "(Tensor query, Tensor key, Tensor value, float dropout_p=0., "

@@ -16,7 +16,7 @@ from workers.host.programs import get_heap_variables
 PROGRAM = """
 import sys
 from pathlib import Path
-from workers.trainer.allocator import configure_large_allocations
+from workers.trainer.memory import configure_large_allocations
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -51,7 +51,7 @@ from pathlib import Path
 
 import torch
 
-from workers.trainer.allocator import configure_large_allocations, use_single_heap
+from workers.trainer.memory import configure_large_allocations, use_single_heap
 
 configure_large_allocations()
 if sys.argv[1] == "set":
@@ -115,7 +115,7 @@ from pathlib import Path
 
 import torch
 
-from workers.trainer.allocator import limit_primitive_cache
+from workers.trainer.memory import limit_primitive_cache
 
 if sys.argv[1] == "set":
     limit_primitive_cache()

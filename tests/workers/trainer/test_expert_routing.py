@@ -19,7 +19,7 @@ from workers.trainer.errors import VerificationError
 from workers.trainer.model.moe import Routing, make_routing
 from workers.trainer.trainer import RunHooks, Trainer
 from workers.trainer.verification import RunVerifier
-from workers.trainer.verification.routing import RoutingRecorder, iter_routers
+from workers.trainer.verification.reference import RoutingRecorder, iter_routers
 
 
 def mixture(folder: Path, **asked: Any) -> Trainer:

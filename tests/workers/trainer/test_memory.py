@@ -75,7 +75,7 @@ def test_imports_libraries_before_memory_is_measured(tmp_path: Path) -> None:
 
 ASIDE = """
 import torch
-from workers.trainer.allocator import configure_large_allocations
+from workers.trainer.memory import configure_large_allocations
 from workers.trainer.memory import PeakMemory
 
 configure_large_allocations()
@@ -110,7 +110,7 @@ import torch
 from tests.parity.cases import SIZES, make_spec, write_data
 from tests.parity.rank import make_trainer
 from workers.meter import Recorder
-from workers.trainer.allocator import configure_large_allocations
+from workers.trainer.memory import configure_large_allocations
 from workers.trainer.memory import PeakMemory
 from workers.trainer.trainer import RunHooks
 from workers.trainer.verification import RunVerifier

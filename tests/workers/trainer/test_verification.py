@@ -33,10 +33,9 @@ from workers.trainer.memory import PeakMemory
 from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.trainer import RunHooks, Trainer
 from workers.trainer.verification import RunVerifier
-from workers.trainer.verification.messages import format_failure, format_reference
+from workers.trainer.verification.comparison import format_failure, format_reference
 from workers.trainer.verification.reference import compute_reference
-from workers.trainer.verification.replicas import ReplicaComparison, compare_replicas
-from workers.trainer.verification.shards import BLOCK, checksum, list_shards
+from workers.trainer.verification.replicas import BLOCK, ReplicaComparison, checksum, compare_replicas, list_shards
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -17,7 +17,7 @@ from workers.trainer.errors import DivergedError, VerificationError
 from workers.trainer.trainer import RunHooks, StepResult
 from workers.trainer.verification import RunVerifier, verifier
 from workers.trainer.verification.reference import ReferenceRun
-from workers.trainer.verification.shards import list_shards
+from workers.trainer.verification.replicas import list_shards
 
 quiet: Any = lambda _told: None  # noqa: E731
 

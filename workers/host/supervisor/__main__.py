@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from contracts.control import AttemptReport, get_node_index
-from workers.disk import format_start_failure
+from workers.disk import format_start_failure, write_json
 from workers.host.attempts import (
     SOCKET_FOLDER_PREFIX,
     AttemptDir,
@@ -19,7 +19,6 @@ from workers.host.attempts import (
     get_attempt_dir,
     get_socket_root,
 )
-from workers.host.files import write_json
 from workers.host.processes import get_process_id
 from workers.host.settings import HostSettings, read_host_settings
 from workers.host.supervisor.redis_transport import RedisTransport

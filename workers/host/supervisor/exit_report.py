@@ -19,9 +19,8 @@ from contracts.telemetry.steps import Cell, CheckpointItem, StepItem, TrafficIte
 from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS, SPEED_STEPS, TIMED_STEPS, WARMUP_STEPS
 from planner.facts.validation import format_count
 from workers.host.attempts import AttemptDir
-from workers.host.failures import RankFailure, clean_line, get_signal_name
-from workers.host.log_files import LAUNCHER_RANK
 from workers.host.programs import get_program
+from workers.host.rank_files import LAUNCHER_RANK, RankFailure, clean_line, get_signal_name
 from workers.host.supervisor.log_tail import LogTail
 
 log = logging.getLogger(__name__)

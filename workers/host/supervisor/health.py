@@ -24,7 +24,7 @@ import psutil
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.health import GaugeItem, ProcessItem
-from workers.host.gpus import Gpus
+from workers.host.hardware import Gpus
 from workers.host.processes import ProcessId, get_process_id
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contracts.telemetry.steps import LogItem
-from workers.host.log_files import LAUNCHER_RANK, find_run_folder, limit_log_size, open_log
+from workers.host.rank_files import LAUNCHER_RANK, find_run_folder, limit_log_size, open_log
 
 log = logging.getLogger(__name__)
 

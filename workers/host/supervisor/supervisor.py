@@ -21,11 +21,10 @@ from contracts.security import DecryptionError
 from contracts.telemetry.batches import Item
 from contracts.telemetry.health import GaugeItem
 from contracts.telemetry.steps import StartItem
-from workers.disk import format_start_failure
+from workers.disk import format_start_failure, write_json
 from workers.host.attempts import AttemptDir
-from workers.host.failures import read_failure
-from workers.host.files import write_json
 from workers.host.isolation import get_job_user
+from workers.host.rank_files import read_failure
 from workers.host.settings import HostSettings
 from workers.host.supervisor.background_tasks import cancel_tasks, run_periodically
 from workers.host.supervisor.exit_report import (
@@ -45,9 +44,8 @@ from workers.host.supervisor.multi_host import (
     wait_for_members,
 )
 from workers.host.supervisor.publisher import BoardClock, Publisher
-from workers.host.supervisor.telemetry_buffer import TelemetryBuffer
+from workers.host.supervisor.telemetry_buffer import TelemetryBuffer, TimelineSampler
 from workers.host.supervisor.telemetry_server import TelemetryServer
-from workers.host.supervisor.timelines import TimelineSampler
 from workers.host.supervisor.torchrun_process import TorchrunProcess
 from workers.host.supervisor.transport import GangTransport, ReadyMember, TransportError
 

@@ -15,6 +15,7 @@ from contracts.security import decrypt_variables
 from workers import rank_environment
 from workers.host.attempts import AttemptDir
 from workers.host.guardian import build_namespace_prefix
+from workers.host.hardware import find_interface
 from workers.host.isolation import (
     PACKAGE_ROOT,
     build_sandbox_prefix,
@@ -23,7 +24,6 @@ from workers.host.isolation import (
     make_owned_folder,
     share_folder,
 )
-from workers.host.network import find_interface
 from workers.host.processes import COOKIE_VARIABLE, RUN_DIR_VARIABLE, kill_processes
 from workers.host.programs import (
     JobFolders,

@@ -4,9 +4,8 @@ Parameter names and shapes match `planner.facts.models`. Hidden states are (batc
 dtype. Norms, routers, and the loss run in fp32.
 """
 
-from workers.trainer.model.attention import Attention, apply_rotary, compute_rotary
 from workers.trainer.model.decoder import Block, Decoder, get_unit_parameter, init_weights, list_unit_modules
-from workers.trainer.model.layers import Linear, Mlp, Norm, Strategy, Table
+from workers.trainer.model.layers import Attention, Linear, Mlp, Norm, Strategy, Table, apply_rotary, compute_rotary
 
 __all__ = [
     "Attention",

@@ -18,11 +18,25 @@ from planner.facts.placements import get_padded_vocab_size, get_unsharded_box
 from planner.facts.spec import JobSpec, ModelSpec
 from workers.torch_private.kernels import look_up
 from workers.trainer.compile import compile_function
-from workers.trainer.model.attention import Attention, RotaryAngles, compute_frequencies, compute_rotary
-from workers.trainer.model.layers import Mlp, Norm, Strategy, Table, column_linear, recompute_saved
+from workers.trainer.model.layers import (
+    Attention,
+    Mlp,
+    Norm,
+    RotaryAngles,
+    Strategy,
+    Table,
+    column_linear,
+    compute_frequencies,
+    compute_rotary,
+    recompute_saved,
+)
 from workers.trainer.model.moe import MixtureOfExperts
 from workers.trainer.parallel.matmul import UNQUANTIZED
 from workers.trainer.parallel.tensor_parallel import ParallelInput
+
+INIT_STD = 0.02
+RESIDUAL_OUTPUTS = ("attention.out.weight", "mlp.down.weight", "moe.experts.down.weight", "moe.shared.down.weight")
+MAX_UNIT_VALUES = 2**30  # values per unit (4 GiB of host memory), larger units are initialized tensor by tensor
 
 
 class Block(nn.Module):
@@ -153,11 +167,6 @@ class Decoder(nn.Module):
         chosen = self.strategy.cp.positions(tokens.shape[1], tokens.device)
         rows = look_up(self.strategy.tp.sequence_part(chosen, 0), self.positions.rows())
         return x + rows.to(self.dtype)
-
-
-INIT_STD = 0.02
-RESIDUAL_OUTPUTS = ("attention.out.weight", "mlp.down.weight", "moe.experts.down.weight", "moe.shared.down.weight")
-MAX_UNIT_VALUES = 2**30  # values per unit (4 GiB of host memory), larger units are initialized tensor by tensor
 
 
 def list_unit_modules(decoder: Decoder, unit: ParameterUnit) -> list[nn.Module]:

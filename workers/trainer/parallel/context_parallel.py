@@ -1,23 +1,28 @@
-"""Context parallelism: causal attention over a sequence that is split over ranks.
+"""Context parallelism, and attention within the documents of a packed sequence.
 
 A rank holds chunks i and 2 cp - 1 - i of the sequence, so that causal work is balanced (2407.21783, section 3.3.2).
 Keys and values travel through a ring (2310.01889), or are gathered at once. A rank computes its queries against the
 keys of one rank at a time, and merges the outputs by their log-sum-exp (online softmax, 1805.02867).
+
+Every rank derives the documents from the tokens, so nothing is sent. Masked scores are finite. If a query sees no key
+of a block, its log-sum-exp is so small that the block has no weight in the merge. With minus infinity, the kernels
+would return 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
 from planner.facts.spec import ContextMethod
-from workers.torch_private.attention import attend, attend_backward
+from workers.torch_private.kernels import AttentionGradients, attend, attend_backward
 from workers.trainer.compile import exclude_from_compile
-from workers.trainer.parallel.document_mask import TokenPositions, attend_in_documents, attend_in_documents_backward
+
+MASKED_SCORE = -1e30
 
 
 @dataclass(frozen=True)
@@ -244,3 +249,72 @@ class _Attention(torch.autograd.Function):
             block_grad[0][..., keys, :], block_grad[1][..., keys, :] = grads.k, grads.v
             transport.add_gradient(owner, block_grad)
         return q_grad.to(q.dtype), transport.collect_own_gradient(), None, None
+
+
+class TokenPositions(NamedTuple):
+    """Store the document of each token, (batch, n), and its position in the sequence, (n,)."""
+
+    documents: torch.Tensor
+    positions: torch.Tensor
+
+    def part(self, chosen: slice) -> TokenPositions:
+        return TokenPositions(self.documents[:, chosen], self.positions[chosen])
+
+
+def get_document_ids(tokens: torch.Tensor, end: int | None) -> torch.Tensor | None:
+    """Return the document index of each token, (batch, seq), or None for one document per sequence.
+
+    The `end` token belongs to the document that it ends.
+    """
+    if end is None:
+        return None
+    ends = tokens == end
+    return ends.cumsum(1) - ends.long()
+
+
+def get_hidden_mask(queries: TokenPositions, keys: TokenPositions) -> torch.Tensor:
+    """Return which keys are later or in another document, (batch, 1, queries, keys)."""
+    found = queries.documents[:, :, None] != keys.documents[:, None, :]
+    found |= queries.positions[:, None] < keys.positions[None, :]
+    return found.unsqueeze(1)
+
+
+def attend_in_documents(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: TokenPositions, keys: TokenPositions
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `attend` one sequence at a time, because documents differ between sequences."""
+    rows = [
+        attend(q[i : i + 1], k[i : i + 1], v[i : i + 1], causal=False, bias=_make_bias(q, i, queries, keys))
+        for i in range(q.shape[0])
+    ]
+    return _concatenate([row[0] for row in rows]), _concatenate([row[1] for row in rows])
+
+
+def attend_in_documents_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    queries: TokenPositions,
+    keys: TokenPositions,
+) -> AttentionGradients:
+    """Compute `attend_backward` one sequence at a time."""
+    rows = []
+    for i in range(q.shape[0]):
+        some = (x[i : i + 1] for x in (grad, q, k, v, out, lse))
+        rows.append(attend_backward(*some, causal=False, bias=_make_bias(q, i, queries, keys)))
+    return AttentionGradients(*(_concatenate(list(parts)) for parts in zip(*rows, strict=True)))
+
+
+def _make_bias(q: torch.Tensor, row: int, queries: TokenPositions, keys: TokenPositions) -> torch.Tensor:
+    """Return the additive mask of one sequence, (1, 1, queries, keys)."""
+    mask = get_hidden_mask(
+        *(positions._replace(documents=positions.documents[row : row + 1]) for positions in (queries, keys))
+    )
+    return torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(mask, MASKED_SCORE)
+
+
+def _concatenate(rows: list[torch.Tensor]) -> torch.Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(rows)

@@ -21,6 +21,8 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MIN_ABS_MAX = 1e-12  # lower bound of the largest element
 EXPONENT_MASK = 0x7F800000  # exponent bits of fp32, which give the next lower power of two
 Operand = Any  # result of `quantize_gradient`
+AddGradient = Callable[[torch.Tensor | None], torch.Tensor]  # maps the accumulated gradient to the new sum
+Bag = list[tuple[torch.Tensor, AddGradient]]
 
 
 class Matmuls:
@@ -145,9 +147,6 @@ def split_parameters(
 
 
 UNQUANTIZED = Matmuls()
-
-AddGradient = Callable[[torch.Tensor | None], torch.Tensor]  # maps the accumulated gradient to the new sum
-Bag = list[tuple[torch.Tensor, AddGradient]]
 
 
 def _accumulate(value: torch.Tensor, parameter: torch.Tensor, accumulated: torch.Tensor | None) -> torch.Tensor:

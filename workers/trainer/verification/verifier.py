@@ -24,36 +24,33 @@ from planner.facts.single_process_reference import (
 )
 from planner.facts.spec import JobSpec
 from workers.rank_environment import get_group_timeout
-from workers.trainer.allocator import release_free_memory
+from workers.trainer.memory import release_free_memory
 from workers.trainer.trainer import StepResult, Trainer, raise_if_diverged
 from workers.trainer.verification.comparison import (
     FirstStepTensors,
     ReferenceComparison,
     TrainedSteps,
-    compare_with_reference,
-    run_on_rank_0,
-)
-from workers.trainer.verification.messages import (
     can_be_rounding,
+    compare_with_reference,
     format_end_step,
     format_failure,
     format_reference,
     format_replicas,
     format_retried_step,
     get_severity,
+    run_on_rank_0,
 )
 from workers.trainer.verification.reference import (
     Fill,
     ReferenceRun,
+    RoutingRecorder,
     allocate_moments,
     build_reference_trainer,
     compute_reference,
     continue_reference,
     gather_state,
 )
-from workers.trainer.verification.replicas import Kind, compare_batch_rows, compare_replicas
-from workers.trainer.verification.routing import RoutingRecorder
-from workers.trainer.verification.shards import TensorShard, list_shards
+from workers.trainer.verification.replicas import Kind, TensorShard, compare_batch_rows, compare_replicas, list_shards
 
 MAX_MISMATCHES = 20
 NO_STEP = "no steps left to train"

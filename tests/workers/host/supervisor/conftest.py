@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.orders import order
+from workers.disk import write_json
 from workers.host.attempts import AttemptDir, get_attempt_dir
-from workers.host.files import write_json
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from jobs.runs.baselines import NoFactsError, compute_facts
 from meshboard.gate import MissingValueError, check_limits, parse_job
 from tests.support.orders import order
 from workers.host.attempts import AttemptDir
-from workers.host.failures import read_failure
+from workers.host.rank_files import read_failure
 from workers.host.supervisor.exit_report import (
     MAX_POINTS,
     AttemptEnd,

@@ -16,7 +16,7 @@ import pytest
 
 from contracts.telemetry.health import ProcessItem
 from tests.workers.host.test_machine import FakeNvml
-from workers.host.gpus import Gpus
+from workers.host.hardware import Gpus
 from workers.host.supervisor import health as ranks_module
 from workers.host.supervisor.health import (
     MAX_FRAMES,

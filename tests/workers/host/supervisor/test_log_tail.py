@@ -12,7 +12,7 @@ import pytest
 
 from contracts.telemetry.steps import LogItem
 from tests.support.patience import patient
-from workers.host.log_files import LAUNCHER_RANK, limit_log_size
+from workers.host.rank_files import LAUNCHER_RANK, limit_log_size
 from workers.host.supervisor.log_tail import (
     MAX_COUNTED_BYTES,
     MAX_LINE_CHARS,
@@ -163,7 +163,7 @@ def test_truncates_a_log_on_a_file_system_without_holes(tmp_path: Path, monkeypa
         def fallocate(*_: object) -> int:
             return -1
 
-    monkeypatch.setattr("workers.host.log_files._libc", NoHoles)
+    monkeypatch.setattr("workers.host.rank_files._libc", NoHoles)
     path = tmp_path / "log"
     path.write_bytes(b"x" * 3 * MEBI)
     descriptor = os.open(path, os.O_RDWR)

@@ -18,11 +18,10 @@ from contracts.codec import BadMessageError, validate_launch_order
 from contracts.control import VERSION, Gang, LaunchOrder, Node, get_local_ranks, get_world_size
 from tests.support.patience import patient
 from tests.support.processes import RedisServer, wait_until
-from workers.host.attempt_starter import claim_attempt
-from workers.host.attempts import AttemptDir
-from workers.host.failures import read_failure
-from workers.host.network import find_interface, get_address_towards
+from workers.host.attempts import AttemptDir, claim_attempt
+from workers.host.hardware import find_interface, get_address_towards
 from workers.host.processes import find_processes, kill_processes
+from workers.host.rank_files import read_failure
 from workers.host.settings import HostSettings
 from workers.host.supervisor.multi_host import (
     GangLease,

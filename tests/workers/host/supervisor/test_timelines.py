@@ -7,13 +7,15 @@ import pytest
 
 from contracts.telemetry.steps import PhaseItem
 from contracts.telemetry.timeline import CollectiveCalls, ComputeSpans, TimelineItem
-from workers.host.supervisor import timelines
-from workers.host.supervisor.telemetry_buffer import ENVELOPE_BYTES, MAX_TIMELINE_BYTES, TelemetryBuffer
-from workers.host.supervisor.timelines import (
+from workers.host.supervisor import telemetry_buffer
+from workers.host.supervisor.telemetry_buffer import (
+    ENVELOPE_BYTES,
     LAST_STEPS,
     MAX_REQUESTED,
     MAX_STEPS,
     MAX_STEPS_BYTES,
+    MAX_TIMELINE_BYTES,
+    TelemetryBuffer,
     TimelineQueue,
     TimelineSampler,
 )
@@ -106,7 +108,7 @@ def test_sends_an_incomplete_step_only_on_request(
     kept.add(item(4, 1))
     kept.request([1])
     assert told.steps == []
-    monkeypatch.setattr(timelines, "MAX_RANK_WAIT_S", 0.0)
+    monkeypatch.setattr(telemetry_buffer, "MAX_RANK_WAIT_S", 0.0)
     kept.request([1])
     assert told.steps == [(1, [4])]
     kept.add(item(5, 1))

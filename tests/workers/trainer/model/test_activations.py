@@ -13,7 +13,7 @@ from planner.cost.memory import layer_bytes
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from workers.trainer.model import Block, Strategy
-from workers.trainer.model.attention import compute_frequencies, compute_rotary
+from workers.trainer.model.layers import compute_frequencies, compute_rotary
 
 
 def spec_of(preset: str, batch: int, seq_len: int, recompute: str = "none", **train: str) -> JobSpec:

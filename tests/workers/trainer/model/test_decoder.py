@@ -13,10 +13,10 @@ from planner.facts.model_shapes import Parameter, ParameterUnit, count_parameter
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from tests.support.patience import patient
-from workers.checkpoint.export import _rope
+from workers.checkpoint.inference import _rope
 from workers.trainer.model import Attention, Block, Decoder, Strategy, apply_rotary, init_weights
 from workers.trainer.model import decoder as decoder_module
-from workers.trainer.model.attention import compute_frequencies, compute_rotary
+from workers.trainer.model.layers import compute_frequencies, compute_rotary
 from workers.trainer.parallel.tensor_parallel import ParallelInput, TensorParallel
 
 SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_hidden_size": 48}

@@ -10,9 +10,9 @@ from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 from tests.memory.compare import found
 from tests.parity.cases import SIZES
-from workers.torch_private.attention import attend
+from workers.torch_private.kernels import attend
 from workers.trainer.model import Decoder, Strategy
-from workers.trainer.parallel.document_mask import TokenPositions, attend_in_documents, get_document_ids
+from workers.trainer.parallel.context_parallel import TokenPositions, attend_in_documents, get_document_ids
 
 END = 2
 TOKENS = torch.tensor([[7, 8, END, 9, 10, 11, 12, END, END, 5, 6, 7], [5, END, 6, 7, 8, 9, 5, 6, 7, 8, 9, END]])

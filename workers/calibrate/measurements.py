@@ -1,21 +1,33 @@
-"""Measure matmuls, memory-bound kernels, and the layers and optimizer of the trainer."""
+"""Measure matmuls, memory-bound kernels, layers, the optimizer, and collectives, on one rank or several at once."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from contracts.telemetry.vocabulary import Op
 from planner.facts.model_shapes import Parameter, get_layer_parameters
 from planner.facts.placements import TensorPlacement
 from planner.facts.precision import GemmType
 from planner.facts.presets import PRESETS
 from planner.facts.spec import ModelSpec, TrainSpec
-from planner.hardware.profile import EndsPoint, GemmPoint, LayerPoint, MeasuredPrecision, OptimizerPoint, StreamPoint
-from workers.calibrate.timing import ActiveRanks, measure_added_seconds, measure_slowest, time_runs
+from planner.hardware.profile import (
+    CollectivePoint,
+    EndsPoint,
+    GemmPoint,
+    LayerPoint,
+    MeasuredPrecision,
+    OptimizerPoint,
+    StreamPoint,
+)
+from workers.rank_environment import get_group_timeout
 from workers.trainer.model import Decoder, Strategy
 from workers.trainer.optimizer import build_optimizer, clip_gradients, compute_gradient_square_sum, update_weights
 from workers.trainer.parallel.data_parallel import NoDataParallel
@@ -23,9 +35,110 @@ from workers.trainer.parallel.matmul import UNQUANTIZED, Fp8Matmuls
 from workers.trainer.parallel.parallelize import ModelShard, ShardedParameter
 from workers.trainer.parallel.tensor_parallel import TensorParallel
 
+MIN_RUNS = 3
+WINDOW_S = 0.15  # long enough that ranks which start together overlap
 SEQ_LEN = 128
 DEPTH = 4  # consecutive layers, so that no cache contains more than in a step
-ROUNDS = 20
+OPTIMIZER_ROUNDS = 20
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+PAYLOAD_BYTES = {"cpu": [2**10, 2**16, 2**20, 2**22], "cuda": [2**14, 2**20, 2**24, 2**27]}
+COLLECTIVE_ROUNDS = 10
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class ActiveRanks:
+    """The first `ranks` ranks, which are active while the others wait."""
+
+    ranks: int
+    device: torch.device
+    window_s: float
+    group: dist.ProcessGroup
+    subgroups: dict[int, dist.ProcessGroup]  # of this rank and its neighbors, by size
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the sizes of the subgroups."""
+        return get_group_sizes(self.ranks)
+
+
+def get_group_sizes(ranks: int) -> list[int]:
+    return [size for size in (2, 4, 8, 16) if ranks % size == 0]
+
+
+def create_active_ranks(ranks: int, device: torch.device, window_s: float) -> ActiveRanks:
+    """Create the groups of the first `ranks` ranks. All ranks of the world call this."""
+    rank = dist.get_rank()
+    group = dist.new_group(list(range(ranks)), timeout=get_group_timeout())
+    subgroups = {}
+    for size in get_group_sizes(ranks):
+        rows = [list(range(first, first + size)) for first in range(0, ranks, size)]
+        groups = [dist.new_group(members, timeout=get_group_timeout()) for members in rows]
+        if rank < ranks:
+            subgroups[size] = groups[rank // size]
+    return ActiveRanks(ranks, device, window_s, group, subgroups)
+
+
+def time_runs(work: Callable[[], object], active: ActiveRanks) -> float:
+    """Return the mean seconds of consecutive runs in a window, the same number on each active rank."""
+    _time_calls(work, 1, active.device)
+    once = torch.tensor(_time_calls(work, 1, active.device))
+    dist.all_reduce(once, dist.ReduceOp.MAX, group=active.group)
+    runs = max(MIN_RUNS, math.ceil(active.window_s / float(once)))
+    return _time_calls(work, runs, active.device) / runs
+
+
+def measure_slowest(work: Callable[[], dict[str, float]], active: ActiveRanks) -> dict[str, float] | None:
+    """Run `work` on all active ranks at once. Return the values of the slowest on rank 0, None on the others."""
+    rank = dist.get_rank()
+    dist.barrier()
+    own = work() if rank < active.ranks else None
+    gathered: list[dict[str, float] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    if rank != 0:
+        return None
+    measured = [values for values in gathered if values is not None]
+    return {name: max(values[name] for values in measured) for name in measured[0]}
+
+
+def measure_added_seconds(
+    work: Callable[[], object], between: Callable[[], object], rounds: int, active: ActiveRanks
+) -> float:
+    """Return the seconds that `work` adds to a round of compute on the slowest rank.
+
+    A step alternates the two, so caches contain other data, and on shared cores a rank waits for other ranks.
+    Consecutive runs would hide both effects. The fastest single call is a lower bound if the difference is noisy.
+    """
+
+    def both() -> None:
+        between()
+        work()
+
+    alone, with_work = (_get_slowest(partial(_time_rounds, call, rounds, active), active) for call in (between, both))
+    fastest = _get_slowest(lambda: min(_time_calls(work, 1, active.device) for _ in range(rounds)), active)
+    return max(fastest, with_work - alone)
+
+
+def _time_rounds(call: Callable[[], object], rounds: int, active: ActiveRanks) -> float:
+    _time_calls(call, 1, active.device)
+    dist.barrier(active.group)
+    return _time_calls(call, rounds, active.device) / rounds
+
+
+def _get_slowest(measure: Callable[[], float], active: ActiveRanks) -> float:
+    """Return the largest value of all active ranks."""
+    values: list[float] = [0.0] * active.ranks
+    dist.all_gather_object(values, measure(), group=active.group)
+    return max(values)
+
+
+def _time_calls(work: Callable[[], object], runs: int, device: torch.device) -> float:
+    started = time.perf_counter()
+    for _ in range(runs):
+        work()
+    if device.type == "cuda":  # only once, because a synchronization takes longer than a small kernel
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
 
 
 class DeviceCases(NamedTuple):
@@ -57,7 +170,6 @@ DEVICE_CASES = {
         precisions=("fp32", "bf16"),
     ),
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 
 
 def measure_gemms(active: ActiveRanks) -> Iterator[GemmPoint]:
@@ -209,7 +321,7 @@ def _time_alone(work: Callable[[], object], active: ActiveRanks) -> dict[str, fl
 
 
 def _time_between_layers(work: Callable[[], object], active: ActiveRanks) -> dict[str, float]:
-    return {"s": measure_added_seconds(work, build_layers(active), ROUNDS, active)}
+    return {"s": measure_added_seconds(work, build_layers(active), OPTIMIZER_ROUNDS, active)}
 
 
 def build_layers(active: ActiveRanks) -> Callable[[], object]:
@@ -238,3 +350,45 @@ def _time_forward_backward(
     forward_s = time_runs(forward, active)
     total_s = time_runs(step, active)
     return {"forward": forward_s, "backward": max(total_s - forward_s, forward_s / 10)}
+
+
+def measure_collectives(active: ActiveRanks, log: Callable[[str], None]) -> Iterator[CollectivePoint]:
+    """Yield the points of all ops on rank 0, and none on the others."""
+    for size in active.sizes:
+        log(f"collectives over groups of {size}, {active.ranks} ranks active")
+        if dist.get_rank() < active.ranks:
+            yield from _measure_group(active.subgroups[size], active)
+        dist.barrier()
+
+
+def _measure_group(group: dist.ProcessGroup, active: ActiveRanks) -> Iterator[CollectivePoint]:
+    between = build_layers(active)
+    for payload in PAYLOAD_BYTES[active.device.type]:
+        for op, call in _build_calls(payload, group, active.device):
+            seconds = measure_added_seconds(call, between, COLLECTIVE_ROUNDS, active)
+            if dist.get_rank() == 0:
+                yield CollectivePoint(
+                    ranks=active.ranks, op=op, group_size=group.size(), payload_bytes=payload, seconds=seconds
+                )
+
+
+def _build_calls(payload: int, group: dist.ProcessGroup, device: torch.device) -> Iterator[tuple[Op, Call]]:
+    """Yield a call of each op whose full buffer has `payload` bytes."""
+    full = torch.ones(payload // 4, device=device)
+    shard = torch.ones(payload // 4 // group.size(), device=device)
+    out = torch.empty_like(full)
+    first, group_rank = dist.get_global_rank(group, 0), group.rank()
+    neighbor = dist.get_global_rank(group, group_rank ^ 1)
+
+    def exchange() -> None:
+        if group_rank % 2 == 0:
+            dist.send(full, neighbor, group=group)
+        else:
+            dist.recv(out, neighbor, group=group)
+
+    yield "all_reduce", lambda: dist.all_reduce(full, group=group)
+    yield "all_gather", lambda: dist.all_gather_single(full, shard, group=group)
+    yield "reduce_scatter", lambda: dist.reduce_scatter_single(shard, full, group=group)
+    yield "broadcast", lambda: dist.broadcast(full, first, group=group)
+    yield "all_to_all", lambda: dist.all_to_all_single(out, full, group=group)
+    yield "send", exchange

@@ -1,15 +1,21 @@
-"""NVIDIA GPUs of this machine, from NVML and `nvidia-smi topo -m`."""
+"""GPUs and network addresses of this machine.
+
+GPUs are read from NVML and `nvidia-smi topo -m`. Host names are never resolved, because they can resolve to anything.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import re
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+import psutil
 import pynvml
 
 from contracts.hosts import GpuFacts, GpuLink, GpuUsage
@@ -23,6 +29,8 @@ TOPOLOGY_TIMEOUT_S = 30.0
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 GPU = re.compile(r"GPU(\d+)")
 LINK_KIND = re.compile(r"[A-Z0-9]{1,8}")
+LOOPBACK = "127.0.0.1"
+REDIS_PORT = 6379
 
 
 class Gpus:
@@ -142,3 +150,31 @@ def parse_topology(table: str) -> list[GpuLink]:
 def _to_text(value: str | bytes) -> str:
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     return text.replace("\0", "")[:200]
+
+
+def get_address_towards(url: str) -> str:
+    """Return the address that this host uses to reach a server, or loopback if the server has no route."""
+    try:
+        parts = urlsplit(url)
+        if not parts.hostname:  # a unix socket
+            return LOOPBACK
+        port = parts.port or REDIS_PORT
+        family, kind, _, _, target = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # selects a route and sends nothing
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return LOOPBACK
+
+
+def open_listener(address: str) -> socket.socket:
+    """Listen on a port that the kernel chooses. Raises OSError if no interface has the address."""
+    return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+
+
+def find_interface(address: str) -> str | None:
+    """Return the name of the interface that has an address."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(address in (entry.address, entry.address.partition("%")[0]) for entry in entries):
+            return name
+    return None
