@@ -1,1 +1,1 @@
-"""The pages: thin views, their forms and lists."""
+"""The pages: views, forms, and lists."""

@@ -1,4 +1,4 @@
-"""One's own page: REST tokens, sessions, the password and the second factor."""
+"""The account page: REST tokens, sessions, password, second factor and single sign-on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.forms import PasswordChangeForm
-from django.contrib.auth.models import User
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
@@ -23,6 +22,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from jobs.core.audit import record
 from jobs.core.pagination import listed, page_of
 from jobs.core.text import storable, whole_number
+from jobs.pages.view_helpers import get_user, get_username, join_sentences, render_secret
 from jobs.people import tokens
 from jobs.people.provider import meant
 from jobs.people.sealing import board
@@ -30,47 +30,52 @@ from jobs.people.signing_on import note_session
 from jobs.planning.queries import checked
 from planner.facts.validation import Problem, SpecError
 
-SHOWN_ONCE = "new token"  # in the session, encrypted, from when it is made until it was shown
+SESSION_ENTRY = "new token"  # session entry with the encrypted token, until its page is shown
 
 
 @require_GET
 @login_required
 def account(request: HttpRequest) -> HttpResponse:
-    """Tokens, sessions, second factor, password."""
-    return _page(request)
+    """Show the account page."""
+    return _render_account(request)
 
 
 @require_http_methods(["GET", "POST"])
 @login_required
 def make_token(request: HttpRequest) -> HttpResponse:
-    """Make one, then show it on a page of its own: that is there once, and to load it again makes no other."""
+    """Create a token, then redirect to a page that shows the token once. Reloading creates no other token."""
     if request.method == "GET":
-        return _shown_once(request)
+        sealed = request.session.pop(SESSION_ENTRY, None)
+        key, _, text = board(SESSION_ENTRY).decrypt(sealed).decode().partition(" ") if sealed else ("", "", "")
+        token = tokens.known(get_user(request)).filter(token_key=key).first() if key else None
+        if token is None:
+            return redirect("account")
+        return render_secret(request, "people/token.html", {"token": token, "text": text})
     try:
-        asked = checked(tokens.TokenWish, _wish(request.POST))
-        made = tokens.make(_user(request), asked)
+        made = tokens.make(get_user(request), _parse_token_form(request.POST))
     except SpecError as error:
-        messages.error(request, refusal(error))
+        messages.error(request, join_sentences(error))
         return redirect("account")
-    request.session[SHOWN_ONCE] = board(SHOWN_ONCE).encrypt(f"{made.token.token_key} {made.text}".encode()).decode()
+    request.session[SESSION_ENTRY] = (
+        board(SESSION_ENTRY).encrypt(f"{made.token.token_key} {made.text}".encode()).decode()
+    )
     return redirect("account-token-new")
 
 
-def _shown_once(request: HttpRequest) -> HttpResponse:
-    sealed = request.session.pop(SHOWN_ONCE, None)
-    key, _, text = board(SHOWN_ONCE).decrypt(sealed).decode().partition(" ") if sealed else ("", "", "")
-    token = tokens.known(_user(request)).filter(token_key=key).first() if key else None
-    if token is None:
-        return redirect("account")
-    answer = render(request, "people/token.html", {"token": token, "text": text})
-    answer["Cache-Control"] = "no-store"
-    return answer
+def _parse_token_form(form: QueryDict) -> tokens.TokenWish:
+    data: dict[str, Any] = {"name": form.get("name", "").strip(), "scopes": form.getlist("scopes")}
+    if days := form.get("days", ""):
+        data["days"] = whole_number(days, 1, settings.TOKEN_DAYS)
+        if data["days"] is None:
+            text = f"`days` is {days[:60]!r}. Use a whole number from 1 to {settings.TOKEN_DAYS}."
+            raise SpecError([Problem("days", text)])
+    return checked(tokens.TokenWish, data)
 
 
 @require_POST
 @login_required
 def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
-    if storable(key) and tokens.revoke(_user(request), key):
+    if storable(key) and tokens.revoke(get_user(request), key):
         messages.success(request, "The token is revoked.")
     return redirect("account")
 
@@ -79,14 +84,17 @@ def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
 @require_POST
 @login_required
 def change_password(request: HttpRequest) -> HttpResponse:
-    """It ends every token, and every session but this one. Guesses of the old one count as those of `login/again/`."""
-    if refused := consume_or_429(request, action="reauthenticate", user=_user(request)):
+    """Change the password, and end all tokens and other sessions.
+
+    Wrong passwords count toward the rate limit of `login/again/`.
+    """
+    if refused := consume_or_429(request, action="reauthenticate", user=get_user(request)):
         return cast(HttpResponse, refused)
-    form: Any = PasswordChangeForm(_user(request), request.POST)
+    form: Any = PasswordChangeForm(get_user(request), request.POST)
     if not form.is_valid():
-        return _page(request, form)
+        return _render_account(request, form)
     form.save()
-    record(_user(request).get_username(), "change password", "user", _user(request).get_username())
+    record(get_username(request), "change password", "user", get_username(request))
     update_session_auth_hash(request, form.user)
     note_session(request)
     messages.success(request, "Your password was changed. Your tokens and other sessions were revoked.")
@@ -97,11 +105,11 @@ def change_password(request: HttpRequest) -> HttpResponse:
 @login_required
 @reauthentication_required  # type: ignore[untyped-decorator]  # allauth has no types
 def remove_sign_on(request: HttpRequest, key: int) -> HttpResponse:
-    """An identity of the provider's logs in to this account no longer."""
-    found = SocialAccount.objects.filter(user=_user(request), pk=key).first()
+    """Remove an identity of the single sign-on provider from the account."""
+    found = SocialAccount.objects.filter(user=get_user(request), pk=key).first()
     if found is None:
         return redirect("account")
-    if not _user(request).has_usable_password():
+    if not get_user(request).has_usable_password():
         messages.error(
             request, "You can log in only with this sign-on. Ask staff for a password before you remove the sign-on."
         )
@@ -114,24 +122,19 @@ def remove_sign_on(request: HttpRequest, key: int) -> HttpResponse:
 @require_POST
 @login_required
 def end_session(request: HttpRequest, key: int) -> HttpResponse:
-    """Log out a browser of one's own, wherever it is."""
-    session = UserSession.objects.filter(user=_user(request), pk=key).first()
+    """Log out a browser of the user."""
+    session = UserSession.objects.filter(user=get_user(request), pk=key).first()
     if session is not None:
         session.end()
-        record(_user(request).get_username(), "end session", "user", _user(request).get_username())
+        record(get_username(request), "end session", "user", get_username(request))
         messages.success(request, "The session is ended.")
     return redirect("account")
 
 
-def refusal(error: SpecError) -> str:
-    """In one line, as a message above a page."""
-    return " ".join(problem.sentence for problem in error.problems)
-
-
-def _page(request: HttpRequest, form: Any = None) -> HttpResponse:
-    user = _user(request)
+def _render_account(request: HttpRequest, form: Any = None) -> HttpResponse:
+    user = get_user(request)
     found = listed(request, tokens.known(user), "grant__name")
-    sessions = sorted(UserSession.objects.purge_and_list(user), key=lambda one: one.created_at, reverse=True)
+    sessions = sorted(UserSession.objects.purge_and_list(user), key=lambda session: session.created_at, reverse=True)
     context = {
         "listed": found,
         "tokens": [tokens.told(token) for token in found.page],
@@ -141,39 +144,18 @@ def _page(request: HttpRequest, form: Any = None) -> HttpResponse:
         "sessions": page_of(request, sessions, "sessions"),
         "second_factor": is_mfa_enabled(user),
         "oidc": settings.OIDC_NAME,
-        "signed_on": [_signed_on(one) for one in SocialAccount.objects.filter(user=user).order_by("pk")],
+        "signed_on": [_format_identity(one) for one in SocialAccount.objects.filter(user=user).order_by("pk")],
         "meant": meant(request),
     }
     return render(request, "people/account.html", context, status=422 if form is not None else 200)
 
 
-def _signed_on(identity: SocialAccount) -> dict[str, Any]:
-    """How its provider calls whom, where it does, and since when it is connected."""
-    told = identity.extra_data.get("userinfo", {})
-    names = [told[name] for name in ("preferred_username", "name", "email") if isinstance(told.get(name), str)]
+def _format_identity(identity: SocialAccount) -> dict[str, Any]:
+    claims = identity.extra_data.get("userinfo", {})
+    names = [claims[name] for name in ("preferred_username", "name", "email") if isinstance(claims.get(name), str)]
     return {
         "key": identity.pk,
         "subject": identity.uid,
         "name": names[0] if names else "",
         "since": identity.date_joined,
     }
-
-
-def _wish(form: QueryDict) -> dict[str, Any]:
-    """A form's fields as JSON would have them: what is left out is for the parser to name.
-
-    Raises:
-        SpecError: the days are none that this board lets a token last.
-    """
-    asked: dict[str, Any] = {"name": form.get("name", "").strip(), "scopes": form.getlist("scopes")}
-    if told := form.get("days", ""):
-        number = whole_number(told, 1, settings.TOKEN_DAYS)
-        if number is None:
-            text = f"`days` is {told[:60]!r}. Use a whole number from 1 to {settings.TOKEN_DAYS}."
-            raise SpecError([Problem("days", text)])
-        asked["days"] = number
-    return asked
-
-
-def _user(request: HttpRequest) -> User:
-    return cast(User, request.user)

@@ -7,51 +7,82 @@ from typing import Any
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.datastructures import MultiValueDict
 from django.views.decorators.http import require_GET, require_http_methods
 
 from jobs.core.access import find_job, listed_jobs, visible_jobs
 from jobs.core.errors import MissingError
-from jobs.models import LIVE, Host, Job
-from jobs.pages import collectives_form
-from jobs.pages.forms import once
+from jobs.models import LIVE, Host
+from jobs.pages.forms import derived
+from jobs.pages.view_helpers import submit_once
 from jobs.runs.collectives import picture
 from jobs.runs.collectives.descriptions import BOOKKEEPING, BY_NAME, PRIMITIVES
 from jobs.runs.collectives.example import SETTING, example
-from jobs.runs.collectives.results import find_newest, list_hosts, pick_host
+from jobs.runs.collectives.results import DEFAULT_RANKS, find_newest, list_hosts, pick_host
 from jobs.runs.collectives.stages import Setting
 from planner.facts.collectives import MAX_STEP_RANKS, LabStep
+from planner.facts.resources import Resources
+from planner.facts.spec import LabSpec, Layout
 from planner.facts.validation import Problem, SpecError
 
 NEWEST_JOBS = 5
+FIELDS = (
+    derived.read_fields("resources", Resources, only=["host"])
+    | derived.read_fields("layout", Layout, only=["dp"])
+    | derived.read_fields("lab", LabSpec)
+)
 
 
 @require_http_methods(["GET", "POST"])
 @login_required
-def lab(request: HttpRequest) -> HttpResponse:
+def collectives(request: HttpRequest) -> HttpResponse:
     """Show all collectives and the benchmark form. `?from=ID` fills the form from a job."""
     hosts = list_hosts()
     if request.method == "GET":
-        usual = collectives_form.usual(pick_host(hosts))
-        spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else usual
-        return _form(request, spec, [], hosts)
-    spec = collectives_form.spec_from_form(request.POST)
+        spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else None
+        return _render_form(request, spec or get_first_spec(pick_host(hosts)), [], hosts)
+    spec = parse_form(request.POST)
     if spec["resources"]["host"] is None:
-        return _form(request, spec, [Problem("resources.host", "Choose a connected host.")], hosts)
+        return _render_form(request, spec, [Problem("resources.host", "Choose a connected host.")], hosts)
     try:
-        return once.submitted(request, spec)
+        return submit_once(request, spec)
     except SpecError as error:
-        return _form(request, spec, error.problems, hosts)
+        return _render_form(request, spec, error.problems, hosts)
 
 
-def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem], hosts: list[Host]) -> HttpResponse:
-    errors, other_errors = collectives_form.errors_by_field(problems)
-    values = collectives_form.values_from_spec(spec)
+def parse_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
+    """Return the unchecked spec of a form. Its host is None if no such host is connected."""
+    spec = {"lab": {}, "layout": {"dp": ""}, **derived.parse_form(FIELDS, form)}
+    name = form.get("resources.host", "")
+    host = Host.objects.present().filter(name=name).first() if "\x00" not in name else None
+    spec["resources"] = {"device": host.device if host else "cpu", "host": host.name if host else None}
+    return {"kind": "lab", "name": f"collectives on {host.name}"[:100] if host else "collectives", **spec}
+
+
+def get_first_spec(host: Host | None) -> dict[str, Any]:
+    """Return the spec that the form shows first."""
+    return {
+        "layout": {"dp": min(DEFAULT_RANKS, host.slots) if host else DEFAULT_RANKS},
+        "resources": {"host": host.name if host else None},
+    }
+
+
+def format_values(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the form values of a spec, which may be invalid. Missing fields get their default."""
+    return derived.format_values(FIELDS, {"layout": {"dp": DEFAULT_RANKS}, **spec})
+
+
+def _render_form(
+    request: HttpRequest, spec: dict[str, Any], problems: list[Problem], hosts: list[Host]
+) -> HttpResponse:
+    errors, other_errors = derived.sort_problems(problems, FIELDS, {"layout": "layout.dp"})
+    values = format_values(spec)
     context = {
         "primitives": [(words, picture.make_mini_picture(SETTING, example(words.name))) for words in PRIMITIVES],
         "values": values,
-        "options": collectives_form.options_for(values),
-        "limits": collectives_form.limits(),
-        "defaults": collectives_form.defaults(),
+        "options": derived.list_options(FIELDS, {"lab.reduce_op": {"max": "maximum"}}, values),
+        "limits": derived.format_limits(FIELDS),
+        "defaults": derived.format_defaults(FIELDS),
         "errors": errors,
         "other_errors": other_errors,
         "hosts": hosts,
@@ -62,7 +93,7 @@ def _form(request: HttpRequest, spec: dict[str, Any], problems: list[Problem], h
 
 @require_GET
 @login_required
-def primitive(request: HttpRequest, slug: str) -> HttpResponse:
+def collective(request: HttpRequest, slug: str) -> HttpResponse:
     """Show a collective: its picture, PyTorch call, cost, uses, and benchmark results."""
     words = BY_NAME.get(slug.replace("-", "_"))
     if words is None or words.slug != slug:
@@ -79,21 +110,16 @@ def primitive(request: HttpRequest, slug: str) -> HttpResponse:
         "setting": captured.result if captured else SETTING,
         "wrong": wrong,
         "most_drawn": MAX_STEP_RANKS,
-        "running": None if captured else _running(request.user),
+        "running": None if captured else visible_jobs(request.user).filter(kind="lab", status__in=LIVE).first(),
         "host": host,
-        "usual": collectives_form.values_from_spec(collectives_form.usual(host)),
-        **(_drawn(captured.result, captured.step) if captured else _drawn(SETTING, example(words.name), timed=False)),
+        "usual": format_values(get_first_spec(host)),
+        **(_draw(captured.result, captured.step) if captured else _draw(SETTING, example(words.name), timed=False)),
     }
     return render(request, "lab/primitive.html", context)
 
 
-def _drawn(setting: Setting, step: LabStep, *, timed: bool = True) -> dict[str, Any]:
+def _draw(setting: Setting, step: LabStep, *, timed: bool = True) -> dict[str, Any]:
     film = picture.make_film(setting, step, timed=timed)
     if step.primitive == "barrier":
         return {"spans": picture.get_barrier_spans(step), "film": film}
     return {"picture": picture.make_picture(setting, step), "film": film}
-
-
-def _running(user: Any) -> Job | None:
-    """Return a benchmark that has not ended."""
-    return visible_jobs(user).filter(kind="lab", status__in=LIVE).first()

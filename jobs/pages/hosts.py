@@ -1,23 +1,23 @@
-"""Hosts as everybody sees them, what staff may do to them, and what a calibration measured of one."""
+"""The pages of hosts and their calibration, and the actions of staff on hosts and join tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
 from jobs.core.access import may_change_hosts, visible_jobs
 from jobs.core.pagination import page_of
 from jobs.core.text import storable, whole_number
-from jobs.models import LIVE, Host, Job, JoinToken
+from jobs.models import LIVE, Host, JoinToken
+from jobs.pages.view_helpers import get_user, get_username, join_sentences, render_secret
 from jobs.planning.queries import checked
 from jobs.queue import actions
 from jobs.queue import staff_actions as staff
@@ -27,55 +27,61 @@ from jobs.queue.hosts.presentation import STATES, TONES, SlotShown, grid, listed
 from jobs.queue.scheduling.snapshot import free_slots
 from planner.facts.validation import SpecError
 
-View = Callable[..., HttpResponse]
 
-
-def for_staff(view: View) -> View:
-    """Posts of staff with the right to change hosts."""
+def staff_action(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Decorate a POST by staff with the right to change hosts."""
 
     @require_POST
     @login_required
     @wraps(view)
-    def guarded(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponse:
+    def check_user(request: HttpRequest, **kwargs: str) -> HttpResponse:
         if not may_change_hosts(request.user):
             raise PermissionDenied
-        return view(request, *arguments, **named)
+        return view(request, **kwargs)
 
-    return cast(View, guarded)
+    return check_user
 
 
 @require_GET
 @login_required
 def hosts(request: HttpRequest) -> HttpResponse:
-    """A page of the hosts, with their slots, narrowed by `q` in their names and by `state`; `?part=grid` is what
-    follows them live."""
-    asked = {name: request.GET.get(name, "").strip() for name in ("q", "state")}
-    found = listed(asked["q"], asked["state"] if asked["state"] in STATES else "", request.GET.get("page"))
+    """Show a page of the hosts with their slots. `q` filters by name, `state` by state.
+
+    `?part=grid` returns the part that refreshes.
+    """
+    filters = {name: request.GET.get(name, "").strip() for name in ("q", "state")}
+    found = listed(filters["q"], filters["state"] if filters["state"] in STATES else "", request.GET.get("page"))
     free = free_slots()
     context: dict[str, Any] = {
         "grid": grid(found.hosts, request.user, free),
         "free": sum(free.values()),
         "tones": TONES,
         "listed": found,
-        "asked": asked,
+        "filters": filters,
     }
     if request.GET.get("part") == "grid":
         return render(request, "hosts/grid.html", context)
     if may_change_hosts(request.user):
-        context |= _of_tokens(request)
+        page = page_of(request, joining.known(), "tokens")
+        context |= {
+            "may_change": True,
+            "token_page": page,
+            "tokens": [{"token": token, "problem": joining.why_not(token)} for token in page],
+            "board": _get_board_url(request),
+        }
     return render(request, "hosts/list.html", context)
 
 
 @require_GET
 @login_required
 def host(request: HttpRequest, name: str) -> HttpResponse:
-    """One host, and its calibration; `?part=live` is what follows it live."""
+    """Show a host and its calibration. `?part=live` returns the part that refreshes."""
     found = _find(name)
     shown, state = grid([found], request.user, free_slots()), state_of(found)
     context: dict[str, Any] = {
         "host": found,
         "shown": shown,
-        "slots": _with_gpus(found, shown.hosts[0].slots, found.use if shown.hosts[0].gauges else None),
+        "slots": _list_slots(found, shown.hosts[0].slots, found.use if shown.hosts[0].gauges else None),
         "state": state,
         "tone": TONES[state],
         "gauges": shown.hosts[0].gauges,
@@ -85,8 +91,11 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
         return render(request, "hosts/live.html", context)
     context |= {
         "profile": found.profile,
-        "gemm": _gemm(found.profile) if found.profile else [],
-        "running": _running(request.user, found),
+        "gemm": _format_gemm(found.profile) if found.profile else [],
+        "running": visible_jobs(request.user)
+        .filter(status__in=LIVE, kind="calibrate", wanted_host=found.name)
+        .order_by("created")
+        .first(),
         "versions": versions_of(found.facts),
         "may_change": may_change_hosts(request.user),
         "live_members": found.members.filter(ended=None).count(),
@@ -94,36 +103,36 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
     return render(request, "hosts/detail.html", context)
 
 
-@for_staff
+@staff_action
 def calibrate(request: HttpRequest, name: str) -> HttpResponse:
-    """Queue a calibration, then to its job."""
+    """Queue a calibration and open its job."""
     try:
-        job = actions.calibrate(cast(User, request.user), _find(name))
+        job = actions.calibrate(get_user(request), _find(name))
     except actions.NotCalibratedError as error:
         messages.error(request, str(error))
         return redirect("host", name)
     return redirect("job-detail", job.id)
 
 
-@for_staff
+@staff_action
 def drain(request: HttpRequest, name: str) -> HttpResponse:
-    if staff.drain(_find(name), True, by(request)):
+    if staff.drain(_find(name), True, get_username(request)):
         messages.success(request, f"Host {name} is drained. Running jobs continue.")
     return redirect("host", name)
 
 
-@for_staff
+@staff_action
 def undrain(request: HttpRequest, name: str) -> HttpResponse:
-    if staff.drain(_find(name), False, by(request)):
+    if staff.drain(_find(name), False, get_username(request)):
         messages.success(request, f"Host {name} is undrained.")
     return redirect("host", name)
 
 
-@for_staff
-def give_up(request: HttpRequest, name: str) -> HttpResponse:
-    """Its attempts are lost, its slots free."""
+@staff_action
+def mark_lost(request: HttpRequest, name: str) -> HttpResponse:
+    """Mark the host and its attempts as lost, which frees its slots."""
     try:
-        lost = actions.give_up_host(_find(name), by(request))
+        lost = actions.give_up_host(_find(name), get_username(request))
     except actions.HostConnectedError:
         messages.error(request, f"Host {name} has contact again. Cancel the jobs on the host instead.")
         return redirect("host", name)
@@ -131,11 +140,11 @@ def give_up(request: HttpRequest, name: str) -> HttpResponse:
     return redirect("host", name)
 
 
-@for_staff
+@staff_action
 def remove(request: HttpRequest, name: str) -> HttpResponse:
-    """Its name is free, and it is nobody."""
+    """Remove the host, its key and its Redis user."""
     try:
-        staff.remove(_find(name), by(request))
+        staff.remove(_find(name), get_username(request))
     except staff.BusyHostError as error:
         messages.error(request, str(error))
         return redirect("host", name)
@@ -143,61 +152,43 @@ def remove(request: HttpRequest, name: str) -> HttpResponse:
     return redirect("hosts")
 
 
-@for_staff
+@staff_action
 def make_token(request: HttpRequest) -> HttpResponse:
-    """The only page that shows it."""
+    """Create a join token and show it once."""
+    form = request.POST
+    data: dict[str, Any] = {"note": form.get("note", "").strip(), "labels": form.get("labels", "").split()}
+    for name in ("hours", "uses"):
+        if text := form.get(name, ""):
+            number = whole_number(text, 0, 10**6)
+            data[name] = text if number is None else number
     try:
-        asked = checked(joining.TokenQuery, _asked(request.POST))
+        query = checked(joining.TokenQuery, data)
     except SpecError as error:
-        messages.error(request, " ".join(problem.sentence for problem in error.problems))
+        messages.error(request, join_sentences(error))
         return redirect("hosts")
-    token, text = staff.make_token(by(request), asked)
-    answer = render(request, "hosts/token.html", {"token": token, "text": text, "board": _board(request)})
-    answer["Cache-Control"] = "no-store"
-    return answer
+    token, secret = staff.make_token(get_username(request), query)
+    context = {"token": token, "text": secret, "board": _get_board_url(request)}
+    return render_secret(request, "hosts/token.html", context)
 
 
-@for_staff
+@staff_action
 def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
     number = whole_number(key, 1, 2**63 - 1)
-    if staff.revoke_token(get_object_or_404(JoinToken, pk=number or 0), by(request)):
+    if staff.revoke_token(get_object_or_404(JoinToken, pk=number or 0), get_username(request)):
         messages.success(request, "The join token is revoked. Hosts that joined with the token stay on the board.")
     return redirect("hosts")
-
-
-def by(request: HttpRequest) -> str:
-    return cast(User, request.user).get_username()
 
 
 def _find(name: str) -> Host:
     return get_object_or_404(Host.objects.present(), name=name if storable(name) else "")
 
 
-def _board(request: HttpRequest) -> str:
+def _get_board_url(request: HttpRequest) -> str:
     return f"{request.scheme}://{request.get_host()}"
 
 
-def _of_tokens(request: HttpRequest) -> dict[str, Any]:
-    return {
-        "may_change": True,
-        "kept": (kept := page_of(request, joining.known(), "tokens")),
-        "tokens": [{"token": token, "problem": joining.why_not(token)} for token in kept],
-        "board": _board(request),
-    }
-
-
-def _asked(form: QueryDict) -> dict[str, Any]:
-    """A form's fields as JSON would have them: what is no number goes on as it is, to be named."""
-    asked: dict[str, Any] = {"note": form.get("note", "").strip(), "labels": form.get("labels", "").split()}
-    for name in ("hours", "uses"):
-        if told := form.get(name, ""):
-            number = whole_number(told, 0, 10**6)
-            asked[name] = told if number is None else number
-    return asked
-
-
-def _with_gpus(found: Host, slots: list[SlotShown], use: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Every slot with its GPU, where it is one."""
+def _list_slots(found: Host, slots: list[SlotShown], use: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """List the slots with the facts and the use of their GPU, if the slot is a GPU."""
     gpus, uses = (found.facts or {}).get("gpus", []), (use or {}).get("gpus", [])
     return [
         {
@@ -209,12 +200,6 @@ def _with_gpus(found: Host, slots: list[SlotShown], use: dict[str, Any] | None) 
     ]
 
 
-def _running(user: Any, found: Host) -> Job | None:
-    """A calibration of this host that has not ended, if the user may know of it."""
-    jobs = visible_jobs(user).filter(status__in=LIVE, kind="calibrate", wanted_host=found.name)
-    return jobs.order_by("created").first()
-
-
-def _gemm(profile: dict[str, Any]) -> list[dict[str, Any]]:
-    """Products by size with the rate of one rank."""
+def _format_gemm(profile: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the measured matmuls with the rate of one rank."""
     return [{**p, "gflops": 2 * p["m"] * p["n"] * p["k"] / p["seconds"] / 1e9} for p in profile["gemm"]]

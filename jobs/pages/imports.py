@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.api.http.errors import LATER, of_request, refused_page
+from jobs.api.http.errors import refused_page
 from jobs.api.http.problems import details
 from jobs.core.errors import MissingError
 from jobs.core.text import parse_json, storable, whole_number
 from jobs.models import ImportedTrace
+from jobs.pages.view_helpers import get_user, refuse_while_busy
 from jobs.planning.planners import BusyError
 from jobs.planning.queries import checked
 from jobs.runs.traces.events import serialize_trace
@@ -31,14 +29,14 @@ def _find(request: HttpRequest, key: str, *, change: bool = False) -> ImportedTr
     """Return an import. Unknown and invisible imports give 404. Staff can view all imports."""
     mine = ImportedTrace.objects.visible_to(request.user)
     if change:
-        mine = mine.filter(owner=cast(User, request.user))
+        mine = mine.filter(owner=get_user(request))
     found = mine.select_related("owner").filter(pk=key).first() if storable(key) else None
     if found is None:
         raise MissingError("import")
     return found
 
 
-def _refused(status: int, field: str, message: str) -> JsonResponse:
+def _refuse(status: int, field: str, message: str) -> JsonResponse:
     return refused_page(details(status, [Problem(field, message)]))
 
 
@@ -46,15 +44,18 @@ def _refused(status: int, field: str, message: str) -> JsonResponse:
 @login_required
 def imports(request: HttpRequest) -> HttpResponse:
     """Show the imports of the user and the upload."""
-    made = ImportedTrace.objects.filter(owner=cast(User, request.user)).exclude(format="")
-    limits = {
-        "part_bytes": store.MAX_PART_BYTES,
-        "file_bytes": store.MAX_FILE_BYTES,
-        "import_bytes": store.MAX_IMPORT_BYTES,
-        "files": store.MAX_FILES,
+    made = ImportedTrace.objects.filter(owner=get_user(request)).exclude(format="")
+    context = {
+        "imports": made,
+        "limits": {
+            "part_bytes": store.MAX_PART_BYTES,
+            "file_bytes": store.MAX_FILE_BYTES,
+            "import_bytes": store.MAX_IMPORT_BYTES,
+            "files": store.MAX_FILES,
+        },
+        "days": store.IMPORT_LIFETIME.days,
     }
-    days = store.IMPORT_LIFETIME.days
-    return render(request, "import/index.html", {"imports": made, "limits": limits, "days": days})
+    return render(request, "import/index.html", context)
 
 
 @require_POST
@@ -65,13 +66,13 @@ def begin(request: HttpRequest) -> HttpResponse:
         name, files = check_import_query(checked(ImportQuery, parse_json(request.body)))
     except SpecError as error:
         first = error.problems[0]
-        return _refused(422, first.field, first.message)
+        return _refuse(422, first.field, first.message)
     except ValueError as error:
-        return _refused(400, "request", f"The request body is not JSON: {error}")
+        return _refuse(400, "request", f"The request body is not JSON: {error}")
     try:
         made = store.create_import(request.user, name, files)
     except store.TooManyImportsError as error:
-        return _refused(409, "import", str(error))
+        return _refuse(409, "import", str(error))
     return JsonResponse({"id": made.id, "url": reverse("import", args=[made.id])}, status=201)
 
 
@@ -81,12 +82,12 @@ def part(request: HttpRequest, key: str, place: int) -> HttpResponse:
     """Store the next bytes of a file, from `?offset=`."""
     made = _find(request, key, change=True)
     if made.format or place >= len(made.files):
-        return _refused(409, "file", "The import is already complete, or did not announce this file.")
+        return _refuse(409, "file", "The import is already complete, or did not announce this file.")
     offset = whole_number(request.GET.get("offset", ""), 0, store.MAX_FILE_BYTES)
     if offset is None:
-        return _refused(400, "offset", "`offset` is not a valid number. Use a whole number.")
+        return _refuse(400, "offset", "`offset` is not a valid number. Use a whole number.")
     if not 1 <= len(request.body) <= store.MAX_PART_BYTES:
-        return _refused(
+        return _refuse(
             413,
             "request",
             f"The uploaded part has {len(request.body):,} bytes. Send 1 to {store.MAX_PART_BYTES:,} bytes.",
@@ -94,9 +95,9 @@ def part(request: HttpRequest, key: str, place: int) -> HttpResponse:
     try:
         return JsonResponse({"size": store.append_part(made, place, offset, request.body)})
     except ImportProblemError as error:
-        return _refused(409, error.field, f"{error.file}: {error.message}")
+        return _refuse(409, error.field, f"{error.file}: {error.message}")
     except store.ImportInUseError as error:
-        return _refused(409, "import", str(error))
+        return _refuse(409, "import", str(error))
 
 
 @require_POST
@@ -105,15 +106,15 @@ def finish(request: HttpRequest, key: str) -> HttpResponse:
     """Read the files after the upload."""
     made = _find(request, key, change=True)
     if made.format:
-        return _refused(409, "import", "The import is complete. Start a new import.")
+        return _refuse(409, "import", "The import is complete. Start a new import.")
     try:
         store.finish_import(made)
     except ImportProblemError as error:
-        return _refused(422, error.field, f"{error.file}: {error.message}")
+        return _refuse(422, error.field, f"{error.file}: {error.message}")
     except store.ImportInUseError as error:
-        return _refused(409, "import", str(error))
+        return _refuse(409, "import", str(error))
     except BusyError as error:
-        return refused_page(of_request(503, str(error)), LATER)
+        return refuse_while_busy(error)
     return JsonResponse({"url": reverse("import", args=[made.id])})
 
 
@@ -145,7 +146,7 @@ def data(request: HttpRequest, key: str) -> HttpResponse:
     made = _find(request, key)
     step = whole_number(request.GET.get("step", "0"), 0, MAX_STEP)
     if step is None or step not in made.steps:
-        return _refused(404, "step", "The import does not have the requested step.")
+        return _refuse(404, "step", "The import does not have the requested step.")
     try:
         trace = store.read_import_step(made, step)
     except store.ImportInUseError:
@@ -154,8 +155,8 @@ def data(request: HttpRequest, key: str) -> HttpResponse:
     if chosen is None:
         return JsonResponse(serialize_trace(trace))
     if chosen not in FORMATS:
-        return _refused(400, "format", f"`format` is invalid. Use one of {', '.join(FORMATS)}.")
+        return _refuse(400, "format", f"`format` is invalid. Use one of {', '.join(FORMATS)}.")
     writer = FORMATS[chosen]
-    answer = HttpResponse(writer.write(trace, f"{made.name}, step {step}"), content_type=writer.content_type)
-    answer["Content-Disposition"] = f'attachment; filename="{made.id}-step-{step}.{writer.suffix}"'
-    return answer
+    response = HttpResponse(writer.write(trace, f"{made.name}, step {step}"), content_type=writer.content_type)
+    response["Content-Disposition"] = f'attachment; filename="{made.id}-step-{step}.{writer.suffix}"'
+    return response

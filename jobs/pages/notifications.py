@@ -1,34 +1,43 @@
-"""The page Notifications and the email request of one job."""
+"""The page Notifications, the email at the end of a job, and the pages of webhooks."""
 
 from __future__ import annotations
 
-from typing import cast
+import json
+from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import User
-from django.http import HttpRequest, HttpResponse
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.core.access import find_job
+from jobs.core.access import find_job, may_administer
+from jobs.core.errors import MissingError
 from jobs.core.pagination import listed
-from jobs.models import Status
-from jobs.people.notifications import ends
+from jobs.core.text import storable
+from jobs.models import TERMINAL, Delivery, Outcome, Status
+from jobs.pages.view_helpers import get_user, join_sentences, render_secret
+from jobs.people.notifications import ends, hooks
+from jobs.people.notifications.outbox import why_silent
+from jobs.people.notifications.signing import secret_of
 from jobs.people.notifications.wishes import OWN, projects_of, wish, wishes_for
+from jobs.planning.queries import checked
 from planner.facts.validation import SpecError
 
-PAGE_SIZE = 20  # projects per page
-FIELD = "project:"  # prefix of the project name, empty name for own jobs
+PROJECTS_PER_PAGE = 20
+DELIVERIES_PER_PAGE = 50
+FIELD_PREFIX = "project:"  # followed by the project name, which is empty for the jobs of the user
+TONES = {Outcome.WAITING: "info", Outcome.DELIVERED: "good", Outcome.GIVEN_UP: "bad"}
 
 
 @require_POST
 @login_required
 def end_mail(request: HttpRequest, job_id: str) -> HttpResponse:
     """Request an email at the end of the job, or cancel the request with `forget`. Redirect to the job."""
-    user, job = cast(User, request.user), find_job(request.user, job_id)
+    user, job = get_user(request), find_job(request.user, job_id)
     try:
         if "forget" in request.POST:
             ends.forget(user, job)
@@ -43,25 +52,150 @@ def end_mail(request: HttpRequest, job_id: str) -> HttpResponse:
 @login_required
 def notifications(request: HttpRequest) -> HttpResponse:
     """Show the form, and save the choices for the projects on this page."""
-    user = cast(User, request.user)
+    user = get_user(request)
     if request.method == "POST":
-        given = {
-            name.removeprefix(FIELD): request.POST.getlist(name) for name in request.POST if name.startswith(FIELD)
+        choices = {
+            name.removeprefix(FIELD_PREFIX): request.POST.getlist(name)
+            for name in request.POST
+            if name.startswith(FIELD_PREFIX)
         }
         try:
-            wish(user, given, of=request.POST.getlist("shown"))
+            wish(user, choices, of=request.POST.getlist("shown"))
             messages.success(request, "Notifications saved.")
         except SpecError as error:
             messages.error(request, " ".join(problem.message for problem in error.problems))
         return redirect(f"{reverse('notifications')}?{request.GET.urlencode()}")
-    found = listed(request, projects_of(user), "name", size=PAGE_SIZE)
+    found = listed(request, projects_of(user), "name", size=PROJECTS_PER_PAGE)
     projects = [project.name for project in found.page]
     context = {
         "listed": found,
         "wishes": wishes_for(user, [OWN, *projects]),
         "states": Status.values,
-        "field": FIELD,
+        "field": FIELD_PREFIX,
         "projects": projects,
         "mails": bool(settings.EMAIL_HOST),
     }
-    return render(request, "telling/notifications.html", context)
+    return render(request, "notifications/notifications.html", context)
+
+
+@require_GET
+@login_required
+def webhooks(request: HttpRequest, project: str) -> HttpResponse:
+    """Show your webhooks of a project, or all for an admin. `?job=` opens the form for the end of this job."""
+    hooks.find_project(request.user, project)
+    context = {
+        "project": project,
+        "hooks": hooks.told(hooks.visible_to(request.user, project)),
+        "states": Status.values,
+        "may_administer": may_administer(request.user, project),
+        "drafted": {"job": job, "states": TERMINAL} if (job := request.GET.get("job", "")[:16]) else None,
+    }
+    return render(request, "notifications/webhooks.html", context)
+
+
+@require_POST
+@login_required
+def make(request: HttpRequest, project: str) -> HttpResponse:
+    """Create a webhook and show its secret."""
+    hooks.find_project(request.user, project)
+    try:
+        hook = hooks.make(get_user(request), project, checked(hooks.WebhookQuery, _read_form(request.POST)))
+    except SpecError as error:
+        messages.error(request, join_sentences(error))
+        return redirect("webhooks", project)
+    return render_secret(request, "notifications/secret.html", {"hook": hook, "secret": secret_of(hook)})
+
+
+@require_GET
+@login_required
+def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
+    """Show a webhook and its log. `?part=log` returns only the log."""
+    hook = hooks.find(request.user, project, key)
+    page = Paginator(hook.deliveries.order_by("-id"), DELIVERIES_PER_PAGE).get_page(request.GET.get("page"))
+    context: dict[str, Any] = {
+        "hook": hook,
+        "silent": why_silent(hook),
+        "page": page,
+        "lines": [_format_delivery(delivery) for delivery in page],
+        "states": Status.values,
+        "may_administer": may_administer(hook.owner, project),
+    }
+    part = request.GET.get("part") == "log"
+    return render(request, "notifications/log.html" if part else "notifications/webhook.html", context)
+
+
+@require_POST
+@login_required
+def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
+    """Save the form. With only `active`, pause or resume the webhook."""
+    hook = hooks.find(request.user, project, key)
+    only_active = "active" in request.POST and "name" not in request.POST
+    data = {"active": request.POST["active"] == "true"} if only_active else _read_form(request.POST)
+    try:
+        hooks.change(get_user(request), hook, checked(hooks.WebhookChange, data))
+    except SpecError as error:
+        messages.error(request, join_sentences(error))
+    return redirect("webhook", project, key)
+
+
+@require_POST
+@login_required
+def rotate(request: HttpRequest, project: str, key: str) -> HttpResponse:
+    """Create a new secret and show it."""
+    hook = hooks.find(request.user, project, key)
+    hooks.rotate(get_user(request), hook)
+    return render_secret(request, "notifications/secret.html", {"hook": hook, "secret": secret_of(hook)})
+
+
+@require_POST
+@login_required
+def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
+    """Send a ping. The log shows the result."""
+    if hooks.send_ping(get_user(request), hooks.find(request.user, project, key)) is None:
+        messages.warning(request, "A ping is already being sent.")
+    return redirect("webhook", project, key)
+
+
+@require_POST
+@login_required
+def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> HttpResponse:
+    """Send a message again."""
+    hook = hooks.find(request.user, project, key)
+    found = Delivery.objects.filter(webhook=hook, key=delivery).first() if storable(delivery) else None
+    if found is None:
+        raise MissingError("delivery")
+    if not hooks.redeliver(get_user(request), hook, found):
+        messages.warning(request, "The delivery is already scheduled.")
+    return redirect("webhook", project, key)
+
+
+@require_http_methods(["GET", "POST"])
+@login_required
+def delete(request: HttpRequest, project: str, key: str) -> HttpResponse:
+    """Ask for confirmation, then delete the webhook."""
+    hook = hooks.find(request.user, project, key)
+    if request.method == "GET":
+        return render(request, "notifications/delete.html", {"hook": hook})
+    hooks.delete(get_user(request), hook)
+    return redirect("webhooks", project)
+
+
+def _format_delivery(delivery: Delivery) -> dict[str, Any]:
+    message = json.loads(delivery.body)
+    return {
+        "delivery": delivery,
+        "tone": TONES[Outcome(delivery.outcome)],
+        "job": message["job"],
+        "last": delivery.tries[-1] if delivery.tries else None,
+        "body": json.dumps(message, indent=2, ensure_ascii=False),
+    }
+
+
+def _read_form(posted: QueryDict) -> dict[str, Any]:
+    return {
+        "name": posted.get("name", "").strip(),
+        "url": posted.get("url", "").strip(),
+        "states": posted.getlist("states"),
+        "job": posted.get("job", "").strip(),
+        "everybody": "everybody" in posted,
+    }

@@ -1,4 +1,4 @@
-"""Show running, waiting, and failed jobs, the hosts, and the next step of a new installation."""
+"""The overview of jobs and hosts, and the search of the command palette."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from typing import Any
 from django.contrib.auth.decorators import login_required
 from django.db.models import Count, Min, OuterRef, Q, QuerySet, Subquery
 from django.db.models.fields.json import KT
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from jobs.core.access import listed_jobs, may_change_hosts, sees_others, visible_jobs
+from jobs.core.access import listed_jobs, may_change_hosts, sees_others, visible_jobs, visible_projects
+from jobs.core.text import storable
 from jobs.models import ON_A_HOST, Attempt, Host, Job, SlotAllocation, StateChange, Status
 from jobs.pages.jobs.listing import list_rows
+from jobs.pages.jobs.live_figures import traffic_cache
 from jobs.pages.jobs.measures import without_status
-from jobs.pages.jobs.nowtraffic import rates_of
 from jobs.queue.hosts.presentation import TONES, speaks, state_of
 from jobs.queue.scheduling.snapshot import free_slots, queue_paused
 
-SHOWN = 6  # lines of each list
-MOST_READ = 30  # running jobs whose traffic is read
-LATELY = timedelta(days=1)
-TROUBLED = (Status.FAILED, Status.LOST)
+MAX_LINES = 6  # per list
+MAX_TRAFFIC_JOBS = 30  # running jobs whose traffic is read
+RECENT = timedelta(days=1)
+FAILED = (Status.FAILED, Status.LOST)
+MAX_MATCHES = 8  # of each kind
+MAX_SEARCH_LENGTH = 100  # characters
 
 
 @require_GET
@@ -33,14 +37,14 @@ def overview(request: HttpRequest) -> HttpResponse:
     """Show the overview. `?part=live` returns the part that refreshes."""
     now, user = timezone.now(), request.user
     jobs = listed_jobs(user)
-    hosts = _hosts()
+    hosts = _list_hosts()
     context = {
-        **_running(jobs),
-        **_waiting(jobs, now),
-        **_failed(jobs, now),
-        **_slots(hosts),
-        "hosts": hosts[: 2 * SHOWN],
-        "more_hosts": max(0, len(hosts) - 2 * SHOWN),
+        **_list_running(jobs),
+        **_list_waiting(jobs, now),
+        **_list_failed(jobs, now),
+        **_count_slots(hosts),
+        "hosts": hosts[: 2 * MAX_LINES],
+        "more_hosts": max(0, len(hosts) - 2 * MAX_LINES),
         "connected": sum(line["state"] == "connected" for line in hosts),
         "num_hosts": len(hosts),
         "any_job": visible_jobs(user).exists(),
@@ -52,39 +56,38 @@ def overview(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _running(jobs: QuerySet[Job]) -> dict[str, Any]:
-    found = list(jobs.filter(status__in=ON_A_HOST)[: MOST_READ + 1])
-    read = found[:MOST_READ]
-    rates = rates_of([(job.id, job.attempt) for job in read])
-    lines = list_rows(found[:SHOWN], ["status"])
+def _list_running(jobs: QuerySet[Job]) -> dict[str, Any]:
+    found = list(jobs.filter(status__in=ON_A_HOST)[: MAX_TRAFFIC_JOBS + 1])
+    read = found[:MAX_TRAFFIC_JOBS]
+    rates = traffic_cache.get([(job.id, job.attempt) for job in read])
+    lines = list_rows(found[:MAX_LINES], ["status"])
     for line, job in zip(lines, found, strict=False):
         line["rate"] = rates.get((job.id, job.attempt))
-    number = len(found) if len(found) <= MOST_READ else jobs.filter(status__in=ON_A_HOST).count()
+    number = len(found) if len(found) <= MAX_TRAFFIC_JOBS else jobs.filter(status__in=ON_A_HOST).count()
     return {
         "running": lines,
         "num_running": number,
         "rate": sum(rates.values()) if rates else None,
-        "num_told": len(rates),
+        "num_measured": len(rates),
     }
 
 
-def _waiting(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
+def _list_waiting(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
     queued = jobs.filter(status=Status.QUEUED)
-    told = queued.order_by().aggregate(number=Count("id"), oldest=Min("changed", filter=Q(held=False)))
-    oldest = (now - told["oldest"]).total_seconds() if told["oldest"] else None
+    counts = queued.order_by().aggregate(number=Count("id"), oldest=Min("changed", filter=Q(held=False)))
     return {
-        "waiting": list_rows(list(queued.order_by("-priority", "created")[:SHOWN]), []),
-        "num_waiting": told["number"],
-        "waited_s": oldest,
+        "waiting": list_rows(list(queued.order_by("-priority", "created")[:MAX_LINES]), []),
+        "num_waiting": counts["number"],
+        "waited_s": (now - counts["oldest"]).total_seconds() if counts["oldest"] else None,
         "paused": queue_paused(),
     }
 
 
-def _failed(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
+def _list_failed(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
     """Return failed and lost attempts, also of jobs that run again."""
-    lately = jobs.filter(archived=False, changed__gte=now - LATELY).order_by().values("id")
-    changes = StateChange.objects.filter(job__in=lately, status__in=TROUBLED, at__gte=now - LATELY)
-    told = changes.order_by().aggregate(number=Count("id"), jobs=Count("job", distinct=True))
+    recent = jobs.filter(archived=False, changed__gte=now - RECENT).order_by().values("id")
+    changes = StateChange.objects.filter(job__in=recent, status__in=FAILED, at__gte=now - RECENT)
+    counts = changes.order_by().aggregate(number=Count("id"), jobs=Count("job", distinct=True))
     named = changes.select_related("job").only(
         *("attempt", "status", "reason", "at"), *("job__name", "job__status", "job__attempt")
     )
@@ -92,13 +95,13 @@ def _failed(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
         job=OuterRef("job"), number=OuterRef("attempt"), diagnosis__over=True, diagnosis__state="failed"
     )
     verdict = Subquery(ended.annotate(sentence=KT("diagnosis__sentence")).values("sentence")[:1])
-    failed = list(named.annotate(verdict=verdict).order_by("-id")[:SHOWN])
+    failed = list(named.annotate(verdict=verdict).order_by("-id")[:MAX_LINES])
     for change in failed:
         change.reason = without_status(change.verdict, change.status) if change.verdict else change.reason
-    return {"failed": failed, "num_failed": told["number"], "failed_jobs": told["jobs"]}
+    return {"failed": failed, "num_failed": counts["number"], "failed_jobs": counts["jobs"]}
 
 
-def _hosts() -> list[dict[str, Any]]:
+def _list_hosts() -> list[dict[str, Any]]:
     """Return each host with its state and its slots in use. Connected hosts come last."""
     held = dict(SlotAllocation.objects.order_by().values_list("host").annotate(Count("id")))
     states = [(host, state_of(host)) for host in Host.objects.present().order_by("name")]
@@ -108,9 +111,39 @@ def _hosts() -> list[dict[str, Any]]:
     ]
 
 
-def _slots(hosts: list[dict[str, Any]]) -> dict[str, int]:
+def _count_slots(hosts: list[dict[str, Any]]) -> dict[str, int]:
     """Count the slots of all hosts, and of hosts without contact, which accept no jobs."""
-    heard = [line for line in hosts if speaks(line["host"])]
-    slots, reached = (sum(line["host"].slots for line in some) for some in (hosts, heard))
-    held = sum(line["held"] for line in hosts)
-    return {"slots": slots, "held": held, "ready_slots": sum(free_slots().values()), "silent_slots": slots - reached}
+    return {
+        "slots": sum(line["host"].slots for line in hosts),
+        "held": sum(line["held"] for line in hosts),
+        "ready_slots": sum(free_slots().values()),
+        "silent_slots": sum(line["host"].slots for line in hosts if not speaks(line["host"])),
+    }
+
+
+@require_GET
+@login_required
+def find(request: HttpRequest) -> JsonResponse:
+    """Return hosts, projects and the newest jobs whose name contains `q`, and jobs whose id begins with `q`."""
+    words = request.GET.get("q", "").strip()[:MAX_SEARCH_LENGTH]
+    if not storable(words):
+        return JsonResponse({"jobs": [], "hosts": [], "projects": []})
+    jobs = visible_jobs(request.user).filter(Q(name__icontains=words) | Q(id__startswith=words.lower()))
+    projects = visible_projects(request.user).filter(name__icontains=words).order_by("name")
+    hosts = Host.objects.present().filter(name__icontains=words).order_by("name")
+    return JsonResponse(
+        {
+            "jobs": [
+                {"id": job.id, "name": job.name, "status": job.status, "url": reverse("job-detail", args=[job.id])}
+                for job in jobs.only("id", "name", "status", "owner__username")[:MAX_MATCHES]
+            ],
+            "hosts": [
+                {"name": host.name, "state": state_of(host), "url": reverse("host", args=[host.name])}
+                for host in hosts[:MAX_MATCHES]
+            ],
+            "projects": [
+                {"name": project.name, "url": reverse("project", args=[project.name])}
+                for project in projects[:MAX_MATCHES]
+            ],
+        }
+    )

@@ -1,4 +1,4 @@
-"""The Planner page, and the plans that it and the job form ask for."""
+"""The Planner, the plans of the Planner and of the job form, and the traffic calculator."""
 
 from __future__ import annotations
 
@@ -11,86 +11,84 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_POST
 
 from jobs.api.http.errors import of_request, refused_page
-from jobs.core.text import parse_json
-from jobs.pages.busy import busy_as_503
-from jobs.pages.forms import software, spec_form
+from jobs.core.text import parse_json, whole_number
+from jobs.pages.forms import field_groups, spec_form
+from jobs.pages.view_helpers import catch_busy_planner
 from jobs.planning import answers
 from jobs.planning.hardware import hardware
 from jobs.planning.work import told
-from jobs.queue.readiness import Readiness, describe_readiness
+from jobs.queue.readiness import describe_readiness
 from planner.facts.validation import SpecError
+from planner.traffic_growth import RANGES, Setting, check, curves, lesson
+
+SLIDER_LABELS = {
+    "b": "batch (sequences)",
+    "s": "sequence length (tokens)",
+    "h": "hidden size",
+    "l": "layers",
+    "k": "layers per stage",
+    "n": "ranks per data-parallel or tensor-parallel group",
+}
 
 
 @require_GET
 @login_required
 def page(request: HttpRequest) -> HttpResponse:
     """Show the Planner: layouts side by side, and the search."""
-    values = spec_form.values_from_spec(None)
+    values = spec_form.format_values(None)
     context = {
-        "presets": spec_form.preset_cards(),
+        "presets": spec_form.list_presets(),
         "hardware": hardware(),
         "precisions": answers.precisions(),
         "values": values,
-        "options": spec_form.options_for(values),
-        "stacks_of": software.STACKS_OF,
-        "values_of": software.VALUES_OF,
+        "options": spec_form.list_options(values),
+        "stacks_of": field_groups.STACKS_BY_FIELD,
+        "values_of": field_groups.CHOICES_BY_STACK,
     }
     return render(request, "jobs/planner.html", context)
 
 
 @require_POST
 @login_required
-@busy_as_503
+@catch_busy_planner
 def plan(request: HttpRequest) -> HttpResponse:
     """Return the plan of a draft, and the spec as the server read it.
 
     The draft is a JSON body, or the fields of the job form. `cluster` may name hardware to plan for. For the job form,
     the answer also has the badge next to Submit and the query string that opens the form with this draft.
     """
-    if request.content_type != "application/json":
-        return JsonResponse(_plan_of_form(request))
-    data, broken = _json_body(request)
-    if broken:
-        return broken
-    return JsonResponse({**answers.plan(data, request.GET.get("cluster"), user=request.user), "spec": data})
-
-
-def _plan_of_form(request: HttpRequest) -> dict[str, Any]:
-    data, cluster = spec_form.spec_from_form(request.POST), request.POST.get("cluster", "")
+    if request.content_type == "application/json":
+        data, broken = _parse_body(request)
+        if broken:
+            return broken
+        return JsonResponse({**answers.plan(data, request.GET.get("cluster"), user=request.user), "spec": data})
+    data, cluster = spec_form.parse_form(request.POST), request.POST.get("cluster", "")
     found = answers.planned(data, cluster, user=request.user)
-    return {
-        **found.plan,
-        "spec": data,
-        "query": spec_form.query_of(data, cluster),
-        "readiness": _readiness(request, found),
-    }
-
-
-def _readiness(request: HttpRequest, found: answers.Planned) -> Readiness | None:
-    """Return the badge next to Submit, or None for a draft that cannot be submitted."""
-    if found.spec is None or found.plan["problems"] or found.plan["not_runnable"]:
-        return None
-    return describe_readiness(request.user, found.spec, answers.estimate_to_run(found), found.there)
+    readiness = None  # no badge for a draft that cannot be submitted
+    if found.spec is not None and not found.plan["problems"] and not found.plan["not_runnable"]:
+        readiness = describe_readiness(request.user, found.spec, answers.estimate_to_run(found), found.there)
+    query = spec_form.format_query(data, cluster)
+    return JsonResponse({**found.plan, "spec": data, "query": query, "readiness": readiness})
 
 
 @require_POST
 @login_required
-@busy_as_503
+@catch_busy_planner
 def search(request: HttpRequest) -> HttpResponse:
-    """Return the best layouts for a JSON body, as `jobs.planning.answers.searched` does."""
-    return _answered(request, answers.searched)
+    """Return the best layouts for a JSON body. See `jobs.planning.answers.searched`."""
+    return _respond(request, answers.searched)
 
 
 @require_POST
 @login_required
-@busy_as_503
+@catch_busy_planner
 def explain(request: HttpRequest) -> HttpResponse:
-    """Return every term of a draft's figures for a JSON body of `spec`, `cluster` and `stage`."""
-    return _answered(request, answers.explained)
+    """Return the terms of each number of a draft, for a JSON body of `spec`, `cluster` and `stage`."""
+    return _respond(request, answers.explained)
 
 
-def _answered(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpResponse:
-    data, broken = _json_body(request)
+def _respond(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpResponse:
+    data, broken = _parse_body(request)
     if broken:
         return broken
     try:
@@ -100,8 +98,51 @@ def _answered(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpRespons
         return JsonResponse({"errors": told(error.problems)})
 
 
-def _json_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
+def _parse_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
     try:
         return parse_json(request.body), None
     except ValueError as error:
         return None, refused_page(of_request(400, f"The body is not valid JSON: {error}."))
+
+
+@require_GET
+@login_required
+def traffic_calculator(request: HttpRequest) -> HttpResponse:
+    """Show the calculator for the values in the address, or for the defaults with an error if one is invalid."""
+    problems = []
+    try:
+        setting = _parse_setting(request)
+        growth = curves(setting, request.GET.get("over", "b"))
+    except SpecError as error:
+        setting, problems = Setting(), error.problems
+        growth = curves(setting, "b")
+    sliders = [{"name": n, "label": SLIDER_LABELS[n], "range": RANGES[n], "value": getattr(setting, n)} for n in RANGES]
+    context = {"sliders": sliders, "lesson": lesson(setting), "curves": growth, "problems": problems}
+    return render(request, "jobs/traffic_calculator.html", context)
+
+
+@require_GET
+@login_required
+def traffic_calculator_numbers(request: HttpRequest) -> HttpResponse:
+    """Return the numbers of the page as JSON, for example for `?b=8&s=2048&h=4096&l=32&k=8&n=8&over=b`."""
+    try:
+        setting = _parse_setting(request)
+        growth = curves(setting, request.GET.get("over", "b"))
+    except SpecError as error:
+        # The status is 200 because the page shows each error next to its slider.
+        return JsonResponse({"errors": told(error.problems)})
+    return JsonResponse({"lesson": lesson(setting), "curves": growth})
+
+
+def _parse_setting(request: HttpRequest) -> Setting:
+    """Read the setting of a request.
+
+    Raises:
+        SpecError: A value is not allowed.
+    """
+    values: dict[str, Any] = {}
+    for name, text in request.GET.dict().items():
+        if name != "over" and isinstance(text, str):
+            number = whole_number(text, 0, 10**11)
+            values[name] = text if number is None else number
+    return check(values)

@@ -39,7 +39,7 @@ KEPT = [
     ("B105", "webapp/settings.py", "the name of a model"),
     ("B105", "jobs/api/document/schema.py", "an example of how a token begins"),
     ("B105", "jobs/api/people/projects.py", "an example of how an invitation begins"),
-    ("B105", "jobs/pages/invitations.py", "the name of a class"),
+    ("B105", "jobs/pages/projects.py", "the name of a class"),
 ]
 LICENCES = {
     *("MIT", "MIT License", "MIT-0", "MIT-CMU", "0BSD", "ISC", "ISC License (ISCL)", "Zlib", "CC0-1.0", "PSF-2.0"),

@@ -1,1 +1,1 @@
-"""Forms derived from what a spec is, and back."""
+"""HTML forms derived from the models of a spec."""

@@ -19,10 +19,10 @@ from pydantic import BaseModel
 from jobs.core.text import parse_json
 from planner.facts.validation import Problem, SpecError
 
-ONE_TEXT = {"integer": "int", "number": "float", "boolean": "bool", "string": "text"}
+KINDS_BY_TYPE = {"integer": "int", "number": "float", "boolean": "bool", "string": "text"}
 YES = ("true", "on")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
-_PLACE_IN_LIST = re.compile(r"\.[0-9]+$")
+_LIST_INDEX = re.compile(r"\.[0-9]+$")
 
 Fields = Mapping[str, "Field"]
 Options = dict[str, list[tuple[str, str]]]
@@ -39,7 +39,7 @@ class Field(NamedTuple):
     limits: str  # for example "1 to 65,536"
 
     @property
-    def ticked(self) -> bool:
+    def is_checkbox(self) -> bool:
         """Return whether the field is a check box, for which a browser sends nothing if it is not ticked."""
         return (self.many and bool(self.choices)) or (self.kind == "bool" and self.default is not True)
 
@@ -54,17 +54,18 @@ class Field(NamedTuple):
             return None
         if self.many and self.choices:
             return texts
+        if self.many and self.kind == "text":
+            return shlex.split(text)
         if self.many:
-            return (
-                shlex.split(text)
-                if self.kind == "text"
-                else [_number(part.strip(), self.kind) for part in text.split(",")]
-            )
+            return [_parse_number(item.strip(), self.kind) for item in text.split(",")]
         if self.kind == "bool":
             return text in YES
         if self.kind == "json":
-            return _parsed(text)
-        return text if self.kind == "text" else _number(text, self.kind)
+            try:
+                return parse_json(text)
+            except ValueError:
+                return text
+        return text if self.kind == "text" else _parse_number(text, self.kind)
 
     def write(self, value: Any) -> Any:
         """Return the text of a value, which may be invalid, or the list of ticked choices."""
@@ -73,51 +74,46 @@ class Field(NamedTuple):
         if self.kind == "json" and value is not None:
             return json.dumps(value)
         if isinstance(value, list):
-            return shlex.join(map(_text, value)) if self.kind == "text" else ", ".join(map(_text, value))
-        return _text(value)
+            return shlex.join(map(_format, value)) if self.kind == "text" else ", ".join(map(_format, value))
+        return _format(value)
 
 
-# A part of the spec that the form keeps in a hidden input.
-KEPT = Field("json", optional=True, many=False, default=None, choices=(), limits="")
+# A section of the spec in a hidden input
+HIDDEN_JSON = Field("json", optional=True, many=False, default=None, choices=(), limits="")
 
 
-def fields_of(section: str, model: type[BaseModel], *, only: Iterable[str] | None = None) -> dict[str, Field]:
+def read_fields(section: str, model: type[BaseModel], *, only: Iterable[str] | None = None) -> dict[str, Field]:
     """Return the flat fields of a model by dotted name. Nested models are separate sections."""
     found = {}
     for name, schema in model.model_json_schema(mode="serialization")["properties"].items():
         if only is not None and name not in only:
             continue
-        field = _field(schema)
+        field = _make_field(schema)
         if field is not None:
             found[f"{section}.{name}" if section else name] = field
     return found
 
 
-def _field(schema: dict[str, Any]) -> Field | None:
+def _make_field(schema: dict[str, Any]) -> Field | None:
     kinds = schema.get("anyOf", [schema])
     single = next(kind for kind in kinds if kind.get("type") != "null")
     many = single.get("type") == "array"
     item = single["items"] if many else single
-    if item.get("type") not in ONE_TEXT:
+    if item.get("type") not in KINDS_BY_TYPE:
         return None
+    low, above, high = (item.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
+    limits = "" if high is None else f"above {above:,}, at most {high:,}" if low is None else f"{low:,} to {high:,}"
     return Field(
-        kind=ONE_TEXT[item["type"]],  # type: ignore[arg-type]  # one of the four
+        kind=KINDS_BY_TYPE[item["type"]],  # type: ignore[arg-type]  # one of the four
         optional=len(kinds) > 1,
         many=many,
         default=schema.get("default"),
         choices=tuple(item.get("enum", ())),
-        limits=_limits(item),
+        limits=limits,
     )
 
 
-def _limits(schema: Mapping[str, Any]) -> str:
-    low, above, high = (schema.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
-    if high is None:
-        return ""
-    return f"above {above:,}, at most {high:,}" if low is None else f"{low:,} to {high:,}"
-
-
-def spec_from(fields: Fields, form: MultiValueDict[str, str]) -> dict[str, Any]:
+def parse_form(fields: Fields, form: MultiValueDict[str, str]) -> dict[str, Any]:
     """Return the nested, untrusted spec of a form, ready for `parse_spec`.
 
     Missing fields keep the default of the spec. A check box is not ticked if other fields of its section were sent.
@@ -129,7 +125,7 @@ def spec_from(fields: Fields, form: MultiValueDict[str, str]) -> dict[str, Any]:
     sent = {name.rpartition(".")[0] for name in fields if name in form}
     problems = []
     for name, field in fields.items():
-        if name not in form and not (field.ticked and name.rpartition(".")[0] in sent):
+        if name not in form and not (field.is_checkbox and name.rpartition(".")[0] in sent):
             continue
         try:
             _put(spec, name, field.read(form.getlist(name)))
@@ -142,20 +138,20 @@ def spec_from(fields: Fields, form: MultiValueDict[str, str]) -> dict[str, Any]:
     return spec
 
 
-def values_of(fields: Fields, spec: object) -> dict[str, Any]:
+def format_values(fields: Fields, spec: object) -> dict[str, Any]:
     """Return the texts of a form for a spec, which may be incomplete or invalid. Missing values get their defaults."""
     return {name: field.write(_get(spec, name, field.default)) for name, field in fields.items()}
 
 
-def options_of(fields: Fields, words: Mapping[str, Mapping[str, str]], values: Mapping[str, str]) -> Options:
+def list_options(fields: Fields, words: Mapping[str, Mapping[str, str]], values: Mapping[str, str]) -> Options:
     """Return the choices of each field that has some, with the texts in `words`.
 
     A field without choices in the model offers those in `words`, and its current value.
     """
     options: Options = {}
     for name, field in fields.items():
-        told = words.get(name, {})
-        offered = [(choice, told.get(choice, choice.replace("_", " "))) for choice in field.choices or told]
+        labels = words.get(name, {})
+        offered = [(choice, labels.get(choice, choice.replace("_", " "))) for choice in field.choices or labels]
         current = values.get(name, "")
         if offered and not field.many and current and all(value != current for value, _ in offered):
             offered.append((current, current))
@@ -164,47 +160,40 @@ def options_of(fields: Fields, words: Mapping[str, Mapping[str, str]], values: M
     return options
 
 
-def limits_of(fields: Fields) -> dict[str, str]:
+def format_limits(fields: Fields) -> dict[str, str]:
     """Return the allowed range of each field as text."""
     return {name: field.limits for name, field in fields.items() if field.limits}
 
 
-def defaults_of(fields: Fields) -> dict[str, str]:
+def format_defaults(fields: Fields) -> dict[str, str]:
     """Return the default of each number and choice as text. Fields without a default are left out."""
     shown = {name: field for name, field in fields.items() if field.kind in ("int", "float") and not field.many}
     return {name: field.write(field.default) for name, field in shown.items() if field.default is not None}
 
 
-def errors_beside(
-    problems: list[Problem], places: Iterable[str], instead: Mapping[str, str]
+def sort_problems(
+    problems: list[Problem], fields: Iterable[str], replacements: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
     """Return messages by the field that shows them, and lines for the other problems.
 
     Args:
-        places: Fields that can show a message.
-        instead: The field that shows the message of a field that is not in the form.
+        fields: Fields that can show a message.
+        replacements: The field that shows the message of a field that is not in the form.
     """
-    known = set(places)
-    beside: dict[str, str] = {}
+    known = set(fields)
+    messages: dict[str, str] = {}
     other: list[str] = []
     for problem in problems:
-        field = _PLACE_IN_LIST.sub("", problem.field)
-        place = instead.get(field, field)
-        if place in known:
-            beside[place] = " ".join(filter(None, [beside.get(place), problem.message]))
+        name = _LIST_INDEX.sub("", problem.field)
+        field = replacements.get(name, name)
+        if field in known:
+            messages[field] = " ".join(filter(None, [messages.get(field), problem.message]))
         else:
             other.append(problem.sentence)
-    return beside, other
+    return messages, other
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError:
-        return text
-
-
-def _number(text: str, kind: str) -> int | float | str:
+def _parse_number(text: str, kind: str) -> int | float | str:
     if _INTEGER.fullmatch(text.strip()):
         return int(text)
     if kind == "int":
@@ -216,7 +205,7 @@ def _number(text: str, kind: str) -> int | float | str:
     return value if math.isfinite(value) else text
 
 
-def _text(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)

@@ -9,7 +9,8 @@ from urllib.parse import urlencode
 
 from django.utils.datastructures import MultiValueDict
 
-from jobs.pages.forms import derived, engines, software, turn_form
+from jobs.pages.forms import derived, field_groups
+from jobs.pages.forms.field_groups import SCHEDULING_FIELDS, SOFTWARE_FIELDS
 from jobs.planning.fit import ALLOW_UNFIT
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES
@@ -24,26 +25,27 @@ from planner.search.auto_layout import AutoSpec
 from planner.search.neighbors import DEGREES, choices
 
 DEFAULT_PRESET = "gpt-tiny"
-_DRY = derived.fields_of("", JobSpec, only=["dry_ranks"])
-_RANKS = derived.fields_of("layout.auto", AutoSpec, only=["ranks"])
-_AUTO = _RANKS | {f"layout.auto.{name}": derived.KEPT for name in AutoSpec.model_fields if name != "ranks"}
-PARTS = {f"model.{name}": derived.KEPT for name in ("moe", "mla", "rope_scaling")}
+_DRY = derived.read_fields("", JobSpec, only=["dry_ranks"])
+_RANKS = derived.read_fields("layout.auto", AutoSpec, only=["ranks"])
+_AUTO = _RANKS | {f"layout.auto.{name}": derived.HIDDEN_JSON for name in AutoSpec.model_fields if name != "ranks"}
+MODEL_SECTIONS = {f"model.{name}": derived.HIDDEN_JSON for name in ("moe", "mla", "rope_scaling")}
 # Hidden inputs of the form. The Planner sets the software stack, which changes estimates only.
-HIDDEN = (*PARTS, "resources.stack", *software.FIELDS)
-_MODEL = derived.fields_of("model", ModelSpec)
+HIDDEN = (*MODEL_SECTIONS, "resources.stack", *SOFTWARE_FIELDS)
+_MODEL = derived.read_fields("model", ModelSpec)
 FIELDS = (
-    derived.fields_of("", JobSpec, only=["name"])
+    derived.read_fields("", JobSpec, only=["name"])
     | _MODEL
-    | derived.fields_of("layout", Layout)
-    | derived.fields_of("train", TrainSpec)
-    | derived.fields_of("resources", Resources)
-    | derived.fields_of("resources.slurm", SlurmSpec)
-    | software.FIELDS
-    | turn_form.FIELDS
+    | derived.read_fields("layout", Layout)
+    | derived.read_fields("train", TrainSpec)
+    | derived.read_fields("resources", Resources)
+    | derived.read_fields("resources.slurm", SlurmSpec)
+    | SOFTWARE_FIELDS
+    | SCHEDULING_FIELDS
 )
+NUMBER_FIELDS = FIELDS | _DRY | _RANKS  # fields whose limits and defaults the page shows
 _SIZES = {name.removeprefix("model.") for name in _MODEL} - {"preset"}
 _DEGREES = {str(degree): str(degree) for degree in DEGREES}
-_WORDS: dict[str, Mapping[str, str]] = {
+_LABELS: dict[str, Mapping[str, str]] = {
     **dict.fromkeys(("layout.dp", "layout.pp", "layout.tp", "layout.cp", "layout.ep"), _DEGREES),
     "layout.zero": {"0": "0 · DDP", "1": "1", "2": "2", "3": "3"},
     "layout.schedule": dict(SCHEDULE_NAMES),
@@ -56,11 +58,9 @@ _WORDS: dict[str, Mapping[str, str]] = {
     "train.sampling": {"random": "random", "epochs": "once per epoch"},
     "train.overlap": {"true": "overlapped", "false": "after backward"},
     "resources.device": {"cpu": "CPU", "cuda": "GPU"},
-    "resources.engine": engines.WORDS,
-    **software.WORDS,
-    **turn_form.WORDS,
+    **field_groups.LABELS,
 }
-# The folds of the form. The first two change the estimate, so they start open if they differ from the defaults.
+# The fields of each fold of the form. A fold that changes the estimate starts open if it differs from the defaults.
 _FOLDS: dict[str, tuple[str, ...]] = {
     "parallelism": ("layout.cp", "layout.cp_method", "layout.ep", "layout.dp_replicas", "layout.balance"),
     "performance": (
@@ -76,7 +76,7 @@ _FOLDS: dict[str, tuple[str, ...]] = {
         *("train.checkpoint_every", "train.keep_checkpoints", "train.resume"),
     ),
     "placement": (
-        *("resources.host", "resources.engine", *turn_form.FIELDS),
+        *("resources.host", "resources.engine", *SCHEDULING_FIELDS),
         *(name for name in FIELDS if name.startswith("resources.slurm.")),
     ),
     "dry": ("dry_ranks",),
@@ -91,29 +91,25 @@ class Folds(NamedTuple):
     open: list[str]
 
 
-def spec_from_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
+def parse_form(form: MultiValueDict[str, str]) -> dict[str, Any]:
     """Return the untrusted spec of a form. A preset wins over the sizes that the form also sends."""
-    spec = software.without_others(engines.without_others(derived.spec_from(FIELDS | PARTS, form)))
+    spec = derived.parse_form(FIELDS | MODEL_SECTIONS, form)
+    spec = field_groups.drop_unused_software(field_groups.drop_unused_engines(spec))
     preset = form.get("model.preset")
     if preset:
         spec["model"] = {"preset": preset}
     if form.get("auto") in derived.YES:
-        spec["layout"] = {"auto": _given(derived.spec_from(_AUTO, form))}
+        auto = derived.parse_form(_AUTO, form).get("layout", {}).get("auto", {})
+        spec["layout"] = {"auto": {name: value for name, value in auto.items() if value is not None}}
     if form.get(ALLOW_UNFIT) in derived.YES:
         spec[ALLOW_UNFIT] = True
     kind = form.get("kind")
     if any(name == kind and other.shares_one_slot for name, other in KINDS.items()):
-        spec |= {"kind": kind, **derived.spec_from(_DRY, form)}
+        spec |= {"kind": kind, **derived.parse_form(_DRY, form)}
     return spec
 
 
-def _given(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the constraints that were filled in."""
-    auto = spec.get("layout", {}).get("auto", {})
-    return {name: value for name, value in auto.items() if value is not None}
-
-
-def values_from_spec(spec: object) -> dict[str, Any]:
+def format_values(spec: object) -> dict[str, Any]:
     """Return the values of the form for a spec, which may be invalid. Missing values get their defaults."""
     whole = dict(spec) if isinstance(spec, Mapping) else {}
     model = whole.get("model")
@@ -121,31 +117,23 @@ def values_from_spec(spec: object) -> dict[str, Any]:
     whole["model"] = {**expand_preset({"preset": DEFAULT_PRESET}), "preset": None, **expand_preset(model)}
     layout = whole.get("layout")
     is_auto = layout == "auto" or (isinstance(layout, Mapping) and "auto" in layout)
-    return {**derived.values_of(FIELDS | PARTS | _DRY | _AUTO, whole), "auto": "true" if is_auto else "false"}
+    return {
+        **derived.format_values(FIELDS | MODEL_SECTIONS | _DRY | _AUTO, whole),
+        "auto": "true" if is_auto else "false",
+    }
 
 
-def constraints(values: Mapping[str, str]) -> dict[str, str]:
+def list_constraints(values: Mapping[str, str]) -> dict[str, str]:
     """Return the constraints on an automatic layout that the form has no fields for."""
-    kept = (name for name in _AUTO if name not in _RANKS)
-    return {name.removeprefix("layout.auto."): values[name] for name in kept if values[name]}
+    return {name.removeprefix("layout.auto."): values[name] for name in _AUTO if name not in _RANKS and values[name]}
 
 
-def options_for(values: Mapping[str, str]) -> derived.Options:
+def list_options(values: Mapping[str, str]) -> derived.Options:
     """Return the choices of each field that has some."""
-    return derived.options_of(FIELDS, _WORDS, values)
+    return derived.list_options(FIELDS, _LABELS, values)
 
 
-def limits() -> dict[str, str]:
-    """Return the allowed range of each number."""
-    return derived.limits_of(FIELDS | _DRY | _RANKS)
-
-
-def defaults() -> dict[str, str]:
-    """Return the default of each number."""
-    return derived.defaults_of(FIELDS | _DRY)
-
-
-def unavailable(spec: object) -> tuple[dict[str, list[str]], dict[str, list[tuple[str, list[str]]]]]:
+def list_unavailable(spec: object) -> tuple[dict[str, list[str]], dict[str, list[tuple[str, list[str]]]]]:
     """Return the unavailable options of each field, and the reasons with their options.
 
     Both are empty for a spec that cannot be read, because the page asks for them again.
@@ -165,57 +153,61 @@ def unavailable(spec: object) -> tuple[dict[str, list[str]], dict[str, list[tupl
     return options, reasons
 
 
-def query_of(spec: dict[str, Any], cluster: str) -> str:
+def format_query(spec: dict[str, Any], cluster: str) -> str:
     """Return the query string that opens the form with a spec. Values equal to the defaults are left out."""
-    usual = values_from_spec(None)
-    kept = _without_usual({name: value for name, value in spec.items() if name != ALLOW_UNFIT}, "", usual)
-    query = {"spec": json.dumps(kept, separators=(",", ":")), **({"cluster": cluster} if cluster else {})}
+    changed = _drop_defaults(
+        {name: value for name, value in spec.items() if name != ALLOW_UNFIT}, "", format_values(None)
+    )
+    query = {"spec": json.dumps(changed, separators=(",", ":")), **({"cluster": cluster} if cluster else {})}
     return urlencode(query)
 
 
-def _without_usual(section: Mapping[str, Any], prefix: str, usual: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
+def _drop_defaults(section: Mapping[str, Any], prefix: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    changed: dict[str, Any] = {}
     for name, value in section.items():
         path = f"{prefix}{name}"
         if path == "model":
             if value != {"preset": DEFAULT_PRESET}:
-                kept[name] = value  # Sizes without their preset make sense only together.
+                changed[name] = value  # Sizes without their preset make sense only together.
         elif path == "layout" and "auto" in value:
-            kept[name] = value
+            changed[name] = value
         elif isinstance(value, Mapping):
-            if inner := _without_usual(value, f"{path}.", usual):
-                kept[name] = inner
-        elif path not in FIELDS or FIELDS[path].write(value) != usual[path]:
-            kept[name] = value
-    return kept
+            if inner := _drop_defaults(value, f"{path}.", defaults):
+                changed[name] = inner
+        elif path not in FIELDS or FIELDS[path].write(value) != defaults[path]:
+            changed[name] = value
+    return changed
 
 
-def folds(values: Mapping[str, str], errors: Mapping[str, str], starter: Mapping[str, Any]) -> Folds:
+def find_folds(values: Mapping[str, str], errors: Mapping[str, str], starter: Mapping[str, Any]) -> Folds:
     """Return the folds that have changes and those that are open. The values of the `starter` spec are no changes."""
-    usual, fresh = values_from_spec(None), values_from_spec(starter)
-    differs = {name for name in usual if values.get(name) not in (usual[name], fresh[name])}
+    defaults, first = format_values(None), format_values(starter)
+    differs = {name for name in defaults if values.get(name) not in (defaults[name], first[name])}
     changed = [fold for fold, names in _FOLDS.items() if differs.intersection(names)]
     wrong = [fold for fold, names in _FOLDS.items() if any(errors.get(name) for name in names)]
     return Folds(changed, [fold for fold in _FOLDS if fold in wrong or (fold in _STARTS_OPEN and fold in changed)])
 
 
-def errors_by_field(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:
+def sort_problems(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:
     """Return messages for the fields of the form, and lines for the other problems."""
-    return derived.errors_beside(problems, [*FIELDS, *_DRY, *_RANKS, "model", "layout", "layout.auto"], {})
+    return derived.sort_problems(problems, [*NUMBER_FIELDS, "model", "layout", "layout.auto"], {})
 
 
-def preset_cards() -> dict[str, dict[str, Any]]:
+def list_presets() -> dict[str, dict[str, Any]]:
     """Return the description, parameter count and sizes of each preset."""
     return {
         name: {
             "description": preset.description,
             "parameters": count_parameters(preset.model),
-            "sizes": {**preset.model.model_dump(include=_SIZES), **_parts(preset.model)},
+            "sizes": {
+                **preset.model.model_dump(include=_SIZES),
+                **{
+                    name.removeprefix("model."): text
+                    for name, text in derived.format_values(
+                        MODEL_SECTIONS, {"model": preset.model.model_dump()}
+                    ).items()
+                },
+            },
         }
         for name, preset in PRESETS.items()
     }
-
-
-def _parts(model: ModelSpec) -> dict[str, str]:
-    texts = derived.values_of(PARTS, {"model": model.model_dump()})
-    return {name.removeprefix("model."): text for name, text in texts.items()}

@@ -1,1 +1,1 @@
-"""The pages of jobs: their list, one of them, several side by side."""
+"""The pages of jobs: the list, one job, the comparison, and the forms of new jobs."""

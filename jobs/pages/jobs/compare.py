@@ -16,11 +16,20 @@ from jobs.core.access import visible_jobs
 from jobs.core.kinds import kind_of, layout_words
 from jobs.core.text import storable
 from jobs.models import Attempt, Job
-from jobs.pages.jobs.fastest import Run, answer, measured_step, missing_names, runs_of, times_as_fast, tokens_per_s
+from jobs.pages.jobs.speed_ranking import (
+    Run,
+    compute_speedup,
+    compute_tokens_per_s,
+    find_missing_names,
+    measure_runs,
+    rank_speeds,
+    scale_parts,
+)
 from planner.cost.learning import LEAST_TENSORS
 from planner.facts.kinds import drop_unused_fields
 
-LEAST, MOST = 2, 6
+MIN_RUNS, MAX_RUNS = 2, 6
+LETTERS = "ABCDEF"
 IGNORED_FIELDS = ("name",)  # every job has its own
 
 
@@ -31,23 +40,23 @@ class Figure(NamedTuple):
     unit: str  # selects the number format
     planned: list[float | None]
     measured: list[float | None]
-    against: str = "share"  # comparison with the baseline: "share", "speed", or "" for none
+    comparison: str = "share"  # how it is compared with the baseline: "share", "speed", or "" for none
 
 
 @require_GET
 @login_required
 def compare(request: HttpRequest) -> HttpResponse:
     """Show `?jobs=a,b,..&baseline=a`. Unknown jobs and jobs of other people give the same message."""
-    asked = _asked(request.GET.getlist("jobs"))
-    found = visible_jobs(request.user).in_bulk([job for job in asked if storable(job)])
-    jobs = [found[job] for job in asked if job in found][:MOST]
+    ids = _parse_ids(request.GET.getlist("jobs"))
+    found = visible_jobs(request.user).in_bulk([job for job in ids if storable(job)])
+    jobs = [found[job] for job in ids if job in found][:MAX_RUNS]
     baseline = next((job for job in jobs if job.id == request.GET.get("baseline")), jobs[0] if jobs else None)
-    exits, diagnoses = _told_of(jobs)
+    exits, diagnoses = _read_attempts(jobs)
     context: dict[str, Any] = {
         "jobs": [
             {
                 "job": job,
-                "letter": "ABCDEF"[place],
+                "letter": LETTERS[place],
                 "kind": kind_of(job.spec).title,
                 "subject": kind_of(job.spec).subject(job.spec),
                 "layout": layout_words(job.spec),
@@ -55,68 +64,70 @@ def compare(request: HttpRequest) -> HttpResponse:
             }
             for place, job in enumerate(jobs)
         ],
-        "enough": len(jobs) >= LEAST,
+        "enough": len(jobs) >= MIN_RUNS,
         "planned": any(job.estimate for job in jobs),
-        "missing": [job for job in asked if job not in found],
-        "cut": len([job for job in asked if job in found]) > MOST,
-        "least": LEAST,
-        "most": MOST,
+        "missing": [job for job in ids if job not in found],
+        "cut": len([job for job in ids if job in found]) > MAX_RUNS,
+        "least": MIN_RUNS,
+        "most": MAX_RUNS,
     }
     if context["enough"]:
         at = next(place for place, job in enumerate(jobs) if job == baseline)
-        differ, same = spec_rows([job.spec for job in jobs])
-        runs = runs_of(jobs, exits, diagnoses)
+        differ, same = compare_specs([job.spec for job in jobs])
+        runs = measure_runs(jobs, exits, diagnoses)
         context |= {
-            "answer": answer(runs, at),
-            "not_measured": missing_names(jobs, runs),
+            "answer": rank_speeds(runs, at),
+            "not_measured": find_missing_names(jobs, runs),
             "differ": differ,
             "same": same,
-            "figures": [_told(figure, at, runs) for figure in figures(jobs, exits, runs)],
-            "axes": [_told(figure, at, runs) for figure in axis_figures(jobs, exits)],
+            "figures": [_format_figure(figure, at, runs) for figure in list_figures(jobs, exits, runs)],
+            "axes": [_format_figure(figure, at, runs) for figure in list_axis_figures(jobs, exits)],
             "data": {
                 "url": f"{reverse('api-compare')}?jobs={','.join(job.id for job in jobs)}",
-                "jobs": [_data(job, exits.get(job.id, {}), diagnoses.get(job.id, {})) for job in jobs],
+                "jobs": [_format_chart(job, exits.get(job.id, {}), diagnoses.get(job.id, {})) for job in jobs],
             },
         }
     return render(request, "compare/index.html", context)
 
 
-def _asked(lists: list[str]) -> list[str]:
+def _parse_ids(lists: list[str]) -> list[str]:
     """Return distinct ids in order, from comma-separated lists or several parameters."""
     ids = [job.strip() for several in lists for job in several.split(",")]
-    return list(dict.fromkeys(job for job in ids if job))[: 2 * MOST]
+    return list(dict.fromkeys(job for job in ids if job))[: 2 * MAX_RUNS]
 
 
-def _told_of(jobs: list[Job]) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
+def _read_attempts(jobs: list[Job]) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
     """Return the summary of the current attempt of each job, and the parts of a step in its diagnosis."""
     current = {(job.id, job.attempt) for job in jobs}
     rows = Attempt.objects.filter(job__in=jobs).values_list("job_id", "number", "exit", "diagnosis")
-    told = {job: (left or {}, said or {}) for job, number, left, said in rows if (job, number) in current}
-    exits: dict[str, Mapping[str, Any]] = {job: left.get("summary") or {} for job, (left, _) in told.items()}
-    steps: dict[str, Mapping[str, Any]] = {
-        job: {side: said.get(side) for side in ("planned", "measured")} for job, (_, said) in told.items()
-    }
+    exits: dict[str, Mapping[str, Any]] = {}
+    steps: dict[str, Mapping[str, Any]] = {}
+    for job, number, report, diagnosis in rows:
+        if (job, number) in current:
+            exits[job] = (report or {}).get("summary") or {}
+            steps[job] = {side: (diagnosis or {}).get(side) for side in ("planned", "measured")}
     return exits, steps
 
 
-def _data(job: Job, summary: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> dict[str, Any]:
+def _format_chart(job: Job, summary: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> dict[str, Any]:
     """Return the data of a job for the charts. The loss of the exit report is used if no history is stored."""
     points = summary.get("losses") or []
     curve = {name: [point[name] for point in points] for name in ("step", "loss")}
     curve["elapsed_s"] = [point["time"] - points[0]["time"] for point in points]
-    told = {"id": job.id, "name": job.name, "attempt": job.attempt, "curve": curve}
-    told["step_s"] = (summary.get("measured") or {}).get("step_s")
-    measured = measured_step(summary, diagnosis)
     return {
-        **told,
+        "id": job.id,
+        "name": job.name,
+        "attempt": job.attempt,
+        "curve": curve,
+        "step_s": (summary.get("measured") or {}).get("step_s"),
         "estimate": {"time": job.estimate.get("time")},
-        "diagnosis": {**diagnosis, "measured": measured},
+        "diagnosis": {**diagnosis, "measured": scale_parts(summary, diagnosis)},
     }
 
 
-def spec_rows(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def compare_specs(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the fields that differ and the fields that are equal, with dotted names and values."""
-    flat = [dict(_flat(drop_unused_fields(spec))) for spec in specs]
+    flat = [dict(_flatten(drop_unused_fields(spec))) for spec in specs]
     names = [name for name in dict.fromkeys(name for one in flat for name in one) if name not in IGNORED_FIELDS]
     differ: list[dict[str, Any]] = []
     same: list[dict[str, Any]] = []
@@ -126,10 +137,10 @@ def spec_rows(specs: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], lis
     return differ, same
 
 
-def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
+def _flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
     """Return all leaves with their dotted names. A list is one leaf."""
     if isinstance(value, Mapping) and value:
-        return [leaf for name, inner in value.items() for leaf in _flat(inner, f"{path}.{name}" if path else name)]
+        return [leaf for name, inner in value.items() for leaf in _flatten(inner, f"{path}.{name}" if path else name)]
     if isinstance(value, bool):
         return [(path, "yes" if value else "no")]
     if isinstance(value, list):
@@ -137,7 +148,7 @@ def _flat(value: Any, path: str = "") -> list[tuple[str, str]]:
     return [(path, "\N{EN DASH}" if value in (None, "") else str(value))]
 
 
-def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]], runs: list[Run | None]) -> list[Figure]:
+def list_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]], runs: list[Run | None]) -> list[Figure]:
     """Return the rows for the whole run. All rows about speed use the step time of `runs`."""
     summaries = [exits.get(job.id, {}) for job in jobs]
     plans = [job.estimate for job in jobs]
@@ -157,24 +168,24 @@ def figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]], runs: list[
             "tokens per second at the median step time",
             "count",
             [(plan.get("time") or {}).get("tokens_per_s") for plan in plans],
-            [tokens_per_s(run) for run in runs],
+            [compute_tokens_per_s(run) for run in runs],
             "speed",
         ),
-        _losses("loss", "losses", summaries),
-        _losses("validation loss", "eval_losses", summaries),
+        _compare_losses("loss", "losses", summaries),
+        _compare_losses("validation loss", "eval_losses", summaries),
         Figure(
             "peak memory of the rank with the highest peak",
             "bytes",
-            [_tensors(job.estimate, job.device) for job in jobs],
-            [_peak(summary, job.world_size) for summary, job in zip(summaries, jobs, strict=True)],
+            [_estimate_tensors(job.estimate, job.device) for job in jobs],
+            [_get_peak(summary, job.world_size) for summary, job in zip(summaries, jobs, strict=True)],
         ),
     ]
     return [row for row in rows if any(value is not None for value in (*row.planned, *row.measured))]
 
 
-def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
+def list_axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> list[Figure]:
     """Return payload bytes per step of all ranks, by axis. Values per step compare runs of different lengths."""
-    sums = [_by_axis(exits.get(job.id, {}), job.world_size) for job in jobs]
+    sums = [_sum_by_axis(exits.get(job.id, {}), job.world_size) for job in jobs]
     axes = list(dict.fromkeys(axis for one in sums for axis in one))
     return [
         Figure(
@@ -187,13 +198,13 @@ def axis_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]]) -> lis
     ]
 
 
-def _peak(summary: Mapping[str, Any], ranks: int) -> int | None:
+def _get_peak(summary: Mapping[str, Any], ranks: int) -> int | None:
     """Return the highest peak, or None if a rank is missing, because it may be the fullest."""
     peaks = summary.get("peak_bytes") or {}
     return max(peaks.values(), default=None) if len(peaks) >= ranks else None
 
 
-def _by_axis(summary: Mapping[str, Any], ranks: int) -> dict[str, tuple[float, float]]:
+def _sum_by_axis(summary: Mapping[str, Any], ranks: int) -> dict[str, tuple[float, float]]:
     """Return predicted and measured bytes per step by axis, or nothing if a rank is missing."""
     sums: dict[str, tuple[float, float]] = {}
     steps = summary.get("ran_steps", summary.get("steps", 0))
@@ -212,7 +223,7 @@ def _by_axis(summary: Mapping[str, Any], ranks: int) -> dict[str, tuple[float, f
     return sums
 
 
-def _tensors(plan: Mapping[str, Any], device: str) -> float | None:
+def _estimate_tensors(plan: Mapping[str, Any], device: str) -> float | None:
     """Return the planned memory of the fullest rank without the memory of the process itself.
 
     None for a plan of an older version, and for a small CPU rank whose resident memory is mostly library buffers.
@@ -228,7 +239,7 @@ def _tensors(plan: Mapping[str, Any], device: str) -> float | None:
     return float(fullest["memory_bytes"] - own)
 
 
-def _losses(title: str, name: str, summaries: list[Mapping[str, Any]]) -> Figure:
+def _compare_losses(title: str, name: str, summaries: list[Mapping[str, Any]]) -> Figure:
     """Return the losses at the last step that all runs with losses have. Runs without such a step are not compared."""
     curves = [{point["step"]: point["loss"] for point in summary.get(name) or []} for summary in summaries]
     steps = [set(curve) for curve in curves if curve]
@@ -243,7 +254,7 @@ def _losses(title: str, name: str, summaries: list[Mapping[str, Any]]) -> Figure
     return Figure(f"{title} at the last step of each run", "loss", nothing, last, "")
 
 
-def _told(figure: Figure, baseline: int, runs: list[Run | None]) -> dict[str, Any]:
+def _format_figure(figure: Figure, baseline: int, runs: list[Run | None]) -> dict[str, Any]:
     """Return a row, compared with the baseline. `apart` 0.1 means 10% more, `times` 1.1 means 1.1 times as fast."""
     base = figure.measured[baseline]
     cells = [
@@ -251,10 +262,10 @@ def _told(figure: Figure, baseline: int, runs: list[Run | None]) -> dict[str, An
             "planned": planned,
             "measured": measured,
             "apart": measured / base - 1
-            if figure.against == "share" and place != baseline and measured is not None and base
+            if figure.comparison == "share" and place != baseline and measured is not None and base
             else None,
-            "times": times_as_fast(runs[place], runs[baseline])
-            if figure.against == "speed" and place != baseline
+            "times": compute_speedup(runs[place], runs[baseline])
+            if figure.comparison == "speed" and place != baseline
             else None,
             "same": measured == base,
         }

@@ -1,4 +1,4 @@
-"""Serve histories to pages, with the answers of REST."""
+"""The history of a job for pages, in the formats of REST."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.views.decorators.http import require_GET
 
-from jobs.api.http.errors import LATER, of_request, refused_page
+from jobs.api.http.errors import refused_page
 from jobs.api.http.problems import details
 from jobs.api.runs.history import as_event_file, as_file
 from jobs.core.access import find_job
+from jobs.pages.view_helpers import refuse_while_busy
 from jobs.planning.planners import BusyError
 from jobs.runs.history.queries import table_rows
 from jobs.runs.history.queries.query_parameters import BadQueryError, NoTableError, parse_table_query
 from jobs.runs.history.queries.slow_steps import NoStepsError, explain_slow_steps, parse_step_range
-from jobs.runs.history.queries.snapshot import get_snapshot as snapshot_of
+from jobs.runs.history.queries.snapshot import get_snapshot as read_snapshot
 from jobs.runs.history.store.folder import NoHistoryError
 from planner.facts.validation import Problem, SpecError
 
-Door = Callable[..., HttpResponseBase]
 
-
-def _refusing(view: Door) -> Door:
-    """Return an error in the envelope of REST."""
+def catch_query_errors(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+    """Decorate a view to return errors as REST does."""
 
     @wraps(view)
-    def answered(request: HttpRequest, job_id: str, **names: str) -> HttpResponseBase:
+    def respond(request: HttpRequest, job_id: str, **kwargs: str) -> HttpResponseBase:
         try:
-            return view(request, job_id, **names)
+            return view(request, job_id, **kwargs)
         except BadQueryError as error:
             return refused_page(details(400, error.problems, "query"))
         except SpecError as error:
@@ -42,9 +41,9 @@ def _refusing(view: Door) -> Door:
         except NoStepsError as error:
             return refused_page(details(404, [Problem("from", str(error))], "query"))
         except BusyError as error:
-            return refused_page(of_request(503, str(error)), LATER)
+            return refuse_while_busy(error)
 
-    return answered
+    return respond
 
 
 @require_GET
@@ -57,20 +56,20 @@ def index(request: HttpRequest, job_id: str) -> HttpResponse:
 
 @require_GET
 @login_required
-@_refusing
+@catch_query_errors
 def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
     """Return the snapshot of an attempt for the job page, or 204 if no history is stored."""
     job = find_job(request.user, job_id)
     attempt = parse_table_query("marks", dict(request.GET.lists()), "attempt").attempt or job.attempt
     try:
-        return JsonResponse(snapshot_of(job.id, attempt))
+        return JsonResponse(read_snapshot(job.id, attempt))
     except NoHistoryError:
         return HttpResponse(status=204)
 
 
 @require_GET
 @login_required
-@_refusing
+@catch_query_errors
 def slow_steps(request: HttpRequest, job_id: str) -> HttpResponse:
     """Compare the steps `from` to `to` with the other steps."""
     job = find_job(request.user, job_id)
@@ -80,7 +79,7 @@ def slow_steps(request: HttpRequest, job_id: str) -> HttpResponse:
 
 @require_GET
 @login_required
-@_refusing
+@catch_query_errors
 def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
     """Return rows or bins of a table, as JSON or as a file."""
     job = find_job(request.user, job_id)
@@ -93,7 +92,7 @@ def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
 
 @require_GET
 @login_required
-@_refusing
+@catch_query_errors
 def tensorboard(request: HttpRequest, job_id: str) -> HttpResponseBase:
     """Return the curves of an attempt as a TensorBoard event file."""
     job = find_job(request.user, job_id)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
-from urllib.parse import urlencode
+from typing import Any, NamedTuple
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -19,15 +18,15 @@ from django.views.decorators.http import require_GET, require_POST
 from jobs.core.access import changeable_jobs, listed_jobs, sees_others, visible_projects
 from jobs.core.job_filters import JobFilter
 from jobs.core.kinds import kind_of, layout_words
-from jobs.models import DEFAULT_PROJECT, LIVE, TERMINAL, Job, Status
-from jobs.pages.jobs.measures import NO_RUN, NOT_MEASURED, read_measured, read_runs, show_measures
-from jobs.pages.jobs.progress import newest_of
-from jobs.pages.jobs.sample import build_sample
+from jobs.models import DEFAULT_PROJECT, LIVE, TERMINAL, Host, Job, Status
+from jobs.pages.jobs.live_figures import get_progress
+from jobs.pages.jobs.measures import NO_RUN, NOT_MEASURED, format_measures, read_measured, read_runs
+from jobs.pages.view_helpers import join_job_sentences
 from jobs.planning.queries import checked
 from jobs.queue.bulk_actions import UNDONE_BY, Several, apply
 from planner.facts.validation import Problem, SpecError
 
-PAGE_SIZE = 50
+JOBS_PER_PAGE = 50
 COLUMNS = {
     "status": "Status",
     "workload": "Workload",
@@ -47,9 +46,9 @@ COLUMNS = {
     "attempt": "Attempt",
 }
 OPTIONAL = {"ended", "speed", "project", "priority", "slots", "attempt"}
-USUAL = tuple(name for name in COLUMNS if name not in OPTIONAL)
-MOST_CHOICES = 20  # projects in a select box; more projects are a text field with suggestions
-BY_THEMSELVES = {"status", "kind", "whose"}  # filters that the template shows outside the common fields
+DEFAULT_COLUMNS = tuple(name for name in COLUMNS if name not in OPTIONAL)
+MAX_PROJECT_CHOICES = 20  # in a select box, more projects are a text field with suggestions
+SEPARATE_FILTERS = {"status", "kind", "whose"}  # filters that the template shows outside the common fields
 DONE = {
     "cancel": "asked to stop",
     "archive": "archived",
@@ -57,6 +56,15 @@ DONE = {
     "tag": "tagged",
     "untag": "untagged",
 }
+
+SAMPLE_SLOTS = 4  # slots of the layout of the tutorial
+
+
+class Sample(NamedTuple):
+    """The whole spec of the sample run, and its layout in words."""
+
+    spec: dict[str, Any]
+    layout: str
 
 
 @require_GET
@@ -67,29 +75,33 @@ def job_list(request: HttpRequest) -> HttpResponse:
     `?part=rows` returns only the table. Each parameter `col` adds a column.
     """
     filters = JobFilter(request.GET, user=request.user, queryset=listed_jobs(request.user))
-    counts = _counts(filters)
+    counts = dict(filters.of_any_status.order_by().values_list("status").annotate(Count("id")))
     page = _CountedPages(filters, counts).get_page(request.GET.get("page"))
     others = sees_others(request.user)
-    columns = columns_of(request, others)
+    # Users who see only their own jobs get no owner column.
+    chosen = [name for name in request.GET.getlist("col") if name in COLUMNS] or DEFAULT_COLUMNS
+    columns = [name for name in COLUMNS if name in chosen and (others or name != "owner")]
     context = {
         "rows": list_rows(list(page), columns),
         "page": page,
         "counts": [(status, counts[status]) for status in Status.values if status in counts],
         "total": sum(counts.values()),
         "active": sum(counts.get(status, 0) for status in LIVE),
-        "active_asked": filters.form.cleaned_data.get("status") == list(LIVE),
-        "asked": filters.form.cleaned_data,
+        "only_active": filters.form.cleaned_data.get("status") == list(LIVE),
+        "query": filters.form.cleaned_data,
         "narrows": filters.narrows,
         "columns": columns,
         "sample": None if counts or filters.narrows else build_sample(),
     }
     if request.GET.get("part") == "rows":
         return render(request, "jobs/rows.html", context)
-    hidden = BY_THEMSELVES if others else BY_THEMSELVES | {"owner"}
-    projects = _projects(filters, request.user)
+    hidden = SEPARATE_FILTERS if others else SEPARATE_FILTERS | {"owner"}
+    # A former member may still own jobs in the requested project.
+    known = {DEFAULT_PROJECT, *visible_projects(request.user).values_list("name", flat=True)}
+    projects = sorted(known | {filters.form.cleaned_data.get("project") or DEFAULT_PROJECT})
     if len(projects) < 2:
         hidden = hidden | {"project"}
-    few = len(projects) <= MOST_CHOICES
+    few = len(projects) <= MAX_PROJECT_CHOICES
     if few:
         choices = [("", "any"), *((name, name) for name in projects)]
         filters.form.fields["project"].widget = Select({"autocomplete": "off"}, choices)
@@ -108,35 +120,13 @@ def job_list(request: HttpRequest) -> HttpResponse:
     return render(request, "jobs/list.html", context)
 
 
-def _projects(filters: JobFilter, user: Any) -> list[str]:
-    """Return the projects of the user, and the requested project, where a former member may still own jobs."""
-    asked = filters.form.cleaned_data.get("project")
-    return sorted(
-        {DEFAULT_PROJECT, *visible_projects(user).values_list("name", flat=True), *([asked] if asked else [])}
-    )
-
-
-def columns_of(request: HttpRequest, others: bool) -> list[str]:
-    """Return the requested columns in the order of COLUMNS, or the usual columns.
-
-    Users who see only their own jobs get no owner column.
-    """
-    asked = [name for name in request.GET.getlist("col") if name in COLUMNS] or list(USUAL)
-    return [name for name in COLUMNS if name in asked and (others or name != "owner")]
-
-
-def _counts(filters: JobFilter) -> dict[str, int]:
-    """Count jobs by status, without the filter by status."""
-    return dict(filters.of_any_status.order_by().values_list("status").annotate(Count("id")))
-
-
 class _CountedPages(Paginator):  # type: ignore[type-arg]  # Django 5.2's cannot be subscripted
     """Pages of jobs whose number is known, so that no query counts the jobs again."""
 
     def __init__(self, filters: JobFilter, counts: dict[str, int]) -> None:
-        super().__init__(filters.qs.prefetch_related("tags"), PAGE_SIZE)
-        asked = filters.form.cleaned_data.get("status") or counts
-        self._count = sum(counts.get(status, 0) for status in asked)
+        super().__init__(filters.qs.prefetch_related("tags"), JOBS_PER_PAGE)
+        statuses = filters.form.cleaned_data.get("status") or counts
+        self._count = sum(counts.get(status, 0) for status in statuses)
 
     @property
     def count(self) -> int:
@@ -145,7 +135,7 @@ class _CountedPages(Paginator):  # type: ignore[type-arg]  # Django 5.2's cannot
 
 def list_rows(jobs: list[Job], columns: list[str]) -> list[dict[str, Any]]:
     """Return the rows of the table. `step` is None if it is not known, `steps` if the job has no number of steps."""
-    live = newest_of(jobs)
+    live = get_progress(jobs)
     measured, runs = read_measured(jobs, columns), read_runs(jobs, columns)
     return [
         {
@@ -166,7 +156,7 @@ def list_rows(jobs: list[Job], columns: list[str]) -> list[dict[str, Any]]:
             "attempt": job.attempt,
             "archived": job.archived,
             "tags": [tag.name for tag in job.tags.all()],
-            **show_measures(job, measured.get(job.id, NOT_MEASURED), runs.get(job.id, NO_RUN), live.get(job.id)),
+            **format_measures(job, measured.get(job.id, NOT_MEASURED), runs.get(job.id, NO_RUN), live.get(job.id)),
         }
         for job in jobs
     ]
@@ -176,49 +166,51 @@ def list_rows(jobs: list[Job], columns: list[str]) -> list[dict[str, Any]]:
 @login_required
 def jobs_act(request: HttpRequest) -> HttpResponse:
     """Act on the selected jobs, then return to the list. A cancel asks for confirmation first."""
-    back = _list_url(request.POST.get("back", ""))
+    parameters = QueryDict(request.POST.get("back", "")[:2000], mutable=True)
+    parameters.pop("part", None)
+    back = reverse("job-list", query=parameters or None)
     ids, action = request.POST.getlist("job"), request.POST.get("action", "")
     if action == "compare":
-        return redirect(f"{reverse('compare')}?{urlencode({'jobs': ','.join(ids)})}")
+        return redirect(reverse("compare", query={"jobs": ",".join(ids)}))
     tags = [name.strip() for name in request.POST.get("tags", "").split(",")]
     try:
-        asked = _checked({"action": action, "jobs": ids, "tags": [name for name in tags if name]})
-        if asked.action == "cancel" and "confirmed" not in request.POST:
-            return _confirm(request, asked)
-        done = apply(asked, request.user)
+        bulk = _check_bulk({"action": action, "jobs": ids, "tags": [name for name in tags if name]})
+        if bulk.action == "cancel" and "confirmed" not in request.POST:
+            live = changeable_jobs(request.user).filter(id__in=bulk.jobs).exclude(status__in=TERMINAL)
+            named = live.only("id", "name", "owner__username", "status")
+            return render(request, "jobs/confirm.html", {"jobs": named, "back": request.POST.get("back", "")})
+        done = apply(bulk, request.user)
     except SpecError as error:
-        messages.error(request, _refusal(error))
+        messages.error(request, join_job_sentences(error))
         return redirect(back)
-    told = f"{len(done)} of {len(asked.jobs)} jobs {DONE[asked.action]}."
-    if done and asked.action in UNDONE_BY:
-        undo = {"action": UNDONE_BY[asked.action], "jobs": done, "tags": ", ".join(asked.tags)}
-        request.session["undo"] = {**undo, "told": told}
+    message = f"{len(done)} of {len(bulk.jobs)} jobs {DONE[bulk.action]}."
+    if done and bulk.action in UNDONE_BY:
+        undo = {"action": UNDONE_BY[bulk.action], "jobs": done, "tags": ", ".join(bulk.tags)}
+        request.session["undo"] = {**undo, "message": message}
     else:
-        messages.success(request, told)
+        messages.success(request, message)
     return redirect(back)
 
 
-def _checked(data: dict[str, Any]) -> Several:
-    asked = checked(Several, data)
-    if asked.action in ("tag", "untag") and not asked.tags:
+def _check_bulk(data: dict[str, Any]) -> Several:
+    bulk = checked(Several, data)
+    if bulk.action in ("tag", "untag") and not bulk.tags:
         raise SpecError([Problem("tags", "`tags` is empty. Enter a tag in the field next to the button.")])
-    return asked
+    return bulk
 
 
-def _confirm(request: HttpRequest, asked: Several) -> HttpResponse:
-    live = changeable_jobs(request.user).filter(id__in=asked.jobs).exclude(status__in=TERMINAL)
-    named = live.only("id", "name", "owner__username", "status")
-    return render(request, "jobs/confirm.html", {"jobs": named, "back": request.POST.get("back", "")})
+def build_sample() -> Sample:
+    """Return the run of the tutorial, on two slots if the largest connected CPU host has fewer than four.
 
-
-def _list_url(query: str) -> str:
-    """Return the address of the list with its parameters."""
-    asked = QueryDict(query[:2000], mutable=True)
-    asked.pop("part", None)
-    return f"{reverse('job-list')}?{asked.urlencode()}" if asked else reverse("job-list")
-
-
-def _refusal(error: SpecError) -> str:
-    if any(problem.field.startswith("jobs") for problem in error.problems):
-        return "Select jobs first."
-    return " ".join(problem.sentence for problem in error.problems)
+    Without a CPU host the run gets the full layout and waits for a host.
+    """
+    slots = Host.objects.taking().filter(device="cpu").values_list("slots", flat=True)
+    fits = max(slots, default=SAMPLE_SLOTS) >= SAMPLE_SLOTS
+    spec = {
+        "name": "sample run",
+        "model": {"preset": "gpt-tiny"},
+        "layout": {"dp": 2, "tp": 2, "zero": 1} if fits else {"dp": 2, "zero": 1},
+        "train": {"steps": 80, "global_batch": 16, "micro_batches": 2, "seq_len": 128},
+        "resources": {"device": "cpu"},
+    }
+    return Sample(spec, "dp 2, tp 2, and ZeRO stage 1" if fits else "dp 2 and ZeRO stage 1")

@@ -11,13 +11,13 @@ from django.db.models.fields.json import KT
 from django.utils import timezone
 
 from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job, StateChange, Status
-from jobs.pages.jobs.progress import Newest
+from jobs.pages.jobs.live_figures import Progress
 from jobs.queue.scheduling.waiting_reasons import with_fact_first
 
-# Columns that need each query.
-OF_ATTEMPTS = {"status", "steps", "step_time", "loss", "reason", "ended", "speed"}
-OF_CHANGES = {"duration", "reason"}
-BEGUN = (Status.STARTING, Status.RUNNING)
+# The columns that need each query
+ATTEMPT_COLUMNS = {"status", "steps", "step_time", "loss", "reason", "ended", "speed"}
+CHANGE_COLUMNS = {"duration", "reason"}
+STARTED = (Status.STARTING, Status.RUNNING)
 UNHEALTHY = ("slow", "hung")  # states of a verdict that the list shows while a job runs
 NOT_EVALUATED = "not evaluated yet"
 
@@ -65,7 +65,7 @@ NO_RUN = Run(None, None, "")
 
 def read_measured(jobs: list[Job], columns: Collection[str]) -> dict[str, Measured]:
     """Return the stored results by job, if a column needs them."""
-    if not OF_ATTEMPTS.intersection(columns):
+    if not ATTEMPT_COLUMNS.intersection(columns):
         return {}
     current = Attempt.objects.filter(job__in=[job.id for job in jobs], number=F("job__attempt"))
     rows = current.values_list(
@@ -82,48 +82,40 @@ def read_measured(jobs: list[Job], columns: Collection[str]) -> dict[str, Measur
 
 def read_runs(jobs: list[Job], columns: Collection[str]) -> dict[str, Run]:
     """Return the changes by job, if a column needs them."""
-    if not OF_CHANGES.intersection(columns):
+    if not CHANGE_COLUMNS.intersection(columns):
         return {}
     found: dict[str, Run] = {}
     changes = StateChange.objects.filter(job__in=[job.id for job in jobs], attempt=F("job__attempt"))
     for job, status, reason, at in changes.order_by("id").values_list("job_id", "status", "reason", "at"):
         began = found.get(job, NO_RUN).began
-        found[job] = Run(began or (at if status in BEGUN else None), at, reason)
+        found[job] = Run(began or (at if status in STARTED else None), at, reason)
     return found
 
 
-def show_measures(job: Job, measured: Measured, run: Run, live: Newest | None) -> dict[str, Any]:
+def format_measures(job: Job, measured: Measured, run: Run, live: Progress | None) -> dict[str, Any]:
     """Return the values of a row. A value that is not known is None."""
+    verdict, last = measured.verdict, measured.last_loss
+    # The curve ends before the last step if the loss became NaN or infinite.
+    final_loss = last["loss"] if last and last["step"] == measured.steps else None
     return {
         "ended": measured.ended if job.status in TERMINAL else None,
         "speed": measured.speed,
         "step_s": measured.step_s or measured.live_step_s,
-        "loss": live.loss if live else _final_loss(measured),
-        "duration_s": _duration(job, run),
-        "reason": _reason(job, measured.verdict, run.reason),
-        "stalled": job.status == Status.RUNNING and _is_stalled(measured.verdict),
+        "loss": live.loss if live else final_loss,
+        "duration_s": _get_duration(job, run),
+        "reason": _get_reason(job, verdict, run.reason),
+        "stalled": job.status == Status.RUNNING and verdict.get("state") == "hung" and not verdict.get("over"),
     }
 
 
-def _is_stalled(verdict: Mapping[str, Any]) -> bool:
-    """Return whether the stored verdict of a running attempt is a stall."""
-    return verdict.get("state") == "hung" and not verdict.get("over")
-
-
-def _final_loss(measured: Measured) -> float | None:
-    """Return the loss of the last step. The curve ends earlier if the loss became NaN or infinite."""
-    last = measured.last_loss
-    return last["loss"] if last and last["step"] == measured.steps else None
-
-
-def _duration(job: Job, run: Run) -> float | None:
+def _get_duration(job: Job, run: Run) -> float | None:
     if run.began is None or run.last is None:
         return None
     end = timezone.now() if job.status in ON_A_HOST else run.last
     return (end - run.began).total_seconds()
 
 
-def _reason(job: Job, verdict: Mapping[str, Any], told: str) -> str:
+def _get_reason(job: Job, verdict: Mapping[str, Any], reason: str) -> str:
     """Return why a job waits, does not run as planned, or did not succeed."""
     if job.status == Status.QUEUED:
         return with_fact_first(job.wait_reason) or NOT_EVALUATED
@@ -132,10 +124,10 @@ def _reason(job: Job, verdict: Mapping[str, Any], told: str) -> str:
     if job.status not in TERMINAL:
         if verdict.get("state") in UNHEALTHY:
             return str(verdict["sentence"])
-        return told if job.status in (Status.UNREACHABLE, Status.CANCELLING) else ""
+        return reason if job.status in (Status.UNREACHABLE, Status.CANCELLING) else ""
     if verdict.get("over") and verdict.get("state") == "failed":
         return without_status(str(verdict["sentence"]), job.status)
-    return told
+    return reason
 
 
 def without_status(sentence: str, status: str) -> str:

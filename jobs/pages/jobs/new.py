@@ -1,4 +1,4 @@
-"""The job form."""
+"""The job form, and the form that runs your own training script."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from jobs.core.access import find_job, projects_to_submit_to
 from jobs.core.errors import MissingError
 from jobs.core.text import parse_json
 from jobs.models import Job
-from jobs.pages.forms import once, spec_form
+from jobs.pages.forms import derived, field_groups, spec_form
+from jobs.pages.view_helpers import submit_once
 from jobs.planning.fit import UnfitError
 from jobs.planning.hardware import hardware
 from jobs.planning.planners import BusyError
 from planner.facts.presets import TEMPLATES
+from planner.facts.resources import Resources, SlurmSpec
+from planner.facts.spec import JobSpec, Layout, ScriptSpec
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.stacks import STACKS
 
@@ -27,9 +30,16 @@ FIRST_RUN = {
     "layout": {"dp": 2, "tp": 2},
     "train": {"steps": 200, "eval_every": 50},
 }
-
-
 PREFILLED = ("train.steps",)  # the form starts with another value, so the page does not name the default
+FIRST_SCRIPT: dict[str, Any] = {"name": "my script", "layout": {"dp": 2}}
+SCRIPT_FIELDS = (
+    derived.read_fields("", JobSpec, only=["name"])
+    | derived.read_fields("script", ScriptSpec)
+    | derived.read_fields("layout", Layout, only=["dp"])
+    | derived.read_fields("resources", Resources, only=["device", "host", "engine"])
+    | derived.read_fields("resources.slurm", SlurmSpec)
+    | field_groups.SCHEDULING_FIELDS
+)
 
 
 @require_http_methods(["GET", "POST"])
@@ -42,56 +52,52 @@ def job_new(request: HttpRequest) -> HttpResponse:
     the JSON of a whole spec.
     """
     if request.method == "GET":
-        return _filled_form(request)
-    data, broken = _posted_spec(request)
-    if broken:
-        return _form(request, FIRST_RUN, broken)
+        return _render_filled_form(request)
+    if "spec" in request.POST:
+        try:
+            data = parse_json(request.POST["spec"])
+        except ValueError:
+            problem = Problem("spec", "The form arrived empty or incomplete. Submit it again.")
+            return _render_form(request, FIRST_RUN, [problem])
+    else:
+        data = spec_form.parse_form(request.POST)
     cluster = request.POST.get("cluster", "")
     try:
-        return once.submitted(request, data)
+        return submit_once(request, data)
     except UnfitError as error:
-        return _form(request, data, error.problems, cluster=cluster, is_unfit=True)
+        return _render_form(request, data, error.problems, cluster=cluster, is_unfit=True)
     except SpecError as error:
-        return _form(request, data, error.problems, cluster=cluster)
+        return _render_form(request, data, error.problems, cluster=cluster)
     except BusyError as error:
-        return _form(request, data, [Problem("layout", str(error))], cluster=cluster)
+        return _render_form(request, data, [Problem("layout", str(error))], cluster=cluster)
 
 
-def _filled_form(request: HttpRequest) -> HttpResponse:
+def _render_filled_form(request: HttpRequest) -> HttpResponse:
     query = request.GET
     if "from" in query:
         source = find_job(request.user, query["from"])
-        return _form(request, _resuming(source.spec, query.get("resume")), [], source=source)
+        spec = source.spec
+        if checkpoint := query.get("resume"):
+            spec = {**spec, "train": {**spec.get("train", {}), "resume": checkpoint}}
+        return _render_form(request, spec, [], source=source)
     if "template" in query:
         template = TEMPLATES.get(query["template"])
         if template is None:
             raise MissingError("template")
         twin = "twin" in query
-        return _form(request, template.twin if twin else template.spec, [], cluster="" if twin else template.cluster)
+        return _render_form(
+            request, template.twin if twin else template.spec, [], cluster="" if twin else template.cluster
+        )
     if "spec" in query:
         try:
-            return _form(request, parse_json(query["spec"]), [], cluster=query.get("cluster", ""))
+            return _render_form(request, parse_json(query["spec"]), [], cluster=query.get("cluster", ""))
         except ValueError:
             message = "The `spec` in this link is not valid JSON. Fill in the form, or copy the whole link again."
-            return _form(request, FIRST_RUN, [Problem("spec", message)])
-    return _form(request, FIRST_RUN, [])
+            return _render_form(request, FIRST_RUN, [Problem("spec", message)])
+    return _render_form(request, FIRST_RUN, [])
 
 
-def _resuming(spec: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
-    """Return the spec, with a checkpoint to resume from if one is named."""
-    return spec if checkpoint is None else {**spec, "train": {**spec.get("train", {}), "resume": checkpoint}}
-
-
-def _posted_spec(request: HttpRequest) -> tuple[Any, list[Problem]]:
-    if "spec" not in request.POST:
-        return spec_form.spec_from_form(request.POST), []
-    try:
-        return parse_json(request.POST["spec"]), []
-    except ValueError:
-        return None, [Problem("spec", "The form arrived empty or incomplete. Submit it again.")]
-
-
-def _form(
+def _render_form(
     request: HttpRequest,
     spec: Any,
     problems: list[Problem],
@@ -100,30 +106,65 @@ def _form(
     cluster: str = "",
     is_unfit: bool = False,
 ) -> HttpResponse:
-    values = spec_form.values_from_spec(spec)
-    errors, other_errors = spec_form.errors_by_field(problems)
+    values = spec_form.format_values(spec)
+    errors, other_errors = spec_form.sort_problems(problems)
     stack = STACKS.get(values["resources.stack"])
-    unavailable, reasons = spec_form.unavailable(spec)
+    defaults = derived.format_defaults(spec_form.NUMBER_FIELDS)
+    unavailable, reasons = spec_form.list_unavailable(spec)
     context = {
         "values": values,
-        "options": spec_form.options_for(values),
+        "options": spec_form.list_options(values),
         "parts": spec_form.HIDDEN,
-        "constraints": spec_form.constraints(values),
-        "limits": spec_form.limits(),
-        "defaults": {name: text for name, text in spec_form.defaults().items() if name not in PREFILLED},
+        "constraints": spec_form.list_constraints(values),
+        "limits": derived.format_limits(spec_form.NUMBER_FIELDS),
+        "defaults": {name: text for name, text in defaults.items() if name not in PREFILLED},
         "unavailable": unavailable,
         "reasons": reasons,
         "errors": errors,
         "other_errors": other_errors,
-        "presets": spec_form.preset_cards(),
+        "presets": spec_form.list_presets(),
         "source": source,
         "templates": TEMPLATES,
         "hardware": hardware(),
         "cluster": cluster,
         "other_stack": stack.title if stack and values["resources.stack"] != "ours" else "",
-        "folds": spec_form.folds(values, errors, FIRST_RUN),
+        "folds": spec_form.find_folds(values, errors, FIRST_RUN),
         "projects": projects_to_submit_to(request.user),
         "slurm": settings.SLURM is not None,
         "is_unfit": is_unfit,
     }
     return render(request, "jobs/new.html", context, status=422 if problems else 200)
+
+
+@require_http_methods(["GET", "POST"])
+@login_required
+def script_new(request: HttpRequest) -> HttpResponse:
+    """Show the form of your own script, or submit it. `?from=ID` fills it in from a job."""
+    if request.method == "GET":
+        spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else FIRST_SCRIPT
+        return _render_script_form(request, derived.format_values(SCRIPT_FIELDS, spec), [])
+    try:
+        spec = field_groups.drop_unused_engines(derived.parse_form(SCRIPT_FIELDS, request.POST))
+        return submit_once(request, {"kind": "script", **spec})
+    except SpecError as error:
+        values = {name: request.POST.get(name, "") for name in SCRIPT_FIELDS}
+        return _render_script_form(request, values, error.problems)
+
+
+def _render_script_form(request: HttpRequest, values: dict[str, Any], problems: list[Problem]) -> HttpResponse:
+    errors, other_errors = derived.sort_problems(
+        problems, SCRIPT_FIELDS, {"layout": "layout.dp", "script": "script.path"}
+    )
+    labels = {**field_groups.LABELS, "resources.device": {"cpu": "CPU", "cuda": "GPU"}}
+    context = {
+        "values": values,
+        "errors": errors,
+        "other_errors": other_errors,
+        "options": derived.list_options(SCRIPT_FIELDS, labels, values),
+        "limits": derived.format_limits(SCRIPT_FIELDS),
+        "defaults": derived.format_defaults(SCRIPT_FIELDS),
+        "projects": projects_to_submit_to(request.user),
+        "slurm": settings.SLURM is not None,
+        "turn": field_groups.has_scheduling_changes(values),
+    }
+    return render(request, "jobs/script.html", context, status=422 if problems else 200)

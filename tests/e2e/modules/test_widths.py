@@ -175,7 +175,9 @@ def overview() -> str:
     job = {"name": LONG, "status": "queued", "attempt": 3}
     change = {"job": job, "job_id": "a", "attempt": 2, "status": "failed", "at": timezone.now(), "reason": LONG * 2}
     host = {"host": {"name": LONG, "device_name": "8 x " + LONG, "slots": 8}, "held": 2, "state": "draining"}
-    counts = dict.fromkeys(("num_hosts", "held", "slots", "num_running", "num_told", "num_waiting", "num_failed"), 1)
+    counts = dict.fromkeys(
+        ("num_hosts", "held", "slots", "num_running", "num_measured", "num_waiting", "num_failed"), 1
+    )
     counts |= {"connected": 1, "failed_jobs": 1}
     lists = {"running": [running], "waiting": [{**running, "wait_reason": LONG * 2}], "failed": [change]}
     told = {**counts, **lists, "hosts": [host], "any_job": True, "rate": 1e9, "waited_s": 5.0}

@@ -14,7 +14,7 @@ from django.utils import timezone
 from contracts.names import telemetry_stream
 from jobs.models import Attempt, Host, Job, Member, Status
 from jobs.operations.metrics.ranks import of_streams
-from jobs.pages.jobs import nowtraffic, progress
+from jobs.pages.jobs import live_figures
 from jobs.queue.termination import Idle
 from tests.jobs.api.following import step
 
@@ -47,8 +47,8 @@ def test_a_spoilt_entry_is_left_out_and_the_rest_is_told(
     idle = Idle()
     idle.end(live_redis)
     assert [idle._stood[key][0] for key in keys] == [-1, 6]
-    assert progress._read(keys) == {keys[0]: None, keys[1]: progress.Newest(6, 4.0)}
-    assert nowtraffic._read(keys) == {keys[0]: None, keys[1]: 0.0}
+    assert live_figures.read_progress(keys) == {keys[0]: None, keys[1]: live_figures.Progress(6, 4.0)}
+    assert live_figures.read_traffic_rates(keys) == {keys[0]: None, keys[1]: 0.0}
     assert [told and told[0].step for told in of_streams({(*key, 0): 1 for key in keys}).values()] == [{}, 6]
 
 
@@ -66,6 +66,6 @@ def test_what_a_run_sends_now_is_of_all_its_hosts(
             counted = {**cell, "payload_bytes": 100 * number, "algorithmic_bytes": 0, "busy_s": 0.0}
             item = {**step(number, rank=node), "time": float(number), "cells": [counted]}
             live_redis.xadd(telemetry_stream(job.id, 1, node), {"b": msgpack.packb({"items": [item]})})
-    assert nowtraffic._read([(job.id, 1)]) == {(job.id, 1): 200.0}
-    few = [(f"{number}", 1) for number in range(nowtraffic.MOST_STREAMS - 1)]
-    assert (job.id, 1) not in {key[:2] for key in nowtraffic._streams([*few, (job.id, 1)])}, "a part is no sum"
+    assert live_figures.read_traffic_rates([(job.id, 1)]) == {(job.id, 1): 200.0}
+    few = [(f"{number}", 1) for number in range(live_figures.MAX_STREAMS - 1)]
+    assert (job.id, 1) not in {key[:2] for key in live_figures.list_streams([*few, (job.id, 1)])}, "a part is no sum"

@@ -12,26 +12,26 @@ from django.contrib.auth.models import User
 from django.http import QueryDict
 from django.test import Client
 
-from jobs.pages import collectives_form as lab_form
+from jobs.pages import collectives
 from jobs.pages.forms import derived, spec_form
-from jobs.pages.jobs import script
+from jobs.pages.jobs import new
 from planner.facts.parse_spec import parse_fields, parse_spec
 from planner.facts.presets import TEMPLATES
 from planner.facts.resources import STACK_OPTIONS, SoftwareSpec
 from planner.facts.spec import LabSpec
 from planner.facts.validation import SpecError
 
-PAGES = {"/jobs/new/": spec_form.FIELDS, "/jobs/script/": script.FIELDS, "/collectives/": lab_form.FIELDS}
+PAGES = {"/jobs/new/": spec_form.FIELDS, "/jobs/script/": new.SCRIPT_FIELDS, "/collectives/": collectives.FIELDS}
 
 
 def posted(values: dict[str, Any]) -> QueryDict:
     """The values as a browser would send them: nothing of a box that is not ticked."""
     sent = QueryDict(mutable=True)
     for name, value in values.items():
-        field = spec_form.FIELDS.get(name) or lab_form.FIELDS.get(name)
+        field = spec_form.FIELDS.get(name) or collectives.FIELDS.get(name)
         if isinstance(value, list):
             sent.setlist(name, value)
-        elif not (field and field.ticked and value == "false"):
+        elif not (field and field.is_checkbox and value == "false"):
             sent[name] = value
     return sent
 
@@ -49,7 +49,7 @@ def test_every_field_of_the_models_is_on_its_page(path: str, owner: User, client
     client.force_login(owner)
     page = client.get(path).content.decode()
     assert [name for name in PAGES[path] if f'name="{name}"' not in page] == []
-    told = derived.limits_of(PAGES[path])
+    told = derived.format_limits(PAGES[path])
     assert told
     assert [limits for name, limits in told.items() if f'data-field="{name}"' in page and limits not in page] == []
 
@@ -57,7 +57,7 @@ def test_every_field_of_the_models_is_on_its_page(path: str, owner: User, client
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_spec_goes_into_the_form_and_comes_back(name: str) -> None:
     twin = TEMPLATES[name].twin
-    back = spec_form.spec_from_form(posted(spec_form.values_from_spec(twin)))
+    back = spec_form.parse_form(posted(spec_form.format_values(twin)))
     assert parse_spec({**back, "name": "x"}) == parse_spec({**twin, "name": "x"})
 
 
@@ -76,7 +76,7 @@ def test_a_copied_model_keeps_the_parts_that_the_form_shows_no_field_of(
     spec = parse_fields({"model": model, "train": {"seq_len": 1024}})
     client.force_login(owner)
     page = client.get("/jobs/new/", {"spec": json.dumps(spec.model_dump(exclude_unset=True))})
-    assert parse_fields(spec_form.spec_from_form(filled_in(page))).model == spec.model
+    assert parse_fields(spec_form.parse_form(filled_in(page))).model == spec.model
 
 
 def test_a_copied_job_keeps_what_it_asks_of_the_layout_that_is_chosen(owner: User, client: Client) -> None:
@@ -86,13 +86,13 @@ def test_a_copied_job_keeps_what_it_asks_of_the_layout_that_is_chosen(owner: Use
     assert (
         "Other constraints of the copied job: max_memory_bytes 1000000000, tp 2, zero [0, 1]." in page.content.decode()
     )
-    assert spec_form.spec_from_form(filled_in(page))["layout"] == {"auto": asked}
+    assert spec_form.parse_form(filled_in(page))["layout"] == {"auto": asked}
 
 
 def test_a_part_that_no_form_sent_is_refused_by_its_name() -> None:
-    values = spec_form.values_from_spec({"model": {"preset": "gpt-tiny", "num_layers": 2}})
+    values = spec_form.format_values({"model": {"preset": "gpt-tiny", "num_layers": 2}})
     with pytest.raises(SpecError, match=r"model\.moe"):
-        parse_fields(spec_form.spec_from_form(posted({**values, "model.moe": "{broken"})))
+        parse_fields(spec_form.parse_form(posted({**values, "model.moe": "{broken"})))
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_of_the_software_only_what_its_stack_leaves_open_is_sent(
     stack: str, sent: dict[str, str], told: tuple[str, bool] | None
 ) -> None:
     """Fields of other stacks are on the page too, and what was ticked before a stack was chosen is still ticked."""
-    values = spec_form.values_from_spec({"model": {"preset": "gpt-tiny"}, "resources": {"stack": stack}})
+    values = spec_form.format_values({"model": {"preset": "gpt-tiny"}, "resources": {"stack": stack}})
     form = posted(values | {f"resources.software.{name}": value for name, value in sent.items()})
-    spec = spec_form.spec_from_form(form)
+    spec = spec_form.parse_form(form)
     software = parse_spec(spec).resources.software
     assert (software and (software.cuda_graphs, software.deterministic)) == told
-    back = spec_form.values_from_spec(spec)
+    back = spec_form.format_values(spec)
     assert back["resources.software.cuda_graphs"] == (told[0] if told else "none")
-    assert spec_form.spec_from_form(posted(back)) == spec
+    assert spec_form.parse_form(posted(back)) == spec
 
 
 def test_the_planner_shows_each_field_of_the_software_for_the_stacks_that_leave_it_open(
@@ -135,7 +135,7 @@ def test_the_job_form_keeps_the_software_of_its_link_without_a_field_for_it(owne
     page = client.get("/jobs/new/", {"spec": json.dumps({"resources": resources})})
     assert "The estimates assume the software stack " in page.content.decode()
     assert 'data-for="resources.stack"' not in page.content.decode()
-    back = spec_form.spec_from_form(filled_in(page))["resources"]
+    back = spec_form.parse_form(filled_in(page))["resources"]
     assert {name: back[name] for name in resources} == resources
 
 
@@ -148,11 +148,11 @@ def test_the_query_of_a_form_opens_the_form_again() -> None:
         {"layout": {"auto": {"ranks": 4, "tp": 2}}, "name": "x y&z", "after": [], "resources": {"labels": ["a", "b"]}},
     ]
     for spec in specs:
-        values = spec_form.values_from_spec(spec)
-        query = QueryDict(spec_form.query_of(spec_form.spec_from_form(posted(values)), "h100"))
+        values = spec_form.format_values(spec)
+        query = QueryDict(spec_form.format_query(spec_form.parse_form(posted(values)), "h100"))
         assert query["cluster"] == "h100"
-        assert spec_form.values_from_spec(json.loads(query["spec"])) == values
-    assert spec_form.query_of(spec_form.spec_from_form(posted(spec_form.values_from_spec({}))), "") == "spec=%7B%7D"
+        assert spec_form.format_values(json.loads(query["spec"])) == values
+    assert spec_form.format_query(spec_form.parse_form(posted(spec_form.format_values({}))), "") == "spec=%7B%7D"
 
 
 def test_unavailable_options_are_disabled_before_any_script_runs(owner: User, client: Client) -> None:
@@ -169,8 +169,8 @@ def test_unavailable_options_are_disabled_before_any_script_runs(owner: User, cl
 
 def test_a_lab_goes_into_the_form_and_comes_back() -> None:
     lab = LabSpec(primitives=["barrier", "gather"], ranks=[3, 1], root=1, dtype="int32", reduce_op="max", factor=2)
-    sent = posted(lab_form.values_from_spec({"lab": lab.model_dump(), "layout": {"dp": 4}}))
-    assert LabSpec(**derived.spec_from(lab_form.FIELDS, sent)["lab"]) == lab
+    sent = posted(collectives.format_values({"lab": lab.model_dump(), "layout": {"dp": 4}}))
+    assert LabSpec(**derived.parse_form(collectives.FIELDS, sent)["lab"]) == lab
 
 
 def test_what_a_field_takes_is_read_from_its_model() -> None:
@@ -183,9 +183,9 @@ def test_what_a_field_takes_is_read_from_its_model() -> None:
     )
     assert fields["train.resume"].optional
     assert fields["train.precision"].choices == ("fp32", "bf16", "bf16_gradients", "bf16_state", "fp8", "fp8_gradients")
-    assert fields["train.compile"].ticked
-    assert not fields["train.overlap"].ticked  # on by default: nothing sent must not mean off
-    assert lab_form.FIELDS["lab.ranks"][:3] == ("int", True, True)
+    assert fields["train.compile"].is_checkbox
+    assert not fields["train.overlap"].is_checkbox  # on by default: nothing sent must not mean off
+    assert collectives.FIELDS["lab.ranks"][:3] == ("int", True, True)
     assert "model.moe" not in fields
 
 
@@ -207,14 +207,14 @@ def test_text_becomes_what_the_field_takes_or_stays_for_the_parser_to_refuse(nam
     sent = QueryDict(mutable=True)
     sent[name] = text
     section, _, last = name.rpartition(".")
-    spec = derived.spec_from(spec_form.FIELDS, sent)
+    spec = derived.parse_form(spec_form.FIELDS, sent)
     assert (spec[section] if section else spec)[last] == value
 
 
 def test_what_was_not_sent_keeps_its_default() -> None:
-    assert derived.spec_from(spec_form.FIELDS, QueryDict()) == {}
-    assert derived.spec_from(lab_form.FIELDS, QueryDict("layout.dp=2")) == {"layout": {"dp": 2}}
-    ticked = derived.spec_from(lab_form.FIELDS, QueryDict("lab.factor=2"))
+    assert derived.parse_form(spec_form.FIELDS, QueryDict()) == {}
+    assert derived.parse_form(collectives.FIELDS, QueryDict("layout.dp=2")) == {"layout": {"dp": 2}}
+    ticked = derived.parse_form(collectives.FIELDS, QueryDict("lab.factor=2"))
     assert ticked["lab"]["primitives"] == []  # the whole form came, and no box was ticked
 
 
@@ -228,10 +228,10 @@ def test_nothing_of_a_fresh_form_is_marked_as_changed(owner: User, client: Clien
 
 def test_an_unreadable_line_of_arguments_is_told_by_its_field() -> None:
     with pytest.raises(SpecError, match=r"`script\.args` cannot be split into arguments: No closing quotation"):
-        derived.spec_from(script.FIELDS, QueryDict("script.args='open"))
+        derived.parse_form(new.SCRIPT_FIELDS, QueryDict("script.args='open"))
 
 
 @pytest.mark.parametrize("spec", [None, 5, [], {"layout": 5}, {"train": None, "model": []}, {"name": {}, "lab": "x"}])
 def test_a_senseless_spec_fills_the_form_with_defaults(spec: Any) -> None:
-    assert spec_form.values_from_spec(spec)["layout.dp"] == "1"
-    assert spec_form.values_from_spec(spec)["train.steps"] == "50"
+    assert spec_form.format_values(spec)["layout.dp"] == "1"
+    assert spec_form.format_values(spec)["train.steps"] == "50"

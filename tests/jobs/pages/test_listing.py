@@ -19,7 +19,7 @@ from rest_framework.test import APIClient
 from contracts.names import telemetry_stream
 from jobs.models import Attempt, Job, JobTag, Membership, Project, Role, Status
 from jobs.pages.jobs import listing as pages
-from jobs.pages.jobs import progress
+from jobs.pages.jobs import live_figures
 from jobs.queue import actions
 from tests.jobs.api.following import step
 from tests.jobs.metrics.board import go_on, tell
@@ -30,7 +30,7 @@ SCRIPT = {"kind": "script", "name": "a script", "layout": {"dp": 2}, "script": {
 
 @pytest.fixture(autouse=True)
 def _nothing_read_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_running", progress.RunningSteps())
+    live_figures.progress_cache.clear()
 
 
 def names(client: Client, query: str) -> list[str]:
@@ -38,10 +38,10 @@ def names(client: Client, query: str) -> list[str]:
 
 
 def test_a_list_comes_in_pages_and_forgets_no_job(make_jobs: Make, owner: User, client: Client) -> None:
-    make_jobs(2 * pages.PAGE_SIZE + 1)
+    make_jobs(2 * pages.JOBS_PER_PAGE + 1)
     client.force_login(owner)
     seen = [name for page in (1, 2, 3) for name in names(client, f"?page={page}")]
-    assert len(seen) == len(set(seen)) == 2 * pages.PAGE_SIZE + 1
+    assert len(seen) == len(set(seen)) == 2 * pages.JOBS_PER_PAGE + 1
     first = client.get("/?status=queued").content.decode()
     assert "1 to 50 of 101" in first
     assert 'href="/?status=queued&amp;page=2"' in first

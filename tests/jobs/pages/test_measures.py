@@ -17,8 +17,8 @@ from django.utils import timezone
 
 from contracts.names import telemetry_stream
 from jobs.models import Attempt, Job, StateChange, Status
-from jobs.pages.jobs import progress
-from jobs.pages.jobs.progress import Newest, newest
+from jobs.pages.jobs import live_figures
+from jobs.pages.jobs.live_figures import Progress, find_progress
 from jobs.templatetags.meshboard import loss_value, span
 from tests.jobs.api.following import step
 
@@ -31,7 +31,7 @@ NOTHING = "\N{EN DASH}"
 
 @pytest.fixture(autouse=True)
 def _nothing_read_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_running", progress.RunningSteps())
+    live_figures.progress_cache.clear()
 
 
 def changes(job: Job, begin: datetime, **after_s: float) -> None:
@@ -149,13 +149,13 @@ def test_a_job_that_never_began_has_no_measures(make_jobs: Make, owner: User, cl
 
 
 def test_the_newest_loss_is_of_the_newest_step() -> None:
-    assert newest([]) is None
-    assert newest([step(3, 2.0), step(5, None), step(4, 1.5)]) == Newest(5, 1.5)
-    assert newest([step(3, None)]) == Newest(3, None)
-    told = newest([step(3, 2.0), {**step(4, None), "not_finite": "loss is nan and gradient norm is nan"}])
+    assert find_progress([]) is None
+    assert find_progress([step(3, 2.0), step(5, None), step(4, 1.5)]) == Progress(5, 1.5)
+    assert find_progress([step(3, None)]) == Progress(3, None)
+    told = find_progress([step(3, 2.0), {**step(4, None), "not_finite": "loss is nan and gradient norm is nan"}])
     assert told is not None
     assert loss_value(told.loss) == "NaN"
-    assert newest([step(3, 2.0), {**step(4, 1.0), "not_finite": "gradient norm is inf"}]) == Newest(4, 1.0)
+    assert find_progress([step(3, 2.0), {**step(4, 1.0), "not_finite": "gradient norm is inf"}]) == Progress(4, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from django.contrib.staticfiles import finders
 from django.urls import reverse
 
 from jobs.models import Attempt, Job
-from jobs.pages.jobs.compare import axis_figures, figures
+from jobs.pages.jobs.compare import list_axis_figures, list_figures
 from jobs.queue import actions
 from jobs.templatetags.meshboard import in_unit, instant, moment
 from tests.planner.wrong_specs import GOOD
@@ -99,7 +99,7 @@ def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> N
         str(place): {**told, "verdict": {"0": [{**row, "predicted_bytes": 7 * ran, "measured_bytes": 7 * ran}]}}
         for place, (ran, told) in enumerate(runs)
     }
-    [figure] = axis_figures([Job(id=place, spec=ONE_RANK) for place in exits], exits)
+    [figure] = list_axis_figures([Job(id=place, spec=ONE_RANK) for place in exits], exits)
     assert (figure.title, figure.planned, figure.measured) == (
         "dp payload bytes per step, sum of all ranks",
         [7, 7],
@@ -115,9 +115,12 @@ def test_compare_tells_no_sum_and_no_fullest_rank_of_some_ranks(job: Job) -> Non
     two = {"layout": {"dp": 2, "tp": 1, "pp": 1}}
     jobs = [Job(id="1", spec=ONE_RANK, estimate={}), Job(id="2", spec=two, estimate={})]
     exits = {"1": told, "2": told}
-    [sent] = axis_figures(jobs, exits)
+    [sent] = list_axis_figures(jobs, exits)
     assert sent.measured == [7, None]
-    assert next(one for one in figures(jobs, exits, [None, None]) if "highest peak" in one.title).measured == [5, None]
+    assert next(one for one in list_figures(jobs, exits, [None, None]) if "highest peak" in one.title).measured == [
+        5,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,7 @@ def test_losses_are_compared_at_the_last_common_step(
         one.id: {"losses": [{"step": step, "loss": step / 100, "time": 1.0} for step in ran]}
         for one, ran in zip(jobs, steps, strict=True)
     }
-    row = next(one for one in figures(jobs, exits, [None, None]) if one.title.startswith("loss"))
+    row = next(one for one in list_figures(jobs, exits, [None, None]) if one.title.startswith("loss"))
     assert (row.title, row.measured) == (title, measured)
 
 

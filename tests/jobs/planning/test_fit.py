@@ -94,7 +94,7 @@ def test_a_dry_run_and_a_job_on_unknown_cpus_are_never_refused(owner: User, api:
 @pytest.mark.django_db
 def test_the_form_asks_again_and_then_queues(owner: User, client: Client) -> None:
     client.force_login(owner)
-    values = {name: text for name, text in spec_form.values_from_spec(LARGE).items() if text != "false"}
+    values = {name: text for name, text in spec_form.format_values(LARGE).items() if text != "false"}
     refused = client.post("/jobs/new/", values)
     assert refused.status_code == 422
     page = refused.content.decode()
@@ -105,7 +105,7 @@ def test_the_form_asks_again_and_then_queues(owner: User, client: Client) -> Non
 
 
 def badge(client: Client, spec: dict[str, Any], **more: str) -> dict[str, Any]:
-    values = {name: text for name, text in spec_form.values_from_spec(spec).items() if text != "false"}
+    values = {name: text for name, text in spec_form.format_values(spec).items() if text != "false"}
     answer: dict[str, Any] = client.post("/plan/", {**values, **more}).json()["readiness"]
     return answer
 

@@ -5,7 +5,7 @@ import { headline } from "../plan/headline.js";
 
 const ASK_MS = 10_000;
 
-/** The texts of an answer, see jobs/pages/jobs/waiting.py. Pure. */
+/** The texts of an answer, see jobs/pages/jobs/job_page.py. Pure. */
 export function waitingWords({ place, total, reason, starts, starts_when: when, next }) {
   return {
     place: place === null ? "–" : `${integer(place)} of ${integer(total)} in the queue`,

@@ -1,33 +1,50 @@
-"""Serve the page of one job, and its actions."""
+"""The page of one job, its actions, its notice, and its wait in the queue."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
-from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
+from typing_extensions import TypedDict
 
 from jobs.core.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to, visible_job
 from jobs.core.job_details import JobDetail, job_detail
 from jobs.core.kinds import TABS, Tabs, external_tabs, kind_of, layout_words
 from jobs.core.retries import disproved
 from jobs.models import ELSEWHERE, TERMINAL, Job, Status
-from jobs.pages.busy import busy_as_503
-from jobs.pages.forms import once
-from jobs.pages.jobs.notice import notice_of
-from jobs.pages.jobs.waiting import describe_wait
+from jobs.pages.view_helpers import catch_busy_planner, get_user, get_username, submit_once
 from jobs.people.notifications import ends
 from jobs.planning.elastic import NoOfferError, is_stranded
 from jobs.queue import actions, derived_jobs
 from jobs.queue.inbound.silence import HeardError, give_up
+from jobs.queue.view import rows, view
 from planner.facts.validation import SpecError
 
-AGAIN = (Status.FAILED, Status.LOST, Status.CANCELLED)
+REQUEUEABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
+MAX_REASON_LENGTH = 160  # characters, in a notice
+
+
+class Notice(NamedTuple):
+    """A message with its color."""
+
+    tone: str
+    text: str
+
+
+class Waiting(TypedDict):
+    """The queue entry of one job."""
+
+    place: int | None  # position from 1, None if another scheduler queues the job
+    total: int  # queued jobs
+    reason: str  # empty before the first evaluation
+    starts: str | None  # estimated start in ISO 8601, None if unknown
+    starts_when: str  # the event that the estimated start depends on
+    next: str  # the action of the reader
 
 
 @require_GET
@@ -40,7 +57,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     kind, external = kind_of(job.spec), job.engine == ELSEWHERE
     data, queued, terminal = job_detail(job), job.status == Status.QUEUED, job.status in TERMINAL
     started = job.history.filter(attempt=job.attempt, status=Status.STARTING).exists()
-    tabs = _tabs(
+    tabs = _list_tabs(
         job, data, external_tabs(kind) if external else kind.tabs, is_bare=queued or (terminal and not started)
     )
     panels = {name for tab in tabs for name in tab["panels"]}
@@ -54,7 +71,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "is_single": sum(tab["shown"] for tab in tabs) == 1,
         "has_verdict": "first/health" in panels,
         "has_charts": "first/traffic" in panels,
-        "notice": notice_of(data, has_verdict="first/health" in panels and started),
+        "notice": make_notice(data, has_verdict="first/health" in panels and started),
         "states": [change for change in data["history"] if change["attempt"] == job.attempt],
         "earlier": [change for change in data["history"] if change["attempt"] != job.attempt],
         "waiting": describe_wait(request.user, job) if queued else None,
@@ -62,10 +79,10 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "terminal": terminal,
         "started": started,
         "elsewhere": external,
-        "again": job.status in AGAIN and not external and not disproved(job),
+        "again": job.status in REQUEUEABLE and not external and not disproved(job),
         "stranded": queued and is_stranded(job),
         "may_change": may_change(request.user, job),
-        "end_mail": ends.told(cast(User, request.user), job),
+        "end_mail": ends.told(get_user(request), job),
         "check_of": visible_job(request.user, job.check_of_id or ""),
         "check": derived_jobs.newest(request.user, job),
         "check_offer": derived_jobs.offer(request.user, job),
@@ -75,7 +92,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     return render(request, "jobs/detail.html", context)
 
 
-def _tabs(job: Job, data: JobDetail, tabs: Tabs, *, is_bare: bool) -> list[dict[str, Any]]:
+def _list_tabs(job: Job, data: JobDetail, tabs: Tabs, *, is_bare: bool) -> list[dict[str, Any]]:
     """List the tabs with their panels. A bare job has nothing to show outside its overview yet."""
     found = []
     for tab, names in tabs.items():
@@ -91,18 +108,18 @@ def _tabs(job: Job, data: JobDetail, tabs: Tabs, *, is_bare: bool) -> list[dict[
 def job_cancel(request: HttpRequest, job_id: str) -> HttpResponse:
     """Cancel a job and return to its page."""
     job = find_job_to_change(request.user, job_id)
-    if not actions.cancel(job, request.user.get_username()):
+    if not actions.cancel(job, get_username(request)):
         messages.info(request, "The job has already ended.")
     return redirect("job-detail", job_id)
 
 
 @require_POST
 @login_required
-def job_give_up(request: HttpRequest, job_id: str) -> HttpResponse:
+def job_mark_lost(request: HttpRequest, job_id: str) -> HttpResponse:
     """Mark a silent external run as lost and return to its page."""
     job = find_job_to_change(request.user, job_id)
     try:
-        give_up(job, request.user.get_username())
+        give_up(job, get_username(request))
     except HeardError:
         messages.info(request, f"The run is {job.status} and still sends reports. Cancel the run instead.")
     return redirect("job-detail", job_id)
@@ -110,19 +127,14 @@ def job_give_up(request: HttpRequest, job_id: str) -> HttpResponse:
 
 @require_POST
 @login_required
-@busy_as_503
+@catch_busy_planner
 def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the job again in the layout that fits the connected hosts."""
     job = find_job_to_run(request.user, job_id)
     try:
-        if not actions.run_smaller(job, request.user.get_username()):
-            messages.info(
-                request,
-                f"The job is {job.status}. Only jobs that failed, were lost, or were cancelled can be queued again.",
-            )
-    except NoOfferError as error:
-        messages.info(request, str(error))
-    except actions.DisprovedError as error:
+        if not actions.run_smaller(job, get_username(request)):
+            _refuse_requeue(request, job)
+    except (NoOfferError, actions.DisprovedError) as error:
         messages.info(request, str(error))
     except SpecError as error:
         messages.info(request, "; ".join(problem.message for problem in error.problems))
@@ -131,7 +143,7 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
 
 @require_POST
 @login_required
-@busy_as_503
+@catch_busy_planner
 def job_check(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue a reference check of the job and open its page."""
     job = find_job(request.user, job_id)
@@ -141,7 +153,7 @@ def job_check(request: HttpRequest, job_id: str) -> HttpResponse:
     if not offered["may"]:
         raise PermissionDenied(f"You are not allowed to submit jobs to project {job.project}.")
     try:
-        return once.submitted(request, derived_jobs.spec_of(job), check_of=job)
+        return submit_once(request, derived_jobs.spec_of(job), check_of=job)
     except SpecError as error:
         messages.info(request, "; ".join(problem.message for problem in error.problems))
     return redirect("job-detail", job_id)
@@ -153,11 +165,79 @@ def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue a new attempt of the job."""
     job = find_job_to_run(request.user, job_id)
     try:
-        if not actions.requeue(job, request.user.get_username()):
-            messages.info(
-                request,
-                f"The job is {job.status}. Only jobs that failed, were lost, or were cancelled can be queued again.",
-            )
+        if not actions.requeue(job, get_username(request)):
+            _refuse_requeue(request, job)
     except actions.DisprovedError as error:
         messages.info(request, str(error))
     return redirect("job-detail", job_id)
+
+
+def _refuse_requeue(request: HttpRequest, job: Job) -> None:
+    text = f"The job is {job.status}. Only jobs that failed, were lost, or were cancelled can be queued again."
+    messages.info(request, text)
+
+
+def make_notice(job: JobDetail, *, has_verdict: bool) -> Notice | None:
+    """Return how a job ended or lost contact, or None. `js/job/header.js` updates the notice.
+
+    Args:
+        has_verdict: A verdict on the page shows failures.
+    """
+    last = job["history"][-1]["reason"] if job["history"] else ""
+    status = job["status"]
+    if status == Status.CANCELLING and job["wait_reason"]:
+        return Notice("info", f"Canceling: {job['wait_reason']}")
+    if status == Status.UNREACHABLE:
+        return Notice("warn", f"{_capitalize(last)}. Training may continue. The page updates when contact returns.")
+    reason = (job["exit"] or {}).get("reason") or last or "the run ended without a report"
+    if status == Status.CANCELLED:
+        text = reason if reason.startswith(status) else f"{status}: {reason}"
+        return Notice("warn", _capitalize(text))
+    if status in (Status.FAILED, Status.LOST) and not has_verdict:
+        return Notice("bad", _describe_failure(job, status, reason))
+    return None
+
+
+def _describe_failure(job: JobDetail, status: str, reason: str) -> str:
+    report = job["exit"] or {}
+    facts = [] if report.get("rank") is None else [f"rank {report['rank']}"]
+    if report.get("signal"):
+        facts.append(str(report["signal"]))
+    elif report.get("exit_code"):
+        facts.append(f"exit code {report['exit_code']}")
+    short = reason if len(reason) <= MAX_REASON_LENGTH else f"{reason[: MAX_REASON_LENGTH - 1]}…"
+    return f"{_capitalize(status)}: {short}" + (f" ({', '.join(facts)})" if facts else "")
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def describe_wait(user: Any, job: Job) -> Waiting:
+    """Describe the wait of a queued job."""
+    seen = view()
+    own = [queued for queued in seen.queue if queued.job.id == job.id]
+    row = next(iter(rows(seen, user, own)), None)
+    total = len(seen.queue)
+    if row is None:
+        return Waiting(place=None, total=total, reason=job.wait_reason, starts=None, starts_when="", next="")
+    return Waiting(
+        place=row["place"],
+        total=total,
+        reason=row["reason"],
+        starts=row["starts"].isoformat() if row["starts"] else None,
+        starts_when=row["starts_when"],
+        next=_find_next_action(job, paused=seen.paused, held=row["held"], starts=row["starts"] is not None),
+    )
+
+
+def _find_next_action(job: Job, *, paused: bool, held: bool, starts: bool) -> str:
+    if paused:
+        return "Ask an administrator to resume the queue."
+    if held:
+        return "Ask an operator of the project to release the job."
+    if is_stranded(job):
+        return "Add a host with enough slots for the job, or find a smaller layout."
+    if starts:
+        return "You do not need to do anything. The job starts by itself."
+    return "Open the queue to see the jobs ahead of this job."

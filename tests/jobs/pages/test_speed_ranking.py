@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.pages.jobs.fastest import Run, answer, short, times_as_fast
+from jobs.pages.jobs.speed_ranking import Run, compute_speedup, format_seconds, rank_speeds
 
 SLOW = Run("demo-1", 0.1, 512, {("compute", "compute"): 0.07, ("exposed", "tp"): 0.03, ("hidden", "dp"): 0.5})
 FAST = Run("demo-2", 0.08, 512, {("compute", "compute"): 0.072, ("exposed", "tp"): 0.008})
 
 
 def text(*runs: Run | None, baseline: int = 0) -> str:
-    found = answer(list(runs), baseline)
+    found = rank_speeds(list(runs), baseline)
     return "" if found is None else found.text
 
 
@@ -21,7 +21,7 @@ def test_the_faster_run_and_the_part_that_fell_most_are_named() -> None:
     )
     assert text(SLOW, FAST) == words
     assert text(SLOW, FAST, baseline=1) == words, "the baseline is the fast run"
-    found = answer([SLOW, FAST], 0)
+    found = rank_speeds([SLOW, FAST], 0)
     assert found is not None
     assert found.note == "Step time: 80.0 ms compared with 100 ms."
 
@@ -57,13 +57,19 @@ def test_only_runs_that_do_the_work_of_the_baseline_are_ranked() -> None:
     slow, fast, other = SLOW._replace(work=gpt), FAST._replace(work=gpt), FAST._replace(name="demo-3", work=llama)
     differs = "The speed is not compared, because the runs differ in model and sequence length."
     assert text(slow, other) == differs
-    found = answer([slow, other, fast], 0)
+    found = rank_speeds([slow, other, fast], 0)
     assert found is not None
     assert found.text.startswith("demo-2 is 1.25 times as fast as demo-1: ")
     assert found.note.endswith(" demo-3 is not ranked, because its model and sequence length differ.")
-    assert times_as_fast(other, slow) is None
-    assert times_as_fast(fast, slow) == pytest.approx(1.25)
+    assert compute_speedup(other, slow) is None
+    assert compute_speedup(fast, slow) == pytest.approx(1.25)
 
 
 def test_times_have_three_digits() -> None:
-    assert [short(one) for one in (0, 42e-6, 8e-3, 0.1, 1.5)] == ["0 ms", "42.0 µs", "8.00 ms", "100 ms", "1.50 s"]
+    assert [format_seconds(one) for one in (0, 42e-6, 8e-3, 0.1, 1.5)] == [
+        "0 ms",
+        "42.0 µs",
+        "8.00 ms",
+        "100 ms",
+        "1.50 s",
+    ]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from jobs.models import Job
 from planner.facts.kinds import drop_unused_fields
 
-EQUAL = 0.03  # relative difference below which two runs count as equally fast
-MIN_CAUSE = 0.2  # share of the time difference that a part needs to be named as the cause
-MAX_NAME = 40  # characters, a longer name is replaced by its letter
+MIN_DIFFERENCE = 0.03  # relative difference below which two runs count as equally fast
+MIN_CAUSE_SHARE = 0.2  # share of the time difference that a part needs to be named as the cause
+MAX_NAME_LENGTH = 40  # characters, a longer name is replaced by its letter
 TITLES = {
     "compute": "compute time",
     "bubble": "pipeline bubble",
@@ -21,16 +21,13 @@ TITLES = {
 
 
 class Run(NamedTuple):
-    """The measured speed of a run. `parts`: seconds per step by (kind, name), empty if not measured.
-
-    `work`: the settings that decide what a token costs, by the name that the page shows.
-    """
+    """The measured speed of a run."""
 
     name: str
     step_s: float
-    tokens: int | None
-    parts: dict[tuple[str, str], float]
-    work: dict[str, Any] = {}
+    tokens: int | None  # per step
+    parts: dict[tuple[str, str], float]  # seconds per step by (kind, name), empty if not measured
+    work: dict[str, Any] = {}  # settings that decide the cost of a token, by the name on the page
 
 
 class Answer(NamedTuple):
@@ -40,7 +37,7 @@ class Answer(NamedTuple):
     note: str
 
 
-def measured_step(summary: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> dict[str, Any] | None:
+def scale_parts(summary: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the measured parts of a step. Their sum is the median step time, as on the job page."""
     parts: dict[str, Any] | None = diagnosis.get("measured")
     median = summary.get("measured") or {}
@@ -53,24 +50,26 @@ def measured_step(summary: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> d
     return {**parts, "step_s": median["step_s"], "steps": median["steps"], "parts": scaled}
 
 
-def runs_of(jobs: list[Job], exits: Mapping[str, Any], diagnoses: Mapping[str, Any]) -> list[Run | None]:
+def measure_runs(jobs: list[Job], exits: Mapping[str, Any], diagnoses: Mapping[str, Any]) -> list[Run | None]:
     """Return the measured speed of each job, or None for a job without a measured step time."""
     names = [job.name for job in jobs]
     found: list[Run | None] = []
     for letter, job in zip("ABCDEF", jobs, strict=False):
         summary = exits.get(job.id, {})
-        parts = measured_step(summary, diagnoses.get(job.id, {}))
+        parts = scale_parts(summary, diagnoses.get(job.id, {}))
         step_s = (summary.get("measured") or {}).get("step_s") or (parts or {}).get("step_s")
-        usable = names.count(job.name) == 1 and len(job.name) <= MAX_NAME
+        usable = names.count(job.name) == 1 and len(job.name) <= MAX_NAME_LENGTH
         train = drop_unused_fields(job.spec).get("train")
-        tokens = train["global_batch"] * train["seq_len"] if isinstance(train, Mapping) and _sized(train) else None
+        train = train if isinstance(train, Mapping) else {}
+        batch, length = train.get("global_batch"), train.get("seq_len")
+        tokens = batch * length if isinstance(batch, int) and isinstance(length, int) else None
         seconds = {(part["kind"], part["name"]): part["seconds"] for part in (parts or {"parts": []})["parts"]}
         name = job.name if usable else f"run {letter}"
-        found.append(Run(name, step_s, tokens, seconds, _work(job)) if step_s else None)
+        found.append(Run(name, step_s, tokens, seconds, _describe_work(job)) if step_s else None)
     return found
 
 
-def _work(job: Job) -> dict[str, Any]:
+def _describe_work(job: Job) -> dict[str, Any]:
     spec = drop_unused_fields(job.spec)
     train = spec.get("train")
     return {
@@ -79,28 +78,24 @@ def _work(job: Job) -> dict[str, Any]:
     }
 
 
-def tokens_per_s(run: Run | None) -> float | None:
+def compute_tokens_per_s(run: Run | None) -> float | None:
     """Return the tokens per second at the step time of the run."""
     return run.tokens / run.step_s if run is not None and run.tokens else None
 
 
-def differences(one: Run, other: Run) -> list[str]:
+def find_differences(one: Run, other: Run) -> list[str]:
     """Return the settings that make the cost of a token different, such as "model"."""
     return [name for name, value in one.work.items() if value != other.work.get(name, value)]
 
 
-def times_as_fast(run: Run | None, base: Run | None) -> float | None:
+def compute_speedup(run: Run | None, base: Run | None) -> float | None:
     """Return how many times as fast the run is per token, or None if the two runs do different work."""
-    if run is None or base is None or differences(run, base) or (run.tokens is None) != (base.tokens is None):
+    if run is None or base is None or find_differences(run, base) or (run.tokens is None) != (base.tokens is None):
         return None
-    return _cost(base, run.tokens == base.tokens) / _cost(run, run.tokens == base.tokens)
+    return _get_cost(base, run.tokens == base.tokens) / _get_cost(run, run.tokens == base.tokens)
 
 
-def _sized(train: Mapping[str, Any]) -> bool:
-    return isinstance(train.get("global_batch"), int) and isinstance(train.get("seq_len"), int)
-
-
-def answer(runs: list[Run | None], baseline: int) -> Answer | None:
+def rank_speeds(runs: list[Run | None], baseline: int) -> Answer | None:
     """Return the sentence about the fastest run. None if fewer than two runs can be compared.
 
     Only runs that do the work of the baseline are ranked.
@@ -109,86 +104,81 @@ def answer(runs: list[Run | None], baseline: int) -> Answer | None:
     base = runs[baseline] or next(iter(measured), None)
     if base is None or len(measured) < 2:
         return None
-    known = [run for run in measured if times_as_fast(run, base) is not None]
+    known = [run for run in measured if compute_speedup(run, base) is not None]
     if len(known) < 2:
-        return _not_ranked(base, [run for run in measured if run is not base])
+        others = [run for run in measured if run is not base]
+        if any((run.tokens is None) != (base.tokens is None) for run in others):
+            return None  # jobs of different kinds
+        names = list(dict.fromkeys(name for run in others for name in find_differences(base, run)))
+        return Answer(f"The speed is not compared, because the runs differ in {' and '.join(names)}.", "")
     same_work = len({run.tokens for run in known}) == 1
-    ranked = sorted(known, key=lambda run: _cost(run, same_work))
+    ranked = sorted(known, key=lambda run: _get_cost(run, same_work))
     fast = ranked[0]
     slow = base if base is not fast else ranked[1]
-    ratio = _cost(slow, same_work) / _cost(fast, same_work)
-    note = _note(fast, slow, same_work) + _left_out(base, [run for run in measured if run not in known])
-    if ratio - 1 < EQUAL:
-        return Answer(_capital(f"{fast.name} and {slow.name} are equally fast."), note)
+    ratio = _get_cost(slow, same_work) / _get_cost(fast, same_work)
+    note = _format_note(fast, slow, same_work) + _explain_unranked(base, [run for run in measured if run not in known])
+    if ratio - 1 < MIN_DIFFERENCE:
+        return Answer(_capitalize(f"{fast.name} and {slow.name} are equally fast."), note)
     who = f"{fast.name} is {ratio:.2f} times as fast as {slow.name}"
     if not same_work:
-        return Answer(_capital(f"{who} in tokens per second."), note)
-    cause = _cause(fast, slow)
-    return Answer(_capital(f"{who}: {cause}." if cause else f"{who}."), note)
+        return Answer(_capitalize(f"{who} in tokens per second."), note)
+    cause = _find_cause(fast, slow)
+    return Answer(_capitalize(f"{who}: {cause}." if cause else f"{who}."), note)
 
 
-def _not_ranked(base: Run, others: list[Run]) -> Answer | None:
-    """Return why the speeds are not compared. None if the jobs are of different kinds."""
-    if any((run.tokens is None) != (base.tokens is None) for run in others):
-        return None
-    names = list(dict.fromkeys(name for run in others for name in differences(base, run)))
-    return Answer(f"The speed is not compared, because the runs differ in {' and '.join(names)}.", "")
-
-
-def _left_out(base: Run, others: list[Run]) -> str:
+def _explain_unranked(base: Run, others: list[Run]) -> str:
     """Return a sentence for each run that is not ranked."""
-    said = [(run.name, " and ".join(differences(base, run)) or "kind of job") for run in others]
-    return "".join(
-        f" {_capital(name)} is not ranked, because its {what} {'differ' if ' and ' in what else 'differs'}."
-        for name, what in said
-    )
+    text = ""
+    for run in others:
+        names = find_differences(base, run) or ["kind of job"]
+        verb = "differ" if len(names) > 1 else "differs"
+        text += f" {_capitalize(run.name)} is not ranked, because its {' and '.join(names)} {verb}."
+    return text
 
 
-def _cost(run: Run, same_work: bool) -> float:
+def _get_cost(run: Run, same_work: bool) -> float:
     return run.step_s if same_work or not run.tokens else run.step_s / run.tokens
 
 
-def _note(fast: Run, slow: Run, same_work: bool) -> str:
+def _format_note(fast: Run, slow: Run, same_work: bool) -> str:
     if same_work:
-        return f"Step time: {short(fast.step_s)} compared with {short(slow.step_s)}."
-    rates = [f"{tokens_per_s(run) or 0:,.0f}" for run in (fast, slow)]
+        return f"Step time: {format_seconds(fast.step_s)} compared with {format_seconds(slow.step_s)}."
+    rates = [f"{compute_tokens_per_s(run) or 0:,.0f}" for run in (fast, slow)]
     return f"Tokens per second: {rates[0]} compared with {rates[1]}. The runs have different batch sizes."
 
 
-def _cause(fast: Run, slow: Run) -> str:
+def _find_cause(fast: Run, slow: Run) -> str:
     """Return the part whose time fell most from the slow to the fast run, as a clause."""
     if not fast.parts or not slow.parts:
         return ""
     gains = {key: seconds - fast.parts.get(key, 0.0) for key, seconds in slow.parts.items() if key[0] != "hidden"}
     part = max(gains, key=lambda key: gains[key], default=None)
-    if part is None or gains[part] < MIN_CAUSE * (slow.step_s - fast.step_s):
+    if part is None or gains[part] < MIN_CAUSE_SHARE * (slow.step_s - fast.step_s):
         return ""
     before, after = slow.parts[part], fast.parts.get(part, 0.0)
-    return f"{_title(*part)} takes {short(after)} instead of {short(before)} per step"
+    kind, name = part
+    title = f"exposed {name} communication" if kind == "exposed" else TITLES.get(kind, kind)
+    return f"{title} takes {format_seconds(after)} instead of {format_seconds(before)} per step"
 
 
-def _title(kind: str, name: str) -> str:
-    return f"exposed {name} communication" if kind == "exposed" else TITLES.get(kind, kind)
-
-
-def short(seconds: float) -> str:
-    """Return seconds with three digits and a unit, as `duration` in js/format.js does."""
+def format_seconds(seconds: float) -> str:
+    """Return seconds with three digits and a unit, in the format of `duration` in js/format.js."""
     if seconds == 0:
         return "0 ms"
     for limit, factor, unit in ((999.5e-6, 1e6, "µs"), (0.9995, 1e3, "ms")):
         if seconds < limit:
-            return f"{_three_digits(seconds * factor)} {unit}"
-    return f"{_three_digits(seconds)} s"
+            return f"{_format_digits(seconds * factor)} {unit}"
+    return f"{_format_digits(seconds)} s"
 
 
-def _three_digits(value: float) -> str:
+def _format_digits(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
-def _capital(text: str) -> str:
+def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:] if text.startswith("run ") else text
 
 
-def missing_names(jobs: Iterable[Job], runs: Iterable[Run | None]) -> list[str]:
+def find_missing_names(jobs: Iterable[Job], runs: Iterable[Run | None]) -> list[str]:
     """Return the names of the jobs without a measured step time."""
     return [job.name for job, run in zip(jobs, runs, strict=True) if run is None]
