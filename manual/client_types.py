@@ -21,11 +21,11 @@ TARGET = ROOT / "client" / "meshboard" / "answers"
 MODULES = {
     "layouts": ("Layout", "AutoSpec"),
     "models": ("ModelSpec", "SizedModel"),
-    "specs": ("JobSpec", "StoredSpec", "SearchQuery", "JobChange"),
+    "specs": ("JobSpec", "StoredSpec", "SearchRequest", "JobChange"),
     "plans": ("Plan", "SearchResult", "Advice"),
-    "runs": ("Results", "StoredCheckpoint", "Comparison", "History", "Rows"),
-    "verdicts": ("Told",),
-    "jobs": ("JobBrief", "JobDetail", "Waited"),
+    "runs": ("Results", "StoredCheckpoint", "Comparison", "History", "TableRows"),
+    "verdicts": ("VerdictPayload",),
+    "jobs": ("JobBrief", "JobDetail", "WaitResult"),
     "records": ("Baseline", "BranchBrief", "AuditRow"),
 }
 HEAD = '"""Made by `make openapi` of docs/openapi.json: change that."""\n\nfrom __future__ import annotations\n'

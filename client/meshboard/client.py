@@ -23,12 +23,12 @@ from meshboard.answers import (
     JobSpec,
     Plan,
     Results,
-    SearchQuery,
+    SearchRequest,
     SearchResult,
     StoredAttempt,
     StoredCheckpoint,
     StoredSpec,
-    Waited,
+    WaitResult,
 )
 from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
 from meshboard.job import Job
@@ -155,7 +155,7 @@ class Client:
         found: Plan = self._request("POST", ("plan",), json=spec, params={"cluster": cluster} if cluster else {})
         return found
 
-    def search(self, query: SearchQuery | dict[str, Any]) -> SearchResult:
+    def search(self, query: SearchRequest | dict[str, Any]) -> SearchResult:
         """Return the fastest layouts that fit in memory."""
         found: SearchResult = self._request("POST", ("plan", "search"), json=query)
         return found
@@ -217,7 +217,7 @@ class Client:
         query = {"for": state, "timeout": int(MAX_WAIT_S)}
         while True:
             try:
-                found: Waited = self._request("GET", ("jobs", job_id, "wait"), params=query, extra_s=MAX_WAIT_S)
+                found: WaitResult = self._request("GET", ("jobs", job_id, "wait"), params=query, extra_s=MAX_WAIT_S)
             except (AwayError, RefusedError) as error:
                 outage.wait_or_raise(error)
                 continue

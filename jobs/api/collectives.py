@@ -9,7 +9,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from jobs.api.document import schema
-from jobs.api.document.lab_shapes import LabFailed, LabQuery, PrimitiveShown, PrimitiveTold
+from jobs.api.document.lab_shapes import FailedBenchmark, LabRequest, PrimitiveBrief, PrimitiveDetail
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, user_of
@@ -28,7 +28,7 @@ NAME = OpenApiParameter("name", str, OpenApiParameter.PATH, enum=[words.name for
 class Primitives(APIView):
     """The list of collectives."""
 
-    @extend_schema(operation_id="listPrimitives", responses={200: schema.list_of("PrimitiveTold"), **refusals()})
+    @extend_schema(operation_id="listPrimitives", responses={200: schema.list_of("PrimitiveBrief"), **refusals()})
     def get(self, request: Request) -> Response:
         """List all collectives with description and cost formulas."""
         return Response([_told(words) for words in PRIMITIVES])
@@ -41,7 +41,7 @@ class Primitive(APIView):
     throttle_classes = [SubmitThrottle]
 
     @extend_schema(
-        operation_id="getPrimitive", parameters=[NAME], responses={200: schema.of("PrimitiveShown"), **refusals(404)}
+        operation_id="getPrimitive", parameters=[NAME], responses={200: schema.of("PrimitiveDetail"), **refusals(404)}
     )
     def get(self, request: Request, name: str) -> Response:
         """Show a collective with the results of the newest benchmark that you can see.
@@ -50,7 +50,7 @@ class Primitive(APIView):
         """
         words = _find(name)
         measured, _, wrong = find_newest(visible_jobs(request.user), words.name)
-        told: PrimitiveShown = {
+        told: PrimitiveDetail = {
             **_told(words),
             "job": measured.attempt.job_id if measured else None,
             "points": [point.model_dump(mode="json") for point in measured.points] if measured else [],
@@ -60,14 +60,14 @@ class Primitive(APIView):
 
     @extend_schema(
         operation_id="runPrimitive",
-        request=schema.request_body(schema.ref("LabQuery"), {"ranks": 2}),
+        request=schema.request_body(schema.ref("LabRequest"), {"ranks": 2}),
         parameters=[NAME],
         responses={201: schema.of("JobDetail"), **refusals(403, 404, 409, 415, 422, 429)},
     )
     def post(self, request: Request, name: str) -> Response:
         """Queue a benchmark of one collective. 409: no host with two slots is connected."""
         words = _find(name)
-        asked = checked(LabQuery, request.data)
+        asked = checked(LabRequest, request.data)
         host = _host(asked.host)
         if host is None:
             if asked.host is None:
@@ -99,11 +99,11 @@ def _host(name: str | None) -> Host | None:
     return next((host for host in list_hosts() if host.name == name), None)
 
 
-def _failed(found: WrongResult) -> LabFailed:
+def _failed(found: WrongResult) -> FailedBenchmark:
     return {"job": found.attempt.job_id, "wrong": found.wrong, "checked": found.checked}
 
 
-def _told(words: CollectiveDescription) -> PrimitiveTold:
+def _told(words: CollectiveDescription) -> PrimitiveBrief:
     told: dict[str, Any] = {name: getattr(words, name) for name in ("name", "title", "meaning", "call", "time", "sent")}
     uses = [f"{use.strategy}: {use.words}" for use in words.uses]
     return {**told, "used_by": uses}  # type: ignore[typeddict-item]

@@ -178,7 +178,7 @@ class GiveUp(OfStaff):
     @extend_schema(
         operation_id="giveUpHost",
         request=None,
-        responses={200: schema.of("GivenUp"), **refusals(403, 404, 409, 415, 422)},
+        responses={200: schema.of("LostAttempts"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """A silent host that will not return: its attempts are lost, its slots free. 409 if it speaks. Staff only."""
@@ -226,7 +226,7 @@ class Profile(APIView):
 class Tokens(OfStaff):
     """What machines join with."""
 
-    @extend_schema(operation_id="listJoinTokens", responses={200: schema.list_of("Token"), **refusals(403)})
+    @extend_schema(operation_id="listJoinTokens", responses={200: schema.list_of("JoinTokenDetail"), **refusals(403)})
     def get(self, request: Request) -> Response:
         """Every join token of the last 30 days, the newest first. Staff only."""
         return Response([token_told(token) for token in joining.known()])
@@ -234,11 +234,11 @@ class Tokens(OfStaff):
     @extend_schema(
         operation_id="makeJoinToken",
         request=schema.TOKEN,
-        responses={201: schema.of("NewToken"), **refusals(403, 415, 422)},
+        responses={201: schema.of("NewJoinToken"), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
         """A new join token, shown this once. Staff only."""
-        asked = checked(joining.TokenQuery, request.data)
+        asked = checked(joining.JoinTokenRequest, request.data)
         token, text = staff.make_token(user_of(request).get_username(), asked)
         return Response({**token_told(token), "token": text}, status=201)
 
@@ -249,7 +249,7 @@ class RevokeToken(OfStaff):
     @extend_schema(
         operation_id="revokeJoinToken",
         request=None,
-        responses={200: schema.of("Token"), **refusals(403, 404, 415, 422)},
+        responses={200: schema.of("JoinTokenDetail"), **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, key: str) -> Response:
         """Hosts that have joined with it stay. Staff only."""

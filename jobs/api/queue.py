@@ -24,7 +24,7 @@ from jobs.core.text import storable
 from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.queries import checked
 from jobs.queue import staff_actions
-from jobs.queue.bulk_actions import Bulk, MoveTo, apply, explain_unmoved, list_unchanged
+from jobs.queue.bulk_actions import MoveRequest, QueueActionRequest, apply, explain_unmoved, list_unchanged
 from jobs.queue.staff_actions import HIGHEST, LOWEST
 from jobs.queue.view import rows, view
 from jobs.queue.what_if import MOST_SLOTS, NAMES, asked, would_start
@@ -47,7 +47,7 @@ class MayRunQueue(BasePermission):
 class Queue(APIView):
     """What waits."""
 
-    @extend_schema(operation_id="getQueue", responses={200: schema.of("QueueTold"), **refusals()})
+    @extend_schema(operation_id="getQueue", responses={200: schema.of("QueueDetail"), **refusals()})
     def get(self, request: Request) -> Response:
         """Your queued jobs in the order in which they start, at most 200, each with its place in the whole queue, its
         points, why it waits and when it should start (an estimate); members see their projects', staff everybody's."""
@@ -85,7 +85,7 @@ class WouldStart(StaffView):
             OpenApiParameter("job", {"type": "string"}, description="Id of the queued job whose priority changes."),
             OpenApiParameter("priority", {"type": "integer", "minimum": LOWEST, "maximum": HIGHEST}),
         ],
-        responses={200: schema.of("WhatIf"), **refusals(403)},
+        responses={200: schema.of("WhatIfResult"), **refusals(403)},
     )
     def get(self, request: Request) -> Response:
         """Simulate the scheduler and return the jobs that would start now. Staff only."""
@@ -118,13 +118,13 @@ class Act(APIView):
 
     @extend_schema(
         operation_id="actOnQueue",
-        request=schema.request_body(schema.ref("Bulk"), {"action": "hold", "jobs": ["abcdefghij"]}),
-        responses={200: schema.of("Changed"), **refusals(403, 415, 422)},
+        request=schema.request_body(schema.ref("QueueActionRequest"), {"action": "hold", "jobs": ["abcdefghij"]}),
+        responses={200: schema.of("ActionResult"), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
         """Hold, release, cancel or prioritise queued jobs; tells which it changed, and why not others. Staff, and
         operators of a project on its jobs, who set no priority."""
-        asked = checked(Bulk, request.data)
+        asked = checked(QueueActionRequest, request.data)
         if asked.action == "priority" and asked.priority is None:
             raise SpecError([Problem("priority", "is required")])
         changed = apply(asked, request.user)
@@ -136,12 +136,12 @@ class Move(StaffView):
 
     @extend_schema(
         operation_id="moveInQueue",
-        request=schema.request_body(schema.ref("MoveTo"), {"to": "top"}),
-        responses={200: schema.of("Moved"), **refusals(403, 404, 409, 415, 422)},
+        request=schema.request_body(schema.ref("MoveRequest"), {"to": "top"}),
+        responses={200: schema.of("MoveResult"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Move a queued job among those of its priority: up, down, to the top, or before another. Staff only."""
-        asked = checked(MoveTo, request.data)
+        asked = checked(MoveRequest, request.data)
         if (asked.to is None) == (asked.before is None):
             raise SpecError([Problem("to", "Set either `to` or `before`, not both.")])
         if not storable(job_id) or not Job.objects.filter(id=job_id).exists():
@@ -163,7 +163,7 @@ class Pause(StaffView):
     paused = True
 
     @extend_schema(
-        operation_id="pauseQueue", request=None, responses={200: schema.of("Paused"), **refusals(403, 415, 422)}
+        operation_id="pauseQueue", request=None, responses={200: schema.of("PauseResult"), **refusals(403, 415, 422)}
     )
     def post(self, request: Request) -> Response:
         """Start no job until the queue is resumed; what runs goes on. Staff only."""
@@ -174,7 +174,7 @@ class Resume(StaffView):
     """Go on."""
 
     @extend_schema(
-        operation_id="resumeQueue", request=None, responses={200: schema.of("Paused"), **refusals(403, 415, 422)}
+        operation_id="resumeQueue", request=None, responses={200: schema.of("PauseResult"), **refusals(403, 415, 422)}
     )
     def post(self, request: Request) -> Response:
         """Start jobs again. Staff only."""
@@ -185,7 +185,9 @@ class PausePool(StaffView):
     """A pool's hosts take no new jobs."""
 
     @extend_schema(
-        operation_id="pausePool", request=None, responses={200: schema.of("Paused"), **refusals(403, 404, 415, 422)}
+        operation_id="pausePool",
+        request=None,
+        responses={200: schema.of("PauseResult"), **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """The hosts of a pool take no new jobs until it is resumed. Staff only."""
@@ -196,7 +198,9 @@ class ResumePool(StaffView):
     """A pool's hosts take jobs again."""
 
     @extend_schema(
-        operation_id="resumePool", request=None, responses={200: schema.of("Paused"), **refusals(403, 404, 415, 422)}
+        operation_id="resumePool",
+        request=None,
+        responses={200: schema.of("PauseResult"), **refusals(403, 404, 415, 422)},
     )
     def post(self, request: Request, name: str) -> Response:
         """The hosts of a pool take jobs again. Staff only."""

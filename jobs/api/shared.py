@@ -24,7 +24,7 @@ ANYWHERE = (400, 401, 403, 406, 408, 413, 429, 500, 503)
 def refusals(*codes: int) -> dict[tuple[int, str], OpenApiResponse]:
     """What a route may answer beside its success: what any may, and `codes`."""
     return {
-        (code, CONTENT_TYPE): schema.of("RunEnded" if code == 410 else "ProblemDetails", KINDS[code].words)
+        (code, CONTENT_TYPE): schema.of("RunEndedProblem" if code == 410 else "ProblemDetails", KINDS[code].words)
         for code in sorted({*ANYWHERE, *codes})
     }
 

@@ -12,13 +12,13 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from contracts.control import ExitReport
-from jobs.core.verdict_schema import Told
+from jobs.core.verdict_schema import VerdictPayload
 from jobs.models import ELSEWHERE, HOST_SILENT_AFTER, TERMINAL, Attempt, Job, JobTag, Member, Status
 from jobs.models import StateChange as History
 from jobs.models.jobs import num_ranks
 from planner.cost.estimate import Estimate
 from planner.facts.parse_spec import LayoutDict, SpecDict
-from planner.search.auto_layout import Chosen
+from planner.search.auto_layout import AutoLayout
 
 Moment = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]  # ISO 8601 with its zone
 State = Annotated[str, WithJsonSchema({"type": "string", "enum": Status.values})]
@@ -72,14 +72,14 @@ class MemberBrief(TypedDict):
     reason: str
 
 
-class Reported(TypedDict):
+class ExternalRunInfo(TypedDict):
     """What was told of a run that somebody launched elsewhere as it was opened."""
 
     command: list[str]
     tags: list[str]
 
 
-class Unforetold(TypedDict):
+class NoEstimate(TypedDict):
     """Empty: nothing is predicted of a job that trains nothing, such as a script."""
 
 
@@ -103,22 +103,24 @@ class JobDetail(JobBrief):
     members: Annotated[list[MemberBrief], Field(description="Hosts of the current attempt, in rank order.")]
     exit: Annotated[ExitReport | Older | None, Field(description="Exit report of the current attempt.")]
     diagnosis: Annotated[
-        Told | Older | None, Field(description="Verdict of the current attempt, and the recommended next action.")
+        VerdictPayload | Older | None,
+        Field(description="Verdict of the current attempt, and the recommended next action."),
     ]
     note: Annotated[str, Field(description="Warning from the host about the job, for example about a stopped rank.")]
     history: list[StateChange]
     spec: SpecDict
-    estimate: Annotated[Estimate | Unforetold | Older, Field(description="Estimate at the time of submit.")]
+    estimate: Annotated[Estimate | NoEstimate | Older, Field(description="Estimate at the time of submit.")]
     chosen: Annotated[
-        Chosen | Older | None,
+        AutoLayout | Older | None,
         Field(description='Why Meshboard chose this layout. null if the requested layout was not "auto".'),
     ]
     reported: Annotated[
-        Reported | None, Field(description="Command and tags that an external run reported. null for other jobs.")
+        ExternalRunInfo | None,
+        Field(description="Command and tags that an external run reported. null for other jobs."),
     ]
 
 
-class Waited(TypedDict):
+class WaitResult(TypedDict):
     """`reached`: whether the current attempt came into the state; false where the time was up, or it no longer can."""
 
     reached: bool
@@ -190,7 +192,7 @@ def job_detail(job: Job, queued: History | None = None) -> JobDetail:
     }
 
 
-def _reported(attempt: Attempt) -> Reported:
+def _reported(attempt: Attempt) -> ExternalRunInfo:
     return {"command": attempt.reported.command, "tags": attempt.reported.tags}
 
 

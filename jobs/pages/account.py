@@ -62,14 +62,14 @@ def make_token(request: HttpRequest) -> HttpResponse:
     return redirect("account-token-new")
 
 
-def _parse_token_form(form: QueryDict) -> tokens.TokenWish:
+def _parse_token_form(form: QueryDict) -> tokens.ApiTokenRequest:
     data: dict[str, Any] = {"name": form.get("name", "").strip(), "scopes": form.getlist("scopes")}
     if days := form.get("days", ""):
         data["days"] = whole_number(days, 1, settings.TOKEN_DAYS)
         if data["days"] is None:
             text = f"`days` is {days[:60]!r}. Use a whole number from 1 to {settings.TOKEN_DAYS}."
             raise SpecError([Problem("days", text)])
-    return checked(tokens.TokenWish, data)
+    return checked(tokens.ApiTokenRequest, data)
 
 
 @require_POST

@@ -162,7 +162,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
             number = whole_number(text, 0, 10**6)
             data[name] = text if number is None else number
     try:
-        query = checked(joining.TokenQuery, data)
+        query = checked(joining.JoinTokenRequest, data)
     except SpecError as error:
         messages.error(request, join_sentences(error))
         return redirect("hosts")

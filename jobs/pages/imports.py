@@ -20,7 +20,7 @@ from jobs.runs.traces.events import serialize_trace
 from jobs.runs.traces.export import FORMATS
 from jobs.runs.traces.imports import store
 from jobs.runs.traces.imports.common import ImportProblemError
-from jobs.runs.traces.imports.store import ImportQuery, check_import_query
+from jobs.runs.traces.imports.store import ImportRequest, check_import_query
 from jobs.runs.traces.traced_steps import MAX_STEP
 from planner.facts.validation import Problem, SpecError
 
@@ -63,7 +63,7 @@ def imports(request: HttpRequest) -> HttpResponse:
 def begin(request: HttpRequest) -> HttpResponse:
     """Create an import from {"name", "files": [{"name", "size"}]}."""
     try:
-        name, files = check_import_query(checked(ImportQuery, parse_json(request.body)))
+        name, files = check_import_query(checked(ImportRequest, parse_json(request.body)))
     except SpecError as error:
         first = error.problems[0]
         return _refuse(422, first.field, first.message)

@@ -99,7 +99,7 @@ def make(request: HttpRequest, project: str) -> HttpResponse:
     """Create a webhook and show its secret."""
     hooks.find_project(request.user, project)
     try:
-        hook = hooks.make(get_user(request), project, checked(hooks.WebhookQuery, _read_form(request.POST)))
+        hook = hooks.make(get_user(request), project, checked(hooks.WebhookRequest, _read_form(request.POST)))
     except SpecError as error:
         messages.error(request, join_sentences(error))
         return redirect("webhooks", project)

@@ -122,7 +122,7 @@ def invite(request: HttpRequest, found: Project) -> HttpResponse:
         "email": request.POST.get("email", "").strip() or None,
         "days": days if number is None else number,
     }
-    made, text = invitations.invite(found, checked(invitations.InvitationWish, data), get_username(request))
+    made, text = invitations.invite(found, checked(invitations.InvitationRequest, data), get_username(request))
     context = {
         "project": found,
         "invitation": made,

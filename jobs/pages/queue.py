@@ -24,7 +24,7 @@ from jobs.models import Pool, Project
 from jobs.pages.view_helpers import join_job_sentences, require_queue_staff
 from jobs.planning.queries import checked
 from jobs.queue import staff_actions
-from jobs.queue.bulk_actions import Bulk, MoveTo, apply
+from jobs.queue.bulk_actions import MoveRequest, QueueActionRequest, apply
 from jobs.queue.scheduling.waiting_reasons import with_fact_first
 from jobs.queue.view import View, rows, view
 from jobs.queue.what_if import NAMES, would_start
@@ -122,8 +122,8 @@ def act(request: HttpRequest) -> HttpResponse:
     return redirect("queue")
 
 
-def _check_bulk(data: dict[str, Any]) -> Bulk:
-    bulk = checked(Bulk, data)
+def _check_bulk(data: dict[str, Any]) -> QueueActionRequest:
+    bulk = checked(QueueActionRequest, data)
     if bulk.action == "priority" and bulk.priority is None:
         raise SpecError([Problem("priority", "`priority` is missing. Add it.")])
     return bulk
@@ -137,7 +137,7 @@ def move(request: HttpRequest) -> HttpResponse:
     try:
         data = parse_json(request.body)
         job = data.pop("job", "") if isinstance(data, dict) else ""
-        target = checked(MoveTo, data)
+        target = checked(MoveRequest, data)
     except SpecError as error:
         return refused_page(details(400, error.problems, "body"))
     except ValueError as error:

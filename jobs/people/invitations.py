@@ -45,7 +45,7 @@ MailAddress = Annotated[
 ]
 
 
-class InvitationWish(StrictModel):
+class InvitationRequest(StrictModel):
     """Whom a link makes what."""
 
     role: RoleName
@@ -57,13 +57,13 @@ class InvitationWish(StrictModel):
     )
 
 
-class AcceptWish(StrictModel):
+class AcceptRequest(StrictModel):
     """What came with an invitation's link."""
 
     token: Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NUL)]
 
 
-class InvitationTold(TypedDict):
+class InvitationDetail(TypedDict):
     id: int
     role: str
     note: str
@@ -72,7 +72,7 @@ class InvitationTold(TypedDict):
     expires: str
 
 
-class NewInvitation(InvitationTold):
+class NewInvitation(InvitationDetail):
     """With its link, which nobody is told again."""
 
     token: str
@@ -117,7 +117,7 @@ def still_open(project: Project) -> QuerySet[Invitation]:
     return project.invitations.filter(_is_open())
 
 
-def told(invitation: Invitation) -> InvitationTold:
+def told(invitation: Invitation) -> InvitationDetail:
     return {
         "id": invitation.pk,
         "role": invitation.get_role_display(),
@@ -128,7 +128,7 @@ def told(invitation: Invitation) -> InvitationTold:
     }
 
 
-def invite(project: Project, asked: InvitationWish, by: str) -> tuple[Invitation, str]:
+def invite(project: Project, asked: InvitationRequest, by: str) -> tuple[Invitation, str]:
     """An invitation, and the text that it is accepted with, which nobody sees again.
 
     Raises:

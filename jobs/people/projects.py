@@ -21,7 +21,7 @@ MOST_SLOTS = 2**31 - 1
 OF_JOBS = "Jobs of a deleted project with the same name still exist. Use another name."
 
 
-class ProjectWish(StrictModel):
+class ProjectRequest(StrictModel):
     """A new project."""
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
@@ -40,13 +40,13 @@ class ProjectChange(StrictModel):
     )
 
 
-class RoleWish(StrictModel):
+class RoleRequest(StrictModel):
     """What a member may do."""
 
     role: RoleName
 
 
-class ProjectTold(TypedDict):
+class ProjectDetail(TypedDict):
     """A project, and what one may do in it."""
 
     name: str
@@ -56,19 +56,19 @@ class ProjectTold(TypedDict):
     weight: float
 
 
-class MemberTold(TypedDict):
+class MemberDetail(TypedDict):
     user: str
     role: str
     added: str
     added_by: str
 
 
-def told(project: Project, user: Any) -> ProjectTold:
+def told(project: Project, user: Any) -> ProjectDetail:
     [one] = all_told([project], user)
     return one
 
 
-def all_told(projects: Iterable[Project], user: Any) -> list[ProjectTold]:
+def all_told(projects: Iterable[Project], user: Any) -> list[ProjectDetail]:
     found = list(projects)
     roles = roles_in(user, [project.name for project in found])
     return [
@@ -88,7 +88,7 @@ def has_jobs(name: str) -> bool:
     return Job.objects.filter(project=name).exists()
 
 
-def make(asked: ProjectWish, by: str) -> Project:
+def make(asked: ProjectRequest, by: str) -> Project:
     """
     Raises:
         SpecError: there is one of this name, or there was one whose jobs are still here.
@@ -137,11 +137,11 @@ def memberships(project: Project) -> QuerySet[Membership]:
     return project.memberships.select_related("user")
 
 
-def members(project: Project) -> list[MemberTold]:
+def members(project: Project) -> list[MemberDetail]:
     return [member_told(one) for one in memberships(project)]
 
 
-def member_told(one: Membership) -> MemberTold:
+def member_told(one: Membership) -> MemberDetail:
     return {
         "user": one.user.get_username(),
         "role": one.get_role_display(),

@@ -25,7 +25,7 @@ USE_NOTED_EVERY = timedelta(minutes=1)
 SCOPES = tuple(Scope)
 
 
-class TokenWish(StrictModel):
+class ApiTokenRequest(StrictModel):
     """What a REST token may be asked to be."""
 
     name: Annotated[
@@ -75,7 +75,7 @@ class Made(NamedTuple):
     shortened: bool
 
 
-def make(user: User, asked: TokenWish, *, by: AuthToken | None = None) -> Made:
+def make(user: User, asked: ApiTokenRequest, *, by: AuthToken | None = None) -> Made:
     """`by`: the token that asks for it, which gives away no more than it has.
 
     Raises:
@@ -99,7 +99,7 @@ def make(user: User, asked: TokenWish, *, by: AuthToken | None = None) -> Made:
     return Made(token, text, shortened)
 
 
-def _problems(user: User, asked: TokenWish, by: AuthToken | None) -> list[Problem]:
+def _problems(user: User, asked: ApiTokenRequest, by: AuthToken | None) -> list[Problem]:
     found = []
     if by is not None and (more := [scope for scope in asked.scopes if scope not in scopes_of(by)]):
         found.append(Problem("scopes", f"The token of this request lacks the scope {more[0]}. Use another token."))

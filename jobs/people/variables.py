@@ -32,7 +32,7 @@ from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 PURPOSE = "variables"
 
 
-class VariableWish(StrictModel):
+class VariableRequest(StrictModel):
     """A value to hand to jobs. Nobody is told it again."""
 
     value: Annotated[str, Field(max_length=MAX_VARIABLE_BYTES, pattern=NO_NUL)]

@@ -9,7 +9,7 @@ from jobs.planning.auto import resolved
 from jobs.planning.fit import split_allow_unfit
 from jobs.planning.hardware import HOST, cluster_for, host_cluster, known_hosts, own_cluster
 from jobs.planning.planners import ask
-from jobs.planning.queries import ExplainQuery, SearchQuery, checked
+from jobs.planning.queries import ExplainRequest, SearchRequest, checked
 from jobs.planning.refusals import refusals
 from jobs.planning.resumed import checkpoint_problems
 from jobs.planning.shapes import Plan, Preset, SearchResult, Template
@@ -25,7 +25,7 @@ from planner.facts.spec import JobSpec
 from planner.facts.validation import SpecError
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
-from planner.search.auto_layout import Chosen
+from planner.search.auto_layout import AutoLayout
 
 
 def plan(data: object, cluster_name: object = None, *, user: Any) -> Plan:
@@ -96,7 +96,7 @@ def explained(data: object) -> list[Explanation]:
         SpecError: the draft cannot be planned, or has no such stage.
         BusyError: as `plan`.
     """
-    query = checked(ExplainQuery, data)
+    query = checked(ExplainRequest, data)
     data, chosen = resolved(query.spec, query.cluster, to_run=False)
     spec = parse_fields(data)
     cluster = cluster_for(_named(query.cluster, chosen), spec)
@@ -104,7 +104,7 @@ def explained(data: object) -> list[Explanation]:
     return found
 
 
-def _named(cluster_name: object, chosen: Chosen | None) -> object:
+def _named(cluster_name: object, chosen: AutoLayout | None) -> object:
     """Return the requested hardware, or the hardware that the layout was chosen for."""
     return cluster_name or (chosen and chosen["asked"].get("cluster"))
 
@@ -116,7 +116,7 @@ def searched(data: object) -> SearchResult:
         SpecError: A field is missing, unknown or invalid.
         BusyError: as `plan`.
     """
-    query = checked(SearchQuery, data)
+    query = checked(SearchRequest, data)
     spec = reset_dry_ranks(parse_fields(_seed(query.spec, query.fixed)))
     asked = {
         "world_size": query.ranks,

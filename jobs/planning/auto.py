@@ -14,10 +14,10 @@ from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.cluster import Cluster
-from planner.search.auto_layout import FIELD, AutoSpec, Chosen, Gang, Room, Rooms, asked_of, draft_of
+from planner.search.auto_layout import FIELD, AutoLayout, AutoSpec, Gang, Room, Rooms, asked_of, draft_of
 
 
-def resolved(data: Any, cluster_name: object = None, *, to_run: bool = True) -> tuple[Any, Chosen | None]:
+def resolved(data: Any, cluster_name: object = None, *, to_run: bool = True) -> tuple[Any, AutoLayout | None]:
     """The spec with a layout of its own, and what was chosen and why; as it was, and None, where it names one.
 
     `cluster_name`: hardware to choose for where the spec names none. `to_run`: refuse what can be planned only.

@@ -14,7 +14,7 @@ from planner.facts.layout import LevelAxis, LevelName, RankGroup, get_group_rank
 from planner.facts.spec import Layout
 
 
-class Passed(TypedDict):
+class HostTrafficBytes(TypedDict):
     """Payload bytes, summed over ranks: of groups on several hosts, and of groups inside one host."""
 
     across_bytes: int
@@ -31,17 +31,18 @@ class LevelTraffic(TypedDict):
     ]
     groups: int
     groups_across: Annotated[int, Field(description="Number of groups with members on several hosts.")]
-    predicted_step: Annotated[Passed, Field(description="Predicted traffic of one step.")]
+    predicted_step: Annotated[HostTrafficBytes, Field(description="Predicted traffic of one step.")]
     measured: Annotated[
-        Passed | None,
+        HostTrafficBytes | None,
         Field(description="Measured traffic of all steps. Null until the run has ended, or without a measurement."),
     ]
     predicted: Annotated[
-        Passed | None, Field(description="Predicted traffic of the same number of steps. Null if `measured` is null.")
+        HostTrafficBytes | None,
+        Field(description="Predicted traffic of the same number of steps. Null if `measured` is null."),
     ]
 
 
-class Between(TypedDict):
+class HostTraffic(TypedDict):
     """Traffic between hosts. `steps` is 0 until the run has ended, or if measurements of ranks are missing."""
 
     hosts: list[str]
@@ -63,13 +64,13 @@ class _Groups(NamedTuple):
     across: int
     ranks: frozenset[int]
 
-    def passed(self, sent: Sent, axis: str, level: str, times: int = 1) -> Passed:
+    def passed(self, sent: Sent, axis: str, level: str, times: int = 1) -> HostTrafficBytes:
         across = sum(b for (rank, a, name), b in sent.items() if (a, name) == (axis, level) and rank in self.ranks)
         whole = sum(b for (_, a, name), b in sent.items() if (a, name) == (axis, level))
         return {"across_bytes": times * across, "inside_bytes": times * (whole - across)}
 
 
-def between(job: Job) -> Between:
+def between(job: Job) -> HostTraffic:
     """Return the traffic of the current attempt, or only its hosts without a prediction."""
     attempt = job.attempts.filter(number=job.attempt).prefetch_related("members").first()
     gang = list(attempt.members.all()) if attempt else []

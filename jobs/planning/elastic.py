@@ -12,7 +12,7 @@ from jobs.planning.auto import rooms_of
 from jobs.planning.hardware import by_model, gang_cluster
 from jobs.planning.planners import ask
 from jobs.planning.room import room_problems
-from jobs.planning.shapes import Smaller
+from jobs.planning.shapes import SmallerLayout
 from jobs.planning.there import There, hosts_there, labels_asked
 from planner.facts.kinds import get_kind_rules
 from planner.facts.spec import JobSpec
@@ -30,7 +30,7 @@ class NoOfferError(Exception):
         self.field = field
 
 
-def smaller(job: Job) -> Smaller:
+def smaller(job: Job) -> SmallerLayout:
     """The layout that is predicted to be fastest on what is left, for a job that does not run now.
 
     Raises:
@@ -64,7 +64,7 @@ def smaller(job: Job) -> Smaller:
         raise NoOfferError("layout", "The current layout already fits the available hosts. Retry the job.")
     fitting = _fitting(spec, hosts, there)
     newest = job.attempts.exclude(checkpoint="").order_by("-number").values_list("checkpoint", flat=True).first()
-    return Smaller(
+    return SmallerLayout(
         why=problems[0].message,
         layout=fitting["layout"],
         words=fitting["told"]["words"],
@@ -86,7 +86,7 @@ def is_stranded(job: Job) -> bool:
     return not any(host.live and not host.drained for host in there) or bool(room_problems(spec, there, now=True))
 
 
-def changed_spec(spec: dict[str, Any], offer: Smaller) -> dict[str, Any]:
+def changed_spec(spec: dict[str, Any], offer: SmallerLayout) -> dict[str, Any]:
     """The job's spec in the layout that was offered."""
     return {**spec, "layout": offer["layout"], "train": {**spec["train"], "micro_batches": offer["micro_batches"]}}
 

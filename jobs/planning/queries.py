@@ -17,7 +17,7 @@ Draft = Any  # The planner's parser reports its problems, and `jobs.api.document
 ClusterName = Annotated[str, Field(max_length=200, pattern=NO_NUL, description="A name from `/clusters`.")]
 
 
-class SearchQuery(StrictModel):
+class SearchRequest(StrictModel):
     """A search. The layout in `spec` is ignored, and `fixed` has the values that stay."""
 
     spec: Draft
@@ -32,7 +32,7 @@ class SearchQuery(StrictModel):
     limit: int = Field(default=20, ge=1, le=100)
 
 
-class ExplainQuery(StrictModel):
+class ExplainRequest(StrictModel):
     """A spec, and the pipeline stage to explain."""
 
     spec: Draft

@@ -11,11 +11,11 @@ from planner.cost.estimate import Estimate
 from planner.cost.learning import Interval
 from planner.facts.parse_spec import LayoutDict, ModelDict
 from planner.hardware.cluster import Basis
-from planner.search.auto_layout import Chosen
+from planner.search.auto_layout import AutoLayout
 from planner.search.post_run_advice import Hindsight
 
 
-class Error(TypedDict):
+class SpecProblem(TypedDict):
     """A problem and its field."""
 
     field: Annotated[str, Field(description="Dotted name of a spec field, or 'request' for the whole request.")]
@@ -53,9 +53,10 @@ class Plan(TypedDict):
     """The plan of a spec. `estimate` is null while the spec has problems, or if its kind trains no model."""
 
     estimate: Estimate | None
-    problems: list[Error]
+    problems: list[SpecProblem]
     not_runnable: Annotated[
-        list[Error], Field(description="Spec fields with values that the planner supports, but the trainer does not.")
+        list[SpecProblem],
+        Field(description="Spec fields with values that the planner supports, but the trainer does not."),
     ]
     choices: Annotated[
         dict[str, dict[str, str]], Field(description="Reasons why options are unavailable: {field: {option: reason}}.")
@@ -65,7 +66,7 @@ class Plan(TypedDict):
             list[Suggestion], Field(description="Similar layouts that fit in memory, if this layout does not fit.")
         ]
     ]
-    chosen: NotRequired[Chosen | None]
+    chosen: NotRequired[AutoLayout | None]
     timeline: NotRequired[Timeline | None]
     matrix: NotRequired[
         Annotated[
@@ -119,7 +120,7 @@ class Advice(Hindsight):
     host: str
 
 
-class Smaller(TypedDict):
+class SmallerLayout(TypedDict):
     """A layout that fits the available hosts, for a job whose own layout does not, with its predicted step time.
 
     `was_step_s` is the planned step time of the own layout. `checkpoint` is where a run would resume, "" for a fresh

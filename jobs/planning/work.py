@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.planning.shapes import Error, FoundLayout, Plan, SearchResult, Suggestion, Timeline
+from jobs.planning.shapes import FoundLayout, Plan, SearchResult, SpecProblem, Suggestion, Timeline
 from planner.cost.estimate import Estimate, estimate, oversize
 from planner.cost.pipeline_simulation import simulate
 from planner.cost.timing import Timer
@@ -196,7 +196,7 @@ def neighbour(near: Neighbour) -> Suggestion:
     }
 
 
-def told(found: list[Problem]) -> list[Error]:
+def told(found: list[Problem]) -> list[SpecProblem]:
     return [{"field": p.field, "message": p.message} for p in found]
 
 

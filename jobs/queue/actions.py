@@ -40,7 +40,7 @@ from planner.facts.kinds import compute_slot_demand
 from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError, format_count
-from planner.search.auto_layout import Chosen
+from planner.search.auto_layout import AutoLayout
 
 
 class KeyReusedError(Exception):
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 
     spec: JobSpec
     there: list[There]
-    chosen: Chosen | None
+    chosen: AutoLayout | None
     allow_unfit: bool = False
 
 

@@ -14,7 +14,7 @@ from jobs.models import TERMINAL, Job, Status, stands
 from jobs.models.names import name_problems
 from jobs.planning.queries import checked
 from jobs.queue import actions, staff_actions, tags_and_archive
-from jobs.queue.view import Unchanged
+from jobs.queue.view import UnchangedJob
 from planner.facts.validation import JobId, Problem, SpecError, StrictModel
 
 JobsAction = Literal["cancel", "archive", "restore", "tag", "untag"]
@@ -23,7 +23,7 @@ MAX_JOBS = 1000  # per request
 UNDONE_BY: dict[str, JobsAction] = {"archive": "restore", "restore": "archive", "tag": "untag", "untag": "tag"}
 
 
-class Several(StrictModel):
+class JobsActionRequest(StrictModel):
     """An action on jobs that the user may change."""
 
     action: JobsAction
@@ -48,7 +48,7 @@ class Several(StrictModel):
         return "The action changes nothing, because the job already has the requested state."
 
 
-class Bulk(StrictModel):
+class QueueActionRequest(StrictModel):
     """An action on queued jobs by staff or operators of their projects."""
 
     action: QueueAction
@@ -73,7 +73,7 @@ class Bulk(StrictModel):
         return f"The job {already[self.action]}."
 
 
-def apply(request: Several | Bulk, user: Any) -> list[str]:
+def apply(request: JobsActionRequest | QueueActionRequest, user: Any) -> list[str]:
     """Apply the action to the requested jobs that the user may change, and return the IDs of the changed jobs.
 
     Raises:
@@ -84,7 +84,7 @@ def apply(request: Several | Bulk, user: Any) -> list[str]:
     if request.action == "cancel":
         return [job.id for job in jobs if actions.cancel(job, by)]
     ids = list(jobs.values_list("id", flat=True))
-    if isinstance(request, Several):
+    if isinstance(request, JobsActionRequest):
         return _apply_to_jobs(request, ids, by)
     if request.action == "hold":
         return staff_actions.hold(ids, by)
@@ -96,7 +96,7 @@ def apply(request: Several | Bulk, user: Any) -> list[str]:
     return staff_actions.prioritise(ids, request.priority, by)
 
 
-def _apply_to_jobs(request: Several, ids: list[str], by: str) -> list[str]:
+def _apply_to_jobs(request: JobsActionRequest, ids: list[str], by: str) -> list[str]:
     match request.action:
         case "tag":
             if problems := [one for name in request.tags for one in name_problems("tags", name)]:
@@ -113,14 +113,16 @@ def _apply_to_jobs(request: Several, ids: list[str], by: str) -> list[str]:
     assert_never(request.action)
 
 
-def list_unchanged(request: Several | Bulk, changed: list[str], user: Any) -> list[Unchanged]:
+def list_unchanged(
+    request: JobsActionRequest | QueueActionRequest, changed: list[str], user: Any
+) -> list[UnchangedJob]:
     """List the requested jobs that the action did not change, with reasons."""
     left = [job for job in dict.fromkeys(request.jobs) if job not in set(changed)]
     statuses = dict(request.get_jobs(user).filter(id__in=left).values_list("id", "status"))
-    return [Unchanged(job=job, reason=request.explain_unchanged(statuses.get(job))) for job in left]
+    return [UnchangedJob(job=job, reason=request.explain_unchanged(statuses.get(job))) for job in left]
 
 
-class MoveTo(StrictModel):
+class MoveRequest(StrictModel):
     """The new position of a job among jobs of equal priority: an end of the queue, or before another job."""
 
     to: staff_actions.Where | None = None

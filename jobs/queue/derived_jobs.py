@@ -21,7 +21,7 @@ from planner.facts.spec import JobSpec, get_default_warmup
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 
-class ResumeQuery(StrictModel):
+class ResumeRequest(StrictModel):
     """What to go on from, and what is to be other than in the job's spec."""
 
     checkpoint: str | None = Field(

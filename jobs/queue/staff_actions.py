@@ -184,7 +184,7 @@ def remove(host: Host, by: str) -> None:
         log.warning("Cannot delete the Redis user of host %s yet: %s", held.name, error)
 
 
-def make_token(by: str, asked: joining.TokenQuery) -> tuple[JoinToken, str]:
+def make_token(by: str, asked: joining.JoinTokenRequest) -> tuple[JoinToken, str]:
     """A new join token, and its text, which nobody sees again."""
     with transaction.atomic():
         token, text = joining.mint(by, asked)

@@ -204,7 +204,7 @@ class QueuedRow(TypedDict):
     created: Moment
 
 
-class QueueTold(TypedDict):
+class QueueDetail(TypedDict):
     """The queue, as far as its reader may see it."""
 
     paused: bool
@@ -212,41 +212,41 @@ class QueueTold(TypedDict):
     jobs: list[QueuedRow]
 
 
-class Unchanged(TypedDict):
+class UnchangedJob(TypedDict):
     """A job that an action was asked for and did not change."""
 
     job: str
     reason: str
 
 
-class Changed(TypedDict):
+class ActionResult(TypedDict):
     """Jobs that an action changed, and why it did not change the others."""
 
     changed: list[str]
-    unchanged: list[Unchanged]
+    unchanged: list[UnchangedJob]
 
 
-class Moved(TypedDict):
+class MoveResult(TypedDict):
     """Whether the job has another place now; `reason`: why not, where it has not."""
 
     moved: bool
     reason: str
 
 
-class WouldStart(TypedDict):
+class StartableJob(TypedDict):
     """A job that waits, and would not if it were so."""
 
     id: str
     name: str
 
 
-class WhatIf(TypedDict):
+class WhatIfResult(TypedDict):
     """Which jobs would start with the next pass; those that start anyway are left out."""
 
-    jobs: list[WouldStart]
+    jobs: list[StartableJob]
 
 
-class Paused(TypedDict):
+class PauseResult(TypedDict):
     """How it stands now, and whether this request changed it."""
 
     paused: bool

@@ -85,7 +85,7 @@ class NoFactsError(ValueError):
     """The run cannot be a baseline."""
 
 
-class Sent(TypedDict):
+class CollectiveTraffic(TypedDict):
     """Hold the payload bytes and calls per step over all ranks."""
 
     axis: str
@@ -94,21 +94,21 @@ class Sent(TypedDict):
     calls: float
 
 
-class LossAt(TypedDict):
+class StepLoss(TypedDict):
     """Hold the training loss after a step."""
 
     step: int
     loss: float
 
 
-class Apart(TypedDict):
+class PlanDifference(TypedDict):
     """Hold the absolute differences between measured and predicted traffic, summed over ranks and axes."""
 
     bytes: int
     calls: int
 
 
-class Facts(TypedDict):
+class RunMeasurements(TypedDict):
     """Hold the figures of a run. Unknown figures are null."""
 
     steps: Annotated[
@@ -118,22 +118,22 @@ class Facts(TypedDict):
     step_s: Annotated[float | None, Field(description="Median step time of rank 0, without the first three steps.")]
     tokens_per_s: float | None
     peak_bytes: Annotated[int | None, Field(description="Peak memory of the rank with the highest peak.")]
-    losses: list[LossAt]
+    losses: list[StepLoss]
     last_step: NotRequired[
         Annotated[int, Field(description="Number of the last step. Absent for runs of older versions.")]
     ]
-    sent: list[Sent]
+    sent: list[CollectiveTraffic]
     no_sent: NotRequired[Annotated[str, Field(description="Reason why `sent` is empty.")]]
     no_peak: NotRequired[Annotated[str, Field(description="Reason why `peak_bytes` is null.")]]
     apart: Annotated[
-        Apart | None,
+        PlanDifference | None,
         Field(
             description="Difference between measured and predicted traffic. null if a rank did not compare the traffic."
         ),
     ]
 
 
-def compute_facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
+def compute_facts(exit_report: Mapping[str, Any] | None, ranks: int) -> RunMeasurements:
     """Return the figures in the exit report of a successful attempt.
 
     Raises:
@@ -155,7 +155,7 @@ def compute_facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
         )
     peaks = summary.get("peak_bytes") or {}
     some_peaks = 0 < len(peaks) < ranks
-    figures: Facts = {
+    figures: RunMeasurements = {
         "steps": steps,
         "step_s": (summary.get("measured") or {}).get("step_s"),
         "tokens_per_s": summary.get("tokens_per_s"),
@@ -172,7 +172,7 @@ def compute_facts(exit_report: Mapping[str, Any] | None, ranks: int) -> Facts:
     return figures
 
 
-def _sum_traffic(cells: Mapping[str, list[dict[str, Any]]], steps: int) -> list[Sent]:
+def _sum_traffic(cells: Mapping[str, list[dict[str, Any]]], steps: int) -> list[CollectiveTraffic]:
     payload, calls = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for cell in (cell for rank_cells in cells.values() for cell in rank_cells if cell["phase"] == "step"):
         payload[cell["axis"], cell["op"]] += cell["payload_bytes"]
@@ -183,7 +183,7 @@ def _sum_traffic(cells: Mapping[str, list[dict[str, Any]]], steps: int) -> list[
     ]
 
 
-def _sum_differences(verdicts: Mapping[str, list[dict[str, Any]]], ranks: int) -> Apart | None:
+def _sum_differences(verdicts: Mapping[str, list[dict[str, Any]]], ranks: int) -> PlanDifference | None:
     rows = [row for rank_rows in verdicts.values() for row in rank_rows]
     if len(verdicts) < ranks:
         return None
@@ -197,13 +197,13 @@ MAX_RUNS_PER_BRANCH = 20
 MAX_BRANCHES = 200  # per project
 
 
-class BaselineWish(StrictModel):
+class BaselineRequest(StrictModel):
     """Add a run to the baseline of a branch."""
 
     job: JobId = Field(description="Id of a succeeded job of the project.")
 
 
-class SetRun(TypedDict):
+class BranchRun(TypedDict):
     """Describe a run of a baseline and who added it."""
 
     job: str
@@ -212,13 +212,13 @@ class SetRun(TypedDict):
     at: Moment
 
 
-class KeptRun(SetRun):
+class BaselineRunDetail(BranchRun):
     """Describe a run with which others are compared, and its figures."""
 
-    facts: Facts
+    facts: RunMeasurements
 
 
-class LeftAside(SetRun):
+class ExcludedRun(BranchRun):
     """Describe a run of the branch that is not comparable with the newest run."""
 
     why: Annotated[str, Field(description="Spec fields in which this job differs from the newest job.")]
@@ -233,9 +233,9 @@ class Baseline(TypedDict):
         SpecDict | None,
         Field(description="Spec fields of the newest job that affect the results. null if they are not stored."),
     ]
-    runs: list[KeptRun]
+    runs: list[BaselineRunDetail]
     left_aside: Annotated[
-        list[LeftAside], Field(description="Runs with a different spec, which the mean of `runs` excludes.")
+        list[ExcludedRun], Field(description="Runs with a different spec, which the mean of `runs` excludes.")
     ]
 
 
@@ -344,7 +344,7 @@ def delete_baseline(user: User, project: str, branch: str) -> None:
         record(user.get_username(), "forget baseline", "baseline", f"{project}/{branch}", before=num_deleted)
 
 
-def _serialize_run(run: BaselineRun) -> SetRun:
+def _serialize_run(run: BaselineRun) -> BranchRun:
     return {"job": run.job, "name": run.name, "by": run.by, "at": run.at.isoformat()}
 
 

@@ -142,7 +142,7 @@ class RunnerUp(ChosenLayout):
     heavier: float
 
 
-class Chosen(ChosenLayout):
+class AutoLayout(ChosenLayout):
     """Result of a layout "auto": the constraints, the reason, and the runners-up.
 
     `complete`: false if the time limit ended the search.
@@ -160,7 +160,7 @@ class Choice(NamedTuple):
     """Spec with the chosen layout, and the description of the choice."""
 
     spec: JobSpec
-    told: Chosen
+    told: AutoLayout
 
 
 def asked_of(data: object) -> AutoSpec | None:
@@ -265,7 +265,7 @@ def choose(
     tight = not surely
     best = _unlike(sorted(surely or found, key=_order))[: RUNNERS_UP + 1]
     room = _memory(asked, rooms, best[0].spec.layout.world_size)
-    told: Chosen = {
+    told: AutoLayout = {
         "asked": asked.model_dump(exclude_defaults=True),
         "why": _why(best, cluster, room, worlds, counts, complete, tight=tight),
         "cluster": cluster.name,

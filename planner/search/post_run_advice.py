@@ -64,7 +64,7 @@ class Part(TypedDict):
     apportioned_s: float
 
 
-class Because(TypedDict):
+class LargestGain(TypedDict):
     """The part of the step that saves the most time, in this run and with the change."""
 
     part: str
@@ -81,7 +81,7 @@ class Option(TypedDict):
     step_s: float
     faster: float
     memory_bytes: int
-    because: Because
+    because: LargestGain
     text: str
 
 

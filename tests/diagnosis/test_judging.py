@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from jobs.runs.diagnosis import Told
+from jobs.runs.diagnosis import VerdictPayload
 from tests.diagnosis import __main__ as command
 from tests.diagnosis.cases import CASES
 from tests.diagnosis.trying import HANG_S, SLOW_S, Tried, judge
@@ -23,26 +23,26 @@ SLOW, HANG, LINK = (
 class Said:
     """What a diagnosis says, word after word; the last again and again."""
 
-    def __init__(self, *words: Told) -> None:
+    def __init__(self, *words: VerdictPayload) -> None:
         self._words = words
 
-    def looks(self, _seconds: float) -> Iterator[Told]:
+    def looks(self, _seconds: float) -> Iterator[VerdictPayload]:
         yield from self._words
 
-    def look(self) -> Told:
+    def look(self) -> VerdictPayload:
         return self._words[-1]
 
 
-def word(after: float, state: str = "well", hang: Any = None, late: Any = None, **more: Any) -> Told:
+def word(after: float, state: str = "well", hang: Any = None, late: Any = None, **more: Any) -> VerdictPayload:
     told = {"time": BEGAN + after, "state": state, "sentence": "", "reason": "", "next": "", **more}
-    return cast(Told, {**told, "hang": hang, "stragglers": [late] if late else []})
+    return cast(VerdictPayload, {**told, "hang": hang, "stragglers": [late] if late else []})
 
 
-def slow(after: float, rank: int = 2, cause: str = "compute") -> Told:
+def slow(after: float, rank: int = 2, cause: str = "compute") -> VerdictPayload:
     return word(after, "slow", late={"rank": rank, "cause": cause})
 
 
-def hung(after: float, ranks: list[int], cause: str, following: str = "") -> Told:
+def hung(after: float, ranks: list[int], cause: str, following: str = "") -> VerdictPayload:
     hang = {"cause": cause, "ranks": ranks, "since": BEGAN, "threshold_s": 10.0}
     return word(after, "hung", hang=hang, next=following)
 
@@ -68,7 +68,9 @@ def hung(after: float, ranks: list[int], cause: str, following: str = "") -> Tol
         (LINK, [], [hung(12, [2], "link", "look at the network of anna and bert")], False),
     ],
 )
-def test_the_first_alarm_must_be_right_and_in_time(case: Any, ranks: list[int], words: list[Told], right: bool) -> None:
+def test_the_first_alarm_must_be_right_and_in_time(
+    case: Any, ranks: list[int], words: list[VerdictPayload], right: bool
+) -> None:
     assert judge(case, ranks, cast(Watching, Said(*words)), BEGAN).right is right
 
 

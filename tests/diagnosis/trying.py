@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.runs.diagnosis import HostRanks, Told
+from jobs.runs.diagnosis import HostRanks, VerdictPayload
 from tests.cluster.cluster import cluster, why_not
 from tests.cluster.jobs import endless
 from tests.diagnosis import hands
@@ -105,17 +105,17 @@ def _warm(watching: Watching) -> None:
         _nothing_wrong(told)
 
 
-def _nothing_wrong(told: Told) -> None:
+def _nothing_wrong(told: VerdictPayload) -> None:
     assert not _alarms(told), f"before anything was done: {told['sentence']}; {told['reason']}"
 
 
-def _alarms(told: Told) -> bool:
+def _alarms(told: VerdictPayload) -> bool:
     """Whether it says that something is wrong. That other work takes a rank's processors, which its kernel counts, is
     true of a machine that is not left alone."""
     return (told["state"] in ALARMS or told["hang"] is not None) and not _crowded(told)
 
 
-def _crowded(told: Told) -> bool:
+def _crowded(told: VerdictPayload) -> bool:
     return (
         told["state"] == "slow"
         and told["hang"] is None
@@ -139,7 +139,7 @@ def judge(case: Case, ranks: list[int], watching: Watching, began: float) -> Tri
     return Tried(False, None, f"nothing in {PATIENCE_S:.0f} s: {told['state']}, {told['sentence']}")
 
 
-def _blamed(told: Told) -> tuple[str, Sequence[int], float]:
+def _blamed(told: VerdictPayload) -> tuple[str, Sequence[int], float]:
     """(cause, ranks, since when it could be told) of what it says is wrong."""
     hang = told["hang"]
     if hang is not None:

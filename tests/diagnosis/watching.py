@@ -10,7 +10,7 @@ import msgpack
 
 from contracts.names import telemetry_stream
 from contracts.telemetry.batches import Batch
-from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun, Told
+from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun, VerdictPayload
 from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_spec
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
@@ -48,11 +48,11 @@ class Watching:
             self.items += 1
             self.diagnosis.add(item, node, batch.get("clock"))
 
-    def look(self) -> Told:
+    def look(self) -> VerdictPayload:
         self.read()
         return self.diagnosis.make_verdict(time.time())
 
-    def looks(self, seconds: float) -> Iterator[Told]:
+    def looks(self, seconds: float) -> Iterator[VerdictPayload]:
         """For so long, one every EVERY_S."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -60,6 +60,6 @@ class Watching:
             yield self.look()
             time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
 
-    def until(self, says: Callable[[Told], bool], seconds: float) -> Told | None:
+    def until(self, says: Callable[[VerdictPayload], bool], seconds: float) -> VerdictPayload | None:
         """The first word that does, None where none did in time."""
         return next((told for told in self.looks(seconds) if says(told)), None)

@@ -33,10 +33,10 @@ import json, sys, django
 django.setup()
 from django.contrib.auth.models import User
 from jobs.models import Membership, Project, Role
-from jobs.people.invitations import InvitationWish, invite
+from jobs.people.invitations import InvitationRequest, invite
 team = Project.objects.create(name=sys.argv[1])
 Membership.objects.create(project=team, user=User.objects.get(username="staff"), role=Role.ADMIN)
-wishes = [InvitationWish(role="submitter", email=email) for email in (f"{sys.argv[1]}@acme.example", None)]
+wishes = [InvitationRequest(role="submitter", email=email) for email in (f"{sys.argv[1]}@acme.example", None)]
 print(json.dumps([invite(team, wish, "staff")[1] for wish in wishes]))
 """
 Shoot = Callable[[str], None]

@@ -86,7 +86,7 @@ def test_tokens_go_with_what_was_granted_by_them(
 ) -> None:
     """The first that expired stopped all that is forgotten behind it, hour after hour."""
     for name in ("ci", "stays"):
-        tokens.make(owner, tokens.TokenWish(name=name, scopes=["read"]))
+        tokens.make(owner, tokens.ApiTokenRequest(name=name, scopes=["read"]))
     AuthToken.objects.filter(grant__name="ci").update(expiry=AGO)
     make_host()
     for number in (1, 2):

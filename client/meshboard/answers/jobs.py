@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypedDict
 
 from meshboard.answers.layouts import Layout
-from meshboard.answers.plans import Chosen, Estimate
+from meshboard.answers.plans import AutoLayout, Estimate
 from meshboard.answers.runs import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from meshboard.answers.specs import StoredSpec
-from meshboard.answers.verdicts import Told
+from meshboard.answers.verdicts import VerdictPayload
 
 
 class JobBrief(TypedDict):
@@ -164,7 +164,7 @@ class MemberBrief(TypedDict):
     reason: str
 
 
-class Reported(TypedDict):
+class ExternalRunInfo(TypedDict):
     """What was told of a run that somebody launched elsewhere as it was opened."""
 
     command: list[str]
@@ -207,7 +207,7 @@ class JobDetail(TypedDict):
     """Hosts of the current attempt, in rank order."""
     exit: ExitReport | dict[str, Any] | None
     """Exit report of the current attempt."""
-    diagnosis: Told | dict[str, Any] | None
+    diagnosis: VerdictPayload | dict[str, Any] | None
     """Verdict of the current attempt, and the recommended next action."""
     note: str
     """Warning from the host about the job, for example about a stopped rank."""
@@ -215,13 +215,13 @@ class JobDetail(TypedDict):
     spec: StoredSpec
     estimate: Estimate | dict[str, Any]
     """Estimate at the time of submit."""
-    chosen: Chosen | dict[str, Any] | None
+    chosen: AutoLayout | dict[str, Any] | None
     """Why Meshboard chose this layout. null if the requested layout was not "auto"."""
-    reported: Reported | None
+    reported: ExternalRunInfo | None
     """Command and tags that an external run reported. null for other jobs."""
 
 
-class Waited(TypedDict):
+class WaitResult(TypedDict):
     """`reached`: whether the current attempt came into the state; false where the time was up, or it no longer can."""
 
     reached: bool

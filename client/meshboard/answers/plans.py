@@ -20,7 +20,7 @@ class RunnerUp(TypedDict):
     heavier: float
 
 
-class Chosen(TypedDict):
+class AutoLayout(TypedDict):
     """Result of a layout "auto": the constraints, the reason, and the runners-up.
 
     `complete`: false if the time limit ended the search.
@@ -178,7 +178,7 @@ class Estimate(TypedDict):
     tight: NotRequired[bool]
 
 
-class Error(TypedDict):
+class SpecProblem(TypedDict):
     """A problem and its field."""
 
     field: str
@@ -215,12 +215,12 @@ class Plan(TypedDict):
     """The plan of a spec. `estimate` is null while the spec has problems, or if its kind trains no model."""
 
     estimate: Estimate | None
-    problems: list[Error]
-    not_runnable: list[Error]
+    problems: list[SpecProblem]
+    not_runnable: list[SpecProblem]
     """Spec fields with values that the planner supports, but the trainer does not."""
     choices: dict[str, dict[str, str]]
     """Reasons why options are unavailable: {field: {option: reason}}."""
-    chosen: NotRequired[Chosen | None]
+    chosen: NotRequired[AutoLayout | None]
     matrix: NotRequired[list[list[int]] | None]
     """Algorithmic bytes per step by [sender][receiver], for up to 64 ranks."""
     suggestions: NotRequired[list[Suggestion]]
@@ -267,7 +267,7 @@ class SearchResult(TypedDict):
     cluster: SearchedCluster
 
 
-class Because(TypedDict):
+class LargestGain(TypedDict):
     """The part of the step that saves the most time, in this run and with the change."""
 
     part: str
@@ -284,7 +284,7 @@ class Option(TypedDict):
     step_s: float
     faster: float
     memory_bytes: int
-    because: Because
+    because: LargestGain
     text: str
 
 

@@ -7,7 +7,7 @@ from typing import Any, NotRequired, TypedDict
 from meshboard.answers.specs import StoredSpec
 
 
-class LeftAside(TypedDict):
+class ExcludedRun(TypedDict):
     """Describe a run of the branch that is not comparable with the newest run."""
 
     job: str
@@ -18,21 +18,21 @@ class LeftAside(TypedDict):
     """Spec fields in which this job differs from the newest job."""
 
 
-class Apart(TypedDict):
+class PlanDifference(TypedDict):
     """Hold the absolute differences between measured and predicted traffic, summed over ranks and axes."""
 
     bytes: int
     calls: int
 
 
-class LossAt(TypedDict):
+class StepLoss(TypedDict):
     """Hold the training loss after a step."""
 
     step: int
     loss: float
 
 
-class Sent(TypedDict):
+class CollectiveTraffic(TypedDict):
     """Hold the payload bytes and calls per step over all ranks."""
 
     axis: str
@@ -41,7 +41,7 @@ class Sent(TypedDict):
     calls: float
 
 
-class Facts(TypedDict):
+class RunMeasurements(TypedDict):
     """Hold the figures of a run. Unknown figures are null."""
 
     steps: int
@@ -51,9 +51,9 @@ class Facts(TypedDict):
     tokens_per_s: float | None
     peak_bytes: int | None
     """Peak memory of the rank with the highest peak."""
-    losses: list[LossAt]
-    sent: list[Sent]
-    apart: Apart | None
+    losses: list[StepLoss]
+    sent: list[CollectiveTraffic]
+    apart: PlanDifference | None
     """Difference between measured and predicted traffic. null if a rank did not compare the traffic."""
     last_step: NotRequired[int]
     """Number of the last step. Absent for runs of older versions."""
@@ -63,14 +63,14 @@ class Facts(TypedDict):
     """Reason why `sent` is empty."""
 
 
-class KeptRun(TypedDict):
+class BaselineRunDetail(TypedDict):
     """Describe a run with which others are compared, and its figures."""
 
     job: str
     name: str
     by: str
     at: str
-    facts: Facts
+    facts: RunMeasurements
 
 
 class Baseline(TypedDict):
@@ -80,8 +80,8 @@ class Baseline(TypedDict):
     branch: str
     spec: StoredSpec | None
     """Spec fields of the newest job that affect the results. null if they are not stored."""
-    runs: list[KeptRun]
-    left_aside: list[LeftAside]
+    runs: list[BaselineRunDetail]
+    left_aside: list[ExcludedRun]
     """Runs with a different spec, which the mean of `runs` excludes."""
 
 

@@ -277,7 +277,7 @@ class Curve(TypedDict):
     tokens_s: NotRequired[list[float | None]]
 
 
-class Parts(TypedDict):
+class MeanStepParts(TypedDict):
     """Hold means over ranks and steps in seconds per step, without checkpoints."""
 
     steps: int
@@ -289,7 +289,7 @@ class Parts(TypedDict):
     hidden: dict[str, float]
 
 
-class Foretold(TypedDict):
+class PredictedRun(TypedDict):
     """Hold the prediction of a run at submit. The job's estimate has all of it."""
 
     memory_interval: NotRequired[Interval]
@@ -316,7 +316,7 @@ class Validation(TypedDict):
     step: NotRequired[list[int]]
 
 
-class Compared(TypedDict):
+class ComparedRun(TypedDict):
     """Describe a compared run. Curves are empty without a stored history."""
 
     job: str
@@ -327,15 +327,15 @@ class Compared(TypedDict):
     curve: Curve
     validation: Validation
     traffic: list[RunTraffic]
-    parts: Parts | None
-    plan: Foretold | dict[str, Any]
+    parts: MeanStepParts | None
+    plan: PredictedRun | dict[str, Any]
     """Prediction for the run. Empty if the run has no prediction."""
 
 
 class Comparison(TypedDict):
     """Compare runs in the order of the request."""
 
-    jobs: list[Compared]
+    jobs: list[ComparedRun]
     differences: list[Difference]
 
 
@@ -369,8 +369,8 @@ class History(TypedDict):
     attempts: list[StoredAttempt]
 
 
-Rows = TypedDict(
-    "Rows",
+TableRows = TypedDict(
+    "TableRows",
     {
         "table": str,
         "attempt": int,

@@ -308,7 +308,7 @@ class SearchSpec(TypedDict):
     """version of the spec format"""
 
 
-class SearchQuery(TypedDict):
+class SearchRequest(TypedDict):
     """A search. The layout in `spec` is ignored, and `fixed` has the values that stay."""
 
     spec: SearchSpec

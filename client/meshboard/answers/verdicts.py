@@ -166,7 +166,7 @@ class Wait(TypedDict):
     since_step: int
 
 
-class Told(TypedDict):
+class VerdictPayload(TypedDict):
     """The verdict of a job, its evidence, the next step, and the measurements behind it.
 
     `sentence` starts with its state, such as "Straggler: ". `reason` is one sentence, `next` one imperative

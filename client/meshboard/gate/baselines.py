@@ -31,7 +31,7 @@ class Baseline(NamedTuple):
     name: str
     runs: list[MeasuredRun]
     spec: answers.StoredSpec | None
-    excluded: Sequence[answers.LeftAside] = ()
+    excluded: Sequence[answers.ExcludedRun] = ()
     reasons: Sequence[str] = ()
 
 

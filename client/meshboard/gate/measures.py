@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from meshboard.answers import Facts, JobDetail, VerdictRow
+from meshboard.answers import JobDetail, RunMeasurements, VerdictRow
 from meshboard.errors import WrongError
 
 TRAFFIC = re.compile(r"(bytes|calls)(\.[^.]+)?(\.[^.]+)?")
@@ -140,7 +140,7 @@ def parse_job(job: JobDetail) -> MeasuredRun:
     )
 
 
-def parse_facts(name: str, facts: Facts) -> MeasuredRun:
+def parse_facts(name: str, facts: RunMeasurements) -> MeasuredRun:
     """Return the measurements of a run that the board stores for a baseline."""
     difference = facts["apart"]
     return MeasuredRun(

@@ -13,7 +13,7 @@ from planner.facts.spec import LabPrimitive, LabSpec
 from planner.facts.validation import NO_NUL, StrictModel
 
 
-class PrimitiveTold(TypedDict):
+class PrimitiveBrief(TypedDict):
     """A collective in words. Of n ranks, S bytes of the full buffer, alpha seconds a message, B bytes/s."""
 
     name: LabPrimitive
@@ -25,7 +25,7 @@ class PrimitiveTold(TypedDict):
     used_by: list[str]
 
 
-class LabFailed(TypedDict):
+class FailedBenchmark(TypedDict):
     """A run that failed because elements of the collective were not what they must be."""
 
     job: str
@@ -33,7 +33,7 @@ class LabFailed(TypedDict):
     checked: int
 
 
-class PrimitiveShown(PrimitiveTold):
+class PrimitiveDetail(PrimitiveBrief):
     """Also the newest run that you may see and that measured it well; null where there is none."""
 
     job: str | None
@@ -41,10 +41,12 @@ class PrimitiveShown(PrimitiveTold):
         list[Annotated[dict[str, Any], SchemaFrom(LabPoint)]],
         Field(description="Time, bandwidths, and number of wrong elements for each message size."),
     ]
-    failed: Annotated[LabFailed | None, Field(description="Latest run with a wrong result, if it is newer than `job`.")]
+    failed: Annotated[
+        FailedBenchmark | None, Field(description="Latest run with a wrong result, if it is newer than `job`.")
+    ]
 
 
-class LabQuery(StrictModel):
+class LabRequest(StrictModel):
     """Where to run a primitive, and how."""
 
     host: str | None = Field(

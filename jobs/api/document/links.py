@@ -18,11 +18,11 @@ ID = "$response.body#/id"
 OF_PROJECT = {"project": "$request.path.project", "key": ID}
 THINGS = {
     "JobDetail": Made("/api/v1/jobs/{job_id}", {"job_id": ID}),
-    "ProjectTold": Made("/api/v1/projects/{project}", {"project": "$response.body#/name"}),
+    "ProjectDetail": Made("/api/v1/projects/{project}", {"project": "$response.body#/name"}),
     "NewWebhook": Made("/api/v1/projects/{project}/webhooks/{key}", OF_PROJECT),
     "NewInvitation": Made("/api/v1/projects/{project}/invitations/{key}", OF_PROJECT),
-    "ImportTold": Made("/api/v1/imports/{key}", {"key": ID}),
-    "NewToken": Made("/api/v1/join-tokens/{key}", {"key": ID}),
+    "ImportDetail": Made("/api/v1/imports/{key}", {"key": ID}),
+    "NewJoinToken": Made("/api/v1/join-tokens/{key}", {"key": ID}),
     "NewApiToken": Made("/api/v1/tokens/{key}", {"key": "$response.body#/key"}),
 }
 

@@ -12,36 +12,44 @@ from drf_spectacular.utils import OpenApiResponse
 from pydantic import TypeAdapter
 
 from contracts.hosts import JoinRequest, JoinResponse
-from jobs.api.document.lab_shapes import LabQuery, PrimitiveShown, PrimitiveTold
-from jobs.api.http.errors import RunEnded
+from jobs.api.document.lab_shapes import LabRequest, PrimitiveBrief, PrimitiveDetail
+from jobs.api.http.errors import RunEndedProblem
 from jobs.api.http.problems import ProblemDetails
 from jobs.core.audit import AuditRow
-from jobs.core.job_details import JobBrief, JobDetail, Waited
-from jobs.people.invitations import AcceptWish, InvitationTold, InvitationWish, NewInvitation
-from jobs.people.notifications.hooks import WebhookChange, WebhookQuery
-from jobs.people.notifications.shapes import DeliveryTold, EndTold, MailsTold, NewWebhook, WebhookTold
-from jobs.people.notifications.wishes import MailsWish
-from jobs.people.projects import MemberTold, ProjectChange, ProjectTold, ProjectWish, RoleWish
-from jobs.people.tokens import ApiToken, NewApiToken, TokenWish
-from jobs.people.variables import Variable, VariableWish
-from jobs.planning.between import Between
-from jobs.planning.queries import ExplainQuery, SearchQuery
-from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, Smaller, Template
-from jobs.queue.bulk_actions import Bulk, JobChange, MoveTo, Several
-from jobs.queue.derived_jobs import ResumeQuery
-from jobs.queue.hosts.joining import TokenQuery
-from jobs.queue.hosts.presentation import GivenUp, HostBrief, HostDetail, NewToken, Token
-from jobs.queue.view import Changed, Moved, Paused, QueueTold, WhatIf
-from jobs.runs.baselines import Baseline, BaselineWish, BranchBrief
+from jobs.core.job_details import JobBrief, JobDetail, WaitResult
+from jobs.people.invitations import AcceptRequest, InvitationDetail, InvitationRequest, NewInvitation
+from jobs.people.notifications.hooks import WebhookChange, WebhookRequest
+from jobs.people.notifications.shapes import EmailSettings, EndEmail, NewWebhook, WebhookDelivery, WebhookDetail
+from jobs.people.notifications.wishes import EmailSettingsRequest
+from jobs.people.projects import MemberDetail, ProjectChange, ProjectDetail, ProjectRequest, RoleRequest
+from jobs.people.tokens import ApiToken, ApiTokenRequest, NewApiToken
+from jobs.people.variables import Variable, VariableRequest
+from jobs.planning.between import HostTraffic
+from jobs.planning.queries import ExplainRequest, SearchRequest
+from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, SmallerLayout, Template
+from jobs.queue.bulk_actions import JobChange, JobsActionRequest, MoveRequest, QueueActionRequest
+from jobs.queue.derived_jobs import ResumeRequest
+from jobs.queue.hosts.joining import JoinTokenRequest
+from jobs.queue.hosts.presentation import HostBrief, HostDetail, JoinTokenDetail, LostAttempts, NewJoinToken
+from jobs.queue.view import ActionResult, MoveResult, PauseResult, QueueDetail, WhatIfResult
+from jobs.runs.baselines import Baseline, BaselineRequest, BranchBrief
 from jobs.runs.history.queries.comparison import Comparison
 from jobs.runs.history.queries.results import Results, StoredCheckpoint
-from jobs.runs.history.queries.schemas import History, Rows, Snapshot
+from jobs.runs.history.queries.schemas import History, Snapshot, TableRows
 from jobs.runs.history.queries.slow_steps import SlowSteps
-from jobs.runs.reporting.requests import Heard, MeetRequest, Met, NodeJoined, NodeRequest, OpenedRun, RunRequest
+from jobs.runs.reporting.requests import (
+    NodeJoined,
+    NodeRequest,
+    OpenedRun,
+    RendezvousRequest,
+    RendezvousResponse,
+    ReportResponse,
+    RunRequest,
+)
 from jobs.runs.traces.events import StepColumns, TracedSteps
 from jobs.runs.traces.export import ChromeTrace
-from jobs.runs.traces.imports.store import FileSoFar, ImportQuery, ImportTold
-from jobs.runs.traces.traced_steps import WantedStep, WantedSteps
+from jobs.runs.traces.imports.store import ImportDetail, ImportRequest, UploadedFile
+from jobs.runs.traces.traced_steps import RequestedSteps, TraceRequest
 from planner.explain import Explanation
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
@@ -50,20 +58,63 @@ from planner.hardware.profile import HostProfile
 from planner.search.auto_layout import AutoSpec
 
 READ = (
-    *(JobSpec, AutoSpec, Cluster, HostProfile, SearchQuery, ExplainQuery),
-    *(JoinRequest, TokenQuery, RunRequest, NodeRequest, MeetRequest, Bulk, MoveTo, WantedStep, Several, JobChange),
-    *(TokenWish, ProjectWish, ProjectChange, RoleWish, InvitationWish, AcceptWish, VariableWish),
-    *(ImportQuery, ResumeQuery, LabQuery, BaselineWish, WebhookQuery, WebhookChange, MailsWish),
+    *(JobSpec, AutoSpec, Cluster, HostProfile, SearchRequest, ExplainRequest),
+    *(
+        JoinRequest,
+        JoinTokenRequest,
+        RunRequest,
+        NodeRequest,
+        RendezvousRequest,
+        QueueActionRequest,
+        MoveRequest,
+        TraceRequest,
+        JobsActionRequest,
+        JobChange,
+    ),
+    *(ApiTokenRequest, ProjectRequest, ProjectChange, RoleRequest, InvitationRequest, AcceptRequest, VariableRequest),
+    *(ImportRequest, ResumeRequest, LabRequest, BaselineRequest, WebhookRequest, WebhookChange, EmailSettingsRequest),
 )
 TOLD = (
-    *(ProjectTold, MemberTold, InvitationTold, NewInvitation, Variable, ApiToken, NewApiToken),
-    *(JobBrief, JobDetail, Waited, HostBrief, HostDetail, GivenUp, JoinResponse, Token, NewToken),
-    *(OpenedRun, NodeJoined, Heard, Met),
-    *(History, Rows, Snapshot, SlowSteps, Comparison, StoredCheckpoint, Results, PrimitiveTold, PrimitiveShown),
-    *(ImportTold, FileSoFar, WebhookTold, NewWebhook, DeliveryTold, EndTold, MailsTold),
-    *(QueueTold, WhatIf, Changed, Moved, Paused, AuditRow, WantedSteps, ChromeTrace, StepColumns, TracedSteps),
+    *(ProjectDetail, MemberDetail, InvitationDetail, NewInvitation, Variable, ApiToken, NewApiToken),
+    *(
+        JobBrief,
+        JobDetail,
+        WaitResult,
+        HostBrief,
+        HostDetail,
+        LostAttempts,
+        JoinResponse,
+        JoinTokenDetail,
+        NewJoinToken,
+    ),
+    *(OpenedRun, NodeJoined, ReportResponse, RendezvousResponse),
+    *(History, TableRows, Snapshot, SlowSteps, Comparison, StoredCheckpoint, Results, PrimitiveBrief, PrimitiveDetail),
+    *(ImportDetail, UploadedFile, WebhookDetail, NewWebhook, WebhookDelivery, EndEmail, EmailSettings),
+    *(
+        QueueDetail,
+        WhatIfResult,
+        ActionResult,
+        MoveResult,
+        PauseResult,
+        AuditRow,
+        RequestedSteps,
+        ChromeTrace,
+        StepColumns,
+        TracedSteps,
+    ),
     *(Baseline, BranchBrief),
-    *(Plan, SearchResult, Explanation, Advice, Between, Smaller, Template, Preset, ProblemDetails, RunEnded),
+    *(
+        Plan,
+        SearchResult,
+        Explanation,
+        Advice,
+        HostTraffic,
+        SmallerLayout,
+        Template,
+        Preset,
+        ProblemDetails,
+        RunEndedProblem,
+    ),
 )
 TEMPLATE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}
@@ -97,7 +148,7 @@ SUBMIT = request_body({"allOf": [ref("Submission")]}, EXAMPLE)
 # What is wrong with a draft is an answer, not a refusal: every JSON value can be asked about.
 DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "An incomplete draft of a spec."}]}, EXAMPLE)
 PATCH = request_body({"type": "object", "additionalProperties": True}, {"layout": {"tp": 4}})
-SEARCH = request_body({"allOf": [ref("SearchQuery")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
+SEARCH = request_body({"allOf": [ref("SearchRequest")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
 JOIN_EXAMPLE = {
     "name": "gpu-7",
     "identity": "0123456789abcdef0123456789abcdef",
@@ -109,11 +160,11 @@ JOIN_EXAMPLE = {
     "boot_id": "3c1b2f0e-8f57-4a55-8c58-5f1b1f1f6b0f",
 }
 JOIN = request_body({"allOf": [ref("JoinRequest")]}, JOIN_EXAMPLE)
-TOKEN = request_body({"allOf": [ref("TokenQuery")]}, {"hours": 24, "uses": 1, "note": "gpu-7"})
+TOKEN = request_body({"allOf": [ref("JoinTokenRequest")]}, {"hours": 24, "uses": 1, "note": "gpu-7"})
 HOOK_EXAMPLE = {"name": "chat", "url": "https://chat.example/hooks/7", "states": ["failed", "lost"]}
-WEBHOOK = request_body({"allOf": [ref("WebhookQuery")]}, HOOK_EXAMPLE)
-WANTED_STEP = request_body({"allOf": [ref("WantedStep")]}, {"step": 120})
-EXPLAIN = request_body({"allOf": [ref("ExplainQuery")]}, {"spec": EXAMPLE})
+WEBHOOK = request_body({"allOf": [ref("WebhookRequest")]}, HOOK_EXAMPLE)
+WANTED_STEP = request_body({"allOf": [ref("TraceRequest")]}, {"step": 120})
+EXPLAIN = request_body({"allOf": [ref("ExplainRequest")]}, {"spec": EXAMPLE})
 
 
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
@@ -152,8 +203,8 @@ def with_models(result: dict[str, Any], generator: Any, request: Any, public: bo
     models["StoredSpec"] = _stored(models["JobSpec"])
     models["JobDetail"]["properties"]["spec"] = ref("StoredSpec")
     models["Baseline"]["properties"]["spec"]["anyOf"][0] = ref("StoredSpec")
-    models["ExplainQuery"]["properties"]["spec"] = ref("JobSpec")
-    models["SearchQuery"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
+    models["ExplainRequest"]["properties"]["spec"] = ref("JobSpec")
+    models["SearchRequest"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
     for measured in ("profile", "runs"):
         models["Cluster"]["properties"].pop(measured)
     models["NamedCluster"] = _named(models.pop("Cluster"))

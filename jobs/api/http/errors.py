@@ -34,7 +34,7 @@ NOT_KNOWN = (
 )
 
 
-class RunEnded(ProblemDetails):
+class RunEndedProblem(ProblemDetails):
     """A refusal to hear a run that is over. `cancel`: whether its ranks are to end."""
 
     cancel: bool

@@ -49,7 +49,7 @@ class Resume(APIView):
 
     @extend_schema(
         operation_id="resumeJob",
-        request=schema.request_body(schema.ref("ResumeQuery"), {"change": {"layout": {"dp": 4}}}),
+        request=schema.request_body(schema.ref("ResumeRequest"), {"change": {"layout": {"dp": 4}}}),
         parameters=[KEY],
         responses=MADE,
     )
@@ -75,7 +75,7 @@ class _NoCheckpointError(Exception):
 
 def _resuming(job: Job, data: Any) -> dict[str, Any]:
     """The change of a job that goes on from a checkpoint. Raises SpecError, _NoCheckpointError."""
-    asked = checked(derived_jobs.ResumeQuery, data)
+    asked = checked(derived_jobs.ResumeRequest, data)
     name = asked.checkpoint or derived_jobs.newest_checkpoint(job)
     if name is None:
         raise _NoCheckpointError

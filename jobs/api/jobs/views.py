@@ -100,13 +100,15 @@ class ActOnJobs(APIView):
 
     @extend_schema(
         operation_id="actOnJobs",
-        request=schema.request_body(schema.ref("Several"), {"action": "tag", "jobs": ["abcdefghij"], "tags": ["ci"]}),
-        responses={200: schema.of("Changed"), **refusals(403, 415, 422)},
+        request=schema.request_body(
+            schema.ref("JobsActionRequest"), {"action": "tag", "jobs": ["abcdefghij"], "tags": ["ci"]}
+        ),
+        responses={200: schema.of("ActionResult"), **refusals(403, 415, 422)},
     )
     def post(self, request: Request) -> Response:
         """Cancel, archive, restore, tag or untag jobs; tells which of them it changed, and why not the others: only
         yours, and of those only what has ended is archived."""
-        asked = checked(bulk_actions.Several, request.data)
+        asked = checked(bulk_actions.JobsActionRequest, request.data)
         changed = bulk_actions.apply(asked, request.user)
         return Response({"changed": changed, "unchanged": bulk_actions.list_unchanged(asked, changed, request.user)})
 
@@ -147,7 +149,7 @@ class Advice(APIView):
 class BetweenHosts(APIView):
     """What a run sends between hosts."""
 
-    @extend_schema(operation_id="betweenHosts", responses={200: schema.of("Between"), **refusals(404)})
+    @extend_schema(operation_id="betweenHosts", responses={200: schema.of("HostTraffic"), **refusals(404)})
     def get(self, request: Request, job_id: str) -> Response:
         """Payload bytes of the current attempt's steps by axis, and by level where dp has two (HSDP, experts): those of
         groups with members on several hosts apart from those inside one; predicted, and measured once it has ended."""
@@ -159,7 +161,7 @@ class SmallerLayout(APIView):
 
     throttle_classes = [SubmitThrottle]
 
-    @extend_schema(operation_id="offerSmaller", responses={200: schema.of("Smaller"), **refusals(404, 409)})
+    @extend_schema(operation_id="offerSmaller", responses={200: schema.of("SmallerLayout"), **refusals(404, 409)})
     def get(self, request: Request, job_id: str) -> Response:
         """Of a job that does not run now and whose layout fits no hosts that are connected: the fastest one that does,
         predicted. 409 where there is nothing to offer."""

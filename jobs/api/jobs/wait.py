@@ -54,7 +54,7 @@ class Wait(APIView):
                 description="Maximum wait in seconds.",
             ),
         ],
-        responses={200: schema.of("Waited"), **refusals(404, 429)},
+        responses={200: schema.of("WaitResult"), **refusals(404, 429)},
     )
     def get(self, request: Request, job_id: str) -> Response:
         """The job once its current attempt has come into a state, once it no longer can, or after `timeout` seconds.

@@ -19,7 +19,7 @@ EXAMPLE = {"wishes": [{"project": None, "states": ["failed", "lost"]}]}
 class EndMail(APIView):
     """Mail of one job's end."""
 
-    @extend_schema(operation_id="getEndMail", responses={200: schema.of("EndTold"), **refusals(404)})
+    @extend_schema(operation_id="getEndMail", responses={200: schema.of("EndEmail"), **refusals(404)})
     def get(self, request: Request, job_id: str) -> Response:
         """Whether you are mailed when it has ended."""
         return Response(ends.told(user_of(request), find_job(request.user, job_id)))
@@ -27,7 +27,7 @@ class EndMail(APIView):
     @extend_schema(
         operation_id="askForEndMail",
         request=None,
-        responses={200: schema.of("EndTold"), **refusals(403, 404, 409, 415, 422)},
+        responses={200: schema.of("EndEmail"), **refusals(403, 404, 409, 415, 422)},
     )
     def put(self, request: Request, job_id: str) -> Response:
         """Be mailed once, when it has ended and is not tried again by itself. 409 where it has ended, this board sends
@@ -53,18 +53,18 @@ class EndMail(APIView):
 class Notifications(APIView):
     """Mail."""
 
-    @extend_schema(operation_id="getNotifications", responses={200: schema.of("MailsTold"), **refusals()})
+    @extend_schema(operation_id="getNotifications", responses={200: schema.of("EmailSettings"), **refusals()})
     def get(self, request: Request) -> Response:
         """Of which states you are mailed: of your own jobs, and of those of each project that you see."""
         return Response(wishes.told(user_of(request)))
 
     @extend_schema(
         operation_id="setNotifications",
-        request=schema.request_body({"allOf": [schema.ref("MailsWish")]}, EXAMPLE),
-        responses={200: schema.of("MailsTold"), **refusals(403, 415, 422)},
+        request=schema.request_body({"allOf": [schema.ref("EmailSettingsRequest")]}, EXAMPLE),
+        responses={200: schema.of("EmailSettings"), **refusals(403, 415, 422)},
     )
     def put(self, request: Request) -> Response:
         """Be mailed of these, and of nothing else."""
         user = user_of(request)
-        wishes.wish(user, wishes.by_project(checked(wishes.MailsWish, request.data)))
+        wishes.wish(user, wishes.by_project(checked(wishes.EmailSettingsRequest, request.data)))
         return Response(wishes.told(user))

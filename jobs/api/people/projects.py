@@ -35,7 +35,7 @@ class Projects(APIView):
     @extend_schema(
         operation_id="listProjects",
         parameters=parameters(),
-        responses={200: schema.list_of("ProjectTold"), **refusals()},
+        responses={200: schema.list_of("ProjectDetail"), **refusals()},
     )
     def get(self, request: Request) -> Response:
         """`default`, those you are a member of, and all for staff, by name, each with your role. A Link header with
@@ -45,22 +45,22 @@ class Projects(APIView):
 
     @extend_schema(
         operation_id="makeProject",
-        request=_body("ProjectWish", {"name": "vision", "slots": 8}),
-        responses={201: schema.of("ProjectTold"), **refusals(403, 415, 422, 429)},
+        request=_body("ProjectRequest", {"name": "vision", "slots": 8}),
+        responses={201: schema.of("ProjectDetail"), **refusals(403, 415, 422, 429)},
     )
     def post(self, request: Request) -> Response:
         """A new project, without members. Staff only."""
         user = user_of(request)
         if not (user.is_staff and user.has_perm("jobs.add_project")):
             raise PermissionDenied("Only staff can create projects.")
-        made = projects.make(checked(projects.ProjectWish, request.data), user.get_username())
+        made = projects.make(checked(projects.ProjectRequest, request.data), user.get_username())
         return Response(projects.told(made, user), status=201)
 
 
 class ProjectView(APIView):
     """One of them."""
 
-    @extend_schema(operation_id="getProject", responses={200: schema.of("ProjectTold"), **refusals(404)})
+    @extend_schema(operation_id="getProject", responses={200: schema.of("ProjectDetail"), **refusals(404)})
     def get(self, request: Request, project: str) -> Response:
         """With your role."""
         return Response(projects.told(find_project(request.user, project), request.user))
@@ -68,7 +68,7 @@ class ProjectView(APIView):
     @extend_schema(
         operation_id="changeProject",
         request=_body("ProjectChange", {"own_slots": 4}),
-        responses={200: schema.of("ProjectTold"), **refusals(403, 404, 415, 422)},
+        responses={200: schema.of("ProjectDetail"), **refusals(403, 404, 415, 422)},
     )
     def patch(self, request: Request, project: str) -> Response:
         """Keep it to fewer slots than staff gave. Its admins only."""
@@ -84,7 +84,7 @@ class Members(APIView):
     @extend_schema(
         operation_id="listMembers",
         parameters=parameters(),
-        responses={200: schema.list_of("MemberTold"), **refusals(404)},
+        responses={200: schema.list_of("MemberDetail"), **refusals(404)},
     )
     def get(self, request: Request, project: str) -> Response:
         """By name. `default` has none: it is everybody's. A Link header with rel="next" leads to the page after it."""
@@ -99,12 +99,12 @@ class MemberView(APIView):
 
     @extend_schema(
         operation_id="setRole",
-        request=_body("RoleWish", {"role": "operator"}),
-        responses={200: schema.list_of("MemberTold"), **refusals(403, 404, 415, 422)},
+        request=_body("RoleRequest", {"role": "operator"}),
+        responses={200: schema.list_of("MemberDetail"), **refusals(403, 404, 415, 422)},
     )
     def put(self, request: Request, project: str, user: str) -> Response:
         """Change a member's role; staff make anybody a member so. Its admins only."""
-        found, asked = find_project_to_administer(request.user, project), checked(projects.RoleWish, request.data)
+        found, asked = find_project_to_administer(request.user, project), checked(projects.RoleRequest, request.data)
         if not storable(user):
             raise MissingError("member")
         projects.set_role(found, user, Role[asked.role.upper()], user_of(request))
@@ -129,7 +129,7 @@ class Invitations(APIView):
     throttle_classes = [SubmitThrottle]
 
     @extend_schema(
-        operation_id="listInvitations", responses={200: schema.list_of("InvitationTold"), **refusals(403, 404)}
+        operation_id="listInvitations", responses={200: schema.list_of("InvitationDetail"), **refusals(403, 404)}
     )
     def get(self, request: Request, project: str) -> Response:
         """Those that may still be accepted. Its admins only."""
@@ -138,14 +138,14 @@ class Invitations(APIView):
 
     @extend_schema(
         operation_id="invite",
-        request=_body("InvitationWish", {"role": "submitter", "days": 7, "note": "Ann"}),
+        request=_body("InvitationRequest", {"role": "submitter", "days": 7, "note": "Ann"}),
         responses={201: schema.of("NewInvitation"), **refusals(403, 404, 415, 422, 429)},
     )
     def post(self, request: Request, project: str) -> Response:
         """A link that makes whoever follows it a member, once, and an account for whoever has none; it is told this
         once. Its admins only."""
         found = find_project_to_administer(request.user, project)
-        asked = checked(invitations.InvitationWish, request.data)
+        asked = checked(invitations.InvitationRequest, request.data)
         made, text = invitations.invite(found, asked, user_of(request).get_username())
         answer: invitations.NewInvitation = {
             **invitations.told(made),
@@ -176,13 +176,13 @@ class Accept(APIView):
 
     @extend_schema(
         operation_id="acceptInvitation",
-        request=_body("AcceptWish", {"token": "mbi_..."}),
-        responses={200: schema.of("ProjectTold"), **refusals(403, 409, 415, 422, 429)},
+        request=_body("AcceptRequest", {"token": "mbi_..."}),
+        responses={200: schema.of("ProjectDetail"), **refusals(403, 409, 415, 422, 429)},
     )
     def post(self, request: Request) -> Response:
         """Become a member of the project that its link was made for. 409 where it was used or revoked, is over, or is
         for another mail address than yours."""
-        asked = checked(invitations.AcceptWish, request.data)
+        asked = checked(invitations.AcceptRequest, request.data)
         try:
             made = invitations.accept(user_of(request), asked.token)
         except invitations.NotInvitedError as error:
@@ -206,13 +206,16 @@ class VariableView(APIView):
 
     @extend_schema(
         operation_id="setVariable",
-        request=_body("VariableWish", {"value": "hf_..."}),
+        request=_body("VariableRequest", {"value": "hf_..."}),
         responses={200: schema.of("Variable"), **refusals(403, 404, 415, 422)},
     )
     def put(self, request: Request, project: str, variable: str) -> Response:
         """Hand it to every job of the project that starts from now on. It is written, never read back. Its admins
         only."""
-        found, asked = find_project_to_administer(request.user, project), checked(variables.VariableWish, request.data)
+        found, asked = (
+            find_project_to_administer(request.user, project),
+            checked(variables.VariableRequest, request.data),
+        )
         return Response(variables.put(found, variable, asked.value, user_of(request).get_username()))
 
     @extend_schema(operation_id="removeVariable", request=None, responses={204: GONE, **refusals(403, 404, 415, 422)})

@@ -17,7 +17,7 @@ from jobs.core.text import storable
 from jobs.people import tokens
 from jobs.planning.queries import checked
 
-WISH = schema.request_body({"allOf": [schema.ref("TokenWish")]}, {"name": "ci", "scopes": ["read", "submit"]})
+WISH = schema.request_body({"allOf": [schema.ref("ApiTokenRequest")]}, {"name": "ci", "scopes": ["read", "submit"]})
 
 
 class Tokens(APIView):
@@ -44,7 +44,7 @@ class Tokens(APIView):
     def post(self, request: Request) -> Response:
         """A new REST token, shown this once. One that is asked for with a token may no more than that one, and ends no
         later; `shortened` says where that, or the board, cut the days asked for."""
-        asked = checked(tokens.TokenWish, request.data)
+        asked = checked(tokens.ApiTokenRequest, request.data)
         by = request.auth if isinstance(request.auth, AuthToken) else None
         token, text, shortened = tokens.make(user_of(request), asked, by=by)
         made: tokens.NewApiToken = {**tokens.told(token), "token": text, "shortened": shortened}

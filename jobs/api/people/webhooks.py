@@ -28,7 +28,7 @@ BEFORE = OpenApiParameter(
 class Webhooks(APIView):
     """A project's."""
 
-    @extend_schema(operation_id="listWebhooks", responses={200: schema.list_of("WebhookTold"), **refusals(403, 404)})
+    @extend_schema(operation_id="listWebhooks", responses={200: schema.list_of("WebhookDetail"), **refusals(403, 404)})
     def get(self, request: Request, project: str) -> Response:
         """Your webhooks of a project; all of them for who administers it."""
         return Response(hooks.told(hooks.visible_to(request.user, hooks.find_project(request.user, project))))
@@ -43,7 +43,7 @@ class Webhooks(APIView):
     )
     def post(self, request: Request, project: str) -> Response:
         """Have a URL told of what becomes of jobs: of your own, or as `everybody` of all in the project."""
-        asked = checked(hooks.WebhookQuery, request.data)
+        asked = checked(hooks.WebhookRequest, request.data)
         hook = hooks.make(user_of(request), hooks.find_project(request.user, project), asked)
         return _secret(hook, 201)
 
@@ -51,7 +51,7 @@ class Webhooks(APIView):
 class WebhookView(APIView):
     """One of them."""
 
-    @extend_schema(operation_id="getWebhook", responses={200: schema.of("WebhookTold"), **refusals(403, 404)})
+    @extend_schema(operation_id="getWebhook", responses={200: schema.of("WebhookDetail"), **refusals(403, 404)})
     def get(self, request: Request, project: str, key: str) -> Response:
         """A webhook, without its secret."""
         return Response(hooks.brief(hooks.find(request.user, project, key)))
@@ -59,7 +59,7 @@ class WebhookView(APIView):
     @extend_schema(
         operation_id="changeWebhook",
         request=schema.request_body(schema.ref("WebhookChange"), {"active": False}),
-        responses={200: schema.of("WebhookTold"), **refusals(403, 404, 415, 422)},
+        responses={200: schema.of("WebhookDetail"), **refusals(403, 404, 415, 422)},
     )
     def patch(self, request: Request, project: str, key: str) -> Response:
         """Change what is given. A webhook that is not active is told of nothing, and what waits for it is kept."""
@@ -101,7 +101,7 @@ class Ping(APIView):
     @extend_schema(
         operation_id="pingWebhook",
         request=None,
-        responses={202: schema.of("DeliveryTold"), **refusals(403, 404, 409, 415, 422)},
+        responses={202: schema.of("WebhookDelivery"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, project: str, key: str) -> Response:
         """Send an event "ping", which tells of no job; the log says how it went."""
@@ -119,7 +119,7 @@ class Deliveries(APIView):
     @extend_schema(
         operation_id="listDeliveries",
         parameters=[BEFORE],
-        responses={200: schema.list_of("DeliveryTold"), **refusals(403, 404)},
+        responses={200: schema.list_of("WebhookDelivery"), **refusals(403, 404)},
     )
     def get(self, request: Request, project: str, key: str) -> Response:
         """The newest 100 messages to a webhook, each with how its tries went. Kept for 30 days."""
@@ -146,7 +146,7 @@ class Redeliver(APIView):
     @extend_schema(
         operation_id="redeliver",
         request=None,
-        responses={202: schema.of("DeliveryTold"), **refusals(403, 404, 409, 415, 422)},
+        responses={202: schema.of("WebhookDelivery"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, project: str, key: str, delivery: str) -> Response:
         """Send a message again, whatever became of it; it is tried for a day."""

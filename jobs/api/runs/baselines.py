@@ -54,13 +54,13 @@ class BaselineView(APIView):
     @extend_schema(
         operation_id="setBaseline",
         parameters=[PROJECT, BRANCH],
-        request=schema.request_body(schema.ref("BaselineWish"), {"job": "abcdefghij"}),
+        request=schema.request_body(schema.ref("BaselineRequest"), {"job": "abcdefghij"}),
         responses={200: schema.of("Baseline"), **refusals(403, 404, 409, 415, 422)},
     )
     def put(self, request: Request, project: str, branch: str) -> Response:
         """Hold builds to this run too: what it measured is kept, and stays when the job is forgotten. The newest 20 of
         a branch tell its noise. 409: the job did not succeed. Takes an operator of the project."""
-        wish = checked(baselines.BaselineWish, request.data)
+        wish = checked(baselines.BaselineRequest, request.data)
         if words := branch_problem(branch):
             return refuse(422, "branch", words, "path")
         try:

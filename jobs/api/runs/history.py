@@ -79,7 +79,7 @@ class HistoryTable(APIView):
         operation_id="getHistoryTable",
         parameters=PARAMETERS,
         responses={
-            (200, "application/json"): schema.of("Rows"),
+            (200, "application/json"): schema.of("TableRows"),
             (200, FILES["csv"]): OpenApiResponse({"type": "string"}, "With a header row."),
             (200, FILES["parquet"]): OpenApiResponse({"type": "string", "format": "binary"}),
             **refusals(404, 422),

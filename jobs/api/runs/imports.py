@@ -26,7 +26,7 @@ from jobs.runs.traces.events import serialize_trace
 from jobs.runs.traces.export import FORMATS
 from jobs.runs.traces.imports import store
 from jobs.runs.traces.imports.common import ImportProblemError
-from jobs.runs.traces.imports.store import ImportQuery, check_import_query, serialize_import
+from jobs.runs.traces.imports.store import ImportRequest, check_import_query, serialize_import
 from jobs.runs.traces.traced_steps import MAX_STEP
 
 PART = {"application/octet-stream": {"type": "string", "format": "binary", "maxLength": store.MAX_PART_BYTES}}
@@ -63,7 +63,7 @@ class PartParser(BaseParser):
 class Imports(APIView):
     """All of one's own."""
 
-    @extend_schema(operation_id="listImports", responses={200: schema.list_of("ImportTold"), **refusals()})
+    @extend_schema(operation_id="listImports", responses={200: schema.list_of("ImportDetail"), **refusals()})
     def get(self, request: Request) -> Response:
         """Your imports, the newest first; each is kept for 30 days."""
         mine = ImportedTrace.objects.filter(owner=user_of(request)).order_by("-created")
@@ -71,13 +71,13 @@ class Imports(APIView):
 
     @extend_schema(
         operation_id="openImport",
-        request=schema.request_body(schema.ref("ImportQuery"), EXAMPLE),
-        responses={201: schema.of("ImportTold"), **refusals(403, 409, 415, 422)},
+        request=schema.request_body(schema.ref("ImportRequest"), EXAMPLE),
+        responses={201: schema.of("ImportDetail"), **refusals(403, 409, 415, 422)},
     )
     def post(self, request: Request) -> Response:
         """Announce the files: flight recorder dumps, NCCL Inspector logs or Kineto traces. 409: you have 20."""
         try:
-            made = store.create_import(user_of(request), *check_import_query(checked(ImportQuery, request.data)))
+            made = store.create_import(user_of(request), *check_import_query(checked(ImportRequest, request.data)))
         except store.TooManyImportsError as error:
             return refuse(409, "import", str(error))
         return Response(serialize_import(made), status=201)
@@ -86,7 +86,7 @@ class Imports(APIView):
 class Import(APIView):
     """One of them."""
 
-    @extend_schema(operation_id="getImport", responses={200: schema.of("ImportTold"), **refusals(404)})
+    @extend_schema(operation_id="getImport", responses={200: schema.of("ImportDetail"), **refusals(404)})
     def get(self, request: Request, key: str) -> Response:
         """What it is to hold and, once it was read, its steps."""
         return Response(serialize_import(_find(request, key)))
@@ -113,7 +113,7 @@ class Part(APIView):
         operation_id="sendPart",
         request=PART,
         parameters=[OFFSET, PLACE],
-        responses={200: schema.of("FileSoFar"), **refusals(403, 404, 409, 415)},
+        responses={200: schema.of("UploadedFile"), **refusals(403, 404, 409, 415)},
     )
     def put(self, request: Request, key: str, place: str) -> Response:
         """The next bytes of a file, at most 512 KiB. 409: they do not go on where it ends."""
@@ -146,7 +146,7 @@ class Read(APIView):
     @extend_schema(
         operation_id="readImport",
         request=None,
-        responses={200: schema.of("ImportTold"), **refusals(403, 404, 409, 415, 422)},
+        responses={200: schema.of("ImportDetail"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, key: str) -> Response:
         """Read what was sent. 422: it is none of the known formats, or a file is not whole; the import is gone."""

@@ -20,7 +20,7 @@ from rest_framework.response import Response
 from contracts.codec import MAX_BATCH_BYTES, BadMessageError, decode_batch, decode_report
 from contracts.telemetry.batches import Batch
 from jobs.api.document.schema import of, ref, request_body
-from jobs.api.http.errors import LATER, RunEnded, of_request, refused
+from jobs.api.http.errors import LATER, RunEndedProblem, of_request, refused
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.problems import details
 from jobs.api.http.throttling import SubmitThrottle
@@ -37,11 +37,11 @@ from jobs.queue.inbound import silence
 from jobs.runs.reporting import runs
 from jobs.runs.reporting.authentication import RequiresHttps, RunTokenAuthentication
 from jobs.runs.reporting.requests import (
-    Heard,
-    MeetRequest,
     NodeJoined,
     NodeRequest,
     OpenedRun,
+    RendezvousRequest,
+    ReportResponse,
     RunRequest,
     parse_request,
 )
@@ -68,7 +68,7 @@ CLAIM = OpenApiParameter(
 OPEN = request_body({"allOf": [ref("RunRequest")]}, {"name": "by hand", "world_size": 8, "nodes": 2})
 JOIN = request_body({"allOf": [ref("NodeRequest")]}, {"node": 0, "name": "gpu-7", "claim": "a-secret-of-this-process"})
 
-MEET = request_body({"allOf": [ref("MeetRequest")]}, {"address": "10.0.0.7", "port": 0})
+MEET = request_body({"allOf": [ref("RendezvousRequest")]}, {"address": "10.0.0.7", "port": 0})
 
 
 class Runs(APIView):
@@ -111,7 +111,7 @@ class OfRun(APIView):
 
     def handle_exception(self, exc: Exception) -> Response:
         if isinstance(exc, runs.RunEndedError):
-            ended: RunEnded = {**details(410, [Problem("run", str(exc))]), "cancel": exc.cancel}
+            ended: RunEndedProblem = {**details(410, [Problem("run", str(exc))]), "cancel": exc.cancel}
             return refused(ended)
         if isinstance(exc, runs.NodeTakenError):
             return refuse(409, "node", str(exc), "body")
@@ -179,7 +179,7 @@ class Batches(OfRun):
         operation_id="sendBatch",
         request=messages.BATCH_BODY,
         parameters=[NUMBER, CLAIM],
-        responses={200: of("Heard"), **refusals(403, 404, 410, 415, 422, 429)},
+        responses={200: of("ReportResponse"), **refusals(403, 404, 410, 415, 422, 429)},
     )
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
         """One msgpack `Batch` (contracts/telemetry/batches.py) of at most 256 KiB, of this node's ranks alone."""
@@ -204,7 +204,7 @@ class Report(OfRun):
         operation_id="reportRun",
         request=messages.REPORT_BODY,
         parameters=[CLAIM],
-        responses={200: of("Heard"), **refusals(403, 404, 410, 415, 422)},
+        responses={200: of("ReportResponse"), **refusals(403, 404, 410, 415, 422)},
     )
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
         """One msgpack `AttemptReport` (contracts/control.py), every few seconds and at the end; it may be deflated."""
@@ -228,14 +228,14 @@ class Meet(OfRun):
         operation_id="meetRun",
         request=MEET,
         parameters=[CLAIM],
-        responses={200: of("Met"), **refusals(403, 404, 410, 415, 422)},
+        responses={200: of("RendezvousResponse"), **refusals(403, 404, 410, 415, 422)},
     )
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
         """A node of several says that it is ready, and where, or only asks who is; each answer tells the time."""
         member = self.member(run, attempt, node)
         runs.check_running(member.attempt)
         return Response(
-            register_ready_node(member, parse_request(MeetRequest, request.data), cancel=runs.must_end(member))
+            register_ready_node(member, parse_request(RendezvousRequest, request.data), cancel=runs.must_end(member))
         )
 
 
@@ -296,4 +296,4 @@ def _heard(member: Member) -> Response:
         runs.record_contact(member)
         silence.heard_again(member)
     member.attempt.job.refresh_from_db(fields=["status"])
-    return Response(Heard(cancel=runs.must_end(member), status=member.attempt.job.status, now=time.time()))
+    return Response(ReportResponse(cancel=runs.must_end(member), status=member.attempt.job.status, now=time.time()))

@@ -111,7 +111,7 @@ class StepTrace(APIView):
     @extend_schema(
         operation_id="askForTrace",
         request=schema.WANTED_STEP,
-        responses={202: schema.of("WantedSteps"), **refusals(403, 404, 409, 415, 422)},
+        responses={202: schema.of("RequestedSteps"), **refusals(403, 404, 409, 415, 422)},
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Ask a run for the events of a step, when it comes or while its hosts still have it. Who may change the job

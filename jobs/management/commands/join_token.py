@@ -45,7 +45,7 @@ class Command(BaseCommand):
         uses = options["uses"] or (None if options["given"] else 1)
         told = {"hours": options["hours"], "uses": uses, "labels": options["label"], "note": options["note"]}
         try:
-            asked = checked(joining.TokenQuery, told)
+            asked = checked(joining.JoinTokenRequest, told)
             if options["given"]:
                 text = read_secret_file(GIVEN) or os.environ.get(GIVEN, "")
                 token = joining.keep(text, "manage.py", asked)

@@ -15,7 +15,7 @@ from knox.models import AuthToken
 from knox.settings import CONSTANTS, knox_settings
 from sesame.utils import get_query_string
 
-from jobs.people.tokens import TokenWish, make, revoke
+from jobs.people.tokens import ApiTokenRequest, make, revoke
 
 USERNAME = "admin"
 NAME = "make up"  # of its token
@@ -46,7 +46,7 @@ class Command(BaseCommand):
         if not token or not _renewed(user, token):
             for old in AuthToken.objects.filter(user=user, grant__name=NAME):
                 revoke(user, old.token_key)
-            token = make(user, TokenWish(name=NAME, scopes=["read", "submit", "operate"])).text
+            token = make(user, ApiTokenRequest(name=NAME, scopes=["read", "submit", "operate"])).text
         once = reverse("login-once") + get_query_string(user)
         answer = {"username": USERNAME, "password": password, "api_token": token, "one_time_url_path": once}
         self.stdout.write(json.dumps(answer))

@@ -11,7 +11,7 @@ from django.db import transaction
 from jobs.core.audit import record
 from jobs.core.retries import why_again
 from jobs.models import TERMINAL, EndWish, Job, StateChange, stands
-from jobs.people.notifications.shapes import EndTold
+from jobs.people.notifications.shapes import EndEmail
 
 MOST = 1000  # of a person
 
@@ -20,7 +20,7 @@ class NoMailError(Exception):
     """Nobody can be mailed of it; says why."""
 
 
-def told(user: User, job: Job) -> EndTold:
+def told(user: User, job: Job) -> EndEmail:
     return {
         "asked": EndWish.objects.filter(user=user, job=job).exists(),
         "email": user.email or None,

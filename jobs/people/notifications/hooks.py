@@ -23,7 +23,7 @@ from jobs.models import DEFAULT_PROJECT, Delivery, Outcome, Project, Status, Web
 from jobs.models.names import Named
 from jobs.people.notifications.addresses import RefusedAddressError, checked, is_inside, literal, name_of
 from jobs.people.notifications.outbox import PING, ping, why_silent
-from jobs.people.notifications.shapes import DeliveryTold, NewWebhook, WebhookTold
+from jobs.people.notifications.shapes import NewWebhook, WebhookDelivery, WebhookDetail
 from jobs.people.notifications.signing import secret_of
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
@@ -36,7 +36,7 @@ Url = Annotated[str, Field(min_length=1, max_length=LONGEST_URL, pattern=NO_NUL)
 State = Annotated[Status, Field(strict=False)]
 
 
-class WebhookQuery(StrictModel):
+class WebhookRequest(StrictModel):
     """What a webhook may be asked to be."""
 
     name: Name
@@ -96,7 +96,7 @@ def find(user: Any, project: str, key: str) -> Webhook:
     return found
 
 
-def make(user: User, project: str, asked: WebhookQuery) -> Webhook:
+def make(user: User, project: str, asked: WebhookRequest) -> Webhook:
     """Raises SpecError where it may not be."""
     if problems := [*_url_problems(asked.url), *_everybody(user, project, asked.everybody)]:
         raise SpecError(problems)
@@ -173,13 +173,13 @@ def redeliver(user: User, hook: Webhook, delivery: Delivery) -> bool:
     return begun
 
 
-def told(hooks: QuerySet[Webhook]) -> list[WebhookTold]:
+def told(hooks: QuerySet[Webhook]) -> list[WebhookDetail]:
     """As REST and the page show them."""
     waiting = Count("deliveries", filter=Q(deliveries__due__isnull=False))
     return [brief(hook, hook.waiting) for hook in hooks.annotate(waiting=waiting)]
 
 
-def brief(hook: Webhook, waiting: int | None = None) -> WebhookTold:
+def brief(hook: Webhook, waiting: int | None = None) -> WebhookDetail:
     """One webhook. `waiting` is counted where it is not given."""
     on_its_way = hook.deliveries.filter(due__isnull=False).count() if waiting is None else waiting
     return {
@@ -199,7 +199,7 @@ def shown_once(hook: Webhook) -> NewWebhook:
     return {**brief(hook), "secret": secret_of(hook)}
 
 
-def delivery_told(delivery: Delivery) -> DeliveryTold:
+def delivery_told(delivery: Delivery) -> WebhookDelivery:
     """One line of the log."""
     return {
         "id": delivery.key,

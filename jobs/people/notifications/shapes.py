@@ -50,23 +50,23 @@ class Try(TypedDict):
     words: str
 
 
-class MailWishTold(TypedDict):
+class EmailSetting(TypedDict):
     """Of which states one is mailed: of a project's jobs, or of one's own in any project where `project` is null."""
 
     project: str | None
     states: list[str]
 
 
-class MailsTold(TypedDict):
+class EmailSettings(TypedDict):
     """What a person is mailed of. `email`: where to, null where the account has no address; `sends`: whether this board
     sends mail at all."""
 
     email: str | None
     sends: bool
-    wishes: list[MailWishTold]
+    wishes: list[EmailSetting]
 
 
-class EndTold(TypedDict):
+class EndEmail(TypedDict):
     """Whether one is mailed when a job has ended. `email`, `sends`: as `MailsTold` has them."""
 
     asked: bool
@@ -74,7 +74,7 @@ class EndTold(TypedDict):
     sends: bool
 
 
-class WebhookTold(TypedDict):
+class WebhookDetail(TypedDict):
     """A webhook, without its secret. `waiting`: deliveries on their way. `silent`: why it is told of nothing though
     it is active, "" where it is told."""
 
@@ -93,13 +93,13 @@ class WebhookTold(TypedDict):
     silent: str
 
 
-class NewWebhook(WebhookTold):
+class NewWebhook(WebhookDetail):
     """With the secret, which is shown here and never again."""
 
     secret: str
 
 
-class DeliveryTold(TypedDict):
+class WebhookDelivery(TypedDict):
     """A message to a webhook. `due`: when it is tried next, null where it is over."""
 
     id: str

@@ -15,14 +15,14 @@ from jobs.core.access import visible_projects
 from jobs.core.audit import record
 from jobs.core.text import storable
 from jobs.models import MailWish, Project, Status
-from jobs.people.notifications.shapes import MailsTold
+from jobs.people.notifications.shapes import EmailSettings
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 OWN = ""  # where a project's name would stand: one's own jobs, in any project
 MOST_PROJECTS = 1000
 
 
-class WishGiven(StrictModel):
+class EmailSettingRequest(StrictModel):
     """States to be mailed of: of a project's jobs, or of one's own."""
 
     project: Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL)] | None = Field(
@@ -31,10 +31,10 @@ class WishGiven(StrictModel):
     states: list[Annotated[Status, Field(strict=False)]] = Field(max_length=len(Status))
 
 
-class MailsWish(StrictModel):
+class EmailSettingsRequest(StrictModel):
     """All that one is to be mailed of from now on."""
 
-    wishes: list[WishGiven] = Field(max_length=MOST_PROJECTS + 1, description="Each project once.")
+    wishes: list[EmailSettingRequest] = Field(max_length=MOST_PROJECTS + 1, description="Each project once.")
 
 
 class Wish(NamedTuple):
@@ -63,7 +63,7 @@ def wishes_for(user: User, projects: Iterable[str]) -> list[Wish]:
     return [Wish(name, kept.get(name, [])) for name in projects]
 
 
-def told(user: User) -> MailsTold:
+def told(user: User) -> EmailSettings:
     """The same, as REST tells it."""
     return {
         "email": user.email or None,
@@ -72,7 +72,7 @@ def told(user: User) -> MailsTold:
     }
 
 
-def by_project(asked: MailsWish) -> dict[str, list[str]]:
+def by_project(asked: EmailSettingsRequest) -> dict[str, list[str]]:
     """Raises SpecError where a project stands there twice."""
     names = [given.project or OWN for given in asked.wishes]
     twice = [

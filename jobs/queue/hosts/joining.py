@@ -157,7 +157,7 @@ FEWEST_CHARACTERS = 8  # different ones
 Label = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
 
 
-class TokenQuery(StrictModel):
+class JoinTokenRequest(StrictModel):
     """What a join token may be asked to be."""
 
     hours: int = Field(default=24, ge=1, le=365 * 24, description="Number of hours until the token expires.")
@@ -179,13 +179,13 @@ class TokenError(Exception):
     """Nobody joins with this; says why."""
 
 
-def mint(by: str, asked: TokenQuery) -> tuple[JoinToken, str]:
+def mint(by: str, asked: JoinTokenRequest) -> tuple[JoinToken, str]:
     """A new token, and its text, which nobody sees again."""
     text = PREFIX + secrets.token_urlsafe(32)
     return keep(text, by, asked), text
 
 
-def keep(text: str, by: str, asked: TokenQuery) -> JoinToken:
+def keep(text: str, by: str, asked: JoinTokenRequest) -> JoinToken:
     """A token of this text; one that is there already lasts from now on, and stays revoked where it was.
 
     Raises:

@@ -113,7 +113,7 @@ class HostBrief(TypedDict):
     calibrated: Annotated[Moment | None, Field(description="Time of the last calibration of the host.")]
 
 
-class HeldSlot(TypedDict):
+class OccupiedSlot(TypedDict):
     """A slot that is not free."""
 
     slot: int
@@ -127,7 +127,7 @@ class HostDetail(HostBrief):
         str,
         Field(description="Address at which other hosts reach this host. Empty if unknown, or if you are not staff."),
     ]
-    held: list[HeldSlot]
+    held: list[OccupiedSlot]
     facts: Annotated[
         HostFacts | Older | None,
         Field(description="Hardware that the host reported. Only staff see addresses and serial numbers."),
@@ -138,13 +138,13 @@ class HostDetail(HostBrief):
     ]
 
 
-class GivenUp(TypedDict):
+class LostAttempts(TypedDict):
     """How many attempts were lost with a host."""
 
     lost: int
 
 
-class Token(TypedDict):
+class JoinTokenDetail(TypedDict):
     """A join token, without its text."""
 
     id: int
@@ -162,7 +162,7 @@ class Token(TypedDict):
     problem: Annotated[str, Field(description="Reason why the token is invalid. Empty for a valid token.")]
 
 
-class NewToken(Token):
+class NewJoinToken(JoinTokenDetail):
     """A join token just made."""
 
     token: Annotated[
@@ -189,7 +189,7 @@ def host_brief(host: Host, free: int) -> HostBrief:
 
 def host_detail(host: Host, user: Any, free: int) -> HostDetail:
     """With the ids of those jobs that the user may see."""
-    held: list[HeldSlot] = [
+    held: list[OccupiedSlot] = [
         {"slot": slot, "job": job.id if job else None} for slot, job in held_slots([host], user)[host.pk]
     ]
     inside = sees_inside(user)
@@ -216,7 +216,7 @@ def _without_paths(use: dict[str, Any]) -> dict[str, Any]:
     return {**use, "disks": [{**disk, "path": ""} for disk in use.get("disks", [])]}
 
 
-def token_told(token: JoinToken) -> Token:
+def token_told(token: JoinToken) -> JoinTokenDetail:
     """For a list."""
     return {
         "id": token.pk,

@@ -3,8 +3,8 @@
 This package is pure: it has no database, no clock, and no torch. docs/explanation/diagnosis.md has the definitions.
 """
 
-from jobs.core.verdict_schema import Told
+from jobs.core.verdict_schema import VerdictPayload
 from jobs.runs.diagnosis.diagnosis import Diagnosis
 from jobs.runs.diagnosis.planned_run import HostRanks, PlannedRun
 
-__all__ = ["Diagnosis", "HostRanks", "PlannedRun", "Told"]
+__all__ = ["Diagnosis", "HostRanks", "PlannedRun", "VerdictPayload"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.telemetry.batches import ClockOffset, Item
-from jobs.core.verdict_schema import StepParts, Told
+from jobs.core.verdict_schema import StepParts, VerdictPayload
 from jobs.runs.diagnosis.bottlenecks import BubbleFinder, find_slow_links
 from jobs.runs.diagnosis.findings import limit_evidence, shrink_to_limit, sort_by_severity, truncate
 from jobs.runs.diagnosis.hangs import HangDetector
@@ -82,7 +82,7 @@ class Diagnosis:
         self._ending.end(outcome, report)
         self._script.end(report)
 
-    def make_verdict(self, now: float, silence: str = "") -> Told:
+    def make_verdict(self, now: float, silence: str = "") -> VerdictPayload:
         """Return the verdict at a time.
 
         Args:

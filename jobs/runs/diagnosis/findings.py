@@ -6,7 +6,16 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jobs.core.verdict_schema import MOST_BYTES, MOST_EVIDENCE, MOST_RANKS, MOST_TEXT, Action, Evidence, State, Told
+from jobs.core.verdict_schema import (
+    MOST_BYTES,
+    MOST_EVIDENCE,
+    MOST_RANKS,
+    MOST_TEXT,
+    Action,
+    Evidence,
+    State,
+    VerdictPayload,
+)
 
 STATES_BY_SEVERITY: tuple[State, ...] = ("starting", "well", "notice", "slow", "hung", "failed")
 
@@ -42,7 +51,7 @@ def limit_evidence(found: Iterable[Evidence]) -> list[Evidence]:
     return list(found)[:MOST_EVIDENCE]
 
 
-def shrink_to_limit(verdict: Told) -> Told:
+def shrink_to_limit(verdict: VerdictPayload) -> VerdictPayload:
     """Shrink a verdict below MOST_BYTES: halve groups, waits, and evidence, and drop the outer half of a stack."""
     while len(json.dumps(verdict)) > MOST_BYTES:
         groups, waits, facts, hang = verdict["groups"], verdict["waits"], verdict["evidence"], verdict["hang"]

@@ -38,7 +38,7 @@ class NodeJoined(TypedDict):
     cancel: bool
 
 
-class Heard(TypedDict):
+class ReportResponse(TypedDict):
     """Confirm a report. `cancel`: end your ranks. `now`: Unix seconds of the board's clock."""
 
     cancel: bool
@@ -54,7 +54,7 @@ class ReadyNode(TypedDict):
     port: int
 
 
-class Met(TypedDict):
+class RendezvousResponse(TypedDict):
     """List the ready nodes of a gang. `cancel`: end your ranks. `now`: Unix seconds of the board's clock."""
 
     cancel: bool
@@ -105,7 +105,7 @@ class NodeRequest(StrictModel):
     )
 
 
-class MeetRequest(StrictModel):
+class RendezvousRequest(StrictModel):
     """Announce that a node of a gang is ready. Without address and port, only ask."""
 
     address: Address | None = None

@@ -16,7 +16,7 @@ from django.conf import settings
 from contracts.names import gang_key, telemetry_stream
 from jobs.core.redis_connection import connect
 from jobs.models import Member
-from jobs.runs.reporting.requests import MeetRequest, Met, ReadyNode
+from jobs.runs.reporting.requests import ReadyNode, RendezvousRequest, RendezvousResponse
 
 MAX_STREAM_BYTES = 32 * 2**20  # per node, as the default of MESHBOARD_STREAM_BYTES on a host
 MAX_RUN_BYTES = 256 * 2**20  # of all nodes in equal shares
@@ -113,7 +113,7 @@ def _client(_url: str) -> redis.Redis:
     return connect()
 
 
-def register_ready_node(member: Member, asked: MeetRequest, *, cancel: bool) -> Met:
+def register_ready_node(member: Member, asked: RendezvousRequest, *, cancel: bool) -> RendezvousResponse:
     """Store the address of a ready node if given, and return all ready nodes of the gang. Raises RedisError."""
     key = gang_key(member.attempt.job_id, member.attempt.number)
     with get_client().pipeline(transaction=True) as pipe:

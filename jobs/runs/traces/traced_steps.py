@@ -191,13 +191,13 @@ def _parse_whole_float(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-class WantedStep(StrictModel):
+class TraceRequest(StrictModel):
     """Request the events of a step."""
 
     step: Annotated[int, BeforeValidator(_parse_whole_float)] = Field(ge=0, le=MAX_STEP)
 
 
-class WantedSteps(TypedDict):
+class RequestedSteps(TypedDict):
     """List all requested steps."""
 
     steps: list[int]
@@ -210,6 +210,6 @@ def parse_step_request(data: object) -> int:
         SpecError: A field is invalid.
     """
     try:
-        return WantedStep.model_validate(data).step
+        return TraceRequest.model_validate(data).step
     except ValidationError as error:
-        raise SpecError([convert_error(detail, WantedStep) for detail in error.errors()[:20]]) from error
+        raise SpecError([convert_error(detail, TraceRequest) for detail in error.errors()[:20]]) from error

@@ -23,7 +23,7 @@ STORY = """
 import json, sys
 from foreign import AuthenticatedClient
 from foreign.api.jobs import get_results, list_jobs, submit_job, wait_for_job
-from foreign.models import JobDetail, JobSpec, ProblemDetails, Results, Waited, WaitForJobFor
+from foreign.models import JobDetail, JobSpec, ProblemDetails, Results, WaitResult, WaitForJobFor
 
 url, token, spec = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 client = AuthenticatedClient(base_url=url, token=token, prefix="Token", timeout=120.0)
@@ -36,7 +36,7 @@ assert isinstance(job, JobDetail), job
 again = submit_job.sync(client=client, body=JobSpec.from_dict(spec), idempotency_key="foreign-1")
 assert again.id == job.id
 waited = wait_for_job.sync(job.id, client=client, for_=WaitForJobFor.FINISHED, timeout=90)
-assert isinstance(waited, Waited), waited
+assert isinstance(waited, WaitResult), waited
 assert waited.reached and waited.job.status == "succeeded", waited
 results = get_results.sync(job.id, client=client)
 assert isinstance(results, Results), results

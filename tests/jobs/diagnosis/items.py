@@ -8,14 +8,14 @@ from pydantic import TypeAdapter
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.steps import StepBreakdown, StepItem
-from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun, Told
+from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun, VerdictPayload
 from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_spec
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
 from planner.hardware.cluster import Cluster
 
 ITEM: TypeAdapter[Item] = TypeAdapter(Item)
-TOLD: TypeAdapter[Told] = TypeAdapter(Told)
+TOLD: TypeAdapter[VerdictPayload] = TypeAdapter(VerdictPayload)
 NOW = 1_700_000_000.0
 CPU: Cluster = CLUSTERS[DEFAULT_CLUSTER["cpu"]]
 
@@ -33,7 +33,7 @@ def diagnosis(
     )
 
 
-def look(diagnosed: Diagnosis, now: float = NOW) -> Told:
+def look(diagnosed: Diagnosis, now: float = NOW) -> VerdictPayload:
     """Return the verdict, validated against its schema."""
     return TOLD.validate_python(diagnosed.make_verdict(now), strict=True)
 

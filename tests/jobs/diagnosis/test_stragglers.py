@@ -9,7 +9,7 @@ import pytest
 
 from contracts.telemetry.batches import ClockOffset, Item
 from contracts.telemetry.timeline import TimelineItem
-from jobs.runs.diagnosis import Diagnosis, HostRanks, Told
+from jobs.runs.diagnosis import Diagnosis, HostRanks, VerdictPayload
 from jobs.runs.diagnosis.stragglers import compute_chance
 from jobs.runs.diagnosis.traced_step import HostClocks, StepCollector, TracedStep
 from jobs.runs.diagnosis.wait_attribution import match_calls
@@ -38,7 +38,7 @@ def feed(found: Diagnosis, player: Player, acts: Sequence[Sequence[Act]], hosts:
         found.add(step(rank, player.step, player.now - before), node)
 
 
-def run(found: Diagnosis, works: Worked, steps: int = 20, data: Worked = lambda _rank: 0.001) -> Told:
+def run(found: Diagnosis, works: Worked, steps: int = 20, data: Worked = lambda _rank: 0.001) -> VerdictPayload:
     player, noise = Player(4), random.Random(1)
     for _ in range(steps):
         feed(found, player, [mesh(r, works(r) * noise.uniform(0.98, 1.02), data(r)) for r in range(4)])

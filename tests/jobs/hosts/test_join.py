@@ -49,7 +49,7 @@ def request(name: str = "gpu-7", identity: str = IDENTITIES[0], **changes: Any) 
 
 
 def token(**asked: Any) -> str:
-    return joining.mint("staff", joining.TokenQuery(**{"uses": None, **asked}))[1]
+    return joining.mint("staff", joining.JoinTokenRequest(**{"uses": None, **asked}))[1]
 
 
 def asked(api: Api, body: object, **headers: Any) -> Any:

@@ -53,7 +53,7 @@ def together(make: Callable[[int], Any]) -> None:
 
 
 def hook(user: User, number: int) -> Webhook:
-    return hooks.make(user, "default", hooks.WebhookQuery(name=f"n{number}", url="https://example.com/"))
+    return hooks.make(user, "default", hooks.WebhookRequest(name=f"n{number}", url="https://example.com/"))
 
 
 def test_webhooks_are_no_more_than_their_bound(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,10 +89,10 @@ def test_tokens_and_invitations_are_no_more_than_their_bound(ann: User, monkeypa
     project = Project.objects.create(name="team")
     try:
         for _ in range(ROUNDS):
-            together(lambda number: tokens.make(ann, tokens.TokenWish(name=f"n{number}", scopes=["read"])))
+            together(lambda number: tokens.make(ann, tokens.ApiTokenRequest(name=f"n{number}", scopes=["read"])))
             assert tokens.known(ann).count() == 1
             tokens.known(ann).delete()
-            together(lambda _: invitations.invite(project, invitations.InvitationWish(role="viewer"), "ann"))
+            together(lambda _: invitations.invite(project, invitations.InvitationRequest(role="viewer"), "ann"))
             assert Invitation.objects.filter(project=project).count() == 1
             Invitation.objects.all().delete()
     finally:

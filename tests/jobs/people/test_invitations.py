@@ -19,7 +19,7 @@ from rest_framework.test import APIClient
 from jobs.core import access
 from jobs.models import AuditEntry, Invitation, Membership, Project, Role
 from jobs.people import invitation_mail
-from jobs.people.invitations import AccountForm, InvitationWish, find, invite, make_account
+from jobs.people.invitations import AccountForm, InvitationRequest, find, invite, make_account
 from tests.jobs.conftest import run_together
 from tests.webapp.test_public import PUBLIC
 from webapp.runner import find_free_port
@@ -43,7 +43,7 @@ def invited() -> QuerySet[User]:
 
 def link(team: Project, **wish: Any) -> str:
     """A path that somebody was sent."""
-    asked = InvitationWish(**{"role": "submitter", **wish})
+    asked = InvitationRequest(**{"role": "submitter", **wish})
     return f"/invitations/?token={invite(team, asked, admin_of(team))[1]}"
 
 
@@ -192,7 +192,7 @@ def test_of_many_with_one_link_one_gets_in() -> None:
 @pytest.mark.usefixtures("each_database")
 def test_of_two_who_take_one_name_one_has_it_and_the_other_s_link_is_good() -> None:
     team = Project.objects.create(name="team")
-    texts = [invite(team, InvitationWish(role="viewer"), admin_of(team))[1] for _ in range(2)]
+    texts = [invite(team, InvitationRequest(role="viewer"), admin_of(team))[1] for _ in range(2)]
     forms = [AccountForm(find(text), ANN) for text in texts]
     assert all(form.is_valid() for form in forms)
     made: list[User | None] = []
@@ -244,7 +244,7 @@ def test_who_may_no_longer_invite_has_no_open_door_left(
 ) -> None:
     """An admin's own link made them admin again."""
     admin = members["admin"]
-    path = f"/invitations/?token={invite(team, InvitationWish(role='admin'), admin.get_username())[1]}"
+    path = f"/invitations/?token={invite(team, InvitationRequest(role='admin'), admin.get_username())[1]}"
     assert client.get(path).status_code == 200
     if how == "disabled":
         User.objects.filter(pk=admin.pk).update(is_active=False)

@@ -22,7 +22,7 @@ from jobs.admin.hosts import DeadLetterAdmin
 from jobs.admin.others import Others
 from jobs.admin.written import Audited, OwnColumn
 from jobs.models import Attempt, AuditEntry, Delivery, Host, Invitation, Job, JoinToken, Project, Status, Webhook
-from jobs.people.invitations import InvitationWish, invite
+from jobs.people.invitations import InvitationRequest, invite
 from jobs.queue import actions, lifecycle
 from jobs.queue.inbound.silence import tell_of_silence
 from tests.jobs.pages.test_script import FORM as SCRIPT
@@ -179,7 +179,7 @@ def project(client: Client, team: Project) -> None:
     post(client, "/projects/team/invitations/revoke/", id=str(Invitation.objects.get().pk))
     post(client, "/projects/team/variables/", name="JOB_X", value="x")
     post(client, "/projects/team/variables/remove/", name="JOB_X")
-    post(client, f"/invitations/?token={invite(team, InvitationWish(role='viewer'), 'owner')[1]}")
+    post(client, f"/invitations/?token={invite(team, InvitationRequest(role='viewer'), 'owner')[1]}")
 
 
 def test_what_staff_change_in_the_admin_is_written_down(client: Client, make_host: Callable[..., Host]) -> None:

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from jobs.models import Attempt, Host, Member
-from jobs.planning.between import Between, between
+from jobs.planning.between import HostTraffic, between
 from jobs.queue import actions
 from planner.cost.traffic import step_traffic
 from planner.facts.parse_spec import parse_spec
@@ -27,7 +27,7 @@ INSIDE = {"tp": 2, "sequence_parallel": True}
 
 def told(
     owner: User, make_host: Callable[..., Host], layout: dict[str, Any], *, ended: bool = True, **also: int
-) -> Between:
+) -> HostTraffic:
     """Of a run over two hosts, whose ranks counted what the trainer sends."""
     spec = parse_spec({**SPEC, "layout": layout})
     half = spec.layout.world_size // 2

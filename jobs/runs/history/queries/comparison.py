@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from jobs.core.job_details import Older
 from jobs.models import Job
 from jobs.runs.history.queries.schemas import Columns
-from jobs.runs.history.queries.step_parts import Parts, get_mean_parts
+from jobs.runs.history.queries.step_parts import MeanStepParts, get_mean_parts
 from jobs.runs.history.store.folder import NoHistoryError
 from jobs.runs.history.store.query import HistoryTables, query_history
 from planner.cost.estimate import TimeEstimate
@@ -68,7 +68,7 @@ class Validation(TypedDict):
     loss: NotRequired[list[float | None]]
 
 
-class Foretold(TypedDict):
+class PredictedRun(TypedDict):
     """Hold the prediction of a run at submit. The job's estimate has all of it."""
 
     time: NotRequired[TimeEstimate]
@@ -78,7 +78,7 @@ class Foretold(TypedDict):
     memory_interval: NotRequired[Interval]
 
 
-class Compared(TypedDict):
+class ComparedRun(TypedDict):
     """Describe a compared run. Curves are empty without a stored history."""
 
     job: str
@@ -88,14 +88,16 @@ class Compared(TypedDict):
     curve: Annotated[Columns, SchemaFrom(Curve)]
     validation: Annotated[Columns, SchemaFrom(Validation)]
     traffic: list[RunTraffic]
-    parts: Parts | None
-    plan: Annotated[Foretold | Older, Field(description="Prediction for the run. Empty if the run has no prediction.")]
+    parts: MeanStepParts | None
+    plan: Annotated[
+        PredictedRun | Older, Field(description="Prediction for the run. Empty if the run has no prediction.")
+    ]
 
 
 class Comparison(TypedDict):
     """Compare runs in the order of the request."""
 
-    jobs: list[Compared]
+    jobs: list[ComparedRun]
     differences: list[Difference]
 
 
@@ -120,9 +122,9 @@ def _flatten(value: Any, path: str = "") -> list[tuple[str, Any]]:
     return [(path, value)]
 
 
-def _compare_job(job: Job) -> Compared:
-    plan: Any = {name: job.estimate[name] for name in Foretold.__annotations__ if name in job.estimate}
-    compared: Compared = {
+def _compare_job(job: Job) -> ComparedRun:
+    plan: Any = {name: job.estimate[name] for name in PredictedRun.__annotations__ if name in job.estimate}
+    compared: ComparedRun = {
         "job": job.id,
         "name": job.name,
         "attempt": job.attempt,
@@ -139,7 +141,7 @@ def _compare_job(job: Job) -> Compared:
         return compared
 
 
-def _read_history(tables: HistoryTables, compared: Compared) -> Compared:
+def _read_history(tables: HistoryTables, compared: ComparedRun) -> ComparedRun:
     [(start, steps, last)] = tables.fetch_rows("SELECT min(time - step_s), count(DISTINCT step), max(step) FROM steps")
     [(resumed_step,)] = tables.fetch_rows("SELECT coalesce(max(step), 0) FROM marks WHERE kind = 'resume'")
     stride = max(1, -(-steps // MAX_POINTS))

@@ -37,8 +37,8 @@ StoredAttempt = TypedDict(
 )
 StoredAttempt.__doc__ = "The stored history of an attempt."
 
-Rows = TypedDict(
-    "Rows",
+TableRows = TypedDict(
+    "TableRows",
     {
         "table": str,
         "attempt": int,
@@ -51,7 +51,7 @@ Rows = TypedDict(
         ],
     },
 )
-Rows.__doc__ = "Rows or time bins of a history table."
+TableRows.__doc__ = "Rows or time bins of a history table."
 
 
 class History(TypedDict):
@@ -61,7 +61,7 @@ class History(TypedDict):
     attempts: list[StoredAttempt]
 
 
-class Followed(TypedDict):
+class StreamPosition(TypedDict):
     """Locate the end of a node's stream in the answer. A client continues after `after`."""
 
     node: int
@@ -71,7 +71,7 @@ class Followed(TypedDict):
     lost: Annotated[bool, Field(description="True if some telemetry was deleted before the recorder read it.")]
 
 
-class RankNow(TypedDict):
+class RankState(TypedDict):
     """Describe the latest state of a rank. `ran`: the steps that the `exact` counters cover."""
 
     rank: int
@@ -127,7 +127,7 @@ class Snapshot(TypedDict):
     ended: bool
     lost: bool
     time: float | None
-    followed: list[Followed]
+    followed: list[StreamPosition]
     progress: Progress | None
     step_times: list[float]
     stride: Annotated[int, Field(description="Steps of the curve are multiples of this number.")]
@@ -142,7 +142,7 @@ class Snapshot(TypedDict):
         ),
     ]
     marks: Annotated[Columns, Field(description="Events of the run. Columns: time, kind, rank, step, text, value.")]
-    ranks: list[RankNow]
+    ranks: list[RankState]
     cells: Counters
     exact: Annotated[
         Counters, Field(description="Traffic counters of the phase `step`, up to the step `ran` of each rank.")

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 
 from contracts.telemetry.steps import Cell
-from jobs.runs.history.queries.schemas import BinnedTraffic, Columns, Counters, Followed, LastLoss, Snapshot, Traffic
+from jobs.runs.history.queries.schemas import (
+    BinnedTraffic,
+    Columns,
+    Counters,
+    LastLoss,
+    Snapshot,
+    StreamPosition,
+    Traffic,
+)
 from jobs.runs.history.queries.step_parts import get_parts_by_rank
 from jobs.runs.history.store.query import HistoryTables, query_history
 from jobs.runs.history.store.schema import GAUGES, HistoryState, make_state
@@ -33,7 +41,7 @@ def _read_snapshot(tables: HistoryTables) -> Snapshot:
     state: HistoryState = tables.state or make_state()
     lost = {rank["node"] for rank in state["ranks"].values() if rank["gap"] is not None}
     stride = _get_stride(tables)
-    followed: list[Followed] = [
+    followed: list[StreamPosition] = [
         {
             "node": int(node),
             "after": position["after"],

@@ -18,7 +18,7 @@ _TIMES = ("step_s", "data_s", "optimizer_s")
 _BY_AXIS = ("exposed", "hidden")
 
 
-class Parts(TypedDict):
+class MeanStepParts(TypedDict):
     """Hold means over ranks and steps in seconds per step, without checkpoints."""
 
     steps: Annotated[
@@ -55,7 +55,7 @@ def get_parts_by_rank(tables: HistoryTables) -> Columns:
     }
 
 
-def get_mean_parts(tables: HistoryTables) -> Parts | None:
+def get_mean_parts(tables: HistoryTables) -> MeanStepParts | None:
     """Return the means over all ranks, None before a step is measured."""
     means = _compute_means(tables).values()
     if not means:

@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 from django.conf import settings
 
 from jobs.runs.history.queries.query_parameters import TableQuery
-from jobs.runs.history.queries.schemas import Rows, StoredAttempt
+from jobs.runs.history.queries.schemas import StoredAttempt, TableRows
 from jobs.runs.history.store.folder import HistoryFolder, HistoryManifest, NoHistoryError, get_num_bytes
 from jobs.runs.history.store.query import HistoryTables, query_history, query_to_file
 from jobs.runs.history.store.schema import GAUGES
@@ -110,7 +110,7 @@ def _describe_attempt(manifest: HistoryManifest) -> StoredAttempt:
     }
 
 
-def read_rows(job: str, attempt: int, table: str, parameters: TableQuery) -> Rows:
+def read_rows(job: str, attempt: int, table: str, parameters: TableQuery) -> TableRows:
     """Return rows or bins of a table.
 
     Raises:
@@ -120,7 +120,7 @@ def read_rows(job: str, attempt: int, table: str, parameters: TableQuery) -> Row
     return query_history(job, attempt, lambda tables: _query_rows(tables, table, parameters))
 
 
-def _query_rows(tables: HistoryTables, table: str, parameters: TableQuery) -> Rows:
+def _query_rows(tables: HistoryTables, table: str, parameters: TableQuery) -> TableRows:
     query = _make_query(tables, table, parameters)
     columns = tables.fetch_columns(f"{query.sql} LIMIT {MAX_JSON_ROWS + 1}", *query.values)
     count = len(next(iter(columns.values())))

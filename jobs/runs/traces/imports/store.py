@@ -259,39 +259,39 @@ assert tuple(SPANS_SCHEMA.names) == WorkSpan._fields
 Title = Annotated[str, Noted]
 
 
-class FileQuery(StrictModel):
+class ImportFile(StrictModel):
     """Announce a file that the client will upload."""
 
     name: str = Field(min_length=1, max_length=255, pattern=NO_NUL)
     size: int = Field(ge=1, le=MAX_FILE_BYTES)
 
 
-class ImportQuery(StrictModel):
+class ImportRequest(StrictModel):
     """Open an import."""
 
     name: Title | None = Field(default=None, description="Name of the import. Default: name of the first file.")
-    files: list[FileQuery] = Field(min_length=1, max_length=MAX_FILES)
+    files: list[ImportFile] = Field(min_length=1, max_length=MAX_FILES)
 
 
-class FileSoFar(TypedDict):
+class UploadedFile(TypedDict):
     """Report the bytes of a file that arrived."""
 
     size: int
 
 
-class ImportTold(TypedDict):
+class ImportDetail(TypedDict):
     """Describe an import."""
 
     id: str
     name: str
-    files: list[FileQuery]
+    files: list[ImportFile]
     created: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
     format: Annotated[str, Field(description="Format of the files. Empty before Meshboard has read the import.")]
     steps: list[int]
 
 
-def serialize_import(imported: ImportedTrace) -> ImportTold:
-    files = [FileQuery(name=name, size=size) for name, size in imported.files]
+def serialize_import(imported: ImportedTrace) -> ImportDetail:
+    files = [ImportFile(name=name, size=size) for name, size in imported.files]
     return {
         "id": imported.id,
         "name": imported.name,
@@ -305,7 +305,7 @@ def serialize_import(imported: ImportedTrace) -> ImportTold:
 MAX_NAME_LENGTH = 100
 
 
-def check_import_query(query: ImportQuery) -> tuple[str, list[tuple[str, int]]]:
+def check_import_query(query: ImportRequest) -> tuple[str, list[tuple[str, int]]]:
     """Return the name of an import and its files with their bytes.
 
     Raises:
