@@ -34,7 +34,7 @@ from workers.host.settings import HostSettings
 from workers.host.supervisor.exit_report import describe_save
 from workers.host.supervisor.http_transport import BadUrlError, BoardClient, HttpTransport
 from workers.host.supervisor.supervisor import Supervisor
-from workers.host.supervisor.transport import GangTransport
+from workers.host.supervisor.transport import BoardTransport
 
 MAX_ORDER_BYTES = 16 * 2**20
 HOSTNAMES_TIMEOUT_S = 20.0  # of scontrol without a request to slurmctld
@@ -65,7 +65,7 @@ class SlurmSupervisor(Supervisor):
     """A supervisor that Slurm can end without a reason. The run first saves a checkpoint."""
 
     def __init__(
-        self, attempt: AttemptDir, settings: HostSettings, folder: Path, transport: GangTransport, node: SlurmNode
+        self, attempt: AttemptDir, settings: HostSettings, folder: Path, transport: BoardTransport, node: SlurmNode
     ) -> None:
         super().__init__(attempt, settings, folder, transport)
         self._slurm_job = node.slurm_job

@@ -110,13 +110,6 @@ def parse_first_failure(line: str, logs: Path, ranks: range) -> RankFailure | No
     return RankFailure(ranks[local_rank], code, get_signal_name(code), message, time, has_lost_peer(message))
 
 
-def describe_end(program: str, code: int, steps: int) -> str:
-    """Return the reason of a command that failed without a rank to blame."""
-    signal_name = get_signal_name(code)
-    how = f"was killed by {signal_name}" if signal_name else f"ended with exit code {code}"
-    return f"{program} {how}" + (f" after step {steps}" if steps else "")
-
-
 def handle_signals(handle: Callable[[int], object]) -> None:
     """Call `handle` for every signal that a terminal or a batch system sends."""
     for number in FORWARDED_SIGNALS:

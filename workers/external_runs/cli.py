@@ -18,19 +18,13 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from contracts.fields import HOST_NAME_PATTERN
 from workers.external_runs.child_process import get_shell_code, print_message
 from workers.external_runs.command_line import CommandError, LaunchPlan, parse_command
-from workers.external_runs.external_run import (
-    ExternalRun,
-    NodeIdentity,
-    NotMeteredError,
-    RunKind,
-    get_command_environment,
-)
-from workers.external_runs.registration import BoardRun, RegistrationRequest, RunRegistration
+from workers.external_runs.external_run import ExternalRun, NotMeteredError, get_command_environment
+from workers.external_runs.registration import BoardRun, RegistrationRequest
 from workers.host.attempts import get_socket_root
 from workers.host.supervisor.http_transport import BadUrlError, BoardClient
 
@@ -47,16 +41,6 @@ class UsageError(Exception):
     """Invalid options. The command was not started."""
 
 
-class ExternalRunPlan(NamedTuple):
-    """Everything that is known before the command starts."""
-
-    launch: LaunchPlan
-    identity: NodeIdentity
-    client: BoardClient
-    request: RegistrationRequest
-    kind: RunKind
-
-
 def main() -> int:
     options = _make_parser().parse_args()
     try:
@@ -64,7 +48,7 @@ def main() -> int:
     except OSError as error:
         return _run_unmetered(options.command, error)
     try:
-        return get_shell_code(asyncio.run(_run(_make_plan(options, os.environ, folder), folder)))
+        return get_shell_code(asyncio.run(_run(options, os.environ, folder)))
     except UsageError as error:
         print_message(str(error))
         return EXIT_USAGE
@@ -76,11 +60,6 @@ def main() -> int:
         return EXIT_NOT_STARTED
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _run(plan: ExternalRunPlan, folder: Path) -> int:
-    registration = RunRegistration(plan.client, plan.request, print_message)
-    return await ExternalRun(plan.launch, plan.identity, plan.client, registration, folder, plan.kind).run()
 
 
 def _run_unmetered(command: list[str], reason: Exception) -> int:
@@ -116,8 +95,8 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _make_plan(options: argparse.Namespace, environment: Mapping[str, str], folder: Path) -> ExternalRunPlan:
-    """Check the options. Raises UsageError."""
+async def _run(options: argparse.Namespace, environment: Mapping[str, str], folder: Path) -> int:
+    """Check the options, and run the command. Raises UsageError."""
     try:
         launch = parse_command(options.command, environment, str(folder / "logs"), _count_devices)
         client = BoardClient(options.url or _get_required(environment, "MESHBOARD_URL", "--url"), options.ca_file)
@@ -130,9 +109,11 @@ def _make_plan(options: argparse.Namespace, environment: Mapping[str, str], fold
     node = options.node if options.node is not None else launch.node
     if node is not None and not 0 <= node < launch.nodes:
         raise UsageError(f"`--node` is {node}. Use 0 to {launch.nodes - 1}.")
-    identity = NodeIdentity(node, options.node_name or _get_node_name(environment, launch, node))
+    name = options.node_name or _get_node_name(environment, launch, node)
     body = _build_body(options, environment, launch)
-    return ExternalRunPlan(launch, identity, client, _make_request(options, environment, body), _get_kind(body))
+    request = _make_request(options, environment, body)
+    kind = "train" if "spec" in body else "script"
+    return await ExternalRun(launch, node, name, client, request, folder, kind, _get_compared_group(body)).run()
 
 
 def _build_body(options: argparse.Namespace, environment: Mapping[str, str], launch: LaunchPlan) -> dict[str, Any]:
@@ -142,8 +123,9 @@ def _build_body(options: argparse.Namespace, environment: Mapping[str, str], lau
         raise UsageError(
             f"The run has {launch.nodes} nodes. Use the same --key on each node, and a new key for each run."
         )
+    script = next((word for word in options.command if word.endswith(".py")), options.command[0])
     body: dict[str, Any] = {
-        "name": (options.name or _get_script_name(options.command))[:100],
+        "name": (options.name or PurePath(script).name or options.command[0])[:100],
         "world_size": launch.nodes * launch.ranks,
         "nodes": launch.nodes,
         "device": options.device or ("cuda" if Path("/dev/nvidiactl").exists() else "cpu"),
@@ -188,13 +170,14 @@ def _get_required(environment: Mapping[str, str], variable: str, option: str) ->
     return value
 
 
-def _get_kind(body: dict[str, Any]) -> RunKind:
+def _get_compared_group(body: dict[str, Any]) -> str:
+    """Return the axis that all ranks are on in the prediction, "world" for several axes. Empty without a spec."""
     if "spec" not in body:
-        return RunKind("script", "")
+        return ""
     layout = body["spec"].get("layout") if isinstance(body["spec"], dict) else None
     degrees = layout if isinstance(layout, dict) else {}
     used = [axis for axis in AXES if degrees.get(axis, 1) != 1]
-    return RunKind("train", used[0] if len(used) == 1 else "world")
+    return used[0] if len(used) == 1 else "world"
 
 
 def _get_slurm_key(environment: Mapping[str, str]) -> str | None:
@@ -211,11 +194,6 @@ def _get_node_name(environment: Mapping[str, str], launch: LaunchPlan, node: int
     if launch.ranks == 1 and launch.nodes > 1 and node is not None:
         name = f"{name}-{node}"
     return name if re.fullmatch(HOST_NAME_PATTERN, name) else f"node-{name}".strip("-")
-
-
-def _get_script_name(command: list[str]) -> str:
-    script = next((word for word in command if word.endswith(".py")), command[0])
-    return PurePath(script).name or command[0]
 
 
 def _count_devices() -> int:

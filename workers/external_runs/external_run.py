@@ -13,102 +13,87 @@ import secrets
 import signal
 import time
 from pathlib import Path, PurePath
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder, Outcome
+from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder
 from contracts.telemetry.batches import Item
-from contracts.telemetry.health import GaugeItem
 from contracts.telemetry.steps import StartItem
 from workers.external_runs.child_process import (
     ChildCommand,
     RestartCounter,
-    describe_end,
     handle_signals,
     parse_first_failure,
     print_message,
 )
 from workers.external_runs.command_line import LaunchPlan
-from workers.external_runs.registration import BoardRun, RunRefusedError, RunRegistration
+from workers.external_runs.registration import BoardRun, RegistrationRequest, RunRefusedError, RunRegistration
 from workers.host.attempts import AttemptDir
 from workers.host.isolation import PACKAGE_ROOT
 from workers.host.processes import COOKIE_VARIABLE, kill_processes
-from workers.host.supervisor.background_tasks import cancel_tasks, run_periodically
-from workers.host.supervisor.exit_report import AttemptEnd, SummaryBuilder, build_exit_report
-from workers.host.supervisor.health import GaugeSampler, RankMonitor
+from workers.host.rank_files import get_signal_name
+from workers.host.supervisor.exit_report import AttemptEnd, build_exit_report
+from workers.host.supervisor.health import GaugeSampler
 from workers.host.supervisor.http_transport import BoardClient, HttpTransport
-from workers.host.supervisor.log_tail import LogTail, follow_logs
-from workers.host.supervisor.publisher import BoardClock, Publisher
-from workers.host.supervisor.telemetry_buffer import TelemetryBuffer, TimelineSampler
+from workers.host.supervisor.log_tail import LogTail
+from workers.host.supervisor.publisher import Publisher
 from workers.host.supervisor.telemetry_server import TelemetryServer
+from workers.host.supervisor.telemetry_session import POLL_INTERVAL_S, TelemetrySession, cancel_tasks
 from workers.host.supervisor.transport import TransportError
 
 SEND_INTERVAL_S = 0.5  # each batch is one request
-HEARTBEAT_INTERVAL_S = 5.0
-POLL_INTERVAL_S = 1.0
-CLOCK_INTERVAL_S = 30.0
 TERM_TIMEOUT_S = 10.0
 FAREWELL_TIMEOUT_S = 30.0
 QUIET_FAREWELL_S = 2.0  # before the user sees why the command has not returned
 FAREWELL_RETRY_S = 0.5
-LAST_LINES_TIMEOUT_S = 10.0
 LOG_BYTES = 64 * 2**20  # per log file of a rank
 LOCAL_NAME = "local"  # the name of the run on the telemetry socket, before the board assigns an ID
 SECRET_VARIABLES = ("MESHBOARD_TOKEN", "MESHBOARD_RUN")
-
-
-class NodeIdentity(NamedTuple):
-    """Number and name of this node. The number is None if only the ranks know it."""
-
-    node: int | None
-    name: str
-
-
-class RunKind(NamedTuple):
-    """The kind of job, and the planned name of a group of all ranks, which is empty without a prediction."""
-
-    kind: str
-    compared_group: str
 
 
 class NotMeteredError(Exception):
     """A run that cannot be metered on this machine. Its command was not started."""
 
 
-class ExternalRun:
-    """One node of an external run, from the start of its command to the last report."""
+class ExternalRun(TelemetrySession):
+    """One node of an external run, from the start of its command to the last report.
+
+    Args:
+        node: number of this node, or None if only the ranks know it.
+        node_name: name of this node.
+        kind: kind of job.
+        compared_group: planned name of a group of all ranks. Empty without a prediction.
+    """
+
+    transport: HttpTransport | None
 
     def __init__(
         self,
         launch: LaunchPlan,
-        identity: NodeIdentity,
+        node: int | None,
+        node_name: str,
         client: BoardClient,
-        registration: RunRegistration,
+        request: RegistrationRequest,
         folder: Path,
-        kind: RunKind,
+        kind: str,
+        compared_group: str,
     ) -> None:
-        self._launch, self._identity, self._client, self._registration = launch, identity, client, registration
+        super().__init__(range(1))
+        self._launch, self._known_node, self._node_name, self._client = launch, node, node_name, client
+        self._registration = RunRegistration(client, request, print_message)
         self._folder, self._logs = folder, folder / "logs"
         self._order = LaunchOrder(
             v=VERSION,
             job=LOCAL_NAME,
             attempt=1,
-            spec={"kind": kind.kind},
+            spec={"kind": kind},
             slots=list(range(launch.nodes * launch.ranks)),
             expires=0.0,
         )
-        self._buffer, self._summary, self._clock = TelemetryBuffer(), SummaryBuilder(), BoardClock()
-        self._timelines = TimelineSampler((), self._buffer.add_step)
-        self._rank_monitor = RankMonitor(self._add)
         self._restarts = RestartCounter()
         self._node: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._tail: LogTail | None = None
-        self._transport: HttpTransport | None = None
-        self._publisher: Publisher | None = None
         self._run: BoardRun | None = None
-        self._finished = asyncio.Event()
         self._received_signal: int | None = None
-        self._ended_by: Outcome | None = None
-        self._compared_group = kind.compared_group
+        self._compared_group = compared_group
         self._cookie = f"meter-{secrets.token_hex(6)}"
 
     async def run(self) -> int:
@@ -120,41 +105,30 @@ class ExternalRun:
         """
         started, log = time.time(), self._logs / "launcher.log"
         socket = self._folder / "telemetry"
-        telemetry = TelemetryServer(
-            self._order, self._receive, self._buffer.count_lost, self._rank_monitor.record_contact
-        )
+        telemetry = TelemetryServer(self._order, self._receive, self.buffer.count_lost, self.monitor.record_contact)
         try:
             self._logs.mkdir()
             log.touch(0o600)
             server = await telemetry.start(socket, None)
         except OSError as error:
             raise NotMeteredError(str(error)) from None
-        GaugeSampler({}, with_gpus=False).start(self._add_all)
+        GaugeSampler({}, with_gpus=False).start(self._record_gauges)
         env, separate_logs = self._build_environment(socket), self._launch.separate_logs
         self._command = ChildCommand(self._launch.argv, env, log, separate_logs=separate_logs)
-        self._add(StartItem(kind="start", rank=-1, time=time.time(), stage="spawned"))
+        self._record(StartItem(kind="start", rank=-1, time=time.time(), stage="spawned"))
         handle_signals(self._forward_signal)
-        if self._identity.node is not None:
-            self._set_node(self._identity.node)
+        if self._known_node is not None:
+            self._set_node(self._known_node)
         connecting = asyncio.create_task(self._connect())
-        tail = asyncio.create_task(follow_logs(lambda: self._tail, self._add, self._finished))
-        periodic = (
-            (self._send, SEND_INTERVAL_S),
-            (self._try_report, HEARTBEAT_INTERVAL_S),
-            (self._poll_cancel, POLL_INTERVAL_S),
-            (self._measure_clock, CLOCK_INTERVAL_S),
-            (self._rank_monitor.check, POLL_INTERVAL_S),
-        )
-        tasks = [asyncio.create_task(run_periodically(work, interval_s)) for work, interval_s in periodic]
+        work = ((self._send, SEND_INTERVAL_S), (self._poll_cancel, POLL_INTERVAL_S))
+        code = await self._collect(server, self._wait_for_command(), work)
+        await self._say_farewell(connecting, self._build_exit_report(code, started))
+        return code
+
+    async def _wait_for_command(self) -> int:
         code = await asyncio.to_thread(self._command.wait)
-        self._finished.set()
         if not self._node.done():
             self._set_node(0)  # no rank has sent anything
-        await asyncio.wait([tail], timeout=LAST_LINES_TIMEOUT_S)
-        await cancel_tasks([*tasks, tail])
-        server.close()
-        self._timelines.finish()
-        await self._say_farewell(connecting, self._build_exit_report(code, started))
         return code
 
     def _build_environment(self, socket: Path) -> dict[str, str]:
@@ -182,14 +156,12 @@ class ExternalRun:
             self._run = await self._registration.open()
             print_message(f"Run on the board: {self._run.url}" if self._run.url else f"Joining run {self._run.id}.")
             node = await asyncio.shield(self._node)
-            member = await self._registration.join(self._run, node, self._identity.name)
+            member = await self._registration.join(self._run, node, self._node_name)
         except RunRefusedError as error:
             print_message(f"The board refused this run ({error}). Training continues without reports to the board.")
             return
-        self._transport = HttpTransport(self._client, member, print_message)
-        self._publisher = Publisher(
-            member.run, member.attempt, self._buffer, self._transport, self._identity.name, self._clock
-        )
+        self.transport = HttpTransport(self._client, member, print_message)
+        self.publisher = Publisher(member.run, member.attempt, self.buffer, self.transport, self._node_name, self.clock)
         await self._measure_clock()
         await self._try_report()
 
@@ -198,9 +170,8 @@ class ExternalRun:
 
     def _set_node(self, node: int) -> None:
         ranks = self._get_ranks(node)
-        self._summary = SummaryBuilder(ranks[0])
-        self._timelines = TimelineSampler(ranks, self._buffer.add_step)
-        self._tail = LogTail(self._logs, ranks, LOG_BYTES, frozenset({os.geteuid()}))
+        self._set_ranks(ranks)
+        self.tail = LogTail(self._logs, ranks, LOG_BYTES, frozenset({os.geteuid()}))
         self._node.set_result(node)
 
     async def _receive(self, items: list[Item]) -> None:
@@ -209,54 +180,33 @@ class ExternalRun:
             if item["kind"] != "gap" and not self._node.done():
                 self._set_node(item["rank"] // self._launch.ranks)
             if item["kind"] == "gap" or item["rank"] not in self._get_ranks(self._node.result()):
-                self._buffer.count_lost(1)
-                continue
-            if item["kind"] == "timeline":
-                item["time"] += self._clock.offset_s
-                self._timelines.add(item)
+                self.buffer.count_lost(1)
                 continue
             self._restarts.adjust(item)
-            self._rank_monitor.add(item)
-            was_training = self._summary.training
-            self._add(item)
-            if self._summary.training and not was_training:
+            was_training = self.summary.training
+            self._receive_item(item)
+            if self.summary.training and not was_training:
                 await self._try_report()
 
-    def _add(self, item: Item) -> None:
-        """Add an item with a time of this machine's clock."""
-        item["time"] += self._clock.offset_s
-        self._summary.add(item)
-        self._buffer.add(item)
-
-    def _add_all(self, items: list[GaugeItem]) -> None:
-        for item in items:
-            self._add(item)
-
-    async def _measure_clock(self) -> None:
-        if self._transport is not None:
-            with contextlib.suppress(TransportError):
-                await self._clock.measure(self._transport.get_time)
-
     async def _send(self) -> None:
-        if self._publisher is not None:
-            await self._publisher.send()
+        if self.publisher is not None:
+            await self.publisher.send()
 
-    async def _try_report(self) -> None:
-        if self._transport is None or self._run is None:
+    async def _report(self) -> None:
+        if self.transport is None or self._run is None:
             return
-        has_begun = self._summary.training or not self._launch.metered
+        has_begun = self.summary.training or not self._launch.metered
         state: Literal["running", "starting"] = "running" if has_begun else "starting"
         report = AttemptReport(job=self._run.id, attempt=self._run.attempt, state=state, slots=[])
-        with contextlib.suppress(TransportError):
-            await self._transport.send_report(report)
+        await self.transport.send_report(report)
 
     async def _poll_cancel(self) -> None:
-        if self._transport is None or self._ended_by is not None:
+        if self.transport is None or self.ended_by is not None:
             return
         with contextlib.suppress(TransportError):
-            if await self._transport.is_cancelled():
+            if await self.transport.is_cancelled():
                 print_message("Cancelled on the board. Stopping the command.")
-                self._ended_by = "cancelled"
+                self.ended_by = "cancelled"
                 self._stopping = asyncio.create_task(self._stop())
 
     async def _stop(self) -> None:
@@ -269,8 +219,8 @@ class ExternalRun:
         await asyncio.to_thread(kill_processes, self._cookie, 1)
 
     def _build_exit_report(self, code: int, started: float) -> ExitReport:
-        assert self._tail is not None, "the node is known"
-        ended_by, reason = self._ended_by, "cancelled on request"
+        assert self.tail is not None, "the node is known"
+        ended_by, reason = self.ended_by, "cancelled on request"
         if ended_by is None and self._received_signal is not None and code != 0:
             ended_by = "cancelled"
             reason = f"ended by {signal.Signals(self._received_signal).name} on the machine that launched it"
@@ -278,10 +228,15 @@ class ExternalRun:
         failure = None if ended_by else parse_first_failure(self._command.failure_line, self._logs, ranks)
         if ended_by is None and failure is None and code != 0:
             program = PurePath(self._launch.argv[0]).name
-            ended_by, reason = "failed", describe_end(program, code, self._summary.steps)
-        end = AttemptEnd(code, failure, ended_by, reason, started, self._clock.offset_s)
+            signal_name = get_signal_name(code)
+            how = f"was killed by {signal_name}" if signal_name else f"ended with exit code {code}"
+            ended_by, reason = (
+                "failed",
+                f"{program} {how}" + (f" after step {self.summary.steps}" if self.summary.steps else ""),
+            )
+        end = AttemptEnd(code, failure, ended_by, reason, started, self.clock.offset_s)
         attempt = AttemptDir(self._folder, LOCAL_NAME, 1)
-        return build_exit_report(attempt, self._order, end, self._summary, self._tail)
+        return build_exit_report(attempt, self._order, end, self.summary, self.tail)
 
     async def _say_farewell(self, connecting: asyncio.Task[None], exit_report: ExitReport) -> None:
         """Send the rest and the exit report. A signal ends the wait for the board."""
@@ -289,7 +244,7 @@ class ExternalRun:
         interrupted = asyncio.Event()
         handle_signals(lambda _number: loop.call_soon_threadsafe(interrupted.set))
         sending = asyncio.create_task(self._send_rest(connecting, exit_report))
-        interrupt = asyncio.create_task(_wait(interrupted))
+        interrupt = asyncio.create_task(interrupted.wait())
         await asyncio.wait([sending, interrupt], timeout=QUIET_FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
         if not sending.done() and not interrupt.done():
             wait_s = FAREWELL_TIMEOUT_S
@@ -304,25 +259,21 @@ class ExternalRun:
     async def _send_rest(self, connecting: asyncio.Task[None], exit_report: ExitReport) -> None:
         """Send the remaining telemetry, then the exit report, which ends the run on the board."""
         await asyncio.wait([connecting])
-        if self._transport is None or self._publisher is None or self._run is None:
+        if self.transport is None or self.publisher is None or self._run is None:
             return  # the board has rejected the run
         exit_report["job"], exit_report["attempt"] = self._run.id, self._run.attempt
         report = AttemptReport(job=self._run.id, attempt=self._run.attempt, state="exited", slots=[], exit=exit_report)
         deadline = time.monotonic() + FAREWELL_TIMEOUT_S
-        while not self._transport.ended:
+        while not self.transport.ended:
             with contextlib.suppress(TransportError):
-                if await self._publisher.send_last(late=time.monotonic() >= deadline):
-                    await self._transport.renew_stream()
-                    await self._transport.send_report(report)
+                if await self.publisher.send_last(late=time.monotonic() >= deadline):
+                    await self.transport.renew_stream()
+                    await self.transport.send_report(report)
                     break
             await asyncio.sleep(FAREWELL_RETRY_S)
-        await self._transport.close()
+        await self.transport.close()
 
 
 def get_command_environment() -> dict[str, str]:
     """Return the environment for the command, without secrets."""
     return {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()

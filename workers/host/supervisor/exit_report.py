@@ -74,7 +74,7 @@ class SummaryBuilder:
         self._losses, self._eval_losses = ThinnedCurve(), ThinnedCurve()
         self._verdict: dict[int, list[VerdictRow]] = {}
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
-        self._dry_runs: dict[int, DryRunItem] = {}
+        self.dry_runs: dict[int, DryRunItem] = {}
         self._peaks: dict[str, int] = {}
         self._memory: dict[str, MemoryParts] = {}
         self._proof: ProofItem | None = None
@@ -88,11 +88,6 @@ class SummaryBuilder:
     def stopped_early(self, planned_steps: int) -> bool:
         """Return whether steps are left. A run that resumes after its last step has a verdict and no step."""
         return self.steps < planned_steps and not self._verdict
-
-    @property
-    def num_dry_ranks(self) -> int:
-        """Return the number of ranks that a dry run has tried."""
-        return len(self._dry_runs)
 
     @property
     def newest_checkpoint(self) -> str | None:
@@ -120,7 +115,7 @@ class SummaryBuilder:
         elif item["kind"] == "checkpoint":
             self._checkpoints.append(item)
         elif item["kind"] == "dry_run":
-            self._dry_runs[item["rank"]] = item
+            self.dry_runs[item["rank"]] = item
         elif item["kind"] == "proof":
             self._proof = item
         elif item["kind"] == "verdict":
@@ -136,9 +131,11 @@ class SummaryBuilder:
         Parts that exceed MAX_SUMMARY_BYTES are left out. The cells of the last ranks are left out first, and the number
         of these ranks is stated.
         """
+        tokens, seconds = sum(tokens for tokens, _ in self._speeds), sum(step_s for _, step_s in self._speeds)
         summary = Summary(
             steps=self.steps,
-            tokens_per_s=self._compute_speed(),
+            # Of the last steps together. A mean of speeds would overweight fast steps.
+            tokens_per_s=tokens / seconds if seconds > tokens / MAX_ABS_NUMBER else None,
             losses=self._losses.points,
             eval_losses=self._eval_losses.points,
             cells={},
@@ -153,17 +150,16 @@ class SummaryBuilder:
         if self._proof is not None:
             summary["proof"] = self._proof
         left = MAX_SUMMARY_BYTES - _measure(summary) - LEFT_OUT_BYTES
-        if self._peaks and (left := left - _measure(self._peaks)) >= 0:
-            summary["peak_bytes"] = self._peaks
-        if self._memory and (left := left - _measure(self._memory)) >= 0:
-            summary["memory"] = self._memory
-        if self._profile is not None and (left := left - _measure(self._profile)) >= 0:
-            summary["profile"] = self._profile
-        if self._lab is not None and (left := left - _measure(self._lab)) >= 0:
-            summary["lab"] = self._lab
-        dry_runs = list(self._dry_runs.values())
-        if dry_runs and (left := left - _measure(dry_runs)) >= 0:
-            summary["dry_runs"] = dry_runs
+        optional = (
+            ("peak_bytes", self._peaks or None),
+            ("memory", self._memory or None),
+            ("profile", self._profile),
+            ("lab", self._lab),
+            ("dry_runs", list(self.dry_runs.values()) or None),
+        )
+        for name, value in optional:
+            if value is not None and (left := left - _measure(value)) >= 0:
+                summary[name] = value  # type: ignore[literal-required]
         for rank, rows in sorted(self._verdict.items()):
             if (left := left - _measure(rows)) >= 0:
                 summary["verdict"][str(rank)] = rows
@@ -195,11 +191,6 @@ class SummaryBuilder:
         self._speeds.append((item["tokens"], item["step_s"]))
         if item["loss"] is not None:
             self._losses.add(item["step"], item["loss"], item["time"])
-
-    def _compute_speed(self) -> float | None:
-        """Return tokens per second of the last steps together. A mean of speeds would overweight fast steps."""
-        tokens, seconds = sum(tokens for tokens, _ in self._speeds), sum(step_s for _, step_s in self._speeds)
-        return tokens / seconds if seconds > tokens / MAX_ABS_NUMBER else None
 
 
 class AttemptEnd(NamedTuple):
@@ -249,11 +240,6 @@ def build_exit_report(
     return report
 
 
-def get_planned_steps(order: LaunchOrder) -> int:
-    """Return the number of steps of a training run, or 0 for other kinds of jobs."""
-    return int(order["spec"].get("train", {}).get("steps", 0))
-
-
 def describe_save(summary: SummaryBuilder, why: str) -> str:
     """Return the reason of a run that saved a checkpoint and stopped on request."""
     checkpoint = summary.newest_checkpoint
@@ -278,7 +264,7 @@ def _get_outcome(order: LaunchOrder, end: AttemptEnd, summary: SummaryBuilder, t
         reason = get_program(order).success_reason
         if "{steps}" in reason and not summary.steps:
             return "succeeded", "finished; this attempt reported no steps"  # the previous attempt finished them
-        return "succeeded", reason.format(steps=summary.steps, ranks=format_count(summary.num_dry_ranks, "rank"))
+        return "succeeded", reason.format(steps=summary.steps, ranks=format_count(len(summary.dry_runs), "rank"))
     failure, after = end.failure, f" after step {summary.steps}" if summary.steps else ""
     if failure is None:
         killed_by = get_signal_name(end.code)

@@ -16,7 +16,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -119,11 +119,6 @@ class GaugeSampler:
                 item["gpu_clock_mhz"] = clock
             items.append(item)
         return items
-
-
-def get_slots_by_rank(ranks: Sequence[int], slots: Sequence[int]) -> dict[int, int]:
-    """Return the slot of each rank. Slots are assigned in order."""
-    return dict(zip(ranks, slots, strict=False))
 
 
 def _select_interfaces(names: Iterable[str], interfaces: Path = Path("/sys/class/net")) -> list[str]:

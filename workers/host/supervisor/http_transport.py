@@ -228,7 +228,7 @@ class RunMember(NamedTuple):
 
 
 class HttpTransport:
-    """A `GangTransport` over HTTPS.
+    """A `BoardTransport` over HTTPS.
 
     Each batch has a number. The board takes each number once. `notify` gets one message each when the board becomes
     unreachable, responds again, or rejects a report.

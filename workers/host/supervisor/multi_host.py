@@ -19,7 +19,7 @@ from typing import NamedTuple
 from contracts.control import Gang, LaunchOrder, Loan, ResumeCheckpoint
 from contracts.names import LOAN_FILE
 from workers.host.settings import JobUser
-from workers.host.supervisor.transport import GangTransport, ReadyMember, TransportError
+from workers.host.supervisor.transport import BoardTransport, ReadyMember, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class GangLease:
 
 
 async def wait_for_members(
-    transport: GangTransport, order: LaunchOrder, own: ReadyMember, timeout_s: float = GANG_START_TIMEOUT_S
+    transport: BoardTransport, order: LaunchOrder, own: ReadyMember, timeout_s: float = GANG_START_TIMEOUT_S
 ) -> ReadyMember:
     """Announce this member, and return the leader when every member is ready.
 
@@ -140,7 +140,7 @@ async def coordinate_start(
 
 
 async def deliver_loan(
-    transport: GangTransport, checkpoint: ResumeCheckpoint, folder: Path, user: JobUser | None
+    transport: BoardTransport, checkpoint: ResumeCheckpoint, folder: Path, user: JobUser | None
 ) -> None:
     """Wait until another host offers a checkpoint, and write its address to a file for rank 0."""
     host = checkpoint["host"]
@@ -157,7 +157,7 @@ async def deliver_loan(
     draft.replace(folder / LOAN_FILE)
 
 
-async def _get_loan_address(transport: GangTransport, host: str) -> ReadyMember | None:
+async def _get_loan_address(transport: BoardTransport, host: str) -> ReadyMember | None:
     try:
         return await transport.get_loan_address(host)
     except TransportError:

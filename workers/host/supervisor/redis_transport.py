@@ -34,7 +34,7 @@ RENEW_INTERVAL_S = 60.0
 
 
 class RedisTransport:
-    """A `GangTransport` to Redis."""
+    """A `BoardTransport` to Redis."""
 
     def __init__(self, attempt: AttemptDir, settings: HostSettings, node: int = 0) -> None:
         self._host, self._stream_bytes = settings.name, settings.stream_bytes

@@ -14,28 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from contracts.codec import BadMessageError, validate_item
 from contracts.control import HOST_STOPPED_REASON, AttemptReport, ExitReport, Outcome, get_local_ranks, get_node_index
 from contracts.names import SAVE_FILE
 from contracts.security import DecryptionError
 from contracts.telemetry.batches import Item
-from contracts.telemetry.health import GaugeItem
 from contracts.telemetry.steps import StartItem
 from workers.disk import format_start_failure, write_json
 from workers.host.attempts import AttemptDir
 from workers.host.isolation import get_job_user
 from workers.host.rank_files import read_failure
 from workers.host.settings import HostSettings
-from workers.host.supervisor.background_tasks import cancel_tasks, run_periodically
-from workers.host.supervisor.exit_report import (
-    AttemptEnd,
-    SummaryBuilder,
-    build_exit_report,
-    describe_save,
-    get_planned_steps,
-)
-from workers.host.supervisor.health import GaugeSampler, RankMonitor, get_slots_by_rank
-from workers.host.supervisor.log_tail import LogTail, follow_logs
+from workers.host.supervisor.exit_report import AttemptEnd, build_exit_report, describe_save
+from workers.host.supervisor.health import GaugeSampler
+from workers.host.supervisor.log_tail import LogTail
 from workers.host.supervisor.multi_host import (
     GangLease,
     NotReadyError,
@@ -43,44 +34,40 @@ from workers.host.supervisor.multi_host import (
     deliver_loan,
     wait_for_members,
 )
-from workers.host.supervisor.publisher import BoardClock, Publisher
-from workers.host.supervisor.telemetry_buffer import TelemetryBuffer, TimelineSampler
+from workers.host.supervisor.publisher import Publisher
 from workers.host.supervisor.telemetry_server import TelemetryServer
+from workers.host.supervisor.telemetry_session import POLL_INTERVAL_S, TelemetrySession
 from workers.host.supervisor.torchrun_process import TorchrunProcess
-from workers.host.supervisor.transport import GangTransport, ReadyMember, TransportError
+from workers.host.supervisor.transport import BoardTransport, ReadyMember, TransportError
 
 log = logging.getLogger(__name__)
 
 SEND_INTERVAL_S = 0.1
-POLL_INTERVAL_S = 1.0
-HEARTBEAT_INTERVAL_S = 5.0
-CLOCK_INTERVAL_S = 30.0
 FAREWELL_TIMEOUT_S = 30.0  # to send the rest after the attempt has ended
-LAST_LINES_TIMEOUT_S = 10.0
 
 
-class Supervisor:
+class Supervisor(TelemetrySession):
     """One attempt on this host. `folder` is created for the telemetry socket."""
 
-    def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path, transport: GangTransport) -> None:
+    transport: BoardTransport
+    publisher: Publisher
+    tail: LogTail
+
+    def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path, transport: BoardTransport) -> None:
         self.attempt, self.order = attempt, attempt.read_order()
+        ranks = get_local_ranks(self.order)
+        super().__init__(ranks)
         self.settings = replace(settings, job_user=get_job_user(self.order, settings))
-        self.folder = folder
-        self.transport = transport
-        user, ranks = self.settings.job_user, get_local_ranks(self.order)
+        self.folder, self.transport = folder, transport
+        user = self.settings.job_user
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, ranks, settings.log_bytes, owners)
-        self.buffer, self.summary, self.clock = TelemetryBuffer(), SummaryBuilder(ranks[0]), BoardClock()
-        self.timelines = TimelineSampler(ranks, self.buffer.add_step)
-        self.ranks = RankMonitor(self._record)
         self.publisher = Publisher(attempt.job, attempt.attempt, self.buffer, transport, settings.name, self.clock)
         self.lease = GangLease(self.order)
-        self.ended_by: Outcome | None = None  # set if the supervisor ended the attempt
         self.reason = ""
         self.preempted = self._save_requested = False
         self._exit: ExitReport | None = None
         self._started = self._running = False
-        self._finished = asyncio.Event()
 
     async def run(self) -> Outcome:
         """Run the attempt, report its end to the board, and return its outcome."""
@@ -90,7 +77,8 @@ class Supervisor:
             code = await self._train()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-        stopped_early = self.summary.stopped_early(get_planned_steps(self.order))
+        planned_steps = int(self.order["spec"].get("train", {}).get("steps", 0))  # 0 for other kinds of jobs
+        stopped_early = self.summary.stopped_early(planned_steps)
         if code == 0 and self._save_requested and self.ended_by is None and stopped_early:
             await self._set_save_outcome()
         failure = read_failure(self.attempt, get_local_ranks(self.order))
@@ -111,28 +99,31 @@ class Supervisor:
         self._started = True
         if self.ended_by is not None:
             self._stop()
-        tail = asyncio.create_task(follow_logs(lambda: self.tail, self._record, self._finished))
         spawned = time.time()
         await self._measure_clock()  # before the first item is recorded
         self._record(StartItem(kind="start", rank=-1, time=self._claimed, stage="claimed"))
         self._record(StartItem(kind="start", rank=-1, time=spawned, stage="spawned"))
-        slots = get_slots_by_rank(get_local_ranks(self.order), self.order["slots"])
-        GaugeSampler(slots, with_gpus=self.settings.device == "cuda").start(self._record_all)
-        tasks = self._start_tasks()
-        code = await self.torchrun.wait()
-        self._finished.set()
-        # A disk that hangs must not keep the slots in use. The last lines are then missing.
-        await asyncio.wait([tail], timeout=LAST_LINES_TIMEOUT_S)
-        await cancel_tasks([*tasks, tail])
-        server.close()
-        self.timelines.finish()
-        return code
+        slots = dict(zip(get_local_ranks(self.order), self.order["slots"], strict=False))
+        GaugeSampler(slots, with_gpus=self.settings.device == "cuda").start(self._record_gauges)
+        work = (
+            (self.publisher.send, SEND_INTERVAL_S),
+            (self._poll_flags, POLL_INTERVAL_S),
+            (self._poll_requested_steps, POLL_INTERVAL_S),
+            (self.monitor.check_stopped, 0.0),
+        )
+        others = []
+        if "gang" in self.order:
+            others.append(asyncio.create_task(self._start_gang()))
+        if "checkpoint" in self.order and "lent" in self.order["checkpoint"]:
+            loan = deliver_loan(self.transport, self.order["checkpoint"], self.folder, self.settings.job_user)
+            others.append(asyncio.create_task(loan))
+        return await self._collect(server, self.torchrun.wait(), work, others)
 
     async def _start(self) -> asyncio.Server | None:
         """Start the telemetry server and torchrun. On an error, set the outcome and return None."""
         user, name = self.settings.job_user, self.settings.name
         address = self.folder / "telemetry"
-        telemetry = TelemetryServer(self.order, self._receive, self.buffer.count_lost, self.ranks.record_contact)
+        telemetry = TelemetryServer(self.order, self._receive, self.buffer.count_lost, self.monitor.record_contact)
         try:
             self.folder.mkdir(mode=0o700)
             self.folder.chmod(0o700 if user is None else 0o711)
@@ -152,24 +143,6 @@ class Supervisor:
         server.close()
         return None
 
-    def _start_tasks(self) -> list[asyncio.Task[None]]:
-        periodic = (
-            (self.publisher.send, SEND_INTERVAL_S),
-            (self._try_report, HEARTBEAT_INTERVAL_S),
-            (self._poll_flags, POLL_INTERVAL_S),
-            (self._poll_requested_steps, POLL_INTERVAL_S),
-            (self.ranks.check, POLL_INTERVAL_S),
-            (self.ranks.check_stopped, 0.0),
-            (self._measure_clock, CLOCK_INTERVAL_S),
-        )
-        tasks = [asyncio.create_task(run_periodically(work, interval_s)) for work, interval_s in periodic]
-        if "gang" in self.order:
-            tasks.append(asyncio.create_task(self._start_gang()))
-        if "checkpoint" in self.order and "lent" in self.order["checkpoint"]:
-            loan = deliver_loan(self.transport, self.order["checkpoint"], self.folder, self.settings.job_user)
-            tasks.append(asyncio.create_task(loan))
-        return tasks
-
     async def _start_gang(self) -> None:
         """Start the ranks of a multi-host job when all hosts are ready."""
 
@@ -181,10 +154,6 @@ class Supervisor:
             await coordinate_start(launcher, gang, address, get_leader, lambda: self.summary.training)
         except NotReadyError as error:
             self._end("failed", f"the gang did not start: {error}")
-
-    async def _measure_clock(self) -> None:
-        with contextlib.suppress(TransportError):
-            await self.clock.measure(self.transport.get_time)
 
     def _handle_term(self) -> None:
         self._end("failed", HOST_STOPPED_REASON)
@@ -220,13 +189,8 @@ class Supervisor:
         """Process checked items of a rank."""
         has_checkpoint = False
         for item in items:
-            if item["kind"] == "timeline":
-                item["time"] += self.clock.offset_s
-                self.timelines.add(item)
-                continue
             has_checkpoint = has_checkpoint or item["kind"] == "checkpoint"
-            self.ranks.add(item)
-            self._add(item)
+            self._receive_item(item)
         if self.summary.training and not self._running:
             self._running = True
             try:
@@ -236,24 +200,6 @@ class Supervisor:
             await self._try_report()
         elif has_checkpoint:  # a later attempt resumes from it
             await self._try_report()
-
-    def _add(self, item: Item) -> None:
-        """Add an item with a time of this host's clock."""
-        item["time"] += self.clock.offset_s
-        self.summary.add(item)
-        self.buffer.add(item)
-
-    def _record(self, item: Item) -> None:
-        """Add an item of the supervisor. It is checked, because the board rejects a whole batch for one bad item."""
-        try:
-            self._add(validate_item(item))
-        except BadMessageError as error:
-            log.warning("dropped a %s item of the supervisor: %s", item["kind"], error)
-            self.buffer.count_lost(1)
-
-    def _record_all(self, items: list[GaugeItem]) -> None:
-        for item in items:
-            self._record(item)
 
     async def _report(self) -> None:
         """Send the state from memory, because the job could have changed the files."""
@@ -267,10 +213,6 @@ class Supervisor:
         elif note := self.attempt.read_note():
             report["note"] = note
         await self.transport.send_report(report)
-
-    async def _try_report(self) -> None:
-        with contextlib.suppress(TransportError):  # the next report has the same content
-            await self._report()
 
     async def _poll_flags(self) -> None:
         with contextlib.suppress(TransportError):

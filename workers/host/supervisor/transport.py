@@ -16,6 +16,13 @@ class MessageRefusedError(TransportError):
     """The board rejected a message, and will reject it again."""
 
 
+class ReadyMember(NamedTuple):
+    """A host of a multi-host job that waits for the others. `port` is that of the leader's store, or else 0."""
+
+    address: str
+    port: int
+
+
 class BoardTransport(Protocol):
     """One attempt's connection to the board. Every method except `close` raises TransportError."""
 
@@ -38,20 +45,6 @@ class BoardTransport(Protocol):
     async def renew_stream(self) -> None:
         """Restart the expiry of the telemetry, after the last batch."""
 
-    async def close(self) -> None:
-        """Close the connection."""
-
-
-class ReadyMember(NamedTuple):
-    """A host of a multi-host job that waits for the others. `port` is that of the leader's store, or else 0."""
-
-    address: str
-    port: int
-
-
-class GangTransport(BoardTransport, Protocol):
-    """The connection of a supervisor, which can be one of several of a multi-host job."""
-
     async def get_time(self) -> float:
         """Return the board's clock in unix seconds."""
 
@@ -66,3 +59,6 @@ class GangTransport(BoardTransport, Protocol):
 
     async def get_ready_members(self) -> Mapping[int, ReadyMember]:
         """Return the hosts that are ready, by node."""
+
+    async def close(self) -> None:
+        """Close the connection."""

@@ -26,7 +26,6 @@ from workers.host.supervisor.health import (
     StackUnavailableError,
     _select_interfaces,
     compute_rates,
-    get_slots_by_rank,
     parse_main_stack,
     read_throttled_s,
 )
@@ -202,7 +201,7 @@ class Clocked(FakeNvml):
 
 
 def test_samples_the_gpu_of_each_rank_and_the_host_network(tmp_path: Path) -> None:
-    gauge = GaugeSampler(get_slots_by_rank(range(4, 6), [1, 0]), with_gpus=True)
+    gauge = GaugeSampler({4: 1, 5: 0}, with_gpus=True)
     gauge._gpus = Gpus(Clocked(), tmp_path)
     host, second, first = gauge.sample()
     assert host["rank"] == -1

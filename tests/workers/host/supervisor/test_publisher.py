@@ -21,10 +21,10 @@ from jobs.runs.history.recording.attempt_recorder import StreamKey, read_new_ent
 from tests.support.processes import RedisServer
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
-from workers.host.supervisor.background_tasks import cancel_tasks
 from workers.host.supervisor.publisher import Publisher, TokenBucket
 from workers.host.supervisor.redis_transport import STREAM_EXPIRES_S, RedisTransport
 from workers.host.supervisor.telemetry_buffer import MAX_LATE_LOG_BYTES, TelemetryBuffer
+from workers.host.supervisor.telemetry_session import cancel_tasks
 from workers.host.supervisor.transport import BoardTransport
 
 STREAM = telemetry_stream("job", 1)

@@ -26,10 +26,10 @@ from workers.host.attempts import AttemptDir, get_socket_root
 from workers.host.settings import HostSettings
 from workers.host.supervisor import publisher
 from workers.host.supervisor import supervisor as supervising
-from workers.host.supervisor.background_tasks import cancel_tasks
 from workers.host.supervisor.redis_transport import RedisTransport
 from workers.host.supervisor.supervisor import Supervisor
 from workers.host.supervisor.telemetry_buffer import MAX_LATE_LOG_BYTES
+from workers.host.supervisor.telemetry_session import cancel_tasks
 
 TRAIN = {"steps": 100_000, "warmup_steps": 2, "global_batch": 4, "seq_len": 32, "eval_every": 0, "verify": "off"}
 
