@@ -12,7 +12,7 @@ from django.views import csrf, defaults
 from redis.exceptions import RedisError
 
 from jobs.api.http.errors import LATER, failed, failure, of_request, refused_page
-from jobs.core.errors import WORDS, is_full
+from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
 from webapp.serving.request_guard import is_api_path
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ def server_error(request: HttpRequest) -> HttpResponse:
     """Respond with the ID of the log entry, or with 503 if the database, Redis, or the disk fails."""
     error = sys.exception()
     away = next((name for kinds, name in AWAY.items() if isinstance(error, kinds)), None)
-    full = isinstance(error, OSError) and is_full(error)
+    full = isinstance(error, OSError) and is_disk_full(error)
     if (away or full) and not is_api_path(request.path):
-        words = WORDS if full else f"{away} does not answer."
+        words = DISK_FULL_MESSAGE if full else f"{away} does not answer."
         log.warning("%s Request: %s: %s", words, request.path, error)
         answer = render(request, "503.html", {"words": words}, status=503)
         answer["Retry-After"] = LATER["Retry-After"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.logs import build_json_formatter
-from jobs.core.request_id import current
+from jobs.core.errors import get_request_id
 
 MAX_LOG_BYTES = 5_000_000
 REQUEST_LOGGER = "meshboard.requests"
@@ -16,7 +16,7 @@ REQUEST_LOGGER = "meshboard.requests"
 
 def add_request_id(record: logging.LogRecord) -> bool:
     """Log filter: add the request ID."""
-    record.request_id = current()
+    record.request_id = get_request_id()
     record.__dict__.pop("request", None)  # Django's text of a request has the query
     return True
 

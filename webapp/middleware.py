@@ -18,7 +18,7 @@ from django.views.defaults import bad_request
 from redis.exceptions import RedisError
 
 from contracts.fields import escape_direction_overrides
-from jobs.core.redis_connection import connect_once
+from jobs.core.redis_client import connect_once
 from jobs.queue.work_lease import unhealthy
 
 log = logging.getLogger(__name__)

@@ -94,7 +94,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "jobs.core.audit.AddressMiddleware",
+    "jobs.core.audit.AuditRequestMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "axes.middleware.AxesMiddleware",
     "webapp.middleware.AdminErrorMiddleware",

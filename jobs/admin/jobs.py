@@ -14,7 +14,7 @@ from unfold.decorators import display
 
 from jobs.admin.owners import OwnerFilter
 from jobs.admin.written import OwnColumn
-from jobs.core.kinds import layout_words
+from jobs.core.kinds import format_layout
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.queue import actions
 
@@ -50,6 +50,10 @@ class AttemptInline(ReadOnlyInline):
     model = Attempt
     fields = readonly_fields = ["number", "where", "created"]
 
+    def where(self, attempt: Attempt) -> str:
+        """Return the hosts in the order of their ranks."""
+        return attempt.format_hosts()
+
 
 @admin.register(Job)
 class JobAdmin(OwnColumn):
@@ -84,7 +88,7 @@ class JobAdmin(OwnColumn):
         return job.status, job.get_status_display()
 
     def layout(self, job: Job) -> str:
-        return layout_words(job.spec)
+        return format_layout(job.spec)
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
         """A field of the list has no label that a reader of the screen hears: its column's name is one."""

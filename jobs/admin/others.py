@@ -13,7 +13,7 @@ from django.db import transaction
 from django.http import HttpRequest
 
 from jobs.core.audit import record
-from jobs.models.names import PERSON_NAMES, unfit
+from jobs.models.validators import PERSON_NAMES, find_name_problem
 
 RIGHTS = ("is_staff", "is_superuser", "groups", "user_permissions")  # fields of an account
 
@@ -84,7 +84,7 @@ def _of_staff(obj: Any) -> bool:
 
 def _fit_unless(older: str | None) -> Callable[[str], None]:
     def check(name: str) -> None:
-        if name != older and (words := unfit(name)):
+        if name != older and (words := find_name_problem(name)):
             raise ValidationError(words)
 
     return check

@@ -13,9 +13,9 @@ from jobs.api.document.lab_shapes import FailedBenchmark, LabRequest, PrimitiveB
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, user_of
-from jobs.core.access import visible_jobs
-from jobs.core.errors import MissingError
-from jobs.core.job_details import job_detail
+from jobs.core.access import get_visible_jobs
+from jobs.core.errors import NotFoundError
+from jobs.core.job_details import serialize_job
 from jobs.models import Host
 from jobs.planning.queries import checked
 from jobs.queue import actions
@@ -49,7 +49,7 @@ class Primitive(APIView):
         `failed` names a newer benchmark that found wrong elements.
         """
         words = _find(name)
-        measured, _, wrong = find_newest(visible_jobs(request.user), words.name)
+        measured, _, wrong = find_newest(get_visible_jobs(request.user), words.name)
         told: PrimitiveDetail = {
             **_told(words),
             "job": measured.attempt.job_id if measured else None,
@@ -83,13 +83,13 @@ class Primitive(APIView):
             "lab": {**asked.lab.model_dump(), "primitives": [words.name]},
         }
         job, queued = actions.submit(user_of(request), spec)
-        return Response(job_detail(job, queued), status=201)
+        return Response(serialize_job(job, queued), status=201)
 
 
 def _find(name: str) -> CollectiveDescription:
     words = {str(known): words for known, words in BY_NAME.items()}.get(name)
     if words is None:
-        raise MissingError("primitive")
+        raise NotFoundError("primitive")
     return words
 
 

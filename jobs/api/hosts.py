@@ -20,9 +20,9 @@ from jobs.api.http.origin import origin
 from jobs.api.http.paged import paged, parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import MayChangeHosts, refusals, refuse, refuse_body, user_of
-from jobs.core.errors import MissingError
-from jobs.core.job_details import job_detail
-from jobs.core.text import storable, whole_number
+from jobs.core.errors import NotFoundError
+from jobs.core.job_details import serialize_job
+from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import Host, JoinToken
 from jobs.planning.queries import checked
 from jobs.queue import actions
@@ -143,7 +143,7 @@ class Calibrate(OfStaff):
             job = actions.calibrate(user_of(request), host)
         except actions.NotCalibratedError as error:
             return refuse(409, "host", str(error))
-        return Response(job_detail(job), status=201)
+        return Response(serialize_job(job), status=201)
 
 
 class Drain(OfStaff):
@@ -253,10 +253,10 @@ class RevokeToken(OfStaff):
     )
     def post(self, request: Request, key: str) -> Response:
         """Hosts that have joined with it stay. Staff only."""
-        number = whole_number(key, 1, 2**63 - 1)
+        number = parse_whole_number(key, 1, 2**63 - 1)
         token = None if number is None else JoinToken.objects.filter(pk=number).first()
         if token is None:
-            raise MissingError("token")
+            raise NotFoundError("token")
         refuse_body(request)
         staff.revoke_token(token, user_of(request).get_username())
         token.refresh_from_db()
@@ -264,9 +264,9 @@ class RevokeToken(OfStaff):
 
 
 def _find_host(name: str) -> Host:
-    host = None if not storable(name) else Host.objects.present().filter(name=name).first()
+    host = None if not is_storable(name) else Host.objects.present().filter(name=name).first()
     if host is None:
-        raise MissingError("host")
+        raise NotFoundError("host")
     return host
 
 

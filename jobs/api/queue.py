@@ -17,10 +17,10 @@ from jobs.api.http.paged import paged, parameters
 from jobs.api.http.parameters import BadParameterError, Parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body
-from jobs.core.access import may_operate, may_run_queue, visible_jobs
-from jobs.core.audit import CSV, as_csv, rows_of
-from jobs.core.errors import MissingError
-from jobs.core.text import storable
+from jobs.core.access import get_visible_jobs, may_change_all_jobs, may_operate_any_project
+from jobs.core.audit import CSV_CONTENT_TYPE, format_csv, serialize_entries
+from jobs.core.errors import NotFoundError
+from jobs.core.text import is_storable
 from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.queries import checked
 from jobs.queue import staff_actions
@@ -41,7 +41,7 @@ def _entry(name: str, words: str) -> OpenApiParameter:
 
 class MayRunQueue(BasePermission):
     def has_permission(self, request: Request, view: Any) -> bool:
-        return may_run_queue(request.user)
+        return may_change_all_jobs(request.user)
 
 
 class Queue(APIView):
@@ -53,7 +53,7 @@ class Queue(APIView):
         points, why it waits and when it should start (an estimate); members see their projects', staff everybody's."""
         seen = view()
         ids = [queued.job.id for queued in seen.queue]
-        mine = set(visible_jobs(request.user).filter(id__in=ids).values_list("id", flat=True))
+        mine = set(get_visible_jobs(request.user).filter(id__in=ids).values_list("id", flat=True))
         shown = [queued for queued in seen.queue if queued.job.id in mine][:MOST_ROWS]
         told = [
             {
@@ -108,7 +108,7 @@ class WouldStart(StaffView):
 
 class MayOperate(BasePermission):
     def has_permission(self, request: Request, view: Any) -> bool:
-        return may_operate(request.user)
+        return may_operate_any_project(request.user)
 
 
 class Act(APIView):
@@ -144,8 +144,8 @@ class Move(StaffView):
         asked = checked(MoveRequest, request.data)
         if (asked.to is None) == (asked.before is None):
             raise SpecError([Problem("to", "Set either `to` or `before`, not both.")])
-        if not storable(job_id) or not Job.objects.filter(id=job_id).exists():
-            raise MissingError("job")
+        if not is_storable(job_id) or not Job.objects.filter(id=job_id).exists():
+            raise NotFoundError("job")
         if not Job.objects.filter(id=job_id, status=Status.QUEUED).exists():
             return refuse(409, "status", "The job is not queued.")
         by = request.user.get_username()
@@ -208,9 +208,9 @@ class ResumePool(StaffView):
 
 
 def _pause(request: Request, *, paused: bool, pool: str | None = None) -> Response:
-    found = Pool.objects.filter(name=pool).first() if pool is not None and storable(pool) else None
+    found = Pool.objects.filter(name=pool).first() if pool is not None and is_storable(pool) else None
     if pool is not None and found is None:
-        raise MissingError("pool")
+        raise NotFoundError("pool")
     refuse_body(request)
     by = request.user.get_username()
     changed = staff_actions.pause_queue(paused, by) if found is None else staff_actions.pause_pool(found, paused, by)
@@ -245,7 +245,7 @@ class Audit(StaffView):
         form = given.one_of("format", "json", AUDIT_FORMATS)
         given.check()
         page = paged(request, AuditEntry.objects.filter(id__lt=before, id__gt=after), "-id", usual=MOST_ROWS)
-        told = rows_of(page.rows)
+        told = serialize_entries(page.rows)
         if form == "csv":
-            return HttpResponse(as_csv(told), content_type=CSV, headers=page.headers)
+            return HttpResponse(format_csv(told), content_type=CSV_CONTENT_TYPE, headers=page.headers)
         return Response(told, headers=page.headers)

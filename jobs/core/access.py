@@ -1,10 +1,8 @@
-"""Who may see and change which job and project: the one rule that REST, pages, sockets and every text that names a job
-go through.
+"""Decide who may see and change which job and project. REST, pages, and websockets use these rules.
 
-Staff see everything and change what their rights say. Of a project other than `default`, a member sees every job; a
-submitter also submits to it; an operator also changes any job of it; an admin also says who its members are, and what
-its jobs are handed. `default` is everybody's to submit to, and shows nobody another's job. A token may what it was
-given for, of what its owner may.
+Viewers see all jobs of a project. Submitters also submit jobs to it. Operators also change all jobs of it. Admins also
+change its members and variables. Each user may submit to the project `default`, and sees only own jobs in it. The
+scopes of a token limit the rights of its owner.
 """
 
 from __future__ import annotations
@@ -15,86 +13,85 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
 
-from jobs.core.errors import MissingError
-from jobs.core.text import storable
+from jobs.core.errors import NotFoundError
+from jobs.core.text import is_storable
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role, Scope
-from jobs.models.people import projects_of
+from jobs.models.people import get_project_names
 
 
-def visible_jobs(user: Any) -> QuerySet[Job]:
-    """As `JobQuerySet.visible_to` says it."""
+def get_visible_jobs(user: Any) -> QuerySet[Job]:
+    """Return the jobs that the user may see, with their owners."""
     return Job.objects.visible_to(user).select_related("owner")
 
 
-def listed_jobs(user: Any) -> QuerySet[Job]:
-    """`visible_jobs` for lists, which show no estimate and no reasons: they are most of a row."""
-    return visible_jobs(user).defer("estimate", "hardware", "chosen")
+def get_listable_jobs(user: Any) -> QuerySet[Job]:
+    """Return visible jobs without the large columns that lists do not show."""
+    return get_visible_jobs(user).defer("estimate", "hardware", "chosen")
 
 
-def changeable_jobs(user: Any) -> QuerySet[Job]:
-    """Those of `visible_jobs` that the user may change, as `may_change` says it."""
-    jobs = visible_jobs(user)
-    if may_run_queue(user) and _has(user, Scope.OPERATE):
+def get_changeable_jobs(user: Any) -> QuerySet[Job]:
+    """Return the visible jobs that the user may change, as `may_change` decides."""
+    jobs = get_visible_jobs(user)
+    if may_change_all_jobs(user) and _has_scope(user, Scope.OPERATE):
         return jobs
-    return jobs.filter(Q(owner=user) | Q(project__in=_operated(user)))
+    return jobs.filter(Q(owner=user) | Q(project__in=_get_operated_projects(user)))
 
 
-def operated_jobs(user: Any) -> QuerySet[Job]:
-    """Jobs whose turn in the queue the user may change: all for staff with the right, else those of the projects that
-    they operate, their own in others left out.
-    """
-    jobs = visible_jobs(user)
-    return jobs if may_run_queue(user) else jobs.filter(project__in=_operated(user))
+def get_operable_jobs(user: Any) -> QuerySet[Job]:
+    """Return the jobs whose queue position the user may change. Own jobs in other projects are not included."""
+    jobs = get_visible_jobs(user)
+    return jobs if may_change_all_jobs(user) else jobs.filter(project__in=_get_operated_projects(user))
 
 
-def _operated(user: Any) -> list[str]:
-    return projects_of(user, Role.OPERATOR) if _has(user, Scope.OPERATE) else []
+def _get_operated_projects(user: Any) -> list[str]:
+    return get_project_names(user, Role.OPERATOR) if _has_scope(user, Scope.OPERATE) else []
 
 
-def _has(user: Any, scope: Scope) -> bool:
-    """Whether what the user came with is for this: a session is for everything, a token for its scopes."""
+def _has_scope(user: Any, scope: Scope) -> bool:
+    # A session has all scopes.
     return scope in getattr(user, "scopes", Scope)
 
 
-def sees_others(user: Any) -> bool:
-    """Whether there may be jobs of others in what the user sees."""
-    return bool(user.is_staff or projects_of(user))
+def can_see_jobs_of_others(user: Any) -> bool:
+    """Return whether the user may see jobs of other users."""
+    return bool(user.is_staff or get_project_names(user))
 
 
-def visible_job(user: Any, job_id: str) -> Job | None:
-    """The job, None alike for what is not there and what is not theirs."""
-    return visible_jobs(user).filter(id=job_id).first() if storable(job_id) else None
+def get_visible_job(user: Any, job_id: str) -> Job | None:
+    """Return the job, None if it does not exist or is not visible."""
+    return get_visible_jobs(user).filter(id=job_id).first() if is_storable(job_id) else None
 
 
 def find_job(user: Any, job_id: str) -> Job:
-    """The job, or 404 alike for what is not there and what is not theirs."""
-    job = visible_job(user, job_id)
+    """Return the job, or raise NotFoundError if it does not exist or is not visible."""
+    job = get_visible_job(user, job_id)
     if job is None:
-        raise MissingError("job")
+        raise NotFoundError("job")
     return job
 
 
-def role_in(user: Any, project: str) -> Role | None:
-    """What the user may do in a project, None where nothing. Staff count as admin with the right to change projects,
-    as operator with the right to change jobs, else as viewer.
+def get_role(user: Any, project: str) -> Role | None:
+    """Return the role of the user in a project, None for no role.
+
+    Staff are admins with the right to change projects, operators with the right to change jobs, and viewers otherwise.
     """
-    return roles_in(user, [project])[project]
+    return get_roles(user, [project])[project]
 
 
-def roles_in(user: Any, projects: Iterable[str]) -> dict[str, Role | None]:
-    """`role_in` each of these, asked at once."""
+def get_roles(user: Any, projects: Iterable[str]) -> dict[str, Role | None]:
+    """Return the role in each of several projects."""
     names = list(projects)
     if not (user.is_authenticated and user.is_active):
         return dict.fromkeys(names)
-    member = {DEFAULT_PROJECT: Role.SUBMITTER}
-    if asked := [name for name in names if name != DEFAULT_PROJECT]:
-        found = Membership.objects.filter(user=user, project__name__in=asked).values_list("project__name", "role")
-        member |= {name: Role(role) for name, role in found}
-    staff = _staff_role(user)
-    return {name: max((role for role in (member.get(name), staff) if role is not None), default=None) for name in names}
+    roles = {DEFAULT_PROJECT: Role.SUBMITTER}
+    if others := [name for name in names if name != DEFAULT_PROJECT]:
+        rows = Membership.objects.filter(user=user, project__name__in=others).values_list("project__name", "role")
+        roles |= {name: Role(role) for name, role in rows}
+    staff = _get_staff_role(user)
+    return {name: max((role for role in (roles.get(name), staff) if role is not None), default=None) for name in names}
 
 
-def _staff_role(user: Any) -> Role | None:
+def _get_staff_role(user: Any) -> Role | None:
     if not user.is_staff:
         return None
     if user.has_perm("jobs.change_project"):
@@ -103,34 +100,37 @@ def _staff_role(user: Any) -> Role | None:
 
 
 def may_submit_to(user: Any, project: str) -> bool:
-    """Whether the user may have jobs started that count to the project."""
-    role = role_in(user, project)
+    """Return whether the user may submit jobs to the project."""
+    role = get_role(user, project)
     return role is not None and role >= Role.SUBMITTER
 
 
-def administers_all(user: Any) -> bool:
-    """Whether the user counts as admin of every project: staff with the right to change projects."""
-    return bool(user.is_authenticated and user.is_active) and _staff_role(user) == Role.ADMIN
+def is_global_admin(user: Any) -> bool:
+    """Return whether the user is an admin of each project."""
+    return bool(user.is_authenticated and user.is_active) and _get_staff_role(user) == Role.ADMIN
 
 
 def may_administer(user: Any, project: str) -> bool:
-    """Whether the user may say who belongs to the project, and what its jobs are handed."""
-    return _has(user, Scope.OPERATE) and role_in(user, project) == Role.ADMIN
+    """Return whether the user may change the members and variables of the project."""
+    return _has_scope(user, Scope.OPERATE) and get_role(user, project) == Role.ADMIN
 
 
 def may_change(user: Any, job: Job) -> bool:
-    """Whether the user may cancel it, tag it and so on: its owner, operators of its project, and staff with the right,
-    which viewers lack.
+    """Return whether the user may cancel, tag, or otherwise change the job.
+
+    Owners, operators of the project, and staff with the right may change a job.
     """
     if not (user.is_authenticated and user.is_active):
         return False
     if job.owner_id == user.pk:
         return True
-    return _has(user, Scope.OPERATE) and (may_run_queue(user) or job.project in _operated(user))
+    if not _has_scope(user, Scope.OPERATE):
+        return False
+    return may_change_all_jobs(user) or job.project in _get_operated_projects(user)
 
 
 def find_job_to_change(user: Any, job_id: str) -> Job:
-    """The job; 404 as `find_job` says it, and 403 where the user may only look."""
+    """Return the job like `find_job`, or raise PermissionDenied if the user may only view it."""
     job = find_job(user, job_id)
     if not may_change(user, job):
         raise PermissionDenied("You can view this job, but not change it.")
@@ -138,40 +138,38 @@ def find_job_to_change(user: Any, job_id: str) -> Job:
 
 
 def find_job_to_run(user: Any, job_id: str) -> Job:
-    """The job, to be started again; as `find_job_to_change`, and 403 where the user may not submit to its project."""
+    """Return the job like `find_job_to_change`, or raise PermissionDenied if the user may not submit to its project."""
     job = find_job_to_change(user, job_id)
     if not may_submit_to(user, job.project):
         raise PermissionDenied(f"You need the `submitter` role in project {job.project}.")
     return job
 
 
-def visible_projects(user: Any) -> QuerySet[Project]:
-    """`default`, those that one is a member of, and all for staff."""
+def get_visible_projects(user: Any) -> QuerySet[Project]:
+    """Return the project `default` and the projects of the user, and all projects for staff."""
     if not (user.is_authenticated and user.is_active):
         return Project.objects.none()
-    return (
-        Project.objects.all()
-        if user.is_staff
-        else Project.objects.filter(name__in=[DEFAULT_PROJECT, *projects_of(user)])
-    )
+    if user.is_staff:
+        return Project.objects.all()
+    return Project.objects.filter(name__in=[DEFAULT_PROJECT, *get_project_names(user)])
 
 
-def projects_to_submit_to(user: Any) -> list[str]:
-    """Names of all in which the user may have jobs started, by name."""
-    roles = roles_in(user, visible_projects(user).order_by("name").values_list("name", flat=True))
+def get_submittable_projects(user: Any) -> list[str]:
+    """Return the sorted names of the projects to which the user may submit jobs."""
+    roles = get_roles(user, get_visible_projects(user).order_by("name").values_list("name", flat=True))
     return [name for name, role in roles.items() if role is not None and role >= Role.SUBMITTER]
 
 
 def find_project(user: Any, name: str) -> Project:
-    """The project, or 404 alike for what is not there and what is not theirs."""
-    found = visible_projects(user).filter(name=name).first() if storable(name) else None
-    if found is None:
-        raise MissingError("project")
-    return found
+    """Return the project, or raise NotFoundError if it does not exist or is not visible."""
+    project = get_visible_projects(user).filter(name=name).first() if is_storable(name) else None
+    if project is None:
+        raise NotFoundError("project")
+    return project
 
 
 def find_project_to_administer(user: Any, name: str) -> Project:
-    """The project; 404 as `find_project` says it, and 403 where the user may only look."""
+    """Return the project like `find_project`, or raise PermissionDenied if the user is not an admin of it."""
     project = find_project(user, name)
     if not may_administer(user, project.name):
         raise PermissionDenied(f"You need the `admin` role in project {project.name}.")
@@ -179,17 +177,15 @@ def find_project_to_administer(user: Any, name: str) -> Project:
 
 
 def may_change_hosts(user: Any) -> bool:
-    """Staff with the right."""
+    """Return whether the user is staff with the right to change hosts."""
     return bool(user.is_active and user.is_staff and user.has_perm("jobs.change_host"))
 
 
-def may_run_queue(user: Any) -> bool:
-    """Staff with the right to change everybody's jobs."""
+def may_change_all_jobs(user: Any) -> bool:
+    """Return whether the user is staff with the right to change all jobs."""
     return bool(user.is_active and user.is_staff and user.has_perm("jobs.change_job"))
 
 
-def may_operate(user: Any) -> bool:
-    """Whether there are projects whose queued jobs the user may hold, release and cancel; staff with the right may for
-    all.
-    """
-    return may_run_queue(user) or bool(user.is_active and _operated(user))
+def may_operate_any_project(user: Any) -> bool:
+    """Return whether the user may hold, release, and cancel queued jobs of any project."""
+    return may_change_all_jobs(user) or bool(user.is_active and _get_operated_projects(user))

@@ -1,7 +1,4 @@
-"""Who did what, when and from where: written in the transaction that does it.
-
-The audit as lines and as files, for whoever keeps it elsewhere.
-"""
+"""Record actions of users in the audit log, and export the log as CSV or JSON Lines."""
 
 from __future__ import annotations
 
@@ -10,20 +7,26 @@ import io
 import json
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from django.http import HttpRequest, HttpResponse
 from typing_extensions import TypedDict
 
-from jobs.core.job_details import Moment
+from jobs.core.job_details import Timestamp
 from jobs.models import AuditEntry
+
+MAX_EXPORTED_ENTRIES = 50_000  # per file. The next file begins after the last id.
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs cells that begin so
+CSV_CONTENT_TYPE = "text/csv; charset=utf-8"
+
+_request: ContextVar[HttpRequest | None] = ContextVar("request", default=None)
 
 
 class AuditRow(TypedDict):
-    """What a person did."""
+    """An action of a user."""
 
     id: int
-    at: Moment
+    at: Timestamp
     who: str
     address: str
     what: str
@@ -33,11 +36,8 @@ class AuditRow(TypedDict):
     after: Any
 
 
-_request: ContextVar[HttpRequest | None] = ContextVar("request", default=None)
-
-
-class AddressMiddleware:
-    """Remembers who asks, and from where, while it is answered."""
+class AuditRequestMiddleware:
+    """Make the current request available to `record`."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self._get_response = get_response
@@ -50,15 +50,14 @@ class AddressMiddleware:
             _request.reset(token)
 
 
-def who_asks(otherwise: str) -> str:
-    """The name of whoever is logged in to the request that is answered now."""
-    request = _request.get()
-    user = getattr(request, "user", None)
-    return user.get_username() if user is not None and user.is_authenticated else otherwise
+def get_request_username(default: str) -> str:
+    """Return the name of the user who is logged in to the current request."""
+    user = getattr(_request.get(), "user", None)
+    return user.get_username() if user is not None and user.is_authenticated else default
 
 
 def record(who: str, what: str, kind: str, name: object, before: Any = None, after: Any = None) -> None:
-    """One entry. Call it inside the transaction that makes the change."""
+    """Add an entry. Call it inside the transaction that makes the change."""
     request = _request.get()
     AuditEntry.objects.create(
         who=who[:150],
@@ -71,53 +70,39 @@ def record(who: str, what: str, kind: str, name: object, before: Any = None, aft
     )
 
 
-MOST = 50_000  # entries of a file; the next one begins after its last id
-COLUMNS = tuple(AuditRow.__annotations__)
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would carry out
-CSV = "text/csv; charset=utf-8"
+def serialize_entries(entries: Iterable[AuditEntry]) -> list[AuditRow]:
+    """Return the entries as rows of REST and of exports."""
+    columns = AuditRow.__annotations__
+    rows = [{name: getattr(entry, name) for name in columns} | {"at": entry.at.isoformat()} for entry in entries]
+    return cast(list[AuditRow], rows)
 
 
-def rows_of(entries: Iterable[AuditEntry]) -> list[AuditRow]:
-    return [
-        {
-            "id": entry.pk,
-            "at": entry.at.isoformat(),
-            "who": entry.who,
-            "address": entry.address,
-            "what": entry.what,
-            "kind": entry.kind,
-            "name": entry.name,
-            "before": entry.before,
-            "after": entry.after,
-        }
-        for entry in entries
-    ]
+def get_rows_after(entry_id: int) -> list[AuditRow]:
+    """Return the oldest rows after an entry, as many as one file contains."""
+    return serialize_entries(AuditEntry.objects.filter(id__gt=entry_id).order_by("id")[:MAX_EXPORTED_ENTRIES])
 
 
-def from_where(after: int) -> list[AuditRow]:
-    """The oldest behind an entry's id, MOST at once."""
-    return rows_of(AuditEntry.objects.filter(id__gt=after).order_by("id")[:MOST])
-
-
-def as_csv(rows: Iterable[AuditRow]) -> str:
-    """With a line of titles; a cell that a spreadsheet would carry out begins with an apostrophe."""
+def format_csv(rows: Iterable[AuditRow]) -> str:
+    """Return CSV with a header. Cells that a spreadsheet would run begin with an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow(COLUMNS)
-    writer.writerows(map(_cell, row.values()) for row in rows)
+    writer.writerow(AuditRow.__annotations__)
+    writer.writerows(map(_format_cell, row.values()) for row in rows)
     return out.getvalue()
 
 
-def as_lines(rows: Iterable[AuditRow]) -> str:
-    """One JSON object a line."""
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-FORMATS = {"csv": (as_csv, CSV), "jsonl": (as_lines, "application/jsonl; charset=utf-8")}
-
-
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     text = value if isinstance(value, str) else json.dumps(value)
-    return f"'{text}" if text.startswith(FORMULA) else text
+    return f"'{text}" if text.startswith(FORMULA_PREFIXES) else text
+
+
+def _format_json_lines(rows: Iterable[AuditRow]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+EXPORT_FORMATS = {
+    "csv": (format_csv, CSV_CONTENT_TYPE),
+    "jsonl": (_format_json_lines, "application/jsonl; charset=utf-8"),
+}

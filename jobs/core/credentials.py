@@ -1,9 +1,8 @@
-"""A run's token: good for one attempt while it lasts, and only its hash is kept.
+"""Create and check the credentials of attempts and hosts.
 
-A host's key and its Redis password, made from the board's secret key: nothing secret lies in the database.
-
-Both change with the host's generation. Where the secret key was replaced, what was made of the older ones
-(`SECRET_KEY_FALLBACKS`) holds until the host has joined again, which a start of its worker does.
+The database stores only hashes of run tokens. Signing keys and Redis passwords of hosts are derived from the secret key
+of the board and change with the generation of the host. Values that are derived from `SECRET_KEY_FALLBACKS` stay valid
+until the host joins again, which each start of its worker does.
 """
 
 from __future__ import annotations
@@ -19,67 +18,61 @@ from contracts.codec import BadMessageError
 from contracts.security import sign
 from jobs.models import Attempt, Host, RunToken
 
-LONGEST = 200
+MAX_TOKEN_CHARACTERS = 200
 
 
-def issue(attempt: Attempt) -> str:
-    """A new token for whoever reports this attempt; earlier ones stay good."""
+def issue_run_token(attempt: Attempt) -> str:
+    """Return a new token for reports of an attempt. Earlier tokens stay valid."""
     token = secrets.token_urlsafe(32)
-    RunToken.objects.create(attempt=attempt, digest=digest(token))
+    RunToken.objects.create(attempt=attempt, digest=hash_secret(token))
     return token
 
 
-def find(token: str) -> RunToken | None:
-    """What a token is for; None of one that nobody was given."""
-    if not token.isascii() or len(token) > LONGEST:
+def find_run_token(token: str) -> RunToken | None:
+    """Return the stored token with its job, None if it is unknown."""
+    if not token.isascii() or len(token) > MAX_TOKEN_CHARACTERS:
         return None
-    found = RunToken.objects.filter(digest=digest(token))
-    return found.select_related("attempt__job__owner").defer("attempt__exit", "attempt__job__estimate").first()
+    rows = RunToken.objects.filter(digest=hash_secret(token))
+    return rows.select_related("attempt__job__owner").defer("attempt__exit", "attempt__job__estimate").first()
 
 
-def digest(secret: str) -> str:
-    """256 random bits need no salt."""
+def hash_secret(secret: str) -> str:
+    """Return the SHA-256 hash. 256 random bits need no salt, and Redis stores passwords in this form."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def signing_keys(name: str, generation: int) -> list[str]:
-    """Hexadecimal; the newest first."""
-    return _derived("meshboard.host.signing", name, generation)
+def derive_signing_keys(name: str, generation: int) -> list[str]:
+    """Return the hexadecimal signing keys of a host, newest first."""
+    return _derive_secrets("meshboard.host.signing", name, generation)
 
 
-def redis_passwords(name: str, generation: int) -> list[str]:
-    """Hexadecimal; the newest first."""
-    return _derived("meshboard.host.redis", name, generation)
+def derive_redis_passwords(name: str, generation: int) -> list[str]:
+    """Return the hexadecimal Redis passwords of a host, newest first."""
+    return _derive_secrets("meshboard.host.redis", name, generation)
 
 
-def loan_secret(job: str, attempt: int) -> str:
-    """Hexadecimal; what an attempt shows to the host that lends it a checkpoint. The same however often it is told."""
+def derive_loan_secret(job: str, attempt: int) -> str:
+    """Return the hexadecimal secret with which an attempt requests a checkpoint from another host."""
     return salted_hmac("meshboard.loan", f"{attempt}:{job}", algorithm="sha256").hexdigest()
 
 
-def password_hash(password: str) -> str:
-    """As Redis keeps it."""
-    return hashlib.sha256(password.encode()).hexdigest()
-
-
-def check_sender(name: str, body: bytes, signed: bytes) -> None:
-    """Raises BadMessageError where the host that a message names did not write it."""
+def check_sender(name: str, body: bytes, signature: bytes) -> None:
+    """Raise BadMessageError unless the named host signed the message."""
     host = Host.objects.filter(name=name).only("name", "generation", "removed").first()
     if host is None or host.generation == 0:
         raise BadMessageError(f"Host {name} has not joined.")
     if host.removed is not None:
         raise BadMessageError(f"Host {name} was removed.")
-    if not signed_by(host, body, signed):
+    if not is_signed_by(host, body, signature):
         raise BadMessageError(f"The message of host {name} has an invalid signature.")
 
 
-def signed_by(host: Host, body: bytes, signed: bytes) -> bool:
-    """Whether a message is the host's own."""
-    known = signing_keys(host.name, host.generation)
-    return any(hmac.compare_digest(sign(bytes.fromhex(key), body), signed) for key in known)
+def is_signed_by(host: Host, body: bytes, signature: bytes) -> bool:
+    """Return whether the host signed the message."""
+    keys = derive_signing_keys(host.name, host.generation)
+    return any(hmac.compare_digest(sign(bytes.fromhex(key), body), signature) for key in keys)
 
 
-def _derived(purpose: str, name: str, generation: int) -> list[str]:
-    told = f"{generation}:{name}"
-    secrets = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
-    return [salted_hmac(purpose, told, secret, algorithm="sha256").hexdigest() for secret in secrets]
+def _derive_secrets(purpose: str, name: str, generation: int) -> list[str]:
+    keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
+    return [salted_hmac(purpose, f"{generation}:{name}", key, algorithm="sha256").hexdigest() for key in keys]

@@ -1,4 +1,4 @@
-"""Show each kind of job: its words, its form, and the tabs and panels of its page.
+"""Describe each kind of job on the web: title, form, and the tabs and panels of its page.
 
 `planner.facts.kinds` lists the spec fields of each kind. `workers.host.programs` lists the program of each kind.
 """
@@ -27,14 +27,14 @@ TABS = {
     "hosts": "Hosts",
 }
 # Panels that need nothing from Meshboard's trainer.
-FOR_ANY_SCRIPT = (
+SCRIPT_PANELS = (
     *("first/health", "first/waiting", "first/places", "first/start", "first/traffic"),
     *("timeline", "heat-pairs", "heat-time", "gauges", "log", "fidelity", "planned", "collectives"),
 )
 MAX_SUBJECT = 120  # characters
 
 
-class Kind(NamedTuple):
+class JobKindView(NamedTuple):
     """A kind of job on the web."""
 
     title: str
@@ -42,20 +42,20 @@ class Kind(NamedTuple):
     form: str | None  # URL name of the form that copies a job, None if no form submits the kind
     tabs: Tabs
     steps: Literal["asked", "seen", "none"] = "none"  # "asked" in the spec, or only "seen" while the job runs
-    brings: Literal["profile", "lab"] | None = None  # result in the exit report of a successful job
-    lost: str = "Results measured so far are lost."  # consequence of a cancel
+    result: Literal["profile", "lab"] | None = None  # result in the exit report of a successful job
+    cancel_effect: str = "Results measured so far are lost."  # consequence of a cancel
 
     @property
     def panels(self) -> tuple[str, ...]:
         """List the panels of all tabs."""
         return tuple(name for names in self.tabs.values() for name in names)
 
-    def steps_asked(self, spec: Spec) -> int | None:
+    def get_requested_steps(self, spec: Spec) -> int | None:
         """Return the number of steps in the spec, or None if the kind has no steps."""
         return int(spec["train"]["steps"]) if self.steps == "asked" else None
 
 
-def model_words(spec: Spec) -> str:
+def format_model(spec: Spec) -> str:
     """Return the preset name, or the size of a custom model."""
     model = spec["model"]
     if model["preset"]:
@@ -63,23 +63,23 @@ def model_words(spec: Spec) -> str:
     return f"{model['arch']}, {format_count(model['num_layers'], 'layer')} of {model['hidden_size']}"
 
 
-def command_words(script: Spec) -> str:
+def format_command(script: Spec) -> str:
     """Return the command line of a script."""
     program = ["-m", script["module"]] if script.get("module") else [script["path"]]
     return shlex.join([*program, *script["args"]])
 
 
-def _script_words(spec: Spec) -> str:
-    words = command_words(spec["script"])
+def _describe_script(spec: Spec) -> str:
+    words = format_command(spec["script"])
     return words if len(words) <= MAX_SUBJECT else words[: MAX_SUBJECT - 1] + "…"
 
 
-def _lab_words(spec: Spec) -> str:
+def _describe_benchmark(spec: Spec) -> str:
     lab = LabSpec.model_validate(spec.get("lab") or {})
     return "1 collective" if len(lab.primitives) == 1 else f"{len(lab.primitives)} collectives"
 
 
-def layout_words(spec: Spec) -> str:
+def format_layout(spec: Spec) -> str:
     """Describe a layout, for example 'pp 2 x dp 2 x tp 2 · ZeRO-1 · sp · 1F1B' or '2 ranks'."""
     layout = spec["layout"]
     if asked.get_kind_rules(spec).dp_only:
@@ -95,10 +95,10 @@ def layout_words(spec: Spec) -> str:
     return " · ".join(words)
 
 
-KINDS: dict[JobKind, Kind] = {
-    "train": Kind(
+KINDS: dict[JobKind, JobKindView] = {
+    "train": JobKindView(
         title="training run",
-        subject=model_words,
+        subject=format_model,
         form="job-new",
         tabs={
             "overview": ("first/health", "first/waiting", "first/progress", "first/traffic", "first/loss", "smaller"),
@@ -111,11 +111,11 @@ KINDS: dict[JobKind, Kind] = {
             "hosts": ("first/places", "hosts"),
         },
         steps="asked",
-        lost="Steps after the last checkpoint are lost. Measurements are kept.",
+        cancel_effect="Steps after the last checkpoint are lost. Measurements are kept.",
     ),
-    "script": Kind(
+    "script": JobKindView(
         title="script",
-        subject=_script_words,
+        subject=_describe_script,
         form="script-new",
         tabs={
             "overview": ("first/health", "first/waiting", "first/script", "first/traffic"),
@@ -126,11 +126,11 @@ KINDS: dict[JobKind, Kind] = {
             "hosts": ("first/places", "hosts"),
         },
         steps="seen",
-        lost="The work of the script is lost. Measured traffic is kept.",
+        cancel_effect="The work of the script is lost. Measured traffic is kept.",
     ),
-    "dry_run": Kind(
+    "dry_run": JobKindView(
         title="dry run",
-        subject=model_words,
+        subject=format_model,
         form="job-new",
         tabs={
             "overview": ("first/waiting", "dry_run"),
@@ -138,32 +138,32 @@ KINDS: dict[JobKind, Kind] = {
             "logs": ("log",),
             "hosts": ("hosts",),
         },
-        lost="Results of finished ranks are kept.",
+        cancel_effect="Results of finished ranks are kept.",
     ),
-    "lab": Kind(
+    "lab": JobKindView(
         title="benchmark",
-        subject=_lab_words,
+        subject=_describe_benchmark,
         form="collectives",
         tabs={"overview": ("first/waiting", "lab"), "logs": ("log",), "hosts": ("hosts",)},
-        brings="lab",
+        result="lab",
     ),
-    "calibrate": Kind(
+    "calibrate": JobKindView(
         title="calibration",
         subject=lambda spec: str(spec["resources"]["host"]),
         form=None,
         tabs={"overview": ("first/waiting", "calibrate", "log"), "hosts": ("hosts",)},
-        brings="profile",
+        result="profile",
     ),
 }
 
 
-def external_tabs(kind: Kind) -> Tabs:
+def get_external_tabs(kind: JobKindView) -> Tabs:
     """Return the tabs of an external run, which has only the panels that any script can fill."""
-    tabs = {tab: tuple(name for name in names if name in FOR_ANY_SCRIPT) for tab, names in kind.tabs.items()}
+    tabs = {tab: tuple(name for name in names if name in SCRIPT_PANELS) for tab, names in kind.tabs.items()}
     tabs |= {"overview": ("first/elsewhere", *tabs["overview"]), "verification": ("proof",)}
     return {tab: tabs[tab] for tab in TABS if tabs.get(tab)}
 
 
-def kind_of(spec: Spec) -> Kind:
+def get_kind(spec: Spec) -> JobKindView:
     """Return the kind of a stored spec. The oldest specs do not name their kind."""
     return KINDS[spec.get("kind", asked.DEFAULT_KIND)]

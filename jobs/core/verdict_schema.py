@@ -1,7 +1,7 @@
-"""What a diagnosis tells of an attempt: JSON-able, bounded, the same for the page, REST and the recorder.
+"""JSON schema of the verdict of an attempt, shared by the job page, REST, and the recorder.
 
-Times are the board's, unix seconds; durations seconds; sizes bytes; shares from 0 to 1. Lists are cut at the most that
-stands here, the worst first, and where the whole is above MOST_BYTES all the same, in half.
+Times are Unix seconds of the board. Shares are from 0 to 1. Lists are sorted worst first and truncated to the maximum
+lengths. A verdict of more than MAX_VERDICT_BYTES has its lists halved.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-MOST_BYTES = 64 * 1024
-MOST_EVIDENCE = 12
-MOST_WAITS = 64
-MOST_GROUPS = 64
-MOST_RANKS = 64  # named of a group or of those who wait; their number is told beside
-MOST_STRAGGLERS = 8
-MOST_STACK = 30  # innermost frames
-MOST_LINE = 300  # characters of one, its end
-MOST_TROUBLE = 12
-MOST_TEXT = 600  # characters of a sentence
+MAX_VERDICT_BYTES = 64 * 1024
+MAX_EVIDENCE = 12
+MAX_WAITS = 64
+MAX_GROUPS = 64
+MAX_NAMED_RANKS = 64  # per group or list of waiting ranks
+MAX_STRAGGLERS = 8
+MAX_STACK_FRAMES = 30  # innermost frames
+MAX_FRAME_CHARACTERS = 300  # from the end
+MAX_TROUBLES = 12
+MAX_SENTENCE_CHARACTERS = 600
 
 Action = Literal["", "calibrate", "retry", "resume_smaller", "open_log", "find_faster", "copy_job", "open_breakdown"]
-State = Literal["starting", "well", "notice", "slow", "hung", "failed"]
-Kind = Literal["compute", "exposed", "hidden", "bubble", "data", "checkpoint", "optimizer"]
+VerdictState = Literal["starting", "well", "notice", "slow", "hung", "failed"]
+StepPartKind = Literal["compute", "exposed", "hidden", "bubble", "data", "checkpoint", "optimizer"]
 Cause = Literal[
     "compute",
     "link",
@@ -58,7 +58,7 @@ class StepPart(TypedDict):
     name: Annotated[
         str, Field(description="Name of the part: compute, bubble, data, optimizer, checkpoint, or an axis.")
     ]
-    kind: Kind
+    kind: StepPartKind
     seconds: float
     waiting_s: float
 
@@ -185,7 +185,7 @@ class VerdictPayload(TypedDict):
     v: Literal[1]
     time: float
     over: Annotated[bool, Field(description="True if the attempt has ended, so the verdict is final.")]
-    state: State
+    state: VerdictState
     sentence: str
     reason: str
     next: str

@@ -10,7 +10,8 @@ import jobs.models.jobs
 import jobs.models.notifications
 import jobs.models.people
 import jobs.models.policy
-import jobs.models.traces
+import jobs.models.validators
+import jobs.models.runs
 
 AUDIT_TRIGGERS = {
     "postgresql": [
@@ -168,7 +169,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         default=list,
                         help_text='["a100", "zone=eu"]',
-                        validators=[jobs.models.policy.checked_labels],
+                        validators=[jobs.models.validators.check_labels],
                     ),
                 ),
                 ("incarnation", models.CharField(default="", editable=False, max_length=200)),
@@ -335,7 +336,7 @@ class Migration(migrations.Migration):
                         blank=True,
                         default=list,
                         help_text='["a100", "zone=eu"]',
-                        validators=[jobs.models.policy.checked_labels],
+                        validators=[jobs.models.validators.check_labels],
                     ),
                 ),
                 ("paused", models.BooleanField(default=False, help_text="hosts of the pool accept no new jobs")),
@@ -468,7 +469,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.CharField(
-                        default=jobs.models.traces.new_import_id,
+                        default=jobs.models.runs.make_import_id,
                         editable=False,
                         max_length=16,
                         primary_key=True,
@@ -509,7 +510,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.CharField(
-                        default=jobs.models.jobs.new_job_id,
+                        default=jobs.models.jobs.make_job_id,
                         editable=False,
                         max_length=16,
                         primary_key=True,
@@ -1081,7 +1082,7 @@ class Migration(migrations.Migration):
                 ("name", models.CharField(max_length=100)),
                 (
                     "scopes",
-                    models.JSONField(help_text='["read", "submit"]', validators=[jobs.models.people.checked_scopes]),
+                    models.JSONField(help_text='["read", "submit"]', validators=[jobs.models.people.check_scopes]),
                 ),
                 ("last_used", models.DateTimeField(editable=False, null=True)),
                 (
@@ -1107,7 +1108,7 @@ class Migration(migrations.Migration):
                 (
                     "id",
                     models.CharField(
-                        default=jobs.models.notifications.new_webhook_id,
+                        default=jobs.models.notifications.make_webhook_id,
                         editable=False,
                         max_length=16,
                         primary_key=True,
@@ -1168,7 +1169,7 @@ class Migration(migrations.Migration):
                 (
                     "key",
                     models.CharField(
-                        default=jobs.models.notifications.new_delivery_key, editable=False, max_length=20, unique=True
+                        default=jobs.models.notifications.make_delivery_key, editable=False, max_length=20, unique=True
                     ),
                 ),
                 ("event", models.CharField(max_length=16)),

@@ -1,29 +1,26 @@
-"""What the database remembers: jobs and hosts, and the rules that the queue goes by."""
+"""Database models."""
 
-from jobs.models.baselines import BaselineRun
 from jobs.models.hosts import HOST_SILENT_AFTER, Host, HostQuerySet, JoinToken
-from jobs.models.internal import NOTHING_READ, Cursor, DeadLetter, IdempotentRequest, Lease, Outbox, cursor_of
+from jobs.models.internal import STREAM_START, Cursor, DeadLetter, IdempotentRequest, Lease, Outbox, get_cursor_name
 from jobs.models.jobs import (
-    ELSEWHERE,
+    EXTERNAL_ENGINE,
     ID_ALPHABET,
     LIVE,
-    ON_A_HOST,
+    OCCUPIES_HOST,
     TERMINAL,
     Attempt,
-    HostRun,
     Job,
     JobQuerySet,
     JobTag,
+    Loan,
     Member,
-    ReportedRun,
     RunToken,
     SlotAllocation,
     StateChange,
     Status,
-    new_job_id,
-    stands,
+    describe_status,
+    make_job_id,
 )
-from jobs.models.loans import Loan
 from jobs.models.notifications import Delivery, EndWish, MailWish, Outcome, Webhook
 from jobs.models.people import Invitation, Membership, ProjectVariable, Role, Scope, TokenGrant
 from jobs.models.policy import (
@@ -36,16 +33,16 @@ from jobs.models.policy import (
     QueueState,
     Reservation,
 )
-from jobs.models.traces import ImportedTrace
+from jobs.models.runs import BaselineRun, HostRun, ImportedTrace, ReportedRun
 
 __all__ = [
     "DEFAULT_PROJECT",
-    "ELSEWHERE",
+    "EXTERNAL_ENGINE",
     "HOST_SILENT_AFTER",
     "ID_ALPHABET",
     "LIVE",
-    "NOTHING_READ",
-    "ON_A_HOST",
+    "OCCUPIES_HOST",
+    "STREAM_START",
     "TERMINAL",
     "Attempt",
     "AuditEntry",
@@ -87,7 +84,7 @@ __all__ = [
     "Status",
     "TokenGrant",
     "Webhook",
-    "cursor_of",
-    "new_job_id",
-    "stands",
+    "describe_status",
+    "get_cursor_name",
+    "make_job_id",
 ]

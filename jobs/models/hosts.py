@@ -1,4 +1,4 @@
-"""Hosts, and what lets a machine become one."""
+"""Hosts, and the tokens with which machines join."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from datetime import timedelta
 from django.db import models
 from django.utils import timezone
 
-from jobs.models.policy import checked_labels
+from jobs.models.validators import check_labels
 
 HOST_SILENT_AFTER = timedelta(seconds=30)
 
 
 class HostQuerySet(models.QuerySet["Host"]):
     def present(self) -> HostQuerySet:
-        """Hosts that staff did not remove."""
+        """Return hosts that staff did not remove."""
         return self.filter(removed__isnull=True)
 
-    def heard(self) -> HostQuerySet:
-        """Of these, those that were heard of lately."""
+    def reachable(self) -> HostQuerySet:
+        """Return present hosts with a recent heartbeat."""
         return self.present().filter(last_seen__gte=timezone.now() - HOST_SILENT_AFTER)
 
-    def taking(self) -> HostQuerySet:
-        """Hosts that take jobs now; `jobs.planning.there.There.takes` says the same of one that is known already."""
-        return self.heard().filter(drained=False)
+    def accepting_jobs(self) -> HostQuerySet:
+        """Return hosts that accept jobs now. `AvailableHosts.takes` in `jobs.planning` checks one host."""
+        return self.reachable().filter(drained=False)
 
 
 class Host(models.Model):
-    """A machine with slots, as its host worker last described it."""
+    """A machine with slots, as its host worker last reported it."""
 
     name = models.CharField(max_length=100, unique=True)
     slots = models.PositiveIntegerField()
@@ -40,8 +40,8 @@ class Host(models.Model):
     )
     last_seen = models.DateTimeField()
     drained = models.BooleanField(default=False, help_text="the host accepts no new jobs")
-    labels = models.JSONField(default=list, blank=True, validators=[checked_labels], help_text='["a100", "zone=eu"]')
-    # What orders its heartbeats: one is believed only if it is newer than the last one believed.
+    labels = models.JSONField(default=list, blank=True, validators=[check_labels], help_text='["a100", "zone=eu"]')
+    # Order of heartbeats: a heartbeat that is older than the last accepted one is ignored.
     incarnation = models.CharField(max_length=200, default="", editable=False)
     began = models.FloatField(
         default=0, editable=False, help_text="Unix time at which this process of the host worker started"
@@ -57,7 +57,7 @@ class Host(models.Model):
     )
     profile = models.JSONField(null=True, editable=False, help_text="result of the last calibration of the host")
     profiled = models.DateTimeField(null=True, editable=False)
-    # Who may speak as this host: `jobs.core.credentials` makes its key and its password of the generation.
+    # `jobs.core.credentials` derives the signing key and the Redis password from the generation.
     generation = models.PositiveIntegerField(
         default=0, editable=False, help_text="number of times that a machine joined under this host name"
     )
@@ -87,7 +87,7 @@ class Host(models.Model):
 
 
 class JoinToken(models.Model):
-    """What lets a machine become a host. Only its hash is kept: it is shown once."""
+    """Token with which machines join as hosts. The token is shown once, and only its hash is stored."""
 
     hash = models.CharField(max_length=64, unique=True, editable=False, help_text="SHA-256")
     note = models.CharField(max_length=200, blank=True, default="", help_text="purpose of the token")

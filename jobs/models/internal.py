@@ -1,4 +1,4 @@
-"""What the board keeps for itself, so that nothing acknowledged is lost and nothing is done twice."""
+"""Internal state of the controller and REST: outbox, stream positions, lease, and idempotency keys."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from django.db import models
 
 from jobs.models.jobs import Job
 
-NOTHING_READ = "0-0"  # of a stream
+STREAM_START = "0-0"  # position before the first entry of a Redis stream
 
 
 class Outbox(models.Model):
-    """A Celery task to send, written in the transaction that decided it; deleted once sent."""
+    """A Celery task to send. Its row is created in the deciding transaction and deleted after the send."""
 
     task = models.CharField(max_length=100)
     queue = models.CharField(max_length=150)
@@ -22,18 +22,18 @@ class Outbox(models.Model):
         return f"{self.task} -> {self.queue}"
 
 
-def cursor_of(host: str) -> str:
-    """Which `Cursor` says how far a host was heard."""
+def get_cursor_name(host: str) -> str:
+    """Return the name of the `Cursor` of the event stream of a host."""
     return f"events:{host}"
 
 
 class Cursor(models.Model):
-    """How far a stream was read; and what the scheduler keeps from pass to pass, with the row that it locks."""
+    """Read position of a stream, or the state of the scheduler between passes, which lock this row."""
 
     name = models.CharField(max_length=150, primary_key=True)
-    position = models.CharField(max_length=50, default=NOTHING_READ)
+    position = models.CharField(max_length=50, default=STREAM_START)
     again_to = models.CharField(
-        max_length=50, default=NOTHING_READ, help_text="entries up to this position may be repetitions"
+        max_length=50, default=STREAM_START, help_text="entries up to this position may be repetitions"
     )
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Cursor(models.Model):
 
 
 class Lease(models.Model):
-    """Which controller works: whoever last moved `beats`. One that moves no more has lost it, whatever clocks say."""
+    """Lease of the active controller, which increments `beats`. A lease with constant `beats` is lost."""
 
     name = models.CharField(max_length=50, primary_key=True)
     holder = models.CharField(max_length=200, blank=True)
@@ -54,7 +54,7 @@ class Lease(models.Model):
 
 
 class IdempotentRequest(models.Model):
-    """A submit that carried an Idempotency-Key: the same key and body get the same job."""
+    """A submit with an Idempotency-Key. A repeated key and body return this job."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
     key = models.CharField(max_length=200)
@@ -70,7 +70,7 @@ class IdempotentRequest(models.Model):
 
 
 class DeadLetter(models.Model):
-    """An event that could not be taken in: kept for staff, so that the ones behind it are."""
+    """An event that failed to be processed, stored for staff so that later events continue."""
 
     entry = models.CharField(max_length=50, help_text="id of the event in the event stream of the host")
     sender = models.CharField(max_length=100, blank=True, help_text="name of the host that sent the event")

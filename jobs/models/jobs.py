@@ -1,4 +1,4 @@
-"""Jobs, their attempts, and what runs where. Status is written by `jobs.queue.lifecycle` alone."""
+"""Jobs, attempts, and their hosts. Only `jobs.queue.lifecycle` writes the status of a job."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ from django.conf import settings
 from django.db import models
 
 from jobs.models.hosts import Host
-from jobs.models.people import projects_of
+from jobs.models.people import get_project_names
 from jobs.models.policy import DEFAULT_PROJECT
 
-ELSEWHERE = "elsewhere"  # the engine of runs that somebody else launched, and that report themselves
+EXTERNAL_ENGINE = "elsewhere"  # engine of runs that another launcher started and that report over HTTPS
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
-def new_job_id() -> str:
-    """10 characters of base32: short to read aloud, 50 bits against guessing."""
-    return "".join(secrets.choice(ID_ALPHABET) for _ in range(10))
+VERIFICATION_FAILED = (
+    "The verification of this run failed, so the latest checkpoint may be wrong. "
+    "Copy the job, or start a new job from an earlier checkpoint."
+)
 
 
-def num_ranks(layout: dict[str, Any]) -> int:
-    """Of a layout as a spec of any age has it: the oldest know no cp."""
+def make_random_text(length: int) -> str:
+    """Return random base32 characters of 5 bits each."""
+    return "".join(secrets.choice(ID_ALPHABET) for _ in range(length))
+
+
+def make_job_id() -> str:
+    """Return a job id, which is short to read aloud and has 50 random bits."""
+    return make_random_text(10)
+
+
+def compute_num_ranks(layout: dict[str, Any]) -> int:
+    """Return the world size of a stored layout. The oldest layouts have no cp."""
     return int(layout["dp"] * layout["pp"] * layout["tp"] * layout.get("cp", 1))
 
 
 class Status(models.TextChoices):
-    """States of a job's current attempt."""
+    """Status of the current attempt of a job."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -40,7 +51,7 @@ class Status(models.TextChoices):
     CANCELLED = "cancelled"
 
 
-_STANDS = {
+_STATUS_PHRASES = {
     Status.CANCELLING: "is being cancelled",
     Status.SUCCEEDED: "succeeded",
     Status.FAILED: "failed",
@@ -49,35 +60,35 @@ _STANDS = {
 }
 
 
-def stands(status: str) -> str:
-    """What a job does that is in this state, in a sentence: 'is queued', 'succeeded'."""
-    return _STANDS.get(Status(status), f"is {status}")
+def describe_status(status: str) -> str:
+    """Return the status as the predicate of a sentence, such as 'is queued' or 'succeeded'."""
+    return _STATUS_PHRASES.get(Status(status), f"is {status}")
 
 
 TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.CANCELLED)
 LIVE = tuple(s for s in Status if s not in TERMINAL)
-ON_A_HOST = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
+OCCUPIES_HOST = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
 
 
 class JobQuerySet(models.QuerySet["Job"]):
     def visible_to(self, user: Any) -> JobQuerySet:
-        """A job is its owner's, its project's members' and the staff's; nobody else learns that it exists."""
+        """Return the jobs that the user owns or sees as a project member, and all jobs for staff."""
         if not (user.is_authenticated and user.is_active):
             return self.none()
         if user.is_staff:
             return self
-        mine, projects = models.Q(owner=user), projects_of(user)
+        mine, projects = models.Q(owner=user), get_project_names(user)
         return self.filter(mine | models.Q(project__in=projects) if projects else mine)
 
 
 class Job(models.Model):
-    """What was asked, what it was predicted to cost, and how its current attempt stands."""
+    """A job: its request, its estimate, and the status of its current attempt."""
 
-    id = models.CharField(primary_key=True, max_length=16, default=new_job_id, editable=False)
+    id = models.CharField(primary_key=True, max_length=16, default=make_job_id, editable=False)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="jobs")
     name = models.CharField(max_length=100)
     spec = models.JSONField(editable=False)
-    # Of the spec, what lists and the scheduler ask for without reading it.
+    # Copies of spec fields that lists and the scheduler query.
     kind = models.CharField(max_length=16, editable=False)
     device = models.CharField(max_length=8, editable=False)
     num_slots = models.PositiveIntegerField(editable=False)
@@ -117,7 +128,7 @@ class Job(models.Model):
     time_limit_s = models.PositiveIntegerField(null=True, editable=False)
     idle_limit_s = models.PositiveIntegerField(null=True, editable=False)
     preemptible = models.BooleanField(default=False, editable=False)
-    # What staff say of its turn.
+    # Set by staff to change the order of the queue.
     priority = models.SmallIntegerField(default=0, help_text="queue priority; jobs with a higher priority start first")
     moved = models.FloatField(
         default=0.0, editable=False, help_text="extra points in the queue after staff moved the job"
@@ -154,11 +165,33 @@ class Job(models.Model):
 
     @property
     def world_size(self) -> int:
-        return num_ranks(self.spec["layout"])
+        return compute_num_ranks(self.spec["layout"])
+
+    def has_failed_verification(self) -> bool:
+        """Return whether the current attempt differs between its ranks or from the reference."""
+        wrong = self.attempts.filter(number=self.attempt).values_list("exit__summary__proof__wrong", flat=True)
+        return bool(wrong.first())
+
+    def get_retry_reason(self) -> str | None:
+        """Return why the ended job is queued again, None if it is not queued again."""
+        if self.has_failed_verification():
+            return None
+        if self.stop == "preempted" and self.status == Status.CANCELLED:
+            return "preempted by a job with higher priority, and resumes from the latest checkpoint"
+        max_attempts = int(self.spec.get("retry", {}).get("max_attempts", 1))
+        failures = (Status.FAILED, Status.LOST)
+        if self.status not in failures or self.stop == "time limit" or max_attempts == 1:
+            return None
+        num_failed = self.history.filter(status__in=failures).count()
+        if num_failed >= max_attempts:
+            return None
+        retry = f"retry {num_failed + 1} of {max_attempts} from the latest checkpoint"
+        verb = "was" if self.status == Status.LOST else "has"
+        return f"{retry}, because attempt {self.attempt} {verb} {self.status}"
 
 
 class JobTag(models.Model):
-    """A word that people gave a job, to find it by."""
+    """A tag that a user added to a job."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="tags")
     name = models.CharField(max_length=50)
@@ -173,7 +206,7 @@ class JobTag(models.Model):
 
 
 class Attempt(models.Model):
-    """One try of a job: a gang, whole. Its number fences off messages about earlier tries."""
+    """One attempt of a job. Messages with a lower attempt number are rejected."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
@@ -215,17 +248,17 @@ class Attempt(models.Model):
     def __str__(self) -> str:
         return f"{self.job_id}/{self.number}"
 
-    def where(self) -> str:
-        """Its hosts in the order of their ranks, as text."""
+    def format_hosts(self) -> str:
+        """Return the host names in the order of their ranks."""
         return ", ".join(member.host_name for member in self.members.all())
 
 
 class Member(models.Model):
-    """An attempt's share of one host: its slots, and ranks that follow each other."""
+    """One host of an attempt, with its slots and consecutive ranks."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="members")
     node = models.PositiveIntegerField(help_text="number of the host within the attempt; rank 0 is on node 0")
-    # None where the machine is not ours to give: an engine's, or a user's own.
+    # None if Meshboard does not manage the machine, such as a Slurm node.
     host = models.ForeignKey(Host, on_delete=models.PROTECT, null=True, related_name="members")
     host_name = models.CharField(max_length=100)
     first_rank = models.PositiveIntegerField()
@@ -255,7 +288,7 @@ class Member(models.Model):
         help_text="number of consecutive heartbeats in which the host did not list the attempt",
     )
     note = models.CharField(max_length=1000, blank=True, default="", editable=False)
-    # Of one that reports over HTTPS; "" and None until it does.
+    # Set when the node first reports over HTTPS.
     claim = models.CharField(
         max_length=64,
         blank=True,
@@ -277,7 +310,7 @@ class Member(models.Model):
 
 
 class RunToken(models.Model):
-    """Lets its holder report one attempt over HTTPS. The token is told once and not kept."""
+    """Token that allows reports of one attempt over HTTPS. Only its hash is stored."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="tokens")
     digest = models.CharField(max_length=64, unique=True)
@@ -287,31 +320,8 @@ class RunToken(models.Model):
         return f"a token of {self.attempt_id}"
 
 
-class ReportedRun(models.Model):
-    """What was told of a run that somebody launched elsewhere as it was opened."""
-
-    attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="reported")
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE)
-    key = models.CharField(
-        max_length=200,
-        blank=True,
-        default="",
-        help_text="key of the run; each node that opens a run with this key gets this run",
-    )
-    tags = models.JSONField(default=list)
-    command = models.JSONField(default=list)
-
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["owner", "key"], condition=~models.Q(key=""), name="one_run_per_key")
-        ]
-
-    def __str__(self) -> str:
-        return f"told of {self.attempt_id}"
-
-
 class SlotAllocation(models.Model):
-    """A slot held by a member until it has ended. The constraint is what keeps two attempts off one slot."""
+    """A slot that a member occupies until it has ended. A constraint allows one attempt per slot."""
 
     host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="allocations")
     slot = models.PositiveIntegerField()
@@ -324,23 +334,8 @@ class SlotAllocation(models.Model):
         return f"{self.host_id}:{self.slot}"
 
 
-class HostRun(models.Model):
-    """What one run left with its host (`planner.hardware.profile.MeasuredRun`): it stays when its job is deleted."""
-
-    host = models.ForeignKey(Host, on_delete=models.CASCADE, related_name="runs")
-    attempt = models.OneToOneField(Attempt, on_delete=models.SET_NULL, null=True, related_name="measured")
-    device_name = models.CharField(max_length=200, help_text="device of the host at the time of the run")
-    run = models.JSONField()
-
-    class Meta:
-        ordering = ["-id"]
-
-    def __str__(self) -> str:
-        return f"a run on {self.host_id}"
-
-
 class StateChange(models.Model):
-    """History: every change of status, with its reason."""
+    """A change of the status of a job, with its reason."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="history")
     attempt = models.PositiveIntegerField()
@@ -353,3 +348,13 @@ class StateChange(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job_id} {self.status}"
+
+
+class Loan(models.Model):
+    """Host that sends its checkpoint to an attempt on other hosts."""
+
+    attempt = models.OneToOneField(Attempt, on_delete=models.CASCADE, related_name="loan")
+    host = models.ForeignKey(Host, on_delete=models.PROTECT, related_name="loans")
+
+    def __str__(self) -> str:
+        return f"{self.attempt} from {self.host.name}"

@@ -1,34 +1,28 @@
-"""Whom jobs tell of themselves: webhooks of projects, mails to people, and what is on its way to them."""
+"""Webhooks of projects, mail subscriptions of users, and the queue of deliveries."""
 
 from __future__ import annotations
-
-import secrets
 
 from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from jobs.models.jobs import ID_ALPHABET, Job
+from jobs.models.jobs import Job, make_random_text
 
 
-def _random(length: int) -> str:
-    return "".join(secrets.choice(ID_ALPHABET) for _ in range(length))
+def make_webhook_id() -> str:
+    """Return a random id that differs from each job id by its length."""
+    return "w" + make_random_text(11)
 
 
-def new_webhook_id() -> str:
-    """As a job's id, and no job's."""
-    return "w" + _random(11)
-
-
-def new_delivery_key() -> str:
-    """What a receiver tells repeats apart by."""
-    return "d" + _random(19)
+def make_delivery_key() -> str:
+    """Return a key by which receivers recognize repeated deliveries."""
+    return "d" + make_random_text(19)
 
 
 class Webhook(models.Model):
-    """Where a project's jobs tell of themselves. Its secret is made from its generation, and kept nowhere."""
+    """Address that receives state changes of jobs of a project. The secret is derived from `generation`."""
 
-    id = models.CharField(primary_key=True, max_length=16, default=new_webhook_id, editable=False)
+    id = models.CharField(primary_key=True, max_length=16, default=make_webhook_id, editable=False)
     project = models.CharField(max_length=100, db_index=True)
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="webhooks")
     name = models.CharField(max_length=100)
@@ -55,7 +49,7 @@ class Webhook(models.Model):
 
 
 class MailWish(models.Model):
-    """Of which states somebody wants mail: of one's own jobs, or of those of a project that one may see."""
+    """Statuses for which a user receives mail, for own jobs or for all jobs of a project."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="mail_wishes")
     project = models.CharField(
@@ -72,7 +66,7 @@ class MailWish(models.Model):
 
 
 class EndWish(models.Model):
-    """Somebody is to be mailed once, when this job has ended. It goes with the job, and once it was written."""
+    """Request of a user for one mail when a job has ended. It is deleted when the mail is queued."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="end_wishes")
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="end_wishes")
@@ -85,7 +79,7 @@ class EndWish(models.Model):
 
 
 class Outcome(models.TextChoices):
-    """How a delivery stands."""
+    """State of a delivery."""
 
     WAITING = "waiting"
     DELIVERED = "delivered"
@@ -93,9 +87,9 @@ class Outcome(models.TextChoices):
 
 
 class Delivery(models.Model):
-    """One message to one receiver, written in the transaction that it tells of; `due` until it is over."""
+    """One message to one receiver, created in the transaction that it reports."""
 
-    key = models.CharField(max_length=20, unique=True, default=new_delivery_key, editable=False)
+    key = models.CharField(max_length=20, unique=True, default=make_delivery_key, editable=False)
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, null=True, related_name="deliveries")
     person = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, null=True, related_name="mails")
     event = models.CharField(max_length=16)

@@ -1,4 +1,4 @@
-"""Who works in which project, who is invited, what a token may do, and what jobs of a project are handed."""
+"""Members of projects, invitations, scopes of API tokens, and variables of projects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.models.policy import DEFAULT_PROJECT, Project
 
 
 class Role(models.IntegerChoices):
-    """What a member may do in a project; each may all that those before it may."""
+    """Role of a project member. Each role includes the rights of the roles before it."""
 
     VIEWER = 10, "viewer"
     SUBMITTER = 20, "submitter"
@@ -21,19 +21,15 @@ class Role(models.IntegerChoices):
 
 
 class Scope(models.TextChoices):
-    """What a token may be used for, of what its owner may do."""
+    """Scope of an API token, which limits the rights of its owner."""
 
     READ = "read"
     SUBMIT = "submit"
     OPERATE = "operate"
 
 
-def checked_scopes(scopes: Any) -> None:
-    """Some of `Scope`, each once.
-
-    Raises:
-        ValidationError: it is nothing of the kind.
-    """
+def check_scopes(scopes: Any) -> None:
+    """Raise ValidationError unless `scopes` is a list of distinct scopes."""
     if not isinstance(scopes, list) or not scopes or len(set(scopes)) != len(scopes):
         raise ValidationError("Use one or more of `read`, `submit`, and `operate`, each at most once.")
     if unknown := [scope for scope in scopes if scope not in Scope.values]:
@@ -41,7 +37,7 @@ def checked_scopes(scopes: Any) -> None:
 
 
 class Membership(models.Model):
-    """A person's role in a project. `jobs.core.access` is what reads it."""
+    """Role of a user in a project. `jobs.core.access` reads it."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="memberships")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="memberships")
@@ -57,18 +53,17 @@ class Membership(models.Model):
         return f"{self.user} {self.get_role_display()} of {self.project}"
 
 
-def projects_of(user: Any, least: Role = Role.VIEWER) -> list[str]:
-    """Names of the projects in which the user has a role, or at least one that may so much. Nobody is a member of
-    `default`, in which each has their own jobs alone.
+def get_project_names(user: Any, least: Role = Role.VIEWER) -> list[str]:
+    """Return the names of the projects in which the user has at least a role.
 
-    Names and not a subquery: with them a database finds a user's jobs by its indexes, and does not read them all.
+    The project `default` has no members. Names let the database use the indexes of jobs, unlike a subquery.
     """
     mine = Membership.objects.filter(user=user, role__gte=least).exclude(project__name=DEFAULT_PROJECT)
     return list(mine.order_by("project__name").values_list("project__name", flat=True))
 
 
 class Invitation(models.Model):
-    """A link that makes whoever follows it a member, once, and an account for who has none. Only its hash is kept."""
+    """Single-use link that makes its recipient a member of a project. Only its hash is stored."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="invitations")
     role = models.PositiveSmallIntegerField(choices=Role)
@@ -95,13 +90,14 @@ class Invitation(models.Model):
 
 
 class TokenGrant(models.Model):
-    """What is known of a REST token beside its hash, which knox keeps. One without this may all that its owner may:
-    it was made before there were scopes, or by a command on the board's own machine.
+    """Name and scopes of an API token, whose hash knox stores.
+
+    A token without a grant has all rights of its owner. Old tokens and tokens from commands have no grant.
     """
 
     token = models.OneToOneField("knox.AuthToken", on_delete=models.CASCADE, related_name="grant")
     name = models.CharField(max_length=100)
-    scopes = models.JSONField(validators=[checked_scopes], help_text='["read", "submit"]')
+    scopes = models.JSONField(validators=[check_scopes], help_text='["read", "submit"]')
     last_used = models.DateTimeField(null=True, editable=False)
     address = models.CharField(max_length=45, blank=True, default="", editable=False, help_text="used last from where")
 
@@ -113,9 +109,7 @@ class TokenGrant(models.Model):
 
 
 class ProjectVariable(models.Model):
-    """A variable in the environment of a project's jobs. Its value is written, never read back: see
-    `jobs.people.variables`.
-    """
+    """Environment variable of the jobs of a project. `jobs.people.variables` encrypts its value."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="variables")
     name = models.CharField(max_length=100)

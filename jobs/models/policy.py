@@ -1,37 +1,24 @@
-"""The rules that the queue goes by, what staff set, and who set it."""
+"""Projects, pools, reservations, and other rules of the queue, and the audit log of their changes."""
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
 from django.core.exceptions import ValidationError
-from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
 
+from jobs.models.validators import IDENTIFIER, check_labels
+
 DEFAULT_PROJECT = "default"
-LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
-NAME = RegexValidator(
-    r"\A[A-Za-z0-9][A-Za-z0-9._=-]*\Z", "Use letters, digits, and . _ = -, with a letter or digit first."
-)
-
-
-def checked_labels(labels: Any) -> None:
-    """A list of words.
-
-    Raises:
-        ValidationError: it is none.
-    """
-    if not isinstance(labels, list) or not all(isinstance(label, str) and len(label) <= 63 for label in labels):
-        raise ValidationError("Use a list of labels of at most 63 characters each.")
-    for label in labels:
-        NAME(label)
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 
 
 class Project(models.Model):
-    """Whose jobs share a quota and a fair part. Every job belongs to one."""
+    """A project, whose jobs share a quota and a fair share of the slots."""
 
-    name = models.CharField(max_length=100, unique=True, validators=[NAME])
+    name = models.CharField(max_length=100, unique=True, validators=[IDENTIFIER])
     slots = models.PositiveIntegerField(
         null=True,
         blank=True,
@@ -42,10 +29,10 @@ class Project(models.Model):
     )
     weight = models.FloatField(
         default=1.0,
-        validators=[MinValueValidator(LEAST_WEIGHT), MaxValueValidator(MOST_WEIGHT)],
+        validators=[MinValueValidator(MIN_WEIGHT), MaxValueValidator(MAX_WEIGHT)],
         help_text="fair share of the project, relative to a project with weight 1",
     )
-    # Slot-seconds, of which half are forgotten in each half-life (`jobs.queue.scheduling.policy`).
+    # Slot-seconds with exponential decay (`jobs.queue.scheduling.policy`).
     used = models.FloatField(default=0.0, editable=False)
     counted = models.DateTimeField(
         default=timezone.now, editable=False, help_text="time up to which the use of slots was counted"
@@ -58,21 +45,21 @@ class Project(models.Model):
         return self.name
 
     @property
-    def most_slots(self) -> int | None:
-        """That its jobs may hold at once, None for any number."""
+    def max_slots(self) -> int | None:
+        """Return the maximum number of slots in use at once, None if unlimited."""
         return min((slots for slots in (self.slots, self.own_slots) if slots is not None), default=None)
 
     @property
-    def hours(self) -> float:
-        """Slot-hours used, as far as they are not forgotten."""
+    def used_slot_hours(self) -> float:
+        """Return the recent use in slot-hours."""
         return self.used / 3600
 
 
 class Pool(models.Model):
-    """Hosts that have all of some labels, under a name that jobs ask for."""
+    """Named set of the hosts that have all labels of the pool."""
 
-    name = models.CharField(max_length=100, unique=True, validators=[NAME])
-    labels = models.JSONField(default=list, blank=True, validators=[checked_labels], help_text='["a100", "zone=eu"]')
+    name = models.CharField(max_length=100, unique=True, validators=[IDENTIFIER])
+    labels = models.JSONField(default=list, blank=True, validators=[check_labels], help_text='["a100", "zone=eu"]')
     paused = models.BooleanField(default=False, help_text="hosts of the pool accept no new jobs")
 
     class Meta:
@@ -82,12 +69,12 @@ class Pool(models.Model):
         return self.name
 
     def clean(self) -> None:
-        if self.labels is None:  # which counts as left blank, and no validator is asked
+        if self.labels is None:  # Django skips the validators of a blank value
             raise ValidationError({"labels": "Use a list of labels, or [] for no labels."})
 
 
 class QueueState(models.Model):
-    """What is set for the queue as a whole: one row."""
+    """State of the whole queue, stored in one row."""
 
     name = models.CharField(max_length=20, primary_key=True, default="queue")
     paused = models.BooleanField(default=False, help_text="no jobs are started while the queue is paused")
@@ -97,7 +84,7 @@ class QueueState(models.Model):
 
 
 class Reservation(models.Model):
-    """Hosts of a pool, or one host, are a project's alone for a while."""
+    """Time range in which only one project uses a pool or a host."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="reservations")
     pool = models.ForeignKey(Pool, on_delete=models.CASCADE, null=True, blank=True)
@@ -125,7 +112,7 @@ class Reservation(models.Model):
 
 
 class KeptHost(models.Model):
-    """A host that the last pass kept for a job that must wait for it (`jobs.queue.scheduling.placement`)."""
+    """A host that the last pass reserved for a waiting job (`jobs.queue.scheduling.placement`)."""
 
     job = models.ForeignKey("jobs.Job", on_delete=models.CASCADE, related_name="kept_hosts")
     host = models.ForeignKey("jobs.Host", on_delete=models.CASCADE)
@@ -135,7 +122,7 @@ class KeptHost(models.Model):
 
 
 class Dependency(models.Model):
-    """A job waits for another to end."""
+    """A job that starts only after another job has ended."""
 
     job = models.ForeignKey("jobs.Job", on_delete=models.CASCADE, related_name="dependencies")
     needs = models.CharField(max_length=16, help_text="id of the awaited job, which may have been deleted")
@@ -145,7 +132,7 @@ class Dependency(models.Model):
 
 
 class AuditQuerySet(models.QuerySet["AuditEntry"]):
-    """Entries are written once: nothing here changes or deletes one."""
+    """Query set of audit entries, which cannot be changed or deleted."""
 
     def update(self, **_values: Any) -> NoReturn:
         raise TypeError("Audit entries cannot be changed.")
@@ -155,7 +142,7 @@ class AuditQuerySet(models.QuerySet["AuditEntry"]):
 
 
 class AuditEntry(models.Model):
-    """What a person did: written in the transaction that did it, and never changed."""
+    """An action of a user, recorded in the transaction that made the change."""
 
     at = models.DateTimeField(auto_now_add=True, db_index=True)
     who = models.CharField(max_length=150, help_text="name of the user at that time")
@@ -176,7 +163,7 @@ class AuditEntry(models.Model):
         return f"{self.who}: {self.what} {self.kind} {self.name}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Once."""
+        """Store a new entry. Stored entries cannot be changed."""
         if not self._state.adding:
             raise TypeError("Audit entries cannot be changed.")
         super().save(*args, **kwargs)

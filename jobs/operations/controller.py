@@ -10,7 +10,7 @@ from collections.abc import Callable
 from django.db import connection
 from redis.exceptions import RedisError
 
-from jobs.core.redis_connection import connect
+from jobs.core.redis_client import connect
 from jobs.operations.metrics.otlp import Otlp
 from jobs.operations.prune import prune_if_due
 from jobs.people.notifications.postman import Postman

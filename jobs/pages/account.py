@@ -20,8 +20,8 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from jobs.core.audit import record
-from jobs.core.pagination import listed, page_of
-from jobs.core.text import storable, whole_number
+from jobs.core.filters import get_list_page, get_page
+from jobs.core.text import is_storable, parse_whole_number
 from jobs.pages.view_helpers import get_user, get_username, join_sentences, render_secret
 from jobs.people import tokens
 from jobs.people.provider import meant
@@ -65,7 +65,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
 def _parse_token_form(form: QueryDict) -> tokens.ApiTokenRequest:
     data: dict[str, Any] = {"name": form.get("name", "").strip(), "scopes": form.getlist("scopes")}
     if days := form.get("days", ""):
-        data["days"] = whole_number(days, 1, settings.TOKEN_DAYS)
+        data["days"] = parse_whole_number(days, 1, settings.TOKEN_DAYS)
         if data["days"] is None:
             text = f"`days` is {days[:60]!r}. Use a whole number from 1 to {settings.TOKEN_DAYS}."
             raise SpecError([Problem("days", text)])
@@ -75,7 +75,7 @@ def _parse_token_form(form: QueryDict) -> tokens.ApiTokenRequest:
 @require_POST
 @login_required
 def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
-    if storable(key) and tokens.revoke(get_user(request), key):
+    if is_storable(key) and tokens.revoke(get_user(request), key):
         messages.success(request, "The token is revoked.")
     return redirect("account")
 
@@ -133,7 +133,7 @@ def end_session(request: HttpRequest, key: int) -> HttpResponse:
 
 def _render_account(request: HttpRequest, form: Any = None) -> HttpResponse:
     user = get_user(request)
-    found = listed(request, tokens.known(user), "grant__name")
+    found = get_list_page(request, tokens.known(user), "grant__name")
     sessions = sorted(UserSession.objects.purge_and_list(user), key=lambda session: session.created_at, reverse=True)
     context = {
         "listed": found,
@@ -141,7 +141,7 @@ def _render_account(request: HttpRequest, form: Any = None) -> HttpResponse:
         "has_password": user.has_usable_password(),
         "form": form,
         "token_days": settings.TOKEN_DAYS,
-        "sessions": page_of(request, sessions, "sessions"),
+        "sessions": get_page(request, sessions, "sessions"),
         "second_factor": is_mfa_enabled(user),
         "oidc": settings.OIDC_NAME,
         "signed_on": [_format_identity(one) for one in SocialAccount.objects.filter(user=user).order_by("pk")],

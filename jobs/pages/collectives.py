@@ -10,8 +10,8 @@ from django.shortcuts import render
 from django.utils.datastructures import MultiValueDict
 from django.views.decorators.http import require_GET, require_http_methods
 
-from jobs.core.access import find_job, listed_jobs, visible_jobs
-from jobs.core.errors import MissingError
+from jobs.core.access import find_job, get_listable_jobs, get_visible_jobs
+from jobs.core.errors import NotFoundError
 from jobs.models import LIVE, Host
 from jobs.pages.forms import derived
 from jobs.pages.view_helpers import submit_once
@@ -86,7 +86,7 @@ def _render_form(
         "errors": errors,
         "other_errors": other_errors,
         "hosts": hosts,
-        "runs": listed_jobs(request.user).filter(kind="lab")[:NEWEST_JOBS],
+        "runs": get_listable_jobs(request.user).filter(kind="lab")[:NEWEST_JOBS],
     }
     return render(request, "lab/index.html", context, status=422 if problems else 200)
 
@@ -97,8 +97,8 @@ def collective(request: HttpRequest, slug: str) -> HttpResponse:
     """Show a collective: its picture, PyTorch call, cost, uses, and benchmark results."""
     words = BY_NAME.get(slug.replace("-", "_"))
     if words is None or words.slug != slug:
-        raise MissingError("primitive")
-    measured, captured, wrong = find_newest(visible_jobs(request.user), words.name)
+        raise NotFoundError("primitive")
+    measured, captured, wrong = find_newest(get_visible_jobs(request.user), words.name)
     host = pick_host(list_hosts())
     context = {
         "words": words,
@@ -110,7 +110,7 @@ def collective(request: HttpRequest, slug: str) -> HttpResponse:
         "setting": captured.result if captured else SETTING,
         "wrong": wrong,
         "most_drawn": MAX_STEP_RANKS,
-        "running": None if captured else visible_jobs(request.user).filter(kind="lab", status__in=LIVE).first(),
+        "running": None if captured else get_visible_jobs(request.user).filter(kind="lab", status__in=LIVE).first(),
         "host": host,
         "usual": format_values(get_first_spec(host)),
         **(_draw(captured.result, captured.step) if captured else _draw(SETTING, example(words.name), timed=False)),

@@ -13,9 +13,9 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.core.access import may_change_hosts, visible_jobs
-from jobs.core.pagination import page_of
-from jobs.core.text import storable, whole_number
+from jobs.core.access import get_visible_jobs, may_change_hosts
+from jobs.core.filters import get_page
+from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import LIVE, Host, JoinToken
 from jobs.pages.view_helpers import get_user, get_username, join_sentences, render_secret
 from jobs.planning.queries import checked
@@ -62,7 +62,7 @@ def hosts(request: HttpRequest) -> HttpResponse:
     if request.GET.get("part") == "grid":
         return render(request, "hosts/grid.html", context)
     if may_change_hosts(request.user):
-        page = page_of(request, joining.known(), "tokens")
+        page = get_page(request, joining.known(), "tokens")
         context |= {
             "may_change": True,
             "token_page": page,
@@ -92,7 +92,7 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
     context |= {
         "profile": found.profile,
         "gemm": _format_gemm(found.profile) if found.profile else [],
-        "running": visible_jobs(request.user)
+        "running": get_visible_jobs(request.user)
         .filter(status__in=LIVE, kind="calibrate", wanted_host=found.name)
         .order_by("created")
         .first(),
@@ -159,7 +159,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
     data: dict[str, Any] = {"note": form.get("note", "").strip(), "labels": form.get("labels", "").split()}
     for name in ("hours", "uses"):
         if text := form.get(name, ""):
-            number = whole_number(text, 0, 10**6)
+            number = parse_whole_number(text, 0, 10**6)
             data[name] = text if number is None else number
     try:
         query = checked(joining.JoinTokenRequest, data)
@@ -173,14 +173,14 @@ def make_token(request: HttpRequest) -> HttpResponse:
 
 @staff_action
 def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
-    number = whole_number(key, 1, 2**63 - 1)
+    number = parse_whole_number(key, 1, 2**63 - 1)
     if staff.revoke_token(get_object_or_404(JoinToken, pk=number or 0), get_username(request)):
         messages.success(request, "The join token is revoked. Hosts that joined with the token stay on the board.")
     return redirect("hosts")
 
 
 def _find(name: str) -> Host:
-    return get_object_or_404(Host.objects.present(), name=name if storable(name) else "")
+    return get_object_or_404(Host.objects.present(), name=name if is_storable(name) else "")
 
 
 def _get_board_url(request: HttpRequest) -> str:

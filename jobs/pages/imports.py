@@ -10,8 +10,8 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from jobs.api.http.errors import refused_page
 from jobs.api.http.problems import details
-from jobs.core.errors import MissingError
-from jobs.core.text import parse_json, storable, whole_number
+from jobs.core.errors import NotFoundError
+from jobs.core.text import is_storable, parse_json, parse_whole_number
 from jobs.models import ImportedTrace
 from jobs.pages.view_helpers import get_user, refuse_while_busy
 from jobs.planning.planners import BusyError
@@ -30,9 +30,9 @@ def _find(request: HttpRequest, key: str, *, change: bool = False) -> ImportedTr
     mine = ImportedTrace.objects.visible_to(request.user)
     if change:
         mine = mine.filter(owner=get_user(request))
-    found = mine.select_related("owner").filter(pk=key).first() if storable(key) else None
+    found = mine.select_related("owner").filter(pk=key).first() if is_storable(key) else None
     if found is None:
-        raise MissingError("import")
+        raise NotFoundError("import")
     return found
 
 
@@ -83,7 +83,7 @@ def part(request: HttpRequest, key: str, place: int) -> HttpResponse:
     made = _find(request, key, change=True)
     if made.format or place >= len(made.files):
         return _refuse(409, "file", "The import is already complete, or did not announce this file.")
-    offset = whole_number(request.GET.get("offset", ""), 0, store.MAX_FILE_BYTES)
+    offset = parse_whole_number(request.GET.get("offset", ""), 0, store.MAX_FILE_BYTES)
     if offset is None:
         return _refuse(400, "offset", "`offset` is not a valid number. Use a whole number.")
     if not 1 <= len(request.body) <= store.MAX_PART_BYTES:
@@ -144,13 +144,13 @@ def imported(request: HttpRequest, key: str) -> HttpResponse:
 def data(request: HttpRequest, key: str) -> HttpResponse:
     """Return the events of a step in columns, or as a file with `?format=perfetto|chrome`."""
     made = _find(request, key)
-    step = whole_number(request.GET.get("step", "0"), 0, MAX_STEP)
+    step = parse_whole_number(request.GET.get("step", "0"), 0, MAX_STEP)
     if step is None or step not in made.steps:
         return _refuse(404, "step", "The import does not have the requested step.")
     try:
         trace = store.read_import_step(made, step)
     except store.ImportInUseError:
-        raise MissingError("import") from None
+        raise NotFoundError("import") from None
     chosen = request.GET.get("format")
     if chosen is None:
         return JsonResponse(serialize_trace(trace))

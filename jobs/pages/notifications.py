@@ -15,9 +15,9 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from jobs.core.access import find_job, may_administer
-from jobs.core.errors import MissingError
-from jobs.core.pagination import listed
-from jobs.core.text import storable
+from jobs.core.errors import NotFoundError
+from jobs.core.filters import get_list_page
+from jobs.core.text import is_storable
 from jobs.models import TERMINAL, Delivery, Outcome, Status
 from jobs.pages.view_helpers import get_user, join_sentences, render_secret
 from jobs.people.notifications import ends, hooks
@@ -65,7 +65,7 @@ def notifications(request: HttpRequest) -> HttpResponse:
         except SpecError as error:
             messages.error(request, " ".join(problem.message for problem in error.problems))
         return redirect(f"{reverse('notifications')}?{request.GET.urlencode()}")
-    found = listed(request, projects_of(user), "name", size=PROJECTS_PER_PAGE)
+    found = get_list_page(request, projects_of(user), "name", size=PROJECTS_PER_PAGE)
     projects = [project.name for project in found.page]
     context = {
         "listed": found,
@@ -161,9 +161,9 @@ def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
 def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> HttpResponse:
     """Send a message again."""
     hook = hooks.find(request.user, project, key)
-    found = Delivery.objects.filter(webhook=hook, key=delivery).first() if storable(delivery) else None
+    found = Delivery.objects.filter(webhook=hook, key=delivery).first() if is_storable(delivery) else None
     if found is None:
-        raise MissingError("delivery")
+        raise NotFoundError("delivery")
     if not hooks.redeliver(get_user(request), hook, found):
         messages.warning(request, "The delivery is already scheduled.")
     return redirect("webhook", project, key)

@@ -12,8 +12,8 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_safe
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from jobs.core.audit import FORMATS, from_where
-from jobs.core.text import whole_number
+from jobs.core.audit import EXPORT_FORMATS, get_rows_after
+from jobs.core.text import parse_whole_number
 from jobs.models import AuditEntry
 from jobs.operations.metrics.exposition import text as format_metrics
 from jobs.pages.view_helpers import require_queue_staff
@@ -35,15 +35,15 @@ def audit(request: HttpRequest) -> HttpResponse:
 def audit_export(request: HttpRequest) -> HttpResponse:
     """Return entries after the id `after` as a file, oldest first. `format` is csv or jsonl."""
     require_queue_staff(request)
-    name, after = request.GET.get("format", "csv"), whole_number(request.GET.get("after", "0"), 0, 2**63 - 1)
-    if name not in FORMATS or after is None:
+    name, after = request.GET.get("format", "csv"), parse_whole_number(request.GET.get("after", "0"), 0, 2**63 - 1)
+    if name not in EXPORT_FORMATS or after is None:
         return HttpResponse(
             "Set `format` to csv or jsonl, and `after` to the id of an audit entry.",
             status=400,
             content_type="text/plain",
         )
-    write, content_type = FORMATS[name]
-    response = HttpResponse(write(from_where(after)), content_type=content_type)
+    write, content_type = EXPORT_FORMATS[name]
+    response = HttpResponse(write(get_rows_after(after)), content_type=content_type)
     response["Content-Disposition"] = f'attachment; filename="audit.{name}"'
     return response
 

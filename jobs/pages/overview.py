@@ -14,9 +14,15 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from jobs.core.access import listed_jobs, may_change_hosts, sees_others, visible_jobs, visible_projects
-from jobs.core.text import storable
-from jobs.models import ON_A_HOST, Attempt, Host, Job, SlotAllocation, StateChange, Status
+from jobs.core.access import (
+    can_see_jobs_of_others,
+    get_listable_jobs,
+    get_visible_jobs,
+    get_visible_projects,
+    may_change_hosts,
+)
+from jobs.core.text import is_storable
+from jobs.models import OCCUPIES_HOST, Attempt, Host, Job, SlotAllocation, StateChange, Status
 from jobs.pages.jobs.listing import list_rows
 from jobs.pages.jobs.live_figures import traffic_cache
 from jobs.pages.jobs.measures import without_status
@@ -36,7 +42,7 @@ MAX_SEARCH_LENGTH = 100  # characters
 def overview(request: HttpRequest) -> HttpResponse:
     """Show the overview. `?part=live` returns the part that refreshes."""
     now, user = timezone.now(), request.user
-    jobs = listed_jobs(user)
+    jobs = get_listable_jobs(user)
     hosts = _list_hosts()
     context = {
         **_list_running(jobs),
@@ -47,9 +53,9 @@ def overview(request: HttpRequest) -> HttpResponse:
         "more_hosts": max(0, len(hosts) - 2 * MAX_LINES),
         "connected": sum(line["state"] == "connected" for line in hosts),
         "num_hosts": len(hosts),
-        "any_job": visible_jobs(user).exists(),
+        "any_job": get_visible_jobs(user).exists(),
         "may_change_hosts": may_change_hosts(user),
-        "sees_others": sees_others(user),
+        "sees_others": can_see_jobs_of_others(user),
     }
     return render(
         request, "overview/live.html" if request.GET.get("part") == "live" else "overview/index.html", context
@@ -57,13 +63,13 @@ def overview(request: HttpRequest) -> HttpResponse:
 
 
 def _list_running(jobs: QuerySet[Job]) -> dict[str, Any]:
-    found = list(jobs.filter(status__in=ON_A_HOST)[: MAX_TRAFFIC_JOBS + 1])
+    found = list(jobs.filter(status__in=OCCUPIES_HOST)[: MAX_TRAFFIC_JOBS + 1])
     read = found[:MAX_TRAFFIC_JOBS]
     rates = traffic_cache.get([(job.id, job.attempt) for job in read])
     lines = list_rows(found[:MAX_LINES], ["status"])
     for line, job in zip(lines, found, strict=False):
         line["rate"] = rates.get((job.id, job.attempt))
-    number = len(found) if len(found) <= MAX_TRAFFIC_JOBS else jobs.filter(status__in=ON_A_HOST).count()
+    number = len(found) if len(found) <= MAX_TRAFFIC_JOBS else jobs.filter(status__in=OCCUPIES_HOST).count()
     return {
         "running": lines,
         "num_running": number,
@@ -126,10 +132,10 @@ def _count_slots(hosts: list[dict[str, Any]]) -> dict[str, int]:
 def find(request: HttpRequest) -> JsonResponse:
     """Return hosts, projects and the newest jobs whose name contains `q`, and jobs whose id begins with `q`."""
     words = request.GET.get("q", "").strip()[:MAX_SEARCH_LENGTH]
-    if not storable(words):
+    if not is_storable(words):
         return JsonResponse({"jobs": [], "hosts": [], "projects": []})
-    jobs = visible_jobs(request.user).filter(Q(name__icontains=words) | Q(id__startswith=words.lower()))
-    projects = visible_projects(request.user).filter(name__icontains=words).order_by("name")
+    jobs = get_visible_jobs(request.user).filter(Q(name__icontains=words) | Q(id__startswith=words.lower()))
+    projects = get_visible_projects(request.user).filter(name__icontains=words).order_by("name")
     hosts = Host.objects.present().filter(name__icontains=words).order_by("name")
     return JsonResponse(
         {

@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_POST
 
 from jobs.api.http.errors import of_request, refused_page
-from jobs.core.text import parse_json, whole_number
+from jobs.core.text import parse_json, parse_whole_number
 from jobs.pages.forms import field_groups, spec_form
 from jobs.pages.view_helpers import catch_busy_planner
 from jobs.planning import answers
@@ -143,6 +143,6 @@ def _parse_setting(request: HttpRequest) -> Setting:
     values: dict[str, Any] = {}
     for name, text in request.GET.dict().items():
         if name != "over" and isinstance(text, str):
-            number = whole_number(text, 0, 10**11)
+            number = parse_whole_number(text, 0, 10**11)
             values[name] = text if number is None else number
     return check(values)

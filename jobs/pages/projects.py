@@ -20,9 +20,9 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from contracts.security import VARIABLE_NAME_PREFIXES
-from jobs.core.access import find_project, find_project_to_administer, may_administer, visible_projects
-from jobs.core.pagination import listed, page_of
-from jobs.core.text import storable, whole_number
+from jobs.core.access import find_project, find_project_to_administer, get_visible_projects, may_administer
+from jobs.core.filters import get_list_page, get_page
+from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import DEFAULT_PROJECT, Invitation, Project, Role
 from jobs.pages.view_helpers import get_user, get_username, join_sentences, render_secret
 from jobs.people import invitations, projects, variables
@@ -37,8 +37,8 @@ PASSWORD_BACKEND = "django.contrib.auth.backends.ModelBackend"  # noqa: S105 - t
 @login_required
 def index(request: HttpRequest) -> HttpResponse:
     """List the projects that the user can see."""
-    counted = visible_projects(request.user).annotate(members=Count("memberships"))
-    found = listed(request, counted.order_by("name"), "name")
+    counted = get_visible_projects(request.user).annotate(members=Count("memberships"))
+    found = get_list_page(request, counted.order_by("name"), "name")
     shown = list(found.page)
     details = projects.all_told(shown, request.user)
     rows = [{"project": project, "details": one} for project, one in zip(shown, details, strict=True)]
@@ -51,7 +51,7 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
     """Show a project, with its invitations and variables for an admin."""
     found = find_project(request.user, name)
     administers = may_administer(request.user, found.name)
-    members = listed(request, found.memberships.select_related("user"), "user__username")
+    members = get_list_page(request, found.memberships.select_related("user"), "user__username")
     context: dict[str, Any] = {
         "project": found,
         "details": projects.told(found, request.user),
@@ -63,7 +63,7 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
     }
     if administers:
         context |= {
-            "open": (opened := page_of(request, invitations.still_open(found), "invitations")),
+            "open": (opened := get_page(request, invitations.still_open(found), "invitations")),
             "invitations": [invitations.told(one) for one in opened],
             "variables": variables.known(found),
             "prefixes": VARIABLE_NAME_PREFIXES,
@@ -92,22 +92,22 @@ def admin_action(change: Callable[[HttpRequest, Project], HttpResponse | None]) 
 @admin_action
 def set_quota(request: HttpRequest, found: Project) -> None:
     text = request.POST.get("own_slots", "").strip()
-    number = whole_number(text, 0, projects.MOST_SLOTS)
+    number = parse_whole_number(text, 0, projects.MOST_SLOTS)
     wish = checked(projects.ProjectChange, {"own_slots": (text if number is None else number) if text else None})
     projects.keep_to(found, wish.own_slots, get_username(request))
 
 
 @admin_action
 def set_role(request: HttpRequest, found: Project) -> None:
-    wish = checked(projects.RoleWish, {"role": request.POST.get("role", "")})
-    if storable(user := request.POST.get("user", "").strip()):
+    wish = checked(projects.RoleRequest, {"role": request.POST.get("role", "")})
+    if is_storable(user := request.POST.get("user", "").strip()):
         projects.set_role(found, user, Role[wish.role.upper()], get_user(request))
 
 
 @admin_action
 def remove_member(request: HttpRequest, found: Project) -> None:
     user = request.POST.get("user", "")
-    if storable(user) and projects.remove_member(found, user, get_user(request)):
+    if is_storable(user) and projects.remove_member(found, user, get_user(request)):
         messages.success(request, f"User {user} was removed from project {found.name}.")
 
 
@@ -115,7 +115,7 @@ def remove_member(request: HttpRequest, found: Project) -> None:
 def invite(request: HttpRequest, found: Project) -> HttpResponse:
     """Create an invitation and show its link once."""
     days = request.POST.get("days", "")
-    number = whole_number(days, 0, 10**6)
+    number = parse_whole_number(days, 0, 10**6)
     data: dict[str, Any] = {
         "role": request.POST.get("role", ""),
         "note": request.POST.get("note", "").strip(),
@@ -134,14 +134,14 @@ def invite(request: HttpRequest, found: Project) -> HttpResponse:
 
 @admin_action
 def revoke_invitation(request: HttpRequest, found: Project) -> None:
-    number = whole_number(request.POST.get("id", ""), 1, 2**63 - 1)
+    number = parse_whole_number(request.POST.get("id", ""), 1, 2**63 - 1)
     if number is not None and invitations.revoke(found, number, get_username(request)):
         messages.success(request, "The invitation was revoked.")
 
 
 @admin_action
 def set_variable(request: HttpRequest, found: Project) -> None:
-    wish = checked(variables.VariableWish, {"value": request.POST.get("value", "")})
+    wish = checked(variables.VariableRequest, {"value": request.POST.get("value", "")})
     name = request.POST.get("name", "").strip()
     variables.put(found, name, wish.value, get_username(request))
     messages.success(request, f"New jobs of project {found.name} get the environment variable {name}.")
@@ -150,7 +150,7 @@ def set_variable(request: HttpRequest, found: Project) -> None:
 @admin_action
 def remove_variable(request: HttpRequest, found: Project) -> None:
     name = request.POST.get("name", "")
-    if storable(name) and variables.remove(found, name, get_username(request)):
+    if is_storable(name) and variables.remove(found, name, get_username(request)):
         messages.success(request, f"The environment variable {name} was removed.")
 
 

@@ -17,9 +17,15 @@ from django.views.decorators.http import require_GET, require_POST
 
 from jobs.api.http.errors import refused_page
 from jobs.api.http.problems import details
-from jobs.core.access import may_operate, may_run_queue, operated_jobs, sees_others, visible_jobs
-from jobs.core.pagination import page_of
-from jobs.core.text import parse_json, storable
+from jobs.core.access import (
+    can_see_jobs_of_others,
+    get_operable_jobs,
+    get_visible_jobs,
+    may_change_all_jobs,
+    may_operate_any_project,
+)
+from jobs.core.filters import get_page
+from jobs.core.text import is_storable, parse_json
 from jobs.models import Pool, Project
 from jobs.pages.view_helpers import join_job_sentences, require_queue_staff
 from jobs.planning.queries import checked
@@ -40,10 +46,12 @@ SOON = timedelta(minutes=1)  # the page shows minutes, so an earlier start would
 def queue(request: HttpRequest) -> HttpResponse:
     """Show the waiting jobs that the user can see. `?part=rows` returns only the table."""
     seen = view()
-    mine = set(visible_jobs(request.user).filter(id__in=[q.job.id for q in seen.queue]).values_list("id", flat=True))
+    mine = set(
+        get_visible_jobs(request.user).filter(id__in=[q.job.id for q in seen.queue]).values_list("id", flat=True)
+    )
     page = Paginator([q for q in seen.queue if q.job.id in mine], JOBS_PER_PAGE).get_page(request.GET.get("page"))
     shown = [queued.job.id for queued in page]
-    operated = set(operated_jobs(request.user).filter(id__in=shown).values_list("id", flat=True))
+    operated = set(get_operable_jobs(request.user).filter(id__in=shown).values_list("id", flat=True))
     lines = rows(seen, request.user, list(page))
     for line in lines:
         left = line["starts"] - seen.now if line["starts"] else None
@@ -64,11 +72,11 @@ def queue(request: HttpRequest) -> HttpResponse:
         "total": len(seen.queue),
         "paused": seen.paused,
         "pools": Pool.objects.all(),
-        "projects": page_of(request, _list_projects(seen), "projects"),
-        "may_run": may_run_queue(request.user),
-        "may_operate": may_operate(request.user),
+        "projects": get_page(request, _list_projects(seen), "projects"),
+        "may_run": may_change_all_jobs(request.user),
+        "may_operate": may_operate_any_project(request.user),
         "operated": operated,
-        "sees_others": sees_others(request.user),
+        "sees_others": can_see_jobs_of_others(request.user),
     }
     if request.GET.get("part") == "rows":
         return render(request, "queue/rows.html", context)
@@ -88,7 +96,7 @@ def _list_projects(seen: View) -> list[dict[str, Any]]:
 def _simulate(request: HttpRequest, seen: View) -> dict[str, Any]:
     """Return the scheduler simulation of the request, without a result if the user may not run the queue."""
     query = {name: request.GET.get(name, "").strip() for name in NAMES}
-    if not may_run_queue(request.user) or not any(query.values()):
+    if not may_change_all_jobs(request.user) or not any(query.values()):
         return {"query": query}
     try:
         started = would_start(seen, question(query, seen))
@@ -102,7 +110,7 @@ def _simulate(request: HttpRequest, seen: View) -> dict[str, Any]:
 @login_required
 def act(request: HttpRequest) -> HttpResponse:
     """Ask for confirmation with the names of the jobs. With `confirmed`, act and return to the queue."""
-    if not may_operate(request.user):
+    if not may_operate_any_project(request.user):
         raise PermissionDenied("Only staff and project operators can change the queue.")
     data: dict[str, Any] = {"action": request.POST.get("action", ""), "jobs": request.POST.getlist("job")}
     if data["action"] == "priority":
@@ -114,7 +122,7 @@ def act(request: HttpRequest) -> HttpResponse:
         messages.error(request, join_job_sentences(error))
         return redirect("queue")
     if "confirmed" not in request.POST:
-        named = operated_jobs(request.user).filter(id__in=bulk.jobs).only("id", "name", "owner__username")
+        named = get_operable_jobs(request.user).filter(id__in=bulk.jobs).only("id", "name", "owner__username")
         return render(request, "queue/confirm.html", {"bulk": bulk, "jobs": named})
     done = apply(bulk, request.user)
     words = {"hold": "held", "release": "released", "cancel": "cancelled", "priority": "updated"}
@@ -142,7 +150,7 @@ def move(request: HttpRequest) -> HttpResponse:
         return refused_page(details(400, error.problems, "body"))
     except ValueError as error:
         return refused_page(details(400, [Problem("request", f"The request body is not JSON: {error}")], "body"))
-    if not storable(job):
+    if not is_storable(job):
         return refused_page(details(400, [Problem("job", "`job` is not a job id.")], "body"))
     if target.before is not None:
         return JsonResponse({"moved": staff_actions.move_before(job, target.before, by)})
@@ -157,6 +165,6 @@ def pause(request: HttpRequest) -> HttpResponse:
     name = request.POST.get("pool", "")
     if not name:
         staff_actions.pause_queue(on, by)
-    elif storable(name) and (pool := Pool.objects.filter(name=name).first()):
+    elif is_storable(name) and (pool := Pool.objects.filter(name=name).first()):
         staff_actions.pause_pool(pool, on, by)
     return redirect("queue")

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 
 from jobs.api.http.errors import LATER, of_request, refused_page
-from jobs.core.access import may_run_queue
+from jobs.core.access import may_change_all_jobs
 from jobs.models import Job
 from jobs.planning.planners import BusyError
 from jobs.queue import actions
@@ -40,7 +40,7 @@ def require_queue_staff(request: HttpRequest) -> str:
     Raises:
         PermissionDenied: The user may not change the queue of all projects.
     """
-    if not may_run_queue(request.user):
+    if not may_change_all_jobs(request.user):
         raise PermissionDenied("Only staff can change the queue.")
     return get_username(request)
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.http import urlencode
 
 from jobs.models import Invitation
-from jobs.models.notifications import new_delivery_key
+from jobs.models.notifications import make_delivery_key
 from jobs.people.notifications.mail import Mail, send
 
 MOST_AN_HOUR = 50  # of a project: whoever may invite shall not write to strangers through the board
@@ -36,7 +36,7 @@ def mail(invitation: Invitation, text: str) -> str | None:
         "",
         f"The link is only for you, works once, and expires at {invitation.expires:%Y-%m-%d %H:%M} UTC.",
     ]
-    went = send(Mail(address, f"Invitation to project {project.name}", "\n".join(lines), new_delivery_key()))
+    went = send(Mail(address, f"Invitation to project {project.name}", "\n".join(lines), make_delivery_key()))
     if went.delivered:
         return f"The invitation was mailed to {address}."
     return f"The invitation was not mailed to {address}. {went.words}"

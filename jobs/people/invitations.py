@@ -17,10 +17,10 @@ from django.utils import timezone
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from jobs.core.access import role_in
+from jobs.core.access import get_role
 from jobs.core.audit import record
 from jobs.models import Invitation, Membership, Project, Role
-from jobs.models.names import Note
+from jobs.models.validators import Note
 from jobs.people.projects import RoleName, check_members
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
@@ -186,7 +186,7 @@ def find(text: str) -> Invitation:
             f"This invitation expired at {found.expires:%Y-%m-%d %H:%M} UTC. Ask for a new invitation."
         )
     maker = User.objects.filter(username=found.created_by).first()
-    if maker is None or role_in(maker, found.project.name) != Role.ADMIN:
+    if maker is None or get_role(maker, found.project.name) != Role.ADMIN:
         raise NotInvitedError(
             "The user who sent this invitation is no longer a project admin. Ask another admin for an invitation."
         )

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.core.access import administers_all, roles_in
+from jobs.core.access import get_roles, is_global_admin
 from jobs.core.audit import record
 from jobs.models import DEFAULT_PROJECT, BaselineRun, Job, MailWish, Membership, Project, Role, Webhook
 from planner.facts.validation import Problem, SpecError, StrictModel
@@ -70,7 +70,7 @@ def told(project: Project, user: Any) -> ProjectDetail:
 
 def all_told(projects: Iterable[Project], user: Any) -> list[ProjectDetail]:
     found = list(projects)
-    roles = roles_in(user, [project.name for project in found])
+    roles = get_roles(user, [project.name for project in found])
     return [
         {
             "name": project.name,
@@ -202,7 +202,7 @@ def _check_admins(project: Project, without: str, by: User, field: str) -> None:
     Raises:
         SpecError: nobody would be.
     """
-    if administers_all(by):
+    if is_global_admin(by):
         return
     # All of them, in one order: of two who remove each other at once, the second finds the first gone.
     admins = project.memberships.select_for_update(of=("self",)).filter(role=Role.ADMIN).select_related("user")

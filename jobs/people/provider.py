@@ -30,7 +30,7 @@ from django.views.decorators.http import require_GET
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 from requests import RequestException
 
-from jobs.core.text import storable
+from jobs.core.text import is_storable
 
 AT_ONCE = 8  # requests of a process that wait for the provider, of the threads that all requests share
 KNOWN_S = 300.0  # what it says of itself
@@ -69,7 +69,7 @@ def _issuer_of(url: str) -> str:
 
 
 def _word(told: object) -> str | None:
-    return told if isinstance(told, str) and storable(told) else None
+    return told if isinstance(told, str) and is_storable(told) else None
 
 
 def _address(told: object) -> str | None:
@@ -82,7 +82,7 @@ def _address(told: object) -> str | None:
 
 
 def _kept(told: str) -> str:
-    if not storable(told):
+    if not is_storable(told):
         raise ValueError("contains characters that the database cannot store")
     return told
 

@@ -21,9 +21,9 @@ from django.db.models.signals import post_delete, post_save
 from django.http import HttpRequest
 from django.shortcuts import redirect
 
-from jobs.core.audit import record, who_asks
-from jobs.core.text import storable
-from jobs.models.names import PERSON_NAMES, unfit
+from jobs.core.audit import get_request_username, record
+from jobs.core.text import is_storable
+from jobs.models.validators import PERSON_NAMES, find_name_problem
 from jobs.people.provider import Asked
 from jobs.people.sealing import board
 
@@ -63,7 +63,7 @@ class SignOn(DefaultSocialAccountAdapter):  # type: ignore[misc]  # allauth has 
         user = super().populate_user(request, sociallogin, data)
         for field in PERSON_NAMES:
             name = getattr(user, field) or ""
-            if not storable(name) or unfit(name):
+            if not is_storable(name) or find_name_problem(name):
                 setattr(user, field, "")
         if not SIGNED_ON_NAME.fullmatch(user.username or ""):
             user.username = ""
@@ -134,7 +134,7 @@ def _write_down(what: str, login: Any) -> None:
     owner = login.user.get_username()
     kind = "second factor" if isinstance(login, Authenticator) else "sign-on"
     told = {"type": login.type} if isinstance(login, Authenticator) else {"type": login.provider, "subject": login.uid}
-    record(who_asks(owner), f"{what} {kind}", "user", owner, after=told)
+    record(get_request_username(owner), f"{what} {kind}", "user", owner, after=told)
 
 
 def _note_session(request: HttpRequest, **_named: Any) -> None:

@@ -14,9 +14,9 @@ from knox.models import AuthToken
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.core.audit import record, who_asks
+from jobs.core.audit import get_request_username, record
 from jobs.models import Scope, TokenGrant
-from jobs.models.names import Named
+from jobs.models.validators import NameRule
 from jobs.people.scopes import ALL
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
@@ -29,7 +29,7 @@ class ApiTokenRequest(StrictModel):
     """What a REST token may be asked to be."""
 
     name: Annotated[
-        str, Field(min_length=1, max_length=100, pattern=NO_NUL, description="Purpose of the token."), Named
+        str, Field(min_length=1, max_length=100, pattern=NO_NUL, description="Purpose of the token."), NameRule
     ]
     scopes: Annotated[
         list[Literal["read", "submit", "operate"]],
@@ -142,7 +142,7 @@ def drop_all(user: User, why: str) -> int:
         keys = list(AuthToken.objects.filter(user=user).values_list("token_key", flat=True))
         AuthToken.objects.filter(user=user).delete()
         if keys:
-            record(who_asks(user.get_username()), "revoke all", "token", why, before=keys)
+            record(get_request_username(user.get_username()), "revoke all", "token", why, before=keys)
     return len(keys)
 
 

@@ -24,7 +24,7 @@ from contracts.security import (
 )
 from jobs.core.access import may_submit_to
 from jobs.core.audit import record
-from jobs.core.credentials import signing_keys
+from jobs.core.credentials import derive_signing_keys
 from jobs.models import Job, Member, Project, ProjectVariable
 from jobs.people.sealing import board
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
@@ -117,7 +117,7 @@ def sealed_for(member: Member, job: Job) -> list[str]:
     if not found or member.host is None or not may_submit_to(job.owner, job.project):
         return []
     values = {name: _open(sealed) for name, sealed in found}
-    keys = [bytes.fromhex(key) for key in signing_keys(member.host.name, member.host.generation)]
+    keys = [bytes.fromhex(key) for key in derive_signing_keys(member.host.name, member.host.generation)]
     return encrypt_variables(keys, job.id, job.attempt, values)
 
 

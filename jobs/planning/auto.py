@@ -54,7 +54,7 @@ def _where(draft: JobSpec, asked: AutoSpec, cluster_name: object) -> tuple[Clust
         text = "`layout.auto` needs known hosts, but Slurm nodes are unknown. Set `layout.auto.cluster` or `layout`."
         raise SpecError([Problem(FIELD, text)])
     device, wanted = draft.resources.device, draft.resources.host
-    hosts = Host.objects.taking().filter(device=device).order_by("-slots", "name")
+    hosts = Host.objects.accepting_jobs().filter(device=device).order_by("-slots", "name")
     if wanted is not None:
         hosts = hosts.filter(name=wanted)
     labels = labels_asked(draft.resources)

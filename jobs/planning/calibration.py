@@ -17,7 +17,7 @@ from planner.facts.validation import Problem, format_count
 def calibration_problems(owner: Any, spec: JobSpec, there: Iterable[There]) -> list[Problem]:
     """What keeps this job from measuring its host; nothing of a job that measures none. That there is no such host
     `jobs.planning.room` says. `there`: `hosts_there`."""
-    if KINDS[spec.kind].brings != "profile":
+    if KINDS[spec.kind].result != "profile":
         return []
     if not may_change_hosts(owner):
         return [

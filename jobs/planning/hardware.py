@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 from django.db.models import QuerySet
 from pydantic import ValidationError
 
-from jobs.core.text import storable
+from jobs.core.text import is_storable
 from jobs.models import Host
 from jobs.planning.learned import runs_of
 from jobs.planning.there import There, hosts_there, labels_asked, was_measured
@@ -35,7 +35,7 @@ def cluster_for(name: object, spec: JobSpec) -> Cluster:
     """
     if name is None or name == "":
         return own_cluster(spec, hosts_there(spec))
-    if not isinstance(name, str) or not storable(name):
+    if not isinstance(name, str) or not is_storable(name):
         raise SpecError([Problem("cluster", "`cluster` is not a text. Use a cluster name from /clusters.")])
     if name.startswith(HOST):
         host = known_hosts().filter(name=name.removeprefix(HOST)).first()

@@ -74,7 +74,7 @@ def advice(job: Job) -> Advice:
         "sure": time["interval"],
     }
     found: Hindsight = ask("advised", spec, planned_on(job, spec), asked)
-    return {**found, "steps": steps, "host": attempt.where()}
+    return {**found, "steps": steps, "host": attempt.format_hosts()}
 
 
 def planned_on(job: Job, spec: JobSpec) -> Cluster:

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.conf import settings
 
-from jobs.core.access import role_in, visible_jobs
+from jobs.core.access import get_role, get_visible_jobs
 from jobs.models import DEFAULT_PROJECT, Pool, Project, Role
-from jobs.models.names import name_problems
+from jobs.models.validators import check_name
 from jobs.planning.calibration import calibration_problems
 from jobs.planning.lab_memory import lab_memory_problems
 from jobs.planning.room import host_problems, room_problems
@@ -26,7 +26,7 @@ def refusals(owner: Any, spec: JobSpec, there: Sequence[There]) -> list[Problem]
         *host_problems(spec, there),
         *lab_memory_problems(spec, there),
         *_engine_missing(spec),
-        *name_problems("name", spec.name),
+        *check_name("name", spec.name),
         *_queue_problems(owner, spec),
         *calibration_problems(owner, spec, there),
     ]
@@ -47,7 +47,7 @@ def _queue_problems(owner: Any, spec: JobSpec) -> list[Problem]:
     """What the spec says of its turn, against the projects, pools and jobs that there are."""
     found = []
     project = Project.objects.filter(name=spec.project).first()
-    role = role_in(owner, spec.project)
+    role = get_role(owner, spec.project)
     if role is None or (project is None and spec.project != DEFAULT_PROJECT):
         found.append(
             Problem(
@@ -65,8 +65,8 @@ def _queue_problems(owner: Any, spec: JobSpec) -> list[Problem]:
                 f"Project {project.name} has variables, and Slurm jobs cannot use them. Use another project or engine.",
             )
         )
-    elif project is not None and project.most_slots is not None and get_num_slots(spec) > project.most_slots:
-        limit = format_count(project.most_slots, "slot")
+    elif project is not None and project.max_slots is not None and get_num_slots(spec) > project.max_slots:
+        limit = format_count(project.max_slots, "slot")
         text = f"{format_world_size(spec.layout)}, but project {project.name} is limited to {limit}. Use fewer ranks."
         found.append(Problem("layout", text))
     pool = spec.resources.pool
@@ -77,7 +77,7 @@ def _queue_problems(owner: Any, spec: JobSpec) -> list[Problem]:
                 f"`resources.pool` is {pool!r}, but this pool does not exist. Omit the field to use any host.",
             )
         )
-    theirs = visible_jobs(owner).filter(id__in=spec.after).values_list("id", flat=True) if spec.after else ()
+    theirs = get_visible_jobs(owner).filter(id__in=spec.after).values_list("id", flat=True) if spec.after else ()
     found += [
         Problem("after", f"`after` names job {job!r}, but this job does not exist, or you cannot see it.")
         for job in sorted({*spec.after} - {*theirs})

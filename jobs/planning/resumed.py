@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from contracts.telemetry.vocabulary import MAX_CHECKPOINTS
-from jobs.core.access import visible_job
-from jobs.models import ELSEWHERE, TERMINAL, Job
+from jobs.core.access import get_visible_job
+from jobs.models import EXTERNAL_ENGINE, TERMINAL, Job
 from jobs.planning.saves import Saves, most_kept, saves_of
 from planner.facts.spec import JobSpec
 from planner.facts.validation import Problem, format_count
@@ -21,7 +21,7 @@ def checkpoint_problems(user: Any, spec: JobSpec) -> list[Problem]:
     resume = spec.train.resume
     if resume is None:
         return []
-    job = visible_job(user, resume.partition("/")[0])
+    job = get_visible_job(user, resume.partition("/")[0])
     words = "the job does not exist, or you cannot see it" if job is None else why_missing(job, resume)
     if words:
         return [Problem("train.resume", f"`train.resume` is {resume!r}, but {words}.")]
@@ -39,7 +39,7 @@ def why_missing(job: Job, name: str) -> str:
 
     What a host saved and died before telling may lie there, as may what a job is yet to save.
     """
-    if job.engine == ELSEWHERE:
+    if job.engine == EXTERNAL_ENGINE:
         return ""
     named = NAME.fullmatch(name)
     if named is None:

@@ -50,7 +50,7 @@ def host_problems(spec: JobSpec, there: Sequence[There]) -> list[Problem]:
                 f"`resources.host` is {wanted}, which has only {found.device} slots, but the job needs {device} slots.",
             )
         ]
-    if not others and KINDS[spec.kind].brings != "profile":
+    if not others and KINDS[spec.kind].result != "profile":
         return []
     return [
         Problem("resources.host", f"`resources.host` is {wanted!r}, but no such {device} host exists.{_others(others)}")

@@ -13,7 +13,6 @@ from django.db.models import Max
 from django.utils import timezone
 
 from jobs.core.audit import record
-from jobs.core.retries import DISPROVED, disproved
 from jobs.models import (
     HOST_SILENT_AFTER,
     Attempt,
@@ -25,6 +24,7 @@ from jobs.models import (
     StateChange,
     Status,
 )
+from jobs.models.jobs import VERIFICATION_FAILED
 from jobs.people.notifications.outbox import write
 from jobs.planning.auto import resolved
 from jobs.planning.elastic import changed_spec, smaller
@@ -218,8 +218,8 @@ def requeue(job: Job, by: str) -> bool:
     Raises:
         DisprovedError: its run was.
     """
-    if disproved(job):
-        raise DisprovedError(DISPROVED)
+    if job.has_failed_verification():
+        raise DisprovedError(VERIFICATION_FAILED)
     with transaction.atomic():
         done = lifecycle.requeue(job.id, f"queued again by {by}")
         if done:
@@ -236,8 +236,8 @@ def run_smaller(job: Job, by: str) -> bool:
         SpecError: it cannot run in it.
         BusyError: too much is planned at once.
     """
-    if disproved(job):
-        raise DisprovedError(DISPROVED)
+    if job.has_failed_verification():
+        raise DisprovedError(VERIFICATION_FAILED)
     offer = smaller(job)
     fields = _of_spec(asked_of(job.owner, changed_spec(job.spec, offer)))
     reason = f"queued again by {by} with {offer['words']} on {format_count(offer['ranks'], 'rank')}: {offer['why']}"

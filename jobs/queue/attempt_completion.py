@@ -13,7 +13,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from contracts.control import ExitReport, Outcome, Summary
-from jobs.core.kinds import kind_of
+from jobs.core.kinds import get_kind
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Job, Member, Status
 from jobs.planning.learned import remember
 from jobs.queue import lifecycle, termination
@@ -61,7 +61,7 @@ def finish(spec: Mapping[str, Any], told: ExitReport) -> Ending:
     report: ExitReport = {**told, "summary": summary}
     if status != Status.SUCCEEDED:
         return Ending(status, reason, report, None)
-    brings = kind_of(spec).brings
+    brings = get_kind(spec).result
     if problem := {"profile": unusable, "lab": failure(lab)}.get(brings or ""):
         return Ending(Status.FAILED, problem, report, None)
     return Ending(status, reason, report, profile if brings == "profile" else None)

@@ -9,9 +9,9 @@ from django.db import transaction
 from django.db.models import QuerySet
 from pydantic import Field
 
-from jobs.core.access import changeable_jobs, may_run_queue, operated_jobs
-from jobs.models import TERMINAL, Job, Status, stands
-from jobs.models.names import name_problems
+from jobs.core.access import get_changeable_jobs, get_operable_jobs, may_change_all_jobs
+from jobs.models import TERMINAL, Job, Status, describe_status
+from jobs.models.validators import check_name
 from jobs.planning.queries import checked
 from jobs.queue import actions, staff_actions, tags_and_archive
 from jobs.queue.view import UnchangedJob
@@ -36,7 +36,7 @@ class JobsActionRequest(StrictModel):
 
     def get_jobs(self, user: Any) -> QuerySet[Job]:
         """Return the requested jobs that the user may change, ordered by ID."""
-        return changeable_jobs(user).filter(id__in=self.jobs).order_by("id")
+        return get_changeable_jobs(user).filter(id__in=self.jobs).order_by("id")
 
     def explain_unchanged(self, status: str | None) -> str:
         """Return why the action did not change a job with this status, or without access."""
@@ -44,7 +44,7 @@ class JobsActionRequest(StrictModel):
             return "The job does not exist, or you cannot change it."
         if self.action == "cancel" or (self.action == "archive" and status not in TERMINAL):
             verb = "cancelled" if self.action == "cancel" else "archived"
-            return f"The job cannot be {verb} because it {stands(status)}."
+            return f"The job cannot be {verb} because it {describe_status(status)}."
         return "The action changes nothing, because the job already has the requested state."
 
 
@@ -59,7 +59,7 @@ class QueueActionRequest(StrictModel):
 
     def get_jobs(self, user: Any) -> QuerySet[Job]:
         """Return the requested jobs that the user may operate, ordered by ID."""
-        return operated_jobs(user).filter(id__in=self.jobs).order_by("id")
+        return get_operable_jobs(user).filter(id__in=self.jobs).order_by("id")
 
     def explain_unchanged(self, status: str | None) -> str:
         """Return why the action did not change a job with this status, or without access."""
@@ -68,7 +68,7 @@ class QueueActionRequest(StrictModel):
         if self.action == "cancel":
             return f"The job has already ended as {status}." if status in TERMINAL else f"The job is already {status}."
         if status != Status.QUEUED:
-            return f"The job is not queued because it {stands(status)}."
+            return f"The job is not queued because it {describe_status(status)}."
         already = {"hold": "is already held", "release": "is not held", "priority": "already has this priority"}
         return f"The job {already[self.action]}."
 
@@ -90,7 +90,7 @@ def apply(request: JobsActionRequest | QueueActionRequest, user: Any) -> list[st
         return staff_actions.hold(ids, by)
     if request.action == "release":
         return staff_actions.release(ids, by)
-    if not may_run_queue(user):
+    if not may_change_all_jobs(user):
         raise PermissionDenied("Only staff can change priorities.")
     assert request.priority is not None, "the view requires it"
     return staff_actions.prioritise(ids, request.priority, by)
@@ -99,7 +99,7 @@ def apply(request: JobsActionRequest | QueueActionRequest, user: Any) -> list[st
 def _apply_to_jobs(request: JobsActionRequest, ids: list[str], by: str) -> list[str]:
     match request.action:
         case "tag":
-            if problems := [one for name in request.tags for one in name_problems("tags", name)]:
+            if problems := [one for name in request.tags for one in check_name("tags", name)]:
                 raise SpecError(problems)
             return tags_and_archive.tag(ids, request.tags, by)
         case "untag":
@@ -138,7 +138,7 @@ def explain_unmoved(job: str, before: str | None) -> str:
             return f"Job {before} does not exist."
         status, priority = known[before]
         if status != Status.QUEUED:
-            return f"Job {before} has no place in the queue because it {stands(str(status))}."
+            return f"Job {before} has no place in the queue because it {describe_status(str(status))}."
         own = known[job][1]
         if priority != own:
             return f"Job {before} has priority {priority}, but this job has {own}. Use a job of equal priority."

@@ -12,9 +12,9 @@ from django.contrib.auth.models import User
 from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
-from jobs.core.access import may_submit_to, visible_jobs
-from jobs.core.kinds import kind_of
-from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, StateChange
+from jobs.core.access import get_visible_jobs, may_submit_to
+from jobs.core.kinds import get_kind
+from jobs.models import EXTERNAL_ENGINE, TERMINAL, Attempt, Job, StateChange
 from jobs.queue import actions
 from planner.facts.single_process_reference import COMPARED_STEPS, explain_oversized_reference
 from planner.facts.spec import JobSpec, get_default_warmup
@@ -47,7 +47,7 @@ def copy(
         NotAgainError: it was launched elsewhere: there is no spec to launch.
         SpecError, BusyError, KeyReusedError: as `actions.submit`.
     """
-    if job.engine == ELSEWHERE:
+    if job.engine == EXTERNAL_ENGINE:
         raise NotAgainError("The job runs outside Meshboard. Start the job again where it ran.")
     if not isinstance(change, Mapping):
         raise SpecError(
@@ -138,14 +138,14 @@ def spec_of(job: Job) -> dict[str, Any]:
 
 def offer(user: Any, job: Job) -> Offer | None:
     """None where there is nothing to check: it trains nothing, or we did not launch it."""
-    if "proof" not in kind_of(job.spec).panels or job.engine == ELSEWHERE:
+    if "proof" not in get_kind(job.spec).panels or job.engine == EXTERNAL_ENGINE:
         return None
     return {"may": may_submit_to(user, job.project), "steps": _steps(job), "why_not": _why_not(job)}
 
 
 def newest(user: Any, job: Job) -> Check | None:
     """The newest check of the job that the user may see."""
-    found = visible_jobs(user).filter(check_of=job).order_by("-created").first()
+    found = get_visible_jobs(user).filter(check_of=job).order_by("-created").first()
     return None if found is None else _told(found)
 
 

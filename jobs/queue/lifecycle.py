@@ -17,7 +17,7 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef, QuerySet
 from django.utils import timezone
 
-from jobs.models import ELSEWHERE, LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
+from jobs.models import EXTERNAL_ENGINE, LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
 from jobs.people.notifications.outbox import write
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def requeue(job_id: str, reason: str) -> bool:
     What somebody else launched is theirs to launch again.
     """
     with transaction.atomic():
-        rows = Job.objects.filter(id=job_id, status__in=RETRYABLE).exclude(engine=ELSEWHERE)
+        rows = Job.objects.filter(id=job_id, status__in=RETRYABLE).exclude(engine=EXTERNAL_ENGINE)
         begun = {"status": Status.QUEUED, "attempt": F("attempt") + 1, "stop": "", "archived": False}
         if rows.update(**begun, changed=timezone.now()) != 1:
             return False

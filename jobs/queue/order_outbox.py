@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 
 from contracts.codec import BadMessageError, validate_launch_order, validate_lend_order
 from contracts.names import TASK_LAUNCH, TASK_LEND
-from jobs.core.credentials import loan_secret
+from jobs.core.credentials import derive_loan_secret
 from jobs.models import Loan, Member, Outbox
 from jobs.people.variables import UnreadableError, sealed_for
 from jobs.queue.attempt_completion import fail_unsent
@@ -87,14 +87,14 @@ def _with_loan(told: Any, node: int) -> Any:
     job, attempt = told["job"], told["attempt"]
     if node or "checkpoint" not in told or not _lent(job, attempt).exists():
         return told
-    return {**told, "checkpoint": {**told["checkpoint"], "lent": loan_secret(job, attempt)}}
+    return {**told, "checkpoint": {**told["checkpoint"], "lent": derive_loan_secret(job, attempt)}}
 
 
 def _lend_order(told: Any, expires: float) -> Any:
     """The order as it leaves, None where the attempt has ended meanwhile."""
     if not _lent(told["job"], told["attempt"]).filter(attempt__ended__isnull=True).exists():
         return None
-    return validate_lend_order({**told, "secret": loan_secret(told["job"], told["attempt"]), "expires": expires})
+    return validate_lend_order({**told, "secret": derive_loan_secret(told["job"], told["attempt"]), "expires": expires})
 
 
 def _lent(job: str, attempt: int) -> QuerySet[Loan]:

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from contracts.hosts import JoinRequest, JoinResponse
 from jobs.core.audit import record
-from jobs.core.redis_connection import connect
+from jobs.core.redis_client import connect
 from jobs.models import Host, Job, JoinToken, Member, Pool, QueueState
 from jobs.queue import lifecycle
 from jobs.queue.hosts import joining

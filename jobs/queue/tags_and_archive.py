@@ -10,13 +10,13 @@ from pydantic import Field
 
 from jobs.core.audit import record
 from jobs.models import TERMINAL, Job, JobTag
-from jobs.models.names import Named
+from jobs.models.validators import NameRule
 from planner.facts.validation import Problem, SpecError
 
 MOST_TAGS = 20  # of a job
 Tag = Annotated[str, Field(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
-NewTag = Annotated[Tag, Named]
+NewTag = Annotated[Tag, NameRule]
 
 
 def tag(jobs: Iterable[str], names: Iterable[str], by: str) -> list[str]:

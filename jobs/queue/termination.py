@@ -21,8 +21,7 @@ from django.db.models import Exists, OuterRef, Subquery
 from django.utils import timezone
 
 from contracts.names import telemetry_stream
-from jobs.core.latest_steps import newest_steps, step_of
-from jobs.core.retries import disproved, why_again
+from jobs.core.redis_client import get_completed_steps, read_latest_steps
 from jobs.models import Job, Project, StateChange, Status
 from jobs.queue import lifecycle
 from jobs.queue.scheduling.policy import decayed
@@ -68,8 +67,8 @@ class Idle:
 
 def _newest(client: redis.Redis, keys: list[Key], since_s: float) -> dict[Key, int]:
     """The newest step told of in the last `since_s`; -1 where none was."""
-    told = newest_steps(client, {telemetry_stream(*key): 1 for key in keys}, since_s)
-    return {key: max(map(step_of, told[telemetry_stream(*key)]), default=-1) for key in keys}
+    told = read_latest_steps(client, {telemetry_stream(*key): 1 for key in keys}, since_s)
+    return {key: max(map(get_completed_steps, told[telemetry_stream(*key)]), default=-1) for key in keys}
 
 
 COUNTED_EVERY = timedelta(minutes=1)
@@ -171,7 +170,7 @@ def end_as_asked(job_id: str, attempt: int, reason: str, *, did_all: bool = Fals
     job = Job.objects.only("id", "attempt", "stop").get(id=job_id)
     if job.stop in ("time limit", "idle") and told is not None:
         return lifecycle.change(job_id, attempt, Status.FAILED, told.reason, only_from=(Status.CANCELLING,))
-    if job.stop == "preempted" and disproved(job):
+    if job.stop == "preempted" and job.has_failed_verification():
         text = "the job was preempted, and the verification of the run failed"
         return lifecycle.change(job_id, attempt, Status.FAILED, text, only_from=(Status.CANCELLING,))
     return lifecycle.change(job_id, attempt, Status.CANCELLED, reason, only_from=(Status.CANCELLING,))
@@ -182,5 +181,5 @@ def follow(job_id: str, attempt: int) -> None:
     job = Job.objects.only("id", "attempt", "status", "stop", "spec").get(id=job_id)
     if job.attempt != attempt:
         return
-    if (again := why_again(job)) is not None:
+    if (again := job.get_retry_reason()) is not None:
         lifecycle.requeue(job_id, again)

@@ -14,9 +14,9 @@ from django.utils import timezone
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.core.access import visible_jobs
-from jobs.core.job_details import Moment
-from jobs.core.kinds import KINDS, layout_words
+from jobs.core.access import get_visible_jobs
+from jobs.core.job_details import Timestamp
+from jobs.core.kinds import KINDS, format_layout
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.queue.hosts.presentation import speaks
 from jobs.queue.scheduling.forecast import MOST_JOBS, Forecast, Running, forecast
@@ -50,9 +50,9 @@ def rows(seen: View, user: Any, shown: Iterable[Queued]) -> list[dict[str, Any]]
     """Lines for jobs of the queue that the user may see."""
     places = {queued.job.id: number for number, queued in enumerate(seen.queue, 1)}
     ids = [queued.job.id for queued in shown]
-    jobs = visible_jobs(user).filter(id__in=ids).defer("estimate", "hardware", "chosen").in_bulk()
+    jobs = get_visible_jobs(user).filter(id__in=ids).defer("estimate", "hardware", "chosen").in_bulk()
     told = _forecasts(seen)
-    names = dict(visible_jobs(user).filter(id__in={f.ends for f in told.values()}).values_list("id", "name"))
+    names = dict(get_visible_jobs(user).filter(id__in={f.ends for f in told.values()}).values_list("id", "name"))
     return [
         _row(seen, queued, jobs[queued.job.id], places[queued.job.id], told.get(queued.job.id), names)
         for queued in shown
@@ -69,7 +69,7 @@ def _row(
         "name": job.name,
         "owner": job.owner.get_username(),
         "project": job.project,
-        "layout": layout_words(job.spec),
+        "layout": format_layout(job.spec),
         "num_slots": job.num_slots,
         "priority": job.priority,
         "points": queued.standing.points,
@@ -199,9 +199,9 @@ class QueuedRow(TypedDict):
     parts: PointParts
     held: bool
     reason: Annotated[str, Field(description="Reason why the job waits.")]
-    starts: Annotated[Moment | None, Field(description="Estimated start time. null if it is unknown.")]
+    starts: Annotated[Timestamp | None, Field(description="Estimated start time. null if it is unknown.")]
     starts_when: Annotated[str, Field(description="Event that needs to happen before the job starts.")]
-    created: Moment
+    created: Timestamp
 
 
 class QueueDetail(TypedDict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jobs.core.text import storable, whole_number
+from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import Pool
 from jobs.queue.scheduling.forecast import started_if
 from jobs.queue.scheduling.placement import decide
@@ -36,7 +36,7 @@ def asked(given: Mapping[str, str], seen: View) -> Question:
         SpecError: naming every part that makes no sense, or that nothing was asked.
     """
     told = {name: given[name].strip() for name in NAMES if given.get(name, "").strip()}
-    slots = whole_number(told.get("slots", "0"), 0, MOST_SLOTS)
+    slots = parse_whole_number(told.get("slots", "0"), 0, MOST_SLOTS)
     priority = _priority(told.get("priority", "0"))
     pool, job = told.get("pool", ""), told.get("job", "")
     problems = []
@@ -44,7 +44,7 @@ def asked(given: Mapping[str, str], seen: View) -> Question:
         problems.append(Problem("slots", f"`slots` is invalid. Use a whole number from 0 to {MOST_SLOTS}."))
     if priority is None:
         problems.append(Problem("priority", f"`priority` is invalid. Use a whole number from {LOWEST} to {HIGHEST}."))
-    if pool and not (storable(pool) and Pool.objects.filter(name=pool).exists()):
+    if pool and not (is_storable(pool) and Pool.objects.filter(name=pool).exists()):
         problems.append(Problem("pool", "The pool does not exist."))
     if job and job not in {queued.job.id for queued in seen.queue}:
         problems.append(Problem("job", "The job does not exist, or is not queued."))
@@ -84,5 +84,5 @@ def would_start(seen: View, question: Question) -> list[str]:
 
 def _priority(text: str) -> int | None:
     sign, digits = (-1, text[1:]) if text.startswith("-") else (1, text)
-    number = whole_number(digits, 0, HIGHEST)
+    number = parse_whole_number(digits, 0, HIGHEST)
     return None if number is None else sign * number

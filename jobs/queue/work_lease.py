@@ -15,7 +15,7 @@ import kombu.exceptions
 from django.db import Error
 from django.utils import timezone
 
-from jobs.core.errors import WORDS, is_full
+from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
 from jobs.models import Lease
 from jobs.queue.inbound.deadletters import passes
 
@@ -100,8 +100,8 @@ class Troubles:
         self._since.pop(kind, None)
         if away(error):
             log.warning("Stage %s cannot continue%s: %s", stage, times, error)
-        elif is_full(error):
-            log.warning("Stage %s cannot continue%s: %s: %s", stage, times, WORDS, error)
+        elif is_disk_full(error):
+            log.warning("Stage %s cannot continue%s: %s: %s", stage, times, DISK_FULL_MESSAGE, error)
         else:
             log.error("Stage %s failed%s", stage, times, exc_info=error)
         return True

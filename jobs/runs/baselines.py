@@ -19,11 +19,11 @@ from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
-from jobs.core.access import find_project, role_in, visible_job
+from jobs.core.access import find_project, get_role, get_visible_job
 from jobs.core.audit import record
-from jobs.core.errors import MissingError
-from jobs.core.job_details import Moment
-from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status, stands
+from jobs.core.errors import NotFoundError
+from jobs.core.job_details import Timestamp
+from jobs.models import DEFAULT_PROJECT, BaselineRun, Project, Role, Status, describe_status
 from jobs.runs.history.queries.comparison import find_differences
 from planner.facts.parse_spec import SpecDict
 from planner.facts.resources import SoftwareSpec
@@ -209,7 +209,7 @@ class BranchRun(TypedDict):
     job: str
     name: str
     by: str
-    at: Moment
+    at: Timestamp
 
 
 class BaselineRunDetail(BranchRun):
@@ -247,7 +247,7 @@ class BranchBrief(TypedDict):
     job: str
     name: str
     by: str
-    at: Moment
+    at: Timestamp
 
 
 class NotUsableError(Exception):
@@ -277,7 +277,7 @@ def get_baseline(user: User, project: str, branch: str) -> Baseline:
     """Return the baseline of a branch. Raises MissingError."""
     runs = list(_query_visible_runs(user, project).filter(branch=branch))
     if not runs:
-        raise MissingError("baseline")
+        raise NotFoundError("baseline")
     explained = [(run, "" if run is runs[0] else explain_difference(run.spec, runs[0].spec)) for run in runs]
     return {
         "project": project,
@@ -297,13 +297,13 @@ def add_run(user: User, project: str, branch: str, job_id: str) -> Baseline:
         PermissionDenied, MissingError: As for other changes of a project.
     """
     _check_may_set(user, project)
-    job = visible_job(user, job_id)
+    job = get_visible_job(user, job_id)
     if job is None:
         raise SpecError([Problem("job", "The job does not exist, or you cannot see it.")])
     if job.project != project:
         raise SpecError([Problem("job", f"The job is in project {job.project}, not in {project}.")])
     if job.status != Status.SUCCEEDED:
-        raise NotUsableError(f"The job {stands(job.status)}. Use a job that succeeded.")
+        raise NotUsableError(f"The job {describe_status(job.status)}. Use a job that succeeded.")
     try:
         figures = compute_facts(job.attempts.get(number=job.attempt).exit, job.world_size)
     except NoFactsError as error:
@@ -340,7 +340,7 @@ def delete_baseline(user: User, project: str, branch: str) -> None:
     with transaction.atomic():
         num_deleted, _ = _query_visible_runs(user, project).filter(branch=branch).delete()
         if not num_deleted:
-            raise MissingError("baseline")
+            raise NotFoundError("baseline")
         record(user.get_username(), "forget baseline", "baseline", f"{project}/{branch}", before=num_deleted)
 
 
@@ -365,8 +365,8 @@ def _query_visible_runs(user: User, project: str) -> QuerySet[BaselineRun]:
 
 def _check_may_set(user: User, project: str) -> None:
     """Check that the user may change baselines: all users in `default`, operators in other projects."""
-    role = role_in(user, project)
+    role = get_role(user, project)
     if role is None:
-        raise MissingError("project")
+        raise NotFoundError("project")
     if project != DEFAULT_PROJECT and role < Role.OPERATOR:
         raise PermissionDenied(f"You need the `operator` role in project {project}. Your role is {role.label}.")

@@ -20,9 +20,9 @@ from contracts.codec import BadMessageError, decode_log_part, validate_log_order
 from contracts.logs import VERSION, LogFile, LogOrder, LogPart
 from contracts.names import TASK_READ_LOG, host_queue, log_key
 from contracts.security import SIGNATURE_BYTES
-from jobs.core.credentials import signed_by
-from jobs.core.redis_connection import connect
-from jobs.models import ELSEWHERE, HOST_SILENT_AFTER, Attempt, Host, Member
+from jobs.core.credentials import is_signed_by
+from jobs.core.redis_client import connect
+from jobs.models import EXTERNAL_ENGINE, HOST_SILENT_AFTER, Attempt, Host, Member
 from jobs.queue.order_outbox import producer
 
 LAUNCHER = -1
@@ -92,8 +92,8 @@ def _has_rank(member: Member, rank: int) -> bool:
 
 
 def _explain_external_log(attempt: Attempt) -> str:
-    if attempt.job.engine == ELSEWHERE:
-        where = attempt.where() or "another machine"
+    if attempt.job.engine == EXTERNAL_ENGINE:
+        where = attempt.format_hosts() or "another machine"
         return f"The job runs outside Meshboard, on {where}. The full log is stored on this machine."
     named = f"job {attempt.engine_id}" if attempt.engine_id else "this job"
     return (
@@ -153,7 +153,7 @@ def _wait_for_part(client: redis.Redis, place: LogLocation, question: str) -> Lo
 def _verify(place: LogLocation, question: str, sealed: bytes) -> LogPart:
     """Verify the signature and the request of an answer. Raises BadMessageError."""
     signature, body = sealed[:SIGNATURE_BYTES], sealed[SIGNATURE_BYTES:]
-    if not signed_by(place.host, body, signature):
+    if not is_signed_by(place.host, body, signature):
         raise BadMessageError(f"the answer is not signed by host {place.host.name}")
     part = decode_log_part(body)
     if part["question"] != question:

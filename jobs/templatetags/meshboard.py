@@ -15,7 +15,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from contracts.telemetry.vocabulary import TIMED_STEPS
-from jobs.core.kinds import command_words
+from jobs.core.kinds import format_command
 from planner.cost.learning import LEAST_TENSORS
 from planner.report import duration, size
 
@@ -97,7 +97,7 @@ def typed(words: list[str]) -> str:
 @register.filter
 def command(script: Mapping[str, Any]) -> str:
     """A script and its arguments, as one would type them."""
-    return command_words(script)
+    return format_command(script)
 
 
 @register.filter

@@ -22,7 +22,7 @@ from rest_framework.test import APIClient
 from contracts.control import VERSION
 from contracts.names import events_stream
 from contracts.security import build_signed_entry
-from jobs.core.credentials import signing_keys
+from jobs.core.credentials import derive_signing_keys
 from jobs.models import Attempt, Host, Job, Member
 from jobs.queue import actions
 from tests.jobs.mail import Kept
@@ -133,7 +133,9 @@ def signed(event: dict[str, Any]) -> Any:
     host, _ = Host.objects.get_or_create(name=name, defaults={**told, "last_seen": timezone.now()})
     if host.generation == 0:
         Host.objects.filter(pk=host.pk).update(generation=1)
-    return build_signed_entry(bytes.fromhex(signing_keys(name, max(1, host.generation))[0]), msgpack.packb(event))
+    return build_signed_entry(
+        bytes.fromhex(derive_signing_keys(name, max(1, host.generation))[0]), msgpack.packb(event)
+    )
 
 
 _sequence = itertools.count(1)

@@ -50,7 +50,7 @@ def spec_of(kind: str) -> dict[str, Any]:
 def test_every_kind_stands_in_both_tables() -> None:
     assert set(KINDS) == set(kinds.KINDS) == set(get_args(JobKind)) == set(SPECS)
     for kind in kinds.KINDS.values():
-        for tabs in (kind.tabs, kinds.external_tabs(kind)):
+        for tabs in (kind.tabs, kinds.get_external_tabs(kind)):
             assert list(tabs) == [tab for tab in kinds.TABS if tab in tabs], "tabs have one order"
             assert all(get_template(f"jobs/panels/{name}.html") for names in tabs.values() for name in names)
         assert kind.form is None or reverse(kind.form)

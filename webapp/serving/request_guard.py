@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
-from jobs.core import request_id
+from jobs.core import errors
 from planner.facts.validation import Problem
 from webapp.logs import REQUEST_LOGGER
 from webapp.serving import limits
@@ -64,7 +64,9 @@ class RequestGuard:
         if scope["type"] not in ("http", "websocket"):
             await self._application(scope, receive, send)
             return
-        known = request_id.begin(next((value for name, value in scope["headers"] if name == request_id.HEADER), None))
+        known = errors.set_request_id(
+            next((value for name, value in scope["headers"] if name == errors.REQUEST_ID_HEADER), None)
+        )
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
         else:
@@ -100,7 +102,10 @@ def _log_response(scope: MutableMapping[str, Any], send: Send, known: str) -> Se
 
     async def send_and_log(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), (request_id.HEADER, known.encode())]}
+            message = {
+                **message,
+                "headers": [*message.get("headers", []), (errors.REQUEST_ID_HEADER, known.encode())],
+            }
             answered = {"method": scope["method"], "path": scope["path"], "status": message["status"]}
             log.info("answered", extra={**answered, "seconds": round(time.monotonic() - began, 4)})
         await send(message)

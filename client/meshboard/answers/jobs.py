@@ -12,7 +12,7 @@ from meshboard.answers.verdicts import VerdictPayload
 
 
 class JobBrief(TypedDict):
-    """One job of a list."""
+    """A job in a list."""
 
     id: str
     name: str
@@ -139,7 +139,7 @@ class ExitReport(TypedDict):
 
 
 class StateChange(TypedDict):
-    """When and why an attempt came into a state."""
+    """A change of the status of an attempt, with its time and reason."""
 
     status: Literal[
         "queued", "starting", "running", "unreachable", "cancelling", "succeeded", "failed", "lost", "cancelled"
@@ -150,8 +150,9 @@ class StateChange(TypedDict):
 
 
 class MemberBrief(TypedDict):
-    """An attempt's share of one host: `num_ranks` ranks from `first_rank` on. `reason`: why it ended so. `silent`: it
-    runs for all that is known, and neither it nor its host was heard of for 30 s.
+    """One host of an attempt, with `num_ranks` ranks from `first_rank` on. `reason`: reason of the `outcome`.
+
+    `silent`: true if the ranks have not ended, and no report or heartbeat arrived for 30 s.
     """
 
     node: int
@@ -165,14 +166,14 @@ class MemberBrief(TypedDict):
 
 
 class ExternalRunInfo(TypedDict):
-    """What was told of a run that somebody launched elsewhere as it was opened."""
+    """Command and tags that an external run reported at its start."""
 
     command: list[str]
     tags: list[str]
 
 
 class JobDetail(TypedDict):
-    """A job in full. Bytes are payload bytes."""
+    """A job with all fields. Bytes are payload bytes."""
 
     id: str
     name: str
@@ -222,7 +223,11 @@ class JobDetail(TypedDict):
 
 
 class WaitResult(TypedDict):
-    """`reached`: whether the current attempt came into the state; false where the time was up, or it no longer can."""
+    """Result of a wait for a status.
+
+    `reached`: true if the current attempt reached the status. False after a timeout, or if it can no longer reach
+    it.
+    """
 
     reached: bool
     job: JobDetail

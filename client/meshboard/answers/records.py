@@ -97,7 +97,7 @@ class BranchBrief(TypedDict):
 
 
 class AuditRow(TypedDict):
-    """What a person did."""
+    """An action of a user."""
 
     id: int
     at: str

@@ -17,8 +17,7 @@ from rest_framework.views import exception_handler, set_rollback
 from jobs.api.http.addressed import parameter_of
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
-from jobs.core.errors import WORDS, MissingError, is_full
-from jobs.core.request_id import current
+from jobs.core.errors import DISK_FULL_MESSAGE, NotFoundError, get_request_id, is_disk_full
 from jobs.planning.planners import BusyError
 from jobs.runs.history.queries.query_parameters import BadQueryError
 from planner.facts.validation import Problem, SpecError
@@ -60,7 +59,7 @@ def of_request(status: int, words: str) -> ProblemDetails:
 
 def failure(path: str, error: BaseException | None = None) -> str:
     """Log a failure of ours under an id that its answer quotes; returns the id."""
-    reference = current() or secrets.token_hex(16)
+    reference = get_request_id() or secrets.token_hex(16)
     log.error("error %s for %s", reference, path, exc_info=error)
     return reference
 
@@ -98,9 +97,9 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
         log.warning("the database did not answer for %s: %s", request.path, error)
         changes = request.method not in SAFE_METHODS  # and may have been committed as the database went away
         return refused(of_request(503, NOT_KNOWN if changes else AWAY), LATER)
-    if isinstance(error, OSError) and is_full(error):
-        log.error("%s: %s for %s", WORDS, error, request.path)
-        return refused(of_request(503, f"{WORDS} Free disk space on the board, then try again."), LATER)
+    if isinstance(error, OSError) and is_disk_full(error):
+        log.error("%s: %s for %s", DISK_FULL_MESSAGE, error, request.path)
+        return refused(of_request(503, f"{DISK_FULL_MESSAGE} Free disk space on the board, then try again."), LATER)
     if isinstance(error, SuspiciousOperation):  # more fields than are read, say
         return refused(of_request(400, str(error)))
     response = exception_handler(error, context)
@@ -110,7 +109,7 @@ def handle(error: Exception, context: dict[str, Any]) -> Response:
     detail = response.data.get("detail", response.data) if isinstance(response.data, dict) else response.data
     body = of_request(response.status_code, str(detail))
     if isinstance(error, Http404 | PermissionDenied):
-        what = error.what if isinstance(error, MissingError) else None
+        what = error.what if isinstance(error, NotFoundError) else None
         body = _addressed(body, parameter_of(what, context["kwargs"]))
     response.data, response.content_type = body, CONTENT_TYPE
     return response

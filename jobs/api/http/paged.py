@@ -14,7 +14,7 @@ from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
 from jobs.api.http.parameters import Parameters
-from jobs.core.text import parse_json, storable
+from jobs.core.text import is_storable, parse_json
 
 PAGE = 1000  # by itself too: these lists came whole once, and nobody has more tokens
 CURSOR = re.compile(r"[A-Za-z0-9_-]{1,1000}")
@@ -71,7 +71,7 @@ def _behind(rows: QuerySet[Any], order: tuple[str, ...], cursor: str) -> QuerySe
         return None
     try:
         place = parse_json(urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        if not isinstance(place, list) or len(place) != len(order) or not all(map(storable, place)):
+        if not isinstance(place, list) or len(place) != len(order) or not all(map(is_storable, place)):
             return None
         behind = rows.filter(_condition(order, place))
         str(behind.query)  # SQLite's times are turned into UTC here, where some have no year

@@ -8,7 +8,7 @@ from typing import TypeVar
 from rest_framework.request import Request
 
 from jobs.api.http.problems import Where
-from jobs.core.text import choice_problem, number_problem, whole_number
+from jobs.core.text import format_choice_problem, format_number_problem, parse_whole_number
 from planner.facts.validation import Problem, SpecError
 
 T = TypeVar("T")
@@ -42,11 +42,11 @@ class Parameters:
         return found
 
     def number(self, name: str, default: D, least: int, most: int) -> int | D:
-        words = number_problem(name, self._given.get(name, ""), least, most)
-        return self.read(name, default, words, lambda text: whole_number(text, least, most))
+        words = format_number_problem(name, self._given.get(name, ""), least, most)
+        return self.read(name, default, words, lambda text: parse_whole_number(text, least, most))
 
     def one_of(self, name: str, default: D, choices: tuple[str, ...]) -> str | D:
-        words = choice_problem(name, self._given.get(name, ""), choices)
+        words = format_choice_problem(name, self._given.get(name, ""), choices)
         return self.read(name, default, words, lambda text: text if text in choices else None)
 
     def clash(self, name: str, words: str) -> None:

@@ -13,7 +13,7 @@ from rest_framework.exceptions import UnsupportedMediaType
 from rest_framework.request import Request
 
 from jobs.api.http.parameters import BadParameterError
-from jobs.core.text import repeated_problem, unknown_problem
+from jobs.core.text import format_repeated_problem, format_unknown_problem
 from planner.facts.validation import Problem
 
 
@@ -32,8 +32,8 @@ class APIView(views.APIView):
             return
         view: Any = type(self)
         known, given = _declared(view, handler.__name__), request.query_params
-        problems = [Problem(name[:100], unknown_problem(name, known)) for name in given if name not in known]
-        problems += [Problem(name, repeated_problem(name)) for name in known if len(given.getlist(name)) > 1]
+        problems = [Problem(name[:100], format_unknown_problem(name, known)) for name in given if name not in known]
+        problems += [Problem(name, format_repeated_problem(name)) for name in known if len(given.getlist(name)) > 1]
         if problems:
             raise BadParameterError(problems)
 

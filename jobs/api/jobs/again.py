@@ -16,7 +16,7 @@ from jobs.api.http.views import APIView
 from jobs.api.plans import INSIDE
 from jobs.api.shared import refusals, refuse, user_of
 from jobs.core.access import find_job
-from jobs.core.job_details import job_detail
+from jobs.core.job_details import serialize_job
 from jobs.models import Job
 from jobs.planning.queries import checked
 from jobs.queue import actions, derived_jobs
@@ -88,7 +88,7 @@ def _made(request: Request, job_id: str, change_of: Callable[[Job], Any]) -> Res
     user, key, told = user_of(request), key_of(request), [request.path, request.data]
     try:
         if key is not None and (earlier := actions.answered(user, key, told)):
-            return Response(job_detail(earlier, None))
+            return Response(serialize_job(earlier, None))
         job = find_job(user, job_id)
         made, queued = derived_jobs.copy(user, job, change_of(job), key=key, told=told)
     except _NoCheckpointError:
@@ -101,4 +101,4 @@ def _made(request: Request, job_id: str, change_of: Callable[[Job], Any]) -> Res
         return refuse(
             422, KEY.name, f"`{KEY.name}` was used before with another body. Use a new idempotency key.", "header"
         )
-    return Response(job_detail(made, queued), status=201 if queued else 200)
+    return Response(serialize_job(made, queued), status=201 if queued else 200)

@@ -15,10 +15,10 @@ from rest_framework.request import Request
 
 from jobs.api.http.deprecation import OFFSET
 from jobs.api.http.parameters import BadParameterError
-from jobs.core.access import visible_jobs
-from jobs.core.job_details import JobBrief, job_briefs
-from jobs.core.job_filters import JobFilter, SeveralFilter
-from jobs.core.text import number_problem, storable, whole_number
+from jobs.core.access import get_visible_jobs
+from jobs.core.filters import JobFilter, MultiValueFilter
+from jobs.core.job_details import JobBrief, get_job_briefs
+from jobs.core.text import format_number_problem, is_storable, parse_whole_number
 from jobs.models import Job
 from planner.facts.validation import Problem
 
@@ -52,12 +52,12 @@ def narrowed(request: Request) -> Listed:
     """
     asked = request.query_params
     problems = []
-    limit = whole_number(asked.get("limit", str(PAGE)), 1, PAGE_LIMIT)
-    offset = whole_number(asked.get("offset", "0"), 0, MOST_SKIPPED)
+    limit = parse_whole_number(asked.get("limit", str(PAGE)), 1, PAGE_LIMIT)
+    offset = parse_whole_number(asked.get("offset", "0"), 0, MOST_SKIPPED)
     if limit is None:
-        problems.append(Problem("limit", number_problem("limit", asked["limit"], 1, PAGE_LIMIT)))
+        problems.append(Problem("limit", format_number_problem("limit", asked["limit"], 1, PAGE_LIMIT)))
     if offset is None:
-        problems.append(Problem("offset", number_problem("offset", asked["offset"], 0, MOST_SKIPPED)))
+        problems.append(Problem("offset", format_number_problem("offset", asked["offset"], 0, MOST_SKIPPED)))
     after = _place(asked["cursor"]) if "cursor" in asked else None
     if "cursor" in asked and after is None:
         problems.append(
@@ -72,7 +72,7 @@ def narrowed(request: Request) -> Listed:
         for name in HELP
         if name in asked and not asked[name].strip()
     ]
-    filters = JobFilter(asked, queryset=visible_jobs(request.user), user=request.user)
+    filters = JobFilter(asked, queryset=get_visible_jobs(request.user), user=request.user)
     problems += [Problem(name, " ".join(told)) for name, told in filters.form.errors.items()]
     if problems or limit is None or offset is None:
         raise BadParameterError(problems)
@@ -80,7 +80,7 @@ def narrowed(request: Request) -> Listed:
     if after is not None:
         created, job = after
         found = found.filter(Q(created__lt=created) | Q(created=created, id__lt=job))
-    jobs = job_briefs(found[offset : offset + limit + 1])
+    jobs = get_job_briefs(found[offset : offset + limit + 1])
     return Listed(jobs[:limit], _behind(asked, jobs[limit - 1]) if len(jobs) > limit else None)
 
 
@@ -100,7 +100,7 @@ def _place(cursor: str) -> tuple[datetime, str] | None:
         told = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
         created, _, job = told.partition(" ")
         found = datetime.fromisoformat(created)
-        if found.tzinfo is None or not storable(job):
+        if found.tzinfo is None or not is_storable(job):
             return None
         return found.astimezone(UTC), job
     except (ValueError, OverflowError):  # the latter of what is no year in UTC
@@ -109,9 +109,9 @@ def _place(cursor: str) -> tuple[datetime, str] | None:
 
 def _schema(known: django_filters.Filter) -> dict[str, Any]:
     choices = known.extra.get("choices")
-    if isinstance(known, SeveralFilter):
+    if isinstance(known, MultiValueFilter):
         names = [name for name, _ in choices]
-        word = f"({'|'.join([*names, *known.extra['stands_for']])})"
+        word = f"({'|'.join([*names, *known.extra['aliases']])})"
         one, several = {"enum": names}, {"pattern": f"^{word}(,{word})*$"}
         return {"anyOf": [{"type": "string", **one}, {"type": "string", **several}]}
     if choices is not None:

@@ -15,8 +15,8 @@ from jobs.api.http.views import APIView
 from jobs.api.jobs.listing import PARAMETERS, narrowed
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.core.access import find_job, find_job_to_change, find_job_to_run
-from jobs.core.job_details import job_detail
-from jobs.models import stands
+from jobs.core.job_details import serialize_job
+from jobs.models import describe_status
 from jobs.planning.between import between
 from jobs.planning.elastic import NoOfferError, smaller
 from jobs.planning.hindsight import NoAdviceError, advice
@@ -63,7 +63,7 @@ class Jobs(APIView):
             return refuse(
                 422, KEY.name, f"`{KEY.name}` was used before with another body. Use a new idempotency key.", "header"
             )
-        return Response(job_detail(job, queued), status=201 if queued else 200)
+        return Response(serialize_job(job, queued), status=201 if queued else 200)
 
 
 class JobView(APIView):
@@ -76,7 +76,7 @@ class JobView(APIView):
     )
     def get(self, request: Request, job_id: str) -> Response:
         """Its state, history, estimate and, at the end, the exit report with predicted and measured bytes."""
-        return tagged(request, job_detail(find_job(request.user, job_id)))
+        return tagged(request, serialize_job(find_job(request.user, job_id)))
 
     @extend_schema(
         operation_id="changeJob",
@@ -91,8 +91,10 @@ class JobView(APIView):
         try:
             bulk_actions.change_job(asked, job.id, request.user.get_username())
         except bulk_actions.NotEndedError:
-            return refuse(409, "archived", f"The job {stands(job.status)}. Wait until the job has ended, or cancel it.")
-        return Response(job_detail(find_job(request.user, job_id)))
+            return refuse(
+                409, "archived", f"The job {describe_status(job.status)}. Wait until the job has ended, or cancel it."
+            )
+        return Response(serialize_job(find_job(request.user, job_id)))
 
 
 class ActOnJobs(APIView):
@@ -127,8 +129,8 @@ class Cancel(APIView):
         refuse_body(request)
         if not actions.cancel(job, request.user.get_username()):
             job.refresh_from_db()
-            return refuse(409, "status", f"The job cannot be cancelled because it {stands(job.status)}.")
-        return Response(job_detail(find_job(request.user, job_id)))
+            return refuse(409, "status", f"The job cannot be cancelled because it {describe_status(job.status)}.")
+        return Response(serialize_job(find_job(request.user, job_id)))
 
 
 class Advice(APIView):
@@ -181,12 +183,12 @@ class SmallerLayout(APIView):
         refuse_body(request)
         try:
             if not actions.run_smaller(job, request.user.get_username()):
-                return refuse(409, "status", f"The job cannot be retried because it {stands(job.status)}.")
+                return refuse(409, "status", f"The job cannot be retried because it {describe_status(job.status)}.")
         except NoOfferError as error:
             return refuse(409, error.field, str(error))
         except actions.DisprovedError as error:
             return refuse(409, "proof", str(error))
-        return Response(job_detail(find_job(request.user, job_id)))
+        return Response(serialize_job(find_job(request.user, job_id)))
 
 
 class Requeue(APIView):
@@ -203,7 +205,7 @@ class Requeue(APIView):
         refuse_body(request)
         try:
             if not actions.requeue(job, request.user.get_username()):
-                return refuse(409, "status", f"The job cannot be retried because it {stands(job.status)}.")
+                return refuse(409, "status", f"The job cannot be retried because it {describe_status(job.status)}.")
         except actions.DisprovedError as error:
             return refuse(409, "proof", str(error))
-        return Response(job_detail(find_job(request.user, job_id)))
+        return Response(serialize_job(find_job(request.user, job_id)))

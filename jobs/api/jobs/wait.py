@@ -15,7 +15,7 @@ from jobs.api.http.parameters import Parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, user_of
 from jobs.core.access import find_job
-from jobs.core.job_details import job_detail
+from jobs.core.job_details import serialize_job
 from jobs.models import TERMINAL, Job, StateChange, Status
 from jobs.runs.live import event_stream
 from jobs.runs.live.event_stream import Position
@@ -70,7 +70,7 @@ class Wait(APIView):
             held.user = user_of(request).pk
             held.wait = WaitForChange(job.id, JobState(job.status, job.attempt), timeout_s)
             return Response(status=204)
-        return Response({"reached": reached, "job": job_detail(job)})
+        return Response({"reached": reached, "job": serialize_job(job)})
 
 
 def _has_reached(job: Job, wanted: str) -> bool:

@@ -12,9 +12,9 @@ from jobs.api.http.paged import paged, parameters
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
-from jobs.core.access import find_project, find_project_to_administer, visible_projects
-from jobs.core.errors import MissingError
-from jobs.core.text import storable, whole_number
+from jobs.core.access import find_project, find_project_to_administer, get_visible_projects
+from jobs.core.errors import NotFoundError
+from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import Role
 from jobs.people import invitations, projects, variables
 from jobs.people.invitation_mail import get_invitation_url, mail
@@ -40,7 +40,7 @@ class Projects(APIView):
     def get(self, request: Request) -> Response:
         """`default`, those you are a member of, and all for staff, by name, each with your role. A Link header with
         rel="next" leads to the page after it."""
-        page = paged(request, visible_projects(request.user), "name")
+        page = paged(request, get_visible_projects(request.user), "name")
         return Response(projects.all_told(page.rows, request.user), headers=page.headers)
 
     @extend_schema(
@@ -105,8 +105,8 @@ class MemberView(APIView):
     def put(self, request: Request, project: str, user: str) -> Response:
         """Change a member's role; staff make anybody a member so. Its admins only."""
         found, asked = find_project_to_administer(request.user, project), checked(projects.RoleRequest, request.data)
-        if not storable(user):
-            raise MissingError("member")
+        if not is_storable(user):
+            raise NotFoundError("member")
         projects.set_role(found, user, Role[asked.role.upper()], user_of(request))
         return Response(projects.members(found))
 
@@ -118,8 +118,8 @@ class MemberView(APIView):
         if user != by.get_username():
             find_project_to_administer(request.user, project)
         refuse_body(request)
-        if not storable(user) or not projects.remove_member(found, user, by):
-            raise MissingError("member")
+        if not is_storable(user) or not projects.remove_member(found, user, by):
+            raise NotFoundError("member")
         return Response(status=204)
 
 
@@ -162,10 +162,10 @@ class InvitationView(APIView):
     @extend_schema(operation_id="revokeInvitation", request=None, responses={204: GONE, **refusals(403, 404, 415, 422)})
     def delete(self, request: Request, project: str, key: str) -> Response:
         """Nobody joins with it any more. Its admins only."""
-        found, number = find_project_to_administer(request.user, project), whole_number(key, 1, 2**63 - 1)
+        found, number = find_project_to_administer(request.user, project), parse_whole_number(key, 1, 2**63 - 1)
         refuse_body(request)
         if number is None or not invitations.revoke(found, number, user_of(request).get_username()):
-            raise MissingError("invitation")
+            raise NotFoundError("invitation")
         return Response(status=204)
 
 
@@ -223,6 +223,6 @@ class VariableView(APIView):
         """Hand it to no job any more. Its admins only."""
         found = find_project_to_administer(request.user, project)
         refuse_body(request)
-        if not storable(variable) or not variables.remove(found, variable, user_of(request).get_username()):
-            raise MissingError("variable")
+        if not is_storable(variable) or not variables.remove(found, variable, user_of(request).get_username()):
+            raise NotFoundError("variable")
         return Response(status=204)

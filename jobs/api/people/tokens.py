@@ -12,8 +12,8 @@ from jobs.api.http.paged import paged, parameters
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse_body, user_of
-from jobs.core.errors import MissingError
-from jobs.core.text import storable
+from jobs.core.errors import NotFoundError
+from jobs.core.text import is_storable
 from jobs.people import tokens
 from jobs.planning.queries import checked
 
@@ -62,6 +62,6 @@ class Token(APIView):
     def delete(self, request: Request, key: str) -> Response:
         """End one of your tokens."""
         refuse_body(request)
-        if not storable(key) or not tokens.revoke(user_of(request), key):
-            raise MissingError("token", "no such token, or it belongs to another user")
+        if not is_storable(key) or not tokens.revoke(user_of(request), key):
+            raise NotFoundError("token", "no such token, or it belongs to another user")
         return Response(status=204)

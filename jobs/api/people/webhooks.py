@@ -10,8 +10,8 @@ from jobs.api.document import schema
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
-from jobs.core.errors import MissingError
-from jobs.core.text import storable
+from jobs.core.errors import NotFoundError
+from jobs.core.text import is_storable
 from jobs.models import Delivery, Webhook
 from jobs.people.notifications import hooks
 from jobs.planning.queries import checked
@@ -126,7 +126,7 @@ class Deliveries(APIView):
         hook = hooks.find(request.user, project, key)
         theirs = Delivery.objects.filter(webhook=hook)
         if (before := request.query_params.get("before")) is not None:
-            last = theirs.filter(key=before).first() if storable(before) else None
+            last = theirs.filter(key=before).first() if is_storable(before) else None
             if last is None:
                 raise BadParameterError(
                     [
@@ -152,9 +152,9 @@ class Redeliver(APIView):
         """Send a message again, whatever became of it; it is tried for a day."""
         hook = hooks.find(request.user, project, key)
         theirs = Delivery.objects.filter(webhook=hook)
-        found = theirs.filter(key=delivery).first() if storable(delivery) else None
+        found = theirs.filter(key=delivery).first() if is_storable(delivery) else None
         if found is None:
-            raise MissingError("delivery")
+            raise NotFoundError("delivery")
         refuse_body(request)
         if not hooks.redeliver(user_of(request), hook, found):
             return refuse(409, "delivery", "The delivery is scheduled.", "path")

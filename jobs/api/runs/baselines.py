@@ -9,16 +9,16 @@ from rest_framework.response import Response
 from jobs.api.document import schema
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
-from jobs.core.errors import MissingError
-from jobs.core.text import storable
-from jobs.models.baselines import LONGEST_BRANCH, branch_problem
+from jobs.core.errors import NotFoundError
+from jobs.core.text import is_storable
+from jobs.models.validators import MAX_BRANCH_CHARACTERS, find_branch_problem
 from jobs.planning.queries import checked
 from jobs.runs import baselines
 
 PROJECT = OpenApiParameter("project", {"type": "string", "minLength": 1, "maxLength": 100}, OpenApiParameter.PATH)
 BRANCH = OpenApiParameter(
     "branch",
-    {"type": "string", "maxLength": LONGEST_BRANCH},
+    {"type": "string", "maxLength": MAX_BRANCH_CHARACTERS},
     OpenApiParameter.PATH,
     description="A valid Git branch name.",
 )
@@ -61,7 +61,7 @@ class BaselineView(APIView):
         """Hold builds to this run too: what it measured is kept, and stays when the job is forgotten. The newest 20 of
         a branch tell its noise. 409: the job did not succeed. Takes an operator of the project."""
         wish = checked(baselines.BaselineRequest, request.data)
-        if words := branch_problem(branch):
+        if words := find_branch_problem(branch):
             return refuse(422, "branch", words, "path")
         try:
             return Response(baselines.add_run(user_of(request), _stored(project), branch, wish.job))
@@ -83,6 +83,6 @@ class BaselineView(APIView):
 
 def _stored(name: str, what: str = "project") -> str:
     """Raises MissingError: no database can be asked for it."""
-    if not storable(name):
-        raise MissingError(what)
+    if not is_storable(name):
+        raise NotFoundError(what)
     return name

@@ -13,7 +13,7 @@ from jobs.api.document import schema
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
-from jobs.core.access import find_job, visible_job
+from jobs.core.access import find_job, get_visible_job
 from jobs.models import Job
 from jobs.runs.history.exports import get_event_file_name, make_event_file
 from jobs.runs.history.queries import table_rows
@@ -194,7 +194,7 @@ class Compare(APIView):
             raise BadParameterError([Problem("jobs", words)])
         if len(set(ids)) < len(ids):
             raise SpecError([Problem("jobs", words)])
-        found = [visible_job(request.user, job_id) for job_id in ids]
+        found = [get_visible_job(request.user, job_id) for job_id in ids]
         if missing := [job_id for job_id, job in zip(ids, found, strict=True) if job is None]:
             return refuse(404, "jobs", f"Job not found: {', '.join(missing)}.", "query")
         return Response(compare_jobs([job for job in found if job is not None]))

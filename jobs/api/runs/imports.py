@@ -18,8 +18,8 @@ from jobs.api.http.parsers import TooLargeError
 from jobs.api.http.views import APIView
 from jobs.api.runs.traces import COLUMNS, FORMAT
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
-from jobs.core.errors import MissingError
-from jobs.core.text import storable, whole_number
+from jobs.core.errors import NotFoundError
+from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import ImportedTrace
 from jobs.planning.queries import checked
 from jobs.runs.traces.events import serialize_trace
@@ -121,9 +121,9 @@ class Part(APIView):
         offset = given.number(OFFSET.name, None, 0, store.MAX_FILE_BYTES)
         given.check()
         made = _find(request, key, change=True)
-        number = whole_number(place, 0, store.MAX_FILES)
+        number = parse_whole_number(place, 0, store.MAX_FILES)
         if number is None or number >= len(made.files):
-            raise MissingError("file")
+            raise NotFoundError("file")
         if offset is None:
             return refuse(
                 400, OFFSET.name, f"`{OFFSET.name}` is missing. Set it to the number of bytes sent so far.", "query"
@@ -193,7 +193,7 @@ class Trace(APIView):
         try:
             trace = store.read_import_step(made, step)
         except store.ImportInUseError:
-            raise MissingError("import") from None
+            raise NotFoundError("import") from None
         if chosen == COLUMNS:
             return Response({"step": step, **serialize_trace(trace)})
         writer = FORMATS[chosen]
@@ -207,7 +207,7 @@ def _find(request: Request, key: str, *, change: bool = False) -> ImportedTrace:
     seen = ImportedTrace.objects.visible_to(request.user)
     if change:
         seen = seen.filter(owner=user_of(request))
-    found = seen.select_related("owner").filter(pk=key).first() if storable(key) else None
+    found = seen.select_related("owner").filter(pk=key).first() if is_storable(key) else None
     if found is None:
-        raise MissingError("import")
+        raise NotFoundError("import")
     return found

@@ -22,7 +22,7 @@ from jobs.api.http.views import APIView
 from jobs.api.jobs.wait import RESUME, STREAM, followed
 from jobs.api.shared import refusals, refuse
 from jobs.core.access import find_job
-from jobs.core.text import whole_number
+from jobs.core.text import parse_whole_number
 from jobs.runs import logs
 from jobs.runs.live.event_stream import LogSelector
 from jobs.runs.logs import LAUNCHER, NOT_STARTED, LogLocation, NoLogError, find_member, locate_log
@@ -166,7 +166,7 @@ async def _until_it_breaks(parts: AsyncIterator[bytes], name: str) -> AsyncItera
 
 def _rank(text: str) -> int | None:
     """A rank, or a launcher as -1 and below."""
-    number = whole_number(text.removeprefix("-"), 0, MOST_RANKS)
+    number = parse_whole_number(text.removeprefix("-"), 0, MOST_RANKS)
     if number is None or text == "-0":
         return None
     return -number if text.startswith("-") else number

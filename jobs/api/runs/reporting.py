@@ -28,11 +28,11 @@ from jobs.api.http.views import APIView
 from jobs.api.runs import messages
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.core.access import find_job, find_job_to_change
-from jobs.core.credentials import digest
-from jobs.core.errors import MissingError
-from jobs.core.job_details import job_detail
-from jobs.core.text import whole_number
-from jobs.models import Member, RunToken, stands
+from jobs.core.credentials import hash_secret
+from jobs.core.errors import NotFoundError
+from jobs.core.job_details import serialize_job
+from jobs.core.text import parse_whole_number
+from jobs.models import Member, RunToken, describe_status
 from jobs.queue.inbound import silence
 from jobs.runs.reporting import runs
 from jobs.runs.reporting.authentication import RequiresHttps, RunTokenAuthentication
@@ -142,9 +142,9 @@ class OfRun(APIView):
         """The member that the request's claim speaks for. Raises MissingError, TakenError."""
         found = self.run(run, attempt).attempt.members.select_related("attempt__job").filter(node=node).first()
         if found is None or not found.claim:
-            raise MissingError("node", f"no such node: node {node} has not joined this run")
+            raise NotFoundError("node", f"no such node: node {node} has not joined this run")
         claim = self.request.headers.get("Meshboard-Claim", "")
-        if not (claim.isascii() and hmac.compare_digest(digest(claim), found.claim)):
+        if not (claim.isascii() and hmac.compare_digest(hash_secret(claim), found.claim)):
             self.permission_denied(self.request, message=f"Another process reports for node {node} of this run.")
         return found
 
@@ -257,9 +257,9 @@ class GiveUp(APIView):
             return refuse(
                 409,
                 "status",
-                f"The run {stands(job.status)}, and its host still sends reports. Cancel the run instead.",
+                f"The run {describe_status(job.status)}, and its host still sends reports. Cancel the run instead.",
             )
-        return Response(job_detail(find_job(request.user, job_id)))
+        return Response(serialize_job(find_job(request.user, job_id)))
 
 
 def foreign(batch: Batch, member: Member) -> str:
@@ -284,7 +284,7 @@ def _raw(request: Request) -> bytes:
 def _number(request: Request) -> int:
     """The batch's. Raises BadParameterError."""
     told = request.query_params.get("n", "")
-    number = whole_number(told, 0, LARGEST_NUMBER)
+    number = parse_whole_number(told, 0, LARGEST_NUMBER)
     if number is None:
         words = f"The batch number `n` is missing or invalid. Use a whole number from 0 to {LARGEST_NUMBER}."
         raise BadParameterError([Problem("n", words)])

@@ -13,7 +13,7 @@ from jobs.api.http.parameters import Parameters
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
 from jobs.core.access import find_job, find_job_to_change
-from jobs.models import TERMINAL, Job, stands
+from jobs.models import TERMINAL, Job, describe_status
 from jobs.runs.history.queries.query_parameters import MAX_ATTEMPT
 from jobs.runs.history.queries.results import explain_untraceable, list_traced_steps, read_traced_step
 from jobs.runs.traces import traced_steps
@@ -119,7 +119,7 @@ class StepTrace(APIView):
         job = find_job_to_change(request.user, job_id)
         step = parse_step_request(request.data)
         if job.status in TERMINAL:
-            return refuse(409, "status", f"No more steps can be traced because the job {stands(job.status)}.")
+            return refuse(409, "status", f"No more steps can be traced because the job {describe_status(job.status)}.")
         if words := explain_untraceable(job, step):
             return refuse(422, "step", words, "body")
         try:

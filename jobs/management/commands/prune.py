@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from jobs.core.redis_connection import connect
+from jobs.core.redis_client import connect
 from jobs.operations.prune import prune
 from jobs.runs.history.store.retention import delete_old_histories
 

@@ -10,8 +10,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
-from jobs.core.latest_steps import newest_steps
-from jobs.core.redis_connection import connect
+from jobs.core.redis_client import connect, read_latest_steps
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ def of_streams(streams: Mapping[Stream, int]) -> dict[Stream, dict[int, Newest]]
         with connect() as client:
             for first in range(0, len(places), AT_ONCE):
                 some = places[first : first + AT_ONCE]
-                told = newest_steps(client, {telemetry_stream(*one): streams[one] for one in some}, WINDOW_S)
+                told = read_latest_steps(client, {telemetry_stream(*one): streams[one] for one in some}, WINDOW_S)
                 found |= {one: newest(told[telemetry_stream(*one)]) for one in some}
     except (RedisError, OSError) as error:
         log.warning("Metrics omit ranks: %s", error)

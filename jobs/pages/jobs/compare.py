@@ -12,9 +12,9 @@ from django.urls import reverse
 from django.views.decorators.http import require_GET
 
 from contracts.telemetry.vocabulary import TIMED_STEPS
-from jobs.core.access import visible_jobs
-from jobs.core.kinds import kind_of, layout_words
-from jobs.core.text import storable
+from jobs.core.access import get_visible_jobs
+from jobs.core.kinds import format_layout, get_kind
+from jobs.core.text import is_storable
 from jobs.models import Attempt, Job
 from jobs.pages.jobs.speed_ranking import (
     Run,
@@ -48,7 +48,7 @@ class Figure(NamedTuple):
 def compare(request: HttpRequest) -> HttpResponse:
     """Show `?jobs=a,b,..&baseline=a`. Unknown jobs and jobs of other people give the same message."""
     ids = _parse_ids(request.GET.getlist("jobs"))
-    found = visible_jobs(request.user).in_bulk([job for job in ids if storable(job)])
+    found = get_visible_jobs(request.user).in_bulk([job for job in ids if is_storable(job)])
     jobs = [found[job] for job in ids if job in found][:MAX_RUNS]
     baseline = next((job for job in jobs if job.id == request.GET.get("baseline")), jobs[0] if jobs else None)
     exits, diagnoses = _read_attempts(jobs)
@@ -57,9 +57,9 @@ def compare(request: HttpRequest) -> HttpResponse:
             {
                 "job": job,
                 "letter": LETTERS[place],
-                "kind": kind_of(job.spec).title,
-                "subject": kind_of(job.spec).subject(job.spec),
-                "layout": layout_words(job.spec),
+                "kind": get_kind(job.spec).title,
+                "subject": get_kind(job.spec).subject(job.spec),
+                "layout": format_layout(job.spec),
                 "is_baseline": job == baseline,
             }
             for place, job in enumerate(jobs)

@@ -12,11 +12,10 @@ from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 from typing_extensions import TypedDict
 
-from jobs.core.access import find_job, find_job_to_change, find_job_to_run, may_change, may_submit_to, visible_job
-from jobs.core.job_details import JobDetail, job_detail
-from jobs.core.kinds import TABS, Tabs, external_tabs, kind_of, layout_words
-from jobs.core.retries import disproved
-from jobs.models import ELSEWHERE, TERMINAL, Job, Status
+from jobs.core.access import find_job, find_job_to_change, find_job_to_run, get_visible_job, may_change, may_submit_to
+from jobs.core.job_details import JobDetail, serialize_job
+from jobs.core.kinds import TABS, Tabs, format_layout, get_external_tabs, get_kind
+from jobs.models import EXTERNAL_ENGINE, TERMINAL, Job, Status
 from jobs.pages.view_helpers import catch_busy_planner, get_user, get_username, submit_once
 from jobs.people.notifications import ends
 from jobs.planning.elastic import NoOfferError, is_stranded
@@ -54,11 +53,11 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     job = find_job(request.user, job_id)
     if request.GET.get("part") == "waiting":
         return JsonResponse(describe_wait(request.user, job))
-    kind, external = kind_of(job.spec), job.engine == ELSEWHERE
-    data, queued, terminal = job_detail(job), job.status == Status.QUEUED, job.status in TERMINAL
+    kind, external = get_kind(job.spec), job.engine == EXTERNAL_ENGINE
+    data, queued, terminal = serialize_job(job), job.status == Status.QUEUED, job.status in TERMINAL
     started = job.history.filter(attempt=job.attempt, status=Status.STARTING).exists()
     tabs = _list_tabs(
-        job, data, external_tabs(kind) if external else kind.tabs, is_bare=queued or (terminal and not started)
+        job, data, get_external_tabs(kind) if external else kind.tabs, is_bare=queued or (terminal and not started)
     )
     panels = {name for tab in tabs for name in tab["panels"]}
     context = {
@@ -66,7 +65,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "data": data,
         "kind": kind,
         "subject": kind.subject(job.spec),
-        "layout": layout_words(job.spec),
+        "layout": format_layout(job.spec),
         "tabs": tabs,
         "is_single": sum(tab["shown"] for tab in tabs) == 1,
         "has_verdict": "first/health" in panels,
@@ -79,11 +78,11 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "terminal": terminal,
         "started": started,
         "elsewhere": external,
-        "again": job.status in REQUEUEABLE and not external and not disproved(job),
+        "again": job.status in REQUEUEABLE and not external and not job.has_failed_verification(),
         "stranded": queued and is_stranded(job),
         "may_change": may_change(request.user, job),
         "end_mail": ends.told(get_user(request), job),
-        "check_of": visible_job(request.user, job.check_of_id or ""),
+        "check_of": get_visible_job(request.user, job.check_of_id or ""),
         "check": derived_jobs.newest(request.user, job),
         "check_offer": derived_jobs.offer(request.user, job),
         "may_hear": may_submit_to(request.user, job.project),

@@ -15,9 +15,9 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.core.access import changeable_jobs, listed_jobs, sees_others, visible_projects
-from jobs.core.job_filters import JobFilter
-from jobs.core.kinds import kind_of, layout_words
+from jobs.core.access import can_see_jobs_of_others, get_changeable_jobs, get_listable_jobs, get_visible_projects
+from jobs.core.filters import JobFilter
+from jobs.core.kinds import format_layout, get_kind
 from jobs.models import DEFAULT_PROJECT, LIVE, TERMINAL, Host, Job, Status
 from jobs.pages.jobs.live_figures import get_progress
 from jobs.pages.jobs.measures import NO_RUN, NOT_MEASURED, format_measures, read_measured, read_runs
@@ -70,14 +70,14 @@ class Sample(NamedTuple):
 @require_GET
 @login_required
 def job_list(request: HttpRequest) -> HttpResponse:
-    """Show a page of the jobs that the user can see, with the filters of `jobs.core.job_filters`.
+    """Show a page of the jobs that the user can see, with the filters of `jobs.core.filters`.
 
     `?part=rows` returns only the table. Each parameter `col` adds a column.
     """
-    filters = JobFilter(request.GET, user=request.user, queryset=listed_jobs(request.user))
-    counts = dict(filters.of_any_status.order_by().values_list("status").annotate(Count("id")))
+    filters = JobFilter(request.GET, user=request.user, queryset=get_listable_jobs(request.user))
+    counts = dict(filters.with_any_status.order_by().values_list("status").annotate(Count("id")))
     page = _CountedPages(filters, counts).get_page(request.GET.get("page"))
-    others = sees_others(request.user)
+    others = can_see_jobs_of_others(request.user)
     # Users who see only their own jobs get no owner column.
     chosen = [name for name in request.GET.getlist("col") if name in COLUMNS] or DEFAULT_COLUMNS
     columns = [name for name in COLUMNS if name in chosen and (others or name != "owner")]
@@ -89,15 +89,15 @@ def job_list(request: HttpRequest) -> HttpResponse:
         "active": sum(counts.get(status, 0) for status in LIVE),
         "only_active": filters.form.cleaned_data.get("status") == list(LIVE),
         "query": filters.form.cleaned_data,
-        "narrows": filters.narrows,
+        "narrows": filters.is_narrowed,
         "columns": columns,
-        "sample": None if counts or filters.narrows else build_sample(),
+        "sample": None if counts or filters.is_narrowed else build_sample(),
     }
     if request.GET.get("part") == "rows":
         return render(request, "jobs/rows.html", context)
     hidden = SEPARATE_FILTERS if others else SEPARATE_FILTERS | {"owner"}
     # A former member may still own jobs in the requested project.
-    known = {DEFAULT_PROJECT, *visible_projects(request.user).values_list("name", flat=True)}
+    known = {DEFAULT_PROJECT, *get_visible_projects(request.user).values_list("name", flat=True)}
     projects = sorted(known | {filters.form.cleaned_data.get("project") or DEFAULT_PROJECT})
     if len(projects) < 2:
         hidden = hidden | {"project"}
@@ -142,13 +142,13 @@ def list_rows(jobs: list[Job], columns: list[str]) -> list[dict[str, Any]]:
             "id": job.id,
             "name": job.name,
             "owner": job.owner.get_username(),
-            "kind": kind_of(job.spec).title,
-            "subject": kind_of(job.spec).subject(job.spec),
-            "layout": layout_words(job.spec),
+            "kind": get_kind(job.spec).title,
+            "subject": get_kind(job.spec).subject(job.spec),
+            "layout": format_layout(job.spec),
             "status": job.status,
             "wait_reason": job.wait_reason,
             "step": live[job.id].step if job.id in live else measured.get(job.id, NOT_MEASURED).steps,
-            "steps": kind_of(job.spec).steps_asked(job.spec),
+            "steps": get_kind(job.spec).get_requested_steps(job.spec),
             "created": job.created,
             "project": job.project,
             "priority": job.priority,
@@ -176,7 +176,7 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
     try:
         bulk = _check_bulk({"action": action, "jobs": ids, "tags": [name for name in tags if name]})
         if bulk.action == "cancel" and "confirmed" not in request.POST:
-            live = changeable_jobs(request.user).filter(id__in=bulk.jobs).exclude(status__in=TERMINAL)
+            live = get_changeable_jobs(request.user).filter(id__in=bulk.jobs).exclude(status__in=TERMINAL)
             named = live.only("id", "name", "owner__username", "status")
             return render(request, "jobs/confirm.html", {"jobs": named, "back": request.POST.get("back", "")})
         done = apply(bulk, request.user)
@@ -204,7 +204,7 @@ def build_sample() -> Sample:
 
     Without a CPU host the run gets the full layout and waits for a host.
     """
-    slots = Host.objects.taking().filter(device="cpu").values_list("slots", flat=True)
+    slots = Host.objects.accepting_jobs().filter(device="cpu").values_list("slots", flat=True)
     fits = max(slots, default=SAMPLE_SLOTS) >= SAMPLE_SLOTS
     spec = {
         "name": "sample run",

@@ -13,9 +13,8 @@ from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
 from contracts.telemetry.batches import select_stream_items
-from jobs.core.latest_steps import newest_steps, step_of
-from jobs.core.redis_connection import connect
-from jobs.models import ON_A_HOST, Job, Member
+from jobs.core.redis_client import connect, get_completed_steps, read_latest_steps
+from jobs.models import OCCUPIES_HOST, Job, Member
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class RunningJobsCache(Generic[Figure]):
 def read_progress(keys: list[Key]) -> dict[Key, Progress | None]:
     try:
         with connect() as client:
-            items = newest_steps(client, {telemetry_stream(*key): 1 for key in keys}, PROGRESS_WINDOW_S)
+            items = read_latest_steps(client, {telemetry_stream(*key): 1 for key in keys}, PROGRESS_WINDOW_S)
     except (RedisError, OSError) as error:
         log.warning("Cannot read progress for the job list: %s", error)
         return dict.fromkeys(keys)
@@ -73,8 +72,8 @@ def read_progress(keys: list[Key]) -> dict[Key, Progress | None]:
 
 def find_progress(items: list[dict[str, Any]]) -> Progress | None:
     """Return the newest step of the items, and the newest loss. None if no item counts steps."""
-    step = max(map(step_of, items), default=-1)
-    losses = [(step_of(item), loss) for item in items if (loss := _get_loss(item)) is not None]
+    step = max(map(get_completed_steps, items), default=-1)
+    losses = [(get_completed_steps(item), loss) for item in items if (loss := _get_loss(item)) is not None]
     return Progress(step, max(losses, key=lambda pair: pair[0])[1] if losses else None) if step >= 0 else None
 
 
@@ -148,5 +147,5 @@ traffic_cache = RunningJobsCache(read_traffic_rates)
 
 def get_progress(jobs: list[Job]) -> dict[str, Progress]:
     """Return the progress by job, for running jobs with recent telemetry."""
-    running = [(job.id, job.attempt) for job in jobs if job.status in ON_A_HOST]
+    running = [(job.id, job.attempt) for job in jobs if job.status in OCCUPIES_HOST]
     return {job: progress for (job, _), progress in progress_cache.get(running).items()}

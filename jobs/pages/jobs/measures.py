@@ -10,7 +10,7 @@ from django.db.models import F, Func, JSONField
 from django.db.models.fields.json import KT
 from django.utils import timezone
 
-from jobs.models import ON_A_HOST, TERMINAL, Attempt, Job, StateChange, Status
+from jobs.models import OCCUPIES_HOST, TERMINAL, Attempt, Job, StateChange, Status
 from jobs.pages.jobs.live_figures import Progress
 from jobs.queue.scheduling.waiting_reasons import with_fact_first
 
@@ -111,7 +111,7 @@ def format_measures(job: Job, measured: Measured, run: Run, live: Progress | Non
 def _get_duration(job: Job, run: Run) -> float | None:
     if run.began is None or run.last is None:
         return None
-    end = timezone.now() if job.status in ON_A_HOST else run.last
+    end = timezone.now() if job.status in OCCUPIES_HOST else run.last
     return (end - run.began).total_seconds()
 
 

@@ -10,8 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
-from jobs.core.access import find_job, projects_to_submit_to
-from jobs.core.errors import MissingError
+from jobs.core.access import find_job, get_submittable_projects
+from jobs.core.errors import NotFoundError
 from jobs.core.text import parse_json
 from jobs.models import Job
 from jobs.pages.forms import derived, field_groups, spec_form
@@ -83,7 +83,7 @@ def _render_filled_form(request: HttpRequest) -> HttpResponse:
     if "template" in query:
         template = TEMPLATES.get(query["template"])
         if template is None:
-            raise MissingError("template")
+            raise NotFoundError("template")
         twin = "twin" in query
         return _render_form(
             request, template.twin if twin else template.spec, [], cluster="" if twin else template.cluster
@@ -129,7 +129,7 @@ def _render_form(
         "cluster": cluster,
         "other_stack": stack.title if stack and values["resources.stack"] != "ours" else "",
         "folds": spec_form.find_folds(values, errors, FIRST_RUN),
-        "projects": projects_to_submit_to(request.user),
+        "projects": get_submittable_projects(request.user),
         "slurm": settings.SLURM is not None,
         "is_unfit": is_unfit,
     }
@@ -163,7 +163,7 @@ def _render_script_form(request: HttpRequest, values: dict[str, Any], problems: 
         "options": derived.list_options(SCRIPT_FIELDS, labels, values),
         "limits": derived.format_limits(SCRIPT_FIELDS),
         "defaults": derived.format_defaults(SCRIPT_FIELDS),
-        "projects": projects_to_submit_to(request.user),
+        "projects": get_submittable_projects(request.user),
         "slurm": settings.SLURM is not None,
         "turn": field_groups.has_scheduling_changes(values),
     }

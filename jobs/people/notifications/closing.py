@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models.signals import pre_save
 
-from jobs.core.audit import record, who_asks
+from jobs.core.audit import get_request_username, record
 from jobs.models import Delivery, Webhook
 from jobs.people.notifications.deliveries import give_up
 
@@ -30,6 +30,12 @@ def _end_webhooks(instance: User, raw: bool, update_fields: Any, **_named: Any) 
     with transaction.atomic():
         theirs = Webhook.objects.filter(owner=instance)
         for hook in theirs.filter(active=True):
-            record(who_asks(instance.get_username()), "turn off", "webhook", hook.id, after="the account was closed")
+            record(
+                get_request_username(instance.get_username()),
+                "turn off",
+                "webhook",
+                hook.id,
+                after="the account was closed",
+            )
         theirs.update(active=False)
         give_up(Delivery.objects.filter(webhook__owner=instance, due__isnull=False))

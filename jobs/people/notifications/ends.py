@@ -9,8 +9,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from jobs.core.audit import record
-from jobs.core.retries import why_again
-from jobs.models import TERMINAL, EndWish, Job, StateChange, stands
+from jobs.models import TERMINAL, EndWish, Job, StateChange, describe_status
 from jobs.people.notifications.shapes import EndEmail
 
 MOST = 1000  # of a person
@@ -41,7 +40,7 @@ def ask(user: User, job: Job) -> None:
     with transaction.atomic():
         status = Job.objects.select_for_update(no_key=True).values_list("status", flat=True).get(pk=job.pk)
         if status in TERMINAL:  # asked where it cannot end meanwhile, for then nobody would ever be mailed
-            raise NoMailError(f"The job has already ended: it {stands(status)}.")
+            raise NoMailError(f"The job has already ended: it {describe_status(status)}.")
         User.objects.select_for_update(no_key=True).get(pk=user.pk)  # of several at once each counts those before
         if EndWish.objects.filter(user=user).count() >= MOST:
             raise NoMailError(
@@ -69,7 +68,7 @@ def spend(changes: Sequence[StateChange]) -> dict[str, list[User]]:
     if not ids or not asked.exists():
         return {}
     jobs = Job.objects.only("id", "attempt", "status", "stop", "spec").filter(id__in=asked.values("job"))
-    ended = [job.id for job in jobs if why_again(job) is None]
+    ended = [job.id for job in jobs if job.get_retry_reason() is None]
     found: dict[str, list[User]] = {}
     for wish in asked.filter(job__in=ended).select_related("user"):
         found.setdefault(wish.job_id, []).append(wish.user)

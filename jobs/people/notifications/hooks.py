@@ -17,10 +17,10 @@ from pydantic import Field
 from jobs.core import access
 from jobs.core.access import may_administer, may_submit_to
 from jobs.core.audit import record
-from jobs.core.errors import MissingError
-from jobs.core.text import storable
+from jobs.core.errors import NotFoundError
+from jobs.core.text import is_storable
 from jobs.models import DEFAULT_PROJECT, Delivery, Outcome, Project, Status, Webhook
-from jobs.models.names import Named
+from jobs.models.validators import NameRule
 from jobs.people.notifications.addresses import RefusedAddressError, checked, is_inside, literal, name_of
 from jobs.people.notifications.outbox import PING, ping, why_silent
 from jobs.people.notifications.shapes import NewWebhook, WebhookDelivery, WebhookDetail
@@ -31,8 +31,8 @@ MOST_IN_PROJECT = 50
 MOST_OF_OWNER = 20
 LONGEST_URL = 2000
 JOB_ID = r"^[a-z2-7]{0,16}$"
-Name = Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL), Named]
-Url = Annotated[str, Field(min_length=1, max_length=LONGEST_URL, pattern=NO_NUL), Named]
+Name = Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL), NameRule]
+Url = Annotated[str, Field(min_length=1, max_length=LONGEST_URL, pattern=NO_NUL), NameRule]
 State = Annotated[Status, Field(strict=False)]
 
 
@@ -90,9 +90,9 @@ def visible_to(user: Any, project: str) -> QuerySet[Webhook]:
 def find(user: Any, project: str, key: str) -> Webhook:
     """A webhook; 403 as `find_project` says it, and 404 alike for what is not there and what is not theirs."""
     hooks = visible_to(user, find_project(user, project))
-    found = hooks.filter(pk=key).first() if storable(key) else None
+    found = hooks.filter(pk=key).first() if is_storable(key) else None
     if found is None:
-        raise MissingError("webhook", "no such webhook, or it belongs to another user")
+        raise NotFoundError("webhook", "no such webhook, or it belongs to another user")
     return found
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
 
-from jobs.models import Delivery, stands
+from jobs.models import Delivery, describe_status
 from jobs.people.notifications.post import LONGEST_WORDS, Sent
 from jobs.people.notifications.shapes import Told
 
@@ -35,7 +35,7 @@ def mail_of(delivery: Delivery) -> Mail:
     job = told["job"]
     assert job is not None, "an email reports on a job"
     lines = [
-        f"{job['name']} ({job['id']}) {stands(job['status'])}.",
+        f"{job['name']} ({job['id']}) {describe_status(job['status'])}.",
         *_why(told),
         "",
         f"Job page: {job['url']}",
@@ -47,7 +47,7 @@ def mail_of(delivery: Delivery) -> Mail:
         "",
         "You requested this email on the page Notifications or on the job page.",
     ]
-    subject = f"{_one_line(job['name'])} {stands(job['status'])}"
+    subject = f"{_one_line(job['name'])} {describe_status(job['status'])}"
     return Mail(delivery.person.email, subject, "\n".join(lines), delivery.key)
 
 

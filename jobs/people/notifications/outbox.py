@@ -12,9 +12,9 @@ from django.db.models import Q
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.core.access import may_administer, visible_jobs
+from jobs.core.access import get_visible_jobs, may_administer
 from jobs.models import TERMINAL, Delivery, Job, MailWish, StateChange, Webhook
-from jobs.models.notifications import new_delivery_key
+from jobs.models.notifications import make_delivery_key
 from jobs.people.notifications.ends import spend
 from jobs.people.notifications.shapes import Told, ToldJob
 from jobs.people.notifications.verdicts import STATE, get_due
@@ -59,7 +59,7 @@ def tell(changes: Sequence[StateChange]) -> None:
 
 def ping(hook: Webhook) -> Delivery:
     """A message that tells of nothing, to see whether it arrives."""
-    key = new_delivery_key()
+    key = make_delivery_key()
     delivery = Delivery(key=key, webhook=hook, event=PING)
     delivery.body = _body(
         {"id": key, "event": PING, "created": _at(delivery.created), "reason": "", "job": None, "verdict": None}
@@ -85,7 +85,7 @@ def may_read(delivery: Delivery) -> bool:
     if not person.is_active:
         return False
     owner = json.loads(delivery.body)["job"]["owner"]
-    return bool(owner == person.get_username() or visible_jobs(person).filter(id=delivery.job).exists())
+    return bool(owner == person.get_username() or get_visible_jobs(person).filter(id=delivery.job).exists())
 
 
 def _wants(hook: Webhook, job: Job, change: StateChange) -> bool:
@@ -113,13 +113,13 @@ def _readers(wishes: Iterable[MailWish], ends: Mapping[str, list[User]], job: Jo
     return [
         key
         for key, user in wanted.items()
-        if (key == job.owner_id or visible_jobs(user).filter(id=job.id).exists())
+        if (key == job.owner_id or get_visible_jobs(user).filter(id=job.id).exists())
         and Delivery.objects.filter(person=user, created__gt=hour).count() < MOST_MAILS_AN_HOUR
     ]
 
 
 def _message(event: str, change: StateChange, job: Job) -> dict[str, str]:
-    key = new_delivery_key()
+    key = make_delivery_key()
     told: ToldJob = {
         "id": job.id,
         "name": job.name,

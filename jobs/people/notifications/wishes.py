@@ -11,9 +11,9 @@ from django.db import transaction
 from django.db.models import Exists, OuterRef, QuerySet
 from pydantic import Field
 
-from jobs.core.access import visible_projects
+from jobs.core.access import get_visible_projects
 from jobs.core.audit import record
-from jobs.core.text import storable
+from jobs.core.text import is_storable
 from jobs.models import MailWish, Project, Status
 from jobs.people.notifications.shapes import EmailSettings
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
@@ -54,7 +54,7 @@ def wishes_of(user: User) -> list[Wish]:
 def projects_of(user: User) -> QuerySet[Project]:
     """Those that one sees, the ones that one has a wish for first."""
     wished = MailWish.objects.filter(user=user, project=OuterRef("name"))
-    return visible_projects(user).order_by((~Exists(wished)).asc(), "name")
+    return get_visible_projects(user).order_by((~Exists(wished)).asc(), "name")
 
 
 def wishes_for(user: User, projects: Iterable[str]) -> list[Wish]:
@@ -91,7 +91,7 @@ def wish(user: User, wanted: Mapping[str, list[str]], *, of: Iterable[str] | Non
     Raises:
         SpecError: there is no such state, or no such project.
     """
-    known = _seen(user, filter(storable, wanted))
+    known = _seen(user, filter(is_storable, wanted))
     problems = [Problem("project", f"Project {name[:100]!r} does not exist.") for name in wanted if name not in known]
     states = {state for given in wanted.values() for state in given}
     problems += [
@@ -116,7 +116,7 @@ def wish(user: User, wanted: Mapping[str, list[str]], *, of: Iterable[str] | Non
 
 def _seen(user: User, names: Iterable[str]) -> set[str]:
     """Of these, the ones that a wish may be for."""
-    return {OWN, *visible_projects(user).filter(name__in=list(names)).values_list("name", flat=True)}
+    return {OWN, *get_visible_projects(user).filter(name__in=list(names)).values_list("name", flat=True)}
 
 
 def _kept(user: User) -> dict[str, list[str]]:

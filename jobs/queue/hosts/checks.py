@@ -23,7 +23,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 
 from contracts.doctor import Finding, check_clock, check_disk, check_host_name, is_loopback
-from jobs.core.redis_connection import connect_once
+from jobs.core.redis_client import connect_once
 from jobs.models import Host, JoinToken, Lease
 from jobs.queue.hosts.presentation import state_of
 from jobs.queue.hosts.redis_access import ADVICE, WORDS, NoRightsError, another_board, probe

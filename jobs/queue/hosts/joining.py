@@ -19,10 +19,10 @@ from django.utils import timezone
 from pydantic import Field
 
 from contracts.hosts import JoinRequest, JoinResponse
-from jobs.core.credentials import redis_passwords, signing_keys
-from jobs.core.redis_connection import connect
+from jobs.core.credentials import derive_redis_passwords, derive_signing_keys
+from jobs.core.redis_client import connect
 from jobs.models import Host, JoinToken
-from jobs.models.names import Note
+from jobs.models.validators import Note
 from jobs.queue.hosts.redis_access import admit, user_of
 from planner.facts.validation import Problem, SpecError, StrictModel
 
@@ -67,7 +67,7 @@ def equip(host: Host, address: str) -> JoinResponse:
     """What a host works with, its Redis user made. Raises access.NoRightsError, redis.RedisError."""
     with connect() as client:
         admit(client, host)
-    key = signing_keys(host.name, host.generation)[0]
+    key = derive_signing_keys(host.name, host.generation)[0]
     return JoinResponse(name=host.name, redis_url=_url(redis_location(address), host), key=key)
 
 
@@ -130,7 +130,7 @@ def _url(location: str, host: Host) -> str:
     if settings.REDIS_ACCESS == "shared":
         user = own if at else urlsplit(settings.REDIS_URL).netloc.rpartition("@")[0]
     else:
-        user = f"{user_of(host.name)}:{redis_passwords(host.name, host.generation)[0]}"
+        user = f"{user_of(host.name)}:{derive_redis_passwords(host.name, host.generation)[0]}"
     return urlunsplit(parts._replace(netloc=f"{user}@{place}" if user else place))
 
 

@@ -21,8 +21,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from contracts.hosts import HostFacts, HostUsage
-from jobs.core.access import listed_jobs
-from jobs.core.job_details import Moment, Older
+from jobs.core.access import get_listable_jobs
+from jobs.core.job_details import StoredByOlderVersion, Timestamp
 from jobs.models import HOST_SILENT_AFTER, Host, Job, JoinToken, SlotAllocation
 from jobs.queue.hosts import joining
 
@@ -57,7 +57,7 @@ def held_slots(hosts: Iterable[Host], user: Any) -> dict[int, list[Held]]:
     for key, slot, job in rows.values_list("host_id", "slot", "member__attempt__job_id"):
         taken[key][slot] = job
     ids = {job for slots in taken.values() for job in slots.values()}
-    visible = {job.id: job for job in listed_jobs(user).filter(id__in=ids)}
+    visible = {job.id: job for job in get_listable_jobs(user).filter(id__in=ids)}
     return {key: [Held(slot, visible.get(job)) for slot, job in sorted(slots.items())] for key, slots in taken.items()}
 
 
@@ -108,9 +108,9 @@ class HostBrief(TypedDict):
     free_slots: Annotated[int, Field(description="Number of slots that the queue can use now. 0 for a drained host.")]
     drained: bool
     note: Annotated[str, Field(description="Warning from the host, for example that jobs run as root.")]
-    last_seen: Moment
-    joined: Annotated[Moment | None, Field(description="Time when the host joined.")]
-    calibrated: Annotated[Moment | None, Field(description="Time of the last calibration of the host.")]
+    last_seen: Timestamp
+    joined: Annotated[Timestamp | None, Field(description="Time when the host joined.")]
+    calibrated: Annotated[Timestamp | None, Field(description="Time of the last calibration of the host.")]
 
 
 class OccupiedSlot(TypedDict):
@@ -129,11 +129,11 @@ class HostDetail(HostBrief):
     ]
     held: list[OccupiedSlot]
     facts: Annotated[
-        HostFacts | Older | None,
+        HostFacts | StoredByOlderVersion | None,
         Field(description="Hardware that the host reported. Only staff see addresses and serial numbers."),
     ]
     use: Annotated[
-        HostUsage | Older | None,
+        HostUsage | StoredByOlderVersion | None,
         Field(description="Load of the host at the last heartbeat. Only staff see file paths."),
     ]
 
@@ -149,15 +149,15 @@ class JoinTokenDetail(TypedDict):
 
     id: int
     note: str
-    created: Moment
+    created: Timestamp
     created_by: str
-    expires: Moment
+    expires: Timestamp
     most_uses: Annotated[
         int | None, Field(description="Maximum number of hosts that can join with the token. null: unlimited.")
     ]
     uses: int
     labels: Annotated[list[str], Field(description="Labels that a host gets when it joins with the token.")]
-    last_used: Moment | None
+    last_used: Timestamp | None
     last_host: Annotated[str, Field(description="Last host that joined.")]
     problem: Annotated[str, Field(description="Reason why the token is invalid. Empty for a valid token.")]
 

@@ -34,9 +34,9 @@ from contracts.names import (
     requested_timelines_key,
     telemetry_stream,
 )
-from jobs.core.credentials import password_hash, redis_passwords
-from jobs.core.redis_connection import connect_once
-from jobs.models import NOTHING_READ, Cursor, Host, Lease, Member, cursor_of
+from jobs.core.credentials import derive_redis_passwords, hash_secret
+from jobs.core.redis_client import connect_once
+from jobs.models import STREAM_START, Cursor, Host, Lease, Member, get_cursor_name
 
 USER_PREFIX = "meshboard-host-"
 FIRST_VERSION = (7, 0)  # of Redis, with rights for single keys
@@ -160,10 +160,10 @@ def wanted_rules(hosts: QuerySet[Host] | None = None) -> dict[str, list[str]]:
     shares: dict[int, list[Share]] = {}
     for pk, *share in _live_members(chosen):
         shares.setdefault(pk, []).append(Share._make(share))
-    heard = set(Cursor.objects.exclude(position=NOTHING_READ).values_list("name", flat=True))
+    heard = set(Cursor.objects.exclude(position=STREAM_START).values_list("name", flat=True))
     return {
         user_of(name): rules(
-            name, _hashes(name, generation, _secrets()), shares.get(pk, []), older=cursor_of(name) not in heard
+            name, _hashes(name, generation, _secrets()), shares.get(pk, []), older=get_cursor_name(name) not in heard
         )
         for pk, name, generation in chosen.values_list("pk", "name", "generation")
     }
@@ -184,7 +184,7 @@ def _live_members(hosts: QuerySet[Host]) -> Iterable[Any]:
 
 @lru_cache(maxsize=2048)
 def _hashes(name: str, generation: int, _of: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(password_hash(password) for password in redis_passwords(name, generation))
+    return tuple(hash_secret(password) for password in derive_redis_passwords(name, generation))
 
 
 def _secrets() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from jobs.core.audit import record
-from jobs.models import ELSEWHERE, HOST_SILENT_AFTER, Attempt, Job, Member, Status
+from jobs.models import EXTERNAL_ENGINE, HOST_SILENT_AFTER, Attempt, Job, Member, Status
 from jobs.queue import attempt_completion, lifecycle
 
 JOIN_WITHIN = timedelta(minutes=5)  # of the run's start: ranks that import torch from a shared disk at once take long
@@ -26,7 +26,9 @@ class HeardError(Exception):
 def tell_of_silence() -> None:
     """One pass over the members that have not ended."""
     now = timezone.now()
-    unended = Member.objects.filter(ended__isnull=True, attempt__job__engine=ELSEWHERE).select_related("attempt__job")
+    unended = Member.objects.filter(ended__isnull=True, attempt__job__engine=EXTERNAL_ENGINE).select_related(
+        "attempt__job"
+    )
     for member in unended.defer("exit", "attempt__exit", "attempt__job__spec", "attempt__job__estimate"):
         words = silence(member, now)
         if not words:
@@ -64,7 +66,7 @@ def heard_again(member: Member) -> None:
 
 def may_be_given_up(job: Job) -> bool:
     """A run from elsewhere of which a part is silent."""
-    if job.engine != ELSEWHERE or job.status not in (Status.UNREACHABLE, Status.CANCELLING):
+    if job.engine != EXTERNAL_ENGINE or job.status not in (Status.UNREACHABLE, Status.CANCELLING):
         return False
     unended = Member.objects.filter(attempt__job=job, attempt__number=job.attempt, ended__isnull=True)
     return any(silence(member, timezone.now()) for member in unended.select_related("attempt"))

@@ -16,7 +16,7 @@ from contracts.codec import BadMessageError, decode_event
 from contracts.control import Event
 from contracts.names import LEGACY_EVENTS_STREAM, events_stream
 from jobs.core.credentials import check_sender
-from jobs.models import NOTHING_READ, Cursor, Host, cursor_of
+from jobs.models import STREAM_START, Cursor, Host, get_cursor_name
 from jobs.queue.inbound.deadletters import bury, passes
 from jobs.queue.inbound.event_handlers import hear
 
@@ -37,7 +37,7 @@ class Inbox(NamedTuple):
     cursor: str
     position: str
     again_to: str  # what is read up to there may have been heard before
-    last: str = NOTHING_READ
+    last: str = STREAM_START
 
     def read(self, client: redis.Redis) -> list[Any]:
         """The next chunk of entries."""
@@ -79,7 +79,7 @@ class Inbox(NamedTuple):
             pipe.rename(self.key, f"{self.key}{SET_ASIDE}")
             pipe.expire(f"{self.key}{SET_ASIDE}", SET_ASIDE_S)
             pipe.execute()
-        Cursor.objects.filter(name=self.cursor).update(position=NOTHING_READ, again_to=NOTHING_READ)
+        Cursor.objects.filter(name=self.cursor).update(position=STREAM_START, again_to=STREAM_START)
         bury(
             entry,
             b"",
@@ -101,12 +101,15 @@ def usable(entry: str) -> bool:
 def known() -> list[Inbox]:
     """Of every host, as far as it was read; and what older versions say."""
     hosts = Host.objects.present().filter(generation__gt=0).order_by("id").values_list("name", flat=True)
-    named = [("", LEGACY_EVENTS_STREAM, OF_ALL), *((host, events_stream(host), cursor_of(host)) for host in hosts)]
+    named = [
+        ("", LEGACY_EVENTS_STREAM, OF_ALL),
+        *((host, events_stream(host), get_cursor_name(host)) for host in hosts),
+    ]
     read = {
         name: (position, again_to)
         for name, position, again_to in Cursor.objects.values_list("name", "position", "again_to")
     }
-    return [Inbox(sender, key, name, *read.get(name, (NOTHING_READ, NOTHING_READ))) for sender, key, name in named]
+    return [Inbox(sender, key, name, *read.get(name, (STREAM_START, STREAM_START))) for sender, key, name in named]
 
 
 def with_news(client: redis.Redis) -> list[Inbox]:
@@ -126,24 +129,24 @@ def with_news(client: redis.Redis) -> list[Inbox]:
 
 
 def _standing(client: redis.Redis, inbox: Inbox, told: Any) -> Inbox | None:
-    last = NOTHING_READ
+    last = STREAM_START
     if isinstance(told, redis.ResponseError):
         kind = client.type(inbox.key)
         if kind == b"stream":
             return None  # there was none a moment ago
         if kind != b"none":
-            inbox.set_aside(client, NOTHING_READ, f"the Redis key {inbox.key} is not a stream")
+            inbox.set_aside(client, STREAM_START, f"the Redis key {inbox.key} is not a stream")
             return None
     elif isinstance(told, Exception):
         raise told
     else:
         last = told["last-generated-id"].decode()
     if order_of(last) < order_of(inbox.position):
-        inbox = inbox._replace(position=NOTHING_READ, again_to=last)
+        inbox = inbox._replace(position=STREAM_START, again_to=last)
         _remember(inbox)
     if last == inbox.position and usable(last):
         return None
-    if inbox.position == NOTHING_READ:
+    if inbox.position == STREAM_START:
         _remember(inbox)
     return inbox._replace(last=last)
 

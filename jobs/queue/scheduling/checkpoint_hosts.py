@@ -35,7 +35,7 @@ def lend(placed: Iterable[tuple[Attempt, Collection[str]]]) -> list[Outbox]:
             wanted[attempt] = kept["host"]
     if not wanted:
         return []
-    lenders = {host.name: host for host in Host.objects.heard().filter(name__in=wanted.values())}
+    lenders = {host.name: host for host in Host.objects.reachable().filter(name__in=wanted.values())}
     loans = [Loan(attempt=one, host=lenders[name]) for one, name in wanted.items() if name in lenders]
     return [order(loan) for loan in Loan.objects.bulk_create(loans)]
 

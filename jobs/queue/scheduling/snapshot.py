@@ -20,7 +20,7 @@ from django.utils import timezone
 from jobs.core.access import may_submit_to
 from jobs.models import (
     DEFAULT_PROJECT,
-    ELSEWHERE,
+    EXTERNAL_ENGINE,
     HOST_SILENT_AFTER,
     TERMINAL,
     Attempt,
@@ -221,7 +221,7 @@ def _occupants() -> dict[int, list[Occupant]]:
 def quotas_now() -> dict[str, Quota]:
     """By project that has one: what its attempts hold until they have ended. One that waits in Slurm's own queue counts
     too: it begins when Slurm says, and nobody is asked then."""
-    most = {project.name: project.most_slots for project in Project.objects.only("name", "slots", "own_slots")}
+    most = {project.name: project.max_slots for project in Project.objects.only("name", "slots", "own_slots")}
     limited = {name: slots for name, slots in most.items() if slots is not None}
     used = _slots(_unended(limited)) if limited else {}
     return {name: Quota(slots, used.get(name, 0)) for name, slots in limited.items()}
@@ -234,7 +234,9 @@ def held_slots(projects: Iterable[str]) -> dict[str, int]:
 
 def _unended(projects: Iterable[str]) -> QuerySet[Attempt]:
     """Attempts that are ours to count: what somebody else launched takes no slot."""
-    return Attempt.objects.filter(ended__isnull=True, job__project__in=list(projects)).exclude(job__engine=ELSEWHERE)
+    return Attempt.objects.filter(ended__isnull=True, job__project__in=list(projects)).exclude(
+        job__engine=EXTERNAL_ENGINE
+    )
 
 
 def _slots(attempts: QuerySet[Attempt]) -> dict[str, int]:

@@ -104,7 +104,7 @@ def _find_wrong(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterato
 
 def list_hosts() -> list[Host]:
     """Return the hosts that accept jobs now, GPU hosts first."""
-    return list(Host.objects.taking().order_by("-device", "name"))
+    return list(Host.objects.accepting_jobs().order_by("-device", "name"))
 
 
 def pick_host(connected: Iterable[Host]) -> Host | None:

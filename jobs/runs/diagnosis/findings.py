@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from jobs.core.verdict_schema import (
-    MOST_BYTES,
-    MOST_EVIDENCE,
-    MOST_RANKS,
-    MOST_TEXT,
+    MAX_EVIDENCE,
+    MAX_NAMED_RANKS,
+    MAX_SENTENCE_CHARACTERS,
+    MAX_VERDICT_BYTES,
     Action,
     Evidence,
-    State,
     VerdictPayload,
+    VerdictState,
 )
 
-STATES_BY_SEVERITY: tuple[State, ...] = ("starting", "well", "notice", "slow", "hung", "failed")
+STATES_BY_SEVERITY: tuple[VerdictState, ...] = ("starting", "well", "notice", "slow", "hung", "failed")
 
 
 class Finding(NamedTuple):
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
     offer as a button, `action_rank` its rank or -1.
     """
 
-    state: State
+    state: VerdictState
     weight: float
     sentence: str
     reason: str
@@ -44,16 +44,16 @@ def sort_by_severity(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def make_evidence(text: str, ranks: Iterable[int] = (), steps: tuple[int, ...] = ()) -> Evidence:
-    return {"text": truncate(text), "ranks": sorted(ranks)[:MOST_RANKS], "steps": list(steps)}
+    return {"text": truncate(text), "ranks": sorted(ranks)[:MAX_NAMED_RANKS], "steps": list(steps)}
 
 
 def limit_evidence(found: Iterable[Evidence]) -> list[Evidence]:
-    return list(found)[:MOST_EVIDENCE]
+    return list(found)[:MAX_EVIDENCE]
 
 
 def shrink_to_limit(verdict: VerdictPayload) -> VerdictPayload:
     """Shrink a verdict below MOST_BYTES: halve groups, waits, and evidence, and drop the outer half of a stack."""
-    while len(json.dumps(verdict)) > MOST_BYTES:
+    while len(json.dumps(verdict)) > MAX_VERDICT_BYTES:
         groups, waits, facts, hang = verdict["groups"], verdict["waits"], verdict["evidence"], verdict["hang"]
         stack = hang["stack"] if hang is not None else []
         if not (groups or waits or facts or stack):
@@ -66,7 +66,7 @@ def shrink_to_limit(verdict: VerdictPayload) -> VerdictPayload:
 
 
 def truncate(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
+    return text if len(text) <= MAX_SENTENCE_CHARACTERS else text[: MAX_SENTENCE_CHARACTERS - 1] + "…"
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from contracts.telemetry.health import ProcessItem
 from contracts.telemetry.vocabulary import WARMUP_STEPS
-from jobs.core.verdict_schema import MOST_LINE, MOST_RANKS, MOST_STACK, Cause, Hang
+from jobs.core.verdict_schema import MAX_FRAME_CHARACTERS, MAX_NAMED_RANKS, MAX_STACK_FRAMES, Cause, Hang
 from jobs.runs.diagnosis.deadlocks import Deadlock, find_deadlock
 from jobs.runs.diagnosis.findings import Finding, capitalize, format_ranks, format_seconds, make_evidence, truncate
 from jobs.runs.diagnosis.planned_run import PlannedRun
@@ -209,14 +209,14 @@ class HangDetector:
             "still_s": stalled_s,
             "threshold_s": threshold,
             "step": step,
-            "ranks": list(blame.ranks[:MOST_RANKS]),
+            "ranks": list(blame.ranks[:MAX_NAMED_RANKS]),
             "host": host,
-            "waiting": waiting[:MOST_RANKS],
+            "waiting": waiting[:MAX_NAMED_RANKS],
             "num_waiting": len(waiting),
             "group": None,
             "op": at.op if at is not None else "",
             "sequence": at.sequence if at is not None else None,
-            "stack": [line[-MOST_LINE:] for line in stack[-MOST_STACK:]],
+            "stack": [line[-MAX_FRAME_CHARACTERS:] for line in stack[-MAX_STACK_FRAMES:]],
             "text": "",
         }
         call = ""
@@ -224,7 +224,7 @@ class HangDetector:
             ranks = at.group.ranks
             hang["group"] = {
                 "axis": at.group.axis,
-                "ranks": list(ranks[:MOST_RANKS]),
+                "ranks": list(ranks[:MAX_NAMED_RANKS]),
                 "size": len(ranks),
                 "nth": at.group.nth,
             }

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from contracts.telemetry.vocabulary import Op
-from jobs.core.verdict_schema import MOST_GROUPS, MOST_RANKS, GroupSpeed
+from jobs.core.verdict_schema import MAX_GROUPS, MAX_NAMED_RANKS, GroupSpeed
 from jobs.runs.diagnosis.planned_run import PlannedRun
 from jobs.runs.diagnosis.traced_step import ProcessGroup
 from jobs.runs.diagnosis.wait_attribution import MatchedCall
@@ -99,7 +99,7 @@ def summarize_speeds(run: PlannedRun, steps: list[dict[Route, TransferStats]]) -
     for step in steps:
         for route, stats in step.items():
             by_route.setdefault(route, []).append(stats)
-    longest = sorted(by_route.items(), key=lambda item: -median(stats.transfer_s for stats in item[1]))[:MOST_GROUPS]
+    longest = sorted(by_route.items(), key=lambda item: -median(stats.transfer_s for stats in item[1]))[:MAX_GROUPS]
     return [_serialize_speed(run, route, all_stats) for route, all_stats in longest]
 
 
@@ -110,7 +110,7 @@ def _serialize_speed(run: PlannedRun, route: Route, all_stats: list[TransferStat
     return {
         "axis": route.group.axis,
         "op": route.op,
-        "ranks": list(route.ranks[:MOST_RANKS]),
+        "ranks": list(route.ranks[:MAX_NAMED_RANKS]),
         "group_size": len(route.ranks),
         "calls": calls,
         "payload_bytes": sum(stats.payload_bytes for stats in all_stats) / calls,

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from contracts.telemetry.timeline import TimelineItem
-from jobs.core.verdict_schema import MOST_WAITS, Wait
+from jobs.core.verdict_schema import MAX_WAITS, Wait
 from jobs.runs.diagnosis.link_speed import Route, TransferStats, sum_transfers
 from jobs.runs.diagnosis.pipeline_idle import PipelineIdle, compute_pipeline_idle
 from jobs.runs.diagnosis.planned_run import PlannedRun
@@ -166,7 +166,7 @@ class StepWindow:
             for key, seconds in step.charges.items():
                 total[key] = total.get(key, 0.0) + seconds
         step_s = fmean(step.step_s for step in self._steps)
-        largest = sorted(total, key=lambda key: -total[key])[:MOST_WAITS]
+        largest = sorted(total, key=lambda key: -total[key])[:MAX_WAITS]
         return [self._serialize_wait(key, total[key] / len(self._steps), step_s, since) for key in largest]
 
     def _serialize_wait(self, key: Charge, seconds: float, step_s: float, since: dict[int, int]) -> Wait:

@@ -26,7 +26,7 @@ from itertools import accumulate
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from jobs.core.verdict_schema import MOST_STRAGGLERS, Cause, Straggler
+from jobs.core.verdict_schema import MAX_STRAGGLERS, Cause, Straggler
 from jobs.runs.diagnosis.findings import Finding, capitalize, format_percent, format_seconds, make_evidence, truncate
 from jobs.runs.diagnosis.link_speed import is_between_hosts
 from jobs.runs.diagnosis.planned_run import PlannedRun
@@ -91,7 +91,7 @@ def find_stragglers(run: PlannedRun, steps: Sequence[StepSummary], held: Iterabl
         held_late = _check_held_rank(rank, steps, waits)
         if rank not in by_rank and held_late is not None:
             by_rank[rank] = held_late
-    return sorted(by_rank.values(), key=lambda late: -late.share)[:MOST_STRAGGLERS]
+    return sorted(by_rank.values(), key=lambda late: -late.share)[:MAX_STRAGGLERS]
 
 
 def _find_in_window(

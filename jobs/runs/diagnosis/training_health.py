@@ -9,7 +9,7 @@ from statistics import median
 
 from contracts.telemetry.results import ProofItem
 from contracts.telemetry.steps import CheckpointItem, StepItem
-from jobs.core.verdict_schema import MOST_TROUBLE, Trouble
+from jobs.core.verdict_schema import MAX_TROUBLES, Trouble
 from jobs.runs.diagnosis.findings import Finding, format_ranks, make_evidence, make_sentence, truncate
 
 WINDOW_STEPS = 50  # in the recent median
@@ -101,7 +101,7 @@ class TrainingHealth:
         return trouble["kind"] != "replicas apart" and self._last_normal - trouble["step"] >= MIN_STEPS
 
     def get_troubles(self) -> list[Trouble]:
-        return list(self._trouble.values())[:MOST_TROUBLE]
+        return list(self._trouble.values())[:MAX_TROUBLES]
 
     def make_findings(self) -> Iterator[Finding]:
         for trouble in self._trouble.values():

@@ -16,8 +16,8 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from channels_redis.core import RedisChannelLayer
 
 from jobs.core.job_details import JobDetail
-from jobs.core.redis_connection import heard
-from jobs.core.text import whole_number
+from jobs.core.redis_client import end_on_cancellation
+from jobs.core.text import parse_whole_number
 from jobs.queue.lifecycle import group_name
 from jobs.runs.live.broadcast import Subscriber, get_broadcasts
 from jobs.runs.live.event_stream import parse_stream_positions
@@ -41,7 +41,7 @@ class CancellableChannelLayer(RedisChannelLayer):
 
     def create_pool(self, index: int) -> Any:
         pool = super().create_pool(index)
-        heard(pool)
+        end_on_cancellation(pool)
         return pool
 
 
@@ -82,7 +82,7 @@ class JobConsumer(AsyncWebsocketConsumer):
             return
         self._counted_session = session
         _num_open[session] += 1
-        attempt = whole_number(query.get("attempt", [""])[0], 1, MAX_ATTEMPT)
+        attempt = parse_whole_number(query.get("attempt", [""])[0], 1, MAX_ATTEMPT)
         self._polling = asyncio.create_task(self._close_on_error(self._poll_job(after, attempt)))
 
     async def disconnect(self, code: int) -> None:

@@ -11,9 +11,9 @@ from channels.db import database_sync_to_async
 from django.contrib.auth import get_user
 from django.contrib.sessions.backends.db import SessionStore
 
-from jobs.core.access import visible_jobs
-from jobs.core.job_details import JobDetail, job_detail
-from jobs.core.text import storable
+from jobs.core.access import get_visible_jobs
+from jobs.core.job_details import JobDetail, serialize_job
+from jobs.core.text import is_storable
 from jobs.models import Job
 from jobs.runs.live.per_loop import PerLoop
 
@@ -75,8 +75,8 @@ def load_snapshots(requests: dict[SnapshotRequest, float]) -> dict[SnapshotReque
     read_at, results = time.monotonic(), dict[SnapshotRequest, SnapshotResult]()
     for session in {request.session for request in requests}:
         of_session = [request for request in requests if request.session == session]
-        ids = [request.job for request in of_session if storable(request.job)]
-        jobs = {job.id: job for job in visible_jobs(_get_user(session)).filter(id__in=ids)}
+        ids = [request.job for request in of_session if is_storable(request.job)]
+        jobs = {job.id: job for job in get_visible_jobs(_get_user(session)).filter(id__in=ids)}
         for request in of_session:
             job = jobs.get(request.job)
             try:
@@ -124,7 +124,7 @@ def get_shared_detail(job: Job, read_at: float, not_before: float) -> JobDetail:
         cached = _cached_details.setdefault(job.id, CachedDetail())
     with cached.lock:
         if cached.detail is None or cached.read_at < not_before:
-            cached.read_at, cached.detail = read_at, job_detail(job)
+            cached.read_at, cached.detail = read_at, serialize_job(job)
         return cached.detail
 
 

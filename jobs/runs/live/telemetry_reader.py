@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from redis.exceptions import RedisError
 
-from jobs.core.redis_connection import connect_async
+from jobs.core.redis_client import connect_async
 from jobs.runs.live.per_loop import PerLoop
 
 log = logging.getLogger(__name__)

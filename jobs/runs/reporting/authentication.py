@@ -11,7 +11,7 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from jobs.core.credentials import find
+from jobs.core.credentials import find_run_token
 from jobs.models import RunToken
 
 SCHEME = "Run"
@@ -25,7 +25,7 @@ class RunTokenAuthentication(BaseAuthentication):
         scheme, _, token = get_authorization_header(request).decode("latin-1").partition(" ")
         if scheme != SCHEME:
             raise AuthenticationFailed("The run token is missing. Send the header Authorization: Run TOKEN.")
-        found = find(token.strip())
+        found = find_run_token(token.strip())
         if found is None:
             raise AuthenticationFailed("The run token is invalid.")
         owner = found.attempt.job.owner

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
 from contracts.fields import HOST_NAME_PATTERN, Address
-from jobs.models.names import Named
+from jobs.models.validators import NameRule
 from jobs.queue.tags_and_archive import MOST_TAGS, NewTag
 from planner.facts.parse_spec import convert_error
 from planner.facts.resources import Device
@@ -69,7 +69,7 @@ NodeName = Annotated[str, Field(pattern=HOST_NAME_PATTERN)]
 class RunRequest(StrictModel):
     """Open a run. Each node has the same number of consecutive ranks."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$"), Named] = "untitled"
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$"), NameRule] = "untitled"
     world_size: int = Field(ge=1, le=65536, description="ranks")
     nodes: int = Field(
         default=1,

@@ -13,8 +13,19 @@ from django.utils import timezone
 
 from contracts.control import AttemptReport, ExitReport
 from jobs.core.audit import record
-from jobs.core.credentials import digest, issue
-from jobs.models import ELSEWHERE, TERMINAL, Attempt, Job, JobTag, Member, ReportedRun, RunToken, StateChange, Status
+from jobs.core.credentials import hash_secret, issue_run_token
+from jobs.models import (
+    EXTERNAL_ENGINE,
+    TERMINAL,
+    Attempt,
+    Job,
+    JobTag,
+    Member,
+    ReportedRun,
+    RunToken,
+    StateChange,
+    Status,
+)
 from jobs.people.notifications.outbox import write
 from jobs.planning.foretold import foretold
 from jobs.planning.hardware import cluster_for
@@ -65,17 +76,17 @@ def open_run(owner: User, asked: RunRequest) -> OpenedAttempt:
         )
         raise SpecError([Problem("nodes", message)])
     if asked.key is not None and (attempt := _find_by_key(owner, asked)):
-        return OpenedAttempt(attempt, issue(attempt), False)
+        return OpenedAttempt(attempt, issue_run_token(attempt), False)
     spec = _make_spec(asked)
     try:
         with transaction.atomic():
             attempt = _create_run(owner, asked, spec)
-            return OpenedAttempt(attempt, issue(attempt), True)
+            return OpenedAttempt(attempt, issue_run_token(attempt), True)
     except IntegrityError:  # a concurrent request with the same key was first
         first = _find_by_key(owner, asked)
         if first is None:
             raise
-        return OpenedAttempt(first, issue(first), False)
+        return OpenedAttempt(first, issue_run_token(first), False)
 
 
 def _find_by_key(owner: User, asked: RunRequest) -> Attempt | None:
@@ -149,7 +160,7 @@ def _create_run(owner: User, asked: RunRequest, spec: JobSpec) -> Attempt:
         kind=spec.kind,
         device=asked.device,
         num_slots=asked.world_size,
-        engine=ELSEWHERE,
+        engine=EXTERNAL_ENGINE,
         estimate=foretold(spec, cluster),
         hardware=cluster.model_dump(mode="json", exclude={"runs"}),
         status=Status.STARTING,
@@ -184,7 +195,7 @@ def join_node(run: RunToken, asked: NodeRequest) -> Member:
             nodes = run.attempt.members.count()
             text = f"`node` is {asked.node}, but the run has only {format_count(nodes, 'node')}. Use 0 to {nodes - 1}."
             raise SpecError([Problem("node", text)])
-        claim = digest(asked.claim)
+        claim = hash_secret(asked.claim)
         if member.claim not in ("", claim):
             raise NodeTakenError(f"Another process reports for node {asked.node} of this run.")
         if run.attempt.members.filter(host_name=asked.name).exclude(pk=member.pk).exists():
@@ -204,7 +215,7 @@ def check_running(attempt: Attempt) -> None:
     last = StateChange.objects.filter(job=job, attempt=attempt.number).last()
     words = f": {last.status}, {last.reason}" if last else ""
     # A run that the board did not launch continues after it was marked as lost.
-    raise RunEndedError(f"The run has ended{words}.", cancel=job.engine != ELSEWHERE)
+    raise RunEndedError(f"The run has ended{words}.", cancel=job.engine != EXTERNAL_ENGINE)
 
 
 def record_contact(member: Member) -> None:
@@ -218,7 +229,7 @@ def must_end(member: Member) -> bool:
     if job.status == Status.CANCELLING:
         return True
     ended = member.attempt.members.filter(ended__isnull=False).exclude(outcome="succeeded")
-    return job.engine != ELSEWHERE and ended.exists()
+    return job.engine != EXTERNAL_ENGINE and ended.exists()
 
 
 def store_report(member: Member, report: AttemptReport) -> None:
@@ -246,7 +257,7 @@ def _store_exit(member: Member, report: ExitReport | None) -> None:
     if report is None or member.ended is not None:
         return  # a repeated report, whose response was lost
     check_running(member.attempt)
-    is_launched_here = member.attempt.job.engine != ELSEWHERE
+    is_launched_here = member.attempt.job.engine != EXTERNAL_ENGINE
     if is_launched_here and report["outcome"] == "lost":
         # The member was asked to end and does not know why. Its engine reports the reason later.
         Member.objects.filter(pk=member.pk, ended__isnull=True).update(exit=report)

@@ -14,7 +14,7 @@ import redis
 from django.conf import settings
 
 from contracts.names import gang_key, telemetry_stream
-from jobs.core.redis_connection import connect
+from jobs.core.redis_client import connect
 from jobs.models import Member
 from jobs.runs.reporting.requests import ReadyNode, RendezvousRequest, RendezvousResponse
 

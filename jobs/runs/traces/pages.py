@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from typing_extensions import TypedDict
 
 from jobs.core.access import find_job, may_change
-from jobs.core.job_details import job_detail
-from jobs.core.kinds import layout_words
+from jobs.core.job_details import serialize_job
+from jobs.core.kinds import format_layout
 from jobs.models import Job
 from planner.hardware.cluster import Basis, Cluster
 
@@ -23,8 +23,8 @@ def timeline(request: HttpRequest, job_id: str) -> HttpResponse:
     job = find_job(request.user, job_id)
     context = {
         "job": job,
-        "data": job_detail(job),
-        "layout": layout_words(job.spec),
+        "data": serialize_job(job),
+        "layout": format_layout(job.spec),
         "alone": True,
         "may_change": may_change(request.user, job),
     }

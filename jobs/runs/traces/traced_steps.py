@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from contracts.names import requested_timelines_key, telemetry_stream
 from contracts.telemetry.timeline import TimelineItem, validate_timeline
 from contracts.telemetry.vocabulary import MAX_UNIX_S
-from jobs.core.redis_connection import connect
+from jobs.core.redis_client import connect
 from jobs.models import Job
 from jobs.runs.traces.events import CollectiveCall, EventTrace, WorkSpan
 from planner.facts.parse_spec import convert_error

@@ -13,7 +13,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from jobs.models import Job, JobTag, Project
-from jobs.models.names import unfit
+from jobs.models.validators import find_name_problem
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
 
@@ -86,7 +86,7 @@ def test_without_a_note_there_is_none(staff: User, api: Api) -> None:
 
 
 def test_other_names_may_be_given() -> None:
-    assert [unfit(name) for name in FIT] == [""] * len(FIT)
+    assert [find_name_problem(name) for name in FIT] == [""] * len(FIT)
 
 
 def test_a_page_with_an_older_name_is_as_long_as_it_says(owner: User, client: Client) -> None:

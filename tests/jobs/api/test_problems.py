@@ -284,7 +284,7 @@ def test_whether_a_change_was_made_as_the_database_went_away_is_not_claimed(
         raise OperationalError("the connection is lost")
 
     job = api(owner).post("/api/v1/jobs", GOOD, format="json").json()["id"]
-    monkeypatch.setattr("jobs.api.jobs.views.job_detail", gone)
+    monkeypatch.setattr("jobs.api.jobs.views.serialize_job", gone)
     path = f"/api/v1/jobs/{job}/cancel" if method == "post" else f"/api/v1/jobs/{job}"
     body = {"archived": False} if method == "patch" else None
     told = problem(getattr(api(owner), method)(path, body, format="json"), 503)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, BaselineRun, Host, Job, Membership, Project, Role
-from jobs.models.baselines import branch_problem
+from jobs.models.validators import find_branch_problem
 from jobs.runs import baselines
 from jobs.runs.baselines import (
     MAX_TRAFFIC_ROWS,
@@ -164,7 +164,7 @@ def test_what_names_a_branch_here_is_what_git_says(tmp_path: Path) -> None:
         asked = ["git", "check-ref-format", "--branch", name]
         return subprocess.run(asked, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
-    ours = {name: branch_problem(name) == "" for name in NAMES}
+    ours = {name: find_branch_problem(name) == "" for name in NAMES}
     assert ours == {name: git(name) for name in NAMES}
     assert set(ours.values()) == {True, False}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.core.verdict_schema import MOST_BYTES
+from jobs.core.verdict_schema import MAX_VERDICT_BYTES
 from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun
 from jobs.runs.diagnosis.step_times import SCRIPT_REASON, StepTimes
 from planner.facts.parse_spec import parse_spec
@@ -476,7 +476,7 @@ def test_long_stack_keeps_its_innermost_lines() -> None:
         stack = ["\N{GRINNING FACE}" * 300] * 59 + ["inner"]
         found.add(ITEM.validate_python({"kind": "standing", **still, "stack": stack}), 0)
     told = look(found, NOW + 401)
-    assert len(json.dumps(told)) <= MOST_BYTES
+    assert len(json.dumps(told)) <= MAX_VERDICT_BYTES
     assert told["hang"] is not None
     assert told["hang"]["stack"][-1] == "inner"
 
@@ -507,7 +507,7 @@ def test_verdict_of_many_ranks_is_bounded() -> None:
     assert told["hang"] is not None
     assert told["hang"]["ranks"] == [0]
     assert told["waits"]
-    assert MOST_BYTES / 4 < len(json.dumps(told)) <= MOST_BYTES
+    assert MAX_VERDICT_BYTES / 4 < len(json.dumps(told)) <= MAX_VERDICT_BYTES
 
 
 def test_checkpoint_cost_per_step_is_constant() -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from contracts.names import events_stream
 from contracts.security import build_signed_entry
-from jobs.core.credentials import signing_keys
-from jobs.models import Attempt, Cursor, DeadLetter, Job, SlotAllocation, Status, cursor_of
+from jobs.core.credentials import derive_signing_keys
+from jobs.models import Attempt, Cursor, DeadLetter, Job, SlotAllocation, Status, get_cursor_name
 from jobs.queue import actions
 from jobs.queue.inbound.streams import drain
 from jobs.queue.scheduling.scheduler import schedule
@@ -99,7 +99,7 @@ def test_an_innocent_job_runs_whatever_is_said_around_it(live_redis: redis.Redis
     say(live_redis, host_event("host-a"))
     say(live_redis, host_event(OTHER))
     drain(live_redis)
-    key, tried = bytes.fromhex(signing_keys(OTHER, 1)[0]), 0
+    key, tried = bytes.fromhex(derive_signing_keys(OTHER, 1)[0]), 0
 
     def put(told: list[bytes], victim: Job) -> None:
         with live_redis.pipeline(transaction=False) as pipe:
@@ -136,7 +136,7 @@ def test_an_innocent_job_runs_whatever_is_said_around_it(live_redis: redis.Redis
         innocent.refresh_from_db()
         assert innocent.status == Status.SUCCEEDED
         last: Any = live_redis.xinfo_stream(events_stream(OTHER))
-        assert Cursor.objects.get(name=cursor_of(OTHER)).position == last["last-generated-id"].decode()
+        assert Cursor.objects.get(name=get_cursor_name(OTHER)).position == last["last-generated-id"].decode()
         assert not SlotAllocation.objects.exclude(member__attempt__job=victim).exists()
         tried += len(told)
         Job.objects.all().delete()

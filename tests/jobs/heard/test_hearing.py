@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, TASK_RESEND_REPORT, cancel_key, events_stream, host_queue
-from jobs.core.job_details import job_detail
+from jobs.core.job_details import serialize_job
 from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
 from jobs.queue.inbound import streams
@@ -60,7 +60,7 @@ def silent(**time: int) -> None:
 
 
 def silences(job: Job) -> list[bool]:
-    return [member["silent"] for member in job_detail(job)["members"]]
+    return [member["silent"] for member in serialize_job(job)["members"]]
 
 
 def test_a_host_silent_for_months_keeps_its_job_and_its_slots(job: Job, live_redis: redis.Redis) -> None:

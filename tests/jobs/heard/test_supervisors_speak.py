@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from contracts.names import TASK_LAUNCH, cancel_key
-from jobs.core.job_details import job_detail
+from jobs.core.job_details import serialize_job
 from jobs.models import Attempt, Cursor, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions, attempt_completion
 from jobs.queue.inbound.reconcile import reconcile
@@ -60,12 +60,12 @@ def test_it_is_reachable_for_as_long_as_its_supervisor_speaks(job: Job, live_red
     supervisor_falls_silent()
     reconcile(live_redis, LONG_AGO)
     assert status(job) == Status.UNREACHABLE
-    assert [member["silent"] for member in job_detail(job)["members"]] == [True]
+    assert [member["silent"] for member in serialize_job(job)["members"]] == [True]
     say(live_redis, attempt_event(job.id, 1, "running"))
     drain(live_redis)
     assert status(job) == Status.RUNNING
     job.status = Status.UNREACHABLE  # as where another host of it is silent
-    assert [member["silent"] for member in job_detail(job)["members"]] == [False]
+    assert [member["silent"] for member in serialize_job(job)["members"]] == [False]
 
 
 def test_what_it_said_before_redis_was_lost_is_no_word_of_now(job: Job, live_redis: redis.Redis) -> None:

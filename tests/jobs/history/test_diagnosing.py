@@ -9,7 +9,7 @@ import pytest
 import redis
 from django.contrib.auth.models import User
 
-from jobs.core.job_details import job_detail
+from jobs.core.job_details import serialize_job
 from jobs.models import Attempt, StateChange, Status
 from jobs.queue import lifecycle
 from jobs.runs.diagnosis import Diagnosis
@@ -36,7 +36,7 @@ def test_it_is_stored_as_it_changes_and_has_a_last_word(
     for some in told[:6]:
         sender.send(some)
     recorder.run_once()
-    detail: Any = job_detail(attempt.job)
+    detail: Any = serialize_job(attempt.job)
     assert detail["diagnosis"]["step"] == 6
     assert not detail["diagnosis"]["over"]
     assert announced == [attempt.job_id]
@@ -171,7 +171,7 @@ def test_one_that_is_too_large_is_not_stored(
     announced: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempt_diagnosis, "MOST_BYTES", 100)
+    monkeypatch.setattr(attempt_diagnosis, "MAX_VERDICT_BYTES", 100)
     for some in run(1, 2):
         Sender(live_redis, attempt.job_id).send(some)
     recorder.run_once()

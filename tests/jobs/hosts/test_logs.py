@@ -21,7 +21,7 @@ from contracts.codec import encode_log_part
 from contracts.logs import VERSION, LogPart
 from contracts.names import host_queue, log_key
 from contracts.security import prepend_signature
-from jobs.core.credentials import signing_keys
+from jobs.core.credentials import derive_signing_keys
 from jobs.models import Host, Job, Member
 from jobs.runs import logs as log_download
 from jobs.runs.logs import NoLogError, locate_log
@@ -51,7 +51,7 @@ def streamed(answer: Any) -> bytes:
 def put(live_redis: redis.Redis, host: Host, question: str, **told: Any) -> None:
     """An answer of a host's, as if it had heard the question."""
     part = LogPart(v=VERSION, question=question, problem="", data=b"", next=0, size=0, kept=0)
-    key = bytes.fromhex(signing_keys(host.name, host.generation)[0])
+    key = bytes.fromhex(derive_signing_keys(host.name, host.generation)[0])
     live_redis.rpush(log_key(host.name, question), prepend_signature(key, encode_log_part({**part, **told})))  # type: ignore[typeddict-item]
 
 

@@ -94,7 +94,7 @@ def ended(attempt: Attempt, result: object, outcome: str = "succeeded") -> Job:
     summary |= {"cells": {}, "verdict": {}}
     if result is not None:
         summary["lab"] = result
-    event: Any = attempt_event(attempt.job_id, 1, "exited", outcome, attempt.where())
+    event: Any = attempt_event(attempt.job_id, 1, "exited", outcome, attempt.format_hosts())
     event["report"]["exit"] |= {"summary": summary}
     hear(event, "0-1")
     return Job.objects.get(id=attempt.job_id)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from jobs.core.redis_connection import connect_async
+from jobs.core.redis_client import connect_async
 from jobs.runs.live.consumers import CancellableChannelLayer
 from tests.support.patience import patient
 from tests.support.processes import RedisServer
@@ -77,6 +77,6 @@ def test_next_request_gets_its_own_answer_after_a_cancellation(redis_service: Re
 
 @pytest.mark.skipif("sys.version_info >= (3, 12)", reason="fixed in asyncio.wait_for of 3.12")
 def test_redis_py_alone_loses_a_cancellation(redis_service: RedisServer) -> None:
-    """When this test fails, remove `jobs.core.redis_connection.heard`."""
+    """When this test fails, remove `jobs.core.redis_client.end_on_cancellation`."""
     plain: Any = redis.asyncio.Redis.from_url(redis_service.url, socket_timeout=30)
     assert find_lost_cancellation_of_read(plain) is not None

@@ -85,14 +85,14 @@ def test_shows_each_user_their_own_jobs_until_the_session_ends(owner: User) -> N
 
 def test_error_in_one_job_does_not_affect_another(owner: User, monkeypatch: pytest.MonkeyPatch) -> None:
     session, (good, bad) = log_in(owner), submit_jobs(owner, 2)
-    real = job_snapshots.job_detail
+    real = job_snapshots.serialize_job
 
     def detail(job: Job) -> Any:
         if job.id == bad.id:
             raise DatabaseError("its row is damaged")
         return real(job)
 
-    monkeypatch.setattr(job_snapshots, "job_detail", detail)
+    monkeypatch.setattr(job_snapshots, "serialize_job", detail)
 
     async def load_both() -> list[Any]:
         loader = SnapshotLoader()

@@ -59,7 +59,7 @@ def test_who_has_no_account_gets_one_with_the_link(team: Project, client: Client
     made = invited().get()
     assert (made.username, made.email, made.is_staff, made.is_superuser) == ("ann", "ann@acme.example", False, False)
     assert made.check_password(ANN["password1"])
-    assert access.role_in(made, "team") == Role.SUBMITTER
+    assert access.get_role(made, "team") == Role.SUBMITTER
     assert "with the role submitter" in client.get("/projects/team/").content.decode(), "logged in"
     written = AuditEntry.objects.order_by("id").values_list("who", "what", "kind", "name")
     assert [*written][1:] == [("ann", "make account", "user", "ann"), ("ann", "join", "project", "team")]
@@ -140,7 +140,7 @@ def test_a_link_for_a_mail_address_is_nobody_else_s(team: Project, owner: User, 
         "the address has an account"
     )
     assert rest.post("/api/v1/invitations/accept", token, format="json").status_code == 200
-    assert access.role_in(owner, "team") == Role.SUBMITTER
+    assert access.get_role(owner, "team") == Role.SUBMITTER
 
 
 @pytest.mark.parametrize("address", ["ann", "ann@", "a b@acme.example", "ann@b.example\x00", f"{'a' * 250}@b.example"])

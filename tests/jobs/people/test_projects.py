@@ -38,12 +38,12 @@ def test_an_invitation_is_shown_once_kept_as_a_hash_and_good_for_one(
     client.force_login(owner)
     page = client.get(url)
     assert "Join team?" in page.content.decode()
-    assert access.role_in(owner, "team") is None, "looking is not joining"
+    assert access.get_role(owner, "team") is None, "looking is not joining"
     assert client.post(url).status_code == 302
-    assert access.role_in(owner, "team") == Role.OPERATOR
+    assert access.get_role(owner, "team") == Role.OPERATOR
     second = api(stranger).post("/api/v1/invitations/accept", {"token": token}, format="json")
     assert (second.status_code, second.json()["errors"][0]["field"]) == (409, "token")
-    assert access.role_in(stranger, "team") is None
+    assert access.get_role(stranger, "team") is None
     told = [(entry.who, entry.what) for entry in AuditEntry.objects.filter(kind="project", name="team")]
     assert told == [("owner", "join"), ("admin", "invite")]
 
@@ -57,13 +57,13 @@ def test_an_invitation_that_is_over_makes_nobody_a_member(end: str, members: Mem
     else:
         assert rest.delete(f"/api/v1/projects/team/invitations/{made['id']}").status_code == 204
     assert api(owner).post("/api/v1/invitations/accept", {"token": made["token"]}, format="json").status_code == 409
-    assert access.role_in(owner, "team") is None
+    assert access.get_role(owner, "team") is None
 
 
 def test_an_invitation_takes_nothing_from_who_has_more(members: Members, api: Api) -> None:
     made = api(members["admin"]).post("/api/v1/projects/team/invitations", {"role": "viewer"}, format="json").json()
     api(members["operator"]).post("/api/v1/invitations/accept", {"token": made["token"]}, format="json")
-    assert access.role_in(members["operator"], "team") == Role.OPERATOR
+    assert access.get_role(members["operator"], "team") == Role.OPERATOR
 
 
 WRITES: list[tuple[str, str, dict[str, Any] | None]] = [
@@ -114,8 +114,8 @@ def test_admins_give_roles_to_members_and_staff_to_anybody(
         rest = api(staff if who == "staff" else members[who])
         answer = rest.put(f"/api/v1/projects/team/members/{user}", {"role": "submitter"}, format="json")
         assert answer.status_code == code, answer.content
-    assert access.role_in(owner, "team") == Role.SUBMITTER
-    assert access.role_in(members["viewer"], "team") == Role.SUBMITTER
+    assert access.get_role(owner, "team") == Role.SUBMITTER
+    assert access.get_role(members["viewer"], "team") == Role.SUBMITTER
 
 
 def test_that_there_is_no_such_account_only_staff_learn(
@@ -152,7 +152,7 @@ def test_the_only_admin_stays_one_until_somebody_else_is(members: Members, staff
     ):
         told = [(error["field"], error["message"]) for error in answer.json()["errors"]]
         assert (answer.status_code, told) == (422, [(field, words)])
-    assert access.role_in(members["admin"], "team") == Role.ADMIN
+    assert access.get_role(members["admin"], "team") == Role.ADMIN
     assert admin.put(address, {"role": "admin"}, format="json").status_code == 200
     second = address.replace("admin", "viewer")
     assert admin.put(second, {"role": "admin"}, format="json").status_code == 200
@@ -168,7 +168,7 @@ def test_nor_does_the_page_leave_a_project_without_an_admin(members: Members, cl
     for path, body in (("members/remove", {}), ("members", {"role": "viewer"})):
         shown = client.post(f"/projects/team/{path}/", {"user": "admin", **body}, follow=True).content.decode()
         assert "User admin is the only admin of project team. Make another member an admin first." in shown
-    assert access.role_in(members["admin"], "team") == Role.ADMIN
+    assert access.get_role(members["admin"], "team") == Role.ADMIN
 
 
 def test_default_has_no_members(staff: User, owner: User, api: Api) -> None:
@@ -188,7 +188,7 @@ def test_admins_keep_a_project_within_what_staff_gave(members: Members, api: Api
         "`own_slots` is 9, but the quota that staff set is 8. Use 8 or less.",
     )
     assert rest.patch("/api/v1/projects/team", {"own_slots": 4}, format="json").json()["own_slots"] == 4
-    assert Project.objects.get(name="team").most_slots == 4
+    assert Project.objects.get(name="team").max_slots == 4
 
 
 def test_only_staff_make_projects(owner: User, staff: User, api: Api) -> None:
@@ -208,8 +208,8 @@ def test_the_page_does_what_rest_does(members: Members, owner: User, client: Cli
     assert link is not None
     assert "Ann &lt;b&gt;" in client.get("/projects/team/").content.decode()
     assert Project.objects.get(name="team").own_slots == 3
-    assert access.role_in(members["viewer"], "team") == Role.OPERATOR
-    assert access.role_in(members["colleague"], "team") is None
+    assert access.get_role(members["viewer"], "team") == Role.OPERATOR
+    assert access.get_role(members["colleague"], "team") is None
     for posted, words in (
         ({"own_slots": "many"}, "<code>own_slots</code>"),
         ({"own_slots": "-1"}, "<code>own_slots</code>"),

@@ -106,15 +106,15 @@ def test_a_role_in_one_project_is_none_in_another(members: Members, owner: User,
     Membership.objects.create(project=Project.objects.get(name="other"), user=owner, role=Role.SUBMITTER)
     job = make_job(owner, "other")
     assert api(members["admin"]).post(f"/api/v1/jobs/{job.id}/cancel").status_code == 404
-    assert access.role_in(members["admin"], "other") is None
+    assert access.get_role(members["admin"], "other") is None
     assert not access.may_submit_to(members["admin"], "other")
 
 
 def test_staff_count_as_what_their_rights_say(staff: User, viewer: User, owner: User, team: Project) -> None:
-    assert (access.role_in(staff, "team"), access.role_in(viewer, "team")) == (Role.ADMIN, Role.VIEWER)
-    assert access.role_in(owner, "team") is None
+    assert (access.get_role(staff, "team"), access.get_role(viewer, "team")) == (Role.ADMIN, Role.VIEWER)
+    assert access.get_role(owner, "team") is None
     owner.is_active = False
-    assert access.role_in(owner, "default") is None
+    assert access.get_role(owner, "default") is None
 
 
 def test_operators_run_the_queue_for_their_project_s_jobs_alone(

@@ -17,7 +17,7 @@ from rest_framework.test import APIClient
 
 from contracts.names import host_queue
 from contracts.security import MAX_VARIABLE_BYTES, MAX_VARIABLES, DecryptionError, decrypt_variables
-from jobs.core.credentials import signing_keys
+from jobs.core.credentials import derive_signing_keys
 from jobs.models import Attempt, Host, Job, Member, Membership, Project, Status
 from jobs.people import variables
 from jobs.queue import actions
@@ -150,7 +150,7 @@ def test_an_order_carries_them_sealed_for_its_host_and_attempt(
     put(api, members)
     job = started(members, make_host)
     order = launched(live_redis)
-    own, other = (bytes.fromhex(signing_keys(name, 1)[0]) for name in ("host-a", "host-b"))
+    own, other = (bytes.fromhex(derive_signing_keys(name, 1)[0]) for name in ("host-a", "host-b"))
     assert decrypt_variables(own, job.id, 1, order["variables"]) == {"HF_TOKEN": SECRET}
     with pytest.raises(DecryptionError, match="the key of this host"):
         decrypt_variables(other, job.id, 1, order["variables"])
@@ -186,7 +186,7 @@ def test_a_new_secret_key_reads_what_the_one_before_wrote(members: Members, sett
     host = Host(name="host-a", generation=1)
     member = Member(attempt=attempt, host=host)
     sealed = variables.sealed_for(member, job)
-    old_host, new_host = (bytes.fromhex(key) for key in reversed(signing_keys("host-a", 1)))
+    old_host, new_host = (bytes.fromhex(key) for key in reversed(derive_signing_keys("host-a", 1)))
     assert (
         decrypt_variables(old_host, job.id, 1, sealed)
         == decrypt_variables(new_host, job.id, 1, sealed)

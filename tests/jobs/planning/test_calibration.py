@@ -57,7 +57,7 @@ def ended(attempt: Attempt, profile: object, outcome: str = "succeeded") -> Job:
     summary = {"steps": 0, "tokens_per_s": None, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}}
     if profile is not None:
         summary["profile"] = profile
-    event: Any = attempt_event(attempt.job_id, 1, "exited", outcome, attempt.where())
+    event: Any = attempt_event(attempt.job_id, 1, "exited", outcome, attempt.format_hosts())
     event["report"]["exit"] |= {"reason": "measured the host", "summary": summary}
     hear(event, "0-1")
     return Job.objects.get(id=attempt.job_id)
@@ -109,7 +109,7 @@ def test_a_calibration_by_spec_takes_all_of_a_host_that_there_is(
 
 
 def test_it_takes_every_slot_of_the_host_it_names(running: Attempt) -> None:
-    assert running.where() == "host-a"
+    assert running.format_hosts() == "host-a"
     assert running.job.spec["kind"] == "calibrate"
     assert running.members.get().allocations.count() == 4
 
@@ -169,7 +169,7 @@ def test_a_job_for_one_host_waits_for_that_host_and_says_so(staff: User, api: Ap
     assert Job.objects.get(id=job).wait_reason == "The required host host-b is not connected."
     Host.objects.filter(pk=other.pk).update(last_seen=timezone.now())
     scheduler.schedule()
-    assert Attempt.objects.get(job_id=job).where() == "host-b"
+    assert Attempt.objects.get(job_id=job).format_hosts() == "host-b"
 
 
 def test_a_host_is_calibrated_once_at_a_time(staff: User, api: Api, make_host: MakeHost) -> None:

@@ -79,7 +79,7 @@ def disproved() -> dict[str, Any]:
 
 
 def exit_event(attempt: Attempt, told: dict[str, Any] | None, outcome: str = "succeeded") -> dict[str, Any]:
-    event = attempt_event(attempt.job_id, attempt.number, "exited", outcome, attempt.where())
+    event = attempt_event(attempt.job_id, attempt.number, "exited", outcome, attempt.format_hosts())
     event["report"]["exit"]["summary"] = told
     return event
 

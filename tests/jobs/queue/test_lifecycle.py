@@ -15,7 +15,6 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, host_queue
-from jobs.core.retries import why_again
 from jobs.models import TERMINAL, Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions, attempt_completion, lifecycle
 from jobs.queue.inbound.reconcile import reconcile
@@ -200,7 +199,7 @@ def test_a_run_that_was_disproved_is_not_gone_on_with(
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.FAILED, 1)
     job.status, job.stop = Status.CANCELLED, "preempted"
-    assert why_again(job) is None, "nor where it gave way meanwhile"
+    assert job.get_retry_reason() is None, "nor where it gave way meanwhile"
     for way in ("requeue", "smaller"):
         answer = api(owner).post(f"/api/v1/jobs/{job.id}/{way}", format="json")
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "proof")

@@ -234,7 +234,7 @@ def test_submit_takes_what_fits_the_hosts_together(owner: User, make_host: MakeH
     job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2, "tp": 2}})
     assert (job.unit, job.wide_unit, job.max_hosts, job.num_slots) == (2, 2, 0, 4)
     assert schedule() == 1
-    assert job.attempts.get().where() == "host-0, host-1"
+    assert job.attempts.get().format_hosts() == "host-0, host-1"
     with pytest.raises(SpecError, match=r"= 8 ranks, but cpu hosts of the same hardware model have 6 slots in total"):
         actions.submit(owner, {**GOOD, "layout": {"dp": 4, "tp": 2}})
     with pytest.raises(SpecError, match=r"a tensor-parallel group of 4 ranks needs to be on one host, and the largest"):

@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 
 from contracts.codec import MAX_BATCH_BYTES, MAX_REPORT_BYTES, decode_batch
 from contracts.names import telemetry_stream
-from jobs.core.job_details import job_detail
+from jobs.core.job_details import serialize_job
 from jobs.models import RunToken, Status
 from jobs.queue import actions
 from jobs.queue.inbound.silence import tell_of_silence
@@ -226,7 +226,7 @@ def test_silence_makes_it_unreachable_and_a_word_running_again(node: Node) -> No
     fall_silent(node)
     tell_of_silence()
     assert job_of(node).status == Status.UNREACHABLE
-    assert [member["silent"] for member in job_detail(job_of(node))["members"]] == [True]
+    assert [member["silent"] for member in serialize_job(job_of(node))["members"]] == [True]
     assert "no contact with gpu-7 since" in reasons(node)[-1][1]
     assert node.batch().json()["status"] == "running"
     assert reasons(node)[-1] == ("running", "gpu-7 has contact again")

@@ -11,7 +11,7 @@ import redis
 from django.contrib.auth.models import User
 
 from contracts.codec import validate_allocation_order
-from jobs.core.credentials import issue
+from jobs.core.credentials import issue_run_token
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions, lifecycle
 from jobs.queue.engines.slurm import attempts as slurm_attempts
@@ -39,7 +39,7 @@ def attempt(owner: User, live_redis: redis.Redis, settings: Any) -> Attempt:
 
 @pytest.fixture
 def nodes(attempt: Attempt) -> list[Node]:
-    token = issue(attempt)
+    token = issue_run_token(attempt)
     return [Node(attempt.job_id, token, node=n, claim=f"the-secret-of-process-{n}") for n in range(2)]
 
 

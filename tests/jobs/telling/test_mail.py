@@ -22,7 +22,7 @@ from jobs.models import (
     Project,
     Role,
     Status,
-    stands,
+    describe_status,
 )
 from jobs.people.notifications import outbox
 from jobs.people.notifications.postman import Postman
@@ -121,7 +121,7 @@ def test_who_has_no_mail_address_is_told_who_gives_them_one(owner: User, client:
 
 
 def test_every_state_is_told_as_one_says_it() -> None:
-    assert [stands(state) for state in Status] == [
+    assert [describe_status(state) for state in Status] == [
         *("is queued", "is starting", "is running", "is unreachable", "is being cancelled"),
         *("succeeded", "failed", "was lost", "was cancelled"),
     ]

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from contracts.control import ALLOCATION_ORDER_VERSION, VERSION, AllocationOrder, ExitReport
-from jobs.core.credentials import issue
+from jobs.core.credentials import issue_run_token
 from jobs.models import Attempt, Job, Member, RunToken, Status
 from jobs.queue import attempt_completion as endings
 from jobs.queue import lifecycle, termination
@@ -59,7 +59,7 @@ def submit(attempt: Attempt, site: Site, certificates: str) -> Submission:
         slots=get_num_slots(spec) // nodes,
         board=site.board,
         certificates=certificates,
-        token=issue(attempt),
+        token=issue_run_token(attempt),
         folder=site.folder,
         lease_s=settings.LEASE_S,
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.core.job_details import Older
+from jobs.core.job_details import StoredByOlderVersion
 from jobs.models import Job
 from jobs.runs.history.queries.schemas import Columns
 from jobs.runs.history.queries.step_parts import MeanStepParts, get_mean_parts
@@ -90,7 +90,8 @@ class ComparedRun(TypedDict):
     traffic: list[RunTraffic]
     parts: MeanStepParts | None
     plan: Annotated[
-        PredictedRun | Older, Field(description="Prediction for the run. Empty if the run has no prediction.")
+        PredictedRun | StoredByOlderVersion,
+        Field(description="Prediction for the run. Empty if the run has no prediction."),
     ]
 
 

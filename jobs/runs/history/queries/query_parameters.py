@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from jobs.core.text import choice_problem, repeated_problem, unknown_problem, whole_number
+from jobs.core.text import format_choice_problem, format_repeated_problem, format_unknown_problem, parse_whole_number
 from jobs.runs.history.store.schema import TABLES
 from planner.facts.validation import Problem, SpecError
 
@@ -71,14 +71,14 @@ def parse_table_query(table: str, parameters: Mapping[str, Sequence[str]], *acce
         BadQueryError, SpecError: A parameter is invalid.
     """
     if table not in TABLES:
-        raise NoTableError(choice_problem("table", table, TABLES))
+        raise NoTableError(format_choice_problem("table", table, TABLES))
     problems: list[Problem] = []
     accepted = accepted or QUERY_PARAMETERS
     for name, values in parameters.items():
         if name not in accepted:
-            problems.append(Problem(name[:100], unknown_problem(name, accepted)))
+            problems.append(Problem(name[:100], format_unknown_problem(name, accepted)))
         elif len(values) > 1:
-            problems.append(Problem(name, repeated_problem(name)))
+            problems.append(Problem(name, format_repeated_problem(name)))
 
     def read_parameter(name: str, message: str, reader: Callable[[str], T | None]) -> T | None:
         if name not in parameters:
@@ -90,13 +90,15 @@ def parse_table_query(table: str, parameters: Mapping[str, Sequence[str]], *acce
 
     query = TableQuery(
         attempt=read_parameter(
-            "attempt", _make_whole_message(1, MAX_ATTEMPT), lambda text: whole_number(text, 1, MAX_ATTEMPT)
+            "attempt", _make_whole_message(1, MAX_ATTEMPT), lambda text: parse_whole_number(text, 1, MAX_ATTEMPT)
         ),
         since=read_parameter("from", TIME_MESSAGE, parse_time),
         until=read_parameter("to", TIME_MESSAGE, parse_time),
         steps=read_parameter("steps", f"{RANGES_MESSAGE}{MAX_STEP}.", lambda text: _parse_ranges(text, MAX_STEP)),
         ranks=read_parameter("ranks", f"{RANGES_MESSAGE}{MAX_RANK}.", lambda text: _parse_ranges(text, MAX_RANK)),
-        bins=read_parameter("bins", _make_whole_message(1, MAX_BINS), lambda text: whole_number(text, 1, MAX_BINS)),
+        bins=read_parameter(
+            "bins", _make_whole_message(1, MAX_BINS), lambda text: parse_whole_number(text, 1, MAX_BINS)
+        ),
         by=tuple(parameters["by"][-1].split(",")) if "by" in parameters else DEFAULT_BY.get(table, ()),
         format=read_parameter(
             "format", f"`format` is invalid. Use one of {', '.join(FORMATS)}.", lambda t: t if t in FORMATS else None
@@ -158,8 +160,8 @@ def _parse_ranges(text: str, maximum: int) -> tuple[Range, ...] | None:
     ranges = []
     for part in parts:
         low, dash, high = part.partition("-")
-        first = whole_number(low, 0, maximum)
-        last = whole_number(high, 0, maximum) if dash else first
+        first = parse_whole_number(low, 0, maximum)
+        last = parse_whole_number(high, 0, maximum) if dash else first
         if first is None or last is None or last < first:
             return None
         ranges.append((first, last))

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from contracts.telemetry.steps import CheckpointItem
-from jobs.models import ELSEWHERE, Attempt, Job
+from jobs.models import EXTERNAL_ENGINE, Attempt, Job
 from jobs.planning.saves import most_kept, saves_of
 from jobs.runs.history.store.folder import NoHistoryError
 from jobs.runs.history.store.query import HistoryTables, query_history
@@ -187,7 +187,11 @@ def read_traced_step(job: str, attempt: int, step: int) -> EventTrace | None:
 
 def explain_untraceable(job: Job, step: int) -> str:
     """Return why no rank of the current attempt can trace a step, "" if one may. Raises BusyError."""
-    if get_kind_rules(job.spec).trains and job.engine != ELSEWHERE and step > (steps := job.spec["train"]["steps"]):
+    if (
+        get_kind_rules(job.spec).trains
+        and job.engine != EXTERNAL_ENGINE
+        and step > (steps := job.spec["train"]["steps"])
+    ):
         return f"`step` is {step}, but the run has {format_count(steps, 'step')}. Use a step from 1 to {steps}."
     try:
         progress = query_history(job.id, job.attempt, lambda tables: tables.state["progress"])

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.core.text import unknown_problem, whole_number
+from jobs.core.text import format_unknown_problem, parse_whole_number
 from jobs.runs.history.queries.query_parameters import MAX_ATTEMPT, MAX_STEP, BadQueryError
 from jobs.runs.history.store.query import HistoryTables, query_history, round_mean
 from planner.facts.validation import Problem
@@ -73,9 +73,11 @@ def parse_step_range(parameters: Mapping[str, Sequence[str]]) -> tuple[int | Non
         BadQueryError: A parameter is invalid.
     """
     bounds = {"attempt": (1, MAX_ATTEMPT), "from": (1, MAX_STEP), "to": (1, MAX_STEP)}
-    problems = [Problem(name[:100], unknown_problem(name, bounds)) for name in parameters if name not in bounds]
+    problems = [Problem(name[:100], format_unknown_problem(name, bounds)) for name in parameters if name not in bounds]
     values = {
-        name: whole_number(parameters[name][0], *bounds[name]) for name in bounds if len(parameters.get(name, ())) == 1
+        name: parse_whole_number(parameters[name][0], *bounds[name])
+        for name in bounds
+        if len(parameters.get(name, ())) == 1
     }
     problems += [
         Problem(name, f"`{name}` needs one whole number from {least} to {most}.")

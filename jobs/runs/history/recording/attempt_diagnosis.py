@@ -11,8 +11,8 @@ import redis
 
 from contracts.codec import BadMessageError, salvage_batch
 from contracts.telemetry.batches import Batch
-from jobs.core.verdict_schema import MOST_BYTES
-from jobs.models import ELSEWHERE, TERMINAL, Attempt, StateChange, Status
+from jobs.core.verdict_schema import MAX_VERDICT_BYTES
+from jobs.models import EXTERNAL_ENGINE, TERMINAL, Attempt, StateChange, Status
 from jobs.queue import lifecycle
 from jobs.queue.work_lease import away
 from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun
@@ -59,7 +59,7 @@ class AttemptDiagnosis:
         """
         attempt = Attempt.objects.select_related("job").prefetch_related("members").get(pk=key)
         job, members = attempt.job, list(attempt.members.all())
-        is_launched_here = job.engine != ELSEWHERE
+        is_launched_here = job.engine != EXTERNAL_ENGINE
         self.row, self._job, self.nodes = key, job.id, nodes
         run = PlannedRun(
             job.spec,
@@ -99,8 +99,8 @@ class AttemptDiagnosis:
         if content == self._stored_verdict:
             return False
         num_bytes = len(json.dumps(verdict))
-        if num_bytes > MOST_BYTES:
-            raise ValueError(f"The diagnosis has {num_bytes:,} bytes. The maximum is {MOST_BYTES:,}.")
+        if num_bytes > MAX_VERDICT_BYTES:
+            raise ValueError(f"The diagnosis has {num_bytes:,} bytes. The maximum is {MAX_VERDICT_BYTES:,}.")
         Attempt.objects.filter(pk=self.row).update(diagnosis=verdict)
         self._stored_verdict = content
         lifecycle.announce(self._job)

@@ -16,7 +16,7 @@ from django.db import connection
 from django.db.models import Count, F
 from django.utils import timezone
 
-from jobs.core.redis_connection import connect
+from jobs.core.redis_client import connect
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.people.notifications.verdicts import release
 from jobs.queue.work_lease import Troubles, WorkLease, away, of_database

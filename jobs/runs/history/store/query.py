@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 import duckdb
 from django.conf import settings
 
-from jobs.core.errors import WORDS, is_full
+from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
 from jobs.planning.planners import BusyError
 from jobs.runs.history.store.folder import HistoryFolder, HistoryManifest, NoHistoryError
 from jobs.runs.history.store.schema import TABLES
@@ -87,8 +87,8 @@ def query_history(job: str, attempt: int, work: Callable[[HistoryTables], Answer
         except duckdb.OutOfMemoryException:  # or the spill folder is full
             raise BusyError("The query needs more memory than is available. Request less data, or try again.") from None
         except (duckdb.IOException, duckdb.InvalidInputException, NoHistoryError) as error:
-            if is_full(error):
-                raise OSError(errno.ENOSPC, WORDS) from error
+            if is_disk_full(error):
+                raise OSError(errno.ENOSPC, DISK_FULL_MESSAGE) from error
             # The recorder replaced the files by others with the same rows, unless the history is gone.
             folder.read_manifest()
             if attempt_number == MAX_TRIES - 1:

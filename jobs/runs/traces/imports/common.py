@@ -9,7 +9,7 @@ from typing import IO, NamedTuple
 
 import ijson
 
-from jobs.core.text import storable
+from jobs.core.text import is_storable
 from jobs.runs.traces.events import CollectiveCall, WorkSpan
 
 MAX_EVENTS = 500_000  # per import
@@ -112,7 +112,7 @@ def parse_text(value: object, file: str, field: str) -> str:
             field,
             f"The value is {_describe(value)}, but a text of at most {MAX_TEXT_LENGTH} characters is expected.",
         )
-    if not storable(text):
+    if not is_storable(text):
         raise ImportProblemError(
             file, field, f"The value is {text[:60]!r}, but Unicode text without NUL characters is expected."
         )

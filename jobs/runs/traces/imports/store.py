@@ -25,9 +25,9 @@ from django.utils import timezone
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.core.errors import WORDS
+from jobs.core.errors import DISK_FULL_MESSAGE
 from jobs.models import ImportedTrace
-from jobs.models.names import Noted, name_problems
+from jobs.models.validators import NoteRule, check_name
 from jobs.planning.planners import BusyError
 from jobs.runs.traces.events import CollectiveCall, EventTrace, WorkSpan, parse_trace, serialize_trace
 from jobs.runs.traces.imports.common import ImportProblemError, TraceFile
@@ -134,7 +134,7 @@ def append_part(imported: ImportedTrace, index: int, offset: int, part: bytes) -
             )
         if file.write(part) < len(part):  # the disk is full
             file.truncate(offset)
-            raise OSError(errno.ENOSPC, WORDS)
+            raise OSError(errno.ENOSPC, DISK_FULL_MESSAGE)
     return offset + len(part)
 
 
@@ -256,7 +256,7 @@ def _find_orphans() -> Iterator[Path]:
 assert tuple(CALLS_SCHEMA.names) == CollectiveCall._fields
 assert tuple(SPANS_SCHEMA.names) == WorkSpan._fields
 
-Title = Annotated[str, Noted]
+Title = Annotated[str, NoteRule]
 
 
 class ImportFile(StrictModel):
@@ -312,9 +312,7 @@ def check_import_query(query: ImportRequest) -> tuple[str, list[tuple[str, int]]
         SpecError: A name is invalid, two files have the same name, or the files are too large.
     """
     files = [(file.name, file.size) for file in query.files]
-    problems = [
-        problem for index, (name, _) in enumerate(files) for problem in name_problems(f"files.{index}.name", name)
-    ]
+    problems = [problem for index, (name, _) in enumerate(files) for problem in check_name(f"files.{index}.name", name)]
     if problems:
         raise SpecError(problems)
     if len({name for name, _ in files}) < len(files):
