@@ -36,10 +36,10 @@ from websockets.asyncio.client import connect
 from benchmarks.latency.__main__ import WATCH_FRAMES
 from contracts.names import telemetry_stream
 from tests.planner.wrong_specs import GOOD
-from tests.support.browser import chromium
-from tests.support.frames import messages
-from tests.support.processes import ROOT, redis_server
-from tests.support.web import Site, site
+from tests.support.browser import run_chromium
+from tests.support.processes import ROOT, run_redis
+from tests.support.telemetry import unpack_messages
+from tests.support.web import Site, run_site
 
 RANKS_OF_HOST = 8
 CELLS = [("all_reduce", "dp"), ("all_reduce", "tp"), ("send", "pp")]
@@ -101,10 +101,10 @@ def main() -> None:
         runs = [Asked(64, 10, 20, given.seconds, browser=True), Asked(64, 10, 20, given.seconds, slow=True)]
         runs += [Asked(1024, 5, viewers, given.seconds) for viewers in (1, 50, 100)]
     for asked in runs:
-        with tempfile.TemporaryDirectory() as name, redis_server(Path(name) / "redis") as redis:
+        with tempfile.TemporaryDirectory() as name, run_redis(Path(name) / "redis") as redis:
             static = shutil.copytree(ROOT / "webapp" / "static", Path(name) / "static")
             database, folder = f"sqlite:///{name}/db.sqlite3", Path(name) / "web"
-            with site(database, redis, folder, MESHBOARD_STATIC_ROOT=str(static)) as board:
+            with run_site(database, redis, folder, MESHBOARD_STATIC_ROOT=str(static)) as board:
                 measure(board, asked)
 
 
@@ -186,7 +186,7 @@ def batch(job: str, node: int, tick: int) -> bytes:
 def in_another_process(board: Site, job: str, asked: Asked) -> Seen:
     """The viewers, whose work must not slow down the source's."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        arguments = (board.port, board.url, board.cookie("owner"), job, asked)
+        arguments = (board.port, board.url, board.build_cookie_header("owner"), job, asked)
         return pool.apply(look, arguments)
 
 
@@ -219,7 +219,7 @@ async def all_look(url: str, origin: str, headers: dict[str, str], asked: Asked)
                 now = time.time()
                 measured = now > began[0]
                 num_bytes[0] += len(frame) if measured else 0
-                for message in messages(frame):
+                for message in unpack_messages(frame):
                     if entries := message.get("entries"):
                         joined.set()
                         had.setdefault(message["node"], []).extend(entry for entry, _ in entries)
@@ -269,9 +269,9 @@ def page_of(board: Site, job: str, asked: Asked) -> Iterator[dict[str, Any] | No
     if not asked.browser:
         yield None
         return
-    with chromium() as browser:
+    with run_chromium() as browser:
         context = browser.new_context(viewport={"width": 1440, "height": 900})
-        context.add_cookies([{"name": "sessionid", "value": board.people["owner"]["session"], "url": board.url}])
+        context.add_cookies([{"name": "sessionid", "value": board.users["owner"]["session"], "url": board.url}])
         page = context.new_page()
         page.goto(f"{board.url}/jobs/{job}/")
         page.wait_for_selector("#collectives tr")

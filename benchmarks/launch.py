@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.board import Board, board
+from tests.support.board import Board, run_board
 from tests.support.processes import ROOT, wait_until
 
 ROUNDS = 4
@@ -53,12 +53,12 @@ def submitted(installation: Board) -> float:
     job = installation.submit(SPEC)
     installation.wait_for_line(job, "step 1/2 loss")
     elapsed = time.monotonic() - started
-    installation.wait_for(job, "succeeded")
+    installation.wait_for_status(job, "succeeded")
     return elapsed
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as work, board(Path(work) / "var") as installation:
+    with tempfile.TemporaryDirectory() as work, run_board(Path(work) / "var") as installation:
         bare(Path(work))  # fills the page cache and the corpus cache
         submitted(installation)
         pairs = [(bare(Path(work)), submitted(installation)) for _ in range(ROUNDS)]

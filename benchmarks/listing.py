@@ -56,16 +56,16 @@ def main() -> None:
     django.setup()
     from django.conf import settings
 
-    from tests.support.postgres import as_default_database, postgres_server
-    from tests.support.processes import redis_server
+    from tests.support.postgres import postgres_server, use_database
+    from tests.support.processes import run_redis
 
     settings.ALLOWED_HOSTS = ["*"]
     count = int(sys.argv[1]) if len(sys.argv) > 1 else JOBS
-    with tempfile.TemporaryDirectory() as folder, redis_server(Path(folder) / "redis") as server:
+    with tempfile.TemporaryDirectory() as folder, run_redis(Path(folder) / "redis") as server:
         settings.REDIS_URL = server.url
-        with as_default_database(f"sqlite:///{folder}/db.sqlite3"):
+        with use_database(f"sqlite:///{folder}/db.sqlite3"):
             measure("SQLite", count, server.client())
-        with postgres_server() as url, as_default_database(url):
+        with postgres_server() as url, use_database(url):
             measure("PostgreSQL", count, server.client())
 
 

@@ -34,8 +34,8 @@ from websockets.exceptions import ConnectionClosed
 from contracts.names import telemetry_stream
 from tests.planner.wrong_specs import GOOD
 from tests.support.postgres import postgres_server
-from tests.support.processes import ROOT, redis_server, running
-from tests.support.web import Site, site
+from tests.support.processes import ROOT, run_process, run_redis
+from tests.support.web import Site, run_site
 
 LISTS_PER_S = 5
 BATCHES_PER_S = 10
@@ -108,10 +108,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, database(asked.database, Path(name)) as url:
         folder = Path(name)
         several = {"MESHBOARD_WEB_PROCESSES": str(asked.processes)}
-        with redis_server(folder / "redis") as redis, site(url, redis, folder / "web", **several) as board:
+        with run_redis(folder / "redis") as redis, run_site(url, redis, folder / "web", **several) as board:
             watched_job = python(board, FILL, json.dumps(GOOD), str(asked.jobs)).strip()
             controller = [sys.executable, "manage.py", "controller"]
-            with running(controller, board.environment, folder / "controller.log", ROOT):
+            with run_process(controller, board.environment, folder / "controller.log", ROOT):
                 return uvloop.run(measure(board, asked, watched_job))
 
 
@@ -134,14 +134,15 @@ def python(board: Site, source: str, *arguments: str, sent: str = "") -> str:
 async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> int:
     watched, socket_url = Watched(), f"ws://127.0.0.1:{board.port}/ws/jobs/{watched_job}/"
     sockets = [
-        asyncio.create_task(watched.watch(socket_url, board.url, board.cookie("owner"))) for _ in range(asked.sockets)
+        asyncio.create_task(watched.watch(socket_url, board.url, board.build_cookie_header("owner")))
+        for _ in range(asked.sockets)
     ]
     until = time.monotonic() + 60
     while watched.open < asked.sockets and time.monotonic() < until:
         await asyncio.sleep(0.05)
     fed = asyncio.create_task(feed(board, watched_job))
     bounds = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-    headers = board.token("owner")
+    headers = board.build_token_header("owner")
     async with httpx.AsyncClient(base_url=board.url, headers=headers, limits=bounds, timeout=30) as client:
 
         async def submit(number: int) -> httpx.Response:

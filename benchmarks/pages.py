@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from playwright.sync_api import Browser
 
-from tests.support.browser import chromium, log_in
+from tests.support.browser import log_in, run_chromium
 
 REPEATS = 3
 PAINT_S = 1.0  # the budget of a page
@@ -48,7 +48,7 @@ def main() -> None:
     from tests.screens.pages import pages
     from tests.screens.world import a_board
 
-    with a_board(told.up) as (made, world), chromium() as browser:
+    with a_board(told.up) as (made, world), run_chromium() as browser:
         state = _login(browser, made.url, made.login)
         print(f"{'page':44} {'first paint':>12} {'bytes':>10} {'requests':>9}")
         over = 0

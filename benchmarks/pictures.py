@@ -10,8 +10,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from tests.support.browser import chromium
-from tests.support.modules import static_files
+from tests.support.browser import run_chromium, serve_static_files
 
 DRAWS = 60
 
@@ -93,7 +92,7 @@ async ([ranks, events, draws]) => {
 
 
 def main() -> None:
-    with static_files() as address, chromium() as browser:
+    with serve_static_files() as address, run_chromium() as browser:
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(f"{address}/js/")
         measure(page)

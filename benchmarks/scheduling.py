@@ -44,8 +44,8 @@ from jobs.queue import actions, lifecycle  # noqa: E402
 from jobs.queue.scheduling.scheduler import schedule  # noqa: E402
 from planner.facts.parse_spec import parse_spec  # noqa: E402
 from tests.planner.wrong_specs import GOOD  # noqa: E402
-from tests.support.postgres import as_default_database, postgres_server  # noqa: E402
-from tests.support.processes import redis_server  # noqa: E402
+from tests.support.postgres import postgres_server, use_database  # noqa: E402
+from tests.support.processes import run_redis  # noqa: E402
 
 SLOTS = 8
 SPEC = parse_spec(GOOD, slots=SLOTS).model_dump()
@@ -186,7 +186,7 @@ def main() -> None:
     """Print the table."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshboard-scheduling-")))
-        redis = stack.enter_context(redis_server(folder / "redis"))
+        redis = stack.enter_context(run_redis(folder / "redis"))
         settings.CHANNEL_LAYERS = {
             "default": {"BACKEND": "channels_redis.core.RedisChannelLayer", "CONFIG": {"hosts": [redis.url]}}
         }
@@ -196,7 +196,7 @@ def main() -> None:
         }
         for name, url in urls.items():
             print(name)
-            with as_default_database(url):
+            with use_database(url):
                 owner = User.objects.create_user("owner")
                 passes(500, 1_000, owner)
                 passes(500, 10_000, owner)

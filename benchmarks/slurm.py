@@ -58,7 +58,7 @@ def submitted(installed: Installation) -> float:
 
     wait_until(stepped, "the job makes a step", 120, 0.01)
     elapsed = time.monotonic() - started
-    installed.board.wait_for(job, "succeeded")
+    installed.board.wait_for_status(job, "succeeded")
     return elapsed
 
 

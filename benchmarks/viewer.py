@@ -20,8 +20,8 @@ from websockets.exceptions import ConnectionClosed
 from contracts.codec import MAX_BATCH_BYTES
 from contracts.names import telemetry_stream
 from tests.planner.wrong_specs import GOOD
-from tests.support.processes import redis_server
-from tests.support.web import Site, site
+from tests.support.processes import run_redis
+from tests.support.web import Site, run_site
 
 BYTES_PER_S = 20e6
 HELD_ENTRIES = 500  # about 128 MB to replay
@@ -33,12 +33,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         database = f"sqlite:///{folder / 'db.sqlite3'}"
-        with redis_server(folder / "redis") as redis, site(database, redis, folder / "web") as made:
+        with run_redis(folder / "redis") as redis, run_site(database, redis, folder / "web") as made:
             asyncio.run(measure(made))
 
 
 async def measure(made: Site) -> None:
-    job = made.call("POST", "/api/v1/jobs", GOOD, headers=made.token("owner")).json()["id"]
+    job = made.call("POST", "/api/v1/jobs", GOOD, headers=made.build_token_header("owner")).json()["id"]
     printing = asyncio.create_task(asyncio.to_thread(write, made, job))
     alone = await peak(made, SECONDS / 4)
     print(f"no viewer: {alone / 1e6:.0f} MB")
@@ -74,7 +74,11 @@ def write(made: Site, job: str) -> None:
 
 async def look(made: Site, job: str, pause: float, read: list[int]) -> None:
     url = f"ws://127.0.0.1:{made.port}/ws/jobs/{job}/"
-    options: dict[str, Any] = {"origin": made.url, "additional_headers": made.cookie("owner"), "max_size": None}
+    options: dict[str, Any] = {
+        "origin": made.url,
+        "additional_headers": made.build_cookie_header("owner"),
+        "max_size": None,
+    }
     while True:
         with contextlib.suppress(ConnectionClosed):
             async with connect(url, max_queue=1, **options) as socket:

@@ -1,59 +1,77 @@
-"""Fixtures that every package's tests share."""
+"""Fixtures and settings of all tests, and the order in which the test modules start."""
 
 from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import hypothesis
 import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support.early import early_first
-from tests.support.postgres import as_default_database, postgres_server
-from tests.support.processes import RedisServer, redis_server
+from tests.support.postgres import postgres_server, use_database
+from tests.support.processes import RedisServer, run_redis
 
-# The same cases each time, and as long as each takes: a busy machine fails no test.
+T = TypeVar("T")
+
+# These modules take minutes. They start first, so that none of them runs alone at the end.
+SLOWEST_MODULES = (
+    "tests/workers/trainer/parallel/test_device_order.py",
+    "tests/memory/test_memory.py",
+    "tests/workers/test_dry_run.py",
+    "tests/memory/test_experts.py",
+    "tests/workers/trainer/parallel/test_decides.py",
+    "tests/workers/trainer/model/test_activations.py",
+    "tests/workers/trainer/parallel/test_context.py",
+)
+
+# Use the same examples in each run, and no deadline, so that no test fails because the machine is busy.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, max_examples=40)
 hypothesis.settings.load_profile("suite")
 
-# A suite that a shell began in its background ignores Ctrl-C, and so would all that its tests start.
+# A suite that a shell starts in its background ignores Ctrl-C, and so would all processes that its tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Threads that wait for one another in each of several processes took most of two cores: a test of 10 s took 33.
+# With more threads in each of several processes, a test of 10 s takes 33 s on two cores.
 torch.set_num_threads(1)
 
 
-class ByModule(LoadScopeScheduling):  # type: ignore[misc]
-    """A process takes a module at a time; all modules of browser tests go to one, so that one board serves them."""
+class ModuleScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Run each module in one process, and all browser tests in the same one, so that they share a board."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "board" if nodeid.startswith("tests/e2e/test_") else str(super()._split_scope(nodeid))
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByModule:
-    return ByModule(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ModuleScheduling:
+    return ModuleScheduling(config, log)
+
+
+def sort_slowest_first(tests: Sequence[tuple[str, T]], modules: Sequence[str] = SLOWEST_MODULES) -> list[T]:
+    """Sort pairs of node ID and test: those of `modules` in this order, then the others unchanged."""
+    place = {module: number for number, module in enumerate(modules)}
+    return [test for _, test in sorted(tests, key=lambda pair: place.get(pair[0].split("::")[0], len(modules)))]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = early_first([(item.nodeid, item) for item in items])
+    items[:] = sort_slowest_first([(item.nodeid, item) for item in items])
 
 
 def pytest_collection_finish() -> None:
-    """What the suite and its imports consist of, 770,000 objects, is not looked through again with each collection of
-    garbage, of which a dry run makes many: beside all of it one took one and a half times to twice as long."""
+    """Exempt the 770,000 objects of imports from garbage collection, which makes dry runs up to twice as slow."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Nor is what each module imported and left, which came to 350,000 more."""
+    """Exempt the objects that a module has imported during its tests, too."""
     if nextitem is not None and nextitem.path != item.path:
         pytest_collection_finish()
 
@@ -64,7 +82,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture
 def redis_service(tmp_path: Path) -> Iterator[RedisServer]:
-    with redis_server(tmp_path / "redis") as server:
+    with run_redis(tmp_path / "redis") as server:
         yield server
 
 
@@ -76,14 +94,14 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture
 def postgres(transactional_db: None, postgres_url: str) -> Iterator[None]:
-    """Django's database is a real PostgreSQL."""
-    with as_default_database(postgres_url):
+    """PostgreSQL as the database of Django."""
+    with use_database(postgres_url):
         yield
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def each_database(request: pytest.FixtureRequest, transactional_db: None) -> str:
-    """Django's database is SQLite, then PostgreSQL; transactions are real."""
+    """SQLite, then PostgreSQL, as the database of Django with real transactions."""
     if request.param == "postgres":
         request.getfixturevalue("postgres")
     name: str = request.param

@@ -25,8 +25,8 @@ import pytest
 import yaml
 
 from tests.image import dockerfile, steps_of
-from tests.support.processes import ROOT, running, wait_until
-from tests.support.tls import self_signed
+from tests.support.processes import ROOT, run_process, wait_until
+from tests.support.web import create_certificate
 from webapp.environment import WebSettings
 from webapp.redis_server import find_redis_server
 
@@ -236,7 +236,7 @@ def postgres_command(state: Path) -> list[str]:
 def proxy_command(state: Path) -> list[str]:
     """What its image runs, on the file as it is, with a certificate beside it."""
     (state / "tls").mkdir()
-    self_signed(state / "tls")
+    create_certificate(state / "tls")
     (state / "tls" / "ca.pem").rename(state / "tls" / "cert.pem")
     shutil.copy(ROOT / "deploy" / "proxy" / "nginx.conf", state / "nginx.conf")
     argv = ["nginx", "-c", str(state / "nginx.conf"), "-p", str(state), "-g", f"daemon off; pid {state}/nginx.pid;"]
@@ -250,7 +250,7 @@ def proxy_command(state: Path) -> list[str]:
 BROWSER = """
 import asyncio, json, socket, ssl, sys, urllib.error, urllib.request as u
 from http.cookiejar import CookieJar
-from tests.support.frames import messages
+from tests.support.telemetry import unpack_messages
 from websockets.asyncio.client import connect
 ca, once, job = sys.argv[1:]
 trust, jar = ssl.create_default_context(cafile=ca), CookieJar()
@@ -282,7 +282,7 @@ async def watch():
                        additional_headers=headers, max_size=None) as socket:
         entries = 0
         async for frame in socket:
-            for told in messages(frame):
+            for told in unpack_messages(frame):
                 entries += len(told.get("entries", []))
                 if told.get("job", {}).get("finished"):
                     print(json.dumps({"status": told["job"]["status"], "entries": entries}))
@@ -331,7 +331,7 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(
         return done.returncode == 0
 
     def started(name: str, argv: list[str], cwd: Path = ROOT) -> Any:
-        return running(inside(argv), environment(name), state / f"{name}.log", cwd)
+        return run_process(inside(argv), environment(name), state / f"{name}.log", cwd)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(started("redis", command("redis"), state))

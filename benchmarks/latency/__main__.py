@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.latency.ticker import TICKS
-from tests.support.board import board
-from tests.support.browser import chromium, log_in
+from tests.support.board import run_board
+from tests.support.browser import log_in, run_chromium
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {"name": "ticker", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 1}}
@@ -46,13 +46,13 @@ def main() -> None:
 def measure(state: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
     """([calls shown, unix s of the frame], [tick, unix s of its end on the later rank])"""
     settings = {"MESHBOARD_TRAINER_MODULE": "benchmarks.latency.ticker"}
-    with board(state, **settings) as made, chromium() as browser:
+    with run_board(state, **settings) as made, run_chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         log_in(page, made.url, made.login)
         job = made.submit(SPEC)
         page.goto(f"{made.url}/jobs/{job}/")
         page.evaluate(WATCH_FRAMES)
-        made.wait_for(job, "succeeded", timeout_s=120)
+        made.wait_for_status(job, "succeeded", timeout_s=120)
         wait_until(lambda: page.evaluate("window.seen.at(-1)[0]") >= 2 * TICKS, "the page shows the last collective")
         frames = page.evaluate("window.seen")
         work = state / "runs" / job / "1" / "work"

@@ -34,8 +34,7 @@ from planner.hardware.kernel_time import compute_gemm_seconds
 from planner.hardware.kernels import Gemm
 from planner.hardware.stacks import STACKS
 from tests.parity.cases import LAYOUTS
-from tests.support.patience import patient
-from tests.support.processes import ROOT, gone, wait_until
+from tests.support.processes import ROOT, is_gone, scale_timeout, wait_until
 from tests.workers.host.test_machine import FakeNvml, NoDriver
 from workers.host.hardware import Gpus
 
@@ -87,10 +86,10 @@ def test_a_part_that_fails_is_told_and_stops_no_other(tmp_path: Path) -> None:
 def test_a_part_beyond_its_time_leaves_no_process(tmp_path: Path) -> None:
     child = "import subprocess, sys; p = subprocess.Popen(['sleep', '1000'], start_new_session=True)"
     says = f"{child}; open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid)); p.wait()"
-    result = run([Part("endless", "", (sys.executable, "-c", says), limit_s=patient(1.5))], tmp_path)[0]
+    result = run([Part("endless", "", (sys.executable, "-c", says), limit_s=scale_timeout(1.5))], tmp_path)[0]
     assert result["state"] == "failed"
     assert "longer than" in result["why"]
-    assert gone(int((tmp_path / "pid").read_text()))
+    assert is_gone(int((tmp_path / "pid").read_text()))
 
 
 def test_what_passed_is_kept_on_this_machine_and_commit_alone(tmp_path: Path) -> None:
@@ -134,7 +133,9 @@ def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     wait_until(lambda: log.exists() and log.read_text().endswith("\n"), "the second part runs")
     child.kill()
     child.join()
-    wait_until(lambda: gone(int(log.read_text())), "its program ends with it, and takes no time from what comes next")
+    wait_until(
+        lambda: is_gone(int(log.read_text())), "its program ends with it, and takes no time from what comes next"
+    )
     assert not (tmp_path / "b.json").exists()
     (tmp_path / "go").touch()
     results = run(parts, tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.gpu import layouts
 from benchmarks.gpu.machine import Fingerprint
 from benchmarks.gpu.results import Found, pieces_file
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 
 NAMES = ["dp2 m4", "zero1 dp2", "zero2 dp2", "zero3 dp2"]
 HERE = Fingerprint(torch="2", device="none", count=1, commit="c", small=True)
@@ -62,7 +62,7 @@ def tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tries:
 def test_a_layout_that_ends_its_ranks_is_told_and_the_others_go_on(
     tries: Tries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layouts, "STILL_S", patient(1.0))
+    monkeypatch.setattr(layouts, "STILL_S", scale_timeout(1.0))
     found = tries(ends="zero1 dp2", stands="zero2 dp2")
     assert found["measured"]["layouts equal to reference"] == 2
     assert found["beside"]["layouts equal to reference"] == 4

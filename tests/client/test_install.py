@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.pipelines import ACTION
+from tests.support.ci_pipelines import ACTION
 from tests.support.processes import ROOT, base_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

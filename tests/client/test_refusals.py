@@ -22,7 +22,7 @@ from meshboard.commands.errors import ExitCode
 from meshboard.errors import WrongError
 from tests.client.conftest import FakeServer, Ran, answer
 from tests.client.test_api import ENDED, JOB
-from tests.support.tls import self_signed
+from tests.support.web import create_certificate
 
 Meshboard = Callable[..., Ran]
 PAGE = (200, {"Content-Type": "text/html"}, b"<html><body>Back at noon</body></html>")
@@ -274,7 +274,7 @@ def test_reports_missing_certificates(
     monkeypatch.setenv("MESHBOARD_CA", "/nowhere/ca.pem")
     ran = meshboard("status", at=server)
     assert (ran.code, ran.err.startswith("meshboard: MESHBOARD_CA: ")) == (ExitCode.WRONG, True)
-    self_signed(tmp_path)
+    create_certificate(tmp_path)
     server.respond_at("jobs", [])
     for place in (tmp_path, tmp_path / "ca.pem"):
         monkeypatch.setenv("MESHBOARD_CA", str(place))

@@ -21,7 +21,7 @@ from meshboard.progress import Progress
 from tests.client.conftest import Answer, FakeServer, answer
 from tests.client.test_api import ENDED, JOB
 from tests.client.test_commands import Meshboard, event, log
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 
 RUNNING = {**JOB, "spec": {"train": {"steps": 12}}}
 
@@ -46,7 +46,7 @@ def test_progress_bar_follows_events(
 
     def held_back(path: str) -> Answer:
         if path.startswith("/api/v1/jobs/j/wait"):
-            assert moved.wait(patient(5)), "the events are followed while the job is waited for"
+            assert moved.wait(scale_timeout(5)), "the events are followed while the job is waited for"
         return next_answer(path)
 
     monkeypatch.setattr(live_display.WaitDisplay, "update_step", received)
@@ -128,7 +128,7 @@ def test_follows_several_jobs_at_once(
         if "jobs/k/logs" in path:
             requested.set()
         if "jobs/j/wait?for=finished" in path:
-            at_once.append(requested.wait(patient(5)))
+            at_once.append(requested.wait(scale_timeout(5)))
         return answered(path)
 
     monkeypatch.setattr(server, "next", answers)

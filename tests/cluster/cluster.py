@@ -16,10 +16,10 @@ import msgpack
 from contracts.names import telemetry_stream
 from tests.cluster.machine import Machine, powered
 from tests.cluster.network import inside, switched
-from tests.support.postgres import Postgres, postgres
-from tests.support.processes import ROOT, RedisServer, running, wait_until
-from tests.support.told import ended
-from tests.support.web import Site, site
+from tests.support.job_waits import record_ending, wait_for_status
+from tests.support.postgres import Postgres, run_postgres
+from tests.support.processes import ROOT, RedisServer, run_process, wait_until
+from tests.support.web import Site, run_site
 from workers.host.processes import find_processes
 
 NAMES = ("anna", "bert", "cleo")
@@ -50,7 +50,7 @@ class Cluster:
         self.controllers: list[subprocess.Popen[bytes]] = []
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        answer = self.board.call(method, f"/api/v1/{path}", body, headers=self.board.token("staff"))
+        answer = self.board.call(method, f"/api/v1/{path}", body, headers=self.board.build_token_header("staff"))
         assert answer.status < 300, f"{method} {path}: {answer.status} {answer.body.decode()[:2000]}"
         return answer.json()
 
@@ -62,16 +62,10 @@ class Cluster:
         return found
 
     def wait_for(self, job: str, *statuses: str, timeout_s: float = 90.0) -> dict[str, Any]:
-        def reached() -> dict[str, Any] | None:
-            seen = self.job(job)
-            assert seen["status"] in statuses or not seen["finished"], seen["history"]
-            return seen if seen["status"] in statuses else None
-
-        found = wait_until(reached, f"{job} is {' or '.join(statuses)}", timeout_s, 0.2)
-        assert found is not None
+        found = wait_for_status(lambda: self.job(job), job, statuses, timeout_s)
         if found["finished"]:
             self.ended.add((job, found["attempt"]))
-            ended(found["status"], found["history"][-1]["reason"], len(find_processes(job, found["attempt"])))
+            record_ending(found["status"], found["history"][-1]["reason"], len(find_processes(job, found["attempt"])))
         return found
 
     def cancel(self, job: str) -> None:
@@ -153,7 +147,7 @@ def cluster(
     with contextlib.ExitStack() as stack:
         board_cable, *cables = stack.enter_context(switched(["board", *names]))
         stack.enter_context(inside(board_cable.namespace))
-        database = stack.enter_context(postgres())
+        database = stack.enter_context(run_postgres())
         redis = RedisServer(folder / "redis", board_cable.address)
         redis.start()
         stack.callback(redis.stop)
@@ -161,16 +155,16 @@ def cluster(
             "MESHBOARD_CHECKPOINT_ROOT": str(folder / "checkpoints"),
             "MESHBOARD_ALLOWED_HOSTS": f"127.0.0.1,{board_cable.address}",
             "MESHBOARD_SECRET_KEY": secrets.token_urlsafe(48),  # others reach it: one of published source is refused
-            "MESHBOARD_REDIS_FOR_HOSTS": redis.url_at(board_cable.address, password=False),
+            "MESHBOARD_REDIS_FOR_HOSTS": redis.get_url(board_cable.address, password=False),
             **(board_settings or {}),
         }
-        board = stack.enter_context(site(database.url, redis, folder / "board", listen="0.0.0.0", **site_settings))
+        board = stack.enter_context(run_site(database.url, redis, folder / "board", listen="0.0.0.0", **site_settings))
         mint = [sys.executable, "manage.py", "join_token", "--uses", str(len(names))]
         token = subprocess.run(mint, env=board.environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         argv = [sys.executable, "manage.py", "controller"]
 
         def controller() -> subprocess.Popen[bytes]:
-            return stack.enter_context(running(argv, board.environment, folder / "controller.log", ROOT))
+            return stack.enter_context(run_process(argv, board.environment, folder / "controller.log", ROOT))
 
         machines = {}
         everybody = "\n".join(f"{cable.address} {name}" for name, cable in zip(names, cables, strict=True))

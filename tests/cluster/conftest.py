@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import Cluster, why_not
-from tests.support import told
+from tests.support import job_waits
 from workers.host.processes import find_processes
 
 HERE = Path(__file__).parent
@@ -28,9 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _row(record_property: Callable[[str, object], None]) -> Iterator[None]:
-    told.endings.clear()
+    job_waits.endings.clear()
     Cluster.ended.clear()
     yield
-    record_property("said", "; ".join(dict.fromkeys(ending.said for ending in told.endings)))
+    record_property("said", "; ".join(dict.fromkeys(ending.result for ending in job_waits.endings)))
     # Once the test is over: a host that is cut off trains on, and ends its ranks later.
     record_property("left", sum(len(find_processes(*attempt)) for attempt in Cluster.ended))

@@ -120,14 +120,17 @@ def test_redis_away_for_minutes_and_back_from_an_older_dump_loses_no_job(hosts: 
 
 def test_the_database_away_for_a_minute_loses_nothing(hosts: Cluster, gang: str) -> None:
     hosts.database.stop()
-    answer = hosts.board.call("GET", "/api/v1/jobs", headers=hosts.board.token("staff"))
+    answer = hosts.board.call("GET", "/api/v1/jobs", headers=hosts.board.build_token_header("staff"))
     before = hosts.step(gang)
     away(hosts, gang, min(60.0, AWAY_S))
     assert hosts.step(gang) > before
     hosts.database.start()
     assert answer.status == 503
     wait_until(
-        lambda: hosts.board.call("GET", f"/api/v1/jobs/{gang}", headers=hosts.board.token("staff")).status == 200,
+        lambda: (
+            hosts.board.call("GET", f"/api/v1/jobs/{gang}", headers=hosts.board.build_token_header("staff")).status
+            == 200
+        ),
         "the board answers again",
         30,
     )

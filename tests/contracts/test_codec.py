@@ -24,7 +24,7 @@ from contracts.codec import (
     validate_launch_order,
 )
 from contracts.control import Event
-from tests.support.timelines import item as timeline
+from tests.support.telemetry import build_timeline as timeline
 
 REVERSED, ESCAPED = "deli\u202eaf \u2066x", r"deli\u202eaf \u2066x"
 

@@ -19,8 +19,8 @@ from tests.cluster.jobs import endless
 from tests.diagnosis import hands
 from tests.diagnosis.cases import CASES, Case
 from tests.diagnosis.watching import Watching
-from tests.support.host import Host, host
-from tests.support.processes import redis_server
+from tests.support.host import Host, run_host
+from tests.support.processes import run_redis
 
 HANG_S, SLOW_S = 10.0, 30.0  # within which it must be named: from the threshold, from the fault
 PATIENCE_S = 75.0
@@ -53,9 +53,9 @@ def one_host(folder: Path, **settings: str) -> Iterator[Host]:
     """A host whose trainer can go wrong."""
     folder.chmod(0o711)  # a job's user passes through
     with (
-        redis_server(folder) as server,
-        host(server, folder, "tests.diagnosis.faulty", **settings) as machine,
-        machine.worker(),
+        run_redis(folder) as server,
+        run_host(server, folder, "tests.diagnosis.faulty", **settings) as machine,
+        machine.run_worker(),
     ):
         yield machine
 
@@ -65,7 +65,7 @@ def _on_one_host(case: Case, ranks: list[int]) -> Tried:
         folder = Path(stack.enter_context(_temporary()))
         machine = stack.enter_context(one_host(folder))
         plan(machine, case.kind, list(range(case.world)) if case.everywhere else ranks, case.seconds)
-        machine.order(JOB, spec=case.spec())
+        machine.send_launch_order(JOB, spec=case.spec())
         watching = Watching(machine.server.client(), JOB, case.spec())
         began = _reached(watching, AFTER, machine)
         if not case.does:
@@ -73,7 +73,7 @@ def _on_one_host(case: Case, ranks: list[int]) -> Tried:
         _warm(watching)
         if case.does == "kill":
             return _killed(machine, watching, ranks)
-        pid = hands.rank_pid(machine.processes(JOB), ranks[0])
+        pid = hands.rank_pid(machine.list_processes(JOB), ranks[0])
         done = {"stop": hands.stopped, "quota": hands.quota, "halting": hands.halting}[case.does]
         stack.enter_context(done(pid))
         return judge(case, ranks, watching, time.time())
@@ -95,7 +95,7 @@ def _reached(watching: Watching, step: int, machine: Host | None = None) -> floa
         if told["step"] >= step:
             return told["time"]
         _nothing_wrong(told)
-        ends = [report["exit"] for report in machine.reports(JOB) if "exit" in report] if machine else []
+        ends = [report["exit"] for report in machine.read_reports(JOB) if "exit" in report] if machine else []
         assert not ends, f"it ended before step {step}: {ends[0]['reason']}"
     raise AssertionError(f"it did not come to step {step} in {START_S:.0f} s: {told['sentence']}")
 
@@ -152,8 +152,8 @@ def _blamed(told: VerdictPayload) -> tuple[str, Sequence[int], float]:
 
 def _killed(machine: Host, watching: Watching, ranks: list[int]) -> Tried:
     began = time.time()
-    os.kill(hands.rank_pid(machine.processes(JOB), ranks[0]), signal.SIGKILL)
-    exit = machine.exit_of(JOB)
+    os.kill(hands.rank_pid(machine.list_processes(JOB), ranks[0]), signal.SIGKILL)
+    exit = machine.wait_for_exit(JOB)
     watching.read()
     watching.diagnosis.end(exit["outcome"], exit)
     told = watching.look()
@@ -197,7 +197,7 @@ def healthy(spec: dict[str, Any], seconds: float) -> Tried:
         folder = Path(stack.enter_context(_temporary()))
         machine = stack.enter_context(one_host(folder))
         plan(machine, "", [], 0.0)
-        machine.order(JOB, spec=spec)
+        machine.send_launch_order(JOB, spec=spec)
         watching = Watching(machine.server.client(), JOB, spec)
         try:
             _reached(watching, 1, machine)

@@ -9,8 +9,7 @@ import sys
 import yaml
 
 from planner.facts.parse_spec import parse_spec
-from tests.support.patience import patient
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, scale_timeout
 
 EXAMPLES = ROOT / "examples"
 GUIDE = ROOT / "docs/howto/own-script.md"
@@ -25,7 +24,7 @@ def test_guide_shows_the_example_script() -> None:
 def test_meter_prints_the_traffic_of_the_example_script() -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "workers.meter", "examples/train.py"]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patient(120), check=False)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=scale_timeout(120), check=False)
     assert ran.returncode == 0, ran.stderr
     assert "Rank 0 after 20 optimizer steps." in ran.stderr
     assert re.search(r"^step +world +all_reduce +18 ", ran.stderr, re.M)

@@ -12,7 +12,7 @@ from mkdocs.exceptions import Abort
 from playwright.sync_api import expect
 
 from manual import build
-from tests.support.browser import chromium, context_of
+from tests.support.browser import open_context, run_chromium
 from tests.support.processes import ROOT
 from webapp.documentation import MOVED_PAGES
 
@@ -172,8 +172,8 @@ def test_dead_link_fails_the_build_and_keeps_the_site(
 @pytest.mark.slow
 def test_browser_shows_and_searches_the_site(csp_server: str) -> None:
     output: list[str] = []
-    with chromium() as browser:
-        page = context_of(browser).new_page()
+    with run_chromium() as browser:
+        page = open_context(browser).new_page()
         page.on("console", lambda m: output.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: output.append(str(error)))
         page.goto(f"{csp_server}/reference/spec/")
@@ -189,8 +189,8 @@ def test_browser_shows_and_searches_the_site(csp_server: str) -> None:
 
 @pytest.mark.parametrize(("term", "anchor"), [("micro-batch", "term-micro-batch"), ("gloo", "term-gloo")])
 def test_search_lists_the_meaning_of_a_term_first(csp_server: str, term: str, anchor: str) -> None:
-    with chromium() as browser:
-        page = context_of(browser).new_page()
+    with run_chromium() as browser:
+        page = open_context(browser).new_page()
         page.goto(f"{csp_server}/reference/spec/")
         page.press("body", "/")
         page.keyboard.type(term)

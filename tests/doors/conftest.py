@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.processes import redis_server
-from tests.support.web import Site, site
+from tests.support.processes import run_redis
+from tests.support.web import Site, run_site
 
 SUBMITS_PER_MINUTE, LOGINS_PER_MINUTE = 60, 3
 BROKEN: set[str] = set()  # ids of requests whose failure a test made
@@ -25,8 +25,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "MESHBOARD_METRICS_TOKEN": "metrics-of-the-doors-0123456789-0123456789",
     }
     with (
-        redis_server(folder / "redis") as redis,
-        site(f"sqlite:///{folder}/board.sqlite3", redis, folder / "web", **settings) as made,
+        run_redis(folder / "redis") as redis,
+        run_site(f"sqlite:///{folder}/board.sqlite3", redis, folder / "web", **settings) as made,
     ):
         yield made
         lines = [json.loads(line) for line in made.log.splitlines() if line.startswith("{")]
@@ -37,5 +37,5 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def session(served: Site, name: str) -> dict[str, str]:
     """A browser's headers, with the token that its forms would send."""
     token = "c" * 32
-    cookie = f"{served.cookie(name)['Cookie']}; csrftoken={token}"
+    cookie = f"{served.build_cookie_header(name)['Cookie']}; csrftoken={token}"
     return {"Cookie": cookie, "X-CSRFToken": token}

@@ -13,8 +13,7 @@ from django.core.management.base import SystemCheckError
 
 from jobs.management.commands import controller, recorder
 from jobs.management.foreground import Foreground
-from tests.support.patience import patient
-from tests.support.processes import ROOT, base_environment
+from tests.support.processes import ROOT, base_environment, scale_timeout
 from webapp.checks import check_exposed_board
 from webapp.environment import SettingError, WebSettings, read_settings
 
@@ -27,7 +26,9 @@ PRINTED = "only-for-this-step-0123456789-0123456789-0123456789"
 def started(argv: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     given = {**base_environment(), **environment}
     argv = [sys.executable, *argv]
-    return subprocess.run(argv, env=given, cwd=ROOT, capture_output=True, text=True, check=False, timeout=patient(60))
+    return subprocess.run(
+        argv, env=given, cwd=ROOT, capture_output=True, text=True, check=False, timeout=scale_timeout(60)
+    )
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def job(served: Site) -> str:
     for place in (state, state.parent, state / "history"):
         place.mkdir(exist_ok=True)
         (place / "secret").write_text(SECRET)
-    return served.submit(GOOD)
+    return served.submit_job(GOOD)
 
 
 def spec(**script: Any) -> dict[str, Any]:
@@ -54,10 +54,10 @@ def test_12_no_path_climbs_out(served: Site, job: str, base: str, up: str) -> No
     for target in (f"{up * 3}secret{end}", f"{up * 6}etc/passwd{end}", f"{up}secret%00.txt{end}"):
         head = f"GET {base.format(id=job)}{target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
         who = [
-            f"Authorization: {served.token('owner')['Authorization']}",
-            f"Cookie: {served.cookie('owner')['Cookie']}",
+            f"Authorization: {served.build_token_header('owner')['Authorization']}",
+            f"Cookie: {served.build_cookie_header('owner')['Cookie']}",
         ]
-        answer = served.raw((head + "\r\n".join(who) + "\r\n\r\n").encode())
+        answer = served.send_raw((head + "\r\n".join(who) + "\r\n\r\n").encode())
         status = int(answer.split()[1])
         assert status in (400, 404, 405, 422), (target, answer[:200])
         assert SECRET.encode() not in answer
@@ -67,8 +67,8 @@ def test_12_no_path_climbs_out(served: Site, job: str, base: str, up: str) -> No
 @pytest.mark.parametrize("argument", ["; id", "$(id)", "`id`", "a\nb", "| sh", "--rdzv-endpoint=evil:1", "-m"])
 def test_14_arguments_are_kept_to_the_letter(served: Site, argument: str) -> None:
     """tests/workers/host/test_programs.py shows that they reach the script so, and torchrun never."""
-    job = served.submit(spec(args=["--lr", argument]))
-    told = served.call("GET", f"/api/v1/jobs/{job}", headers=served.token("owner")).json()
+    job = served.submit_job(spec(args=["--lr", argument]))
+    told = served.call("GET", f"/api/v1/jobs/{job}", headers=served.build_token_header("owner")).json()
     assert told["spec"]["script"]["args"] == ["--lr", argument]
 
 
@@ -87,16 +87,16 @@ def test_14_arguments_are_kept_to_the_letter(served: Site, argument: str) -> Non
     ],
 )
 def test_15_to_17_what_torchrun_or_the_loader_would_obey_is_422(served: Site, script: Any, field: str) -> None:
-    answer = served.call("POST", "/api/v1/jobs", spec(**script), headers=served.token("staff"))
+    answer = served.call("POST", "/api/v1/jobs", spec(**script), headers=served.build_token_header("staff"))
     assert answer.status == 422, answer.body
     assert field in {error["field"] for error in answer.json()["errors"]}, answer.body
 
 
 def test_20_a_name_with_markup_is_inert(served: Site) -> None:
     name = "<img src=x onerror=alert(1)></script>"
-    job = served.submit({**GOOD, "name": name})
+    job = served.submit_job({**GOOD, "name": name})
     for path, who in (("/", "owner"), (f"/jobs/{job}/", "owner"), ("/overview/", "owner"), ("/queue/", "staff")):
-        answer = served.call("GET", path, headers=served.cookie(who))
+        answer = served.call("GET", path, headers=served.build_cookie_header(who))
         assert answer.status == 200
         assert b"<img src=x" not in answer.body
         policy = answer.headers["Content-Security-Policy"]
@@ -107,14 +107,14 @@ def test_20_a_name_with_markup_is_inert(served: Site) -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "1e9", "NaN", "Infinity", "-Infinity", "1" + "0" * 20, "true", '"4"'])
 def test_22_a_degree_that_is_none_is_422(served: Site, value: str) -> None:
     body = json.dumps({**GOOD, "layout": {"dp": "HERE"}}).replace('"HERE"', value).encode()
-    answer = served.call("POST", "/api/v1/jobs", body, headers=served.token("staff"))
+    answer = served.call("POST", "/api/v1/jobs", body, headers=served.build_token_header("staff"))
     assert answer.status == 422, answer.body
     assert "layout.dp" in {error["field"] for error in answer.json()["errors"]}
 
 
 def test_22_ranks_that_the_host_given_lacks_are_422(served: Site) -> None:
     wrong = {**GOOD, "layout": {"dp": 3, "tp": 3}}
-    answer = served.call("POST", "/api/v1/jobs", wrong, headers=served.token("staff"))
+    answer = served.call("POST", "/api/v1/jobs", wrong, headers=served.build_token_header("staff"))
     assert answer.status == 422
     assert any("3" in error["message"] for error in answer.json()["errors"])
 
@@ -122,7 +122,7 @@ def test_22_ranks_that_the_host_given_lacks_are_422(served: Site) -> None:
 def test_24_a_large_body_is_413_and_nothing_of_it_is_kept(served: Site) -> None:
     before = everything(served)
     head = b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 104857600\r\nExpect: 100-continue\r\n\r\n"
-    assert served.raw(head).startswith(b"HTTP/1.1 413")
+    assert served.send_raw(head).startswith(b"HTTP/1.1 413")
     body = b" " * (limits.MAX_BODY_BYTES + 1)
     for path in (
         "/api/v1/jobs",
@@ -180,13 +180,13 @@ def test_25_a_bomb_or_a_slip_is_422_and_leaves_the_disk_as_it_was(served: Site, 
 
 def test_33_a_failure_tells_an_id_and_nothing_else(served: Site) -> None:
     """A row that no code of ours would write."""
-    broken = served.submit({**GOOD, "name": "broken on purpose"})
+    broken = served.submit_job({**GOOD, "name": "broken on purpose"})
     with sqlite3.connect(served.database_url.removeprefix("sqlite:///")) as board:
         board.execute("UPDATE jobs_job SET spec = '\"broken on purpose\"' WHERE id = ?", [broken])
     try:
         for path, who in (
-            (f"/api/v1/jobs/{broken}", served.token("owner")),
-            (f"/jobs/{broken}/", served.cookie("owner")),
+            (f"/api/v1/jobs/{broken}", served.build_token_header("owner")),
+            (f"/jobs/{broken}/", served.build_cookie_header("owner")),
         ):
             answer = served.call("GET", path, headers=who)
             assert answer.status == 500

@@ -21,7 +21,7 @@ from tests.webapp.test_public import BY_ITS_OWN_TOKEN, PUBLIC, paths
 
 @pytest.fixture(scope="module")
 def job(served: Site) -> str:
-    return served.submit(GOOD)
+    return served.submit_job(GOOD)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,12 @@ def job(served: Site) -> str:
     ],
 )
 def test_1_another_user_s_job_is_not_there(served: Site, job: str, method: str, path: str) -> None:
-    who = served.token("stranger") if path.startswith("/api/") else session(served, "stranger")
+    who = served.build_token_header("stranger") if path.startswith("/api/") else session(served, "stranger")
     assert served.call(method, path.format(id=job), headers=who).status == 404
-    assert served.call("GET", f"/api/v1/jobs/{job}", headers=served.token("owner")).json()["status"] == "queued"
+    assert (
+        served.call("GET", f"/api/v1/jobs/{job}", headers=served.build_token_header("owner")).json()["status"]
+        == "queued"
+    )
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -59,7 +62,7 @@ def test_2_every_route_asks_who_is_there(served: Site, method: str) -> None:
 
 def _without_redirect(served: Site, method: str, path: str) -> int:
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    return int(served.raw(head.encode()).split()[1])
+    return int(served.send_raw(head.encode()).split()[1])
 
 
 @pytest.mark.parametrize(
@@ -75,14 +78,18 @@ def _without_redirect(served: Site, method: str, path: str) -> int:
 )
 def test_3_who_may_only_look_changes_nothing(served: Site, job: str, path: str, who: str, status: int) -> None:
     body: Any = {} if path.endswith("join-tokens") else None
-    assert served.call("POST", path.format(id=job), body, headers=served.token(who)).status == status
-    assert served.call("GET", f"/api/v1/jobs/{job}", headers=served.token("owner")).json()["status"] == "queued"
+    assert served.call("POST", path.format(id=job), body, headers=served.build_token_header(who)).status == status
+    assert (
+        served.call("GET", f"/api/v1/jobs/{job}", headers=served.build_token_header("owner")).json()["status"]
+        == "queued"
+    )
 
 
 def test_3_the_admin_is_staff_s(served: Site) -> None:
+    cookie = served.build_cookie_header("owner")["Cookie"]
     for path in ("/admin/", "/admin/jobs/job/", "/admin/auth/user/"):
-        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{served.cookie('owner')['Cookie']}"
-        answer = served.raw(head.replace("sessionid", "Cookie: sessionid").encode() + b"\r\n\r\n")
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{cookie}"
+        answer = served.send_raw(head.replace("sessionid", "Cookie: sessionid").encode() + b"\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 302")
         assert b"location: /admin/login/" in answer.lower()
 
@@ -90,7 +97,7 @@ def test_3_the_admin_is_staff_s(served: Site) -> None:
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/jobs/{id}/cancel/", "/queue/pause/", "/logout/", "/plan/"])
 def test_8_a_page_elsewhere_changes_nothing(served: Site, job: str, path: str) -> None:
     for more in ({}, {"X-CSRFToken": "c" * 32}, {"Origin": "http://evil.example"}):
-        headers = {**served.cookie("staff"), **more}
+        headers = {**served.build_cookie_header("staff"), **more}
         assert served.call("POST", path.format(id=job), GOOD, headers=headers).status == 403
 
 
@@ -102,33 +109,35 @@ def test_9_a_name_that_leads_here_by_rebinding_is_400(served: Site, host: str) -
 
 def test_10_only_the_hash_of_a_token_is_kept_and_past_its_end_it_is_401(served: Site) -> None:
     """Of the demo's user: the last test that needs it."""
-    token = served.people["viewer"]["token"]
+    token = served.users["viewer"]["token"]
     path = served.database_url.removeprefix("sqlite:///")
     with sqlite3.connect(path) as board:
         [row] = board.execute("SELECT * FROM knox_authtoken WHERE digest = ?", [hash_token(token)]).fetchall()
         assert not any(token in str(value) for value in row)
         past = timezone.now() - timedelta(seconds=1)
         board.execute("UPDATE knox_authtoken SET expiry = ? WHERE digest = ?", [str(past), hash_token(token)])
-    assert served.call("GET", "/api/v1/jobs", headers=served.token("viewer")).status == 401
+    assert served.call("GET", "/api/v1/jobs", headers=served.build_token_header("viewer")).status == 401
     with sqlite3.connect(path) as board:
-        board.execute("DELETE FROM knox_authtoken WHERE digest = ?", [hash_token(served.people["staff"]["token"])])
-    assert served.call("GET", "/api/v1/jobs", headers=served.token("staff")).status == 401
+        board.execute("DELETE FROM knox_authtoken WHERE digest = ?", [hash_token(served.users["staff"]["token"])])
+    assert served.call("GET", "/api/v1/jobs", headers=served.build_token_header("staff")).status == 401
 
 
 def test_10_a_token_may_what_its_scopes_say_and_nothing_once_it_is_revoked(served: Site, job: str) -> None:
     wish = {"name": "reads", "scopes": ["read"]}
-    made = served.call("POST", "/api/v1/tokens", wish, headers=served.token("owner")).json()
+    made = served.call("POST", "/api/v1/tokens", wish, headers=served.build_token_header("owner")).json()
     reads = {"Authorization": f"Token {made['token']}"}
     assert served.call("GET", f"/api/v1/jobs/{job}", headers=reads).status == 200
     for path in ("/api/v1/jobs", f"/api/v1/jobs/{job}/cancel", "/api/v1/tokens"):
         assert served.call("POST", path, headers=reads).status == 403
-    assert served.call("DELETE", f"/api/v1/tokens/{made['key']}", headers=served.token("owner")).status in (200, 204)
+    assert served.call(
+        "DELETE", f"/api/v1/tokens/{made['key']}", headers=served.build_token_header("owner")
+    ).status in (200, 204)
     assert served.call("GET", f"/api/v1/jobs/{job}", headers=reads).status == 401
 
 
 @pytest.mark.parametrize("query", ["token={}", "access_token={}", "Authorization=Token%20{}", "auth={}", "api_key={}"])
 def test_11_a_token_in_an_address_opens_nothing_and_is_logged_nowhere(served: Site, query: str) -> None:
-    token = served.people["owner"]["token"]
+    token = served.users["owner"]["token"]
     for path in ("/api/v1/jobs", "/api/v1/nowhere", "/login/", "/api/v1/schema", "/nowhere/"):
         answer = served.call("GET", f"{path}?{query.format(token)}")
         assert answer.status == (401 if path in ("/api/v1/jobs", "/api/v1/schema") else answer.status)
@@ -140,7 +149,7 @@ def test_11_a_token_in_an_address_opens_nothing_and_is_logged_nowhere(served: Si
 def test_27_submits_and_logins_have_a_rate(served: Site) -> None:
     codes = []
     for _ in range(2 * SUBMITS_PER_MINUTE + 1):  # a minute may begin between two of them
-        answer = served.call("POST", "/api/v1/jobs", {}, headers=served.token("stranger"))
+        answer = served.call("POST", "/api/v1/jobs", {}, headers=served.build_token_header("stranger"))
         codes.append(answer.status)
         if answer.status == 429:
             break

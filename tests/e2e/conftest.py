@@ -13,16 +13,15 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page
 
 from jobs.models import TERMINAL
-from tests.support.board import Board, board
-from tests.support.browser import chromium, context_of, log_in
-from tests.support.modules import static_files
+from tests.support.board import Board, run_board
+from tests.support.browser import log_in, open_context, run_chromium, serve_static_files
 from tests.support.processes import wait_until
 
 
 @pytest.fixture(scope="session")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
     """Of all browser tests of this process: what others left on it stays there."""
-    with board(tmp_path_factory.mktemp("board")) as made:
+    with run_board(tmp_path_factory.mktemp("board")) as made:
         yield made
 
 
@@ -47,7 +46,7 @@ def listed(board: Board) -> tuple[list[dict[str, Any]]] | tuple[()]:
 def browser() -> Iterator[Browser]:
     # Playwright's own loop would make Django refuse its synchronous ORM in this thread.
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
-    with chromium() as launched:
+    with run_chromium() as launched:
         yield launched
     del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
 
@@ -55,14 +54,14 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def served() -> Iterator[str]:
     """The address of the static files."""
-    with static_files() as address:
+    with serve_static_files() as address:
         yield address
 
 
 @pytest.fixture(scope="module")
 def modules(browser: Browser, served: str) -> Iterator[Page]:
     """A page from which `import("/js/NAME.js")` works."""
-    context = context_of(browser)
+    context = open_context(browser)
     page = context.new_page()
     page.goto(f"{served}/icon.svg")
     yield page
@@ -72,7 +71,7 @@ def modules(browser: Browser, served: str) -> Iterator[Page]:
 @pytest.fixture
 def page(browser: Browser, running_board: Board) -> Iterator[Page]:
     """A logged-in page whose console must stay silent."""
-    context = context_of(browser, viewport={"width": 1280, "height": 900})
+    context = open_context(browser, viewport={"width": 1280, "height": 900})
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened = context.new_page()
     complaints: list[str] = []

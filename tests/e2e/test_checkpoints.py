@@ -21,7 +21,7 @@ SAVING: dict[str, Any] = {
 @pytest.mark.slow
 def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, running_board: Board) -> None:
     saved = running_board.submit(SAVING)
-    running_board.wait_for(saved, "succeeded")
+    running_board.wait_for_status(saved, "succeeded")
     page.goto(f"{running_board.url}/jobs/{saved}/#checkpoints")
     rows = page.locator("#checkpoint-rows tr")
     expect(rows).to_have_count(3)
@@ -43,7 +43,9 @@ def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, runn
     expect(page.locator("#log")).to_contain_text("resumed from step-00000006: 6 steps done, with a different layout")
     expect(page.locator("#fidelity")).to_contain_text("3 steps on each of 2 ranks")
     assert page.get_attribute("#fidelity", "data-difference") == "0"
-    before, after = (running_board.job(job)["exit"]["summary"]["losses"] for job in (saved, page.url.rsplit("/", 2)[1]))
+    before, after = (
+        running_board.get_job(job)["exit"]["summary"]["losses"] for job in (saved, page.url.rsplit("/", 2)[1])
+    )
     wanted = {point["step"]: point["loss"] for point in before}
     assert [point["step"] for point in after] == [7, 8, 9]
     assert all(abs(point["loss"] - wanted[point["step"]]) / point["loss"] < 1e-5 for point in after)

@@ -14,10 +14,9 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from tests.support import pipelines
+from tests.support import ci_pipelines
 from tests.support.board import Board
-from tests.support.patience import patient
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, scale_timeout
 
 EXAMPLE = ROOT / "client/examples/from_python.py"
 SPEC = runpy.run_path(str(EXAMPLE))["SPEC"]
@@ -56,7 +55,7 @@ def token(board: Board, *scopes: str) -> str:
 def meshboard(environment: dict[str, str]) -> Meshboard:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["meshboard", *words], env=environment, capture_output=True, text=True, timeout=patient(120)
+            ["meshboard", *words], env=environment, capture_output=True, text=True, timeout=scale_timeout(120)
         )
 
     return run
@@ -85,7 +84,7 @@ def baseline(meshboard: Meshboard, folder: Path) -> str:
 
 def sent(board: Board, job: str, op: str) -> int:
     """Payload bytes of a step over tp, all ranks."""
-    cells = [cell for told in board.job(job)["exit"]["summary"]["cells"].values() for cell in told]
+    cells = [cell for told in board.get_job(job)["exit"]["summary"]["cells"].values() for cell in told]
     wanted = ("step", op, "tp")
     return (
         sum(c["payload_bytes"] for c in cells if (c["phase"], c["op"], c["axis"]) == wanted) // SPEC["train"]["steps"]
@@ -98,7 +97,7 @@ def test_a_build_on_github_fails_by_axis_and_bytes(
     """Sequence parallel is off: what was gathered is reduced, and the gate names both."""
     build = {**environment, "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "traffic"}
     inputs = {"url": running_board.url, "token": environment["MESHBOARD_TOKEN"], "spec": "without.yaml"}
-    ended = pipelines.github({**inputs, "set-baseline": "main"}, build, folder, skip="Install")
+    ended = ci_pipelines.run_github_action({**inputs, "set-baseline": "main"}, build, folder, skip="Install")
     assert (ended.code, ended.step) == (1, "Gate"), ended.text
     gathered, reduced = (sent(running_board, baseline, op) for op in ("all_gather", "all_reduce"))
     rows = [" ".join(line.split()) for line in ended.text.splitlines()]
@@ -126,7 +125,7 @@ def test_a_build_on_gitlab_passes_and_becomes_the_baseline(
 ) -> None:
     build = {**environment, "CI_JOB_ID": "77"}
     options = {"MESHBOARD_SET_BASELINE": "release/1", "MESHBOARD_GATE_OPTIONS": "--exact --as-planned"}
-    ended = pipelines.gitlab(options, build, folder, install=False)
+    ended = ci_pipelines.run_gitlab_job(options, build, folder, install=False)
     assert ended.code == 0, ended.text
     assert " 0 failed" in ended.text
     (run,) = json.loads(meshboard("baseline", "show", "release/1", "--json").stdout)["runs"]
@@ -142,7 +141,7 @@ def test_a_token_may_what_it_was_given_for(
 ) -> None:
     def refused(scopes: tuple[str, ...], *words: str) -> str:
         own = {**environment, "MESHBOARD_TOKEN": token(running_board, *scopes)}
-        ran = subprocess.run(["meshboard", *words], env=own, capture_output=True, text=True, timeout=patient(60))
+        ran = subprocess.run(["meshboard", *words], env=own, capture_output=True, text=True, timeout=scale_timeout(60))
         assert (ran.returncode, ran.stdout) == (3, ""), ran
         return ran.stderr
 
@@ -174,7 +173,7 @@ def test_the_documented_example_tells_what_a_run_sent(
 ) -> None:
     """It submits what the build before it did, by the same key: the same job."""
     own = {**environment, "BUILD": "gitlab-77"}
-    ran = subprocess.run([sys.executable, EXAMPLE], env=own, capture_output=True, text=True, timeout=patient(60))
+    ran = subprocess.run([sys.executable, EXAMPLE], env=own, capture_output=True, text=True, timeout=scale_timeout(60))
     told = ran.stdout.splitlines()
     assert (ran.returncode, told[1:2]) == (0, [f"{baseline} has succeeded, traffic difference 0 B"]), ran
     assert told[0].startswith("predicted: ")
@@ -193,4 +192,4 @@ def test_a_command_launched_here_is_reported(running_board: Board, meshboard: Me
     ran = meshboard("meter", *words)
     assert (ran.returncode, "--help" in ran.stdout) == (0, True), ran.stderr
     (job,) = [job for job in json.loads(meshboard("status", "--json").stdout) if job["name"] == "by hand"]
-    assert running_board.wait_for(job["id"], "succeeded")["reported"]["command"][-2:] == ["--", "-x"]
+    assert running_board.wait_for_status(job["id"], "succeeded")["reported"]["command"][-2:] == ["--", "-x"]

@@ -7,20 +7,20 @@ import re
 from playwright.sync_api import Browser, expect
 
 from tests.support.board import Board
-from tests.support.browser import context_of
+from tests.support.browser import open_context
 
 
 def test_the_one_time_link_logs_in_once(browser: Browser, running_board: Board) -> None:
     """Nothing but this test follows the link of the board that all browser tests share."""
     link = re.search(r"http\S+/login/once/\S+", (running_board.state / "runner.log").read_text())
     assert link
-    context = context_of(browser)
+    context = open_context(browser)
     tab = context.new_page()
     tab.goto(link[0])
     assert tab.url == f"{running_board.url}/"
     expect(tab.locator(".account")).to_contain_text(running_board.login[0])
     context.close()
-    second = context_of(browser)
+    second = open_context(browser)
     refused = second.new_page().goto(link[0])
     assert refused is not None
     assert refused.status == 403

@@ -18,9 +18,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from contracts.names import telemetry_stream
 from tests.e2e.shifts import assert_still, open_late
 from tests.support.board import Board
-from tests.support.browser import context_of, open_tab
-from tests.support.patience import patient
-from tests.support.processes import wait_until
+from tests.support.browser import open_context, open_tab
+from tests.support.processes import scale_timeout, wait_until
 
 SPEC: dict[str, Any] = {
     "name": "kept open " + "w" * 60,
@@ -53,12 +52,12 @@ LONGEST = """(wrap) => {
 def watched(running_board: Board) -> Iterator[str]:
     """A run that continues during all tests of this module except the last ones."""
     job = running_board.submit(SPEC)
-    running_board.wait_for(job, "running")
-    for process in running_board.processes(job):
+    running_board.wait_for_status(job, "running")
+    for process in running_board.list_processes(job):
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, process, 15)  # leaves time for tests that run at the same time
     yield job
-    if not running_board.job(job)["finished"]:
+    if not running_board.get_job(job)["finished"]:
         running_board.call("POST", f"jobs/{job}/cancel")
 
 
@@ -240,15 +239,15 @@ def test_a_web_that_died_comes_back_to_the_same_page(
     tab: Page, browser: Browser, running_board: Board, watched: str
 ) -> None:
     tab.goto("about:blank")  # whose console must stay silent
-    context = context_of(browser, storage_state=tab.context.storage_state())
+    context = open_context(browser, storage_state=tab.context.storage_state())
     other = context.new_page()
     other.goto(f"{running_board.url}/jobs/{watched}/")
     other.wait_for_selector("#loss-chart[data-points]")
-    web = running_board.up["pids"]["web"]
+    web = running_board.info["pids"]["web"]
     os.kill(web, signal.SIGKILL)
     expect(other.locator("#connection")).to_have_text("reconnecting")
     before = steps_done(other)
-    wait_until(lambda: running_board.up["pids"]["web"] != web, "the web is started again", 60)
+    wait_until(lambda: running_board.info["pids"]["web"] != web, "the web is started again", 60)
     expect(other.locator("#connection")).to_have_text("live")
     wait_until(lambda: steps_done(other) > before, "on it goes", 90)
     context.close()
@@ -273,13 +272,13 @@ def shown(page: Page) -> dict[str, Any]:
 
 def end(board: Board, job: str) -> None:
     """Cancel the run and wait until its history is complete."""
-    if not board.job(job)["finished"]:
+    if not board.get_job(job)["finished"]:
         board.call("POST", f"jobs/{job}/cancel")
-    board.wait_for(job, "cancelled")
+    board.wait_for_status(job, "cancelled")
 
     def kept() -> bool:
         (attempt,) = board.call("GET", f"jobs/{job}/history")["attempts"]
-        return bool(attempt["ended"]) and bool(board.job(job)["diagnosis"]["over"])
+        return bool(attempt["ended"]) and bool(board.get_job(job)["diagnosis"]["over"])
 
     wait_until(kept, "the recorder has all of it, and has judged it", 60)
 
@@ -290,7 +289,7 @@ def test_a_run_that_ended_shows_the_same_page_when_its_stream_is_gone(
     end(running_board, watched)
     tab.wait_for_selector("#status[data-status=cancelled]")
     live = shown(tab)
-    running_board.redis().delete(telemetry_stream(watched, 1))
+    running_board.connect_redis().delete(telemetry_stream(watched, 1))
     open_late(tab, f"{running_board.url}/jobs/{watched}/")
     tab.wait_for_selector("#loss-chart[data-points]")
     wait_until(lambda: shown(tab) == live, f"the same figures from the history: {shown(tab)} compared with {live}", 10)
@@ -316,7 +315,7 @@ def test_the_verdict_its_reason_and_the_next_step_stand_on_the_first_screen_with
 ) -> None:
     end(running_board, watched)
     with (
-        contextlib.closing(sqlite3.connect(running_board.state / "db.sqlite3", timeout=patient(30))) as database,
+        contextlib.closing(sqlite3.connect(running_board.state / "db.sqlite3", timeout=scale_timeout(30))) as database,
         database,
     ):
         database.execute("UPDATE jobs_attempt SET diagnosis = ? WHERE job_id = ?", (json.dumps(TOLD), watched))

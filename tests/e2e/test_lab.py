@@ -7,7 +7,7 @@ import re
 from playwright.sync_api import Page, expect
 
 from tests.support.board import Board
-from tests.support.browser import copied
+from tests.support.browser import read_copied_text
 
 CASES = {"min_bytes": "1024", "max_bytes": "4096", "factor": "4", "iterations": "3", "warmup": "1"}
 
@@ -35,7 +35,7 @@ def test_run_the_lab_read_its_points_and_see_who_held_what(page: Page, running_b
     times = page.evaluate(drawn)
     page.locator("label:has([value=busbw])").click()
     assert page.evaluate(drawn) != times
-    lines = copied(page, lambda: page.click("#lab-csv")).splitlines()
+    lines = read_copied_text(page, lambda: page.click("#lab-csv")).splitlines()
     assert lines[0].startswith("primitive,num_bytes,seconds,algbw,busbw,wrong,")
     assert len(lines) == 22
     assert re.fullmatch(r"broadcast,1024,[0-9.e-]+,[0-9.]+,[0-9.]+,0,1536,1024,1024", lines[1])
@@ -68,7 +68,7 @@ def test_run_the_lab_read_its_points_and_see_who_held_what(page: Page, running_b
     ]
     assert sorted(film.locator("svg text:not(.head, .rank)").all_text_contents()) == sorted(played)
     page.locator("[data-copies=call]").focus()
-    assert copied(page, lambda: page.keyboard.press("Enter")) == "dist.all_to_all_single(received, sent)"
+    assert read_copied_text(page, lambda: page.keyboard.press("Enter")) == "dist.all_to_all_single(received, sent)"
 
     page.set_viewport_size({"width": 390, "height": 844})
     for path in ("/collectives/", "/collectives/all-to-all/", "/collectives/barrier/"):

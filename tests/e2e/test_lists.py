@@ -28,7 +28,7 @@ def runs(running_board: Board) -> list[str]:
     other = {**SPEC, "name": LONG, "layout": {"tp": 2}}
     jobs = [running_board.submit(spec) for spec in (SPEC, other)]
     for job in jobs:
-        running_board.wait_for(job, "succeeded")
+        running_board.wait_for_status(job, "succeeded")
     return jobs
 
 

@@ -14,7 +14,7 @@ from benchmarks.pages import PAGE_BYTES, visit
 from contracts.names import telemetry_stream
 from jobs.runs.history.store.folder import MANIFEST
 from tests.support.board import Board
-from tests.support.browser import context_of, copied, open_tab
+from tests.support.browser import open_context, open_tab, read_copied_text
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {
@@ -81,7 +81,7 @@ def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board
     open_tab(page, "logs")
     # The state and the log arrive on different streams.
     expect(page.locator("#log")).to_contain_text("step 80/80")
-    text = copied(page, lambda: page.click("[data-log=copy]"))
+    text = read_copied_text(page, lambda: page.click("[data-log=copy]"))
     steps = [line.split()[1] for line in text.splitlines() if line.startswith("step ")]
     assert steps == [f"{step}/80" for step in range(1, 81)]
     expect(page.locator("#gap")).to_be_hidden()
@@ -98,11 +98,11 @@ def test_a_long_name_pushes_nothing_out_of_the_admins_list(page: Page, running_b
 
 
 def test_the_form_works_without_script(browser: Browser, running_board: Board) -> None:
-    context = context_of(browser, java_script_enabled=False)
+    context = open_context(browser, java_script_enabled=False)
     tab = context.new_page()
     tab.goto(f"{running_board.url}/login/?next=/jobs/new/")
-    tab.fill("#id_username", running_board.up["username"])
-    tab.fill("#id_password", running_board.up["password"])
+    tab.fill("#id_username", running_board.info["username"])
+    tab.fill("#id_password", running_board.info["password"])
     tab.click("main button.primary")
     tab.fill("[data-field='name']", "no script")
     tab.fill("[data-field='train.steps']", "many")
@@ -138,7 +138,7 @@ def test_nothing_in_the_list_lies_over_its_neighbour(page: Page, running_board: 
     spec = {**SPEC, "name": "a" * 59 + " name of a hundred characters, as they go", "layout": {"dp": 2, "tp": 2}}
     spec["train"] = {**SPEC["train"], "steps": 12}
     job = running_board.submit(spec)
-    running_board.wait_for(job, "succeeded")
+    running_board.wait_for_status(job, "succeeded")
     for width in (1440, 1280, 1000, 700, 390):
         page.set_viewport_size({"width": width, "height": 900})
         page.goto(running_board.url)
@@ -168,17 +168,17 @@ def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
     page.wait_for_selector("#status[data-status=failed]")
     reason = re.compile(r"(loss|gradient norm) is (nan|inf) at step \d+; learning rate 10 .*gradient clip off")
     expect(page.locator("#health [data-sentence]")).to_contain_text(reason)
-    running_board.wait_for(beside, "succeeded")
+    running_board.wait_for_status(beside, "succeeded")
 
 
 @pytest.mark.slow
 def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: Page, running_board: Board) -> None:
     job = running_board.submit(SPEC)
-    running_board.wait_for(job, "succeeded")
+    running_board.wait_for_status(job, "succeeded")
     kept = running_board.state / "history" / job / "1"
     manifest = kept / MANIFEST
     wait_until(lambda: manifest.exists() and json.loads(manifest.read_text())["ended"], "its history is whole")
-    running_board.redis().delete(telemetry_stream(job, 1))
+    running_board.connect_redis().delete(telemetry_stream(job, 1))
     wait_until(lambda: shutil.rmtree(kept, ignore_errors=True) or not kept.exists(), "it is gone")
     page.goto(f"{running_board.url}/jobs/{job}/")
     expect(page.locator("#traffic-chart")).to_contain_text("is no longer stored")
@@ -242,7 +242,7 @@ def test_custom_sizes_start_from_the_preset_and_run_as_asked(page: Page, running
     page.click("#submit")
     page.wait_for_url("**/jobs/*/")
     job = page.url.rstrip("/").rsplit("/", 1)[1]
-    model = running_board.job(job)["spec"]["model"]
+    model = running_board.get_job(job)["spec"]["model"]
     assert (model["num_layers"], model["preset"], model["arch"]) == (3, None, "llama")
     running_board.call("POST", f"jobs/{job}/cancel")
-    running_board.wait_for(job, "cancelled")
+    running_board.wait_for_status(job, "cancelled")

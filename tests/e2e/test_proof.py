@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.support.board import Board, board
-from tests.support.browser import context_of, log_in, open_tab
+from tests.support.board import Board, run_board
+from tests.support.browser import log_in, open_context, open_tab
 
 RUN: dict[str, Any] = {
     "name": "averaged twice",
@@ -21,13 +21,13 @@ RUN: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_a_wrong_gradient_fails_the_job_and_the_page_names_it(browser: Browser, tmp_path: Path) -> None:
-    with board(tmp_path / "board", MESHBOARD_TRAINER_MODULE="tests.workers.wrong_trainer") as made:
-        job = made.wait_for(made.submit(RUN), "failed", "succeeded", timeout_s=120)
+    with run_board(tmp_path / "board", MESHBOARD_TRAINER_MODULE="tests.workers.wrong_trainer") as made:
+        job = made.wait_for_status(made.submit(RUN), "failed", "succeeded", timeout_s=120)
         assert job["status"] == "failed"
         assert "gradient of embedding.weight differs from the reference by 7.1e-01" in job["exit"]["reason"]
         proof = job["exit"]["summary"]["proof"]
         assert (proof["one_process"]["state"], proof["replicas"]["apart"]) == ("apart", 0.0)
-        page = context_of(browser).new_page()
+        page = open_context(browser).new_page()
         log_in(page, made.url, made.login)
         page.goto(f"{made.url}/jobs/{job['id']}/#proof")
         badge = page.locator("#proof [data-verdict]")
@@ -39,8 +39,8 @@ def test_a_wrong_gradient_fails_the_job_and_the_page_names_it(browser: Browser, 
 @pytest.mark.slow
 def test_a_run_that_was_not_verified_is_checked_by_a_button(running_board: Board, browser: Browser) -> None:
     job = running_board.submit({**RUN, "name": "unverified", "train": {**RUN["train"], "verify": "off"}})
-    running_board.wait_for(job, "succeeded", timeout_s=120)
-    page = context_of(browser).new_page()
+    running_board.wait_for_status(job, "succeeded", timeout_s=120)
+    page = open_context(browser).new_page()
     log_in(page, running_board.url, running_board.login)
     page.goto(f"{running_board.url}/jobs/{job}/#proof")
     expect(page.locator("#proof [data-verdict]")).to_have_text("not fully checked")
@@ -51,7 +51,7 @@ def test_a_run_that_was_not_verified_is_checked_by_a_button(running_board: Board
     held.goto(f"{running_board.url}/jobs/{job}/#proof")
     expect(held.locator("#check")).to_contain_text("Reference check:")
     expect(held.locator("#check form")).to_be_hidden()
-    running_board.wait_for(check, "succeeded", timeout_s=120)
+    running_board.wait_for_status(check, "succeeded", timeout_s=120)
     open_tab(page, "verification")
     expect(page.locator("#proof [data-part]").last).to_contain_text("gradients match the reference within")
     expect(page.locator("#check")).to_be_hidden()

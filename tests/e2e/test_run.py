@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support.board import Board
 from tests.support.browser import open_tab
-from tests.support.processes import gone, wait_until
+from tests.support.processes import is_gone, wait_until
 
 LONG: dict[str, Any] = {
     "name": "long",
@@ -70,7 +70,7 @@ def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: P
     expect(log).to_contain_text("step 120/120 loss")
     open_tab(page, "traffic")
     expect(page.locator("#collectives")).to_contain_text("all-reduce")
-    job = running_board.job(page.url.partition("#")[0].rstrip("/").rsplit("/", 1)[1])
+    job = running_board.get_job(page.url.partition("#")[0].rstrip("/").rsplit("/", 1)[1])
     losses = [point["loss"] for point in job["exit"]["summary"]["losses"]]
     assert len(losses) == 120
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
@@ -88,20 +88,20 @@ def test_cancel_from_the_page_ends_every_process(page: Page, running_board: Boar
     expect(page.locator("main .panel:visible")).to_have_count(1)  # no panel is empty
     page.goto(f"{running_board.url}/jobs/{first}/")
     page.wait_for_selector("#status[data-status=running]")
-    pids = running_board.processes(first)
+    pids = running_board.list_processes(first)
     assert len(pids) >= 5
     page.click("#cancel")
     page.click("#keep")
     page.click("#cancel")
     page.click("#cancel-dialog button.danger")
-    wait_until(lambda: all(gone(pid) for pid in pids), "every process is gone", 15)
+    wait_until(lambda: all(is_gone(pid) for pid in pids), "every process is gone", 15)
     page.wait_for_selector("#status[data-status=cancelled]")
     expect(page.locator("#notice")).to_contain_text("Cancelled on request")
     expect(page.locator("#figure-left-name")).to_have_text("Duration")
     expect(page.locator("#figure-left")).to_contain_text(re.compile(r"\d"))
-    running_board.wait_for(second, "starting", "running")
+    running_board.wait_for_status(second, "starting", "running")
     running_board.call("POST", f"jobs/{second}/cancel")
-    running_board.wait_for(second, "cancelled")
+    running_board.wait_for_status(second, "cancelled")
 
 
 def test_copy_as_curl_is_a_call_that_works(page: Page, running_board: Board) -> None:
@@ -115,13 +115,13 @@ def test_copy_as_curl_is_a_call_that_works(page: Page, running_board: Board) -> 
     page.click("#copy-curl")
     expect(page.locator("#copied")).to_contain_text("Copied.")
     command = page.evaluate("navigator.clipboard.readText()")
-    environment = {**os.environ, "MESHBOARD_TOKEN": running_board.up["api_token"]}
+    environment = {**os.environ, "MESHBOARD_TOKEN": running_board.info["api_token"]}
     answer = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True).stdout
     assert '"name":"it\'s curl"' in answer
     job = re.search(r'"id":"([a-z2-7]{10})"', answer)
     assert job
     running_board.call("POST", f"jobs/{job[1]}/cancel")
-    running_board.wait_for(job[1], "cancelled")
+    running_board.wait_for_status(job[1], "cancelled")
 
 
 def test_an_idle_page_keeps_its_one_socket(page: Page, running_board: Board) -> None:
@@ -145,8 +145,8 @@ def test_a_phone_can_read_every_page(page: Page, running_board: Board) -> None:
 
 
 def test_secrets_stay_out_of_every_log(running_board: Board) -> None:
-    up = running_board.up
-    logs = [running_board.log(name) for name in ("web", "controller", "host", "redis")]
+    up = running_board.info
+    logs = [running_board.read_log(name) for name in ("web", "controller", "host", "redis")]
     for secret in (up["password"], up["api_token"], (running_board.state / "redis_password").read_text()):
         assert not any(secret in log for log in logs)
     assert (running_board.state / "up.json").stat().st_mode & 0o777 == 0o600

@@ -73,5 +73,5 @@ def test_a_script_that_failed_before_a_collective_shows_what_was_measured_and_no
 @pytest.mark.slow
 def test_a_script_that_is_not_there_says_so(running_board: Board) -> None:
     missing = running_board.submit({"kind": "script", "layout": {"dp": 2}, "script": {"path": "none.py"}})
-    found = running_board.wait_for(missing, "failed")
+    found = running_board.wait_for_status(missing, "failed")
     assert "is 'none.py', which does not exist below the script root" in found["exit"]["reason"]

@@ -19,9 +19,9 @@ from django.test import override_settings
 from playwright.sync_api import Browser, ConsoleMessage, Page
 
 from tests.screens.look import faults, grave
-from tests.support.browser import context_of
-from tests.support.processes import ROOT, redis_server, wait_until
-from tests.support.web import Site, site
+from tests.support.browser import open_context
+from tests.support.processes import ROOT, run_redis, wait_until
+from tests.support.web import Site, run_site
 
 pytestmark = pytest.mark.slow
 SCREENS: dict[str, Any] = {
@@ -64,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, provider: str) -> Iterator[
         "MESHBOARD_LOGINS_PER_MINUTE": "1000",
     }
     database = f"sqlite:///{folder}/board.sqlite3"
-    with redis_server(folder / "redis") as redis, site(database, redis, folder / "web", **settings) as made:
+    with run_redis(folder / "redis") as redis, run_site(database, redis, folder / "web", **settings) as made:
         yield made
 
 
@@ -77,7 +77,7 @@ def screen(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def page(browser: Browser, served: Site, screen: str) -> Iterator[Page]:
     """Nobody is logged in; our pages say nothing on the console but that an answer was a refusal."""
-    context = context_of(browser, base_url=served.url, **SCREENS[screen])
+    context = open_context(browser, base_url=served.url, **SCREENS[screen])
     opened = context.new_page()
     complaints: list[str] = []
     opened.on("console", lambda m: complaints.append(m.text) if _is_ours(opened, m) else None)

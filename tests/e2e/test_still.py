@@ -32,7 +32,7 @@ def names(running_board: Board) -> dict[str, str]:
     jobs["waiting"], jobs["cancelled"] = running_board.submit(NOWHERE), running_board.submit(NOWHERE)
     running_board.call("POST", f"jobs/{jobs['cancelled']}/cancel")
     for job in (jobs["trained"], jobs["dry"]):
-        running_board.wait_for(job, "succeeded")
+        running_board.wait_for_status(job, "succeeded")
         wait_until(lambda path=f"jobs/{job}/history": whole(running_board.call("GET", path)), "its history is whole")
     return {**jobs, "host": running_board.call("GET", "hosts")[0]["name"]}
 

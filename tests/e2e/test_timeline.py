@@ -17,12 +17,12 @@ from playwright.sync_api import Browser, Page, expect
 from contracts.names import requested_timelines_key
 from tests.jobs.traces.hostile import HOSTILE
 from tests.jobs.traces.test_imports import gpu_trace
-from tests.support.browser import context_of
-from tests.support.drawn import run_of
-from tests.support.inspected import collective, log
-from tests.support.processes import ROOT, redis_server
-from tests.support.recorded import recorded as recorded
-from tests.support.web import Site, site
+from tests.support.browser import open_context
+from tests.support.processes import ROOT, run_redis
+from tests.support.telemetry import create_synthetic_run
+from tests.support.traces import build_collective, build_inspector_log
+from tests.support.traces import trace_folder as trace_folder
+from tests.support.web import Site, run_site
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +30,22 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     static = shutil.copytree(ROOT / "webapp" / "static", folder / "static")
     with (
-        redis_server(folder / "redis") as redis,
-        site(f"sqlite:///{folder / 'db.sqlite3'}", redis, folder / "web", MESHBOARD_STATIC_ROOT=str(static)) as made,
+        run_redis(folder / "redis") as redis,
+        run_site(
+            f"sqlite:///{folder / 'db.sqlite3'}", redis, folder / "web", MESHBOARD_STATIC_ROOT=str(static)
+        ) as made,
     ):
         yield made
 
 
 @pytest.fixture(scope="module")
 def job(here: Site) -> str:
-    return run_of(here, 4)
+    return create_synthetic_run(here, 4)
 
 
 def visit(browser: Browser, here: Site, path: str, who: str = "owner") -> Page:
-    context = context_of(browser, viewport={"width": 1280, "height": 900})
-    context.add_cookies([{"name": "sessionid", "value": here.people[who]["session"], "url": here.url}])
+    context = open_context(browser, viewport={"width": 1280, "height": 900})
+    context.add_cookies([{"name": "sessionid", "value": here.users[who]["session"], "url": here.url}])
     page = context.new_page()
     page.goto(f"{here.url}{path}")
     return page
@@ -108,7 +110,7 @@ def test_a_timeline_is_zoomed_moved_and_told_by_mouse_and_keys(browser: Browser,
     link = page.locator("[data-format=chrome]").get_attribute("href")
     assert link is not None
     assert "step=8" in link
-    assert here.call("GET", link, headers=here.cookie("owner")).json()["traceEvents"]
+    assert here.call("GET", link, headers=here.build_cookie_header("owner")).json()["traceEvents"]
     page.context.close()
 
 
@@ -167,7 +169,7 @@ def test_who_may_not_see_the_job_sees_no_timeline(browser: Browser, here: Site, 
 FILES: dict[str, tuple[list[tuple[str, bytes]], str]] = {
     "kineto": ([(f"r{rank}.json", gpu_trace(rank)) for rank in (0, 1)], "Kineto · 2 ranks"),
     "inspector": (
-        [(f"{rank}.log", log(rank, collective(1, 100 + 30 * rank, 50))) for rank in (0, 1)],
+        [(f"{rank}.log", build_inspector_log(rank, build_collective(1, 100 + 30 * rank, 50))) for rank in (0, 1)],
         "NCCL Inspector · 2 ranks",
     ),
 }
@@ -179,8 +181,8 @@ def test_files_are_imported_and_drawn(browser: Browser, here: Site, tmp_path: Pa
     drawn(browser, here, [_written(tmp_path, *file) for file in files], words)
 
 
-def test_a_flight_recorder_s_dump_is_imported_and_drawn(browser: Browser, here: Site, recorded: Path) -> None:
-    drawn(browser, here, [recorded / "fr_rank_0", recorded / "fr_rank_1"], "flight recorder · 2 ranks")
+def test_a_flight_recorder_s_dump_is_imported_and_drawn(browser: Browser, here: Site, trace_folder: Path) -> None:
+    drawn(browser, here, [trace_folder / "fr_rank_0", trace_folder / "fr_rank_1"], "flight recorder · 2 ranks")
 
 
 def drawn(browser: Browser, here: Site, paths: list[Path], words: str) -> None:
@@ -216,7 +218,7 @@ def _written(folder: Path, name: str, data: bytes) -> Path:
 
 
 def test_who_wants_no_motion_is_shown_none_and_who_runs_no_script_is_told(browser: Browser, here: Site) -> None:
-    still = context_of(browser, reduced_motion="reduce")
+    still = open_context(browser, reduced_motion="reduce")
     page = still.new_page()
     page.goto(f"{here.url}/login/")
     moving = """() => {
@@ -225,7 +227,7 @@ def test_who_wants_no_motion_is_shown_none_and_who_runs_no_script_is_told(browse
     }"""
     assert page.evaluate(moving) == 0
     still.close()
-    plain = context_of(browser, java_script_enabled=False)
+    plain = open_context(browser, java_script_enabled=False)
     page = plain.new_page()
     page.goto(f"{here.url}/login/")
     expect(page.locator("noscript .message")).to_be_visible()
@@ -266,7 +268,7 @@ TURNED = """() => {
 def test_no_name_from_before_there_was_a_rule_turns_a_line_round(browser: Browser, here: Site) -> None:
     """Nor what is told of it: by the server's pages, by what a script writes of JSON, and on a socket."""
     spec = {"name": "old", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
-    made = here.submit(spec)
+    made = here.submit_job(spec)
     old = "paid \u202egnp.exe"
     kept = sqlite3.connect(here.database_url.removeprefix("sqlite:///"), timeout=30)
     with contextlib.closing(kept) as database, database:
@@ -274,7 +276,7 @@ def test_no_name_from_before_there_was_a_rule_turns_a_line_round(browser: Browse
         database.execute("UPDATE jobs_job SET name = ?, wait_reason = ? WHERE id = ?", (old, f"waits for {old}", made))
         database.execute("UPDATE jobs_job SET spec = json_patch(spec, ?) WHERE id = ?", (named, made))
         database.execute("UPDATE jobs_statechange SET reason = ? WHERE job_id = ?", (old, made))
-    assert here.call("GET", f"/api/v1/jobs/{made}", headers=here.token("owner")).json()["name"] == old
+    assert here.call("GET", f"/api/v1/jobs/{made}", headers=here.build_token_header("owner")).json()["name"] == old
     page = visit(browser, here, f"/jobs/{made}/")
     expect(page.locator("#waiting [data-reason]")).to_have_text("waits for paid \\u202egnp.exe")
     assert page.evaluate(TURNED) == []

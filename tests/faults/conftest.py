@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support import told
+from tests.support import job_waits
 
 
 @pytest.fixture(autouse=True)
 def _row(record_property: Callable[[str, object], None]) -> Iterator[None]:
-    told.endings.clear()
+    job_waits.endings.clear()
     yield
-    record_property("said", "; ".join(dict.fromkeys(ending.said for ending in told.endings)))
-    record_property("left", sum(ending.left for ending in told.endings))
+    record_property("said", "; ".join(dict.fromkeys(ending.result for ending in job_waits.endings)))
+    record_property("left", sum(ending.num_processes_left for ending in job_waits.endings))

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.board import Board, board
+from tests.support.board import Board, run_board
 from tests.support.processes import wait_until
 from workers.disk import read_json
 
@@ -79,18 +79,18 @@ class Mix:
         return [job for job in self.jobs if self.state(job) not in TERMINAL]
 
     def state(self, job: str) -> str:
-        return str(self.patiently(lambda: self.board.job(job))["status"])
+        return str(self.patiently(lambda: self.board.get_job(job))["status"])
 
     def fault(self) -> None:
         victims = [*SERVICES, *INSIDE, "cancel", "stop"]
         victim = self.random.choice(victims)
         self.killed[victim] = self.killed.get(victim, 0) + 1
         if victim in SERVICES:
-            pid = self.board.up["pids"].get(victim)
+            pid = self.board.info["pids"].get(victim)
             if pid:
                 _kill(pid, signal.SIGKILL, group=True)
             return
-        running = [job for job in self.live() if self.board.processes(job)]
+        running = [job for job in self.live() if self.board.list_processes(job)]
         if not running:
             return
         job = self.random.choice(running)
@@ -121,7 +121,7 @@ class Mix:
             return [recorded["pid"]] if recorded else []
         words = {"guardian": b"workers.host.guardian", "torchrun": b"workers.host.launch"}
         pids = []
-        for pid in self.board.processes(job):
+        for pid in self.board.list_processes(job):
             with contextlib.suppress(OSError):
                 arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
                 is_rank = any(
@@ -135,7 +135,7 @@ class Mix:
         """Return the problems at the end of the run."""
         wrong = []
         for job in self.jobs:
-            told = self.patiently(lambda job=job: self.board.job(job))
+            told = self.patiently(lambda job=job: self.board.get_job(job))
             history = [change["status"] for change in told["history"]]
             done = ", ".join(self.touched.get(job, [])) or "nothing done to it"
             if told["status"] not in TERMINAL:
@@ -145,7 +145,7 @@ class Mix:
                 wrong.append(f"{job} was healthy and is {told['status']}: {reason}")
             if history[0] != "queued" or any(b not in LEGAL.get(a, set()) for a, b in itertools.pairwise(history)):
                 wrong.append(f"{job} has an illegal history: {history}")
-            if left := self.board.processes(job):
+            if left := self.board.list_processes(job):
                 wrong.append(f"{job} left processes {left}")
         free = self.patiently(lambda: self.board.call("GET", "hosts"))[0]
         if free["free_slots"] != free["slots"]:
@@ -159,7 +159,7 @@ def _kill(pid: int, number: signal.Signals, *, group: bool = False) -> None:
 
 
 def run(seconds: float, seed: int) -> int:
-    with tempfile.TemporaryDirectory(prefix="meshboard-mix-") as folder, board(Path(folder) / "state") as made:
+    with tempfile.TemporaryDirectory(prefix="meshboard-mix-") as folder, run_board(Path(folder) / "state") as made:
         mix = Mix(made, seed)
         deadline = time.monotonic() + seconds
         next_fault = time.monotonic() + 5
@@ -173,7 +173,7 @@ def run(seconds: float, seed: int) -> int:
         print(f"seed {seed}: {len(mix.jobs)} jobs, faults {dict(sorted(mix.killed.items()))}", flush=True)
         with contextlib.suppress(AssertionError):  # `check` reports jobs that have not ended by then
             wait_until(lambda: not mix.live(), "every job has ended", 180, 1)
-            wait_until(lambda: not [job for job in mix.jobs if made.processes(job)], "no process is left", 30, 0.5)
+            wait_until(lambda: not [job for job in mix.jobs if made.list_processes(job)], "no process is left", 30, 0.5)
             wait_until(
                 lambda: all(h["free_slots"] == h["slots"] for h in made.call("GET", "hosts")), "slots are free", 30
             )

@@ -1,4 +1,4 @@
-"""Faults of one host: killed processes, a restart of Redis, and invalid messages."""
+"""Faults of one run_host: killed processes, a restart of Redis, and invalid messages."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from celery import Celery
 
 from contracts.names import TASK_LAUNCH, cancel_key, host_queue
 from contracts.telemetry.vocabulary import VERSION
-from tests.support.host import NAME, Host, host
-from tests.support.processes import ROOT, RedisServer, gone, wait_until
+from tests.support.host import HOST_NAME, Host, run_host
+from tests.support.processes import ROOT, RedisServer, is_gone, wait_until
 from workers.disk import read_json
 from workers.host.attempts import get_attempt_dir
 
 
 @pytest.fixture
 def machine(redis_service: RedisServer, tmp_path: Path) -> Iterator[Host]:
-    with host(redis_service, tmp_path) as made:
+    with run_host(redis_service, tmp_path) as made:
         yield made
 
 
@@ -38,7 +38,7 @@ def supervisor_pid(machine: Host, job: str) -> int:
 
 
 def rank_pid(machine: Host, job: str, rank: int) -> int:
-    for pid in machine.processes(job):
+    for pid in machine.list_processes(job):
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         if f"RANK={rank}".encode() in environment:
             return pid
@@ -50,65 +50,65 @@ def arguments(pid: int) -> list[str]:
 
 
 def module_pid(machine: Host, job: str, module: str) -> int:
-    return next(pid for pid in machine.processes(job) if arguments(pid)[1:3] == ["-m", module])
+    return next(pid for pid in machine.list_processes(job) if arguments(pid)[1:3] == ["-m", module])
 
 
 @pytest.mark.slow
 def test_order_delivered_ten_times_starts_once(machine: Host) -> None:
     spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 3, "warmup_steps": 1}}
-    with machine.worker():
-        machine.order("repeated", spec=spec, times=10)
-        report = machine.exit_of("repeated")
+    with machine.run_worker():
+        machine.send_launch_order("repeated", spec=spec, times=10)
+        report = machine.wait_for_exit("repeated")
         assert (report["outcome"], report["reason"]) == ("succeeded", "finished after step 3")
-        assert [i["step"] for i in machine.items("repeated", "step") if i["rank"] == 0] == [1, 2, 3]
+        assert [i["step"] for i in machine.read_items("repeated", "step") if i["rank"] == 0] == [1, 2, 3]
         assert report["summary"] is not None
         rows = [row for rows in report["summary"]["verdict"].values() for row in rows]
         assert len(report["summary"]["verdict"]) == 2
         assert sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows) == 0
         assert sum(row["measured_bytes"] for row in rows) > 0
-        lines = [line for item in machine.items("repeated", "log") if item["rank"] == 0 for line in item["lines"]]
+        lines = [line for item in machine.read_items("repeated", "log") if item["rank"] == 0 for line in item["lines"]]
         assert any(line.startswith("step 3/3 loss") for line in lines)
-        assert machine.processes("repeated") == []
+        assert machine.list_processes("repeated") == []
 
 
 @pytest.mark.slow
 def test_killed_host_worker_leaves_training_to_the_next_worker(machine: Host) -> None:
-    with machine.worker() as worker:
-        machine.order("adopted")
+    with machine.run_worker() as worker:
+        machine.send_launch_order("adopted")
         machine.wait_for_steps("adopted")
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
-        seen = max(i["step"] for i in machine.items("adopted", "step"))
+        seen = max(i["step"] for i in machine.read_items("adopted", "step"))
         machine.wait_for_steps("adopted", seen + 20)
-    heard = len(machine.events("host"))
-    with machine.worker():
-        after = machine.events("host")[heard]
+    heard = len(machine.read_events("host"))
+    with machine.run_worker():
+        after = machine.read_events("host")[heard]
         assert [(r["job"], r["state"]) for r in after["attempts"]] == [("adopted", "running")]
-        seen = max(i["step"] for i in machine.items("adopted", "step"))
+        seen = max(i["step"] for i in machine.read_items("adopted", "step"))
         machine.wait_for_steps("adopted", seen + 5)
 
 
 def test_killed_supervisor_leaves_no_process_and_a_lost_attempt(machine: Host) -> None:
-    with machine.worker():
-        machine.order("headless")
+    with machine.run_worker():
+        machine.send_launch_order("headless")
         machine.wait_for_steps("headless")
-        pids = machine.processes("headless")
+        pids = machine.list_processes("headless")
         assert len(pids) >= 3
         os.kill(supervisor_pid(machine, "headless"), signal.SIGKILL)
-        wait_until(lambda: all(gone(pid) for pid in pids), "every process is gone", 5)
-        assert machine.exit_of("headless", 10)["outcome"] == "lost"
+        wait_until(lambda: all(is_gone(pid) for pid in pids), "every process is gone", 5)
+        assert machine.wait_for_exit("headless", 10)["outcome"] == "lost"
 
 
 def test_killed_rank_is_reported_with_signal_and_last_lines(machine: Host) -> None:
-    with machine.worker():
-        machine.order("wounded")
+    with machine.run_worker():
+        machine.send_launch_order("wounded")
         machine.wait_for_steps("wounded", 3)
         os.kill(rank_pid(machine, "wounded", 0), signal.SIGKILL)
-        report = machine.exit_of("wounded")
+        report = machine.wait_for_exit("wounded")
         assert (report["outcome"], report["rank"], report["signal"]) == ("failed", 0, "SIGKILL")
         assert report["reason"].startswith("rank 0 was killed by SIGKILL after step")
         assert any(line.startswith("step ") for line in report["log_tail"])
-        assert machine.processes("wounded") == []
+        assert machine.list_processes("wounded") == []
 
 
 @pytest.mark.parametrize(
@@ -116,68 +116,68 @@ def test_killed_rank_is_reported_with_signal_and_last_lines(machine: Host) -> No
     [pytest.param("workers.host.launch", marks=pytest.mark.slow), "workers.host.guardian"],
 )
 def test_killed_torchrun_or_guardian_ends_every_rank(machine: Host, module: str) -> None:
-    with machine.worker():
-        machine.order("beheaded")
+    with machine.run_worker():
+        machine.send_launch_order("beheaded")
         machine.wait_for_steps("beheaded", 3)
-        pids = machine.processes("beheaded")
+        pids = machine.list_processes("beheaded")
         os.kill(module_pid(machine, "beheaded", module), signal.SIGKILL)
-        wait_until(lambda: all(gone(pid) for pid in pids), "every process is gone", 5)
-        report = machine.exit_of("beheaded", 10)
+        wait_until(lambda: all(is_gone(pid) for pid in pids), "every process is gone", 5)
+        report = machine.wait_for_exit("beheaded", 10)
         assert (report["outcome"], report["rank"], report["signal"]) == ("failed", None, "SIGKILL")
         assert report["reason"].startswith("torchrun was killed by SIGKILL after step ")
 
 
 @pytest.mark.slow
 def test_stop_command_ends_all_attempts_with_a_report(machine: Host) -> None:
-    with machine.worker():
-        machine.order("stopped")
+    with machine.run_worker():
+        machine.send_launch_order("stopped")
         machine.wait_for_steps("stopped")
-        pids = machine.processes("stopped")
+        pids = machine.list_processes("stopped")
         stop = [sys.executable, "-m", "workers.host.stop", str(machine.run_dir)]
         subprocess.run(stop, cwd=ROOT, timeout=30, check=True)
-        assert [pid for pid in pids if not gone(pid)] == []
-        report = machine.exit_of("stopped", 10)
+        assert [pid for pid in pids if not is_gone(pid)] == []
+        report = machine.wait_for_exit("stopped", 10)
         assert (report["outcome"], report["reason"]) == ("failed", "the host was stopped")
 
 
 @pytest.mark.slow
 def test_restart_of_redis_loses_no_telemetry(machine: Host) -> None:
-    with machine.worker():
-        machine.order("patient")
+    with machine.run_worker():
+        machine.send_launch_order("patient")
         machine.wait_for_steps("patient", 3)
         machine.server.stop()
         time.sleep(2)  # the outage itself: training must not care
         machine.server.start()
-        seen = max(i["step"] for i in machine.items("patient", "step"))
+        seen = max(i["step"] for i in machine.read_items("patient", "step"))
         machine.wait_for_steps("patient", seen + 20)
-        steps = [i["step"] for i in machine.items("patient", "step") if i["rank"] == 1]
+        steps = [i["step"] for i in machine.read_items("patient", "step") if i["rank"] == 1]
         assert steps == list(range(1, len(steps) + 1))
-        assert machine.items("patient", "gap") == []
+        assert machine.read_items("patient", "gap") == []
 
 
 @pytest.mark.slow
 def test_invalid_data_file_is_reported_in_one_line(machine: Host) -> None:
     spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"data": "nowhere.txt"}}
-    with machine.worker():
-        machine.order("dataless", spec=spec)
-        report = machine.exit_of("dataless")
+    with machine.run_worker():
+        machine.send_launch_order("dataless", spec=spec)
+        report = machine.wait_for_exit("dataless")
         assert report["exit_code"] == 2
         assert report["reason"].endswith("`train.data` is 'nowhere.txt', which does not exist below the data root.")
 
 
 @pytest.mark.slow
 def test_script_that_ignores_term_ends_within_15_s(redis_service: RedisServer, tmp_path: Path) -> None:
-    with host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.worker():
-        attempt = machine.order("stubborn")
+    with run_host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.run_worker():
+        attempt = machine.send_launch_order("stubborn")
         wait_until(lambda: len(list(attempt.work.glob("environment-*"))) == 2, "both ranks run")
-        pids = machine.processes("stubborn")
+        pids = machine.list_processes("stubborn")
         assert len(pids) >= 5, "torchrun, two ranks and their two hidden children"
         redis_service.client().set(cancel_key("stubborn", 1), "1")
         asked = time.monotonic()
-        report = machine.exit_of("stubborn", 20)
+        report = machine.wait_for_exit("stubborn", 20)
         assert time.monotonic() - asked < 15
         assert report["outcome"] == "cancelled"
-        assert [pid for pid in pids if not gone(pid)] == []
+        assert [pid for pid in pids if not is_gone(pid)] == []
         environment = (attempt.work / "environment-0").read_text()
         assert "MESHBOARD_REDIS_URL" not in environment
         assert "test-password" not in environment
@@ -198,8 +198,8 @@ def test_rejects_frames_of_another_job_attempt_or_rank(redis_service: RedisServe
         "no frame at all": struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1",
         "larger than any frame": struct.pack(">I", 2**31),
     }
-    with host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.worker():
-        attempt = machine.order("guarded")
+    with run_host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.run_worker():
+        attempt = machine.send_launch_order("guarded")
         wait_until(lambda: (attempt.work / "environment-0").exists(), "rank 0 runs")
         words = arguments(rank_pid(machine, "guarded", 0))
         address = next(word for word in words if word.startswith("--telemetry=")).partition("=")[2]
@@ -214,8 +214,8 @@ def test_rejects_frames_of_another_job_attempt_or_rank(redis_service: RedisServe
         with socket.socket(socket.AF_UNIX) as rank:
             rank.connect(address)
             rank.sendall(frame("guarded", 1, 0, 0, "teardown"))
-            wait_until(lambda: machine.items("guarded", "phase"), "a valid frame arrives")
-        assert [item["phase"] for item in machine.items("guarded", "phase")] == ["teardown"]
+            wait_until(lambda: machine.read_items("guarded", "phase"), "a valid frame arrives")
+        assert [item["phase"] for item in machine.read_items("guarded", "phase")] == ["teardown"]
 
 
 class Bomb:
@@ -232,9 +232,11 @@ class Bomb:
 def test_rejects_a_pickled_message_and_continues(machine: Host) -> None:
     crater = machine.folder / "crater"
     sender = Celery(broker=machine.server.url)
-    with machine.worker():
-        sender.send_task(TASK_LAUNCH, args=[Bomb(crater)], queue=host_queue(NAME), serializer="pickle")
-        machine.order("afterwards", spec={"model": {"preset": "gpt-tiny"}, "train": {"steps": 1, "warmup_steps": 0}})
-        assert machine.exit_of("afterwards")["outcome"] == "succeeded"
+    with machine.run_worker():
+        sender.send_task(TASK_LAUNCH, args=[Bomb(crater)], queue=host_queue(HOST_NAME), serializer="pickle")
+        machine.send_launch_order(
+            "afterwards", spec={"model": {"preset": "gpt-tiny"}, "train": {"steps": 1, "warmup_steps": 0}}
+        )
+        assert machine.wait_for_exit("afterwards")["outcome"] == "succeeded"
         assert not crater.exists()
         assert "ContentDisallowed" in (machine.folder / "worker.log").read_text()

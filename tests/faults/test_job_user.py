@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.host import Host, host
+from tests.support.host import Host, run_host
 from tests.support.processes import RedisServer, wait_until
 from workers.host.isolation import make_owned_folder
 from workers.host.settings import USER_PER_OWNER, HostSettingError, read_host_settings
@@ -58,14 +58,14 @@ def reachable_python(folder: Path) -> str:
 def test_job_runs_as_another_user_without_access_to_the_host(redis_service: RedisServer, open_folder: Path) -> None:
     settings = {"MESHBOARD_JOB_USER": USER, "MESHBOARD_SANDBOX": "off"}
     with contextlib.ExitStack() as entered:
-        machine = entered.enter_context(host(redis_service, open_folder, "tests.workers.curious", **settings))
+        machine = entered.enter_context(run_host(redis_service, open_folder, "tests.workers.curious", **settings))
         machine.python = reachable_python(open_folder)
-        entered.enter_context(machine.worker())
+        entered.enter_context(machine.run_worker())
         spec = {**ONE_RANK, "train": {**ONE_RANK["train"], "checkpoint_every": 1}}
-        attempt = machine.order("curious", spec=spec)
-        report = machine.exit_of("curious")
+        attempt = machine.send_launch_order("curious", spec=spec)
+        report = machine.wait_for_exit("curious")
         assert report["outcome"] == "succeeded", "\n".join(report["log_tail"])
-        lines = [line for item in machine.items("curious", "log") for line in item["lines"]]
+        lines = [line for item in machine.read_items("curious", "log") for line in item["lines"]]
         (said,) = [line for line in lines if line.startswith("seen ")]
         seen = json.loads(said.removeprefix("seen "))
         user = pwd.getpwnam(USER)
@@ -83,7 +83,7 @@ def test_job_runs_as_another_user_without_access_to_the_host(redis_service: Redi
             str(attempt.run_dir): False,
             str(checkpoints): False,
         }
-        assert machine.processes("curious") == []
+        assert machine.list_processes("curious") == []
 
 
 RUNNING = """
@@ -124,7 +124,7 @@ def test_job_cannot_read_or_harm_a_job_of_another_owner(redis_service: RedisServ
     """Check two owners without bubblewrap, who are isolated by their user IDs."""
     settings = {"MESHBOARD_JOB_USER": "owners", "MESHBOARD_SANDBOX": "off"}
     with contextlib.ExitStack() as entered:
-        machine = entered.enter_context(host(redis_service, open_folder, **settings))
+        machine = entered.enter_context(run_host(redis_service, open_folder, **settings))
         machine.python = reachable_python(open_folder)
         for name, source in (("a", RUNNING), ("b", NEIGHBOUR)):
             (open_folder / "scripts" / name).mkdir(parents=True)
@@ -134,14 +134,14 @@ def test_job_cannot_read_or_harm_a_job_of_another_owner(redis_service: RedisServ
             make_owned_folder(
                 folder, USER_PER_OWNER._replace(uid=65_537)
             )  # as a training run of the first owner has them
-        entered.enter_context(machine.worker())
+        entered.enter_context(machine.run_worker())
         spec: dict[str, Any] = {"kind": "script", "layout": {"dp": 1}, "script": {"path": "a/script.py"}}
-        first = machine.order("first", spec=spec, owner=1)
+        first = machine.send_launch_order("first", spec=spec, owner=1)
         wait_until(lambda: "there" in lines_of(machine, "first"), "the first job runs")
         paths = [first.work, first.logs, open_folder / "scripts/a", *theirs]
         script = {"path": "b/script.py", "args": [str(path) for path in paths]}
-        machine.order("second", spec={**spec, "script": script}, owner=2, first_slot=1)
-        report = machine.exit_of("second")
+        machine.send_launch_order("second", spec={**spec, "script": script}, owner=2, first_slot=1)
+        report = machine.wait_for_exit("second")
         assert report["outcome"] == "succeeded", "\n".join([report["reason"], *report["log_tail"]])
         (said,) = [line for line in lines_of(machine, "second") if line.startswith("tried ")]
         told = json.loads(said.removeprefix("tried "))
@@ -150,7 +150,7 @@ def test_job_cannot_read_or_harm_a_job_of_another_owner(redis_service: RedisServ
 
 
 def lines_of(machine: Host, job: str) -> list[str]:
-    return [line for item in machine.items(job, "log") for line in item["lines"]]
+    return [line for item in machine.read_items(job, "log") for line in item["lines"]]
 
 
 @needs_root

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from contracts.names import telemetry_stream
-from tests.support.board import Board, board, start
-from tests.support.processes import gone, session, wait_until
+from tests.support.board import Board, run_board, start_runner
+from tests.support.processes import is_gone, list_session_pids, wait_until
 
 ENDLESS: dict[str, Any] = {
     "name": "endless",
@@ -25,38 +25,41 @@ ENDLESS: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_job_that_survives_a_killed_runner_can_be_cancelled(tmp_path: Path) -> None:
-    with board(tmp_path / "var") as first:
+    with run_board(tmp_path / "var") as first:
         job = first.submit(ENDLESS)
-        first.wait_for(job, "running")
+        first.wait_for_status(job, "running")
         first.wait_for_line(job, "step 2/")
-        ranks, services = first.processes(job), [p for pid in first.up["pids"].values() for p in session(pid)]
+        ranks, services = (
+            first.list_processes(job),
+            [p for pid in first.info["pids"].values() for p in list_session_pids(pid)],
+        )
         first.process.kill()
         first.process.wait()
-        with board(tmp_path / "var") as second:
-            assert [pid for pid in services if not gone(pid)] == []
-            assert not any(gone(pid) for pid in ranks)
+        with run_board(tmp_path / "var") as second:
+            assert [pid for pid in services if not is_gone(pid)] == []
+            assert not any(is_gone(pid) for pid in ranks)
             before = last_entry(second, job)
             wait_until(lambda: last_entry(second, job) > before, "telemetry goes on", 30)
-            assert [change["status"] for change in second.job(job)["history"]] == ["queued", "starting", "running"]
+            assert [change["status"] for change in second.get_job(job)["history"]] == ["queued", "starting", "running"]
             second.call("POST", f"jobs/{job}/cancel")
-            second.wait_for(job, "cancelled", timeout_s=30)
-            wait_until(lambda: all(gone(pid) for pid in ranks), "its ranks have ended", 15)
+            second.wait_for_status(job, "cancelled", timeout_s=30)
+            wait_until(lambda: all(is_gone(pid) for pid in ranks), "its ranks have ended", 15)
 
 
 @pytest.mark.slow
 def test_closed_terminal_stops_everything(tmp_path: Path) -> None:
-    process = start(tmp_path, subprocess.PIPE)
+    process = start_runner(tmp_path, subprocess.PIPE)
     terminal = process.stdout
     assert terminal
     assert any(b"Ctrl-C" in line for line in terminal), "it never came up"
     up = Board(tmp_path, process)
     job = up.submit(ENDLESS)
-    up.wait_for(job, "running")
-    left = [*up.processes(job), *up.up["pids"].values()]
+    up.wait_for_status(job, "running")
+    left = [*up.list_processes(job), *up.info["pids"].values()]
     terminal.close()
     process.send_signal(signal.SIGHUP)
     process.wait(60)
-    stayed = [pid for pid in left if not gone(pid)]
+    stayed = [pid for pid in left if not is_gone(pid)]
     for pid in stayed:
         os.kill(pid, signal.SIGKILL)
     assert stayed == []
@@ -64,7 +67,7 @@ def test_closed_terminal_stops_everything(tmp_path: Path) -> None:
 
 def last_entry(up: Board, job: str) -> str:
     """Return the ID of the newest entry in the job's stream."""
-    environment = Path(f"/proc/{up.up['pids']['web']}/environ").read_bytes().split(b"\0")
+    environment = Path(f"/proc/{up.info['pids']['web']}/environ").read_bytes().split(b"\0")
     url = next(e.partition(b"=")[2].decode() for e in environment if e.startswith(b"MESHBOARD_REDIS_URL="))
     client = redis.Redis.from_url(url, socket_timeout=5)
     newest: Any = client.xrevrange(telemetry_stream(job, 1), count=1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.host import Host, host
+from tests.support.host import Host, run_host
 from tests.support.processes import RedisServer
 from workers.host.attempts import get_attempt_dir
 from workers.host.settings import USER_PER_OWNER
@@ -95,7 +95,7 @@ def test_script_in_bubblewrap_reaches_only_its_own_folders(
         "MESHBOARD_JOB_USER": user,
         "MESHBOARD_SANDBOX": "bwrap",
     }
-    with host(redis_service, tmp_path, **settings) as machine, machine.worker() as worker:
+    with run_host(redis_service, tmp_path, **settings) as machine, machine.run_worker() as worker:
         own = get_attempt_dir(machine.run_dir, "boxed", 1).host_dir
         theirs = [*(state / name for name in SECRETS), own / "order.json", tmp_path / "home" / "key"]
         theirs += [tmp_path / "checkpoints" / "another" / "weights", Path(f"/proc/{worker.pid}/environ")]
@@ -108,10 +108,10 @@ def test_script_in_bubblewrap_reaches_only_its_own_folders(
         }
         arguments = {"path": "mine/train.py", "args": [json.dumps(targets)]}
         spec: dict[str, Any] = {"kind": "script", "script": arguments, "layout": {"dp": 1}}
-        machine.order("boxed", spec=spec)
-        report = machine.exit_of("boxed")
+        machine.send_launch_order("boxed", spec=spec)
+        report = machine.wait_for_exit("boxed")
         assert report["outcome"] == "succeeded", "\n".join([report["reason"], *report["log_tail"]])
-        lines = [line for item in machine.items("boxed", "log") for line in item["lines"]]
+        lines = [line for item in machine.read_items("boxed", "log") for line in item["lines"]]
         (said,) = [line for line in lines if line.startswith("seen ")]
         seen = json.loads(said.removeprefix("seen "))
         assert seen.pop("uid") == (USER_PER_OWNER.uid + 1 if user == "auto" and os.geteuid() == 0 else os.geteuid())
@@ -121,7 +121,7 @@ def test_script_in_bubblewrap_reaches_only_its_own_folders(
         assert len(seen) == 1 + sum(len(paths) for paths in targets.values() if isinstance(paths, list))
         assert (folder / "out" / "model.bin").read_text() == "to be or not", "files in its working directory are kept"
         assert [path.read_text() for path in state.iterdir()] == ["secret"] * len(SECRETS)
-        assert machine.processes("boxed") == []
+        assert machine.list_processes("boxed") == []
 
 
 INTRUDER = """
@@ -141,7 +141,7 @@ except Exception as error:
 
 def store_port(machine: Host, job: str) -> str:
     """Return the port of a job's rendezvous store."""
-    for pid in machine.processes(job):
+    for pid in machine.list_processes(job):
         found = re.search(rb"\0MASTER_PORT=([0-9]+)", Path(f"/proc/{pid}/environ").read_bytes())
         if found:
             return found[1].decode()
@@ -153,12 +153,14 @@ def test_script_cannot_reach_the_store_of_another_job(redis_service: RedisServer
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "intruder.py").write_text(INTRUDER)
     settings = {"MESHBOARD_STATE_DIR": str(tmp_path / "state"), "MESHBOARD_SANDBOX": "bwrap"}
-    with host(redis_service, tmp_path, **settings) as machine, machine.worker():
-        machine.order("victim")
+    with run_host(redis_service, tmp_path, **settings) as machine, machine.run_worker():
+        machine.send_launch_order("victim")
         machine.wait_for_steps("victim", 2)
         script = {"path": "intruder.py", "args": [store_port(machine, "victim")]}
-        machine.order("intruder", spec={"kind": "script", "script": script, "layout": {"dp": 1}}, first_slot=2, owner=2)
-        machine.exit_of("intruder")
-        lines = [line for item in machine.items("intruder", "log") for line in item["lines"]]
+        machine.send_launch_order(
+            "intruder", spec={"kind": "script", "script": script, "layout": {"dp": 1}}, first_slot=2, owner=2
+        )
+        machine.wait_for_exit("intruder")
+        lines = [line for item in machine.read_items("intruder", "log") for line in item["lines"]]
         assert [line for line in lines if line.startswith(("reached", "kept out"))] == ["kept out DistNetworkError"]
-        machine.wait_for_steps("victim", machine.items("victim", "step")[-1]["step"] + 1)
+        machine.wait_for_steps("victim", machine.read_items("victim", "step")[-1]["step"] + 1)

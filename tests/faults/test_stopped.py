@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from contracts.names import cancel_key
-from tests.support.host import Host, host
-from tests.support.processes import RedisServer, gone, redis_server, wait_until
+from tests.support.host import Host, run_host
+from tests.support.processes import RedisServer, is_gone, run_redis, wait_until
 from workers.host.attempts import get_attempt_dir
 
 ONE_RANK: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "train": {"steps": 100_000}}
@@ -39,7 +39,7 @@ def part(machine: Host, job: str, name: str) -> list[int]:
         return [] if found is None else [found.pid]
     module = {"guardian": "workers.host.guardian", "torchrun": "workers.host.launch"}.get(name)
     pids = []
-    for process in map(psutil.Process, machine.processes(job)):
+    for process in map(psutil.Process, machine.list_processes(job)):
         is_rank = process.environ().get("RANK") == "0"
         if is_rank if module is None else process.cmdline()[1:3] == ["-m", module]:
             pids.append(process.pid)
@@ -48,7 +48,7 @@ def part(machine: Host, job: str, name: str) -> list[int]:
 
 def note(machine: Host, job: str) -> str:
     """Return the note about a job in the host's latest heartbeat."""
-    attempts = machine.events("host")[-1]["attempts"]
+    attempts = machine.read_events("host")[-1]["attempts"]
     return next((str(report.get("note", "")) for report in attempts if report["job"] == job), "")
 
 
@@ -64,11 +64,13 @@ def machines(tmp_path: Path) -> Iterator[dict[Host, tuple[str, ...]]]:
     with contextlib.ExitStack() as entered:
         made = {}
         for number, (settings, jobs) in enumerate(kinds):
-            server = entered.enter_context(redis_server(tmp_path / f"redis-{number}"))
+            server = entered.enter_context(run_redis(tmp_path / f"redis-{number}"))
             slots = str(len(jobs))
-            opened = host(server, tmp_path / str(number), "tests.workers.stubborn", MESHBOARD_SLOTS=slots, **settings)
+            opened = run_host(
+                server, tmp_path / str(number), "tests.workers.stubborn", MESHBOARD_SLOTS=slots, **settings
+            )
             machine = entered.enter_context(opened)
-            entered.enter_context(machine.worker())
+            entered.enter_context(machine.run_worker())
             made[machine] = jobs
         yield made
 
@@ -79,9 +81,9 @@ def test_stopped_job_is_reported_and_ends_within_15_s_of_a_cancel(machines: dict
     each = [(machine, job) for machine, jobs in machines.items() for job in jobs]
     for machine, jobs in machines.items():
         for slot, job in enumerate(jobs):
-            machine.order(job, spec=ONE_RANK, first_slot=slot)
+            machine.send_launch_order(job, spec=ONE_RANK, first_slot=slot)
     wait_until(lambda: all(len(part(machine, job, "rank")) >= 2 for machine, job in each), "all ranks run")
-    pids = {pid for machine, job in each for pid in (*machine.processes(job), *part(machine, job, "supervisor"))}
+    pids = {pid for machine, job in each for pid in (*machine.list_processes(job), *part(machine, job, "supervisor"))}
     halted = {pid for machine, job in each for pid in part(machine, job, job)}
     for pid in halted:
         os.kill(pid, signal.SIGSTOP)
@@ -93,9 +95,9 @@ def test_stopped_job_is_reported_and_ends_within_15_s_of_a_cancel(machines: dict
     asked = time.monotonic()
     for machine, job in each:
         machine.server.client().set(cancel_key(job, 1), "1")
-    wait_until(lambda: all(gone(pid) for pid in pids), "nothing is left", WITHIN_S + 10)
+    wait_until(lambda: all(is_gone(pid) for pid in pids), "nothing is left", WITHIN_S + 10)
     assert time.monotonic() - asked < WITHIN_S
-    ends = {(machine, job): machine.exit_of(job, 10) for machine, job in each}
+    ends = {(machine, job): machine.wait_for_exit(job, 10) for machine, job in each}
     assert {end["outcome"] for end in ends.values()} == {"cancelled"}
     unanswered = {job for (_, job), end in ends.items() if end["reason"].endswith("; the supervisor did not answer")}
     assert unanswered == {"supervisor", "both"}
@@ -104,9 +106,9 @@ def test_stopped_job_is_reported_and_ends_within_15_s_of_a_cancel(machines: dict
 def test_expired_or_invalid_order_starts_nothing(redis_service: RedisServer, tmp_path: Path) -> None:
     """Check a late order, which must not start a finished job."""
     log = tmp_path / "worker.log"
-    with host(redis_service, tmp_path) as machine, machine.worker():
-        stale = machine.order("stale", spec=ONE_RANK, expires_in_s=-1)
-        machine.send({"v": 1, "job": "nonsense"})
+    with run_host(redis_service, tmp_path) as machine, machine.run_worker():
+        stale = machine.send_launch_order("stale", spec=ONE_RANK, expires_in_s=-1)
+        machine.send_order({"v": 1, "job": "nonsense"})
         wait_until(
             lambda: "refused the order of stale/1: the order expired " in log.read_text(), "the stale one is refused"
         )

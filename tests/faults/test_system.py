@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.board import Board, board
-from tests.support.processes import gone, session, wait_until
+from tests.support.board import Board, run_board
+from tests.support.processes import is_gone, list_session_pids, wait_until
 from workers.disk import read_json
 from workers.host.attempts import get_attempt_dir
 
@@ -28,32 +28,32 @@ pytestmark = pytest.mark.slow  # a whole installation, killed part by part
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    with board(tmp_path_factory.mktemp("faults")) as made:
+    with run_board(tmp_path_factory.mktemp("faults")) as made:
         yield made
 
 
 @pytest.fixture
 def running_job(installation: Board) -> Iterator[str]:
     job = installation.submit(ENDLESS)
-    installation.wait_for(job, "running")
+    installation.wait_for_status(job, "running")
     installation.wait_for_line(job, "step 2/")
     yield job
-    if installation.job(job)["status"] not in ("failed", "lost", "cancelled"):
+    if installation.get_job(job)["status"] not in ("failed", "lost", "cancelled"):
         installation.call("POST", f"jobs/{job}/cancel")
-        installation.wait_for(job, "cancelled")
-    assert installation.processes(job) == []
+        installation.wait_for_status(job, "cancelled")
+    assert installation.list_processes(job) == []
 
 
 def statuses(installation: Board, job: str) -> list[str]:
-    return [change["status"] for change in installation.job(job)["history"]]
+    return [change["status"] for change in installation.get_job(job)["history"]]
 
 
 def test_job_survives_a_killed_host_worker(installation: Board, running_job: str) -> None:
-    worker = installation.up["pids"]["host"]
+    worker = installation.info["pids"]["host"]
     os.killpg(worker, signal.SIGKILL)
-    wait_until(lambda: installation.up["pids"]["host"] != worker, "the runner starts another host worker")
-    before = len(installation.log("host"))
-    wait_until(lambda: "ready" in installation.log("host")[before:], "the new worker is ready")
+    wait_until(lambda: installation.info["pids"]["host"] != worker, "the runner starts another host worker")
+    before = len(installation.read_log("host"))
+    wait_until(lambda: "ready" in installation.read_log("host")[before:], "the new worker is ready")
     step = wait_until(lambda: last_step(installation, running_job), "a step is logged")
     wait_until(lambda: last_step(installation, running_job) > step + 10, "training goes on")
     assert statuses(installation, running_job) == ["queued", "starting", "running"]
@@ -66,63 +66,63 @@ def last_step(installation: Board, job: str) -> int:
 
 
 def test_job_survives_killed_controller_and_web(installation: Board, running_job: str) -> None:
-    pids = installation.up["pids"]
+    pids = installation.info["pids"]
     for name in ("controller", "web"):
         os.killpg(pids[name], signal.SIGKILL)
     wait_until(
-        lambda: {n: installation.up["pids"][n] for n in ("controller", "web")}.items().isdisjoint(pids.items()),
+        lambda: {n: installation.info["pids"][n] for n in ("controller", "web")}.items().isdisjoint(pids.items()),
         "both are started again",
     )
-    installation.wait_for(running_job, "running")
+    installation.wait_for_status(running_job, "running")
     assert statuses(installation, running_job) == ["queued", "starting", "running"]
     # The next one works: it hears of the end.
-    wait_until(lambda: "going on" in installation.log("controller"), "the lease of the killed one ends", 30)
+    wait_until(lambda: "going on" in installation.read_log("controller"), "the lease of the killed one ends", 30)
     installation.call("POST", f"jobs/{running_job}/cancel")
-    installation.wait_for(running_job, "cancelled")
-    assert [*session(pids["controller"]), *session(pids["web"])] == []
+    installation.wait_for_status(running_job, "cancelled")
+    assert [*list_session_pids(pids["controller"]), *list_session_pids(pids["web"])] == []
 
 
 def test_job_with_a_killed_supervisor_is_lost(installation: Board, running_job: str) -> None:
     attempt = get_attempt_dir(installation.state / "runs", running_job, 1)
-    pids = installation.processes(running_job)
+    pids = installation.list_processes(running_job)
     os.kill(read_json(attempt.pid_file)["pid"], signal.SIGKILL)
-    wait_until(lambda: all(gone(pid) for pid in pids), "nothing is left", 1)
-    job = installation.wait_for(running_job, "lost", timeout_s=40)
+    wait_until(lambda: all(is_gone(pid) for pid in pids), "nothing is left", 1)
+    job = installation.wait_for_status(running_job, "lost", timeout_s=40)
     assert "supervisor ended" in job["exit"]["reason"]
 
 
 def test_job_with_a_killed_rank_fails_with_its_last_lines(installation: Board, running_job: str) -> None:
     victim = next(
         pid
-        for pid in installation.processes(running_job)
+        for pid in installation.list_processes(running_job)
         if b"RANK=0" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     )
     os.kill(victim, signal.SIGKILL)
-    end = installation.wait_for(running_job, "failed")["exit"]
+    end = installation.wait_for_status(running_job, "failed")["exit"]
     assert (end["rank"], end["signal"]) == (0, "SIGKILL")
     assert end["reason"].startswith("rank 0 was killed by SIGKILL after step ")
     assert any(line.startswith("step ") for line in end["log_tail"])
 
 
 def test_training_survives_a_killed_redis(installation: Board, running_job: str) -> None:
-    redis_pid = installation.up["pids"]["redis"]
+    redis_pid = installation.info["pids"]["redis"]
     step = last_step(installation, running_job)
     os.killpg(redis_pid, signal.SIGKILL)
-    wait_until(lambda: installation.up["pids"]["redis"] != redis_pid, "Redis is started again")
+    wait_until(lambda: installation.info["pids"]["redis"] != redis_pid, "Redis is started again")
     wait_until(lambda: last_step(installation, running_job) > step + 20, "training goes on")
     installation.call("POST", f"jobs/{running_job}/cancel")
-    end = installation.wait_for(running_job, "cancelled")
+    end = installation.wait_for_status(running_job, "cancelled")
     assert statuses(installation, running_job) == ["queued", "starting", "running", "cancelling", "cancelled"]
     assert end["exit"]["summary"]["steps"] >= step + 20
 
 
 def test_killed_services_leave_no_process(installation: Board) -> None:
-    for name, pid in installation.up["pids"].items():
-        before = session(pid)
+    for name, pid in installation.info["pids"].items():
+        before = list_session_pids(pid)
         assert pid in before
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda name=name, pid=pid: installation.up["pids"][name] != pid, f"{name} is started again")
-        assert [p for p in before if not gone(p)] == [], name
+        wait_until(lambda name=name, pid=pid: installation.info["pids"][name] != pid, f"{name} is started again")
+        assert [p for p in before if not is_gone(p)] == [], name
 
     def answers() -> bool:
         try:
@@ -135,12 +135,12 @@ def test_killed_services_leave_no_process(installation: Board) -> None:
 
 def test_full_redis_loses_no_submit(installation: Board) -> None:
     spec = {**ENDLESS, "name": "while full", "train": {**ENDLESS["train"], "steps": 20}}
-    server = installation.redis()
+    server = installation.connect_redis()
     before = server.config_get("maxmemory")["maxmemory"]
     server.config_set("maxmemory", 1)
     try:
         job = installation.submit(spec)
-        assert installation.job(job)["status"] == "queued"
+        assert installation.get_job(job)["status"] == "queued"
     finally:
         server.config_set("maxmemory", before)
-    installation.wait_for(job, "succeeded")
+    installation.wait_for_status(job, "succeeded")

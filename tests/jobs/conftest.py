@@ -27,8 +27,8 @@ from jobs.models import Attempt, Host, Job, Member
 from jobs.queue import actions
 from tests.jobs.mail import Kept
 from tests.planner.wrong_specs import GOOD
-from tests.support.processes import RedisServer, redis_server
-from tests.support.web import Site, site
+from tests.support.processes import RedisServer, run_redis
+from tests.support.web import Site, run_site
 from webapp.runner import find_free_port
 
 
@@ -223,7 +223,7 @@ def postgres_site(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -
     with psycopg.connect(postgres_url, autocommit=True) as server:
         server.execute("CREATE DATABASE site")
     url = postgres_url.rpartition("/")[0] + "/site"
-    with redis_server(folder / "redis") as redis, site(url, redis, folder / "web") as made:
+    with run_redis(folder / "redis") as redis, run_site(url, redis, folder / "web") as made:
         yield made
 
 

@@ -35,9 +35,8 @@ from jobs.runs.history.store.folder import HistoryFolder
 from jobs.runs.history.store.schema import TABLES
 from tests.jobs.filled import fill
 from tests.planner.wrong_specs import GOOD
-from tests.support.patience import patient
-from tests.support.postgres import as_default_database
-from tests.support.processes import ROOT, base_environment
+from tests.support.postgres import use_database
+from tests.support.processes import ROOT, base_environment, scale_timeout
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +137,7 @@ def test_a_board_moves_from_sqlite_to_postgresql(
     job, _ = actions.submit(owner, GOOD)
     fill()
     backup.backup(tmp_path / "lite.tar")
-    with as_default_database(postgres_url):
+    with use_database(postgres_url):
         backup.restore(tmp_path / "lite.tar")
         assert Job.objects.get(id=job.id).spec == job.spec
         backup.backup(tmp_path / "postgres.tar")
@@ -169,9 +168,9 @@ def test_all_rows_are_of_one_moment_and_who_writes_does_not_wait(
     def and_wait(*arguments: Any, **named: Any) -> Any:
         done = serialize(*arguments, **named)
         written.clear()
-        assert written.wait(patient(15)), "the writer is held up"
+        assert written.wait(scale_timeout(15)), "the writer is held up"
         written.clear()
-        assert written.wait(patient(15))
+        assert written.wait(scale_timeout(15))
         return done
 
     monkeypatch.setattr(backup.serializers, "serialize", and_wait)
@@ -180,7 +179,7 @@ def test_all_rows_are_of_one_moment_and_who_writes_does_not_wait(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        assert written.wait(patient(15))
+        assert written.wait(scale_timeout(15))
         backup.backup(tmp_path / "made.tar")
     finally:
         stop.set()

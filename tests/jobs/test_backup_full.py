@@ -16,8 +16,7 @@ from jobs.models import Job
 from jobs.operations import backup
 from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
-from tests.support.disks import small_disk
-from tests.support.processes import ROOT, base_environment
+from tests.support.processes import ROOT, base_environment, mount_small_disk
 
 FULL = "No space left on device"
 
@@ -34,7 +33,7 @@ def saved(transactional_db: None, owner: User, settings: Any, tmp_path: Path) ->
 
 
 def test_a_backup_that_finds_no_room_takes_none(saved: Path, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "500k") as disk:
+    with mount_small_disk(tmp_path / "disk", "500k") as disk:
         with pytest.raises(CommandError, match=FULL):
             call_command("backup", str(disk / "new.tar"))
         assert list(disk.iterdir()) == []
@@ -42,7 +41,7 @@ def test_a_backup_that_finds_no_room_takes_none(saved: Path, tmp_path: Path) -> 
 
 def test_where_files_find_no_room_everything_is_as_it_was(saved: Path, tmp_path: Path, settings: Any) -> None:
     User.objects.create_user("later")
-    with small_disk(tmp_path / "disk") as disk:
+    with mount_small_disk(tmp_path / "disk") as disk:
         settings.STATE_DIR, settings.HISTORY_DIR = disk, disk / "history"
         (disk / "imports").mkdir()
         (disk / "imports" / "other").write_bytes(b"another trace")
@@ -53,7 +52,7 @@ def test_where_files_find_no_room_everything_is_as_it_was(saved: Path, tmp_path:
 
 
 def test_where_the_database_finds_no_room_that_is_all_that_is_said(saved: Path, tmp_path: Path, settings: Any) -> None:
-    with small_disk(tmp_path / "disk", "300k") as disk:
+    with mount_small_disk(tmp_path / "disk", "300k") as disk:
         environment = {
             **base_environment(),
             "MESHBOARD_SECRET_KEY": settings.SECRET_KEY,

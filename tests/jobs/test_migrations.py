@@ -10,16 +10,16 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connection, connections
 from django.db.migrations.executor import MigrationExecutor
 
-from tests.support.postgres import as_default_database, postgres_server
+from tests.support.postgres import postgres_server, use_database
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def empty_database(request: pytest.FixtureRequest, transactional_db: None, tmp_path: Path) -> Iterator[None]:
     if request.param == "sqlite":
-        with as_default_database(f"sqlite:///{tmp_path}/old.sqlite3", migrated=False):
+        with use_database(f"sqlite:///{tmp_path}/old.sqlite3", migrated=False):
             yield
         return
-    with postgres_server() as url, as_default_database(url, migrated=False):
+    with postgres_server() as url, use_database(url, migrated=False):
         yield
 
 

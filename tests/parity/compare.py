@@ -17,7 +17,7 @@ from planner.facts.spec import JobSpec
 from planner.facts.stages import get_stage_chunks, get_stage_units
 from tests.parity.cases import Case, reference_spec, write_data
 from tests.parity.standing import wrong_memory
-from tests.support.ranks import forked
+from tests.support.ranks import run_ranks
 from workers.trainer.model.decoder import get_full_name
 
 FP32_BYTES = 4
@@ -88,7 +88,7 @@ def run_specs(specs: dict[str, JobSpec], work: Path) -> dict[str, Run]:
 def launch(world: int, out: Path, data_root: Path) -> None:
     data_root.mkdir(exist_ok=True)
     write_data(data_root)
-    done = forked(world, "tests.parity.rank", str(out), str(data_root), limit_s=3600)
+    done = run_ranks(world, "tests.parity.rank", str(out), str(data_root), limit_s=3600)
     if done.returncode:
         raise RuntimeError(f"{world} ranks ended with {done.returncode}:\n{done.stderr[-6000:]}")
 

@@ -15,7 +15,7 @@ from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_fields
 from planner.facts.presets import TEMPLATES
 from planner.hardware.catalog import CLUSTERS
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 
 
 def test_it_needs_neither_torch_nor_django() -> None:
@@ -164,7 +164,7 @@ def test_a_reader_that_stops_early_is_no_error_to_complain_of() -> None:
     assert process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == ""
-    assert process.wait(timeout=patient(60)) == 1
+    assert process.wait(timeout=scale_timeout(60)) == 1
     process.stderr.close()
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.board import Board
-from tests.support.browser import chromium, context_of, log_in
-from tests.support.processes import ROOT, base_environment, gone, wait_until
+from tests.support.browser import log_in, open_context, run_chromium
+from tests.support.processes import ROOT, base_environment, is_gone, wait_until
 from webapp.runner import find_free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -100,7 +100,7 @@ def up(installed: Path, tmp_path: Path) -> Iterator[Board]:
     try:
         wait_until(lambda: process.poll() is not None or b"Ctrl-C" in output.read_bytes(), "meshboard-up is up", 180)
         assert process.poll() is None, output.read_text()
-        services = made.up["pids"]
+        services = made.info["pids"]
         yield made
     finally:
         process.send_signal(signal.SIGINT)
@@ -109,17 +109,17 @@ def up(installed: Path, tmp_path: Path) -> Iterator[Board]:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    assert [name for name, pid in services.items() if not gone(pid)] == []
+    assert [name for name, pid in services.items() if not is_gone(pid)] == []
     assert b"Meshboard has stopped" in output.read_bytes()
 
 
 def test_the_demo_runs_from_wheels_alone_and_its_job_is_0_B_off(up: Board, installed: Path, tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(SPEC))
-    access = {"MESHBOARD_URL": up.url, "MESHBOARD_TOKEN": up.up["api_token"], "HOME": str(tmp_path)}
+    access = {"MESHBOARD_URL": up.url, "MESHBOARD_TOKEN": up.info["api_token"], "HOME": str(tmp_path)}
 
     told = json.loads(run(installed / "meshboard", "submit", spec, "--wait", "--json", cwd=tmp_path, **access))
-    job = up.job(told["id"])
+    job = up.get_job(told["id"])
     assert job["status"] == "succeeded", job["exit"]
     run(
         installed / "meshboard",
@@ -135,8 +135,8 @@ def test_the_demo_runs_from_wheels_alone_and_its_job_is_0_B_off(up: Board, insta
 
     manage = {"MESHBOARD_SECRET_KEY": secrets.token_urlsafe(48), "MESHBOARD_REDIS_URL": "redis://127.0.0.1"}
     assert "doctor" in run(installed / "meshboard-manage", "help", cwd=tmp_path, HOME=str(tmp_path), **manage)
-    with chromium() as browser:
-        page = context_of(browser).new_page()
+    with run_chromium() as browser:
+        page = open_context(browser).new_page()
         log_in(page, up.url, up.login)
         page.goto(f"{up.url}/jobs/{job['id']}/")
         page.get_by_text("0 B").first.wait_for()

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.screens.look import SIZES, THEMES, Look, Visitor
 from tests.screens.pages import Shown, pages
 from tests.screens.world import a_board
-from tests.support.browser import chromium
+from tests.support.browser import run_chromium
 
 ROOM = Path("var/screens")
 Seen = dict[str, dict[str, Look]]  # by page, by window
@@ -56,7 +56,7 @@ def report(seen: Seen, room: Path) -> int:
 def look_at(url: str, login: tuple[str, str], wanted: list[Shown], windows: str, room: Path) -> Seen:
     """Every page in every window, its picture in `room`."""
     seen: Seen = {}
-    with chromium() as browser:
+    with run_chromium() as browser:
         for window, size, theme in ((f"{s}-{t}", size, t) for s, size in SIZES.items() for t in THEMES):
             if windows not in window:
                 continue

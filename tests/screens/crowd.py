@@ -15,7 +15,7 @@ import msgpack
 from benchmarks.history import OPS, step_item
 from tests.screens import company
 from tests.screens.pages import World
-from tests.support.timelines import pipelined
+from tests.support.telemetry import build_pipeline_step
 
 HOSTS, JOBS, QUEUED = 1_000, 1_200, 1_000
 PP, DP, TP = 8, 16, 8
@@ -151,7 +151,7 @@ def verdict(rank: int, now: float) -> dict[str, Any]:
 def told(job: str, began: float, *, ends: bool = False) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """(node, number, batch): a batch of each host for every step, the last with its timeline, and each rank's verdict
     where the run ends."""
-    timelines = pipelined(PP, DP, TP, step=STEPS)
+    timelines = build_pipeline_step(PP, DP, TP, step=STEPS)
     for step in range(1, STEPS + 1):
         now = began + step * STEP_S
         for node in range(RANKS // SLOTS):

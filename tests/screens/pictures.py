@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
-from tests.support.board import Board, board
-from tests.support.browser import chromium, log_in
+from tests.support.board import Board, run_board
+from tests.support.browser import log_in, run_chromium
 from tests.support.processes import ROOT
 
 ROOM = ROOT / "docs" / "pictures"
@@ -103,7 +103,7 @@ def main() -> int:
     told = asked.parse_args()
     ROOM.mkdir(exist_ok=True)
     total = 0
-    with a_board(told.up) as made, chromium() as browser:
+    with a_board(told.up) as made, run_chromium() as browser:
         jobs = ran(made)
         page = logged_in(browser, made)
         for shot in shots(jobs):
@@ -120,7 +120,7 @@ def a_board(up: Path | None) -> Iterator[Board]:
     if up is not None:
         yield Board(up.parent, None)  # type: ignore[arg-type]
         return
-    with tempfile.TemporaryDirectory(prefix="meshboard-pictures-") as folder, board(Path(folder)) as made:
+    with tempfile.TemporaryDirectory(prefix="meshboard-pictures-") as folder, run_board(Path(folder)) as made:
         yield made
 
 
@@ -131,7 +131,7 @@ def ran(made: Board) -> dict[str, str]:
     for name, spec in JOBS.items():
         if name not in jobs:
             job = made.submit(spec)
-            made.wait_for(job, "succeeded", timeout_s=300)
+            made.wait_for_status(job, "succeeded", timeout_s=300)
             jobs[name] = job
             known.write_text(json.dumps(jobs))
     return jobs
@@ -147,7 +147,7 @@ def live(page: Page, made: Board) -> int:
     """The picture's bytes; the run is ended after it."""
     train = {**FIRST, "steps": LIVE_STEPS, "eval_every": 100}
     job = made.submit({"name": "gpt-tiny on one host", **_train({"dp": 2, "tp": 2}, **train)})
-    made.wait_for(job, "running", timeout_s=120)
+    made.wait_for_status(job, "running", timeout_s=120)
 
     def far(opened: Page) -> None:
         past = f"() => document.querySelector('#progress')?.value >= {LIVE_FROM}"
@@ -157,7 +157,7 @@ def live(page: Page, made: Board) -> int:
         return take(page, made.url, Shot(LIVE, f"/jobs/{job}/", before=far, height=900))
     finally:
         made.call("POST", f"jobs/{job}/cancel")
-        made.wait_for(job, "cancelled", "succeeded")
+        made.wait_for_status(job, "cancelled", "succeeded")
 
 
 def take(page: Page, url: str, shot: Shot) -> int:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from tests.screens.__main__ import look_at, report
 from tests.screens.pages import Shown, World
-from tests.support.processes import ROOT, redis_server
-from tests.support.web import Site, site
+from tests.support.processes import ROOT, run_redis
+from tests.support.web import Site, run_site
 
 ROOM = Path("var/sizes")
 LOGIN = ("staff", "staff-password")
@@ -45,16 +45,16 @@ def main() -> int:
     asked.add_argument("--windows", default="", help="sizes and themes with this in their name")
     told = asked.parse_args()
     ROOM.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="meshboard-sizes-") as name, redis_server(Path(name) / "redis") as redis:
+    with tempfile.TemporaryDirectory(prefix="meshboard-sizes-") as name, run_redis(Path(name) / "redis") as redis:
         folder = Path(name)
         given = {"MESHBOARD_STATIC_ROOT": str(folder / "static")}
         collect = [sys.executable, "manage.py", "collectstatic", "--no-input", "--verbosity", "0"]
         environment = {**os.environ, **given, "DJANGO_SETTINGS_MODULE": "tests.settings"}
         subprocess.run(collect, cwd=ROOT, env=environment, check=True)
-        with site(f"sqlite:///{folder}/none.sqlite3", redis, folder / "none", **given) as board:
+        with run_site(f"sqlite:///{folder}/none.sqlite3", redis, folder / "none", **given) as board:
             none = [Shown(f"none-{name}", path) for name, path in ALWAYS.items()]
             seen = look_at(board.url, LOGIN, [one for one in none if told.only in one.name], told.windows, ROOM)
-        with site(f"sqlite:///{folder}/many.sqlite3", redis, folder / "many", **given) as board:
+        with run_site(f"sqlite:///{folder}/many.sqlite3", redis, folder / "many", **given) as board:
             world = filled(board)
             many = [one for one in pages(world) if told.only in one.name]
             seen |= look_at(board.url, LOGIN, many, told.windows, ROOM)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.screens.pages import World
-from tests.support.board import Board, board
+from tests.support.board import Board, run_board
 
 TRAIN = {"steps": 40, "global_batch": 8, "seq_len": 64, "eval_every": 10}
 BOOM = """
@@ -47,7 +47,7 @@ QUEUED = {"name": "waits for a slot", "layout": {"dp": 4}, "train": TRAIN}
 def a_board(up: Path | None) -> Iterator[tuple[Board, World]]:
     """One of its own, or the one whose up.json that is: filled once, and what was made is remembered beside it."""
     if up is None:
-        with tempfile.TemporaryDirectory(prefix="meshboard-pages-") as folder, board(Path(folder)) as made:
+        with tempfile.TemporaryDirectory(prefix="meshboard-pages-") as folder, run_board(Path(folder)) as made:
             yield made, fill(made)
             empty(made)
         return
@@ -65,10 +65,10 @@ def fill(board: Board) -> World:
     (scripts / "boom.py").write_text(BOOM)
     jobs = {name: board.submit(_whole(spec)) for name, spec in ENDING.items()}
     for job in jobs.values():
-        board.wait_for(job, "succeeded", "failed", timeout_s=300)
+        board.wait_for_status(job, "succeeded", "failed", timeout_s=300)
     jobs["running"] = board.submit(_whole(RUNNING))
     jobs["queued"] = board.submit(_whole(QUEUED))
-    board.wait_for(jobs["running"], "running", timeout_s=120)
+    board.wait_for_status(jobs["running"], "running", timeout_s=120)
     cancelled = board.submit(_whole({**QUEUED, "name": "thought better of"}))
     board.call("POST", f"jobs/{cancelled}/cancel")
     return World({**jobs, "cancelled": cancelled}, board.call("GET", "hosts")[0]["name"])
@@ -79,7 +79,7 @@ def empty(board: Board) -> None:
     for job in board.call("GET", "jobs"):
         if job["status"] not in ("succeeded", "failed", "cancelled", "lost"):
             board.call("POST", f"jobs/{job['id']}/cancel")
-            board.wait_for(job["id"], "cancelled")
+            board.wait_for_status(job["id"], "cancelled")
 
 
 def _whole(spec: dict[str, Any]) -> dict[str, Any]:

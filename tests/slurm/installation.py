@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.front import Front, front
-from tests.support.board import Board, board
+from tests.support.board import Board, run_board
 from tests.support.processes import ROOT
 from webapp.runner import find_free_port
 
@@ -42,5 +42,5 @@ def installation(slurm: Cluster, root: Path) -> Iterator[Installation]:
             "MESHBOARD_SLURM_CA_FILE": str(made.certificate),
             "MESHBOARD_ALLOWED_HOSTS": f"127.0.0.1,localhost,{slurm.address}",
         }
-        with board(root / "var", 4, **settings) as up:
+        with run_board(root / "var", 4, **settings) as up:
             yield Installation(up, made, folder, python)

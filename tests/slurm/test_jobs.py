@@ -32,7 +32,7 @@ def spec(steps: int = 5, nodes: int = 1, **more: Any) -> dict[str, Any]:
 
 
 def ended(board: Board, job: str, timeout_s: float = 90) -> dict[str, Any]:
-    return board.wait_for(job, "succeeded", "failed", "lost", "cancelled", timeout_s=timeout_s)
+    return board.wait_for_status(job, "succeeded", "failed", "lost", "cancelled", timeout_s=timeout_s)
 
 
 def reasons(job: dict[str, Any]) -> list[tuple[str, str]]:
@@ -70,7 +70,7 @@ def test_a_job_runs_on_slurm_and_all_of_it_is_told(slurm: Cluster, installed: In
 def test_a_cancelled_job_ends_on_its_nodes_and_in_slurm(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
     job = board.submit(spec(LONG))
-    board.wait_for(job, "running", timeout_s=START_S)
+    board.wait_for_status(job, "running", timeout_s=START_S)
     board.call("POST", f"jobs/{job}/cancel")
     told = ended(board, job)
     assert told["status"] == "cancelled"
@@ -86,7 +86,7 @@ def test_a_job_waits_in_slurm_s_queue_with_its_reason_and_is_cancelled_there(
     job = board.submit(spec(time_limit="0:10:00"))
 
     def waits() -> dict[str, Any] | None:
-        found = board.job(job)
+        found = board.get_job(job)
         return found if "expected start" in found["wait_reason"] else None
 
     told = wait_until(waits, "Slurm's reason is told", 60)
@@ -104,15 +104,15 @@ def test_a_node_that_loses_its_power_loses_the_attempt_and_the_next_one_runs_els
 ) -> None:
     board = installed.board
     job = board.submit(spec(LONG))
-    board.wait_for(job, "running", timeout_s=START_S)
-    node = board.job(job)["members"][0]["host"]
+    board.wait_for_status(job, "running", timeout_s=START_S)
+    node = board.get_job(job)["members"][0]["host"]
     slurm.lose_power(node)
     try:
         told = ended(board, job)
         assert told["status"] == "lost"
         assert told["history"][-1]["reason"].startswith("Slurm: a node failed (NodeDown); job ")
         board.call("POST", f"jobs/{job}/requeue")
-        again = board.wait_for(job, "running", timeout_s=START_S)
+        again = board.wait_for_status(job, "running", timeout_s=START_S)
         assert again["attempt"] == 2
         assert again["members"][0]["host"] != node
         board.call("POST", f"jobs/{job}/cancel")
@@ -124,8 +124,8 @@ def test_a_node_that_loses_its_power_loses_the_attempt_and_the_next_one_runs_els
 def test_a_node_that_is_cut_off_ends_its_ranks_when_it_is_back(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
     job = board.submit(spec(LONG))
-    board.wait_for(job, "running", timeout_s=START_S)
-    node = board.job(job)["members"][0]["host"]
+    board.wait_for_status(job, "running", timeout_s=START_S)
+    node = board.get_job(job)["members"][0]["host"]
     slurm.cut(node)
     try:
         assert ended(board, job)["status"] == "lost"
@@ -175,15 +175,15 @@ def test_the_doctor_finds_what_keeps_jobs_from_running(slurm: Cluster, installed
 def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
     job = board.submit(spec(LONG))
-    board.wait_for(job, "running", timeout_s=START_S)
+    board.wait_for_status(job, "running", timeout_s=START_S)
     slurm.stop_controller(signal.SIGTERM)  # killed, it forgets what it did not save in the last seconds
     try:
         waiting = board.submit(spec())
-        wait_until(lambda: "Cannot query Slurm" in board.job(waiting)["wait_reason"], "the trouble is told", 60)
+        wait_until(lambda: "Cannot query Slurm" in board.get_job(waiting)["wait_reason"], "the trouble is told", 60)
     finally:
         slurm.start_controller()
     assert ended(board, waiting)["status"] == "succeeded"
-    assert [status for status, _ in reasons(board.job(job))] == ["queued", "starting", "running"]
+    assert [status for status, _ in reasons(board.get_job(job))] == ["queued", "starting", "running"]
     board.call("POST", f"jobs/{job}/cancel")
     assert ended(board, job)["status"] == "cancelled"
 
@@ -191,7 +191,7 @@ def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, insta
 def test_the_board_away_ends_no_job(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
     job = board.submit(spec(600))
-    board.wait_for(job, "running", timeout_s=START_S)
+    board.wait_for_status(job, "running", timeout_s=START_S)
     installed.front.stop()
     wait_until(lambda: not trainers(installed), "it trains to its end with nobody listening", 120)
     installed.front.start()

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.installation import Installation
-from tests.support.browser import chromium, context_of, log_in
+from tests.support.browser import log_in, open_context, run_chromium
 
 pytestmark = pytest.mark.slow
 
@@ -21,8 +21,8 @@ def page(installed: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     """Logged in; its console must stay silent."""
     # Playwright's own loop would make Django refuse its synchronous ORM in this thread.
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-    with chromium() as browser:
-        opened = context_of(browser, viewport={"width": 1280, "height": 900}).new_page()
+    with run_chromium() as browser:
+        opened = open_context(browser, viewport={"width": 1280, "height": 900}).new_page()
         complaints: list[str] = []
         opened.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
         opened.on("pageerror", lambda error: complaints.append(str(error)))

@@ -56,7 +56,7 @@ def test_before_its_time_limit_a_run_saves_and_run_again_it_goes_on(slurm: Clust
     )
     assert told["status"] == "failed"
     board.call("POST", f"jobs/{job}/requeue")
-    board.wait_for(job, "running", timeout_s=START_S)
+    board.wait_for_status(job, "running", timeout_s=START_S)
     assert steps_before(board, job) == stopped
 
 
@@ -65,9 +65,9 @@ def test_preempted_a_run_over_two_nodes_saves_is_queued_again_and_goes_on(
 ) -> None:
     board = installed.board
     job = board.submit(saving(2))
-    board.wait_for(job, "running", timeout_s=START_S)
+    board.wait_for_status(job, "running", timeout_s=START_S)
     urgent = slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5", "--partition=urgent")
-    again = wait_until(lambda: (told := board.job(job))["attempt"] == 2 and told, "it is queued again", 90)
+    again = wait_until(lambda: (told := board.get_job(job))["attempt"] == 2 and told, "it is queued again", 90)
     assert again
     ends = [reason for status, reason in reasons(again) if status == "cancelled"]
     assert len(ends) == 1
@@ -75,7 +75,7 @@ def test_preempted_a_run_over_two_nodes_saves_is_queued_again_and_goes_on(
     stopped = stopped_after(ends[0])
     wait_until(lambda: slurm.state_of(urgent) == "RUNNING", "the urgent job has the nodes", 60)
     slurm.command("scancel", urgent)
-    board.wait_for(job, "running", timeout_s=START_S)
+    board.wait_for_status(job, "running", timeout_s=START_S)
     assert steps_before(board, job) == stopped
 
 
@@ -85,8 +85,8 @@ def test_cancelled_at_slurm_a_run_saves_within_its_killwait_and_run_again_it_goe
 ) -> None:
     board = installed.board
     job = board.submit(saving(nodes))
-    board.wait_for(job, "running", timeout_s=START_S)
-    slurm.command("scancel", board.job(job)["engine_id"])
+    board.wait_for_status(job, "running", timeout_s=START_S)
+    slurm.command("scancel", board.get_job(job)["engine_id"])
     told = ended(board, job)
     stopped = told["exit"]["summary"]["steps"]
     assert told["history"][-1]["reason"] == (
@@ -95,7 +95,7 @@ def test_cancelled_at_slurm_a_run_saves_within_its_killwait_and_run_again_it_goe
     )
     assert told["status"] == "failed"
     board.call("POST", f"jobs/{job}/requeue")
-    board.wait_for(job, "running", timeout_s=START_S)
+    board.wait_for_status(job, "running", timeout_s=START_S)
     assert steps_before(board, job) == stopped
 
 
@@ -105,14 +105,14 @@ def test_preempted_by_a_bare_sigterm_a_run_saves_and_goes_on(slurm: Cluster, ins
     slurm.configure(usual.replace("SlurmctldParameters=preempt_send_user_signal\n", ""))
     try:
         job = board.submit(saving(2))
-        board.wait_for(job, "running", timeout_s=START_S)
+        board.wait_for_status(job, "running", timeout_s=START_S)
         urgent = slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5", "--partition=urgent")
-        again = wait_until(lambda: (told := board.job(job))["attempt"] == 2 and told, "it is queued again", 90)
+        again = wait_until(lambda: (told := board.get_job(job))["attempt"] == 2 and told, "it is queued again", 90)
         assert again
         (reason,) = [reason for status, reason in reasons(again) if status == "cancelled"]
         assert " because Slurm preempted the job; newest checkpoint " in reason
         slurm.command("scancel", urgent)
-        board.wait_for(job, "running", timeout_s=START_S)
+        board.wait_for_status(job, "running", timeout_s=START_S)
         assert steps_before(board, job) == stopped_after(reason)
     finally:
         slurm.configure(usual)

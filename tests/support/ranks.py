@@ -1,4 +1,4 @@
-"""Ranks and what starts them, which end whatever they do: those that take too long tell where they stand."""
+"""Run launchers and ranks to completion. Those that exceed their time limit report the stacks of their threads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from typing import IO, Protocol
 
 import psutil
 
-from tests.support.patience import patient
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, scale_timeout
 
-LAST_WORDS_S = 10
-AT_IMPORT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # read when torch is
+KILL_TIMEOUT_S = 10
+TORCH_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # read when torch is imported
 
 
 class Launcher(Protocol):
-    """What starts ranks and ends after them; as `subprocess.Popen`."""
+    """A process that starts ranks and ends after them, with the interface of `subprocess.Popen`."""
 
     pid: int
 
@@ -34,111 +33,114 @@ class Launcher(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-def torchrun(num_ranks: int, *program: str) -> list[str]:
-    """argv of a launcher on this machine alone, its store on a free port."""
+def build_torchrun_command(num_ranks: int, *program: str) -> list[str]:
+    """Return the command line of torchrun on this host, with its store on a free port."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
     return [*launcher, "--log-dir", os.devnull, "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", *program]
 
 
-def run_to_end(
+def run_to_completion(
     argv: Sequence[str], environment: Mapping[str, str], *, cwd: Path = ROOT, limit_s: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run` with captured text. Ranks have sessions of their own, and none of them is left behind.
+    """Run a command with captured output, and end its ranks, which have their own sessions.
 
     Raises:
-        AssertionError: it took longer than `limit_s`, patiently; with all that was said, and each thread's stack.
+        AssertionError: The command exceeded `limit_s`. The message has its output and the stacks of its threads.
     """
-    given = {**environment, "PYTHONFAULTHANDLER": "1"}
-    return _to_end(
-        lambda out, err: subprocess.Popen(argv, cwd=cwd, env=given, stdin=subprocess.DEVNULL, stdout=out, stderr=err),
+    env = {**environment, "PYTHONFAULTHANDLER": "1"}
+    return _run(
+        lambda out, err: subprocess.Popen(argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err),
         argv,
         limit_s,
     )
 
 
-def forked(
+def run_ranks(
     num_ranks: int, module: str, *arguments: str, limit_s: float = 120, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the `main` of a module on so many ranks to their end, as `torchrun` would in twice the time. `variables` are
-    set in the environment that they have of ours.
+    """Run the `main` of a module on ranks that are forked, in half the time that torchrun takes.
+
+    Args:
+        variables: Environment variables of the ranks, in addition to those of this process.
 
     Raises:
-        AssertionError: as `run_to_end` does.
+        AssertionError: The ranks exceeded `limit_s`, as in `run_to_completion`.
     """
-    asked = {"ranks": num_ranks, "module": module, "arguments": arguments, "environment": {**os.environ, **variables}}
-    return _to_end(lambda out, err: _Forked(_nursery(), asked, (out, err)), [module, *arguments], limit_s)
+    environment = {**os.environ, **variables}
+    request = {"ranks": num_ranks, "module": module, "arguments": arguments, "environment": environment}
+    return _run(
+        lambda out, err: _ForkedLauncher(_start_fork_server(), request, (out, err)), [module, *arguments], limit_s
+    )
 
 
-class _Forked:
-    """A launcher in the nursery."""
-
-    def __init__(self, nursery: socket.socket, asked: object, outputs: tuple[IO[str], IO[str]]) -> None:
-        self._line = nursery
+class _ForkedLauncher:
+    def __init__(self, fork_server: socket.socket, request: object, outputs: tuple[IO[str], IO[str]]) -> None:
+        self._connection = fork_server
         self.returncode: int | None = None
-        socket.send_fds(nursery, [json.dumps(asked).encode()], [output.fileno() for output in outputs])
-        self.pid = int(nursery.recv(64))
+        socket.send_fds(fork_server, [json.dumps(request).encode()], [output.fileno() for output in outputs])
+        self.pid = int(fork_server.recv(64))
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            self._line.settimeout(timeout)
+            self._connection.settimeout(timeout)
             try:
-                self.returncode = int(self._line.recv(64))
+                self.returncode = int(self._connection.recv(64))
             except TimeoutError:
                 raise subprocess.TimeoutExpired("ranks", timeout or 0) from None
             finally:
-                self._line.settimeout(None)
+                self._connection.settimeout(None)
         return self.returncode
 
 
 @functools.cache
-def _nursery() -> socket.socket:
-    """The line to this process' own; it ends with this process."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+def _start_fork_server() -> socket.socket:
+    """Start the fork server of this process, which ends with this process."""
+    client, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with server:
         subprocess.Popen(
-            [sys.executable, "-m", "tests.support.nursery", str(theirs.fileno())],
+            [sys.executable, "-m", "tests.support.fork_server", str(server.fileno())],
             cwd=ROOT,
-            env={**os.environ, **AT_IMPORT, "PYTHONFAULTHANDLER": "1"},
+            env={**os.environ, **TORCH_ENVIRONMENT, "PYTHONFAULTHANDLER": "1"},
             stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[server.fileno()],
         )
-    return ours
+    return client
 
 
-def _to_end(
-    start: Callable[[IO[str], IO[str]], Launcher], what: Sequence[str], limit_s: float
+def _run(
+    start: Callable[[IO[str], IO[str]], Launcher], argv: Sequence[str], limit_s: float
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         launcher = start(out, err)
         in_time = True
         try:
-            launcher.wait(patient(limit_s))
+            launcher.wait(scale_timeout(limit_s))
         except subprocess.TimeoutExpired:
             in_time = False
-            _end(launcher, signal.SIGABRT)
+            _signal_all(launcher, signal.SIGABRT)
         finally:
-            _end(launcher, signal.SIGKILL)
-        for said in (out, err):
-            said.seek(0)
-        ended = subprocess.CompletedProcess(what, launcher.returncode or 0, out.read(), err.read())
+            _signal_all(launcher, signal.SIGKILL)
+        out.seek(0)
+        err.seek(0)
+        done = subprocess.CompletedProcess(argv, launcher.returncode or 0, out.read(), err.read())
     assert in_time, (
-        f"{' '.join(what)} took longer than {patient(limit_s):.0f} s\n{ended.stdout[-4000:]}\n{ended.stderr[-20000:]}"
+        f"{' '.join(argv)} took longer than {scale_timeout(limit_s):.0f} s\n"
+        f"{done.stdout[-4000:]}\n{done.stderr[-20000:]}"
     )
-    return ended
+    return done
 
 
-def _end(launcher: Launcher, number: signal.Signals) -> None:
-    """Signal the launcher and all below it, the ranks before who watches them, and wait for their end: of one after
-    the other, whose stacks would mingle in what they share."""
+def _signal_all(launcher: Launcher, number: signal.Signals) -> None:
+    """Signal the ranks, then the launcher, one at a time, because their output would mix."""
     if launcher.returncode is not None:
         return
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(launcher.pid)
         ranks = process.children(recursive=True)
-        for found in ranks:
+        for rank in ranks:
             with contextlib.suppress(psutil.NoSuchProcess):
-                found.send_signal(number)
-            psutil.wait_procs([found], LAST_WORDS_S / len(ranks))
+                rank.send_signal(number)
+            psutil.wait_procs([rank], KILL_TIMEOUT_S / len(ranks))
         process.send_signal(number)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        launcher.wait(LAST_WORDS_S)
+        launcher.wait(KILL_TIMEOUT_S)

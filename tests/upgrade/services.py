@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
+from tests.support.processes import ROOT, RedisServer, base_environment, run_process, wait_until
 from webapp.runner import find_free_port, is_free
 
 SECRET_KEY = "only-for-this-test-0123456789-0123456789-0123456789-0123"
@@ -85,7 +85,7 @@ class Services:
             "MESHBOARD_JOIN_TOKEN": self.manage("join_token").strip(),
         }
         argv = [sys.executable, "-m", "workers.host.join", f"http://127.0.0.1:{self.port}"]
-        with running(argv, environment, self.folder / f"{name}.log", self.root) as process:
+        with run_process(argv, environment, self.folder / f"{name}.log", self.root) as process:
             wait_until(lambda: name in [h["name"] for h in self.call("GET", "hosts")], f"{name} has joined", 90)
             yield process
 
@@ -102,4 +102,4 @@ class Services:
         return str(self.call("GET", f"jobs/{job}")["status"])
 
     def _running(self, name: str, argv: list[str]) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
-        return running(argv, self.environment, self.folder / f"{name}.log", self.root)
+        return run_process(argv, self.environment, self.folder / f"{name}.log", self.root)

@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 from webapp.runner import find_free_port
 
 PATIENCE_S = 0.3
-LONGEST_S = patient(10)  # until a test gives up on the server's patience; far above it, for a busy machine
+LONGEST_S = scale_timeout(10)  # until a test gives up on the server's patience; far above it, for a busy machine
 
 
 class Behind:

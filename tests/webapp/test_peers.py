@@ -8,10 +8,9 @@ import httpx
 import psycopg
 import pytest
 
-from tests.support.patience import patient
 from tests.support.postgres import postgres_server
-from tests.support.processes import RedisServer
-from tests.support.web import site
+from tests.support.processes import RedisServer, scale_timeout
+from tests.support.web import run_site
 from webapp.serving import request_guard
 
 CASES = {
@@ -26,10 +25,10 @@ CASES = {
 
 def test_login_works_on_postgresql(redis_service: RedisServer, tmp_path: Path) -> None:
     trusted = {"MESHBOARD_TRUSTED_PROXIES": "127.0.0.1"}
-    with postgres_server() as url, site(url, redis_service, tmp_path / "web", **trusted) as board:
+    with postgres_server() as url, run_site(url, redis_service, tmp_path / "web", **trusted) as board:
         for content in CASES:
             own = {"X-Forwarded-For": content}
-            with httpx.Client(base_url=board.url, headers=own, timeout=patient(10)) as client:
+            with httpx.Client(base_url=board.url, headers=own, timeout=scale_timeout(10)) as client:
                 client.get("/login/")
                 form = {"username": "nobody", "password": "x", "csrfmiddlewaretoken": client.cookies["csrftoken"]}
                 answer = client.post("/login/", data=form, headers={"Referer": f"{board.url}/login/"})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import base_environment, gone, running, wait_until
+from tests.support.processes import base_environment, is_gone, run_process, wait_until
 from webapp.logs import truncate_log
 from webapp.processes import ProcessManager, find_writers
 
@@ -67,12 +67,12 @@ def output(log: Path, word: str) -> list[int]:
 def test_stops_children_of_a_killed_service(logs: Path, session: str) -> None:
     log = logs / "service.log"
     argv = [sys.executable, "-c", RUNNER, str(logs), WITH_A_CHILD, session]
-    with running(argv, base_environment(), logs.parent / "runner.log"):
+    with run_process(argv, base_environment(), logs.parent / "runner.log"):
         wait_until(lambda: output(log, "main") and output(log, "child"), "the service runs")
         [main], [child] = output(log, "main"), output(log, "child")
         os.kill(main, signal.SIGKILL)
         wait_until(lambda: len(output(log, "main")) == len(output(log, "child")) == 2, "it is started again")
-        assert gone(child)
+        assert is_gone(child)
         assert sorted(find_writers(log)) == sorted([output(log, "main")[1], output(log, "child")[1]])
 
 
@@ -86,8 +86,8 @@ def test_stops_processes_of_a_killed_runner(logs: Path) -> None:
     killed.kill()
     killed.wait()
     assert sorted(ProcessManager(logs).stop_leftovers(["service"], 0.2)["service"]) == sorted([main, child])
-    assert gone(main)
-    assert gone(child)
+    assert is_gone(main)
+    assert is_gone(child)
     assert ProcessManager(logs).stop_leftovers(["service"]) == {}
 
 

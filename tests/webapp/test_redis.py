@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.support.processes import RedisServer, redis_server
+from tests.support.processes import RedisServer, run_redis
 from webapp.redis_server import RedisVersion, build_redis_command, get_vulnerability_warning, parse_redis_version
 
 
@@ -52,7 +52,7 @@ def test_writes_the_memory_limit(tmp_path: Path) -> None:
 
 def test_quotes_the_data_folder(tmp_path: Path) -> None:
     folder = tmp_path / 'my "own" \\ état'
-    with redis_server(folder) as server:
+    with run_redis(folder) as server:
         assert server.client().config_get("dir") == {"dir": str(folder)}
 
 

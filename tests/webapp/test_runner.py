@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.patience import patient
-from tests.support.processes import ROOT, base_environment
+from tests.support.processes import ROOT, base_environment, scale_timeout
 from webapp.runner import (
     LOGIN_LINK_MINUTES,
     StartError,
@@ -31,7 +30,7 @@ def up(state: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     environment = {**base_environment(), "MESHBOARD_STATE_DIR": str(state), **settings}
     argv = [sys.executable, "-m", "webapp.runner"]
     return subprocess.run(
-        argv, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=patient(60), check=False
+        argv, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=scale_timeout(60), check=False
     )
 
 
@@ -108,7 +107,7 @@ def test_names_the_missing_extra(command: str, packages: list[str], words: str, 
     path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     argv = [sys.executable, "-S", "-c", program, "help"]  # -S: none of this environment's packages but those above
     ended = subprocess.run(
-        argv, env={**base_environment(), **path}, capture_output=True, text=True, timeout=patient(30), check=False
+        argv, env={**base_environment(), **path}, capture_output=True, text=True, timeout=scale_timeout(30), check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
     assert ended.stderr.startswith(f"{command}: ")

@@ -12,18 +12,18 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.processes import RedisServer, gone, wait_until
-from tests.support.web import Site, site
+from tests.support.processes import RedisServer, is_gone, wait_until
+from tests.support.web import Site, run_site
 
 pytestmark = pytest.mark.slow
 
 
 def test_replaces_a_killed_process_and_ends_with_the_parent(tmp_path: Path, redis_service: RedisServer) -> None:
     database = f"sqlite:///{tmp_path}/db.sqlite3"
-    with site(database, redis_service, tmp_path / "web", MESHBOARD_WEB_PROCESSES="2") as board:
+    with run_site(database, redis_service, tmp_path / "web", MESHBOARD_WEB_PROCESSES="2") as board:
         first = serving(board.process.pid)
         assert len(first) == 2
-        with httpx.Client(base_url=board.url, headers=board.token("owner")) as client:
+        with httpx.Client(base_url=board.url, headers=board.build_token_header("owner")) as client:
             killed = first.pop()
             killed.kill()
             wait_until(lambda: len(now := serving(board.process.pid)) == 2 and killed not in now, "another one")
@@ -32,14 +32,14 @@ def test_replaces_a_killed_process_and_ends_with_the_parent(tmp_path: Path, redi
         left = serving(board.process.pid)
         board.process.send_signal(signal.SIGKILL)
         for process in left:
-            wait_until(lambda pid=process.pid: gone(pid), "it ends with its parent")  # type: ignore[misc]
+            wait_until(lambda pid=process.pid: is_gone(pid), "it ends with its parent")  # type: ignore[misc]
 
 
 def test_distributes_connections_over_processes(tmp_path: Path, redis_service: RedisServer) -> None:
     """96 connections go to two processes. A process gets fewer than 24 with a probability of 10^-6."""
     database = f"sqlite:///{tmp_path}/db.sqlite3"
     with (
-        site(database, redis_service, tmp_path / "web", MESHBOARD_WEB_PROCESSES="2") as board,
+        run_site(database, redis_service, tmp_path / "web", MESHBOARD_WEB_PROCESSES="2") as board,
         contextlib.ExitStack() as open_ones,
     ):
         processes = wait_until(lambda: both_listen(board), "both listen")

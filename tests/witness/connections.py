@@ -10,13 +10,12 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
-from tests.support.patience import patient
-from tests.support.processes import wait_until
+from tests.support.processes import scale_timeout, wait_until
 from workers.meter import process_group
 
 SENT = re.compile(r"bytes_sent:(\d+)")
 RETRANSMITTED = re.compile(r"bytes_retrans:(\d+)")
-TIMEOUT_S = patient(60)
+TIMEOUT_S = scale_timeout(60)
 UNACKNOWLEDGED = re.compile(r"(?:unacked|notsent):(\d+)")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.parity.cases import Case, write_data
-from tests.support.ranks import forked
+from tests.support.ranks import run_ranks
 
 RANKS = 4
 FLOWN: dict[str, Any] = {
@@ -23,7 +23,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By rank and work; one set of processes flies them all."""
     folder = tmp_path_factory.mktemp("flight")
     write_data(folder)
-    done = forked(RANKS, "tests.witness.flight", str(folder), json.dumps(FLOWN), TORCH_FR_BUFFER_SIZE="5000")
+    done = run_ranks(RANKS, "tests.witness.flight", str(folder), json.dumps(FLOWN), TORCH_FR_BUFFER_SIZE="5000")
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"flight-{rank}.json").read_text()) for rank in range(RANKS)]
 

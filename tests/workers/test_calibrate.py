@@ -10,7 +10,7 @@ from planner.cost.timing import step_time
 from planner.facts.parse_spec import parse_fields
 from planner.hardware.calibration import Calibration, build_cluster
 from planner.hardware.profile import HostProfile
-from tests.support.ranks import run_to_end, torchrun
+from tests.support.ranks import build_torchrun_command, run_to_completion
 
 pytestmark = pytest.mark.slow
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow
 def profile(tmp_path_factory: pytest.TempPathFactory) -> HostProfile:
     out = tmp_path_factory.mktemp("calibration") / "profile.json"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    argv = torchrun(2, "-m", "workers.calibrate", "--window", "0.005", "--out", str(out))
-    done = run_to_end(argv, environment)
+    argv = build_torchrun_command(2, "-m", "workers.calibrate", "--window", "0.005", "--out", str(out))
+    done = run_to_completion(argv, environment)
     assert done.returncode == 0, done.stderr
     assert "measured in" in done.stdout
     return HostProfile.model_validate_json(out.read_text())

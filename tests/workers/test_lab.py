@@ -11,7 +11,7 @@ import torch
 
 from planner.facts.collectives import LabResult, LabStep, compute_algorithmic_bytes, compute_bandwidths, get_metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabDtype, LabPrimitive
-from tests.support.ranks import forked
+from tests.support.ranks import run_ranks
 from workers.lab import primitives as values
 from workers.lab.primitives import (
     RankContext,
@@ -28,7 +28,7 @@ QUICK = {"min_bytes": 256, "max_bytes": 4096, "factor": 16, "iterations": 3, "wa
 def measured(folder: Path, world: int, lab: dict[str, Any], module: str) -> tuple[Path, Any]:
     spec, out = folder / "spec.json", folder / "result.json"
     spec.write_text(json.dumps({"kind": "lab", "layout": {"dp": world}, "lab": {**QUICK, **lab}}))
-    return out, forked(world, module, "--spec", str(spec), "--out", str(out), GLOO_SOCKET_IFNAME="lo")
+    return out, run_ranks(world, module, "--spec", str(spec), "--out", str(out), GLOO_SOCKET_IFNAME="lo")
 
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.patience import patient
-from tests.support.processes import ROOT, wait_until
+from tests.support.processes import ROOT, scale_timeout, wait_until
 from workers.rank_environment import TERM_FROM_PARENT_VARIABLE
 
 SHIELDED = """
@@ -64,7 +63,7 @@ def test_only_sigterm_of_the_parent_ends_the_child(guardian: subprocess.Popen[by
     os.kill(rank, signal.SIGWINCH)
     assert guardian.stdout.readline() == b"goes on\n"
     guardian.send_signal(signal.SIGUSR1)
-    assert guardian.wait(patient(20)) == 1
+    assert guardian.wait(scale_timeout(20)) == 1
     assert guardian.stdout.read().decode().splitlines() == ["the parent ends it", "is ended"]
 
 

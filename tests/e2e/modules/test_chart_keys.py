@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from tests.support.modules import paper
+from tests.support.browser import open_blank_page
 
 SHEETS = ("vendor/uplot/uPlot.min.css", "css/tokens.css", "css/base.css", "css/pages.css", "css/job/charts.css")
 TWO = """<main>
@@ -53,7 +53,7 @@ def press(page: Page, *keys: str) -> dict[str, Any]:
 
 
 def test_keys_move_the_cursor_of_all_charts_and_its_values_are_said(modules: Page) -> None:
-    with paper(modules, TWO, *SHEETS) as page:
+    with open_blank_page(modules, TWO, *SHEETS) as page:
         drawn(page)
         chart = page.get_by_role("application", name="Loss")
         page.keyboard.press("Tab")
@@ -78,7 +78,7 @@ def test_keys_move_the_cursor_of_all_charts_and_its_values_are_said(modules: Pag
 
 
 def test_keys_zoom_about_the_cursor_pin_it_and_take_it_all_back(modules: Page) -> None:
-    with paper(modules, TWO, *SHEETS) as page:
+    with open_blank_page(modules, TWO, *SHEETS) as page:
         drawn(page)
         page.keyboard.press("Tab")
         seen = press(page, *["ArrowRight"] * 25, "+", "=")
@@ -100,7 +100,7 @@ def test_keys_zoom_about_the_cursor_pin_it_and_take_it_all_back(modules: Page) -
 def test_the_x_axis_is_linear_in_steps_and_a_switch_shows_time(modules: Page) -> None:
     switch = """<fieldset><label><input type="radio" name="curve-axis" value="step" checked>Steps</label>
       <label><input type="radio" name="curve-axis" value="time">Time</label></fieldset>"""
-    with paper(modules, TWO.replace("</main>", f"{switch}</main>"), *SHEETS) as page:
+    with open_blank_page(modules, TWO.replace("</main>", f"{switch}</main>"), *SHEETS) as page:
         drawn(page)
         labels = "[...document.querySelectorAll('.u-series:first-child th')].map((one) => one.textContent)"
         assert page.evaluate(labels) == ["step", "step"]
@@ -111,7 +111,7 @@ def test_the_x_axis_is_linear_in_steps_and_a_switch_shows_time(modules: Page) ->
 
 
 def test_a_pinned_cursor_tells_its_own_time_at_once_and_when_more_comes(modules: Page) -> None:
-    with paper(modules, TWO, *SHEETS) as page:
+    with open_blank_page(modules, TWO, *SHEETS) as page:
         drawn(page, "?at=1030")
         values = "[...document.querySelectorAll('.u-series:first-child .u-value')]"
         steps = f"() => {values}.every((one) => one.textContent.startsWith('30 '))"
@@ -133,7 +133,7 @@ def test_charts_with_a_cursor_of_their_own_have_the_same_keys(modules: Page) -> 
       runsChart(document.getElementById('runs'), [line], { along: 'step', values: (y) => `${y} s`, select });
     }"""
     place = '<main><section><h2>Runs</h2><div id="runs" class="chart"></div></section></main>'
-    with paper(modules, place, *SHEETS) as page:
+    with open_blank_page(modules, place, *SHEETS) as page:
         page.evaluate(body)
         page.keyboard.press("Tab")
         assert press(page, "ArrowRight", "ArrowRight")["said"] == "step 2: A one 0.002 s"

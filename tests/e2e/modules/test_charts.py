@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.browser import context_of
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page, open_context
 
 KIB, DAY_S = 1024, 86_400.0
 TRAFFIC = """<section id="traffic">
@@ -54,11 +53,11 @@ def test_a_time_axis_names_its_zone_once_and_again_where_it_changes(
 ) -> None:
     """Two readers in two zones compared pictures; as winter time began two ticks were alike."""
     assert modules.context.browser
-    context = context_of(modules.context.browser, timezone_id="Europe/Berlin")
+    context = open_context(modules.context.browser, timezone_id="Europe/Berlin")
     page = context.new_page()
     page.goto(modules.url)
     noon = 1_792_836_000  # of 24 October 2026 in Berlin
-    ticks = call(page, "charts/ticks.js", "return m.clockTicks(null, x)", [noon + 3600 * hour for hour in hours])
+    ticks = call_module(page, "charts/ticks.js", "return m.clockTicks(null, x)", [noon + 3600 * hour for hour in hours])
     context.close()
     assert [tick.replace("\n", " ") for tick in ticks] == told
 
@@ -74,8 +73,8 @@ def test_a_legend_tells_the_day_and_the_zone_of_a_time(modules: Page) -> None:
     draw({ columns: [x, [1, 2, 3]], lines: [{ label: 'one', token: '--ink' }] });
     view.pin(x[1]);
     """
-    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
-        call(page, "charts/plot.js", body, [1000.0, 1000.0 + DAY_S, 1000.0 + 2 * DAY_S])
+    with open_blank_page(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call_module(page, "charts/plot.js", body, [1000.0, 1000.0 + DAY_S, 1000.0 + 2 * DAY_S])
         told = page.evaluate("import('/js/format.js').then((m) => m.exactTime(new Date(1e3 * 87400)))")
         assert told.startswith("2 Jan 1970 ")
         expect(page.locator(".u-series .u-value").first).to_have_text(told)
@@ -94,8 +93,8 @@ def test_a_chart_of_collectives_of_one_size_has_words_on_its_axis(modules: Page)
     await new Promise((then) => requestAnimationFrame(then));
     return words;
     """
-    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
-        assert "256 KiB" in call(page, "charts/collectives.js", body, 256 * KIB)
+    with open_blank_page(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        assert "256 KiB" in call_module(page, "charts/collectives.js", body, 256 * KIB)
 
 
 @pytest.mark.parametrize(
@@ -111,23 +110,23 @@ def test_a_chart_of_collectives_of_one_size_has_words_on_its_axis(modules: Page)
 )
 def test_what_another_is_drawn_in_the_stead_of_leaves_nothing_behind(modules: Page, module: str, made: str) -> None:
     """Each choice of an axis left charts that the next change of theme made anew where nobody sees them."""
-    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
-        call(page, module, "")
-        assert call(page, module, f"{COUNTED} {made} return left;") == 0
+    with open_blank_page(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call_module(page, module, "")
+        assert call_module(page, module, f"{COUNTED} {made} return left;") == 0
 
 
 def test_a_long_name_of_a_run_is_shortened_in_the_legend(modules: Page) -> None:
     name = "pretrain-llama-tiny-with-a-very-long-experiment-name-and-seed-42"
-    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
-        call(page, "charts/runs.js", RUNS, name)
+    with open_blank_page(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call_module(page, "charts/runs.js", RUNS, name)
         label = page.locator(".u-legend .u-label").nth(1)
         expect(label).to_have_text("A pretrain-llama\u2026e-and-seed-42")
         expect(label).to_have_attribute("title", name)
 
 
 def test_a_change_of_theme_keeps_the_zoom_of_a_compared_chart(modules: Page) -> None:
-    with paper(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
-        call(page, "charts/runs.js", RUNS)
+    with open_blank_page(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
+        call_module(page, "charts/runs.js", RUNS)
         page.keyboard.press("Tab")
         for key in ("ArrowRight", "+"):
             page.keyboard.press(key)
@@ -143,9 +142,9 @@ def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> 
     curve = {"step": [10, 20], "loss": [3.0, 2.0], "elapsed_s": [0.0, 5.0]}
     run: dict[str, Any] = {"id": "j", "name": "one", "attempt": 1, "curve": curve, "estimate": {"time": None}}
     data = {"jobs": [{**run, "diagnosis": {}}], "url": "/compared"}
-    with paper(modules, COMPARE.replace("DATA", json.dumps(data))) as page:
+    with open_blank_page(modules, COMPARE.replace("DATA", json.dumps(data))) as page:
         page.route("**/compared", lambda route: route.fulfill(status=503))
-        call(page, "pages/compare.js", "")
+        call_module(page, "pages/compare.js", "")
         note = (
             "No step history is stored for A. The loss comes from the exit report of the run, "
             "and the time axis starts at the first point."
@@ -172,9 +171,9 @@ def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[in
     show({ world_size: 8, finished: true }, state);
     return document.getElementById('traffic-note').textContent;
     """
-    with paper(modules, TRAFFIC) as page:
+    with open_blank_page(modules, TRAFFIC) as page:
         words = f"The chart shows the payload bytes of issued collectives, averaged over 500 ms. {told}".strip()
-        assert call(page, "job/traffic.js", body, ranks) == words
+        assert call_module(page, "job/traffic.js", body, ranks) == words
 
 
 def test_a_long_legend_scrolls_and_its_plot_stays(modules: Page) -> None:
@@ -190,9 +189,9 @@ def test_a_long_legend_scrolls_and_its_plot_stays(modules: Page) -> None:
     """
     made = '<main><section class="charts"><figure><div class="chart" id="chart"></div></figure></section></main>'
     sheets = ("vendor/uplot/uPlot.min.css", "css/tokens.css", "css/base.css", "css/pages.css", "css/job/charts.css")
-    with paper(modules, made, *sheets) as page:
+    with open_blank_page(modules, made, *sheets) as page:
         page.set_viewport_size({"width": 390, "height": 800})
-        call(page, "charts/plot.js", body)
+        call_module(page, "charts/plot.js", body)
         chart = page.locator("#chart")
         expect(chart.locator(".u-series")).to_have_count(17)
         chart.evaluate("(one) => one.scrollTo(0, 1000)")

@@ -12,9 +12,9 @@ import pytest
 from django.template.loader import render_to_string
 from playwright.sync_api import Page, Route, WebSocketRoute, expect
 
-from tests.support.batches import batch
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 from tests.support.processes import wait_until
+from tests.support.telemetry import build_batch
 
 PAGE = """
 <main id="main"><ol id="states"></ol><p id="nothing"></p><div id="notice"></div><div id="gap"></div>
@@ -73,15 +73,15 @@ def kept(step: int) -> dict[str, Any]:
 def steps(*numbers: int) -> dict[str, Any]:
     told = {"kind": "step", "rank": 0, "time": 2.0, "steps": 1000, "step_s": 0.1, "tokens": 8, "loss": 4.0}
     told |= {"grad_norm": 1.0, "learning_rate": 0.1, "cells": []}
-    entries = [[f"{step}-0", msgpack.packb(batch(2.0, {**told, "step": step, "ran": step}))] for step in numbers]
+    entries = [[f"{step}-0", msgpack.packb(build_batch(2.0, {**told, "step": step, "ran": step}))] for step in numbers]
     return {"node": 0, "entries": entries}
 
 
 @contextlib.contextmanager
 def opened(modules: Page) -> Iterator[Board]:
-    with paper(modules, PAGE.replace("JOB", json.dumps(JOB))) as page:
+    with open_blank_page(modules, PAGE.replace("JOB", json.dumps(JOB))) as page:
         board = Board(page)
-        call(page, "job/page.js", "")
+        call_module(page, "job/page.js", "")
         board.tell(1, {"job": JOB}, steps(399, 400))
         expect(page.locator("#figure-step")).to_have_text("400 of 1,000")
         yield board
@@ -131,9 +131,9 @@ def test_what_it_has_stays_where_the_history_cannot_be_asked(modules: Page) -> N
 @pytest.mark.parametrize("told", MEANWHILE)
 def test_a_timeline_that_comes_back_goes_on_where_the_history_ends(modules: Page, told: list[dict[str, Any]]) -> None:
     """It stayed as it was before the line broke, however much the history knew."""
-    with paper(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
+    with open_blank_page(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
         board = Board(page)
-        call(page, "timeline/page.js", "")
+        call_module(page, "timeline/page.js", "")
         board.tell(1, {"job": JOB}, steps(399, 400))
         board.history = kept(1000)
         board.sockets[0].close(code=1013)
@@ -145,17 +145,17 @@ def test_a_timeline_that_comes_back_goes_on_where_the_history_ends(modules: Page
 
 
 def test_a_timeline_of_another_attempt_is_another_page(modules: Page) -> None:
-    with paper(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
+    with open_blank_page(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
         board = Board(page)
-        call(page, "timeline/page.js", "")
+        call_module(page, "timeline/page.js", "")
         with page.expect_event("load"):
             board.tell(1, {"job": {**JOB, "attempt": 2, "status": "queued"}})
 
 
 def test_a_timeline_says_how_it_hears_of_its_run(modules: Page) -> None:
-    with paper(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
+    with open_blank_page(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
         board, badge = Board(page), page.locator("#connection")
-        call(page, "timeline/page.js", "")
+        call_module(page, "timeline/page.js", "")
         board.tell(1, {"job": JOB})
         expect(badge).to_have_text("live")
         board.tell(1, {"node": 0, "stale": True})
@@ -170,10 +170,10 @@ def test_a_timeline_says_how_it_hears_of_its_run(modules: Page) -> None:
 @pytest.mark.parametrize(("module", "elements"), [("job/page.js", PAGE), ("timeline/page.js", TIMELINE)])
 def test_a_page_older_than_what_it_is_told_asks_to_be_reloaded(modules: Page, module: str, elements: str) -> None:
     """It called every batch a gap of the history, and itself live."""
-    newer = msgpack.packb({**batch(2.0), "v": 2})
-    with paper(modules, elements.replace("JOB", json.dumps(JOB))) as page:
+    newer = msgpack.packb({**build_batch(2.0), "v": 2})
+    with open_blank_page(modules, elements.replace("JOB", json.dumps(JOB))) as page:
         board, badge = Board(page), page.locator("#connection")
-        call(page, module, "")
+        call_module(page, module, "")
         board.tell(1, {"job": JOB}, {"node": 0, "entries": [["1-0", newer], ["2-0", newer]]})
         expect(badge).to_have_text("outdated page: reload it")
         expect(badge).to_have_attribute("data-tone", "bad")
@@ -186,7 +186,7 @@ def test_a_heatmap_loads_until_the_history_is_read(modules: Page) -> None:
     held: list[Route] = []
     panel = render_to_string("jobs/panels/heat-time.html")
     ended = {**JOB, "status": "succeeded", "finished": True}
-    with paper(modules, PAGE.replace("JOB", json.dumps(ended)) + panel) as page:
+    with open_blank_page(modules, PAGE.replace("JOB", json.dumps(ended)) + panel) as page:
         page.route("**/history/snapshot/**", lambda route: held.append(route))
         page.evaluate("void import('/js/job/page.js')")
         empty = page.locator("#heat-time [data-empty]")
@@ -198,10 +198,10 @@ def test_a_heatmap_loads_until_the_history_is_read(modules: Page) -> None:
 
 def test_a_line_that_says_nothing_is_called_lost(modules: Page) -> None:
     """A page behind a broken line was "live" for as long as the line seemed open."""
-    with paper(modules, PAGE.replace("JOB", json.dumps(JOB))) as page:
+    with open_blank_page(modules, PAGE.replace("JOB", json.dumps(JOB))) as page:
         page.clock.install()
         board = Board(page)
-        call(page, "job/page.js", "")
+        call_module(page, "job/page.js", "")
         board.tell(1, {"job": JOB})
         expect(page.locator("#connection")).to_have_text("live")
         page.clock.fast_forward(15_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page
 
-from tests.support.modules import call
+from tests.support.browser import call_module
 
 # A button that copies, as a person presses one: by a script's call a selection would not be copied.
 BUTTON = """
@@ -23,7 +23,7 @@ BUTTON = """
 @pytest.mark.parametrize("clipboard", [False, True], ids=["no clipboard", "one that never answers"])
 def test_a_page_copies_where_the_clipboard_does_not(modules: Page, *, clipboard: bool) -> None:
     modules.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    call(modules, "dom.js", BUTTON, {"clipboard": clipboard, "text": "line 1\nline 2"})
+    call_module(modules, "dom.js", BUTTON, {"clipboard": clipboard, "text": "line 1\nline 2"})
     modules.click("button")
     modules.get_by_role("button", name="true").wait_for()
     modules.evaluate("window.asked()")

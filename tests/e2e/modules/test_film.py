@@ -12,8 +12,7 @@ from jobs.runs.collectives import picture
 from planner.facts.collectives import LabRankValues, LabStep
 from planner.facts.spec import LabPrimitive
 from tests.jobs.lab.test_lab_stages import captured, result
-from tests.support.browser import context_of
-from tests.support.modules import STATIC, call
+from tests.support.browser import STATIC, call_module, open_context
 
 FILM = (STATIC.parents[1] / "templates" / "lab" / "film.html").read_text()
 START = """
@@ -32,14 +31,14 @@ def cinema(browser: Browser, served: str) -> Iterator[Callable[..., Page]]:
 
     def opened(primitive: LabPrimitive = "all_reduce", still: bool = True, width: int = 1280) -> Page:
         motion: Any = "reduce" if still else "no-preference"
-        context = context_of(browser, viewport={"width": width, "height": 800}, reduced_motion=motion)
+        context = open_context(browser, viewport={"width": width, "height": 800}, reduced_motion=motion)
         contexts.append(context)
         page = context.new_page()
         page.goto(f"{served}/js/")
         step = captured(primitive, 4, 0, "sum", 1) if primitive != "barrier" else barrier()
         film = picture.make_film(result(4, 0, "sum"), step)
         assert film is not None
-        call(page, "lab/film.js", START, {"html": FILM, "film": film})
+        call_module(page, "lab/film.js", START, {"html": FILM, "film": film})
         return page
 
     yield opened

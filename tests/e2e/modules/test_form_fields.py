@@ -9,7 +9,7 @@ import pytest
 from django.template.loader import render_to_string
 from playwright.sync_api import Page, Route, expect
 
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 SHEETS = tuple(f"css/{name}.css" for name in ("tokens", "base", "components", "fields", "plan", "form"))
 TOUCHES = """() => {
@@ -54,7 +54,7 @@ def test_the_reasons_of_a_field_touch_no_choice(modules: Page, width: int, theme
     }
     field = render_to_string("jobs/fields/segmented.html", told)
     made = f'<main class="bench"><div style="width: {width}px">{field}</div></main>'
-    with paper(modules, made, *SHEETS) as page:
+    with open_blank_page(modules, made, *SHEETS) as page:
         page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
         expect(page.locator(".why-not")).to_be_visible()
         assert page.evaluate(TOUCHES) == []
@@ -64,12 +64,12 @@ def test_the_reasons_of_a_field_touch_no_choice(modules: Page, width: int, theme
 
 def test_a_search_that_reached_its_time_limit_names_the_next_step(modules: Page) -> None:
     found = {"complete": False, "seconds": 5, "considered": 90, "fitting": 0, "best": [], "refused": {}}
-    with paper(modules, f"<main>{BASE}</main>") as page:
+    with open_blank_page(modules, f"<main>{BASE}</main>") as page:
         page.route("**/plan?cluster=h100", lambda route: route.fulfill(status=400, json={"problems": []}))
         page.route("**/search", lambda route: route.fulfill(json=found))
         fields = '<input id="s-micro" value="16"><input id="s-fixed"><input id="s-runnable" type="checkbox">'
         page.evaluate("(fields) => document.querySelector('main').insertAdjacentHTML('beforeend', fields)", fields)
-        call(page, "plan/planner.js", "")
+        call_module(page, "plan/planner.js", "")
         page.click("#search", force=True)
         expect(page.locator("#search-status")).to_contain_text("faster layouts can be missing")
         expect(page.locator("#search-status code")).to_have_text("python -m planner search")
@@ -79,9 +79,9 @@ def test_the_layouts_of_the_planner_are_loading_until_they_are_planned(modules: 
     """The two lanes of a fresh page are valid, and are planned without a click."""
     held: list[Route] = []
     refused = {"estimate": None, "problems": [{"field": "layout.dp", "message": "`layout.dp` is 64."}]}
-    with paper(modules, f"<main>{BASE}</main>") as page:
+    with open_blank_page(modules, f"<main>{BASE}</main>") as page:
         page.route("**/plan?cluster=h100", lambda route: held.append(route))
-        call(page, "plan/planner.js", "")
+        call_module(page, "plan/planner.js", "")
         bodies = page.locator(".lane > div:last-child")
         expect(bodies).to_have_text(["Loading…", "Loading…"])
         page.wait_for_timeout(400)

@@ -9,8 +9,7 @@ from playwright.sync_api import Page
 
 from planner.facts.layout import get_axis_group, get_group_ranks, get_level_name, get_levels
 from planner.facts.spec import Layout
-from tests.support.browser import context_of
-from tests.support.modules import STATIC, call
+from tests.support.browser import STATIC, call_module, open_context
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def test_which_axis_crosses_hosts_is_as_the_planner_lays_ranks(modules: Page, de
         const { groups, across, ranks } = m.crossing(m.axisGroup(x[0], x[1]), x[2]);
         return [groups, across, [...ranks]];
         """
-        told = call(modules, "job/hosts.js", body, [layout.model_dump(), axis, gang])
+        told = call_module(modules, "job/hosts.js", body, [layout.model_dump(), axis, gang])
         assert told[:2] == [len(groups), len(across)]
         assert sorted(told[2]) == sorted(rank for ranks in across for rank in ranks)
 
@@ -50,7 +49,7 @@ def test_which_axis_crosses_hosts_is_as_the_planner_lays_ranks(modules: Page, de
 )
 def test_levels_of_axes_are_the_planners(modules: Page, degrees: dict[str, int]) -> None:
     layout = Layout(**degrees)
-    told = call(modules, "job/hosts.js", "return m.levels(x);", layout.model_dump())
+    told = call_module(modules, "job/hosts.js", "return m.levels(x);", layout.model_dump())
     known = [(level.axis, level.name, *level.group) for level in get_levels(layout)]
     assert [(one["axis"], one["level"], one["size"], one["stride"]) for one in told] == known
     rows: list[dict[str, Any]] = [
@@ -59,7 +58,7 @@ def test_levels_of_axes_are_the_planners(modules: Page, degrees: dict[str, int])
         for op in ("all_reduce", "all_gather", "reduce_scatter")
         for size in (2, 4, 8)
     ]
-    names = call(modules, "job/hosts.js", "return x[1].map(m.levelIn(x[0]));", [layout.model_dump(), rows])
+    names = call_module(modules, "job/hosts.js", "return x[1].map(m.levelIn(x[0]));", [layout.model_dump(), rows])
     assert names == [get_level_name(layout, row["axis"], row["op"], row["group_size"]) for row in rows]
 
 
@@ -98,9 +97,9 @@ def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) 
     """
     browser = modules.context.browser
     assert browser is not None
-    page = context_of(browser).new_page()
+    page = open_context(browser).new_page()
     page.goto(modules.url.replace("/icon.svg", "/js/"))  # a list of files: an HTML page
-    hidden, hosts, crossing, unforeseen, alone, parts = call(page, "job/hosts.js", body, told)
+    hidden, hosts, crossing, unforeseen, alone, parts = call_module(page, "job/hosts.js", body, told)
     page.close()
     assert (hidden, alone) == (False, True), "a run on one host has no such panel"
     assert parts == ["no contact", "running"], "of an unreachable job"

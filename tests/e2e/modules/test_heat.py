@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_spec
-from tests.support.modules import paper
+from tests.support.browser import open_blank_page
 
 STYLES = ("css/tokens.css", "css/base.css", "css/job/heat.css")
 
@@ -20,7 +20,7 @@ STYLES = ("css/tokens.css", "css/base.css", "css/job/heat.css")
 def panel(modules: Page, name: str, made: str, drawn: str, argument: object) -> Iterator[Page]:
     """A page with this panel and `draw(step)`: `made` (JavaScript) gives `show` from its `section`, `drawn` the
     arguments of it."""
-    with paper(modules, f"<main>{render_to_string(f'jobs/panels/{name}.html')}</main>", *STYLES) as page:
+    with open_blank_page(modules, f"<main>{render_to_string(f'jobs/panels/{name}.html')}</main>", *STYLES) as page:
         body = f"""async (x) => {{
           const section = document.querySelector('section');
           {made}

@@ -11,7 +11,7 @@ from playwright.sync_api import Page
 from jobs.runs.history.queries import snapshot as snapshots
 from jobs.runs.history.queries.snapshot import get_snapshot
 from tests.jobs.history import told
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 
 def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(
@@ -58,7 +58,7 @@ def test_a_state_made_of_history_goes_on_as_one_that_was_there_all_along(
       resumed.ranks.get(0).parts[0].exposed];
     """
     given = {"batches": batches, "answer": get_snapshot("job", 1)}
-    begins, live, resumed, *told_of = call(modules, "store.js", body, given)
+    begins, live, resumed, *told_of = call_module(modules, "store.js", body, given)
     assert begins == "0:8-0"
     assert resumed == live
     assert told_of == [4.5, [2.5], {"dp": 0.1}]
@@ -93,5 +93,5 @@ def test_the_loss_is_that_of_the_newest_step_and_in_words_where_it_is_no_number(
         given.append([get_snapshot(f"job{length}", 1), batches[:length]])
     names = ("loss", "eval", "phase", "step", "rate", "rate-note", "step-time", "spread", "left", "left-name")
     figures = "".join(f'<b id="figure-{name}"></b>' for name in names)
-    with paper(modules, f'{figures}<progress id="progress"></progress>') as page:
-        assert call(page, "store.js", body, given) == [["4.8900"] * 2, ["nan"] * 2, ["3.5000"] * 2]
+    with open_blank_page(modules, f'{figures}<progress id="progress"></progress>') as page:
+        assert call_module(page, "store.js", body, given) == [["4.8900"] * 2, ["nan"] * 2, ["3.5000"] * 2]

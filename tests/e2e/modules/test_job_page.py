@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 
 def job(**other: Any) -> dict[str, Any]:
@@ -25,8 +25,8 @@ def test_a_job_whose_run_was_disproved_is_not_offered_another_try(modules: Page)
     told = {"history": [{"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}]}
     ends = [{**exit, "summary": {"proof": {"wrong": wrong}}} for wrong in ([], [{"name": "w"}])]
     jobs = [job(finished=True, status="failed", exit=end, **told) for end in (exit, *ends)]
-    with paper(modules, body) as page:
-        assert call(page, "job/header.js", shown, jobs) == [True, True, False]
+    with open_blank_page(modules, body) as page:
+        assert call_module(page, "job/header.js", shown, jobs) == [True, True, False]
 
 
 def test_a_failure_is_stated_once(modules: Page) -> None:
@@ -46,10 +46,10 @@ def test_a_failure_is_stated_once(modules: Page) -> None:
     failed = job(finished=True, status="failed", exit=exit, attempt=1, history=[placed, ended])
     unplaced = {**failed, "history": [ended], "exit": {**exit, "reason": "no host"}}
     cancelled = {**failed, "status": "cancelled", "exit": {**exit, "reason": "cancelled by anna"}}
-    with paper(modules, body) as page:
-        without, _, _ = call(page, "job/header.js", words, [failed, unplaced, cancelled])
-    with paper(modules, f'{body}<section id="health"></section>') as page:
-        having, never, stopped = call(page, "job/header.js", words, [failed, unplaced, cancelled])
+    with open_blank_page(modules, body) as page:
+        without, _, _ = call_module(page, "job/header.js", words, [failed, unplaced, cancelled])
+    with open_blank_page(modules, f'{body}<section id="health"></section>') as page:
+        having, never, stopped = call_module(page, "job/header.js", words, [failed, unplaced, cancelled])
     assert len(without[0]) < 220
     assert without[0].endswith("… (rank 1, exit code 1)")
     assert having == ["", f"{without[0]}."]
@@ -88,8 +88,8 @@ def test_a_verdict_offers_the_action_of_its_payload(modules: Page) -> None:
         ["resume_smaller", -1],
     ]
     actions += [["open_log", 3], ["open_log", -1], ["find_faster", -1]]
-    with paper(modules, body) as page:
-        shown, asked = call(page, "job/health.js", show, actions)
+    with open_blank_page(modules, body) as page:
+        shown, asked = call_module(page, "job/health.js", show, actions)
     assert shown == [
         None,
         None,
@@ -120,8 +120,8 @@ def test_a_verdict_that_checked_nothing_has_a_neutral_color(modules: Page) -> No
     });
     """
     told = [["well", "On plan: 4 ms per step."], ["well", "Not checked: 4 ms per step."], ["notice", "Not checked: x."]]
-    with paper(modules, body) as page:
-        assert call(page, "job/health.js", show, told) == ["good", "", "warn"]
+    with open_blank_page(modules, body) as page:
+        assert call_module(page, "job/health.js", show, told) == ["good", "", "warn"]
 
 
 def test_the_tabs_of_a_job_follow_keys_addresses_and_data(modules: Page) -> None:
@@ -137,9 +137,9 @@ def test_the_tabs_of_a_job_follow_keys_addresses_and_data(modules: Page) -> None
     """
     opened = """() => [document.querySelector('[aria-selected=true]').dataset.tab, location.hash,
       ...[...document.querySelectorAll('[role=tabpanel]:not([hidden])')].map((one) => one.id)]"""
-    with paper(modules, made) as page:
+    with open_blank_page(modules, made) as page:
         page.evaluate("location.hash = 'in-time'")
-        call(page, "job/tabs.js", start)
+        call_module(page, "job/tabs.js", start)
         assert page.evaluate(opened)[0] == "overview", "the tab of the address has no data yet"
         page.evaluate("document.getElementById('in-time').className = ''; show()")
         assert page.evaluate(opened) == ["time", "#in-time", "panel-time"]

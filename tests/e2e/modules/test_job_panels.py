@@ -8,8 +8,8 @@ from playwright.sync_api import Page, expect
 from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_spec
 from tests.e2e.modules.test_chart_keys import DRAWN, SHEETS
-from tests.support.modules import call, paper
-from tests.support.timelines import item
+from tests.support.browser import call_module, open_blank_page
+from tests.support.telemetry import build_timeline
 
 FIRST = (*SHEETS, "css/components.css", "css/tables.css", "css/job/first.css", "css/job/parts.css")
 CHARTS = """<main><div class="first"><section id="loss"><div id="loss-chart" class="chart"></div></section></div>
@@ -32,7 +32,7 @@ def part(name: str, kind: str, seconds: float, waiting_s: float = 0.0) -> dict[s
 
 def test_plots_of_the_overview_use_the_height_of_the_screen(modules: Page) -> None:
     heights = "() => ['loss', 'norm'].map((name) => document.querySelector(`#${name}-chart .u-wrap`).offsetHeight)"
-    with paper(modules, CHARTS, *FIRST) as page:
+    with open_blank_page(modules, CHARTS, *FIRST) as page:
         page.set_viewport_size({"width": 1440, "height": 900})
         page.evaluate(DRAWN, "")
         expect(page.locator("canvas")).to_have_count(2)
@@ -44,13 +44,13 @@ def test_plots_of_the_overview_use_the_height_of_the_screen(modules: Page) -> No
 
 def test_curves_are_named_raw_and_smoothed(modules: Page) -> None:
     smoothed = DRAWN.replace("new Map(), 0)", "new Map(), 0.6)")
-    with paper(modules, CHARTS, *FIRST) as page:
+    with open_blank_page(modules, CHARTS, *FIRST) as page:
         page.evaluate(smoothed, "")
         expect(page.locator("#loss-chart .u-label")).to_have_text(["step", "raw", "smoothed"])
 
 
 def test_overlapped_parts_have_a_labeled_bar(modules: Page) -> None:
-    with paper(modules, BARS, *FIRST) as page:
+    with open_blank_page(modules, BARS, *FIRST) as page:
         page.evaluate(STEP_BAR, [part("compute", "compute", 0.1), part("dp", "hidden", 0.02)])
         expect(page.locator("[data-side=measured] .side")).to_have_text(["measured", "overlapped"])
         page.evaluate(STEP_BAR, [part("compute", "compute", 0.1)])
@@ -58,7 +58,7 @@ def test_overlapped_parts_have_a_labeled_bar(modules: Page) -> None:
 
 
 def test_the_name_of_a_part_covers_the_hatching(modules: Page) -> None:
-    with paper(modules, BARS, *FIRST) as page:
+    with open_blank_page(modules, BARS, *FIRST) as page:
         page.evaluate(STEP_BAR, [part("dp", "exposed", 0.1, 0.08)])
         name = page.locator("[data-side=measured] [data-part=dp] b")
         expect(name).to_have_text("dp")
@@ -66,7 +66,7 @@ def test_the_name_of_a_part_covers_the_hatching(modules: Page) -> None:
 
 
 def test_rows_of_scrolling_tables_have_one_line_on_a_phone(modules: Page) -> None:
-    with paper(modules, ROWS, *FIRST) as page:
+    with open_blank_page(modules, ROWS, *FIRST) as page:
         page.set_viewport_size({"width": 390, "height": 844})
         assert page.locator("tr").evaluate("(row) => row.offsetHeight") < 40
 
@@ -75,7 +75,7 @@ def test_groups_that_send_in_one_direction_show_the_direction(modules: Page) -> 
     groups = [{"axis": "pp", "ranks": [0, 1], "nth": nth} for nth in (0, 1)]
     sends = [[(0, "send", 1, 0, 0, 10, 4000, 1), (1, "recv", 1, 0, 0, 12, 4000, 1)]]
     sends += [[(0, "recv", 1, 0, 0, 12, 4000, 0), (1, "send", 1, 0, 0, 10, 4000, 0)]]
-    items = [item(rank, groups=groups, calls=calls) for rank, calls in enumerate(sends)]
+    items = [build_timeline(rank, groups=groups, calls=calls) for rank, calls in enumerate(sends)]
     body = """
     const { stepOfItems } = await import('/js/timeline/step.js');
     const step = stepOfItems(1, new Map(x.map((item) => [item.rank, { item, node: 0 }])), () => 0);
@@ -83,7 +83,7 @@ def test_groups_that_send_in_one_direction_show_the_direction(modules: Page) -> 
     m.showGroups(rows, step, [], []);
     return [...rows.rows].map((row) => row.cells[1].textContent);
     """
-    assert sorted(call(modules, "timeline/tables.js", body, items)) == ["0 → 1", "1 → 0"]
+    assert sorted(call_module(modules, "timeline/tables.js", body, items)) == ["0 → 1", "1 → 0"]
 
 
 def test_numbers_of_the_verification_do_not_break_and_have_one_form(modules: Page) -> None:
@@ -96,8 +96,8 @@ def test_numbers_of_the_verification_do_not_break_and_have_one_form(modules: Pag
     m.showProof(document.querySelector('section'), state, null, true, true, 'fp32', 1);
     return [...document.querySelectorAll('#proof [data-verdict], #proof .unbroken')].map((node) => node.textContent);
     """
-    with paper(modules, html, *FIRST) as page:
-        badge, *numbers = call(page, "job/proof.js", body)
+    with open_blank_page(modules, html, *FIRST) as page:
+        badge, *numbers = call_module(page, "job/proof.js", body)
         assert page.locator(".unbroken").first.evaluate("(node) => getComputedStyle(node).whiteSpace") == "nowrap"
     assert badge == "all checks passed"
     assert numbers == ["4e-7", "6e-5", "1e-8", "5e-8", "1e-5"]
@@ -105,9 +105,9 @@ def test_numbers_of_the_verification_do_not_break_and_have_one_form(modules: Pag
 
 def test_a_queued_job_has_its_plan_in_words(modules: Page) -> None:
     made = estimate(parse_spec({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}}))
-    words = call(modules, "job/waiting.js", "return m.planWords(x)", made)
+    words = call_module(modules, "job/waiting.js", "return m.planWords(x)", made)
     assert sorted(words) == ["memory", "time", "traffic"]
     assert "within a factor of" in words["time"]
     assert " per rank (" in words["memory"]
     assert " per rank and step (tp " in words["traffic"] or " per rank and step (dp " in words["traffic"]
-    assert call(modules, "job/waiting.js", "return m.planWords(x)", None) is None
+    assert call_module(modules, "job/waiting.js", "return m.planWords(x)", None) is None

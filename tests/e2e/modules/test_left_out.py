@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from playwright.sync_api import Page
 
-from tests.support.batches import batch, cell, traffic
-from tests.support.modules import call
+from tests.support.browser import call_module
+from tests.support.telemetry import build_batch, build_cell, build_traffic
 
 
 def test_a_summary_that_lacks_cells_of_some_ranks_says_so_beside_its_sums(modules: Page) -> None:
@@ -19,7 +19,9 @@ def test_a_summary_that_lacks_cells_of_some_ranks_says_so_beside_its_sums(module
     return [told, s.cellsLeftOut];
     """
     summary = {"steps": 3, "tokens_per_s": 10.0, "losses": [], "eval_losses": [], "verdict": {}}
-    summary |= {"cells": {"0": [cell(3, 3000)]}, "cells_left_out": 56}
-    told, left = call(modules, "job/tables.js", body, [summary, batch(1, traffic(0, 1, cell(1, 1000)))])
+    summary |= {"cells": {"0": [build_cell(3, 3000)]}, "cells_left_out": 56}
+    told, left = call_module(
+        modules, "job/tables.js", body, [summary, build_batch(1, build_traffic(0, 1, build_cell(1, 1000)))]
+    )
     assert "omits some counters of 56 ranks" in told
     assert left == 0, "what is replayed is whole"

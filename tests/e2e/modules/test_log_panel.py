@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser import context_of, copied
-from tests.support.modules import STATIC, call
+from tests.support.browser import STATIC, call_module, open_context, read_copied_text
 
 PANEL = (STATIC.parents[1] / "templates" / "jobs" / "panels" / "log.html").read_text()
 SHEETS = ("tokens", "base", "components", "fields", "tables", "pages", "job/logs")
@@ -42,7 +41,7 @@ def log(rank: int, time_s: float, first: int, *lines: str, **more: Any) -> dict[
 @pytest.fixture
 def panel(browser: Browser, served: str) -> Iterator[Callable[..., Page]]:
     """Opens a page with nothing but the panel; its console must stay silent."""
-    context = context_of(browser, viewport={"width": 1280, "height": 900})
+    context = open_context(browser, viewport={"width": 1280, "height": 900})
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     complaints: list[str] = []
 
@@ -53,7 +52,7 @@ def panel(browser: Browser, served: str) -> Iterator[Callable[..., Page]]:
         page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(f"{served}/js/{fragment}")
-        call(page, "logs/panel.js", START, {"panel": PANEL, "sheets": SHEETS, "job": job})
+        call_module(page, "logs/panel.js", START, {"panel": PANEL, "sheets": SHEETS, "job": job})
         return page
 
     yield opened
@@ -223,9 +222,9 @@ def test_colours_come_through_and_nothing_else_of_a_terminal(panel: Callable[...
     assert page.evaluate("document.querySelectorAll('#log img, #log [style*=url], #log a[href^=java]').length") == 0
     assert page.locator("#log .ansi-ink-red").all_text_contents() == ["red", "true"]
     assert page.locator("#log .ansi-ink-green").all_text_contents() == ["green"]
-    plains = call(page, "logs/ansi.js", "return x.map(m.plain)", [text for text, _ in HOSTILE])
+    plains = call_module(page, "logs/ansi.js", "return x.map(m.plain)", [text for text, _ in HOSTILE])
     assert plains == [text for _, text in HOSTILE]
-    assert copied(page, lambda: page.click("[data-log=copy]")) == "".join(f"{text}\n" for _, text in HOSTILE)
+    assert read_copied_text(page, lambda: page.click("[data-log=copy]")) == "".join(f"{text}\n" for _, text in HOSTILE)
 
 
 def test_a_link_leads_to_its_line_and_says_when_the_line_is_gone(panel: Callable[..., Page]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from playwright.sync_api import Page, expect
 
 from tests.e2e.modules.test_log_panel import PANEL, SHEETS, START, log, say
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 
 def test_the_hit_that_one_is_at_stays_that_line_while_others_come_before_it(modules: Page) -> None:
     """Its mark and its number moved to another line, or it was none any more."""
-    with paper(modules, "") as page:
-        call(page, "logs/panel.js", START, {"panel": PANEL, "sheets": SHEETS, "job": {}})
+    with open_blank_page(modules, "") as page:
+        call_module(page, "logs/panel.js", START, {"panel": PANEL, "sheets": SHEETS, "job": {}})
         say(page, log(0, 10.0, 0, *(f"hit {n}" for n in range(12))))
         say(page, log(1, 11.0, 0, "of another rank"))
         page.select_option("[name=log-rank]", "all")

@@ -6,7 +6,7 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 
 def changes(*statuses: str, attempt: int = 1) -> list[dict[str, Any]]:
@@ -33,8 +33,8 @@ def test_a_page_without_anything_to_draw_is_short_and_says_why(modules: Page) ->
       return [seen.map((one) => one.id), document.getElementById('nothing').innerText];
     });
     """
-    with paper(modules, body, "css/base.css", "css/job/first.css") as page:
-        ran, measured, sent, drawn = call(page, "job/nothing.js", show)
+    with open_blank_page(modules, body, "css/base.css", "css/job/first.css") as page:
+        ran, measured, sent, drawn = call_module(page, "job/nothing.js", show)
     assert ran[0] == ["health"]
     assert ran[1] == "Cancelled before it started. Nothing to show."
     assert measured[0] == ["health", "log"]
@@ -57,8 +57,8 @@ def test_a_script_that_succeeds_without_a_collective_says_so_and_a_calibration_n
     });
     """
     body = '<main id="main"><p id="nothing"></p><div id="panels"></div></main>'
-    with paper(modules, body, "css/base.css", "css/job/first.css") as page:
-        script, calibration = call(page, "job/nothing.js", show)
+    with open_blank_page(modules, body, "css/base.css", "css/job/first.css") as page:
+        script, calibration = call_module(page, "job/nothing.js", show)
     assert script == "The job succeeded without a collective or a step. See Memory."
     assert calibration == ""
 
@@ -71,6 +71,6 @@ def test_an_ended_run_is_not_told_of_as_if_collectives_could_come(modules: Page)
       return rows.textContent;
     });
     """
-    with paper(modules, "") as page:
-        told = call(page, "job/tables.js", body)
+    with open_blank_page(modules, "") as page:
+        told = call_module(page, "job/tables.js", body)
     assert told == ["No collectives yet.", "No collectives.", "No collectives in this phase."]

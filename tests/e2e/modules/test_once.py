@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page
 
-from tests.support.modules import paper
+from tests.support.browser import open_blank_page
 
 FORM = '<form data-once><button type="submit">Submit job</button></form><form id="other"><button>Look</button></form>'
 SEND = """async ([selector, times]) => {
@@ -21,7 +21,7 @@ BACK = "() => dispatchEvent(new PageTransitionEvent('pageshow', { persisted: tru
 
 
 def test_two_clicks_send_a_form_once_and_back_from_there_it_can_be_sent_again(modules: Page) -> None:
-    with paper(modules, FORM) as page:
+    with open_blank_page(modules, FORM) as page:
         assert page.evaluate(SEND, ["[data-once]", 2]) == [1, True]
         page.evaluate(BACK)
         assert page.locator("[data-once] button").is_enabled()
@@ -33,12 +33,12 @@ def test_what_the_button_says_is_sent_with_it(modules: Page) -> None:
     form = (
         '<form data-once action="paper.html"><button type="submit" name="kind" value="dry_run">Dry run</button></form>'
     )
-    with paper(modules, form) as page:
+    with open_blank_page(modules, form) as page:
         page.evaluate("() => import('/js/shell/once.js')")
         page.get_by_role("button").click()
         page.wait_for_url("**/paper.html?kind=dry_run")
 
 
 def test_other_forms_are_left_alone(modules: Page) -> None:
-    with paper(modules, FORM) as page:
+    with open_blank_page(modules, FORM) as page:
         assert page.evaluate(SEND, ["#other", 2]) == [2, False]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 BODY = """<main id="main"></main><button id="theme-toggle">Theme</button>
 <button id="palette-open" data-find-url="/find"></button>
@@ -20,7 +20,7 @@ CANNOT = "Search is unavailable. The board did not answer."
 
 @pytest.fixture
 def page(modules: Page) -> Iterator[Page]:
-    with paper(modules, BODY) as made:
+    with open_blank_page(modules, BODY) as made:
         yield made
 
 
@@ -34,7 +34,7 @@ def test_nothing_is_said_to_be_there_by_a_name_before_the_board_has_answered(pag
     page.route(
         "**/find?*", lambda route: held.append(route) if "q=zzz" in route.request.url else route.fulfill(json=found())
     )
-    call(page, "shell/palette.js", OPEN)
+    call_module(page, "shell/palette.js", OPEN)
     with page.expect_request("**/find?q=zzz"):
         page.fill(".palette input", "zzz")
     lines = page.locator("#palette-list li")
@@ -47,7 +47,7 @@ def test_nothing_is_said_to_be_there_by_a_name_before_the_board_has_answered(pag
 def test_a_board_that_does_not_answer_is_no_empty_list(page: Page, status: int | None) -> None:
     """It said that there was nothing by that name; only a screen reader was told otherwise."""
     page.route("**/find?*", lambda route: route.fulfill(status=status) if status else route.abort())
-    call(page, "shell/palette.js", OPEN)
+    call_module(page, "shell/palette.js", OPEN)
     page.fill(".palette input", "zzz")
     expect(page.locator("#palette-list li")).to_have_text([CANNOT])
     expect(page.locator(".palette [role=status]")).to_have_text(f"0 results. {CANNOT}")
@@ -55,7 +55,7 @@ def test_a_board_that_does_not_answer_is_no_empty_list(page: Page, status: int |
 
 def test_what_was_found_is_listed(page: Page) -> None:
     page.route("**/find?*", lambda route: route.fulfill(json=found("zzz")))
-    call(page, "shell/palette.js", OPEN)
+    call_module(page, "shell/palette.js", OPEN)
     page.fill(".palette input", "zzz")
     expect(page.locator("#palette-list li")).to_have_text(["zzzzzzrunning"])
     expect(page.locator(".palette [role=status]")).to_have_text("1 result.")
@@ -64,7 +64,7 @@ def test_what_was_found_is_listed(page: Page) -> None:
 def test_a_job_that_could_not_be_fetched_is_no_browser_s_fault(page: Page) -> None:
     page.route("**/api/v1/jobs/j", lambda route: route.fulfill(status=503))
     page.route("**/find?*", lambda route: route.fulfill(json=found()))
-    call(page, "shell/palette.js", OPEN)
+    call_module(page, "shell/palette.js", OPEN)
     page.get_by_role("option", name="Copy as JSON").click()
     expect(page.locator("#main .message")).to_have_text(
         "The board did not return the job. Open the JSON at /api/v1/jobs/j"
@@ -73,6 +73,6 @@ def test_a_job_that_could_not_be_fetched_is_no_browser_s_fault(page: Page) -> No
 
 @pytest.mark.parametrize("there", [True, False])
 def test_the_sheet_of_keys_names_the_palette_where_there_is_one(modules: Page, there: bool) -> None:
-    with paper(modules, BODY if there else '<main id="main"></main>') as page:
-        call(page, "shell/keys.js", "m.showKeys();")
+    with open_blank_page(modules, BODY if there else '<main id="main"></main>') as page:
+        call_module(page, "shell/keys.js", "m.showKeys();")
         expect(page.locator("dialog.keys kbd").filter(has_text="Ctrl+K")).to_have_count(int(there))

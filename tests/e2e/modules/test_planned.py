@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page
 
 from planner.hardware.catalog import CLUSTERS
-from tests.support.modules import call
+from tests.support.browser import call_module
 
 
 def test_memory_is_first_and_each_group_has_its_own_badge(modules: Page) -> None:
@@ -24,8 +24,8 @@ def test_memory_is_first_and_each_group_has_its_own_badge(modules: Page) -> None
     """
     memory, step = "memory of the rank with the most memoryestimate", "step timeestimate"
     traffic = "traffic per step (payload bytes, all ranks)"
-    assert call(modules, "job/planned.js", body, True) == [memory, step, f"{traffic}exact"]
-    assert call(modules, "job/planned.js", body, False) == [memory, step, f"{traffic}estimate"]
+    assert call_module(modules, "job/planned.js", body, True) == [memory, step, f"{traffic}exact"]
+    assert call_module(modules, "job/planned.js", body, False) == [memory, step, f"{traffic}estimate"]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_share_of_an_assumed_peak_is_not_put_down_to_the_mask(modules: Page, a
     time |= {"interval": {"share": 0.03, "basis": "runs", "words": "from 3 runs here"}, "basis": "data sheet"}
     estimate = {"time": time, "world_size": 2, "cluster": {"name": "vm", "accelerator": accelerator}}
     body = "return m.timePicture(x).map((part) => part.textContent).join(' ')"
-    told = call(modules, "pictures/time.js", body, estimate)
+    told = call_module(modules, "pictures/time.js", body, estimate)
     assert ("MFU counts the full attention matrix" in told) == masked
 
 
@@ -55,7 +55,9 @@ def test_exact_is_said_of_all_ranks_alone(modules: Page) -> None:
     return x.map(([off, missing]) => words(off, missing));
     """
     none, some = {"bytesOff": 0, "callsOff": 0, "net": 0}, {"bytesOff": 4, "callsOff": 0, "net": 0}
-    told = call(modules, "job/tables.js", shown, [[none, ""], [none, " on 1 of 8 ranks"], [some, " on 1 of 8 ranks"]])
+    told = call_module(
+        modules, "job/tables.js", shown, [[none, ""], [none, " on 1 of 8 ranks"], [some, " on 1 of 8 ranks"]]
+    )
     assert told == [
         ["exact: difference 0 B, 0 calls", "good"],
         ["difference 0 B, 0 calls on 1 of 8 ranks", "warn"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
-from tests.support.modules import paper
+from tests.support.browser import open_blank_page
 
 PANEL = """<script src="/vendor/htmx/htmx.min.js"></script>
 <div id="jobs" data-poll="3600" hx-get="/rows?part=rows" hx-trigger="refresh" hx-target="#jobs">first</div>"""
@@ -12,7 +12,7 @@ PANEL = """<script src="/vendor/htmx/htmx.min.js"></script>
 
 def test_a_panel_that_cannot_be_refreshed_says_since_when_until_it_can(modules: Page) -> None:
     """It went stale in silence while the board was away, and held a page of a login once the session had ended."""
-    with paper(modules, PANEL) as page:
+    with open_blank_page(modules, PANEL) as page:
         rows = page.locator("#jobs")
         ask = "document.getElementById('jobs').dispatchEvent(new CustomEvent('refresh'))"
         note = page.get_by_text("No update since")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page
 
-from tests.support.modules import call
+from tests.support.browser import call_module
 
 
 def test_verdicts_of_some_ranks_are_no_verdict_of_all(modules: Page) -> None:
@@ -14,9 +14,9 @@ def test_verdicts_of_some_ranks_are_no_verdict_of_all(modules: Page) -> None:
     const told = m.trafficProof({verdicts: new Map(x.map((row, i) => [i, [row]]))}, null, true, true, 8);
     return [told.tone, told.words, told.more];
     """
-    some = call(modules, "job/proof.js", script, [row, row])
+    some = call_module(modules, "job/proof.js", script, [row, row])
     assert some == ["", "0 B, 0 calls", "Total traffic difference over all phases of 2 of 8 ranks."]
-    assert call(modules, "job/proof.js", script, [row] * 8) == [
+    assert call_module(modules, "job/proof.js", script, [row] * 8) == [
         "good",
         "0 B, 0 calls",
         "Total traffic difference over all phases of 8 ranks.",
@@ -27,5 +27,5 @@ def test_verdicts_of_some_ranks_are_no_verdict_of_all(modules: Page) -> None:
     return [summary.textContent, summary.dataset.tone];
     """
     agree = "no difference in bytes or calls."
-    assert call(modules, "job/tables.js", table, [row, row]) == [f"2 of 8 ranks: {agree}", ""]
-    assert call(modules, "job/tables.js", table, [row] * 8) == [f"All 8 ranks: {agree}", "good"]
+    assert call_module(modules, "job/tables.js", table, [row, row]) == [f"2 of 8 ranks: {agree}", ""]
+    assert call_module(modules, "job/tables.js", table, [row] * 8) == [f"All 8 ranks: {agree}", "good"]

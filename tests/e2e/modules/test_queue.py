@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 ROWS = "".join(
     f'<tr data-job="{job}"><td><input type="checkbox" name="job" value="{job}">'
@@ -23,11 +23,11 @@ QUEUE = f"""<script src="/vendor/htmx/htmx.min.js"></script>
 
 def test_what_was_chosen_stays_chosen_when_a_job_is_moved(modules: Page) -> None:
     """The rows came anew without a tick, beside "2 selected"."""
-    with paper(modules, QUEUE) as page:
+    with open_blank_page(modules, QUEUE) as page:
         page.route("**/move", lambda route: route.fulfill(body='{"moved": true}', content_type="application/json"))
         rest = ROWS.split("</tr>")[1] + "</tr>" + ROWS.split("</tr>")[0] + "</tr>"  # the third has begun meanwhile
         page.route("**/rows", lambda route: route.fulfill(body=f"<table><tbody>{rest}</tbody></table>"))
-        call(page, "pages/queue.js", "")
+        call_module(page, "pages/queue.js", "")
         for job in ("a", "c"):
             page.check(f"[value={job}]")
         expect(page.locator("#chosen")).to_have_text("2 selected")
@@ -47,7 +47,7 @@ def test_what_was_chosen_stays_chosen_when_a_job_is_moved(modules: Page) -> None
     ],
 )
 def test_why_a_job_was_not_moved_is_told(modules: Page, answer: dict[str, Any] | None, words: str) -> None:
-    with paper(modules, QUEUE) as page:
+    with open_blank_page(modules, QUEUE) as page:
         page.route(
             "**/move",
             lambda route: (
@@ -56,7 +56,7 @@ def test_why_a_job_was_not_moved_is_told(modules: Page, answer: dict[str, Any] |
                 else route.fulfill(status=answer["status"], body=json.dumps(answer["body"]))
             ),
         )
-        call(page, "pages/queue.js", "")
+        call_module(page, "pages/queue.js", "")
         page.press("tr[data-job=b] .handle", "ArrowUp")
         expect(page.locator("#chosen")).to_contain_text(words)
 
@@ -69,9 +69,9 @@ STARTS = """<script src="/vendor/htmx/htmx.min.js"></script><form id="bulk"><spa
 
 def test_an_estimated_start_that_passes_reads_any_moment(modules: Page) -> None:
     """The reader's clock may be wrong, so only the time since the page was loaded counts."""
-    with paper(modules, STARTS) as page:
+    with open_blank_page(modules, STARTS) as page:
         page.clock.install()
-        call(page, "pages/queue.js", "")
+        call_module(page, "pages/queue.js", "")
         starts = page.locator("[data-in-s]")
         page.clock.run_for(20_000)
         expect(starts).to_have_text(["09:30", "10:30"])
@@ -84,9 +84,9 @@ def test_an_estimated_start_that_passes_reads_any_moment(modules: Page) -> None:
 
 
 def test_a_refresh_of_the_queue_keeps_the_selection_the_focus_and_a_message(modules: Page) -> None:
-    with paper(modules, QUEUE) as page:
+    with open_blank_page(modules, QUEUE) as page:
         page.route("**/rows", lambda route: route.fulfill(body=f"<table><tbody>{ROWS}</tbody></table>"))
-        call(page, "pages/queue.js", "")
+        call_module(page, "pages/queue.js", "")
         page.check("[value=c]")
         page.evaluate("document.getElementById('chosen').textContent = 'Not moved.'")
         page.focus("[value=b]")
@@ -110,7 +110,7 @@ def test_a_refresh_of_the_queue_keeps_the_selection_the_focus_and_a_message(modu
 
 def test_how_long_ago_a_host_was_heard_is_not_counted_by_the_reader_s_clock(modules: Page) -> None:
     """A computer three minutes fast called every host silent, one three minutes slow a dead one just heard."""
-    with paper(modules, '<span data-age="7200.5"></span>') as page:
+    with open_blank_page(modules, '<span data-age="7200.5"></span>') as page:
         page.evaluate("() => { const late = Date.now() + 180e3; Date.now = () => late; }")
-        call(page, "pages/hosts.js", "")
+        call_module(page, "pages/hosts.js", "")
         expect(page.locator("[data-age]")).to_have_text("2 h 00 min ago")

@@ -7,7 +7,7 @@ from typing import Any
 from playwright.sync_api import Page
 
 from contracts.telemetry.vocabulary import MAX_CHECKPOINTS
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 TABLE = "<table><tbody id='rows'></tbody></table><p id='note'></p><section id='section'></section>"
 
@@ -43,8 +43,8 @@ def test_rows_keep_their_nodes_by_key_and_cells_only_change_their_text(modules: 
         [["c", "9"], ["d", ""]],
         [["d", ""], ["c", ""]],
     ]
-    with paper(modules, TABLE) as page:
-        seen, rest = call(page, "refill.js", body, steps)
+    with open_blank_page(modules, TABLE) as page:
+        seen, rest = call_module(page, "refill.js", body, steps)
     assert [shown for shown, _ in seen] == steps
     assert [same for _, same in seen] == ["", "bc", "c", "dc"]
     assert rest == '<tr><td class="note">none</td></tr>'
@@ -78,13 +78,13 @@ def test_what_is_pressed_in_a_live_table_is_still_there_when_it_is_let_go(module
     const told = [words.includes("20 B"), body.textContent.includes("30 B")];
     return [document.activeElement === button, ...told, button.ariaExpanded];
     """
-    with paper(modules, TABLE) as page:
-        assert call(page, "job/checkpoints.js", checkpoints, [checkpoint(5), checkpoint(9)]) == [
+    with open_blank_page(modules, TABLE) as page:
+        assert call_module(page, "job/checkpoints.js", checkpoints, [checkpoint(5), checkpoint(9)]) == [
             True,
             ["step-9", "step-5"],
         ]
-    with paper(modules, TABLE) as page:
-        assert call(page, "job/tables.js", axes) == [True, True, True, "true"]
+    with open_blank_page(modules, TABLE) as page:
+        assert call_module(page, "job/tables.js", axes) == [True, True, True, "true"]
 
 
 def test_a_page_remembers_as_many_checkpoints_as_the_server(modules: Page) -> None:
@@ -94,4 +94,4 @@ def test_a_page_remembers_as_many_checkpoints_as_the_server(modules: Page) -> No
     return [...s.checkpoints.keys()];
     """
     told = [checkpoint(step) for step in range(1, MAX_CHECKPOINTS + 11)]
-    assert call(modules, "fold/steps.js", body, told) == list(range(11, MAX_CHECKPOINTS + 11))
+    assert call_module(modules, "fold/steps.js", body, told) == list(range(11, MAX_CHECKPOINTS + 11))

@@ -9,7 +9,7 @@ from playwright.sync_api import Page
 
 from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.runs.diagnosis.step_times import MEASURED_STEPS
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 WAITING = "Hatched: waiting for the slowest rank."
 
@@ -41,7 +41,7 @@ def test_the_page_tells_a_step_apart_over_the_steps_that_a_diagnosis_measures(mo
         items = [
             {**step, "step": at, "ran": at, "step_s": 9 if at <= WARMUP_STEPS else at} for at in range(1, last + 1)
         ]
-        return call(modules, "store.js", body, {"v": 1, "job": "j", "attempt": 1, "time": 1.0, "items": items})
+        return call_module(modules, "store.js", body, {"v": 1, "job": "j", "attempt": 1, "time": 1.0, "items": items})
 
     assert measured(WARMUP_STEPS) is None
     assert measured(WARMUP_STEPS + 2)["step_s"] == WARMUP_STEPS + 1.5
@@ -60,8 +60,8 @@ def test_a_planned_step_time_has_its_margin_of_error(modules: Page, share: float
     return [section.querySelector('.total').textContent, section.querySelector('[data-note]').textContent];
     """
     made = "<section><div data-bars></div><dl data-figures></dl><p data-note></p></section>"
-    with paper(modules, made) as page:
-        shown, told = call(page, "job/stepbar.js", body, {**TOLD, "sure": share})
+    with open_blank_page(modules, made) as page:
+        shown, told = call_module(page, "job/stepbar.js", body, {**TOLD, "sure": share})
     assert shown == total
     assert told == f"{note}Solid: exposed communication. {WAITING} Striped: communication overlapped with compute."
 
@@ -74,6 +74,6 @@ def test_the_figures_name_the_current_work(modules: Page) -> None:
     m.showProgress({ status: 'running', finished: false, members: [], history: [] }, state);
     return document.getElementById('figure-phase').textContent;
     """
-    with paper(modules, "".join(f'<b id="figure-{name}"></b>' for name in ids)) as page:
-        assert call(page, "job/figures.js", body, ["step", "step"]) == "now training"
-        assert call(page, "job/figures.js", body, ["step", "eval"]) == "now training, validating"
+    with open_blank_page(modules, "".join(f'<b id="figure-{name}"></b>' for name in ids)) as page:
+        assert call_module(page, "job/figures.js", body, ["step", "step"]) == "now training"
+        assert call_module(page, "job/figures.js", body, ["step", "eval"]) == "now training, validating"

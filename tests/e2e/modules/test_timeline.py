@@ -12,8 +12,8 @@ from jobs.runs.traces.traced_steps import combine_items
 from planner.cost.estimate import estimate
 from planner.cost.traffic import traffic_matrix
 from planner.facts.parse_spec import parse_spec
-from tests.support.modules import call, paper
-from tests.support.timelines import late, pipelined
+from tests.support.browser import call_module, open_blank_page
+from tests.support.telemetry import build_late_rank_step, build_pipeline_step
 
 MADE = """
 const { stepOfItems } = await import('/js/timeline/step.js');
@@ -42,7 +42,7 @@ def test_who_sends_to_whom_is_as_the_planner_has_it(
     wanted = traffic_matrix(spec)
     assert wanted is not None
     body = "const s = m.predicted(x[0], x[1], () => true); return [...s.bytes];"
-    found = call(modules, "heat/spread.js", body, [told, spec.layout.model_dump()])
+    found = call_module(modules, "heat/spread.js", body, [told, spec.layout.model_dump()])
     world = spec.layout.world_size
     rows = [found[rank * world : (rank + 1) * world] for rank in range(world)]
     assert [[round(value) for value in row] for row in rows] == [pytest.approx(row, abs=64) for row in wanted]
@@ -61,15 +61,17 @@ def test_what_was_counted_spreads_over_the_axis_s_own_neighbours(modules: Page) 
     return [...s.bytes];
     """
     argument = [estimate(spec), spec.layout.model_dump(), cells]
-    both = call(modules, "heat/spread.js", body, [*argument, ""])
+    both = call_module(modules, "heat/spread.js", body, [*argument, ""])
     assert both == [0, 7, 30, 0, 7, 0, 0, 30, 30, 0, 0, 7, 0, 30, 7, 0]
-    assert call(modules, "heat/spread.js", body, [*argument, "tp"])[:4] == [0, 7, 0, 0]
+    assert call_module(modules, "heat/spread.js", body, [*argument, "tp"])[:4] == [0, 7, 0, 0]
 
 
-@pytest.mark.parametrize("items", [late(), pipelined(2, 2, 2)], ids=["two ranks", "a pipeline"])
+@pytest.mark.parametrize(
+    "items", [build_late_rank_step(), build_pipeline_step(2, 2, 2)], ids=["two ranks", "a pipeline"]
+)
 def test_the_page_and_the_download_charge_waiting_alike(modules: Page, items: list[Any]) -> None:
     body = MADE + "return [...made(x).ranks].flatMap(([rank, own]) => own.calls.map((c) => [rank, c.last, c.whole]));"
-    shown = call(modules, "timeline/step.js", body, items)
+    shown = call_module(modules, "timeline/step.js", body, items)
     found = combine_items((told, 0.0) for told in items)
     arrivals = find_arrivals(found.calls)
     wanted = []
@@ -81,7 +83,7 @@ def test_the_page_and_the_download_charge_waiting_alike(modules: Page, items: li
 
 
 def test_a_step_of_the_history_s_tables_is_that_of_live_items(modules: Page) -> None:
-    items = pipelined(2, 1, 2)
+    items = build_pipeline_step(2, 1, 2)
     told = serialize_trace(combine_items((one, 0.0) for one in items))
     body = (
         MADE
@@ -92,7 +94,7 @@ def test_a_step_of_the_history_s_tables_is_that_of_live_items(modules: Page) -> 
     return [plain(made(x[0])), plain(m.stepOfTables(8, x[1].calls.columns, x[1].spans.columns))];
     """
     )
-    live, kept = call(modules, "timeline/step.js", body, [items, told])
+    live, kept = call_module(modules, "timeline/step.js", body, [items, told])
     assert live == kept
     assert len(live) == 4
 
@@ -109,7 +111,7 @@ def test_lines_where_hosts_begin_leave_the_cells_of_very_many_to_be_seen(modules
       const { data } = lines.getContext('2d').getImageData(0, 0, lines.width, lines.height);
       return data.reduce((drawn, value, i) => drawn + (i % 4 === 3 && value > 0), 0);
     }"""
-    with paper(
+    with open_blank_page(
         modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/job/heat.css"
     ) as page:
         few, many = page.evaluate(body, 4), page.evaluate(body, 128)
@@ -130,7 +132,7 @@ def test_a_cell_that_is_something_is_seen_however_many_there_are(modules: Page) 
       return [canvas.width, pixels.reduce((seen, pixel) => seen + (pixel !== nothing), 0)];
     }"""
     at = [[7 * n, (13 * n + 5) % 1024] for n in range(1, 146)]
-    with paper(
+    with open_blank_page(
         modules, '<main><div id="map"></div></main>', "css/tokens.css", "css/base.css", "css/job/heat.css"
     ) as page:
         assert page.evaluate(body, [16, [[3, 4], [15, 15]]]) == [16, 2]
@@ -140,12 +142,12 @@ def test_a_cell_that_is_something_is_seen_however_many_there_are(modules: Page) 
 
 
 def test_one_is_told_as_one(modules: Page) -> None:
-    told = call(modules, "format.js", "return x.map((n) => m.counted(n, 'rank'));", [0, 1, 2, 1200])
+    told = call_module(modules, "format.js", "return x.map((n) => m.counted(n, 'rank'));", [0, 1, 2, 1200])
     assert told == ["0 ranks", "1 rank", "2 ranks", "1,200 ranks"]
     timeline = {"cells": [], "stages": 1, "micro_batches": 1, "step_s": 1, "bubble": 0, "whole": False, "in_flight": []}
     body = """const parts = m.drawSchedule(x);
     return [parts[0].querySelector("svg").getAttribute("aria-label"), parts[2].textContent];"""
-    label, words = call(modules, "pictures/schedule.js", body, timeline)
+    label, words = call_module(modules, "pictures/schedule.js", body, timeline)
     assert label == "Pipeline schedule of 1 stage and 1 micro-batch, 0.0% idle"
     assert words.startswith("The picture shows the first 1 stage and 1 micro-batch. ")
 
@@ -153,7 +155,7 @@ def test_one_is_told_as_one(modules: Page) -> None:
 def test_a_link_that_did_more_than_was_told_has_no_share(modules: Page) -> None:
     body = """const cell = m.ofLink(x, x === null ? null : { speed: 8e6, words: "inside a host, from 1 run of h" });
     return [cell.textContent, cell.title];"""
-    told = [call(modules, "timeline/tables.js", body, busbw) for busbw in (4e6, 8e6, 14.8e6)]
+    told = [call_module(modules, "timeline/tables.js", body, busbw) for busbw in (4e6, 8e6, 14.8e6)]
     assert told[:2] == [["50%", ""], ["100%", ""]]
     assert told[2] == [
         "above 100%",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, Route, expect
 
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 PANEL = """<section id="panel" data-trace="/trace">
 <select id="timeline-step"><option value="">latest step</option></select>
@@ -21,13 +21,13 @@ show(job, state);
 
 def test_a_step_that_cannot_be_fetched_is_asked_for_again_and_no_other_stands_under_its_name(modules: Page) -> None:
     """It was never asked for again, and the picture of the step before stayed."""
-    with paper(modules, PANEL) as page:
+    with open_blank_page(modules, PANEL) as page:
         page.clock.install()
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url.partition("/trace")[2]))
         page.route("**/trace/steps**", lambda route: route.fulfill(json={"steps": [120]}))
         page.route("**/trace?step**", lambda route: route.fulfill(status=503))
-        call(page, "timeline/panel.js", SHOW)
+        call_module(page, "timeline/panel.js", SHOW)
         note = page.locator("#timeline-note")
         expect(note).to_have_text("Step 120 did not load.")
         for gone in ("#step-timeline", ".timeline-tables", "[data-format]"):

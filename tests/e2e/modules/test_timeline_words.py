@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.support.modules import call, paper
-from tests.support.timelines import item, late
+from tests.support.browser import call_module, open_blank_page
+from tests.support.telemetry import build_late_rank_step, build_timeline
 
 SHEETS = ("css/tokens.css", "css/base.css")
 STEPS = """
@@ -36,12 +36,17 @@ PANEL = """<section id="panel" data-trace="/trace">
 
 def test_words_of_an_event_go_with_its_step(modules: Page) -> None:
     """An event of the step before was told under the picture of the next."""
-    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
-        call(page, "timeline/view.js", f"{STEPS} window.see = (items) => view.show(made(items)); see(x);", late())
+    with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        call_module(
+            page,
+            "timeline/view.js",
+            f"{STEPS} window.see = (items) => view.show(made(items)); see(x);",
+            build_late_rank_step(),
+        )
         told = page.locator(".timeline-told")
         page.locator("canvas").press(".")
         expect(told).to_contain_text("rank 0")
-        page.evaluate("see", late(step=9))
+        page.evaluate("see", build_late_rank_step(step=9))
         expect(told).to_contain_text("To zoom, use the wheel, +")
 
 
@@ -50,15 +55,22 @@ def test_a_whole_step_stays_whole_as_more_ranks_tell_of_it(modules: Page) -> Non
     body = (
         f"{STEPS} view.show(made(x.slice(0, 1))); view.show(made(x)); return place.querySelector('canvas').dataset.to"
     )
-    shorter = item(0, spans=[("forward", 0, 0, 0, 20_000)])
-    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
-        assert float(call(page, "timeline/view.js", body, [shorter, late()[1]])) == pytest.approx(0.09)
+    shorter = build_timeline(0, spans=[("forward", 0, 0, 0, 20_000)])
+    with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        assert float(
+            call_module(page, "timeline/view.js", body, [shorter, build_late_rank_step()[1]])
+        ) == pytest.approx(0.09)
 
 
 def test_the_same_step_told_again_keeps_what_was_chosen(modules: Page) -> None:
     """A new step in the list took the words of the one that is looked at."""
-    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
-        call(page, "timeline/view.js", f"{STEPS} const step = made(x); (window.see = () => view.show(step))();", late())
+    with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        call_module(
+            page,
+            "timeline/view.js",
+            f"{STEPS} const step = made(x); (window.see = () => view.show(step))();",
+            build_late_rank_step(),
+        )
         page.locator("canvas").press(".")
         page.evaluate("see()")
         expect(page.locator(".timeline-told")).to_contain_text("rank 0")
@@ -81,9 +93,9 @@ def test_a_legend_names_the_colours_that_are_drawn(
 ) -> None:
     """A weight pass has one colour whatever its micro-batch, and had no entry; nor had a wait that is not known."""
     calls = [(0, "all_reduce", 1, 10, 0, 20, 4000, -1)]
-    items = [item(rank, spans=spans, calls=calls) for rank in range(ranks)]
-    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
-        words = call(
+    items = [build_timeline(rank, spans=spans, calls=calls) for rank in range(ranks)]
+    with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        words = call_module(
             page,
             "timeline/view.js",
             f"{STEPS} view.show(made(x)); return place.querySelector('.legend').textContent",
@@ -95,10 +107,10 @@ def test_a_legend_names_the_colours_that_are_drawn(
 
 def test_a_legend_explains_unknown_waiting_times_if_every_rank_sent_events(modules: Page) -> None:
     calls = [(0, "all_reduce", 1, 10, 0, 20, 4000, -1)]
-    items = [item(0, calls=calls), item(1, calls=[(0, "all_reduce", 2, 10, 0, 20, 4000, -1)])]
-    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+    items = [build_timeline(0, calls=calls), build_timeline(1, calls=[(0, "all_reduce", 2, 10, 0, 20, 4000, -1)])]
+    with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
         made = f"{STEPS} view.show(made(x)); return place.querySelector('.legend').textContent"
-        words = call(page, "timeline/view.js", made, items)
+        words = call_module(page, "timeline/view.js", made, items)
     assert "unknown, because the other ranks recorded no matching event." in words
 
 
@@ -117,15 +129,15 @@ def test_names_of_events_are_readable_on_every_shade(modules: Page, theme: str) 
       return m.contrast(m.textOn(box) === '#000000' ? [0, 0, 0] : [255, 255, 255], box);
     }));
     """
-    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
-        ratios = call(page, "charts/contrast.js", body, {"theme": theme, "tokens": tokens})
+    with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        ratios = call_module(page, "charts/contrast.js", body, {"theme": theme, "tokens": tokens})
     assert len(ratios) == 40
     assert min(ratios) >= 4.5
 
 
 def test_names_of_events_take_the_color_of_their_own_box(modules: Page) -> None:
     calls = [[(0, "all_reduce", 1, start, 0, 100_000, 4000, -1)] for start in (0, 90_000)]
-    items = [item(rank, calls=own) for rank, own in enumerate(calls)]
+    items = [build_timeline(rank, calls=own) for rank, own in enumerate(calls)]
     body = f"""{STEPS}
     const drawn = [];
     const pen = {{ measureText: () => ({{ width: 20 }}), fillText(text) {{ drawn.push([text, this.fillStyle]); }} }};
@@ -138,8 +150,8 @@ def test_names_of_events_take_the_color_of_their_own_box(modules: Page) -> None:
     paint(context, rowsOf(step), step, {{ from: 0, to: step.seconds }}, frame, ink, () => '--axis-dp');
     return drawn.filter(([text]) => text === 'all_reduce').map(([, ink]) => ink);
     """
-    with paper(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
-        waiting, transfer = call(page, "timeline/view.js", body, items)
+    with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
+        waiting, transfer = call_module(page, "timeline/view.js", body, items)
     assert (waiting, transfer) == ("#000000", "#ffffff")
 
 
@@ -148,7 +160,7 @@ def test_pictures_and_tables_give_a_group_of_a_script_one_colour(modules: Page) 
     groups = [{"axis": name, "ranks": [0, 1], "nth": 0} for name in ("ours", "theirs")]
     both = [(place, "all_reduce", 1, 10, 0, 20, 4000, -1) for place in (0, 1)]
     steps = [
-        [item(rank, step=step, groups=groups, calls=calls) for rank in (0, 1)]
+        [build_timeline(rank, step=step, groups=groups, calls=calls) for rank in (0, 1)]
         for step, calls in ((1, both), (2, both[1:]))
     ]
     body = f"""{STEPS}
@@ -159,8 +171,8 @@ def test_pictures_and_tables_give_a_group_of_a_script_one_colour(modules: Page) 
     const [, theirs] = document.querySelectorAll('tr');
     return [swatch(place.querySelector('.legend')), swatch(theirs)];
     """
-    with paper(modules, '<main><div id="place"></div><table><tbody></tbody></table></main>', *SHEETS) as page:
-        picture, table = call(page, "timeline/view.js", body, steps)
+    with open_blank_page(modules, '<main><div id="place"></div><table><tbody></tbody></table></main>', *SHEETS) as page:
+        picture, table = call_module(page, "timeline/view.js", body, steps)
     assert picture == table
 
 
@@ -177,9 +189,9 @@ def test_a_step_says_of_how_many_ranks_it_is_and_how_far_clocks_agree(
 ) -> None:
     """Of a run without an estimate "2 of 2"; and each clock is held against the board's, so that two errors add up."""
     clocks = [None if one is None else {"offset_s": 0, "within_s": one} for one in within]
-    with paper(modules, PANEL, *SHEETS) as page:
+    with open_blank_page(modules, PANEL, *SHEETS) as page:
         page.route("**/trace/**", lambda route: route.fulfill(json={"steps": []}))
-        call(page, "timeline/panel.js", HEARD, {"items": late(), "clocks": clocks})
+        call_module(page, "timeline/panel.js", HEARD, {"items": build_late_rank_step(), "clocks": clocks})
         expect(page.locator("#timeline-note")).to_have_text(f"Step 8, 2 of 4 ranks.{told}")
 
 
@@ -196,7 +208,7 @@ def test_a_small_chart_of_a_rank_that_told_nothing_says_so(modules: Page) -> Non
     draw(bins, { columns: 2, times: [10, 11], cells }, ranks, { words });
     return [...document.querySelectorAll('#place .note')].map((one) => one.textContent);
     """
-    with paper(modules, '<main><details open></details><div id="place"></div></main>', *SHEETS) as page:
-        notes = call(page, "heat/multiples.js", body)
+    with open_blank_page(modules, '<main><details open></details><div id="place"></div></main>', *SHEETS) as page:
+        notes = call_module(page, "heat/multiples.js", body)
     assert notes[1:3] == ["not known", "\u2264 1"]
     assert notes[-1] == "These charts show the first 128 of 130 ranks. The rank heatmap shows all ranks."

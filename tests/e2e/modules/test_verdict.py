@@ -8,7 +8,7 @@ import pytest
 from django.template.loader import render_to_string
 from playwright.sync_api import Page
 
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 HOSTS = [{"node": 0, "host": "anna", "first_rank": 0, "num_ranks": 2}]
 DASH = "\N{EN DASH}"
@@ -41,8 +41,8 @@ def shown(modules: Page, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
       return { next: text('next').innerHTML, button: offered, log, facts };
     });
     """
-    with paper(modules, f"{panel}{around}") as page:
-        found: list[dict[str, Any]] = call(page, "job/health.js", body, list(jobs))
+    with open_blank_page(modules, f"{panel}{around}") as page:
+        found: list[dict[str, Any]] = call_module(page, "job/health.js", body, list(jobs))
     return found
 
 
@@ -99,8 +99,8 @@ def test_a_stalled_run_has_no_time_left_and_no_speed(modules: Page, state: str, 
     m.showProgress(job, state);
     return ['left', 'phase', 'rate', 'rate-note'].map((name) => document.getElementById(`figure-${name}`).textContent);
     """
-    with paper(modules, panel) as page:
-        told = call(page, "job/figures.js", body, {"state": state, "over": False, "sentence": "x"})
+    with open_blank_page(modules, panel) as page:
+        told = call_module(page, "job/figures.js", body, {"state": state, "over": False, "sentence": "x"})
     if words is not None:
         assert told == words
     else:
@@ -114,5 +114,5 @@ def test_a_diverged_run_is_not_offered_a_smaller_layout(modules: Page) -> None:
     change = {"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}
     sentences = ("Failed: rank 1, OutOfMemoryError.", "Diverged: the loss is NaN at step 3.")
     jobs = [job(verdict(sentence), attempt=1, history=[change]) for sentence in sentences]
-    with paper(modules, "".join(f'<div id="{name}"></div>' for name in ids)) as page:
-        assert call(page, "job/header.js", body, jobs) == [False, True]
+    with open_blank_page(modules, "".join(f'<div id="{name}"></div>' for name in ids)) as page:
+        assert call_module(page, "job/header.js", body, jobs) == [False, True]

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from jobs.pages.jobs.listing import COLUMNS, OPTIONAL
 from tests.screens.look import FAULTS
-from tests.support.modules import call, paper
+from tests.support.browser import call_module, open_blank_page
 
 OF_A_JOB = (
     *("css/tokens.css", "css/base.css", "css/components.css", "css/fields.css", "css/pages.css"),
@@ -41,7 +41,7 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
       const told = 'Ranks 0-15 of 1,024. Tables include all ranks. 1,000,000 timing records were dropped.';
       note.textContent = note.title = told;
     }"""
-    with paper(modules, f'<main><div class="first">{"".join(panels)}</div></main>', *OF_A_JOB) as page:
+    with open_blank_page(modules, f'<main><div class="first">{"".join(panels)}</div></main>', *OF_A_JOB) as page:
         page.evaluate(body)
         for width in (390, 720, 1024, 1440):
             page.set_viewport_size({"width": width, "height": 900})
@@ -61,7 +61,7 @@ def test_hosts_that_are_not_heard_are_named_while_they_are_few(modules: Page) ->
       return [said(), said(...Array(64).fill(host)), said('anna', host)];
     }"""
     long = "gpu-" + "w" * 59
-    with paper(modules, f'<main><div class="first">{panel}</div></main>', *OF_A_JOB) as page:
+    with open_blank_page(modules, f'<main><div class="first">{panel}</div></main>', *OF_A_JOB) as page:
         hosts = ("the host", "64 hosts", f"anna, {long}")
         assert page.evaluate(body, long) == [f"no contact with {host}" for host in hosts]
         for width in (390, 720, 1024, 1440):
@@ -77,9 +77,11 @@ def test_how_long_a_step_takes_is_whole_on_a_wide_page(modules: Page) -> None:
     return [...document.querySelectorAll('.figures small')].map((one) => one.scrollWidth - one.clientWidth);
     """
     # The width of the page at 1440 px.
-    with paper(modules, f'<main style="width: 80rem"><div class="first">{panel}</div></main>', *OF_A_JOB) as page:
+    with open_blank_page(
+        modules, f'<main style="width: 80rem"><div class="first">{panel}</div></main>', *OF_A_JOB
+    ) as page:
         page.set_viewport_size({"width": 1440, "height": 900})
-        assert max(call(page, "job/figures.js", body)) <= 0
+        assert max(call_module(page, "job/figures.js", body)) <= 0
 
 
 OF_LISTS = ("css/tokens.css", "css/base.css", "css/components.css", "css/tables.css", "css/pages.css")
@@ -91,11 +93,11 @@ def test_on_a_narrow_page_each_figure_of_the_queue_has_its_words(modules: Page) 
     words = """
     return [...document.querySelectorAll('td')].map((cell) => getComputedStyle(cell, '::before').content);
     """
-    with paper(modules, render_to_string("queue/rows.html", told), *OF_LISTS, "css/queue.css") as page:
+    with open_blank_page(modules, render_to_string("queue/rows.html", told), *OF_LISTS, "css/queue.css") as page:
         page.set_viewport_size({"width": 390, "height": 800})
-        narrow = call(page, "format.js", words)
+        narrow = call_module(page, "format.js", words)
         page.set_viewport_size({"width": 1440, "height": 800})
-        wide = call(page, "format.js", words)
+        wide = call_module(page, "format.js", words)
     names = ("Position", "Project", "Priority score", "Reason", "Estimated start")
     assert narrow == [f'"{name} "' for name in names]
     assert wide == ["none"] * len(names)
@@ -132,7 +134,7 @@ def list_of_jobs() -> str:
 
 @pytest.mark.parametrize("width", [1024, 1440])
 def test_each_job_has_one_line_on_a_wide_page(modules: Page, width: int) -> None:
-    with paper(modules, f"<main>{list_of_jobs()}</main>", *OF_LISTS, "css/list.css") as page:
+    with open_blank_page(modules, f"<main>{list_of_jobs()}</main>", *OF_LISTS, "css/list.css") as page:
         page.set_viewport_size({"width": width, "height": 800})
         heights = page.evaluate(LINES)
         assert max(heights) < 42, heights  # two lines have at least 50 px
@@ -146,7 +148,7 @@ def test_each_job_has_one_line_on_a_wide_page(modules: Page, width: int) -> None
 
 
 def test_each_job_is_a_card_with_whole_texts_on_a_phone(modules: Page) -> None:
-    with paper(modules, f"<main>{list_of_jobs()}</main>", *OF_LISTS, "css/list.css") as page:
+    with open_blank_page(modules, f"<main>{list_of_jobs()}</main>", *OF_LISTS, "css/list.css") as page:
         page.set_viewport_size({"width": 390, "height": 800})
         cut = (
             "() => [...document.querySelectorAll('tbody tr *')].filter((one) => one.scrollWidth > one.clientWidth + 1)"
@@ -187,7 +189,7 @@ def overview() -> str:
 @pytest.mark.parametrize("page_of", [host_cards, overview])
 def test_no_long_name_runs_out_of_its_panel(modules: Page, page_of: Callable[[], str]) -> None:
     styles = (*OF_LISTS, "css/hosts.css", "css/overview.css")
-    with paper(modules, f"<main>{page_of()}</main>", *styles) as page:
+    with open_blank_page(modules, f"<main>{page_of()}</main>", *styles) as page:
         for width in (390, 1440):
             page.set_viewport_size({"width": width, "height": 800})
             assert page.evaluate(f"({FAULTS})()") == [], width

@@ -15,11 +15,10 @@ import psutil
 import psycopg
 
 from contracts.names import telemetry_stream
-from tests.support.patience import patient
-from tests.support.processes import wait_until
+from tests.support.processes import scale_timeout, wait_until
 from tests.support.web import Site
 
-PATIENCE_S = patient(30)
+PATIENCE_S = scale_timeout(30)
 Event = dict[str, Any]  # "event", "data", and "id" of some
 
 
@@ -52,7 +51,7 @@ def step(number: int, loss: float | None = 4.0, rank: int = 0) -> dict[str, Any]
 @contextlib.asynccontextmanager
 async def asking(site: Site, who: str = "owner", **headers: str) -> AsyncIterator[httpx.AsyncClient]:
     limits = httpx.Limits(max_connections=None)
-    given = {**site.token(who), **headers}
+    given = {**site.build_token_header(who), **headers}
     async with httpx.AsyncClient(base_url=site.url, headers=given, timeout=PATIENCE_S, limits=limits) as client:
         yield client
 

@@ -30,7 +30,7 @@ from tests.jobs.planning.test_learned import ended, summary
 from tests.jobs.reporting.nodes import Node, fall_silent
 from tests.jobs.written import written
 from tests.planner.wrong_specs import GOOD
-from tests.support.timelines import batch, late
+from tests.support.telemetry import build_late_rank_step, build_timeline_batch
 
 Api = Callable[[User | None], APIClient]
 
@@ -218,7 +218,7 @@ def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> N
     """A step that its ranks told of, and one that is asked for."""
     run = ended(owner, summary(0.3), layout={"tp": 2})
     stream = telemetry_stream(run.job_id, run.number)
-    client.xadd(stream, {"b": msgpack.packb(batch(run.job_id, *late())), "n": 0})
+    client.xadd(stream, {"b": msgpack.packb(build_timeline_batch(run.job_id, *build_late_rank_step())), "n": 0})
     path = asked.operations["getTrace"][0].format(job_id=run.job_id)
     asked.holds("getTrace", user.get(path, {"format": "chrome"}))
     asked.holds("getTrace", user.get(path, {"format": "columns"}))

@@ -27,7 +27,7 @@ def test_two_hundred_requests_at_once_are_answered_over_few_connections(postgres
     async def burst() -> list[int]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(
-            base_url=postgres_site.url, headers=postgres_site.token("owner"), limits=limits, timeout=60
+            base_url=postgres_site.url, headers=postgres_site.build_token_header("owner"), limits=limits, timeout=60
         ) as client:
             asked = [asyncio.create_task(client.get("/api/v1/jobs")) for _ in range(200)]
             # One connection counts the others: of one for each count, some would still be ending and be counted.

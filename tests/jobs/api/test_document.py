@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
 from planner.facts.spec import JobSpec
-from tests.support.fuzz.run import fuzz
+from tests.support.fuzz import run_fuzz
 from tests.support.web import Site
 
 
@@ -105,7 +105,7 @@ def test_what_the_server_does_is_what_it_says(postgres_site: Site, tmp_path: Pat
     operations = {one["operationId"] for path in document["paths"].values() for one in path.values()}
     some = sorted(operations - LONG - STAFFS)[::EACH]
     chosen = [part for operation in some for part in ("--include-operation-id", operation)]
-    told = fuzz(postgres_site, tmp_path, "owner", "--phases", "examples,coverage", *chosen)
+    told = run_fuzz(postgres_site, tmp_path, "owner", "--phases", "examples,coverage", *chosen)
     assert told.passed, told.text
     assert told.cases >= 100
     assert postgres_site.log.count("Traceback") == before

@@ -13,7 +13,7 @@ from websockets.exceptions import InvalidStatus
 
 from jobs.api.http.problems import CONTENT_TYPE
 from tests.planner.wrong_specs import GOOD
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 from tests.support.web import Site
 
 HUGE = "0000000019999999999999999999999"
@@ -34,7 +34,9 @@ def errors(answer: Any) -> list[dict[str, str]]:
 def test_a_senseless_limit_is_400(postgres_site: Site, limit: str) -> None:
     from urllib.parse import quote
 
-    answer = postgres_site.call("GET", f"/api/v1/jobs?limit={quote(limit)}", headers=postgres_site.token("owner"))
+    answer = postgres_site.call(
+        "GET", f"/api/v1/jobs?limit={quote(limit)}", headers=postgres_site.build_token_header("owner")
+    )
     assert answer.status == 400
     assert errors(answer)[0]["field"] == "limit"
 
@@ -61,7 +63,7 @@ def test_a_token_that_is_none_is_401(postgres_site: Site, token: str) -> None:
     ],
 )
 def test_nul_in_an_address_is_400(postgres_site: Site, path: str) -> None:
-    for headers in (postgres_site.token("staff"), postgres_site.cookie("staff")):
+    for headers in (postgres_site.build_token_header("staff"), postgres_site.build_cookie_header("staff")):
         answer = postgres_site.call("GET", path, headers=headers)
         assert answer.status == 400
         if path.startswith("/api/"):
@@ -102,7 +104,7 @@ TEXTS = [
 @pytest.mark.parametrize("field", TEXTS, ids=ascii)
 def test_no_text_of_a_spec_can_make_it_fall_over(postgres_site: Site, field: str) -> None:
     """NUL, which PostgreSQL refuses, and half a surrogate pair, which nothing can encode."""
-    headers = postgres_site.token("owner")
+    headers = postgres_site.build_token_header("owner")
     for text in (NUL, "\ud800"):
         spec = with_field(GOOD, field, text)
         submitted = postgres_site.call("POST", "/api/v1/jobs", spec, headers=headers)
@@ -118,7 +120,7 @@ def test_no_text_of_a_spec_can_make_it_fall_over(postgres_site: Site, field: str
 
 @pytest.mark.parametrize("cluster", [5, [], {}, True, "host:" + NUL, "host:\ud800", "\ud800", NUL], ids=ascii)
 def test_hardware_that_is_no_name_is_422(postgres_site: Site, cluster: object) -> None:
-    headers = postgres_site.token("owner")
+    headers = postgres_site.build_token_header("owner")
     for path in ("plan/search", "plan/explain"):
         body = {"spec": GOOD, "cluster": cluster, **({"ranks": 4} if path == "plan/search" else {})}
         answer = postgres_site.call("POST", f"/api/v1/{path}", body, headers=headers)
@@ -130,20 +132,22 @@ def test_hardware_that_is_no_name_is_422(postgres_site: Site, cluster: object) -
 def test_json_nested_too_deep_is_400(postgres_site: Site, depth: int, status: int) -> None:
     """Else one reader bears what the next one raises on."""
     body = b'{"name": ' + b"[" * depth + b"]" * depth + b"}"
-    answer = postgres_site.call("POST", "/api/v1/jobs", body, headers=postgres_site.token("owner"))
+    answer = postgres_site.call("POST", "/api/v1/jobs", body, headers=postgres_site.build_token_header("owner"))
     assert answer.status == status
     errors(answer)
 
 
 def test_more_fields_than_are_read_are_400(postgres_site: Site) -> None:
-    answer = postgres_site.call("GET", "/api/v1/jobs?" + "a=b&" * 3000, headers=postgres_site.token("owner"))
+    answer = postgres_site.call(
+        "GET", "/api/v1/jobs?" + "a=b&" * 3000, headers=postgres_site.build_token_header("owner")
+    )
     assert answer.status == 400
     errors(answer)
 
 
 def test_four_submits_at_once_with_one_key_are_one_job(postgres_site: Site) -> None:
     for turn in range(5):
-        headers = {**postgres_site.token("owner"), "Idempotency-Key": f"race-{turn}"}
+        headers = {**postgres_site.build_token_header("owner"), "Idempotency-Key": f"race-{turn}"}
         specs = [GOOD, GOOD, GOOD, {**GOOD, "name": "other"}]
 
         def submit(spec: dict[str, Any], headers: dict[str, str] = headers) -> Any:
@@ -171,7 +175,7 @@ def test_no_route_below_api_answers_html(postgres_site: Site, method: str) -> No
         ("/api/v1/jobs/a/b/c", 404),
         ("/api/v1/presets", 405),
     ):
-        answer = postgres_site.call(method, path, headers=postgres_site.token("owner"))
+        answer = postgres_site.call(method, path, headers=postgres_site.build_token_header("owner"))
         if status == 405 and method == "GET":
             continue
         assert answer.status == status
@@ -202,19 +206,19 @@ async def _handshake(site: Site, path: str, headers: dict[str, str], origin: str
 def test_a_socket_nobody_serves_is_refused_before_it_opens(postgres_site: Site, path: str, origin: str | None) -> None:
     before = postgres_site.log.count("Traceback")
     given = postgres_site.url if origin is None else origin
-    assert asyncio.run(_handshake(postgres_site, path, postgres_site.cookie("owner"), given)) == 403
+    assert asyncio.run(_handshake(postgres_site, path, postgres_site.build_cookie_header("owner"), given)) == 403
     assert postgres_site.log.count("Traceback") == before
 
 
 @pytest.mark.parametrize("query", ["attempt=²", "attempt=-1", "attempt=99999999999999999999", "attempt=%00"])
 def test_a_senseless_attempt_to_resume_is_as_none(postgres_site: Site, query: str) -> None:
-    submitted = postgres_site.call("POST", "/api/v1/jobs", GOOD, headers=postgres_site.token("owner"))
+    submitted = postgres_site.call("POST", "/api/v1/jobs", GOOD, headers=postgres_site.build_token_header("owner"))
     url = f"ws://127.0.0.1:{postgres_site.port}/ws/jobs/{submitted.json()['id']}/?{query}"
 
     async def first() -> Any:
-        headers = postgres_site.cookie("owner")
+        headers = postgres_site.build_cookie_header("owner")
         async with connect(url, origin=postgres_site.url, additional_headers=headers) as socket:  # type: ignore[arg-type]
-            return msgpack.unpackb(await asyncio.wait_for(socket.recv(), patient(15)))
+            return msgpack.unpackb(await asyncio.wait_for(socket.recv(), scale_timeout(15)))
 
     if "%00" in query:
         with pytest.raises(InvalidStatus):
@@ -231,7 +235,7 @@ def test_a_host_that_is_not_served_is_400_in_the_api_s_shape(postgres_site: Site
 
 def test_a_body_over_the_bound_is_413_with_or_without_a_login(postgres_site: Site) -> None:
     body = b" " * (3 * 2**20)
-    for headers in ({}, postgres_site.token("owner"), {"Transfer-Encoding": "chunked"}):
+    for headers in ({}, postgres_site.build_token_header("owner"), {"Transfer-Encoding": "chunked"}):
         answer = postgres_site.call("POST", "/api/v1/jobs", body, headers=headers)
         assert answer.status == 413
         assert errors(answer)[0]["message"] == "The request body is larger than 1 MB."

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.board import board
+from tests.support.board import run_board
 
 GENERATOR = "openapi-python-client==0.29.1"
 CONFIG = "post_hooks: []\nproject_name_override: foreign\npackage_name_override: foreign\n"
@@ -62,7 +62,7 @@ def tool(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_a_generated_client_submits_a_job_and_waits_for_it(tmp_path: Path) -> None:
-    with board(tmp_path / "state", slots=2) as running:
+    with run_board(tmp_path / "state", slots=2) as running:
         document = tmp_path / "openapi.json"
         document.write_text(json.dumps(running.call("GET", "schema")))
         (tmp_path / "config.yml").write_text(CONFIG)
@@ -85,7 +85,7 @@ def test_a_generated_client_submits_a_job_and_waits_for_it(tmp_path: Path) -> No
             "-c",
             STORY,
             running.url,
-            running.up["api_token"],
+            running.info["api_token"],
             json.dumps(SPEC),
         ]
         told = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)

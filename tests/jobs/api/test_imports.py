@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
 from tests.jobs.traces.test_imports import gpu_trace
-from tests.support.disks import PAGE, full_disk
+from tests.support.processes import PAGE_BYTES, mount_full_disk
 
 Api = Callable[[User | None], APIClient]
 PART = 3000
@@ -79,10 +79,10 @@ def test_appends_only_at_the_end_of_a_file(owner: User, api: Api) -> None:
 def test_on_a_full_disk_a_part_is_taken_whole_or_not_at_all(
     owner: User, api: Api, settings: Any, tmp_path: Path
 ) -> None:
-    client, data = api(owner), bytes(4 * PAGE)
-    with full_disk(tmp_path / "disk") as disk:
+    client, data = api(owner), bytes(4 * PAGE_BYTES)
+    with mount_full_disk(tmp_path / "disk") as disk:
         filling = disk / "filling"
-        os.truncate(filling, filling.stat().st_size - 3 * PAGE)
+        os.truncate(filling, filling.stat().st_size - 3 * PAGE_BYTES)
         settings.STATE_DIR = disk
         key = opened(client, {"a": data})
         refused = put(client, key, 0, 0, data)

@@ -41,9 +41,9 @@ from webapp.serving import limits
 
 @pytest.fixture
 def job(postgres_site: Site) -> Iterator[str]:
-    made = postgres_site.submit(GOOD)
+    made = postgres_site.submit_job(GOOD)
     yield made
-    postgres_site.call("POST", f"/api/v1/jobs/{made}/cancel", headers=postgres_site.token("owner"))
+    postgres_site.call("POST", f"/api/v1/jobs/{made}/cancel", headers=postgres_site.build_token_header("owner"))
 
 
 def test_a_wait_ends_when_the_job_has_come_into_the_state(postgres_site: Site, job: str) -> None:
@@ -69,7 +69,7 @@ def test_a_wait_ends_when_the_job_has_come_into_the_state(postgres_site: Site, j
 
 
 def test_a_wait_answers_when_its_time_is_up_or_it_makes_no_sense(postgres_site: Site, job: str) -> None:
-    headers = postgres_site.token("owner")
+    headers = postgres_site.build_token_header("owner")
     for query in ("?timeout=0", "?timeout=1"):
         told = postgres_site.call("GET", f"/api/v1/jobs/{job}/wait{query}", headers=headers)
         assert (told.status, told.json()["reached"], told.json()["job"]["status"]) == (200, False, "queued")
@@ -77,12 +77,12 @@ def test_a_wait_answers_when_its_time_is_up_or_it_makes_no_sense(postgres_site: 
         wrong = postgres_site.call("GET", f"/api/v1/jobs/{job}/wait?{query}", headers=headers)
         assert (wrong.status, wrong.json()["errors"][0]["field"]) == (400, field)
     for path in ("wait", "events"):
-        for given, status in (({}, 401), (postgres_site.token("stranger"), 404)):
+        for given, status in (({}, 401), (postgres_site.build_token_header("stranger"), 404)):
             assert postgres_site.call("GET", f"/api/v1/jobs/{job}/{path}", headers=given).status == status
 
 
 def test_two_hundred_wait_beside_fewer_threads_one_more_is_429_until_one_leaves(postgres_site: Site) -> None:
-    job = postgres_site.submit(GOOD)
+    job = postgres_site.submit_job(GOOD)
     address = f"/api/v1/jobs/{job}/wait?timeout=60"
 
     async def wait() -> tuple[Any, Any, Any, set[int]]:
@@ -184,7 +184,7 @@ def test_who_follows_it_live_is_told_each_second_what_every_axis_sends(postgres_
     seconds = [one["second"] for event in (*first, *second) if sends(event) for one in event["data"]["sent"]]
     assert all(abs(second - time.time()) < 2 * PATIENCE_S for second in seconds)
     for wrong in ("0", "61", "x"):
-        answer = site.call("GET", f"/api/v1/jobs/{job}/events?live={wrong}", headers=site.token("owner"))
+        answer = site.call("GET", f"/api/v1/jobs/{job}/events?live={wrong}", headers=site.build_token_header("owner"))
         assert (answer.status, answer.json()["errors"][0]["field"]) == (400, "live")
 
 
@@ -209,7 +209,7 @@ def told_bytes(events: list[dict[str, Any]]) -> dict[str, int]:
 
 def test_an_id_that_is_none_is_400(postgres_site: Site, job: str) -> None:
     for text in ("x", "1.1.1", "1.1.1.0:99999999999999999999-0", "-1.0.0.", "1.1.1.a"):
-        headers = {**postgres_site.token("owner"), "Last-Event-ID": text}
+        headers = {**postgres_site.build_token_header("owner"), "Last-Event-ID": text}
         answer = postgres_site.call("GET", f"/api/v1/jobs/{job}/events", headers=headers)
         (error,) = answer.json()["errors"]
         assert (answer.status, error["field"], error["in"]) == (400, "Last-Event-ID", "header")
@@ -218,7 +218,7 @@ def test_an_id_that_is_none_is_400(postgres_site: Site, job: str) -> None:
 def test_one_log_is_followed_line_by_line(postgres_site: Site, job: str) -> None:
     site = postgres_site
     address = f"/api/v1/jobs/{job}/logs/1?follow=1"
-    assert site.call("GET", address, headers=site.token("owner")).status == 409, "nothing has logged yet"
+    assert site.call("GET", address, headers=site.build_token_header("owner")).status == 409, "nothing has logged yet"
     move(site, job, "starting", "running")
     with psycopg.connect(site.database_url, autocommit=True) as database:
         attempt: Any = database.execute(
@@ -232,7 +232,7 @@ def test_one_log_is_followed_line_by_line(postgres_site: Site, job: str) -> None
             (attempt[0],),
         )
     put(site, job, lines(0, "of rank 0"), lines(0, "of rank 1", rank=1), step(1))
-    assert site.call("GET", address.replace("/1?", "/7?"), headers=site.token("owner")).status == 404
+    assert site.call("GET", address.replace("/1?", "/7?"), headers=site.build_token_header("owner")).status == 404
 
     async def follow() -> list[dict[str, Any]]:
         async with followed(site, address) as events:
@@ -257,7 +257,7 @@ def test_what_was_trimmed_is_told_as_a_gap(postgres_site: Site, job: str) -> Non
 
 
 def test_a_deleted_job_ends_the_wait_and_the_events(postgres_site: Site) -> None:
-    job = postgres_site.submit(GOOD)
+    job = postgres_site.submit_job(GOOD)
 
     async def both() -> tuple[int, dict[str, Any]]:
         async with asking(postgres_site) as client, followed(postgres_site, f"/api/v1/jobs/{job}/events") as events:
@@ -375,13 +375,13 @@ def test_a_slow_reader_misses_nothing_and_costs_no_memory(postgres_site: Site, j
     for number in range(count):
         put(site, job, lines(100 * number, *[filler] * 100), number=number)
     before = largest = site.memory_bytes
-    token = site.token("owner")["Authorization"]
+    token = site.build_token_header("owner")["Authorization"]
     head = f"GET /api/v1/jobs/{job}/events HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {token}"
     found = b""
     with socket.create_connection(("127.0.0.1", site.port), timeout=PATIENCE_S) as line:
         line.sendall(f"{head}\r\n\r\n".encode())
         for _ in range(10):  # in which the server could read ahead
-            site.call("GET", f"/api/v1/jobs/{job}", headers=site.token("owner"))
+            site.call("GET", f"/api/v1/jobs/{job}", headers=site.build_token_header("owner"))
             largest = max(largest, site.memory_bytes)
         while found.count(b"event: log") < count:
             largest = max(largest, site.memory_bytes)

@@ -36,8 +36,7 @@ from jobs.queue.order_outbox import ORDER_LASTS, deliver
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, say
 from tests.planner.wrong_specs import GOOD
-from tests.support.patience import patient
-from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
+from tests.support.processes import ROOT, RedisServer, base_environment, scale_timeout, wait_until
 
 STARTS_S = 120.0  # of a Django on a machine that is busy with other things
 
@@ -370,7 +369,7 @@ def test_the_process_checks_itself_waits_its_turn_survives_redis_and_ends_at_onc
     assert said.returncode == 0, said.stderr
     wait_until(lambda: found(tmp_path, "SELECT slots FROM jobs_host") == 7, "it hears again, by itself", STARTS_S)
     second.send_signal(signal.SIGTERM)
-    assert second.wait(patient(5)) == 0
+    assert second.wait(scale_timeout(5)) == 0
     assert "Traceback" not in log("second")
     third = start("third")
     holds = "SELECT holder LIKE '%process ' || ? || ' %' FROM jobs_lease"

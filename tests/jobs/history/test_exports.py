@@ -21,7 +21,7 @@ from jobs.runs.history import exports
 from jobs.runs.history.store import query
 from tests.jobs.history.told import BEGAN, batch, keep, run, step
 from tests.planner.wrong_specs import GOOD
-from tests.support.disks import full_disk
+from tests.support.processes import mount_full_disk
 
 Api = Callable[[User | None], APIClient]
 
@@ -68,7 +68,7 @@ def test_a_rank_that_names_no_axis_stood_still_for_it_no_second(
 def test_a_full_disk_is_said_where_a_file_finds_no_room(
     path: str, recorded: str, owner: User, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with full_disk(tmp_path / "disk") as disk:
+    with mount_full_disk(tmp_path / "disk") as disk:
         monkeypatch.setattr(query, "get_spill_folder", lambda: disk)
         answer = api(owner).get(f"/api/v1/jobs/{recorded}/{path}")
         left = [one.name for one in disk.iterdir()]
@@ -82,7 +82,7 @@ def test_a_full_disk_is_a_page_where_a_page_hands_the_file_out(
 ) -> None:
     client.force_login(owner)
     client.raise_request_exception = False
-    with full_disk(tmp_path / "disk") as disk:
+    with mount_full_disk(tmp_path / "disk") as disk:
         monkeypatch.setattr(query, "get_spill_folder", lambda: disk)
         answer = client.get(f"/jobs/{recorded}/history/tensorboard/")
     assert (answer.status_code, "The disk of the board is full." in answer.content.decode()) == (503, True)

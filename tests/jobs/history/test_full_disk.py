@@ -13,7 +13,7 @@ from jobs.runs.history.recording import attempt_recorder as recording
 from jobs.runs.history.recording.recorder import NAME, Recorder
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import Sender, run
-from tests.support.disks import fill, small_disk
+from tests.support.processes import fill_disk, mount_small_disk
 
 
 def test_while_a_full_disk_takes_nothing_it_is_not_well_and_says_so_in_a_line(
@@ -30,10 +30,10 @@ def test_while_a_full_disk_takes_nothing_it_is_not_well_and_says_so_in_a_line(
         recorder.run_once()
         return Lease.objects.get(name=NAME).ticked is not None
 
-    with small_disk(tmp_path / "disk") as disk:
+    with mount_small_disk(tmp_path / "disk") as disk:
         settings.HISTORY_DIR = disk / "history"
         settings.HISTORY_DIR.mkdir()
-        fill(disk)
+        fill_disk(disk)
         recorder = Recorder()
         sender = Sender(live_redis, attempt.job_id)
         for told in run(2, 5):

@@ -20,9 +20,8 @@ from jobs.runs.history.store import folder as folder_module
 from jobs.runs.history.store.folder import HistoryFolder, NoHistoryError
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, rows, run, step, traffic
-from tests.support.patience import patient
-from tests.support.postgres import own_database
-from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
+from tests.support.postgres import get_database_url
+from tests.support.processes import ROOT, RedisServer, base_environment, scale_timeout, wait_until
 
 
 def totals(root: Path, job: str, column: str = "payload_bytes") -> dict[tuple[int, str, str], int]:
@@ -114,7 +113,7 @@ def test_killed_outright_it_loses_and_doubles_nothing(
         "MESHBOARD_SECRET_KEY": "a key of this test alone 0123456789 0123456789 0123456789",
         "MESHBOARD_STATE_DIR": str(tmp_path),
         "MESHBOARD_HISTORY_DIR": str(root),
-        "MESHBOARD_DATABASE_URL": own_database(),
+        "MESHBOARD_DATABASE_URL": get_database_url(),
         "MESHBOARD_REDIS_URL": redis_service.url,
     }
     sender, folder = Sender(live_redis, attempt.job_id), HistoryFolder(root, attempt.job_id, 1)
@@ -141,7 +140,7 @@ def test_killed_outright_it_loses_and_doubles_nothing(
             wait_until(lambda before=before: generation() > before, "rows were committed", 30, 0.005)
             Lease.objects.filter(name=NAME).update(holder="")  # the next one need not wait
             process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-            process.wait(patient(10))
+            process.wait(scale_timeout(10))
         finally:
             process.kill()
             process.wait()

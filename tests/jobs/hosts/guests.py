@@ -22,7 +22,7 @@ from jobs.queue.hosts import joining
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.hosts.test_join import IDENTITIES, request
 from tests.planner.wrong_specs import GOOD
-from tests.support.processes import ROOT, base_environment, running
+from tests.support.processes import ROOT, base_environment, run_process
 from workers.host.join import build_worker_command
 
 
@@ -61,5 +61,5 @@ def worker(guest: Guest, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         "MESHBOARD_HOST_NAME": guest.name,
         "MESHBOARD_STATE_DIR": str(folder / "state"),
     }
-    with running(build_worker_command(guest.name), environment, folder / "worker.log", ROOT) as process:
+    with run_process(build_worker_command(guest.name), environment, folder / "worker.log", ROOT) as process:
         yield process

@@ -21,9 +21,8 @@ from jobs.models import Host, Lease
 from jobs.operations.controller import Controller
 from jobs.queue.hosts.checks import board
 from jobs.runs.history.recording.recorder import Recorder
-from tests.support.disks import full_disk
-from tests.support.postgres import as_default_database
-from tests.support.processes import RedisServer
+from tests.support.postgres import use_database
+from tests.support.processes import RedisServer, mount_full_disk
 from webapp.runner import find_free_port
 from workers.host.hardware import get_address_towards
 
@@ -88,7 +87,7 @@ def test_static_files_that_are_not_there_or_of_before_an_upgrade_are_found(
 
 
 def test_the_disk_of_histories_is_looked_at_where_it_is_another(db: None, settings: Any, tmp_path: Path) -> None:
-    with full_disk(tmp_path / "disk") as disk:
+    with mount_full_disk(tmp_path / "disk") as disk:
         settings.HISTORY_DIR = disk / "history"
         told = {finding.words.partition(",")[0]: finding.level for finding in found("disk")}
     assert told["histories"] == "fail"
@@ -137,7 +136,7 @@ def test_a_database_that_is_away_is_told_once_and_redis_is_looked_at_all_the_sam
     transactional_db: None, live_redis: redis.Redis
 ) -> None:
     away = f"postgres://nobody@127.0.0.1:{find_free_port()}/nothing"
-    with as_default_database(away, migrated=False):
+    with use_database(away, migrated=False):
         told = list(board())
     assert [finding.level for finding in told if finding.subject == "Redis"] == ["ok", "ok", "warn"]
     [database] = [finding for finding in told if "does not answer" in finding.words]

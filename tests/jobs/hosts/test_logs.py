@@ -27,7 +27,7 @@ from jobs.runs import logs as log_download
 from jobs.runs.logs import NoLogError, locate_log
 from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
-from tests.support.orders import order
+from tests.support.host import build_launch_order
 from tests.support.processes import wait_until
 from tests.workers.host.supervisor.test_log_tail import rank_log
 from workers.disk import write_json
@@ -62,7 +62,7 @@ def test_a_rank_s_whole_log_comes_from_its_host_with_a_host_s_rights(
     job = running_job(owner, "host-a")
     logs = get_attempt_dir(tmp_path / "state" / "runs", job, 1)
     logs.host_dir.mkdir(parents=True)
-    write_json(logs.order_file, order(job, slots=[0, 1, 2, 3]))
+    write_json(logs.order_file, build_launch_order(job, slots=[0, 1, 2, 3]))
     said = b"".join(b"%09d\n" % number for number in range(150_000))
     rank_log(logs.logs, 3).write_bytes(said)
     rank_log(logs.logs, 3, "stderr.log").write_bytes(b"a warning\n")

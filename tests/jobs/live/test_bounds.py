@@ -14,8 +14,8 @@ from websockets.exceptions import ConnectionClosed
 
 from contracts.names import telemetry_stream
 from tests.planner.wrong_specs import GOOD
-from tests.support.frames import messages
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
+from tests.support.telemetry import unpack_messages
 from tests.support.web import Site
 
 MAX_FRAME_BYTES = 2**20
@@ -23,13 +23,13 @@ MAX_FRAME_BYTES = 2**20
 
 def open_socket(site: Site, job: str, **options: Any) -> Any:
     url = f"ws://127.0.0.1:{site.port}/ws/jobs/{job}/"
-    return connect(url, origin=site.url, additional_headers=site.cookie("owner"), max_size=None, **options)  # type: ignore[arg-type]
+    return connect(url, origin=site.url, additional_headers=site.build_cookie_header("owner"), max_size=None, **options)  # type: ignore[arg-type]
 
 
 async def wait_for_close_code(socket: ClientConnection) -> int:
     try:
         while True:
-            await asyncio.wait_for(socket.recv(), patient(30))
+            await asyncio.wait_for(socket.recv(), scale_timeout(30))
     except ConnectionClosed as closed:
         return int(closed.rcvd.code) if closed.rcvd else 0
 
@@ -39,7 +39,7 @@ def pack_batch(size: int) -> bytes:
 
 
 def test_sends_stored_entries_in_frames_of_one_megabyte(postgres_site: Site) -> None:
-    job = postgres_site.submit(GOOD)
+    job = postgres_site.submit_job(GOOD)
     stream = telemetry_stream(job, 1)
     redis = postgres_site.redis.client()
     sizes = [100] * 300 + [256 * 2**10] * 60 + [3 * 2**20] + [100] * 10
@@ -51,9 +51,9 @@ def test_sends_stored_entries_in_frames_of_one_megabyte(postgres_site: Site) -> 
         largest = 0
         async with open_socket(postgres_site, job) as socket:
             while not got or got[-1] != ids[-1]:
-                frame = await asyncio.wait_for(socket.recv(), patient(30))
+                frame = await asyncio.wait_for(socket.recv(), scale_timeout(30))
                 largest = max(largest, len(frame))
-                for message in messages(frame):
+                for message in unpack_messages(frame):
                     got += [entry[0] for entry in message.get("entries", [])]
                     gaps += [message["gap"]] if "gap" in message else []
         return got, gaps, largest
@@ -68,7 +68,7 @@ def test_sends_stored_entries_in_frames_of_one_megabyte(postgres_site: Site) -> 
 @pytest.mark.parametrize("size", [1, 14 * 2**20])
 def test_closes_a_socket_that_sends(postgres_site: Site, size: int) -> None:
     async def send() -> int:
-        async with open_socket(postgres_site, postgres_site.submit(GOOD)) as socket:
+        async with open_socket(postgres_site, postgres_site.submit_job(GOOD)) as socket:
             await socket.recv()
             with contextlib.suppress(ConnectionClosed):  # the server may close first
                 await socket.send(b"x" * size)
@@ -81,7 +81,7 @@ def test_database_error_closes_the_socket(
     postgres_site: Site,
 ) -> None:
     """The query for the job fails. Without the close, the browser would not notice."""
-    job = postgres_site.submit(GOOD)
+    job = postgres_site.submit_job(GOOD)
     postgres_url = postgres_site.database_url
 
     async def watch() -> int:

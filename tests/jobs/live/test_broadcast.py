@@ -19,9 +19,8 @@ from jobs.runs.live.telemetry_reader import (
     MAX_FRAME_BYTES,
     TelemetryReader,
 )
-from tests.support.frames import messages
-from tests.support.patience import patient
-from tests.support.processes import RedisServer
+from tests.support.processes import RedisServer, scale_timeout
+from tests.support.telemetry import unpack_messages
 
 NODES = 5
 ENTRIES_PER_NODE = 60
@@ -43,12 +42,12 @@ async def open_broadcasts() -> AsyncIterator[Broadcasts]:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), patient(TIMEOUT_S)))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), scale_timeout(TIMEOUT_S)))  # type: ignore[arg-type]
 
 
 async def collect(subscriber: Subscriber, ids: dict[int, list[str]], delay_s: float = 0.0) -> None:
     async for frame in subscriber.frames():
-        for message in messages(frame.packed):
+        for message in unpack_messages(frame.packed):
             ids.setdefault(message["node"], []).extend(entry for entry, _ in message.get("entries", []))
         await asyncio.sleep(delay_s)
 
@@ -112,7 +111,7 @@ def test_packs_new_entries_once_for_all_subscribers() -> None:
                 )
                 await reader.redis.xadd(telemetry_stream("same", 1, 1), {"b": b"1"})
                 first, *others = await asyncio.gather(*waiting)
-                assert messages(first.packed)[0]["node"] == 1
+                assert unpack_messages(first.packed)[0]["node"] == 1
                 assert first.packed == others[0].packed == others[1].packed
             assert first is others[0] is others[1]
             for each, subscriber in zip(frames, subscribers, strict=True):

@@ -11,8 +11,7 @@ import redis.asyncio
 
 from jobs.core.redis_client import connect_async
 from jobs.runs.live.consumers import CancellableChannelLayer
-from tests.support.patience import patient
-from tests.support.processes import RedisServer
+from tests.support.processes import RedisServer, scale_timeout
 
 MAX_TURNS = 40  # of the event loop: more than a call needs until it waits for the answer
 
@@ -24,7 +23,7 @@ async def find_lost_cancellation(wait: Callable[[], Awaitable[Any]]) -> int | No
         for _ in range(turns):
             await asyncio.sleep(0)
         waiting.cancel()
-        _, pending = await asyncio.wait({waiting}, timeout=patient(0.3))
+        _, pending = await asyncio.wait({waiting}, timeout=scale_timeout(0.3))
         if pending:
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)

@@ -15,7 +15,7 @@ from jobs.runs.live.event_stream import LogSelector, Position
 from jobs.runs.live.held_requests import FollowEvents, JobState
 from jobs.runs.live.job_follower import JobFollower, JobUpdate
 from jobs.runs.live.telemetry_reader import get_telemetry_reader
-from tests.support import patience
+from tests.support import processes
 from tests.support.processes import RedisServer
 
 LINES = 40
@@ -40,7 +40,7 @@ def put(redis_service: RedisServer, number: int, rank: int = 0) -> None:
 async def collect_events(request: FollowEvents, redis_service: RedisServer, restart: bool = False) -> list[str]:
     """Return the names of all events. Restart Redis once an outage is reported."""
     names: list[str] = []
-    async with asyncio.timeout(patience.patient(60)):
+    async with asyncio.timeout(processes.scale_timeout(60)):
         events = JobFollower(request).events()
         async for event in events:
             if event.startswith(b": telemetry") and restart:
@@ -80,7 +80,7 @@ def test_disconnected_client_leaves_no_listener(redis_service: RedisServer) -> N
 
         request = FollowEvents("over", ENDED, Position(attempt=1), LogSelector(1, 0, 0))
         passing = asyncio.create_task(patient._pass_on(request, send))
-        async with asyncio.timeout(patience.patient(60)):
+        async with asyncio.timeout(processes.scale_timeout(60)):
             await sending.wait()
         passing.cancel()
         await asyncio.wait([passing])

@@ -25,10 +25,17 @@ from jobs.queue import actions, lifecycle
 from jobs.runs.live.consumers import MAX_SOCKETS_PER_SESSION, TRY_AGAIN
 from jobs.runs.live.event_stream import parse_stream_positions
 from tests.planner.wrong_specs import GOOD
-from tests.support.frames import messages
-from tests.support.patience import patient
-from tests.support.postgres import own_database
-from tests.support.processes import ROOT, RedisServer, base_environment, redis_server, running, wait_until
+from tests.support.postgres import get_database_url
+from tests.support.processes import (
+    ROOT,
+    RedisServer,
+    base_environment,
+    run_process,
+    run_redis,
+    scale_timeout,
+    wait_until,
+)
+from tests.support.telemetry import unpack_messages
 from webapp.runner import find_free_port, is_free
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -50,7 +57,7 @@ class Server:
 
 @pytest.fixture(scope="module")
 def redis_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as started:
+    with run_redis(tmp_path_factory.mktemp("redis")) as started:
         yield started
 
 
@@ -65,11 +72,11 @@ def server(
         "MESHBOARD_SECRET_KEY": settings.SECRET_KEY,
         "MESHBOARD_REDIS_URL": redis_service.url,
         "MESHBOARD_STATE_DIR": str(folder),
-        "MESHBOARD_DATABASE_URL": own_database(),
+        "MESHBOARD_DATABASE_URL": get_database_url(),
         "MESHBOARD_HTTPS": "0",
     }
     uvicorn = [sys.executable, "-m", "uvicorn", "webapp.asgi:application", "--port", str(port)]
-    with running([*uvicorn, "--timeout-graceful-shutdown", "1"], environment, folder / "web.log", ROOT):
+    with run_process([*uvicorn, "--timeout-graceful-shutdown", "1"], environment, folder / "web.log", ROOT):
         wait_until(lambda: not is_free(port), "the web server listens")
         yield Server(port)
 
@@ -102,7 +109,7 @@ async def read(socket: Any, lines: int) -> tuple[list[int], list[str], list[dict
     ids: list[str] = []
     others: list[dict[str, Any]] = []
     while len(numbers) < lines:
-        for message in messages(await asyncio.wait_for(socket.recv(), patient(15))):
+        for message in unpack_messages(await asyncio.wait_for(socket.recv(), scale_timeout(15))):
             if "entries" not in message:
                 others.append(message)
             for entry_id, packed in message.get("entries", []):
@@ -147,7 +154,7 @@ def test_resumes_the_stream_of_each_node(server: Server, redis_service: RedisSer
         seen: dict[int, list[int]] = {0: [], 1: []}
         async with connect(server.url(job.id, query), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
             while sum(map(len, seen.values())) < lines:
-                for message in messages(await asyncio.wait_for(socket.recv(), patient(15))):
+                for message in unpack_messages(await asyncio.wait_for(socket.recv(), scale_timeout(15))):
                     for _, packed in message.get("entries", []):
                         seen[message["node"]] += [item["first"] for item in msgpack.unpackb(packed)["items"]]
         return seen
@@ -186,7 +193,7 @@ def test_reports_a_trimmed_start_as_a_gap(server: Server, redis_service: RedisSe
 
     async def watch() -> None:
         async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
-            messages = [msgpack.unpackb(await asyncio.wait_for(socket.recv(), patient(15))) for _ in range(2)]
+            messages = [msgpack.unpackb(await asyncio.wait_for(socket.recv(), scale_timeout(15))) for _ in range(2)]
             assert "gap" in messages[1]
 
     asyncio.run(watch())
@@ -222,7 +229,7 @@ def test_client_recovers_from_a_restart_of_redis(server: Server, redis_service: 
         for number in range(5, 10):
             put(redis_service.client(), job, number)
 
-    assert asyncio.run(asyncio.wait_for(watch(), patient(60))) == list(range(10))
+    assert asyncio.run(asyncio.wait_for(watch(), scale_timeout(60))) == list(range(10))
 
 
 def test_sends_a_change_of_state(server: Server, job: Job) -> None:
@@ -232,7 +239,7 @@ def test_sends_a_change_of_state(server: Server, job: Job) -> None:
         async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
             assert msgpack.unpackb(await socket.recv())["job"]["status"] == "queued"
             await asyncio.to_thread(lifecycle.change, job.id, 1, Status.STARTING, "placed")
-            async with asyncio.timeout(patient(10)):
+            async with asyncio.timeout(scale_timeout(10)):
                 while msgpack.unpackb(await socket.recv()).get("job", {}).get("status") != "starting":
                     pass  # a heartbeat or another reason why the job is queued
 
@@ -244,7 +251,7 @@ def test_sends_heartbeats_of_an_unchanged_job(server: Server, job: Job) -> None:
 
     async def watch() -> None:
         async with connect(url, origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
-            async with asyncio.timeout(patient(10)):
+            async with asyncio.timeout(scale_timeout(10)):
                 while "beat" not in msgpack.unpackb(await socket.recv()):
                     pass
 
@@ -287,7 +294,7 @@ def test_closes_unauthorized_sockets(server: Server, job: Job, who: str | None, 
     async def watch() -> None:
         async with connect(server.url(job.id, query), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
             while True:
-                await asyncio.wait_for(socket.recv(), patient(10))
+                await asyncio.wait_for(socket.recv(), scale_timeout(10))
 
     with pytest.raises(ConnectionClosed) as closed:
         asyncio.run(watch())
@@ -308,12 +315,12 @@ def test_limits_the_sockets_of_a_session(server: Server, job: Job) -> None:
             allowed = [await opened(stack) for _ in range(MAX_SOCKETS_PER_SESSION)]
             one_more = await opened(stack)
             with pytest.raises(ConnectionClosed) as closed:
-                await asyncio.wait_for(one_more.recv(), patient(10))
+                await asyncio.wait_for(one_more.recv(), scale_timeout(10))
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == TRY_AGAIN
             await allowed[0].close()
             again = await opened(stack)
-            assert "job" in msgpack.unpackb(await asyncio.wait_for(again.recv(), patient(10)))
+            assert "job" in msgpack.unpackb(await asyncio.wait_for(again.recv(), scale_timeout(10)))
 
     asyncio.run(watch())
 
@@ -328,7 +335,7 @@ def test_logout_closes_open_sockets(server: Server, job: Job) -> None:
             await socket.recv()
             await asyncio.to_thread(Session.objects.all().delete)
             while True:
-                await asyncio.wait_for(socket.recv(), patient(30))
+                await asyncio.wait_for(socket.recv(), scale_timeout(30))
 
     with pytest.raises(ConnectionClosed) as closed:
         asyncio.run(watch())

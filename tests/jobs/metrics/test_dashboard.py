@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from jobs.operations.metrics.catalogue import OF_GPUS
-from tests.support.patience import patient
-from tests.support.processes import ROOT, RedisServer, running, wait_until
-from tests.support.web import site
+from tests.support.processes import ROOT, RedisServer, run_process, scale_timeout, wait_until
+from tests.support.web import run_site
 from webapp.runner import find_free_port
 
 TOKEN = "only-for-this-test-0123456789"
@@ -48,7 +47,7 @@ scrape_configs:
 @pytest.mark.slow
 def test_every_panel_shows_something(redis_service: RedisServer, tmp_path: Path) -> None:
     database, port = f"sqlite:///{tmp_path}/board.sqlite3", find_free_port()
-    with site(database, redis_service, tmp_path / "web", MESHBOARD_METRICS_TOKEN=TOKEN) as board:
+    with run_site(database, redis_service, tmp_path / "web", MESHBOARD_METRICS_TOKEN=TOKEN) as board:
         argv = [sys.executable, "-c", FILL]
         with subprocess.Popen(
             argv, env=board.environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -63,7 +62,7 @@ def test_every_panel_shows_something(redis_service: RedisServer, tmp_path: Path)
             (tmp_path / "prometheus.yml").write_text(config)
             serve = ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}"]
             serve += [f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}"]
-            with running(serve, board.environment, tmp_path / "prometheus.log"):
+            with run_process(serve, board.environment, tmp_path / "prometheus.log"):
                 scrapes = 0
                 while scrapes < 4:  # rates need two, with a step between
                     wait_until(lambda seen=scrapes: _scrapes(port) > seen, "Prometheus scraped", 60)
@@ -76,7 +75,7 @@ def test_every_panel_shows_something(redis_service: RedisServer, tmp_path: Path)
                 rules = _asked(port, "rules", {})["groups"][0]["rules"]
                 assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
             ranks.stdin.close()
-            ranks.wait(patient(20))
+            ranks.wait(scale_timeout(20))
 
 
 def _without_data(port: int) -> list[str]:

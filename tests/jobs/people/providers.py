@@ -17,7 +17,7 @@ import httpx
 import jwt
 from django.test import Client
 
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 
 
 def logged_in(client: Client) -> bool:
@@ -28,7 +28,7 @@ def signed_on(client: Client, provider: str, who: str, query: str = "") -> Any:
     """To the provider, which asks who it is, and back."""
     away = client.get(f"/login/oidc/board/login/{query}")
     assert away.headers["Location"].startswith(provider)
-    back = httpx.post(away.headers["Location"], data={"sub": who}, follow_redirects=False, timeout=patient(10))
+    back = httpx.post(away.headers["Location"], data={"sub": who}, follow_redirects=False, timeout=scale_timeout(10))
     address = urlsplit(back.headers["Location"])
     assert address.path == "/login/oidc/board/login/callback/"
     return client.get(f"{address.path}?{address.query}")

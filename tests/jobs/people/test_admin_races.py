@@ -13,14 +13,14 @@ from jobs.models import Membership, Project, Role
 from jobs.people import projects
 from planner.facts.validation import SpecError
 from tests.jobs.conftest import run_together
-from tests.support.postgres import as_default_database, postgres_server
+from tests.support.postgres import postgres_server, use_database
 
 ROUNDS = 12
 
 
 @pytest.fixture(scope="module")
 def postgres(django_db_blocker: Any) -> Iterator[None]:
-    with django_db_blocker.unblock(), postgres_server() as url, as_default_database(url):
+    with django_db_blocker.unblock(), postgres_server() as url, use_database(url):
         yield
 
 

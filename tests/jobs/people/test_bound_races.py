@@ -17,7 +17,7 @@ from jobs.people.notifications import hooks
 from jobs.runs.traces.imports import store
 from planner.facts.validation import SpecError
 from tests.jobs.conftest import run_together
-from tests.support.postgres import as_default_database, postgres_server
+from tests.support.postgres import postgres_server, use_database
 
 AT_ONCE = 8
 ROUNDS = 4
@@ -25,7 +25,7 @@ ROUNDS = 4
 
 @pytest.fixture(scope="module")
 def postgres(django_db_blocker: Any) -> Iterator[None]:
-    with django_db_blocker.unblock(), postgres_server() as url, as_default_database(url):
+    with django_db_blocker.unblock(), postgres_server() as url, use_database(url):
         yield
 
 

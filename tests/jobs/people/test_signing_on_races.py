@@ -18,15 +18,15 @@ from jobs.models import AuditEntry
 from jobs.people.signing_on import SignOn
 from tests.jobs.conftest import run_together
 from tests.jobs.people.providers import Answers, logged_in, proof
-from tests.support.patience import patient
-from tests.support.postgres import as_default_database, postgres_server
+from tests.support.postgres import postgres_server, use_database
+from tests.support.processes import scale_timeout
 
 TOGETHER = 3
 
 
 @pytest.fixture(scope="module")
 def postgres(django_db_blocker: Any) -> Iterator[None]:
-    with django_db_blocker.unblock(), postgres_server() as url, as_default_database(url):
+    with django_db_blocker.unblock(), postgres_server() as url, use_database(url):
         yield
 
 
@@ -47,7 +47,7 @@ def all_new(together: threading.Barrier, monkeypatch: pytest.MonkeyPatch) -> Non
     """All who come find that they have no account, before any gets one."""
 
     def found(*_: Any) -> bool:
-        together.wait(patient(20))
+        together.wait(scale_timeout(20))
         return True
 
     monkeypatch.setattr(SignOn, "is_open_for_signup", found)
@@ -102,7 +102,7 @@ def test_a_connection_that_comes_several_times_at_once_is_one(
 
     def looked(*told: Any) -> None:
         before(*told)
-        together.wait(patient(20))
+        together.wait(scale_timeout(20))
 
     monkeypatch.setattr(SignOn, "pre_social_login", looked)
     User.objects.create_user("owner", password="owner-password")

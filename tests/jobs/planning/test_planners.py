@@ -116,7 +116,7 @@ def test_a_planner_that_died_is_replaced(owner: User, api: Api, fresh: None) -> 
 
 
 def test_pages_are_served_while_eight_heavy_plans_run(postgres_site: Site) -> None:
-    headers = postgres_site.token("owner")
+    headers = postgres_site.build_token_header("owner")
 
     def heavy(_turn: int) -> int:
         return postgres_site.call("POST", "/api/v1/plan", HEAVY, headers=headers, timeout_s=60).status
@@ -126,7 +126,7 @@ def test_pages_are_served_while_eight_heavy_plans_run(postgres_site: Site) -> No
         waits = []
         while not all(p.done() for p in plans) and len(waits) < 10:
             began = time.monotonic()
-            assert postgres_site.call("GET", "/", headers=postgres_site.cookie("owner")).status == 200
+            assert postgres_site.call("GET", "/", headers=postgres_site.build_cookie_header("owner")).status == 200
             waits.append(time.monotonic() - began)
     assert {p.result() for p in plans} <= {200, 503}
     assert waits, "the plans were heavy"

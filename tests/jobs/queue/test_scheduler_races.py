@@ -31,8 +31,8 @@ from jobs.queue import actions, lifecycle
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.queue.test_lifecycle import run_together
 from tests.jobs.queue.test_scheduler import busy, queued
-from tests.support.patience import patient
-from tests.support.postgres import as_default_database, postgres_server
+from tests.support.postgres import postgres_server, use_database
+from tests.support.processes import scale_timeout
 
 ROUNDS = 8
 STATEMENTS = 24  # at most of a pass that starts one job
@@ -40,7 +40,7 @@ STATEMENTS = 24  # at most of a pass that starts one job
 
 @pytest.fixture(scope="module")
 def postgres(django_db_blocker: Any) -> Iterator[None]:
-    with django_db_blocker.unblock(), postgres_server() as url, as_default_database(url):
+    with django_db_blocker.unblock(), postgres_server() as url, use_database(url):
         yield
 
 
@@ -259,7 +259,7 @@ def test_what_was_read_between_two_writes_of_one_pass_is_stale_after_the_second(
             turns.append(sql)
             if len(turns) == 2:
                 other.start()
-                assert has_read.wait(patient(30))
+                assert has_read.wait(scale_timeout(30))
         return execute(sql, *rest)
 
     with connection.execute_wrapper(let_it_read):

@@ -11,12 +11,12 @@ from django.contrib.auth.models import User
 from django.core.cache import cache
 
 from tests.jobs.reporting.nodes import Api, Node
-from tests.support.processes import RedisServer, redis_server
+from tests.support.processes import RedisServer, run_redis
 
 
 @pytest.fixture(scope="module")
 def one_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+    with run_redis(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
 

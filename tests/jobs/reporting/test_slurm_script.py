@@ -13,8 +13,7 @@ import pytest
 from jobs.queue.engines.slurm.script import submission
 from jobs.queue.engines.slurm.site import Site
 from planner.facts.parse_spec import parse_spec
-from tests.support.patience import patient
-from tests.support.processes import wait_until
+from tests.support.processes import scale_timeout, wait_until
 
 TRAIN = {"checkpoint_every": 100}
 
@@ -73,8 +72,8 @@ def test_its_warning_leaves_a_file_and_ends_nothing(tmp_path: Path, as_it_ends: 
         if terminated:
             shell.send_signal(signal.SIGTERM)
         shell.send_signal(signal.SIGUSR1)
-        assert shell.wait(patient(20)) == 7, "it ends as srun does"
+        assert shell.wait(scale_timeout(20)) == 7, "it ends as srun does"
     finally:
         shell.kill()
-        shell.wait(patient(10))
+        shell.wait(scale_timeout(10))
     assert seen.read_text().strip() == "eyJzb21lIjogIm9yZGVyIn0="

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from django.contrib.auth.models import User
 
 from jobs.models import Webhook
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 
 ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Length: 10000000000\r\n\r\n"
 
@@ -66,7 +66,7 @@ class Receiver:
                 headers = BytesParser().parsebytes(head)
                 self.heard.append(Heard(target, headers, read.read(int(headers["Content-Length"] or 0))))
             if self._answer is None:
-                self.closed.wait(patient(60))
+                self.closed.wait(scale_timeout(60))
                 return
             line.sendall(self._answer)
             while self._endless and not self.closed.is_set():

@@ -1,3 +1,3 @@
-"""Share the recorded run."""
+"""Share the folder of recorded traces."""
 
-from tests.support.recorded import recorded as recorded
+from tests.support.traces import trace_folder as trace_folder

@@ -13,7 +13,7 @@ import pytest
 from jobs.runs.traces.imports import common, nccl_inspector, reader
 from jobs.runs.traces.imports.common import ImportProblemError
 from tests.jobs.traces.test_imports import read_files, write_file
-from tests.support.inspected import collective, header, log, metadata
+from tests.support.traces import build_collective, build_header, build_inspector_log, build_metadata
 
 DEEP = "is nested deeper than 32"
 HEAVY: list[tuple[str, bytes, str, str]] = [
@@ -57,7 +57,7 @@ def test_stops_reading_a_list_at_the_limit(tmp_path: Path, monkeypatch: pytest.M
 
 def test_inspector_lines_store_only_needed_fields(tmp_path: Path) -> None:
     """9 KB took 189 MiB, because unused fields of all lines were stored."""
-    heavy = log(0, *[{**collective(1, 0, 5), "more": [[]] * 250_000}] * 8)
+    heavy = build_inspector_log(0, *[{**build_collective(1, 0, 5), "more": [[]] * 250_000}] * 8)
     path = write_file(tmp_path, "i.log.gz", gzip.compress(heavy))
     tracemalloc.start()
     try:
@@ -69,7 +69,11 @@ def test_inspector_lines_store_only_needed_fields(tmp_path: Path) -> None:
 
 def test_inspector_calls_share_rank_tuples(tmp_path: Path) -> None:
     lines = [
-        {"header": header(rank, ranks=1000), "metadata": metadata(rank), "coll_perf": collective(number, 0, 5)}
+        {
+            "header": build_header(rank, ranks=1000),
+            "metadata": build_metadata(rank),
+            "coll_perf": build_collective(number, 0, 5),
+        }
         for rank in range(1000)
         for number in range(1, 3)
     ]
@@ -79,8 +83,8 @@ def test_inspector_calls_share_rank_tuples(tmp_path: Path) -> None:
 
 def test_counts_inspector_collectives_over_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl_inspector, "MAX_EVENTS", 3)
-    records = [collective(number, 0, 5) for number in (1, 2)]
-    paths = [write_file(tmp_path, f"{rank}.log", log(rank, *records)) for rank in (0, 1)]
+    records = [build_collective(number, 0, 5) for number in (1, 2)]
+    paths = [write_file(tmp_path, f"{rank}.log", build_inspector_log(rank, *records)) for rank in (0, 1)]
     with pytest.raises(ImportProblemError, match=r"1\.log: line 2: The file has more than 3 collectives"):
         read_files(*paths)
 
@@ -88,7 +92,7 @@ def test_counts_inspector_collectives_over_all_files(tmp_path: Path, monkeypatch
 def test_limits_ranks_of_all_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """69 kB of calls in a group of 20,000 ranks took 305 MiB as a table."""
     monkeypatch.setattr(reader, "MAX_LISTED_RANKS", 7)
-    records = [collective(number, 0, 5) for number in (1, 2)]
-    paths = [write_file(tmp_path, f"{rank}.log", log(rank, *records)) for rank in (0, 1)]
+    records = [build_collective(number, 0, 5) for number in (1, 2)]
+    paths = [write_file(tmp_path, f"{rank}.log", build_inspector_log(rank, *records)) for rank in (0, 1)]
     with pytest.raises(ImportProblemError, match=r"The process groups of 4 collectives list 8 ranks\. The maximum is"):
         read_files(*paths)

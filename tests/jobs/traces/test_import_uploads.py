@@ -47,8 +47,8 @@ def upload(client: Client, *paths: Path, part: int = 1000) -> Any:
     return client.post(f"{url}read/")
 
 
-def test_uploads_reads_and_shows_an_import(people: dict[str, Client], recorded: Path, settings: Any) -> None:
-    answer = upload(people["owner"], recorded / "kineto_0.json", recorded / "kineto_1.json")
+def test_uploads_reads_and_shows_an_import(people: dict[str, Client], trace_folder: Path, settings: Any) -> None:
+    answer = upload(people["owner"], trace_folder / "kineto_0.json", trace_folder / "kineto_1.json")
     assert answer.status_code == 200, answer.content
     url = answer.json()["url"]
     made = ImportedTrace.objects.get()
@@ -197,12 +197,12 @@ def test_appends_only_at_the_end_of_a_file(people: dict[str, Client]) -> None:
 
 
 def test_limits_and_expires_imports(
-    people: dict[str, Client], owner: User, recorded: Path, monkeypatch: pytest.MonkeyPatch
+    people: dict[str, Client], owner: User, trace_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "MAX_IMPORTS_PER_USER", 2)
     for _ in range(2):
-        assert upload(people["owner"], recorded / "fr_rank_0").status_code == 200
-    assert upload(people["owner"], recorded / "fr_rank_0").status_code == 409
+        assert upload(people["owner"], trace_folder / "fr_rank_0").status_code == 200
+    assert upload(people["owner"], trace_folder / "fr_rank_0").status_code == 409
     old, young = ImportedTrace.objects.order_by("pk")
     ImportedTrace.objects.filter(pk=old.pk).update(created=timezone.now() - store.IMPORT_LIFETIME - timedelta(hours=1))
     begun = ImportedTrace.objects.create(owner=owner, name="x", size=1, files=[["a", 1]])

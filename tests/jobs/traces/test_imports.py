@@ -17,7 +17,13 @@ from jobs.runs.traces.imports import reader
 from jobs.runs.traces.imports.common import ImportProblemError, parse_axis, parse_op, parse_rank
 from jobs.runs.traces.imports.reader import ImportResult, make_trace_file, read_traces
 from tests.jobs.traces.hostile import HOSTILE, shared
-from tests.support.inspected import collective, header, log, log_of_dumps, metadata
+from tests.support.traces import (
+    build_collective,
+    build_header,
+    build_inspector_dump,
+    build_inspector_log,
+    build_metadata,
+)
 
 
 def read_files(*paths: Path) -> ImportResult:
@@ -31,8 +37,8 @@ def write_file(folder: Path, name: str, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["", ".json"])
-def test_reads_flight_recorder_dump(recorded: Path, ending: str) -> None:
-    found = read_files(*(recorded / f"fr_rank_{rank}{ending}" for rank in (0, 1)))
+def test_reads_flight_recorder_dump(trace_folder: Path, ending: str) -> None:
+    found = read_files(*(trace_folder / f"fr_rank_{rank}{ending}" for rank in (0, 1)))
     assert found.format == "flight recorder"
     counts = Counter((call.rank, call.axis, call.op) for call in found.trace.calls)
     for rank in (0, 1):
@@ -46,15 +52,15 @@ def test_reads_flight_recorder_dump(recorded: Path, ending: str) -> None:
 
 
 @pytest.mark.parametrize("is_gzip", [False, True])
-def test_reads_profiler_trace(recorded: Path, tmp_path: Path, is_gzip: bool) -> None:
-    paths = [recorded / f"kineto_{rank}.json" for rank in (0, 1)]
+def test_reads_profiler_trace(trace_folder: Path, tmp_path: Path, is_gzip: bool) -> None:
+    paths = [trace_folder / f"kineto_{rank}.json" for rank in (0, 1)]
     if is_gzip:
         paths = [write_file(tmp_path, f"{path.name}.gz", gzip.compress(path.read_bytes())) for path in paths]
     found = read_files(*paths)
     assert found.format == "Kineto"
     assert Counter(call.op for call in found.trace.calls) == {"all_reduce": 12, "all_gather": 6}
     assert all(call.ended is not None and call.ended > call.issued for call in found.trace.calls)
-    assert abs(found.trace.began - (recorded / "kineto_0.json").stat().st_mtime) < 600, "unix seconds"
+    assert abs(found.trace.began - (trace_folder / "kineto_0.json").stat().st_mtime) < 600, "unix seconds"
     assert {span.rank for span in found.trace.spans} == {0, 1}
     assert found.notes
 
@@ -111,11 +117,11 @@ def test_numbers_sends_separately(tmp_path: Path) -> None:
     assert numbers == [[1, 2], [1, 2]]
 
 
-@pytest.mark.parametrize("form", [log, log_of_dumps])
+@pytest.mark.parametrize("form", [build_inspector_log, build_inspector_dump])
 def test_reads_both_versions_of_inspector_logs(tmp_path: Path, form: Callable[..., bytes]) -> None:
     paths = []
     for rank in (0, 1):
-        told = [collective(1, 100 + 30 * rank, 50), collective(2, 300, 20, op="ReduceScatter", size=1000)]
+        told = [build_collective(1, 100 + 30 * rank, 50), build_collective(2, 300, 20, op="ReduceScatter", size=1000)]
         paths.append(write_file(tmp_path, f"node-1-pid{100 + rank}.log", form(rank, *told)))
     found = read_files(*paths)
     assert found.format == "NCCL Inspector"
@@ -128,22 +134,26 @@ def test_reads_both_versions_of_inspector_logs(tmp_path: Path, form: Callable[..
 
 
 def test_limits_payload_bytes_of_inspector_logs(tmp_path: Path) -> None:
-    line = {"header": header(0, ranks=16), "metadata": metadata(0)}
-    line["coll_perf"] = collective(1, 0, 9, op="AllGather", size=2**60)
+    line = {"header": build_header(0, ranks=16), "metadata": build_metadata(0)}
+    line["coll_perf"] = build_collective(1, 0, 9, op="AllGather", size=2**60)
     (call,) = read_files(write_file(tmp_path, "a.log", json.dumps(line).encode())).trace.calls
     assert call.payload_bytes == 2**62
 
 
 def test_notes_inspector_log_without_times(tmp_path: Path) -> None:
-    told = {**collective(1, 0, 50), "event_trace_ts": None}
-    found = read_files(write_file(tmp_path, "a.log", log(0, told)))
+    told = {**build_collective(1, 0, 50), "event_trace_ts": None}
+    found = read_files(write_file(tmp_path, "a.log", build_inspector_log(0, told)))
     assert found.trace.calls[0].ended == pytest.approx(1_752_867_230.0)
     assert "NCCL_INSPECTOR_DUMP_VERBOSE" in found.notes[0]
 
 
 def test_ranks_come_from_the_largest_communicator(tmp_path: Path) -> None:
     def line(rank: int, comm: str, place: int, size: int, number: int) -> bytes:
-        told = {"header": header(place, comm, size), "metadata": metadata(rank), "coll_perf": collective(number, 0, 9)}
+        told = {
+            "header": build_header(place, comm, size),
+            "metadata": build_metadata(rank),
+            "coll_perf": build_collective(number, 0, 9),
+        }
         return json.dumps(told).encode() + b"\n"
 
     paths = [
@@ -160,11 +170,19 @@ def test_peer_of_a_send_is_a_world_rank(tmp_path: Path) -> None:
     """Ranks 1 and 3 are 0 and 1 in their own communicator."""
     paths = []
     for rank in range(4):
-        lines = [{"header": header(rank, ranks=4), "metadata": metadata(rank), "coll_perf": collective(1, 0, 9)}]
+        lines = [
+            {
+                "header": build_header(rank, ranks=4),
+                "metadata": build_metadata(rank),
+                "coll_perf": build_collective(1, 0, 9),
+            }
+        ]
         if rank in (1, 3):
             figures = {"p2p_sn": 1, "p2p_msg_size_bytes": 8, "p2p_exec_time_us": 5}
             told = {"p2p": "Send" if rank == 1 else "Recv", **figures, "p2p_peer": int(rank == 1)}
-            lines.append({"header": header(rank // 2, "0xbb"), "metadata": metadata(rank), "p2p_perf": told})
+            lines.append(
+                {"header": build_header(rank // 2, "0xbb"), "metadata": build_metadata(rank), "p2p_perf": told}
+            )
         paths.append(write_file(tmp_path, f"{rank}.log", b"".join(json.dumps(line).encode() + b"\n" for line in lines)))
     pairs = [call for call in read_files(*paths).trace.calls if call.axis == "comm 0xbb"]
     assert sorted((call.rank, call.peer, call.op, call.ranks) for call in pairs) == [
@@ -224,8 +242,8 @@ BAD: list[tuple[str, bytes, str, str]] = [
     ("k0.json.gz", gzip.compress(gpu_trace(0))[:-30], "gzip", "The file cannot be decompressed"),
     ("r0", dumped(time_created_ns=9 * 10**18), "time", "An event at Unix time 9e+09 s"),
     ("i.log", b'{"header": {}}\n{"coll_perf": 3}\n', "line 2: header", "is missing"),
-    ("i.log", log(0, {"coll_sn": 1}), "line 1: coll_perf.coll_msg_size_bytes", "whole number"),
-    ("i.log", log(0, collective(1, 0, 5)) + b"nonsense\n", "line 2", "is not JSON"),
+    ("i.log", build_inspector_log(0, {"coll_sn": 1}), "line 1: coll_perf.coll_msg_size_bytes", "whole number"),
+    ("i.log", build_inspector_log(0, build_collective(1, 0, 5)) + b"nonsense\n", "line 2", "is not JSON"),
 ]
 
 
@@ -237,16 +255,16 @@ def test_reports_file_and_field_of_errors(tmp_path: Path, name: str, data: bytes
     assert words in told.value.message
 
 
-def test_rejects_duplicate_ranks_and_mixed_formats(recorded: Path, tmp_path: Path) -> None:
-    again = write_file(tmp_path, "copy_rank_0", (recorded / "fr_rank_0").read_bytes())
+def test_rejects_duplicate_ranks_and_mixed_formats(trace_folder: Path, tmp_path: Path) -> None:
+    again = write_file(tmp_path, "copy_rank_0", (trace_folder / "fr_rank_0").read_bytes())
     with pytest.raises(
         ImportProblemError, match=r"copy_rank_0: rank: This file is from rank 0, like the file fr_rank_0"
     ):
-        read_files(recorded / "fr_rank_0", again)
+        read_files(trace_folder / "fr_rank_0", again)
     with pytest.raises(
         ImportProblemError, match="format: The format is Kineto, but fr_rank_0 has the format flight recorder"
     ):
-        read_files(recorded / "fr_rank_0", recorded / "kineto_1.json")
+        read_files(trace_folder / "fr_rank_0", trace_folder / "kineto_1.json")
 
 
 def test_limits_decompressed_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

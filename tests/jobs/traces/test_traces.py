@@ -28,7 +28,7 @@ from jobs.runs.traces.export import assign_lanes
 from jobs.runs.traces.traced_steps import _parse_batch, combine_items
 from tests.jobs.conftest import member_of
 from tests.jobs.history.told import keep, run
-from tests.support.timelines import batch, item, late
+from tests.support.telemetry import build_late_rank_step, build_timeline, build_timeline_batch
 from workers.host.supervisor.telemetry_buffer import MAX_STEPS
 
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 5}}
@@ -42,11 +42,11 @@ def make_overlapping() -> EventTrace:
     """Return three overlapping all-reduces per rank, and one that ends as it begins."""
     calls = [(0, "all_reduce", n, 10 * n, 0, 100 - 10 * n if n < 3 else 90, 8, -1) for n in (1, 2, 3)]
     calls.append((0, "all_reduce", 4, 95, 0, 95, 8, -1))
-    return combine([item(rank, calls=calls, spans=[("forward", 0, 0, 0, 50)]) for rank in (0, 1)])
+    return combine([build_timeline(rank, calls=calls, spans=[("forward", 0, 0, 0, 50)]) for rank in (0, 1)])
 
 
 def test_last_rank_causes_the_wait() -> None:
-    found = combine(late())
+    found = combine(build_late_rank_step())
     arrivals = find_arrivals(found.calls)
     assert {(arrival.rank, round(arrival.time, 6)) for arrival in arrivals.values()} == {(1, 1000.08)}
     waits = {call.rank: round(1000.08 - call.issued, 6) for call in found.calls}
@@ -54,14 +54,14 @@ def test_last_rank_causes_the_wait() -> None:
 
 
 def test_incomplete_collective_has_no_arrival() -> None:
-    assert find_arrivals(combine(late()[:1]).calls) == {}
+    assert find_arrivals(combine(build_late_rank_step()[:1]).calls) == {}
 
 
 def test_matches_send_with_receive() -> None:
     group = [{"axis": "pp", "ranks": [0, 1], "nth": 0}]
     sends = [(0, "send", 1, 10, 0, 60, 4, 1), (0, "send", 2, 70, 0, 90, 4, 1), (0, "recv", 3, 75, 5, 95, 4, 1)]
     takes = [(0, "recv", 1, 50, 10, 60, 4, 0), (0, "send", 2, 72, 0, 95, 4, 0), (0, "recv", 3, 80, 10, 90, 4, 0)]
-    found = combine([item(0, groups=group, calls=sends), item(1, groups=group, calls=takes)])
+    found = combine([build_timeline(0, groups=group, calls=sends), build_timeline(1, groups=group, calls=takes)])
     last = {(key[0], key[2]): arrival.rank for key, arrival in find_arrivals(found.calls).items()}
     assert last == {(0, 1): 1, (1, 1): 1, (0, 2): 1, (1, 3): 1, (1, 2): 0, (0, 3): 0}
 
@@ -81,7 +81,7 @@ def test_matches_messages_per_direction() -> None:
 
 
 def test_applies_the_clock_offset_of_a_host() -> None:
-    first, second = late()
+    first, second = build_late_rank_step()
     traced_job = combine_items([(first, 0.0), ({**second, "began": 700.0}, 300.0)])
     assert {round(call.issued, 3) for call in traced_job.calls} == {1000.05, 1000.08}
 
@@ -118,7 +118,7 @@ def read_perfetto(data: bytes) -> tuple[dict[int, Any], dict[int, list[Any]]]:
     return tracks, slices
 
 
-@pytest.mark.parametrize("made", [combine(late()), make_overlapping()], ids=["late", "overlapping"])
+@pytest.mark.parametrize("made", [combine(build_late_rank_step()), make_overlapping()], ids=["late", "overlapping"])
 def test_perfetto_has_tracks_and_flows(made: EventTrace) -> None:
     tracks, slices = read_perfetto(export.write_perfetto(made, "a run"))
     assert set(slices) <= set(tracks)
@@ -136,7 +136,7 @@ def test_perfetto_has_tracks_and_flows(made: EventTrace) -> None:
 
 
 def test_perfetto_shows_wait_and_last_rank() -> None:
-    tracks, slices = read_perfetto(export.write_perfetto(combine(late()), "a run"))
+    tracks, slices = read_perfetto(export.write_perfetto(combine(build_late_rank_step()), "a run"))
     mine = next(uuid for uuid, track in tracks.items() if track.name == "dp" and track.parent_uuid == 1)
     ((began, ended, event),) = slices[mine]
     notes = {note.name: getattr(note, note.WhichOneof("value")) for note in event.debug_annotations}
@@ -146,7 +146,7 @@ def test_perfetto_shows_wait_and_last_rank() -> None:
 
 def test_perfetto_has_wall_clock_time() -> None:
     proto = Proto()
-    proto.ParseFromString(export.write_perfetto(combine(late()), "a run"))
+    proto.ParseFromString(export.write_perfetto(combine(build_late_rank_step()), "a run"))
     clocks = {clock.clock_id: clock.timestamp for clock in proto.packet[0].clock_snapshot.clocks}
     assert clocks == {1: 1000 * 10**9, 6: 1000 * 10**9}
 
@@ -154,17 +154,17 @@ def test_perfetto_has_wall_clock_time() -> None:
 @pytest.mark.parametrize("began", [0.0, 8e9, 2.0**33, 1.9e10, 2.0**40 - 1])
 def test_exports_steps_at_any_accepted_time(began: float) -> None:
     """Perfetto has 63 bits of nanoseconds since 1970."""
-    traced_job = item(
+    traced_job = build_timeline(
         0, began=began, calls=[(0, "all_reduce", 1, -(10**13), 0, 10**13, 4, -1)], spans=[("forward", 0, 0, 0, 9)]
     )
-    found = combine_items(_parse_batch(msgpack.packb(batch("j", traced_job))))
+    found = combine_items(_parse_batch(msgpack.packb(build_timeline_batch("j", traced_job))))
     assert len(found.calls) == (began < 2**33)
     _, slices = read_perfetto(export.write_perfetto(found, "a run"))
     assert sum(map(len, slices.values())) == len(found.calls) + len(found.spans)
     assert len(export.write_chrome(found, "a run")) > 0
 
 
-@pytest.mark.parametrize("made", [combine(late()), make_overlapping()], ids=["late", "overlapping"])
+@pytest.mark.parametrize("made", [combine(build_late_rank_step()), make_overlapping()], ids=["late", "overlapping"])
 def test_chrome_trace_is_well_formed(made: EventTrace) -> None:
     """Each B has an E of the same name on its thread, time never decreases, and flows begin before they end."""
     traced_job = json.loads(export.write_chrome(made, "a run"))
@@ -192,7 +192,7 @@ def test_chrome_trace_is_well_formed(made: EventTrace) -> None:
 
 
 def test_chrome_orders_end_before_begin_at_equal_times() -> None:
-    made = combine([item(0, spans=[("forward", 0, 0, 0, 20), ("forward", 0, 1, 20, 40)], groups=[])])
+    made = combine([build_timeline(0, spans=[("forward", 0, 0, 0, 20), ("forward", 0, 1, 20, 40)], groups=[])])
     events = json.loads(export.write_chrome(made, "a run"))["traceEvents"]
     assert [event["ph"] for event in events if event["ph"] in "BE"] == ["B", "E", "B", "E"]
 
@@ -213,7 +213,7 @@ def traced_job(owner: User, make_host: Callable[..., Host], live_redis: redis.Re
     Job.objects.filter(id=job.id).update(status=Status.RUNNING)
     member_of(Attempt.objects.create(job=job, number=1), host)
     for step in (8, 16):
-        packed = msgpack.packb(batch(job.id, *late(step=step)))
+        packed = msgpack.packb(build_timeline_batch(job.id, *build_late_rank_step(step=step)))
         live_redis.xadd(telemetry_stream(job.id, 1), {"b": packed, "n": step})
     live_redis.xadd(telemetry_stream(job.id, 1), {"b": b"timeline \xc1 of no sense", "n": 17})
     job.refresh_from_db()

@@ -12,7 +12,7 @@ import pytest
 
 from contracts import safe_unpickle
 from tests.jobs.traces.hostile import HOSTILE, SHARED_KEY
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 
 
 class _Runs:
@@ -50,7 +50,7 @@ def test_rejects_a_nested_shared_tuple_as_key_at_once() -> None:
     began = time.monotonic()
     with pytest.raises(safe_unpickle.RefusedPickleError):
         safe_unpickle.read_plain_pickle(SHARED_KEY)
-    assert time.monotonic() - began < patient(2)
+    assert time.monotonic() - began < scale_timeout(2)
 
 
 def test_limits_operations_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES, VARIANTS
-from tests.support.ranks import forked
+from tests.support.ranks import run_ranks
 
 
 class Ran(NamedTuple):
@@ -42,7 +42,9 @@ def run(
     folder = root.parent / f"run-{job}-{attempt}-{len(list(root.parent.glob('run-*')))}"
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(spec.model_dump_json())
-    done = forked(spec.layout.world_size, module, str(folder), str(root), job, str(attempt), limit_s=200, **variables)
+    done = run_ranks(
+        spec.layout.world_size, module, str(folder), str(root), job, str(attempt), limit_s=200, **variables
+    )
     assert done.returncode == 0, done.stderr[-6000:]
     said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
     losses = {item["step"]: item["loss"] for item in said[0]["items"] if item["kind"] == "step"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner.facts.parse_spec import parse_spec
-from tests.support.ranks import forked
+from tests.support.ranks import run_ranks
 from workers.checkpoint import folder
 from workers.trainer.errors import UserError
 
@@ -17,7 +17,7 @@ from workers.trainer.errors import UserError
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     base = tmp_path_factory.mktemp("apart")
-    done = forked(3, "tests.workers.checkpoint.apart", str(base))
+    done = run_ranks(3, "tests.workers.checkpoint.apart", str(base))
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((base / f"said-{rank}.json").read_text()) for rank in range(3)]
 

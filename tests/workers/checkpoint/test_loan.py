@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from planner.facts.parse_spec import parse_spec
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 from workers.checkpoint import folder
 from workers.checkpoint import transfer as borrowing
 from workers.checkpoint.lend import (
@@ -59,14 +59,14 @@ def lent(job: Path) -> Iterator[int]:
     up = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    up.wait(patient(10))
+    up.wait(scale_timeout(10))
     try:
         yield int(door.getsockname()[1])
     finally:
         running, stop = loop[0]
         with suppress(RuntimeError):  # it is over, and its loop closed
             running.call_soon_threadsafe(stop)  # type: ignore[arg-type]
-        thread.join(patient(10))
+        thread.join(scale_timeout(10))
 
 
 def told(path: Path, port: int, secret: str = SECRET) -> Path:
@@ -139,7 +139,7 @@ def test_rejects_a_lender_without_the_secret(tmp_path: Path) -> None:
         liar = threading.Thread(target=lie)
         liar.start()
         came = borrow(tmp_path / "job", told(tmp_path / "loan", door.getsockname()[1]), LEAST, None, 2)
-        liar.join(patient(10))
+        liar.join(scale_timeout(10))
     assert came.problem.endswith("a different host answered")
     assert not (tmp_path / "job").exists()
 

@@ -14,17 +14,17 @@ import psutil
 import pytest
 
 from contracts.names import telemetry_stream
-from tests.support.processes import ROOT, base_environment, redis_server, running
-from tests.support.tls import TlsBoard
+from tests.support.processes import ROOT, base_environment, run_process, run_redis
+from tests.support.web import TlsSite
 
 SCRIPT = ROOT / "tests" / "workers" / "external_runs" / "train.py"
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsBoard]:
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsSite]:
     folder = tmp_path_factory.mktemp("board")
-    with redis_server(folder / "redis") as redis:
-        yield TlsBoard(folder, redis)
+    with run_redis(folder / "redis") as redis:
+        yield TlsSite(folder, redis)
 
 
 class Metered:
@@ -61,18 +61,18 @@ def torchrun(folder: Path, code: int = 0, endpoint: str = "127.0.0.1:0", nodes: 
 
 @contextlib.contextmanager
 def metered(
-    board: TlsBoard, folder: Path, *options: str, command: list[str] | None = None, code: int = 0, **changes: str
+    board: TlsSite, folder: Path, *options: str, command: list[str] | None = None, code: int = 0, **changes: str
 ) -> Iterator[Metered]:
     environment = {
         **base_environment(),
         "MESHBOARD_URL": board.url,
-        "MESHBOARD_TOKEN": board.people["owner"]["token"],
+        "MESHBOARD_TOKEN": board.users["owner"]["token"],
         "OMP_NUM_THREADS": "1",
         **changes,
     }
     argv = [sys.executable, "-m", "workers.external_runs", "--ca-file", str(board.ca), *options, "--"]
     log = folder / "terminal.log"
-    with running([*argv, *(command or torchrun(folder, code))], environment, log, ROOT) as process:
+    with run_process([*argv, *(command or torchrun(folder, code))], environment, log, ROOT) as process:
         try:
             yield Metered(folder, process, log)
         finally:
@@ -88,13 +88,13 @@ def _below(pid: int) -> list[psutil.Process]:
         return []
 
 
-def items(board: TlsBoard, run: str, kind: str, node: int = 0) -> list[Any]:
+def items(board: TlsSite, run: str, kind: str, node: int = 0) -> list[Any]:
     entries: Any = board.redis.client().xrange(telemetry_stream(run, 1, node))
     batches = [msgpack.unpackb(fields[b"b"]) for _, fields in entries]
     return [item for batch in batches for item in batch["items"] if item["kind"] == kind]
 
 
 @pytest.fixture(scope="module")
-def serving(board: TlsBoard) -> Iterator[TlsBoard]:
-    with board.serving():
+def serving(board: TlsSite) -> Iterator[TlsSite]:
+    with board.serve():
         yield board

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.patience import patient
-from tests.support.processes import ROOT, base_environment, gone, wait_until
-from tests.support.tls import TlsBoard, self_signed
+from tests.support.processes import ROOT, base_environment, is_gone, scale_timeout, wait_until
+from tests.support.web import TlsSite, create_certificate
 from tests.workers.external_runs.conftest import metered
 from workers.external_runs.__main__ import main
 from workers.external_runs.cli import _build_body, _make_parser
@@ -30,70 +29,71 @@ tell_of_silence()
 """
 
 
-def test_passes_output_and_exit_code_and_hides_the_token(serving: TlsBoard, tmp_path: Path) -> None:
+def test_passes_output_and_exit_code_and_hides_the_token(serving: TlsSite, tmp_path: Path) -> None:
     said = "env; echo to stderr >&2; exit 7"
     with metered(serving, tmp_path, "--name", "words", command=["sh", "-c", said]) as run:
-        assert run.process.wait(patient(60)) == 7
+        assert run.process.wait(scale_timeout(60)) == 7
     assert "MESHBOARD_TELEMETRY=" in run.terminal
     assert "to stderr" in run.terminal
     assert "These ranks are not metered." in run.terminal
-    assert serving.people["owner"]["token"] not in run.terminal
-    told = serving.wait_for("words", "failed")
+    assert serving.users["owner"]["token"] not in run.terminal
+    told = serving.wait_for_status("words", "failed")
     assert told["exit"]["exit_code"] == 7
     assert told["exit"]["reason"] == "sh ended with exit code 7"
     assert "to stderr" in told["exit"]["log_tail"]
 
 
-def test_returns_the_shell_code_of_a_signal(serving: TlsBoard, tmp_path: Path) -> None:
+def test_returns_the_shell_code_of_a_signal(serving: TlsSite, tmp_path: Path) -> None:
     with metered(serving, tmp_path, "--name", "signal", command=["sh", "-c", "kill -9 $$"]) as run:
-        assert run.process.wait(patient(60)) == 128 + 9
-    assert "SIGKILL" in serving.wait_for("signal", "failed")["exit"]["reason"]
+        assert run.process.wait(scale_timeout(60)) == 128 + 9
+    assert "SIGKILL" in serving.wait_for_status("signal", "failed")["exit"]["reason"]
 
 
-def test_missing_command_leaves_no_run(serving: TlsBoard, tmp_path: Path) -> None:
+def test_missing_command_leaves_no_run(serving: TlsSite, tmp_path: Path) -> None:
     with metered(serving, tmp_path, "--name", "missing", command=["/no/such/program"]) as run:
-        assert run.process.wait(patient(60)) == 127
+        assert run.process.wait(scale_timeout(60)) == 127
     assert "No such file" in run.terminal
-    assert serving.job("missing") is None
+    assert serving.find_job("missing") is None
 
 
-def test_ctrl_c_reaches_the_command_and_cancels_the_run(serving: TlsBoard, tmp_path: Path) -> None:
+def test_ctrl_c_reaches_the_command_and_cancels_the_run(serving: TlsSite, tmp_path: Path) -> None:
     with metered(serving, tmp_path, "--name", "ctrl-c", command=SLEEP) as run:
-        serving.wait_for("ctrl-c", "running")
+        serving.wait_for_status("ctrl-c", "running")
         run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(patient(60)) == 128 + 2
+        assert run.process.wait(scale_timeout(60)) == 128 + 2
     assert (
-        serving.wait_for("ctrl-c", "cancelled")["exit"]["reason"] == "ended by SIGINT on the machine that launched it"
+        serving.wait_for_status("ctrl-c", "cancelled")["exit"]["reason"]
+        == "ended by SIGINT on the machine that launched it"
     )
 
 
-def test_cancel_on_the_board_ends_the_command(serving: TlsBoard, tmp_path: Path) -> None:
+def test_cancel_on_the_board_ends_the_command(serving: TlsSite, tmp_path: Path) -> None:
     with metered(serving, tmp_path, "--name", "cancel", command=SLEEP) as run:
-        job = serving.wait_for("cancel", "running")
+        job = serving.wait_for_status("cancel", "running")
         assert serving.call("POST", f"/api/v1/jobs/{job['id']}/cancel").status == 200
-        assert run.process.wait(patient(60)) == 128 + 15
+        assert run.process.wait(scale_timeout(60)) == 128 + 15
     assert "Cancelled on the board" in run.terminal
-    assert serving.wait_for("cancel", "cancelled")["exit"]["reason"] == "cancelled on request"
+    assert serving.wait_for_status("cancel", "cancelled")["exit"]["reason"] == "cancelled on request"
 
 
-def test_killed_meter_leaves_the_command_and_an_unreachable_run(serving: TlsBoard, tmp_path: Path) -> None:
+def test_killed_meter_leaves_the_command_and_an_unreachable_run(serving: TlsSite, tmp_path: Path) -> None:
     with metered(serving, tmp_path, "--name", "killed", command=SLEEP) as run:
-        job = serving.wait_for("killed", "running")
+        job = serving.wait_for_status("killed", "running")
         pid = int(
             wait_until(lambda: [line for line in run.terminal.splitlines() if "here" in line], "it")[0].split()[1]
         )
         run.process.kill()
         run.process.wait()
         try:
-            assert not gone(pid)
+            assert not is_gone(pid)
             path = f"/api/v1/jobs/{job['id']}/give-up"
             assert serving.call("POST", path).status == 409
-            serving.python(GROWN_SILENT)
-            reason = serving.wait_for("killed", "unreachable")["history"][-1]["reason"]
+            serving.run_python(GROWN_SILENT)
+            reason = serving.wait_for_status("killed", "unreachable")["history"][-1]["reason"]
             assert reason.startswith(f"no contact with {job['host']} ")
             assert serving.call("POST", path, "stranger").status == 404
             assert serving.call("POST", path, "staff").status == 200
-            assert serving.wait_for("killed", "lost")["history"][-1]["reason"] == "marked as lost by staff"
+            assert serving.wait_for_status("killed", "lost")["history"][-1]["reason"] == "marked as lost by staff"
         finally:
             os.kill(pid, signal.SIGKILL)
 
@@ -109,23 +109,23 @@ def test_killed_meter_leaves_the_command_and_an_unreachable_run(serving: TlsBoar
     ],
 )
 def test_rejection_by_the_board_does_not_stop_training(
-    serving: TlsBoard, tmp_path: Path, changes: dict[str, str], words: str
+    serving: TlsSite, tmp_path: Path, changes: dict[str, str], words: str
 ) -> None:
     with metered(serving, tmp_path, command=["sh", "-c", "echo trained"], **changes) as run:
-        assert run.process.wait(patient(60)) == 0
+        assert run.process.wait(scale_timeout(60)) == 0
     assert words in run.terminal
     assert "trained" in run.terminal
 
 
-def test_sends_no_token_to_an_untrusted_certificate(serving: TlsBoard, tmp_path: Path) -> None:
-    other = self_signed(tmp_path)
+def test_sends_no_token_to_an_untrusted_certificate(serving: TlsSite, tmp_path: Path) -> None:
+    other = create_certificate(tmp_path)
     with metered(serving, tmp_path, "--name", "untrusted", "--ca-file", str(other), command=SLEEP) as run:
         wait_until(lambda: "the certificate is not trusted" in run.terminal, "it says so")
         run.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "Ctrl-C stops the wait" in run.terminal, "it waits for the board")
         run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(patient(60)) == 128 + 15
-    assert serving.job("untrusted") is None
+        assert run.process.wait(scale_timeout(60)) == 128 + 15
+    assert serving.find_job("untrusted") is None
 
 
 WRONG_USE = [
@@ -166,7 +166,7 @@ def test_names_a_missing_package() -> None:
         "import sys; sys.modules['psutil'] = None; from workers.external_runs.__main__ import main; sys.exit(main())"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=patient(30)
+        [sys.executable, "-c", program, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=scale_timeout(30)
     )
     words = "meshboard-meter: The package psutil is missing. Install it with pip install 'meshboard[worker]'.\n"
     assert (ran.returncode, ran.stdout, ran.stderr) == (127, "", words)

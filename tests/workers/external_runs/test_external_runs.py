@@ -9,36 +9,35 @@ from typing import Any
 import pytest
 
 from contracts.names import telemetry_stream
-from tests.support.patience import patient
-from tests.support.processes import wait_until
-from tests.support.tls import TlsBoard
+from tests.support.processes import scale_timeout, wait_until
+from tests.support.web import TlsSite
 from tests.workers.external_runs.conftest import items, metered, torchrun
 from tests.workers.external_runs.train import NUMBERS
 from webapp.runner import find_free_port
 
 
-def lines(board: TlsBoard, run: str, rank: int) -> list[str]:
+def lines(board: TlsSite, run: str, rank: int) -> list[str]:
     logs = [item for item in items(board, run, "log") if item["rank"] == rank]
     assert all("skipped" not in item for item in logs)
     return [line for item in logs for line in item["lines"]]
 
 
-def test_external_run_is_complete_after_a_board_restart(board: TlsBoard, tmp_path: Path) -> None:
+def test_external_run_is_complete_after_a_board_restart(board: TlsSite, tmp_path: Path) -> None:
     with metered(board, tmp_path, "--name", "by hand", "--tag", "night", "--node-name", "laptop") as run:
         wait_until(lambda: "The run is reported when the board answers." in run.terminal, "the meter finds nobody")
-        with board.serving():
-            job = board.wait_for("by hand", "running")
+        with board.serve():
+            job = board.wait_for_status("by hand", "running")
             wait_until(lambda: lines(board, job["id"], 1), "its log is on the board")
         before = len(items(board, job["id"], "log"))
         wait_until(lambda: "reports are buffered" in run.terminal, "the meter notices that the board is away")
         seen = run.terminal.count("rank 0 step")
         wait_until(lambda: run.terminal.count("rank 0 step") > seen + 20, "training continues without the board")
         assert len(items(board, job["id"], "log")) == before
-        with board.serving():
+        with board.serve():
             wait_until(lambda: len(items(board, job["id"], "log")) > before, "the board hears of it again")
             run.enough()
-            assert run.process.wait(patient(60)) == 0, run.terminal
-            job = board.wait_for("by hand", "succeeded")
+            assert run.process.wait(scale_timeout(60)) == 0, run.terminal
+            job = board.wait_for_status("by hand", "succeeded")
     assert (job["engine"], job["host"], job["reported"]["tags"]) == ("elsewhere", "laptop", ["night"])
     assert job["reported"]["command"][-1] == "0"
     for rank in (0, 1):
@@ -56,7 +55,7 @@ def test_external_run_is_complete_after_a_board_restart(board: TlsBoard, tmp_pat
 
 
 @pytest.mark.slow
-def test_names_the_failed_rank_of_two_nodes(serving: TlsBoard, tmp_path: Path) -> None:
+def test_names_the_failed_rank_of_two_nodes(serving: TlsSite, tmp_path: Path) -> None:
     (tmp_path / "enough").touch()
     command = torchrun(tmp_path, 1, f"127.0.0.1:{find_free_port()}", nodes=2)
     with contextlib.ExitStack() as stack:
@@ -66,9 +65,9 @@ def test_names_the_failed_rank_of_two_nodes(serving: TlsBoard, tmp_path: Path) -
             folder.mkdir()
             options = ("--name", "two nodes", "--key", "two nodes", "--node-name", name)
             started.append(stack.enter_context(metered(serving, folder, *options, command=command)))
-        codes = [run.process.wait(patient(90)) for run in started]
+        codes = [run.process.wait(scale_timeout(90)) for run in started]
         assert 1 in codes, [run.terminal for run in started]
-    job = serving.wait_for("two nodes", "failed")
+    job = serving.wait_for_status("two nodes", "failed")
     assert (job["exit"]["rank"], job["exit"]["exit_code"]) == (1, 1)
     assert "ValueError: the loss is wrong" in job["exit"]["reason"]
     assert any("ValueError" in line for line in job["exit"]["log_tail"])

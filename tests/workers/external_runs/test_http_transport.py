@@ -13,8 +13,8 @@ from contracts.control import AttemptReport
 from contracts.names import telemetry_stream
 from contracts.telemetry.batches import Batch
 from contracts.telemetry.steps import PhaseItem
-from tests.support.patience import patient
-from tests.support.tls import TlsBoard
+from tests.support.processes import scale_timeout
+from tests.support.web import TlsSite
 from tests.workers.external_runs.relay import relay
 from workers.external_runs.registration import BoardRun, RegistrationRequest, RunRegistration
 from workers.host.supervisor.http_transport import (
@@ -32,8 +32,8 @@ from workers.host.supervisor.transport import MessageRefusedError, TransportErro
 PHASE = PhaseItem(kind="phase", rank=0, time=1.0, phase="step")
 
 
-async def joined(at: TlsBoard, board: BoardClient, told: list[str]) -> tuple[BoardRun, RunMember]:
-    asked = RegistrationRequest(None, at.people["owner"]["token"], {"name": "a line", "world_size": 1})
+async def joined(at: TlsSite, board: BoardClient, told: list[str]) -> tuple[BoardRun, RunMember]:
+    asked = RegistrationRequest(None, at.users["owner"]["token"], {"name": "a line", "world_size": 1})
     joining = RunRegistration(board, asked, told.append)
     run = await joining.open()
     return run, await joining.join(run, 0, "here")
@@ -44,19 +44,19 @@ def batch(run: str, **changes: Any) -> bytes:
     return encode_batch({**whole, **changes})  # type: ignore[typeddict-item]
 
 
-def items(at: TlsBoard, run: str) -> list[Any]:
+def items(at: TlsSite, run: str) -> list[Any]:
     entries: Any = at.redis.client().xrange(telemetry_stream(run, 1))
     return [item for _, fields in entries for item in decode_batch(fields[b"b"])["items"]]
 
 
-def numbers(at: TlsBoard, run: str) -> list[int]:
+def numbers(at: TlsSite, run: str) -> list[int]:
     entries: Any = at.redis.client().xrange(telemetry_stream(run, 1))
     return [int(fields[b"n"]) for _, fields in entries]
 
 
 async def until_taken(work: Callable[[], Awaitable[None]]) -> None:
     """Repeat the call as a supervisor does."""
-    async with asyncio.timeout(patient(30)):
+    async with asyncio.timeout(scale_timeout(30)):
         while True:
             try:
                 return await work()
@@ -64,7 +64,7 @@ async def until_taken(work: Callable[[], Awaitable[None]]) -> None:
                 await asyncio.sleep(0.05)
 
 
-def test_resends_a_batch_after_a_lost_response_once(serving: TlsBoard) -> None:
+def test_resends_a_batch_after_a_lost_response_once(serving: TlsSite) -> None:
     told: list[str] = []
 
     async def main(port: int, deaf: Callable[[], None], hears: Callable[[], None]) -> str:
@@ -93,7 +93,7 @@ def test_resends_a_batch_after_a_lost_response_once(serving: TlsBoard) -> None:
 class Refusing(BoardClient):
     """A client that fails with `troubles`, each None or a response, and then accepts batches."""
 
-    def __init__(self, at: TlsBoard, troubles: list[BoardAnswer | None]) -> None:
+    def __init__(self, at: TlsSite, troubles: list[BoardAnswer | None]) -> None:
         super().__init__(at.url, at.ca)
         self._troubles = troubles
 
@@ -106,7 +106,7 @@ class Refusing(BoardClient):
         return trouble
 
 
-def test_keeps_a_batch_while_the_board_is_unreachable_or_busy(serving: TlsBoard) -> None:
+def test_keeps_a_batch_while_the_board_is_unreachable_or_busy(serving: TlsSite) -> None:
     """Check a batch that waits while the board is unreachable and then busy."""
 
     async def main() -> str:
@@ -114,7 +114,7 @@ def test_keeps_a_batch_while_the_board_is_unreachable_or_busy(serving: TlsBoard)
         run, who = await joined(serving, board, [])
         waiting = Waiting()
         publisher = Publisher(run.id, 1, waiting, HttpTransport(board, who, print))
-        async with asyncio.timeout(patient(30)):
+        async with asyncio.timeout(scale_timeout(30)):
             for number in (1.0, 2.0, 3.0):
                 waiting.add({**PHASE, "time": number})
                 sent = await publisher.send()
@@ -129,7 +129,7 @@ def test_keeps_a_batch_while_the_board_is_unreachable_or_busy(serving: TlsBoard)
     assert numbers(serving, run) == [0, 1]
 
 
-def test_keeps_one_connection_open(serving: TlsBoard) -> None:
+def test_keeps_one_connection_open(serving: TlsSite) -> None:
     async def main(port: int) -> None:
         board = BoardClient(f"https://127.0.0.1:{port}", serving.ca)
         run, who = await joined(serving, board, [])
@@ -143,7 +143,7 @@ def test_keeps_one_connection_open(serving: TlsBoard) -> None:
         assert way.opened == 1
 
 
-def test_uses_the_proxy_without_showing_the_token(serving: TlsBoard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uses_the_proxy_without_showing_the_token(serving: TlsSite, monkeypatch: pytest.MonkeyPatch) -> None:
     with relay(serving.port) as way:
         monkeypatch.setenv("https_proxy", f"http://me:pass@127.0.0.1:{way.port}")
         monkeypatch.setenv("no_proxy", "")
@@ -155,7 +155,7 @@ def test_uses_the_proxy_without_showing_the_token(serving: TlsBoard, monkeypatch
         assert way.opened == before
 
 
-def test_rejected_items_become_a_gap(serving: TlsBoard) -> None:
+def test_rejected_items_become_a_gap(serving: TlsSite) -> None:
     async def main() -> str:
         board = BoardClient(serving.url, serving.ca)
         run, who = await joined(serving, board, [])
@@ -173,7 +173,7 @@ def test_rejected_items_become_a_gap(serving: TlsBoard) -> None:
     assert kinds == ["gap", "phase"]
 
 
-def test_sends_nothing_after_the_run_has_ended(serving: TlsBoard) -> None:
+def test_sends_nothing_after_the_run_has_ended(serving: TlsSite) -> None:
     told: list[str] = []
 
     async def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contracts.control import LaunchOrder
-from tests.support.orders import order
+from tests.support.host import build_launch_order
 from tests.support.processes import ROOT, RedisServer
 from workers.disk import MAX_JSON_BYTES, BadFileError, read_json, write_json
 from workers.host.attempt_watcher import AttemptWatcher, read_report_or_note
@@ -22,7 +22,7 @@ from workers.host.processes import get_process_id
 
 def supervised(folder: Path, started_offset: int, asked: LaunchOrder | None = None) -> AttemptDir:
     """Claim an attempt with the test process as its supervisor. An offset makes the supervisor invalid."""
-    claimed = claim_attempt(folder, asked or order())
+    claimed = claim_attempt(folder, asked or build_launch_order())
     assert claimed is not None
     me = get_process_id(os.getpid())
     assert me is not None
@@ -96,8 +96,8 @@ BROKEN: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("what", BROKEN)
 def test_broken_exit_report_affects_only_its_attempt(redis_service: RedisServer, tmp_path: Path, what: str) -> None:
     """Check files that once stopped the host's heartbeats."""
-    broken = supervised(tmp_path, -1, order("broken", slots=[0]))
-    sound = supervised(tmp_path, 0, order("sound", slots=[1]))
+    broken = supervised(tmp_path, -1, build_launch_order("broken", slots=[0]))
+    sound = supervised(tmp_path, 0, build_launch_order("sound", slots=[1]))
     BROKEN[what](broken.exit_file)
     watch = AttemptWatcher(tmp_path, redis_service.client())
     watch.check()
@@ -112,8 +112,8 @@ def test_broken_exit_report_affects_only_its_attempt(redis_service: RedisServer,
 def test_broken_file_does_not_hide_other_attempts(redis_service: RedisServer, tmp_path: Path, name: str) -> None:
     for what, damage in BROKEN.items():
         run_dir = tmp_path / what
-        broken = supervised(run_dir, 0, order("broken", slots=[0]))
-        dead = supervised(run_dir, -1, order("dead", slots=[1]))
+        broken = supervised(run_dir, 0, build_launch_order("broken", slots=[0]))
+        dead = supervised(run_dir, -1, build_launch_order("dead", slots=[1]))
         path: Path = getattr(broken, name)
         path.unlink(missing_ok=True)
         damage(path)
@@ -123,9 +123,9 @@ def test_broken_file_does_not_hide_other_attempts(redis_service: RedisServer, tm
 
 
 def test_attempt_that_cannot_end_does_not_delay_others(redis_service: RedisServer, tmp_path: Path) -> None:
-    stuck = supervised(tmp_path, -1, order("a-stuck", slots=[0]))
+    stuck = supervised(tmp_path, -1, build_launch_order("a-stuck", slots=[0]))
     (stuck.host_dir / f".{stuck.exit_file.name}.{os.getpid()}").mkdir()  # where its report would be drafted
-    dead = supervised(tmp_path, -1, order("dead", slots=[1]))
+    dead = supervised(tmp_path, -1, build_launch_order("dead", slots=[1]))
     assert AttemptWatcher(tmp_path, redis_service.client()).check() is True
     assert read_report_or_note(dead)["exit"]["outcome"] == "lost"
     assert read_report_or_note(stuck)["state"] == "starting"

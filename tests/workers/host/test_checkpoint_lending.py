@@ -13,8 +13,7 @@ import pytest
 from contracts.codec import validate_lend_order, validate_loan
 from contracts.control import ResumeCheckpoint
 from contracts.names import LOAN_FILE, cancel_key, loan_key
-from tests.support.patience import patient
-from tests.support.processes import RedisServer, wait_until
+from tests.support.processes import RedisServer, scale_timeout, wait_until
 from tests.workers.checkpoint.test_loan import LEAST, SECRET, publish
 from tests.workers.host.supervisor.test_multi_host import ADDRESSES, LOOPBACK_6, settings_of
 from workers.checkpoint import folder
@@ -36,7 +35,7 @@ def handed(folder: Path, settings: HostSettings) -> Path:
     async def ask() -> None:
         line = RedisTransport(AttemptDir(folder, "job", 2), settings)
         kept = ResumeCheckpoint(name="job/1/step-00000020", host="host-0", lent=SECRET)
-        async with asyncio.timeout(patient(20)):
+        async with asyncio.timeout(scale_timeout(20)):
             await deliver_loan(line, kept, folder, None)
         await line.close()
 

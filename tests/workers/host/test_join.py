@@ -19,8 +19,8 @@ import pytest
 
 from contracts.hosts import JOIN_PATH
 from contracts.names import events_stream
-from tests.support.processes import ROOT, RedisServer, base_environment, running, wait_until
-from tests.support.web import Site, site
+from tests.support.processes import ROOT, RedisServer, base_environment, run_process, wait_until
+from tests.support.web import Site, run_site
 from webapp.runner import find_free_port
 from workers.host import doctor, stop
 from workers.host import settings as host
@@ -40,7 +40,7 @@ from workers.host.settings import (
 
 @pytest.fixture
 def board(redis_service: RedisServer, tmp_path: Path) -> Iterator[Site]:
-    with site(f"sqlite:///{tmp_path}/db.sqlite3", redis_service, tmp_path / "web") as made:
+    with run_site(f"sqlite:///{tmp_path}/db.sqlite3", redis_service, tmp_path / "web") as made:
         yield made
 
 
@@ -62,14 +62,14 @@ def joined(
     """Run the join command until the host sends a heartbeat."""
     before = heartbeats(redis)
     argv, log_file = [*JOIN, board.url, "--name", "gpu-7", "--slots", "3"], folder / log
-    with running(argv, environment(folder, **settings), log_file) as process:
+    with run_process(argv, environment(folder, **settings), log_file) as process:
         wait_until(lambda: heartbeats(redis) > before or process.poll() is not None, "the host speaks", 90)
         assert process.poll() is None, log_file.read_text()
         yield process
 
 
 def token(board: Site) -> str:
-    made = board.call("POST", "/api/v1/join-tokens", {"uses": 1}, headers=board.token("staff")).json()
+    made = board.call("POST", "/api/v1/join-tokens", {"uses": 1}, headers=board.build_token_header("staff")).json()
     return str(made["token"])
 
 
@@ -81,7 +81,7 @@ def test_machine_joins_with_one_command(board: Site, redis_service: RedisServer,
         assert text.encode() not in environ + Path(f"/proc/{process.pid}/cmdline").read_bytes()
     kept = tmp_path / "state" / "hosts" / "gpu-7.json"
     assert (stat.S_IMODE(kept.stat().st_mode), stat.S_IMODE(kept.parent.stat().st_mode)) == (0o600, 0o700)
-    [listed] = board.call("GET", "/api/v1/hosts", headers=board.token("owner")).json()
+    [listed] = board.call("GET", "/api/v1/hosts", headers=board.build_token_header("owner")).json()
     assert (listed["name"], listed["slots"], listed["state"]) == ("gpu-7", 3, "connected")
 
 
@@ -352,7 +352,7 @@ def test_each_log_line_is_a_json_object(tmp_path: Path, monkeypatch: pytest.Monk
         "MESHBOARD_SANDBOX": "off",
     }
     written = tmp_path / "worker.log"
-    with running(build_worker_command("x"), environment, written, ROOT):
+    with run_process(build_worker_command("x"), environment, written, ROOT):
         wait_until(lambda: written.read_text().count("Cannot connect to") > 1, "it reports two missing settings")
         told = written.read_text().splitlines()  # Celery's last word, when it is ended, is text
     lines = [json.loads(line) for line in told]

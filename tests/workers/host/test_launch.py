@@ -21,8 +21,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from contracts.control import VERSION, LaunchOrder
-from tests.support.patience import patient
-from tests.support.processes import wait_until
+from tests.support.processes import scale_timeout, wait_until
 from workers.host.attempts import AttemptDir, claim_attempt
 from workers.host.launch import RankDeath, StaticRendezvous, find_first_death
 from workers.host.processes import find_processes
@@ -114,7 +113,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             await asyncio.to_thread(look)
         finally:
             go.touch()
-        return await asyncio.wait_for(waiting, patient(60))
+        return await asyncio.wait_for(waiting, scale_timeout(60))
 
     def look() -> None:
         run.store = json.loads(wait_until((folder / "told.0").read_text, "rank 0 writes the address of its store"))

@@ -10,7 +10,7 @@ import pytest
 
 from contracts.codec import BadMessageError, decode_log_part, validate_log_order
 from contracts.logs import MAX_LOG_PART_BYTES, VERSION, LogPart
-from tests.support.orders import order as launch
+from tests.support.host import build_launch_order as launch
 from tests.workers.host.supervisor.test_log_tail import fifo, hard_link, link, linked_folder, linked_run, rank_log
 from workers.disk import write_json
 from workers.host.attempts import AttemptDir, get_attempt_dir

@@ -12,8 +12,7 @@ from pydantic import TypeAdapter
 from redis.exceptions import RedisError
 
 from contracts.hosts import HostFacts, HostUsage
-from tests.support.patience import patient
-from tests.support.processes import wait_until
+from tests.support.processes import scale_timeout, wait_until
 from workers.host import hardware as gpu_module
 from workers.host import machine
 from workers.host.hardware import Gpus
@@ -205,13 +204,13 @@ def test_hanging_driver_does_not_block_heartbeats(tmp_path: Path) -> None:
     class Hanging(FakeNvml):
         def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
             asked.set()
-            go_on.wait(patient(30))
+            go_on.wait(scale_timeout(30))
             return super().nvmlDeviceGetUtilizationRates(handle)
 
     looked = HostSampler(settings(tmp_path), time.time, Gpus(Hanging(), tmp_path))
     looked.start()
     try:
-        assert asked.wait(patient(10))
+        assert asked.wait(scale_timeout(10))
         assert (looked.take_facts(), looked.get_usage()) == (None, None), "and neither of these waits for it"
     finally:
         go_on.set()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from contracts.names import telemetry_stream
-from tests.support.host import host
+from tests.support.host import run_host
 from tests.support.processes import RedisServer, wait_until
 from workers.host import processes
 
@@ -21,28 +21,33 @@ def test_removes_the_socket_folder_of_a_killed_supervisor(
     redis_service: RedisServer, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     short = tmp_path_factory.mktemp("t")  # a longer one is not taken for sockets
-    with host(redis_service, tmp_path, "tests.workers.stubborn", TMPDIR=str(short)) as machine, machine.worker():
-        attempt = machine.order("killed", spec=ONE_RANK)
+    with (
+        run_host(redis_service, tmp_path, "tests.workers.stubborn", TMPDIR=str(short)) as machine,
+        machine.run_worker(),
+    ):
+        attempt = machine.send_launch_order("killed", spec=ONE_RANK)
         wait_until(lambda: list(short.glob("meshboard-*/telemetry")), "the socket is there")
         supervisor = attempt.get_supervisor()
         assert supervisor is not None
         os.kill(supervisor.pid, signal.SIGKILL)
-        assert machine.exit_of("killed")["outcome"] == "lost"
+        assert machine.wait_for_exit("killed")["outcome"] == "lost"
         assert list(short.glob("meshboard-*")) == []
 
 
 def test_stream_lost_shortly_before_the_end_expires(redis_service: RedisServer, tmp_path: Path) -> None:
     client, stream = redis_service.client(), telemetry_stream("ending", 1)
-    with host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.worker():
-        attempt = machine.order("ending", spec=ONE_RANK)
-        wait_until(lambda: machine.items("ending", "log") and client.ttl(stream) > 0, "its lines are in the stream")
+    with run_host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.run_worker():
+        attempt = machine.send_launch_order("ending", spec=ONE_RANK)
+        wait_until(
+            lambda: machine.read_items("ending", "log") and client.ttl(stream) > 0, "its lines are in the stream"
+        )
         client.delete(stream)
         with (attempt.logs / "launcher.log").open("a") as launcher:
             launcher.write("after the loss\n")
-        for pid in machine.processes("ending"):
+        for pid in machine.list_processes("ending"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert machine.exit_of("ending")["outcome"] == "failed"
+        assert machine.wait_for_exit("ending")["outcome"] == "failed"
         assert client.exists(stream)
         assert client.ttl(stream) > 0
 

@@ -18,9 +18,8 @@ from contracts.security import encrypt_variables
 from planner.cost.estimate import default_cluster, rank_memory
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobKind
-from tests.support.host import Host, host
-from tests.support.patience import patient
-from tests.support.processes import ROOT, RedisServer, base_environment
+from tests.support.host import Host, run_host
+from tests.support.processes import ROOT, RedisServer, base_environment, scale_timeout
 from workers.host import doctor
 from workers.host.attempts import AttemptDir, claim_attempt
 from workers.host.launch import parse_options
@@ -118,7 +117,7 @@ def start(folder: Path, arguments: list[str], **script: str) -> subprocess.Compl
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1"}
     argv = [sys.executable, "-u", "-m", *command]
     return subprocess.run(
-        argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=patient(60)
+        argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=scale_timeout(60)
     )
 
 
@@ -259,10 +258,10 @@ def test_memory_of_a_run_matches_the_plan(redis_service: RedisServer, tmp_path: 
             "train": {"global_batch": 16, "micro_batches": 2, "seq_len": 512, "steps": 3, "eval_every": 0},
         }
     )
-    with host(redis_service, tmp_path / "host") as made, made.worker():
-        made.order("held", spec=spec.model_dump(), expires_in_s=600)
-        assert made.exit_of("held", 600)["outcome"] == "succeeded"
-        peaks = [item["peak_bytes"] for item in made.items("held", "verdict")]
+    with run_host(redis_service, tmp_path / "host") as made, made.run_worker():
+        made.send_launch_order("held", spec=spec.model_dump(), expires_in_s=600)
+        assert made.wait_for_exit("held", 600)["outcome"] == "succeeded"
+        peaks = [item["peak_bytes"] for item in made.read_items("held", "verdict")]
     parts = rank_memory(spec, 0, default_cluster(spec))
     planned = sum(parts.values()) - default_cluster(spec).accelerator.reserved_bytes
     assert len(peaks) == 2
@@ -286,27 +285,27 @@ SPEC = {
 
 @pytest.fixture
 def running_host(redis_service: RedisServer, tmp_path: Path) -> Iterator[Host]:
-    with host(redis_service, tmp_path / "host") as made:
+    with run_host(redis_service, tmp_path / "host") as made:
         scripts = made.folder / "scripts"
         scripts.mkdir()
         (scripts / "look.py").write_text(LOOK)
-        with made.worker():
+        with made.run_worker():
             yield made
 
 
 def ordered(made: Host, job: str, sealed: list[str]) -> Any:
     spec = parse_spec(SPEC).model_dump()
     order = LaunchOrder(v=VERSION, job=job, attempt=1, spec=spec, slots=[0], expires=2**40, owner=1, variables=sealed)
-    made.send(order)
+    made.send_order(order)
     made._ordered.append((job, 1))
-    return made.exit_of(job)
+    return made.wait_for_exit(job)
 
 
 def test_project_variables_reach_the_job_and_no_host_file(running_host: Host) -> None:
     names = {"HF_TOKEN": SECRET}
     told = ordered(running_host, "sees", encrypt_variables([bytes([1] * 32), KEY], "sees", 1, names))
     assert told["outcome"] == "succeeded", told
-    lines = [line for item in running_host.items("sees", "log") for line in item["lines"]]
+    lines = [line for item in running_host.read_items("sees", "log") for line in item["lines"]]
     seen = next(json.loads(line) for line in lines if line.startswith('{"HF_TOKEN"'))
     assert seen["HF_TOKEN"] == SECRET
     assert seen["MESHBOARD_HOST_KEY"] is None

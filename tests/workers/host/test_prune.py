@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from tests.support.orders import order
+from tests.support.host import build_launch_order
 from workers.disk import write_json
 from workers.host.attempts import (
     REMEMBER_PRUNED_S,
@@ -23,7 +23,7 @@ MEBI = 2**20
 
 def ended(run_dir: Path, job: str, attempt: int = 1, days_ago: float | None = 0.0, mebibytes: int = 1) -> AttemptDir:
     """Create an ended attempt with a log, acknowledged some days ago or never."""
-    made = claim_attempt(run_dir, order(job, attempt))
+    made = claim_attempt(run_dir, build_launch_order(job, attempt))
     assert made is not None
     (made.logs / "launcher.log").write_bytes(b"x" * mebibytes * MEBI)
     (made.work / "away").symlink_to("/etc")
@@ -42,8 +42,8 @@ def test_prunes_old_attempts_which_never_run_again(tmp_path: Path) -> None:
     old, young = ended(tmp_path, "old", 3, days_ago=8), ended(tmp_path, "young", days_ago=6)
     assert prune_attempts(tmp_path, 7 * DAY_S, 2**40) == [old]
     assert (jobs(tmp_path), old.job_dir.exists(), young.job_dir.exists()) == (["young"], False, True)
-    assert [claim_attempt(tmp_path, order("old", number)) for number in (1, 2, 3)] == [None] * 3
-    assert claim_attempt(tmp_path, order("old", 4)) is not None
+    assert [claim_attempt(tmp_path, build_launch_order("old", number)) for number in (1, 2, 3)] == [None] * 3
+    assert claim_attempt(tmp_path, build_launch_order("old", 4)) is not None
 
 
 def test_prunes_the_oldest_until_the_rest_fits(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_prunes_the_oldest_until_the_rest_fits(tmp_path: Path) -> None:
 
 def test_keeps_living_and_unacknowledged_attempts(tmp_path: Path) -> None:
     ended(tmp_path, "untold", days_ago=None, mebibytes=4)
-    living = claim_attempt(tmp_path, order("living"))
+    living = claim_attempt(tmp_path, build_launch_order("living"))
     assert living is not None
     assert prune_attempts(tmp_path, 0, 0) == []
     assert jobs(tmp_path) == ["living", "untold"]

@@ -11,9 +11,8 @@ import pytest
 
 from contracts.codec import decode_event
 from contracts.names import events_stream
-from tests.support.orders import order
-from tests.support.patience import patient
-from tests.support.processes import ROOT, RedisServer, base_environment, wait_until
+from tests.support.host import build_launch_order
+from tests.support.processes import ROOT, RedisServer, base_environment, scale_timeout, wait_until
 from workers.disk import write_json
 from workers.host import reporter
 from workers.host.attempts import build_host_exit_report, claim_attempt, iterate_unacknowledged
@@ -55,7 +54,7 @@ time.sleep(60)
 def test_heartbeats_survive_errors_and_their_end_ends_the_worker(redis_service: RedisServer, tmp_path: Path) -> None:
     argv = [sys.executable, "-c", BROKEN_HEART, redis_service.url, tmp_path]
     ran = subprocess.run(
-        argv, cwd=ROOT, env=base_environment(), capture_output=True, text=True, timeout=patient(40), check=False
+        argv, cwd=ROOT, env=base_environment(), capture_output=True, text=True, timeout=scale_timeout(40), check=False
     )
     assert ran.returncode == 1, ran.stderr
     assert ran.stderr.count("on purpose") >= 3
@@ -67,7 +66,7 @@ def test_exit_reports_that_do_not_fit_are_sent_in_turn(
     redis_service: RedisServer, tmp_path: Path, monkeypatch: Any
 ) -> None:
     for number in range(3):
-        made = claim_attempt(tmp_path, order(f"job-{number}", slots=[number]))
+        made = claim_attempt(tmp_path, build_launch_order(f"job-{number}", slots=[number]))
         assert made is not None
         report = build_host_exit_report(made, "failed", "x" * 900)
         write_json(made.exit_file, report)

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 from workers.meter import Recorder, register_metered_backend
 from workers.meter.monitors import build_timeline
 
@@ -46,7 +46,7 @@ def counting(recorder: Recorder) -> Iterator[Counted]:
     counted: Counted = {}
     before = totals(recorder)
     yield counted
-    deadline = time.monotonic() + patient(10)
+    deadline = time.monotonic() + scale_timeout(10)
     while any(count != completed for count, completed, *_ in totals(recorder).values()):
         assert time.monotonic() < deadline, "a collective never completed"
         time.sleep(0.001)

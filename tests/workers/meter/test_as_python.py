@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from tests.support.ranks import forked
+from tests.support.ranks import run_ranks
 
 MODULE = "tests.workers.meter.ended"
 ITS_OWN = """
@@ -56,7 +56,7 @@ def test_script_imports_and_exits_as_under_python(tmp_path: Path) -> None:
     (tmp_path / "workers/__init__.py").touch()
     (tmp_path / "planner.py").touch()
     (tmp_path / "train.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{ITS_OWN}")
-    ran = forked(1, MODULE, str(tmp_path / "train.py"), "--lr", "1", limit_s=20)
+    ran = run_ranks(1, MODULE, str(tmp_path / "train.py"), "--lr", "1", limit_s=20)
     assert ran.returncode == 0, ran.stderr
     told = (tmp_path / "losses.csv").read_text().splitlines()
     assert told == ["child 3", "7 planner", "['--lr', '1'] <stdout> 1 None None", "Net"]
@@ -66,7 +66,7 @@ def test_script_imports_and_exits_as_under_python(tmp_path: Path) -> None:
 
 def test_interrupted_script_prints_traceback_and_table(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(INTERRUPTED)
-    ran = forked(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
+    ran = run_ranks(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
     assert ran.returncode == signal.SIGINT
     told = ran.stderr.replace("[rank0]: ", "")
     trace = 'Traceback (most recent call last):\n  File "{}", line 6, in <module>\n    raise KeyboardInterrupt\n'
@@ -77,15 +77,15 @@ def test_interrupted_script_prints_traceback_and_table(tmp_path: Path) -> None:
 
 def test_warns_once_about_uncounted_backend(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(OF_ITS_OWN_BACKEND)
-    ran = forked(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
+    ran = run_ranks(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("traffic over mine is not counted") == 1
 
 
 def test_finds_module_as_python_does(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"x": 1}')
-    ran = forked(1, MODULE, "-m", "json.tool", "--compact", str(tmp_path / "x.json"), limit_s=20)
+    ran = run_ranks(1, MODULE, "-m", "json.tool", "--compact", str(tmp_path / "x.json"), limit_s=20)
     assert (ran.returncode, ran.stdout) == (0, '{"x":1}\n'), ran.stderr
-    ran = forked(1, MODULE, "-m", "json.absent", limit_s=20)
+    ran = run_ranks(1, MODULE, "-m", "json.absent", limit_s=20)
     assert ran.returncode == 2
     assert "error: `script.module` is 'json.absent', but Python finds no such module that it can run." in ran.stderr

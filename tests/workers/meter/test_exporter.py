@@ -16,8 +16,7 @@ import msgpack
 import pytest
 
 from contracts.codec import decode_frame
-from tests.support.patience import patient
-from tests.support.processes import wait_until
+from tests.support.processes import scale_timeout, wait_until
 from workers.meter import exporter as exporter_module
 from workers.meter.exporter import Exporter
 from workers.meter.monitors import MAX_ITEM_BYTES
@@ -78,7 +77,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 closing.shutdown(socket.SHUT_RDWR)
             closing.close()
-        self._thread.join(patient(5))
+        self._thread.join(scale_timeout(5))
         self._path.unlink(missing_ok=True)
 
 

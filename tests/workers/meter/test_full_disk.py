@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 from workers.meter.rank_exit import DiskFullTolerantWriter
 
 PRINTS = """
@@ -24,7 +24,7 @@ run_and_exit(main)
 def test_rank_survives_full_disk() -> None:
     with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
-            [sys.executable, "-u", "-c", PRINTS], stdout=full, stderr=full, timeout=patient(60), check=False
+            [sys.executable, "-u", "-c", PRINTS], stdout=full, stderr=full, timeout=scale_timeout(60), check=False
         )
     assert ran.returncode == 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.ranks import forked
+from tests.support.ranks import run_ranks
 from tests.workers.meter.ranks import SLOW_S
 
 WORLD = 4
@@ -19,7 +19,7 @@ Said = list[dict[str, Any]]
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Said:
     """Return the results of all checks by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    done = forked(WORLD, "tests.workers.meter.ranks", str(folder))
+    done = run_ranks(WORLD, "tests.workers.meter.ranks", str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 

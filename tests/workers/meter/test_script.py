@@ -14,9 +14,8 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from contracts.codec import decode_frame
-from tests.support.patience import patient
-from tests.support.processes import ROOT
-from tests.support.ranks import forked, run_to_end, torchrun
+from tests.support.processes import ROOT, scale_timeout
+from tests.support.ranks import build_torchrun_command, run_ranks, run_to_completion
 from workers.host.supervisor.exit_report import SummaryBuilder
 from workers.meter.__main__ import StepCounter, count_steps, format_ranks, get_user_label
 from workers.meter.exporter import Exporter
@@ -27,8 +26,8 @@ HERE = Path(__file__).parent
 
 def launch(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONPATH": str(ROOT)}
-    argv = torchrun(ranks, "-m", "workers.meter", *arguments)
-    return run_to_end(argv, environment, cwd=Path("/"), limit_s=100)
+    argv = build_torchrun_command(ranks, "-m", "workers.meter", *arguments)
+    return run_to_completion(argv, environment, cwd=Path("/"), limit_s=100)
 
 
 def counted(said: str) -> dict[tuple[str, str, str], tuple[int, int]]:
@@ -58,7 +57,7 @@ def test_ddp_script_all_reduces_gradients_every_step() -> None:
 
 
 def test_counts_fsdp2_script_by_mesh_axes() -> None:
-    ran = forked(4, "workers.meter.__main__", str(HERE / "scripts/fsdp.py"))
+    ran = run_ranks(4, "workers.meter.__main__", str(HERE / "scripts/fsdp.py"))
     assert ran.returncode == 0, ran.stderr
     told = counted(ran.stderr)
     layer = 16 * 16 * 4
@@ -116,7 +115,7 @@ def test_reports_number_of_steps_with_the_counters(tmp_path: Path) -> None:
         exporter.add_source(StepCounter(recorder).poll)
         line, _ = supervisor.accept()
         with line:
-            line.settimeout(patient(5))
+            line.settimeout(scale_timeout(5))
 
             def hear() -> bool:
                 size = line.recv(4)
@@ -156,7 +155,7 @@ def test_counts_step_of_several_optimizers_once() -> None:
 
 
 def test_labels_groups_with_their_ranks() -> None:
-    ran = forked(4, "workers.meter.__main__", str(HERE / "scripts/groups.py"))
+    ran = run_ranks(4, "workers.meter.__main__", str(HERE / "scripts/groups.py"))
     assert ran.returncode == 0, ran.stderr
     assert counted(ran.stderr) == {
         ("setup", "ranks 0,2", "all_reduce"): (1, 32),

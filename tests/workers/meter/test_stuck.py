@@ -19,12 +19,11 @@ import pytest
 
 from contracts.control import VERSION, LaunchOrder
 from contracts.telemetry.batches import Item
-from tests.support.patience import patient
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, scale_timeout
 from workers.host.supervisor.health import RankMonitor
 from workers.host.supervisor.telemetry_server import TelemetryServer
 
-NOTICED_S = patient(60)  # they import torch first
+NOTICED_S = scale_timeout(60)  # they import torch first
 
 
 class Host:

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from contracts.safe_unpickle import OPERATIONS, STOP, RefusedPickleError
 from tests.jobs.traces.hostile import HOSTILE
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 from workers.torch_private.checkpoints import DTYPES, StorageInfo, parse_metadata
 
 SHAPES = [(), (3,), (2, 300, 5)]
@@ -119,7 +119,7 @@ def test_rejects_values_that_torch_never_writes(name: str) -> None:
     began = time.monotonic()
     with pytest.raises(RefusedPickleError, match=says):
         parse_metadata(pickle.dumps(value))
-    assert time.monotonic() - began < patient(2)
+    assert time.monotonic() - began < scale_timeout(2)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -13,7 +13,7 @@ from contracts.telemetry.results import ProofItem
 from planner.facts.single_process_reference import format_tolerances, get_tolerances
 from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer
-from tests.support.ranks import forked
+from tests.support.ranks import run_ranks
 from workers.meter import Recorder
 from workers.trainer.errors import VerificationError
 from workers.trainer.model.moe import Routing, make_routing
@@ -137,7 +137,7 @@ def test_gathers_choices_of_all_ranks_by_position(tmp_path: Path, method: str) -
     spec = make_spec("moe", layout, 4, train={"steps": 4, "data": "parity.bin"})
     path = tmp_path / "spec.json"
     path.write_text(spec.model_dump_json())
-    done = forked(4, "workers.trainer.__main__", "--spec", str(path), "--data-root", str(tmp_path))
+    done = run_ranks(4, "workers.trainer.__main__", "--spec", str(path), "--data-root", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     told = re.findall(r"routers chose for (\d+) tokens of all layers, (.*?);", done.stdout)
     tokens = spec.model.num_layers * spec.train.global_batch * spec.train.seq_len

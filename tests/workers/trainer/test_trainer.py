@@ -19,7 +19,7 @@ from contracts.codec import decode_frame
 from planner.facts.spec import TrainSpec
 from planner.facts.validation import SpecError
 from tests.support.processes import base_environment
-from tests.support.ranks import forked, run_to_end, torchrun
+from tests.support.ranks import build_torchrun_command, run_ranks, run_to_completion
 from tests.workers.checkpoint.runs import Ran, make_spec, run
 from webapp.runner import find_free_port
 from workers.trainer.__main__ import load_spec
@@ -50,7 +50,7 @@ def test_a_rank_does_not_import_unused_libraries(tmp_path: Path) -> None:
     spec.write_text('{"model": {"preset": "gpt-tiny"}, "train": {"steps": 2, "global_batch": 2, "seq_len": 32}}')
     argv = [sys.executable, "-c", TRAINS, str(spec), str(tmp_path)]
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
-    done = run_to_end(argv, {**base_environment(), **alone})
+    done = run_to_completion(argv, {**base_environment(), **alone})
     assert done.returncode == 0, done.stderr
     assert "step 2/2" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
@@ -90,9 +90,9 @@ LEARNS: dict[str, Any] = {
 def run_command(spec: Path, data_root: Path, *, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     options = ["--spec", str(spec), "--data-root", str(data_root)]
     if ranks == 1:
-        return forked(1, "workers.trainer.__main__", *options)
+        return run_ranks(1, "workers.trainer.__main__", *options)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return run_to_end(torchrun(ranks, "-m", "workers.trainer", *options), environment, limit_s=240)
+    return run_to_completion(build_torchrun_command(ranks, "-m", "workers.trainer", *options), environment, limit_s=240)
 
 
 def written(folder: Path, spec: object) -> Path:

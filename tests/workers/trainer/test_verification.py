@@ -26,7 +26,7 @@ from planner.facts.spec import JobSpec, Layout
 from planner.facts.validation import SpecError
 from tests.parity.cases import make_spec, write_data
 from tests.parity.rank import make_trainer
-from tests.support.ranks import forked
+from tests.support.ranks import run_ranks
 from workers.meter import Recorder
 from workers.trainer.errors import VerificationError
 from workers.trainer.memory import PeakMemory
@@ -401,6 +401,6 @@ def test_memorized_data_does_not_fail_the_verification(tmp_path: Path, rate: flo
     train = {"steps": 60, "eval_every": 0, "data": "heart.bin", "learning_rate": rate}
     path = tmp_path / "spec.json"
     path.write_text(make_spec("llama", {"tp": 2}, 2, train=train).model_dump_json())
-    done = forked(2, "workers.trainer.__main__", "--spec", str(path), "--data-root", str(tmp_path))
+    done = run_ranks(2, "workers.trainer.__main__", "--spec", str(path), "--data-root", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     assert told in done.stdout, done.stdout[-3000:]

@@ -26,7 +26,7 @@ from contracts.telemetry.steps import Cell, EvalItem, PhaseItem, StepItem, Traff
 from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
 from jobs.runs.baselines import NoFactsError, compute_facts
 from meshboard.gate import MissingValueError, check_limits, parse_job
-from tests.support.orders import order
+from tests.support.host import build_launch_order
 from workers.host.attempts import AttemptDir
 from workers.host.rank_files import read_failure
 from workers.host.supervisor.exit_report import (
@@ -50,7 +50,7 @@ def ending(
     tail = LogTail(logs, range(1), 2**20, frozenset({stderr.stat().st_uid}))
     tail.read(final=True)
     ended = AttemptEnd(code=code, failure=failure, ended_by=None, reason="", started=1.0)
-    report = build_exit_report(AttemptDir(folder, "job", 1), order(), ended, tally, tail)
+    report = build_exit_report(AttemptDir(folder, "job", 1), build_launch_order(), ended, tally, tail)
     assert len(json.dumps(report)) <= MAX_EXIT_REPORT_BYTES
     return validate_exit_report(json.loads(json.dumps(report, allow_nan=False)))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contracts.telemetry.steps import LogItem
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 from workers.host.rank_files import LAUNCHER_RANK, limit_log_size
 from workers.host.supervisor.log_tail import (
     MAX_COUNTED_BYTES,
@@ -202,5 +202,5 @@ def test_loses_no_line_when_a_read_fails_once(tmp_path: Path) -> None:
         over.set()
         await following
 
-    asyncio.run(asyncio.wait_for(told(), patient(20)))
+    asyncio.run(asyncio.wait_for(told(), scale_timeout(20)))
     assert heard == ["one", "the last, unfinished"]

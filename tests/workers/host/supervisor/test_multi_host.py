@@ -16,8 +16,7 @@ import pytest
 
 from contracts.codec import BadMessageError, validate_launch_order
 from contracts.control import VERSION, Gang, LaunchOrder, Node, get_local_ranks, get_world_size
-from tests.support.patience import patient
-from tests.support.processes import RedisServer, wait_until
+from tests.support.processes import RedisServer, scale_timeout, wait_until
 from workers.host.attempts import AttemptDir, claim_attempt
 from workers.host.hardware import find_interface, get_address_towards
 from workers.host.processes import find_processes, kill_processes
@@ -295,10 +294,10 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             await asyncio.to_thread(look)
         finally:
             (folder / "go").touch()
-        await asyncio.wait_for(waits[1], patient(60))
+        await asyncio.wait_for(waits[1], scale_timeout(60))
         # The end of one member, which sweeps what is left of it, is not that of the other on the same machine.
         found.lead_after = find_processes("gang", 1, members[0][0].run_dir)
-        await asyncio.wait_for(asyncio.gather(*waits, *meetings), patient(60))
+        await asyncio.wait_for(asyncio.gather(*waits, *meetings), scale_timeout(60))
 
     try:
         asyncio.run(work())

@@ -200,7 +200,7 @@ def test_records_a_batch_once_when_sending_was_cancelled(redis_service: RedisSer
         board.add(problem(0))
         assert await publisher.send()
         board.add(problem(1))
-        with redis_service.halted():
+        with redis_service.suspend():
             sending = asyncio.create_task(publisher.send())
             await asyncio.sleep(0)  # it waits for an answer now
             await cancel_tasks([sending])

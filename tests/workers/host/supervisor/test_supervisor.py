@@ -19,9 +19,8 @@ import pytest
 from contracts.codec import decode_batch
 from contracts.names import events_stream, save_key, telemetry_stream
 from contracts.telemetry.steps import LogItem, PhaseItem
-from tests.support.host import Host, host
-from tests.support.patience import patient
-from tests.support.processes import RedisServer, wait_until
+from tests.support.host import Host, run_host
+from tests.support.processes import RedisServer, scale_timeout, wait_until
 from workers.host.attempts import AttemptDir, get_socket_root
 from workers.host.settings import HostSettings
 from workers.host.supervisor import publisher
@@ -44,11 +43,11 @@ def spec(**train: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_saves_on_request_and_the_next_attempt_resumes(redis_service: RedisServer, tmp_path: Path) -> None:
-    with host(redis_service, tmp_path) as machine, machine.worker():
-        machine.order("gives-way", spec=spec())
+    with run_host(redis_service, tmp_path) as machine, machine.run_worker():
+        machine.send_launch_order("gives-way", spec=spec())
         machine.wait_for_steps("gives-way", 3)
         redis_service.client().set(save_key("gives-way", 1), "1")
-        report = machine.exit_of("gives-way")
+        report = machine.wait_for_exit("gives-way")
         assert report["outcome"] == "cancelled"
         assert report["summary"] is not None
         stopped = report["summary"]["steps"]
@@ -59,12 +58,12 @@ def test_saves_on_request_and_the_next_attempt_resumes(redis_service: RedisServe
         )
         assert [one["name"] for one in report["summary"]["checkpoints"]] == [name]
         last = dict.fromkeys(range(4), 0)
-        for item in machine.items("gives-way", "step"):
+        for item in machine.read_items("gives-way", "step"):
             last[item["rank"]] = item["step"]
         assert set(last.values()) == {stopped}, "all ranks ended with the same step"
-        machine.order("gives-way", attempt=2, spec=spec(steps=stopped + 2))
+        machine.send_launch_order("gives-way", attempt=2, spec=spec(steps=stopped + 2))
         machine.wait_for_steps("gives-way", stopped + 2, attempt=2)
-        assert min(item["step"] for item in machine.items("gives-way", "step", 2)) == stopped + 1
+        assert min(item["step"] for item in machine.read_items("gives-way", "step", 2)) == stopped + 1
 
 
 def test_cancels_a_task_that_misses_the_first_cancellation() -> None:
@@ -83,7 +82,7 @@ def test_cancels_a_task_that_misses_the_first_cancellation() -> None:
         await cancel_tasks(tasks)
         return tasks
 
-    assert all(task.cancelled() for task in asyncio.run(asyncio.wait_for(main(), patient(20))))
+    assert all(task.cancelled() for task in asyncio.run(asyncio.wait_for(main(), scale_timeout(20))))
     assert missed == [True]
 
 
@@ -188,12 +187,12 @@ JOB = "telling"
 
 @pytest.fixture
 def machine(redis_service: RedisServer, tmp_path: Path) -> Iterator[Host]:
-    with host(redis_service, tmp_path) as made:
+    with run_host(redis_service, tmp_path) as made:
         yield made
 
 
 def rank_pid(machine: Host, rank: int) -> int:
-    for pid in machine.processes(JOB):
+    for pid in machine.list_processes(JOB):
         if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return pid
     raise AssertionError(f"no process of rank {rank}")
@@ -201,10 +200,10 @@ def rank_pid(machine: Host, rank: int) -> int:
 
 def test_run_sends_start_steps_and_the_stack_of_a_stopped_rank(machine: Host) -> None:
     def last(kind: str, rank: int) -> Any:
-        return next((item for item in reversed(machine.items(JOB, kind)) if item["rank"] == rank), None)
+        return next((item for item in reversed(machine.read_items(JOB, kind)) if item["rank"] == rank), None)
 
-    with machine.worker():
-        machine.order(JOB)
+    with machine.run_worker():
+        machine.send_launch_order(JOB)
         machine.wait_for_steps(JOB, 5)
         wait_until(lambda: last("timeline", 1), "a timeline is sent")
         stopped = rank_pid(machine, 1)
@@ -223,8 +222,10 @@ def test_run_sends_start_steps_and_the_stack_of_a_stopped_rank(machine: Host) ->
             os.kill(stopped, signal.SIGCONT)
         wait_until(lambda: last("standing", 0)["still"] == 0, "the end of the stall is sent")
         machine.server.client().set(f"meshboard:cancel:{JOB}:1", 1)
-        machine.exit_of(JOB)
-        stood = [item for item in machine.items(JOB, "process") if item["rank"] == 1 and item["state"] == "stopped"]
+        machine.wait_for_exit(JOB)
+        stood = [
+            item for item in machine.read_items(JOB, "process") if item["rank"] == 1 and item["state"] == "stopped"
+        ]
         assert any(line.endswith("in Trainer.train") for item in stood for line in item["stack"]), (
             "read from outside, in its sandbox"
         )
@@ -234,19 +235,19 @@ def test_run_sends_start_steps_and_the_stack_of_a_stopped_rank(machine: Host) ->
         assert any(line.endswith("in Trainer.train") for line in seen["stack"])
 
         stages = [
-            (item["rank"], item["stage"]) for item in sorted(machine.items(JOB, "start"), key=lambda i: i["time"])
+            (item["rank"], item["stage"]) for item in sorted(machine.read_items(JOB, "start"), key=lambda i: i["time"])
         ]
         assert stages[:2] == [(-1, "claimed"), (-1, "spawned")]
         for rank in (0, 1):
             assert [stage for told, stage in stages if told == rank] == ["imported", "met", "built", "first step"]
         whole: dict[int, set[int]] = {}
-        for item in machine.items(JOB, "timeline"):
+        for item in machine.read_items(JOB, "timeline"):
             whole.setdefault(item["step"], set()).add(item["rank"])
         half = sorted(step for step, ranks in whole.items() if ranks != {0, 1})
         assert half == sorted(whole)[len(whole) - len(half) :], "only of the last did the end cut one rank off"
         assert len(half) < len(whole) / 2
         assert set(last("timeline", 0)["spans"]["work"]) >= {"data", "forward", "backward", "optimizer"}
-        steps = [item for item in machine.items(JOB, "step") if item["rank"] == 0]
+        steps = [item for item in machine.read_items(JOB, "step") if item["rank"] == 0]
         assert all(sum(item["parts"]["exposed"].values()) + item["parts"]["data"] <= item["step_s"] for item in steps)
         hidden = [item for item in steps if "dp" not in item["parts"]["exposed"]]  # over before it was waited for
         assert all(item["parts"]["hidden"]["dp"] > 0 for item in hidden)

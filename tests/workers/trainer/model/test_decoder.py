@@ -12,7 +12,7 @@ from planner.facts.layout import Coordinates
 from planner.facts.model_shapes import Parameter, ParameterUnit, count_parameters, get_chunk_units
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
-from tests.support.patience import patient
+from tests.support.processes import scale_timeout
 from workers.checkpoint.inference import _rope
 from workers.trainer.model import Attention, Block, Decoder, Strategy, apply_rotary, init_weights
 from workers.trainer.model import decoder as decoder_module
@@ -46,7 +46,7 @@ def test_draws_two_tensors_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     met, whole = threading.Barrier(2), decoder_module._draw_tensor
 
     def waits(parameter: Parameter, *more: object) -> torch.Tensor:
-        met.wait(patient(5))
+        met.wait(scale_timeout(5))
         return whole(parameter, *more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(decoder_module, "_draw_tensor", waits)

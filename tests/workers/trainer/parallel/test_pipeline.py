@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.facts.stages import BUCKET_BYTES
-from tests.support.patience import patient
-from tests.support.processes import wait_until
+from tests.support.processes import scale_timeout, wait_until
 from workers.meter import Recorder, register_metered_backend
 from workers.trainer.parallel.data_parallel import BucketedAllReduce
 from workers.trainer.parallel.pipeline_parallel import SendQueue
@@ -73,7 +72,7 @@ def test_the_thread_ends_with_its_queue(ranks: list[dist.ProcessGroupGloo]) -> N
     thread = sends._thread
     assert thread is not None
     del sends
-    thread.join(patient(20))
+    thread.join(scale_timeout(20))
     assert not thread.is_alive()
 
 
