@@ -150,9 +150,8 @@ def gauge_item(rank: int, at_s: float) -> dict[str, Any]:
 
 def questions() -> Iterator[tuple[str, int, float, float]]:
     """What, bytes of the answer, median seconds until it is there, and of processors for it."""
-    from jobs.runs.history.queries.query_parameters import parse_table_query
     from jobs.runs.history.queries.snapshot import get_snapshot
-    from jobs.runs.history.queries.table_rows import list_attempts, read_rows
+    from jobs.runs.history.queries.tables import list_attempts, parse_table_query, read_rows
 
     def table(name: str, **told: str) -> Callable[[], Any]:
         return lambda: read_rows(

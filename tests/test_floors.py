@@ -49,9 +49,9 @@ ROOMS = {
     ],
     "jobs.runs.history": ["store", "recording", "queries", "exports"],
     "jobs.runs.diagnosis": [
-        *("planned_run", "findings", "traced_step", "wait_attribution", "link_speed", "pipeline_idle", "step_window"),
-        *("rank_activity", "step_times", "training_health", "run_end", "deadlocks", "hangs", "stragglers"),
-        *("bottlenecks", "plan_comparison", "diagnosis"),
+        *("planned_run", "findings", "traced_step", "collective_timing", "step_window"),
+        *("rank_reports", "failures", "hangs"),
+        *("bottlenecks", "diagnosis"),
     ],
     "jobs.api": ["http", "document", "shared", "plans", "hosts", "queue", "collectives jobs people runs", "urls"],
 }

@@ -27,7 +27,6 @@ from jobs.pages import (
 )
 from jobs.pages.jobs import compare, history, job_page, listing, new
 from jobs.people import provider
-from jobs.runs.traces import pages as traces
 from webapp import documentation
 from webapp.admin_theme import MARK
 from webapp.login import (
@@ -58,7 +57,7 @@ urlpatterns = [
     path("jobs/new/", new.job_new, name="job-new"),
     path("jobs/script/", new.script_new, name="script-new"),
     path("jobs/<str:job_id>/", job_page.job_page, name="job-detail"),
-    path("jobs/<str:job_id>/timeline/", traces.timeline, name="job-timeline"),
+    path("jobs/<str:job_id>/timeline/", job_page.timeline_page, name="job-timeline"),
     path("jobs/<str:job_id>/cancel/", job_page.job_cancel, name="job-cancel"),
     path("jobs/<str:job_id>/end-mail/", notifications.end_mail, name="job-end-mail"),
     path("jobs/<str:job_id>/give-up/", job_page.job_mark_lost, name="job-give-up"),

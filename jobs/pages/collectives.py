@@ -17,9 +17,8 @@ from jobs.pages.forms import derived
 from jobs.pages.view_helpers import submit_once
 from jobs.runs.collectives import picture
 from jobs.runs.collectives.descriptions import BOOKKEEPING, BY_NAME, PRIMITIVES
-from jobs.runs.collectives.example import SETTING, example
 from jobs.runs.collectives.results import DEFAULT_RANKS, find_newest, list_hosts, pick_host
-from jobs.runs.collectives.stages import Setting
+from jobs.runs.collectives.stages import EXAMPLE_SETTINGS, CollectiveSettings, make_example
 from planner.facts.collectives import MAX_STEP_RANKS, LabStep
 from planner.facts.resources import Resources
 from planner.facts.spec import LabSpec, Layout
@@ -78,7 +77,9 @@ def _render_form(
     errors, other_errors = derived.sort_problems(problems, FIELDS, {"layout": "layout.dp"})
     values = format_values(spec)
     context = {
-        "primitives": [(words, picture.make_mini_picture(SETTING, example(words.name))) for words in PRIMITIVES],
+        "primitives": [
+            (words, picture.make_mini_picture(EXAMPLE_SETTINGS, make_example(words.name))) for words in PRIMITIVES
+        ],
         "values": values,
         "options": derived.list_options(FIELDS, {"lab.reduce_op": {"max": "maximum"}}, values),
         "limits": derived.format_limits(FIELDS),
@@ -107,18 +108,22 @@ def collective(request: HttpRequest, slug: str) -> HttpResponse:
         "reducing": words.name in picture.REDUCING,
         "measured": measured,
         "shown": captured,
-        "setting": captured.result if captured else SETTING,
+        "setting": captured.result if captured else EXAMPLE_SETTINGS,
         "wrong": wrong,
         "most_drawn": MAX_STEP_RANKS,
         "running": None if captured else get_visible_jobs(request.user).filter(kind="lab", status__in=LIVE).first(),
         "host": host,
         "usual": format_values(get_first_spec(host)),
-        **(_draw(captured.result, captured.step) if captured else _draw(SETTING, example(words.name), timed=False)),
+        **(
+            _draw(captured.result, captured.step)
+            if captured
+            else _draw(EXAMPLE_SETTINGS, make_example(words.name), timed=False)
+        ),
     }
     return render(request, "lab/primitive.html", context)
 
 
-def _draw(setting: Setting, step: LabStep, *, timed: bool = True) -> dict[str, Any]:
+def _draw(setting: CollectiveSettings, step: LabStep, *, timed: bool = True) -> dict[str, Any]:
     film = picture.make_film(setting, step, timed=timed)
     if step.primitive == "barrier":
         return {"spans": picture.get_barrier_spans(step), "film": film}

@@ -16,12 +16,11 @@ from jobs.models import ImportedTrace
 from jobs.pages.view_helpers import get_user, refuse_while_busy
 from jobs.planning.planners import BusyError
 from jobs.planning.queries import checked
-from jobs.runs.traces.events import serialize_trace
 from jobs.runs.traces.export import FORMATS
 from jobs.runs.traces.imports import store
 from jobs.runs.traces.imports.common import ImportProblemError
 from jobs.runs.traces.imports.store import ImportRequest, check_import_query
-from jobs.runs.traces.traced_steps import MAX_STEP
+from jobs.runs.traces.traced_steps import MAX_STEP, serialize_trace
 from planner.facts.validation import Problem, SpecError
 
 

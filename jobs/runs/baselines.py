@@ -47,13 +47,13 @@ def select_measured_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
     return {name: spec[name] for name in MEASURED_FIELDS if name in spec}
 
 
-def explain_difference(ran: Mapping[str, Any] | None, newest: Mapping[str, Any] | None) -> str:
+def explain_difference(run_spec: Mapping[str, Any] | None, newest_spec: Mapping[str, Any] | None) -> str:
     """Return why a run is not comparable with the newest run, "" if it is. None: the spec is not stored."""
-    if ran is None or newest is None:
-        return f"the spec of {'this job' if ran is None else 'the newest job'} is not stored"
+    if run_spec is None or newest_spec is None:
+        return f"the spec of {'this job' if run_spec is None else 'the newest job'} is not stored"
     differences = [
         field
-        for field in find_differences([_add_defaults(ran), _add_defaults(newest)])
+        for field in find_differences([_add_defaults(run_spec), _add_defaults(newest_spec)])
         if field["field"] not in IGNORED_FIELDS
     ]
     named = [
@@ -255,7 +255,7 @@ class NotUsableError(Exception):
 
 
 def list_branches(user: User, project: str) -> list[BranchBrief]:
-    """Return the branches with baselines, by name. Raises MissingError."""
+    """Return the branches with baselines, by name. Raises NotFoundError."""
     by_branch: dict[str, BranchBrief] = {}
     for run in _query_visible_runs(user, project).defer("facts", "spec").order_by("branch", "-at", "-id"):
         if run.branch in by_branch:
@@ -274,7 +274,7 @@ def list_branches(user: User, project: str) -> list[BranchBrief]:
 
 
 def get_baseline(user: User, project: str, branch: str) -> Baseline:
-    """Return the baseline of a branch. Raises MissingError."""
+    """Return the baseline of a branch. Raises NotFoundError."""
     runs = list(_query_visible_runs(user, project).filter(branch=branch))
     if not runs:
         raise NotFoundError("baseline")
@@ -294,7 +294,7 @@ def add_run(user: User, project: str, branch: str, job_id: str) -> Baseline:
     Raises:
         SpecError: The job does not exist or is in another project, or the project has too many branches.
         NotSetError: The job did not succeed or reported nothing.
-        PermissionDenied, MissingError: As for other changes of a project.
+        PermissionDenied, NotFoundError: As for other changes of a project.
     """
     _check_may_set(user, project)
     job = get_visible_job(user, job_id)
@@ -335,7 +335,7 @@ def add_run(user: User, project: str, branch: str, job_id: str) -> Baseline:
 
 
 def delete_baseline(user: User, project: str, branch: str) -> None:
-    """Delete the baseline of a branch. Raises PermissionDenied, MissingError."""
+    """Delete the baseline of a branch. Raises PermissionDenied, NotFoundError."""
     _check_may_set(user, project)
     with transaction.atomic():
         num_deleted, _ = _query_visible_runs(user, project).filter(branch=branch).delete()
@@ -357,7 +357,7 @@ def _query_runs(user: User, project: str) -> QuerySet[BaselineRun]:
 
 
 def _query_visible_runs(user: User, project: str) -> QuerySet[BaselineRun]:
-    """Return visible runs. Raises MissingError if the project does not exist or the user is not a member."""
+    """Return visible runs. Raises NotFoundError if the project does not exist or the user is not a member."""
     if project != DEFAULT_PROJECT:  # all users are members, even if it has no row
         find_project(user, project)
     return _query_runs(user, project)

@@ -198,12 +198,12 @@ def estimate_num_bytes(files: list[LogFileStart]) -> int:
     return sum(file.part["kept"] for file in files)
 
 
-async def limit_bytes(told: AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
+async def limit_bytes(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
     """Yield at most `most` bytes."""
-    async for part in told:
-        yield part[:most]
-        most -= len(part)
-        if most <= 0:
+    async for part in chunks:
+        yield part[:max_bytes]
+        max_bytes -= len(part)
+        if max_bytes <= 0:
             return
 
 

@@ -35,8 +35,9 @@ from jobs.queue.view import ActionResult, MoveResult, PauseResult, QueueDetail, 
 from jobs.runs.baselines import Baseline, BaselineRequest, BranchBrief
 from jobs.runs.history.queries.comparison import Comparison
 from jobs.runs.history.queries.results import Results, StoredCheckpoint
-from jobs.runs.history.queries.schemas import History, Snapshot, TableRows
-from jobs.runs.history.queries.slow_steps import SlowSteps
+from jobs.runs.history.queries.snapshot import Snapshot
+from jobs.runs.history.queries.step_breakdown import SlowSteps
+from jobs.runs.history.queries.tables import History, TableRows
 from jobs.runs.reporting.requests import (
     NodeJoined,
     NodeRequest,
@@ -46,10 +47,9 @@ from jobs.runs.reporting.requests import (
     ReportResponse,
     RunRequest,
 )
-from jobs.runs.traces.events import StepColumns, TracedSteps
 from jobs.runs.traces.export import ChromeTrace
 from jobs.runs.traces.imports.store import ImportDetail, ImportRequest, UploadedFile
-from jobs.runs.traces.traced_steps import RequestedSteps, TraceRequest
+from jobs.runs.traces.traced_steps import RequestedSteps, StepColumns, TracedSteps, TraceRequest
 from planner.explain import Explanation
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
@@ -180,7 +180,7 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
 class RunTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """How a run's own token is sent."""
 
-    target_class = "jobs.runs.reporting.authentication.RunTokenAuthentication"
+    target_class = "jobs.runs.reporting.requests.RunTokenAuthentication"
     name = "runToken"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:

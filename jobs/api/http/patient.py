@@ -11,8 +11,14 @@ from contextlib import aclosing
 from typing import Any
 
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
-from jobs.runs.live.event_stream import format_event
-from jobs.runs.live.held_requests import SCOPE_KEY, FollowEvents, HeldRequest, WaitForChange, get_job_watcher
+from jobs.runs.live.held_requests import (
+    SCOPE_KEY,
+    FollowEvents,
+    HeldRequest,
+    WaitForChange,
+    format_event,
+    get_job_watcher,
+)
 from jobs.runs.live.job_follower import JobFollower
 from planner.facts.validation import Problem
 

@@ -17,9 +17,8 @@ from jobs.api.shared import refusals, refuse, user_of
 from jobs.core.access import find_job
 from jobs.core.job_details import serialize_job
 from jobs.models import TERMINAL, Job, StateChange, Status
-from jobs.runs.live import event_stream
-from jobs.runs.live.event_stream import Position
-from jobs.runs.live.held_requests import FollowEvents, JobState, WaitForChange, get_held_request
+from jobs.runs.live import held_requests
+from jobs.runs.live.held_requests import FollowEvents, JobState, Position, WaitForChange, get_held_request
 
 FINISHED, STARTED = "finished", "started"
 WANTED = (FINISHED, STARTED, *Status.values)
@@ -27,7 +26,7 @@ LONGEST_S, USUALLY_S = 300, 60
 LONGEST_LIVE_S = 60
 RESUME = OpenApiParameter(
     "Last-Event-ID",
-    {"type": "string", "pattern": event_stream.ID_PATTERN},
+    {"type": "string", "pattern": held_requests.ID_PATTERN},
     OpenApiParameter.HEADER,
     description="Id of the last event received. The stream continues after this event.",
 )
@@ -112,7 +111,7 @@ class Events(APIView):
 def followed(request: Request, job: Job, **only: Any) -> Response | HttpResponse:
     """The answer to who follows a job, or `log` of it, or follows it `live_s`."""
     told = request.headers.get("Last-Event-ID")
-    after = Position() if told is None else event_stream.parse_position(told)
+    after = Position() if told is None else held_requests.parse_position(told)
     if after is None:
         return refuse(
             400,
@@ -122,7 +121,7 @@ def followed(request: Request, job: Job, **only: Any) -> Response | HttpResponse
         )
     held = get_held_request(request)
     if held is None:  # nobody would go on telling: the reader comes again
-        return HttpResponse(event_stream.RETRY, content_type="text/event-stream; charset=utf-8")
+        return HttpResponse(held_requests.RETRY, content_type="text/event-stream; charset=utf-8")
     held.user = user_of(request).pk
     held.wait = FollowEvents(job.id, JobState(job.status, job.attempt), after, **only)
     return Response(status=204)

@@ -16,9 +16,11 @@ from jobs.api.shared import refusals, refuse
 from jobs.core.access import find_job, get_visible_job
 from jobs.models import Job
 from jobs.runs.history.exports import get_event_file_name, make_event_file
-from jobs.runs.history.queries import table_rows
+from jobs.runs.history.queries import tables
 from jobs.runs.history.queries.comparison import MAX_RUNS, MIN_RUNS, compare_jobs
-from jobs.runs.history.queries.query_parameters import (
+from jobs.runs.history.queries.snapshot import get_snapshot
+from jobs.runs.history.queries.step_breakdown import NoStepsError, explain_slow_steps, parse_step_range
+from jobs.runs.history.queries.tables import (
     FORMATS,
     MAX_ATTEMPT,
     MAX_BINS,
@@ -27,8 +29,6 @@ from jobs.runs.history.queries.query_parameters import (
     TableQuery,
     parse_table_query,
 )
-from jobs.runs.history.queries.slow_steps import NoStepsError, explain_slow_steps, parse_step_range
-from jobs.runs.history.queries.snapshot import get_snapshot
 from jobs.runs.history.store.folder import NoHistoryError
 from jobs.runs.history.store.schema import TABLES
 from planner.facts.validation import Problem, SpecError
@@ -69,7 +69,7 @@ class History(APIView):
     def get(self, request: Request, job_id: str) -> Response:
         """Attempts with their tables: rows, bytes, times, and what had to go."""
         job = find_job(request.user, job_id)
-        return Response({"job": job.id, "attempts": table_rows.list_attempts(job.id)})
+        return Response({"job": job.id, "attempts": tables.list_attempts(job.id)})
 
 
 class HistoryTable(APIView):
@@ -96,7 +96,7 @@ class HistoryTable(APIView):
         attempt = query.attempt or job.attempt
         try:
             if query.format == "json":
-                return Response(table_rows.read_rows(job.id, attempt, table, query))
+                return Response(tables.read_rows(job.id, attempt, table, query))
             return as_file(job, attempt, table, query)
         except NoHistoryError as error:
             return refuse(404, "attempt", str(error), "query")
@@ -202,8 +202,8 @@ class Compare(APIView):
 
 def as_file(job: Job, attempt: int, table: str, query: TableQuery) -> FileResponse:
     """Raises GoneError, BusyError."""
-    name = table_rows.get_file_name(job.id, attempt, table, query.format)
-    told = table_rows.read_as_file(job.id, attempt, table, query)
+    name = tables.get_file_name(job.id, attempt, table, query.format)
+    told = tables.read_as_file(job.id, attempt, table, query)
     return FileResponse(told, as_attachment=True, filename=name, content_type=FILES[query.format])
 
 

@@ -22,12 +22,11 @@ from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import ImportedTrace
 from jobs.planning.queries import checked
-from jobs.runs.traces.events import serialize_trace
 from jobs.runs.traces.export import FORMATS
 from jobs.runs.traces.imports import store
 from jobs.runs.traces.imports.common import ImportProblemError
 from jobs.runs.traces.imports.store import ImportRequest, check_import_query, serialize_import
-from jobs.runs.traces.traced_steps import MAX_STEP
+from jobs.runs.traces.traced_steps import MAX_STEP, serialize_trace
 
 PART = {"application/octet-stream": {"type": "string", "format": "binary", "maxLength": store.MAX_PART_BYTES}}
 EXAMPLE = {"name": "a run", "files": [{"name": "trace_rank0.json", "size": 120000}]}

@@ -24,7 +24,7 @@ from jobs.api.shared import refusals, refuse
 from jobs.core.access import find_job
 from jobs.core.text import parse_whole_number
 from jobs.runs import logs
-from jobs.runs.live.event_stream import LogSelector
+from jobs.runs.live.held_requests import LogSelector
 from jobs.runs.logs import LAUNCHER, NOT_STARTED, LogLocation, NoLogError, find_member, locate_log
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from jobs.api.http.views import APIView
 from jobs.api.runs.history import ATTEMPT, FILES, TIME, as_file
 from jobs.api.shared import refusals, refuse
 from jobs.core.access import find_job
-from jobs.runs.history.queries import table_rows
-from jobs.runs.history.queries.query_parameters import FORMATS, MAX_ATTEMPT, MAX_BINS, TableQuery, parse_time
+from jobs.runs.history.queries import tables
 from jobs.runs.history.queries.results import get_results
+from jobs.runs.history.queries.tables import FORMATS, MAX_ATTEMPT, MAX_BINS, TableQuery, parse_time
 from jobs.runs.history.store.folder import NoHistoryError
 
 USUAL_POINTS = 200
@@ -72,7 +72,7 @@ class Binned(APIView):
         try:
             if form != "json":
                 return as_file(job, number, self.table, asked)
-            return Response(table_rows.read_rows(job.id, number, self.table, asked))
+            return Response(tables.read_rows(job.id, number, self.table, asked))
         except NoHistoryError as error:
             return refuse(404, "attempt", str(error), "query")
 

@@ -35,14 +35,15 @@ from jobs.core.text import parse_whole_number
 from jobs.models import Member, RunToken, describe_status
 from jobs.queue.inbound import silence
 from jobs.runs.reporting import runs
-from jobs.runs.reporting.authentication import RequiresHttps, RunTokenAuthentication
 from jobs.runs.reporting.requests import (
     NodeJoined,
     NodeRequest,
     OpenedRun,
     RendezvousRequest,
     ReportResponse,
+    RequiresHttps,
     RunRequest,
+    RunTokenAuthentication,
     parse_request,
 )
 from jobs.runs.reporting.telemetry_inflow import NodeStream, TooFastError, register_ready_node, store_batch

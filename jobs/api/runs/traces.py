@@ -14,17 +14,18 @@ from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse
 from jobs.core.access import find_job, find_job_to_change
 from jobs.models import TERMINAL, Job, describe_status
-from jobs.runs.history.queries.query_parameters import MAX_ATTEMPT
 from jobs.runs.history.queries.results import explain_untraceable, list_traced_steps, read_traced_step
+from jobs.runs.history.queries.tables import MAX_ATTEMPT
 from jobs.runs.traces import traced_steps
-from jobs.runs.traces.events import EventTrace, serialize_trace
 from jobs.runs.traces.export import FORMATS
 from jobs.runs.traces.traced_steps import (
     MAX_STEP,
+    EventTrace,
     RedisUnreachableError,
     TooManyRequestedStepsError,
     parse_step_request,
     request_step,
+    serialize_trace,
 )
 
 COLUMNS = "columns"

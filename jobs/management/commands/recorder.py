@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from jobs.management.foreground import Foreground
-from jobs.runs.history.recording.recorder import NAME, Recorder
+from jobs.runs.history.recording.recorder import NAME, HistoryRecorder
 
 
 class Command(Foreground):
@@ -16,4 +16,4 @@ class Command(Foreground):
     name = NAME
 
     def make(self) -> Callable[[threading.Event], None]:
-        return Recorder().run
+        return HistoryRecorder().run

@@ -15,10 +15,10 @@ from jobs.api.runs.history import as_event_file, as_file
 from jobs.core.access import find_job
 from jobs.pages.view_helpers import refuse_while_busy
 from jobs.planning.planners import BusyError
-from jobs.runs.history.queries import table_rows
-from jobs.runs.history.queries.query_parameters import BadQueryError, NoTableError, parse_table_query
-from jobs.runs.history.queries.slow_steps import NoStepsError, explain_slow_steps, parse_step_range
+from jobs.runs.history.queries import tables
 from jobs.runs.history.queries.snapshot import get_snapshot as read_snapshot
+from jobs.runs.history.queries.step_breakdown import NoStepsError, explain_slow_steps, parse_step_range
+from jobs.runs.history.queries.tables import BadQueryError, NoTableError, parse_table_query
 from jobs.runs.history.store.folder import NoHistoryError
 from planner.facts.validation import Problem, SpecError
 
@@ -51,7 +51,7 @@ def catch_query_errors(view: Callable[..., HttpResponseBase]) -> Callable[..., H
 def index(request: HttpRequest, job_id: str) -> HttpResponse:
     """List attempts with their tables."""
     job = find_job(request.user, job_id)
-    return JsonResponse({"job": job.id, "attempts": table_rows.list_attempts(job.id)})
+    return JsonResponse({"job": job.id, "attempts": tables.list_attempts(job.id)})
 
 
 @require_GET
@@ -86,7 +86,7 @@ def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
     query = parse_table_query(table, dict(request.GET.lists()))
     attempt = query.attempt or job.attempt
     if query.format == "json":
-        return JsonResponse(table_rows.read_rows(job.id, attempt, table, query))
+        return JsonResponse(tables.read_rows(job.id, attempt, table, query))
     return as_file(job, attempt, table, query)
 
 

@@ -91,6 +91,21 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     return render(request, "jobs/detail.html", context)
 
 
+@require_GET
+@login_required
+def timeline_page(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Render the timeline of every rank at full width, with heat maps."""
+    job = find_job(request.user, job_id)
+    context = {
+        "job": job,
+        "data": serialize_job(job),
+        "layout": format_layout(job.spec),
+        "alone": True,
+        "may_change": may_change(request.user, job),
+    }
+    return render(request, "timeline/page.html", context)
+
+
 def _list_tabs(job: Job, data: JobDetail, tabs: Tabs, *, is_bare: bool) -> list[dict[str, Any]]:
     """List the tabs with their panels. A bare job has nothing to show outside its overview yet."""
     found = []

@@ -1,4 +1,4 @@
-"""Description of each collective: meaning, PyTorch call, cost, and the strategies that use it.
+"""Describe each collective: meaning, PyTorch call, cost, and the strategies that use it.
 
 Times are for a ring of n ranks with a latency of alpha seconds per message and B bytes per second. S is the size of
 the full buffer. Sources: Thakur, Rabenseifner and Gropp 2005, nccl-tests doc/PERFORMANCE.md. Bytes come from
@@ -24,7 +24,7 @@ class CollectiveUse(NamedTuple):
 
 
 class CollectiveDescription(NamedTuple):
-    """Description of a collective. `sent`: bytes per rank of a bandwidth-optimal algorithm, for S payload bytes."""
+    """Describe a collective. `sent`: bytes per rank of a bandwidth-optimal algorithm, for S payload bytes."""
 
     name: LabPrimitive
     title: str

@@ -1,4 +1,4 @@
-"""The newest benchmarks of a collective: results, captured tensors, and wrong elements."""
+"""Find the newest benchmarks of a collective: results, captured tensors, and wrong elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_RANKS = 4
 
 
 class MeasuredBenchmark(NamedTuple):
-    """The results of a collective in a successful run."""
+    """Hold the results of a collective in a successful run."""
 
     attempt: Attempt
     result: LabResult
@@ -24,7 +24,7 @@ class MeasuredBenchmark(NamedTuple):
 
 
 class CapturedTensors(NamedTuple):
-    """The tensors of a collective in a successful run."""
+    """Hold the tensors of a collective in a successful run."""
 
     attempt: Attempt
     result: LabResult
@@ -32,7 +32,7 @@ class CapturedTensors(NamedTuple):
 
 
 class WrongResult(NamedTuple):
-    """A failed run with wrong elements of the collective."""
+    """Describe a failed run with wrong elements of the collective."""
 
     attempt: Attempt
     wrong: int
@@ -40,7 +40,7 @@ class WrongResult(NamedTuple):
 
 
 class NewestBenchmarks(NamedTuple):
-    """The newest runs of each kind. `wrong` is newer than `measured`."""
+    """Hold the newest runs of each kind. `wrong` is newer than `measured`."""
 
     measured: MeasuredBenchmark | None
     captured: CapturedTensors | None
@@ -49,25 +49,28 @@ class NewestBenchmarks(NamedTuple):
 
 def find_newest(jobs: QuerySet[Job], primitive: LabPrimitive) -> NewestBenchmarks:
     """Return the newest benchmarks of a collective among `jobs`."""
-    labs = Attempt.objects.filter(
-        _match_primitive(primitive), job__in=jobs.filter(kind="lab"), number=F("job__attempt")
-    )
+    # A spec names the collective, or none. Only PostgreSQL has `contains` for JSON, so match text.
+    names = "job__spec__lab__primitives"
+    runs_primitive = Q(**{f"{names}__icontains": f'"{primitive}"'}) | Q(**{f"{names}__isnull": True})
+    labs = Attempt.objects.filter(runs_primitive, job__in=jobs.filter(kind="lab"), number=F("job__attempt"))
     attempts = labs.select_related("job").order_by("-job__changed")
-    measured = next(_find_measured(attempts.filter(job__status=Status.SUCCEEDED), primitive), None)
-    failed = attempts.filter(job__status=Status.FAILED)
+    succeeded, failed = attempts.filter(job__status=Status.SUCCEEDED), attempts.filter(job__status=Status.FAILED)
+    with_points = _iterate_points(succeeded, primitive)
+    measured = next((MeasuredBenchmark(*found) for found in with_points if found[2]), None)
     if measured is not None:
         failed = failed.filter(job__changed__gt=measured.attempt.job.changed)
-    return NewestBenchmarks(
-        measured,
-        next(_find_captured(attempts.filter(job__status=Status.SUCCEEDED), primitive), None),
-        next(_find_wrong(failed, primitive), None),
+    captured = (
+        CapturedTensors(attempt, result, step)
+        for attempt, result in _iterate_results(succeeded.exclude(exit__summary__lab__steps=[]))
+        for step in result.steps
+        if step.primitive == primitive
     )
-
-
-def _match_primitive(primitive: LabPrimitive) -> Q:
-    """Match specs that name the collective or no collective. Only PostgreSQL has `contains` for JSON, so match text."""
-    names = "job__spec__lab__primitives"
-    return Q(**{f"{names}__icontains": f'"{primitive}"'}) | Q(**{f"{names}__isnull": True})
+    wrong_results = (
+        WrongResult(attempt, wrong, sum(point.checked for point in points))
+        for attempt, _, points in _iterate_points(failed, primitive)
+        if (wrong := sum(point.wrong for point in points))
+    )
+    return NewestBenchmarks(measured, next(captured, None), next(wrong_results, None))
 
 
 def _iterate_results(attempts: QuerySet[Attempt]) -> Iterator[tuple[Attempt, LabResult]]:
@@ -78,28 +81,11 @@ def _iterate_results(attempts: QuerySet[Attempt]) -> Iterator[tuple[Attempt, Lab
             yield attempt, result
 
 
-def _select_points(result: LabResult, primitive: LabPrimitive) -> list[LabPoint]:
-    return [point for point in result.points if point.primitive == primitive]
-
-
-def _find_measured(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[MeasuredBenchmark]:
+def _iterate_points(
+    attempts: QuerySet[Attempt], primitive: LabPrimitive
+) -> Iterator[tuple[Attempt, LabResult, list[LabPoint]]]:
     for attempt, result in _iterate_results(attempts):
-        if points := _select_points(result, primitive):
-            yield MeasuredBenchmark(attempt, result, points)
-
-
-def _find_captured(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[CapturedTensors]:
-    for attempt, result in _iterate_results(attempts.exclude(exit__summary__lab__steps=[])):
-        for step in result.steps:
-            if step.primitive == primitive:
-                yield CapturedTensors(attempt, result, step)
-
-
-def _find_wrong(attempts: QuerySet[Attempt], primitive: LabPrimitive) -> Iterator[WrongResult]:
-    for attempt, result in _iterate_results(attempts):
-        points = _select_points(result, primitive)
-        if wrong := sum(point.wrong for point in points):
-            yield WrongResult(attempt, wrong, sum(point.checked for point in points))
+        yield attempt, result, [point for point in result.points if point.primitive == primitive]
 
 
 def list_hosts() -> list[Host]:

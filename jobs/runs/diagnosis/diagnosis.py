@@ -1,4 +1,7 @@
-"""Diagnose an attempt from the items that its members send."""
+"""Diagnose an attempt from the items that its members send.
+
+Make verdicts of runs without a known problem, and of runs that are not checked yet.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.telemetry.batches import ClockOffset, Item
-from jobs.core.verdict_schema import StepParts, VerdictPayload
-from jobs.runs.diagnosis.bottlenecks import BubbleFinder, find_slow_links
-from jobs.runs.diagnosis.findings import limit_evidence, shrink_to_limit, sort_by_severity, truncate
+from contracts.telemetry.vocabulary import WARMUP_STEPS
+from jobs.core.verdict_schema import Action, Evidence, StepParts, VerdictPayload
+from jobs.runs.diagnosis.bottlenecks import BubbleFinder, find_slow_links, find_stragglers, make_straggler
+from jobs.runs.diagnosis.collective_timing import summarize_speeds
+from jobs.runs.diagnosis.failures import RunEnd, TrainingHealth
+from jobs.runs.diagnosis.findings import (
+    RunFinding,
+    capitalize,
+    format_percent,
+    format_seconds,
+    limit_evidence,
+    make_evidence,
+    make_sentence,
+    shrink_to_limit,
+    sort_by_severity,
+    truncate,
+)
 from jobs.runs.diagnosis.hangs import HangDetector
-from jobs.runs.diagnosis.link_speed import summarize_speeds
-from jobs.runs.diagnosis.plan_comparison import compare_with_plan, report_silence
 from jobs.runs.diagnosis.planned_run import PlannedRun, get_planned_parts
-from jobs.runs.diagnosis.rank_activity import ProcessStates, RankProgress
-from jobs.runs.diagnosis.run_end import RunEnd
-from jobs.runs.diagnosis.step_times import ScriptSteps, StartStages, StepTimes
+from jobs.runs.diagnosis.rank_reports import ProcessStates, RankProgress, ScriptSteps, StartStages, StepTimings
 from jobs.runs.diagnosis.step_window import StepWindow
-from jobs.runs.diagnosis.stragglers import find_stragglers, make_straggler
 from jobs.runs.diagnosis.traced_step import HostClocks
-from jobs.runs.diagnosis.training_health import TrainingHealth
+from planner.cost.learning import holds, sureness
+from planner.facts.validation import format_count
 
 
 class Diagnosis:
@@ -28,7 +41,7 @@ class Diagnosis:
     def __init__(self, run: PlannedRun) -> None:
         self._run = run
         self._clocks, self._start, self._training = HostClocks(), StartStages(self._run), TrainingHealth()
-        self._steps, self._ending = StepTimes(self._run), RunEnd(self._run)
+        self._steps, self._ending = StepTimings(self._run), RunEnd(self._run)
         self._script = ScriptSteps(is_script=self._run.is_script)
         self._planned, self._idle = get_planned_parts(self._run), BubbleFinder(self._run)
         self._window, self._progress, self._processes = (
@@ -144,3 +157,177 @@ class Diagnosis:
             window.get_bubble_s(),
             ended=self._ending.outcome is not None,
         )
+
+
+MIN_NAMED_EXCESS = 0.01  # relative difference of the step above which the verdict names the part that grew
+MAX_EQUAL_DIFFERENCE = 0.0005  # relative difference of the step that counts as none
+MIN_NAMED_PART = 0.1  # fraction of a step from which the verdict names a part
+UNCALIBRATED_WEIGHT = 0.5  # weight of a difference from a data-sheet prediction
+NO_REASON = "A user, a time limit, or an idle limit ended the run."
+PHASES = {
+    "": "waiting for the host",
+    "claimed": "accepted by the host",
+    "spawned": "importing PyTorch",
+    "imported": "connecting ranks (rendezvous)",
+    "met": "building the model",
+    "built": "running the first step",
+    "first step": "running the first steps",
+}
+
+
+def compare_with_plan(
+    run: PlannedRun,
+    steps: StepTimings,
+    start: StartStages,
+    script: ScriptSteps,
+    ending: RunEnd,
+    planned: StepParts | None,
+    measured: StepParts | None,
+) -> RunFinding:
+    """Return the finding of a run without a known problem."""
+    ended_by = make_sentence(ending.reason) or NO_REASON
+    if not steps.ran and (script_finding := script.make_finding(ending.outcome, ended_by)) is not None:
+        return script_finding
+    if ending.outcome is not None and not steps.ran:
+        return _make_without_steps(ending, ended_by)
+    if ending.outcome == "cancelled":
+        completed = steps.get_num_steps(0) or steps.last  # as in the summary: a signal ends ranks at different steps
+        sentence = f"Not checked: the job was cancelled after {format_count(completed, 'step')}."
+        return RunFinding("well", 0.0, sentence, ended_by, "")
+    if measured is None:
+        return _make_unmeasured(steps, start, ending)
+    if planned is None or not planned["step_s"]:
+        reason = "This run has no predicted step time."
+        sentence = _make_sentence("Not checked", measured, "", ending, ending.traffic_sentence)
+        return RunFinding("well", 0.0, sentence, reason, "", (_make_measured_fact(measured, steps),))
+    calibrated = run.estimate["time"].get("basis") == "calibrated"
+    return _compare_step_time(measured, planned, steps, ending, calibrated=calibrated)
+
+
+def report_silence(silence: str, before: RunFinding) -> RunFinding:
+    """Return the finding of a run whose host has no contact. `before`: the finding without this problem."""
+    following = "Check the host and the network of the host. Training may still continue on the host."
+    reason = f"Last verdict: {before.sentence}"
+    return RunFinding("notice", 0.0, make_sentence(f"Not checked: {silence}"), reason, following, before.evidence)
+
+
+def _make_without_steps(ending: RunEnd, ended_by: str) -> RunFinding:
+    if ending.outcome == "cancelled":
+        return RunFinding("starting", 0.0, "Not checked: the job was cancelled before its first step.", ended_by, "")
+    return RunFinding("starting", 0.0, "Not checked: the run reported no step.", "Nothing was measured.", "")
+
+
+def _make_unmeasured(steps: StepTimings, start: StartStages, ending: RunEnd) -> RunFinding:
+    if ending.outcome is None and not steps.ran:
+        return RunFinding(
+            "starting", 0.0, f"Starting: {PHASES[start.reached]}.", "The first step has not ended yet.", ""
+        )
+    sentence = "Not checked: only warm-up steps have ended so far."
+    if ending.outcome is not None:
+        sentence = f"Not checked: the run ended after {format_count(steps.ran, 'step')}."
+    reason = f"The first {WARMUP_STEPS} steps are warm-up and are not compared with the plan."
+    return RunFinding("well", 0.0, sentence, reason, "")
+
+
+def _compare_step_time(
+    measured: StepParts, planned: StepParts, steps: StepTimings, ending: RunEnd, *, calibrated: bool
+) -> RunFinding:
+    margin, is_over = planned["sure"], ending.outcome is not None
+    difference = measured["step_s"] / planned["step_s"] - 1
+    traffic, difference_text = ending.traffic_sentence, _format_difference(difference)
+    predicted = f"{format_seconds(planned['step_s'])} ({sureness(margin)})"
+    reason = f"The predicted step time is {predicted}."
+    facts: tuple[Evidence, ...] = (
+        make_evidence(f"predicted step time: {predicted}"),
+        _make_measured_fact(measured, steps),
+    )
+    if difference > margin:
+        sentence = _make_sentence(
+            "Slower than planned", measured, difference_text, ending, _describe_excess(measured, planned), traffic
+        )
+        following, action = _get_next_step(calibrated=calibrated, is_over=is_over)
+        weight = (1.0 if calibrated else UNCALIBRATED_WEIGHT) * difference / (1 + difference)
+        return RunFinding("notice", weight, sentence, reason, following, facts, action)
+    if not holds(margin, measured["step_s"], planned["step_s"]):
+        sentence = _make_sentence("Faster than planned", measured, difference_text, ending, traffic)
+        reason = f"The predicted step time is {predicted}, so the run may skip a part of the step."
+        following = "Check under Step time breakdown that the run computes every part of the step."
+        return RunFinding("notice", 0.0, sentence, reason, following, facts, "open_breakdown")
+    if margin > 1:
+        largest = _describe_largest_part(measured)
+        if largest and traffic:
+            facts = (*facts, make_evidence(largest))
+        number = f" ({format_seconds(measured['step_s'])})" if is_over else ""
+        sentence = " ".join(filter(None, (f"Not checked: step time{number}.", traffic or largest)))
+        reason = f"The predicted step time, {predicted}, is too inaccurate for a check."
+        if calibrated:
+            following = "Run more jobs on the host to improve its predictions."
+            return RunFinding("well", 0.0, sentence, reason, following, facts)
+        return RunFinding("well", 0.0, sentence, reason, "Calibrate the host.", facts, "calibrate")
+    excess = _describe_excess(measured, planned) if difference > MIN_NAMED_EXCESS else ""
+    return RunFinding(
+        "well", 0.0, _make_sentence("On plan", measured, difference_text, ending, excess, traffic), reason, "", facts
+    )
+
+
+def _get_next_step(*, calibrated: bool, is_over: bool) -> tuple[str, Action]:
+    """Return the next step after a slow run as a sentence and as an action."""
+    if not calibrated:
+        return "Calibrate the host for a more accurate prediction.", "calibrate"
+    if is_over:
+        return "Find layouts that are faster than the layout of this run.", "find_faster"
+    return "Compare each part of the step with its prediction under Step time breakdown.", "open_breakdown"
+
+
+def _make_sentence(state: str, measured: StepParts, comparison: str, ending: RunEnd, *more: str) -> str:
+    """Return 'On plan: the step time of 0.3 s is 4% above the prediction.', followed by more sentences.
+
+    The step time of a running job changes with each step, and the page shows it live. So the sentence includes the step
+    time only after the end.
+    """
+    of_time = f" of {format_seconds(measured['step_s'])}" if ending.outcome is not None else ""
+    return " ".join((f"{state}: the step time{of_time} {comparison}.", *filter(None, more)))
+
+
+def _make_measured_fact(measured: StepParts, steps: StepTimings) -> Evidence:
+    number = measured["steps"]
+    period = "one step" if number == 1 else f"median of the last {number:,} steps"
+    return make_evidence(
+        f"measured step time after step {steps.last:,}: {format_seconds(measured['step_s'])} ({period})"
+    )
+
+
+def _format_difference(difference: float) -> str:
+    """Return 'is 12% above the prediction' for a relative difference from the prediction."""
+    if abs(difference) < MAX_EQUAL_DIFFERENCE:
+        return "matches the prediction"
+    if difference > 1:
+        return f"is {1 + difference:.1f} times the prediction"
+    return f"is {format_percent(abs(difference))} {'above' if difference > 0 else 'below'} the prediction"
+
+
+def _describe_largest_part(measured: StepParts) -> str:
+    """Return a sentence about the largest part except compute, or an empty text if that part is small."""
+    candidates = [part for part in measured["parts"] if part["kind"] not in ("compute", "hidden")]
+    largest = max(candidates, key=lambda part: part["seconds"], default=None)
+    if largest is None or largest["seconds"] < MIN_NAMED_PART * measured["step_s"]:
+        return ""
+    name = largest["name"]
+    subject = f"Exposed {name} communication" if largest["kind"] == "exposed" else f"{name[:1].upper()}{name[1:]}"
+    return f"{subject} takes {format_percent(largest['seconds'] / measured['step_s'])} of each step."
+
+
+def _describe_excess(measured: StepParts, planned: StepParts) -> str:
+    """Return 'Exposed dp is 80% of the extra step time.' for the part that grew most compared with the plan."""
+    planned_s = {part["name"]: part["seconds"] for part in planned["parts"] if part["kind"] != "hidden"}
+    measured_s = {part["name"]: part["seconds"] for part in measured["parts"] if part["kind"] != "hidden"}
+    if len(measured_s) < 2:
+        return ""
+    excess_s = {name: measured_s.get(name, 0.0) - planned_s.get(name, 0.0) for name in {*planned_s, *measured_s}}
+    name = max(excess_s, key=lambda part: excess_s[part])
+    share = excess_s[name] / (measured["step_s"] - planned["step_s"])
+    exposed = any(part["name"] == name and part["kind"] == "exposed" for part in measured["parts"])
+    if share <= 0:
+        return ""
+    subject = f"Exposed {name}" if exposed else capitalize(name)
+    return f"{subject} is {format_percent(min(1.0, share))} of the extra step time."

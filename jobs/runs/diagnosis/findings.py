@@ -20,7 +20,7 @@ from jobs.core.verdict_schema import (
 STATES_BY_SEVERITY: tuple[VerdictState, ...] = ("starting", "well", "notice", "slow", "hung", "failed")
 
 
-class Finding(NamedTuple):
+class RunFinding(NamedTuple):
     """A candidate for the verdict of a run.
 
     `sentence` starts with the name of its state and a colon. `reason` is one sentence, `next` one imperative sentence.
@@ -38,7 +38,7 @@ class Finding(NamedTuple):
     action_rank: int = -1
 
 
-def sort_by_severity(findings: Iterable[Finding]) -> list[Finding]:
+def sort_by_severity(findings: Iterable[RunFinding]) -> list[RunFinding]:
     """Sort findings, the most severe first."""
     return sorted(findings, key=lambda f: (-STATES_BY_SEVERITY.index(f.state), -f.weight))
 
@@ -52,12 +52,12 @@ def limit_evidence(found: Iterable[Evidence]) -> list[Evidence]:
 
 
 def shrink_to_limit(verdict: VerdictPayload) -> VerdictPayload:
-    """Shrink a verdict below MOST_BYTES: halve groups, waits, and evidence, and drop the outer half of a stack."""
+    """Shrink a verdict to MAX_VERDICT_BYTES: halve groups, waits, and evidence, and drop outer frames of a stack."""
     while len(json.dumps(verdict)) > MAX_VERDICT_BYTES:
         groups, waits, facts, hang = verdict["groups"], verdict["waits"], verdict["evidence"], verdict["hang"]
         stack = hang["stack"] if hang is not None else []
         if not (groups or waits or facts or stack):
-            raise AssertionError("the remaining fields are smaller than MOST_BYTES")
+            raise AssertionError("the remaining fields are smaller than MAX_VERDICT_BYTES")
         verdict["groups"], verdict["waits"] = groups[: len(groups) // 2], waits[: len(waits) // 2]
         verdict["evidence"] = facts[: len(facts) // 2]
         if hang is not None:

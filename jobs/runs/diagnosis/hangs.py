@@ -4,22 +4,23 @@ A run hangs if nothing ended on any rank for a threshold while its hosts still s
 median step time, from 10 s to 60 s, and at least twice the longest recent step. Slow phases have more: SLOW_S for the
 first steps, verification, and compilation, EVAL_S for a validation, CHECKPOINT_S or twice the longest checkpoint. A
 process that its host sees stopped or gone explains a hang after LEAST_S.
+
+Find why all ranks are blocked, from the position of each rank in its groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
 
-from contracts.telemetry.health import ProcessItem
-from contracts.telemetry.vocabulary import WARMUP_STEPS
+from contracts.telemetry.health import GroupProgress, ProcessItem, StallItem
+from contracts.telemetry.vocabulary import WARMUP_STEPS, Op
 from jobs.core.verdict_schema import MAX_FRAME_CHARACTERS, MAX_NAMED_RANKS, MAX_STACK_FRAMES, Cause, Hang
-from jobs.runs.diagnosis.deadlocks import Deadlock, find_deadlock
-from jobs.runs.diagnosis.findings import Finding, capitalize, format_ranks, format_seconds, make_evidence, truncate
+from jobs.runs.diagnosis.findings import RunFinding, capitalize, format_ranks, format_seconds, make_evidence, truncate
 from jobs.runs.diagnosis.planned_run import PlannedRun
-from jobs.runs.diagnosis.rank_activity import THROTTLED, ProcessStates, RankProgress
-from jobs.runs.diagnosis.step_times import StepTimes
-from jobs.runs.diagnosis.traced_step import TracedStep
+from jobs.runs.diagnosis.rank_reports import THROTTLED, ProcessStates, RankProgress, StepTimings
+from jobs.runs.diagnosis.traced_step import POINT_TO_POINT, ProcessGroup, TracedStep
 
 MIN_THRESHOLD_S, MAX_THRESHOLD_S, PACES = 10.0, 60.0, 10.0
 SLOW_S, EVAL_S, CHECKPOINT_S = 300.0, 60.0, 120.0
@@ -52,7 +53,7 @@ class Blame(NamedTuple):
 class HangDetector:
     """Detect whether the run makes no progress."""
 
-    def __init__(self, run: PlannedRun, steps: StepTimes, progress: RankProgress, processes: ProcessStates) -> None:
+    def __init__(self, run: PlannedRun, steps: StepTimings, progress: RankProgress, processes: ProcessStates) -> None:
         self._run, self._steps, self._progress, self._processes = run, steps, progress, processes
 
     def get_threshold_s(self, now: float) -> float:
@@ -74,7 +75,7 @@ class HangDetector:
         return any(item is not None and item["state"] in ("stopped", "zombie", "gone") for item in samples)
 
     def _get_sample(self, rank: int, now: float) -> ProcessItem | None:
-        """Return the sample of a rank's process after the last progress. Older samples say nothing."""
+        """Return the sample of a rank's process after the last progress. StoredByOlderVersion samples say nothing."""
         item, last = self._processes.get_process(rank, now), self._progress.last_progress
         return item if item is not None and last is not None and item["time"] >= last else None
 
@@ -82,7 +83,7 @@ class HangDetector:
         items = self._progress.blocked.values()
         return any(item["phase"] == "checkpoint" or _is_in_stack(item["stack"], SAVING_FRAMES) for item in items)
 
-    def detect(self, now: float, last: TracedStep | None) -> tuple[Hang, Finding] | None:
+    def detect(self, now: float, last: TracedStep | None) -> tuple[Hang, RunFinding] | None:
         """Return the hang and its finding. `last`: the last traced step."""
         since, last_message = self._progress.last_progress, self._progress.last_message
         if since is None or last_message is None:
@@ -196,7 +197,7 @@ class HangDetector:
 
     def _make_finding(
         self, deadlock: Deadlock | None, blame: Blame, since: float, stalled_s: float, threshold: float, now: float
-    ) -> tuple[Hang, Finding]:
+    ) -> tuple[Hang, RunFinding]:
         at = deadlock.at if deadlock is not None else None
         waiting = [rank for rank in (deadlock.waiting if deadlock is not None else ()) if rank not in blame.ranks]
         stack = self._get_stack(blame.ranks[:1] or (at.rank,) if at is not None else blame.ranks[:1], now)
@@ -247,7 +248,7 @@ class HangDetector:
         state = "notice" if blame.cause == "checkpoint" and stalled_s < CHECKPOINT_S else "hung"
         log_rank = min(blame.ranks, default=-1)
         action = "" if blame.cause == "stopped" else "open_log"  # the log of a stopped process has no reason
-        return hang, Finding(state, 1.0, sentence, blame.reason, following, tuple(facts), action, log_rank)  # type: ignore[arg-type]
+        return hang, RunFinding(state, 1.0, sentence, blame.reason, following, tuple(facts), action, log_rank)  # type: ignore[arg-type]
 
     def _format_hosts(self, ranks: Sequence[int]) -> str:
         """Return "host-a", or "host-a and host-b" for ranks on several hosts."""
@@ -279,3 +280,211 @@ def _describe_stuck_ranks(blame: Blame, call: str, run: PlannedRun, waiting: Seq
         verb = "wait" if len(waiting) > 1 else "waits"
         return f"{format_ranks(waiting)} {verb} for {subject}, which did not enter {call}"
     return f"{subject} did not enter {call}"
+
+
+class BlockedRank(NamedTuple):
+    """Describe a rank in a collective that does not complete.
+
+    Args:
+        sequence: The number of the collective in its group, None for messages, which are numbered per pair.
+        missing: Ranks of the group that have not entered the collective.
+    """
+
+    rank: int
+    group: ProcessGroup
+    op: Op
+    sequence: int | None
+    payload_bytes: int
+    missing: tuple[int, ...]
+
+
+class Deadlock(NamedTuple):
+    """Explain why all ranks are blocked.
+
+    Args:
+        kind: "missing" if the roots are outside of collectives, or "transfer" if all ranks entered one.
+        roots: The ranks for which the others wait.
+        at: The collective in which the others wait.
+    """
+
+    kind: Literal["missing", "skipped", "mismatch", "transfer"]
+    roots: tuple[int, ...]
+    at: BlockedRank
+    waiting: tuple[int, ...]
+
+
+def find_deadlock(standing: Mapping[int, StallItem], world_size: int, last: TracedStep | None) -> Deadlock | None:
+    """Return the cause, or None if no rank is in a collective."""
+    issued = _get_issued(standing)
+    blocked = {rank: one for rank, item in standing.items() if (one := _find_blocking_call(item, issued)) is not None}
+    if not blocked:
+        return None
+    roots = _find_roots(blocked, world_size)
+    if roots:
+        first = _find_most_common(one for one in blocked.values() if set(one.missing) & roots) or _find_most_common(
+            blocked.values()
+        )
+        assert first is not None
+        return Deadlock("missing", tuple(sorted(roots)), first, tuple(sorted(blocked)))
+    return (
+        _find_mismatch(blocked, last)
+        or _find_stuck_transfer(blocked)
+        or _find_skipped_call(blocked, standing, last)
+        or _find_stuck_message(blocked)
+    )
+
+
+def parse_group(standing: GroupProgress) -> ProcessGroup:
+    group = standing["group"]
+    return ProcessGroup(group["axis"], tuple(group["ranks"]), group["nth"])
+
+
+def _get_issued(standing: Mapping[int, StallItem]) -> dict[tuple[int, ProcessGroup], int]:
+    return {(rank, parse_group(one)): one["issued"] for rank, item in standing.items() for one in item["groups"]}
+
+
+def _find_blocking_call(item: StallItem, issued: Mapping[tuple[int, ProcessGroup], int]) -> BlockedRank | None:
+    """Return the collective in which the training thread is blocked, or else the oldest that is in flight.
+
+    A message may be in flight long before a rank waits for it.
+    """
+    in_flight = [
+        position
+        for position in item["groups"]
+        if "op" in position and (position.get("blocking") or position["op"] not in POINT_TO_POINT)
+    ]
+    if not in_flight:
+        return None
+    position = min(in_flight, key=lambda position: (not position.get("blocking", False), position.get("since", 0.0)))
+    group, op, rank = parse_group(position), position["op"], item["rank"]
+    if op in POINT_TO_POINT:
+        missing = (position["peer"],) if "peer" in position else _get_neighbors(group, rank)
+        return BlockedRank(rank, group, op, None, position.get("payload_bytes", 0), missing)
+    sequence = position.get("sequence", position["ended"] + 1)
+    missing = tuple(other for other in group.ranks if issued.get((other, group), 0) < sequence and other != rank)
+    return BlockedRank(rank, group, op, sequence, position.get("payload_bytes", 0), missing)
+
+
+def _get_neighbors(group: ProcessGroup, rank: int) -> tuple[int, ...]:
+    """Return the ranks before and after a rank, which exchange pipeline messages with it."""
+    index = group.ranks.index(rank) if rank in group.ranks else 0
+    return tuple(group.ranks[i] for i in (index - 1, index + 1) if 0 <= i < len(group.ranks) and i != index)
+
+
+def _find_roots(blocked: Mapping[int, BlockedRank], world_size: int) -> set[int]:
+    """Return the ranks that others wait for and that are in no collective."""
+    waited_for = {rank for one in blocked.values() for rank in one.missing if rank < world_size}
+    return waited_for - set(blocked)
+
+
+def _find_most_common(found: Iterable[BlockedRank]) -> BlockedRank | None:
+    """Return a blocked rank of the collective with the most ranks."""
+    candidates = list(found)
+    if not candidates:
+        return None
+    counts = Counter((blocked.group, blocked.sequence) for blocked in candidates)
+    key = counts.most_common(1)[0][0]
+    return next(blocked for blocked in candidates if (blocked.group, blocked.sequence) == key)
+
+
+def _group_by_collective(blocked: Mapping[int, BlockedRank]) -> Iterator[list[BlockedRank]]:
+    by_collective: dict[tuple[ProcessGroup, int], list[BlockedRank]] = {}
+    for one in blocked.values():
+        if one.sequence is not None:
+            by_collective.setdefault((one.group, one.sequence), []).append(one)
+    yield from by_collective.values()
+
+
+def _find_mismatch(blocked: Mapping[int, BlockedRank], last: TracedStep | None) -> Deadlock | None:
+    """Find ranks in the same collective with different operations or sizes."""
+    for same_collective in _group_by_collective(blocked):
+        signatures = Counter((one.op, _get_compared_bytes(one)) for one in same_collective)
+        if len(signatures) == 1:
+            continue
+        (usual, _), (odd, _) = signatures.most_common(2)
+        if list(signatures.values()).count(signatures[usual]) == len(signatures) and last is not None:
+            odd, usual = _order_by_step(last, same_collective[0].group, odd, usual)
+        odd_ranks = tuple(sorted(one.rank for one in same_collective if (one.op, _get_compared_bytes(one)) == odd))
+        at = next(one for one in same_collective if (one.op, _get_compared_bytes(one)) == usual)
+        is_later = last is not None and _is_followed_by(last, at.group, usual, odd)
+        others = tuple(sorted(rank for rank in blocked if rank not in odd_ranks))
+        return Deadlock("skipped" if is_later else "mismatch", odd_ranks, at, others)
+    return None
+
+
+def _get_compared_bytes(one: BlockedRank) -> int:
+    """Return the bytes that must be equal on all ranks. An all-to-all may differ between ranks."""
+    return 0 if one.op in ("all_to_all", "barrier") else one.payload_bytes
+
+
+Signature = tuple[Op, int]  # operation, bytes
+
+
+def _is_followed_by(last: TracedStep, group: ProcessGroup, first: Signature, second: Signature) -> bool:
+    """Return True if, in the last known step, a collective `second` comes right after `first`, cyclically."""
+    order = _get_call_order(last, group)
+    return (first, second) in zip(order, order[1:] + order[:1], strict=True)
+
+
+def _order_by_step(
+    last: TracedStep, group: ProcessGroup, one: Signature, other: Signature
+) -> tuple[Signature, Signature]:
+    """Order two equally common collectives: the rank that skipped one is in the later one."""
+    return (one, other) if _is_followed_by(last, group, other, one) else (other, one)
+
+
+def _get_call_order(last: TracedStep, group: ProcessGroup) -> list[Signature]:
+    for rank_step in last.ranks.values():
+        calls = [call for call in rank_step.calls if call.group == group and call.op not in POINT_TO_POINT]
+        if calls:
+            return [(c.op, 0 if c.op in ("all_to_all", "barrier") else c.payload_bytes) for c in calls]
+    return []
+
+
+def _find_skipped_call(
+    blocked: Mapping[int, BlockedRank], standing: Mapping[int, StallItem], last: TracedStep | None
+) -> Deadlock | None:
+    """Find ranks that wait for each other in different collectives.
+
+    The rank that is farthest in the step has skipped a collective. If the order of calls is unknown, the rank for
+    which most others wait is the cause.
+    """
+    in_collectives = {rank for rank, one in blocked.items() if one.sequence is not None}
+    absent = {rank for other in in_collectives for rank in blocked[other].missing if rank in in_collectives}
+    if not absent:
+        return None
+
+    def get_position(rank: int) -> tuple[int, int, int]:
+        alone = sum(one.missing == (rank,) for one in blocked.values())
+        return standing[rank]["step"], _get_index(blocked[rank], last), alone
+
+    farthest_position = max(map(get_position, absent))
+    roots = tuple(sorted(rank for rank in absent if get_position(rank) == farthest_position))
+    at = _find_most_common(one for one in blocked.values() if set(one.missing) & set(roots) and one.rank not in roots)
+    if at is None:  # the roots only wait for each other
+        at = next(one for one in blocked.values() if set(one.missing) & set(roots))
+    return Deadlock("skipped", roots, at, tuple(sorted(set(blocked) - set(roots))))
+
+
+def _get_index(one: BlockedRank, last: TracedStep | None) -> int:
+    """Return the index of a collective among its rank's calls of a step, -1 if it is unknown."""
+    rank_step = last.ranks.get(one.rank) if last is not None else None
+    if rank_step is None or one.sequence is None:
+        return -1
+    indexes = [(i, call.sequence) for i, call in enumerate(rank_step.calls) if call.group == one.group]
+    return indexes[(one.sequence - indexes[0][1]) % len(indexes)][0] if indexes else -1
+
+
+def _find_stuck_transfer(blocked: Mapping[int, BlockedRank]) -> Deadlock | None:
+    """Find a collective that all ranks entered and that does not complete."""
+    at = _find_most_common(one for one in blocked.values() if one.sequence is not None and not one.missing)
+    return Deadlock("transfer", (), at, tuple(sorted(blocked))) if at is not None else None
+
+
+def _find_stuck_message(blocked: Mapping[int, BlockedRank]) -> Deadlock:
+    """Find a message for which, directly or not, all ranks wait."""
+    at = _find_most_common(one for one in blocked.values() if one.sequence is None) or _find_most_common(
+        blocked.values()
+    )
+    assert at is not None
+    return Deadlock("transfer", (), at, tuple(sorted(blocked)))

@@ -19,7 +19,7 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from jobs.models import Attempt, Job
-from jobs.runs.history.recording.attempt_diagnosis import get_outcome
+from jobs.runs.history.recording.attempt_recorder import get_outcome
 from jobs.runs.history.store.query import HistoryTables, query_history, query_to_file
 from planner.facts.kinds import drop_unused_fields
 
@@ -28,16 +28,11 @@ MAX_RANK_CURVES = 64
 
 
 class CurvePoint(NamedTuple):
-    """Hold a value of a curve.
-
-    Args:
-        step: The completed step, from 1, or seconds after the start for curves over time.
-        time: Unix seconds.
-    """
+    """Hold a value of a curve. `step`: the completed step, or seconds after the start for curves over time."""
 
     curve: str
     step: int
-    time: float
+    time: float  # Unix seconds
     value: float
 
 
@@ -92,14 +87,11 @@ def _read_points(tables: HistoryTables) -> Iterator[CurvePoint]:
 
 
 def _read_traffic(tables: HistoryTables) -> Iterator[CurvePoint]:
-    """Yield payload bytes per second over all ranks. Bins are at least as wide as merged rows."""
-    [(first, last)] = tables.fetch_rows("SELECT min(second), max(second) FROM traffic")
-    if first is None:
+    """Yield payload bytes per second over all ranks."""
+    bins = tables.get_traffic_bins(MAX_POINTS)
+    if bins is None:
         return
-    width = tables.manifest["merged_s"]
-    while last // width - first // width >= MAX_POINTS:
-        width *= 2
-    start = first // width
+    width, start = bins.width_s, bins.start
     for since, axis, value in tables.fetch_rows(_TRAFFIC_QUERY, width, start, width, width):
         yield CurvePoint(f"payload_bytes_per_second/{axis}", since, start * width + since, value)
 
@@ -108,11 +100,7 @@ EVENT_FILE_VERSION = "brain.Event:2"
 
 
 def make_event_file(job: str, attempt: int, spec: dict[str, Any]) -> BinaryIO:
-    """Return a TensorBoard event file that is deleted once it is closed.
-
-    Raises:
-        NoHistoryError, BusyError: As `query_history`.
-    """
+    """Return a TensorBoard event file that is deleted once it is closed. Raise the errors of `query_history`."""
     return query_to_file(job, attempt, lambda tables, path: _write_events(tables, spec, path))
 
 
@@ -123,20 +111,17 @@ def get_event_file_name(job: str, attempt: int) -> str:
 
 def _write_events(tables: HistoryTables, spec: dict[str, Any], path: Path) -> None:
     began = float(tables.manifest["first"] or 0.0)
+    tensor = TensorProto(dtype=DT_STRING, string_val=[f"```\n{json.dumps(spec, indent=2)}\n```".encode()])
+    tensor.tensor_shape.dim.add(size=1)
+    metadata = create_summary_metadata(display_name="spec", description="")
+    spec_summary = Summary(value=[Summary.Value(tag="spec/text_summary", metadata=metadata, tensor=tensor)])
     with path.open("wb") as out:  # again, if the files of the history were replaced
         writer = RecordWriter(out)
         writer.write(Event(wall_time=began, file_version=EVENT_FILE_VERSION).SerializeToString())
-        writer.write(Event(wall_time=began, step=0, summary=_make_text_summary("spec", spec)).SerializeToString())
+        writer.write(Event(wall_time=began, step=0, summary=spec_summary).SerializeToString())
         for curve, step, time, value in read_points(tables):
             summary = Summary(value=[Summary.Value(tag=curve, simple_value=value)])
             writer.write(Event(wall_time=time, step=step, summary=summary).SerializeToString())
-
-
-def _make_text_summary(name: str, fields: dict[str, Any]) -> Summary:
-    tensor = TensorProto(dtype=DT_STRING, string_val=[f"```\n{json.dumps(fields, indent=2)}\n```".encode()])
-    tensor.tensor_shape.dim.add(size=1)
-    metadata = create_summary_metadata(display_name=name, description="")
-    return Summary(value=[Summary.Value(tag=f"{name}/text_summary", metadata=metadata, tensor=tensor)])
 
 
 METRICS_PER_REQUEST = 1000  # https://mlflow.org/docs/latest/rest-api.html#log-batch
@@ -164,7 +149,7 @@ def export_to_mlflow(job: Job, attempt: int, to: str, experiment: str) -> str:
     """Export an attempt to the server or store `to`. Return the id of its MLflow run.
 
     Raises:
-        NotInstalledError, ExportedError, NotTakenError, NoHistoryError, BusyError
+        MlflowNotInstalledError, AlreadyExportedError, ExportRejectedError, NoHistoryError, BusyError
     """
     for name, value in CLIENT_TIMEOUTS.items():
         os.environ.setdefault(name, value)

@@ -22,11 +22,11 @@ import msgpack
 from redis.exceptions import RedisError
 
 from contracts.names import telemetry_stream
-from jobs.runs.live.per_loop import PerLoop
 from jobs.runs.live.telemetry_reader import (
     MAX_FRAME_BYTES,
     RETRY_S,
     STREAM_START,
+    PerLoop,
     StreamEntry,
     TelemetryReader,
     get_telemetry_reader,
@@ -39,14 +39,14 @@ FRAMES_PER_S = 600  # to all subscribers of a process: a fifth of a core
 MAX_FRAME_INTERVAL_S = 0.4  # for a subscriber that keeps up
 
 
-class Segment(NamedTuple):
+class StreamSegment(NamedTuple):
     """Hold consecutive entries of one node's stream. `before`: the id of the entry before them, if known."""
 
     node: int
     before: str | None
     entries: list[StreamEntry]
 
-    def split_at_oversize(self) -> Iterator[Segment | Gap]:
+    def split_at_oversize(self) -> Iterator[StreamSegment | Gap]:
         """Yield the entries that have a batch, and a gap for each entry that is too large for a frame."""
         before, run = self.before, list[StreamEntry]()
         for entry in self.entries:
@@ -83,10 +83,10 @@ class Outage(NamedTuple):
     stale: bool
 
 
-class Frame:
+class ClientFrame:
     """Hold one message to a client, of at most 1 MB."""
 
-    def __init__(self, segments: list[Segment], notice: Outage | list[Gap] | None = None) -> None:
+    def __init__(self, segments: list[StreamSegment], notice: Outage | list[Gap] | None = None) -> None:
         self.segments, self.notice = segments, notice
 
     @property
@@ -94,7 +94,7 @@ class Frame:
         return sum(entry.num_bytes for segment in self.segments for entry in segment.entries)
 
     @property
-    def contents(self) -> Iterator[Segment | Gap | Outage]:
+    def contents(self) -> Iterator[StreamSegment | Gap | Outage]:
         if self.notice is not None:
             yield from [self.notice] if isinstance(self.notice, Outage) else self.notice
         for segment in self.segments:
@@ -131,7 +131,7 @@ class Broadcast:
     def __init__(self, broadcasts: Broadcasts, job: str, attempt: int) -> None:
         self.reader, self.key = broadcasts.reader, (job, attempt)
         self.subscribers: set[Subscriber] = set()
-        self.first_number, self.frames = 0, deque[Frame]()  # frames are numbered in order
+        self.first_number, self.frames = 0, deque[ClientFrame]()  # frames are numbered in order
         self._broadcasts = broadcasts
         self._stored_bytes = 0
         self._subscriptions: dict[int, Subscription] = {}
@@ -182,7 +182,7 @@ class Broadcast:
 
     def _flush(self) -> None:
         self._flush_timer, self._flushed_s = None, asyncio.get_running_loop().time()
-        segments = [Segment(node, self._last_sent.get(node), entries) for node, entries in self._unsent.items()]
+        segments = [StreamSegment(node, self._last_sent.get(node), entries) for node, entries in self._unsent.items()]
         self._last_sent.update((segment.node, segment.entries[-1].id) for segment in segments)
         self._unsent = {}
         for frame in build_frames(segments):
@@ -233,7 +233,7 @@ class Subscriber:
             self._behind.add(node)
             self.news.set()
 
-    async def frames(self) -> AsyncGenerator[Frame]:
+    async def frames(self) -> AsyncGenerator[ClientFrame]:
         """Yield frames forever."""
         checked: set[int] = set()
         while True:
@@ -241,7 +241,7 @@ class Subscriber:
                 if unchecked := self._behind - checked:
                     checked |= unchecked
                     if gaps := await self._find_gaps(unchecked):
-                        yield Frame([], gaps)
+                        yield ClientFrame([], gaps)
                 async for frame in self._catch_up():
                     yield frame
             elif self._next < self._broadcast.first_number:
@@ -271,7 +271,7 @@ class Subscriber:
             return [Gap(streams[stream], positions[stream], first) for stream, first in trimmed.items()]
         return []
 
-    async def _catch_up(self) -> AsyncGenerator[Frame]:
+    async def _catch_up(self) -> AsyncGenerator[ClientFrame]:
         """Yield what Redis has of the streams that are behind, and outages of Redis."""
         stale_node: int | None = None
         while self._behind:
@@ -281,7 +281,7 @@ class Subscriber:
             try:
                 async for found in self._broadcast.reader.read_after(positions):
                     segments = [
-                        Segment(streams[stream], self._positions[streams[stream]], entries)
+                        StreamSegment(streams[stream], self._positions[streams[stream]], entries)
                         for stream, entries in found.items()
                     ]
                     for frame in build_frames(segments):
@@ -290,14 +290,14 @@ class Subscriber:
             except (RedisError, OSError):
                 self._behind.update(streams.values())
                 stale_node = next(iter(streams.values())) if stale_node is None else stale_node
-                yield Frame([], Outage(stale_node, True))
+                yield ClientFrame([], Outage(stale_node, True))
                 await asyncio.sleep(RETRY_S)
                 continue
             if stale_node is not None:
-                yield Frame([], Outage(stale_node, False))
+                yield ClientFrame([], Outage(stale_node, False))
                 stale_node = None
 
-    def _select_new(self, frame: Frame) -> Iterator[Frame]:
+    def _select_new(self, frame: ClientFrame) -> Iterator[ClientFrame]:
         """Yield the entries that this client has not received: usually the shared frame itself."""
         is_new = all(
             segment.node in self._positions and self._positions[segment.node] == segment.before
@@ -307,12 +307,12 @@ class Subscriber:
         self._positions.update((segment.node, segment.entries[-1].id) for segment in segments)
         yield from [frame] if is_new else build_frames(segments)
 
-    def _trim(self, segment: Segment) -> Segment:
+    def _trim(self, segment: StreamSegment) -> StreamSegment:
         position = self._positions.get(segment.node)
         if position is None:
-            return Segment(segment.node, None, [])
+            return StreamSegment(segment.node, None, [])
         new = [entry for entry in segment.entries if parse_entry_id(entry.id) > parse_entry_id(position)]
-        return Segment(segment.node, position, new)
+        return StreamSegment(segment.node, position, new)
 
 
 class Broadcasts:
@@ -336,28 +336,28 @@ class Broadcasts:
         self._broadcasts.pop(broadcast.key, None)
 
 
-def build_frames(segments: Iterable[Segment]) -> Iterator[Frame]:
+def build_frames(segments: Iterable[StreamSegment]) -> Iterator[ClientFrame]:
     """Distribute segments over frames of at most MAX_FRAME_BYTES. Oversize entries count nothing."""
-    collected: list[Segment] = []
+    collected: list[StreamSegment] = []
     collected_bytes = 0
     for node, before, entries in segments:
         last = before
         for entry in entries:
             num_bytes = 0 if entry.is_oversize else entry.num_bytes
             if collected and collected_bytes + num_bytes > MAX_FRAME_BYTES:
-                yield Frame(collected)
+                yield ClientFrame(collected)
                 collected, collected_bytes = [], 0
             if not collected or collected[-1].node != node:
-                collected.append(Segment(node, last, []))
+                collected.append(StreamSegment(node, last, []))
             collected[-1].entries.append(entry)
             collected_bytes += num_bytes
             last = entry.id
     if collected:
-        yield Frame(collected)
+        yield ClientFrame(collected)
 
 
-def _serialize(content: Segment | Gap | Outage) -> dict[str, Any]:
-    if isinstance(content, Segment):
+def _serialize(content: StreamSegment | Gap | Outage) -> dict[str, Any]:
+    if isinstance(content, StreamSegment):
         return {"node": content.node, "entries": [[entry.id, entry.batch] for entry in content.entries]}
     if isinstance(content, Gap):
         return {"node": content.node, "gap": {"after": content.after, "first": content.first}}

@@ -18,10 +18,16 @@ from django.db import Error
 from contracts.telemetry.batches import select_items
 from contracts.telemetry.steps import StepItem, TrafficItem
 from jobs.models import TERMINAL, Member, StateChange
-from jobs.runs.live import event_stream
-from jobs.runs.live.broadcast import Frame, Gap, Segment, Subscriber, get_broadcasts
-from jobs.runs.live.event_stream import Position, format_event
-from jobs.runs.live.held_requests import FollowEvents, JobState, get_job_watcher, read_job_states
+from jobs.runs.live import held_requests
+from jobs.runs.live.broadcast import ClientFrame, Gap, StreamSegment, Subscriber, get_broadcasts
+from jobs.runs.live.held_requests import (
+    FollowEvents,
+    JobState,
+    Position,
+    format_event,
+    get_job_watcher,
+    read_job_states,
+)
 from jobs.runs.live.telemetry_reader import STREAM_START
 
 log = logging.getLogger(__name__)
@@ -46,7 +52,7 @@ class ReceivedFrame(NamedTuple):
     """Hold a frame and the subscriber that received it."""
 
     subscriber: Subscriber
-    frame: Frame
+    frame: ClientFrame
 
 
 class JobFollower:
@@ -67,7 +73,7 @@ class JobFollower:
     async def events(self) -> AsyncGenerator[bytes]:
         polling = self._start_task(self._poll_job())
         try:
-            yield event_stream.RETRY
+            yield held_requests.RETRY
             while True:
                 try:
                     async with asyncio.timeout(self._get_timeout_s()):
@@ -75,7 +81,7 @@ class JobFollower:
                 except TimeoutError:
                     message = None
                     if self._live_s is None:
-                        yield event_stream.HEARTBEAT
+                        yield held_requests.HEARTBEAT
                 if self._error is not None:
                     raise self._error  # the client reconnects instead of waiting forever
                 if message is not None:
@@ -186,12 +192,12 @@ class JobFollower:
         if received.subscriber is not self._subscriber:
             return
         for content in received.frame.contents:
-            if isinstance(content, Segment):
+            if isinstance(content, StreamSegment):
                 yield from self._convert_segment(content)
             elif isinstance(content, Gap):
                 yield self._convert_gap(content)
             elif content.stale:
-                yield event_stream.OUTAGE
+                yield held_requests.OUTAGE
 
     def _convert_gap(self, gap: Gap) -> bytes:
         if gap.is_oversize:
@@ -199,8 +205,8 @@ class JobFollower:
             self._traffic.reset()
         return format_event("gap", {"node": gap.node, "after": gap.after, "first": gap.first})
 
-    def _convert_segment(self, segment: Segment) -> list[bytes]:
-        kinds = event_stream.EVENT_KINDS if self._live_s is None else event_stream.LIVE_KINDS
+    def _convert_segment(self, segment: StreamSegment) -> list[bytes]:
+        kinds = held_requests.EVENT_KINDS if self._live_s is None else held_requests.LIVE_KINDS
         events: list[tuple[str, dict[str, Any]]] = []
         steps = []
         for entry in segment.entries:
@@ -211,10 +217,10 @@ class JobFollower:
                 if item["kind"] == "step":
                     steps.append(item)
                 elif item["kind"] == "log" and self._is_followed(item["rank"], segment.node):
-                    line = event_stream.serialize_log(item, segment.node)
+                    line = held_requests.serialize_log(item, segment.node)
                     events.append(("log", {"attempt": self._position.attempt, **line}))
         if self._log is None:
-            rows = event_stream.serialize_steps(steps, self._position.step)
+            rows = held_requests.serialize_steps(steps, self._position.step)
             events += [("step", {"attempt": self._position.attempt, **row}) for row in rows]
             self._position = self._position._replace(step=max([self._position.step, *(row["step"] for row in rows)]))
         self._streams[segment.node] = segment.entries[-1].id

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from redis.exceptions import RedisError
 
 from jobs.core.redis_client import connect_async
-from jobs.runs.live.per_loop import PerLoop
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,24 @@ BLOCK_MS = 1000
 RETRY_S = 1.0
 # Each concurrent read needs its own connection, and a gang of 1,000 ranks has 128 streams.
 MAX_CONCURRENT_READS = 8
+
+
+T = TypeVar("T")
+
+
+class PerLoop(Generic[T]):
+    """Share one object per event loop. `create` makes it at the first call."""
+
+    def __init__(self, create: Callable[[], T]) -> None:
+        self._create = create
+        # Keyed by the loop, because a new loop may reuse the id() of a collected one.
+        self._objects = WeakKeyDictionary[asyncio.AbstractEventLoop, T]()
+
+    def __call__(self) -> T:
+        loop = asyncio.get_running_loop()
+        if loop not in self._objects:
+            self._objects[loop] = self._create()
+        return self._objects[loop]
 
 
 class StreamEntry(NamedTuple):

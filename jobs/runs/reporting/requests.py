@@ -1,13 +1,21 @@
-"""Validate the requests of external runs that report to the board."""
+"""Authenticate and validate the requests of external runs that report to the board."""
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Any, TypeVar
 
+from django.contrib.auth.models import User
 from pydantic import Field, ValidationError
+from rest_framework.authentication import BaseAuthentication, get_authorization_header
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.permissions import BasePermission
+from rest_framework.request import Request
 from typing_extensions import TypedDict
 
 from contracts.fields import HOST_NAME_PATTERN, Address
+from jobs.core.credentials import find_run_token
+from jobs.models import RunToken
 from jobs.models.validators import NameRule
 from jobs.queue.tags_and_archive import MOST_TAGS, NewTag
 from planner.facts.parse_spec import convert_error
@@ -62,7 +70,7 @@ class RendezvousResponse(TypedDict):
     ready: list[ReadyNode]
 
 
-Request = TypeVar("Request", bound=StrictModel)
+AnyRequest = TypeVar("AnyRequest", bound=StrictModel)
 NodeName = Annotated[str, Field(pattern=HOST_NAME_PATTERN)]
 
 
@@ -114,13 +122,50 @@ class RendezvousRequest(StrictModel):
     )
 
 
-def parse_request(model: type[Request], data: object) -> Request:
-    """Validate a request body.
-
-    Raises:
-        SpecError: Fields are invalid. Holds all problems.
-    """
+def parse_request(model: type[AnyRequest], data: object) -> AnyRequest:
+    """Validate a request body. Raise SpecError with all problems if fields are invalid."""
     try:
         return model.model_validate(data)
     except ValidationError as errors:
         raise SpecError([convert_error(error, model) for error in errors.errors(include_url=False)]) from None
+
+
+SCHEME = "Run"
+
+
+class RunTokenAuthentication(BaseAuthentication):
+    """Authenticate `Authorization: Run TOKEN` as the owner of the run."""
+
+    def authenticate(self, request: Request) -> tuple[User, RunToken]:
+        scheme, _, token = get_authorization_header(request).decode("latin-1").partition(" ")
+        if scheme != SCHEME:
+            raise AuthenticationFailed("The run token is missing. Send the header Authorization: Run TOKEN.")
+        found = find_run_token(token.strip())
+        if found is None:
+            raise AuthenticationFailed("The run token is invalid.")
+        owner = found.attempt.job.owner
+        if not owner.is_active:
+            raise AuthenticationFailed("The account of the owner of the run is disabled.")
+        return owner, found
+
+    def authenticate_header(self, request: Request) -> str:
+        return SCHEME
+
+
+class RequiresHttps(BasePermission):
+    """Require HTTPS for requests that carry or return a run token."""
+
+    message = "The request sends a token over unencrypted HTTP. Use HTTPS."
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        return request.is_secure() or _is_loopback(request)
+
+
+def _is_loopback(request: Request) -> bool:
+    """Return True for a loopback connection without a proxy."""
+    if "HTTP_X_FORWARDED_PROTO" in request.META or "HTTP_X_FORWARDED_FOR" in request.META:
+        return False
+    try:
+        return ipaddress.ip_address(request.META.get("REMOTE_ADDR", "")).is_loopback
+    except ValueError:
+        return False

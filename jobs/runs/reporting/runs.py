@@ -61,61 +61,61 @@ class RunEndedError(Exception):
         self.cancel = cancel
 
 
-def open_run(owner: User, asked: RunRequest) -> OpenedAttempt:
+def open_run(owner: User, request: RunRequest) -> OpenedAttempt:
     """Create a run, or return the running run with the same key.
 
     Raises:
         SpecError: The spec does not match the request.
     """
-    if asked.world_size % asked.nodes:
-        remainder = asked.world_size % asked.nodes
-        ranks_per_node = asked.world_size // asked.nodes
+    if request.world_size % request.nodes:
+        remainder = request.world_size % request.nodes
+        ranks_per_node = request.world_size // request.nodes
         message = (
-            f"{format_count(asked.world_size, 'rank')} are not divisible by {asked.nodes} nodes. "
+            f"{format_count(request.world_size, 'rank')} are not divisible by {request.nodes} nodes. "
             f"With {ranks_per_node} per node, {remainder} would be left over."
         )
         raise SpecError([Problem("nodes", message)])
-    if asked.key is not None and (attempt := _find_by_key(owner, asked)):
+    if request.key is not None and (attempt := _find_by_key(owner, request)):
         return OpenedAttempt(attempt, issue_run_token(attempt), False)
-    spec = _make_spec(asked)
+    spec = _make_spec(request)
     try:
         with transaction.atomic():
-            attempt = _create_run(owner, asked, spec)
+            attempt = _create_run(owner, request, spec)
             return OpenedAttempt(attempt, issue_run_token(attempt), True)
     except IntegrityError:  # a concurrent request with the same key was first
-        first = _find_by_key(owner, asked)
+        first = _find_by_key(owner, request)
         if first is None:
             raise
         return OpenedAttempt(first, issue_run_token(first), False)
 
 
-def _find_by_key(owner: User, asked: RunRequest) -> Attempt | None:
+def _find_by_key(owner: User, request: RunRequest) -> Attempt | None:
     """Return the running run of a key, None if there is none.
 
     Raises:
         SpecError: The run has another size.
     """
-    found = ReportedRun.objects.filter(owner=owner, key=asked.key).select_related("attempt__job").first()
+    found = ReportedRun.objects.filter(owner=owner, key=request.key).select_related("attempt__job").first()
     if found is None:
         return None
     if found.attempt.ended is not None:
         ReportedRun.objects.filter(pk=found.pk).update(key="")
         return None
     size = (found.attempt.job.num_slots, found.attempt.members.count())
-    if size != (asked.world_size, asked.nodes):
+    if size != (request.world_size, request.nodes):
         ranks, nodes = format_count(size[0], "rank"), format_count(size[1], "node")
         text = (
             f"The run has {ranks} on {nodes}, "
-            f"but the request has {asked.world_size} on {asked.nodes}. Use the same numbers as the run."
+            f"but the request has {request.world_size} on {request.nodes}. Use the same numbers as the run."
         )
         raise SpecError([Problem("key", text)])
     return found.attempt
 
 
-def _make_spec(asked: RunRequest) -> JobSpec:
-    if asked.spec is None:
-        return JobSpec.model_validate(_make_script_spec(asked))
-    spec = parse_plannable(asked.spec)
+def _make_spec(request: RunRequest) -> JobSpec:
+    if request.spec is None:
+        return JobSpec.model_validate(_make_script_spec(request))
+    spec = parse_plannable(request.spec)
     found = []
     kind = KINDS[spec.kind]
     if not kind.trains or kind.shares_one_slot:
@@ -125,61 +125,61 @@ def _make_spec(asked: RunRequest) -> JobSpec:
                 f"`spec.kind` is {spec.kind}, but only `train` has a prediction. Use `train`, or omit `spec`.",
             )
         )
-    if spec.layout.world_size != asked.world_size:
+    if spec.layout.world_size != request.world_size:
         text = (
             f"`spec.layout` has {format_count(spec.layout.world_size, 'rank')}, "
-            f"but `world_size` is {asked.world_size}. Use equal numbers of ranks."
+            f"but `world_size` is {request.world_size}. Use equal numbers of ranks."
         )
         found.append(Problem("spec.layout", text))
     if found:
         raise SpecError(found)
-    resources = spec.resources.model_copy(update={"device": asked.device})
-    return spec.model_copy(update={"name": asked.name, "resources": resources})
+    resources = spec.resources.model_copy(update={"device": request.device})
+    return spec.model_copy(update={"name": request.name, "resources": resources})
 
 
-def _make_script_spec(asked: RunRequest) -> dict[str, Any]:
+def _make_script_spec(request: RunRequest) -> dict[str, Any]:
     """Return the spec of a run without one, from its command and its number of ranks."""
-    program, *arguments = asked.command or ["unknown"]
+    program, *arguments = request.command or ["unknown"]
     return {
         "kind": "script",
-        "name": asked.name,
+        "name": request.name,
         "model": PRESETS[PLACEHOLDER_MODEL].model.model_dump(),
-        "layout": {"dp": asked.world_size},
-        "train": {"global_batch": asked.world_size},
-        "resources": {"device": asked.device},
+        "layout": {"dp": request.world_size},
+        "train": {"global_batch": request.world_size},
+        "resources": {"device": request.device},
         "script": {"path": program[:1000] or "unknown", "args": arguments[:200]},
     }
 
 
-def _create_run(owner: User, asked: RunRequest, spec: JobSpec) -> Attempt:
+def _create_run(owner: User, request: RunRequest, spec: JobSpec) -> Attempt:
     cluster = cluster_for(None, spec)
     job = Job.objects.create(
         owner=owner,
-        name=asked.name,
+        name=request.name,
         spec=spec.model_dump(),
         kind=spec.kind,
-        device=asked.device,
-        num_slots=asked.world_size,
+        device=request.device,
+        num_slots=request.world_size,
         engine=EXTERNAL_ENGINE,
         estimate=foretold(spec, cluster),
         hardware=cluster.model_dump(mode="json", exclude={"runs"}),
         status=Status.STARTING,
     )
     write([StateChange(job=job, attempt=1, status=Status.STARTING, reason="launched elsewhere")])
-    JobTag.objects.bulk_create(JobTag(job=job, name=name) for name in dict.fromkeys(asked.tags))
-    attempt, now, each = Attempt.objects.create(job=job, number=1), timezone.now(), asked.world_size // asked.nodes
+    JobTag.objects.bulk_create(JobTag(job=job, name=name) for name in dict.fromkeys(request.tags))
+    attempt, now, each = Attempt.objects.create(job=job, number=1), timezone.now(), request.world_size // request.nodes
     Member.objects.bulk_create(
         Member(attempt=attempt, node=n, host_name=f"node {n}", first_rank=n * each, num_ranks=each, ordered=now)
-        for n in range(asked.nodes)
+        for n in range(request.nodes)
     )
     ReportedRun.objects.create(
-        attempt=attempt, owner=owner, key=asked.key or "", tags=asked.tags, command=asked.command
+        attempt=attempt, owner=owner, key=request.key or "", tags=request.tags, command=request.command
     )
-    record(owner.get_username(), "open run", "job", job.id, after={"name": job.name, "ranks": asked.world_size})
+    record(owner.get_username(), "open run", "job", job.id, after={"name": job.name, "ranks": request.world_size})
     return attempt
 
 
-def join_node(run: RunToken, asked: NodeRequest) -> Member:
+def join_node(run: RunToken, request: NodeRequest) -> Member:
     """Register a node with its claim. A repeated request changes nothing.
 
     Raises:
@@ -190,19 +190,21 @@ def join_node(run: RunToken, asked: NodeRequest) -> Member:
     check_running(run.attempt)
     with transaction.atomic():
         lifecycle.lock(run.attempt.job_id)
-        member = run.attempt.members.filter(node=asked.node).first()
+        member = run.attempt.members.filter(node=request.node).first()
         if member is None:
             nodes = run.attempt.members.count()
-            text = f"`node` is {asked.node}, but the run has only {format_count(nodes, 'node')}. Use 0 to {nodes - 1}."
+            text = (
+                f"`node` is {request.node}, but the run has only {format_count(nodes, 'node')}. Use 0 to {nodes - 1}."
+            )
             raise SpecError([Problem("node", text)])
-        claim = hash_secret(asked.claim)
+        claim = hash_secret(request.claim)
         if member.claim not in ("", claim):
-            raise NodeTakenError(f"Another process reports for node {asked.node} of this run.")
-        if run.attempt.members.filter(host_name=asked.name).exclude(pk=member.pk).exists():
-            raise NodeTakenError(f"Another node of this run is named {asked.name}. Use a different name per node.")
-        Member.objects.filter(pk=member.pk).update(claim=claim, host_name=asked.name, heard=timezone.now())
+            raise NodeTakenError(f"Another process reports for node {request.node} of this run.")
+        if run.attempt.members.filter(host_name=request.name).exclude(pk=member.pk).exists():
+            raise NodeTakenError(f"Another node of this run is named {request.name}. Use a different name per node.")
+        Member.objects.filter(pk=member.pk).update(claim=claim, host_name=request.name, heard=timezone.now())
         # The engine of a launched job reports the start later.
-        lifecycle.start({run.attempt.job_id: (run.attempt.number, f"starts on {asked.name}")})
+        lifecycle.start({run.attempt.job_id: (run.attempt.number, f"starts on {request.name}")})
     member.refresh_from_db()
     return member
 

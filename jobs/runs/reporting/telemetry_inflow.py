@@ -113,12 +113,12 @@ def _client(_url: str) -> redis.Redis:
     return connect()
 
 
-def register_ready_node(member: Member, asked: RendezvousRequest, *, cancel: bool) -> RendezvousResponse:
+def register_ready_node(member: Member, request: RendezvousRequest, *, cancel: bool) -> RendezvousResponse:
     """Store the address of a ready node if given, and return all ready nodes of the gang. Raises RedisError."""
     key = gang_key(member.attempt.job_id, member.attempt.number)
     with get_client().pipeline(transaction=True) as pipe:
-        if asked.address is not None:
-            pipe.hset(key, str(member.node), json.dumps({"address": asked.address, "port": asked.port}))
+        if request.address is not None:
+            pipe.hset(key, str(member.node), json.dumps({"address": request.address, "port": request.port}))
             pipe.expire(key, STREAM_LIFETIME_S)
         pipe.time()
         pipe.hgetall(key)

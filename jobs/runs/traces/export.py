@@ -12,7 +12,15 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 from typing_extensions import TypedDict
 
-from jobs.runs.traces.events import Arrival, Arrivals, CollectiveCall, EventTrace, WorkSpan, find_arrivals, get_arrival
+from jobs.runs.traces.traced_steps import (
+    Arrival,
+    Arrivals,
+    CollectiveCall,
+    EventTrace,
+    WorkSpan,
+    find_arrivals,
+    get_arrival,
+)
 
 COMPUTE = "compute"
 SEQUENCE_ID = 1

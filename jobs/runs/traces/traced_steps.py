@@ -1,12 +1,15 @@
-"""Read traced steps from the telemetry that Redis still has, and request traces of further steps."""
+"""Define the traced events of steps, read them from the telemetry in Redis, and request traces of further steps.
+
+Events are stored in the history tables `calls` and `spans`. Times are Unix seconds.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import repeat
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgpack
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
@@ -18,9 +21,187 @@ from contracts.telemetry.timeline import TimelineItem, validate_timeline
 from contracts.telemetry.vocabulary import MAX_UNIX_S
 from jobs.core.redis_client import connect
 from jobs.models import Job
-from jobs.runs.traces.events import CollectiveCall, EventTrace, WorkSpan
 from planner.facts.parse_spec import convert_error
 from planner.facts.validation import SpecError, StrictModel
+
+Columns = dict[str, list[Any]]
+GroupKey = tuple[str, tuple[int, ...], int]  # axis, ranks, number among identical groups
+
+
+class CollectiveCall(NamedTuple):
+    """Describe a collective on one rank. `ended`: None if the end was not recorded."""
+
+    step: int
+    rank: int
+    axis: str
+    ranks: tuple[int, ...]
+    nth: int
+    sequence: int
+    op: str
+    issued: float
+    blocked_s: float
+    ended: float | None
+    payload_bytes: int
+    peer: int  # the other rank of a send or receive, -1 for other collectives
+
+    @property
+    def group(self) -> GroupKey:
+        return self.axis, self.ranks, self.nth
+
+
+class WorkSpan(NamedTuple):
+    """Describe what the training thread of a rank did. Chunk and micro-batch are -1 if none applies."""
+
+    step: int
+    rank: int
+    work: str
+    chunk: int
+    micro_batch: int
+    began: float
+    ended: float
+
+
+class EventTrace(NamedTuple):
+    """Hold events in the order of time. `left_out`: the number of events that ranks dropped."""
+
+    calls: list[CollectiveCall]
+    spans: list[WorkSpan]
+    left_out: int = 0
+
+    @property
+    def began(self) -> float:
+        """Return the time of the first event, or 0 for an empty trace."""
+        return min([*(call.issued for call in self.calls), *(span.began for span in self.spans)], default=0.0)
+
+    def get_ranks(self) -> list[int]:
+        return sorted({call.rank for call in self.calls} | {span.rank for span in self.spans})
+
+
+class EventTable(TypedDict):
+    """Hold columns of equal length."""
+
+    columns: dict[str, list[Any]]
+
+
+class EventTables(TypedDict):
+    """Hold collectives and spans. Columns have the names of the fields of `CollectiveCall` and `WorkSpan`."""
+
+    calls: EventTable
+    spans: EventTable
+    left_out: int
+
+
+class StepColumns(EventTables):
+    """Hold the events of one step in columns."""
+
+    step: int
+
+
+class TracedSteps(TypedDict):
+    """List the steps that have events."""
+
+    steps: list[int]
+
+
+def serialize_trace(trace: EventTrace) -> EventTables:
+    """Convert a trace to columns."""
+    return {
+        "calls": {"columns": _to_columns(CollectiveCall._fields, trace.calls)},
+        "spans": {"columns": _to_columns(WorkSpan._fields, trace.spans)},
+        "left_out": trace.left_out,
+    }
+
+
+def _to_columns(names: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> Columns:
+    return {name: [row[index] for row in rows] for index, name in enumerate(names)}
+
+
+def parse_trace(calls: Columns, spans: Columns, left_out: int = 0) -> EventTrace:
+    """Convert columns to a trace. Further columns are ignored."""
+    call_rows = zip(*(calls[name] for name in CollectiveCall._fields), strict=True)
+    span_rows = zip(*(spans[name] for name in WorkSpan._fields), strict=True)
+    trace_calls = [CollectiveCall(*row)._replace(ranks=tuple(row[3])) for row in call_rows]
+    return EventTrace(trace_calls, [WorkSpan(*row) for row in span_rows], left_out)
+
+
+def convert_timeline(item: TimelineItem, offset_s: float) -> tuple[Columns, Columns]:
+    """Return the columns of `calls` and `spans`. `offset_s`: from the host's clock to the board's."""
+    began, calls, spans = item["began"] + offset_s, item["calls"], item["spans"]
+    groups = [item["groups"][index] for index in calls["group"]]
+    num_spans = len(spans["work"])
+    return (
+        {
+            "step": [item["step"]] * len(groups),
+            "rank": [item["rank"]] * len(groups),
+            "axis": [group["axis"] for group in groups],
+            "ranks": [group["ranks"] for group in groups],
+            "nth": [group["nth"] for group in groups],
+            "sequence": calls["sequence"],
+            "op": list(calls["op"]),
+            "issued": [began + us / 1e6 for us in calls["issued_us"]],
+            "blocked_s": [us / 1e6 for us in calls["blocked_us"]],
+            "ended": [began + us / 1e6 for us in calls["ended_us"]],
+            "payload_bytes": calls["payload_bytes"],
+            "peer": calls["peer"],
+        },
+        {
+            "step": [item["step"]] * num_spans,
+            "rank": [item["rank"]] * num_spans,
+            "work": list(spans["work"]),
+            "chunk": spans["chunk"],
+            "micro_batch": spans["micro_batch"],
+            "began": [began + us / 1e6 for us in spans["from_us"]],
+            "ended": [began + us / 1e6 for us in spans["to_us"]],
+        },
+    )
+
+
+POINT_TO_POINT = {"send", "recv"}
+
+
+class Arrival(NamedTuple):
+    """Record when the last rank arrived, and which one. `number` identifies the collective."""
+
+    time: float
+    rank: int
+    number: int
+
+
+CallKey = tuple[int, GroupKey, int, str, int]
+Arrivals = dict[CallKey, Arrival]
+
+
+def get_arrival(event: CollectiveCall | WorkSpan, arrivals: Arrivals) -> Arrival | None:
+    """Return the arrival of an event's collective, or None for compute and if the arrival is unknown."""
+    return arrivals.get(_get_call_key(event)) if isinstance(event, CollectiveCall) else None
+
+
+def _get_call_key(call: CollectiveCall) -> CallKey:
+    """Return a key that is unique on a rank. Sends and receives are numbered per peer."""
+    return call.rank, call.group, call.sequence, call.op, call.peer
+
+
+def find_arrivals(calls: Iterable[CollectiveCall]) -> Arrivals:
+    """Return the last arrival of each call. Collectives that a rank did not report have no arrival."""
+    matched: dict[tuple[GroupKey, object], list[CollectiveCall]] = defaultdict(list)
+    num_messages: dict[tuple[GroupKey, int, int, str], int] = defaultdict(int)
+    for call in sorted(calls, key=lambda call: (call.issued, call.sequence)):
+        if call.op not in POINT_TO_POINT:
+            matched[call.group, (call.step, call.sequence)].append(call)
+            continue
+        direction = (call.rank, call.peer) if call.op == "send" else (call.peer, call.rank)
+        num_messages[call.group, *direction, call.op] += 1
+        matched[call.group, (call.step, *direction, num_messages[call.group, *direction, call.op])].append(call)
+    arrivals: Arrivals = {}
+    for number, (key, same_call) in enumerate(matched.items(), start=1):
+        group_size = 2 if same_call[0].op in POINT_TO_POINT else len(key[0][1])
+        if len({call.rank for call in same_call}) < group_size:
+            continue
+        last = max(same_call, key=lambda call: call.issued)
+        arrival = Arrival(last.issued, last.rank, number)
+        arrivals |= {_get_call_key(call): arrival for call in same_call}
+    return arrivals
+
 
 log = logging.getLogger(__name__)
 
@@ -34,22 +215,15 @@ class RedisUnreachableError(RuntimeError):
 
 
 def read_traced_steps(job: Job, attempt: int) -> list[int]:
-    """Return the traced steps of an attempt, in order.
-
-    Raises:
-        RedisUnreachableError: Redis cannot be reached.
-    """
+    """Return the traced steps of an attempt, in order. Raise RedisUnreachableError."""
     return sorted({item["step"] for item, _ in _read_items(job, attempt)})
 
 
 def read_step(job: Job, attempt: int, step: int | None) -> tuple[int, EventTrace] | None:
-    """Return a step with the events of its ranks, or None if it was not traced.
+    """Return a step with the events of its ranks, or None if it was not traced. Raise RedisUnreachableError.
 
     Args:
         step: None for the latest traced step.
-
-    Raises:
-        RedisUnreachableError: Redis cannot be reached.
     """
     number = step
     found: list[tuple[TimelineItem, float]] = []
@@ -63,47 +237,10 @@ def read_step(job: Job, attempt: int, step: int | None) -> tuple[int, EventTrace
 
 def combine_items(items: Iterable[tuple[TimelineItem, float]]) -> EventTrace:
     """Combine telemetry items, each with the offset in seconds from its host's clock to the board's."""
-    calls: list[CollectiveCall] = []
-    spans: list[WorkSpan] = []
-    left_out = 0
-    for item, offset_s in items:
-        began = item["began"] + offset_s
-        calls += _parse_calls(item, began)
-        spans += _parse_spans(item, began)
-        left_out += item["left_out"]
-    return EventTrace(sorted(calls, key=lambda c: c.issued), sorted(spans, key=lambda s: s.began), left_out)
-
-
-def _parse_calls(item: TimelineItem, began: float) -> Iterator[CollectiveCall]:
-    groups = [(group["axis"], tuple(group["ranks"]), group["nth"]) for group in item["groups"]]
-    columns = item["calls"]
-    rows = zip(
-        *(
-            columns["group"],
-            columns["op"],
-            columns["sequence"],
-            columns["issued_us"],
-            columns["blocked_us"],
-            columns["ended_us"],
-        ),
-        *(columns["payload_bytes"], columns["peer"]),
-        strict=True,
-    )
-    for group, op, sequence, issued, blocked, ended, payload, peer in rows:
-        axis, ranks, nth = groups[group]
-        times = began + issued / 1e6, blocked / 1e6, began + ended / 1e6
-        yield CollectiveCall(item["step"], item["rank"], axis, ranks, nth, sequence, op, *times, payload, peer)
-
-
-def _parse_spans(item: TimelineItem, began: float) -> Iterator[WorkSpan]:
-    columns = item["spans"]
-    rows = zip(
-        *(repeat(item["step"], len(columns["work"])), columns["work"], columns["chunk"], columns["micro_batch"]),
-        *(columns["from_us"], columns["to_us"]),
-        strict=True,
-    )
-    for step, work, chunk, micro_batch, first, last in rows:
-        yield WorkSpan(step, item["rank"], work, chunk, micro_batch, began + first / 1e6, began + last / 1e6)
+    traces = [parse_trace(*convert_timeline(item, offset_s), item["left_out"]) for item, offset_s in items]
+    calls = sorted((call for trace in traces for call in trace.calls), key=lambda call: call.issued)
+    spans = sorted((span for trace in traces for span in trace.spans), key=lambda span: span.began)
+    return EventTrace(calls, spans, sum(trace.left_out for trace in traces))
 
 
 def _read_items(job: Job, attempt: int) -> Iterator[tuple[TimelineItem, float]]:
@@ -137,17 +274,13 @@ def _parse_batch(packed: bytes) -> Iterator[tuple[TimelineItem, float]]:
         log.warning("Skipped an invalid telemetry entry: %s", error)
         return
     for item in items:
-        if _is_valid(item, offset_s):
+        try:
+            validate_timeline(item)
+        except ValueError as error:
+            log.warning("Skipped an invalid traced step: %s", error)
+            continue
+        if 0 <= item["began"] + offset_s < MAX_UNIX_S:
             yield item, offset_s
-
-
-def _is_valid(item: TimelineItem, offset_s: float) -> bool:
-    try:
-        validate_timeline(item)
-    except ValueError as error:
-        log.warning("Skipped an invalid traced step: %s", error)
-        return False
-    return 0 <= item["began"] + offset_s < MAX_UNIX_S
 
 
 REQUEST_LIFETIME_S = 3600
@@ -162,8 +295,7 @@ def request_step(job: Job, step: int) -> list[int]:
     """Request a step from the supervisors of a running attempt. Return all requested steps, in order.
 
     Raises:
-        RedisUnreachableError: Redis cannot be reached.
-        TooManyRequestedStepsError: The maximum number of steps is requested.
+        RedisUnreachableError, TooManyRequestedStepsError: The step is not requested.
     """
     key = requested_timelines_key(job.id, job.attempt)
     try:
@@ -204,11 +336,7 @@ class RequestedSteps(TypedDict):
 
 
 def parse_step_request(data: object) -> int:
-    """Return the step of a request body.
-
-    Raises:
-        SpecError: A field is invalid.
-    """
+    """Return the step of a request body. Raise SpecError if a field is invalid."""
     try:
         return TraceRequest.model_validate(data).step
     except ValidationError as error:

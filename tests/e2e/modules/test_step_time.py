@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page
 
 from contracts.telemetry.vocabulary import WARMUP_STEPS
-from jobs.runs.diagnosis.step_times import MEASURED_STEPS
+from jobs.runs.diagnosis.rank_reports import MEASURED_STEPS
 from tests.support.browser import call_module, open_blank_page
 
 WAITING = "Hatched: waiting for the slowest rank."

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from jobs.runs.traces.events import find_arrivals, get_arrival, serialize_trace
-from jobs.runs.traces.traced_steps import combine_items
+from jobs.runs.traces.traced_steps import combine_items, find_arrivals, get_arrival, serialize_trace
 from planner.cost.estimate import estimate
 from planner.cost.traffic import traffic_matrix
 from planner.facts.parse_spec import parse_spec

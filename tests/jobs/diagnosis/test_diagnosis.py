@@ -9,7 +9,7 @@ import pytest
 
 from jobs.core.verdict_schema import MAX_VERDICT_BYTES
 from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun
-from jobs.runs.diagnosis.step_times import SCRIPT_REASON, StepTimes
+from jobs.runs.diagnosis.rank_reports import SCRIPT_REASON, StepTimings
 from planner.facts.parse_spec import parse_spec
 from tests.jobs.diagnosis.items import ITEM, NOW, diagnosis, look, step
 from tests.jobs.diagnosis.simulated_steps import Act, Does, Meets, Player
@@ -512,7 +512,7 @@ def test_verdict_of_many_ranks_is_bounded() -> None:
 
 def test_checkpoint_cost_per_step_is_constant() -> None:
     """The sum of the last 64 checkpoints was divided by all steps."""
-    steps = StepTimes(PlannedRun({}, {}, 1))
+    steps = StepTimings(PlannedRun({}, {}, 1))
     for number in range(10, 6401, 10):
         saved = {
             "kind": "checkpoint",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.runs.diagnosis import HostRanks, PlannedRun
-from jobs.runs.diagnosis.link_speed import Route, TransferStats, get_link_speed, summarize_speeds
+from jobs.runs.diagnosis.collective_timing import TransferRoute, TransferStats, get_link_speed, summarize_speeds
 from jobs.runs.diagnosis.traced_step import ProcessGroup
 from tests.jobs.diagnosis.items import CPU
 
@@ -28,7 +28,7 @@ def test_link_speed_names_its_source(hardware: dict[str, Any], inside: str, acro
     run = PlannedRun({}, {}, 4, hardware=hardware, members=[HostRanks("a", 0, 2), HostRanks("b", 2, 2)])
     assert get_link_speed(run, [0, 1]) == (INSIDE, inside)
     assert get_link_speed(run, [0, 2]) == (OUT, across)
-    way = Route(ProcessGroup("dp", (0, 1), 0), "all_reduce", (0, 1))
+    way = TransferRoute(ProcessGroup("dp", (0, 1), 0), "all_reduce", (0, 1))
     (group,) = summarize_speeds(run, [{way: TransferStats(1, 2**20, 0.001, 2**20 / 0.001)}])
     assert (group["link_bytes_s"], group["basis"]) == (INSIDE, inside)
 

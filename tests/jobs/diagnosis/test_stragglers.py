@@ -10,9 +10,9 @@ import pytest
 from contracts.telemetry.batches import ClockOffset, Item
 from contracts.telemetry.timeline import TimelineItem
 from jobs.runs.diagnosis import Diagnosis, HostRanks, VerdictPayload
-from jobs.runs.diagnosis.stragglers import compute_chance
+from jobs.runs.diagnosis.bottlenecks import compute_chance
+from jobs.runs.diagnosis.collective_timing import match_calls
 from jobs.runs.diagnosis.traced_step import HostClocks, StepCollector, TracedStep
-from jobs.runs.diagnosis.wait_attribution import match_calls
 from tests.jobs.diagnosis.items import ITEM, NOW, diagnosis, look, step
 from tests.jobs.diagnosis.simulated_steps import Act, Does, Meets, Passes, Player
 

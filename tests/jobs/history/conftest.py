@@ -15,7 +15,7 @@ from jobs.models import Attempt, Host, Job
 from jobs.queue import actions
 from jobs.runs.history.recording import attempt_recorder as recording
 from jobs.runs.history.recording import recorder as recorder_module
-from jobs.runs.history.recording.recorder import Recorder
+from jobs.runs.history.recording.recorder import HistoryRecorder
 from tests.jobs.conftest import member_of
 from tests.planner.wrong_specs import GOOD
 
@@ -47,10 +47,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def recorder(
     root: Path, live_redis: redis.Redis, impatient: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Recorder]:
+) -> Iterator[HistoryRecorder]:
     """One that reads all there is in a turn, however slow the machine."""
     monkeypatch.setattr("jobs.runs.history.recording.recorder.MAX_READ_S", 600.0)
-    made = Recorder()
+    made = HistoryRecorder()
     yield made
     made.close()
 

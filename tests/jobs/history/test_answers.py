@@ -21,8 +21,8 @@ from rest_framework.test import APIClient
 from contracts.names import telemetry_stream
 from jobs.models import Attempt
 from jobs.queue import actions
-from jobs.runs.history.queries import table_rows
-from jobs.runs.history.recording.recorder import Recorder
+from jobs.runs.history.queries import tables
+from jobs.runs.history.recording.recorder import HistoryRecorder
 from jobs.runs.history.store import folder, retention
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import BEGAN, Sender, batch, cell, keep, run, step
@@ -32,7 +32,7 @@ Api = Callable[[User | None], APIClient]
 
 
 @pytest.fixture
-def told(attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder) -> str:
+def told(attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder) -> str:
     """The job of a run of two ranks and 40 steps in 20 s that has ended."""
     sender = Sender(live_redis, attempt.job_id)
     for some in run(2, 40):
@@ -116,7 +116,7 @@ def test_files_hold_every_row_under_a_name_of_their_own(told: str, owner: User, 
 def test_too_many_rows_for_json_are_refused_with_how_many(
     told: str, owner: User, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_rows, "MAX_JSON_ROWS", 79)
+    monkeypatch.setattr(tables, "MAX_JSON_ROWS", 79)
     answer = api(owner).get(f"/api/v1/jobs/{told}/history/steps")
     assert answer.status_code == 422
     [error] = answer.json()["errors"]
@@ -191,7 +191,7 @@ def test_a_reader_outlives_what_the_recorder_replaces(
     attempt: Attempt,
     root: Path,
     live_redis: redis.Redis,
-    recorder: Recorder,
+    recorder: HistoryRecorder,
     owner: User,
     api: Api,
     monkeypatch: pytest.MonkeyPatch,
@@ -222,7 +222,7 @@ def test_a_snapshot_holds_the_totals_and_where_to_go_on(told: str, owner: User, 
 
 
 def test_a_long_curve_is_thinned_to_what_a_screen_holds(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, owner: User, api: Api
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, owner: User, api: Api
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
     for some in range(10):

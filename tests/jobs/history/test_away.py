@@ -11,10 +11,10 @@ import redis
 from django.utils import timezone
 
 from jobs.models import Attempt, Member
-from jobs.runs.history.recording import attempt_diagnosis
+from jobs.runs.history.recording import attempt_recorder
 from jobs.runs.history.recording import recorder as recorder_module
-from jobs.runs.history.recording.attempt_diagnosis import DiagnosisSet
-from jobs.runs.history.recording.recorder import Recorder
+from jobs.runs.history.recording.attempt_recorder import DiagnosisSet
+from jobs.runs.history.recording.recorder import HistoryRecorder
 from tests.jobs.history.conftest import end
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import Sender, run
@@ -31,7 +31,7 @@ def test_its_silence_is_no_attempt_s_end(
     root: Path,
     live_redis: redis.Redis,
     redis_service: RedisServer,
-    recorder: Recorder,
+    recorder: HistoryRecorder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a host could not send meanwhile comes when Redis is back."""
@@ -61,7 +61,7 @@ def test_its_silence_is_no_attempt_s_end(
 
 
 def test_a_history_is_whole_once_the_last_word_is_stored(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
     for some in run(1, 6):
@@ -78,13 +78,13 @@ def test_a_history_is_whole_once_the_last_word_is_stored(
 
 
 def test_a_run_that_it_could_not_be_asked_of_is_diagnosed_the_next_time(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, told = Sender(live_redis, attempt.job_id), list(run(1, 6))
 
     def turn_without_it() -> None:
         with monkeypatch.context() as moment:
-            moment.setattr(attempt_diagnosis, "read_known_entries", _away)
+            moment.setattr(attempt_recorder, "read_known_entries", _away)
             recorder.run_once()
 
     for some in told[:3]:

@@ -11,7 +11,7 @@ from rest_framework.test import APIClient
 
 from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.models import Attempt, Job
-from jobs.runs.diagnosis.step_times import get_num_measured_steps
+from jobs.runs.diagnosis.rank_reports import get_num_measured_steps
 from jobs.runs.history.queries.comparison import compare_jobs
 from jobs.runs.history.queries.snapshot import get_snapshot
 from jobs.runs.history.store import retention

@@ -13,9 +13,9 @@ from jobs.core.job_details import serialize_job
 from jobs.models import Attempt, StateChange, Status
 from jobs.queue import lifecycle
 from jobs.runs.diagnosis import Diagnosis
-from jobs.runs.history.recording import attempt_diagnosis
+from jobs.runs.history.recording import attempt_recorder
 from jobs.runs.history.recording import recorder as recorder_module
-from jobs.runs.history.recording.recorder import Recorder
+from jobs.runs.history.recording.recorder import HistoryRecorder
 from tests.jobs.history.conftest import end
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import Sender, rows, run
@@ -30,7 +30,7 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_it_is_stored_as_it_changes_and_has_a_last_word(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, announced: list[str], owner: User
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, announced: list[str], owner: User
 ) -> None:
     sender, told = Sender(live_redis, attempt.job_id), list(run(2, 12))
     for some in told[:6]:
@@ -70,7 +70,7 @@ def test_the_verdict_is_of_the_end_that_the_queue_gave_it(
     attempt: Attempt,
     root: Path,
     live_redis: redis.Redis,
-    recorder: Recorder,
+    recorder: HistoryRecorder,
     announced: list[str],
     told: str | None,
     status: Status,
@@ -95,7 +95,7 @@ def test_the_verdict_is_of_the_end_that_the_queue_gave_it(
 
 
 def test_while_its_host_is_silent_it_is_not_said_to_run(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, announced: list[str]
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, announced: list[str]
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
     for some in run(2, 12):
@@ -119,7 +119,7 @@ def test_while_its_host_is_silent_it_is_not_said_to_run(
 
 
 def test_a_new_recorder_diagnoses_the_whole_run(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, announced: list[str]
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, announced: list[str]
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
     for some in run(2, 12):
@@ -129,7 +129,7 @@ def test_a_new_recorder_diagnoses_the_whole_run(
     before = attempt.diagnosis
     recorder.close()
     Attempt.objects.update(diagnosis=None)
-    other = Recorder()
+    other = HistoryRecorder()
     other.run_once()
     other.close()
     attempt.refresh_from_db()
@@ -142,7 +142,7 @@ def test_one_that_breaks_holds_up_no_recording(
     attempt: Attempt,
     root: Path,
     live_redis: redis.Redis,
-    recorder: Recorder,
+    recorder: HistoryRecorder,
     announced: list[str],
     monkeypatch: pytest.MonkeyPatch,
     broken: str,
@@ -167,11 +167,11 @@ def test_one_that_is_too_large_is_not_stored(
     attempt: Attempt,
     root: Path,
     live_redis: redis.Redis,
-    recorder: Recorder,
+    recorder: HistoryRecorder,
     announced: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempt_diagnosis, "MAX_VERDICT_BYTES", 100)
+    monkeypatch.setattr(attempt_recorder, "MOST_BYTES", 100)
     for some in run(1, 2):
         Sender(live_redis, attempt.job_id).send(some)
     recorder.run_once()

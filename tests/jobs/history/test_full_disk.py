@@ -10,7 +10,7 @@ import redis
 
 from jobs.models import Attempt, Lease
 from jobs.runs.history.recording import attempt_recorder as recording
-from jobs.runs.history.recording.recorder import NAME, Recorder
+from jobs.runs.history.recording.recorder import NAME, HistoryRecorder
 from tests.jobs.history.test_recorder import expected, totals
 from tests.jobs.history.told import Sender, run
 from tests.support.processes import fill_disk, mount_small_disk
@@ -34,7 +34,7 @@ def test_while_a_full_disk_takes_nothing_it_is_not_well_and_says_so_in_a_line(
         settings.HISTORY_DIR = disk / "history"
         settings.HISTORY_DIR.mkdir()
         fill_disk(disk)
-        recorder = Recorder()
+        recorder = HistoryRecorder()
         sender = Sender(live_redis, attempt.job_id)
         for told in run(2, 5):
             sender.send(told)

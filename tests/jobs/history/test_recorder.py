@@ -15,7 +15,7 @@ import redis
 from django.utils import timezone
 
 from jobs.models import Attempt, Job, Lease, Member
-from jobs.runs.history.recording.recorder import NAME, Recorder
+from jobs.runs.history.recording.recorder import NAME, HistoryRecorder
 from jobs.runs.history.store import folder as folder_module
 from jobs.runs.history.store.folder import HistoryFolder, NoHistoryError
 from tests.jobs.history.conftest import end
@@ -43,7 +43,7 @@ def expected(ranks: int, steps: int) -> dict[tuple[int, str, str], int]:
 
 
 def test_a_run_is_kept_whole_and_in_one_file_a_table_once_it_ended(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
     for told in run(2, 20):
@@ -71,7 +71,7 @@ def test_a_run_is_kept_whole_and_in_one_file_a_table_once_it_ended(
 
 
 def test_what_rose_in_a_second_stands_in_that_second(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
     for time_s, count in ((0.1, 1), (0.9, 4), (1.5, 4), (7.0, 9)):
@@ -84,7 +84,7 @@ def test_what_rose_in_a_second_stands_in_that_second(
 
 
 def test_a_commit_that_was_cut_off_anywhere_is_made_again_and_doubles_nothing(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The files of rows are written, the manifest that names them is not: as by kill -9 or a full disk."""
     sender = Sender(live_redis, attempt.job_id)
@@ -144,7 +144,7 @@ def test_killed_outright_it_loses_and_doubles_nothing(
         finally:
             process.kill()
             process.wait()
-    with_rest = Recorder(root)
+    with_rest = HistoryRecorder(root)
     with_rest.run_once()
     with_rest.close()
     assert sender.number == 150
@@ -156,7 +156,7 @@ def test_killed_outright_it_loses_and_doubles_nothing(
 
 
 def test_redis_goes_and_comes_back(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, redis_service: RedisServer, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, redis_service: RedisServer, recorder: HistoryRecorder
 ) -> None:
     sender, told = Sender(live_redis, attempt.job_id), list(run(1, 6))
     for some in told[:3]:
@@ -174,7 +174,7 @@ def test_redis_goes_and_comes_back(
 
 
 def test_a_redis_that_came_back_from_an_older_dump_doubles_nothing(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     """The stream holds old entries under new ids, and an older clock numbers the new ones."""
     sender, told = Sender(live_redis, attempt.job_id), list(run(1, 6))
@@ -195,7 +195,7 @@ def test_a_redis_that_came_back_from_an_older_dump_doubles_nothing(
 
 
 def test_what_was_trimmed_is_a_gap_and_the_totals_stay_exact(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     sender, told = Sender(live_redis, attempt.job_id), list(run(1, 20))
     for some in told[:4]:
@@ -218,7 +218,7 @@ def test_what_was_trimmed_is_a_gap_and_the_totals_stay_exact(
 
 @pytest.mark.parametrize("fields", [{"b": b"no msgpack"}, {}])
 def test_what_was_trimmed_before_an_entry_without_sense_is_a_gap_too(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, fields: dict[Any, Any]
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, fields: dict[Any, Any]
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
     for told in run(1, 2):
@@ -233,10 +233,10 @@ def test_what_was_trimmed_before_an_entry_without_sense_is_a_gap_too(
 
 
 def test_a_second_recorder_waits_until_the_first_is_gone(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     sender, told = Sender(live_redis, attempt.job_id), list(run(1, 4))
-    second = Recorder()
+    second = HistoryRecorder()
     for some in told[:2]:
         sender.send(some)
     recorder.run_once()
@@ -251,11 +251,11 @@ def test_a_second_recorder_waits_until_the_first_is_gone(
 
 
 def test_one_that_was_overtaken_writes_nothing(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped for longer than its lease, then woken in the middle of a turn: it takes itself to hold it still."""
     sender, told = Sender(live_redis, attempt.job_id), list(run(1, 9))
-    other = Recorder()
+    other = HistoryRecorder()
     for made in (recorder, other):
         monkeypatch.setattr(made._lease, "hold", lambda: True)
     for some in told:
@@ -269,7 +269,7 @@ def test_one_that_was_overtaken_writes_nothing(
 
 
 def test_members_of_a_gang_are_read_each_by_itself(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     Member.objects.create(
         attempt=attempt, node=1, host_name="host-b", first_rank=1, num_ranks=1, ordered=timezone.now()
@@ -304,7 +304,7 @@ def test_members_of_a_gang_are_read_each_by_itself(
 
 
 def test_what_makes_no_sense_is_left_out_and_counted(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
     unknown = {"kind": "of a later version", "rank": 0, "time": BEGAN}
@@ -333,7 +333,7 @@ def test_what_makes_no_sense_is_left_out_and_counted(
 
 
 def test_a_number_that_no_float_has_is_kept_all_the_same(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     """One checkpoint of so many bytes, and nothing of its run was ever written; its stream was read again each time."""
     saved = {"kind": "checkpoint", "rank": 0, "time": BEGAN, "step": 1, "name": "a/1/step-00000001"}
@@ -345,7 +345,7 @@ def test_a_number_that_no_float_has_is_kept_all_the_same(
 
 
 def test_the_history_of_a_deleted_job_goes(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     Sender(live_redis, attempt.job_id).send(batch(1, step(0, 1, 1)))
     recorder.run_once()
@@ -356,7 +356,7 @@ def test_the_history_of_a_deleted_job_goes(
 
 
 def test_an_attempt_that_sent_nothing_leaves_nothing(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     end(attempt, "failed")
     recorder.run_once()
@@ -366,7 +366,7 @@ def test_an_attempt_that_sent_nothing_leaves_nothing(
 
 
 def test_a_long_run_has_few_files(
-    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_module, "FILES_PER_LEVEL", 3)
     sender = Sender(live_redis, attempt.job_id)
@@ -379,7 +379,7 @@ def test_a_long_run_has_few_files(
 
 
 def test_without_work_it_asks_the_database_and_nothing_else(
-    db: None, root: Path, recorder: Recorder, django_assert_max_num_queries: Any, live_redis: redis.Redis
+    db: None, root: Path, recorder: HistoryRecorder, django_assert_max_num_queries: Any, live_redis: redis.Redis
 ) -> None:
     recorder.run_once()
     before: Any = live_redis.info("stats")["total_commands_processed"]

@@ -12,7 +12,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from jobs.models import Attempt
-from jobs.runs.history.queries.slow_steps import NoStepsError, SlowSteps, explain_slow_steps
+from jobs.runs.history.queries.step_breakdown import NoStepsError, SlowSteps, explain_slow_steps
 from tests.jobs.history.told import BEGAN, batch, keep, step
 
 Api = Callable[[User | None], APIClient]

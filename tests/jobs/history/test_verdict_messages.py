@@ -20,7 +20,7 @@ from jobs.people.notifications import verdicts
 from jobs.people.notifications.postman import Postman
 from jobs.queue import actions, lifecycle
 from jobs.runs.history.recording import recorder as recorder_module
-from jobs.runs.history.recording.recorder import Recorder
+from jobs.runs.history.recording.recorder import HistoryRecorder
 from tests.jobs.history.conftest import end
 from tests.jobs.history.told import Sender, run
 from tests.jobs.telling.receivers import Receiver, answering, hook_of, receiver
@@ -59,7 +59,7 @@ def test_the_verdict_of_a_run_arrives_by_webhook_and_mail(
     there: Receiver,
     inbox: list[EmailMessage],
     postman: Postman,
-    recorder: Recorder,
+    recorder: HistoryRecorder,
     live_redis: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,7 +20,7 @@ from contracts.doctor import Finding, check_clock, check_host_name, get_exit_cod
 from jobs.models import Host, Lease
 from jobs.operations.controller import Controller
 from jobs.queue.hosts.checks import board
-from jobs.runs.history.recording.recorder import Recorder
+from jobs.runs.history.recording.recorder import HistoryRecorder
 from tests.support.postgres import use_database
 from tests.support.processes import RedisServer, mount_full_disk
 from webapp.runner import find_free_port
@@ -38,7 +38,7 @@ def levels(subject: str) -> list[str]:
 def worked() -> bool:
     """A controller and a recorder take their leases, and all goes well."""
     Controller().turn()
-    Recorder().run_once()
+    HistoryRecorder().run_once()
     return Lease.objects.exclude(ticked=None).count() == 2
 
 

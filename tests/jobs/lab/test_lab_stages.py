@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.runs.collectives import picture
-from jobs.runs.collectives.example import ARRIVALS, BARRIER_END, example
-from jobs.runs.collectives.stages import Moving, moving
+from jobs.runs.collectives.stages import ARRIVALS, BARRIER_END, SimulatedCollective, make_example, simulate_collective
 from planner.facts.collectives import LabRankValues, LabResult, LabStep, compute_algorithmic_bytes, get_metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive
 from tests.jobs.lab.test_lab import RESULT
@@ -62,8 +61,8 @@ def captured(primitive: LabPrimitive, n: int, root: int, op: str, share: int = 2
     )
 
 
-def shown(primitive: LabPrimitive, n: int, root: int = 0, op: str = "sum", share: int = 2) -> Moving:
-    found = moving(result(n, root, op), captured(primitive, n, root, op, share))
+def shown(primitive: LabPrimitive, n: int, root: int = 0, op: str = "sum", share: int = 2) -> SimulatedCollective:
+    found = simulate_collective(result(n, root, op), captured(primitive, n, root, op, share))
     assert found is not None
     return found
 
@@ -111,7 +110,7 @@ def test_what_was_captured_otherwise_is_said_not_to_agree() -> None:
     wrong = step.model_copy(
         update={"holdings": (step.holdings[0].model_copy(update={"after": (1.0,) * 8}), *step.holdings[1:])}
     )
-    found = moving(result(4, 0, "sum"), wrong)
+    found = simulate_collective(result(4, 0, "sum"), wrong)
     assert found is not None
     assert not found.agrees
 
@@ -119,7 +118,7 @@ def test_what_was_captured_otherwise_is_said_not_to_agree() -> None:
 @pytest.mark.parametrize("primitive", SHOWN)
 def test_buffers_that_no_collective_has_are_not_played(primitive: LabPrimitive) -> None:
     holdings = tuple(LabRankValues(rank=r, before=(1.0,) * r or None, after=(9.0,)) for r in range(3))
-    found = moving(result(3, 0, "sum"), LabStep(primitive=primitive, holdings=holdings))
+    found = simulate_collective(result(3, 0, "sum"), LabStep(primitive=primitive, holdings=holdings))
     assert found is None or not found.agrees
 
 
@@ -154,7 +153,7 @@ def test_the_example_is_what_the_collective_means(name: LabPrimitive) -> None:
         assert max(ARRIVALS) < BARRIER_END
         return
     expected = captured(name, 4, 0, "sum", 1)
-    found = example(name)
+    found = make_example(name)
     assert [one.before for one in found.holdings] == [one.before for one in expected.holdings]
     after = [(one.after, two.after) for one, two in zip(found.holdings, expected.holdings, strict=True)]
     assert all(one == two for one, two in after if one is not None)

@@ -12,7 +12,7 @@ import pytest
 
 from contracts.names import telemetry_stream
 from jobs.runs.live import broadcast
-from jobs.runs.live.broadcast import Broadcasts, Outage, Segment, Subscriber
+from jobs.runs.live.broadcast import Broadcasts, Outage, StreamSegment, Subscriber
 from jobs.runs.live.telemetry_reader import (
     MAX_CONCURRENT_READS,
     MAX_ENTRIES_PER_STREAM,
@@ -246,7 +246,7 @@ def test_reader_survives_an_entry_without_a_batch(redis_service: RedisServer) ->
 
             async def collect_batches() -> None:
                 async for frame in subscriber.frames():
-                    segments = [content for content in frame.contents if isinstance(content, Segment)]
+                    segments = [content for content in frame.contents if isinstance(content, StreamSegment)]
                     received.extend(entry.batch for segment in segments for entry in segment.entries)
 
             task = asyncio.create_task(collect_batches())

@@ -11,8 +11,7 @@ import pytest
 from contracts.names import telemetry_stream
 from jobs.api.http import patient
 from jobs.runs.live import held_requests, job_follower
-from jobs.runs.live.event_stream import LogSelector, Position
-from jobs.runs.live.held_requests import FollowEvents, JobState
+from jobs.runs.live.held_requests import FollowEvents, JobState, LogSelector, Position
 from jobs.runs.live.job_follower import JobFollower, JobUpdate
 from jobs.runs.live.telemetry_reader import get_telemetry_reader
 from tests.support import processes

@@ -15,14 +15,8 @@ from pytest_django import DjangoAssertNumQueries
 
 from jobs.models import Job
 from jobs.queue import actions
-from jobs.runs.live import job_snapshots
-from jobs.runs.live.job_snapshots import (
-    MAX_AGE_S,
-    SnapshotLoader,
-    SnapshotRequest,
-    get_shared_detail,
-    load_snapshots,
-)
+from jobs.runs.live import consumers
+from jobs.runs.live.consumers import MAX_AGE_S, SnapshotLoader, SnapshotRequest, get_shared_detail, load_snapshots
 from tests.planner.wrong_specs import GOOD
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -59,7 +53,7 @@ def test_many_sockets_share_one_query(
         loader = SnapshotLoader()
         return await asyncio.gather(*(loader.load(SnapshotRequest(session, job.id), 0.0) for job in jobs * 10))
 
-    monkeypatch.setattr(job_snapshots, "load_snapshots", count_calls)
+    monkeypatch.setattr(consumers, "load_snapshots", count_calls)
     with django_assert_num_queries(4):
         found = async_to_sync(load_all)()
     assert len(calls) == 1
@@ -85,14 +79,14 @@ def test_shows_each_user_their_own_jobs_until_the_session_ends(owner: User) -> N
 
 def test_error_in_one_job_does_not_affect_another(owner: User, monkeypatch: pytest.MonkeyPatch) -> None:
     session, (good, bad) = log_in(owner), submit_jobs(owner, 2)
-    real = job_snapshots.serialize_job
+    real = consumers.serialize_job
 
     def detail(job: Job) -> Any:
         if job.id == bad.id:
             raise DatabaseError("its row is damaged")
         return real(job)
 
-    monkeypatch.setattr(job_snapshots, "serialize_job", detail)
+    monkeypatch.setattr(consumers, "serialize_job", detail)
 
     async def load_both() -> list[Any]:
         loader = SnapshotLoader()

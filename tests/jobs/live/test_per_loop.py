@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from jobs.runs.live.per_loop import PerLoop
+from jobs.runs.live.telemetry_reader import PerLoop
 
 NUM_LOOPS = 20  # a new loop often reuses the id() of the previous one
 

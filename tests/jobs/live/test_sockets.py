@@ -23,7 +23,7 @@ from contracts.names import telemetry_stream
 from jobs.models import Attempt, Job, Member, Status
 from jobs.queue import actions, lifecycle
 from jobs.runs.live.consumers import MAX_SOCKETS_PER_SESSION, TRY_AGAIN
-from jobs.runs.live.event_stream import parse_stream_positions
+from jobs.runs.live.held_requests import parse_stream_positions
 from tests.planner.wrong_specs import GOOD
 from tests.support.postgres import get_database_url
 from tests.support.processes import (

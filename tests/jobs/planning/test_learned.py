@@ -22,7 +22,7 @@ from jobs.queue import actions
 from jobs.queue.inbound.event_handlers import hear
 from jobs.queue.inbound.streams import drain
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.runs.traces.pages import get_link_rates
+from jobs.templatetags.traces import link_speeds
 from planner.cost.timing import step_time
 from planner.facts.parse_spec import parse_spec
 from planner.hardware.catalog import CLUSTERS
@@ -129,7 +129,7 @@ def test_a_run_is_kept_with_what_copies_it_made(owner: User, host: Host) -> None
 def test_a_job_s_page_tells_of_links_from_a_run(owner: User, host: Host, client: Client) -> None:
     ended(owner, summary(2.0))
     job, _ = actions.submit(owner, GOOD)
-    told = get_link_rates(job)
+    told = link_speeds(job)
     assert told is not None
     assert (told["basis"], told["link_runs"]) == ("data sheet", 1)
     client.force_login(owner)

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from jobs.runs.traces.events import find_arrivals
 from jobs.runs.traces.imports import reader
 from jobs.runs.traces.imports.common import ImportProblemError, parse_axis, parse_op, parse_rank
 from jobs.runs.traces.imports.reader import ImportResult, make_trace_file, read_traces
+from jobs.runs.traces.traced_steps import find_arrivals
 from tests.jobs.traces.hostile import HOSTILE, shared
 from tests.support.traces import (
     build_collective,

@@ -10,10 +10,9 @@ from typing_extensions import TypedDict
 
 from jobs.core.job_details import StoredByOlderVersion
 from jobs.models import Job
-from jobs.runs.history.queries.schemas import Columns
-from jobs.runs.history.queries.step_parts import MeanStepParts, get_mean_parts
+from jobs.runs.history.queries.step_breakdown import MeanStepParts, get_mean_parts
 from jobs.runs.history.store.folder import NoHistoryError
-from jobs.runs.history.store.query import HistoryTables, query_history
+from jobs.runs.history.store.query import Columns, HistoryTables, query_history
 from planner.cost.estimate import TimeEstimate
 from planner.cost.learning import Interval
 from planner.facts.kinds import drop_unused_fields

@@ -15,7 +15,7 @@ from jobs.models import EXTERNAL_ENGINE, Attempt, Job
 from jobs.planning.saves import most_kept, saves_of
 from jobs.runs.history.store.folder import NoHistoryError
 from jobs.runs.history.store.query import HistoryTables, query_history
-from jobs.runs.traces.events import EventTrace, parse_trace
+from jobs.runs.traces.traced_steps import EventTrace, parse_trace
 from planner.facts.collectives import LabResult
 from planner.facts.kinds import get_kind_rules
 from planner.facts.parse_spec import SchemaFrom
@@ -51,9 +51,7 @@ class Results(TypedDict):
 def get_results(job: Job, number: int) -> Results:
     """Return the results of an attempt from its exit report, or from its history while it runs.
 
-    Raises:
-        NoHistoryError: Neither exists.
-        BusyError: Too many queries run.
+    Raise NoHistoryError if neither exists, and BusyError.
     """
     attempt = job.attempts.filter(number=number).first()
     if attempt is None:
@@ -122,24 +120,13 @@ def _list_of_attempt(attempt: Attempt, max_kept: int) -> Iterator[StoredCheckpoi
         unknown = {"step": None, "time": None, "num_bytes": None, "stall_s": None, "save_s": None}
         yield {"attempt": attempt.number, "name": saves.newest, "problem": "", "kept": True, **unknown}  # type: ignore[typeddict-item]
     for item in reversed(saves.items):
-        yield {
-            "attempt": attempt.number,
-            "name": item["name"],
-            "step": item["step"],
-            "time": item["time"],
-            "num_bytes": item["num_bytes"],
-            "stall_s": item["stall_s"],
-            "save_s": item["save_s"],
-            "problem": item["problem"],
-            "kept": item["name"] is not None and saves.complete_after(item["step"]) < max_kept,
-        }
+        values = {name: item[name] for name in ("name", "step", "time", "num_bytes", "stall_s", "save_s", "problem")}
+        is_kept = item["name"] is not None and saves.complete_after(item["step"]) < max_kept
+        yield {"attempt": attempt.number, **values, "kept": is_kept}  # type: ignore[typeddict-item]
 
 
 def read_checkpoints(attempt: Attempt) -> tuple[list[CheckpointItem], bool]:
-    """Return the checkpoints of an attempt, and True if no telemetry was lost (`jobs.planning.saves.Reader`).
-
-    Raises BusyError.
-    """
+    """Return the checkpoints of an attempt, and True if no telemetry was lost. Raise BusyError."""
     try:
         return query_history(
             attempt.job_id, attempt.number, lambda tables: (tables.state["checkpoints"], not tables.state["lost"])
@@ -153,11 +140,7 @@ HELD_BY_HOSTS = 64  # last steps that hosts can still send: fewer if steps are l
 
 
 def list_traced_steps(job: str, attempt: int) -> list[int]:
-    """Return the traced steps of an attempt, in order.
-
-    Raises:
-        BusyError: Too many queries run.
-    """
+    """Return the traced steps of an attempt, in order. Raise BusyError."""
     sql = "SELECT DISTINCT step FROM calls UNION SELECT DISTINCT step FROM spans ORDER BY step DESC LIMIT ?"
     try:
         rows = query_history(job, attempt, lambda tables: tables.fetch_rows(sql, MAX_LISTED_STEPS))
@@ -167,11 +150,7 @@ def list_traced_steps(job: str, attempt: int) -> list[int]:
 
 
 def read_traced_step(job: str, attempt: int, step: int) -> EventTrace | None:
-    """Return the events of a step, None if it has none.
-
-    Raises:
-        BusyError: Too many queries run.
-    """
+    """Return the events of a step, None if it has none. Raise BusyError."""
 
     def read(tables: HistoryTables) -> EventTrace:
         calls = tables.fetch_columns("SELECT * FROM calls WHERE step = ? ORDER BY issued, rank", step)

@@ -1,22 +1,22 @@
-"""Return all that the job page shows of an attempt, reduced to what a screen can show."""
+"""Return all that the job page shows of an attempt, reduced to what a screen can show.
+
+Units are bytes, seconds, and Unix seconds of the board's clock.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
-from contracts.telemetry.steps import Cell
-from jobs.runs.history.queries.schemas import (
-    BinnedTraffic,
-    Columns,
-    Counters,
-    LastLoss,
-    Snapshot,
-    StreamPosition,
-    Traffic,
-)
-from jobs.runs.history.queries.step_parts import get_parts_by_rank
-from jobs.runs.history.store.query import HistoryTables, query_history
-from jobs.runs.history.store.schema import GAUGES, HistoryState, make_state
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from contracts.telemetry.health import ProcessItem, StallItem
+from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
+from contracts.telemetry.steps import Cell, CheckpointItem
+from jobs.runs.history.queries.step_breakdown import get_parts_by_rank
+from jobs.runs.history.store.query import Columns, HistoryTables, query_history
+from jobs.runs.history.store.schema import GAUGE_NAMES, HistoryState, Progress, StartedStage, make_state
 
 MAX_POINTS = 4000  # per curve
 MAX_BINS, MIN_BINS = 600, 60  # of traffic
@@ -28,7 +28,113 @@ MAX_GAUGES = 6000  # points of all ranks and hosts
 MAX_LINES, MAX_LOG_ITEMS = 200, 2000  # log lines per rank, log items in total
 
 _BYTES = "least(sum(payload_bytes), 9223372036854775807)::BIGINT"  # sums of 128 bits are slow to fetch
-_GAUGE_NAMES = [name for name in GAUGES.names if name not in ("rank", "node", "host", "time")]
+
+
+class StreamPosition(TypedDict):
+    """Locate the end of a node's stream in the answer. A client continues after `after`."""
+
+    node: int
+    after: str
+    time: float | None
+    host: str | None
+    lost: Annotated[bool, Field(description="True if some telemetry was deleted before the recorder read it.")]
+
+
+class RankState(TypedDict):
+    """Describe the latest state of a rank. `ran`: the steps that the `exact` counters cover."""
+
+    rank: int
+    node: int
+    phase: str | None
+    dropped: int
+    ran: int
+
+
+class Counters(TypedDict):
+    """Hold cumulative counters in columns. `key` is an index of `keys`: [phase, op, axis, group size]."""
+
+    keys: list[tuple[str, str, str, int]]
+    rank: list[int]
+    key: list[int]
+    count: list[int]
+    completed: list[int]
+    payload_bytes: list[int]
+    algorithmic_bytes: list[int]
+    busy_s: list[float]
+
+
+class BinnedTraffic(TypedDict):
+    """Hold payload bytes of a rank, axis, and op per bin."""
+
+    rank: int
+    axis: str
+    op: str
+    bytes: list[int]
+
+
+class Traffic(TypedDict):
+    """Hold bins of `width_s`. The first of `length` bins has the number `start` since 1970."""
+
+    width_s: float
+    start: int
+    length: int
+    rows: list[BinnedTraffic]
+
+
+class LastLoss(TypedDict):
+    """Hold the latest finite loss."""
+
+    step: int
+    loss: float
+
+
+class Snapshot(TypedDict):
+    """Hold all that the page of an attempt shows, up to a position in each node's stream."""
+
+    job: str
+    attempt: int
+    ended: bool
+    lost: bool
+    time: float | None
+    followed: list[StreamPosition]
+    progress: Progress | None
+    step_times: list[float]
+    stride: Annotated[int, Field(description="Steps of the curve are multiples of this number.")]
+    curve: Annotated[
+        Columns, Field(description="Columns of the curve: step, time, step_s, tokens, loss, grad_norm, learning_rate.")
+    ]
+    last_loss: Annotated[LastLoss | None, Field(description="Latest step with a finite loss.")]
+    parts: Annotated[
+        Columns,
+        Field(
+            description="Means per rank over the measured steps. Columns: step_s, data_s, optimizer_s, exposed, hidden."
+        ),
+    ]
+    marks: Annotated[Columns, Field(description="Events of the run. Columns: time, kind, rank, step, text, value.")]
+    ranks: list[RankState]
+    cells: Counters
+    exact: Annotated[
+        Counters, Field(description="Traffic counters of the phase `step`, up to the step `ran` of each rank.")
+    ]
+    verdicts: dict[str, list[VerdictRow]]
+    peaks: dict[str, int]
+    memory: Annotated[dict[str, MemoryParts], Field(description="Memory breakdown of each rank in its last step.")]
+    proof: ProofItem | None
+    dry_runs: list[DryRunItem]
+    checkpoints: list[CheckpointItem]
+    starts: list[StartedStage]
+    standing: Annotated[list[StallItem], Field(description="Stalled ranks.")]
+    processes: Annotated[
+        list[ProcessItem], Field(description="Process state of ranks that are stalled, silent, stopped, or throttled.")
+    ]
+    traffic: Traffic
+    recent: Annotated[Columns, Field(description="Traffic of the last minute. Columns: second, rank, axis, op, bytes.")]
+    gauges: Annotated[
+        Columns, Field(description="Mean of each gauge per time bin. Columns: node, rank, time, and each gauge.")
+    ]
+    logs: Annotated[
+        Columns, Field(description="Last log lines of each rank. Columns: node, rank, time, first, lines, skipped.")
+    ]
 
 
 def get_snapshot(job: str, attempt: int) -> Snapshot:
@@ -40,7 +146,10 @@ def _read_snapshot(tables: HistoryTables) -> Snapshot:
     manifest = tables.manifest
     state: HistoryState = tables.state or make_state()
     lost = {rank["node"] for rank in state["ranks"].values() if rank["gap"] is not None}
-    stride = _get_stride(tables)
+    [(num_steps,)] = tables.fetch_rows("SELECT count(DISTINCT step) FROM steps")
+    stride = 2 ** max(0, math.ceil(math.log2(num_steps / MAX_POINTS))) if num_steps else 1
+    # The curve may skip the latest step with a loss.
+    last_loss = tables.fetch_rows("SELECT step, loss FROM steps WHERE loss IS NOT NULL ORDER BY step DESC LIMIT 1")
     followed: list[StreamPosition] = [
         {
             "node": int(node),
@@ -63,17 +172,14 @@ def _read_snapshot(tables: HistoryTables) -> Snapshot:
         "step_times": state["step_times"],
         "stride": stride,
         "curve": _read_curve(tables, stride),
-        "last_loss": _read_last_loss(tables),
+        "last_loss": {"step": last_loss[0][0], "loss": last_loss[0][1]} if last_loss else None,
         "parts": get_parts_by_rank(tables),
-        "marks": _read_marks(tables),
+        "marks": tables.fetch_columns(
+            "SELECT * FROM (SELECT * FROM marks WHERE kind <> 'start' ORDER BY time DESC LIMIT ?) ORDER BY time",
+            MAX_MARKS,
+        ),
         "ranks": [
-            {
-                "rank": number,
-                "node": rank["node"],
-                "phase": rank["phase"],
-                "dropped": rank["dropped"],
-                "ran": rank["ran"],
-            }
+            {"rank": number, **{name: rank[name] for name in ("node", "phase", "dropped", "ran")}}  # type: ignore[typeddict-item]
             for number, rank in ranks
         ],
         "cells": _serialize_counters([(number, cell) for number, rank in ranks for cell in rank["cells"].values()]),
@@ -94,11 +200,6 @@ def _read_snapshot(tables: HistoryTables) -> Snapshot:
     }
 
 
-def _get_stride(tables: HistoryTables) -> int:
-    [(steps,)] = tables.fetch_rows("SELECT count(DISTINCT step) FROM steps")
-    return 2 ** max(0, math.ceil(math.log2(steps / MAX_POINTS))) if steps else 1
-
-
 def _read_curve(tables: HistoryTables, stride: int) -> Columns:
     """Return one point per step: of the lowest rank, and the loss of any rank."""
     return tables.fetch_columns(
@@ -110,78 +211,44 @@ def _read_curve(tables: HistoryTables, stride: int) -> Columns:
     )
 
 
-def _read_last_loss(tables: HistoryTables) -> LastLoss | None:
-    """Return the latest loss, whose step the curve may skip."""
-    rows = tables.fetch_rows("SELECT step, loss FROM steps WHERE loss IS NOT NULL ORDER BY step DESC LIMIT 1")
-    return {"step": rows[0][0], "loss": rows[0][1]} if rows else None
-
-
-def _read_marks(tables: HistoryTables) -> Columns:
-    return tables.fetch_columns(
-        "SELECT * FROM (SELECT * FROM marks WHERE kind <> 'start' ORDER BY time DESC LIMIT ?) ORDER BY time", MAX_MARKS
-    )
-
-
 def _serialize_counters(cells: list[tuple[int, Cell]]) -> Counters:
     key_indexes: dict[tuple[str, str, str, int], int] = {}
-    counters: Counters = {
-        "keys": [],
-        "rank": [],
-        "key": [],
-        "count": [],
-        "completed": [],
-        "payload_bytes": [],
-        "algorithmic_bytes": [],
-        "busy_s": [],
+    keys = [(cell["phase"], cell["op"], cell["axis"], cell["group_size"]) for _, cell in cells]
+    return {
+        "rank": [rank for rank, _ in cells],
+        "key": [key_indexes.setdefault(key, len(key_indexes)) for key in keys],
+        "count": [cell["count"] for _, cell in cells],
+        "completed": [cell["completed"] for _, cell in cells],
+        "payload_bytes": [cell["payload_bytes"] for _, cell in cells],
+        "algorithmic_bytes": [cell["algorithmic_bytes"] for _, cell in cells],
+        "busy_s": [round(cell["busy_s"], 9) for _, cell in cells],
+        "keys": list(key_indexes),
     }
-    for rank, cell in cells:
-        key = (cell["phase"], cell["op"], cell["axis"], cell["group_size"])
-        counters["rank"].append(rank)
-        counters["key"].append(key_indexes.setdefault(key, len(key_indexes)))
-        counters["count"].append(cell["count"])
-        counters["completed"].append(cell["completed"])
-        counters["payload_bytes"].append(cell["payload_bytes"])
-        counters["algorithmic_bytes"].append(cell["algorithmic_bytes"])
-        counters["busy_s"].append(round(cell["busy_s"], 9))
-    counters["keys"] = list(key_indexes)
-    return counters
 
 
 def _read_traffic(tables: HistoryTables) -> Traffic:
-    """Return the traffic of the run. Bins are powers of two in seconds and at least as wide as merged rows."""
-    [(first, last)] = tables.fetch_rows("SELECT min(second), max(second) FROM traffic")
-    if first is None:
+    """Return the traffic of the run. Bins are powers of two in seconds."""
+    bins = tables.get_traffic_bins(max(MIN_BINS, min(MAX_BINS, MAX_TRAFFIC_VALUES // _count_series(tables))))
+    if bins is None:
         return {"width_s": 1.0, "start": 0, "length": 0, "rows": []}
-    max_bins = max(MIN_BINS, min(MAX_BINS, MAX_TRAFFIC_VALUES // _count_series(tables)))
-    width = tables.manifest["merged_s"]
-    while last // width - first // width >= max_bins:
-        width *= 2
-    start, length = first // width, last // width - first // width + 1
-    rows = tables.fetch_rows(
+    found = tables.fetch_rows(
         "SELECT rank, axis, op, list(bin), list(bytes) FROM"
         f" (SELECT rank, axis, op, second // ? - ? AS bin, {_BYTES} AS bytes FROM traffic GROUP BY ALL)"
         " GROUP BY rank, axis, op ORDER BY rank, axis, op",
-        width,
-        start,
+        *(bins.width_s, bins.start),
     )
-    return {
-        "width_s": float(width),
-        "start": start,
-        "length": length,
-        "rows": [_make_bins(length, *row) for row in rows],
-    }
+    rows: list[BinnedTraffic] = []
+    for rank, axis, op, indexes, amounts in found:
+        sums = [0] * bins.length
+        for index, amount in zip(indexes, amounts, strict=True):
+            sums[index] = amount
+        rows.append({"rank": rank, "axis": axis, "op": op, "bytes": sums})
+    return {"width_s": float(bins.width_s), "start": bins.start, "length": bins.length, "rows": rows}
 
 
 def _count_series(tables: HistoryTables) -> int:
     [(series,)] = tables.fetch_rows("SELECT count(*) FROM (SELECT DISTINCT rank, axis, op FROM traffic)")
     return max(1, int(series))
-
-
-def _make_bins(length: int, rank: int, axis: str, op: str, bins: list[int], amounts: list[int]) -> BinnedTraffic:
-    sums = [0] * length
-    for index, amount in zip(bins, amounts, strict=True):
-        sums[index] = amount
-    return {"rank": rank, "axis": axis, "op": op, "bytes": sums}
 
 
 def _read_recent(tables: HistoryTables) -> Columns:
@@ -200,9 +267,9 @@ def _read_recent(tables: HistoryTables) -> Columns:
 def _read_gauges(tables: HistoryTables) -> Columns:
     [(first, last, series)] = tables.fetch_rows("SELECT min(time), max(time), count(DISTINCT (node, rank)) FROM gauges")
     width = 1.0 if first is None else max(1.0, (last - first) / max(1, MAX_GAUGES // series))
-    [counts] = tables.fetch_rows(f"SELECT {', '.join(f'count({name})' for name in _GAUGE_NAMES)} FROM gauges")
+    [counts] = tables.fetch_rows(f"SELECT {', '.join(f'count({name})' for name in GAUGE_NAMES)} FROM gauges")
     means = ", ".join(
-        f"round(avg({name}), 3) AS {name}" for name, count in zip(_GAUGE_NAMES, counts, strict=True) if count
+        f"round(avg({name}), 3) AS {name}" for name, count in zip(GAUGE_NAMES, counts, strict=True) if count
     )
     if not means:
         return {}

@@ -20,12 +20,13 @@ from jobs.core.redis_client import connect
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.people.notifications.verdicts import release
 from jobs.queue.work_lease import Troubles, WorkLease, away, of_database
-from jobs.runs.history.recording.attempt_diagnosis import DiagnosisSet, get_outcome
 from jobs.runs.history.recording.attempt_recorder import (
     AttemptRecorder,
+    DiagnosisSet,
     RecordedEntry,
     StreamKey,
     find_restarted_streams,
+    get_outcome,
     read_new_entries,
 )
 from jobs.runs.history.store.folder import ConcurrentWriterError, NoHistoryError
@@ -59,7 +60,7 @@ class UnrecordedAttempt(NamedTuple):
     silence: str
 
 
-class Recorder:
+class HistoryRecorder:
     """Record attempts while this process holds the lease. After a crash, the next recorder continues."""
 
     def __init__(self, root: Path | None = None) -> None:

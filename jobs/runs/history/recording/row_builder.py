@@ -25,6 +25,7 @@ from contracts.telemetry.steps import (
 from contracts.telemetry.timeline import TimelineItem
 from contracts.telemetry.vocabulary import LIVE_STEPS, MAX_CHECKPOINTS, MAX_UNIX_S, SCRIPT_SETUP_STEPS, SPEED_STEPS
 from jobs.runs.history.store.schema import GAUGES, TABLES, HistoryState, RankState, StartedStage, make_state
+from jobs.runs.traces.traced_steps import convert_timeline
 
 MAX_CELLS = 100_000  # per attempt, because a script names its own process groups
 GAP_SETTLE_S = 2.0  # after a gap, a new counter counts as started in the gap
@@ -336,41 +337,15 @@ class RowBuilder:
         )
 
     def _add_timeline(self, item: TimelineItem) -> None:
-        began = item["began"] + self._offset_s
-        if not 0 <= began < MAX_UNIX_S:
+        if not 0 <= item["began"] + self._offset_s < MAX_UNIX_S:
             raise ValueError("no time")
-        _check_equal_length(item["calls"])
-        _check_equal_length(item["spans"])
-        self._add_calls(item, began)
-        spans = item["spans"]
-        added: Columns = {
-            "step": [item["step"]] * len(spans["work"]),
-            "rank": [item["rank"]] * len(spans["work"]),
-            "work": list(spans["work"]),
-            "chunk": spans["chunk"],
-            "micro_batch": spans["micro_batch"],
-            "began": [began + us / 1e6 for us in spans["from_us"]],
-            "ended": [began + us / 1e6 for us in spans["to_us"]],
-        }
-        self._extend("spans", added)
-
-    def _add_calls(self, item: TimelineItem, began: float) -> None:
-        calls, groups = item["calls"], [item["groups"][index] for index in item["calls"]["group"]]
-        added: Columns = {
-            "step": [item["step"]] * len(groups),
-            "rank": [item["rank"]] * len(groups),
-            "axis": [group["axis"] for group in groups],
-            "ranks": [group["ranks"] for group in groups],
-            "nth": [group["nth"] for group in groups],
-            "sequence": calls["sequence"],
-            "op": list(calls["op"]),
-            "issued": [began + us / 1e6 for us in calls["issued_us"]],
-            "blocked_s": [us / 1e6 for us in calls["blocked_us"]],
-            "ended": [began + us / 1e6 for us in calls["ended_us"]],
-            "payload_bytes": calls["payload_bytes"],
-            "peer": calls["peer"],
-        }
-        self._extend("calls", added)
+        tables: list[Any] = [item["calls"], item["spans"]]
+        for columns in tables:
+            if len({len(column) for column in columns.values()}) != 1:
+                raise ValueError("columns differ in length")
+        calls, spans = convert_timeline(item, self._offset_s)
+        self._extend("calls", calls)
+        self._extend("spans", spans)
 
     def _extend(self, table: str, added: Columns) -> None:
         if not added["step"]:
@@ -405,11 +380,6 @@ class RowBuilder:
     def _add_gap(self, item: GapItem) -> None:
         words = f"{item['items']:,} telemetry items were lost while the host had no connection to the board"
         self.mark_gap(self._node, min(self._before, item["time"]), item["time"], words)
-
-
-def _check_equal_length(columns: Any) -> None:
-    if len({len(column) for column in columns.values()}) != 1:
-        raise ValueError("columns differ in length")
 
 
 def _to_float32(seconds: float) -> float:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import duckdb
 from django.conf import settings
@@ -29,8 +29,17 @@ SPILL_LIMIT = "1GB"
 MAX_TRIES = 4  # while the recorder replaces files
 
 Answer = TypeVar("Answer")
+Columns = dict[str, list[Any]]  # of equal length
 
 _query_slots = threading.BoundedSemaphore(MAX_CONCURRENT_QUERIES)
+
+
+class TrafficBins(NamedTuple):
+    """Describe bins of seconds that cover the traffic of a run. The first has the number `start` since 1970."""
+
+    width_s: int
+    start: int
+    length: int
 
 
 class HistoryTables:
@@ -51,10 +60,9 @@ class HistoryTables:
         return self._folder.read_state(self.manifest)
 
     def fetch_rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = self._open_cursor.execute(sql, list(values)).fetchall()
-        return rows
+        return self._open_cursor.execute(sql, list(values)).fetchall()
 
-    def fetch_columns(self, sql: str, *values: object) -> dict[str, list[Any]]:
+    def fetch_columns(self, sql: str, *values: object) -> Columns:
         """Return columns by name. 32-bit floats get as few digits as needed."""
         result = self._open_cursor.execute(sql, list(values))
         names = [(column[0], str(column[1])) for column in result.description or ()]
@@ -62,13 +70,19 @@ class HistoryTables:
         columns = zip(*rows, strict=True) if rows else ((),) * len(names)
         return {name: _round_column(kind, column) for (name, kind), column in zip(names, columns, strict=True)}
 
-    def describe_columns(self, sql: str, *values: object) -> list[tuple[str, str]]:
-        """Return the columns of a query, each with the name of its type."""
-        return [(name, kind) for name, kind, *_ in self._open_cursor.execute(f"DESCRIBE {sql}", values).fetchall()]
+    def get_traffic_bins(self, max_bins: int) -> TrafficBins | None:
+        """Return at most `max_bins` bins, at least as wide as merged rows, or None without traffic."""
+        [(first, last)] = self.fetch_rows("SELECT min(second), max(second) FROM traffic")
+        if first is None:
+            return None
+        width = self.manifest["merged_s"]
+        while last // width - first // width >= max_bins:
+            width *= 2
+        return TrafficBins(width, first // width, last // width - first // width + 1)
 
-    def copy_to_file(self, sql: str, values: list[object], path: Path, how: str) -> None:
-        """Write the result of a query to a file. `how`: options of DuckDB's COPY."""
-        self._open_cursor.execute(f"COPY ({sql}) TO {_quote(str(path))} ({how})", values)
+    def copy_to_file(self, sql: str, values: list[object], path: Path, options: str) -> None:
+        """Write the result of a query to a file. `options`: those of DuckDB's COPY."""
+        self._open_cursor.execute(f"COPY ({sql}) TO {_quote(str(path))} ({options})", values)
 
 
 def query_history(job: str, attempt: int, work: Callable[[HistoryTables], Answer]) -> Answer:
@@ -99,8 +113,7 @@ def query_history(job: str, attempt: int, work: Callable[[HistoryTables], Answer
 def query_to_file(job: str, attempt: int, write: Callable[[HistoryTables, Path], None]) -> BinaryIO:
     """Return what `write` finds in a history, as a file that is deleted once it is closed.
 
-    Raises:
-        NoHistoryError, BusyError, OSError: As `query_history`.
+    Raises the errors of `query_history`.
     """
     spill = get_spill_folder()
     spill.mkdir(parents=True, exist_ok=True)

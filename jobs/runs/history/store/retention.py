@@ -26,7 +26,7 @@ from jobs.runs.history.store.folder import (
     iterate_histories,
 )
 from jobs.runs.history.store.query import HistoryTables, get_engine
-from jobs.runs.history.store.schema import TABLES, TRACED_TABLES
+from jobs.runs.history.store.schema import COUNTERS, GAUGE_NAMES, STEP_MEASURES, TABLES, TRACED_TABLES
 
 MERGED_TABLES = ("steps", "traffic", "gauges")
 MAX_LOG_BYTES = 16 * 2**20
@@ -34,17 +34,9 @@ MAX_MARK_BYTES = 4 * 2**20
 MAX_PASSES = 12  # each halves the number of rows
 GAUGE_INTERVAL_S = 4.0
 
-_STEP_CURVES = ("step_s", "loss", "grad_norm", "learning_rate", "data_s", "optimizer_s")
-_COUNTERS = ("calls", "completed", "payload_bytes", "algorithmic_bytes", "busy_s")
-_GAUGES = [name for name in TABLES["gauges"].names if name not in ("rank", "node", "host", "time")]
-
 
 def enforce_limits(folder: HistoryFolder, manifest: HistoryManifest) -> None:
-    """Delete and merge rows until the history is within its limits.
-
-    Raises:
-        ConcurrentWriterError: The history is unchanged.
-    """
+    """Delete and merge rows until the history is within its limits. Raise ConcurrentWriterError."""
     for _ in range(MAX_PASSES):
         if get_num_bytes(manifest, TRACED_TABLES) <= settings.HISTORY_RAW_BYTES or not _thin_traced_steps(
             folder, manifest
@@ -102,17 +94,14 @@ def _merge(folder: HistoryFolder, manifest: HistoryManifest) -> bool:
 
 
 def _rewrite(folder: HistoryFolder, manifest: HistoryManifest, table: str, sql: str, values: dict[str, Any]) -> None:
-    part = folder.write_file(manifest, table, _query_batches(folder, manifest, table, sql, values))
+    def read_batches() -> Iterator[pa.RecordBatch]:
+        with get_engine().cursor() as cursor:
+            HistoryTables(cursor, folder, manifest)
+            for batch in cursor.sql(sql, params=values).to_arrow_reader(100_000):
+                yield from pa.Table.from_batches([batch]).cast(TABLES[table]).to_batches()
+
+    part = folder.write_file(manifest, table, read_batches())
     folder.replace_files(manifest, table, manifest["parts"][table], [part])
-
-
-def _query_batches(
-    folder: HistoryFolder, manifest: HistoryManifest, table: str, sql: str, values: dict[str, Any]
-) -> Iterator[pa.RecordBatch]:
-    with get_engine().cursor() as cursor:
-        HistoryTables(cursor, folder, manifest)
-        for batch in cursor.sql(sql, params=values).to_arrow_reader(100_000):
-            yield from pa.Table.from_batches([batch]).cast(TABLES[table]).to_batches()
 
 
 def _drop_old_lines(folder: HistoryFolder, manifest: HistoryManifest) -> None:
@@ -140,15 +129,10 @@ def _make_axis_means(column: str) -> str:
     return f"SELECT rank, bin, {mean} AS {column} FROM ({sums}) JOIN ({weights}) USING (rank, bin) GROUP BY rank, bin"
 
 
-def _make_gauge_mean(gauge: str) -> str:
-    """Return SQL for the mean of a gauge. Bytes stay integers. A mean above 64 bits becomes null."""
-    return f"try_cast(avg({gauge}) AS BIGINT)" if gauge.endswith("_bytes") else f"avg({gauge})"
-
-
 _TRAFFIC = (
     "SELECT CASE WHEN second < $middle THEN second // $width * $width ELSE second END AS second,"
     " rank, phase, op, axis, group_size, "
-    + ", ".join(f"sum({name}) AS {name}" for name in _COUNTERS)
+    + ", ".join(f"sum({name}) AS {name}" for name in COUNTERS)
     + " FROM traffic GROUP BY ALL ORDER BY second, rank"
 )
 # Ranks reach a step at different times, so a step is old on all ranks once it is old on one.
@@ -160,16 +144,20 @@ _STEPS = (
     " max(tokens) AS tokens, "
     + ", ".join(
         f"sum({name} * over) FILTER ({name} IS NOT NULL) / sum(over) FILTER ({name} IS NOT NULL) AS {name}"
-        for name in _STEP_CURVES
+        for name in STEP_MEASURES
     )
     + " FROM older GROUP BY rank, bin)"
     f" SELECT {', '.join(TABLES['steps'].names)} FROM means LEFT JOIN exposed USING (rank, bin)"
     " LEFT JOIN hidden USING (rank, bin)"
     f" UNION ALL SELECT {', '.join(TABLES['steps'].names)} FROM steps WHERE step NOT IN (FROM old) ORDER BY step, rank"
 )
+# Bytes stay integers. A mean above 64 bits becomes null.
+_GAUGE_MEANS = {
+    name: f"try_cast(avg({name}) AS BIGINT)" if name.endswith("_bytes") else f"avg({name})" for name in GAUGE_NAMES
+}
 _GAUGE = (
     "SELECT rank, node, host, max(time) AS time, "
-    + ", ".join(f"{_make_gauge_mean(name)} AS {name}" for name in _GAUGES)
+    + ", ".join(f"{_GAUGE_MEANS[name]} AS {name}" for name in GAUGE_NAMES)
     + " FROM gauges GROUP BY rank, node, host, CASE WHEN time < $middle"
     f" THEN floor(time / ({GAUGE_INTERVAL_S} * $width))"
     " ELSE time END ORDER BY time"
@@ -186,11 +174,10 @@ IDS_PER_QUERY = 500
 
 
 class StoredHistory(NamedTuple):
-    """Describe a stored history."""
+    """Locate a stored history."""
 
     folder: HistoryFolder
     manifest: HistoryManifest
-    ended: float | None
 
 
 def delete_old_histories(root: Path | None = None) -> dict[str, int]:
@@ -215,7 +202,7 @@ def delete_old_histories(root: Path | None = None) -> dict[str, int]:
             folder.delete()
             deleted["histories over their age"] += 1
             continue
-        remaining.append(StoredHistory(folder, manifest, manifest["ended"]))
+        remaining.append(StoredHistory(folder, manifest))
     deleted["histories' raw steps"], deleted["histories"] = _enforce_total_limit(remaining)
     return deleted
 
@@ -223,9 +210,8 @@ def delete_old_histories(root: Path | None = None) -> dict[str, int]:
 def _enforce_total_limit(stored: list[StoredHistory]) -> tuple[int, int]:
     """Delete traced steps of the oldest ended histories first, and then these histories."""
     total = sum(get_num_bytes(history.manifest) for history in stored)
-    ended = sorted(
-        (history for history in stored if history.ended is not None), key=lambda history: history.ended or 0.0
-    )
+    ended = [history for history in stored if history.manifest["ended"] is not None]
+    ended.sort(key=lambda history: history.manifest["ended"] or 0.0)
     num_thinned = num_deleted = 0
     for history in ended:
         if total <= settings.HISTORY_BYTES:

@@ -122,6 +122,9 @@ TABLES: Final = {
     "logs": LOGS,
 }
 TRACED_TABLES: Final = ("calls", "spans")  # traced steps, deleted first
+STEP_MEASURES: Final = ("step_s", "loss", "grad_norm", "learning_rate", "data_s", "optimizer_s")
+COUNTERS: Final = ("calls", "completed", "payload_bytes", "algorithmic_bytes", "busy_s")
+GAUGE_NAMES: Final = tuple(name for name in GAUGES.names if name not in ("rank", "node", "host", "time"))
 
 
 class RankState(TypedDict):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import ijson
 
 from jobs.core.text import is_storable
-from jobs.runs.traces.events import CollectiveCall, WorkSpan
+from jobs.runs.traces.traced_steps import CollectiveCall, WorkSpan
 
 MAX_EVENTS = 500_000  # per import
 MAX_LISTED_RANKS = 2**25  # summed over the groups of all collectives
@@ -91,14 +91,13 @@ def parse_rank(name: str) -> int | None:
     return int(numbers[-1])
 
 
-def parse_whole(value: object, file: str, field: str, most: int = 2**63 - 1) -> int:
+def parse_whole(value: object, file: str, field: str, maximum: int = 2**63 - 1) -> int:
     """Return a required field as a non-negative integer."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ImportProblemError(
-            file, field, f"The value is {_describe(value)}, but a whole number from 0 to {most} is expected."
-        )
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= maximum:
+        message = f"The value is {_describe(value)}, but a whole number from 0 to {maximum} is expected."
+        raise ImportProblemError(file, field, message)
     return value
 
 
@@ -107,23 +106,34 @@ def parse_text(value: object, file: str, field: str) -> str:
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int) or len(text := str(value)) > MAX_TEXT_LENGTH:
-        raise ImportProblemError(
-            file,
-            field,
-            f"The value is {_describe(value)}, but a text of at most {MAX_TEXT_LENGTH} characters is expected.",
-        )
+        expected = f"a text of at most {MAX_TEXT_LENGTH} characters is expected."
+        raise ImportProblemError(file, field, f"The value is {_describe(value)}, but {expected}")
     if not is_storable(text):
-        raise ImportProblemError(
-            file, field, f"The value is {text[:60]!r}, but Unicode text without NUL characters is expected."
-        )
+        message = f"The value is {text[:60]!r}, but Unicode text without NUL characters is expected."
+        raise ImportProblemError(file, field, message)
     return text
+
+
+class EventFields(NamedTuple):
+    """Read the fields of an event. Errors name the file and the path of the field."""
+
+    file: str
+    path: str
+    values: dict[str, Any]
+
+    def get_whole(self, name: str, maximum: int = 2**63 - 1) -> int:
+        return parse_whole(self.values.get(name), self.file, f"{self.path}.{name}", maximum)
+
+    def get_optional_whole(self, name: str) -> int | None:
+        return self.get_whole(name) if self.values.get(name) else None
+
+    def get_text(self, name: str, default: str = "") -> str:
+        return parse_text(self.values.get(name, default), self.file, f"{self.path}.{name}")
 
 
 def _describe(value: object) -> str:
     """Describe a value. Containers are not written out, because they may hold a million values."""
-    if isinstance(value, list | tuple | dict):
-        return f"a {type(value).__name__}"
-    return repr(str(value)[:60])
+    return f"a {type(value).__name__}" if isinstance(value, list | tuple | dict) else repr(str(value)[:60])
 
 
 def parse_ranks(value: object, file: str, field: str) -> tuple[int, ...]:
@@ -156,11 +166,9 @@ def read_first_key(source: TraceFile) -> str | None:
 def check_json_bounds(source: TraceFile) -> dict[str, str]:
     """Check the depth and the size of JSON before it is parsed, because the file size bounds neither.
 
-    Returns:
-        The ijson event that begins the value of each key: "start_array", "start_map", "number" and so on.
+    Return the ijson event that begins the value of each key: "start_array", "start_map", "number" and so on.
 
     Raises:
-        ImportProblemError: The JSON is too deep or has too many values.
         ijson.JSONError, UnicodeDecodeError: The file is not JSON.
     """
     first_events: dict[str, str] = {}
@@ -175,9 +183,8 @@ def check_json_bounds(source: TraceFile) -> dict[str, str]:
             if event in ("start_map", "start_array"):
                 depth += 1
                 if depth > MAX_JSON_DEPTH:
-                    raise ImportProblemError(
-                        source.name, key[:60] or "JSON", f"The JSON is nested deeper than {MAX_JSON_DEPTH} levels."
-                    )
+                    message = f"The JSON is nested deeper than {MAX_JSON_DEPTH} levels."
+                    raise ImportProblemError(source.name, key[:60] or "JSON", message)
             elif event in ("end_map", "end_array"):
                 depth -= 1
             if depth == 2 and key in EVENT_LISTS:
@@ -186,6 +193,6 @@ def check_json_bounds(source: TraceFile) -> dict[str, str]:
                     raise ImportProblemError(source.name, key, f"The file has more than {MAX_LISTED_EVENTS:,} events.")
             num_values += 1
             if num_values > MAX_JSON_VALUES:
-                words = f"The JSON has more than {MAX_JSON_VALUES:,} values."
-                raise ImportProblemError(source.name, key[:60] or "JSON", words)
+                message = f"The JSON has more than {MAX_JSON_VALUES:,} values."
+                raise ImportProblemError(source.name, key[:60] or "JSON", message)
     return first_events

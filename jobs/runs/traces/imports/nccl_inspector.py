@@ -10,17 +10,16 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeGuard
 
-from jobs.runs.traces.events import CollectiveCall
 from jobs.runs.traces.imports.common import (
     MAX_EVENTS,
     MAX_RANKS,
+    EventFields,
     FileEvents,
     ImportProblemError,
     TraceFile,
     parse_op,
-    parse_text,
-    parse_whole,
 )
+from jobs.runs.traces.traced_steps import CollectiveCall
 
 KEYS = frozenset({"header", "metadata", "coll_perf", "p2p_perf", "proxy_trace", "dump_stats"})
 MAX_LINE_BYTES = 2**20
@@ -36,9 +35,7 @@ class _Record(NamedTuple):
     comm_rank: int
     comm_size: int
     has_kernel_times: bool
-    call: (
-        CollectiveCall  # its peer is a place in the communicator too: ranks of the world are told by all files together
-    )
+    call: CollectiveCall  # without ranks, and with the peer's rank in the communicator
 
 
 def read_nccl_inspector(sources: list[TraceFile]) -> list[FileEvents]:
@@ -105,9 +102,8 @@ def _read_records(source: TraceFile, max_records: int) -> Iterator[_Record]:
     with source.open() as file:
         for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
             if len(raw) > MAX_LINE_BYTES:
-                raise ImportProblemError(
-                    source.name, f"line {number}", f"The log line is longer than {MAX_LINE_BYTES:,} bytes."
-                )
+                message = f"The log line is longer than {MAX_LINE_BYTES:,} bytes."
+                raise ImportProblemError(source.name, f"line {number}", message)
             if not raw.strip():
                 continue
             line = _parse_line(source.name, number, raw)
@@ -120,9 +116,8 @@ def _read_records(source: TraceFile, max_records: int) -> Iterator[_Record]:
                 continue
             num_records += 1
             if num_records > max_records:
-                raise ImportProblemError(
-                    source.name, f"line {number}", f"The file has more than {MAX_EVENTS:,} collectives."
-                )
+                message = f"The file has more than {MAX_EVENTS:,} collectives."
+                raise ImportProblemError(source.name, f"line {number}", message)
             yield _parse_record(source.name, number, whole_line, kind)
 
 
@@ -137,26 +132,22 @@ def _parse_line(file: str, number: int, raw: bytes) -> dict[str, Any]:
 
 
 def _parse_record(file: str, number: int, line: dict[str, Any], kind: str) -> _Record:
-    header, metadata, performance = line.get("header"), line.get("metadata"), line[kind]
-    for name, value in (("header", header), ("metadata", metadata), (kind, performance)):
-        if not isinstance(value, dict):
+    for name in ("header", "metadata", kind):
+        if not isinstance(line.get(name), dict):
             raise ImportProblemError(file, f"line {number}: {name}", "is missing")
-    assert isinstance(header, dict)
-    assert isinstance(metadata, dict)
-    prefix = f"line {number}: "
-    host = parse_text(metadata.get("hostname"), file, f"{prefix}metadata.hostname")
-    process = host[:255], parse_whole(metadata.get("pid"), file, f"{prefix}metadata.pid")
-    comm = parse_text(header.get("id"), file, f"{prefix}header.id")[:60]
-    name = parse_text(header.get("comm_name", "unknown"), file, f"{prefix}header.comm_name")[:60]
-    comm_rank = parse_whole(header.get("rank"), file, f"{prefix}header.rank", MAX_RANKS)
-    comm_size = parse_whole(header.get("n_ranks"), file, f"{prefix}header.n_ranks", MAX_RANKS)
-    dumped_us = parse_whole(metadata.get("dump_timestamp_us"), file, f"{prefix}metadata.dump_timestamp_us", 2**62)
-    short, field = kind.removesuffix("_perf"), f"{prefix}{kind}"
-    peer = parse_whole(performance.get("p2p_peer"), file, f"{field}.p2p_peer", MAX_RANKS) if short == "p2p" else -1
-    op = parse_op(parse_text(performance.get(short), file, f"{field}.{short}"))
-    message_bytes = parse_whole(performance.get(f"{short}_msg_size_bytes"), file, f"{field}.{short}_msg_size_bytes")
-    duration_us = parse_whole(performance.get(f"{short}_exec_time_us"), file, f"{field}.{short}_exec_time_us", 10**12)
-    kernels = _get_kernel_times(performance)
+    header, metadata, performance = (
+        EventFields(file, f"line {number}: {name}", line[name]) for name in ("header", "metadata", kind)
+    )
+    process = metadata.get_text("hostname")[:255], metadata.get_whole("pid")
+    comm, name = header.get_text("id")[:60], header.get_text("comm_name", "unknown")[:60]
+    comm_rank, comm_size = header.get_whole("rank", MAX_RANKS), header.get_whole("n_ranks", MAX_RANKS)
+    dumped_us = metadata.get_whole("dump_timestamp_us", 2**62)
+    short = kind.removesuffix("_perf")
+    peer = performance.get_whole("p2p_peer", MAX_RANKS) if short == "p2p" else -1
+    op = parse_op(performance.get_text(short))
+    message_bytes = performance.get_whole(f"{short}_msg_size_bytes")
+    duration_us = performance.get_whole(f"{short}_exec_time_us", 10**12)
+    kernels = _get_kernel_times(performance.values)
     began, ended = kernels or (dumped_us - duration_us, dumped_us)
     call = CollectiveCall(
         step=0,
@@ -164,7 +155,7 @@ def _parse_record(file: str, number: int, line: dict[str, Any], kind: str) -> _R
         axis=f"comm {name if name != 'unknown' else comm}"[:60],
         ranks=(),
         nth=0,
-        sequence=parse_whole(performance.get(f"{short}_sn"), file, f"{field}.{short}_sn"),
+        sequence=performance.get_whole(f"{short}_sn"),
         op=op,
         issued=began / 1e6,
         blocked_s=0.0,

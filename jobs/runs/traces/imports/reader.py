@@ -6,15 +6,13 @@ import gzip
 import io
 import zlib
 from collections import defaultdict
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 
 import ijson
 
 from contracts.telemetry.vocabulary import MAX_UNIX_S
-from jobs.runs.traces.events import CollectiveCall, EventTrace
-from jobs.runs.traces.imports import flight_recorder, kineto, nccl_inspector
+from jobs.runs.traces.imports import nccl_inspector, torch_traces
 from jobs.runs.traces.imports.common import (
     MAX_EVENTS,
     MAX_LISTED_RANKS,
@@ -24,8 +22,14 @@ from jobs.runs.traces.imports.common import (
     check_json_bounds,
     read_first_key,
 )
+from jobs.runs.traces.traced_steps import EventTrace
 
 Format = Literal["flight recorder", "NCCL Inspector", "Kineto"]
+FORMAT_KEYS: dict[Format, frozenset[str]] = {
+    "Kineto": torch_traces.KINETO_KEYS,
+    "flight recorder": torch_traces.FLIGHT_RECORDER_KEYS,
+    "NCCL Inspector": nccl_inspector.KEYS,
+}
 MAX_DECOMPRESSED_BYTES = 256 * 2**20  # per file
 
 
@@ -53,9 +57,8 @@ class _BoundedFile(io.RawIOBase):
             raise ImportProblemError(self._name, "gzip", f"The file cannot be decompressed: {error}") from error
         self._bytes_left -= len(part)
         if self._bytes_left < 0:
-            raise ImportProblemError(
-                self._name, "gzip", f"The decompressed file has more than {MAX_DECOMPRESSED_BYTES:,} bytes."
-            )
+            message = f"The decompressed file has more than {MAX_DECOMPRESSED_BYTES:,} bytes."
+            raise ImportProblemError(self._name, "gzip", message)
         buffer[: len(part)] = part
         return len(part)
 
@@ -64,77 +67,63 @@ class _BoundedFile(io.RawIOBase):
         super().close()
 
 
-def open_decompressed(name: str, path: Path) -> IO[bytes]:
-    """Open a file, decompressed if it is gzip, and limited to MAX_DECOMPRESSED_BYTES."""
-    with path.open("rb") as file:
-        is_gzip = file.read(2) == b"\x1f\x8b"
-    inner: Any = gzip.GzipFile(path) if is_gzip else path.open("rb")
-    return io.BufferedReader(_BoundedFile(name, inner))
-
-
 def make_trace_file(name: str, path: Path) -> TraceFile:
-    return TraceFile(name, path, partial(open_decompressed, name, path))
+    """Describe a file that opens decompressed if it is gzip, and limited to MAX_DECOMPRESSED_BYTES."""
+
+    def open_file() -> IO[bytes]:
+        with path.open("rb") as file:
+            is_gzip = file.read(2) == b"\x1f\x8b"
+        inner: Any = gzip.GzipFile(path) if is_gzip else path.open("rb")
+        return io.BufferedReader(_BoundedFile(name, inner))
+
+    return TraceFile(name, path, open_file)
 
 
 def read_traces(sources: list[TraceFile]) -> ImportResult:
-    """Read all files into one trace.
-
-    Raises:
-        ImportProblemError: A file cannot be read. Holds the file and the field.
-    """
+    """Read all files into one trace."""
     if not sources:
         raise ImportProblemError("import", "files", "The import contains no files.")
-    formats = {one.name: _detect_format(one) for one in sources}
-    first = formats[sources[0].name][0]
-    for one in sources:
-        if formats[one.name][0] != first:
-            raise ImportProblemError(
-                one.name,
-                "format",
-                f"The format is {formats[one.name][0]}, but {sources[0].name} has the format {first}. Use one format.",
-            )
-    parts = _read_files(first, sources, formats)
-    return ImportResult(first, _combine(parts), sorted({note for part in parts for note in part.notes}))
-
-
-def _read_files(
-    trace_format: Format, sources: list[TraceFile], formats: dict[str, tuple[Format, bool]]
-) -> list[FileEvents]:
+    formats = [_detect_format(source) for source in sources]
+    trace_format = formats[0]
+    for source, other in zip(sources, formats, strict=True):
+        if other != trace_format:
+            message = f"The format is {other}, but {sources[0].name} has the format {trace_format}. Use one format."
+            raise ImportProblemError(source.name, "format", message)
     if trace_format == "NCCL Inspector":
-        return nccl_inspector.read_nccl_inspector(sources)
-    parts: list[FileEvents] = []
-    for source in sources:
-        if formats[source.name][1]:
-            parts.append(flight_recorder.read_flight_recorder_pickle(source))
-            continue
-        try:
-            first_events = check_json_bounds(source)
-            parts.append(
-                kineto.read_kineto(source)
-                if trace_format == "Kineto"
-                else flight_recorder.read_flight_recorder_json(source, first_events)
-            )
-        except (ijson.JSONError, UnicodeDecodeError) as error:
-            raise ImportProblemError(source.name, "JSON", str(error)[:200]) from error
-    return parts
+        parts = nccl_inspector.read_nccl_inspector(sources)
+    else:
+        parts = [_read_torch_trace(trace_format, source) for source in sources]
+    return ImportResult(trace_format, _combine(parts), sorted({note for part in parts for note in part.notes}))
 
 
-def _detect_format(source: TraceFile) -> tuple[Format, bool]:
-    """Return the format from the first byte and the first key, and True if the file is a pickle."""
+def _read_torch_trace(trace_format: Format, source: TraceFile) -> FileEvents:
+    if _is_pickle(source):
+        return torch_traces.read_flight_recorder_pickle(source)
+    try:
+        first_events = check_json_bounds(source)
+        if trace_format == "Kineto":
+            return torch_traces.read_kineto(source)
+        return torch_traces.read_flight_recorder_json(source, first_events)
+    except (ijson.JSONError, UnicodeDecodeError) as error:
+        raise ImportProblemError(source.name, "JSON", str(error)[:200]) from error
+
+
+def _is_pickle(source: TraceFile) -> bool:
     with source.open() as file:
         start = file.read(1)
     if start == b"":
         raise ImportProblemError(source.name, "file", "The file is empty.")
-    if start == b"\x80":
-        return "flight recorder", True
+    return start == b"\x80"
+
+
+def _detect_format(source: TraceFile) -> Format:
+    """Return the format from the first byte and the first key."""
+    if _is_pickle(source):
+        return "flight recorder"
     first = read_first_key(source)
-    for keys, name in (
-        (kineto.KEYS, "Kineto"),
-        (flight_recorder.KEYS, "flight recorder"),
-        (nccl_inspector.KEYS, "NCCL Inspector"),
-    ):
+    for name, keys in FORMAT_KEYS.items():
         if first in keys:
-            return name, False  # type: ignore[return-value]
+            return name
     message = (
         "The file format is unknown. Use a flight recorder dump (pickle or JSON), NCCL Inspector log, or Kineto trace."
     )
@@ -147,21 +136,15 @@ def _combine(parts: list[FileEvents]) -> EventTrace:
     """Combine files of different ranks. A group of unknown ranks gets all ranks that used it."""
     file_by_rank: dict[int, str] = {}
     for part in parts:
-        for rank in {event.rank for event in part.calls} | {span.rank for span in part.spans}:
+        for rank in {call.rank for call in part.calls} | {span.rank for span in part.spans}:
             if file_by_rank.setdefault(rank, part.file) != part.file:
-                raise ImportProblemError(
-                    part.file,
-                    "rank",
-                    f"This file is from rank {rank}, like the file {file_by_rank[rank]}. Use one file per rank.",
-                )
+                message = f"This file is from rank {rank}, like the file {file_by_rank[rank]}. Use one file per rank."
+                raise ImportProblemError(part.file, "rank", message)
     calls = [call for part in parts for call in part.calls]
     spans = [span for part in parts for span in part.spans]
     if len(calls) + len(spans) > MAX_EVENTS:
-        raise ImportProblemError(
-            "import",
-            "events",
-            f"The import has {len(calls) + len(spans):,} events, and the maximum is {MAX_EVENTS:,}.",
-        )
+        message = f"The import has {len(calls) + len(spans):,} events, and the maximum is {MAX_EVENTS:,}."
+        raise ImportProblemError("import", "events", message)
     if not calls and not spans:
         raise ImportProblemError(parts[0].file, "events", "The files contain no events of collectives or compute.")
     for part in parts:
@@ -171,12 +154,11 @@ def _combine(parts: list[FileEvents]) -> EventTrace:
         ranks_by_group[call.axis, call.nth].add(call.rank)
     num_listed = sum(len(call.ranks or ranks_by_group[call.axis, call.nth]) for call in calls)
     if num_listed > MAX_LISTED_RANKS:
-        raise ImportProblemError(
-            "import",
-            "ranks",
+        message = (
             f"The process groups of {len(calls):,} collectives list {num_listed:,} ranks. "
-            f"The maximum is {MAX_LISTED_RANKS:,}.",
+            f"The maximum is {MAX_LISTED_RANKS:,}."
         )
+        raise ImportProblemError("import", "ranks", message)
     complete_calls = [
         call if call.ranks else call._replace(ranks=tuple(sorted(ranks_by_group[call.axis, call.nth])))
         for call in calls
@@ -188,9 +170,5 @@ def _check_times(part: FileEvents) -> None:
     times = [(call.issued, call.ended) for call in part.calls] + [(span.began, span.ended) for span in part.spans]
     for began, ended in times:
         if not 0 <= began <= max(began, ended or 0) < MAX_UNIX_S:
-            words = f"An event at Unix time {began:.3g} s is outside the supported range."
-            raise ImportProblemError(part.file, "time", words)
-
-
-def _with(call: CollectiveCall, ranks: set[int]) -> CollectiveCall:
-    return call._replace(ranks=tuple(sorted(ranks)))
+            message = f"An event at Unix time {began:.3g} s is outside the supported range."
+            raise ImportProblemError(part.file, "time", message)

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,9 +28,10 @@ from jobs.core.errors import DISK_FULL_MESSAGE
 from jobs.models import ImportedTrace
 from jobs.models.validators import NoteRule, check_name
 from jobs.planning.planners import BusyError
-from jobs.runs.traces.events import CollectiveCall, EventTrace, WorkSpan, parse_trace, serialize_trace
+from jobs.runs.history.store.schema import TABLES
 from jobs.runs.traces.imports.common import ImportProblemError, TraceFile
 from jobs.runs.traces.imports.reader import ImportResult, make_trace_file, read_traces
+from jobs.runs.traces.traced_steps import EventTrace, parse_trace, serialize_trace
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 log = logging.getLogger(__name__)
@@ -45,27 +45,6 @@ IMPORT_LIFETIME = timedelta(days=30)
 UNFINISHED_LIFETIME = timedelta(hours=1)
 MAX_CONCURRENT_READS = 2  # per web process, because a file of a few KB may take 10 s to decompress
 READ_SLOT_TIMEOUT_S = 5.0
-CALLS_SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.int64()) for name in ("step", "rank")),
-        pa.field("axis", pa.string()),
-        pa.field("ranks", pa.list_(pa.int32())),
-        *(pa.field(name, pa.int64()) for name in ("nth", "sequence")),
-        pa.field("op", pa.string()),
-        *(pa.field(name, pa.float64()) for name in ("issued", "blocked_s", "ended")),
-        *(pa.field(name, pa.int64()) for name in ("payload_bytes", "peer")),
-    ]
-)
-SPANS_SCHEMA = pa.schema(
-    [
-        *(pa.field(name, pa.int64()) for name in ("step", "rank")),
-        pa.field("work", pa.string()),
-        *(pa.field(name, pa.int64()) for name in ("chunk", "micro_batch")),
-        *(pa.field(name, pa.float64()) for name in ("began", "ended")),
-    ]
-)
-
-
 _read_slots = threading.BoundedSemaphore(MAX_CONCURRENT_READS)
 
 
@@ -87,11 +66,7 @@ def get_folder(imported: ImportedTrace) -> Path:
 
 
 def create_import(owner: Any, name: str, files: list[tuple[str, int]]) -> ImportedTrace:
-    """Create an import that accepts files.
-
-    Raises:
-        TooManyError: The user has the maximum number of imports.
-    """
+    """Create an import that accepts files. Raise TooManyImportsError if the user has the maximum number."""
     delete_expired()
     with transaction.atomic():
         User.objects.select_for_update(no_key=True).get(pk=owner.pk)  # serialize concurrent requests of the user
@@ -111,7 +86,7 @@ def append_part(imported: ImportedTrace, index: int, offset: int, part: bytes) -
 
     Raises:
         ImportProblemError: The part does not begin at the end of the file, or exceeds the announced size.
-        TakenError: The import accepts no more parts.
+        ImportInUseError: The import accepts no more parts.
         OSError: The disk is full. The file is unchanged.
     """
     name, size = imported.files[index]
@@ -142,16 +117,16 @@ def finish_import(imported: ImportedTrace) -> None:
     """Read the uploaded files, store their events, and delete the files. Delete the import if it is invalid.
 
     Raises:
-        ImportProblemError: A file is invalid. Holds the file and the field.
-        TakenError: Another request reads the import.
+        ImportInUseError: Another request reads the import.
         BusyError: Too many imports are read at once. The import is unchanged.
     """
     if not _read_slots.acquire(timeout=READ_SLOT_TIMEOUT_S):
         raise BusyError(f"The board is already reading {MAX_CONCURRENT_READS} imports, the maximum. Try again later.")
+    folder = get_folder(imported)
+    folder_being_read = folder / "reading"
     try:
-        folder_being_read = get_folder(imported) / "reading"
         try:
-            (get_folder(imported) / "sent").rename(folder_being_read)  # only one request of all processes succeeds
+            (folder / "sent").rename(folder_being_read)  # only one request of all processes succeeds
         except OSError:
             raise ImportInUseError from None
         try:
@@ -168,7 +143,7 @@ def finish_import(imported: ImportedTrace) -> None:
             raise
         except BaseException:
             with contextlib.suppress(OSError):
-                folder_being_read.rename(get_folder(imported) / "sent")
+                folder_being_read.rename(folder / "sent")
             raise
         shutil.rmtree(folder_being_read, ignore_errors=True)
     finally:
@@ -180,17 +155,16 @@ def _get_trace_file(imported: ImportedTrace, folder: Path, index: int) -> TraceF
     path = folder / str(index)
     num_bytes = path.stat().st_size if path.exists() else 0
     if num_bytes != size:
-        raise ImportProblemError(
-            name, "size", f"Only {num_bytes} of {size} bytes of the file arrived. Send the rest of the file."
-        )
+        message = f"Only {num_bytes} of {size} bytes of the file arrived. Send the rest of the file."
+        raise ImportProblemError(name, "size", message)
     return make_trace_file(name, path)
 
 
 def _write_events(imported: ImportedTrace, result: ImportResult) -> None:
-    trace_tables = serialize_trace(result.trace)
-    tables = {"calls": (CALLS_SCHEMA, trace_tables["calls"]), "spans": (SPANS_SCHEMA, trace_tables["spans"])}
-    for name, (schema, columns) in tables.items():
-        pq.write_table(pa.table(columns["columns"], schema=schema), get_folder(imported) / f"{name}.parquet")
+    columns = serialize_trace(result.trace)
+    for name, table in (("calls", columns["calls"]), ("spans", columns["spans"])):
+        rows = pa.table(table["columns"], schema=TABLES[name])
+        pq.write_table(rows, get_folder(imported) / f"{name}.parquet")
     steps = sorted({call.step for call in result.trace.calls} | {span.step for span in result.trace.spans})[:10_000]
     num_updated = ImportedTrace.objects.filter(pk=imported.pk).update(
         format=result.format,
@@ -205,27 +179,19 @@ def _write_events(imported: ImportedTrace, result: ImportResult) -> None:
 
 
 def read_import_step(imported: ImportedTrace, step: int) -> EventTrace:
-    """Return the events of a step.
-
-    Raises:
-        TakenError: The import was deleted.
-    """
+    """Return the events of a step. Raise ImportInUseError if the import was deleted."""
+    columns: list[dict[str, list[Any]]] = []
     try:
-        calls, spans = (_read_columns(get_folder(imported) / f"{name}.parquet", step) for name in ("calls", "spans"))
+        for name in ("calls", "spans"):
+            table = pq.read_table(get_folder(imported) / f"{name}.parquet")
+            columns.append(table.filter(pc.equal(table["step"], step)).to_pydict())
     except FileNotFoundError:
         raise ImportInUseError from None
-    return parse_trace(calls, spans)
-
-
-def _read_columns(path: Path, step: int) -> dict[str, list[Any]]:
-    table = pq.read_table(path)
-    columns: dict[str, list[Any]] = table.filter(pc.equal(table["step"], step)).to_pydict()
-    return columns
+    return parse_trace(calls=columns[0], spans=columns[1])
 
 
 def delete_import(imported: ImportedTrace) -> None:
-    """Delete the row first, because `forget_old` finds folders without a row."""
-    path = get_folder(imported)
+    path = get_folder(imported)  # the row goes first, because `delete_expired` finds folders without a row
     imported.delete()
     shutil.rmtree(path, ignore_errors=True)
 
@@ -238,23 +204,15 @@ def delete_expired() -> int:
     deleted = [*old, *unfinished.exclude(pk__in=old.values("pk"))]
     for imported in deleted:
         delete_import(imported)
-    for orphan in _find_orphans():
+    root = Path(settings.STATE_DIR) / "imports"
+    found = {path.name: path for path in root.iterdir()} if root.is_dir() else {}
+    known = set(ImportedTrace.objects.filter(pk__in=list(found)).values_list("pk", flat=True))
+    max_mtime = (now - UNFINISHED_LIFETIME).timestamp()  # older than any upload in progress
+    for orphan in (path for name, path in found.items() if name not in known and path.stat().st_mtime < max_mtime):
         log.info("Deleting the leftover folder of an import: %s", orphan.name)
         shutil.rmtree(orphan, ignore_errors=True)
     return len(deleted)
 
-
-def _find_orphans() -> Iterator[Path]:
-    """Return folders without an import that are older than any upload in progress."""
-    root = Path(settings.STATE_DIR) / "imports"
-    found = {path.name: path for path in root.iterdir()} if root.is_dir() else {}
-    known = set(ImportedTrace.objects.filter(pk__in=list(found)).values_list("pk", flat=True))
-    young = timezone.now() - UNFINISHED_LIFETIME
-    return (path for name, path in found.items() if name not in known and path.stat().st_mtime < young.timestamp())
-
-
-assert tuple(CALLS_SCHEMA.names) == CollectiveCall._fields
-assert tuple(SPANS_SCHEMA.names) == WorkSpan._fields
 
 Title = Annotated[str, NoteRule]
 
@@ -319,8 +277,7 @@ def check_import_query(query: ImportRequest) -> tuple[str, list[tuple[str, int]]
         raise SpecError([Problem("files", "Two files have the same name. Rename one of the files.")])
     total = sum(size for _, size in files)
     if total > MAX_IMPORT_BYTES:
-        raise SpecError(
-            [Problem("files", f"The files have {total:,} bytes in total, and the maximum is {MAX_IMPORT_BYTES:,}.")]
-        )
+        message = f"The files have {total:,} bytes in total, and the maximum is {MAX_IMPORT_BYTES:,}."
+        raise SpecError([Problem("files", message)])
     title = (query.name or "").strip()
     return (title or files[0][0])[:MAX_NAME_LENGTH], files

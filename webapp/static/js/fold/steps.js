@@ -6,7 +6,7 @@ const MOST_CHECKPOINTS = 100; // limit of the server (contracts/telemetry/vocabu
 const MOST_MARKS = 2000; // limit of a snapshot (jobs/runs/history/queries/snapshot.py)
 const LAST = 50; // steps of the median step time
 const FIRST_STEPS = 3; // warm-up steps (contracts/telemetry/vocabulary.py)
-const TRACED_STEPS = 64; // steps of a diagnosis (jobs/runs/diagnosis/step_times.py)
+const TRACED_STEPS = 64; // steps of a diagnosis (jobs/runs/diagnosis/rank_reports.py)
 export const SPEEDS = 20; // steps of the speed (SPEED_STEPS, contracts/telemetry/vocabulary.py)
 
 /** Add a point of the curves. Above MOST_STEPS keep every second step, then every fourth, and so on. */

@@ -109,7 +109,7 @@ const PAIRED = new Set(["send", "recv"]);
 
 /**
  * Attribute waiting to the last rank. Each call gets `whole` (arrival of the last rank), `last` (the last rank) and `lead`.
- * They are null if a rank of the group is missing. Mirrors jobs.runs.traces.events (a test compares both).
+ * They are null if a rank of the group is missing. Mirrors jobs.runs.traces.traced_steps (a test compares both).
  */
 function meet(made) {
   const met = new Map();

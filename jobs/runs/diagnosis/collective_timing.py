@@ -5,15 +5,22 @@ group delays its neighbor in the data-parallel group. So each rank carries its w
 causes. A rank that waits for it is charged to these causes first, as far as it has not waited for them itself, and to
 the last rank for the rest. See D. Boehme et al., "Identifying the root causes of wait states in large-scale parallel
 applications", ICPP 2010.
+
+Measure how fast groups transfer data after the last rank has arrived, compared with their link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from statistics import median
+from typing import Literal, NamedTuple
 
 from contracts.telemetry.vocabulary import Op
+from jobs.core.verdict_schema import MAX_GROUPS, MAX_NAMED_RANKS, GroupSpeed
+from jobs.runs.diagnosis.planned_run import PlannedRun
 from jobs.runs.diagnosis.traced_step import POINT_TO_POINT, HostClocks, ProcessGroup, TracedCall, TracedStep
+from planner.facts.collectives import get_bus_factor
+from planner.hardware.cluster import Cluster
 
 
 class MatchedCall(NamedTuple):
@@ -162,7 +169,7 @@ class PipelineWaits:
     """Find pipeline waits that no single rank causes.
 
     A wait for a message counts as far as all replicas of the stage waited equally. A wait for a rank of another stage
-    counts as far as all ranks of that stage were late. `jobs.runs.diagnosis.pipeline_idle` splits these waits into the
+    counts as far as all ranks of that stage were late. `jobs.runs.diagnosis.step_window` splits these waits into the
     schedule's bubble and uneven stages.
     """
 
@@ -188,3 +195,111 @@ class PipelineWaits:
     def _key(self, matched: MatchedCall, rank: int) -> tuple[int, int, int, bool]:
         other = next(one for one in matched.ranks if one != rank)
         return self._get_stage(rank), self._get_stage(other), matched.sequence, rank == matched.sender
+
+
+MIN_TIMED_BYTES = 64 * 1024  # latency dominates smaller transfers
+
+
+class TransferRoute(NamedTuple):
+    """Identify the ranks of a transfer: a group, or sender and receiver of a message."""
+
+    group: ProcessGroup
+    op: Op
+    ranks: tuple[int, ...]
+
+
+class TransferStats(NamedTuple):
+    """Sum the transfers of one step on one route.
+
+    Args:
+        transfer_s: Seconds after the last arrival.
+        bus_bytes_s: Median bus bandwidth, None if all transfers were small.
+    """
+
+    calls: int
+    payload_bytes: int
+    transfer_s: float
+    bus_bytes_s: float | None
+
+
+def sum_transfers(matched_calls: Iterable[MatchedCall]) -> dict[TransferRoute, TransferStats]:
+    """Return the transfers of a step. A collective that overlaps with the one before in its group begins at its end."""
+    sums: dict[TransferRoute, tuple[int, int, float, list[float]]] = {}
+    ends: dict[tuple[int, ...], float] = {}
+    for matched in matched_calls:
+        ranks = matched.ranks
+        if matched.sender >= 0:
+            ranks = (matched.sender, *(rank for rank in ranks if rank != matched.sender))
+        route = TransferRoute(matched.group, matched.op, ranks)
+        end = matched.arrived + matched.transfer_s
+        duration_s = max(0.0, end - max(matched.arrived, ends.get(ranks, 0.0)))
+        ends[ranks] = max(end, ends.get(ranks, 0.0))
+        calls, num_bytes, seconds, speeds = sums.get(route, (0, 0, 0.0, []))
+        if duration_s > 0 and matched.payload_bytes >= MIN_TIMED_BYTES:
+            speeds.append(get_bus_factor(matched.op, len(ranks)) * matched.payload_bytes / duration_s)
+        sums[route] = calls + 1, num_bytes + matched.payload_bytes, seconds + duration_s, speeds
+    return {
+        route: TransferStats(calls, num_bytes, duration_s, median(speeds) if speeds else None)
+        for route, (calls, num_bytes, duration_s, speeds) in sums.items()
+    }
+
+
+class LinkSpeed(NamedTuple):
+    """Hold the bus bandwidth of a link in bytes per second and its source. None and "" if the hardware is unknown."""
+
+    bytes_s: float | None
+    basis: Literal["calibrated", "data sheet", "runs", ""]
+
+
+def get_link_speed(run: PlannedRun, ranks: Iterable[int]) -> LinkSpeed:
+    """Return the speed of the slowest link between ranks. Each rank has its own network link."""
+    if run.cluster is None:
+        return LinkSpeed(None, "")
+    hosts: dict[int, int] = {}
+    for rank in ranks:
+        node = run.get_node(rank) if run.members else rank // run.cluster.per_node
+        hosts[node] = hosts.get(node, 0) + 1
+    return _get_slowest(run.cluster, hosts)
+
+
+def _get_slowest(cluster: Cluster, hosts: dict[int, int]) -> LinkSpeed:
+    local = LinkSpeed(cluster.node.bytes_per_s, "runs" if cluster.num_rate_runs else cluster.basis)
+    network_bytes_s = min(hosts.values()) * cluster.network.bytes_per_s
+    return (
+        local
+        if len(hosts) == 1 or cluster.node.bytes_per_s <= network_bytes_s
+        else LinkSpeed(network_bytes_s, cluster.basis)
+    )
+
+
+def is_between_hosts(run: PlannedRun, ranks: Iterable[int]) -> bool:
+    return len({run.get_node(rank) for rank in ranks}) > 1
+
+
+def summarize_speeds(run: PlannedRun, steps: list[dict[TransferRoute, TransferStats]]) -> list[GroupSpeed]:
+    """Return the mean speeds of groups over steps, the longest transfers first."""
+    by_route: dict[TransferRoute, list[TransferStats]] = {}
+    for step in steps:
+        for route, stats in step.items():
+            by_route.setdefault(route, []).append(stats)
+    longest = sorted(by_route.items(), key=lambda item: -median(stats.transfer_s for stats in item[1]))[:MAX_GROUPS]
+    return [_serialize_speed(run, route, all_stats) for route, all_stats in longest]
+
+
+def _serialize_speed(run: PlannedRun, route: TransferRoute, all_stats: list[TransferStats]) -> GroupSpeed:
+    bus_speeds = [stats.bus_bytes_s for stats in all_stats if stats.bus_bytes_s is not None]
+    link = get_link_speed(run, route.ranks)
+    calls = sum(stats.calls for stats in all_stats)
+    return {
+        "axis": route.group.axis,
+        "op": route.op,
+        "ranks": list(route.ranks[:MAX_NAMED_RANKS]),
+        "group_size": len(route.ranks),
+        "calls": calls,
+        "payload_bytes": sum(stats.payload_bytes for stats in all_stats) / calls,
+        "transfer_s": sum(stats.transfer_s for stats in all_stats) / len(all_stats),
+        "bus_bytes_s": median(bus_speeds) if bus_speeds else None,
+        "link_bytes_s": link.bytes_s,
+        "basis": link.basis,
+        "between_hosts": is_between_hosts(run, route.ranks),
+    }

@@ -1,19 +1,118 @@
-"""Explain slow steps: which part, axis, rank, and collective took longer than in other steps."""
+"""Break steps down into parts: means over the steps of the diagnosis, and what made steps slow."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import fsum
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.core.text import format_unknown_problem, parse_whole_number
-from jobs.runs.history.queries.query_parameters import MAX_ATTEMPT, MAX_STEP, BadQueryError
-from jobs.runs.history.store.query import HistoryTables, query_history, round_mean
+from jobs.runs.diagnosis.rank_reports import MEASURED_STEPS, get_num_measured_steps
+from jobs.runs.history.queries.tables import MAX_ATTEMPT, MAX_STEP, BadQueryError
+from jobs.runs.history.store.query import Columns, HistoryTables, query_history, round_mean
 from planner.facts.validation import Problem
+
+_TIMES = ("step_s", "data_s", "optimizer_s")
+_BY_AXIS = ("exposed", "hidden")
+
+
+class MeanStepParts(TypedDict):
+    """Hold means over ranks and steps in seconds per step, without checkpoints."""
+
+    steps: Annotated[
+        int,
+        Field(
+            description=f"Number of averaged steps. "
+            f"At most the last {MEASURED_STEPS}, and never the first {WARMUP_STEPS}."
+        ),
+    ]
+    step_s: float
+    data_s: float
+    optimizer_s: float
+    exposed: dict[str, float]
+    hidden: dict[str, float]
+
+
+class _Means(NamedTuple):
+    """Hold the means of one rank. `weight`: the number of steps."""
+
+    weight: int
+    times: tuple[float, ...]  # as _TIMES
+    by_axis: dict[str, dict[str, float]]
+
+
+def get_parts_by_rank(tables: HistoryTables) -> Columns:
+    means = _compute_means(tables)
+    return {
+        "rank": list(means),
+        **{name: [round_mean(mean.times[index]) for mean in means.values()] for index, name in enumerate(_TIMES)},
+        **{
+            name: [{axis: round_mean(s) for axis, s in mean.by_axis[name].items()} for mean in means.values()]
+            for name in _BY_AXIS
+        },
+    }
+
+
+def get_mean_parts(tables: HistoryTables) -> MeanStepParts | None:
+    """Return the means over all ranks, None before a step is measured."""
+    means = _compute_means(tables).values()
+    if not means:
+        return None
+    [(steps,)] = tables.fetch_rows(f"SELECT count(DISTINCT step) {_MEASURED_ROWS}", *_get_first_measured(tables))
+    step_s, data_s, optimizer_s = (
+        _compute_weighted_mean((mean.weight, mean.times[index]) for mean in means) for index in range(len(_TIMES))
+    )
+    exposed, hidden = (
+        {
+            axis: _compute_weighted_mean((mean.weight, mean.by_axis[name].get(axis, 0.0)) for mean in means)
+            for axis in sorted({axis for mean in means for axis in mean.by_axis[name]})
+        }
+        for name in _BY_AXIS
+    )
+    return {
+        "steps": steps,
+        "step_s": step_s,
+        "data_s": data_s,
+        "optimizer_s": optimizer_s,
+        "exposed": exposed,
+        "hidden": hidden,
+    }
+
+
+def _compute_weighted_mean(weighted: Iterable[tuple[int, float]]) -> float:
+    pairs = list(weighted)
+    return round_mean(fsum(weight * value for weight, value in pairs) / sum(weight for weight, _ in pairs))
+
+
+_MEASURED_ROWS = "FROM steps WHERE step > ? AND data_s IS NOT NULL"
+
+
+def _get_first_measured(tables: HistoryTables) -> tuple[int]:
+    """Return the step after which the measured steps begin, as SQL parameters."""
+    [(first, last, ranks)] = tables.fetch_rows("SELECT min(step), max(step), count(DISTINCT rank) FROM steps")
+    return (0,) if first is None else (max(first - 1 + WARMUP_STEPS, last - get_num_measured_steps(ranks)),)
+
+
+def _compute_means(tables: HistoryTables) -> Mapping[int, _Means]:
+    after = _get_first_measured(tables)
+    means = ", ".join(f"sum({name} * over) / sum(over)" for name in _TIMES)
+    rows = tables.fetch_rows(f"SELECT rank, sum(over), {means} {_MEASURED_ROWS} GROUP BY rank ORDER BY rank", *after)
+    means_by_rank = {
+        rank: _Means(int(weight), tuple(times), {name: {} for name in _BY_AXIS}) for rank, weight, *times in rows
+    }
+    for name in _BY_AXIS:
+        entries = f"SELECT rank, over, unnest(map_entries({name})) AS entry {_MEASURED_ROWS}"
+        sums = f"SELECT rank, entry.key, sum(entry.value * over) FROM ({entries}) GROUP BY ALL ORDER BY ALL"
+        for rank, axis, seconds in tables.fetch_rows(sums, *after):
+            means_by_rank[rank].by_axis[name][axis] = seconds / means_by_rank[rank].weight
+    return means_by_rank
+
 
 MIN_EXCESS = 0.02  # fraction of a step: smaller differences are noise
 MIN_ALIKE = 0.7  # fraction of the largest excess from which ranks count as alike
@@ -67,11 +166,7 @@ class NoStepsError(Exception):
 
 
 def parse_step_range(parameters: Mapping[str, Sequence[str]]) -> tuple[int | None, int, int]:
-    """Parse attempt (None for the current one), first step, and last step of a URL.
-
-    Raises:
-        BadQueryError: A parameter is invalid.
-    """
+    """Parse attempt (None for the current one), first step, and last step of a URL. Raise BadQueryError."""
     bounds = {"attempt": (1, MAX_ATTEMPT), "from": (1, MAX_STEP), "to": (1, MAX_STEP)}
     problems = [Problem(name[:100], format_unknown_problem(name, bounds)) for name in parameters if name not in bounds]
     values = {
@@ -91,12 +186,7 @@ def parse_step_range(parameters: Mapping[str, Sequence[str]]) -> tuple[int | Non
 
 
 def explain_slow_steps(job: str, attempt: int, first: int, last: int) -> SlowSteps:
-    """Compare steps `first` to `last` with all others.
-
-    Raises:
-        NoStepsError: The range, or the rest of the run, has no steps.
-        NoHistoryError, BusyError: As `query_history`.
-    """
+    """Compare steps `first` to `last` with all others. Raise NoStepsError, and the errors of `query_history`."""
     return query_history(job, attempt, lambda tables: _compare_steps(tables, first, last))
 
 
@@ -113,7 +203,8 @@ def _compare_steps(tables: HistoryTables, first: int, last: int) -> SlowSteps:
         raise NoStepsError(
             "The requested range has no steps." if True not in sides else "The run has no other steps to compare with."
         )
-    hosts = _read_hosts(tables)
+    host_rows = tables.fetch_rows("SELECT rank, any_value(host) FROM gauges WHERE rank >= 0 GROUP BY rank")
+    hosts = {rank: host for rank, host in host_rows if host}
     findings = _find_slow_parts(_read_parts(tables, within, first, last), sides[False][1], hosts)
     return {
         "steps": sides[True][0],
@@ -213,11 +304,3 @@ def _find_slow_calls(tables: HistoryTables, first: int, last: int, hosts: dict[i
         slow_calls.append(((median(chosen_s) - median(usual_s)) * len(chosen_s), call))
     slow_calls.sort(key=lambda each: -each[0])
     return [call for _, call in slow_calls[:MAX_FINDINGS]]
-
-
-def _read_hosts(tables: HistoryTables) -> dict[int, str]:
-    """Return the host of each rank with gauges."""
-    rows: list[tuple[Any, ...]] = tables.fetch_rows(
-        "SELECT rank, any_value(host) FROM gauges WHERE rank >= 0 GROUP BY rank"
-    )
-    return {rank: host for rank, host in rows if host}

@@ -1,22 +1,157 @@
-"""Findings about the end of a run: the reason of a failure, and the traffic compared with the plan."""
+"""Find problems of the training: loss, gradient norm, replicas, and checkpoints.
+
+Findings about the end of a run: the reason of a failure, and the traffic compared with the plan.
+"""
 
 from __future__ import annotations
 
 import re
 import signal
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
+from statistics import median
 from typing import Any
 
 from contracts.control import HOST_STOPPED_REASON
 from contracts.fields import strip_control_characters
-from contracts.telemetry.results import VerdictItem
-from contracts.telemetry.steps import CheckpointItem
-from jobs.core.verdict_schema import Action, Evidence
-from jobs.runs.diagnosis.findings import Finding, format_difference, make_evidence, make_sentence
+from contracts.telemetry.results import ProofItem, VerdictItem
+from contracts.telemetry.steps import CheckpointItem, StepItem
+from jobs.core.verdict_schema import MAX_TROUBLES, Action, Evidence, Trouble
+from jobs.runs.diagnosis.findings import (
+    RunFinding,
+    format_difference,
+    format_ranks,
+    make_evidence,
+    make_sentence,
+    truncate,
+)
 from jobs.runs.diagnosis.planned_run import PlannedRun
-from jobs.runs.diagnosis.training_health import LOWER_RATE, format_not_finite
 from planner.facts.validation import format_count
+
+WINDOW_STEPS = 50  # in the recent median
+MIN_STEPS = 20
+DIVERGED_DEVIATIONS = 3.0  # above the recent median, for a loss that is also above the first loss
+SPIKE_FACTOR = 10.0  # gradient norm over the recent median
+DEVIATION_PER_MAD = 1.4826  # standard deviation over median absolute deviation, for normal noise
+
+
+LOWER_RATE = "Lower the learning rate, or check the training data."
+VALUES = {"nan": "NaN", "inf": "infinite", "-inf": "negative infinity"}
+
+
+class TrainingHealth:
+    """Collect loss and gradient norm of rank 0, verification results, and checkpoints."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._norms: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._first: float | None = None
+        self._high = 0  # consecutive steps with a loss far above the recent median
+        self._last_normal, self._last_saved = 0, 0  # latest step with a normal loss, and latest step in a checkpoint
+        self._trouble: dict[str, Trouble] = {}
+
+    def add_step(self, item: StepItem) -> None:
+        if "not_finite" in item:
+            self._add("not finite", item["step"], f"{format_not_finite(item['not_finite'])} at step {item['step']}")
+        loss, norm = item["loss"], item["grad_norm"]
+        if loss is not None:
+            self._add_loss(loss, item["step"])
+            if not self._high and "not_finite" not in item:
+                self._last_normal = max(self._last_normal, item["step"])
+        if norm is not None:
+            usual = median(self._norms) if len(self._norms) >= MIN_STEPS else None
+            if usual and norm > SPIKE_FACTOR * usual:
+                text = (
+                    f"gradient norm {norm:.3g} at step {item['step']} is {norm / usual:.0f} times "
+                    f"the recent median of {usual:.3g}"
+                )
+                self._add("spike", item["step"], text)
+            self._norms.append(norm)
+
+    def _add_loss(self, loss: float, step: int) -> None:
+        if self._first is None:
+            self._first = loss
+        if len(self._losses) >= MIN_STEPS:
+            usual = median(self._losses)
+            spread = DEVIATION_PER_MAD * median(abs(x - usual) for x in self._losses)
+            if loss > self._first and loss > usual + DIVERGED_DEVIATIONS * max(spread, 0.01 * abs(usual)):
+                self._high += 1
+                if self._high >= MIN_STEPS // 2:
+                    text = (
+                        f"loss {loss:.3g} at step {step} is above the first loss ({self._first:.3g}) "
+                        f"and the recent median ({usual:.3g})"
+                    )
+                    self._add("diverged", step, text)
+                return  # a high loss does not change the recent median
+            self._high = 0
+        self._losses.append(loss)
+
+    def add_proof(self, item: ProofItem) -> None:
+        for difference in item["wrong"][:1]:
+            ranks = f" on {format_ranks(difference['ranks'])}" if difference["ranks"] else ""
+            text = f"{difference['what']} of {difference['name']} differs from the single-process reference"
+            if difference["axis"]:
+                text = (
+                    f"{difference['what']} of {difference['name']} differs between replicas over {difference['axis']}"
+                )
+            self._add("replicas apart", 0, f"{text}{ranks}")
+
+    def add_checkpoint(self, item: CheckpointItem) -> None:
+        if item["name"] is not None:
+            self._last_saved = max(self._last_saved, item["step"])
+        if item["problem"]:
+            self._add(
+                "checkpoint failed",
+                item["step"],
+                f"could not write the checkpoint after step {item['step']}: {item['problem']}",
+            )
+
+    def _add(self, kind: str, step: int, text: str) -> None:
+        """Store the latest problem of each kind."""
+        self._trouble[kind] = {"kind": kind, "step": step, "text": truncate(text)}  # type: ignore[typeddict-item]
+
+    def _is_over(self, trouble: Trouble) -> bool:
+        """Return True if the problem is over, because later steps or checkpoints are normal."""
+        if trouble["kind"] == "checkpoint failed":
+            return self._last_saved > trouble["step"]
+        return trouble["kind"] != "replicas apart" and self._last_normal - trouble["step"] >= MIN_STEPS
+
+    def get_troubles(self) -> list[Trouble]:
+        return list(self._trouble.values())[:MAX_TROUBLES]
+
+    def make_findings(self) -> Iterator[RunFinding]:
+        for trouble in self._trouble.values():
+            if trouble["kind"] != "spike" and not self._is_over(trouble):
+                yield _make_finding(trouble)
+
+
+def format_not_finite(text: str) -> str:
+    """Return "the gradient norm is NaN" for "gradient norm is nan"."""
+    values = re.sub(r"\bis (nan|-?inf)\b", lambda found: f"is {VALUES[found[1]]}", text)
+    return " and ".join(f"the {part}" for part in values.split(" and "))
+
+
+def _make_finding(trouble: Trouble) -> RunFinding:
+    text, step = trouble["text"], trouble["step"]
+    facts = (make_evidence(text, (), (step,) if step else ()),)
+    match trouble["kind"]:
+        case "not finite":
+            return RunFinding("failed", 1.0, f"Diverged: {text}.", "", LOWER_RATE, facts, "copy_job")
+        case "diverged":
+            reason = "The loss has stayed far above its recent median."
+            following = "Resume from an earlier checkpoint with a lower learning rate."
+            return RunFinding("failed", 1.0, f"Diverged: {text}.", reason, following, facts)
+        case "replicas apart":
+            reason = "The verification found a difference larger than rounding."
+            return RunFinding(
+                "failed", 1.0, f"Diverged: {text}.", reason, "Read the differences under Verification.", facts
+            )
+    reason = make_sentence(text.partition(": ")[2])
+    sentence = f"Failed: the checkpoint after step {step} could not be written."
+    following = "Free disk space on the host, or check its disk."
+    return RunFinding("notice", 1.0, sentence, reason, following, facts, "open_log")
+
 
 LINES = 3  # log lines in the evidence
 MAX_REASON = 200  # characters in the verdict: the evidence holds the full text
@@ -84,7 +219,7 @@ class RunEnd:
             return f"Traffic{ranks} matches the plan."
         return f"Traffic{ranks} differs by {format_difference(*self.difference)}."
 
-    def make_findings(self) -> Iterator[Finding]:
+    def make_findings(self) -> Iterator[RunFinding]:
         if self.outcome == "lost":
             yield self._make_lost_finding()
         elif self.outcome == "failed":
@@ -92,7 +227,7 @@ class RunEnd:
         elif self.difference not in (None, (0, 0)):
             yield self._make_mismatch_finding()
 
-    def _make_lost_finding(self) -> Finding:
+    def _make_lost_finding(self) -> RunFinding:
         what, _, more = self.reason.partition("; ")
         sentence = f"Lost: {what or 'the host reported no reason'}"
         where = self._run.members[0].host if len(self._run.members) == 1 else "the host"
@@ -102,9 +237,9 @@ class RunEnd:
             following = "Resume the job on a smaller layout, or retry the job when its hosts are back."
             action = "resume_smaller"
         facts = tuple(make_evidence(line) for line in self._get_log_lines())
-        return Finding("failed", 2.0, make_sentence(sentence), make_sentence(more), following, facts, action)
+        return RunFinding("failed", 2.0, make_sentence(sentence), make_sentence(more), following, facts, action)
 
-    def _make_failed_finding(self) -> Finding:
+    def _make_failed_finding(self) -> RunFinding:
         rank, reason = self._report.get("rank"), self.reason
         facts = tuple(make_evidence(line, [rank] if rank is not None else []) for line in self._get_log_lines())
         if len(reason) > MAX_REASON:
@@ -123,7 +258,7 @@ class RunEnd:
         elif not message:
             message = "the host reported no reason"
         sentence = make_sentence(f"Failed: {_truncate_reason(message).rstrip('.')}{f' ({place})' if place else ''}")
-        return Finding("failed", 2.0, sentence, cause, following, facts, action, -1 if rank is None else rank)
+        return RunFinding("failed", 2.0, sentence, cause, following, facts, action, -1 if rank is None else rank)
 
     def _get_next_step(self, rank: int | None, reason: str) -> tuple[str, Action]:
         """Return the next step as a sentence and as an action."""
@@ -148,14 +283,14 @@ class RunEnd:
             return "Use a smaller micro-batch, or a layout that needs less memory per rank.", "copy_job"
         return f"Read the log of rank {rank}.", "open_log"
 
-    def _make_mismatch_finding(self) -> Finding:
+    def _make_mismatch_finding(self) -> RunFinding:
         assert self.difference is not None
         ranks = [rank for rank, difference in self._differences.items() if difference != (0, 0)]
         where = f"{len(ranks)} of {format_count(len(self._differences), 'rank')}"
         sentence = f"Traffic mismatch: {format_difference(*self.difference)} on {where}."
         reason = "The measured collectives differ from the predicted collectives."
         facts = (make_evidence(f"total traffic difference: {format_difference(*self.difference)}", ranks),)
-        return Finding(
+        return RunFinding(
             "notice", 0.5, sentence, reason, "Compare predicted and measured calls under Traffic check.", facts
         )
 
@@ -165,14 +300,14 @@ class RunEnd:
         return [line for line in lines if not MARKS.issuperset(line)][-LINES:]
 
 
-def _make_diverged_finding(match: re.Match[str], facts: tuple[Evidence, ...]) -> Finding:
+def _make_diverged_finding(match: re.Match[str], facts: tuple[Evidence, ...]) -> RunFinding:
     """Return the finding of a run that ended itself, because the loss or the gradient norm was not finite."""
     clipped = match["clip"] != "off"
     clip = f"gradients are clipped to {match['clip']}" if clipped else "gradient clipping is off"
     reason = f"At this step, the learning rate is {match['rate']}, {clip}, and the precision is {match['precision']}."
     following = LOWER_RATE if clipped else "Lower the learning rate, or set gradient clipping."
     sentence = f"Diverged: {format_not_finite(match['what'])} at step {match['step']}."
-    return Finding("failed", 2.0, sentence, reason, following, facts, "copy_job")
+    return RunFinding("failed", 2.0, sentence, reason, following, facts, "copy_job")
 
 
 def _format_signal(name: str) -> str:
