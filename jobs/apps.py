@@ -8,10 +8,10 @@ class JobsConfig(AppConfig):
     def ready(self) -> None:
         from jobs.people import passwords, signing_on
         from jobs.people.notifications import closing
-        from jobs.planning import saves
+        from jobs.planning import checkpoints
         from jobs.runs.history.queries import results
 
         passwords.connect()
         signing_on.connect()
         closing.connect()
-        saves.read_with(results.read_checkpoints)
+        checkpoints.register_reader(results.read_checkpoints)

@@ -9,7 +9,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from jobs.api.document import schema
-from jobs.api.document.lab_shapes import FailedBenchmark, LabRequest, PrimitiveBrief, PrimitiveDetail
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, user_of
@@ -17,7 +16,7 @@ from jobs.core.access import get_visible_jobs
 from jobs.core.errors import NotFoundError
 from jobs.core.job_details import serialize_job
 from jobs.models import Host
-from jobs.planning.queries import checked
+from jobs.planning.schemas import FailedBenchmark, LabRequest, PrimitiveBrief, PrimitiveDetail, validate_request
 from jobs.queue import actions
 from jobs.runs.collectives.descriptions import BY_NAME, PRIMITIVES, CollectiveDescription
 from jobs.runs.collectives.results import DEFAULT_RANKS, WrongResult, find_newest, list_hosts, pick_host
@@ -67,7 +66,7 @@ class Primitive(APIView):
     def post(self, request: Request, name: str) -> Response:
         """Queue a benchmark of one collective. 409: no host with two slots is connected."""
         words = _find(name)
-        asked = checked(LabRequest, request.data)
+        asked = validate_request(LabRequest, request.data)
         host = _host(asked.host)
         if host is None:
             if asked.host is None:

@@ -24,7 +24,7 @@ from jobs.core.errors import NotFoundError
 from jobs.core.job_details import serialize_job
 from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import Host, JoinToken
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from jobs.queue import actions
 from jobs.queue import staff_actions as staff
 from jobs.queue.hosts import joining
@@ -238,7 +238,7 @@ class Tokens(OfStaff):
     )
     def post(self, request: Request) -> Response:
         """A new join token, shown this once. Staff only."""
-        asked = checked(joining.JoinTokenRequest, request.data)
+        asked = validate_request(joining.JoinTokenRequest, request.data)
         token, text = staff.make_token(user_of(request).get_username(), asked)
         return Response({**token_told(token), "token": text}, status=201)
 

@@ -10,7 +10,7 @@ from jobs.api.document import schema
 from jobs.api.http.throttling import SubmitThrottle
 from jobs.api.http.views import APIView
 from jobs.api.shared import refusals
-from jobs.planning import answers
+from jobs.planning import drafts
 from planner.facts.spec import JobSpec
 
 CLUSTER = OpenApiParameter(
@@ -32,7 +32,7 @@ class Plan(APIView):
     )
     def post(self, request: Request) -> Response:
         """Traffic (exact where the trainer runs the layout), memory and time (estimates) of a spec, or its problems."""
-        return Response(answers.plan(request.data, request.query_params.get("cluster"), user=request.user))
+        return Response(drafts.plan_draft(request.data, request.query_params.get("cluster"), user=request.user).plan)
 
 
 class PlanSearch(APIView):
@@ -48,7 +48,7 @@ class PlanSearch(APIView):
     )
     def post(self, request: Request) -> Response:
         """Every layout of a model and batch on so many ranks, ranked by time under memory; none is launched."""
-        return Response(answers.searched(request.data))
+        return Response(drafts.search_layouts(request.data))
 
 
 class PlanExplain(APIView):
@@ -63,7 +63,7 @@ class PlanExplain(APIView):
     )
     def post(self, request: Request) -> Response:
         """Each figure of the estimate with its terms: formula, numbers, source."""
-        return Response(answers.explained(request.data))
+        return Response(drafts.explain_draft(request.data))
 
 
 class Clusters(APIView):
@@ -72,7 +72,7 @@ class Clusters(APIView):
     @extend_schema(operation_id="listClusters", responses={200: schema.list_of("NamedCluster"), **refusals()})
     def get(self, request: Request) -> Response:
         """Every named cluster, with all the planner assumes of it."""
-        return Response(answers.clusters())
+        return Response(drafts.list_clusters())
 
 
 class Templates(APIView):
@@ -81,7 +81,7 @@ class Templates(APIView):
     @extend_schema(operation_id="listTemplates", responses={200: schema.list_of("Template"), **refusals()})
     def get(self, request: Request) -> Response:
         """Layouts as they were published, each with a twin of CPU size."""
-        return Response(answers.templates())
+        return Response(drafts.list_templates())
 
 
 class Presets(APIView):
@@ -90,4 +90,4 @@ class Presets(APIView):
     @extend_schema(operation_id="listPresets", responses={200: schema.list_of("Preset"), **refusals()})
     def get(self, request: Request) -> Response:
         """Every preset with its exact parameter count."""
-        return Response(answers.presets())
+        return Response(drafts.list_presets())

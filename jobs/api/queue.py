@@ -22,7 +22,7 @@ from jobs.core.audit import CSV_CONTENT_TYPE, format_csv, serialize_entries
 from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable
 from jobs.models import AuditEntry, Job, Pool, Status
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from jobs.queue import staff_actions
 from jobs.queue.bulk_actions import MoveRequest, QueueActionRequest, apply, explain_unmoved, list_unchanged
 from jobs.queue.staff_actions import HIGHEST, LOWEST
@@ -124,7 +124,7 @@ class Act(APIView):
     def post(self, request: Request) -> Response:
         """Hold, release, cancel or prioritise queued jobs; tells which it changed, and why not others. Staff, and
         operators of a project on its jobs, who set no priority."""
-        asked = checked(QueueActionRequest, request.data)
+        asked = validate_request(QueueActionRequest, request.data)
         if asked.action == "priority" and asked.priority is None:
             raise SpecError([Problem("priority", "is required")])
         changed = apply(asked, request.user)
@@ -141,7 +141,7 @@ class Move(StaffView):
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Move a queued job among those of its priority: up, down, to the top, or before another. Staff only."""
-        asked = checked(MoveRequest, request.data)
+        asked = validate_request(MoveRequest, request.data)
         if (asked.to is None) == (asked.before is None):
             raise SpecError([Problem("to", "Set either `to` or `before`, not both.")])
         if not is_storable(job_id) or not Job.objects.filter(id=job_id).exists():

@@ -27,7 +27,7 @@ from jobs.people import tokens
 from jobs.people.provider import meant
 from jobs.people.sealing import board
 from jobs.people.signing_on import note_session
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from planner.facts.validation import Problem, SpecError
 
 SESSION_ENTRY = "new token"  # session entry with the encrypted token, until its page is shown
@@ -69,7 +69,7 @@ def _parse_token_form(form: QueryDict) -> tokens.ApiTokenRequest:
         if data["days"] is None:
             text = f"`days` is {days[:60]!r}. Use a whole number from 1 to {settings.TOKEN_DAYS}."
             raise SpecError([Problem("days", text)])
-    return checked(tokens.ApiTokenRequest, data)
+    return validate_request(tokens.ApiTokenRequest, data)
 
 
 @require_POST

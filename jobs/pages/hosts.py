@@ -18,7 +18,7 @@ from jobs.core.filters import get_page
 from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import LIVE, Host, JoinToken
 from jobs.pages.view_helpers import get_user, get_username, join_sentences, render_secret
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from jobs.queue import actions
 from jobs.queue import staff_actions as staff
 from jobs.queue.hosts import joining
@@ -162,7 +162,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
             number = parse_whole_number(text, 0, 10**6)
             data[name] = text if number is None else number
     try:
-        query = checked(joining.JoinTokenRequest, data)
+        query = validate_request(joining.JoinTokenRequest, data)
     except SpecError as error:
         messages.error(request, join_sentences(error))
         return redirect("hosts")

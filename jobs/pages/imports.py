@@ -14,8 +14,8 @@ from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable, parse_json, parse_whole_number
 from jobs.models import ImportedTrace
 from jobs.pages.view_helpers import get_user, refuse_while_busy
-from jobs.planning.planners import BusyError
-from jobs.planning.queries import checked
+from jobs.planning.planner_processes import BusyError
+from jobs.planning.schemas import validate_request
 from jobs.runs.traces.export import FORMATS
 from jobs.runs.traces.imports import store
 from jobs.runs.traces.imports.common import ImportProblemError
@@ -62,7 +62,7 @@ def imports(request: HttpRequest) -> HttpResponse:
 def begin(request: HttpRequest) -> HttpResponse:
     """Create an import from {"name", "files": [{"name", "size"}]}."""
     try:
-        name, files = check_import_query(checked(ImportRequest, parse_json(request.body)))
+        name, files = check_import_query(validate_request(ImportRequest, parse_json(request.body)))
     except SpecError as error:
         first = error.problems[0]
         return _refuse(422, first.field, first.message)

@@ -24,7 +24,7 @@ from jobs.people.notifications import ends, hooks
 from jobs.people.notifications.outbox import why_silent
 from jobs.people.notifications.signing import secret_of
 from jobs.people.notifications.wishes import OWN, projects_of, wish, wishes_for
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from planner.facts.validation import SpecError
 
 PROJECTS_PER_PAGE = 20
@@ -99,7 +99,7 @@ def make(request: HttpRequest, project: str) -> HttpResponse:
     """Create a webhook and show its secret."""
     hooks.find_project(request.user, project)
     try:
-        hook = hooks.make(get_user(request), project, checked(hooks.WebhookRequest, _read_form(request.POST)))
+        hook = hooks.make(get_user(request), project, validate_request(hooks.WebhookRequest, _read_form(request.POST)))
     except SpecError as error:
         messages.error(request, join_sentences(error))
         return redirect("webhooks", project)
@@ -132,7 +132,7 @@ def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
     only_active = "active" in request.POST and "name" not in request.POST
     data = {"active": request.POST["active"] == "true"} if only_active else _read_form(request.POST)
     try:
-        hooks.change(get_user(request), hook, checked(hooks.WebhookChange, data))
+        hooks.change(get_user(request), hook, validate_request(hooks.WebhookChange, data))
     except SpecError as error:
         messages.error(request, join_sentences(error))
     return redirect("webhook", project, key)

@@ -14,9 +14,9 @@ from jobs.api.http.errors import of_request, refused_page
 from jobs.core.text import parse_json, parse_whole_number
 from jobs.pages.forms import field_groups, spec_form
 from jobs.pages.view_helpers import catch_busy_planner
-from jobs.planning import answers
-from jobs.planning.hardware import hardware
-from jobs.planning.work import told
+from jobs.planning import drafts
+from jobs.planning.hosts import list_hardware
+from jobs.planning.planner_tasks import serialize_problems
 from jobs.queue.readiness import describe_readiness
 from planner.facts.validation import SpecError
 from planner.traffic_growth import RANGES, Setting, check, curves, lesson
@@ -38,8 +38,8 @@ def page(request: HttpRequest) -> HttpResponse:
     values = spec_form.format_values(None)
     context = {
         "presets": spec_form.list_presets(),
-        "hardware": hardware(),
-        "precisions": answers.precisions(),
+        "hardware": list_hardware(),
+        "precisions": drafts.list_precisions(),
         "values": values,
         "options": spec_form.list_options(values),
         "stacks_of": field_groups.STACKS_BY_FIELD,
@@ -61,12 +61,14 @@ def plan(request: HttpRequest) -> HttpResponse:
         data, broken = _parse_body(request)
         if broken:
             return broken
-        return JsonResponse({**answers.plan(data, request.GET.get("cluster"), user=request.user), "spec": data})
+        return JsonResponse(
+            {**drafts.plan_draft(data, request.GET.get("cluster"), user=request.user).plan, "spec": data}
+        )
     data, cluster = spec_form.parse_form(request.POST), request.POST.get("cluster", "")
-    found = answers.planned(data, cluster, user=request.user)
+    found = drafts.plan_draft(data, cluster, user=request.user)
     readiness = None  # no badge for a draft that cannot be submitted
     if found.spec is not None and not found.plan["problems"] and not found.plan["not_runnable"]:
-        readiness = describe_readiness(request.user, found.spec, answers.estimate_to_run(found), found.there)
+        readiness = describe_readiness(request.user, found.spec, drafts.get_estimate_to_run(found), found.hosts)
     query = spec_form.format_query(data, cluster)
     return JsonResponse({**found.plan, "spec": data, "query": query, "readiness": readiness})
 
@@ -75,8 +77,8 @@ def plan(request: HttpRequest) -> HttpResponse:
 @login_required
 @catch_busy_planner
 def search(request: HttpRequest) -> HttpResponse:
-    """Return the best layouts for a JSON body. See `jobs.planning.answers.searched`."""
-    return _respond(request, answers.searched)
+    """Return the best layouts for a JSON body. See `jobs.planning.drafts.search_layouts`."""
+    return _respond(request, drafts.search_layouts)
 
 
 @require_POST
@@ -84,7 +86,7 @@ def search(request: HttpRequest) -> HttpResponse:
 @catch_busy_planner
 def explain(request: HttpRequest) -> HttpResponse:
     """Return the terms of each number of a draft, for a JSON body of `spec`, `cluster` and `stage`."""
-    return _respond(request, answers.explained)
+    return _respond(request, drafts.explain_draft)
 
 
 def _respond(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpResponse:
@@ -95,7 +97,7 @@ def _respond(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpResponse
         return JsonResponse(answer(data), safe=False)
     except SpecError as error:
         # The status is 200 because the page shows each error next to its field.
-        return JsonResponse({"errors": told(error.problems)})
+        return JsonResponse({"errors": serialize_problems(error.problems)})
 
 
 def _parse_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
@@ -130,7 +132,7 @@ def traffic_calculator_numbers(request: HttpRequest) -> HttpResponse:
         growth = curves(setting, request.GET.get("over", "b"))
     except SpecError as error:
         # The status is 200 because the page shows each error next to its slider.
-        return JsonResponse({"errors": told(error.problems)})
+        return JsonResponse({"errors": serialize_problems(error.problems)})
     return JsonResponse({"lesson": lesson(setting), "curves": growth})
 
 

@@ -27,7 +27,7 @@ from jobs.models import DEFAULT_PROJECT, Invitation, Project, Role
 from jobs.pages.view_helpers import get_user, get_username, join_sentences, render_secret
 from jobs.people import invitations, projects, variables
 from jobs.people.invitation_mail import get_invitation_path, get_invitation_url, mail
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from planner.facts.validation import SpecError
 
 PASSWORD_BACKEND = "django.contrib.auth.backends.ModelBackend"  # noqa: S105 - the name of a class
@@ -93,13 +93,15 @@ def admin_action(change: Callable[[HttpRequest, Project], HttpResponse | None]) 
 def set_quota(request: HttpRequest, found: Project) -> None:
     text = request.POST.get("own_slots", "").strip()
     number = parse_whole_number(text, 0, projects.MOST_SLOTS)
-    wish = checked(projects.ProjectChange, {"own_slots": (text if number is None else number) if text else None})
+    wish = validate_request(
+        projects.ProjectChange, {"own_slots": (text if number is None else number) if text else None}
+    )
     projects.keep_to(found, wish.own_slots, get_username(request))
 
 
 @admin_action
 def set_role(request: HttpRequest, found: Project) -> None:
-    wish = checked(projects.RoleRequest, {"role": request.POST.get("role", "")})
+    wish = validate_request(projects.RoleRequest, {"role": request.POST.get("role", "")})
     if is_storable(user := request.POST.get("user", "").strip()):
         projects.set_role(found, user, Role[wish.role.upper()], get_user(request))
 
@@ -122,7 +124,7 @@ def invite(request: HttpRequest, found: Project) -> HttpResponse:
         "email": request.POST.get("email", "").strip() or None,
         "days": days if number is None else number,
     }
-    made, text = invitations.invite(found, checked(invitations.InvitationRequest, data), get_username(request))
+    made, text = invitations.invite(found, validate_request(invitations.InvitationRequest, data), get_username(request))
     context = {
         "project": found,
         "invitation": made,
@@ -141,7 +143,7 @@ def revoke_invitation(request: HttpRequest, found: Project) -> None:
 
 @admin_action
 def set_variable(request: HttpRequest, found: Project) -> None:
-    wish = checked(variables.VariableRequest, {"value": request.POST.get("value", "")})
+    wish = validate_request(variables.VariableRequest, {"value": request.POST.get("value", "")})
     name = request.POST.get("name", "").strip()
     variables.put(found, name, wish.value, get_username(request))
     messages.success(request, f"New jobs of project {found.name} get the environment variable {name}.")

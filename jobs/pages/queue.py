@@ -28,7 +28,7 @@ from jobs.core.filters import get_page
 from jobs.core.text import is_storable, parse_json
 from jobs.models import Pool, Project
 from jobs.pages.view_helpers import join_job_sentences, require_queue_staff
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from jobs.queue import staff_actions
 from jobs.queue.bulk_actions import MoveRequest, QueueActionRequest, apply
 from jobs.queue.scheduling.waiting_reasons import with_fact_first
@@ -131,7 +131,7 @@ def act(request: HttpRequest) -> HttpResponse:
 
 
 def _check_bulk(data: dict[str, Any]) -> QueueActionRequest:
-    bulk = checked(QueueActionRequest, data)
+    bulk = validate_request(QueueActionRequest, data)
     if bulk.action == "priority" and bulk.priority is None:
         raise SpecError([Problem("priority", "`priority` is missing. Add it.")])
     return bulk
@@ -145,7 +145,7 @@ def move(request: HttpRequest) -> HttpResponse:
     try:
         data = parse_json(request.body)
         job = data.pop("job", "") if isinstance(data, dict) else ""
-        target = checked(MoveRequest, data)
+        target = validate_request(MoveRequest, data)
     except SpecError as error:
         return refused_page(details(400, error.problems, "body"))
     except ValueError as error:

@@ -17,7 +17,7 @@ from django.shortcuts import redirect, render
 from jobs.api.http.errors import LATER, of_request, refused_page
 from jobs.core.access import may_change_all_jobs
 from jobs.models import Job
-from jobs.planning.planners import BusyError
+from jobs.planning.planner_processes import BusyError
 from jobs.queue import actions
 from planner.facts.validation import SpecError
 

@@ -1,1 +1,1 @@
-"""What the planner says of a draft, and the hardware that can be planned for."""
+"""Plans of draft specs, and the hosts and clusters to plan for."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from jobs.planning.there import There
+from jobs.planning.hosts import AvailableHost
 from planner.facts.kinds import KINDS
 from planner.facts.spec import JobSpec
 from planner.facts.validation import Problem, SpecError
@@ -48,13 +48,8 @@ class Fit(NamedTuple):
 UNCHECKED = Fit("unchecked", 0, 0, 0, "")
 
 
-def compute_fit(spec: JobSpec, estimate: Mapping[str, Any] | None, there: Sequence[There]) -> Fit:
-    """Compute whether a job fits the device that its estimate is for.
-
-    Args:
-        estimate: The estimate of the spec on the hardware that it would run on.
-        there: The hosts of the job, from `hosts_there`.
-    """
+def compute_fit(spec: JobSpec, estimate: Mapping[str, Any] | None, hosts: Sequence[AvailableHost]) -> Fit:
+    """Compute whether a job fits the device that its estimate is for."""
     kind, resources = KINDS[spec.kind], spec.resources
     if not estimate or kind.shares_one_slot or not kind.trains:
         return UNCHECKED
@@ -64,7 +59,7 @@ def compute_fit(spec: JobSpec, estimate: Mapping[str, Any] | None, there: Sequen
     least = peak / (1 + share) if share > 1 else peak * (1 - share)
     device_bytes, most = cluster["memory_bytes"], cluster["memory_bytes"]
     if resources.device == "cpu":
-        if not any(host.device == "cpu" for host in there):
+        if not any(host.device == "cpu" for host in hosts):
             return UNCHECKED
         # Slots of a CPU host share its memory, so ranks may use the shares of empty slots.
         ranks_per_host = math.ceil(estimate["world_size"] / cluster["nodes"])
@@ -77,13 +72,13 @@ def compute_fit(spec: JobSpec, estimate: Mapping[str, Any] | None, there: Sequen
     return Fit(state, peak, round(least), most if state == "unfit" else device_bytes, cluster["accelerator"])
 
 
-def require_fit(spec: JobSpec, estimate: Mapping[str, Any] | None, there: Sequence[There]) -> None:
+def require_fit(spec: JobSpec, estimate: Mapping[str, Any] | None, hosts: Sequence[AvailableHost]) -> None:
     """Refuse a job that does not fit even at the lower bound of its memory estimate.
 
     Raises:
         UnfitError: The job does not fit.
     """
-    fit = compute_fit(spec, estimate, there)
+    fit = compute_fit(spec, estimate, hosts)
     if fit.state != "unfit":
         return
     needs = (

@@ -15,7 +15,7 @@ from django.utils import timezone
 from contracts.control import ExitReport, Outcome, Summary
 from jobs.core.kinds import get_kind
 from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Job, Member, Status
-from jobs.planning.learned import remember
+from jobs.planning.measured_runs import store_measured_run
 from jobs.queue import lifecycle, termination
 from planner.facts.collectives import LabResult
 from planner.hardware.profile import HostProfile
@@ -219,7 +219,7 @@ def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> 
                 profile = ending.profile.model_dump(mode="json")
                 Host.objects.filter(pk=lead.pk).update(profile=profile, profiled=timezone.now())
     if told is not None and not lost and len(members) == 1:
-        remember(members[0], ending.report)
+        store_measured_run(members[0], ending.report)
     attempt.members.update(exit=None)  # the attempt's has all of it
     termination.follow(job.id, attempt.number)
 

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from jobs.models import Job, Project
 from jobs.planning.fit import Fit, compute_fit
-from jobs.planning.there import There, slot_device
+from jobs.planning.hosts import AvailableHost, get_slot_device
 from jobs.queue.scheduling.forecast import MOST_JOBS, forecast
 from jobs.queue.scheduling.placement import decide
 from jobs.queue.scheduling.policy import Rates, Use, factors, standing
@@ -34,7 +34,7 @@ class Readiness(TypedDict):
 
 
 def describe_readiness(
-    user: Any, spec: JobSpec, estimate: Mapping[str, Any] | None, there: Sequence[There]
+    user: Any, spec: JobSpec, estimate: Mapping[str, Any] | None, there: Sequence[AvailableHost]
 ) -> Readiness:
     """Describe what would happen to a valid draft.
 
@@ -57,12 +57,12 @@ def _state(fit: Fit, *, starts: bool) -> Literal["ready", "waits", "warns", "unf
     return "ready" if starts else "waits"
 
 
-def _predict_start(user: User, spec: JobSpec, there: Sequence[There]) -> tuple[bool, str]:
+def _predict_start(user: User, spec: JobSpec, there: Sequence[AvailableHost]) -> tuple[bool, str]:
     """Return whether the draft would start now, and a sentence about its start."""
     if spec.resources.engine != "hosts":
         return False, "Slurm decides when the job starts."
-    device = slot_device(spec, there)
-    if not any(host.device == device and host.live for host in there):
+    device = get_slot_device(spec, there)
+    if not any(host.device == device and host.is_live for host in there):
         return False, f"No {device.upper()} host is connected. {WAITS}"
     seen = view()
     if seen.paused:

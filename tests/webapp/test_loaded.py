@@ -17,7 +17,7 @@ SERVES = """
 import django
 from django.core.management import get_commands, load_command_class
 django.setup()
-import webapp.asgi, webapp.urls, jobs.planning.work
+import webapp.asgi, webapp.urls, jobs.planning.planner_tasks
 for name, app in get_commands().items():
     if app == "jobs":
         load_command_class(app, name)

@@ -12,7 +12,6 @@ from drf_spectacular.utils import OpenApiResponse
 from pydantic import TypeAdapter
 
 from contracts.hosts import JoinRequest, JoinResponse
-from jobs.api.document.lab_shapes import LabRequest, PrimitiveBrief, PrimitiveDetail
 from jobs.api.http.errors import RunEndedProblem
 from jobs.api.http.problems import ProblemDetails
 from jobs.core.audit import AuditRow
@@ -24,9 +23,20 @@ from jobs.people.notifications.wishes import EmailSettingsRequest
 from jobs.people.projects import MemberDetail, ProjectChange, ProjectDetail, ProjectRequest, RoleRequest
 from jobs.people.tokens import ApiToken, ApiTokenRequest, NewApiToken
 from jobs.people.variables import Variable, VariableRequest
-from jobs.planning.between import HostTraffic
-from jobs.planning.queries import ExplainRequest, SearchRequest
-from jobs.planning.shapes import Advice, Plan, Preset, SearchResult, SmallerLayout, Template
+from jobs.planning.host_traffic import HostTraffic
+from jobs.planning.schemas import (
+    Advice,
+    ExplainRequest,
+    LabRequest,
+    Plan,
+    Preset,
+    PrimitiveBrief,
+    PrimitiveDetail,
+    SearchRequest,
+    SearchResult,
+    SmallerLayout,
+    Template,
+)
 from jobs.queue.bulk_actions import JobChange, JobsActionRequest, MoveRequest, QueueActionRequest
 from jobs.queue.derived_jobs import ResumeRequest
 from jobs.queue.hosts.joining import JoinTokenRequest

@@ -18,7 +18,7 @@ from jobs.api.http.addressed import parameter_of
 from jobs.api.http.parameters import BadParameterError
 from jobs.api.http.problems import CONTENT_TYPE, WHOLE, ProblemDetails, Where, details
 from jobs.core.errors import DISK_FULL_MESSAGE, NotFoundError, get_request_id, is_disk_full
-from jobs.planning.planners import BusyError
+from jobs.planning.planner_processes import BusyError
 from jobs.runs.history.queries.tables import BadQueryError
 from planner.facts.validation import Problem, SpecError
 

@@ -18,7 +18,7 @@ from jobs.api.shared import refusals, refuse, user_of
 from jobs.core.access import find_job
 from jobs.core.job_details import serialize_job
 from jobs.models import Job
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from jobs.queue import actions, derived_jobs
 from jobs.runs.history.queries.results import list_checkpoints
 
@@ -75,7 +75,7 @@ class _NoCheckpointError(Exception):
 
 def _resuming(job: Job, data: Any) -> dict[str, Any]:
     """The change of a job that goes on from a checkpoint. Raises SpecError, _NoCheckpointError."""
-    asked = checked(derived_jobs.ResumeRequest, data)
+    asked = validate_request(derived_jobs.ResumeRequest, data)
     name = asked.checkpoint or derived_jobs.newest_checkpoint(job)
     if name is None:
         raise _NoCheckpointError

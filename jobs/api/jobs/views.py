@@ -17,10 +17,10 @@ from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.core.access import find_job, find_job_to_change, find_job_to_run
 from jobs.core.job_details import serialize_job
 from jobs.models import describe_status
-from jobs.planning.between import between
-from jobs.planning.elastic import NoOfferError, smaller
-from jobs.planning.hindsight import NoAdviceError, advice
-from jobs.planning.queries import checked
+from jobs.planning.auto_layout import NoOfferError, find_smaller_layout
+from jobs.planning.host_traffic import compute_host_traffic
+from jobs.planning.measured_runs import NoAdviceError, compute_advice
+from jobs.planning.schemas import validate_request
 from jobs.queue import actions, bulk_actions
 
 
@@ -110,7 +110,7 @@ class ActOnJobs(APIView):
     def post(self, request: Request) -> Response:
         """Cancel, archive, restore, tag or untag jobs; tells which of them it changed, and why not the others: only
         yours, and of those only what has ended is archived."""
-        asked = checked(bulk_actions.JobsActionRequest, request.data)
+        asked = validate_request(bulk_actions.JobsActionRequest, request.data)
         changed = bulk_actions.apply(asked, request.user)
         return Response({"changed": changed, "unchanged": bulk_actions.list_unchanged(asked, changed, request.user)})
 
@@ -143,7 +143,7 @@ class Advice(APIView):
         """Of a job that has ended: which other choice would have been faster where it ran, by how much, and because of
         which part; an estimate on the hardware as planned for at submit. 409 where it says too little."""
         try:
-            return Response(advice(find_job(request.user, job_id)))
+            return Response(compute_advice(find_job(request.user, job_id)))
         except NoAdviceError as error:
             return refuse(409, error.field, str(error))
 
@@ -155,7 +155,7 @@ class BetweenHosts(APIView):
     def get(self, request: Request, job_id: str) -> Response:
         """Payload bytes of the current attempt's steps by axis, and by level where dp has two (HSDP, experts): those of
         groups with members on several hosts apart from those inside one; predicted, and measured once it has ended."""
-        return Response(between(find_job(request.user, job_id)))
+        return Response(compute_host_traffic(find_job(request.user, job_id)))
 
 
 class SmallerLayout(APIView):
@@ -168,7 +168,7 @@ class SmallerLayout(APIView):
         """Of a job that does not run now and whose layout fits no hosts that are connected: the fastest one that does,
         predicted. 409 where there is nothing to offer."""
         try:
-            return Response(smaller(find_job(request.user, job_id)))
+            return Response(find_smaller_layout(find_job(request.user, job_id)))
         except NoOfferError as error:
             return refuse(409, error.field, str(error))
 

@@ -11,7 +11,7 @@ from jobs.api.http.views import APIView
 from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.core.access import find_job
 from jobs.people.notifications import ends, wishes
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 
 EXAMPLE = {"wishes": [{"project": None, "states": ["failed", "lost"]}]}
 
@@ -66,5 +66,5 @@ class Notifications(APIView):
     def put(self, request: Request) -> Response:
         """Be mailed of these, and of nothing else."""
         user = user_of(request)
-        wishes.wish(user, wishes.by_project(checked(wishes.EmailSettingsRequest, request.data)))
+        wishes.wish(user, wishes.by_project(validate_request(wishes.EmailSettingsRequest, request.data)))
         return Response(wishes.told(user))

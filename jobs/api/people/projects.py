@@ -18,7 +18,7 @@ from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import Role
 from jobs.people import invitations, projects, variables
 from jobs.people.invitation_mail import get_invitation_url, mail
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 
 GONE = OpenApiResponse(description="Deleted.")
 
@@ -53,7 +53,7 @@ class Projects(APIView):
         user = user_of(request)
         if not (user.is_staff and user.has_perm("jobs.add_project")):
             raise PermissionDenied("Only staff can create projects.")
-        made = projects.make(checked(projects.ProjectRequest, request.data), user.get_username())
+        made = projects.make(validate_request(projects.ProjectRequest, request.data), user.get_username())
         return Response(projects.told(made, user), status=201)
 
 
@@ -72,7 +72,10 @@ class ProjectView(APIView):
     )
     def patch(self, request: Request, project: str) -> Response:
         """Keep it to fewer slots than staff gave. Its admins only."""
-        found, asked = find_project_to_administer(request.user, project), checked(projects.ProjectChange, request.data)
+        found, asked = (
+            find_project_to_administer(request.user, project),
+            validate_request(projects.ProjectChange, request.data),
+        )
         projects.keep_to(found, asked.own_slots, user_of(request).get_username())
         found.refresh_from_db()
         return Response(projects.told(found, request.user))
@@ -104,7 +107,10 @@ class MemberView(APIView):
     )
     def put(self, request: Request, project: str, user: str) -> Response:
         """Change a member's role; staff make anybody a member so. Its admins only."""
-        found, asked = find_project_to_administer(request.user, project), checked(projects.RoleRequest, request.data)
+        found, asked = (
+            find_project_to_administer(request.user, project),
+            validate_request(projects.RoleRequest, request.data),
+        )
         if not is_storable(user):
             raise NotFoundError("member")
         projects.set_role(found, user, Role[asked.role.upper()], user_of(request))
@@ -145,7 +151,7 @@ class Invitations(APIView):
         """A link that makes whoever follows it a member, once, and an account for whoever has none; it is told this
         once. Its admins only."""
         found = find_project_to_administer(request.user, project)
-        asked = checked(invitations.InvitationRequest, request.data)
+        asked = validate_request(invitations.InvitationRequest, request.data)
         made, text = invitations.invite(found, asked, user_of(request).get_username())
         answer: invitations.NewInvitation = {
             **invitations.told(made),
@@ -182,7 +188,7 @@ class Accept(APIView):
     def post(self, request: Request) -> Response:
         """Become a member of the project that its link was made for. 409 where it was used or revoked, is over, or is
         for another mail address than yours."""
-        asked = checked(invitations.AcceptRequest, request.data)
+        asked = validate_request(invitations.AcceptRequest, request.data)
         try:
             made = invitations.accept(user_of(request), asked.token)
         except invitations.NotInvitedError as error:
@@ -214,7 +220,7 @@ class VariableView(APIView):
         only."""
         found, asked = (
             find_project_to_administer(request.user, project),
-            checked(variables.VariableRequest, request.data),
+            validate_request(variables.VariableRequest, request.data),
         )
         return Response(variables.put(found, variable, asked.value, user_of(request).get_username()))
 

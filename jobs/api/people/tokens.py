@@ -15,7 +15,7 @@ from jobs.api.shared import refusals, refuse_body, user_of
 from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable
 from jobs.people import tokens
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 
 WISH = schema.request_body({"allOf": [schema.ref("ApiTokenRequest")]}, {"name": "ci", "scopes": ["read", "submit"]})
 
@@ -44,7 +44,7 @@ class Tokens(APIView):
     def post(self, request: Request) -> Response:
         """A new REST token, shown this once. One that is asked for with a token may no more than that one, and ends no
         later; `shortened` says where that, or the board, cut the days asked for."""
-        asked = checked(tokens.ApiTokenRequest, request.data)
+        asked = validate_request(tokens.ApiTokenRequest, request.data)
         by = request.auth if isinstance(request.auth, AuthToken) else None
         token, text, shortened = tokens.make(user_of(request), asked, by=by)
         made: tokens.NewApiToken = {**tokens.told(token), "token": text, "shortened": shortened}

@@ -14,7 +14,7 @@ from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable
 from jobs.models import Delivery, Webhook
 from jobs.people.notifications import hooks
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from planner.facts.validation import Problem
 
 MOST_ROWS = 100
@@ -43,7 +43,7 @@ class Webhooks(APIView):
     )
     def post(self, request: Request, project: str) -> Response:
         """Have a URL told of what becomes of jobs: of your own, or as `everybody` of all in the project."""
-        asked = checked(hooks.WebhookRequest, request.data)
+        asked = validate_request(hooks.WebhookRequest, request.data)
         hook = hooks.make(user_of(request), hooks.find_project(request.user, project), asked)
         return _secret(hook, 201)
 
@@ -64,7 +64,7 @@ class WebhookView(APIView):
     def patch(self, request: Request, project: str, key: str) -> Response:
         """Change what is given. A webhook that is not active is told of nothing, and what waits for it is kept."""
         hook = hooks.find(request.user, project, key)
-        hooks.change(user_of(request), hook, checked(hooks.WebhookChange, request.data))
+        hooks.change(user_of(request), hook, validate_request(hooks.WebhookChange, request.data))
         return Response(hooks.brief(hook))
 
     @extend_schema(operation_id="deleteWebhook", responses={204: None, **refusals(403, 404, 415, 422)})

@@ -12,7 +12,7 @@ from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable
 from jobs.models.validators import MAX_BRANCH_CHARACTERS, find_branch_problem
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from jobs.runs import baselines
 
 PROJECT = OpenApiParameter("project", {"type": "string", "minLength": 1, "maxLength": 100}, OpenApiParameter.PATH)
@@ -60,7 +60,7 @@ class BaselineView(APIView):
     def put(self, request: Request, project: str, branch: str) -> Response:
         """Hold builds to this run too: what it measured is kept, and stays when the job is forgotten. The newest 20 of
         a branch tell its noise. 409: the job did not succeed. Takes an operator of the project."""
-        wish = checked(baselines.BaselineRequest, request.data)
+        wish = validate_request(baselines.BaselineRequest, request.data)
         if words := find_branch_problem(branch):
             return refuse(422, "branch", words, "path")
         try:

@@ -21,7 +21,7 @@ from jobs.api.shared import refusals, refuse, refuse_body, user_of
 from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import ImportedTrace
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from jobs.runs.traces.export import FORMATS
 from jobs.runs.traces.imports import store
 from jobs.runs.traces.imports.common import ImportProblemError
@@ -76,7 +76,9 @@ class Imports(APIView):
     def post(self, request: Request) -> Response:
         """Announce the files: flight recorder dumps, NCCL Inspector logs or Kineto traces. 409: you have 20."""
         try:
-            made = store.create_import(user_of(request), *check_import_query(checked(ImportRequest, request.data)))
+            made = store.create_import(
+                user_of(request), *check_import_query(validate_request(ImportRequest, request.data))
+            )
         except store.TooManyImportsError as error:
             return refuse(409, "import", str(error))
         return Response(serialize_import(made), status=201)

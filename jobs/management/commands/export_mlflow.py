@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from jobs.models import Job
-from jobs.planning.planners import BusyError
+from jobs.planning.planner_processes import BusyError
 from jobs.runs.history.exports import (
     AlreadyExportedError,
     ExportRejectedError,

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from contracts.security import SecretError, read_secret_file
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from jobs.queue.hosts import joining
 from planner.facts.validation import SpecError
 
@@ -45,7 +45,7 @@ class Command(BaseCommand):
         uses = options["uses"] or (None if options["given"] else 1)
         told = {"hours": options["hours"], "uses": uses, "labels": options["label"], "note": options["note"]}
         try:
-            asked = checked(joining.JoinTokenRequest, told)
+            asked = validate_request(joining.JoinTokenRequest, told)
             if options["given"]:
                 text = read_secret_file(GIVEN) or os.environ.get(GIVEN, "")
                 token = joining.keep(text, "manage.py", asked)

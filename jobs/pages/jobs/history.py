@@ -14,7 +14,7 @@ from jobs.api.http.problems import details
 from jobs.api.runs.history import as_event_file, as_file
 from jobs.core.access import find_job
 from jobs.pages.view_helpers import refuse_while_busy
-from jobs.planning.planners import BusyError
+from jobs.planning.planner_processes import BusyError
 from jobs.runs.history.queries import tables
 from jobs.runs.history.queries.snapshot import get_snapshot as read_snapshot
 from jobs.runs.history.queries.step_breakdown import NoStepsError, explain_slow_steps, parse_step_range

@@ -18,7 +18,7 @@ from jobs.core.kinds import TABS, Tabs, format_layout, get_external_tabs, get_ki
 from jobs.models import EXTERNAL_ENGINE, TERMINAL, Job, Status
 from jobs.pages.view_helpers import catch_busy_planner, get_user, get_username, submit_once
 from jobs.people.notifications import ends
-from jobs.planning.elastic import NoOfferError, is_stranded
+from jobs.planning.auto_layout import NoOfferError, is_stranded
 from jobs.queue import actions, derived_jobs
 from jobs.queue.inbound.silence import HeardError, give_up
 from jobs.queue.view import rows, view

@@ -22,7 +22,7 @@ from jobs.models import DEFAULT_PROJECT, LIVE, TERMINAL, Host, Job, Status
 from jobs.pages.jobs.live_figures import get_progress
 from jobs.pages.jobs.measures import NO_RUN, NOT_MEASURED, format_measures, read_measured, read_runs
 from jobs.pages.view_helpers import join_job_sentences
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from jobs.queue.bulk_actions import UNDONE_BY, JobsActionRequest, apply
 from planner.facts.validation import Problem, SpecError
 
@@ -193,7 +193,7 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
 
 
 def _check_bulk(data: dict[str, Any]) -> JobsActionRequest:
-    bulk = checked(JobsActionRequest, data)
+    bulk = validate_request(JobsActionRequest, data)
     if bulk.action in ("tag", "untag") and not bulk.tags:
         raise SpecError([Problem("tags", "`tags` is empty. Enter a tag in the field next to the button.")])
     return bulk

@@ -17,8 +17,8 @@ from jobs.models import Job
 from jobs.pages.forms import derived, field_groups, spec_form
 from jobs.pages.view_helpers import submit_once
 from jobs.planning.fit import UnfitError
-from jobs.planning.hardware import hardware
-from jobs.planning.planners import BusyError
+from jobs.planning.hosts import list_hardware
+from jobs.planning.planner_processes import BusyError
 from planner.facts.presets import TEMPLATES
 from planner.facts.resources import Resources, SlurmSpec
 from planner.facts.spec import JobSpec, Layout, ScriptSpec
@@ -125,7 +125,7 @@ def _render_form(
         "presets": spec_form.list_presets(),
         "source": source,
         "templates": TEMPLATES,
-        "hardware": hardware(),
+        "hardware": list_hardware(),
         "cluster": cluster,
         "other_stack": stack.title if stack and values["resources.stack"] != "ours" else "",
         "folds": spec_form.find_folds(values, errors, FIRST_RUN),

@@ -27,8 +27,8 @@ from jobs.models import (
     Status,
 )
 from jobs.people.notifications.outbox import write
-from jobs.planning.foretold import foretold
-from jobs.planning.hardware import cluster_for
+from jobs.planning.drafts import estimate_job
+from jobs.planning.hosts import get_cluster
 from jobs.queue import attempt_completion, lifecycle, termination
 from jobs.queue.inbound.event_handlers import hear_checkpoint
 from jobs.runs.reporting.requests import NodeRequest, RunRequest
@@ -152,7 +152,7 @@ def _make_script_spec(request: RunRequest) -> dict[str, Any]:
 
 
 def _create_run(owner: User, request: RunRequest, spec: JobSpec) -> Attempt:
-    cluster = cluster_for(None, spec)
+    cluster = get_cluster(None, spec)
     job = Job.objects.create(
         owner=owner,
         name=request.name,
@@ -161,7 +161,7 @@ def _create_run(owner: User, request: RunRequest, spec: JobSpec) -> Attempt:
         device=request.device,
         num_slots=request.world_size,
         engine=EXTERNAL_ENGINE,
-        estimate=foretold(spec, cluster),
+        estimate=estimate_job(spec, cluster),
         hardware=cluster.model_dump(mode="json", exclude={"runs"}),
         status=Status.STARTING,
     )

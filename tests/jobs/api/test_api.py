@@ -272,7 +272,7 @@ def test_a_failure_of_ours_has_the_promised_shape(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr("jobs.planning.answers.presets", fail)
+    monkeypatch.setattr("jobs.planning.drafts.list_presets", fail)
     answer = api(owner).get("/api/v1/presets")
     assert answer.status_code == status
     message = answer.json()["errors"][0]["message"]

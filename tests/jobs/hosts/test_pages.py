@@ -16,7 +16,7 @@ from django.utils import timezone
 from jobs.models import Host, JoinToken, Member, Pool, SlotAllocation
 from jobs.operations.metrics.catalogue import SLOTS
 from jobs.operations.metrics.figures import figures
-from jobs.planning.hardware import known_hosts
+from jobs.planning.hosts import get_measured_hosts
 from jobs.queue import actions
 from jobs.queue.hosts.checks import differs, versions_of
 from jobs.queue.hosts.presentation import MOST_IN_LEGEND, grid, state_of
@@ -236,7 +236,7 @@ def test_over_rest_a_host_is_drained_taken_back_and_removed(
     silent(Host.objects.get(name="host-a"))
     assert asked.post("/api/v1/hosts/host-a/give-up").json() == {"lost": 1}
     assert asked.post("/api/v1/hosts/host-a/remove").status_code == 204
-    assert list(known_hosts().values_list("name", flat=True)) == ["host-b"], "nor is it planned for"
+    assert list(get_measured_hosts().values_list("name", flat=True)) == ["host-b"], "nor is it planned for"
     for path in ("", "/profile"):
         assert asked.get(f"/api/v1/hosts/host-a{path}").status_code == 404
     assert [host["name"] for host in asked.get("/api/v1/hosts").json()] == ["host-b"]

@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from jobs.models import Attempt, Host, Member
-from jobs.planning.between import HostTraffic, between
+from jobs.planning.host_traffic import HostTraffic, compute_host_traffic
 from jobs.queue import actions
 from planner.cost.traffic import step_traffic
 from planner.facts.parse_spec import parse_spec
@@ -52,7 +52,7 @@ def told(
     for node, host in enumerate(hosts):
         place = {"first_rank": node * half, "num_ranks": half, "ordered": timezone.now()}
         Member.objects.create(attempt=attempt, node=node, host=host, host_name=host.name, **place)
-    return between(job)
+    return compute_host_traffic(job)
 
 
 @pytest.mark.usefixtures("db")

@@ -17,7 +17,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import Attempt, DeadLetter, Host, HostRun, Job, Status
-from jobs.planning import learned
+from jobs.planning import measured_runs
 from jobs.queue import actions
 from jobs.queue.inbound.event_handlers import hear
 from jobs.queue.inbound.streams import drain
@@ -219,10 +219,10 @@ def test_another_device_in_the_host_makes_what_ran_on_the_old_one_old_news(owner
 
 
 def test_the_newest_are_kept_and_no_more(owner: User, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned, "KEPT", 2)
+    monkeypatch.setattr(measured_runs, "MAX_RUNS_PER_HOST", 2)
     for seconds in (1.0, 2.0, 3.0):
         ended(owner, summary(seconds))
-    assert [run.step_s for run in learned.runs_of(host)] == [3.0, 2.0]
+    assert [run.step_s for run in measured_runs.load_measured_runs(host)] == [3.0, 2.0]
     assert HostRun.objects.count() == 2
 
 
@@ -243,7 +243,7 @@ def test_runs_that_end_at_once_are_each_kept_once(
     gpu_host: Host, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two controllers hear two ends, both of each: for a moment there may be two."""
-    monkeypatch.setattr(learned, "KEPT", 5)
+    monkeypatch.setattr(measured_runs, "MAX_RUNS_PER_HOST", 5)
     racer = User.objects.create_user("racer")
     for _ in range(6):
         before = set(HostRun.objects.values_list("pk", flat=True))

@@ -13,7 +13,7 @@ import pytest
 from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
-from jobs.planning import planners
+from jobs.planning import planner_processes
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import wait_until
 from tests.support.web import Site
@@ -33,12 +33,12 @@ HEAVY = pipe(256, 256)  # seconds of a processor
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Places of this test's own, whose planners end with it."""
-    places: Any = planners.queue.LifoQueue()
-    for _ in range(planners.PLANNERS):
+    places: Any = planner_processes.queue.LifoQueue()
+    for _ in range(planner_processes.MAX_PROCESSES):
         places.put(None)
-    monkeypatch.setattr(planners, "_places", places)
+    monkeypatch.setattr(planner_processes, "_slots", places)
     yield
-    for _ in range(planners.PLANNERS):
+    for _ in range(planner_processes.MAX_PROCESSES):
         if planner := places.get():
             planner.end()
 
@@ -58,7 +58,7 @@ def test_too_many_parts_are_refused_with_the_arithmetic(owner: User, api: Api, p
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [("LONGEST_S", "used more than 0 s of CPU time"), ("HELD_S", "took more than 0 s")]
+    ("limit", "words"), [("MAX_CPU_S", "used more than 0 s of CPU time"), ("MAX_ELAPSED_S", "took more than 0 s")]
 )
 def test_a_plan_that_takes_too_long_is_ended_and_the_next_one_is_answered(
     owner: User, api: Api, fresh: None, monkeypatch: pytest.MonkeyPatch, limit: str, words: str
@@ -66,7 +66,7 @@ def test_a_plan_that_takes_too_long_is_ended_and_the_next_one_is_answered(
     client = api(owner)
     assert plan(client, GOOD).status_code == 200
     with monkeypatch.context() as shorter:
-        shorter.setattr(planners, limit, 0.1)
+        shorter.setattr(planner_processes, limit, 0.1)
         answer = plan(client, HEAVY)
     assert answer.status_code == 503
     assert int(answer.headers["Retry-After"]) > 0
@@ -80,38 +80,38 @@ def test_a_planner_that_waits_for_a_processor_is_waited_for(
     """A niced one, on a machine whose tests kept both processors busy, was ended four times and its page gave up."""
     client = api(owner)
     assert plan(client, GOOD).status_code == 200
-    planner = planners._places.get()
+    planner = planner_processes._slots.get()
     assert planner is not None
-    planners._places.put(planner)
+    planner_processes._slots.put(planner)
     process = psutil.Process(planner._process.pid)
     process.suspend()
-    monkeypatch.setattr(planners, "LONGEST_S", 0.5)
+    monkeypatch.setattr(planner_processes, "MAX_CPU_S", 0.5)
     threading.Timer(1.0, process.resume).start()
-    assert "KeyError" in planner.ask({"work": "nothing of the sort"})["failed"]
+    assert "KeyError" in planner.run({"task": "unknown"})["failed"]
 
 
 def test_when_all_are_busy_one_is_told_when_to_come_back(
     owner: User, api: Api, client: Any, fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planners, "PATIENCE_S", 0.05)
-    taken = [planners._places.get() for _ in range(planners.PLANNERS)]
+    monkeypatch.setattr(planner_processes, "MAX_QUEUE_S", 0.05)
+    taken = [planner_processes._slots.get() for _ in range(planner_processes.MAX_PROCESSES)]
     assert plan(api(owner), GOOD).status_code == 503
     client.force_login(owner)
     page = client.post("/plan/", GOOD, content_type="application/json")
     assert (page.status_code, page.headers["Retry-After"]) == (503, "5")
     for place in taken:
-        planners._places.put(place)
+        planner_processes._slots.put(place)
     assert plan(api(owner), GOOD).status_code == 200
 
 
 def test_a_planner_that_died_is_replaced(owner: User, api: Api, fresh: None) -> None:
     client = api(owner)
     assert plan(client, GOOD).status_code == 200
-    planner = planners._places.get()
+    planner = planner_processes._slots.get()
     assert planner is not None
     planner._process.kill()
-    wait_until(lambda: planner.ended, "it is dead")
-    planners._places.put(planner)
+    wait_until(lambda: planner.has_ended, "it is dead")
+    planner_processes._slots.put(planner)
     assert plan(client, GOOD).status_code == 200
 
 

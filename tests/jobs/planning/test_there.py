@@ -11,8 +11,7 @@ from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
 from jobs.models import Host, Job, Pool
-from jobs.planning.hardware import host_cluster, own_cluster, several
-from jobs.planning.there import There, hosts_there
+from jobs.planning.hosts import AvailableHost, build_cluster_like, build_host_cluster, list_hosts, predict_cluster
 from jobs.queue.actions import submit
 from planner.cost.estimate import default_cluster
 from planner.cost.timing import step_time
@@ -49,10 +48,19 @@ def test_a_submit_asks_for_each_thing_once(
 
 def test_a_host_that_goes_while_a_job_is_submitted_leaves_the_data_sheet(db: None) -> None:
     spec = parse_spec(GOOD)
-    gone = There(
-        7, "gone", 8, "cpu", drained=False, live=True, known=True, device="cpu", memory_bytes=1, labels=frozenset()
+    gone = AvailableHost(
+        7,
+        "gone",
+        8,
+        "cpu",
+        drained=False,
+        is_live=True,
+        is_measured=True,
+        device="cpu",
+        memory_bytes=1,
+        labels=frozenset(),
     )
-    assert own_cluster(spec, [gone]) == default_cluster(spec)
+    assert predict_cluster(spec, [gone]) == default_cluster(spec)
 
 
 def test_a_cpu_that_nobody_measured_is_planned_for_by_the_cores_that_it_tells_of(
@@ -61,10 +69,10 @@ def test_a_cpu_that_nobody_measured_is_planned_for_by_the_cores_that_it_tells_of
     """Four ranks on two cores, and products in bf16 of a core that has none, were planned as on cores of their own."""
     spec = parse_spec({**GOOD, "layout": {"dp": 4}, "train": {**GOOD["train"], "precision": "bf16"}})
     host = make_host(slots=4)
-    told = [step_time(spec, own_cluster(spec, hosts_there(spec))).compute_s]
+    told = [step_time(spec, predict_cluster(spec, list_hosts(spec))).compute_s]
     for facts in ({"cores": 4, "bf16": "native"}, {"cores": 2, "bf16": "native"}, {"cores": 2, "bf16": "scalar"}):
         Host.objects.update(facts=facts)
-        cluster = own_cluster(spec, hosts_there(spec))
+        cluster = predict_cluster(spec, list_hosts(spec))
         assert (cluster.name, cluster.cores) == (host.name, facts["cores"])
         told.append(step_time(spec, cluster).compute_s)
     default, alone, crowded, scalar = told
@@ -76,9 +84,9 @@ def test_a_cpu_that_nobody_measured_is_planned_for_by_the_cores_that_it_tells_of
 def test_another_engines_hosts_are_not_known(make_host: Callable[..., Host]) -> None:
     make_host()
     spec = parse_spec(GOOD)
-    assert len(hosts_there(spec)) == 1
+    assert len(list_hosts(spec)) == 1
     slurm = spec.model_copy(update={"resources": spec.resources.model_copy(update={"engine": "slurm"})})
-    assert hosts_there(slurm) == []
+    assert list_hosts(slurm) == []
 
 
 @pytest.mark.parametrize(
@@ -99,11 +107,11 @@ def test_a_host_is_planned_for_by_the_data_sheet_of_its_own_gpu(
     """An A100 that nothing had run on was given the rates of an H100 under its own name."""
     host = make_host()
     host.device, host.device_name, host.memory_bytes = "cuda", device_name, gib * 2**30
-    made = host_cluster(host)
+    made = build_host_cluster(host)
     own = {"name": device_name, "memory_bytes": gib * 2**30}
     assert made.accelerator == CLUSTERS[sheet].accelerator.model_copy(update=own)
     assert made.node == CLUSTERS[sheet].node
-    assert several(host, 4).network == CLUSTERS[sheet].network
+    assert build_cluster_like(host, 4).network == CLUSTERS[sheet].network
 
 
 def test_a_job_is_planned_for_the_gpus_that_are_there(make_host: Callable[..., Host]) -> None:
@@ -111,7 +119,7 @@ def test_a_job_is_planned_for_the_gpus_that_are_there(make_host: Callable[..., H
     host = make_host()
     Host.objects.update(device="cuda", device_name="NVIDIA A100-SXM4-80GB", memory_bytes=79 * 2**30)
     spec = parse_spec({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "resources": {"device": "cuda"}})
-    made = own_cluster(spec, hosts_there(spec))
+    made = predict_cluster(spec, list_hosts(spec))
     assert (made.name, made.accelerator.bf16_flops) == (host.name, CLUSTERS["a100-80gb"].accelerator.bf16_flops)
 
 
@@ -136,7 +144,7 @@ def test_a_job_is_planned_for_no_host_that_does_not_take_it(
     Host.objects.filter(name="a").update(**{"profile": {"of": "an older version"}, **changed})
     data = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "resources": {"device": "cuda", **asked}}
     spec = parse_spec(data)
-    assert own_cluster(spec, hosts_there(spec)).name == "b"
+    assert predict_cluster(spec, list_hosts(spec)).name == "b"
 
 
 def test_a_silent_host_is_planned_for_only_where_no_gang_is_there(make_host: Callable[..., Host]) -> None:
@@ -145,11 +153,11 @@ def test_a_silent_host_is_planned_for_only_where_no_gang_is_there(make_host: Cal
     Host.objects.update(device="cuda", device_name="NVIDIA A100-SXM4-80GB")
     Host.objects.filter(name="large").update(last_seen=datetime(2026, 1, 1, tzinfo=UTC))
     spec = parse_spec({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "resources": {"device": "cuda"}})
-    assert own_cluster(spec, hosts_there(spec)).name == "2 hosts like b"
+    assert predict_cluster(spec, list_hosts(spec)).name == "2 hosts like b"
     Host.objects.filter(name="c").update(drained=True)
-    assert own_cluster(spec, hosts_there(spec)).name == "2 hosts like b"
+    assert predict_cluster(spec, list_hosts(spec)).name == "2 hosts like b"
     Host.objects.filter(name="c").delete()
-    assert own_cluster(spec, hosts_there(spec)).name == "large"
+    assert predict_cluster(spec, list_hosts(spec)).name == "large"
 
 
 @pytest.mark.parametrize("name", ["NVIDIA L40S", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"])
@@ -159,7 +167,7 @@ def test_rates_of_a_gpu_without_a_data_sheet_are_told_to_be_none_of_its(
     """A card of less power, or a slice of a GPU, has a name that begins as that of a whole one."""
     host = make_host()
     host.device, host.device_name = "cuda", name
-    assert host_cluster(host).accelerator.name == f"{name} (no data sheet)"
+    assert build_host_cluster(host).accelerator.name == f"{name} (no data sheet)"
 
 
 def test_a_dry_run_of_a_gpu_takes_a_slot_of_any_host(owner: User, make_host: Callable[..., Host]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.planning.work import MOST_STAGES, searched, timeline
+from jobs.planning.planner_tasks import MAX_STAGES, build_timeline, search_spec
 from planner.facts.parse_spec import parse_fields, parse_spec
 from planner.facts.spec import Schedule
 from planner.hardware.catalog import CLUSTERS
@@ -23,22 +23,26 @@ SCHEDULES: list[tuple[Schedule, int]] = [
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-@pytest.mark.parametrize("pp", range(MOST_STAGES + 1, 2 * MOST_STAGES + 1))
+@pytest.mark.parametrize("pp", range(MAX_STAGES + 1, 2 * MAX_STAGES + 1))
 def test_the_first_stages_of_a_long_pipe_are_drawn_whatever_its_schedule(
     schedule: Schedule, chunks: int, pp: int
 ) -> None:
     batch = 2 * pp if schedule == "dualpipev" else pp
     layout = {"pp": pp, "schedule": schedule, "virtual_stages": chunks}
     train = {"global_batch": batch, "micro_batches": batch, "seq_len": 128}
-    drawn = timeline(parse_spec({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train}), CLUSTERS["h100"])
+    drawn = build_timeline(
+        parse_spec({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train}), CLUSTERS["h100"]
+    )
     assert drawn is not None
-    assert (drawn["stages"], drawn["whole"]) == (MOST_STAGES, False)
+    assert (drawn["stages"], drawn["whole"]) == (MAX_STAGES, False)
     assert drawn["micro_batches"] <= batch
 
 
 def test_a_long_pipe_of_few_micro_batches_is_drawn_with_all_of_them() -> None:
     layout, train = {"pp": 24, "schedule": "gpipe"}, {"global_batch": 5, "micro_batches": 5, "seq_len": 128}
-    drawn = timeline(parse_spec({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train}), CLUSTERS["h100"])
+    drawn = build_timeline(
+        parse_spec({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train}), CLUSTERS["h100"]
+    )
     assert drawn is not None
     assert drawn["micro_batches"] == 5
 
@@ -49,7 +53,7 @@ def test_no_neighbour_is_offered_that_what_was_asked_of_the_search_forbids() -> 
     spec = parse_fields({"model": {"preset": "llama3-8b"}, "train": train, "resources": {"device": "cuda"}})
     room = 24 * 2**30
     asked = {"world_size": 16, "fixed": {"zero": 3, "tp": 1}, "max_micro_batch": 1, "max_memory_bytes": room}
-    found = searched(spec, CLUSTERS["h100"], {**asked, "runnable": True, "limit": 1})
+    found = search_spec(spec, CLUSTERS["h100"], {**asked, "runnable": True, "limit": 1})
     near = found["neighbours"]
     assert {(n["layout"]["zero"], n["layout"]["tp"]) for n in near} == {(3, 1)}
     assert all((n["memory_bytes"] or 0) <= room for n in near if n["fits"])

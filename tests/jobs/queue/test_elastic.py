@@ -13,8 +13,8 @@ from django.test import Client
 from django.utils import timezone
 
 from jobs.models import Attempt, Host, Job, Pool, Status
-from jobs.planning import planners
-from jobs.planning.elastic import NoOfferError, smaller
+from jobs.planning import planner_processes
+from jobs.planning.auto_layout import NoOfferError, find_smaller_layout
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
 
@@ -36,7 +36,7 @@ def stranded(owner: User, make_host: Callable[..., Host]) -> Job:
 
 
 def test_what_fits_is_offered_with_its_speed_and_what_it_goes_on_from(stranded: Job) -> None:
-    offer = smaller(stranded)
+    offer = find_smaller_layout(stranded)
     assert "8 ranks" in offer["why"] or "= 8" in offer["why"]
     layout = offer["layout"]
     assert layout["dp"] * layout["pp"] * layout["tp"] * layout["cp"] == offer["ranks"] <= 4
@@ -46,7 +46,7 @@ def test_what_fits_is_offered_with_its_speed_and_what_it_goes_on_from(stranded: 
 
 
 def test_one_request_queues_a_new_attempt_in_it(stranded: Job) -> None:
-    offer = smaller(stranded)
+    offer = find_smaller_layout(stranded)
     assert actions.run_smaller(stranded, "owner")
     before = stranded.spec
     stranded.refresh_from_db()
@@ -56,7 +56,7 @@ def test_one_request_queues_a_new_attempt_in_it(stranded: Job) -> None:
     assert stranded.estimate["axes"]["dp"] == offer["layout"]["dp"]
     assert offer["words"] in stranded.history.last().reason
     with pytest.raises(NoOfferError, match="The current layout already fits"):
-        smaller(stranded)
+        find_smaller_layout(stranded)
 
 
 def test_a_page_offers_it_where_the_layout_is_what_the_job_waits_for(
@@ -81,8 +81,8 @@ def test_a_page_offers_it_where_the_layout_is_what_the_job_waits_for(
 def test_a_page_says_that_too_much_is_planned_at_once(
     stranded: Job, owner: User, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planners, "_places", queue.LifoQueue())
-    monkeypatch.setattr(planners, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(planner_processes, "_slots", queue.LifoQueue())
+    monkeypatch.setattr(planner_processes, "MAX_QUEUE_S", 0.01)
     client.force_login(owner)
     answer = client.post(f"/jobs/{stranded.id}/smaller/")
     assert (answer.status_code, "planner processes are busy" in answer.content.decode()) == (503, True)
@@ -91,7 +91,7 @@ def test_a_page_says_that_too_much_is_planned_at_once(
 def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now())
     with pytest.raises(NoOfferError, match="The current layout already fits the available hosts"):
-        smaller(stranded)
+        find_smaller_layout(stranded)
     assert actions.requeue(stranded, "owner")
     stranded.refresh_from_db()
     assert lifecycle.start({stranded.id: (2, "placed")})
@@ -103,13 +103,13 @@ def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
 def test_a_host_that_is_drained_is_not_left(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now())
     Host.objects.filter(name="host-b").update(drained=True)
-    assert smaller(stranded)["ranks"] <= 4
+    assert find_smaller_layout(stranded)["ranks"] <= 4
 
 
 def test_nothing_is_offered_where_no_host_is_left(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now() - timedelta(hours=1))
     with pytest.raises(NoOfferError):
-        smaller(stranded)
+        find_smaller_layout(stranded)
 
 
 def test_the_page_and_rest_offer_it_and_only_who_may_change_it_runs_it(stranded: Job, client: Client) -> None:
@@ -130,7 +130,7 @@ def test_what_another_engine_has_left_is_not_known_here(stranded: Job) -> None:
     Job.objects.update(spec={**stranded.spec, "resources": {**stranded.spec["resources"], "engine": "slurm"}})
     stranded.refresh_from_db()
     with pytest.raises(NoOfferError, match="slurm, and the free Slurm nodes are unknown") as refused:
-        smaller(stranded)
+        find_smaller_layout(stranded)
     assert refused.value.field == "resources.engine"
 
 
@@ -144,6 +144,6 @@ def test_what_is_left_has_the_labels_that_the_job_asks_for(
     stranded.save()
     make_host("host-c", slots=8)
     with pytest.raises(NoOfferError, match="No CPU host with the labels fast accepts jobs now"):
-        smaller(stranded)
+        find_smaller_layout(stranded)
     Host.objects.filter(name="host-a").update(labels=["fast"])
-    assert smaller(stranded)["ranks"] <= 4
+    assert find_smaller_layout(stranded)["ranks"] <= 4

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from contracts.telemetry.steps import CheckpointItem
 from jobs.models import EXTERNAL_ENGINE, Attempt, Job
-from jobs.planning.saves import most_kept, saves_of
+from jobs.planning.checkpoints import get_max_checkpoints, read_checkpoint_log
 from jobs.runs.history.store.folder import NoHistoryError
 from jobs.runs.history.store.query import HistoryTables, query_history
 from jobs.runs.traces.traced_steps import EventTrace, parse_trace
@@ -108,20 +108,20 @@ class StoredCheckpoint(TypedDict):
 
 def list_checkpoints(job: Job) -> list[StoredCheckpoint]:
     """Return the checkpoints of a job, the newest first. Raises BusyError."""
-    max_kept = most_kept(job)
+    max_kept = get_max_checkpoints(job)
     return [
         checkpoint for attempt in job.attempts.order_by("-number") for checkpoint in _list_of_attempt(attempt, max_kept)
     ]
 
 
 def _list_of_attempt(attempt: Attempt, max_kept: int) -> Iterator[StoredCheckpoint]:
-    saves = saves_of(attempt)
+    saves = read_checkpoint_log(attempt)
     if saves.newest and saves.newest not in {item["name"] for item in saves.items}:
         unknown = {"step": None, "time": None, "num_bytes": None, "stall_s": None, "save_s": None}
         yield {"attempt": attempt.number, "name": saves.newest, "problem": "", "kept": True, **unknown}  # type: ignore[typeddict-item]
     for item in reversed(saves.items):
         values = {name: item[name] for name in ("name", "step", "time", "num_bytes", "stall_s", "save_s", "problem")}
-        is_kept = item["name"] is not None and saves.complete_after(item["step"]) < max_kept
+        is_kept = item["name"] is not None and saves.count_after(item["step"]) < max_kept
         yield {"attempt": attempt.number, **values, "kept": is_kept}  # type: ignore[typeddict-item]
 
 

@@ -17,7 +17,7 @@ import duckdb
 from django.conf import settings
 
 from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
-from jobs.planning.planners import BusyError
+from jobs.planning.planner_processes import BusyError
 from jobs.runs.history.store.folder import HistoryFolder, HistoryManifest, NoHistoryError
 from jobs.runs.history.store.schema import TABLES
 

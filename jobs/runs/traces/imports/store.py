@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 from jobs.core.errors import DISK_FULL_MESSAGE
 from jobs.models import ImportedTrace
 from jobs.models.validators import NoteRule, check_name
-from jobs.planning.planners import BusyError
+from jobs.planning.planner_processes import BusyError
 from jobs.runs.history.store.schema import TABLES
 from jobs.runs.traces.imports.common import ImportProblemError, TraceFile
 from jobs.runs.traces.imports.reader import ImportResult, make_trace_file, read_traces

@@ -1,18 +1,61 @@
-"""Types of the planner's answers, which `jobs.api.document.schema` puts into the OpenAPI document."""
+"""Requests and responses of the planner and of benchmarks of collectives, which the OpenAPI document describes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NotRequired
+from collections.abc import Mapping
+from typing import Annotated, Any, NotRequired, TypeVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field, ValidationError
 from typing_extensions import TypedDict
 
 from planner.cost.estimate import Estimate
 from planner.cost.learning import Interval
-from planner.facts.parse_spec import LayoutDict, ModelDict
+from planner.facts.collectives import LabPoint
+from planner.facts.layout import MAX_RANKS
+from planner.facts.parse_spec import LayoutDict, ModelDict, SchemaFrom, convert_error
+from planner.facts.spec import LabPrimitive, LabSpec
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 from planner.hardware.cluster import Basis
 from planner.search.auto_layout import AutoLayout
 from planner.search.post_run_advice import Hindsight
+
+RequestModel = TypeVar("RequestModel", bound=BaseModel)
+
+Draft = Any  # the parser of the planner validates it, and `jobs.api.openapi` describes it
+ClusterName = Annotated[str, Field(max_length=200, pattern=NO_NUL, description="A name from `/clusters`.")]
+
+
+class SearchRequest(StrictModel):
+    """A search. The layout in `spec` is ignored, and `fixed` has the values that stay."""
+
+    spec: Draft
+    ranks: int = Field(ge=1, le=MAX_RANKS)
+    cluster: ClusterName | None = None
+    fixed: dict[str, Any] = Field(
+        default={}, description="Layout fields and their values, which the search does not change."
+    )
+    max_micro_batch: int = Field(default=16, ge=1, le=1024)
+    max_memory_bytes: int | None = Field(default=None, ge=1, le=2**60)
+    runnable: bool = Field(default=False, description="Return only layouts that the trainer can run.")
+    limit: int = Field(default=20, ge=1, le=100)
+
+
+class ExplainRequest(StrictModel):
+    """A spec, and the pipeline stage to explain."""
+
+    spec: Draft
+    cluster: ClusterName | None = None
+    stage: int = Field(default=0, ge=0)
+
+
+def validate_request(kind: type[RequestModel], data: object) -> RequestModel:
+    """Validate a request. Raises SpecError with every field that is missing, unknown or invalid."""
+    if not isinstance(data, Mapping):
+        raise SpecError([Problem("request", "The request body is not a JSON object. Send a JSON object.")])
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise SpecError([convert_error(e, kind) for e in error.errors(include_url=False)]) from None
 
 
 class SpecProblem(TypedDict):
@@ -155,3 +198,51 @@ class Preset(TypedDict):
     description: str
     parameters: int
     model: ModelDict
+
+
+class PrimitiveBrief(TypedDict):
+    """Description of a collective: n ranks, S bytes in the full buffer, alpha seconds per message, B bytes/s."""
+
+    name: LabPrimitive
+    title: str
+    meaning: str
+    call: Annotated[str, Field(description="PyTorch's")]
+    time: str
+    sent: Annotated[str, Field(description="Bytes that a rank sends in the ideal algorithm.")]
+    used_by: list[str]
+
+
+class FailedBenchmark(TypedDict):
+    """Benchmark that failed because the collective returned wrong elements."""
+
+    job: str
+    wrong: Annotated[int, Field(description="Number of wrong elements over all sizes, ranks, and calls.")]
+    checked: int
+
+
+class PrimitiveDetail(PrimitiveBrief):
+    """Description of a collective, and the newest successful benchmark that you can see, or null."""
+
+    job: str | None
+    points: Annotated[
+        list[Annotated[dict[str, Any], SchemaFrom(LabPoint)]],
+        Field(description="Time, bandwidths, and number of wrong elements for each message size."),
+    ]
+    failed: Annotated[
+        FailedBenchmark | None, Field(description="Latest run with a wrong result, if it is newer than `job`.")
+    ]
+
+
+class LabRequest(StrictModel):
+    """Benchmark of one collective."""
+
+    host: str | None = Field(
+        default=None, min_length=1, max_length=100, pattern=NO_NUL, description="Default: a connected host."
+    )
+    ranks: int | None = Field(
+        default=None, ge=1, le=65536, description="Default: 4 ranks, or all slots if the host has fewer than 4."
+    )
+    lab: LabSpec = Field(
+        default=LabSpec(),
+        description="Message sizes, number of calls, and data type. The field `primitives` is ignored.",
+    )

@@ -58,19 +58,19 @@ Sent = Mapping[tuple[int, str, str], int]  # bytes by rank, axis and level
 
 
 class _Groups(NamedTuple):
-    """How many, how many of them have members on several hosts, and the ranks of these."""
+    """Process groups of a level: their number, the number on several hosts, and the ranks of those."""
 
     number: int
     across: int
     ranks: frozenset[int]
 
-    def passed(self, sent: Sent, axis: str, level: str, times: int = 1) -> HostTrafficBytes:
+    def sum_traffic(self, sent: Sent, axis: str, level: str, times: int = 1) -> HostTrafficBytes:
         across = sum(b for (rank, a, name), b in sent.items() if (a, name) == (axis, level) and rank in self.ranks)
         whole = sum(b for (_, a, name), b in sent.items() if (a, name) == (axis, level))
         return {"across_bytes": times * across, "inside_bytes": times * (whole - across)}
 
 
-def between(job: Job) -> HostTraffic:
+def compute_host_traffic(job: Job) -> HostTraffic:
     """Return the traffic of the current attempt, or only its hosts without a prediction."""
     attempt = job.attempts.filter(number=job.attempt).prefetch_related("members").first()
     gang = list(attempt.members.all()) if attempt else []
@@ -82,20 +82,20 @@ def between(job: Job) -> HostTraffic:
     cells, steps = summary.get("cells") or {}, summary.get("ran_steps", summary.get("steps", 0))
     left_out = summary.get("cells_left_out", 0)
     cells = {} if left_out else cells
-    predicted, measured = _predicted(job.estimate, layout), _measured(cells, layout)
+    predicted, measured = _get_predicted(job.estimate, layout), _get_measured(cells, layout)
     home = {rank: one.node for one in gang for rank in range(one.first_rank, one.first_rank + one.num_ranks)}
     rows: list[LevelTraffic] = []
     for level in get_levels(layout):
-        groups = _groups(layout.world_size, level.group, home)
+        groups = _find_groups(layout.world_size, level.group, home)
         rows.append(
             {
                 "axis": level.axis,
                 "level": level.name,
                 "groups": groups.number,
                 "groups_across": groups.across,
-                "predicted_step": groups.passed(predicted, level.axis, level.name),
-                "measured": groups.passed(measured, level.axis, level.name) if cells else None,
-                "predicted": groups.passed(predicted, level.axis, level.name, steps) if cells else None,
+                "predicted_step": groups.sum_traffic(predicted, level.axis, level.name),
+                "measured": groups.sum_traffic(measured, level.axis, level.name) if cells else None,
+                "predicted": groups.sum_traffic(predicted, level.axis, level.name, steps) if cells else None,
             }
         )
     return {
@@ -106,14 +106,14 @@ def between(job: Job) -> HostTraffic:
     }
 
 
-def _groups(ranks: int, group: RankGroup, home: Mapping[int, int]) -> _Groups:
+def _find_groups(ranks: int, group: RankGroup, home: Mapping[int, int]) -> _Groups:
     firsts = [rank for rank in range(ranks) if rank // group.stride % group.size == 0]
     found = [get_group_ranks(rank, group) for rank in firsts]
     across = [rank for each in found if len({home.get(rank) for rank in each}) > 1 for rank in each]
     return _Groups(len(found), len(across) // group.size, frozenset(across))
 
 
-def _predicted(estimate: Mapping[str, Any], layout: Layout) -> Sent:
+def _get_predicted(estimate: Mapping[str, Any], layout: Layout) -> Sent:
     """Return predicted bytes per step. Ranks of a stage send the same bytes, except those in `rank_bytes`."""
     sent: dict[tuple[int, str, str], int] = defaultdict(int)
     each = layout.world_size // layout.pp
@@ -129,11 +129,11 @@ def _predicted(estimate: Mapping[str, Any], layout: Layout) -> Sent:
     return sent
 
 
-def _measured(cells: Mapping[str, list[dict[str, Any]]], layout: Layout) -> Sent:
+def _get_measured(cells: Mapping[str, list[dict[str, Any]]], layout: Layout) -> Sent:
     """Return the bytes that ranks counted in their steps."""
     sent: dict[tuple[int, str, str], int] = defaultdict(int)
-    for rank, told in cells.items():
-        for cell in told:
+    for rank, rank_cells in cells.items():
+        for cell in rank_cells:
             if cell["phase"] == "step":
                 level = get_level_name(layout, cell["axis"], cell["op"], cell["group_size"])
                 sent[int(rank), cell["axis"], level] += cell["payload_bytes"]
