@@ -23,10 +23,19 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import NamedTuple
 
-from jobs.queue.scheduling.placement import in_order, place
-from jobs.queue.scheduling.policy import Rates, Use, decayed, factors, standing
-from jobs.queue.scheduling.pool import spread
-from jobs.queue.scheduling.states import HostState, Placement, Share, Waiting
+from jobs.queue.scheduling.placement import plan_pass, sort_queue
+from jobs.queue.scheduling.slot_allocator import spread_slots
+from jobs.queue.scheduling.states import (
+    HostState,
+    Placement,
+    PointRates,
+    ProjectUse,
+    QueuedJob,
+    Share,
+    compute_decayed_use,
+    compute_points,
+    compute_share_factors,
+)
 from planner.facts.kinds import SlotDemand
 
 SLOTS = 8
@@ -37,7 +46,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SIZE_WEIGHTS = (20, 12, 14, 22, 10, 8, 6, 4, 3, 1)
 PROJECTS = {"busy": 6, "usual": 3, "quiet": 1}  # how often each submits
 PRIORITIES = {0: 85, 5: 12, 10: 3}
-RATES = Rates(per_hour=0.1, share=1.0)  # the defaults of MESHBOARD_AGEING_PER_HOUR and MESHBOARD_SHARE_POINTS
+RATES = PointRates(per_hour=0.1, share=1.0)  # the defaults of MESHBOARD_AGEING_PER_HOUR and MESHBOARD_SHARE_POINTS
 HALF_LIFE_S = DAY_S
 LOAD = 0.95  # of the slots, asked for over the week
 
@@ -83,7 +92,9 @@ class Cluster:
     def count_use(self, now: float) -> None:
         """As `jobs.queue.termination.count_use` does."""
         for project in PROJECTS:
-            self.used[project] = decayed(self.used[project], self.held[project], now - self.counted, HALF_LIFE_S)
+            self.used[project] = compute_decayed_use(
+                self.used[project], self.held[project], now - self.counted, HALF_LIFE_S
+            )
         self.counted = now
 
     def take(self, shares: tuple[Share, ...]) -> None:
@@ -97,17 +108,17 @@ class Cluster:
 
 def meshboard(cluster: Cluster, now: float) -> list[Placement]:
     """The real thing."""
-    share = factors({name: Use(used, 1.0) for name, used in cluster.used.items()})
+    share = compute_share_factors({name: ProjectUse(used, 1.0) for name, used in cluster.used.items()})
     queue = [
         _waiting(
             job,
-            standing(job.priority, now - job.submitted, share[job.project], 0.0, RATES).points,
+            compute_points(job.priority, now - job.submitted, share[job.project], 0.0, RATES).total,
             cluster.kept.get(job.id, ()),
         )
         for job in cluster.waiting.values()
     ]
-    plan = place(queue, cluster.hosts())
-    cluster.kept = plan.kept
+    plan = plan_pass(queue, cluster.hosts())
+    cluster.kept = plan.head_hosts
     return plan.placements
 
 
@@ -126,9 +137,9 @@ def _greedy(cluster: Cluster, *, stops: bool) -> list[Placement]:
     counts = {name: len(slots) for name, slots in free.items()}
     placed: list[Placement] = []
     refused: set[tuple[int, int]] = set()
-    for job in in_order(_waiting(job, 0.0, ()) for job in cluster.waiting.values()):
+    for job in sort_queue(_waiting(job, 0.0, ()) for job in cluster.waiting.values()):
         key = (job.num_slots, job.units[0])
-        shares = None if key in refused else spread(SlotDemand(*key[:1], job.units, 0), job.units[0], counts)
+        shares = None if key in refused else spread_slots(SlotDemand(*key[:1], job.units, 0), job.units[0], counts)
         if shares is None:
             refused.add(key)
             if stops:
@@ -141,10 +152,10 @@ def _greedy(cluster: Cluster, *, stops: bool) -> list[Placement]:
     return placed
 
 
-def _waiting(job: Job, points: float, kept: tuple[str, ...]) -> Waiting:
-    return Waiting(
+def _waiting(job: Job, points: float, kept: tuple[str, ...]) -> QueuedJob:
+    return QueuedJob(
         id=job.id, name=job.id, owner=1, device="cuda", num_slots=job.slots, wanted_host="", priority=job.priority,
-        created=BEGIN + timedelta(seconds=job.submitted), kept=kept, units=(job.unit,), max_hosts=0, standing=points,
+        created=BEGIN + timedelta(seconds=job.submitted), head_hosts=kept, units=(job.unit,), max_hosts=0, points=points,  # noqa: E501
         project=job.project,
     )  # fmt: skip
 

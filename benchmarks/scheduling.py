@@ -119,9 +119,9 @@ def timed_pass(what: str) -> None:
 def end_some(count: int) -> None:
     """What hosts would tell: that the oldest attempts ended."""
     for attempt in Attempt.objects.filter(ended__isnull=True).order_by("id")[:count]:
-        lifecycle.change(attempt.job_id, attempt.number, Status.SUCCEEDED, "done")
+        lifecycle.change_status(attempt.job_id, attempt.number, Status.SUCCEEDED, "done")
         for member in attempt.members.all():
-            lifecycle.release(member)
+            lifecycle.release_member(member)
 
 
 def passes(hosts: int, jobs: int, owner: User) -> None:

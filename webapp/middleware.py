@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from contracts.fields import escape_direction_overrides
 from jobs.core.redis_client import connect_once
-from jobs.queue.work_lease import unhealthy
+from jobs.queue.work_lease import explain_unhealthy
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class HealthMiddleware(MiddlewareMixin):
         found = {"database": _database_answers(), "redis": _redis_answers()}
         if request.path == "/readyz":
             found |= {"migrations": found["database"] and _is_migrated()}
-            found |= {"controller": found["migrations"] and not unhealthy()}
+            found |= {"controller": found["migrations"] and not explain_unhealthy()}
         return JsonResponse(found, status=200 if all(found.values()) else 503)
 
 

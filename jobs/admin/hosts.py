@@ -14,9 +14,9 @@ from unfold.decorators import display
 from jobs.admin.written import Audited, OwnColumn
 from jobs.models import DeadLetter, Host, Member, Pool, Reservation
 from jobs.queue import actions
-from jobs.queue.inbound import deadletters
-from jobs.queue.scheduling.snapshot import free_slots
-from jobs.queue.staff_actions import drain
+from jobs.queue.inbound import event_handlers
+from jobs.queue.scheduling.snapshot import count_free_slots
+from jobs.queue.staff_actions import set_drained
 from planner.facts.validation import format_count
 
 
@@ -37,7 +37,7 @@ class HostAdmin(OwnColumn):
         """Its lines know what was not understood of each: asked for at once."""
         found = super().get_changelist_instance(request)
         hosts = list(found.result_list)
-        counts, free = deadletters.counts_of(host.name for host in hosts), free_slots()
+        counts, free = event_handlers.count_dead_letters(host.name for host in hosts), count_free_slots()
         for host in hosts:
             host.free_slots = free.get(host.pk, 0)
             host.not_understood = counts[host.name]
@@ -65,7 +65,7 @@ class HostAdmin(OwnColumn):
 
     def _drained(self, request: HttpRequest, hosts: QuerySet[Host], drained: bool) -> int:
         """How many it was that this changed."""
-        return sum(drain(host, drained, request.user.get_username()) for host in hosts)
+        return sum(set_drained(host, drained, request.user.get_username()) for host in hosts)
 
     @admin.action(description="Mark hosts and their jobs as lost", permissions=["change"])
     def give_up(self, request: HttpRequest, hosts: QuerySet[Host]) -> HttpResponse | None:
@@ -73,7 +73,7 @@ class HostAdmin(OwnColumn):
             return self._asked(request, hosts)
         for host in hosts:
             try:
-                lost = actions.give_up_host(host, request.user.get_username())
+                lost = actions.mark_host_lost(host, request.user.get_username())
             except actions.HostConnectedError as error:
                 self.message_user(request, str(error), messages.ERROR)
             else:

@@ -28,9 +28,9 @@ from jobs.planning.schemas import validate_request
 from jobs.queue import actions
 from jobs.queue import staff_actions as staff
 from jobs.queue.hosts import joining
-from jobs.queue.hosts.presentation import host_brief, host_detail, token_told
+from jobs.queue.hosts.presentation import serialize_host_brief, serialize_host_detail, serialize_token
 from jobs.queue.hosts.redis_access import NoRightsError
-from jobs.queue.scheduling.snapshot import free_slots
+from jobs.queue.scheduling.snapshot import count_free_slots
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ class Hosts(APIView):
     def get(self, request: Request) -> Response:
         """Every host that was not removed, by name; with `limit`, page by page."""
         page = paged(request, Host.objects.present(), "name", usual=None)
-        free = free_slots()
-        return Response([host_brief(host, free.get(host.pk, 0)) for host in page.rows], headers=page.headers)
+        free = count_free_slots()
+        return Response([serialize_host_brief(host, free.get(host.pk, 0)) for host in page.rows], headers=page.headers)
 
 
 class HostView(APIView):
@@ -106,7 +106,7 @@ class Join(APIView):
         if told["name"] == RESERVED:
             return refuse(422, "name", f"The host name {RESERVED} is reserved. Use another name.", "body")
         try:
-            joined, new = staff.join(told, request.META["REMOTE_ADDR"])
+            joined, new = staff.join_host(told, request.META["REMOTE_ADDR"])
         except joining.TokenError as error:
             return refuse(401, "token", str(error), "body")
         except joining.NameTakenError as error:
@@ -140,8 +140,8 @@ class Calibrate(OfStaff):
         host = _find_host(name)
         refuse_body(request)
         try:
-            job = actions.calibrate(user_of(request), host)
-        except actions.NotCalibratedError as error:
+            job = actions.submit_calibration(user_of(request), host)
+        except actions.CalibrationError as error:
             return refuse(409, "host", str(error))
         return Response(serialize_job(job), status=201)
 
@@ -185,7 +185,7 @@ class GiveUp(OfStaff):
         host = _find_host(name)
         refuse_body(request)
         try:
-            lost = actions.give_up_host(host, user_of(request).get_username())
+            lost = actions.mark_host_lost(host, user_of(request).get_username())
         except actions.HostConnectedError as error:
             return refuse(409, "host", str(error))
         return Response({"lost": lost})
@@ -205,7 +205,7 @@ class Remove(OfStaff):
         host = _find_host(name)
         refuse_body(request)
         try:
-            staff.remove(host, user_of(request).get_username())
+            staff.remove_host(host, user_of(request).get_username())
         except staff.BusyHostError as error:
             return refuse(409, "host", str(error))
         return Response(status=204)
@@ -229,7 +229,7 @@ class Tokens(OfStaff):
     @extend_schema(operation_id="listJoinTokens", responses={200: schema.list_of("JoinTokenDetail"), **refusals(403)})
     def get(self, request: Request) -> Response:
         """Every join token of the last 30 days, the newest first. Staff only."""
-        return Response([token_told(token) for token in joining.known()])
+        return Response([serialize_token(token) for token in joining.list_recent_tokens()])
 
     @extend_schema(
         operation_id="makeJoinToken",
@@ -239,8 +239,8 @@ class Tokens(OfStaff):
     def post(self, request: Request) -> Response:
         """A new join token, shown this once. Staff only."""
         asked = validate_request(joining.JoinTokenRequest, request.data)
-        token, text = staff.make_token(user_of(request).get_username(), asked)
-        return Response({**token_told(token), "token": text}, status=201)
+        token, text = staff.create_token(user_of(request).get_username(), asked)
+        return Response({**serialize_token(token), "token": text}, status=201)
 
 
 class RevokeToken(OfStaff):
@@ -260,7 +260,7 @@ class RevokeToken(OfStaff):
         refuse_body(request)
         staff.revoke_token(token, user_of(request).get_username())
         token.refresh_from_db()
-        return Response(token_told(token))
+        return Response(serialize_token(token))
 
 
 def _find_host(name: str) -> Host:
@@ -273,10 +273,10 @@ def _find_host(name: str) -> Host:
 def _drained(request: Request, name: str, drained: bool) -> Response:
     host = _find_host(name)
     refuse_body(request)
-    staff.drain(host, drained, user_of(request).get_username())
+    staff.set_drained(host, drained, user_of(request).get_username())
     host.refresh_from_db()
     return _told(host, request.user)
 
 
 def _told(host: Host, user: Any) -> Response:
-    return Response(host_detail(host, user, free_slots().get(host.pk, 0)))
+    return Response(serialize_host_detail(host, user, count_free_slots().get(host.pk, 0)))

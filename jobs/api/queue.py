@@ -24,10 +24,10 @@ from jobs.core.text import is_storable
 from jobs.models import AuditEntry, Job, Pool, Status
 from jobs.planning.schemas import validate_request
 from jobs.queue import staff_actions
-from jobs.queue.bulk_actions import MoveRequest, QueueActionRequest, apply, explain_unmoved, list_unchanged
-from jobs.queue.staff_actions import HIGHEST, LOWEST
-from jobs.queue.view import rows, view
-from jobs.queue.what_if import MOST_SLOTS, NAMES, asked, would_start
+from jobs.queue.bulk_actions import MoveRequest, QueueActionRequest, apply_action, explain_unmoved, list_unchanged
+from jobs.queue.staff_actions import MAX_PRIORITY, MIN_PRIORITY
+from jobs.queue.start_predictions import MAX_SLOTS, QUESTION_FIELDS, list_starts, parse_question
+from jobs.queue.view import build_rows, load_view
 from planner.facts.validation import Problem, SpecError
 
 MOST_ROWS = 200
@@ -40,7 +40,7 @@ def _entry(name: str, words: str) -> OpenApiParameter:
 
 
 class MayRunQueue(BasePermission):
-    def has_permission(self, request: Request, view: Any) -> bool:
+    def has_permission(self, request: Request, load_view: Any) -> bool:
         return may_change_all_jobs(request.user)
 
 
@@ -51,7 +51,7 @@ class Queue(APIView):
     def get(self, request: Request) -> Response:
         """Your queued jobs in the order in which they start, at most 200, each with its place in the whole queue, its
         points, why it waits and when it should start (an estimate); members see their projects', staff everybody's."""
-        seen = view()
+        seen = load_view()
         ids = [queued.job.id for queued in seen.queue]
         mine = set(get_visible_jobs(request.user).filter(id__in=ids).values_list("id", flat=True))
         shown = [queued for queued in seen.queue if queued.job.id in mine][:MOST_ROWS]
@@ -61,7 +61,7 @@ class Queue(APIView):
                 "starts": row["starts"].isoformat() if row["starts"] else None,
                 "created": row["created"].isoformat(),
             }
-            for row in rows(seen, request.user, shown)
+            for row in build_rows(seen, request.user, shown)
         ]
         return Response({"paused": seen.paused, "queued": len(seen.queue), "jobs": told})
 
@@ -78,12 +78,12 @@ class WouldStart(StaffView):
         parameters=[
             OpenApiParameter(
                 "slots",
-                {"type": "integer", "minimum": 0, "maximum": MOST_SLOTS},
+                {"type": "integer", "minimum": 0, "maximum": MAX_SLOTS},
                 description="Number of slots of the simulated additional hosts. Each device model gets one such host.",
             ),
             OpenApiParameter("pool", {"type": "string"}, description="Paused pool to resume."),
             OpenApiParameter("job", {"type": "string"}, description="Id of the queued job whose priority changes."),
-            OpenApiParameter("priority", {"type": "integer", "minimum": LOWEST, "maximum": HIGHEST}),
+            OpenApiParameter("priority", {"type": "integer", "minimum": MIN_PRIORITY, "maximum": MAX_PRIORITY}),
         ],
         responses={200: schema.of("WhatIfResult"), **refusals(403)},
     )
@@ -92,14 +92,14 @@ class WouldStart(StaffView):
         given = request.query_params
         problems = [
             Problem(name, f"`{name}` is empty. Give a value, or omit the parameter.")
-            for name in NAMES
+            for name in QUESTION_FIELDS
             if name in given and not given[name].strip()
         ]
         if problems:
             raise BadParameterError(problems)
-        seen = view()
+        seen = load_view()
         try:
-            started = would_start(seen, asked({name: given[name] for name in given}, seen))
+            started = list_starts(seen, parse_question({name: given[name] for name in given}, seen))
         except SpecError as error:
             raise BadParameterError(error.problems) from None
         names = {queued.job.id: queued.job.name for queued in seen.queue}
@@ -107,7 +107,7 @@ class WouldStart(StaffView):
 
 
 class MayOperate(BasePermission):
-    def has_permission(self, request: Request, view: Any) -> bool:
+    def has_permission(self, request: Request, load_view: Any) -> bool:
         return may_operate_any_project(request.user)
 
 
@@ -124,11 +124,11 @@ class Act(APIView):
     def post(self, request: Request) -> Response:
         """Hold, release, cancel or prioritise queued jobs; tells which it changed, and why not others. Staff, and
         operators of a project on its jobs, who set no priority."""
-        asked = validate_request(QueueActionRequest, request.data)
-        if asked.action == "priority" and asked.priority is None:
+        parse_question = validate_request(QueueActionRequest, request.data)
+        if parse_question.action == "priority" and parse_question.priority is None:
             raise SpecError([Problem("priority", "is required")])
-        changed = apply(asked, request.user)
-        return Response({"changed": changed, "unchanged": list_unchanged(asked, changed, request.user)})
+        changed = apply_action(parse_question, request.user)
+        return Response({"changed": changed, "unchanged": list_unchanged(parse_question, changed, request.user)})
 
 
 class Move(StaffView):
@@ -141,20 +141,20 @@ class Move(StaffView):
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Move a queued job among those of its priority: up, down, to the top, or before another. Staff only."""
-        asked = validate_request(MoveRequest, request.data)
-        if (asked.to is None) == (asked.before is None):
+        parse_question = validate_request(MoveRequest, request.data)
+        if (parse_question.to is None) == (parse_question.before is None):
             raise SpecError([Problem("to", "Set either `to` or `before`, not both.")])
         if not is_storable(job_id) or not Job.objects.filter(id=job_id).exists():
             raise NotFoundError("job")
         if not Job.objects.filter(id=job_id, status=Status.QUEUED).exists():
             return refuse(409, "status", "The job is not queued.")
         by = request.user.get_username()
-        if asked.before is not None:
-            moved = staff_actions.move_before(job_id, asked.before, by)
+        if parse_question.before is not None:
+            moved = staff_actions.move_before(job_id, parse_question.before, by)
         else:
-            assert asked.to is not None, "either `to` or `before` is set"
-            moved = staff_actions.move(job_id, asked.to, by)
-        return Response({"moved": moved, "reason": "" if moved else explain_unmoved(job_id, asked.before)})
+            assert parse_question.to is not None, "either `to` or `before` is set"
+            moved = staff_actions.move(job_id, parse_question.to, by)
+        return Response({"moved": moved, "reason": "" if moved else explain_unmoved(job_id, parse_question.before)})
 
 
 class Pause(StaffView):

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import Error
 
-from jobs.queue.work_lease import unhealthy
+from jobs.queue.work_lease import explain_unhealthy
 
 STOP_S = 1.5
 
@@ -65,7 +65,7 @@ class Foreground(BaseCommand):
 
     def _check(self) -> None:
         try:
-            problem = unhealthy(self.name)
+            problem = explain_unhealthy(self.name)
         except Error as error:
             problem = f"The database does not answer: {error}"
         if problem:

@@ -33,8 +33,8 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from jobs.models import Host, Job, Lease
-from jobs.queue.work_lease import NAME as CONTROLLER
-from jobs.queue.work_lease import unhealthy
+from jobs.queue.work_lease import CONTROLLER as CONTROLLER
+from jobs.queue.work_lease import explain_unhealthy
 from jobs.runs.history.store.folder import MANIFEST, HistoryFolder, NoHistoryError, iterate_histories
 
 VERSION = 1
@@ -306,7 +306,7 @@ def _meta(tar: tarfile.TarFile, source: Path) -> Meta:
 
 
 def _refuse_to_overwrite(replace: bool) -> None:
-    if not unhealthy() and Lease.objects.filter(name=CONTROLLER).exclude(holder="").exists():
+    if not explain_unhealthy() and Lease.objects.filter(name=CONTROLLER).exclude(holder="").exists():
         raise BackupError("A controller is running on this board. Stop the web server, controller, and recorder first.")
     there: dict[str, type[models.Model]] = {"users": get_user_model(), "jobs": Job, "hosts": Host}
     counts = {name: model._base_manager.count() for name, model in there.items()}

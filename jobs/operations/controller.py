@@ -14,13 +14,12 @@ from jobs.core.redis_client import connect
 from jobs.operations.metrics.otlp import Otlp
 from jobs.operations.prune import prune_if_due
 from jobs.people.notifications.postman import Postman
-from jobs.queue.engines import engines
-from jobs.queue.engines.base import Engine
-from jobs.queue.hosts.redis_access import ADVICE, WORDS, Access, Claim
-from jobs.queue.inbound.silence import Listening, tell_of_silence
-from jobs.queue.inbound.streams import drain, wait_for_event
-from jobs.queue.termination import Idle, apply_rules
-from jobs.queue.work_lease import Troubles, WorkLease, away, of_database
+from jobs.queue.engines import Engine, create_engines
+from jobs.queue.hosts.redis_access import OTHER_BOARD_ADVICE, OTHER_BOARD_MESSAGE, RedisClaim, RedisUsers
+from jobs.queue.inbound.reconcile import EventReception, check_external_runs
+from jobs.queue.inbound.streams import read_events, wait_for_event
+from jobs.queue.termination import IdleWatch, apply_rules
+from jobs.queue.work_lease import StageErrors, WorkLease, is_database_error, is_outage
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +33,15 @@ class Controller:
 
     def __init__(self) -> None:
         self._lease = WorkLease()
-        self._claim = Claim()
-        self._listening = Listening()
-        self._troubles = Troubles()
-        self._access = Access()
-        self._idle = Idle()
+        self._claim = RedisClaim()
+        self._listening = EventReception()
+        self._troubles = StageErrors()
+        self._access = RedisUsers()
+        self._idle = IdleWatch()
         self._postman = Postman()
         self._otlp = Otlp()
         self._client = connect()
-        self._engines = engines(self._client, self._listening)
+        self._engines = create_engines(self._client, self._listening)
         self._waits_for, self._away = "", False
 
     def run(self, stop: threading.Event) -> None:
@@ -81,7 +80,7 @@ class Controller:
     def _take_lease(self) -> None:
         before, self._waits_for = self._waits_for, self._who_works()
         if self._waits_for not in ("", before):
-            level = logging.WARNING if self._waits_for.startswith(WORDS) else logging.INFO
+            level = logging.WARNING if self._waits_for.startswith(OTHER_BOARD_MESSAGE) else logging.INFO
             log.log(level, "Waiting: %s", self._waits_for)
         if before and not self._waits_for:
             log.info("The other controller has ended. Starting")
@@ -89,21 +88,21 @@ class Controller:
     def _who_works(self) -> str:
         """Instead of us; empty where it is our turn."""
         if not self._lease.hold():
-            return f"another controller runs ({self._lease.holder_now()})"
+            return f"another controller runs ({self._lease.get_last_holder()})"
         try:
-            other = self._claim.hold(self._lease.holder, self._lease.taken_from)
+            other = self._claim.hold(self._lease.holder, self._lease.previous_holder)
         except RedisError:  # the stages that need it say so
             return ""
-        return f"{WORDS} ({other}); {ADVICE}" if other else ""
+        return f"{OTHER_BOARD_MESSAGE} ({other}); {OTHER_BOARD_ADVICE}" if other else ""
 
     def tick(self) -> bool:
         """Every stage once; True when all went well."""
         went_well = [
             self._stage("events", self._listen),
             self._stage("rules", apply_rules),
-            self._stage("idle", lambda: self._idle.end(self._client)),
-            self._stage("access", lambda: self._access.keep(self._client)),
-            self._stage("silence", tell_of_silence),
+            self._stage("idle", lambda: self._idle.stop_idle_runs(self._client)),
+            self._stage("access", lambda: self._access.sync(self._client)),
+            self._stage("silence", check_external_runs),
         ]
         for engine in self._engines:
             went_well += [self._stage(f"{engine.name}: {what}", work) for what, work in _steps(engine)]
@@ -112,19 +111,19 @@ class Controller:
             self._stage("otlp", self._otlp.turn),
             self._stage("prune", lambda: prune_if_due(self._client)),
         ]
-        return all(went_well) and self._stage("lease", self._lease.ticked)
+        return all(went_well) and self._stage("lease", self._lease.record_tick)
 
     def _listen(self) -> None:
-        drain(self._client)
-        self._listening.heard()
+        read_events(self._client)
+        self._listening.record_pass()
 
     def _stage(self, name: str, work: Callable[[], object]) -> bool:
         try:
             work()
         except Exception as error:
-            self._troubles.tell(name, error)
-            self._away |= away(error)
-            if of_database(error):
+            self._troubles.report(name, error)
+            self._away |= is_outage(error)
+            if is_database_error(error):
                 connection.close()  # the next use opens another
             return False
         return True

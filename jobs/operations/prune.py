@@ -19,8 +19,8 @@ from contracts.names import events_stream, host_queue, telemetry_stream
 from jobs.models import Host, IdempotentRequest, Lease, Member, RunToken, StateChange
 from jobs.people.notifications import deliveries
 from jobs.queue.hosts import joining
-from jobs.queue.inbound import deadletters
-from jobs.queue.work_lease import NAME
+from jobs.queue.inbound import event_handlers
+from jobs.queue.work_lease import CONTROLLER
 from jobs.runs.traces.imports import store
 
 log = logging.getLogger(__name__)
@@ -37,11 +37,11 @@ TELEMETRY_KEYS = "meshboard:telemetry:*"
 
 def prune_if_due(client: redis.Redis) -> None:
     """Once an hour, whichever controller works."""
-    row = Lease.objects.filter(name=NAME).first()
+    row = Lease.objects.filter(name=CONTROLLER).first()
     now = timezone.now()
     if row is None or (row.pruned is not None and now - EVERY < row.pruned <= now):
         return
-    if Lease.objects.filter(name=NAME, pruned=row.pruned).update(pruned=now) == 1:
+    if Lease.objects.filter(name=CONTROLLER, pruned=row.pruned).update(pruned=now) == 1:
         removed = {what: count for what, count in prune(client).items() if count}
         if removed:
             log.info("pruned %s", ", ".join(f"{count:,} {what}" for what, count in removed.items()))
@@ -53,13 +53,13 @@ def prune(client: redis.Redis) -> dict[str, int]:
     steps: dict[str, Callable[[], int]] = {
         "Idempotency-Keys": lambda: _delete(IdempotentRequest.objects.filter(created__lt=now - IDEMPOTENCY_LASTS)),
         "expired tokens": lambda: _delete(AuthToken.objects.filter(expiry__lt=now)),
-        "join tokens": joining.forget_old,
+        "join tokens": joining.delete_expired_tokens,
         "tokens of runs": lambda: _delete(RunToken.objects.filter(attempt__ended__lt=now - RUN_TOKENS_LAST)),
         "logins": lambda: sum(
             _delete(model.objects.filter(attempt_time__lt=now - LOGINS_LAST))
             for model in (AccessAttempt, AccessFailureLog, AccessLog)
         ),
-        "dead letters": deadletters.forget_oldest,
+        "dead letters": event_handlers.delete_oldest_dead_letters,
         "changes of status": _forget_changes,
         "deliveries": deliveries.forget_old,
         "queues of silent hosts and messages of removed hosts": lambda: _forget_queues(client),

@@ -22,9 +22,17 @@ from jobs.planning.schemas import validate_request
 from jobs.queue import actions
 from jobs.queue import staff_actions as staff
 from jobs.queue.hosts import joining
-from jobs.queue.hosts.checks import versions_of
-from jobs.queue.hosts.presentation import STATES, TONES, SlotShown, grid, listed, sees_inside, state_of
-from jobs.queue.scheduling.snapshot import free_slots
+from jobs.queue.hosts.checks import list_host_versions
+from jobs.queue.hosts.presentation import (
+    CONTACT_STATE_TONES,
+    CONTACT_STATES,
+    SlotCell,
+    build_grid,
+    get_contact_state,
+    may_see_host_internals,
+    paginate_hosts,
+)
+from jobs.queue.scheduling.snapshot import count_free_slots
 from planner.facts.validation import SpecError
 
 
@@ -47,26 +55,28 @@ def staff_action(view: Callable[..., HttpResponse]) -> Callable[..., HttpRespons
 def hosts(request: HttpRequest) -> HttpResponse:
     """Show a page of the hosts with their slots. `q` filters by name, `state` by state.
 
-    `?part=grid` returns the part that refreshes.
+    `?part=build_grid` returns the part that refreshes.
     """
     filters = {name: request.GET.get(name, "").strip() for name in ("q", "state")}
-    found = listed(filters["q"], filters["state"] if filters["state"] in STATES else "", request.GET.get("page"))
-    free = free_slots()
+    found = paginate_hosts(
+        filters["q"], filters["state"] if filters["state"] in CONTACT_STATES else "", request.GET.get("page")
+    )
+    free = count_free_slots()
     context: dict[str, Any] = {
-        "grid": grid(found.hosts, request.user, free),
+        "grid": build_grid(found.hosts, request.user, free),
         "free": sum(free.values()),
-        "tones": TONES,
+        "tones": CONTACT_STATE_TONES,
         "listed": found,
         "filters": filters,
     }
     if request.GET.get("part") == "grid":
-        return render(request, "hosts/grid.html", context)
+        return render(request, "hosts/build_grid.html", context)
     if may_change_hosts(request.user):
-        page = get_page(request, joining.known(), "tokens")
+        page = get_page(request, joining.list_recent_tokens(), "tokens")
         context |= {
             "may_change": True,
             "token_page": page,
-            "tokens": [{"token": token, "problem": joining.why_not(token)} for token in page],
+            "tokens": [{"token": token, "problem": joining.explain_invalid_token(token)} for token in page],
             "board": _get_board_url(request),
         }
     return render(request, "hosts/list.html", context)
@@ -77,15 +87,15 @@ def hosts(request: HttpRequest) -> HttpResponse:
 def host(request: HttpRequest, name: str) -> HttpResponse:
     """Show a host and its calibration. `?part=live` returns the part that refreshes."""
     found = _find(name)
-    shown, state = grid([found], request.user, free_slots()), state_of(found)
+    shown, state = build_grid([found], request.user, count_free_slots()), get_contact_state(found)
     context: dict[str, Any] = {
         "host": found,
         "shown": shown,
         "slots": _list_slots(found, shown.hosts[0].slots, found.use if shown.hosts[0].gauges else None),
         "state": state,
-        "tone": TONES[state],
+        "tone": CONTACT_STATE_TONES[state],
         "gauges": shown.hosts[0].gauges,
-        "sees_inside": sees_inside(request.user),
+        "sees_inside": may_see_host_internals(request.user),
     }
     if request.GET.get("part") == "live":
         return render(request, "hosts/live.html", context)
@@ -96,7 +106,7 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
         .filter(status__in=LIVE, kind="calibrate", wanted_host=found.name)
         .order_by("created")
         .first(),
-        "versions": versions_of(found.facts),
+        "versions": list_host_versions(found.facts),
         "may_change": may_change_hosts(request.user),
         "live_members": found.members.filter(ended=None).count(),
     }
@@ -107,8 +117,8 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
 def calibrate(request: HttpRequest, name: str) -> HttpResponse:
     """Queue a calibration and open its job."""
     try:
-        job = actions.calibrate(get_user(request), _find(name))
-    except actions.NotCalibratedError as error:
+        job = actions.submit_calibration(get_user(request), _find(name))
+    except actions.CalibrationError as error:
         messages.error(request, str(error))
         return redirect("host", name)
     return redirect("job-detail", job.id)
@@ -116,14 +126,14 @@ def calibrate(request: HttpRequest, name: str) -> HttpResponse:
 
 @staff_action
 def drain(request: HttpRequest, name: str) -> HttpResponse:
-    if staff.drain(_find(name), True, get_username(request)):
+    if staff.set_drained(_find(name), True, get_username(request)):
         messages.success(request, f"Host {name} is drained. Running jobs continue.")
     return redirect("host", name)
 
 
 @staff_action
 def undrain(request: HttpRequest, name: str) -> HttpResponse:
-    if staff.drain(_find(name), False, get_username(request)):
+    if staff.set_drained(_find(name), False, get_username(request)):
         messages.success(request, f"Host {name} is undrained.")
     return redirect("host", name)
 
@@ -132,7 +142,7 @@ def undrain(request: HttpRequest, name: str) -> HttpResponse:
 def mark_lost(request: HttpRequest, name: str) -> HttpResponse:
     """Mark the host and its attempts as lost, which frees its slots."""
     try:
-        lost = actions.give_up_host(_find(name), get_username(request))
+        lost = actions.mark_host_lost(_find(name), get_username(request))
     except actions.HostConnectedError:
         messages.error(request, f"Host {name} has contact again. Cancel the jobs on the host instead.")
         return redirect("host", name)
@@ -144,7 +154,7 @@ def mark_lost(request: HttpRequest, name: str) -> HttpResponse:
 def remove(request: HttpRequest, name: str) -> HttpResponse:
     """Remove the host, its key and its Redis user."""
     try:
-        staff.remove(_find(name), get_username(request))
+        staff.remove_host(_find(name), get_username(request))
     except staff.BusyHostError as error:
         messages.error(request, str(error))
         return redirect("host", name)
@@ -166,7 +176,7 @@ def make_token(request: HttpRequest) -> HttpResponse:
     except SpecError as error:
         messages.error(request, join_sentences(error))
         return redirect("hosts")
-    token, secret = staff.make_token(get_username(request), query)
+    token, secret = staff.create_token(get_username(request), query)
     context = {"token": token, "text": secret, "board": _get_board_url(request)}
     return render_secret(request, "hosts/token.html", context)
 
@@ -187,7 +197,7 @@ def _get_board_url(request: HttpRequest) -> str:
     return f"{request.scheme}://{request.get_host()}"
 
 
-def _list_slots(found: Host, slots: list[SlotShown], use: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _list_slots(found: Host, slots: list[SlotCell], use: dict[str, Any] | None) -> list[dict[str, Any]]:
     """List the slots with the facts and the use of their GPU, if the slot is a GPU."""
     gpus, uses = (found.facts or {}).get("gpus", []), (use or {}).get("gpus", [])
     return [

@@ -26,8 +26,8 @@ from jobs.models import OCCUPIES_HOST, Attempt, Host, Job, SlotAllocation, State
 from jobs.pages.jobs.listing import list_rows
 from jobs.pages.jobs.live_figures import traffic_cache
 from jobs.pages.jobs.measures import without_status
-from jobs.queue.hosts.presentation import TONES, speaks, state_of
-from jobs.queue.scheduling.snapshot import free_slots, queue_paused
+from jobs.queue.hosts.presentation import CONTACT_STATE_TONES, get_contact_state, is_in_contact
+from jobs.queue.scheduling.snapshot import count_free_slots, is_queue_paused
 
 MAX_LINES = 6  # per list
 MAX_TRAFFIC_JOBS = 30  # running jobs whose traffic is read
@@ -85,7 +85,7 @@ def _list_waiting(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
         "waiting": list_rows(list(queued.order_by("-priority", "created")[:MAX_LINES]), []),
         "num_waiting": counts["number"],
         "waited_s": (now - counts["oldest"]).total_seconds() if counts["oldest"] else None,
-        "paused": queue_paused(),
+        "paused": is_queue_paused(),
     }
 
 
@@ -110,10 +110,11 @@ def _list_failed(jobs: QuerySet[Job], now: datetime) -> dict[str, Any]:
 def _list_hosts() -> list[dict[str, Any]]:
     """Return each host with its state and its slots in use. Connected hosts come last."""
     held = dict(SlotAllocation.objects.order_by().values_list("host").annotate(Count("id")))
-    states = [(host, state_of(host)) for host in Host.objects.present().order_by("name")]
+    states = [(host, get_contact_state(host)) for host in Host.objects.present().order_by("name")]
     states.sort(key=lambda each: each[1] == "connected")
     return [
-        {"host": host, "state": state, "tone": TONES[state], "held": held.get(host.pk, 0)} for host, state in states
+        {"host": host, "state": state, "tone": CONTACT_STATE_TONES[state], "held": held.get(host.pk, 0)}
+        for host, state in states
     ]
 
 
@@ -122,8 +123,8 @@ def _count_slots(hosts: list[dict[str, Any]]) -> dict[str, int]:
     return {
         "slots": sum(line["host"].slots for line in hosts),
         "held": sum(line["held"] for line in hosts),
-        "ready_slots": sum(free_slots().values()),
-        "silent_slots": sum(line["host"].slots for line in hosts if not speaks(line["host"])),
+        "ready_slots": sum(count_free_slots().values()),
+        "silent_slots": sum(line["host"].slots for line in hosts if not is_in_contact(line["host"])),
     }
 
 
@@ -144,7 +145,7 @@ def find(request: HttpRequest) -> JsonResponse:
                 for job in jobs.only("id", "name", "status", "owner__username")[:MAX_MATCHES]
             ],
             "hosts": [
-                {"name": host.name, "state": state_of(host), "url": reverse("host", args=[host.name])}
+                {"name": host.name, "state": get_contact_state(host), "url": reverse("host", args=[host.name])}
                 for host in hosts[:MAX_MATCHES]
             ],
             "projects": [

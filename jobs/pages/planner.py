@@ -17,7 +17,7 @@ from jobs.pages.view_helpers import catch_busy_planner
 from jobs.planning import drafts
 from jobs.planning.hosts import list_hardware
 from jobs.planning.planner_tasks import serialize_problems
-from jobs.queue.readiness import describe_readiness
+from jobs.queue.start_predictions import describe_readiness
 from planner.facts.validation import SpecError
 from planner.traffic_growth import RANGES, Setting, check, curves, lesson
 

@@ -30,11 +30,11 @@ from jobs.models import Pool, Project
 from jobs.pages.view_helpers import join_job_sentences, require_queue_staff
 from jobs.planning.schemas import validate_request
 from jobs.queue import staff_actions
-from jobs.queue.bulk_actions import MoveRequest, QueueActionRequest, apply
-from jobs.queue.scheduling.waiting_reasons import with_fact_first
-from jobs.queue.view import View, rows, view
-from jobs.queue.what_if import NAMES, would_start
-from jobs.queue.what_if import asked as question
+from jobs.queue.bulk_actions import MoveRequest, QueueActionRequest, apply_action
+from jobs.queue.scheduling.waiting_reasons import put_fact_first
+from jobs.queue.start_predictions import QUESTION_FIELDS, list_starts
+from jobs.queue.start_predictions import parse_question as question
+from jobs.queue.view import QueueView, build_rows, load_view
 from planner.facts.validation import Problem, SpecError
 
 JOBS_PER_PAGE = 100
@@ -44,20 +44,20 @@ SOON = timedelta(minutes=1)  # the page shows minutes, so an earlier start would
 @require_GET
 @login_required
 def queue(request: HttpRequest) -> HttpResponse:
-    """Show the waiting jobs that the user can see. `?part=rows` returns only the table."""
-    seen = view()
+    """Show the waiting jobs that the user can see. `?part=build_rows` returns only the table."""
+    seen = load_view()
     mine = set(
         get_visible_jobs(request.user).filter(id__in=[q.job.id for q in seen.queue]).values_list("id", flat=True)
     )
     page = Paginator([q for q in seen.queue if q.job.id in mine], JOBS_PER_PAGE).get_page(request.GET.get("page"))
     shown = [queued.job.id for queued in page]
     operated = set(get_operable_jobs(request.user).filter(id__in=shown).values_list("id", flat=True))
-    lines = rows(seen, request.user, list(page))
+    lines = build_rows(seen, request.user, list(page))
     for line in lines:
         left = line["starts"] - seen.now if line["starts"] else None
         line["starts_in_s"] = left.total_seconds() if left is not None else None
         line["starts_soon"] = left is not None and left < SOON
-        line["short_reason"] = with_fact_first(line["reason"])
+        line["short_reason"] = put_fact_first(line["reason"])
         line["bonus"] = line["points"] - line["priority"]
         line["unknown_why"] = (
             "The queue is paused."
@@ -79,11 +79,11 @@ def queue(request: HttpRequest) -> HttpResponse:
         "sees_others": can_see_jobs_of_others(request.user),
     }
     if request.GET.get("part") == "rows":
-        return render(request, "queue/rows.html", context)
+        return render(request, "queue/build_rows.html", context)
     return render(request, "queue/index.html", {**context, **_simulate(request, seen)})
 
 
-def _list_projects(seen: View) -> list[dict[str, Any]]:
+def _list_projects(seen: QueueView) -> list[dict[str, Any]]:
     """List projects by waiting jobs, then by usage."""
     waiting = Counter(queued.job.project for queued in seen.queue)
     lines = [
@@ -93,13 +93,13 @@ def _list_projects(seen: View) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: (-line["waiting"], -line["project"].used))
 
 
-def _simulate(request: HttpRequest, seen: View) -> dict[str, Any]:
+def _simulate(request: HttpRequest, seen: QueueView) -> dict[str, Any]:
     """Return the scheduler simulation of the request, without a result if the user may not run the queue."""
-    query = {name: request.GET.get(name, "").strip() for name in NAMES}
+    query = {name: request.GET.get(name, "").strip() for name in QUESTION_FIELDS}
     if not may_change_all_jobs(request.user) or not any(query.values()):
         return {"query": query}
     try:
-        started = would_start(seen, question(query, seen))
+        started = list_starts(seen, question(query, seen))
     except SpecError as error:
         return {"query": query, "problem": join_job_sentences(error)}
     names = {queued.job.id: queued.job.name for queued in seen.queue}
@@ -124,7 +124,7 @@ def act(request: HttpRequest) -> HttpResponse:
     if "confirmed" not in request.POST:
         named = get_operable_jobs(request.user).filter(id__in=bulk.jobs).only("id", "name", "owner__username")
         return render(request, "queue/confirm.html", {"bulk": bulk, "jobs": named})
-    done = apply(bulk, request.user)
+    done = apply_action(bulk, request.user)
     words = {"hold": "held", "release": "released", "cancel": "cancelled", "priority": "updated"}
     messages.success(request, f"{len(done)} of {len(bulk.jobs)} jobs {words[bulk.action]}.")
     return redirect("queue")

@@ -26,12 +26,14 @@ from jobs.models import (
 )
 from jobs.models.jobs import VERIFICATION_FAILED
 from jobs.people.notifications.outbox import write
-from jobs.planning.admission import find_board_problems
-from jobs.planning.auto_layout import apply_smaller_layout, find_smaller_layout, resolve_auto_layout
-from jobs.planning.checkpoints import find_checkpoint_problems
-from jobs.planning.drafts import estimate_job
+from jobs.planning.auto import resolved
+from jobs.planning.elastic import changed_spec, smaller
 from jobs.planning.fit import require_fit, split_allow_unfit
-from jobs.planning.hosts import AvailableHost, get_slot_device, list_hosts, predict_cluster
+from jobs.planning.foretold import foretold
+from jobs.planning.hardware import own_cluster
+from jobs.planning.refusals import refusals
+from jobs.planning.resumed import checkpoint_problems
+from jobs.planning.there import There, hosts_there, slot_device
 from jobs.queue import attempt_completion, lifecycle
 from planner.cost.estimate import parse_plannable
 from planner.facts.kinds import compute_slot_demand
@@ -49,17 +51,17 @@ class DisprovedError(Exception):
     """What a job's attempt saved is not to be gone on from by itself."""
 
 
-class Asked(NamedTuple):
+class CheckedSpec(NamedTuple):
     """A spec that its owner may have run, and the hosts that there were then. `chosen`: what took the place of a layout
     "auto" in it; None where it names one. `allow_unfit`: whether it is queued even if its memory does not fit."""
 
     spec: JobSpec
-    there: list[AvailableHost]
+    there: list[There]
     chosen: AutoLayout | None
     allow_unfit: bool = False
 
 
-def asked_of(owner: User, data: object) -> Asked:
+def check_spec(owner: User, data: object) -> CheckedSpec:
     """Parse a spec, and hold it against the hosts there are and the jobs that its owner may see.
 
     Raises:
@@ -67,20 +69,16 @@ def asked_of(owner: User, data: object) -> Asked:
         BusyError: it asks for a layout to be chosen, and too much is planned at once.
     """
     data, allow_unfit = split_allow_unfit(data)
-    data, chosen = resolve_auto_layout(data)
+    data, chosen = resolved(data)
     spec = parse_plannable(data)
-    there = list_hosts(spec)
-    if refused := [
-        *find_board_problems(owner, spec, there),
-        *find_unsupported_fields(spec),
-        *find_checkpoint_problems(owner, spec),
-    ]:
+    there = hosts_there(spec)
+    if refused := [*refusals(owner, spec, there), *find_unsupported_fields(spec), *checkpoint_problems(owner, spec)]:
         raise SpecError(refused)
-    return Asked(spec, there, chosen, allow_unfit)
+    return CheckedSpec(spec, there, chosen, allow_unfit)
 
 
 def submit(
-    owner: User, data: object, *, key: str | None = None, told: object = None, check_of: Job | None = None
+    owner: User, data: object, *, key: str | None = None, request_body: object = None, check_of: Job | None = None
 ) -> tuple[Job, StateChange | None]:
     """Queue a job. Returns it, and how it was queued: None where `key` and body were seen before, and so was it.
 
@@ -94,24 +92,24 @@ def submit(
         KeyReusedError: `key` was used for another body.
     """
     if key is None:
-        return _queue(owner, asked_of(owner, data), check_of)
-    body = data if told is None else told
-    if earlier := answered(owner, key, body):
+        return _queue(owner, check_spec(owner, data), check_of)
+    body = data if request_body is None else request_body
+    if earlier := find_idempotent_job(owner, key, body):
         return earlier, None
-    asked = asked_of(owner, data)
+    asked = check_spec(owner, data)
     try:
         with transaction.atomic():
             job, queued = _queue(owner, asked, check_of)
             IdempotentRequest.objects.create(user=owner, key=key, body_hash=_hash(body), job=job)
     except IntegrityError:  # the same key came twice at once, and the other was first
-        first = answered(owner, key, body)
+        first = find_idempotent_job(owner, key, body)
         if first is None:
             raise
         return first, None
     return job, queued
 
 
-def answered(owner: User, key: str, body: object) -> Job | None:
+def find_idempotent_job(owner: User, key: str, body: object) -> Job | None:
     """The job this key and body made, None while the key is new.
 
     Raises:
@@ -127,7 +125,7 @@ def _hash(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _queue(owner: User, asked: Asked, check_of: Job | None) -> tuple[Job, StateChange]:
+def _queue(owner: User, asked: CheckedSpec, check_of: Job | None) -> tuple[Job, StateChange]:
     spec, fields = asked.spec, _of_spec(asked)
     if not asked.allow_unfit and check_of is None:  # The job of a reference check has run before.
         require_fit(spec, fields["estimate"], asked.there)
@@ -136,7 +134,7 @@ def _queue(owner: User, asked: Asked, check_of: Job | None) -> tuple[Job, StateC
             owner=owner,
             name=spec.name,
             kind=spec.kind,
-            device=get_slot_device(spec, asked.there),
+            device=slot_device(spec, asked.there),
             wanted_host=spec.resources.host or "",
             pool=spec.resources.pool or "",
             labels=sorted(set(spec.resources.labels)),
@@ -156,22 +154,22 @@ def _queue(owner: User, asked: Asked, check_of: Job | None) -> tuple[Job, StateC
     return job, queued
 
 
-def _of_spec(asked: Asked) -> dict[str, Any]:
+def _of_spec(asked: CheckedSpec) -> dict[str, Any]:
     """What of a job's row goes with its layout."""
     spec = asked.spec
-    cluster, needed = predict_cluster(spec, asked.there), compute_slot_demand(spec)
+    cluster, needed = own_cluster(spec, asked.there), compute_slot_demand(spec)
     return {
         "spec": spec.model_dump(),
         "num_slots": needed.num_slots,
         "wide_unit": needed.units[0],
         "unit": needed.units[-1],
         "max_hosts": needed.max_hosts,
-        "estimate": estimate_job(spec, cluster),
+        "estimate": foretold(spec, cluster),
         "hardware": cluster.model_dump(mode="json", exclude={"runs"}),
     }
 
 
-def calibrate(owner: User, host: Host) -> Job:
+def submit_calibration(owner: User, host: Host) -> Job:
     """Queue a calibration of a host on all its slots.
 
     Raises:
@@ -188,7 +186,7 @@ def calibrate(owner: User, host: Host) -> Job:
     try:
         job, _ = submit(owner, data)
     except SpecError as error:  # of a spec that the caller has not seen
-        raise NotCalibratedError("; ".join(problem.message for problem in error.problems)) from error
+        raise CalibrationError("; ".join(problem.message for problem in error.problems)) from error
     return job
 
 
@@ -206,12 +204,12 @@ def _cancel(job: Job, reason: str) -> bool:
     if by_rule.update(stop=""):
         return True  # it was ending already; now nothing follows
     # Whether it had reached a host is decided by the database, not by what we read before.
-    if lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
+    if lifecycle.change_status(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
         begun = Attempt.objects.filter(job=job, number=job.attempt, engine_ended__isnull=True)
         if begun.exclude(job__engine="hosts").exists():
             return True  # it waits in an engine's own queue, which says when it is out
-        return lifecycle.change(job.id, job.attempt, Status.CANCELLED, reason)
-    return lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason)
+        return lifecycle.change_status(job.id, job.attempt, Status.CANCELLED, reason)
+    return lifecycle.change_status(job.id, job.attempt, Status.CANCELLING, reason)
 
 
 def requeue(job: Job, by: str) -> bool:
@@ -229,7 +227,7 @@ def requeue(job: Job, by: str) -> bool:
     return done
 
 
-def run_smaller(job: Job, by: str) -> bool:
+def requeue_smaller(job: Job, by: str) -> bool:
     """Run again in the layout that fits what is left, from the newest checkpoint; True when this call did.
 
     Raises:
@@ -240,11 +238,11 @@ def run_smaller(job: Job, by: str) -> bool:
     """
     if job.has_failed_verification():
         raise DisprovedError(VERIFICATION_FAILED)
-    offer = find_smaller_layout(job)
-    fields = _of_spec(asked_of(job.owner, apply_smaller_layout(job.spec, offer)))
+    offer = smaller(job)
+    fields = _of_spec(check_spec(job.owner, changed_spec(job.spec, offer)))
     reason = f"queued again by {by} with {offer['words']} on {format_count(offer['ranks'], 'rank')}: {offer['why']}"
     with transaction.atomic():
-        lifecycle.lock(job.id)
+        lifecycle.lock_job(job.id)
         if not Job.objects.filter(id=job.id, attempt=job.attempt, status=job.status).update(**fields):
             return False
         # One that waits has not begun its attempt: it waits on, in another layout.
@@ -254,7 +252,7 @@ def run_smaller(job: Job, by: str) -> bool:
     return True
 
 
-class NotCalibratedError(Exception):
+class CalibrationError(Exception):
     """The host cannot be calibrated now."""
 
 
@@ -266,7 +264,7 @@ class HostConnectedError(Exception):
         super().__init__(f"{who} had contact at {heard.isoformat()}. Cancel the jobs on the host instead.")
 
 
-def give_up_host(host: Host, by: str) -> int:
+def mark_host_lost(host: Host, by: str) -> int:
     """Declare a silent host gone: its attempts are LOST, its slots free; returns how many attempts.
 
     If it comes back with ranks still running, they are told to end, and what they hold is not placed upon.
@@ -285,6 +283,6 @@ def give_up_host(host: Host, by: str) -> int:
         Host.objects.filter(pk=host.pk).update(given_up=timezone.now())
         members = list(unended.select_related("attempt"))
         for member in members:
-            attempt_completion.lose(member, f"host {host.name} was marked as lost by {by}")
+            attempt_completion.lose_member(member, f"host {host.name} was marked as lost by {by}")
         record(by, "give up", "host", host.name, after={"lost": len(members)})
     return len(members)

@@ -39,7 +39,7 @@ BY_RANK = ("cells", "verdict", "peak_bytes", "memory")
 HOW_FAR = ("steps", "ran_steps")
 
 
-class Ending(NamedTuple):
+class AttemptResult(NamedTuple):
     """`report` is what stays with the attempt; `profile` is for its host, of a calibration that ended well."""
 
     status: Status
@@ -48,26 +48,26 @@ class Ending(NamedTuple):
     profile: HostProfile | None
 
 
-def finish(spec: Mapping[str, Any], told: ExitReport) -> Ending:
+def evaluate_exit(spec: Mapping[str, Any], told: ExitReport) -> AttemptResult:
     """What becomes of a job whose host told this. A good end without what its kind must bring is a failure."""
     summary: Any = dict(told["summary"]) if told["summary"] else None
     status, reason = OUTCOMES[told["outcome"]], told["reason"]
     if told["outcome"] == "cancelled":  # who may write to Redis can raise its flag
         reason = f"canceled by a request in Redis that did not come from Meshboard: {reason}"
     profile, unusable = checked_profile(summary.pop("profile", None) if summary else None)
-    lab = checked_result(summary.pop("lab", None)) if summary else None
+    lab = parse_lab_result(summary.pop("lab", None)) if summary else None
     if summary and lab:
         summary["lab"] = lab.model_dump(mode="json")
     report: ExitReport = {**told, "summary": summary}
     if status != Status.SUCCEEDED:
-        return Ending(status, reason, report, None)
+        return AttemptResult(status, reason, report, None)
     brings = get_kind(spec).result
     if problem := {"profile": unusable, "lab": failure(lab)}.get(brings or ""):
-        return Ending(Status.FAILED, problem, report, None)
-    return Ending(status, reason, report, profile if brings == "profile" else None)
+        return AttemptResult(Status.FAILED, problem, report, None)
+    return AttemptResult(status, reason, report, profile if brings == "profile" else None)
 
 
-def merged(reports: list[ExitReport], silent_ranks: int = 0) -> ExitReport | None:
+def merge_reports(reports: list[ExitReport], silent_ranks: int = 0) -> ExitReport | None:
     """One report of a gang from those of its members, in the order of their ranks; None of none.
 
     What it says of its end is said by the member that ended it: the first to fail. `silent_ranks`: of members that
@@ -119,7 +119,7 @@ def checked_profile(told: object) -> tuple[HostProfile | None, str]:
         return None, f"the host sent no valid calibration profile: {str(error)[:300]}"
 
 
-def checked_result(told: object) -> LabResult | None:
+def parse_lab_result(told: object) -> LabResult | None:
     """A lab's result, None for what is none."""
     try:
         return LabResult.model_validate_json(json.dumps(told))
@@ -134,31 +134,31 @@ def failure(result: LabResult | None) -> str:
     return f"{result.wrong} elements are wrong" if result.wrong else ""
 
 
-def end(member: Member, told: ExitReport) -> None:
+def end_member(member: Member, told: ExitReport) -> None:
     """The host says that it ended: its exit, its slots, and what follows from that for the job, or nothing of it.
 
     Rows are locked in the order host, job, attempt, as wherever more than one is.
     """
     _no_longer_holds(member)
-    lifecycle.lock(member.attempt.job_id)
+    lifecycle.lock_job(member.attempt.job_id)
     mine = Member.objects.filter(pk=member.pk, outcome="")
     if not mine.update(outcome=told["outcome"], reason=told["reason"]):
         Member.objects.filter(pk=member.pk).update(heard=None)  # nothing of it lives on
         _keep_late(member.attempt, told)
-    elif lifecycle.release(member):
+    elif lifecycle.release_member(member):
         _settle(member.attempt, (member, told))
     else:
-        Member.objects.filter(pk=member.pk).update(exit=finish(member.attempt.job.spec, told).report)
+        Member.objects.filter(pk=member.pk).update(exit=evaluate_exit(member.attempt.job.spec, told).report)
         _tell_of_the_first(member, told["reason"])
 
 
-def lose(member: Member, reason: str) -> None:
+def lose_member(member: Member, reason: str) -> None:
     """Nothing is left of the member, or nobody waits for it."""
     with transaction.atomic():
-        lifecycle.lock(member.attempt.job_id)
+        lifecycle.lock_job(member.attempt.job_id)
         if not Member.objects.filter(pk=member.pk, outcome="").update(outcome="lost", reason=reason[:1000]):
             return
-        if lifecycle.release(member):
+        if lifecycle.release_member(member):
             _settle(member.attempt)
         else:
             _tell_of_the_first(member, reason)
@@ -168,15 +168,15 @@ def fail_unsent(member: Member, reason: str) -> None:
     """An order that no host could read: the attempt fails, whoever of it was ordered already is told to end."""
     with transaction.atomic():
         job_id, number = member.attempt.job_id, member.attempt.number
-        lifecycle.lock(job_id)
-        if not termination.end_as_asked(job_id, number, reason):
-            lifecycle.change(job_id, number, Status.FAILED, reason)
+        lifecycle.lock_job(job_id)
+        if not termination.finish_cancelling(job_id, number, reason):
+            lifecycle.change_status(job_id, number, Status.FAILED, reason)
         for each in member.attempt.members.filter(ended__isnull=True):
             Member.objects.filter(pk=each.pk, outcome="").update(outcome="lost", reason=reason[:1000])
-            lifecycle.release(each)
+            lifecycle.release_member(each)
 
 
-def doomed() -> list[tuple[str, int]]:
+def list_attempts_to_end() -> list[tuple[str, int]]:
     """Attempts of which a member ended without success while others live: those are to end too."""
     found = Member.objects.filter(attempt__ended__isnull=True, ended__isnull=False).exclude(outcome="succeeded")
     return list(found.order_by().values_list("attempt__job_id", "attempt__number").distinct())
@@ -185,7 +185,7 @@ def doomed() -> list[tuple[str, int]]:
 def _keep_late(attempt: Attempt, told: ExitReport) -> None:
     """The end of what was given up, told after all: kept where nothing else is, and no news for the job."""
     unknown = Attempt.objects.filter(pk=attempt.pk, exit__isnull=True, ended__isnull=False)
-    unknown.update(exit=finish(attempt.job.spec, told).report)
+    unknown.update(exit=evaluate_exit(attempt.job.spec, told).report)
 
 
 def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> None:
@@ -197,23 +197,23 @@ def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> 
     if last is not None:
         exits[last[0].pk] = last[1]
     silent = sum(each.num_ranks for each in members if not (exits[each.pk] or {}).get("summary"))
-    told = merged([exit for exit in exits.values() if exit is not None], silent)
+    told = merge_reports([exit for exit in exits.values() if exit is not None], silent)
     if told is not None and lost and len(members) > 1:  # the others ended because of it
         told = {**told, "outcome": "lost", "reason": lost[0].reason, "rank": None, "exit_code": None, "signal": None}
     did_all = False
     if told is not None:
-        ending = finish(job.spec, told)
+        ending = evaluate_exit(job.spec, told)
         did_all = ending.status == Status.SUCCEEDED and not lost
         Attempt.objects.filter(pk=attempt.pk, exit__isnull=True).update(exit=ending.report)
     reason = lost[0].reason if lost else told["reason"] if told else ""
     obeyed = next((exit["reason"] for exit in exits.values() if exit and exit["outcome"] == "cancelled"), reason)
-    if not termination.end_as_asked(job.id, attempt.number, obeyed, did_all=did_all):
+    if not termination.finish_cancelling(job.id, attempt.number, obeyed, did_all=did_all):
         if lost:
-            lifecycle.change(job.id, attempt.number, Status.LOST, reason)
+            lifecycle.change_status(job.id, attempt.number, Status.LOST, reason)
         elif told is not None:
             back = f"host {members[0].host_name} is back"
-            lifecycle.change(job.id, attempt.number, Status.RUNNING, back, only_from=(Status.UNREACHABLE,))
-            changed = lifecycle.change(job.id, attempt.number, ending.status, ending.reason)
+            lifecycle.change_status(job.id, attempt.number, Status.RUNNING, back, only_from=(Status.UNREACHABLE,))
+            changed = lifecycle.change_status(job.id, attempt.number, ending.status, ending.reason)
             lead = members[0].host
             if changed and ending.profile is not None and lead is not None:
                 profile = ending.profile.model_dump(mode="json")
@@ -221,7 +221,7 @@ def _settle(attempt: Attempt, last: tuple[Member, ExitReport] | None = None) -> 
     if told is not None and not lost and len(members) == 1:
         store_measured_run(members[0], ending.report)
     attempt.members.update(exit=None)  # the attempt's has all of it
-    termination.follow(job.id, attempt.number)
+    termination.requeue_if_due(job.id, attempt.number)
 
 
 def _tell_of_the_first(member: Member, reason: str) -> None:
@@ -238,7 +238,7 @@ def _tell_of_the_first(member: Member, reason: str) -> None:
     ).update(wait_reason=text[:500])
 
 
-def silent_members(attempt: Attempt) -> Any:
+def filter_silent_members(attempt: Attempt) -> Any:
     """Members that have not ended of which neither host worker nor supervisor was heard lately."""
     since = timezone.now() - HOST_SILENT_AFTER
     return attempt.members.filter(ended__isnull=True, host__last_seen__lt=since).exclude(heard__gte=since)

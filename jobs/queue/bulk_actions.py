@@ -1,7 +1,11 @@
-"""Apply one action to several jobs, on pages and over REST."""
+"""Apply one action to several jobs, on pages and over REST.
+
+What people do to find jobs again, and to be rid of them: tags, and the archive. Both can be undone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, assert_never
 
 from django.core.exceptions import PermissionDenied
@@ -10,17 +14,22 @@ from django.db.models import QuerySet
 from pydantic import Field
 
 from jobs.core.access import get_changeable_jobs, get_operable_jobs, may_change_all_jobs
-from jobs.models import TERMINAL, Job, Status, describe_status
-from jobs.models.validators import check_name
-from jobs.planning.schemas import validate_request
-from jobs.queue import actions, staff_actions, tags_and_archive
+from jobs.core.audit import record
+from jobs.models import TERMINAL, Job, JobTag, Status, describe_status
+from jobs.models.validators import NameRule, check_name
+from jobs.planning.queries import checked
+from jobs.queue import actions, staff_actions
 from jobs.queue.view import UnchangedJob
 from planner.facts.validation import JobId, Problem, SpecError, StrictModel
 
 JobsAction = Literal["cancel", "archive", "restore", "tag", "untag"]
 QueueAction = Literal["hold", "release", "cancel", "priority"]
 MAX_JOBS = 1000  # per request
-UNDONE_BY: dict[str, JobsAction] = {"archive": "restore", "restore": "archive", "tag": "untag", "untag": "tag"}
+MAX_TAGS = 20  # of a job
+Tag = Annotated[str, Field(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+NewTag = Annotated[Tag, NameRule]
+INVERSE_ACTIONS: dict[str, JobsAction] = {"archive": "restore", "restore": "archive", "tag": "untag", "untag": "tag"}
 
 
 class JobsActionRequest(StrictModel):
@@ -28,9 +37,9 @@ class JobsActionRequest(StrictModel):
 
     action: JobsAction
     jobs: list[JobId] = Field(min_length=1, max_length=MAX_JOBS)
-    tags: list[tags_and_archive.Tag] = Field(
+    tags: list[Tag] = Field(
         default=[],
-        max_length=tags_and_archive.MOST_TAGS,
+        max_length=MAX_TAGS,
         description="Tags to add or remove. Only for the actions `tag` and `untag`.",
     )
 
@@ -53,7 +62,7 @@ class QueueActionRequest(StrictModel):
 
     action: QueueAction
     jobs: list[JobId] = Field(min_length=1, max_length=MAX_JOBS)
-    priority: Annotated[int, Field(ge=staff_actions.LOWEST, le=staff_actions.HIGHEST)] | None = Field(
+    priority: Annotated[int, Field(ge=staff_actions.MIN_PRIORITY, le=staff_actions.MAX_PRIORITY)] | None = Field(
         default=None, description="New priority of the jobs. Only for the action `priority`."
     )
 
@@ -73,7 +82,7 @@ class QueueActionRequest(StrictModel):
         return f"The job {already[self.action]}."
 
 
-def apply(request: JobsActionRequest | QueueActionRequest, user: Any) -> list[str]:
+def apply_action(request: JobsActionRequest | QueueActionRequest, user: Any) -> list[str]:
     """Apply the action to the requested jobs that the user may change, and return the IDs of the changed jobs.
 
     Raises:
@@ -93,7 +102,7 @@ def apply(request: JobsActionRequest | QueueActionRequest, user: Any) -> list[st
     if not may_change_all_jobs(user):
         raise PermissionDenied("Only staff can change priorities.")
     assert request.priority is not None, "the view requires it"
-    return staff_actions.prioritise(ids, request.priority, by)
+    return staff_actions.set_priority(ids, request.priority, by)
 
 
 def _apply_to_jobs(request: JobsActionRequest, ids: list[str], by: str) -> list[str]:
@@ -101,13 +110,13 @@ def _apply_to_jobs(request: JobsActionRequest, ids: list[str], by: str) -> list[
         case "tag":
             if problems := [one for name in request.tags for one in check_name("tags", name)]:
                 raise SpecError(problems)
-            return tags_and_archive.tag(ids, request.tags, by)
+            return tag(ids, request.tags, by)
         case "untag":
-            return tags_and_archive.untag(ids, request.tags, by)
+            return untag(ids, request.tags, by)
         case "archive":
-            return tags_and_archive.archive(ids, by)
+            return archive(ids, by)
         case "restore":
-            return tags_and_archive.restore(ids, by)
+            return restore(ids, by)
         case "cancel":
             raise AssertionError("`apply` cancels jobs")
     assert_never(request.action)
@@ -151,8 +160,8 @@ class JobChange(StrictModel):
     archived: bool | None = Field(
         default=None, description="With true, an ended job is archived. With false, an archived job is restored."
     )
-    add_tags: list[tags_and_archive.NewTag] = Field(default=[], max_length=tags_and_archive.MOST_TAGS)
-    remove_tags: list[tags_and_archive.Tag] = Field(default=[], max_length=tags_and_archive.MOST_TAGS)
+    add_tags: list[NewTag] = Field(default=[], max_length=MAX_TAGS)
+    remove_tags: list[Tag] = Field(default=[], max_length=MAX_TAGS)
 
 
 class NotEndedError(Exception):
@@ -162,7 +171,7 @@ class NotEndedError(Exception):
 def parse_job_change(data: object) -> JobChange:
     """Parse a change of one job. A SpecError about `tags` names the fields that change tags."""
     try:
-        return validate_request(JobChange, data)
+        return checked(JobChange, data)
     except SpecError as error:
         tags = Problem("tags", "`tags` is read-only. Use `add_tags` and `remove_tags`.")
         raise SpecError([tags if one.field == "tags" else one for one in error.problems]) from None
@@ -176,10 +185,83 @@ def change_job(change: JobChange, job_id: str, by: str) -> None:
         SpecError: The job would have too many tags.
     """
     with transaction.atomic():
-        tags_and_archive.untag([job_id], change.remove_tags, by)
-        tags_and_archive.tag([job_id], change.add_tags, by)
+        untag([job_id], change.remove_tags, by)
+        tag([job_id], change.add_tags, by)
         if change.archived is None:
             return
-        (tags_and_archive.archive if change.archived else tags_and_archive.restore)([job_id], by)
-        if tags_and_archive.is_archived(job_id) != change.archived:
+        (archive if change.archived else restore)([job_id], by)
+        if is_archived(job_id) != change.archived:
             raise NotEndedError
+
+
+def tag(jobs: Iterable[str], names: Iterable[str], by: str) -> list[str]:
+    """Give jobs tags; returns those that lacked one of them.
+
+    Raises:
+        SpecError: a job would have more than MOST_TAGS; nothing was changed.
+    """
+    wanted = list(dict.fromkeys(names))
+    changed = []
+    with transaction.atomic():
+        for job in _locked(jobs):
+            has = {tag.name for tag in job.tags.all()}
+            new = [name for name in wanted if name not in has]
+            if not new:
+                continue
+            if len(has) + len(new) > MAX_TAGS:
+                text = (
+                    f"Job {job.id} has {len(has)} tags, "
+                    f"and {len(new)} more tags would exceed the maximum of {MAX_TAGS}. Remove tags first."
+                )
+                raise SpecError([Problem("tags", text)])
+            JobTag.objects.bulk_create(JobTag(job=job, name=name) for name in new)
+            record(by, "tag", "job", job.id, after=new)
+            changed.append(job.id)
+    return changed
+
+
+def untag(jobs: Iterable[str], names: Iterable[str], by: str) -> list[str]:
+    """Take tags from jobs; returns those that had one of them."""
+    unwanted = set(names)
+    changed = []
+    with transaction.atomic():
+        for job in _locked(jobs):
+            gone = sorted(tag.name for tag in job.tags.all() if tag.name in unwanted)
+            if not gone:
+                continue
+            JobTag.objects.filter(job=job, name__in=gone).delete()
+            record(by, "untag", "job", job.id, before=gone)
+            changed.append(job.id)
+    return changed
+
+
+def archive(jobs: Iterable[str], by: str) -> list[str]:
+    """Leave jobs that have ended out of the lists; returns those that this call archived."""
+    return _archive(jobs, by, archived=True)
+
+
+def restore(jobs: Iterable[str], by: str) -> list[str]:
+    """Undo `archive`; returns those that this call brought back."""
+    return _archive(jobs, by, archived=False)
+
+
+def is_archived(job_id: str) -> bool:
+    return Job.objects.filter(id=job_id, archived=True).exists()
+
+
+def _archive(jobs: Iterable[str], by: str, *, archived: bool) -> list[str]:
+    changed = []
+    with transaction.atomic():
+        for job in _locked(jobs):
+            if job.archived == archived or (archived and job.status not in TERMINAL):
+                continue
+            Job.objects.filter(id=job.id).update(archived=archived)
+            record(by, "archive" if archived else "restore", "job", job.id)
+            changed.append(job.id)
+    return changed
+
+
+def _locked(jobs: Iterable[str]) -> list[Job]:
+    """In the order of their ids, so that two who change the same jobs wait for each other rather than lock up."""
+    rows = Job.objects.select_for_update(no_key=True).filter(id__in=list(jobs)).order_by("id")
+    return list(rows.only("id", "status", "archived").prefetch_related("tags"))

@@ -34,12 +34,12 @@ class ResumeRequest(StrictModel):
     change: dict[str, Any] = Field(default={}, description="Changes to the spec, as a JSON merge patch (RFC 7396).")
 
 
-class NotAgainError(Exception):
+class ExternalJobError(Exception):
     """Nothing can be made of it."""
 
 
-def copy(
-    user: User, job: Job, change: Any, *, key: str | None = None, told: object = None
+def copy_job(
+    user: User, job: Job, change: Any, *, key: str | None = None, request_body: object = None
 ) -> tuple[Job, StateChange | None]:
     """Queue a job with the spec of another, changed by a merge patch (RFC 7396); as `actions.submit`.
 
@@ -48,7 +48,7 @@ def copy(
         SpecError, BusyError, KeyReusedError: as `actions.submit`.
     """
     if job.engine == EXTERNAL_ENGINE:
-        raise NotAgainError("The job runs outside Meshboard. Start the job again where it ran.")
+        raise ExternalJobError("The job runs outside Meshboard. Start the job again where it ran.")
     if not isinstance(change, Mapping):
         raise SpecError(
             [
@@ -57,16 +57,16 @@ def copy(
                 )
             ]
         )
-    return actions.submit(user, changed(job.spec, change), key=key, told=told)
+    return actions.submit(user, apply_merge_patch(job.spec, change), key=key, request_body=request_body)
 
 
-def newest_checkpoint(job: Job) -> str | None:
+def get_newest_checkpoint(job: Job) -> str | None:
     """The newest that any attempt of the job told of, by its name."""
     told = Attempt.objects.filter(job=job).exclude(checkpoint="").order_by("-number")
     return told.values_list("checkpoint", flat=True).first()
 
 
-def changed(spec: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def apply_merge_patch(spec: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """A spec changed by a merge patch (RFC 7396), in which a preset is the whole model, and fewer steps cut a warm-up
     that nobody chose."""
     model = change.get("model")
@@ -113,7 +113,7 @@ class Check(TypedDict):
     proof: dict[str, Any] | None
 
 
-class Offer(TypedDict):
+class CheckOffer(TypedDict):
     """Whether a run can be checked by this user, in how many steps, and why it cannot be by anybody."""
 
     may: bool
@@ -121,7 +121,7 @@ class Offer(TypedDict):
     why_not: str
 
 
-def spec_of(job: Job) -> dict[str, Any]:
+def build_check_spec(job: Job) -> dict[str, Any]:
     """The job's, in as few steps as are compared, from fresh values: a resumed run cannot be compared."""
     steps = _steps(job)
     train = {
@@ -133,17 +133,19 @@ def spec_of(job: Job) -> dict[str, Any]:
         "eval_every": 0,
     }
     name = f"reference check of {job.name}"[:LONGEST_NAME]
-    return changed(job.spec, {"name": name, "train": train, "retry": None, "after": None, "after_failed": None})
+    return apply_merge_patch(
+        job.spec, {"name": name, "train": train, "retry": None, "after": None, "after_failed": None}
+    )
 
 
-def offer(user: Any, job: Job) -> Offer | None:
+def describe_check_offer(user: Any, job: Job) -> CheckOffer | None:
     """None where there is nothing to check: it trains nothing, or we did not launch it."""
     if "proof" not in get_kind(job.spec).panels or job.engine == EXTERNAL_ENGINE:
         return None
     return {"may": may_submit_to(user, job.project), "steps": _steps(job), "why_not": _why_not(job)}
 
 
-def newest(user: Any, job: Job) -> Check | None:
+def get_newest_check(user: Any, job: Job) -> Check | None:
     """The newest check of the job that the user may see."""
     found = get_visible_jobs(user).filter(check_of=job).order_by("-created").first()
     return None if found is None else _told(found)
@@ -167,6 +169,6 @@ def _steps(job: Job) -> int:
 
 def _why_not(job: Job) -> str:
     try:
-        return explain_oversized_reference(JobSpec.model_validate(spec_of(job)))
+        return explain_oversized_reference(JobSpec.model_validate(build_check_spec(job)))
     except ValidationError:
         return "The spec is from another version of Meshboard, so this version cannot run the check."

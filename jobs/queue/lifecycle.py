@@ -22,7 +22,7 @@ from jobs.people.notifications.outbox import write
 
 log = logging.getLogger(__name__)
 
-MAY_BECOME: dict[Status, tuple[Status, ...]] = {
+TRANSITIONS: dict[Status, tuple[Status, ...]] = {
     Status.QUEUED: (Status.STARTING, Status.CANCELLING),
     Status.STARTING: (
         Status.RUNNING,
@@ -47,17 +47,19 @@ NEVER_RAN = ~Exists(
 )
 MAX_ANNOUNCE_S = 1.0  # per call, however many jobs it announces
 ANNOUNCE_PAUSE_S = 5.0  # without another try after a failed one, so that 1,000 canceled jobs wait once
-MOST_ANNOUNCED = 50  # at once; who watches the others looks by himself
+MAX_ANNOUNCED_JOBS = 50  # at once; who watches the others looks by himself
 _announce_after = 0.0  # monotonic seconds
 RETRYABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
 
 
-def change(job_id: str, attempt: int, to: Status, reason: str, *, only_from: tuple[Status, ...] | None = None) -> bool:
+def change_status(
+    job_id: str, attempt: int, to: Status, reason: str, *, only_from: tuple[Status, ...] | None = None
+) -> bool:
     """Move an attempt to a new status if it may; True when this call did it.
 
     Slots stay with the attempt until `release`. `only_from` narrows the statuses it may come from.
     """
-    allowed = [s for s in LIVE if to in MAY_BECOME[s] and (only_from is None or s in only_from)]
+    allowed = [s for s in LIVE if to in TRANSITIONS[s] and (only_from is None or s in only_from)]
     with transaction.atomic():
         rows = Job.objects.filter(id=job_id, attempt=attempt, status__in=allowed)
         if rows.update(status=to, wait_reason="", changed=timezone.now()) != 1:
@@ -83,7 +85,7 @@ def _locked(job_ids: Iterable[str]) -> QuerySet[Job]:
     return Job.objects.select_for_update(skip_locked=True, no_key=True).filter(id__in=list(job_ids)).order_by("id")
 
 
-def start(placed: Mapping[str, tuple[int, str]], slots: Mapping[str, int] | None = None) -> dict[str, Job]:
+def start_jobs(placed: Mapping[str, tuple[int, str]], slots: Mapping[str, int] | None = None) -> dict[str, Job]:
     """Move queued jobs to STARTING at once; `placed` has the attempt and the reason of each, `slots` how many it was
     placed for: one that is held by now, or asks for others, is left too.
 
@@ -124,7 +126,7 @@ def requeue(job_id: str, reason: str) -> bool:
     return True
 
 
-def release(member: Member) -> bool:
+def release_member(member: Member) -> bool:
     """The member holds nothing any more; True when it was the last of its attempt, which has ended with it.
 
     To be called with the job locked where the answer counts: members of one attempt may end at once.
@@ -138,12 +140,12 @@ def release(member: Member) -> bool:
         return Attempt.objects.filter(pk=member.attempt_id, ended__isnull=True).update(ended=now) == 1
 
 
-def lock(job_id: str) -> None:
+def lock_job(job_id: str) -> None:
     """Nobody else changes the job until this transaction ends: for changes that hang on each other."""
     list(Job.objects.select_for_update(no_key=True).filter(id=job_id).values_list("id"))
 
 
-def group_name(job_id: str) -> str:
+def get_channel_group(job_id: str) -> str:
     """Channel layer group of everybody who watches a job."""
     return f"job.{job_id}"
 
@@ -158,7 +160,7 @@ def announce(*job_ids: str) -> None:
     if layer is None or not job_ids or time.monotonic() < _announce_after:
         return
     try:
-        async_to_sync(_wake)(layer, job_ids[:MOST_ANNOUNCED])
+        async_to_sync(_wake)(layer, job_ids[:MAX_ANNOUNCED_JOBS])
     except Exception as error:
         _announce_after = time.monotonic() + ANNOUNCE_PAUSE_S
         log.warning(
@@ -169,4 +171,4 @@ def announce(*job_ids: str) -> None:
 async def _wake(layer: Any, job_ids: Iterable[str]) -> None:
     async with asyncio.timeout(MAX_ANNOUNCE_S):
         for job_id in job_ids:
-            await layer.group_send(group_name(job_id), {"type": "job.changed"})
+            await layer.group_send(get_channel_group(job_id), {"type": "job.changed"})

@@ -19,13 +19,13 @@ from jobs.core.redis_client import connect
 from jobs.models import Host, Job, JoinToken, Member, Pool, QueueState
 from jobs.queue import lifecycle
 from jobs.queue.hosts import joining
-from jobs.queue.hosts.redis_access import NoRightsError, dismiss
-from jobs.queue.scheduling.placement import in_order
-from jobs.queue.scheduling.snapshot import Queued, queue_now
+from jobs.queue.hosts.redis_access import NoRightsError, delete_user
+from jobs.queue.scheduling.placement import sort_queue
+from jobs.queue.scheduling.snapshot import QueueEntry, load_queue
 
 Where = Literal["up", "down", "top"]
 APART = 0.001  # points between a job that was moved and its neighbour
-LOWEST, HIGHEST = -1000, 1000  # of a priority
+MIN_PRIORITY, MAX_PRIORITY = -1000, 1000  # of a priority
 
 
 def hold(jobs: Iterable[str], by: str) -> list[str]:
@@ -38,9 +38,9 @@ def release(jobs: Iterable[str], by: str) -> list[str]:
     return _set(jobs, by, "release", held=False)
 
 
-def prioritise(jobs: Iterable[str], priority: int, by: str) -> list[str]:
+def set_priority(jobs: Iterable[str], priority: int, by: str) -> list[str]:
     """Set the priority of queued jobs, and forget where they were moved; returns those whose priority this changed."""
-    assert LOWEST <= priority <= HIGHEST, "callers check the range of the priority"
+    assert MIN_PRIORITY <= priority <= MAX_PRIORITY, "callers check the range of the priority"
     return _set(jobs, by, "priority", priority=priority, moved=0.0)
 
 
@@ -62,11 +62,13 @@ def _set(jobs: Iterable[str], by: str, what: str, **values: Any) -> list[str]:
 def move(job_id: str, where: Where, by: str) -> bool:
     """Past its neighbour of the same priority, or before all of them; True when this call did."""
     with transaction.atomic():
-        queue = {queued.job.id: queued for queued in queue_now(timezone.now())}
+        queue = {queued.job.id: queued for queued in load_queue(timezone.now())}
         if job_id not in queue:
             return False
         mine = queue[job_id]
-        peers = [queue[job.id] for job in in_order(q.job for q in queue.values()) if job.priority == mine.job.priority]
+        peers = [
+            queue[job.id] for job in sort_queue(q.job for q in queue.values()) if job.priority == mine.job.priority
+        ]
         at = [peer.job.id for peer in peers].index(job_id)
         target = {"top": 0, "up": at - 1, "down": at + 1}[where]
         if target == at or not 0 <= target < len(peers):
@@ -77,29 +79,31 @@ def move(job_id: str, where: Where, by: str) -> bool:
 def move_before(job_id: str, other_id: str, by: str) -> bool:
     """Right before another job of the same priority; True when this call did."""
     with transaction.atomic():
-        queue = {queued.job.id: queued for queued in queue_now(timezone.now())}
+        queue = {queued.job.id: queued for queued in load_queue(timezone.now())}
         mine, other = queue.get(job_id), queue.get(other_id)
         if mine is None or other is None or mine is other or mine.job.priority != other.job.priority:
             return False
-        peers = [queue[job.id] for job in in_order(q.job for q in queue.values()) if job.priority == mine.job.priority]
+        peers = [
+            queue[job.id] for job in sort_queue(q.job for q in queue.values()) if job.priority == mine.job.priority
+        ]
         rest = [peer for peer in peers if peer is not mine]
         return _move_to(mine, rest, rest.index(other), by)
 
 
-def _move_to(mine: Queued, peers: list[Queued], at: int, by: str) -> bool:
+def _move_to(mine: QueueEntry, peers: list[QueueEntry], at: int, by: str) -> bool:
     """Give it the points that put it at a place among its peers: between its new neighbours where those lie apart,
     else those above it are raised as far as it takes.
     """
-    below = peers[at].job.standing if at < len(peers) else peers[-1].job.standing - 2 * APART
-    above = peers[at - 1].job.standing if at else below + 2 * APART
+    below = peers[at].job.points if at < len(peers) else peers[-1].job.points - 2 * APART
+    above = peers[at - 1].job.points if at else below + 2 * APART
     points = {mine.job.id: (above + below) / 2 if above - below > APART else below + APART}
     least = points[mine.job.id]
     for peer in reversed(peers[:at]):
-        if peer.job.standing >= least + APART / 2:
+        if peer.job.points >= least + APART / 2:
             break
         least += APART
         points[peer.job.id] = least
-    before = {queued.job.id: queued.standing for queued in (mine, *peers) if queued.job.id in points}
+    before = {queued.job.id: queued.points for queued in (mine, *peers) if queued.job.id in points}
     if len(lifecycle.lock_queued(points)) != len(points):
         return False
     for job, wanted in points.items():
@@ -141,7 +145,7 @@ class BusyHostError(Exception):
         super().__init__(f"Host {name} still has {some}. Cancel the jobs, or mark the silent host as lost.")
 
 
-def join(told: JoinRequest, address: str) -> tuple[JoinResponse, bool]:
+def join_host(told: JoinRequest, address: str) -> tuple[JoinResponse, bool]:
     """What the machine needs, and whether it became the host just now rather than being it already.
 
     Raises:
@@ -149,13 +153,13 @@ def join(told: JoinRequest, address: str) -> tuple[JoinResponse, bool]:
         NoRightsError, redis.RedisError: it has joined, and asks again for the rest.
     """
     with transaction.atomic():
-        host, new = joining.become(told, address)
+        host, new = joining.register_host(told, address)
         if new:
             record(host.name, "join", "host", host.name, after={"generation": host.generation, "labels": host.labels})
-    return joining.equip(host, address), new
+    return joining.create_join_response(host, address), new
 
 
-def drain(host: Host, drained: bool, by: str) -> bool:
+def set_drained(host: Host, drained: bool, by: str) -> bool:
     """Take no new jobs, or take them again. True when this call changed it."""
     with transaction.atomic():
         changed = bool(Host.objects.filter(pk=host.pk, drained=not drained).update(drained=drained))
@@ -164,7 +168,7 @@ def drain(host: Host, drained: bool, by: str) -> bool:
     return changed
 
 
-def remove(host: Host, by: str) -> None:
+def remove_host(host: Host, by: str) -> None:
     """Nobody speaks as this host any more until a machine joins under its name anew.
 
     Raises:
@@ -179,15 +183,15 @@ def remove(host: Host, by: str) -> None:
             record(by, "remove", "host", held.name)
     try:
         with connect() as client:
-            dismiss(client, held)
+            delete_user(client, held)
     except (redis.RedisError, NoRightsError) as error:  # the controller does it, as soon as it can
         log.warning("Cannot delete the Redis user of host %s yet: %s", held.name, error)
 
 
-def make_token(by: str, asked: joining.JoinTokenRequest) -> tuple[JoinToken, str]:
+def create_token(by: str, asked: joining.JoinTokenRequest) -> tuple[JoinToken, str]:
     """A new join token, and its text, which nobody sees again."""
     with transaction.atomic():
-        token, text = joining.mint(by, asked)
+        token, text = joining.create_token(by, asked)
         record(by, "make", "join token", token.pk, after=asked.model_dump())
     return token, text
 
@@ -195,7 +199,7 @@ def make_token(by: str, asked: joining.JoinTokenRequest) -> tuple[JoinToken, str
 def revoke_token(token: JoinToken, by: str) -> bool:
     """True when this call did."""
     with transaction.atomic():
-        revoked = joining.revoke(token)
+        revoked = joining.revoke_token(token)
         if revoked:
             record(by, "revoke", "join token", token.pk)
     return revoked

@@ -24,8 +24,8 @@ from contracts.names import telemetry_stream
 from jobs.core.redis_client import get_completed_steps, read_latest_steps
 from jobs.models import Job, Project, StateChange, Status
 from jobs.queue import lifecycle
-from jobs.queue.scheduling.policy import decayed
-from jobs.queue.scheduling.snapshot import after, held_slots
+from jobs.queue.scheduling.snapshot import count_held_slots, load_dependencies
+from jobs.queue.scheduling.states import compute_decayed_use
 from planner.facts.kinds import KINDS
 
 LOOKED_EVERY_S = 5.0
@@ -34,14 +34,14 @@ OVERLAP_S = 5.0  # of two looks, whose times are not Redis'
 Key = tuple[str, int]  # job, attempt
 
 
-class Idle:
+class IdleWatch:
     """Since when each watched run stands at its step, by this process' own clock: a new controller counts anew."""
 
     def __init__(self) -> None:
         self._stood: dict[Key, tuple[int, float]] = {}
         self._looked = -LOOKED_EVERY_S
 
-    def end(self, client: redis.Redis) -> int:
+    def stop_idle_runs(self, client: redis.Redis) -> int:
         """Tell those to end that stood too long; returns how many."""
         now = time.monotonic()
         if now - self._looked < LOOKED_EVERY_S:
@@ -83,15 +83,15 @@ def apply_rules() -> None:
 
 def end_what_comes_after_a_failure() -> int:
     """Cancel queued jobs that come after one that did not succeed, but for those that start all the same."""
-    failed = {job: ahead.failed for job, ahead in after().items() if ahead.failed}
+    failed = {job: ahead.failed for job, ahead in load_dependencies().items() if ahead.failed}
     cancelled = 0
     for job in Job.objects.filter(id__in=list(failed)).only("id", "attempt", "spec") if failed else ():
         if job.spec.get("after_failed") == "start":
             continue
         reason = f"job {failed[job.id][0]}, a dependency, did not succeed"
         with transaction.atomic():
-            if lifecycle.change(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
-                cancelled += lifecycle.change(job.id, job.attempt, Status.CANCELLED, reason)
+            if lifecycle.change_status(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
+                cancelled += lifecycle.change_status(job.id, job.attempt, Status.CANCELLED, reason)
     return cancelled
 
 
@@ -113,23 +113,23 @@ def count_use() -> None:
     due = list(Project.objects.filter(counted__lt=now - COUNTED_EVERY))
     if not due:
         return
-    held, half_life_s = held_slots([project.name for project in due]), settings.SHARE_HALF_LIFE_H * 3600
+    held, half_life_s = count_held_slots([project.name for project in due]), settings.SHARE_HALF_LIFE_H * 3600
     for project in due:
         seconds = (now - project.counted).total_seconds()
-        used = decayed(project.used, held.get(project.name, 0), seconds, half_life_s)
+        used = compute_decayed_use(project.used, held.get(project.name, 0), seconds, half_life_s)
         Project.objects.filter(pk=project.pk, counted=project.counted).update(used=used, counted=now)
 
 
-Why = Literal["preempted", "time limit", "idle"]
+StopReason = Literal["preempted", "time limit", "idle"]
 TRAINING = [name for name, kind in KINDS.items() if kind.trains and not kind.shares_one_slot]
 RUNS = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE)
 
 
-def stop(job_id: str, attempt: int, why: Why, reason: str) -> bool:
+def stop(job_id: str, attempt: int, why: StopReason, reason: str) -> bool:
     """Tell a running attempt to end; True when this call did."""
     with transaction.atomic():
-        lifecycle.lock(job_id)
-        if not lifecycle.change(job_id, attempt, Status.CANCELLING, reason, only_from=RUNS):
+        lifecycle.lock_job(job_id)
+        if not lifecycle.change_status(job_id, attempt, Status.CANCELLING, reason, only_from=RUNS):
             return False
         Job.objects.filter(id=job_id).update(stop=why)
     return True
@@ -146,7 +146,7 @@ def preempt(job_id: str, for_job: str, name: str) -> bool:
     return stop(job_id, attempt, "preempted", f"{text}, and queued again to resume from the latest checkpoint")
 
 
-def saving(now: datetime) -> dict[tuple[str, int], datetime]:
+def list_saving_attempts(now: datetime) -> dict[tuple[str, int], datetime]:
     """Attempts that were told to give way and have time to save a checkpoint first: until when."""
     changes = StateChange.objects.filter(job=OuterRef("pk"), attempt=OuterRef("attempt")).order_by("-id")
     told = Subquery(changes.filter(status=Status.CANCELLING).values("at")[:1])
@@ -157,7 +157,7 @@ def saving(now: datetime) -> dict[tuple[str, int], datetime]:
     return {(id, attempt): at + lasts for id, attempt, at in rows if at is not None and now < at + lasts}
 
 
-def end_as_asked(job_id: str, attempt: int, reason: str, *, did_all: bool = False) -> bool:
+def finish_cancelling(job_id: str, attempt: int, reason: str, *, did_all: bool = False) -> bool:
     """The attempt that was told to end has; False where none was, or where a rule told it so and it had done all it was
     to do. The job is locked.
 
@@ -169,14 +169,14 @@ def end_as_asked(job_id: str, attempt: int, reason: str, *, did_all: bool = Fals
     told = StateChange.objects.filter(job_id=job_id, attempt=attempt, status=Status.CANCELLING).last()
     job = Job.objects.only("id", "attempt", "stop").get(id=job_id)
     if job.stop in ("time limit", "idle") and told is not None:
-        return lifecycle.change(job_id, attempt, Status.FAILED, told.reason, only_from=(Status.CANCELLING,))
+        return lifecycle.change_status(job_id, attempt, Status.FAILED, told.reason, only_from=(Status.CANCELLING,))
     if job.stop == "preempted" and job.has_failed_verification():
         text = "the job was preempted, and the verification of the run failed"
-        return lifecycle.change(job_id, attempt, Status.FAILED, text, only_from=(Status.CANCELLING,))
-    return lifecycle.change(job_id, attempt, Status.CANCELLED, reason, only_from=(Status.CANCELLING,))
+        return lifecycle.change_status(job_id, attempt, Status.FAILED, text, only_from=(Status.CANCELLING,))
+    return lifecycle.change_status(job_id, attempt, Status.CANCELLED, reason, only_from=(Status.CANCELLING,))
 
 
-def follow(job_id: str, attempt: int) -> None:
+def requeue_if_due(job_id: str, attempt: int) -> None:
     """After the end of an attempt: queued again where it gave way, or failed and may be tried again."""
     job = Job.objects.only("id", "attempt", "status", "stop", "spec").get(id=job_id)
     if job.attempt != attempt:

@@ -18,10 +18,9 @@ from jobs.core.access import get_visible_jobs
 from jobs.core.job_details import Timestamp
 from jobs.core.kinds import KINDS, format_layout
 from jobs.models import Attempt, Job, StateChange, Status
-from jobs.queue.hosts.presentation import speaks
-from jobs.queue.scheduling.forecast import MOST_JOBS, Forecast, Running, forecast
-from jobs.queue.scheduling.placement import in_order
-from jobs.queue.scheduling.snapshot import Queued, hosts_now, queue_now, queue_paused, quotas_now
+from jobs.queue.hosts.presentation import is_in_contact
+from jobs.queue.scheduling.placement import MAX_FORECAST_JOBS, Forecast, RunningAttempt, forecast, sort_queue
+from jobs.queue.scheduling.snapshot import QueueEntry, is_queue_paused, load_hosts, load_queue, load_quotas
 from jobs.queue.scheduling.states import HostState, Quota, Share
 from planner.facts.spec import JobKind
 
@@ -29,24 +28,24 @@ FEWEST_STEPS = 3  # timed, and a pace is one
 RUNS = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
 
 
-class View(NamedTuple):
+class QueueView(NamedTuple):
     """Queue and hosts as a page was asked for."""
 
     now: datetime
-    queue: list[Queued]  # in order
+    queue: list[QueueEntry]  # in order
     hosts: list[HostState]
     quotas: dict[str, Quota]
     paused: bool
 
 
-def view() -> View:
+def load_view() -> QueueView:
     now = timezone.now()
-    queue = {queued.job.id: queued for queued in queue_now(now)}
-    order = [queue[job.id] for job in in_order(queued.job for queued in queue.values())]
-    return View(now, order, list(hosts_now(now).values()), quotas_now(), queue_paused())
+    queue = {queued.job.id: queued for queued in load_queue(now)}
+    order = [queue[job.id] for job in sort_queue(queued.job for queued in queue.values())]
+    return QueueView(now, order, list(load_hosts(now).values()), load_quotas(), is_queue_paused())
 
 
-def rows(seen: View, user: Any, shown: Iterable[Queued]) -> list[dict[str, Any]]:
+def build_rows(seen: QueueView, user: Any, shown: Iterable[QueueEntry]) -> list[dict[str, Any]]:
     """Lines for jobs of the queue that the user may see."""
     places = {queued.job.id: number for number, queued in enumerate(seen.queue, 1)}
     ids = [queued.job.id for queued in shown]
@@ -61,7 +60,7 @@ def rows(seen: View, user: Any, shown: Iterable[Queued]) -> list[dict[str, Any]]
 
 
 def _row(
-    seen: View, queued: Queued, job: Job, place: int, told: Forecast | None, names: dict[str, str]
+    seen: QueueView, queued: QueueEntry, job: Job, place: int, told: Forecast | None, names: dict[str, str]
 ) -> dict[str, Any]:
     return {
         "id": job.id,
@@ -72,10 +71,10 @@ def _row(
         "layout": format_layout(job.spec),
         "num_slots": job.num_slots,
         "priority": job.priority,
-        "points": queued.standing.points,
-        "parts": queued.standing._asdict(),
+        "points": queued.points.total,
+        "parts": queued.points._asdict(),
         "held": job.held,
-        "reason": queued.bar or job.wait_reason,
+        "reason": queued.block_reason or job.wait_reason,
         "starts": None if told is None else (seen.now + timedelta(seconds=told.in_s)),
         "starts_when": _when(told, names),
         "created": job.created,
@@ -90,16 +89,16 @@ def _when(told: Forecast | None, names: dict[str, str]) -> str:
     return f'after job "{names[told.ends]}" ends' if told.ends in names else "after another job ends"
 
 
-def _forecasts(seen: View) -> dict[str, Forecast]:
+def _forecasts(seen: QueueView) -> dict[str, Forecast]:
     """Nothing while the queue is paused: nobody can tell for how long."""
     if seen.paused:
         return {}
-    free = [queued.job for queued in seen.queue if not queued.bar]
-    durations = lasting(Job.objects.filter(id__in=[job.id for job in free[:MOST_JOBS]]))
-    return forecast(free, seen.hosts, running(seen.now), durations, seen.quotas)
+    free = [queued.job for queued in seen.queue if not queued.block_reason]
+    durations = predict_durations(Job.objects.filter(id__in=[job.id for job in free[:MAX_FORECAST_JOBS]]))
+    return forecast(free, seen.hosts, load_running_attempts(seen.now), durations, seen.quotas)
 
 
-def lasting(jobs: Any) -> dict[str, float | None]:
+def predict_durations(jobs: Any) -> dict[str, float | None]:
     """Predicted seconds of attempts that begin: the steps left from the newest checkpoint on, as the estimate times
     them, at most the time limit; None where neither is.
     """
@@ -121,7 +120,7 @@ def lasting(jobs: Any) -> dict[str, float | None]:
     return found
 
 
-def running(now: datetime) -> list[Running]:
+def load_running_attempts(now: datetime) -> list[RunningAttempt]:
     """Attempts that hold slots, with the seconds they should still run: by their measured pace where there is one; none
     of one that was told to end. When one will end that is not heard, nothing tells."""
     attempts = Attempt.objects.filter(ended__isnull=True, job__status__in=RUNS).prefetch_related(
@@ -132,7 +131,7 @@ def running(now: datetime) -> list[Running]:
             "number", "created", "job__id", "job__project", "job__status", "job__time_limit_s"
         )
     )
-    durations = lasting(Job.objects.filter(id__in=[attempt.job_id for attempt in unended]))
+    durations = predict_durations(Job.objects.filter(id__in=[attempt.job_id for attempt in unended]))
     began = {
         (job, number): at
         for job, number, at in StateChange.objects.filter(
@@ -154,11 +153,11 @@ def running(now: datetime) -> list[Running]:
         known += [limit_s - since] if limit_s is not None else []
         if attempt.job.status == Status.CANCELLING:
             known = [0.0]
-            heard = all(speaks(member.host) for member in attempt.members.all() if member.host is not None)
+            heard = all(is_in_contact(member.host) for member in attempt.members.all() if member.host is not None)
         else:
             heard = attempt.job.status != Status.UNREACHABLE
         left = max(0.0, min(known)) if known and heard else None
-        found.append(Running(attempt.job_id, attempt.job.project, shares, left))
+        found.append(RunningAttempt(attempt.job_id, attempt.job.project, shares, left))
     return found
 
 

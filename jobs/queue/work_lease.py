@@ -17,21 +17,21 @@ from django.utils import timezone
 
 from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
 from jobs.models import Lease
-from jobs.queue.inbound.deadletters import passes
+from jobs.queue.inbound.event_handlers import is_transient
 
-NAME = "controller"
-LASTS_S = 5.0
-FRESH_S = 30.0
+CONTROLLER = "controller"
+LEASE_S = 5.0
+MAX_TICK_AGE_S = 30.0
 
 
 class WorkLease:
     """Held by moving `beats`. Who sees it stand still for `LASTS_S` of its own time takes it: no clock is compared."""
 
-    def __init__(self, name: str = NAME) -> None:
+    def __init__(self, name: str = CONTROLLER) -> None:
         """`name` of the work: the controller's, unless told otherwise."""
         self._name = name
         self.holder = f"{socket.gethostname()[:150]} process {os.getpid()} {secrets.token_hex(4)}"
-        self.taken_from = ""  # whoever held it before us
+        self.previous_holder = ""  # whoever held it before us
         self._seen: tuple[str, int] | None = None
         self._since = 0.0
 
@@ -41,20 +41,20 @@ class WorkLease:
         now = time.monotonic()
         if (row.holder, row.beats) != self._seen:
             self._seen, self._since = (row.holder, row.beats), now
-        if row.holder not in ("", self.holder) and now - self._since < LASTS_S:
+        if row.holder not in ("", self.holder) and now - self._since < LEASE_S:
             return False
         mine = Lease.objects.filter(name=self._name, holder=row.holder, beats=row.beats)
         if mine.update(holder=self.holder, beats=row.beats + 1) != 1:
             return False
         if row.holder != self.holder:
-            self.taken_from = row.holder
+            self.previous_holder = row.holder
         return True
 
-    def holder_now(self) -> str:
+    def get_last_holder(self) -> str:
         """Whoever was last seen to hold it."""
         return self._seen[0] if self._seen else ""
 
-    def ticked(self) -> None:
+    def record_tick(self) -> None:
         """A whole tick went well."""
         Lease.objects.filter(name=self._name, holder=self.holder).update(ticked=timezone.now())
 
@@ -63,13 +63,17 @@ class WorkLease:
         Lease.objects.filter(name=self._name, holder=self.holder).update(holder="")
 
 
-def unhealthy(name: str = NAME) -> str:
+def explain_unhealthy(name: str = CONTROLLER) -> str:
     """Why the process is not well, empty when its last whole tick is at most `FRESH_S` old."""
     ticked = Lease.objects.filter(name=name).values_list("ticked", flat=True).first()
     if ticked is None:
         return f"No {name} has completed a tick yet."
     age = (timezone.now() - ticked).total_seconds()
-    return "" if age <= FRESH_S else f"The last complete tick ended {age:.0f} s ago. The limit is {FRESH_S:.0f} s."
+    return (
+        ""
+        if age <= MAX_TICK_AGE_S
+        else f"The last complete tick ended {age:.0f} s ago. The limit is {MAX_TICK_AGE_S:.0f} s."
+    )
 
 
 log = logging.getLogger(__name__)
@@ -78,14 +82,14 @@ QUIET_S = 60.0
 MOST = 100  # kinds of trouble remembered
 
 
-class Troubles:
+class StageErrors:
     """Errors of the controller's stages, by kind: the stage, the type, and the line that raised it."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[str, str, int], float] = {}
         self._since: dict[tuple[str, str, int], int] = {}
 
-    def tell(self, stage: str, error: Exception) -> bool:
+    def report(self, stage: str, error: Exception) -> bool:
         """Log it, unless the same was logged within a minute; True when it was logged."""
         kind = (stage, type(error).__qualname__, _line(error))
         self._since[kind] = self._since.get(kind, 0) + 1
@@ -98,7 +102,7 @@ class Troubles:
             self._since.clear()
         self._told[kind] = now
         self._since.pop(kind, None)
-        if away(error):
+        if is_outage(error):
             log.warning("Stage %s cannot continue%s: %s", stage, times, error)
         elif is_disk_full(error):
             log.warning("Stage %s cannot continue%s: %s: %s", stage, times, DISK_FULL_MESSAGE, error)
@@ -107,12 +111,12 @@ class Troubles:
         return True
 
 
-def away(error: Exception) -> bool:
+def is_outage(error: Exception) -> bool:
     """The database or Redis is not there, locked or full: nothing is wrong with us."""
-    return passes(error) or isinstance(error, kombu.exceptions.OperationalError)
+    return is_transient(error) or isinstance(error, kombu.exceptions.OperationalError)
 
 
-def of_database(error: Exception) -> bool:
+def is_database_error(error: Exception) -> bool:
     """Whether the connection to the database should not be used again."""
     return isinstance(error, Error)
 

@@ -23,7 +23,7 @@ from contracts.security import SIGNATURE_BYTES
 from jobs.core.credentials import is_signed_by
 from jobs.core.redis_client import connect
 from jobs.models import EXTERNAL_ENGINE, HOST_SILENT_AFTER, Attempt, Host, Member
-from jobs.queue.order_outbox import producer
+from jobs.queue.orders import get_producer
 
 LAUNCHER = -1
 HOSTS = "hosts"
@@ -128,7 +128,7 @@ def request_log_part(place: LogLocation, file: LogFile, offset: int) -> LogPart:
             expires=now + HOST_TIMEOUT_S,
         )
         queue = host_queue(place.host.name)
-        producer(settings.REDIS_URL).send_task(TASK_READ_LOG, args=[validate_log_order(order)], queue=queue)
+        get_producer(settings.REDIS_URL).send_task(TASK_READ_LOG, args=[validate_log_order(order)], queue=queue)
         return _wait_for_part(client, place, order["question"])
 
 

@@ -18,7 +18,7 @@ from contracts.names import telemetry_stream
 from jobs.core import kinds
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
-from jobs.queue.attempt_completion import finish
+from jobs.queue.attempt_completion import evaluate_exit
 from planner.facts.kinds import KINDS
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobKind
@@ -164,7 +164,7 @@ def told(outcome: str = "succeeded", **summary: Any) -> Any:
 )
 def test_an_end_is_judged_by_what_its_kind_must_bring(kind: str, report: Any, status: Status, reason: str) -> None:
     before = copy.deepcopy(report)
-    ending = finish(spec_of(kind), report)
+    ending = evaluate_exit(spec_of(kind), report)
     assert (ending.status, ending.reason.split(":")[0]) == (status, reason)
     assert (ending.profile is not None) == (kind == "calibrate" and status == Status.SUCCEEDED)
     assert "profile" not in (ending.report["summary"] or {})

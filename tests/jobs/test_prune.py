@@ -48,7 +48,7 @@ def test_the_old_goes_and_the_rest_stays(
     Host.objects.create(name="gone", slots=1, device="cpu", device_name="", memory_bytes=1, boot_id="", last_seen=AGO)
     ended, _ = actions.submit(owner, GOOD, key="old")
     schedule()
-    attempt_completion.lose(Member.objects.get(), "gone")
+    attempt_completion.lose_member(Member.objects.get(), "gone")
     running, _ = actions.submit(owner, GOOD, key="new")
     schedule()
     IdempotentRequest.objects.filter(key="old").update(created=AGO)
@@ -105,7 +105,7 @@ def test_one_that_fails_holds_up_no_other(
     def fail() -> int:
         raise OSError("no")
 
-    monkeypatch.setattr(prune.deadletters, "forget_oldest", fail)
+    monkeypatch.setattr(prune.deadletters, "delete_oldest_dead_letters", fail)
     stream = telemetry_stream("deleted", 1)
     live_redis.xadd(stream, {"b": b""})
     with pytest.RaisesGroup(OSError):

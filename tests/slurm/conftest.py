@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.queue.engines.slurm.site import Site
+from jobs.queue.slurm.script import Site
 from tests.slurm.accounts import accounts
 from tests.slurm.accounts import missing as no_accounts
 from tests.slurm.cluster import Cluster, cluster, missing

@@ -10,25 +10,24 @@ from django.contrib.auth.models import User
 
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions
-from jobs.queue.engines.slurm.commands import Door, Slurm
-from jobs.queue.engines.slurm.doctor import findings
-from jobs.queue.engines.slurm.engine import SlurmEngine
-from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.states import SlurmJob, name_of
+from jobs.queue.slurm.commands import CommandRunner, Slurm, check_site
+from jobs.queue.slurm.engine import SlurmEngine
+from jobs.queue.slurm.script import Site
+from jobs.queue.slurm.states import SlurmJob, format_job_name
 from tests.slurm.cluster import Cluster
 from tests.slurm.test_engine import SPEC, last_word, until
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-SLURM = Slurm(Door())
+SLURM = Slurm(CommandRunner())
 
 
 def remembered(slurm: Cluster, job: Job) -> SlurmJob:
     """What the accounts say of an attempt's job, once slurmctld has forgotten it."""
-    name = name_of(job.id, 1)
-    wait_until(lambda: not any(found.name == name for found in SLURM.jobs()), "slurmctld has forgotten it", 90)
-    (found,) = SLURM.remembered([name]) or []
+    name = format_job_name(job.id, 1)
+    wait_until(lambda: not any(found.name == name for found in SLURM.list_jobs()), "slurmctld has forgotten it", 90)
+    (found,) = SLURM.list_accounted_jobs([name]) or []
     return found
 
 
@@ -67,4 +66,4 @@ def test_of_what_the_accounts_do_not_know_they_are_said_to_say_nothing(accounted
     until(engine, job, Status.LOST)
     assert last_word(job) == "Slurm has no record of how job 999999 ended"
     Path(site.python).write_text("#!/bin/sh\n")
-    assert [found.words for found in findings(site) if found.level == "ok"] == ["Slurm accounting (sacct) is on"]
+    assert [found.words for found in check_site(site) if found.level == "ok"] == ["Slurm accounting (sacct) is on"]

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.queue.engines.slurm.commands import AwayError, Door, RefusedError, Slurm
-from jobs.queue.engines.slurm.script import logs, submission
-from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.states import SlurmJob, ending, name_of, waits
+from jobs.queue.slurm.commands import CommandRunner, Slurm, SlurmUnavailableError, SubmissionRejectedError
+from jobs.queue.slurm.script import Site, build_submission, get_log_folder
+from jobs.queue.slurm.states import SlurmJob, describe_end, describe_wait, format_job_name
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from tests.slurm.cluster import CPUS, Cluster
@@ -21,7 +20,7 @@ from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
-SLURM = Slurm(Door())
+SLURM = Slurm(CommandRunner())
 
 
 def spec(dp: int = 1, **asked: object) -> JobSpec:
@@ -34,7 +33,7 @@ def script(body: str) -> str:
 
 
 def found(name: str, slurm: Slurm = SLURM) -> SlurmJob:
-    return next(job for job in slurm.jobs() if job.name == name)
+    return next(job for job in slurm.list_jobs() if job.name == name)
 
 
 def wait_for(name: str, *states: str, timeout_s: float = 30) -> SlurmJob:
@@ -49,8 +48,8 @@ def wait_for(name: str, *states: str, timeout_s: float = 30) -> SlurmJob:
 
 def options(slurm: Cluster, job: str, asked: JobSpec | None = None) -> tuple[str, tuple[str, ...]]:
     site = Site(str(slurm.folder), "python", "https://board")
-    SLURM.make(logs(site.folder))
-    made = submission(asked or spec(), job, 1, {}, site, 300)
+    SLURM.make_folder(get_log_folder(site.folder))
+    made = build_submission(asked or spec(), job, 1, {}, site, 300)
     return made.name, made.options
 
 
@@ -59,13 +58,13 @@ def test_a_job_is_found_by_its_name_and_its_end_told(slurm: Cluster) -> None:
     job = SLURM.submit(argv, script("exit 3"))
     ended_job = wait_for(name, "FAILED")
     assert ended_job.id == job
-    assert ending(ended_job) == ("failed", f"Slurm: the batch script failed; job {job} on node0, FAILED")
+    assert describe_end(ended_job) == ("failed", f"Slurm: the batch script failed; job {job} on node0, FAILED")
 
 
 def test_without_its_folder_slurm_starts_nothing_and_says_so(slurm: Cluster) -> None:
     name, argv = options(slurm, "nowhere")
     job = SLURM.submit([*argv, "--output=/nonexistent/out"], script("true"))
-    assert ending(wait_for(name, "FAILED")).reason == (
+    assert describe_end(wait_for(name, "FAILED")).reason == (
         f"Slurm: the batch script failed (JobLaunchFailure); job {job} on node0, FAILED"
     )
 
@@ -91,13 +90,13 @@ def test_a_job_that_waits_says_why_in_words(slurm: Cluster) -> None:
     second, argv = options(slurm, "second")
     waiting = SLURM.submit(argv, script("true"))
     pending = wait_until(
-        lambda: next((j for j in SLURM.jobs() if j.name == second and j.start and j.reason), None), "a start"
+        lambda: next((j for j in SLURM.list_jobs() if j.name == second and j.start and j.reason), None), "a start"
     )
     assert pending is not None
     assert re.fullmatch(
         r"Slurm: waiting for (Resources: not enough free nodes with the requested resources|Priority: .*), "
         r"expected start 20\d\d-\d\d-\d\d \d\d:\d\d UTC",
-        waits(pending),
+        describe_wait(pending),
     )
     assert pending.start is not None
     assert 0 < pending.start.timestamp() - time.time() <= 360, "in UTC, five minutes from now"
@@ -106,10 +105,10 @@ def test_a_job_that_waits_says_why_in_words(slurm: Cluster) -> None:
 
 def test_what_slurm_will_never_take_is_refused_in_its_words(slurm: Cluster) -> None:
     _, argv = options(slurm, "refused", spec(partition="nowhere"))
-    with pytest.raises(RefusedError, match=r"^[Ii]nvalid partition name specified$"):
+    with pytest.raises(SubmissionRejectedError, match=r"^[Ii]nvalid partition name specified$"):
         SLURM.submit(argv, script("true"))
     _, argv = options(slurm, "refused", spec(exclude="nowhere[1-3]"))
-    with pytest.raises(RefusedError, match="Invalid node name specified"):
+    with pytest.raises(SubmissionRejectedError, match="Invalid node name specified"):
         SLURM.submit(argv, script("true"))
 
 
@@ -117,7 +116,9 @@ def test_what_slurm_takes_and_cannot_run_waits_with_the_reason(slurm: Cluster) -
     name, argv = options(slurm, "large", spec(dp=12, nodes=12))
     SLURM.submit(argv, script("true"))
     wait_until(lambda: found(name).reason == "PartitionConfig", "Slurm has considered it")
-    assert waits(found(name)) == "Slurm: waiting for PartitionConfig: the partition lacks the requested resources"
+    assert (
+        describe_wait(found(name)) == "Slurm: waiting for PartitionConfig: the partition lacks the requested resources"
+    )
 
 
 def test_sent_twice_the_second_waits_for_the_first(slurm: Cluster) -> None:
@@ -125,21 +126,21 @@ def test_sent_twice_the_second_waits_for_the_first(slurm: Cluster) -> None:
     first = SLURM.submit(argv, script("sleep 60"))
     wait_for(name, "RUNNING")
     second = SLURM.submit(argv, script("true"))
-    both = {job.id: job for job in SLURM.jobs() if job.name == name}
+    both = {job.id: job for job in SLURM.list_jobs() if job.name == name}
     assert both[first].state == "RUNNING"
     assert (both[second].state, both[second].reason) == ("PENDING", "Dependency")
     SLURM.cancel([first])
-    wait_until(lambda: {j.id: j.state for j in SLURM.jobs()}[second] == "COMPLETED", "the second runs", 20)
+    wait_until(lambda: {j.id: j.state for j in SLURM.list_jobs()}[second] == "COMPLETED", "the second runs", 20)
 
 
 def test_while_slurmctld_is_away_nothing_is_refused(slurm: Cluster) -> None:
     _, argv = options(slurm, "early")
     slurm.stop_controller()
     try:
-        with pytest.raises(AwayError, match="sbatch"):
+        with pytest.raises(SlurmUnavailableError, match="sbatch"):
             SLURM.submit(argv, script("true"))
-        with pytest.raises(AwayError, match="squeue"):
-            SLURM.jobs()
+        with pytest.raises(SlurmUnavailableError, match="squeue"):
+            SLURM.list_jobs()
     finally:
         slurm.start_controller()
 
@@ -162,13 +163,13 @@ def test_a_node_that_loses_its_power_ends_its_job(slurm: Cluster) -> None:
     slurm.lose_power(node)
     try:
         failed = wait_for(name, "NODE_FAIL", timeout_s=60)
-        assert ending(failed) == ("lost", f"Slurm: a node failed (NodeDown); job {job} on {node}, NODE_FAIL")
+        assert describe_end(failed) == ("lost", f"Slurm: a node failed (NodeDown); job {job} on {node}, NODE_FAIL")
     finally:
         slurm.start_node(node)
 
 
 def test_over_ssh_all_is_the_same_and_no_word_reaches_a_shell(slurm: Cluster, login: Login) -> None:
-    remote = Slurm(Door(login.address, str(login.config)))
+    remote = Slurm(CommandRunner(login.address, str(login.config)))
     name, argv = options(slurm, "remote")
     job = remote.submit([*argv, "--comment=$(touch /tmp/meshboard-shell); `id` ' \" &"], script("sleep 60"))
     wait_until(lambda: found(name, remote).state == "RUNNING", "it runs")
@@ -179,21 +180,21 @@ def test_over_ssh_all_is_the_same_and_no_word_reaches_a_shell(slurm: Cluster, lo
 
 
 def test_a_login_node_that_is_down_is_away_and_back_when_it_is_up(slurm: Cluster, login: Login) -> None:
-    remote = Slurm(Door(login.address, str(login.config)))
-    remote.jobs()
+    remote = Slurm(CommandRunner(login.address, str(login.config)))
+    remote.list_jobs()
     login.stop()
-    with pytest.raises(AwayError, match="Cannot reach the login node root@login"):
-        remote.jobs()
+    with pytest.raises(SlurmUnavailableError, match="Cannot reach the login node root@login"):
+        remote.list_jobs()
     login.start()
-    remote.jobs()
+    remote.list_jobs()
 
 
 def test_a_command_that_is_not_there_is_away(slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/usr/sbin")
-        with pytest.raises(AwayError, match="squeue cannot start"):
-            SLURM.jobs()
+        with pytest.raises(SlurmUnavailableError, match="squeue cannot start"):
+            SLURM.list_jobs()
 
 
 def test_a_name_of_an_attempt_is_its_own() -> None:
-    assert name_of("abc", 12) == "meshboard-abc-12"
+    assert format_job_name("abc", 12) == "meshboard-abc-12"

@@ -11,17 +11,17 @@ from django.contrib.auth.models import User
 
 from jobs.models import Attempt, Job, RunToken, Status
 from jobs.queue import actions, staff_actions
-from jobs.queue.engines.slurm.commands import Door, Slurm
-from jobs.queue.engines.slurm.engine import SlurmEngine
-from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.states import SlurmJob, name_of
+from jobs.queue.slurm.commands import CommandRunner, Slurm
+from jobs.queue.slurm.engine import SlurmEngine
+from jobs.queue.slurm.script import Site
+from jobs.queue.slurm.states import SlurmJob, format_job_name
 from tests.slurm.cluster import Cluster
 from tests.slurm.login import Login
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-SLURM = Slurm(Door())
+SLURM = Slurm(CommandRunner())
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "resources": {"engine": "slurm"}}
 
 
@@ -58,7 +58,7 @@ def last_word(job: Job) -> str:
 
 
 def in_slurm(job: Job, attempt: int = 1) -> list[SlurmJob]:
-    return [found for found in SLURM.jobs() if found.name == name_of(job.id, attempt)]
+    return [found for found in SLURM.list_jobs() if found.name == format_job_name(job.id, attempt)]
 
 
 def test_a_job_is_submitted_in_its_first_tick_and_followed(site: Site, job: Job) -> None:
@@ -92,12 +92,12 @@ def test_of_two_controllers_at_once_one_s_job_runs_and_the_other_s_ends(
     for engine in (first, second):  # both have looked, and found nothing
         engine.observe()
         wait_until(partial(_idle, engine), "it has looked")
-    look = Slurm.jobs
-    monkeypatch.setattr(Slurm, "jobs", lambda _self: [])  # and look again just before the other submits
+    look = Slurm.list_jobs
+    monkeypatch.setattr(Slurm, "list_jobs", lambda _self: [])  # and look again just before the other submits
     first.start()
     Attempt.objects.update(engine_id="")
     second.start()
-    monkeypatch.setattr(Slurm, "jobs", look)
+    monkeypatch.setattr(Slurm, "list_jobs", look)
     assert len(in_slurm(job)) == 2
     until(second, job, Status.STARTING)
     assert RunToken.objects.filter(attempt__job=job).count() == 1, "one of the two speaks for the attempt"

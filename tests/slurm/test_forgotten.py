@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.queue.engines.slurm.commands import Door, Slurm
-from jobs.queue.engines.slurm.polling import News, Wants, talk
-from jobs.queue.engines.slurm.states import accounted, ending, forgotten
+from jobs.queue.slurm.commands import CommandRunner, PollRequest, PollResult, Slurm, poll
+from jobs.queue.slurm.states import describe_end, describe_missing_record, parse_sacct
 
 NAME = "meshboard-abc-2"
 ENDED = f"17|FAILED|main|node0|2026-11-22T20:13:50|{NAME}|3:0|62|ReqNodeNotAvail"
@@ -29,45 +28,45 @@ AWAY = "echo 'sacct: error: Problem talking to the database: Connection refused'
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., News]:
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PollResult]:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def ask(sacct: str, noted: str = "17") -> News:
+    def ask(sacct: str, noted: str = "17") -> PollResult:
         for name, body in (("squeue", "true"), ("sacct", sacct)):
             (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
             (tmp_path / name).chmod(0o755)
-        return talk(Slurm(Door()), Wants({NAME: noted}))
+        return poll(Slurm(CommandRunner()), PollRequest({NAME: noted}))
 
     return ask
 
 
-def test_its_end_is_what_the_accounts_say(asked: Callable[..., News]) -> None:
+def test_its_end_is_what_the_accounts_say(asked: Callable[..., PollResult]) -> None:
     news = asked(f"echo '{ENDED}'")
     assert (news.trouble, news.absent, news.accounts) == ("", frozenset(), True)
-    assert ending(news.jobs[NAME]).reason == (
+    assert describe_end(news.jobs[NAME]).reason == (
         "Slurm: the batch script failed; job 17 on node0, FAILED, exit code 3, after 0:01:02"
     )
 
 
-def test_what_runs_by_the_accounts_alone_is_gone_where_it_was_noted(asked: Callable[..., News]) -> None:
+def test_what_runs_by_the_accounts_alone_is_gone_where_it_was_noted(asked: Callable[..., PollResult]) -> None:
     assert asked(f"echo '{RUNS}'").absent == {NAME}
     assert asked(f"echo '{RUNS}'", noted="").jobs[NAME].state == "RUNNING", "another controller has just submitted it"
 
 
-def test_without_accounts_it_is_absent_and_that_is_said(asked: Callable[..., News]) -> None:
+def test_without_accounts_it_is_absent_and_that_is_said(asked: Callable[..., PollResult]) -> None:
     news = asked(NO_ACCOUNTS)
     assert (news.trouble, news.absent, news.accounts) == ("", {NAME}, False)
-    assert "accounting (sacct) is off" in forgotten("17", accounts=news.accounts)
+    assert "accounting (sacct) is off" in describe_missing_record("17", accounts=news.accounts)
 
 
-def test_while_the_accounts_are_away_nothing_is_absent(asked: Callable[..., News]) -> None:
+def test_while_the_accounts_are_away_nothing_is_absent(asked: Callable[..., PollResult]) -> None:
     news = asked(AWAY)
     assert news.absent == set()
     assert news.trouble == "sacct: sacct: error: Problem talking to the database: Connection refused"
 
 
 def test_ends_are_told_as_the_accounts_have_them() -> None:
-    assert [ending(job).reason for job in accounted(REAL)] == [
+    assert [describe_end(job).reason for job in parse_sacct(REAL)] == [
         "Slurm: a node failed; job 1 on node1, NODE_FAIL, after 0:00:07",
         "Slurm: the batch script failed; job 2 on node0, FAILED, exit code 3, after 0:00:00",
         "Slurm: the job completed without an exit report; job 3 on node0, COMPLETED, after 0:00:00",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs.queue.engines.slurm.doctor import findings
-from jobs.queue.engines.slurm.site import Site
+from jobs.queue.slurm.commands import check_site
+from jobs.queue.slurm.script import Site
 from tests.slurm.cluster import Cluster
 from tests.slurm.installation import Installation
 from tests.support.board import Board
@@ -160,15 +160,15 @@ def test_what_fails_before_a_supervisor_speaks_is_told_from_the_script_s_output(
 
 def test_the_doctor_finds_what_keeps_jobs_from_running(slurm: Cluster, installed: Installation) -> None:
     site = Site(str(installed.folder), str(installed.python), installed.front.url)
-    (accounts,) = findings(site)
+    (accounts,) = check_site(site)
     assert (accounts.level, accounts.words.partition(":")[0]) == (
         "warn",
         "Slurm accounting (sacct) is off, so Meshboard may not learn why a Slurm job ended",
     )
     wrong = site._replace(python="/usr/bin/true", board="http://localhost", ca_file="/nonexistent")
-    failed = [found.words.partition(":")[0] for found in findings(wrong) if found.level == "fail"]
+    failed = [found.words.partition(":")[0] for found in check_site(wrong) if found.level == "fail"]
     assert failed == ["MESHBOARD_SLURM_CA_FILE", "MESHBOARD_SLURM_BOARD"]
-    told, _ = findings(site._replace(python="/usr/bin/false"))
+    told, _ = check_site(site._replace(python="/usr/bin/false"))
     assert told.words == "MESHBOARD_SLURM_PYTHON is /usr/bin/false, which cannot import Meshboard: exit code 1"
 
 

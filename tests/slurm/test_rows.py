@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 
 import pytest
 
-from jobs.queue.engines.slurm.states import SlurmJob, ended, ending, rows, waits
+from jobs.queue.slurm.states import SlurmJob, describe_end, describe_wait, has_ended, parse_squeue
 
 PENDING = "17|PENDING|gpu||2026-11-22T14:05:00|meshboard-abc-2|Resources"
 
 
 def test_a_row_is_read_and_its_time_is_utc() -> None:
-    (job,) = rows(PENDING)
+    (job,) = parse_squeue(PENDING)
     start = datetime(2026, 11, 22, 14, 5, tzinfo=UTC)
     assert job == SlurmJob("17", "PENDING", "gpu", "", start, "meshboard-abc-2", "Resources")
-    assert waits(job) == (
+    assert describe_wait(job) == (
         "Slurm: waiting for Resources: not enough free nodes with the requested resources, "
         "expected start 2026-11-22 14:05 UTC"
     )
@@ -35,7 +35,7 @@ def test_a_row_is_read_and_its_time_is_utc() -> None:
     ],
 )
 def test_what_is_no_job_of_ours_is_left_out(line: str) -> None:
-    assert [job.id for job in rows(f"{line}\n{PENDING}")] == ["17"]
+    assert [job.id for job in parse_squeue(f"{line}\n{PENDING}")] == ["17"]
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,14 @@ def test_what_is_no_job_of_ours_is_left_out(line: str) -> None:
     ],
 )
 def test_a_reason_is_told_known_or_not(reason: str, told: str) -> None:
-    (job,) = rows(f"17|PENDING|gpu||N/A|meshboard-abc-2|{reason}")
-    assert waits(job).endswith(told)
+    (job,) = parse_squeue(f"17|PENDING|gpu||N/A|meshboard-abc-2|{reason}")
+    assert describe_wait(job).endswith(told)
 
 
 def test_no_start_is_expected_of_what_slurm_has_not_considered() -> None:
-    not_yet, considered = (waits(*rows(line)) for line in (PENDING.replace("Resources", "None"), PENDING))
+    not_yet, considered = (
+        describe_wait(*parse_squeue(line)) for line in (PENDING.replace("Resources", "None"), PENDING)
+    )
     assert not_yet == "Slurm: waiting for the first scheduling pass"
     assert re.search(r", expected start 2026-11-22 \d\d:\d\d UTC$", considered)
 
@@ -71,13 +73,13 @@ def test_no_start_is_expected_of_what_slurm_has_not_considered() -> None:
     ],
 )
 def test_an_end_is_told_in_slurm_s_words(state: str, outcome: str) -> None:
-    (job,) = rows(f"17|{state}|gpu|node[1-2]|2026-11-22T14:05:00|meshboard-abc-2|None")
-    assert ended(job)
-    assert ending(job).outcome == outcome
-    assert ending(job).reason.endswith(f"; job 17 on node[1-2], {state.partition(' ')[0]}")
+    (job,) = parse_squeue(f"17|{state}|gpu|node[1-2]|2026-11-22T14:05:00|meshboard-abc-2|None")
+    assert has_ended(job)
+    assert describe_end(job).outcome == outcome
+    assert describe_end(job).reason.endswith(f"; job 17 on node[1-2], {state.partition(' ')[0]}")
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "A_NEW_WORD"])
 def test_what_has_not_ended_or_is_not_known_is_waited_for(state: str) -> None:
-    (job,) = rows(f"17|{state}|gpu|node1|N/A|meshboard-abc-2|None")
-    assert not ended(job)
+    (job,) = parse_squeue(f"17|{state}|gpu|node1|N/A|meshboard-abc-2|None")
+    assert not has_ended(job)

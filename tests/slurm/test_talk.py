@@ -7,32 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from jobs.queue.engines.slurm.commands import Door, Slurm
-from jobs.queue.engines.slurm.polling import News, Wants, talk
-from jobs.queue.engines.slurm.script import Submission
-from jobs.queue.engines.slurm.states import name_of
+from jobs.queue.slurm.commands import CommandRunner, PollRequest, PollResult, Slurm, poll
+from jobs.queue.slurm.script import Submission
+from jobs.queue.slurm.states import format_job_name
 from tests.slurm.cluster import Cluster
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
-SLURM = Slurm(Door())
+SLURM = Slurm(CommandRunner())
 
 
 def asked(folder: Path, job: str, body: str = "sleep 60", *more: str) -> Submission:
-    name = name_of(job, 1)
+    name = format_job_name(job, 1)
     options = (f"--job-name={name}", f"--output={folder}/%j.out", "--dependency=singleton", *more)
     return Submission(name, options, f"#!/bin/sh\n{body}\n")
 
 
 def round_of(
     known: dict[str, str], start: Iterable[Submission] = (), end: Iterable[str] = (), slurm: Slurm = SLURM
-) -> News:
-    return talk(slurm, Wants(known, tuple(start), frozenset(end), folder="/tmp"))
+) -> PollResult:
+    return poll(slurm, PollRequest(known, tuple(start), frozenset(end), folder="/tmp"))
 
 
 def states(name: str) -> dict[str, str]:
-    return {job.id: job.state for job in SLURM.jobs() if job.name == name}
+    return {job.id: job.state for job in SLURM.list_jobs() if job.name == name}
 
 
 def test_what_was_submitted_and_not_noted_is_found_and_not_sent_again(slurm: Cluster, tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_a_cancelled_one_ends_and_one_that_is_refused_says_why_beside_the_others
     good, bad = asked(tmp_path, "good"), asked(tmp_path, "bad", "true", "--partition=nowhere")
     news = round_of({good.name: "", bad.name: ""}, [bad, good])
     assert list(news.submitted) == [good.name]
-    assert {name: why.lower() for name, why in news.refused.items()} == {bad.name: "invalid partition name specified"}
+    assert {name: why.lower() for name, why in news.rejected.items()} == {bad.name: "invalid partition name specified"}
     round_of({good.name: news.submitted[good.name]}, end=[good.name])
     wait_until(lambda: list(states(good.name).values()) == ["CANCELLED"], "it is cancelled")
 
@@ -75,7 +74,7 @@ def test_a_cancelled_one_ends_and_one_that_is_refused_says_why_beside_the_others
 def test_a_job_that_slurm_does_not_know_is_absent(slurm: Cluster, tmp_path: Path) -> None:
     known = asked(tmp_path, "known")
     SLURM.submit(known.options, known.script)
-    gone, never = name_of("gone", 1), name_of("never", 1)
+    gone, never = format_job_name("gone", 1), format_job_name("never", 1)
     news = round_of({gone: "999999", never: "", known.name: ""})
     assert news.absent == {gone, never}
     assert news.trouble == ""
@@ -86,11 +85,11 @@ def test_what_a_script_printed_is_told_where_it_failed(slurm: Cluster, tmp_path:
     job = asked(tmp_path, "speaks", "echo no such module; exit 1", f"--output={log}")
     SLURM.submit(job.options, job.script)
     wait_until(lambda: list(states(job.name).values()) == ["FAILED"], "it fails")
-    assert talk(SLURM, Wants({job.name: ""}, logs={job.name: str(log)})).logs == {job.name: "no such module\n"}
+    assert poll(SLURM, PollRequest({job.name: ""}, logs={job.name: str(log)})).logs == {job.name: "no such module\n"}
 
 
 def test_while_slurm_is_away_nothing_is_absent() -> None:
-    away = Slurm(Door("root@127.0.0.1", "/dev/null"))
-    news = round_of({name_of("gone", 1): "999999"}, slurm=away)
+    away = Slurm(CommandRunner("root@127.0.0.1", "/dev/null"))
+    news = round_of({format_job_name("gone", 1): "999999"}, slurm=away)
     assert news.absent == set()
     assert "Cannot reach the login node root@127.0.0.1" in news.trouble

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.queue.sent import spec_for_hosts
+from jobs.queue.orders import spec_for_hosts
 from planner.facts.parse_spec import parse_spec
 from tests.upgrade.older import files_before
 

@@ -76,7 +76,7 @@ class _NoCheckpointError(Exception):
 def _resuming(job: Job, data: Any) -> dict[str, Any]:
     """The change of a job that goes on from a checkpoint. Raises SpecError, _NoCheckpointError."""
     asked = validate_request(derived_jobs.ResumeRequest, data)
-    name = asked.checkpoint or derived_jobs.newest_checkpoint(job)
+    name = asked.checkpoint or derived_jobs.get_newest_checkpoint(job)
     if name is None:
         raise _NoCheckpointError
     train = asked.change.get("train")
@@ -87,15 +87,15 @@ def _made(request: Request, job_id: str, change_of: Callable[[Job], Any]) -> Res
     """What came makes one job under its key, whatever has become of the other meanwhile."""
     user, key, told = user_of(request), key_of(request), [request.path, request.data]
     try:
-        if key is not None and (earlier := actions.answered(user, key, told)):
+        if key is not None and (earlier := actions.find_idempotent_job(user, key, told)):
             return Response(serialize_job(earlier, None))
         job = find_job(user, job_id)
-        made, queued = derived_jobs.copy(user, job, change_of(job), key=key, told=told)
+        made, queued = derived_jobs.copy_job(user, job, change_of(job), key=key, told=told)
     except _NoCheckpointError:
         return refuse(
             409, "checkpoint", "No attempt of this job saved a checkpoint. Retry the job to start from step 0."
         )
-    except derived_jobs.NotAgainError as error:
+    except derived_jobs.ExternalJobError as error:
         return refuse(409, "engine", str(error))
     except actions.KeyReusedError:
         return refuse(

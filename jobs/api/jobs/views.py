@@ -111,7 +111,7 @@ class ActOnJobs(APIView):
         """Cancel, archive, restore, tag or untag jobs; tells which of them it changed, and why not the others: only
         yours, and of those only what has ended is archived."""
         asked = validate_request(bulk_actions.JobsActionRequest, request.data)
-        changed = bulk_actions.apply(asked, request.user)
+        changed = bulk_actions.apply_action(asked, request.user)
         return Response({"changed": changed, "unchanged": bulk_actions.list_unchanged(asked, changed, request.user)})
 
 
@@ -182,7 +182,7 @@ class SmallerLayout(APIView):
         job = find_job_to_run(request.user, job_id)
         refuse_body(request)
         try:
-            if not actions.run_smaller(job, request.user.get_username()):
+            if not actions.requeue_smaller(job, request.user.get_username()):
                 return refuse(409, "status", f"The job cannot be retried because it {describe_status(job.status)}.")
         except NoOfferError as error:
             return refuse(409, error.field, str(error))

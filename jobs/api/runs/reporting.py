@@ -33,7 +33,7 @@ from jobs.core.errors import NotFoundError
 from jobs.core.job_details import serialize_job
 from jobs.core.text import parse_whole_number
 from jobs.models import Member, RunToken, describe_status
-from jobs.queue.inbound import silence
+from jobs.queue.inbound import reconcile
 from jobs.runs.reporting import runs
 from jobs.runs.reporting.requests import (
     NodeJoined,
@@ -253,8 +253,8 @@ class GiveUp(APIView):
         job = find_job_to_change(request.user, job_id)
         refuse_body(request)
         try:
-            silence.give_up(job, request.user.get_username())
-        except silence.HeardError:
+            reconcile.mark_run_lost(job, request.user.get_username())
+        except reconcile.RunConnectedError:
             return refuse(
                 409,
                 "status",
@@ -295,6 +295,6 @@ def _number(request: Request) -> int:
 def _heard(member: Member) -> Response:
     with transaction.atomic():
         runs.record_contact(member)
-        silence.heard_again(member)
+        reconcile.mark_reachable(member)
     member.attempt.job.refresh_from_db(fields=["status"])
     return Response(ReportResponse(cancel=runs.must_end(member), status=member.attempt.job.status, now=time.time()))

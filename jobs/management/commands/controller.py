@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from jobs.management.foreground import Foreground
 from jobs.operations.controller import Controller
-from jobs.queue.work_lease import NAME
+from jobs.queue.work_lease import CONTROLLER
 
 
 class Command(Foreground):
     """One works at a time; a second one waits for the first to end."""
 
     help = __doc__
-    name = NAME
+    name = CONTROLLER
 
     def make(self) -> Callable[[threading.Event], None]:
         return Controller().run

@@ -9,9 +9,9 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from contracts.doctor import format_findings, format_findings_as_json, get_exit_code
-from jobs.queue.engines.slurm import doctor as slurm
-from jobs.queue.engines.slurm.site import configured
-from jobs.queue.hosts.checks import board
+from jobs.queue.hosts.checks import check_board
+from jobs.queue.slurm import commands as slurm
+from jobs.queue.slurm.script import get_site
 
 
 class Command(BaseCommand):
@@ -25,9 +25,9 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        findings = list(board())
-        if (site := configured()) is not None:
-            findings += slurm.findings(site)
+        findings = list(check_board())
+        if (site := get_site()) is not None:
+            findings += slurm.check_site(site)
         self.stdout.write(format_findings_as_json(findings) if options["json"] else format_findings(findings))
         if code := get_exit_code(findings):
             sys.exit(code)

@@ -48,9 +48,9 @@ class Command(BaseCommand):
             asked = validate_request(joining.JoinTokenRequest, told)
             if options["given"]:
                 text = read_secret_file(GIVEN) or os.environ.get(GIVEN, "")
-                token = joining.keep(text, "manage.py", asked)
+                token = joining.store_token(text, "manage.py", asked)
             else:
-                token, text = joining.mint("manage.py", asked)
+                token, text = joining.create_token("manage.py", asked)
         except SpecError as error:
             raise CommandError(" ".join(problem.sentence for problem in error.problems)) from None
         except SecretError as error:
@@ -58,7 +58,7 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({"token": text, "expires": token.expires.isoformat()}))
         elif token.revoked is not None:
-            why = f"{joining.why_not(token)} Set a new token to add hosts. Hosts that have joined do not need a token."
+            why = f"{joining.explain_invalid_token(token)} Set a new token to add hosts. Hosts that have joined do not need a token."  # noqa: E501
             self.stdout.write(f"The token in {GIVEN} is invalid. {why}")
         elif options["given"]:
             self.stdout.write(f"The token in {GIVEN} is valid until {token.expires:%Y-%m-%d %H:%M:%S} UTC.")

@@ -28,8 +28,8 @@ from jobs.models import (
 from jobs.operations.metrics import catalogue as of
 from jobs.operations.metrics.catalogue import Family
 from jobs.operations.metrics.ranks import Newest, of_streams
-from jobs.queue.hosts.presentation import state_of
-from jobs.queue.scheduling.snapshot import free_slots
+from jobs.queue.hosts.presentation import get_contact_state
+from jobs.queue.scheduling.snapshot import count_free_slots
 
 MOST_JOBS = 100  # told of one by one, those that began last
 MOST_RANKS = 64  # of a job, its first
@@ -63,10 +63,10 @@ def _queue(found: Figures) -> None:
 
 def _hosts(found: Figures) -> None:
     held_of = dict(SlotAllocation.objects.order_by().values_list("host").annotate(Count("id")))
-    hosts, free_of = Host.objects.present().order_by("name"), free_slots()
+    hosts, free_of = Host.objects.present().order_by("name"), count_free_slots()
     states, slots = Counter[str](), Counter[tuple[str, str]]()
     for number, host in enumerate(hosts.defer("facts", "profile", "holding")):
-        state, held = state_of(host), min(held_of.get(host.pk, 0), host.slots)
+        state, held = get_contact_state(host), min(held_of.get(host.pk, 0), host.slots)
         states[state] += 1
         slots[host.device, "held"] += held
         free = min(free_of.get(host.pk, 0), host.slots - held)

@@ -20,8 +20,8 @@ from jobs.pages.view_helpers import catch_busy_planner, get_user, get_username, 
 from jobs.people.notifications import ends
 from jobs.planning.auto_layout import NoOfferError, is_stranded
 from jobs.queue import actions, derived_jobs
-from jobs.queue.inbound.silence import HeardError, give_up
-from jobs.queue.view import rows, view
+from jobs.queue.inbound.reconcile import RunConnectedError, mark_run_lost
+from jobs.queue.view import build_rows, load_view
 from planner.facts.validation import SpecError
 
 REQUEUEABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
@@ -83,8 +83,8 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "may_change": may_change(request.user, job),
         "end_mail": ends.told(get_user(request), job),
         "check_of": get_visible_job(request.user, job.check_of_id or ""),
-        "check": derived_jobs.newest(request.user, job),
-        "check_offer": derived_jobs.offer(request.user, job),
+        "check": derived_jobs.get_newest_check(request.user, job),
+        "check_offer": derived_jobs.describe_check_offer(request.user, job),
         "may_hear": may_submit_to(request.user, job.project),
         "may_run": may_change(request.user, job) and may_submit_to(request.user, job.project),
     }
@@ -133,8 +133,8 @@ def job_mark_lost(request: HttpRequest, job_id: str) -> HttpResponse:
     """Mark a silent external run as lost and return to its page."""
     job = find_job_to_change(request.user, job_id)
     try:
-        give_up(job, get_username(request))
-    except HeardError:
+        mark_run_lost(job, get_username(request))
+    except RunConnectedError:
         messages.info(request, f"The run is {job.status} and still sends reports. Cancel the run instead.")
     return redirect("job-detail", job_id)
 
@@ -146,7 +146,7 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the job again in the layout that fits the connected hosts."""
     job = find_job_to_run(request.user, job_id)
     try:
-        if not actions.run_smaller(job, get_username(request)):
+        if not actions.requeue_smaller(job, get_username(request)):
             _refuse_requeue(request, job)
     except (NoOfferError, actions.DisprovedError) as error:
         messages.info(request, str(error))
@@ -161,13 +161,13 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
 def job_check(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue a reference check of the job and open its page."""
     job = find_job(request.user, job_id)
-    offered = derived_jobs.offer(request.user, job)
+    offered = derived_jobs.describe_check_offer(request.user, job)
     if offered is None:
         raise Http404("This job has no results that a reference check can compare.")
     if not offered["may"]:
         raise PermissionDenied(f"You are not allowed to submit jobs to project {job.project}.")
     try:
-        return submit_once(request, derived_jobs.spec_of(job), check_of=job)
+        return submit_once(request, derived_jobs.build_check_spec(job), check_of=job)
     except SpecError as error:
         messages.info(request, "; ".join(problem.message for problem in error.problems))
     return redirect("job-detail", job_id)
@@ -229,9 +229,9 @@ def _capitalize(text: str) -> str:
 
 def describe_wait(user: Any, job: Job) -> Waiting:
     """Describe the wait of a queued job."""
-    seen = view()
+    seen = load_view()
     own = [queued for queued in seen.queue if queued.job.id == job.id]
-    row = next(iter(rows(seen, user, own)), None)
+    row = next(iter(build_rows(seen, user, own)), None)
     total = len(seen.queue)
     if row is None:
         return Waiting(place=None, total=total, reason=job.wait_reason, starts=None, starts_when="", next="")

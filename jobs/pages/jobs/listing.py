@@ -23,7 +23,7 @@ from jobs.pages.jobs.live_figures import get_progress
 from jobs.pages.jobs.measures import NO_RUN, NOT_MEASURED, format_measures, read_measured, read_runs
 from jobs.pages.view_helpers import join_job_sentences
 from jobs.planning.schemas import validate_request
-from jobs.queue.bulk_actions import UNDONE_BY, JobsActionRequest, apply
+from jobs.queue.bulk_actions import INVERSE_ACTIONS, JobsActionRequest, apply_action
 from planner.facts.validation import Problem, SpecError
 
 JOBS_PER_PAGE = 50
@@ -179,13 +179,13 @@ def jobs_act(request: HttpRequest) -> HttpResponse:
             live = get_changeable_jobs(request.user).filter(id__in=bulk.jobs).exclude(status__in=TERMINAL)
             named = live.only("id", "name", "owner__username", "status")
             return render(request, "jobs/confirm.html", {"jobs": named, "back": request.POST.get("back", "")})
-        done = apply(bulk, request.user)
+        done = apply_action(bulk, request.user)
     except SpecError as error:
         messages.error(request, join_job_sentences(error))
         return redirect(back)
     message = f"{len(done)} of {len(bulk.jobs)} jobs {DONE[bulk.action]}."
-    if done and bulk.action in UNDONE_BY:
-        undo = {"action": UNDONE_BY[bulk.action], "jobs": done, "tags": ", ".join(bulk.tags)}
+    if done and bulk.action in INVERSE_ACTIONS:
+        undo = {"action": INVERSE_ACTIONS[bulk.action], "jobs": done, "tags": ", ".join(bulk.tags)}
         request.session["undo"] = {**undo, "message": message}
     else:
         messages.success(request, message)

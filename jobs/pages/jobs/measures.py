@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from jobs.models import OCCUPIES_HOST, TERMINAL, Attempt, Job, StateChange, Status
 from jobs.pages.jobs.live_figures import Progress
-from jobs.queue.scheduling.waiting_reasons import with_fact_first
+from jobs.queue.scheduling.waiting_reasons import put_fact_first
 
 # The columns that need each query
 ATTEMPT_COLUMNS = {"status", "steps", "step_time", "loss", "reason", "ended", "speed"}
@@ -118,7 +118,7 @@ def _get_duration(job: Job, run: Run) -> float | None:
 def _get_reason(job: Job, verdict: Mapping[str, Any], reason: str) -> str:
     """Return why a job waits, does not run as planned, or did not succeed."""
     if job.status == Status.QUEUED:
-        return with_fact_first(job.wait_reason) or NOT_EVALUATED
+        return put_fact_first(job.wait_reason) or NOT_EVALUATED
     if job.status == Status.SUCCEEDED:
         return ""
     if job.status not in TERMINAL:

@@ -25,8 +25,14 @@ from django.utils import timezone
 from contracts.doctor import Finding, check_clock, check_disk, check_host_name, is_loopback
 from jobs.core.redis_client import connect_once
 from jobs.models import Host, JoinToken, Lease
-from jobs.queue.hosts.presentation import state_of
-from jobs.queue.hosts.redis_access import ADVICE, WORDS, NoRightsError, another_board, probe
+from jobs.queue.hosts.presentation import get_contact_state
+from jobs.queue.hosts.redis_access import (
+    OTHER_BOARD_ADVICE,
+    OTHER_BOARD_MESSAGE,
+    NoRightsError,
+    check_user_rights,
+    find_other_board,
+)
 from planner.facts.validation import format_count
 
 PATIENCE_S = 3.0
@@ -34,7 +40,7 @@ LATE_S = 30.0
 FULL = 0.9  # of maxmemory
 
 
-def board() -> Iterator[Finding]:
+def check_board() -> Iterator[Finding]:
     """Everything, in the order in which it is worth mending."""
     yield from _guarded(_redis)
     yield from _guarded(_kept)
@@ -42,7 +48,9 @@ def board() -> Iterator[Finding]:
     yield check_host_name()
     yield check_disk("state", settings.STATE_DIR)
     yield check_disk("histories", settings.HISTORY_DIR)
-    versions = ", ".join(f"{name} {version}" for name, version in {**ours(), "django": django.__version__}.items())
+    versions = ", ".join(
+        f"{name} {version}" for name, version in {**get_board_versions(), "django": django.__version__}.items()
+    )
     yield Finding("ok", "versions", f"{versions}, on {platform.platform()}")
 
 
@@ -85,8 +93,8 @@ def _redis() -> Iterator[Finding]:
 
 def _another_board() -> Iterator[Finding]:
     with contextlib.suppress(redis.RedisError, OSError):  # of which `_redis` told
-        if other := another_board():
-            yield Finding("fail", "Redis", f"{WORDS}: {other}", ADVICE)
+        if other := find_other_board():
+            yield Finding("fail", "Redis", f"{OTHER_BOARD_MESSAGE}: {other}", OTHER_BOARD_ADVICE)
 
 
 def _memory(info: Any) -> Iterator[Finding]:
@@ -118,7 +126,7 @@ def _rights(client: redis.Redis) -> Finding:
             "warn", "rights", words, "The root user of one host can control all hosts. Use a Redis server with ACLs."
         )
     try:
-        probe(client)
+        check_user_rights(client)
     except NoRightsError as error:
         return Finding(
             "fail",
@@ -198,7 +206,7 @@ def _hosts() -> Iterator[Finding]:
             "warn", "hosts", words, "Run python manage.py join_token, then python -m workers.host.join on a machine."
         )
     for host in hosts:
-        state = state_of(host)
+        state = get_contact_state(host)
         if state in ("silent", "lost"):
             advice = "Run python -m workers.host.doctor on the host, mark the host as lost, or remove the host."
             yield Finding(
@@ -214,7 +222,7 @@ def _hosts() -> Iterator[Finding]:
             yield Finding(
                 "fail", "host", f"host {host.name} has not joined, so Meshboard rejects messages from the host", advice
             )
-        for package in versions_of(host.facts):
+        for package in list_host_versions(host.facts):
             if package.differs:
                 words = f"host {host.name} has {package.name} {package.told}, but the board expects {package.expected}"
                 yield Finding(
@@ -235,7 +243,7 @@ def _place() -> str:
     return settings.REDIS_URL.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
 
 
-NAMES = {
+COMPONENT_NAMES = {
     "meshboard": "Meshboard",
     "python": "Python",
     "torch": "torch",
@@ -245,7 +253,7 @@ NAMES = {
 }
 
 
-class VersionTold(NamedTuple):
+class HostVersion(NamedTuple):
     """`expected` is empty where the board has no opinion; `differs` in what matters between them."""
 
     name: str
@@ -254,18 +262,18 @@ class VersionTold(NamedTuple):
     differs: bool
 
 
-def versions_of(facts: dict[str, Any] | None) -> list[VersionTold]:
+def list_host_versions(facts: dict[str, Any] | None) -> list[HostVersion]:
     """In the order of NAMES, those that the host told."""
     told = (facts or {}).get("versions", {})
-    expected = ours()
+    expected = get_board_versions()
     return [
-        VersionTold(words, told[key], expected.get(key, ""), differs(key, told[key], expected.get(key, "")))
-        for key, words in NAMES.items()
+        HostVersion(words, told[key], expected.get(key, ""), is_version_mismatch(key, told[key], expected.get(key, "")))
+        for key, words in COMPONENT_NAMES.items()
         if told.get(key)
     ]
 
 
-def differs(key: str, told: str, expected: str) -> bool:
+def is_version_mismatch(key: str, told: str, expected: str) -> bool:
     """Python up to its minor version; of the others what follows a plus, as CUDA's, says nothing."""
     if not expected:
         return False
@@ -275,7 +283,7 @@ def differs(key: str, told: str, expected: str) -> bool:
 
 
 @cache
-def ours() -> dict[str, str]:
+def get_board_versions() -> dict[str, str]:
     """The board's own, and the torch that workers are to have."""
     told = {"python": platform.python_version()}
     try:

@@ -23,7 +23,7 @@ from jobs.core.credentials import derive_redis_passwords, derive_signing_keys
 from jobs.core.redis_client import connect
 from jobs.models import Host, JoinToken
 from jobs.models.validators import Note
-from jobs.queue.hosts.redis_access import admit, user_of
+from jobs.queue.hosts.redis_access import create_user, get_redis_user
 from planner.facts.validation import Problem, SpecError, StrictModel
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -37,7 +37,7 @@ class UnreachableRedisError(Exception):
     """The board knows no address of Redis that the machine could reach; says what to set."""
 
 
-def become(told: JoinRequest, address: str) -> tuple[Host, bool]:
+def register_host(told: JoinRequest, address: str) -> tuple[Host, bool]:
     """The host that this machine is, and whether it became so just now. Of a transaction: all of it or nothing.
 
     Joining again with the same identity changes nothing, so that whoever lost the answer asks again.
@@ -52,7 +52,7 @@ def become(told: JoinRequest, address: str) -> tuple[Host, bool]:
         joined = not _is_still(host, told["identity"])
         if joined:
             _admit(host, told, address)
-        redis_location(address)
+        get_redis_url(address)
         host.refresh_from_db()
     return host, joined
 
@@ -63,15 +63,15 @@ def has_joined(name: str, identity: str) -> bool:
     return host is not None and _is_still(host, identity)
 
 
-def equip(host: Host, address: str) -> JoinResponse:
+def create_join_response(host: Host, address: str) -> JoinResponse:
     """What a host works with, its Redis user made. Raises access.NoRightsError, redis.RedisError."""
     with connect() as client:
-        admit(client, host)
+        create_user(client, host)
     key = derive_signing_keys(host.name, host.generation)[0]
-    return JoinResponse(name=host.name, redis_url=_url(redis_location(address), host), key=key)
+    return JoinResponse(name=host.name, redis_url=_url(get_redis_url(address), host), key=key)
 
 
-def redis_location(address: str) -> str:
+def get_redis_url(address: str) -> str:
     """The URL of Redis as who asks from this address should use it. Raises UnreachableRedisError."""
     given = settings.REDIS_FOR_HOSTS or settings.REDIS_URL
     parts = urlsplit(given)
@@ -97,7 +97,7 @@ def _admit(host: Host, told: JoinRequest, address: str) -> None:
         was_it = host.removed is not None and host.identity_hash == _hash(told["identity"])  # nobody else is told
         words = f"Host {host.name} was removed" if was_it else f"This machine has not joined as host {host.name}"
         raise TokenError(f"{words}. Join with a join token.")
-    token = spend(told["token"], host.name)
+    token = use_token(told["token"], host.name)
     if host.generation > 0 and host.removed is None:
         raise NameTakenError(
             f"Another machine has joined as host {host.name}. Use another name, or ask staff to remove the host."
@@ -130,7 +130,7 @@ def _url(location: str, host: Host) -> str:
     if settings.REDIS_ACCESS == "shared":
         user = own if at else urlsplit(settings.REDIS_URL).netloc.rpartition("@")[0]
     else:
-        user = f"{user_of(host.name)}:{derive_redis_passwords(host.name, host.generation)[0]}"
+        user = f"{get_redis_user(host.name)}:{derive_redis_passwords(host.name, host.generation)[0]}"
     return urlunsplit(parts._replace(netloc=f"{user}@{place}" if user else place))
 
 
@@ -145,9 +145,9 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-PREFIX = "mbj_"
-MOST_USES = 10_000
-MOST_LABELS = 16
+TEXT_PREFIX = "mbj_"
+MAX_TOKEN_USES = 10_000
+MAX_TOKEN_LABELS = 16
 FORGOTTEN_AFTER = timedelta(days=30)  # that it could be used last
 SHORTEST_GIVEN = 32  # characters of one that an installation brings along
 FEWEST_CHARACTERS = 8  # different ones
@@ -164,12 +164,12 @@ class JoinTokenRequest(StrictModel):
     uses: int | None = Field(
         default=1,
         ge=1,
-        le=MOST_USES,
+        le=MAX_TOKEN_USES,
         description="Maximum number of hosts that can join with the token. null: unlimited.",
     )
     labels: list[Label] = Field(
         default=[],
-        max_length=MOST_LABELS,
+        max_length=MAX_TOKEN_LABELS,
         description="Labels that a host gets when it joins with the token. Pools select hosts by label.",
     )
     note: Note = Field(default="", description="Purpose of the token.")
@@ -179,13 +179,13 @@ class TokenError(Exception):
     """Nobody joins with this; says why."""
 
 
-def mint(by: str, asked: JoinTokenRequest) -> tuple[JoinToken, str]:
+def create_token(by: str, asked: JoinTokenRequest) -> tuple[JoinToken, str]:
     """A new token, and its text, which nobody sees again."""
-    text = PREFIX + secrets.token_urlsafe(32)
-    return keep(text, by, asked), text
+    text = TEXT_PREFIX + secrets.token_urlsafe(32)
+    return store_token(text, by, asked), text
 
 
-def keep(text: str, by: str, asked: JoinTokenRequest) -> JoinToken:
+def store_token(text: str, by: str, asked: JoinTokenRequest) -> JoinToken:
     """A token of this text; one that is there already lasts from now on, and stays revoked where it was.
 
     Raises:
@@ -209,7 +209,7 @@ def keep(text: str, by: str, asked: JoinTokenRequest) -> JoinToken:
     return token
 
 
-def spend(text: str, host: str) -> JoinToken:
+def use_token(text: str, host: str) -> JoinToken:
     """Take one use of a token, in the caller's transaction.
 
     Raises:
@@ -224,10 +224,10 @@ def spend(text: str, host: str) -> JoinToken:
     if taken.update(uses=F("uses") + 1, last_used=now, last_host=host):
         return found
     found.refresh_from_db()
-    raise TokenError(why_not(found) or "This join token is invalid.")
+    raise TokenError(explain_invalid_token(found) or "This join token is invalid.")
 
 
-def why_not(token: JoinToken) -> str:
+def explain_invalid_token(token: JoinToken) -> str:
     """Why nobody joins with it any more; empty while somebody may."""
     if token.revoked is not None:
         return f"This join token was revoked at {token.revoked:%Y-%m-%d %H:%M:%S} UTC."
@@ -238,16 +238,16 @@ def why_not(token: JoinToken) -> str:
     return ""
 
 
-def revoke(token: JoinToken) -> bool:
+def revoke_token(token: JoinToken) -> bool:
     """True when this call did."""
     return bool(JoinToken.objects.filter(pk=token.pk, revoked=None).update(revoked=timezone.now()))
 
 
-def known() -> QuerySet[JoinToken]:
+def list_recent_tokens() -> QuerySet[JoinToken]:
     """All that could be used in the last 30 days."""
     return JoinToken.objects.filter(expires__gt=timezone.now() - FORGOTTEN_AFTER)
 
 
-def forget_old() -> int:
+def delete_expired_tokens() -> int:
     """Drop those that nobody can use for 30 days; returns how many."""
     return JoinToken.objects.filter(expires__lte=timezone.now() - FORGOTTEN_AFTER).delete()[0]

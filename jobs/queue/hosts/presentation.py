@@ -26,30 +26,30 @@ from jobs.core.job_details import StoredByOlderVersion, Timestamp
 from jobs.models import HOST_SILENT_AFTER, Host, Job, JoinToken, SlotAllocation
 from jobs.queue.hosts import joining
 
-HostState = Literal["connected", "drained", "silent", "lost"]
-STATES: tuple[HostState, ...] = get_args(HostState)
+ContactState = Literal["connected", "drained", "silent", "lost"]
+CONTACT_STATES: tuple[ContactState, ...] = get_args(ContactState)
 
 
-def state_of(host: Host) -> HostState:
+def get_contact_state(host: Host) -> ContactState:
     """`lost`: it fell silent, and staff gave it up; it is back as soon as it is heard."""
     if host.last_seen < timezone.now() - HOST_SILENT_AFTER:
         return "lost" if host.given_up is not None and host.given_up > host.last_seen else "silent"
     return "drained" if host.drained else "connected"
 
 
-def speaks(host: Host) -> bool:
+def is_in_contact(host: Host) -> bool:
     """Whether what it last said is of now."""
-    return state_of(host) in ("connected", "drained")
+    return get_contact_state(host) in ("connected", "drained")
 
 
-class Held(NamedTuple):
+class SlotUse(NamedTuple):
     """A slot that is not free."""
 
     slot: int
     job: Job | None  # None: somebody else's
 
 
-def held_slots(hosts: Iterable[Host], user: Any) -> dict[int, list[Held]]:
+def list_held_slots(hosts: Iterable[Host], user: Any) -> dict[int, list[SlotUse]]:
     """By host, in the order of slots: those that attempts were given, and those that still live ones hold by the word
     of a host that speaks."""
     taken = {host.pk: _lived_on(host) for host in hosts}
@@ -58,11 +58,13 @@ def held_slots(hosts: Iterable[Host], user: Any) -> dict[int, list[Held]]:
         taken[key][slot] = job
     ids = {job for slots in taken.values() for job in slots.values()}
     visible = {job.id: job for job in get_listable_jobs(user).filter(id__in=ids)}
-    return {key: [Held(slot, visible.get(job)) for slot, job in sorted(slots.items())] for key, slots in taken.items()}
+    return {
+        key: [SlotUse(slot, visible.get(job)) for slot, job in sorted(slots.items())] for key, slots in taken.items()
+    }
 
 
 def _lived_on(host: Host) -> dict[int, str]:
-    if not speaks(host):
+    if not is_in_contact(host):
         return {}
     return {slot: job for job, _attempt, slots in host.holding for slot in slots if slot < host.slots}
 
@@ -70,26 +72,26 @@ def _lived_on(host: Host) -> dict[int, str]:
 PAGE_SIZE = 100
 
 
-class Listed(NamedTuple):
+class HostsPage(NamedTuple):
     """`states` counts all hosts that are there, whatever was asked for; so does `slots`."""
 
     hosts: list[Host]  # of the page, whole
     page: Page[Host]
-    states: dict[HostState, int]
+    states: dict[ContactState, int]
     slots: int
 
 
-def listed(words: str, state: str, page: str | None) -> Listed:
+def paginate_hosts(words: str, state: str, page: str | None) -> HostsPage:
     """Hosts with `words` in their name and in that state, "" for any; a page that is not there is the nearest one."""
     every = list(Host.objects.present().only("name", "slots", "last_seen", "given_up", "drained").order_by("name"))
-    states = {host.pk: state_of(host) for host in every}
+    states = {host.pk: get_contact_state(host) for host in every}
     found = [host for host in every if words.lower() in host.name.lower() and state in ("", states[host.pk])]
     shown = Paginator(found, PAGE_SIZE).get_page(page)
     counts = Counter(states.values())
-    return Listed(
+    return HostsPage(
         hosts=list(Host.objects.filter(pk__in=[host.pk for host in shown]).order_by("name")),
         page=shown,
-        states={state: counts[state] for state in STATES if counts[state]},
+        states={state: counts[state] for state in CONTACT_STATES if counts[state]},
         slots=sum(host.slots for host in every),
     )
 
@@ -99,7 +101,7 @@ class HostBrief(TypedDict):
 
     name: str
     state: Annotated[
-        HostState,
+        ContactState,
         Field(description="`drained`: accepts no new jobs. `silent`: no contact for 30 s. `lost`: marked as lost."),
     ]
     device: str
@@ -170,11 +172,11 @@ class NewJoinToken(JoinTokenDetail):
     ]
 
 
-def host_brief(host: Host, free: int) -> HostBrief:
+def serialize_host_brief(host: Host, free: int) -> HostBrief:
     """One line of a list; `free`: slots that the queue could give away now."""
     return {
         "name": host.name,
-        "state": state_of(host),
+        "state": get_contact_state(host),
         "device": host.device,
         "device_name": host.device_name,
         "slots": host.slots,
@@ -187,14 +189,14 @@ def host_brief(host: Host, free: int) -> HostBrief:
     }
 
 
-def host_detail(host: Host, user: Any, free: int) -> HostDetail:
+def serialize_host_detail(host: Host, user: Any, free: int) -> HostDetail:
     """With the ids of those jobs that the user may see."""
     held: list[OccupiedSlot] = [
-        {"slot": slot, "job": job.id if job else None} for slot, job in held_slots([host], user)[host.pk]
+        {"slot": slot, "job": job.id if job else None} for slot, job in list_held_slots([host], user)[host.pk]
     ]
-    inside = sees_inside(user)
+    inside = may_see_host_internals(user)
     return {
-        **host_brief(host, free),
+        **serialize_host_brief(host, free),
         "address": host.address if inside else "",
         "held": held,
         "facts": host.facts if inside or not host.facts else _outside(host.facts),
@@ -202,7 +204,7 @@ def host_detail(host: Host, user: Any, free: int) -> HostDetail:
     }
 
 
-def sees_inside(user: Any) -> bool:
+def may_see_host_internals(user: Any) -> bool:
     """Whether a user is told of a host's addresses, paths and serial numbers: what nobody needs to run a job there."""
     return bool(user.is_active and user.is_staff)
 
@@ -216,7 +218,7 @@ def _without_paths(use: dict[str, Any]) -> dict[str, Any]:
     return {**use, "disks": [{**disk, "path": ""} for disk in use.get("disks", [])]}
 
 
-def token_told(token: JoinToken) -> JoinTokenDetail:
+def serialize_token(token: JoinToken) -> JoinTokenDetail:
     """For a list."""
     return {
         "id": token.pk,
@@ -229,18 +231,18 @@ def token_told(token: JoinToken) -> JoinTokenDetail:
         "labels": token.labels,
         "last_used": token.last_used.isoformat() if token.last_used else None,
         "last_host": token.last_host,
-        "problem": joining.why_not(token),
+        "problem": joining.explain_invalid_token(token),
     }
 
 
 COLOURS = 16  # as many as there are --series tokens
-MOST_IN_LEGEND = 24
+MAX_LEGEND_ENTRIES = 24
 MOST_IN_FULL = 24  # hosts; of more, each shows its first gauges only
 FIRST_GAUGES = 2
-TONES: dict[HostState, str] = {"connected": "good", "drained": "warn", "silent": "warn", "lost": "bad"}
+CONTACT_STATE_TONES: dict[ContactState, str] = {"connected": "good", "drained": "warn", "silent": "warn", "lost": "bad"}
 
 
-class SlotShown(NamedTuple):
+class SlotCell(NamedTuple):
     """`colour` is a class: free, closed (nobody's, on a host that takes no jobs), another user's, or one of the
     series."""
 
@@ -259,18 +261,18 @@ class Gauge(NamedTuple):
     bad: bool = False
 
 
-class HostShown(NamedTuple):
+class HostCard(NamedTuple):
     """One host."""
 
     host: Host
-    state: HostState
+    state: ContactState
     tone: str
-    slots: list[SlotShown]
+    slots: list[SlotCell]
     free: int
     gauges: list[Gauge]
 
 
-class Entry(NamedTuple):
+class LegendEntry(NamedTuple):
     """Of the legend."""
 
     job: Job
@@ -278,23 +280,23 @@ class Entry(NamedTuple):
     slots: int
 
 
-class Grid(NamedTuple):
+class HostGrid(NamedTuple):
     """All hosts, and the jobs on them; `more` jobs are coloured and not named, `foreign` slots are other users'."""
 
-    hosts: list[HostShown]
-    legend: list[Entry]
+    hosts: list[HostCard]
+    legend: list[LegendEntry]
     more: int
     foreign: int
     free: int
     closed: int
 
 
-def grid(hosts: Sequence[Host], user: Any, free: Mapping[int, int]) -> Grid:
+def build_grid(hosts: Sequence[Host], user: Any, free: Mapping[int, int]) -> HostGrid:
     """As the user may see it. Colours are by job, the same on every host, and change with the jobs that run.
 
     `free`: by host, how many slots the queue could give away now.
     """
-    held = held_slots(hosts, user)
+    held = list_held_slots(hosts, user)
     counts = Counter(slot.job.id for slots in held.values() for slot in slots if slot.job)
     jobs = {slot.job.id: slot.job for slots in held.values() for slot in slots if slot.job}
     order = sorted(jobs.values(), key=lambda job: (job.created, job.id))
@@ -304,29 +306,29 @@ def grid(hosts: Sequence[Host], user: Any, free: Mapping[int, int]) -> Grid:
         _shown(host, {slot.slot: slot.job for slot in held[host.pk]}, colours, free.get(host.pk, 0), brief=brief)
         for host in hosts
     ]
-    legend = [Entry(job, colours[job.id], counts[job.id]) for job in order]
-    return Grid(
+    legend = [LegendEntry(job, colours[job.id], counts[job.id]) for job in order]
+    return HostGrid(
         hosts=shown,
-        legend=legend[:MOST_IN_LEGEND],
-        more=max(0, len(legend) - MOST_IN_LEGEND),
+        legend=legend[:MAX_LEGEND_ENTRIES],
+        more=max(0, len(legend) - MAX_LEGEND_ENTRIES),
         foreign=sum(slot.job is None for slots in held.values() for slot in slots),
         free=sum(one.free for one in shown),
         closed=sum(slot.colour == "slot-closed" for one in shown for slot in one.slots),
     )
 
 
-def _shown(host: Host, held: dict[int, Job | None], colours: dict[str, str], free: int, *, brief: bool) -> HostShown:
+def _shown(host: Host, held: dict[int, Job | None], colours: dict[str, str], free: int, *, brief: bool) -> HostCard:
     slots, unheld = [], "slot-free" if free else "slot-closed"
     for number in range(host.slots):
         job = held.get(number)
         colour = colours[job.id] if job else "slot-foreign" if number in held else unheld
-        slots.append(SlotShown(number, colour, job))
-    state = state_of(host)
-    told = gauges(host)[: FIRST_GAUGES if brief else None] if speaks(host) else []  # once is not now
-    return HostShown(host, state, TONES[state], slots, free, told)
+        slots.append(SlotCell(number, colour, job))
+    state = get_contact_state(host)
+    told = build_gauges(host)[: FIRST_GAUGES if brief else None] if is_in_contact(host) else []  # once is not now
+    return HostCard(host, state, CONTACT_STATE_TONES[state], slots, free, told)
 
 
-def gauges(host: Host) -> list[Gauge]:
+def build_gauges(host: Host) -> list[Gauge]:
     """How it fared at its last heartbeat: its GPUs together, or its cores; then memory and disks."""
     use, facts = host.use or {}, host.facts or {}
     found = _of_gpus(use, facts) if use.get("gpus") else _of_cores(use, facts)

@@ -52,7 +52,7 @@ OF_A_STREAM = ("xadd", "xtrim", "expire", "exists")
 OF_A_GANG = ("hset", "hget", "hgetall", "expire", "exists")
 
 
-class Share(NamedTuple):
+class HostMember(NamedTuple):
     """A member of an attempt on this host."""
 
     job: str
@@ -62,11 +62,13 @@ class Share(NamedTuple):
     lender: str = ""  # the host that sends it a checkpoint
 
 
-def user_of(host: str) -> str:
+def get_redis_user(host: str) -> str:
     return f"{USER_PREFIX}{host}"
 
 
-def rules(host: str, password_hashes: Iterable[str], shares: Iterable[Share], *, older: bool = False) -> list[str]:
+def build_acl_rules(
+    host: str, password_hashes: Iterable[str], shares: Iterable[HostMember], *, older: bool = False
+) -> list[str]:
     """For ACL SETUSER: all there is, whatever was before.
 
     `older`: it was not heard yet on a stream of its own, so its version may know only that of all hosts.
@@ -93,21 +95,21 @@ def _apart(commands: Iterable[str], keys: Iterable[str], on: str = "~") -> str:
 
 
 PROBE = "meshboard-probe"
-FAREWELL = timedelta(minutes=10)  # after its end a member may still say the rest
+RIGHTS_AFTER_END = timedelta(minutes=10)  # after its end a member may still say the rest
 
 
 class NoRightsError(Exception):
     """Redis does not let us make users, or is another board's; says what to do."""
 
 
-class Access:
+class RedisUsers:
     """A stage of the controller; remembers what it told which Redis."""
 
     def __init__(self) -> None:
         self._run = ""
         self._told: dict[str, list[str]] = {}
 
-    def keep(self, client: redis.Redis) -> int:
+    def sync(self, client: redis.Redis) -> int:
         """Give each host its user, its rights as they are now, and nobody else one; returns how many changed.
 
         Raises:
@@ -119,7 +121,7 @@ class Access:
         if run != self._run:
             self._run, self._told = run, {}
         there = _users(client)
-        wanted = wanted_rules()
+        wanted = build_users()
         changed = {user: told for user, told in wanted.items() if user not in there or self._told.get(user) != told}
         gone = there - set(wanted)
         for user, told in changed.items():
@@ -131,38 +133,38 @@ class Access:
         return len(changed) + len(gone)
 
 
-def admit(client: redis.Redis, host: Host) -> None:
+def create_user(client: redis.Redis, host: Host) -> None:
     """Give one host its user now. Raises NoRightsError, redis.RedisError."""
     _refuse_on_anothers()
     if settings.REDIS_ACCESS != "shared":
-        for user, told in wanted_rules(Host.objects.filter(pk=host.pk)).items():
+        for user, told in build_users(Host.objects.filter(pk=host.pk)).items():
             _command(client, "SETUSER", user, *told)
 
 
-def dismiss(client: redis.Redis, host: Host) -> None:
+def delete_user(client: redis.Redis, host: Host) -> None:
     """Take a host's user away, its connections and what it said last. Raises NoRightsError, redis.RedisError."""
     _refuse_on_anothers()
     if settings.REDIS_ACCESS != "shared":
-        _command(client, "DELUSER", user_of(host.name))
+        _command(client, "DELUSER", get_redis_user(host.name))
     client.delete(events_stream(host.name))
 
 
-def probe(client: redis.Redis) -> None:
+def check_user_rights(client: redis.Redis) -> None:
     """Whether hosts could be given users: one is made, and taken away. Raises NoRightsError, redis.RedisError."""
-    rights = rules("probe", [], [])
+    rights = build_acl_rules("probe", [], [])
     _command(client, "SETUSER", PROBE, *["off" if word == "on" else word for word in rights])
     _command(client, "DELUSER", PROBE)
 
 
-def wanted_rules(hosts: QuerySet[Host] | None = None) -> dict[str, list[str]]:
+def build_users(hosts: QuerySet[Host] | None = None) -> dict[str, list[str]]:
     """Of every user that there should be, by name."""
     chosen = (Host.objects.all() if hosts is None else hosts).filter(removed=None, generation__gt=0)
-    shares: dict[int, list[Share]] = {}
+    shares: dict[int, list[HostMember]] = {}
     for pk, *share in _live_members(chosen):
-        shares.setdefault(pk, []).append(Share._make(share))
+        shares.setdefault(pk, []).append(HostMember._make(share))
     heard = set(Cursor.objects.exclude(position=STREAM_START).values_list("name", flat=True))
     return {
-        user_of(name): rules(
+        get_redis_user(name): build_acl_rules(
             name, _hashes(name, generation, _secrets()), shares.get(pk, []), older=get_cursor_name(name) not in heard
         )
         for pk, name, generation in chosen.values_list("pk", "name", "generation")
@@ -171,7 +173,7 @@ def wanted_rules(hosts: QuerySet[Host] | None = None) -> dict[str, list[str]]:
 
 def _live_members(hosts: QuerySet[Host]) -> Iterable[Any]:
     """Host, job, attempt, node, whether there are others, who lends it a checkpoint: to node 0 alone."""
-    saying = Q(ended=None) | Q(ended__gt=timezone.now() - FAREWELL)
+    saying = Q(ended=None) | Q(ended__gt=timezone.now() - RIGHTS_AFTER_END)
     rows = Member.objects.filter(saying, host__in=hosts).order_by().annotate(members=Count("attempt__members"))
     told = rows.values_list(
         "host_id", "attempt__job_id", "attempt__number", "node", "members", "attempt__loan__host__name"
@@ -193,8 +195,8 @@ def _secrets() -> tuple[str, ...]:
 
 def _refuse_on_anothers() -> None:
     """There a host of this name may be another board's."""
-    if other := another_board():
-        raise NoRightsError(f"{WORDS} ({other}). {ADVICE}")
+    if other := find_other_board():
+        raise NoRightsError(f"{OTHER_BOARD_MESSAGE} ({other}). {OTHER_BOARD_ADVICE}")
 
 
 def _users(client: redis.Redis) -> set[str]:
@@ -219,11 +221,11 @@ def _command(client: redis.Redis, *words: str) -> Any:
 KEY = "meshboard:controller"
 LASTS_S = 30  # without a turn of the controller that has it
 PATIENCE_S = 1.0  # each turn of a controller asks, also of a Redis that stands still
-WORDS = "The controller of another board uses this Redis"
-ADVICE = "Use one Redis per board (MESHBOARD_REDIS_URL)."
+OTHER_BOARD_MESSAGE = "The controller of another board uses this Redis"
+OTHER_BOARD_ADVICE = "Use one Redis per board (MESHBOARD_REDIS_URL)."
 
 
-class Claim:
+class RedisClaim:
     """By which a controller has its Redis; made once a controller."""
 
     def __init__(self) -> None:
@@ -251,7 +253,7 @@ class Claim:
         self._client.close()
 
 
-def another_board() -> str:
+def find_other_board() -> str:
     """The controller of another board that works on our Redis; empty where none does. Raises what Redis did."""
     with _client() as client:
         found = _holder(client)

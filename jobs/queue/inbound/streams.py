@@ -17,15 +17,14 @@ from contracts.control import Event
 from contracts.names import LEGACY_EVENTS_STREAM, events_stream
 from jobs.core.credentials import check_sender
 from jobs.models import STREAM_START, Cursor, Host, get_cursor_name
-from jobs.queue.inbound.deadletters import bury, passes
-from jobs.queue.inbound.event_handlers import hear
+from jobs.queue.inbound.event_handlers import handle_event, is_transient, store_dead_letter
 
 OF_ALL = "events"  # cursor of the stream that all hosts once shared
-CHUNK = 32  # messages read at once: at most 8 MiB each
-MOST_ENTRIES = 20_000  # that wait: as many as a host itself keeps
-MOST_BYTES = 128 * 2**20
+EVENTS_PER_READ = 32  # messages read at once: at most 8 MiB each
+MAX_WAITING_EVENTS = 20_000  # that wait: as many as a host itself keeps
+MAX_WAITING_BYTES = 128 * 2**20
 SET_ASIDE = ":unusable"
-SET_ASIDE_S = 24 * 3600
+UNUSABLE_STREAM_S = 24 * 3600
 LAST_MILLISECONDS = 2**53  # of an id: no clock says so, and the very last id leaves none to add or to read from
 
 
@@ -41,7 +40,7 @@ class Inbox(NamedTuple):
 
     def read(self, client: redis.Redis) -> list[Any]:
         """The next chunk of entries."""
-        return list(client.xrange(self.key, min=f"({self.position}", count=CHUNK))  # type: ignore[arg-type]
+        return list(client.xrange(self.key, min=f"({self.position}", count=EVENTS_PER_READ))  # type: ignore[arg-type]
 
     def check_sender(self, named: str) -> None:
         """Raises BadMessageError where a message names a host that others than it write for."""
@@ -60,27 +59,27 @@ class Inbox(NamedTuple):
     def cut(self, client: redis.Redis) -> None:
         """Keep what waits within bounds, which a host does itself where nobody tampered with it: the oldest goes."""
         waiting, size = client.xlen(self.key), _bytes(client, self.key)
-        if waiting <= MOST_ENTRIES and size <= MOST_BYTES:
+        if waiting <= MAX_WAITING_EVENTS and size <= MAX_WAITING_BYTES:
             return
-        kept = min(MOST_ENTRIES, waiting)
+        kept = min(MAX_WAITING_EVENTS, waiting)
         client.xtrim(self.key, maxlen=kept, approximate=False)
-        while kept and _bytes(client, self.key) > MOST_BYTES:
+        while kept and _bytes(client, self.key) > MAX_WAITING_BYTES:
             kept //= 2
             client.xtrim(self.key, maxlen=kept, approximate=False)
         problem = (
-            f"more than {MOST_ENTRIES:,} events or {MOST_BYTES:,} bytes were waiting, "
+            f"more than {MAX_WAITING_EVENTS:,} events or {MAX_WAITING_BYTES:,} bytes were waiting, "
             f"so the oldest {waiting - kept:,} events were deleted"
         )
-        bury(self.position, b"", BadMessageError(problem), self.sender)
+        store_dead_letter(self.position, b"", BadMessageError(problem), self.sender)
 
     def set_aside(self, client: redis.Redis, entry: str, problem: str) -> None:
         """Put what nobody can add to out of the way, for staff to look at; the next event starts a new stream."""
         with client.pipeline(transaction=True) as pipe:
             pipe.rename(self.key, f"{self.key}{SET_ASIDE}")
-            pipe.expire(f"{self.key}{SET_ASIDE}", SET_ASIDE_S)
+            pipe.expire(f"{self.key}{SET_ASIDE}", UNUSABLE_STREAM_S)
             pipe.execute()
         Cursor.objects.filter(name=self.cursor).update(position=STREAM_START, again_to=STREAM_START)
-        bury(
+        store_dead_letter(
             entry,
             b"",
             BadMessageError(f"{problem}, so the stream was moved to {self.key}{SET_ASIDE} for one day"),
@@ -169,7 +168,7 @@ def holds_no_stream(client: redis.Redis, keys: Iterable[str]) -> bool:
 LISTENS_S = 0.5  # in a tick, beyond a chunk of each host; then those of whom more waits are heard in the next one
 
 
-def drain(client: redis.Redis) -> int:
+def read_events(client: redis.Redis) -> int:
     """Take in what was said since the last time; returns how much. Taking it in twice changes nothing."""
     until = time.monotonic() + LISTENS_S
     done, waiting = 0, with_news(client)
@@ -200,13 +199,13 @@ def wait_for_event(client: redis.Redis, timeout_s: float) -> None:
 def _hear_some(client: redis.Redis, inbox: Inbox) -> tuple[int, Inbox | None]:
     """Take in a chunk; returns how many that were, and the inbox where more waits in it."""
     entries = inbox.read(client) if usable(inbox.position) else []
-    outdated = _outdated(entries, inbox) if len(entries) == CHUNK else set()
+    outdated = _outdated(entries, inbox) if len(entries) == EVENTS_PER_READ else set()
     for entry, fields in entries:
         if entry not in outdated:
             _take_in(entry.decode(), fields, inbox)
     if entries:  # after each chunk, so that a crash repeats little
         inbox = inbox.at(client, entries[-1][0].decode())
-    if len(entries) == CHUNK:
+    if len(entries) == EVENTS_PER_READ:
         return len(entries), inbox
     if not inbox.is_usable():  # only now: what was added before the id that spoils the stream has been heard
         problem = f"the last entry id {inbox.last} of the Redis stream is too large"
@@ -249,8 +248,8 @@ def _take_in(entry: str, fields: dict[bytes, bytes], inbox: Inbox) -> None:
         event = decode_event(body)
         inbox.check_sender(event["host"])
         check_sender(event["host"], body, fields.get(b"s", b""))
-        hear(event, entry, replayed=order_of(entry) <= order_of(inbox.again_to))
+        handle_event(event, entry, replayed=order_of(entry) <= order_of(inbox.again_to))
     except Exception as error:
-        if passes(error):
+        if is_transient(error):
             raise
-        bury(entry, body, error, inbox.sender)
+        store_dead_letter(entry, body, error, inbox.sender)

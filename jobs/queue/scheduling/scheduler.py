@@ -5,37 +5,46 @@ attempt and no other scheduler may have written since we read. A row that somebo
 the next pass sees it again.
 
 Where the checkpoint lies that a retry goes on from, and who sends it there where no host of the retry has it.
+
+Store the reasons that jobs wait, for thousands of jobs at once.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import JSONField, Value
+from django.db.models import CharField, F, Func, JSONField, TextField, Value
 from django.utils import timezone
 
 from contracts.control import VERSION, Gang, LaunchOrder, Node
 from contracts.names import TASK_LAUNCH, host_queue
 from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Loan, Member, Outbox, SlotAllocation
 from jobs.queue import lifecycle, termination
-from jobs.queue.scheduling.checkpoint_hosts import kept_checkpoint, lend, order
-from jobs.queue.scheduling.placement import decide, in_words
-from jobs.queue.scheduling.snapshot import PAUSED, Queued, hosts_now, let_start, queue_now, queue_paused, quotas_now
+from jobs.queue.orders import create_loans, find_newest_checkpoint, order, spec_for_hosts
+from jobs.queue.scheduling.placement import decide, explain_decision
+from jobs.queue.scheduling.snapshot import (
+    QUEUE_PAUSED,
+    QueueEntry,
+    is_queue_paused,
+    load_hosts,
+    load_queue,
+    load_quotas,
+    lock_startable_jobs,
+)
 from jobs.queue.scheduling.states import Placement, Share
-from jobs.queue.scheduling.store_reasons import explain
-from jobs.queue.sent import spec_for_hosts
 
 log = logging.getLogger(__name__)
 
 LOCK = "scheduler"  # its position is another one after each write of a pass
-CHUNK = 500  # jobs written in one transaction: so long do others wait, where a database has one writer
-MANY = 200  # jobs started in one pass: who gives way, and why others wait, is left to the next
+MAX_STARTS_BEFORE_REASONS = 200  # jobs started in one pass: who gives way, and why others wait, is left to the next
 
 KeptHosts = dict[str, tuple[str, ...]]  # by job: names of hosts
 
@@ -84,34 +93,39 @@ def schedule(trouble: str = "") -> int:
     """
     now = timezone.now()
     turn = Turn(Cursor.objects.filter(name=LOCK).values_list("position", flat=True).first() or "")
-    hosts = hosts_now(now)
-    queue = queue_now(now)
+    hosts = load_hosts(now)
+    queue = load_queue(now)
     if not queue:
         return 0
-    if queue_paused():
-        explain(queue, {queued.job.id: PAUSED for queued in queue})
+    if is_queue_paused():
+        store_wait_reasons(queue, {queued.job.id: QUEUE_PAUSED for queued in queue})
         return 0
-    found = decide([queued.job for queued in queue if not queued.bar], hosts.values(), trouble, quotas_now())
+    found = decide([queued.job for queued in queue if not queued.block_reason], hosts.values(), trouble, load_quotas())
     keys = {host.name: key for key, host in hosts.items()}
     by_id = {queued.job.id: queued for queued in queue}
     placed = 0
     try:
-        _keep(found.kept, {queued.job.id: queued.job.kept for queued in queue if queued.job.kept}, keys, turn)
-        for begin in range(0, len(found.placements), CHUNK):
-            placed += _start(found.placements[begin : begin + CHUNK], by_id, keys, turn)
+        _keep(
+            found.head_hosts,
+            {queued.job.id: queued.job.head_hosts for queued in queue if queued.job.head_hosts},
+            keys,
+            turn,
+        )
+        for begin in range(0, len(found.placements), JOBS_PER_TRANSACTION):
+            placed += _start(found.placements[begin : begin + JOBS_PER_TRANSACTION], by_id, keys, turn)
     except (IntegrityError, StaleError) as error:
         log.warning("This scheduling pass ended early, and the next pass continues: %s", error)
         return placed
-    if placed >= MANY:
+    if placed >= MAX_STARTS_BEFORE_REASONS:
         return placed
-    plan = in_words(found)
-    for each in plan.preempted:
+    plan = explain_decision(found)
+    for each in plan.preemptions:
         termination.preempt(each.victim, each.for_job, by_id[each.for_job].job.name)
-    explain(queue, plan.reasons)
+    store_wait_reasons(queue, plan.reasons)
     return placed
 
 
-def order_launch(job: Job, member: Member) -> None:
+def resend_launch_order(job: Job, member: Member) -> None:
     """Write the order to the outbox; the host starts an attempt once however often it is told, and whoever lends it a
     checkpoint does that once."""
     members = list(member.attempt.members.select_related("host"))
@@ -133,7 +147,7 @@ def _keep(now: KeptHosts, before: KeptHosts, keys: dict[str, int], turn: Turn) -
         )
 
 
-def _start(placements: list[Placement], queue: dict[str, Queued], keys: dict[str, int], turn: Turn) -> int:
+def _start(placements: list[Placement], queue: dict[str, QueueEntry], keys: dict[str, int], turn: Turn) -> int:
     """Start what is still queued and whose owner still may, all of it or nothing; returns how many jobs started.
 
     Raises:
@@ -143,11 +157,11 @@ def _start(placements: list[Placement], queue: dict[str, Queued], keys: dict[str
     now = timezone.now()
     with transaction.atomic():
         turn.take()
-        allowed = let_start({p.job: (queue[p.job].job.owner, queue[p.job].job.project) for p in placements})
+        allowed = lock_startable_jobs({p.job: (queue[p.job].job.owner, queue[p.job].job.project) for p in placements})
         where = {p.job: ", ".join(share.host for share in p.shares) for p in placements if p.job in allowed}
         slots = {job: queue[job].job.num_slots for job in where}
         placed = {job: (queue[job].attempt, f"placed on {hosts}") for job, hosts in where.items()}
-        started = lifecycle.start(placed, slots)
+        started = lifecycle.start_jobs(placed, slots)
         pairs = [(started[p.job], p) for p in placements if p.job in started]
         created = Attempt.objects.bulk_create(Attempt(job=job, number=job.attempt) for job, _ in pairs)
         drafts = [
@@ -163,7 +177,7 @@ def _start(placements: list[Placement], queue: dict[str, Queued], keys: dict[str
             for slot in share.slots
         )
         hosts_of = {p.job: [share.host for share in p.shares] for p in placements}
-        lent = lend((attempt, hosts_of[attempt.job_id]) for attempt in created)
+        lent = create_loans((attempt, hosts_of[attempt.job_id]) for attempt in created)
         Outbox.objects.bulk_create([*_orders(pairs, members), *lent])
     return len(pairs)
 
@@ -204,8 +218,45 @@ def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Out
     )
     if len(nodes) > 1:
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
-    if job.attempt > 1 and (kept := kept_checkpoint(job)):
+    if job.attempt > 1 and (kept := find_newest_checkpoint(job)):
         order["checkpoint"] = kept
     # An expression, so that Django sends rows: of columns as arrays, psycopg quotes a JSON letter by letter.
     arguments = Value([order], JSONField())
     return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=arguments)
+
+
+JOBS_PER_TRANSACTION = 500  # bounds how long other writers wait
+
+
+MAX_REASONS_PER_PASS = 2000
+
+
+def store_wait_reasons(queue: list[QueueEntry], reasons: Mapping[str, str]) -> None:
+    """Write reasons that are new, as many as a pass has time for, in transactions short enough for everybody else."""
+    news = {}
+    for queued in queue:
+        reason = queued.block_reason or reasons.get(queued.job.id, queued.reason)
+        if reason != queued.reason:
+            news[queued.job.id] = reason
+    waiting = list(news)[:MAX_REASONS_PER_PASS]
+    for begin in range(0, len(waiting), JOBS_PER_TRANSACTION):
+        with transaction.atomic():
+            jobs = lifecycle.lock_queued_ids(waiting[begin : begin + JOBS_PER_TRANSACTION])
+            Job.objects.filter(id__in=jobs).update(wait_reason=TextOf({job: news[job] for job in jobs}, "id"))
+    lifecycle.announce(*waiting)
+
+
+class TextOf(Func):
+    """The text that a map has for a column. The map goes as one JSON: of a condition for each row, Django and the
+    database would both make more work than of writing the rows."""
+
+    output_field = CharField()
+
+    def __init__(self, texts: Mapping[str, str], column: str) -> None:
+        super().__init__(Value(json.dumps(texts), TextField()), F(column))
+
+    def as_postgresql(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:
+        return self.as_sql(compiler, connection, template="(%(expressions)s)", arg_joiner="::jsonb ->> ", **extra)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **extra: Any) -> tuple[str, Any]:
+        return self.as_sql(compiler, connection, function="json_extract", arg_joiner=", '$.' || ", **extra)

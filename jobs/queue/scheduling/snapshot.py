@@ -1,6 +1,8 @@
 """Queue, hosts and projects as they are now, read from the database in few statements and without a spec.
 
 Whose queued jobs may start: those of who could submit them now, by the rule of `jobs.core.access.may_submit_to`.
+
+Whose earlier attempt may still be alive: given up, or on a host that came back with it. Two never train at once.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Sum, TextField
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum, TextField
 from django.db.models.functions import Cast
 from django.utils import timezone
 
@@ -38,38 +40,46 @@ from jobs.models import (
     SlotAllocation,
     Status,
 )
-from jobs.queue.leases import held_back
-from jobs.queue.scheduling.checkpoint_hosts import holders
-from jobs.queue.scheduling.policy import Rates, Standing, Use, factors, standing
-from jobs.queue.scheduling.states import Booking, HostState, Occupant, Quota, Waiting
+from jobs.queue.scheduling.states import (
+    Booking,
+    HostState,
+    Occupant,
+    PointRates,
+    PriorityPoints,
+    ProjectUse,
+    QueuedJob,
+    Quota,
+    compute_points,
+    compute_share_factors,
+)
 
-PAUSED = "The queue is paused, so no job starts."
-HELD = "The job is held until staff release it."
+QUEUE_PAUSED = "The queue is paused, so no job starts."
+JOB_HELD = "The job is held until staff release it."
 AHEAD = timedelta(days=366)  # of reservations: none further away can matter to a job (its limit is a year at most)
 
 
-class Queued(NamedTuple):
+class QueueEntry(NamedTuple):
     """A queued job and what is written about it. `bar`: why it cannot start whatever is free; empty where it can."""
 
-    job: Waiting
+    job: QueuedJob
     attempt: int
     reason: str
-    bar: str
-    standing: Standing
+    block_reason: str
+    points: PriorityPoints
 
 
-class Ahead(NamedTuple):
+class DependencyState(NamedTuple):
     """What a job comes after: those that have not ended, and those that did not succeed."""
 
     unended: list[str]
     failed: list[str]
 
 
-def queue_paused() -> bool:
+def is_queue_paused() -> bool:
     return QueueState.objects.filter(paused=True).exists()
 
 
-def queue_now(now: datetime) -> list[Queued]:
+def load_queue(now: datetime) -> list[QueueEntry]:
     """Every queued job that our hosts run."""
     attempts = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
     rows = Job.objects.filter(status=Status.QUEUED, engine="hosts").values_list(
@@ -81,33 +91,39 @@ def queue_now(now: datetime) -> list[Queued]:
     for job, host in KeptHost.objects.values_list("job_id", "host__name"):
         kept.setdefault(job, []).append(host)
     again = {id for id, *_, attempt, _reason, _held, _moved, _placed in rows if attempt > 1}
-    waits, alive = after(), held_back(again, now)
-    has = holders() if again else {}
-    share = factors({p.name: Use(p.used, p.weight) for p in Project.objects.all()})
-    rates = Rates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
-    owners, found = Owners(), []
+    waits, alive = load_dependencies(), find_running_attempts(again, now)
+    has = _load_checkpoint_hosts() if again else {}
+    share = compute_share_factors({p.name: ProjectUse(p.used, p.weight) for p in Project.objects.all()})
+    rates = PointRates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
+    owners, found = SubmitRights(), []
     for (
         id, name, owner, device, num_slots, wanted, priority, created,
         unit, wide, most, project, pool, labels, limit_s,
         active, of_staff, attempt, reason, held, moved, placed_before,
     ) in rows:  # fmt: skip
-        stands = standing(priority, (now - created).total_seconds(), share.get(project, 1.0), moved, rates)
-        waiting = Waiting(
+        stands = compute_points(priority, (now - created).total_seconds(), share.get(project, 1.0), moved, rates)
+        waiting = QueuedJob(
             id, name, owner, device, num_slots, wanted, priority, created, tuple(kept.get(id, ())),
-            (wide, unit) if wide != unit else (unit,), most, stands.points, project, pool, _labels(labels), limit_s,
+            (wide, unit) if wide != unit else (unit,), most, stands.total, project, pool, _labels(labels), limit_s,
             has.get(id, ""),
         )  # fmt: skip
         bar = alive.get(id, "")
         if owner_bar := owners.bar(owner, project, active=active, staff=of_staff):
             bar = owner_bar
         elif held:
-            bar = HELD
+            bar = JOB_HELD
         elif id in waits and waits[id].unended:
             bar = _after_words(waits[id].unended)
         if placed_before:
             bar = f"Attempt {attempt} already started on a host. Cancel the job, then queue it again."
-        found.append(Queued(waiting, attempt, reason, bar, stands))
+        found.append(QueueEntry(waiting, attempt, reason, bar, stands))
     return found
+
+
+def _load_checkpoint_hosts() -> dict[str, str]:
+    """Return the host with the latest checkpoint of an earlier attempt, by queued job."""
+    saved = Attempt.objects.exclude(checkpoint="").filter(job__status=Status.QUEUED, members__node=0)
+    return dict(saved.order_by("number").values_list("job_id", "members__host_name"))
 
 
 @lru_cache(maxsize=1000)
@@ -116,13 +132,13 @@ def _labels(text: str) -> frozenset[str]:
     return frozenset(json.loads(text))
 
 
-def after() -> dict[str, Ahead]:
+def load_dependencies() -> dict[str, DependencyState]:
     """By queued job that comes after others: how those stand. One that was deleted did not succeed."""
     pairs = list(Dependency.objects.filter(job__status=Status.QUEUED).values_list("job_id", "needs"))
     known = dict(Job.objects.filter(id__in={needs for _, needs in pairs}).values_list("id", "status")) if pairs else {}
-    found: dict[str, Ahead] = {}
+    found: dict[str, DependencyState] = {}
     for job, needs in pairs:
-        ahead = found.setdefault(job, Ahead([], []))
+        ahead = found.setdefault(job, DependencyState([], []))
         status = known.get(needs, Status.LOST)
         if status not in TERMINAL:
             ahead.unended.append(needs)
@@ -131,17 +147,17 @@ def after() -> dict[str, Ahead]:
     return found
 
 
-def bars(jobs: Iterable[Job]) -> dict[str, str]:
+def explain_blocked_jobs(jobs: Iterable[Job]) -> dict[str, str]:
     """Of queued jobs of any engine, by id: why each does not start whatever there is room for."""
     jobs = list(jobs)
-    paused, waits, found = queue_paused(), after(), owner_bars(job.id for job in jobs)
+    paused, waits, found = is_queue_paused(), load_dependencies(), owner_bars(job.id for job in jobs)
     for job in jobs:
         if paused:
-            found[job.id] = PAUSED
+            found[job.id] = QUEUE_PAUSED
         elif job.id in found:
             continue
         elif job.held:
-            found[job.id] = HELD
+            found[job.id] = JOB_HELD
         elif job.id in waits and waits[job.id].unended:
             found[job.id] = _after_words(waits[job.id].unended)
     return found
@@ -155,7 +171,7 @@ def _after_words(jobs: list[str]) -> str:
     return f"The job waits until jobs {named}{more} have ended."
 
 
-def hosts_now(now: datetime) -> dict[int, HostState]:
+def load_hosts(now: datetime) -> dict[int, HostState]:
     """All hosts by key."""
     booked, occupants = _reservations(now), _occupants()
     return {
@@ -163,16 +179,16 @@ def hosts_now(now: datetime) -> dict[int, HostState]:
             bookings=tuple(booking for of, pool, booking in booked if of == key or pool in host.pools),
             occupants=tuple(occupants.get(key, ())),
         )
-        for key, host in slots_now(now).items()
+        for key, host in load_host_slots(now).items()
     }
 
 
-def free_slots() -> dict[int, int]:
+def count_free_slots() -> dict[int, int]:
     """By host, how many slots could be given away now: of one that takes no jobs none. Whoever says so asks here."""
-    return {key: len(host.free) if host.takes_jobs else 0 for key, host in slots_now(timezone.now()).items()}
+    return {key: len(host.free) if host.takes_jobs else 0 for key, host in load_host_slots(timezone.now()).items()}
 
 
-def slots_now(now: datetime) -> dict[int, HostState]:
+def load_host_slots(now: datetime) -> dict[int, HostState]:
     """All hosts by key, without who reserved or leaves them. A slot is free if no attempt was given it and the host
     names none that lives there."""
     seen_after = now - HOST_SILENT_AFTER
@@ -218,7 +234,7 @@ def _occupants() -> dict[int, list[Occupant]]:
     return found
 
 
-def quotas_now() -> dict[str, Quota]:
+def load_quotas() -> dict[str, Quota]:
     """By project that has one: what its attempts hold until they have ended. One that waits in Slurm's own queue counts
     too: it begins when Slurm says, and nobody is asked then."""
     most = {project.name: project.max_slots for project in Project.objects.only("name", "slots", "own_slots")}
@@ -227,7 +243,7 @@ def quotas_now() -> dict[str, Quota]:
     return {name: Quota(slots, used.get(name, 0)) for name, slots in limited.items()}
 
 
-def held_slots(projects: Iterable[str]) -> dict[str, int]:
+def count_held_slots(projects: Iterable[str]) -> dict[str, int]:
     """Slots in use by project: what waits in Slurm's own queue uses none."""
     return _slots(_unended(projects).exclude(job__status=Status.QUEUED))
 
@@ -243,12 +259,12 @@ def _slots(attempts: QuerySet[Attempt]) -> dict[str, int]:
     return dict(attempts.order_by().values_list("job__project").annotate(slots=Sum("job__num_slots")))
 
 
-DISABLED = "The account of the owner is disabled. The job can start after staff enable the account."
-NO_SUBMITTER = "The owner is no longer allowed to submit jobs to project {}, so the job does not start."
+OWNER_DISABLED = "The account of the owner is disabled. The job can start after staff enable the account."
+OWNER_NOT_SUBMITTER = "The owner is no longer allowed to submit jobs to project {}, so the job does not start."
 STANDS = ("owner__is_active", "owner__is_staff")  # of a job's owner, read with the job
 
 
-class Owners:
+class SubmitRights:
     """Why owners may have nothing started. Who submits to what is read once, where a project but `default` is asked of:
     of thousands of jobs PostgreSQL takes ten times as long when each looks it up. What staff may by their rights is
     looked up once for all their jobs."""
@@ -260,10 +276,10 @@ class Owners:
     def bar(self, owner: int, project: str, *, active: bool, staff: bool) -> str:
         """Empty where they may."""
         if not active:
-            return DISABLED
+            return OWNER_DISABLED
         if project == DEFAULT_PROJECT or self._submits(owner, project) or (staff and self._may(owner, project)):
             return ""
-        return NO_SUBMITTER.format(project)
+        return OWNER_NOT_SUBMITTER.format(project)
 
     def _submits(self, owner: int, project: str) -> bool:
         if self._submitters is None:
@@ -279,7 +295,7 @@ class Owners:
 
 def owner_bars(jobs: Iterable[str]) -> dict[str, str]:
     """By job that may not start for its owner's sake: why."""
-    owners, found = Owners(), {}
+    owners, found = SubmitRights(), {}
     rows = Job.objects.filter(id__in=list(jobs)).values_list("id", "owner", "project", *STANDS)
     for id, owner, project, active, staff in rows:
         if bar := owners.bar(owner, project, active=active, staff=staff):
@@ -287,7 +303,7 @@ def owner_bars(jobs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def let_start(jobs: Mapping[str, tuple[int, str]]) -> set[str]:
+def lock_startable_jobs(jobs: Mapping[str, tuple[int, str]]) -> set[str]:
     """Of jobs, by owner and project, those that may start; whoever disables an account or takes a role waits until the
     transaction ends, and whose row is being changed now has nothing started in it.
     """
@@ -298,9 +314,59 @@ def let_start(jobs: Mapping[str, tuple[int, str]]) -> set[str]:
         members = Membership.objects.select_for_update(skip_locked=True, no_key=True, of=("self",))
         found = members.filter(user__in=asked, project__name__in=projects, role__gte=Role.SUBMITTER)
         roles = {(member.user_id, member.project.name) for member in found.select_related("project").order_by("pk")}
-    owners = Owners(roles)
+    owners = SubmitRights(roles)
     return {
         id
         for id, (owner, project) in jobs.items()
         if (user := people.get(owner)) and not owners.bar(owner, project, active=user.is_active, staff=user.is_staff)
     }
+
+
+# From the last word of a host to the last of its supervisor, and from the end of the lease to that of the ranks.
+MARGIN = timedelta(seconds=30)
+
+
+def find_running_attempts(queued: set[str], now: datetime | None = None) -> Mapping[str, str]:
+    """Of queued jobs that ran before those that must not start yet, and why.
+
+    A member of a gang on a silent host ends by itself when its lease is over; one that is heard of, or a supervisor of
+    which is, is told to end. A job on one host has no lease: who gives its host up takes it upon himself that nothing
+    lives there.
+    """
+    if not queued:
+        return {}
+    now = now or timezone.now()
+    waits = dict([*_still_heard(queued, now), *_still_held(queued)])
+    lease = timedelta(seconds=settings.LEASE_S) + MARGIN
+    untold = Member.objects.filter(
+        attempt__job_id__in=queued, outcome="lost", host__last_seen__lt=F("ended")
+    ).order_by()
+    in_gangs = untold.filter(attempt__members__node__gt=0).distinct()
+    rows = in_gangs.values_list("attempt__job_id", "attempt__number", "host_name", "host__last_seen", "heard")
+    for job, number, host, last_seen, heard in rows:
+        ends = max(last_seen, heard or last_seen) + lease
+        if job not in waits and ends > now:
+            until = f"{ends:%H:%M:%S} UTC"
+            waits[job] = f"attempt {number} may still run on silent host {host} until its lease ends at {until}"
+    return waits
+
+
+def _still_heard(queued: set[str], now: datetime) -> list[tuple[str, str]]:
+    """Also where it runs elsewhere now than it should: a supervisor speaks of what has ended for the board."""
+    speak = Member.objects.filter(attempt__job_id__in=queued, outcome="lost", heard__gt=F("ended"))
+    rows = speak.filter(heard__gte=now - HOST_SILENT_AFTER).order_by()
+    return [
+        (job, f"waiting until the supervisor process on host {name} ends attempt {number}")
+        for job, number, name in rows.values_list("attempt__job_id", "attempt__number", "host_name")
+    ]
+
+
+def _still_held(queued: set[str]) -> list[tuple[str, str]]:
+    """What a host said before it was given up counts no more."""
+    known = Host.objects.present().exclude(holding=[]).exclude(given_up__gt=F("last_seen"))
+    return [
+        (job, f"waiting until host {name} ends attempt {number}")
+        for name, holding in known.values_list("name", "holding")
+        for job, number, _ in holding
+        if job in queued
+    ]

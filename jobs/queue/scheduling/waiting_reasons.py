@@ -8,15 +8,15 @@ Writes why jobs wait, of thousands at once.
 
 from __future__ import annotations
 
-from jobs.queue.scheduling.pool import Pool
-from jobs.queue.scheduling.states import HostState, Waiting
+from jobs.queue.scheduling.slot_allocator import SlotAllocator
+from jobs.queue.scheduling.states import HostState, QueuedJob
 
 LONGEST = 500
 NEAR = 10  # with fewer ahead, the text counts free slots and jobs; further behind it would change all the time
 NAMED = 2  # hosts of a set; the others are counted
 
 
-def reason(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> str:
+def explain_wait(job: QueuedJob, pool: SlotAllocator, ahead: int, first: QueuedJob | None) -> str:
     """Return why the job was not placed.
 
     Args:
@@ -29,7 +29,7 @@ def reason(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> str:
     return text[:LONGEST]
 
 
-def with_fact_first(text: str) -> str:
+def put_fact_first(text: str) -> str:
     """Return a reason with its first sentence last, if that sentence only repeats what the job needs.
 
     A narrow column of a table shows only the first words.
@@ -38,14 +38,14 @@ def with_fact_first(text: str) -> str:
     return f"{facts} {needs}." if end and needs.startswith("The job needs ") else text
 
 
-def _never(job: Waiting, pool: Pool) -> str:
+def _never(job: QueuedJob, pool: SlotAllocator) -> str:
     """Return why no connected host could ever take the job, or an empty text."""
     if pool.fits(job):
         return ""
     if job.wanted_host:
         return _never_there(job, pool)
     which = _which(job)
-    asked = [host for host in pool.hosts.values() if host.is_asked_for_by(job)]
+    asked = [host for host in pool.hosts.values() if host.matches(job)]
     heard = [host for host in asked if host.live]
     if not heard:
         return _not_connected(f"No {_device(pool)} host{which}", pool.trouble if asked else "", "is")
@@ -70,7 +70,7 @@ def _never(job: Waiting, pool: Pool) -> str:
     return f"{_needs(job, pool)} {which} of the same hardware model have {most} usable slots."
 
 
-def _never_there(job: Waiting, pool: Pool) -> str:
+def _never_there(job: QueuedJob, pool: SlotAllocator) -> str:
     wanted = f"The required host {job.wanted_host}"
     if not any(host.live for host in pool.hosts.values()):
         return _not_connected(f"No {_device(pool)} host", pool.trouble if pool.hosts else "", "is")
@@ -81,9 +81,9 @@ def _never_there(job: Waiting, pool: Pool) -> str:
         return _not_connected(wanted, pool.trouble, "is not")
     if not host.takes_jobs:
         return f"{wanted} is {_closed(host)}."
-    if not host.is_asked_for_by(job):
+    if not host.matches(job):
         return f"{wanted} does not belong to the requested hosts{_which(job)}."
-    if host.is_reserved_from(job):
+    if host.is_reserved_for_others(job):
         return f"{wanted} is reserved for another project."
     return f"The job needs {_slots(job.num_slots, pool)}. {wanted} has {_slots(host.slots)}."
 
@@ -99,11 +99,11 @@ def _closed(host: HostState) -> str:
     return "drained" if host.drained else f"in the paused pool {host.paused}"
 
 
-def _device(pool: Pool) -> str:
+def _device(pool: SlotAllocator) -> str:
     return pool.device.upper()
 
 
-def _which(job: Waiting) -> str:
+def _which(job: QueuedJob) -> str:
     """Return the pool and labels of the job, such as " of pool big with labels a, b", or an empty text."""
     pool = f" of pool {job.pool}" if job.pool else ""
     if not job.labels:
@@ -111,12 +111,12 @@ def _which(job: Waiting) -> str:
     return f"{pool} with label{'s' if len(job.labels) > 1 else ''} {', '.join(sorted(job.labels))}"
 
 
-def _on_one(job: Waiting, pool: Pool) -> bool:
+def _on_one(job: QueuedJob, pool: SlotAllocator) -> bool:
     """Return whether the job needs one host: by its spec, or because no two hosts have the same model."""
     return job.max_hosts == 1 or all(len(names) < 2 for names in pool.ground(job).by_model)
 
 
-def _needs(job: Waiting, pool: Pool) -> str:
+def _needs(job: QueuedJob, pool: SlotAllocator) -> str:
     slots = _slots(job.num_slots, pool)
     if _on_one(job, pool):
         return f"The job needs {slots} on one host{_which(job)}."
@@ -126,16 +126,16 @@ def _needs(job: Waiting, pool: Pool) -> str:
     return f"The job needs {slots} on {most}hosts{_which(job)}{parts}."
 
 
-def _pinned(job: Waiting, pool: Pool) -> str:
+def _pinned(job: QueuedJob, pool: SlotAllocator) -> str:
     name = job.wanted_host
     needs = f"The job needs {_slots(job.num_slots, pool)} on the required host. {_free(pool, (name,))}"
     holder = pool.holders[name]
     return needs if holder is job else f"{needs} A job ahead needs {_slots(holder.num_slots)} on this host."
 
 
-def _anywhere(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> str:
+def _anywhere(job: QueuedJob, pool: SlotAllocator, ahead: int, first: QueuedJob | None) -> str:
     needs = _needs(job, pool)
-    if names := pool.kept.get(job.id):
+    if names := pool.head_hosts.get(job.id):
         return f"{needs} {_free(pool, names)}"
     if ahead >= NEAR:
         one = "No available host has enough free slots."
@@ -154,7 +154,7 @@ def _anywhere(job: Waiting, pool: Pool, ahead: int, first: Waiting | None) -> st
     return f"{needs} {_most_free(job, pool)} {before}"
 
 
-def _most_free(job: Waiting, pool: Pool) -> str:
+def _most_free(job: QueuedJob, pool: SlotAllocator) -> str:
     most = pool.most_open(job)
     if most is None:
         return "Each matching host is kept for a job ahead."
@@ -165,7 +165,7 @@ def _most_free(job: Waiting, pool: Pool) -> str:
     return f"Available hosts of the same hardware model have {_slots(pool.open_slots(job, unit))} free."
 
 
-def _free(pool: Pool, names: tuple[str, ...]) -> str:
+def _free(pool: SlotAllocator, names: tuple[str, ...]) -> str:
     free = sum(len(pool.free[name]) for name in names)
     slots = sum(pool.taking[name].slots for name in names)
     listed = ", ".join(names[:NAMED])
@@ -175,7 +175,7 @@ def _free(pool: Pool, names: tuple[str, ...]) -> str:
     return f"{subject} {free} of {slots} slots free."
 
 
-def _slots(count: int, pool: Pool | None = None) -> str:
+def _slots(count: int, pool: SlotAllocator | None = None) -> str:
     """Return the count with its unit, such as "4 slots", or "4 CPU slots" with a pool."""
     device = f"{_device(pool)} " if pool else ""
     return f"{count} {device}{'slot' if count == 1 else 'slots'}"

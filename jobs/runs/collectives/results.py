@@ -8,7 +8,7 @@ from typing import NamedTuple
 from django.db.models import F, Q, QuerySet
 
 from jobs.models import Attempt, Host, Job, Status
-from jobs.queue.attempt_completion import checked_result
+from jobs.queue.attempt_completion import parse_lab_result
 from planner.facts.collectives import LabPoint, LabResult, LabStep
 from planner.facts.spec import LabPrimitive
 
@@ -76,7 +76,7 @@ def find_newest(jobs: QuerySet[Job], primitive: LabPrimitive) -> NewestBenchmark
 def _iterate_results(attempts: QuerySet[Attempt]) -> Iterator[tuple[Attempt, LabResult]]:
     with_results = attempts.filter(exit__summary__lab__isnull=False)
     for attempt in with_results.iterator(chunk_size=1):  # usually the first one matches, and an exit report is large
-        result = checked_result(((attempt.exit or {}).get("summary") or {}).get("lab"))
+        result = parse_lab_result(((attempt.exit or {}).get("summary") or {}).get("lab"))
         if result is not None:
             yield attempt, result
 

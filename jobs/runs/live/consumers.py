@@ -27,7 +27,7 @@ from jobs.core.job_details import JobDetail, serialize_job
 from jobs.core.redis_client import end_on_cancellation
 from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import Job
-from jobs.queue.lifecycle import group_name
+from jobs.queue.lifecycle import get_channel_group
 from jobs.runs.live.broadcast import Subscriber, get_broadcasts
 from jobs.runs.live.held_requests import parse_stream_positions
 from jobs.runs.live.telemetry_reader import STREAM_START, PerLoop
@@ -102,7 +102,7 @@ class JobConsumer(AsyncWebsocketConsumer):
             if not _num_open[self._counted_session]:
                 del _num_open[self._counted_session]
         with contextlib.suppress(Exception):
-            await self.channel_layer.group_discard(group_name(self.job_id), self.channel_name)
+            await self.channel_layer.group_discard(get_channel_group(self.job_id), self.channel_name)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Close the socket, because pages send nothing."""
@@ -133,7 +133,7 @@ class JobConsumer(AsyncWebsocketConsumer):
                 return
             if sent is None:
                 with contextlib.suppress(Exception):  # without the channel layer, polling every POLL_S still works
-                    await self.channel_layer.group_add(group_name(self.job_id), self.channel_name)
+                    await self.channel_layer.group_add(get_channel_group(self.job_id), self.channel_name)
                 self._changed_at = time.monotonic()  # a change before group_add sent no event
                 self._poll_now.set()
             await self._send({"job": job} if job != sent else {"beat": True})

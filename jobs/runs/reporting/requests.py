@@ -17,7 +17,7 @@ from contracts.fields import HOST_NAME_PATTERN, Address
 from jobs.core.credentials import find_run_token
 from jobs.models import RunToken
 from jobs.models.validators import NameRule
-from jobs.queue.tags_and_archive import MOST_TAGS, NewTag
+from jobs.queue.bulk_actions import MAX_TAGS, NewTag
 from planner.facts.parse_spec import convert_error
 from planner.facts.resources import Device
 from planner.facts.spec import Argument
@@ -87,7 +87,7 @@ class RunRequest(StrictModel):
     )
     device: Device = "cpu"
     command: list[Argument] = Field(default=[], max_length=202, description="Command line, for display.")
-    tags: list[NewTag] = Field(default=[], max_length=MOST_TAGS)
+    tags: list[NewTag] = Field(default=[], max_length=MAX_TAGS)
     spec: dict[str, Any] | None = Field(
         default=None, description="Spec of a training job. Meshboard then shows predictions next to the measurements."
     )

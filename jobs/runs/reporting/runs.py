@@ -30,7 +30,7 @@ from jobs.people.notifications.outbox import write
 from jobs.planning.drafts import estimate_job
 from jobs.planning.hosts import get_cluster
 from jobs.queue import attempt_completion, lifecycle, termination
-from jobs.queue.inbound.event_handlers import hear_checkpoint
+from jobs.queue.inbound.event_handlers import record_checkpoint
 from jobs.runs.reporting.requests import NodeRequest, RunRequest
 from planner.cost.estimate import parse_plannable
 from planner.facts.kinds import KINDS
@@ -189,7 +189,7 @@ def join_node(run: RunToken, request: NodeRequest) -> Member:
     """
     check_running(run.attempt)
     with transaction.atomic():
-        lifecycle.lock(run.attempt.job_id)
+        lifecycle.lock_job(run.attempt.job_id)
         member = run.attempt.members.filter(node=request.node).first()
         if member is None:
             nodes = run.attempt.members.count()
@@ -204,7 +204,7 @@ def join_node(run: RunToken, request: NodeRequest) -> Member:
             raise NodeTakenError(f"Another node of this run is named {request.name}. Use a different name per node.")
         Member.objects.filter(pk=member.pk).update(claim=claim, host_name=request.name, heard=timezone.now())
         # The engine of a launched job reports the start later.
-        lifecycle.start({run.attempt.job_id: (run.attempt.number, f"starts on {request.name}")})
+        lifecycle.start_jobs({run.attempt.job_id: (run.attempt.number, f"starts on {request.name}")})
     member.refresh_from_db()
     return member
 
@@ -242,7 +242,7 @@ def store_report(member: Member, report: AttemptReport) -> None:
         BadMessageError: The checkpoint belongs to another run.
     """
     if "checkpoint" in report:
-        hear_checkpoint(report["checkpoint"], member.attempt)
+        record_checkpoint(report["checkpoint"], member.attempt)
     if report["state"] == "exited":
         _store_exit(member, report.get("exit"))
         return
@@ -252,7 +252,7 @@ def store_report(member: Member, report: AttemptReport) -> None:
     if note != member.note:
         Member.objects.filter(pk=member.pk).update(note=note)
     if report["state"] == "running":
-        lifecycle.change(job_id, number, Status.RUNNING, "training", only_from=(Status.STARTING,))
+        lifecycle.change_status(job_id, number, Status.RUNNING, "training", only_from=(Status.STARTING,))
 
 
 def _store_exit(member: Member, report: ExitReport | None) -> None:
@@ -267,7 +267,7 @@ def _store_exit(member: Member, report: ExitReport | None) -> None:
     with transaction.atomic():
         if report["outcome"] == "cancelled" and not is_launched_here:  # the user ended it at the terminal
             job_id, number = member.attempt.job_id, member.attempt.number
-            lifecycle.change(job_id, number, Status.CANCELLING, report["reason"])
+            lifecycle.change_status(job_id, number, Status.CANCELLING, report["reason"])
         if report.get("preempted") and is_launched_here:
             termination.stop(member.attempt.job_id, member.attempt.number, "preempted", report["reason"])
-        attempt_completion.end(member, report)
+        attempt_completion.end_member(member, report)

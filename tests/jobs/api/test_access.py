@@ -81,7 +81,7 @@ def test_a_stranger_reads_of_no_job_in_lists_and_on_host_pages(
     staff: User, stranger: User, client: Any, job: Job, make_host: Callable[..., Host]
 ) -> None:
     host = make_host()
-    calibration = actions.calibrate(staff, host)
+    calibration = actions.submit_calibration(staff, host)
     pages = [
         "/",
         f"/hosts/{host.name}/",
@@ -180,7 +180,7 @@ def test_a_priority_edited_while_a_job_is_placed_leaves_it_placed(
     save = JobAdmin.save_model
 
     def placed_meanwhile(self: Any, *arguments: Any, **named: Any) -> None:
-        assert lifecycle.change(job.id, 1, Status.STARTING, "placed")
+        assert lifecycle.change_status(job.id, 1, Status.STARTING, "placed")
         save(self, *arguments, **named)
 
     monkeypatch.setattr(JobAdmin, "save_model", placed_meanwhile)

@@ -19,7 +19,7 @@ from rest_framework.test import APIClient
 from contracts.names import telemetry_stream
 from jobs.models import DEFAULT_PROJECT, Attempt, Delivery, Host, Job, Pool, Project, Status
 from jobs.queue import actions, lifecycle
-from jobs.queue.inbound.silence import tell_of_silence
+from jobs.queue.inbound.reconcile import check_external_runs
 from jobs.runs.history.store.schema import TABLES
 from tests.jobs.api.asked import Asked, wrong
 from tests.jobs.history.told import keep
@@ -256,8 +256,8 @@ def smaller(asked: Asked, user: APIClient) -> None:
     Host.objects.update(slots=8)
     job = asked(user, "submitJob", large, code=201)["id"]
     Attempt.objects.create(job_id=job, number=1, checkpoint=f"{job}/1/step-00000020", ended=timezone.now())
-    assert lifecycle.start({job: (1, "placed")})
-    assert lifecycle.change(job, 1, Status.LOST, "its host was given up")
+    assert lifecycle.start_jobs({job: (1, "placed")})
+    assert lifecycle.change_status(job, 1, Status.LOST, "its host was given up")
     asked(user, "offerSmaller", job_id=job, code=409)
     Host.objects.update(slots=4)
     assert asked(user, "offerSmaller", job_id=job)["ranks"] <= 4
@@ -351,7 +351,7 @@ def runs(asked: Asked, user: APIClient) -> None:
     asked.holds("sendBatch", node.batch(1, told=b"no batch"), 422)
     asked(user, "giveUpRun", job_id=node.run, code=409)
     fall_silent(node)
-    tell_of_silence()
+    check_external_runs()
     asked(user, "giveUpRun", job_id=node.run)
     asked.holds("reportRun", node.report(), 410)
 

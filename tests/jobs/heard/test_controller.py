@@ -27,12 +27,11 @@ from contracts.names import LEGACY_EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH,
 from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Member, Outbox, SlotAllocation, Status
 from jobs.operations import controller
 from jobs.operations.controller import Controller
-from jobs.queue import actions, order_outbox
-from jobs.queue.engines import hosts
-from jobs.queue.inbound import deadletters
-from jobs.queue.inbound.silence import Listening
-from jobs.queue.inbound.streams import drain
-from jobs.queue.order_outbox import ORDER_LASTS, deliver
+from jobs.queue import actions, engines, orders
+from jobs.queue.inbound import event_handlers
+from jobs.queue.inbound.reconcile import EventReception
+from jobs.queue.inbound.streams import read_events
+from jobs.queue.orders import ORDER_LIFETIME, deliver
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, say
 from tests.planner.wrong_specs import GOOD
@@ -48,23 +47,23 @@ def job(owner: User, make_host: Callable[..., Host]) -> Job:
     return made
 
 
-@pytest.mark.parametrize("broken", ["drain", "schedule", "reconcile", "deliver", "prune_if_due"])
+@pytest.mark.parametrize("broken", ["read_events", "schedule", "reconcile", "deliver", "prune_if_due"])
 def test_a_stage_that_fails_holds_up_no_other(
     job: Job, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: Any, broken: str
 ) -> None:
     called: list[str] = []
-    for stage in ("drain", "schedule", "reconcile", "deliver", "prune_if_due"):
+    for stage in ("read_events", "schedule", "reconcile", "deliver", "prune_if_due"):
 
         def work(*_: Any, stage: str = stage) -> None:
             called.append(stage)
             if stage == broken:
                 raise ZeroDivisionError("a defect of ours")
 
-        monkeypatch.setattr(hosts if hasattr(hosts, stage) else controller, stage, work)
+        monkeypatch.setattr(engines if hasattr(engines, stage) else controller, stage, work)
     made = Controller()
     for _ in range(3):
         made.turn()
-    assert called == ["drain", "schedule", "reconcile", "deliver", "prune_if_due"] * 3
+    assert called == ["read_events", "schedule", "reconcile", "deliver", "prune_if_due"] * 3
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(told) == 1, "the same is told once a minute"
     assert "ZeroDivisionError" in caplog.text
@@ -101,20 +100,20 @@ def test_a_database_that_cut_the_connection_is_found_again(
 
 
 def test_time_in_which_nobody_listened_is_known_by_either_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening = Listening()
+    listening = EventReception()
     began = listening.since
-    listening.heard()
+    listening.record_pass()
     assert listening.since == began
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 11)
-    listening.heard()
+    listening.record_pass()
     assert listening.since > began
     again = listening.since
-    listening.heard()
+    listening.record_pass()
     assert listening.since == again
     later = timezone.now() + timedelta(hours=1)
     monkeypatch.setattr(timezone, "now", lambda: later)
-    listening.heard()
+    listening.record_pass()
     assert listening.since == later
 
 
@@ -171,28 +170,28 @@ def test_what_passes_is_tried_again_and_what_does_not_is_buried() -> None:
         error.__cause__ = Cause(state)
         return error
 
-    assert deadletters.passes(OperationalError("database is locked"))
-    assert deadletters.passes(redis.ConnectionError())
-    assert deadletters.passes(caused(OperationalError("deadlock detected"), "40P01"))
-    assert not deadletters.passes(caused(OperationalError("stack depth limit exceeded"), "54001"))
-    assert not deadletters.passes(DataError("invalid byte sequence"))
-    assert not deadletters.passes(KeyError("host"))
+    assert event_handlers.is_transient(OperationalError("database is locked"))
+    assert event_handlers.is_transient(redis.ConnectionError())
+    assert event_handlers.is_transient(caused(OperationalError("deadlock detected"), "40P01"))
+    assert not event_handlers.is_transient(caused(OperationalError("stack depth limit exceeded"), "54001"))
+    assert not event_handlers.is_transient(DataError("invalid byte sequence"))
+    assert not event_handlers.is_transient(KeyError("host"))
 
 
 def test_dead_letters_are_told_in_plain_text_and_bounded(
     db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadletters, "MOST", 5)
+    monkeypatch.setattr(event_handlers, "MAX_DEAD_LETTERS", 5)
     for slots in range(-9, 0):
         say(live_redis, host_event("host-x", slots=slots, device_name="a\0b" + "x" * 9000))
     live_redis.xadd(events_stream("host-x"), {"b": b"\xc1\0 no msgpack"})
     live_redis.xadd(events_stream("host-x"), {"other": b"1"})
-    assert drain(live_redis) == 11
+    assert read_events(live_redis) == 11
     letters = list(DeadLetter.objects.all())
     assert len(letters) == 5
     assert "not msgpack" in letters[1].reason
     named = letters[2]
-    assert (named.sender, len(named.body)) == ("host-x", deadletters.BODY_CHARACTERS)
+    assert (named.sender, len(named.body)) == ("host-x", event_handlers.MAX_BODY_CHARACTERS)
     assert "slots" in named.reason or "device_name" in named.reason
     assert named.num_bytes > 9000
     assert not any("\0" in letter.body + letter.reason for letter in letters)
@@ -201,13 +200,13 @@ def test_dead_letters_are_told_in_plain_text_and_bounded(
 def test_a_sender_of_many_bad_events_pushes_out_nobody_elses(
     db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadletters, "MOST", 10)
-    monkeypatch.setattr(deadletters, "MOST_OF_A_SENDER", 3)
+    monkeypatch.setattr(event_handlers, "MAX_DEAD_LETTERS", 10)
+    monkeypatch.setattr(event_handlers, "MAX_DEAD_LETTERS_PER_SENDER", 3)
     say(live_redis, host_event("host-a", slots=-1))
     for _ in range(20):
         say(live_redis, host_event("host-x", slots=-1))
         live_redis.xadd(LEGACY_EVENTS_STREAM, {"b": b"\xc1 names no host"})
-    assert drain(live_redis) == 41
+    assert read_events(live_redis) == 41
     senders = list(DeadLetter.objects.values_list("sender", flat=True))
     assert sorted(senders) == [""] * 3 + ["host-a"] + ["host-x"] * 3
     for stream, sender in ((LEGACY_EVENTS_STREAM, ""), (events_stream("host-x"), "host-x")):
@@ -222,7 +221,7 @@ def test_one_bad_report_spoils_no_other(job: Job, live_redis: redis.Redis) -> No
     strange["exit"] |= {"job": "another", "attempt": 7}
     good = attempt_event(job.id, 1, "running")["report"]
     say(live_redis, host_event(attempts=[strange, good]))
-    drain(live_redis)
+    read_events(live_redis)
     job.refresh_from_db()
     assert job.status == Status.RUNNING
     assert DeadLetter.objects.get().reason.startswith("exit: the exit report names attempt another/7")
@@ -232,7 +231,7 @@ def test_an_end_whose_report_cannot_be_taken_in_is_an_end(job: Job, live_redis: 
     schedule()
     Job.objects.update(spec={"kind": "no kind we know"})
     say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
-    drain(live_redis)
+    read_events(live_redis)
     job.refresh_from_db()
     assert (job.status, SlotAllocation.objects.count()) == (Status.LOST, 0)
     assert DeadLetter.objects.get().sender == "host-a"
@@ -248,7 +247,7 @@ def test_an_order_expires_by_redis_clock_from_when_it_is_sent(job: Job, live_red
     envelope = json.loads(message)
     order = json.loads(base64.b64decode(envelope["body"]))[0][0]
     assert order["job"] == job.id
-    assert 0 <= order["expires"] - before[0] - ORDER_LASTS.total_seconds() < 30
+    assert 0 <= order["expires"] - before[0] - ORDER_LIFETIME.total_seconds() < 30
 
 
 def test_after_redis_was_emptied_orders_still_arrive(job: Job, live_redis: redis.Redis) -> None:
@@ -278,7 +277,7 @@ def test_an_order_is_kept_while_the_database_is_away(
 ) -> None:
     schedule()
     with monkeypatch.context() as broken:
-        broken.setattr(order_outbox, "sealed_for", Mock(side_effect=OperationalError("database is locked")))
+        broken.setattr(orders, "sealed_for", Mock(side_effect=OperationalError("database is locked")))
         with pytest.raises(OperationalError):
             deliver(live_redis)
     assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1

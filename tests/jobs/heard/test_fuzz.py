@@ -1,4 +1,4 @@
-"""Whatever a host signs as its own word, the drain goes on and an innocent job between it all runs to its end.
+"""Whatever a host signs as its own word, the read_events goes on and an innocent job between it all runs to its end.
 
 FUZZ=N tries N times as many cases.
 """
@@ -21,7 +21,7 @@ from contracts.security import build_signed_entry
 from jobs.core.credentials import derive_signing_keys
 from jobs.models import Attempt, Cursor, DeadLetter, Job, SlotAllocation, Status, get_cursor_name
 from jobs.queue import actions
-from jobs.queue.inbound.streams import drain
+from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
 from tests.contracts.test_codec import SUMMARY
 from tests.jobs.conftest import attempt_event, host_event, report, say
@@ -98,7 +98,7 @@ def test_an_innocent_job_runs_whatever_is_said_around_it(live_redis: redis.Redis
     owner = User.objects.create_user("owner")
     say(live_redis, host_event("host-a"))
     say(live_redis, host_event(OTHER))
-    drain(live_redis)
+    read_events(live_redis)
     key, tried = bytes.fromhex(derive_signing_keys(OTHER, 1)[0]), 0
 
     def put(told: list[bytes], victim: Job) -> None:
@@ -122,7 +122,7 @@ def test_an_innocent_job_runs_whatever_is_said_around_it(live_redis: redis.Redis
     def run(told: list[bytes]) -> None:
         nonlocal tried
         say(live_redis, host_event("host-a"))
-        drain(live_redis)
+        read_events(live_redis)
         made = [actions.submit(owner, {**GOOD, "resources": {"host": host}})[0] for host in ("host-a", OTHER)]
         innocent, victim = made
         schedule()
@@ -132,7 +132,7 @@ def test_an_innocent_job_runs_whatever_is_said_around_it(live_redis: redis.Redis
         put(told[third : 2 * third], victim)
         say(live_redis, attempt_event(innocent.id, 1, "exited", "succeeded"))
         put(told[2 * third :], victim)
-        drain(live_redis)
+        read_events(live_redis)
         innocent.refresh_from_db()
         assert innocent.status == Status.SUCCEEDED
         last: Any = live_redis.xinfo_stream(events_stream(OTHER))

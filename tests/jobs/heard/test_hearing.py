@@ -18,7 +18,7 @@ from jobs.models import Attempt, Cursor, DeadLetter, Host, Job, Member, Outbox, 
 from jobs.queue import actions
 from jobs.queue.inbound import streams
 from jobs.queue.inbound.reconcile import reconcile
-from jobs.queue.inbound.streams import drain
+from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say, signed
 from tests.planner.wrong_specs import GOOD
@@ -40,7 +40,7 @@ def job(owner: User, make_host: Callable[..., Host]) -> Job:
 def hear(client: redis.Redis, *events: dict[str, Any]) -> None:
     for event in events:
         say(client, event)
-    drain(client)
+    read_events(client)
     reconcile(client, LONG_AGO)
 
 
@@ -108,9 +108,9 @@ def test_a_host_given_up_loses_its_attempt_and_is_told_to_end_it_when_it_comes_b
     running(job, live_redis)
     host = Host.objects.get()
     with pytest.raises(actions.HostConnectedError):
-        actions.give_up_host(host, "tester")
+        actions.mark_host_lost(host, "tester")
     silent(hours=1)
-    assert actions.give_up_host(host, "tester") == 1
+    assert actions.mark_host_lost(host, "tester") == 1
     assert status(job) == Status.LOST
     assert SlotAllocation.objects.count() == 0
     last = StateChange.objects.filter(job=job).last()
@@ -220,7 +220,7 @@ def test_a_number_that_no_heartbeat_can_have_does_not_deafen(
 
 def test_a_clock_set_back_does_not_make_a_host_s_number_too_high(live_redis: redis.Redis, db: None) -> None:
     live_redis.xadd(EVENTS, signed(host_event(sequence=50_000, began=5000.0)), id="1000-0")
-    drain(live_redis)
+    read_events(live_redis)
     assert Host.objects.get().sequence == 50_000
 
 
@@ -286,17 +286,17 @@ def test_redis_killed_and_restored_from_an_older_dump_loses_no_job(
     for event in old:
         say(live_redis, event)  # kept in the dump beyond what is trimmed
     live_redis.save()
-    drain(live_redis)
+    read_events(live_redis)
     running(job, live_redis)
     redis_service.stop(signal.SIGKILL)
     redis_service.start()
     restored = redis_service.client()
     assert restored.xlen(EVENTS) >= 4
     silent(hours=1)
-    assert drain(restored) >= 4, "the older stream is read again"
+    assert read_events(restored) >= 4, "the older stream is read again"
     reconcile(restored, timezone.now())
     assert (status(job), Member.objects.get().missed) == (Status.RUNNING, 0)
-    assert drain(restored) == 0
+    assert read_events(restored) == 0
 
 
 def test_an_emptied_redis_and_a_clock_set_back_do_not_deafen(job: Job, live_redis: redis.Redis) -> None:
@@ -305,7 +305,7 @@ def test_an_emptied_redis_and_a_clock_set_back_do_not_deafen(job: Job, live_redi
     # Ids of another time: Redis' clock went back by years.
     event = attempt_event(job.id, 1, "exited", "succeeded")
     live_redis.xadd(EVENTS, signed(event), id="1000-0")
-    assert drain(live_redis) == 1
+    assert read_events(live_redis) == 1
     assert status(job) == Status.SUCCEEDED
     assert Cursor.objects.get(name="events:host-a").position == "1000-0"
 
@@ -329,14 +329,14 @@ def test_what_was_said_again_and_again_while_nobody_listened_is_taken_in_once(
     job: Job, live_redis: redis.Redis, django_assert_max_num_queries: Any
 ) -> None:
     for state in ("starting", "running"):
-        for _ in range(streams.CHUNK):
+        for _ in range(streams.EVENTS_PER_READ):
             say(live_redis, host_event(attempts=[report(job.id, 1, state)]))
             say(live_redis, attempt_event(job.id, 1, state))
     say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
     last = host_event()
     say(live_redis, last)
     with django_assert_max_num_queries(200):  # each by itself: far more
-        assert sum(iter(lambda: drain(live_redis), 0)) == 4 * streams.CHUNK + 2
+        assert sum(iter(lambda: read_events(live_redis), 0)) == 4 * streams.EVENTS_PER_READ + 2
     assert [change.status for change in StateChange.objects.filter(job=job)] == [
         "queued", "starting", "running", "succeeded",
     ]  # fmt: skip

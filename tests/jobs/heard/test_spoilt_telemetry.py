@@ -15,7 +15,7 @@ from contracts.names import telemetry_stream
 from jobs.models import Attempt, Host, Job, Member, Status
 from jobs.operations.metrics.ranks import of_streams
 from jobs.pages.jobs import live_figures
-from jobs.queue.termination import Idle
+from jobs.queue.termination import IdleWatch
 from tests.jobs.api.following import step
 
 SPOILT = [
@@ -44,8 +44,8 @@ def test_a_spoilt_entry_is_left_out_and_the_rest_is_told(
         batch = {"items": [{**step(number), "time": float(number)}]}
         live_redis.xadd(telemetry_stream(honest.id, 1), {"b": msgpack.packb(batch)})
     keys = [(hostile.id, 1), (honest.id, 1)]
-    idle = Idle()
-    idle.end(live_redis)
+    idle = IdleWatch()
+    idle.stop_idle_runs(live_redis)
     assert [idle._stood[key][0] for key in keys] == [-1, 6]
     assert live_figures.read_progress(keys) == {keys[0]: None, keys[1]: live_figures.Progress(6, 4.0)}
     assert live_figures.read_traffic_rates(keys) == {keys[0]: None, keys[1]: 0.0}

@@ -9,7 +9,7 @@ import redis
 
 from contracts.names import events_stream
 from jobs.models import Cursor, DeadLetter, Host
-from jobs.queue.inbound.streams import SET_ASIDE_S, drain, wait_for_event
+from jobs.queue.inbound.streams import UNUSABLE_STREAM_S, read_events, wait_for_event
 from tests.jobs.conftest import host_event, say, signed
 
 EVENTS = events_stream("host-a")
@@ -40,27 +40,27 @@ def put_text(client: redis.Redis) -> None:
 def test_an_unusable_stream_is_set_aside(live_redis: redis.Redis, spoil: Callable[[redis.Redis], None]) -> None:
     live_redis.set(SET_ASIDE, "an older one")
     say(live_redis, host_event(slots=2))
-    drain(live_redis)
+    read_events(live_redis)
     spoil(live_redis)
     wait_for_event(live_redis, 0.01)
-    drain(live_redis)
+    read_events(live_redis)
     assert not live_redis.exists(EVENTS)
     assert live_redis.get(SET_ASIDE) == b"x" if spoil is put_text else live_redis.type(SET_ASIDE) == b"stream"
-    assert SET_ASIDE_S - 60 < live_redis.ttl(SET_ASIDE) <= SET_ASIDE_S
+    assert UNUSABLE_STREAM_S - 60 < live_redis.ttl(SET_ASIDE) <= UNUSABLE_STREAM_S
     told = [letter.reason for letter in DeadLetter.objects.all() if SET_ASIDE in letter.reason]
     assert len(told) == 1
     assert Cursor.objects.get(name="events:host-a").position == "0-0"
     wait_for_event(live_redis, 0.01)
     say(live_redis, host_event(slots=3))
-    assert drain(live_redis) == 1
+    assert read_events(live_redis) == 1
     assert Host.objects.get().slots == 3
-    assert drain(live_redis) == 0
+    assert read_events(live_redis) == 0
 
 
 def test_what_was_said_before_the_stream_was_spoilt_is_heard(live_redis: redis.Redis) -> None:
     say(live_redis, host_event(slots=2))
     put_last(live_redis)
-    assert drain(live_redis) == 2
+    assert read_events(live_redis) == 2
     assert Host.objects.get().slots == 2
 
 
@@ -68,6 +68,6 @@ def test_a_cursor_that_already_stands_at_the_last_id_is_no_trap(live_redis: redi
     signed(host_event())  # it has joined
     put_last(live_redis)
     Cursor.objects.create(name="events:host-a", position=LAST)
-    drain(live_redis)
+    read_events(live_redis)
     say(live_redis, host_event(slots=3))
-    assert drain(live_redis) == 1
+    assert read_events(live_redis) == 1

@@ -108,12 +108,12 @@ def test_while_its_host_is_silent_it_is_not_said_to_run(
 
     before = told()
     since = "no contact with host host-a since 2026-11-26 13:40:10 UTC"
-    assert lifecycle.change(attempt.job_id, 1, Status.UNREACHABLE, since)
+    assert lifecycle.change_status(attempt.job_id, 1, Status.UNREACHABLE, since)
     last = f"Last verdict: {before['sentence']}"
     assert told() == {"state": "notice", "sentence": f"Not checked: {since}.", "reason": last}
-    assert lifecycle.change(attempt.job_id, 1, Status.RUNNING, "host host-a is back")
+    assert lifecycle.change_status(attempt.job_id, 1, Status.RUNNING, "host host-a is back")
     assert told() == before
-    assert lifecycle.change(attempt.job_id, 1, Status.UNREACHABLE, since)
+    assert lifecycle.change_status(attempt.job_id, 1, Status.UNREACHABLE, since)
     end(attempt, "failed")
     assert told()["state"] == "failed", "its end is known"
 

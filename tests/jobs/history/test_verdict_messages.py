@@ -67,7 +67,7 @@ def test_the_verdict_of_a_run_arrives_by_webhook_and_mail(
     sender = Sender(live_redis, attempt.job_id)
     for some in run(2, 12):
         sender.send(some)
-    lifecycle.change(attempt.job_id, 1, Status.FAILED, "it failed")
+    lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     end(attempt, "failed")
     postman.turn()
     assert set(Delivery.objects.values_list("outcome", flat=True)) == {"waiting"}
@@ -92,7 +92,7 @@ def test_a_mail_lists_verdict_why_and_next(
     final = {"over": True, "state": "failed", "sentence": "Failed: rank 1, ValueError: bad shape (train.py:12)."}
     final |= {"reason": "The rank ended with exit code 3.", "next": "Read the log of rank 1."}
     Attempt.objects.filter(pk=attempt.pk).update(diagnosis=final)
-    lifecycle.change(attempt.job_id, 1, Status.FAILED, "rank 1 ended with exit code 3: ValueError: bad shape")
+    lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "rank 1 ended with exit code 3: ValueError: bad shape")
     verdicts.release(attempt.job_id, 1)
     send(postman)
     (mail,) = inbox
@@ -112,7 +112,7 @@ def test_without_a_recorder_the_message_waits_a_bounded_time_and_later_ones_wait
 ) -> None:
     assert timedelta(seconds=10) <= verdicts.MAX_WAIT <= timedelta(seconds=30)
     monkeypatch.setattr(verdicts, "MAX_WAIT", timedelta(seconds=2))
-    lifecycle.change(attempt.job_id, 1, Status.FAILED, "it failed")
+    lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     lifecycle.requeue(attempt.job_id, "again")
     postman.turn()
     assert not there.heard
@@ -128,7 +128,7 @@ def test_a_retry_sends_equal_bytes_and_a_verdict_before_the_end_is_left_out(
 ) -> None:
     early = {"over": False, "state": "slow", "sentence": "Straggler: rank 1.", "reason": "It is slow.", "next": ""}
     Attempt.objects.filter(pk=attempt.pk).update(diagnosis=early)
-    lifecycle.change(attempt.job_id, 1, Status.FAILED, "it failed")
+    lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     waiting = Delivery.objects.get(webhook__isnull=False)
     verdicts.add_verdicts([waiting])
     assert json.loads(waiting.body)["verdict"] is None
@@ -143,11 +143,11 @@ def test_a_retry_sends_equal_bytes_and_a_verdict_before_the_end_is_left_out(
 
 
 def test_the_end_of_one_attempt_does_not_send_the_message_about_the_next(attempt: Attempt, there: Receiver) -> None:
-    lifecycle.change(attempt.job_id, 1, Status.FAILED, "it failed")
+    lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     lifecycle.requeue(attempt.job_id, "again")
     Attempt.objects.create(job=attempt.job, number=2)
-    lifecycle.change(attempt.job_id, 2, Status.STARTING, "placed")
-    lifecycle.change(attempt.job_id, 2, Status.FAILED, "it failed again")
+    lifecycle.change_status(attempt.job_id, 2, Status.STARTING, "placed")
+    lifecycle.change_status(attempt.job_id, 2, Status.FAILED, "it failed again")
     assert verdicts.release(attempt.job_id, 1) == 3, "webhook and mail of attempt 1, and its queued attempt"
     left = Delivery.objects.filter(due__gt=timezone.now())
     assert {json.loads(each.body)["job"]["attempt"] for each in left} == {2}

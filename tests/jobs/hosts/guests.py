@@ -38,8 +38,8 @@ class Guest(NamedTuple):
 
 
 def admitted(name: str, identity: str = IDENTITIES[0]) -> Guest:
-    token = joining.mint("staff", joining.JoinTokenRequest())[1]
-    joined, _ = staff.join(validate_join_request(request(name, identity, token=token)), "127.0.0.1")
+    token = joining.create_token("staff", joining.JoinTokenRequest())[1]
+    joined, _ = staff.join_host(validate_join_request(request(name, identity, token=token)), "127.0.0.1")
     return Guest(name, joined, redis.Redis.from_url(joined["redis_url"], socket_timeout=5))
 
 

@@ -31,11 +31,11 @@ from contracts.names import (
 )
 from jobs.models import DeadLetter, Host, Loan, Member, Outbox
 from jobs.queue import staff_actions as staff
-from jobs.queue.hosts.redis_access import FAREWELL, Access, user_of
+from jobs.queue.hosts.redis_access import RIGHTS_AFTER_END, RedisUsers, get_redis_user
 from jobs.queue.inbound import streams
 from jobs.queue.inbound import streams as events
-from jobs.queue.inbound.streams import MOST_ENTRIES, drain
-from jobs.queue.order_outbox import deliver
+from jobs.queue.inbound.streams import MAX_WAITING_EVENTS, read_events
+from jobs.queue.orders import deliver
 from tests.jobs.conftest import host_event
 from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
@@ -57,7 +57,7 @@ def test_a_host_speaks_for_itself_and_for_nobody_else(guests: tuple[Guest, Guest
     b.redis.xadd(stream, b.signed(host_event("host-b", slots=7)))
     b.redis.xadd(stream, b.signed(host_event("host-a", slots=64)))
     b.redis.xadd(stream, {**b.signed(host_event("host-b", slots=66)), "b": msgpack.packb(host_event("host-b"))})
-    assert drain(live_redis) == 3
+    assert read_events(live_redis) == 3
     assert dict(Host.objects.values_list("name", "slots")) == {"host-a": 4, "host-b": 7}
     reasons = DeadLetter.objects.order_by("id").values_list("reason", flat=True)
     assert list(reasons) == [
@@ -70,13 +70,13 @@ def test_on_the_stream_that_all_shared_a_signature_says_who_speaks(
     guests: tuple[Guest, Guest], live_redis: redis.Redis
 ) -> None:
     a, b = guests
-    Access().keep(live_redis)
+    RedisUsers().sync(live_redis)
     b.redis.xadd(LEGACY_EVENTS_STREAM, b.signed(host_event("host-b", slots=7)))
     b.redis.xadd(LEGACY_EVENTS_STREAM, b.signed(host_event("host-a", slots=64)))
     b.redis.xadd(LEGACY_EVENTS_STREAM, {"b": msgpack.packb(host_event("host-a", slots=65))})
     b.redis.xadd(LEGACY_EVENTS_STREAM, b.signed(host_event("nobody")))
     a.redis.xadd(LEGACY_EVENTS_STREAM, a.signed(host_event("host-a", slots=6)))
-    assert drain(live_redis) == 5
+    assert read_events(live_redis) == 5
     assert dict(Host.objects.values_list("name", "slots")) == {"host-a": 6, "host-b": 7}
     assert list(DeadLetter.objects.order_by("id").values_list("reason", flat=True)) == [
         "The message of host host-a has an invalid signature.",
@@ -89,11 +89,11 @@ def test_who_speaks_on_a_stream_of_its_own_has_no_right_to_the_shared_one(
     guests: tuple[Guest, Guest], live_redis: redis.Redis
 ) -> None:
     a, b = guests
-    access = Access()
-    access.keep(live_redis)
+    access = RedisUsers()
+    access.sync(live_redis)
     b.redis.xadd(events_stream("host-b"), b.signed(host_event("host-b")))
-    drain(live_redis)
-    access.keep(live_redis)
+    read_events(live_redis)
+    access.sync(live_redis)
     a.redis.xadd(LEGACY_EVENTS_STREAM, a.signed(host_event("host-a")))
     with pytest.raises(redis.exceptions.NoPermissionError):
         b.redis.xadd(LEGACY_EVENTS_STREAM, b.signed(host_event("host-b")))
@@ -110,10 +110,10 @@ def test_a_host_that_floods_delays_nobody_and_trims_nothing_of_others(
     for slots in (5, 6):  # however long the flood lasts
         a.redis.xadd(events_stream("host-a"), a.signed(host_event("host-a", slots=slots)))
         began = time.monotonic()
-        assert drain(live_redis) < 50_000
+        assert read_events(live_redis) < 50_000
         assert Host.objects.get(name="host-a").slots == slots
         assert time.monotonic() - began < 5, "half a second and a chunk, on a busy machine"
-    assert live_redis.xlen(events_stream("host-b")) <= MOST_ENTRIES
+    assert live_redis.xlen(events_stream("host-b")) <= MAX_WAITING_EVENTS
     assert set(DeadLetter.objects.values_list("sender", flat=True)) == {"host-b"}
     with pytest.raises(redis.exceptions.NoPermissionError):
         b.redis.xadd(events_stream("host-a"), {"b": "x"}, maxlen=1)
@@ -123,16 +123,16 @@ def test_what_waits_of_one_host_is_bounded_in_bytes(
     guests: tuple[Guest, Guest], live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, b = guests
-    monkeypatch.setattr(streams, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(streams, "MAX_WAITING_BYTES", 2**20)
     monkeypatch.setattr(events, "LISTENS_S", 0.0)
     for _ in range(100):
         b.redis.xadd(events_stream("host-b"), {"b": b"\0" * 2**16})
-    assert drain(live_redis) == streams.CHUNK
+    assert read_events(live_redis) == streams.EVENTS_PER_READ
     assert live_redis.memory_usage(events_stream("host-b")) <= 2**20
     letter = DeadLetter.objects.filter(reason__contains="bytes were waiting").get()
     assert letter.sender == "host-b"
-    assert 0 < drain(live_redis) < 68 - streams.CHUNK
-    assert drain(live_redis) == 0
+    assert 0 < read_events(live_redis) < 68 - streams.EVENTS_PER_READ
+    assert read_events(live_redis) == 0
 
 
 def test_a_host_reads_no_other_s_orders_and_not_what_hosts_say(
@@ -208,8 +208,8 @@ def test_a_host_writes_to_the_streams_of_what_runs_on_it_while_it_does(
     a, b = guests
     job = running_job(owner, "host-a")
     stream = telemetry_stream(job, 1)
-    access = Access()
-    access.keep(live_redis)
+    access = RedisUsers()
+    access.sync(live_redis)
     assert a.redis.xadd(stream, {"b": "x"})
     assert a.redis.expire(stream, 60)
     for command in (
@@ -232,12 +232,12 @@ def test_a_host_writes_to_the_streams_of_what_runs_on_it_while_it_does(
     ):
         with pytest.raises(redis.exceptions.NoPermissionError):
             command()
-    assert access.keep(live_redis) == 0, "nothing is told twice"
+    assert access.sync(live_redis) == 0, "nothing is told twice"
     Member.objects.update(ended=timezone.now())
-    access.keep(live_redis)
+    access.sync(live_redis)
     assert a.redis.xadd(stream, {"b": "the rest"}), "a supervisor has some time to say it"
-    Member.objects.update(ended=timezone.now() - FAREWELL)
-    access.keep(live_redis)
+    Member.objects.update(ended=timezone.now() - RIGHTS_AFTER_END)
+    access.sync(live_redis)
     with pytest.raises(redis.exceptions.NoPermissionError):
         a.redis.xadd(stream, {"b": "too late"})
 
@@ -260,7 +260,7 @@ def test_members_of_a_gang_meet_and_nobody_else_does(
     )
     stranger = admitted("host-c", IDENTITIES[2])
     Loan.objects.create(attempt=lead.attempt, host=Host.objects.get(name="host-c"))
-    Access().keep(live_redis)
+    RedisUsers().sync(live_redis)
     for node, guest in enumerate((a, b)):
         guest.redis.hset(gang_key(job, 1), str(node), json.dumps(["10.0.0.1", 1234]))
         assert guest.redis.xadd(telemetry_stream(job, 1, node), {"b": "x"})
@@ -284,16 +284,16 @@ def test_a_removed_host_loses_its_line_and_its_later_messages_become_dead_letter
     _, b = guests
     running_job(owner, "host-a")
     with pytest.raises(staff.BusyHostError, match="host-a still has an unfinished attempt"):
-        staff.remove(Host.objects.get(name="host-a"), "staff")
+        staff.remove_host(Host.objects.get(name="host-a"), "staff")
     late = b.signed(host_event("host-b", slots=99))
     b.redis.xadd(events_stream("host-b"), {"b": "not heard yet"})
     assert b.redis.ping()
-    staff.remove(Host.objects.get(name="host-b"), "staff")
+    staff.remove_host(Host.objects.get(name="host-b"), "staff")
     with pytest.raises((redis.AuthenticationError, redis.ConnectionError)):
         b.redis.ping()
     assert not live_redis.exists(events_stream("host-b"))
     live_redis.xadd(LEGACY_EVENTS_STREAM, late)
-    drain(live_redis)
+    read_events(live_redis)
     assert DeadLetter.objects.get().reason == "Host host-b was removed."
     assert Host.objects.get(name="host-b").slots == 4
 
@@ -301,14 +301,14 @@ def test_a_removed_host_loses_its_line_and_its_later_messages_become_dead_letter
 def test_the_controller_mends_what_somebody_did_to_the_users(
     guests: tuple[Guest, Guest], live_redis: redis.Redis
 ) -> None:
-    access = Access()
-    access.keep(live_redis)
-    live_redis.execute_command("ACL DELUSER", user_of("host-a"))
-    live_redis.execute_command("ACL SETUSER", user_of("an-old-one"), "on", "nopass", "+@all", "~*")
+    access = RedisUsers()
+    access.sync(live_redis)
+    live_redis.execute_command("ACL DELUSER", get_redis_user("host-a"))
+    live_redis.execute_command("ACL SETUSER", get_redis_user("an-old-one"), "on", "nopass", "+@all", "~*")
     Host.objects.filter(name="host-b").update(removed=timezone.now())  # while Redis was away
-    access.keep(live_redis)
+    access.sync(live_redis)
     names: Any = live_redis.acl_users()
-    assert {name for name in names if name.startswith("meshboard")} == {user_of("host-a")}
+    assert {name for name in names if name.startswith("meshboard")} == {get_redis_user("host-a")}
 
 
 def test_an_order_that_was_taken_and_not_finished_is_given_back_with_the_host_s_own_rights(
@@ -343,13 +343,13 @@ def test_users_that_redis_brought_from_an_older_file_are_set_right(
     guests: tuple[Guest, Guest], redis_service: RedisServer, live_redis: redis.Redis
 ) -> None:
     """As a Redis with an aclfile does when it starts."""
-    access = Access()
-    access.keep(live_redis)
+    access = RedisUsers()
+    access.sync(live_redis)
     redis_service.stop(signal.SIGKILL)
     redis_service.start()
-    live_redis.execute_command("ACL SETUSER", user_of("host-a"), "on", "nopass", "+@all", "~*")
-    live_redis.execute_command("ACL SETUSER", user_of("host-b"), "on", "nopass")
-    access.keep(live_redis)
+    live_redis.execute_command("ACL SETUSER", get_redis_user("host-a"), "on", "nopass", "+@all", "~*")
+    live_redis.execute_command("ACL SETUSER", get_redis_user("host-b"), "on", "nopass")
+    access.sync(live_redis)
     for guest in guests:
         assert guest.redis.llen(host_queue(guest.name)) == 0
         with pytest.raises(redis.exceptions.NoPermissionError):
@@ -362,17 +362,17 @@ def test_redis_killed_and_back_empty_a_host_is_back_within_ten_seconds(
     redis_service: RedisServer, live_redis: redis.Redis, tmp_path: Path, away_s: int
 ) -> None:
     """Its user was lost with everything else; the controller's next tick makes it again."""
-    guest, access = admitted("host-a"), Access()
+    guest, access = admitted("host-a"), RedisUsers()
 
     def heard() -> bool:
         """What the controller does each second; whether the host spoke since we last looked."""
-        access.keep(live_redis)
+        access.sync(live_redis)
         before = Host.objects.get().sequence
-        drain(live_redis)
+        read_events(live_redis)
         return Host.objects.get().sequence > before
 
     def taken() -> bool:
-        access.keep(live_redis)
+        access.sync(live_redis)
         return live_redis.llen(host_queue("host-a")) == 0
 
     with worker(guest, tmp_path):

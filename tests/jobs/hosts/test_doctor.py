@@ -19,7 +19,7 @@ from django.utils import timezone
 from contracts.doctor import Finding, check_clock, check_host_name, get_exit_code
 from jobs.models import Host, Lease
 from jobs.operations.controller import Controller
-from jobs.queue.hosts.checks import board
+from jobs.queue.hosts.checks import check_board
 from jobs.runs.history.recording.recorder import HistoryRecorder
 from tests.support.postgres import use_database
 from tests.support.processes import RedisServer, mount_full_disk
@@ -28,7 +28,7 @@ from workers.host.hardware import get_address_towards
 
 
 def found(subject: str) -> list[Finding]:
-    return [finding for finding in board() if finding.subject == subject]
+    return [finding for finding in check_board() if finding.subject == subject]
 
 
 def levels(subject: str) -> list[str]:
@@ -56,7 +56,7 @@ def test_a_board_that_is_well_fails_in_nothing(
     settings.REDIS_FOR_HOSTS = "redis://redis.example:6379/0"
     settings.STATIC_ROOT = settings.STATICFILES_DIRS[0]
     assert worked()
-    told = list(board())
+    told = list(check_board())
     assert [finding for finding in told if finding.level != "ok" and finding.subject not in ("names", "disk")] == []
     subjects = {finding.subject for finding in told}
     assert subjects >= {
@@ -137,7 +137,7 @@ def test_a_database_that_is_away_is_told_once_and_redis_is_looked_at_all_the_sam
 ) -> None:
     away = f"postgres://nobody@127.0.0.1:{find_free_port()}/nothing"
     with use_database(away, migrated=False):
-        told = list(board())
+        told = list(check_board())
     assert [finding.level for finding in told if finding.subject == "Redis"] == ["ok", "ok", "warn"]
     [database] = [finding for finding in told if "does not answer" in finding.words]
     assert (database.subject, database.level) == ("database", "fail")
@@ -206,6 +206,6 @@ def test_a_board_with_a_slurm_is_told_what_of_it_does_not_answer(
         call_command("doctor", json=True, stdout=out)
     words = [finding["words"] for finding in json.loads(out.getvalue()) if finding["subject"] == "Slurm"]
     assert words == [
-        "MESHBOARD_SLURM_BOARD is http://board, which is not an HTTPS address that nodes can reach",
+        "MESHBOARD_SLURM_BOARD is http://check_board, which is not an HTTPS address that nodes can reach",
         "the command squeue cannot start: No such file or directory",
     ]

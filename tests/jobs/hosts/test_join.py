@@ -23,7 +23,7 @@ from contracts.codec import validate_join_request
 from jobs.models import AuditEntry, Host, JoinToken
 from jobs.queue import staff_actions as staff
 from jobs.queue.hosts import joining
-from jobs.queue.hosts.redis_access import Access, user_of
+from jobs.queue.hosts.redis_access import RedisUsers, get_redis_user
 from tests.jobs.conftest import run_together
 
 Api = Callable[[User | None], APIClient]
@@ -49,7 +49,7 @@ def request(name: str = "gpu-7", identity: str = IDENTITIES[0], **changes: Any) 
 
 
 def token(**asked: Any) -> str:
-    return joining.mint("staff", joining.JoinTokenRequest(**{"uses": None, **asked}))[1]
+    return joining.create_token("staff", joining.JoinTokenRequest(**{"uses": None, **asked}))[1]
 
 
 def asked(api: Api, body: object, **headers: Any) -> Any:
@@ -79,7 +79,7 @@ def test_only_the_hash_of_a_token_is_stored(db: None) -> None:
     text = token()
     row = JoinToken.objects.values().get()
     assert text not in repr(row)
-    assert text.removeprefix(joining.PREFIX) not in repr(row)
+    assert text.removeprefix(joining.TEXT_PREFIX) not in repr(row)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_once_removed_the_name_is_free_and_the_old_machine_is_nobody(
 ) -> None:
     told = token()
     before = asked(api, request(token=told)).json()
-    staff.remove(Host.objects.get(), "staff")
+    staff.remove_host(Host.objects.get(), "staff")
     assert "was removed" in refusal(asked(api, request()))[2]
     others = (refusal(asked(api, request(name, IDENTITIES[1])))[2] for name in ("gpu-7", "gpu-8"))
     assert next(others).replace("gpu-7", "") == next(others).replace("gpu-8", ""), "a guess learns of no name"
@@ -155,7 +155,7 @@ def test_of_machines_that_ask_for_one_name_at_once_one_gets_it(each_database: st
 
     def ask(identity: str) -> None:
         try:
-            staff.join(validate_join_request(request(token=told, identity=identity)), "127.0.0.1")
+            staff.join_host(validate_join_request(request(token=told, identity=identity)), "127.0.0.1")
             outcome = "joined"
         except joining.NameTakenError:
             outcome = "taken"
@@ -174,7 +174,7 @@ def test_a_token_for_two_lets_two_in_however_many_ask(each_database: str, live_r
 
     def ask(number: int) -> None:
         try:
-            staff.join(validate_join_request(request(f"gpu-{number}", token=told)), "127.0.0.1")
+            staff.join_host(validate_join_request(request(f"gpu-{number}", token=told)), "127.0.0.1")
         except joining.TokenError as error:
             refused.append(str(error))
 
@@ -215,7 +215,7 @@ def test_a_redis_that_only_the_board_reaches_is_told_before_anything_is_written(
     settings.REDIS_FOR_HOSTS = "rediss://redis.example:6380/2"
     url = urlsplit(asked(api, request(token=told), REMOTE_ADDR="192.0.2.7").json()["redis_url"])
     assert (url.scheme, url.hostname, url.port, url.path) == ("rediss", "redis.example", 6380, "/2")
-    assert url.username == user_of("gpu-7")
+    assert url.username == get_redis_user("gpu-7")
 
 
 def test_redis_away_is_told_and_asking_again_takes_no_second_use(api: Api, db: None, settings: Any) -> None:
@@ -245,14 +245,14 @@ def test_a_new_secret_key_turns_no_host_away_while_the_old_one_is_named(
     before = asked(api, request(token=token())).json()
     settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
     settings.SECRET_KEY = "another-secret-key-0123456789-0123456789-0123456789"
-    Access().keep(live_redis)
+    RedisUsers().sync(live_redis)
     after = asked(api, request()).json()
     assert before["key"] != after["key"]
     for answer in (before, after):
         with redis.Redis.from_url(answer["redis_url"]) as client:
             assert client.ping()
     settings.SECRET_KEY_FALLBACKS = []
-    Access().keep(live_redis)
+    RedisUsers().sync(live_redis)
     with redis.Redis.from_url(before["redis_url"]) as client, pytest.raises(redis.AuthenticationError):
         client.ping()
 
@@ -316,7 +316,7 @@ def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
     monkeypatch.delenv("MESHBOARD_JOIN_TOKEN")
     call_command("join_token", "--given", stdout=StringIO())
     assert JoinToken.objects.count() == 2, "it is the one that was there"
-    joining.revoke(JoinToken.objects.latest("id"))
+    joining.revoke_token(JoinToken.objects.latest("id"))
     call_command("join_token", "--given", stdout=(told := StringIO()))
     assert told.getvalue().startswith("The token in MESHBOARD_JOIN_TOKEN is invalid. This join token was revoked")
     assert asked(api, request("gpu-9", token=given)).status_code == 401

@@ -18,9 +18,9 @@ from jobs.operations.metrics.catalogue import SLOTS
 from jobs.operations.metrics.figures import figures
 from jobs.planning.hosts import get_measured_hosts
 from jobs.queue import actions
-from jobs.queue.hosts.checks import differs, versions_of
-from jobs.queue.hosts.presentation import MOST_IN_LEGEND, grid, state_of
-from jobs.queue.inbound.streams import drain
+from jobs.queue.hosts.checks import is_version_mismatch, list_host_versions
+from jobs.queue.hosts.presentation import MAX_LEGEND_ENTRIES, build_grid, get_contact_state
+from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import host_event, say
 from tests.planner.wrong_specs import GOOD
@@ -153,34 +153,34 @@ def test_a_slot_is_free_only_where_the_queue_would_give_it_away_wherever_one_ask
 
 def test_a_legend_is_bounded_and_says_what_it_leaves_out(owner: User, make_host: MakeHost) -> None:
     host = make_host("host-a", slots=200)
-    for number in range(MOST_IN_LEGEND + 3):
+    for number in range(MAX_LEGEND_ENTRIES + 3):
         running(owner, f"job {number}", "host-a")
-    told = grid([host], owner, {})
-    assert (len(told.legend), told.more, told.foreign) == (MOST_IN_LEGEND, 3, 0)
+    told = build_grid([host], owner, {})
+    assert (len(told.legend), told.more, told.foreign) == (MAX_LEGEND_ENTRIES, 3, 0)
     assert sum(slot.job is not None for slot in told.hosts[0].slots) == SlotAllocation.objects.count()
 
 
 def test_a_host_s_state_in_words(make_host: MakeHost, owner: User, client: Any) -> None:
     host = make_host()
-    assert state_of(host) == "connected"
+    assert get_contact_state(host) == "connected"
     actions_drained = Host.objects.filter(pk=host.pk)
     actions_drained.update(drained=True)
     host.refresh_from_db()
-    assert state_of(host) == "drained"
+    assert get_contact_state(host) == "drained"
     silent(host)
     host.refresh_from_db()
-    assert state_of(host) == "silent"
+    assert get_contact_state(host) == "silent"
     client.force_login(owner)
     Host.objects.filter(pk=host.pk).update(last_seen=timezone.now() - timedelta(days=3))
     host.refresh_from_db()
     told = f"silent since {host.last_seen.day} {host.last_seen:%b %Y %H:%M:%S} UTC"
     assert told in client.get("/hosts/").content.decode()
-    actions.give_up_host(host, "staff")
+    actions.mark_host_lost(host, "staff")
     host.refresh_from_db()
-    assert state_of(host) == "lost"
+    assert get_contact_state(host) == "lost"
     Host.objects.filter(pk=host.pk).update(last_seen=timezone.now())
     host.refresh_from_db()
-    assert state_of(host) == "drained", "it is back"
+    assert get_contact_state(host) == "drained", "it is back"
 
 
 DEEDS = ["drain", "undrain", "give-up", "remove", "calibrate"]
@@ -286,7 +286,7 @@ def test_what_a_host_tells_of_itself_is_shown_as_told(
     staff: User, client: Any, api: Callable[..., Any], live_redis: redis.Redis
 ) -> None:
     say(live_redis, host_event(slots=1, facts=FACTS, use=USE, device="cuda"))
-    drain(live_redis)
+    read_events(live_redis)
     client.force_login(staff)
     page = client.get("/hosts/host-a/").content.decode()
     for words in (
@@ -305,11 +305,11 @@ def test_what_a_host_tells_of_itself_is_shown_as_told(
     told = api(staff).get("/api/v1/hosts/host-a").json()
     assert (told["facts"], told["use"]) == (FACTS, USE)
     say(live_redis, host_event(slots=1, device="cuda"))
-    drain(live_redis)
+    read_events(live_redis)
     host = Host.objects.get()
     assert (host.facts, host.use) == (FACTS, None), "facts last, how it fares is of this heartbeat"
     say(live_redis, host_event(slots=1, use=USE, device="cuda"))
-    drain(live_redis)
+    read_events(live_redis)
     silent(host)
     assert "73%" not in client.get("/hosts/host-a/").content.decode(), "a silent host's use is old"
 
@@ -318,7 +318,7 @@ def test_addresses_paths_and_serial_numbers_are_staff_s_to_see(
     owner: User, staff: User, client: Any, api: Callable[..., Any], live_redis: redis.Redis
 ) -> None:
     say(live_redis, host_event(slots=1, facts=FACTS, use=USE, device="cuda", address="10.0.0.7"))
-    drain(live_redis)
+    read_events(live_redis)
     Host.objects.update(joined=timezone.now(), joined_from="10.9.9.9")
     secrets = ("10.0.0.7", "10.9.9.9", "GPU-0", '"/x"')
     for user, seen in ((staff, True), (owner, False)):
@@ -340,10 +340,10 @@ def test_addresses_paths_and_serial_numbers_are_staff_s_to_see(
     ],
 )
 def test_versions_differ_in_what_matters(key: str, told: str, expected: str, apart: bool) -> None:
-    assert differs(key, told, expected) is apart
+    assert is_version_mismatch(key, told, expected) is apart
 
 
 def test_the_board_knows_which_torch_it_asks_for() -> None:
-    told = {v.name: v for v in versions_of({"versions": {"torch": "2.0.0", "python": "3.11.0"}})}
+    told = {v.name: v for v in list_host_versions({"versions": {"torch": "2.0.0", "python": "3.11.0"}})}
     assert told["torch"].differs
     assert re.fullmatch(r"2\.\d+\.\d+", told["torch"].expected)

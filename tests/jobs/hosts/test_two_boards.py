@@ -12,8 +12,8 @@ from jobs.models import Host, Lease
 from jobs.operations.controller import Controller
 from jobs.queue import staff_actions as staff
 from jobs.queue import work_lease
-from jobs.queue.hosts.checks import board
-from jobs.queue.hosts.redis_access import NoRightsError, user_of
+from jobs.queue.hosts.checks import check_board
+from jobs.queue.hosts.redis_access import NoRightsError, get_redis_user
 from tests.jobs.hosts.guests import Guest, admitted
 
 
@@ -46,7 +46,7 @@ def test_a_second_board_leaves_the_hosts_of_the_first_alone_and_says_why(
     said = "The controller of another board uses this Redis"
     assert [said in record.message for record in caplog.records] == [True], "once"
     assert Lease.objects.get().ticked is None, "readiness and doctor see that it does no work"
-    assert [one.level for one in board() if one.words.startswith(said)] == ["fail"]
+    assert [one.level for one in check_board() if one.words.startswith(said)] == ["fail"]
 
 
 def test_no_host_joins_a_second_board_in_place_of_one_of_the_first(
@@ -55,7 +55,7 @@ def test_no_host_joins_a_second_board_in_place_of_one_of_the_first(
     second.turn()
     with pytest.raises(NoRightsError, match="The controller of another board"):
         admitted("host-a")
-    staff.remove(Host.objects.get(name="host-a"), "staff")
+    staff.remove_host(Host.objects.get(name="host-a"), "staff")
     assert first[1].redis.ping()
 
 
@@ -66,7 +66,7 @@ def test_the_second_goes_on_once_the_first_has_left(
     first[0]._claim.release(first[0]._lease.holder)
     second.turn()
     assert Lease.objects.get().ticked is not None
-    assert user_of("host-a") not in live_redis.acl_users(), "no host of this board"
+    assert get_redis_user("host-a") not in live_redis.acl_users(), "no host of this board"
 
 
 def test_controllers_of_one_board_take_over_from_each_other(
@@ -74,6 +74,6 @@ def test_controllers_of_one_board_take_over_from_each_other(
 ) -> None:
     """Also where the first was killed and gave nothing back."""
     Lease.objects.update(ticked=None)
-    monkeypatch.setattr(work_lease, "LASTS_S", 0.0)
+    monkeypatch.setattr(work_lease, "LEASE_S", 0.0)
     Controller().turn()
     assert Lease.objects.get().ticked is not None

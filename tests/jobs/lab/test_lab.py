@@ -15,7 +15,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import Attempt, Host, Job, Status
-from jobs.queue.inbound.event_handlers import hear
+from jobs.queue.inbound.event_handlers import handle_event
 from jobs.queue.scheduling import scheduler
 from jobs.runs.collectives import picture
 from jobs.runs.collectives.descriptions import PRIMITIVES
@@ -96,7 +96,7 @@ def ended(attempt: Attempt, result: object, outcome: str = "succeeded") -> Job:
         summary["lab"] = result
     event: Any = attempt_event(attempt.job_id, 1, "exited", outcome, attempt.format_hosts())
     event["report"]["exit"] |= {"summary": summary}
-    hear(event, "0-1")
+    handle_event(event, "0-1")
     return Job.objects.get(id=attempt.job_id)
 
 

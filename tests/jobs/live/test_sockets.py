@@ -238,7 +238,7 @@ def test_sends_a_change_of_state(server: Server, job: Job) -> None:
     async def watch() -> None:
         async with connect(server.url(job.id), origin=server.origin, additional_headers=headers) as socket:  # type: ignore[arg-type]
             assert msgpack.unpackb(await socket.recv())["job"]["status"] == "queued"
-            await asyncio.to_thread(lifecycle.change, job.id, 1, Status.STARTING, "placed")
+            await asyncio.to_thread(lifecycle.change_status, job.id, 1, Status.STARTING, "placed")
             async with asyncio.timeout(scale_timeout(10)):
                 while msgpack.unpackb(await socket.recv()).get("job", {}).get("status") != "starting":
                     pass  # a heartbeat or another reason why the job is queued

@@ -31,8 +31,8 @@ def host(name: str = "host-a", slots: int = 8, **fields: Any) -> Host:
 def running(owner: User, where: Host, name: str = "runs") -> Job:
     """A job whose attempt is on a host, and is slow."""
     job, _ = actions.submit(owner, {**GOOD, "name": name})
-    lifecycle.start({job.id: (1, "placed")})
-    lifecycle.change(job.id, 1, Status.RUNNING, "it runs")
+    lifecycle.start_jobs({job.id: (1, "placed")})
+    lifecycle.change_status(job.id, 1, Status.RUNNING, "it runs")
     attempt = Attempt.objects.create(job=job, number=1, diagnosis={"state": "slow"})
     Member.objects.create(
         attempt=attempt, node=0, host=where, host_name=where.name, first_rank=0, num_ranks=4, ordered=timezone.now()

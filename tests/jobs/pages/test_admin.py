@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from jobs.models import DEFAULT_PROJECT, AuditEntry, DeadLetter, Host, Job, Pool, Project, Reservation, Status
 from jobs.queue import actions
-from jobs.queue.inbound import deadletters
+from jobs.queue.inbound import event_handlers
 from jobs.queue.scheduling.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
 
@@ -150,12 +150,12 @@ def test_events_not_understood_are_counted_as_far_as_they_are_kept(
     admin: Any, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_host()
-    monkeypatch.setattr(deadletters, "MOST_OF_A_SENDER", 3)
+    monkeypatch.setattr(event_handlers, "MAX_DEAD_LETTERS_PER_SENDER", 3)
     for count, told in enumerate(["1", "2", "3 or more", "3 or more"], 1):
-        deadletters.bury(f"{count}-0", b"", ValueError("slots"), "host-a")
-        assert deadletters.count_of("host-a") == told
+        event_handlers.store_dead_letter(f"{count}-0", b"", ValueError("slots"), "host-a")
+        assert event_handlers.count_of("host-a") == told
         assert ("or more" in admin.get(HOSTS).content.decode()) == (count >= 3)
-    assert deadletters.count_of("host-b") == "0"
+    assert event_handlers.count_of("host-b") == "0"
 
 
 def test_a_list_of_many_hosts_asks_for_no_line_by_itself_and_is_searched(
@@ -164,7 +164,7 @@ def test_a_list_of_many_hosts_asks_for_no_line_by_itself_and_is_searched(
     first = make_host()
     for n in range(30):
         make_host(f"rack-{n}")
-    deadletters.bury("1-0", b"", ValueError("slots"), first.name)
+    event_handlers.store_dead_letter("1-0", b"", ValueError("slots"), first.name)
     with CaptureQueriesContext(connection) as asked:
         page = admin.get(HOSTS).content.decode()
     assert len(asked) < 15

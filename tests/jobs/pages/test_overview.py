@@ -23,8 +23,8 @@ def words(client: Any) -> str:
 
 
 def fail(job: Job, reason: str) -> None:
-    assert lifecycle.start({job.id: (job.attempt, "placed")})
-    assert lifecycle.change(job.id, job.attempt, Status.FAILED, reason)
+    assert lifecycle.start_jobs({job.id: (job.attempt, "placed")})
+    assert lifecycle.change_status(job.id, job.attempt, Status.FAILED, reason)
 
 
 def test_the_slots_are_those_of_the_hosts_lines(make_host: Any, make_jobs: Any, owner: User, client: Any) -> None:

@@ -16,7 +16,7 @@ from jobs.core import access
 from jobs.models import Attempt, Host, Job, Membership, Project, Role, Status
 from jobs.queue import actions
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.queue.scheduling.snapshot import held_slots, quotas_now
+from jobs.queue.scheduling.snapshot import count_held_slots, load_quotas
 from planner.facts.validation import SpecError
 from tests.jobs.queue.test_scheduler import reason
 from tests.planner.wrong_specs import GOOD
@@ -188,7 +188,7 @@ def test_a_project_s_own_quota_stays_within_what_staff_gave(
     given: int | None, own: int | None, most: int | None, db: Any
 ) -> None:
     Project.objects.create(name="team", slots=given, own_slots=own)
-    told = quotas_now().get("team")
+    told = load_quotas().get("team")
     assert (told.slots if told else None) == most
 
 
@@ -260,5 +260,5 @@ def test_what_slurm_was_handed_counts_to_a_project_s_quota_and_what_others_launc
         job = make_job(members["submitter"], num_slots=number)
         Job.objects.filter(pk=job.pk).update(engine=engine, status=status)
         Attempt.objects.create(job=job, number=1)
-    assert quotas_now()["team"].used == 35
-    assert held_slots(["team"]) == {"team": 3}, "its share is of what it uses"
+    assert load_quotas()["team"].used == 35
+    assert count_held_slots(["team"]) == {"team": 3}, "its share is of what it uses"

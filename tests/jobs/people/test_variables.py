@@ -21,7 +21,7 @@ from jobs.core.credentials import derive_signing_keys
 from jobs.models import Attempt, Host, Job, Member, Membership, Project, Status
 from jobs.people import variables
 from jobs.queue import actions
-from jobs.queue.order_outbox import deliver
+from jobs.queue.orders import deliver
 from jobs.queue.scheduling.scheduler import schedule
 from planner.facts.validation import SpecError
 from tests.jobs.people.plaintext import tables_that_tell

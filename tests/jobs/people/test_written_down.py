@@ -24,7 +24,7 @@ from jobs.admin.written import Audited, OwnColumn
 from jobs.models import Attempt, AuditEntry, Delivery, Host, Invitation, Job, JoinToken, Project, Status, Webhook
 from jobs.people.invitations import InvitationRequest, invite
 from jobs.queue import actions, lifecycle
-from jobs.queue.inbound.silence import tell_of_silence
+from jobs.queue.inbound.reconcile import check_external_runs
 from tests.jobs.pages.test_script import FORM as SCRIPT
 from tests.jobs.people.test_signing_on import with_second_factor
 from tests.jobs.reporting.nodes import Node, fall_silent
@@ -128,8 +128,8 @@ def jobs(client: Client) -> None:
     Host.objects.update(slots=8)
     large, _ = actions.submit(job.owner, LARGE)
     Attempt.objects.create(job=large, number=1, checkpoint=f"{large.id}/1/step-00000020", ended=timezone.now())
-    assert lifecycle.start({large.id: (1, "placed")})
-    assert lifecycle.change(large.id, 1, Status.LOST, "its host was given up")
+    assert lifecycle.start_jobs({large.id: (1, "placed")})
+    assert lifecycle.change_status(large.id, 1, Status.LOST, "its host was given up")
     Host.objects.update(slots=4)
     post(client, f"/jobs/{large.id}/smaller/")
     asked = {"world_size": 2, "name": "by hand"}
@@ -138,7 +138,7 @@ def jobs(client: Client) -> None:
     node.join("gpu-7")
     node.report()
     fall_silent(node)
-    tell_of_silence()
+    check_external_runs()
     post(client, f"/jobs/{node.run}/give-up/")
 
 

@@ -13,7 +13,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import Attempt, Host, Job, Status
-from jobs.queue.inbound.event_handlers import hear
+from jobs.queue.inbound.event_handlers import handle_event
 from jobs.queue.scheduling import scheduler
 from tests.jobs.conftest import attempt_event
 
@@ -59,7 +59,7 @@ def ended(attempt: Attempt, profile: object, outcome: str = "succeeded") -> Job:
         summary["profile"] = profile
     event: Any = attempt_event(attempt.job_id, 1, "exited", outcome, attempt.format_hosts())
     event["report"]["exit"] |= {"reason": "measured the host", "summary": summary}
-    hear(event, "0-1")
+    handle_event(event, "0-1")
     return Job.objects.get(id=attempt.job_id)
 
 

@@ -32,7 +32,7 @@ def test_what_trains_nothing_has_no_estimate(
 ) -> None:
     client, host = api(staff), make_host()
     made = [client.post("/api/v1/jobs", spec, format="json").json()["id"] for spec in (SCRIPT, lab(host))]
-    made += [actions.calibrate(staff, host).id]
+    made += [actions.submit_calibration(staff, host).id]
     made += [client.post("/api/v1/runs", {"world_size": 2, "command": ["a.py"]}, format="json").json()["run"]]
     for job in made:
         assert client.get(f"/api/v1/jobs/{job}").json()["estimate"] == {}, job

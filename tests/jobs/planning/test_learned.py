@@ -19,8 +19,8 @@ from rest_framework.test import APIClient
 from jobs.models import Attempt, DeadLetter, Host, HostRun, Job, Status
 from jobs.planning import measured_runs
 from jobs.queue import actions
-from jobs.queue.inbound.event_handlers import hear
-from jobs.queue.inbound.streams import drain
+from jobs.queue.inbound.event_handlers import handle_event
+from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.templatetags.traces import link_speeds
 from planner.cost.timing import step_time
@@ -87,7 +87,7 @@ def exit_event(attempt: Attempt, told: dict[str, Any] | None, outcome: str = "su
 def ended(owner: User, told: dict[str, Any] | None, outcome: str = "succeeded", **changes: Any) -> Attempt:
     attempt = placed(owner, **changes)
     event: Any = exit_event(attempt, told, outcome)
-    hear(event, f"0-{next(_entries)}")
+    handle_event(event, f"0-{next(_entries)}")
     return attempt
 
 
@@ -179,7 +179,7 @@ def test_a_run_cancelled_after_many_steps_is_kept(owner: User, host: Host) -> No
     attempt = placed(owner)
     actions.cancel(Job.objects.get(id=attempt.job_id), "owner")
     event: Any = exit_event(attempt, summary(2.0), "cancelled")
-    hear(event, "0-1")
+    handle_event(event, "0-1")
     assert Job.objects.get(id=attempt.job_id).status == Status.CANCELLED
     assert HostRun.objects.count() == 1
 
@@ -187,7 +187,7 @@ def test_a_run_cancelled_after_many_steps_is_kept(owner: User, host: Host) -> No
 def test_an_end_told_twice_is_kept_once(owner: User, host: Host) -> None:
     attempt = ended(owner, summary(2.0))
     event: Any = exit_event(attempt, summary(2.0))
-    hear(event, f"0-{next(_entries)}")
+    handle_event(event, f"0-{next(_entries)}")
     assert HostRun.objects.get().attempt == attempt
 
 
@@ -196,7 +196,7 @@ def test_ranks_that_shared_the_cores_with_another_run_are_no_measure(owner: User
     first, second = placed(owner, **small), placed(owner, **small)
     for attempt in (first, second):
         event: Any = exit_event(attempt, summary(2.0))
-        hear(event, f"0-{next(_entries)}")
+        handle_event(event, f"0-{next(_entries)}")
     assert HostRun.objects.count() == 0
 
 
@@ -250,7 +250,7 @@ def test_runs_that_end_at_once_are_each_kept_once(
         attempts = [placed(racer, resources={"device": "cuda"}) for _ in range(2)]
         for attempt in attempts:
             say(live_redis, exit_event(attempt, summary(2.0)))
-        run_together([lambda: drain(live_redis)] * 2)
+        run_together([lambda: read_events(live_redis)] * 2)
         new = HostRun.objects.exclude(pk__in=before)
         assert sorted(new.values_list("attempt_id", flat=True)) == sorted(a.pk for a in attempts)
         assert HostRun.objects.count() <= 5

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from jobs.queue.scheduling.placement import Plan, place
-from jobs.queue.scheduling.states import Booking, HostState, Share, Waiting
+from jobs.queue.scheduling.placement import SchedulingPlan, plan_pass
+from jobs.queue.scheduling.states import Booking, HostState, QueuedJob, Share
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 MOSTLY_CPU = st.sampled_from(["cpu", "cpu", "cpu", "cuda"])
@@ -16,11 +16,13 @@ NAMES = [f"host-{letter}" for letter in "abcde"]
 LONG = "x" * 100  # the longest name of a job or a host
 
 
-def job(id: str, num_slots: int = 1, wanted_host: str = "", priority: int = 0, age: int = 0, **rest: object) -> Waiting:
+def job(
+    id: str, num_slots: int = 1, wanted_host: str = "", priority: int = 0, age: int = 0, **rest: object
+) -> QueuedJob:
     """`age`: the higher, the longer it waits."""
     fields = {"name": f"name-of-{id}", "owner": 1, "device": "cpu", **rest}
-    told = {"num_slots": num_slots, "wanted_host": wanted_host, "priority": priority, "standing": priority, **fields}
-    return Waiting(id=id, created=EPOCH - timedelta(seconds=age), **told)
+    told = {"num_slots": num_slots, "wanted_host": wanted_host, "priority": priority, "points": priority, **fields}
+    return QueuedJob(id=id, created=EPOCH - timedelta(seconds=age), **told)
 
 
 def host(name: str, slots: int, free: int | None = None, **rest: object) -> HostState:
@@ -41,9 +43,9 @@ def some_hosts(draw: st.DrawFn) -> list[HostState]:
 
 
 @st.composite
-def some_queue(draw: st.DrawFn) -> list[Waiting]:
+def some_queue(draw: st.DrawFn) -> list[QueuedJob]:
     one = st.builds(
-        Waiting,
+        QueuedJob,
         id=st.just(""),
         name=st.just("name"),
         owner=st.integers(1, 2),
@@ -51,30 +53,30 @@ def some_queue(draw: st.DrawFn) -> list[Waiting]:
         num_slots=st.integers(1, 4) | st.integers(1, 10),
         wanted_host=st.sampled_from(["", "", "", *NAMES, "absent"]),
         priority=st.just(0),
-        standing=st.sampled_from([-1.0, 0.0, 0.5, 1.0]),
+        points=st.sampled_from([-1.0, 0.0, 0.5, 1.0]),
         created=st.integers(0, 3).map(lambda s: EPOCH + timedelta(seconds=s)),
-        kept=st.just(()) | st.lists(st.sampled_from([*NAMES, "absent"]), unique=True).map(tuple),
+        head_hosts=st.just(()) | st.lists(st.sampled_from([*NAMES, "absent"]), unique=True).map(tuple),
         units=st.just((1,)),
         max_hosts=st.just(1),
         project=st.just("default"),
         pool=st.just(""),
         labels=st.just(frozenset()),
         limit_s=st.none(),
-        saved_on=st.sampled_from(["", "", *NAMES, "absent"]),
+        checkpoint_host=st.sampled_from(["", "", *NAMES, "absent"]),
     )
     return [job._replace(id=f"id-{number}-") for number, job in enumerate(draw(st.lists(one, max_size=12)))]
 
 
-def in_order(queue: list[Waiting]) -> list[Waiting]:
-    return sorted(queue, key=lambda job: (-job.standing, job.created, job.id))
+def in_order(queue: list[QueuedJob]) -> list[QueuedJob]:
+    return sorted(queue, key=lambda job: (-job.points, job.created, job.id))
 
 
-def places(plan: Plan) -> dict[str, str]:
+def places(plan: SchedulingPlan) -> dict[str, str]:
     """The host of each job that was placed on one."""
     return {placement.job: share.host for placement in plan.placements for share in placement.shares}
 
 
-def may_use(job: Waiting, host: HostState) -> bool:
+def may_use(job: QueuedJob, host: HostState) -> bool:
     """Whether the job could ever run there, as the host is now."""
     takes = host.live and not host.drained and host.device == job.device and job.num_slots <= host.slots
     return takes and job.wanted_host in ("", host.name)
@@ -86,7 +88,7 @@ class World:
     def __init__(self, slots: dict[str, int]) -> None:
         self.slots = slots
         self.running: dict[str, tuple[tuple[Share, ...], int]] = {}  # by job: where, and when it began
-        self.queue: dict[str, Waiting] = {}
+        self.queue: dict[str, QueuedJob] = {}
         self.kept: dict[str, tuple[str, ...]] = {}
         self.now = 0
 
@@ -94,14 +96,14 @@ class World:
         taken = {slot for shares, _ in self.running.values() for on, slots in shares for slot in slots if on == name}
         return tuple(slot for slot in range(self.slots[name]) if slot not in taken)
 
-    def schedule(self) -> Plan:
+    def schedule(self) -> SchedulingPlan:
         self.now += 1
         hosts = [HostState(name, "cpu", slots, self.free(name)) for name, slots in self.slots.items()]
-        plan = place([job._replace(kept=self.kept.get(job.id, ())) for job in self.queue.values()], hosts)
+        plan = plan_pass([job._replace(head_hosts=self.kept.get(job.id, ())) for job in self.queue.values()], hosts)
         for placement in plan.placements:
             del self.queue[placement.job]
             self.running[placement.job] = (placement.shares, self.now)
-        self.kept = plan.kept
+        self.kept = plan.head_hosts
         return plan
 
 
@@ -116,7 +118,7 @@ def full_world(draw: st.DrawFn, hosts: int) -> World:
 
 
 @st.composite
-def some_gangs(draw: st.DrawFn) -> list[Waiting]:
+def some_gangs(draw: st.DrawFn) -> list[QueuedJob]:
     jobs = []
     for number in range(draw(st.integers(0, 10))):
         tp = draw(st.sampled_from([1, 2, 4]))
@@ -133,9 +135,9 @@ def some_gangs(draw: st.DrawFn) -> list[Waiting]:
                 project=draw(st.sampled_from(["default", "other"])),
                 pool=draw(st.sampled_from(["", "", "large", "absent"])),
                 labels=draw(st.sampled_from([frozenset(), frozenset(), frozenset({"nvlink"})])),
-                kept=draw(st.just(()) | st.lists(st.sampled_from(NAMES), unique=True).map(tuple)),
+                head_hosts=draw(st.just(()) | st.lists(st.sampled_from(NAMES), unique=True).map(tuple)),
                 limit_s=draw(st.none() | st.just(60)),
-                saved_on=draw(st.sampled_from(["", "", *NAMES])),
+                checkpoint_host=draw(st.sampled_from(["", "", *NAMES])),
             )
         )
     return [each._replace(max_hosts=1) if each.wanted_host else each for each in jobs]
@@ -156,7 +158,7 @@ def some_labelled_hosts(draw: st.DrawFn) -> list[HostState]:
     ]
 
 
-def may_be_on(job: Waiting, host: HostState) -> bool:
+def may_be_on(job: QueuedJob, host: HostState) -> bool:
     """Whether a rank of it may ever be there."""
     closed = not host.live or host.drained or host.paused
     asked = job.wanted_host in ("", host.name) and job.pool in ("", *host.pools) and job.labels <= host.labels
@@ -164,7 +166,7 @@ def may_be_on(job: Waiting, host: HostState) -> bool:
     return asked and free_of and not closed
 
 
-def smallest_number_of_hosts(job: Waiting, unit: int, free: dict[str, int]) -> int | None:
+def smallest_number_of_hosts(job: QueuedJob, unit: int, free: dict[str, int]) -> int | None:
     """By trying every set."""
     for count in range(1, len(free) + 1):
         if job.max_hosts and count > job.max_hosts:
@@ -176,9 +178,9 @@ def smallest_number_of_hosts(job: Waiting, unit: int, free: dict[str, int]) -> i
     return None
 
 
-def gang(id: str, num_slots: int, unit: int = 1, **rest: object) -> Waiting:
+def gang(id: str, num_slots: int, unit: int = 1, **rest: object) -> QueuedJob:
     return job(id, num_slots, units=(unit,), **{"max_hosts": 0, **rest})
 
 
-def shares_of(plan: Plan) -> dict[str, dict[str, int]]:
+def shares_of(plan: SchedulingPlan) -> dict[str, dict[str, int]]:
     return {p.job: {share.host: len(share.slots) for share in p.shares} for p in plan.placements}

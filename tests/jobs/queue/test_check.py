@@ -51,14 +51,14 @@ def test_the_button_queues_one_short_copy_that_is_verified(owner: User, client: 
 
 
 def test_a_run_of_fewer_steps_is_checked_in_those(owner: User) -> None:
-    assert derived_jobs.spec_of(run(owner, steps=2))["train"]["steps"] == 2
+    assert derived_jobs.build_check_spec(run(owner, steps=2))["train"]["steps"] == 2
 
 
 def test_a_resumed_run_is_checked_from_fresh_values(owner: User) -> None:
     source = run(owner, steps=20, checkpoint_every=5)
     Job.objects.filter(id=source.id).update(status=Status.RUNNING)
     job = run(owner, steps=40, resume=source.id)
-    made, _ = actions.submit(owner, derived_jobs.spec_of(job))
+    made, _ = actions.submit(owner, derived_jobs.build_check_spec(job))
     assert (made.spec["train"]["resume"], made.spec["train"]["steps"]) == (None, 3)
 
 
@@ -72,21 +72,29 @@ def test_one_that_is_too_large_says_so_and_offers_no_button(owner: User, client:
 
 def test_a_check_of_somebody_else_s_is_not_told(owner: User, staff: User, client: Client) -> None:
     job = run(owner)
-    actions.submit(staff, derived_jobs.spec_of(job), check_of=job)
-    assert (derived_jobs.newest(owner, job), derived_jobs.newest(staff, job) is None) == (None, False)
+    actions.submit(staff, derived_jobs.build_check_spec(job), check_of=job)
+    assert (derived_jobs.get_newest_check(owner, job), derived_jobs.get_newest_check(staff, job) is None) == (
+        None,
+        False,
+    )
     client.force_login(owner)
     assert "Reference check:" not in page_of(client, job)
 
 
 def test_a_check_tells_what_it_proved(owner: User) -> None:
     job = run(owner)
-    made, _ = actions.submit(owner, derived_jobs.spec_of(job), check_of=job)
+    made, _ = actions.submit(owner, derived_jobs.build_check_spec(job), check_of=job)
     told = {"id": made.id, "name": "reference check of long", "status": "queued", "finished": False, "proof": None}
-    assert derived_jobs.newest(owner, job) == told
+    assert derived_jobs.get_newest_check(owner, job) == told
     proof = {"one_process": {"state": "equal"}}
     Attempt.objects.create(job=made, number=1, exit={"summary": {"proof": proof}})
     Job.objects.filter(id=made.id).update(status=Status.SUCCEEDED)
-    assert derived_jobs.newest(owner, job) == {**told, "status": "succeeded", "finished": True, "proof": proof}
+    assert derived_jobs.get_newest_check(owner, job) == {
+        **told,
+        "status": "succeeded",
+        "finished": True,
+        "proof": proof,
+    }
 
 
 @pytest.mark.parametrize("kind", ["dry_run", "calibrate", "script"])

@@ -28,8 +28,8 @@ def stranded(owner: User, make_host: Callable[..., Host]) -> Job:
         make_host(name)
     job, _ = actions.submit(owner, SPEC)
     Attempt.objects.create(job=job, number=1, checkpoint=f"{job.id}/1/step-00000020", ended=timezone.now())
-    assert lifecycle.start({job.id: (1, "placed")})
-    assert lifecycle.change(job.id, 1, Status.LOST, "host host-b was given up")
+    assert lifecycle.start_jobs({job.id: (1, "placed")})
+    assert lifecycle.change_status(job.id, 1, Status.LOST, "host host-b was given up")
     Host.objects.filter(name="host-b").update(last_seen=timezone.now() - timedelta(hours=1))
     job.refresh_from_db()
     return job
@@ -47,7 +47,7 @@ def test_what_fits_is_offered_with_its_speed_and_what_it_goes_on_from(stranded: 
 
 def test_one_request_queues_a_new_attempt_in_it(stranded: Job) -> None:
     offer = find_smaller_layout(stranded)
-    assert actions.run_smaller(stranded, "owner")
+    assert actions.requeue_smaller(stranded, "owner")
     before = stranded.spec
     stranded.refresh_from_db()
     assert (stranded.status, stranded.attempt, stranded.num_slots) == ("queued", 2, offer["ranks"])
@@ -94,10 +94,10 @@ def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
         find_smaller_layout(stranded)
     assert actions.requeue(stranded, "owner")
     stranded.refresh_from_db()
-    assert lifecycle.start({stranded.id: (2, "placed")})
+    assert lifecycle.start_jobs({stranded.id: (2, "placed")})
     stranded.refresh_from_db()
     with pytest.raises(NoOfferError, match="`status` is starting"):
-        actions.run_smaller(stranded, "owner")
+        actions.requeue_smaller(stranded, "owner")
 
 
 def test_a_host_that_is_drained_is_not_left(stranded: Job) -> None:

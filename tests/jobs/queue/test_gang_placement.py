@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.queue.scheduling.placement import place
-from jobs.queue.scheduling.states import HostState, Quota, Waiting
+from jobs.queue.scheduling.placement import plan_pass
+from jobs.queue.scheduling.states import HostState, QueuedJob, Quota
 from tests.jobs.queue.placing import (
     NAMES,
     full_world,
@@ -25,11 +25,11 @@ from tests.jobs.queue.placing import (
 
 @given(some_gangs(), some_labelled_hosts())
 def test_a_gang_is_whole_on_hosts_of_one_model_that_it_may_use_with_its_groups_inside(
-    queue: list[Waiting], hosts: list[HostState]
+    queue: list[QueuedJob], hosts: list[HostState]
 ) -> None:
     asked, there = {job.id: job for job in queue}, {host.name: host for host in hosts}
     taken: set[tuple[str, int]] = set()
-    for job_id, shares in place(queue, hosts).placements:
+    for job_id, shares in plan_pass(queue, hosts).placements:
         job, names = asked[job_id], [share.host for share in shares]
         assert sum(len(share.slots) for share in shares) == job.num_slots
         assert len(set(names)) == len(names) <= (job.max_hosts or len(names))
@@ -44,9 +44,9 @@ def test_a_gang_is_whole_on_hosts_of_one_model_that_it_may_use_with_its_groups_i
 
 
 @given(some_gangs(), some_labelled_hosts())
-def test_one_gang_alone_starts_on_as_few_hosts_as_have_room(queue: list[Waiting], hosts: list[HostState]) -> None:
+def test_one_gang_alone_starts_on_as_few_hosts_as_have_room(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     for asked in queue[:1]:
-        plan = place([asked], hosts)
+        plan = plan_pass([asked], hosts)
         models: dict[str, dict[str, int]] = {}
         for there in hosts:
             if may_be_on(asked, there):
@@ -63,11 +63,11 @@ def test_one_gang_alone_starts_on_as_few_hosts_as_have_room(queue: list[Waiting]
 
 @given(some_gangs(), some_labelled_hosts())
 def test_hosts_kept_for_a_gang_can_hold_it_and_are_kept_for_it_alone(
-    queue: list[Waiting], hosts: list[HostState]
+    queue: list[QueuedJob], hosts: list[HostState]
 ) -> None:
-    plan, there, asked = place(queue, hosts), {host.name: host for host in hosts}, {job.id: job for job in queue}
+    plan, there, asked = plan_pass(queue, hosts), {host.name: host for host in hosts}, {job.id: job for job in queue}
     held: list[str] = []
-    for job_id, names in plan.kept.items():
+    for job_id, names in plan.head_hosts.items():
         job = asked[job_id]
         held += names
         assert job_id in plan.reasons
@@ -80,44 +80,44 @@ def test_hosts_kept_for_a_gang_can_hold_it_and_are_kept_for_it_alone(
     order = [job.id for job in in_order(queue)]
     for job_id, shares in plan.placements:
         for share in shares:
-            holder = next((job for job, names in plan.kept.items() if share.host in names), None)
+            holder = next((job for job, names in plan.head_hosts.items() if share.host in names), None)
             assert holder is None or order.index(job_id) < order.index(holder), "a later job got slots of a kept host"
 
 
 @given(some_gangs(), some_labelled_hosts(), st.randoms(use_true_random=False))
 def test_gangs_are_placed_alike_whatever_the_order_of_rows(
-    queue: list[Waiting], hosts: list[HostState], random: object
+    queue: list[QueuedJob], hosts: list[HostState], random: object
 ) -> None:
     quotas = {"other": Quota(8, 2)}
-    plan = place(queue, hosts, quotas=quotas)
+    plan = plan_pass(queue, hosts, quotas=quotas)
     random.shuffle(queue)  # type: ignore[attr-defined]
     random.shuffle(hosts)  # type: ignore[attr-defined]
-    assert place(queue, hosts, quotas=quotas) == plan
+    assert plan_pass(queue, hosts, quotas=quotas) == plan
 
 
 @given(some_gangs(), some_labelled_hosts(), st.integers(0, 12), st.integers(0, 12))
 def test_a_quota_is_never_exceeded_and_holds_back_nobody_elses(
-    queue: list[Waiting], hosts: list[HostState], slots: int, used: int
+    queue: list[QueuedJob], hosts: list[HostState], slots: int, used: int
 ) -> None:
-    plan = place(queue, hosts, quotas={"other": Quota(slots, used)})
+    plan = plan_pass(queue, hosts, quotas={"other": Quota(slots, used)})
     asked = {job.id: job for job in queue}
     started = sum(asked[p.job].num_slots for p in plan.placements if asked[p.job].project == "other")
     assert started == 0 or used + started <= slots
     assert {*plan.reasons, *(p.job for p in plan.placements)} == {*asked}
-    without = place([job for job in queue if job.project == "default"], hosts)
+    without = plan_pass([job for job in queue if job.project == "default"], hosts)
     if slots == 0:
         assert [p for p in plan.placements if asked[p.job].project == "default"] == without.placements
 
 
 def test_what_starts_in_a_pass_counts_to_the_quota() -> None:
     queue = [job("first", 2, age=2, project="p"), job("second", 2, age=1, project="p")]
-    assert places(place(queue, [host("host-a", 8)], quotas={"p": Quota(3, 0)})) == {"first": "host-a"}
+    assert places(plan_pass(queue, [host("host-a", 8)], quotas={"p": Quota(3, 0)})) == {"first": "host-a"}
 
 
 def test_the_first_that_a_quota_holds_back_holds_back_its_project() -> None:
     """Or small jobs would keep it out for ever."""
     queue = [job("large", 4, age=2, project="p"), job("small", 1, age=1, project="p"), job("other", 1)]
-    plan = place(queue, [host("host-a", 8)], quotas={"p": Quota(4, 1)})
+    plan = plan_pass(queue, [host("host-a", 8)], quotas={"p": Quota(4, 1)})
     assert places(plan) == {"other": "host-a"}
     assert plan.reasons == {
         "large": "The job needs 4 slots. Project p is limited to 4 slots. "
@@ -129,15 +129,15 @@ def test_the_first_that_a_quota_holds_back_holds_back_its_project() -> None:
 
 def test_what_a_head_needs_of_its_quota_is_kept_for_it() -> None:
     queue = [job("head", 4, age=2, project="p"), job("late", 2, project="p")]
-    plan = place(queue, [host("host-a", 4, free=1), host("host-b", 2)], quotas={"p": Quota(5, 0)})
-    assert plan.kept == {"head": ("host-a",)}
+    plan = plan_pass(queue, [host("host-a", 4, free=1), host("host-b", 2)], quotas={"p": Quota(5, 0)})
+    assert plan.head_hosts == {"head": ("host-a",)}
     assert plan.placements == []
 
 
 def test_tensor_parallel_groups_stay_inside_a_host() -> None:
-    plan = place([gang("g", 8, 4)], [host("host-a", 6), host("host-b", 7)])
+    plan = plan_pass([gang("g", 8, 4)], [host("host-a", 6), host("host-b", 7)])
     assert shares_of(plan) == {"g": {"host-a": 4, "host-b": 4}}
-    assert place([gang("g", 8, 8)], [host("host-a", 6), host("host-b", 7)]).reasons["g"] == (
+    assert plan_pass([gang("g", 8, 8)], [host("host-a", 6), host("host-b", 7)]).reasons["g"] == (
         "The job needs 8 CPU slots on hosts, in multiples of 8 per host. "
         "Each tensor-parallel group of 8 ranks needs one host. The largest host has 7 slots."
     )
@@ -145,27 +145,27 @@ def test_tensor_parallel_groups_stay_inside_a_host() -> None:
 
 def test_context_parallel_groups_stay_inside_a_host_where_they_fit_one() -> None:
     wide = gang("g", 8)._replace(units=(4, 2))
-    assert shares_of(place([wide], [host("host-a", 4), host("host-b", 4)])) == {"g": {"host-a": 4, "host-b": 4}}
-    assert shares_of(place([wide], [host(n, 2) for n in NAMES[:4]])) == {"g": dict.fromkeys(NAMES[:4], 2)}
-    assert place([wide], [host("host-a", 4, free=2), *(host(n, 4, free=3) for n in NAMES[1:])]).placements == [], (
+    assert shares_of(plan_pass([wide], [host("host-a", 4), host("host-b", 4)])) == {"g": {"host-a": 4, "host-b": 4}}
+    assert shares_of(plan_pass([wide], [host(n, 2) for n in NAMES[:4]])) == {"g": dict.fromkeys(NAMES[:4], 2)}
+    assert plan_pass([wide], [host("host-a", 4, free=2), *(host(n, 4, free=3) for n in NAMES[1:])]).placements == [], (
         "it waits for hosts where they fit"
     )
 
 
 def test_a_gang_takes_one_model_of_device() -> None:
     hosts = [host("host-a", 4, device_name="a100"), host("host-b", 4, device_name="h100")]
-    assert place([gang("g", 8)], hosts).reasons == {
+    assert plan_pass([gang("g", 8)], hosts).reasons == {
         "g": "The job needs 8 CPU slots on one host. The largest host has 4 slots."
     }
     hosts.append(host("host-c", 3, device_name="h100"))
     told = "The job needs 8 CPU slots on hosts. Hosts of the same hardware model have 7 usable slots."
-    assert place([gang("g", 8)], hosts).reasons == {"g": told}
+    assert plan_pass([gang("g", 8)], hosts).reasons == {"g": told}
 
 
 def test_a_gangs_hosts_are_kept_and_said() -> None:
     hosts = [host("host-a", 4, free=1), host("host-b", 4, free=3), host("host-c", 4, free=0)]
-    plan = place([gang("head", 8, 2, age=1), gang("late", 1)], hosts)
-    assert plan.kept == {"head": ("host-a", "host-b")}
+    plan = plan_pass([gang("head", 8, 2, age=1), gang("late", 1)], hosts)
+    assert plan.head_hosts == {"head": ("host-a", "host-b")}
     assert plan.placements == []
     assert plan.reasons["head"] == (
         "The job needs 8 CPU slots on hosts, in multiples of 2 per host. Hosts host-a, host-b have 4 of 8 slots free."
@@ -188,8 +188,8 @@ def test_a_gang_starts_when_the_old_jobs_of_its_hosts_have_ended_whatever_comes_
         plan = world.schedule()
         if "head" in world.running:
             return
-        promised = promised or plan.kept["head"]
-        assert plan.kept["head"] == promised
+        promised = promised or plan.head_hosts["head"]
+        assert plan.head_hosts["head"] == promised
         old = [name for name, (shares, _) in world.running.items() if "old" in name and shares[0].host in promised]
         assert old, "a later job keeps the head out"
         ended = data.draw(st.sampled_from(sorted(world.running)))
@@ -198,32 +198,34 @@ def test_a_gang_starts_when_the_old_jobs_of_its_hosts_have_ended_whatever_comes_
 
 def test_of_hosts_that_are_as_good_a_retry_takes_the_one_with_its_checkpoint() -> None:
     hosts = [host(name, 2) for name in NAMES[:4]]
-    retry = gang("retry", 2, saved_on="host-c")
-    assert shares_of(place([retry], hosts))["retry"] == {"host-c": 2}
-    assert set(shares_of(place([retry._replace(num_slots=4)], hosts))["retry"]) == {"host-c", "host-a"}
+    retry = gang("retry", 2, checkpoint_host="host-c")
+    assert shares_of(plan_pass([retry], hosts))["retry"] == {"host-c": 2}
+    assert set(shares_of(plan_pass([retry._replace(num_slots=4)], hosts))["retry"]) == {"host-c", "host-a"}
     models = [host("host-a", 2), host("host-c", 2, device_name="other"), host("host-d", 2, device_name="other")]
     retry = retry._replace(num_slots=4)
-    assert set(shares_of(place([retry], [*models, host("host-b", 2)]))["retry"]) == {"host-c", "host-d"}
+    assert set(shares_of(plan_pass([retry], [*models, host("host-b", 2)]))["retry"]) == {"host-c", "host-d"}
 
 
 def test_it_gives_up_nothing_else_for_that() -> None:
-    retry = gang("retry", 1, saved_on="host-c")
-    assert shares_of(place([retry], [host("host-a", 4, 1), host("host-c", 4)]))["retry"] == {"host-a": 1}
+    retry = gang("retry", 1, checkpoint_host="host-c")
+    assert shares_of(plan_pass([retry], [host("host-a", 4, 1), host("host-c", 4)]))["retry"] == {"host-a": 1}
     on_fewer = [host("host-a", 4), host("host-b", 2), host("host-c", 2)]
-    assert shares_of(place([retry._replace(num_slots=4)], on_fewer))["retry"] == {"host-a": 4}
+    assert shares_of(plan_pass([retry._replace(num_slots=4)], on_fewer))["retry"] == {"host-a": 4}
     for taken in ({"drained": True}, {"live": False}):
-        assert shares_of(place([retry], [host("host-b", 4), host("host-c", 4, **taken)]))["retry"] == {"host-b": 1}
-    first = job("first", 4, priority=1, kept=("host-c",))
-    kept = place([first, retry], [host("host-b", 4, 3), host("host-c", 4, 3)])
-    assert kept.kept["first"] == ("host-c",)
+        assert shares_of(plan_pass([retry], [host("host-b", 4), host("host-c", 4, **taken)]))["retry"] == {"host-b": 1}
+    first = job("first", 4, priority=1, head_hosts=("host-c",))
+    kept = plan_pass([first, retry], [host("host-b", 4, 3), host("host-c", 4, 3)])
+    assert kept.head_hosts["first"] == ("host-c",)
     assert shares_of(kept)["retry"] == {"host-b": 1}
 
 
 @settings(max_examples=30)
 @given(some_gangs(), some_labelled_hosts())
 def test_where_its_checkpoint_lies_changes_nothing_of_when_one_starts(
-    queue: list[Waiting], hosts: list[HostState]
+    queue: list[QueuedJob], hosts: list[HostState]
 ) -> None:
     for asked in queue[:1]:
-        with_one, without = (shares_of(place([each], hosts)) for each in (asked, asked._replace(saved_on="")))
+        with_one, without = (
+            shares_of(plan_pass([each], hosts)) for each in (asked, asked._replace(checkpoint_host=""))
+        )
         assert {id: len(shares) for id, shares in with_one.items()} == {id: len(s) for id, s in without.items()}

@@ -16,10 +16,10 @@ from contracts.names import TASK_LAUNCH, cancel_key
 from jobs.models import Attempt, DeadLetter, Host, Job, Member, Outbox, SlotAllocation, Status
 from jobs.queue import actions, attempt_completion
 from jobs.queue.inbound.reconcile import reconcile
-from jobs.queue.inbound.streams import drain
-from jobs.queue.leases import held_back
-from jobs.queue.lifecycle import start
-from jobs.queue.scheduling.scheduler import order_launch, schedule
+from jobs.queue.inbound.streams import read_events
+from jobs.queue.lifecycle import start_jobs
+from jobs.queue.scheduling.scheduler import resend_launch_order, schedule
+from jobs.queue.scheduling.snapshot import find_running_attempts
 from tests.jobs.conftest import attempt_event, host_event, report, say
 from tests.planner.wrong_specs import GOOD
 
@@ -40,7 +40,7 @@ def gang(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -
     hosts = [make_host(name) for name in ("host-a", "host-b")]
     Host.objects.update(address="10.0.0.1")
     job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2, "tp": 2}})
-    start({job.id: (1, "placed")})
+    start_jobs({job.id: (1, "placed")})
     attempt = Attempt.objects.create(job=job, number=1)
     for node, host in enumerate(hosts):
         member = Member.objects.create(
@@ -49,7 +49,7 @@ def gang(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -
         )  # fmt: skip
         SlotAllocation.objects.bulk_create(SlotAllocation(host=host, slot=slot, member=member) for slot in (0, 1))
         say(live_redis, attempt_event(job.id, 1, "running", host=host.name))
-    drain(live_redis)
+    read_events(live_redis)
     job.refresh_from_db()
     assert job.status == Status.RUNNING
     return job
@@ -66,7 +66,7 @@ def ends(client: redis.Redis, job: Job, host: str, outcome: str, **told: Any) ->
     event = attempt_event(job.id, 1, "exited", outcome, host)
     event["report"]["exit"] |= told
     say(client, event)
-    drain(client)
+    read_events(client)
     job.refresh_from_db()
     return job
 
@@ -128,10 +128,10 @@ def test_a_lost_member_makes_the_job_lost_when_the_others_have_ended(gang: Job, 
     gang.refresh_from_db()
     assert gang.status == "unreachable"
     say(live_redis, host_event("host-a", attempts=[report(gang.id, 1, "running")]))
-    drain(live_redis)
+    read_events(live_redis)
     gang.refresh_from_db()
     assert gang.status == "unreachable", "one host speaks, the other is silent still"
-    assert actions.give_up_host(Host.objects.get(name="host-b"), "staff") == 1
+    assert actions.mark_host_lost(Host.objects.get(name="host-b"), "staff") == 1
     gang.refresh_from_db()
     assert gang.status == "unreachable", "what lives on host-a is told to end first"
     reconcile(live_redis, SINCE)
@@ -157,7 +157,7 @@ def test_a_cancelled_gang_tells_the_cancel_and_not_who_missed_a_peer_then(gang: 
 
 def test_each_member_is_ordered_with_its_place_in_the_gang(gang: Job) -> None:
     for member in Member.objects.all():
-        order_launch(gang, member)
+        resend_launch_order(gang, member)
     orders = [row.arguments[0] for row in Outbox.objects.filter(task=TASK_LAUNCH).order_by("id")]
     assert [order["gang"]["node"] for order in orders] == [0, 1]
     assert [node["host"] for node in orders[0]["gang"]["nodes"]] == ["host-a", "host-b"]
@@ -168,14 +168,14 @@ def test_an_end_told_twice_changes_nothing(gang: Job, live_redis: redis.Redis) -
     ends(live_redis, gang, "host-a", "failed", reason="first")
     ends(live_redis, gang, "host-a", "succeeded", reason="second")
     assert Member.objects.get(node=0).reason == "first"
-    assert attempt_completion.doomed() == [(gang.id, 1)]
+    assert attempt_completion.list_attempts_to_end() == [(gang.id, 1)]
 
 
 @pytest.fixture
 def given_up(gang: Job, live_redis: redis.Redis) -> Job:
     """Its second host was silent, and given up; the job is queued again."""
     falls_silent("host-b")
-    actions.give_up_host(Host.objects.get(name="host-b"), "staff")
+    actions.mark_host_lost(Host.objects.get(name="host-b"), "staff")
     ends(live_redis, gang, "host-a", "cancelled")
     assert actions.requeue(gang, "owner")
     gang.refresh_from_db()
@@ -184,24 +184,24 @@ def given_up(gang: Job, live_redis: redis.Redis) -> Job:
 
 def test_a_new_attempt_waits_until_the_lease_of_the_silent_host_is_over(given_up: Job) -> None:
     now = timezone.now()
-    reason = held_back({given_up.id}, now)[given_up.id]
+    reason = find_running_attempts({given_up.id}, now)[given_up.id]
     assert reason.startswith("attempt 1 may still run on silent host host-b until its lease ends at ")
     schedule()
     given_up.refresh_from_db()
     assert (given_up.status, given_up.wait_reason) == ("queued", reason)
-    assert held_back({given_up.id}, now + timedelta(seconds=3600 - 300)) != {}
-    assert held_back({given_up.id}, now + timedelta(seconds=3600 - 300 + 31)) == {}
+    assert find_running_attempts({given_up.id}, now + timedelta(seconds=3600 - 300)) != {}
+    assert find_running_attempts({given_up.id}, now + timedelta(seconds=3600 - 300 + 31)) == {}
 
 
 def test_a_new_attempt_waits_no_longer_than_until_the_host_is_heard(given_up: Job, live_redis: redis.Redis) -> None:
     say(live_redis, host_event("host-b", attempts=[report(given_up.id, 1, "running")]))
-    drain(live_redis)
-    assert held_back({given_up.id})[given_up.id] == "waiting until host host-b ends attempt 1"
+    read_events(live_redis)
+    assert find_running_attempts({given_up.id})[given_up.id] == "waiting until host host-b ends attempt 1"
     reconcile(live_redis, SINCE)
     assert live_redis.exists(cancel_key(given_up.id, 1))
     say(live_redis, host_event("host-b"))
-    drain(live_redis)
-    assert held_back({given_up.id}) == {}
+    read_events(live_redis)
+    assert find_running_attempts({given_up.id}) == {}
 
 
 def test_a_retry_is_told_of_the_newest_checkpoint_and_where_it_was_written(gang: Job, live_redis: redis.Redis) -> None:
@@ -212,7 +212,7 @@ def test_a_retry_is_told_of_the_newest_checkpoint_and_where_it_was_written(gang:
     foreign = attempt_event(gang.id, 1, "running", host="host-a")
     foreign["report"]["checkpoint"] = "others/1/step-00000099"
     say(live_redis, foreign)
-    drain(live_redis)
+    read_events(live_redis)
     assert DeadLetter.objects.get().reason.startswith("checkpoint: others/1/step-00000099 does not belong to attempt")
     for host in ("host-b", "host-a"):
         ends(live_redis, gang, host, "failed")

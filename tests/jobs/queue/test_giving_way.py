@@ -14,7 +14,7 @@ from contracts.names import cancel_key, save_key
 from jobs.models import Host, Job, StateChange, Status
 from jobs.queue import actions, termination
 from jobs.queue.inbound.reconcile import reconcile
-from jobs.queue.inbound.streams import drain
+from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say
 from tests.jobs.planning.test_learned import disproved, exit_event, summary
@@ -30,7 +30,7 @@ def preempted(client: redis.Redis, *, ran: bool = True, **changes: Any) -> Job:
     job, _ = actions.submit(User.objects.create_user("owner"), spec)
     schedule()
     say(client, host_event(attempts=[report(job.id, 1, "running" if ran else "starting")]))
-    drain(client)
+    read_events(client)
     assert termination.preempt(job.id, "other", "other")
     reconcile(client, LONG_AGO)
     job.refresh_from_db()
@@ -59,7 +59,7 @@ def test_where_it_saved_it_is_queued_again_and_goes_on_from_there(each_database:
     ended = attempt_event(job.id, 1, "exited", "cancelled")
     ended["report"]["checkpoint"] = f"{job.id}/1/step-00000007"
     say(live_redis, ended)
-    drain(live_redis)
+    read_events(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.QUEUED, 2)
     assert job.attempts.get().checkpoint == f"{job.id}/1/step-00000007"
@@ -70,7 +70,7 @@ def test_what_was_disproved_as_it_gave_way_has_failed(each_database: str, live_r
     job = preempted(live_redis)
     ended = exit_event(job.attempts.get(), summary(0.3, proof=disproved()), "cancelled")
     say(live_redis, ended)
-    drain(live_redis)
+    read_events(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.FAILED, 1)
     assert (
@@ -83,18 +83,18 @@ def test_what_was_disproved_as_it_gave_way_has_failed(each_database: str, live_r
 def test_what_had_done_all_before_it_gave_way_is_not_run_again(each_database: str, live_redis: redis.Redis) -> None:
     job = preempted(live_redis)
     say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
-    drain(live_redis)
+    read_events(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt, job.stop) == (Status.SUCCEEDED, 1, "")
 
 
 @pytest.mark.usefixtures("db")
 @pytest.mark.parametrize("why", ["time limit", "idle"])
-def test_nor_has_it_failed_by_a_limit_that_came_too_late(live_redis: redis.Redis, why: termination.Why) -> None:
+def test_nor_has_it_failed_by_a_limit_that_came_too_late(live_redis: redis.Redis, why: termination.StopReason) -> None:
     job = preempted(live_redis, retry={"max_attempts": 3})
     Job.objects.update(stop=why)
     say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
-    drain(live_redis)
+    read_events(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt, job.stop) == (Status.SUCCEEDED, 1, "")
 
@@ -104,7 +104,7 @@ def test_nor_is_it_where_it_was_cancelled_meanwhile(live_redis: redis.Redis) -> 
     job = preempted(live_redis)
     assert actions.cancel(job, "owner")
     say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
-    drain(live_redis)
+    read_events(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.CANCELLED, 1)
 

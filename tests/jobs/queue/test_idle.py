@@ -19,14 +19,14 @@ def test_a_step_that_is_told_between_two_looks_is_one(
     monkeypatch.setattr(termination.time, "monotonic", lambda: now)
     job = board(owner)
     Job.objects.filter(id=job.id).update(idle_limit_s=12)
-    looking = termination.Idle()
+    looking = termination.IdleWatch()
     for step in (1, 2, 3):
         tell(live_redis, job.id, step)
         go_on(live_redis, job.id)
-        assert looking.end(live_redis) == 0, f"step {step} was taken {now - 990:.0f} s after the run began"
+        assert looking.stop_idle_runs(live_redis) == 0, f"step {step} was taken {now - 990:.0f} s after the run began"
         now += 10
     live_redis.delete(telemetry_stream(job.id, 1))
-    assert looking.end(live_redis) == 0
+    assert looking.stop_idle_runs(live_redis) == 0
     now += 10
-    assert looking.end(live_redis) == 1
+    assert looking.stop_idle_runs(live_redis) == 1
     assert "after step 3" in StateChange.objects.filter(job=job).latest("id").reason

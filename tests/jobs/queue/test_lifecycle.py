@@ -18,8 +18,8 @@ from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, host_queu
 from jobs.models import TERMINAL, Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions, attempt_completion, lifecycle
 from jobs.queue.inbound.reconcile import reconcile
-from jobs.queue.inbound.streams import drain
-from jobs.queue.lifecycle import MAY_BECOME
+from jobs.queue.inbound.streams import read_events
+from jobs.queue.lifecycle import TRANSITIONS
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, run_together, say
 from tests.jobs.planning.test_learned import disproved, exit_event, placed, summary
@@ -42,7 +42,7 @@ def status(job: Job) -> str:
 def test_a_terminal_status_never_changes(owner: User, terminal: Status) -> None:
     job = submitted(owner)
     Job.objects.filter(id=job.id).update(status=terminal)
-    assert not any(lifecycle.change(job.id, 1, to, "tried") for to in Status)
+    assert not any(lifecycle.change_status(job.id, 1, to, "tried") for to in Status)
     assert status(job) == terminal
 
 
@@ -51,7 +51,7 @@ def test_only_listed_changes_are_made(owner: User) -> None:
         for after in Status:
             job = submitted(owner)
             Job.objects.filter(id=job.id).update(status=before)
-            assert lifecycle.change(job.id, 1, after, "tried") == (after in MAY_BECOME[before]), (before, after)
+            assert lifecycle.change_status(job.id, 1, after, "tried") == (after in TRANSITIONS[before]), (before, after)
 
 
 def test_a_message_about_an_earlier_attempt_changes_nothing(
@@ -61,14 +61,14 @@ def test_a_message_about_an_earlier_attempt_changes_nothing(
     job = submitted(owner)
     schedule()
     say(live_redis, attempt_event(job.id, 1, "exited", "failed"))
-    drain(live_redis)
+    read_events(live_redis)
     assert status(job) == Status.FAILED
     assert actions.requeue(job, "tester")
     schedule()
     assert (status(job), job.attempt) == (Status.STARTING, 2)
     say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
     say(live_redis, attempt_event(job.id, 1, "running"))
-    drain(live_redis)
+    read_events(live_redis)
     assert status(job) == Status.STARTING
     assert Attempt.objects.get(job=job, number=1).exit["outcome"] == "failed"
 
@@ -84,12 +84,12 @@ def test_a_whole_life_is_written_down_and_gives_its_slots_back(
     say(live_redis, attempt_event(job.id, 1, "running"))
     say(live_redis, {"kind": "nonsense", "v": 1})
     say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
-    drain(live_redis)
+    read_events(live_redis)
     history = list(StateChange.objects.filter(job=job).values_list("status", flat=True))
     assert history == ["queued", "starting", "running", "succeeded"]
     assert SlotAllocation.objects.count() == 0
     assert Outbox.objects.filter(task=TASK_ACKNOWLEDGE, arguments=[job.id, 1]).count() == 1
-    assert drain(live_redis) == 0
+    assert read_events(live_redis) == 0
 
 
 def test_the_queue_goes_by_priority_then_age_and_says_why_each_waits(
@@ -139,7 +139,7 @@ def test_cancelling_raises_the_flag_again_after_redis_was_emptied(
     reconcile(live_redis, LONG_AGO)
     assert live_redis.exists(cancel_key(job.id, 1))
     say(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
-    drain(live_redis)
+    read_events(live_redis)
     assert status(job) == Status.CANCELLED
     assert not actions.cancel(job, "tester")
 
@@ -164,10 +164,10 @@ def test_a_cancel_racing_an_exit_ends_in_one_terminal_state(
         job = submitted(owner)
         schedule()
         say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
-        both = [lambda job=job: actions.cancel(job, "racer"), lambda: drain(live_redis)]
+        both = [lambda job=job: actions.cancel(job, "racer"), lambda: read_events(live_redis)]
         run_together(both)
         say(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
-        drain(live_redis)
+        read_events(live_redis)
         assert status(job) in TERMINAL
         ends = StateChange.objects.filter(job=job, status__in=TERMINAL)
         assert ends.count() == 1
@@ -184,7 +184,7 @@ def test_two_schedulers_at_once_start_a_job_once(make_host: Callable[..., Host])
         assert Attempt.objects.filter(job=job).count() == 1
         assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
         Outbox.objects.all().delete()
-        attempt_completion.lose(Member.objects.get(attempt__job=job), "make room")
+        attempt_completion.lose_member(Member.objects.get(attempt__job=job), "make room")
 
 
 def test_a_run_that_was_disproved_is_not_gone_on_with(
@@ -195,7 +195,7 @@ def test_a_run_that_was_disproved_is_not_gone_on_with(
     attempt = placed(owner, retry={"max_attempts": 3})
     job = attempt.job
     say(live_redis, exit_event(attempt, summary(0.3, proof=disproved()), "failed"))
-    drain(live_redis)
+    read_events(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.FAILED, 1)
     job.status, job.stop = Status.CANCELLED, "preempted"

@@ -15,9 +15,9 @@ from contracts.control import LaunchOrder, LendOrder
 from contracts.names import TASK_LAUNCH, TASK_LEND, host_queue, loan_key
 from jobs.models import Attempt, Host, Job, Loan, Member, Outbox, Status
 from jobs.queue import actions
-from jobs.queue.hosts.redis_access import user_of, wanted_rules
-from jobs.queue.order_outbox import COMPLETED
-from jobs.queue.scheduling.scheduler import order_launch, schedule
+from jobs.queue.hosts.redis_access import build_users, get_redis_user
+from jobs.queue.orders import ORDER_BUILDERS
+from jobs.queue.scheduling.scheduler import resend_launch_order, schedule
 from tests.planner.wrong_specs import GOOD
 
 
@@ -40,7 +40,7 @@ def retried(owner: User, make_host: Callable[..., Host]) -> Job:
 
 def orders() -> dict[str, Any]:
     """By queue, as they leave."""
-    return {row.queue: COMPLETED[row.task](row.arguments[0], 1.0) for row in Outbox.objects.all()}
+    return {row.queue: ORDER_BUILDERS[row.task](row.arguments[0], 1.0) for row in Outbox.objects.all()}
 
 
 def test_the_host_that_has_it_and_the_one_that_needs_it_hear_one_secret(retried: Job) -> None:
@@ -55,7 +55,7 @@ def test_the_host_that_has_it_and_the_one_that_needs_it_hear_one_secret(retried:
         "name": f"{retried.id}/1/step-00000020", "host": "host-a", "lent": lend["secret"],
     }  # fmt: skip
     Outbox.objects.all().delete()
-    order_launch(Job.objects.get(pk=retried.pk), Member.objects.get(attempt__number=2))
+    resend_launch_order(Job.objects.get(pk=retried.pk), Member.objects.get(attempt__number=2))
     assert orders() == told, "an order that was lost is sent again with its loan"
 
 
@@ -63,10 +63,10 @@ def test_only_that_attempts_first_host_may_see_where(retried: Job) -> None:
     schedule()
     key = loan_key("host-a", retried.id, 2)
     Host.objects.update(generation=1)
-    rules = wanted_rules(Host.objects.all())
-    assert f"(+hgetall %R~{key})" in rules[user_of("host-b")]
+    rules = build_users(Host.objects.all())
+    assert f"(+hgetall %R~{key})" in rules[get_redis_user("host-b")]
     Member.objects.filter(attempt__number=2).update(node=1)
-    assert key not in str(wanted_rules(Host.objects.all())[user_of("host-b")])
+    assert key not in str(build_users(Host.objects.all())[get_redis_user("host-b")])
 
 
 def test_once_the_attempt_has_ended_nobody_is_told_to_lend(retried: Job) -> None:
@@ -90,4 +90,4 @@ def test_nobody_lends(retried: Job, changes: dict[str, Any]) -> None:
     (row,) = Outbox.objects.all()
     assert row.task == TASK_LAUNCH
     assert not Loan.objects.exists()
-    assert "lent" not in COMPLETED[TASK_LAUNCH](row.arguments[0], 1.0)["checkpoint"]
+    assert "lent" not in ORDER_BUILDERS[TASK_LAUNCH](row.arguments[0], 1.0)["checkpoint"]

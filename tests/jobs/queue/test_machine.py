@@ -45,8 +45,8 @@ from jobs.models import (
 )
 from jobs.queue import actions, staff_actions
 from jobs.queue.inbound.reconcile import reconcile
-from jobs.queue.inbound.streams import drain
-from jobs.queue.lifecycle import MAY_BECOME
+from jobs.queue.inbound.streams import read_events
+from jobs.queue.lifecycle import TRANSITIONS
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.termination import apply_rules
 from tests.jobs.conftest import attempt_event, host_event, report, run_together, say
@@ -104,7 +104,7 @@ class QueueMachine(RuleBasedStateMachine):
         ]
         told = {"sequence": next(self.sequence), "attempts": attempts}
         say(self.client, host_event(name, slots=SLOTS, **told))
-        drain(self.client)
+        read_events(self.client)
 
     @rule(
         slots=st.integers(1, 6),
@@ -153,7 +153,7 @@ class QueueMachine(RuleBasedStateMachine):
         event["report"]["slots"] = slots
         for _ in range(times):
             say(self.client, event)
-        run_together([lambda: drain(self.client)] * 2)
+        run_together([lambda: read_events(self.client)] * 2)
         Outbox.objects.exclude(task__contains="launch").delete()
 
     @rule(name=st.sampled_from(HOSTS))
@@ -165,7 +165,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Whether or not its host does, and of an attempt that was given up too."""
         for host, job, number in chosen(sorted(self.alive), one):
             say(self.client, attempt_event(job, number, "running", host=host))
-            drain(self.client)
+            read_events(self.client)
 
     @rule(name=st.sampled_from(HOSTS), given_up=st.booleans(), supervisors_too=st.booleans())
     def host_is_silent(self, name: str, given_up: bool, supervisors_too: bool) -> None:
@@ -177,7 +177,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         speaks = Member.objects.filter(host__name=name, ended=None, heard__gt=ago).exists()
         with pytest.raises(actions.HostConnectedError) if speaks else contextlib.nullcontext():
-            actions.give_up_host(Host.objects.get(name=name), "player")
+            actions.mark_host_lost(Host.objects.get(name=name), "player")
 
     @rule(one=ANY)
     def cancel(self, one: int) -> None:
@@ -195,7 +195,7 @@ class QueueMachine(RuleBasedStateMachine):
         elif what == "release":
             staff_actions.release([job], "player")
         elif what == "priority":
-            staff_actions.prioritise([job], 1, "player")
+            staff_actions.set_priority([job], 1, "player")
         else:
             staff_actions.move(job, "up" if what == "up" else "top", "player")
 
@@ -210,7 +210,7 @@ class QueueMachine(RuleBasedStateMachine):
             told = list(StateChange.objects.filter(job=job).values_list("attempt", "status"))
             for (number, before), (next_number, after) in itertools.pairwise(told):
                 if number == next_number:
-                    assert Status(after) in MAY_BECOME[Status(before)], told
+                    assert Status(after) in TRANSITIONS[Status(before)], told
                 else:
                     assert (next_number, AGAIN.get(Status(before))) == (number + 1, Status(after)), told
             assert told[-1] == (job.attempt, job.status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from contracts.control import ExitReport
-from jobs.queue.attempt_completion import merged
+from jobs.queue.attempt_completion import merge_reports
 from jobs.runs.baselines import compute_facts
 
 
@@ -26,7 +26,7 @@ def test_ranks_that_a_member_left_out_are_left_out_of_the_gang() -> None:
         report(cells=cells(4)),
         report(cells=cells(8), cells_left_out=2),
     ]
-    whole = merged(members)
+    whole = merge_reports(members)
     assert whole is not None
     assert whole["summary"] is not None
     assert whole["summary"]["cells_left_out"] == 5
@@ -35,7 +35,7 @@ def test_ranks_that_a_member_left_out_are_left_out_of_the_gang() -> None:
 
 
 def test_a_member_without_a_summary_is_left_out_with_all_its_ranks() -> None:
-    whole = merged([report(cells=cells(0)), report()], silent_ranks=4)
+    whole = merge_reports([report(cells=cells(0)), report()], silent_ranks=4)
     assert compute_facts(whole, 8)["no_sent"] == "only 4 of 8 ranks have stored traffic"
-    all_told = merged([report(cells=cells(0)), report(cells=cells(4))])
+    all_told = merge_reports([report(cells=cells(0)), report(cells=cells(4))])
     assert compute_facts(all_told, 8)["sent"] == [{"axis": "dp", "op": "all_reduce", "bytes": 16.0, "calls": 2.0}]

@@ -12,14 +12,14 @@ from jobs.models import Dependency, Host, Job, Membership, Project, Role, Status
 from jobs.queue import actions, lifecycle, termination
 from jobs.queue import staff_actions as staff
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.queue.scheduling.snapshot import DISABLED, NO_SUBMITTER
+from jobs.queue.scheduling.snapshot import OWNER_DISABLED, OWNER_NOT_SUBMITTER
 from jobs.queue.termination import apply_rules
 from tests.jobs.queue.test_policy import status
 from tests.jobs.queue.test_scheduler import busy, queued, reason, statements
 from tests.planner.wrong_specs import GOOD
 
 MakeHost = Callable[..., Host]
-GONE = NO_SUBMITTER.format("team")
+GONE = OWNER_NOT_SUBMITTER.format("team")
 
 
 def enabled(user: User, enabled: bool) -> None:
@@ -37,9 +37,9 @@ def test_nothing_of_a_disabled_account_starts_until_it_is_enabled(
     staff.pause_queue(False, "boss")
     assert schedule() == 1
     assert (status(theirs), status(other)) == (Status.QUEUED, Status.STARTING), "it holds up nobody"
-    assert reason(theirs) == DISABLED
+    assert reason(theirs) == OWNER_DISABLED
     busy_one = Job.objects.get(id=other.id).attempts.get().members.get()
-    lifecycle.release(busy_one)
+    lifecycle.release_member(busy_one)
     assert schedule() == 0
     enabled(owner, True)
     assert schedule() == 1
@@ -52,12 +52,12 @@ def test_nor_again_nor_after_another(owner: User, stranger: User, make_host: Mak
     retried, gave_way = (busy(host, owner, slot).job for slot in range(2))
     for job in (retried, gave_way):
         Job.objects.filter(id=job.id).update(preemptible=True)
-    lifecycle.change(retried.id, 1, Status.FAILED, "it failed")
+    lifecycle.change_status(retried.id, 1, Status.FAILED, "it failed")
     for job in (retried, gave_way):
         for member in job.attempts.get().members.all():
-            lifecycle.release(member)
+            lifecycle.release_member(member)
     assert termination.preempt(gave_way.id, "other", "other")
-    lifecycle.change(gave_way.id, 1, Status.CANCELLED, "it gave way")
+    lifecycle.change_status(gave_way.id, 1, Status.CANCELLED, "it gave way")
     enabled(owner, False)
     for job in (retried, gave_way):
         assert lifecycle.requeue(job.id, "again")
@@ -65,7 +65,7 @@ def test_nor_again_nor_after_another(owner: User, stranger: User, make_host: Mak
     Dependency.objects.create(job=later, needs=first.id)
     apply_rules()
     assert schedule() == 0
-    assert {reason(job) for job in (retried, gave_way, later)} == {DISABLED}
+    assert {reason(job) for job in (retried, gave_way, later)} == {OWNER_DISABLED}
     enabled(owner, True)
     assert schedule() == 3
 
@@ -144,4 +144,4 @@ def test_a_queued_job_s_line_says_so(owner: User, staff: User, api: Any) -> None
     job, _ = actions.submit(owner, GOOD)
     enabled(owner, False)
     told = {row["id"]: row["reason"] for row in api(staff).get("/api/v1/queue").json()["jobs"]}
-    assert told[job.id] == DISABLED
+    assert told[job.id] == OWNER_DISABLED

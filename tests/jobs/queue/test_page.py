@@ -14,11 +14,17 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Host, Job, Pool, StateChange, Status
-from jobs.queue.scheduling.forecast import MOST_JOBS, Running, forecast, started_if
-from jobs.queue.scheduling.placement import decide, place
+from jobs.queue.scheduling.placement import (
+    MAX_FORECAST_JOBS,
+    RunningAttempt,
+    decide,
+    forecast,
+    list_additional_starts,
+    plan_pass,
+)
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.states import Quota, Share
-from jobs.queue.scheduling.waiting_reasons import with_fact_first
+from jobs.queue.scheduling.waiting_reasons import put_fact_first
 from tests.jobs.queue.placing import host, job
 from tests.jobs.queue.test_scheduler import busy, queued
 
@@ -32,9 +38,9 @@ def waiting(owner: User, *names: str, **fields: Any) -> list[Job]:
 
 def test_starts_are_foretold_from_the_ends_of_what_runs() -> None:
     running = [
-        Running("first", "default", (Share("host-a", (0, 1)),), 60.0),
-        Running("second", "default", (Share("host-a", (2, 3)),), 200.0),
-        Running("unknown", "default", (Share("host-b", (0, 1, 2, 3)),), None),
+        RunningAttempt("first", "default", (Share("host-a", (0, 1)),), 60.0),
+        RunningAttempt("second", "default", (Share("host-a", (2, 3)),), 200.0),
+        RunningAttempt("unknown", "default", (Share("host-b", (0, 1, 2, 3)),), None),
     ]
     queue = [job("large", 4, age=3), job("next", 2, age=2), job("late", 4, age=1)]
     hosts = [host("host-a", 4, free=0), host("host-b", 4, free=0)]
@@ -52,13 +58,13 @@ def test_neither_a_forecast_nor_a_what_if_words_why_jobs_wait(monkeypatch: pytes
     def worded(*_: object) -> str:
         raise AssertionError("nobody reads this")
 
-    monkeypatch.setattr("jobs.queue.scheduling.placement.reason", worded)
+    monkeypatch.setattr("jobs.queue.scheduling.placement.explain_wait", worded)
     queue, hosts = [job("large", 4, age=2), job("late", 4, age=1)], [host("host-a", 4, free=0)]
-    running = [Running("first", "default", (Share("host-a", (0, 1, 2, 3)),), 60.0)]
+    running = [RunningAttempt("first", "default", (Share("host-a", (0, 1, 2, 3)),), 60.0)]
     assert forecast(queue, hosts, running, {}, {}) == {"large": (60.0, "first")}
-    assert started_if(queue, [host("host-a", 4)], {}, otherwise=decide(queue, hosts)) == ["large"]
+    assert list_additional_starts(queue, [host("host-a", 4)], {}, otherwise=decide(queue, hosts)) == ["large"]
     with pytest.raises(AssertionError, match="nobody reads this"):
-        place(queue, hosts)
+        plan_pass(queue, hosts)
 
 
 def test_the_page_shows_everything_to_staff_and_ones_own_to_others(
@@ -287,16 +293,16 @@ def test_an_empty_and_a_long_queue(owner: User, staff: User, client: Client, mak
     page = client.get("/queue/?page=10").content.decode()
     assert page.count("data-job=") == 100
     assert "901 to 1,000 of 1,000" in page
-    assert MOST_JOBS < 1000
+    assert MAX_FORECAST_JOBS < 1000
 
 
 def test_a_narrow_column_starts_with_the_fact() -> None:
     needs = "The job needs 4 CPU slots on one host."
     fact = "Host host-a has 0 of 4 slots free."
-    assert with_fact_first(f"{needs} {fact}") == f"{fact} {needs}"
-    assert with_fact_first(fact) == fact
-    assert with_fact_first(needs) == needs
-    assert with_fact_first("") == ""
+    assert put_fact_first(f"{needs} {fact}") == f"{fact} {needs}"
+    assert put_fact_first(fact) == fact
+    assert put_fact_first(needs) == needs
+    assert put_fact_first("") == ""
 
 
 def test_a_start_that_is_not_estimated_has_a_reason(owner: User, client: Client, make_host: MakeHost) -> None:

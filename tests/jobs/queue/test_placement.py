@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.queue.scheduling.placement import place
-from jobs.queue.scheduling.states import Booking, HostState, Share, Waiting
+from jobs.queue.scheduling.placement import plan_pass
+from jobs.queue.scheduling.states import Booking, HostState, QueuedJob, Share
 from tests.jobs.queue.placing import (
     LONG,
     World,
@@ -24,11 +24,11 @@ from tests.jobs.queue.placing import (
 
 @given(some_queue(), some_hosts())
 def test_a_gang_gets_free_slots_of_one_host_that_takes_jobs_and_nobody_gets_them_twice(
-    queue: list[Waiting], hosts: list[HostState]
+    queue: list[QueuedJob], hosts: list[HostState]
 ) -> None:
     asked, there = {job.id: job for job in queue}, {host.name: host for host in hosts}
     taken: set[tuple[str, int]] = set()
-    for job_id, ((name, slots),) in place(queue, hosts).placements:
+    for job_id, ((name, slots),) in plan_pass(queue, hosts).placements:
         assert may_use(asked[job_id], there[name])
         assert len(slots) == len(set(slots)) == asked[job_id].num_slots
         assert set(slots) <= set(there[name].free)
@@ -37,20 +37,22 @@ def test_a_gang_gets_free_slots_of_one_host_that_takes_jobs_and_nobody_gets_them
 
 
 @given(some_queue(), some_hosts())
-def test_every_job_is_placed_once_or_has_a_reason(queue: list[Waiting], hosts: list[HostState]) -> None:
-    plan = place(queue, hosts)
+def test_every_job_is_placed_once_or_has_a_reason(queue: list[QueuedJob], hosts: list[HostState]) -> None:
+    plan = plan_pass(queue, hosts)
     placed = [placement.job for placement in plan.placements]
     assert sorted([*placed, *plan.reasons]) == sorted(job.id for job in queue)
     assert all(0 < len(text) <= 500 for text in plan.reasons.values())
 
 
 @given(some_queue(), some_hosts())
-def test_no_job_gets_slots_on_which_one_before_it_could_have_run(queue: list[Waiting], hosts: list[HostState]) -> None:
-    plan = place(queue, hosts)
+def test_no_job_gets_slots_on_which_one_before_it_could_have_run(
+    queue: list[QueuedJob], hosts: list[HostState]
+) -> None:
+    plan = plan_pass(queue, hosts)
     on = places(plan)
     for there in hosts:
         left = len(there.free)
-        waits: Waiting | None = None
+        waits: QueuedJob | None = None
         for asked in in_order(queue):
             if on.get(asked.id) == there.name:
                 assert waits is None, f"{waits} could have had the slots of {asked}"
@@ -61,29 +63,29 @@ def test_no_job_gets_slots_on_which_one_before_it_could_have_run(queue: list[Wai
 
 @given(some_queue(), some_hosts())
 def test_hosts_idle_only_for_one_head_a_device_and_for_those_that_ask_for_them(
-    queue: list[Waiting], hosts: list[HostState]
+    queue: list[QueuedJob], hosts: list[HostState]
 ) -> None:
     """Whoever waits though a host has room for it waits for a holder before it: a pinned job, or the one head."""
-    plan = place(queue, hosts)
+    plan = plan_pass(queue, hosts)
     on = places(plan)
     asks = {job.id: job.num_slots for job in queue}
-    heads = [job for job in queue if job.id in plan.kept]
+    heads = [job for job in queue if job.id in plan.head_hosts]
     assert len({job.device for job in heads}) == len(heads)
-    assert all(len(plan.kept[head.id]) == 1 for head in heads)
+    assert all(len(plan.head_hosts[head.id]) == 1 for head in heads)
     assert all(not head.wanted_host and head.id in plan.reasons for head in heads)
     free = {h.name: len(h.free) - sum(asks[job] for job in on if on[job] == h.name) for h in hosts}
     for place_of, late in enumerate(in_order(queue)):
         for there in (h for h in hosts if late.id in plan.reasons and may_use(late, h)):
             before = [job for job in in_order(queue)[:place_of] if job.id in plan.reasons and may_use(job, there)]
-            held = any(job.wanted_host or plan.kept.get(job.id) == (there.name,) for job in before)
+            held = any(job.wanted_host or plan.head_hosts.get(job.id) == (there.name,) for job in before)
             assert held or free[there.name] < late.num_slots
 
 
 @given(some_queue(), some_hosts())
-def test_jobs_that_no_host_could_take_change_nothing_for_others(queue: list[Waiting], hosts: list[HostState]) -> None:
+def test_jobs_that_no_host_could_take_change_nothing_for_others(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     hopeful = [job for job in queue if any(may_use(job, host) for host in hosts)]
-    with_them, without = place(queue, hosts), place(hopeful, hosts)
-    assert (with_them.placements, with_them.kept) == (without.placements, without.kept)
+    with_them, without = plan_pass(queue, hosts), plan_pass(hopeful, hosts)
+    assert (with_them.placements, with_them.head_hosts) == (without.placements, without.head_hosts)
     assert {job.id: with_them.reasons.get(job.id) for job in hopeful} == {
         job.id: without.reasons.get(job.id) for job in hopeful
     }
@@ -91,12 +93,12 @@ def test_jobs_that_no_host_could_take_change_nothing_for_others(queue: list[Wait
 
 @given(some_queue(), some_hosts(), st.randoms(use_true_random=False))
 def test_the_order_in_which_rows_come_means_nothing(
-    queue: list[Waiting], hosts: list[HostState], random: object
+    queue: list[QueuedJob], hosts: list[HostState], random: object
 ) -> None:
-    plan = place(queue, hosts)
+    plan = plan_pass(queue, hosts)
     random.shuffle(queue)  # type: ignore[attr-defined]
     random.shuffle(hosts)  # type: ignore[attr-defined]
-    assert place(queue, hosts) == plan
+    assert plan_pass(queue, hosts) == plan
 
 
 @settings(deadline=None)
@@ -115,7 +117,7 @@ def test_a_head_starts_when_the_old_jobs_of_its_host_have_ended_whatever_comes_a
         plan = world.schedule()
         if "head" in world.running:
             break
-        (kept,) = plan.kept["head"]
+        (kept,) = plan.head_hosts["head"]
         promised = promised or kept
         assert kept == promised
         old = [len(slots) for name, (((on, slots),), _) in world.running.items() if on == promised and "old" in name]
@@ -166,18 +168,18 @@ def test_a_stream_of_small_jobs_starves_no_large_one() -> None:
 
 def test_a_head_that_fits_one_host_leaves_the_others_open() -> None:
     hosts = [host("large", 8, free=5), host("small", 4)]
-    plan = place([job("head", 8, age=2), job("next", 2, age=1), job("late", 2)], hosts)
+    plan = plan_pass([job("head", 8, age=2), job("next", 2, age=1), job("late", 2)], hosts)
     assert places(plan) == {"next": "small", "late": "small"}
 
 
 def test_a_job_for_an_absent_host_holds_up_nobody() -> None:
-    plan = place([job("pinned", 1, "absent", priority=9), job("other", 4)], [host("host-a", 4)])
+    plan = plan_pass([job("pinned", 1, "absent", priority=9), job("other", 4)], [host("host-a", 4)])
     assert [placement.job for placement in plan.placements] == ["other"]
 
 
 def test_a_pinned_job_overtakes_no_job_of_a_higher_priority() -> None:
     hosts = [host("host-a", 4, free=2)]
-    plan = place([job("urgent", 4, priority=100), job("pinned", 2, "host-a")], hosts)
+    plan = plan_pass([job("urgent", 4, priority=100), job("pinned", 2, "host-a")], hosts)
     assert plan.placements == []
     assert plan.reasons == {
         "urgent": "The job needs 4 CPU slots on one host. Host host-a has 2 of 4 slots free.",
@@ -187,19 +189,21 @@ def test_a_pinned_job_overtakes_no_job_of_a_higher_priority() -> None:
 
 
 def test_of_equal_priority_the_older_starts() -> None:
-    plan = place([job("a-young", 4, age=1), job("old", 4, age=2)], [host("host-a", 4)])
+    plan = plan_pass([job("a-young", 4, age=1), job("old", 4, age=2)], [host("host-a", 4)])
     assert [placement.job for placement in plan.placements] == ["old"]
 
 
 def test_the_tightest_fit_keeps_large_holes() -> None:
-    plan = place([job("small", 2), job("large", 8, age=-1)], [host("host-a", 8), host("host-b", 3)])
+    plan = plan_pass([job("small", 2), job("large", 8, age=-1)], [host("host-a", 8), host("host-b", 3)])
     assert places(plan) == {"small": "host-b", "large": "host-a"}
 
 
 def test_the_head_holds_the_host_that_needs_the_fewest_further_slots() -> None:
     hosts = [host("host-a", 8, free=1), host("host-b", 8, free=3), host("host-c", 4, free=3)]
-    assert place([job("head", 8)], hosts).kept == {"head": ("host-b",)}
-    assert place([job("head", 8, kept=("host-a",))], hosts).kept == {"head": ("host-a",)}, "it was promised that one"
+    assert plan_pass([job("head", 8)], hosts).head_hosts == {"head": ("host-b",)}
+    assert plan_pass([job("head", 8, head_hosts=("host-a",))], hosts).head_hosts == {"head": ("host-a",)}, (
+        "it was promised that one"
+    )
 
 
 BUSY = [host("host-a", 4, free=1), host("host-b", 2, free=0), host("host-c", 4, drained=True)]
@@ -250,15 +254,15 @@ BUSY = [host("host-a", 4, free=1), host("host-b", 2, free=0), host("host-c", 4, 
         ),
     ],
 )
-def test_what_it_says(queue: list[Waiting], hosts: list[HostState], told: str) -> None:
-    assert place(queue, hosts).reasons["j"] == told
+def test_what_it_says(queue: list[QueuedJob], hosts: list[HostState], told: str) -> None:
+    assert plan_pass(queue, hosts).reasons["j"] == told
 
 
 @given(some_queue(), some_hosts())
-def test_no_reason_names_a_strangers_job(queue: list[Waiting], hosts: list[HostState]) -> None:
+def test_no_reason_names_a_strangers_job(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     """Each owner's jobs bear a secret; no text for the other's may hold it, nor any job's id."""
     queue = [job._replace(name=f"secret-of-{job.owner}") for job in queue]
-    reasons = place(queue, [*hosts, host("host-full", 10, free=0)]).reasons
+    reasons = plan_pass(queue, [*hosts, host("host-full", 10, free=0)]).reasons
     for job_ in queue:
         text = reasons.get(job_.id, "")
         assert f"secret-of-{3 - job_.owner}" not in text
@@ -270,28 +274,28 @@ def test_the_longest_names_fit() -> None:
     long_host = "h" * 100
     queue = [job(f"ahead-{n}", 65536, name=LONG, age=9) for n in range(9)] + [job("j", 65535, name=LONG)]
     hosts = [host(long_host, 65536, free=1), host(long_host + "2", 65536, free=0)]
-    assert all(len(text) < 500 for text in place(queue, hosts).reasons.values())
+    assert all(len(text) < 500 for text in plan_pass(queue, hosts).reasons.values())
 
 
 def test_one_start_far_ahead_changes_few_texts() -> None:
     """1,000 waiting jobs of one size: those behind are not told anew each time one before them starts."""
     queue = [job(f"{number:04}", 4, age=1000 - number) for number in range(1000)]
     hosts = [host("host-a", 4, free=0), host("host-b", 4, free=0)]
-    before = place(queue, hosts).reasons
-    after = place(queue, [hosts[0], host("host-b", 4)]).reasons
+    before = plan_pass(queue, hosts).reasons
+    after = plan_pass(queue, [hosts[0], host("host-b", 4)]).reasons
     assert sum(before[name] != text for name, text in after.items()) < 25
 
 
 def test_a_paused_pool_and_a_reservation_are_said() -> None:
     paused = host("host-a", 4, pools=frozenset({"big"}), paused="big")
-    assert place([job("j", pool="big")], [paused]).reasons["j"] == (
+    assert plan_pass([job("j", pool="big")], [paused]).reasons["j"] == (
         "Every CPU host of pool big is in the paused pool big."
     )
     booked = host("host-a", 4, bookings=(Booking("other", 100.0),))
-    assert places(place([job("short", limit_s=100)], [booked])) == {"short": "host-a"}
-    assert place([job("long")], [booked]).reasons["long"] == (
+    assert places(plan_pass([job("short", limit_s=100)], [booked])) == {"short": "host-a"}
+    assert plan_pass([job("long")], [booked]).reasons["long"] == (
         "Every available CPU host is reserved for another project."
     )
-    assert place([job("j", labels=frozenset({"ib"}))], [booked]).reasons["j"] == (
+    assert plan_pass([job("j", labels=frozenset({"ib"}))], [booked]).reasons["j"] == (
         "No CPU host with label ib is connected."
     )

@@ -29,11 +29,17 @@ from jobs.models import (
     Status,
 )
 from jobs.queue import actions, lifecycle, staff_actions, termination
-from jobs.queue.inbound.streams import drain
-from jobs.queue.scheduling.placement import in_order
-from jobs.queue.scheduling.policy import Rates, Use, decayed, factors, standing
+from jobs.queue.inbound.streams import read_events
+from jobs.queue.scheduling.placement import sort_queue
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.queue.scheduling.snapshot import queue_now
+from jobs.queue.scheduling.snapshot import load_queue
+from jobs.queue.scheduling.states import (
+    PointRates,
+    ProjectUse,
+    compute_decayed_use,
+    compute_points,
+    compute_share_factors,
+)
 from jobs.queue.termination import apply_rules
 from planner.facts.validation import SpecError
 from tests.jobs.conftest import attempt_event, say
@@ -55,7 +61,7 @@ def last_reason(job: Job) -> str:
 
 def order() -> list[str]:
     """Names, as the queue is gone through."""
-    return [job.name for job in in_order(queued.job for queued in queue_now(timezone.now()))]
+    return [job.name for job in sort_queue(queued.job for queued in load_queue(timezone.now()))]
 
 
 def hours_ago(job: Job, hours: float) -> None:
@@ -65,32 +71,34 @@ def hours_ago(job: Job, hours: float) -> None:
 def ends(client: redis.Redis, job: Job, outcome: str) -> None:
     job.refresh_from_db()
     say(client, attempt_event(job.id, job.attempt, "exited", outcome))
-    drain(client)
+    read_events(client)
 
 
 @given(st.floats(0, 1e9), st.integers(0, 1000), st.floats(0, 1e6), st.floats(1, 1e6))
 def test_use_halves_in_a_half_life_and_never_passes_what_is_held(
     used: float, slots: int, seconds: float, half_life_s: float
 ) -> None:
-    after = decayed(used, slots, seconds, half_life_s)
+    after = compute_decayed_use(used, slots, seconds, half_life_s)
     assert 0 <= after <= (used + slots * seconds) * (1 + 1e-9)
-    assert decayed(used, 0, half_life_s, half_life_s) == pytest.approx(used / 2)
-    in_two = decayed(decayed(used, slots, seconds / 2, half_life_s), slots, seconds / 2, half_life_s)
+    assert compute_decayed_use(used, 0, half_life_s, half_life_s) == pytest.approx(used / 2)
+    in_two = compute_decayed_use(
+        compute_decayed_use(used, slots, seconds / 2, half_life_s), slots, seconds / 2, half_life_s
+    )
     assert in_two == pytest.approx(after, rel=1e-6, abs=1e-6), "however often it is counted"
 
 
 def test_who_used_exactly_its_part_has_half_of_the_points() -> None:
-    assert factors({"a": Use(0, 1), "b": Use(0, 3)}) == {"a": 1.0, "b": 1.0}
-    assert factors({"a": Use(10, 1), "b": Use(30, 3)}) == {"a": 0.5, "b": 0.5}
-    told = factors({"a": Use(40, 1), "b": Use(0, 3)})
+    assert compute_share_factors({"a": ProjectUse(0, 1), "b": ProjectUse(0, 3)}) == {"a": 1.0, "b": 1.0}
+    assert compute_share_factors({"a": ProjectUse(10, 1), "b": ProjectUse(30, 3)}) == {"a": 0.5, "b": 0.5}
+    told = compute_share_factors({"a": ProjectUse(40, 1), "b": ProjectUse(0, 3)})
     assert told["a"] < 0.5 < told["b"]
 
 
 def test_waiting_long_enough_passes_any_priority() -> None:
-    rates = Rates(per_hour=0.1, share=1.0)
-    old, urgent = standing(0, 3600 * 31, 0.0, 0, rates), standing(2, 0, 1.0, 0, rates)
-    assert old.points > urgent.points
-    assert standing(0, 3600 * 29, 0.0, 0, rates).points < urgent.points
+    rates = PointRates(per_hour=0.1, share=1.0)
+    old, urgent = compute_points(0, 3600 * 31, 0.0, 0, rates), compute_points(2, 0, 1.0, 0, rates)
+    assert old.total > urgent.total
+    assert compute_points(0, 3600 * 29, 0.0, 0, rates).total < urgent.total
 
 
 def test_the_queue_goes_by_priority_age_share_and_hand(owner: User, make_host: MakeHost) -> None:
@@ -113,7 +121,7 @@ def test_the_queue_goes_by_priority_age_share_and_hand(owner: User, make_host: M
     assert staff_actions.move_before(heavy.id, light.id, "boss")
     assert order() == ["urgent", "heavy", "light"]
     assert not staff_actions.move_before(heavy.id, urgent.id, "boss"), "another priority"
-    assert staff_actions.prioritise([light.id, heavy.id], 1, "boss") == sorted([light.id, heavy.id])
+    assert staff_actions.set_priority([light.id, heavy.id], 1, "boss") == sorted([light.id, heavy.id])
     told = AuditEntry.objects.filter(what="priority").values_list("name", "before", "after", "who")
     assert set(told) == {(light.id, 0, 1, "boss"), (heavy.id, 0, 1, "boss")}
 
@@ -268,7 +276,7 @@ def running(owner: User, client: redis.Redis, **spec: Any) -> Job:
     job, _ = actions.submit(owner, {**SMALL, **spec})
     assert schedule() == 1
     say(client, attempt_event(job.id, 1, "running"))
-    drain(client)
+    read_events(client)
     return job
 
 
@@ -362,7 +370,7 @@ def test_use_is_counted_once_a_minute(owner: User, make_host: MakeHost) -> None:
 
 
 def test_no_weight_that_is_stored_stops_the_queue() -> None:
-    found = factors({"a": Use(5, 1e308), "b": Use(5, 1e308), "c": Use(0, 0.0)})
+    found = compute_share_factors({"a": ProjectUse(5, 1e308), "b": ProjectUse(5, 1e308), "c": ProjectUse(0, 0.0)})
     assert found["a"] == found["b"] < found["c"] == 1
 
 

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from jobs.models import Attempt, Host, Job, StateChange, Status
-from jobs.queue.view import lasting, running
+from jobs.queue.view import load_running_attempts, predict_durations
 from tests.jobs.conftest import member_of
 
 NOW = timezone.now()
@@ -35,7 +35,7 @@ def diagnosed(attempt: Attempt, *, step: int, step_s: float | None, steps: int =
 
 
 def left() -> float | None:
-    (found,) = running(NOW)
+    (found,) = load_running_attempts(NOW)
     return None if found.left_s is None else round(found.left_s)
 
 
@@ -77,4 +77,4 @@ def test_what_goes_on_from_a_checkpoint_lasts_from_there(attempt: Attempt, numbe
     """One that the attempt itself wrote is none that it began from."""
     told: dict[str, Any] = {"number": number, "checkpoint": f"{attempt.job_id}/{number}/step-00000500"}
     Attempt.objects.update_or_create(job=attempt.job, number=number, defaults=told)
-    assert lasting(Job.objects.all()) == {attempt.job_id: seconds}
+    assert predict_durations(Job.objects.all()) == {attempt.job_id: seconds}

@@ -7,8 +7,8 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.queue.scheduling.placement import Plan, place
-from jobs.queue.scheduling.states import HostState, Occupant, Preemption, Waiting
+from jobs.queue.scheduling.placement import SchedulingPlan, plan_pass
+from jobs.queue.scheduling.states import HostState, Occupant, Preemption, QueuedJob
 from tests.jobs.queue.placing import EPOCH, gang, host, job, some_gangs, some_labelled_hosts
 
 
@@ -26,29 +26,29 @@ def test_the_fewest_preemptible_jobs_of_the_lowest_priority_give_way() -> None:
         occupied("host-a", 4, occupant("old", 2, age=9), occupant("young", 2, age=1)),
         occupied("host-b", 4, occupant("whole", 2, priority=5), occupant("other", 2)),
     ]
-    assert place([urgent], hosts).preempted == [Preemption("young", "urgent"), Preemption("old", "urgent")]
+    assert plan_pass([urgent], hosts).preemptions == [Preemption("young", "urgent"), Preemption("old", "urgent")]
     hosts[0] = occupied("host-a", 6, occupant("old", 2, age=9), occupant("young", 2, age=1), free=2)
-    assert place([urgent], hosts).preempted == [Preemption("young", "urgent")]
+    assert plan_pass([urgent], hosts).preemptions == [Preemption("young", "urgent")]
 
 
 def test_nobody_gives_way_to_an_equal_or_in_vain_or_twice() -> None:
     hosts = [occupied("host-a", 4, occupant("a", 2), occupant("b", 1, priority=3))]
-    assert place([job("equal", 2, priority=0)], hosts).preempted == []
-    assert place([job("vain", 4, priority=9)], hosts).preempted == [], "one slot is held by who does not give way"
+    assert plan_pass([job("equal", 2, priority=0)], hosts).preemptions == []
+    assert plan_pass([job("vain", 4, priority=9)], hosts).preemptions == [], "one slot is held by who does not give way"
     leaving = [occupied("host-a", 4, occupant("a", 2, leaving=True), occupant("b", 2))]
-    assert place([job("soon", 2, priority=9)], leaving).preempted == [], "two slots are being left already"
+    assert plan_pass([job("soon", 2, priority=9)], leaving).preemptions == [], "two slots are being left already"
 
 
 def test_a_gang_that_gives_way_frees_all_its_hosts() -> None:
     hosts = [occupied("host-a", 4, occupant("g", 4)), occupied("host-b", 4, occupant("g", 4))]
-    plan = place([gang("urgent", 8, 4, priority=1)], hosts)
-    assert plan.preempted == [Preemption("g", "urgent")]
+    plan = plan_pass([gang("urgent", 8, 4, priority=1)], hosts)
+    assert plan.preemptions == [Preemption("g", "urgent")]
     assert plan.reasons["urgent"].endswith(" Preemptible jobs with lower priority are ending to free slots.")
 
 
 @given(some_gangs(), some_labelled_hosts(), st.data())
 def test_whoever_gives_way_is_of_lower_priority_and_the_head_then_starts(
-    queue: list[Waiting], hosts: list[HostState], data: st.DataObject
+    queue: list[QueuedJob], hosts: list[HostState], data: st.DataObject
 ) -> None:
     known: dict[str, Occupant] = {}
     for at, each in enumerate(hosts):
@@ -59,22 +59,22 @@ def test_whoever_gives_way_is_of_lower_priority_and_the_head_then_starts(
             left -= size
         known |= {who.job: who for who in told}
         hosts[at] = each._replace(occupants=tuple(told))
-    plan = place(queue, hosts)
+    plan = plan_pass(queue, hosts)
     asked = {job.id: job for job in queue}
-    for victim, for_job in plan.preempted:
+    for victim, for_job in plan.preemptions:
         assert known[victim].priority < asked[for_job].priority
-    assert len({each.victim for each in plan.preempted}) == len(plan.preempted)
-    gone = {each.victim for each in plan.preempted}
+    assert len({each.victim for each in plan.preemptions}) == len(plan.preemptions)
+    gone = {each.victim for each in plan.preemptions}
     after = []
     for each in hosts:
         taken = {s for p in plan.placements for share in p.shares if share.host == each.name for s in share.slots}
         more = sum(who.slots for who in each.occupants if who.job in gone)
         held = [s for s in range(each.slots) if s not in each.free]
         after.append(each._replace(free=tuple(sorted({*each.free, *held[:more]} - taken)), occupants=()))
-    for job_id in {each.for_job for each in plan.preempted}:
+    for job_id in {each.for_job for each in plan.preemptions}:
         alone = asked[job_id]._replace(wanted_host=asked[job_id].wanted_host)
-        assert place([alone], [h for h in after if h.name in _kept_hosts(plan, asked[job_id])]).placements
+        assert plan_pass([alone], [h for h in after if h.name in _kept_hosts(plan, asked[job_id])]).placements
 
 
-def _kept_hosts(plan: Plan, job: Waiting) -> tuple[str, ...]:
-    return plan.kept.get(job.id, (job.wanted_host,))
+def _kept_hosts(plan: SchedulingPlan, job: QueuedJob) -> tuple[str, ...]:
+    return plan.head_hosts.get(job.id, (job.wanted_host,))

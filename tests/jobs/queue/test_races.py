@@ -14,8 +14,8 @@ from django.utils import timezone
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH
 from jobs.models import TERMINAL, Attempt, Host, Job, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions
-from jobs.queue.inbound.streams import drain
-from jobs.queue.lifecycle import MAY_BECOME
+from jobs.queue.inbound.streams import read_events
+from jobs.queue.lifecycle import TRANSITIONS
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.work_lease import WorkLease
 from tests.jobs.conftest import attempt_event, host_event, report, run_together, say
@@ -52,7 +52,7 @@ def assert_legal(job: Job) -> None:
         told = StateChange.objects.filter(job=job, attempt=number).values_list("status", flat=True)
         history = [Status(status) for status in told]
         assert history[0] == Status.QUEUED
-        assert all(after in MAY_BECOME[before] for before, after in itertools.pairwise(history)), history
+        assert all(after in TRANSITIONS[before] for before, after in itertools.pairwise(history)), history
         assert sum(status in TERMINAL for status in history) <= 1, history
 
 
@@ -60,7 +60,7 @@ def test_a_cancel_racing_an_exit(racer: User, live_redis: redis.Redis) -> None:
     for _ in range(ROUNDS):
         job = placed(racer)
         say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
-        run_together([lambda job=job: actions.cancel(job, "racer"), lambda: drain(live_redis)])
+        run_together([lambda job=job: actions.cancel(job, "racer"), lambda: read_events(live_redis)])
         job.refresh_from_db()
         assert job.status in (Status.SUCCEEDED, Status.CANCELLED)
         assert_legal(job)
@@ -73,7 +73,7 @@ def test_two_controllers_that_hear_the_same_at_once(racer: User, live_redis: red
         say(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
         say(live_redis, host_event())
         say(live_redis, attempt_event(job.id, 1, "exited", "failed"))
-        run_together([lambda: drain(live_redis)] * 2 + [schedule] * 2)
+        run_together([lambda: read_events(live_redis)] * 2 + [schedule] * 2)
         attempt = Attempt.objects.get(job=job)
         assert (attempt.members.get().missed, attempt.exit["outcome"]) == (1, "failed"), "a heartbeat counts once"
         assert StateChange.objects.filter(job=job, status=Status.FAILED).count() == 1
@@ -88,7 +88,7 @@ def test_queueing_again_racing_the_end_and_another_who_queues_it_again(racer: Us
         job = placed(racer)
         say(live_redis, attempt_event(job.id, 1, "exited", "failed"))
         again = [lambda job=job: actions.requeue(job, "racer")] * 2
-        run_together([*again, lambda: drain(live_redis), schedule])
+        run_together([*again, lambda: read_events(live_redis), schedule])
         job.refresh_from_db()
         assert job.attempt <= 2
         assert_legal(job)
@@ -96,7 +96,7 @@ def test_queueing_again_racing_the_end_and_another_who_queues_it_again(racer: Us
         assert SlotAllocation.objects.count() == 4 * current
         actions.cancel(job, "racer")
         say(live_redis, attempt_event(job.id, 2, "exited", "cancelled"))
-        drain(live_redis)
+        read_events(live_redis)
         job.refresh_from_db()
         assert job.status in TERMINAL
         assert SlotAllocation.objects.count() == 0
@@ -132,7 +132,7 @@ def test_of_two_controllers_one_works_and_the_other_takes_over(monkeypatch: pyte
     assert first.hold() is not second.hold()
     working, waiting = (first, second) if first.hold() else (second, first)
     assert not waiting.hold()
-    monkeypatch.setattr("jobs.queue.work_lease.LASTS_S", 0.0)
+    monkeypatch.setattr("jobs.queue.work_lease.LEASE_S", 0.0)
     assert waiting.hold(), "the one that stood still has lost it"
     monkeypatch.undo()
     assert not working.hold()
@@ -147,7 +147,7 @@ def test_giving_up_a_host_racing_the_exits_it_brings(racer: User, live_redis: re
         job = placed(racer)
         Host.objects.update(last_seen=timezone.now() - actions.HOST_SILENT_AFTER * 2)
         say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
-        run_together([lambda: actions.give_up_host(host, "racer"), lambda: drain(live_redis)])
+        run_together([lambda: actions.mark_host_lost(host, "racer"), lambda: read_events(live_redis)])
         job.refresh_from_db()
         assert job.status in (Status.SUCCEEDED, Status.LOST)
         assert_legal(job)

@@ -91,7 +91,7 @@ def test_an_order_says_what_runs_where(owner: User, make_host: MakeHost) -> None
 def test_a_pass_leaves_the_collector_as_it_was(owner: User, monkeypatch: pytest.MonkeyPatch, is_on: bool) -> None:
     queued(owner)
     seen: list[bool] = []
-    monkeypatch.setattr(scheduler, "explain", lambda *_: seen.append(gc.isenabled()))
+    monkeypatch.setattr(scheduler, "store_wait_reasons", lambda *_: seen.append(gc.isenabled()))
     try:
         (gc.enable if is_on else gc.disable)()
         schedule()
@@ -103,7 +103,7 @@ def test_a_pass_leaves_the_collector_as_it_was(owner: User, monkeypatch: pytest.
 def test_a_pass_that_starts_many_leaves_reasons_to_the_next(
     owner: User, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "MANY", 2)
+    monkeypatch.setattr(scheduler, "MAX_STARTS_BEFORE_REASONS", 2)
     make_host()
     queued(owner, 1, count=2)
     waits = queued(owner, 4)[0]

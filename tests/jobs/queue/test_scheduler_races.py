@@ -211,7 +211,7 @@ def test_a_decision_older_than_another_schedulers_is_not_carried_out(owner: User
     def another_pass() -> None:
         queued(owner, 2, priority=9)
         assert schedule() == 2
-        lifecycle.release(Member.objects.get(attempt__job=old))
+        lifecycle.release_member(Member.objects.get(attempt__job=old))
         Job.objects.filter(id=old.id).update(status=Status.QUEUED, attempt=1)
         Attempt.objects.filter(job=old).delete()
         connection.close()
@@ -277,8 +277,8 @@ def test_a_job_that_was_changed_while_it_is_placed_is_not_started_as_it_was(
 ) -> None:
     make_host("host-a", 4)
     (job,) = queued(owner, 4)
-    assert not lifecycle.start({job.id: (1, "placed")}, {job.id: 3})
+    assert not lifecycle.start_jobs({job.id: (1, "placed")}, {job.id: 3})
     Job.objects.filter(pk=job.pk).update(**changed)
-    assert not lifecycle.start({job.id: (1, "placed")}, {job.id: 4})
+    assert not lifecycle.start_jobs({job.id: (1, "placed")}, {job.id: 4})
     job.refresh_from_db()
     assert job.status == Status.QUEUED

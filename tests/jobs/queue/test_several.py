@@ -13,7 +13,7 @@ from django.test import Client
 from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Job, JobTag, Status
-from jobs.queue import actions, lifecycle, tags_and_archive
+from jobs.queue import actions, bulk_actions, lifecycle
 from planner.facts.validation import SpecError
 from tests.jobs.pages.test_listing import names
 from tests.planner.wrong_specs import GOOD
@@ -178,7 +178,7 @@ def test_a_change_is_made_whole_or_not_at_all(owner: User, api: Api) -> None:
     answer = api(owner).patch(f"/api/v1/jobs/{job.id}", {"add_tags": ["a"], "archived": True}, "json")
     assert answer.status_code == 409
     assert tags(job) == []
-    tags_and_archive.tag([job.id], [f"tag {number}" for number in range(tags_and_archive.MOST_TAGS)], "owner")
+    bulk_actions.tag([job.id], [f"tag {number}" for number in range(bulk_actions.MAX_TAGS)], "owner")
     swapped = {"remove_tags": ["tag 0"], "add_tags": ["one more"]}
     assert api(owner).patch(f"/api/v1/jobs/{job.id}", swapped, "json").status_code == 200
     refused = api(owner).patch(f"/api/v1/jobs/{job.id}", {"add_tags": ["too many"]}, "json")
@@ -197,7 +197,7 @@ def test_two_who_tag_at_once_are_kept_within_the_bound(postgres: None) -> None:
     def tag(kind: str) -> None:
         both.wait()
         try:
-            tags_and_archive.tag([job.id], [f"{kind} {number}" for number in range(15)], kind)
+            bulk_actions.tag([job.id], [f"{kind} {number}" for number in range(15)], kind)
         except SpecError as error:
             refused.append(error.problems[0].message)
         finally:

@@ -13,11 +13,11 @@ from django.utils import timezone
 
 from jobs.models import Attempt, Host, Job, Member, Project, QueueState, Status
 from jobs.queue import actions
-from jobs.queue.engines.slurm.engine import SlurmEngine
-from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.states import name_of
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.queue.scheduling.snapshot import DISABLED, held_slots
+from jobs.queue.scheduling.snapshot import OWNER_DISABLED, count_held_slots
+from jobs.queue.slurm.engine import SlurmEngine
+from jobs.queue.slurm.script import Site
+from jobs.queue.slurm.states import format_job_name
 from planner.facts.validation import SpecError
 from tests.support.processes import wait_until
 
@@ -94,7 +94,7 @@ def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, stranger: Use
     SlurmEngine(site).place()
     assert list(Attempt.objects.values_list("job", flat=True)) == [first.id]
     reasons = dict(Job.objects.values_list("id", "wait_reason"))
-    assert reasons[theirs.id] == DISABLED
+    assert reasons[theirs.id] == OWNER_DISABLED
     assert reasons[held.id] == "The job is held until staff release it."
     assert reasons[after.id] == f"The job waits until job {first.id} has ended."
     QueueState.objects.update_or_create(defaults={"paused": True})
@@ -110,12 +110,12 @@ def test_what_the_queue_bars_by_now_is_not_submitted_to_slurm(owner: User, site:
     engine, sent = SlurmEngine(site), []
     engine._begin = lambda _followed, start=(): sent.append(start)  # type: ignore[method-assign]
     engine.place()
-    engine._absent = {name_of(job.id, 1)}
+    engine._absent = {format_job_name(job.id, 1)}
     User.objects.filter(pk=owner.pk).update(is_active=False)
     engine.start()
     assert sent == []
     job.refresh_from_db()
-    assert job.wait_reason == DISABLED
+    assert job.wait_reason == OWNER_DISABLED
     User.objects.filter(pk=owner.pk).update(is_active=True)
     engine.start()
     assert len(sent) == 1
@@ -144,7 +144,7 @@ def test_a_quota_bounds_what_is_handed_to_slurm(owner: User, site: Site, make_ho
     assert Job.objects.get(id=second.id).wait_reason == text
     assert schedule() == 0
     assert Job.objects.get(id=here.id).wait_reason == text
-    assert held_slots(["default"]) == {}, "a share counts what is used"
+    assert count_held_slots(["default"]) == {}, "a share counts what is used"
     Attempt.objects.update(ended=timezone.now())
     engine.place()
     assert Attempt.objects.filter(job=second).exists()

@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 
 from contracts.names import telemetry_stream
 from jobs.models import Job, Member, Status
-from jobs.queue.inbound.silence import tell_of_silence
+from jobs.queue.inbound.reconcile import check_external_runs
 from tests.jobs.reporting.nodes import CLAIM, Api, Node, fall_silent, job_of, reasons
 
 
@@ -50,12 +50,12 @@ def test_a_node_that_never_joined_is_lost_once_the_others_have_ended(open_run: C
     first.join()
     first.report()
     first.report("exited", "succeeded")
-    tell_of_silence()
+    check_external_runs()
     assert job_of(first).status == Status.RUNNING
     long_ago = timezone.now() - timedelta(minutes=6)
     Member.objects.filter(attempt__job_id=first.run, node=0).update(ended=long_ago)
     job_of(first).attempts.update(created=long_ago)
-    tell_of_silence()
+    check_external_runs()
     assert reasons(first)[-1] == ("lost", "node node 1 never joined the run")
 
 
@@ -170,6 +170,6 @@ def test_a_silent_run_is_given_up_on_its_page(node: Node, owner: User, client: A
     client.post(f"/jobs/{node.run}/give-up/")
     assert job_of(node).status == Status.RUNNING, "it speaks"
     fall_silent(node)
-    tell_of_silence()
+    check_external_runs()
     assert client.post(f"/jobs/{node.run}/give-up/").status_code == 302
     assert job_of(node).status == Status.LOST

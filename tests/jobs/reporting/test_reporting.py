@@ -16,7 +16,7 @@ from contracts.names import telemetry_stream
 from jobs.core.job_details import serialize_job
 from jobs.models import RunToken, Status
 from jobs.queue import actions
-from jobs.queue.inbound.silence import tell_of_silence
+from jobs.queue.inbound.reconcile import check_external_runs
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.runs.reporting import telemetry_inflow
 from tests.jobs.conftest import report
@@ -221,10 +221,10 @@ def test_a_run_that_was_ended_at_its_terminal_is_cancelled(node: Node) -> None:
 
 def test_silence_makes_it_unreachable_and_a_word_running_again(node: Node) -> None:
     node.report()
-    tell_of_silence()
+    check_external_runs()
     assert job_of(node).status == Status.RUNNING
     fall_silent(node)
-    tell_of_silence()
+    check_external_runs()
     assert job_of(node).status == Status.UNREACHABLE
     assert [member["silent"] for member in serialize_job(job_of(node))["members"]] == [True]
     assert "no contact with gpu-7 since" in reasons(node)[-1][1]
@@ -235,7 +235,7 @@ def test_silence_makes_it_unreachable_and_a_word_running_again(node: Node) -> No
 def test_an_end_told_after_silence_is_an_end(node: Node) -> None:
     node.report()
     fall_silent(node)
-    tell_of_silence()
+    check_external_runs()
     assert node.report("exited", "succeeded").json()["status"] == "succeeded"
 
 
@@ -246,7 +246,7 @@ def test_a_silent_run_is_given_up_by_its_owner_or_staff_and_by_nobody_else(
     node.report()
     assert api(owner).post(path).status_code == 409, "it speaks"
     fall_silent(node)
-    tell_of_silence()
+    check_external_runs()
     assert api(stranger).post(path).status_code == 404
     assert api(viewer).post(path).status_code == 403
     assert api(owner).post(path).json()["status"] == "lost"

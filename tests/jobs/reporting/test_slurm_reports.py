@@ -14,9 +14,9 @@ from contracts.codec import validate_allocation_order
 from jobs.core.credentials import issue_run_token
 from jobs.models import Attempt, Job, Status
 from jobs.queue import actions, lifecycle
-from jobs.queue.engines.slurm import attempts as slurm_attempts
-from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.states import SlurmJob, name_of
+from jobs.queue.slurm import attempts as slurm_attempts
+from jobs.queue.slurm.script import Site
+from jobs.queue.slurm.states import SlurmJob, format_job_name
 from tests.jobs.conftest import report
 from tests.jobs.reporting.nodes import Node
 
@@ -33,7 +33,7 @@ def attempt(owner: User, live_redis: redis.Redis, settings: Any) -> Attempt:
     """Submitted, and pending in Slurm's queue."""
     settings.SLURM = SITE._asdict()
     job, _ = actions.submit(owner, SPEC)
-    slurm_attempts.begin(job)
+    slurm_attempts.create_attempt(job)
     return Attempt.objects.get()
 
 
@@ -44,7 +44,7 @@ def nodes(attempt: Attempt) -> list[Node]:
 
 
 def slurm_s(attempt: Attempt, state: str) -> SlurmJob:
-    return SlurmJob("17", state, "main", "node[0-1]", None, name_of(attempt.job_id, 1), "")
+    return SlurmJob("17", state, "main", "node[0-1]", None, format_job_name(attempt.job_id, 1), "")
 
 
 def finished(attempt: Attempt, state: str) -> Job:
@@ -60,9 +60,9 @@ def test_a_node_that_joins_starts_the_job_and_another_process_may_not(nodes: lis
 
 
 def test_only_the_token_of_the_submission_that_slurm_took_is_good(nodes: list[Node], attempt: Attempt) -> None:
-    slurm_attempts.submit(attempt, SITE, "")
+    slurm_attempts.prepare_submission(attempt, SITE, "")
     assert nodes[1].join("node1").status_code == 200, "what was sent before may be there"
-    slurm_attempts.taken(attempt, "17")
+    slurm_attempts.record_submission(attempt, "17")
     assert nodes[0].join("node0").status_code == 401
 
 
@@ -114,7 +114,7 @@ def test_when_one_node_fails_the_other_is_asked_to_end_and_the_failure_is_the_re
 
 
 def test_what_slurm_completed_before_anybody_could_tell_succeeded(attempt: Attempt) -> None:
-    lifecycle.start({attempt.job_id: (1, "Slurm runs it")})
+    lifecycle.start_jobs({attempt.job_id: (1, "Slurm runs it")})
     assert finished(attempt, "COMPLETED").status == Status.SUCCEEDED
 
 
@@ -132,8 +132,8 @@ def test_an_attempt_after_another_goes_on_from_its_checkpoint(nodes: list[Node],
     finished(attempt, "NODE_FAIL")
     assert Job.objects.get().status == Status.LOST
     actions.requeue(Job.objects.get(), "owner")
-    slurm_attempts.begin(Job.objects.get())
-    script = slurm_attempts.submit(Attempt.objects.get(number=2), SITE, "").script
+    slurm_attempts.create_attempt(Job.objects.get())
+    script = slurm_attempts.prepare_submission(Attempt.objects.get(number=2), SITE, "").script
     order = json.loads(base64.b64decode(script.partition("'END_OF_ORDER' &\n")[2].partition("END_OF_ORDER")[0]))
     assert validate_allocation_order(order)["checkpoint"] == {"name": name, "host": "node0"}
 

@@ -11,14 +11,21 @@ from django.contrib.auth.models import User
 
 from jobs.models import Attempt, Job, RunToken, Status
 from jobs.queue import actions
-from jobs.queue.engines.slurm import attempts as slurm_attempts
-from jobs.queue.engines.slurm import engine as engines
-from jobs.queue.engines.slurm.commands import AwayError, NotNowError, RefusedError, Said, Slurm
-from jobs.queue.engines.slurm.engine import SlurmEngine
-from jobs.queue.engines.slurm.polling import News, Wants, talk
-from jobs.queue.engines.slurm.script import Submission
-from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.states import name_of
+from jobs.queue.slurm import attempts as slurm_attempts
+from jobs.queue.slurm import engine as engines
+from jobs.queue.slurm.commands import (
+    CommandResult,
+    PollRequest,
+    PollResult,
+    Slurm,
+    SlurmUnavailableError,
+    SubmissionDeferredError,
+    SubmissionRejectedError,
+    poll,
+)
+from jobs.queue.slurm.engine import SlurmEngine
+from jobs.queue.slurm.script import Site, Submission
+from jobs.queue.slurm.states import format_job_name
 from tests.support.processes import wait_until
 
 SPEC: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 1}, "resources": {"engine": "slurm"}}
@@ -32,12 +39,12 @@ LIMIT = (
 class Answers:
     """A door behind which each command answers what it was given, and 0 without a word else."""
 
-    def __init__(self, **said: Said | Callable[[Sequence[str]], Said]) -> None:
+    def __init__(self, **said: CommandResult | Callable[[Sequence[str]], CommandResult]) -> None:
         self.said, self.asked = said, list[list[str]]()
 
-    def run(self, argv: Sequence[str], *, deadline_s: float, told: str = "") -> Said:
+    def run(self, argv: Sequence[str], *, deadline_s: float, stdin: str = "") -> CommandResult:
         self.asked.append(list(argv))
-        said = self.said.get(argv[0], Said(0, "", ""))
+        said = self.said.get(argv[0], CommandResult(0, "", ""))
         return said(argv) if callable(said) else said
 
     def names(self, command: str) -> list[str]:
@@ -46,7 +53,7 @@ class Answers:
         return [word.partition("=")[2] for word in words if word.startswith("--job-name=")]
 
 
-def slurm(**said: Said | Callable[[Sequence[str]], Said]) -> Slurm:
+def slurm(**said: CommandResult | Callable[[Sequence[str]], CommandResult]) -> Slurm:
     return Slurm(Answers(**said))  # type: ignore[arg-type]
 
 
@@ -76,32 +83,42 @@ def until(engine: SlurmEngine, reached: Callable[[], object], what: str) -> None
 @pytest.mark.parametrize(
     ("words", "meant", "told"),
     [
-        (LIMIT, NotNowError, "QOSMaxWallDurationPerJobLimit"),
-        (f"{FAILED}Unable to create job record, try again", NotNowError, "try again"),
-        (f"{FAILED}Invalid partition name specified", RefusedError, "^Invalid partition name specified$"),
-        ("sbatch: error: Invalid --exclude specification", RefusedError, "^Invalid --exclude specification$"),
-        (f"{FAILED}Unable to contact slurm controller (connect failure)", AwayError, "Unable to contact"),
-        ("Killed", AwayError, "Killed"),
+        (LIMIT, SubmissionDeferredError, "QOSMaxWallDurationPerJobLimit"),
+        (f"{FAILED}Unable to create job record, try again", SubmissionDeferredError, "try again"),
+        (f"{FAILED}Invalid partition name specified", SubmissionRejectedError, "^Invalid partition name specified$"),
+        (
+            "sbatch: error: Invalid --exclude specification",
+            SubmissionRejectedError,
+            "^Invalid --exclude specification$",
+        ),
+        (f"{FAILED}Unable to contact slurm controller (connect failure)", SlurmUnavailableError, "Unable to contact"),
+        ("Killed", SlurmUnavailableError, "Killed"),
     ],
 )
 def test_what_sbatch_says_is_of_the_job_or_of_slurm(words: str, meant: type[Exception], told: str) -> None:
     with pytest.raises(meant, match=told):
-        slurm(sbatch=Said(1, "", words)).submit([], "")
+        slurm(sbatch=CommandResult(1, "", words)).submit([], "")
 
 
 def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
     owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "MOST_SUBMITTED", 1)
+    monkeypatch.setattr(engines, "MAX_SUBMISSIONS_PER_POLL", 1)
     limited, other = (actions.submit(owner, SPEC)[0] for _ in range(2))
 
-    def sbatch(argv: Sequence[str]) -> Said:
-        return Said(1, "", LIMIT) if f"--job-name={name_of(limited.id, 1)}" in argv else Said(0, "77\n", "")
+    def sbatch(argv: Sequence[str]) -> CommandResult:
+        return (
+            CommandResult(1, "", LIMIT)
+            if f"--job-name={format_job_name(limited.id, 1)}" in argv
+            else CommandResult(0, "77\n", "")
+        )
 
     door = Answers(sbatch=sbatch)
     engine = engine_with(site, door)
     until(engine, lambda: Attempt.objects.get(job=other).engine_id == "77", "the other one is submitted")
-    until(engine, lambda: door.names("sbatch").count(name_of(limited.id, 1)) > 1, "the limited one is tried again")
+    until(
+        engine, lambda: door.names("sbatch").count(format_job_name(limited.id, 1)) > 1, "the limited one is tried again"
+    )
     until(engine, lambda: not RunToken.objects.filter(attempt__job=limited).exists(), "nobody has a token of it")
     limited, other = Job.objects.get(id=limited.id), Job.objects.get(id=other.id)
     assert limited.status == Status.QUEUED
@@ -112,7 +129,7 @@ def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
 
 
 def test_zero_bytes_that_a_script_printed_are_left_out() -> None:
-    assert slurm(tail=Said(0, "Traceback\0\0 boom", "")).tail("x") == "Traceback boom"
+    assert slurm(tail=CommandResult(0, "Traceback\0\0 boom", "")).read_tail("x") == "Traceback boom"
 
 
 def test_news_of_one_attempt_that_cannot_be_taken_in_keeps_no_other_s_out(
@@ -121,28 +138,30 @@ def test_news_of_one_attempt_that_cannot_be_taken_in_keeps_no_other_s_out(
     bad, good = (actions.submit(owner, SPEC)[0] for _ in range(2))
     engine = SlurmEngine(site)
     engine.place()
-    refuse = slurm_attempts.refuse
+    refuse = slurm_attempts.reject
 
     def some(attempt: Attempt, why: str) -> None:
         if attempt.job_id == bad.id:
             raise ValueError("cannot be written")
         refuse(attempt, why)
 
-    monkeypatch.setattr(slurm_attempts, "refuse", some)
+    monkeypatch.setattr(slurm_attempts, "reject", some)
     with pytest.raises(ValueError, match="cannot be written"):
-        engine._take_in(News(refused={name_of(job.id, 1): "no" for job in (bad, good)}))
+        engine._take_in(PollResult(rejected={format_job_name(job.id, 1): "no" for job in (bad, good)}))
     assert Job.objects.get(id=good.id).status == Status.FAILED
 
 
-NO_ACCOUNTS = Said(1, "", "sacct: error: failed to open persistent connection to host:dbd:6819: Connection refused")
+NO_ACCOUNTS = CommandResult(
+    1, "", "sacct: error: failed to open persistent connection to host:dbd:6819: Connection refused"
+)
 
 
 def test_while_the_accounts_are_away_what_squeue_tells_counts_and_nothing_else_is_known() -> None:
-    ending, over, new, gone = (name_of(job, 1) for job in ("ending", "over", "new", "gone"))
+    ending, over, new, gone = (format_job_name(job, 1) for job in ("ending", "over", "new", "gone"))
     listed = f"5|RUNNING|p|n1|N/A|{ending}|None\n6|COMPLETED|p|n2|N/A|{over}|None\n"
-    door = Answers(squeue=Said(0, listed, ""), sacct=NO_ACCOUNTS)
+    door = Answers(squeue=CommandResult(0, listed, ""), sacct=NO_ACCOUNTS)
     known = {ending: "5", over: "6", new: "", gone: "4"}
-    news = talk(Slurm(door), Wants(known, (Submission(new, (), ""),), frozenset({ending})))  # type: ignore[arg-type]
+    news = poll(Slurm(door), PollRequest(known, (Submission(new, (), ""),), frozenset({ending})))  # type: ignore[arg-type]
     assert {name: job.state for name, job in news.jobs.items()} == {ending: "RUNNING", over: "COMPLETED"}
     assert (news.absent, news.submitted) == (frozenset(), {})
     assert news.trouble.startswith("sacct: sacct: error: failed to open persistent connection")
@@ -152,8 +171,8 @@ def test_while_the_accounts_are_away_what_squeue_tells_counts_and_nothing_else_i
 
 def test_while_the_accounts_are_away_what_waits_in_slurm_keeps_slurm_s_reason(owner: User, site: Site) -> None:
     waiting, new = (actions.submit(owner, SPEC)[0] for _ in range(2))
-    listed = f"5|PENDING|p||N/A|{name_of(waiting.id, 1)}|Priority\n"
-    engine = engine_with(site, Answers(squeue=Said(0, listed, ""), sacct=NO_ACCOUNTS))
+    listed = f"5|PENDING|p||N/A|{format_job_name(waiting.id, 1)}|Priority\n"
+    engine = engine_with(site, Answers(squeue=CommandResult(0, listed, ""), sacct=NO_ACCOUNTS))
 
     def reasons() -> dict[str, str]:
         return dict(Job.objects.values_list("id", "wait_reason"))
@@ -171,17 +190,17 @@ def test_what_slurm_took_late_keeps_its_token_and_a_submission_that_came_about_e
     owner: User, site: Site
 ) -> None:
     job, _ = actions.submit(owner, SPEC)
-    name, listed = name_of(job.id, 1), list[str]()
-    door = Answers(squeue=lambda _: Said(0, "".join(listed), ""), sbatch=Said(1, "", "Killed"))
+    name, listed = format_job_name(job.id, 1), list[str]()
+    door = Answers(squeue=lambda _: CommandResult(0, "".join(listed), ""), sbatch=CommandResult(1, "", "Killed"))
     engine = engine_with(site, door)
     until(engine, lambda: name in door.names("sbatch"), "it is sent, and Slurm does not answer")
     first = RunToken.objects.earliest("id")
     attempt = Attempt.objects.get()
-    slurm_attempts.submit(attempt, site, "")  # as the next round does, in whose look the first one is there
+    slurm_attempts.prepare_submission(attempt, site, "")  # as the next round does, in whose look the first one is there
     listed.append(f"5|PENDING|p||N/A|{name}|Priority\n")
     until(engine, lambda: Attempt.objects.get().engine_id == "5", "it is found")
     assert RunToken.objects.filter(pk=first.pk).exists()
-    engine._take_in(News(submitted={name: "6"}))
+    engine._take_in(PollResult(submitted={name: "6"}))
     assert RunToken.objects.get() == RunToken.objects.latest("id") != first
 
 
@@ -190,8 +209,10 @@ def test_slurm_is_not_asked_each_pass_while_a_job_ends_or_may_not_begin(
 ) -> None:
     monkeypatch.setattr(engines, "LOOK_EVERY_S", 1e6)
     ending, barred = (actions.submit(owner, SPEC)[0] for _ in range(2))
-    name = name_of(ending.id, 1)
-    door = Answers(squeue=Said(0, f"5|RUNNING|p|n1|N/A|{name}|None\n", ""), sbatch=Said(0, "77\n", ""))
+    name = format_job_name(ending.id, 1)
+    door = Answers(
+        squeue=CommandResult(0, f"5|RUNNING|p|n1|N/A|{name}|None\n", ""), sbatch=CommandResult(0, "77\n", "")
+    )
     engine = engine_with(site, door)
     engine.place()
     Job.objects.filter(id=barred.id).update(held=True)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.queue.engines.slurm.script import submission
-from jobs.queue.engines.slurm.site import Site
+from jobs.queue.slurm.script import Site, build_submission
 from planner.facts.parse_spec import parse_spec
 from tests.support.processes import scale_timeout, wait_until
 
@@ -21,7 +20,7 @@ TRAIN = {"checkpoint_every": 100}
 def made(folder: Path, train: dict[str, Any] = TRAIN, **asked: Any) -> tuple[tuple[str, ...], str]:
     data = {"model": {"preset": "gpt-tiny"}, "train": train}
     spec = parse_spec({**data, "resources": {"engine": "slurm", "slurm": asked}})
-    built = submission(spec, "abc", 2, {"some": "order"}, Site(str(folder), "/python", "https://board"), 300)
+    built = build_submission(spec, "abc", 2, {"some": "order"}, Site(str(folder), "/python", "https://board"), 300)
     return built.options, built.script
 
 

@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Delivery, EndWish, Job, Membership, Project, Role, Status
 from jobs.queue import actions, lifecycle
-from jobs.queue.termination import follow
+from jobs.queue.termination import requeue_if_due
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
@@ -33,9 +33,9 @@ def told() -> list[tuple[int, str]]:
 
 def ends(job: Job, status: Status, attempt: int = 1) -> None:
     for to in (Status.STARTING, Status.RUNNING, status):
-        lifecycle.change(job.id, attempt, to, "so it went")
+        lifecycle.change_status(job.id, attempt, to, "so it went")
     assert Job.objects.get(id=job.id).status == status
-    follow(job.id, attempt)
+    requeue_if_due(job.id, attempt)
 
 
 def test_one_mail_when_it_has_ended_and_none_of_what_comes_before_or_after(reachable: User, api: Api) -> None:
@@ -45,7 +45,7 @@ def test_one_mail_when_it_has_ended_and_none_of_what_comes_before_or_after(reach
     assert rest.get(at).json() == {"asked": False, "email": "owner@people.example", "sends": True}
     assert [rest.put(at).json()["asked"] for _ in range(2)] == [True, True]
     assert [entry.what for entry in AuditEntry.objects.filter(kind="job", name=job.id)][:1] == ["request email at end"]
-    lifecycle.change(job.id, 1, Status.STARTING, "placed")
+    lifecycle.change_status(job.id, 1, Status.STARTING, "placed")
     assert told() == []
     ends(other, Status.FAILED)
     ends(job, Status.FAILED)

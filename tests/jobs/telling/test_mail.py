@@ -142,8 +142,8 @@ def test_no_job_s_name_becomes_a_header(name: str, owner: User, inbox: list[Emai
     wishing(owner, address="owner@people.example")
     job, _ = actions.submit(owner, GOOD)
     Job.objects.update(name=name)
-    lifecycle.change(job.id, 1, Status.CANCELLING, "x\r\n.\r\nMAIL FROM:<x@example.org>")
-    lifecycle.change(job.id, 1, Status.CANCELLED, "y\r\n.\r\nRCPT TO:<everybody@example.org>\r\n")
+    lifecycle.change_status(job.id, 1, Status.CANCELLING, "x\r\n.\r\nMAIL FROM:<x@example.org>")
+    lifecycle.change_status(job.id, 1, Status.CANCELLED, "y\r\n.\r\nRCPT TO:<everybody@example.org>\r\n")
     sent(postman)
     (mail,) = inbox
     assert mail["Bcc"] is None

@@ -236,10 +236,10 @@ def test_what_is_told_is_written_with_the_change_or_not_at_all(owner: User) -> N
     job, _ = actions.submit(owner, GOOD)
     assert Delivery.objects.count() == 1
     with contextlib.suppress(ZeroDivisionError), transaction.atomic():
-        assert lifecycle.change(job.id, 1, Status.CANCELLING, "no")
+        assert lifecycle.change_status(job.id, 1, Status.CANCELLING, "no")
         raise ZeroDivisionError
     assert Delivery.objects.count() == StateChange.objects.count() == 1
-    assert not lifecycle.change(job.id, 1, Status.SUCCEEDED, "it never ran")
+    assert not lifecycle.change_status(job.id, 1, Status.SUCCEEDED, "it never ran")
     assert Delivery.objects.count() == 1
 
 

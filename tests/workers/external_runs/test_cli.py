@@ -23,7 +23,7 @@ import django; django.setup()
 from datetime import timedelta
 from django.utils import timezone
 from jobs.models import Member
-from jobs.queue.inbound.silence import tell_of_silence
+from jobs.queue.inbound.reconcile import tell_of_silence
 Member.objects.filter(ended=None).update(heard=timezone.now() - timedelta(seconds=31))
 tell_of_silence()
 """

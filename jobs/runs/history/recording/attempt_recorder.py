@@ -21,7 +21,7 @@ from contracts.telemetry.batches import Batch
 from jobs.core.verdict_schema import MAX_VERDICT_BYTES
 from jobs.models import EXTERNAL_ENGINE, TERMINAL, Attempt, StateChange, Status
 from jobs.queue import lifecycle
-from jobs.queue.work_lease import away
+from jobs.queue.work_lease import is_outage
 from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun
 from jobs.runs.history.recording.row_builder import RowBuilder
 from jobs.runs.history.store import retention
@@ -395,7 +395,7 @@ class DiagnosisSet:
         try:
             work()
         except Exception as error:
-            if away(error):
+            if is_outage(error):
                 self._report_error("diagnosis", error)
                 return False
             self.remove(key)

@@ -19,7 +19,7 @@ from django.utils import timezone
 from jobs.core.redis_client import connect
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.people.notifications.verdicts import release
-from jobs.queue.work_lease import Troubles, WorkLease, away, of_database
+from jobs.queue.work_lease import StageErrors, WorkLease, is_database_error, is_outage
 from jobs.runs.history.recording.attempt_recorder import (
     AttemptRecorder,
     DiagnosisSet,
@@ -66,7 +66,7 @@ class HistoryRecorder:
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or settings.HISTORY_DIR
         self._lease = WorkLease(NAME)
-        self._troubles = Troubles()
+        self._troubles = StageErrors()
         self._client = connect()
         self._due: dict[Key, UnrecordedAttempt] = {}
         self._open: dict[Key, AttemptRecorder] = {}
@@ -259,8 +259,8 @@ class HistoryRecorder:
 
     def _report_error(self, name: str, error: Exception) -> None:
         self._troubles.tell(name, error)
-        self._is_redis_or_db_away |= away(error)
-        if of_database(error):
+        self._is_redis_or_db_away |= is_outage(error)
+        if is_database_error(error):
             connection.close()  # the next use opens another
 
 

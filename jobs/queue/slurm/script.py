@@ -1,4 +1,9 @@
-"""What is handed to sbatch. Every value a user wrote follows a "=" in one argument and was held against its pattern."""
+"""What is handed to sbatch. Every value a user wrote follows a "=" in one argument and was held against its pattern.
+
+The Slurm cluster that this board runs jobs on, if any.
+
+Whether jobs can run on Slurm from here, for `manage.py doctor`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,13 @@ import base64
 import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from django.conf import settings
+
 from contracts.control import END_WARNING_SUFFIX
-from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.states import name_of
+from jobs.queue.slurm.states import format_job_name
 from planner.facts.kinds import get_num_slots, get_slurm_spec, saves_checkpoints
 from planner.facts.spec import JobSpec
 
@@ -28,13 +35,13 @@ class Submission(NamedTuple):
     script: str
 
 
-def submission(
+def build_submission(
     spec: JobSpec, job: str, attempt: int, order: Mapping[str, Any], site: Site, save_s: float
 ) -> Submission:
     """The batch job of an attempt; `order` is what the supervisor on each node reads. `save_s`: how long before Slurm
     ends it the run is told to save, where it saves."""
     asked = get_slurm_spec(spec)
-    name = name_of(job, attempt)
+    name = format_job_name(job, attempt)
     slots = get_num_slots(spec) // asked.nodes
     cpus = slots * asked.cpus_per_rank
     options = {
@@ -52,21 +59,21 @@ def submission(
         "exclude": asked.exclude,
         "signal": f"B:USR1@{_warning_s(asked.time_limit, save_s)}" if saves_checkpoints(spec) else None,
         "dependency": "singleton",  # Slurm runs no two of this name at once, should it ever have been sent twice
-        "output": log_of(name, site.folder),
+        "output": get_log_path(name, site.folder),
         "chdir": site.folder,
     }
     given = tuple(f"--{option}={value}" for option, value in options.items() if value is not None)
     return Submission(name, ("--no-requeue", *given), _script(cpus, order, site))
 
 
-def logs(folder: str) -> str:
+def get_log_folder(folder: str) -> str:
     """Where Slurm puts what batch scripts print; it must be there before one is submitted."""
     return f"{folder}/slurm"
 
 
-def log_of(name: str, folder: str) -> str:
+def get_log_path(name: str, folder: str) -> str:
     """The batch script's own output: what went wrong before a supervisor could tell."""
-    return f"{logs(folder)}/{name}.out"
+    return f"{get_log_folder(folder)}/{name}.out"
 
 
 def _script(cpus: int, order: Mapping[str, Any], site: Site) -> str:
@@ -103,3 +110,25 @@ def _warning_s(time_limit: str | None, save_s: float) -> int:
     hours, minutes, seconds = map(int, clock.split(":"))
     limit_s = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     return max(1, min(most, limit_s // SHARE_TO_SAVE))
+
+
+class Site(NamedTuple):
+    """`folder` and `python` are those of all its nodes; `board` is where they reach us, and `ca_file` has certificates
+    that they trust us by, "" for their own. `login` is a login node, "" for this machine; `ssh_config` the way there.
+    """
+
+    folder: str
+    python: str
+    board: str
+    login: str = ""
+    ssh_config: str = ""
+    ca_file: str = ""
+
+    def certificates(self) -> str:
+        """PEM, "" for those that the nodes have. Raises OSError."""
+        return Path(self.ca_file).read_text() if self.ca_file else ""
+
+
+def get_site() -> Site | None:
+    """As MESHBOARD_SLURM_ variables name it."""
+    return None if settings.SLURM is None else Site(**settings.SLURM)

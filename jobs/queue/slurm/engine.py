@@ -19,24 +19,30 @@ from django.utils import timezone
 
 from jobs.models import Attempt, Job, Status
 from jobs.queue import lifecycle
-from jobs.queue.engines.slurm import attempts as slurm_attempts
-from jobs.queue.engines.slurm.commands import Door, Slurm
-from jobs.queue.engines.slurm.polling import MOST_SUBMITTED, News, Rounds, Wants, talk
-from jobs.queue.engines.slurm.script import Submission, log_of
-from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.states import (
+from jobs.queue.scheduling.snapshot import explain_blocked_jobs, load_quotas
+from jobs.queue.scheduling.states import QuotaBudget
+from jobs.queue.slurm import attempts as slurm_attempts
+from jobs.queue.slurm.commands import (
+    MAX_SUBMISSIONS_PER_POLL,
+    CommandRunner,
+    PollingThread,
+    PollRequest,
+    PollResult,
+    Slurm,
+    poll,
+)
+from jobs.queue.slurm.script import Site, Submission, get_log_path
+from jobs.queue.slurm.states import (
     HELD_BY_USER,
     WAITING,
     SlurmJob,
-    ended,
-    forgotten,
-    name_of,
-    told,
-    waits,
-    where,
+    describe_location,
+    describe_missing_record,
+    describe_wait,
+    format_job_name,
+    get_page_fields,
+    has_ended,
 )
-from jobs.queue.scheduling.policy import Quotas
-from jobs.queue.scheduling.snapshot import bars, quotas_now
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +61,8 @@ class SlurmEngine:
     name = "slurm"
 
     def __init__(self, site: Site) -> None:
-        self._site, self._slurm = site, Slurm(Door(site.login, site.ssh_config))
-        self._rounds, self._looked = Rounds(), -LOOK_EVERY_S
+        self._site, self._slurm = site, Slurm(CommandRunner(site.login, site.ssh_config))
+        self._rounds, self._looked = PollingThread(), -LOOK_EVERY_S
         self._trouble = ""
         self._sending: frozenset[str] = frozenset()  # names that the round under way may submit
         self._ending: frozenset[str] = frozenset()  # names that it is told to end
@@ -76,11 +82,11 @@ class SlurmEngine:
         for job in _allowed(_free(waiting))[:MOST_PLACED]:
             with transaction.atomic():
                 for locked in lifecycle.lock_queued([job.id], "spec"):
-                    slurm_attempts.begin(locked)
+                    slurm_attempts.create_attempt(locked)
 
     def observe(self) -> None:
         """Take the last round's news in, and look again where it is time."""
-        self._take_in(self._rounds.news())
+        self._take_in(self._rounds.collect())
         if not self._rounds.busy and (followed := list(self._followed())) and self._due(followed):
             self._begin(followed)
 
@@ -93,7 +99,7 @@ class SlurmEngine:
 
     def start(self) -> None:
         """Submit what the last look did not find."""
-        self._take_in(self._rounds.news(PATIENCE_S))
+        self._take_in(self._rounds.collect(PATIENCE_S))
         if self._rounds.busy or not self._absent:
             return
         followed = list(self._followed())
@@ -110,9 +116,12 @@ class SlurmEngine:
             return
         self._begin(
             followed,
-            tuple(slurm_attempts.submit(attempt, self._site, certificates) for attempt in new[:MOST_SUBMITTED]),
+            tuple(
+                slurm_attempts.prepare_submission(attempt, self._site, certificates)
+                for attempt in new[:MAX_SUBMISSIONS_PER_POLL]
+            ),
         )
-        self._take_in(self._rounds.news(PATIENCE_S))
+        self._take_in(self._rounds.collect(PATIENCE_S))
 
     def close(self) -> None:
         """A round under way ends by its deadlines; what it did is found by name."""
@@ -140,25 +149,25 @@ class SlurmEngine:
 
     def _begin(self, followed: list[Attempt], start: tuple[Submission, ...] = ()) -> None:
         """A round, in its thread."""
-        joined, barred = slurm_attempts.joined(followed), _barred(followed)
+        joined, barred = slurm_attempts.list_joined_attempts(followed), _barred(followed)
         waiting = [attempt for attempt in followed if attempt.engine_id and attempt.job.status == Status.QUEUED]
         hold = [attempt for attempt in waiting if attempt.job_id in barred]
         for attempt in hold:  # noted before it is done: whoever comes next knows what to release
-            slurm_attempts.tell(attempt, {**attempt.engine_told, **HELD_HERE})
-        wants = Wants(
-            known={_name(attempt): attempt.engine_id for attempt in followed},
-            start=start,
-            end=frozenset(_name(attempt) for attempt in followed if _to_end(attempt)),
+            slurm_attempts.record_slurm_state(attempt, {**attempt.engine_told, **HELD_HERE})
+        wants = PollRequest(
+            followed={_name(attempt): attempt.engine_id for attempt in followed},
+            submissions=start,
+            cancel=frozenset(_name(attempt) for attempt in followed if _to_end(attempt)),
             hold=frozenset(map(_name, hold)),
-            free=frozenset(_name(attempt) for attempt in waiting if attempt not in hold and _is_held_here(attempt)),
-            logs={_name(a): log_of(_name(a), self._site.folder) for a in followed if a.pk not in joined},
+            release=frozenset(_name(attempt) for attempt in waiting if attempt not in hold and _is_held_here(attempt)),
+            logs={_name(a): get_log_path(_name(a), self._site.folder) for a in followed if a.pk not in joined},
             folder=self._site.folder,
         )
         self._looked = time.monotonic()
-        self._sending, self._ending = frozenset(asked.name for asked in start), wants.end
-        self._rounds.begin(partial(talk, self._slurm, wants))
+        self._sending, self._ending = frozenset(asked.name for asked in start), wants.cancel
+        self._rounds.start(partial(poll, self._slurm, wants))
 
-    def _take_in(self, news: News | None) -> None:
+    def _take_in(self, news: PollResult | None) -> None:
         if news is None:
             return
         followed = {_name(attempt): attempt for attempt in self._followed()}
@@ -175,16 +184,16 @@ class SlurmEngine:
         if failed:
             raise failed[0]
 
-    def _hear_of(self, attempt: Attempt, news: News, bar: str) -> None:
+    def _hear_of(self, attempt: Attempt, news: PollResult, bar: str) -> None:
         name = _name(attempt)
         if job := news.submitted.get(name):
-            slurm_attempts.taken(attempt, job)
-        elif name in news.refused:
-            slurm_attempts.refuse(attempt, news.refused[name])
-        elif name in news.put_off:
+            slurm_attempts.record_submission(attempt, job)
+        elif name in news.rejected:
+            slurm_attempts.reject(attempt, news.rejected[name])
+        elif name in news.deferred:
             self._put_off[name] = time.monotonic()
-            slurm_attempts.not_taken(attempt)
-            _wait(attempt.job, f"Slurm does not accept the job at the moment: {news.put_off[name]}", Status.QUEUED)
+            slurm_attempts.discard_latest_token(attempt)
+            _wait(attempt.job, f"Slurm does not accept the job at the moment: {news.deferred[name]}", Status.QUEUED)
         elif name in news.jobs:
             self._missed.pop(name, None)
             self._follow(attempt, news.jobs[name], news.logs.get(name, ""), bar)
@@ -192,21 +201,21 @@ class SlurmEngine:
             self._miss(attempt, accounts=news.accounts)
 
     def _follow(self, attempt: Attempt, job: SlurmJob, printed: str, bar: str) -> None:
-        slurm_attempts.note(attempt, job.id)
+        slurm_attempts.record_job_id(attempt, job.id)
         held = _is_held_here(attempt) and (bar or job.reason == HELD_BY_USER)
-        slurm_attempts.tell(attempt, {**told(job), **(HELD_HERE if held else {})})
+        slurm_attempts.record_slurm_state(attempt, {**get_page_fields(job), **(HELD_HERE if held else {})})
         if job.state in WAITING:
-            _wait(attempt.job, bar or waits(job), Status.QUEUED)
-        elif ended(job):
+            _wait(attempt.job, bar or describe_wait(job), Status.QUEUED)
+        elif has_ended(job):
             slurm_attempts.finish(attempt, job, printed)
         else:
-            lifecycle.start({attempt.job_id: (attempt.number, where(job))})
+            lifecycle.start_jobs({attempt.job_id: (attempt.number, describe_location(job))})
 
     def _miss(self, attempt: Attempt, *, accounts: bool) -> None:
         name = _name(attempt)
         self._missed[name] = self._missed.get(name, 0) + 1
         if self._missed[name] >= FORGOTTEN_IN_A_ROW:
-            slurm_attempts.lose(attempt, forgotten(attempt.engine_id, accounts=accounts))
+            slurm_attempts.lose(attempt, describe_missing_record(attempt.engine_id, accounts=accounts))
 
     def _hear_of_trouble(self, trouble: str, heard_of: Collection[str] = ()) -> None:
         """Jobs wait for its end, but for those of which Slurm told all the same."""
@@ -228,12 +237,12 @@ def _is_held_here(attempt: Attempt) -> bool:
 def _barred(attempts: Iterable[Attempt]) -> dict[str, str]:
     """Of those whose jobs wait, by job: why it is not to begin."""
     waiting = [attempt.job for attempt in attempts if attempt.job.status == Status.QUEUED]
-    return bars(waiting) if waiting else {}
+    return explain_blocked_jobs(waiting) if waiting else {}
 
 
 def _free(jobs: list[Job]) -> list[Job]:
     """Those that nothing bars; of the others, why they wait is written down."""
-    barred = bars(jobs)
+    barred = explain_blocked_jobs(jobs)
     for job in jobs:
         if job.id in barred:
             _wait(job, barred[job.id], Status.QUEUED)
@@ -242,9 +251,9 @@ def _free(jobs: list[Job]) -> list[Job]:
 
 def _allowed(jobs: list[Job]) -> list[Job]:
     """Those that quotas allow, in their order; of the others, why they wait is written down."""
-    budget, allowed = Quotas(quotas_now()), []
+    budget, allowed = QuotaBudget(load_quotas()), []
     for job in jobs:
-        if refusal := budget.refusal(job.project, job.num_slots):
+        if refusal := budget.explain_refusal(job.project, job.num_slots):
             _wait(job, refusal, Status.QUEUED)
             continue
         budget.take(job.project, job.num_slots)
@@ -261,7 +270,7 @@ def _wait(job: Job, reason: str, status: str) -> None:
 
 
 def _name(attempt: Attempt) -> str:
-    return name_of(attempt.job_id, attempt.number)
+    return format_job_name(attempt.job_id, attempt.number)
 
 
 def _to_end(attempt: Attempt) -> bool:

@@ -41,17 +41,17 @@ class SlurmJob(NamedTuple):
     elapsed_s: int | None = None
 
 
-def name_of(job: str, attempt: int) -> str:
+def format_job_name(job: str, attempt: int) -> str:
     """What an attempt is called in Slurm: by it the attempt is found again when nobody noted its id."""
     return f"{PREFIX}-{job}-{attempt}"
 
 
-def rows(printed: str) -> list[SlurmJob]:
+def parse_squeue(printed: str) -> list[SlurmJob]:
     """The jobs of ours in what `squeue` printed; of anybody else's nothing is read."""
     return [_job(parts) for parts in _ours(printed, 7)]
 
 
-def accounted(printed: str) -> list[SlurmJob]:
+def parse_sacct(printed: str) -> list[SlurmJob]:
     """The same of what `sacct` printed. Its reason is why a job last waited, also of one that has ended."""
     found = []
     for *told, code, elapsed, reason in _ours(printed, 9):
@@ -116,7 +116,7 @@ REASONS = {
 }
 
 
-class SlurmEnding(NamedTuple):
+class SlurmOutcome(NamedTuple):
     """How an ended job stands with us where its own report does not say it better."""
 
     outcome: Outcome
@@ -141,17 +141,17 @@ ENDED_BY_ITSELF: dict[str, tuple[Outcome, str]] = {
 }
 
 
-def ended(job: SlurmJob) -> bool:
+def has_ended(job: SlurmJob) -> bool:
     """Whether nothing of it runs or will; a state that is new to us is waited out."""
     return job.state in ENDED_BY_SLURM or job.state in ENDED_BY_ITSELF
 
 
-def ending(job: SlurmJob) -> SlurmEnding:
+def describe_end(job: SlurmJob) -> SlurmOutcome:
     """How it ended, in Slurm's words; of one that has."""
     outcome, said = {**ENDED_BY_ITSELF, **ENDED_BY_SLURM}[job.state]
     nodes = f" on {job.nodes}" if job.nodes else ""
     why = "" if job.reason in ("", "NonZeroExitCode", "TimeLimit") else f" ({job.reason})"
-    return SlurmEnding(outcome, f"Slurm: {said}{why}; job {job.id}{nodes}, {job.state}{_accounted(job)}")
+    return SlurmOutcome(outcome, f"Slurm: {said}{why}; job {job.id}{nodes}, {job.state}{_accounted(job)}")
 
 
 def _accounted(job: SlurmJob) -> str:
@@ -161,14 +161,14 @@ def _accounted(job: SlurmJob) -> str:
     return how if job.elapsed_s is None else f"{how}, after {timedelta(seconds=job.elapsed_s)}"
 
 
-def forgotten(job: str, *, accounts: bool) -> str:
+def describe_missing_record(job: str, *, accounts: bool) -> str:
     """Of a job that Slurm once took and cannot tell of."""
     if accounts:
         return f"Slurm has no record of how job {job} ended"
     return f"Slurm no longer knows job {job}, and Slurm accounting (sacct) is off"
 
 
-def waits(job: SlurmJob) -> str:
+def describe_wait(job: SlurmJob) -> str:
     """Why it waits, and until when."""
     code, _, rest = job.reason.partition(",")
     said = REASONS.get(code, "")
@@ -181,12 +181,12 @@ def waits(job: SlurmJob) -> str:
     return f"{text}, expected start {job.start:%Y-%m-%d %H:%M} UTC" if job.start else text
 
 
-def where(job: SlurmJob) -> str:
+def describe_location(job: SlurmJob) -> str:
     """Where it runs."""
     return f"Running on {job.nodes or 'Slurm nodes'}: Slurm job {job.id}, partition {job.partition}"
 
 
-def told(job: SlurmJob) -> dict[str, str]:
+def get_page_fields(job: SlurmJob) -> dict[str, str]:
     """What a page shows of it."""
     shown = {"state": job.state, "partition": job.partition, "nodes": job.nodes}
     return {what: text for what, text in shown.items() if text}

@@ -18,16 +18,14 @@ from jobs.core.credentials import issue_run_token
 from jobs.models import Attempt, Job, Member, RunToken, Status
 from jobs.queue import attempt_completion as endings
 from jobs.queue import lifecycle, termination
-from jobs.queue.engines.slurm.script import Submission, submission
-from jobs.queue.engines.slurm.site import Site
-from jobs.queue.engines.slurm.states import ENDED_BY_SLURM, PREEMPTED, SlurmJob, ending
-from jobs.queue.scheduling.checkpoint_hosts import kept_checkpoint
-from jobs.queue.sent import spec_for_hosts
+from jobs.queue.orders import find_newest_checkpoint, spec_for_hosts
+from jobs.queue.slurm.script import Site, Submission, build_submission
+from jobs.queue.slurm.states import ENDED_BY_SLURM, PREEMPTED, SlurmJob, describe_end
 from planner.facts.kinds import get_num_slots, get_slurm_spec
 from planner.facts.spec import JobSpec
 
 
-def begin(job: Job) -> None:
+def create_attempt(job: Job) -> None:
     """The attempt of a queued job that is locked, with a member for each node that it asks for."""
     spec, now = JobSpec.model_validate(job.spec), timezone.now()
     nodes, ranks = get_slurm_spec(spec).nodes, spec.layout.world_size
@@ -45,7 +43,7 @@ def begin(job: Job) -> None:
     )
 
 
-def submit(attempt: Attempt, site: Site, certificates: str) -> Submission:
+def prepare_submission(attempt: Attempt, site: Site, certificates: str) -> Submission:
     """What sbatch is to be given, with a token of its own. Earlier ones are good until Slurm has taken this one: what
     was sent before may be there."""
     spec = JobSpec.model_validate(attempt.job.spec)
@@ -63,36 +61,36 @@ def submit(attempt: Attempt, site: Site, certificates: str) -> Submission:
         folder=site.folder,
         lease_s=settings.LEASE_S,
     )
-    if attempt.number > 1 and (kept := kept_checkpoint(attempt.job)):
+    if attempt.number > 1 and (kept := find_newest_checkpoint(attempt.job)):
         order["checkpoint"] = kept
-    return submission(spec, attempt.job_id, attempt.number, order, site, settings.SAVE_S)
+    return build_submission(spec, attempt.job_id, attempt.number, order, site, settings.SAVE_S)
 
 
-def note(attempt: Attempt, job: str) -> None:
+def record_job_id(attempt: Attempt, job: str) -> None:
     """Which of Slurm's jobs it is; once."""
     if not attempt.engine_id:
         Attempt.objects.filter(pk=attempt.pk, engine_id="").update(engine_id=job)
         attempt.engine_id = job
 
 
-def taken(attempt: Attempt, job: str) -> None:
+def record_submission(attempt: Attempt, job: str) -> None:
     """Slurm took what was sent last: what was sent before and comes late is refused by its token."""
-    note(attempt, job)
+    record_job_id(attempt, job)
     RunToken.objects.filter(pk__in=_tokens(attempt)[1:]).delete()
 
 
-def not_taken(attempt: Attempt) -> None:
+def discard_latest_token(attempt: Attempt) -> None:
     """Nobody has the token of what was sent last."""
     RunToken.objects.filter(pk__in=_tokens(attempt)[:1]).delete()
 
 
-def tell(attempt: Attempt, told: dict[str, str]) -> None:
+def record_slurm_state(attempt: Attempt, told: dict[str, str]) -> None:
     """What a page shows of it, where that is news."""
     if attempt.engine_told != told:
         Attempt.objects.filter(pk=attempt.pk).update(engine_told=told)
 
 
-def joined(attempts: Iterable[Attempt]) -> set[int]:
+def list_joined_attempts(attempts: Iterable[Attempt]) -> set[int]:
     """Keys of those of which a supervisor spoke."""
     spoke = Member.objects.filter(attempt__in=[attempt.pk for attempt in attempts]).exclude(claim="")
     return set(spoke.order_by().values_list("attempt", flat=True))
@@ -105,27 +103,27 @@ def _tokens(attempt: Attempt) -> list[int]:
 
 def finish(attempt: Attempt, job: SlurmJob, printed: str) -> None:
     """Slurm says that nothing of it runs: whoever of it has told no end of its own ends by that."""
-    outcome, reason = ending(job)
+    outcome, reason = describe_end(job)
     if printed and job.state not in ENDED_BY_SLURM:
         reason = f"{reason}: {' '.join(printed.split())[-600:]}"
     if attempt.job.status == Status.CANCELLING:
         outcome, reason = "cancelled", f"Slurm ended job {job.id}"
     with transaction.atomic():
-        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had already started the job")})
+        lifecycle.start_jobs({attempt.job_id: (attempt.number, "Slurm had already started the job")})
         if job.state == PREEMPTED and attempt.ended is None:
             termination.stop(attempt.job_id, attempt.number, "preempted", f"Slurm preempted job {job.id}")
         for member in _unended(attempt):
             told = cast(ExitReport | None, member.exit) or _report(attempt)
-            endings.end(member, {**told, "outcome": outcome, "reason": reason[:1000]})
+            endings.end_member(member, {**told, "outcome": outcome, "reason": reason[:1000]})
         _over(attempt)
 
 
-def refuse(attempt: Attempt, why: str) -> None:
+def reject(attempt: Attempt, why: str) -> None:
     """Slurm does not take it and never will."""
     with transaction.atomic():
-        lifecycle.start({attempt.job_id: (attempt.number, "submitted to Slurm")})
+        lifecycle.start_jobs({attempt.job_id: (attempt.number, "submitted to Slurm")})
         for member in _unended(attempt):
-            endings.end(
+            endings.end_member(
                 member, {**_report(attempt), "outcome": "failed", "reason": f"Slurm rejected the job: {why}"[:1000]}
             )
         _over(attempt)
@@ -134,9 +132,9 @@ def refuse(attempt: Attempt, why: str) -> None:
 def lose(attempt: Attempt, reason: str) -> None:
     """Nothing of it is with Slurm."""
     with transaction.atomic():
-        lifecycle.start({attempt.job_id: (attempt.number, "Slurm had already started the job")})
+        lifecycle.start_jobs({attempt.job_id: (attempt.number, "Slurm had already started the job")})
         for member in _unended(attempt):
-            endings.lose(member, reason)
+            endings.lose_member(member, reason)
         _over(attempt)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from jobs.queue.scheduling.states import HostState, Occupant, Placement, Preemption, Share, Waiting
+from jobs.queue.scheduling.states import HostState, Occupant, Placement, Preemption, QueuedJob, Share
 from planner.facts.kinds import SlotDemand, round_down
 
 
-def spread(demand: SlotDemand, unit: int, free: Mapping[str, int], liked: str = "") -> dict[str, int] | None:
+def spread_slots(demand: SlotDemand, unit: int, free: Mapping[str, int], liked: str = "") -> dict[str, int] | None:
     """Slots by host, the largest share first: over as few hosts as their free slots allow; None where they cannot.
 
     Of the hosts that could take the last share it is the one with the fewest free slots, so that large holes stay. Of
@@ -89,7 +89,7 @@ class Ground(NamedTuple):
     by_model: tuple[tuple[str, ...], ...]
 
 
-class Pool:
+class SlotAllocator:
     """The hosts of one device while a pass goes through the queue."""
 
     def __init__(self, device: str, hosts: list[HostState], trouble: str = "") -> None:
@@ -97,10 +97,10 @@ class Pool:
         self.hosts = {host.name: host for host in hosts}
         self.taking = {name: host for name, host in self.hosts.items() if host.takes_jobs}
         self.free = {name: host.free for name, host in self.taking.items()}
-        self.holders: dict[str, Waiting] = {}  # by host
-        self.kept: dict[str, tuple[str, ...]] = {}  # hosts by holder
+        self.holders: dict[str, QueuedJob] = {}  # by host
+        self.head_hosts: dict[str, tuple[str, ...]] = {}  # hosts by holder
         self.open = sorted((len(free), name) for name, free in self.free.items())  # hosts kept for nobody
-        self._heads: dict[frozenset[str], Waiting] = {}
+        self._heads: dict[frozenset[str], QueuedJob] = {}
         self._ground_of: dict[str, Ground] = {}  # by job
         self._grounds: dict[object, Ground] = {}
         self._unit_of: dict[str, int | None] = {}  # by job
@@ -108,7 +108,7 @@ class Pool:
         self._refused: set[object] = set()  # demands that found no room: it only shrinks during a pass
         self._booked = any(host.bookings for host in hosts)
 
-    def take(self, job: Waiting) -> Placement | None:
+    def take(self, job: QueuedJob) -> Placement | None:
         """Give the job its slots if hosts that are open to it have room."""
         asked = (self.ground(job).hosts, job.demand)
         if asked in self._refused:
@@ -119,7 +119,7 @@ class Pool:
             return None
         return Placement(job.id, tuple(self._give(name, slots) for name, slots in shares.items()))
 
-    def hold(self, job: Waiting) -> None:
+    def hold(self, job: QueuedJob) -> None:
         """Keep hosts for a blocked job, if it is the first of those that may go where it may."""
         hosts = self.ground(job).hosts
         if hosts in self._heads:
@@ -128,26 +128,26 @@ class Pool:
         if not names:
             return
         self._heads[hosts] = job
-        self.kept[job.id] = names
+        self.head_hosts[job.id] = names
         for name in names:
             self.holders[name] = job
             self._close(name)
 
-    def head(self, job: Waiting) -> Waiting | None:
+    def head(self, job: QueuedJob) -> QueuedJob | None:
         """Who is first of those that may go where the job may."""
         return self._heads.get(self.ground(job).hosts)
 
-    def fits(self, job: Waiting) -> bool:
+    def fits(self, job: QueuedJob) -> bool:
         """Whether it could run on hosts that take jobs, were they empty."""
         return self.unit(job) is not None
 
-    def unit(self, job: Waiting) -> int | None:
+    def unit(self, job: QueuedJob) -> int | None:
         """What each host's share of it is a multiple of; None where no hosts that take jobs could ever hold it."""
         if job.id not in self._unit_of:
             self._unit_of[job.id] = self._fitting_unit(job)
         return self._unit_of[job.id]
 
-    def _fitting_unit(self, job: Waiting) -> int | None:
+    def _fitting_unit(self, job: QueuedJob) -> int | None:
         ground, demand = self.ground(job), job.demand
         key = (ground.hosts, demand)
         if key not in self._units:
@@ -157,20 +157,20 @@ class Pool:
             self._units[key] = next((unit for unit in demand.units if unit in fitting), None)
         return self._units[key]
 
-    def ground(self, job: Waiting) -> Ground:
+    def ground(self, job: QueuedJob) -> Ground:
         """The hosts that it may ever go to."""
         if job.id not in self._ground_of:
             self._ground_of[job.id] = self._shared_ground(job)
         return self._ground_of[job.id]
 
-    def _shared_ground(self, job: Waiting) -> Ground:
+    def _shared_ground(self, job: QueuedJob) -> Ground:
         """One for all jobs that ask for the same."""
         booked = (job.project, job.limit_s) if self._booked else None
         key = (job.wanted_host, job.pool, job.labels, booked)
         if key not in self._grounds:
             named = [self.taking[job.wanted_host]] if job.wanted_host in self.taking else []
             asked = named if job.wanted_host else self.taking.values()
-            may = [h for h in asked if h.is_asked_for_by(job) and not h.is_reserved_from(job)]
+            may = [h for h in asked if h.matches(job) and not h.is_reserved_for_others(job)]
             models: dict[str, list[str]] = {}
             for host in may:
                 models.setdefault(host.device_name, []).append(host.name)
@@ -179,26 +179,26 @@ class Pool:
             )
         return self._grounds[key]
 
-    def most_open(self, job: Waiting) -> str | None:
+    def most_open(self, job: QueuedJob) -> str | None:
         """Of the hosts open to it the one with the most free slots."""
         hosts = self.ground(job).hosts
         return next((name for _, name in reversed(self.open) if name in hosts), None)
 
-    def open_slots(self, job: Waiting, unit: int) -> int:
+    def open_slots(self, job: QueuedJob, unit: int) -> int:
         """Slots that a gang like it could have at most on hosts of one model that are open to it."""
         models = self._open_by_model(job)
         return max((job.demand.get_max_slots(list(free.values()), unit) for free in models), default=0)
 
-    def _room(self, job: Waiting) -> dict[str, int] | None:
+    def _room(self, job: QueuedJob) -> dict[str, int] | None:
         demand = job.demand
-        if (one := self._one_host(self.ground(job).hosts, demand, job.saved_on)) is not None:
+        if (one := self._one_host(self.ground(job).hosts, demand, job.checkpoint_host)) is not None:
             return {one: demand.num_slots}
         unit = self.unit(job)
         if demand.max_hosts == 1 or unit is None:
             return None
-        spreads = [spread(demand, unit, free, job.saved_on) for free in self._open_by_model(job)]
+        spreads = [spread_slots(demand, unit, free, job.checkpoint_host) for free in self._open_by_model(job)]
         found = (each for each in spreads if each)
-        return min(found, key=lambda each: (len(each), job.saved_on not in each, *each), default=None)
+        return min(found, key=lambda each: (len(each), job.checkpoint_host not in each, *each), default=None)
 
     def _one_host(self, hosts: frozenset[str], demand: SlotDemand, saved_on: str) -> str | None:
         """The one with the fewest free slots; of these the one that its checkpoint is on, if it is among them."""
@@ -209,18 +209,22 @@ class Pool:
         as_good = saved_on in hosts and saved_on not in self.holders and len(self.free[saved_on]) == found[0]
         return saved_on if as_good else found[1]
 
-    def _open_by_model(self, job: Waiting) -> Iterator[dict[str, int]]:
+    def _open_by_model(self, job: QueuedJob) -> Iterator[dict[str, int]]:
         for names in self.ground(job).by_model:
             yield {name: len(self.free[name]) for name in names if name not in self.holders}
 
-    def _to_keep(self, job: Waiting) -> tuple[str, ...]:
+    def _to_keep(self, job: QueuedJob) -> tuple[str, ...]:
         unit = self.unit(job)
         if unit is None:
             return ()
         models = [[name for name in names if name not in self.holders] for names in self.ground(job).by_model]
         for names in models:
-            if job.kept and set(job.kept) <= set(names) and self._holds_barely(job.demand, unit, job.kept):
-                return tuple(sorted(job.kept))
+            if (
+                job.head_hosts
+                and set(job.head_hosts) <= set(names)
+                and self._holds_barely(job.demand, unit, job.head_hosts)
+            ):
+                return tuple(sorted(job.head_hosts))
         sets = [to_keep(job.demand, unit, [self._candidate(job, name) for name in names]) for names in models]
         return min((found for found in sets if found), key=lambda found: self._lacks(job, unit, found), default=())
 
@@ -235,11 +239,11 @@ class Pool:
             and len(names) <= (demand.max_hosts or len(names))
         )
 
-    def _candidate(self, job: Waiting, name: str) -> Candidate:
+    def _candidate(self, job: QueuedJob, name: str) -> Candidate:
         gone = len(self.taking[name].free) - len(self.free[name])
-        return Candidate(name, self.taking[name].slots, self.taking[name].soon(job.priority) - gone)
+        return Candidate(name, self.taking[name].slots, self.taking[name].count_soon_free(job.priority) - gone)
 
-    def _lacks(self, job: Waiting, unit: int, names: tuple[str, ...]) -> tuple[object, ...]:
+    def _lacks(self, job: QueuedJob, unit: int, names: tuple[str, ...]) -> tuple[object, ...]:
         """For the smallest: how many hosts, further slots, slots in all, their names."""
         hosts = [self._candidate(job, name) for name in names]
         soon = job.demand.get_max_slots([host.soon for host in hosts], unit)
@@ -255,20 +259,20 @@ class Pool:
         del self.open[bisect_left(self.open, (len(self.free[name]), name))]
 
 
-def preemptions(pool: Pool) -> list[Preemption]:
+def preemptions(pool: SlotAllocator) -> list[Preemption]:
     """For every head of the pool, on the hosts that are kept for it."""
     heads = {job.id: job for job in pool.holders.values()}
     return [each for job in sorted(heads.values(), key=lambda job: job.id) for each in _for(job, pool)]
 
 
-def _for(job: Waiting, pool: Pool) -> list[Preemption]:
-    names = pool.kept[job.id]
+def _for(job: QueuedJob, pool: SlotAllocator) -> list[Preemption]:
+    names = pool.head_hosts[job.id]
     free = {name: len(pool.free[name]) for name in names}
     on: dict[str, dict[str, int]] = {}
     told: dict[str, Occupant] = {}
     for name in names:
         for who in pool.taking[name].occupants:
-            if who.leaving:
+            if who.is_ending:
                 free[name] += who.slots
             elif who.priority < job.priority:
                 on.setdefault(who.job, {})[name] = who.slots
@@ -289,12 +293,12 @@ def _for(job: Waiting, pool: Pool) -> list[Preemption]:
     return [Preemption(victim, job.id) for victim in victims]
 
 
-def _starts(job: Waiting, pool: Pool, free: dict[str, int]) -> bool:
+def _starts(job: QueuedJob, pool: SlotAllocator, free: dict[str, int]) -> bool:
     unit = pool.unit(job)
     assert unit is not None, "the first job of the queue fits its hosts"
     if job.num_slots <= max(free.values()):
         return True
-    return job.max_hosts != 1 and spread(job.demand, unit, free) is not None
+    return job.max_hosts != 1 and spread_slots(job.demand, unit, free) is not None
 
 
 def _with(free: dict[str, int], more: dict[str, int]) -> dict[str, int]:

@@ -1,1 +1,0 @@
-"""The controller: its stages, and what it does by rule."""
