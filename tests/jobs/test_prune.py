@@ -105,7 +105,7 @@ def test_one_that_fails_holds_up_no_other(
     def fail() -> int:
         raise OSError("no")
 
-    monkeypatch.setattr(prune.deadletters, "delete_oldest_dead_letters", fail)
+    monkeypatch.setattr(prune.event_handlers, "delete_oldest_dead_letters", fail)
     stream = telemetry_stream("deleted", 1)
     live_redis.xadd(stream, {"b": b""})
     with pytest.RaisesGroup(OSError):
