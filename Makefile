@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up screens stand-in test lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow postgres mix slurm image-test bench load bench-rivals gpu docs pictures release clean tools
+.PHONY: help up screens stand-in test test-all lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow postgres mix slurm image-test bench load bench-rivals gpu docs pictures release clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -57,9 +57,16 @@ webapp/types/api.d.ts: docs/openapi.json node_modules/.installed
 tools: # what the tests drive from outside Python
 	@sh tests/install_tools.sh
 
+PYTEST_ALL = $(BIN)/python -m pytest tests -n 4 --dist loadscope --no-loadscope-reorder --durations 20
+
 test: $(VENV)/.dev tools ## run the default tests in four processes
 	node --test tests/js/*.test.js
-	$(BIN)/python -m pytest tests -n 4 --dist loadscope --no-loadscope-reorder --durations 40
+	$(PYTEST_ALL)
+
+test-all: $(VENV)/.mlflow tools ## run the default, extended, and slow tests, and write tests/durations.csv
+	node --test tests/js/*.test.js
+	$(PYTEST_ALL) -m 'not slow' --write-durations
+	$(MAKE) slow
 
 lint: $(VENV)/.dev webapp/types/api.d.ts ## check lint, format, types, and imports between packages
 	$(BIN)/ruff check .

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import hypothesis
 import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.durations import DurationWriter, get_scope, read_durations, sort_longest_first
 from tests.support.postgres import postgres_server, use_database
 from tests.support.processes import RedisServer, run_redis
-
-T = TypeVar("T")
-
-# These modules take minutes. They start first, so that none of them runs alone at the end.
-SLOWEST_MODULES = (
-    "tests/workers/trainer/parallel/test_device_order.py",
-    "tests/memory/test_memory.py",
-    "tests/workers/test_dry_run.py",
-    "tests/memory/test_experts.py",
-    "tests/workers/trainer/parallel/test_decides.py",
-    "tests/workers/trainer/model/test_activations.py",
-    "tests/workers/trainer/parallel/test_context.py",
-)
 
 # Use the same examples in each run, and no deadline, so that no test fails because the machine is busy.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, max_examples=40)
@@ -42,25 +29,28 @@ torch.set_num_threads(1)
 
 
 class ModuleScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Run each module in one process, and all browser tests in the same one, so that they share a board."""
+    """Run each module in one process, and all browser tests in the same one."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "board" if nodeid.startswith("tests/e2e/test_") else str(super()._split_scope(nodeid))
+        return get_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ModuleScheduling:
     return ModuleScheduling(config, log)
 
 
-def sort_slowest_first(tests: Sequence[tuple[str, T]], modules: Sequence[str] = SLOWEST_MODULES) -> list[T]:
-    """Sort pairs of node ID and test: those of `modules` in this order, then the others unchanged."""
-    place = {module: number for number, module in enumerate(modules)}
-    return [test for _, test in sorted(tests, key=lambda pair: place.get(pair[0].split("::")[0], len(modules)))]
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-durations", action="store_true", help="write tests/durations.csv after a run that passed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--write-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationWriter())
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = sort_slowest_first([(item.nodeid, item) for item in items])
+    items[:] = sort_longest_first(((item.nodeid, item) for item in items), read_durations())
 
 
 def pytest_collection_finish() -> None:

@@ -6,17 +6,16 @@ import gc
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import SLOWEST_MODULES, sort_slowest_first
 from tests.support.board import Board
+from tests.support.durations import DurationWriter, read_durations, sort_longest_first
 from tests.support.host import Host
-from tests.support.processes import ROOT, is_gone
+from tests.support.processes import is_gone
 from tests.support.ranks import run_to_completion
 
 LAUNCHER = """
@@ -95,25 +94,42 @@ def test_timeout_of_a_wait_shows_the_status(monkeypatch: pytest.MonkeyPatch, tmp
     assert caught.value.__notes__ == ["At the end, it is queued: no reason"]
 
 
-def test_sorts_slow_modules_first_and_keeps_the_order_of_others() -> None:
-    ids = ["a.py::one", "b.py::one", "c.py::one[x::y]", "b.py::two", "d.py::one"]
-    assert sort_slowest_first([(name, name) for name in ids], ("c.py", "b.py")) == [
+def test_starts_the_longest_scope_first_and_keeps_the_order_within() -> None:
+    ids = [
+        "a.py::one",
+        "b.py::one",
+        "c.py::one[x::y]",
+        "b.py::two",
+        "tests/e2e/test_x.py::one",
+        "tests/e2e/test_y.py::one",
+    ]
+    durations = {"a.py": 1.0, "b.py": 5.0, "c.py": 7.0, "tests/e2e/test_x.py": 4.0, "tests/e2e/test_y.py": 4.0}
+    assert sort_longest_first([(name, name) for name in ids], durations) == [
+        *browser,
         "c.py::one[x::y]",
         "b.py::one",
         "b.py::two",
         "a.py::one",
-        "d.py::one",
     ]
 
 
-def test_lists_each_slow_module_once() -> None:
-    assert [module for module in SLOWEST_MODULES if not (ROOT / module).is_file()] == []
-    assert set(Counter(SLOWEST_MODULES).values()) == {1}
+def test_starts_modules_in_the_order_of_the_table(request: pytest.FixtureRequest) -> None:
+    items = [(item.nodeid, item) for item in request.session.items]
+    assert [item for _, item in items] == sort_longest_first(items, read_durations())
 
 
-def test_runs_slow_modules_first(request: pytest.FixtureRequest) -> None:
-    slow = [item.nodeid.split("::")[0] in SLOWEST_MODULES for item in request.session.items]
-    assert slow == sorted(slow, reverse=True)
+def test_writes_durations_of_both_tiers(tmp_path: Path) -> None:
+    writer = DurationWriter(tmp_path / "durations.csv")
+    for keywords, seconds in ({}, 2.0), ({"extended": 1}, 30.0):
+        for when in "setup", "call", "teardown":
+            writer.pytest_runtest_logreport(
+                pytest.TestReport("a.py::one", ("a.py", 1, "one"), keywords, "passed", None, when, duration=seconds)
+            )
+    writer.pytest_sessionfinish(exitstatus=1)
+    assert not (tmp_path / "durations.csv").exists()
+    writer.pytest_sessionfinish(exitstatus=0)
+    assert (tmp_path / "durations.csv").read_text().splitlines()[1] == "a.py,1,6.0,1,90.0"
+    assert read_durations(tmp_path / "durations.csv") == {"a.py": 6.0}
 
 
 def test_exempts_imported_objects_from_garbage_collection() -> None:
