@@ -95,14 +95,8 @@ def test_timeout_of_a_wait_shows_the_status(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_starts_the_longest_scope_first_and_keeps_the_order_within() -> None:
-    ids = [
-        "a.py::one",
-        "b.py::one",
-        "c.py::one[x::y]",
-        "b.py::two",
-        "tests/e2e/test_x.py::one",
-        "tests/e2e/test_y.py::one",
-    ]
+    browser = ["tests/e2e/test_x.py::one", "tests/e2e/test_y.py::one"]
+    ids = ["a.py::one", "b.py::one", "c.py::one[x::y]", "b.py::two", *browser]
     durations = {"a.py": 1.0, "b.py": 5.0, "c.py": 7.0, "tests/e2e/test_x.py": 4.0, "tests/e2e/test_y.py": 4.0}
     assert sort_longest_first([(name, name) for name in ids], durations) == [
         *browser,
