@@ -26,14 +26,12 @@ from jobs.models import (
 )
 from jobs.models.jobs import VERIFICATION_FAILED
 from jobs.people.notifications.outbox import write
-from jobs.planning.auto import resolved
-from jobs.planning.elastic import changed_spec, smaller
+from jobs.planning.admission import find_board_problems
+from jobs.planning.auto_layout import apply_smaller_layout, find_smaller_layout, resolve_auto_layout
+from jobs.planning.checkpoints import find_checkpoint_problems
+from jobs.planning.drafts import estimate_job
 from jobs.planning.fit import require_fit, split_allow_unfit
-from jobs.planning.foretold import foretold
-from jobs.planning.hardware import own_cluster
-from jobs.planning.refusals import refusals
-from jobs.planning.resumed import checkpoint_problems
-from jobs.planning.there import There, hosts_there, slot_device
+from jobs.planning.hosts import AvailableHost, get_slot_device, list_hosts, predict_cluster
 from jobs.queue import attempt_completion, lifecycle
 from planner.cost.estimate import parse_plannable
 from planner.facts.kinds import compute_slot_demand
@@ -56,7 +54,7 @@ class CheckedSpec(NamedTuple):
     "auto" in it; None where it names one. `allow_unfit`: whether it is queued even if its memory does not fit."""
 
     spec: JobSpec
-    there: list[There]
+    there: list[AvailableHost]
     chosen: AutoLayout | None
     allow_unfit: bool = False
 
@@ -69,10 +67,14 @@ def check_spec(owner: User, data: object) -> CheckedSpec:
         BusyError: it asks for a layout to be chosen, and too much is planned at once.
     """
     data, allow_unfit = split_allow_unfit(data)
-    data, chosen = resolved(data)
+    data, chosen = resolve_auto_layout(data)
     spec = parse_plannable(data)
-    there = hosts_there(spec)
-    if refused := [*refusals(owner, spec, there), *find_unsupported_fields(spec), *checkpoint_problems(owner, spec)]:
+    there = list_hosts(spec)
+    if refused := [
+        *find_board_problems(owner, spec, there),
+        *find_unsupported_fields(spec),
+        *find_checkpoint_problems(owner, spec),
+    ]:
         raise SpecError(refused)
     return CheckedSpec(spec, there, chosen, allow_unfit)
 
@@ -134,7 +136,7 @@ def _queue(owner: User, asked: CheckedSpec, check_of: Job | None) -> tuple[Job, 
             owner=owner,
             name=spec.name,
             kind=spec.kind,
-            device=slot_device(spec, asked.there),
+            device=get_slot_device(spec, asked.there),
             wanted_host=spec.resources.host or "",
             pool=spec.resources.pool or "",
             labels=sorted(set(spec.resources.labels)),
@@ -157,14 +159,14 @@ def _queue(owner: User, asked: CheckedSpec, check_of: Job | None) -> tuple[Job, 
 def _of_spec(asked: CheckedSpec) -> dict[str, Any]:
     """What of a job's row goes with its layout."""
     spec = asked.spec
-    cluster, needed = own_cluster(spec, asked.there), compute_slot_demand(spec)
+    cluster, needed = predict_cluster(spec, asked.there), compute_slot_demand(spec)
     return {
         "spec": spec.model_dump(),
         "num_slots": needed.num_slots,
         "wide_unit": needed.units[0],
         "unit": needed.units[-1],
         "max_hosts": needed.max_hosts,
-        "estimate": foretold(spec, cluster),
+        "estimate": estimate_job(spec, cluster),
         "hardware": cluster.model_dump(mode="json", exclude={"runs"}),
     }
 
@@ -238,8 +240,8 @@ def requeue_smaller(job: Job, by: str) -> bool:
     """
     if job.has_failed_verification():
         raise DisprovedError(VERIFICATION_FAILED)
-    offer = smaller(job)
-    fields = _of_spec(check_spec(job.owner, changed_spec(job.spec, offer)))
+    offer = find_smaller_layout(job)
+    fields = _of_spec(check_spec(job.owner, apply_smaller_layout(job.spec, offer)))
     reason = f"queued again by {by} with {offer['words']} on {format_count(offer['ranks'], 'rank')}: {offer['why']}"
     with transaction.atomic():
         lifecycle.lock_job(job.id)

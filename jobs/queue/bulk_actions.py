@@ -17,7 +17,7 @@ from jobs.core.access import get_changeable_jobs, get_operable_jobs, may_change_
 from jobs.core.audit import record
 from jobs.models import TERMINAL, Job, JobTag, Status, describe_status
 from jobs.models.validators import NameRule, check_name
-from jobs.planning.queries import checked
+from jobs.planning.schemas import validate_request
 from jobs.queue import actions, staff_actions
 from jobs.queue.view import UnchangedJob
 from planner.facts.validation import JobId, Problem, SpecError, StrictModel
@@ -171,7 +171,7 @@ class NotEndedError(Exception):
 def parse_job_change(data: object) -> JobChange:
     """Parse a change of one job. A SpecError about `tags` names the fields that change tags."""
     try:
-        return checked(JobChange, data)
+        return validate_request(JobChange, data)
     except SpecError as error:
         tags = Problem("tags", "`tags` is read-only. Use `add_tags` and `remove_tags`.")
         raise SpecError([tags if one.field == "tags" else one for one in error.problems]) from None

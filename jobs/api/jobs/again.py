@@ -90,7 +90,7 @@ def _made(request: Request, job_id: str, change_of: Callable[[Job], Any]) -> Res
         if key is not None and (earlier := actions.find_idempotent_job(user, key, told)):
             return Response(serialize_job(earlier, None))
         job = find_job(user, job_id)
-        made, queued = derived_jobs.copy_job(user, job, change_of(job), key=key, told=told)
+        made, queued = derived_jobs.copy_job(user, job, change_of(job), key=key, request_body=told)
     except _NoCheckpointError:
         return refuse(
             409, "checkpoint", "No attempt of this job saved a checkpoint. Retry the job to start from step 0."
