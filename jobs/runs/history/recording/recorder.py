@@ -115,12 +115,12 @@ class HistoryRecorder:
         results.append(self._run_stage("forget", self._delete_old))
         self._uncommitted = {key for key in self._uncommitted if key in self._due and not self._is_committed(key)}
         if all(results) and not self._uncommitted:
-            self._run_stage("lease", self._lease.ticked)
+            self._run_stage("lease", self._lease.record_tick)
 
     def _take_lease(self) -> None:
         waiting = not self._lease.hold()
         if waiting and not self._is_standby:
-            log.info("Another recorder runs (%s). Waiting until the other recorder ends", self._lease.holder_now())
+            log.info("Another recorder runs (%s). Waiting until the other recorder ends", self._lease.get_last_holder())
             self._open.clear()  # both continue from the folders
         if self._is_standby and not waiting:
             log.info("The other recorder has ended. Starting")
@@ -258,7 +258,7 @@ class HistoryRecorder:
         return True
 
     def _report_error(self, name: str, error: Exception) -> None:
-        self._troubles.tell(name, error)
+        self._troubles.report(name, error)
         self._is_redis_or_db_away |= is_outage(error)
         if is_database_error(error):
             connection.close()  # the next use opens another
