@@ -171,7 +171,7 @@ def test_one_that_is_too_large_is_not_stored(
     announced: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attempt_recorder, "MOST_BYTES", 100)
+    monkeypatch.setattr(attempt_recorder, "MAX_VERDICT_BYTES", 100)
     for some in run(1, 2):
         Sender(live_redis, attempt.job_id).send(some)
     recorder.run_once()

@@ -56,11 +56,7 @@ class RecordedEntry(NamedTuple):
 def read_new_entries(
     client: redis.Redis, positions: dict[StreamKey, StreamPosition]
 ) -> Iterator[tuple[StreamKey, list[RecordedEntry]]]:
-    """Yield new entries after positions, a few of each stream.
-
-    Raises:
-        RedisError: Redis cannot be reached.
-    """
+    """Yield new entries after positions, a few of each stream. Raise RedisError."""
     streams = list(positions)
     for start in range(0, len(streams), STREAMS_PER_READ):
         by_key = {stream.key: stream for stream in streams[start : start + STREAMS_PER_READ]}
@@ -72,11 +68,7 @@ def read_new_entries(
 
 
 def read_known_entries(client: redis.Redis, stream: StreamKey, until: str) -> Iterator[bytes]:
-    """Yield the batches of a stream up to a position, as far as the stream still has them.
-
-    Raises:
-        RedisError: Redis cannot be reached.
-    """
+    """Yield the batches of a stream up to a position, as far as the stream still has them. Raise RedisError."""
     after = "-"
     while True:
         found: Any = client.xrange(stream.key, min=after, max=until, count=ENTRIES_PER_STREAM)
@@ -89,7 +81,8 @@ def read_known_entries(client: redis.Redis, stream: StreamKey, until: str) -> It
 def _number_entries(entries: Any, last_number: int | None) -> Iterator[RecordedEntry]:
     """Check the numbers of entries, which continue if the stream restarts. Known numbers come from an older dump."""
     for entry_id, fields in entries:
-        number = _parse_number(fields)
+        text = fields.get(b"n", b"")
+        number = int(text) if text.isdigit() and len(text) < 19 else None
         expected = 0 if last_number is None else last_number + 1
         if number is not None and number < expected:
             yield RecordedEntry(entry_id.decode(), last_number, 0, b"")
@@ -99,18 +92,10 @@ def _number_entries(entries: Any, last_number: int | None) -> Iterator[RecordedE
         yield RecordedEntry(entry_id.decode(), last_number, missing, fields.get(b"b", b""))
 
 
-def _parse_number(fields: Any) -> int | None:
-    text = fields.get(b"n", b"")
-    return int(text) if text.isdigit() and len(text) < 19 else None
-
-
 def find_restarted_streams(client: redis.Redis, positions: dict[StreamKey, StreamPosition]) -> list[StreamKey]:
     """Return streams whose newest entry is older than the position, because Redis lost data or its clock was set back.
 
     Such streams are read from the start. The numbers of entries show which ones are known.
-
-    Raises:
-        RedisError: Redis cannot be reached.
     """
     with client.pipeline(transaction=False) as pipe:
         for stream in positions:
@@ -135,7 +120,7 @@ class AttemptRecorder:
     def __init__(
         self, root: Path, job: str, attempt: int, on_batch: Callable[[Batch, int], None] | None = None
     ) -> None:
-        """Open the history. `also`: a function that receives each batch and its node before it is written."""
+        """Open the history. `on_batch`: receives each batch and its node before it is written."""
         self._on_batch = on_batch
         self.job, self.attempt = job, attempt
         self.folder = HistoryFolder(root, job, attempt)
@@ -158,7 +143,6 @@ class AttemptRecorder:
         return {StreamKey(self.job, self.attempt, int(node)): position for node, position in self._nodes.items()}
 
     def add_entries(self, node: int, entries: list[RecordedEntry]) -> None:
-        """Add new entries."""
         self._received_at = time.monotonic()
         for entry in entries:
             self._add_entry(node, entry)
@@ -171,12 +155,8 @@ class AttemptRecorder:
         if entry.missing:
             gap_end = batch["time"] if batch is not None else parse_entry_id(entry.id)[0] / 1000  # in the board's clock
             gap_start = position["time"] if position["time"] is not None else gap_end
-            self.rows.mark_gap(
-                node,
-                gap_start,
-                gap_end,
-                f"{entry.missing:,} telemetry entries were deleted before the recorder read them",
-            )
+            words = f"{entry.missing:,} telemetry entries were deleted before the recorder read them"
+            self.rows.mark_gap(node, gap_start, gap_end, words)
         if batch is None:
             return
         self.rows.add(batch, node, position["time"])
@@ -206,26 +186,15 @@ class AttemptRecorder:
 
     @property
     def is_committed(self) -> bool:
-        """Return True if all entries are on disk."""
         return not self._is_dirty
 
-    def commit_if_due(self) -> bool:
-        """Commit if it is due, and return True if so."""
-        due = (
-            time.monotonic() - self._committed_at >= COMMIT_INTERVAL_S
-            or self._uncommitted_bytes >= MAX_UNCOMMITTED_BYTES
-        )
-        if not (due and self._is_dirty):
-            return False
-        self.commit()
-        return True
+    def commit_if_due(self) -> None:
+        is_late = time.monotonic() - self._committed_at >= COMMIT_INTERVAL_S
+        if self._is_dirty and (is_late or self._uncommitted_bytes >= MAX_UNCOMMITTED_BYTES):
+            self.commit()
 
     def commit(self) -> None:
-        """Write all entries to disk.
-
-        Raises:
-            ConcurrentWriterError, OSError: The recording must be opened again.
-        """
+        """Write all entries to disk. After ConcurrentWriterError or OSError, the recording must be opened again."""
         first, last = self.rows.first, self.rows.last
         manifest = self.manifest
         if first is not None and last is not None:
@@ -256,12 +225,9 @@ class AttemptOutcome(NamedTuple):
 
 
 def get_outcome(attempt: int) -> AttemptOutcome:
-    """Return the outcome of an attempt as the queue set it.
+    """Return the outcome of the attempt with a primary key, as the queue set it.
 
     A host may report failed ranks of a cancelled attempt, or nothing. Then the report gets the reason of the queue.
-
-    Args:
-        attempt: The primary key of the attempt.
     """
     row = Attempt.objects.only("job_id", "number", "exit").get(pk=attempt)
     report: dict[str, Any] = row.exit or {}
@@ -279,23 +245,20 @@ class AttemptDiagnosis:
     """Diagnose one attempt."""
 
     def __init__(self, key: int, nodes: int) -> None:
-        """Load an attempt.
-
-        Args:
-            key: The primary key of the attempt.
-            nodes: The number of its nodes. With more nodes, ranks are on other hosts.
-        """
+        """Load the attempt with a primary key. With more than `nodes`, ranks are on other hosts."""
         attempt = Attempt.objects.select_related("job").prefetch_related("members").get(pk=key)
         job, members = attempt.job, list(attempt.members.all())
         is_launched_here = job.engine != EXTERNAL_ENGINE
         self.row, self._job, self.nodes = key, job.id, nodes
+        queued = StateChange.objects.filter(job=job.id, attempt=attempt.number, status=Status.QUEUED)
+        queued_at = queued.order_by("id").values_list("at", flat=True).first() or job.created
         run = PlannedRun(
             job.spec,
             job.estimate,
             job.world_size,
             hardware=job.hardware,
             members=[HostRanks(member.host_name, member.first_rank, member.num_ranks) for member in members],
-            submitted=_get_queued_time(attempt) if is_launched_here else None,
+            submitted=queued_at.timestamp() if is_launched_here else None,
             ordered=min((member.ordered.timestamp() for member in members), default=None) if is_launched_here else None,
         )
         self._diagnosis = Diagnosis(run)
@@ -339,7 +302,6 @@ class DiagnosisSet:
     """Diagnose all recorded attempts. An attempt whose diagnosis fails is still recorded."""
 
     def __init__(self, client: redis.Redis, report_error: Callable[[str, Exception], None]) -> None:
-        """Create an empty set. `tell`: a function that receives errors."""
         self._client, self._report_error = client, report_error
         self._diagnoses: dict[Key, AttemptDiagnosis] = {}
 
@@ -364,9 +326,7 @@ class DiagnosisSet:
     def store_verdict(
         self, key: Key, nodes: int, positions: Mapping[StreamKey, StreamPosition], *, over: bool, silence: str = ""
     ) -> bool:
-        """Store a changed verdict. Return False to try again.
-
-        The diagnosis restarts if a node joined.
+        """Store a changed verdict. Return False to try again. The diagnosis restarts if a node joined.
 
         Args:
             over: The attempt has ended.
@@ -382,13 +342,12 @@ class DiagnosisSet:
             return False
         return self._try(key, lambda: diagnosis.store_verdict(self._get_board_time(), silence))
 
-    def remove(self, key: Key) -> None:
-        self._diagnoses.pop(key, None)
-
     def _get_board_time(self) -> float:
-        """Return Unix seconds of the board's clock."""
         seconds_and_us: Any = self._client.time()
         return float(seconds_and_us[0] + seconds_and_us[1] / 1e6)
+
+    def remove(self, key: Key) -> None:
+        self._diagnoses.pop(key, None)
 
     def _try(self, key: Key, work: Callable[[], object]) -> bool:
         """Run `work` and report its error. Return False if another try may succeed."""
@@ -401,10 +360,3 @@ class DiagnosisSet:
             self.remove(key)
             self._report_error("diagnosis of an attempt", error)
         return True
-
-
-def _get_queued_time(attempt: Attempt) -> float:
-    """Return the Unix time at which an attempt was queued."""
-    changes = StateChange.objects.filter(job=attempt.job_id, attempt=attempt.number, status=Status.QUEUED)
-    first = changes.order_by("id").values_list("at", flat=True).first()
-    return (first or attempt.job.created).timestamp()

@@ -48,11 +48,7 @@ Key = tuple[str, int]  # job, attempt
 
 
 class UnrecordedAttempt(NamedTuple):
-    """Describe an attempt whose history is incomplete.
-
-    Args:
-        silence: Why the attempt is unreachable, or "".
-    """
+    """Describe an attempt whose history is incomplete. `silence`: why the attempt is unreachable, or ""."""
 
     key: int
     nodes: int
@@ -96,7 +92,7 @@ class HistoryRecorder:
         """Commit all entries, and release the lease."""
         if not self._is_standby:
             for key in list(self._open):
-                self._run_for_attempt(key, "stop", self._commit_now)
+                self._run_for_attempt(key, "stop", lambda key: self._open[key].commit())
         self._run_stage("stop", self._lease.release)
         self._client.close()
 
@@ -113,7 +109,8 @@ class HistoryRecorder:
         for key in ended_keys:
             self._run_for_attempt(key, "finish", self._complete_if_quiet)
         results.append(self._run_stage("forget", self._delete_old))
-        self._uncommitted = {key for key in self._uncommitted if key in self._due and not self._is_committed(key)}
+        committed = {key for key, recording in self._open.items() if recording.is_committed}
+        self._uncommitted = {key for key in self._uncommitted if key in self._due} - committed
         if all(results) and not self._uncommitted:
             self._run_stage("lease", self._lease.record_tick)
 
@@ -171,15 +168,12 @@ class HistoryRecorder:
         if positions and now - self._checked_at >= RESTART_CHECK_INTERVAL_S:
             self._checked_at = now
             for stream in find_restarted_streams(self._client, positions):
-                self._restart_stream(stream)
-
-    def _restart_stream(self, stream: StreamKey) -> None:
-        log.warning(
-            "The telemetry stream of job %s, attempt %d, node %d restarted. Reading from the start of the stream",
-            *stream,
-        )
-        if recording := self._open.get((stream.job, stream.attempt)):
-            recording.restart_stream(stream.node)
+                log.warning(
+                    "The telemetry stream of job %s, attempt %d, node %d restarted. Reading the stream from its start",
+                    *stream,
+                )
+                if recording := self._open.get((stream.job, stream.attempt)):
+                    recording.restart_stream(stream.node)
 
     def _begin(self, key: Key) -> None:
         recording = AttemptRecorder(self._root, *key, on_batch=partial(self._diagnoses.add, key))
@@ -207,9 +201,6 @@ class HistoryRecorder:
     def _commit(self, key: Key) -> None:
         self._open[key].commit_if_due()
 
-    def _commit_now(self, key: Key) -> None:
-        self._open[key].commit()
-
     def _complete_if_quiet(self, key: Key) -> None:
         recording, due = self._open.get(key), self._due[key]
         if recording is None or due.ended is None:
@@ -233,9 +224,6 @@ class HistoryRecorder:
         for what, count in delete_old_histories(self._root).items():
             if count:
                 log.info("Deleted %s %s", f"{count:,}", what)
-
-    def _is_committed(self, key: Key) -> bool:
-        return key in self._open and self._open[key].is_committed
 
     def _run_for_attempt(self, key: Key, what: str, work: Callable[[Key], object]) -> None:
         """Run a stage of one attempt. If it fails, only this attempt is read again from its folder."""

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from contracts.fields import MAX_ABS_NUMBER
-from contracts.telemetry.batches import Batch, GapItem, Item
-from contracts.telemetry.health import GaugeItem, ProcessItem, StallItem
-from contracts.telemetry.results import DryRunItem, ProofItem, VerdictItem
+from contracts.telemetry.batches import Batch, Item
+from contracts.telemetry.health import ProcessItem, StallItem
+from contracts.telemetry.results import VerdictItem
 from contracts.telemetry.steps import (
     Cell,
     CheckpointItem,
-    EvalItem,
-    LogItem,
     PhaseItem,
     StartItem,
     StepItem,
-    TrafficItem,
 )
 from contracts.telemetry.timeline import TimelineItem
 from contracts.telemetry.vocabulary import LIVE_STEPS, MAX_CHECKPOINTS, MAX_UNIX_S, SCRIPT_SETUP_STEPS, SPEED_STEPS
@@ -31,8 +27,9 @@ MAX_CELLS = 100_000  # per attempt, because a script names its own process group
 GAP_SETTLE_S = 2.0  # after a gap, a new counter counts as started in the gap
 
 
-def _format_cell_key(cell: Cell) -> str:
-    return f"{cell['phase']}/{cell['axis']}/{cell['op']}/{cell['group_size']}"
+_CELL_COUNTERS: tuple[Literal["count", "completed", "payload_bytes", "algorithmic_bytes", "busy_s"], ...] = (
+    *("count", "completed", "payload_bytes", "algorithmic_bytes", "busy_s"),
+)  # in the order of the table "traffic"
 
 
 class CounterIncreases:
@@ -61,7 +58,7 @@ class CounterIncreases:
         """Add the counters of a rank at a time. Return the number of rejected counters above the limit."""
         num_rejected, known = 0, rank["cells"]
         for cell in cells:
-            key = _format_cell_key(cell)
+            key = f"{cell['phase']}/{cell['axis']}/{cell['op']}/{cell['group_size']}"
             before = known.get(key)
             if before is None:
                 if self._num_cells >= MAX_CELLS:
@@ -76,26 +73,12 @@ class CounterIncreases:
         return num_rejected
 
     def _add_increase(self, second: int, number: int, cell: Cell, before: Cell | None) -> None:
-        calls, completed = cell["count"], cell["completed"]
-        payload, algorithmic, busy = cell["payload_bytes"], cell["algorithmic_bytes"], cell["busy_s"]
-        if before is not None:
-            calls -= before["count"]
-            completed -= before["completed"]
-            payload -= before["payload_bytes"]
-            algorithmic -= before["algorithmic_bytes"]
-            busy -= before["busy_s"]
-        if not (calls or completed or payload or algorithmic or busy):
+        increases = [cell[name] - (before[name] if before is not None else 0) for name in _CELL_COUNTERS]
+        if not any(increases):
             return
         key = (second, number, cell["phase"], cell["op"], cell["axis"], cell["group_size"])
         sums = self._increases.get(key)
-        if sums is None:
-            self._increases[key] = [calls, completed, payload, algorithmic, busy]
-            return
-        sums[0] += calls
-        sums[1] += completed
-        sums[2] += payload
-        sums[3] += algorithmic
-        sums[4] += busy
+        self._increases[key] = increases if sums is None else [a + b for a, b in zip(sums, increases, strict=True)]
 
 
 def _get_increase_time(rank: RankState, key: str, before: Cell | None, time: float) -> float:
@@ -127,29 +110,7 @@ class RowBuilder:
         self._tables: dict[str, Columns] = {}
         self.first: float | None = None
         self.last: float | None = None
-        self._handlers: dict[str, Callable[[Any], None]] = {
-            "traffic": self._add_traffic,
-            "step": self._add_step,
-            "eval": self._add_eval,
-            "phase": self._add_phase,
-            "log": self._add_log,
-            "verdict": self._add_verdict,
-            "proof": self._add_proof,
-            "dry_run": self._add_dry_run,
-            "checkpoint": self._add_checkpoint,
-            "timeline": self._add_timeline,
-            "gauge": self._add_gauge,
-            "start": self._add_start,
-            "standing": self._add_standing,
-            "process": self._add_process,
-            "gap": self._add_gap,
-        }
         self._node, self._host, self._offset_s, self._before = 0, "", 0.0, math.nan
-
-    @property
-    def is_pending(self) -> bool:
-        """Return True if rows are pending."""
-        return bool(self._tables) or self._counters.is_pending
 
     def add(self, batch: Batch, node: int, before: float | None) -> None:
         """Add a valid batch of a node. `before`: the time of the node's previous batch."""
@@ -161,19 +122,58 @@ class RowBuilder:
 
     def add_item(self, item: Item) -> None:
         """Add an item. Invalid items are counted."""
-        work = self._handlers.get(item["kind"])
-        if work is None:
-            return
-        if not 0 <= item["time"] < MAX_UNIX_S:
-            self.state["refused"] += 1
-            return
         try:
-            work(item)
-        except (IndexError, ValueError):  # columns of different lengths, invalid indexes
+            self._add_by_kind(item)
+        except (IndexError, ValueError):  # columns of different lengths, invalid indexes or times
             self.state["refused"] += 1
             return
         self.first = item["time"] if self.first is None else min(self.first, item["time"])
         self.last = item["time"] if self.last is None else max(self.last, item["time"])
+
+    def _add_by_kind(self, item: Item) -> None:
+        if not 0 <= item["time"] < MAX_UNIX_S:
+            raise ValueError("the time is invalid")
+        match item["kind"]:
+            case "traffic":
+                self._get_rank_state(item["rank"])["dropped"] = item["dropped"]
+                self.state["processes"].pop(item["rank"], None)  # the rank sends again
+                self._add_cells(item["rank"], item["time"], item["cells"])
+            case "step":
+                self._add_step(item)
+            case "eval":
+                place = {"rank": item["rank"], "step": item["step"]}
+                self.mark("validation", item["time"], **place, text="validation loss", value=item["loss"])
+            case "phase":
+                self._add_phase(item)
+            case "log":
+                log: dict[str, Any] = {name: item[name] for name in ("time", "rank", "first", "lines")}
+                self._add_row("logs", **log, node=self._node, skipped=item.get("skipped", 0))
+            case "verdict":
+                self._add_verdict(item)
+            case "proof":
+                self.state["proof"] = item
+            case "dry_run":
+                self.state["dry_runs"][item["rank"]] = item
+            case "checkpoint":
+                self._add_checkpoint(item)
+            case "timeline":
+                self._add_timeline(item)
+            case "gauge":
+                gauges: dict[str, Any] = dict(item)
+                values = {name: gauges.get(name) for name in GAUGES.names}
+                self._add_row("gauges", **{**values, "node": self._node, "host": self._host})
+            case "start":
+                self._add_start(item)
+            case "standing":
+                self.state["standing"].pop(item["rank"], None)
+                if item["still"] > 0:
+                    _store_stack(self.state["standing"], item)
+            case "process":
+                self.state["processes"].pop(item["rank"], None)
+                _store_stack(self.state["processes"], item)
+            case "gap":
+                words = f"{item['items']:,} telemetry items were lost while the host had no connection to the board"
+                self.mark_gap(self._node, min(self._before, item["time"]), item["time"], words)
 
     def mark_gap(self, node: int, since: float, until: float, words: str) -> None:
         """Record a gap in a node's stream. Increases of counters over the gap have no exact second."""
@@ -188,15 +188,8 @@ class RowBuilder:
         self, kind: str, time: float, *, rank: int | None = None, step: int | None = None, text: str, value: Any = None
     ) -> None:
         """Add a mark, which charts show as an annotation."""
-        self._add_row(
-            "marks",
-            time=time,
-            kind=kind,
-            rank=rank,
-            step=step,
-            text=text,
-            value=None if value is None else float(value),
-        )
+        value = None if value is None else float(value)
+        self._add_row("marks", time=time, kind=kind, rank=rank, step=step, text=text, value=value)
 
     def take(self) -> dict[str, pa.Table]:
         """Return and clear the pending rows by table."""
@@ -224,11 +217,6 @@ class RowBuilder:
 
     def _add_cells(self, number: int, time: float, cells: list[Cell]) -> None:
         self.state["refused"] += self._counters.add(number, self._get_rank_state(number), time, cells)
-
-    def _add_traffic(self, item: TrafficItem) -> None:
-        self._get_rank_state(item["rank"])["dropped"] = item["dropped"]
-        self.state["processes"].pop(item["rank"], None)  # the rank sends again
-        self._add_cells(item["rank"], item["time"], item["cells"])
 
     def _add_step(self, item: StepItem) -> None:
         rank = self._get_rank_state(item["rank"])
@@ -270,20 +258,10 @@ class RowBuilder:
         if progress is not None and item["step"] <= progress["step"]:
             progress["rate"] = rate if rate <= MAX_ABS_NUMBER else None
             return
-        self.state["progress"] = {
-            "step": item["step"],
-            "steps": item["steps"],
-            "step_s": item["step_s"],
-            "tokens": item["tokens"],
-            "time": item["time"],
-            "learning_rate": item["learning_rate"],
-            "grad_norm": item["grad_norm"],
-            "rate": rate if rate <= MAX_ABS_NUMBER else None,
-        }
-
-    def _add_eval(self, item: EvalItem) -> None:
-        words = "validation loss"
-        self.mark("validation", item["time"], rank=item["rank"], step=item["step"], text=words, value=item["loss"])
+        names = ("step", "steps", "step_s", "tokens", "time", "learning_rate", "grad_norm")
+        new_progress: Any = {name: item[name] for name in names}  # type: ignore[literal-required]
+        new_progress["rate"] = rate if rate <= MAX_ABS_NUMBER else None
+        self.state["progress"] = new_progress
 
     def _add_phase(self, item: PhaseItem) -> None:
         rank = self._get_rank_state(item["rank"])
@@ -299,17 +277,6 @@ class RowBuilder:
         if changed:
             self.mark("phase", item["time"], rank=0, step=item.get("steps"), text=item["phase"])
 
-    def _add_log(self, item: LogItem) -> None:
-        self._add_row(
-            "logs",
-            time=item["time"],
-            node=self._node,
-            rank=item["rank"],
-            first=item["first"],
-            lines=item["lines"],
-            skipped=item.get("skipped", 0),
-        )
-
     def _add_verdict(self, item: VerdictItem) -> None:
         self.state["verdicts"][item["rank"]] = item["rows"]
         if "peak_bytes" in item:
@@ -317,24 +284,12 @@ class RowBuilder:
         if "memory" in item:
             self.state.setdefault("memory", {})[item["rank"]] = item["memory"]
 
-    def _add_proof(self, item: ProofItem) -> None:
-        self.state["proof"] = item
-
-    def _add_dry_run(self, item: DryRunItem) -> None:
-        self.state["dry_runs"][item["rank"]] = item
-
     def _add_checkpoint(self, item: CheckpointItem) -> None:
         others = [other for other in self.state["checkpoints"] if other["step"] != item["step"]]
         self.state["checkpoints"] = [*others, item][-MAX_CHECKPOINTS:]
-        text = item["name"] or item["problem"]
-        self.mark(
-            "checkpoint" if item["name"] else "fault",
-            item["time"],
-            rank=item["rank"],
-            step=item["step"],
-            text=text,
-            value=item["num_bytes"],
-        )
+        kind, text = "checkpoint" if item["name"] else "fault", item["name"] or item["problem"]
+        place = {"rank": item["rank"], "step": item["step"]}
+        self.mark(kind, item["time"], **place, text=text, value=item["num_bytes"])
 
     def _add_timeline(self, item: TimelineItem) -> None:
         if not 0 <= item["began"] + self._offset_s < MAX_UNIX_S:
@@ -353,11 +308,6 @@ class RowBuilder:
         for name, column in self._columns(table).items():
             column.extend(added[name])
 
-    def _add_gauge(self, item: GaugeItem) -> None:
-        fields: dict[str, Any] = dict(item)
-        values = {name: fields.get(name) for name in GAUGES.names}
-        self._add_row("gauges", **{**values, "node": self._node, "host": self._host})
-
     def _add_start(self, item: StartItem) -> None:
         if len(self.state["starts"]) >= MAX_STARTS:
             return
@@ -365,21 +315,10 @@ class RowBuilder:
         self.state["starts"].append(stage)
         self.mark("start", item["time"], rank=item["rank"], text=item["stage"])
 
-    def _add_standing(self, item: StallItem) -> None:
-        stalled = self.state["standing"]
-        stalled.pop(item["rank"], None)
-        if item["still"] > 0 and len(stalled) < MAX_STALLED_RANKS:
-            stalled[item["rank"]] = {**item, "stack": item["stack"][-MAX_FRAMES:]}
 
-    def _add_process(self, item: ProcessItem) -> None:
-        processes = self.state["processes"]
-        processes.pop(item["rank"], None)
-        if len(processes) < MAX_STALLED_RANKS:
-            processes[item["rank"]] = {**item, "stack": item["stack"][-MAX_FRAMES:]}
-
-    def _add_gap(self, item: GapItem) -> None:
-        words = f"{item['items']:,} telemetry items were lost while the host had no connection to the board"
-        self.mark_gap(self._node, min(self._before, item["time"]), item["time"], words)
+def _store_stack(items: dict[int, Any], item: StallItem | ProcessItem) -> None:
+    if len(items) < MAX_STALLED_RANKS:
+        items[item["rank"]] = {**item, "stack": item["stack"][-MAX_FRAMES:]}
 
 
 def _to_float32(seconds: float) -> float:

@@ -98,11 +98,7 @@ class HistoryFolder:
         self._job, self._attempt = job, attempt
 
     def read_manifest(self) -> HistoryManifest:
-        """Return the manifest of the last commit.
-
-        Raises:
-            NoHistoryError: The history does not exist.
-        """
+        """Return the manifest of the last commit. Raise NoHistoryError."""
         try:
             manifest: HistoryManifest = json.loads((self.path / MANIFEST).read_bytes())
         except FileNotFoundError:
@@ -120,7 +116,10 @@ class HistoryFolder:
                 manifest = self.read_manifest()
             except NoHistoryError:
                 manifest = make_empty_manifest(self._job, self._attempt)
-            self._delete_unlisted(manifest)
+            files = {part["file"] for parts in manifest["parts"].values() for part in parts}
+            for path in self.path.iterdir():
+                if path.name not in files | {MANIFEST, "lock", manifest["state"]}:
+                    path.unlink(missing_ok=True)
         return manifest
 
     def read_state(self, manifest: HistoryManifest) -> Any:
@@ -138,11 +137,7 @@ class HistoryFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of the folder.
-
-        Raises:
-            ConcurrentWriterError: Another process holds the lock.
-        """
+        """Hold the lock of the folder. Raise ConcurrentWriterError if another process holds it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self.path / "lock").open("w") as lock:
             try:
@@ -152,17 +147,16 @@ class HistoryFolder:
             yield
 
     def commit(self, manifest: HistoryManifest, tables: dict[str, pa.Table], state: object) -> None:
-        """Write rows and state, and update the manifest.
-
-        Raises:
-            ConcurrentWriterError: No valid file was written.
-        """
+        """Write rows and state, and update the manifest. After ConcurrentWriterError, the history is unchanged."""
         with self.lock():
             self._check_generation(manifest)
             generation = manifest["generation"] + 1
             parts = {table: list(files) for table, files in manifest["parts"].items()}
             for table, rows in tables.items():
-                parts.setdefault(table, []).append(self._write_rows(table, rows, generation))
+                file_name = f"{table}-{generation:08d}.parquet"
+                with _flush_after(self.path / file_name) as draft:
+                    pq.write_table(rows, draft, compression=COMPRESSION, row_group_size=ROWS_PER_GROUP)
+                parts.setdefault(table, []).append(self._make_part(file_name, rows.num_rows, 0))
             name = f"state-{generation:08d}.msgpack"
             _write_atomically(self.path / name, msgpack.packb(state))
             old_state = manifest["state"]
@@ -172,11 +166,7 @@ class HistoryFolder:
                 (self.path / old_state).unlink(missing_ok=True)
 
     def replace_files(self, manifest: HistoryManifest, table: str, old: list[TableFile], new: list[TableFile]) -> None:
-        """Replace files of a table by the files `new`, which `write_file` wrote. Readers of old files continue.
-
-        Raises:
-            ConcurrentWriterError: The history is unchanged.
-        """
+        """Replace files of a table by the files `new`, which `write_file` wrote. Readers of old files continue."""
         with self.lock():
             self._check_generation(manifest)
             old_names = {part["file"] for part in old}
@@ -245,12 +235,6 @@ class HistoryFolder:
     def _make_part(self, name: str, rows: int, level: int) -> TableFile:
         return {"file": name, "rows": rows, "bytes": (self.path / name).stat().st_size, "level": level}
 
-    def _write_rows(self, table: str, rows: pa.Table, generation: int) -> TableFile:
-        name = f"{table}-{generation:08d}.parquet"
-        with _flush_after(self.path / name) as draft:
-            pq.write_table(rows, draft, compression=COMPRESSION, row_group_size=ROWS_PER_GROUP)
-        return self._make_part(name, rows.num_rows, 0)
-
     def _check_generation(self, manifest: HistoryManifest) -> None:
         try:
             generation = self.read_manifest()["generation"]
@@ -263,12 +247,6 @@ class HistoryFolder:
 
     def _write_manifest(self, manifest: HistoryManifest) -> None:
         _write_atomically(self.path / MANIFEST, json.dumps(manifest).encode())
-
-    def _delete_unlisted(self, manifest: HistoryManifest) -> None:
-        named = {part["file"] for parts in manifest["parts"].values() for part in parts}
-        for path in self.path.iterdir():
-            if path.name not in named | {MANIFEST, "lock", manifest["state"]}:
-                path.unlink(missing_ok=True)
 
 
 def get_num_bytes(manifest: HistoryManifest, tables: tuple[str, ...] = tuple(TABLES)) -> int:

@@ -134,7 +134,7 @@ def get_spill_folder() -> Path:
 
 
 def round_mean(value: float) -> float:
-    """Round a mean to the digits of the 32-bit floats from which it is computed."""
+    """Round a mean of 32-bit floats to their digits."""
     return float(f"{value:.7g}")
 
 
