@@ -60,9 +60,8 @@ def explain_difference(run_spec: Mapping[str, Any] | None, newest_spec: Mapping[
         f"{field['field']} {', not '.join(map(_format_value, field['values']))}"
         for field in differences[:MAX_NAMED_DIFFERENCES]
     ]
-    return ", ".join(named) + (
-        f" and {len(differences) - MAX_NAMED_DIFFERENCES} more" if len(differences) > MAX_NAMED_DIFFERENCES else ""
-    )
+    more = len(differences) - MAX_NAMED_DIFFERENCES
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
 def _add_defaults(spec: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,11 +133,7 @@ class RunMeasurements(TypedDict):
 
 
 def compute_facts(exit_report: Mapping[str, Any] | None, ranks: int) -> RunMeasurements:
-    """Return the figures in the exit report of a successful attempt.
-
-    Raises:
-        NoFactsError: The report is empty or has too many rows.
-    """
+    """Return the figures in the exit report of a successful attempt. Raise NoFactsError if it has none."""
     summary = (exit_report or {}).get("summary")
     if not summary:
         raise NoFactsError("The ranks of the job reported no summary.")
@@ -150,9 +145,8 @@ def compute_facts(exit_report: Mapping[str, Any] | None, ranks: int) -> RunMeasu
     left_out = summary.get("cells_left_out", 0)
     sent = [] if left_out else _sum_traffic(summary.get("cells") or {}, steps)
     if len(sent) > MAX_TRAFFIC_ROWS:
-        raise NoFactsError(
-            f"The job has {len(sent):,} combinations of axis and collective. The maximum is {MAX_TRAFFIC_ROWS:,}."
-        )
+        rows = f"{len(sent):,} combinations of axis and collective"
+        raise NoFactsError(f"The job has {rows}. The maximum is {MAX_TRAFFIC_ROWS:,}.")
     peaks = summary.get("peak_bytes") or {}
     some_peaks = 0 < len(peaks) < ranks
     figures: RunMeasurements = {
@@ -261,15 +255,7 @@ def list_branches(user: User, project: str) -> list[BranchBrief]:
         if run.branch in by_branch:
             by_branch[run.branch]["runs"] += 1
             continue
-        at = run.at.isoformat()
-        by_branch[run.branch] = {
-            "branch": run.branch,
-            "runs": 1,
-            "job": run.job,
-            "name": run.name,
-            "by": run.by,
-            "at": at,
-        }
+        by_branch[run.branch] = {"branch": run.branch, "runs": 1, **_serialize_run(run)}
     return list(by_branch.values())
 
 
@@ -293,7 +279,7 @@ def add_run(user: User, project: str, branch: str, job_id: str) -> Baseline:
 
     Raises:
         SpecError: The job does not exist or is in another project, or the project has too many branches.
-        NotSetError: The job did not succeed or reported nothing.
+        NotUsableError: The job did not succeed or reported nothing.
         PermissionDenied, NotFoundError: As for other changes of a project.
     """
     _check_may_set(user, project)
@@ -313,14 +299,8 @@ def add_run(user: User, project: str, branch: str, job_id: str) -> Baseline:
         list(Project.objects.select_for_update(no_key=True).filter(name=project))  # serialize concurrent requests
         others = runs.exclude(branch=branch).values("branch").distinct().count()
         if others >= MAX_BRANCHES:
-            raise SpecError(
-                [
-                    Problem(
-                        "branch",
-                        f"The project has {others} baselines, and the maximum is {MAX_BRANCHES}. Delete one first.",
-                    )
-                ]
-            )
+            message = f"The project has {others} baselines, and the maximum is {MAX_BRANCHES}. Delete one first."
+            raise SpecError([Problem("branch", message)])
         BaselineRun.objects.update_or_create(
             {"name": job.name, "facts": figures, "spec": select_measured_fields(job.spec), "by": user.get_username()},
             project=project,

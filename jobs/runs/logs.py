@@ -49,11 +49,7 @@ class LogLocation(NamedTuple):
 
 
 def locate_log(attempt: Attempt, rank: int) -> LogLocation:
-    """Locate the log of a rank. -1 is the launcher of node 0, -2 the launcher of node 1.
-
-    Raises:
-        NoLogError: The log is not available.
-    """
+    """Locate the log of a rank. -1 is the launcher of node 0, -2 the launcher of node 1. Raise NoLogError."""
     if attempt.job.engine != HOSTS:
         raise NoLogError(409, _explain_external_log(attempt))
     member = find_member(attempt, rank)
@@ -68,11 +64,7 @@ def locate_log(attempt: Attempt, rank: int) -> LogLocation:
 
 
 def find_member(attempt: Attempt, rank: int) -> Member:
-    """Return the member with the log of a rank, numbered as in `locate_log`.
-
-    Raises:
-        NoLogError: The job has not started, or has no such rank.
-    """
+    """Return the member with the log of a rank, numbered as in `locate_log`. Raise NoLogError."""
     members = list(attempt.members.select_related("host"))
     if not members:
         raise NoLogError(409, NOT_STARTED)
@@ -184,11 +176,7 @@ _counting = threading.Lock()
 
 
 def start_download(place: LogLocation, files: tuple[LogFile, ...], person: int, offset: int = 0) -> list[LogFileStart]:
-    """Return the first part of each file from an offset. Blocks.
-
-    Raises:
-        NoLogError, TooManyDownloadsError, redis.RedisError, kombu.exceptions.OperationalError: As `request_log_part`.
-    """
+    """Return the first part of each file. Blocks. Raise TooManyDownloadsError, or errors of `request_log_part`."""
     with _limit_starts(person):
         return [LogFileStart(file, _fetch_part(place, file, offset, START_SLOT_TIMEOUT_S)) for file in files]
 
@@ -199,7 +187,7 @@ def estimate_num_bytes(files: list[LogFileStart]) -> int:
 
 
 async def limit_bytes(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
-    """Yield at most `most` bytes."""
+    """Yield at most `max_bytes` bytes."""
     async for part in chunks:
         yield part[:max_bytes]
         max_bytes -= len(part)
@@ -208,10 +196,7 @@ async def limit_bytes(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIter
 
 
 async def stream_log(place: LogLocation, begun: list[LogFileStart]) -> AsyncIterator[bytes]:
-    """Yield the bytes that the files had at the start. Several non-empty files each get a header.
-
-    Raises the errors of `start_download` if a later part fails.
-    """
+    """Yield the bytes that the files had at the start. Several non-empty files each get a header."""
     has_headers = sum(file.part["size"] > 0 for file in begun) > 1
     for file in begun:
         if has_headers and file.part["size"]:

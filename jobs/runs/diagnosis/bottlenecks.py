@@ -1,20 +1,18 @@
-"""Find bottlenecks of the whole run: pipeline bubbles and slow links.
+"""Find bottlenecks of the whole run: stragglers, pipeline bubbles, and slow links.
 
-Find stragglers: ranks that the others wait for in most steps.
+A straggler is a rank that the others wait for in most steps. The mean wait that each rank causes in a traced step comes
+from `jobs.runs.diagnosis.collective_timing`. A rank is a straggler if, over the last steps:
 
-The mean wait that each rank causes in a traced step comes from `jobs.runs.diagnosis.collective_timing`. A rank is a
-straggler if, over the last steps:
-
-1. It causes the longest wait in MOST_STEPS of the steps, and more often than chance: if all N ranks were alike, each
-   would cause it in 1 of N steps. The probability of so many steps, times N ranks, is below CHANCE.
-2. The median wait is at least LEAST_SHARE of the step, and LEAST_TIMES the wait for the next rank.
-3. Even in the quietest quarter of steps, the wait is QUIETEST of the median. Contention comes in bursts, but a slow
-   rank is slow in every step.
-4. This holds for at least FEWEST steps and LEAST_S seconds (SMALL_S if it costs less than SMALL of the step), and in
-   most of the last RECENT steps.
+1. It causes the longest wait in MIN_STEP_FRACTION of the steps, and more often than chance: if all N ranks were alike,
+   each would cause it in 1 of N steps. The probability of this number of steps, times N ranks, is below MAX_CHANCE.
+2. The median wait is at least MIN_WAIT_FRACTION of the step, and MIN_WAIT_RATIO the wait for the next rank.
+3. Even in the quietest quarter of steps, the wait is MIN_QUIET_RATIO of the median. Contention comes in bursts, but a
+   slow rank is slow in every step.
+4. This holds for at least MIN_STEPS and MIN_DURATION_S (MIN_SMALL_DURATION_S below SMALL_FRACTION of the step), and in
+   most of the last RECENT_STEPS.
 
 A rank that its host recently saw stopped or throttled more than once is a straggler earlier: if the others wait for it
-LEAST_SHARE of the time over LEAST_S seconds, and LEAST_TIMES as long as for the next rank.
+MIN_WAIT_FRACTION of the time over MIN_DURATION_S, and MIN_WAIT_RATIO as long as for the next rank.
 
 The longest such window counts. It begins where steps with half the usual wait start to outnumber the others. Medians
 and counts tolerate a few steps that were slow for another reason.
@@ -58,12 +56,7 @@ MAX_FACTOR = 16
 
 
 class BetterMicroBatches(NamedTuple):
-    """Describe a faster number of micro-batches.
-
-    Args:
-        bubble: Idle fraction of the step.
-        times: Speedup of the step.
-    """
+    """Describe a faster number of micro-batches. `bubble` is a fraction of the step, `times` the speedup."""
 
     micro_batches: int
     bubble: float
@@ -94,22 +87,17 @@ class BubbleFinder:
             f"Pipeline bubble: {format_percent(share)} of each step, "
             f"with {_format_micro_batches(m)} on {layout.pp} pipeline stages."
         )
-        bubble_s = median(pipe.bubble_s for pipe, _ in idle_steps)
-        facts = (
-            make_evidence(f"each rank idles {format_seconds(bubble_s)} per step in the {layout.schedule} schedule"),
-        )
+        idle_text = format_seconds(median(pipe.bubble_s for pipe, _ in idle_steps))
+        facts = (make_evidence(f"each rank idles {idle_text} per step in the {layout.schedule} schedule"),)
         reason = "Stages are idle while the pipeline fills and drains in each step."
-        better = self._better
-        if better is None:
-            following = "Try another pipeline schedule, or fewer pipeline stages."
-            yield RunFinding("notice", share, sentence, reason, following, facts, "copy_job")
-            return
-        sentence += (
-            f" With {_format_micro_batches(better.micro_batches)}, "
-            f"the planner predicts a bubble of {format_percent(better.bubble)} "
-            f"and steps that are {better.times:.2f} times as fast."
-        )
-        following = f"Set `train.micro_batches` to {better.micro_batches} in a copy of the job."
+        following = "Try another pipeline schedule, or fewer pipeline stages."
+        if better := self._better:
+            sentence += (
+                f" With {_format_micro_batches(better.micro_batches)}, "
+                f"the planner predicts a bubble of {format_percent(better.bubble)} "
+                f"and steps that are {better.times:.2f} times as fast."
+            )
+            following = f"Set `train.micro_batches` to {better.micro_batches} in a copy of the job."
         yield RunFinding("notice", share, sentence, reason, following, facts, "copy_job")
 
 
@@ -125,23 +113,16 @@ def find_better_micro_batches(spec: JobSpec, cluster: Cluster) -> BetterMicroBat
     timer = Timer(cluster)
     current = timer.over_ranks(spec)
     candidates = []
-    factor = 2
-    while factor <= MAX_FACTOR:
-        other_spec = _set_micro_batches(spec, spec.train.micro_batches * factor)
-        factor *= 2
+    for exponent in range(1, MAX_FACTOR.bit_length()):
+        micro_batches = spec.train.micro_batches * 2**exponent
+        train = spec.train.model_copy(update={"micro_batches": micro_batches})
+        other_spec = spec.model_copy(update={"train": train})
         if find_problems(other_spec) or needed_bytes(other_spec, cluster) > cluster.accelerator.memory_bytes:
             continue
-        other_time = timer.over_ranks(other_spec)
-        better = BetterMicroBatches(
-            other_spec.train.micro_batches, other_time.bubble_s / other_time.step_s, current.step_s / other_time.step_s
-        )
-        candidates.append(better)
+        time = timer.over_ranks(other_spec)
+        candidates.append(BetterMicroBatches(micro_batches, time.bubble_s / time.step_s, current.step_s / time.step_s))
     best = max(candidates, key=lambda better: better.times, default=None)
     return best if best is not None and best.times >= MIN_SPEEDUP else None
-
-
-def _set_micro_batches(spec: JobSpec, micro_batches: int) -> JobSpec:
-    return spec.model_copy(update={"train": spec.train.model_copy(update={"micro_batches": micro_batches})})
 
 
 RECENT_LINK_STEPS = 6
@@ -222,24 +203,18 @@ NEXT_STEPS: dict[str, str] = {
 
 
 class LateRank(NamedTuple):
-    """Describe a straggler.
-
-    Args:
-        times: Number of steps in which the others waited longest for the rank.
-        share: Median wait as a fraction of the step, or of all the time if `held`.
-        held: The process was stopped or throttled.
-    """
+    """Describe a straggler. `is_held`: the process was stopped or throttled."""
 
     rank: int
     steps: tuple[StepSummary, ...]
-    times: int
-    wait_s: float
-    share: float
+    times: int  # number of steps in which the others waited longest for the rank
+    wait_s: float  # median
+    share: float  # of the step, or of all the time if `is_held`
     is_held: bool = False
 
 
 def find_stragglers(run: PlannedRun, steps: Sequence[StepSummary], held_ranks: Iterable[int] = ()) -> list[LateRank]:
-    """Return the current stragglers, the worst first. `held`: ranks that were stopped or throttled repeatedly."""
+    """Return the current stragglers, the worst first. `held_ranks`: those that were stopped or throttled repeatedly."""
     waits = [step.get_wait_by_rank() for step in steps]
     by_rank: dict[int, LateRank] = {}
     for length in WINDOW_LENGTHS:
@@ -279,15 +254,9 @@ def _find_in_window(
 def _check_held_rank(
     rank: int, steps: Sequence[StepSummary], waits_by_step: Sequence[Mapping[int, float]]
 ) -> LateRank | None:
-    """Check the last LEAST_S seconds of a rank that was stopped or throttled."""
-    length = next(
-        (
-            n
-            for n in reversed(WINDOW_LENGTHS)
-            if n <= len(steps) and steps[-1].ended - steps[-n].ended >= MIN_DURATION_S
-        ),
-        0,
-    )
+    """Check the last MIN_DURATION_S seconds of a rank that was stopped or throttled."""
+    lengths = [n for n in reversed(WINDOW_LENGTHS) if n <= len(steps)]
+    length = next((n for n in lengths if steps[-1].ended - steps[-n].ended >= MIN_DURATION_S), 0)
     if not length:
         return None
     recent_steps, num_times = steps[-length:], 0
@@ -304,7 +273,7 @@ def _check_held_rank(
 
 
 def _find_first_late(is_late: Sequence[bool]) -> int:
-    """Return the index from which late steps outnumber the others most, at least FEWEST from the end."""
+    """Return the index from which late steps outnumber the others most, at least MIN_STEPS from the end."""
     surplus = list(accumulate(1 if value else -1 for value in reversed(is_late)))
     return len(is_late) - 1 - max(range(MIN_STEPS - 1, len(is_late)), key=lambda index: (surplus[index], -index))
 
@@ -343,26 +312,22 @@ def explain(run: PlannedRun, late: LateRank, processes: ProcessStates, now: floa
     excess_text = f"{format_seconds(excess_s[part])} longer per step than on its peers"
     share = excess_s[part] / median(step.step_s for step in late.steps)
     hint = hint or processes.explain_by_cpu_waits(late.rank, peers, now, share)
-    is_local = part == "link" and not _uses_links(run, late.rank, peers)
+    # Without GPUs, ranks of one host communicate by copies of the CPU.
+    has_link = is_between_hosts(run, [late.rank, *peers]) or (run.cluster is not None and run.cluster.device == "cuda")
+    is_local = part == "link" and not has_link
+    local_text = f"Transfers inside the host of rank {late.rank} take {excess_text}"
     if hint is not None and (is_local or part in ("compute", "optimizer")):
-        slow_text = f"{capitalize(part)} on rank {late.rank} takes {excess_text}."
-        if is_local:
-            slow_text = f"Transfers inside the host of rank {late.rank} take {excess_text}."
-        return StragglerCause(_as_cause(hint.cause), f"{slow_text} {hint.text}")
+        slow_text = local_text if is_local else f"{capitalize(part)} on rank {late.rank} takes {excess_text}"
+        return StragglerCause(_as_cause(hint.cause), f"{slow_text}. {hint.text}")
     if part == "compute":
         token_ratio = _compare_expert_bytes(late, peers)
         if token_ratio > MIN_EXPERT_EXCESS:
-            return StragglerCause(
-                "experts",
-                f"The experts on rank {late.rank} get {token_ratio:.1f} times the usual tokens, "
-                f"so compute takes {excess_text}.",
-            )
+            tokens = f"The experts on rank {late.rank} get {token_ratio:.1f} times the usual tokens"
+            return StragglerCause("experts", f"{tokens}, so compute takes {excess_text}.")
         return StragglerCause("compute", f"Compute on rank {late.rank} takes {excess_text}.")
     if is_local:
         possible_causes = "perhaps because of other processes, a CPU quota, or repeated stops"
-        return StragglerCause(
-            "unknown", f"Transfers inside the host of rank {late.rank} take {excess_text}, {possible_causes}."
-        )
+        return StragglerCause("unknown", f"{local_text}, {possible_causes}.")
     words = {
         "data": f"The wait for training data on rank {late.rank} takes {excess_text}.",
         "checkpoint": f"Saving checkpoints on rank {late.rank} takes {excess_text}.",
@@ -370,11 +335,6 @@ def explain(run: PlannedRun, late: LateRank, processes: ProcessStates, now: floa
         "link": f"Communication on rank {late.rank} takes {excess_text}.",
     }
     return StragglerCause("compute" if part == "optimizer" else _as_cause(part), words[part])
-
-
-def _uses_links(run: PlannedRun, rank: int, peers: Sequence[int]) -> bool:
-    """Return True if ranks communicate over a network or between GPUs."""
-    return is_between_hosts(run, [rank, *peers]) or (run.cluster is not None and run.cluster.device == "cuda")
 
 
 def _as_cause(name: str) -> Cause:
@@ -435,24 +395,13 @@ def make_straggler(
         "last_in": last_in,
         "text": truncate(f"{sentence} {explanation.reason}"),
     }
-    facts = (
-        make_evidence(
-            f"other ranks wait {format_seconds(late.wait_s)} per step for rank {late.rank} ({average})",
-            [late.rank],
-            (first, last),
-        ),
-        make_evidence(
-            f"other ranks wait longest for rank {late.rank} in {late.times} of {len(late.steps)} steps",
-            [late.rank],
-            (first, last),
-        ),
-        make_evidence(
-            f"rank {late.rank} arrives last in {format_percent(last_in)} of its {axis} collectives",
-            [late.rank],
-            (first, last),
-        ),
-        make_evidence(explanation.reason, [late.rank], (first, last)),
+    texts = (
+        f"other ranks wait {format_seconds(late.wait_s)} per step for rank {late.rank} ({average})",
+        f"other ranks wait longest for rank {late.rank} in {late.times} of {len(late.steps)} steps",
+        f"rank {late.rank} arrives last in {format_percent(last_in)} of its {axis} collectives",
+        explanation.reason,
     )
+    facts = tuple(make_evidence(text, [late.rank], (first, last)) for text in texts)
     following = NEXT_STEPS[explanation.cause].format(host=host)
     return straggler, RunFinding(
         "slow", late.share, sentence, explanation.reason, following, facts, "open_log", late.rank

@@ -1,12 +1,10 @@
-"""Match collectives across ranks, and attribute each wait to the rank that caused it.
+"""Match collectives across ranks, attribute each wait to the rank that caused it, and measure transfers.
 
 The last rank of a collective may itself have waited for another rank before: a rank that is late in a tensor-parallel
 group delays its neighbor in the data-parallel group. So each rank carries its waits of this step with their root
 causes. A rank that waits for it is charged to these causes first, as far as it has not waited for them itself, and to
 the last rank for the rest. See D. Boehme et al., "Identifying the root causes of wait states in large-scale parallel
-applications", ICPP 2010.
-
-Measure how fast groups transfer data after the last rank has arrived, compared with their link.
+applications", ICPP 2010. The speed of a transfer counts from the arrival of the last rank.
 """
 
 from __future__ import annotations
@@ -20,33 +18,23 @@ from jobs.core.verdict_schema import MAX_GROUPS, MAX_NAMED_RANKS, GroupSpeed
 from jobs.runs.diagnosis.planned_run import PlannedRun
 from jobs.runs.diagnosis.traced_step import POINT_TO_POINT, HostClocks, ProcessGroup, TracedCall, TracedStep
 from planner.facts.collectives import get_bus_factor
-from planner.hardware.cluster import Cluster
 
 
 class MatchedCall(NamedTuple):
-    """Describe one collective with all ranks of its group, or one message.
-
-    Args:
-        sender: The sender of a message, -1 for a collective.
-        last: The rank that arrived last, None if the clocks cannot tell.
-        arrived: The time of the last arrival. `arrivals` has the time of each rank.
-        waits: Seconds by rank of blocked time before the last arrival.
-        exposed: Seconds by rank of blocked time during the transfer.
-        transfer_s: Seconds from the last arrival to the first end.
-    """
+    """Describe one collective with all ranks of its group, or one message. Times are seconds by rank."""
 
     group: ProcessGroup
     op: Op
     sequence: int
-    sender: int
+    sender: int  # of a message, -1 for a collective
     ranks: tuple[int, ...]
     payload_bytes: int
-    last: int | None
-    arrived: float
+    last: int | None  # the rank that arrived last, None if the clocks cannot tell
+    arrived: float  # the last arrival
     arrivals: dict[int, float]
-    waits: dict[int, float]
-    exposed: dict[int, float]
-    transfer_s: float
+    waits: dict[int, float]  # blocked time before the last arrival
+    exposed: dict[int, float]  # blocked time during the transfer
+    transfer_s: float  # from the last arrival to the first end
 
 
 def match_calls(step: TracedStep, clocks: HostClocks) -> list[MatchedCall]:
@@ -104,17 +92,11 @@ Charge = tuple[str, int]  # axis, rank that caused the wait
 
 
 class WaitCharges(NamedTuple):
-    """Hold the waits of one step.
+    """Hold the waits of one step, and the number of collectives by axis and rank."""
 
-    Args:
-        waits: Seconds by waiting rank and charge.
-        came_last: Number of collectives by axis and rank in which the rank was last.
-        calls: Number of collectives by axis and rank whose last rank is known.
-    """
-
-    waits: dict[int, dict[Charge, float]]
-    came_last: dict[Charge, int]
-    calls: dict[Charge, int]
+    waits: dict[int, dict[Charge, float]]  # seconds by waiting rank and charge
+    came_last: dict[Charge, int]  # in which the rank was last
+    calls: dict[Charge, int]  # whose last rank is known
 
     def mean(self, world_size: int) -> dict[Charge, float]:
         """Return the seconds that the other ranks waited on average."""
@@ -209,17 +191,12 @@ class TransferRoute(NamedTuple):
 
 
 class TransferStats(NamedTuple):
-    """Sum the transfers of one step on one route.
-
-    Args:
-        transfer_s: Seconds after the last arrival.
-        bus_bytes_s: Median bus bandwidth, None if all transfers were small.
-    """
+    """Sum the transfers of one step on one route. `transfer_s` starts at the last arrival."""
 
     calls: int
     payload_bytes: int
     transfer_s: float
-    bus_bytes_s: float | None
+    bus_bytes_s: float | None  # median bus bandwidth, None if all transfers were small
 
 
 def sum_transfers(matched_calls: Iterable[MatchedCall]) -> dict[TransferRoute, TransferStats]:
@@ -259,17 +236,11 @@ def get_link_speed(run: PlannedRun, ranks: Iterable[int]) -> LinkSpeed:
     for rank in ranks:
         node = run.get_node(rank) if run.members else rank // run.cluster.per_node
         hosts[node] = hosts.get(node, 0) + 1
-    return _get_slowest(run.cluster, hosts)
-
-
-def _get_slowest(cluster: Cluster, hosts: dict[int, int]) -> LinkSpeed:
-    local = LinkSpeed(cluster.node.bytes_per_s, "runs" if cluster.num_rate_runs else cluster.basis)
+    cluster = run.cluster
     network_bytes_s = min(hosts.values()) * cluster.network.bytes_per_s
-    return (
-        local
-        if len(hosts) == 1 or cluster.node.bytes_per_s <= network_bytes_s
-        else LinkSpeed(network_bytes_s, cluster.basis)
-    )
+    if len(hosts) > 1 and network_bytes_s < cluster.node.bytes_per_s:
+        return LinkSpeed(network_bytes_s, cluster.basis)
+    return LinkSpeed(cluster.node.bytes_per_s, "runs" if cluster.num_rate_runs else cluster.basis)
 
 
 def is_between_hosts(run: PlannedRun, ranks: Iterable[int]) -> bool:

@@ -1,7 +1,4 @@
-"""Diagnose an attempt from the items that its members send.
-
-Make verdicts of runs without a known problem, and of runs that are not checked yet.
-"""
+"""Diagnose an attempt from the items that its members send, and compare it with its plan."""
 
 from __future__ import annotations
 
@@ -40,16 +37,13 @@ class Diagnosis:
 
     def __init__(self, run: PlannedRun) -> None:
         self._run = run
-        self._clocks, self._start, self._training = HostClocks(), StartStages(self._run), TrainingHealth()
-        self._steps, self._ending = StepTimings(self._run), RunEnd(self._run)
-        self._script = ScriptSteps(is_script=self._run.is_script)
-        self._planned, self._idle = get_planned_parts(self._run), BubbleFinder(self._run)
-        self._window, self._progress, self._processes = (
-            StepWindow(self._run, self._clocks),
-            RankProgress(),
-            ProcessStates(),
-        )
-        self._hangs = HangDetector(self._run, self._steps, self._progress, self._processes)
+        self._clocks, self._start, self._training = HostClocks(), StartStages(run), TrainingHealth()
+        self._steps, self._ending = StepTimings(run), RunEnd(run)
+        self._script = ScriptSteps(is_script=run.is_script)
+        self._planned, self._idle = get_planned_parts(run), BubbleFinder(run)
+        self._window = StepWindow(run, self._clocks)
+        self._progress, self._processes = RankProgress(), ProcessStates()
+        self._hangs = HangDetector(run, self._steps, self._progress, self._processes)
 
     @property
     def has_verdict(self) -> bool:
@@ -57,12 +51,7 @@ class Diagnosis:
         return self._run.has_steps
 
     def add(self, item: Item, node: int, clock: ClockOffset | None = None) -> None:
-        """Add an item.
-
-        Args:
-            node: The node that sent the item.
-            clock: The clock of the item's batch.
-        """
+        """Add an item that a node sent in a batch with a clock."""
         self._clocks.update(node, clock)
         self._progress.add(item, node)
         match item["kind"]:
@@ -96,10 +85,9 @@ class Diagnosis:
         self._script.end(report)
 
     def make_verdict(self, now: float, silence: str = "") -> VerdictPayload:
-        """Return the verdict at a time.
+        """Return the verdict at a time of the board's clock in Unix seconds.
 
         Args:
-            now: Unix seconds of the board's clock.
             silence: A clause about a host without contact, such as "no contact with host a since ...", or "".
         """
         is_over = self._ending.outcome is not None
@@ -107,17 +95,15 @@ class Diagnosis:
         late_ranks = find_stragglers(self._run, self._window.steps, self._processes.get_throttled_ranks(now))
         late_findings = [make_straggler(self._run, late_rank, self._processes, now) for late_rank in late_ranks]
         measured = self._measure()
-        findings = [hang[1]] if hang is not None else []
-        findings += [finding for _, finding in late_findings]
-        findings += [
+        findings = [
+            *([hang[1]] if hang is not None else []),
+            *(finding for _, finding in late_findings),
             *find_slow_links(self._run, self._window),
             *self._training.make_findings(),
             *self._ending.make_findings(),
+            *self._idle.make_findings(self._window.steps),
+            compare_with_plan(self._run, self._steps, self._start, self._script, self._ending, self._planned, measured),
         ]
-        findings += self._idle.make_findings(self._window.steps)
-        findings.append(
-            compare_with_plan(self._run, self._steps, self._start, self._script, self._ending, self._planned, measured)
-        )
         worst, *others = sort_by_severity(findings)
         if silence and not is_over:
             worst = report_silence(silence, worst)
@@ -189,7 +175,10 @@ def compare_with_plan(
     if not steps.ran and (script_finding := script.make_finding(ending.outcome, ended_by)) is not None:
         return script_finding
     if ending.outcome is not None and not steps.ran:
-        return _make_without_steps(ending, ended_by)
+        if ending.outcome == "cancelled":
+            sentence = "Not checked: the job was cancelled before its first step."
+            return RunFinding("starting", 0.0, sentence, ended_by, "")
+        return RunFinding("starting", 0.0, "Not checked: the run reported no step.", "Nothing was measured.", "")
     if ending.outcome == "cancelled":
         completed = steps.get_num_steps(0) or steps.last  # as in the summary: a signal ends ranks at different steps
         sentence = f"Not checked: the job was cancelled after {format_count(completed, 'step')}."
@@ -209,12 +198,6 @@ def report_silence(silence: str, before: RunFinding) -> RunFinding:
     following = "Check the host and the network of the host. Training may still continue on the host."
     reason = f"Last verdict: {before.sentence}"
     return RunFinding("notice", 0.0, make_sentence(f"Not checked: {silence}"), reason, following, before.evidence)
-
-
-def _make_without_steps(ending: RunEnd, ended_by: str) -> RunFinding:
-    if ending.outcome == "cancelled":
-        return RunFinding("starting", 0.0, "Not checked: the job was cancelled before its first step.", ended_by, "")
-    return RunFinding("starting", 0.0, "Not checked: the run reported no step.", "Nothing was measured.", "")
 
 
 def _make_unmeasured(steps: StepTimings, start: StartStages, ending: RunEnd) -> RunFinding:
@@ -237,14 +220,11 @@ def _compare_step_time(
     traffic, difference_text = ending.traffic_sentence, _format_difference(difference)
     predicted = f"{format_seconds(planned['step_s'])} ({sureness(margin)})"
     reason = f"The predicted step time is {predicted}."
-    facts: tuple[Evidence, ...] = (
-        make_evidence(f"predicted step time: {predicted}"),
-        _make_measured_fact(measured, steps),
-    )
+    measured_fact = _make_measured_fact(measured, steps)
+    facts: tuple[Evidence, ...] = (make_evidence(f"predicted step time: {predicted}"), measured_fact)
     if difference > margin:
-        sentence = _make_sentence(
-            "Slower than planned", measured, difference_text, ending, _describe_excess(measured, planned), traffic
-        )
+        excess = _describe_excess(measured, planned)
+        sentence = _make_sentence("Slower than planned", measured, difference_text, ending, excess, traffic)
         following, action = _get_next_step(calibrated=calibrated, is_over=is_over)
         weight = (1.0 if calibrated else UNCALIBRATED_WEIGHT) * difference / (1 + difference)
         return RunFinding("notice", weight, sentence, reason, following, facts, action)
@@ -265,9 +245,8 @@ def _compare_step_time(
             return RunFinding("well", 0.0, sentence, reason, following, facts)
         return RunFinding("well", 0.0, sentence, reason, "Calibrate the host.", facts, "calibrate")
     excess = _describe_excess(measured, planned) if difference > MIN_NAMED_EXCESS else ""
-    return RunFinding(
-        "well", 0.0, _make_sentence("On plan", measured, difference_text, ending, excess, traffic), reason, "", facts
-    )
+    sentence = _make_sentence("On plan", measured, difference_text, ending, excess, traffic)
+    return RunFinding("well", 0.0, sentence, reason, "", facts)
 
 
 def _get_next_step(*, calibrated: bool, is_over: bool) -> tuple[str, Action]:
@@ -292,9 +271,8 @@ def _make_sentence(state: str, measured: StepParts, comparison: str, ending: Run
 def _make_measured_fact(measured: StepParts, steps: StepTimings) -> Evidence:
     number = measured["steps"]
     period = "one step" if number == 1 else f"median of the last {number:,} steps"
-    return make_evidence(
-        f"measured step time after step {steps.last:,}: {format_seconds(measured['step_s'])} ({period})"
-    )
+    step_s = format_seconds(measured["step_s"])
+    return make_evidence(f"measured step time after step {steps.last:,}: {step_s} ({period})")
 
 
 def _format_difference(difference: float) -> str:

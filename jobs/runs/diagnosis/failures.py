@@ -1,7 +1,4 @@
-"""Find problems of the training: loss, gradient norm, replicas, and checkpoints.
-
-Findings about the end of a run: the reason of a failure, and the traffic compared with the plan.
-"""
+"""Find failures: of the training (loss, gradient norm, replicas, checkpoints), and at the end of a run."""
 
 from __future__ import annotations
 
@@ -62,11 +59,8 @@ class TrainingHealth:
         if norm is not None:
             usual = median(self._norms) if len(self._norms) >= MIN_STEPS else None
             if usual and norm > SPIKE_FACTOR * usual:
-                text = (
-                    f"gradient norm {norm:.3g} at step {item['step']} is {norm / usual:.0f} times "
-                    f"the recent median of {usual:.3g}"
-                )
-                self._add("spike", item["step"], text)
+                times = f"{norm / usual:.0f} times the recent median of {usual:.3g}"
+                self._add("spike", item["step"], f"gradient norm {norm:.3g} at step {item['step']} is {times}")
             self._norms.append(norm)
 
     def _add_loss(self, loss: float, step: int) -> None:
@@ -78,11 +72,8 @@ class TrainingHealth:
             if loss > self._first and loss > usual + DIVERGED_DEVIATIONS * max(spread, 0.01 * abs(usual)):
                 self._high += 1
                 if self._high >= MIN_STEPS // 2:
-                    text = (
-                        f"loss {loss:.3g} at step {step} is above the first loss ({self._first:.3g}) "
-                        f"and the recent median ({usual:.3g})"
-                    )
-                    self._add("diverged", step, text)
+                    bounds = f"the first loss ({self._first:.3g}) and the recent median ({usual:.3g})"
+                    self._add("diverged", step, f"loss {loss:.3g} at step {step} is above {bounds}")
                 return  # a high loss does not change the recent median
             self._high = 0
         self._losses.append(loss)
@@ -90,22 +81,18 @@ class TrainingHealth:
     def add_proof(self, item: ProofItem) -> None:
         for difference in item["wrong"][:1]:
             ranks = f" on {format_ranks(difference['ranks'])}" if difference["ranks"] else ""
-            text = f"{difference['what']} of {difference['name']} differs from the single-process reference"
+            subject = f"{difference['what']} of {difference['name']} differs"
+            text = f"{subject} from the single-process reference"
             if difference["axis"]:
-                text = (
-                    f"{difference['what']} of {difference['name']} differs between replicas over {difference['axis']}"
-                )
+                text = f"{subject} between replicas over {difference['axis']}"
             self._add("replicas apart", 0, f"{text}{ranks}")
 
     def add_checkpoint(self, item: CheckpointItem) -> None:
         if item["name"] is not None:
             self._last_saved = max(self._last_saved, item["step"])
         if item["problem"]:
-            self._add(
-                "checkpoint failed",
-                item["step"],
-                f"could not write the checkpoint after step {item['step']}: {item['problem']}",
-            )
+            text = f"could not write the checkpoint after step {item['step']}: {item['problem']}"
+            self._add("checkpoint failed", item["step"], text)
 
     def _add(self, kind: str, step: int, text: str) -> None:
         """Store the latest problem of each kind."""
@@ -144,9 +131,8 @@ def _make_finding(trouble: Trouble) -> RunFinding:
             return RunFinding("failed", 1.0, f"Diverged: {text}.", reason, following, facts)
         case "replicas apart":
             reason = "The verification found a difference larger than rounding."
-            return RunFinding(
-                "failed", 1.0, f"Diverged: {text}.", reason, "Read the differences under Verification.", facts
-            )
+            following = "Read the differences under Verification."
+            return RunFinding("failed", 1.0, f"Diverged: {text}.", reason, following, facts)
     reason = make_sentence(text.partition(": ")[2])
     sentence = f"Failed: the checkpoint after step {step} could not be written."
     following = "Free disk space on the host, or check its disk."
@@ -204,9 +190,8 @@ class RunEnd:
         """Return the traffic difference of all ranks in bytes and calls, None before the first report of a rank."""
         if not self._differences:
             return None
-        return sum(size for size, _ in self._differences.values()), sum(
-            calls for _, calls in self._differences.values()
-        )
+        sizes, calls = zip(*self._differences.values(), strict=True)
+        return sum(sizes), sum(calls)
 
     @property
     def traffic_sentence(self) -> str:
@@ -249,7 +234,9 @@ class RunEnd:
         following, action = self._get_next_step(rank, reason)
         message, cause = _split_reason(reason)
         if name := self._report.get("signal"):
-            message = message.replace(name, _format_signal(name), 1).removesuffix(" after step 0")
+            known = signal.Signals.__members__.get(name)
+            named = f"signal {known.value} ({name})" if known is not None else name  # "signal 9 (SIGKILL)"
+            message = message.replace(name, named, 1).removesuffix(" after step 0")
             cause = CAUSES.get(name, "")
         place = _get_source_line(self._report.get("log_tail") or ()) if rank is not None and cause and not name else ""
         if rank is not None:
@@ -257,7 +244,8 @@ class RunEnd:
             message = f"{self._run.format_rank(rank)}{' ' if name or not cause else ', '}{message}"
         elif not message:
             message = "the host reported no reason"
-        sentence = make_sentence(f"Failed: {_truncate_reason(message).rstrip('.')}{f' ({place})' if place else ''}")
+        message = message if len(message) <= MAX_REASON else f"{message[: MAX_REASON - 1]}…"
+        sentence = make_sentence(f"Failed: {message.rstrip('.')}{f' ({place})' if place else ''}")
         return RunFinding("failed", 2.0, sentence, cause, following, facts, action, -1 if rank is None else rank)
 
     def _get_next_step(self, rank: int | None, reason: str) -> tuple[str, Action]:
@@ -271,12 +259,9 @@ class RunEnd:
                 return "Read the log of the launcher.", "open_log"
             return "", ""
         if self._report.get("signal") == "SIGKILL":
-            name = self._run.get_host(rank)
-            host = f"host {name}" if name else "the host"
-            return (
-                f"Read the log of rank {rank}, and check the kernel log of {host} for out-of-memory kills.",
-                "open_log",
-            )
+            host = f"host {name}" if (name := self._run.get_host(rank)) else "the host"
+            check = f"check the kernel log of {host} for out-of-memory kills"
+            return f"Read the log of rank {rank}, and {check}.", "open_log"
         if OUT_OF_MEMORY.search(reason):
             if self._run.is_script:
                 return "Reduce the batch size in the script, or run the script on more ranks.", "copy_job"
@@ -290,9 +275,8 @@ class RunEnd:
         sentence = f"Traffic mismatch: {format_difference(*self.difference)} on {where}."
         reason = "The measured collectives differ from the predicted collectives."
         facts = (make_evidence(f"total traffic difference: {format_difference(*self.difference)}", ranks),)
-        return RunFinding(
-            "notice", 0.5, sentence, reason, "Compare predicted and measured calls under Traffic check.", facts
-        )
+        following = "Compare predicted and measured calls under Traffic check."
+        return RunFinding("notice", 0.5, sentence, reason, following, facts)
 
     def _get_log_lines(self) -> list[str]:
         """Return the last log lines with more than marks."""
@@ -308,12 +292,6 @@ def _make_diverged_finding(match: re.Match[str], facts: tuple[Evidence, ...]) ->
     following = LOWER_RATE if clipped else "Lower the learning rate, or set gradient clipping."
     sentence = f"Diverged: {format_not_finite(match['what'])} at step {match['step']}."
     return RunFinding("failed", 2.0, sentence, reason, following, facts, "copy_job")
-
-
-def _format_signal(name: str) -> str:
-    """Return 'signal 9 (SIGKILL)' for 'SIGKILL'."""
-    known = signal.Signals.__members__.get(name)
-    return f"signal {known.value} ({name})" if known is not None else name
 
 
 def _split_reason(reason: str) -> tuple[str, str]:
@@ -333,7 +311,3 @@ def _get_source_line(tail: Iterable[str]) -> str:
     own = [frame for frame in frames if not any(part in frame[0] for part in LIBRARIES)]
     file, line = (own or frames or [("", "")])[-1]
     return f"{PurePosixPath(file).name}:{line}" if file else ""
-
-
-def _truncate_reason(text: str) -> str:
-    return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 1]}…"

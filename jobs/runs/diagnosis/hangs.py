@@ -1,11 +1,10 @@
 """Detect hangs: the time since the last progress, the collective, the rank that causes it, and the next step.
 
 A run hangs if nothing ended on any rank for a threshold while its hosts still send. The threshold is PACES times the
-median step time, from 10 s to 60 s, and at least twice the longest recent step. Slow phases have more: SLOW_S for the
-first steps, verification, and compilation, EVAL_S for a validation, CHECKPOINT_S or twice the longest checkpoint. A
-process that its host sees stopped or gone explains a hang after LEAST_S.
-
-Find why all ranks are blocked, from the position of each rank in its groups.
+median step time, from MIN_THRESHOLD_S to MAX_THRESHOLD_S, and at least twice the longest recent step. Slow phases have
+more: SLOW_S for the first steps, verification, and compilation, EVAL_S for a validation, CHECKPOINT_S or twice the
+longest checkpoint. A process that its host sees stopped or gone explains a hang after MIN_THRESHOLD_S. The positions of
+ranks in their groups show why all ranks are blocked.
 """
 
 from __future__ import annotations
@@ -58,24 +57,20 @@ class HangDetector:
 
     def get_threshold_s(self, now: float) -> float:
         """Return the seconds without progress after which the run counts as hung."""
-        if self._is_process_stopped(now):
+        samples = (self._get_sample(rank, now) for rank in range(self._run.world_size))
+        if any(item is not None and item["state"] in ("stopped", "zombie", "gone") for item in samples):
             return MIN_THRESHOLD_S
         phases = set(self._progress.phases.values())
-        if self._steps.ran <= WARMUP_STEPS or self._steps.median_s is None or phases & {"setup", "proof"}:
-            return SLOW_S
-        if phases == {"teardown"}:
+        is_warm = self._steps.ran > WARMUP_STEPS and self._steps.median_s is not None
+        if not is_warm or phases & {"setup", "proof"} or phases == {"teardown"}:
             return SLOW_S
         pace = self._get_pace_s()
         if self._is_saving():
             return max(pace, CHECKPOINT_S, 2 * self._steps.longest_save_s)
         return max(pace, EVAL_S) if "eval" in phases else pace
 
-    def _is_process_stopped(self, now: float) -> bool:
-        samples = (self._get_sample(rank, now) for rank in range(self._run.world_size))
-        return any(item is not None and item["state"] in ("stopped", "zombie", "gone") for item in samples)
-
     def _get_sample(self, rank: int, now: float) -> ProcessItem | None:
-        """Return the sample of a rank's process after the last progress. StoredByOlderVersion samples say nothing."""
+        """Return the sample of a rank's process after the last progress. Older samples are ignored."""
         item, last = self._processes.get_process(rank, now), self._progress.last_progress
         return item if item is not None and last is not None and item["time"] >= last else None
 
@@ -100,10 +95,12 @@ class HangDetector:
         if blame.cause == "unknown" and blame.ranks and stalled_s < threshold + EXTRA_REPORT_S:
             return None
         if saving and blame.cause in ("compute", "unknown"):
-            blame = self._blame_checkpoint(deadlock)
-        return self._make_finding(
-            deadlock, blame, since, stalled_s, threshold if blame.cause != "checkpoint" else pace, now
-        )
+            items = self._progress.blocked.values()
+            ranks = tuple(sorted(item["rank"] for item in items if _is_in_stack(item["stack"], SAVING_FRAMES)))
+            roots = deadlock.roots if deadlock is not None and deadlock.kind == "missing" else ()
+            blame = Blame("checkpoint", roots or ranks, "Training waits until the checkpoint is saved.")
+        threshold = threshold if blame.cause != "checkpoint" else pace
+        return self._make_finding(deadlock, blame, since, stalled_s, threshold, now)
 
     def _get_pace_s(self) -> float:
         """Return the threshold of training itself."""
@@ -112,9 +109,8 @@ class HangDetector:
         return max(MIN_THRESHOLD_S, min(PACES * self._steps.median_s, MAX_THRESHOLD_S), 2 * self._steps.longest_s)
 
     def _find_cause(self, deadlock: Deadlock | None, now: float) -> Blame:
-        by_process = self._blame_process(deadlock, now)
-        if by_process is not None:
-            return by_process
+        if blame := self._blame_process(deadlock, now):
+            return blame
         if deadlock is None:
             return self._blame_own_code(tuple(sorted(self._progress.blocked)), now)
         if deadlock.kind == "missing":
@@ -130,7 +126,6 @@ class HangDetector:
         )
 
     def _blame_process(self, deadlock: Deadlock | None, now: float) -> Blame | None:
-        """Blame a process that is stopped, gone, or throttled."""
         samples = {rank: self._get_sample(rank, now) for rank in range(self._run.world_size)}
         for states, cause, words in (
             (("stopped",), "stopped", ("The process of {} is stopped.", "The processes of {} are stopped.")),
@@ -144,18 +139,16 @@ class HangDetector:
         if throttled:
             item = samples[throttled[0]]
             assert item is not None
-            reason = (
-                f"A CPU quota throttles rank {throttled[0]} for {format_seconds(item['throttled'])} of each second."
-            )
+            seconds = format_seconds(item["throttled"])
+            reason = f"A CPU quota throttles rank {throttled[0]} for {seconds} of each second."
             return Blame("quota", tuple(throttled), reason)
         return None
 
     def _blame_silent_host(self, roots: Sequence[int], now: float) -> Blame | None:
-        """Blame ranks of a silent host."""
         silent = tuple(
             rank
             for rank in roots
-            if now - self._progress.last_contact.get(self._run.get_node(rank), now) > MAX_SILENCE_S and rank in roots
+            if now - self._progress.last_contact.get(self._run.get_node(rank), now) > MAX_SILENCE_S
         )
         if not silent:
             return None
@@ -170,21 +163,10 @@ class HangDetector:
         if _is_in_stack(stack, LOADING_FRAMES):
             return Blame("data", ranks, f"Training data is being loaded on {format_ranks(ranks)}.")
         if not any(rank in self._progress.blocked or self._get_sample(rank, now) for rank in ranks):
-            return Blame(
-                "unknown",
-                ranks,
-                f"No current operation is known for {format_ranks(ranks)}."
-                if ranks
-                else "No current operation is known.",
-            )
+            on_ranks = f" for {format_ranks(ranks)}" if ranks else ""
+            return Blame("unknown", ranks, f"No current operation is known{on_ranks}.")
         busy = f", using {item['cpu']:.2g} CPU cores" if item is not None else ""
         return Blame("compute", ranks, f"Code outside of collectives runs on {format_ranks(ranks)}{busy}.")
-
-    def _blame_checkpoint(self, deadlock: Deadlock | None) -> Blame:
-        items = self._progress.blocked.values()
-        ranks = tuple(sorted(i["rank"] for i in items if _is_in_stack(i["stack"], SAVING_FRAMES)))
-        roots = deadlock.roots if deadlock is not None and deadlock.kind == "missing" else ()
-        return Blame("checkpoint", roots or ranks, "Training waits until the checkpoint is saved.")
 
     def _get_stack(self, ranks: Sequence[int], now: float) -> list[str]:
         for rank in ranks:
@@ -222,29 +204,22 @@ class HangDetector:
         }
         call = ""
         if at is not None:
-            ranks = at.group.ranks
-            hang["group"] = {
-                "axis": at.group.axis,
-                "ranks": list(ranks[:MAX_NAMED_RANKS]),
-                "size": len(ranks),
-                "nth": at.group.nth,
-            }
+            axis, ranks, nth = at.group
+            hang["group"] = {"axis": axis, "ranks": list(ranks[:MAX_NAMED_RANKS]), "size": len(ranks), "nth": nth}
             number = f" {at.sequence:,}" if at.sequence is not None else ""
-            call = f"{at.op}{number} on {at.group.axis} ({format_ranks(ranks)})"
+            call = f"{at.op}{number} on {axis} ({format_ranks(ranks)})"
         sentence = _make_sentence(blame, call, stalled_s, self._run, waiting)
         hang["text"] = truncate(f"{sentence} {blame.reason}")
-        facts = [
-            make_evidence(f"no progress on any rank for {format_seconds(stalled_s)}, in step {step + 1}", named_ranks)
-        ]
+        no_progress = f"no progress on any rank for {format_seconds(stalled_s)}, in step {step + 1}"
+        facts = [make_evidence(no_progress, named_ranks)]
         if waiting:
             facts.append(make_evidence(f"{format_ranks(waiting)} {'wait' if len(waiting) > 1 else 'waits'}", waiting))
         if stack:
             facts.append(make_evidence(f"the innermost Python frame is {stack[-1]}", blame.ranks[:1]))
         item = self._get_sample(blame.ranks[0], now) if blame.ranks else None
         pid = item.get("pid", "PID") if item is not None else "PID"
-        following = NEXT_STEPS[blame.cause].format(
-            host=host or "the host", named=f"host {host}" if host else "the host", pid=pid
-        )
+        named = f"host {host}" if host else "the host"
+        following = NEXT_STEPS[blame.cause].format(host=host or "the host", named=named, pid=pid)
         state = "notice" if blame.cause == "checkpoint" and stalled_s < CHECKPOINT_S else "hung"
         log_rank = min(blame.ranks, default=-1)
         action = "" if blame.cause == "stopped" else "open_log"  # the log of a stopped process has no reason
@@ -283,64 +258,55 @@ def _describe_stuck_ranks(blame: Blame, call: str, run: PlannedRun, waiting: Seq
 
 
 class BlockedRank(NamedTuple):
-    """Describe a rank in a collective that does not complete.
-
-    Args:
-        sequence: The number of the collective in its group, None for messages, which are numbered per pair.
-        missing: Ranks of the group that have not entered the collective.
-    """
+    """Describe a rank in a collective that does not complete. `missing`: ranks that have not entered it."""
 
     rank: int
     group: ProcessGroup
     op: Op
-    sequence: int | None
+    sequence: int | None  # None for messages, which are numbered per pair
     payload_bytes: int
     missing: tuple[int, ...]
 
 
 class Deadlock(NamedTuple):
-    """Explain why all ranks are blocked.
-
-    Args:
-        kind: "missing" if the roots are outside of collectives, or "transfer" if all ranks entered one.
-        roots: The ranks for which the others wait.
-        at: The collective in which the others wait.
-    """
+    """Explain why all ranks are blocked. "missing": the roots are outside of collectives. "transfer": none is."""
 
     kind: Literal["missing", "skipped", "mismatch", "transfer"]
-    roots: tuple[int, ...]
-    at: BlockedRank
+    roots: tuple[int, ...]  # for which the others wait
+    at: BlockedRank  # the collective in which the others wait
     waiting: tuple[int, ...]
 
 
 def find_deadlock(standing: Mapping[int, StallItem], world_size: int, last: TracedStep | None) -> Deadlock | None:
     """Return the cause, or None if no rank is in a collective."""
-    issued = _get_issued(standing)
+    issued = {(rank, parse_group(one)): one["issued"] for rank, item in standing.items() for one in item["groups"]}
     blocked = {rank: one for rank, item in standing.items() if (one := _find_blocking_call(item, issued)) is not None}
     if not blocked:
         return None
-    roots = _find_roots(blocked, world_size)
-    if roots:
+    waited_for = {rank for one in blocked.values() for rank in one.missing if rank < world_size}
+    if roots := waited_for - set(blocked):
         first = _find_most_common(one for one in blocked.values() if set(one.missing) & roots) or _find_most_common(
             blocked.values()
         )
         assert first is not None
         return Deadlock("missing", tuple(sorted(roots)), first, tuple(sorted(blocked)))
+    stuck_call = _find_most_common(one for one in blocked.values() if one.sequence is not None and not one.missing)
+    stuck_message = _find_most_common(one for one in blocked.values() if one.sequence is None)
     return (
         _find_mismatch(blocked, last)
-        or _find_stuck_transfer(blocked)
+        or _make_stuck(blocked, stuck_call)
         or _find_skipped_call(blocked, standing, last)
-        or _find_stuck_message(blocked)
+        or _make_stuck(blocked, stuck_message or _find_most_common(blocked.values()))
     )
+
+
+def _make_stuck(blocked: Mapping[int, BlockedRank], at: BlockedRank | None) -> Deadlock | None:
+    return Deadlock("transfer", (), at, tuple(sorted(blocked))) if at is not None else None
 
 
 def parse_group(standing: GroupProgress) -> ProcessGroup:
     group = standing["group"]
     return ProcessGroup(group["axis"], tuple(group["ranks"]), group["nth"])
-
-
-def _get_issued(standing: Mapping[int, StallItem]) -> dict[tuple[int, ProcessGroup], int]:
-    return {(rank, parse_group(one)): one["issued"] for rank, item in standing.items() for one in item["groups"]}
 
 
 def _find_blocking_call(item: StallItem, issued: Mapping[tuple[int, ProcessGroup], int]) -> BlockedRank | None:
@@ -369,12 +335,6 @@ def _get_neighbors(group: ProcessGroup, rank: int) -> tuple[int, ...]:
     """Return the ranks before and after a rank, which exchange pipeline messages with it."""
     index = group.ranks.index(rank) if rank in group.ranks else 0
     return tuple(group.ranks[i] for i in (index - 1, index + 1) if 0 <= i < len(group.ranks) and i != index)
-
-
-def _find_roots(blocked: Mapping[int, BlockedRank], world_size: int) -> set[int]:
-    """Return the ranks that others wait for and that are in no collective."""
-    waited_for = {rank for one in blocked.values() for rank in one.missing if rank < world_size}
-    return waited_for - set(blocked)
 
 
 def _find_most_common(found: Iterable[BlockedRank]) -> BlockedRank | None:
@@ -473,18 +433,3 @@ def _get_index(one: BlockedRank, last: TracedStep | None) -> int:
         return -1
     indexes = [(i, call.sequence) for i, call in enumerate(rank_step.calls) if call.group == one.group]
     return indexes[(one.sequence - indexes[0][1]) % len(indexes)][0] if indexes else -1
-
-
-def _find_stuck_transfer(blocked: Mapping[int, BlockedRank]) -> Deadlock | None:
-    """Find a collective that all ranks entered and that does not complete."""
-    at = _find_most_common(one for one in blocked.values() if one.sequence is not None and not one.missing)
-    return Deadlock("transfer", (), at, tuple(sorted(blocked))) if at is not None else None
-
-
-def _find_stuck_message(blocked: Mapping[int, BlockedRank]) -> Deadlock:
-    """Find a message for which, directly or not, all ranks wait."""
-    at = _find_most_common(one for one in blocked.values() if one.sequence is None) or _find_most_common(
-        blocked.values()
-    )
-    assert at is not None
-    return Deadlock("transfer", (), at, tuple(sorted(blocked)))

@@ -108,15 +108,11 @@ def get_planned_parts(run: PlannedRun) -> StepParts | None:
     if "parts" not in time or "interval" not in time:
         return None
     seconds_by_part = {part["name"]: float(part["seconds"]) for part in time["parts"]}
-    parts = [
-        _make_planned_part("compute", "compute", sum(s for name, s in seconds_by_part.items() if name in COMPUTE_PARTS))
-    ]
+    compute_s = sum(seconds for name, seconds in seconds_by_part.items() if name in COMPUTE_PARTS)
+    parts = [_make_planned_part("compute", "compute", compute_s)]
     parts += [_make_planned_part(name, "exposed", s) for name, s in seconds_by_part.items() if name in AXES]
-    parts += [
-        _make_planned_part(name, name, seconds_by_part[name])
-        for name in ("bubble", "optimizer")
-        if seconds_by_part.get(name)
-    ]
+    single_parts = [name for name in ("bubble", "optimizer") if seconds_by_part.get(name)]
+    parts += [_make_planned_part(name, name, seconds_by_part[name]) for name in single_parts]
     if run.cluster is not None and run.spec is not None:
         parts += _predict_hidden(run.spec, run.cluster, seconds_by_part)
     return {"step_s": time["step_s"], "sure": time["interval"]["share"], "steps": 0, "parts": parts}

@@ -1,12 +1,9 @@
-"""Track the latest activity of each rank: progress, processes, and devices.
-
-Measure step times from the reports of ranks: step parts, stages of the start, and the step count of scripts.
-"""
+"""Track what ranks report: progress, processes, step times with their parts, stages of the start, and script steps."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
@@ -72,12 +69,10 @@ class RankProgress:
 
     @property
     def last_progress(self) -> float | None:
-        """Return when anything last ended on any rank."""
         return max(self._last.values(), default=None)
 
     @property
     def last_message(self) -> float | None:
-        """Return when any node last sent anything."""
         return max(self.last_contact.values(), default=None)
 
 
@@ -107,9 +102,8 @@ class ProcessStates:
 
     def add_process(self, item: ProcessItem) -> None:
         self._process[item["rank"]] = item
-        self._crowds.setdefault(item["rank"], deque(maxlen=MAX_SAMPLES)).append(
-            (item["time"], item.get("crowded", 0.0))
-        )
+        crowds = self._crowds.setdefault(item["rank"], deque(maxlen=MAX_SAMPLES))
+        crowds.append((item["time"], item.get("crowded", 0.0)))
         if item["state"] == "stopped" or item["throttled"] >= THROTTLED:
             self._throttled.setdefault(item["rank"], deque(maxlen=MIN_THROTTLED_SAMPLES)).append(item)
 
@@ -141,22 +135,20 @@ class ProcessStates:
         own = self._get_clock_mhz(rank)
         clocks = [clock for other in others if (clock := self._get_clock_mhz(other))]
         if own and clocks and own < SLOW_CLOCK * median(clocks):
-            return Hint(
-                "compute",
-                f"The GPU of rank {rank} runs at {own:.0f} MHz, but other GPUs run at {median(clocks):.0f} MHz.",
-            )
+            usual_mhz = median(clocks)
+            text = f"The GPU of rank {rank} runs at {own:.0f} MHz, but other GPUs run at {usual_mhz:.0f} MHz."
+            return Hint("compute", text)
         return None
 
     def explain_by_cpu_waits(self, rank: int, others: Sequence[int], now: float, delay_s: float) -> Hint | None:
-        """Explain that a rank is `more` seconds per second slower by its waits for a CPU core."""
+        """Explain that a rank is `delay_s` seconds per second slower by its waits for a CPU core."""
         own_s = self._get_cpu_wait(rank, now)
         longer_s = own_s - median([self._get_cpu_wait(other, now) for other in others] or [0.0])
         if longer_s < MIN_EXPLAINED * delay_s:
             return None
-        return Hint(
-            "contention",
-            f"Rank {rank} waits {format_seconds(own_s)} of each second for a CPU core that other processes use.",
-        )
+        waited = format_seconds(own_s)
+        text = f"Rank {rank} waits {waited} of each second for a CPU core that other processes use."
+        return Hint("contention", text)
 
     def _get_cpu_wait(self, rank: int, now: float) -> float:
         """Return the mean of recent waits in seconds per second, 0 if none is known."""
@@ -244,11 +236,8 @@ class StepTimings:
         """Return the steps that the measurement covers."""
         return tuple(sorted(self._rows))
 
-    def iterate_rank_steps(self) -> Iterator[RankStepTime]:
-        return (one for row in self._rows.values() for one in row.values())
-
     def get_checkpoint_s(self) -> float:
-        """Return the seconds per step for which training recently waited for checkpoints."""
+        """Return the recent wait for checkpoints in seconds per step."""
         if not self._checkpoints:
             return 0.0
         first, *others = self._checkpoints
@@ -262,13 +251,14 @@ class StepTimings:
         """Return the step time of the job page with its parts: means over ranks, scaled to that step time.
 
         The step time is the median of rank 0, over the last LIVE_STEPS steps, or TIMED_STEPS if the run has `ended`.
+        All arguments are seconds per step.
 
         Args:
-            waiting: Exposed time by axis in which ranks waited for a late rank, seconds per step.
-            inferred: Exposed time by axis that the meter counted as compute, seconds per step.
-            bubble_s: Idle time of the pipeline schedule in seconds per step, None if unknown.
+            waiting: Exposed time by axis in which ranks waited for a late rank.
+            inferred: Exposed time by axis that the meter counted as compute.
+            bubble_s: Idle time of the pipeline schedule, None if unknown.
         """
-        rank_steps = list(self.iterate_rank_steps())
+        rank_steps = [rank_step for row in self._rows.values() for rank_step in row.values()]
         if not rank_steps:
             return None
         mean_s, checkpoint_s = fmean(rank_step.step_s for rank_step in rank_steps), self.get_checkpoint_s()

@@ -1,6 +1,6 @@
 """Keep the last traced steps of a run, reduced to what the diagnosis needs.
 
-Compute how long a pipeline idles: because of its schedule, and because its stages take different times.
+A pipeline idles because of its schedule, and because its stages take different times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contracts.telemetry.timeline import TimelineItem
 from jobs.core.verdict_schema import MAX_WAITS, Wait
 from jobs.runs.diagnosis.collective_timing import (
     Charge,
-    MatchedCall,
     PipelineWaits,
     TransferRoute,
     TransferStats,
@@ -45,17 +44,7 @@ MIN_STAGE_EXCESS = 0.25  # of a stage over its share of the model: less comes fr
 
 
 class StepSummary(NamedTuple):
-    """Summarize a step.
-
-    Args:
-        charges: Mean wait of the other ranks, by axis and the rank that caused it.
-        waiting: Time blocked by late ranks, by axis.
-        transfer: Time blocked by transfers, by axis.
-        inferred: Blocked time that the meter counted as compute, by axis.
-        own: Unblocked seconds, by rank and work.
-        moving: Seconds blocked by transfers, by rank.
-        experts: Bytes of all-to-alls, by rank.
-    """
+    """Summarize a step. `charges`: the mean wait of other ranks, by axis and the rank that caused it."""
 
     number: int
     ended: float
@@ -63,13 +52,12 @@ class StepSummary(NamedTuple):
     charges: dict[Charge, float]
     came_last: dict[Charge, int]
     calls: dict[Charge, int]
-    waiting: dict[str, float]
-    transfer: dict[str, float]
-    inferred: dict[str, float]
+    waiting: dict[str, float]  # time blocked by late ranks, by axis
+    inferred: dict[str, float]  # blocked time that the meter counted as compute, by axis
     pipeline_idle: PipelineIdle | None
-    own: dict[int, dict[str, float]]
-    moving: dict[int, float]
-    experts: dict[int, int]
+    own: dict[int, dict[str, float]]  # unblocked seconds, by rank and work
+    moving: dict[int, float]  # seconds blocked by transfers, by rank
+    experts: dict[int, int]  # bytes of all-to-alls, by rank
     transfers: dict[TransferRoute, TransferStats]
 
     def get_wait_by_rank(self) -> dict[int, float]:
@@ -82,10 +70,14 @@ class StepSummary(NamedTuple):
 
 def summarize_step(run: PlannedRun, step: TracedStep, clocks: HostClocks) -> StepSummary:
     matched, world_size = match_calls(step, clocks), len(step.ranks)
-    wait_charges = charge_waits(matched, PipelineWaits(matched, _get_stage_lookup(run)))
+    spec = run.spec  # None for scripts, whose ranks are all in stage 0
+    waits = PipelineWaits(matched, lambda rank: get_coordinates(rank, spec.layout).pp if spec is not None else 0)
+    wait_charges = charge_waits(matched, waits)
     charges = wait_charges.mean(world_size)
-    pipeline_idle = compute_pipeline_idle(run.spec, step) if run.spec is not None else None
-    waiting = _sum_by_axis(matched, lambda meeting: sum(meeting.waits.values()) / world_size)
+    pipeline_idle = compute_pipeline_idle(spec, step) if spec is not None else None
+    waiting: dict[str, float] = {}
+    for call in matched:
+        waiting[call.group.axis] = waiting.get(call.group.axis, 0.0) + sum(call.waits.values()) / world_size
     if pipeline_idle is not None:
         waiting["pp"] = max(0.0, waiting.get("pp", 0.0) - pipeline_idle.bubble_s)
         if pipeline_idle.over > MIN_STAGE_EXCESS:
@@ -100,33 +92,19 @@ def summarize_step(run: PlannedRun, step: TracedStep, clocks: HostClocks) -> Ste
         came_last=wait_charges.came_last,
         calls=wait_charges.calls,
         waiting=waiting,
-        transfer=_sum_by_axis(matched, lambda meeting: sum(meeting.exposed.values()) / world_size),
         inferred={
             axis: sum(rank_step.inferred_s.get(axis, 0.0) for rank_step in step.ranks.values()) / world_size
             for axis in {axis for rank_step in step.ranks.values() for axis in rank_step.inferred_s}
         },
         pipeline_idle=pipeline_idle,
         own={rank: compute_own_seconds(rank_step) for rank, rank_step in step.ranks.items()},
-        moving={rank: sum(meeting.exposed.get(rank, 0.0) for meeting in matched) for rank in step.ranks},
+        moving={rank: sum(call.exposed.get(rank, 0.0) for call in matched) for rank in step.ranks},
         experts={
             rank: sum(call.payload_bytes for call in rank_step.calls if call.op == "all_to_all")
             for rank, rank_step in step.ranks.items()
         },
         transfers=sum_transfers(matched),
     )
-
-
-def _get_stage_lookup(run: PlannedRun) -> Callable[[int], int]:
-    """Return a function from ranks to pipeline stages. All ranks of a script are in stage 0."""
-    spec = run.spec
-    return (lambda rank: get_coordinates(rank, spec.layout).pp) if spec is not None else lambda _rank: 0
-
-
-def _sum_by_axis(met: Iterable[MatchedCall], of: Callable[[MatchedCall], float]) -> dict[str, float]:
-    total: dict[str, float] = {}
-    for meeting in met:
-        total[meeting.group.axis] = total.get(meeting.group.axis, 0.0) + of(meeting)
-    return total
 
 
 class StepWindow:
@@ -209,21 +187,12 @@ PIPELINE_WORK = ("forward", "backward", "weights")
 
 
 class PipelineIdle(NamedTuple):
-    """Hold the idle time of one step in seconds.
+    """Hold the idle time of one step in seconds."""
 
-    Args:
-        bubble_s: Idle time of the schedule if all stages took the mean time.
-        uneven_s: Additional step time because stages differ.
-        stages: Compute time of each stage.
-        slowest: A rank of the slowest stage.
-        over: Excess of the slowest stage over its share of the model, as a fraction.
-    """
-
-    bubble_s: float
-    uneven_s: float
-    stages: tuple[float, ...]
-    slowest: int
-    over: float
+    bubble_s: float  # idle time of the schedule if all stages took the mean time
+    uneven_s: float  # additional step time because stages differ
+    slowest: int  # a rank of the slowest stage
+    over: float  # excess of the slowest stage over its share of the model, as a fraction
 
 
 class WorkSeconds(NamedTuple):
@@ -256,18 +225,15 @@ def compute_pipeline_idle(spec: JobSpec, step: TracedStep) -> PipelineIdle | Non
         inputs_s, weights_s = inputs_s + weights_s, 0.0
 
     def simulate_step(factors: Iterable[float]) -> float:
-        return simulate(
-            layout, m, forward_s=forward_s, inputs_s=inputs_s, weights_s=weights_s, longer=tuple(factors)
-        ).step_s
+        times = {"forward_s": forward_s, "inputs_s": inputs_s, "weights_s": weights_s}
+        return simulate(layout, m, **times, longer=tuple(factors)).step_s
 
     even = simulate_step([1.0] * layout.pp)
     uneven = simulate_step(total / mean for total in totals)
     model_shares = _get_model_shares(spec)
     over = [total / mean / part for total, part in zip(totals, model_shares, strict=True)]
     slowest = max(range(layout.pp), key=lambda stage: totals[stage])
-    return PipelineIdle(
-        even - mean, max(0.0, uneven - even), totals, slowest_ranks[slowest], over[slowest] / median(over) - 1
-    )
+    return PipelineIdle(even - mean, max(0.0, uneven - even), slowest_ranks[slowest], over[slowest] / median(over) - 1)
 
 
 def _measure_work(rank_step: RankStep) -> WorkSeconds:

@@ -107,9 +107,8 @@ class StepCollector:
         """Return the step if this was the item of its last rank."""
         rank_step = parse_timeline(item, node, self._clocks)
         ranks = self._pending.setdefault(item["step"], {})
-        self._events += _count_events(rank_step) - (
-            _count_events(ranks[rank_step.rank]) if rank_step.rank in ranks else 0
-        )
+        self._events += _count_events(rank_step)
+        self._events -= _count_events(ranks[rank_step.rank]) if rank_step.rank in ranks else 0
         ranks[rank_step.rank] = rank_step
         if len(ranks) == self._world_size:
             self._drop(item["step"])
@@ -131,31 +130,30 @@ def parse_timeline(item: TimelineItem, node: int, clocks: HostClocks) -> RankSte
     began, rank = clocks.to_board_time(node, item["began"]), item["rank"]
     step_us = item["step_s"] / US
     groups = [ProcessGroup(group["axis"], tuple(group["ranks"]), group["nth"]) for group in item["groups"]]
-    call_columns, span_columns = item["calls"], item["spans"]
+    calls_in, spans_in = item["calls"], item["spans"]
+    call_rows = zip(
+        *(calls_in["group"], calls_in["op"], calls_in["sequence"], calls_in["issued_us"]),
+        *(
+            calls_in["blocked_us"],
+            calls_in["ended_us"],
+            calls_in["payload_bytes"],
+            calls_in["peer"],
+        ),
+        strict=True,
+    )
     calls = [
         TracedCall(rank, groups[index], op, sequence, began + at * US, blocked * US, began + ended * US, size, peer)
-        for index, op, sequence, at, blocked, ended, size, peer in zip(
-            *(call_columns["group"], call_columns["op"], call_columns["sequence"], call_columns["issued_us"]),
-            *(
-                call_columns["blocked_us"],
-                call_columns["ended_us"],
-                call_columns["payload_bytes"],
-                call_columns["peer"],
-            ),
-            strict=True,
-        )
+        for index, op, sequence, at, blocked, ended, size, peer in call_rows
         if at <= step_us
     ]
+    span_rows = zip(
+        *(spans_in["work"], spans_in["chunk"], spans_in["micro_batch"]),
+        *(spans_in["from_us"], spans_in["to_us"]),
+        strict=True,
+    )
     spans = tuple(
         TracedSpan(work, chunk, micro_batch, began + start * US, began + end * US)
-        for work, chunk, micro_batch, start, end in zip(
-            span_columns["work"],
-            span_columns["chunk"],
-            span_columns["micro_batch"],
-            span_columns["from_us"],
-            span_columns["to_us"],
-            strict=True,
-        )
+        for work, chunk, micro_batch, start, end in span_rows
         if start <= step_us
     )
     inferred = dict(_infer_blocked(calls, spans))

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import zlib
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -63,16 +63,11 @@ class StreamSegment(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Report that entries of a node's stream are missing.
-
-    Args:
-        after: The last entry before the gap.
-        first: The first entry after the gap, or the missing entry itself if it `is_oversize`.
-    """
+    """Report that entries of a node's stream are missing after the entry `after`."""
 
     node: int
     after: str
-    first: str
+    first: str  # after the gap, or the missing entry itself if it `is_oversize`
     is_oversize: bool = False
 
 
@@ -86,8 +81,8 @@ class Outage(NamedTuple):
 class ClientFrame:
     """Hold one message to a client, of at most 1 MB."""
 
-    def __init__(self, segments: list[StreamSegment], notice: Outage | list[Gap] | None = None) -> None:
-        self.segments, self.notice = segments, notice
+    def __init__(self, segments: list[StreamSegment], notices: Sequence[Outage | Gap] = ()) -> None:
+        self.segments, self.notices = segments, notices
 
     @property
     def num_bytes(self) -> int:
@@ -95,8 +90,7 @@ class ClientFrame:
 
     @property
     def contents(self) -> Iterator[StreamSegment | Gap | Outage]:
-        if self.notice is not None:
-            yield from [self.notice] if isinstance(self.notice, Outage) else self.notice
+        yield from self.notices
         for segment in self.segments:
             yield from segment.split_at_oversize()
 
@@ -290,11 +284,11 @@ class Subscriber:
             except (RedisError, OSError):
                 self._behind.update(streams.values())
                 stale_node = next(iter(streams.values())) if stale_node is None else stale_node
-                yield ClientFrame([], Outage(stale_node, True))
+                yield ClientFrame([], [Outage(stale_node, True)])
                 await asyncio.sleep(RETRY_S)
                 continue
             if stale_node is not None:
-                yield ClientFrame([], Outage(stale_node, False))
+                yield ClientFrame([], [Outage(stale_node, False)])
                 stale_node = None
 
     def _select_new(self, frame: ClientFrame) -> Iterator[ClientFrame]:

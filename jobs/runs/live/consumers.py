@@ -1,6 +1,6 @@
 """Serve the WebSocket of a job page: stored telemetry, live telemetry, and the job's state.
 
-Load jobs for WebSockets, with one query for all sockets that ask at about the same time.
+All sockets that ask for jobs at about the same time share one query.
 """
 
 from __future__ import annotations
@@ -200,11 +200,7 @@ class SnapshotLoader:
     async def load(self, request: SnapshotRequest, not_before: float) -> JobDetail | None:
         """Return a job as read after `not_before`, or None if it does not exist or the user may not see it.
 
-        Args:
-            not_before: Monotonic seconds.
-
-        Raises:
-            Exception: The error that the database raised.
+        Raise the error of the database. `not_before`: monotonic seconds.
         """
         if self._results is None:
             self._results = asyncio.create_task(self._load_collected())
@@ -217,19 +213,15 @@ class SnapshotLoader:
     async def _load_collected(self) -> dict[SnapshotRequest, SnapshotResult]:
         await asyncio.sleep(COLLECT_S)
         requests, self._requests, self._results = self._requests, {}, None
-        results: dict[SnapshotRequest, SnapshotResult]
         try:
-            results = await database_sync_to_async(load_snapshots)(requests)
+            results: dict[SnapshotRequest, SnapshotResult] = await database_sync_to_async(load_snapshots)(requests)
         except Exception as error:
             results = dict.fromkeys(requests, error)
         return results
 
 
 def load_snapshots(requests: dict[SnapshotRequest, float]) -> dict[SnapshotRequest, SnapshotResult]:
-    """Load jobs and check access, with each session read once.
-
-    An error in one job becomes the result of that job only.
-    """
+    """Load jobs and check access, with each session read once. An error in one job is its result."""
     read_at, results = time.monotonic(), dict[SnapshotRequest, SnapshotResult]()
     for session in {request.session for request in requests}:
         of_session = [request for request in requests if request.session == session]
@@ -270,11 +262,7 @@ _cache_lock = threading.Lock()
 def get_shared_detail(job: Job, read_at: float, not_before: float) -> JobDetail:
     """Return the cached detail of a job if it was read after `not_before`, or a new one.
 
-    The detail depends on the job alone, so the caller checks who may see it.
-
-    Args:
-        read_at: Monotonic seconds just before `job` was read.
-        not_before: Monotonic seconds.
+    The detail depends on the job alone, so the caller checks who may see it. `read_at`: when `job` was read.
     """
     with _cache_lock:
         if job.id not in _cached_details and len(_cached_details) >= MAX_CACHED_DETAILS:

@@ -1,10 +1,8 @@
-"""Hold requests until a job changes, with one query per second for all that wait.
+"""Hold requests until a job changes, with one query per second for all that wait, and format server-sent events.
 
 A view that cannot answer yet leaves a wait in the scope of its request and answers 204, which no client receives.
-The layer around Django (`jobs.api.http.patient`) then waits without a thread. It calls the view again when the job
-changed, regularly to check access, and a last time when the view must answer.
-
-Server-sent events of a job: their format, the items that become events, and the ids from which clients resume.
+The layer around Django (`jobs.api.http`) then waits without a thread. It calls the view again when the job changed,
+regularly to check access, and a last time when the view must answer.
 """
 
 from __future__ import annotations
@@ -50,33 +48,22 @@ class WaitForChange(NamedTuple):
 
 
 class FollowEvents(NamedTuple):
-    """Send the events of a job after a position.
-
-    Args:
-        log: Send the lines of this log only.
-        live_s: Send steps and traffic without logs, beginning this many seconds ago.
-    """
+    """Send the events of a job after a position."""
 
     job: str
     seen: JobState
     after: Position
-    log: LogSelector | None = None
-    live_s: int | None = None
+    log: LogSelector | None = None  # send the lines of this log only
+    live_s: int | None = None  # send steps and traffic without logs, beginning this many seconds ago
 
 
 @dataclass
 class HeldRequest:
-    """Connect a view to the layer that holds its request.
+    """Connect a view to the layer that holds its request."""
 
-    Args:
-        is_repeated: The view was called before.
-        is_last: The view must answer now.
-        user: The id of the user who sent the request.
-    """
-
-    is_repeated: bool = False
-    is_last: bool = False
-    user: int = 0
+    is_repeated: bool = False  # the view was called before
+    is_last: bool = False  # the view must answer now
+    user: int = 0  # the id of the user who sent the request
     wait: WaitForChange | FollowEvents | None = None
 
 
@@ -170,19 +157,12 @@ _MAX_ENTRY_NUMBER = 2**64 - 1  # in each half of an entry id: Redis refuses more
 
 
 class Position(NamedTuple):
-    """Hold what a client has received.
+    """Hold what a client has received."""
 
-    Args:
-        change: The last change of status, 0 for none.
-        attempt: The attempt to which `step` and `streams` belong.
-        step: The last step.
-        streams: The last entry of each node's stream.
-    """
-
-    change: int = 0
-    attempt: int = 0
+    change: int = 0  # the last change of status, 0 for none
+    attempt: int = 0  # to which `step` and `streams` belong
     step: int = 0
-    streams: tuple[tuple[int, str], ...] = ()
+    streams: tuple[tuple[int, str], ...] = ()  # the last entry of each node's stream
 
 
 class LogSelector(NamedTuple):
@@ -195,13 +175,11 @@ class LogSelector(NamedTuple):
 
 def format_event(name: str, data: Any, position: Position | None = None) -> bytes:
     """Format one event. A client that received it resumes from `position`."""
-    head = "" if position is None else f"id: {format_position(position)}\n"
+    head = ""
+    if position is not None:
+        streams = ",".join(f"{node}:{entry}" for node, entry in position.streams)
+        head = f"id: {position.change}.{position.attempt}.{position.step}.{streams}\n"
     return f"{head}event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
-def format_position(position: Position) -> str:
-    streams = ",".join(f"{node}:{entry}" for node, entry in position.streams)
-    return f"{position.change}.{position.attempt}.{position.step}.{streams}"
 
 
 def parse_position(text: str) -> Position | None:
@@ -233,10 +211,7 @@ def _is_entry_id(text: str) -> bool:
 
 
 def serialize_steps(items: list[StepItem], after: int) -> list[dict[str, Any]]:
-    """Return one item for each step after `after`, in order.
-
-    Prefer an item of a rank that knows the loss, or that the loss is not finite.
-    """
+    """Return one item for each step after `after`, in order. Prefer an item that knows the loss."""
     best: dict[int, StepItem] = {}
     for item in items:
         other = best.get(item["step"])

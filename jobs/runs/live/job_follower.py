@@ -48,13 +48,6 @@ class JobUpdate(NamedTuple):
     num_nodes: int
 
 
-class ReceivedFrame(NamedTuple):
-    """Hold a frame and the subscriber that received it."""
-
-    subscriber: Subscriber
-    frame: ClientFrame
-
-
 class JobFollower:
     """Write the events of a job for one client."""
 
@@ -62,7 +55,7 @@ class JobFollower:
         self._job, self._log, self._position = request.job, request.log, request.after
         self._live_s, self._traffic, self._traffic_sent = request.live_s, TrafficRates(), time.monotonic()
         self._streams = dict(request.after.streams)
-        self._queue: asyncio.Queue[JobUpdate | ReceivedFrame] = asyncio.Queue(1)
+        self._queue: asyncio.Queue[JobUpdate | tuple[Subscriber, ClientFrame]] = asyncio.Queue(1)
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriber: Subscriber | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -85,7 +78,7 @@ class JobFollower:
                 if self._error is not None:
                     raise self._error  # the client reconnects instead of waiting forever
                 if message is not None:
-                    for event in self._apply(message) if isinstance(message, JobUpdate) else self._convert(message):
+                    for event in self._apply(message) if isinstance(message, JobUpdate) else self._convert(*message):
                         yield event
                     self._last_news = time.monotonic()  # once the client has taken all of it
                 if self._live_s is not None and time.monotonic() >= self._traffic_sent + TRAFFIC_INTERVAL_S:
@@ -185,25 +178,22 @@ class JobFollower:
     async def _read(self, subscriber: Subscriber) -> None:
         async with contextlib.aclosing(subscriber.frames()) as frames:
             async for frame in frames:
-                await self._queue.put(ReceivedFrame(subscriber, frame))
+                await self._queue.put((subscriber, frame))
 
-    def _convert(self, received: ReceivedFrame) -> Iterator[bytes]:
+    def _convert(self, subscriber: Subscriber, frame: ClientFrame) -> Iterator[bytes]:
         """Yield the events of a frame, unless it is of an attempt that is no longer followed."""
-        if received.subscriber is not self._subscriber:
+        if subscriber is not self._subscriber:
             return
-        for content in received.frame.contents:
+        for content in frame.contents:
             if isinstance(content, StreamSegment):
                 yield from self._convert_segment(content)
             elif isinstance(content, Gap):
-                yield self._convert_gap(content)
+                if content.is_oversize:
+                    self._streams[content.node] = content.first
+                    self._traffic.reset()
+                yield format_event("gap", {"node": content.node, "after": content.after, "first": content.first})
             elif content.stale:
                 yield held_requests.OUTAGE
-
-    def _convert_gap(self, gap: Gap) -> bytes:
-        if gap.is_oversize:
-            self._streams[gap.node] = gap.first
-            self._traffic.reset()
-        return format_event("gap", {"node": gap.node, "after": gap.after, "first": gap.first})
 
     def _convert_segment(self, segment: StreamSegment) -> list[bytes]:
         kinds = held_requests.EVENT_KINDS if self._live_s is None else held_requests.LIVE_KINDS
@@ -245,16 +235,6 @@ def read_update(job: str, after: int) -> JobUpdate:
     return JobUpdate(state, changes, rows[-1].id if rows else after, max(1, num_nodes))
 
 
-class TrafficCounter(NamedTuple):
-    """Identify a cumulative counter of one rank."""
-
-    rank: int
-    phase: str
-    op: str
-    axis: str
-    group_size: int
-
-
 class TrafficRates:
     """Sum the payload bytes of all ranks by second and axis.
 
@@ -262,12 +242,12 @@ class TrafficRates:
     """
 
     def __init__(self) -> None:
-        self._last: dict[TrafficCounter, int] = {}
+        self._last: dict[tuple[int, str, str, str, int], int] = {}
         self._pending: dict[tuple[int, str], int] = {}
 
     def add(self, item: TrafficItem | StepItem, second: int) -> None:
         for cell in item["cells"]:
-            counter = TrafficCounter(item["rank"], cell["phase"], cell["op"], cell["axis"], cell["group_size"])
+            counter = (item["rank"], cell["phase"], cell["op"], cell["axis"], cell["group_size"])
             now, before = cell["payload_bytes"], self._last.get(counter)
             if before is None and len(self._last) >= MAX_COUNTERS:
                 continue

@@ -104,11 +104,7 @@ class TelemetryReader:
         return self._positions.get(stream, STREAM_END) != STREAM_END
 
     async def read_after(self, positions: dict[str, str]) -> AsyncIterator[dict[str, list[StreamEntry]]]:
-        """Yield all stored entries after a position in each stream, a bounded number at a time.
-
-        Raises:
-            RedisError, OSError: Redis cannot be reached.
-        """
+        """Yield all stored entries after a position in each stream, a bounded number at a time. Raise RedisError."""
         unread, count = dict(positions), 1
         while unread:
             sizes: list[int] = []
@@ -203,9 +199,10 @@ def _get_first_after_trim(info: dict[str, Any], position: str) -> str | None:
         return None
     entry_id, fields = info["first-entry"]
     first: str = entry_id.decode()
+    is_trimmed = parse_entry_id(first) > parse_entry_id(position)
     if position == STREAM_START:
-        return first if fields.get(b"n", b"0") != b"0" else None
-    return first if parse_entry_id(first) > parse_entry_id(position) else None
+        is_trimmed = fields.get(b"n", b"0") != b"0"
+    return first if is_trimmed else None
 
 
 def _decode(entries: Any) -> list[StreamEntry]:

@@ -62,11 +62,7 @@ class RunEndedError(Exception):
 
 
 def open_run(owner: User, request: RunRequest) -> OpenedAttempt:
-    """Create a run, or return the running run with the same key.
-
-    Raises:
-        SpecError: The spec does not match the request.
-    """
+    """Create a run, or return the running run with the same key. Raise SpecError."""
     if request.world_size % request.nodes:
         remainder = request.world_size % request.nodes
         ranks_per_node = request.world_size // request.nodes
@@ -90,11 +86,7 @@ def open_run(owner: User, request: RunRequest) -> OpenedAttempt:
 
 
 def _find_by_key(owner: User, request: RunRequest) -> Attempt | None:
-    """Return the running run of a key, None if there is none.
-
-    Raises:
-        SpecError: The run has another size.
-    """
+    """Return the running run of a key, None if there is none. Raise SpecError if it has another size."""
     found = ReportedRun.objects.filter(owner=owner, key=request.key).select_related("attempt__job").first()
     if found is None:
         return None
@@ -116,23 +108,19 @@ def _make_spec(request: RunRequest) -> JobSpec:
     if request.spec is None:
         return JobSpec.model_validate(_make_script_spec(request))
     spec = parse_plannable(request.spec)
-    found = []
+    problems = []
     kind = KINDS[spec.kind]
     if not kind.trains or kind.shares_one_slot:
-        found.append(
-            Problem(
-                "spec.kind",
-                f"`spec.kind` is {spec.kind}, but only `train` has a prediction. Use `train`, or omit `spec`.",
-            )
-        )
+        message = f"`spec.kind` is {spec.kind}, but only `train` has a prediction. Use `train`, or omit `spec`."
+        problems.append(Problem("spec.kind", message))
     if spec.layout.world_size != request.world_size:
         text = (
             f"`spec.layout` has {format_count(spec.layout.world_size, 'rank')}, "
             f"but `world_size` is {request.world_size}. Use equal numbers of ranks."
         )
-        found.append(Problem("spec.layout", text))
-    if found:
-        raise SpecError(found)
+        problems.append(Problem("spec.layout", text))
+    if problems:
+        raise SpecError(problems)
     resources = spec.resources.model_copy(update={"device": request.device})
     return spec.model_copy(update={"name": request.name, "resources": resources})
 
@@ -183,9 +171,9 @@ def join_node(run: RunToken, request: NodeRequest) -> Member:
     """Register a node with its claim. A repeated request changes nothing.
 
     Raises:
-        EndedError: The run has ended.
+        RunEndedError: The run has ended.
         SpecError: The run has no such node.
-        TakenError: Another process reports for this node, or another node has its name.
+        NodeTakenError: Another process reports for this node, or another node has its name.
     """
     check_running(run.attempt)
     with transaction.atomic():
@@ -210,7 +198,7 @@ def join_node(run: RunToken, request: NodeRequest) -> Member:
 
 
 def check_running(attempt: Attempt) -> None:
-    """Raise EndedError if the attempt has ended."""
+    """Raise RunEndedError if the attempt has ended."""
     job = attempt.job
     if attempt.ended is None and attempt.number == job.attempt and job.status not in TERMINAL:
         return
@@ -221,7 +209,6 @@ def check_running(attempt: Attempt) -> None:
 
 
 def record_contact(member: Member) -> None:
-    """Record the contact of a member."""
     Member.objects.filter(pk=member.pk).update(heard=timezone.now())
 
 
@@ -235,12 +222,7 @@ def must_end(member: Member) -> bool:
 
 
 def store_report(member: Member, report: AttemptReport) -> None:
-    """Store the report of a member.
-
-    Raises:
-        EndedError: The run has ended.
-        BadMessageError: The checkpoint belongs to another run.
-    """
+    """Store the report of a member. Raise RunEndedError, or BadMessageError for a checkpoint of another run."""
     if "checkpoint" in report:
         record_checkpoint(report["checkpoint"], member.attempt)
     if report["state"] == "exited":

@@ -76,10 +76,7 @@ class TooFastError(Exception):
 
 
 def store_batch(place: NodeStream, number: int, batch: bytes, nodes: int = 1) -> None:
-    """Store a batch of a node. A known batch changes nothing.
-
-    Args:
-        nodes: The number of nodes of the run.
+    """Store a batch of a node in a run of `nodes` nodes. A known batch changes nothing.
 
     Raises:
         TooFastError: The batch was not stored.

@@ -166,59 +166,45 @@ def write_perfetto(trace: EventTrace, name: str) -> bytes:
     The protos come from the library (perfetto.dev/docs/reference/synthetic-track-event).
     """
     builder = TraceProtoBuilder()
-    _write_clock(builder.add_packet(), max(0, round(trace.began * 1e9)))
-    arrivals = find_arrivals(trace.calls)
-    for rank in trace.get_ranks():
-        _write_rank(builder.add_packet(), rank, name)
-    for uuid, (lane, events) in enumerate(assign_lanes(trace).items(), start=_get_first_lane_uuid(trace)):
-        _write_lane(builder.add_packet(), uuid, lane.rank, lane.title, uuid)
+    # Map the time of the trace to wall time, so that viewers show the time of day.
+    clock_packet = _add_packet(builder)
+    clock_packet.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+    for clock in (BOOTTIME, REALTIME):
+        clock_packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=max(0, round(trace.began * 1e9)))
+    arrivals, ranks = find_arrivals(trace.calls), trace.get_ranks()
+    for rank in ranks:
+        track = _add_packet(builder).track_descriptor
+        track.uuid = _get_rank_uuid(rank)
+        track.name = f"rank {rank}"
+        track.process.pid = rank + 1  # 0 is the kernel
+        track.process.process_name = f"rank {rank} · {name}"
+        track.child_ordering = TrackDescriptor.EXPLICIT
+    for uuid, (lane, events) in enumerate(assign_lanes(trace).items(), start=max(ranks, default=0) + 2):
+        track = _add_packet(builder).track_descriptor
+        track.uuid = track.sibling_order_rank = uuid
+        track.parent_uuid = _get_rank_uuid(lane.rank)
+        track.name = lane.title
         for event in events:
             _write_slice(builder, uuid, event, arrivals)
     data: bytes = builder.serialize()
     return data
 
 
-def _get_first_lane_uuid(trace: EventTrace) -> int:
-    return max(trace.get_ranks(), default=0) + 2
-
-
 def _get_rank_uuid(rank: int) -> int:
     return rank + 1
 
 
-def _write_clock(packet: TracePacket, now: int) -> None:
-    """Map the time of the trace to wall time, so that viewers show the time of day."""
+def _add_packet(builder: TraceProtoBuilder) -> TracePacket:
+    packet = builder.add_packet()
     packet.trusted_packet_sequence_id = SEQUENCE_ID
-    packet.sequence_flags = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-    for clock in (BOOTTIME, REALTIME):
-        packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=now)
-
-
-def _write_rank(packet: TracePacket, rank: int, name: str) -> None:
-    packet.trusted_packet_sequence_id = SEQUENCE_ID
-    track = packet.track_descriptor
-    track.uuid = _get_rank_uuid(rank)
-    track.name = f"rank {rank}"
-    track.process.pid = rank + 1  # 0 is the kernel
-    track.process.process_name = f"rank {rank} · {name}"
-    track.child_ordering = TrackDescriptor.EXPLICIT
-
-
-def _write_lane(packet: TracePacket, uuid: int, rank: int, name: str, order: int) -> None:
-    packet.trusted_packet_sequence_id = SEQUENCE_ID
-    track = packet.track_descriptor
-    track.uuid = uuid
-    track.parent_uuid = _get_rank_uuid(rank)
-    track.name = name
-    track.sibling_order_rank = order
+    return packet
 
 
 def _write_slice(builder: TraceProtoBuilder, track: int, event: LaneEvent, arrivals: Arrivals) -> None:
     source = event.source
     arrival = get_arrival(source, arrivals)
-    begin = builder.add_packet()
+    begin = _add_packet(builder)
     begin.timestamp = event.began
-    begin.trusted_packet_sequence_id = SEQUENCE_ID
     begin.track_event.type = TrackEvent.TYPE_SLICE_BEGIN
     begin.track_event.track_uuid = track
     begin.track_event.name = format_title(source)
@@ -233,9 +219,8 @@ def _write_slice(builder: TraceProtoBuilder, track: int, event: LaneEvent, arriv
             note.double_value = value
         else:
             note.int_value = value
-    end = builder.add_packet()
+    end = _add_packet(builder)
     end.timestamp = event.ended
-    end.trusted_packet_sequence_id = SEQUENCE_ID
     end.track_event.type = TrackEvent.TYPE_SLICE_END
     end.track_event.track_uuid = track
 
