@@ -295,15 +295,20 @@ def explain(run: PlannedRun, late: LateRank, processes: ProcessStates, now: floa
     """Find what a straggler spends more time on than its peers: the ranks of its stage, or all ranks."""
     peers = _get_peers(run, late.rank)
     hint = processes.explain_slow_compute(late.rank, peers, now)
+
+    def compute_excess(get_seconds: Callable[[StepSummary, int], float]) -> float:
+        excesses = []
+        for step in late.steps:
+            others = [get_seconds(step, other) for other in peers if other in step.own]
+            excesses.append(get_seconds(step, late.rank) - median(others) if others else 0.0)
+        return median(excesses)
+
     excess_s = {
-        part: median(_compute_excess(step, late.rank, peers, get_seconds) for step in late.steps)
-        for part, get_seconds in (
-            ("compute", lambda step, rank: sum(step.own[rank].get(work, 0.0) for work in COMPUTE_WORK)),
-            ("data", lambda step, rank: step.own[rank].get("data", 0.0)),
-            ("checkpoint", lambda step, rank: step.own[rank].get("checkpoint", 0.0)),
-            ("optimizer", lambda step, rank: step.own[rank].get("optimizer", 0.0)),
-            ("link", lambda step, rank: step.moving[rank]),
-        )
+        "compute": compute_excess(lambda step, rank: sum(step.own[rank].get(work, 0.0) for work in COMPUTE_WORK)),
+        "data": compute_excess(lambda step, rank: step.own[rank].get("data", 0.0)),
+        "checkpoint": compute_excess(lambda step, rank: step.own[rank].get("checkpoint", 0.0)),
+        "optimizer": compute_excess(lambda step, rank: step.own[rank].get("optimizer", 0.0)),
+        "link": compute_excess(lambda step, rank: step.moving[rank]),
     }
     part = max(excess_s, key=lambda part: excess_s[part])
     if excess_s[part] < 0.3 * late.wait_s:
@@ -348,13 +353,6 @@ def _get_peers(run: PlannedRun, rank: int) -> list[int]:
     layout = run.spec.layout
     stage = get_coordinates(rank, layout).pp
     return [other for other in ranks if get_coordinates(other, layout).pp == stage] or ranks
-
-
-def _compute_excess(
-    step: StepSummary, rank: int, peers: Sequence[int], get_seconds: Callable[[StepSummary, int], float]
-) -> float:
-    others = [get_seconds(step, other) for other in peers if other in step.own]
-    return get_seconds(step, rank) - median(others) if others else 0.0
 
 
 def _compare_expert_bytes(late: LateRank, peers: Sequence[int]) -> float:

@@ -10,7 +10,7 @@ ranks in their groups show why all ranks are blocked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from contracts.telemetry.health import GroupProgress, ProcessItem, StallItem
@@ -324,17 +324,13 @@ def _find_blocking_call(item: StallItem, issued: Mapping[tuple[int, ProcessGroup
     position = min(in_flight, key=lambda position: (not position.get("blocking", False), position.get("since", 0.0)))
     group, op, rank = parse_group(position), position["op"], item["rank"]
     if op in POINT_TO_POINT:
-        missing = (position["peer"],) if "peer" in position else _get_neighbors(group, rank)
+        index = group.ranks.index(rank) if rank in group.ranks else 0
+        neighbors = tuple(group.ranks[i] for i in (index - 1, index + 1) if 0 <= i < len(group.ranks) and i != index)
+        missing = (position["peer"],) if "peer" in position else neighbors  # which exchange pipeline messages
         return BlockedRank(rank, group, op, None, position.get("payload_bytes", 0), missing)
     sequence = position.get("sequence", position["ended"] + 1)
     missing = tuple(other for other in group.ranks if issued.get((other, group), 0) < sequence and other != rank)
     return BlockedRank(rank, group, op, sequence, position.get("payload_bytes", 0), missing)
-
-
-def _get_neighbors(group: ProcessGroup, rank: int) -> tuple[int, ...]:
-    """Return the ranks before and after a rank, which exchange pipeline messages with it."""
-    index = group.ranks.index(rank) if rank in group.ranks else 0
-    return tuple(group.ranks[i] for i in (index - 1, index + 1) if 0 <= i < len(group.ranks) and i != index)
 
 
 def _find_most_common(found: Iterable[BlockedRank]) -> BlockedRank | None:
@@ -347,23 +343,20 @@ def _find_most_common(found: Iterable[BlockedRank]) -> BlockedRank | None:
     return next(blocked for blocked in candidates if (blocked.group, blocked.sequence) == key)
 
 
-def _group_by_collective(blocked: Mapping[int, BlockedRank]) -> Iterator[list[BlockedRank]]:
+def _find_mismatch(blocked: Mapping[int, BlockedRank], last: TracedStep | None) -> Deadlock | None:
+    """Find ranks in the same collective with different operations or sizes."""
     by_collective: dict[tuple[ProcessGroup, int], list[BlockedRank]] = {}
     for one in blocked.values():
         if one.sequence is not None:
             by_collective.setdefault((one.group, one.sequence), []).append(one)
-    yield from by_collective.values()
-
-
-def _find_mismatch(blocked: Mapping[int, BlockedRank], last: TracedStep | None) -> Deadlock | None:
-    """Find ranks in the same collective with different operations or sizes."""
-    for same_collective in _group_by_collective(blocked):
+    for same_collective in by_collective.values():
         signatures = Counter((one.op, _get_compared_bytes(one)) for one in same_collective)
         if len(signatures) == 1:
             continue
         (usual, _), (odd, _) = signatures.most_common(2)
-        if list(signatures.values()).count(signatures[usual]) == len(signatures) and last is not None:
-            odd, usual = _order_by_step(last, same_collective[0].group, odd, usual)
+        is_tie = list(signatures.values()).count(signatures[usual]) == len(signatures)
+        if is_tie and last is not None and not _is_followed_by(last, same_collective[0].group, usual, odd):
+            odd, usual = usual, odd  # the rank that skipped one of two collectives is in the later one
         odd_ranks = tuple(sorted(one.rank for one in same_collective if (one.op, _get_compared_bytes(one)) == odd))
         at = next(one for one in same_collective if (one.op, _get_compared_bytes(one)) == usual)
         is_later = last is not None and _is_followed_by(last, at.group, usual, odd)
@@ -384,13 +377,6 @@ def _is_followed_by(last: TracedStep, group: ProcessGroup, first: Signature, sec
     """Return True if, in the last known step, a collective `second` comes right after `first`, cyclically."""
     order = _get_call_order(last, group)
     return (first, second) in zip(order, order[1:] + order[:1], strict=True)
-
-
-def _order_by_step(
-    last: TracedStep, group: ProcessGroup, one: Signature, other: Signature
-) -> tuple[Signature, Signature]:
-    """Order two equally common collectives: the rank that skipped one is in the later one."""
-    return (one, other) if _is_followed_by(last, group, other, one) else (other, one)
 
 
 def _get_call_order(last: TracedStep, group: ProcessGroup) -> list[Signature]:

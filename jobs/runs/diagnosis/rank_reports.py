@@ -185,7 +185,7 @@ class StepTimings:
         self._rows: dict[int, dict[int, RankStepTime]] = {}
         self._max_steps = get_num_measured_steps(run.world_size)
         self._recent_times: deque[float] = deque(maxlen=MEASURED_STEPS)
-        self._of_rank: dict[int, int] = {}
+        self._steps_by_rank: dict[int, int] = {}
         self._step_times: deque[float] = deque(maxlen=TIMED_STEPS)  # of rank 0
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MEASURED_STEPS)
         self.last = 0  # steps completed by any rank
@@ -195,7 +195,7 @@ class StepTimings:
     def add(self, item: StepItem) -> None:
         step = item["step"]
         self.last, self.ran = max(self.last, step), max(self.ran, item["ran"])
-        self._of_rank[item["rank"]] = step
+        self._steps_by_rank[item["rank"]] = step
         if item["ran"] <= WARMUP_STEPS:
             return
         if item["rank"] == 0:
@@ -224,7 +224,7 @@ class StepTimings:
 
     def get_num_steps(self, rank: int) -> int:
         """Return the steps that a rank has completed."""
-        return self._of_rank.get(rank, 0)
+        return self._steps_by_rank.get(rank, 0)
 
     @property
     def median_s(self) -> float | None:
