@@ -34,7 +34,7 @@ async ([ranks, columns, draws]) => {
 FOLDED = """
 async ([ranks, columns, draws]) => {
   const { Bins } = await import('/js/rates.js');
-  const { cellsOf } = await import('/js/heat/time.js');
+  const { computeCells } = await import('/js/heat/cells.js');
   const bins = new Bins(0.5, 1200, 'whole');
   for (let c = 0; c < columns; c += 1)
     for (let r = 0; r < ranks; r += 1)
@@ -43,7 +43,7 @@ async ([ranks, columns, draws]) => {
   const times = [];
   for (let i = 0; i < draws; i += 1) {
     const began = performance.now();
-    cellsOf(bins, all, () => true);
+    computeCells(bins, all, () => true);
     times.push(performance.now() - began);
   }
   return times;
@@ -52,7 +52,7 @@ async ([ranks, columns, draws]) => {
 TIMELINE = """
 async ([ranks, events, draws]) => {
   const { stepOfItems } = await import('/js/timeline/step.js');
-  const { rowsOf } = await import('/js/timeline/lanes.js');
+  const { arrangeRows } = await import('/js/timeline/lanes.js');
   const { paint } = await import('/js/timeline/paint.js');
   const { heights } = await import('/js/timeline/view.js');
   const told = new Map();
@@ -69,7 +69,7 @@ async ([ranks, events, draws]) => {
   }
   let began = performance.now();
   const step = stepOfItems(1, told, () => 0);
-  const rows = rowsOf(step);
+  const rows = arrangeRows(step);
   const made = performance.now() - began;
   const canvas = document.body.appendChild(document.createElement('canvas'));
   [canvas.width, canvas.height] = [1400, 620];

@@ -12,7 +12,6 @@ from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
-from django.contrib.auth.decorators import login_required
 from django.contrib.auth.forms import PasswordChangeForm
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
@@ -34,14 +33,12 @@ SESSION_ENTRY = "new token"  # session entry with the encrypted token, until its
 
 
 @require_GET
-@login_required
 def account(request: HttpRequest) -> HttpResponse:
     """Show the account page."""
     return _render_account(request)
 
 
 @require_http_methods(["GET", "POST"])
-@login_required
 def make_token(request: HttpRequest) -> HttpResponse:
     """Create a token, then redirect to a page that shows the token once. Reloading creates no other token."""
     if request.method == "GET":
@@ -73,7 +70,6 @@ def _parse_token_form(form: QueryDict) -> tokens.ApiTokenRequest:
 
 
 @require_POST
-@login_required
 def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
     if is_storable(key) and tokens.revoke(get_user(request), key):
         messages.success(request, "The token is revoked.")
@@ -82,7 +78,6 @@ def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
 
 @sensitive_post_parameters()
 @require_POST
-@login_required
 def change_password(request: HttpRequest) -> HttpResponse:
     """Change the password, and end all tokens and other sessions.
 
@@ -102,7 +97,6 @@ def change_password(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@login_required
 @reauthentication_required  # type: ignore[untyped-decorator]  # allauth has no types
 def remove_sign_on(request: HttpRequest, key: int) -> HttpResponse:
     """Remove an identity of the single sign-on provider from the account."""
@@ -120,7 +114,6 @@ def remove_sign_on(request: HttpRequest, key: int) -> HttpResponse:
 
 
 @require_POST
-@login_required
 def end_session(request: HttpRequest, key: int) -> HttpResponse:
     """Log out a browser of the user."""
     session = UserSession.objects.filter(user=get_user(request), pk=key).first()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.datastructures import MultiValueDict
@@ -33,7 +32,6 @@ FIELDS = (
 
 
 @require_http_methods(["GET", "POST"])
-@login_required
 def collectives(request: HttpRequest) -> HttpResponse:
     """Show all collectives and the benchmark form. `?from=ID` fills the form from a job."""
     hosts = list_hosts()
@@ -93,7 +91,6 @@ def _render_form(
 
 
 @require_GET
-@login_required
 def collective(request: HttpRequest, slug: str) -> HttpResponse:
     """Show a collective: its picture, PyTorch call, cost, uses, and benchmark results."""
     words = BY_NAME.get(slug.replace("-", "_"))

@@ -7,7 +7,6 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
@@ -34,7 +33,6 @@ TONES = {Outcome.WAITING: "info", Outcome.DELIVERED: "good", Outcome.GIVEN_UP: "
 
 
 @require_POST
-@login_required
 def end_mail(request: HttpRequest, job_id: str) -> HttpResponse:
     """Request an email at the end of the job, or cancel the request with `forget`. Redirect to the job."""
     user, job = get_user(request), find_job(request.user, job_id)
@@ -49,7 +47,6 @@ def end_mail(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_http_methods(["GET", "POST"])
-@login_required
 def notifications(request: HttpRequest) -> HttpResponse:
     """Show the form, and save the choices for the projects on this page."""
     user = get_user(request)
@@ -79,7 +76,6 @@ def notifications(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
-@login_required
 def webhooks(request: HttpRequest, project: str) -> HttpResponse:
     """Show your webhooks of a project, or all for an admin. `?job=` opens the form for the end of this job."""
     hooks.find_project(request.user, project)
@@ -94,7 +90,6 @@ def webhooks(request: HttpRequest, project: str) -> HttpResponse:
 
 
 @require_POST
-@login_required
 def make(request: HttpRequest, project: str) -> HttpResponse:
     """Create a webhook and show its secret."""
     hooks.find_project(request.user, project)
@@ -107,7 +102,6 @@ def make(request: HttpRequest, project: str) -> HttpResponse:
 
 
 @require_GET
-@login_required
 def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Show a webhook and its log. `?part=log` returns only the log."""
     hook = hooks.find(request.user, project, key)
@@ -125,7 +119,6 @@ def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
 
 
 @require_POST
-@login_required
 def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Save the form. With only `active`, pause or resume the webhook."""
     hook = hooks.find(request.user, project, key)
@@ -139,7 +132,6 @@ def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
 
 
 @require_POST
-@login_required
 def rotate(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Create a new secret and show it."""
     hook = hooks.find(request.user, project, key)
@@ -148,7 +140,6 @@ def rotate(request: HttpRequest, project: str, key: str) -> HttpResponse:
 
 
 @require_POST
-@login_required
 def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Send a ping. The log shows the result."""
     if hooks.send_ping(get_user(request), hooks.find(request.user, project, key)) is None:
@@ -157,7 +148,6 @@ def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
 
 
 @require_POST
-@login_required
 def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> HttpResponse:
     """Send a message again."""
     hook = hooks.find(request.user, project, key)
@@ -170,7 +160,6 @@ def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> Ht
 
 
 @require_http_methods(["GET", "POST"])
-@login_required
 def delete(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Ask for confirmation, then delete the webhook."""
     hook = hooks.find(request.user, project, key)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_POST
@@ -32,12 +31,12 @@ SLIDER_LABELS = {
 
 
 @require_GET
-@login_required
 def page(request: HttpRequest) -> HttpResponse:
     """Show the Planner: layouts side by side, and the search."""
     values = spec_form.format_values(None)
     context = {
         "presets": spec_form.list_presets(),
+        "schedules": spec_form.list_schedules(),
         "hardware": list_hardware(),
         "precisions": drafts.list_precisions(),
         "values": values,
@@ -49,7 +48,6 @@ def page(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@login_required
 @catch_busy_planner
 def plan(request: HttpRequest) -> HttpResponse:
     """Return the plan of a draft, and the spec as the server read it.
@@ -74,7 +72,6 @@ def plan(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@login_required
 @catch_busy_planner
 def search(request: HttpRequest) -> HttpResponse:
     """Return the best layouts for a JSON body. See `jobs.planning.drafts.search_layouts`."""
@@ -82,7 +79,6 @@ def search(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@login_required
 @catch_busy_planner
 def explain(request: HttpRequest) -> HttpResponse:
     """Return the terms of each number of a draft, for a JSON body of `spec`, `cluster` and `stage`."""
@@ -108,7 +104,6 @@ def _parse_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
 
 
 @require_GET
-@login_required
 def traffic_calculator(request: HttpRequest) -> HttpResponse:
     """Show the calculator for the values in the address, or for the defaults with an error if one is invalid."""
     problems = []
@@ -124,7 +119,6 @@ def traffic_calculator(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
-@login_required
 def traffic_calculator_numbers(request: HttpRequest) -> HttpResponse:
     """Return the numbers of the page as JSON, for example for `?b=8&s=2048&h=4096&l=32&k=8&n=8&over=b`."""
     try:

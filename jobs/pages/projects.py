@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import login
-from django.contrib.auth.decorators import login_not_required, login_required
+from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.models import User
 from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
@@ -34,7 +34,6 @@ PASSWORD_BACKEND = "django.contrib.auth.backends.ModelBackend"  # noqa: S105 - t
 
 
 @require_GET
-@login_required
 def index(request: HttpRequest) -> HttpResponse:
     """List the projects that the user can see."""
     counted = get_visible_projects(request.user).annotate(members=Count("memberships"))
@@ -46,7 +45,6 @@ def index(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
-@login_required
 def project(request: HttpRequest, name: str) -> HttpResponse:
     """Show a project, with its invitations and variables for an admin."""
     found = find_project(request.user, name)
@@ -76,7 +74,6 @@ def admin_action(change: Callable[[HttpRequest, Project], HttpResponse | None]) 
 
     @sensitive_post_parameters("value")
     @require_POST
-    @login_required
     def respond(request: HttpRequest, name: str) -> HttpResponse:
         found = find_project_to_administer(request.user, name)
         try:

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -42,7 +41,6 @@ SOON = timedelta(minutes=1)  # the page shows minutes, so an earlier start would
 
 
 @require_GET
-@login_required
 def queue(request: HttpRequest) -> HttpResponse:
     """Show the waiting jobs that the user can see. `?part=build_rows` returns only the table."""
     seen = load_view()
@@ -107,7 +105,6 @@ def _simulate(request: HttpRequest, seen: QueueView) -> dict[str, Any]:
 
 
 @require_POST
-@login_required
 def act(request: HttpRequest) -> HttpResponse:
     """Ask for confirmation with the names of the jobs. With `confirmed`, act and return to the queue."""
     if not may_operate_any_project(request.user):
@@ -138,7 +135,6 @@ def _check_bulk(data: dict[str, Any]) -> QueueActionRequest:
 
 
 @require_POST
-@login_required
 def move(request: HttpRequest) -> HttpResponse:
     """Move a job, from JSON of `job` and either `to` (up, down or top) or `before` (a job)."""
     by = require_queue_staff(request)
@@ -158,7 +154,6 @@ def move(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-@login_required
 def pause(request: HttpRequest) -> HttpResponse:
     """Pause the whole queue or one pool if `on` is "true", else resume the queue or pool."""
     by, on = require_queue_staff(request), request.POST.get("on") == "true"

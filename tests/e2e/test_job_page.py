@@ -113,6 +113,7 @@ def test_the_first_screen_holds_all_that_one_asks_first(tab: Page) -> None:
         expect(tab.locator("#start [data-figures]")).to_contain_text(part)
 
 
+@pytest.mark.extended
 def test_one_step_time_stands_on_the_whole_page(tab: Page) -> None:
     expect(tab.locator("#figure-step-time")).to_contain_text(re.compile(r"\d ms"))
     tab.click("#tab-time")
@@ -150,6 +151,7 @@ def test_an_address_opens_a_tab_or_the_tab_of_a_panel(tab: Page) -> None:
         expect(tab.locator(kept)).to_be_in_viewport()
 
 
+@pytest.mark.extended
 def test_name_and_status_stay_in_sight_on_a_phone(tab: Page) -> None:
     tab.set_viewport_size({"width": 390, "height": 844})
     for name in ("overview", "training", "traffic", "time", "memory", "verification", "logs", "hosts"):
@@ -160,6 +162,7 @@ def test_name_and_status_stay_in_sight_on_a_phone(tab: Page) -> None:
             expect(tab.locator(kept)).to_be_in_viewport()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1100, 900), (820, 1180), (390, 844)])
 def test_nothing_moves_however_late_it_comes(
     page: Page, running_board: Board, watched: str, width: int, height: int
@@ -171,6 +174,7 @@ def test_nothing_moves_however_late_it_comes(
     assert_still(page)
 
 
+@pytest.mark.extended
 def test_on_a_phone_the_error_stands_beside_the_longest_figures(tab: Page) -> None:
     """Figures of gigabytes pushed the error out of sight."""
     tab.set_viewport_size({"width": 390, "height": 844})
@@ -180,6 +184,7 @@ def test_on_a_phone_the_error_stands_beside_the_longest_figures(tab: Page) -> No
     assert wrap.evaluate(LONGEST) == wrap.evaluate("(wrap) => wrap.clientWidth")
 
 
+@pytest.mark.extended
 def test_the_bars_are_as_long_as_their_figures_say(tab: Page) -> None:
     open_tab(tab, "time")
     tab.wait_for_selector("#parts [data-side=measured] [data-part=compute]")
@@ -219,6 +224,7 @@ def test_a_drag_zooms_every_chart_and_the_address_keeps_it(tab: Page) -> None:
     assert window(tab, "loss")[0] < zoomed[0]
 
 
+@pytest.mark.extended
 def test_what_happened_is_marked_and_told_where_the_cursor_is_pinned(
     tab: Page, running_board: Board, watched: str
 ) -> None:
@@ -229,9 +235,9 @@ def test_what_happened_is_marked_and_told_where_the_cursor_is_pinned(
 
     at = wait_until(saved, "the first checkpoint is in the history", 60)
     tab.goto(f"{running_board.url}/jobs/{watched}/?from={at - 5}&to={at + 5}&at={at}")
-    expect(tab.locator("#ranges [data-told]")).to_contain_text("checkpoint after step 25")
+    expect(tab.locator("#ranges [data-words]")).to_contain_text("checkpoint after step 25")
     tab.locator("#ranges [data-reset]").click()
-    expect(tab.locator("#ranges [data-told]")).to_have_text("")
+    expect(tab.locator("#ranges [data-words]")).to_have_text("")
     assert "?" not in tab.url
 
 
@@ -283,6 +289,7 @@ def end(board: Board, job: str) -> None:
     wait_until(kept, "the recorder has all of it, and has judged it", 60)
 
 
+@pytest.mark.extended
 def test_a_run_that_ended_shows_the_same_page_when_its_stream_is_gone(
     tab: Page, running_board: Board, watched: str
 ) -> None:

@@ -40,6 +40,7 @@ def inside(page: Page, node: Locator) -> bool:
     return box["y"] >= 0 and box["y"] + box["height"] <= size["height"] and box["x"] + box["width"] <= size["width"]
 
 
+@pytest.mark.extended
 def test_what_decides_a_job_and_its_cost_is_on_one_screen(page: Page, running_board: Board) -> None:
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{running_board.url}/jobs/new/")
@@ -56,6 +57,7 @@ def test_what_decides_a_job_and_its_cost_is_on_one_screen(page: Page, running_bo
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.extended
 def test_a_wrong_field_in_a_folded_part_opens_it(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
@@ -74,16 +76,17 @@ def test_the_best_layout_is_filled_in_with_its_reason_and_taken_back(page: Page,
     page.locator("[data-for='layout.tp'] label", has_text="1").click()
     asked = page.evaluate(chosen)
     page.click("#best")
-    told = page.locator("#best-told [role=status]")
+    told = page.locator("#best-status [role=status]")
     expect(told).to_contain_text(re.compile(r"Fastest of [\d,]+ layouts that fit"))
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
     expect(page.locator("[data-show=world]")).to_have_text("4 ranks")
     filled = page.evaluate(chosen)
     assert filled not in (before, asked)
-    page.locator("#best-told button").click()
+    page.locator("#best-status button").click()
     assert page.evaluate(chosen) == asked
 
 
+@pytest.mark.extended
 def test_a_box_that_could_not_be_ticked_before_the_best_layout_is_planned_with_it(
     page: Page, running_board: Board
 ) -> None:
@@ -120,6 +123,7 @@ def test_chosen_jobs_stay_chosen_while_the_list_is_drawn_anew(
     expect(page.locator("tr[data-job]")).to_have_count(2)
 
 
+@pytest.mark.extended
 def test_an_archived_job_comes_back_by_a_key(page: Page, running_board: Board, runs: list[str]) -> None:
     page.goto(running_board.url)
     row = page.locator(f"tr[data-job='{runs[0]}']")
@@ -147,6 +151,7 @@ def test_runs_stand_side_by_side(page: Page, running_board: Board, runs: list[st
     expect(step.locator("td").first).to_contain_text(re.compile(r"\d times as fast"))
 
 
+@pytest.mark.extended
 def test_steps_that_are_dragged_over_are_told_apart(page: Page, running_board: Board, runs: list[str]) -> None:
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{running_board.url}/compare/?jobs={','.join(runs)}")
@@ -197,6 +202,7 @@ def test_the_palette_finds_jobs_hosts_pages_and_actions_by_keyboard_alone(
     wait_until(at_hosts, "the page of hosts")
 
 
+@pytest.mark.extended
 def test_every_key_is_told_on_a_sheet(page: Page, running_board: Board, runs: list[str]) -> None:
     page.goto(running_board.url)
     expect(page.locator("#chosen")).to_have_text("None selected")
@@ -223,6 +229,7 @@ def test_the_menu_of_a_narrow_screen_holds_every_page(page: Page, running_board:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.extended
 def test_the_longest_name_of_a_project_widens_no_page_of_a_phone(page: Page, running_board: Board) -> None:
     name = running_board.call("POST", "projects", {"name": "p" * 60})["name"]
     page.set_viewport_size({"width": 390, "height": 844})

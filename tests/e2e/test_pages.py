@@ -87,6 +87,7 @@ def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board
     expect(page.locator("#gap")).to_be_hidden()
 
 
+@pytest.mark.extended
 def test_a_long_name_pushes_nothing_out_of_the_admins_list(page: Page, running_board: Board) -> None:
     running_board.submit({**SPEC, "name": "w" * 100, "train": {**SPEC["train"], "steps": 6}})
     page.set_viewport_size({"width": 1280, "height": 800})
@@ -134,6 +135,7 @@ FITS = """() => [...document.querySelectorAll(".jobs tbody tr > *")].filter((cel
 }).map((cell) => cell.textContent.trim())"""
 
 
+@pytest.mark.extended
 def test_nothing_in_the_list_lies_over_its_neighbour(page: Page, running_board: Board) -> None:
     spec = {**SPEC, "name": "a" * 59 + " name of a hundred characters, as they go", "layout": {"dp": 2, "tp": 2}}
     spec["train"] = {**SPEC["train"], "steps": 12}
@@ -147,6 +149,7 @@ def test_nothing_in_the_list_lies_over_its_neighbour(page: Page, running_board: 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.extended
 def test_every_time_names_its_day_and_zone(page: Page, running_board: Board) -> None:
     job = running_board.call("GET", "jobs")[0]["id"]
     for path in ("/", f"/jobs/{job}/", "/hosts/"):
@@ -159,6 +162,7 @@ def test_every_time_names_its_day_and_zone(page: Page, running_board: Board) -> 
     expect(page.locator("time").first).to_have_attribute("title", re.compile(r"ago · \d"))
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
     train = {"steps": 200, "learning_rate": 10, "grad_clip": 0, "weight_decay": 10}
@@ -171,6 +175,7 @@ def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
     running_board.wait_for_status(beside, "succeeded")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: Page, running_board: Board) -> None:
     job = running_board.submit(SPEC)
@@ -185,6 +190,7 @@ def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: P
     expect(page.locator("#fidelity")).to_contain_text("0 B")
 
 
+@pytest.mark.extended
 def test_explain_shows_its_last_column(page: Page, running_board: Board) -> None:
     for width in (1440, 1000, 390):
         page.set_viewport_size({"width": width, "height": 900})
@@ -212,6 +218,7 @@ def test_the_theme_is_the_readers_choice_and_stays(page: Page, running_board: Bo
     expect(page.locator("#theme-toggle")).to_have_text("Light")
 
 
+@pytest.mark.extended
 def test_impossible_choices_say_why_to_everyone(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     holder = page.locator("[data-for='layout.tp']")
@@ -220,6 +227,7 @@ def test_impossible_choices_say_why_to_everyone(page: Page, running_board: Board
     assert "r-layout.tp" in (holder.get_attribute("aria-describedby") or "")
 
 
+@pytest.mark.extended
 def test_the_rank_grid_is_told_by_keyboard(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     page.locator(".rank-grid button").first.focus()
@@ -228,6 +236,7 @@ def test_the_rank_grid_is_told_by_keyboard(page: Page, running_board: Board) -> 
     expect(page.locator("[data-show=ranks] .note")).to_have_text("rank 2: pp 0 · dp 1 · tp 0 · layers 0–3")  # noqa: RUF001
 
 
+@pytest.mark.extended
 def test_custom_sizes_start_from_the_preset_and_run_as_asked(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     page.select_option("#f-model\\.preset", "llama-tiny")

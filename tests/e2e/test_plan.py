@@ -6,6 +6,7 @@ import json
 import re
 from urllib.parse import quote
 
+import pytest
 from playwright.sync_api import Page, Request, expect
 
 from tests.support.board import Board
@@ -27,6 +28,7 @@ def test_the_submit_page_draws_what_a_published_layout_costs(page: Page, running
     expect(panel.locator('[data-show="active"]')).to_have_text("vocabulary of 50,257 padded to 51,200")
 
 
+@pytest.mark.extended
 def test_experts_of_a_copied_model_are_told_and_stay_until_another_model_is_taken(
     page: Page, running_board: Board
 ) -> None:
@@ -63,6 +65,7 @@ def test_every_figure_is_explained_one_click_away(page: Page, running_board: Boa
         expect(page.locator("#explain")).to_be_hidden()
 
 
+@pytest.mark.extended
 def test_a_figure_of_a_pipe_is_explained_of_the_stage_that_it_is_told_of(page: Page, running_board: Board) -> None:
     """The fullest stage's memory once stood beside an explanation of the first one's."""
     page.goto(f"{running_board.url}/jobs/new/?template=llama3-405b-16k")
@@ -72,6 +75,7 @@ def test_a_figure_of_a_pipe_is_explained_of_the_stage_that_it_is_told_of(page: P
     expect(page.locator("#explain[open] h2")).to_contain_text("memory of a rank of stage 1 = 63.1 GiB")
 
 
+@pytest.mark.extended
 def test_a_busy_planner_is_asked_again_when_it_said(page: Page, running_board: Board) -> None:
     """The server's own 503 (`tests/jobs/planning/test_planners.py` brings it about) put before the first question."""
     tab = page.context.new_page()  # whose console may tell of the 503
@@ -89,6 +93,7 @@ def test_a_busy_planner_is_asked_again_when_it_said(page: Page, running_board: B
     tab.close()
 
 
+@pytest.mark.extended
 def test_a_degree_can_be_typed_and_a_schedule_brings_its_chunks(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/?template=megatron-1t")
     expect(page.locator('[data-show="world"]')).to_have_text("3,072 ranks")
@@ -133,6 +138,7 @@ def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_bo
     expect(page.locator("#search-status")).to_contain_text("layout.colour")
 
 
+@pytest.mark.extended
 def test_the_planner_has_one_select_of_software_and_keeps_what_the_form_came_with(
     page: Page, running_board: Board
 ) -> None:
@@ -165,6 +171,7 @@ def test_the_planner_has_one_select_of_software_and_keeps_what_the_form_came_wit
     expect(graphs).to_be_hidden()
 
 
+@pytest.mark.extended
 def test_the_planner_plans_the_sizes_of_a_linked_job_until_a_model_is_chosen(page: Page, running_board: Board) -> None:
     spec = {"model": {"preset": "gpt-tiny", "num_layers": 2}, "train": {"learning_rate": 0.5}}
     linked = quote(json.dumps({"spec": spec, "cluster": "cpu"}))
@@ -187,6 +194,7 @@ def test_the_planner_plans_the_sizes_of_a_linked_job_until_a_model_is_chosen(pag
     expect(hint).to_be_hidden()
 
 
+@pytest.mark.extended
 def test_the_planners_own_layouts_are_valid_and_follow_its_base(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/planner/")
     lanes = page.locator(".lane")
@@ -199,6 +207,7 @@ def test_the_planners_own_layouts_are_valid_and_follow_its_base(page: Page, runn
     expect(lanes.locator(".message")).to_have_count(0)
 
 
+@pytest.mark.extended
 def test_the_form_is_in_its_address(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
@@ -216,6 +225,7 @@ def test_the_form_is_in_its_address(page: Page, running_board: Board) -> None:
     expect(page.locator('[data-show="world"]')).to_have_text("3 ranks")
 
 
+@pytest.mark.extended
 def test_a_choice_and_its_other_box_agree(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
@@ -236,6 +246,7 @@ def test_a_choice_and_its_other_box_agree(page: Page, running_board: Board) -> N
     expect(other).to_have_attribute("aria-invalid", "true")
 
 
+@pytest.mark.extended
 def test_only_the_field_at_fault_turns_red(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
@@ -252,6 +263,7 @@ def test_only_the_field_at_fault_turns_red(page: Page, running_board: Board) -> 
     expect(wrong).to_have_attribute("data-other", "layout.tp")
 
 
+@pytest.mark.extended
 def test_a_problem_of_the_whole_layout_disappears_when_the_layout_fits(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
@@ -285,6 +297,7 @@ def test_a_job_that_does_not_fit_is_submitted_only_after_a_confirmation(page: Pa
     page.wait_for_url(re.compile(r"/jobs/[a-z2-7]{10}/"))
 
 
+@pytest.mark.extended
 def test_a_lane_with_a_wrong_layout_tells_why(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/planner/")
     lane = page.locator(".lane").first
@@ -329,6 +342,7 @@ def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: P
     expect(page.locator("#calibrate")).to_be_visible()
 
 
+@pytest.mark.extended
 def test_a_layout_is_chosen_as_one_asks_for_it(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     page.check("#auto")
@@ -342,6 +356,7 @@ def test_a_layout_is_chosen_as_one_asks_for_it(page: Page, running_board: Board)
     expect(problem).to_contain_text("layout.auto.ranks is 999, but the largest host has")
 
 
+@pytest.mark.extended
 def test_a_phone_shows_published_layouts_and_the_command_within_its_width(page: Page, running_board: Board) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{running_board.url}/jobs/new/")

@@ -36,6 +36,7 @@ def test_a_wrong_gradient_fails_the_job_and_the_page_names_it(browser: Browser, 
         expect(page.locator("#proof tbody tr", has_text="layers.2.attention.k.weight")).to_contain_text("0.5")
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_run_that_was_not_verified_is_checked_by_a_button(running_board: Board, browser: Browser) -> None:
     job = running_board.submit({**RUN, "name": "unverified", "train": {**RUN["train"], "verify": "off"}})

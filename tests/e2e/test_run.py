@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.board import Board
@@ -124,6 +125,7 @@ def test_copy_as_curl_is_a_call_that_works(page: Page, running_board: Board) -> 
     running_board.wait_for_status(job[1], "cancelled")
 
 
+@pytest.mark.extended
 def test_an_idle_page_keeps_its_one_socket(page: Page, running_board: Board) -> None:
     opened: list[str] = []
     page.on("websocket", lambda socket: opened.append(socket.url))

@@ -48,6 +48,7 @@ raise SystemExit("nothing was joined" + "!" * 600)
 """
 
 
+@pytest.mark.extended
 def test_a_script_that_failed_before_a_collective_shows_what_was_measured_and_no_empty_panel(
     page: Page, running_board: Board
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_script_that_failed_before_a_collective_shows_what_was_measured_and_no
     assert last > first
 
 
+@pytest.mark.extended
 @pytest.mark.slow
 def test_a_script_that_is_not_there_says_so(running_board: Board) -> None:
     missing = running_board.submit({"kind": "script", "layout": {"dp": 2}, "script": {"path": "none.py"}})

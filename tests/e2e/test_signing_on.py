@@ -157,6 +157,7 @@ def test_people_sign_on(page: Page, provider: str, shoot: Shoot, screen: str) ->
     shoot("account-closed")
 
 
+@pytest.mark.extended
 def test_an_account_of_the_board_s_own_is_connected(page: Page, provider: str, shoot: Shoot, screen: str) -> None:
     who = {"wide": "stranger", "narrow": "viewer"}[screen]
     called = who + "-of-a-very-long-name" * 5

@@ -11,6 +11,8 @@ from tests.e2e.shifts import assert_still, open_late
 from tests.support.board import Board
 from tests.support.processes import wait_until
 
+pytestmark = pytest.mark.extended
+
 TRAINED: dict[str, Any] = {
     "name": "left run",
     "model": {"preset": "gpt-tiny"},

@@ -56,6 +56,7 @@ def window_of(page: Page) -> tuple[float, float]:
     return float(found.get_attribute("data-from") or "nan"), float(found.get_attribute("data-to") or "nan")
 
 
+@pytest.mark.extended
 def test_a_colour_of_the_legend_and_its_word_stay_on_one_line(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/")
     legend = page.locator(".timeline-canvas ~ .legend")
@@ -94,7 +95,7 @@ def test_a_timeline_is_zoomed_moved_and_told_by_mouse_and_keys(browser: Browser,
     canvas.focus()
     page.keyboard.press("Home")
     page.wait_for_function("() => document.querySelector('.timeline-canvas').dataset.from === '0'")
-    told = page.locator(".timeline-told")
+    told = page.locator(".timeline-status")
     page.keyboard.press(".")
     expect(told).to_contain_text("forward of micro-batch 0")
     page.keyboard.press("ArrowDown")
@@ -114,6 +115,7 @@ def test_a_timeline_is_zoomed_moved_and_told_by_mouse_and_keys(browser: Browser,
     page.context.close()
 
 
+@pytest.mark.extended
 def test_the_page_says_that_it_hears_of_its_run(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/")
     badge = page.locator(".job-title .badge[role=status]")
@@ -121,6 +123,7 @@ def test_the_page_says_that_it_hears_of_its_run(browser: Browser, here: Site, jo
     expect(badge).to_have_attribute("data-tone", "good")
 
 
+@pytest.mark.extended
 def test_a_step_is_asked_for_from_the_page(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/")
     page.fill("#timeline-wanted", "77")
@@ -135,7 +138,7 @@ def test_a_heat_map_tells_both_ranks_bytes_and_units(browser: Browser, here: Sit
     cells = page.locator("#pairs-measured .heat-cells")
     cells.scroll_into_view_if_needed()
     expect(page.locator("#pairs-legend")).to_contain_text("MB")
-    told = page.locator("#pairs-told")
+    told = page.locator("#pairs-status")
     expect(page.locator(".timeline-canvas")).to_have_attribute("aria-label", re.compile("Timeline of step"))
     expect(told).to_contain_text("means of 30 steps")  # and with that all has come that moves the map
     box = cells.bounding_box()
@@ -148,18 +151,19 @@ def test_a_heat_map_tells_both_ranks_bytes_and_units(browser: Browser, here: Sit
     expect(told).not_to_have_text(before or "")
     expect(told).to_contain_text("to rank 3")
     page.select_option("#pairs-axis", "tp")
-    expect(page.locator("#pairs-told")).to_contain_text("rank 0 to rank 3, per step: 0 B measured")
+    expect(page.locator("#pairs-status")).to_contain_text("rank 0 to rank 3, per step: 0 B measured")
     over_time = page.locator("#heat-time .heat-cells")
     over_time.scroll_into_view_if_needed()
     expect(page.locator("#heat-time .heat-rows span")).to_have_text(["0", "1", "2", "3"])
     over_time.focus()
     page.keyboard.press("ArrowDown")
-    expect(page.locator("#heat-time-told")).to_have_text(re.compile(r"rank 1 · .*B/s over 500 ms"))
+    expect(page.locator("#heat-time-status")).to_have_text(re.compile(r"rank 1 · .*B/s over 500 ms"))
     page.select_option("#heat-what", "still")
     expect(page.locator("#heat-time-legend")).to_contain_text("%")
     page.context.close()
 
 
+@pytest.mark.extended
 def test_who_may_not_see_the_job_sees_no_timeline(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/", who="stranger")
     expect(page.locator(".timeline-canvas")).to_have_count(0)
@@ -175,6 +179,7 @@ FILES: dict[str, tuple[list[tuple[str, bytes]], str]] = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", FILES)
 def test_files_are_imported_and_drawn(browser: Browser, here: Site, tmp_path: Path, name: str) -> None:
     files, words = FILES[name]
@@ -195,19 +200,20 @@ def drawn(browser: Browser, here: Site, paths: list[Path], words: str) -> None:
     canvas: Any = page.locator(".timeline-canvas")
     canvas.focus()
     page.keyboard.press(".")
-    expect(page.locator(".timeline-told")).to_contain_text("rank 0")
+    expect(page.locator(".timeline-status")).to_contain_text("rank 0")
     page.locator("#pairs-measured .heat-cells").focus()
-    expect(page.locator("#pairs-told")).to_contain_text("rank 0 to rank 0")
+    expect(page.locator("#pairs-status")).to_contain_text("rank 0 to rank 0")
     page.context.close()
 
 
+@pytest.mark.extended
 def test_a_hostile_file_is_refused_by_name(browser: Browser, here: Site, tmp_path: Path) -> None:
     page = visit(browser, here, "/import/")
     path = _written(tmp_path, "nice_rank_0", HOSTILE["stack global"])
     page.set_input_files("#files", str(path))
     page.click("#upload button")
-    expect(page.locator("#upload-told")).to_contain_text("nice_rank_0: Byte 14 is the opcode STACK_GLOBAL")
-    expect(page.locator("#upload-told")).to_contain_text("pickle: ")
+    expect(page.locator("#upload-status")).to_contain_text("nice_rank_0: Byte 14 is the opcode STACK_GLOBAL")
+    expect(page.locator("#upload-status")).to_contain_text("pickle: ")
     page.context.close()
 
 
@@ -217,6 +223,7 @@ def _written(folder: Path, name: str, data: bytes) -> Path:
     return path
 
 
+@pytest.mark.extended
 def test_who_wants_no_motion_is_shown_none_and_who_runs_no_script_is_told(browser: Browser, here: Site) -> None:
     still = open_context(browser, reduced_motion="reduce")
     page = still.new_page()
@@ -234,6 +241,7 @@ def test_who_wants_no_motion_is_shown_none_and_who_runs_no_script_is_told(browse
     plain.close()
 
 
+@pytest.mark.extended
 def test_what_lies_over_the_list_closes_with_escape_and_where_one_goes_on(browser: Browser, here: Site) -> None:
     page = visit(browser, here, "/?q=nothing")
     states = page.locator("summary", has_text="Status")
@@ -265,6 +273,7 @@ TURNED = """() => {
 }"""
 
 
+@pytest.mark.extended
 def test_no_name_from_before_there_was_a_rule_turns_a_line_round(browser: Browser, here: Site) -> None:
     """Nor what is told of it: by the server's pages, by what a script writes of JSON, and on a socket."""
     spec = {"name": "old", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}

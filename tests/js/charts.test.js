@@ -3,7 +3,7 @@ import "./support/browser.js";
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { extentOf } from "../../webapp/static/js/charts/extent.js";
+import { getExtent } from "../../webapp/static/js/charts/extent.js";
 import { gaugeLines, memoryFields, memoryLines } from "../../webapp/static/js/charts/gauges.js";
 import { drawMarks, letterPlaces, marksIn, markWords } from "../../webapp/static/js/charts/marks.js";
 import { nearestKnown } from "../../webapp/static/js/charts/plot.js";
@@ -70,10 +70,10 @@ test("maps steps to times and back on an axis that is linear in steps", () => {
   assert.deepEqual(ticks.stepSplits(1, 40, 5), [10, 20, 30, 40]);
   assert.equal(ticks.stepAt(curve, time[9] + 0.1), 10);
   assert.equal(ticks.stepAt(curve, time[0] - 1), null);
-  const times = [0, 1, 20, 20.5, 40, 99].map((step) => ticks.timeOf(curve, step));
+  const times = [0, 1, 20, 20.5, 40, 99].map((step) => ticks.findTime(curve, step));
   assert.deepEqual(times, [100, 100.5, 110, 125.25, 150, 150]);
-  assert.deepEqual([0, 100, 110, 150, 999].map((at) => ticks.stepOf(curve, at)), [0, 0, 20, 40, 40]);
-  assert.ok(Math.abs(ticks.stepOf(curve, 125) - 20.49) < 0.01);
+  assert.deepEqual([0, 100, 110, 150, 999].map((at) => ticks.findStep(curve, at)), [0, 0, 20, 40, 40]);
+  assert.ok(Math.abs(ticks.findStep(curve, 125) - 20.49) < 0.01);
 });
 
 test("gives a value axis at least three ticks", () => {
@@ -202,9 +202,9 @@ test("takes the range of a run that sent only gauges from the gauges", () => {
     const state = createState();
     for (const item of items) foldBatch(state, `${item.time}-0`, batch(item.time, item));
     state.whole = { length: 0 }; // as after a history without traffic
-    const live = extentOf(state);
+    const live = getExtent(state);
     state.time = null;
-    return [live, extentOf(state)];
+    return [live, getExtent(state)];
   };
   assert.deepEqual(extents([]), [null, null]);
   assert.deepEqual(extents(gauges), [[at, at + 4], [at, at + 4]]);

@@ -75,7 +75,7 @@ test("compares predicted with measured bytes per axis and rank", () => {
     [0, { exactStep: 5, exactCells: [{ axis: "dp", payload_bytes: 2000, count: 20 }] }],
     [1, { exactStep: 4, exactCells: [{ axis: "dp", payload_bytes: 1201, count: 16 }, extra] }],
   ]);
-  const rows = collectives.compareAxes(ranks, collectives.predictionOf(estimate));
+  const rows = collectives.compareAxes(ranks, collectives.makePrediction(estimate));
   assert.deepEqual(rows.map((row) => [row.axis, row.predicted, row.measured]), [["dp", 3200, 3201], ["tp", 0, 7]]);
   assert.deepEqual(rows.map((row) => [row.predictedCalls, row.measuredCalls]), [[36, 36], [0, 1]]);
   const calls = { predictedCalls: 16, measuredCalls: 16 };

@@ -3,7 +3,7 @@ import "./support/browser.js";
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { compareAxes, predictionOf } from "../../webapp/static/js/collectives.js";
+import { compareAxes, makePrediction } from "../../webapp/static/js/collectives.js";
 import { clockWords, crossingRows, levelIn } from "../../webapp/static/js/job/hosts.js";
 
 const MEMBERS = [{ node: 0, first_rank: 0, num_ranks: 2 }, { node: 1, first_rank: 2, num_ranks: 2 }];
@@ -29,7 +29,7 @@ test("shards HSDP inside hosts and reduces between hosts", () => {
   const estimate = { axes: { pp: 1, dp: 4, cp: 1, tp: 1 }, stages, rank_bytes: {} };
   const exactCells = traffic.map((row) => ({ ...row, payload_bytes: 5 * row.payload_bytes }));
   const ranks = new Map([0, 1, 2, 3].map((rank) => [rank, { exactStep: 5, exactCells }]));
-  const compared = compareAxes(ranks, predictionOf(estimate), levelIn(layout));
+  const compared = compareAxes(ranks, makePrediction(estimate), levelIn(layout));
   const rows = crossingRows(layout, MEMBERS, compared).slice(0, 2);
   assert.deepEqual(rows.map((row) => [row.level, row.groupsAcross, row.across, row.inside]), [
     ["shards", 0, NONE, { predicted: 18000, measured: 18000 }],

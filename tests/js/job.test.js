@@ -6,14 +6,14 @@ import test from "node:test";
 
 import { compareAxes } from "../../webapp/static/js/collectives.js";
 import { fitWords } from "../../webapp/static/js/job/dryrun.js";
-import { speedOf } from "../../webapp/static/js/job/figures.js";
-import { verdictOf } from "../../webapp/static/js/job/health.js";
+import { getSpeed } from "../../webapp/static/js/job/figures.js";
+import { getVerdict } from "../../webapp/static/js/job/health.js";
 import { neverDid } from "../../webapp/static/js/job/nothing.js";
-import { bars, diagnosedSteps, measuredParts, partRows, stepsOf } from "../../webapp/static/js/job/parts.js";
-import { placesOf } from "../../webapp/static/js/job/places.js";
+import { bars, diagnosedSteps, measuredParts, partRows, getSteps } from "../../webapp/static/js/job/parts.js";
+import { findPlaces } from "../../webapp/static/js/job/places.js";
 import { plannedLines } from "../../webapp/static/js/job/planned.js";
 import { startParts, startPhase } from "../../webapp/static/js/job/start.js";
-import { stepTimeOf, stepTimeWords } from "../../webapp/static/js/job/steptime.js";
+import { getStepTime, stepTimeWords } from "../../webapp/static/js/job/steptime.js";
 import { createState, foldBatch, foldSummary } from "../../webapp/static/js/store.js";
 import { assertClose } from "./support/assertions.js";
 import { batch, foldBatches } from "./support/telemetry.js";
@@ -127,7 +127,7 @@ test("shows the phase of a start with its seconds", () => {
 test("shows the median of the last step times with its spread", () => {
   const stepTime = (stepTimes, ran, measured = null, curve = []) => {
     const state = { stepTimes, ranks: new Map([[0, { exactStep: ran }]]), steps: new Map(curve) };
-    return stepTimeOf({ finished: measured !== null, exit: { summary: { measured } } }, state);
+    return getStepTime({ finished: measured !== null, exit: { summary: { measured } } }, state);
   };
   const step = stepTime([9, 9, 9, 0.12, 0.125, 0.13, 0.135, 0.14], 8); // three steps of warm-up
   assert.deepEqual([step.step_s, step.steps], [0.13, 5]);
@@ -153,7 +153,7 @@ test("shows every rank on its host with its activity", () => {
   state.standing.set(1, { still: 12 });
   state.processes.set(2, { state: "stopped" });
   const places = (changes) =>
-    placesOf({ ...JOB, ...changes }, state).map(({ host, ranks }) => {
+    findPlaces({ ...JOB, ...changes }, state).map(({ host, ranks }) => {
       const blamed = ranks.filter((one) => one.blamed).map((one) => one.rank);
       return [host, ranks.map((one) => one.does), blamed];
     });
@@ -175,13 +175,13 @@ test("shows every rank on its host with its activity", () => {
 
 test("explains a missing verdict", () => {
   const diagnosis = { sentence: "As planned.", state: "well", reason: "", next: "", evidence: [] };
-  const sentence = (changes) => verdictOf({ ...JOB, ...changes }).sentence;
+  const sentence = (changes) => getVerdict({ ...JOB, ...changes }).sentence;
   assert.equal(sentence({}), "Not checked: no step has finished yet.");
   assert.equal(sentence({ status: "queued" }), "Not checked: the job has not started.");
   assert.equal(sentence({ finished: true, status: "succeeded" }), "Not checked: the run ended before its first step.");
   assert.equal(sentence({ diagnosis }), "As planned.");
   const verdict = (changes) => {
-    const { state, sentence: words } = verdictOf({ ...JOB, finished: true, ...changes });
+    const { state, sentence: words } = getVerdict({ ...JOB, finished: true, ...changes });
     return [state, words];
   };
   const exit = { reason: "boom", rank: 1 };
@@ -193,7 +193,7 @@ test("explains a missing verdict", () => {
 
 test("calls a run that ended while it started neither starting nor healthy", () => {
   const diagnosis = { sentence: "Nothing was measured", state: "starting", reason: "", next: "", evidence: [] };
-  const states = [false, true].map((over) => verdictOf({ ...JOB, diagnosis: { ...diagnosis, over } }).state);
+  const states = [false, true].map((over) => getVerdict({ ...JOB, diagnosis: { ...diagnosis, over } }).state);
   assert.deepEqual(states, ["starting", ""]);
 });
 
@@ -242,7 +242,7 @@ function speed(seconds, summary = null) {
     }
   });
   if (summary) foldSummary(state, summary);
-  return speedOf({ finished: summary !== null, exit: { summary }, estimate: { tokens_per_step: TOKENS } }, state);
+  return getSpeed({ finished: summary !== null, exit: { summary }, estimate: { tokens_per_step: TOKENS } }, state);
 }
 
 const TIMES = [0.01, ...Array.from({ length: SPEED_STEPS + 4 }, (_, i) => 0.1 + 0.01 * (i % 3)), 0.5];
@@ -323,7 +323,7 @@ test("compares each part of a step with the plan", () => {
     diagnosis: { measured: { step_s: 0.09, sure: 0, steps: 9, parts: measured } },
   };
   const state = createState();
-  const run = { device: "cpu", measured: null, apart: stepsOf(job, state), least: 0 };
+  const run = { device: "cpu", measured: null, apart: getSteps(job, state), least: 0 };
   const lines = plannedLines(job.estimate, state, [], run).filter(({ group }) => group === "step time");
   assert.deepEqual(lines.map((line) => [line.name, line.planned, line.measured, line.off]), [
     ["total", "50.0 ms", null, null],

@@ -3,7 +3,7 @@ import test from "node:test";
 
 import { plain, segments } from "../../webapp/static/js/logs/ansi.js";
 import { View } from "../../webapp/static/js/logs/lines.js";
-import { causeOf, tracebackOf } from "../../webapp/static/js/logs/rootcause.js";
+import { findCause, findTraceback } from "../../webapp/static/js/logs/rootcause.js";
 
 test("removes escape sequences", () => {
   const text = "\x1b[32mgreen\x1b[0m \x1b]0;title\x07\x1b(Bplain\ttab\x00\x08";
@@ -30,16 +30,16 @@ test("counts only the new lines after an insertion", () => {
 test("ends a traceback at its exception", () => {
   const trace = ["Traceback (most recent call last):", '  File "a.py", line 3, in <module>', "    f()"];
   const error = ["RuntimeError: Error(s) in loading state_dict:", "  size mismatch for a"];
-  assert.deepEqual(tracebackOf(["step 1", ...trace, ...error, "step 2", "step 3"]).lines, [...trace, ...error]);
+  assert.deepEqual(findTraceback(["step 1", ...trace, ...error, "step 2", "step 3"]).lines, [...trace, ...error]);
   const prefixed = [...trace, ...error].map((line) => `[rank1]: ${line}`);
-  assert.deepEqual(tracebackOf([...prefixed, "[rank1]: bye"]).lines, prefixed);
-  assert.deepEqual(tracebackOf(trace).lines, trace);
+  assert.deepEqual(findTraceback([...prefixed, "[rank1]: bye"]).lines, prefixed);
+  assert.deepEqual(findTraceback(trace).lines, trace);
 });
 
 test("shows the root cause of a failed job, but not of a cancelled job", () => {
   const exit = { outcome: "failed", reason: "rank 0 was killed", rank: null, log_tail: ["boom"] };
   const state = { ranks: new Map(), logs: new Map(), places: new Map() };
-  const cause = (status) => causeOf({ finished: true, status, exit, members: [], diagnosis: null }, state);
+  const cause = (status) => findCause({ finished: true, status, exit, members: [], diagnosis: null }, state);
   assert.notEqual(cause("failed"), null);
   assert.equal(cause("cancelled"), null);
 });

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { query, why } from "../../webapp/static/js/plan/best.js";
-import { withParts } from "../../webapp/static/js/plan/kept.js";
+import { withParts } from "../../webapp/static/js/plan/hidden_parts.js";
 import { within } from "../../webapp/static/js/pictures/time.js";
 import { failed, fetchPatiently, words } from "../../webapp/static/js/refusal.js";
 

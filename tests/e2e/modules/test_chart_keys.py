@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.browser import open_blank_page
@@ -35,7 +36,7 @@ DRAWN = """async (at) => {
 SEEN = """() => ({
   steps: [...document.querySelectorAll('.u-series:first-child .u-value')].map((one) => one.textContent.split(' ')[0]),
   address: location.search,
-  said: document.getElementById('chart-told')?.textContent ?? '',
+  said: document.getElementById('chart-status')?.textContent ?? '',
 })"""
 
 
@@ -77,6 +78,7 @@ def test_keys_move_the_cursor_of_all_charts_and_its_values_are_said(modules: Pag
         assert not page.evaluate("view.pointed"), "a mouse takes over"
 
 
+@pytest.mark.extended
 def test_keys_zoom_about_the_cursor_pin_it_and_take_it_all_back(modules: Page) -> None:
     with open_blank_page(modules, TWO, *SHEETS) as page:
         drawn(page)
@@ -97,6 +99,7 @@ def test_keys_zoom_about_the_cursor_pin_it_and_take_it_all_back(modules: Page) -
         assert (seen["address"], seen["steps"]) == ("", ["100", "100"]), "the legend shows the last step at rest"
 
 
+@pytest.mark.extended
 def test_the_x_axis_is_linear_in_steps_and_a_switch_shows_time(modules: Page) -> None:
     switch = """<fieldset><label><input type="radio" name="curve-axis" value="step" checked>Steps</label>
       <label><input type="radio" name="curve-axis" value="time">Time</label></fieldset>"""
@@ -110,6 +113,7 @@ def test_the_x_axis_is_linear_in_steps_and_a_switch_shows_time(modules: Page) ->
         expect(values).to_have_text(["4.0000", "100"]), "the last value without a cursor"
 
 
+@pytest.mark.extended
 def test_a_pinned_cursor_tells_its_own_time_at_once_and_when_more_comes(modules: Page) -> None:
     with open_blank_page(modules, TWO, *SHEETS) as page:
         drawn(page, "?at=1030")
@@ -123,6 +127,7 @@ def test_a_pinned_cursor_tells_its_own_time_at_once_and_when_more_comes(modules:
         assert page.evaluate(steps)
 
 
+@pytest.mark.extended
 def test_charts_with_a_cursor_of_their_own_have_the_same_keys(modules: Page) -> None:
     body = """async () => {
       const { runsChart } = await import('/js/charts/runs.js');

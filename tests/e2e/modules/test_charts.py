@@ -10,6 +10,8 @@ from playwright.sync_api import Page, expect
 
 from tests.support.browser import call_module, open_blank_page, open_context
 
+pytestmark = pytest.mark.extended
+
 KIB, DAY_S = 1024, 86_400.0
 TRAFFIC = """<section id="traffic">
 <select id="by"><option value="rank"></option><option value="axis"></option></select>
@@ -104,7 +106,7 @@ def test_a_chart_of_collectives_of_one_size_has_words_on_its_axis(modules: Page)
         ("charts/pareto.js", "m.paretoChart(document.getElementById('chart'), [{step_s: 1, memory_bytes: 2}], 3)();"),
         (
             "heat/map.js",
-            "m.heatMap(document.getElementById('chart'), { label: '', told: String, onTell() {} }).destroy();",
+            "m.heatMap(document.getElementById('chart'), { label: '', describe: String, onDescribe() {} }).destroy();",
         ),
     ],
 )
@@ -130,7 +132,7 @@ def test_a_change_of_theme_keeps_the_zoom_of_a_compared_chart(modules: Page) -> 
         page.keyboard.press("Tab")
         for key in ("ArrowRight", "+"):
             page.keyboard.press(key)
-        seen = page.locator("#chart-told")
+        seen = page.locator("#chart-status")
         expect(seen).to_have_text("1 to 2")
         page.evaluate("document.dispatchEvent(new Event('themechange'))")
         page.keyboard.press("+")

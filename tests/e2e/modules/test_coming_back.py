@@ -87,6 +87,7 @@ def opened(modules: Page) -> Iterator[Board]:
         yield board
 
 
+@pytest.mark.extended
 def test_another_attempt_is_another_page(modules: Page) -> None:
     """It went on showing the figures, the curves and the end of the attempt before as its own."""
     with opened(modules) as board:
@@ -119,6 +120,7 @@ def test_who_comes_back_is_told_what_happened_meanwhile(modules: Page, told: lis
         assert len(board.sockets) == 3, "what it is told first is no news of a second connection"
 
 
+@pytest.mark.extended
 def test_what_it_has_stays_where_the_history_cannot_be_asked(modules: Page) -> None:
     with opened(modules) as board:
         board.page.route("**/history/snapshot/**", lambda route: route.abort())
@@ -128,6 +130,7 @@ def test_what_it_has_stays_where_the_history_cannot_be_asked(modules: Page) -> N
         expect(board.page.locator("#figure-step")).to_have_text("400 of 1,000")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("told", MEANWHILE)
 def test_a_timeline_that_comes_back_goes_on_where_the_history_ends(modules: Page, told: list[dict[str, Any]]) -> None:
     """It stayed as it was before the line broke, however much the history knew."""
@@ -144,6 +147,7 @@ def test_a_timeline_that_comes_back_goes_on_where_the_history_ends(modules: Page
         assert "after=0%3A1001-0" in board.connected(4).url, "what it is told first is no news of a second connection"
 
 
+@pytest.mark.extended
 def test_a_timeline_of_another_attempt_is_another_page(modules: Page) -> None:
     with open_blank_page(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
         board = Board(page)
@@ -152,6 +156,7 @@ def test_a_timeline_of_another_attempt_is_another_page(modules: Page) -> None:
             board.tell(1, {"job": {**JOB, "attempt": 2, "status": "queued"}})
 
 
+@pytest.mark.extended
 def test_a_timeline_says_how_it_hears_of_its_run(modules: Page) -> None:
     with open_blank_page(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
         board, badge = Board(page), page.locator("#connection")
@@ -167,6 +172,7 @@ def test_a_timeline_says_how_it_hears_of_its_run(modules: Page) -> None:
         expect(badge).to_have_text("not allowed: reload the page")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("module", "elements"), [("job/page.js", PAGE), ("timeline/page.js", TIMELINE)])
 def test_a_page_older_than_what_it_is_told_asks_to_be_reloaded(modules: Page, module: str, elements: str) -> None:
     """It called every batch a gap of the history, and itself live."""
@@ -181,6 +187,7 @@ def test_a_page_older_than_what_it_is_told_asks_to_be_reloaded(modules: Page, mo
         assert len(board.sockets) == 1, "it would be told the same again"
 
 
+@pytest.mark.extended
 def test_a_heatmap_loads_until_the_history_is_read(modules: Page) -> None:
     """A panel out of sight said that the run ended without a collective, until the reader scrolled to it."""
     held: list[Route] = []
@@ -196,6 +203,7 @@ def test_a_heatmap_loads_until_the_history_is_read(modules: Page) -> None:
         expect(empty).to_have_text("The run ended without a collective.")
 
 
+@pytest.mark.extended
 def test_a_line_that_says_nothing_is_called_lost(modules: Page) -> None:
     """A page behind a broken line was "live" for as long as the line seemed open."""
     with open_blank_page(modules, PAGE.replace("JOB", json.dumps(JOB))) as page:

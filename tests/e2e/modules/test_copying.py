@@ -7,6 +7,8 @@ from playwright.sync_api import Page
 
 from tests.support.browser import call_module
 
+pytestmark = pytest.mark.extended
+
 # A button that copies, as a person presses one: by a script's call a selection would not be copied.
 BUTTON = """
   const kept = navigator.clipboard;

@@ -14,6 +14,8 @@ from planner.facts.spec import LabPrimitive
 from tests.jobs.lab.test_lab_stages import captured, result
 from tests.support.browser import STATIC, call_module, open_context
 
+pytestmark = pytest.mark.extended
+
 FILM = (STATIC.parents[1] / "templates" / "lab" / "film.html").read_text()
 START = """
 const sheets = ["tokens", "base", "components", "fields", "tables", "lab"];

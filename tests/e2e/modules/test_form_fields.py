@@ -11,6 +11,8 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.support.browser import call_module, open_blank_page
 
+pytestmark = pytest.mark.extended
+
 SHEETS = tuple(f"css/{name}.css" for name in ("tokens", "base", "components", "fields", "plan", "form"))
 TOUCHES = """() => {
   const why = document.querySelector('.why-not').getBoundingClientRect();

@@ -2,64 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from playwright.sync_api import Page
 
-from planner.facts.layout import get_axis_group, get_group_ranks, get_level_name, get_levels
-from planner.facts.spec import Layout
 from tests.support.browser import STATIC, call_module, open_context
 
-
-@pytest.mark.parametrize(
-    "degrees",
-    [
-        {"dp": 2, "tp": 2},
-        {"pp": 2, "dp": 2, "cp": 2, "tp": 2},
-        {"dp": 4, "ep": 2, "zero": 1},
-        {"dp": 4, "dp_replicas": 2},
-    ],
-)
-def test_which_axis_crosses_hosts_is_as_the_planner_lays_ranks(modules: Page, degrees: dict[str, int]) -> None:
-    layout = Layout(**degrees)
-    half = layout.world_size // 2
-    gang = [{"node": node, "first_rank": node * half, "num_ranks": half} for node in (0, 1)]
-    for axis in ("dp", "pp", "cp", "ep", "tp", "world"):
-        group = get_axis_group(layout, axis)
-        groups = {get_group_ranks(rank, group) for rank in range(layout.world_size)} if group.size > 1 else set()
-        across = {ranks for ranks in groups if len({rank // half for rank in ranks}) > 1}
-        body = """
-        const { groups, across, ranks } = m.crossing(m.axisGroup(x[0], x[1]), x[2]);
-        return [groups, across, [...ranks]];
-        """
-        told = call_module(modules, "job/hosts.js", body, [layout.model_dump(), axis, gang])
-        assert told[:2] == [len(groups), len(across)]
-        assert sorted(told[2]) == sorted(rank for ranks in across for rank in ranks)
-
-
-@pytest.mark.parametrize(
-    "degrees",
-    [
-        {"dp": 2, "tp": 2, "pp": 2},
-        {"dp": 4, "tp": 2, "cp": 2, "dp_replicas": 2, "zero": 3},
-        {"dp": 8, "dp_replicas": 4, "zero": 1},
-        {"dp": 4, "ep": 2, "tp": 2},
-    ],
-)
-def test_levels_of_axes_are_the_planners(modules: Page, degrees: dict[str, int]) -> None:
-    layout = Layout(**degrees)
-    told = call_module(modules, "job/hosts.js", "return m.levels(x);", layout.model_dump())
-    known = [(level.axis, level.name, *level.group) for level in get_levels(layout)]
-    assert [(one["axis"], one["level"], one["size"], one["stride"]) for one in told] == known
-    rows: list[dict[str, Any]] = [
-        {"axis": axis, "op": op, "group_size": size}
-        for axis in ("dp", "tp", "world")
-        for op in ("all_reduce", "all_gather", "reduce_scatter")
-        for size in (2, 4, 8)
-    ]
-    names = call_module(modules, "job/hosts.js", "return x[1].map(m.levelIn(x[0]));", [layout.model_dump(), rows])
-    assert names == [get_level_name(layout, row["axis"], row["op"], row["group_size"]) for row in rows]
+pytestmark = pytest.mark.extended
 
 
 def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) -> None:

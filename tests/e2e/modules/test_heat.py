@@ -13,6 +13,8 @@ from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_spec
 from tests.support.browser import open_blank_page
 
+pytestmark = pytest.mark.extended
+
 STYLES = ("css/tokens.css", "css/base.css", "css/job/heat.css")
 
 
@@ -60,8 +62,8 @@ def over_time(modules: Page) -> Iterator[Page]:
 
 
 PANELS = {
-    "pairs": (pairs, "#pairs-measured .heat-cells", "#pairs-told", ["1,400 B measured", "2,100 B measured"]),
-    "time": (over_time, "#heat-time .heat-cells", "#heat-time-told", ["1.40 kB/s", "2.10 kB/s"]),
+    "pairs": (pairs, "#pairs-measured .heat-cells", "#pairs-status", ["1,400 B measured", "2,100 B measured"]),
+    "time": (over_time, "#heat-time .heat-cells", "#heat-time-status", ["1.40 kB/s", "2.10 kB/s"]),
 }
 
 
@@ -137,7 +139,7 @@ def test_times_below_a_heatmap_do_not_overlap(modules: Page, width: int) -> None
     made = """const { heatMap } = await import('/js/heat/map.js');
       const place = section.querySelector('#heat-time-map');
       place.hidden = false;
-      const map = heatMap(place, { label: '', told: String, onTell() {}, tall: true });
+      const map = heatMap(place, { label: '', describe: String, onDescribe() {}, tall: true });
       const axes = { rows: { title: 'rank', words: String }, columns: { title: 'time', words: () => '01:27:54' } };
       const show = () => map.show(new Float64Array(64 * 50), { rows: 64, columns: 50, most: 1, axes });"""
     with panel(modules, "heat-time", made, "[]", None) as page:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page
 
 from tests.support.browser import call_module, open_blank_page
+
+pytestmark = pytest.mark.extended
 
 
 def job(**other: Any) -> dict[str, Any]:
@@ -34,10 +37,10 @@ def test_a_failure_is_stated_once(modules: Page) -> None:
     ids = ("states", "status", "cancel-form", "requeue-form", "notice")
     body = "".join(f'<div id="{name}"></div>' for name in ids)
     words = """
-    const { verdictOf } = await import('/js/job/health.js');
+    const { getVerdict } = await import('/js/job/health.js');
     return x.map((job) => {
       m.showHeader(job);
-      return [document.getElementById('notice').innerText, verdictOf(job).sentence];
+      return [document.getElementById('notice').innerText, getVerdict(job).sentence];
     });
     """
     exit = {"outcome": "failed", "reason": "boom " * 100, "rank": 1, "exit_code": 1, "log_tail": []}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from django.template.loader import render_to_string
 from playwright.sync_api import Page, expect
 
@@ -10,6 +11,8 @@ from planner.facts.parse_spec import parse_spec
 from tests.e2e.modules.test_chart_keys import DRAWN, SHEETS
 from tests.support.browser import call_module, open_blank_page
 from tests.support.telemetry import build_timeline
+
+pytestmark = pytest.mark.extended
 
 FIRST = (*SHEETS, "css/components.css", "css/tables.css", "css/job/first.css", "css/job/parts.css")
 CHARTS = """<main><div class="first"><section id="loss"><div id="loss-chart" class="chart"></div></section></div>

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page
 
 from tests.support.browser import call_module
 from tests.support.telemetry import build_batch, build_cell, build_traffic
+
+pytestmark = pytest.mark.extended
 
 
 def test_a_summary_that_lacks_cells_of_some_ranks_says_so_beside_its_sums(modules: Page) -> None:

@@ -100,6 +100,7 @@ def test_a_hundred_thousand_lines_are_scrolled_through_with_few_in_the_page(pane
     assert page.evaluate("[...document.querySelectorAll('#log .log-text')].at(-1).textContent") == "one more"
 
 
+@pytest.mark.extended
 def test_long_lines_wrapped_or_not_leave_nothing_between_or_over_each_other(panel: Callable[..., Page]) -> None:
     page = panel(width=390)
     wide = "漢字かな" * 60
@@ -138,6 +139,7 @@ def test_long_lines_wrapped_or_not_leave_nothing_between_or_over_each_other(pane
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.extended
 def test_ranks_are_shown_one_by_one_or_merged_by_time(panel: Callable[..., Page]) -> None:
     page = panel()
     say(page, log(0, 10, 0, "a0"), log(1, 11, 0, "b0"), log(0, 12, 1, "a1"), log(-1, 13, 0, "launched"))
@@ -152,6 +154,7 @@ def test_ranks_are_shown_one_by_one_or_merged_by_time(panel: Callable[..., Page]
     assert page.locator("#log .log-rank").all_text_contents()[:2] == ["rank 0", "rank 2"]
 
 
+@pytest.mark.extended
 def test_levels_leave_only_what_is_bad_with_whole_tracebacks(panel: Callable[..., Page]) -> None:
     page = panel()
     trace = ["[rank0]: Traceback (most recent call last):", '[rank0]:   File "t.py", line 3', "[rank0]: ValueError: no"]
@@ -162,6 +165,7 @@ def test_levels_leave_only_what_is_bad_with_whole_tracebacks(panel: Callable[...
     assert shown(page) == ["UserWarning: old", *trace, "W1122 12:00:01.0 x.py:3] slow"]
 
 
+@pytest.mark.extended
 def test_a_bad_expression_is_told_beside_the_field_and_a_slow_one_is_ended(panel: Callable[..., Page]) -> None:
     page = panel()
     page.evaluate("many(30_000)")
@@ -215,6 +219,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.extended
 def test_colours_come_through_and_nothing_else_of_a_terminal(panel: Callable[..., Page]) -> None:
     page = panel()
     say(page, log(0, 1, 0, *(text for text, _ in HOSTILE)))
@@ -227,6 +232,7 @@ def test_colours_come_through_and_nothing_else_of_a_terminal(panel: Callable[...
     assert read_copied_text(page, lambda: page.click("[data-log=copy]")) == "".join(f"{text}\n" for _, text in HOSTILE)
 
 
+@pytest.mark.extended
 def test_a_link_leads_to_its_line_and_says_when_the_line_is_gone(panel: Callable[..., Page]) -> None:
     page = panel(fragment="#log-1-4001")
     page.evaluate("many(9_000, 0)")
@@ -239,11 +245,12 @@ def test_a_link_leads_to_its_line_and_says_when_the_line_is_gone(panel: Callable
     expect(page.locator("#log [data-marked] .log-text")).to_have_text("step 4001 loss 0.0012 of rank 1")
     say(page, log(2, 3, 50, "later", skipped=50))
     page.evaluate("location.hash = '#log-2-3'")
-    expect(page.locator("[data-log=told]")).to_have_text(
+    expect(page.locator("[data-log=message]")).to_have_text(
         "Line 3 of rank 2 is not in the log on this page. Download the full log."
     )
 
 
+@pytest.mark.extended
 def test_what_is_kept_is_bounded_over_all_ranks_and_says_nothing_wrong(panel: Callable[..., Page]) -> None:
     page = panel()
     kept = page.evaluate("""async () => {
@@ -310,6 +317,7 @@ def timeline() -> dict[str, Any]:
     return {**told, "groups": groups, "calls": {**calls, **times}, "spans": spans}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("items", "words"),
     [
@@ -349,6 +357,7 @@ def test_after_a_failure_the_root_cause_stands_on_top(
     expect(page.locator("#log [data-marked] .log-text")).to_have_text(TRACE[0])
 
 
+@pytest.mark.extended
 def test_after_a_failure_the_log_opens_on_the_rank_that_failed_until_another_is_chosen(
     panel: Callable[..., Page],
 ) -> None:
@@ -362,6 +371,7 @@ def test_after_a_failure_the_log_opens_on_the_rank_that_failed_until_another_is_
     expect(chosen).to_have_value("0")
 
 
+@pytest.mark.extended
 def test_a_good_end_has_no_cause_and_a_stored_failure_has_its_last_lines(panel: Callable[..., Page]) -> None:
     well = panel(finished=True, status="succeeded", exit={**EXIT, "outcome": "succeeded", "rank": None, "log_tail": []})
     say(well, log(0, 1, 0, "fine"))
@@ -374,6 +384,7 @@ def test_a_good_end_has_no_cause_and_a_stored_failure_has_its_last_lines(panel: 
     expect(stored.locator("[data-log=cause] pre")).to_have_text("one\ntwo")
 
 
+@pytest.mark.extended
 def test_what_is_selected_stays_selected_while_lines_come(panel: Callable[..., Page]) -> None:
     """All lines in sight were made anew with each that came, and the selection went with them."""
     page = panel()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.modules.test_log_panel import PANEL, SHEETS, START, log, say
 from tests.support.browser import call_module, open_blank_page
+
+pytestmark = pytest.mark.extended
 
 
 def test_the_hit_that_one_is_at_stays_that_line_while_others_come_before_it(modules: Page) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page
 
 from tests.support.browser import call_module, open_blank_page
+
+pytestmark = pytest.mark.extended
 
 
 def changes(*statuses: str, attempt: int = 1) -> list[dict[str, Any]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page
 
 from tests.support.browser import open_blank_page
+
+pytestmark = pytest.mark.extended
 
 FORM = '<form data-once><button type="submit">Submit job</button></form><form id="other"><button>Look</button></form>'
 SEND = """async ([selector, times]) => {

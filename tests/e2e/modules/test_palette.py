@@ -10,6 +10,8 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.support.browser import call_module, open_blank_page
 
+pytestmark = pytest.mark.extended
+
 BODY = """<main id="main"></main><button id="theme-toggle">Theme</button>
 <button id="palette-open" data-find-url="/find"></button>
 <script type="application/json" id="job">{"id": "j"}</script>"""

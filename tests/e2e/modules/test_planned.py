@@ -8,6 +8,8 @@ from playwright.sync_api import Page
 from planner.hardware.catalog import CLUSTERS
 from tests.support.browser import call_module
 
+pytestmark = pytest.mark.extended
+
 
 def test_memory_is_first_and_each_group_has_its_own_badge(modules: Page) -> None:
     """Exact traffic had the badge "estimate", and opened the tab Memory."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page
 
 from tests.support.browser import call_module
+
+pytestmark = pytest.mark.extended
 
 
 def test_verdicts_of_some_ranks_are_no_verdict_of_all(modules: Page) -> None:

@@ -37,6 +37,7 @@ def test_what_was_chosen_stays_chosen_when_a_job_is_moved(modules: Page) -> None
         expect(page.locator("tr[data-job=b] .handle")).to_be_focused()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -67,6 +68,7 @@ STARTS = """<script src="/vendor/htmx/htmx.min.js"></script><form id="bulk"><spa
 <tr data-job="b"><td><span data-in-s="3600">10:30</span></td></tr></tbody></table></div></form>"""
 
 
+@pytest.mark.extended
 def test_an_estimated_start_that_passes_reads_any_moment(modules: Page) -> None:
     """The reader's clock may be wrong, so only the time since the page was loaded counts."""
     with open_blank_page(modules, STARTS) as page:
@@ -83,6 +85,7 @@ def test_an_estimated_start_that_passes_reads_any_moment(modules: Page) -> None:
         expect(starts).to_have_text(["11:30"])
 
 
+@pytest.mark.extended
 def test_a_refresh_of_the_queue_keeps_the_selection_the_focus_and_a_message(modules: Page) -> None:
     with open_blank_page(modules, QUEUE) as page:
         page.route("**/rows", lambda route: route.fulfill(body=f"<table><tbody>{ROWS}</tbody></table>"))
@@ -108,6 +111,7 @@ def test_a_refresh_of_the_queue_keeps_the_selection_the_focus_and_a_message(modu
         expect(page.locator("#chosen")).to_have_text("Not moved.")
 
 
+@pytest.mark.extended
 def test_how_long_ago_a_host_was_heard_is_not_counted_by_the_reader_s_clock(modules: Page) -> None:
     """A computer three minutes fast called every host silent, one three minutes slow a dead one just heard."""
     with open_blank_page(modules, '<span data-age="7200.5"></span>') as page:

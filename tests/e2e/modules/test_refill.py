@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page
 
-from contracts.telemetry.vocabulary import MAX_CHECKPOINTS
 from tests.support.browser import call_module, open_blank_page
+
+pytestmark = pytest.mark.extended
 
 TABLE = "<table><tbody id='rows'></tbody></table><p id='note'></p><section id='section'></section>"
 
@@ -85,13 +87,3 @@ def test_what_is_pressed_in_a_live_table_is_still_there_when_it_is_let_go(module
         ]
     with open_blank_page(modules, TABLE) as page:
         assert call_module(page, "job/tables.js", axes) == [True, True, True, "true"]
-
-
-def test_a_page_remembers_as_many_checkpoints_as_the_server(modules: Page) -> None:
-    body = """
-    const s = (await import("/js/store.js")).createState();
-    for (const item of x) m.foldCheckpoint(s, item);
-    return [...s.checkpoints.keys()];
-    """
-    told = [checkpoint(step) for step in range(1, MAX_CHECKPOINTS + 11)]
-    assert call_module(modules, "fold/steps.js", body, told) == list(range(11, MAX_CHECKPOINTS + 11))

@@ -9,34 +9,11 @@ import pytest
 from playwright.sync_api import Page
 
 from contracts.telemetry.vocabulary import Op
-from jobs.templatetags.meshboard import ago
-from planner.cost.memory import PARTS
-from planner.facts.collectives import get_bus_factor
-from planner.facts.layout import get_coordinates
-from planner.facts.spec import Layout
 from tests.support.browser import call_module
 
+pytestmark = pytest.mark.extended
+
 OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no public attributes
-
-
-def test_the_page_and_its_script_tell_alike_how_long_ago_it_was(modules: Page) -> None:
-    past = [0.4, 1, 59.9, 60, 65, 3599, 3600, 7443, 172_799, 172_800, 864_000]
-    told = call_module(modules, "format.js", "return x.map((s) => m.ago(new Date(0), new Date(1e3 * s)))", past)
-    assert told == [ago(seconds) for seconds in past]
-
-
-def test_the_page_and_the_planner_use_the_same_bus_factors(modules: Page) -> None:
-    cases = [(op, size) for op in OPS for size in (1, 2, 3, 8, 1024)]
-    page = call_module(modules, "collectives.js", "return x.map(([op, n]) => m.busFactor(op, n))", cases)
-    assert page == pytest.approx([get_bus_factor(op, size) for op, size in cases])
-
-
-def test_the_page_and_the_planner_place_ranks_alike(modules: Page) -> None:
-    layout = Layout(dp=3, pp=2, tp=4)
-    axes = {"dp": 3, "pp": 2, "tp": 4}
-    ranks = list(range(layout.world_size))
-    page = call_module(modules, "collectives.js", "return x[0].map((r) => m.coordinates(r, x[1]))", [ranks, axes])
-    assert page == [get_coordinates(rank, layout)._asdict() for rank in ranks]
 
 
 def test_a_page_is_delayed_until_every_stream_is_read_again_or_its_socket_is_new(modules: Page) -> None:
@@ -68,12 +45,6 @@ def test_a_page_is_delayed_until_every_stream_is_read_again_or_its_socket_is_new
     assert seen == ["connecting", "live", *["delayed"] * 3, "live", "delayed", "reconnecting", "live", "live"]
 
 
-def test_the_vendored_decoder_reads_what_python_packs(modules: Page) -> None:
-    value = {"id": "1-0", "n": [0, -1, 2**40, 1.5, None, True], "text": "ü\u0000x", "big": 2**53 - 1}
-    raw = list(msgpack.packb(value))
-    assert call_module(modules, "../vendor/msgpack/decode.mjs", "return m.decode(new Uint8Array(x))", raw) == value
-
-
 def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(modules: Page) -> None:
     time = {"step_s": 0.5, "model_flops": 1e10, "mfu": 0.2, "hfu": 0.2, "tokens_per_s": 2050, "parts": []}
     time |= {"interval": {"share": 0.79, "basis": "runs", "words": "from 5 runs here"}, "basis": "data sheet"}
@@ -87,28 +58,6 @@ def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(mo
     assert "MFU is relative to a peak of 50.0 GFLOP/s per rank." in tiny
     assert "HFU" not in tiny
     assert "tokens 5" not in tiny
-
-
-def test_the_parts_of_the_memory_add_up_to_what_they_are_together(modules: Page) -> None:
-    memory = {name: 2**20 * number for number, name in enumerate([*PARTS, "allowance", "thought of later"], 1)}
-    stage = {"memory": memory, "memory_bytes": sum(memory.values())}
-    estimate = {"stages": [stage], "cluster": {"reserved_bytes": 2**20}}
-    run = {"device": "cuda", "measured": None, "apart": {"planned": None, "measured": None}, "least": 0}
-    state = "const s = (await import('/js/store.js')).createState();"
-    body = f"{state} return m.plannedLines(x[0], s, [], x[1]).map((line) => [line.name, line.planned])"
-    (name, together), *parts = call_module(modules, "job/planned.js", body, [estimate, run])
-    labels = {
-        "optimizer": "optimizer state",
-        "copies": "checkpoint copies",
-        "gathered": "gathered parameters",
-        "working": "temporary tensors",
-        "buffers": "communication buffers",
-        "allowance": "allocator reserve",
-    }
-    assert (name, {name for name, _ in parts}) == ("total", {labels.get(name, name) for name in memory})
-    assert sum(float(size.removesuffix(" MiB")) for _, size in parts) == float(together.removesuffix(" MiB"))
-    names = call_module(modules, "pictures/memory.js", "return m.memoryNames([x])", memory)
-    assert [labels.get(name, name) for name in names] == [name for name, _ in parts]
 
 
 def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Page) -> None:
@@ -128,23 +77,6 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     head, panel, _ = call_module(modules, "pictures/memory.js", body, tight)
     assert head == "±10%, fits 350 MiB, 5% free (less than the margin of error)"
     assert panel.endswith("fits, 5% free (less than the margin of error)")
-
-
-def test_all_of_the_best_layout_is_filled_in(modules: Page) -> None:
-    """HSDP replicas stayed as they stood: what was told to fit did not in the form."""
-    layout = Layout(dp=8, zero=2).model_dump()
-    filled = call_module(modules, "plan/best.js", "return m.filled(x)", {"layout": layout, "micro_batches": 4})
-    assert filled == {f"layout.{name}": value for name, value in layout.items()} | {"train.micro_batches": 4}
-
-
-def test_what_would_turn_a_line_round_is_shown_as_it_is_written(modules: Page) -> None:
-    turned, shown = "deli\u202eaf \u0645\u200f", "deli\\u202eaf \u0645\u200f"
-    assert call_module(modules, "logs/ansi.js", "return m.plain(x)", turned) == shown
-    coloured = call_module(
-        modules, "logs/ansi.js", "return m.segments(x).map((one) => one.text).join('')", f"\x1b[31m{turned}"
-    )
-    assert coloured == shown
-    assert call_module(modules, "dom.js", "return m.el('p', {}, x, m.el('b', {}, x)).textContent", turned) == shown * 2
 
 
 def test_a_search_that_may_match_nothing_comes_to_an_end(modules: Page) -> None:

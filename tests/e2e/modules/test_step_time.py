@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from contracts.telemetry.vocabulary import WARMUP_STEPS
-from jobs.runs.diagnosis.rank_reports import MEASURED_STEPS
 from tests.support.browser import call_module, open_blank_page
+
+pytestmark = pytest.mark.extended
 
 WAITING = "Hatched: waiting for the slowest rank."
 
@@ -25,28 +25,6 @@ TOLD: dict[str, Any] = {
         {"name": "data", "kind": "data", "seconds": 0.01, "waiting_s": 0.0},
     ],
 }
-
-
-def test_the_page_tells_a_step_apart_over_the_steps_that_a_diagnosis_measures(modules: Page) -> None:
-    body = """
-    const s = m.createState();
-    m.foldBatch(s, '1-0', x);
-    return (await import('/js/job/parts.js')).measuredParts(s.ranks);
-    """
-    parts = {"data": 0.0, "optimizer": 0.0, "exposed": {}, "hidden": {}}
-    step = {"kind": "step", "rank": 0, "time": 1.0, "steps": 999, "tokens": 64, "loss": 2.0, "grad_norm": 1.0}
-    step |= {"learning_rate": 0.1, "cells": [], "parts": parts}
-
-    def measured(last: int) -> Any:
-        items = [
-            {**step, "step": at, "ran": at, "step_s": 9 if at <= WARMUP_STEPS else at} for at in range(1, last + 1)
-        ]
-        return call_module(modules, "store.js", body, {"v": 1, "job": "j", "attempt": 1, "time": 1.0, "items": items})
-
-    assert measured(WARMUP_STEPS) is None
-    assert measured(WARMUP_STEPS + 2)["step_s"] == WARMUP_STEPS + 1.5
-    long = measured(MEASURED_STEPS + 100)
-    assert (long["steps"], long["step_s"]) == (MEASURED_STEPS, 100 + (MEASURED_STEPS + 1) / 2)
 
 
 @pytest.mark.parametrize(

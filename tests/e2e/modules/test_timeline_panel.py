@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.support.browser import call_module, open_blank_page
+
+pytestmark = pytest.mark.extended
 
 PANEL = """<section id="panel" data-trace="/trace">
 <select id="timeline-step"><option value="">latest step</option></select>

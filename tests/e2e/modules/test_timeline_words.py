@@ -10,6 +10,8 @@ from playwright.sync_api import Page, expect
 from tests.support.browser import call_module, open_blank_page
 from tests.support.telemetry import build_late_rank_step, build_timeline
 
+pytestmark = pytest.mark.extended
+
 SHEETS = ("css/tokens.css", "css/base.css")
 STEPS = """
 const { stepOfItems } = await import('/js/timeline/step.js');
@@ -43,7 +45,7 @@ def test_words_of_an_event_go_with_its_step(modules: Page) -> None:
             f"{STEPS} window.see = (items) => view.show(made(items)); see(x);",
             build_late_rank_step(),
         )
-        told = page.locator(".timeline-told")
+        told = page.locator(".timeline-status")
         page.locator("canvas").press(".")
         expect(told).to_contain_text("rank 0")
         page.evaluate("see", build_late_rank_step(step=9))
@@ -73,7 +75,7 @@ def test_the_same_step_told_again_keeps_what_was_chosen(modules: Page) -> None:
         )
         page.locator("canvas").press(".")
         page.evaluate("see()")
-        expect(page.locator(".timeline-told")).to_contain_text("rank 0")
+        expect(page.locator(".timeline-status")).to_contain_text("rank 0")
 
 
 @pytest.mark.parametrize(
@@ -142,12 +144,12 @@ def test_names_of_events_take_the_color_of_their_own_box(modules: Page) -> None:
     const drawn = [];
     const pen = {{ measureText: () => ({{ width: 20 }}), fillText(text) {{ drawn.push([text, this.fillStyle]); }} }};
     const context = new Proxy(pen, {{ get: (own, name) => own[name] ?? (() => {{}}) }});
-    const {{ rowsOf }} = await import('/js/timeline/lanes.js');
+    const {{ arrangeRows }} = await import('/js/timeline/lanes.js');
     const {{ paint }} = await import('/js/timeline/paint.js');
     const step = made(x);
     const frame = {{ width: 1064, height: 200, left: 64, top: 0, rowHeight: 16, gap: 4 }};
     const ink = (token) => (token === '--surface' ? 'rgb(255, 255, 255)' : 'rgb(10, 20, 120)');
-    paint(context, rowsOf(step), step, {{ from: 0, to: step.seconds }}, frame, ink, () => '--axis-dp');
+    paint(context, arrangeRows(step), step, {{ from: 0, to: step.seconds }}, frame, ink, () => '--axis-dp');
     return drawn.filter(([text]) => text === 'all_reduce').map(([, ink]) => ink);
     """
     with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:

@@ -10,6 +10,8 @@ from playwright.sync_api import Page
 
 from tests.support.browser import call_module, open_blank_page
 
+pytestmark = pytest.mark.extended
+
 HOSTS = [{"node": 0, "host": "anna", "first_rank": 0, "num_ranks": 2}]
 DASH = "\N{EN DASH}"
 TRACEBACK = ["Traceback (most recent call last):", '  File "boom.py", line 8, in <module>', "ValueError: no `x`"]

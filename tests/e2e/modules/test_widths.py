@@ -24,6 +24,7 @@ CUT = """() => [...document.querySelectorAll('.figures dt, .figures dd, .figures
   .map((one) => `${one.textContent}: ${one.scrollWidth} of ${one.clientWidth} px at ${innerWidth}`)"""
 
 
+@pytest.mark.extended
 def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
     panels = [render_to_string(f"jobs/panels/first/{name}.html", {"job": {}}) for name in ("progress", "traffic")]
     body = """async () => {
@@ -48,6 +49,7 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
             assert page.evaluate(CUT) == []
 
 
+@pytest.mark.extended
 def test_hosts_that_are_not_heard_are_named_while_they_are_few(modules: Page) -> None:
     panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
     body = """async (host) => {
@@ -69,6 +71,7 @@ def test_hosts_that_are_not_heard_are_named_while_they_are_few(modules: Page) ->
             assert page.evaluate(CUT) == []
 
 
+@pytest.mark.extended
 def test_how_long_a_step_takes_is_whole_on_a_wide_page(modules: Page) -> None:
     panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
     body = """
@@ -87,6 +90,7 @@ def test_how_long_a_step_takes_is_whole_on_a_wide_page(modules: Page) -> None:
 OF_LISTS = ("css/tokens.css", "css/base.css", "css/components.css", "css/tables.css", "css/pages.css")
 
 
+@pytest.mark.extended
 def test_on_a_narrow_page_each_figure_of_the_queue_has_its_words(modules: Page) -> None:
     row = {"id": "a", "name": "run", "project": "default", "points": 1.0, "priority": 0, "place": 1, "num_slots": 2}
     told = {"rows": [{**row, "parts": {"waited": 0, "share": 0}, "layout": "dp2", "reason": "the queue is paused"}]}
@@ -132,6 +136,7 @@ def list_of_jobs() -> str:
     return render_to_string("jobs/rows.html", {"rows": rows, "columns": columns}, RequestFactory().get("/"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("width", [1024, 1440])
 def test_each_job_has_one_line_on_a_wide_page(modules: Page, width: int) -> None:
     with open_blank_page(modules, f"<main>{list_of_jobs()}</main>", *OF_LISTS, "css/list.css") as page:
@@ -186,6 +191,7 @@ def overview() -> str:
     return render_to_string("overview/live.html", told)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("page_of", [host_cards, overview])
 def test_no_long_name_runs_out_of_its_panel(modules: Page, page_of: Callable[[], str]) -> None:
     styles = (*OF_LISTS, "css/hosts.css", "css/overview.css")

@@ -45,7 +45,7 @@ def test_the_button_queues_one_short_copy_that_is_verified(owner: User, client: 
     assert (made.check_of, made.name) == (job, "reference check of long")
     train = {"steps": 3, "warmup_steps": 3, "verify": "on", "checkpoint_every": 0, "eval_every": 0}
     assert made.spec == {**job.spec, "name": made.name, "train": {**job.spec["train"], **train}}
-    link = f'<a href="/jobs/{made.id}/#proof">Reference check</a>: <span data-said>queued</span>'
+    link = f'<a href="/jobs/{made.id}/#proof">Reference check</a>: <span data-check>queued</span>'
     assert link in page_of(client, job)
     assert f'reference check of <a href="/jobs/{job.id}/#proof">long</a>' in page_of(client, made)
 

@@ -15,7 +15,7 @@ const AXES = ["dp", "pp", "cp", "ep", "tp", "world"];
 export const byAxis = (a, b) => AXES.indexOf(a) - AXES.indexOf(b);
 
 /**
- * One row for each (op, axis, group size), summed over ranks and the phases asked for.
+ * One row for each (op, axis, group size), summed over ranks and the requested phases.
  * mean_s, algbw and busbw are averages over completed calls; null before the first completion.
  * @param {Iterable<any[]>} cellsOfRanks
  * @param {string[] | null} phases
@@ -45,18 +45,18 @@ export function collectiveRows(cellsOfRanks, phases = null) {
 }
 
 /** An axis and its level ("" where it has one alone) as a key, and back. */
-const keyOf = (axis, level) => (level ? `${axis} ${level}` : axis);
+const makeKey = (axis, level) => (level ? `${axis} ${level}` : axis);
 /** @type {(row: any) => string} */
 const whole = () => "";
 
 /**
  * Predicted beside measured payload bytes and calls of the steps done, by axis, with each rank's own line.
  *
- * `ranks`: rank -> {exactStep, exactCells} from its last step item; `predictedOf(rank, levelOf)` gives the planner's
- * {axis: {bytes, calls}} of one step. `levelOf(row)` tells apart the levels of an axis, each with a row of its own.
+ * `ranks`: rank -> {exactStep, exactCells} from its last step item; `predict(rank, getLevel)` returns the planner's
+ * {axis: {bytes, calls}} of one step. `getLevel(row)` separates the levels of an axis, each with a row of its own.
  * Measured collectives nobody predicted count too: an axis appears when either side has it.
  */
-export function compareAxes(ranks, predictedOf, levelOf = whole) {
+export function compareAxes(ranks, predict, getLevel = whole) {
   const axes = new Map();
   const line = (key, rank) => {
     if (!axes.has(key)) axes.set(key, new Map());
@@ -66,12 +66,12 @@ export function compareAxes(ranks, predictedOf, levelOf = whole) {
   };
   for (const [rank, state] of ranks) {
     if (!state.exactStep) continue;
-    for (const [key, step] of Object.entries(predictedOf(rank, levelOf))) {
+    for (const [key, step] of Object.entries(predict(rank, getLevel))) {
       line(key, rank).predicted += step.bytes * state.exactStep;
       line(key, rank).predictedCalls += step.calls * state.exactStep;
     }
     for (const cell of state.exactCells) {
-      const own = line(keyOf(cell.axis, levelOf(cell)), rank);
+      const own = line(makeKey(cell.axis, getLevel(cell)), rank);
       own.measured += cell.payload_bytes;
       own.measuredCalls += cell.count;
     }
@@ -97,16 +97,16 @@ export function sum(rows) {
  * a job of which nothing was predicted.
  * @param {Estimate} estimate
  */
-export function predictionOf(estimate) {
+export function makePrediction(estimate) {
   if (!estimate.stages) return () => ({});
   const perStage = estimate.axes.dp * (estimate.axes.cp ?? 1) * estimate.axes.tp; // cp: not in the oldest jobs
-  return (rank, levelOf = whole) => {
+  return (rank, getLevel = whole) => {
     const stage = estimate.stages[Math.floor(rank / perStage)];
     const bytes = estimate.rank_bytes[rank] ?? stage.step_bytes;
     const axes = {};
     for (const row of stage.traffic) {
-      const level = levelOf(row);
-      const own = (axes[keyOf(row.axis, level)] ??= { bytes: level ? 0 : (bytes[row.axis] ?? 0), calls: 0 });
+      const level = getLevel(row);
+      const own = (axes[makeKey(row.axis, level)] ??= { bytes: level ? 0 : (bytes[row.axis] ?? 0), calls: 0 });
       if (level) own.bytes += row.payload_bytes;
       own.calls += row.count;
     }

@@ -6,9 +6,9 @@ const WORDS = new Set(["title", "textContent", "ariaLabel", "placeholder", "labe
 /** el("td", {className: "number"}, "12") */
 export function el(name, properties = {}, ...children) {
   const node = document.createElement(name);
-  for (const [key, given] of Object.entries(properties)) {
-    if (given === undefined || given === null) continue;
-    const value = WORDS.has(key) ? upright(String(given)) : given;
+  for (const [key, property] of Object.entries(properties)) {
+    if (property === undefined || property === null) continue;
+    const value = WORDS.has(key) ? upright(String(property)) : property;
     if (key in node) node[key] = value;
     else node.setAttribute(key, value);
   }
@@ -17,7 +17,7 @@ export function el(name, properties = {}, ...children) {
   return node;
 }
 
-/** Other people's words as a node's text; one that says so already is left alone. */
+/** Set the text of a node, unless the node already has the text. */
 export function write(node, text) {
   const shown = upright(text);
   if (node.textContent !== shown) node.textContent = shown;

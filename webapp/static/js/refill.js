@@ -2,19 +2,19 @@
 
 /** Replace the content of `place` by `nodes`. A node with a `data-key` reuses the old node with this key, others by position. */
 export function refill(place, ...nodes) {
-  const keys = new Set(nodes.map(keyOf));
-  for (const child of [...place.children]) if (keyOf(child) !== undefined && !keys.has(keyOf(child))) child.remove();
-  const byKey = new Map([...place.children].map((child) => [keyOf(child), child]));
+  const keys = new Set(nodes.map(getKey));
+  for (const child of [...place.children]) if (getKey(child) !== undefined && !keys.has(getKey(child))) child.remove();
+  const byKey = new Map([...place.children].map((child) => [getKey(child), child]));
   nodes.forEach((node, at) => {
     const there = place.childNodes[at] ?? null;
-    const before = keyOf(node) === undefined ? there : (byKey.get(keyOf(node)) ?? null);
+    const before = getKey(node) === undefined ? there : (byKey.get(getKey(node)) ?? null);
     if (before !== there || before === null) place.insertBefore(before ?? node, there);
     if (before !== null && !before.isEqualNode(node)) turn(before, node);
   });
   while (place.childNodes.length > nodes.length) place.lastChild.remove();
 }
 
-const keyOf = (node) => node.dataset?.key;
+const getKey = (node) => node.dataset?.key;
 
 function turn(old, node) {
   if (old.nodeName !== node.nodeName) old.replaceWith(node);

@@ -11,8 +11,8 @@ export const failed = (what, message) => `${what}: ${message.replace(/\.$/, "")}
 
 /** Return the messages of a failed answer, or its status if a proxy answered for the server. */
 export async function refused(answer) {
-  const told = await answer.json().catch(() => null);
-  return told?.errors ? words(told.errors) : `the server answered ${answer.status}`;
+  const body = await answer.json().catch(() => null);
+  return body?.errors ? words(body.errors) : `the server answered ${answer.status}`;
 }
 
 /** Fetch, and repeat the request if the server is busy and names a time. */

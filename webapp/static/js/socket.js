@@ -3,7 +3,7 @@ import { decode } from "../vendor/msgpack/decode.mjs";
 
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
-const SILENCE_MS = 20_000; // the server says something every 5 s (POLL_S, jobs/runs/live/consumers.py)
+const SILENCE_MS = 20_000; // the server sends a message every 5 s (POLL_S, jobs/runs/live/consumers.py)
 const REFUSED = new Set([4400, 4403]); // not understood, or not this user's job: trying again is no use
 
 /**
@@ -36,8 +36,8 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
       delay = FIRST_DELAY_MS; // a connection that delivers is a good one
       listen(mine);
       taken = taken.then(async () => {
-        const told = await unpacked(event.data);
-        for (const message of Array.isArray(told) ? told : [told]) if (socket === mine) take(message); // else the next one tells it again
+        const messages = await unpacked(event.data);
+        for (const message of Array.isArray(messages) ? messages : [messages]) if (socket === mine) take(message); // a new connection sends it again
       }).catch((error) => {
         console.info("a message cannot be taken:", error.message);
         mine.close();
@@ -47,7 +47,7 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
     socket.addEventListener("close", (event) => lost(mine, event.code));
   }
 
-  /** A line that broke on its way says nothing, not even that it broke. */
+  /** A broken connection may send no close event, so silence counts as a loss. */
   function listen(mine) {
     clearTimeout(silence);
     silence = setTimeout(() => {
@@ -59,7 +59,7 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
   function lost(mine, code) {
     if (socket !== mine) return;
     clearTimeout(silence);
-    [socket, again] = [null, true]; // what it said and was not yet taken would call the page live
+    [socket, again] = [null, true]; // its messages would mark the page as live
     if (REFUSED.has(code)) {
       onState("refused");
       return;
@@ -101,7 +101,7 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
   return {
     close() {
       const mine = socket;
-      socket = null; // what it still says is not taken
+      socket = null; // later messages are dropped
       clearTimeout(timer);
       clearTimeout(silence);
       removeEventListener("online", retryNow);
@@ -112,8 +112,8 @@ export function connect(path, { resume, onJob, onGap, onBatch, onState }) {
 }
 
 async function unpacked(bytes) {
-  const told = decode(bytes);
-  if (!told.deflated) return told;
-  const inflated = new Blob([told.deflated]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const message = decode(bytes);
+  if (!message.deflated) return message;
+  const inflated = new Blob([message.deflated]).stream().pipeThrough(new DecompressionStream("deflate"));
   return decode(await new Response(inflated).arrayBuffer());
 }

@@ -6,7 +6,7 @@ import { foldPhase, foldTraffic, markGap, memberState } from "./fold/traffic.js"
 import { foldLog } from "./logs/lines.js";
 import { foldPlace } from "./logs/places.js";
 import { Bins } from "./rates.js";
-import { alsoStoodStill, foldTimeline } from "./timeline/fold.js";
+import { withExposedTime, foldTimeline } from "./timeline/fold.js";
 
 export { secondsLeft } from "./fold/steps.js";
 export { foldSummary } from "./fold/summary.js";
@@ -17,8 +17,8 @@ export function createState() {
     attempt: null,
     members: new Map(), // node -> {lastId, time, host, clock, lost, awaitsGapEnd}: each sends a stream of its own
     ranks: new Map(), // rank -> see rankState
-    steps: new Map(), // step -> {time, step_s, tokens, loss, grad_norm, learning_rate}, null where nobody told
-    stride: 1, // of a long run only the steps that are a multiple of this are kept
+    steps: new Map(), // step -> {time, step_s, tokens, loss, grad_norm, learning_rate}, null if no rank reported the value
+    stride: 1, // a long run stores only multiples of the stride
     lastLoss: null, // {step, loss, words}: words where the loss is no number, and null
     evals: new Map(), // step -> {time, loss}
     marks: new Map(), // key -> {kind, time, step, text}: checkpoint, validation, resume, fault
@@ -32,7 +32,7 @@ export function createState() {
     checkpoints: new Map(), // step -> item
     dryRuns: new Map(), // rank -> item
     logs: new Map(), // rank -> see logs/lines.js
-    places: new Map(), // rank -> the collective it was last told to be in
+    places: new Map(), // rank -> the last known collective
     gauges: new Map(), // rank, or -1 less a host's node -> columns
     starts: new Map(), // the same -> {stage: unix seconds}
     standing: new Map(), // rank -> item, of ranks that stand still
@@ -55,7 +55,7 @@ export function resumeFrom(state) {
 
 const FOLD = {
   traffic: foldTraffic,
-  step: alsoStoodStill(foldStep),
+  step: withExposedTime(foldStep),
   eval: foldEval,
   phase: foldPhase,
   log: (state, item, node) => foldLog(state.logs, item, node),
@@ -106,7 +106,7 @@ export function foldBatch(state, id, batch, node = 0) {
   return true;
 }
 
-/** The server had to leave out entries of a member: its next batch says up to when. */
+/** The server left out entries of a member. The next batch has the end of the gap. */
 export function expectGap(state, node = 0) {
   memberState(state, node).awaitsGapEnd = true;
 }

@@ -4,7 +4,7 @@
  * Return [first, last] of all charts in unix seconds, or null without data. The range begins with traffic or steps. Gauges
  * arrive while ranks still import, so they count only without traffic and steps.
  */
-export function extentOf(state) {
+export function getExtent(state) {
   const steps = [...state.steps.values()].map(({ time }) => time);
   const sent = state.whole.length > 0 ? [state.whole.times()[0]] : [];
   const ends = [...state.gauges.values()].flatMap(({ time }) => (time.length > 0 ? [time[0], time.at(-1)] : []));

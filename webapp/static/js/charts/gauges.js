@@ -41,24 +41,24 @@ export function memoryLines(field, gauges, planned, window) {
     .filter((key) => key >= 0 && gauges.get(key)[field].some((value) => value !== null))
     .sort((a, b) => a - b)
     .map((key) => ({ label: `rank ${key}`, columns: [gauges.get(key).time, gauges.get(key)[field]] }));
-  const told = joined(found, fullest(found));
-  if (planned === null || told.columns[0].length === 0) return told;
-  told.lines.push({ label: "plan", token: "--ink-faint", dash: [8, 4] });
-  told.columns = uPlot.join([told.columns, [window, window.map(() => planned)]]);
-  return told;
+  const lines = joined(found, fullest(found));
+  if (planned === null || lines.columns[0].length === 0) return lines;
+  lines.lines.push({ label: "plan", token: "--ink-faint", dash: [8, 4] });
+  lines.columns = uPlot.join([lines.columns, [window, window.map(() => planned)]]);
+  return lines;
 }
 
 /** Return the memory gauges that any rank reports. */
 export function memoryFields(gauges) {
-  const told = (field) => [...gauges].some(([key, columns]) => key >= 0 && columns[field].some((value) => value !== null));
-  return ["allocated_bytes", "reserved_bytes", "resident_bytes"].filter(told);
+  const isReported = (field) => [...gauges].some(([key, columns]) => key >= 0 && columns[field].some((value) => value !== null));
+  return ["allocated_bytes", "reserved_bytes", "resident_bytes"].filter(isReported);
 }
 
-/** Return the lines with the highest peaks, in the given order. */
+/** Return the lines with the highest peaks, in the order of `found`. */
 function fullest(found) {
   const most = new Map(found.map((one) => [one, one.columns[1].reduce((high, value) => Math.max(high, value ?? 0), 0)]));
-  const kept = new Set([...found].sort((a, b) => most.get(b) - most.get(a)).slice(0, MOST_LINES));
-  return found.filter((one) => kept.has(one));
+  const highest = new Set([...found].sort((a, b) => most.get(b) - most.get(a)).slice(0, MOST_LINES));
+  return found.filter((one) => highest.has(one));
 }
 
 /** Join the lines on one time column. `left` is the number of lines that are not drawn. */

@@ -33,8 +33,8 @@ export function growthChart(container) {
 
   /** Format the value at the cursor. Without a cursor, format the value at the current setting, as in the table. */
   const atSetting = (format) => (plot, value, line, index) => {
-    const kept = index === null || index === undefined ? plot.data[line][nearest(shown.x, here)] : value;
-    return kept === null || kept === undefined ? "–" : format(kept);
+    const shownValue = index === null || index === undefined ? plot.data[line][nearest(shown.x, here)] : value;
+    return shownValue === null || shownValue === undefined ? "–" : format(shownValue);
   };
 
   function build() {

@@ -1,7 +1,7 @@
 // Keys for the cursor and the range of a chart, and spoken values for screen readers.
 import { addKeys } from "../shell/keys.js";
 import { el } from "../dom.js";
-import { placeOf } from "./ticks.js";
+import { findPlace } from "./ticks.js";
 
 const FAR = 10; // Shift moves by a tenth of the range
 const ZOOM = 2;
@@ -18,13 +18,13 @@ addKeys("On a focused chart", [
 
 /** Return the index of the value nearest to `at` in ascending `xs`. */
 export function nearest(xs, at) {
-  const place = Math.min(placeOf(xs, at), xs.length - 1);
+  const place = Math.min(findPlace(xs, at), xs.length - 1);
   return place > 0 && at - xs[place - 1] <= xs[place] - at ? place - 1 : place;
 }
 
 /** Return the point that an arrow key moves to from `at` (null without a cursor), within the visible `range`. */
 export function moved(xs, at, range, direction, far) {
-  const [first, last] = [placeOf(xs, range[0]), placeOf(xs, range[1] + Number.EPSILON * Math.abs(range[1])) - 1];
+  const [first, last] = [findPlace(xs, range[0]), findPlace(xs, range[1] + Number.EPSILON * Math.abs(range[1])) - 1];
   if (at === null) return xs[last < first ? nearest(xs, range[0]) : direction > 0 ? first : last];
   const by = far ? Math.max(1, Math.round((last - first) / FAR)) : 1;
   return xs[Math.max(0, Math.min(xs.length - 1, nearest(xs, at) + direction * by))];
@@ -50,15 +50,15 @@ export function zoomed([from, to], whole, factor, at) {
 /** Describe the values at the cursor of a uPlot chart. `unit` is for values without one. */
 export function legendWords(chart, unit = "") {
   const lines = chart.series.map(({ label, show }, place) => [label, show === false ? undefined : chart.legend.values[place]?._]);
-  const told = lines.slice(1).filter(([, value]) => value !== undefined && value !== "–");
-  return told.length > 0 ? told.map(([label, value]) => `${label} ${value}${unit && ` ${unit}`}`).join(", ") : "no value";
+  const values = lines.slice(1).filter(([, value]) => value !== undefined && value !== "–");
+  return values.length > 0 ? values.map(([label, value]) => `${label} ${value}${unit && ` ${unit}`}`).join(", ") : "no value";
 }
 
 /** Write a text into the one live region of the page, for screen readers. */
-function say(words) {
-  let place = document.getElementById("chart-told");
+function announce(words) {
+  let place = document.getElementById("chart-status");
   if (!place) {
-    place = el("p", { id: "chart-told", className: "visually-hidden", role: "status" });
+    place = el("p", { id: "chart-status", className: "visually-hidden", role: "status" });
     (document.querySelector("main") ?? document.body).append(place);
   }
   place.textContent = words;
@@ -74,14 +74,14 @@ export function chartKeys(container, cursor) {
     const next = cursor.zoom ? shifted(range, cursor.whole(), x) : range;
     if (next[0] !== range[0]) cursor.zoom(...next);
     cursor.point(x);
-    say(cursor.words());
+    announce(cursor.words());
   }
 
   function zoom(factor) {
     const next = zoomed(cursor.range(), cursor.whole(), factor, cursor.at());
     if (next) cursor.zoom(...next);
     else cursor.all();
-    say(cursor.rangeWords());
+    announce(cursor.rangeWords());
   }
 
   const arrow = (direction) => (event) => go(moved(cursor.xs(), cursor.at(), cursor.range(), direction, event.shiftKey));
@@ -94,7 +94,7 @@ export function chartKeys(container, cursor) {
     Enter: cursor.enter,
     Escape() {
       cursor.reset();
-      say(cursor.zoom ? cursor.rangeWords() : "");
+      announce(cursor.zoom ? cursor.rangeWords() : "");
     },
     ...(cursor.zoom ? { "+": closer, "=": closer, "-": wider, _: wider } : {}),
   };
@@ -109,11 +109,11 @@ export function chartKeys(container, cursor) {
   container.setAttribute("role", "application");
   container.setAttribute("aria-roledescription", "chart");
   const zooms = cursor.zoom ? "The + and − keys zoom, and Escape resets the zoom." : "The Escape key removes the cursor.";
-  container.setAttribute("aria-label", [`${nameOf(container)}.`, HELP, zooms, cursor.help].filter(Boolean).join(" "));
+  container.setAttribute("aria-label", [`${getChartName(container)}.`, HELP, zooms, cursor.help].filter(Boolean).join(" "));
 }
 
 /** Return the caption of the figure, or the heading of the panel. */
-function nameOf(container) {
+function getChartName(container) {
   const named = container.closest("figure")?.querySelector("figcaption") ?? container.closest("section")?.querySelector("h2");
   return named?.textContent.trim() ?? "Chart";
 }

@@ -6,7 +6,7 @@ import { chartKeys, legendWords } from "./keys.js";
 import { KINDS, drawMarks } from "./marks.js";
 import { momentWords } from "./moment.js";
 import { MARKERS, axis, color, keepFitting, xSplits } from "./theme.js";
-import { binarySplits, clockSplits, clockTicks, stepOf, stepSplits, tickWords, timeOf, valueSplits } from "./ticks.js";
+import { binarySplits, clockSplits, clockTicks, findStep, stepSplits, tickWords, findTime, valueSplits } from "./ticks.js";
 
 const CLICK_PX = 4;
 const VALUE_TICK_PX = 26; // least distance between ticks of the y axis
@@ -29,8 +29,8 @@ export function plot(container, page, options) {
   let drawn = "";
   let seen = false;
   const drawUnseen = notMoreOftenThan(UNSEEN_MS, draw);
-  const toX = (time) => (shown.steps ? stepOf(page.curve, time) : time);
-  const toTime = (x) => (shown.steps ? timeOf(page.curve, x) : x);
+  const toX = (time) => (shown.steps ? findStep(page.curve, time) : time);
+  const toTime = (x) => (shown.steps ? findTime(page.curve, x) : x);
 
   function xRange() {
     const [from, to] = view.window().map(toX);
@@ -63,7 +63,7 @@ export function plot(container, page, options) {
         legend: { markers: MARKERS },
         scales: { x: { time: false, range: xRange }, y: { range: options.range ?? fromZero } },
         axes: [xAxis(shown.steps), { ...axis(options.label, tickWords(options.values), options.size), splits: ySplits(options.isBinary) }],
-        series: [{ label: shown.steps ? "step" : "time", value: (_, x) => moment(x ?? shown.columns[0].at(-1)) }, ...shown.lines.map(seriesOf)],
+        series: [{ label: shown.steps ? "step" : "time", value: (_, x) => moment(x ?? shown.columns[0].at(-1)) }, ...shown.lines.map(makeSeries)],
         bands: shown.lines.some((line) => line.fill) ? stackBands(shown.lines.length) : [],
         hooks: {
           setScale: [(self, key) => key === "x" && describe(self)],
@@ -78,7 +78,7 @@ export function plot(container, page, options) {
     );
   }
 
-  function seriesOf({ label, token, dash, faint, dots, fill }, place) {
+  function makeSeries({ label, token, dash, faint, dots, fill }, place) {
     const stroke = color(token);
     return {
       label,
@@ -91,7 +91,7 @@ export function plot(container, page, options) {
       value(_, drawnAt, __, index) {
         const own = shown.lines[place].own;
         const atRest = index === null || index === undefined;
-        const value = atRest ? lastOf(own ?? shown.columns[place + 1]) : own ? own[index] : drawnAt;
+        const value = atRest ? findLastValue(own ?? shown.columns[place + 1]) : own ? own[index] : drawnAt;
         return value === null || value === undefined ? "–" : options.value(value);
       },
     };
@@ -226,7 +226,7 @@ export function nearestKnown(chart, line, index) {
 }
 
 const signature = ({ lines, steps }) => [steps, ...lines.map(({ label, token, faint }) => `${label} ${token} ${faint}`)].join();
-const lastOf = (values) => values.findLast((value) => value !== null && value !== undefined);
+const findLastValue = (values) => values.findLast((value) => value !== null && value !== undefined);
 const fromZero = (_, _low, high) => [0, high > 0 ? high * 1.08 : 1];
 
 const ySplits = (isBinary) => (chart, _, min, max) =>

@@ -16,7 +16,7 @@ export const ALONG = {
 const MAX_NAME = 28; // characters of a run in a legend
 
 /** Return [xs, ys] of the points that have numbers, sorted by x. uPlot requires sorted points. */
-export function told(xs, ys) {
+export function sortPoints(xs, ys) {
   const points = xs.map((x, index) => [x, ys[index]]).filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y));
   points.sort(([a], [b]) => a - b);
   const distinct = points.filter(([x], index) => index === 0 || x !== points[index - 1][0]);
@@ -28,7 +28,7 @@ export function told(xs, ys) {
  * a drag calls `select` and does not zoom.
  */
 export function runsChart(container, lines, { along, values, select }) {
-  const points = lines.map(({ xs, ys }) => told(xs, ys));
+  const points = lines.map(({ xs, ys }) => sortPoints(xs, ys));
   const data = uPlot.join(points);
   const last = (xy, at, words) => (xy[at].length > 0 ? words(xy[at].at(-1)) : "–");
   let chart = null;

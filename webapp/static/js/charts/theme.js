@@ -51,13 +51,13 @@ export const legendValue = (format) => (chart, value, line, index) => {
 export const MARKERS = { width: 0, fill: (chart, index) => chart.series[index].stroke(chart, index) };
 
 /** Rebuild a chart when the theme changes, and fit the chart to the container. Call the returned function to stop. */
-export function keepFitting(container, rebuild, current, heightOf = (chart) => chart.height) {
+export function keepFitting(container, rebuild, current, getHeight = (chart) => chart.height) {
   document.addEventListener("themechange", rebuild);
   const observer = new ResizeObserver(() => {
     const width = Math.floor(container.clientWidth);
     const chart = current();
     if (!chart || width === 0) return;
-    const height = heightOf(chart);
+    const height = getHeight(chart);
     if (chart.width !== width || chart.height !== height) chart.setSize({ width, height });
   });
   observer.observe(container);

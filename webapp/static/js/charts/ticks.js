@@ -6,7 +6,7 @@ const secondFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute:
 const minuteFormat = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const dayFormat = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 const zoneFormat = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
-const zoneOf = (date) => zoneFormat.formatToParts(date).find(({ type }) => type === "timeZoneName")?.value ?? "";
+const getZone = (date) => zoneFormat.formatToParts(date).find(({ type }) => type === "timeZoneName")?.value ?? "";
 
 /**
  * Times of day, without seconds if all ticks are whole minutes. The first tick of a day adds the date. The first tick of all,
@@ -18,7 +18,7 @@ export function clockTicks(_, ticks) {
   return ticks.map((tick) => {
     const date = new Date(tick * 1000);
     const before = [day, zone];
-    [day, zone] = [dayFormat.format(date), zoneOf(date)];
+    [day, zone] = [dayFormat.format(date), getZone(date)];
     const isFirst = zone !== before[1];
     const below = [day !== before[0] || isFirst ? day : "", isFirst ? zone : ""].filter(Boolean).join(" ");
     const part = tick % 1 === 0 ? "" : `.${Math.round((tick % 1) * 10)}`;
@@ -28,7 +28,7 @@ export function clockTicks(_, ticks) {
 }
 
 /** Return the index at which to insert `time` into ascending `times`. */
-export function placeOf(times, time) {
+export function findPlace(times, time) {
   let [low, high] = [0, times.length];
   while (low < high) {
     const middle = (low + high) >> 1;
@@ -40,14 +40,14 @@ export function placeOf(times, time) {
 
 /** Return the last step that ended by a time, or null before the first. `curve` is {time, step}, both ascending. */
 export function stepAt(curve, time) {
-  const place = placeOf(curve.time, time);
+  const place = findPlace(curve.time, time);
   if (curve.time[place] === time) return curve.step[place];
   return place > 0 ? curve.step[place - 1] : null;
 }
 
 /** Return the step at a time, with a fraction between two steps. The run begins at the step before the first one. */
-export function stepOf({ time, step, step_s: seconds }, at) {
-  const place = placeOf(time, at);
+export function findStep({ time, step, step_s: seconds }, at) {
+  const place = findPlace(time, at);
   if (place === time.length) return step.at(-1);
   if (time[place] === at) return step[place];
   const [before, first] = place > 0 ? [time[place - 1], step[place - 1]] : [time[0] - (seconds?.[0] ?? 0), step[0] - 1];
@@ -55,9 +55,9 @@ export function stepOf({ time, step, step_s: seconds }, at) {
   return first + (step[place] - first) * Math.max(0, (at - before) / (time[place] - before));
 }
 
-/** Return the time of a step, see `stepOf`. */
-export function timeOf({ time, step, step_s: seconds }, at) {
-  const place = placeOf(step, at);
+/** Return the time of a step, see `findStep`. */
+export function findTime({ time, step, step_s: seconds }, at) {
+  const place = findPlace(step, at);
   if (place === step.length) return time.at(-1);
   if (step[place] === at) return time[place];
   const [before, first] = place > 0 ? [time[place - 1], step[place - 1]] : [time[0] - (seconds?.[0] ?? 0), step[0] - 1];
@@ -126,10 +126,10 @@ const MOST_LETTERS = 8; // per label
  * those are too long, the lowest tick has its value and the other ticks have their distance from the lowest.
  */
 export const tickWords = (format) => (_, ticks) => {
-  const told = ticks.filter((tick) => tick !== null);
-  const words = told.map(format);
-  const chosen = new Set(words).size === words.length ? words : (plainWords(told) ?? aboveLowest(told, format));
-  return ticks.map((tick) => (tick === null ? "" : chosen[told.indexOf(tick)]));
+  const shown = ticks.filter((tick) => tick !== null);
+  const words = shown.map(format);
+  const chosen = new Set(words).size === words.length ? words : (plainWords(shown) ?? aboveLowest(shown, format));
+  return ticks.map((tick) => (tick === null ? "" : chosen[shown.indexOf(tick)]));
 };
 
 function plainWords(ticks) {

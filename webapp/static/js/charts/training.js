@@ -18,11 +18,11 @@ export const CURVES = {
 };
 
 /**
- * Return the columns of steps, sorted, with derived columns. `mfuOf(step_s)` is null without a plan.
+ * Return the columns of steps, sorted, with derived columns. `getMfu(step_s)` is null without a plan.
  * @param {Map<number, any>} steps
- * @param {(step_s: number) => number | null} mfuOf
+ * @param {(step_s: number) => number | null} getMfu
  */
-export function curveColumns(steps, mfuOf = () => null) {
+export function curveColumns(steps, getMfu = () => null) {
   const rows = [...steps].sort((a, b) => a[0] - b[0]);
   const of = (value) => rows.map(([step, row]) => value(row, step));
   return {
@@ -33,7 +33,7 @@ export function curveColumns(steps, mfuOf = () => null) {
     learning_rate: of((row) => row.learning_rate),
     step_s: of((row) => row.step_s),
     tokens_s: of((row) => (row.step_s > 0 ? row.tokens / row.step_s : null)),
-    mfu: of((row) => (row.step_s > 0 ? mfuOf(row.step_s) : null)),
+    mfu: of((row) => (row.step_s > 0 ? getMfu(row.step_s) : null)),
   };
 }
 
@@ -58,7 +58,7 @@ export function curveChart(container, page) {
     const steps = !isOverTime();
     const smoothed = weight > 0 && !plain;
     /** @type {{label: string, token: string, faint?: boolean, dots?: boolean}[]} */
-    const lines = [{ label: smoothed ? "raw" : nameOf(name), token: "--series-0", faint: smoothed }];
+    const lines = [{ label: smoothed ? "raw" : getCurveName(name), token: "--series-0", faint: smoothed }];
     const columns = [steps ? curve.step : curve.time, curve[name]];
     if (smoothed) {
       columns.push(smooth(curve[name], weight));
@@ -71,7 +71,7 @@ export function curveChart(container, page) {
   return draw;
 }
 
-const nameOf = (name) => CURVE_NAMES[name] ?? name;
+const getCurveName = (name) => CURVE_NAMES[name] ?? name;
 const CURVE_NAMES = { train: "train", grad_norm: "norm", learning_rate: "learning rate", tokens_s: "speed", step_s: "step time", mfu: "MFU" };
 
 function withEvals(columns, evals, steps) {

@@ -1,4 +1,4 @@
-// The time range and the cursor of all charts of a page, kept in the address. Times are unix seconds.
+// The time range and the cursor of all charts of a page. The address stores both. Times are unix seconds.
 
 const EMPTY = { from: null, to: null, last: null, at: null };
 const NAMES = Object.keys(EMPTY);
@@ -10,10 +10,10 @@ const number = (text) => (text !== null && text.trim() !== "" && Number.isFinite
 export function readView(search) {
   const query = new URLSearchParams(search);
   /** @type {Record<string, number | null>} */
-  const told = Object.fromEntries(NAMES.map((name) => [name, number(query.get(name))]));
-  if (told.from === null || told.to === null || told.to - told.from < LEAST_S) [told.from, told.to] = [null, null];
-  if (told.from !== null || !(told.last !== null && told.last > 0)) told.last = null;
-  return told;
+  const view = Object.fromEntries(NAMES.map((name) => [name, number(query.get(name))]));
+  if (view.from === null || view.to === null || view.to - view.from < LEAST_S) [view.from, view.to] = [null, null];
+  if (view.from !== null || !(view.last !== null && view.last > 0)) view.last = null;
+  return view;
 }
 
 /** Write the view into the query of an address. Other parameters stay. */

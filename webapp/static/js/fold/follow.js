@@ -10,7 +10,7 @@ export function seedFromSummary(state, job) {
 
 /**
  * Follow a job. `now()` returns {job, state} of the page. `onJob(job)` receives each change, and `onAttempt()` is called
- * for a new attempt. `onRead(state, kept)` receives a new state from the history. `onState` receives the state of the
+ * for a new attempt. `onRead(state, hasHistory)` receives a new state from the history. `onState` receives the state of the
  * connection, and "outdated" if the board sends a newer format than this page can read.
  */
 export function follow(now, { onJob, onAttempt, onRead, redraw, onState }) {
@@ -58,8 +58,8 @@ export function follow(now, { onJob, onAttempt, onRead, redraw, onState }) {
     socket.close();
     const fresh = createState();
     const { job } = now();
-    const kept = await replay(fresh, job);
-    if (kept || (kept === false && job.exit?.summary)) onRead(fresh, kept);
+    const replayed = await replay(fresh, job);
+    if (replayed || (replayed === false && job.exit?.summary)) onRead(fresh, replayed);
     seedFromSummary(now().state, job);
     redraw();
     open();

@@ -3,14 +3,14 @@
 import { foldLog } from "../logs/lines.js";
 import { foldPlace } from "../logs/places.js";
 import { foldGauge, foldProcess, foldStanding, foldStart } from "./gauges.js";
-import { keepStep, mark, tellLoss } from "./steps.js";
+import { keepStep, mark, recordLoss } from "./steps.js";
 import { cellKey } from "./traffic.js";
 
 const MARKS = new Set(["checkpoint", "validation", "resume", "fault"]);
 const PART_COLUMNS = ["step_s", "data_s", "optimizer_s", "exposed", "hidden"];
 
 /** Iterate over the rows of columns. */
-export function* rowsOf(columns) {
+export function* iterateRows(columns) {
   const names = Object.keys(columns);
   const length = names.length > 0 ? columns[names[0]].length : 0;
   for (let i = 0; i < length; i += 1) {
@@ -59,19 +59,19 @@ function foldRanks(state, answer) {
     const fresh = { cells: new Map(), exactStep: ran, exactCells: [], baseline: false, time: answer.time };
     state.ranks.set(rank, { node, phase, dropped, ...fresh });
   }
-  for (const { rank, cell } of cellsOf(answer.cells)) {
+  for (const { rank, cell } of iterateCells(answer.cells)) {
     state.ranks.get(rank).cells.set(cellKey(cell), cell);
   }
-  for (const { rank, cell } of cellsOf(answer.exact)) state.ranks.get(rank).exactCells.push(cell);
+  for (const { rank, cell } of iterateCells(answer.exact)) state.ranks.get(rank).exactCells.push(cell);
   const parts = { rank: answer.parts.rank, ...Object.fromEntries(PART_COLUMNS.map((name) => [name, answer.parts[name]])) };
-  for (const { rank, step_s, data_s, optimizer_s, exposed, hidden } of rowsOf(parts)) {
-    const told = { step_s, data: data_s, optimizer: optimizer_s, exposed, hidden };
-    if (state.ranks.has(rank)) state.ranks.get(rank).parts = [told];
+  for (const { rank, step_s, data_s, optimizer_s, exposed, hidden } of iterateRows(parts)) {
+    const seconds = { step_s, data: data_s, optimizer: optimizer_s, exposed, hidden };
+    if (state.ranks.has(rank)) state.ranks.get(rank).parts = [seconds];
   }
 }
 
-function* cellsOf({ keys, ...columns }) {
-  for (const { rank, key, ...counted } of rowsOf(columns)) {
+function* iterateCells({ keys, ...columns }) {
+  for (const { rank, key, ...counted } of iterateRows(columns)) {
     const [phase, op, axis, group_size] = keys[key];
     yield { rank, cell: { phase, op, axis, group_size, ...counted } };
   }
@@ -79,18 +79,18 @@ function* cellsOf({ keys, ...columns }) {
 
 function foldCurve(state, answer) {
   state.stride = answer.stride;
-  for (const { step, ...point } of rowsOf(answer.curve)) keepStep(state, step, point);
-  if (answer.last_loss) tellLoss(state, answer.last_loss.step, answer.last_loss.loss);
+  for (const { step, ...point } of iterateRows(answer.curve)) keepStep(state, step, point);
+  if (answer.last_loss) recordLoss(state, answer.last_loss.step, answer.last_loss.loss);
 }
 
 function foldMarks(state, answer) {
-  for (const { time, kind, step, text, value } of rowsOf(answer.marks)) {
+  for (const { time, kind, step, text, value } of iterateRows(answer.marks)) {
     if (kind === "validation") state.evals.set(step, { time, loss: value });
     if (kind === "gap") {
       state.gaps += 1;
       state.whole.hole(time, value);
     }
-    if (kind === "fault") tellLoss(state, step, null, text);
+    if (kind === "fault") recordLoss(state, step, null, text);
     if (MARKS.has(kind)) mark(state, { kind, time, step, text });
   }
   for (const { node, ...item } of answer.starts) foldStart(state, item, node);
@@ -108,17 +108,17 @@ function foldTraffic(state, answer) {
     state.whole.rows.get(rank).set(`${axis}/${op}`, [...bytes]);
   }
   // The history has seconds, the page half seconds.
-  for (const { second, rank, axis, op, bytes } of rowsOf(answer.recent)) {
+  for (const { second, rank, axis, op, bytes } of iterateRows(answer.recent)) {
     state.recent.add(rank, `${axis}/${op}`, second, bytes / 2);
     state.recent.add(rank, `${axis}/${op}`, second + 0.5, bytes / 2);
   }
 }
 
 function foldGauges(state, answer) {
-  for (const { node, ...item } of rowsOf(answer.gauges)) foldGauge(state, item, node);
+  for (const { node, ...item } of iterateRows(answer.gauges)) foldGauge(state, item, node);
 }
 
 function foldLogs(state, answer) {
-  const items = [...rowsOf(answer.logs)].sort((one, other) => one.first - other.first);
+  const items = [...iterateRows(answer.logs)].sort((one, other) => one.first - other.first);
   for (const { node, ...item } of items) foldLog(state.logs, item, node);
 }

@@ -6,10 +6,10 @@ const PATIENCE_ENDED_MS = 60_000; // an ended run has no stream
 
 /** Fold the history into a new state. Return false without a history, or null if the request fails. */
 export async function replay(state, job) {
-  const kept = await ask(`/jobs/${job.id}/history/snapshot/?attempt=${job.attempt}`, job.finished ? PATIENCE_ENDED_MS : PATIENCE_MS);
-  if (!kept) return kept;
-  if (kept.time === null) return false;
-  foldHistory(state, kept);
+  const snapshot = await ask(`/jobs/${job.id}/history/snapshot/?attempt=${job.attempt}`, job.finished ? PATIENCE_ENDED_MS : PATIENCE_MS);
+  if (!snapshot) return snapshot;
+  if (snapshot.time === null) return false;
+  foldHistory(state, snapshot);
   return true;
 }
 

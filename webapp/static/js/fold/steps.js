@@ -11,7 +11,7 @@ export const SPEEDS = 20; // steps of the speed (SPEED_STEPS, contracts/telemetr
 
 /** Add a point of the curves. Above MOST_STEPS keep every second step, then every fourth, and so on. */
 export function keepStep(state, step, point) {
-  tellLoss(state, step, point.loss);
+  recordLoss(state, step, point.loss);
   if (step % state.stride !== 0) return;
   state.steps.set(step, point);
   if (state.steps.size <= MOST_STEPS) return;
@@ -20,7 +20,7 @@ export function keepStep(state, step, point) {
 }
 
 /** Keep the loss of the latest step. A fault such as "loss is nan" counts as a loss. */
-export function tellLoss(state, step, loss, fault = "") {
+export function recordLoss(state, step, loss, fault = "") {
   const [, words] = /^loss is (\S+)/.exec(fault) ?? [];
   if (step < (state.lastLoss?.step ?? 0)) return;
   if (loss !== null) state.lastLoss = { step, loss };
@@ -31,16 +31,16 @@ export function tellLoss(state, step, loss, fault = "") {
 function foldPoint(state, item) {
   const before = state.steps.get(item.step);
   const own = item.rank === 0 || !before ? item : before;
-  const told = (name) => item[name] ?? before?.[name] ?? null;
+  const getField = (name) => item[name] ?? before?.[name] ?? null;
   keepStep(state, item.step, {
     time: own.time,
     step_s: own.step_s,
     tokens: own.tokens,
-    loss: told("loss"),
-    grad_norm: told("grad_norm"),
-    learning_rate: told("learning_rate"),
+    loss: getField("loss"),
+    grad_norm: getField("grad_norm"),
+    learning_rate: getField("learning_rate"),
   });
-  if (item.not_finite) tellLoss(state, item.step, item.loss, item.not_finite);
+  if (item.not_finite) recordLoss(state, item.step, item.loss, item.not_finite);
 }
 
 function keepLast(list, value, most = LAST) {
@@ -48,7 +48,7 @@ function keepLast(list, value, most = LAST) {
   if (list.length > most) list.shift();
 }
 
-/** Return tokens per second over the last steps of rank 0, or of the given step. A single step varies too much. */
+/** Return tokens per second over the last steps of rank 0, or of the item. A single step varies too much. */
 function speed(state, item) {
   const times = state.stepTimes.length > 0 ? state.stepTimes.slice(-SPEEDS) : [item.step_s];
   const seconds = times.reduce((sum, one) => sum + one, 0);

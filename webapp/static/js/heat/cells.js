@@ -1,7 +1,7 @@
 // Cells of the rank heatmap. Pure.
 
 /** Return cells of ranks x bins within [from, to] unix seconds (null: no limit), without the last bin if `filling`. */
-export function cellsOf(bins, ranks, accepts, { from = null, to = null, filling = false } = {}) {
+export function computeCells(bins, ranks, accepts, { from = null, to = null, filling = false } = {}) {
   const times = bins.times();
   let last = times.length - (filling ? 1 : 0);
   let first = 0;

@@ -1,10 +1,10 @@
 // A heat map on one canvas, with one pixel per cell. If the screen has fewer pixels than cells, a pixel shows the maximum
-// of its cells. The mouse and the arrow keys choose a cell, and `onTell` receives its description.
+// of its cells. The mouse and the arrow keys choose a cell, and `onDescribe` receives its description.
 import { channels, textOn } from "../charts/contrast.js";
 import { color } from "../charts/theme.js";
 import { el } from "../dom.js";
 import { fewer } from "./cells.js";
-import { atShare, shadeOf, shades } from "./scale.js";
+import { atShare, computeShade, shades } from "./scale.js";
 
 const LEAST_BETWEEN = 8; // px from one line to the next
 const MAX_LABELS = 8; // per axis, short labels
@@ -19,10 +19,10 @@ const roomFor = (cells, size) => (size > 0 ? Math.min(cells, Math.ceil(size * de
  * Return {show(cells, {rows, columns, most, borders, axes, values}), pointed, destroy}. `cells` are row by row, NaN if unknown.
  * `borders` are the rows and columns at which a host begins. `axes` are {rows, columns}, each {title, words(cell)}.
  * A small map shows `values(cell)` in its cells.
- * `told(row, column)` describes a cell; `onTell` receives the description of the chosen cell, again after each show.
+ * `describe(row, column)` returns the text of a cell. `onDescribe` receives the text of the chosen cell, again after each show.
  * Call `destroy()` before you draw another map in the container.
  */
-export function heatMap(container, { label, told, onTell, token = "--axis-dp", tall = false }) {
+export function heatMap(container, { label, describe, onDescribe, token = "--axis-dp", tall = false }) {
   const canvas = el("canvas", { className: "heat-cells", role: "img", ariaLabel: label, tabIndex: 0 });
   const lines = el("canvas", { className: "heat-lines", ariaHidden: "true" });
   const mark = el("div", { className: "heat-mark", hidden: true });
@@ -54,7 +54,7 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
     if (image?.width !== columns || image?.height !== rows) image = context.createImageData(columns, rows);
     const ink = colors();
     const pixels = new Uint32Array(image.data.buffer);
-    for (let i = 0; i < pixels.length; i += 1) pixels[i] = Number.isNaN(cells[i]) ? ink.missing : ink.shades[shadeOf(cells[i], most)];
+    for (let i = 0; i < pixels.length; i += 1) pixels[i] = Number.isNaN(cells[i]) ? ink.missing : ink.shades[computeShade(cells[i], most)];
     context.putImageData(image, 0, 0);
     paintLines();
   }
@@ -82,7 +82,7 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
     const texts = [...cells].map((value) => (value > 0 ? values(value) : ""));
     if (texts.some((text) => drawn.measureText(text).width > width / columns - VALUE_MARGIN_PX)) return 0;
     texts.forEach((text, i) => {
-      const shade = colors().shades[shadeOf(cells[i], most)];
+      const shade = colors().shades[computeShade(cells[i], most)];
       drawn.fillStyle = textOn([shade & 255, (shade >> 8) & 255, (shade >> 16) & 255]);
       drawn.fillText(text, ((i % columns) + 0.5) * (width / columns), (Math.floor(i / columns) + 0.5) * (height / rows));
     });
@@ -99,12 +99,12 @@ export function heatMap(container, { label, told, onTell, token = "--axis-dp", t
   function choose(next) {
     at = next && shown ? { row: Math.max(0, Math.min(shown.rows - 1, next.row)), column: Math.max(0, Math.min(shown.columns - 1, next.column)) } : null;
     mark.hidden = !at;
-    if (!at) return onTell(null);
+    if (!at) return onDescribe(null);
     mark.style.left = `${(100 * at.column) / shown.columns}%`;
     mark.style.top = `${(100 * at.row) / shown.rows}%`;
     mark.style.width = `${100 / shown.columns}%`;
     mark.style.height = `${100 / shown.rows}%`;
-    return onTell(told(at.row, at.column), at);
+    return onDescribe(describe(at.row, at.column), at);
   }
 
   canvas.addEventListener("pointermove", (event) => {

@@ -3,7 +3,7 @@ import { color } from "../charts/theme.js";
 import { axisToken } from "../timeline/colors.js";
 import { el } from "../dom.js";
 import { integer } from "../format.js";
-import { cellsOf } from "./cells.js";
+import { computeCells } from "./cells.js";
 
 const MOST = 128;
 const [WIDTH, HEIGHT] = [150, 36];
@@ -20,7 +20,7 @@ export function multiples(place, details) {
     const axes = [...new Set([...bins.rows.values()].flatMap((row) => [...row.keys()].map((key) => key.split("/")[0])))].sort();
     const window = { from: drawn.times[0], to: drawn.times.at(-1) };
     const charts = axes.map((axis) => {
-      const { cells, columns } = cellsOf(bins, ranks, (key) => key.split("/")[0] === axis, window);
+      const { cells, columns } = computeCells(bins, ranks, (key) => key.split("/")[0] === axis, window);
       const mean = new Float64Array(columns);
       for (let i = 0; i < cells.length; i += 1) mean[i % columns] += cells[i] / ranks.length;
       return { name: `${axis}, mean over ranks`, token: axisToken(axis), values: mean };

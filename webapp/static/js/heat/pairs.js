@@ -15,7 +15,7 @@ export const hostBorders = (members) => (members ?? []).map((member) => member.f
 /** Return show(job, state, step). `step` is the latest traced step, or null. */
 export function pairsPanel(panel) {
   const $ = (id) => panel.querySelector(`#${id}`);
-  const told = $("pairs-told");
+  const output = $("pairs-status");
   /** @type {Record<string, {ranks: number, bytes: Float64Array} | null>} */
   const squares = { measured: null, predicted: null };
   const words = (from, to) => {
@@ -23,8 +23,8 @@ export function pairsPanel(panel) {
     return `rank ${from} to rank ${to}, per step: ${parts.filter(Boolean).join(", ")}`;
   };
   let note = "";
-  const tell = (text) => (told.textContent = text ?? note);
-  const make = (id, name) => heatMap($(id), { label: `Algorithmic bytes per step from each rank to each other rank, ${name}. Arrow keys move between cells.`, told: words, onTell: tell });
+  const showWords = (text) => (output.textContent = text ?? note);
+  const make = (id, name) => heatMap($(id), { label: `Algorithmic bytes per step from each rank to each other rank, ${name}. Arrow keys move between cells.`, describe: words, onDescribe: showWords });
   const maps = { measured: make("pairs-measured", "measured"), predicted: make("pairs-predicted", "predicted") };
   let drawn = "";
   $("pairs-axis").addEventListener("change", () => (drawn = ""));
@@ -66,7 +66,7 @@ export function pairsPanel(panel) {
     const mean = steps > 0 ? `Measured values are means of ${counted(steps, "step")}.` : "No step is measured yet.";
     const source = planned ? mean : `Measured values come from the traced events of step ${integer(step.step)}.`;
     note = `Rows are sending ranks, and columns are receiving ranks. Values are algorithmic bytes per step. ${source}${borders.length > 0 ? " Lines mark host boundaries." : ""}`;
-    if (!Object.values(maps).some((map) => map.pointed())) tell(null);
+    if (!Object.values(maps).some((map) => map.pointed())) showWords(null);
     legend($("pairs-legend"), most, (value) => decimalBytes(Math.round(value)), undefined, "algorithmic bytes per step");
   };
 }

@@ -15,7 +15,7 @@ export function shades(low, high) {
 }
 
 /** Return the shade of a value between 0 and `most`. The square root makes small values distinguishable. */
-export const shadeOf = (value, most) => (value > 0 && most > 0 ? Math.max(1, Math.round((SHADES - 1) * Math.sqrt(Math.min(1, value / most)))) : 0);
+export const computeShade = (value, most) => (value > 0 && most > 0 ? Math.max(1, Math.round((SHADES - 1) * Math.sqrt(Math.min(1, value / most)))) : 0);
 
 /** Return the value at a share of the scale, for the legend. */
 export const atShare = (share, most) => share * share * most;

@@ -79,7 +79,7 @@ export function predicted(estimate, layout, accepts) {
 }
 
 /** Return the measured matrix per step, the mean over all steps, or null before the first step. */
-export function measured(ranks, layout, world, strideOf, accepts) {
+export function measured(ranks, layout, world, getStride, accepts) {
   const made = square(world);
   let any = false;
   for (const [rank, state] of ranks) {
@@ -87,7 +87,7 @@ export function measured(ranks, layout, world, strideOf, accepts) {
     any = true;
     for (const cell of state.exactCells) {
       if (!accepts(cell.axis)) continue;
-      const stride = strideOf(cell);
+      const stride = getStride(cell);
       spread(made, rank, { ...cell, stride, algorithmic_bytes: cell.algorithmic_bytes / state.exactStep }, layout);
     }
   }

@@ -1,6 +1,6 @@
 // The rank heatmap: one row per rank, one column per time bin, on one canvas.
 import { byteRate, duration, exactTime, integer } from "../format.js";
-import { cellsOf } from "./cells.js";
+import { computeCells } from "./cells.js";
 import { clockTicks } from "../charts/ticks.js";
 import { hostBorders, fill } from "./pairs.js";
 import { heatMap, legend } from "./map.js";
@@ -34,12 +34,12 @@ export function timePanel(panel) {
   let drawn = null;
   let [what, figure] = ["", FIGURES.bytes];
   let note = "";
-  const told = $("heat-time-told");
+  const output = $("heat-time-status");
   const words = (row, column) => {
     const value = figure.words(drawn.cells[row * drawn.columns + column]);
     return `rank ${ranks[row]} · ${exactTime(new Date(1000 * drawn.times[column]))} · ${value} over ${duration(drawn.width)}`;
   };
-  const options = { label: "Rank heatmap. Arrow keys move between cells.", told: words, onTell: (text) => (told.textContent = text ?? note), tall: true };
+  const options = { label: "Rank heatmap. Arrow keys move between cells.", describe: words, onDescribe: (text) => (output.textContent = text ?? note), tall: true };
   let map = null;
   const small = multiples($("multiples"), $("multiples-more"));
 
@@ -65,14 +65,14 @@ export function timePanel(panel) {
     }
     ranks = [...bins.rows.keys()].sort((a, b) => a - b);
     fill($("heat-axis"), [...bins.rows.values()].flatMap((row) => [...row.keys()].map((key) => key.split("/")[0])));
-    drawn = { ...cellsOf(bins, ranks, accepts, { ...range, filling: !job.finished }), width: bins.width };
+    drawn = { ...computeCells(bins, ranks, accepts, { ...range, filling: !job.finished }), width: bins.width };
     if (drawn.columns === 0) return;
     const most = what === "still" ? Math.max(drawn.most, 0.01) : drawn.most;
     const borders = hostBorders(job.members).map((rank) => ranks.findIndex((one) => one >= rank)).filter((row) => row > 0);
     const axes = { rows: { title: "Rank", words: (row) => integer(ranks[row]) }, columns: timeAxis(drawn.times) };
     map.show(drawn.cells, { rows: ranks.length, columns: drawn.columns, most, borders: { rows: borders, columns: [] }, axes });
     note = `${figure.note}, mean over ${duration(bins.width)}, from ${exactTime(new Date(1000 * drawn.times[0]))} to ${exactTime(new Date(1000 * drawn.times.at(-1)))}.`;
-    if (!map.pointed()) told.textContent = note;
+    if (!map.pointed()) output.textContent = note;
     legend($("heat-time-legend"), most, figure.words, figure.token, figure.note.toLowerCase());
     small(bins, drawn, ranks, figure);
   };

@@ -6,15 +6,15 @@ const LOOK_S = 10; // a longer wait would skip states
 const AWAY_MS = 5000;
 const GONE = [401, 403, 404];
 
-const told = embedded("check-told");
+const check = embedded("check-data");
 let words = null; // describes a proof, depends on the precision
 let followed = false;
 
-/** Show the check. `one` is the result of the run itself, and `wordsOf` describes a proof. */
-export function showCheck(place, one, wordsOf) {
-  words = wordsOf;
+/** Show the check. `one` is the result of the run itself, and `describeProof` describes a proof. */
+export function showCheck(place, one, describeProof) {
+  words = describeProof;
   place.hidden = one.words !== "not checked" || one.waits;
-  if (!told) return;
+  if (!check) return;
   show(place);
   if (followed) return;
   followed = true;
@@ -22,23 +22,23 @@ export function showCheck(place, one, wordsOf) {
 }
 
 function show(place) {
-  const found = VERDICTS.includes(told.proof?.one_process.state);
+  const found = VERDICTS.includes(check.proof?.one_process.state);
   const form = place.querySelector("form");
-  if (form) form.hidden = !told.finished || found;
-  const ended = found ? words(told.proof) : `no result (${told.status})`;
-  write(place.querySelector("[data-said]"), told.finished ? ended : told.status);
+  if (form) form.hidden = !check.finished || found;
+  const ended = found ? words(check.proof) : `no result (${check.status})`;
+  write(place.querySelector("[data-check]"), check.finished ? ended : check.status);
 }
 
 async function follow(place) {
-  while (!told.finished) {
-    const answer = await fetch(`/api/v1/jobs/${told.id}/wait?for=finished&timeout=${LOOK_S}`).catch(() => null);
+  while (!check.finished) {
+    const answer = await fetch(`/api/v1/jobs/${check.id}/wait?for=finished&timeout=${LOOK_S}`).catch(() => null);
     if (answer && GONE.includes(answer.status)) return;
     if (!answer?.ok) {
       await new Promise((resolve) => setTimeout(resolve, AWAY_MS));
       continue;
     }
     const { job } = await answer.json();
-    Object.assign(told, { status: job.status, finished: job.finished, proof: job.exit?.summary?.proof ?? null });
+    Object.assign(check, { status: job.status, finished: job.finished, proof: job.exit?.summary?.proof ?? null });
     show(place);
   }
 }

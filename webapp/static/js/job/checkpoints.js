@@ -9,13 +9,13 @@ const number = (text, title = "") => el("td", { className: "number", title }, te
 export function showCheckpoints(section, body, checkpoints, keep, jobId) {
   section.hidden = checkpoints.size === 0;
   const items = [...checkpoints.values()].sort((a, b) => b.step - a.step);
-  const kept = new Set(items.filter((item) => item.name !== null).slice(0, keep));
-  const rows = items.map((item) => row(item, kept.has(item), jobId));
+  const keptItems = new Set(items.filter((item) => item.name !== null).slice(0, keep));
+  const rows = items.map((item) => row(item, keptItems.has(item), jobId));
   rows.forEach((line, at) => (line.dataset.key = items[at].step));
   refill(body, ...rows);
 }
 
-function row(item, kept, jobId) {
+function row(item, keptItems, jobId) {
   if (item.name === null) {
     const problem = el("td", { colSpan: 5, className: "off" }, `not written: ${item.problem}`);
     return el("tr", {}, number(integer(item.step)), problem);
@@ -30,6 +30,6 @@ function row(item, kept, jobId) {
     number(bytes(item.num_bytes), exactBytes(item.num_bytes)),
     number(milliseconds(item.stall_s)),
     number(milliseconds(item.save_s)),
-    el("td", {}, kept ? goOn : el("span", { className: "note" }, "deleted")),
+    el("td", {}, keptItems ? goOn : el("span", { className: "note" }, "deleted")),
   );
 }

@@ -11,8 +11,8 @@ const CONNECTION = {
 
 /** `name`: a state of `follow`, or "reading" before it starts. */
 export function showConnection(badge, name, finished) {
-  const [tone, told] = CONNECTION[name];
-  const words = name === "delayed" && !finished ? `${told}, training continues` : told;
+  const [tone, label] = CONNECTION[name];
+  const words = name === "delayed" && !finished ? `${label}, training continues` : label;
   badge.hidden = finished && (tone === "" || tone === "good"); // no more data follows
   badge.dataset.tone = tone;
   if (badge.textContent !== words) badge.textContent = words;

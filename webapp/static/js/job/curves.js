@@ -23,15 +23,15 @@ export function curvesView(page, redraw) {
     if (page.curve.step.length > 0) for (const [, draw] of curves) draw(page.curve, state.evals, slider ? Number(slider.value) : 0);
     const hosts = new Map([...state.members].map(([node, { host }]) => [node, host]));
     for (const [id, draw] of gauges) {
-      const told = id === "memory-chart" ? memory(job, state, page) : gaugeLines(GAUGE_CHARTS[id], state.gauges, hosts);
-      draw(told);
-      tellLeft($(id), told.left, id === "memory-chart" ? "the highest" : "the first");
+      const drawing = id === "memory-chart" ? memory(job, state, page) : gaugeLines(GAUGE_CHARTS[id], state.gauges, hosts);
+      draw(drawing);
+      showLeftOut($(id), drawing.left, id === "memory-chart" ? "the highest" : "the first");
     }
   };
 }
 
 /** Show next to the caption how many lines a chart leaves out. */
-function tellLeft(chart, left, which) {
+function showLeftOut(chart, left, which) {
   const words = left > 0 ? ` · ${which} ${integer(MOST_LINES)} of ${integer(MOST_LINES + left)} lines` : "";
   const place = chart.parentElement.querySelector("[data-left]");
   if (place.textContent !== words) place.textContent = words;
@@ -39,8 +39,8 @@ function tellLeft(chart, left, which) {
 
 /** Keep the choice in the storage of the browser, if the browser allows it. */
 function remember(slider, redraw) {
-  const said = $("smoothing-value");
-  const show = () => (said.textContent = Number(slider.value) === 0 ? "off" : Number(slider.value).toFixed(2));
+  const output = $("smoothing-value");
+  const show = () => (output.textContent = Number(slider.value) === 0 ? "off" : Number(slider.value).toFixed(2));
   try {
     slider.value = localStorage.getItem(KEY) ?? slider.value;
   } catch {}

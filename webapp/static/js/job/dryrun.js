@@ -7,7 +7,7 @@ import { dryLines } from "./memory.js";
 import { showLines } from "./planned.js";
 
 const number = (text, title = "") => el("td", { className: "number", title }, text);
-const peakOf = (item) => item.peak_bytes + item.optimizer_bytes;
+const getPeak = (item) => item.peak_bytes + item.optimizer_bytes;
 
 /** Show whether the layout fits, the progress, and a line per rank. `runs`: rank -> item. `verdicts`: rank -> rows. */
 export function showDryRuns(body, job, runs, verdicts) {
@@ -35,11 +35,11 @@ export function fitWords({ spec, estimate, finished, status }, runs) {
     return { text: status === "running" ? `Counting rank ${spec.dry_ranks[0]}.` : "Waiting for the first rank.", tone: "" };
   }
   const { stages, axes, cluster } = estimate;
-  const stageOf = (rank) => (stages.length === 1 ? stages[0] : (stages.find((one) => one.stage === coordinates(rank, axes).pp) ?? stages[0]));
+  const getStage = (rank) => (stages.length === 1 ? stages[0] : (stages.find((one) => one.stage === coordinates(rank, axes).pp) ?? stages[0]));
   const needs = counted.map((rank) => {
-    const stage = stageOf(rank);
+    const stage = getStage(rank);
     const overhead = stage.memory.allowance ?? 0;
-    return { stage, overhead, where: `rank ${rank}`, size: peakOf(runs.get(rank)) + overhead };
+    return { stage, overhead, where: `rank ${rank}`, size: getPeak(runs.get(rank)) + overhead };
   });
   const known = new Set(needs.map(({ stage }) => stage));
   const planned = stages.filter((stage) => !known.has(stage)).map((stage) => ({ where: `stage ${stage.stage} (planned, not counted)`, size: stage.memory_bytes }));
@@ -65,16 +65,16 @@ function missing(rank, { finished, status }, isCurrent) {
 
 function row(item, collectives) {
   const payload = collectives.reduce((sum, line) => sum + line.measured_bytes, 0);
-  const kept = peakOf(item);
+  const peak = getPeak(item);
   return el(
     "tr",
     {},
     el("th", { scope: "row" }, `rank ${item.rank}`),
     number(integer(item.parameters)),
     number(decimalBytes(payload), exactBytes(payload)),
-    number(bytes(kept), exactBytes(kept)),
+    number(bytes(peak), exactBytes(peak)),
     number(bytes(item.predicted_bytes), exactBytes(item.predicted_bytes)),
-    number(relativeDifference(item.predicted_bytes, kept)),
+    number(relativeDifference(item.predicted_bytes, peak)),
     number(operations(item.flops), integer(item.flops)),
     number(duration(item.seconds)),
   );

@@ -3,7 +3,7 @@ import { counted, decimalBytes, duration, exactBytes, integer, loss, tokenRate }
 import { SPEEDS } from "../fold/steps.js";
 import { secondsLeft } from "../store.js";
 import { PHASE_WORDS } from "./places.js";
-import { stepTimeOf, stepTimeWords } from "./steptime.js";
+import { getStepTime, stepTimeWords } from "./steptime.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -19,7 +19,7 @@ function newest(points) {
 }
 
 /** The stored speed of an ended run is the one that REST returns and that comparisons use. */
-export function speedOf(job, state) {
+export function getSpeed(job, state) {
   const summary = job.finished ? job.exit?.summary : null;
   const rate = summary?.tokens_per_s ?? state.progress.rate;
   if (!(rate > 0)) return { rate: tokenRate(null), note: "" };
@@ -68,10 +68,10 @@ export function showProgress(job, state) {
   put("figure-step", `${integer(progress.step)} of ${integer(steps)}`);
   $("progress").value = progress.step;
   $("progress").max = steps;
-  const speed = stalled ? { rate: "–", note: "stalled" } : speedOf(job, state);
+  const speed = stalled ? { rate: "–", note: "stalled" } : getSpeed(job, state);
   put("figure-rate", speed.rate);
   put("figure-rate-note", speed.note);
-  const step = stepTimeOf(job, state);
+  const step = getStepTime(job, state);
   put("figure-step-time", duration(step?.step_s ?? null));
   put("figure-spread", step ? stepTimeWords(step) : "");
   if (!job.finished) put("figure-left", stalled || phase.startsWith("no contact") ? "–" : duration(secondsLeft(progress)));

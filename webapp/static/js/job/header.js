@@ -26,7 +26,7 @@ function showTimeline({ history, attempt }) {
 const capital = (word) => word[0].toUpperCase() + word.slice(1);
 
 /** [tone, words] of states that the verdict does not show. */
-function noticeOf(job, hasVerdict) {
+function makeNotice(job, hasVerdict) {
   if (job.status === "cancelling" && job.wait_reason) return ["info", `Canceling: ${job.wait_reason}`];
   if (job.status === "unreachable") return ["warn", `${capital(job.history.at(-1).reason)}. Training may continue. The page updates when the host reconnects.`];
   if (job.status === "cancelled") return ["warn", endingWords(job)];
@@ -36,7 +36,7 @@ function noticeOf(job, hasVerdict) {
 
 function showNotice(job) {
   const box = $("notice");
-  const [tone, words] = noticeOf(job, $("health") !== null);
+  const [tone, words] = makeNotice(job, $("health") !== null);
   box.hidden = words === "";
   box.dataset.tone = tone;
   write(box, words);

@@ -1,7 +1,7 @@
 // The verdict panel: state, reason, next action, and folded evidence (jobs/core/verdict_schema.py).
 import { counted } from "../format.js";
 import { el, withCode, write } from "../dom.js";
-import { tracebackOf } from "../logs/rootcause.js";
+import { findTraceback } from "../logs/rootcause.js";
 import { upright } from "../upright.js";
 import { BAD, endingWords } from "./ending.js";
 
@@ -13,12 +13,12 @@ const FRAME = /^(\s|$|Traceback )/; // a line of a traceback above the exception
 const NONE = { state: "", reason: "", next: "", evidence: [], action: "", action_rank: -1 };
 
 /** {state, sentence, reason, next, evidence, action, action_rank}. Pure. Stored payloads of older versions have no action. */
-export function verdictOf(job) {
-  const told = job.diagnosis?.sentence ? { ...NONE, ...job.diagnosis } : null;
-  if (told && !told.over && !job.finished) return told;
-  if (told?.over) return told.state === "starting" || (told.state === "well" && job.status === "cancelled") ? { ...told, state: "" } : told;
+export function getVerdict(job) {
+  const stored = job.diagnosis?.sentence ? { ...NONE, ...job.diagnosis } : null;
+  if (stored && !stored.over && !job.finished) return stored;
+  if (stored?.over) return stored.state === "starting" || (stored.state === "well" && job.status === "cancelled") ? { ...stored, state: "" } : stored;
   if (BAD.has(job.status)) return { ...NONE, state: "failed", sentence: `${endingWords(job)}.`, ...logAction(job) };
-  if (told) return { ...NONE, sentence: "The run ended. The verdict follows within seconds." };
+  if (stored) return { ...NONE, sentence: "The run ended. The verdict follows within seconds." };
   if (job.status === "queued") return { ...NONE, sentence: "Not checked: the job has not started." };
   if (job.finished) return { ...NONE, sentence: "Not checked: the run ended before its first step." };
   return { ...NONE, sentence: "Not checked: no step has finished yet." };
@@ -27,7 +27,7 @@ export function verdictOf(job) {
 /** The end of the traceback of the rank that failed, or else its last log lines. Pure. */
 export function lastLines(job, { sentence }) {
   if (!BAD.has(job.status) || !/^(Failed|Lost)\b/.test(sentence)) return [];
-  const { found, lines } = tracebackOf(job.exit?.log_tail ?? []);
+  const { found, lines } = findTraceback(job.exit?.log_tail ?? []);
   const exception = found ? lines.findIndex((text) => !FRAME.test(text.replace(RANK, ""))) : -1; // lines below are of other output
   const own = exception < 0 ? lines : lines.slice(0, exception + 1);
   return own.filter((text) => text.trim()).slice(-MAX_LOG_LINES);
@@ -44,7 +44,7 @@ function logAction(job) {
  * Return the link or the button of an action, or null if the reader cannot take the action here. `press` is a call of the page.
  * @returns {{label: string, href?: string, press?: () => void} | null}
  */
-function actionOf({ action, action_rank: rank }, job, { mayRetry, openLog }) {
+function findAction({ action, action_rank: rank }, job, { mayRetry, openLog }) {
   const there = (id) => document.getElementById(id)?.hidden === false;
   if (action === "calibrate" && job.members.length > 0) return { label: "Calibrate host", href: `/hosts/${encodeURIComponent(job.members[0].host)}/#calibrate` };
   if (action === "retry" && mayRetry()) return { label: "Retry", press: () => document.getElementById("requeue-form").requestSubmit() };
@@ -62,7 +62,7 @@ export function healthView(section, page) {
   const [sentence, reason, next, action, log, evidence] = ["sentence", "reason", "next", "action", "log", "evidence"].map(part);
   let drawn = "";
 
-  function say(node, text) {
+  function showText(node, text) {
     node.replaceChildren(...withCode(upright(text)));
     node.closest("div").hidden = !text;
   }
@@ -79,7 +79,7 @@ export function healthView(section, page) {
   }
 
   /** @param {{label: string, href?: string, press?: () => void}} action */
-  function buttonOf({ label, href, press }) {
+  function makeButton({ label, href, press }) {
     if (href) return el("a", { className: "button small", href }, label);
     const button = el("button", { type: "button", className: "button small" }, label);
     button.addEventListener("click", press);
@@ -88,19 +88,19 @@ export function healthView(section, page) {
 
   /** `phase`: the phase of a start with its seconds, or "" after the first step. */
   return (job, phase) => {
-    const told = verdictOf(job);
-    const offered = actionOf(told, job, page);
-    const said = phase && ["starting", ""].includes(told.state) ? { ...told, sentence: phase, reason: "" } : told;
-    const lines = lastLines(job, said);
-    const facts = said.evidence.filter(({ text }) => !lines.some((line) => line.trim() === text.trim()));
-    const key = JSON.stringify([said.state, said.sentence, said.reason, said.next, facts, lines, offered?.label, offered?.href]);
+    const stored = getVerdict(job);
+    const offered = findAction(stored, job, page);
+    const verdict = phase && ["starting", ""].includes(stored.state) ? { ...stored, sentence: phase, reason: "" } : stored;
+    const lines = lastLines(job, verdict);
+    const facts = verdict.evidence.filter(({ text }) => !lines.some((line) => line.trim() === text.trim()));
+    const key = JSON.stringify([verdict.state, verdict.sentence, verdict.reason, verdict.next, facts, lines, offered?.label, offered?.href]);
     if (key === drawn) return;
     drawn = key;
-    section.dataset.tone = said.state === "well" && UNCHECKED.test(said.sentence) ? "" : (TONES[said.state] ?? "");
-    write(sentence, said.sentence);
-    say(reason, said.reason);
-    say(next, said.next);
-    action.replaceChildren(...(offered ? [buttonOf(offered)] : []));
+    section.dataset.tone = verdict.state === "well" && UNCHECKED.test(verdict.sentence) ? "" : (TONES[verdict.state] ?? "");
+    write(sentence, verdict.sentence);
+    showText(reason, verdict.reason);
+    showText(next, verdict.next);
+    action.replaceChildren(...(offered ? [makeButton(offered)] : []));
     if (offered) action.closest("div").hidden = false;
     write(log, lines.join("\n"));
     log.closest("div").hidden = lines.length === 0;

@@ -91,12 +91,12 @@ export function crossingRows(layout, members, compared) {
     .sort((a, b) => byAxis(a.axis, b.axis));
 }
 
-function ranksOf(member) {
+function formatRanks(member) {
   const last = member.first_rank + member.num_ranks - 1;
   return last === member.first_rank ? `${last}` : `${member.first_rank}–${last}`;
 }
 
-function partOf(member, jobStatus) {
+function describePart(member, jobStatus) {
   if (member.silent) return "no contact";
   if (!member.ended) return jobStatus === "unreachable" ? "running" : jobStatus;
   return member.reason ? `${member.outcome}: ${member.reason}` : member.outcome;
@@ -117,7 +117,7 @@ function passed({ predicted, measured }, isNone) {
   return [number(exactBytes(predicted)), number(exactBytes(measured)), number(difference(off), off === 0 ? "zero" : "off")];
 }
 
-/** Show the hosts. `comparedBy(levelOf)` returns predicted and measured traffic by axis and level. */
+/** Show the hosts. `comparedBy(getLevel)` returns predicted and measured traffic by axis and level. */
 export function showHosts(panel, job, state, comparedBy) {
   panel.hidden = job.members.length < 2;
   if (panel.hidden) return;
@@ -128,8 +128,8 @@ export function showHosts(panel, job, state, comparedBy) {
         "tr",
         {},
         el("th", { scope: "row" }, member.host),
-        number(ranksOf(member)),
-        el("td", {}, partOf(member, job.status)),
+        number(formatRanks(member)),
+        el("td", {}, describePart(member, job.status)),
         number(clockWords(state.members.get(member.node)?.clock)),
       ),
     ),

@@ -16,10 +16,10 @@ const SMALL = "not compared"; // buffers of libraries outweigh the tensors
 const REST = "other (activations, temporary tensors, buffers)";
 const REST_WITH_GRADIENTS = "other (activations, temporary tensors, buffers, gradients)";
 
-const fuller = (sizeOf) => (best, one) => (sizeOf(one) > sizeOf(best) ? one : best);
+const fuller = (getSize) => (best, one) => (getSize(one) > getSize(best) ? one : best);
 
 /** Return the rank with the most memory (null before the end) and the plan of its stage. */
-function fullestOf({ stages, axes }, { peaks }) {
+function findFullest({ stages, axes }, { peaks }) {
   const planned = stages.reduce(fuller((stage) => stage.memory_bytes));
   if (peaks.size === 0) return { planned, stage: planned, rank: null, peak: null };
   const [rank, peak] = [...peaks].reduce(fuller(([, size]) => size));
@@ -39,7 +39,7 @@ function fullestPlanned({ stages, axes }, { peaks }, reserved) {
  * @param {Estimate} estimate
  */
 export function memoryLines(estimate, state, { device, least }) {
-  const { planned, stage, rank, peak } = fullestOf(estimate, state);
+  const { planned, stage, rank, peak } = findFullest(estimate, state);
   const reserved = Math.min(estimate.cluster?.reserved_bytes ?? 0, stage.memory.allowance ?? 0);
   const own = reserved > 0 ? `, without ${bytes(reserved)} of process overhead` : "";
   const where = estimate.stages.length > 1 && rank !== null ? ` (rank ${rank}, stage ${stage.stage})` : "";

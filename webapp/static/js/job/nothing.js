@@ -3,17 +3,17 @@ import { BAD } from "./ending.js";
 
 /**
  * The stage that an attempt did not reach: "queued" while the job waits, "ran" if no host got the job, "measured" if no
- * rank sent data, "sent" if no rank ran a collective or a step, else "". `kept` is whether the server has data of the
+ * rank sent data, "sent" if no rank ran a collective or a step, else "". `hasHistory` is whether the server has data of the
  * attempt, or null if that is unknown. Pure.
  * @param {Job} job
  * @param {any} state
- * @param {boolean | null} kept
+ * @param {boolean | null} hasHistory
  */
-export function neverDid(job, state, kept) {
+export function neverDid(job, state, hasHistory) {
   if (job.status === "queued") return "queued";
-  if (!job.finished || (job.status === "succeeded" && !kept)) return "";
+  if (!job.finished || (job.status === "succeeded" && !hasHistory)) return "";
   if (!wasPlaced(job)) return "ran";
-  if (kept === null || hasSent(job, state)) return "";
+  if (hasHistory === null || hasSent(job, state)) return "";
   return [...state.gauges.keys()].some((rank) => rank >= 0) ? "sent" : "measured"; // keys of hosts are negative
 }
 
@@ -26,8 +26,8 @@ export function wasPlaced({ history, attempt }) {
 }
 
 function hasSent(job, state) {
-  const told = [state.steps, state.evals, state.verdicts, state.checkpoints, state.dryRuns];
-  if (told.some((items) => items.size > 0) || state.progress || job.exit?.summary?.lab) return true;
+  const stores = [state.steps, state.evals, state.verdicts, state.checkpoints, state.dryRuns];
+  if (stores.some((items) => items.size > 0) || state.progress || job.exit?.summary?.lab) return true;
   return [...state.ranks.values()].some((rank) => rank.cells.size > 0);
 }
 
@@ -43,8 +43,8 @@ export function nothingWords(never, status, lines) {
 /** `main` leaves out panels by their data-needs (css/job/first.css). `line` explains why, except after a failure. */
 export function nothingView(main, line) {
   const hasTraffic = main.querySelector("#traffic") !== null; // other jobs succeed without collectives
-  return (job, state, kept) => {
-    const never = job.status === "succeeded" && !hasTraffic ? "" : neverDid(job, state, kept);
+  return (job, state, hasHistory) => {
+    const never = job.status === "succeeded" && !hasTraffic ? "" : neverDid(job, state, hasHistory);
     main.dataset.nothing = never;
     line.hidden = ["", "queued"].includes(never) || BAD.has(job.status);
     const words = line.hidden ? "" : nothingWords(never, job.status, state.logs.size);

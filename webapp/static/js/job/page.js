@@ -1,7 +1,7 @@
 // The job page: history and socket fill the store, and the widgets show the store.
-import { extentOf } from "../charts/extent.js";
+import { getExtent } from "../charts/extent.js";
 import { createView } from "../charts/view.js";
-import { compareAxes, predictionOf } from "../collectives.js";
+import { compareAxes, makePrediction } from "../collectives.js";
 import { eachFrame, embedded, notMoreOftenThan } from "../dom.js";
 import { follow, seedFromSummary } from "../fold/follow.js";
 import { replay } from "../fold/replay.js";
@@ -19,7 +19,7 @@ import { mayRetry, showHeader } from "./header.js";
 import { healthView } from "./health.js";
 import { showHosts } from "./hosts.js";
 import { nothingView } from "./nothing.js";
-import { stepsOf } from "./parts.js";
+import { getSteps } from "./parts.js";
 import { placesView } from "./places.js";
 import { showPlanned } from "./planned.js";
 import { showProof } from "./proof.js";
@@ -39,8 +39,8 @@ let job = embedded("job");
 let state = createState();
 let paused = false;
 let replayed = false; // the history of the server was requested
-let kept = null; // whether the server has a history
-let verdictsTold = "";
+let hasHistory = null; // whether the server has a history
+let shownVerdicts = "";
 let logRank = null; // rank whose log opens next
 const openAxes = new Set();
 const view = createView(() => location.search, (search) => history.replaceState(null, "", location.pathname + search + location.hash));
@@ -63,7 +63,7 @@ const showLogs = whereItIs("logs", logView);
 const showLab = whereItIs("lab-result", labView);
 const showRange = whereItIs("ranges", (bar) => rangeBar(bar, page));
 const showTraces = tracePanels();
-const predictedOf = predictionOf(job.estimate);
+const predict = makePrediction(job.estimate);
 
 /** The page of a kind of job has some of the panels (jobs/core/kinds.py). A widget draws while its tab is open. */
 function whereItIs(id, make) {
@@ -80,7 +80,7 @@ function draw() {
   }
   if ($("progress")) showProgress(job, state);
   if ($("script-steps")) showStepsSeen($("script-steps"), job, state);
-  showNothing(job, state, kept);
+  showNothing(job, state, hasHistory);
   const phase = startPhase(job, state, boardNow());
   showHealth(job, phase);
   showWaiting(job);
@@ -88,7 +88,7 @@ function draw() {
   showParts(job, state);
   showStart(job, state, phase);
   if ($("fidelity")) drawComparison();
-  showHosts($("hosts"), job, state, (levelOf) => ($("fidelity") && isOpen($("hosts")) ? compareAxes(state.ranks, predictedOf, levelOf) : []));
+  showHosts($("hosts"), job, state, (getLevel) => ($("fidelity") && isOpen($("hosts")) ? compareAxes(state.ranks, predict, getLevel) : []));
   if ($("checkpoints")) {
     const keep = job.spec.train.keep_checkpoints ?? 2;
     showCheckpoints($("checkpoints"), $("checkpoint-rows"), state.checkpoints, keep, job.id);
@@ -115,7 +115,7 @@ function draw() {
 
 function drawCharts() {
   page.marks = [...state.marks.values()];
-  const extent = extentOf(state);
+  const extent = getExtent(state);
   if (extent) view.extend(...extent);
   drawCurves(job, state);
   drawTraffic(job, state);
@@ -157,18 +157,18 @@ function shownRange() {
 }
 
 /** The number of ranks with a verdict. A dry run has one per dry rank. */
-const telling = () => job.spec.dry_ranks?.length || job.world_size;
+const countVerdictRanks = () => job.spec.dry_ranks?.length || job.world_size;
 
 function drawVerdicts() {
   $("verdict-panel").hidden = state.verdicts.size === 0;
-  const told = `${job.attempt} ${state.verdicts.size}`; // each rank sends its verdict once
-  if (told === verdictsTold || !isOpen($("verdict-panel"))) return;
-  verdictsTold = told;
-  if (state.verdicts.size > 0) showVerdicts($("verdicts"), $("verdict-summary"), state, telling());
+  const key = `${job.attempt} ${state.verdicts.size}`; // each rank sends its verdict once
+  if (key === shownVerdicts || !isOpen($("verdict-panel"))) return;
+  shownVerdicts = key;
+  if (state.verdicts.size > 0) showVerdicts($("verdicts"), $("verdict-summary"), state, countVerdictRanks());
 }
 
 function drawComparison() {
-  const { rows, off: compared } = showComparison($("fidelity-rows"), $("fidelity-note"), state, predictedOf, openAxes, job.finished);
+  const { rows, off: compared } = showComparison($("fidelity-rows"), $("fidelity-note"), state, predict, openAxes, job.finished);
   const counted = job.engine === "elsewhere" ? 0 : [...state.ranks.values()].filter((rank) => rank.exactStep).length;
   const off = compared ?? (counted > 0 ? { bytesOff: 0, callsOff: 0, net: 0 } : null); // a single rank has no traffic
   const exact = $("fidelity-badge").dataset.exact === "true";
@@ -180,12 +180,12 @@ function drawComparison() {
   if (isOpen($("planned"))) showPlan(rows, exact);
   const proven = off === null || exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
   if (job.engine === "elsewhere" || !isOpen($("proof"))) return; // Meshboard does not verify external runs
-  showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision, telling());
+  showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision, countVerdictRanks());
 }
 
 function showPlan(rows, isExact) {
   const measured = job.exit?.summary?.measured ?? null;
-  const run = { device: job.spec.resources.device, measured, apart: stepsOf(job, state), least: Number($("planned").dataset.least), isExact };
+  const run = { device: job.spec.resources.device, measured, apart: getSteps(job, state), least: Number($("planned").dataset.least), isExact };
   showPlanned($("planned-rows"), job.estimate, state, rows, run);
 }
 
@@ -233,7 +233,7 @@ listen();
 showHeader(job);
 onConnection("reading");
 redraw(); // data-reading hides panels without data
-kept = await replay(state, job);
+hasHistory = await replay(state, job);
 replayed = true;
 for (const place of document.querySelectorAll("[data-reading]")) delete place.dataset.reading;
 setInterval(() => startPhase(job, state, boardNow()) && redraw(), SECOND_MS);
@@ -243,7 +243,7 @@ follow(() => ({ job, state }), {
   onJob,
   onAttempt: openAnew,
   onRead(fresh, found) {
-    [state, kept] = [fresh, found];
+    [state, hasHistory] = [fresh, found];
   },
   redraw,
   onState: onConnection,

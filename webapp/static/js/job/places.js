@@ -10,7 +10,7 @@ const STILL_S = 5; // seconds, longer than collectives of a healthy run take
 const MANY = 96; // ranks, more do not fit with their numbers
 
 /** [{host, ranks: [{rank, does, words, blamed}]}] in rank order. Pure. */
-export function placesOf(job, state) {
+export function findPlaces(job, state) {
   const members = job.members.length > 0 ? job.members : [{ node: 0, host: null, first_rank: 0, num_ranks: job.world_size }];
   const blamed = new Map((job.diagnosis?.stragglers ?? []).map((one) => [one.rank, one.text]));
   for (const rank of job.diagnosis?.hang?.ranks ?? []) blamed.set(rank, job.diagnosis.hang.text);
@@ -65,7 +65,7 @@ export function placesView(section) {
   }
 
   return (job, state) => {
-    const places = placesOf(job, state);
+    const places = findPlaces(job, state);
     const layout = places.map(({ host, ranks }) => `${host}:${ranks.length}`).join();
     if (layout !== made) make(places);
     made = layout;
@@ -80,7 +80,7 @@ export function placesView(section) {
       square.dataset.does = does.replace(" ", "-");
       square.classList.toggle("blamed", blamed);
     }
-    const told = [...counts].map(([does, number]) => `${integer(number)} ${does}`).join(" · ");
-    if (legend.textContent !== told) legend.textContent = told;
+    const summary = [...counts].map(([does, number]) => `${integer(number)} ${does}`).join(" · ");
+    if (legend.textContent !== summary) legend.textContent = summary;
   };
 }

@@ -3,8 +3,8 @@ import { el, swatch } from "../dom.js";
 import { duration, exactBytes, relativeDifference } from "../format.js";
 import { refill } from "../refill.js";
 import { memoryLines } from "./memory.js";
-import { partRows, tokenOf } from "./parts.js";
-import { stepTimeOf } from "./steptime.js";
+import { partRows, getToken } from "./parts.js";
+import { getStepTime } from "./steptime.js";
 
 const WORDS = { exposed: (axis) => `${axis}, exposed`, hidden: (axis) => `${axis}, overlapped` };
 
@@ -43,7 +43,7 @@ function timeLines(estimate, state, { measured, apart }) {
   const { time } = estimate;
   if (!time) return []; // jobs of old versions
   const rate = state.progress?.rate;
-  const known = stepTimeOf({ finished: measured !== null && measured !== undefined, exit: { summary: { measured } } }, state);
+  const known = getStepTime({ finished: measured !== null && measured !== undefined, exit: { summary: { measured } } }, state);
   const step = known?.step_s ?? (rate ? estimate.tokens_per_step / rate : null);
   const group = "step time";
   /** @type {any[]} */
@@ -61,7 +61,7 @@ function timeLines(estimate, state, { measured, apart }) {
     lines.push({
       group,
       name: WORDS[part.kind]?.(part.name) ?? part.name,
-      token: tokenOf(part),
+      token: getToken(part),
       planned: part.planned === null ? null : duration(part.planned),
       measured: part.measured === null ? little : duration(part.measured),
       off: part.planned === null || part.measured === null ? null : relativeDifference(part.planned, part.measured),

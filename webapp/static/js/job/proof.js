@@ -25,10 +25,10 @@ export function trafficProof(state, comparison, finished, exact, ranks) {
       callsOff += Math.abs(row.measured_count - row.predicted_count);
     }
     const off = bytesOff !== 0 || callsOff !== 0;
-    const told = state.verdicts.size;
-    const of = told < ranks ? `${integer(told)} of ${integer(ranks)} ranks` : told === 1 ? "1 rank" : `${integer(told)} ranks`;
+    const count = state.verdicts.size;
+    const of = count < ranks ? `${integer(count)} of ${integer(ranks)} ranks` : count === 1 ? "1 rank" : `${integer(count)} ranks`;
     return {
-      tone: off ? "bad" : told < ranks ? "" : "good",
+      tone: off ? "bad" : count < ranks ? "" : "good",
       words: `${exactBytes(bytesOff)}, ${integer(callsOff)} ${callsOff === 1 ? "call" : "calls"}`,
       more: `Total traffic difference over all phases of ${of}${sent ? `${routing}.` : " (no traffic expected, none measured)."}`,
     };

@@ -6,7 +6,7 @@ import { exactTime } from "../format.js";
 export function rangeBar(bar, page) {
   const { view } = page;
   const radios = [...bar.querySelectorAll("[name=range]")];
-  const told = bar.querySelector("[data-told]");
+  const output = bar.querySelector("[data-words]");
   const reset = bar.querySelector("[data-reset]");
   for (const radio of radios) radio.addEventListener("change", () => view.follow(radio.value === "whole" ? null : Number(radio.value)));
   reset.addEventListener("click", view.reset);
@@ -16,7 +16,7 @@ export function rangeBar(bar, page) {
     for (const radio of radios) radio.checked = from === null && (radio.value === "whole" ? last === null : Number(radio.value) === last);
     reset.hidden = from === null && at === null;
     const words = at !== null ? momentWords(at, page) : from !== null ? `${exactTime(new Date(from * 1000))} to ${exactTime(new Date(to * 1000))}` : "";
-    if (told.textContent !== words) [told.textContent, told.title] = [words, words];
+    if (output.textContent !== words) [output.textContent, output.title] = [words, words];
   }
 
   view.subscribe(show);

@@ -23,10 +23,10 @@ export function callWords({ op, axis, ranks, ended_s, usual_s, last, host }) {
 /** A paragraph about steps `from` to `to` of a job. The answer of the board fills it. */
 export function slowSteps(job, from, to) {
   const title = `${job.letter ? `${job.letter}: ` : ""}steps ${integer(from)} to ${integer(to)}`;
-  const told = el("p", { className: "note", role: "status" }, "Loading…");
-  const box = el("div", {}, el("b", {}, title), told);
-  if (to < from) told.textContent = "The selected time range contains no complete step.";
-  else ask(job, from, to).then((lines) => told.replaceWith(lines));
+  const status = el("p", { className: "note", role: "status" }, "Loading…");
+  const box = el("div", {}, el("b", {}, title), status);
+  if (to < from) status.textContent = "The selected time range contains no complete step.";
+  else ask(job, from, to).then((lines) => status.replaceWith(lines));
   return box;
 }
 
@@ -37,7 +37,7 @@ export function stepsWithin(curve, from, to) {
 }
 
 /** Offer the comparison after the reader zooms the charts. */
-export function slowStretch(place, page, jobOf) {
+export function slowStretch(place, page, getJob) {
   const { view } = page;
   let offered = ""; // keeps the answer while the cursor moves
   view.subscribe(() => {
@@ -49,7 +49,7 @@ export function slowStretch(place, page, jobOf) {
     if (!steps) return;
     const [first, last] = steps;
     const button = el("button", { type: "button", className: "button small" }, `Compare steps ${integer(first)} to ${integer(last)}`);
-    button.addEventListener("click", () => place.replaceChildren(slowSteps(jobOf(), first, last)));
+    button.addEventListener("click", () => place.replaceChildren(slowSteps(getJob(), first, last)));
     place.replaceChildren(button);
   });
 }

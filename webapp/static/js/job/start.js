@@ -90,8 +90,8 @@ export function startBar(section) {
   const [lane, figures, total] = ["[data-bars]", "[data-figures]", "[data-total]"].map((name) => section.querySelector(name));
   let drawn = "";
   return (job, state, phase) => {
-    const told = job.diagnosis?.start ?? [];
-    const parts = told.length > 0 ? told : startParts(job.history, job.attempt, state.starts);
+    const stored = job.diagnosis?.start ?? [];
+    const parts = stored.length > 0 ? stored : startParts(job.history, job.attempt, state.starts);
     const key = JSON.stringify([parts, phase]);
     if (key === drawn) return;
     drawn = key;

@@ -9,7 +9,7 @@ const MIN_STEPS_FOR_SPREAD = 5;
  * {step_s, steps, low_s, high_s}, or null before the first step. The summary of an ended run has the median that REST
  * returns. `low_s` and `high_s` are null if too few steps are known.
  */
-export function stepTimeOf(job, state) {
+export function getStepTime(job, state) {
   const summary = job.finished ? (job.exit?.summary?.measured ?? null) : null;
   const recent = lastSteps(state);
   const times = summary ? endOfCurve(state, summary.steps) ?? recent : recent;

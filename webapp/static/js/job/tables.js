@@ -54,8 +54,8 @@ function comparisonCells({ predicted, measured, predictedCalls, measuredCalls })
 }
 
 /** Fill the traffic check. `open` has the axes whose ranks are shown. Return the rows and the total difference. */
-export function showComparison(body, note, state, predictedOf, open, finished) {
-  const rows = compareAxes(state.ranks, predictedOf);
+export function showComparison(body, note, state, predict, open, finished) {
+  const rows = compareAxes(state.ranks, predict);
   if (rows.length === 0) {
     const text = [...state.ranks.values()].some((rank) => rank.exactStep)
       ? "No communication in this layout: 0 B predicted, 0 B measured."
@@ -130,7 +130,7 @@ function stepsWords(state) {
 }
 
 /** Fill the traffic check by rank: all phases and collectives, ranks with differences first. */
-export function showVerdicts(body, summary, state, telling) {
+export function showVerdicts(body, summary, state, expected) {
   const ranks = [...state.verdicts.entries()].sort((a, b) => a[0] - b[0]);
   /** @type {Element[][]} */
   const [lines, linesOff] = [[], []];
@@ -159,10 +159,10 @@ export function showVerdicts(body, summary, state, telling) {
   const wrong = linesOff.length;
   body.replaceChildren(...linesOff, ...lines);
   const all = ranks.length === 1 ? "1 rank" : `All ${integer(ranks.length)} ranks`;
-  const some = ranks.length < telling;
+  const some = ranks.length < expected;
   summary.textContent =
     wrong === 0
-      ? `${some ? `${integer(ranks.length)} of ${integer(telling)} ranks` : all}: no difference in bytes or calls.`
+      ? `${some ? `${integer(ranks.length)} of ${integer(expected)} ranks` : all}: no difference in bytes or calls.`
       : `Traffic differs from the prediction on ${integer(wrong)} of ${counted(ranks.length, "rank")}.`;
   summary.dataset.tone = wrong > 0 ? "bad" : some ? "" : "good";
 }

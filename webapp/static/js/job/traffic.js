@@ -44,11 +44,11 @@ function fill(select, values, name) {
 
 function notes(bins, by, state) {
   const dropped = [...state.ranks.values()].reduce((sum, rank) => sum + rank.dropped, 0);
-  const told = [];
-  if (bins.length > 0) told.push(`The chart shows the payload bytes of issued collectives, averaged over ${duration(bins.width)}${by === "axis" ? " and summed over all ranks" : ""}.`);
-  if (by !== "axis" && bins.rows.size > MOST_LINES) told.push(`The chart shows ranks ${rankWords(ranksDrawn(bins))}, the first ${MOST_LINES} of ${integer(bins.rows.size)}. The tables include all ranks.`);
-  if (dropped > 0) told.push(`${integer(dropped)} timing records of collectives were dropped. Byte counters are exact.`);
-  if (state.fromSummary) told.push("Totals come from the stored summary of the run.");
-  if (state.cellsLeftOut > 0) told.push(`${leftOut(state)}. Sums exclude the omitted counters.`);
-  return told.join(" ");
+  const sentences = [];
+  if (bins.length > 0) sentences.push(`The chart shows the payload bytes of issued collectives, averaged over ${duration(bins.width)}${by === "axis" ? " and summed over all ranks" : ""}.`);
+  if (by !== "axis" && bins.rows.size > MOST_LINES) sentences.push(`The chart shows ranks ${rankWords(ranksDrawn(bins))}, the first ${MOST_LINES} of ${integer(bins.rows.size)}. The tables include all ranks.`);
+  if (dropped > 0) sentences.push(`${integer(dropped)} timing records of collectives were dropped. Byte counters are exact.`);
+  if (state.fromSummary) sentences.push("Totals come from the stored summary of the run.");
+  if (state.cellsLeftOut > 0) sentences.push(`${leftOut(state)}. Sums exclude the omitted counters.`);
+  return sentences.join(" ");
 }

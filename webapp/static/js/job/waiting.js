@@ -29,10 +29,10 @@ export function planWords(estimate) {
   };
 }
 
-/** Ask the board again while the job is queued. `jobOf()` returns the job of the page. */
-export function waitingView(section, jobOf) {
+/** Ask the board again while the job is queued. `getJob()` returns the job of the page. */
+export function waitingView(section, getJob) {
   async function ask() {
-    if (jobOf().status !== "queued" || document.visibilityState !== "visible") return;
+    if (getJob().status !== "queued" || document.visibilityState !== "visible") return;
     try {
       const answer = await fetch("?part=waiting", { headers: { Accept: "application/json" } });
       if (answer.ok) fill(waitingWords(await answer.json()));

@@ -100,10 +100,10 @@ export function playFilm(root, film) {
 
   function show() {
     picture.draw(svg, place, 1);
-    tell();
+    showStage();
   }
 
-  function tell() {
+  function showStage() {
     part("words").textContent = place === 0 ? "Before the first stage." : `Stage ${place} of ${last}. ${film.stages[place - 1].words}`;
     part("place").value = place;
     part("place").setAttribute("aria-valuetext", part("words").textContent);
@@ -122,7 +122,7 @@ export function playFilm(root, film) {
   /** Go to the next stage, animated unless the user prefers reduced motion. Then call `after`. */
   function advance(after) {
     place += 1;
-    tell();
+    showStage();
     if (still.matches) {
       picture.draw(svg, place, 1);
       timer = setTimeout(after, MOVE_MS + REST_MS);

@@ -1,4 +1,4 @@
-// A log line as a terminal shows it, as text and class names. Only colors and weights (SGR) are kept. Other sequences are
+// A log line as a terminal shows it, as text and class names. Only colors and weights (SGR) stay. Other sequences are
 // removed. This module creates no markup.
 import { upright } from "../upright.js";
 
@@ -29,9 +29,9 @@ function overwritten(text) {
 
 function tabbed(text) {
   if (!text.includes("\t")) return text;
-  let told = "";
-  for (const part of text.split(/(\t)/)) told += part === "\t" ? " ".repeat(TAB - (told.length % TAB)) : part;
-  return told;
+  let expanded = "";
+  for (const part of text.split(/(\t)/)) expanded += part === "\t" ? " ".repeat(TAB - (expanded.length % TAB)) : part;
+  return expanded;
 }
 
 /** Return the text without sequences and control characters. Tabs become spaces. */
@@ -46,7 +46,7 @@ export function segments(words) {
   const text = upright(words);
   if (!text.includes("\u001b")) return [{ text: plain(text), classes: "" }];
   const line = overwritten(text);
-  const told = [];
+  const result = [];
   let style = {};
   let column = 0;
   let at = 0;
@@ -57,7 +57,7 @@ export function segments(words) {
     }
     if (!shown) return;
     column += shown.length;
-    told.push({ text: shown, classes: classesOf(style) });
+    result.push({ text: shown, classes: getClasses(style) });
   };
   for (const found of line.matchAll(ESCAPES)) {
     add(line.slice(at, found.index));
@@ -65,10 +65,10 @@ export function segments(words) {
     if (found[2] === "m") style = styled(style, found[1]);
   }
   add(line.slice(at));
-  return told.length > 0 ? told : [{ text: "", classes: "" }];
+  return result.length > 0 ? result : [{ text: "", classes: "" }];
 }
 
-function classesOf(style) {
+function getClasses(style) {
   const names = ["bold", "dim", "italic", "underline", "inverse"].filter((name) => style[name]);
   if (style.ink !== undefined) names.push(`ink-${COLORS[style.ink]}`);
   if (style.ground !== undefined) names.push(`ground-${COLORS[style.ground]}`);
@@ -78,8 +78,8 @@ function classesOf(style) {
 const ON = { 1: "bold", 2: "dim", 3: "italic", 4: "underline", 7: "inverse" };
 const OFF = { 22: ["bold", "dim"], 23: ["italic"], 24: ["underline"], 27: ["inverse"], 39: ["ink"], 49: ["ground"] };
 
-function styled(before, told) {
-  const codes = told.split(/[;:]/).map(Number);
+function styled(before, parameters) {
+  const codes = parameters.split(/[;:]/).map(Number);
   let style = { ...before };
   for (let i = 0; i < codes.length; i += 1) {
     const code = codes[i];

@@ -20,12 +20,12 @@ async function refusal(answer) {
 }
 
 /**
- * Fetch a log and save it. `told({text, share})` receives the progress. Return the result, {text, bad}. `signal` stops it.
+ * Fetch a log and save it. `onProgress({text, share})` receives the progress. Return the result, {text, bad}. `signal` stops it.
  */
-export async function fetchLog(address, signal, told) {
+export async function fetchLog(address, signal, onProgress) {
   let got = 0;
   try {
-    told({ text: "Contacting the host…", share: null });
+    onProgress({ text: "Contacting the host…", share: null });
     const answer = await fetch(address, { signal });
     if (!answer.ok) return { text: await refusal(answer), bad: true };
     const most = Number(answer.headers.get("Meshboard-Log-Bytes"));
@@ -36,7 +36,7 @@ export async function fetchLog(address, signal, told) {
       if (done) break;
       parts.push(value);
       got += value.length;
-      told({ text: `Downloaded ${bytes(got)} of about ${bytes(most)}`, share: most > 0 ? Math.min(1, got / most) : null });
+      onProgress({ text: `Downloaded ${bytes(got)} of about ${bytes(most)}`, share: most > 0 ? Math.min(1, got / most) : null });
     }
     if (got === 0) return { text: "The log is empty.", bad: false };
     save(name, parts);

@@ -3,7 +3,7 @@
 const TALLEST = 16_000_000; // px, close to the limit of browsers
 
 /** Return the rows of a text with `length` characters. Null `columns` mean no wrapping. */
-export const rowsOf = (length, columns) => (columns === null ? 1 : Math.max(1, Math.ceil(length / columns)));
+export const countRows = (length, columns) => (columns === null ? 1 : Math.max(1, Math.ceil(length / columns)));
 
 export class Layout {
   constructor(rowHeight) {
@@ -45,18 +45,18 @@ export class Layout {
 
   /** Correct the height of a line. */
   correct(index, rows) {
-    const change = rows - (this.ends[index] - this.startOf(index));
+    const change = rows - (this.ends[index] - this.getStart(index));
     if (change) for (let i = index; i < this.ends.length; i += 1) this.ends[i] += change;
     return change;
   }
 
-  startOf(index) {
+  getStart(index) {
     return index > 0 ? this.ends[index - 1] : 0;
   }
 
   /** Return the scroll offset that places a line `above` pixels below the upper edge. */
   scrollTo(index, above = 0) {
-    return (this.startOf(index) * this.rowHeight - above) / this.#scale;
+    return (this.getStart(index) * this.rowHeight - above) / this.#scale;
   }
 
   /** Return {first, last, top}: visible lines with `beyond` extra rows on both sides, and the top of the first line. */
@@ -64,7 +64,7 @@ export class Layout {
     const at = (scrollTop * this.#scale) / this.rowHeight;
     const first = this.lineAt(at - beyond);
     const last = this.lineAt(at + viewHeight / this.rowHeight + beyond);
-    return { first, last, top: scrollTop - (at - this.startOf(first)) * this.rowHeight };
+    return { first, last, top: scrollTop - (at - this.getStart(first)) * this.rowHeight };
   }
 
   /** Return the line at a row. */

@@ -8,7 +8,7 @@ const WARNING = /\bWARN(?:ING)?\b|\b[A-Z]\w*Warning:/;
 const OF_GLOG = /^([WEF])\d{4} \d\d:\d\d:\d\d/;
 
 /** Return the level of a line. `carry` remembers whether a traceback is open. */
-export function levelOf(text, carry) {
+export function findLevel(text, carry) {
   const words = text.slice(0, 400).replace(OF_RANK, "");
   if (TRACEBACK.test(words)) {
     carry.open = true;

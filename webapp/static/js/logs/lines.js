@@ -1,6 +1,6 @@
 // Log lines by rank, and views of one rank or of all ranks by time. Pure.
 import { plain } from "./ansi.js";
-import { LEVELS, levelOf } from "./levels.js";
+import { LEVELS, findLevel } from "./levels.js";
 
 export const MOST_LINES = 100_000; // of all ranks together
 export const MOST_CHARACTERS = 32_000_000;
@@ -9,7 +9,7 @@ export const MOST_CHARACTERS = 32_000_000;
 export const logKey = (rank, node) => (rank < 0 ? -1 - node : rank);
 
 /** Return the text of a line as a terminal shows it. */
-export const textOf = (line) => (line.skipped === undefined ? plain(line.text) : `… ${line.skipped} lines not stored …`);
+export const getText = (line) => (line.skipped === undefined ? plain(line.text) : `… ${line.skipped} lines not stored …`);
 
 /** Add the lines of an item to `logs` (rank -> {node, lines, start, next, characters}). `start` lines were dropped. */
 export function foldLog(logs, item, node) {
@@ -22,7 +22,7 @@ export function foldLog(logs, item, node) {
   const seen = Math.max(0, log.next - item.first);
   for (let i = seen; i < item.lines.length; i += 1) {
     const text = item.lines[i];
-    log.lines.push({ rank: key, time, number: item.first + i, text, level: levelOf(plain(text), log.carry) });
+    log.lines.push({ rank: key, time, number: item.first + i, text, level: findLevel(plain(text), log.carry) });
     log.characters += text.length;
   }
   log.next = Math.max(log.next, item.first + item.lines.length);

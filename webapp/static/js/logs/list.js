@@ -2,20 +2,20 @@
 import { el } from "../dom.js";
 import { refill } from "../refill.js";
 import { segments } from "./ansi.js";
-import { Layout, rowsOf } from "./layout.js";
-import { textOf } from "./lines.js";
+import { Layout, countRows } from "./layout.js";
+import { getText } from "./lines.js";
 
 const BEYOND = 12; // extra rows above and below the visible rows
 const PROBE = 100; // characters measured together
 const NEAR_END = 4; // px
 
-export const idOf = (line) => `log-${line.rank}-${line.number + 1}`;
+export const makeId = (line) => `log-${line.rank}-${line.number + 1}`;
 
-/** The list. `nameOf(rank)` labels lines of all ranks. `scrolled(atEnd)` is called when the reader scrolls. */
+/** The list. `formatName(rank)` labels lines of all ranks. `scrolled(atEnd)` is called when the reader scrolls. */
 export class LineList {
-  constructor(box, { nameOf, scrolled }) {
+  constructor(box, { formatName, scrolled }) {
     this.box = box;
-    this.nameOf = nameOf;
+    this.formatName = formatName;
     this.space = el("div", { className: "log-space" });
     this.rows = el("div", { className: "log-rows" });
     this.space.append(this.rows);
@@ -54,7 +54,7 @@ export class LineList {
     const gone = this.layout.drop(dropped);
     const { columns } = this.#measure();
     const heights = [];
-    for (let i = from; i < this.lines.length; i += 1) heights.push(rowsOf(textOf(this.lines[i]).length, columns));
+    for (let i = from; i < this.lines.length; i += 1) heights.push(countRows(getText(this.lines[i]).length, columns));
     this.layout.put(from, heights);
     this.space.style.setProperty("height", `${this.layout.height}px`);
     if (gone > 0) this.#scroll(this.box.scrollTop - gone);
@@ -139,19 +139,19 @@ export class LineList {
   }
 
   #before(line) {
-    const number = el("a", { className: "log-number", href: `#${idOf(line)}`, tabIndex: -1 }, String(line.number + 1));
-    return [number, el("span", { className: "log-rank" }, this.nameOf(line.rank))];
+    const number = el("a", { className: "log-number", href: `#${makeId(line)}`, tabIndex: -1 }, String(line.number + 1));
+    return [number, el("span", { className: "log-rank" }, this.formatName(line.rank))];
   }
 
   #row(index) {
     const line = this.lines[index];
     const text = el("span", { className: "log-text" });
-    if (line.skipped !== undefined) text.append(textOf(line));
+    if (line.skipped !== undefined) text.append(getText(line));
     else for (const piece of pieces(segments(line.text), this.hits.get(index) ?? [])) text.append(piece);
     const row = el("div", { className: "log-line" }, ...this.#before(line), text);
     row.dataset.level = line.level;
-    row.dataset.key = `${idOf(line)}${line.skipped === undefined ? "" : " skipped"}`;
-    if (line.skipped === undefined) row.id = idOf(line);
+    row.dataset.key = `${makeId(line)}${line.skipped === undefined ? "" : " skipped"}`;
+    if (line.skipped === undefined) row.id = makeId(line);
     else row.classList.add("skipped");
     if (line === this.current) row.dataset.current = "";
     if (row.id && this.marked === row.id) row.dataset.marked = "";

@@ -1,10 +1,10 @@
 // The log panel of a job: choice of the source, search, follow, download.
 import { copyText, el, eachFrame } from "../dom.js";
 import { integer } from "../format.js";
-import { textOf, View } from "./lines.js";
-import { idOf, LineList } from "./list.js";
+import { getText, View } from "./lines.js";
+import { makeId, LineList } from "./list.js";
 import { fetchLog, save } from "./download.js";
-import { causeOf, showCause } from "./rootcause.js";
+import { findCause, showCause } from "./rootcause.js";
 import { Search } from "./search.js";
 
 const ALL = "all";
@@ -13,7 +13,7 @@ const SAID_MS = 2000;
 const ADDRESS = /^#log-(-?\d{1,6})-(\d{1,12})$/;
 
 /** Name the source of a log, with the host if the run has several hosts. */
-function nameOf(key, log, members) {
+function formatSource(key, log, members) {
   const host = members.size > 1 ? members.get(log?.node)?.host : null;
   const who = key >= 0 ? `rank ${key}` : members.size > 1 ? `launcher ${-1 - key}` : "launcher";
   return host ? `${who} · ${host}` : who;
@@ -31,7 +31,7 @@ export function logView(root) {
   let unseen = 0;
   let fetching = null;
   const list = new LineList(root.querySelector("#log"), {
-    nameOf: (rank) => (rank < 0 ? "launcher" : `rank ${rank}`),
+    formatName: (rank) => (rank < 0 ? "launcher" : `rank ${rank}`),
     scrolled: (atEnd) => setFollow(atEnd),
   });
   const redraw = eachFrame(() => list.draw());
@@ -63,10 +63,10 @@ export function logView(root) {
     list.show(view.lines, { wrap: wrap.checked, ofAll: view.rank === null });
     search.begin(field.value, view.lines);
     if (follow.checked) list.toEnd();
-    showTold();
+    showSource();
   }
 
-  function showTold() {
+  function showSource() {
     part("empty").hidden = view.lines.length > 0;
     part("empty").textContent = state.logs.size > 0 ? "No lines at this level." : job?.finished ? part("empty").dataset.none : "No log lines yet.";
     const whole = part("download");
@@ -114,7 +114,7 @@ export function logView(root) {
       index = find();
     }
     if (index < 0) return false;
-    list.marked = idOf(view.lines[index]);
+    list.marked = makeId(view.lines[index]);
     list.toLine(index);
     return true;
   }
@@ -127,41 +127,41 @@ export function logView(root) {
     if (!log || log.next <= number) return;
     wanted = null;
     const there = goTo(rank, number);
-    tell(there ? "" : `Line ${integer(number + 1)} of ${nameOf(rank, log, state.members)} is not in the log on this page. Download the full log.`, !there);
+    showMessage(there ? "" : `Line ${integer(number + 1)} of ${formatSource(rank, log, state.members)} is not in the log on this page. Download the full log.`, !there);
     root.scrollIntoView({ block: "nearest" });
   }
 
-  function tell(text, bad = false) {
-    part("told").textContent = text;
-    part("told").dataset.tone = bad ? "bad" : "info";
-    part("told").hidden = text === "";
+  function showMessage(text, bad = false) {
+    part("message").textContent = text;
+    part("message").dataset.tone = bad ? "bad" : "info";
+    part("message").hidden = text === "";
   }
 
   async function download() {
     if (fetching) return fetching.abort();
     if (view.rank === null) {
-      const lines = view.lines.map((line) => `${nameOf(line.rank, state.logs.get(line.rank), state.members)}\t${textOf(line)}\n`);
+      const lines = view.lines.map((line) => `${formatSource(line.rank, state.logs.get(line.rank), state.members)}\t${getText(line)}\n`);
       return save(`${job.id}-${job.attempt}-shown.log`, lines);
     }
     fetching = new AbortController();
-    showTold();
+    showSource();
     const bar = part("progress");
     const address = `/api/v1/jobs/${job.id}/logs/${view.rank}?attempt=${job.attempt}`;
-    const said = await fetchLog(address, fetching.signal, ({ text, share }) => {
-      tell(text);
+    const result = await fetchLog(address, fetching.signal, ({ text, share }) => {
+      showMessage(text);
       bar.hidden = false;
       if (share === null) bar.removeAttribute("value");
       else bar.value = share;
     });
     fetching = null;
     bar.hidden = true;
-    tell(said.text, said.bad);
-    return showTold();
+    showMessage(result.text, result.bad);
+    return showSource();
   }
 
   function showRanks() {
     const keys = [...state.logs.keys()].sort((a, b) => (a < 0 && b < 0 ? b - a : a - b));
-    const names = keys.map((key) => nameOf(key, state.logs.get(key), state.members));
+    const names = keys.map((key) => formatSource(key, state.logs.get(key), state.members));
     const wantedNames = [keys.length > 1 ? "all ranks, by time" : "", ...names].join("\n");
     if (ranks.dataset.names === wantedNames) return;
     ranks.dataset.names = wantedNames;
@@ -169,7 +169,7 @@ export function logView(root) {
     const options = keys.map((key, i) => el("option", { value: String(key) }, names[i]));
     if (keys.length > 1) options.unshift(el("option", { value: ALL }, "all ranks, by time"));
     ranks.replaceChildren(...options);
-    const failed = causeOf(job, state)?.rank ?? 0;
+    const failed = findCause(job, state)?.rank ?? 0;
     const usual = keys.includes(failed) ? String(failed) : String(keys.includes(0) ? 0 : (keys[0] ?? ""));
     ranks.value = picked && options.some((option) => option.value === before) ? before : usual;
     if (ranks.value !== before || view === null) reopen();
@@ -208,7 +208,7 @@ export function logView(root) {
   part("copy").addEventListener("click", async () => {
     const selected = getSelection();
     const inside = selected && !selected.isCollapsed && list.box.contains(selected.anchorNode);
-    const text = inside ? String(selected) : (view?.lines ?? []).map((line) => `${textOf(line)}\n`).join("");
+    const text = inside ? String(selected) : (view?.lines ?? []).map((line) => `${getText(line)}\n`).join("");
     part("copy").textContent = (await copyText(text)) ? "Copied" : "Copy failed";
     setTimeout(() => (part("copy").textContent = "Copy"), SAID_MS);
   });
@@ -221,19 +221,19 @@ export function logView(root) {
     const other = state !== null && next.logs !== state.logs; // another attempt
     state = next;
     job = ofJob;
-    showCause(part("cause"), causeOf(job, state), (cause) => {
+    showCause(part("cause"), findCause(job, state), (cause) => {
       const rank = cause.rank ?? -1;
       const log = state.logs.get(rank);
-      const line = log?.lines.findLast((one) => one.text !== undefined && textOf(one) === cause.lines[0]);
+      const line = log?.lines.findLast((one) => one.text !== undefined && getText(one) === cause.lines[0]);
       if (line) goTo(rank, line.number);
-      else tell("The lines of the root cause are not in the log on this page. Download the full log.", true);
+      else showMessage("The lines of the root cause are not in the log on this page. Download the full log.", true);
     });
     if (other) ranks.dataset.names = "";
     if (other) [view, picked] = [null, false];
     showRanks();
     if (view === null) {
       view = new View(null);
-      showTold();
+      showSource();
     }
     const { from, dropped, fresh } = view.pull(state.logs);
     if (dropped > 0 || from < view.lines.length) {
@@ -244,7 +244,7 @@ export function logView(root) {
       else unseen += fresh;
       showNews();
     }
-    showTold();
+    showSource();
     seek();
   };
 }

@@ -3,7 +3,7 @@ import { counted, decimalBytes, duration, integer, opName } from "../format.js";
 
 const FEW = 8; // listed ranks
 
-const ranksOf = (ranks) => {
+const formatRanks = (ranks) => {
   if (ranks.length <= FEW) return ranks.join(", ");
   return `${ranks.slice(0, FEW).join(", ")} and ${integer(ranks.length - FEW)} more`;
 };
@@ -31,7 +31,7 @@ export function lastCollective(rank, places, cells) {
   const under = cells.filter((cell) => cell.count > cell.completed);
   const place = places.get(rank);
   if (place?.under || (place && under.length === 0)) {
-    const what = `${opName(place.op ?? "")} number ${integer(place.sequence)} of the ${place.axis} group (ranks ${ranksOf(place.ranks)})`;
+    const what = `${opName(place.op ?? "")} number ${integer(place.sequence)} of the ${place.axis} group (ranks ${formatRanks(place.ranks)})`;
     const size = place.bytes ? `, ${decimalBytes(place.bytes)}` : "";
     if (place.under) return `Stuck for ${duration(place.still)} in ${what}${size}.`;
     return `Last traced collective: ${what}${size}, in step ${integer(place.step)}.`;

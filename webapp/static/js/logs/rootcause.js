@@ -8,7 +8,7 @@ const TRACEBACK = /^(?:\[[^\]]{0,40}\]:? ?)?Traceback \(most recent call last\)/
 const PREFIX = /^\[[^\]]{0,40}\]:? ?/; // of torchrun, for example "[rank1]: "
 
 /** Return the number of lines of a traceback: up to the exception, and indented lines of its message. */
-function lengthOf(texts) {
+function countLines(texts) {
   const isIndented = (text) => /^\s/.test(text.replace(PREFIX, ""));
   const last = texts.findIndex((text, i) => i > 0 && text.trim() !== "" && !isIndented(text));
   if (last < 0) return texts.length;
@@ -17,16 +17,16 @@ function lengthOf(texts) {
 }
 
 /** Return the last traceback of some lines, or else the last lines. */
-export function tracebackOf(lines, few = 12) {
+export function findTraceback(lines, few = 12) {
   const texts = lines.map(plain);
   const begin = texts.findLastIndex((text) => TRACEBACK.test(text));
   if (begin < 0) return { found: false, lines: texts.filter((text) => text.trim()).slice(-few) };
   const rest = texts.slice(begin);
-  return { found: true, lines: rest.slice(0, lengthOf(rest)) };
+  return { found: true, lines: rest.slice(0, countLines(rest)) };
 }
 
 /** Return {title, reason, collective, lines, found} of a failed or lost job, else null. */
-export function causeOf(job, state) {
+export function findCause(job, state) {
   const { exit } = job;
   const illEnds = ["failed", "lost"]; // ranks of a cancelled job may fail too
   if (!exit || !illEnds.includes(job.status) || !illEnds.includes(exit.outcome)) return null;
@@ -39,8 +39,8 @@ export function causeOf(job, state) {
   const title = known === null ? "Last log lines of the launcher" : `Rank ${known}${on} failed${first}`;
   const cells = known === null ? [] : [...(state.ranks.get(known)?.cells.values() ?? [])];
   const log = known === null ? state.logs.get(-1) : state.logs.get(known);
-  const held = log ? tracebackOf(log.lines.filter((line) => line.text !== undefined).map((line) => line.text)) : { found: false };
-  const words = held.found ? held : tracebackOf(exit.log_tail ?? []);
+  const held = log ? findTraceback(log.lines.filter((line) => line.text !== undefined).map((line) => line.text)) : { found: false };
+  const words = held.found ? held : findTraceback(exit.log_tail ?? []);
   const collective = known === null ? "" : lastCollective(known, state.places, cells);
   return { title, rank: known, reason: exit.reason ?? "", collective, ...words };
 }
@@ -49,9 +49,9 @@ export function causeOf(job, state) {
 export function showCause(box, cause, go) {
   box.hidden = cause === null;
   if (cause === null) return;
-  const told = JSON.stringify(cause);
-  if (box.dataset.told === told) return;
-  box.dataset.told = told;
+  const key = JSON.stringify(cause);
+  if (box.dataset.key === key) return;
+  box.dataset.key = key;
   const parts = [el("h3", {}, `Root cause: ${cause.title}`), el("p", {}, cause.reason)];
   if (cause.rank !== null) {
     parts.push(el("p", { className: "note" }, cause.collective || "Last collective unknown."));

@@ -2,7 +2,7 @@
 import { ALONG, runsChart } from "../charts/runs.js";
 import { el, embedded, stackedBar, swatch } from "../dom.js";
 import { count, duration, loss } from "../format.js";
-import { bars, diagnosedSteps, nameOf, partRows, partsOf, tokenOf } from "../job/parts.js";
+import { bars, diagnosedSteps, formatPartName, partRows, makeParts, getToken } from "../job/parts.js";
 import { slowSteps } from "../job/slowsteps.js";
 import { timeAndSteps } from "../job/stepbar.js";
 
@@ -20,29 +20,29 @@ const note = document.getElementById("curves-note");
 let drawn = [];
 
 /** Return the history of each run, in the order of the page. A run without a history has the loss of its exit report. */
-async function runsOf() {
-  let kept = [];
+async function fetchRuns() {
+  let stored = [];
   try {
     const answer = await fetch(url, { headers: { Accept: "application/json" } });
-    if (answer.ok) kept = (await answer.json()).jobs;
+    if (answer.ok) stored = (await answer.json()).jobs;
   } catch {
     // The page uses the exit reports.
   }
   return jobs.map((job, place) => {
-    const { curve, parts } = kept[place] ?? {};
+    const { curve, parts } = stored[place] ?? {};
     return curve?.step?.length > 0 ? { curve, parts, whole: true } : { curve: job.curve, parts: null, whole: false };
   });
 }
 
-const tells = ({ curve }, name) => curve[name]?.some((value) => value !== null) ?? false;
+const hasValues = ({ curve }, name) => curve[name]?.some((value) => value !== null) ?? false;
 
 function drawCurves(runs, along) {
   for (const chart of drawn) chart.destroy();
   drawn = [];
   const placed = ALONG[along].column;
   const line = (run, at, name) => ({ letter: letter(at), name: jobs[at].name, place: at, xs: run.curve[placed], ys: run.curve[name] });
-  const linesOf = (name) => runs.flatMap((run, at) => (tells(run, name) && tells(run, placed) ? [line(run, at, name)] : []));
-  const shown = CURVES.map((curve) => ({ ...curve, lines: linesOf(curve.name) })).filter(({ lines }) => lines.length > 0);
+  const makeLines = (name) => runs.flatMap((run, at) => (hasValues(run, name) && hasValues(run, placed) ? [line(run, at, name)] : []));
+  const shown = CURVES.map((curve) => ({ ...curve, lines: makeLines(curve.name) })).filter(({ lines }) => lines.length > 0);
   /** @param {{drag?: boolean}} curve */
   const apart = ({ drag }) => drag && along === "step";
   const figures = shown.map((curve) => {
@@ -53,36 +53,36 @@ function drawCurves(runs, along) {
   shown.forEach((curve, index) => {
     const { lines, values } = curve;
     const place = figures[index].querySelector(".chart");
-    const told = apart(curve) ? el("div", { className: "slow-steps" }) : null;
-    const select = told && ((from, to) => tell(told, runs, from, to));
+    const output = apart(curve) ? el("div", { className: "slow-steps" }) : null;
+    const select = output && ((from, to) => showSlowSteps(output, runs, from, to));
     drawn.push(runsChart(place, lines, { along, values, select }));
-    if (told) figures[index].append(told);
+    if (output) figures[index].append(output);
   });
 }
 
 /** Show the selected steps of every run with a history. */
-function tell(place, runs, from, to) {
-  const asked = jobs.flatMap((job, index) => (runs[index].whole ? [{ ...job, letter: letter(index) }] : []));
-  place.replaceChildren(...asked.map((job) => slowSteps(job, Math.ceil(from), Math.floor(to))));
-  if (asked.length === 0) place.replaceChildren(el("p", { className: "note" }, "These runs have no stored step history."));
+function showSlowSteps(place, runs, from, to) {
+  const whole = jobs.flatMap((job, index) => (runs[index].whole ? [{ ...job, letter: letter(index) }] : []));
+  place.replaceChildren(...whole.map((job) => slowSteps(job, Math.ceil(from), Math.floor(to))));
+  if (whole.length === 0) place.replaceChildren(el("p", { className: "note" }, "These runs have no stored step history."));
 }
 
 function drawParts(runs) {
-  const told = runs.map((run, place) => {
+  const sides = runs.map((run, place) => {
     const { planned, measured } = diagnosedSteps(jobs[place]);
-    return { letter: letter(place), planned, measured: measured ?? (run.parts && scaled(partsOf(run.parts, run.parts.steps), jobs[place].step_s)) };
+    return { letter: letter(place), planned, measured: measured ?? (run.parts && scaled(makeParts(run.parts, run.parts.steps), jobs[place].step_s)) };
   });
-  if (!told.some(({ planned, measured }) => planned || measured)) return;
-  const longest = Math.max(...told.flatMap(({ planned, measured }) => [planned?.step_s ?? 0, measured?.step_s ?? 0]));
+  if (!sides.some(({ planned, measured }) => planned || measured)) return;
+  const longest = Math.max(...sides.flatMap(({ planned, measured }) => [planned?.step_s ?? 0, measured?.step_s ?? 0]));
   const section = document.getElementById("parts");
   section.hidden = false;
   section.querySelector("[data-bars]").replaceChildren(
-    ...told.flatMap(({ letter: name, planned, measured }, place) => [line(name, place, "planned", planned, longest), line("", place, "measured", measured, longest)]),
+    ...sides.flatMap(({ letter: name, planned, measured }, place) => [line(name, place, "planned", planned, longest), line("", place, "measured", measured, longest)]),
   );
   const rows = new Map();
-  told.forEach(({ planned, measured }, place) => {
+  sides.forEach(({ planned, measured }, place) => {
     for (const row of partRows(planned, measured)) {
-      const title = nameOf(row);
+      const title = formatPartName(row);
       if (!rows.has(title)) rows.set(title, jobs.map(() => null));
       rows.get(title)[place] = row;
     }
@@ -93,15 +93,15 @@ function drawParts(runs) {
 }
 
 /** Parts are means. Scaled, their sum is the median step time, as on the job page. */
-function scaled(told, step_s) {
-  if (!step_s || !(told.step_s > 0)) return told;
-  const parts = told.parts.map((part) => ({ ...part, seconds: (part.seconds * step_s) / told.step_s }));
-  return { ...told, step_s, parts };
+function scaled(step, step_s) {
+  if (!step_s || !(step.step_s > 0)) return step;
+  const parts = step.parts.map((part) => ({ ...part, seconds: (part.seconds * step_s) / step.step_s }));
+  return { ...step, step_s, parts };
 }
 
 function mark(cells) {
   const row = cells.find((cell) => cell);
-  const square = swatch(tokenOf(row));
+  const square = swatch(getToken(row));
   if (row.kind === "hidden") square.classList.add("hatched");
   return square;
 }
@@ -111,7 +111,7 @@ function line(name, place, side, part, longest) {
   const [made] = part ? bars(part, null) : [null];
   const bar = el("div", { className: "of-run" });
   if (made) {
-    const parts = made.shown.map((each) => ({ token: tokenOf(each), value: each.seconds, title: `${nameOf(each)}: ${duration(each.seconds)}` }));
+    const parts = made.shown.map((each) => ({ token: getToken(each), value: each.seconds, title: `${formatPartName(each)}: ${duration(each.seconds)}` }));
     const drawnBar = stackedBar(parts, `${jobs[place].name}, ${side}: ${words}`);
     drawnBar.style.width = `${(100 * part.step_s) / longest}%`;
     bar.append(drawnBar);
@@ -127,7 +127,7 @@ function partCell(row) {
   return el("td", { className: "number" }, row.measured === null ? "–" : duration(row.measured), planned);
 }
 
-const runs = await runsOf().finally(() => delete document.querySelector(".runs").dataset.reading); // drawn before the next paint
+const runs = await fetchRuns().finally(() => delete document.querySelector(".runs").dataset.reading); // drawn before the next paint
 const section = document.getElementById("curves");
 section.hidden = !runs.some(({ curve }) => curve.step.length > 0);
 if (!section.hidden) {

@@ -19,12 +19,12 @@ for (const button of document.querySelectorAll("[data-copies]")) {
 
 const begun = new WeakMap(); // element -> time on the page's clock, because the reader's clock may be wrong
 
-function tellAges() {
+function showAges() {
   for (const node of document.querySelectorAll("[data-age]")) {
     if (!begun.has(node)) begun.set(node, performance.now() - 1000 * Number(node.dataset.age));
     node.textContent = agoBy((performance.now() - begun.get(node)) / 1000);
   }
 }
-tellAges();
-setInterval(tellAges, 1000);
-document.addEventListener("htmx:afterSwap", tellAges);
+showAges();
+setInterval(showAges, 1000);
+document.addEventListener("htmx:afterSwap", showAges);

@@ -3,16 +3,16 @@ import { addKeys } from "../shell/keys.js";
 
 const form = document.getElementById("several");
 const holder = document.getElementById("jobs");
-const told = document.getElementById("chosen");
+const output = document.getElementById("chosen");
 const chosen = new Set();
 let here = null; // the job of the current row
 
 const rows = () => [...holder.querySelectorAll("tr[data-job]")];
-const boxOf = (row) => row.querySelector("input[name=job]");
+const getBox = (row) => row.querySelector("input[name=job]");
 
 function show() {
   for (const row of rows()) {
-    const box = boxOf(row);
+    const box = getBox(row);
     box.checked = chosen.has(row.dataset.job);
     row.toggleAttribute("data-chosen", box.checked);
     row.toggleAttribute("data-here", row.dataset.job === here);
@@ -22,8 +22,8 @@ function show() {
     all.hidden = false;
     all.checked = chosen.size > 0 && rows().every((row) => chosen.has(row.dataset.job));
   }
-  if (!told) return;
-  told.textContent = chosen.size ? `${chosen.size} selected` : "None selected";
+  if (!output) return;
+  output.textContent = chosen.size ? `${chosen.size} selected` : "None selected";
   for (const button of form.querySelectorAll(".several button")) button.disabled = chosen.size === 0;
   const compare = form.querySelector("[value=compare]");
   compare.disabled = chosen.size < 2 || chosen.size > 6;
@@ -90,5 +90,5 @@ addKeys("Jobs", [
   { key: "/", words: "Search jobs", run: () => document.querySelector(".filters [name=q]")?.select() },
 ]);
 // The browser restores checkboxes after a return to this page.
-for (const row of rows()) if (boxOf(row).checked) chosen.add(row.dataset.job);
+for (const row of rows()) if (getBox(row).checked) chosen.add(row.dataset.job);
 show();

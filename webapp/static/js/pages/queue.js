@@ -7,7 +7,7 @@ const chosen = document.getElementById("chosen");
 let dragged = null;
 let busy = false;
 
-const rowOf = (job) => holder.querySelector(`tr[data-job="${job}"]`);
+const findRow = (job) => holder.querySelector(`tr[data-job="${job}"]`);
 const boxes = () => [...holder.querySelectorAll("input[name=job]")];
 
 function count() {
@@ -25,24 +25,24 @@ async function move(job, where) {
       headers: { "Content-Type": "application/json", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value },
       body: JSON.stringify({ job, ...where }),
     });
-    if (!answer.ok) tell(failed("Not moved", await refused(answer)));
+    if (!answer.ok) showMessage(failed("Not moved", await refused(answer)));
     else if ((await answer.json()).moved) refresh(job);
-    else tell("Not moved. A job can move only among jobs with the same priority.");
+    else showMessage("Not moved. A job can move only among jobs with the same priority.");
   } catch (error) {
-    tell(failed("Not moved", error.message));
+    showMessage(failed("Not moved", error.message));
   } finally {
     busy = false;
   }
 }
 
-function tell(words) {
+function showMessage(words) {
   if (chosen) chosen.textContent = words;
 }
 
 /** Refresh the rows, then focus the handle of the job. */
 function refresh(job) {
   count();
-  holder.addEventListener("htmx:afterSettle", () => rowOf(job)?.querySelector(".handle")?.focus(), { once: true });
+  holder.addEventListener("htmx:afterSettle", () => findRow(job)?.querySelector(".handle")?.focus(), { once: true });
   holder.dispatchEvent(new CustomEvent("refresh"));
 }
 
@@ -59,7 +59,7 @@ holder.addEventListener("htmx:beforeSwap", ({ detail }) => {
   const inRow = [".handle", "input[name=job]", ".job-name"].find((one) => focused?.matches(one));
   const settled = () => {
     for (const box of boxes()) box.checked = ticked.has(box.value);
-    if (job && inRow) rowOf(job)?.querySelector(inRow)?.focus({ preventScroll: true });
+    if (job && inRow) findRow(job)?.querySelector(inRow)?.focus({ preventScroll: true });
     if (boxes().filter((box) => box.checked).length < ticked.size) count(); // otherwise a message stays
     showStarts();
   };

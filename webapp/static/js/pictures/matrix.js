@@ -10,13 +10,13 @@ export function drawMatrix(matrix) {
   const ranks = matrix.length;
   const most = Math.max(1, ...matrix.flat());
   const canvas = el("canvas", { className: "matrix", width: ranks, height: ranks, role: "img", ariaLabel: `Bytes per step from each of ${ranks} ranks to each other rank` });
-  const told = el("p", { className: "note", ariaLive: "polite" }, `Rows are sending ranks, and columns are receiving ranks. The darkest cell means ${decimalBytes(most)} per step.`);
+  const output = el("p", { className: "note", ariaLive: "polite" }, `Rows are sending ranks, and columns are receiving ranks. The darkest cell means ${decimalBytes(most)} per step.`);
   paint(canvas, matrix, most);
   canvas.addEventListener("mousemove", (event) => {
     const box = canvas.getBoundingClientRect();
     const to = Math.min(ranks - 1, Math.floor((ranks * (event.clientX - box.left)) / box.width));
     const from = Math.min(ranks - 1, Math.floor((ranks * (event.clientY - box.top)) / box.height));
-    if (from >= 0 && to >= 0) told.textContent = `rank ${from} to rank ${to}: ${exactBytes(matrix[from][to])} per step`;
+    if (from >= 0 && to >= 0) output.textContent = `rank ${from} to rank ${to}: ${exactBytes(matrix[from][to])} per step`;
   });
   const pairs = matrix
     .flatMap((row, from) => row.map((sent, to) => ({ from, to, sent })))
@@ -25,7 +25,7 @@ export function drawMatrix(matrix) {
     .slice(0, LISTED);
   const rows = pairs.map((pair) => el("tr", {}, rowHead(null, `${pair.from} → ${pair.to}`), cell(decimalBytes(pair.sent), exactBytes(pair.sent))));
   const table = el("details", {}, el("summary", {}, "Busiest pairs"), scrolling([th("ranks"), th("bytes per step", true)], rows));
-  return [canvas, told, table];
+  return [canvas, output, table];
 }
 
 /** Paint the cells in one color. The square root keeps small values visible. */

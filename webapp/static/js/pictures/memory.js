@@ -6,8 +6,8 @@ import { cell, columns, rowHead, scrolling, stageHead, th } from "./table.js";
 const ORDER = ["parameters", "gradients", "optimizer", "gathered", "activations", "logits", "working", "buffers", "copies", "allowance"];
 /** Return the names of all memory parts, in display order. */
 export function memoryNames(memories) {
-  const told = new Set(memories.flatMap((memory) => Object.keys(memory).filter((name) => memory[name] > 0)));
-  return [...ORDER.filter((name) => told.delete(name)), ...told];
+  const names = new Set(memories.flatMap((memory) => Object.keys(memory).filter((name) => memory[name] > 0)));
+  return [...ORDER.filter((name) => names.delete(name)), ...names];
 }
 
 const token = (name) => `--series-${ORDER.indexOf(name)}`;

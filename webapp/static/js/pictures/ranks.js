@@ -62,11 +62,11 @@ function note(estimate) {
 /** Describe the focused or hovered rank below the grid. Arrow keys move the focus. */
 export function readRanks(panel) {
   const place = panel.querySelector('[data-show="ranks"]');
-  const tell = (event) => {
+  const showRank = (event) => {
     const square = event.target.closest?.(".rank-grid button");
     if (square) place.querySelector(".note").textContent = square.title;
   };
-  for (const kind of ["mouseover", "focusin", "click"]) place.addEventListener(kind, tell);
+  for (const kind of ["mouseover", "focusin", "click"]) place.addEventListener(kind, showRank);
   place.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!step) return;

@@ -14,8 +14,8 @@ export function scrolling(head, rows) {
 export function columns(stages, most = 6) {
   if (stages.length <= most) return stages;
   const fullest = stages.reduce((best, s) => (s.memory_bytes > best.memory_bytes ? s : best));
-  const kept = new Set([0, 1, fullest.stage, stages.length - 1]);
-  return stages.filter((s) => kept.has(s.stage));
+  const shown = new Set([0, 1, fullest.stage, stages.length - 1]);
+  return stages.filter((s) => shown.has(s.stage));
 }
 
 export const stageHead = (stages, all) =>

@@ -36,8 +36,8 @@ export function timePicture(estimate) {
     figure("speed", tokenRate(time.tokens_per_s)),
     isTiny ? null : figure(`for ${count(TOKENS)} tokens`, days >= 2 ? `${days < 100 ? days.toFixed(1) : integer(Math.round(days))} days` : duration(days * 86400)),
   );
-  const said = [basis(time, cluster), ...aligned(estimate), `${isTiny ? "MFU is" : "MFU and HFU are"} relative to a peak of ${peak(estimate)} per rank.`, ...beyond(estimate)];
-  return [figures, bar, scrolling([th("part"), th("time", true), th("share", true)], rows), el("p", { className: "note" }, said.join(" "))];
+  const sentences = [basis(time, cluster), ...aligned(estimate), `${isTiny ? "MFU is" : "MFU and HFU are"} relative to a peak of ${peak(estimate)} per rank.`, ...beyond(estimate)];
+  return [figures, bar, scrolling([th("part"), th("time", true), th("share", true)], rows), el("p", { className: "note" }, sentences.join(" "))];
 }
 
 /**
@@ -67,8 +67,8 @@ export function within(time) {
 
 /** Describe the source and the margin of error of an estimate. */
 function basis(time, cluster) {
-  const { words, basis: said } = time.interval;
-  if (said === "runs") return `Estimated for ${cluster.name}: ${words}. The step time range covers nine of ten runs on a host with the same load.`;
+  const { words, basis: basisName } = time.interval;
+  if (basisName === "runs") return `Estimated for ${cluster.name}: ${words}. The step time range covers nine of ten runs on a host with the same load.`;
   const why = time.basis === "calibrated" ? "A few runs on the host narrow the step time range." : "Calibrate a host, or run jobs on the host, to improve the estimate.";
   return `Estimated for ${cluster.name}: ${words}. ${why}`;
 }

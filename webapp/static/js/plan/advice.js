@@ -13,8 +13,8 @@ button.addEventListener("click", async () => {
   button.disabled = true;
   try {
     const answer = await fetchPatiently(panel.dataset.url, { headers: { Accept: "application/json" } });
-    const told = await answer.json();
-    place.replaceChildren(...(answer.ok ? shown(told) : told.errors.map(({ message }) => el("p", {}, message))));
+    const body = await answer.json();
+    place.replaceChildren(...(answer.ok ? shown(body) : body.errors.map(({ message }) => el("p", {}, message))));
   } catch (error) {
     place.replaceChildren(el("p", {}, failed("No result", error.message)));
   } finally {
@@ -22,8 +22,8 @@ button.addEventListener("click", async () => {
   }
 });
 
-function shown(told) {
-  const parts = told.parts.map((part) =>
+function shown(body) {
+  const parts = body.parts.map((part) =>
     el(
       "tr",
       {},
@@ -33,12 +33,12 @@ function shown(told) {
       cell(duration(part.apportioned_s)),
     ),
   );
-  const note = `The step time measured on ${told.host} is ${duration(told.step_s)}, the median of ${counted(told.steps, "step")}. The step time predicted at submission is ${duration(told.predicted_s)}.`;
+  const note = `The step time measured on ${body.host} is ${duration(body.step_s)}, the median of ${counted(body.steps, "step")}. The step time predicted at submission is ${duration(body.predicted_s)}.`;
   const columns = [th("part"), th("predicted at submission", true), th("measured", true), th("used for estimates", true)];
   return [
-    el("p", {}, told.text),
-    ...(told.options.length ? [el("h3", {}, "Faster layouts"), options(told.options)] : []),
-    ...(told.unsure.length ? [el("h3", {}, "Layouts with gains within the margin of error"), options(told.unsure)] : []),
+    el("p", {}, body.text),
+    ...(body.options.length ? [el("h3", {}, "Faster layouts"), options(body.options)] : []),
+    ...(body.unsure.length ? [el("h3", {}, "Layouts with gains within the margin of error"), options(body.unsure)] : []),
     el("h3", {}, "Step time of this run"),
     scrolling(columns, parts),
     el("p", { className: "note" }, note),

@@ -7,10 +7,10 @@ const LIMIT = 1;
 /** Return the search request for the spec of a form. The search also covers micro-batches. */
 export function query(spec, cluster) {
   const { layout = {}, train = {}, ...rest } = spec;
-  const { micro_batches: _, ...kept } = train;
+  const { micro_batches: _, ...settings } = train;
   const isOurs = (spec.resources?.stack ?? "ours") === "ours"; // other software cannot run here
   const ranks = ["dp", "pp", "tp", "cp"].reduce((product, axis) => product * (Number(layout[axis]) || 1), 1);
-  return { spec: { ...rest, train: kept }, ranks, cluster: cluster || null, runnable: isOurs, limit: LIMIT };
+  return { spec: { ...rest, train: settings }, ranks, cluster: cluster || null, runnable: isOurs, limit: LIMIT };
 }
 
 /** Compare with the layout of the form, which may be faster if it does not fit. */
@@ -39,15 +39,15 @@ export function filled({ layout, micro_batches: microBatches }) {
 }
 
 /** Search. Throw an Error with the message of the server if no layout is found. */
-export async function best(url, token, asked) {
+export async function best(url, token, search) {
   const answer = await fetchPatiently(url, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-CSRFToken": token },
-    body: JSON.stringify(asked),
+    body: JSON.stringify(search),
   });
   if (answer.redirected || answer.status === 403) throw new Error("you are logged out");
-  const told = await answer.json();
-  if (told.errors) throw new Error(refusal(told.errors));
-  if (told.best.length === 0) throw new Error(`None of ${integer(told.considered)} layouts on ${integer(asked.ranks)} ranks fits. Use more ranks or a smaller batch`);
-  return told;
+  const found = await answer.json();
+  if (found.errors) throw new Error(refusal(found.errors));
+  if (found.best.length === 0) throw new Error(`None of ${integer(found.considered)} layouts on ${integer(search.ranks)} ranks fits. Use more ranks or a smaller batch`);
+  return found;
 }

@@ -7,7 +7,7 @@ const total = (stage) => Object.values(stage.step_bytes).reduce((sum, value) => 
 const most = (stages, of) => stages.reduce((first, other) => (of(other) > of(first) ? other : first));
 
 /** The stages that the figures are for: the one with the most memory, and the one with the most traffic. */
-export const told = ({ stages }) => ({ memory: most(stages, (stage) => stage.memory_bytes), traffic: most(stages, total) });
+export const findBusiestStages = ({ stages }) => ({ memory: most(stages, (stage) => stage.memory_bytes), traffic: most(stages, total) });
 
 /**
  * Return the figures of an estimate by name.
@@ -16,7 +16,7 @@ export const told = ({ stages }) => ({ memory: most(stages, (stage) => stage.mem
  */
 export function headline(estimate) {
   const { time, cluster, peak_memory_bytes: peak, memory_interval: sure } = estimate;
-  const { traffic: busiest } = told(estimate);
+  const { traffic: busiest } = findBusiestStages(estimate);
   const room = bytes(cluster.memory_bytes);
   const fits = estimate.fits ? fitting(estimate, room) : { text: `does not fit ${room}`, tone: "bad" };
   const axes = Object.entries(busiest.step_bytes).filter(([, value]) => value > 0);

@@ -6,13 +6,14 @@ import { failed, refused } from "../refusal.js";
 import { best, filled, query, why } from "./best.js";
 import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
-import { showHeadline, told } from "./headline.js";
-import { withParts } from "./kept.js";
+import { showHeadline, findBusiestStages } from "./headline.js";
+import { withParts } from "./hidden_parts.js";
 
 const DELAY_MS = 150;
 const form = document.getElementById("job-form");
 const panel = document.getElementById("estimate");
 const presets = embedded("presets");
+const schedules = embedded("schedules"); // {name: {label, chunks}}
 const status = document.getElementById("plan-status");
 const cluster = document.getElementById("f-cluster");
 const compare = document.getElementById("compare");
@@ -43,7 +44,7 @@ function setField(name, value) {
   else control.value = value;
 }
 
-function holderOf(field) {
+function findHolder(field) {
   const parts = field.split(".");
   while (parts.length > 0) {
     const holder = form.querySelector(`[data-for="${CSS.escape(parts.join("."))}"]`);
@@ -58,7 +59,7 @@ function showProblems(problems, blocked) {
   for (const control of form.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
   const elsewhere = [];
   for (const { field, message } of problems) {
-    const holder = holderOf(field);
+    const holder = findHolder(field);
     if (!holder) {
       elsewhere.push(message.includes("`") ? message : `${field}: ${message}`);
       continue;
@@ -69,7 +70,7 @@ function showProblems(problems, blocked) {
     if (holder.classList.contains("field")) markInvalid(holder);
   }
   for (const { field, message } of blocked) {
-    const holder = holderOf(field);
+    const holder = findHolder(field);
     if (!holder) continue;
     addProblem(holder, message);
     unfold(holder);
@@ -159,7 +160,7 @@ async function ask(triesLeft = 3) {
     if (plan.estimate) {
       showEstimate(panel, plan);
       showHeadline(document.getElementById("headline"), plan.estimate);
-      stages = told(plan.estimate);
+      stages = findBusiestStages(plan.estimate);
     }
     const state = encodeURIComponent(JSON.stringify({ spec, cluster: cluster.value }));
     for (const link of [compare, ...document.querySelectorAll("[data-planner]")]) link.href = `${compare.dataset.base}#${state}`;
@@ -194,21 +195,19 @@ function badge(text, tone) {
   status.dataset.tone = tone;
 }
 
-const CHUNKS = { interleaved_1f1b: "2", looped_bfs: "2", zbv: "2", dualpipev: "2" };
-
 /** Sets the chunks that a schedule needs, and keeps the choices of a degree and its other box in agreement. */
 function follow(event) {
   const { target } = event;
-  if (target.name === "layout.schedule") setField("layout.virtual_stages", CHUNKS[target.value] ?? "1");
+  if (target.name === "layout.schedule") setField("layout.virtual_stages", schedules[target.value].chunks);
   if (target.type === "radio") clearOther(target.name);
   if (target.dataset.other !== undefined) chooseOther(target);
 }
 
-const otherOf = (name) => form.querySelector(`[data-other="${CSS.escape(name)}"]`);
-const radiosOf = (name) => [...form.querySelectorAll(`input[type=radio][name="${CSS.escape(name)}"]`)];
+const findOther = (name) => form.querySelector(`[data-other="${CSS.escape(name)}"]`);
+const findRadios = (name) => [...form.querySelectorAll(`input[type=radio][name="${CSS.escape(name)}"]`)];
 
 function clearOther(name) {
-  const other = otherOf(name);
+  const other = findOther(name);
   if (!other) return;
   other.value = "";
   delete other.dataset.chosen;
@@ -220,7 +219,7 @@ function clearOther(name) {
 function chooseOther(other) {
   const text = other.value.trim();
   const value = /^\d+$/.test(text) ? String(Number(text)) : text;
-  const listed = radiosOf(other.dataset.other).filter((radio) => !radio.closest(".added"));
+  const listed = findRadios(other.dataset.other).filter((radio) => !radio.closest(".added"));
   const radio = listed.find((each) => each.value === (value || "1")) ?? hiddenRadio(other, value);
   radio.disabled = false;
   radio.checked = true;
@@ -241,9 +240,9 @@ function hiddenRadio(other, value) {
 
 /** Fills in one field: a choice if it has one, otherwise its text. */
 function fill(name, value) {
-  const radios = radiosOf(name);
+  const radios = findRadios(name);
   if (radios.length === 0) return setField(name, value);
-  const other = otherOf(name);
+  const other = findOther(name);
   const radio = radios.find((each) => each.value === String(value) && !each.closest(".added"));
   if (radio) {
     clearOther(name);
@@ -262,10 +261,10 @@ function valueOf(name) {
 
 async function fillBest() {
   const button = document.getElementById("best");
-  const told = document.getElementById("best-told");
-  const [words, undo] = told.children;
+  const output = document.getElementById("best-status");
+  const [words, undo] = output.children;
   button.disabled = true;
-  told.hidden = false;
+  output.hidden = false;
   undo.hidden = true;
   words.textContent = "Searching…";
   try {
@@ -280,7 +279,7 @@ async function fillBest() {
     undo.hidden = false;
     undo.onclick = () => {
       put(before);
-      told.hidden = true;
+      output.hidden = true;
       button.focus();
     };
   } catch (error) {

@@ -1,11 +1,11 @@
 // The Planner: a shared base, up to four layouts side by side, and the search.
 import { paretoChart } from "../charts/pareto.js";
-import { copyText, el, stackedBar, withCode } from "../dom.js";
+import { copyText, el, embedded, stackedBar, withCode } from "../dom.js";
 import { between, bytes, counted, decimalBytes, duration, integer, sureness, tokenRate } from "../format.js";
 import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
 import { failed, fetchPatiently, words } from "../refusal.js";
-import { putSoftware, showSoftware, softwareOf } from "./software.js";
+import { putSoftware, showSoftware, readSoftware } from "./software.js";
 
 const MAX_LANES = 4;
 const DELAY_MS = 150;
@@ -15,17 +15,7 @@ const lanes = document.getElementById("lanes");
 const results = document.getElementById("results");
 const searchStatus = document.getElementById("search-status");
 const DEGREES = ["dp", "pp", "tp", "cp", "ep"];
-const SCHEDULES = ["1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev", "looped_bfs", "gpipe", "naive"];
-const CHUNKS = { interleaved_1f1b: 2, looped_bfs: 2, zbv: 2, dualpipev: 2 };
-const SCHEDULE_NAMES = {
-  "1f1b": "1F1B",
-  interleaved_1f1b: "interleaved 1F1B",
-  interleaved_zero_bubble: "zero bubble",
-  zbv: "ZBV",
-  dualpipev: "DualPipeV",
-  looped_bfs: "looped BFS",
-  gpipe: "GPipe",
-};
+const schedules = embedded("schedules"); // {name: {label, chunks}}, the default first
 const RECOMPUTES = ["none", "selective", "full"];
 const FIRST = [
   { layout: { dp: 64, zero: 3 }, micro_batches: 8 },
@@ -48,7 +38,7 @@ async function post(url, body) {
   return made;
 }
 
-function specOf(lane) {
+function makeSpec(lane) {
   const field = base.elements;
   const train = {
     ...(custom?.train ?? {}),
@@ -59,12 +49,12 @@ function specOf(lane) {
   };
   const model = field.preset.value ? { preset: field.preset.value } : (custom?.model ?? {});
   const device = field.cluster.selectedOptions[0]?.dataset.device ?? "cuda";
-  return { name: "planned layout", model, layout: lane.layout, train, resources: { device, ...softwareOf(base) } };
+  return { name: "planned layout", model, layout: lane.layout, train, resources: { device, ...readSoftware(base) } };
 }
 
 /** The address of the job form with a layout. Jobs run Meshboard's trainer, so the software stack is left out. */
 function formAddress(lane) {
-  const spec = specOf(lane);
+  const spec = makeSpec(lane);
   const job = { ...spec, resources: { device: spec.resources.device } };
   return `${base.dataset.newUrl}?spec=${encodeURIComponent(JSON.stringify(job))}&cluster=${encodeURIComponent(base.elements.cluster.value)}`;
 }
@@ -99,7 +89,7 @@ function drawLane(lane, index) {
   const fields = el("div", { className: "degrees" });
   for (const axis of DEGREES) fields.append(numberField(lane, axis, lane.layout, axis, 1));
   fields.append(select(lane, "ZeRO", "zero", [0, 1, 2, 3], Number));
-  fields.append(select(lane, "schedule", "schedule", SCHEDULES, String, "wide"));
+  fields.append(select(lane, "schedule", "schedule", Object.keys(schedules), String, "wide"));
   fields.append(numberField(lane, "chunks", lane.layout, "virtual_stages", 1));
   fields.append(numberField(lane, "micro-batches", lane, "micro_batches", 1));
   fields.append(select(lane, "recompute", "recompute", RECOMPUTES, String));
@@ -132,13 +122,13 @@ function numberField(lane, text, target, name, usual) {
 }
 
 function select(lane, text, name, values, read, className = "") {
-  const options = values.map((v) => el("option", { value: String(v), selected: String(lane.layout[name] ?? values[0]) === String(v) }, SCHEDULE_NAMES[v] ?? String(v)));
+  const options = values.map((v) => el("option", { value: String(v), selected: String(lane.layout[name] ?? values[0]) === String(v) }, schedules[v]?.label ?? String(v)));
   const box = el("select", {}, ...options);
   box.addEventListener("change", () => {
     lane.layout[name] = read(box.value);
     untouched = false;
     if (name === "schedule") {
-      lane.layout.virtual_stages = CHUNKS[box.value] ?? 1;
+      lane.layout.virtual_stages = schedules[box.value].chunks;
       lane.panel.querySelector('[data-name="virtual_stages"]').value = String(lane.layout.virtual_stages);
     }
     ask(lane);
@@ -158,14 +148,14 @@ function askAll() {
 }
 
 async function cost(lane) {
-  const mine = (lane.asked = (lane.asked ?? 0) + 1);
+  const mine = (lane.requests = (lane.requests ?? 0) + 1);
   remember();
   try {
-    const plan = await post(`${base.dataset.planUrl}?cluster=${encodeURIComponent(base.elements.cluster.value)}`, specOf(lane));
-    if (mine !== lane.asked) return;
+    const plan = await post(`${base.dataset.planUrl}?cluster=${encodeURIComponent(base.elements.cluster.value)}`, makeSpec(lane));
+    if (mine !== lane.requests) return;
     lane.plan = plan;
   } catch (error) {
-    if (mine !== lane.asked) return;
+    if (mine !== lane.requests) return;
     lane.plan = { problems: [{ field: "request", message: error.message }], estimate: null };
   }
   showPlan(lane);
@@ -274,7 +264,7 @@ function fixedFields(text) {
 
 /** The body of a search for the base. Micro-batches are part of the search. */
 function searchQuery(limit) {
-  const spec = specOf({ layout: {}, micro_batches: 1 });
+  const spec = makeSpec({ layout: {}, micro_batches: 1 });
   const { micro_batches: _, ...train } = spec.train;
   return {
     spec: { ...spec, train },
@@ -335,7 +325,7 @@ function resultRow(found) {
     else searchStatus.textContent = `At most ${MAX_LANES} layouts can be compared. Remove one first.`;
   });
   const use = el("a", { className: "button small", href: formAddress(lane) }, "Use this layout");
-  const schedule = layout.pp > 1 ? `${SCHEDULE_NAMES[layout.schedule] ?? layout.schedule}${layout.virtual_stages > 1 ? `, ${layout.virtual_stages} chunks` : ""}` : "–";
+  const schedule = layout.pp > 1 ? `${schedules[layout.schedule]?.label ?? layout.schedule}${layout.virtual_stages > 1 ? `, ${layout.virtual_stages} chunks` : ""}` : "–";
   return el(
     "tr",
     {},
@@ -356,28 +346,28 @@ function resultRow(found) {
 function remember() {
   const field = base.elements;
   const fields = Object.fromEntries(["preset", "cluster", "ranks", "global_batch", "seq_len", "precision"].map((name) => [name, field[name].value]));
-  const kept = { base: fields, resources: softwareOf(base), custom, lanes: state.map(({ layout, micro_batches }) => ({ layout, micro_batches })) };
-  history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(kept))}`);
+  const saved = { base: fields, resources: readSoftware(base), custom, lanes: state.map(({ layout, micro_batches }) => ({ layout, micro_batches })) };
+  history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(saved))}`);
 }
 
 function recall() {
-  let kept = null;
+  let saved = null;
   try {
-    kept = JSON.parse(decodeURIComponent(location.hash.slice(1)));
+    saved = JSON.parse(decodeURIComponent(location.hash.slice(1)));
   } catch {
-    kept = null;
+    saved = null;
   }
-  if (kept?.spec) return fromSpec(kept.spec, kept.cluster);
-  if (!kept?.lanes) {
+  if (saved?.spec) return fromSpec(saved.spec, saved.cluster);
+  if (!saved?.lanes) {
     FIRST.forEach(addLane);
     untouched = true;
     return;
   }
-  custom = kept.custom ?? null;
-  putSoftware(base, kept.resources);
-  for (const [name, value] of Object.entries(kept.base)) if (base.elements[name]) base.elements[name].value = value;
+  custom = saved.custom ?? null;
+  putSoftware(base, saved.resources);
+  for (const [name, value] of Object.entries(saved.base)) if (base.elements[name]) base.elements[name].value = value;
   showLinked();
-  return kept.lanes.forEach(addLane);
+  return saved.lanes.forEach(addLane);
 }
 
 function fromSpec(spec, cluster) {

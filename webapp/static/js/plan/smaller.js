@@ -24,8 +24,8 @@ button.addEventListener("click", async () => {
   button.disabled = true;
   try {
     const answer = await fetchPatiently(panel.dataset.url, { headers: { Accept: "application/json" } });
-    const told = await answer.json();
-    const lines = answer.ok ? words(told) : told.errors.map(({ message }) => message);
+    const body = await answer.json();
+    const lines = answer.ok ? words(body) : body.errors.map(({ message }) => message);
     place.replaceChildren(...lines.map((line) => el("p", {}, line)));
     form.hidden = !answer.ok || !mayChange;
   } catch (error) {

@@ -2,11 +2,11 @@
 const SECTION = "resources.software.";
 
 const fields = (form) => [...form.querySelectorAll("[data-stacks]")];
-const stackOf = (form) => form.elements["resources.stack"].value;
+const getStack = (form) => form.elements["resources.stack"].value;
 
 /** Shows the fields that are open for the selected stack. Hidden fields are not sent. */
 export function showSoftware(form) {
-  const stack = stackOf(form);
+  const stack = getStack(form);
   for (const field of fields(form)) {
     field.hidden = !field.dataset.stacks.split(" ").includes(stack);
     if (field.dataset.values && !field.hidden) showValues(field, stack);
@@ -23,7 +23,7 @@ function showValues(field, stack) {
 }
 
 /** The stack and its settings, as the resources of a spec have them. Settings with their default are left out. */
-export function softwareOf(form) {
+export function readSoftware(form) {
   const software = {};
   for (const field of fields(form)) {
     const [usual] = field.querySelectorAll("input");
@@ -31,7 +31,7 @@ export function softwareOf(form) {
     if (field.hidden || !input || (usual.type === "radio" && input === usual)) continue;
     software[input.name.slice(SECTION.length)] = input.type === "checkbox" ? true : input.value;
   }
-  return { stack: stackOf(form), ...(Object.keys(software).length && { software }) };
+  return { stack: getStack(form), ...(Object.keys(software).length && { software }) };
 }
 
 /** Fills in the fields from the resources of a spec. */

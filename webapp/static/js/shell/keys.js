@@ -17,7 +17,7 @@ export function usable(selector) {
 }
 
 /** Returns the label of an element's action. */
-export function wordsOf(node) {
+export function getWords(node) {
   return node.dataset.command ?? node.getAttribute("aria-label") ?? node.textContent.trim().replaceAll(/\s+/g, " ");
 }
 
@@ -29,8 +29,8 @@ export function use(node) {
 
 function sheet() {
   const lines = (keys) => keys.flatMap(({ key, words }) => [el("dt", {}, ...key.split(" ").map((one) => el("kbd", {}, one))), el("dd", {}, words)]);
-  const onPage = usable("[data-key]").map((node) => ({ key: node.dataset.key, words: wordsOf(node) }));
-  const pages = [...document.querySelectorAll("[data-go]")].map((node) => ({ key: `g ${node.dataset.go}`, words: wordsOf(node) }));
+  const onPage = usable("[data-key]").map((node) => ({ key: node.dataset.key, words: getWords(node) }));
+  const pages = [...document.querySelectorAll("[data-go]")].map((node) => ({ key: `g ${node.dataset.go}`, words: getWords(node) }));
   const everywhere = [
     ...(document.getElementById("palette-open") ? [{ key: "Ctrl+K", words: "Find a job, host, project, page, or action" }] : []),
     { key: "?", words: "Show keyboard shortcuts" },

@@ -1,15 +1,15 @@
 // The command palette finds jobs, hosts, projects, pages, and actions of the current page.
 import { copyText, el } from "../dom.js";
-import { showKeys, usable, use, wordsOf } from "./keys.js";
+import { showKeys, usable, use, getWords } from "./keys.js";
 
 const DELAY_MS = 120;
 
 /** Returns the items whose words contain each word of `query`. Items that begin with `query` come first. */
 export function matching(items, query) {
-  const asked = query.trim().toLowerCase();
-  const parts = asked.split(/\s+/).filter(Boolean);
+  const text = query.trim().toLowerCase();
+  const parts = text.split(/\s+/).filter(Boolean);
   const holds = items.filter(({ words }) => parts.every((part) => words.toLowerCase().includes(part)));
-  const begins = ({ words }) => (asked && words.toLowerCase().startsWith(asked) ? 0 : 1);
+  const begins = ({ words }) => (text && words.toLowerCase().startsWith(text) ? 0 : 1);
   return holds.sort((one, other) => begins(one) - begins(other)); // the sort is stable
 }
 
@@ -18,7 +18,7 @@ export function ofPage() {
   const seen = new Set();
   const found = usable(".page-head .actions :is(a, button), main [data-command]");
   const actions = [...found, ...document.querySelectorAll(".own [data-command]")]
-    .map((node) => ({ kind: "action", words: wordsOf(node), key: node.dataset.key ?? "", run: () => use(node) }))
+    .map((node) => ({ kind: "action", words: getWords(node), key: node.dataset.key ?? "", run: () => use(node) }))
     .filter(({ words }) => words && !seen.has(words) && seen.add(words));
   const job = document.getElementById("job");
   if (job) actions.push({ kind: "action", words: "Copy as JSON", key: "", run: () => copyJson(JSON.parse(job.textContent).id) });
@@ -27,7 +27,7 @@ export function ofPage() {
   actions.push({ kind: "action", words: toggle.getAttribute("aria-label") ?? "Switch theme", key: "", run: () => toggle.click() });
   const pages = [...document.querySelectorAll("[data-go]")].map((link) => ({
     kind: "page",
-    words: wordsOf(link),
+    words: getWords(link),
     key: `g ${link.dataset.go}`,
     run: () => link.click(),
   }));
@@ -38,10 +38,10 @@ async function copyJson(id) {
   const answer = await fetch(`/api/v1/jobs/${id}`, { headers: { Accept: "application/json" } }).catch(() => null);
   const copied = answer?.ok && (await copyText(JSON.stringify(await answer.json(), null, 2)));
   const why = answer?.ok ? "The browser blocked the copy" : "The board did not return the job";
-  const told = el("div", { className: "message", role: "status" }, copied ? "Job copied as JSON." : `${why}. Open the JSON at `);
-  told.dataset.tone = copied ? "info" : "warn";
-  if (!copied) told.append(el("a", { href: `/api/v1/jobs/${id}` }, `/api/v1/jobs/${id}`));
-  document.getElementById("main").prepend(told);
+  const message = el("div", { className: "message", role: "status" }, copied ? "Job copied as JSON." : `${why}. Open the JSON at `);
+  message.dataset.tone = copied ? "info" : "warn";
+  if (!copied) message.append(el("a", { href: `/api/v1/jobs/${id}` }, `/api/v1/jobs/${id}`));
+  document.getElementById("main").prepend(message);
 }
 
 async function fetched(url, query, signal) {
@@ -61,8 +61,8 @@ export function palette(opener) {
   const input = el("input", { type: "text", autocomplete: "off", spellcheck: false, placeholder: "Find a job, host, project, page, or action" });
   for (const [name, value] of Object.entries({ role: "combobox", "aria-label": "Find a job, host, project, page, or action", "aria-expanded": "true", "aria-controls": "palette-list", "aria-autocomplete": "list" })) input.setAttribute(name, value);
   const list = el("ul", { id: "palette-list", role: "listbox", ariaLabel: "Results" });
-  const told = el("span", { role: "status", className: "visually-hidden" });
-  const hint = el("p", { className: "note" }, "↑ ↓ select", el("span", {}, "Enter opens"), el("span", {}, "Esc closes"), told);
+  const output = el("span", { role: "status", className: "visually-hidden" });
+  const hint = el("p", { className: "note" }, "↑ ↓ select", el("span", {}, "Enter opens"), el("span", {}, "Esc closes"), output);
   const dialog = el("dialog", { className: "palette", ariaLabel: "Find" }, input, list, hint);
   document.body.append(dialog);
   let items = [];
@@ -85,7 +85,7 @@ export function palette(opener) {
     );
     if (items.length) input.setAttribute("aria-activedescendant", `palette-${at}`);
     else input.removeAttribute("aria-activedescendant");
-    told.textContent = `${items.length} result${items.length === 1 ? "" : "s"}. ${elsewhere}`;
+    output.textContent = `${items.length} result${items.length === 1 ? "" : "s"}. ${elsewhere}`;
     const words = elsewhere || (items.length === 0 ? "No results." : "");
     if (words) list.append(el("li", { className: "note", role: "presentation" }, words));
   }
@@ -118,9 +118,9 @@ export function palette(opener) {
     try {
       const there = await fetched(opener.dataset.findUrl, query, mine.signal);
       if (mine !== asking) return;
-      const kept = items[at];
+      const chosen = items[at];
       items = query.trim() ? [...there, ...here] : [...here, ...there];
-      at = at === 0 ? 0 : Math.max(0, items.indexOf(kept));
+      at = at === 0 ? 0 : Math.max(0, items.indexOf(chosen));
       elsewhere = "";
     } catch {
       if (mine !== asking) return;

@@ -3,7 +3,7 @@
 import { el } from "../dom.js";
 
 const FAILURES = ["htmx:responseError", "htmx:sendError", "htmx:timeout"];
-const pathOf = (address) => new URL(address, location.href).pathname;
+const getPath = (address) => new URL(address, location.href).pathname;
 
 for (const node of document.querySelectorAll("[data-poll]")) {
   let fresh = new Date();
@@ -26,7 +26,7 @@ for (const node of document.querySelectorAll("[data-poll]")) {
     });
   }
   on("htmx:beforeSwap", ({ detail }) => {
-    if (pathOf(detail.xhr.responseURL) === pathOf(detail.requestConfig.path)) return;
+    if (getPath(detail.xhr.responseURL) === getPath(detail.requestConfig.path)) return;
     detail.shouldSwap = false; // a redirect, such as to the login
     location.reload();
   });

@@ -1,8 +1,8 @@
 // Keeps traced steps, and the time that each rank stalls. Pure.
 import { Bins } from "../rates.js";
 
-export const MOST_STEPS = 24; // kept in the page
-export const MOST_EVENTS = 400_000; // of all kept steps together
+export const MOST_STEPS = 24; // in the page
+export const MOST_EVENTS = 400_000; // of all these steps together
 
 const size = (item) => item.calls.op.length + item.spans.work.length;
 
@@ -14,16 +14,16 @@ export function foldTimeline(state, item, node) {
   steps.get(item.step).set(item.rank, { item, node });
   const order = [...steps.keys()].sort((a, b) => a - b);
   let events = 0;
-  for (const ranks of steps.values()) for (const told of ranks.values()) events += size(told.item);
+  for (const ranks of steps.values()) for (const entry of ranks.values()) events += size(entry.item);
   while (order.length > 1 && (order.length > MOST_STEPS || events > MOST_EVENTS)) {
     const oldest = order.shift();
-    for (const told of steps.get(oldest).values()) events -= size(told.item);
+    for (const entry of steps.get(oldest).values()) events -= size(entry.item);
     steps.delete(oldest);
   }
 }
 
 /** Wrap the fold of step items. Spread the exposed communication of a step evenly over the step, by axis. */
-export const alsoStoodStill = (fold) => (state, item, node) => {
+export const withExposedTime = (fold) => (state, item, node) => {
   fold(state, item, node);
   const exposed = Object.entries(item.parts?.exposed ?? {}).filter(([, seconds]) => seconds > 0);
   if (exposed.length === 0 || !(item.step_s > 0)) return;

@@ -19,7 +19,7 @@ const job = { spec: { layout: {} }, estimate: null, members: [], finished: true,
 let shown = null;
 
 /** Return bytes by rank, axis and time. */
-export function binsOf(step) {
+export function makeBins(step) {
   const bins = new Bins(Math.max(1e-6, step.seconds / COLUMNS), COLUMNS + 2, "whole");
   for (const [rank, own] of step.ranks) {
     for (const call of own.calls) {
@@ -30,7 +30,7 @@ export function binsOf(step) {
 }
 
 /** Return seconds of waiting for the last rank, by rank, axis and time. */
-export function waitsOf(step) {
+export function makeWaitBins(step) {
   const bins = new Bins(Math.max(1e-6, step.seconds / COLUMNS), COLUMNS + 2, "whole");
   for (const [rank, own] of step.ranks) {
     for (const call of own.calls) {
@@ -61,9 +61,9 @@ async function load() {
     page.querySelector("[data-empty]").textContent = `Events not loaded: HTTP ${answer.status}.`;
     return;
   }
-  const told = await answer.json();
-  const step = stepOfTables(number, told.calls.columns, told.spans.columns);
-  shown = { step, bins: binsOf(step), waits: waitsOf(step) };
+  const body = await answer.json();
+  const step = stepOfTables(number, body.calls.columns, body.spans.columns);
+  shown = { step, bins: makeBins(step), waits: makeWaitBins(step) };
   page.querySelector("#timeline-panel [data-empty]").hidden = true;
   view.show(step);
   page.querySelector(".timeline-tables").hidden = false;

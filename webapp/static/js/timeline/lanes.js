@@ -4,7 +4,7 @@ import { byAxis } from "../collectives.js";
 export const COMPUTE = "compute";
 
 /** Return rows {rank, name, first (row of the rank), events (sorted by `from`), ends}. */
-export function rowsOf(step) {
+export function arrangeRows(step) {
   const rows = [];
   for (const [rank, own] of step.ranks) {
     const axes = new Map();
@@ -15,13 +15,13 @@ export function rowsOf(step) {
     }
     const names = [...axes.keys()].sort((a, b) => byAxis(a, b) || a.localeCompare(b));
     const lists = [[COMPUTE, own.spans], ...names.map((name) => [name, axes.get(name)])];
-    lists.forEach(([name, events], place) => rows.push({ rank, name, first: place === 0, events, ends: endsOf(events) }));
+    lists.forEach(([name, events], place) => rows.push({ rank, name, first: place === 0, events, ends: findEnds(events) }));
   }
   return rows;
 }
 
 /** Return the running maximum of event ends, because a long event can outlast later events. */
-function endsOf(events) {
+function findEnds(events) {
   const ends = new Float64Array(events.length);
   let latest = -Infinity;
   events.forEach((event, i) => {

@@ -82,7 +82,7 @@ function paintRow(context, row, view, place, ink, tokens) {
   for (let i = first; i < beyond; i += 1) {
     const event = row.events[i];
     const token = tokens(event);
-    for (const part of shadesOf(row, event)) box(part.from, part.to, token, part.alpha);
+    for (const part of getShades(row, event)) box(part.from, part.to, token, part.alpha);
   }
   flush();
   context.globalAlpha = 1;
@@ -91,7 +91,7 @@ function paintRow(context, row, view, place, ink, tokens) {
 }
 
 /** Return the differently shaded boxes of an event, {from, to, alpha}: waiting and transfer of a call, or one box. */
-function shadesOf(row, event) {
+function getShades(row, event) {
   if (row.name === COMPUTE) return [{ from: event.from, to: event.to, alpha: event.work === "backward" ? BACKWARD_ALPHA : 1 }];
   const wait = waited(event);
   const whole = event.from + (wait ?? 0);
@@ -106,7 +106,7 @@ function label(context, row, view, { y, left, scale, rowHeight, beyond: width },
   let free = left;
   for (let i = first; i < beyond; i += 1) {
     const event = row.events[i];
-    const boxes = shadesOf(row, event).map(({ from, to, alpha }) => {
+    const boxes = getShades(row, event).map(({ from, to, alpha }) => {
       return { x: Math.max(free, left + (from - view.from) * scale), end: Math.min(width, left + (to - view.from) * scale), alpha };
     });
     const { x, end, alpha } = boxes.reduce((widest, box) => (box.end - box.x > widest.end - widest.x ? box : widest));

@@ -29,10 +29,10 @@ export function timelinePanel(panel, links, again) {
   let shown = "";
   /** @type {any} */
   let [job, state] = [null, null];
-  const made = new Map(); // step -> {told, ranks, step}, built once per number of ranks
+  const made = new Map(); // step -> {entries, count, step}, built once per number of ranks
 
   /** @type {{attempt: number | null, finished: boolean | null, steps: any[] | null}} */
-  const kept = { attempt: null, finished: false, steps: null }; // steps of the history
+  const stored = { attempt: null, finished: false, steps: null }; // steps of the history
   const fetched = new Map(); // number -> step, undefined while it loads, null for a while after a failure
 
   async function ask(path) {
@@ -44,17 +44,17 @@ export function timelinePanel(panel, links, again) {
     }
   }
 
-  async function listKept() {
+  async function listStored() {
     const { attempt, finished } = job;
-    if (kept.attempt === attempt && kept.finished === finished) return;
-    if (kept.attempt !== attempt) {
-      kept.steps = null;
+    if (stored.attempt === attempt && stored.finished === finished) return;
+    if (stored.attempt !== attempt) {
+      stored.steps = null;
       fetched.clear();
     }
-    Object.assign(kept, { attempt, finished });
-    const told = await ask(`/steps?attempt=${attempt}`);
-    if (!told) askAgain(() => (kept.finished = null));
-    kept.steps = told?.steps ?? kept.steps ?? [];
+    Object.assign(stored, { attempt, finished });
+    const answer = await ask(`/steps?attempt=${attempt}`);
+    if (!answer) askAgain(() => (stored.finished = null));
+    stored.steps = answer?.steps ?? stored.steps ?? [];
     again();
   }
 
@@ -68,23 +68,23 @@ export function timelinePanel(panel, links, again) {
   async function fetchStep(number) {
     if (fetched.has(number)) return;
     fetched.set(number, undefined);
-    const told = await ask(`?step=${number}&attempt=${job.attempt}&format=columns`);
-    fetched.set(number, told && stepOfTables(number, told.calls.columns, told.spans.columns));
-    if (!told) askAgain(() => fetched.delete(number));
+    const columns = await ask(`?step=${number}&attempt=${job.attempt}&format=columns`);
+    fetched.set(number, columns && stepOfTables(number, columns.calls.columns, columns.spans.columns));
+    if (!columns) askAgain(() => fetched.delete(number));
     while (fetched.size > MOST_STEPS) fetched.delete(fetched.keys().next().value);
     again();
   }
 
   function assembled(number) {
-    const told = state.timelines?.get(number);
-    if (!told) {
+    const ranks = state.timelines?.get(number);
+    if (!ranks) {
       fetchStep(number);
       return fetched.get(number);
     }
     const known = made.get(number);
-    if (known?.told === told && known.ranks === told.size) return known.step;
-    const step = stepOfItems(number, told, (node) => state.members.get(node)?.clock?.offset_s ?? 0);
-    made.set(number, { told, ranks: told.size, step });
+    if (known?.entries === ranks && known.count === ranks.size) return known.step;
+    const step = stepOfItems(number, ranks, (node) => state.members.get(node)?.clock?.offset_s ?? 0);
+    made.set(number, { entries: ranks, count: ranks.size, step });
     for (const one of made.keys()) if (!state.timelines.has(one)) made.delete(one);
     return step;
   }
@@ -99,18 +99,18 @@ export function timelinePanel(panel, links, again) {
   }
 
   function draw() {
-    listKept();
-    const heard = stepsAtHand(state);
-    const older = (kept.steps ?? []).filter((step) => !state.timelines?.has(step)).map((step) => ({ step, ranks: null }));
-    const steps = [...heard, ...older].sort((a, b) => b.step - a.step);
+    listStored();
+    const live = stepsAtHand(state);
+    const older = (stored.steps ?? []).filter((step) => !state.timelines?.has(step)).map((step) => ({ step, ranks: null }));
+    const steps = [...live, ...older].sort((a, b) => b.step - a.step);
     const running = !job.finished;
     $("timeline-ask").hidden = !running;
     panel.querySelector("[data-empty]").hidden = steps.length > 0;
-    if (steps.length === 0) return kept.steps ? null : undefined;
+    if (steps.length === 0) return stored.steps ? null : undefined;
     listSteps(steps);
     // The latest step of all ranks, because a step that still arrives changes with each rank.
-    const most = Math.max(...heard.map(({ ranks }) => ranks));
-    const newest = heard.find(({ ranks }) => ranks === most) ?? steps[0];
+    const most = Math.max(...live.map(({ ranks }) => ranks));
+    const newest = live.find(({ ranks }) => ranks === most) ?? steps[0];
     const wanted = select.value === NEWEST ? newest.step : Number(select.value);
     const step = assembled(wanted);
     if (!step) {
@@ -143,10 +143,10 @@ export function timelinePanel(panel, links, again) {
   }
 
   function notes(step) {
-    const said = [`Step ${integer(step.step)}, ${integer(step.ranks.size)} of ${counted(job.world_size, "rank")}.`];
-    if (step.leftOut > 0) said.push(`${counted(step.leftOut, "event")} ${step.leftOut === 1 ? "is" : "are"} missing, because the step has more events than the limit.`);
-    if (state.members.size > 1) said.push(clockWords([...state.members.values()].map((member) => member.clock)));
-    return said;
+    const sentences = [`Step ${integer(step.step)}, ${integer(step.ranks.size)} of ${counted(job.world_size, "rank")}.`];
+    if (step.leftOut > 0) sentences.push(`${counted(step.leftOut, "event")} ${step.leftOut === 1 ? "is" : "are"} missing, because the step has more events than the limit.`);
+    if (state.members.size > 1) sentences.push(clockWords([...state.members.values()].map((member) => member.clock)));
+    return sentences;
   }
 
   select.addEventListener("change", () => job && draw());
@@ -158,8 +158,8 @@ export function timelinePanel(panel, links, again) {
     try {
       const headers = { "Content-Type": "application/json", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
       const response = await fetch(panel.dataset.trace, { method: "POST", headers, body: JSON.stringify({ step }) });
-      const told = await response.json();
-      answer.textContent = response.ok ? `Tracing ${told.steps.length === 1 ? "step" : "steps"} ${told.steps.map(integer).join(", ")}. The timeline appears after the traced step ends.` : told.errors.map(({ message }) => message).join("; ");
+      const body = await response.json();
+      answer.textContent = response.ok ? `Tracing ${body.steps.length === 1 ? "step" : "steps"} ${body.steps.map(integer).join(", ")}. The timeline appears after the traced step ends.` : body.errors.map(({ message }) => message).join("; ");
     } catch (error) {
       answer.textContent = failed("Not traced", error.message);
     }

@@ -74,9 +74,9 @@ function ofStep({ calls, spans }) {
   const end = Math.min(...spans.filter((span) => AFTER.has(span.work)).map((span) => span.from));
   return { calls: calls.filter((call) => call.from < end), spans: spans.filter((span) => span.from < end) };
 }
-const spansOf = (own, works) => own.spans.filter((span) => works.has(span.work)).map((span) => [span.from, span.to]);
+const listSpans = (own, works) => own.spans.filter((span) => works.has(span.work)).map((span) => [span.from, span.to]);
 /** Return the intervals at the end of calls in which the training thread waits. */
-const blockedOf = (calls) => calls.filter((call) => call.blocked > 0).map((call) => [call.to - call.blocked, call.to]);
+const listBlocked = (calls) => calls.filter((call) => call.blocked > 0).map((call) => [call.to - call.blocked, call.to]);
 
 /** Return exposed and overlapped seconds per step by axis, as means over ranks. */
 export function overlap(step) {
@@ -92,7 +92,7 @@ export function overlap(step) {
     }
     for (const [axis, calls] of axes) {
       const busy = union(calls.map((call) => [call.from, call.to]));
-      const still = union(blockedOf(calls));
+      const still = union(listBlocked(calls));
       const row = found.get(axis) ?? { axis, exposed: 0, hidden: 0 };
       row.exposed += length(still) / ranks;
       row.hidden += (length(busy) - shared(busy, still)) / ranks;
@@ -107,17 +107,17 @@ export function overlap(step) {
  * from the first forward to the last backward. A rank is idle if it neither computes nor waits for another axis.
  */
 export function bubble(step) {
-  const lanes = [...step.ranks.values()].map(ofStep).map((own) => ({ own, work: union(spansOf(own, COMPUTE)) })).filter(({ work }) => work.length > 0);
+  const lanes = [...step.ranks.values()].map(ofStep).map((own) => ({ own, work: union(listSpans(own, COMPUTE)) })).filter(({ work }) => work.length > 0);
   const piped = lanes.some(({ own }) => own.calls.some((call) => step.groups[call.group].axis === "pp"));
   if (!piped || lanes.length === 0) return null;
   const from = Math.min(...lanes.map(({ work }) => work[0][0]));
   const to = Math.max(...lanes.map(({ work }) => work[work.length - 1][1]));
   const shares = lanes.map(({ own, work }) => {
-    const inPipe = union(blockedOf(own.calls.filter((call) => step.groups[call.group].axis === "pp")));
-    const elsewhere = union(blockedOf(own.calls.filter((call) => step.groups[call.group].axis !== "pp")));
+    const inPipe = union(listBlocked(own.calls.filter((call) => step.groups[call.group].axis === "pp")));
+    const elsewhere = union(listBlocked(own.calls.filter((call) => step.groups[call.group].axis !== "pp")));
     const busy = union([...work, ...elsewhere]);
-    const kept = shared(busy, [[from, to]]) - shared(inPipe, busy);
-    return 1 - kept / (to - from);
+    const used = shared(busy, [[from, to]]) - shared(inPipe, busy);
+    return 1 - used / (to - from);
   });
   return { share: shares.reduce((sum, share) => sum + share, 0) / shares.length, least: Math.min(...shares), seconds: to - from };
 }

@@ -21,11 +21,11 @@ const lane = (made, rank) => {
   return made.ranks.get(rank);
 };
 
-/** Build a step from live items. `told` is rank -> {item, node}. `clocks` returns the correction of a node's clock. */
-export function stepOfItems(step, told, clocks) {
+/** Build a step from live items. `items` is rank -> {item, node}. `clocks` returns the correction of a node's clock. */
+export function stepOfItems(step, items, clocks) {
   const made = emptyStep(step);
   const group = grouper(made);
-  for (const [rank, { item, node }] of told) {
+  for (const [rank, { item, node }] of items) {
     const began = item.began + (clocks(node) ?? 0);
     const places = item.groups.map(({ axis, ranks, nth }) => group(axis, ranks, nth));
     const own = lane(made, rank);

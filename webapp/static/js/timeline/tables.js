@@ -18,11 +18,11 @@ export function rankWords(ranks) {
 }
 
 /** Return the link of a group, which is the network if the group spans hosts. Null if unknown. */
-export function linkOf(ranks, links, members) {
+export function findLink(ranks, links, members) {
   if (!links) return null;
-  const hostOf = (rank) =>
+  const findHost = (rank) =>
     members?.length > 0 ? members.findIndex((one) => rank >= one.first_rank && rank < one.first_rank + one.num_ranks) : Math.floor(rank / links.per_node);
-  const crosses = new Set(ranks.map(hostOf)).size > 1;
+  const crosses = new Set(ranks.map(findHost)).size > 1;
   const calibrated = links.basis === "calibrated";
   if (crosses) return { speed: links.network_bytes_per_s, measured: calibrated, words: `between hosts, ${links.basis} of ${links.name}` };
   const basis = links.link_runs ? `from ${links.link_runs} run${links.link_runs === 1 ? "" : "s"} of` : `${links.basis} of`;
@@ -73,7 +73,7 @@ export function showGroups(body, step, links, members) {
   const shown = slowest(rows);
   body.replaceChildren(
     ...shown.map((row) => {
-      const link = linkOf(row.ranks, links, members);
+      const link = findLink(row.ranks, links, members);
       return el(
         "tr",
         {},

@@ -8,12 +8,12 @@ const form = document.getElementById("upload");
 const input = document.getElementById("files");
 const drop = document.getElementById("drop");
 const bar = document.getElementById("upload-progress");
-const told = document.getElementById("upload-told");
+const output = document.getElementById("upload-status");
 const button = form.querySelector("button");
 
-function say(text, bad = false) {
-  write(told, text);
-  told.dataset.tone = bad ? "bad" : "";
+function showMessage(text, bad = false) {
+  write(output, text);
+  output.dataset.tone = bad ? "bad" : "";
 }
 
 /** Return the problem with the chosen files, or "". */
@@ -46,10 +46,10 @@ async function send(files) {
       await post(`${url}files/${place}/?offset=${offset}`, part, "application/octet-stream");
       sent += part.size;
       bar.value = sent / total;
-      say(`${bytes(sent)} of ${bytes(total)} sent`);
+      showMessage(`${bytes(sent)} of ${bytes(total)} sent`);
     }
   }
-  say("Reading the files…");
+  showMessage("Reading the files…");
   return (await post(`${url}read/`, "", "text/plain")).url;
 }
 
@@ -57,14 +57,14 @@ async function start() {
   const files = [...input.files];
   const problem = problemWith(files, limits);
   if (problem) {
-    say(problem, true);
+    showMessage(problem, true);
     return;
   }
   [button.disabled, bar.hidden, bar.value] = [true, false, 0];
   try {
     location.assign(await send(files));
   } catch (error) {
-    say(`Not imported: ${error.message}`, true);
+    showMessage(`Not imported: ${error.message}`, true);
     [button.disabled, bar.hidden] = [false, true];
   }
 }
@@ -73,7 +73,7 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   start();
 });
-input.addEventListener("change", () => say([...input.files].map((file) => file.name).join(", ")));
+input.addEventListener("change", () => showMessage([...input.files].map((file) => file.name).join(", ")));
 for (const kind of ["dragenter", "dragover"]) {
   drop.addEventListener(kind, (event) => {
     event.preventDefault();

@@ -2,11 +2,11 @@
 import { eachFrame, el, legendEntry } from "../dom.js";
 import { counted, integer } from "../format.js";
 import { axisToken, BACKWARD_ALPHA, byMicro, palette, workToken } from "./colors.js";
-import { COMPUTE, eventAt, rowsOf } from "./lanes.js";
+import { COMPUTE, eventAt, arrangeRows } from "./lanes.js";
 import { AXIS_HEIGHT, contentHeight, paint, placesInSight } from "./paint.js";
 import { missingRanks, waited } from "./step.js";
 import { moved, whole, zoomed } from "./window.js";
-import { told } from "./words.js";
+import { describeEvent } from "./words.js";
 
 const LEFT = 64;
 const TALLEST = 620;
@@ -34,7 +34,7 @@ function unknownWords(step) {
 /** Return {show(step)}. A null step hides the picture. */
 export function timelineView(container) {
   const canvas = el("canvas", { className: "timeline-canvas", tabIndex: 0, role: "img" });
-  const text = el("output", { className: "note timeline-told" }, HELP);
+  const text = el("output", { className: "note timeline-status" }, HELP);
   const legend = el("p", { className: "note legend" });
   const zoom = (name, label, act) => {
     const button = el("button", { type: "button", className: "button small", ariaLabel: label, title: label }, name);
@@ -102,7 +102,7 @@ export function timelineView(container) {
 
   function choose(row, event) {
     chosen = event ? { row, event } : null;
-    text.textContent = event ? told(event, step) : HELP;
+    text.textContent = event ? describeEvent(event, step) : HELP;
     redraw();
   }
 
@@ -226,7 +226,7 @@ export function timelineView(container) {
       const same = step && next && step.step === next.step;
       const atWhole = step && view.from === 0 && view.to === step.seconds;
       step = next;
-      rows = next ? rowsOf(next) : [];
+      rows = next ? arrangeRows(next) : [];
       if (next && (!same || atWhole || view.to > next.seconds)) view = whole(next.seconds);
       if (!same) top = 0;
       choose(null, null); // the chosen event belongs to the previous step

@@ -3,7 +3,7 @@ import { byteRate, decimalBytes, duration, integer, opName } from "../format.js"
 import { busFactor } from "../collectives.js";
 import { transferred, waited } from "./step.js";
 
-export function told(event, step) {
+export function describeEvent(event, step) {
   const when = `rank ${event.rank} · ${duration(event.from)} into the step`;
   if (event.work !== undefined) {
     const part = event.micro >= 0 ? ` of micro-batch ${event.micro}` : "";

@@ -1,4 +1,4 @@
-// Parts of a model that the job form has no fields for. Hidden inputs keep them.
+// Parts of a model without fields in the job form. Hidden inputs hold them.
 import { integer } from "../format.js";
 
 const known = (value) => typeof value === "number";
@@ -9,7 +9,7 @@ const WORDS = {
   rope_scaling: ({ factor }) => (known(factor) ? `RoPE scaling by ${factor}` : "RoPE scaling"),
 };
 
-/** Returns null for an empty or unreadable part. The plan reports unreadable parts. */
+/** Return null for an empty or unreadable part. The plan reports unreadable parts. */
 function read(text) {
   try {
     const part = JSON.parse(text || "null");
@@ -19,10 +19,10 @@ function read(text) {
   }
 }
 
-/** Lists the kept parts. `textOf(part)` returns the text of a hidden input. */
-export function withParts(textOf) {
+/** List the parts. `getText(part)` returns the text of a hidden input. */
+export function withParts(getText) {
   const parts = Object.entries(WORDS).flatMap(([name, words]) => {
-    const part = read(textOf(name));
+    const part = read(getText(name));
     return part ? [words(part)] : [];
   });
   return parts.length > 0 ? `, and kept from the copied model: ${parts.join(", ")}` : "";
