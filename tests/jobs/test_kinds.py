@@ -23,7 +23,7 @@ from planner.facts.kinds import KINDS
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobKind
 from planner.facts.validation import SpecError
-from tests.jobs.lab.test_lab import POINT, RESULT
+from tests.jobs.collectives.test_benchmarks import POINT, RESULT
 from tests.jobs.planning.test_calibration import PROFILE
 
 SPECS: dict[str, dict[str, Any]] = {

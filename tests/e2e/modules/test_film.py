@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from jobs.runs.collectives import picture
 from planner.facts.collectives import LabRankValues, LabStep
 from planner.facts.spec import LabPrimitive
-from tests.jobs.lab.test_lab_stages import captured, result
+from tests.jobs.collectives.test_stages import captured, result
 from tests.support.browser import STATIC, call_module, open_context
 
 pytestmark = pytest.mark.extended

@@ -10,7 +10,7 @@ from playwright.sync_api import Page
 
 from jobs.runs.history.queries import snapshot as snapshots
 from jobs.runs.history.queries.snapshot import get_snapshot
-from tests.jobs.history import told
+from tests.jobs.history import sample_telemetry
 from tests.support.browser import call_module, open_blank_page
 
 pytestmark = pytest.mark.extended
@@ -22,9 +22,15 @@ def test_the_loss_is_that_of_the_newest_step_and_in_words_where_it_is_no_number(
     """It stayed that of the last step that had one, and of a long run that ended of the last step that was kept."""
     settings.HISTORY_DIR = tmp_path
     monkeypatch.setattr(snapshots, "MAX_POINTS", 4)
-    wrong = told.step(0, 12, 6.0, loss=None, grad_norm=None, not_finite="loss is nan and gradient norm is nan")
-    steep = told.step(0, 13, 6.5, loss=3.5, grad_norm=None, not_finite="gradient norm is inf")
-    batches = [*told.run(2, 11), told.batch(6.0, wrong, told.step(1, 12, 6.0)), told.batch(6.5, steep)]
+    wrong = sample_telemetry.step(
+        0, 12, 6.0, loss=None, grad_norm=None, not_finite="loss is nan and gradient norm is nan"
+    )
+    steep = sample_telemetry.step(0, 13, 6.5, loss=3.5, grad_norm=None, not_finite="gradient norm is inf")
+    batches = [
+        *sample_telemetry.generate_run(2, 11),
+        sample_telemetry.batch(6.0, wrong, sample_telemetry.step(1, 12, 6.0)),
+        sample_telemetry.batch(6.5, steep),
+    ]
     body = """
     const { foldHistory } = await import("/js/fold/history.js");
     const { showProgress } = await import("/js/job/figures.js");
@@ -41,7 +47,7 @@ def test_the_loss_is_that_of_the_newest_step_and_in_words_where_it_is_no_number(
     """
     given = []
     for length in (11, 12, 13):
-        told.keep(tmp_path, batches[:length], f"job{length}")
+        sample_telemetry.record_batches(tmp_path, batches[:length], f"job{length}")
         given.append([get_snapshot(f"job{length}", 1), batches[:length]])
     names = ("loss", "eval", "phase", "step", "rate", "rate-note", "step-time", "spread", "left", "left-name")
     figures = "".join(f'<b id="figure-{name}"></b>' for name in names)

@@ -16,8 +16,7 @@ from rest_framework.test import APIClient
 from jobs.models import Attempt, Host, Job
 from jobs.queue import actions
 from planner.facts.spec import TrainSpec
-from tests.jobs.history.told import keep
-from tests.jobs.history.told import run as told_run
+from tests.jobs.history.sample_telemetry import generate_run, record_batches
 from tests.jobs.planning.test_learned import ended, summary
 from tests.planner.wrong_specs import GOOD
 
@@ -141,7 +140,7 @@ def kept(owner: User, tmp_path: Path, settings: Any, make_host: Callable[..., Ho
     make_host()
     settings.HISTORY_DIR = tmp_path
     run = ended(owner, summary(0.3)).job_id
-    keep(tmp_path, list(told_run(2, 4)), run)
+    record_batches(tmp_path, list(generate_run(2, 4)), run)
     return run
 
 

@@ -22,8 +22,7 @@ from jobs.queue import actions, lifecycle
 from jobs.queue.inbound.reconcile import check_external_runs
 from jobs.runs.history.store.schema import TABLES
 from tests.jobs.api.asked import Asked, wrong
-from tests.jobs.history.told import keep
-from tests.jobs.history.told import run as told_run
+from tests.jobs.history.sample_telemetry import generate_run, record_batches
 from tests.jobs.hosts.test_join import request as machine
 from tests.jobs.planning.test_calibration import PROFILE
 from tests.jobs.planning.test_learned import ended, summary
@@ -237,7 +236,7 @@ def histories(asked: Asked, user: APIClient, owner: User, folder: Path, settings
     asked(user, "getEventFile", job_id=run, code=404)
     slow = asked.operations["explainSlowSteps"][0].format(job_id=run)
     asked.holds("explainSlowSteps", user.get(f"{slow}?from=1&to=2"), 404)
-    keep(folder, list(told_run(2, 4)), run)
+    record_batches(folder, list(generate_run(2, 4)), run)
     other = ended(owner, summary(0.3), layout={"tp": 2}).job_id
     asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": f"{run},{other}"}))
     asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": run}), 400)
@@ -271,7 +270,7 @@ def more(asked: Asked, user: APIClient, owner: User) -> None:
     parts = {"parameters": 1, "gradients": 1, "optimizer": 2, "copies": 0, "gradients_then": None, "beside": 3}
     run = ended(owner, {**summary(0.3), "checkpoints": [CHECKPOINT], "memory": {"0": parts}}).job_id
     asked(user, "getMetrics", job_id=run, code=404)
-    keep(settings.HISTORY_DIR, list(told_run(2, 4)), run)
+    record_batches(settings.HISTORY_DIR, list(generate_run(2, 4)), run)
     for operation, groups in (("getMetrics", ("job", "rank")), ("getTraffic", ("job", "rank", "axis", "collective"))):
         path = asked.operations[operation][0].format(job_id=run)
         for by in groups:

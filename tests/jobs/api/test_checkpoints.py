@@ -13,7 +13,7 @@ from rest_framework.test import APIClient
 
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
-from tests.jobs.history.told import batch, keep
+from tests.jobs.history.sample_telemetry import batch, record_batches
 from tests.jobs.planning.test_learned import ended, placed, summary
 from tests.planner.wrong_specs import GOOD
 
@@ -129,11 +129,11 @@ def test_nothing_is_known_of_what_was_lost_on_the_way(owner: User, api: Api, tmp
     job = placed(owner, **SAVING).job_id
     (first, last) = saved(job, 5, 15)
     gap = {"kind": "gap", "time": last["time"], "items": 1}
-    keep(tmp_path, [batch(1, first), batch(2, gap), batch(3, last)], job)
+    record_batches(tmp_path, [batch(1, first), batch(2, gap), batch(3, last)], job)
     assert resumed(api(owner), job, name(job, 10)).status_code == 201
     whole = actions.submit(owner, {**GOOD, **SAVING})[0].id
     Attempt.objects.create(job_id=whole, number=1)
-    keep(tmp_path, [batch(1, *saved(whole, 5)), batch(3, *saved(whole, 15))], whole)
+    record_batches(tmp_path, [batch(1, *saved(whole, 5)), batch(3, *saved(whole, 15))], whole)
     assert resumed(api(owner), whole, name(whole, 10)).status_code == 422
     assert resumed(api(owner), whole, name(whole, 19)).status_code == 201, "it runs"
 

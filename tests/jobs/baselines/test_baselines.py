@@ -1,4 +1,4 @@
-"""Baselines by branch: what is kept of a run, who may say that it is one, and that it outlives its job."""
+"""Store baselines by branch, with access checks and limits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def messages(answer: Any) -> dict[str, str]:
     return {error["field"]: error["message"] for error in answer.json()["errors"]}
 
 
-def test_a_baseline_outlives_its_job(run: str, owner: User, api: Api) -> None:
+def test_baseline_outlives_its_job(run: str, owner: User, api: Api) -> None:
     client = api(owner)
     told = put(client, run)
     assert told.status_code == 200, told.content
@@ -69,7 +69,7 @@ def test_a_baseline_outlives_its_job(run: str, owner: User, api: Api) -> None:
     ]
 
 
-def test_a_branch_keeps_its_newest_runs_and_a_job_once(run: str, owner: User, api: Api) -> None:
+def test_branch_keeps_the_newest_runs_and_each_job_once(run: str, owner: User, api: Api) -> None:
     client = api(owner)
     runs = [
         BaselineRun(project="default", branch="main", owner=owner, job=f"job{n}", facts={}, name="") for n in range(25)
@@ -83,8 +83,8 @@ def test_a_branch_keeps_its_newest_runs_and_a_job_once(run: str, owner: User, ap
     assert BaselineRun.objects.count() == baselines.MAX_RUNS_PER_BRANCH
 
 
-def test_a_mean_is_of_runs_that_ran_what_the_newest_ran(run: str, owner: User, api: Api) -> None:
-    """Runs of before a branch's spec was changed stayed in the means that times and memory are held to."""
+def test_mean_excludes_runs_with_another_spec(run: str, owner: User, api: Api) -> None:
+    """Runs with an older spec of the branch changed the means of time and memory."""
     client = api(owner)
     put(client, run)
     told = put(client, ended(owner, summary(9.0), layout={**GOOD["layout"], "sequence_parallel": True}).job_id).json()
@@ -119,7 +119,7 @@ CHANGES: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("change", "alike"), CHANGES)
-def test_the_board_and_the_client_call_the_same_runs_alike(change: dict[str, Any], alike: bool) -> None:
+def test_board_and_client_agree_which_runs_are_comparable(change: dict[str, Any], alike: bool) -> None:
     other = {**SPEC, **change}
     assert (explain_difference(select_measured_fields(other), select_measured_fields(SPEC)) == "") is alike
     try:
@@ -130,7 +130,7 @@ def test_the_board_and_the_client_call_the_same_runs_alike(change: dict[str, Any
         assert alike
 
 
-def test_a_field_that_came_later_had_its_default() -> None:
+def test_later_field_has_its_default() -> None:
     older = {**SPEC, "train": {name: value for name, value in SPEC["train"].items() if name != "document_end"}}
     assert explain_difference(select_measured_fields(older), select_measured_fields(SPEC)) == ""
     newer = {**SPEC, "train": {**SPEC["train"], "document_end": 3}}
@@ -143,7 +143,7 @@ def test_a_field_that_came_later_had_its_default() -> None:
 @pytest.mark.parametrize(
     "branch", ["feature/x", "fix/#123", "v1.0+build", "a" * 200, "größe/研究", "שלום", "it's 100%!", "😀"]
 )
-def test_a_branch_is_named_as_git_names_it(run: str, owner: User, api: Api, branch: str) -> None:
+def test_accepts_branch_names_of_git(run: str, owner: User, api: Api, branch: str) -> None:
     branch = branch.replace(" ", "\u3000")  # one that git takes
     where = MAIN.replace("main", quote(branch))
     told = put(api(owner), run, where)
@@ -159,7 +159,7 @@ NAMES = [
 ]
 
 
-def test_what_names_a_branch_here_is_what_git_says(tmp_path: Path) -> None:
+def test_branch_rules_match_git(tmp_path: Path) -> None:
     def git(name: str) -> bool:
         asked = ["git", "check-ref-format", "--branch", name]
         return subprocess.run(asked, cwd=tmp_path, capture_output=True, check=False).returncode == 0
@@ -182,21 +182,19 @@ def test_what_names_a_branch_here_is_what_git_says(tmp_path: Path) -> None:
         ("a..b", "The branch name contains '..'. Use a valid Git branch name."),
     ],
 )
-def test_what_git_allows_or_not_and_nobody_could_read_is_told(
-    run: str, owner: User, api: Api, branch: str, words: str
-) -> None:
+def test_rejects_unreadable_branch_names(run: str, owner: User, api: Api, branch: str, words: str) -> None:
     answer = put(api(owner), run, MAIN.replace("main", quote(branch)))
     assert (answer.status_code, messages(answer)) == (422, {"branch": words})
 
 
 @pytest.mark.parametrize("branch", ["-x", "a b", "a%00", "a" * 201, "a~1", ".hidden"])
-def test_what_names_no_branch_is_told(run: str, owner: User, api: Api, branch: str) -> None:
+def test_rejects_invalid_branch_names(run: str, owner: User, api: Api, branch: str) -> None:
     answer = put(api(owner), run, MAIN.replace("main", branch))
     assert (answer.status_code, list(messages(answer))) == (422, ["branch"])
     assert api(owner).get(MAIN.replace("main", branch)).status_code == 404
 
 
-def test_only_what_succeeded_here_can_be_held_to(run: str, owner: User, stranger: User, api: Api) -> None:
+def test_only_succeeded_jobs_become_a_baseline(run: str, owner: User, stranger: User, api: Api) -> None:
     client = api(owner)
     failed = ended(owner, summary(0.3), "failed").job_id
     assert messages(put(client, failed)) == {"job": "The job failed. Use a job that succeeded."}
@@ -217,8 +215,8 @@ def test_only_what_succeeded_here_can_be_held_to(run: str, owner: User, stranger
 
 
 @pytest.mark.parametrize("branch", ["a/../b", "a/..", "a/.", "a//b", "a/", "a/./b"])
-def test_a_branch_is_named_so_that_its_address_is_its_own(run: str, owner: User, api: Api, branch: str) -> None:
-    """Clients and proxies go up where they read `..`, and then ask for, or delete, another thing."""
+def test_rejects_branch_names_that_change_the_address(run: str, owner: User, api: Api, branch: str) -> None:
+    """Clients and proxies resolve `..`, and would then request another address."""
     answer = put(api(owner), run, MAIN.replace("main", branch.replace(".", "%2E")))
     assert (answer.status_code, BaselineRun.objects.count()) == (422, 0)
     assert (
@@ -228,7 +226,7 @@ def test_a_branch_is_named_so_that_its_address_is_its_own(run: str, owner: User,
     assert put(api(owner), run, MAIN.replace("main", "feature/a.b/c.d")).status_code == 200
 
 
-def test_in_default_everybody_has_their_own(run: str, owner: User, stranger: User, staff: User, api: Api) -> None:
+def test_default_project_has_a_baseline_per_user(run: str, owner: User, stranger: User, staff: User, api: Api) -> None:
     put(api(owner), run)
     for other in (stranger, staff):
         assert api(other).get(MAIN).status_code == 404
@@ -241,7 +239,7 @@ ROLES = ((None, 404, 404), (Role.VIEWER, 200, 403), (Role.SUBMITTER, 200, 403), 
 
 
 @pytest.mark.parametrize(("role", "sees", "sets"), ROLES)
-def test_a_project_s_baselines_are_its_members(
+def test_baselines_of_a_project_belong_to_its_members(
     run: str, owner: User, stranger: User, api: Api, role: Role | None, sees: int, sets: int
 ) -> None:
     project, theirs = Project.objects.create(name="vision"), MAIN.replace("default", "vision")
@@ -262,7 +260,7 @@ def test_a_project_s_baselines_are_its_members(
     assert BaselineRun.objects.count() == (0 if sets == 200 else 1)
 
 
-def test_a_project_is_bounded_in_branches(run: str, owner: User, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_branches_per_project(run: str, owner: User, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "MAX_BRANCHES", 2)
     for branch in ("one", "two", "one"):
         assert put(api(owner), run, MAIN.replace("main", branch)).status_code == 200
@@ -290,7 +288,7 @@ MEASURES = [f"{kind}{which}" for kind in ("bytes", "calls") for which in ("", ".
     st.integers(1, 50),
     st.sampled_from([0, 0, 1, 2]),
 )
-def test_the_board_and_the_client_compute_the_same(cells: Any, compared: set[str], steps: int, left_out: int) -> None:
+def test_board_and_client_compute_equal_facts(cells: Any, compared: set[str], steps: int, left_out: int) -> None:
     row = {"measured_bytes": 7, "predicted_bytes": 4, "measured_count": 1, "predicted_count": 1}
     told = {"steps": 99, "ran_steps": steps, "cells": cells, "verdict": {rank: [row] for rank in compared}}
     told |= {"peak_bytes": dict.fromkeys(compared, 5), **({"cells_left_out": left_out} if left_out else {})}
@@ -309,7 +307,7 @@ def test_the_board_and_the_client_compute_the_same(cells: Any, compared: set[str
     assert not left_out or not ours.sent
 
 
-def test_what_is_kept_of_a_run_is_bounded() -> None:
+def test_limits_traffic_rows_of_a_run() -> None:
     cells = [
         {"phase": "step", "axis": f"a{n}", "op": "x", "payload_bytes": 1, "count": 1}
         for n in range(MAX_TRAFFIC_ROWS + 1)
@@ -321,6 +319,6 @@ def test_what_is_kept_of_a_run_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("project", ["nobody-s", "0" * 101])
-def test_a_project_that_is_not_there_is_404_for_staff_too(staff: User, api: Api, project: str) -> None:
+def test_missing_project_is_404_for_staff(staff: User, api: Api, project: str) -> None:
     assert api(staff).get(f"/api/v1/projects/{project}/baselines").status_code == 404
     assert api(staff).get(f"/api/v1/projects/{project}/baselines/main").status_code == 404

@@ -1,4 +1,4 @@
-"""An attempt that sends, and a recorder that needs no patience."""
+"""Provide an attempt and a recorder without delays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def root(tmp_path: Path, settings: Any) -> Path:
 
 @pytest.fixture
 def attempt(owner: User, make_host: Callable[..., Host]) -> Attempt:
-    """It runs, on one host."""
+    """Return a running attempt on one host."""
     host = make_host()
     job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2}})
     made = Attempt.objects.create(job=job, number=1)
@@ -38,7 +38,7 @@ def attempt(owner: User, make_host: Callable[..., Host]) -> Attempt:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SCAN_INTERVAL_S", "QUIET_S", "RESTART_CHECK_INTERVAL_S"):
         monkeypatch.setattr(recorder_module, name, 0.0)
     monkeypatch.setattr(recording, "COMMIT_INTERVAL_S", 0.0)
@@ -46,9 +46,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def recorder(
-    root: Path, live_redis: redis.Redis, impatient: None, monkeypatch: pytest.MonkeyPatch
+    root: Path, live_redis: redis.Redis, without_intervals: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[HistoryRecorder]:
-    """One that reads all there is in a turn, however slow the machine."""
+    """Provide a recorder that reads all entries in one pass."""
     monkeypatch.setattr("jobs.runs.history.recording.recorder.MAX_READ_S", 600.0)
     made = HistoryRecorder()
     yield made
@@ -56,7 +56,7 @@ def recorder(
 
 
 def end(attempt: Attempt, outcome: str = "succeeded") -> None:
-    """As the controller stores it."""
+    """Store an exit report as the controller does."""
     attempt.exit = {"outcome": outcome, "reason": f"it {outcome}"}
     attempt.ended = timezone.now()
     attempt.save()

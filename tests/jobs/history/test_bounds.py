@@ -1,4 +1,4 @@
-"""A history within its bytes: what goes first, and what never does."""
+"""Keep histories within their limits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jobs.runs.history.recording.attempt_recorder import AttemptRecorder
 from jobs.runs.history.store import query, retention
 from jobs.runs.history.store.folder import ConcurrentWriterError, HistoryFolder, get_num_bytes
 from jobs.runs.history.store.retention import delete_old_histories
+from tests.jobs.history.sample_telemetry import BEGAN, batch, cell, generate_run, record_batches, rows, step, traffic
 from tests.jobs.history.test_recorder import expected, totals
-from tests.jobs.history.told import BEGAN, batch, cell, keep, rows, run, step, traffic
 
 
 def timeline(rank: int, number: int) -> Any:
-    """One whose numbers do not compress."""
+    """Return a timeline item whose numbers do not compress."""
     noise = [random.randrange(10**6) for _ in range(200)]
     few = [0] * len(noise)
     calls = {"group": few, "sequence": list(range(1, 201)), "issued_us": noise, "blocked_us": noise, "ended_us": noise}
@@ -42,27 +42,27 @@ def timeline(rank: int, number: int) -> Any:
     }
 
 
-def test_old_raw_steps_go_first_and_whole(root: Path, settings: Any) -> None:
-    recording = keep(root, [batch(n, timeline(0, n), timeline(1, n), step(0, n, n)) for n in range(1, 33)])
+def test_traced_steps_are_deleted_first(root: Path, settings: Any) -> None:
+    recording = record_batches(root, [batch(n, timeline(0, n), timeline(1, n), step(0, n, n)) for n in range(1, 33)])
     before = get_num_bytes(recording.manifest, retention.TRACED_TABLES)
     settings.HISTORY_RAW_BYTES = before // 2
     retention.enforce_limits(recording.folder, recording.manifest)
     assert get_num_bytes(recording.manifest, retention.TRACED_TABLES) <= before // 2
-    kept = sorted({row["step"] for row in rows(root, "job", "calls")})
-    assert 0 < len(kept) < 32
-    assert recording.manifest["raw_dropped"] == 32 - len(kept)
-    assert kept[-8:] == list(range(25, 33)), "the newest stay"
-    assert {row["step"] for row in rows(root, "job", "spans")} == set(kept)
-    assert len(rows(root, "job", "calls")) == 2 * 200 * len(kept), "of a step all ranks or none"
+    stored = sorted({row["step"] for row in rows(root, "job", "calls")})
+    assert 0 < len(stored) < 32
+    assert recording.manifest["raw_dropped"] == 32 - len(stored)
+    assert stored[-8:] == list(range(25, 33)), "the newest stay"
+    assert {row["step"] for row in rows(root, "job", "spans")} == set(stored)
+    assert len(rows(root, "job", "calls")) == 2 * 200 * len(stored), "of a step all ranks or none"
     assert len(rows(root, "job", "steps")) == 32
 
 
-def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: Any) -> None:
+def test_merged_rows_keep_the_totals_of_each_rank(root: Path, settings: Any) -> None:
     noise = [
         {"kind": "gauge", "rank": 0, "time": BEGAN + n / 10, "cpu": random.random(), "resident_bytes": 10**9 + n * n}
         for n in range(1000)
     ]
-    recording = keep(root, [*run(2, 200), batch(100, *noise)])
+    recording = record_batches(root, [*generate_run(2, 200), batch(100, *noise)])
     before = get_num_bytes(recording.manifest, retention.MERGED_TABLES)
     steps = rows(root, "job", "steps")
     settings.HISTORY_ATTEMPT_BYTES = before * 2 // 3
@@ -84,17 +84,17 @@ def test_merged_roll_ups_add_up_to_the_same_rank_by_rank(root: Path, settings: A
 
 
 @pytest.mark.parametrize("merges", [3, 5])
-def test_merged_traffic_is_told_as_steady_as_it_was(root: Path, merges: int) -> None:
-    recording = keep(root, [batch(n, traffic(0, n, cell(n + 1))) for n in range(600)])
+def test_merged_traffic_stays_steady(root: Path, merges: int) -> None:
+    recording = record_batches(root, [batch(n, traffic(0, n, cell(n + 1))) for n in range(600)])
     for _ in range(merges):
         assert retention._merge(recording.folder, recording.manifest)
     width = recording.manifest["merged_s"]
-    told = get_snapshot("job", 1)
-    assert told["traffic"]["width_s"] == width
-    [row] = told["traffic"]["rows"]
+    snapshot = get_snapshot("job", 1)
+    assert snapshot["traffic"]["width_s"] == width
+    [row] = snapshot["traffic"]["rows"]
     assert set(row["bytes"][:-1]) == {1000 * width}
     assert sum(row["bytes"]) == 600_000
-    assert set(told["recent"]["bytes"]) == {1000}
+    assert set(snapshot["recent"]["bytes"]) == {1000}
     sent = query.query_history(
         "job", 1, lambda tables: [one for one in read_points(tables) if one.curve.startswith("payload")]
     )
@@ -102,34 +102,34 @@ def test_merged_traffic_is_told_as_steady_as_it_was(root: Path, merges: int) -> 
     assert [one.time - one.step for one in sent] == [BEGAN] * len(sent)
 
 
-def test_old_log_lines_go(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_log_lines_are_deleted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
         {"kind": "log", "rank": 0, "time": BEGAN + n, "first": n, "lines": [random.randbytes(400).hex()]}
         for n in range(40)
     ]
-    recording = keep(root, [batch(n, line) for n, line in enumerate(lines)])
+    recording = record_batches(root, [batch(n, line) for n, line in enumerate(lines)])
     monkeypatch.setattr(retention, "MAX_LOG_BYTES", get_num_bytes(recording.manifest, ("logs",)) - 1)
     retention.enforce_limits(recording.folder, recording.manifest)
     assert [row["first"] for row in rows(root, "job", "logs")] == list(range(20, 40))
 
 
-def test_old_marks_go_of_the_kind_that_there_are_most_of(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script may change its phase as often as it likes."""
+def test_deletes_old_marks_of_the_most_frequent_kind(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may change its phase any number of times."""
     resumed = step(0, 50, 0, ran=1)
     validated = [{"kind": "eval", "rank": 0, "time": BEGAN + n, "step": n, "loss": 4.5} for n in range(3)]
     phases = [{"kind": "phase", "rank": 0, "time": BEGAN + n, "phase": ("step", "eval")[n % 2]} for n in range(100)]
-    recording = keep(root, [batch(100, resumed, *validated, *phases)])
+    recording = record_batches(root, [batch(100, resumed, *validated, *phases)])
     monkeypatch.setattr(retention, "MAX_MARK_BYTES", get_num_bytes(recording.manifest, ("marks",)) - 1)
     retention.enforce_limits(recording.folder, recording.manifest)
     assert get_num_bytes(recording.manifest, ("marks",)) <= retention.MAX_MARK_BYTES
-    kept = rows(root, "job", "marks")
-    assert [row["time"] - BEGAN for row in kept if row["kind"] == "phase"] == list(range(50, 100))
-    assert [row["kind"] for row in kept if row["kind"] != "phase"] == ["resume", *["validation"] * 3]
+    stored = rows(root, "job", "marks")
+    assert [row["time"] - BEGAN for row in stored if row["kind"] == "phase"] == list(range(50, 100))
+    assert [row["kind"] for row in stored if row["kind"] != "phase"] == ["resume", *["validation"] * 3]
 
 
-def test_a_file_that_was_written_again_can_be_joined_with_a_new_one(root: Path, settings: Any) -> None:
-    """What DuckDB wrote and what we write is of one schema."""
-    recording = keep(root, list(run(2, 60)))
+def test_rewritten_file_can_be_merged_with_a_new_file(root: Path, settings: Any) -> None:
+    """Files of DuckDB and of the recorder have one schema."""
+    recording = record_batches(root, list(generate_run(2, 60)))
     settings.HISTORY_ATTEMPT_BYTES = get_num_bytes(recording.manifest, retention.MERGED_TABLES) // 2
     retention.enforce_limits(recording.folder, recording.manifest)
     recording.rows.add_item(step(0, 61, 31))
@@ -140,9 +140,9 @@ def test_a_file_that_was_written_again_can_be_joined_with_a_new_one(root: Path, 
     assert sum(row["over"] for row in rows(root, "job", "steps")) == 121
 
 
-def test_who_was_overtaken_while_it_wrote_files_again_spoils_none_of_the_other_s(root: Path) -> None:
-    """Its lease ran out meanwhile."""
-    slow = keep(root, [batch(1, step(0, 1, 1))])
+def test_outdated_writer_does_not_damage_files_of_the_other(root: Path) -> None:
+    """The lease of the writer has expired."""
+    slow = record_batches(root, [batch(1, step(0, 1, 1))])
     other = AttemptRecorder(root, "job", 1)
     other.rows.add_item(step(0, 2, 2))
     other.commit()
@@ -153,14 +153,14 @@ def test_who_was_overtaken_while_it_wrote_files_again_spoils_none_of_the_other_s
     assert [row["step"] for row in rows(root, "job", "steps")] == [1, 2]
 
 
-def test_the_oldest_histories_go_and_their_raw_steps_before(
+def test_deletes_traced_steps_and_then_the_oldest_histories(
     attempt: Attempt, root: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
     made: dict[str, HistoryFolder] = {}
     for place in range(3):
         job = Job.objects.create(owner=attempt.job.owner, name="old", spec={}, kind="train", num_slots=1, estimate={})
-        recording = keep(root, [batch(n, timeline(0, n), step(0, n, n)) for n in range(1, 9)], job.id)
+        recording = record_batches(root, [batch(n, timeline(0, n), step(0, n, n)) for n in range(1, 9)], job.id)
         recording.finish("succeeded", "", now - 1000 + place)
         made[job.id] = recording.folder
     sizes = [get_num_bytes(folder.read_manifest()) for folder in made.values()]
@@ -180,7 +180,7 @@ def test_the_oldest_histories_go_and_their_raw_steps_before(
     assert all(folder.path.exists() for folder in newer)
 
 
-def test_what_is_over_its_age_goes_and_what_still_runs_never_does(
+def test_deletes_expired_histories_of_ended_runs_only(
     attempt: Attempt, root: Path, settings: Any, make_old: Callable[[str, float | None], Path]
 ) -> None:
     settings.HISTORY_DAYS, settings.HISTORY_BYTES = 7, 0
@@ -195,7 +195,7 @@ def test_what_is_over_its_age_goes_and_what_still_runs_never_does(
 @pytest.fixture
 def make_old(root: Path) -> Callable[[str, float | None], Path]:
     def make(job: str, ended: float | None) -> Path:
-        recording = keep(root, list(run(1, 3)), job)
+        recording = record_batches(root, list(generate_run(1, 3)), job)
         if ended is not None:
             recording.finish("succeeded", "", ended)
         return recording.folder.path

@@ -1,4 +1,4 @@
-"""Runs side by side."""
+"""Compare runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jobs.runs.history.queries.comparison import compare_jobs
 from jobs.runs.history.queries.snapshot import get_snapshot
 from jobs.runs.history.store import retention
 from tests.jobs.diagnosis.items import ITEM, diagnosis, look
-from tests.jobs.history.told import batch, cell, keep, step
+from tests.jobs.history.sample_telemetry import batch, cell, record_batches, step
 
 Api = Callable[[User | None], APIClient]
 
@@ -38,10 +38,10 @@ def record(root: Path, late: int | None = None, link: bool = False, job: str = "
             cells = [{**cell(number), "busy_s": busy}]
             items.append(step(rank, number, time, *cells, parts=parts, step_s=0.5 + more, tokens=tokens))
         batches.append(batch(time, *items))
-    keep(root, batches, job)
+    record_batches(root, batches, job)
 
 
-def test_runs_are_compared_by_step_time_and_tokens(
+def test_compares_runs_by_step_time_and_tokens(
     attempt: Attempt, root: Path, owner: User, stranger: User, api: Api
 ) -> None:
     one = attempt.job
@@ -52,12 +52,12 @@ def test_runs_are_compared_by_step_time_and_tokens(
     record(root, late=1, job=one.id)
     record(root, job=other.id, tokens=8192)
     client = api(owner)
-    told = client.get(f"/api/v1/compare?jobs={one.id},{other.id}").json()
-    assert [row["job"] for row in told["jobs"]] == [one.id, other.id]
-    [difference] = told["differences"]
+    comparison = client.get(f"/api/v1/compare?jobs={one.id},{other.id}").json()
+    assert [row["job"] for row in comparison["jobs"]] == [one.id, other.id]
+    [difference] = comparison["differences"]
     assert difference["field"] == "train.learning_rate"
     assert difference["values"][1] == 0.5
-    first, second = told["jobs"]
+    first, second = comparison["jobs"]
     assert first["curve"]["step"] == second["curve"]["step"] == list(range(1, 61))
     assert (first["curve"]["tokens"][-1], second["curve"]["tokens"][-1]) == (60 * 4096, 60 * 8192)
     assert first["curve"]["elapsed_s"][-1] == pytest.approx(32)
@@ -73,14 +73,14 @@ def test_runs_are_compared_by_step_time_and_tokens(
         status = 422 if wrong == f"{one.id},{one.id}" else 400
         assert client.get(f"/api/v1/compare?jobs={wrong}").status_code == status
     third = Job.objects.create(owner=owner, name="not kept", spec=spec, kind="train", num_slots=2, estimate={})
-    told = client.get(f"/api/v1/compare?jobs={one.id},{third.id}").json()
-    assert [row["recorded"] for row in told["jobs"]] == [True, False]
+    comparison = client.get(f"/api/v1/compare?jobs={one.id},{third.id}").json()
+    assert [row["recorded"] for row in comparison["jobs"]] == [True, False]
 
 
-def test_a_step_is_as_long_as_its_slowest_rank_s(attempt: Attempt, root: Path, owner: User, api: Api) -> None:
-    """As in the curves that other tools are given."""
+def test_step_time_is_that_of_the_slowest_rank(attempt: Attempt, root: Path, owner: User, api: Api) -> None:
+    """Exported curves use the slowest rank, too."""
     took = {0: 1.0, 1: 2.0}
-    keep(
+    record_batches(
         root,
         [batch(2.0, *(step(rank, 1, 2.0, step_s=seconds, tokens=100) for rank, seconds in took.items()))],
         attempt.job.id,
@@ -89,25 +89,25 @@ def test_a_step_is_as_long_as_its_slowest_rank_s(attempt: Attempt, root: Path, o
     other = Job.objects.create(
         owner=owner, name="other", spec=job.spec, kind="train", num_slots=2, estimate=job.estimate, attempt=1
     )
-    told = api(owner).get(f"/api/v1/compare?jobs={attempt.job.id},{other.id}").json()
-    curve = told["jobs"][0]["curve"]
+    comparison = api(owner).get(f"/api/v1/compare?jobs={attempt.job.id},{other.id}").json()
+    curve = comparison["jobs"][0]["curve"]
     assert (curve["step_s"], curve["tokens_s"]) == ([2.0], [50.0])
 
 
-def test_tokens_so_far_are_those_of_a_checkpoint_s_steps_too(attempt: Attempt, root: Path, owner: User) -> None:
-    """A run that went on after step 60 has trained on 61 batches after its first step, not on one."""
+def test_tokens_include_steps_before_the_checkpoint(attempt: Attempt, root: Path, owner: User) -> None:
+    """A run resumed after step 60 has trained on 61 batches after its first step."""
     batches = [batch(n, step(0, 60 + n, float(n), ran=n, tokens=100)) for n in (1, 2, 3)]
-    keep(root, batches, attempt.job.id)
+    record_batches(root, batches, attempt.job.id)
     other = Job.objects.create(owner=owner, name="other", spec={}, kind="train", num_slots=2, estimate={}, attempt=1)
     curve = compare_jobs([attempt.job, other])["jobs"][0]["curve"]
     assert (curve["step"], curve["tokens"]) == ([61, 62, 63], [6100, 6200, 6300])
 
 
-def test_a_merged_run_has_trained_on_as_many_tokens(attempt: Attempt, root: Path) -> None:
-    """Ranks are not at one step at one time: merging once stopped at other steps of each."""
+def test_merged_run_has_the_same_number_of_tokens(attempt: Attempt, root: Path) -> None:
+    """Ranks reach a step at different times, so merging stopped at different steps per rank."""
     late = {0: 0.0, 1: 6.0}
     steps = [[step(rank, n, 10 * n + more, tokens=100) for rank, more in late.items()] for n in range(1, 1001)]
-    recording = keep(root, [batch(10 * n, *items) for n, items in enumerate(steps, 1)], attempt.job_id)
+    recording = record_batches(root, [batch(10 * n, *items) for n, items in enumerate(steps, 1)], attempt.job_id)
     for _ in range(7):
         assert retention._merge(recording.folder, recording.manifest)
         curve = compare_jobs([attempt.job])["jobs"][0]["curve"]
@@ -116,10 +116,8 @@ def test_a_merged_run_has_trained_on_as_many_tokens(attempt: Attempt, root: Path
 
 
 @pytest.mark.parametrize("steps", [6, 300])
-def test_a_step_s_parts_are_of_the_steps_that_its_diagnosis_measures(
-    attempt: Attempt, root: Path, owner: User, steps: int
-) -> None:
-    """The first steps are slow, and each later one is a little slower than the one before."""
+def test_step_parts_cover_the_steps_of_the_diagnosis(attempt: Attempt, root: Path, owner: User, steps: int) -> None:
+    """The first steps are slow, and each later step is slightly slower than the previous step."""
     other = Job.objects.create(owner=owner, name="other", spec={}, kind="train", num_slots=2, estimate={}, attempt=1)
     diagnosed, batches = diagnosis({"dp": 2}), []
     for number in range(1, steps + 1):
@@ -130,7 +128,7 @@ def test_a_step_s_parts_are_of_the_steps_that_its_diagnosis_measures(
         for item in items:
             diagnosed.add(ITEM.validate_python(item), 0)
     for job in (attempt.job, other):
-        keep(root, batches, job.id)
+        record_batches(root, batches, job.id)
     measured = look(diagnosed)["measured"]
     assert measured is not None
     step_s, seconds = measured["step_s"], {part["name"]: part["seconds"] for part in measured["parts"]}

@@ -1,4 +1,4 @@
-"""A history as TensorBoard and MLflow take it: read back by their own readers."""
+"""Export histories to TensorBoard and MLflow, and read them back with their readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jobs.models import Attempt, Job
 from jobs.queue import actions
 from jobs.runs.history import exports
 from jobs.runs.history.store import query
-from tests.jobs.history.told import BEGAN, batch, keep, run, step
+from tests.jobs.history.sample_telemetry import BEGAN, batch, generate_run, record_batches, step
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import mount_full_disk
 
@@ -28,44 +28,44 @@ Api = Callable[[User | None], APIClient]
 
 @pytest.fixture
 def recorded(owner: User, tmp_path: Path, settings: Any) -> str:
-    """A job of two ranks and ten steps, of which one had no finite loss and one was validated."""
+    """Return a job of two ranks and ten steps, with one non-finite loss and one validation."""
     settings.HISTORY_DIR = tmp_path / "history"
     settings.HISTORY_DIR.mkdir()
     job, _ = actions.submit(owner, GOOD)
-    told = list(run(2, 9))
-    told.append(batch(5.0, step(0, 10, 5.0, loss=None, not_finite="loss is nan"), step(1, 10, 5.5, step_s=0.75)))
-    told.append(batch(5.5, {"kind": "eval", "rank": 0, "time": BEGAN + 5.5, "step": 10, "loss": 4.5}))
-    keep(settings.HISTORY_DIR, told, job.id)
+    batches = list(generate_run(2, 9))
+    batches.append(batch(5.0, step(0, 10, 5.0, loss=None, not_finite="loss is nan"), step(1, 10, 5.5, step_s=0.75)))
+    batches.append(batch(5.5, {"kind": "eval", "rank": 0, "time": BEGAN + 5.5, "step": 10, "loss": 4.5}))
+    record_batches(settings.HISTORY_DIR, batches, job.id)
     return job.id
 
 
-def test_one_step_that_claims_to_be_far_away_costs_no_other_its_point(
+def test_huge_step_number_does_not_remove_other_points(
     recorded: str, owner: User, api: Api, tmp_path: Path, settings: Any
 ) -> None:
     settings.HISTORY_DIR = tmp_path / "far"
     settings.HISTORY_DIR.mkdir()
-    keep(settings.HISTORY_DIR, [*run(2, 9), batch(6.0, step(0, 2**63 - 1, 6.0, loss=1.0))], recorded)
+    record_batches(settings.HISTORY_DIR, [*generate_run(2, 9), batch(6.0, step(0, 2**63 - 1, 6.0, loss=1.0))], recorded)
     found = read(api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard"), tmp_path)
     for curve in ("train/loss", "step_seconds/rank_0", "exposed_seconds/dp"):
         assert [point.step for point in found.Scalars(curve)] == [*range(1, 10), 2**63 - 1]
 
 
-def test_a_rank_that_names_no_axis_stood_still_for_it_no_second(
+def test_rank_without_an_axis_counts_as_not_blocked(
     recorded: str, owner: User, api: Api, tmp_path: Path, settings: Any
 ) -> None:
     settings.HISTORY_DIR = tmp_path / "axes"
     settings.HISTORY_DIR.mkdir()
     parts = {"data": 0.0, "optimizer": 0.0, "hidden": {}}
     both, one = (parts | {"exposed": exposed} for exposed in ({"dp": 0.5, "pp": 0.25}, {"dp": 0.25}))
-    told = batch(1.0, step(0, 1, 1.0, parts=both), step(1, 1, 1.0, parts=one))
-    keep(settings.HISTORY_DIR, [told], recorded)
+    batch_data = batch(1.0, step(0, 1, 1.0, parts=both), step(1, 1, 1.0, parts=one))
+    record_batches(settings.HISTORY_DIR, [batch_data], recorded)
     found = read(api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard"), tmp_path)
     [dp], [pp] = (found.Scalars(f"exposed_seconds/{axis}") for axis in ("dp", "pp"))
     assert (dp.value, pp.value) == (0.375, 0.125)
 
 
 @pytest.mark.parametrize("path", ["tensorboard", "history/steps?format=csv", "history/steps?format=parquet"])
-def test_a_full_disk_is_said_where_a_file_finds_no_room(
+def test_reports_full_disk_when_a_file_does_not_fit(
     path: str, recorded: str, owner: User, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with mount_full_disk(tmp_path / "disk") as disk:
@@ -77,7 +77,7 @@ def test_a_full_disk_is_said_where_a_file_finds_no_room(
     assert left == ["filling"]
 
 
-def test_a_full_disk_is_a_page_where_a_page_hands_the_file_out(
+def test_page_reports_full_disk(
     recorded: str, owner: User, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.force_login(owner)
@@ -96,7 +96,9 @@ def read(answer: Any, folder: Path) -> EventAccumulator:
     return found
 
 
-def test_tensorboard_reads_what_was_told(recorded: str, owner: User, stranger: User, api: Api, tmp_path: Path) -> None:
+def test_tensorboard_reads_the_exported_curves(
+    recorded: str, owner: User, stranger: User, api: Api, tmp_path: Path
+) -> None:
     answer = api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard")
     assert (answer.status_code, answer["Content-Type"]) == (200, "application/octet-stream")
     found = read(answer, tmp_path)
@@ -118,7 +120,7 @@ def test_tensorboard_reads_what_was_told(recorded: str, owner: User, stranger: U
     assert api(owner).get(f"/api/v1/jobs/{recorded}/tensorboard?attempt=x").status_code == 400
 
 
-def test_a_long_run_is_thinned(
+def test_long_run_is_thinned(
     recorded: str, owner: User, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exports, "MAX_POINTS", 4)
@@ -127,7 +129,9 @@ def test_a_long_run_is_thinned(
     assert len(found.Scalars("payload_bytes_per_second/dp")) <= 4
 
 
-def test_the_page_hands_it_out_too(recorded: str, owner: User, stranger: User, client: Client, tmp_path: Path) -> None:
+def test_page_downloads_the_event_file(
+    recorded: str, owner: User, stranger: User, client: Client, tmp_path: Path
+) -> None:
     client.force_login(owner)
     assert read(client.get(f"/jobs/{recorded}/history/tensorboard/"), tmp_path).Tags()["scalars"]
     client.force_login(stranger)
@@ -135,7 +139,7 @@ def test_the_page_hands_it_out_too(recorded: str, owner: User, stranger: User, c
 
 
 @pytest.mark.slow
-def test_mlflow_keeps_an_attempt_once(recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_stores_an_attempt_once(recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -160,9 +164,7 @@ def test_mlflow_keeps_an_attempt_once(recorded: str, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_what_mlflow_does_not_take_is_told_in_a_line_and_leaves_nothing(
-    recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejected_mlflow_export_leaves_no_data(recorded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
@@ -183,7 +185,7 @@ def test_what_mlflow_does_not_take_is_told_in_a_line_and_leaves_nothing(
     call_command("export_mlflow", recorded, to=to)
 
 
-def test_without_mlflow_the_command_says_what_to_install(recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_names_the_missing_mlflow_extra(recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(CommandError, match=r"pip install 'meshboard\[mlflow\]'"):
         call_command("export_mlflow", recorded, to="file:///nowhere")

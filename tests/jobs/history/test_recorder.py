@@ -1,4 +1,4 @@
-"""What attempts send is kept: nothing lost, nothing twice, whatever dies."""
+"""Record all telemetry exactly once, whatever process dies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from jobs.runs.history.recording.recorder import NAME, HistoryRecorder
 from jobs.runs.history.store import folder as folder_module
 from jobs.runs.history.store.folder import HistoryFolder, NoHistoryError
 from tests.jobs.history.conftest import end
-from tests.jobs.history.told import BEGAN, Sender, batch, cell, rows, run, step, traffic
+from tests.jobs.history.sample_telemetry import BEGAN, Sender, batch, cell, generate_run, rows, step, traffic
 from tests.support.postgres import get_database_url
 from tests.support.processes import ROOT, RedisServer, base_environment, scale_timeout, wait_until
 
 
 def totals(root: Path, job: str, column: str = "payload_bytes") -> dict[tuple[int, str, str], int]:
-    """Of each counter, what its rows add up to."""
+    """Return the sum of the rows of each counter."""
     found: Counter[tuple[int, str, str]] = Counter()
     for row in rows(root, job, "traffic"):
         found[row["rank"], row["phase"], row["op"]] += row[column]
@@ -33,7 +33,7 @@ def totals(root: Path, job: str, column: str = "payload_bytes") -> dict[tuple[in
 
 
 def expected(ranks: int, steps: int) -> dict[tuple[int, str, str], int]:
-    """Of `told.run`."""
+    """Return the totals of `generate_run`."""
     of_rank = {
         ("step", "all_reduce"): 10_000 * steps,
         ("step", "all_gather"): 1000 * steps,
@@ -42,12 +42,12 @@ def expected(ranks: int, steps: int) -> dict[tuple[int, str, str], int]:
     return {(rank, *key): total for rank in range(ranks) for key, total in of_rank.items()}
 
 
-def test_a_run_is_kept_whole_and_in_one_file_a_table_once_it_ended(
+def test_ended_run_is_complete_in_one_file_per_table(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
-    for told in run(2, 20):
-        sender.send(told)
+    for batch_data in generate_run(2, 20):
+        sender.send(batch_data)
         recorder.run_once()
     last = sender.send(batch(11, {"kind": "eval", "rank": 0, "time": BEGAN + 11, "step": 20, "loss": 4.5}))
     end(attempt)
@@ -59,18 +59,18 @@ def test_a_run_is_kept_whole_and_in_one_file_a_table_once_it_ended(
     assert len(list((root / attempt.job_id / "1").glob("*.parquet"))) == 3, "what was replaced is gone"
     assert totals(root, attempt.job_id) == expected(2, 20)
     assert totals(root, attempt.job_id, "calls")[0, "step", "all_reduce"] == 200
-    kept = rows(root, attempt.job_id, "steps")
-    assert [(row["rank"], row["step"]) for row in kept] == [(r, s) for s in range(1, 21) for r in range(2)]
-    assert kept[0]["loss"] == 4.99
-    assert kept[1]["loss"] is None
-    assert dict(kept[0]["exposed"]) == pytest.approx({"dp": 0.1})
+    stored = rows(root, attempt.job_id, "steps")
+    assert [(row["rank"], row["step"]) for row in stored] == [(r, s) for s in range(1, 21) for r in range(2)]
+    assert stored[0]["loss"] == 4.99
+    assert stored[1]["loss"] is None
+    assert dict(stored[0]["exposed"]) == pytest.approx({"dp": 0.1})
     marks = rows(root, attempt.job_id, "marks")
     assert [(mark["kind"], mark["value"]) for mark in marks] == [("validation", 4.5), ("end", None)]
     attempt.refresh_from_db()
     assert attempt.recorded is not None
 
 
-def test_what_rose_in_a_second_stands_in_that_second(
+def test_increase_counts_in_its_second(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
@@ -83,14 +83,14 @@ def test_what_rose_in_a_second_stands_in_that_second(
     assert found == [(0, 4, 4000), (7, 5, 5000)]
 
 
-def test_a_commit_that_was_cut_off_anywhere_is_made_again_and_doubles_nothing(
+def test_interrupted_commit_is_repeated_without_duplicates(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The files of rows are written, the manifest that names them is not: as by kill -9 or a full disk."""
+    """Write the files of rows without the manifest, as after kill -9 or on a full disk."""
     sender = Sender(live_redis, attempt.job_id)
     tell = HistoryFolder._write_manifest
-    for number, told in enumerate(run(2, 12)):
-        sender.send(told)
+    for number, batch_data in enumerate(generate_run(2, 12)):
+        sender.send(batch_data)
         if number % 3 == 1:
             monkeypatch.setattr(HistoryFolder, "_write_manifest", _fail)
             recorder.run_once()
@@ -105,7 +105,7 @@ def _fail(*_: Any) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_killed_outright_it_loses_and_doubles_nothing(
+def test_killed_recorder_loses_and_duplicates_nothing(
     attempt: Attempt, root: Path, live_redis: redis.Redis, redis_service: RedisServer, tmp_path: Path
 ) -> None:
     environment = {
@@ -117,11 +117,14 @@ def test_killed_outright_it_loses_and_doubles_nothing(
         "MESHBOARD_REDIS_URL": redis_service.url,
     }
     sender, folder = Sender(live_redis, attempt.job_id), HistoryFolder(root, attempt.job_id, 1)
-    runs, bulk = list(run(2, 150)), {"kind": "log", "rank": 0, "time": BEGAN, "first": 0, "lines": ["x" * 4000] * 40}
+    runs, bulk = (
+        list(generate_run(2, 150)),
+        {"kind": "log", "rank": 0, "time": BEGAN, "first": 0, "lines": ["x" * 4000] * 40},
+    )
 
     def send(some: list[Any]) -> None:
-        for told in some:
-            sender.send({**told, "items": [*told["items"], bulk]})
+        for batch_data in some:
+            sender.send({**batch_data, "items": [*batch_data["items"], bulk]})
 
     def generation() -> int:
         try:
@@ -155,37 +158,37 @@ def test_killed_outright_it_loses_and_doubles_nothing(
     assert "marks" not in folder.read_manifest()["parts"], "no gap"
 
 
-def test_redis_goes_and_comes_back(
+def test_continues_after_a_restart_of_redis(
     attempt: Attempt, root: Path, live_redis: redis.Redis, redis_service: RedisServer, recorder: HistoryRecorder
 ) -> None:
-    sender, told = Sender(live_redis, attempt.job_id), list(run(1, 6))
-    for some in told[:3]:
+    sender, batches = Sender(live_redis, attempt.job_id), list(generate_run(1, 6))
+    for some in batches[:3]:
         sender.send(some)
     recorder.run_once()
     redis_service.stop()
     for _ in range(3):
         recorder.run_once()
     redis_service.start()
-    for some in told[3:]:
+    for some in batches[3:]:
         sender.send(some)
     recorder.run_once()
     assert totals(root, attempt.job_id) == expected(1, 6)
     assert "marks" not in HistoryFolder(root, attempt.job_id, 1).read_manifest()["parts"]
 
 
-def test_a_redis_that_came_back_from_an_older_dump_doubles_nothing(
+def test_redis_restored_from_an_older_dump_duplicates_nothing(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
-    """The stream holds old entries under new ids, and an older clock numbers the new ones."""
-    sender, told = Sender(live_redis, attempt.job_id), list(run(1, 6))
-    for some in told[:4]:
+    """The stream has old entries with new ids, and an older clock numbers the new entries."""
+    sender, batches = Sender(live_redis, attempt.job_id), list(generate_run(1, 6))
+    for some in batches[:4]:
         sender.send(some)
     recorder.run_once()
     old = live_redis.xrange(sender.key)
     live_redis.delete(sender.key)
     for number, (_, fields) in enumerate(old[2:]):
         live_redis.xadd(sender.key, fields, id=f"{1000 + number}-0")
-    for number, some in enumerate(told[4:]):
+    for number, some in enumerate(batches[4:]):
         body = msgpack.packb({**some, "job": attempt.job_id})
         live_redis.xadd(sender.key, {"b": body, "n": 4 + number}, id=f"{2000 + number}-0")
     recorder.run_once()
@@ -194,18 +197,18 @@ def test_a_redis_that_came_back_from_an_older_dump_doubles_nothing(
     assert len(rows(root, attempt.job_id, "steps")) == 6
 
 
-def test_what_was_trimmed_is_a_gap_and_the_totals_stay_exact(
+def test_trimmed_entries_are_a_gap_with_exact_totals(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
-    sender, told = Sender(live_redis, attempt.job_id), list(run(1, 20))
-    for some in told[:4]:
+    sender, batches = Sender(live_redis, attempt.job_id), list(generate_run(1, 20))
+    for some in batches[:4]:
         sender.send(some)
     recorder.run_once()
-    for some in told[4:16]:
+    for some in batches[4:16]:
         last = sender.send(some)
     live_redis.xtrim(sender.key, minid=last, approximate=False)
     recorder.run_once()
-    for some in told[16:]:
+    for some in batches[16:]:
         sender.send(some)
     recorder.run_once()
     assert totals(root, attempt.job_id) == expected(1, 20)
@@ -217,12 +220,12 @@ def test_what_was_trimmed_is_a_gap_and_the_totals_stay_exact(
 
 
 @pytest.mark.parametrize("fields", [{"b": b"no msgpack"}, {}])
-def test_what_was_trimmed_before_an_entry_without_sense_is_a_gap_too(
+def test_trimmed_entries_before_an_invalid_entry_are_a_gap(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, fields: dict[Any, Any]
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
-    for told in run(1, 2):
-        sender.send(told)
+    for batch_data in generate_run(1, 2):
+        sender.send(batch_data)
     live_redis.xadd(sender.key, {**fields, "n": 9})
     recorder.run_once()
     [gap] = rows(root, attempt.job_id, "marks")
@@ -232,17 +235,17 @@ def test_what_was_trimmed_before_an_entry_without_sense_is_a_gap_too(
     assert folder.read_state(folder.read_manifest())["lost"]
 
 
-def test_a_second_recorder_waits_until_the_first_is_gone(
+def test_second_recorder_waits_for_the_first(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
-    sender, told = Sender(live_redis, attempt.job_id), list(run(1, 4))
+    sender, batches = Sender(live_redis, attempt.job_id), list(generate_run(1, 4))
     second = HistoryRecorder()
-    for some in told[:2]:
+    for some in batches[:2]:
         sender.send(some)
     recorder.run_once()
     second.run_once()
     assert not second._open
-    for some in told[2:]:
+    for some in batches[2:]:
         sender.send(some)
     recorder.close()
     second.run_once()
@@ -250,15 +253,15 @@ def test_a_second_recorder_waits_until_the_first_is_gone(
     assert totals(root, attempt.job_id) == expected(1, 4)
 
 
-def test_one_that_was_overtaken_writes_nothing(
+def test_outdated_recorder_writes_nothing(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped for longer than its lease, then woken in the middle of a turn: it takes itself to hold it still."""
-    sender, told = Sender(live_redis, attempt.job_id), list(run(1, 9))
+    """Stop the recorder longer than its lease, and resume it in the middle of a pass."""
+    sender, batches = Sender(live_redis, attempt.job_id), list(generate_run(1, 9))
     other = HistoryRecorder()
     for made in (recorder, other):
         monkeypatch.setattr(made._lease, "hold", lambda: True)
-    for some in told:
+    for some in batches:
         sender.send(some)
         recorder.run_once()
         other.run_once()
@@ -268,7 +271,7 @@ def test_one_that_was_overtaken_writes_nothing(
     assert len(rows(root, attempt.job_id, "steps")) == 9
 
 
-def test_members_of_a_gang_are_read_each_by_itself(
+def test_reads_the_stream_of_each_member(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     Member.objects.create(
@@ -279,7 +282,7 @@ def test_members_of_a_gang_are_read_each_by_itself(
     first.send(batch(1, step(0, 1, 1, cell(10)), host="host-a"))
     calls = {name: [0] for name in ("group", "sequence", "issued_us", "blocked_us", "ended_us", "payload_bytes")}
     calls |= {"op": ["all_reduce"], "peer": [-1], "ended_us": [250_000]}
-    told = {
+    batch_data = {
         "kind": "timeline",
         "rank": 1,
         "time": BEGAN + 1,
@@ -292,18 +295,18 @@ def test_members_of_a_gang_are_read_each_by_itself(
         "left_out": 0,
     }
     gauge = {"kind": "gauge", "rank": -1, "time": BEGAN + 1, "cpu": 3.5}
-    second.send(batch(1, step(1, 1, 1, cell(10)), told, gauge, host="host-b", clock=ahead))
+    second.send(batch(1, step(1, 1, 1, cell(10)), batch_data, gauge, host="host-b", clock=ahead))
     recorder.run_once()
     assert sorted(row["rank"] for row in rows(root, attempt.job_id, "steps")) == [0, 1]
     [call] = rows(root, attempt.job_id, "calls")
     assert call["issued"] == pytest.approx(BEGAN + 0.5)
     assert call["ended"] == pytest.approx(BEGAN + 0.75)
     assert call["ranks"] == [0, 1]
-    [kept] = rows(root, attempt.job_id, "gauges")
-    assert (kept["host"], kept["cpu"], kept["resident_bytes"]) == ("host-b", 3.5, None)
+    [stored] = rows(root, attempt.job_id, "gauges")
+    assert (stored["host"], stored["cpu"], stored["resident_bytes"]) == ("host-b", 3.5, None)
 
 
-def test_what_makes_no_sense_is_left_out_and_counted(
+def test_counts_and_skips_invalid_items(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
@@ -332,10 +335,10 @@ def test_what_makes_no_sense_is_left_out_and_counted(
     assert folder.read_state(folder.read_manifest())["refused"] == 4
 
 
-def test_a_number_that_no_float_has_is_kept_all_the_same(
+def test_records_a_number_larger_than_any_float(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
-    """One checkpoint of so many bytes, and nothing of its run was ever written; its stream was read again each time."""
+    """One such checkpoint stopped the recording, and its stream was read again in each pass."""
     saved = {"kind": "checkpoint", "rank": 0, "time": BEGAN, "step": 1, "name": "a/1/step-00000001"}
     saved |= {"num_bytes": 2**63 - 1, "stall_s": 0.0, "save_s": 0.0, "problem": ""}
     Sender(live_redis, attempt.job_id).send(batch(1, saved, step(0, 1, 1)))
@@ -344,7 +347,7 @@ def test_a_number_that_no_float_has_is_kept_all_the_same(
     assert [row["value"] for row in rows(root, attempt.job_id, "marks")] == [float(2**63)]
 
 
-def test_the_history_of_a_deleted_job_goes(
+def test_deletes_the_history_of_a_deleted_job(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     Sender(live_redis, attempt.job_id).send(batch(1, step(0, 1, 1)))
@@ -355,7 +358,7 @@ def test_the_history_of_a_deleted_job_goes(
     assert not (root / attempt.job_id).exists()
 
 
-def test_an_attempt_that_sent_nothing_leaves_nothing(
+def test_attempt_without_telemetry_has_no_history(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
     end(attempt, "failed")
@@ -365,20 +368,20 @@ def test_an_attempt_that_sent_nothing_leaves_nothing(
     assert not (root / attempt.job_id).exists()
 
 
-def test_a_long_run_has_few_files(
+def test_long_run_has_few_files(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_module, "FILES_PER_LEVEL", 3)
     sender = Sender(live_redis, attempt.job_id)
-    for told in run(1, 16):
-        sender.send(told)
+    for batch_data in generate_run(1, 16):
+        sender.send(batch_data)
         recorder.run_once()
     parts = HistoryFolder(root, attempt.job_id, 1).read_manifest()["parts"]
     assert [part["level"] for part in parts["steps"]] == [2, 1, 1, 0]
     assert totals(root, attempt.job_id) == expected(1, 16)
 
 
-def test_without_work_it_asks_the_database_and_nothing_else(
+def test_idle_recorder_only_queries_the_database(
     db: None, root: Path, recorder: HistoryRecorder, django_assert_max_num_queries: Any, live_redis: redis.Redis
 ) -> None:
     recorder.run_once()

@@ -1,4 +1,4 @@
-"""What an attempt found beside its plan: of all its ranks, or of none."""
+"""Compare the traffic of all ranks with the plan."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ ROW = {"phase": "step", "op": "all_reduce", "axis": "dp", "predicted_count": 5, 
 
 
 @pytest.mark.parametrize(
-    ("told", "off"), [({}, None), ({"0": [0]}, None), ({"0": [0], "1": [0]}, 0), ({"0": [3], "1": [4]}, 7)]
+    ("reported", "difference"), [({}, None), ({"0": [0]}, None), ({"0": [0], "1": [0]}, 0), ({"0": [3], "1": [4]}, 7)]
 )
-def test_bytes_off_are_told_once_all_ranks_have_told(
-    owner: User, make_host: Callable[..., Host], told: dict[str, Any], off: int | None
+def test_difference_is_unknown_until_all_ranks_have_reported(
+    owner: User, make_host: Callable[..., Host], reported: dict[str, Any], difference: int | None
 ) -> None:
-    """Of two ranks one alone made it 0 B, and a build that asks for 0 passed."""
+    """One of two ranks made the difference 0 B, and a CI gate passed."""
     make_host()
     attempt = placed(owner, layout={"dp": 2})
     rows = {
         rank: [{**ROW, "predicted_bytes": 100, "measured_bytes": 100 + more} for more in own]
-        for rank, own in told.items()
+        for rank, own in reported.items()
     }
     attempt.exit = {"summary": {"verdict": rows}}
     attempt.save()
-    assert get_results(attempt.job, attempt.number)["off_bytes"] == off
+    assert get_results(attempt.job, attempt.number)["off_bytes"] == difference

@@ -1,4 +1,4 @@
-"""A webhook and a mail about an ended run carry the verdict that the recorder stores after the end."""
+"""Send the final verdict of a run by webhook and mail."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from jobs.queue import actions, lifecycle
 from jobs.runs.history.recording import recorder as recorder_module
 from jobs.runs.history.recording.recorder import HistoryRecorder
 from tests.jobs.history.conftest import end
-from tests.jobs.history.told import Sender, run
+from tests.jobs.history.sample_telemetry import Sender, generate_run
 from tests.jobs.telling.receivers import Receiver, answering, hook_of, receiver
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import wait_until
 
 
 @pytest.fixture
-def there(owner: User, attempt: Attempt, inbox: list[EmailMessage], settings: Any) -> Iterator[Receiver]:
-    """A webhook and a mail for each end of the owner's jobs."""
+def webhook(owner: User, attempt: Attempt, inbox: list[EmailMessage], settings: Any) -> Iterator[Receiver]:
+    """Provide a webhook and a mail for each end of the owner's jobs."""
     settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.1/32")]
     User.objects.filter(pk=owner.pk).update(email="owner@people.example")
     MailWish.objects.create(user=owner, states=["failed"])
@@ -54,9 +54,9 @@ def send(postman: Postman) -> None:
     wait_until(none_is_due, "every message was sent", 20)
 
 
-def test_the_verdict_of_a_run_arrives_by_webhook_and_mail(
+def test_verdict_arrives_by_webhook_and_mail(
     attempt: Attempt,
-    there: Receiver,
+    webhook: Receiver,
     inbox: list[EmailMessage],
     postman: Postman,
     recorder: HistoryRecorder,
@@ -65,29 +65,29 @@ def test_the_verdict_of_a_run_arrives_by_webhook_and_mail(
 ) -> None:
     monkeypatch.setattr(recorder_module, "DIAGNOSIS_INTERVAL_S", 0.0)
     sender = Sender(live_redis, attempt.job_id)
-    for some in run(2, 12):
+    for some in generate_run(2, 12):
         sender.send(some)
     lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     end(attempt, "failed")
     postman.turn()
     assert set(Delivery.objects.values_list("outcome", flat=True)) == {"waiting"}
-    assert not there.heard, "a message about an end waits for the verdict"
+    assert not webhook.heard, "a message about an end waits for the verdict"
     wait_until(lambda: recorder.run_once() or Attempt.objects.get(pk=attempt.pk).recorded, "the history is whole", 20)
-    assert not Delivery.objects.filter(due__gt=timezone.now()).exists(), "the verdict is there"
+    assert not Delivery.objects.filter(due__gt=timezone.now()).exists(), "the verdict is stored"
     send(postman)
     attempt.refresh_from_db()
-    told = json.loads(there.heard[0].body)
-    assert told["job"]["status"] == "failed"
-    assert told["verdict"] == {name: attempt.diagnosis[name] for name in ("state", "sentence", "reason", "next")}
-    assert told["verdict"]["sentence"].startswith("Failed: ")
+    body = json.loads(webhook.heard[0].body)
+    assert body["job"]["status"] == "failed"
+    assert body["verdict"] == {name: attempt.diagnosis[name] for name in ("state", "sentence", "reason", "next")}
+    assert body["verdict"]["sentence"].startswith("Failed: ")
     (mail,) = inbox
     lines = mail.get_content().splitlines()
     assert lines[2] == attempt.diagnosis["sentence"]
     assert f"Job page: https://board.example/jobs/{attempt.job_id}/" in lines
 
 
-def test_a_mail_lists_verdict_why_and_next(
-    attempt: Attempt, there: Receiver, inbox: list[EmailMessage], postman: Postman
+def test_mail_lists_verdict_reason_and_next_step(
+    attempt: Attempt, webhook: Receiver, inbox: list[EmailMessage], postman: Postman
 ) -> None:
     final = {"over": True, "state": "failed", "sentence": "Failed: rank 1, ValueError: bad shape (train.py:12)."}
     final |= {"reason": "The rank ended with exit code 3.", "next": "Read the log of rank 1."}
@@ -107,25 +107,23 @@ def test_a_mail_lists_verdict_why_and_next(
     ]
 
 
-def test_without_a_recorder_the_message_waits_a_bounded_time_and_later_ones_wait_behind_it(
-    attempt: Attempt, there: Receiver, inbox: list[EmailMessage], postman: Postman, monkeypatch: pytest.MonkeyPatch
+def test_message_waits_a_bounded_time_for_the_verdict(
+    attempt: Attempt, webhook: Receiver, inbox: list[EmailMessage], postman: Postman, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert timedelta(seconds=10) <= verdicts.MAX_WAIT <= timedelta(seconds=30)
     monkeypatch.setattr(verdicts, "MAX_WAIT", timedelta(seconds=2))
     lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     lifecycle.requeue(attempt.job_id, "again")
     postman.turn()
-    assert not there.heard
+    assert not webhook.heard
     send(postman)
-    assert [json.loads(heard.body)["job"]["status"] for heard in there.heard] == ["failed", "queued"]
-    assert [json.loads(heard.body)["verdict"] for heard in there.heard] == [None, None]
+    assert [json.loads(request.body)["job"]["status"] for request in webhook.heard] == ["failed", "queued"]
+    assert [json.loads(request.body)["verdict"] for request in webhook.heard] == [None, None]
     (mail,) = inbox
     assert mail.get_content().splitlines()[1:3] == ["", "Reason: it failed"]
 
 
-def test_a_retry_sends_equal_bytes_and_a_verdict_before_the_end_is_left_out(
-    attempt: Attempt, there: Receiver, postman: Postman
-) -> None:
+def test_retry_sends_equal_bytes(attempt: Attempt, webhook: Receiver, postman: Postman) -> None:
     early = {"over": False, "state": "slow", "sentence": "Straggler: rank 1.", "reason": "It is slow.", "next": ""}
     Attempt.objects.filter(pk=attempt.pk).update(diagnosis=early)
     lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
@@ -142,7 +140,7 @@ def test_a_retry_sends_equal_bytes_and_a_verdict_before_the_end_is_left_out(
     assert waiting.body == sent
 
 
-def test_the_end_of_one_attempt_does_not_send_the_message_about_the_next(attempt: Attempt, there: Receiver) -> None:
+def test_end_of_an_attempt_does_not_send_the_message_of_the_next(attempt: Attempt, webhook: Receiver) -> None:
     lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     lifecycle.requeue(attempt.job_id, "again")
     Attempt.objects.create(job=attempt.job, number=2)
@@ -153,7 +151,7 @@ def test_the_end_of_one_attempt_does_not_send_the_message_about_the_next(attempt
     assert {json.loads(each.body)["job"]["attempt"] for each in left} == {2}
 
 
-def test_a_job_that_never_started_has_no_verdict_to_wait_for(owner: User, there: Receiver, root: Path) -> None:
+def test_job_that_never_started_waits_for_no_verdict(owner: User, webhook: Receiver, root: Path) -> None:
     job, _ = actions.submit(owner, GOOD)
     actions.cancel(job, "owner")
     assert not Delivery.objects.filter(due__gt=timezone.now()).exists()

@@ -17,6 +17,7 @@ from jobs.runs.live.telemetry_reader import (
     MAX_CONCURRENT_READS,
     MAX_ENTRIES_PER_STREAM,
     MAX_FRAME_BYTES,
+    PerLoop,
     TelemetryReader,
 )
 from tests.support.processes import RedisServer, scale_timeout
@@ -260,3 +261,17 @@ def test_reader_survives_an_entry_without_a_batch(redis_service: RedisServer) ->
             subscriber.leave()
 
     run(test)
+
+
+NUM_LOOPS = 20  # a new loop often reuses the id() of the previous one
+
+
+def test_each_loop_has_its_own_object() -> None:
+    get_object = PerLoop(object)
+
+    async def get_twice() -> tuple[object, object]:
+        return get_object(), get_object()
+
+    found = [asyncio.run(get_twice()) for _ in range(NUM_LOOPS)]
+    assert all(first is second for first, second in found)
+    assert len({id(first) for first, _ in found}) == NUM_LOOPS

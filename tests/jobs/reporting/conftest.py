@@ -1,4 +1,4 @@
-"""A run that was opened, and a Redis that is really there."""
+"""Provide an opened run and a real Redis."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def one_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]
 
 @pytest.fixture
 def live_redis(one_redis: RedisServer, settings: Any) -> Iterator[redis.Redis]:
-    """Empty, behind the settings."""
+    """Return a client of an empty Redis that the settings name."""
     settings.REDIS_URL = one_redis.url
     client = one_redis.client()
     client.flushall()
@@ -47,7 +47,7 @@ def open_run(owner: User, api: Api, live_redis: redis.Redis) -> Callable[..., An
 
 @pytest.fixture
 def node(open_run: Callable[..., Any]) -> Node:
-    """The one node of a run, which has joined."""
+    """Return the only node of a run, which has joined."""
     told = open_run()
     made = Node(told["run"], told["token"])
     assert made.join("gpu-7").status_code == 200

@@ -1,4 +1,4 @@
-"""What the wrapper on one node of a run elsewhere may say, and what the board makes of it."""
+"""Send the reports of a node of an external run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLAIM = "the-secret-of-this-process"
 
 
 class Node:
-    """What the wrapper on one node of a run may say."""
+    """Send the reports of one node of an external run."""
 
     def __init__(self, run: str, token: str, node: int = 0, claim: str = CLAIM, attempt: int = 1) -> None:
         self.run, self.node, self.attempt = run, node, attempt
@@ -50,7 +50,7 @@ class Node:
 
 
 def said(answer: Any) -> Any:
-    """What a node was told, but for the board's time."""
+    """Return a response without the time of the board."""
     told = answer.json()
     assert abs(told.pop("now") - time.time()) < 60
     return told

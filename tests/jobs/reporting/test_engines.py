@@ -1,4 +1,4 @@
-"""Engines as far as no Slurm is needed: who may name one, what is planned for it, and what waits while it is away."""
+"""Submit jobs to the Slurm engine without a real Slurm."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def problems(owner: User, spec: dict[str, Any]) -> list[tuple[str, str]]:
     return [tuple(problem) for problem in error.value.problems]  # type: ignore[misc]
 
 
-def test_a_board_without_slurm_refuses_and_does_not_offer_it(owner: User, client: Client) -> None:
+def test_rejects_slurm_if_it_is_not_configured(owner: User, client: Client) -> None:
     text = "`resources.engine` is slurm, but `MESHBOARD_SLURM_FOLDER` is not set on this board. Use hosts."
     assert problems(owner, SPEC) == [("resources.engine", text)]
     client.force_login(owner)
     assert 'name="resources.engine"' not in client.get("/jobs/new/").content.decode()
 
 
-def test_a_layout_is_not_chosen_for_machines_that_nobody_knows(owner: User, site: Site) -> None:
+def test_rejects_auto_layout_for_unknown_hardware(owner: User, site: Site) -> None:
     text = "`layout.auto` needs known hosts, but Slurm nodes are unknown. Set `layout.auto.cluster` or `layout`."
     assert problems(owner, {**SPEC, "layout": "auto", "resources": {"engine": "slurm"}}) == [("layout.auto", text)]
 
 
-def test_a_form_sends_what_it_has_of_slurm_only_with_slurm(owner: User, client: Client, site: Site) -> None:
+def test_form_sends_slurm_fields_only_with_slurm(owner: User, client: Client, site: Site) -> None:
     client.force_login(owner)
     fields = {"name": "x", "model.preset": "gpt-tiny", "layout.dp": "2", "resources.slurm.nodes": "2"}
     assert client.post("/jobs/new/", {**fields, "resources.engine": "hosts"}).status_code == 302
@@ -62,9 +62,7 @@ def test_a_form_sends_what_it_has_of_slurm_only_with_slurm(owner: User, client: 
     assert list(engines) == [("hosts", None), ("slurm", 2)]
 
 
-def test_while_slurm_is_not_there_jobs_wait_and_say_so(
-    owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_wait_while_slurm_is_unreachable(owner: User, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/bin/none")
     job, _ = actions.submit(owner, SPEC)
     engine = SlurmEngine(site)
@@ -85,7 +83,7 @@ def test_while_slurm_is_not_there_jobs_wait_and_say_so(
     assert Attempt.objects.get().engine_ended is None
 
 
-def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, stranger: User, site: Site) -> None:
+def test_blocked_job_gets_no_slurm_attempt(owner: User, stranger: User, site: Site) -> None:
     held, first = actions.submit(owner, SPEC)[0], actions.submit(owner, SPEC)[0]
     after = actions.submit(owner, {**SPEC, "after": [first.id]})[0]
     theirs, _ = actions.submit(stranger, SPEC)
@@ -104,8 +102,8 @@ def test_what_the_queue_bars_is_no_attempt_of_slurm_s(owner: User, stranger: Use
     assert Job.objects.get(id=held.id).wait_reason == "The queue is paused, so no job starts."
 
 
-def test_what_the_queue_bars_by_now_is_not_submitted_to_slurm(owner: User, site: Site) -> None:
-    """An attempt that a look did not find yet: its owner's account is disabled before it is sent."""
+def test_job_blocked_later_is_not_submitted_to_slurm(owner: User, site: Site) -> None:
+    """The account of the owner is disabled between the query and the submission."""
     job, _ = actions.submit(owner, SPEC)
     engine, sent = SlurmEngine(site), []
     engine._begin = lambda _followed, start=(): sent.append(start)  # type: ignore[method-assign]
@@ -121,15 +119,13 @@ def test_what_the_queue_bars_by_now_is_not_submitted_to_slurm(owner: User, site:
     assert len(sent) == 1
 
 
-def test_more_ranks_than_any_host_has_slots_are_slurm_s_to_place(
-    owner: User, site: Site, make_host: Callable[..., Host]
-) -> None:
+def test_slurm_places_more_ranks_than_a_host_has_slots(owner: User, site: Site, make_host: Callable[..., Host]) -> None:
     make_host(slots=2)
     assert actions.submit(owner, SPEC)[0].engine == "slurm"
 
 
-def test_a_quota_bounds_what_is_handed_to_slurm(owner: User, site: Site, make_host: Callable[..., Host]) -> None:
-    """What waits in Slurm's queue holds what it asks for: it begins when Slurm says."""
+def test_quota_limits_slots_in_slurm(owner: User, site: Site, make_host: Callable[..., Host]) -> None:
+    """A job in the queue of Slurm counts with all of its slots."""
     make_host(slots=4)
     Project.objects.update_or_create(name="default", defaults={"slots": 4})
     first, second = (actions.submit(owner, SPEC)[0] for _ in range(2))

@@ -1,4 +1,4 @@
-"""How a run elsewhere is opened: its nodes, its ranks, what it names of itself, and its page."""
+"""Open external runs with their nodes, ranks, and pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobs.queue.inbound.reconcile import check_external_runs
 from tests.jobs.reporting.nodes import CLAIM, Api, Node, fall_silent, job_of, reasons
 
 
-def test_several_nodes_open_one_run_by_its_key_and_it_ends_when_all_have(
+def test_nodes_open_one_run_by_key_and_all_end_it(
     owner: User, stranger: User, api: Api, live_redis: redis.Redis
 ) -> None:
     asked = {"world_size": 4, "nodes": 2, "key": "slurm 17"}
@@ -44,7 +44,7 @@ def test_several_nodes_open_one_run_by_its_key_and_it_ends_when_all_have(
     assert again.status_code == 201, "a key is a run's as long as it lasts"
 
 
-def test_a_node_that_never_joined_is_lost_once_the_others_have_ended(open_run: Callable[..., Any]) -> None:
+def test_node_that_never_joined_is_lost_after_the_others_end(open_run: Callable[..., Any]) -> None:
     told = open_run(world_size=2, nodes=2)
     first = Node(told["run"], told["token"])
     first.join()
@@ -60,14 +60,14 @@ def test_a_node_that_never_joined_is_lost_once_the_others_have_ended(open_run: C
 
 
 @pytest.mark.parametrize("ranks", [1, 7, 65536])
-def test_any_number_of_ranks_may_report(open_run: Callable[..., Any], ranks: int) -> None:
+def test_accepts_any_number_of_ranks(open_run: Callable[..., Any], ranks: int) -> None:
     assert Job.objects.get(id=open_run(world_size=ranks)["run"]).world_size == ranks
 
 
 SPEC = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"global_batch": 4}}
 
 
-def test_with_a_spec_its_prediction_is_kept_beside_it(open_run: Callable[..., Any]) -> None:
+def test_spec_adds_a_prediction(open_run: Callable[..., Any]) -> None:
     job = Job.objects.get(id=open_run(spec=SPEC, name="with a plan")["run"])
     assert (job.kind, job.name, job.engine) == ("train", "with a plan", "elsewhere")
     assert job.estimate["exact_traffic"]
@@ -94,9 +94,7 @@ WRONG_RUNS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "field"), WRONG_RUNS)
-def test_a_run_that_makes_no_sense_is_refused_at_its_field_and_leaves_nothing(
-    owner: User, api: Api, wrong: dict[str, Any], field: str
-) -> None:
+def test_rejects_invalid_run_by_field(owner: User, api: Api, wrong: dict[str, Any], field: str) -> None:
     answer = api(owner).post("/api/v1/runs", {"world_size": 2, **wrong}, format="json")
     assert answer.status_code == 422, answer.json()
     assert [error["field"] for error in answer.json()["errors"]] == [field]
@@ -107,9 +105,7 @@ def test_a_run_that_makes_no_sense_is_refused_at_its_field_and_leaves_nothing(
     ("wrong", "status"),
     [({"node": 1}, 422), ({"node": -1}, 422), ({"name": "a b"}, 422), ({"claim": "short"}, 422), ({"ranks": 2}, 422)],
 )
-def test_a_node_that_makes_no_sense_does_not_join(
-    open_run: Callable[..., Any], wrong: dict[str, Any], status: int
-) -> None:
+def test_rejects_invalid_node(open_run: Callable[..., Any], wrong: dict[str, Any], status: int) -> None:
     told = open_run()
     body = {"node": 0, "name": "gpu-7", "claim": CLAIM, **wrong}
     path = f"/api/v1/runs/{told['run']}/1/members"
@@ -127,9 +123,7 @@ def test_a_node_that_makes_no_sense_does_not_join(
         ({"HTTP_X_FORWARDED_PROTO": "http"}, 403),
     ],
 )
-def test_plain_http_is_for_this_machine_alone(
-    node: Node, owner: User, api: Api, way: dict[str, Any], status: int
-) -> None:
+def test_http_is_allowed_on_loopback_only(node: Node, owner: User, api: Api, way: dict[str, Any], status: int) -> None:
     assert node.join("gpu-7", **way).status_code == status
     opened = api(owner).post("/api/v1/runs", {"world_size": 1}, format="json", **way)
     assert opened.status_code == (201 if status == 200 else 403)
@@ -137,7 +131,7 @@ def test_plain_http_is_for_this_machine_alone(
         assert "HTTPS" in opened.json()["errors"][0]["message"]
 
 
-def test_its_page_says_where_it_runs_and_offers_nothing_that_only_launched_jobs_have(
+def test_page_of_an_external_run_has_no_actions_of_launched_jobs(
     node: Node, owner: User, stranger: User, client: Any
 ) -> None:
     client.force_login(owner)
@@ -157,14 +151,14 @@ def test_its_page_says_where_it_runs_and_offers_nothing_that_only_launched_jobs_
     assert client.post(f"/jobs/{node.run}/give-up/").status_code == 404
 
 
-def test_with_a_spec_its_page_has_the_difference(open_run: Callable[..., Any], owner: User, client: Any) -> None:
+def test_page_compares_a_run_with_its_spec(open_run: Callable[..., Any], owner: User, client: Any) -> None:
     client.force_login(owner)
     text = client.get(f"/jobs/{open_run(spec=SPEC)['run']}/").content.decode()
     assert "fidelity-title" in text
     assert "Meshboard's trainer" in text
 
 
-def test_a_silent_run_is_given_up_on_its_page(node: Node, owner: User, client: Any) -> None:
+def test_silent_run_is_marked_as_lost_on_its_page(node: Node, owner: User, client: Any) -> None:
     client.force_login(owner)
     node.report()
     client.post(f"/jobs/{node.run}/give-up/")

@@ -1,4 +1,4 @@
-"""A run that somebody launched elsewhere, as the board takes it in over REST."""
+"""Report external runs over REST."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.jobs.reporting.nodes import Api, Node, fall_silent, job_of, reasons, 
 from tests.planner.wrong_specs import GOOD
 
 
-def test_a_run_begins_without_a_queue_or_a_slot_runs_and_ends_by_its_report(node: Node) -> None:
+def test_run_starts_without_a_slot_and_ends_by_report(node: Node) -> None:
     job = job_of(node)
     assert (job.status, job.engine, job.kind) == (Status.STARTING, "elsewhere", "script")
     assert schedule() == 0
@@ -41,7 +41,7 @@ def test_a_run_begins_without_a_queue_or_a_slot_runs_and_ends_by_its_report(node
     assert [status for status, _ in reasons(node)] == ["starting", "running", "succeeded"]
 
 
-def test_batches_lie_in_the_stream_that_pages_follow_each_number_once(node: Node, live_redis: redis.Redis) -> None:
+def test_each_batch_is_in_the_stream_once(node: Node, live_redis: redis.Redis) -> None:
     for number in (0, 1, 1, 0, 2):
         assert node.batch(number).status_code == 200
     entries: Any = live_redis.xrange(telemetry_stream(node.run, 1))
@@ -50,7 +50,7 @@ def test_batches_lie_in_the_stream_that_pages_follow_each_number_once(node: Node
     assert 0 < live_redis.ttl(telemetry_stream(node.run, 1)) <= telemetry_inflow.STREAM_LIFETIME_S
 
 
-def test_a_node_says_how_it_fares_and_speaks_for_no_other_s_ranks(node: Node) -> None:
+def test_node_reports_only_its_own_ranks(node: Node) -> None:
     of_the_node = [
         {"kind": "gauge", "rank": -1, "time": 1.0, "cpu": 0.5},
         {"kind": "start", "rank": -1, "time": 1.0, "stage": "spawned"},
@@ -61,7 +61,7 @@ def test_a_node_says_how_it_fares_and_speaks_for_no_other_s_ranks(node: Node) ->
         assert node.batch(1, items=others).status_code >= 400
 
 
-def test_a_stream_keeps_its_newest_bytes(node: Node, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_keeps_the_newest_bytes(node: Node, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry_inflow, "MAX_STREAM_BYTES", 300)
     for number in range(20):
         assert node.batch(number).status_code == 200
@@ -71,15 +71,15 @@ def test_a_stream_keeps_its_newest_bytes(node: Node, live_redis: redis.Redis, mo
     assert entries[0][1][b"n"] != b"0", "so that a page shows the gap"
 
 
-def test_members_of_a_run_share_what_it_may_keep() -> None:
+def test_members_share_the_bytes_of_a_run() -> None:
     place = telemetry_inflow.NodeStream("a", 1, 0)
     assert place.get_max_bytes(1) == place.get_max_bytes(8) == telemetry_inflow.MAX_STREAM_BYTES
     assert place.get_max_bytes(64) == telemetry_inflow.MAX_RUN_BYTES // 64
     assert place.get_max_bytes(4096) == telemetry_inflow.MIN_STREAM_BYTES >= 2 * MAX_BATCH_BYTES
 
 
-def test_while_redis_is_nearly_full_a_batch_waits_and_comes_later(node: Node, live_redis: redis.Redis) -> None:
-    """What runs elsewhere tell would push out what hosts, jobs and pages need."""
+def test_batch_waits_while_redis_is_nearly_full(node: Node, live_redis: redis.Redis) -> None:
+    """Telemetry of external runs would displace the data of hosts, jobs, and pages."""
     used = live_redis.info("memory")["used_memory"]
     try:
         live_redis.config_set("maxmemory", int(used / telemetry_inflow.MAX_REDIS_USE) - 2**16)
@@ -92,7 +92,7 @@ def test_while_redis_is_nearly_full_a_batch_waits_and_comes_later(node: Node, li
     assert node.batch(0).status_code == 200
 
 
-def test_who_sends_too_fast_waits_and_loses_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_sender_waits_and_loses_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry_inflow, "BURST_BYTES", 2 * telemetry_inflow.BATCH_COST_BYTES + 1000)
     monkeypatch.setattr(telemetry_inflow, "BYTES_PER_S", 100)
     answers = [node.batch(number) for number in range(3)]
@@ -117,7 +117,7 @@ WRONG_BATCHES: list[tuple[dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("wrong", "status"), WRONG_BATCHES)
-def test_a_batch_that_is_not_its_own_or_makes_no_sense_is_refused_and_leaves_nothing(
+def test_rejects_foreign_or_invalid_batch(
     node: Node, live_redis: redis.Redis, wrong: dict[str, Any], status: int
 ) -> None:
     assert node.batch(**wrong).status_code == status
@@ -125,7 +125,7 @@ def test_a_batch_that_is_not_its_own_or_makes_no_sense_is_refused_and_leaves_not
 
 
 @pytest.mark.parametrize("number", ["-1", "x", "", str(2**53), "1" * 400, "²"])
-def test_a_number_that_is_none_is_refused(node: Node, number: Any) -> None:
+def test_rejects_invalid_batch_number(node: Node, number: Any) -> None:
     assert node.batch(number).status_code == 400
 
 
@@ -139,20 +139,20 @@ WRONG_REPORTS: list[tuple[Any, int]] = [
 
 
 @pytest.mark.parametrize(("wrong", "status"), WRONG_REPORTS)
-def test_a_report_that_is_not_its_own_or_makes_no_sense_is_refused(node: Node, wrong: Any, status: int) -> None:
+def test_rejects_foreign_or_invalid_report(node: Node, wrong: Any, status: int) -> None:
     told = wrong if isinstance(wrong, bytes) else {**report(node.run, 1, "running", slots=[]), **wrong}
     assert node.raw_report(told).status_code == status
     assert job_of(node).status == Status.STARTING
 
 
-def test_an_exit_of_another_run_is_refused(node: Node) -> None:
+def test_rejects_exit_of_another_run(node: Node) -> None:
     told = report(node.run, 1, "exited", "succeeded", slots=[])
     told["exit"]["job"] = "anotherjob"
     assert node.raw_report(told).status_code == 403
     assert job_of(node).status == Status.STARTING
 
 
-def test_a_report_may_be_deflated_within_its_bound(node: Node) -> None:
+def test_accepts_bounded_deflated_report(node: Node) -> None:
     whole = msgpack.packb(report(node.run, 1, "running", slots=[]))
     deflated = {"HTTP_CONTENT_ENCODING": "deflate"}
     assert node.raw_report(zlib.compress(whole), **deflated).json()["status"] == "running"
@@ -161,7 +161,7 @@ def test_a_report_may_be_deflated_within_its_bound(node: Node) -> None:
     assert node.raw_report(zlib.compress(b"\0" * (50 * MAX_REPORT_BYTES)), **deflated).status_code == 413
 
 
-def test_only_the_runs_own_token_reports_it(node: Node, open_run: Callable[..., Any], owner: User, api: Api) -> None:
+def test_requires_the_token_of_the_run(node: Node, open_run: Callable[..., Any], owner: User, api: Api) -> None:
     other = open_run()
     for token, status in ((other["token"], 404), ("x" * 43, 401), ("", 401), ("²", 401)):
         stranger = Node(node.run, token)
@@ -174,17 +174,17 @@ def test_only_the_runs_own_token_reports_it(node: Node, open_run: Callable[..., 
     assert not RunToken.objects.filter(digest=other["token"]).exists(), "only its hash is kept"
 
 
-def test_a_runs_token_opens_no_other_door(node: Node) -> None:
+def test_run_token_is_valid_for_reports_only(node: Node) -> None:
     for path in ("/api/v1/jobs", f"/api/v1/jobs/{node.run}", "/api/v1/hosts"):
         assert node.client.get(path, **node.headers).status_code == 401
 
 
-def test_the_token_of_an_owner_who_may_not_log_in_is_refused(node: Node, owner: User) -> None:
+def test_rejects_token_of_a_disabled_owner(node: Node, owner: User) -> None:
     User.objects.filter(pk=owner.pk).update(is_active=False)
     assert node.report().status_code == 401
 
 
-def test_a_second_process_cannot_speak_for_a_node(node: Node) -> None:
+def test_rejects_a_second_process_of_a_node(node: Node) -> None:
     token = node.headers["HTTP_AUTHORIZATION"][4:]
     second = Node(node.run, token, claim="the-secret-of-another-process")
     assert second.join().status_code == 409
@@ -193,7 +193,7 @@ def test_a_second_process_cannot_speak_for_a_node(node: Node) -> None:
     assert node.batch().status_code == 200
 
 
-def test_a_run_that_has_ended_takes_no_more_and_says_how_it_ended(node: Node, live_redis: redis.Redis) -> None:
+def test_ended_run_rejects_reports_with_its_outcome(node: Node, live_redis: redis.Redis) -> None:
     node.report()
     node.report("exited", "failed")
     assert node.report("exited", "failed").status_code == 200, "the answer was lost: it is told again"
@@ -204,22 +204,20 @@ def test_a_run_that_has_ended_takes_no_more_and_says_how_it_ended(node: Node, li
     assert live_redis.exists(telemetry_stream(node.run, 1)) == 0
 
 
-def test_a_run_is_told_to_end_in_the_next_answer_and_is_cancelled_by_its_report(
-    node: Node, owner: User, api: Api
-) -> None:
+def test_next_response_asks_a_cancelled_run_to_end(node: Node, owner: User, api: Api) -> None:
     node.report()
     assert api(owner).post(f"/api/v1/jobs/{node.run}/cancel").json()["status"] == "cancelling"
     assert said(node.batch()) == {"cancel": True, "status": "cancelling"}
     assert node.report("exited", "cancelled").json()["status"] == "cancelled"
 
 
-def test_a_run_that_was_ended_at_its_terminal_is_cancelled(node: Node) -> None:
+def test_run_ended_at_the_terminal_is_cancelled(node: Node) -> None:
     node.report()
     node.report("exited", "cancelled")
     assert reasons(node)[-2:] == [("cancelling", "it cancelled"), ("cancelled", "it cancelled")]
 
 
-def test_silence_makes_it_unreachable_and_a_word_running_again(node: Node) -> None:
+def test_silent_run_is_unreachable_until_the_next_contact(node: Node) -> None:
     node.report()
     check_external_runs()
     assert job_of(node).status == Status.RUNNING
@@ -232,14 +230,14 @@ def test_silence_makes_it_unreachable_and_a_word_running_again(node: Node) -> No
     assert reasons(node)[-1] == ("running", "gpu-7 has contact again")
 
 
-def test_an_end_told_after_silence_is_an_end(node: Node) -> None:
+def test_exit_report_after_silence_ends_the_run(node: Node) -> None:
     node.report()
     fall_silent(node)
     check_external_runs()
     assert node.report("exited", "succeeded").json()["status"] == "succeeded"
 
 
-def test_a_silent_run_is_given_up_by_its_owner_or_staff_and_by_nobody_else(
+def test_only_owner_and_staff_mark_a_silent_run_as_lost(
     node: Node, owner: User, stranger: User, staff: User, viewer: User, api: Api
 ) -> None:
     path = f"/api/v1/jobs/{node.run}/give-up"
@@ -255,17 +253,17 @@ def test_a_silent_run_is_given_up_by_its_owner_or_staff_and_by_nobody_else(
     assert (answer.status_code, answer.json()["cancel"]) == (410, False), "what lives on is not harmed"
 
 
-def test_a_job_of_a_host_is_not_given_up_here(owner: User, api: Api) -> None:
+def test_job_of_a_host_cannot_be_marked_as_lost(owner: User, api: Api) -> None:
     job, _ = actions.submit(owner, GOOD)
     assert api(owner).post(f"/api/v1/jobs/{job.id}/give-up").status_code == 409
 
 
-def test_nobody_else_sees_a_run(node: Node, stranger: User, staff: User, api: Api) -> None:
+def test_run_is_hidden_from_other_users(node: Node, stranger: User, staff: User, api: Api) -> None:
     assert api(stranger).get(f"/api/v1/jobs/{node.run}").status_code == 404
     assert api(staff).get(f"/api/v1/jobs/{node.run}").status_code == 200
 
 
-def test_it_is_never_queued_again(node: Node, owner: User, api: Api) -> None:
+def test_external_run_is_never_requeued(node: Node, owner: User, api: Api) -> None:
     node.report("exited", "failed")
     answer = api(owner).post(f"/api/v1/jobs/{node.run}/requeue")
     assert answer.status_code == 409

@@ -1,4 +1,4 @@
-"""What nodes of a Slurm allocation say over REST, and whose word counts on how it ended."""
+"""Combine the reports of Slurm nodes with the state of Slurm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SITE = Site("/cluster", "/usr/bin/python3", "https://board")
 
 @pytest.fixture
 def attempt(owner: User, live_redis: redis.Redis, settings: Any) -> Attempt:
-    """Submitted, and pending in Slurm's queue."""
+    """Return an attempt that is pending in the queue of Slurm."""
     settings.SLURM = SITE._asdict()
     job, _ = actions.submit(owner, SPEC)
     slurm_attempts.create_attempt(job)
@@ -52,21 +52,21 @@ def finished(attempt: Attempt, state: str) -> Job:
     return Job.objects.get()
 
 
-def test_a_node_that_joins_starts_the_job_and_another_process_may_not(nodes: list[Node], attempt: Attempt) -> None:
+def test_first_node_starts_the_job(nodes: list[Node], attempt: Attempt) -> None:
     assert nodes[0].join("node0").status_code == 200
     assert Job.objects.get().status == Status.STARTING
     nodes[0].headers["HTTP_MESHBOARD_CLAIM"] = nodes[0].claim = "of-a-second-submission"
     assert nodes[0].join("node0").status_code == 409
 
 
-def test_only_the_token_of_the_submission_that_slurm_took_is_good(nodes: list[Node], attempt: Attempt) -> None:
+def test_only_the_token_of_the_accepted_submission_is_valid(nodes: list[Node], attempt: Attempt) -> None:
     slurm_attempts.prepare_submission(attempt, SITE, "")
     assert nodes[1].join("node1").status_code == 200, "what was sent before may be there"
     slurm_attempts.record_submission(attempt, "17")
     assert nodes[0].join("node0").status_code == 401
 
 
-def test_nodes_of_a_gang_hear_where_the_others_are(nodes: list[Node]) -> None:
+def test_nodes_of_a_gang_receive_addresses(nodes: list[Node]) -> None:
     for n, node in enumerate(nodes):
         node.join(f"node{n}")
 
@@ -84,9 +84,7 @@ def test_nodes_of_a_gang_hear_where_the_others_are(nodes: list[Node]) -> None:
     assert meet(nodes[0], port=65536).status_code == 422
 
 
-def test_an_end_that_its_supervisor_does_not_understand_waits_for_slurm_s_word(
-    nodes: list[Node], attempt: Attempt
-) -> None:
+def test_unexplained_end_waits_for_the_state_of_slurm(nodes: list[Node], attempt: Attempt) -> None:
     for n, node in enumerate(nodes):
         node.join(f"node{n}")
         node.report("running")
@@ -100,9 +98,7 @@ def test_an_end_that_its_supervisor_does_not_understand_waits_for_slurm_s_word(
     assert told.engine_ended is not None
 
 
-def test_when_one_node_fails_the_other_is_asked_to_end_and_the_failure_is_the_reason(
-    nodes: list[Node], attempt: Attempt
-) -> None:
+def test_failed_node_ends_the_others_and_is_the_reason(nodes: list[Node], attempt: Attempt) -> None:
     for n, node in enumerate(nodes):
         node.join(f"node{n}")
     nodes[1].report("exited", "failed")
@@ -113,17 +109,17 @@ def test_when_one_node_fails_the_other_is_asked_to_end_and_the_failure_is_the_re
     assert job.history.values_list("reason", flat=True).last() == "it failed"
 
 
-def test_what_slurm_completed_before_anybody_could_tell_succeeded(attempt: Attempt) -> None:
+def test_completed_slurm_job_without_reports_succeeded(attempt: Attempt) -> None:
     lifecycle.start_jobs({attempt.job_id: (1, "Slurm runs it")})
     assert finished(attempt, "COMPLETED").status == Status.SUCCEEDED
 
 
-def test_what_was_cancelled_here_is_cancelled_whatever_slurm_calls_it(attempt: Attempt, owner: User) -> None:
+def test_cancelled_job_stays_cancelled_in_any_slurm_state(attempt: Attempt, owner: User) -> None:
     actions.cancel(Job.objects.get(), "owner")
     assert finished(attempt, "CANCELLED").status == Status.CANCELLED
 
 
-def test_an_attempt_after_another_goes_on_from_its_checkpoint(nodes: list[Node], attempt: Attempt) -> None:
+def test_next_attempt_resumes_from_the_checkpoint(nodes: list[Node], attempt: Attempt) -> None:
     name = f"{attempt.job_id}/1/step-00000005"
     nodes[0].join("node0")
     told = report(attempt.job_id, 1, "running", None, slots=[])
@@ -139,7 +135,7 @@ def test_an_attempt_after_another_goes_on_from_its_checkpoint(nodes: list[Node],
 
 
 def exits(nodes: list[Node], attempt: Attempt, outcome: str, **told: Any) -> Job:
-    """The first node tells how it ended, the other that it went well."""
+    """End the first node with an outcome, and the other node with success."""
     for n, node in enumerate(nodes):
         node.join(f"node{n}")
         node.report("running")
@@ -150,7 +146,7 @@ def exits(nodes: list[Node], attempt: Attempt, outcome: str, **told: Any) -> Job
     return Job.objects.get()
 
 
-def test_what_slurm_preempts_is_queued_again_and_goes_on(nodes: list[Node], attempt: Attempt) -> None:
+def test_preempted_job_is_requeued_and_resumes(nodes: list[Node], attempt: Attempt) -> None:
     job = exits(nodes, attempt, "cancelled", preempted=True, reason="it stopped after step 7 as Slurm preempts it")
     assert (job.status, job.attempt) == (Status.QUEUED, 2)
     told = list(job.history.values_list("status", "reason"))[-3:]
@@ -161,22 +157,20 @@ def test_what_slurm_preempts_is_queued_again_and_goes_on(nodes: list[Node], atte
     ]
 
 
-def test_so_is_what_slurm_preempted_before_it_could_tell(attempt: Attempt) -> None:
+def test_job_preempted_before_its_report_is_requeued(attempt: Attempt) -> None:
     job = finished(attempt, "PREEMPTED")
     assert (job.status, job.attempt) == (Status.QUEUED, 2)
     assert Attempt.objects.get(number=1).engine_ended is not None
 
 
-def test_what_was_cancelled_here_and_preempted_there_stays_cancelled(
-    nodes: list[Node], attempt: Attempt, owner: User
-) -> None:
+def test_cancelled_job_that_slurm_preempts_stays_cancelled(nodes: list[Node], attempt: Attempt, owner: User) -> None:
     for n, node in enumerate(nodes):
         node.join(f"node{n}")
     actions.cancel(Job.objects.get(), "owner")
     assert finished(attempt, "PREEMPTED").status == Status.CANCELLED
 
 
-def test_what_its_time_limit_stopped_is_tried_again_as_often_as_it_says(nodes: list[Node], attempt: Attempt) -> None:
+def test_time_limit_is_retried_up_to_max_retries(nodes: list[Node], attempt: Attempt) -> None:
     Job.objects.update(spec={**Job.objects.get().spec, "retry": {"max_attempts": 2}})
     job = exits(nodes, attempt, "failed", reason="it stopped after step 7 as its time limit at Slurm is near")
     assert (job.status, job.attempt) == (Status.QUEUED, 2)

@@ -1,4 +1,4 @@
-"""Rounds with a Slurm that answers as a test says: what it does not take, and what it cannot tell."""
+"""Run passes of the Slurm engine against scripted command output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMIT = (
 
 
 class Answers:
-    """A door behind which each command answers what it was given, and 0 without a word else."""
+    """Answer each command with its scripted output, or with success and no output."""
 
     def __init__(self, **said: CommandResult | Callable[[Sequence[str]], CommandResult]) -> None:
         self.said, self.asked = said, list[list[str]]()
@@ -95,14 +95,12 @@ def until(engine: SlurmEngine, reached: Callable[[], object], what: str) -> None
         ("Killed", SlurmUnavailableError, "Killed"),
     ],
 )
-def test_what_sbatch_says_is_of_the_job_or_of_slurm(words: str, meant: type[Exception], told: str) -> None:
+def test_sbatch_errors_belong_to_the_job_or_to_slurm(words: str, meant: type[Exception], told: str) -> None:
     with pytest.raises(meant, match=told):
         slurm(sbatch=CommandResult(1, "", words)).submit([], "")
 
 
-def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
-    owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_rejected_for_now_does_not_block_others(owner: User, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "MAX_SUBMISSIONS_PER_POLL", 1)
     limited, other = (actions.submit(owner, SPEC)[0] for _ in range(2))
 
@@ -128,11 +126,11 @@ def test_a_job_that_slurm_does_not_take_now_keeps_no_other_from_it(
     assert "Cannot query" not in other.wait_reason
 
 
-def test_zero_bytes_that_a_script_printed_are_left_out() -> None:
+def test_drops_nul_bytes_of_script_output() -> None:
     assert slurm(tail=CommandResult(0, "Traceback\0\0 boom", "")).read_tail("x") == "Traceback boom"
 
 
-def test_news_of_one_attempt_that_cannot_be_taken_in_keeps_no_other_s_out(
+def test_failing_update_of_an_attempt_does_not_block_others(
     owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = (actions.submit(owner, SPEC)[0] for _ in range(2))
@@ -156,7 +154,7 @@ NO_ACCOUNTS = CommandResult(
 )
 
 
-def test_while_the_accounts_are_away_what_squeue_tells_counts_and_nothing_else_is_known() -> None:
+def test_squeue_is_enough_without_accounting() -> None:
     ending, over, new, gone = (format_job_name(job, 1) for job in ("ending", "over", "new", "gone"))
     listed = f"5|RUNNING|p|n1|N/A|{ending}|None\n6|COMPLETED|p|n2|N/A|{over}|None\n"
     door = Answers(squeue=CommandResult(0, listed, ""), sacct=NO_ACCOUNTS)
@@ -169,7 +167,7 @@ def test_while_the_accounts_are_away_what_squeue_tells_counts_and_nothing_else_i
     assert [argv for argv in door.asked if argv[0] == "sbatch"] == []
 
 
-def test_while_the_accounts_are_away_what_waits_in_slurm_keeps_slurm_s_reason(owner: User, site: Site) -> None:
+def test_pending_job_keeps_its_reason_without_accounting(owner: User, site: Site) -> None:
     waiting, new = (actions.submit(owner, SPEC)[0] for _ in range(2))
     listed = f"5|PENDING|p||N/A|{format_job_name(waiting.id, 1)}|Priority\n"
     engine = engine_with(site, Answers(squeue=CommandResult(0, listed, ""), sacct=NO_ACCOUNTS))
@@ -186,9 +184,7 @@ def test_while_the_accounts_are_away_what_waits_in_slurm_keeps_slurm_s_reason(ow
     }
 
 
-def test_what_slurm_took_late_keeps_its_token_and_a_submission_that_came_about_ends_earlier_ones(
-    owner: User, site: Site
-) -> None:
+def test_late_submission_keeps_its_token_and_ends_earlier_ones(owner: User, site: Site) -> None:
     job, _ = actions.submit(owner, SPEC)
     name, listed = format_job_name(job.id, 1), list[str]()
     door = Answers(squeue=lambda _: CommandResult(0, "".join(listed), ""), sbatch=CommandResult(1, "", "Killed"))
@@ -204,9 +200,7 @@ def test_what_slurm_took_late_keeps_its_token_and_a_submission_that_came_about_e
     assert RunToken.objects.get() == RunToken.objects.latest("id") != first
 
 
-def test_slurm_is_not_asked_each_pass_while_a_job_ends_or_may_not_begin(
-    owner: User, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_is_not_queried_in_each_pass(owner: User, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "LOOK_EVERY_S", 1e6)
     ending, barred = (actions.submit(owner, SPEC)[0] for _ in range(2))
     name = format_job_name(ending.id, 1)

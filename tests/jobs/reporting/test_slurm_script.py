@@ -1,4 +1,4 @@
-"""The batch script that an attempt is to Slurm: what it is asked for, and that it hears Slurm's warning."""
+"""Write batch scripts for Slurm that handle the warning signal."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def warning(options: tuple[str, ...]) -> list[str]:
 @pytest.mark.parametrize(
     ("limit", "seconds"), [(None, 300), ("1:00:00", 300), ("0:10:00", 150), ("0:01:00", 15), ("2-00:00:00", 300)]
 )
-def test_it_is_warned_in_time_to_save(tmp_path: Path, limit: str | None, seconds: int) -> None:
+def test_script_requests_a_warning_in_time_to_save(tmp_path: Path, limit: str | None, seconds: int) -> None:
     asked = {} if limit is None else {"time_limit": limit}
     assert warning(made(tmp_path, **asked)[0]) == [f"--signal=B:USR1@{seconds}"]
 
 
-def test_what_saves_nothing_is_not_stopped_early(tmp_path: Path) -> None:
+def test_run_without_checkpoints_is_not_stopped_early(tmp_path: Path) -> None:
     assert warning(made(tmp_path, {"checkpoint_every": 0})[0]) == []
 
 
@@ -56,7 +56,7 @@ while kill -0 $(cat "$SEEN.pid") 2>/dev/null; do sleep 0.02; done
 
 @pytest.mark.parametrize("as_it_ends", [False, True])
 @pytest.mark.parametrize("terminated", [False, True])
-def test_its_warning_leaves_a_file_and_ends_nothing(tmp_path: Path, as_it_ends: bool, terminated: bool) -> None:
+def test_warning_writes_a_file_and_ends_nothing(tmp_path: Path, as_it_ends: bool, terminated: bool) -> None:
     folder, seen = tmp_path / "a folder of 'theirs'", tmp_path / "seen"
     (folder / "runs").mkdir(parents=True)
     for name, text in (("srun", SRUN), ("touch", SLOW_TOUCH if as_it_ends else "")):

@@ -1,4 +1,4 @@
-"""Pickles that would run something, or hold more than there is."""
+"""Provide pickles that run commands or expand without bound."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 
 
 def shared(depth: int) -> tuple[object, ...]:
-    """2 ** depth texts, of which there is one."""
+    """Return nested tuples that refer to one text 2 ** depth times."""
     one: tuple[object, ...] = ("x",)
     for _ in range(depth):
         one = (one, one)

@@ -33,7 +33,7 @@ from jobs.runs.traces.traced_steps import (
     get_arrival,
 )
 from tests.jobs.conftest import member_of
-from tests.jobs.history.told import keep, run
+from tests.jobs.history.sample_telemetry import generate_run, record_batches
 from tests.support.telemetry import build_late_rank_step, build_timeline, build_timeline_batch
 from workers.host.supervisor.telemetry_buffer import MAX_STEPS
 
@@ -295,7 +295,7 @@ def test_rejects_a_step_that_no_rank_can_trace(
     Job.objects.filter(id=traced_job.id).update(
         spec={**traced_job.spec, "train": {**traced_job.spec["train"], "steps": 200}}
     )
-    keep(tmp_path, list(run(2, 100)), traced_job.id)
+    record_batches(tmp_path, list(generate_run(2, 100)), traced_job.id)
     refused = {}
     for step in (201, 36, 37, 200):
         answer = api(owner).post(path, {"step": step}, format="json")

@@ -1,4 +1,4 @@
-"""Hostile pickles: nothing of them is run, and nothing is taken that they only announce."""
+"""Reject hostile pickles before they run or allocate anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lab whose buffers no host's memory holds is refused with the arithmetic."""
+"""Reject benchmarks whose buffers exceed the memory of every host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refused(owner: User, spec: dict[str, Any]) -> str:
     return problem.message
 
 
-def test_a_machine_s_memory_is_shared_by_its_ranks(owner: User, make_host: MakeHost) -> None:
+def test_ranks_share_the_memory_of_a_host(owner: User, make_host: MakeHost) -> None:
     """The host has 4 slots of 1 GiB each."""
     make_host()
     told = refused(owner, lab(2**29))
@@ -50,7 +50,7 @@ def test_a_machine_s_memory_is_shared_by_its_ranks(owner: User, make_host: MakeH
     assert "1 rank x 2 full buffers of gather x 4,294,967,296 B" in refused(owner, lab(2**32, ["gather"]))
 
 
-def test_a_gpu_holds_the_buffers_of_its_rank(owner: User, make_host: MakeHost) -> None:
+def test_gpu_holds_the_buffers_of_its_rank(owner: User, make_host: MakeHost) -> None:
     make_host()
     Host.objects.update(device="cuda", memory_bytes=2**34)
     actions.submit(owner, lab(2**32, device="cuda"))
@@ -61,7 +61,7 @@ def test_a_gpu_holds_the_buffers_of_its_rank(owner: User, make_host: MakeHost) -
     )
 
 
-def test_one_host_that_holds_it_is_enough_and_the_one_that_is_named_must(owner: User, make_host: MakeHost) -> None:
+def test_any_host_or_the_named_host_must_have_the_memory(owner: User, make_host: MakeHost) -> None:
     make_host()
     make_host("large", slots=32)
     make_host("wide-enough-for-none", slots=2)

@@ -1,19 +1,26 @@
-"""Attribute waits to ranks, and find stragglers and their causes."""
+"""Attribute waits to ranks, find stragglers and their causes, and report link speeds with their source."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from contracts.telemetry.batches import ClockOffset, Item
 from contracts.telemetry.timeline import TimelineItem
-from jobs.runs.diagnosis import Diagnosis, HostRanks, VerdictPayload
+from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun, VerdictPayload
 from jobs.runs.diagnosis.bottlenecks import compute_chance
-from jobs.runs.diagnosis.collective_timing import match_calls
-from jobs.runs.diagnosis.traced_step import HostClocks, StepCollector, TracedStep
-from tests.jobs.diagnosis.items import ITEM, NOW, diagnosis, look, step
+from jobs.runs.diagnosis.collective_timing import (
+    TransferRoute,
+    TransferStats,
+    get_link_speed,
+    match_calls,
+    summarize_speeds,
+)
+from jobs.runs.diagnosis.traced_step import HostClocks, ProcessGroup, StepCollector, TracedStep
+from tests.jobs.diagnosis.items import CPU, ITEM, NOW, diagnosis, look, step
 from tests.jobs.diagnosis.simulated_steps import Act, Does, Meets, Passes, Player
 
 TP = {rank: (rank // 2 * 2, rank // 2 * 2 + 1) for rank in range(4)}  # dp 2 x tp 2: tp ranks are neighbours
@@ -315,3 +322,29 @@ def test_stragglers_name_their_hosts() -> None:
     told = run(found, lambda rank: 0.6 if rank == 3 else 0.5)
     assert "rank 3 on host-b" in told["sentence"].lower()
     assert "host-b" in told["next"]
+
+
+INSIDE, OUT = CPU.node.bytes_per_s, CPU.network.bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("hardware", "inside", "across"),
+    [
+        ({}, "data sheet", "data sheet"),
+        ({"link_runs": 2}, "runs", "data sheet"),
+        ({"link_runs": 2, "latency_alone": True}, "data sheet", "data sheet"),
+        ({"basis": "calibrated"}, "calibrated", "calibrated"),
+    ],
+)
+def test_link_speed_names_its_source(hardware: dict[str, Any], inside: str, across: str) -> None:
+    hardware = CPU.model_copy(update=hardware).model_dump(mode="json")
+    run = PlannedRun({}, {}, 4, hardware=hardware, members=[HostRanks("a", 0, 2), HostRanks("b", 2, 2)])
+    assert get_link_speed(run, [0, 1]) == (INSIDE, inside)
+    assert get_link_speed(run, [0, 2]) == (OUT, across)
+    way = TransferRoute(ProcessGroup("dp", (0, 1), 0), "all_reduce", (0, 1))
+    (group,) = summarize_speeds(run, [{way: TransferStats(1, 2**20, 0.001, 2**20 / 0.001)}])
+    assert (group["link_bytes_s"], group["basis"]) == (INSIDE, inside)
+
+
+def test_unknown_hardware_has_no_link_speed() -> None:
+    assert get_link_speed(PlannedRun({}, {}, 2), [0, 1]) == (None, "")

@@ -1,4 +1,4 @@
-"""Telemetry as supervisors put it into streams, of runs whose every counter is known."""
+"""Make telemetry of runs with known counters, as supervisors send it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGAN = 1_760_000_000.0
 
 
 def cell(count: int, *, op: str = "all_reduce", axis: str = "dp", phase: str = "step", size: int = 1000) -> Any:
-    """What `count` calls of `size` bytes each come to."""
+    """Return the counter of `count` calls of `size` bytes each."""
     return {
         "phase": phase,
         "op": op,
@@ -59,8 +59,8 @@ def batch(time: float, *items: Any, job: str = "job", **changes: Any) -> Any:
     return {"v": 1, "job": job, "attempt": 1, "time": BEGAN + time, "items": list(items), **changes}
 
 
-def run(ranks: int, steps: int) -> Iterator[Any]:
-    """A batch each half second, in which every rank ended a step and told its counters."""
+def generate_run(ranks: int, steps: int) -> Iterator[Any]:
+    """Yield a batch per half second, with a step and the counters of each rank."""
     for number in range(1, steps + 1):
         time = number / 2
         items = [step(rank, number, time, cell(10 * number), cell(number, op="all_gather")) for rank in range(ranks)]
@@ -69,30 +69,33 @@ def run(ranks: int, steps: int) -> Iterator[Any]:
 
 
 class Sender:
-    """A member's supervisor, as far as its stream goes."""
+    """Write to the stream of a member."""
 
     def __init__(self, client: redis.Redis, job: str, node: int = 0, attempt: int = 1) -> None:
         self._client, self.key = client, telemetry_stream(job, attempt, node)
         self._job, self.number = job, 0
 
-    def send(self, told: Any) -> str:
-        body = msgpack.packb({**told, "job": self._job})
+    def send(self, batch_data: Any) -> str:
+        body = msgpack.packb({**batch_data, "job": self._job})
         entry: Any = self._client.xadd(self.key, {"b": body, "n": self.number})
         self.number += 1
         return str(entry.decode())
 
 
-def keep(root: Path, batches: list[Any], job: str = "job", node: int = 0) -> AttemptRecorder:
-    """A recording of these batches, committed, without a stream."""
+def record_batches(root: Path, batches: list[Any], job: str = "job", node: int = 0) -> AttemptRecorder:
+    """Record batches without a stream, and commit them."""
     recording = AttemptRecorder(root, job, 1)
     recording.get_positions(node + 1)
-    entries = [RecordedEntry(f"{number + 1}-0", number, 0, msgpack.packb(told)) for number, told in enumerate(batches)]
+    entries = [
+        RecordedEntry(f"{number + 1}-0", number, 0, msgpack.packb(batch_data))
+        for number, batch_data in enumerate(batches)
+    ]
     recording.add_entries(node, entries)
     recording.commit()
     return recording
 
 
 def rows(root: Path, job: str, table: str, attempt: int = 1) -> list[dict[str, Any]]:
-    """What is on the disk, as the manifest counts it."""
+    """Return the stored rows of a table."""
     folder = HistoryFolder(root, job, attempt)
     return [row for path in folder.get_paths(folder.read_manifest(), table) for row in pq.read_table(path).to_pylist()]

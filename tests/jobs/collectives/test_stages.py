@@ -1,4 +1,4 @@
-"""Stages of a collective: they end in the right tensors and send the bytes of the algorithm."""
+"""Simulate stages that end in the captured tensors and send the bytes of the algorithm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.runs.collectives import picture
 from jobs.runs.collectives.stages import ARRIVALS, BARRIER_END, SimulatedCollective, make_example, simulate_collective
 from planner.facts.collectives import LabRankValues, LabResult, LabStep, compute_algorithmic_bytes, get_metered_op
 from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive
-from tests.jobs.lab.test_lab import RESULT
+from tests.jobs.collectives.test_benchmarks import RESULT
 
 SHOWN = [primitive for primitive in LAB_PRIMITIVES if primitive != "barrier"]
 
@@ -23,7 +23,7 @@ def result(ranks: int, root: int, op: str) -> LabResult:
 
 
 def captured(primitive: LabPrimitive, n: int, root: int, op: str, share: int = 2) -> LabStep:
-    """What every rank holds before and after, from what the primitive means and from no algorithm."""
+    """Return tensors before and after from the definition of the collective."""
     full = share * n
 
     def own(rank: int, count: int) -> list[float]:
@@ -71,7 +71,7 @@ def shown(primitive: LabPrimitive, n: int, root: int = 0, op: str = "sum", share
 @pytest.mark.parametrize(
     ("n", "root", "op"), [(2, 1, "sum"), (3, 2, "max"), (4, 0, "sum"), (5, 3, "sum"), (8, 7, "max")]
 )
-def test_the_last_stage_is_what_was_captured(primitive: LabPrimitive, n: int, root: int, op: str) -> None:
+def test_last_stage_equals_the_captured_tensors(primitive: LabPrimitive, n: int, root: int, op: str) -> None:
     found = shown(primitive, n, root, op)
     assert found.agrees
     assert found.stages[-1].rows[root]
@@ -80,7 +80,7 @@ def test_the_last_stage_is_what_was_captured(primitive: LabPrimitive, n: int, ro
 
 @pytest.mark.parametrize("primitive", ["all_gather", "reduce_scatter", "all_reduce", "all_to_all"])
 @pytest.mark.parametrize("n", [2, 4, 5])
-def test_every_rank_sends_what_the_cost_says(primitive: LabPrimitive, n: int) -> None:
+def test_each_rank_sends_the_bytes_of_the_cost_model(primitive: LabPrimitive, n: int) -> None:
     sent = Counter(
         move.source for stage in shown(primitive, n).stages for move in stage.moves if move.source != move.target
     )
@@ -92,12 +92,12 @@ def test_every_rank_sends_what_the_cost_says(primitive: LabPrimitive, n: int) ->
     ("primitive", "n", "stages"),
     [("broadcast", 8, 3), ("broadcast", 5, 3), ("reduce", 8, 3), ("all_reduce", 4, 6), ("reduce_scatter", 4, 4)],
 )
-def test_a_tree_takes_a_logarithm_of_rounds_and_a_ring_one_a_rank(primitive: LabPrimitive, n: int, stages: int) -> None:
+def test_tree_has_logarithmic_and_ring_linear_rounds(primitive: LabPrimitive, n: int, stages: int) -> None:
     assert len(shown(primitive, n).stages) == stages
 
 
-def test_nothing_moves_before_it_has_arrived() -> None:
-    """In a round all send at once: what a rank passes on is what it held when the round began."""
+def test_elements_move_after_they_arrived() -> None:
+    """All ranks of a round send at once, so a rank forwards what it had before the round."""
     first = shown("all_gather", 4).stages[0]
     assert sum(value is not None for row in first.rows for value in row) == 4 * 4
     first = shown("broadcast", 8, root=3).stages[0]
@@ -105,7 +105,7 @@ def test_nothing_moves_before_it_has_arrived() -> None:
     assert len(first.moves) == 16
 
 
-def test_what_was_captured_otherwise_is_said_not_to_agree() -> None:
+def test_reports_tensors_that_differ_from_the_last_stage() -> None:
     step = captured("all_reduce", 4, 0, "sum")
     wrong = step.model_copy(
         update={"holdings": (step.holdings[0].model_copy(update={"after": (1.0,) * 8}), *step.holdings[1:])}
@@ -116,13 +116,13 @@ def test_what_was_captured_otherwise_is_said_not_to_agree() -> None:
 
 
 @pytest.mark.parametrize("primitive", SHOWN)
-def test_buffers_that_no_collective_has_are_not_played(primitive: LabPrimitive) -> None:
+def test_impossible_buffers_have_no_stages(primitive: LabPrimitive) -> None:
     holdings = tuple(LabRankValues(rank=r, before=(1.0,) * r or None, after=(9.0,)) for r in range(3))
     found = simulate_collective(result(3, 0, "sum"), LabStep(primitive=primitive, holdings=holdings))
     assert found is None or not found.agrees
 
 
-def test_a_film_colours_each_value_by_whose_it_is() -> None:
+def test_film_colors_values_by_source_rank() -> None:
     film = picture.make_film(result(4, 0, "sum"), captured("reduce_scatter", 4, 0, "sum"))
     assert film is not None
     assert film["start"][1][0] == ["200", "1"]
@@ -132,7 +132,7 @@ def test_a_film_colours_each_value_by_whose_it_is() -> None:
     assert picture.make_film(result(4, 0, "sum"), captured("all_to_all", 4, 0, "sum"))["given"][2][0] == ["300", "2"]  # type: ignore[index]
 
 
-def test_a_barrier_is_played_in_the_order_of_time() -> None:
+def test_barrier_is_played_in_the_order_of_time() -> None:
     came = {0: (0.0, 41.0), 1: (12.5, 42.0), 2: (3.0, 40.0)}
     holdings = tuple(LabRankValues(rank=r, before=(a,), after=(b,)) for r, (a, b) in came.items())
     film = picture.make_film(result(3, 0, "sum"), LabStep(primitive="barrier", holdings=holdings))
@@ -148,7 +148,7 @@ def test_a_barrier_is_played_in_the_order_of_time() -> None:
 
 
 @pytest.mark.parametrize("name", LAB_PRIMITIVES)
-def test_the_example_is_what_the_collective_means(name: LabPrimitive) -> None:
+def test_example_follows_the_definition(name: LabPrimitive) -> None:
     if name == "barrier":
         assert max(ARRIVALS) < BARRIER_END
         return

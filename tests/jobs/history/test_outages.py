@@ -1,4 +1,4 @@
-"""Redis is away for a moment, just when an attempt begins or ends: it is told whole all the same."""
+"""Record attempts through outages of Redis and on a full disk."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import pytest
 import redis
 from django.utils import timezone
 
-from jobs.models import Attempt, Member
+from jobs.models import Attempt, Lease, Member
 from jobs.runs.history.recording import attempt_recorder
+from jobs.runs.history.recording import attempt_recorder as recording
 from jobs.runs.history.recording import recorder as recorder_module
 from jobs.runs.history.recording.attempt_recorder import DiagnosisSet
-from jobs.runs.history.recording.recorder import HistoryRecorder
+from jobs.runs.history.recording.recorder import NAME, HistoryRecorder
 from tests.jobs.history.conftest import end
+from tests.jobs.history.sample_telemetry import Sender, generate_run
 from tests.jobs.history.test_recorder import expected, totals
-from tests.jobs.history.told import Sender, run
-from tests.support.processes import RedisServer
+from tests.support.processes import RedisServer, fill_disk, mount_small_disk
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_module, "DIAGNOSIS_INTERVAL_S", 0.0)
 
 
-def test_its_silence_is_no_attempt_s_end(
+def test_outage_of_redis_does_not_end_an_attempt(
     attempt: Attempt,
     root: Path,
     live_redis: redis.Redis,
@@ -34,10 +35,10 @@ def test_its_silence_is_no_attempt_s_end(
     recorder: HistoryRecorder,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a host could not send meanwhile comes when Redis is back."""
-    sender, told = Sender(live_redis, attempt.job_id), list(run(1, 6))
-    for some in told[:3]:
-        sender.send(some)
+    """The host sends its delayed telemetry once Redis is back."""
+    sender, batches = Sender(live_redis, attempt.job_id), list(generate_run(1, 6))
+    for batch in batches[:3]:
+        sender.send(batch)
     recorder.run_once()
     end(attempt)
     monkeypatch.setattr(recorder_module, "QUIET_S", 600.0)
@@ -45,13 +46,13 @@ def test_its_silence_is_no_attempt_s_end(
     redis_service.stop()
     recorder.run_once()
     attempt.refresh_from_db()
-    assert attempt.recorded is None, "nothing could be heard"
+    assert attempt.recorded is None, "no telemetry arrives"
     redis_service.start()
     recorder.run_once()
     attempt.refresh_from_db()
-    assert attempt.recorded is None, "it is heard again only now"
-    for some in told[3:]:
-        sender.send(some)
+    assert attempt.recorded is None, "telemetry arrives again only now"
+    for batch in batches[3:]:
+        sender.send(batch)
     monkeypatch.setattr(recorder_module, "QUIET_S", 0.0)
     recorder.run_once()
     attempt.refresh_from_db()
@@ -60,12 +61,12 @@ def test_its_silence_is_no_attempt_s_end(
     assert totals(root, attempt.job_id) == expected(1, 6)
 
 
-def test_a_history_is_whole_once_the_last_word_is_stored(
+def test_history_is_complete_once_the_last_verdict_is_stored(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
-    for some in run(1, 6):
-        sender.send(some)
+    for batch in generate_run(1, 6):
+        sender.send(batch)
     recorder.run_once()
     end(attempt)
     with monkeypatch.context() as moment:
@@ -77,18 +78,18 @@ def test_a_history_is_whole_once_the_last_word_is_stored(
     assert attempt.diagnosis["over"]
 
 
-def test_a_run_that_it_could_not_be_asked_of_is_diagnosed_the_next_time(
+def test_run_is_diagnosed_after_an_outage(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender, told = Sender(live_redis, attempt.job_id), list(run(1, 6))
+    sender, batches = Sender(live_redis, attempt.job_id), list(generate_run(1, 6))
 
     def turn_without_it() -> None:
         with monkeypatch.context() as moment:
             moment.setattr(attempt_recorder, "read_known_entries", _away)
             recorder.run_once()
 
-    for some in told[:3]:
-        sender.send(some)
+    for batch in batches[:3]:
+        sender.send(batch)
     turn_without_it()
     recorder.run_once()
     attempt.refresh_from_db()
@@ -97,9 +98,9 @@ def test_a_run_that_it_could_not_be_asked_of_is_diagnosed_the_next_time(
         attempt=attempt, node=1, host_name="host-b", first_rank=1, num_ranks=1, ordered=timezone.now()
     )
     turn_without_it()
-    for some in told[3:]:
-        sender.send(some)
-    for _ in ("begun anew", "looked at"):
+    for batch in batches[3:]:
+        sender.send(batch)
+    for _ in range(2):
         recorder.run_once()
     attempt.refresh_from_db()
     assert attempt.diagnosis["step"] == 6
@@ -108,3 +109,36 @@ def test_a_run_that_it_could_not_be_asked_of_is_diagnosed_the_next_time(
 
 def _away(*_: Any) -> Iterator[bytes]:
     raise redis.ConnectionError("away for a moment")
+
+
+def test_full_disk_makes_the_recorder_unhealthy_until_space_is_free(
+    attempt: Attempt,
+    tmp_path: Path,
+    settings: Any,
+    live_redis: redis.Redis,
+    without_intervals: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def is_well() -> bool:
+        Lease.objects.filter(name=NAME).update(ticked=None)
+        recorder.run_once()
+        return Lease.objects.get(name=NAME).ticked is not None
+
+    with mount_small_disk(tmp_path / "disk") as disk:
+        settings.HISTORY_DIR = disk / "history"
+        settings.HISTORY_DIR.mkdir()
+        fill_disk(disk)
+        recorder = HistoryRecorder()
+        sender = Sender(live_redis, attempt.job_id)
+        for batch in generate_run(2, 5):
+            sender.send(batch)
+        assert not is_well(), "the commit failed"
+        monkeypatch.setattr(recording, "COMMIT_INTERVAL_S", 600.0)
+        assert not is_well(), "no commit is due, and new entries are on no disk"
+        assert [one.exc_info for one in caplog.records if "The disk of the board is full." in one.message] == [None]
+        monkeypatch.setattr(recording, "COMMIT_INTERVAL_S", 0.0)
+        (disk / "filling").unlink()
+        assert is_well()
+        recorder.close()
+        assert totals(settings.HISTORY_DIR, attempt.job_id) == expected(2, 5)

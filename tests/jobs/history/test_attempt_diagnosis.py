@@ -1,4 +1,4 @@
-"""A diagnosis goes with the recording: stored while the job runs, whole after a restart, harmless if broken."""
+"""Diagnose attempts during the recording, also after a restart."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jobs.runs.history.recording import attempt_recorder
 from jobs.runs.history.recording import recorder as recorder_module
 from jobs.runs.history.recording.recorder import HistoryRecorder
 from tests.jobs.history.conftest import end
+from tests.jobs.history.sample_telemetry import Sender, generate_run, rows
 from tests.jobs.history.test_recorder import expected, totals
-from tests.jobs.history.told import Sender, rows, run
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ def announced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_it_is_stored_as_it_changes_and_has_a_last_word(
+def test_stores_changed_verdicts_and_a_final_one(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, announced: list[str], owner: User
 ) -> None:
-    sender, told = Sender(live_redis, attempt.job_id), list(run(2, 12))
-    for some in told[:6]:
+    sender, batches = Sender(live_redis, attempt.job_id), list(generate_run(2, 12))
+    for some in batches[:6]:
         sender.send(some)
     recorder.run_once()
     detail: Any = serialize_job(attempt.job)
@@ -42,7 +42,7 @@ def test_it_is_stored_as_it_changes_and_has_a_last_word(
     assert announced == [attempt.job_id]
     recorder.run_once()
     assert announced == [attempt.job_id], "nothing new, nothing said"
-    for some in told[6:]:
+    for some in batches[6:]:
         sender.send(some)
     end(attempt, "failed")
     recorder.run_once()
@@ -53,7 +53,7 @@ def test_it_is_stored_as_it_changes_and_has_a_last_word(
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "reason", "sentence"),
+    ("outcome", "status", "reason", "sentence"),
     [
         (
             None,
@@ -66,24 +66,24 @@ def test_it_is_stored_as_it_changes_and_has_a_last_word(
         (None, Status.LOST, "host small was rebooted", "Lost: host small was rebooted."),
     ],
 )
-def test_the_verdict_is_of_the_end_that_the_queue_gave_it(
+def test_verdict_uses_the_outcome_of_the_queue(
     attempt: Attempt,
     root: Path,
     live_redis: redis.Redis,
     recorder: HistoryRecorder,
     announced: list[str],
-    told: str | None,
+    outcome: str | None,
     status: Status,
     reason: str,
     sentence: str,
 ) -> None:
-    """Once a cancelled job's page said beside it that its host was lost."""
+    """The page of a cancelled job reported a lost host."""
     sender = Sender(live_redis, attempt.job_id)
-    for some in list(run(2, 6)):
+    for some in list(generate_run(2, 6)):
         sender.send(some)
     StateChange.objects.create(job=attempt.job, attempt=1, status=status, reason=reason)
-    end(attempt, told or "lost")
-    if told is None:
+    end(attempt, outcome or "lost")
+    if outcome is None:
         Attempt.objects.update(exit=None)
     recorder.run_once()
     attempt.refresh_from_db()
@@ -94,35 +94,35 @@ def test_the_verdict_is_of_the_end_that_the_queue_gave_it(
     assert mark["text"] == f"{status}: {reason}"
 
 
-def test_while_its_host_is_silent_it_is_not_said_to_run(
+def test_silent_host_makes_the_run_not_checked(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, announced: list[str]
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
-    for some in run(2, 12):
+    for some in generate_run(2, 12):
         sender.send(some)
 
-    def told() -> dict[str, str]:
+    def read_verdict() -> dict[str, str]:
         recorder.run_once()
         attempt.refresh_from_db()
         return {name: attempt.diagnosis[name] for name in ("state", "sentence", "reason")}
 
-    before = told()
+    before = read_verdict()
     since = "no contact with host host-a since 2026-11-26 13:40:10 UTC"
     assert lifecycle.change_status(attempt.job_id, 1, Status.UNREACHABLE, since)
     last = f"Last verdict: {before['sentence']}"
-    assert told() == {"state": "notice", "sentence": f"Not checked: {since}.", "reason": last}
+    assert read_verdict() == {"state": "notice", "sentence": f"Not checked: {since}.", "reason": last}
     assert lifecycle.change_status(attempt.job_id, 1, Status.RUNNING, "host host-a is back")
-    assert told() == before
+    assert read_verdict() == before
     assert lifecycle.change_status(attempt.job_id, 1, Status.UNREACHABLE, since)
     end(attempt, "failed")
-    assert told()["state"] == "failed", "its end is known"
+    assert read_verdict()["state"] == "failed", "its end is known"
 
 
-def test_a_new_recorder_diagnoses_the_whole_run(
+def test_new_recorder_diagnoses_the_whole_run(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder, announced: list[str]
 ) -> None:
     sender = Sender(live_redis, attempt.job_id)
-    for some in run(2, 12):
+    for some in generate_run(2, 12):
         sender.send(some)
     recorder.run_once()
     attempt.refresh_from_db()
@@ -138,7 +138,7 @@ def test_a_new_recorder_diagnoses_the_whole_run(
 
 
 @pytest.mark.parametrize("broken", ["add", "make_verdict"])
-def test_one_that_breaks_holds_up_no_recording(
+def test_failing_diagnosis_does_not_stop_the_recording(
     attempt: Attempt,
     root: Path,
     live_redis: redis.Redis,
@@ -152,7 +152,7 @@ def test_one_that_breaks_holds_up_no_recording(
 
     monkeypatch.setattr(Diagnosis, broken, fail)
     sender = Sender(live_redis, attempt.job_id)
-    for some in run(2, 6):
+    for some in generate_run(2, 6):
         sender.send(some)
         recorder.run_once()
     end(attempt)
@@ -163,7 +163,7 @@ def test_one_that_breaks_holds_up_no_recording(
     assert totals(root, attempt.job_id) == expected(2, 6)
 
 
-def test_one_that_is_too_large_is_not_stored(
+def test_too_large_diagnosis_is_not_stored(
     attempt: Attempt,
     root: Path,
     live_redis: redis.Redis,
@@ -172,7 +172,7 @@ def test_one_that_is_too_large_is_not_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attempt_recorder, "MAX_VERDICT_BYTES", 100)
-    for some in run(1, 2):
+    for some in generate_run(1, 2):
         Sender(live_redis, attempt.job_id).send(some)
     recorder.run_once()
     attempt.refresh_from_db()

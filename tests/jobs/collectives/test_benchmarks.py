@@ -100,7 +100,7 @@ def ended(attempt: Attempt, result: object, outcome: str = "succeeded") -> Job:
     return Job.objects.get(id=attempt.job_id)
 
 
-def test_rest_takes_a_lab_without_a_model_and_answers_with_its_result(running: Attempt, owner: User, api: Api) -> None:
+def test_rest_accepts_a_benchmark_without_a_model(running: Attempt, owner: User, api: Api) -> None:
     assert running.members.get().allocations.count() == 4
     assert running.job.spec["lab"]["ranks"] == [1, 3]
     assert ended(running, RESULT).status == Status.SUCCEEDED
@@ -108,7 +108,7 @@ def test_rest_takes_a_lab_without_a_model_and_answers_with_its_result(running: A
     assert told["exit"]["summary"]["lab"] == RESULT
 
 
-def test_rest_refuses_a_senseless_lab_by_its_field(owner: User, api: Api) -> None:
+def test_rest_rejects_invalid_benchmark_by_field(owner: User, api: Api) -> None:
     wrong = {**SPEC, "lab": {"ranks": [1, 9], "root": 2}}
     answer = api(owner).post("/api/v1/jobs", wrong, format="json")
     assert answer.status_code == 422
@@ -130,14 +130,14 @@ def test_rest_refuses_a_senseless_lab_by_its_field(owner: User, api: Api) -> Non
     ],
     ids=["none", "list", "empty", "no point", "version", "nan", "many", "wide", "bytes"],
 )
-def test_a_senseless_result_fails_the_job_and_is_not_kept(running: Attempt, result: object) -> None:
+def test_invalid_result_fails_the_job(running: Attempt, result: object) -> None:
     job = ended(running, result)
     assert job.status == Status.FAILED
     assert job.history.get(status=Status.FAILED).reason == "the host sent no valid benchmark result"
     assert "lab" not in Attempt.objects.get(pk=running.pk).exit["summary"]
 
 
-def test_a_wrong_element_fails_the_job_whatever_the_host_says_of_its_end(
+def test_wrong_element_fails_the_job(
     running: Attempt,
 ) -> None:
     job = ended(running, {**RESULT, "points": [{**POINT, "wrong": 3}]})
@@ -146,7 +146,7 @@ def test_a_wrong_element_fails_the_job_whatever_the_host_says_of_its_end(
     assert Attempt.objects.get(pk=running.pk).exit["summary"]["lab"]["points"][0]["wrong"] == 3
 
 
-def test_the_lab_asks_for_its_hosts_once(owner: User, client: Any, make_host: Any) -> None:
+def test_page_queries_hosts_once(owner: User, client: Any, make_host: Any) -> None:
     make_host("b")
     make_host("a")
     Host.objects.create(
@@ -163,7 +163,7 @@ def test_the_lab_asks_for_its_hosts_once(owner: User, client: Any, make_host: An
     assert [host.name for host in client.get("/collectives/").context["hosts"]] == ["gpu", "a", "b"]
 
 
-def test_every_collective_has_a_page_with_an_example_before_any_run(owner: User, client: Any) -> None:
+def test_page_of_each_collective_shows_an_example(owner: User, client: Any) -> None:
     assert client.get("/collectives/").status_code == client.get("/collectives/barrier/").status_code == 302
     client.force_login(owner)
     index = client.get("/collectives/").content.decode()
@@ -179,14 +179,14 @@ def test_every_collective_has_a_page_with_an_example_before_any_run(owner: User,
     assert client.get("/collectives/shout/").status_code == client.get("/collectives/all_reduce/").status_code == 404
 
 
-def test_old_addresses_lead_to_the_new_ones(owner: User, client: Any) -> None:
+def test_old_addresses_redirect(owner: User, client: Any) -> None:
     client.force_login(owner)
     for old, new in (("/lab/?from=a", "/collectives/?from=a"), ("/lab/all-reduce/", "/collectives/all-reduce/")):
         answer = client.get(old)
         assert (answer.status_code, answer["Location"]) == (301, new)
 
 
-def test_a_page_draws_what_the_newest_run_captured(running: Attempt, owner: User, client: Any) -> None:
+def test_page_draws_the_newest_captured_tensors(running: Attempt, owner: User, client: Any) -> None:
     client.force_login(owner)
     assert "lab is starting" in client.get("/collectives/broadcast/").content.decode()
     ended(running, RESULT)
@@ -203,7 +203,7 @@ def test_a_page_draws_what_the_newest_run_captured(running: Attempt, owner: User
     assert "No run has captured this collective yet." in client.get("/collectives/gather/").content.decode()
 
 
-def test_nobody_sees_a_strangers_run(running: Attempt, stranger: User, staff: User, client: Any) -> None:
+def test_run_is_hidden_from_other_users(running: Attempt, stranger: User, staff: User, client: Any) -> None:
     ended(running, RESULT)
     client.force_login(stranger)
     assert "No run has captured this collective yet." in client.get("/collectives/broadcast/").content.decode()
@@ -212,14 +212,14 @@ def test_nobody_sees_a_strangers_run(running: Attempt, stranger: User, staff: Us
     assert "Captured by" in client.get("/collectives/broadcast/").content.decode()
 
 
-def test_a_failed_run_is_not_drawn(running: Attempt, owner: User, client: Any) -> None:
+def test_failed_run_is_not_drawn(running: Attempt, owner: User, client: Any) -> None:
     ended(running, RESULT, outcome="failed")
     client.force_login(owner)
     assert "No run has captured this collective yet." in client.get("/collectives/broadcast/").content.decode()
 
 
 def again(owner: User, api: Api, result: dict[str, Any], outcome: str = "succeeded", **lab: Any) -> Attempt:
-    """Another lab that has ended, of the primitives of `result`."""
+    """Return another ended benchmark of the collectives in `result`."""
     names = sorted({one["primitive"] for one in (*result["points"], *result["steps"])})
     job = api(owner).post("/api/v1/jobs", {**SPEC, "lab": {"primitives": names, **lab}}, format="json").json()
     scheduler.schedule()
@@ -233,7 +233,7 @@ def told_of(client: Any, name: str) -> dict[str, Any]:
     return answer
 
 
-def test_labs_of_other_primitives_hide_none(running: Attempt, owner: User, api: Api, client: Any) -> None:
+def test_benchmark_of_another_collective_hides_nothing(running: Attempt, owner: User, api: Api, client: Any) -> None:
     ended(running, RESULT)
     other = {**RESULT, "points": [{**POINT, "primitive": "reduce"}], "steps": [step("reduce", OWN, OWN)]}
     for _ in range(21):
@@ -243,17 +243,15 @@ def test_labs_of_other_primitives_hide_none(running: Attempt, owner: User, api: 
     assert "Captured by" in client.get("/collectives/all-reduce/").content.decode()
 
 
-def test_a_lab_of_every_primitive_by_default_has_each(running: Attempt, owner: User, client: Any) -> None:
+def test_benchmark_of_all_collectives_counts_for_each(running: Attempt, owner: User, client: Any) -> None:
     Job.objects.filter(pk=running.job_id).update(spec={**running.job.spec, "lab": None})
     ended(running, RESULT)
     client.force_login(owner)
     assert told_of(client, "all_reduce")["job"] == running.job_id
 
 
-def test_a_group_too_large_to_draw_is_measured_all_the_same(
-    running: Attempt, owner: User, api: Api, client: Any
-) -> None:
-    """Its figures are the newest; the picture is of the newest run that has one."""
+def test_large_group_is_measured_but_not_drawn(running: Attempt, owner: User, api: Api, client: Any) -> None:
+    """The figures come from the newest run, and the picture from the newest run with tensors."""
     client.force_login(owner)
     ended(running, None)
     large = again(owner, api, {**RESULT, "steps": [], "ranks": [0, 1, 2, 3]})
@@ -269,7 +267,7 @@ def test_a_group_too_large_to_draw_is_measured_all_the_same(
     assert newer.job_id in measured
 
 
-def test_a_newer_run_that_found_it_wrong_is_told(running: Attempt, owner: User, api: Api, client: Any) -> None:
+def test_reports_a_newer_run_with_wrong_elements(running: Attempt, owner: User, api: Api, client: Any) -> None:
     client.force_login(owner)
     ended(running, RESULT)
     assert told_of(client, "all_reduce")["failed"] is None
@@ -300,7 +298,7 @@ FORM = {
 }
 
 
-def test_the_form_submits_what_it_says(owner: User, client: Any, make_host: MakeHost) -> None:
+def test_form_submits_its_values(owner: User, client: Any, make_host: MakeHost) -> None:
     make_host()
     client.force_login(owner)
     answer = client.post("/collectives/", FORM)
@@ -327,7 +325,7 @@ def test_the_form_submits_what_it_says(owner: User, client: Any, make_host: Make
     assert again.context["values"]["lab.primitives"] == ["broadcast", "barrier"]
 
 
-def test_the_button_of_an_empty_page_runs_everything(owner: User, client: Any, make_host: MakeHost) -> None:
+def test_button_of_an_empty_page_runs_all_collectives(owner: User, client: Any, make_host: MakeHost) -> None:
     make_host(slots=2)
     client.force_login(owner)
     page = client.get("/collectives/gather/").content.decode()
@@ -352,7 +350,7 @@ def test_the_button_of_an_empty_page_runs_everything(owner: User, client: Any, m
     ],
     ids=str,
 )
-def test_the_form_tells_what_is_wrong_beside_the_field(
+def test_form_shows_errors_at_their_fields(
     owner: User, client: Any, make_host: MakeHost, change: dict[str, Any], field: str, words: str
 ) -> None:
     make_host()
@@ -364,12 +362,12 @@ def test_the_form_tells_what_is_wrong_beside_the_field(
     assert Job.objects.count() == 0
 
 
-def test_a_lab_shows_no_steps_in_the_list(running: Attempt, owner: User, client: Any) -> None:
+def test_benchmark_has_no_steps_in_the_list(running: Attempt, owner: User, client: Any) -> None:
     client.force_login(owner)
     assert "of 50" not in client.get("/").content.decode()
 
 
-def test_what_a_sum_left_alone_keeps_its_colour() -> None:
+def test_unchanged_element_of_a_sum_keeps_its_color() -> None:
     reduce = step("reduce", OWN, [[600.0, 602.0], [600.0, 401.0]])
     result = LabResult.model_validate_json(json.dumps({**RESULT, "steps": [reduce]}))
     rows = picture.make_picture(result, result.steps[0]).rows
