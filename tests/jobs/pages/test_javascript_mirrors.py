@@ -22,7 +22,7 @@ from planner.facts.collectives import get_bus_factor
 from planner.facts.layout import get_axis_group, get_coordinates, get_group_ranks, get_level_name, get_levels
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import Layout
-from tests.jobs.history import told as records
+from tests.jobs.history import sample_telemetry as records
 from tests.support.browser import STATIC
 from tests.support.telemetry import build_late_rank_step, build_pipeline_step
 
@@ -250,9 +250,9 @@ def test_state_restored_from_history_continues_like_a_live_state(tmp_path: Path,
     }
     group = {"group": {"axis": "dp", "ranks": [0, 1], "nth": 0}, "issued": 5, "ended": 4, "op": "all_reduce"}
     standing |= {"stack": [], "groups": [{**group, "since": records.BEGAN, "payload_bytes": 8}]}
-    batches = list(records.run(2, 12))
+    batches = list(records.generate_run(2, 12))
     batches.insert(6, records.batch(3.1, gauge, lines, saved, evaluation, standing))
-    records.keep(tmp_path, batches[:8])
+    records.record_batches(tmp_path, batches[:8])
     body = """
     const history = await import('/js/fold/history.js');
     const feed = (s, from) => x.batches.slice(from).forEach((b, i) => m.foldBatch(s, `${from + i + 1}-0`, b));
