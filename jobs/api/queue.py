@@ -40,7 +40,7 @@ def _entry(name: str, words: str) -> OpenApiParameter:
 
 
 class MayRunQueue(BasePermission):
-    def has_permission(self, request: Request, load_view: Any) -> bool:
+    def has_permission(self, request: Request, view: Any) -> bool:
         return may_change_all_jobs(request.user)
 
 
@@ -107,7 +107,7 @@ class WouldStart(StaffView):
 
 
 class MayOperate(BasePermission):
-    def has_permission(self, request: Request, load_view: Any) -> bool:
+    def has_permission(self, request: Request, view: Any) -> bool:
         return may_operate_any_project(request.user)
 
 
@@ -124,11 +124,11 @@ class Act(APIView):
     def post(self, request: Request) -> Response:
         """Hold, release, cancel or prioritise queued jobs; tells which it changed, and why not others. Staff, and
         operators of a project on its jobs, who set no priority."""
-        parse_question = validate_request(QueueActionRequest, request.data)
-        if parse_question.action == "priority" and parse_question.priority is None:
+        requested = validate_request(QueueActionRequest, request.data)
+        if requested.action == "priority" and requested.priority is None:
             raise SpecError([Problem("priority", "is required")])
-        changed = apply_action(parse_question, request.user)
-        return Response({"changed": changed, "unchanged": list_unchanged(parse_question, changed, request.user)})
+        changed = apply_action(requested, request.user)
+        return Response({"changed": changed, "unchanged": list_unchanged(requested, changed, request.user)})
 
 
 class Move(StaffView):
@@ -141,20 +141,20 @@ class Move(StaffView):
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Move a queued job among those of its priority: up, down, to the top, or before another. Staff only."""
-        parse_question = validate_request(MoveRequest, request.data)
-        if (parse_question.to is None) == (parse_question.before is None):
+        requested = validate_request(MoveRequest, request.data)
+        if (requested.to is None) == (requested.before is None):
             raise SpecError([Problem("to", "Set either `to` or `before`, not both.")])
         if not is_storable(job_id) or not Job.objects.filter(id=job_id).exists():
             raise NotFoundError("job")
         if not Job.objects.filter(id=job_id, status=Status.QUEUED).exists():
             return refuse(409, "status", "The job is not queued.")
         by = request.user.get_username()
-        if parse_question.before is not None:
-            moved = staff_actions.move_before(job_id, parse_question.before, by)
+        if requested.before is not None:
+            moved = staff_actions.move_before(job_id, requested.before, by)
         else:
-            assert parse_question.to is not None, "either `to` or `before` is set"
-            moved = staff_actions.move(job_id, parse_question.to, by)
-        return Response({"moved": moved, "reason": "" if moved else explain_unmoved(job_id, parse_question.before)})
+            assert requested.to is not None, "either `to` or `before` is set"
+            moved = staff_actions.move(job_id, requested.to, by)
+        return Response({"moved": moved, "reason": "" if moved else explain_unmoved(job_id, requested.before)})
 
 
 class Pause(StaffView):

@@ -52,7 +52,7 @@ def staff_action(view: Callable[..., HttpResponse]) -> Callable[..., HttpRespons
 def hosts(request: HttpRequest) -> HttpResponse:
     """Show a page of the hosts with their slots. `q` filters by name, `state` by state.
 
-    `?part=build_grid` returns the part that refreshes.
+    `?part=grid` returns the part that refreshes.
     """
     filters = {name: request.GET.get(name, "").strip() for name in ("q", "state")}
     found = paginate_hosts(
@@ -67,7 +67,7 @@ def hosts(request: HttpRequest) -> HttpResponse:
         "filters": filters,
     }
     if request.GET.get("part") == "grid":
-        return render(request, "hosts/build_grid.html", context)
+        return render(request, "hosts/grid.html", context)
     if may_change_hosts(request.user):
         page = get_page(request, joining.list_recent_tokens(), "tokens")
         context |= {

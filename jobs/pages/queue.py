@@ -42,7 +42,7 @@ SOON = timedelta(minutes=1)  # the page shows minutes, so an earlier start would
 
 @require_GET
 def queue(request: HttpRequest) -> HttpResponse:
-    """Show the waiting jobs that the user can see. `?part=build_rows` returns only the table."""
+    """Show the waiting jobs that the user can see. `?part=rows` returns only the table."""
     seen = load_view()
     mine = set(
         get_visible_jobs(request.user).filter(id__in=[q.job.id for q in seen.queue]).values_list("id", flat=True)
@@ -77,7 +77,7 @@ def queue(request: HttpRequest) -> HttpResponse:
         "sees_others": can_see_jobs_of_others(request.user),
     }
     if request.GET.get("part") == "rows":
-        return render(request, "queue/build_rows.html", context)
+        return render(request, "queue/rows.html", context)
     return render(request, "queue/index.html", {**context, **_simulate(request, seen)})
 
 

@@ -1,4 +1,4 @@
-"""What a person or CI can do to a job; each action is one transaction."""
+"""Submit, cancel, and queue jobs. Each action is one transaction."""
 
 from __future__ import annotations
 
@@ -42,68 +42,85 @@ from planner.search.auto_layout import AutoLayout
 
 
 class KeyReusedError(Exception):
-    """An Idempotency-Key came again with another body."""
+    """An Idempotency-Key came with another request body."""
 
 
 class DisprovedError(Exception):
-    """What a job's attempt saved is not to be gone on from by itself."""
+    """A job whose verification failed cannot be queued again."""
+
+
+class CalibrationError(Exception):
+    """The host cannot be calibrated now."""
+
+
+class HostConnectedError(Exception):
+    """A host with recent contact cannot be marked as lost, but its jobs can be cancelled."""
+
+    def __init__(self, host: Host, last_contact: datetime) -> None:
+        who = f"Host {host.name}" if last_contact == host.last_seen else f"A supervisor on host {host.name}"
+        super().__init__(f"{who} had contact at {last_contact.isoformat()}. Cancel the jobs on the host instead.")
 
 
 class CheckedSpec(NamedTuple):
-    """A spec that its owner may have run, and the hosts that there were then. `chosen`: what took the place of a layout
-    "auto" in it; None where it names one. `allow_unfit`: whether it is queued even if its memory does not fit."""
+    """A valid spec with the hosts that were available.
+
+    `auto_layout`: result for the layout "auto". `allow_unfit`: queue the job even if its memory does not fit.
+    """
 
     spec: JobSpec
-    there: list[AvailableHost]
-    chosen: AutoLayout | None
+    hosts: list[AvailableHost]
+    auto_layout: AutoLayout | None
     allow_unfit: bool = False
 
 
 def check_spec(owner: User, data: object) -> CheckedSpec:
-    """Parse a spec, and hold it against the hosts there are and the jobs that its owner may see.
+    """Parse a spec, and check it against the hosts and the jobs that the owner may see.
 
     Raises:
-        SpecError: with every problem.
-        BusyError: it asks for a layout to be chosen, and too much is planned at once.
+        SpecError: With all problems.
+        BusyError: Too many layouts are being searched.
     """
     data, allow_unfit = split_allow_unfit(data)
-    data, chosen = resolve_auto_layout(data)
+    data, auto_layout = resolve_auto_layout(data)
     spec = parse_plannable(data)
-    there = list_hosts(spec)
-    if refused := [
-        *find_board_problems(owner, spec, there),
+    hosts = list_hosts(spec)
+    problems = [
+        *find_board_problems(owner, spec, hosts),
         *find_unsupported_fields(spec),
         *find_checkpoint_problems(owner, spec),
-    ]:
-        raise SpecError(refused)
-    return CheckedSpec(spec, there, chosen, allow_unfit)
+    ]
+    if problems:
+        raise SpecError(problems)
+    return CheckedSpec(spec, hosts, auto_layout, allow_unfit)
 
 
 def submit(
     owner: User, data: object, *, key: str | None = None, request_body: object = None, check_of: Job | None = None
 ) -> tuple[Job, StateChange | None]:
-    """Queue a job. Returns it, and how it was queued: None where `key` and body were seen before, and so was it.
+    """Queue a job. Return it with its state change, or with None if the same request came before.
 
-    `told`: what came with `key`, where `data` was made of it.
-    `check_of`: the run that it is a check of, as `jobs.queue.derived_jobs` makes one.
+    Args:
+        key: Idempotency-Key of the request.
+        request_body: Body to compare for `key`, if it is not `data`.
+        check_of: Run that the job checks, from `jobs.queue.derived_jobs`.
 
     Raises:
-        SpecError: the spec cannot run.
-        UnfitError: its memory does not fit, and `data` has no `allow_unfit`.
-        BusyError: it asks for a layout to be chosen, and too much is planned at once.
-        KeyReusedError: `key` was used for another body.
+        SpecError: The spec cannot run.
+        UnfitError: Its memory does not fit, and `data` has no `allow_unfit`.
+        BusyError: Too many layouts are being searched.
+        KeyReusedError: `key` was used with another body.
     """
     if key is None:
         return _queue(owner, check_spec(owner, data), check_of)
     body = data if request_body is None else request_body
     if earlier := find_idempotent_job(owner, key, body):
         return earlier, None
-    asked = check_spec(owner, data)
+    checked = check_spec(owner, data)
     try:
         with transaction.atomic():
-            job, queued = _queue(owner, asked, check_of)
+            job, queued = _queue(owner, checked, check_of)
             IdempotentRequest.objects.create(user=owner, key=key, body_hash=_hash(body), job=job)
-    except IntegrityError:  # the same key came twice at once, and the other was first
+    except IntegrityError:  # a concurrent request with the same key was first
         first = find_idempotent_job(owner, key, body)
         if first is None:
             raise
@@ -112,31 +129,31 @@ def submit(
 
 
 def find_idempotent_job(owner: User, key: str, body: object) -> Job | None:
-    """The job this key and body made, None while the key is new.
+    """Return the job of an earlier request with this key and body.
 
     Raises:
-        KeyReusedError: the key made a job of another body.
+        KeyReusedError: The earlier request had another body.
     """
-    seen = IdempotentRequest.objects.filter(user=owner, key=key).select_related("job__owner").first()
-    if seen is not None and seen.body_hash != _hash(body):
+    request = IdempotentRequest.objects.filter(user=owner, key=key).select_related("job__owner").first()
+    if request is not None and request.body_hash != _hash(body):
         raise KeyReusedError
-    return seen.job if seen else None
+    return request.job if request else None
 
 
 def _hash(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _queue(owner: User, asked: CheckedSpec, check_of: Job | None) -> tuple[Job, StateChange]:
-    spec, fields = asked.spec, _of_spec(asked)
-    if not asked.allow_unfit and check_of is None:  # The job of a reference check has run before.
-        require_fit(spec, fields["estimate"], asked.there)
+def _queue(owner: User, checked: CheckedSpec, check_of: Job | None) -> tuple[Job, StateChange]:
+    spec, layout_fields = checked.spec, _build_layout_fields(checked)
+    if not checked.allow_unfit and check_of is None:  # The job of a reference check has run before.
+        require_fit(spec, layout_fields["estimate"], checked.hosts)
     with transaction.atomic():
         job = Job.objects.create(
             owner=owner,
             name=spec.name,
             kind=spec.kind,
-            device=get_slot_device(spec, asked.there),
+            device=get_slot_device(spec, checked.hosts),
             wanted_host=spec.resources.host or "",
             pool=spec.resources.pool or "",
             labels=sorted(set(spec.resources.labels)),
@@ -145,9 +162,9 @@ def _queue(owner: User, asked: CheckedSpec, check_of: Job | None) -> tuple[Job, 
             idle_limit_s=spec.run.idle_limit_s,
             preemptible=spec.run.preemptible,
             engine=spec.resources.engine,
-            chosen=asked.chosen,
+            chosen=checked.auto_layout,
             check_of=check_of,
-            **fields,
+            **layout_fields,
         )
         queued = StateChange(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
         write([queued])
@@ -156,16 +173,16 @@ def _queue(owner: User, asked: CheckedSpec, check_of: Job | None) -> tuple[Job, 
     return job, queued
 
 
-def _of_spec(asked: CheckedSpec) -> dict[str, Any]:
-    """What of a job's row goes with its layout."""
-    spec = asked.spec
-    cluster, needed = predict_cluster(spec, asked.there), compute_slot_demand(spec)
+def _build_layout_fields(checked: CheckedSpec) -> dict[str, Any]:
+    """Return the columns of a job that depend on its layout."""
+    spec = checked.spec
+    cluster, demand = predict_cluster(spec, checked.hosts), compute_slot_demand(spec)
     return {
         "spec": spec.model_dump(),
-        "num_slots": needed.num_slots,
-        "wide_unit": needed.units[0],
-        "unit": needed.units[-1],
-        "max_hosts": needed.max_hosts,
+        "num_slots": demand.num_slots,
+        "wide_unit": demand.units[0],
+        "unit": demand.units[-1],
+        "max_hosts": demand.max_hosts,
         "estimate": estimate_job(spec, cluster),
         "hardware": cluster.model_dump(mode="json", exclude={"runs"}),
     }
@@ -175,7 +192,7 @@ def submit_calibration(owner: User, host: Host) -> Job:
     """Queue a calibration of a host on all its slots.
 
     Raises:
-        NotCalibratedError: not now, as `calibration_problems` says.
+        CalibrationError: The host cannot be calibrated now.
     """
     data = {
         "kind": "calibrate",
@@ -187,13 +204,13 @@ def submit_calibration(owner: User, host: Host) -> Job:
     }
     try:
         job, _ = submit(owner, data)
-    except SpecError as error:  # of a spec that the caller has not seen
+    except SpecError as error:  # without field names, because the user has not seen the spec
         raise CalibrationError("; ".join(problem.message for problem in error.problems)) from error
     return job
 
 
 def cancel(job: Job, by: str) -> bool:
-    """Ask a job to end; True when this call did. One that never reached a host is cancelled at once."""
+    """Start to end a job, and return whether this call did it. A job that never reached a host ends at once."""
     with transaction.atomic():
         done = _cancel(job, f"cancelled by {by}")
         if done:
@@ -202,23 +219,23 @@ def cancel(job: Job, by: str) -> bool:
 
 
 def _cancel(job: Job, reason: str) -> bool:
-    by_rule = Job.objects.filter(id=job.id, attempt=job.attempt, status=Status.CANCELLING).exclude(stop="")
-    if by_rule.update(stop=""):
-        return True  # it was ending already; now nothing follows
-    # Whether it had reached a host is decided by the database, not by what we read before.
-    if lifecycle.change_status(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
-        begun = Attempt.objects.filter(job=job, number=job.attempt, engine_ended__isnull=True)
-        if begun.exclude(job__engine="hosts").exists():
-            return True  # it waits in an engine's own queue, which says when it is out
-        return lifecycle.change_status(job.id, job.attempt, Status.CANCELLED, reason)
-    return lifecycle.change_status(job.id, job.attempt, Status.CANCELLING, reason)
+    stopping = Job.objects.filter(id=job.id, attempt=job.attempt, status=Status.CANCELLING).exclude(stop="")
+    if stopping.update(stop=""):
+        return True  # it was ending by a rule, and now it is not queued again
+    # The database decides whether the job reached a host, because `job` may be outdated.
+    if not lifecycle.change_status(job.id, job.attempt, Status.CANCELLING, reason, only_from=(Status.QUEUED,)):
+        return lifecycle.change_status(job.id, job.attempt, Status.CANCELLING, reason)
+    attempts = Attempt.objects.filter(job=job, number=job.attempt, engine_ended__isnull=True)
+    if attempts.exclude(job__engine="hosts").exists():
+        return True  # it is pending in Slurm, which reports its end
+    return lifecycle.change_status(job.id, job.attempt, Status.CANCELLED, reason)
 
 
 def requeue(job: Job, by: str) -> bool:
-    """Run again as a new attempt; True when this call did.
+    """Queue a new attempt, and return whether this call did it.
 
     Raises:
-        DisprovedError: its run was.
+        DisprovedError: The verification of the run failed.
     """
     if job.has_failed_verification():
         raise DisprovedError(VERIFICATION_FAILED)
@@ -230,58 +247,46 @@ def requeue(job: Job, by: str) -> bool:
 
 
 def requeue_smaller(job: Job, by: str) -> bool:
-    """Run again in the layout that fits what is left, from the newest checkpoint; True when this call did.
+    """Queue the job in a layout that fits the remaining hosts, and return whether this call did it.
 
     Raises:
-        NoOfferError: there is nothing to offer.
-        DisprovedError: its run was.
-        SpecError: it cannot run in it.
-        BusyError: too much is planned at once.
+        NoOfferError: No smaller layout exists.
+        DisprovedError: The verification of the run failed.
+        SpecError: The job cannot run in the smaller layout.
+        BusyError: Too many layouts are being searched.
     """
     if job.has_failed_verification():
         raise DisprovedError(VERIFICATION_FAILED)
     offer = find_smaller_layout(job)
-    fields = _of_spec(check_spec(job.owner, apply_smaller_layout(job.spec, offer)))
+    fields = _build_layout_fields(check_spec(job.owner, apply_smaller_layout(job.spec, offer)))
     reason = f"queued again by {by} with {offer['words']} on {format_count(offer['ranks'], 'rank')}: {offer['why']}"
     with transaction.atomic():
         lifecycle.lock_job(job.id)
         if not Job.objects.filter(id=job.id, attempt=job.attempt, status=job.status).update(**fields):
             return False
-        # One that waits has not begun its attempt: it waits on, in another layout.
+        # A queued job keeps its attempt, because that has not begun.
         if job.status != Status.QUEUED and not lifecycle.requeue(job.id, reason):
             raise AssertionError("the locked job can be queued again")
         record(by, "run smaller", "job", job.id, after={"layout": offer["words"], "ranks": offer["ranks"]})
     return True
 
 
-class CalibrationError(Exception):
-    """The host cannot be calibrated now."""
-
-
-class HostConnectedError(Exception):
-    """A host that speaks, or a supervisor on it, is not given up: its jobs can be cancelled."""
-
-    def __init__(self, host: Host, heard: datetime) -> None:
-        who = f"Host {host.name}" if heard == host.last_seen else f"A supervisor on host {host.name}"
-        super().__init__(f"{who} had contact at {heard.isoformat()}. Cancel the jobs on the host instead.")
-
-
 def mark_host_lost(host: Host, by: str) -> int:
-    """Declare a silent host gone: its attempts are LOST, its slots free; returns how many attempts.
+    """Mark a silent host as lost, and return the number of its attempts, which become LOST.
 
-    If it comes back with ranks still running, they are told to end, and what they hold is not placed upon.
+    If the host comes back, its ranks are told to end, and their slots are not used until then.
 
     Raises:
-        HostConnectedError: it, or a supervisor there of what has not ended, was heard of within 30 s.
+        HostConnectedError: The host, or a supervisor of an unended attempt, had contact within 30 s.
     """
     since = timezone.now() - HOST_SILENT_AFTER
     with transaction.atomic():
-        held = Host.objects.select_for_update(no_key=True).get(pk=host.pk)
-        unended = Member.objects.filter(host=held, ended__isnull=True)
-        supervisor = unended.aggregate(heard=Max("heard"))["heard"]
-        last = max(held.last_seen, supervisor or held.last_seen)
-        if last >= since:
-            raise HostConnectedError(held, last)
+        locked = Host.objects.select_for_update(no_key=True).get(pk=host.pk)
+        unended = Member.objects.filter(host=locked, ended__isnull=True)
+        supervisor_contact = unended.aggregate(latest=Max("heard"))["latest"]
+        last_contact = max(locked.last_seen, supervisor_contact or locked.last_seen)
+        if last_contact >= since:
+            raise HostConnectedError(locked, last_contact)
         Host.objects.filter(pk=host.pk).update(given_up=timezone.now())
         members = list(unended.select_related("attempt"))
         for member in members:

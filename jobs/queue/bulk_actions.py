@@ -1,7 +1,4 @@
-"""Apply one action to several jobs, on pages and over REST.
-
-What people do to find jobs again, and to be rid of them: tags, and the archive. Both can be undone.
-"""
+"""Apply an action to several jobs, and change tags and the archive."""
 
 from __future__ import annotations
 
@@ -25,9 +22,8 @@ from planner.facts.validation import JobId, Problem, SpecError, StrictModel
 JobsAction = Literal["cancel", "archive", "restore", "tag", "untag"]
 QueueAction = Literal["hold", "release", "cancel", "priority"]
 MAX_JOBS = 1000  # per request
-MAX_TAGS = 20  # of a job
+MAX_TAGS = 20  # per job
 Tag = Annotated[str, Field(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
-
 NewTag = Annotated[Tag, NameRule]
 INVERSE_ACTIONS: dict[str, JobsAction] = {"archive": "restore", "restore": "archive", "tag": "untag", "untag": "tag"}
 
@@ -113,10 +109,8 @@ def _apply_to_jobs(request: JobsActionRequest, ids: list[str], by: str) -> list[
             return tag(ids, request.tags, by)
         case "untag":
             return untag(ids, request.tags, by)
-        case "archive":
-            return archive(ids, by)
-        case "restore":
-            return restore(ids, by)
+        case "archive" | "restore":
+            return set_archived(ids, by, archived=request.action == "archive")
         case "cancel":
             raise AssertionError("`apply` cancels jobs")
     assert_never(request.action)
@@ -189,28 +183,28 @@ def change_job(change: JobChange, job_id: str, by: str) -> None:
         tag([job_id], change.add_tags, by)
         if change.archived is None:
             return
-        (archive if change.archived else restore)([job_id], by)
-        if is_archived(job_id) != change.archived:
+        set_archived([job_id], by, archived=change.archived)
+        if Job.objects.filter(id=job_id, archived=True).exists() != change.archived:
             raise NotEndedError
 
 
 def tag(jobs: Iterable[str], names: Iterable[str], by: str) -> list[str]:
-    """Give jobs tags; returns those that lacked one of them.
+    """Add tags to jobs, and return the changed jobs.
 
     Raises:
-        SpecError: a job would have more than MOST_TAGS; nothing was changed.
+        SpecError: A job would have too many tags. No job is changed.
     """
     wanted = list(dict.fromkeys(names))
     changed = []
     with transaction.atomic():
-        for job in _locked(jobs):
-            has = {tag.name for tag in job.tags.all()}
-            new = [name for name in wanted if name not in has]
+        for job in _lock(jobs):
+            before = {tag.name for tag in job.tags.all()}
+            new = [name for name in wanted if name not in before]
             if not new:
                 continue
-            if len(has) + len(new) > MAX_TAGS:
+            if len(before) + len(new) > MAX_TAGS:
                 text = (
-                    f"Job {job.id} has {len(has)} tags, "
+                    f"Job {job.id} has {len(before)} tags, "
                     f"and {len(new)} more tags would exceed the maximum of {MAX_TAGS}. Remove tags first."
                 )
                 raise SpecError([Problem("tags", text)])
@@ -221,38 +215,25 @@ def tag(jobs: Iterable[str], names: Iterable[str], by: str) -> list[str]:
 
 
 def untag(jobs: Iterable[str], names: Iterable[str], by: str) -> list[str]:
-    """Take tags from jobs; returns those that had one of them."""
+    """Remove tags from jobs, and return the changed jobs."""
     unwanted = set(names)
     changed = []
     with transaction.atomic():
-        for job in _locked(jobs):
-            gone = sorted(tag.name for tag in job.tags.all() if tag.name in unwanted)
-            if not gone:
+        for job in _lock(jobs):
+            removed = sorted(tag.name for tag in job.tags.all() if tag.name in unwanted)
+            if not removed:
                 continue
-            JobTag.objects.filter(job=job, name__in=gone).delete()
-            record(by, "untag", "job", job.id, before=gone)
+            JobTag.objects.filter(job=job, name__in=removed).delete()
+            record(by, "untag", "job", job.id, before=removed)
             changed.append(job.id)
     return changed
 
 
-def archive(jobs: Iterable[str], by: str) -> list[str]:
-    """Leave jobs that have ended out of the lists; returns those that this call archived."""
-    return _archive(jobs, by, archived=True)
-
-
-def restore(jobs: Iterable[str], by: str) -> list[str]:
-    """Undo `archive`; returns those that this call brought back."""
-    return _archive(jobs, by, archived=False)
-
-
-def is_archived(job_id: str) -> bool:
-    return Job.objects.filter(id=job_id, archived=True).exists()
-
-
-def _archive(jobs: Iterable[str], by: str, *, archived: bool) -> list[str]:
+def set_archived(jobs: Iterable[str], by: str, *, archived: bool) -> list[str]:
+    """Archive ended jobs or restore archived jobs, and return the changed jobs."""
     changed = []
     with transaction.atomic():
-        for job in _locked(jobs):
+        for job in _lock(jobs):
             if job.archived == archived or (archived and job.status not in TERMINAL):
                 continue
             Job.objects.filter(id=job.id).update(archived=archived)
@@ -261,7 +242,7 @@ def _archive(jobs: Iterable[str], by: str, *, archived: bool) -> list[str]:
     return changed
 
 
-def _locked(jobs: Iterable[str]) -> list[Job]:
-    """In the order of their ids, so that two who change the same jobs wait for each other rather than lock up."""
+def _lock(jobs: Iterable[str]) -> list[Job]:
+    """Lock jobs in the order of their IDs, so that concurrent changes wait instead of deadlocking."""
     rows = Job.objects.select_for_update(no_key=True).filter(id__in=list(jobs)).order_by("id")
     return list(rows.only("id", "status", "archived").prefetch_related("tags"))

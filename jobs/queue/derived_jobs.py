@@ -1,6 +1,6 @@
-"""A job like another: its spec with some of it changed, as a new job of whoever asks.
+"""Queue jobs that are derived from another job: changed copies, and reference checks.
 
-A run beside one process, after the fact: a short copy of it, in the same layout, that one process computes too.
+A reference check repeats the first steps of a run in its layout and compares them with a single process.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from planner.facts.single_process_reference import COMPARED_STEPS, explain_overs
 from planner.facts.spec import JobSpec, get_default_warmup
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
+MAX_NAME_CHARACTERS = 100  # as in `JobSpec`
+
 
 class ResumeRequest(StrictModel):
-    """What to go on from, and what is to be other than in the job's spec."""
+    """The checkpoint to resume from, and the changes to the spec."""
 
     checkpoint: str | None = Field(
         default=None,
@@ -35,76 +37,65 @@ class ResumeRequest(StrictModel):
 
 
 class ExternalJobError(Exception):
-    """Nothing can be made of it."""
+    """A run that started outside Meshboard cannot be copied."""
 
 
 def copy_job(
     user: User, job: Job, change: Any, *, key: str | None = None, request_body: object = None
 ) -> tuple[Job, StateChange | None]:
-    """Queue a job with the spec of another, changed by a merge patch (RFC 7396); as `actions.submit`.
+    """Queue a copy of a job with a merge patch (RFC 7396) applied to its spec. See `actions.submit`.
 
     Raises:
-        NotAgainError: it was launched elsewhere: there is no spec to launch.
-        SpecError, BusyError, KeyReusedError: as `actions.submit`.
+        ExternalJobError: The job has no spec that Meshboard can launch.
+        SpecError, BusyError, KeyReusedError: As in `actions.submit`.
     """
     if job.engine == EXTERNAL_ENGINE:
         raise ExternalJobError("The job runs outside Meshboard. Start the job again where it ran.")
     if not isinstance(change, Mapping):
-        raise SpecError(
-            [
-                Problem(
-                    "request", "The request body is not a JSON object. Send the changed spec fields as a JSON object."
-                )
-            ]
-        )
+        text = "The request body is not a JSON object. Send the changed spec fields as a JSON object."
+        raise SpecError([Problem("request", text)])
     return actions.submit(user, apply_merge_patch(job.spec, change), key=key, request_body=request_body)
 
 
 def get_newest_checkpoint(job: Job) -> str | None:
-    """The newest that any attempt of the job told of, by its name."""
-    told = Attempt.objects.filter(job=job).exclude(checkpoint="").order_by("-number")
-    return told.values_list("checkpoint", flat=True).first()
+    """Return the name of the latest checkpoint from all attempts."""
+    attempts = Attempt.objects.filter(job=job).exclude(checkpoint="").order_by("-number")
+    return attempts.values_list("checkpoint", flat=True).first()
 
 
 def apply_merge_patch(spec: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """A spec changed by a merge patch (RFC 7396), in which a preset is the whole model, and fewer steps cut a warm-up
-    that nobody chose."""
+    """Apply a merge patch (RFC 7396) to a spec.
+
+    A new preset replaces the whole model. A default warm-up that exceeds the new number of steps is dropped.
+    """
     model = change.get("model")
     if isinstance(model, Mapping) and "preset" in model:
-        # The sizes of the job's own model beside another preset would win over it.
-        spec = {**spec, "model": {}}
-    merged = _merged(spec, change)
+        spec = {**spec, "model": {}}  # otherwise, the old sizes would override the preset
+    merged = _merge(spec, change)
     assert isinstance(merged, dict), "the merge of two mappings is a mapping"
-    if _outlasts_unchosen(spec.get("train"), change.get("train")):
-        del merged["train"]["warmup_steps"]
+    before, after = spec.get("train"), change.get("train")
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and "warmup_steps" not in after:
+        steps, warmup = after.get("steps"), before.get("warmup_steps")
+        is_default = "steps" in before and warmup == get_default_warmup(before["steps"])
+        if is_default and type(steps) is int and steps < int(warmup or 0):
+            del merged["train"]["warmup_steps"]
     return merged
 
 
-def _outlasts_unchosen(before: Any, change: Any) -> bool:
-    """Whether the warm-up is the usual one of the steps before, and longer than those asked for."""
-    if not isinstance(before, Mapping) or not isinstance(change, Mapping) or "warmup_steps" in change:
-        return False
-    steps, warmup = change.get("steps"), before.get("warmup_steps")
-    return "steps" in before and warmup == get_default_warmup(before["steps"]) and type(steps) is int and steps < warmup
-
-
-def _merged(target: Any, patch: Any) -> Any:
+def _merge(target: Any, patch: Any) -> Any:
     if not isinstance(patch, Mapping):
         return patch
-    kept = dict(target) if isinstance(target, Mapping) else {}
+    merged = dict(target) if isinstance(target, Mapping) else {}
     for name, value in patch.items():
         if value is None:
-            kept.pop(name, None)
+            merged.pop(name, None)
         else:
-            kept[name] = _merged(kept.get(name), value)
-    return kept
-
-
-LONGEST_NAME = 100  # characters, as a spec has it
+            merged[name] = _merge(merged.get(name), value)
+    return merged
 
 
 class Check(TypedDict):
-    """A check of a run, as the run's page shows it. `proof`: a ProofItem, None where it told none."""
+    """A reference check on the page of its run. `proof`: a ProofItem, or None if the check reported none."""
 
     id: str
     name: str
@@ -114,7 +105,7 @@ class Check(TypedDict):
 
 
 class CheckOffer(TypedDict):
-    """Whether a run can be checked by this user, in how many steps, and why it cannot be by anybody."""
+    """The number of steps of a reference check, whether the user may submit it, and why it is impossible."""
 
     may: bool
     steps: int
@@ -122,8 +113,8 @@ class CheckOffer(TypedDict):
 
 
 def build_check_spec(job: Job) -> dict[str, Any]:
-    """The job's, in as few steps as are compared, from fresh values: a resumed run cannot be compared."""
-    steps = _steps(job)
+    """Build the spec of a reference check. It starts from new weights, because resumed runs cannot be compared."""
+    steps = _get_check_steps(job)
     train = {
         "steps": steps,
         "warmup_steps": min(job.spec["train"].get("warmup_steps", steps), steps),
@@ -132,26 +123,27 @@ def build_check_spec(job: Job) -> dict[str, Any]:
         "checkpoint_every": 0,
         "eval_every": 0,
     }
-    name = f"reference check of {job.name}"[:LONGEST_NAME]
-    return apply_merge_patch(
-        job.spec, {"name": name, "train": train, "retry": None, "after": None, "after_failed": None}
-    )
+    name = f"reference check of {job.name}"[:MAX_NAME_CHARACTERS]
+    change = {"name": name, "train": train, "retry": None, "after": None, "after_failed": None}
+    return apply_merge_patch(job.spec, change)
 
 
 def describe_check_offer(user: Any, job: Job) -> CheckOffer | None:
-    """None where there is nothing to check: it trains nothing, or we did not launch it."""
+    """Describe the possible reference check of a run, or return None for jobs without training by Meshboard."""
     if "proof" not in get_kind(job.spec).panels or job.engine == EXTERNAL_ENGINE:
         return None
-    return {"may": may_submit_to(user, job.project), "steps": _steps(job), "why_not": _why_not(job)}
+    try:
+        why_not = explain_oversized_reference(JobSpec.model_validate(build_check_spec(job)))
+    except ValidationError:
+        why_not = "The spec is from another version of Meshboard, so this version cannot run the check."
+    return {"may": may_submit_to(user, job.project), "steps": _get_check_steps(job), "why_not": why_not}
 
 
 def get_newest_check(user: Any, job: Job) -> Check | None:
-    """The newest check of the job that the user may see."""
-    found = get_visible_jobs(user).filter(check_of=job).order_by("-created").first()
-    return None if found is None else _told(found)
-
-
-def _told(check: Job) -> Check:
+    """Return the newest reference check of a job that the user may see."""
+    check = get_visible_jobs(user).filter(check_of=job).order_by("-created").first()
+    if check is None:
+        return None
     attempt = check.attempts.filter(number=check.attempt).first()
     summary = ((attempt.exit if attempt else None) or {}).get("summary") or {}
     return {
@@ -163,12 +155,5 @@ def _told(check: Job) -> Check:
     }
 
 
-def _steps(job: Job) -> int:
+def _get_check_steps(job: Job) -> int:
     return min(COMPARED_STEPS, int(job.spec["train"]["steps"]))
-
-
-def _why_not(job: Job) -> str:
-    try:
-        return explain_oversized_reference(JobSpec.model_validate(build_check_spec(job)))
-    except ValidationError:
-        return "The spec is from another version of Meshboard, so this version cannot run the check."

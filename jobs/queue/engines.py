@@ -1,9 +1,4 @@
-"""What the controller asks of an engine. Kubernetes, say, would be one more.
-
-The board's own hosts: the scheduler places, the outbox carries orders through Redis, hosts tell what they run.
-
-Who runs a job: an engine places, starts, observes and cancels attempts.
-"""
+"""Define engines: places where jobs run."""
 
 from __future__ import annotations
 
@@ -19,57 +14,55 @@ from jobs.queue.slurm.script import get_site
 
 
 class Engine(Protocol):
-    """Runs the jobs that name it. Each call is one pass over all of them and short: what takes time goes on beside the
-    controller. What a pass finds half done, by a controller that was killed anywhere, it goes on with; an attempt is
-    started once however often it is called.
+    """Run the jobs that select this engine with `Job.engine`.
+
+    Each method is one short pass over all these jobs, so slow work needs a thread. A pass continues what a killed
+    controller left incomplete. An attempt starts only once.
     """
 
-    name: str  # `Job.engine`
+    name: str
 
     def observe(self) -> None:
-        """Hold what runs against what should: the news goes into the database."""
+        """Compare what runs with what should run, and store changes."""
 
     def place(self) -> None:
-        """Begin attempts of queued jobs, or write down why they wait."""
+        """Create attempts of queued jobs, or store why they wait."""
 
     def start(self) -> None:
-        """Hand over what was placed."""
+        """Send new attempts to where they run."""
 
     def cancel(self) -> None:
-        """Have what is to end told so."""
+        """Send requests to end attempts."""
 
     def close(self) -> None:
-        """The controller stops; what runs goes on."""
+        """Prepare for the end of the controller. Jobs continue to run."""
 
 
 class HostEngine:
-    """An `Engine`."""
+    """Run jobs on connected hosts, with orders through Redis."""
 
     name = "hosts"
 
-    def __init__(self, client: redis.Redis, ears: EventReception) -> None:
-        self._client, self._ears = client, ears
+    def __init__(self, client: redis.Redis, reception: EventReception) -> None:
+        self._client, self._reception = client, reception
 
     def observe(self) -> None:
-        """What hosts say is heard before (`jobs.queue.inbound.streams`); here it is held against the database."""
-        reconcile(self._client, self._ears.since, self._ears.explain_gap())
+        reconcile(self._client, self._reception.since, self._reception.explain_gap())
 
     def place(self) -> None:
-        schedule(self._ears.explain_gap())
+        schedule(self._reception.explain_gap())
 
     def start(self) -> None:
         deliver(self._client)
 
     def cancel(self) -> None:
-        """`observe` has raised the flags: a host that came back with what was given up is told there too."""
+        """Do nothing, because `observe` sets the cancel flags."""
 
     def close(self) -> None:
-        """Nothing of it runs here."""
+        """Do nothing, because no work runs in this process."""
 
 
-def create_engines(client: redis.Redis, ears: EventReception) -> list[Engine]:
-    """Those that this board has."""
-    found: list[Engine] = [HostEngine(client, ears)]
-    if (site := get_site()) is not None:
-        found.append(SlurmEngine(site))
-    return found
+def create_engines(client: redis.Redis, reception: EventReception) -> list[Engine]:
+    """Create the configured engines."""
+    site = get_site()
+    return [HostEngine(client, reception), *([SlurmEngine(site)] if site else [])]

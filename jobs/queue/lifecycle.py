@@ -1,6 +1,6 @@
-"""The state machine, and the only code that writes a job's status.
+"""Change the status of jobs. No other code writes it.
 
-Each change is an UPDATE conditional on the old status and the attempt, whose row count says whether it was ours.
+Each change is a conditional UPDATE on the old status and the attempt, and its row count shows whether it succeeded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 from django.db import transaction
-from django.db.models import Exists, F, OuterRef, QuerySet
+from django.db.models import Exists, F, OuterRef
 from django.utils import timezone
 
 from jobs.models import EXTERNAL_ENGINE, LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
@@ -34,20 +34,21 @@ TRANSITIONS: dict[Status, tuple[Status, ...]] = {
     ),
     Status.RUNNING: (Status.SUCCEEDED, Status.FAILED, Status.LOST, Status.UNREACHABLE, Status.CANCELLING),
     Status.UNREACHABLE: (Status.RUNNING, Status.LOST, Status.CANCELLING),
-    # By rules of `jobs.queue.termination`: SUCCEEDED before it could be ended, FAILED by a limit of its own.
+    # A job that a rule of `jobs.queue.termination` stops can still succeed, or fail because of its limit.
     Status.CANCELLING: (Status.CANCELLED, Status.SUCCEEDED, Status.FAILED),
     Status.SUCCEEDED: (),
     Status.FAILED: (),
     Status.LOST: (),
     Status.CANCELLED: (),
 }
-# Of members: those whose attempt no host ever told of as running.
+# Filter for members whose attempt never was RUNNING.
 NEVER_RAN = ~Exists(
     StateChange.objects.filter(job=OuterRef("attempt__job"), attempt=OuterRef("attempt__number"), status=Status.RUNNING)
 )
-MAX_ANNOUNCE_S = 1.0  # per call, however many jobs it announces
-ANNOUNCE_PAUSE_S = 5.0  # without another try after a failed one, so that 1,000 canceled jobs wait once
-MAX_ANNOUNCED_JOBS = 50  # at once; who watches the others looks by himself
+MAX_ANNOUNCE_S = 1.0  # per call, for any number of jobs
+ANNOUNCE_PAUSE_S = 5.0  # after a failed call, so 1,000 cancelled jobs wait only once
+MAX_ANNOUNCED_JOBS = 50  # per call, because pages also poll
+MAX_REASON_CHARACTERS = 1000
 _announce_after = 0.0  # monotonic seconds
 RETRYABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
 
@@ -55,41 +56,33 @@ RETRYABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
 def change_status(
     job_id: str, attempt: int, to: Status, reason: str, *, only_from: tuple[Status, ...] | None = None
 ) -> bool:
-    """Move an attempt to a new status if it may; True when this call did it.
+    """Change the status of an attempt if the transition is allowed, and return whether this call did it.
 
-    Slots stay with the attempt until `release`. `only_from` narrows the statuses it may come from.
+    The attempt keeps its slots until `release_member`. `only_from` restricts the old status.
     """
     allowed = [s for s in LIVE if to in TRANSITIONS[s] and (only_from is None or s in only_from)]
     with transaction.atomic():
         rows = Job.objects.filter(id=job_id, attempt=attempt, status__in=allowed)
         if rows.update(status=to, wait_reason="", changed=timezone.now()) != 1:
             return False
-        write([StateChange(job_id=job_id, attempt=attempt, status=to, reason=reason[:1000])])
+        write([StateChange(job_id=job_id, attempt=attempt, status=to, reason=reason[:MAX_REASON_CHARACTERS])])
         transaction.on_commit(lambda: announce(job_id))
     return True
 
 
 def lock_queued(job_ids: Iterable[str], *fields: str) -> list[Job]:
-    """Those that are queued, locked until the transaction ends; without any that somebody else is changing now."""
-    rows = _locked(job_ids).only("id", "attempt", "status", *fields)
-    return [job for job in rows if job.status == Status.QUEUED]
-
-
-def lock_queued_ids(job_ids: Iterable[str]) -> list[str]:
-    """As `lock_queued`."""
-    return [job for job, status in _locked(job_ids).values_list("id", "status") if status == Status.QUEUED]
-
-
-def _locked(job_ids: Iterable[str]) -> QuerySet[Job]:
-    # Asked for by id alone: with the status, SQLite would go through the whole queue.
-    return Job.objects.select_for_update(skip_locked=True, no_key=True).filter(id__in=list(job_ids)).order_by("id")
+    """Lock the queued jobs among these until the transaction ends. Skip jobs that others have locked."""
+    # Filtered by ID only. With the status in the filter, SQLite would scan the whole queue.
+    rows = Job.objects.select_for_update(skip_locked=True, no_key=True).filter(id__in=list(job_ids)).order_by("id")
+    return [job for job in rows.only("id", "attempt", "status", *fields) if job.status == Status.QUEUED]
 
 
 def start_jobs(placed: Mapping[str, tuple[int, str]], slots: Mapping[str, int] | None = None) -> dict[str, Job]:
-    """Move queued jobs to STARTING at once; `placed` has the attempt and the reason of each, `slots` how many it was
-    placed for: one that is held by now, or asks for others, is left too.
+    """Change queued jobs to STARTING, and return the changed jobs.
 
-    Returns those that this call moved. One that was cancelled meanwhile, or is being changed now, is left as it is.
+    Args:
+        placed: Attempt and reason of each job. Jobs with another attempt are skipped.
+        slots: Number of slots that each job was placed on. Held jobs and jobs with another number are skipped.
     """
     with transaction.atomic():
         jobs = {
@@ -98,12 +91,13 @@ def start_jobs(placed: Mapping[str, tuple[int, str]], slots: Mapping[str, int] |
             if job.attempt == placed[job.id][0] and (slots is None or (slots[job.id] == job.num_slots and not job.held))
         }
         queued = Job.objects.filter(id__in=list(jobs), status=Status.QUEUED)
-        moved = queued.update(status=Status.STARTING, wait_reason="", changed=timezone.now())
-        assert moved == len(jobs), f"{moved} of {len(jobs)} locked jobs were queued"
+        changed = queued.update(status=Status.STARTING, wait_reason="", changed=timezone.now())
+        assert changed == len(jobs), f"{changed} of {len(jobs)} locked jobs were queued"
+        reasons = {id: reason[:MAX_REASON_CHARACTERS] for id, (_, reason) in placed.items()}
         write(
             [
-                StateChange(job=job, attempt=job.attempt, status=Status.STARTING, reason=placed[job.id][1][:1000])
-                for job in jobs.values()
+                StateChange(job=job, attempt=job.attempt, status=Status.STARTING, reason=reasons[id])
+                for id, job in jobs.items()
             ]
         )
         transaction.on_commit(lambda: announce(*jobs))
@@ -111,25 +105,25 @@ def start_jobs(placed: Mapping[str, tuple[int, str]], slots: Mapping[str, int] |
 
 
 def requeue(job_id: str, reason: str) -> bool:
-    """Begin a new attempt of a job whose last one failed, was lost or cancelled; True when this call did it.
+    """Queue a new attempt of a job that failed, was lost or cancelled, and return whether this call did it.
 
-    What somebody else launched is theirs to launch again.
+    Runs that started outside Meshboard cannot be queued again.
     """
     with transaction.atomic():
         rows = Job.objects.filter(id=job_id, status__in=RETRYABLE).exclude(engine=EXTERNAL_ENGINE)
-        begun = {"status": Status.QUEUED, "attempt": F("attempt") + 1, "stop": "", "archived": False}
-        if rows.update(**begun, changed=timezone.now()) != 1:
+        values = {"status": Status.QUEUED, "attempt": F("attempt") + 1, "stop": "", "archived": False}
+        if rows.update(**values, changed=timezone.now()) != 1:
             return False
         number = Job.objects.values_list("attempt", flat=True).get(id=job_id)
-        write([StateChange(job_id=job_id, attempt=number, status=Status.QUEUED, reason=reason[:1000])])
+        write([StateChange(job_id=job_id, attempt=number, status=Status.QUEUED, reason=reason[:MAX_REASON_CHARACTERS])])
         transaction.on_commit(lambda: announce(job_id))
     return True
 
 
 def release_member(member: Member) -> bool:
-    """The member holds nothing any more; True when it was the last of its attempt, which has ended with it.
+    """End a member and free its slots. Return whether its attempt ended with it.
 
-    To be called with the job locked where the answer counts: members of one attempt may end at once.
+    Lock the job first if the result matters, because members of an attempt can end at the same time.
     """
     with transaction.atomic():
         now = timezone.now()
@@ -141,12 +135,12 @@ def release_member(member: Member) -> bool:
 
 
 def lock_job(job_id: str) -> None:
-    """Nobody else changes the job until this transaction ends: for changes that hang on each other."""
+    """Lock a job until the transaction ends, for changes that depend on each other."""
     list(Job.objects.select_for_update(no_key=True).filter(id=job_id).values_list("id"))
 
 
 def get_channel_group(job_id: str) -> str:
-    """Channel layer group of everybody who watches a job."""
+    """Return the channel layer group of the pages that show a job."""
     return f"job.{job_id}"
 
 
@@ -160,7 +154,7 @@ def announce(*job_ids: str) -> None:
     if layer is None or not job_ids or time.monotonic() < _announce_after:
         return
     try:
-        async_to_sync(_wake)(layer, job_ids[:MAX_ANNOUNCED_JOBS])
+        async_to_sync(_wake_pages)(layer, job_ids[:MAX_ANNOUNCED_JOBS])
     except Exception as error:
         _announce_after = time.monotonic() + ANNOUNCE_PAUSE_S
         log.warning(
@@ -168,7 +162,7 @@ def announce(*job_ids: str) -> None:
         )
 
 
-async def _wake(layer: Any, job_ids: Iterable[str]) -> None:
+async def _wake_pages(layer: Any, job_ids: Iterable[str]) -> None:
     async with asyncio.timeout(MAX_ANNOUNCE_S):
         for job_id in job_ids:
             await layer.group_send(get_channel_group(job_id), {"type": "job.changed"})

@@ -1,8 +1,6 @@
-"""Select the fields of a spec that hosts need.
+"""Build orders to hosts, and send them from the outbox.
 
-Select the hosts that can send a checkpoint to a retry.
-
-Sends what transactions decided to send. Sent and then not deleted means sent twice, which hosts expect.
+An order can be sent twice if the process ends before it deletes the row. Hosts ignore repeated orders.
 """
 
 from __future__ import annotations
@@ -18,18 +16,23 @@ import redis
 from celery import Celery
 from django import db
 from django.conf import settings
-from django.db.models import QuerySet
+from django.db.models import JSONField, QuerySet, Value
 
 from contracts.codec import BadMessageError, validate_launch_order, validate_lend_order
-from contracts.control import VERSION, ResumeCheckpoint
+from contracts.control import VERSION, Gang, LaunchOrder, Node, ResumeCheckpoint
 from contracts.names import TASK_LAUNCH, TASK_LEND, host_queue
 from jobs.core.credentials import derive_loan_secret
 from jobs.models import Attempt, Host, Job, Loan, Member, Outbox
 from jobs.people.variables import UnreadableError, sealed_for
 from jobs.queue.attempt_completion import fail_unsent
 
+log = logging.getLogger(__name__)
+
 SERVER_FIELDS = ("project", "run", "retry", "after", "after_failed")
 SERVER_RESOURCE_FIELDS = ("max_hosts", "pool", "labels")
+MAX_SENT_ROWS = 500  # per call
+TRANSIENT_ERRORS = (redis.RedisError, kombu.exceptions.OperationalError, db.OperationalError, db.InterfaceError)
+ORDER_LIFETIME = timedelta(seconds=60)  # hosts ignore older orders
 
 
 def spec_for_hosts(spec: dict[str, Any]) -> dict[str, Any]:
@@ -45,63 +48,84 @@ def spec_for_hosts(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_newest_checkpoint(job: Job) -> ResumeCheckpoint | None:
-    """The newest checkpoint that an earlier attempt told of: rank 0 writes it, on the first host."""
-    told = Attempt.objects.filter(job=job, number__lt=job.attempt).exclude(checkpoint="").order_by("-number")
-    found = told.filter(members__node=0).values_list("checkpoint", "members__host_name").first()
+    """Return the latest checkpoint of earlier attempts. Rank 0 writes it on the first host."""
+    attempts = Attempt.objects.filter(job=job, number__lt=job.attempt).exclude(checkpoint="").order_by("-number")
+    found = attempts.filter(members__node=0).values_list("checkpoint", "members__host_name").first()
     return ResumeCheckpoint(name=found[0], host=found[1]) if found else None
 
 
+def build_launch_order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Outbox:
+    """Build the unsaved order that starts a member of an attempt."""
+    order = LaunchOrder(
+        v=VERSION,
+        job=job.id,
+        attempt=job.attempt,
+        spec=spec_for_hosts(job.spec),
+        slots=slots,
+        expires=0.0,  # set by `deliver`
+        owner=job.owner_id,
+    )
+    if len(nodes) > 1:
+        order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
+    if job.attempt > 1 and (checkpoint := find_newest_checkpoint(job)):
+        order["checkpoint"] = checkpoint
+    # With an expression, Django inserts rows. Without it, psycopg quotes each letter of a JSON column array.
+    arguments = Value([order], JSONField())
+    return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=arguments)
+
+
+def resend_launch_order(job: Job, member: Member) -> None:
+    """Write the order of a member to the outbox again. Hosts start an attempt and send a checkpoint only once."""
+    members = member.attempt.members.select_related("host")
+    nodes = [Node(host=m.host_name, address=m.host.address if m.host else "", ranks=m.num_ranks) for m in members]
+    slots = sorted(member.allocations.values_list("slot", flat=True))
+    build_launch_order(job, member, slots, nodes).save()
+    if member.node == 0 and (loan := Loan.objects.filter(attempt=member.attempt).first()):
+        _build_loan_order(loan).save()
+
+
 def create_loans(placed: Iterable[tuple[Attempt, Collection[str]]]) -> list[Outbox]:
-    """Have retries on these hosts sent what none of them has; the orders for those who do.
+    """Create the loans of checkpoints that retries need from other hosts, and return the unsaved orders.
 
-    A host that is silent, or was removed, is not asked: the attempt then fails and names it.
+    A silent or removed host gets no order. The attempt then fails with the name of the host.
     """
-    wanted = {}
+    lender_names = {}
     for attempt, hosts in placed:
-        kept = find_newest_checkpoint(attempt.job) if attempt.number > 1 else None
-        if kept is not None and kept["host"] not in hosts:
-            wanted[attempt] = kept["host"]
-    if not wanted:
+        checkpoint = find_newest_checkpoint(attempt.job) if attempt.number > 1 else None
+        if checkpoint is not None and checkpoint["host"] not in hosts:
+            lender_names[attempt] = checkpoint["host"]
+    if not lender_names:
         return []
-    lenders = {host.name: host for host in Host.objects.reachable().filter(name__in=wanted.values())}
-    loans = [Loan(attempt=one, host=lenders[name]) for one, name in wanted.items() if name in lenders]
-    return [order(loan) for loan in Loan.objects.bulk_create(loans)]
+    lenders = {host.name: host for host in Host.objects.reachable().filter(name__in=lender_names.values())}
+    loans = [Loan(attempt=one, host=lenders[name]) for one, name in lender_names.items() if name in lenders]
+    return [_build_loan_order(loan) for loan in Loan.objects.bulk_create(loans)]
 
 
-def order(loan: Loan) -> Outbox:
-    """For the host that lends; its secret and when it expires are set as it is sent."""
+def _build_loan_order(loan: Loan) -> Outbox:
     job = loan.attempt.job
-    told: dict[str, Any] = {"v": VERSION, "job": job.id, "attempt": loan.attempt.number, "owner": job.owner_id}
-    return Outbox(task=TASK_LEND, queue=host_queue(loan.host.name), arguments=[told])
-
-
-log = logging.getLogger(__name__)
-
-BATCH = 500
-TRANSIENT = (redis.RedisError, kombu.exceptions.OperationalError, db.OperationalError, db.InterfaceError)
-ORDER_LIFETIME = timedelta(seconds=60)  # a host carries no older order out
+    order: dict[str, Any] = {"v": VERSION, "job": job.id, "attempt": loan.attempt.number, "owner": job.owner_id}
+    return Outbox(task=TASK_LEND, queue=host_queue(loan.host.name), arguments=[order])
 
 
 def deliver(client: redis.Redis) -> int:
-    """Send the oldest rows, in order; returns how many went. What Redis does not take stays, with all behind it.
+    """Send the oldest rows in order, and return their number. Rows that Redis does not accept remain.
 
     Raises:
-        redis.RedisError, kombu.exceptions.OperationalError: Redis is away or full.
-        django.db.OperationalError, django.db.InterfaceError: The database is away or locked.
+        redis.RedisError, kombu.exceptions.OperationalError: Redis is unavailable or full.
+        django.db.OperationalError, django.db.InterfaceError: The database is unavailable or locked.
     """
-    rows = list(Outbox.objects.order_by("id")[:BATCH])
+    rows = list(Outbox.objects.order_by("id")[:MAX_SENT_ROWS])
     if not rows:
         return 0
     seconds, microseconds = client.time()
     expires = seconds + microseconds / 1e6 + ORDER_LIFETIME.total_seconds()
     for row in rows:
         try:
-            arguments = (
-                [ORDER_BUILDERS[row.task](row.arguments[0], expires)] if row.task in ORDER_BUILDERS else row.arguments
-            )
+            build = ORDER_BUILDERS.get(row.task)
+            arguments = [build(row.arguments[0], expires)] if build else row.arguments
             if arguments != [None]:
                 get_producer(settings.REDIS_URL).send_task(row.task, args=arguments, queue=row.queue)
-        except TRANSIENT:
+        except TRANSIENT_ERRORS:
             raise  # the row stays for the next call
         except Exception:
             log.exception("Dropped a message that cannot be sent: %s to %s", row.task, row.queue)
@@ -111,7 +135,7 @@ def deliver(client: redis.Redis) -> int:
 
 @lru_cache(maxsize=4)
 def get_producer(url: str) -> Celery:
-    """What sends to hosts' queues."""
+    """Return the Celery app that sends tasks to the queues of hosts."""
     app = Celery("meshboard-controller", broker=url, set_as_current=False)
     app.conf.update(
         task_serializer="json",
@@ -122,39 +146,38 @@ def get_producer(url: str) -> Celery:
     return app
 
 
-def _order(told: Any, expires: float) -> Any:
-    """The order as it leaves, None where nobody waits for it any more; one that no host could read fails its job."""
-    node = told["gang"]["node"] if "gang" in told else 0
-    of_attempt = Member.objects.filter(attempt__job_id=told["job"], attempt__number=told["attempt"], node=node)
-    member = of_attempt.filter(ended__isnull=True).select_related("attempt__job__owner", "host").first()
+def _complete_launch_order(order: Any, expires: float) -> Any:
+    """Add secrets and expiry. Return None if the member has ended. An invalid order fails the job."""
+    job, attempt = order["job"], order["attempt"]
+    node = order["gang"]["node"] if "gang" in order else 0
+    members = Member.objects.filter(attempt__job_id=job, attempt__number=attempt, node=node, ended__isnull=True)
+    member = members.select_related("attempt__job__owner", "host").first()
     if member is None:
         return None
+    if node == 0 and "checkpoint" in order and _filter_loans(job, attempt).exists():
+        order = {**order, "checkpoint": {**order["checkpoint"], "lent": derive_loan_secret(job, attempt)}}
     try:
-        handed = {"variables": sealed} if (sealed := sealed_for(member, member.attempt.job)) else {}
-        return validate_launch_order({**_with_loan(told, node), **handed, "expires": expires})
+        variables = {"variables": sealed} if (sealed := sealed_for(member, member.attempt.job)) else {}
+        return validate_launch_order({**order, **variables, "expires": expires})
     except (BadMessageError, UnreadableError) as error:
         fail_unsent(member, f"the order to the host cannot be sent: {error}")
         return None
 
 
-def _with_loan(told: Any, node: int) -> Any:
-    """The first host of an attempt that is lent a checkpoint is told the secret."""
-    job, attempt = told["job"], told["attempt"]
-    if node or "checkpoint" not in told or not _lent(job, attempt).exists():
-        return told
-    return {**told, "checkpoint": {**told["checkpoint"], "lent": derive_loan_secret(job, attempt)}}
-
-
-def _lend_order(told: Any, expires: float) -> Any:
-    """The order as it leaves, None where the attempt has ended meanwhile."""
-    if not _lent(told["job"], told["attempt"]).filter(attempt__ended__isnull=True).exists():
+def _complete_loan_order(order: Any, expires: float) -> Any:
+    """Add the secret and expiry. Return None if the attempt has ended."""
+    job, attempt = order["job"], order["attempt"]
+    if not _filter_loans(job, attempt).filter(attempt__ended__isnull=True).exists():
         return None
-    return validate_lend_order({**told, "secret": derive_loan_secret(told["job"], told["attempt"]), "expires": expires})
+    return validate_lend_order({**order, "secret": derive_loan_secret(job, attempt), "expires": expires})
 
 
-def _lent(job: str, attempt: int) -> QuerySet[Loan]:
+def _filter_loans(job: str, attempt: int) -> QuerySet[Loan]:
     return Loan.objects.filter(attempt__job_id=job, attempt__number=attempt)
 
 
-# What is added to an order as it is sent, by its task.
-ORDER_BUILDERS: dict[str, Callable[[Any, float], Any]] = {TASK_LAUNCH: _order, TASK_LEND: _lend_order}
+# Secrets are added when an order is sent, so the outbox stores none.
+ORDER_BUILDERS: dict[str, Callable[[Any, float], Any]] = {
+    TASK_LAUNCH: _complete_launch_order,
+    TASK_LEND: _complete_loan_order,
+}

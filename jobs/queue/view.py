@@ -1,7 +1,4 @@
-"""The queue as its page and REST show it: order, points, why each waits, when it should start.
-
-What REST tells of the queue, typed once.
-"""
+"""Build the queue as its page and REST show it, with predicted starts."""
 
 from __future__ import annotations
 
@@ -24,15 +21,15 @@ from jobs.queue.scheduling.snapshot import QueueEntry, is_queue_paused, load_hos
 from jobs.queue.scheduling.states import HostState, Quota, Share
 from planner.facts.spec import JobKind
 
-FEWEST_STEPS = 3  # timed, and a pace is one
-RUNS = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
+MIN_STEPS_FOR_RATE = 3
+ACTIVE = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
 
 
 class QueueView(NamedTuple):
-    """Queue and hosts as a page was asked for."""
+    """The queue in scheduling order, and the hosts, at one time."""
 
     now: datetime
-    queue: list[QueueEntry]  # in order
+    queue: list[QueueEntry]
     hosts: list[HostState]
     quotas: dict[str, Quota]
     paused: bool
@@ -40,142 +37,139 @@ class QueueView(NamedTuple):
 
 def load_view() -> QueueView:
     now = timezone.now()
-    queue = {queued.job.id: queued for queued in load_queue(now)}
-    order = [queue[job.id] for job in sort_queue(queued.job for queued in queue.values())]
-    return QueueView(now, order, list(load_hosts(now).values()), load_quotas(), is_queue_paused())
+    entries = {entry.job.id: entry for entry in load_queue(now)}
+    queue = [entries[job.id] for job in sort_queue(entry.job for entry in entries.values())]
+    return QueueView(now, queue, list(load_hosts(now).values()), load_quotas(), is_queue_paused())
 
 
-def build_rows(seen: QueueView, user: Any, shown: Iterable[QueueEntry]) -> list[dict[str, Any]]:
-    """Lines for jobs of the queue that the user may see."""
-    places = {queued.job.id: number for number, queued in enumerate(seen.queue, 1)}
-    ids = [queued.job.id for queued in shown]
-    jobs = get_visible_jobs(user).filter(id__in=ids).defer("estimate", "hardware", "chosen").in_bulk()
-    told = _forecasts(seen)
-    names = dict(get_visible_jobs(user).filter(id__in={f.ends for f in told.values()}).values_list("id", "name"))
-    return [
-        _row(seen, queued, jobs[queued.job.id], places[queued.job.id], told.get(queued.job.id), names)
-        for queued in shown
-        if queued.job.id in jobs
-    ]
+def build_rows(view: QueueView, user: Any, shown: Iterable[QueueEntry]) -> list[dict[str, Any]]:
+    """Build the rows of queued jobs that the user may see."""
+    shown = list(shown)
+    places = {entry.job.id: number for number, entry in enumerate(view.queue, 1)}
+    jobs = get_visible_jobs(user).filter(id__in=[entry.job.id for entry in shown])
+    jobs_by_id = jobs.defer("estimate", "hardware", "chosen").in_bulk()
+    forecasts = _forecast_starts(view)
+    ending = get_visible_jobs(user).filter(id__in={each.ends for each in forecasts.values()})
+    names = dict(ending.values_list("id", "name"))
+    rows = []
+    for entry in shown:
+        if (job := jobs_by_id.get(entry.job.id)) is None:
+            continue
+        start = forecasts.get(job.id)
+        rows.append(
+            {
+                "id": job.id,
+                "place": places[job.id],
+                "name": job.name,
+                "owner": job.owner.get_username(),
+                "project": job.project,
+                "layout": format_layout(job.spec),
+                "num_slots": job.num_slots,
+                "priority": job.priority,
+                "points": entry.points.total,
+                "parts": entry.points._asdict(),
+                "held": job.held,
+                "reason": entry.block_reason or job.wait_reason,
+                "starts": None if start is None else (view.now + timedelta(seconds=start.in_s)),
+                "starts_when": _format_start_event(start, names),
+                "created": job.created,
+            }
+        )
+    return rows
 
 
-def _row(
-    seen: QueueView, queued: QueueEntry, job: Job, place: int, told: Forecast | None, names: dict[str, str]
-) -> dict[str, Any]:
-    return {
-        "id": job.id,
-        "place": place,
-        "name": job.name,
-        "owner": job.owner.get_username(),
-        "project": job.project,
-        "layout": format_layout(job.spec),
-        "num_slots": job.num_slots,
-        "priority": job.priority,
-        "points": queued.points.total,
-        "parts": queued.points._asdict(),
-        "held": job.held,
-        "reason": queued.block_reason or job.wait_reason,
-        "starts": None if told is None else (seen.now + timedelta(seconds=told.in_s)),
-        "starts_when": _when(told, names),
-        "created": job.created,
-    }
-
-
-def _when(told: Forecast | None, names: dict[str, str]) -> str:
-    if told is None:
+def _format_start_event(start: Forecast | None, names: dict[str, str]) -> str:
+    if start is None:
         return ""
-    if not told.ends:
+    if not start.ends:
         return "in the next scheduling pass"
-    return f'after job "{names[told.ends]}" ends' if told.ends in names else "after another job ends"
+    return f'after job "{names[start.ends]}" ends' if start.ends in names else "after another job ends"
 
 
-def _forecasts(seen: QueueView) -> dict[str, Forecast]:
-    """Nothing while the queue is paused: nobody can tell for how long."""
-    if seen.paused:
+def _forecast_starts(view: QueueView) -> dict[str, Forecast]:
+    if view.paused:
         return {}
-    free = [queued.job for queued in seen.queue if not queued.block_reason]
+    free = [entry.job for entry in view.queue if not entry.block_reason]
     durations = predict_durations(Job.objects.filter(id__in=[job.id for job in free[:MAX_FORECAST_JOBS]]))
-    return forecast(free, seen.hosts, load_running_attempts(seen.now), durations, seen.quotas)
+    return forecast(free, view.hosts, load_running_attempts(view.now), durations, view.quotas)
 
 
 def predict_durations(jobs: Any) -> dict[str, float | None]:
-    """Predicted seconds of attempts that begin: the steps left from the newest checkpoint on, as the estimate times
-    them, at most the time limit; None where neither is.
+    """Predict the seconds of a new attempt, from the latest checkpoint to the last step or the time limit.
+
+    The result is None for jobs with neither a step estimate nor a time limit.
     """
     found: dict[str, float | None] = {}
-    saved = (
-        Attempt.objects.filter(job=OuterRef("pk"), number__lt=OuterRef("attempt"))
-        .exclude(checkpoint="")
-        .order_by("-number")
-    )
-    rows = jobs.annotate(saved=Subquery(saved.values("checkpoint")[:1])).values_list(
-        "id", "kind", "spec__train__steps", "estimate__time__step_s", "time_limit_s", "saved"
+    attempts = Attempt.objects.filter(job=OuterRef("pk"), number__lt=OuterRef("attempt")).exclude(checkpoint="")
+    latest = Subquery(attempts.order_by("-number").values("checkpoint")[:1])
+    rows = jobs.annotate(latest_checkpoint=latest).values_list(
+        "id", "kind", "spec__train__steps", "estimate__time__step_s", "time_limit_s", "latest_checkpoint"
     )
     for id, kind, steps, step_s, limit_s, checkpoint in rows:
-        known = [float(limit_s)] if limit_s else []
+        limits = [float(limit_s)] if limit_s else []
         if KINDS[cast(JobKind, kind)].steps == "asked" and steps and step_s:
             done = int(checkpoint.rpartition("-")[2]) if checkpoint else 0  # job/attempt/step-00000007
-            known.append(max(0, steps - done) * step_s)
-        found[id] = min(known, default=None)
+            limits.append(max(0, steps - done) * step_s)
+        found[id] = min(limits, default=None)
     return found
 
 
 def load_running_attempts(now: datetime) -> list[RunningAttempt]:
-    """Attempts that hold slots, with the seconds they should still run: by their measured pace where there is one; none
-    of one that was told to end. When one will end that is not heard, nothing tells."""
-    attempts = Attempt.objects.filter(ended__isnull=True, job__status__in=RUNS).prefetch_related(
-        "members__allocations", "members__host"
+    """Load attempts that use slots, with predicted seconds until they end.
+
+    The prediction uses measured step times if available. It is 0 for attempts that are CANCELLING, and None without
+    contact.
+    """
+    attempts = list(
+        Attempt.objects.filter(ended__isnull=True, job__status__in=ACTIVE)
+        .prefetch_related("members__allocations", "members__host")
+        .select_related("job")
+        .only("number", "created", "job__id", "job__project", "job__status", "job__time_limit_s")
     )
-    unended = list(
-        attempts.select_related("job").only(
-            "number", "created", "job__id", "job__project", "job__status", "job__time_limit_s"
-        )
-    )
-    durations = predict_durations(Job.objects.filter(id__in=[attempt.job_id for attempt in unended]))
-    began = {
-        (job, number): at
-        for job, number, at in StateChange.objects.filter(
-            job__in=[attempt.job_id for attempt in unended], status=Status.RUNNING
-        )
-        .order_by("-id")  # the first of an attempt comes last, and stays: others came of a host that was back
-        .values_list("job_id", "attempt", "at")
-    }
-    paces = _paces(now, [attempt.pk for attempt in unended])
+    jobs = [attempt.job_id for attempt in attempts]
+    durations = predict_durations(Job.objects.filter(id__in=jobs))
+    # Ordered so that the first change to RUNNING wins. Later ones follow a lost contact.
+    changes = StateChange.objects.filter(job__in=jobs, status=Status.RUNNING).order_by("-id")
+    began = {(job, number): at for job, number, at in changes.values_list("job_id", "attempt", "at")}
+    measured = _predict_from_steps(now, [attempt.pk for attempt in attempts])
     found = []
-    for attempt in unended:
+    for attempt in attempts:
+        job, members = attempt.job, list(attempt.members.all())
         shares = tuple(
-            Share(member.host_name, tuple(sorted(held.slot for held in member.allocations.all())))
-            for member in attempt.members.all()
+            Share(member.host_name, tuple(sorted(each.slot for each in member.allocations.all()))) for member in members
         )
-        since = (now - began.get((attempt.job_id, attempt.number), now)).total_seconds()
-        lasts, limit_s = durations.get(attempt.job_id), attempt.job.time_limit_s
-        known = [paces[attempt.pk]] if attempt.pk in paces else [] if lasts is None else [lasts - since]
-        known += [limit_s - since] if limit_s is not None else []
-        if attempt.job.status == Status.CANCELLING:
-            known = [0.0]
-            heard = all(is_in_contact(member.host) for member in attempt.members.all() if member.host is not None)
-        else:
-            heard = attempt.job.status != Status.UNREACHABLE
-        left = max(0.0, min(known)) if known and heard else None
-        found.append(RunningAttempt(attempt.job_id, attempt.job.project, shares, left))
+        elapsed_s = (now - began.get((job.id, attempt.number), now)).total_seconds()
+        duration_s, limit_s = durations.get(job.id), job.time_limit_s
+        left = [measured[attempt.pk]] if attempt.pk in measured else []
+        if not left and duration_s is not None:
+            left = [duration_s - elapsed_s]
+        left += [limit_s - elapsed_s] if limit_s is not None else []
+        has_contact = job.status != Status.UNREACHABLE
+        if job.status == Status.CANCELLING:
+            left = [0.0]
+            has_contact = all(is_in_contact(member.host) for member in members if member.host is not None)
+        left_s = max(0.0, min(left)) if left and has_contact else None
+        found.append(RunningAttempt(job.id, job.project, shares, left_s))
     return found
 
 
-def _paces(now: datetime, attempts: list[int]) -> dict[int, float]:
-    """Seconds that training attempts still need for their steps, as their steps were timed so far."""
-    rows = Attempt.objects.filter(pk__in=attempts, diagnosis__measured__steps__gte=FEWEST_STEPS).values_list(
+def _predict_from_steps(now: datetime, attempts: list[int]) -> dict[int, float]:
+    """Predict the seconds that training attempts still need, from their measured step times."""
+    rows = Attempt.objects.filter(
+        pk__in=attempts, diagnosis__measured__steps__gte=MIN_STEPS_FOR_RATE
+    ).values_list(
         "pk", "job__kind", "job__spec__train__steps",
         "diagnosis__step", "diagnosis__measured__step_s", "diagnosis__time",
     )  # fmt: skip
     return {
-        pk: (steps - done) * step_s - (now.timestamp() - told)
-        for pk, kind, steps, done, step_s, told in rows
+        pk: (steps - done) * step_s - (now.timestamp() - measured_at)
+        for pk, kind, steps, done, step_s, measured_at in rows
         if KINDS[cast(JobKind, kind)].steps == "asked" and steps
     }
 
 
 class PointParts(TypedDict):
-    """What a job's points are the sum of."""
+    """Terms of the scheduling points of a job."""
 
     priority: float
     waited: float
@@ -184,7 +178,7 @@ class PointParts(TypedDict):
 
 
 class QueuedRow(TypedDict):
-    """A job that waits."""
+    """A queued job."""
 
     id: str
     place: Annotated[int, Field(description="Position of the job in the whole queue, starting at 1.")]
@@ -204,15 +198,15 @@ class QueuedRow(TypedDict):
 
 
 class QueueDetail(TypedDict):
-    """The queue, as far as its reader may see it."""
+    """The queue, with the jobs that the user may see."""
 
     paused: bool
-    queued: Annotated[int, Field(description="everybody's")]
+    queued: Annotated[int, Field(description="Number of all queued jobs, also those that the user may not see.")]
     jobs: list[QueuedRow]
 
 
 class UnchangedJob(TypedDict):
-    """A job that an action was asked for and did not change."""
+    """A requested job that an action did not change."""
 
     job: str
     reason: str
@@ -226,27 +220,27 @@ class ActionResult(TypedDict):
 
 
 class MoveResult(TypedDict):
-    """Whether the job has another place now; `reason`: why not, where it has not."""
+    """Whether the job moved, and the reason if it did not."""
 
     moved: bool
     reason: str
 
 
 class StartableJob(TypedDict):
-    """A job that waits, and would not if it were so."""
+    """A queued job that would start."""
 
     id: str
     name: str
 
 
 class WhatIfResult(TypedDict):
-    """Which jobs would start with the next pass; those that start anyway are left out."""
+    """Jobs that would start in the next pass only because of the change."""
 
     jobs: list[StartableJob]
 
 
 class PauseResult(TypedDict):
-    """How it stands now, and whether this request changed it."""
+    """Whether it is paused now, and whether the request changed that."""
 
     paused: bool
     changed: bool

@@ -1,7 +1,4 @@
-"""One process works, another waits: a row that whoever works moves on, by conditional update.
-
-What goes wrong again and again is told once a minute, with how often.
-"""
+"""Let one process work while others wait, and limit the log lines about repeated errors."""
 
 from __future__ import annotations
 
@@ -19,89 +16,86 @@ from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
 from jobs.models import Lease
 from jobs.queue.inbound.event_handlers import is_transient
 
+log = logging.getLogger(__name__)
+
 CONTROLLER = "controller"
-LEASE_S = 5.0
+TAKEOVER_AFTER_S = 5.0
 MAX_TICK_AGE_S = 30.0
+LOG_INTERVAL_S = 60.0  # per kind of error
+MAX_ERROR_KINDS = 100
 
 
 class WorkLease:
-    """Held by moving `beats`. Who sees it stand still for `LASTS_S` of its own time takes it: no clock is compared."""
+    """A lease that its holder renews by increasing `beats` in the database.
+
+    A process that sees no change for `TAKEOVER_AFTER_S` by its own clock takes the lease, so no clocks are compared.
+    """
 
     def __init__(self, name: str = CONTROLLER) -> None:
-        """`name` of the work: the controller's, unless told otherwise."""
         self._name = name
         self.holder = f"{socket.gethostname()[:150]} process {os.getpid()} {secrets.token_hex(4)}"
-        self.previous_holder = ""  # whoever held it before us
+        self.previous_holder = ""
         self._seen: tuple[str, int] | None = None
         self._since = 0.0
 
     def hold(self) -> bool:
-        """Take the lease or keep it; False while another process holds it."""
+        """Take or renew the lease. Return False while another process has it."""
         row, _ = Lease.objects.get_or_create(name=self._name)
         now = time.monotonic()
         if (row.holder, row.beats) != self._seen:
             self._seen, self._since = (row.holder, row.beats), now
-        if row.holder not in ("", self.holder) and now - self._since < LEASE_S:
+        if row.holder not in ("", self.holder) and now - self._since < TAKEOVER_AFTER_S:
             return False
-        mine = Lease.objects.filter(name=self._name, holder=row.holder, beats=row.beats)
-        if mine.update(holder=self.holder, beats=row.beats + 1) != 1:
+        unchanged = Lease.objects.filter(name=self._name, holder=row.holder, beats=row.beats)
+        if unchanged.update(holder=self.holder, beats=row.beats + 1) != 1:
             return False
         if row.holder != self.holder:
             self.previous_holder = row.holder
         return True
 
     def get_last_holder(self) -> str:
-        """Whoever was last seen to hold it."""
         return self._seen[0] if self._seen else ""
 
     def record_tick(self) -> None:
-        """A whole tick went well."""
+        """Record the end of a complete tick."""
         Lease.objects.filter(name=self._name, holder=self.holder).update(ticked=timezone.now())
 
     def release(self) -> None:
-        """Let another process start at once."""
+        """Give up the lease, so another process starts at once."""
         Lease.objects.filter(name=self._name, holder=self.holder).update(holder="")
 
 
 def explain_unhealthy(name: str = CONTROLLER) -> str:
-    """Why the process is not well, empty when its last whole tick is at most `FRESH_S` old."""
+    """Return why a process is unhealthy, or an empty text if it recently completed a tick."""
     ticked = Lease.objects.filter(name=name).values_list("ticked", flat=True).first()
     if ticked is None:
         return f"No {name} has completed a tick yet."
-    age = (timezone.now() - ticked).total_seconds()
-    return (
-        ""
-        if age <= MAX_TICK_AGE_S
-        else f"The last complete tick ended {age:.0f} s ago. The limit is {MAX_TICK_AGE_S:.0f} s."
-    )
-
-
-log = logging.getLogger(__name__)
-
-QUIET_S = 60.0
-MOST = 100  # kinds of trouble remembered
+    age_s = (timezone.now() - ticked).total_seconds()
+    if age_s <= MAX_TICK_AGE_S:
+        return ""
+    return f"The last complete tick ended {age_s:.0f} s ago. The limit is {MAX_TICK_AGE_S:.0f} s."
 
 
 class StageErrors:
-    """Errors of the controller's stages, by kind: the stage, the type, and the line that raised it."""
+    """Log the errors of stages, at most once per interval for each stage, type, and line of code."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str, int], float] = {}
-        self._since: dict[tuple[str, str, int], int] = {}
+        self._logged: dict[tuple[str, str, int], float] = {}
+        self._counts: dict[tuple[str, str, int], int] = {}
 
     def report(self, stage: str, error: Exception) -> bool:
-        """Log it, unless the same was logged within a minute; True when it was logged."""
-        kind = (stage, type(error).__qualname__, _line(error))
-        self._since[kind] = self._since.get(kind, 0) + 1
+        """Log an error unless it was logged within the interval, and return whether it was logged now."""
+        kind = (stage, type(error).__qualname__, _get_line(error))
+        self._counts[kind] = self._counts.get(kind, 0) + 1
         now = time.monotonic()
-        if now - self._told.get(kind, -QUIET_S) < QUIET_S:
+        if now - self._logged.get(kind, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
             return False
-        times = f" ({self._since.pop(kind)} times since the last log line)" if kind in self._told else ""
-        if len(self._told) >= MOST:
-            self._told.clear()
-            self._since.clear()
-        self._told[kind] = now
-        self._since.pop(kind, None)
+        times = f" ({self._counts.pop(kind)} times since the last log line)" if kind in self._logged else ""
+        if len(self._logged) >= MAX_ERROR_KINDS:
+            self._logged.clear()
+            self._counts.clear()
+        self._logged[kind] = now
+        self._counts.pop(kind, None)
         if is_outage(error):
             log.warning("Stage %s cannot continue%s: %s", stage, times, error)
         elif is_disk_full(error):
@@ -112,16 +106,16 @@ class StageErrors:
 
 
 def is_outage(error: Exception) -> bool:
-    """The database or Redis is not there, locked or full: nothing is wrong with us."""
+    """Return whether the database or Redis is unavailable, locked or full."""
     return is_transient(error) or isinstance(error, kombu.exceptions.OperationalError)
 
 
 def is_database_error(error: Exception) -> bool:
-    """Whether the connection to the database should not be used again."""
+    """Return whether the database connection should be closed."""
     return isinstance(error, Error)
 
 
-def _line(error: Exception) -> int:
+def _get_line(error: Exception) -> int:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

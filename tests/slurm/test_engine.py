@@ -50,7 +50,7 @@ def until(engine: SlurmEngine, job: Job, status: Status) -> Job:
 
 
 def _idle(engine: SlurmEngine) -> bool:
-    return not engine._rounds.busy
+    return not engine._thread.busy
 
 
 def last_word(job: Job) -> str:

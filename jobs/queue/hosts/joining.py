@@ -1,7 +1,4 @@
-"""A machine becomes a host, or shows that it still is one.
-
-Join tokens: made by staff, shown once, kept as a hash, good for a while.
-"""
+"""Join machines as hosts, and manage join tokens, which are stored as hashes."""
 
 from __future__ import annotations
 
@@ -26,78 +23,97 @@ from jobs.models.validators import Note
 from jobs.queue.hosts.redis_access import create_user, get_redis_user
 from planner.facts.validation import Problem, SpecError, StrictModel
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+TEXT_PREFIX = "mbj_"
+MAX_TOKEN_USES = 10_000
+MAX_TOKEN_LABELS = 16
+DELETED_AFTER = timedelta(days=30)  # of the expiry of a token
+MIN_TOKEN_CHARACTERS = 32
+MIN_DIFFERENT_CHARACTERS = 8
+# Equal to the rule for labels in jobs.models.policy.
+Label = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
 
 
 class NameTakenError(Exception):
-    """Another machine is the host of this name."""
+    """Another machine has joined with this name."""
 
 
 class UnreachableRedisError(Exception):
-    """The board knows no address of Redis that the machine could reach; says what to set."""
+    """The machine cannot reach the address of Redis. The message says what to set."""
 
 
-def register_host(told: JoinRequest, address: str) -> tuple[Host, bool]:
-    """The host that this machine is, and whether it became so just now. Of a transaction: all of it or nothing.
+class TokenError(Exception):
+    """The join token is missing or invalid. The message says why."""
 
-    Joining again with the same identity changes nothing, so that whoever lost the answer asks again.
+
+def register_host(request: JoinRequest, address: str) -> tuple[Host, bool]:
+    """Return the host of a machine, and whether it joined just now. Repeated requests change nothing.
 
     Raises:
-        tokens.TokenError, NameTakenError, UnreachableRedisError.
+        TokenError, NameTakenError, UnreachableRedisError.
     """
     with transaction.atomic():
         host, _ = Host.objects.select_for_update(no_key=True).get_or_create(
-            name=told["name"], defaults={**_described(told), "last_seen": timezone.now()}
+            name=request["name"], defaults={**_get_hardware_fields(request), "last_seen": timezone.now()}
         )
-        joined = not _is_still(host, told["identity"])
-        if joined:
-            _admit(host, told, address)
+        is_new = not _is_joined(host, request["identity"])
+        if is_new:
+            _admit(host, request, address)
         get_redis_url(address)
         host.refresh_from_db()
-    return host, joined
+    return host, is_new
 
 
 def has_joined(name: str, identity: str) -> bool:
-    """Whether the machine of this identity is the host, and comes back without a token."""
+    """Return whether the machine with this identity is the host, so that it needs no token."""
     host = Host.objects.filter(name=name).first()
-    return host is not None and _is_still(host, identity)
+    return host is not None and _is_joined(host, identity)
 
 
 def create_join_response(host: Host, address: str) -> JoinResponse:
-    """What a host works with, its Redis user made. Raises access.NoRightsError, redis.RedisError."""
+    """Create the host's Redis user, and return the credentials.
+
+    Raises:
+        redis_access.NoRightsError, redis.RedisError.
+    """
     with connect() as client:
         create_user(client, host)
     key = derive_signing_keys(host.name, host.generation)[0]
-    return JoinResponse(name=host.name, redis_url=_url(get_redis_url(address), host), key=key)
+    return JoinResponse(name=host.name, redis_url=_add_user(get_redis_url(address), host), key=key)
 
 
 def get_redis_url(address: str) -> str:
-    """The URL of Redis as who asks from this address should use it. Raises UnreachableRedisError."""
-    given = settings.REDIS_FOR_HOSTS or settings.REDIS_URL
-    parts = urlsplit(given)
+    """Return the URL of Redis for a machine with this address, without the user.
+
+    Raises:
+        UnreachableRedisError.
+    """
+    url = settings.REDIS_FOR_HOSTS or settings.REDIS_URL
+    parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss"):
         raise UnreachableRedisError(
             f"The board uses Redis over {parts.scheme}://, which hosts cannot reach. Set MESHBOARD_REDIS_FOR_HOSTS."
         )
-    if parts.hostname in LOOPBACK and not _is_loopback(address):
+    if parts.hostname in LOOPBACK_NAMES and not _is_loopback(address):
         raise UnreachableRedisError(
             f"Redis is at {parts.hostname}, which {address} cannot reach. "
             "Set MESHBOARD_REDIS_FOR_HOSTS to an address that hosts can reach."
         )
-    return given
+    return url
 
 
-def _is_still(host: Host, identity: str) -> bool:
+def _is_joined(host: Host, identity: str) -> bool:
     return host.removed is None and host.generation > 0 and host.identity_hash == _hash(identity)
 
 
-def _admit(host: Host, told: JoinRequest, address: str) -> None:
-    """Raises TokenError, NameTakenError."""
-    if "token" not in told:
-        was_it = host.removed is not None and host.identity_hash == _hash(told["identity"])  # nobody else is told
-        words = f"Host {host.name} was removed" if was_it else f"This machine has not joined as host {host.name}"
+def _admit(host: Host, request: JoinRequest, address: str) -> None:
+    """Make a machine the host with a join token. Raise TokenError or NameTakenError if that is not allowed."""
+    if "token" not in request:
+        # Only the machine itself learns that its host was removed.
+        was_host = host.removed is not None and host.identity_hash == _hash(request["identity"])
+        words = f"Host {host.name} was removed" if was_host else f"This machine has not joined as host {host.name}"
         raise TokenError(f"{words}. Join with a join token.")
-    token = use_token(told["token"], host.name)
+    token = use_token(request["token"], host.name)
     if host.generation > 0 and host.removed is None:
         raise NameTakenError(
             f"Another machine has joined as host {host.name}. Use another name, or ask staff to remove the host."
@@ -105,33 +121,33 @@ def _admit(host: Host, told: JoinRequest, address: str) -> None:
     now = timezone.now()
     changes: dict[str, Any] = {
         "generation": host.generation + 1,
-        "identity_hash": _hash(told["identity"]),
+        "identity_hash": _hash(request["identity"]),
         "joined": now,
         "joined_from": address[:45],
         "labels": sorted({*(host.labels if host.removed is None else []), *token.labels}),
     }
-    if host.removed is not None:  # another machine, maybe: nothing that was known of it holds
+    if host.removed is not None:  # possibly another machine, so old data is reset
         changes |= {"removed": None, "drained": False, "last_seen": now, "incarnation": "", "began": 0.0}
         changes |= {"sequence": 0, "holding": [], "profile": None, "profiled": None, "facts": None, "use": None}
-        changes |= _described(told)
+        changes |= _get_hardware_fields(request)
     Host.objects.filter(pk=host.pk).update(**changes)
 
 
-def _described(told: JoinRequest) -> dict[str, Any]:
-    kept = ("slots", "device", "device_name", "memory_bytes", "boot_id")
-    described: dict[str, Any] = {name: told[name] for name in kept}  # type: ignore[literal-required]
-    return described | ({"facts": told["facts"]} if "facts" in told else {})
+def _get_hardware_fields(request: JoinRequest) -> dict[str, Any]:
+    names = ("slots", "device", "device_name", "memory_bytes", "boot_id")
+    fields: dict[str, Any] = {name: request[name] for name in names}  # type: ignore[literal-required]
+    return fields | ({"facts": request["facts"]} if "facts" in request else {})
 
 
-def _url(location: str, host: Host) -> str:
-    """`location` with the host's own user, or in shared mode with the board's."""
-    parts = urlsplit(location)
-    own, at, place = parts.netloc.rpartition("@")
+def _add_user(url: str, host: Host) -> str:
+    """Return the URL of Redis with the host's user, or with the board's user in shared mode."""
+    parts = urlsplit(url)
+    own_user, at, location = parts.netloc.rpartition("@")
     if settings.REDIS_ACCESS == "shared":
-        user = own if at else urlsplit(settings.REDIS_URL).netloc.rpartition("@")[0]
+        user = own_user if at else urlsplit(settings.REDIS_URL).netloc.rpartition("@")[0]
     else:
         user = f"{get_redis_user(host.name)}:{derive_redis_passwords(host.name, host.generation)[0]}"
-    return urlunsplit(parts._replace(netloc=f"{user}@{place}" if user else place))
+    return urlunsplit(parts._replace(netloc=f"{user}@{location}" if user else location))
 
 
 def _is_loopback(address: str) -> bool:
@@ -145,20 +161,8 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-TEXT_PREFIX = "mbj_"
-MAX_TOKEN_USES = 10_000
-MAX_TOKEN_LABELS = 16
-FORGOTTEN_AFTER = timedelta(days=30)  # that it could be used last
-SHORTEST_GIVEN = 32  # characters of one that an installation brings along
-FEWEST_CHARACTERS = 8  # different ones
-
-
-# As jobs.models.policy has labels.
-Label = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
-
-
 class JoinTokenRequest(StrictModel):
-    """What a join token may be asked to be."""
+    """The properties of a new join token."""
 
     hours: int = Field(default=24, ge=1, le=365 * 24, description="Number of hours until the token expires.")
     uses: int | None = Field(
@@ -175,60 +179,57 @@ class JoinTokenRequest(StrictModel):
     note: Note = Field(default="", description="Purpose of the token.")
 
 
-class TokenError(Exception):
-    """Nobody joins with this; says why."""
-
-
-def create_token(by: str, asked: JoinTokenRequest) -> tuple[JoinToken, str]:
-    """A new token, and its text, which nobody sees again."""
+def create_token(by: str, request: JoinTokenRequest) -> tuple[JoinToken, str]:
+    """Create a token, and return it with its text, which is not stored."""
     text = TEXT_PREFIX + secrets.token_urlsafe(32)
-    return store_token(text, by, asked), text
+    return store_token(text, by, request), text
 
 
-def store_token(text: str, by: str, asked: JoinTokenRequest) -> JoinToken:
-    """A token of this text; one that is there already lasts from now on, and stays revoked where it was.
+def store_token(text: str, by: str, request: JoinTokenRequest) -> JoinToken:
+    """Store a token with this text. An existing token gets a new expiry and stays revoked if it is.
 
     Raises:
-        SpecError: the text could be guessed.
+        SpecError: The text could be guessed.
     """
-    if len(text) < SHORTEST_GIVEN or len(set(text)) < FEWEST_CHARACTERS:
+    different = len(set(text))
+    if len(text) < MIN_TOKEN_CHARACTERS or different < MIN_DIFFERENT_CHARACTERS:
         words = (
             f"The token has {len(text)} characters, "
-            f"of which {len(set(text))} are different. Use {SHORTEST_GIVEN} random characters."
+            f"of which {different} are different. Use {MIN_TOKEN_CHARACTERS} random characters."
         )
         raise SpecError([Problem("token", words)])
-    told = {
-        "note": asked.note,
+    values = {
+        "note": request.note,
         "created_by": by,
-        "expires": timezone.now() + timedelta(hours=asked.hours),
-        "most_uses": asked.uses,
-        "labels": asked.labels,
+        "expires": timezone.now() + timedelta(hours=request.hours),
+        "most_uses": request.uses,
+        "labels": request.labels,
         "uses": 0,
     }
-    token, _ = JoinToken.objects.update_or_create(hash=_hash(text), defaults=told)
+    token, _ = JoinToken.objects.update_or_create(hash=_hash(text), defaults=values)
     return token
 
 
 def use_token(text: str, host: str) -> JoinToken:
-    """Take one use of a token, in the caller's transaction.
+    """Count a use of a token in the caller's transaction.
 
     Raises:
-        TokenError: there is none to take.
+        TokenError: The token is invalid.
     """
     now = timezone.now()
-    found = JoinToken.objects.filter(hash=_hash(text)).first()
-    if found is None:
+    token = JoinToken.objects.filter(hash=_hash(text)).first()
+    if token is None:
         raise TokenError("The join token does not exist.")
-    usable = Q(most_uses=None) | Q(uses__lt=F("most_uses"))
-    taken = JoinToken.objects.filter(usable, pk=found.pk, revoked=None, expires__gt=now)
-    if taken.update(uses=F("uses") + 1, last_used=now, last_host=host):
-        return found
-    found.refresh_from_db()
-    raise TokenError(explain_invalid_token(found) or "This join token is invalid.")
+    has_uses = Q(most_uses=None) | Q(uses__lt=F("most_uses"))
+    valid = JoinToken.objects.filter(has_uses, pk=token.pk, revoked=None, expires__gt=now)
+    if valid.update(uses=F("uses") + 1, last_used=now, last_host=host):
+        return token
+    token.refresh_from_db()
+    raise TokenError(explain_invalid_token(token) or "This join token is invalid.")
 
 
 def explain_invalid_token(token: JoinToken) -> str:
-    """Why nobody joins with it any more; empty while somebody may."""
+    """Return why a token is invalid, or an empty text."""
     if token.revoked is not None:
         return f"This join token was revoked at {token.revoked:%Y-%m-%d %H:%M:%S} UTC."
     if token.expires <= timezone.now():
@@ -239,15 +240,15 @@ def explain_invalid_token(token: JoinToken) -> str:
 
 
 def revoke_token(token: JoinToken) -> bool:
-    """True when this call did."""
+    """Revoke a token, and return whether this call did it."""
     return bool(JoinToken.objects.filter(pk=token.pk, revoked=None).update(revoked=timezone.now()))
 
 
 def list_recent_tokens() -> QuerySet[JoinToken]:
-    """All that could be used in the last 30 days."""
-    return JoinToken.objects.filter(expires__gt=timezone.now() - FORGOTTEN_AFTER)
+    """Return the tokens that have not expired more than 30 days ago."""
+    return JoinToken.objects.filter(expires__gt=timezone.now() - DELETED_AFTER)
 
 
 def delete_expired_tokens() -> int:
-    """Drop those that nobody can use for 30 days; returns how many."""
-    return JoinToken.objects.filter(expires__lte=timezone.now() - FORGOTTEN_AFTER).delete()[0]
+    """Delete tokens that expired more than 30 days ago, and return their number."""
+    return JoinToken.objects.filter(expires__lte=timezone.now() - DELETED_AFTER).delete()[0]

@@ -1,13 +1,4 @@
-"""How a host stands, in one word, the same on pages and over REST.
-
-Which slots of which hosts are held, and by whose job as far as the user may know.
-
-A page of the hosts: which are asked for, by name and state, and what all of them have.
-
-Hosts and join tokens as JSON.
-
-Hosts as their pages show them: every slot with the colour of its job, and how each host fares.
-"""
+"""Describe hosts and join tokens for pages and REST."""
 
 from __future__ import annotations
 
@@ -28,61 +19,67 @@ from jobs.queue.hosts import joining
 
 ContactState = Literal["connected", "drained", "silent", "lost"]
 CONTACT_STATES: tuple[ContactState, ...] = get_args(ContactState)
+CONTACT_STATE_TONES: dict[ContactState, str] = {
+    "connected": "good",
+    "drained": "warn",
+    "silent": "warn",
+    "lost": "bad",
+}
+PAGE_SIZE = 100
+NUM_COLORS = 16  # number of --series tokens in the style sheet
+MAX_LEGEND_ENTRIES = 24
+MAX_DETAILED_HOSTS = 24  # on pages with more hosts, each host shows only its first gauges
+NUM_FIRST_GAUGES = 2
 
 
 def get_contact_state(host: Host) -> ContactState:
-    """`lost`: it fell silent, and staff gave it up; it is back as soon as it is heard."""
+    """Return the state of a host. `lost`: staff marked it as lost after its last contact."""
     if host.last_seen < timezone.now() - HOST_SILENT_AFTER:
         return "lost" if host.given_up is not None and host.given_up > host.last_seen else "silent"
     return "drained" if host.drained else "connected"
 
 
 def is_in_contact(host: Host) -> bool:
-    """Whether what it last said is of now."""
     return get_contact_state(host) in ("connected", "drained")
 
 
 class SlotUse(NamedTuple):
-    """A slot that is not free."""
+    """A used slot. `job` is None if the user may not see the job."""
 
     slot: int
-    job: Job | None  # None: somebody else's
+    job: Job | None
 
 
 def list_held_slots(hosts: Iterable[Host], user: Any) -> dict[int, list[SlotUse]]:
-    """By host, in the order of slots: those that attempts were given, and those that still live ones hold by the word
-    of a host that speaks."""
-    taken = {host.pk: _lived_on(host) for host in hosts}
-    rows = SlotAllocation.objects.filter(host__in=taken)
+    """Return the used slots by host: those of attempts, and those with live ranks according to connected hosts."""
+    jobs_by_slot = {
+        host.pk: {slot: job for job, _attempt, slots in host.holding for slot in slots if slot < host.slots}
+        if is_in_contact(host)
+        else {}
+        for host in hosts
+    }
+    rows = SlotAllocation.objects.filter(host__in=jobs_by_slot)
     for key, slot, job in rows.values_list("host_id", "slot", "member__attempt__job_id"):
-        taken[key][slot] = job
-    ids = {job for slots in taken.values() for job in slots.values()}
+        jobs_by_slot[key][slot] = job
+    ids = {job for slots in jobs_by_slot.values() for job in slots.values()}
     visible = {job.id: job for job in get_listable_jobs(user).filter(id__in=ids)}
     return {
-        key: [SlotUse(slot, visible.get(job)) for slot, job in sorted(slots.items())] for key, slots in taken.items()
+        key: [SlotUse(slot, visible.get(job)) for slot, job in sorted(slots.items())]
+        for key, slots in jobs_by_slot.items()
     }
 
 
-def _lived_on(host: Host) -> dict[int, str]:
-    if not is_in_contact(host):
-        return {}
-    return {slot: job for job, _attempt, slots in host.holding for slot in slots if slot < host.slots}
-
-
-PAGE_SIZE = 100
-
-
 class HostsPage(NamedTuple):
-    """`states` counts all hosts that are there, whatever was asked for; so does `slots`."""
+    """A page of a filtered list of hosts. `states` and `slots` count all hosts."""
 
-    hosts: list[Host]  # of the page, whole
+    hosts: list[Host]
     page: Page[Host]
     states: dict[ContactState, int]
     slots: int
 
 
 def paginate_hosts(words: str, state: str, page: str | None) -> HostsPage:
-    """Hosts with `words` in their name and in that state, "" for any; a page that is not there is the nearest one."""
+    """Return a page of the hosts with `words` in their name and this state ("": any)."""
     every = list(Host.objects.present().only("name", "slots", "last_seen", "given_up", "drained").order_by("name"))
     states = {host.pk: get_contact_state(host) for host in every}
     found = [host for host in every if words.lower() in host.name.lower() and state in ("", states[host.pk])]
@@ -97,7 +94,7 @@ def paginate_hosts(words: str, state: str, page: str | None) -> HostsPage:
 
 
 class HostBrief(TypedDict):
-    """Where jobs run."""
+    """A host that runs jobs."""
 
     name: str
     state: Annotated[
@@ -123,7 +120,7 @@ class OccupiedSlot(TypedDict):
 
 
 class HostDetail(HostBrief):
-    """A host in full."""
+    """A host with its slots, hardware, and load."""
 
     address: Annotated[
         str,
@@ -141,7 +138,7 @@ class HostDetail(HostBrief):
 
 
 class LostAttempts(TypedDict):
-    """How many attempts were lost with a host."""
+    """Number of attempts that were lost with a host."""
 
     lost: int
 
@@ -165,7 +162,7 @@ class JoinTokenDetail(TypedDict):
 
 
 class NewJoinToken(JoinTokenDetail):
-    """A join token just made."""
+    """A new join token with its text."""
 
     token: Annotated[
         str, Field(description="Text of the token, shown only once. Meshboard stores only a hash of the token.")
@@ -173,7 +170,7 @@ class NewJoinToken(JoinTokenDetail):
 
 
 def serialize_host_brief(host: Host, free: int) -> HostBrief:
-    """One line of a list; `free`: slots that the queue could give away now."""
+    """Serialize a host for a list. `free`: number of slots that the queue can use now."""
     return {
         "name": host.name,
         "state": get_contact_state(host),
@@ -190,36 +187,31 @@ def serialize_host_brief(host: Host, free: int) -> HostBrief:
 
 
 def serialize_host_detail(host: Host, user: Any, free: int) -> HostDetail:
-    """With the ids of those jobs that the user may see."""
-    held: list[OccupiedSlot] = [
-        {"slot": slot, "job": job.id if job else None} for slot, job in list_held_slots([host], user)[host.pk]
-    ]
-    inside = may_see_host_internals(user)
+    """Serialize a host without the jobs and internals that the user may not see."""
+    facts, use = host.facts, host.use
+    may_see = may_see_host_internals(user)
+    if facts and not may_see:
+        nics = [{**nic, "addresses": []} for nic in facts.get("nics", [])]
+        facts = {**facts, "nics": nics, "gpus": [{**gpu, "uuid": ""} for gpu in facts.get("gpus", [])]}
+    if use and not may_see:
+        use = {**use, "disks": [{**disk, "path": ""} for disk in use.get("disks", [])]}
     return {
         **serialize_host_brief(host, free),
-        "address": host.address if inside else "",
-        "held": held,
-        "facts": host.facts if inside or not host.facts else _outside(host.facts),
-        "use": host.use if inside or not host.use else _without_paths(host.use),
+        "address": host.address if may_see else "",
+        "held": [
+            {"slot": slot, "job": job.id if job else None} for slot, job in list_held_slots([host], user)[host.pk]
+        ],
+        "facts": facts,
+        "use": use,
     }
 
 
 def may_see_host_internals(user: Any) -> bool:
-    """Whether a user is told of a host's addresses, paths and serial numbers: what nobody needs to run a job there."""
+    """Return whether the user may see addresses, paths, and serial numbers of hosts."""
     return bool(user.is_active and user.is_staff)
 
 
-def _outside(facts: dict[str, Any]) -> dict[str, Any]:
-    nics = [{**nic, "addresses": []} for nic in facts.get("nics", [])]
-    return {**facts, "nics": nics, "gpus": [{**gpu, "uuid": ""} for gpu in facts.get("gpus", [])]}
-
-
-def _without_paths(use: dict[str, Any]) -> dict[str, Any]:
-    return {**use, "disks": [{**disk, "path": ""} for disk in use.get("disks", [])]}
-
-
 def serialize_token(token: JoinToken) -> JoinTokenDetail:
-    """For a list."""
     return {
         "id": token.pk,
         "note": token.note,
@@ -235,16 +227,8 @@ def serialize_token(token: JoinToken) -> JoinTokenDetail:
     }
 
 
-COLOURS = 16  # as many as there are --series tokens
-MAX_LEGEND_ENTRIES = 24
-MOST_IN_FULL = 24  # hosts; of more, each shows its first gauges only
-FIRST_GAUGES = 2
-CONTACT_STATE_TONES: dict[ContactState, str] = {"connected": "good", "drained": "warn", "silent": "warn", "lost": "bad"}
-
-
 class SlotCell(NamedTuple):
-    """`colour` is a class: free, closed (nobody's, on a host that takes no jobs), another user's, or one of the
-    series."""
+    """A slot in the grid. `colour` is a CSS class for a series, or for free, closed, and other users' slots."""
 
     number: int
     colour: str
@@ -252,7 +236,7 @@ class SlotCell(NamedTuple):
 
 
 class Gauge(NamedTuple):
-    """A figure with its bounds: `value` of `most`, in words."""
+    """A value with its maximum, and as text."""
 
     label: str
     value: float
@@ -262,7 +246,7 @@ class Gauge(NamedTuple):
 
 
 class HostCard(NamedTuple):
-    """One host."""
+    """A host in the grid."""
 
     host: Host
     state: ContactState
@@ -273,7 +257,7 @@ class HostCard(NamedTuple):
 
 
 class LegendEntry(NamedTuple):
-    """Of the legend."""
+    """A job with its color and number of slots."""
 
     job: Job
     colour: str
@@ -281,7 +265,7 @@ class LegendEntry(NamedTuple):
 
 
 class HostGrid(NamedTuple):
-    """All hosts, and the jobs on them; `more` jobs are coloured and not named, `foreign` slots are other users'."""
+    """Hosts and their jobs. `more`: jobs missing in the legend. `foreign`: slots of jobs that the user may not see."""
 
     hosts: list[HostCard]
     legend: list[LegendEntry]
@@ -292,81 +276,81 @@ class HostGrid(NamedTuple):
 
 
 def build_grid(hosts: Sequence[Host], user: Any, free: Mapping[int, int]) -> HostGrid:
-    """As the user may see it. Colours are by job, the same on every host, and change with the jobs that run.
+    """Build the grid of slots. A job has one color on all hosts, which can change when other jobs start or end.
 
-    `free`: by host, how many slots the queue could give away now.
+    `free`: number of slots that the queue can use now, by host.
     """
     held = list_held_slots(hosts, user)
-    counts = Counter(slot.job.id for slots in held.values() for slot in slots if slot.job)
-    jobs = {slot.job.id: slot.job for slots in held.values() for slot in slots if slot.job}
-    order = sorted(jobs.values(), key=lambda job: (job.created, job.id))
-    colours = {job.id: f"slot-{place % COLOURS}" for place, job in enumerate(order)}
-    brief = len(hosts) > MOST_IN_FULL
-    shown = [
-        _shown(host, {slot.slot: slot.job for slot in held[host.pk]}, colours, free.get(host.pk, 0), brief=brief)
-        for host in hosts
-    ]
-    legend = [LegendEntry(job, colours[job.id], counts[job.id]) for job in order]
+    visible = [use.job for slots in held.values() for use in slots if use.job]
+    counts = Counter(job.id for job in visible)
+    jobs = sorted({job.id: job for job in visible}.values(), key=lambda job: (job.created, job.id))
+    colors = {job.id: f"slot-{place % NUM_COLORS}" for place, job in enumerate(jobs)}
+    num_gauges = NUM_FIRST_GAUGES if len(hosts) > MAX_DETAILED_HOSTS else None
+    cards = []
+    for host in hosts:
+        num_free, state = free.get(host.pk, 0), get_contact_state(host)
+        cells = _build_cells(host, held[host.pk], colors, "slot-free" if num_free else "slot-closed")
+        gauges = build_gauges(host)[:num_gauges] if is_in_contact(host) else []  # old values would mislead
+        cards.append(HostCard(host, state, CONTACT_STATE_TONES[state], cells, num_free, gauges))
     return HostGrid(
-        hosts=shown,
-        legend=legend[:MAX_LEGEND_ENTRIES],
-        more=max(0, len(legend) - MAX_LEGEND_ENTRIES),
-        foreign=sum(slot.job is None for slots in held.values() for slot in slots),
-        free=sum(one.free for one in shown),
-        closed=sum(slot.colour == "slot-closed" for one in shown for slot in one.slots),
+        hosts=cards,
+        legend=[LegendEntry(job, colors[job.id], counts[job.id]) for job in jobs[:MAX_LEGEND_ENTRIES]],
+        more=max(0, len(jobs) - MAX_LEGEND_ENTRIES),
+        foreign=sum(use.job is None for slots in held.values() for use in slots),
+        free=sum(card.free for card in cards),
+        closed=sum(cell.colour == "slot-closed" for card in cards for cell in card.slots),
     )
 
 
-def _shown(host: Host, held: dict[int, Job | None], colours: dict[str, str], free: int, *, brief: bool) -> HostCard:
-    slots, unheld = [], "slot-free" if free else "slot-closed"
+def _build_cells(host: Host, held: list[SlotUse], colors: dict[str, str], unused_color: str) -> list[SlotCell]:
+    jobs = {use.slot: use.job for use in held}
+    cells = []
     for number in range(host.slots):
-        job = held.get(number)
-        colour = colours[job.id] if job else "slot-foreign" if number in held else unheld
-        slots.append(SlotCell(number, colour, job))
-    state = get_contact_state(host)
-    told = build_gauges(host)[: FIRST_GAUGES if brief else None] if is_in_contact(host) else []  # once is not now
-    return HostCard(host, state, CONTACT_STATE_TONES[state], slots, free, told)
+        job = jobs.get(number)
+        color = colors[job.id] if job else "slot-foreign" if number in jobs else unused_color
+        cells.append(SlotCell(number, color, job))
+    return cells
 
 
 def build_gauges(host: Host) -> list[Gauge]:
-    """How it fared at its last heartbeat: its GPUs together, or its cores; then memory and disks."""
+    """Build the gauges of a host's last heartbeat: all GPUs or the CPU, then memory and disks."""
     use, facts = host.use or {}, host.facts or {}
-    found = _of_gpus(use, facts) if use.get("gpus") else _of_cores(use, facts)
+    gauges = _build_gpu_gauges(use, facts) if use.get("gpus") else _build_cpu_gauges(use, facts)
     for disk in use.get("disks", []):
         free, total = disk["free_bytes"], disk["total_bytes"]
         if total:
-            words = f"{_gib(free)} free of {_gib(total)}"
-            found.append(Gauge(f"Disk ({disk['use']})", total - free, total, words, free < total / 20))
-    return found
+            words = f"{_format_gib(free)} free of {_format_gib(total)}"
+            gauges.append(Gauge(f"Disk ({disk['use']})", total - free, total, words, free < total / 20))
+    return gauges
 
 
-def _of_gpus(use: dict[str, Any], facts: dict[str, Any]) -> list[Gauge]:
-    gpus, found = use["gpus"], []
-    busy = [gpu["busy_percent"] for gpu in gpus if "busy_percent" in gpu]
-    if busy:
-        found.append(Gauge("GPU", sum(busy) / len(busy), 100, f"{sum(busy) / len(busy):.0f}%"))
-    total = sum(gpu["memory_bytes"] for gpu in facts.get("gpus", []))
-    used = sum(gpu.get("memory_bytes", 0) for gpu in gpus)
-    if total:
-        found.append(Gauge("GPU memory", used, total, f"{_gib(used)} of {_gib(total)}"))
+def _build_gpu_gauges(use: dict[str, Any], facts: dict[str, Any]) -> list[Gauge]:
+    gpus, gauges = use["gpus"], []
+    if busy := [gpu["busy_percent"] for gpu in gpus if "busy_percent" in gpu]:
+        mean = sum(busy) / len(busy)
+        gauges.append(Gauge("GPU", mean, 100, f"{mean:.0f}%"))
+    if total := sum(gpu["memory_bytes"] for gpu in facts.get("gpus", [])):
+        used = sum(gpu.get("memory_bytes", 0) for gpu in gpus)
+        gauges.append(Gauge("GPU memory", used, total, f"{_format_gib(used)} of {_format_gib(total)}"))
     if hot := [gpu["celsius"] for gpu in gpus if "celsius" in gpu]:
-        found.append(Gauge("Hottest GPU", max(hot), 100, f"{max(hot):.0f} \N{DEGREE SIGN}C", max(hot) >= 90))
+        gauges.append(Gauge("Hottest GPU", max(hot), 100, f"{max(hot):.0f} \N{DEGREE SIGN}C", max(hot) >= 90))
     if watts := [gpu["watts"] for gpu in gpus if "watts" in gpu]:
-        found.append(Gauge("Power", 0, 0, f"{sum(watts):,.0f} W"))
-    return found
+        gauges.append(Gauge("Power", 0, 0, f"{sum(watts):,.0f} W"))
+    return gauges
 
 
-def _of_cores(use: dict[str, Any], facts: dict[str, Any]) -> list[Gauge]:
-    found = []
+def _build_cpu_gauges(use: dict[str, Any], facts: dict[str, Any]) -> list[Gauge]:
+    gauges = []
     if "busy_percent" in use:
         words = f"{use['busy_percent']:.0f}% of {facts['cores']} cores" if facts else f"{use['busy_percent']:.0f}%"
-        found.append(Gauge("CPU", use["busy_percent"], 100, words))
+        gauges.append(Gauge("CPU", use["busy_percent"], 100, words))
     if "memory_bytes" in use and facts.get("memory_bytes"):
         used, total = use["memory_bytes"], facts["memory_bytes"]
-        found.append(Gauge("Memory", used, total, f"{_gib(used)} of {_gib(total)}", used > total * 0.95))
-    return found
+        words = f"{_format_gib(used)} of {_format_gib(total)}"
+        gauges.append(Gauge("Memory", used, total, words, used > total * 0.95))
+    return gauges
 
 
-def _gib(num_bytes: float) -> str:
+def _format_gib(num_bytes: float) -> str:
     gib = num_bytes / 2**30
     return f"{gib / 1024:.1f} TiB" if gib >= 1024 else f"{gib:.0f} GiB" if gib >= 10 else f"{gib:.1f} GiB"

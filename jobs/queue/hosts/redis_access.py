@@ -1,15 +1,11 @@
-"""What a host may do in Redis, as the rules of a user of its own. Needs Redis 7: rights that are of single keys.
+"""Give each host its own Redis user with minimal rights, and ensure that one board uses a Redis server.
 
-Beyond its own queue and its own events, it reads flags of cancellation, and for its own members while they live writes
-to their streams, and reads which steps are asked for and where another host lends them a checkpoint. No script, no
-administration, no other key of another host's.
+A host uses its own queue and events, reads cancel flags, and writes the streams of its live members. It may also read
+which steps are requested, and checkpoints that another host sends. It has no scripts, no administration commands, and
+no other keys of other hosts. Rights for single keys need Redis 7.
 
-Keeps Redis' users in step with the hosts there are: a Redis that came back empty knows none of them.
-
-A Redis serves one board: by a key in it, the controller of a second one notices and keeps its hands off.
-
-Two would take each other's hosts for strangers: each takes away the users that the other makes, and where hosts are
-called alike, each eats what the other's say. Controllers of one board know each other by their lease in its database.
+Two boards on one Redis server would delete each other's users and read each other's events. The controller therefore
+claims the server with a key. Controllers of one board recognize each other by their lease in the database.
 """
 
 from __future__ import annotations
@@ -39,27 +35,36 @@ from jobs.core.redis_client import connect_once
 from jobs.models import STREAM_START, Cursor, Host, Lease, Member, get_cursor_name
 
 USER_PREFIX = "meshboard-host-"
-FIRST_VERSION = (7, 0)  # of Redis, with rights for single keys
-
+TEST_USER = "meshboard-probe"
 # Celery's transport on the host's own keys, and the flags.
-OF_A_QUEUE = (
+QUEUE_COMMANDS = (
     *("ping", "time", "echo", "select", "client|setinfo", "client|setname", "multi", "exec", "discard", "watch"),
     *("unwatch", "brpop", "lpush", "rpush", "llen", "sadd", "srem", "smembers", "hset", "hget", "hdel", "zadd", "zrem"),
     *("zrange", "del", "exists", "mget", "pexpire"),
 )
-TO_SAY = ("xadd", "memory|usage")
-OF_A_STREAM = ("xadd", "xtrim", "expire", "exists")
-OF_A_GANG = ("hset", "hget", "hgetall", "expire", "exists")
+EVENT_COMMANDS = ("xadd", "memory|usage")
+TELEMETRY_COMMANDS = ("xadd", "xtrim", "expire", "exists")
+GANG_COMMANDS = ("hset", "hget", "hgetall", "expire", "exists")
+RIGHTS_AFTER_END = timedelta(minutes=10)  # for the last messages of a member
+CLAIM_KEY = "meshboard:controller"
+CLAIM_S = 30  # without renewal by its controller
+TIMEOUT_S = 1.0  # short, because each tick of a controller checks the claim
+OTHER_BOARD_MESSAGE = "The controller of another board uses this Redis"
+OTHER_BOARD_ADVICE = "Use one Redis per board (MESHBOARD_REDIS_URL)."
+
+
+class NoRightsError(Exception):
+    """Meshboard cannot create Redis users, or another board uses the server. The message says what to do."""
 
 
 class HostMember(NamedTuple):
-    """A member of an attempt on this host."""
+    """A member of an attempt on a host. `lender`: the host that sends it a checkpoint."""
 
     job: str
     attempt: int
     node: int
-    in_a_gang: bool
-    lender: str = ""  # the host that sends it a checkpoint
+    is_in_gang: bool
+    lender: str = ""
 
 
 def get_redis_user(host: str) -> str:
@@ -67,148 +72,151 @@ def get_redis_user(host: str) -> str:
 
 
 def build_acl_rules(
-    host: str, password_hashes: Iterable[str], shares: Iterable[HostMember], *, older: bool = False
+    host: str, password_hashes: Iterable[str], members: Iterable[HostMember], *, legacy: bool = False
 ) -> list[str]:
-    """For ACL SETUSER: all there is, whatever was before.
+    """Build the complete rules of a host's user for ACL SETUSER.
 
-    `older`: it was not heard yet on a stream of its own, so its version may know only that of all hosts.
+    `legacy`: the host has not used its own event stream yet, so its version may use the stream of all hosts.
     """
-    shares = sorted(shares)
-    streams = [telemetry_stream(share.job, share.attempt, share.node) for share in shares]
-    wanted = sorted({requested_timelines_key(share.job, share.attempt) for share in shares})
-    gangs = [gang_key(share.job, share.attempt) for share in shares if share.in_a_gang]
-    loans = [loan_key(share.lender, share.job, share.attempt) for share in shares if share.lender]
-    told = ["reset", "on", *(f"#{one}" for one in password_hashes)]
-    told += [f"+{command}" for command in OF_A_QUEUE]
-    told += [f"~{host_key_prefix(host)}*", f"%R~{CANCEL_KEY_PREFIX}*"]
-    told.append(_apart(TO_SAY, [events_stream(host), *([LEGACY_EVENTS_STREAM] if older else [])]))
-    told += [_apart(OF_A_STREAM, streams)] if streams else []
-    told += [_apart(("smembers",), wanted, "%R~")] if wanted else []
-    told += [_apart(OF_A_GANG, gangs)] if gangs else []
-    told += [_apart(("hgetall",), loans, "%R~")] if loans else []
-    return told
+    members = sorted(members)
+    event_streams = [events_stream(host), *([LEGACY_EVENTS_STREAM] if legacy else [])]
+    telemetry_streams = [telemetry_stream(member.job, member.attempt, member.node) for member in members]
+    timelines = sorted({requested_timelines_key(member.job, member.attempt) for member in members})
+    gangs = [gang_key(member.job, member.attempt) for member in members if member.is_in_gang]
+    loans = [loan_key(member.lender, member.job, member.attempt) for member in members if member.lender]
+    selectors = [
+        _build_selector(EVENT_COMMANDS, event_streams),
+        _build_selector(TELEMETRY_COMMANDS, telemetry_streams),
+        _build_selector(("smembers",), timelines, "%R~"),
+        _build_selector(GANG_COMMANDS, gangs),
+        _build_selector(("hgetall",), loans, "%R~"),
+    ]
+    return [
+        *("reset", "on"),
+        *(f"#{hash}" for hash in password_hashes),
+        *(f"+{command}" for command in QUEUE_COMMANDS),
+        *(f"~{host_key_prefix(host)}*", f"%R~{CANCEL_KEY_PREFIX}*"),
+        *filter(None, selectors),
+    ]
 
 
-def _apart(commands: Iterable[str], keys: Iterable[str], on: str = "~") -> str:
-    """Commands that are for these keys alone; `on` "%R~" to read them only."""
-    return f"({' '.join([*(f'+{command}' for command in commands), *(f'{on}{key}' for key in keys)])})"
-
-
-PROBE = "meshboard-probe"
-RIGHTS_AFTER_END = timedelta(minutes=10)  # after its end a member may still say the rest
-
-
-class NoRightsError(Exception):
-    """Redis does not let us make users, or is another board's; says what to do."""
+def _build_selector(commands: Iterable[str], keys: list[str], pattern: str = "~") -> str:
+    """Allow commands on these keys only. The pattern "%R~" allows reading only."""
+    if not keys:
+        return ""
+    return f"({' '.join([*(f'+{command}' for command in commands), *(f'{pattern}{key}' for key in keys)])})"
 
 
 class RedisUsers:
-    """A stage of the controller; remembers what it told which Redis."""
+    """Keep the users of Redis equal to the hosts, also after Redis restarts empty."""
 
     def __init__(self) -> None:
-        self._run = ""
-        self._told: dict[str, list[str]] = {}
+        self._run_id = ""
+        self._rules: dict[str, list[str]] = {}  # by user, as last sent to this run of Redis
 
     def sync(self, client: redis.Redis) -> int:
-        """Give each host its user, its rights as they are now, and nobody else one; returns how many changed.
+        """Create, change, and delete users of hosts, and return the number of changes.
 
         Raises:
             NoRightsError, redis.RedisError.
         """
         if settings.REDIS_ACCESS == "shared":
             return 0
-        run = _of_this_start(client)
-        if run != self._run:
-            self._run, self._told = run, {}
-        there = _users(client)
+        info: Any = client.info("server")
+        if info["run_id"] != self._run_id:
+            self._run_id, self._rules = str(info["run_id"]), {}
+        existing = {name for name in _run_acl(client, "USERS") if name.startswith(USER_PREFIX)}
         wanted = build_users()
-        changed = {user: told for user, told in wanted.items() if user not in there or self._told.get(user) != told}
-        gone = there - set(wanted)
-        for user, told in changed.items():
-            _command(client, "SETUSER", user, *told)
-            self._told[user] = told
-        if gone:
-            _command(client, "DELUSER", *gone)
-        self._told = {user: told for user, told in self._told.items() if user in wanted}
-        return len(changed) + len(gone)
+        changed = {user: r for user, r in wanted.items() if user not in existing or self._rules.get(user) != r}
+        for user, rules in changed.items():
+            _run_acl(client, "SETUSER", user, *rules)
+            self._rules[user] = rules
+        removed = existing - set(wanted)
+        if removed:
+            _run_acl(client, "DELUSER", *removed)
+        self._rules = {user: rules for user, rules in self._rules.items() if user in wanted}
+        return len(changed) + len(removed)
 
 
 def create_user(client: redis.Redis, host: Host) -> None:
-    """Give one host its user now. Raises NoRightsError, redis.RedisError."""
-    _refuse_on_anothers()
+    """Create the user of a host now.
+
+    Raises:
+        NoRightsError, redis.RedisError.
+    """
+    _check_own_board()
     if settings.REDIS_ACCESS != "shared":
-        for user, told in build_users(Host.objects.filter(pk=host.pk)).items():
-            _command(client, "SETUSER", user, *told)
+        for user, rules in build_users(Host.objects.filter(pk=host.pk)).items():
+            _run_acl(client, "SETUSER", user, *rules)
 
 
 def delete_user(client: redis.Redis, host: Host) -> None:
-    """Take a host's user away, its connections and what it said last. Raises NoRightsError, redis.RedisError."""
-    _refuse_on_anothers()
+    """Delete the user of a host with its connections and events.
+
+    Raises:
+        NoRightsError, redis.RedisError.
+    """
+    _check_own_board()
     if settings.REDIS_ACCESS != "shared":
-        _command(client, "DELUSER", get_redis_user(host.name))
+        _run_acl(client, "DELUSER", get_redis_user(host.name))
     client.delete(events_stream(host.name))
 
 
 def check_user_rights(client: redis.Redis) -> None:
-    """Whether hosts could be given users: one is made, and taken away. Raises NoRightsError, redis.RedisError."""
-    rights = build_acl_rules("probe", [], [])
-    _command(client, "SETUSER", PROBE, *["off" if word == "on" else word for word in rights])
-    _command(client, "DELUSER", PROBE)
+    """Create and delete a disabled user.
+
+    Raises:
+        NoRightsError, redis.RedisError: Hosts cannot get users.
+    """
+    rules = build_acl_rules("probe", [], [])
+    _run_acl(client, "SETUSER", TEST_USER, *["off" if rule == "on" else rule for rule in rules])
+    _run_acl(client, "DELUSER", TEST_USER)
 
 
 def build_users(hosts: QuerySet[Host] | None = None) -> dict[str, list[str]]:
-    """Of every user that there should be, by name."""
+    """Build the rules of the users of all joined hosts, or of those among `hosts`."""
     chosen = (Host.objects.all() if hosts is None else hosts).filter(removed=None, generation__gt=0)
-    shares: dict[int, list[HostMember]] = {}
-    for pk, *share in _live_members(chosen):
-        shares.setdefault(pk, []).append(HostMember._make(share))
+    members: dict[int, list[HostMember]] = {}
+    for key, member in _list_members(chosen):
+        members.setdefault(key, []).append(member)
     heard = set(Cursor.objects.exclude(position=STREAM_START).values_list("name", flat=True))
+    secrets = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     return {
         get_redis_user(name): build_acl_rules(
-            name, _hashes(name, generation, _secrets()), shares.get(pk, []), older=get_cursor_name(name) not in heard
+            name,
+            _hash_passwords(name, generation, secrets),
+            members.get(key, []),
+            legacy=get_cursor_name(name) not in heard,
         )
-        for pk, name, generation in chosen.values_list("pk", "name", "generation")
+        for key, name, generation in chosen.values_list("pk", "name", "generation")
     }
 
 
-def _live_members(hosts: QuerySet[Host]) -> Iterable[Any]:
-    """Host, job, attempt, node, whether there are others, who lends it a checkpoint: to node 0 alone."""
-    saying = Q(ended=None) | Q(ended__gt=timezone.now() - RIGHTS_AFTER_END)
-    rows = Member.objects.filter(saying, host__in=hosts).order_by().annotate(members=Count("attempt__members"))
-    told = rows.values_list(
+def _list_members(hosts: QuerySet[Host]) -> list[tuple[Any, HostMember]]:
+    """List the members that may send messages, with the keys of their hosts. Node 0 receives the checkpoint."""
+    active = Q(ended=None) | Q(ended__gt=timezone.now() - RIGHTS_AFTER_END)
+    rows = Member.objects.filter(active, host__in=hosts).order_by().annotate(members=Count("attempt__members"))
+    values = rows.values_list(
         "host_id", "attempt__job_id", "attempt__number", "node", "members", "attempt__loan__host__name"
     )
     return [
-        (host, job, number, node, members > 1, lender or "" if node == 0 else "")
-        for host, job, number, node, members, lender in told
+        (key, HostMember(job, number, node, members > 1, lender or "" if node == 0 else ""))
+        for key, job, number, node, members, lender in values
     ]
 
 
 @lru_cache(maxsize=2048)
-def _hashes(name: str, generation: int, _of: tuple[str, ...]) -> tuple[str, ...]:
+def _hash_passwords(name: str, generation: int, _secrets: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(hash_secret(password) for password in derive_redis_passwords(name, generation))
 
 
-def _secrets() -> tuple[str, ...]:
-    return (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
-
-
-def _refuse_on_anothers() -> None:
-    """There a host of this name may be another board's."""
+def _check_own_board() -> None:
+    """Raise NoRightsError if another board uses the server, because it may have a host with an equal name."""
     if other := find_other_board():
         raise NoRightsError(f"{OTHER_BOARD_MESSAGE} ({other}). {OTHER_BOARD_ADVICE}")
 
 
-def _users(client: redis.Redis) -> set[str]:
-    return {name for name in _command(client, "USERS") if name.startswith(USER_PREFIX)}
-
-
-def _of_this_start(client: redis.Redis) -> str:
-    told: Any = client.info("server")
-    return str(told["run_id"])
-
-
-def _command(client: redis.Redis, *words: str) -> Any:
+def _run_acl(client: redis.Redis, *words: str) -> Any:
     try:
         return client.execute_command(f"ACL {words[0]}", *words[1:])  # type: ignore[no-untyped-call]
     except redis.exceptions.NoPermissionError as error:
@@ -218,55 +226,48 @@ def _command(client: redis.Redis, *words: str) -> Any:
     raise NoRightsError(f"{problem}. See MESHBOARD_REDIS_ACCESS in docs/explanation/host-security.md")
 
 
-KEY = "meshboard:controller"
-LASTS_S = 30  # without a turn of the controller that has it
-PATIENCE_S = 1.0  # each turn of a controller asks, also of a Redis that stands still
-OTHER_BOARD_MESSAGE = "The controller of another board uses this Redis"
-OTHER_BOARD_ADVICE = "Use one Redis per board (MESHBOARD_REDIS_URL)."
-
-
 class RedisClaim:
-    """By which a controller has its Redis; made once a controller."""
+    """Claim the Redis server for this board's controller. Methods raise the errors of Redis."""
 
     def __init__(self) -> None:
-        self._client = _client()
+        self._client = _connect()
 
-    def hold(self, ours: str, before: str) -> str:
-        """Take it, from the one of this board that had it before, or keep it; else another board's that has it.
+    def hold(self, own: str, previous: str) -> str:
+        """Claim the server or renew the claim. Return the holder if it is a controller of another board.
 
-        Raises what Redis did.
+        `previous`: the holder before this controller, of the same board.
         """
-        if self._client.set(KEY, ours, nx=True, ex=LASTS_S):
+        if self._client.set(CLAIM_KEY, own, nx=True, ex=CLAIM_S):
             return ""
-        found = _holder(self._client)
-        if found not in ("", ours, before):
-            return found
-        self._client.set(KEY, ours, ex=LASTS_S)
+        holder = _get_claim_holder(self._client)
+        if holder not in ("", own, previous):
+            return holder
+        self._client.set(CLAIM_KEY, own, ex=CLAIM_S)
         return ""
 
-    def release(self, ours: str) -> None:
-        """Let another board's controller start at once."""
-        if _holder(self._client) == ours:
-            self._client.delete(KEY)
+    def release(self, own: str) -> None:
+        """Let the controller of another board start at once."""
+        if _get_claim_holder(self._client) == own:
+            self._client.delete(CLAIM_KEY)
 
     def close(self) -> None:
         self._client.close()
 
 
 def find_other_board() -> str:
-    """The controller of another board that works on our Redis; empty where none does. Raises what Redis did."""
-    with _client() as client:
-        found = _holder(client)
-    return "" if not found or Lease.objects.filter(holder=found).exists() else found
+    """Return the controller of another board that uses this Redis server, or an empty text."""
+    with _connect() as client:
+        holder = _get_claim_holder(client)
+    return "" if not holder or Lease.objects.filter(holder=holder).exists() else holder
 
 
-def _client() -> redis.Redis:
-    client = connect_once(PATIENCE_S)
-    if settings.REDIS_ACCESS != "shared":  # hosts' users are of the whole server, whichever database of it we use
+def _connect() -> redis.Redis:
+    client = connect_once(TIMEOUT_S)
+    if settings.REDIS_ACCESS != "shared":  # users belong to the whole server, so the claim is in database 0
         client.connection_pool.connection_kwargs["db"] = 0
     return client
 
 
-def _holder(client: redis.Redis) -> str:
-    found: Any = client.get(KEY)
-    return (found or b"").decode(errors="replace")
+def _get_claim_holder(client: redis.Redis) -> str:
+    holder: Any = client.get(CLAIM_KEY)
+    return (holder or b"").decode(errors="replace")

@@ -1,7 +1,4 @@
-"""What a host or a supervisor says, held against what is known: believed if it is newer, and then written down.
-
-Events that could not be taken in: kept where staff sees them, so that the ones behind them are.
-"""
+"""Apply events of hosts and supervisors to the database, and store events that fail as dead letters."""
 
 from __future__ import annotations
 
@@ -22,30 +19,37 @@ from jobs.models import HOST_SILENT_AFTER, Attempt, DeadLetter, Host, Member, Ou
 from jobs.queue import attempt_completion, lifecycle
 from jobs.queue.orders import ORDER_LIFETIME
 
-Key = tuple[str, int]  # job, attempt
+log = logging.getLogger(__name__)
 
-HEARTBEATS_PER_S = 5  # at most, on average: far more than a host sends that is woken again and again
-HEARTBEATS_AT_ONCE = 1000
+AttemptKey = tuple[str, int]  # job, attempt
+
+MAX_HEARTBEATS_PER_S = 5  # on average, far more than a host sends
+MAX_HEARTBEAT_BURST = 1000
+MAX_DEAD_LETTERS = 1000
+MAX_DEAD_LETTERS_PER_SENDER = 200  # so one sender displaces few letters of the others
+MAX_BODY_CHARACTERS = 4000
+MAX_REASON_CHARACTERS = 1000
+PROGRAM_LIMIT = "54"  # SQLSTATE class of values that are too large or complex
 
 
 def handle_event(event: Event, entry: str, *, replayed: bool = False) -> None:
-    """Take one event in; a report of a heartbeat that cannot be becomes a dead letter by itself.
+    """Apply an event. A report of a heartbeat that fails becomes a dead letter alone.
 
-    `replayed`: it may have been heard before.
+    `replayed`: the event may have been applied before.
     """
     if event["kind"] == "attempt":
         report = event["report"]
-        member = _members(event["host"], [report]).get(_key(report))
+        member = _load_members(event["host"], [report]).get(_get_key(report))
         if member is not None and report["state"] != "exited" and not replayed:
             Member.objects.filter(pk=member.pk).update(heard=timezone.now())
-        _hear_report(report, event["host"], member, believed=True, now=not replayed)
+        _handle_report(report, event["host"], member, is_newer=True, is_current=not replayed)
         return
     _check_sequence(event, entry)
-    believed = _believe(event, replayed=replayed)
-    members = _members(event["host"], event["attempts"])
+    is_newer = _update_host(event, replayed=replayed)
+    members = _load_members(event["host"], event["attempts"])
     for report in event["attempts"]:
         try:
-            _hear_report(report, event["host"], members.get(_key(report)), believed=believed, now=True)
+            _handle_report(report, event["host"], members.get(_get_key(report)), is_newer=is_newer, is_current=True)
         except Exception as error:
             if is_transient(error):
                 raise
@@ -53,161 +57,160 @@ def handle_event(event: Event, entry: str, *, replayed: bool = False) -> None:
 
 
 def _check_sequence(event: HostEvent, entry: str) -> None:
-    """A number that is too high would make old news of all that the host says after it."""
-    passed_s = int(entry.partition("-")[0]) / 1000 - event["began"]  # both by Redis' clock
-    if passed_s < 0:
-        return  # that clock was set back: it tells nothing of how many there were
-    most = HEARTBEATS_AT_ONCE + HEARTBEATS_PER_S * passed_s
-    if event["sequence"] > most:
+    """Reject an implausibly high sequence number, which would make all later heartbeats look outdated."""
+    elapsed_s = int(entry.partition("-")[0]) / 1000 - event["began"]  # both by the clock of Redis
+    if elapsed_s < 0:
+        return  # the clock was set back, so the elapsed time is unknown
+    limit = MAX_HEARTBEAT_BURST + MAX_HEARTBEATS_PER_S * elapsed_s
+    if event["sequence"] > limit:
         raise BadMessageError(
-            f"sequence: {event['sequence']} is higher than {most:.0f}, "
-            f"the highest number of a host that started {passed_s:.0f} s ago"
+            f"sequence: {event['sequence']} is higher than {limit:.0f}, "
+            f"the highest number of a host that started {elapsed_s:.0f} s ago"
         )
 
 
-def _believe(event: HostEvent, *, replayed: bool) -> bool:
-    """Write down what a host says of itself if it is newer than what it said last; whether it was."""
-    held = [[r["job"], r["attempt"], r["slots"]] for r in event["attempts"] if r["state"] != "exited"]
+def _update_host(event: HostEvent, *, replayed: bool) -> bool:
+    """Store a heartbeat if it is newer than the stored one, and return whether it is."""
     now = timezone.now()
-    told: dict[str, Any] = {
-        "slots": event["slots"],
-        "device": event["device"],
-        "device_name": event["device_name"],
-        "memory_bytes": event["memory_bytes"],
+    values: dict[str, Any] = {
+        **{name: event[name] for name in ("slots", "device", "device_name", "memory_bytes", "boot_id")},
+        **{name: event[name] for name in ("incarnation", "began", "sequence")},
         "note": event.get("note", ""),
-        "boot_id": event["boot_id"],
         "address": event.get("address", ""),
-        "incarnation": event["incarnation"],
-        "began": event["began"],
-        "sequence": event["sequence"],
-        "holding": held,
+        "holding": [[r["job"], r["attempt"], r["slots"]] for r in event["attempts"] if r["state"] != "exited"],
         "last_seen": now,
         "use": event.get("use"),
     }
     if "facts" in event:
-        told["facts"] = event["facts"]
-    named = {_key(report) for report in event["attempts"]}
+        values["facts"] = event["facts"]
+    reported = {_get_key(report) for report in event["attempts"]}
     with transaction.atomic():
-        host, new = Host.objects.select_for_update(no_key=True).get_or_create(name=event["host"], defaults=told)
-        if new:
+        host, created = Host.objects.select_for_update(no_key=True).get_or_create(name=event["host"], defaults=values)
+        if created:
             return True
         newer = Q(began__lt=event["began"]) | Q(began=event["began"], sequence__lt=event["sequence"])
         if not replayed:
-            # Only it is heard, and nothing newer: Redis' clock was set back, or what we know was not said by the host.
+            # A silent host sends heartbeats that look old: the clock of Redis was set back, or the row is wrong.
             newer |= Q(last_seen__lt=now - HOST_SILENT_AFTER)
-        if not Host.objects.filter(newer, pk=host.pk).update(**told):
+        if not Host.objects.filter(newer, pk=host.pk).update(**values):
             return False
-        unended = Member.objects.filter(host=host, ended__isnull=True).order_by()
-        rows = list(unended.values_list("pk", "attempt__job_id", "attempt__number", "ordered"))
-        known = {(job, number): pk for pk, job, number, _ in rows}
-        missed = [pk for key, pk in known.items() if key not in named]
-        Member.objects.filter(pk__in=missed).update(missed=F("missed") + 1)
-        for pk, job, number, ordered in rows:
-            if pk in missed and now - ordered > ORDER_LIFETIME:
-                _send(TASK_RESEND_REPORT, host.name, (job, number))
-        seen = [pk for key, pk in known.items() if key in named]
-        Member.objects.filter(pk__in=seen, missed__gt=0).update(missed=0)
+        _count_missed(host, reported)
     if host.boot_id != event["boot_id"]:
-        told_ended = {_key(report) for report in event["attempts"] if report["state"] == "exited"}
-        _lose_before_boot(host, told_ended)
+        exited = {_get_key(report) for report in event["attempts"] if report["state"] == "exited"}
+        _lose_members_before_boot(host, exited)
     return True
 
 
-def _lose_before_boot(host: Host, told_ended: set[Key]) -> None:
-    """`host` as it was known before the boot. An end that the host tells of is left to its report."""
+def _count_missed(host: Host, reported: set[AttemptKey]) -> None:
+    """Count the heartbeats in a row without each member, and request reports of missed members."""
+    unended = Member.objects.filter(host=host, ended__isnull=True).order_by()
+    seen, missed = [], []
+    for pk, job, number, ordered in unended.values_list("pk", "attempt__job_id", "attempt__number", "ordered"):
+        if (job, number) in reported:
+            seen.append(pk)
+            continue
+        missed.append(pk)
+        if timezone.now() - ordered > ORDER_LIFETIME:
+            _send_once(TASK_RESEND_REPORT, host.name, (job, number))
+    Member.objects.filter(pk__in=missed).update(missed=F("missed") + 1)
+    Member.objects.filter(pk__in=seen, missed__gt=0).update(missed=0)
+
+
+def _lose_members_before_boot(host: Host, exited: set[AttemptKey]) -> None:
+    """Mark members from before a reboot as lost. `host` is the row before the heartbeat.
+
+    Members that the host reports as exited end by their report.
+    """
     unended = Member.objects.filter(host=host, ended__isnull=True, attempt__created__lte=host.last_seen)
-    # One that never ran and still should is ordered again instead.
-    stays = unended.filter(Q(attempt__job__status=Status.CANCELLING) | ~lifecycle.NEVER_RAN)
-    for member in stays.select_related("attempt"):
-        if (member.attempt.job_id, member.attempt.number) not in told_ended:
+    # A member that never ran and should still start is ordered again instead.
+    ran = unended.filter(Q(attempt__job__status=Status.CANCELLING) | ~lifecycle.NEVER_RAN)
+    for member in ran.select_related("attempt"):
+        if (member.attempt.job_id, member.attempt.number) not in exited:
             attempt_completion.lose_member(member, f"host {host.name} was rebooted")
 
 
-def _key(report: AttemptReport) -> Key:
+def _get_key(report: AttemptReport) -> AttemptKey:
     return report["job"], report["attempt"]
 
 
-def _members(host: str, reports: list[AttemptReport]) -> dict[Key, Member]:
-    named = {report["job"] for report in reports}
-    if not named:
+def _load_members(host: str, reports: list[AttemptReport]) -> dict[AttemptKey, Member]:
+    jobs = {report["job"] for report in reports}
+    if not jobs:
         return {}
-    rows = Member.objects.filter(host__name=host, attempt__job_id__in=named).select_related("attempt__job", "host")
+    rows = Member.objects.filter(host__name=host, attempt__job_id__in=jobs).select_related("attempt__job", "host")
     return {(member.attempt.job_id, member.attempt.number): member for member in rows}
 
 
-def _hear_report(report: AttemptReport, host: str, member: Member | None, *, believed: bool, now: bool) -> None:
-    """An end is true whenever it is told; anything else only where it is news. `now`: it was not said long ago."""
+def _handle_report(
+    report: AttemptReport, host: str, member: Member | None, *, is_newer: bool, is_current: bool
+) -> None:
+    """Apply the report of an attempt. An end always counts, and other states only from a newer message.
+
+    `is_current`: the report is not from a replayed event.
+    """
     if "checkpoint" in report and member is not None:
         record_checkpoint(report["checkpoint"], member.attempt)
     if report["state"] == "exited":
-        told = report.get("exit")
-        if told is None:
-            return  # a later heartbeat brings it
-        if (told["job"], told["attempt"]) != _key(report):
+        exit = report.get("exit")
+        if exit is None:
+            return  # a later heartbeat has it
+        if (exit["job"], exit["attempt"]) != _get_key(report):
             raise BadMessageError(
-                f"exit: the exit report names attempt {told['job']}/{told['attempt']}, but the message names another"
+                f"exit: the exit report names attempt {exit['job']}/{exit['attempt']}, but the message names another"
             )
-        _hear_end(report, told, host, member)
+        _handle_exit(report, exit, host, member)
         return
-    if member is None or member.ended is not None or not believed:
+    if member is None or member.ended is not None or not is_newer:
         return
     note = report.get("note", "")
     if note != member.note:
         Member.objects.filter(pk=member.pk).update(note=note)
     if report["state"] == "running":
-        lifecycle.change_status(*_key(report), Status.RUNNING, "training", only_from=(Status.STARTING,))
-    unreachable = member.attempt.job.status == Status.UNREACHABLE
-    if now and unreachable and not attempt_completion.filter_silent_members(member.attempt).exists():
-        lifecycle.change_status(*_key(report), Status.RUNNING, f"host {host} is back", only_from=(Status.UNREACHABLE,))
+        lifecycle.change_status(*_get_key(report), Status.RUNNING, "training", only_from=(Status.STARTING,))
+    is_unreachable = member.attempt.job.status == Status.UNREACHABLE
+    if is_current and is_unreachable and not attempt_completion.filter_silent_members(member.attempt).exists():
+        reason = f"host {host} is back"
+        lifecycle.change_status(*_get_key(report), Status.RUNNING, reason, only_from=(Status.UNREACHABLE,))
 
 
 def record_checkpoint(name: str, attempt: Attempt) -> None:
-    """The newest stays: names of one attempt compare as their steps do. Raises BadMessageError."""
+    """Store the latest checkpoint of an attempt. Names compare like their steps.
+
+    Raises:
+        BadMessageError: The name belongs to another attempt.
+    """
     if not name.startswith(f"{attempt.job_id}/{attempt.number}/"):
         raise BadMessageError(f"checkpoint: {name} does not belong to attempt {attempt.job_id}/{attempt.number}")
     if name > attempt.checkpoint:
         Attempt.objects.filter(pk=attempt.pk, checkpoint__lt=name).update(checkpoint=name)
 
 
-def _hear_end(report: AttemptReport, told: ExitReport, host: str, member: Member | None) -> None:
-    """Raises what went wrong after ending the member without its report: nothing is left of it to hold slots."""
+def _handle_exit(report: AttemptReport, exit: ExitReport, host: str, member: Member | None) -> None:
+    """End the member, without the report if that fails, because an ended member must hold no slots. Raise the error."""
     try:
         with transaction.atomic():
             if member is not None:
-                attempt_completion.end_member(member, told)
-            _acknowledge(report, host)
+                attempt_completion.end_member(member, exit)
+            _send_once(TASK_ACKNOWLEDGE, host, _get_key(report))
     except Exception as error:
         if member is None or is_transient(error):
             raise
         with transaction.atomic():
             problem = f"the job ended, but its exit report is unreadable ({type(error).__name__})"
             attempt_completion.lose_member(member, problem)
-            _acknowledge(report, host)
+            _send_once(TASK_ACKNOWLEDGE, host, _get_key(report))
         raise
 
 
-def _acknowledge(report: AttemptReport, host: str) -> None:
-    _send(TASK_ACKNOWLEDGE, host, _key(report))
-
-
-def _send(task: str, host: str, key: Key) -> None:
-    """Once, however often it is asked for before it goes out."""
+def _send_once(task: str, host: str, key: AttemptKey) -> None:
+    """Write a message to the outbox unless it is there already."""
     row = {"task": task, "queue": host_queue(host), "arguments": list(key)}
     if not Outbox.objects.filter(**row).exists():
         Outbox.objects.create(**row)
 
 
-log = logging.getLogger(__name__)
-
-MAX_DEAD_LETTERS = 1000  # rows, the newest
-MAX_DEAD_LETTERS_PER_SENDER = 200  # so that one pushes out few of the others'
-MAX_BODY_CHARACTERS = 4000
-REASON_CHARACTERS = 1000
-PROGRAM_LIMIT = "54"  # class of SQLSTATE: a value too large or too complex, and it will be so again
-
-
 def is_transient(error: Exception) -> bool:
-    """Whether the same message may fare better later: the database or Redis is away, locked or full."""
+    """Return whether the message may succeed later, because the database or Redis is unavailable, locked or full."""
     if isinstance(error, redis.RedisError | InterfaceError):
         return True
     state = getattr(error.__cause__, "sqlstate", None) or ""
@@ -215,58 +218,55 @@ def is_transient(error: Exception) -> bool:
 
 
 def store_dead_letter(entry: str, body: object, error: Exception, sender: str = "") -> None:
-    """Keep what could not be taken in: a message's bytes, or the part of one that could not be."""
+    """Store a message, or the part of one, that could not be applied."""
     reason = str(error) if isinstance(error, BadMessageError) else f"{type(error).__name__}: {error}"
     raw = body if isinstance(body, bytes) else repr(body).encode(errors="replace")
-    text, named = _readable(body)
+    text, host = _format_body(body)
     letter = DeadLetter.objects.create(
         entry=entry,
-        sender=_plain(sender or named, 100),
-        reason=_plain(reason, REASON_CHARACTERS),
-        body=_plain(text, MAX_BODY_CHARACTERS),
+        sender=_clean(sender or host, 100),
+        reason=_clean(reason, MAX_REASON_CHARACTERS),
+        body=_clean(text, MAX_BODY_CHARACTERS),
         num_bytes=len(raw),
     )
-    _keep_newest(DeadLetter.objects.filter(sender=letter.sender), MAX_DEAD_LETTERS_PER_SENDER)
+    _delete_oldest(DeadLetter.objects.filter(sender=letter.sender), MAX_DEAD_LETTERS_PER_SENDER)
     delete_oldest_dead_letters()
-    log.warning("Event %s could not be processed and is stored as a dead letter: %s", entry, _plain(reason, 300))
+    log.warning("Event %s could not be processed and is stored as a dead letter: %s", entry, _clean(reason, 300))
 
 
 def delete_oldest_dead_letters() -> int:
-    """Keep the newest `MOST`; returns how many went."""
-    return _keep_newest(DeadLetter.objects.all(), MAX_DEAD_LETTERS)
-
-
-def count_of(sender: str) -> str:
-    """How many there were of a sender, in words where some are no longer kept or may not be."""
-    return count_dead_letters([sender])[sender]
+    """Delete all but the newest dead letters, and return the number of deleted ones."""
+    return _delete_oldest(DeadLetter.objects.all(), MAX_DEAD_LETTERS)
 
 
 def count_dead_letters(senders: Iterable[str]) -> dict[str, str]:
-    """`count_of` each of these, asked at once."""
+    """Return the number of dead letters by sender, such as "200 or more" if some may have been deleted."""
     names = list(senders)
     rows = DeadLetter.objects.filter(sender__in=names).order_by().values_list("sender").annotate(Count("id"))
-    kept, full = dict(rows), DeadLetter.objects.count() >= MAX_DEAD_LETTERS
-    told = {name: kept.get(name, 0) for name in names}
-    return {name: f"{n} or more" if full or n >= MAX_DEAD_LETTERS_PER_SENDER else str(n) for name, n in told.items()}
+    stored, is_full = dict(rows), DeadLetter.objects.count() >= MAX_DEAD_LETTERS
+    counts = {name: stored.get(name, 0) for name in names}
+    return {
+        name: f"{n} or more" if is_full or n >= MAX_DEAD_LETTERS_PER_SENDER else str(n) for name, n in counts.items()
+    }
 
 
-def _keep_newest(letters: QuerySet[DeadLetter], most: int) -> int:
-    last = letters.order_by("-id").values_list("id", flat=True)[most - 1 : most].first()
+def _delete_oldest(letters: QuerySet[DeadLetter], remaining: int) -> int:
+    last = letters.order_by("-id").values_list("id", flat=True)[remaining - 1 : remaining].first()
     return 0 if last is None else letters.filter(id__lt=last).delete()[0]
 
 
-def _readable(body: object) -> tuple[str, str]:
-    """A message as text, and the host it names as far as that can be told."""
+def _format_body(body: object) -> tuple[str, str]:
+    """Return a message as text, and the host that it names."""
     if not isinstance(body, bytes):
         return repr(body), ""
     try:
-        told = msgpack.unpackb(body, strict_map_key=False, unicode_errors="replace")
-        named = told.get("host", "") if isinstance(told, dict) else ""
-        return repr(told), named if isinstance(named, str) else ""
-    except Exception:  # no bytes may do harm here: they have failed once already
+        message = msgpack.unpackb(body, strict_map_key=False, unicode_errors="replace")
+        host = message.get("host", "") if isinstance(message, dict) else ""
+        return repr(message), host if isinstance(host, str) else ""
+    except Exception:  # arbitrary bytes, which failed before
         return repr(body[:MAX_BODY_CHARACTERS]), ""
 
 
-def _plain(text: str, most: int) -> str:
-    """What every database takes as text: no NUL, no lone surrogate, at most so many characters."""
-    return text[:most].replace("\0", "\\0").encode(errors="replace").decode()[:most]
+def _clean(text: str, max_characters: int) -> str:
+    """Return text that every database stores: without NUL and lone surrogates."""
+    return text[:max_characters].replace("\0", "\\0").encode(errors="replace").decode()[:max_characters]

@@ -1,10 +1,6 @@
-"""The database says what should run, each host says what does; here the two are held against each other.
+"""Compare what should run with what hosts and external runs report.
 
-Silence alone frees no slot and ends no rank: what its host cannot tell of stays as it is, with the reason in words.
-
-Runs that report themselves and fall silent: UNREACHABLE, and ended by their own word or a person's alone.
-
-Since when hosts are heard, and why they may not be: silence while nobody listened is not their own.
+Silence alone frees no slot and ends no rank. A job without contact keeps its status, with the reason.
 """
 
 from __future__ import annotations
@@ -22,159 +18,173 @@ from contracts.names import cancel_key, save_key
 from jobs.core.audit import record
 from jobs.models import EXTERNAL_ENGINE, HOST_SILENT_AFTER, Attempt, Host, Job, Member, Status
 from jobs.queue import attempt_completion, lifecycle, termination
-from jobs.queue.orders import ORDER_LIFETIME
-from jobs.queue.scheduling.scheduler import resend_launch_order
+from jobs.queue.orders import ORDER_LIFETIME, resend_launch_order
 
 ORDER_AGAIN_AFTER = timedelta(seconds=15)
-MISSED_IN_A_ROW = 3  # believed heartbeats without an attempt, and its host has forgotten it
-BULKY = ("spec", "estimate", "hardware", "chosen")  # of a job, and of no use here
-CANCEL_FLAG_S = 3600  # raised again each tick while it is needed
+MAX_MISSED_HEARTBEATS = 3  # heartbeats in a row without an attempt, until the attempt is lost
+UNUSED_JOB_FIELDS = ("spec", "estimate", "hardware", "chosen")  # large, and not needed here
+CANCEL_FLAG_S = 3600  # renewed each tick while it is needed
+JOIN_WITHIN = timedelta(minutes=5)  # of the start of an external run, because imports from a shared disk are slow
+LATE_JOIN = timedelta(minutes=1)  # after the other nodes ended, a node that has not joined is lost
+MAX_READ_GAP = timedelta(seconds=10)
 
 
-def reconcile(client: redis.Redis, listening_since: datetime, trouble: str = "") -> None:
-    """One pass over every member that has not ended, and over what hosts hold though it has.
+class RunConnectedError(Exception):
+    """A run with recent contact cannot be marked as lost, only cancelled."""
 
-    `listening_since`: from when on a host's silence is its own, and not that nobody listened. `trouble`: why it may
-    be well and yet not heard of.
+
+class EventReception:
+    """Track since when the controller receives events, because silence before that is not the hosts' fault."""
+
+    def __init__(self) -> None:
+        self._since = self._last = timezone.now()
+        self._last_tick = time.monotonic()
+
+    def record_pass(self) -> None:
+        """Record that all events were read."""
+        if self._is_interrupted():
+            self._since = timezone.now()
+        self._last, self._last_tick = timezone.now(), time.monotonic()
+
+    @property
+    def since(self) -> datetime:
+        """Return the time since when events are received, or now during an interruption."""
+        return timezone.now() if self._is_interrupted() else self._since
+
+    def explain_gap(self) -> str:
+        """Return why a silent host may be well, or an empty text."""
+        if self._is_interrupted():
+            return f"the controller has had no connection to Redis since {self._last:%Y-%m-%d %H:%M:%S} UTC"
+        if timezone.now() - self._since <= HOST_SILENT_AFTER:
+            return f"the controller reconnected to Redis only at {self._since:%Y-%m-%d %H:%M:%S} UTC"
+        return ""
+
+    def _is_interrupted(self) -> bool:
+        """Check both clocks: one may stop while the machine sleeps, and the other may be changed."""
+        gap_s = time.monotonic() - self._last_tick
+        return gap_s > MAX_READ_GAP.total_seconds() or abs(timezone.now() - self._last) > MAX_READ_GAP
+
+
+def reconcile(client: redis.Redis, receiving_since: datetime, trouble: str = "") -> None:
+    """Update unended members on hosts, and set cancel and save flags.
+
+    Args:
+        receiving_since: Time since when the controller receives events.
+        trouble: Why silent hosts may be well.
     """
     now = timezone.now()
-    answered = listening_since + HOST_SILENT_AFTER  # by then, what was asked of hosts
+    answered = receiving_since + HOST_SILENT_AFTER  # hosts have answered requests by then
+    saving, save_requests = termination.list_saving_attempts(now), list[tuple[str, int]]()
+    cancel_requests = [*_list_live_lost_attempts(now), *attempt_completion.list_attempts_to_end()]
     unended = Member.objects.filter(ended__isnull=True, host__isnull=False).select_related("host", "attempt__job")
-    bulky = ("exit", "attempt__exit", "host__profile", *(f"attempt__job__{name}" for name in BULKY))
-    saving, asked = termination.list_saving_attempts(now), list[tuple[str, int]]()
-    flags = [*_given_up_and_held(), *_given_up_and_heard(now), *attempt_completion.list_attempts_to_end()]
-    for member in unended.defer(*bulky).annotate(never_ran=lifecycle.NEVER_RAN):
+    unused = ("exit", "attempt__exit", "host__profile", *(f"attempt__job__{name}" for name in UNUSED_JOB_FIELDS))
+    for member in unended.defer(*unused).annotate(never_ran=lifecycle.NEVER_RAN):
         job, host = member.attempt.job, cast(Host, member.host)
         key = (job.id, member.attempt.number)
         if job.status == Status.CANCELLING:
-            (asked if key in saving else flags).append(key)
-        speaks = member.heard is not None and now - member.heard <= HOST_SILENT_AFTER
-        if not speaks and now - max(host.last_seen, listening_since) > HOST_SILENT_AFTER:
-            _tell_of_silence(job, member, host)
+            (save_requests if key in saving else cancel_requests).append(key)
+        is_supervised = member.heard is not None and now - member.heard <= HOST_SILENT_AFTER
+        if not is_supervised and now - max(host.last_seen, receiving_since) > HOST_SILENT_AFTER:
+            _handle_silence(job, member, host)
             continue
         if job.status == Status.CANCELLING:
-            until = (
-                f"saving a checkpoint before the end, until {saving[key]:%H:%M:%S} UTC at the latest"
-                if key in saving
-                else ""
-            )
-            _tell_the_cancelling(job, until if host.last_seen >= now - HOST_SILENT_AFTER else until or trouble)
-        if speaks:
-            continue  # its supervisor lives, whatever its host's worker knows or whether there is one
+            reason = "" if host.last_seen >= now - HOST_SILENT_AFTER else trouble
+            if key in saving:
+                reason = f"saving a checkpoint before the end, until {saving[key]:%H:%M:%S} UTC at the latest"
+            _set_cancelling_reason(job, reason)
+        if is_supervised:
+            continue  # the supervisor runs the attempt, with or without a host worker
         if member.never_ran and job.status in (Status.STARTING, Status.UNREACHABLE):
-            if member.missed and now - member.ordered > ORDER_AGAIN_AFTER:
-                _order_again(job, member)
-        elif member.missed >= MISSED_IN_A_ROW and now > max(member.ordered + ORDER_LIFETIME, answered):
-            # Not sooner: an order that has not expired may still be carried out, and who has just begun to listen hears
-            # at once what was said meanwhile, before any host can answer how the attempt ended.
+            # The host did not receive the order. The conditional update lets only one controller send it again.
+            unchanged = Member.objects.filter(pk=member.pk, ordered=member.ordered)
+            is_due = member.missed and now - member.ordered > ORDER_AGAIN_AFTER
+            if is_due and unchanged.update(ordered=timezone.now()):
+                resend_launch_order(job, member)
+        elif member.missed >= MAX_MISSED_HEARTBEATS and now > max(member.ordered + ORDER_LIFETIME, answered):
+            # Not sooner: the host may still act on an order, or has not yet answered how the attempt ended.
             attempt_completion.lose_member(member, f"host {host.name} no longer knows this attempt")
-    raise_flags(client, [cancel_key(*key) for key in flags] + [save_key(*key) for key in asked])
+    flags = dict.fromkeys([cancel_key(*key) for key in cancel_requests] + [save_key(*key) for key in save_requests])
+    if flags:
+        with client.pipeline(transaction=False) as pipe:
+            for flag in flags:
+                pipe.set(flag, "1", ex=CANCEL_FLAG_S)
+            pipe.execute()
 
 
-def raise_flags(client: redis.Redis, keys: list[str]) -> None:
-    """Tell supervisors that their attempts are to end, or to save and stop."""
-    if not keys:
-        return
-    with client.pipeline(transaction=False) as pipe:
-        for key in dict.fromkeys(keys):
-            pipe.set(key, "1", ex=CANCEL_FLAG_S)
-        pipe.execute()
-
-
-def _given_up_and_held() -> list[tuple[str, int]]:
-    """Attempts that a host came back with although they were given up: it is told to end them."""
+def _list_live_lost_attempts(now: datetime) -> list[tuple[str, int]]:
+    """List lost attempts that a host or a supervisor still reports."""
+    lost = Member.objects.filter(outcome="lost").order_by()
     held = {
         (name, job, number)
         for name, holding in Host.objects.exclude(holding=[]).values_list("name", "holding")
         for job, number, _ in holding
     }
-    ended = Member.objects.filter(outcome="lost", attempt__job_id__in={job for _, job, _ in held}).order_by()
-    rows = ended.values_list("host_name", "attempt__job_id", "attempt__number")
-    return [(job, number) for name, job, number in rows if (name, job, number) in held]
+    on_hosts = lost.filter(attempt__job_id__in={job for _, job, _ in held})
+    rows = on_hosts.values_list("host_name", "attempt__job_id", "attempt__number")
+    supervised = lost.filter(heard__gt=F("ended"), heard__gte=now - HOST_SILENT_AFTER)
+    return [
+        *((job, number) for name, job, number in rows if (name, job, number) in held),
+        *supervised.values_list("attempt__job_id", "attempt__number"),
+    ]
 
 
-def _given_up_and_heard(now: datetime) -> list[tuple[str, int]]:
-    """Attempts that were given up, and a supervisor of theirs speaks all the same: its host may have no worker."""
-    speak = Member.objects.filter(outcome="lost", heard__gt=F("ended"), heard__gte=now - HOST_SILENT_AFTER)
-    return list(speak.order_by().values_list("attempt__job_id", "attempt__number"))
-
-
-def _tell_of_silence(job: Job, member: Member, host: Host) -> None:
+def _handle_silence(job: Job, member: Member, host: Host) -> None:
     since = f"no contact with host {host.name} since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC"
     if job.status == Status.CANCELLING:
-        _tell_the_cancelling(
-            job, f"{since}: the job ends when the host has contact again, or when staff mark the host as lost"
-        )
+        ends = "the job ends when the host has contact again, or when staff mark the host as lost"
+        _set_cancelling_reason(job, f"{since}: {ends}")
         return
-    number = member.attempt.number
-    lifecycle.change_status(job.id, number, Status.UNREACHABLE, since, only_from=(Status.STARTING, Status.RUNNING))
+    number, active = member.attempt.number, (Status.STARTING, Status.RUNNING)
+    lifecycle.change_status(job.id, number, Status.UNREACHABLE, since, only_from=active)
 
 
-def _tell_the_cancelling(job: Job, waits: str) -> None:
-    if waits[:500] != job.wait_reason:
-        Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason=waits[:500])
-
-
-def _order_again(job: Job, member: Member) -> None:
-    """The host lives and does not have the attempt: the order was lost on the way. It starts an attempt once."""
-    claimed = Member.objects.filter(pk=member.pk, ordered=member.ordered).update(ordered=timezone.now())
-    if claimed:
-        resend_launch_order(job, member)
-
-
-JOIN_WITHIN = timedelta(minutes=5)  # of the run's start: ranks that import torch from a shared disk at once take long
-OTHERS_ENDED = timedelta(minutes=1)  # who has not joined so long after all others ended never will
-
-
-class RunConnectedError(Exception):
-    """A run that speaks is not given up: it can be cancelled."""
+def _set_cancelling_reason(job: Job, reason: str) -> None:
+    if reason[:500] != job.wait_reason:
+        Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason=reason[:500])
 
 
 def check_external_runs() -> None:
-    """One pass over the members that have not ended."""
+    """Update the silent members of runs that started outside Meshboard."""
     now = timezone.now()
-    unended = Member.objects.filter(ended__isnull=True, attempt__job__engine=EXTERNAL_ENGINE).select_related(
-        "attempt__job"
-    )
-    for member in unended.defer("exit", "attempt__exit", "attempt__job__spec", "attempt__job__estimate"):
-        words = explain_silence(member, now)
-        if not words:
+    unended = Member.objects.filter(ended__isnull=True, attempt__job__engine=EXTERNAL_ENGINE)
+    unused = ("exit", "attempt__exit", "attempt__job__spec", "attempt__job__estimate")
+    for member in unended.select_related("attempt__job").defer(*unused):
+        reason = explain_silence(member, now)
+        if not reason:
             continue
-        if not member.claim and _others_ended(member, now):
+        job, number = member.attempt.job, member.attempt.number
+        if not member.claim and _have_others_ended(member, now):
             attempt_completion.lose_member(member, f"node {member.host_name} never joined the run")
-        elif member.attempt.job.status == Status.CANCELLING:
-            _tell_the_cancelling(member.attempt.job, f"{words}: the run ends when the node has contact again")
+        elif job.status == Status.CANCELLING:
+            _set_cancelling_reason(job, f"{reason}: the run ends when the node has contact again")
         else:
-            job_id, number = member.attempt.job_id, member.attempt.number
-            lifecycle.change_status(
-                job_id, number, Status.UNREACHABLE, words, only_from=(Status.STARTING, Status.RUNNING)
-            )
+            active = (Status.STARTING, Status.RUNNING)
+            lifecycle.change_status(job.id, number, Status.UNREACHABLE, reason, only_from=active)
 
 
 def explain_silence(member: Member, now: datetime) -> str:
-    """Since when nothing was heard of it, in words; empty where it spoke lately."""
+    """Return since when a node of an external run has no contact, or an empty text."""
     if member.heard is None:
-        late = now - member.attempt.created > JOIN_WITHIN
-        return f"node {member.host_name} has not joined within {JOIN_WITHIN.seconds // 60} min" if late else ""
+        is_late = now - member.attempt.created > JOIN_WITHIN
+        return f"node {member.host_name} has not joined within {JOIN_WITHIN.seconds // 60} min" if is_late else ""
     if now - member.heard <= HOST_SILENT_AFTER:
         return ""
     return f"no contact with {member.host_name} since {member.heard:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def mark_reachable(member: Member) -> None:
-    """The member spoke: the run is reachable where no other is silent."""
+    """Mark an unreachable external run as running after a message from a member, if no other member is silent."""
     job, now = member.attempt.job, timezone.now()
     if job.status != Status.UNREACHABLE:
         return
     others = member.attempt.members.filter(ended__isnull=True).exclude(pk=member.pk).select_related("attempt")
-    if any(explain_silence(other, now) for other in others):
-        return
-    words = f"{member.host_name} has contact again"
-    lifecycle.change_status(job.id, member.attempt.number, Status.RUNNING, words, only_from=(Status.UNREACHABLE,))
+    if not any(explain_silence(other, now) for other in others):
+        reason = f"{member.host_name} has contact again"
+        lifecycle.change_status(job.id, member.attempt.number, Status.RUNNING, reason, only_from=(Status.UNREACHABLE,))
 
 
 def is_run_silent(job: Job) -> bool:
-    """A run from elsewhere of which a part is silent."""
+    """Return whether a job is an external run with a silent node."""
     if job.engine != EXTERNAL_ENGINE or job.status not in (Status.UNREACHABLE, Status.CANCELLING):
         return False
     unended = Member.objects.filter(attempt__job=job, attempt__number=job.attempt, ended__isnull=True)
@@ -182,10 +192,10 @@ def is_run_silent(job: Job) -> bool:
 
 
 def mark_run_lost(job: Job, by: str) -> None:
-    """Nobody waits for a silent run any more: LOST, or CANCELLED where that was asked for.
+    """Mark a silent external run as lost, or as cancelled if a cancel was requested.
 
     Raises:
-        HeardError: it is not silent, or no run from elsewhere.
+        RunConnectedError: The run has contact, or is no external run.
     """
     with transaction.atomic():
         lifecycle.lock_job(job.id)
@@ -198,41 +208,7 @@ def mark_run_lost(job: Job, by: str) -> None:
         record(by, "give up", "job", job.id)
 
 
-def _others_ended(member: Member, now: datetime) -> bool:
+def _have_others_ended(member: Member, now: datetime) -> bool:
     others = member.attempt.members.exclude(pk=member.pk).exclude(claim="")
     ended = list(others.values_list("ended", flat=True))
-    return bool(ended) and all(at is not None and now - at > OTHERS_ENDED for at in ended)
-
-
-GAP = timedelta(seconds=10)
-
-
-class EventReception:
-    """What the controller knows of its own ears."""
-
-    def __init__(self) -> None:
-        self._since = self._last = timezone.now()
-        self._last_tick = time.monotonic()
-
-    def record_pass(self) -> None:
-        """Every event there is has been taken in."""
-        if self._deaf():
-            self._since = timezone.now()
-        self._last, self._last_tick = timezone.now(), time.monotonic()
-
-    @property
-    def since(self) -> datetime:
-        """From when on a host's silence is its own; now, while nothing can be heard."""
-        return timezone.now() if self._deaf() else self._since
-
-    def explain_gap(self) -> str:
-        """Why a host may be well and yet not heard of; empty where there is no such reason."""
-        if self._deaf():
-            return f"the controller has had no connection to Redis since {self._last:%Y-%m-%d %H:%M:%S} UTC"
-        if timezone.now() - self._since <= HOST_SILENT_AFTER:
-            return f"the controller reconnected to Redis only at {self._since:%Y-%m-%d %H:%M:%S} UTC"
-        return ""
-
-    def _deaf(self) -> bool:
-        """By both clocks: while a machine sleeps one of them may stand still, and the other may be set."""
-        return time.monotonic() - self._last_tick > GAP.total_seconds() or abs(timezone.now() - self._last) > GAP
+    return bool(ended) and all(at is not None and now - at > LATE_JOIN for at in ended)

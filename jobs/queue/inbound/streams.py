@@ -1,13 +1,12 @@
-"""One stream of events: how far it was read, what is new in it, and what is done where it is none.
+"""Read the event streams of hosts in turns, so that no host delays another.
 
-Reads what hosts say, of each by turns: each message is taken in by itself, and one that cannot be stops none behind
-it, nor does a host that says much hold up another.
+Each event is applied alone. An event that fails becomes a dead letter and does not block later events.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import redis
@@ -19,222 +18,209 @@ from jobs.core.credentials import check_sender
 from jobs.models import STREAM_START, Cursor, Host, get_cursor_name
 from jobs.queue.inbound.event_handlers import handle_event, is_transient, store_dead_letter
 
-OF_ALL = "events"  # cursor of the stream that all hosts once shared
-EVENTS_PER_READ = 32  # messages read at once: at most 8 MiB each
-MAX_WAITING_EVENTS = 20_000  # that wait: as many as a host itself keeps
+LEGACY_CURSOR = "events"  # of the stream that all hosts shared in older versions
+EVENTS_PER_READ = 32  # of at most 8 MiB each
+READ_S = 0.5  # per tick, after which the remaining events wait for the next tick
+MAX_WAITING_EVENTS = 20_000  # equal to the limit of a host
 MAX_WAITING_BYTES = 128 * 2**20
-SET_ASIDE = ":unusable"
+UNUSABLE_SUFFIX = ":unusable"
 UNUSABLE_STREAM_S = 24 * 3600
-LAST_MILLISECONDS = 2**53  # of an id: no clock says so, and the very last id leaves none to add or to read from
+MAX_ID_MILLISECONDS = 2**53  # no clock reaches it, and after the last possible ID nothing can be added
 
 
 class Inbox(NamedTuple):
-    """What `sender` says; "" of the stream that all hosts shared. `last` is the newest id that was ever in it."""
+    """The event stream of a host, and how far it was read."""
 
-    sender: str
+    sender: str  # "" for the legacy stream of all hosts
     key: str
     cursor: str
     position: str
-    again_to: str  # what is read up to there may have been heard before
-    last: str = STREAM_START
+    again_to: str  # events up to this ID may have been applied before
+    last: str = STREAM_START  # newest ID that was ever in the stream
 
-    def read(self, client: redis.Redis) -> list[Any]:
-        """The next chunk of entries."""
-        return list(client.xrange(self.key, min=f"({self.position}", count=EVENTS_PER_READ))  # type: ignore[arg-type]
+    def check_sender(self, host: str) -> None:
+        """Raise BadMessageError if a message names another host."""
+        if self.sender not in ("", host):
+            raise BadMessageError(f"the message names host {host}, but host {self.sender} sent it")
 
-    def check_sender(self, named: str) -> None:
-        """Raises BadMessageError where a message names a host that others than it write for."""
-        if self.sender not in ("", named):
-            raise BadMessageError(f"the message names host {named}, but host {self.sender} sent it")
-
-    def at(self, client: redis.Redis, position: str) -> Inbox:
-        """Read up to there: never to be read again, so it is trimmed. Of a stream's nodes the whole ones go."""
+    def advance(self, client: redis.Redis, position: str) -> Inbox:
+        """Store the position, and trim the events before it. Redis trims whole nodes of a stream."""
         Cursor.objects.filter(name=self.cursor).update(position=position)
         client.xtrim(self.key, minid=position, approximate=True)
         return self._replace(position=position)
 
     def is_usable(self) -> bool:
-        return usable(self.position) and usable(self.last)
+        return _is_usable_id(self.position) and _is_usable_id(self.last)
 
-    def cut(self, client: redis.Redis) -> None:
-        """Keep what waits within bounds, which a host does itself where nobody tampered with it: the oldest goes."""
-        waiting, size = client.xlen(self.key), _bytes(client, self.key)
+    def limit_size(self, client: redis.Redis) -> None:
+        """Delete the oldest waiting events over the limits. A host itself respects them, unless it is manipulated."""
+        waiting, size = client.xlen(self.key), _get_size(client, self.key)
         if waiting <= MAX_WAITING_EVENTS and size <= MAX_WAITING_BYTES:
             return
-        kept = min(MAX_WAITING_EVENTS, waiting)
-        client.xtrim(self.key, maxlen=kept, approximate=False)
-        while kept and _bytes(client, self.key) > MAX_WAITING_BYTES:
-            kept //= 2
-            client.xtrim(self.key, maxlen=kept, approximate=False)
+        remaining = min(MAX_WAITING_EVENTS, waiting)
+        client.xtrim(self.key, maxlen=remaining, approximate=False)
+        while remaining and _get_size(client, self.key) > MAX_WAITING_BYTES:
+            remaining //= 2
+            client.xtrim(self.key, maxlen=remaining, approximate=False)
         problem = (
             f"more than {MAX_WAITING_EVENTS:,} events or {MAX_WAITING_BYTES:,} bytes were waiting, "
-            f"so the oldest {waiting - kept:,} events were deleted"
+            f"so the oldest {waiting - remaining:,} events were deleted"
         )
         store_dead_letter(self.position, b"", BadMessageError(problem), self.sender)
 
     def set_aside(self, client: redis.Redis, entry: str, problem: str) -> None:
-        """Put what nobody can add to out of the way, for staff to look at; the next event starts a new stream."""
+        """Rename an unusable stream for staff to inspect. The next event starts a new stream."""
+        renamed = f"{self.key}{UNUSABLE_SUFFIX}"
         with client.pipeline(transaction=True) as pipe:
-            pipe.rename(self.key, f"{self.key}{SET_ASIDE}")
-            pipe.expire(f"{self.key}{SET_ASIDE}", UNUSABLE_STREAM_S)
+            pipe.rename(self.key, renamed)
+            pipe.expire(renamed, UNUSABLE_STREAM_S)
             pipe.execute()
         Cursor.objects.filter(name=self.cursor).update(position=STREAM_START, again_to=STREAM_START)
-        store_dead_letter(
-            entry,
-            b"",
-            BadMessageError(f"{problem}, so the stream was moved to {self.key}{SET_ASIDE} for one day"),
-            self.sender,
-        )
+        error = BadMessageError(f"{problem}, so the stream was moved to {renamed} for one day")
+        store_dead_letter(entry, b"", error, self.sender)
+
+    def save(self) -> None:
+        values = {"position": self.position, "again_to": self.again_to}
+        Cursor.objects.update_or_create(name=self.cursor, defaults=values)
 
 
-def order_of(entry: str) -> tuple[int, int]:
-    """A stream id as numbers that compare as the stream does."""
+def _parse_id(entry: str) -> tuple[int, int]:
+    """Return the ID of a stream entry as numbers that compare like the entries."""
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence or 0)
 
 
-def usable(entry: str) -> bool:
-    return order_of(entry)[0] < LAST_MILLISECONDS
+def _is_usable_id(entry: str) -> bool:
+    return _parse_id(entry)[0] < MAX_ID_MILLISECONDS
 
 
-def known() -> list[Inbox]:
-    """Of every host, as far as it was read; and what older versions say."""
+def _list_inboxes() -> list[Inbox]:
     hosts = Host.objects.present().filter(generation__gt=0).order_by("id").values_list("name", flat=True)
-    named = [
-        ("", LEGACY_EVENTS_STREAM, OF_ALL),
-        *((host, events_stream(host), get_cursor_name(host)) for host in hosts),
-    ]
-    read = {
+    streams = [(host, events_stream(host), get_cursor_name(host)) for host in hosts]
+    cursors = {
         name: (position, again_to)
         for name, position, again_to in Cursor.objects.values_list("name", "position", "again_to")
     }
-    return [Inbox(sender, key, name, *read.get(name, (STREAM_START, STREAM_START))) for sender, key, name in named]
-
-
-def with_news(client: redis.Redis) -> list[Inbox]:
-    """Those in which something waits that was not read, and spoilt ones; what is no stream is set aside.
-
-    A stream that ends before our position is another one: Redis was emptied, restored from an older dump, or its clock
-    was set back. All of it is read again.
-    """
-    inboxes = known()
-    with client.pipeline(transaction=False) as pipe:
-        for inbox in inboxes:
-            pipe.xinfo_stream(inbox.key)
-        told = pipe.execute(raise_on_error=False)
     return [
-        found for inbox, standing in zip(inboxes, told, strict=True) if (found := _standing(client, inbox, standing))
+        Inbox(sender, key, cursor, *cursors.get(cursor, (STREAM_START, STREAM_START)))
+        for sender, key, cursor in [("", LEGACY_EVENTS_STREAM, LEGACY_CURSOR), *streams]
     ]
 
 
-def _standing(client: redis.Redis, inbox: Inbox, told: Any) -> Inbox | None:
+def _list_unread(client: redis.Redis) -> list[Inbox]:
+    """List inboxes with unread events or an unusable ID. Keys that are no streams are set aside."""
+    inboxes = _list_inboxes()
+    with client.pipeline(transaction=False) as pipe:
+        for inbox in inboxes:
+            pipe.xinfo_stream(inbox.key)
+        infos = pipe.execute(raise_on_error=False)
+    checked = (_check_stream(client, inbox, info) for inbox, info in zip(inboxes, infos, strict=True))
+    return [inbox for inbox in checked if inbox]
+
+
+def _check_stream(client: redis.Redis, inbox: Inbox, info: Any) -> Inbox | None:
+    """Return the inbox with the newest ID of its stream, or None if nothing is unread.
+
+    A stream that ends before the stored position is a new one: Redis was emptied or restored, or its clock was set
+    back. It is read from the start.
+    """
     last = STREAM_START
-    if isinstance(told, redis.ResponseError):
+    if isinstance(info, redis.ResponseError):
         kind = client.type(inbox.key)
         if kind == b"stream":
-            return None  # there was none a moment ago
+            return None  # it was created just now
         if kind != b"none":
             inbox.set_aside(client, STREAM_START, f"the Redis key {inbox.key} is not a stream")
             return None
-    elif isinstance(told, Exception):
-        raise told
+    elif isinstance(info, Exception):
+        raise info
     else:
-        last = told["last-generated-id"].decode()
-    if order_of(last) < order_of(inbox.position):
+        last = info["last-generated-id"].decode()
+    if _parse_id(last) < _parse_id(inbox.position):
         inbox = inbox._replace(position=STREAM_START, again_to=last)
-        _remember(inbox)
-    if last == inbox.position and usable(last):
+        inbox.save()
+    if last == inbox.position and _is_usable_id(last):
         return None
     if inbox.position == STREAM_START:
-        _remember(inbox)
+        inbox.save()
     return inbox._replace(last=last)
 
 
-def _remember(inbox: Inbox) -> None:
-    told = {"position": inbox.position, "again_to": inbox.again_to}
-    Cursor.objects.update_or_create(name=inbox.cursor, defaults=told)
-
-
-def _bytes(client: redis.Redis, key: str) -> int:
-    told: Any = client.memory_usage(key)
-    return int(told or 0)
-
-
-def holds_no_stream(client: redis.Redis, keys: Iterable[str]) -> bool:
-    """Whether one of these keys is there and no stream."""
-    return any(client.type(key) not in (b"stream", b"none") for key in keys)
-
-
-LISTENS_S = 0.5  # in a tick, beyond a chunk of each host; then those of whom more waits are heard in the next one
+def _get_size(client: redis.Redis, key: str) -> int:
+    num_bytes: Any = client.memory_usage(key)
+    return int(num_bytes or 0)
 
 
 def read_events(client: redis.Redis) -> int:
-    """Take in what was said since the last time; returns how much. Taking it in twice changes nothing."""
-    until = time.monotonic() + LISTENS_S
-    done, waiting = 0, with_news(client)
+    """Apply new events for a limited time, and return their number. Events can be applied repeatedly."""
+    until = time.monotonic() + READ_S
+    done, waiting = 0, _list_unread(client)
     while waiting:
         left: list[Inbox] = []
         for inbox in waiting:
-            heard, rest = _hear_some(client, inbox)
-            done += heard
+            count, rest = _read_inbox(client, inbox)
+            done += count
             left += [rest] if rest is not None else []
         if time.monotonic() > until:
             for inbox in left:
-                inbox.cut(client)
+                inbox.limit_size(client)
             break
         waiting = left
     return done
 
 
 def wait_for_event(client: redis.Redis, timeout_s: float) -> None:
-    """Return as soon as there is an event that was not taken in, or after the timeout."""
-    positions: Any = {inbox.key: inbox.position for inbox in known()}
+    """Return as soon as an unread event exists, or after the timeout."""
+    positions: Any = {inbox.key: inbox.position for inbox in _list_inboxes()}
     try:
         client.xread(positions, count=1, block=max(1, int(timeout_s * 1000)))
     except redis.ResponseError:
-        if not holds_no_stream(client, positions):
+        if all(client.type(key) in (b"stream", b"none") for key in positions):
             raise
 
 
-def _hear_some(client: redis.Redis, inbox: Inbox) -> tuple[int, Inbox | None]:
-    """Take in a chunk; returns how many that were, and the inbox where more waits in it."""
-    entries = inbox.read(client) if usable(inbox.position) else []
-    outdated = _outdated(entries, inbox) if len(entries) == EVENTS_PER_READ else set()
+def _read_inbox(client: redis.Redis, inbox: Inbox) -> tuple[int, Inbox | None]:
+    """Apply some events. Return their number, and the inbox if it has more events."""
+    entries: Any = []
+    if _is_usable_id(inbox.position):
+        entries = client.xrange(inbox.key, min=f"({inbox.position}", count=EVENTS_PER_READ)
+    is_full = len(entries) == EVENTS_PER_READ
+    outdated = _find_outdated(entries, inbox) if is_full else set()
     for entry, fields in entries:
         if entry not in outdated:
-            _take_in(entry.decode(), fields, inbox)
-    if entries:  # after each chunk, so that a crash repeats little
-        inbox = inbox.at(client, entries[-1][0].decode())
-    if len(entries) == EVENTS_PER_READ:
+            _apply(entry.decode(), fields, inbox)
+    if entries:  # per read, so that a crash repeats few events
+        inbox = inbox.advance(client, entries[-1][0].decode())
+    if is_full:
         return len(entries), inbox
-    if not inbox.is_usable():  # only now: what was added before the id that spoils the stream has been heard
+    if not inbox.is_usable():  # only after the events before the unusable ID were applied
         problem = f"the last entry id {inbox.last} of the Redis stream is too large"
         inbox.set_aside(client, inbox.last, problem)
     return len(entries), None
 
 
-def _outdated(entries: list[Any], inbox: Inbox) -> set[bytes]:
-    """What the same host says anew further on: where much waits, as after a controller was away, most is that.
+def _find_outdated(entries: list[Any], inbox: Inbox) -> set[bytes]:
+    """Return entries that a later event of the same host makes redundant, such as heartbeats after an outage.
 
-    Only of what nobody else can have added; and an end is taken in whenever it is told.
+    Ends of attempts are never redundant. Only streams with one sender are considered.
     """
-    told: set[Hashable] = set()
+    seen: set[Hashable] = set()
     found: set[bytes] = set()
     for entry, fields in reversed(entries) if inbox.sender else ():
         try:
             event = decode_event(fields.get(b"b", b""))
             inbox.check_sender(event["host"])
         except BadMessageError:
-            continue  # a dead letter, at its turn
-        news = _news(event)
-        if news is not None and news in told:
+            continue  # it becomes a dead letter later
+        content = _get_content_key(event)
+        if content is not None and content in seen:
             found.add(entry)
-        told.add(news)
+        seen.add(content)
     return found
 
 
-def _news(event: Event) -> Hashable:
-    """The same of two events of which the later one makes the earlier one needless; None of what never is."""
+def _get_content_key(event: Event) -> Hashable:
+    """Return a key that is equal for an event and the events that it replaces. None: it replaces nothing."""
     if event["kind"] == "attempt":
         report = event["report"]
         return None if report["state"] == "exited" else (report["job"], report["attempt"], report["state"])
@@ -242,13 +228,13 @@ def _news(event: Event) -> Hashable:
     return event["boot_id"], event["incarnation"], event["began"], attempts
 
 
-def _take_in(entry: str, fields: dict[bytes, bytes], inbox: Inbox) -> None:
+def _apply(entry: str, fields: dict[bytes, bytes], inbox: Inbox) -> None:
     body = fields.get(b"b", b"")
     try:
         event = decode_event(body)
         inbox.check_sender(event["host"])
         check_sender(event["host"], body, fields.get(b"s", b""))
-        handle_event(event, entry, replayed=order_of(entry) <= order_of(inbox.again_to))
+        handle_event(event, entry, replayed=_parse_id(entry) <= _parse_id(inbox.again_to))
     except Exception as error:
         if is_transient(error):
             raise

@@ -1,45 +1,19 @@
-"""Which queued job starts where: a pure function of the queue, the hosts and the quotas, without database or clock.
+"""Decide which queued jobs start where, and forecast when the others start. Nothing here reads a database or a clock.
 
-The queue is gone through by standing, then age. A job takes all its slots or none (`gang`): on one host
-where one has room, of those the one with the fewest free slots, else over as few hosts of one model as have; of hosts
-that are as good it takes the one with the checkpoint that it goes on from. A job that cannot start now but fits the
-hosts that take jobs is blocked, and no later job may delay it where hosts are kept:
+The queue is processed by points, then by age. A job gets all its slots or none: on the host with the smallest
+sufficient gap if one host has enough free slots, otherwise on as few hosts of one model as possible.
 
-- Of all blocked jobs that may go to the same hosts (any; those of a pool; one named host) the first, their head, has
-  hosts kept for it: as few as could hold it empty, of such sets the one that needs few further slots to come free, and
-  none that are kept for a job before it. Where it can have none it keeps nothing, and the next may be head.
-- It keeps them from pass to pass (`Waiting.kept`, from `Plan.kept`) while they take jobs and no job before it has one.
+A job that cannot start now but fits the hosts is blocked. The first blocked job with the same eligible hosts is their
+head. As few hosts as could hold the head are kept for it, from pass to pass, and take no later job. So the head starts
+at the latest when the jobs that ran on its hosts have ended. Other hosts take later jobs, because run times are
+unknown: a slot that a later job takes on a kept host could block the head forever. If every blocked job kept hosts, a
+queue of large jobs would leave most hosts idle, so only heads do.
 
-A kept host takes no later job, all others do. Nobody knows how long a job runs, so a slot given away on a kept host
-could keep its holder out for ever; one given away elsewhere cannot. The holder starts, at the latest, when enough of
-the jobs that ran on its hosts as they began to be kept have ended, whatever comes after it, and earlier where others
-have room first. What later jobs can cost it is such a chance elsewhere: none where no other hosts are large enough.
-(To spare it that, every host that is large enough would have to idle.) Were the hosts chosen anew in each pass, others
-that drew level would let later jobs onto the first, and the promise would be none.
+No job starves: heads start one after another, and points grow with waiting time.
 
-Nobody starves: if jobs end, a head starts, then the next blocked job is head, and finitely many are before each (but
-for a stream of higher standing, against which `policy.standing` lets points grow with age). Only one head for the same
-hosts: if every blocked job kept hosts, a queue of large jobs would idle as many as it is long.
-
-A project's quota is never exceeded. Its first job that the quota holds back holds back all behind it of that project,
-or small ones would keep it out for ever; and what a head will need of its project's quota is kept for it as its hosts
-are. One that is larger than the quota holds back nobody.
-
-How a gang lies on hosts: whole or not at all, over as few as possible, each host with a multiple of one unit.
-
-Ranks fill node after node with tp innermost, so a share that is a multiple of the unit (`planner.facts.kinds`) never
-divides a group that must stay inside a host.
-
-The hosts of one device while a pass goes through the queue: who takes which slots, for whom which hosts are kept.
-
-Which preemptible jobs give way: only to a head of higher priority, only where it starts once they are gone, and no
-more of them than it needs. The lowest priority goes first, then the one that ran the shortest.
-
-When queued jobs should start: the scheduler's own decisions, played on with predicted durations. An estimate.
-
-A job without a predicted duration counts with its time limit; without that too, nothing is foretold from its end.
-
-What would start now if there were more slots, a pool went on, or a job had another priority. Nothing is changed.
+A project never exceeds its quota. The first job that the quota refuses also blocks the later jobs of its project.
+Otherwise, small jobs could block it forever. Slots that a head will need count as used. A job larger than the quota
+blocks no other job.
 """
 
 from __future__ import annotations
@@ -48,33 +22,36 @@ import heapq
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from jobs.queue.scheduling.slot_allocator import SlotAllocator, preemptions
+from jobs.queue.scheduling.slot_allocator import SlotAllocator, select_preemptions
 from jobs.queue.scheduling.states import HostState, Placement, Preemption, QueuedJob, Quota, QuotaBudget, Share
 from jobs.queue.scheduling.waiting_reasons import explain_wait
 
+MAX_FORECAST_PASSES = 60
+MAX_FORECAST_JOBS = 200  # at the front of the queue
+
 
 class SchedulingPlan(NamedTuple):
-    """What a pass decided. Each job of the queue is either placed or has a reason."""
+    """The result of a pass. Each job of the queue has either a placement or a reason why it waits."""
 
     placements: list[Placement]
-    reasons: dict[str, str]  # by job: why it waits
-    head_hosts: dict[str, tuple[str, ...]]  # by head: the hosts that are kept for it
+    reasons: dict[str, str]
+    head_hosts: dict[str, tuple[str, ...]]
     preemptions: list[Preemption]
 
 
-def sort_queue(queue: Iterable[QueuedJob]) -> list[QueuedJob]:
-    """As it is gone through."""
-    return sorted(queue, key=lambda job: (-job.points, job.created, job.id))
-
-
 class SchedulingDecision(NamedTuple):
-    """What a pass decided, without the words: those cost as much again, and a pass that is only played needs none."""
+    """The result of a pass without reasons and preemptions, which take as long as the decision itself."""
 
     placements: list[Placement]
-    head_hosts: dict[str, tuple[str, ...]]  # as in `Plan`
-    quota_refusals: dict[str, str]  # by job: what its project's quota says
+    head_hosts: dict[str, tuple[str, ...]]  # by job: the hosts that are kept for it
+    quota_refusals: dict[str, str]
     blocked: list[QueuedJob]
-    pools: dict[str, SlotAllocator]  # by device
+    allocators: dict[str, SlotAllocator]  # by device
+
+
+def sort_queue(queue: Iterable[QueuedJob]) -> list[QueuedJob]:
+    """Return the jobs in scheduling order."""
+    return sorted(queue, key=lambda job: (-job.points, job.created, job.id))
 
 
 def plan_pass(
@@ -83,19 +60,20 @@ def plan_pass(
     trouble: str = "",
     quotas: Mapping[str, Quota] | None = None,
 ) -> SchedulingPlan:
-    """Decide what starts now and why the rest waits. The order of the arguments' items means nothing.
+    """Decide what starts now and explain why the other jobs wait. The order of queue and hosts has no effect.
 
-    `trouble`: why a host may be well and yet not heard of. `quotas`: by project; one that is not there has none.
+    `trouble`: why silent hosts may be well. Projects without a quota are unlimited.
     """
     return explain_decision(decide(queue, hosts, trouble, quotas))
 
 
-def explain_decision(found: SchedulingDecision) -> SchedulingPlan:
-    """What was decided, with why each job waits and who gives way."""
-    preempted = [each for pool in found.pools.values() for each in preemptions(pool)]
-    giving_way = {each.for_job for each in preempted}
-    reasons = found.quota_refusals | _reasons(found.blocked, found.pools, giving_way)
-    return SchedulingPlan(found.placements, reasons, found.head_hosts, preempted)
+def explain_decision(decision: SchedulingDecision) -> SchedulingPlan:
+    """Add wait reasons and preemptions to a decision."""
+    allocators = decision.allocators.values()
+    preemptions = [each for allocator in allocators for each in select_preemptions(allocator)]
+    heads = {each.for_job for each in preemptions}
+    reasons = decision.quota_refusals | _explain_blocked(decision.blocked, decision.allocators, heads)
+    return SchedulingPlan(decision.placements, reasons, decision.head_hosts, preemptions)
 
 
 def decide(
@@ -104,57 +82,59 @@ def decide(
     trouble: str = "",
     quotas: Mapping[str, Quota] | None = None,
 ) -> SchedulingDecision:
-    """As `place`, which tells besides why each job waits and who gives way."""
+    """Decide what starts now, with the arguments of `plan_pass`."""
     queue, hosts = sort_queue(queue), sorted(hosts, key=lambda host: host.name)
-    devices = {job.device for job in queue}
-    pools = {
-        device: SlotAllocator(device, [h for h in hosts if h.device == device], trouble) for device in sorted(devices)
+    allocators = {
+        device: SlotAllocator(device, [host for host in hosts if host.device == device], trouble)
+        for device in sorted({job.device for job in queue})
     }
     budget = QuotaBudget(quotas or {})
     placements: list[Placement] = []
     blocked: list[QueuedJob] = []
-    refused: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     for job in queue:
-        pool = pools[job.device]
-        fits = pool.fits(job)
+        allocator = allocators[job.device]
+        fits = allocator.can_fit(job)
         if fits and (refusal := budget.explain_refusal(job.project, job.num_slots)):
-            refused[job.id] = refusal
+            refusals[job.id] = refusal
             continue
-        if placement := pool.take(job):
+        if placement := allocator.allocate(job):
             placements.append(placement)
             budget.take(job.project, job.num_slots)
             continue
         blocked.append(job)
         if fits:
-            pool.hold(job)
-            if job.id in pool.head_hosts:
+            allocator.keep_hosts(job)
+            if job.id in allocator.head_hosts:
                 budget.take(job.project, job.num_slots)
-    kept = {job.id: pools[job.device].head_hosts.get(job.id, ()) for job in blocked if not job.wanted_host}
-    return SchedulingDecision(placements, {job: names for job, names in kept.items() if names}, refused, blocked, pools)
+    head_hosts = {
+        job.id: names
+        for job in blocked
+        if not job.wanted_host and (names := allocators[job.device].head_hosts.get(job.id))
+    }
+    return SchedulingDecision(placements, head_hosts, refusals, blocked, allocators)
 
 
-def _reasons(blocked: list[QueuedJob], pools: dict[str, SlotAllocator], giving_way: set[str]) -> dict[str, str]:
-    """Told after everything was placed, so that what they say is free is free."""
-    ahead: dict[str, int] = dict.fromkeys(pools, 0)
+def _explain_blocked(
+    blocked: list[QueuedJob], allocators: dict[str, SlotAllocator], heads_with_preemptions: set[str]
+) -> dict[str, str]:
+    """Explain all blocked jobs after the placements, because reasons state which slots are free."""
+    ahead: dict[str, int] = dict.fromkeys(allocators, 0)
     first: dict[str, QueuedJob] = {}
     reasons = {}
     for job in blocked:
-        pool = pools[job.device]
-        reasons[job.id] = explain_wait(job, pool, ahead[job.device], first.get(job.device))
-        if job.id in giving_way:
+        allocator = allocators[job.device]
+        reasons[job.id] = explain_wait(job, allocator, ahead[job.device], first.get(job.device))
+        if job.id in heads_with_preemptions:
             reasons[job.id] += " Preemptible jobs with lower priority are ending to free slots."
-        if pool.fits(job):
+        if allocator.can_fit(job):
             ahead[job.device] += 1
             first.setdefault(job.device, job)
     return reasons
 
 
-MAX_FORECAST_PASSES = 60
-MAX_FORECAST_JOBS = 200  # of the queue's front; those behind them are not foretold
-
-
 class RunningAttempt(NamedTuple):
-    """An attempt that holds slots. `left_s`: seconds until it should have ended, None where nothing tells."""
+    """An attempt that uses slots. `left_s`: predicted seconds until it ends, or None if unknown."""
 
     job: str
     project: str
@@ -163,7 +143,7 @@ class RunningAttempt(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """Seconds until a job should start, and the job whose end lets it; "" where it starts with the next pass."""
+    """Seconds until a job starts, and the job that ends just before. `ends` is "" for a start in the next pass."""
 
     in_s: float
     ends: str
@@ -176,44 +156,35 @@ def forecast(
     durations: Mapping[str, float | None],
     quotas: Mapping[str, Quota],
 ) -> dict[str, Forecast]:
-    """By job, for those of which something can be told."""
+    """Predict starts by simulating passes of the scheduler. Jobs without a predicted start are omitted.
+
+    `durations`: predicted seconds of queued jobs. None: unknown, so no start depends on the end of the job.
+    """
     left = {job.id: job for job in sort_queue(queue)[:MAX_FORECAST_JOBS]}
-    there = {host.name: host._replace(occupants=()) for host in hosts}
+    states = {host.name: host._replace(occupants=()) for host in hosts}
     quotas = dict(quotas)
     ends = [(each.left_s, each.job, each.project, each.shares) for each in running if each.left_s is not None]
     heapq.heapify(ends)
-    now, ended, told = 0.0, "", dict[str, Forecast]()
+    now, ended, found = 0.0, "", dict[str, Forecast]()
     for _ in range(MAX_FORECAST_PASSES):
-        plan = decide(left.values(), there.values(), quotas=quotas)
-        for placement in plan.placements:
+        decision = decide(left.values(), states.values(), quotas=quotas)
+        for placement in decision.placements:
             job = left.pop(placement.job)
-            told[job.id] = Forecast(now, ended)
-            there = _with(there, placement.shares, taken=True)
-            quotas = _held(quotas, job.project, job.num_slots)
-            if (lasts := durations.get(job.id)) is not None:
-                heapq.heappush(ends, (now + lasts, job.id, job.project, placement.shares))
-        left = {id: job._replace(head_hosts=plan.head_hosts.get(id, ())) for id, job in left.items()}
+            found[job.id] = Forecast(now, ended)
+            states = _change_free_slots(states, placement.shares, taken=True)
+            quotas = _change_use(quotas, job.project, job.num_slots)
+            if (duration_s := durations.get(job.id)) is not None:
+                heapq.heappush(ends, (now + duration_s, job.id, job.project, placement.shares))
+        left = {id: job._replace(head_hosts=decision.head_hosts.get(id, ())) for id, job in left.items()}
         if not left or not ends:
             break
         now, ended, project, shares = heapq.heappop(ends)
-        there = _with(there, shares, taken=False)
-        quotas = _held(quotas, project, -sum(len(share.slots) for share in shares))
-    return told
+        states = _change_free_slots(states, shares, taken=False)
+        quotas = _change_use(quotas, project, -sum(len(share.slots) for share in shares))
+    return found
 
 
-def list_additional_starts(
-    queue: Iterable[QueuedJob],
-    hosts: Iterable[HostState],
-    quotas: Mapping[str, Quota],
-    *,
-    otherwise: SchedulingDecision,
-) -> list[str]:
-    """Jobs that start now in this queue on these hosts, and would not by the plan as it is."""
-    known = {placement.job for placement in otherwise.placements}
-    return [p.job for p in decide(queue, hosts, quotas=quotas).placements if p.job not in known]
-
-
-def _with(hosts: dict[str, HostState], shares: tuple[Share, ...], *, taken: bool) -> dict[str, HostState]:
+def _change_free_slots(hosts: dict[str, HostState], shares: tuple[Share, ...], *, taken: bool) -> dict[str, HostState]:
     changed = dict(hosts)
     for name, slots in shares:
         if name in changed:
@@ -222,6 +193,6 @@ def _with(hosts: dict[str, HostState], shares: tuple[Share, ...], *, taken: bool
     return changed
 
 
-def _held(quotas: dict[str, Quota], project: str, more: int) -> dict[str, Quota]:
+def _change_use(quotas: dict[str, Quota], project: str, slots: int) -> dict[str, Quota]:
     quota = quotas.get(project)
-    return quotas if quota is None else {**quotas, project: quota._replace(used=quota.used + more)}
+    return quotas if quota is None else {**quotas, project: quota._replace(used=quota.used + slots)}

@@ -1,12 +1,7 @@
-"""Places queued jobs: reads queue and hosts, lets `placement` decide, and writes that down in bulk.
+"""Run scheduling passes: read the queue and hosts, decide, and write the result.
 
-Deciding holds no lock. Writing does, for one short transaction in which each job placed must still be queued as that
-attempt and no other scheduler may have written since we read. A row that somebody else is changing is not waited for:
-the next pass sees it again.
-
-Where the checkpoint lies that a retry goes on from, and who sends it there where no host of the retry has it.
-
-Store the reasons that jobs wait, for thousands of jobs at once.
+Deciding holds no lock. Each short write transaction checks that the placed jobs are still queued with the same attempt
+and that no other scheduler wrote. Jobs that another transaction is changing are skipped until the next pass.
 """
 
 from __future__ import annotations
@@ -19,16 +14,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import CharField, F, Func, JSONField, TextField, Value
+from django.db.models import CharField, F, Func, TextField, Value
 from django.utils import timezone
 
-from contracts.control import VERSION, Gang, LaunchOrder, Node
-from contracts.names import TASK_LAUNCH, host_queue
-from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Loan, Member, Outbox, SlotAllocation
+from contracts.control import Node
+from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Member, Outbox, SlotAllocation
 from jobs.queue import lifecycle, termination
-from jobs.queue.orders import create_loans, find_newest_checkpoint, order, spec_for_hosts
+from jobs.queue.orders import build_launch_order, create_loans
 from jobs.queue.scheduling.placement import decide, explain_decision
 from jobs.queue.scheduling.snapshot import (
     QUEUE_PAUSED,
@@ -43,39 +36,40 @@ from jobs.queue.scheduling.states import Placement, Share
 
 log = logging.getLogger(__name__)
 
-LOCK = "scheduler"  # its position is another one after each write of a pass
-MAX_STARTS_BEFORE_REASONS = 200  # jobs started in one pass: who gives way, and why others wait, is left to the next
+LOCK_NAME = "scheduler"
+JOBS_PER_TRANSACTION = 500  # bounds how long other writers wait
+MAX_REASONS_PER_PASS = 2000
+MAX_STARTS_BEFORE_REASONS = 200  # after more starts, preemptions and wait reasons are left to the next pass
 
-KeptHosts = dict[str, tuple[str, ...]]  # by job: names of hosts
-
-
-class Turn:
-    """That no other scheduler wrote since this pass read."""
-
-    def __init__(self, seen: str) -> None:
-        self._seen = seen  # the LOCK row's position as it was read, then as this pass last wrote it
-
-    def take(self) -> None:
-        """Hold the lock until the transaction ends.
-
-        Raises:
-            StaleError: another scheduler wrote, so what was decided goes by what is no longer true.
-        """
-        lock, _ = Cursor.objects.select_for_update().get_or_create(name=LOCK, defaults={"position": ""})
-        if lock.position != self._seen:
-            raise StaleError("another scheduler wrote first")
-        self._seen = uuid.uuid4().hex  # another one each time: who read between two writes must notice the second
-        Cursor.objects.filter(name=LOCK).update(position=self._seen)
+HeadHosts = dict[str, tuple[str, ...]]  # names of hosts by job
 
 
 class StaleError(Exception):
-    """A decision came too late."""
+    """Another scheduler wrote after this pass read the queue."""
+
+
+class SchedulerLock:
+    """Detect whether another scheduler wrote since this pass began. The position of the lock row changes per write."""
+
+    def __init__(self) -> None:
+        self._position = Cursor.objects.filter(name=LOCK_NAME).values_list("position", flat=True).first() or ""
+
+    def acquire(self) -> None:
+        """Hold the lock until the transaction ends.
+
+        Raises:
+            StaleError: Another scheduler wrote.
+        """
+        lock, _ = Cursor.objects.select_for_update().get_or_create(name=LOCK_NAME, defaults={"position": ""})
+        if lock.position != self._position:
+            raise StaleError("another scheduler wrote first")
+        self._position = uuid.uuid4().hex  # a new value, so readers between two writes notice the second one
+        Cursor.objects.filter(name=LOCK_NAME).update(position=self._position)
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """A long queue is a hundred thousand objects that live to the end of a pass: to look through them for garbage
-    again and again was a quarter of it."""
+def pause_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection, which took a quarter of a pass with 100,000 live objects."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -85,78 +79,61 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@uncollected()
+@pause_garbage_collection()
 def schedule(trouble: str = "") -> int:
-    """Place what fits and say why the rest waits; returns how many jobs were placed.
+    """Start jobs that fit, store why the others wait, and return the number of started jobs.
 
-    `trouble`: why a host may be well and yet not heard of.
+    `trouble`: why silent hosts may be well.
     """
-    now = timezone.now()
-    turn = Turn(Cursor.objects.filter(name=LOCK).values_list("position", flat=True).first() or "")
-    hosts = load_hosts(now)
-    queue = load_queue(now)
+    now, lock = timezone.now(), SchedulerLock()
+    hosts, queue = load_hosts(now), load_queue(now)
     if not queue:
         return 0
     if is_queue_paused():
-        store_wait_reasons(queue, {queued.job.id: QUEUE_PAUSED for queued in queue})
+        store_wait_reasons(queue, {entry.job.id: QUEUE_PAUSED for entry in queue})
         return 0
-    found = decide([queued.job for queued in queue if not queued.block_reason], hosts.values(), trouble, load_quotas())
+    decision = decide([entry.job for entry in queue if not entry.block_reason], hosts.values(), trouble, load_quotas())
     keys = {host.name: key for key, host in hosts.items()}
-    by_id = {queued.job.id: queued for queued in queue}
-    placed = 0
+    entries = {entry.job.id: entry for entry in queue}
+    started = 0
     try:
-        _keep(
-            found.head_hosts,
-            {queued.job.id: queued.job.head_hosts for queued in queue if queued.job.head_hosts},
-            keys,
-            turn,
-        )
-        for begin in range(0, len(found.placements), JOBS_PER_TRANSACTION):
-            placed += _start(found.placements[begin : begin + JOBS_PER_TRANSACTION], by_id, keys, turn)
+        before = {entry.job.id: entry.job.head_hosts for entry in queue if entry.job.head_hosts}
+        _store_head_hosts(decision.head_hosts, before, keys, lock)
+        for begin in range(0, len(decision.placements), JOBS_PER_TRANSACTION):
+            started += _start(decision.placements[begin : begin + JOBS_PER_TRANSACTION], entries, keys, lock)
     except (IntegrityError, StaleError) as error:
         log.warning("This scheduling pass ended early, and the next pass continues: %s", error)
-        return placed
-    if placed >= MAX_STARTS_BEFORE_REASONS:
-        return placed
-    plan = explain_decision(found)
+        return started
+    if started >= MAX_STARTS_BEFORE_REASONS:
+        return started
+    plan = explain_decision(decision)
     for each in plan.preemptions:
-        termination.preempt(each.victim, each.for_job, by_id[each.for_job].job.name)
+        termination.preempt(each.victim, each.for_job, entries[each.for_job].job.name)
     store_wait_reasons(queue, plan.reasons)
-    return placed
+    return started
 
 
-def resend_launch_order(job: Job, member: Member) -> None:
-    """Write the order to the outbox; the host starts an attempt once however often it is told, and whoever lends it a
-    checkpoint does that once."""
-    members = list(member.attempt.members.select_related("host"))
-    slots = sorted(member.allocations.values_list("slot", flat=True))
-    _order(job, member, slots, _nodes(members)).save()
-    if member.node == 0 and (loan := Loan.objects.filter(attempt=member.attempt).first()):
-        order(loan).save()
-
-
-def _keep(now: KeptHosts, before: KeptHosts, keys: dict[str, int], turn: Turn) -> None:
-    """Remember which hosts are kept for whom. Raises StaleError."""
+def _store_head_hosts(now: HeadHosts, before: HeadHosts, keys: dict[str, int], lock: SchedulerLock) -> None:
     if {job: set(hosts) for job, hosts in now.items()} == {job: set(hosts) for job, hosts in before.items()}:
         return
     with transaction.atomic():
-        turn.take()
+        lock.acquire()
         KeptHost.objects.all().delete()
         KeptHost.objects.bulk_create(
             KeptHost(job_id=job, host_id=keys[host]) for job, hosts in now.items() for host in hosts
         )
 
 
-def _start(placements: list[Placement], queue: dict[str, QueueEntry], keys: dict[str, int], turn: Turn) -> int:
-    """Start what is still queued and whose owner still may, all of it or nothing; returns how many jobs started.
+def _start(placements: list[Placement], queue: dict[str, QueueEntry], keys: dict[str, int], lock: SchedulerLock) -> int:
+    """Start the jobs that are still queued and permitted, in one transaction, and return their number.
 
     Raises:
-        StaleError: another scheduler wrote first.
-        IntegrityError: a slot or an attempt is there already, or a host is gone.
+        StaleError: Another scheduler wrote first.
+        IntegrityError: A slot or an attempt exists already, or a host was deleted.
     """
     now = timezone.now()
     with transaction.atomic():
-        turn.take()
+        lock.acquire()
         allowed = lock_startable_jobs({p.job: (queue[p.job].job.owner, queue[p.job].job.project) for p in placements})
         where = {p.job: ", ".join(share.host for share in p.shares) for p in placements if p.job in allowed}
         slots = {job: queue[job].job.num_slots for job in where}
@@ -168,7 +145,7 @@ def _start(placements: list[Placement], queue: dict[str, QueueEntry], keys: dict
             (Member(attempt=attempt, node=node, host_id=keys[share.host], host_name=share.host,
                     first_rank=first, num_ranks=ranks, ordered=now), share)
             for attempt, (job, p) in zip(created, pairs, strict=True)
-            for node, share, first, ranks in _ranked(job, p)
+            for node, share, first, ranks in _assign_ranks(job, p)
         ]  # fmt: skip
         members = Member.objects.bulk_create(member for member, _ in drafts)
         SlotAllocation.objects.bulk_create(
@@ -176,14 +153,14 @@ def _start(placements: list[Placement], queue: dict[str, QueueEntry], keys: dict
             for member, (_, share) in zip(members, drafts, strict=True)
             for slot in share.slots
         )
-        hosts_of = {p.job: [share.host for share in p.shares] for p in placements}
-        lent = create_loans((attempt, hosts_of[attempt.job_id]) for attempt in created)
-        Outbox.objects.bulk_create([*_orders(pairs, members), *lent])
+        hosts_by_job = {p.job: [share.host for share in p.shares] for p in placements}
+        loan_orders = create_loans((attempt, hosts_by_job[attempt.job_id]) for attempt in created)
+        Outbox.objects.bulk_create([*_build_launch_orders(pairs, members), *loan_orders])
     return len(pairs)
 
 
-def _ranked(job: Job, placement: Placement) -> Iterator[tuple[int, Share, int, int]]:
-    """Node, share, its first rank and how many it has. Ranks that take turns in one slot are all in it."""
+def _assign_ranks(job: Job, placement: Placement) -> Iterator[tuple[int, Share, int, int]]:
+    """Yield each node with its share, first rank, and number of ranks. Ranks that share one slot are on one node."""
     first = 0
     for node, share in enumerate(placement.shares):
         ranks = len(share.slots) if len(placement.shares) > 1 else job.num_slots
@@ -191,64 +168,38 @@ def _ranked(job: Job, placement: Placement) -> Iterator[tuple[int, Share, int, i
         first += ranks
 
 
-def _orders(pairs: list[tuple[Job, Placement]], members: list[Member]) -> Iterator[Outbox]:
-    named = {member.host_name for member in members}
-    addresses = dict(Host.objects.filter(name__in=named).values_list("name", "address"))
-    told = iter(members)
+def _build_launch_orders(pairs: list[tuple[Job, Placement]], members: list[Member]) -> Iterator[Outbox]:
+    """Yield the orders of all members, which are in the order of the placements."""
+    names = {member.host_name for member in members}
+    addresses = dict(Host.objects.filter(name__in=names).values_list("name", "address"))
+    left = iter(members)
     for job, placement in pairs:
-        of_job = [next(told) for _ in placement.shares]
-        nodes = [Node(host=m.host_name, address=addresses[m.host_name], ranks=m.num_ranks) for m in of_job]
-        for member, share in zip(of_job, placement.shares, strict=True):
-            yield _order(job, member, list(share.slots), nodes)
-
-
-def _nodes(members: list[Member]) -> list[Node]:
-    return [Node(host=m.host_name, address=m.host.address if m.host else "", ranks=m.num_ranks) for m in members]
-
-
-def _order(job: Job, member: Member, slots: list[int], nodes: list[Node]) -> Outbox:
-    order = LaunchOrder(
-        v=VERSION,
-        job=job.id,
-        attempt=job.attempt,
-        spec=spec_for_hosts(job.spec),
-        slots=slots,
-        expires=0.0,  # set as it is sent
-        owner=job.owner_id,
-    )
-    if len(nodes) > 1:
-        order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
-    if job.attempt > 1 and (kept := find_newest_checkpoint(job)):
-        order["checkpoint"] = kept
-    # An expression, so that Django sends rows: of columns as arrays, psycopg quotes a JSON letter by letter.
-    arguments = Value([order], JSONField())
-    return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=arguments)
-
-
-JOBS_PER_TRANSACTION = 500  # bounds how long other writers wait
-
-
-MAX_REASONS_PER_PASS = 2000
+        gang = [next(left) for _ in placement.shares]
+        nodes = [Node(host=m.host_name, address=addresses[m.host_name], ranks=m.num_ranks) for m in gang]
+        for member, share in zip(gang, placement.shares, strict=True):
+            yield build_launch_order(job, member, list(share.slots), nodes)
 
 
 def store_wait_reasons(queue: list[QueueEntry], reasons: Mapping[str, str]) -> None:
-    """Write reasons that are new, as many as a pass has time for, in transactions short enough for everybody else."""
-    news = {}
-    for queued in queue:
-        reason = queued.block_reason or reasons.get(queued.job.id, queued.reason)
-        if reason != queued.reason:
-            news[queued.job.id] = reason
-    waiting = list(news)[:MAX_REASONS_PER_PASS]
+    """Store changed wait reasons, up to the limit per pass, in short transactions."""
+    changed = {}
+    for entry in queue:
+        reason = entry.block_reason or reasons.get(entry.job.id, entry.reason)
+        if reason != entry.reason:
+            changed[entry.job.id] = reason
+    waiting = list(changed)[:MAX_REASONS_PER_PASS]
     for begin in range(0, len(waiting), JOBS_PER_TRANSACTION):
         with transaction.atomic():
-            jobs = lifecycle.lock_queued_ids(waiting[begin : begin + JOBS_PER_TRANSACTION])
-            Job.objects.filter(id__in=jobs).update(wait_reason=TextOf({job: news[job] for job in jobs}, "id"))
+            jobs = [job.id for job in lifecycle.lock_queued(waiting[begin : begin + JOBS_PER_TRANSACTION])]
+            Job.objects.filter(id__in=jobs).update(wait_reason=TextFromMap({job: changed[job] for job in jobs}, "id"))
     lifecycle.announce(*waiting)
 
 
-class TextOf(Func):
-    """The text that a map has for a column. The map goes as one JSON: of a condition for each row, Django and the
-    database would both make more work than of writing the rows."""
+class TextFromMap(Func):
+    """Look up the text of a column's value in a map that is sent as one JSON.
+
+    A CASE expression with a condition per row takes Django and the database longer than the update.
+    """
 
     output_field = CharField()
 

@@ -1,9 +1,4 @@
-"""Queue, hosts and projects as they are now, read from the database in few statements and without a spec.
-
-Whose queued jobs may start: those of who could submit them now, by the rule of `jobs.core.access.may_submit_to`.
-
-Whose earlier attempt may still be alive: given up, or on a host that came back with it. Two never train at once.
-"""
+"""Load the scheduler's input: queued jobs, hosts, quotas, and why jobs are blocked. Specs are not read."""
 
 from __future__ import annotations
 
@@ -55,11 +50,16 @@ from jobs.queue.scheduling.states import (
 
 QUEUE_PAUSED = "The queue is paused, so no job starts."
 JOB_HELD = "The job is held until staff release it."
-AHEAD = timedelta(days=366)  # of reservations: none further away can matter to a job (its limit is a year at most)
+OWNER_DISABLED = "The account of the owner is disabled. The job can start after staff enable the account."
+OWNER_NOT_SUBMITTER = "The owner is no longer allowed to submit jobs to project {}, so the job does not start."
+OWNER_FIELDS = ("owner__is_active", "owner__is_staff")
+MAX_RESERVATION_LEAD = timedelta(days=366)  # the maximum time limit of a job is a year
+# Between the last messages of a host and its supervisor, and between the ends of the lease and the ranks.
+LEASE_MARGIN = timedelta(seconds=30)
 
 
 class QueueEntry(NamedTuple):
-    """A queued job and what is written about it. `bar`: why it cannot start whatever is free; empty where it can."""
+    """A queued job, its stored wait reason, and why it cannot start even if slots are free ("": it can)."""
 
     job: QueuedJob
     attempt: int
@@ -69,7 +69,7 @@ class QueueEntry(NamedTuple):
 
 
 class DependencyState(NamedTuple):
-    """What a job comes after: those that have not ended, and those that did not succeed."""
+    """Jobs that another job waits for: those that have not ended, and those that did not succeed."""
 
     unended: list[str]
     failed: list[str]
@@ -79,104 +79,149 @@ def is_queue_paused() -> bool:
     return QueueState.objects.filter(paused=True).exists()
 
 
+def load_point_factors() -> tuple[dict[str, float], PointRates]:
+    """Return the fair-share factors of all projects, and the rates of priority points."""
+    factors = compute_share_factors({p.name: ProjectUse(p.used, p.weight) for p in Project.objects.all()})
+    return factors, PointRates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
+
+
 def load_queue(now: datetime) -> list[QueueEntry]:
-    """Every queued job that our hosts run."""
+    """Load all queued jobs for connected hosts."""
     attempts = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
     rows = Job.objects.filter(status=Status.QUEUED, engine="hosts").values_list(
         "id", "name", "owner", "device", "num_slots", "wanted_host", "priority", "created",
         "unit", "wide_unit", "max_hosts", "project", "pool", Cast("labels", TextField()), "time_limit_s",
-        *STANDS, "attempt", "wait_reason", "held", "moved", Exists(attempts),
+        *OWNER_FIELDS, "attempt", "wait_reason", "held", "moved", Exists(attempts),
     )  # fmt: skip
-    kept: dict[str, list[str]] = {}
+    head_hosts: dict[str, list[str]] = {}
     for job, host in KeptHost.objects.values_list("job_id", "host__name"):
-        kept.setdefault(job, []).append(host)
-    again = {id for id, *_, attempt, _reason, _held, _moved, _placed in rows if attempt > 1}
-    waits, alive = load_dependencies(), find_running_attempts(again, now)
-    has = _load_checkpoint_hosts() if again else {}
-    share = compute_share_factors({p.name: ProjectUse(p.used, p.weight) for p in Project.objects.all()})
-    rates = PointRates(settings.AGEING_PER_HOUR, settings.SHARE_POINTS)
-    owners, found = SubmitRights(), []
+        head_hosts.setdefault(job, []).append(host)
+    retries = {id for id, *_, attempt, _reason, _held, _moved, _has_attempt in rows if attempt > 1}
+    dependencies, running = load_dependencies(), find_running_attempts(retries, now)
+    checkpoint_hosts = _load_checkpoint_hosts() if retries else {}
+    share_factors, rates = load_point_factors()
+    rights, found = SubmitRights(), []
     for (
         id, name, owner, device, num_slots, wanted, priority, created,
-        unit, wide, most, project, pool, labels, limit_s,
-        active, of_staff, attempt, reason, held, moved, placed_before,
+        unit, wide_unit, max_hosts, project, pool, labels, limit_s,
+        active, staff, attempt, reason, is_held, moved, has_attempt,
     ) in rows:  # fmt: skip
-        stands = compute_points(priority, (now - created).total_seconds(), share.get(project, 1.0), moved, rates)
-        waiting = QueuedJob(
-            id, name, owner, device, num_slots, wanted, priority, created, tuple(kept.get(id, ())),
-            (wide, unit) if wide != unit else (unit,), most, stands.total, project, pool, _labels(labels), limit_s,
-            has.get(id, ""),
+        waited_s = (now - created).total_seconds()
+        points = compute_points(priority, waited_s, share_factors.get(project, 1.0), moved, rates)
+        queued = QueuedJob(
+            id, name, owner, device, num_slots, wanted, priority, created, tuple(head_hosts.get(id, ())),
+            (wide_unit, unit) if wide_unit != unit else (unit,), max_hosts, points.total, project, pool,
+            _parse_labels(labels), limit_s, checkpoint_hosts.get(id, ""),
         )  # fmt: skip
-        bar = alive.get(id, "")
-        if owner_bar := owners.bar(owner, project, active=active, staff=of_staff):
-            bar = owner_bar
-        elif held:
-            bar = JOB_HELD
-        elif id in waits and waits[id].unended:
-            bar = _after_words(waits[id].unended)
-        if placed_before:
-            bar = f"Attempt {attempt} already started on a host. Cancel the job, then queue it again."
-        found.append(QueueEntry(waiting, attempt, reason, bar, stands))
+        if has_attempt:
+            block_reason = f"Attempt {attempt} already started on a host. Cancel the job, then queue it again."
+        elif owner_reason := rights.explain_missing(owner, project, active=active, staff=staff):
+            block_reason = owner_reason
+        else:
+            block_reason = _explain_hold(id, dependencies, is_held=is_held) or running.get(id, "")
+        found.append(QueueEntry(queued, attempt, reason, block_reason, points))
     return found
 
 
 def _load_checkpoint_hosts() -> dict[str, str]:
-    """Return the host with the latest checkpoint of an earlier attempt, by queued job."""
+    """Return the host with the latest checkpoint of earlier attempts, by queued job."""
     saved = Attempt.objects.exclude(checkpoint="").filter(job__status=Status.QUEUED, members__node=0)
     return dict(saved.order_by("number").values_list("job_id", "members__host_name"))
 
 
 @lru_cache(maxsize=1000)
-def _labels(text: str) -> frozenset[str]:
-    """Of thousands of jobs most ask for the same ones: read once, not for each."""
+def _parse_labels(text: str) -> frozenset[str]:
+    """Parse labels once per text, because thousands of jobs have equal labels."""
     return frozenset(json.loads(text))
 
 
+def find_running_attempts(queued: set[str], now: datetime | None = None) -> Mapping[str, str]:
+    """Return queued jobs whose earlier attempt may still run, with reasons. Two attempts must never train at once.
+
+    A gang on a silent host ends when its lease ends. Other lost attempts are told to end as soon as they have contact.
+    A job on one host has no lease: staff who mark its host as lost confirm that the attempt has ended.
+    """
+    if not queued:
+        return {}
+    now = now or timezone.now()
+    lost = Member.objects.filter(attempt__job_id__in=queued, outcome="lost").order_by()
+    # A supervisor can report a lost attempt even if its host worker is silent.
+    reported = lost.filter(heard__gt=F("ended"), heard__gte=now - HOST_SILENT_AFTER)
+    reasons = {
+        job: f"waiting until the supervisor process on host {name} ends attempt {number}"
+        for job, number, name in reported.values_list("attempt__job_id", "attempt__number", "host_name")
+    }
+    # Reports from before a host was marked as lost do not count.
+    holding_hosts = Host.objects.present().exclude(holding=[]).exclude(given_up__gt=F("last_seen"))
+    for name, holding in holding_hosts.values_list("name", "holding"):
+        for job, number, _ in holding:
+            if job in queued:
+                reasons[job] = f"waiting until host {name} ends attempt {number}"
+    lease = timedelta(seconds=settings.LEASE_S) + LEASE_MARGIN
+    silent_gangs = lost.filter(host__last_seen__lt=F("ended"), attempt__members__node__gt=0).distinct()
+    rows = silent_gangs.values_list("attempt__job_id", "attempt__number", "host_name", "host__last_seen", "heard")
+    for job, number, host, last_seen, supervisor_seen in rows:
+        ends = max(last_seen, supervisor_seen or last_seen) + lease
+        if job not in reasons and ends > now:
+            until = f"{ends:%H:%M:%S} UTC"
+            reasons[job] = f"attempt {number} may still run on silent host {host} until its lease ends at {until}"
+    return reasons
+
+
 def load_dependencies() -> dict[str, DependencyState]:
-    """By queued job that comes after others: how those stand. One that was deleted did not succeed."""
+    """Return the state of dependencies by queued job. A deleted dependency counts as failed."""
     pairs = list(Dependency.objects.filter(job__status=Status.QUEUED).values_list("job_id", "needs"))
     known = dict(Job.objects.filter(id__in={needs for _, needs in pairs}).values_list("id", "status")) if pairs else {}
     found: dict[str, DependencyState] = {}
     for job, needs in pairs:
-        ahead = found.setdefault(job, DependencyState([], []))
+        state = found.setdefault(job, DependencyState([], []))
         status = known.get(needs, Status.LOST)
         if status not in TERMINAL:
-            ahead.unended.append(needs)
+            state.unended.append(needs)
         elif status != Status.SUCCEEDED:
-            ahead.failed.append(needs)
+            state.failed.append(needs)
     return found
 
 
 def explain_blocked_jobs(jobs: Iterable[Job]) -> dict[str, str]:
-    """Of queued jobs of any engine, by id: why each does not start whatever there is room for."""
+    """Return why queued jobs of any engine cannot start even if slots are free, by ID of the blocked jobs."""
     jobs = list(jobs)
-    paused, waits, found = is_queue_paused(), load_dependencies(), owner_bars(job.id for job in jobs)
-    for job in jobs:
-        if paused:
-            found[job.id] = QUEUE_PAUSED
-        elif job.id in found:
-            continue
-        elif job.held:
-            found[job.id] = JOB_HELD
-        elif job.id in waits and waits[job.id].unended:
-            found[job.id] = _after_words(waits[job.id].unended)
-    return found
+    if is_queue_paused():
+        return dict.fromkeys((job.id for job in jobs), QUEUE_PAUSED)
+    dependencies, rights, reasons = load_dependencies(), SubmitRights(), {}
+    held = {job.id: job.held for job in jobs}
+    rows = Job.objects.filter(id__in=held).values_list("id", "owner", "project", *OWNER_FIELDS)
+    for id, owner, project, active, staff in rows:
+        owner_reason = rights.explain_missing(owner, project, active=active, staff=staff)
+        if reason := owner_reason or _explain_hold(id, dependencies, is_held=held[id]):
+            reasons[id] = reason
+    return reasons
 
 
-def _after_words(jobs: list[str]) -> str:
-    if len(jobs) == 1:
-        return f"The job waits until job {jobs[0]} has ended."
-    named = ", ".join(sorted(jobs)[:3])
-    more = f" and {len(jobs) - 3} more" if len(jobs) > 3 else ""
-    return f"The job waits until jobs {named}{more} have ended."
+def _explain_hold(job: str, dependencies: Mapping[str, DependencyState], *, is_held: bool) -> str:
+    """Return that a job is held or waits for other jobs, or an empty text."""
+    if is_held:
+        return JOB_HELD
+    if job not in dependencies or not dependencies[job].unended:
+        return ""
+    needs = dependencies[job].unended
+    if len(needs) == 1:
+        return f"The job waits until job {needs[0]} has ended."
+    more = f" and {len(needs) - 3} more" if len(needs) > 3 else ""
+    return f"The job waits until jobs {', '.join(sorted(needs)[:3])}{more} have ended."
 
 
 def load_hosts(now: datetime) -> dict[int, HostState]:
-    """All hosts by key."""
-    booked, occupants = _reservations(now), _occupants()
+    """Load all hosts by primary key."""
+    reservations = Reservation.objects.filter(ends__gt=now, starts__lt=now + MAX_RESERVATION_LEAD)
+    bookings = [
+        (host, pool, Booking(project, (starts - now).total_seconds()))
+        for host, pool, project, starts in reservations.values_list("host_id", "pool__name", "project__name", "starts")
+    ]
+    occupants = _load_occupants()
     return {
         key: host._replace(
-            bookings=tuple(booking for of, pool, booking in booked if of == key or pool in host.pools),
+            bookings=tuple(booking for host_key, pool, booking in bookings if host_key == key or pool in host.pools),
             occupants=tuple(occupants.get(key, ())),
         )
         for key, host in load_host_slots(now).items()
@@ -184,44 +229,38 @@ def load_hosts(now: datetime) -> dict[int, HostState]:
 
 
 def count_free_slots() -> dict[int, int]:
-    """By host, how many slots could be given away now: of one that takes no jobs none. Whoever says so asks here."""
+    """Return the number of slots that the queue can use now by host. Hosts that take no jobs have 0."""
     return {key: len(host.free) if host.takes_jobs else 0 for key, host in load_host_slots(timezone.now()).items()}
 
 
 def load_host_slots(now: datetime) -> dict[int, HostState]:
-    """All hosts by key, without who reserved or leaves them. A slot is free if no attempt was given it and the host
-    names none that lives there."""
+    """Load all hosts by primary key, without bookings and occupants.
+
+    A slot is free if no attempt has it and the host reports no live attempt there.
+    """
     seen_after = now - HOST_SILENT_AFTER
-    taken: dict[int, set[int]] = {}
+    allocated: dict[int, set[int]] = {}
     for host, slot in SlotAllocation.objects.values_list("host", "slot"):
-        taken.setdefault(host, set()).add(slot)
+        allocated.setdefault(host, set()).add(slot)
     pools = [(p.name, frozenset(p.labels), p.paused) for p in Pool.objects.all()]
     hosts = {}
     rows = Host.objects.present().values_list(
         "id", "name", "device", "slots", "drained", "last_seen", "holding", "device_name", "labels"
     )
-    for key, name, device, slots, drained, last_seen, holding, model, told in rows:
-        held = taken.get(key, set()).union(*(alive for _job, _attempt, alive in holding))
-        free = tuple(slot for slot in range(slots) if slot not in held)
-        labels = frozenset(told)
-        of = {pool: paused for pool, asked, paused in pools if asked <= labels}
-        paused = min((pool for pool, is_paused in of.items() if is_paused), default="")
+    for key, name, device, slots, drained, last_seen, holding, model, host_labels in rows:
+        used = allocated.get(key, set()).union(*(live for _job, _attempt, live in holding))
+        free = tuple(slot for slot in range(slots) if slot not in used)
+        labels = frozenset(host_labels)
+        host_pools = {pool: is_paused for pool, pool_labels, is_paused in pools if pool_labels <= labels}
+        paused = min((pool for pool, is_paused in host_pools.items() if is_paused), default="")
         hosts[key] = HostState(
-            name, device, slots, free, drained, last_seen >= seen_after, model, labels, frozenset(of), paused
+            name, device, slots, free, drained, last_seen >= seen_after, model, labels, frozenset(host_pools), paused
         )
     return hosts
 
 
-def _reservations(now: datetime) -> list[tuple[int | None, str | None, Booking]]:
-    rows = Reservation.objects.filter(ends__gt=now, starts__lt=now + AHEAD)
-    return [
-        (host, pool, Booking(project, (starts - now).total_seconds()))
-        for host, pool, project, starts in rows.values_list("host_id", "pool__name", "project__name", "starts")
-    ]
-
-
-def _occupants() -> dict[int, list[Occupant]]:
-    """By host: attempts that were told to end, or would be for one of higher priority."""
+def _load_occupants() -> dict[int, list[Occupant]]:
+    """Return ending and preemptible attempts by host."""
     rows = (
         Member.objects.filter(ended__isnull=True, host__isnull=False)
         .filter(Q(attempt__job__status=Status.CANCELLING) | Q(attempt__job__preemptible=True))
@@ -235,138 +274,76 @@ def _occupants() -> dict[int, list[Occupant]]:
 
 
 def load_quotas() -> dict[str, Quota]:
-    """By project that has one: what its attempts hold until they have ended. One that waits in Slurm's own queue counts
-    too: it begins when Slurm says, and nobody is asked then."""
-    most = {project.name: project.max_slots for project in Project.objects.only("name", "slots", "own_slots")}
-    limited = {name: slots for name, slots in most.items() if slots is not None}
-    used = _slots(_unended(limited)) if limited else {}
+    """Load the quotas of limited projects, with the slots of their attempts that have not ended.
+
+    Attempts that are pending in Slurm count, because Slurm later starts them without asking Meshboard.
+    """
+    limits = {project.name: project.max_slots for project in Project.objects.only("name", "slots", "own_slots")}
+    limited = {name: slots for name, slots in limits.items() if slots is not None}
+    used = _sum_slots(_filter_unended(limited)) if limited else {}
     return {name: Quota(slots, used.get(name, 0)) for name, slots in limited.items()}
 
 
 def count_held_slots(projects: Iterable[str]) -> dict[str, int]:
-    """Slots in use by project: what waits in Slurm's own queue uses none."""
-    return _slots(_unended(projects).exclude(job__status=Status.QUEUED))
+    """Return the slots in use by project, without attempts that are pending in Slurm."""
+    return _sum_slots(_filter_unended(projects).exclude(job__status=Status.QUEUED))
 
 
-def _unended(projects: Iterable[str]) -> QuerySet[Attempt]:
-    """Attempts that are ours to count: what somebody else launched takes no slot."""
+def _filter_unended(projects: Iterable[str]) -> QuerySet[Attempt]:
+    """Return unended attempts, without runs that started outside Meshboard."""
     return Attempt.objects.filter(ended__isnull=True, job__project__in=list(projects)).exclude(
         job__engine=EXTERNAL_ENGINE
     )
 
 
-def _slots(attempts: QuerySet[Attempt]) -> dict[str, int]:
+def _sum_slots(attempts: QuerySet[Attempt]) -> dict[str, int]:
     return dict(attempts.order_by().values_list("job__project").annotate(slots=Sum("job__num_slots")))
 
 
-OWNER_DISABLED = "The account of the owner is disabled. The job can start after staff enable the account."
-OWNER_NOT_SUBMITTER = "The owner is no longer allowed to submit jobs to project {}, so the job does not start."
-STANDS = ("owner__is_active", "owner__is_staff")  # of a job's owner, read with the job
-
-
 class SubmitRights:
-    """Why owners may have nothing started. Who submits to what is read once, where a project but `default` is asked of:
-    of thousands of jobs PostgreSQL takes ten times as long when each looks it up. What staff may by their rights is
-    looked up once for all their jobs."""
+    """Check whether owners may still submit to the projects of their jobs, by the rule of `may_submit_to`.
+
+    Memberships are read once, because PostgreSQL takes ten times as long with a lookup per job. Rights of staff are
+    looked up once per project.
+    """
 
     def __init__(self, submitters: set[tuple[int, str]] | None = None) -> None:
         self._submitters = submitters
         self._staff: dict[tuple[int, str], bool] = {}
 
-    def bar(self, owner: int, project: str, *, active: bool, staff: bool) -> str:
-        """Empty where they may."""
+    def explain_missing(self, owner: int, project: str, *, active: bool, staff: bool) -> str:
+        """Return why jobs of the owner cannot start in the project, or an empty text."""
         if not active:
             return OWNER_DISABLED
-        if project == DEFAULT_PROJECT or self._submits(owner, project) or (staff and self._may(owner, project)):
+        if project == DEFAULT_PROJECT:
             return ""
-        return OWNER_NOT_SUBMITTER.format(project)
-
-    def _submits(self, owner: int, project: str) -> bool:
         if self._submitters is None:
             members = Membership.objects.filter(role__gte=Role.SUBMITTER).order_by()
             self._submitters = set(members.values_list("user", "project__name"))
-        return (owner, project) in self._submitters
-
-    def _may(self, owner: int, project: str) -> bool:
-        if (owner, project) not in self._staff:
-            self._staff[owner, project] = may_submit_to(User.objects.get(pk=owner), project)
-        return self._staff[owner, project]
-
-
-def owner_bars(jobs: Iterable[str]) -> dict[str, str]:
-    """By job that may not start for its owner's sake: why."""
-    owners, found = SubmitRights(), {}
-    rows = Job.objects.filter(id__in=list(jobs)).values_list("id", "owner", "project", *STANDS)
-    for id, owner, project, active, staff in rows:
-        if bar := owners.bar(owner, project, active=active, staff=staff):
-            found[id] = bar
-    return found
+        key = (owner, project)
+        if key in self._submitters:
+            return ""
+        if staff and key not in self._staff:
+            self._staff[key] = may_submit_to(User.objects.get(pk=owner), project)
+        return "" if staff and self._staff[key] else OWNER_NOT_SUBMITTER.format(project)
 
 
 def lock_startable_jobs(jobs: Mapping[str, tuple[int, str]]) -> set[str]:
-    """Of jobs, by owner and project, those that may start; whoever disables an account or takes a role waits until the
-    transaction ends, and whose row is being changed now has nothing started in it.
+    """Return which of these jobs may start, given their owners and projects.
+
+    Accounts and roles are locked until the transaction ends. Jobs whose account or role is being changed are skipped.
     """
-    asked, projects = {owner for owner, _ in jobs.values()}, {project for _, project in jobs.values()}
-    rows = User.objects.select_for_update(skip_locked=True, no_key=True).filter(pk__in=asked).order_by("pk")
-    people, roles = {user.pk: user for user in rows}, set()
+    owners, projects = {owner for owner, _ in jobs.values()}, {project for _, project in jobs.values()}
+    rows = User.objects.select_for_update(skip_locked=True, no_key=True).filter(pk__in=owners).order_by("pk")
+    users, roles = {user.pk: user for user in rows}, set()
     if projects - {DEFAULT_PROJECT}:
         members = Membership.objects.select_for_update(skip_locked=True, no_key=True, of=("self",))
-        found = members.filter(user__in=asked, project__name__in=projects, role__gte=Role.SUBMITTER)
+        found = members.filter(user__in=owners, project__name__in=projects, role__gte=Role.SUBMITTER)
         roles = {(member.user_id, member.project.name) for member in found.select_related("project").order_by("pk")}
-    owners = SubmitRights(roles)
+    rights = SubmitRights(roles)
     return {
         id
         for id, (owner, project) in jobs.items()
-        if (user := people.get(owner)) and not owners.bar(owner, project, active=user.is_active, staff=user.is_staff)
+        if (user := users.get(owner))
+        and not rights.explain_missing(owner, project, active=user.is_active, staff=user.is_staff)
     }
-
-
-# From the last word of a host to the last of its supervisor, and from the end of the lease to that of the ranks.
-MARGIN = timedelta(seconds=30)
-
-
-def find_running_attempts(queued: set[str], now: datetime | None = None) -> Mapping[str, str]:
-    """Of queued jobs that ran before those that must not start yet, and why.
-
-    A member of a gang on a silent host ends by itself when its lease is over; one that is heard of, or a supervisor of
-    which is, is told to end. A job on one host has no lease: who gives its host up takes it upon himself that nothing
-    lives there.
-    """
-    if not queued:
-        return {}
-    now = now or timezone.now()
-    waits = dict([*_still_heard(queued, now), *_still_held(queued)])
-    lease = timedelta(seconds=settings.LEASE_S) + MARGIN
-    untold = Member.objects.filter(
-        attempt__job_id__in=queued, outcome="lost", host__last_seen__lt=F("ended")
-    ).order_by()
-    in_gangs = untold.filter(attempt__members__node__gt=0).distinct()
-    rows = in_gangs.values_list("attempt__job_id", "attempt__number", "host_name", "host__last_seen", "heard")
-    for job, number, host, last_seen, heard in rows:
-        ends = max(last_seen, heard or last_seen) + lease
-        if job not in waits and ends > now:
-            until = f"{ends:%H:%M:%S} UTC"
-            waits[job] = f"attempt {number} may still run on silent host {host} until its lease ends at {until}"
-    return waits
-
-
-def _still_heard(queued: set[str], now: datetime) -> list[tuple[str, str]]:
-    """Also where it runs elsewhere now than it should: a supervisor speaks of what has ended for the board."""
-    speak = Member.objects.filter(attempt__job_id__in=queued, outcome="lost", heard__gt=F("ended"))
-    rows = speak.filter(heard__gte=now - HOST_SILENT_AFTER).order_by()
-    return [
-        (job, f"waiting until the supervisor process on host {name} ends attempt {number}")
-        for job, number, name in rows.values_list("attempt__job_id", "attempt__number", "host_name")
-    ]
-
-
-def _still_held(queued: set[str]) -> list[tuple[str, str]]:
-    """What a host said before it was given up counts no more."""
-    known = Host.objects.present().exclude(holding=[]).exclude(given_up__gt=F("last_seen"))
-    return [
-        (job, f"waiting until host {name} ends attempt {number}")
-        for name, holding in known.values_list("name", "holding")
-        for job, number, _ in holding
-        if job in queued
-    ]

@@ -1,16 +1,4 @@
-"""What a pass of the scheduler goes by: jobs, hosts, projects as they are now; and what it decides.
-
-A project holds no more slots at once than its quota.
-
-Fair share: what projects used, of which half is forgotten in each half-life, against what was theirs to use.
-
-A job's points: who has more goes first.
-
-priority, as its owner's staff set it
-+ so much an hour for waiting, without an end: no stream of higher priority keeps a job out for ever
-+ a part between 0 and so much for belonging to a project that used less than its fair share
-+ what staff gave it by moving it
-"""
+"""Define the scheduler's input and output, quota budgets, and priority points."""
 
 from __future__ import annotations
 
@@ -22,31 +10,30 @@ from typing import NamedTuple
 from planner.facts.kinds import SlotDemand
 from planner.facts.validation import format_count
 
-RESERVED_AHEAD_S = 24 * 3600.0  # so long before a reservation a job without a time limit starts there no more
+RESERVED_AHEAD_S = 24 * 3600.0  # jobs without a time limit need this long before the next reservation
+MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3  # one bad weight in the database cannot stop the queue
 
 
 class QueuedJob(NamedTuple):
-    """A queued job, as far as placing it goes."""
+    """The fields of a queued job that decide its placement."""
 
     id: str
     name: str
     owner: int
     device: str
     num_slots: int
-    wanted_host: str  # "" for any
-    priority: int  # as its owner or staff set it: whom it may preempt
+    wanted_host: str  # "": any
+    priority: int  # as the owner or staff set it, decides which jobs it may preempt
     created: datetime
-    head_hosts: tuple[str, ...] = ()  # hosts that the last plan kept for it
-    units: tuple[int, ...] = (1,)  # see `gang.Demand`
+    head_hosts: tuple[str, ...] = ()  # hosts that the last pass kept for this job
+    units: tuple[int, ...] = (1,)  # as in `SlotDemand`
     max_hosts: int = 1  # 0: any number
-    points: float = 0.0  # its points (`policy.standing`): who has more goes first
+    points: float = 0.0  # jobs with more points are placed first
     project: str = "default"
-    pool: str = ""  # "" for any
-    labels: frozenset[str] = frozenset()  # a host of its has all of them
-    limit_s: int | None = None  # it is ended after so long
-    checkpoint_host: str = (
-        ""  # the host with the checkpoint that it goes on from: of hosts that are as good it takes this
-    )
+    pool: str = ""  # "": any
+    labels: frozenset[str] = frozenset()  # a host needs all of them
+    limit_s: int | None = None  # time limit
+    checkpoint_host: str = ""  # has the checkpoint to resume from, and is preferred among equal hosts
 
     @property
     def demand(self) -> SlotDemand:
@@ -54,35 +41,35 @@ class QueuedJob(NamedTuple):
 
 
 class Occupant(NamedTuple):
-    """An attempt that will leave its slots of a host, or would if asked to."""
+    """An attempt on a host that is ending or can be preempted."""
 
     job: str
     priority: int
     began: datetime
     slots: int
-    is_ending: bool  # it was told to end
+    is_ending: bool
 
 
 class Booking(NamedTuple):
-    """A reservation of a host. `in_s`: seconds until it begins, 0 or less while it lasts."""
+    """A reservation of a host. `in_s`: seconds until it begins, at most 0 if it has begun."""
 
     project: str
     in_s: float
 
 
 class HostState(NamedTuple):
-    """A host as it is now."""
+    """The slots of a host and the conditions for placing jobs there."""
 
     name: str
     device: str
     slots: int
-    free: tuple[int, ...]  # the slots that nothing holds, ascending
+    free: tuple[int, ...]  # ascending slot numbers
     drained: bool = False
     live: bool = True
     device_name: str = ""
     labels: frozenset[str] = frozenset()
     pools: frozenset[str] = frozenset()
-    paused: str = ""  # a pool of its that is paused
+    paused: str = ""  # name of a paused pool that has the host
     bookings: tuple[Booking, ...] = ()
     occupants: tuple[Occupant, ...] = ()
 
@@ -91,52 +78,51 @@ class HostState(NamedTuple):
         return self.live and not self.drained and not self.paused
 
     def matches(self, job: QueuedJob) -> bool:
-        """Whether the job may go there, whoever else is there."""
+        """Return whether the job's spec allows this host."""
         if self.device != job.device or job.wanted_host not in ("", self.name):
             return False
         return (not job.pool or job.pool in self.pools) and job.labels <= self.labels
 
     def is_reserved_for_others(self, job: QueuedJob) -> bool:
-        """Whether another project's reservation keeps the job away: it has begun, or begins before the job must end."""
+        """Return whether another project's reservation begins before the job must end."""
         lasts_s = RESERVED_AHEAD_S if job.limit_s is None else job.limit_s
         return any(booking.project != job.project and booking.in_s < lasts_s for booking in self.bookings)
 
     def count_soon_free(self, priority: int) -> int:
-        """Slots that are free, are being left, or could be taken from preemptible jobs of lower priority."""
-        coming = (who.slots for who in self.occupants if who.is_ending or who.priority < priority)
-        return len(self.free) + sum(coming)
+        """Count slots that are free, belong to ending attempts, or can be preempted with this priority."""
+        return len(self.free) + sum(one.slots for one in self.occupants if one.is_ending or one.priority < priority)
 
 
 class Quota(NamedTuple):
-    """Slots that a project may hold at once (None: any number), and how many it holds."""
+    """The slot limit of a project (None: unlimited), and its slots in use."""
 
     slots: int | None
     used: int
 
 
 class Share(NamedTuple):
-    """The part of a gang that one host runs."""
+    """The slots of one host in a gang."""
 
     host: str
     slots: tuple[int, ...]
 
 
 class Placement(NamedTuple):
-    """A gang and the slots it gets, in the order of its nodes."""
+    """The slots of a gang, in the order of its nodes."""
 
     job: str
     shares: tuple[Share, ...]
 
 
 class Preemption(NamedTuple):
-    """A running job that gives way to a waiting one."""
+    """A running job that ends to free slots for a queued job."""
 
     victim: str
     for_job: str
 
 
 class QuotaBudget:
-    """What each project holds while a pass goes through the queue."""
+    """Count the slots of each project during a scheduling pass."""
 
     def __init__(self, quotas: Mapping[str, Quota]) -> None:
         self._quotas = quotas
@@ -144,7 +130,7 @@ class QuotaBudget:
         self._full: set[str] = set()
 
     def explain_refusal(self, project: str, slots: int) -> str:
-        """Why the project's quota does not allow a job of so many slots now; empty where it does."""
+        """Return why the quota does not allow a job with this many slots, or an empty text."""
         quota = self._quotas.get(project)
         if quota is None or quota.slots is None:
             return ""
@@ -160,33 +146,30 @@ class QuotaBudget:
         return f"{needs} Other jobs of the project use or reserve {format_count(self._used[project], 'slot')}."
 
     def take(self, project: str, slots: int) -> None:
-        """A job of the project holds so many, or they are kept for it."""
+        """Add slots that a job of the project gets, or that are kept for it."""
         if project in self._used:
             self._used[project] += slots
 
 
-LEAST, MOST = 1e-3, 1e3  # of a weight, whatever is stored: one row must not stop the queue
-
-
 class ProjectUse(NamedTuple):
-    """Slot-seconds that a project used, and its weight."""
+    """Decayed slot-seconds of a project, and its fair-share weight."""
 
     used: float
     weight: float
 
 
 def compute_decayed_use(used: float, slots: int, seconds: float, half_life_s: float) -> float:
-    """Slot-seconds after so many seconds in which so many slots were held."""
-    kept: float = 0.5 ** (seconds / half_life_s)
-    return used * kept + slots * (1 - kept) * half_life_s / math.log(2)
+    """Return the decayed slot-seconds after `slots` slots were in use for some seconds."""
+    remaining: float = 0.5 ** (seconds / half_life_s)
+    return used * remaining + slots * (1 - remaining) * half_life_s / math.log(2)
 
 
 def compute_share_factors(projects: Mapping[str, ProjectUse]) -> dict[str, float]:
-    """1 for a project that used nothing, 1/2 for one that used exactly its part, towards 0 the more it used.
+    """Return the fair-share factor of each project: 2 ** -(share of use / share of weights).
 
-    2 to the minus of used part over fair part, as in Slurm's classic fair-share factor.
+    The factor is 1 without use, and 1/2 at exactly the fair share, as in Slurm's classic fair-share factor.
     """
-    weights = {name: min(max(p.weight, LEAST), MOST) for name, p in projects.items()}
+    weights = {name: min(max(p.weight, MIN_WEIGHT), MAX_WEIGHT) for name, p in projects.items()}
     used, weight = sum(p.used for p in projects.values()), sum(weights.values())
     if used <= 0:
         return dict.fromkeys(projects, 1.0)
@@ -194,14 +177,17 @@ def compute_share_factors(projects: Mapping[str, ProjectUse]) -> dict[str, float
 
 
 class PointRates(NamedTuple):
-    """Points for an hour of waiting, and for a project that used nothing."""
+    """Points per hour of waiting, and points of a project without use."""
 
     per_hour: float
     share: float
 
 
 class PriorityPoints(NamedTuple):
-    """The parts of a job's points."""
+    """The terms of a job's points: priority, waiting time, fair share, and moves by staff.
+
+    Waiting time counts without limit, so a stream of jobs with higher priority cannot starve a job.
+    """
 
     priority: float
     waited: float
@@ -210,10 +196,10 @@ class PriorityPoints(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Rounded: what is equal but for the last bits of a float goes by age."""
+        """Return the sum, rounded so that equal jobs are ordered by age despite rounding errors."""
         return round(sum(self), 6)
 
 
 def compute_points(priority: int, waited_s: float, share: float, moved: float, rates: PointRates) -> PriorityPoints:
-    """`share`: `policy.share.factor` of its project, 1 for one that used nothing."""
+    """Return the points of a job. `share` is its project's factor from `compute_share_factors`."""
     return PriorityPoints(float(priority), rates.per_hour * max(0.0, waited_s) / 3600, rates.share * share, moved)

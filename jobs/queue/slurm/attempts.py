@@ -1,7 +1,4 @@
-"""Rows of attempts that Slurm runs: made, noted, told of.
-
-How an attempt that Slurm ran ends: by its supervisors' word, and by Slurm's where they cannot know.
-"""
+"""Create, update, and end the attempts that Slurm runs."""
 
 from __future__ import annotations
 
@@ -13,30 +10,32 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from contracts.control import ALLOCATION_ORDER_VERSION, VERSION, AllocationOrder, ExitReport
+from contracts.control import ALLOCATION_ORDER_VERSION, VERSION, AllocationOrder, ExitReport, Outcome
 from jobs.core.credentials import issue_run_token
 from jobs.models import Attempt, Job, Member, RunToken, Status
-from jobs.queue import attempt_completion as endings
-from jobs.queue import lifecycle, termination
+from jobs.queue import attempt_completion, lifecycle, termination
 from jobs.queue.orders import find_newest_checkpoint, spec_for_hosts
 from jobs.queue.slurm.script import Site, Submission, build_submission
 from jobs.queue.slurm.states import ENDED_BY_SLURM, PREEMPTED, SlurmJob, describe_end
 from planner.facts.kinds import get_num_slots, get_slurm_spec
 from planner.facts.spec import JobSpec
 
+STARTED_IN_SLURM = "Slurm had already started the job"
+
 
 def create_attempt(job: Job) -> None:
-    """The attempt of a queued job that is locked, with a member for each node that it asks for."""
+    """Create the attempt of a locked queued job, with a member per node."""
     spec, now = JobSpec.model_validate(job.spec), timezone.now()
-    nodes, ranks = get_slurm_spec(spec).nodes, spec.layout.world_size
+    nodes = get_slurm_spec(spec).nodes
+    num_ranks = spec.layout.world_size // nodes
     attempt = Attempt.objects.create(job=job, number=job.attempt)
     Member.objects.bulk_create(
         Member(
             attempt=attempt,
             node=node,
-            host_name=f"node {node}",  # until it joins under its own
-            first_rank=node * (ranks // nodes),
-            num_ranks=ranks // nodes,
+            host_name=f"node {node}",  # until its supervisor joins with the name of the node
+            first_rank=node * num_ranks,
+            num_ranks=num_ranks,
             ordered=now,
         )
         for node in range(nodes)
@@ -44,8 +43,7 @@ def create_attempt(job: Job) -> None:
 
 
 def prepare_submission(attempt: Attempt, site: Site, certificates: str) -> Submission:
-    """What sbatch is to be given, with a token of its own. Earlier ones are good until Slurm has taken this one: what
-    was sent before may be there."""
+    """Build a submission with a new token. Earlier tokens stay valid until Slurm accepts this submission."""
     spec = JobSpec.model_validate(attempt.job.spec)
     nodes = get_slurm_spec(spec).nodes
     order = AllocationOrder(
@@ -61,104 +59,99 @@ def prepare_submission(attempt: Attempt, site: Site, certificates: str) -> Submi
         folder=site.folder,
         lease_s=settings.LEASE_S,
     )
-    if attempt.number > 1 and (kept := find_newest_checkpoint(attempt.job)):
-        order["checkpoint"] = kept
+    if attempt.number > 1 and (checkpoint := find_newest_checkpoint(attempt.job)):
+        order["checkpoint"] = checkpoint
     return build_submission(spec, attempt.job_id, attempt.number, order, site, settings.SAVE_S)
 
 
 def record_job_id(attempt: Attempt, job: str) -> None:
-    """Which of Slurm's jobs it is; once."""
+    """Store the ID of the Slurm job, once."""
     if not attempt.engine_id:
         Attempt.objects.filter(pk=attempt.pk, engine_id="").update(engine_id=job)
         attempt.engine_id = job
 
 
 def record_submission(attempt: Attempt, job: str) -> None:
-    """Slurm took what was sent last: what was sent before and comes late is refused by its token."""
+    """Store an accepted submission, and revoke the tokens of earlier submissions."""
     record_job_id(attempt, job)
-    RunToken.objects.filter(pk__in=_tokens(attempt)[1:]).delete()
+    RunToken.objects.filter(pk__in=_list_tokens(attempt)[1:]).delete()
 
 
 def discard_latest_token(attempt: Attempt) -> None:
-    """Nobody has the token of what was sent last."""
-    RunToken.objects.filter(pk__in=_tokens(attempt)[:1]).delete()
+    """Revoke the token of a submission that Slurm did not accept."""
+    RunToken.objects.filter(pk__in=_list_tokens(attempt)[:1]).delete()
 
 
-def record_slurm_state(attempt: Attempt, told: dict[str, str]) -> None:
-    """What a page shows of it, where that is news."""
-    if attempt.engine_told != told:
-        Attempt.objects.filter(pk=attempt.pk).update(engine_told=told)
+def record_slurm_state(attempt: Attempt, fields: dict[str, str]) -> None:
+    """Store the fields that the page of the job shows."""
+    if attempt.engine_told != fields:
+        Attempt.objects.filter(pk=attempt.pk).update(engine_told=fields)
 
 
 def list_joined_attempts(attempts: Iterable[Attempt]) -> set[int]:
-    """Keys of those of which a supervisor spoke."""
-    spoke = Member.objects.filter(attempt__in=[attempt.pk for attempt in attempts]).exclude(claim="")
-    return set(spoke.order_by().values_list("attempt", flat=True))
+    """Return the primary keys of attempts with a joined supervisor."""
+    joined = Member.objects.filter(attempt__in=[attempt.pk for attempt in attempts]).exclude(claim="")
+    return set(joined.order_by().values_list("attempt", flat=True))
 
 
-def _tokens(attempt: Attempt) -> list[int]:
-    """Keys, the last first."""
+def _list_tokens(attempt: Attempt) -> list[int]:
+    """List primary keys, the latest first."""
     return list(RunToken.objects.filter(attempt=attempt).order_by("-pk").values_list("pk", flat=True))
 
 
 def finish(attempt: Attempt, job: SlurmJob, printed: str) -> None:
-    """Slurm says that nothing of it runs: whoever of it has told no end of its own ends by that."""
+    """End the members without an own exit report after the Slurm job ended. `printed`: end of the script's output."""
     outcome, reason = describe_end(job)
     if printed and job.state not in ENDED_BY_SLURM:
         reason = f"{reason}: {' '.join(printed.split())[-600:]}"
     if attempt.job.status == Status.CANCELLING:
         outcome, reason = "cancelled", f"Slurm ended job {job.id}"
     with transaction.atomic():
-        lifecycle.start_jobs({attempt.job_id: (attempt.number, "Slurm had already started the job")})
+        lifecycle.start_jobs({attempt.job_id: (attempt.number, STARTED_IN_SLURM)})
         if job.state == PREEMPTED and attempt.ended is None:
             termination.stop(attempt.job_id, attempt.number, "preempted", f"Slurm preempted job {job.id}")
-        for member in _unended(attempt):
-            told = cast(ExitReport | None, member.exit) or _report(attempt)
-            endings.end_member(member, {**told, "outcome": outcome, "reason": reason[:1000]})
-        _over(attempt)
+        _end_members(attempt, outcome, reason)
 
 
 def reject(attempt: Attempt, why: str) -> None:
-    """Slurm does not take it and never will."""
+    """Fail an attempt that Slurm will never accept."""
     with transaction.atomic():
         lifecycle.start_jobs({attempt.job_id: (attempt.number, "submitted to Slurm")})
-        for member in _unended(attempt):
-            endings.end_member(
-                member, {**_report(attempt), "outcome": "failed", "reason": f"Slurm rejected the job: {why}"[:1000]}
-            )
-        _over(attempt)
+        _end_members(attempt, "failed", f"Slurm rejected the job: {why}")
 
 
 def lose(attempt: Attempt, reason: str) -> None:
-    """Nothing of it is with Slurm."""
+    """Mark an attempt as lost that Slurm does not have."""
     with transaction.atomic():
-        lifecycle.start_jobs({attempt.job_id: (attempt.number, "Slurm had already started the job")})
-        for member in _unended(attempt):
-            endings.lose_member(member, reason)
-        _over(attempt)
+        lifecycle.start_jobs({attempt.job_id: (attempt.number, STARTED_IN_SLURM)})
+        for member in _list_unended(attempt):
+            attempt_completion.lose_member(member, reason)
+        _record_engine_end(attempt)
 
 
-def _unended(attempt: Attempt) -> list[Member]:
+def _end_members(attempt: Attempt, outcome: Outcome, reason: str) -> None:
+    for member in _list_unended(attempt):
+        report = cast(ExitReport | None, member.exit) or ExitReport(
+            v=VERSION,
+            job=attempt.job_id,
+            attempt=attempt.number,
+            outcome="lost",
+            reason="",
+            exit_code=None,
+            rank=None,
+            signal=None,
+            log_tail=[],
+            started=attempt.created.timestamp(),
+            finished=time.time(),
+            summary=None,
+        )
+        attempt_completion.end_member(member, {**report, "outcome": outcome, "reason": reason[:1000]})
+    _record_engine_end(attempt)
+
+
+def _list_unended(attempt: Attempt) -> list[Member]:
     return list(attempt.members.filter(ended__isnull=True).select_related("attempt__job", "host"))
 
 
-def _over(attempt: Attempt) -> None:
+def _record_engine_end(attempt: Attempt) -> None:
     Attempt.objects.filter(pk=attempt.pk, engine_ended__isnull=True).update(engine_ended=timezone.now())
-
-
-def _report(attempt: Attempt) -> ExitReport:
-    """Of a member that told nothing."""
-    return ExitReport(
-        v=VERSION,
-        job=attempt.job_id,
-        attempt=attempt.number,
-        outcome="lost",
-        reason="",
-        exit_code=None,
-        rank=None,
-        signal=None,
-        log_tail=[],
-        started=attempt.created.timestamp(),
-        finished=time.time(),
-        summary=None,
-    )

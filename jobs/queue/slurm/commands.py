@@ -1,13 +1,4 @@
-"""Slurm's commands, each with what its failure means. Nothing here knows the database.
-
-The way to Slurm's commands: on this machine, or over SSH on a login node. Each call has a deadline.
-
-One round of talk at a time, in a thread: Slurm and the way to it may hang, the controller may not.
-
-One round of talk with Slurm: what runs, then what is to start and to end. No database: it may take its time.
-
-Check whether jobs can run on Slurm from this server, for `manage.py doctor`.
-"""
+"""Run Slurm commands here or on a login node, and poll Slurm in rounds. Nothing here uses the database."""
 
 from __future__ import annotations
 
@@ -36,128 +27,42 @@ from jobs.queue.slurm.states import (
     parse_squeue,
 )
 
-ASK_S = 20.0
-SUBMIT_S = 30.0
-REMEMBERED = "now-7days"  # how far back sacct looks for an attempt whose id nobody noted
-AT_ONCE = 100  # ids or names in one command
+COMMAND_TIMEOUT_S = 20.0
+SUBMIT_TIMEOUT_S = 30.0
+SACCT_START = "now-7days"  # for attempts whose Slurm ID was not stored
+MAX_JOBS_PER_COMMAND = 100
+MAX_SUBMISSIONS_PER_POLL = 20  # each is one command, and delays the rest of the round
 TAIL_BYTES = 2000
-# What sbatch says where it could not even be refused; as it may have been taken all the same, its name is looked up
-# before it is sent again.
-UNREACHED = re.compile(
+MAX_COMPLAINT_CHARACTERS = 500
+INHERITED_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "SLURM_CONF")  # no secrets
+UTC_PREFIX = ("env", "TZ=UTC")  # Slurm prints times without a zone
+SSH_FAILED = 255  # exit code of ssh itself
+SSH_IDLE_S = 120  # until an unused connection is closed
+# Slurm may have accepted the job despite these messages, so its name is looked up before it is submitted again.
+UNREACHABLE = re.compile(
     r"unable to contact|timed out|connect failure|connection refused|zero bytes|standby|"
     r"communications? (connection|failure)|authentication",
     re.IGNORECASE,
 )
-# What it says of one job's limits: the words for those that pass are those for those that do not.
-NOT_NOW = re.compile(r"temporarily|try again|submit limit|submitlimit|too many", re.IGNORECASE)
-
-
-class SubmissionRejectedError(Exception):
-    """Slurm will never take what was submitted; the message is its own."""
-
-
-class SubmissionDeferredError(Exception):
-    """Slurm answered and did not take this job, and may another time; the message is its own."""
-
-
-class Slurm(NamedTuple):
-    """What is asked of Slurm, through one door."""
-
-    runner: CommandRunner
-
-    def list_jobs(self) -> list[SlurmJob]:
-        """Every job of ours that slurmctld remembers: those that ended, for some minutes. Raises AwayError."""
-        argv = ["squeue", "--me", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}"]
-        return parse_squeue(self._asked(argv))
-
-    def list_accounted_jobs(self, names: Sequence[str]) -> list[SlurmJob] | None:
-        """What the accounts know of jobs by their names, None where Slurm keeps no accounts. Raises AwayError."""
-        found = []
-        for begin in range(0, len(names), AT_ONCE):
-            some = ",".join(names[begin : begin + AT_ONCE])
-            argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", f"--starttime={REMEMBERED}"]
-            said = self.runner.run([*argv, f"--format={SACCT_FORMAT}", f"--name={some}"], deadline_s=ASK_S)
-            if said.code and "storage is disabled" in said.complaint:
-                return None
-            if said.code:
-                raise SlurmUnavailableError(f"sacct: {said.complaint}")
-            found += parse_sacct(said.out)
-        return found
-
-    def submit(self, options: Sequence[str], script: str) -> str:
-        """The id of the job that will run the script.
-
-        Raises:
-            AwayError: whether it was taken nobody knows.
-            NotNowError: it was not, and may be later.
-            RefusedError: it never will be.
-        """
-        said = self.runner.run(["sbatch", "--parsable", *options], stdin=script, deadline_s=SUBMIT_S)
-        job = said.out.strip().partition(";")[0]  # "17;cluster"
-        if said.code == 0 and job.isascii() and job.isdigit():
-            return job
-        if said.code == 0 or "sbatch: error: " not in said.complaint or UNREACHED.search(said.complaint):
-            raise SlurmUnavailableError(f"sbatch: {said.complaint}")
-        if NOT_NOW.search(said.complaint):
-            raise SubmissionDeferredError(said.complaint)  # whole: the limit has a line of its own
-        raise SubmissionRejectedError(
-            said.complaint.rpartition("submission failed: ")[2].removeprefix("sbatch: error: ")
-        )
-
-    def cancel(self, jobs: Collection[str]) -> None:
-        """End them; one that has ended already is none the worse. Raises AwayError."""
-        ids = sorted(jobs)
-        for begin in range(0, len(ids), AT_ONCE):
-            said = self.runner.run(["scancel", "--quiet", *ids[begin : begin + AT_ONCE]], deadline_s=ASK_S)
-            if said.code and UNREACHED.search(said.complaint):
-                raise SlurmUnavailableError(f"scancel: {said.complaint}")
-
-    def hold(self, jobs: Collection[str]) -> None:
-        """Have none of them begin until it is released; one that has begun goes on. Raises AwayError."""
-        self._control("uhold", jobs)
-
-    def release(self, jobs: Collection[str]) -> None:
-        """Let what was held begin. Raises AwayError."""
-        self._control("release", jobs)
-
-    def make_folder(self, folder: str) -> None:
-        """Have the folder there; without it Slurm starts nothing that logs to it. Raises AwayError."""
-        said = self.runner.run(["mkdir", "-p", "--", folder], deadline_s=ASK_S)
-        if said.code:
-            raise SlurmUnavailableError(f"mkdir: {said.complaint}")
-
-    def read_tail(self, path: str) -> str:
-        """The end of a file on the cluster, empty where it cannot be read. Raises AwayError."""
-        said = self.runner.run(["tail", "-c", str(TAIL_BYTES), "--", path], deadline_s=ASK_S)
-        return said.out.replace("\0", "") if said.code == 0 else ""  # PostgreSQL's texts have none
-
-    def _control(self, action: str, jobs: Collection[str]) -> None:
-        ids = sorted(jobs)
-        for begin in range(0, len(ids), AT_ONCE):
-            said = self.runner.run(["scontrol", action, ",".join(ids[begin : begin + AT_ONCE])], deadline_s=ASK_S)
-            if said.code and UNREACHED.search(said.complaint):
-                raise SlurmUnavailableError(f"scontrol: {said.complaint}")
-
-    def _asked(self, argv: list[str]) -> str:
-        said = self.runner.run(argv, deadline_s=ASK_S)
-        if said.code:
-            raise SlurmUnavailableError(f"{argv[0]}: {said.complaint}")
-        return said.out
-
-
-PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TMPDIR", "SLURM_CONF")  # never a secret of the board
-IN_UTC = ("env", "TZ=UTC")  # Slurm prints times without their zone
-SSH_FAILED = 255  # ssh's own failure, and none of what it ran
-MOST_TOLD = 500  # characters of what a command complained of
-IDLE_S = 120  # after which a connection to the login node that nobody uses ends
+# Messages about limits do not say whether the limit is temporary.
+DEFERRED = re.compile(r"temporarily|try again|submit limit|submitlimit|too many", re.IGNORECASE)
+DOCTOR_SUBJECT = "Slurm"
 
 
 class SlurmUnavailableError(Exception):
-    """Slurm cannot be asked now; the message says why."""
+    """Slurm does not answer now. The message says why."""
+
+
+class SubmissionRejectedError(Exception):
+    """Slurm will never accept the job. The message is Slurm's own."""
+
+
+class SubmissionDeferredError(Exception):
+    """Slurm does not accept the job now. The message is Slurm's own."""
 
 
 class CommandResult(NamedTuple):
-    """What a command left."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -165,72 +70,69 @@ class CommandResult(NamedTuple):
 
     @property
     def complaint(self) -> str:
-        """What it said of its failure, on one line."""
-        told = " ".join((self.err.strip() or self.out.strip()).replace("\0", "").split())
-        return told[-MOST_TOLD:] or f"exit code {self.code}"
+        """Return the error message on one line."""
+        text = " ".join((self.err.strip() or self.out.strip()).replace("\0", "").split())
+        return text[-MAX_COMPLAINT_CHARACTERS:] or f"exit code {self.code}"
 
 
 class CommandRunner(NamedTuple):
-    """`login` is user@host, empty for this machine; `ssh_config` a file that tells ssh how to get there."""
+    """Run commands on `login` (user@host, "": this machine) with an optional configuration file of ssh."""
 
     login: str = ""
     ssh_config: str = ""
 
     def run(self, argv: Sequence[str], *, deadline_s: float, stdin: str = "") -> CommandResult:
-        """Run a command; `told` is its standard input.
+        """Run a command.
 
         Raises:
-            AwayError: it is not there, the login node cannot be reached, or the deadline has passed.
+            SlurmUnavailableError: The command or the login node is missing, or the deadline has passed.
         """
         where = f" on {self.login}" if self.login else ""
-        command = [*IN_UTC, *argv]
+        command = [*UTC_PREFIX, *argv]
         try:
             done = subprocess.run(
-                [*self._ssh(), shlex.join(command)] if self.login else command,
+                [*self._build_ssh_command(), shlex.join(command)] if self.login else command,
                 input=stdin.encode(),
-                env={name: os.environ[name] for name in PASSED_ON if name in os.environ},
+                env={name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ},
                 capture_output=True,
                 timeout=deadline_s,
                 check=False,
-                start_new_session=True,  # a Ctrl-C is for the controller
+                start_new_session=True,  # so that Ctrl-C stops only the controller
             )
         except subprocess.TimeoutExpired:
-            raise SlurmUnavailableError(
-                f"the command {argv[0]}{where} did not answer within {deadline_s:.0f} s"
-            ) from None
+            problem = f"the command {argv[0]}{where} did not answer within {deadline_s:.0f} s"
+            raise SlurmUnavailableError(problem) from None
         except OSError as error:
-            raise SlurmUnavailableError(
-                f"the command {argv[0]}{where} cannot start: {error.strerror or error}"
-            ) from None
-        said = CommandResult(
-            done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-        )
-        if self.login and said.code == SSH_FAILED:
-            raise SlurmUnavailableError(f"Cannot reach the login node {self.login}: {said.complaint}")
-        if said.code in (126, 127):  # what env and a shell say of a command that they cannot start
-            raise SlurmUnavailableError(f"the command {argv[0]}{where} cannot start: {said.complaint}")
-        return said
+            problem = f"the command {argv[0]}{where} cannot start: {error.strerror or error}"
+            raise SlurmUnavailableError(problem) from None
+        out, err = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
+        result = CommandResult(done.returncode, out, err)
+        if self.login and result.code == SSH_FAILED:
+            raise SlurmUnavailableError(f"Cannot reach the login node {self.login}: {result.complaint}")
+        if result.code in (126, 127):  # env or the shell cannot start the command
+            raise SlurmUnavailableError(f"the command {argv[0]}{where} cannot start: {result.complaint}")
+        return result
 
-    def _ssh(self) -> list[str]:
-        """One connection is kept and shared by all commands: a new one takes the login node seconds."""
+    def _build_ssh_command(self) -> list[str]:
+        """Return ssh with a shared connection, because a new one takes the login node seconds."""
         options = {
             "BatchMode": "yes",
             "ConnectTimeout": "10",
             "ServerAliveInterval": "5",
             "ServerAliveCountMax": "3",
             "ControlMaster": "auto",
-            "ControlPath": f"{_sockets()}/%C",
-            "ControlPersist": str(IDLE_S),
+            "ControlPath": f"{_create_socket_folder()}/%C",
+            "ControlPersist": str(SSH_IDLE_S),
         }
-        told = ["-F", self.ssh_config] if self.ssh_config else []
-        return ["ssh", "-T", *told, *(f"-o{name}={value}" for name, value in options.items()), "--", self.login]
+        config = ["-F", self.ssh_config] if self.ssh_config else []
+        return ["ssh", "-T", *config, *(f"-o{name}={value}" for name, value in options.items()), "--", self.login]
 
 
-def _sockets() -> Path:
-    """A folder that is ours alone, short enough for a socket's path; whoever can write there could pose as us.
+def _create_socket_folder() -> Path:
+    """Create a private folder with a path that is short enough for sockets. Others could impersonate us there.
 
     Raises:
-        AwayError: somebody else has it.
+        SlurmUnavailableError: Other users have access.
     """
     folder = Path(tempfile.gettempdir()) / f"meshboard-ssh-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -240,12 +142,123 @@ def _sockets() -> Path:
     return folder
 
 
+class Slurm(NamedTuple):
+    """Run Slurm's commands. All methods raise SlurmUnavailableError if Slurm does not answer."""
+
+    runner: CommandRunner
+
+    def list_jobs(self) -> list[SlurmJob]:
+        """List Meshboard's jobs that slurmctld knows, with jobs that ended in the last minutes."""
+        argv = ["squeue", "--me", "--noheader", "--states=all", f"--format={SQUEUE_FORMAT}"]
+        return parse_squeue(self._run(argv).out)
+
+    def list_accounted_jobs(self, names: Sequence[str]) -> list[SlurmJob] | None:
+        """List jobs with these names in Slurm accounting, or return None if accounting is off."""
+        found = []
+        argv = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates", f"--starttime={SACCT_START}"]
+        argv.append(f"--format={SACCT_FORMAT}")
+        for some in _batch(names):
+            result = self.runner.run([*argv, f"--name={','.join(some)}"], deadline_s=COMMAND_TIMEOUT_S)
+            if result.code and "storage is disabled" in result.complaint:
+                return None
+            if result.code:
+                raise SlurmUnavailableError(f"sacct: {result.complaint}")
+            found += parse_sacct(result.out)
+        return found
+
+    def submit(self, options: Sequence[str], script: str) -> str:
+        """Submit a script, and return the ID of its job.
+
+        Raises:
+            SlurmUnavailableError: The job may have been accepted.
+            SubmissionDeferredError: The job was not accepted, and may be later.
+            SubmissionRejectedError: The job will never be accepted.
+        """
+        argv = ["sbatch", "--parsable", *options]
+        result = self.runner.run(argv, stdin=script, deadline_s=SUBMIT_TIMEOUT_S)
+        job = result.out.strip().partition(";")[0]  # "17;cluster"
+        if result.code == 0 and job.isascii() and job.isdigit():
+            return job
+        complaint = result.complaint
+        if result.code == 0 or "sbatch: error: " not in complaint or UNREACHABLE.search(complaint):
+            raise SlurmUnavailableError(f"sbatch: {complaint}")
+        if DEFERRED.search(complaint):
+            raise SubmissionDeferredError(complaint)  # complete, because the limit has its own line
+        reason = complaint.rpartition("submission failed: ")[2].removeprefix("sbatch: error: ")
+        raise SubmissionRejectedError(reason)
+
+    def cancel(self, jobs: Collection[str]) -> None:
+        """Cancel jobs. Ended jobs are ignored."""
+        for ids in _batch(sorted(jobs)):
+            self._change(["scancel", "--quiet", *ids])
+
+    def hold(self, jobs: Collection[str]) -> None:
+        """Hold pending jobs. Started jobs continue."""
+        for ids in _batch(sorted(jobs)):
+            self._change(["scontrol", "uhold", ",".join(ids)])
+
+    def release(self, jobs: Collection[str]) -> None:
+        """Release held jobs."""
+        for ids in _batch(sorted(jobs)):
+            self._change(["scontrol", "release", ",".join(ids)])
+
+    def make_folder(self, folder: str) -> None:
+        """Create a folder. Slurm does not start jobs whose log folder is missing."""
+        self._run(["mkdir", "-p", "--", folder])
+
+    def read_tail(self, path: str) -> str:
+        """Return the end of a file, or an empty text if it is unreadable."""
+        result = self.runner.run(["tail", "-c", str(TAIL_BYTES), "--", path], deadline_s=COMMAND_TIMEOUT_S)
+        return result.out.replace("\0", "") if result.code == 0 else ""  # PostgreSQL stores no NUL
+
+    def _change(self, argv: list[str]) -> None:
+        result = self.runner.run(argv, deadline_s=COMMAND_TIMEOUT_S)
+        if result.code and UNREACHABLE.search(result.complaint):
+            raise SlurmUnavailableError(f"{argv[0]}: {result.complaint}")
+
+    def _run(self, argv: list[str]) -> CommandResult:
+        result = self.runner.run(argv, deadline_s=COMMAND_TIMEOUT_S)
+        if result.code:
+            raise SlurmUnavailableError(f"{argv[0]}: {result.complaint}")
+        return result
+
+
+def _batch(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[begin : begin + MAX_JOBS_PER_COMMAND] for begin in range(0, len(ids), MAX_JOBS_PER_COMMAND))
+
+
+class PollRequest(NamedTuple):
+    """What a round of polling does. Attempts are named as in Slurm."""
+
+    followed: Mapping[str, str]  # stored Slurm ID, or ""
+    submissions: tuple[Submission, ...] = ()
+    cancel: frozenset[str] = frozenset()
+    hold: frozenset[str] = frozenset()
+    release: frozenset[str] = frozenset()
+    logs: Mapping[str, str] = {}  # output of attempts that may fail before their supervisor joins
+    folder: str = ""
+
+
+@dataclass
+class PollResult:
+    """The result of a round. With `trouble`, missing information is unknown."""
+
+    jobs: dict[str, SlurmJob] = field(default_factory=dict)  # by name
+    absent: frozenset[str] = frozenset()  # names without a job, before the submissions
+    accounts: bool = True  # Slurm accounting is on
+    logs: dict[str, str] = field(default_factory=dict)
+    submitted: dict[str, str] = field(default_factory=dict)  # Slurm ID by name
+    rejected: dict[str, str] = field(default_factory=dict)  # reason by name
+    deferred: dict[str, str] = field(default_factory=dict)  # reason by name
+    trouble: str = ""
+
+
 class PollingThread:
-    """At most one is under way. A thread that is left behind holds nothing of ours and ends by its deadlines."""
+    """Run one round at a time in a thread, because Slurm may hang. An abandoned thread ends by its timeouts."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._news: PollResult | None = None
+        self._result: PollResult | None = None
         self._error: Exception | None = None
 
     @property
@@ -253,179 +266,131 @@ class PollingThread:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, work: Callable[[], PollResult]) -> None:
-        """Start a round; there is none under way."""
+        """Start a round while no other one runs."""
         assert not self.busy
 
         def run() -> None:
             try:
-                self._news = work()
-            except Exception as error:  # for the controller's own log, which tells of it once a minute
+                self._result = work()
+            except Exception as error:  # raised by `collect`
                 self._error = error
 
         self._thread = threading.Thread(target=run, name="slurm", daemon=True)
         self._thread.start()
 
-    def collect(self, patience_s: float = 0.0) -> PollResult | None:
-        """What a round brought, once; None while it goes on. Raises what ended it."""
+    def collect(self, timeout_s: float = 0.0) -> PollResult | None:
+        """Return the result of a completed round once, or raise its error."""
         if self._thread is not None:
-            self._thread.join(patience_s)
+            self._thread.join(timeout_s)
         if self.busy:
             return None
-        news, error, self._news, self._error = self._news, self._error, None, None
+        result, error, self._result, self._error = self._result, self._error, None, None
         if error is not None:
             raise error
-        return news
+        return result
 
 
-MAX_SUBMISSIONS_PER_POLL = 20  # in one round: each is a call of its own, and all else waits for it
-
-
-class PollRequest(NamedTuple):
-    """What the database asks for, by the names of attempts in Slurm. `known`: those to follow, with the id that was
-    noted or "". `start`: those to submit. `end`: those to cancel. `hold` and `free`: those that are not to begin, and
-    those that were held and may. `logs`: the files to read the end of, of those that may fail before a supervisor
-    speaks."""
-
-    followed: Mapping[str, str]
-    submissions: tuple[Submission, ...] = ()
-    cancel: frozenset[str] = frozenset()
-    hold: frozenset[str] = frozenset()
-    release: frozenset[str] = frozenset()
-    logs: Mapping[str, str] = {}
-    folder: str = ""
-
-
-@dataclass
-class PollResult:
-    """What a round brought. `trouble` says why it is not whole: what is not told then is not known."""
-
-    jobs: dict[str, SlurmJob] = field(default_factory=dict)  # by name, the one that counts
-    absent: frozenset[str] = frozenset()  # names that Slurm has no job of, when it was looked at
-    accounts: bool = True  # whether Slurm keeps any; where it does not, what slurmctld forgot nobody knows
-    logs: dict[str, str] = field(default_factory=dict)
-    submitted: dict[str, str] = field(default_factory=dict)  # name -> id
-    rejected: dict[str, str] = field(default_factory=dict)  # name -> why
-    deferred: dict[str, str] = field(default_factory=dict)  # name -> why not now
-    trouble: str = ""
-
-
-def poll(slurm: Slurm, wants: PollRequest) -> PollResult:
-    """A whole round, or as far as Slurm answers."""
-    news = PollResult()
+def poll(slurm: Slurm, request: PollRequest) -> PollResult:
+    """Run a round, or the part of it that Slurm answers."""
+    result = PollResult()
     try:
-        _look(slurm, wants, news)
-        _start(slurm, wants, news)
+        _update_jobs(slurm, request, result)
+        _submit(slurm, request, result)
     except SlurmUnavailableError as error:
-        news.trouble = str(error)
-    return news
+        result.trouble = str(error)
+    return result
 
 
-def _look(slurm: Slurm, wants: PollRequest, news: PollResult) -> None:
-    """Which job of Slurm's is which attempt. Of two by one name, the one that was noted counts and the other ends."""
-    told: dict[str, list[SlurmJob]] = {}
+def _update_jobs(slurm: Slurm, request: PollRequest, result: PollResult) -> None:
+    """Find the job of each attempt, and cancel, hold, or release jobs. Duplicates with one name are cancelled."""
+    found: dict[str, list[SlurmJob]] = {}
     for job in slurm.list_jobs():
-        if job.name in wants.followed:
-            told.setdefault(job.name, []).append(job)
-    unseen = [name for name in wants.followed if name not in told]
-    for job in _remembered(slurm, wants, unseen, news):
-        told.setdefault(job.name, []).append(job)
-    strangers: list[SlurmJob] = []
-    for name, found in told.items():
-        chosen = _chosen(found, wants.followed[name])
-        strangers += [job for job in found if job is not chosen]
+        if job.name in request.followed:
+            found.setdefault(job.name, []).append(job)
+    unseen = [name for name in request.followed if name not in found]
+    for job in _list_from_accounts(slurm, request, unseen, result):
+        found.setdefault(job.name, []).append(job)
+    duplicates: list[SlurmJob] = []
+    for name, jobs in found.items():
+        stored = request.followed[name]
+        if stored:
+            chosen = next((job for job in jobs if job.id == stored), None)
+        else:
+            chosen = min(jobs, key=lambda job: int(job.id))  # Slurm runs the first job of a name first
+        duplicates += [job for job in jobs if job is not chosen]
         if chosen is not None:
-            news.jobs[name] = chosen
-    news.absent = frozenset(wants.followed).difference(news.jobs, unseen if news.trouble else ())
-    ending = {job.id for name, job in news.jobs.items() if name in wants.cancel}
-    alive = {job.id for job in (*strangers, *news.jobs.values()) if not has_ended(job)}
-    if unwanted := alive & (ending | {job.id for job in strangers}):
-        slurm.cancel(unwanted)
-    _hold(slurm, wants, [job for job in news.jobs.values() if job.state == "PENDING"])
-    for name, job in news.jobs.items():
-        if name in wants.logs and job.state == "FAILED":
-            news.logs[name] = slurm.read_tail(wants.logs[name])
+            result.jobs[name] = chosen
+    result.absent = frozenset(request.followed).difference(result.jobs, unseen if result.trouble else ())
+    unwanted = {job.id for name, job in result.jobs.items() if name in request.cancel}
+    unwanted |= {job.id for job in duplicates}
+    if live := unwanted & {job.id for job in (*duplicates, *result.jobs.values()) if not has_ended(job)}:
+        slurm.cancel(live)
+    pending = [job for job in result.jobs.values() if job.state == "PENDING"]
+    if hold := {job.id for job in pending if job.name in request.hold and not job.reason.startswith(HELD)}:
+        slurm.hold(hold)
+    if release := {job.id for job in pending if job.name in request.release and job.reason == HELD_BY_USER}:
+        slurm.release(release)
+    for name, job in result.jobs.items():
+        if name in request.logs and job.state == "FAILED":
+            result.logs[name] = slurm.read_tail(request.logs[name])
 
 
-def _hold(slurm: Slurm, wants: PollRequest, pending: list[SlurmJob]) -> None:
-    if barred := {job.id for job in pending if job.name in wants.hold and not job.reason.startswith(HELD)}:
-        slurm.hold(barred)
-    if free := {job.id for job in pending if job.name in wants.release and job.reason == HELD_BY_USER}:
-        slurm.release(free)
+def _list_from_accounts(slurm: Slurm, request: PollRequest, unseen: list[str], result: PollResult) -> list[SlurmJob]:
+    """List jobs that slurmctld no longer knows.
 
-
-def _remembered(slurm: Slurm, wants: PollRequest, unseen: list[str], news: PollResult) -> list[SlurmJob]:
-    """Of jobs that slurmctld does not know, those whose end the accounts have.
-
-    One that runs by the accounts alone was forgotten before its end was written down: what was noted is gone then,
-    while another controller may just have submitted what was not.
+    A job with a stored ID that runs only according to accounting is gone. A job without a stored ID may have been
+    submitted just now by another controller.
     """
     try:
         found = slurm.list_accounted_jobs(unseen) if unseen else []
-    except SlurmUnavailableError as error:  # slurmctld does without them: what it told counts
-        news.trouble = str(error)
+    except SlurmUnavailableError as error:  # the answer of slurmctld still counts
+        result.trouble = str(error)
         return []
-    news.accounts = found is not None
-    return [job for job in found or [] if has_ended(job) or not wants.followed[job.name]]
+    result.accounts = found is not None
+    return [job for job in found or [] if has_ended(job) or not request.followed[job.name]]
 
 
-def _chosen(found: list[SlurmJob], noted: str) -> SlurmJob | None:
-    """The noted one; where none was noted the first, which runs before any other of its name."""
-    if noted:
-        return next((job for job in found if job.id == noted), None)
-    return min(found, key=lambda job: int(job.id))
-
-
-def _start(slurm: Slurm, wants: PollRequest, news: PollResult) -> None:
-    """Submit what Slurm does not have by its name: who was cut off after sbatch and before noting finds it so."""
-    new = [asked for asked in wants.submissions if asked.name in news.absent][:MAX_SUBMISSIONS_PER_POLL]
+def _submit(slurm: Slurm, request: PollRequest, result: PollResult) -> None:
+    """Submit attempts that Slurm has no job of, so that an interrupted controller submits nothing twice."""
+    new = [each for each in request.submissions if each.name in result.absent][:MAX_SUBMISSIONS_PER_POLL]
     if new:
-        slurm.make_folder(get_log_folder(wants.folder))
-    for asked in new:
+        slurm.make_folder(get_log_folder(request.folder))
+    for submission in new:
         try:
-            news.submitted[asked.name] = slurm.submit(asked.options, asked.script)
+            result.submitted[submission.name] = slurm.submit(submission.options, submission.script)
         except SubmissionRejectedError as error:
-            news.rejected[asked.name] = str(error)
+            result.rejected[submission.name] = str(error)
         except SubmissionDeferredError as error:
-            news.deferred[asked.name] = str(error)
-
-
-SUBJECT = "Slurm"
+            result.deferred[submission.name] = str(error)
 
 
 def check_site(site: Site) -> Iterator[Finding]:
-    """What keeps jobs from running there, and what of them could not be told. Takes up to a minute."""
+    """Check for `manage.py doctor` whether jobs can run on Slurm. This takes up to a minute."""
     slurm = Slurm(CommandRunner(site.login, site.ssh_config))
     try:
-        site.certificates()
+        site.read_certificates()
     except OSError as error:
-        yield Finding(
-            "fail",
-            SUBJECT,
-            f"Cannot read MESHBOARD_SLURM_CA_FILE: {error}",
-            "Set MESHBOARD_SLURM_CA_FILE to a file of certificates, or unset MESHBOARD_SLURM_CA_FILE.",
-        )
+        words = f"Cannot read MESHBOARD_SLURM_CA_FILE: {error}"
+        advice = "Set MESHBOARD_SLURM_CA_FILE to a file of certificates, or unset MESHBOARD_SLURM_CA_FILE."
+        yield Finding("fail", DOCTOR_SUBJECT, words, advice)
     if site.board.startswith("http:") or "//localhost" in site.board:
         words = f"MESHBOARD_SLURM_BOARD is {site.board}, which is not an HTTPS address that nodes can reach"
-        yield Finding(
-            "fail", SUBJECT, words, "Set MESHBOARD_SLURM_BOARD to the https:// address at which nodes reach the board."
-        )
+        advice = "Set MESHBOARD_SLURM_BOARD to the https:// address at which nodes reach the board."
+        yield Finding("fail", DOCTOR_SUBJECT, words, advice)
     try:
         slurm.list_jobs()
         slurm.make_folder(get_log_folder(site.folder))
-        python = slurm.runner.run([site.python, "-c", "import torch, workers.slurm"], deadline_s=ASK_S)
+        argv = [site.python, "-c", "import torch, workers.slurm"]
+        python = slurm.runner.run(argv, deadline_s=COMMAND_TIMEOUT_S)
         if python.code:
             words = f"MESHBOARD_SLURM_PYTHON is {site.python}, which cannot import Meshboard: {python.complaint}"
-            yield Finding("fail", SUBJECT, words, "Install Meshboard for this Python: pip install '.[worker]'")
-        yield _accounts(slurm)
+            yield Finding("fail", DOCTOR_SUBJECT, words, "Install Meshboard for this Python: pip install '.[worker]'")
+        if slurm.list_accounted_jobs([format_job_name("doctor", 1)]) is not None:
+            yield Finding("ok", DOCTOR_SUBJECT, "Slurm accounting (sacct) is on")
+        else:
+            words = "Slurm accounting (sacct) is off, so Meshboard may not learn why a Slurm job ended"
+            advice = "Set AccountingStorageType=accounting_storage/slurmdbd in slurm.conf."
+            yield Finding("warn", DOCTOR_SUBJECT, words, advice)
     except SlurmUnavailableError as error:
-        yield Finding(
-            "fail", SUBJECT, str(error), "Run the command by hand as the user of the board. See docs/howto/slurm.md."
-        )
-
-
-def _accounts(slurm: Slurm) -> Finding:
-    """Raises AwayError."""
-    if slurm.list_accounted_jobs([format_job_name("doctor", 1)]) is not None:
-        return Finding("ok", SUBJECT, "Slurm accounting (sacct) is on")
-    words = "Slurm accounting (sacct) is off, so Meshboard may not learn why a Slurm job ended"
-    return Finding("warn", SUBJECT, words, "Set AccountingStorageType=accounting_storage/slurmdbd in slurm.conf.")
+        advice = "Run the command by hand as the user of the board. See docs/howto/slurm.md."
+        yield Finding("fail", DOCTOR_SUBJECT, str(error), advice)

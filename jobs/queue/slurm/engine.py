@@ -1,8 +1,8 @@
-"""Slurm as an `Engine`: what the database wants and what Slurm says, held against each other once a pass.
+"""Run jobs on Slurm as an `Engine`: compare the database with Slurm once per pass.
 
-Slurm's queue is the queue: a job stays QUEUED here while it is pending there, with Slurm's own reason. An attempt is
-submitted under its own name and only after a look that did not find it; of two by one name Slurm runs one at a time,
-and the board listens to one alone: by the token of the last submission, and the claim of whoever joined first.
+Slurm's queue is the queue. A job stays QUEUED while it is pending in Slurm, with Slurm's reason. An attempt is
+submitted only after a look did not find its name. Slurm runs one of two jobs with one name at a time, and the board
+accepts only the token of the last submission and the first supervisor that joins.
 """
 
 from __future__ import annotations
@@ -46,179 +46,166 @@ from jobs.queue.slurm.states import (
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 3.0  # at the soonest, where nothing is new: slurmctld answers everybody
-PATIENCE_S = 0.25  # that a pass waits for a round with something new in it: most are done by then
-MOST_PLACED = 100  # in one pass
-FORGOTTEN_IN_A_ROW = 3  # looks that do not find what Slurm once took, and it is gone
-HELD_HERE = {"held": "by the board"}  # beside what Slurm told of an attempt: the board releases what it holds alone
-ASKED_OF_A_JOB = ("id", "status", "held", "wait_reason", "project", "num_slots")  # before it is an attempt
-LINGERS = timedelta(minutes=1)  # for Slurm's job to end after the attempt has, by its own word
+POLL_INTERVAL_S = 3.0  # without news, because slurmctld serves all users
+POLL_WAIT_S = 0.25  # that a pass waits for a round with news, enough for most rounds
+MAX_PLACED_PER_PASS = 100
+MAX_MISSED_POLLS = 3  # in a row, until an accepted job is lost
+HELD_BY_BOARD = {"held": "by the board"}  # in `engine_told`, because the board releases only what it holds
+WAITING_FIELDS = ("id", "status", "held", "wait_reason", "project", "num_slots")
+CANCEL_DELAY = timedelta(minutes=1)  # after the end of an attempt, for its Slurm job to end by itself
 
 
 class SlurmEngine:
-    """An `Engine`. What it keeps in memory it can do without: the next one looks again."""
+    """An `Engine`. Its state is only a cache, so a new controller polls again."""
 
     name = "slurm"
 
     def __init__(self, site: Site) -> None:
         self._site, self._slurm = site, Slurm(CommandRunner(site.login, site.ssh_config))
-        self._rounds, self._looked = PollingThread(), -LOOK_EVERY_S
+        self._thread, self._polled = PollingThread(), -POLL_INTERVAL_S
         self._trouble = ""
-        self._sending: frozenset[str] = frozenset()  # names that the round under way may submit
-        self._ending: frozenset[str] = frozenset()  # names that it is told to end
-        self._absent: set[str] = set()  # names that the last look did not find, and that were not sent since
-        self._missed: dict[str, int] = {}  # looks in a row
-        self._put_off: dict[str, float] = {}  # names that Slurm did not take, and when
+        self._submitting: frozenset[str] = frozenset()  # names that the current round may submit
+        self._cancelling: frozenset[str] = frozenset()  # names that the current round cancels
+        self._absent: set[str] = set()  # names without a Slurm job, which were not submitted since
+        self._missed: dict[str, int] = {}  # number of rounds in a row without the job
+        self._deferred: dict[str, float] = {}  # time when Slurm deferred the submission
 
     def place(self) -> None:
-        """Every queued job that nothing bars and its project's quota allows becomes an attempt at once: when it runs,
-        Slurm says. Not while an earlier attempt may run."""
-        begun = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
-        left = Attempt.objects.filter(job=OuterRef("pk"), engine_ended__isnull=True)
-        queued = Job.objects.filter(status=Status.QUEUED, engine=self.name).exclude(Exists(begun) | Exists(left))
-        waiting = list(queued.order_by("-priority", "created").only(*ASKED_OF_A_JOB))
+        """Create attempts of all queued jobs that may start, while no earlier attempt may run."""
+        current = Attempt.objects.filter(job=OuterRef("pk"), number=OuterRef("attempt"))
+        running = Attempt.objects.filter(job=OuterRef("pk"), engine_ended__isnull=True)
+        queued = Job.objects.filter(status=Status.QUEUED, engine=self.name).exclude(Exists(current) | Exists(running))
+        waiting = list(queued.order_by("-priority", "created").only(*WAITING_FIELDS))
         if not waiting:
             return
-        for job in _allowed(_free(waiting))[:MOST_PLACED]:
+        for job in _filter_by_quota(_filter_startable(waiting))[:MAX_PLACED_PER_PASS]:
             with transaction.atomic():
                 for locked in lifecycle.lock_queued([job.id], "spec"):
                     slurm_attempts.create_attempt(locked)
 
     def observe(self) -> None:
-        """Take the last round's news in, and look again where it is time."""
-        self._take_in(self._rounds.collect())
-        if not self._rounds.busy and (followed := list(self._followed())) and self._due(followed):
-            self._begin(followed)
+        """Apply the last round, and start the next one if it is due."""
+        self._apply(self._thread.collect())
+        if not self._thread.busy and (followed := list(self._list_followed())) and self._is_poll_due(followed):
+            self._start_round(followed)
 
     def cancel(self) -> None:
-        """A round tells Slurm of what is to end (`_begin`); what Slurm never had has ended here."""
-        on_its_way = self._sending if self._rounds.busy else frozenset()
-        for attempt in self._followed().filter(engine_id="", job__status=Status.CANCELLING):
-            if _name(attempt) in self._absent - on_its_way:
+        """Mark attempts as lost that Slurm never received. Rounds cancel the other ones in Slurm."""
+        submitting = self._submitting if self._thread.busy else frozenset()
+        for attempt in self._list_followed().filter(engine_id="", job__status=Status.CANCELLING):
+            if _get_name(attempt) in self._absent - submitting:
                 slurm_attempts.lose(attempt, "cancelled before Slurm received the job")
 
     def start(self) -> None:
-        """Submit what the last look did not find."""
-        self._take_in(self._rounds.collect(PATIENCE_S))
-        if self._rounds.busy or not self._absent:
+        """Submit attempts that the last round did not find."""
+        self._apply(self._thread.collect(POLL_WAIT_S))
+        if self._thread.busy or not self._absent:
             return
-        followed = list(self._followed())
-        new = [attempt for attempt in followed if self._to_submit(attempt)]
-        free = {job.id for job in _free([attempt.job for attempt in new])} if new else set()
-        new = [attempt for attempt in new if attempt.job_id in free]
-        new.sort(key=lambda attempt: self._put_off.get(_name(attempt), 0.0))  # so that twenty of them stop nobody
+        followed = list(self._list_followed())
+        new = [attempt for attempt in followed if self._may_submit(attempt)]
+        startable = {job.id for job in _filter_startable([attempt.job for attempt in new])} if new else set()
+        new = [attempt for attempt in new if attempt.job_id in startable]
+        new.sort(key=lambda attempt: self._deferred.get(_get_name(attempt), 0.0))  # so deferred ones block no others
         if not new:
             return
         try:
-            certificates = self._site.certificates()
+            certificates = self._site.read_certificates()
         except OSError as error:
-            self._hear_of_trouble(f"Cannot read MESHBOARD_SLURM_CA_FILE: {error}")
+            self._record_trouble(f"Cannot read MESHBOARD_SLURM_CA_FILE: {error}")
             return
-        self._begin(
-            followed,
-            tuple(
-                slurm_attempts.prepare_submission(attempt, self._site, certificates)
-                for attempt in new[:MAX_SUBMISSIONS_PER_POLL]
-            ),
-        )
-        self._take_in(self._rounds.collect(PATIENCE_S))
+        new = new[:MAX_SUBMISSIONS_PER_POLL]
+        submissions = (slurm_attempts.prepare_submission(attempt, self._site, certificates) for attempt in new)
+        self._start_round(followed, tuple(submissions))
+        self._apply(self._thread.collect(POLL_WAIT_S))
 
     def close(self) -> None:
-        """A round under way ends by its deadlines; what it did is found by name."""
+        """Leave a running round to its timeouts. The next controller finds its submissions by name."""
 
-    def _followed(self) -> QuerySet[Attempt]:
-        """Attempts of which something may be left with Slurm."""
+    def _list_followed(self) -> QuerySet[Attempt]:
+        """Return the attempts that Slurm may still have."""
         found = Attempt.objects.filter(job__engine=self.name, engine_ended__isnull=True).order_by("id")
         return found.select_related("job").defer("exit", "job__estimate", "job__hardware", "job__chosen")
 
-    def _due(self, followed: list[Attempt]) -> bool:
-        """Whether to look: it is time, or somebody waits for it."""
-        new = any(self._is_new(attempt) for attempt in followed)
-        return (new and not self._trouble) or time.monotonic() - self._looked >= LOOK_EVERY_S
+    def _is_poll_due(self, followed: list[Attempt]) -> bool:
+        if time.monotonic() - self._polled >= POLL_INTERVAL_S:
+            return True
+        return not self._trouble and any(self._is_new(attempt) for attempt in followed)
 
     def _is_new(self, attempt: Attempt) -> bool:
-        """Slurm was not asked about it yet, or not told to end it."""
+        """Return whether Slurm was not yet asked about an attempt, or not yet asked to cancel it."""
         if attempt.job.status == Status.CANCELLING:
-            return _name(attempt) not in self._ending
-        return not attempt.engine_id and _name(attempt) not in self._absent | self._put_off.keys()
+            return _get_name(attempt) not in self._cancelling
+        return not attempt.engine_id and _get_name(attempt) not in self._absent | self._deferred.keys()
 
-    def _to_submit(self, attempt: Attempt) -> bool:
-        if attempt.job.status != Status.QUEUED or _name(attempt) not in self._absent or attempt.engine_id:
+    def _may_submit(self, attempt: Attempt) -> bool:
+        name = _get_name(attempt)
+        if attempt.job.status != Status.QUEUED or name not in self._absent or attempt.engine_id:
             return False
-        return time.monotonic() - self._put_off.get(_name(attempt), -LOOK_EVERY_S) >= LOOK_EVERY_S
+        return time.monotonic() - self._deferred.get(name, -POLL_INTERVAL_S) >= POLL_INTERVAL_S
 
-    def _begin(self, followed: list[Attempt], start: tuple[Submission, ...] = ()) -> None:
-        """A round, in its thread."""
-        joined, barred = slurm_attempts.list_joined_attempts(followed), _barred(followed)
+    def _start_round(self, followed: list[Attempt], submissions: tuple[Submission, ...] = ()) -> None:
+        joined, blocked = slurm_attempts.list_joined_attempts(followed), _explain_blocked(followed)
         waiting = [attempt for attempt in followed if attempt.engine_id and attempt.job.status == Status.QUEUED]
-        hold = [attempt for attempt in waiting if attempt.job_id in barred]
-        for attempt in hold:  # noted before it is done: whoever comes next knows what to release
-            slurm_attempts.record_slurm_state(attempt, {**attempt.engine_told, **HELD_HERE})
-        wants = PollRequest(
-            followed={_name(attempt): attempt.engine_id for attempt in followed},
-            submissions=start,
-            cancel=frozenset(_name(attempt) for attempt in followed if _to_end(attempt)),
-            hold=frozenset(map(_name, hold)),
-            release=frozenset(_name(attempt) for attempt in waiting if attempt not in hold and _is_held_here(attempt)),
-            logs={_name(a): get_log_path(_name(a), self._site.folder) for a in followed if a.pk not in joined},
+        hold = [attempt for attempt in waiting if attempt.job_id in blocked]
+        for attempt in hold:  # stored first, so another controller knows what to release
+            slurm_attempts.record_slurm_state(attempt, {**attempt.engine_told, **HELD_BY_BOARD})
+        request = PollRequest(
+            followed={_get_name(attempt): attempt.engine_id for attempt in followed},
+            submissions=submissions,
+            cancel=frozenset(_get_name(attempt) for attempt in followed if _is_cancel_due(attempt)),
+            hold=frozenset(map(_get_name, hold)),
+            release=frozenset(_get_name(a) for a in waiting if a.job_id not in blocked and _is_held_by_board(a)),
+            logs={
+                name: get_log_path(name, self._site.folder)
+                for name in (_get_name(attempt) for attempt in followed if attempt.pk not in joined)
+            },
             folder=self._site.folder,
         )
-        self._looked = time.monotonic()
-        self._sending, self._ending = frozenset(asked.name for asked in start), wants.cancel
-        self._rounds.start(partial(poll, self._slurm, wants))
+        self._polled = time.monotonic()
+        self._submitting = frozenset(submission.name for submission in submissions)
+        self._cancelling = request.cancel
+        self._thread.start(partial(poll, self._slurm, request))
 
-    def _take_in(self, news: PollResult | None) -> None:
-        if news is None:
+    def _apply(self, result: PollResult | None) -> None:
+        """Apply the result of a round. An attempt that fails does not delay the others."""
+        if result is None:
             return
-        followed = {_name(attempt): attempt for attempt in self._followed()}
-        self._hear_of_trouble(news.trouble, {followed[name].job_id for name in news.jobs if name in followed})
-        self._absent = set() if news.trouble else set(news.absent - self._sending)
-        barred, failed = _barred(followed.values()), list[Exception]()
+        followed = {_get_name(attempt): attempt for attempt in self._list_followed()}
+        self._record_trouble(result.trouble, {followed[name].job_id for name in result.jobs if name in followed})
+        self._absent = set() if result.trouble else set(result.absent - self._submitting)
+        blocked, errors = _explain_blocked(followed.values()), list[Exception]()
         for attempt in followed.values():
             try:
-                self._hear_of(attempt, news, barred.get(attempt.job_id, ""))
-            except Exception as error:  # one that fails holds up no other
-                failed.append(error)
+                self._apply_to_attempt(attempt, result, blocked.get(attempt.job_id, ""))
+            except Exception as error:
+                errors.append(error)
         self._missed = {name: times for name, times in self._missed.items() if name in followed}
-        self._put_off = {name: when for name, when in self._put_off.items() if name in followed}
-        if failed:
-            raise failed[0]
+        self._deferred = {name: at for name, at in self._deferred.items() if name in followed}
+        if errors:
+            raise errors[0]
 
-    def _hear_of(self, attempt: Attempt, news: PollResult, bar: str) -> None:
-        name = _name(attempt)
-        if job := news.submitted.get(name):
-            slurm_attempts.record_submission(attempt, job)
-        elif name in news.rejected:
-            slurm_attempts.reject(attempt, news.rejected[name])
-        elif name in news.deferred:
-            self._put_off[name] = time.monotonic()
+    def _apply_to_attempt(self, attempt: Attempt, result: PollResult, block_reason: str) -> None:
+        name = _get_name(attempt)
+        if job_id := result.submitted.get(name):
+            slurm_attempts.record_submission(attempt, job_id)
+        elif name in result.rejected:
+            slurm_attempts.reject(attempt, result.rejected[name])
+        elif name in result.deferred:
+            self._deferred[name] = time.monotonic()
             slurm_attempts.discard_latest_token(attempt)
-            _wait(attempt.job, f"Slurm does not accept the job at the moment: {news.deferred[name]}", Status.QUEUED)
-        elif name in news.jobs:
+            reason = f"Slurm does not accept the job at the moment: {result.deferred[name]}"
+            _set_wait_reason(attempt.job, reason, Status.QUEUED)
+        elif name in result.jobs:
             self._missed.pop(name, None)
-            self._follow(attempt, news.jobs[name], news.logs.get(name, ""), bar)
-        elif attempt.engine_id and name in news.absent:
-            self._miss(attempt, accounts=news.accounts)
+            _update_attempt(attempt, result.jobs[name], result.logs.get(name, ""), block_reason)
+        elif attempt.engine_id and name in result.absent:
+            self._missed[name] = self._missed.get(name, 0) + 1
+            if self._missed[name] >= MAX_MISSED_POLLS:
+                reason = describe_missing_record(attempt.engine_id, accounts=result.accounts)
+                slurm_attempts.lose(attempt, reason)
 
-    def _follow(self, attempt: Attempt, job: SlurmJob, printed: str, bar: str) -> None:
-        slurm_attempts.record_job_id(attempt, job.id)
-        held = _is_held_here(attempt) and (bar or job.reason == HELD_BY_USER)
-        slurm_attempts.record_slurm_state(attempt, {**get_page_fields(job), **(HELD_HERE if held else {})})
-        if job.state in WAITING:
-            _wait(attempt.job, bar or describe_wait(job), Status.QUEUED)
-        elif has_ended(job):
-            slurm_attempts.finish(attempt, job, printed)
-        else:
-            lifecycle.start_jobs({attempt.job_id: (attempt.number, describe_location(job))})
-
-    def _miss(self, attempt: Attempt, *, accounts: bool) -> None:
-        name = _name(attempt)
-        self._missed[name] = self._missed.get(name, 0) + 1
-        if self._missed[name] >= FORGOTTEN_IN_A_ROW:
-            slurm_attempts.lose(attempt, describe_missing_record(attempt.engine_id, accounts=accounts))
-
-    def _hear_of_trouble(self, trouble: str, heard_of: Collection[str] = ()) -> None:
-        """Jobs wait for its end, but for those of which Slurm told all the same."""
+    def _record_trouble(self, trouble: str, updated_jobs: Collection[str] = ()) -> None:
+        """Log a problem with Slurm, and show it as the wait reason of the jobs without an update."""
         if trouble and not self._trouble:
             log.warning("Cannot query Slurm: %s", trouble)
         elif self._trouble and not trouble:
@@ -226,55 +213,67 @@ class SlurmEngine:
         self._trouble = trouble
         if trouble:
             waiting = Job.objects.filter(engine=self.name, status__in=(Status.QUEUED, Status.CANCELLING))
-            for job in waiting.exclude(id__in=heard_of):
-                _wait(job, f"Cannot query Slurm: {trouble}", job.status)
+            for job in waiting.exclude(id__in=updated_jobs):
+                _set_wait_reason(job, f"Cannot query Slurm: {trouble}", job.status)
 
 
-def _is_held_here(attempt: Attempt) -> bool:
-    return bool(HELD_HERE.items() <= attempt.engine_told.items())
+def _update_attempt(attempt: Attempt, job: SlurmJob, printed: str, block_reason: str) -> None:
+    slurm_attempts.record_job_id(attempt, job.id)
+    is_held = _is_held_by_board(attempt) and (block_reason or job.reason == HELD_BY_USER)
+    fields = {**get_page_fields(job), **(HELD_BY_BOARD if is_held else {})}
+    slurm_attempts.record_slurm_state(attempt, fields)
+    if job.state in WAITING:
+        _set_wait_reason(attempt.job, block_reason or describe_wait(job), Status.QUEUED)
+    elif has_ended(job):
+        slurm_attempts.finish(attempt, job, printed)
+    else:
+        lifecycle.start_jobs({attempt.job_id: (attempt.number, describe_location(job))})
 
 
-def _barred(attempts: Iterable[Attempt]) -> dict[str, str]:
-    """Of those whose jobs wait, by job: why it is not to begin."""
+def _is_held_by_board(attempt: Attempt) -> bool:
+    return bool(HELD_BY_BOARD.items() <= attempt.engine_told.items())
+
+
+def _explain_blocked(attempts: Iterable[Attempt]) -> dict[str, str]:
+    """Return why the queued jobs among these may not start, by job."""
     waiting = [attempt.job for attempt in attempts if attempt.job.status == Status.QUEUED]
     return explain_blocked_jobs(waiting) if waiting else {}
 
 
-def _free(jobs: list[Job]) -> list[Job]:
-    """Those that nothing bars; of the others, why they wait is written down."""
-    barred = explain_blocked_jobs(jobs)
+def _filter_startable(jobs: list[Job]) -> list[Job]:
+    """Return the jobs that may start, and store why the others wait."""
+    blocked = explain_blocked_jobs(jobs)
     for job in jobs:
-        if job.id in barred:
-            _wait(job, barred[job.id], Status.QUEUED)
-    return [job for job in jobs if job.id not in barred]
+        if job.id in blocked:
+            _set_wait_reason(job, blocked[job.id], Status.QUEUED)
+    return [job for job in jobs if job.id not in blocked]
 
 
-def _allowed(jobs: list[Job]) -> list[Job]:
-    """Those that quotas allow, in their order; of the others, why they wait is written down."""
+def _filter_by_quota(jobs: list[Job]) -> list[Job]:
+    """Return the jobs that quotas allow, and store why the others wait."""
     budget, allowed = QuotaBudget(load_quotas()), []
     for job in jobs:
         if refusal := budget.explain_refusal(job.project, job.num_slots):
-            _wait(job, refusal, Status.QUEUED)
+            _set_wait_reason(job, refusal, Status.QUEUED)
             continue
         budget.take(job.project, job.num_slots)
         allowed.append(job)
     return allowed
 
 
-def _wait(job: Job, reason: str, status: str) -> None:
-    """Why it waits, where that is news."""
-    if job.wait_reason != reason[:500] and Job.objects.filter(id=job.id, status=status).update(
-        wait_reason=reason[:500]
-    ):
+def _set_wait_reason(job: Job, reason: str, status: str) -> None:
+    reason = reason[:500]
+    rows = Job.objects.filter(id=job.id, status=status)
+    if job.wait_reason != reason and rows.update(wait_reason=reason):
         lifecycle.announce(job.id)
 
 
-def _name(attempt: Attempt) -> str:
+def _get_name(attempt: Attempt) -> str:
     return format_job_name(attempt.job_id, attempt.number)
 
 
-def _to_end(attempt: Attempt) -> bool:
-    """Cancelled; or over by its own word, and something of it lingers."""
+def _is_cancel_due(attempt: Attempt) -> bool:
+    """Return whether to cancel the Slurm job: after a cancel, or if it remains after the end of its attempt."""
     if attempt.ended is not None:
-        return timezone.now() - attempt.ended > LINGERS
+        return timezone.now() - attempt.ended > CANCEL_DELAY
     return attempt.job.status == Status.CANCELLING

@@ -1,6 +1,6 @@
-"""What squeue and sacct print, as rows. Text with a separator: the same from Slurm 20 on, where JSON is not.
+"""Parse what squeue and sacct print, and describe the states of Slurm jobs.
 
-What Slurm's words mean for a job of ours, and the same for people.
+Text with separators is equal from Slurm 20 on, and JSON output is not.
 """
 
 from __future__ import annotations
@@ -11,87 +11,20 @@ from typing import NamedTuple
 
 from contracts.control import Outcome
 
-PREFIX = "meshboard"
+NAME_PREFIX = "meshboard"
 SEPARATOR = "|"
-# job id, state, partition, nodes, start (expected while it waits), name, reason: free text stands last
+# Job ID, state, partition, nodes, start, name, reason. Free text is last.
 SQUEUE_FORMAT = SEPARATOR.join(("%A", "%T", "%P", "%N", "%S", "%j", "%r"))
-# As many more as accounts know, before the free text: exit code and signal as "3:0", seconds that it ran.
+# Two more fields before the free text: exit code and signal such as "3:0", and seconds that the job ran.
 SACCT_FORMAT = "JobIDRaw,State,Partition,NodeList,Start,JobName,ExitCode,ElapsedRaw,Reason"
-_NAME = re.compile(rf"{PREFIX}-([a-z0-9-]{{1,64}})-([0-9]{{1,9}})")
+_NAME = re.compile(rf"{NAME_PREFIX}-([a-z0-9-]{{1,64}})-([0-9]{{1,9}})")
 _EXIT = re.compile(r"[0-9]{1,3}:[0-9]{1,3}")
-HELD = "JobHeld"  # what the reasons of those begin with that somebody holds
+HELD = "JobHeld"  # prefix of the reasons of held jobs
 HELD_BY_USER = "JobHeldUser"
-_PLAIN = {"None", "(null)", "N/A", "Unknown", "None assigned"}
-
-
-class SlurmJob(NamedTuple):
-    """A job as Slurm tells of it; what it does not tell is empty. `start` is expected while the job is pending.
-
-    Accounts alone know the last two: `exit` as "code:signal", and seconds that it ran.
-    """
-
-    id: str
-    state: str
-    partition: str
-    nodes: str
-    start: datetime | None
-    name: str
-    reason: str
-    exit: str = ""
-    elapsed_s: int | None = None
-
-
-def format_job_name(job: str, attempt: int) -> str:
-    """What an attempt is called in Slurm: by it the attempt is found again when nobody noted its id."""
-    return f"{PREFIX}-{job}-{attempt}"
-
-
-def parse_squeue(printed: str) -> list[SlurmJob]:
-    """The jobs of ours in what `squeue` printed; of anybody else's nothing is read."""
-    return [_job(parts) for parts in _ours(printed, 7)]
-
-
-def parse_sacct(printed: str) -> list[SlurmJob]:
-    """The same of what `sacct` printed. Its reason is why a job last waited, also of one that has ended."""
-    found = []
-    for *told, code, elapsed, reason in _ours(printed, 9):
-        job = _job([*told, reason])
-        found.append(
-            job._replace(
-                reason=job.reason if job.state == "PENDING" else "",
-                exit=code if _EXIT.fullmatch(code) else "",
-                elapsed_s=int(elapsed) if re.fullmatch(r"[0-9]{1,12}", elapsed) else None,
-            )
-        )
-    return found
-
-
-def _ours(printed: str, fields: int) -> list[list[str]]:
-    lines = [line.strip().split(SEPARATOR, fields - 1) for line in printed.splitlines()]
-    return [p for p in lines if len(p) == fields and re.fullmatch("[0-9]+", p[0]) and _NAME.fullmatch(p[5])]
-
-
-def _job(parts: list[str]) -> SlurmJob:
-    job, state, partition, nodes, start, name, reason = parts
-    word = state.partition(" ")[0]  # "CANCELLED by 1000"
-    return SlurmJob(job, word, _told(partition), _told(nodes), _time(start), name, _told(reason))
-
-
-def _told(text: str) -> str:
-    return "" if text in _PLAIN else text[:300]
-
-
-def _time(text: str) -> datetime | None:
-    try:
-        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)
-    except ValueError:
-        return None
-
-
+EMPTY_VALUES = {"None", "(null)", "N/A", "Unknown", "None assigned"}
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
-ON_NODES = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 
-# https://slurm.schedmd.com/job_reason_codes.html; what is not here is told as Slurm has it
+# https://slurm.schedmd.com/job_reason_codes.html, other codes are shown unchanged
 REASONS = {
     "Resources": "not enough free nodes with the requested resources",
     "Priority": "jobs with a higher priority are ahead",
@@ -114,17 +47,8 @@ REASONS = {
     "launch_failed_requeued_held": "the job could not start on a node, so Slurm holds the job",
     "Cleaning": "Slurm is still cleaning up after an earlier attempt",
 }
-
-
-class SlurmOutcome(NamedTuple):
-    """How an ended job stands with us where its own report does not say it better."""
-
-    outcome: Outcome
-    reason: str
-
-
 PREEMPTED = "PREEMPTED"
-# Here ranks and supervisors were told to end, and know no more.
+# Slurm ended ranks and supervisors, which do not know why.
 ENDED_BY_SLURM: dict[str, tuple[Outcome, str]] = {
     "TIMEOUT": ("failed", "the job reached its time limit"),
     "DEADLINE": ("failed", "the job reached its deadline"),
@@ -141,52 +65,106 @@ ENDED_BY_ITSELF: dict[str, tuple[Outcome, str]] = {
 }
 
 
+class SlurmJob(NamedTuple):
+    """A job as Slurm reports it. Unknown fields are empty."""
+
+    id: str
+    state: str
+    partition: str
+    nodes: str
+    start: datetime | None  # expected while the job is pending
+    name: str
+    reason: str
+    exit: str = ""  # "code:signal", only from sacct
+    elapsed_s: int | None = None  # only from sacct
+
+
+class SlurmOutcome(NamedTuple):
+    """The outcome of an ended job, for attempts without an exit report."""
+
+    outcome: Outcome
+    reason: str
+
+
+def format_job_name(job: str, attempt: int) -> str:
+    """Return the name of an attempt in Slurm, which also finds attempts whose Slurm ID was not stored."""
+    return f"{NAME_PREFIX}-{job}-{attempt}"
+
+
+def parse_squeue(printed: str) -> list[SlurmJob]:
+    """Parse Meshboard's jobs in the output of squeue."""
+    return [_parse_job(fields) for fields in _split_rows(printed, 7)]
+
+
+def parse_sacct(printed: str) -> list[SlurmJob]:
+    """Parse Meshboard's jobs in the output of sacct, which also has the last wait reason of ended jobs."""
+    found = []
+    for *fields, code, elapsed, reason in _split_rows(printed, 9):
+        job = _parse_job([*fields, reason])
+        found.append(
+            job._replace(
+                reason=job.reason if job.state == "PENDING" else "",
+                exit=code if _EXIT.fullmatch(code) else "",
+                elapsed_s=int(elapsed) if re.fullmatch(r"[0-9]{1,12}", elapsed) else None,
+            )
+        )
+    return found
+
+
+def _split_rows(printed: str, num_fields: int) -> list[list[str]]:
+    lines = [line.strip().split(SEPARATOR, num_fields - 1) for line in printed.splitlines()]
+    return [p for p in lines if len(p) == num_fields and re.fullmatch("[0-9]+", p[0]) and _NAME.fullmatch(p[5])]
+
+
+def _parse_job(fields: list[str]) -> SlurmJob:
+    partition, nodes, reason = ("" if fields[i] in EMPTY_VALUES else fields[i][:300] for i in (2, 3, 6))
+    try:
+        start = datetime.strptime(fields[4], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)
+    except ValueError:
+        start = None
+    state = fields[1].partition(" ")[0]  # "CANCELLED by 1000"
+    return SlurmJob(fields[0], state, partition, nodes, start, fields[5], reason)
+
+
 def has_ended(job: SlurmJob) -> bool:
-    """Whether nothing of it runs or will; a state that is new to us is waited out."""
+    """Return whether a job has ended for good. Unknown states count as not ended."""
     return job.state in ENDED_BY_SLURM or job.state in ENDED_BY_ITSELF
 
 
 def describe_end(job: SlurmJob) -> SlurmOutcome:
-    """How it ended, in Slurm's words; of one that has."""
-    outcome, said = {**ENDED_BY_ITSELF, **ENDED_BY_SLURM}[job.state]
+    """Describe how an ended job ended."""
+    outcome, text = {**ENDED_BY_ITSELF, **ENDED_BY_SLURM}[job.state]
     nodes = f" on {job.nodes}" if job.nodes else ""
     why = "" if job.reason in ("", "NonZeroExitCode", "TimeLimit") else f" ({job.reason})"
-    return SlurmOutcome(outcome, f"Slurm: {said}{why}; job {job.id}{nodes}, {job.state}{_accounted(job)}")
-
-
-def _accounted(job: SlurmJob) -> str:
-    """What accounts alone know: how its script ended, and when."""
-    code, _, number = job.exit.partition(":")
-    how = f", signal {number}" if number not in ("", "0") else f", exit code {code}" if code not in ("", "0") else ""
-    return how if job.elapsed_s is None else f"{how}, after {timedelta(seconds=job.elapsed_s)}"
+    code, _, signal = job.exit.partition(":")
+    how = f", signal {signal}" if signal not in ("", "0") else f", exit code {code}" if code not in ("", "0") else ""
+    after = "" if job.elapsed_s is None else f", after {timedelta(seconds=job.elapsed_s)}"
+    return SlurmOutcome(outcome, f"Slurm: {text}{why}; job {job.id}{nodes}, {job.state}{how}{after}")
 
 
 def describe_missing_record(job: str, *, accounts: bool) -> str:
-    """Of a job that Slurm once took and cannot tell of."""
+    """Explain that Slurm no longer knows a submitted job. `accounts`: sacct is on."""
     if accounts:
         return f"Slurm has no record of how job {job} ended"
     return f"Slurm no longer knows job {job}, and Slurm accounting (sacct) is off"
 
 
 def describe_wait(job: SlurmJob) -> str:
-    """Why it waits, and until when."""
+    """Explain why a pending job waits, and until when."""
     code, _, rest = job.reason.partition(",")
-    said = REASONS.get(code, "")
-    if not code:  # what it says of a start is when it was handed in
+    if not code:  # the start is then only the time of the submission
         return "Slurm: waiting for the first scheduling pass"
-    if said:
-        text = f"Slurm: waiting for {code}: {said}{f' ({rest.strip()})' if rest.strip() else ''}"
-    else:
-        text = f"Slurm: waiting for {job.reason}"
+    text = f"Slurm: waiting for {job.reason}"
+    if code in REASONS:
+        text = f"Slurm: waiting for {code}: {REASONS[code]}{f' ({rest.strip()})' if rest.strip() else ''}"
     return f"{text}, expected start {job.start:%Y-%m-%d %H:%M} UTC" if job.start else text
 
 
 def describe_location(job: SlurmJob) -> str:
-    """Where it runs."""
     return f"Running on {job.nodes or 'Slurm nodes'}: Slurm job {job.id}, partition {job.partition}"
 
 
 def get_page_fields(job: SlurmJob) -> dict[str, str]:
-    """What a page shows of it."""
+    """Return the fields of a job that its page shows."""
     shown = {"state": job.state, "partition": job.partition, "nodes": job.nodes}
-    return {what: text for what, text in shown.items() if text}
+    return {name: text for name, text in shown.items() if text}

@@ -1,4 +1,4 @@
-"""Whatever a host signs as its own word, the read_events goes on and an innocent job between it all runs to its end.
+"""Whatever a host signs as its own word, the controller continues and an innocent job between it all runs to its end.
 
 FUZZ=N tries N times as many cases.
 """

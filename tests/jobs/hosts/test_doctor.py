@@ -206,6 +206,6 @@ def test_a_board_with_a_slurm_is_told_what_of_it_does_not_answer(
         call_command("doctor", json=True, stdout=out)
     words = [finding["words"] for finding in json.loads(out.getvalue()) if finding["subject"] == "Slurm"]
     assert words == [
-        "MESHBOARD_SLURM_BOARD is http://check_board, which is not an HTTPS address that nodes can reach",
+        "MESHBOARD_SLURM_BOARD is http://board, which is not an HTTPS address that nodes can reach",
         "the command squeue cannot start: No such file or directory",
     ]

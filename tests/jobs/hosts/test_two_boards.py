@@ -74,6 +74,6 @@ def test_controllers_of_one_board_take_over_from_each_other(
 ) -> None:
     """Also where the first was killed and gave nothing back."""
     Lease.objects.update(ticked=None)
-    monkeypatch.setattr(work_lease, "LEASE_S", 0.0)
+    monkeypatch.setattr(work_lease, "TAKEOVER_AFTER_S", 0.0)
     Controller().turn()
     assert Lease.objects.get().ticked is not None

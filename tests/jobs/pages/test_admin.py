@@ -153,9 +153,9 @@ def test_events_not_understood_are_counted_as_far_as_they_are_kept(
     monkeypatch.setattr(event_handlers, "MAX_DEAD_LETTERS_PER_SENDER", 3)
     for count, told in enumerate(["1", "2", "3 or more", "3 or more"], 1):
         event_handlers.store_dead_letter(f"{count}-0", b"", ValueError("slots"), "host-a")
-        assert event_handlers.count_of("host-a") == told
+        assert event_handlers.count_dead_letters(["host-a"]) == {"host-a": told}
         assert ("or more" in admin.get(HOSTS).content.decode()) == (count >= 3)
-    assert event_handlers.count_of("host-b") == "0"
+    assert event_handlers.count_dead_letters(["host-b"]) == {"host-b": "0"}
 
 
 def test_a_list_of_many_hosts_asks_for_no_line_by_itself_and_is_searched(

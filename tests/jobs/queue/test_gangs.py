@@ -18,7 +18,8 @@ from jobs.queue import actions, attempt_completion
 from jobs.queue.inbound.reconcile import reconcile
 from jobs.queue.inbound.streams import read_events
 from jobs.queue.lifecycle import start_jobs
-from jobs.queue.scheduling.scheduler import resend_launch_order, schedule
+from jobs.queue.orders import resend_launch_order
+from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.snapshot import find_running_attempts
 from tests.jobs.conftest import attempt_event, host_event, report, say
 from tests.planner.wrong_specs import GOOD

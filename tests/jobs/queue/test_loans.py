@@ -16,8 +16,8 @@ from contracts.names import TASK_LAUNCH, TASK_LEND, host_queue, loan_key
 from jobs.models import Attempt, Host, Job, Loan, Member, Outbox, Status
 from jobs.queue import actions
 from jobs.queue.hosts.redis_access import build_users, get_redis_user
-from jobs.queue.orders import ORDER_BUILDERS
-from jobs.queue.scheduling.scheduler import resend_launch_order, schedule
+from jobs.queue.orders import ORDER_BUILDERS, resend_launch_order
+from jobs.queue.scheduling.scheduler import schedule
 from tests.planner.wrong_specs import GOOD
 
 

@@ -19,7 +19,6 @@ from jobs.queue.scheduling.placement import (
     RunningAttempt,
     decide,
     forecast,
-    list_additional_starts,
     plan_pass,
 )
 from jobs.queue.scheduling.scheduler import schedule
@@ -62,7 +61,7 @@ def test_neither_a_forecast_nor_a_what_if_words_why_jobs_wait(monkeypatch: pytes
     queue, hosts = [job("large", 4, age=2), job("late", 4, age=1)], [host("host-a", 4, free=0)]
     running = [RunningAttempt("first", "default", (Share("host-a", (0, 1, 2, 3)),), 60.0)]
     assert forecast(queue, hosts, running, {}, {}) == {"large": (60.0, "first")}
-    assert list_additional_starts(queue, [host("host-a", 4)], {}, otherwise=decide(queue, hosts)) == ["large"]
+    assert [placement.job for placement in decide(queue, [host("host-a", 4)]).placements] == ["large"]
     with pytest.raises(AssertionError, match="nobody reads this"):
         plan_pass(queue, hosts)
 

@@ -132,7 +132,7 @@ def test_of_two_controllers_one_works_and_the_other_takes_over(monkeypatch: pyte
     assert first.hold() is not second.hold()
     working, waiting = (first, second) if first.hold() else (second, first)
     assert not waiting.hold()
-    monkeypatch.setattr("jobs.queue.work_lease.LEASE_S", 0.0)
+    monkeypatch.setattr("jobs.queue.work_lease.TAKEOVER_AFTER_S", 0.0)
     assert waiting.hold(), "the one that stood still has lost it"
     monkeypatch.undo()
     assert not working.hold()

@@ -106,7 +106,7 @@ def test_job_blocked_later_is_not_submitted_to_slurm(owner: User, site: Site) ->
     """The account of the owner is disabled between the query and the submission."""
     job, _ = actions.submit(owner, SPEC)
     engine, sent = SlurmEngine(site), []
-    engine._begin = lambda _followed, start=(): sent.append(start)  # type: ignore[method-assign]
+    engine._start_round = lambda _followed, start=(): sent.append(start)  # type: ignore[method-assign]
     engine.place()
     engine._absent = {format_job_name(job.id, 1)}
     User.objects.filter(pk=owner.pk).update(is_active=False)

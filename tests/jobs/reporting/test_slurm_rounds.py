@@ -59,7 +59,7 @@ def slurm(**said: CommandResult | Callable[[Sequence[str]], CommandResult]) -> S
 
 @pytest.fixture
 def site(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(engines, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(engines, "POLL_INTERVAL_S", 0.0)
     made = Site(str(tmp_path), "/usr/bin/python3", "https://board")
     settings.SLURM = made._asdict()
     return made
@@ -145,7 +145,7 @@ def test_failing_update_of_an_attempt_does_not_block_others(
 
     monkeypatch.setattr(slurm_attempts, "reject", some)
     with pytest.raises(ValueError, match="cannot be written"):
-        engine._take_in(PollResult(rejected={format_job_name(job.id, 1): "no" for job in (bad, good)}))
+        engine._apply(PollResult(rejected={format_job_name(job.id, 1): "no" for job in (bad, good)}))
     assert Job.objects.get(id=good.id).status == Status.FAILED
 
 
@@ -177,7 +177,7 @@ def test_pending_job_keeps_its_reason_without_accounting(owner: User, site: Site
 
     until(engine, lambda: "Cannot query Slurm: sacct" in reasons()[new.id], "it is told")
     assert reasons()[waiting.id] == "Slurm: waiting for Priority: jobs with a higher priority are ahead"
-    engine._hear_of_trouble("sacct: still", {waiting.id})
+    engine._record_trouble("sacct: still", {waiting.id})
     assert reasons() == {
         waiting.id: "Slurm: waiting for Priority: jobs with a higher priority are ahead",
         new.id: "Cannot query Slurm: sacct: still",
@@ -196,12 +196,12 @@ def test_late_submission_keeps_its_token_and_ends_earlier_ones(owner: User, site
     listed.append(f"5|PENDING|p||N/A|{name}|Priority\n")
     until(engine, lambda: Attempt.objects.get().engine_id == "5", "it is found")
     assert RunToken.objects.filter(pk=first.pk).exists()
-    engine._take_in(PollResult(submitted={name: "6"}))
+    engine._apply(PollResult(submitted={name: "6"}))
     assert RunToken.objects.get() == RunToken.objects.latest("id") != first
 
 
 def test_slurm_is_not_queried_in_each_pass(owner: User, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "LOOK_EVERY_S", 1e6)
+    monkeypatch.setattr(engines, "POLL_INTERVAL_S", 1e6)
     ending, barred = (actions.submit(owner, SPEC)[0] for _ in range(2))
     name = format_job_name(ending.id, 1)
     door = Answers(
@@ -213,11 +213,11 @@ def test_slurm_is_not_queried_in_each_pass(owner: User, site: Site, monkeypatch:
     until(engine, lambda: Job.objects.get(id=ending.id).status == Status.STARTING, "it runs")
     assert actions.cancel(Job.objects.get(id=ending.id), "owner")
     until(engine, lambda: "scancel" in [argv[0] for argv in door.asked], "Slurm is told to end it")
-    until(engine, lambda: not engine._rounds.busy, "the round is over")
+    until(engine, lambda: not engine._thread.busy, "the round is over")
     asked = len(door.asked)
     for _ in range(3):
         engine.observe()
-        assert not engine._rounds.busy
+        assert not engine._thread.busy
     assert len(door.asked) == asked
     Job.objects.filter(id=barred.id).update(held=False)
     until(engine, lambda: Attempt.objects.get(job=barred).engine_id == "77", "what nothing bars is sent at once")

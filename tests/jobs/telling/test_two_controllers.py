@@ -37,7 +37,7 @@ def test_who_lost_the_lease_writes_down_what_it_had_sent(
 ) -> None:
     first, second = sent[0], Controller()
     with monkeypatch.context() as patch:
-        patch.setattr(work_lease, "LEASE_S", 0.0)  # as of one that stood still
+        patch.setattr(work_lease, "TAKEOVER_AFTER_S", 0.0)  # as of one that stood still
         second.turn()
     first.turn()
     assert Lease.objects.get().holder == second._lease.holder
