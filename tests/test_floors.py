@@ -53,7 +53,23 @@ ROOMS = {
         *("rank_reports", "failures", "hangs"),
         *("bottlenecks", "diagnosis"),
     ],
-    "jobs.api": ["http", "document", "shared", "plans", "hosts", "queue", "collectives jobs people runs", "urls"],
+    "jobs.api": [
+        *(
+            "compatibility",
+            "problems",
+            "held_request_middleware",
+            "parsers",
+            "parameters",
+            "errors",
+            "access",
+            "views",
+            "openapi",
+            "plan_views",
+            "streams",
+        ),
+        "history_views host_views job_views notification_views project_views queue_views reporting_views trace_views",
+        "urls",
+    ],
 }
 # Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.
 KIND_TABLES = {"planner/facts/kinds.py", "jobs/core/kinds.py", "workers/host/programs.py"}

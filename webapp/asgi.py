@@ -14,7 +14,7 @@ from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E40
 from channels.sessions import SessionMiddlewareStack  # noqa: E402
 from django.urls import path, re_path  # noqa: E402
 
-from jobs.api.http.patient import Patient  # noqa: E402
+from jobs.api.held_request_middleware import HeldRequestMiddleware  # noqa: E402
 from jobs.runs.live.consumers import JobConsumer, reject_socket  # noqa: E402
 from webapp.checks import run_deploy_checks  # noqa: E402
 from webapp.serving.handler import SingleThreadHandler  # noqa: E402
@@ -33,7 +33,7 @@ application = normalize_client_address(
     RequestGuard(
         ProtocolTypeRouter(
             {
-                "http": Patient(SingleThreadHandler()),
+                "http": HeldRequestMiddleware(SingleThreadHandler()),
                 # The consumer authenticates the user itself, repeatedly.
                 "websocket": AllowedHostsOriginValidator(SessionMiddlewareStack(sockets)),
             }

@@ -30,7 +30,7 @@ from sesame import settings as link_settings
 from sesame.tokens_v2 import unpack_timestamp
 from sesame.views import LoginView as LinkView
 
-from jobs.api.http.origin import origin
+from jobs.api.access import get_client_network
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def limit_logins(view: View, method: str = "POST") -> View:
 
     @wraps(view)
     def respond(request: HttpRequest, *arguments: Any, **named: Any) -> HttpResponseBase:
-        if request.method == method and _count_attempts(origin(request)) > settings.LOGINS_PER_MINUTE:
+        if request.method == method and _count_attempts(get_client_network(request)) > settings.LOGINS_PER_MINUTE:
             return _respond_too_many(request, WINDOW_S)
         return view(request, *arguments, **named)
 

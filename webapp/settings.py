@@ -153,7 +153,7 @@ AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False  # else an attacker could lock out the owner
 AXES_LOCKOUT_CALLABLE = "webapp.login.login_locked"
 # The address of the connection, which `webapp.serve` takes from a proxy's header only if the proxy is a trusted one.
-AXES_CLIENT_IP_CALLABLE = "jobs.api.http.origin.origin"
+AXES_CLIENT_IP_CALLABLE = "jobs.api.access.get_client_network"
 AGEING_PER_HOUR = _environment.ageing_per_hour
 SHARE_POINTS = _environment.share_points
 SHARE_HALF_LIFE_H = _environment.share_half_life_h
@@ -193,18 +193,18 @@ CHANNEL_LAYERS = {
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "jobs.api.http.authentication.AsciiTokenAuthentication",
+        "jobs.api.access.AsciiTokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["jobs.api.http.parsers.StrictJSONParser"],
+    "DEFAULT_PARSER_CLASSES": ["jobs.api.parsers.StrictJSONParser"],
     "URL_FORMAT_OVERRIDE": None,
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.PageNumberPagination",
     "PAGE_SIZE": 50,
-    "DEFAULT_THROTTLE_CLASSES": ["jobs.api.http.throttling.RequestThrottle"],
-    "EXCEPTION_HANDLER": "jobs.api.http.errors.handle",
+    "DEFAULT_THROTTLE_CLASSES": ["jobs.api.access.RequestThrottle"],
+    "EXCEPTION_HANDLER": "jobs.api.errors.handle_exception",
 }
 TOKEN_DAYS = _environment.token_days
 KNOX_TOKEN_MODEL = "knox.AuthToken"  # noqa: S105  # a model. Migrations need the default
@@ -215,7 +215,7 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.IsAuthenticated"],
-    "POSTPROCESSING_HOOKS": ["jobs.api.document.schema.with_models", "jobs.api.document.links.with_links"],
+    "POSTPROCESSING_HOOKS": ["jobs.api.openapi.add_models", "jobs.api.openapi.add_links"],
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2**20
 

@@ -12,7 +12,7 @@ from django.templatetags.static import static
 from django.urls import include, path
 from django.views.generic import RedirectView
 
-from jobs.api import collectives as collectives_api
+from jobs.api import plan_views
 from jobs.pages import (
     account,
     collectives,
@@ -151,8 +151,8 @@ urlpatterns = [
     path("account/two-factor/", include("allauth.mfa.urls")),
     path("account/sign-on/<int:key>/remove/", account.remove_sign_on, name="account-sign-on-remove"),
     path("account/sessions/<int:key>/end/", account.end_session, name="account-session-end"),
-    path("api/v1/lab/primitives", collectives_api.Primitives.as_view(), name="api-primitives"),
-    path("api/v1/lab/primitives/<str:name>", collectives_api.Primitive.as_view(), name="api-primitive"),
+    path("api/v1/lab/primitives", plan_views.PrimitivesView.as_view(), name="api-primitives"),
+    path("api/v1/lab/primitives/<str:name>", plan_views.PrimitiveView.as_view(), name="api-primitive"),
     path("api/v1/", include("jobs.api.urls")),
     path("admin/login/", limit_logins(AdminLoginView.as_view())),
     # The account page limits and records password changes, and lists sessions.

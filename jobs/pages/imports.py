@@ -7,8 +7,8 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from jobs.api.http.errors import refused_page
-from jobs.api.http.problems import details
+from jobs.api.errors import make_page_problem_response
+from jobs.api.problems import build_problem
 from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable, parse_json, parse_whole_number
 from jobs.models import ImportedTrace
@@ -35,7 +35,7 @@ def _find(request: HttpRequest, key: str, *, change: bool = False) -> ImportedTr
 
 
 def _refuse(status: int, field: str, message: str) -> JsonResponse:
-    return refused_page(details(status, [Problem(field, message)]))
+    return make_page_problem_response(build_problem(status, [Problem(field, message)]))
 
 
 @require_GET

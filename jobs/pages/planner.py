@@ -9,7 +9,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.api.http.errors import of_request, refused_page
+from jobs.api.errors import make_page_problem_response
+from jobs.api.problems import build_request_problem
 from jobs.core.text import parse_json, parse_whole_number
 from jobs.pages.forms import field_groups, spec_form
 from jobs.pages.view_helpers import catch_busy_planner
@@ -100,7 +101,7 @@ def _parse_body(request: HttpRequest) -> tuple[Any, HttpResponse | None]:
     try:
         return parse_json(request.body), None
     except ValueError as error:
-        return None, refused_page(of_request(400, f"The body is not valid JSON: {error}."))
+        return None, make_page_problem_response(build_request_problem(400, f"The body is not valid JSON: {error}."))
 
 
 @require_GET

@@ -14,8 +14,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.http import require_GET, require_POST
 
-from jobs.api.http.errors import refused_page
-from jobs.api.http.problems import details
+from jobs.api.errors import make_page_problem_response
+from jobs.api.problems import build_problem
 from jobs.core.access import (
     can_see_jobs_of_others,
     get_operable_jobs,
@@ -143,11 +143,13 @@ def move(request: HttpRequest) -> HttpResponse:
         job = data.pop("job", "") if isinstance(data, dict) else ""
         target = validate_request(MoveRequest, data)
     except SpecError as error:
-        return refused_page(details(400, error.problems, "body"))
+        return make_page_problem_response(build_problem(400, error.problems, "body"))
     except ValueError as error:
-        return refused_page(details(400, [Problem("request", f"The request body is not JSON: {error}")], "body"))
+        return make_page_problem_response(
+            build_problem(400, [Problem("request", f"The request body is not JSON: {error}")], "body")
+        )
     if not is_storable(job):
-        return refused_page(details(400, [Problem("job", "`job` is not a job id.")], "body"))
+        return make_page_problem_response(build_problem(400, [Problem("job", "`job` is not a job id.")], "body"))
     if target.before is not None:
         return JsonResponse({"moved": staff_actions.move_before(job, target.before, by)})
     return JsonResponse({"moved": staff_actions.move(job, target.to or "top", by)})

@@ -14,7 +14,8 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 
-from jobs.api.http.errors import LATER, of_request, refused_page
+from jobs.api.errors import RETRY_LATER, make_page_problem_response
+from jobs.api.problems import build_request_problem
 from jobs.core.access import may_change_all_jobs
 from jobs.models import Job
 from jobs.planning.planner_processes import BusyError
@@ -66,7 +67,7 @@ def render_secret(request: HttpRequest, template: str, context: dict[str, Any]) 
 
 def refuse_while_busy(error: BusyError) -> JsonResponse:
     """Return the response with status 503 while the planner is busy."""
-    return refused_page(of_request(503, str(error)), LATER)
+    return make_page_problem_response(build_request_problem(503, str(error)), RETRY_LATER)
 
 
 def catch_busy_planner(view: Callable[P, HttpResponse]) -> Callable[P, HttpResponse]:

@@ -24,9 +24,9 @@ Each request needs the header `Authorization: Token ...` or a login.
 
 def build_page() -> str:
     """Return the Markdown of the page."""
-    from jobs.api.document.schema import document  # needs Django settings
+    from jobs.api.openapi import get_document  # needs Django settings
 
-    content = document()
+    content = get_document()
     parts = [HEAD]
     for group, operations in _groups(content["paths"]).items():
         parts.append(f"## {group}\n")

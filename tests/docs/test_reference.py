@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from jobs.api.document.schema import document
+from jobs.api.openapi import get_document
 from manual.navigation import PARTS, build_navigation
 from manual.reference import PAGES, command, formulas, markdown
 from planner.cost.traffic import step_traffic
@@ -54,7 +54,7 @@ def test_lists_every_spec_field(model: type[BaseModel]) -> None:
 
 
 def test_lists_every_operation() -> None:
-    page, content = PAGES["reference/rest.md"](), document()
+    page, content = PAGES["reference/rest.md"](), get_document()
     operations = [(path, method, one) for path, methods in content["paths"].items() for method, one in methods.items()]
     assert len(operations) > 30
     for path, method, operation in operations:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.api.http.problems import ProblemDetails, details
+from jobs.api.problems import ProblemDetails, build_problem
 from planner.facts.validation import Problem
 from tests.webapp.behind import LONGEST_S, PATIENCE_S, Behind, until_closed
 from webapp import serve
@@ -21,7 +21,7 @@ HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 
 
 def refusal(status: int, words: str) -> ProblemDetails:
-    return details(status, [Problem("request", words)])
+    return build_problem(status, [Problem("request", words)])
 
 
 def test_passes_small_requests(behind: Behind) -> None:

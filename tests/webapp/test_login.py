@@ -11,7 +11,7 @@ from django.core.cache import cache
 from django.core.exceptions import ImproperlyConfigured
 
 import webapp.settings
-from jobs.api.http.origin import origin
+from jobs.api.access import get_client_network
 from webapp.checks import find_unsafe_settings
 from webapp.environment import SettingError, WebSettings, read_settings
 
@@ -75,7 +75,7 @@ def test_counts_a_network_as_one_address(people: None, client: Any) -> None:
     ],
 )
 def test_counts_attempts_per_address(address: str, counted: str, rf: Any) -> None:
-    assert origin(rf.get("/", REMOTE_ADDR=address)) == counted
+    assert get_client_network(rf.get("/", REMOTE_ADDR=address)) == counted
 
 
 def test_limits_guesses_of_the_old_password(people: None, client: Any, settings: Any) -> None:

@@ -14,7 +14,7 @@ from django.http import FileResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
-from jobs.api.http.patient import unless_gone
+from jobs.api.held_request_middleware import run_until_disconnect
 from webapp.serving import limits
 
 
@@ -48,7 +48,7 @@ class SingleThreadHandler(ASGIHandler):
                 await self.send_response(response, send)
                 return
             try:
-                await unless_gone(receive, self.send_response(response, send))
+                await run_until_disconnect(receive, self.send_response(response, send))
             finally:
                 await self._closed(response)
 

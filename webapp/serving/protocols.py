@@ -7,7 +7,7 @@ import asyncio
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from jobs.api.http.problems import CONTENT_TYPE
+from jobs.api.problems import CONTENT_TYPE
 from webapp.serving import limits
 from webapp.serving.request_guard import build_problem
 

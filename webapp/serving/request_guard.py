@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from jobs.api.http.problems import CONTENT_TYPE, WHOLE, details
+from jobs.api.problems import CONTENT_TYPE, build_request_problem
 from jobs.core import errors
-from planner.facts.validation import Problem
 from webapp.logs import REQUEST_LOGGER
 from webapp.serving import limits
 
@@ -47,7 +46,7 @@ class RejectedRequestError(Exception):
 
 def build_problem(status: int, words: str) -> str:
     """Return the problem document of a rejected request."""
-    return json.dumps(details(status, [Problem(WHOLE, words)]))
+    return json.dumps(build_request_problem(status, words))
 
 
 class DisconnectedError(Exception):

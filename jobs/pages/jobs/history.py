@@ -9,9 +9,9 @@ from typing import Literal
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.views.decorators.http import require_GET
 
-from jobs.api.http.errors import refused_page
-from jobs.api.http.problems import details
-from jobs.api.runs.history import as_event_file, as_file
+from jobs.api.errors import make_page_problem_response
+from jobs.api.history_views import as_event_file, as_file
+from jobs.api.problems import build_problem
 from jobs.core.access import find_job
 from jobs.pages.view_helpers import refuse_while_busy
 from jobs.planning.planner_processes import BusyError
@@ -34,12 +34,14 @@ def catch_query_errors(view: Callable[..., HttpResponseBase]) -> Callable[..., H
         try:
             return view(request, job_id, **kwargs)
         except BadQueryError as error:
-            return refused_page(details(400, error.problems, "query"))
+            return make_page_problem_response(build_problem(400, error.problems, "query"))
         except SpecError as error:
-            return refused_page(details(422, error.problems, "query"))
+            return make_page_problem_response(build_problem(422, error.problems, "query"))
         except (NoTableError, NoHistoryError, NoStepsError) as error:
             place: Literal["path", "query"] = "path" if isinstance(error, NoTableError) else "query"
-            return refused_page(details(404, [Problem(MISSING_FIELDS[type(error)], str(error))], place))
+            return make_page_problem_response(
+                build_problem(404, [Problem(MISSING_FIELDS[type(error)], str(error))], place)
+            )
         except BusyError as error:
             return refuse_while_busy(error)
 

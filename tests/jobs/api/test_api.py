@@ -15,7 +15,7 @@ from django.db import OperationalError
 from django.test import Client
 from rest_framework.test import APIClient
 
-from jobs.api.http import throttling
+from jobs.api import access
 from jobs.models import Host, Job
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong
 
@@ -248,7 +248,7 @@ def test_a_hostile_name_is_inert(owner: User, client: Any) -> None:
 
 
 def test_too_many_submits_are_told_when_to_come_back(owner: User, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(throttling, "time", SimpleNamespace(time=lambda: 1e9, monotonic=time.monotonic))  # one window
+    monkeypatch.setattr(access, "time", SimpleNamespace(time=lambda: 1e9, monotonic=time.monotonic))  # one window
     client = api(owner)
     codes = [submit(client, {}).status_code for _ in range(61)]
     assert codes[:60] == [422] * 60

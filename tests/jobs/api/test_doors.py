@@ -11,7 +11,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from jobs.api.http.problems import CONTENT_TYPE
+from jobs.api.problems import CONTENT_TYPE
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import scale_timeout
 from tests.support.web import Site

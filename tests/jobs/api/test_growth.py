@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from jobs.api.document.growth import shrunk
-from jobs.api.document.schema import document
+from jobs.api.compatibility import find_breaking_changes
+from jobs.api.openapi import get_document
 from jobs.management.commands import openapi
 
 Change = Callable[[Any], None]
@@ -29,7 +29,7 @@ def schemas(told: Any) -> Any:
 
 def test_the_document_that_is_checked_in_is_the_one_that_is_served() -> None:
     told = "a new operation, field or word: `make openapi` writes it down"
-    assert openapi.PLACE.read_text() == openapi.written(document()), told
+    assert openapi.PLACE.read_text() == openapi.written(get_document()), told
 
 
 def parameter(told: Any, name: str) -> Any:
@@ -112,7 +112,7 @@ def test_what_takes_something_back_is_told(kept: Any, name: str) -> None:
     changed = copy.deepcopy(kept)
     change(changed)
     assert changed != kept
-    broken = shrunk(kept, changed)
+    broken = find_breaking_changes(kept, changed)
     assert any(words in told for told in broken), broken
 
 
@@ -127,7 +127,7 @@ def test_what_adds_something_is_fine(kept: Any) -> None:
     schemas(grown)["JobBrief"]["required"].append("new")
     schemas(grown)["TrainSpec"]["properties"]["new"] = {"type": "integer", "default": 1}
     schemas(grown)["JobBrief"]["properties"]["status"]["enum"].append("asleep")
-    assert shrunk(kept, grown) == shrunk(kept, kept) == []
+    assert find_breaking_changes(kept, grown) == find_breaking_changes(kept, kept) == []
 
 
 def test_the_command_refuses_to_take_something_back(kept: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,4 +141,4 @@ def test_the_command_refuses_to_take_something_back(kept: Any, tmp_path: Any, mo
     assert json.loads(file.read_text()) == promised, "and writes nothing"
     file.unlink()
     call_command("openapi")
-    assert file.read_text() == openapi.written(document())
+    assert file.read_text() == openapi.written(get_document())

@@ -12,8 +12,8 @@ from django.core.cache import cache
 from django.urls import Resolver404, resolve
 from rest_framework.test import APIClient
 
-from jobs.api.document import schema
-from jobs.api.http.views import APIView
+from jobs.api import openapi
+from jobs.api.views import APIView
 
 Api = Callable[[User | None], APIClient]
 RUNS = re.compile("/runs/|/hosts/join$")  # who asks there is no user
@@ -28,7 +28,7 @@ def addresses() -> list[tuple[str, str, Any]]:
     """Method, an address with nothing there, and the operation."""
     return [
         (method, re.sub(r"{\w+}", "1", path), operation)
-        for path, operations in schema.document()["paths"].items()
+        for path, operations in openapi.get_document()["paths"].items()
         for method, operation in operations.items()
         if not RUNS.search(path)
     ]

@@ -16,8 +16,8 @@ from django.db import OperationalError
 from django.test import Client, RequestFactory
 from rest_framework.test import APIClient
 
-from jobs.api.document.schema import document
-from jobs.api.http.problems import CONTENT_TYPE, KINDS, details
+from jobs.api.openapi import get_document
+from jobs.api.problems import CONTENT_TYPE, PROBLEM_TYPES, build_problem
 from jobs.models import Membership, Project, Role
 from planner.facts.validation import Problem
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS
@@ -35,7 +35,7 @@ def _fresh_throttle() -> None:
 def problem(answer: Any, status: int) -> dict[str, Any]:
     assert (answer.status_code, answer["Content-Type"]) == (status, CONTENT_TYPE)
     told: dict[str, Any] = answer.json()
-    slug, title, _ = KINDS[status]
+    slug, title, _ = PROBLEM_TYPES[status]
     assert told["type"] == f"/docs/errors/#{slug}"
     assert (told["title"], told["status"]) == (title, status)
     assert told["detail"]
@@ -127,17 +127,17 @@ def test_a_spec_inside_a_body_is_pointed_into(owner: User, api: Api) -> None:
 
 
 def test_a_name_with_a_slash_or_a_tilde_is_escaped() -> None:
-    assert details(422, [Problem("train.a/b~c", "no")], "body")["errors"][0]["pointer"] == "/train/a~1b~0c"
+    assert build_problem(422, [Problem("train.a/b~c", "no")], "body")["errors"][0]["pointer"] == "/train/a~1b~0c"
 
 
 def test_many_words_are_cut_in_the_detail_alone() -> None:
-    told = details(422, [Problem(f"field{number}", "x" * 100) for number in range(50)], "body")
+    told = build_problem(422, [Problem(f"field{number}", "x" * 100) for number in range(50)], "body")
     assert (len(told["detail"]), len(told["errors"])) == (1000, 50)
 
 
 def test_each_type_is_explained_under_its_own_heading() -> None:
     headings = re.findall(r"^## (.*)$", (ROOT / "docs/reference/errors.md").read_text(), re.MULTILINE)
-    assert headings == [kind.slug for kind in KINDS.values()]
+    assert headings == [kind.slug for kind in PROBLEM_TYPES.values()]
 
 
 @pytest.mark.parametrize("path", ["jobs", "jobs/{job}/trace", "jobs/{job}/copy", "jobs/{job}/resume", "tokens", "runs"])
@@ -165,7 +165,7 @@ def test_what_is_not_there_is_the_parameter_that_names_it(staff: User, api: Api)
     staff.is_superuser = True
     staff.save()
     client, missing = api(staff), 0
-    for path, methods in document()["paths"].items():
+    for path, methods in get_document()["paths"].items():
         names = re.findall("{(.*?)}", path)
         for method in methods if names else ():
             cache.clear()
@@ -284,7 +284,7 @@ def test_whether_a_change_was_made_as_the_database_went_away_is_not_claimed(
         raise OperationalError("the connection is lost")
 
     job = api(owner).post("/api/v1/jobs", GOOD, format="json").json()["id"]
-    monkeypatch.setattr("jobs.api.jobs.views.serialize_job", gone)
+    monkeypatch.setattr("jobs.api.job_views.serialize_job", gone)
     path = f"/api/v1/jobs/{job}/cancel" if method == "post" else f"/api/v1/jobs/{job}"
     body = {"archived": False} if method == "patch" else None
     told = problem(getattr(api(owner), method)(path, body, format="json"), 503)

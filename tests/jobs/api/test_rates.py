@@ -11,7 +11,7 @@ from django.core.cache import cache
 from redis.exceptions import ConnectionError as AwayError
 from rest_framework.test import APIClient
 
-from jobs.api.http import throttling
+from jobs.api import access
 from jobs.models import Job
 from tests.planner.wrong_specs import GOOD
 
@@ -21,9 +21,9 @@ Api = Callable[[User | None], APIClient]
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     cache.clear()
-    throttling._away_until = 0.0
+    access._cache_retry_at = 0.0
     yield
-    throttling._away_until = 0.0
+    access._cache_retry_at = 0.0
 
 
 def test_a_token_that_asks_too_often_is_told_when_to_come_back(owner: User, api: Api, settings: Any) -> None:

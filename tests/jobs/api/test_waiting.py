@@ -18,7 +18,7 @@ from knox.models import AuthToken
 from redis import Redis
 
 from contracts.names import telemetry_stream
-from jobs.api.http import patient
+from jobs.api import held_request_middleware
 from jobs.queue import actions
 from tests.jobs.api.following import (
     PATIENCE_S,
@@ -280,11 +280,11 @@ def _delete(site: Site, job: str) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_revoked_token_ends_the_wait_and_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the layer itself, which asks again after 10 s where it is deployed."""
-    monkeypatch.setattr(patient, "ASK_AGAIN_S", 0.2)
+    monkeypatch.setattr(held_request_middleware, "RECHECK_S", 0.2)
     owner = User.objects.create_user("owner")
     made, _ = actions.submit(owner, GOOD)
     revoked, token = AuthToken.objects.create(owner)
-    board = patient.Patient(get_asgi_application())
+    board = held_request_middleware.HeldRequestMiddleware(get_asgi_application())
     headers = [(b"host", b"localhost"), (b"authorization", f"Token {token}".encode())]
 
     async def ask(what: str, told: asyncio.Queue[Any]) -> None:

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from contracts.names import telemetry_stream
-from jobs.api.http import patient
+from jobs.api import held_request_middleware
 from jobs.runs.live import held_requests, job_follower
 from jobs.runs.live.held_requests import FollowEvents, JobState, LogSelector, Position
 from jobs.runs.live.job_follower import JobFollower, JobUpdate
@@ -78,7 +78,7 @@ def test_disconnected_client_leaves_no_listener(redis_service: RedisServer) -> N
                 await asyncio.Event().wait()
 
         request = FollowEvents("over", ENDED, Position(attempt=1), LogSelector(1, 0, 0))
-        passing = asyncio.create_task(patient._pass_on(request, send))
+        passing = asyncio.create_task(held_request_middleware._forward_events(request, send))
         async with asyncio.timeout(processes.scale_timeout(60)):
             await sending.wait()
         passing.cancel()

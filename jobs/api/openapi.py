@@ -1,19 +1,22 @@
-"""The OpenAPI document: what goes in derives from the models that read it, and what comes out from the types of what
-is built; every reference resolves."""
+"""The OpenAPI document, built from pydantic models of requests and typed dicts of responses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.generators import SchemaGenerator
-from drf_spectacular.utils import OpenApiResponse
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 from pydantic import TypeAdapter
+from rest_framework.request import Request
+from rest_framework.response import Response
 
 from contracts.hosts import JoinRequest, JoinResponse
-from jobs.api.http.errors import RunEndedProblem
-from jobs.api.http.problems import ProblemDetails
+from jobs.api.errors import RunEndedProblem
+from jobs.api.problems import CONTENT_TYPE, PROBLEM_TYPES, ProblemDetails
+from jobs.api.views import APIView
 from jobs.core.audit import AuditRow
 from jobs.core.job_details import JobBrief, JobDetail, WaitResult
 from jobs.people.invitations import AcceptRequest, InvitationDetail, InvitationRequest, NewInvitation
@@ -67,7 +70,7 @@ from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile
 from planner.search.auto_layout import AutoSpec
 
-READ = (
+REQUESTS = (
     *(JobSpec, AutoSpec, Cluster, HostProfile, SearchRequest, ExplainRequest),
     *(
         JoinRequest,
@@ -84,7 +87,7 @@ READ = (
     *(ApiTokenRequest, ProjectRequest, ProjectChange, RoleRequest, InvitationRequest, AcceptRequest, VariableRequest),
     *(ImportRequest, ResumeRequest, LabRequest, BaselineRequest, WebhookRequest, WebhookChange, EmailSettingsRequest),
 )
-TOLD = (
+RESPONSES = (
     *(ProjectDetail, MemberDetail, InvitationDetail, NewInvitation, Variable, ApiToken, NewApiToken),
     *(
         JobBrief,
@@ -126,36 +129,73 @@ TOLD = (
         RunEndedProblem,
     ),
 )
-TEMPLATE = "#/components/schemas/{model}"
+F = TypeVar("F", bound=Callable[..., Any])
+COMMON_PROBLEMS = (400, 401, 403, 406, 408, 413, 429, 500, 503)
+REFERENCE = "#/components/schemas/{model}"
 EXAMPLE = {"name": "ci", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}, "train": {"steps": 50}}
 
 
 @cache
-def document() -> Any:
-    """The same for everybody, and until the next start."""
+def get_document() -> Any:
+    """Return the OpenAPI document."""
     return SchemaGenerator().get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
 
 
 def ref(name: str) -> dict[str, str]:
-    return {"$ref": TEMPLATE.format(model=name)}
+    return {"$ref": REFERENCE.format(model=name)}
 
 
-def of(name: str, words: str = "") -> OpenApiResponse:
-    """An answer that is one of READ or TOLD."""
-    return OpenApiResponse(ref(name), description=words)
+def describe_response(name: str, description: str = "") -> OpenApiResponse:
+    return OpenApiResponse(ref(name), description=description)
 
 
-def list_of(name: str) -> OpenApiResponse:
+def describe_problems(*codes: int) -> dict[tuple[int, str], OpenApiResponse]:
+    """Return the problem responses of an operation: those of all operations, and `codes`."""
+    return {
+        (code, CONTENT_TYPE): describe_response(
+            "RunEndedProblem" if code == 410 else "ProblemDetails", PROBLEM_TYPES[code].description
+        )
+        for code in sorted({*COMMON_PROBLEMS, *codes})
+    }
+
+
+def operation(
+    operation_id: str,
+    response: Any,
+    *problems: int,
+    request: Any = None,
+    parameters: Sequence[OpenApiParameter] = (),
+    **options: Any,
+) -> Callable[[F], F]:
+    """Describe a view method in the OpenAPI document.
+
+    Args:
+        response: Schema name or description of a 200 response, or all successful responses by status.
+        problems: Statuses of problem responses in addition to COMMON_PROBLEMS.
+    """
+    if isinstance(response, str):
+        response = describe_response(response)
+    responses = response if isinstance(response, dict) else {200: response}
+    return extend_schema(
+        operation_id=operation_id,
+        request=request,
+        parameters=list(parameters),
+        responses={**responses, **describe_problems(*problems)},
+        **options,
+    )
+
+
+def describe_list(name: str) -> OpenApiResponse:
     return OpenApiResponse({"type": "array", "items": ref(name)})
 
 
 def request_body(schema: dict[str, Any], example: object) -> dict[str, Any]:
-    """For `extend_schema(request=...)`."""
+    """Return a JSON request body with an example."""
     return {"application/json": {**schema, "examples": [example]}}
 
 
 SUBMIT = request_body({"allOf": [ref("Submission")]}, EXAMPLE)
-# What is wrong with a draft is an answer, not a refusal: every JSON value can be asked about.
+# A plan reports the problems of a draft, so each JSON value is a valid body.
 DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "An incomplete draft of a spec."}]}, EXAMPLE)
 PATCH = request_body({"type": "object", "additionalProperties": True}, {"layout": {"tp": 4}})
 SEARCH = request_body({"allOf": [ref("SearchRequest")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
@@ -178,9 +218,7 @@ EXPLAIN = request_body({"allOf": [ref("ExplainRequest")]}, {"spec": EXAMPLE})
 
 
 class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """How a token is sent."""
-
-    target_class = "jobs.api.http.authentication.AsciiTokenAuthentication"
+    target_class = "jobs.api.access.AsciiTokenAuthentication"
     name = "token"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
@@ -188,8 +226,6 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
 
 
 class RunTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """How a run's own token is sent."""
-
     target_class = "jobs.runs.reporting.requests.RunTokenAuthentication"
     name = "runToken"
 
@@ -197,60 +233,59 @@ class RunTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped
         return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Run TOKEN_OF_THE_RUN"}
 
 
-def with_models(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
-    """drf-spectacular's hook: the models and types join the components."""
-    kinds: list[TypeAdapter[Any]] = [TypeAdapter(kind) for kind in (*READ, *TOLD)]
-    _, told = TypeAdapter.json_schemas([(kind, "validation", kind) for kind in kinds], ref_template=TEMPLATE)
-    models = told["$defs"]
+def add_models(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
+    """Add the schemas of models and types to the components, as a hook of drf-spectacular."""
+    kinds: list[TypeAdapter[Any]] = [TypeAdapter(kind) for kind in (*REQUESTS, *RESPONSES)]
+    _, schemas = TypeAdapter.json_schemas([(kind, "validation", kind) for kind in kinds], ref_template=REFERENCE)
+    models = schemas["$defs"]
     sized = models.pop("ModelSpec")
     models |= {"SizedModel": sized, "ModelSpec": _model_or_preset(sized)}
-    # A lab and a script name no model; that other kinds need one is the parser's to say.
+    # Only some kinds of jobs need a model, which the parser checks.
     del models["JobSpec"]["required"]
     models["JobSpec"]["properties"]["layout"] = _layout_or_auto()
     models["Submission"] = _submission(models["JobSpec"])
     models["Preset"]["properties"]["model"] = ref("SizedModel")
     models["SearchSpec"] = _without_layout(models["JobSpec"])
-    models["StoredSpec"] = _stored(models["JobSpec"])
+    models["StoredSpec"] = _stored_spec(models["JobSpec"])
     models["JobDetail"]["properties"]["spec"] = ref("StoredSpec")
     models["Baseline"]["properties"]["spec"]["anyOf"][0] = ref("StoredSpec")
     models["ExplainRequest"]["properties"]["spec"] = ref("JobSpec")
     models["SearchRequest"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
-    for measured in ("profile", "runs"):
-        models["Cluster"]["properties"].pop(measured)
-    models["NamedCluster"] = _named(models.pop("Cluster"))
+    for field in ("profile", "runs"):
+        models["Cluster"]["properties"].pop(field)
+    models["NamedCluster"] = _named_cluster(models.pop("Cluster"))
     for name, model in models.items():
-        models[name] = {**_for_generators(model), "title": name}
+        models[name] = {**_simplify(model), "title": name}
     result["components"].setdefault("schemas", {}).update(models)
     _require_bodies(result["paths"], models)
     return result
 
 
-def _for_generators(part: Any) -> Any:
-    """Without what generators of clients stumble over: pydantic's titles, after which they name classes, several alike,
-    and defaults that are objects, whose fields have defaults of their own."""
+def _simplify(part: Any) -> Any:
+    """Return a schema without titles of fields and default objects, which generators of clients handle badly."""
     if isinstance(part, list):
-        return [_for_generators(inner) for inner in part]
+        return [_simplify(inner) for inner in part]
     if not isinstance(part, dict):
         return part
     fields = part.get("properties")
-    if isinstance(fields, dict):  # of which one may be called title
-        fields = {name: _for_generators(inner) for name, inner in fields.items()}
-    left_out = {"properties", *({"default"} if isinstance(part.get("default"), dict) else ()), "title"}
-    kept = {name: _for_generators(inner) for name, inner in part.items() if name not in left_out}
-    return kept if fields is None else {**kept, "properties": fields}
+    if isinstance(fields, dict):  # a field can have the name `title`
+        fields = {name: _simplify(inner) for name, inner in fields.items()}
+    dropped = {"properties", *({"default"} if isinstance(part.get("default"), dict) else ()), "title"}
+    result = {name: _simplify(inner) for name, inner in part.items() if name not in dropped}
+    return result if fields is None else {**result, "properties": fields}
 
 
 def _require_bodies(paths: dict[str, Any], models: dict[str, Any]) -> None:
-    """A body whose model has a field that must be there must be there itself."""
+    """Mark request bodies with required fields as required."""
     for operation in (operation for path in paths.values() for operation in path.values()):
-        told = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-        named = [part["$ref"].rpartition("/")[2] for part in (told, *told.get("allOf", ())) if "$ref" in part]
+        schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        named = [part["$ref"].rpartition("/")[2] for part in (schema, *schema.get("allOf", ())) if "$ref" in part]
         if any(models.get(name, {}).get("required") for name in named):
             operation["requestBody"]["required"] = True
 
 
 def _model_or_preset(sized: dict[str, Any]) -> dict[str, Any]:
-    """A model as it may be asked for: every size, or a preset with the sizes that differ from it."""
+    """Return the schema of a requested model: all sizes, or a preset with sizes that override it."""
     preset = {
         "type": "string",
         "enum": list(PRESETS),
@@ -267,7 +302,7 @@ def _model_or_preset(sized: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layout_or_auto() -> dict[str, Any]:
-    """A layout as it may be asked for; a stored spec has the one that was chosen."""
+    """Return the schema of a requested layout. A stored spec has the chosen layout."""
     constrained = {
         "type": "object",
         "properties": {"auto": ref("AutoSpec")},
@@ -278,14 +313,14 @@ def _layout_or_auto() -> dict[str, Any]:
     return {"anyOf": [ref("Layout"), {"const": "auto"}, constrained], "default": {}, "description": words}
 
 
-def _stored(spec: dict[str, Any]) -> dict[str, Any]:
+def _stored_spec(spec: dict[str, Any]) -> dict[str, Any]:
     words = "The stored spec, with the chosen layout and the sizes of the model preset."
     properties = {**spec["properties"], "layout": ref("Layout"), "model": ref("SizedModel")}
     return {**spec, "description": words, "properties": properties}
 
 
 def _submission(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a submit: the spec, and `allow_unfit`."""
+    """Return the schema of a submit: a spec with `allow_unfit`."""
     words = (
         "With true, Meshboard queues the job even if the lower bound of its memory estimate exceeds the memory of the "
         "device. With false, the answer is 422 in this case."
@@ -299,6 +334,56 @@ def _without_layout(spec: dict[str, Any]) -> dict[str, Any]:
     return {**spec, "properties": properties}
 
 
-def _named(cluster: dict[str, Any]) -> dict[str, Any]:
+def _named_cluster(cluster: dict[str, Any]) -> dict[str, Any]:
     properties = {"id": {"type": "string", "description": "Value to send as `cluster`."}, **cluster["properties"]}
     return {**cluster, "properties": properties, "required": ["id", *cluster["required"]]}
+
+
+class CreatedObject(NamedTuple):
+    """Path of a created object, and runtime expressions (OpenAPI 3, section 4.8.20.4) of its parameters."""
+
+    path: str
+    parameters: dict[str, str]
+
+
+ID = "$response.body#/id"
+PROJECT_KEY = {"project": "$request.path.project", "key": ID}
+CREATED_OBJECTS = {
+    "JobDetail": CreatedObject("/api/v1/jobs/{job_id}", {"job_id": ID}),
+    "ProjectDetail": CreatedObject("/api/v1/projects/{project}", {"project": "$response.body#/name"}),
+    "NewWebhook": CreatedObject("/api/v1/projects/{project}/webhooks/{key}", PROJECT_KEY),
+    "NewInvitation": CreatedObject("/api/v1/projects/{project}/invitations/{key}", PROJECT_KEY),
+    "ImportDetail": CreatedObject("/api/v1/imports/{key}", {"key": ID}),
+    "NewJoinToken": CreatedObject("/api/v1/join-tokens/{key}", {"key": ID}),
+    "NewApiToken": CreatedObject("/api/v1/tokens/{key}", {"key": "$response.body#/key"}),
+}
+
+
+def add_links(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
+    """Link 201 responses to operations on the created object, as a hook of drf-spectacular."""
+    paths = result["paths"]
+    links = {name: _link_operations(paths, created) for name, created in CREATED_OBJECTS.items()}
+    result["components"]["links"] = {name: link for found in links.values() for name, link in found.items()}
+    for operation in (operation for path in paths.values() for operation in path.values()):
+        response = operation["responses"].get("201", {})
+        reference = response.get("content", {}).get("application/json", {}).get("schema", {}).get("$ref", "")
+        if found := links.get(reference.rpartition("/")[2], {}):
+            response["links"] = {name: {"$ref": f"#/components/links/{name}"} for name in found}
+    return result
+
+
+def _link_operations(paths: dict[str, Any], created: CreatedObject) -> dict[str, Any]:
+    return {
+        operation["operationId"]: {"operationId": operation["operationId"], "parameters": created.parameters}
+        for path, operations in paths.items()
+        if path == created.path or path.startswith(f"{created.path}/")
+        for operation in operations.values()
+        if path.count("{") == len(created.parameters)
+    }
+
+
+class SchemaView(APIView):
+    @operation("getSchema", OpenApiResponse({"type": "object"}))
+    def get(self, request: Request) -> Response:
+        """Return the OpenAPI 3.1 document of this API."""
+        return Response(get_document())

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
-from rest_framework.permissions import BasePermission, IsAuthenticated
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
+from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from jobs.api.document import schema
-from jobs.api.http.negotiation import WhateverIsAccepted
-from jobs.api.http.paged import paged, parameters
-from jobs.api.http.parameters import BadParameterError, Parameters
-from jobs.api.http.views import APIView
-from jobs.api.shared import refusals, refuse, refuse_body
-from jobs.core.access import get_visible_jobs, may_change_all_jobs, may_operate_any_project
+from jobs.api import openapi
+from jobs.api.errors import refuse, reject_body
+from jobs.api.openapi import operation
+from jobs.api.parameters import BadParameterError, Parameters, describe_page_parameters, get_page
+from jobs.api.parsers import FixedMediaType
+from jobs.api.views import APIView, MayOperate, QueueStaffView
+from jobs.core.access import get_visible_jobs
 from jobs.core.audit import CSV_CONTENT_TYPE, format_csv, serialize_entries
 from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable
@@ -39,18 +37,14 @@ def _entry(name: str, words: str) -> OpenApiParameter:
     return OpenApiParameter(name, {"type": "integer", "minimum": 1, "maximum": LAST_ID}, description=words)
 
 
-class MayRunQueue(BasePermission):
-    def has_permission(self, request: Request, view: Any) -> bool:
-        return may_change_all_jobs(request.user)
-
-
-class Queue(APIView):
-    """What waits."""
-
-    @extend_schema(operation_id="getQueue", responses={200: schema.of("QueueDetail"), **refusals()})
+class QueueView(APIView):
+    @operation("getQueue", "QueueDetail")
     def get(self, request: Request) -> Response:
-        """Your queued jobs in the order in which they start, at most 200, each with its place in the whole queue, its
-        points, why it waits and when it should start (an estimate); members see their projects', staff everybody's."""
+        """List your queued jobs in starting order, at most 200.
+
+        Each job has its position in the whole queue, its points, the reason why it waits, and its estimated start.
+        Members also see jobs of their projects, and staff see all jobs.
+        """
         seen = load_view()
         ids = [queued.job.id for queued in seen.queue]
         mine = set(get_visible_jobs(request.user).filter(id__in=ids).values_list("id", flat=True))
@@ -66,15 +60,10 @@ class Queue(APIView):
         return Response({"paused": seen.paused, "queued": len(seen.queue), "jobs": told})
 
 
-class StaffView(APIView):
-    permission_classes = [IsAuthenticated, MayRunQueue]
-
-
-class WouldStart(StaffView):
-    """Scheduler simulation."""
-
-    @extend_schema(
-        operation_id="whatWouldStart",
+class WhatIfView(QueueStaffView):
+    @operation(
+        "whatWouldStart",
+        "WhatIfResult",
         parameters=[
             OpenApiParameter(
                 "slots",
@@ -85,7 +74,6 @@ class WouldStart(StaffView):
             OpenApiParameter("job", {"type": "string"}, description="Id of the queued job whose priority changes."),
             OpenApiParameter("priority", {"type": "integer", "minimum": MIN_PRIORITY, "maximum": MAX_PRIORITY}),
         ],
-        responses={200: schema.of("WhatIfResult"), **refusals(403)},
     )
     def get(self, request: Request) -> Response:
         """Simulate the scheduler and return the jobs that would start now. Staff only."""
@@ -106,104 +94,84 @@ class WouldStart(StaffView):
         return Response({"jobs": [{"id": id, "name": names[id]} for id in started]})
 
 
-class MayOperate(BasePermission):
-    def has_permission(self, request: Request, view: Any) -> bool:
-        return may_operate_any_project(request.user)
-
-
-class Act(APIView):
-    """Several jobs at once."""
-
+class QueueActionView(APIView):
     permission_classes = [IsAuthenticated, MayOperate]
 
-    @extend_schema(
-        operation_id="actOnQueue",
-        request=schema.request_body(schema.ref("QueueActionRequest"), {"action": "hold", "jobs": ["abcdefghij"]}),
-        responses={200: schema.of("ActionResult"), **refusals(403, 415, 422)},
+    @operation(
+        "actOnQueue",
+        "ActionResult",
+        415,
+        422,
+        request=openapi.request_body(openapi.ref("QueueActionRequest"), {"action": "hold", "jobs": ["abcdefghij"]}),
     )
     def post(self, request: Request) -> Response:
-        """Hold, release, cancel or prioritise queued jobs; tells which it changed, and why not others. Staff, and
-        operators of a project on its jobs, who set no priority."""
-        requested = validate_request(QueueActionRequest, request.data)
-        if requested.action == "priority" and requested.priority is None:
+        """Hold, release, cancel, or prioritize queued jobs.
+
+        The response lists the changed jobs, and why other jobs did not change. For staff, and for operators on jobs
+        of their projects. Only staff can set priorities.
+        """
+        asked = validate_request(QueueActionRequest, request.data)
+        if asked.action == "priority" and asked.priority is None:
             raise SpecError([Problem("priority", "is required")])
-        changed = apply_action(requested, request.user)
-        return Response({"changed": changed, "unchanged": list_unchanged(requested, changed, request.user)})
+        changed = apply_action(asked, request.user)
+        return Response({"changed": changed, "unchanged": list_unchanged(asked, changed, request.user)})
 
 
-class Move(StaffView):
-    """Another place."""
-
-    @extend_schema(
-        operation_id="moveInQueue",
-        request=schema.request_body(schema.ref("MoveRequest"), {"to": "top"}),
-        responses={200: schema.of("MoveResult"), **refusals(403, 404, 409, 415, 422)},
+class MoveJobView(QueueStaffView):
+    @operation(
+        "moveInQueue",
+        "MoveResult",
+        404,
+        409,
+        415,
+        422,
+        request=openapi.request_body(openapi.ref("MoveRequest"), {"to": "top"}),
     )
     def post(self, request: Request, job_id: str) -> Response:
-        """Move a queued job among those of its priority: up, down, to the top, or before another. Staff only."""
-        requested = validate_request(MoveRequest, request.data)
-        if (requested.to is None) == (requested.before is None):
+        """Move a queued job up, down, to the top, or before another job of its priority. Staff only."""
+        asked = validate_request(MoveRequest, request.data)
+        if (asked.to is None) == (asked.before is None):
             raise SpecError([Problem("to", "Set either `to` or `before`, not both.")])
         if not is_storable(job_id) or not Job.objects.filter(id=job_id).exists():
             raise NotFoundError("job")
         if not Job.objects.filter(id=job_id, status=Status.QUEUED).exists():
             return refuse(409, "status", "The job is not queued.")
         by = request.user.get_username()
-        if requested.before is not None:
-            moved = staff_actions.move_before(job_id, requested.before, by)
+        if asked.before is not None:
+            moved = staff_actions.move_before(job_id, asked.before, by)
         else:
-            assert requested.to is not None, "either `to` or `before` is set"
-            moved = staff_actions.move(job_id, requested.to, by)
-        return Response({"moved": moved, "reason": "" if moved else explain_unmoved(job_id, requested.before)})
+            assert asked.to is not None, "either `to` or `before` is set"
+            moved = staff_actions.move(job_id, asked.to, by)
+        return Response({"moved": moved, "reason": "" if moved else explain_unmoved(job_id, asked.before)})
 
 
-class Pause(StaffView):
-    """Start nothing."""
-
+class PauseQueueView(QueueStaffView):
     paused = True
 
-    @extend_schema(
-        operation_id="pauseQueue", request=None, responses={200: schema.of("PauseResult"), **refusals(403, 415, 422)}
-    )
+    @operation("pauseQueue", "PauseResult", 415, 422)
     def post(self, request: Request) -> Response:
-        """Start no job until the queue is resumed; what runs goes on. Staff only."""
+        """Pause the queue. Running jobs continue, and no job starts. Staff only."""
         return _pause(request, paused=True)
 
 
-class Resume(StaffView):
-    """Go on."""
-
-    @extend_schema(
-        operation_id="resumeQueue", request=None, responses={200: schema.of("PauseResult"), **refusals(403, 415, 422)}
-    )
+class ResumeQueueView(QueueStaffView):
+    @operation("resumeQueue", "PauseResult", 415, 422)
     def post(self, request: Request) -> Response:
-        """Start jobs again. Staff only."""
+        """Resume the queue. Staff only."""
         return _pause(request, paused=False)
 
 
-class PausePool(StaffView):
-    """A pool's hosts take no new jobs."""
-
-    @extend_schema(
-        operation_id="pausePool",
-        request=None,
-        responses={200: schema.of("PauseResult"), **refusals(403, 404, 415, 422)},
-    )
+class PausePoolView(QueueStaffView):
+    @operation("pausePool", "PauseResult", 404, 415, 422)
     def post(self, request: Request, name: str) -> Response:
-        """The hosts of a pool take no new jobs until it is resumed. Staff only."""
+        """Pause a pool. Its hosts accept no new jobs. Staff only."""
         return _pause(request, paused=True, pool=name)
 
 
-class ResumePool(StaffView):
-    """A pool's hosts take jobs again."""
-
-    @extend_schema(
-        operation_id="resumePool",
-        request=None,
-        responses={200: schema.of("PauseResult"), **refusals(403, 404, 415, 422)},
-    )
+class ResumePoolView(QueueStaffView):
+    @operation("resumePool", "PauseResult", 404, 415, 422)
     def post(self, request: Request, name: str) -> Response:
-        """The hosts of a pool take jobs again. Staff only."""
+        """Resume a pool. Staff only."""
         return _pause(request, paused=False, pool=name)
 
 
@@ -211,40 +179,39 @@ def _pause(request: Request, *, paused: bool, pool: str | None = None) -> Respon
     found = Pool.objects.filter(name=pool).first() if pool is not None and is_storable(pool) else None
     if pool is not None and found is None:
         raise NotFoundError("pool")
-    refuse_body(request)
+    reject_body(request)
     by = request.user.get_username()
     changed = staff_actions.pause_queue(paused, by) if found is None else staff_actions.pause_pool(found, paused, by)
     return Response({"paused": paused, "changed": changed})
 
 
-class Audit(StaffView):
-    """Who did what."""
+class AuditView(QueueStaffView):
+    content_negotiation_class = FixedMediaType
 
-    content_negotiation_class = WhateverIsAccepted
-
-    @extend_schema(
-        operation_id="listAudit",
+    @operation(
+        "listAudit",
+        {
+            (200, "application/json"): openapi.describe_list("AuditRow"),
+            (200, "text/csv"): OpenApiResponse({"type": "string"}, "With a header row."),
+        },
         parameters=[
-            *parameters(MOST_ROWS),
+            *describe_page_parameters(MOST_ROWS),
             _entry("before", "Return only entries older than the entry with this id."),
             _entry("after", "Return only entries newer than the entry with this id."),
             OpenApiParameter("format", {"type": "string", "enum": list(AUDIT_FORMATS), "default": "json"}),
         ],
-        responses={
-            (200, "application/json"): schema.list_of("AuditRow"),
-            (200, "text/csv"): OpenApiResponse({"type": "string"}, "With a header row."),
-            **refusals(403),
-        },
     )
     def get(self, request: Request) -> HttpResponseBase:
-        """Who did what to which object, when (UTC) and from where; the newest first, 200 of them or `limit`, page by
-        page. CSV has the same lines, and an apostrophe before what a spreadsheet would carry out. Staff only."""
-        given = Parameters(request)
-        before = given.number("before", LAST_ID, 1, LAST_ID)
-        after = given.number("after", 0, 1, LAST_ID)
-        form = given.one_of("format", "json", AUDIT_FORMATS)
-        given.check()
-        page = paged(request, AuditEntry.objects.filter(id__lt=before, id__gt=after), "-id", usual=MOST_ROWS)
+        """List the entries of the audit log, newest first. Staff only.
+
+        CSV has the same columns. An apostrophe precedes values that a spreadsheet would execute.
+        """
+        query = Parameters(request)
+        before = query.read_number("before", LAST_ID, 1, LAST_ID)
+        after = query.read_number("after", 0, 1, LAST_ID)
+        form = query.read_choice("format", "json", AUDIT_FORMATS)
+        query.check()
+        page = get_page(request, AuditEntry.objects.filter(id__lt=before, id__gt=after), "-id", default_limit=MOST_ROWS)
         told = serialize_entries(page.rows)
         if form == "csv":
             return HttpResponse(format_csv(told), content_type=CSV_CONTENT_TYPE, headers=page.headers)

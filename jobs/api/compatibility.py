@@ -1,6 +1,6 @@
-"""What an OpenAPI document promised and another one no longer does: within a version it only ever grows.
+"""Incompatible changes between two OpenAPI documents of one version.
 
-Whoever wrote a client against the older one must not notice: what he sends is still taken, what he reads still there.
+Requests of an old client stay valid, and the fields that it reads stay.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ UPPER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"
 CHOICES = ("anyOf", "oneOf")
 
 
-def shrunk(old: Schema, new: Schema) -> list[str]:
-    """Every promise of `old` that `new` breaks, as "where: what"."""
-    return list(dict.fromkeys(_Promises(old, new).broken()))
+def find_breaking_changes(old: Schema, new: Schema) -> list[str]:
+    """Return the incompatible changes as "location: change"."""
+    return list(dict.fromkeys(_Comparison(old, new).find_changes()))
 
 
-class _Promises:
+class _Comparison:
     def __init__(self, old: Schema, new: Schema) -> None:
         self._old, self._new = old, new
         self._seen: set[tuple[str, str, bool]] = set()
 
-    def broken(self) -> Iterator[str]:
+    def find_changes(self) -> Iterator[str]:
         for path, methods in self._old["paths"].items():
             for method in METHODS:
                 if method in methods:
@@ -35,18 +35,18 @@ class _Promises:
                     if found is None:
                         yield f"{where}: is gone"
                     else:
-                        yield from self._operation(where, methods[method], found)
+                        yield from self._compare_operations(where, methods[method], found)
 
-    def _operation(self, where: str, old: Schema, new: Schema) -> Iterator[str]:
+    def _compare_operations(self, where: str, old: Schema, new: Schema) -> Iterator[str]:
         if old["operationId"] != new["operationId"]:
             yield f"{where}: operationId changed from {old['operationId']} to {new['operationId']}"
-        yield from self._parameters(where, old.get("parameters", []), new.get("parameters", []))
-        yield from self._body(where, old.get("requestBody"), new.get("requestBody"))
+        yield from self._compare_parameters(where, old.get("parameters", []), new.get("parameters", []))
+        yield from self._compare_bodies(where, old.get("requestBody"), new.get("requestBody"))
         for code, answer in old["responses"].items():
             if code.startswith(("2", "3")):
-                yield from self._answer(f"{where} {code}", answer, new["responses"].get(code))
+                yield from self._compare_responses(f"{where} {code}", answer, new["responses"].get(code))
 
-    def _parameters(self, where: str, old: list[Schema], new: list[Schema]) -> Iterator[str]:
+    def _compare_parameters(self, where: str, old: list[Schema], new: list[Schema]) -> Iterator[str]:
         known = {(one["in"], one["name"]): one for one in old}
         found = {(one["in"], one["name"]): one for one in new}
         for place, before in known.items():
@@ -57,12 +57,12 @@ class _Promises:
                 continue
             if after.get("required") and not before.get("required"):
                 yield f"{name}: the parameter is now required"
-            yield from self._taken(name, before.get("schema", {}), after.get("schema", {}))
+            yield from self._compare_sent(name, before.get("schema", {}), after.get("schema", {}))
         for place in found.keys() - known.keys():
             if found[place].get("required"):
                 yield f"{where} {place[0]} {place[1]}: the new parameter is required"
 
-    def _body(self, where: str, old: Schema | None, new: Schema | None) -> Iterator[str]:
+    def _compare_bodies(self, where: str, old: Schema | None, new: Schema | None) -> Iterator[str]:
         if new is not None and new.get("required") and not (old or {}).get("required"):
             yield f"{where} body: the body is now required"
         if old is None:
@@ -72,9 +72,9 @@ class _Promises:
             if found is None:
                 yield f"{where} body: media type {kind} is no longer accepted"
             else:
-                yield from self._taken(f"{where} body", content["schema"], found["schema"])
+                yield from self._compare_sent(f"{where} body", content["schema"], found["schema"])
 
-    def _answer(self, where: str, old: Schema, new: Schema | None) -> Iterator[str]:
+    def _compare_responses(self, where: str, old: Schema, new: Schema | None) -> Iterator[str]:
         if new is None:
             yield f"{where}: this response was removed"
             return
@@ -83,36 +83,36 @@ class _Promises:
             if found is None:
                 yield f"{where}: media type {kind} is no longer returned"
             else:
-                yield from self._told(where, content["schema"], found["schema"])
+                yield from self._compare_received(where, content["schema"], found["schema"])
 
-    def _taken(self, where: str, old: Schema, new: Schema) -> Iterator[str]:
-        """What could be sent, and no longer can."""
-        if self._met(old, new, True):
+    def _compare_sent(self, where: str, old: Schema, new: Schema) -> Iterator[str]:
+        """Yield values of a request that are no longer accepted."""
+        if self._was_compared(old, new, True):
             return
-        old, new = _resolved(self._old, old), _resolved(self._new, new)
-        yield from _values(where, old, new)
-        yield from _bounds(where, old, new)
+        old, new = _resolve(self._old, old), _resolve(self._new, new)
+        yield from _compare_values(where, old, new)
+        yield from _compare_bounds(where, old, new)
         for name in sorted(set(new.get("required", ())) - set(old.get("required", ()))):
             yield f"{where}.{name}: the field is now required"
         closed = new.get("additionalProperties") is False
         for name, inner in old.get("properties", {}).items():
             found = new.get("properties", {}).get(name)
             if found is not None:
-                yield from self._taken(f"{where}.{name}", inner, found)
+                yield from self._compare_sent(f"{where}.{name}", inner, found)
             elif closed or old.get("additionalProperties") is False:
                 yield f"{where}.{name}: is gone"
         if closed and old.get("additionalProperties", True) is not False:
             yield f"{where}: additional fields are no longer accepted"
-        yield from self._inside(where, old, new, self._taken)
-        yield from self._choices(where, old, new)
+        yield from self._compare_nested(where, old, new, self._compare_sent)
+        yield from self._compare_choices(where, old, new)
 
-    def _told(self, where: str, old: Schema, new: Schema) -> Iterator[str]:
-        """What could be read, and no longer can."""
-        if self._met(old, new, False):
+    def _compare_received(self, where: str, old: Schema, new: Schema) -> Iterator[str]:
+        """Yield values of a response that are no longer returned."""
+        if self._was_compared(old, new, False):
             return
-        old, new = _resolved(self._old, old), _resolved(self._new, new)
-        if "type" in old and _types(new) - _types(old):
-            yield f"{where}: the type changed from {_words(old)} to {_words(new)}"
+        old, new = _resolve(self._old, old), _resolve(self._new, new)
+        if "type" in old and _get_types(new) - _get_types(old):
+            yield f"{where}: the type changed from {_describe(old)} to {_describe(new)}"
         for name in sorted(set(old.get("required", ())) - set(new.get("required", ()))):
             if name in new.get("properties", {}):
                 yield f"{where}.{name}: the field is now optional"
@@ -121,10 +121,10 @@ class _Promises:
             if found is None:
                 yield f"{where}.{name}: is gone"
             else:
-                yield from self._told(f"{where}.{name}", inner, found)
-        yield from self._inside(where, old, new, self._told)
+                yield from self._compare_received(f"{where}.{name}", inner, found)
+        yield from self._compare_nested(where, old, new, self._compare_received)
 
-    def _inside(self, where: str, old: Schema, new: Schema, compare: Any) -> Iterator[str]:
+    def _compare_nested(self, where: str, old: Schema, new: Schema, compare: Any) -> Iterator[str]:
         for name in ("items", "additionalProperties"):
             before, after = old.get(name), new.get(name)
             if isinstance(before, dict) and isinstance(after, dict):
@@ -132,36 +132,36 @@ class _Promises:
         for before, after in zip(old.get("allOf", ()), new.get("allOf", ()), strict=False):
             yield from compare(where, before, after)
         for choices in CHOICES:
-            pairs = _pairs(old.get(choices, ()), new.get(choices, ()))
+            pairs = _pair_choices(old.get(choices, ()), new.get(choices, ()))
             for before, after in pairs:
                 yield from compare(where, before, after)
 
-    def _choices(self, where: str, old: Schema, new: Schema) -> Iterator[str]:
+    def _compare_choices(self, where: str, old: Schema, new: Schema) -> Iterator[str]:
         for choices in CHOICES:
             narrowed = "type" in new or "$ref" in new
             after = new.get(choices) or ([new] if narrowed else ())
             for each in old.get(choices, ()):
-                if after and not any(_alike(each, other) for other in after):
-                    yield f"{where}: choice {_words(each)} is no longer accepted"
+                if after and not any(_is_similar(each, other) for other in after):
+                    yield f"{where}: choice {_describe(each)} is no longer accepted"
 
-    def _met(self, old: Schema, new: Schema, sent: bool) -> bool:
-        """Whether two named schemas were compared before: they may hold themselves."""
+    def _was_compared(self, old: Schema, new: Schema, sent: bool) -> bool:
+        """Return whether two named schemas were compared before. Schemas can contain themselves."""
         key = (old.get("$ref", ""), new.get("$ref", ""), sent)
         if not key[0] or not key[1]:
             return False
-        met = key in self._seen
+        was_compared = key in self._seen
         self._seen.add(key)
-        return met
+        return was_compared
 
 
-def _resolved(document: Schema, schema: Schema) -> Schema:
+def _resolve(document: Schema, schema: Schema) -> Schema:
     while "$ref" in schema:
         found: Schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         schema = {**found, **{name: value for name, value in schema.items() if name != "$ref"}}
     return schema
 
 
-def _values(where: str, old: Schema, new: Schema) -> Iterator[str]:
+def _compare_values(where: str, old: Schema, new: Schema) -> Iterator[str]:
     if "enum" in new or "const" in new:
         left = new.get("enum", [new["const"]] if "const" in new else [])
         known = old.get("enum", [old["const"]] if "const" in old else None)
@@ -171,11 +171,11 @@ def _values(where: str, old: Schema, new: Schema) -> Iterator[str]:
         for value in known:
             if value not in left:
                 yield f"{where}: value {value!r} is no longer accepted"
-    if "type" in new and "type" in old and (gone := _types(old) - _types(new)):
+    if "type" in new and "type" in old and (gone := _get_types(old) - _get_types(new)):
         yield f"{where}: type {', '.join(sorted(gone))} is no longer accepted"
 
 
-def _bounds(where: str, old: Schema, new: Schema) -> Iterator[str]:
+def _compare_bounds(where: str, old: Schema, new: Schema) -> Iterator[str]:
     for name in (*LOWER, *UPPER):
         before, after = old.get(name), new.get(name)
         tighter = after is not None and (before is None or (after > before if name in LOWER else after < before))
@@ -185,25 +185,25 @@ def _bounds(where: str, old: Schema, new: Schema) -> Iterator[str]:
         yield f"{where}: the pattern changed from {old.get('pattern')} to {new['pattern']}"
 
 
-def _types(schema: Schema) -> set[str]:
-    told = schema.get("type", [])
-    found = {told} if isinstance(told, str) else set(told)
+def _get_types(schema: Schema) -> set[str]:
+    types = schema.get("type", [])
+    found = {types} if isinstance(types, str) else set(types)
     return found | {"integer"} if "number" in found else found
 
 
-def _words(schema: Schema) -> str:
-    told = schema.get("$ref", "").rpartition("/")[2] or schema.get("type") or schema.get("const") or schema.get("enum")
-    return str(told if told is not None else "anything")
+def _describe(schema: Schema) -> str:
+    name = schema.get("$ref", "").rpartition("/")[2] or schema.get("type") or schema.get("const") or schema.get("enum")
+    return str(name if name is not None else "anything")
 
 
-def _alike(one: Schema, other: Schema) -> bool:
-    return _words(one) == _words(other)
+def _is_similar(one: Schema, other: Schema) -> bool:
+    return _describe(one) == _describe(other)
 
 
-def _pairs(old: Any, new: Any) -> Iterator[tuple[Schema, Schema]]:
-    """Choices that are the same one: alike, and in the same order among those."""
+def _pair_choices(old: Any, new: Any) -> Iterator[tuple[Schema, Schema]]:
+    """Yield pairs of similar choices, in the order of the old document."""
     for place, one in enumerate(old):
-        nth = sum(_alike(one, before) for before in old[:place])
-        alike = [each for each in new if _alike(one, each)]
-        if alike:
-            yield one, alike[min(nth, len(alike) - 1)]
+        index = sum(_is_similar(one, before) for before in old[:place])
+        similar = [each for each in new if _is_similar(one, each)]
+        if similar:
+            yield one, similar[min(index, len(similar) - 1)]

@@ -11,22 +11,21 @@ from typing import Any
 from django.db import transaction
 from django.http import Http404
 from django.urls import reverse
-from drf_spectacular.utils import OpenApiParameter, extend_schema
+from drf_spectacular.utils import OpenApiParameter
 from redis.exceptions import RedisError
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from contracts.codec import MAX_BATCH_BYTES, BadMessageError, decode_batch, decode_report
+from contracts.codec import MAX_BATCH_BYTES, MAX_REPORT_BYTES, BadMessageError, decode_batch, decode_report
 from contracts.telemetry.batches import Batch
-from jobs.api.document.schema import of, ref, request_body
-from jobs.api.http.errors import LATER, RunEndedProblem, of_request, refused
-from jobs.api.http.parameters import BadParameterError
-from jobs.api.http.problems import details
-from jobs.api.http.throttling import SubmitThrottle
-from jobs.api.http.views import APIView
-from jobs.api.runs import messages
-from jobs.api.shared import refusals, refuse, refuse_body, user_of
+from jobs.api.access import SubmitThrottle
+from jobs.api.errors import RETRY_LATER, RunEndedProblem, make_problem_response, refuse, reject_body
+from jobs.api.openapi import describe_response, operation, ref, request_body
+from jobs.api.parameters import BadParameterError
+from jobs.api.parsers import MsgpackParser
+from jobs.api.problems import build_problem, build_request_problem
+from jobs.api.views import APIView, get_user
 from jobs.core.access import find_job, find_job_to_change
 from jobs.core.credentials import hash_secret
 from jobs.core.errors import NotFoundError
@@ -67,30 +66,31 @@ CLAIM = OpenApiParameter(
     description="The `claim` that this process sent when its node joined the run.",
 )
 OPEN = request_body({"allOf": [ref("RunRequest")]}, {"name": "by hand", "world_size": 8, "nodes": 2})
+BATCH_BODY = {"application/msgpack": {"type": "string", "format": "binary", "maxLength": MAX_BATCH_BYTES}}
+REPORT_BODY = {"application/msgpack": {"type": "string", "format": "binary", "maxLength": MAX_REPORT_BYTES}}
 JOIN = request_body({"allOf": [ref("NodeRequest")]}, {"node": 0, "name": "gpu-7", "claim": "a-secret-of-this-process"})
 
 MEET = request_body({"allOf": [ref("RendezvousRequest")]}, {"address": "10.0.0.7", "port": 0})
 
 
-class Runs(APIView):
-    """Begin to report a run."""
-
+class OpenRunView(APIView):
     permission_classes = [IsAuthenticated, RequiresHttps]
     throttle_classes = [SubmitThrottle]
 
-    @extend_schema(
-        operation_id="openRun",
-        request=OPEN,
-        responses={
-            201: of("OpenedRun"),
-            200: of("OpenedRun", "The existing run with this key, and a new run token."),
-            **refusals(403, 415, 422, 429),
+    @operation(
+        "openRun",
+        {
+            201: describe_response("OpenedRun"),
+            200: describe_response("OpenedRun", "The existing run with this key, and a new run token."),
         },
+        415,
+        422,
+        request=OPEN,
     )
     def post(self, request: Request) -> Response:
-        """A run that somebody launched elsewhere: the board shows it, and starts nothing. It takes no slot."""
+        """Open a run that was launched outside Meshboard. The board shows the run, which occupies no slot."""
         asked = parse_request(RunRequest, request.data)
-        opened = runs.open_run(user_of(request), asked)
+        opened = runs.open_run(get_user(request), asked)
         run, page = opened.attempt.job_id, reverse("job-detail", args=[opened.attempt.job_id])
         told: OpenedRun = {
             "run": run,
@@ -103,31 +103,29 @@ class Runs(APIView):
         return Response(told, status=201 if opened.new else 200, headers={"Cache-Control": "no-store"})
 
 
-class OfRun(APIView):
-    """What a run's own token may do."""
-
+class RunTokenView(APIView):
     authentication_classes = [RunTokenAuthentication]
     permission_classes = [IsAuthenticated, RequiresHttps]
     throttle_classes = ()  # how fast a node may speak is bounded in bytes
 
     def handle_exception(self, exc: Exception) -> Response:
         if isinstance(exc, runs.RunEndedError):
-            ended: RunEndedProblem = {**details(410, [Problem("run", str(exc))]), "cancel": exc.cancel}
-            return refused(ended)
+            ended: RunEndedProblem = {**build_problem(410, [Problem("run", str(exc))]), "cancel": exc.cancel}
+            return make_problem_response(ended)
         if isinstance(exc, runs.NodeTakenError):
             return refuse(409, "node", str(exc), "body")
         if isinstance(exc, BadMessageError):
             return refuse(422, "message", str(exc))
         if isinstance(exc, TooFastError):
             words = f"The node sends data too fast. Wait {exc.wait_s:.1f} s."
-            return refused(of_request(429, words), {"Retry-After": str(math.ceil(exc.wait_s))})
+            return make_problem_response(build_request_problem(429, words), {"Retry-After": str(math.ceil(exc.wait_s))})
         if isinstance(exc, RedisError):
             log.warning("Cannot store telemetry: %s", exc)
-            return refused(
-                of_request(
+            return make_problem_response(
+                build_request_problem(
                     503, "Redis does not answer, so Meshboard may not have stored the data. Send the data again."
                 ),
-                LATER,
+                RETRY_LATER,
             )
         return super().handle_exception(exc)
 
@@ -150,16 +148,10 @@ class OfRun(APIView):
         return found
 
 
-class Members(OfRun):
-    """A node joins."""
-
-    @extend_schema(
-        operation_id="joinRun",
-        request=JOIN,
-        responses={200: of("NodeJoined"), **refusals(403, 404, 409, 410, 415, 422)},
-    )
+class JoinRunView(RunTokenView):
+    @operation("joinRun", "NodeJoined", 404, 409, 410, 415, 422, request=JOIN)
     def post(self, request: Request, run: str, attempt: int) -> Response:
-        """From now on this process speaks for the node; the same claim again changes nothing."""
+        """Join a run as a node. A repeated request with the same claim changes nothing."""
         token = self.run(run, attempt)
         member = runs.join_node(token, parse_request(NodeRequest, request.data))
         told: NodeJoined = {
@@ -171,19 +163,12 @@ class Members(OfRun):
         return Response(told)
 
 
-class Batches(OfRun):
-    """Telemetry."""
+class BatchView(RunTokenView):
+    parser_classes = [MsgpackParser]
 
-    parser_classes = [messages.MsgpackParser]
-
-    @extend_schema(
-        operation_id="sendBatch",
-        request=messages.BATCH_BODY,
-        parameters=[NUMBER, CLAIM],
-        responses={200: of("ReportResponse"), **refusals(403, 404, 410, 415, 422, 429)},
-    )
+    @operation("sendBatch", "ReportResponse", 404, 410, 415, 422, request=BATCH_BODY, parameters=[NUMBER, CLAIM])
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
-        """One msgpack `Batch` (contracts/telemetry/batches.py) of at most 256 KiB, of this node's ranks alone."""
+        """Send one msgpack `Batch` (contracts/telemetry/batches.py) of this node's ranks, at most 256 KiB."""
         member = self.member(run, attempt, node)
         runs.check_running(member.attempt)
         number = _number(request)
@@ -196,19 +181,14 @@ class Batches(OfRun):
         return _heard(member)
 
 
-class Report(OfRun):
-    """How a node stands."""
+class ReportView(RunTokenView):
+    parser_classes = [MsgpackParser]
 
-    parser_classes = [messages.MsgpackParser]
-
-    @extend_schema(
-        operation_id="reportRun",
-        request=messages.REPORT_BODY,
-        parameters=[CLAIM],
-        responses={200: of("ReportResponse"), **refusals(403, 404, 410, 415, 422)},
-    )
+    @operation("reportRun", "ReportResponse", 404, 410, 415, 422, request=REPORT_BODY, parameters=[CLAIM])
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
-        """One msgpack `AttemptReport` (contracts/control.py), every few seconds and at the end; it may be deflated."""
+        """Send one msgpack `AttemptReport` (contracts/control.py), every few seconds and at the end. Deflate is
+        accepted.
+        """
         member = self.member(run, attempt, node)
         told = decode_report(_raw(request))
         named = {(told["job"], told["attempt"])} | (
@@ -222,17 +202,10 @@ class Report(OfRun):
         return _heard(member)
 
 
-class Meet(OfRun):
-    """How a gang starts."""
-
-    @extend_schema(
-        operation_id="meetRun",
-        request=MEET,
-        parameters=[CLAIM],
-        responses={200: of("RendezvousResponse"), **refusals(403, 404, 410, 415, 422)},
-    )
+class RendezvousView(RunTokenView):
+    @operation("meetRun", "RendezvousResponse", 404, 410, 415, 422, request=MEET, parameters=[CLAIM])
     def post(self, request: Request, run: str, attempt: int, node: int) -> Response:
-        """A node of several says that it is ready, and where, or only asks who is; each answer tells the time."""
+        """Report that a node is ready to start, or only ask which nodes are ready. The response has the time."""
         member = self.member(run, attempt, node)
         runs.check_running(member.attempt)
         return Response(
@@ -240,18 +213,12 @@ class Meet(OfRun):
         )
 
 
-class GiveUp(APIView):
-    """Wait no longer."""
-
-    @extend_schema(
-        operation_id="giveUpRun",
-        request=None,
-        responses={200: of("JobDetail"), **refusals(403, 404, 409, 415, 422)},
-    )
+class MarkRunLostView(APIView):
+    @operation("giveUpRun", "JobDetail", 404, 409, 415, 422)
     def post(self, request: Request, job_id: str) -> Response:
-        """A run from elsewhere that fell silent and will not speak again is lost. 409 while it speaks."""
+        """Mark a silent external run as lost. 409: its host still sends reports."""
         job = find_job_to_change(request.user, job_id)
-        refuse_body(request)
+        reject_body(request)
         try:
             reconcile.mark_run_lost(job, request.user.get_username())
         except reconcile.RunConnectedError:

@@ -1,1 +1,0 @@
-"""The OpenAPI document, and what it may no longer take back."""

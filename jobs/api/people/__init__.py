@@ -1,1 +1,0 @@
-"""REST of who works here: tokens, projects, and whom a project tells of its jobs."""
