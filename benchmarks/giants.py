@@ -13,7 +13,7 @@ from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import AttentionKernel, JobSpec, Layout, ModelSpec, Precision, TrainSpec
 from planner.hardware.catalog import CLUSTERS
-from planner.search.layout_search import Constraints, Found, needed_bytes, search
+from planner.search.layout_search import Constraints, FittingLayout, compute_needed_bytes, search
 
 TOP = 10
 BLOOM = PRESETS["gpt3-175b"].model.model_copy(
@@ -88,7 +88,7 @@ GIANTS = (
 )
 
 
-def place(giant: Giant, best: list[Found]) -> int | None:
+def place(giant: Giant, best: list[FittingLayout]) -> int | None:
     """Where the run's degrees and micro-batch stand in the search's answer, from 1."""
     wanted = _choice(giant.spec)
     return next((i for i, found in enumerate(best, 1) if _choice(found.spec) == wanted), None)
@@ -131,9 +131,9 @@ def main() -> None:
     for giant in GIANTS:
         cluster, spec = CLUSTERS[giant.cluster], giant.spec
         result = search(spec, cluster, Constraints(spec.layout.world_size), limit=10**6)
-        found, timing = place(giant, result.best), Timer(cluster).step(spec)
+        found, timing = place(giant, result.best), Timer(cluster).get_step(spec)
         print(f"\n{giant.name} ({giant.source}): {result.considered:,} layouts in {result.seconds:.1f} s")
-        print(f"  theirs  {_cost(timing, needed_bytes(spec, cluster))}  {words(spec)}")
+        print(f"  theirs  {_cost(timing, compute_needed_bytes(spec, cluster))}  {words(spec)}")
         if not result.best:
             print("  nothing fits")
             continue

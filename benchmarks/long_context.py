@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from planner.cost.memory import memory
+from planner.cost.memory import get_memory
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from tests.parity.compare import gradient_difference, whole_gradients
@@ -80,7 +80,7 @@ def compare(options: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory() as work:
         gradients, peak = run(spec, Path(work, "divided"))
         reference, alone = run(spec_of(options, {}), Path(work, "alone"))
-    planned = memory(spec, 0)
+    planned = get_memory(spec, 0)
     difference = gradient_difference(gradients, reference)
     print(f"{options.preset}, {options.seq_len:,} tokens, cp {options.cp} {options.method}")
     print(f"peak of the largest rank {peak / 2**20:,.1f} MiB; dry run {dry / 2**20:,.1f} MiB ({peak / dry - 1:+.1%})")

@@ -50,7 +50,7 @@ def with_constants(cluster: Cluster, constants: dict[str, float]) -> Cluster:
 def errors(rows: Iterable[Row], cluster: Cluster) -> list[float]:
     """Relative errors of the step time, signed."""
     timer = Timer(cluster)
-    return [timer.step(row.spec).step_s / row.seconds - 1 for row in rows]
+    return [timer.get_step(row.spec).step_s / row.seconds - 1 for row in rows]
 
 
 def fit(rows: Sequence[Row], cluster: Cluster, grid: dict[str, list[float]]) -> Cluster:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from planner.cost.estimate import Estimate, estimate, parse_plannable, rank_memory
+from planner.cost.estimate import Estimate, estimate, get_rank_memory, parse_plannable
 from planner.explain import explain
 from planner.facts.kinds import reset_dry_ranks
 from planner.facts.parse_spec import parse_fields
@@ -21,10 +21,10 @@ from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.stacks import STACKS
-from planner.report import auto_text, estimate_text, explain_text, search_text
-from planner.search.auto_layout import Room, Rooms, asked_of, choose, draft_of
-from planner.search.layout_search import Constraints, check, search
-from planner.search.neighbors import neighbours_within, suggestions
+from planner.report import format_auto, format_estimate, format_explanations, format_search
+from planner.search.auto_layout import Capacity, HostCapacity, find_fastest_layout, parse_auto_spec, parse_draft
+from planner.search.layout_search import Constraints, check_constraints, search
+from planner.search.neighbors import find_allowed_neighbors, suggest_layouts
 
 LAYOUT_FLAGS = tuple(name for name in Layout.model_fields)
 TRAIN_FLAGS = ("global_batch", "micro_batches", "seq_len", "precision", "attention")
@@ -193,11 +193,11 @@ def _estimate(options: argparse.Namespace) -> int:
     spec = parse_plannable(_data(options))
     cluster = CLUSTERS[_cluster_name(options, spec)]
     made: Estimate = estimate(spec, cluster)
-    advice = suggestions(spec, cluster)
+    advice = suggest_layouts(spec, cluster)
     if options.json:
         print(json.dumps({**made, "suggestions": [{"change": n.change, "reason": n.reason} for n in advice]}))
     else:
-        print(estimate_text(spec, made, advice))
+        print(format_estimate(spec, made, advice))
     return 0
 
 
@@ -206,13 +206,13 @@ def _search(options: argparse.Namespace) -> int:
     fixed = _given(options, CHOSEN)
     memory = round(options.max_memory_gib * 2**30) if options.max_memory_gib else None
     constraints = Constraints(options.ranks, fixed, options.max_micro_batch, memory)
-    check(constraints)
+    check_constraints(constraints)
     if isinstance(train := data.get("train"), dict):
         train.pop("micro_batches", None)
     spec = reset_dry_ranks(parse_fields({**data, "layout": fixed}))
     cluster = CLUSTERS[_cluster_name(options, spec)]
     result = search(spec, cluster, constraints, limit=options.limit)
-    near = neighbours_within(result.best[0].spec, cluster, constraints) if result.best else []
+    near = find_allowed_neighbors(result.best[0].spec, cluster, constraints) if result.best else []
     if options.json:
         rows = [
             {
@@ -227,7 +227,7 @@ def _search(options: argparse.Namespace) -> int:
         counts = {"considered": result.considered, "fitting": result.fitting, "refused": result.refused}
         print(json.dumps({"best": rows, **counts, "seconds": result.seconds}))
     else:
-        print(search_text(result, near, cluster))
+        print(format_search(result, near, cluster))
     return 0 if result.best else 1
 
 
@@ -239,16 +239,18 @@ def _auto(options: argparse.Namespace) -> int:
     layout = data.get("layout")
     within = layout.get("auto") if isinstance(layout, dict) else None
     flags = {**given, **{name: value for name, value in limits.items() if value is not None}}
-    asked = asked_of({"layout": {"auto": {**(within or {}), **flags}}})
+    asked = parse_auto_spec({"layout": {"auto": {**(within or {}), **flags}}})
     assert asked is not None
-    spec = draft_of(data)
+    spec = parse_draft(data)
     cluster = CLUSTERS[_cluster_name(options, spec)]
     slots = max(cluster.per_node, asked.ranks or asked.max_ranks or 0)
-    choice = choose(spec, cluster, asked, Rooms([Room(slots, cluster.accelerator.memory_bytes)]), runnable=False)
+    choice = find_fastest_layout(
+        spec, cluster, asked, Capacity([HostCapacity(slots, cluster.accelerator.memory_bytes)]), runnable=False
+    )
     if options.json:
-        print(json.dumps({"spec": choice.spec.model_dump(), "chosen": choice.told}))
+        print(json.dumps({"spec": choice.spec.model_dump(), "chosen": choice.chosen}))
     else:
-        print(auto_text(choice.told))
+        print(format_auto(choice.chosen))
     return 0
 
 
@@ -261,12 +263,12 @@ def _explain(options: argparse.Namespace) -> int:
     spec = parse_plannable(_data(options))
     cluster, stage = CLUSTERS[_cluster_name(options, spec)], options.stage
     if stage is None:
-        stage = max(range(spec.layout.pp), key=lambda index: sum(rank_memory(spec, index, cluster).values()))
+        stage = max(range(spec.layout.pp), key=lambda index: sum(get_rank_memory(spec, index, cluster).values()))
     if not 0 <= stage < spec.layout.pp:
         print(f"`--stage` is {stage}. Use 0 to {spec.layout.pp - 1}.", file=sys.stderr)
         return 2
     made = explain(spec, cluster, stage=stage)
-    print(json.dumps(made) if options.json else explain_text(made))
+    print(json.dumps(made) if options.json else format_explanations(made))
     return 0
 
 

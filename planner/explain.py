@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing_extensions import TypedDict
 
-from planner.cost.estimate import default_cluster, on, rank_memory, traffic_kind
-from planner.cost.learning import interval
-from planner.cost.memory import computed_parameters, fullest, held_parameters, is_taped, layer_bytes
+from planner.cost.estimate import get_default_cluster, get_rank_memory, get_traffic_kind, use_cluster_device
+from planner.cost.learning import compute_time_interval
+from planner.cost.memory import count_computed_parameters, count_held_parameters, find_peak, get_layer_bytes, is_taped
 from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
-from planner.cost.traffic import step_traffic
+from planner.cost.traffic import get_step_traffic
 from planner.facts.collectives import get_bus_factor
 from planner.facts.layout import SCHEDULE_NAMES
 from planner.facts.model_shapes import (
@@ -28,7 +28,7 @@ from planner.facts.spec import JobSpec
 from planner.facts.stages import count_tensors, get_micro_batch_tokens, get_stage_layers
 from planner.facts.validation import format_count
 from planner.hardware.cluster import Cluster
-from planner.hardware.stacks import hardware_flops
+from planner.hardware.stacks import compute_hardware_flops
 
 
 class Term(TypedDict):
@@ -58,7 +58,7 @@ def explain(spec: JobSpec, cluster: Cluster | None = None, *, stage: int = 0) ->
 
     `kind` is the confidence: counted from shapes, exact for Meshboard's trainer, or estimated.
     """
-    cluster = cluster or default_cluster(spec)
+    cluster = cluster or get_default_cluster(spec)
     return [
         _parameters(spec),
         _memory(spec, cluster, stage),
@@ -93,15 +93,15 @@ def _parameters(spec: JobSpec) -> Explanation:
 
 def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     spec, layout, mix, a = (
-        on(cluster, spec),
+        use_cluster_device(cluster, spec),
         spec.layout,
         get_mixed_precision(spec.train.precision),
         cluster.accelerator,
     )
-    parts = rank_memory(spec, stage, cluster)
+    parts = get_rank_memory(spec, stage, cluster)
     tensors = sum(parts.values()) - parts["allowance"]
-    numel, own, when = held_parameters(spec, stage), get_stage_layers(spec, stage), fullest(spec, stage).when
-    each = layer_bytes(spec, moe=own.num_moe_layers == own.num_layers)
+    numel, own, when = count_held_parameters(spec, stage), get_stage_layers(spec, stage), find_peak(spec, stage).when
+    each = get_layer_bytes(spec, moe=own.num_moe_layers == own.num_layers)
     zero = "ZeRO 1910.02054 section 5, table 1"
     fsdp = "FSDP2 of torch 2.13, compared with dry runs (make memory)" if is_taped(spec) else "2205.05198 section 4"
     shards = layout.shard_ranks if layout.zero else 1
@@ -168,7 +168,7 @@ def _weights(spec: JobSpec, stage: int, num_bytes: int) -> str:
     """
     mix, sharded = get_mixed_precision(spec.train.precision), bool(spec.layout.zero) and is_taped(spec)
     first, second = (mix.sharded_bytes, mix.compute_bytes) if sharded else (mix.compute_bytes, FP8_BYTES)
-    elements = held_parameters(spec, stage) if sharded else computed_parameters(spec, stage)
+    elements = count_held_parameters(spec, stage) if sharded else count_computed_parameters(spec, stage)
     rest = (num_bytes - elements * first) // second
     if rest < 0:  # Some elements have only the second type.
         rest = (elements * first - num_bytes) // (first - second)
@@ -190,7 +190,7 @@ _SOURCES = {
 def _traffic(spec: JobSpec, stage: int) -> Explanation:
     rank = stage * spec.layout.world_size // spec.layout.pp
     terms = []
-    for c in step_traffic(spec, rank):
+    for c in get_step_traffic(spec, rank):
         each = c.payload_bytes // c.count if c.count else 0
         size = f"1 call, {each:,} B" if c.count == 1 else f"{c.count:,} calls, {each:,} B each on average"
         numbers = f"{size}; sends {get_bus_factor(c.op, c.group_size):.3g} of each byte"
@@ -198,17 +198,17 @@ def _traffic(spec: JobSpec, stage: int) -> Explanation:
         terms.append(_term(name, "calls x payload", numbers, c.payload_bytes, "B", _SOURCES[c.axis]))
     total = sum(term["value"] for term in terms)
     return Explanation(
-        figure="traffic", stage=_of_a_pipe(spec, stage), value=total, unit="B", kind=traffic_kind(spec), terms=terms
+        figure="traffic", stage=_of_a_pipe(spec, stage), value=total, unit="B", kind=get_traffic_kind(spec), terms=terms
     )
 
 
 def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
     timer = Timer(cluster)
-    timing, found = timer.step(spec), timer.correction(spec)
-    kind = f"estimated: {interval(cluster, spec, found, timing.host_share)['words']}"
+    timing, found = timer.get_step(spec), timer.get_correction(spec)
+    kind = f"estimated: {compute_time_interval(cluster, spec, found, timing.host_share)['words']}"
     if found is not None:
         kind += f", all parts scaled by {found.ratio:.3g} because of comparable runs"
-    return [_step(spec, timer, timer.over_ranks(spec), kind), _utilisation(spec, timer, timing, kind)]
+    return [_step(spec, timer, timer.get_rank_mean(spec), kind), _utilisation(spec, timer, timing, kind)]
 
 
 def _gemm(spec: JobSpec) -> GemmType:
@@ -216,7 +216,7 @@ def _gemm(spec: JobSpec) -> GemmType:
 
 
 def _step(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation:
-    cluster, m, a, gemm = timer.cluster, spec.train.micro_batches, timer.accelerator(spec), _gemm(spec)
+    cluster, m, a, gemm = timer.cluster, spec.train.micro_batches, timer.get_accelerator(spec), _gemm(spec)
     piped = spec.layout.pp > 1
     repeated = timing.recompute_s / m
     backward = timing.backward_input_s + timing.backward_weight_s - repeated
@@ -272,10 +272,10 @@ def _adam(spec: JobSpec, timer: Timer) -> tuple[str, str]:
     moved, a, host_s = (
         get_mixed_precision(spec.train.precision).update_bytes,
         timer.cluster.accelerator,
-        timer.stacks.of(spec).tensor_s,
+        timer.stacks.get_stack(spec).tensor_s,
     )
     pp = spec.layout.pp
-    parameters = sum(held_parameters(spec, i) for i in range(pp)) / pp
+    parameters = sum(count_held_parameters(spec, i) for i in range(pp)) / pp
     tensors = sum(count_tensors(spec, i) for i in range(pp)) / pp
     numbers = f"{moved} x {parameters:,.0f} B at {a.bytes_per_s / 1e9:,.4g} GB/s x {a.memory_efficiency}"
     numbers += f" + {tensors:,.4g} x {host_s * 1e6:.4g} us" if host_s else ""
@@ -288,7 +288,7 @@ def _tera(rate: float) -> str:
 
 
 def _utilisation(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Explanation:
-    peak = timer.peak(spec)
+    peak = timer.get_peak_flops(spec)
     ranks = spec.layout.world_size
     below = f"{ranks:,} x {_tera(peak)} x {timing.step_s:.4g} s"
     seen = "windowed attention in every second layer" if spec.model.sliding_window else "full attention"
@@ -297,7 +297,7 @@ def _utilisation(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Expl
     carried = "model FLOPs + recompute" + (" + padding of expert buffers" if buffers else "")
     terms = [
         _term("model FLOPs", "3 x forward", "", compute_model_flops(spec), "FLOP", palm),
-        _term("hardware FLOPs", carried, "", hardware_flops(spec), "FLOP", "2205.05198 equation 8"),
+        _term("hardware FLOPs", carried, "", compute_hardware_flops(spec), "FLOP", "2205.05198 equation 8"),
         _term("MFU", "model FLOPs / (ranks x peak x step)", below, timing.mfu, "", palm),
         _term("HFU", "hardware FLOPs / (ranks x peak x step)", below, timing.hfu, "", "2205.05198 section 6.3"),
     ]

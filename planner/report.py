@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from planner.cost.estimate import Estimate, traffic_kind
+from planner.cost.estimate import Estimate, get_traffic_kind
 from planner.explain import Explanation
 from planner.facts.placements import get_padded_vocab_size
 from planner.facts.spec import JobSpec
 from planner.facts.validation import format_count
 from planner.hardware.cluster import Cluster
-from planner.search.layout_search import SearchResult, sureness_of
-from planner.search.neighbors import Neighbour
+from planner.search.layout_search import SearchResult, compute_margins
+from planner.search.neighbors import Neighbor
 
 GIB = 2**30
 
 
-def size(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """Format bytes with a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024:
@@ -26,7 +26,7 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.4g} TiB"
 
 
-def traffic_size(num_bytes: float) -> str:
+def format_traffic(num_bytes: float) -> str:
     """Format bytes with a decimal unit, as the pages show traffic."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(num_bytes) < 999.5:
@@ -35,14 +35,14 @@ def traffic_size(num_bytes: float) -> str:
     return f"{num_bytes:.4g} TB"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds as s, ms, or us."""
     if seconds >= 1:
         return f"{seconds:.3f} s"
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
-def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) -> str:
+def format_estimate(spec: JobSpec, made: Estimate, advice: Sequence[Neighbor]) -> str:
     """Return memory, traffic, and step time of a layout as text."""
     where, timed = made["cluster"], made["time"]
     axes = " x ".join(f"{axis} {degree}" for axis, degree in made["axes"].items() if axis != "ep")
@@ -53,13 +53,13 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         f"micro-batch {format_count(made['micro_batch_size'], 'sequence')} x {made['micro_batches']},"
         f" {made['tokens_per_step']:,} tokens per step",
         "",
-        f"memory  {size(made['peak_memory_bytes'])} of {size(where['memory_bytes'])} on the fullest rank"
-        f" (estimate: {made['memory_interval']['words']}){_fitting(made)}",
+        f"memory  {format_bytes(made['peak_memory_bytes'])} of {format_bytes(where['memory_bytes'])}"
+        f" on the fullest rank (estimate: {made['memory_interval']['words']}){_fitting(made)}",
     ]
     fullest = max(made["stages"], key=lambda stage: stage["memory_bytes"])
-    lines += [f"  {name:<12} {size(value):>12}" for name, value in fullest["memory"].items() if value]
+    lines += [f"  {name:<12} {format_bytes(value):>12}" for name, value in fullest["memory"].items() if value]
     lines += [f"  try {n.change}: {n.reason}" for n in advice]
-    lines += ["", f"traffic  payload per rank of stage {fullest['stage']} and step ({traffic_kind(spec)})"]
+    lines += ["", f"traffic  payload per rank of stage {fullest['stage']} and step ({get_traffic_kind(spec)})"]
     if fullest["padded_share"] >= 0.0005:
         lines.append(f"  padding of uneven ZeRO shards adds {fullest['padded_share']:.1%}")
     for row in fullest["traffic"]:
@@ -67,13 +67,12 @@ def estimate_text(spec: JobSpec, made: Estimate, advice: Sequence[Neighbour]) ->
         crossing = "between nodes" if row["between_nodes"] else "inside a node"
         op = row["op"].replace("_", "-")
         calls = f"{row['count']:,} {'call ' if row['count'] == 1 else 'calls'}"
-        lines.append(f"  {group:<12} {op:<15} {calls:>15} {traffic_size(row['payload_bytes']):>12}  {crossing}")
-    lines += ["", f"time  {duration(timed['step_s'])} per step (estimate: {timed['interval']['words']})"]
-    lines += [f"  {part['name']:<12} {duration(part['seconds']):>12}" for part in timed["parts"]]
+        lines.append(f"  {group:<12} {op:<15} {calls:>15} {format_traffic(row['payload_bytes']):>12}  {crossing}")
+    lines += ["", f"time  {format_duration(timed['step_s'])} per step (estimate: {timed['interval']['words']})"]
+    lines += [f"  {part['name']:<12} {format_duration(part['seconds']):>12}" for part in timed["parts"]]
     if aligned := made.get("aligned_vocabulary"):
-        lines.append(
-            f"  a vocabulary of {aligned['vocab_size']:,} tokens would save {duration(aligned['spares_s'])} per step"
-        )
+        saving = format_duration(aligned["spares_s"])
+        lines.append(f"  a vocabulary of {aligned['vocab_size']:,} tokens would save {saving} per step")
     lines.append(
         f"  MFU {timed['mfu']:.1%}  HFU {timed['hfu']:.1%}  {timed['tokens_per_s']:,.0f} tokens/s"
         f"  {1e12 / timed['tokens_per_s'] / 86400:,.1f} days for 1e12 tokens"
@@ -100,7 +99,7 @@ def _padded_by(vocab: int, degrees: Sequence[int]) -> list[str]:
     return [f"vocabulary {vocab:,} is padded to {', '.join(to)}"] if to else []
 
 
-def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluster) -> str:
+def format_search(result: SearchResult, near: Sequence[Neighbor], cluster: Cluster) -> str:
     """Return the best layouts, and the layouts with one change from the first, as text."""
     lines = [
         f"{result.considered:,} layouts considered in {result.seconds:.2f} s, {result.fitting:,} fit {cluster.name}",
@@ -108,15 +107,15 @@ def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluste
         "",
         f"{'step':>10} {'MFU':>6} {'memory':>10}  tp  cp  pp    dp  ep zero  b    m  schedule, recompute",
     ]
-    sure = sureness_of(result.best, cluster)
+    sure = compute_margins(result.best, cluster)
     for f in result.best:
         x = f.spec.layout
         chunks = f" x {x.virtual_stages}" if x.virtual_stages > 1 else ""
         schedule = f"{x.schedule}{chunks}" if x.pp > 1 else "-"
         lines.append(
-            f"{duration(f.timing.step_s):>10} {f.timing.mfu:>6.1%} {size(f.memory_bytes):>10} {x.tp:>3} {x.cp:>3}"
-            f" {x.pp:>3} {x.dp:>5} {x.ep:>3} {x.zero:>4} {f.spec.micro_batch_size:>2} {f.spec.train.micro_batches:>4}"
-            f"  {schedule}, {x.recompute}"
+            f"{format_duration(f.timing.step_s):>10} {f.timing.mfu:>6.1%} {format_bytes(f.memory_bytes):>10}"
+            f" {x.tp:>3} {x.cp:>3} {x.pp:>3} {x.dp:>5} {x.ep:>3} {x.zero:>4}"
+            f" {f.spec.micro_batch_size:>2} {f.spec.train.micro_batches:>4}  {schedule}, {x.recompute}"
         )
     if sure:
         lines += [
@@ -132,12 +131,12 @@ def search_text(result: SearchResult, near: Sequence[Neighbour], cluster: Cluste
     return "\n".join(lines)
 
 
-def auto_text(told: Mapping[str, Any]) -> str:
+def format_auto(told: Mapping[str, Any]) -> str:
     """Return the chosen layout, the reason, and the runners-up as text."""
     lines = [told["why"], ""]
     lines += [
-        f"  {other['words']:<64} {duration(other['step_s']):>10}  {other['slower']:>+10.1%}"
-        f"  {size(other['memory_bytes']):>10}  {other['heavier']:>+12.1%}"
+        f"  {other['words']:<64} {format_duration(other['step_s']):>10}  {other['slower']:>+10.1%}"
+        f"  {format_bytes(other['memory_bytes']):>10}  {other['heavier']:>+12.1%}"
         for other in told["runners_up"]
     ]
     if told["runners_up"]:
@@ -145,16 +144,16 @@ def auto_text(told: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def explain_text(explanations: Sequence[Explanation]) -> str:
+def format_explanations(explanations: Sequence[Explanation]) -> str:
     """Return each term with its formula, its numbers, and its source."""
     lines: list[str] = []
     for e in explanations:
         whose = "" if e["stage"] is None else f" of a rank of stage {e['stage']}"
-        format_bytes = traffic_size if e["figure"] == "traffic" else size
-        lines += [f"{e['figure']}{whose} = {_value(e['value'], e['unit'], format_bytes)}  ({e['kind']})"]
+        format_size = format_traffic if e["figure"] == "traffic" else format_bytes
+        lines += [f"{e['figure']}{whose} = {_value(e['value'], e['unit'], format_size)}  ({e['kind']})"]
         for term in e["terms"]:
             lines.append(
-                f"  {term['name']:<34} {_value(term['value'], term['unit'], format_bytes):>16}  {term['formula']}"
+                f"  {term['name']:<34} {_value(term['value'], term['unit'], format_size):>16}  {term['formula']}"
             )
             if term["numbers"]:
                 lines.append(f"  {'':<34} {'':>16}  = {term['numbers']}")
@@ -167,7 +166,7 @@ def _value(value: float, unit: str, format_bytes: Callable[[float], str]) -> str
     if unit == "B":
         return format_bytes(value)
     if unit == "s":
-        return duration(value)
+        return format_duration(value)
     if unit == "":
         return f"{value:.1%}"
     return f"{value:.4g} {unit}" if isinstance(value, float) else f"{value:,} {unit}"

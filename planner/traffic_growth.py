@@ -68,7 +68,7 @@ class Lesson(TypedDict):
     verdict: str
 
 
-def check(values: dict[str, object]) -> Setting:
+def parse_setting(values: dict[str, object]) -> Setting:
     """Parse untrusted values into a setting.
 
     Raises:
@@ -95,7 +95,7 @@ def check(values: dict[str, object]) -> Setting:
     return Setting(**good)
 
 
-def data_bytes(x: Setting) -> float:
+def compute_data_bytes(x: Setting) -> float:
     """Return the bytes to all-reduce gradients: 2 (n - 1)/n P (2104.04473 section 3.2).
 
     ZeRO-1 sends the same bytes, and ZeRO-2 does with one micro-batch.
@@ -103,15 +103,15 @@ def data_bytes(x: Setting) -> float:
     return 2 * (x.n - 1) / x.n * 12 * x.l * x.h**2 * ELEMENT_BYTES
 
 
-def zero3_bytes(x: Setting) -> float:
+def compute_zero3_bytes(x: Setting) -> float:
     """Return the bytes of ZeRO-3: 3 (n - 1)/n P (1910.02054 section 7).
 
     It gathers parameters twice and reduce-scatters gradients once.
     """
-    return 1.5 * data_bytes(x)
+    return 1.5 * compute_data_bytes(x)
 
 
-def tensor_bytes(x: Setting) -> float:
+def compute_tensor_bytes(x: Setting) -> float:
     """Return the bytes of four all-reduces per layer: 8 b s h (n - 1)/n elements.
 
     Source: 2104.04473 section 3.2.
@@ -119,7 +119,7 @@ def tensor_bytes(x: Setting) -> float:
     return 8 * x.b * x.s * x.h * x.l * (x.n - 1) / x.n * ELEMENT_BYTES
 
 
-def pipeline_bytes(x: Setting) -> float:
+def compute_pipeline_bytes(x: Setting) -> float:
     """Return the bytes of hidden states and gradients over all stage boundaries.
 
     There are 2 (l/k - 1) b s h elements. The last stage can have fewer than k layers.
@@ -127,14 +127,14 @@ def pipeline_bytes(x: Setting) -> float:
     return 2 * (x.stages - 1) * x.b * x.s * x.h * ELEMENT_BYTES
 
 
-def lesson(x: Setting) -> Lesson:
+def compare_axes(x: Setting) -> Lesson:
     """Return volumes, order, and verdict of a setting."""
     share = f"{x.n - 1}/{x.n}"
     volumes = [
         Volume(
             axis="dp",
             name="data parallel, ZeRO-1, ZeRO-2",
-            num_bytes=data_bytes(x),
+            num_bytes=compute_data_bytes(x),
             order="O(h² l)",
             formula="2 (n-1)/n · 12 l h² · 2 B",
             numbers=f"2 · {share} · 12 · {x.l} · {x.h}² · 2 B",
@@ -143,7 +143,7 @@ def lesson(x: Setting) -> Lesson:
         Volume(
             axis="zero3",
             name="ZeRO-3",
-            num_bytes=zero3_bytes(x),
+            num_bytes=compute_zero3_bytes(x),
             order="O(h² l)",
             formula="3 (n-1)/n · 12 l h² · 2 B",
             numbers=f"3 · {share} · 12 · {x.l} · {x.h}² · 2 B",
@@ -152,7 +152,7 @@ def lesson(x: Setting) -> Lesson:
         Volume(
             axis="tp",
             name="tensor parallel",
-            num_bytes=tensor_bytes(x),
+            num_bytes=compute_tensor_bytes(x),
             order="O(b s h l)",
             formula="8 (n-1)/n · b s h l · 2 B",
             numbers=f"8 · {share} · {x.b} · {x.s} · {x.h} · {x.l} · 2 B",
@@ -161,14 +161,14 @@ def lesson(x: Setting) -> Lesson:
         Volume(
             axis="pp",
             name="pipeline parallel, all boundaries",
-            num_bytes=pipeline_bytes(x),
+            num_bytes=compute_pipeline_bytes(x),
             order="O(b s h l / k)",
             formula="2 (⌈l/k⌉ - 1) · b s h · 2 B",
             numbers=f"2 · ({x.stages} - 1) · {x.b} · {x.s} · {x.h} · 2 B",
             source="Megatron 2104.04473 section 3.2",
         ),
     ]
-    sizes = {"TP": tensor_bytes(x), "DP": data_bytes(x), "PP": pipeline_bytes(x)}
+    sizes = {"TP": compute_tensor_bytes(x), "DP": compute_data_bytes(x), "PP": compute_pipeline_bytes(x)}
     several = sorted(sizes, key=lambda axis: -sizes[axis])
     order = several[0] + "".join(
         f" {'=' if math.isclose(sizes[more], sizes[less]) else '>'} {less}" for more, less in pairwise(several)
@@ -176,8 +176,8 @@ def lesson(x: Setting) -> Lesson:
     return Lesson(
         setting=x._asdict(),
         volumes=sorted(volumes, key=lambda volume: -volume["num_bytes"]),
-        tp_equals_dp_tokens=tp_equals_dp(x),
-        dp_equals_pp_tokens=dp_equals_pp(x),
+        tp_equals_dp_tokens=get_tp_dp_tokens(x),
+        dp_equals_pp_tokens=get_dp_pp_tokens(x),
         tokens=x.b * x.s,
         order=order,
         classic=order == CLASSIC,
@@ -185,7 +185,7 @@ def lesson(x: Setting) -> Lesson:
     )
 
 
-def tp_equals_dp(x: Setting) -> float:
+def get_tp_dp_tokens(x: Setting) -> float:
     """Return the tokens at which tp sends as many bytes as dp.
 
     8 b s h l = 24 l h^2, so b s = 3 h.
@@ -193,7 +193,7 @@ def tp_equals_dp(x: Setting) -> float:
     return 3.0 * x.h
 
 
-def dp_equals_pp(x: Setting) -> float | None:
+def get_dp_pp_tokens(x: Setting) -> float | None:
     """Return the tokens at which the pipeline sends as many bytes as dp, or None.
 
     A single stage sends no bytes.
@@ -204,7 +204,7 @@ def dp_equals_pp(x: Setting) -> float | None:
 
 
 def _verdict(x: Setting) -> str:
-    tokens, low, high = x.b * x.s, tp_equals_dp(x), dp_equals_pp(x)
+    tokens, low, high = x.b * x.s, get_tp_dp_tokens(x), get_dp_pp_tokens(x)
     if tokens == low:
         return f"TP = DP: b s = {tokens:,} tokens equals 3 h, so TP and DP send the same bytes."
     if high is not None and math.isclose(tokens, high):
@@ -228,14 +228,14 @@ class Curves(TypedDict):
 
 
 _LINES: dict[str, Callable[[Setting], float]] = {
-    "dp": data_bytes,
-    "zero3": zero3_bytes,
-    "tp": tensor_bytes,
-    "pp": pipeline_bytes,
+    "dp": compute_data_bytes,
+    "zero3": compute_zero3_bytes,
+    "tp": compute_tensor_bytes,
+    "pp": compute_pipeline_bytes,
 }
 
 
-def curves(x: Setting, variable: str) -> Curves:
+def compute_curves(x: Setting, variable: str) -> Curves:
     """Return the bytes of each axis over one variable.
 
     Raises:

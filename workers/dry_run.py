@@ -26,7 +26,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictItem, VerdictRow
 from contracts.telemetry.steps import Cell, PhaseItem
 from contracts.telemetry.vocabulary import Op
-from planner.cost.memory import gradient_bytes, memory
+from planner.cost.memory import get_gradient_bytes, get_memory
 from planner.facts.layout import get_coordinates
 from planner.facts.parse_spec import parse_spec
 from planner.facts.resources import Device
@@ -282,7 +282,7 @@ def main() -> int:
 
 
 def _compare(spec: JobSpec, step: DryStep) -> tuple[DryRunItem, list[VerdictRow]]:
-    parts = memory(spec, get_coordinates(step.rank, spec.layout).pp)
+    parts = get_memory(spec, get_coordinates(step.rank, spec.layout).pp)
     item = DryRunItem(
         kind="dry_run",
         rank=step.rank,
@@ -324,10 +324,10 @@ def _print(spec: JobSpec, item: DryRunItem, rows: list[VerdictRow], *, as_json: 
 def _iterate_memory(spec: JobSpec, item: DryRunItem) -> Iterator[tuple[str, int, int]]:
     """Yield a label, and the counted and predicted bytes, of each exact part of the memory."""
     stage, counted = get_coordinates(item["rank"], spec.layout).pp, item["memory"]
-    planned = memory(spec, stage)
+    planned = get_memory(spec, stage)
     yield "of these weights", counted["parameters"], planned["parameters"]
     yield "moments, without fp32 weights", counted["optimizer"], planned["optimizer"]
-    yield "complete gradients", counted["gradients"], gradient_bytes(spec, stage)
+    yield "complete gradients", counted["gradients"], get_gradient_bytes(spec, stage)
 
 
 def _read_spec(path: Path, ranks: str | None) -> JobSpec:

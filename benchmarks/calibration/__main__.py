@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from planner.cost.memory import memory
+from planner.cost.memory import get_memory
 from planner.cost.timing import Timer
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
@@ -108,7 +108,7 @@ def step_times(folder: Path) -> None:
     off = []
     for preset, layout, batch, m in LAYOUTS:
         spec = spec_of(preset, layout, batch, m, STEPS)
-        measured, predicted = step_seconds(spec, folder), timer.step(spec).step_s
+        measured, predicted = step_seconds(spec, folder), timer.get_step(spec).step_s
         off.append(predicted / measured - 1)
         print(f"{words(spec):<66} {measured * 1e3:>7.1f} ms {predicted * 1e3:>7.1f} ms {off[-1]:>+7.1%}")
     summary(off)
@@ -131,7 +131,7 @@ def peaks(folder: Path) -> None:
     off, cpu = [], CLUSTERS["cpu"].accelerator
     for preset, layout, batch, m in LARGE:
         spec = spec_of(preset, layout, batch, m, 3)
-        measured, tensors = peak_bytes(spec, folder), sum(memory(spec, 0).values())
+        measured, tensors = peak_bytes(spec, folder), sum(get_memory(spec, 0).values())
         predicted = tensors + cpu.compute_overhead_bytes(tensors) - cpu.reserved_bytes
         off.append(predicted / measured - 1)
         print(f"{words(spec):<66} {measured / 2**20:>6.0f} MiB {predicted / 2**20:>6.0f} MiB {off[-1]:>+7.1%}")

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypedDict
 import torch
 import torch.distributed as dist
 
-from planner.hardware.catalog import CLUSTERS, as_card, is_another
+from planner.hardware.catalog import CLUSTERS, is_other_variant, use_card_links
 from planner.hardware.cluster import Cluster
 from workers.host.hardware import Gpus
 
@@ -63,7 +63,7 @@ def this_machine() -> Machine:
         return Machine("cpu", "CPU", CPU_RANKS, 0, CLUSTERS["cpu"])
     found = torch.cuda.get_device_properties(0)
     key = cluster_of(found.name, found.total_memory)
-    cluster = as_card(CLUSTERS[key], found.name) if key is not None else None
+    cluster = use_card_links(CLUSTERS[key], found.name) if key is not None else None
     return Machine("cuda", found.name, torch.cuda.device_count(), found.total_memory, cluster)
 
 
@@ -87,7 +87,7 @@ def held_by_others(gpus: Gpus) -> Iterator[str]:
 def cluster_of(name: str, memory_bytes: int) -> str | None:
     """The cluster whose accelerator has this name and so much memory."""
     upper, gib = name.upper(), memory_bytes / 2**30
-    if is_another(name):
+    if is_other_variant(name):
         return None
     if "H100" in upper:
         return "h100" if gib < FULL_GIB["h100"] else "h100-500w"

@@ -28,7 +28,7 @@ from benchmarks.published.predict import UNASKED, Answer, Predictor
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from benchmarks.published.said import Said
 from benchmarks.published.scores import Choice, confusion, errors, first_choice, kendall, sure
-from planner.cost.learning import apart, holds
+from planner.cost.learning import compute_error, is_within_margin
 
 PLANNERS = "an error of the planner: "
 
@@ -126,7 +126,7 @@ def seen_and_unseen(times: Sequence[Answer], fitted: set[tuple[str, ...]]) -> No
         part = [a for a in times if (a.row.setting in fitted) is seen]
         _errors(f"{title} in the fit half, all settings known", [a.error for a in part], [])
         said = [(a.said, a.measured) for a in part if isinstance(a.said, Said)]
-        held = [holds(one.share, measured, one.predicted) for one, measured in said]
+        held = [is_within_margin(one.share, measured, one.predicted) for one, measured in said]
         _errors(
             f"{title} in the fit half, stack and software",
             [one.predicted / measured - 1 for one, measured in said],
@@ -140,7 +140,7 @@ def spoken(answers: Sequence[tuple[Answer, Said | str]], title: str, below: str 
     said = {id(a): one for a, one in answers if isinstance(one, Said)}
     for name, part in grouped([a for a, _ in answers]):
         pairs = [(said[id(a)], a.measured) for a in part if id(a) in said]
-        told = [holds(one.share, measured, one.predicted) for one, measured in pairs]
+        told = [is_within_margin(one.share, measured, one.predicted) for one, measured in pairs]
         _errors(name, [one.predicted / measured - 1 for one, measured in pairs], told)
 
 
@@ -162,9 +162,9 @@ def intervals(answers: Sequence[Answer]) -> None:
             if isinstance(said, Said):
                 kinds[f"{a.planned.stack}, {said.known}, {said.waits}"].append((said, a.measured))
     for name, part in sorted(kinds.items()):
-        needed = sure([apart(measured, said.predicted) for said, measured in part])
+        needed = sure([compute_error(measured, said.predicted) for said, measured in part])
         told = max(said.share for said, _ in part)
-        held = mean(holds(said.share, measured, said.predicted) for said, measured in part)
+        held = mean(is_within_margin(said.share, measured, said.predicted) for said, measured in part)
         print(f"{name:<70} {len(part):>5} {told:>7.0%} {needed:>7.0%} {held:>6.0%}")
 
 

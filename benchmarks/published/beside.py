@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from benchmarks.published import own_tests
 from benchmarks.published.mapping import Planned
-from planner.cost.memory import get_stage_memory, layer_bytes, memory
-from planner.cost.pipeline_simulation import chunks_in_flight
+from planner.cost.memory import get_layer_bytes, get_memory, get_stage_memory
+from planner.cost.pipeline_simulation import count_chunks_in_flight
 from planner.facts.placements import get_padded_vocab_size, get_vocab_rows
 from planner.facts.precision import ADAM_MOMENT_BYTES, FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
@@ -31,7 +31,7 @@ def eager_bytes(planned: Planned, spec: JobSpec) -> int:
     if planned.kernels.norms == EAGER_NORMS:
         rows = tokens // (layout.tp if layout.sequence_parallel else 1)
         layers = 1 if layout.recompute == "full" else spec.model.num_layers // layout.pp
-        chunks = chunks_in_flight(layout, 0, train.micro_batches)
+        chunks = count_chunks_in_flight(layout, 0, train.micro_batches)
         flight = 1 if layout.recompute == "full" else chunks / layout.virtual_stages
         extra += round(2 * rows * spec.model.hidden_size * layers * flight * EAGER_NORM_BYTES)
     if planned.kernels.scores == EAGER_SCORES:
@@ -56,9 +56,9 @@ def kempner_bytes(planned: Planned, spec: JobSpec) -> int:
 
 def frozen_bytes(planned: Planned, spec: JobSpec) -> int:
     """Gradients and moments that frozen weights do without; of adapters nothing is counted."""
-    if not planned.kernels.frozen:
+    if not planned.kernels.freezes_weights:
         return 0
-    parts = memory(spec, 0)
+    parts = get_memory(spec, 0)
     return parts["gradients"] + parts["optimizer"]
 
 
@@ -99,7 +99,7 @@ def _workspaces(planned: Planned) -> int:
     beside another's products, on streams of their own, a test of the fit half has one more."""
     mixed = planned.spec.model.moe is not None
     number = 2 + (mixed or not _has(planned, own_tests.LOCAL)) + _has(planned, own_tests.FP32_ROUTER)
-    number += 4 if mixed and not planned.kernels.experts_apart else 0
+    number += 4 if mixed and not planned.kernels.separate_experts else 0
     number += 2 if _has(planned, own_tests.OVERLAPS_TENSORS) else 0
     number += _has(planned, own_tests.OVERLAPS_EXPERTS)
     return number * WORKSPACE_BYTES
@@ -121,15 +121,16 @@ def _optimizer_bytes(planned: Planned) -> int:
     of a layer's matrices (emerging_optimizers.py). What was loaded may be there still."""
     spec = planned.spec
     rank = get_stage_memory(spec).get_rank(spec.layout.pp - 1)
-    whole = sum(chunk.count_elements() for chunk in rank.chunks)
-    shard = sum(chunk.count_elements(shard=True) for chunk in rank.chunks) if spec.layout.zero else whole
+    whole = sum(chunk.parameters.count_elements() for chunk in rank.chunks)
+    shard = sum(chunk.parameters.count_elements(shard=True) for chunk in rank.chunks) if spec.layout.zero else whole
     if planned.half:
         mix = get_mixed_precision(spec.train.precision)
         return shard * FP32_BYTES - whole * (mix.gradient_bytes - mix.compute_bytes)
     if planned.loaded_twice:
         return shard * ADAM_MOMENT_BYTES
     if _has(planned, own_tests.MUON):
-        root = sum(chunk.root.shard if spec.layout.zero else chunk.root.numel for chunk in rank.chunks)
+        roots = [chunk.parameters.root for chunk in rank.chunks]
+        root = sum(unit.shard if spec.layout.zero else unit.numel for unit in roots)
         return -(shard - root) * FP32_BYTES
     return 0
 
@@ -140,7 +141,8 @@ def _stand_in_bytes(planned: Planned) -> int:
     if _has(planned, own_tests.ADDS_APART):
         return 0
     spec = planned.spec
-    kinds = {moe for chunk in get_stage_memory(spec).get_rank(spec.layout.pp - 1).chunks for moe, _ in chunk.runs}
+    chunks = get_stage_memory(spec).get_rank(spec.layout.pp - 1).chunks
+    kinds = {moe for chunk in chunks for moe, _ in chunk.parameters.runs}
     kernels = [kernel for moe in kinds for kernel in build_layer_kernels(spec, moe=moe, fused_projections=True).forward]
     shapes = {(kernel.n, kernel.k) for kernel in kernels if isinstance(kernel, Gemm) and not kernel.wide}
     shapes.add((get_vocab_rows(spec), spec.model.hidden_size))
@@ -153,7 +155,9 @@ def _kept_ends_bytes(planned: Planned) -> int:
         return 0
     spec = planned.spec
     chunks = get_stage_memory(spec).get_rank(spec.layout.pp - 1).chunks
-    return sum(chunk.root.numel for chunk in chunks) * get_mixed_precision(spec.train.precision).compute_bytes
+    return (
+        sum(chunk.parameters.root.numel for chunk in chunks) * get_mixed_precision(spec.train.precision).compute_bytes
+    )
 
 
 def _unlike_elements(planned: Planned) -> int:
@@ -162,7 +166,8 @@ def _unlike_elements(planned: Planned) -> int:
     spec, without = planned.spec, _has(planned, own_tests.WITHOUT_BIAS)
     model, layout = spec.model, spec.layout
     h, tp = model.hidden_size, layout.tp
-    layers = sum(count for chunk in get_stage_memory(spec).get_rank(layout.pp - 1).chunks for _, count in chunk.runs)
+    chunks = get_stage_memory(spec).get_rank(layout.pp - 1).chunks
+    layers = sum(count for chunk in chunks for _, count in chunk.parameters.runs)
     wide = model.ffn_hidden_size * (2 if planned.gated else 1)
     biases = layers * ((3 * h + wide) // tp + 2 * h) if model.moe is None and model.mla is None else 0
     if model.arch == "gpt":
@@ -230,7 +235,7 @@ def _turn_bytes(planned: Planned) -> int:
         return 0
     spec = planned.spec
     layout, more = spec.layout, (spec.layout.virtual_stages - 1) * (own_tests.TURN - spec.layout.pp)
-    return more * layer_bytes(spec) * spec.model.num_layers // (layout.pp * layout.virtual_stages)
+    return more * get_layer_bytes(spec) * spec.model.num_layers // (layout.pp * layout.virtual_stages)
 
 
 def _made_again_bytes(planned: Planned) -> int:
@@ -246,11 +251,11 @@ def _made_again_bytes(planned: Planned) -> int:
     wide = model.num_heads * (2 * inside + model.mla.value_head_dim) + 2 * model.hidden_size
     wide += (model.moe.experts_per_token + model.moe.shared_experts) * model.moe.expert_ffn_hidden_size
     rank = get_stage_memory(spec).get_rank(spec.layout.pp - 1)
-    layers = sum(count for chunk in rank.chunks for _, count in chunk.runs)
+    layers = sum(count for chunk in rank.chunks for _, count in chunk.parameters.runs)
     return round(_tokens(spec) * wide // tp * element * layers * _in_flight(spec))
 
 
 def _in_flight(spec: JobSpec) -> float:
     """Micro-batches of all the last rank's layers."""
     last = spec.layout.pp - 1
-    return chunks_in_flight(spec.layout, last, spec.train.micro_batches) / spec.layout.virtual_stages
+    return count_chunks_in_flight(spec.layout, last, spec.train.micro_batches) / spec.layout.virtual_stages

@@ -79,7 +79,7 @@ class _Base(NamedTuple):
 def _base(answer: Answer, *, told: bool) -> _Base:
     spec = spec_of(answer.row, answer.planned)
     software = software_of(answer.row, answer.planned) if told else None
-    stack = Stacks(STACKS, answer.planned.cluster.per_node).of(with_software(spec, software))
+    stack = Stacks(STACKS, answer.planned.cluster.per_node).get_stack(with_software(spec, software))
     return _Base(spec, stack)
 
 
@@ -92,7 +92,7 @@ class _Timed:
     def off(self, answer: Answer, spec: JobSpec, stack: Stack) -> float:
         """How far off the row's step is with these constants."""
         name, cluster = answer.planned.stack, answer.planned.cluster
-        seconds = self._timer(cluster, name, stack).step(with_software(spec, None)).step_s
+        seconds = self._timer(cluster, name, stack).get_step(with_software(spec, None)).step_s
         return abs(seconds * answer.planned.scale / answer.measured - 1)
 
     def _timer(self, cluster: Cluster, name: StackName, stack: Stack) -> Timer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from benchmarks.published.rows import PublishedRow
-from planner.cost.memory import held_parameters
+from planner.cost.memory import count_held_parameters
 from planner.facts.precision import FP32_BYTES
 from planner.facts.resources import CudaGraphs
 from planner.facts.spec import JobSpec, ModelSpec
@@ -146,7 +146,7 @@ def after_step_s(text: str, spec: JobSpec) -> float:
         layers = spec.train.micro_batches * get_stage_layers(spec, last).num_layers
         seconds += layers * kernels * DEFAULT_LAUNCH_S
     if re.search(HASHES_WEIGHTS, text):
-        seconds += FP32_BYTES * held_parameters(spec, last) / SHA1_BYTES_PER_S
+        seconds += FP32_BYTES * count_held_parameters(spec, last) / SHA1_BYTES_PER_S
     if re.search(MUON, text):
         own, moe = get_stage_layers(spec, last), spec.model.moe
         experts = own.num_moe_layers * (1 + 2 * moe.num_experts // layout.ep) if moe else 0

@@ -8,8 +8,8 @@ from benchmarks.published.beside import eager_bytes, frozen_bytes, kempner_bytes
 from benchmarks.published.mapping import Planned, plan_of
 from benchmarks.published.rows import PublishedRow, SkipError
 from benchmarks.published.said import Said, Speaker
-from planner.cost.estimate import allowance
-from planner.cost.memory import memory, most_bytes
+from planner.cost.estimate import compute_allowance
+from planner.cost.memory import get_max_bytes, get_memory
 from planner.cost.resolved_plan import resolve
 from planner.cost.timing import Timer
 from planner.facts.model_shapes import compute_model_flops
@@ -98,12 +98,12 @@ class Predictor:
         if key not in self._timers:
             self._timers[key] = Timer(planned.cluster, {planned.stack: planned.kernels})
         timer = self._timers[key]
-        return timer.step(spec).step_s * planned.scale
+        return timer.get_step(spec).step_s * planned.scale
 
     def _needed(self, planned: Planned, spec: JobSpec) -> float:
         tensors = _tensors(spec, None) + eager_bytes(planned, spec) + kempner_bytes(planned, spec)
         tensors -= frozen_bytes(planned, spec)
-        return tensors + allowance(spec, planned.cluster, tensors)
+        return tensors + compute_allowance(spec, planned.cluster, tensors)
 
 
 def _recomputing(spec: JobSpec, policy: Recompute) -> JobSpec:
@@ -116,16 +116,16 @@ def _room(planned: Planned) -> int:
 
 def _tensors(spec: JobSpec, stage: int | None) -> int:
     if stage is not None:
-        return sum(memory(spec, stage).values())
+        return sum(get_memory(spec, stage).values())
     plan = resolve(spec)
     plan = resolve(spec)
-    return max(most_bytes(plan, stages) for stages in plan.partition.equal_stages)
+    return max(get_max_bytes(plan, stages) for stages in plan.partition.equal_stages)
 
 
 def _steady(planned: Planned, stage: int) -> float:
     """What stays between steps: weights, gradients and moments as the stack keeps them (1910.02054 figure 1), and what
     a pipe's chunks were sent last."""
-    parts = memory(planned.spec, stage)
+    parts = get_memory(planned.spec, stage)
     return sum(parts[name] for name in ("parameters", "gradients", "optimizer", "buffers")) + own_bytes(planned).steady
 
 

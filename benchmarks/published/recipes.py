@@ -263,7 +263,7 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
     if gathers_narrow(row) and "h100" in row.text("gpu").lower():  # a scale of now (mixed_precision.py, "tensorwise")
         changed["casts"] = megatron.casts * CURRENT_CASTS
     if predicts_second(row):
-        changed["heads"] = 2
+        changed["head_passes"] = 2
     if any_of(row, _FP8_LATENT):
         changed["attention"] = megatron.attention / FP8_LATENT_FACTOR
     if any_of(row, _FP8_WINDOWED):
@@ -276,10 +276,10 @@ def switched_on(row: PublishedRow) -> dict[str, Any]:
         changed |= ALL_TO_ALL
     if any_of(row, _DROPPING):
         changed["syncs_experts"] = False
-    hidden = {} if row.text("precision").lower() == "nvfp4" else megatron.hidden
+    hidden = {} if row.text("precision").lower() == "nvfp4" else megatron.overlap
     if any_of(row, _WHOLE) or (any_of(row, _OVERLAPPED) and _leaves_node(row)):
         hidden = {**hidden, **OVERLAPPED_EXPERTS}
-    changed["hidden"] = hidden
+    changed["overlap"] = hidden
     graphs = graphs_of(row)
     if graphs == "whole":
         return changed | WHOLE_GRAPH
@@ -329,13 +329,13 @@ def _of_dgxc(row: PublishedRow) -> dict[str, Any]:
     model, graphed = row.text("model").lower(), graphs_of(row) == "whole"
     changed: dict[str, Any] = {}
     if of_nemo_deepseek(row):
-        changed |= ALL_TO_ALL | {"syncs_experts": False, "hidden": {}, "heads": 2}
+        changed |= ALL_TO_ALL | {"syncs_experts": False, "overlap": {}, "head_passes": 2}
     if graphed:
         changed |= WHOLE_GRAPH
     if "grok" in model:
-        changed |= {"shares_dispatch": False, "syncs_experts": False}
+        changed |= {"dispatches_per_node": False, "syncs_experts": False}
         if not graphed:
-            changed["experts_apart"] = True
+            changed["separate_experts"] = True
     return changed
 
 

@@ -11,12 +11,12 @@ from benchmarks.published.recipes import graphs_of, overlaps_experts, runs_flash
 from benchmarks.published.repeated import repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError
 from benchmarks.published.software import attention_kernel, is_flash_1
-from planner.cost.estimate import rank_memory
-from planner.cost.learning import interval, memory_interval
+from planner.cost.estimate import get_rank_memory
+from planner.cost.learning import compute_memory_interval, compute_time_interval
 from planner.cost.timing import Timer
 from planner.facts.resources import SoftwareSpec
 from planner.facts.spec import JobSpec
-from planner.hardware.stack_options import HOST_WITHIN
+from planner.hardware.stack_options import HOST_MARGINS
 
 
 class Said(NamedTuple):
@@ -36,7 +36,7 @@ class Said(NamedTuple):
     @property
     def waits(self) -> str:
         """Which of `HOST_WITHIN` the step falls under."""
-        least = next((least for least, _ in HOST_WITHIN if self.host_share >= least), None)
+        least = next((least for least, _ in HOST_MARGINS if self.host_share >= least), None)
         return "no wait for host" if least is None else f"waits {least:.1%} or more for host"
 
 
@@ -58,9 +58,9 @@ class Speaker:
         elif software is not None and software.nvfp4:
             raise SkipError("no stack alone says fp4")
         timer = self._timers.setdefault(cluster.model_dump_json(), Timer(cluster))
-        timing = timer.step(spec)
+        timing = timer.get_step(spec)
         told = spec.resources.software is not None
-        share = interval(cluster, spec, None, timing.host_share)["share"]
+        share = compute_time_interval(cluster, spec, None, timing.host_share)["share"]
         return Said(timing.step_s * planned.scale, share, timing.host_share, told)
 
     def of_peak(self, row: PublishedRow, planned: Planned) -> Said:
@@ -71,12 +71,12 @@ class Speaker:
         """
         spec, cluster = spec_of(row, planned), planned.cluster
         stages = range(spec.layout.pp) if planned.stage is None else [planned.stage]
-        parts = max((rank_memory(spec, stage, cluster) for stage in stages), key=lambda parts: sum(parts.values()))
+        parts = max((get_rank_memory(spec, stage, cluster) for stage in stages), key=lambda parts: sum(parts.values()))
         whole = sum(parts.values())
         tensors = whole - parts["allowance"]
         held = tensors * (1 + cluster.accelerator.fragmentation)
         predicted = {"device": whole, "reserved": round(held), "allocated": tensors}[planned.meter]
-        return Said(predicted, memory_interval(cluster, spec, None, predicted)["share"])
+        return Said(predicted, compute_memory_interval(cluster, spec, None, predicted)["share"])
 
 
 def spec_of(row: PublishedRow, planned: Planned) -> JobSpec:

@@ -47,8 +47,8 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
     if "fp4" in row.text("precision").lower():
         changed |= {"fp4": True, "casts": STACKS[stack].casts * FP4_CASTS}
     if repeated := repeated_by(row):
-        changed |= {"repeats": repeated.modules, "repeats_layers": repeated.layers}
-        changed["offloads"] = repeated.offloaded
+        changed |= {"recompute_modules": repeated.modules, "recompute_fraction": repeated.layers}
+        changed["offload_fraction"] = repeated.offloaded
     if tests_of_megatron(row):
         changed |= _host_of_tests(row, text, model)
         if re.search(FUSED_LOSS, text):
@@ -56,24 +56,24 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         if re.search(SENDS_TO_ALL, text):
             changed |= ALL_TO_ALL
         if re.search(MAKES_AGAIN, text):
-            changed["repeats"] = MADE_AGAIN
+            changed["recompute_modules"] = MADE_AGAIN
         elif re.search(MAKES_ACTIVATIONS_AGAIN, text):
-            changed["repeats"] = ("activation",)
-        changed["offloads"] = float(re.search(OFFLOADS, text) is not None)
-        changed["experts_apart"] = re.search(EXPERTS_APART, text) is not None
-        changed["heads"] = 2 if predicts_two(row, text) else 1
+            changed["recompute_modules"] = ("activation",)
+        changed["offload_fraction"] = float(re.search(OFFLOADS, text) is not None)
+        changed["separate_experts"] = re.search(EXPERTS_APART, text) is not None
+        changed["head_passes"] = 2 if predicts_two(row, text) else 1
     if re.search("qwen3|qk_layernorm", text):
-        changed["norms_heads"] = True
+        changed["normalizes_heads"] = True
     if row.adapts:
-        changed["frozen"] = True
+        changed["freezes_weights"] = True
     if of_kempner(row):
-        changed |= {"sums_late": True, "gathers_logits": not has_whole_ends(row)}
+        changed |= {"reduces_once": True, "gathers_logits": not has_whole_ends(row)}
         if stack == "fsdp2_eager":  # not compiled: model/norm.py, distributed/tensor_parallel.py
-            changed |= {"norms": EAGER_NORMS, "inputs_apart": True}
+            changed |= {"norms": EAGER_NORMS, "gathers_each_input": True}
     if row.source == "pytorch/torchtitan" and "rowwise" not in row.text("precision"):  # float8_tensor_parallel.py
         changed["narrow_gathers"] = True
     if re.search(r"async ?tp", text):
-        changed["hidden"] = ASYNC_TP
+        changed["overlap"] = ASYNC_TP
     if kernel := attention_kernel(row):
         changed["norms"] = FUSED_NORMS if "rms kernel" in kernel else EAGER_NORMS
         if kernel.startswith("torch"):
@@ -86,7 +86,7 @@ def kernels_of(row: PublishedRow, text: str, stack: StackName, model: ModelSpec,
         kernels = kernels._replace(
             expert_s=kernels.expert_s * share,
             expert_cast_s=kernels.expert_cast_s * share,
-            experts_whole=expert_tp(row, text, layout.tp) == 1,
+            replicates_experts=expert_tp(row, text, layout.tp) == 1,
         )
     return kernels
 

@@ -19,7 +19,7 @@ from jobs.planning.hosts import list_hardware
 from jobs.planning.planner_tasks import serialize_problems
 from jobs.queue.start_predictions import describe_readiness
 from planner.facts.validation import SpecError
-from planner.traffic_growth import RANGES, Setting, check, curves, lesson
+from planner.traffic_growth import RANGES, Setting, compare_axes, compute_curves, parse_setting
 
 SLIDER_LABELS = {
     "b": "batch (sequences)",
@@ -110,12 +110,12 @@ def traffic_calculator(request: HttpRequest) -> HttpResponse:
     problems = []
     try:
         setting = _parse_setting(request)
-        growth = curves(setting, request.GET.get("over", "b"))
+        growth = compute_curves(setting, request.GET.get("over", "b"))
     except SpecError as error:
         setting, problems = Setting(), error.problems
-        growth = curves(setting, "b")
+        growth = compute_curves(setting, "b")
     sliders = [{"name": n, "label": SLIDER_LABELS[n], "range": RANGES[n], "value": getattr(setting, n)} for n in RANGES]
-    context = {"sliders": sliders, "lesson": lesson(setting), "curves": growth, "problems": problems}
+    context = {"sliders": sliders, "lesson": compare_axes(setting), "curves": growth, "problems": problems}
     return render(request, "jobs/traffic_calculator.html", context)
 
 
@@ -124,11 +124,11 @@ def traffic_calculator_numbers(request: HttpRequest) -> HttpResponse:
     """Return the numbers of the page as JSON, for example for `?b=8&s=2048&h=4096&l=32&k=8&n=8&over=b`."""
     try:
         setting = _parse_setting(request)
-        growth = curves(setting, request.GET.get("over", "b"))
+        growth = compute_curves(setting, request.GET.get("over", "b"))
     except SpecError as error:
         # The status is 200 because the page shows each error next to its slider.
         return JsonResponse({"errors": serialize_problems(error.problems)})
-    return JsonResponse({"lesson": lesson(setting), "curves": growth})
+    return JsonResponse({"lesson": compare_axes(setting), "curves": growth})
 
 
 def _parse_setting(request: HttpRequest) -> Setting:
@@ -142,4 +142,4 @@ def _parse_setting(request: HttpRequest) -> Setting:
         if name != "over" and isinstance(text, str):
             number = parse_whole_number(text, 0, 10**11)
             values[name] = text if number is None else number
-    return check(values)
+    return parse_setting(values)

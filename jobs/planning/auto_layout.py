@@ -28,7 +28,16 @@ from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import Problem, SpecError, format_count
 from planner.hardware.cluster import Cluster
-from planner.search.auto_layout import FIELD, AutoLayout, AutoSpec, Gang, Room, Rooms, asked_of, draft_of
+from planner.search.auto_layout import (
+    FIELD,
+    AutoLayout,
+    AutoSpec,
+    Capacity,
+    HostCapacity,
+    HostGang,
+    parse_auto_spec,
+    parse_draft,
+)
 
 RELAYOUT_STATES = (Status.FAILED, Status.LOST, Status.CANCELLED, Status.QUEUED)
 
@@ -46,26 +55,26 @@ def resolve_auto_layout(
         SpecError: No layout can be chosen.
         BusyError
     """
-    auto = asked_of(data)
+    auto = parse_auto_spec(data)
     if auto is None:
         return data, None
-    draft = draft_of(data)
+    draft = parse_draft(data)
     unsupported = find_unsupported_fields(draft)
     if to_run and unsupported:
         raise SpecError(unsupported)
     cluster, rooms = _get_placements(draft, auto, auto.cluster or cluster_name)
-    options = {"auto": auto.model_dump(), "rooms": rooms.alone, "gangs": rooms.gangs, "runnable": not unsupported}
+    options = {"auto": auto.model_dump(), "rooms": rooms.hosts, "gangs": rooms.gangs, "runnable": not unsupported}
     choice = run_task("choose", draft, cluster, options)
     train = {**data.get("train", {}), "micro_batches": choice["micro_batches"]}
     return {**data, "layout": choice["layout"], "train": train}, choice["told"]
 
 
-def _get_placements(draft: JobSpec, auto: AutoSpec, cluster_name: object) -> tuple[Cluster, Rooms]:
+def _get_placements(draft: JobSpec, auto: AutoSpec, cluster_name: object) -> tuple[Cluster, Capacity]:
     """Return the cluster for step times, and the hosts and gangs on which ranks can be placed."""
     if cluster_name:
         cluster = get_cluster(cluster_name, draft)
         slots = max(cluster.per_node, auto.ranks or auto.max_ranks or 0)
-        return cluster, Rooms([Room(slots, cluster.accelerator.memory_bytes)])
+        return cluster, Capacity([HostCapacity(slots, cluster.accelerator.memory_bytes)])
     if draft.resources.engine != "hosts":
         message = "`layout.auto` needs known hosts, but Slurm nodes are unknown. Set `layout.auto.cluster` or `layout`."
         raise SpecError([Problem(FIELD, message)])
@@ -87,11 +96,11 @@ def _get_placements(draft: JobSpec, auto: AutoSpec, cluster_name: object) -> tup
     return build_cluster_like(largest[0], len(largest)) if largest else build_host_cluster(hosts[0]), rooms
 
 
-def build_placements(hosts: Sequence[AnyHost], max_hosts: int | None) -> tuple[Rooms, list[list[AnyHost]]]:
+def build_placements(hosts: Sequence[AnyHost], max_hosts: int | None) -> tuple[Capacity, list[list[AnyHost]]]:
     """Return the hosts and gangs on which ranks can be placed, and the hosts of each gang."""
     gangs = [gang for model in group_by_model(hosts) if len(gang := model[:max_hosts]) > 1]
-    together = [Gang(tuple(h.slots for h in gang), min(h.memory_bytes for h in gang)) for gang in gangs]
-    return Rooms([Room(host.slots, host.memory_bytes) for host in hosts], together), gangs
+    together = [HostGang(tuple(h.slots for h in gang), min(h.memory_bytes for h in gang)) for gang in gangs]
+    return Capacity([HostCapacity(host.slots, host.memory_bytes) for host in hosts], together), gangs
 
 
 class NoOfferError(Exception):
@@ -171,11 +180,11 @@ def _get_largest_gang(spec: JobSpec, hosts: Sequence[AvailableHost]) -> list[Ava
 def _choose_smaller_layout(spec: JobSpec, gang: Sequence[AvailableHost], hosts: Sequence[AvailableHost]) -> Any:
     """Choose a layout on the largest number of ranks that can be placed."""
     num_slots = sum(host.slots for host in gang)
-    draft = draft_of(spec.model_dump())
+    draft = parse_draft(spec.model_dump())
     cluster = build_gang_cluster(gang, spec)
     rooms, _ = build_placements(gang, spec.resources.max_hosts)
     for num_ranks in range(num_slots, 0, -1):
-        options = {"auto": {"max_ranks": num_ranks}, "rooms": rooms.alone, "gangs": rooms.gangs, "runnable": True}
+        options = {"auto": {"max_ranks": num_ranks}, "rooms": rooms.hosts, "gangs": rooms.gangs, "runnable": True}
         try:
             choice = run_task("choose", draft, cluster, options)
         except SpecError as error:

@@ -13,14 +13,14 @@ from pydantic import ValidationError
 from jobs.core.text import is_storable
 from jobs.models import HOST_SILENT_AFTER, Host, HostRun, Pool
 from jobs.planning.measured_runs import load_measured_runs
-from planner.cost.estimate import default_cluster
-from planner.cost.learning import learned
+from planner.cost.estimate import get_default_cluster
+from planner.cost.learning import apply_runs
 from planner.facts.kinds import KINDS, SlotDemand, compute_slot_demand
 from planner.facts.resources import Device, Resources
 from planner.facts.spec import JobSpec
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.calibration import build_cluster
-from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER, described, on_cores
+from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER, find_cluster, use_cores
 from planner.hardware.cluster import Cluster
 from planner.hardware.profile import HostProfile
 
@@ -160,7 +160,7 @@ def predict_cluster(spec: JobSpec, hosts: Sequence[AvailableHost]) -> Cluster:
     for candidates in (accepting, live, suitable):
         if gang := _choose_gang(candidates, demand):
             return build_gang_cluster(gang, spec)
-    return default_cluster(spec)
+    return get_default_cluster(spec)
 
 
 def _choose_gang(hosts: Sequence[AvailableHost], demand: SlotDemand) -> Sequence[AvailableHost]:
@@ -181,7 +181,7 @@ def build_gang_cluster(gang: Sequence[AvailableHost], spec: JobSpec) -> Cluster:
     largest = Host.objects.filter(pk=gang[0].pk).first() if gang else None
     is_unknown = len(gang) == 1 and gang[0].device == "cpu" and not gang[0].is_measured
     if largest is None or (is_unknown and not largest.facts):
-        return default_cluster(spec)
+        return get_default_cluster(spec)
     return build_host_cluster(largest) if len(gang) == 1 else build_cluster_like(largest, len(gang))
 
 
@@ -193,7 +193,7 @@ def build_cluster_like(largest: Host, count: int) -> Cluster:
 
 def build_host_cluster(host: Host) -> Cluster:
     """Return the cluster of one host from its calibration or data sheet, corrected by its runs."""
-    return learned(build_calibrated_cluster(host) or _describe_host(host), load_measured_runs(host))
+    return apply_runs(build_calibrated_cluster(host) or _describe_host(host), load_measured_runs(host))
 
 
 def build_calibrated_cluster(host: Host) -> Cluster | None:
@@ -205,7 +205,7 @@ def build_calibrated_cluster(host: Host) -> Cluster | None:
 
 
 def _get_data_sheet(host: Host) -> Cluster:
-    found = described(host.device_name, host.memory_bytes) if host.device == "cuda" else None
+    found = find_cluster(host.device_name, host.memory_bytes) if host.device == "cuda" else None
     return found or CLUSTERS[DEFAULT_CLUSTER[host.device]]
 
 
@@ -214,8 +214,8 @@ def _describe_host(host: Host) -> Cluster:
     sheet, name = _get_data_sheet(host), host.device_name or host.name
     if host.device == "cpu":
         facts = host.facts or {}
-        sheet = on_cores(sheet, facts.get("cores"), facts.get("bf16"))
-    elif described(host.device_name, host.memory_bytes) is None:
+        sheet = use_cores(sheet, facts.get("cores"), facts.get("bf16"))
+    elif find_cluster(host.device_name, host.memory_bytes) is None:
         name = f"{name[:60]} (no data sheet)"
     accelerator = sheet.accelerator.model_copy(update={"name": name[:100], "memory_bytes": host.memory_bytes})
     return sheet.model_copy(update={"name": host.name, "accelerator": accelerator, "per_node": host.slots})

@@ -14,7 +14,7 @@ from contracts.telemetry.vocabulary import WARMUP_STEPS
 from jobs.models import TERMINAL, Attempt, Host, HostRun, Job, Member
 from jobs.planning.planner_processes import run_task
 from jobs.planning.schemas import Advice
-from planner.cost.estimate import default_cluster
+from planner.cost.estimate import get_default_cluster
 from planner.facts.kinds import get_kind_rules
 from planner.facts.spec import JobSpec
 from planner.facts.validation import format_count
@@ -165,7 +165,7 @@ def get_submit_cluster(job: Job, spec: JobSpec) -> Cluster:
     try:
         return Cluster.model_validate(job.hardware, strict=False)
     except ValidationError:  # stored by another version
-        return default_cluster(spec)
+        return get_default_cluster(spec)
 
 
 def get_traced_parts(attempt: Attempt) -> dict[str, float]:

@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.planning.schemas import FoundLayout, Plan, SearchResult, SpecProblem, Suggestion, Timeline
-from planner.cost.estimate import Estimate, estimate, oversize
+from planner.cost.estimate import Estimate, estimate, find_size_problems
 from planner.cost.pipeline_simulation import simulate
 from planner.cost.timing import Timer
-from planner.cost.traffic import traffic_matrix
+from planner.cost.traffic import build_traffic_matrix
 from planner.explain import Explanation, explain
 from planner.facts.kinds import KINDS
 from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_problems, find_unsupported_fields
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.cluster import Cluster
-from planner.search.auto_layout import AutoSpec, Gang, Room, Rooms, choose
-from planner.search.layout_search import Constraints, Found, search, sureness_of
-from planner.search.neighbors import Neighbour, choices, neighbours_within, suggestions
-from planner.search.post_run_advice import Hindsight, Measure, hindsight
+from planner.search.auto_layout import AutoSpec, Capacity, HostCapacity, HostGang, find_fastest_layout
+from planner.search.layout_search import Constraints, FittingLayout, compute_margins, search
+from planner.search.neighbors import Neighbor, find_allowed_neighbors, find_impossible_options, suggest_layouts
+from planner.search.post_run_advice import Hindsight, RunMeasurement, find_faster_layouts
 
 MAX_SEARCH_S = 5.0
 MAX_STAGES = 16  # of a timeline
@@ -38,26 +38,26 @@ def plan_spec(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> Plan:
     """Return the plan of a draft. Its estimate is null if the draft has problems or trains no model."""
     problems = find_problems(spec)
     # A layout with more ranks than any host has slots can be planned.
-    blocking = [problem for problem in problems if problem.field != "layout"] or oversize(spec)
+    blocking = [problem for problem in problems if problem.field != "layout"] or find_size_problems(spec)
     plan: Plan = {
         "estimate": None,
         "problems": serialize_problems([*problems, *(problem for problem in blocking if problem not in problems)]),
         "not_runnable": serialize_problems(find_unsupported_fields(spec)),
-        "choices": choices(spec),
+        "choices": find_impossible_options(spec),
     }
     if blocking or not KINDS[spec.kind].trains:
         return plan
     return {
         **plan,
         "estimate": estimate(spec, cluster),
-        "suggestions": [serialize_neighbor(near) for near in suggestions(spec, cluster)],
+        "suggestions": [serialize_neighbor(near) for near in suggest_layouts(spec, cluster)],
         "timeline": build_timeline(spec, cluster),
-        "matrix": traffic_matrix(spec),
+        "matrix": build_traffic_matrix(spec),
     }
 
 
 def estimate_spec(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> Estimate:
-    """Return the estimate without charts and suggestions."""
+    """Return the estimate without charts and suggest_layouts."""
     return estimate(spec, cluster)
 
 
@@ -80,7 +80,7 @@ def build_timeline(spec: JobSpec, cluster: Cluster) -> Timeline | None:
         forward_s=time["forward_s"] / chunks,
         inputs_s=time["backward_input_s"] / chunks,
         weights_s=time["backward_weight_s"] / chunks,
-        longer=Timer(cluster).stages(spec, num_stages),
+        slowdowns=Timer(cluster).get_relative_stages(spec, num_stages),
     )
     return {
         "stages": num_stages,
@@ -99,7 +99,7 @@ def explain_spec(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> li
     Raises:
         SpecError: The spec cannot be planned, or has no such stage.
     """
-    if problems := _find_kind_problems(spec) or find_problems(spec) or oversize(spec):
+    if problems := _find_kind_problems(spec) or find_problems(spec) or find_size_problems(spec):
         raise SpecError(problems)
     stage, last = options["stage"], spec.layout.pp - 1
     if stage > last:
@@ -118,7 +118,7 @@ def search_spec(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> Sea
     limit = options.pop("limit")
     constraints = Constraints(**options, max_seconds=MAX_SEARCH_S)
     result = search(spec, cluster, constraints, limit=limit)
-    near = neighbours_within(result.best[0].spec, cluster, constraints) if result.best else []
+    near = find_allowed_neighbors(result.best[0].spec, cluster, constraints) if result.best else []
     return {
         "best": serialize_layouts(result.best, cluster),
         "pareto": serialize_layouts(result.pareto, cluster),
@@ -144,24 +144,24 @@ def choose_layout(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> d
     Raises:
         SpecError: No layout fits.
     """
-    gangs = [Gang(tuple(sizes), memory_bytes) for sizes, memory_bytes in options["gangs"]]
-    rooms = Rooms([Room(*room) for room in options["rooms"]], gangs)
+    gangs = [HostGang(tuple(sizes), memory_bytes) for sizes, memory_bytes in options["gangs"]]
+    rooms = Capacity([HostCapacity(*room) for room in options["rooms"]], gangs)
     auto = AutoSpec(**options["auto"])
-    choice = choose(spec, cluster, auto, rooms, runnable=options["runnable"], max_seconds=MAX_SEARCH_S)
+    choice = find_fastest_layout(spec, cluster, auto, rooms, runnable=options["runnable"], max_seconds=MAX_SEARCH_S)
     chosen = choice.spec
     return {
         "layout": chosen.layout.model_dump(),
         "micro_batches": chosen.train.micro_batches,
-        "told": choice.told,
+        "told": choice.chosen,
     }
 
 
 def advise(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> Hindsight:
     """Return which single changes would have made a finished run faster."""
-    return hindsight(spec, cluster, Measure(**options))
+    return find_faster_layouts(spec, cluster, RunMeasurement(**options))
 
 
-def serialize_layouts(found: Sequence[Found], cluster: Cluster) -> list[FoundLayout]:
+def serialize_layouts(found: Sequence[FittingLayout], cluster: Cluster) -> list[FoundLayout]:
     """Return the layouts of a search as JSON."""
     return [
         {
@@ -176,11 +176,11 @@ def serialize_layouts(found: Sequence[Found], cluster: Cluster) -> list[FoundLay
             "memory_interval": intervals.memory,
             "runnable": not find_unsupported_fields(one.spec),
         }
-        for one, intervals in zip(found, sureness_of(found, cluster), strict=True)
+        for one, intervals in zip(found, compute_margins(found, cluster), strict=True)
     ]
 
 
-def serialize_neighbor(near: Neighbour) -> Suggestion:
+def serialize_neighbor(near: Neighbor) -> Suggestion:
     """Return a layout that differs in one choice as JSON."""
     return {
         "change": near.change,

@@ -16,8 +16,8 @@ from django.utils.safestring import SafeString
 
 from contracts.telemetry.vocabulary import TIMED_STEPS
 from jobs.core.kinds import format_command
-from planner.cost.learning import LEAST_TENSORS
-from planner.report import duration, size
+from planner.cost.learning import MIN_TENSOR_BYTES
+from planner.report import format_bytes, format_duration
 
 MIN_SIGNED_SHARE = 5e-4  # a smaller share would show as "-0.0%"
 MISSING = "\N{EN DASH}"
@@ -44,7 +44,7 @@ def with_code(text: str) -> SafeString:
 @register.simple_tag
 def least_tensors() -> int:
     """Bytes of a rank's tensors below which a measured memory says nothing of them."""
-    return LEAST_TENSORS
+    return MIN_TENSOR_BYTES
 
 
 @register.simple_tag(takes_context=True)
@@ -109,7 +109,7 @@ def grouped(number: int) -> str:
 @register.filter
 def seconds(value: float) -> str:
     """Format a duration in the unit that suits, for example 0.0123 as "12.30 ms"."""
-    return duration(value).replace(" us", " µs")
+    return format_duration(value).replace(" us", " µs")
 
 
 @register.filter
@@ -124,7 +124,7 @@ def clock_offset(use: Mapping[str, float]) -> str:
 @register.filter
 def binary(num_bytes: int) -> str:
     """1610612736 -> "1.5 GiB"."""
-    return size(num_bytes)
+    return format_bytes(num_bytes)
 
 
 @register.filter
@@ -250,7 +250,7 @@ def loss_value(value: float | None) -> str:
 def in_unit(value: float, unit: str) -> str:
     """Format a value by its unit, which is "bytes" (of memory), "traffic", "seconds", "loss", or "count"."""
     if unit == "bytes":
-        return size(int(value))
+        return format_bytes(int(value))
     if unit == "traffic":
         return decimal(value)
     if unit == "seconds":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.cost.memory.megatron import saved_bytes
+from planner.cost.memory.megatron import count_operation_bytes
 from planner.cost.resolved_plan import MicroBatch, ResolvedPlan
 from planner.facts.precision import FP32_BYTES, get_mixed_precision
 from planner.facts.spec import JobSpec
@@ -23,7 +23,7 @@ from planner.hardware.kernels import (
     build_head_kernels,
     build_layer_kernels,
 )
-from planner.hardware.stack_options import Said, Stacks
+from planner.hardware.stack_options import StackKey, Stacks
 from planner.hardware.stacks import Stack
 
 # Parts of accelerator names.
@@ -31,7 +31,7 @@ AMPERE, HOPPER = ("A100",), ("H100", "H200")
 BLACKWELL = ("B200", "B300")
 
 
-class Halves(NamedTuple):
+class ModuleSeconds(NamedTuple):
     """Seconds of a piece of the model.
 
     Attributes:
@@ -52,60 +52,60 @@ class Halves(NamedTuple):
         return self.forward_s + self.backward_input_s + self.backward_weight_s + self.recompute_s
 
 
-class Queue(NamedTuple):
+class LaunchQueue(NamedTuple):
     """Seconds that the host needs to launch kernels, and that the device needs to run them."""
 
     host_s: float = 0.0
     device_s: float = 0.0
 
 
-class Piece(NamedTuple):
+class TimedModule(NamedTuple):
     """A piece of the model and the launch queues of its forward and backward.
 
     Attributes:
-        halves: its times. Here `launch_s` counts only launches that no kernel overlaps.
+        seconds: its times. Here `launch_s` counts only launches that no kernel overlaps.
         weights: elements of the gradients that its matmuls compute.
     """
 
-    halves: Halves
-    forward: Queue = Queue()
-    backward: Queue = Queue()
+    seconds: ModuleSeconds
+    forward: LaunchQueue = LaunchQueue()
+    backward: LaunchQueue = LaunchQueue()
     weights: int = 0
 
 
-class Software(NamedTuple):
+class ResolvedStack(NamedTuple):
     """The constants of a stack as a plan uses it, and the accelerator at the rates that the stack reaches."""
 
-    key: Said
+    key: StackKey
     stack: Stack
     accelerator: Accelerator
 
 
-class Compute:
+class ComputeTimer:
     """Times the kernels of pipeline stages. Layouts with equal micro-batches share the times of their pieces."""
 
     def __init__(self, accelerator: Accelerator, stacks: Stacks, calibration: Calibration | None) -> None:
         self.stacks, self.calibration = stacks, calibration
         self._chip = accelerator
-        self._software: dict[Said, Software] = {}
-        self._pieces: dict[tuple[MicroBatch, Said, int], tuple[Piece, ...]] = {}
+        self._software: dict[StackKey, ResolvedStack] = {}
+        self._pieces: dict[tuple[MicroBatch, StackKey, int], tuple[TimedModule, ...]] = {}
 
-    def get_software(self, plan: ResolvedPlan) -> Software:
+    def get_software(self, plan: ResolvedPlan) -> ResolvedStack:
         """Return the constants for a plan."""
-        key = self.stacks.said(plan.spec)
+        key = self.stacks.get_key(plan.spec)
         if key not in self._software:
-            stack = self.stacks.of(plan.spec)
-            self._software[key] = Software(key, stack, tune_accelerator(self._chip, stack))
+            stack = self.stacks.get_stack(plan.spec)
+            self._software[key] = ResolvedStack(key, stack, tune_accelerator(self._chip, stack))
         return self._software[key]
 
-    def time_stage(self, plan: ResolvedPlan, stage: int, ranks: int) -> Halves:
+    def time_stage(self, plan: ResolvedPlan, stage: int, ranks: int) -> ModuleSeconds:
         """Return the compute of one micro-batch on a stage, with `ranks` at work on a node."""
         own, software = plan.partition.stages[stage], self.get_software(plan)
         layer, moe, embedding, head = self._time_pieces(plan.micro_batch, software, ranks)
         dense = own.num_layers - own.num_moe_layers
-        heads = own.stage.last * software.stack.heads
+        heads = own.stage.last * software.stack.head_passes
         parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, heads)]
-        found = Halves(*(sum(part.halves[i] * number for part, number in parts) for i in range(6)))
+        found = ModuleSeconds(*(sum(part.seconds[i] * number for part, number in parts) for i in range(6)))
         added = _time_autograd_sums(plan, software, sum(part.weights * number for part, number in parts))
         found = found._replace(backward_weight_s=found.backward_weight_s + added)
         chunks = len(own.stage.chunks)
@@ -120,22 +120,22 @@ class Compute:
             launch_s=found.launch_s + waited + _time_offload(plan, software, dense, own.num_moe_layers)
         )
 
-    def _time_pieces(self, work: MicroBatch, software: Software, ranks: int) -> tuple[Piece, ...]:
+    def _time_pieces(self, work: MicroBatch, software: ResolvedStack, ranks: int) -> tuple[TimedModule, ...]:
         """Return the layer, the layer with experts, the embedding, and the head of one micro-batch."""
         key = work, software.key, ranks
         if key not in self._pieces:
-            spec, stack, moe = work.spec, software.stack, Piece(Halves(0, 0, 0))
+            spec, stack, moe = work.spec, software.stack, TimedModule(ModuleSeconds(0, 0, 0))
             if spec.model.moe:
                 kernels = build_layer_kernels(
                     spec,
                     moe=True,
-                    fused_projections=stack.joins_products,
-                    separate_experts=stack.experts_apart,
+                    fused_projections=stack.fuses_projections,
+                    separate_experts=stack.separate_experts,
                     sorts_tokens=stack.sorts_dispatch,
-                    norms_heads=stack.norms_heads,
+                    normalizes_heads=stack.normalizes_heads,
                     copies_queries=stack.copies_queries,
-                    casts_each=stack.casts_each,
-                    recompute_modules=stack.repeats,
+                    casts_all_operands=stack.casts_all_operands,
+                    recompute_modules=stack.recompute_modules,
                 )
                 moe = _time_layer(spec, software, kernels, waits=stack.syncs_experts)
                 moe = _add_host_time(moe, stack.mixture_s, waits=stack.syncs_experts)
@@ -147,17 +147,17 @@ class Compute:
         return self._pieces[key]
 
     def _replace_measured(
-        self, spec: JobSpec, software: Software, pieces: tuple[Piece, ...], ranks: int
-    ) -> tuple[Piece, ...]:
+        self, spec: JobSpec, software: ResolvedStack, pieces: tuple[TimedModule, ...], ranks: int
+    ) -> tuple[TimedModule, ...]:
         """Return the pieces with the times of those that a calibration measured, scaled by the estimated recompute."""
         if self.calibration is None:
             return pieces
         layer, moe, embedding, head = pieces
         if found := self.calibration.get_layer_seconds(spec, ranks):
-            layer = Piece(_extrapolate(found, layer.halves, _time_short_layer(spec, software, found.seq_len)))
-        if found := self.calibration.ends(spec, ranks):
-            head = Piece(Halves(found.forward_s, found.backward_s / 2, found.backward_s / 2))
-            embedding = Piece(Halves(0, 0, 0))
+            layer = TimedModule(_extrapolate(found, layer.seconds, _time_short_layer(spec, software, found.seq_len)))
+        if found := self.calibration.get_end_seconds(spec, ranks):
+            head = TimedModule(ModuleSeconds(found.forward_s, found.backward_s / 2, found.backward_s / 2))
+            embedding = TimedModule(ModuleSeconds(0, 0, 0))
         return layer, moe, embedding, head
 
     def has_measured_collectives(self, plan: ResolvedPlan, ranks: int) -> bool:
@@ -167,7 +167,7 @@ class Compute:
         return self.calibration.get_layer_seconds(plan.spec, ranks) is not None
 
 
-def _time_launch_waits(software: Software, chunk: Sequence[tuple[Piece, float]]) -> float:
+def _time_launch_waits(software: ResolvedStack, chunk: Sequence[tuple[TimedModule, float]]) -> float:
     """Return the seconds that the device waits for its host in forward and backward of a chunk.
 
     The host runs ahead within a forward or a backward, so that long kernels of a head give it time for layers. It waits
@@ -179,27 +179,27 @@ def _time_launch_waits(software: Software, chunk: Sequence[tuple[Piece, float]])
     return max(0.0, start + forward) + max(0.0, start + backward)
 
 
-def _time_offload(plan: ResolvedPlan, software: Software, dense: int, moe: int) -> float:
+def _time_offload(plan: ResolvedPlan, software: ResolvedStack, dense: int, moe: int) -> float:
     """Return the seconds that the device waits while activations move to the host and back."""
-    offloads = software.stack.offloads
+    offloads = software.stack.offload_fraction
     if not offloads:
         return 0.0
-    saved = sum(n * saved_bytes(plan, moe=kind) for kind, n in ((False, dense), (True, moe)) if n)
+    saved = sum(n * count_operation_bytes(plan, moe=kind) for kind, n in ((False, dense), (True, moe)) if n)
     return 2 * offloads * saved / software.accelerator.host_bytes_per_s
 
 
 def _get_dense_work(spec: JobSpec, stack: Stack) -> ModuleKernels:
     return build_layer_kernels(
         spec,
-        fused_projections=stack.joins_products,
-        norms_heads=stack.norms_heads,
+        fused_projections=stack.fuses_projections,
+        normalizes_heads=stack.normalizes_heads,
         copies_queries=stack.copies_queries,
-        casts_each=stack.casts_each,
-        recompute_modules=stack.repeats,
+        casts_all_operands=stack.casts_all_operands,
+        recompute_modules=stack.recompute_modules,
     )
 
 
-def _time_short_layer(spec: JobSpec, software: Software, seq_len: int) -> Halves:
+def _time_short_layer(spec: JobSpec, software: ResolvedStack, seq_len: int) -> ModuleSeconds:
     """Return the estimate for a layer as a calibration measures it: short whole sequences and fused attention."""
     tokens = get_micro_batch_tokens(spec)
     size = max(1, round(tokens / seq_len))
@@ -207,42 +207,45 @@ def _time_short_layer(spec: JobSpec, software: Software, seq_len: int) -> Halves
     batch = {"global_batch": size * layout.dp * spec.train.micro_batches, "seq_len": seq_len}
     train = spec.train.model_copy(update={**batch, "attention": "fused", "document_end": None})
     short = spec.model_copy(update={"layout": layout, "train": train})
-    halves = _time_work(short, software, _get_dense_work(short, software.stack)).halves
-    return Halves(*(seconds * tokens / (size * seq_len) for seconds in halves))
+    times = _time_work(short, software, _get_dense_work(short, software.stack)).seconds
+    return ModuleSeconds(*(seconds * tokens / (size * seq_len) for seconds in times))
 
 
-def _time_layer(spec: JobSpec, software: Software, work: ModuleKernels, *, waits: bool = False) -> Piece:
+def _time_layer(spec: JobSpec, software: ResolvedStack, work: ModuleKernels, *, waits: bool = False) -> TimedModule:
     stack = software.stack
     piece = _add_host_time(_time_work(spec, software, work, waits=waits), stack.layer_s, waits=waits)
-    halves = piece.halves._replace(attention_s=_time_kernels(spec, software, work.attention))
+    times = piece.seconds._replace(attention_s=_time_kernels(spec, software, work.attention))
     if spec.layout.recompute == "none":
-        return piece._replace(halves=halves)
+        return piece._replace(seconds=times)
     whole = spec.layout.recompute == "full"
-    selected = work.recomputed_operations if stack.repeats_operations else work.recomputed
-    again, share = (_get_recomputed(work, stack), stack.repeats_layers) if whole else (selected, 1.0)
+    selected = work.recomputed_operations if stack.recomputes_operations else work.recomputed
+    again, share = (_get_recomputed(work, stack), stack.recompute_fraction) if whole else (selected, 1.0)
     repeated = share * _time_kernels(spec, software, again)
     host = piece.backward.host_s + share * _time_launches(spec, software, again)
-    host += stack.layer_s[0] if whole or "latents" in (stack.repeats or ()) else 0.0
-    backward = Queue(host, piece.backward.device_s + repeated)
-    return piece._replace(halves=halves._replace(recompute_s=repeated), backward=backward)
+    host += stack.layer_s[0] if whole or "latents" in (stack.recompute_modules or ()) else 0.0
+    backward = LaunchQueue(host, piece.backward.device_s + repeated)
+    return piece._replace(seconds=times._replace(recompute_s=repeated), backward=backward)
 
 
-def _time_work(spec: JobSpec, software: Software, work: ModuleKernels, *, waits: bool = False) -> Piece:
+def _time_work(spec: JobSpec, software: ResolvedStack, work: ModuleKernels, *, waits: bool = False) -> TimedModule:
     """Return the times of a piece. `waits`: the host waits for the router, so its launches in forward are exposed."""
-    if software.stack.frozen:
+    if software.stack.freezes_weights:
         work = work._replace(backward_weight=())
     parts = (work.forward, work.backward_input, work.backward_weight)
     forward, backward_input, backward_weight = (_time_kernels(spec, software, kernels) for kernels in parts)
     backward_weight += _time_gradient_adds(spec, software, work.backward_weight)
     hosts = [_time_launches(spec, software, kernels) for kernels in parts]
-    halves = Halves(forward, backward_input, backward_weight, launch_s=hosts[0] if waits else 0.0)
-    backward = Queue(hosts[1] + hosts[2], backward_input + backward_weight)
-    return Piece(
-        halves, Queue() if waits else Queue(hosts[0], forward), backward, _count_elements(work.backward_weight)
+    times = ModuleSeconds(forward, backward_input, backward_weight, launch_s=hosts[0] if waits else 0.0)
+    backward = LaunchQueue(hosts[1] + hosts[2], backward_input + backward_weight)
+    return TimedModule(
+        times,
+        LaunchQueue() if waits else LaunchQueue(hosts[0], forward),
+        backward,
+        _count_elements(work.backward_weight),
     )
 
 
-def _time_kernels(spec: JobSpec, software: Software, kernels: Sequence[Kernel]) -> float:
+def _time_kernels(spec: JobSpec, software: ResolvedStack, kernels: Sequence[Kernel]) -> float:
     mix, stack, accelerator = get_mixed_precision(spec.train.precision), software.stack, software.accelerator
     seconds = 0.0
     for kernel in kernels:
@@ -252,13 +255,13 @@ def _time_kernels(spec: JobSpec, software: Software, kernels: Sequence[Kernel]) 
             else 1.0
         )
         one = compute_kernel_seconds(kernel, accelerator, mix.gemm, mix.compute_bytes, attention=times)
-        seconds += one * stack.bytes_of(kernel.kind) if isinstance(kernel, MemoryKernel) else one
+        seconds += one * stack.get_byte_factor(kernel.kind) if isinstance(kernel, MemoryKernel) else one
     return seconds
 
 
-def _time_gradient_adds(spec: JobSpec, software: Software, kernels: Sequence[Kernel]) -> float:
+def _time_gradient_adds(spec: JobSpec, software: ResolvedStack, kernels: Sequence[Kernel]) -> float:
     """Return the extra seconds of matmuls that add to a gradient, which they read and write in its own type."""
-    share, chip = software.stack.adds_gradients, software.accelerator
+    share, chip = software.stack.accumulation_share, software.accelerator
     moved = 2 * get_mixed_precision(spec.train.precision).gradient_bytes * _count_elements(kernels)
     return share * moved / (chip.bytes_per_s * chip.memory_efficiency)
 
@@ -269,22 +272,22 @@ def _get_accumulated_share(plan: ResolvedPlan, stack: Stack) -> float:
     All but the first, unless ZeRO reduces the gradients of each micro-batch.
     """
     m = plan.train.micro_batches
-    if not stack.adds_apart or (plan.layout.zero >= 2 and not stack.sums_late):
+    if not stack.accumulates_separately or (plan.layout.zero >= 2 and not stack.reduces_once):
         return 0.0
     return (m - 1) / m
 
 
-def _time_autograd_sums(plan: ResolvedPlan, software: Software, elements: float) -> float:
+def _time_autograd_sums(plan: ResolvedPlan, software: ResolvedStack, elements: float) -> float:
     """Return the seconds that autograd needs per micro-batch to read two gradients and write their sum."""
     mix, chip, stack = plan.mix, software.accelerator, software.stack
-    kept = FP32_BYTES if stack.sums_late else mix.gradient_bytes
+    kept = FP32_BYTES if stack.reduces_once else mix.gradient_bytes
     moved = _get_accumulated_share(plan, stack) * (2 * kept + mix.compute_bytes) * elements
     if kept != mix.compute_bytes:
-        moved *= stack.adds_unlike
+        moved *= stack.mixed_accumulation_slowdown
     return moved / (chip.bytes_per_s * chip.memory_efficiency)
 
 
-def _time_launches(spec: JobSpec, software: Software, kernels: Sequence[Kernel]) -> float:
+def _time_launches(spec: JobSpec, software: ResolvedStack, kernels: Sequence[Kernel]) -> float:
     """Return the seconds that the host needs to launch kernels. The call of a matmul casts its operands."""
     calls = sum(not (isinstance(kernel, MemoryKernel) and kernel.kind == "casts") for kernel in kernels)
     experts = sum(kernel.experts for kernel in kernels if isinstance(kernel, Gemm))
@@ -304,36 +307,38 @@ def _count_elements(products: Sequence[Kernel]) -> int:
 def _get_recomputed(work: ModuleKernels, stack: Stack) -> list[Kernel]:
     """Return the kernels that full recompute repeats."""
     kernels = list(work.forward)
-    if stack.repeats_needed:
+    if stack.skips_last_matmul:
         for kernel in work.unused_in_backward:
             kernels.remove(kernel)
     return kernels
 
 
-def _extrapolate(found: MeasuredSeconds, layer: Halves, short: Halves) -> Halves:
+def _extrapolate(found: MeasuredSeconds, layer: ModuleSeconds, short: ModuleSeconds) -> ModuleSeconds:
     """Return measured times of short sequences, scaled by the estimates of `layer` and of such a `short` layer."""
     forward_s = found.forward_s * layer.forward_s / short.forward_s
     backward = layer.backward_input_s + layer.backward_weight_s
     backward_s = found.backward_s * backward / (short.backward_input_s + short.backward_weight_s)
     weight_s = found.backward_s / 2
     again = forward_s / layer.forward_s
-    return Halves(forward_s, backward_s - weight_s, weight_s, layer.recompute_s * again, layer.attention_s * again)
+    return ModuleSeconds(
+        forward_s, backward_s - weight_s, weight_s, layer.recompute_s * again, layer.attention_s * again
+    )
 
 
-def _add_host_time(layer: Piece, seconds: tuple[float, float], *, waits: bool) -> Piece:
+def _add_host_time(layer: TimedModule, seconds: tuple[float, float], *, waits: bool) -> TimedModule:
     """Return the layer with additional seconds of its host in forward and in backward."""
     forward, backward = seconds
     layer = layer._replace(backward=layer.backward._replace(host_s=layer.backward.host_s + backward))
     if waits:
-        return layer._replace(halves=layer.halves._replace(launch_s=layer.halves.launch_s + forward))
+        return layer._replace(seconds=layer.seconds._replace(launch_s=layer.seconds.launch_s + forward))
     return layer._replace(forward=layer.forward._replace(host_s=layer.forward.host_s + forward))
 
 
-def _slow_down(piece: Piece, seconds: float) -> Piece:
+def _slow_down(piece: TimedModule, seconds: float) -> TimedModule:
     """Return the piece with a backward of inputs that takes `seconds` longer."""
-    halves, queue = piece.halves, piece.backward
+    times, queue = piece.seconds, piece.backward
     return piece._replace(
-        halves=halves._replace(backward_input_s=halves.backward_input_s + seconds),
+        seconds=times._replace(backward_input_s=times.backward_input_s + seconds),
         backward=queue._replace(device_s=queue.device_s + seconds),
     )
 

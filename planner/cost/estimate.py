@@ -14,12 +14,12 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from contracts.telemetry.vocabulary import Axis, Op
-from planner.cost.axis_traffic import padded_share
-from planner.cost.learning import Interval, interval, memory_correction, memory_interval
-from planner.cost.memory import gradient_bytes, held_parameters, memory
+from planner.cost.axis_traffic import compute_padding_share
+from planner.cost.learning import Interval, compute_memory_correction, compute_memory_interval, compute_time_interval
+from planner.cost.memory import count_held_parameters, get_gradient_bytes, get_memory
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.timing import Timer
-from planner.cost.traffic import Collective, depends_on_router, step_traffic
+from planner.cost.traffic import Collective, depends_on_router, get_step_traffic
 from planner.facts.collectives import compute_algorithmic_bytes
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES, Coordinates, get_rank
@@ -153,12 +153,12 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
     ZeRO with sequence parallelism, where the last shard of a tensor may be short.
     """
     layout = spec.layout
-    cluster = cluster or default_cluster(spec)
+    cluster = cluster or get_default_cluster(spec)
     plan = resolve(spec)
     twins = _get_twins(plan)
     stages = _estimate_stages(plan, twins, cluster)
     peak, room = max(stage["memory_bytes"] for stage in stages), cluster.accelerator.memory_bytes
-    sure = memory_interval(cluster, spec, memory_correction(cluster.runs), peak)
+    sure = compute_memory_interval(cluster, spec, compute_memory_correction(cluster.runs), peak)
     made = Estimate(
         world_size=layout.world_size,
         axes={axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "ep", "tp")},
@@ -173,30 +173,30 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         peak_memory_bytes=peak,
         memory_interval=sure,
         rank_bytes=_find_exceptions(plan, twins, stages, cluster),
-        exact_traffic=traffic_kind(spec) == EXACT,
+        exact_traffic=get_traffic_kind(spec) == EXACT,
         cluster=_estimate_cluster(plan, cluster),
         fits=peak <= room,
         tight=peak <= room < peak * (1 + sure["share"]),
         time=_estimate_time(plan, cluster),
     )
-    if aligned := aligned_vocabulary(spec, cluster, made["time"]["step_s"]):
+    if aligned := find_aligned_vocabulary(spec, cluster, made["time"]["step_s"]):
         made["aligned_vocabulary"] = aligned
     return made
 
 
-def aligned_vocabulary(spec: JobSpec, cluster: Cluster, step_s: float) -> AlignedVocabulary | None:
+def find_aligned_vocabulary(spec: JobSpec, cluster: Cluster, step_s: float) -> AlignedVocabulary | None:
     """The next multiple of 128 x tp, where it spares a hundredth of the step's time on a GPU or more."""
     size, multiple = spec.model.vocab_size, VOCABULARY_MULTIPLE * spec.layout.tp
     larger = -(-size // multiple) * multiple
     if cluster.device == "cpu" or larger == get_padded_vocab_size(size, spec.layout.tp):
         return None
     model = spec.model.model_copy(update={"vocab_size": larger})
-    own, aligned = (Timer(cluster).predicted(one).step_s for one in (spec, spec.model_copy(update={"model": model})))
+    own, aligned = (Timer(cluster).predict(one).step_s for one in (spec, spec.model_copy(update={"model": model})))
     share = 1 - aligned / own
     return AlignedVocabulary(vocab_size=larger, spares_s=share * step_s) if share >= 0.01 else None
 
 
-def traffic_kind(spec: JobSpec) -> str:
+def get_traffic_kind(spec: JobSpec) -> str:
     """How far to trust bytes and calls, in words."""
     if find_unsupported_fields(spec):
         return "estimated: the trainer does not support this layout"
@@ -205,31 +205,31 @@ def traffic_kind(spec: JobSpec) -> str:
     return EXACT
 
 
-def stage_estimates(spec: JobSpec) -> list[StageEstimate]:
+def estimate_stages(spec: JobSpec) -> list[StageEstimate]:
     """What `estimate` says of each stage, on the cluster of the spec's device."""
     plan = resolve(spec)
-    return _estimate_stages(plan, _get_twins(plan), default_cluster(spec))
+    return _estimate_stages(plan, _get_twins(plan), get_default_cluster(spec))
 
 
-def default_cluster(spec: JobSpec) -> Cluster:
+def get_default_cluster(spec: JobSpec) -> Cluster:
     """The named cluster that stands for the spec's device."""
     return CLUSTERS[DEFAULT_CLUSTER[spec.resources.device]]
 
 
-def rank_memory(spec: JobSpec | ResolvedPlan, stage: int, cluster: Cluster) -> dict[str, int]:
+def get_rank_memory(spec: JobSpec | ResolvedPlan, stage: int, cluster: Cluster) -> dict[str, int]:
     """`planner.cost.memory.memory`, and the allowance for what the device keeps for itself and for fragmentation."""
     return _estimate_memory(_plan_on(resolve(spec), cluster), stage, cluster)
 
 
 def _plan_on(plan: ResolvedPlan, cluster: Cluster) -> ResolvedPlan:
     """Return the plan with the device of the cluster."""
-    spec = on(cluster, plan.spec)
+    spec = use_cluster_device(cluster, plan.spec)
     return plan if spec is plan.spec else resolve(spec)
 
 
 def _estimate_memory(plan: ResolvedPlan, stage: int, cluster: Cluster) -> dict[str, int]:
-    parts = memory(plan, stage)
-    parts["allowance"] = allowance(plan, cluster, sum(parts.values()))
+    parts = get_memory(plan, stage)
+    parts["allowance"] = compute_allowance(plan, cluster, sum(parts.values()))
     return parts
 
 
@@ -240,11 +240,11 @@ def _estimate_stages(plan: ResolvedPlan, twins: Sequence[int], cluster: Cluster)
         StageEstimate(
             stage=stage,
             layers=[[chunk.start, chunk.stop] for chunk in plan.partition.stages[stage].stage.chunks],
-            parameters=held_parameters(plan, stage),
-            padded_share=padded_share(plan, stage),
+            parameters=count_held_parameters(plan, stage),
+            padded_share=compute_padding_share(plan, stage),
             memory=(components := _estimate_memory(placed, stage, cluster)),
             memory_bytes=sum(components.values()),
-            gradients_bytes=gradient_bytes(plan, stage),
+            gradients_bytes=get_gradient_bytes(plan, stage),
             traffic=traffic[twin],
             step_bytes=_sum_by_axis(traffic[twin]),
         )
@@ -262,7 +262,7 @@ def _get_twins(plan: ResolvedPlan) -> list[int]:
 
 
 def _get_traffic(plan: ResolvedPlan, place: Coordinates, cluster: Cluster) -> list[TrafficRow]:
-    return [_get_row(plan, c, cluster) for c in step_traffic(plan, get_rank(place, plan.layout))]
+    return [_get_row(plan, c, cluster) for c in get_step_traffic(plan, get_rank(place, plan.layout))]
 
 
 def _get_row(plan: ResolvedPlan, c: Collective, cluster: Cluster) -> TrafficRow:
@@ -306,7 +306,7 @@ def _estimate_cluster(plan: ResolvedPlan, cluster: Cluster) -> ClusterEstimate:
 
 def _estimate_time(plan: ResolvedPlan, cluster: Cluster) -> TimeEstimate:
     timer = Timer(cluster)
-    timing, mean = timer.step(plan), timer.over_ranks(plan)
+    timing, mean = timer.get_step(plan), timer.get_rank_mean(plan)
     parts = [TimePart(name="compute", seconds=mean.compute_s)]
     if mean.recompute_s:
         parts.append(TimePart(name="recompute", seconds=mean.recompute_s))
@@ -326,7 +326,7 @@ def _estimate_time(plan: ResolvedPlan, cluster: Cluster) -> TimeEstimate:
         hfu=timing.hfu,
         tokens_per_s=timing.tokens_per_s,
         basis=cluster.basis,
-        interval=interval(cluster, plan.spec, timer.correction(plan), timing.host_share),
+        interval=compute_time_interval(cluster, plan.spec, timer.get_correction(plan), timing.host_share),
     )
 
 
@@ -372,10 +372,10 @@ def _find_equal_shards(plan: ResolvedPlan, stage: int) -> list[range]:
     return [range(start, stop) for start, stop in pairwise(sorted(edge for edge in edges if edge <= degree))]
 
 
-MOST_CHUNKS = 2**21  # whose times a schedule is made of: seconds of work at most, hundreds of times the published ones
+MAX_ACTIONS = 2**21  # whose times a schedule is made of: seconds of work at most, hundreds of times the published ones
 # Of schedules that run all forwards first and never repeat themselves: each moment is walked for memory, 7 s of a core.
-RISING, MOST_RISING = ("gpipe", "looped_bfs"), 2**17
-LARGEST_BYTES = 2**63 - 1  # what msgpack and a database integer hold
+RISING, MAX_RISING_ACTIONS = ("gpipe", "looped_bfs"), 2**17
+MAX_MESSAGE_BYTES = 2**63 - 1  # what msgpack and a database integer hold
 
 
 def parse_plannable(data: object, *, slots: int | None = None) -> JobSpec:
@@ -385,12 +385,12 @@ def parse_plannable(data: object, *, slots: int | None = None) -> JobSpec:
         SpecError: with every problem found, each naming its field and showing the arithmetic.
     """
     spec = parse_spec(data, slots=slots)
-    if found := oversize(spec):
+    if found := find_size_problems(spec):
         raise SpecError(found)
     return spec
 
 
-def oversize(spec: JobSpec) -> list[Problem]:
+def find_size_problems(spec: JobSpec) -> list[Problem]:
     """Return problems of a spec whose plan takes too long or whose messages are too large.
 
     Kinds without a planned step, such as scripts, have no such problem: their batch is not read.
@@ -399,7 +399,7 @@ def oversize(spec: JobSpec) -> list[Problem]:
         return []
     pp, m, v = spec.layout.pp, spec.train.micro_batches, spec.layout.virtual_stages
     rises = pp > 1 and spec.layout.schedule in RISING
-    most, of = (MOST_RISING, f" of {SCHEDULE_NAMES[spec.layout.schedule]}") if rises else (MOST_CHUNKS, "")
+    most, of = (MAX_RISING_ACTIONS, f" of {SCHEDULE_NAMES[spec.layout.schedule]}") if rises else (MAX_ACTIONS, "")
     if pp * m * v > most:
         product = f"pp {pp} x micro_batches {m} x virtual_stages {v} = {pp * m * v:,}"
         return [
@@ -408,16 +408,16 @@ def oversize(spec: JobSpec) -> list[Problem]:
                 f"`train.micro_batches` is {m}, so {product} actions per step. Use at most {most:,} actions{of}.",
             )
         ]
-    stages = stage_estimates(spec)
+    stages = estimate_stages(spec)
     needed = max(stage["memory_bytes"] for stage in stages)
     sent = max((row["payload_bytes"] for stage in stages for row in stage["traffic"]), default=0)
-    if max(needed, sent) <= LARGEST_BYTES:
+    if max(needed, sent) <= MAX_MESSAGE_BYTES:
         return []
     text = f"`model` needs {needed:.1e} bytes of memory and {sent:.1e} bytes of traffic per rank and step"
-    return [Problem("model", f"{text}. Use at most {LARGEST_BYTES:.1e} bytes.")]
+    return [Problem("model", f"{text}. Use at most {MAX_MESSAGE_BYTES:.1e} bytes.")]
 
 
-def on(cluster: Cluster, spec: JobSpec) -> JobSpec:
+def use_cluster_device(cluster: Cluster, spec: JobSpec) -> JobSpec:
     """Return the spec with the device of the cluster, which decides what norms keep."""
     if spec.resources.device == cluster.device:
         return spec
@@ -425,11 +425,11 @@ def on(cluster: Cluster, spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"resources": resources})
 
 
-def allowance(spec: JobSpec | ResolvedPlan, cluster: Cluster, tensor_bytes: int) -> int:
+def compute_allowance(spec: JobSpec | ResolvedPlan, cluster: Cluster, tensor_bytes: int) -> int:
     """Return the bytes of the device and its allocator, and of the stack's communicators and buckets.
 
     A profile already includes the communicators and buckets.
     """
     own = cluster.accelerator.compute_overhead_bytes(tensor_bytes)
     adds_stack = cluster.device == "cuda" and cluster.profile is None
-    return own + (STACKS[spec.resources.stack].beside_bytes if adds_stack else 0)
+    return own + (STACKS[spec.resources.stack].extra_bytes if adds_stack else 0)

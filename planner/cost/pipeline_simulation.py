@@ -1,19 +1,20 @@
-"""When each action of a schedule runs, and what idles meanwhile.
+"""Simulate pipeline schedules: when each action runs, how long ranks idle, and how many chunks are in flight.
 
-A pipe whose ranks share a machine's cores: what runs at once slows each other down.
-
-What a schedule idles and keeps, without simulating the whole step: a search asks this thousands of times.
+A search needs the last two thousands of times, so closed forms replace the simulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 from planner.facts.layout import V_SCHEDULES, get_num_chunks
 from planner.facts.schedules import Action, ActionKind, build_actions
 from planner.facts.spec import Layout
+
+GRAIN = 20  # steps of a simulated duration, so that similar durations share a simulation
 
 
 class Cell(NamedTuple):
@@ -28,8 +29,11 @@ class Cell(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """`bubble`: share of all ranks' time in which they idle. `in_flight`: by rank, the most (chunk, micro-batch) pairs
-    between their forward and the end of their backward."""
+    """All actions of a step.
+
+    `busy_s`: seconds in which each rank computes. `bubble`: idle fraction of all ranks' time. `in_flight`: by rank, the
+    most (chunk, micro-batch) pairs between their forward and the end of their backward.
+    """
 
     cells: list[Cell]
     step_s: float
@@ -46,63 +50,48 @@ def simulate(
     inputs_s: float,
     weights_s: float,
     transfer_s: float = 0.0,
-    longer: Sequence[float] = (),
+    slowdowns: Sequence[float] = (),
 ) -> Timeline:
-    """Run every rank's list as early as its inputs allow. Seconds are of one chunk and micro-batch.
+    """Run the actions of every rank as early as their inputs allow. Seconds are those of one chunk and micro-batch.
 
-    A forward needs the chunk before, a backward the chunk after; between ranks that takes `transfer_s`. `longer`: how
-    many times as long each rank takes, where not all hold alike.
+    Args:
+        transfer_s: time of a message between two ranks.
+        slowdowns: factor on the durations of each rank, if ranks differ.
     """
     pp = layout.pp
-    longer = longer or (1.0,) * pp
+    slowdowns = slowdowns or (1.0,) * pp
     lists = [build_actions(layout, rank, micro_batches) for rank in range(pp)]
     owner = {action.chunk: rank for rank, order in enumerate(lists) for action in order}
     seconds = {"F": forward_s, "B": inputs_s + weights_s, "I": inputs_s, "W": weights_s}
     last = get_num_chunks(layout) - 1
     ended: dict[tuple[str, int, int], float] = {}
-    clock, at = [0.0] * pp, [0] * pp
+    clock, position = [0.0] * pp, [0] * pp
     cells: list[Cell] = []
     waiting = set(range(pp))
     while waiting:
         moved = False
         for rank in sorted(waiting):
-            while at[rank] < len(lists[rank]):
-                action = lists[rank][at[rank]]
-                ready = _ready(action, rank, last, ended, owner, transfer_s)
+            while position[rank] < len(lists[rank]):
+                action = lists[rank][position[rank]]
+                ready = _get_ready_time(action, rank, last, ended, owner, transfer_s)
                 if ready is None:
                     break
                 start = max(clock[rank], ready)
-                clock[rank] = start + seconds[action.kind] * longer[rank]
-                ended[_done(action)] = clock[rank]
+                clock[rank] = start + seconds[action.kind] * slowdowns[rank]
+                ended["B" if action.kind == "I" else action.kind, action.chunk, action.micro_batch] = clock[rank]
                 cells.append(Cell(rank, action.kind, action.micro_batch, action.chunk, start, clock[rank]))
-                at[rank] += 1
+                position[rank] += 1
                 moved = True
-            if at[rank] == len(lists[rank]):
+            if position[rank] == len(lists[rank]):
                 waiting.discard(rank)
         assert moved or not waiting, f"{layout.schedule} deadlocks with pp {pp} and {micro_batches} micro-batches"
     step = max(clock)
-    busy = tuple(sum(seconds[a.kind] for a in order) * times for order, times in zip(lists, longer, strict=True))
-    in_flight = tuple(most_in_flight(order) for order in lists)
+    busy = tuple(sum(seconds[a.kind] for a in order) * times for order, times in zip(lists, slowdowns, strict=True))
+    in_flight = tuple(count_max_in_flight(order) for order in lists)
     return Timeline(cells, step, busy, 1 - sum(busy) / (pp * step), in_flight)
 
 
-def most_in_flight(order: list[Action]) -> int:
-    """Peak number of (chunk, micro-batch) pairs whose activations a rank keeps: until its weight gradients are done."""
-    peak = held = 0
-    for action in order:
-        if action.kind == "F":
-            held += 1
-            peak = max(peak, held)
-        elif action.kind in ("B", "W"):
-            held -= 1
-    return peak
-
-
-def _done(action: Action) -> tuple[str, int, int]:
-    return ("B" if action.kind == "I" else action.kind), action.chunk, action.micro_batch
-
-
-def _ready(
+def _get_ready_time(
     action: Action,
     rank: int,
     last: int,
@@ -110,38 +99,48 @@ def _ready(
     owner: dict[int, int],
     transfer_s: float,
 ) -> float | None:
-    """When what the action needs is there, None while something is not."""
+    """Return when the inputs of an action are available, or None if one is not."""
     kind, i, chunk = action
     if kind == "W":
         return ended.get(("B", chunk, i))
-    if kind == "F":
-        if chunk == 0:
-            return 0.0
-        before = chunk - 1, ended.get(("F", chunk - 1, i))
-    elif chunk == last:
-        before = chunk, ended.get(("F", chunk, i))
-    else:
-        before = chunk + 1, ended.get(("B", chunk + 1, i))
-    neighbour, end = before
+    if kind == "F" and chunk == 0:
+        return 0.0
+    # A forward needs the chunk before, a backward the chunk after, and the last backward its own forward.
+    source, needed = (chunk - 1, "F") if kind == "F" else (chunk, "F") if chunk == last else (chunk + 1, "B")
+    end = ended.get((needed, source, i))
     if end is None:
         return None
-    return end + (transfer_s if owner[neighbour] != rank else 0.0)
+    return end + (transfer_s if owner[source] != rank else 0.0)
 
 
-class Stretched(NamedTuple):
-    """Seconds of the step, and of them those in which each rank computes."""
+def count_max_in_flight(order: list[Action]) -> int:
+    """Return the most (chunk, micro-batch) pairs whose activations a rank holds until their weight gradients."""
+    peak = in_flight = 0
+    for action in order:
+        if action.kind == "F":
+            in_flight += 1
+            peak = max(peak, in_flight)
+        elif action.kind in ("B", "W"):
+            in_flight -= 1
+    return peak
+
+
+class StretchedTimeline(NamedTuple):
+    """Seconds of the step, and those in which each rank computes."""
 
     step_s: float
     busy_s: tuple[float, ...]
 
 
-def stretched(timeline: Timeline, slowdown: Sequence[float]) -> Stretched:
-    """The timeline of ranks that had the machine to themselves, when k that compute at once take slowdown[k - 1] times
-    as long.
+def stretch_timeline(timeline: Timeline, slowdown: Sequence[float]) -> StretchedTimeline:
+    """Return the times of ranks that share the cores of one machine.
 
-    All that compute at a moment are slowed alike, so no action overtakes another: time itself is stretched.
+    With k active ranks, each takes slowdown[k - 1] times as long. All active ranks are slowed alike, so the order of
+    the actions stays.
     """
-    marks = sorted((at, change, cell.rank) for cell in timeline.cells for at, change in _ends(cell.start_s, cell.end_s))
+    # A rank's next action may start when the previous one ends: ends (False) sort before starts (True).
+    starts_and_ends = [((c.start_s, True, c.rank), (c.end_s, False, c.rank)) for c in timeline.cells]
+    marks = sorted(chain.from_iterable(starts_and_ends))
     busy, active, step, before = [0.0] * len(timeline.busy_s), set[int](), 0.0, 0.0
     for at, starts, rank in marks:
         took = (at - before) * (slowdown[len(active) - 1] if active else 1.0)
@@ -153,24 +152,21 @@ def stretched(timeline: Timeline, slowdown: Sequence[float]) -> Stretched:
             active.add(rank)
         else:
             active.remove(rank)
-    return Stretched(step, tuple(busy))
+    return StretchedTimeline(step, tuple(busy))
 
 
-def _ends(start_s: float, end_s: float) -> tuple[tuple[float, bool], tuple[float, bool]]:
-    """A rank's next action may start when the one before ends: ends sort before starts."""
-    return (start_s, True), (end_s, False)
+def compute_bubble_ratio(
+    layout: Layout, micro_batches: int, forward_s: float, inputs_s: float, weights_s: float
+) -> float:
+    """Return the idle time of a rank over (pp - 1) times its work on one micro-batch.
 
+    1F1B and GPipe have 1, interleaved 1F1B 1/v (2104.04473 section 2.2), and naive the number of micro-batches. Looped
+    BFS is like interleaved 1F1B. With fewer micro-batches than stages, each chunk but the last also waits for the other
+    stages. Zero bubble fills the drain with the shortest of its three parts (2401.10241 section 3, whose F + B - W
+    assumes that W is the shortest).
 
-GRAIN = 20
-
-
-def bubble_ratio(layout: Layout, micro_batches: int, forward_s: float, inputs_s: float, weights_s: float) -> float:
-    """Idle time of a rank over (pp - 1) times its work on one micro-batch; the seconds are of a whole stage.
-
-    1F1B and GPipe 1, interleaved 1/v (2104.04473 section 2.2), naive the number of micro-batches. Looped BFS as
-    interleaved, and with fewer micro-batches than stages each chunk but the last waits for the others to come round.
-    Zero bubble fills the drain with the shortest of its three parts (2401.10241 section 3, whose F + B - W takes W to
-    be that).
+    Args:
+        forward_s, inputs_s, weights_s: seconds of a whole stage on one micro-batch.
     """
     schedule, v = layout.schedule, layout.virtual_stages
     if schedule == "naive":
@@ -184,16 +180,16 @@ def bubble_ratio(layout: Layout, micro_batches: int, forward_s: float, inputs_s:
         return 1 / v
     chunk = forward_s / v, inputs_s / v, weights_s / v
     if schedule == "dualpipev":
-        return _dualpipev_idle(hops, *chunk) / (hops * work)
+        return _compute_dualpipev_idle(hops, *chunk) / (hops * work)
     if micro_batches >= 2 * layout.pp - 1:
-        return _zbv_idle(hops, *chunk) / (hops * work)
-    return _simulated(layout.pp, micro_batches, round(GRAIN * forward_s / work), round(GRAIN * inputs_s / work))
+        return _compute_zbv_idle(hops, *chunk) / (hops * work)
+    return _simulate_zbv(layout.pp, micro_batches, round(GRAIN * forward_s / work), round(GRAIN * inputs_s / work))
 
 
-def _zbv_idle(hops: int, f: float, i: float, w: float) -> float:
-    """The longest of the paths that can bound the order of ZBV, for one chunk's seconds.
+def _compute_zbv_idle(hops: int, f: float, i: float, w: float) -> float:
+    """Return the longest path that can bound ZBV, from the seconds of one chunk's F, I, and W.
 
-    No paper gives these for unequal durations: they were read from the simulation's slopes, which the tests compare.
+    No paper states these for unequal durations. They are the slopes of the simulation, and tests compare both.
     """
     return max(
         hops * i,
@@ -207,11 +203,11 @@ def _zbv_idle(hops: int, f: float, i: float, w: float) -> float:
     )
 
 
-def _dualpipev_idle(hops: int, f: float, i: float, w: float) -> float:
-    """The longest of the paths that can bound DualPipeV's order, read from the simulation as ZBV's.
+def _compute_dualpipev_idle(hops: int, f: float, i: float, w: float) -> float:
+    """Return the longest path that can bound DualPipeV, from slopes of the simulation as for ZBV.
 
-    DualPipe's authors give (p - 1)(F&B + B - 3W) for pairs that pass on both results at their end; here each is passed
-    on when it is ready, which leaves less idle.
+    DualPipe's authors state (p - 1)(F&B + B - 3W) for pairs that send both results at their end. Here each result is
+    sent when it is ready, which leaves less idle time.
     """
     return max(
         hops * f,
@@ -224,18 +220,18 @@ def _dualpipev_idle(hops: int, f: float, i: float, w: float) -> float:
 
 
 @cache
-def _simulated(pp: int, m: int, forward: int, inputs: int) -> float:
-    """ZBV with fewer micro-batches than its pattern needs; durations in GRAINs of the whole."""
+def _simulate_zbv(pp: int, m: int, forward: int, inputs: int) -> float:
+    """Return the ratio of ZBV with fewer micro-batches than its pattern needs. Durations are in GRAINs of the whole."""
     weights = max(0, GRAIN - forward - inputs)
     layout = Layout(pp=pp, schedule="zbv", virtual_stages=2)
     timeline = simulate(layout, m, forward_s=forward / 2, inputs_s=inputs / 2, weights_s=weights / 2)
     return (timeline.step_s - max(timeline.busy_s)) / ((pp - 1) * (forward + inputs + weights))
 
 
-def chunks_in_flight(layout: Layout, stage: int, micro_batches: int) -> int:
-    """Most (chunk, micro-batch) pairs a rank keeps between their forward and the end of their backward.
+def count_chunks_in_flight(layout: Layout, stage: int, micro_batches: int) -> int:
+    """Return the most (chunk, micro-batch) pairs that a rank holds between forward and the end of backward.
 
-    2104.04473 section 2.2 and 2205.05198 section 4.2.3 for 1F1B and its interleaved form.
+    Sources: 2104.04473 section 2.2 and 2205.05198 section 4.2.3 for 1F1B and its interleaved form.
     """
     m, p, v = micro_batches, layout.pp, layout.virtual_stages
     if p == 1 or layout.schedule == "naive":
@@ -249,10 +245,10 @@ def chunks_in_flight(layout: Layout, stage: int, micro_batches: int) -> int:
     if layout.schedule == "interleaved_zero_bubble":
         return p * v
     if layout.schedule == "zbv" and m < 2 * p:
-        return _counted(p, stage, m)
+        return _count_zbv_in_flight(p, stage, m)
     return 2 * p + (layout.schedule == "dualpipev")
 
 
 @cache
-def _counted(pp: int, stage: int, m: int) -> int:
-    return most_in_flight(build_actions(Layout(pp=pp, schedule="zbv", virtual_stages=2), stage, m))
+def _count_zbv_in_flight(pp: int, stage: int, m: int) -> int:
+    return count_max_in_flight(build_actions(Layout(pp=pp, schedule="zbv", virtual_stages=2), stage, m))

@@ -14,7 +14,8 @@ from typing import Any
 from contracts.telemetry.vocabulary import Axis
 from planner.facts.layout import V_SCHEDULES, RankGroup, get_axis_group, get_shard_group, is_v_turn
 from planner.facts.model_shapes import Parameter, ParameterUnit
-from planner.facts.precision import MixedPrecision, get_mixed_precision
+from planner.facts.placements import get_vocab_rows
+from planner.facts.precision import FP8_BYTES, MixedPrecision, get_mixed_precision
 from planner.facts.resources import Device, Resources, StackName
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from planner.facts.stages import (
@@ -25,6 +26,7 @@ from planner.facts.stages import (
     get_micro_batch_tokens,
     get_stage_layers,
 )
+from planner.hardware.stacks import STACKS
 
 MAX_SHARED_PARTS = 4096  # partitions and micro-batches that a process remembers
 # Fields of a layout that do not change which tensors a rank holds before ZeRO.
@@ -96,11 +98,52 @@ class Partition:
 
 
 class MicroBatch:
-    """The work of one rank on one micro-batch of one layer. `spec` is narrowed to this work."""
+    """The work of one rank on one micro-batch of one layer. `spec` is narrowed to this work.
+
+    Attributes:
+        tokens: tokens of the rank's cp part of all sequences.
+        element: bytes per element of the compute type.
+        narrow: bytes per element of matmul operands.
+        stages: collectives go through a copy, as with gloo.
+    """
 
     def __init__(self, spec: JobSpec) -> None:
-        self.spec = spec
-        self.tokens, self.hidden_bytes = get_micro_batch_tokens(spec), compute_hidden_bytes(spec)
+        layout, train, mix = spec.layout, spec.train, get_mixed_precision(spec.train.precision)
+        self.spec, self.model, self.stack = spec, spec.model, STACKS[spec.resources.stack]
+        self.tokens, self.sequences, self.seq_len = get_micro_batch_tokens(spec), spec.micro_batch_size, train.seq_len
+        self.element = mix.compute_bytes
+        self.narrow = FP8_BYTES if mix.gemm == "fp8" else mix.compute_bytes
+        self.tp, self.cp, self.ep, self.ring = layout.tp, layout.cp, layout.ep, layout.cp_method == "ring"
+        self.sequence_parallel, self.regather = layout.sequence_parallel, layout.regather
+        self.recompute, self.attention, self.dropout = layout.recompute, train.attention, train.dropout
+        self.has_documents = train.document_end is not None  # attention stays inside them
+        self.fused_loss = self.stack.fused_loss or (self.stack.compiles_loss and train.compile)
+        self.stages = spec.resources.device == "cpu"
+        self.vocab_rows = get_vocab_rows(spec)
+        self.num_shards = layout.tp if layout.sequence_parallel else 1  # of the residual stream
+        self.hidden_bytes = compute_hidden_bytes(spec)  # hidden states between collectives, (batch, seq/cp, hidden)
+        self.shard_bytes = self.hidden_bytes // self.num_shards  # hidden states of the residual stream
+        selective, by_operation = layout.recompute == "selective", self.stack.recomputes_operations
+        self.recomputes_operations = selective and by_operation
+        # Backward recomputes only norms and activations if attention is fused.
+        self.recomputes_light = selective and not by_operation and train.attention == "fused"
+
+    def get_staging_bytes(self, num_bytes: int) -> int:
+        """Return the bytes of the copy through which a collective sends `num_bytes`."""
+        return num_bytes if self.stages else 0
+
+    @property
+    def rotary_bytes(self) -> int:
+        """Cosines and sines of the positions, which a chunk computes once for all its layers."""
+        if self.model.arch == "gpt" or self.model.mla:
+            return 0
+        return self.tokens // self.sequences * self.model.head_size * self.element
+
+    @property
+    def embedding_elements(self) -> int:
+        """Elements of the tables in which an embedding looks up its rows."""
+        positions = self.model.max_seq_len if self.model.arch == "gpt" else 0
+        return (self.vocab_rows + positions) * self.model.hidden_size
 
 
 class ResolvedPlan:

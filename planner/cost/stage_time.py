@@ -1,11 +1,4 @@
-"""A step's time by part, and the time of the slowest pipeline stage on one micro-batch. All times are seconds.
-
-Tensor-parallel collectives of other frameworks that Meshboard's trainer does not send, or the other way round.
-
-Each function returns the collectives of one layer and one micro-batch.
-
-The time of each pipeline stage of a plan: one micro-batch, and the collectives and update of its parameters.
-"""
+"""The time of each pipeline stage of a plan, and of a step by part. All times are seconds."""
 
 from __future__ import annotations
 
@@ -15,13 +8,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from contracts.telemetry.vocabulary import Axis, Op
-from planner.cost.axis_traffic import dispatched_rows, row_bytes
-from planner.cost.compute import Compute, Halves
-from planner.cost.memory import held_parameters
-from planner.cost.pipeline_simulation import bubble_ratio
+from planner.cost.axis_traffic import compute_row_bytes, count_dispatched_rows
+from planner.cost.compute import ComputeTimer, ModuleSeconds
+from planner.cost.memory import count_held_parameters
+from planner.cost.pipeline_simulation import compute_bubble_ratio
 from planner.cost.resolved_plan import ResolvedPlan
-from planner.cost.traffic import Collective, micro_batch_traffic, step_end_traffic
-from planner.facts.placements import get_vocab_rows
+from planner.cost.traffic import Collective, get_micro_batch_traffic, get_step_end_traffic
 from planner.facts.precision import FP8_BYTES, FP32_BYTES
 from planner.hardware.cluster import Cluster, NodeSpan, get_node_span
 from planner.hardware.kernel_time import compute_collective_seconds, compute_kernel_seconds
@@ -32,19 +24,19 @@ class Pace(NamedTuple):
     """The slowest stage on one micro-batch.
 
     Attributes:
-        halves: its compute.
+        seconds: its compute.
         waits: its exposed waits by axis.
         micro_batch_s: compute and waits together.
         once_s: one micro-batch through all stages.
     """
 
-    halves: Halves
+    seconds: ModuleSeconds
     waits: dict[Axis, float]
     micro_batch_s: float
     once_s: float
 
 
-class Parts(NamedTuple):
+class StageParts(NamedTuple):
     """Seconds per step of a stage without its idle time, and per micro-batch of its forward and both backwards.
 
     Attributes:
@@ -92,17 +84,17 @@ class Timing(NamedTuple):
         return self.launch_s / self.step_s
 
 
-def average_parts(weighed: Iterable[tuple[float, Parts]]) -> Parts:
+def average_parts(weighed: Iterable[tuple[float, StageParts]]) -> StageParts:
     """Return the mean of (share, parts). The shares add up to 1."""
     rows = list(weighed)
-    plain = [name for name in Parts._fields if name != "exposed_s"]
+    plain = [name for name in StageParts._fields if name != "exposed_s"]
     seconds = {name: sum(share * getattr(parts, name) for share, parts in rows) for name in plain}
     axes = dict.fromkeys(axis for _, parts in rows for axis in parts.exposed_s)
     exposed = {axis: sum(share * parts.exposed_s.get(axis, 0.0) for share, parts in rows) for axis in axes}
-    return Parts(**seconds, exposed_s=exposed)
+    return StageParts(**seconds, exposed_s=exposed)
 
 
-def correct(timing: Timing, ratio: float) -> Timing:
+def scale_timing(timing: Timing, ratio: float) -> Timing:
     """Return the timing with all seconds multiplied by `ratio`."""
     whole = ("model_flops", "hardware_flops", "mfu", "hfu", "tokens_per_s", "exposed_s")
     seconds = {name: value * ratio for name, value in timing._asdict().items() if name not in whole}
@@ -116,46 +108,48 @@ def slow_down(alone: Timing, times: float, *, keeps_exposed: bool) -> Timing:
 
     `keeps_exposed`: exposed seconds stay, because runs on these cores measured the links.
     """
-    scaled = correct(alone, times)
+    scaled = scale_timing(alone, times)
     if not keeps_exposed:
         return scaled
     step_s = scaled.step_s - (times - 1) * sum(alone.exposed_s.values())
-    whole = correct(scaled, step_s / scaled.step_s)
+    whole = scale_timing(scaled, step_s / scaled.step_s)
     return scaled._replace(
         step_s=step_s, exposed_s=alone.exposed_s, mfu=whole.mfu, hfu=whole.hfu, tokens_per_s=whole.tokens_per_s
     )
 
 
-def get_micro_batch_s(stage: tuple[Halves, dict[Axis, float]]) -> float:
+def get_micro_batch_s(stage: tuple[ModuleSeconds, dict[Axis, float]]) -> float:
     """Return the seconds that a stage computes and waits per micro-batch."""
-    halves, waits = stage
-    return halves.total_s + halves.launch_s + sum(waits.values())
+    module, waits = stage
+    return module.total_s + module.launch_s + sum(waits.values())
 
 
-def expose(seconds: float, hidden: float, halves: Halves) -> float:
-    """Return the exposed part of a wait of which compute overlaps a `hidden` share."""
-    return seconds - min(hidden * seconds, halves.total_s)
+def compute_exposed(seconds: float, overlap: float, module: ModuleSeconds) -> float:
+    """Return the exposed part of a wait of which compute overlaps a fraction."""
+    return seconds - min(overlap * seconds, module.total_s)
 
 
-def subtract_seconds(halves: Halves, seconds: float) -> Halves:
-    """Return the halves without `seconds`, taken from each in proportion."""
-    return Halves(*(part * (1 - seconds / halves.total_s) for part in halves))
+def subtract_seconds(module: ModuleSeconds, seconds: float) -> ModuleSeconds:
+    """Return the times without `seconds`, taken from each in proportion."""
+    return ModuleSeconds(*(part * (1 - seconds / module.total_s) for part in module))
 
 
-def scale(pace: Pace, times: float) -> Pace:
+def scale_pace(pace: Pace, times: float) -> Pace:
     """Return the pace with all seconds multiplied by `times`."""
-    halves = Halves(*(part * times for part in pace.halves))
+    module = ModuleSeconds(*(part * times for part in pace.seconds))
     waits = {axis: seconds * times for axis, seconds in pace.waits.items()}
-    return Pace(halves, waits, pace.micro_batch_s * times, pace.once_s * times)
+    return Pace(module, waits, pace.micro_batch_s * times, pace.once_s * times)
 
 
 def compute_bubble(plan: ResolvedPlan, pace: Pace) -> float:
     """Return the idle seconds of the slowest stage while the pipeline fills and drains."""
     if plan.layout.pp == 1:
         return 0.0
-    halves = pace.halves
-    inputs = halves.backward_input_s + halves.recompute_s
-    ratio = bubble_ratio(plan.layout, plan.train.micro_batches, halves.forward_s, inputs, halves.backward_weight_s)
+    module = pace.seconds
+    inputs = module.backward_input_s + module.recompute_s
+    ratio = compute_bubble_ratio(
+        plan.layout, plan.train.micro_batches, module.forward_s, inputs, module.backward_weight_s
+    )
     return (pace.once_s - pace.micro_batch_s) * ratio
 
 
@@ -188,43 +182,6 @@ def compute_interleaved_exposure(plan: ResolvedPlan, seconds: float, compute_s: 
 
 
 SEPARATE_INPUTS = 3  # beyond two: queries, keys, and values, and gate and up, without the first matmul of each input
-
-
-def get_separate_inputs(plan: ResolvedPlan) -> list[Collective]:
-    """Return the gathers and reductions of matmuls that each gather their shared input."""
-    n, again = SEPARATE_INPUTS, plan.layout.recompute == "full"
-    counts: dict[Op, int] = {"all_reduce": n}
-    if plan.layout.sequence_parallel:
-        counts = {"all_gather": n * (1 + again), "reduce_scatter": n}
-    return _over_tensor_ranks(plan, counts, plan.micro_batch.hidden_bytes)
-
-
-def get_mlp_collectives(plan: ResolvedPlan) -> list[Collective]:
-    """Return the collectives of a dense MLP, which experts with sharded tokens do not need."""
-    layout = plan.layout
-    gathers = 2 + (layout.regather or layout.recompute == "full")
-    return _over_tensor_ranks(plan, {"all_gather": gathers, "reduce_scatter": 2}, plan.micro_batch.hidden_bytes)
-
-
-def get_expert_collectives(plan: ResolvedPlan) -> list[Collective]:
-    """Return the collectives of experts that tensor ranks share: gathers of their tokens and reductions of results."""
-    if plan.model.moe is None:
-        return []
-    size = dispatched_rows(plan) * row_bytes(plan)
-    return _over_tensor_ranks(plan, {"all_gather": 2, "reduce_scatter": 2}, size)
-
-
-def get_logits_gather(plan: ResolvedPlan) -> list[Collective]:
-    """Return the gather of the other tensor ranks' logits."""
-    logits = plan.micro_batch.tokens * get_vocab_rows(plan.spec) * plan.layout.tp
-    return _over_tensor_ranks(plan, {"all_gather": 1}, logits * plan.mix.compute_bytes)
-
-
-def _over_tensor_ranks(plan: ResolvedPlan, counts: dict[Op, int], size: int) -> list[Collective]:
-    group = plan.get_group("tp")
-    return [Collective(op, "tp", group.size, group.stride, n, n * size) for op, n in counts.items()]
-
-
 MAX_WAIT_SHARE = 0.9  # of a measured layer; collectives measured elsewhere may take longer than the layer
 
 
@@ -240,14 +197,14 @@ class ParameterTimes(NamedTuple):
 class StageTimer:
     """Times each pipeline stage of one plan on a cluster."""
 
-    def __init__(self, plan: ResolvedPlan, cluster: Cluster, compute: Compute) -> None:
+    def __init__(self, plan: ResolvedPlan, cluster: Cluster, compute: ComputeTimer) -> None:
         self.plan, self.cluster, self.calibration = plan, cluster, compute.calibration
         self.software = compute.get_software(plan)
         self.stack = self.software.stack
         self.ranks = min(plan.layout.world_size, cluster.per_node)  # at work on a node
         self._compute = compute
         self._paces: dict[int, Pace] = {}
-        self._stages: dict[tuple[int, int], tuple[Halves, dict[Axis, float]]] = {}
+        self._stages: dict[tuple[int, int], tuple[ModuleSeconds, dict[Axis, float]]] = {}
         self._parameters: dict[int, ParameterTimes] = {}
 
     def get_pace(self, ranks: int) -> Pace:
@@ -260,43 +217,45 @@ class StageTimer:
             self._paces[ranks] = Pace(*slowest, get_micro_batch_s(slowest), once)
         return self._paces[ranks]
 
-    def get_stage(self, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
+    def get_stage(self, index: int, ranks: int) -> tuple[ModuleSeconds, dict[Axis, float]]:
         """Return the compute of one micro-batch on a stage, and its exposed waits in seconds by axis."""
         if (index, ranks) not in self._stages:
             self._stages[index, ranks] = self._time_stage(index, ranks)
         return self._stages[index, ranks]
 
-    def _time_stage(self, index: int, ranks: int) -> tuple[Halves, dict[Axis, float]]:
+    def _time_stage(self, index: int, ranks: int) -> tuple[ModuleSeconds, dict[Axis, float]]:
         plan, stack, layout, own = self.plan, self.stack, self.plan.layout, self.plan.partition.stages[index]
-        halves = self._compute.time_stage(plan, index, ranks)
+        module = self._compute.time_stage(plan, index, ranks)
         waits: dict[Axis, float] = defaultdict(float)
-        for row in micro_batch_traffic(plan, index):
+        for row in get_micro_batch_traffic(plan, index):
             if row.op != "recv":  # the time of the sender is counted
                 share = self._get_dispatch_share(row) if row.axis == "ep" else 1.0
                 waits[row.axis] += share * self._time_row(self._convert(row), ranks) / plan.train.micro_batches
         exposed_tp = 0.0  # the dispatcher of experts sends these collectives, and no matmul overlaps them
-        if stack.divides_dispatch and layout.tp > 1 and layout.sequence_parallel:
-            waits["tp"] -= own.num_moe_layers * self._time_rows(get_mlp_collectives(plan), ranks)
-            if not stack.experts_whole:
-                gathered = self._time_rows(get_expert_collectives(plan), ranks)
-                exposed_tp = own.num_moe_layers * gathered
-        if stack.inputs_apart and layout.tp > 1:
-            separate = self._time_rows(get_separate_inputs(plan), ranks)
-            waits["tp"] += own.num_layers * separate
+        if stack.shards_dispatch and layout.tp > 1 and layout.sequence_parallel:
+            gathers = 2 + (layout.regather or layout.recompute == "full")  # of a dense MLP, which experts do not need
+            mlp = self._time_tp({"all_gather": gathers, "reduce_scatter": 2}, plan.micro_batch.hidden_bytes, ranks)
+            waits["tp"] -= own.num_moe_layers * mlp
+            if not stack.replicates_experts and plan.model.moe:
+                size = count_dispatched_rows(plan) * compute_row_bytes(plan)
+                exposed_tp = own.num_moe_layers * self._time_tp({"all_gather": 2, "reduce_scatter": 2}, size, ranks)
+        if stack.gathers_each_input and layout.tp > 1:
+            waits["tp"] += own.num_layers * self._time_separate_inputs(ranks)
         if stack.gathers_logits and layout.tp > 1 and own.stage.last:
-            waits["tp"] += self._time_rows(get_logits_gather(plan), ranks)
+            logits = plan.micro_batch.tokens * plan.micro_batch.vocab_rows * layout.tp
+            waits["tp"] += self._time_tp({"all_gather": 1}, logits * plan.mix.compute_bytes, ranks)
         if self._compute.has_measured_collectives(plan, ranks):
-            waits["tp"] = min(waits["tp"], MAX_WAIT_SHARE * halves.total_s)
-            halves = subtract_seconds(halves, waits["tp"])
+            waits["tp"] = min(waits["tp"], MAX_WAIT_SHARE * module.total_s)
+            module = subtract_seconds(module, waits["tp"])
         if "cp" in waits and layout.cp_method == "ring":
-            waits["cp"] = max(0.0, waits["cp"] - halves.attention_s)  # the next block is sent during attention
-        hidden: dict[Axis, float] = {**stack.hidden}
-        if hides := hidden.get("ep"):
-            hidden["ep"] = hides * (1 - compute_fill_share(plan))
-        exposed = {axis: expose(seconds, hidden.get(axis, 0.0), halves) for axis, seconds in waits.items()}
+            waits["cp"] = max(0.0, waits["cp"] - module.attention_s)  # the next block is sent during attention
+        overlap: dict[Axis, float] = {**stack.overlap}
+        if experts := overlap.get("ep"):
+            overlap["ep"] = experts * (1 - compute_fill_share(plan))
+        exposed = {axis: compute_exposed(seconds, overlap.get(axis, 0.0), module) for axis, seconds in waits.items()}
         if exposed_tp:
             exposed["tp"] += exposed_tp
-        return halves, exposed
+        return module, exposed
 
     @cached_property
     def slowest_parameters(self) -> ParameterTimes:
@@ -314,12 +273,12 @@ class StageTimer:
 
     def _time_parameters(self, index: int) -> ParameterTimes:
         others: dict[Axis, float] = defaultdict(float)
-        if self.stack.frozen:
+        if self.stack.freezes_weights:
             return ParameterTimes(others, 0.0, 0.0, 0.0)
         gathers, reduces, late = 0.0, 0.0, 1.0
         if self.reduces_late:
             late = FP32_BYTES / self.plan.mix.gradient_bytes / self.plan.train.micro_batches
-        for row in step_end_traffic(self.plan, index):
+        for row in get_step_end_traffic(self.plan, index):
             seconds = self._time_row(self._convert(row), self.ranks)
             if row.axis != "dp":
                 others[row.axis] += seconds
@@ -332,17 +291,17 @@ class StageTimer:
     @property
     def reduces_late(self) -> bool:
         """Whether ZeRO reduces the gradients of all micro-batches once, after the last one."""
-        return self.plan.layout.zero >= 2 and self.stack.sums_late
+        return self.plan.layout.zero >= 2 and self.stack.reduces_once
 
     def crosses_nodes(self, axis: Axis) -> bool:
-        """Return whether the groups of an axis get_node_span several nodes."""
+        """Return whether the groups of an axis span several nodes."""
         group = self.plan.get_group(axis)
         return get_node_span(group.size, group.stride, self.cluster.per_node, self.plan.layout.world_size).nodes > 1
 
     def _convert(self, row: Collective) -> Collective:
         """Return the collective as the stack sends it."""
         mix, stack = self.plan.mix, self.stack
-        if stack.sums_whole and row.axis == "dp" and row.op != "all_gather":
+        if stack.all_reduces_fp32 and row.axis == "dp" and row.op != "all_gather":
             return row._replace(op="all_reduce", payload_bytes=row.payload_bytes * FP32_BYTES // mix.gradient_bytes)
         narrow = {"tp": stack.narrow_gathers, "dp": stack.narrow_parameters}.get(row.axis, False)
         if not narrow or mix.gemm != "fp8" or row.op != "all_gather":
@@ -352,35 +311,46 @@ class StageTimer:
     def _get_dispatch_share(self, row: Collective) -> float:
         """Return the bytes that the stack sends to experts, relative to Meshboard's trainer."""
         moe, layout, stack = self.plan.model.moe, self.plan.layout, self.stack
-        if moe is None or not stack.divides_dispatch:
+        if moe is None or not stack.shards_dispatch:
             return 1.0
         top, part = moe.experts_per_token, 1 / (layout.tp if layout.sequence_parallel else 1)
-        if not stack.shares_dispatch:
+        if not stack.dispatches_per_node:
             return part
         nodes = self._get_span(row).nodes
         places = nodes if nodes > 1 else row.group_size
         reached = places * (1 - (1 - 1 / places) ** top)  # expected places of `top` evenly spread experts
         return min(reached, top) / top * part
 
-    def _time_rows(self, rows: Iterable[Collective], ranks: int) -> float:
+    def _time_separate_inputs(self, ranks: int) -> float:
+        """Return the time per layer of matmuls that each gather and reduce the input that they share."""
+        layout, n = self.plan.layout, SEPARATE_INPUTS
+        counts: dict[Op, int] = {"all_reduce": n}
+        if layout.sequence_parallel:
+            counts = {"all_gather": n * (1 + (layout.recompute == "full")), "reduce_scatter": n}
+        return self._time_tp(counts, self.plan.micro_batch.hidden_bytes, ranks)
+
+    def _time_tp(self, counts: dict[Op, int], size: int, ranks: int) -> float:
+        """Return the time of collectives of `size` bytes over the tensor ranks."""
+        group = self.plan.get_group("tp")
+        rows = (Collective(op, "tp", group.size, group.stride, n, n * size) for op, n in counts.items())
         return sum(self._time_row(row, ranks) for row in rows)
 
     def _time_row(self, row: Collective, ranks: int) -> float:
         place = self._get_span(row)
         if self.calibration is not None and row.count and place.nodes == 1:  # a calibration measures one host
-            each = self.calibration.collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
+            each = self.calibration.get_collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
             if each is not None:
                 return row.count * each
         seconds = row.count * compute_collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
-        return seconds / self.stack.links
+        return seconds / self.stack.link_efficiency
 
     def _get_span(self, row: Collective) -> NodeSpan:
         return get_node_span(row.group_size, row.stride, self.cluster.per_node, self.plan.layout.world_size)
 
     def _time_optimizer(self, index: int) -> float:
-        held = held_parameters(self.plan, index)
+        held = count_held_parameters(self.plan, index)
         if self.calibration is not None:
-            measured = self.calibration.optimizer_s(held, self.ranks)
+            measured = self.calibration.get_optimizer_s(held, self.ranks)
             if measured is not None:
                 return measured
         host_s = self.stack.tensor_s * self.plan.partition.count_tensors(index)

@@ -109,7 +109,7 @@ class Calibration:
             ],
         )
 
-    def ends(self, spec: JobSpec, ranks: int) -> MeasuredSeconds | None:
+    def get_end_seconds(self, spec: JobSpec, ranks: int) -> MeasuredSeconds | None:
         """Return the time of embedding, final norm, head, and loss of one micro-batch."""
         model = spec.model
         shape = (model.arch, model.hidden_size, model.vocab_size)
@@ -122,18 +122,18 @@ class Calibration:
             ],
         )
 
-    def optimizer_s(self, num_parameters: int, ranks: int) -> float | None:
+    def get_optimizer_s(self, num_parameters: int, ranks: int) -> float | None:
         """Return the time after backward for this number of parameters."""
         n = self.get_measured_ranks(ranks)
         points = [(float(p.num_parameters), p.seconds) for p in self.profile.optimizer if p.ranks == n]
-        return line(num_parameters, points)
+        return interpolate(num_parameters, points)
 
-    def collective_s(self, op: Op, group_size: int, payload_bytes: float, ranks: int) -> float | None:
+    def get_collective_s(self, op: Op, group_size: int, payload_bytes: float, ranks: int) -> float | None:
         """Return the time of one call of a collective."""
         key = "send" if op == "recv" else op, group_size, self.get_measured_ranks(ranks)
         if op == "send" and key not in self._collectives:
             key = op, 2, key[2]  # A message has two ranks.
-        return line(payload_bytes, self._collectives.get(key, []))
+        return interpolate(payload_bytes, self._collectives.get(key, []))
 
 
 def _same(point: LayerPoint | EndsPoint, spec: JobSpec, ranks: int) -> bool:
@@ -145,12 +145,12 @@ def _same(point: LayerPoint | EndsPoint, spec: JobSpec, ranks: int) -> bool:
 def _at(spec: JobSpec, points: Sequence[LayerPoint | EndsPoint]) -> MeasuredSeconds | None:
     """Interpolate by tokens of the micro-batch, as short sequences scale linearly."""
     tokens = get_micro_batch_tokens(spec)
-    forward = line(tokens, [(p.micro_batch * p.seq_len, p.forward_s) for p in points])
-    backward = line(tokens, [(p.micro_batch * p.seq_len, p.backward_s) for p in points])
+    forward = interpolate(tokens, [(p.micro_batch * p.seq_len, p.forward_s) for p in points])
+    backward = interpolate(tokens, [(p.micro_batch * p.seq_len, p.backward_s) for p in points])
     return None if forward is None or backward is None else MeasuredSeconds(forward, backward, points[0].seq_len)
 
 
-def line(x: float, points: Iterable[tuple[float, float]]) -> float | None:
+def interpolate(x: float, points: Iterable[tuple[float, float]]) -> float | None:
     """Interpolate linearly at x.
 
     Above the last point, extrapolate the last two points. Below the first point, return the first value.

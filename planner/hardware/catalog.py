@@ -6,6 +6,8 @@ Peaks are dense, units are decimal, and links are in one direction.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from planner.hardware.cluster import Accelerator, Cluster, Link
 
@@ -26,174 +28,55 @@ _CPU_PROCESS = 310 * 2**20
 _CPU_FP8 = 0.25
 _CPU_FRAGMENTATION = 0.13  # glibc's heap does not return small blocks at once.
 
-_HOPPER = 0.72  # Power limits a large matmul to about 720 of 989 TFLOP/s.
-_BLACKWELL = 0.54  # Power limits a large matmul to about 1,300 of 2,400 TFLOP/s.
-# Attention on Blackwell. Blackwell Ultra computes exponentials at twice the rate, and cuDNN takes 0.90 of the time
-# there (planner/hardware/kernel_time.py).
-_FUSED = 0.375
-_ULTRA_FUSED = _FUSED / 0.9
+# Fractions of the peak. Power limits a large matmul to about 720 of 989 TFLOP/s on Hopper, and to about 1,300 of 2,400
+# TFLOP/s on Blackwell. Blackwell Ultra computes exponentials at twice the rate, and cuDNN takes 0.90 of the time there
+# (planner/hardware/kernel_time.py).
+_HOPPER = {"gemm_efficiency": 0.72, "fp8_efficiency": 0.71, "attention_efficiency": 0.335}
+_BLACKWELL = {"gemm_efficiency": 0.54, "fp8_efficiency": 0.67, "attention_efficiency": 0.375}
+_BLACKWELL_ULTRA = {**_BLACKWELL, "attention_efficiency": 0.375 / 0.9}
+_LIMITED_HOPPER = {"gemm_efficiency": 0.49, "fp8_efficiency": 0.48, "attention_efficiency": 0.23}
+_CDNA3 = {"gemm_efficiency": 0.47, "attention_efficiency": 0.3}
+_GRACE = {"host_bytes_per_s": 450 * GB}  # NVLink-C2C
+
+
+def _gpu(
+    name: str,
+    memory_bytes: int,
+    tflops: tuple[float, ...],
+    terabytes_per_s: float,
+    num_sms: int,
+    efficiencies: Mapping[str, float] = {},
+) -> Accelerator:
+    """Return a GPU. `tflops`: dense peaks in fp32, bf16, fp8, and fp4, as far as the GPU has them."""
+    fields = ("fp32_flops", "bf16_flops", "fp8_flops", "fp4_flops")
+    peaks: dict[str, Any] = {field: rate * TERA for field, rate in zip(fields, tflops, strict=False)}
+    return Accelerator(
+        name=name,
+        memory_bytes=memory_bytes,
+        bytes_per_s=terabytes_per_s * TERA,
+        num_sms=num_sms,
+        reserved_bytes=_CONTEXT,
+        **peaks,
+        **efficiencies,
+    )
+
 
 ACCELERATORS = {
-    a.name: a
-    for a in (
-        Accelerator(
-            name="A100 40GB",
-            memory_bytes=_A100_40,
-            fp32_flops=19.5 * TERA,
-            bf16_flops=312 * TERA,
-            bytes_per_s=1.555 * TERA,
-            num_sms=108,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="A100 80GB",
-            memory_bytes=_A100_80,
-            fp32_flops=19.5 * TERA,
-            bf16_flops=312 * TERA,
-            bytes_per_s=2.039 * TERA,
-            num_sms=108,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="H100 SXM",
-            memory_bytes=_H100,
-            fp32_flops=67 * TERA,
-            bf16_flops=989.4 * TERA,
-            fp8_flops=1978.9 * TERA,
-            bytes_per_s=3.35 * TERA,
-            num_sms=132,
-            gemm_efficiency=_HOPPER,
-            fp8_efficiency=0.71,
-            attention_efficiency=0.335,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="H200 SXM",
-            memory_bytes=_H200,
-            fp32_flops=67 * TERA,
-            bf16_flops=989.4 * TERA,
-            fp8_flops=1978.9 * TERA,
-            bytes_per_s=4.8 * TERA,
-            num_sms=132,
-            gemm_efficiency=_HOPPER,
-            fp8_efficiency=0.71,
-            attention_efficiency=0.335,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="B200 SXM",
-            memory_bytes=_B200,
-            fp32_flops=75 * TERA,
-            bf16_flops=2250 * TERA,
-            fp8_flops=4500 * TERA,
-            fp4_flops=9000 * TERA,
-            bytes_per_s=7.7 * TERA,
-            num_sms=148,
-            gemm_efficiency=_BLACKWELL,
-            fp8_efficiency=0.67,
-            attention_efficiency=_FUSED,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="B300 SXM",
-            memory_bytes=270 * GB,
-            fp32_flops=75 * TERA,
-            bf16_flops=2250 * TERA,
-            fp8_flops=4500 * TERA,
-            fp4_flops=13500 * TERA,
-            bytes_per_s=7.7 * TERA,
-            num_sms=148,
-            gemm_efficiency=_BLACKWELL,
-            fp8_efficiency=0.67,
-            attention_efficiency=_ULTRA_FUSED,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="GB200",
-            memory_bytes=186 * GB,
-            fp32_flops=80 * TERA,
-            bf16_flops=2500 * TERA,
-            fp8_flops=5000 * TERA,
-            fp4_flops=10000 * TERA,
-            bytes_per_s=8 * TERA,
-            host_bytes_per_s=450 * GB,
-            num_sms=152,
-            gemm_efficiency=_BLACKWELL,
-            fp8_efficiency=0.67,
-            attention_efficiency=_FUSED,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="GB300",
-            memory_bytes=278 * GB,
-            fp32_flops=80 * TERA,
-            bf16_flops=2500 * TERA,
-            fp8_flops=5000 * TERA,
-            fp4_flops=15000 * TERA,
-            bytes_per_s=8 * TERA,
-            host_bytes_per_s=450 * GB,
-            num_sms=152,
-            gemm_efficiency=_BLACKWELL,
-            fp8_efficiency=0.67,
-            attention_efficiency=_ULTRA_FUSED,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="H100 96GB, 500 W",
-            memory_bytes=95 * GIB,
-            fp32_flops=67 * TERA,
-            bf16_flops=989.4 * TERA,
-            fp8_flops=1978.9 * TERA,
-            bytes_per_s=2.4 * TERA,
-            num_sms=132,
-            gemm_efficiency=0.49,
-            fp8_efficiency=0.48,
-            attention_efficiency=0.23,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="GH200",
-            memory_bytes=96 * GB,
-            fp32_flops=67 * TERA,
-            bf16_flops=989.4 * TERA,
-            fp8_flops=1978.9 * TERA,
-            bytes_per_s=4 * TERA,
-            num_sms=132,
-            gemm_efficiency=_HOPPER,
-            fp8_efficiency=0.71,
-            attention_efficiency=0.335,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="V100 16GB",
-            memory_bytes=16 * GIB,
-            fp32_flops=15.7 * TERA,
-            bf16_flops=125 * TERA,
-            bytes_per_s=0.9 * TERA,
-            num_sms=80,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="V100 32GB",
-            memory_bytes=32 * GIB,
-            fp32_flops=15.7 * TERA,
-            bf16_flops=125 * TERA,
-            bytes_per_s=0.9 * TERA,
-            num_sms=80,
-            reserved_bytes=_CONTEXT,
-        ),
-        Accelerator(
-            name="MI300X",
-            memory_bytes=192 * GB,
-            fp32_flops=163.4 * TERA,
-            bf16_flops=1307.4 * TERA,
-            fp8_flops=2614.9 * TERA,
-            bytes_per_s=5.3 * TERA,
-            num_sms=304,
-            gemm_efficiency=0.47,
-            attention_efficiency=0.3,
-            reserved_bytes=_CONTEXT,
-        ),
+    accelerator.name: accelerator
+    for accelerator in (
+        _gpu("A100 40GB", _A100_40, (19.5, 312), 1.555, 108),
+        _gpu("A100 80GB", _A100_80, (19.5, 312), 2.039, 108),
+        _gpu("H100 SXM", _H100, (67, 989.4, 1978.9), 3.35, 132, _HOPPER),
+        _gpu("H200 SXM", _H200, (67, 989.4, 1978.9), 4.8, 132, _HOPPER),
+        _gpu("B200 SXM", _B200, (75, 2250, 4500, 9000), 7.7, 148, _BLACKWELL),
+        _gpu("B300 SXM", 270 * GB, (75, 2250, 4500, 13500), 7.7, 148, _BLACKWELL_ULTRA),
+        _gpu("GB200", 186 * GB, (80, 2500, 5000, 10000), 8, 152, _BLACKWELL | _GRACE),
+        _gpu("GB300", 278 * GB, (80, 2500, 5000, 15000), 8, 152, _BLACKWELL_ULTRA | _GRACE),
+        _gpu("H100 96GB, 500 W", 95 * GIB, (67, 989.4, 1978.9), 2.4, 132, _LIMITED_HOPPER),
+        _gpu("GH200", 96 * GB, (67, 989.4, 1978.9), 4, 132, _HOPPER),
+        _gpu("V100 16GB", 16 * GIB, (15.7, 125), 0.9, 80),
+        _gpu("V100 32GB", 32 * GIB, (15.7, 125), 0.9, 80),
+        _gpu("MI300X", 192 * GB, (163.4, 1307.4, 2614.9), 5.3, 304, _CDNA3),
         Accelerator(
             name="CPU core",
             memory_bytes=8 * GIB,
@@ -208,7 +91,6 @@ ACCELERATORS = {
         ),
     )
 }
-
 
 # Latency per hop over NVLink and network: nccl src/graph/tuning.cc, protocol Simple.
 _NODE_S, _NETWORK_S = 3.4e-6, 14e-6
@@ -263,39 +145,39 @@ _SCALAR_BF16 = 0.15
 DEFAULT_CLUSTER = {"cpu": "cpu", "cuda": "h100"}
 
 
-CARDS = {"PCIE", "NVL"}  # Cards with lower clock and power, and other links.
+CARD_WORDS = {"PCIE", "NVL"}  # Cards with lower clock and power, and other links.
 # (GB/s of the bus in one direction, fraction of the board's peak) of cards in data sheets.
-ON_PCIE = {"A100": (32, 1.0), "V100": (16, 112 / 125)}
+PCIE_CARDS = {"A100": (32, 1.0), "V100": (16, 112 / 125)}
 _PCIE_S = 5.7e-6  # Latency per hop over PCIe: nccl src/graph/tuning.cc, protocol Simple.
-SLICE = "MIG"  # A slice of a GPU.
+SLICE_WORD = "MIG"  # A slice of a GPU.
 
 
-def is_another(device_name: str) -> bool:
+def is_other_variant(device_name: str) -> bool:
     """Return whether a device is a variant that no cluster describes, despite its name."""
     words = _words(device_name)
-    return SLICE in words or bool(words & CARDS and not words & ON_PCIE.keys())
+    return SLICE_WORD in words or bool(words & CARD_WORDS and not words & PCIE_CARDS.keys())
 
 
-def described(device_name: str, memory_bytes: int) -> Cluster | None:
+def find_cluster(device_name: str, memory_bytes: int) -> Cluster | None:
     """Return the cluster for a device name, or None without a data sheet.
 
     Of several clusters, the result is the closest in memory.
     """
-    if is_another(device_name):
+    if is_other_variant(device_name):
         return None
     words = set(re.split(r"[^A-Za-z0-9]+", device_name))
     named = [c for c in CLUSTERS.values() if c.device == "cuda" and c.accelerator.name.split()[0] in words]
     found = min(named, key=lambda c: abs(c.accelerator.memory_bytes - memory_bytes), default=None)
-    return found and as_card(found, device_name)
+    return found and use_card_links(found, device_name)
 
 
-def as_card(board: Cluster, device_name: str) -> Cluster:
+def use_card_links(board: Cluster, device_name: str) -> Cluster:
     """Return the cluster with PCIe links if the device is a PCIe card."""
     words = _words(device_name)
-    kind = next((kind for kind in ON_PCIE if kind in words), None)
-    if kind is None or not words & CARDS:
+    kind = next((kind for kind in PCIE_CARDS if kind in words), None)
+    if kind is None or not words & CARD_WORDS:
         return board
-    gb_s, share = ON_PCIE[kind]
+    gb_s, share = PCIE_CARDS[kind]
     chip = board.accelerator
     peaks = {"fp32_flops": share * chip.fp32_flops, "bf16_flops": share * chip.bf16_flops}
     update = {
@@ -310,7 +192,7 @@ def _words(device_name: str) -> set[str]:
     return set(re.split(r"[^A-Z0-9]+", device_name.upper()))
 
 
-def on_cores(sheet: Cluster, cores: int | None, bf16: str | None) -> Cluster:
+def use_cores(sheet: Cluster, cores: int | None, bf16: str | None) -> Cluster:
     """Return a CPU cluster with the reported cores and bf16 support of a machine.
 
     Args:

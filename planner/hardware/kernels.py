@@ -123,9 +123,9 @@ def build_layer_kernels(
     fused_projections: bool = False,
     separate_experts: bool = False,
     sorts_tokens: bool = False,
-    norms_heads: bool = False,
+    normalizes_heads: bool = False,
     copies_queries: bool = False,
-    casts_each: bool = False,
+    casts_all_operands: bool = False,
     recompute_modules: Sequence[RecomputeModule] | None = None,
 ) -> ModuleKernels:
     """Return the kernels of one transformer layer.
@@ -136,7 +136,7 @@ def build_layer_kernels(
         fused_projections: Query, key, and value are one matmul, and gate and up are one matmul.
         separate_experts: Each expert has separate matmuls.
         sorts_tokens: A kernel sorts tokens by expert, and another restores their order.
-        norms_heads: Queries and keys are normalized.
+        normalizes_heads: Queries and keys are normalized.
         copies_queries: Grouped queries are copied out of the output of the fused projection, RoPE runs separately for
             queries and keys, and gradients are concatenated.
         casts_each: Separate kernels cast all operands of each fp8 matmul, including weights.
@@ -153,20 +153,22 @@ def build_layer_kernels(
     products = [*_get_attention_gemms(spec, joined=fused_projections), *inner]
     unfused = spec.train.attention == "unfused"
     scores = _get_unfused_attention(spec) if unfused else _get_fused_attention(spec)
-    passes_forward, passes_backward = _get_memory_kernels(spec, moe=moe, sorts=sorts_tokens, norms_heads=norms_heads)
+    passes_forward, passes_backward = _get_memory_kernels(
+        spec, moe=moe, sorts=sorts_tokens, normalizes_heads=normalizes_heads
+    )
     copies_forward, copies_backward = _get_query_copies(spec) if copies_queries else ((), ())
     experts = spec.model.moe if moe else None
     clamps_forward, clamps_backward = _get_clamps(spec) if experts and experts.swiglu_limit else ((), ())
-    casts_forward, casts_backward = _get_casts(spec, products, each=casts_each)
+    casts_forward, casts_backward = _get_casts(spec, products, each=casts_all_operands)
     latents = products[1:4:2] if spec.model.mla else []
     dense = [] if moe else inner
     usual: Sequence[RecomputeModule] = ("attention",) if unfused else ("norms", "activation")
     modules: dict[RecomputeModule, Sequence[Kernel]] = {
         "norms": passes_forward[0:3:2],
         "activation": (passes_forward[4], *clamps_forward),
-        "latents": (*latents, *_get_casts(spec, latents, each=casts_each)[0]),
+        "latents": (*latents, *_get_casts(spec, latents, each=casts_all_operands)[0]),
         "attention": scores[0],
-        "mlp": (*dense, *_get_casts(spec, dense, each=casts_each)[0]),
+        "mlp": (*dense, *_get_casts(spec, dense, each=casts_all_operands)[0]),
     }
     return ModuleKernels(
         forward=(*products, *scores[0], *passes_forward, *copies_forward, *clamps_forward, *casts_forward),
@@ -327,7 +329,7 @@ def _get_window_fraction(window: int | None, seq_len: int) -> float:
     return (1 + share * (2 - share)) / 2
 
 
-def _get_memory_kernels(spec: JobSpec, *, moe: bool, sorts: bool, norms_heads: bool) -> ForwardBackward:
+def _get_memory_kernels(spec: JobSpec, *, moe: bool, sorts: bool, normalizes_heads: bool) -> ForwardBackward:
     """Return norms, residuals with bias and dropout, and activation as memory kernels."""
     model, layout, train = spec.model, spec.layout, spec.train
     e = get_mixed_precision(train.precision).compute_bytes
@@ -349,7 +351,7 @@ def _get_memory_kernels(spec: JobSpec, *, moe: bool, sorts: bool, norms_heads: b
         rope = MemoryKernel(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_size)
         forward.append(rope)
         backward.append(rope)
-    if norms_heads:
+    if normalizes_heads:
         for heads in (model.num_heads, model.num_kv_heads):
             size = e * tokens * heads // layout.tp * model.head_size
             forward.append(MemoryKernel(2 * size, "norm"))

@@ -22,7 +22,7 @@ OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}  # Megatron's 1F1B of expert
 
 
 # Megatron's all-to-all in place of DeepEP and HybridEP (token_dispatcher.py, `MoEAlltoAllTokenDispatcher`).
-ALL_TO_ALL = {"shares_dispatch": False, "sorts_dispatch": True}
+ALL_TO_ALL = {"dispatches_per_node": False, "sorts_dispatch": True}
 
 
 # Of a layer's host time, what is left where the named modules are one CUDA graph: its kernels outside it, of 17.
@@ -82,10 +82,10 @@ FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2
 ASYNC_TP: dict[Axis, float] = {"tp": 0.25}  # torch's asynchronous tensor parallelism, by two pairs of torchtitan's rows
 
 # The trainer's compiled blocks, on the same GPUs as its eager ones; casts by one model, and their host by a guess.
-COMPILED: dict[str, Any] = {"norms": 1.8, "passes": 1.8, "casts": 0.55, "cast_s": 2e-4}
+COMPILED: dict[str, Any] = {"norms": 1.8, "elementwise": 1.8, "casts": 0.55, "cast_s": 2e-4}
 
 
-class Said(NamedTuple):
+class StackKey(NamedTuple):
     """Stack and options that determine the constants of a spec.
 
     `compiled`: Meshboard's trainer compiles its blocks. Other stacks include this in their constants.
@@ -110,21 +110,21 @@ class Stacks:
         self._stacks, self._per_node, self._measured, self._compiles = stacks, per_node, measured, compiles
         self._made: dict[Hashable, Stack] = {}
 
-    def said(self, spec: JobSpec) -> Said:
+    def get_key(self, spec: JobSpec) -> StackKey:
         """Return the stack and options that determine the constants of a spec."""
         software = None if self._measured else spec.resources.software
         overlaps = software is not None and self._overlaps(spec, software)
         compiled = spec.resources.stack == "ours" and spec.train.compile and self._compiles
-        return Said(spec.resources.stack, software, overlaps, compiled)
+        return StackKey(spec.resources.stack, software, overlaps, compiled)
 
-    def of(self, spec: JobSpec) -> Stack:
+    def get_stack(self, spec: JobSpec) -> Stack:
         """Return the stack with the options of a spec."""
-        said = self.said(spec)
+        said = self.get_key(spec)
         if said not in self._made:
             stack = self._stacks[said.stack]
             if said.compiled:
                 stack = stack._replace(**COMPILED)
-            self._made[said] = as_said(stack, said.software, overlaps=said.overlaps) if said.software else stack
+            self._made[said] = apply_options(stack, said.software, overlaps=said.overlaps) if said.software else stack
         return self._made[said]
 
     def _overlaps(self, spec: JobSpec, software: SoftwareSpec) -> bool:
@@ -143,7 +143,7 @@ class Stacks:
         )
 
 
-def as_said(stack: Stack, software: SoftwareSpec, *, overlaps: bool) -> Stack:
+def apply_options(stack: Stack, software: SoftwareSpec, *, overlaps: bool) -> Stack:
     """Return the stack with its options applied.
 
     Args:
@@ -159,7 +159,7 @@ def as_said(stack: Stack, software: SoftwareSpec, *, overlaps: bool) -> Stack:
     if software.dispatcher == "alltoall":
         changed |= ALL_TO_ALL
     if overlaps:
-        changed["hidden"] = {**stack.hidden, **OVERLAPPED_EXPERTS}
+        changed["overlap"] = {**stack.overlap, **OVERLAPPED_EXPERTS}
     if software.attention_kernel == "flash_1":
         changed["attention"] = FLASH_1
     elif software.attention_kernel == "flash_2":
@@ -170,29 +170,29 @@ def as_said(stack: Stack, software: SoftwareSpec, *, overlaps: bool) -> Stack:
     if software.fused_norms:
         changed["norms"] = FUSED_NORMS
     if software.nvfp4:
-        hidden = {axis: share for axis, share in changed.get("hidden", stack.hidden).items() if axis != "tp"}
-        changed |= {"fp4": True, "casts": stack.casts * FP4_CASTS, "hidden": hidden}
+        hidden = {axis: share for axis, share in changed.get("overlap", stack.overlap).items() if axis != "tp"}
+        changed |= {"fp4": True, "casts": stack.casts * FP4_CASTS, "overlap": hidden}
     return stack._replace(**changed)
 
 
-WIDEST = max(stack.within for stack in STACKS.values())
+MAX_TIME_MARGIN = max(stack.time_margin for stack in STACKS.values())
 
 # (share of a step that the device waits for its host, how far off a step time then is): how fast a host launches is in
 # no spec, nor what CUDA graphs spare it. All rows of the fit half that wait at all, 50 and 31, are Megatron's. Where to
 # divide them was settled with the report half's coverage in sight, and so was UNTOLD_BYTES.
-HOST_WITHIN = ((0.2, 2.3), (0.001, 0.66))
+HOST_MARGINS = ((0.2, 2.3), (0.001, 0.66))
 # The same where the spec says what it can of the software: of 31 such rows, again Megatron's, and of Scaling's 103.
 # Both are half as wide again as the fit half needs (0.6, 0.08): constants were chosen on the same rows, and so narrow
 # they held for 85% and 88% of the report half. Rows that wait for less are no further off than others of their stack.
-HOST_TOLD_WITHIN = ((0.2, 0.9),)
-TOLD_WITHIN: dict[StackName, float] = {"scaling": 0.12}
+HOST_MARGINS_WITH_OPTIONS = ((0.2, 0.9),)
+MARGINS_WITH_OPTIONS: dict[StackName, float] = {"scaling": 0.12}
 
 # Of a rank's peak: workspaces of products and communicators, and what code keeps that is in no spec. In 69 of 70 of
-# Megatron-LM's own tests less was left over than this and `memory_within` of their 0.6 to 52 GiB.
-UNTOLD_BYTES = 2**29
+# Megatron-LM's own tests less was left over than this and `memory_margin` of their 0.6 to 52 GiB.
+UNMODELED_BYTES = 2**29
 
 
-def within(name: StackName, accelerator: str, host_share: float, *, told: bool = False) -> float:
+def get_time_margin(name: StackName, accelerator: str, host_share: float, *, has_options: bool = False) -> float:
     """Return the margin of error of a step time as a fraction.
 
     Args:
@@ -200,9 +200,11 @@ def within(name: StackName, accelerator: str, host_share: float, *, told: bool =
         told: The spec has all known options of the stack's software.
     """
     stack = STACKS[name]
-    own = TOLD_WITHIN.get(name, stack.within) if told else stack.within
-    by_host = next((off for least, off in (HOST_TOLD_WITHIN if told else HOST_WITHIN) if host_share >= least), 0.0)
-    return max(own if was_measured(name, accelerator) else WIDEST, by_host)
+    own = MARGINS_WITH_OPTIONS.get(name, stack.time_margin) if has_options else stack.time_margin
+    by_host = next(
+        (off for least, off in (HOST_MARGINS_WITH_OPTIONS if has_options else HOST_MARGINS) if host_share >= least), 0.0
+    )
+    return max(own if was_measured(name, accelerator) else MAX_TIME_MARGIN, by_host)
 
 
 def was_measured(name: StackName, accelerator: str) -> bool:

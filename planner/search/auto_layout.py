@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
-from planner.cost.learning import interval, memory_correction, surely_fitting
+from planner.cost.learning import compute_memory_correction, compute_time_interval, get_safe_peak_bytes
 from planner.cost.timing import Timer
 from planner.facts.kinds import get_kind_rules, round_down
 from planner.facts.layout import MAX_RANKS, SCHEDULE_NAMES
@@ -21,63 +21,63 @@ from planner.facts.spec import Degree, JobSpec, Recompute, Schedule
 from planner.facts.spec_rules import find_problems
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel, format_count
 from planner.hardware.cluster import Cluster
-from planner.search.layout_search import FIXABLE, Constraints, Found, divisors, search
+from planner.search.layout_search import FIXABLE, Constraints, FittingLayout, divisors, search
 
 
-class Room(NamedTuple):
+class HostCapacity(NamedTuple):
     """Host capacity: number of slots, and memory per slot."""
 
     slots: int
     memory_bytes: int
 
 
-class Gang(NamedTuple):
+class HostGang(NamedTuple):
     """Hosts of one model that a job can span: slots per host, and the least memory."""
 
     sizes: tuple[int, ...]
     memory_bytes: int
 
-    def holds(self, ranks: int, tp: int) -> bool:
+    def fits(self, ranks: int, tp: int) -> bool:
         """Return whether the ranks fit with each tensor-parallel group inside a host."""
         return sum(round_down(slots, tp) for slots in self.sizes) >= ranks
 
 
-class Rooms(NamedTuple):
+class Capacity(NamedTuple):
     """All capacity. `alone` has at least one host."""
 
-    alone: Sequence[Room]
-    gangs: Sequence[Gang] = ()
+    hosts: Sequence[HostCapacity]
+    gangs: Sequence[HostGang] = ()
 
     @property
-    def most(self) -> int:
+    def max_ranks(self) -> int:
         """Return the maximum number of ranks that fit at the same time."""
-        return max([*(room.slots for room in self.alone), *(sum(gang.sizes) for gang in self.gangs)])
+        return max([*(room.slots for room in self.hosts), *(sum(gang.sizes) for gang in self.gangs)])
 
-    def full(self) -> set[int]:
+    def get_full_hosts(self) -> set[int]:
         """Return the numbers of ranks that fill the largest 1, 2, 4, ... hosts of a gang."""
         return {sum(gang.sizes[: 1 << k]) for gang in self.gangs for k in range(len(gang.sizes).bit_length())}
 
-    def inside(self, ranks: int, fixed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def iterate_degrees(self, ranks: int, fixed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the fixed layout fields that keep tp inside a host.
 
         If one host fits all ranks, tp is not fixed.
         """
-        if any(room.slots >= ranks for room in self.alone):
+        if any(room.slots >= ranks for room in self.hosts):
             yield {**fixed}
             return
         largest = max(gang.sizes[0] for gang in self.gangs)
         for tp in [fixed["tp"]] if "tp" in fixed else [t for t in divisors(ranks) if t <= largest]:
-            if any(gang.holds(ranks, tp) for gang in self.gangs):
+            if any(gang.fits(ranks, tp) for gang in self.gangs):
                 yield {**fixed, "tp": tp}
 
-    def memory_bytes(self, ranks: int) -> int:
+    def get_memory_bytes(self, ranks: int) -> int:
         """Return the least memory per rank on all hosts that can run the ranks."""
-        alone = [room.memory_bytes for room in self.alone if room.slots >= ranks]
-        return min(alone or [gang.memory_bytes for gang in self.gangs if gang.holds(ranks, 1)])
+        alone = [room.memory_bytes for room in self.hosts if room.slots >= ranks]
+        return min(alone or [gang.memory_bytes for gang in self.gangs if gang.fits(ranks, 1)])
 
-    def words(self) -> str:
+    def format_slots(self) -> str:
         """Format the number of slots."""
-        text = f"the largest host has {format_count(max(room.slots for room in self.alone), 'slot')}"
+        text = f"the largest host has {format_count(max(room.slots for room in self.hosts), 'slot')}"
         if not self.gangs:
             return text
         sizes = max((gang.sizes for gang in self.gangs), key=sum)
@@ -86,9 +86,11 @@ class Rooms(NamedTuple):
 
 FIELD = "layout.auto"
 GIB = 2**30
-RUNNERS_UP = 4
-MOST_SEARCHES = 64  # Each combination of allowed values is one search.
-EVERY = 16  # Up to this number of ranks, every number is searched. Above it, powers of two and the maximum.
+NUM_RUNNERS_UP = 4
+MAX_SEARCHES = 64  # Each combination of allowed values is one search.
+MAX_CONSECUTIVE_RANKS = (
+    16  # Up to this number of ranks, every number is searched. Above it, powers of two and the maximum.
+)
 ANY_MEMORY = 2**60
 T = TypeVar("T")
 OneOrSome: TypeAlias = T | Annotated[list[T], Field(min_length=1, max_length=16)] | None
@@ -160,10 +162,10 @@ class Choice(NamedTuple):
     """Spec with the chosen layout, and the description of the choice."""
 
     spec: JobSpec
-    told: AutoLayout
+    chosen: AutoLayout
 
 
-def asked_of(data: object) -> AutoSpec | None:
+def parse_auto_spec(data: object) -> AutoSpec | None:
     """Return the constraints of an automatic layout, or None if the spec has a layout.
 
     Raises:
@@ -199,7 +201,7 @@ def _inside(error: ValidationError) -> list[Problem]:
     return [convert_error(told, AutoSpec, field) for field, told in deepest.items()]
 
 
-def draft_of(data: Mapping[str, Any]) -> JobSpec:
+def parse_draft(data: Mapping[str, Any]) -> JobSpec:
     """Parse a spec without its layout.
 
     Raises:
@@ -217,11 +219,11 @@ def draft_of(data: Mapping[str, Any]) -> JobSpec:
     return spec
 
 
-def choose(
+def find_fastest_layout(
     spec: JobSpec,
     cluster: Cluster,
     asked: AutoSpec,
-    rooms: Rooms,
+    capacity: Capacity,
     *,
     runnable: bool = True,
     max_seconds: float = math.inf,
@@ -234,12 +236,17 @@ def choose(
     Raises:
         SpecError: If no layout fits, with the arithmetic.
     """
-    worlds, combinations = _worlds(asked, rooms), list(_combinations(asked))
-    spread = memory_correction(cluster.runs)
+    worlds, combinations = _worlds(asked, capacity), list(_combinations(asked))
+    spread = compute_memory_correction(cluster.runs)
     deadline = time.monotonic() + max_seconds
-    tries = [(world, inside) for world in worlds for fixed in combinations for inside in rooms.inside(world, fixed)]
+    tries = [
+        (world, inside)
+        for world in worlds
+        for fixed in combinations
+        for inside in capacity.iterate_degrees(world, fixed)
+    ]
     if not tries:
-        why = f"a tp group stays inside one host: {rooms.words()}"
+        why = f"a tp group stays inside one host: {capacity.format_slots()}"
         text = f"`{FIELD}.tp` is too large for {_ranks(worlds)}, because {why}."
         raise SpecError([Problem(f"{FIELD}.tp", text)])
     found, surely, refused, counts, complete = [], [], Counter[str](), 0, True
@@ -248,11 +255,11 @@ def choose(
         if left <= 0:
             complete = False
             break
-        room = _memory(asked, rooms, world)
+        room = _memory(asked, capacity, world)
         limits = Constraints(world, fixed, asked.max_micro_batch, room, runnable, left)
-        result = search(spec, cluster, limits, limit=RUNNERS_UP + 1)
+        result = search(spec, cluster, limits, limit=NUM_RUNNERS_UP + 1)
         found += result.best
-        surely += [f for f in result.best if f.memory_bytes <= surely_fitting(cluster, spec, spread, room)]
+        surely += [f for f in result.best if f.memory_bytes <= get_safe_peak_bytes(cluster, spec, spread, room)]
         refused.update(result.refused)
         counts += result.considered
         complete &= result.complete
@@ -261,11 +268,11 @@ def choose(
         text = f"`{FIELD}` reached its time limit after {tried}. None fits. Set more layout fields."
         raise SpecError([Problem(FIELD, text)])
     if not found:
-        raise SpecError([Problem(FIELD, _nothing(spec, cluster, asked, rooms, worlds, refused, deadline))])
+        raise SpecError([Problem(FIELD, _nothing(spec, cluster, asked, capacity, worlds, refused, deadline))])
     tight = not surely
-    best = _unlike(sorted(surely or found, key=_order))[: RUNNERS_UP + 1]
-    room = _memory(asked, rooms, best[0].spec.layout.world_size)
-    told: AutoLayout = {
+    best = _unlike(sorted(surely or found, key=_order))[: NUM_RUNNERS_UP + 1]
+    room = _memory(asked, capacity, best[0].spec.layout.world_size)
+    chosen: AutoLayout = {
         "asked": asked.model_dump(exclude_defaults=True),
         "why": _why(best, cluster, room, worlds, counts, complete, tight=tight),
         "cluster": cluster.name,
@@ -274,26 +281,26 @@ def choose(
         **_line(best[0]),
         "runners_up": [_beside(other, best[0]) for other in best[1:]],
     }
-    return Choice(best[0].spec, told)
+    return Choice(best[0].spec, chosen)
 
 
-def _order(found: Found) -> tuple[float, int, int, int]:
+def _order(found: FittingLayout) -> tuple[float, int, int, int]:
     """Return the sort key: time, then number of ranks, memory, and ZeRO stage."""
     layout = found.spec.layout
     return float(f"{found.timing.step_s:.4g}"), layout.world_size, found.memory_bytes, layout.zero
 
 
-def _unlike(ordered: Sequence[Found]) -> list[Found]:
+def _unlike(ordered: Sequence[FittingLayout]) -> list[FittingLayout]:
     """Remove duplicates: schedule and chunks have no effect without a pipeline."""
-    first: dict[str, Found] = {}
+    first: dict[str, FittingLayout] = {}
     for found in ordered:
         first.setdefault(f"{found.spec.layout!r} {found.spec.train.micro_batches}", found)
     return list(first.values())
 
 
-def _worlds(asked: AutoSpec, rooms: Rooms) -> list[int]:
+def _worlds(asked: AutoSpec, rooms: Capacity) -> list[int]:
     """Return the numbers of ranks to search, the largest first."""
-    most = rooms.most
+    most = rooms.max_ranks
     if asked.ranks is not None and asked.max_ranks is not None and asked.ranks > asked.max_ranks:
         raise SpecError(
             [Problem(f"{FIELD}.ranks", f"`{FIELD}.ranks` is {asked.ranks}. Use at most max_ranks {asked.max_ranks}.")]
@@ -303,31 +310,32 @@ def _worlds(asked: AutoSpec, rooms: Rooms) -> list[int]:
             raise SpecError(
                 [
                     Problem(
-                        f"{FIELD}.ranks", f"`{FIELD}.ranks` is {asked.ranks}, but {rooms.words()}. Use at most {most}."
+                        f"{FIELD}.ranks",
+                        f"`{FIELD}.ranks` is {asked.ranks}, but {rooms.format_slots()}. Use at most {most}.",
                     )
                 ]
             )
         return [asked.ranks]
     most = min(most, asked.max_ranks or most)
-    every = range(1, min(most, EVERY) + 1)
+    every = range(1, min(most, MAX_CONSECUTIVE_RANKS) + 1)
     powers = (1 << power for power in range(most.bit_length()))
-    return sorted({most, *every, *powers, *(ranks for ranks in rooms.full() if ranks <= most)}, reverse=True)
+    return sorted({most, *every, *powers, *(ranks for ranks in rooms.get_full_hosts() if ranks <= most)}, reverse=True)
 
 
 def _combinations(asked: AutoSpec) -> Iterator[dict[str, Any]]:
     given = {name: value for name in FIXABLE if (value := getattr(asked, name)) is not None}
     some = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
     number = math.prod(len(values) for values in some.values())
-    if number > MOST_SEARCHES:
+    if number > MAX_SEARCHES:
         sizes = " x ".join(f"{name} {len(values)}" for name, values in some.items())
-        text = f"`{FIELD}` has {sizes} = {number} combinations. Use at most {MOST_SEARCHES}."
+        text = f"`{FIELD}` has {sizes} = {number} combinations. Use at most {MAX_SEARCHES}."
         raise SpecError([Problem(FIELD, text)])
     for values in itertools.product(*some.values()):
         yield dict(zip(some, values, strict=True))
 
 
-def _memory(asked: AutoSpec, rooms: Rooms, world: int) -> int:
-    least = rooms.memory_bytes(world)
+def _memory(asked: AutoSpec, rooms: Capacity, world: int) -> int:
+    least = rooms.get_memory_bytes(world)
     return min(least, asked.max_memory_bytes or least)
 
 
@@ -335,7 +343,7 @@ def _nothing(
     spec: JobSpec,
     cluster: Cluster,
     asked: AutoSpec,
-    rooms: Rooms,
+    rooms: Capacity,
     worlds: Sequence[int],
     refused: Counter[str],
     deadline: float,
@@ -349,7 +357,7 @@ def _nothing(
     text = f"None of {refused.total():,} layouts {where} is valid and fits. Reasons: {reasons}."
     if not any(reason.startswith("memory") for reason in refused):
         return text
-    lightest: list[Found] = []
+    lightest: list[FittingLayout] = []
     accelerator = cluster.accelerator.model_copy(update={"memory_bytes": ANY_MEMORY})
     roomy = cluster.model_copy(update={"accelerator": accelerator})
     combinations = list(_combinations(asked))
@@ -364,11 +372,11 @@ def _nothing(
     least = min(lightest, key=lambda found: found.memory_bytes)
     room = _memory(asked, rooms, worlds[0])
     needs = f"{least.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} GiB per rank"
-    return f"{text} The smallest layout, {words(least.spec)}, needs {needs}."
+    return f"{text} The smallest layout, {format_layout(least.spec)}, needs {needs}."
 
 
 def _why(
-    best: Sequence[Found],
+    best: Sequence[FittingLayout],
     cluster: Cluster,
     room: int,
     worlds: Sequence[int],
@@ -378,9 +386,11 @@ def _why(
     tight: bool,
 ) -> str:
     first = best[0]
-    sure = interval(cluster, first.spec, Timer(cluster).correction(first.spec), first.timing.host_share)
+    sure = compute_time_interval(
+        cluster, first.spec, Timer(cluster).get_correction(first.spec), first.timing.host_share
+    )
     lines = [
-        f"{words(first.spec)}: {first.timing.step_s:.3g} s per step ({sure['words']}), "
+        f"{format_layout(first.spec)}: {first.timing.step_s:.3g} s per step ({sure['words']}), "
         f"{first.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} GiB on the fullest rank.",
         *["The free memory is less than the margin of error of the estimate."] * tight,
         f"This is the fastest of {considered:,} layouts that fits{'' if tight else ' with this margin'} on "
@@ -391,11 +401,11 @@ def _why(
         slower = best[1].timing.step_s / first.timing.step_s - 1
         close = " The difference is within the margin of error." if slower < sure["share"] else ""
         behind = "equally fast" if slower < 0.0005 else f"{slower:.1%} slower"
-        lines.append(f"The next layout, {words(best[1].spec)}, is {behind}.{close}")
+        lines.append(f"The next layout, {format_layout(best[1].spec)}, is {behind}.{close}")
     return " ".join(lines)
 
 
-def words(spec: JobSpec) -> str:
+def format_layout(spec: JobSpec) -> str:
     """Format a layout, such as 'dp 2 x tp 2, ZeRO-1, 4 micro-batches of 2'."""
     x = spec.layout
     parts = [
@@ -414,14 +424,14 @@ def _ranks(worlds: Sequence[int]) -> str:
         return "1 rank" if most == 1 else f"{most:,} ranks"
     if len(worlds) == most - least + 1:
         return f"{least:,} to {most:,} ranks"
-    more = [f"{world:,}" for world in sorted(worlds) if world > EVERY]
-    return f"{', '.join([f'1 to {EVERY}', *more[:-1]])} and {more[-1]} ranks"
+    more = [f"{world:,}" for world in sorted(worlds) if world > MAX_CONSECUTIVE_RANKS]
+    return f"{', '.join([f'1 to {MAX_CONSECUTIVE_RANKS}', *more[:-1]])} and {more[-1]} ranks"
 
 
-def _line(found: Found) -> ChosenLayout:
+def _line(found: FittingLayout) -> ChosenLayout:
     return {
         "layout": found.spec.layout.model_dump(exclude_defaults=True),
-        "words": words(found.spec),
+        "words": format_layout(found.spec),
         "ranks": found.spec.layout.world_size,
         "micro_batches": found.spec.train.micro_batches,
         "step_s": found.timing.step_s,
@@ -429,6 +439,6 @@ def _line(found: Found) -> ChosenLayout:
     }
 
 
-def _beside(other: Found, first: Found) -> RunnerUp:
+def _beside(other: FittingLayout, first: FittingLayout) -> RunnerUp:
     slower = other.timing.step_s / first.timing.step_s - 1
     return {**_line(other), "slower": slower, "heavier": other.memory_bytes / first.memory_bytes - 1}

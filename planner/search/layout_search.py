@@ -17,9 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from planner.cost.estimate import allowance, on
-from planner.cost.learning import Interval, interval, memory_correction, memory_interval, surely_fitting
-from planner.cost.memory import least_bytes, most_bytes
+from planner.cost.estimate import compute_allowance, use_cluster_device
+from planner.cost.learning import (
+    Interval,
+    compute_memory_correction,
+    compute_memory_interval,
+    compute_time_interval,
+    get_safe_peak_bytes,
+)
+from planner.cost.memory import get_max_bytes, get_min_bytes
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
@@ -30,7 +36,7 @@ from planner.hardware.cluster import Cluster
 
 MAX_CP = 64
 MAX_MICRO_BATCH = 16
-SHORTEST_PART = 2048  # Minimum tokens per cp rank, unless cp is fixed.
+MIN_CP_TOKENS = 2048  # Minimum tokens per cp rank, unless cp is fixed.
 SCHEDULES: tuple[tuple[Schedule, int], ...] = (
     ("1f1b", 1),
     ("interleaved_1f1b", 2),
@@ -41,7 +47,7 @@ SCHEDULES: tuple[tuple[Schedule, int], ...] = (
 )
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 # With these schedules, larger micro-batches can need less memory.
-RISING: tuple[Schedule, ...] = ("gpipe", "looped_bfs")
+RISING_SCHEDULES: tuple[Schedule, ...] = ("gpipe", "looped_bfs")
 FIXABLE = ("dp", "pp", "tp", "cp", "ep", "zero", "schedule", "virtual_stages", "recompute", "sequence_parallel")
 
 
@@ -60,7 +66,7 @@ class Constraints(NamedTuple):
     max_seconds: float = math.inf
 
 
-class Found(NamedTuple):
+class FittingLayout(NamedTuple):
     """Layout that fits, with its predicted time and memory."""
 
     spec: JobSpec
@@ -68,20 +74,20 @@ class Found(NamedTuple):
     memory_bytes: int
 
 
-class Sure(NamedTuple):
+class Margins(NamedTuple):
     """Margins of error of the time and the memory of a layout."""
 
     time: Interval
     memory: Interval
 
 
-def sureness_of(found: Sequence[Found], cluster: Cluster) -> list[Sure]:
+def compute_margins(found: Sequence[FittingLayout], cluster: Cluster) -> list[Margins]:
     """Return the margins of error of each layout."""
-    timer, peaks = Timer(cluster), memory_correction(cluster.runs)
+    timer, peaks = Timer(cluster), compute_memory_correction(cluster.runs)
     return [
-        Sure(
-            interval(cluster, f.spec, timer.correction(f.spec), f.timing.host_share),
-            memory_interval(cluster, f.spec, peaks, f.memory_bytes),
+        Margins(
+            compute_time_interval(cluster, f.spec, timer.get_correction(f.spec), f.timing.host_share),
+            compute_memory_interval(cluster, f.spec, peaks, f.memory_bytes),
         )
         for f in found
     ]
@@ -95,8 +101,8 @@ class SearchResult(NamedTuple):
     `complete`: False if `max_seconds` ended the search.
     """
 
-    best: list[Found]
-    pareto: list[Found]
+    best: list[FittingLayout]
+    pareto: list[FittingLayout]
     considered: int
     fitting: int
     refused: dict[str, int]
@@ -110,15 +116,15 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     Raises:
         SpecError: If a constraint is invalid.
     """
-    check(constraints)
+    check_constraints(constraints)
     started = time.perf_counter()
     finder = _Finder(spec, cluster, constraints)
     with paused_collection():
         fitting = sorted(finder.find(), key=_rank)
-    sure = surely_fitting_bytes(spec, cluster, finder.capacity)
+    sure = get_safe_capacity(spec, cluster, finder.capacity)
     return SearchResult(
         best=sorted(fitting, key=lambda found: found.memory_bytes > sure)[:limit],
-        pareto=pareto(fitting),
+        pareto=find_pareto_front(fitting),
         considered=len(fitting) + finder.refused.total(),
         fitting=len(fitting),
         refused=dict(finder.refused),
@@ -139,14 +145,14 @@ def paused_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _rank(found: Found) -> tuple[float, int, int, int]:
+def _rank(found: FittingLayout) -> tuple[float, int, int, int]:
     """Return the sort key: time, then memory, then number of axes and chunks."""
     x = found.spec.layout
     axes = sum(degree > 1 for degree in (x.tp, x.cp, x.pp, x.ep))
     return float(f"{found.timing.step_s:.4g}"), found.memory_bytes, axes, x.virtual_stages
 
 
-def check(constraints: Constraints) -> None:
+def check_constraints(constraints: Constraints) -> None:
     """Reject constraints with unknown fields or invalid numbers.
 
     Raises:
@@ -167,29 +173,29 @@ def check(constraints: Constraints) -> None:
 MAX_WORLD = 65536
 
 
-def pareto(fitting: Sequence[Found]) -> list[Found]:
+def find_pareto_front(fitting: Sequence[FittingLayout]) -> list[FittingLayout]:
     """Return the layouts that need less memory than every faster one."""
-    front: list[Found] = []
+    front: list[FittingLayout] = []
     for found in fitting:
         if not front or found.memory_bytes < front[-1].memory_bytes:
             front.append(found)
     return front
 
 
-def surely_fitting_bytes(spec: JobSpec, cluster: Cluster, room: int | None = None) -> int:
+def get_safe_capacity(spec: JobSpec, cluster: Cluster, room: int | None = None) -> int:
     """Return the highest predicted peak that fits even with its margin of error."""
     there = cluster.accelerator.memory_bytes if room is None else room
-    return surely_fitting(cluster, spec, memory_correction(cluster.runs), there)
+    return get_safe_peak_bytes(cluster, spec, compute_memory_correction(cluster.runs), there)
 
 
-def needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
+def compute_needed_bytes(spec: JobSpec, cluster: Cluster) -> int:
     """Memory of the fullest rank with its allowances."""
-    plan = resolve(on(cluster, spec))
-    return _allowed(plan, max(most_bytes(plan, stages) for stages in plan.partition.equal_stages), cluster)
+    plan = resolve(use_cluster_device(cluster, spec))
+    return _allowed(plan, max(get_max_bytes(plan, stages) for stages in plan.partition.equal_stages), cluster)
 
 
 def _allowed(spec: ResolvedPlan, parts: int, cluster: Cluster) -> int:
-    return parts + allowance(spec, cluster, parts)
+    return parts + compute_allowance(spec, cluster, parts)
 
 
 class _Finder:
@@ -209,7 +215,7 @@ class _Finder:
         """Return whether the time limit ended the search."""
         return self._late
 
-    def find(self) -> Iterator[Found]:
+    def find(self) -> Iterator[FittingLayout]:
         """Yield layouts that fit, the most promising degrees first."""
         for degrees in sorted(self._degrees(), key=self._promise):
             shares = degrees["dp"] * degrees["cp"] > 1
@@ -228,7 +234,7 @@ class _Finder:
         sharded = 1 if degrees["dp"] * degrees["cp"] > 1 else 0
         fields = {**_PLAIN, **degrees, "zero": sharded, "recompute": "selective"}
         layout = self.spec.layout.model_copy(update=fields)
-        return self.timer.step(self._candidate(layout, 1)).step_s
+        return self.timer.get_step(self._candidate(layout, 1)).step_s
 
     def _options(self, field: str, usual: Sequence[Any]) -> Sequence[Any]:
         return (self.constraints.fixed[field],) if field in self.constraints.fixed else usual
@@ -236,7 +242,7 @@ class _Finder:
     def _degrees(self) -> Iterator[dict[str, Any]]:
         """Yield valid degrees whose product is the world size."""
         model, train, world = self.spec.model, self.spec.train, self.constraints.world_size
-        largest_cp = min(MAX_CP, max(1, train.seq_len // SHORTEST_PART))
+        largest_cp = min(MAX_CP, max(1, train.seq_len // MIN_CP_TOKENS))
         experts = divisors(model.moe.num_experts) if model.moe else [1]
         shares, node = divisors(world), min(world, self.cluster.per_node)
         # Other degrees spread unevenly over nodes, and make large searches take 50% longer.
@@ -278,15 +284,15 @@ class _Finder:
             wanted = sorted({(s, fixed["virtual_stages"]) for s, _ in wanted})
         yield from ((s, v) for s, v in wanted if pp * v <= self.spec.model.num_layers)
 
-    def _family(self, degrees: dict[str, Any], schedule: Schedule, chunks: int) -> Iterator[Found]:
+    def _family(self, degrees: dict[str, Any], schedule: Schedule, chunks: int) -> Iterator[FittingLayout]:
         """Yield micro-batch sizes and recompute policies of layouts with equal model state."""
         fields = {**degrees, "schedule": schedule, "virtual_stages": chunks}
         sizes = self._micro_batch_sizes(degrees["dp"])
         policies = self._options("recompute", RECOMPUTES)
         layouts = [self.spec.layout.model_copy(update={**_PLAIN, **fields, "recompute": r}) for r in policies]
         first = self._candidate(layouts[0], sizes[0])
-        plan = resolve(on(self.cluster, first))
-        least = max(least_bytes(plan, stages[0]) for stages in plan.partition.equal_stages)
+        plan = resolve(use_cluster_device(self.cluster, first))
+        least = max(get_min_bytes(plan, stages[0]) for stages in plan.partition.equal_stages)
         if _allowed(plan, least, self.cluster) > self.capacity:
             self.refused["memory: model state does not fit"] += len(sizes) * len(layouts)
             return
@@ -298,24 +304,24 @@ class _Finder:
                 continue
             for layout in layouts:
                 trial = spec.model_copy(update={"layout": layout})
-                plan = resolve(on(self.cluster, trial))
+                plan = resolve(use_cluster_device(self.cluster, trial))
                 # With as many in flight, larger micro-batches need more.
                 surely = layout.recompute in full and trial.train.micro_batches >= 2 * layout.pp
                 needed = self.capacity + 1 if surely else self._needed(plan)
                 if needed > self.capacity:
                     self.refused["memory: activations do not fit"] += 1
-                    full |= {layout.recompute} if schedule not in RISING else set()
+                    full |= {layout.recompute} if schedule not in RISING_SCHEDULES else set()
                 elif self.constraints.runnable and find_unsupported_fields(trial):
                     self.refused["not supported by the trainer"] += 1
                 else:
                     timed = plan if plan.spec is trial else resolve(trial)
-                    yield Found(trial, self.timer.step(timed), needed)
+                    yield FittingLayout(trial, self.timer.get_step(timed), needed)
 
     def _needed(self, plan: ResolvedPlan) -> int:
         """Of the fullest rank, or of the first beyond what there is: one of each kind is asked before all are."""
         needed, alike = 0, plan.partition.equal_stages
         for stages in [*((stages[0],) for stages in alike), *(stages for stages in alike if len(stages) > 1)]:
-            needed = max(needed, _allowed(plan, most_bytes(plan, stages, self.capacity), self.cluster))
+            needed = max(needed, _allowed(plan, get_max_bytes(plan, stages, self.capacity), self.cluster))
             if needed > self.capacity:
                 break
         return needed

@@ -10,13 +10,13 @@ from planner.facts.layout import SCHEDULE_NAMES, V_SCHEDULES
 from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_keep_gathered_problems, find_problems, find_unsupported_fields
 from planner.hardware.cluster import Cluster
-from planner.search.layout_search import RECOMPUTES, Constraints, needed_bytes, surely_fitting_bytes
+from planner.search.layout_search import RECOMPUTES, Constraints, compute_needed_bytes, get_safe_capacity
 
 GIB = 2**30
-BARELY = "fits only within the margin of error"
+BARELY_FITS = "fits only within the margin of error"
 
 
-class Neighbour(NamedTuple):
+class Neighbor(NamedTuple):
     """Layout that differs in one choice on the same number of ranks.
 
     `reason`: how it compares, or why it is invalid. `step_s` and `memory_bytes` are None if it is invalid.
@@ -30,27 +30,27 @@ class Neighbour(NamedTuple):
     reason: str
 
 
-def neighbours(spec: JobSpec, cluster: Cluster) -> list[Neighbour]:
+def find_neighbors(spec: JobSpec, cluster: Cluster) -> list[Neighbor]:
     """Return every layout with one change, the fastest that fit first.
 
     Layouts that fit only within the margin of error follow.
     """
-    timer, sure = Timer(cluster), surely_fitting_bytes(spec, cluster)
-    here = timer.step(spec).step_s
+    timer, sure = Timer(cluster), get_safe_capacity(spec, cluster)
+    here = timer.get_step(spec).step_s
     found = [_weigh(change, other, timer, sure, here) for change, other in _changes(spec)]
     return sorted(found, key=lambda n: (not n.fits, (n.memory_bytes or 0) > sure, n.step_s or float("inf")))
 
 
-def neighbours_within(spec: JobSpec, cluster: Cluster, asked: Constraints) -> list[Neighbour]:
+def find_allowed_neighbors(spec: JobSpec, cluster: Cluster, asked: Constraints) -> list[Neighbor]:
     """Return the neighbors of a search result that the constraints of the search allow."""
     there = cluster.accelerator.memory_bytes
     room = min(there, asked.max_memory_bytes or there)
     accelerator = cluster.accelerator.model_copy(update={"memory_bytes": room})
-    near = neighbours(spec, cluster.model_copy(update={"accelerator": accelerator}))
+    near = find_neighbors(spec, cluster.model_copy(update={"accelerator": accelerator}))
     return [n for n in near if _allows(asked, n)]
 
 
-def _allows(asked: Constraints, near: Neighbour) -> bool:
+def _allows(asked: Constraints, near: Neighbor) -> bool:
     layout = near.spec.layout
     piped = () if layout.pp > 1 else ("schedule", "virtual_stages")  # These fields apply only with a pipeline.
     if any(getattr(layout, name) != value for name, value in asked.fixed.items() if name not in piped):
@@ -60,27 +60,27 @@ def _allows(asked: Constraints, near: Neighbour) -> bool:
     return not asked.runnable or near.step_s is None or not find_unsupported_fields(near.spec)
 
 
-def suggestions(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neighbour]:
+def suggest_layouts(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neighbor]:
     """Return neighbors that fit if the layout does not fit."""
-    if needed_bytes(spec, cluster) <= cluster.accelerator.memory_bytes:
+    if compute_needed_bytes(spec, cluster) <= cluster.accelerator.memory_bytes:
         return []
-    return [n for n in neighbours(spec, cluster) if n.fits][:limit]
+    return [n for n in find_neighbors(spec, cluster) if n.fits][:limit]
 
 
-def _weigh(change: str, spec: JobSpec, timer: Timer, sure: int, here: float) -> Neighbour:
+def _weigh(change: str, spec: JobSpec, timer: Timer, sure: int, here: float) -> Neighbor:
     broken = find_problems(spec)
     if broken:
-        return Neighbour(change, spec, False, None, None, " ".join(p.message for p in broken))
+        return Neighbor(change, spec, False, None, None, " ".join(p.message for p in broken))
     capacity = timer.cluster.accelerator.memory_bytes
-    step, needed = timer.step(spec).step_s, needed_bytes(spec, timer.cluster)
+    step, needed = timer.get_step(spec).step_s, compute_needed_bytes(spec, timer.cluster)
     if needed > capacity:
         reason = f"needs {needed / GIB:.1f} GiB of {capacity / GIB:.1f} GiB"
-        return Neighbour(change, spec, False, step, needed, reason)
+        return Neighbor(change, spec, False, step, needed, reason)
     share = step / here - 1
     word = "slower" if share > 0 else "faster"
     reason = "equally fast" if abs(share) < 0.0005 else f"{abs(share):.1%} {word}"
-    barely = f", which {BARELY}" if needed > sure else ""
-    return Neighbour(change, spec, True, step, needed, f"{reason}, {needed / GIB:.1f} GiB{barely}")
+    barely = f", which {BARELY_FITS}" if needed > sure else ""
+    return Neighbor(change, spec, True, step, needed, f"{reason}, {needed / GIB:.1f} GiB{barely}")
 
 
 def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
@@ -161,7 +161,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 CHUNKS = {"interleaved_1f1b": 2, "looped_bfs": 2, **dict.fromkeys(V_SCHEDULES, 2)}
 
 
-def choices(spec: JobSpec) -> dict[str, dict[str, str]]:
+def find_impossible_options(spec: JobSpec) -> dict[str, dict[str, str]]:
     """Return {field: {option: reason}} for every layout option that adds a problem.
 
     The current option is never listed. Options that only lack slots are not listed either, because they can be planned.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from typing_extensions import TypedDict
 
-from planner.cost.learning import Interval, sureness
+from planner.cost.learning import Interval, format_margin
 from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
 from planner.facts.layout import AXES, get_axis_group
@@ -16,25 +16,25 @@ from planner.facts.parse_spec import LayoutDict
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.hardware.cluster import Cluster
-from planner.hardware.stack_options import within
+from planner.hardware.stack_options import get_time_margin
 from planner.hardware.stacks import STACKS
-from planner.search.layout_search import needed_bytes, surely_fitting_bytes
-from planner.search.neighbors import BARELY, Neighbour, neighbours
+from planner.search.layout_search import compute_needed_bytes, get_safe_capacity
+from planner.search.neighbors import BARELY_FITS, Neighbor, find_neighbors
 
-MOST = 5
-LEAST_GAIN = 0.01  # fraction of the step time that a change saves at least
-LEAST_REST = 0.1  # fraction of the step time outside of collectives, below which collectives overlap with compute
+MAX_OPTIONS = 5
+MIN_GAIN = 0.01  # fraction of the step time that a change saves at least
+MIN_REST = 0.1  # fraction of the step time outside of collectives, below which collectives overlap with compute
 COMPUTE = "compute"
 # Parts of an estimate that count as another part.
-OF = {**dict.fromkeys(("recompute", "launch", "optimizer"), COMPUTE), "bubble": "pp"}
-WORDS = {  # a part as the subject of a sentence, with its verb
+PART_GROUPS = {**dict.fromkeys(("recompute", "launch", "optimizer"), COMPUTE), "bubble": "pp"}
+PART_SUBJECTS = {  # a part as the subject of a sentence, with its verb
     COMPUTE: "Compute takes",
     "pp": "Waiting for other pipeline stages takes",
     **{axis: f"Communication on {axis} takes" for axis in ("dp", "tp", "cp", "ep", "world")},
 }
 
 
-class Measure(NamedTuple):
+class RunMeasurement(NamedTuple):
     """Measurements of an ended run. Times are in seconds per step.
 
     `step_s`: the median step. `busy_s`: time in collectives by axis, mean over ranks. `parts_s`: parts of the step from
@@ -102,7 +102,7 @@ class Hindsight(TypedDict):
     unsure: list[Option]
 
 
-def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
+def find_faster_layouts(spec: JobSpec, cluster: Cluster, measured: RunMeasurement) -> Hindsight:
     """Return layouts that differ in one setting and are faster than the run, the fastest first.
 
     The measured step is split into parts. Each part of a neighbor's predicted step is scaled by the measured time of
@@ -114,34 +114,34 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
     """
     between = _between(spec, cluster, measured.sure)
     timer = Timer(cluster)
-    here = parts_of(timer.over_ranks(spec))
-    took = apportioned(here, measured)
+    here = get_parts(timer.get_rank_mean(spec))
+    took = apportion_step(here, measured)
     whole = measured.step_s / sum(here.values())
     heavier = _heavier(spec, cluster, measured)
-    room, sure_room = cluster.accelerator.memory_bytes, surely_fitting_bytes(spec, cluster)
+    room, sure_room = cluster.accelerator.memory_bytes, get_safe_capacity(spec, cluster)
     faster: list[Option] = []
     slower: list[tuple[float, str]] = []
-    for near in neighbours(spec, cluster):
+    for near in find_neighbors(spec, cluster):
         if near.step_s is None or near.memory_bytes is None or find_unsupported_fields(near.spec):
             continue
         needed = round(near.memory_bytes * heavier)
         if needed > room:
             continue
-        planned = parts_of(timer.over_ranks(near.spec))
+        planned = get_parts(timer.get_rank_mean(near.spec))
         there = {
             part: _carried(took.get(part, 0.0), here.get(part, 0.0), planned.get(part, 0.0), whole)
             for part in {*planned, *took}
             if _has(near.spec.layout, part)
         }
         step = sum(there.values())
-        if 1 - step / measured.step_s < LEAST_GAIN:
+        if 1 - step / measured.step_s < MIN_GAIN:
             slower.append((step, near.change))
             continue
         faster.append(_option(near, needed, took, there, measured, barely=needed > sure_room))
     faster.sort(key=lambda option: option["step_s"])
     sure = [option for option in faster if option["faster"] > between["share"]]
     unsure = [option for option in faster if option["faster"] <= between["share"]]
-    submitted, apart = grouped(measured.predicted_s), grouped(measured.parts_s)
+    submitted, apart = group_parts(measured.predicted_s), group_parts(measured.parts_s)
     return {
         "step_s": measured.step_s,
         "predicted_s": sum(measured.predicted_s.values()),
@@ -157,8 +157,8 @@ def hindsight(spec: JobSpec, cluster: Cluster, measured: Measure) -> Hindsight:
             }
             for part in sorted({*submitted, *took})
         ],
-        "options": sure[:MOST],
-        "unsure": unsure[:MOST],
+        "options": sure[:MAX_OPTIONS],
+        "unsure": unsure[:MAX_OPTIONS],
         "text": _text(sure, unsure, slower, measured.step_s, between["words"]),
     }
 
@@ -180,17 +180,17 @@ def _between(spec: JobSpec, cluster: Cluster, told: Interval) -> Interval:
     if told["basis"] != "data sheet":
         return told
     stack = spec.resources.stack
-    share = within(stack, cluster.accelerator.name, host_share=0.0)  # the run shows the speed of the host
-    words = f"from the measured step of this run, {STACKS[stack].title}, {sureness(share)}"
+    share = get_time_margin(stack, cluster.accelerator.name, host_share=0.0)  # the run shows the speed of the host
+    words = f"from the measured step of this run, {STACKS[stack].title}, {format_margin(share)}"
     return Interval(share=share, basis="run", runs=1, words=words)
 
 
 def _option(
-    near: Neighbour,
+    near: Neighbor,
     needed: int,
     took: Mapping[str, float],
     there: Mapping[str, float],
-    measured: Measure,
+    measured: RunMeasurement,
     *,
     barely: bool,
 ) -> Option:
@@ -207,9 +207,9 @@ def _option(
         "memory_bytes": needed,
         "because": {"part": part, "apportioned_s": took[part], "there_s": then},
         "text": f"{near.change}: an estimated {_duration(step)} per step, {gain:.0%} less than the measured "
-        f"{_duration(measured.step_s)}. {WORDS.get(part, f'The part {part} takes')} {_duration(took[part])} in this "
-        f"run, and {_duration(then) if then else 'no time'} with this change."
-        + (f" The memory {BARELY}." if barely else ""),
+        f"{_duration(measured.step_s)}. {PART_SUBJECTS.get(part, f'The part {part} takes')} {_duration(took[part])} "
+        f"in this run, and {_duration(then) if then else 'no time'} with this change."
+        + (f" The memory {BARELY_FITS}." if barely else ""),
     }
 
 
@@ -217,38 +217,38 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def parts_of(timing: Timing) -> dict[str, float]:
+def get_parts(timing: Timing) -> dict[str, float]:
     """Return seconds by the parts that a rank can measure.
 
     The bubble counts as pp, like messages between stages.
     """
     compute = timing.compute_s + timing.recompute_s + timing.launch_s + timing.optimizer_s
-    return grouped(
+    return group_parts(
         {COMPUTE: compute, **{str(axis): s for axis, s in timing.exposed_s.items()}, "bubble": timing.bubble_s}
     )
 
 
-def grouped(parts: Mapping[str, float]) -> dict[str, float]:
+def group_parts(parts: Mapping[str, float]) -> dict[str, float]:
     """Return the parts of an estimate, grouped as in `parts_of`."""
     told: dict[str, float] = defaultdict(float)
     for name, seconds in parts.items():
         if seconds > 0:
-            told[OF.get(name, name)] += seconds
+            told[PART_GROUPS.get(name, name)] += seconds
     return dict(told)
 
 
-def apportioned(here: Mapping[str, float], measured: Measure) -> dict[str, float]:
+def apportion_step(here: Mapping[str, float], measured: RunMeasurement) -> dict[str, float]:
     """Split the median step into parts, limited by the measured time of collectives.
 
     With traced steps, the split is that of the traced steps. Without, collectives take all of their time if they did
     not overlap with compute. If they did, the split is the predicted one, within the limits of each axis.
     """
-    if told := grouped(measured.parts_s):
+    if told := group_parts(measured.parts_s):
         whole = sum(told.values())
         return {part: measured.step_s * seconds / whole for part, seconds in told.items()}
     most = {axis: seconds for axis, seconds in measured.busy_s.items() if axis in here}
     rest = measured.step_s - sum(most.values())
-    if rest >= LEAST_REST * measured.step_s:
+    if rest >= MIN_REST * measured.step_s:
         return {COMPUTE: rest, **{axis: seconds for axis, seconds in most.items() if seconds > 0}}
     full: dict[str, float] = {}
     while True:
@@ -260,11 +260,11 @@ def apportioned(here: Mapping[str, float], measured: Measure) -> dict[str, float
         full |= over
 
 
-def _heavier(spec: JobSpec, cluster: Cluster, measured: Measure) -> float:
+def _heavier(spec: JobSpec, cluster: Cluster, measured: RunMeasurement) -> float:
     """Return measured over predicted memory, at least 1."""
     if measured.peak_bytes is None:
         return 1.0
-    return max(1.0, (measured.peak_bytes + cluster.accelerator.reserved_bytes) / needed_bytes(spec, cluster))
+    return max(1.0, (measured.peak_bytes + cluster.accelerator.reserved_bytes) / compute_needed_bytes(spec, cluster))
 
 
 def _text(sure: list[Option], unsure: list[Option], slower: list[tuple[float, str]], step_s: float, words: str) -> str:
@@ -280,6 +280,6 @@ def _text(sure: list[Option], unsure: list[Option], slower: list[tuple[float, st
         return "No layout with one change fits."
     step, change = min(slower)
     return (
-        f"No single change saves {LEAST_GAIN:.0%} of the step time. The nearest change, {change}, takes an estimated "
+        f"No single change saves {MIN_GAIN:.0%} of the step time. The nearest change, {change}, takes an estimated "
         f"{_duration(step)} per step, compared with {_duration(step_s)} ({words})."
     )

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from jobs.api.openapi import get_document
 from manual.navigation import PARTS, build_navigation
 from manual.reference import PAGES, command, formulas, markdown
-from planner.cost.traffic import step_traffic
+from planner.cost.traffic import get_step_traffic
 from planner.facts import spec
 from planner.facts.parse_spec import parse_spec
 from planner.search.auto_layout import AutoSpec
@@ -128,7 +128,7 @@ def test_strategies_page_matches_the_planner(run: str) -> None:
     requested = JOBS[run]
     assert requested["layout"] == json.loads(RUNS[run])
     sent: Counter[tuple[str, str]] = Counter()
-    for one in step_traffic(parse_spec(requested), 0):
+    for one in get_step_traffic(parse_spec(requested), 0):
         sent[one.axis, one.op] += one.payload_bytes
     assert sent.pop(("world", "all_reduce")) == 16
     content = [(axis, op, size) for name, _, axis, op, size in ROWS if name == run]
@@ -139,8 +139,8 @@ def test_strategies_page_matches_the_planner(run: str) -> None:
 def test_strategies_and_tutorial_have_current_numbers() -> None:
     assert list(RUNS) == ["dp", "zero", "tp", "sp", "pp", "cp", "ep"]
     tutorial = (ROOT / "docs/tutorial/index.md").read_text()
-    sent = {(one.axis, one.op): 0 for one in step_traffic(parse_spec(JOBS["first"]), 0)}
-    for one in step_traffic(parse_spec(JOBS["first"]), 0):
+    sent = {(one.axis, one.op): 0 for one in get_step_traffic(parse_spec(JOBS["first"]), 0)}
+    for one in get_step_traffic(parse_spec(JOBS["first"]), 0):
         sent[one.axis, one.op] += one.payload_bytes
     rows = re.findall(r"^\| (\w+) \| ([a-z-]+) \| ([\d,]+) \|", tutorial, re.M)
     assert {(axis, op.replace("-", "_")): int(size.replace(",", "")) for axis, op, size in rows} == sent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from planner.cost.memory import fullest
+from planner.cost.memory import find_peak
 from planner.facts.spec import JobSpec
 from workers.dry_run import run_dry_step
 
@@ -41,6 +41,6 @@ def found(spec: JobSpec) -> list[Found]:
     several = []
     for stage in range(spec.layout.pp):
         step = run_dry_step(spec, stage * ranks)
-        predicted = sum(fullest(spec, stage).levels)
+        predicted = sum(find_peak(spec, stage).levels)
         several.append(Found(spec, stage, step.peak_bytes + step.optimizer_bytes, predicted))
     return several

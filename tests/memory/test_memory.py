@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.cost.memory import fullest, layer_bytes, memory, most_bytes
+from planner.cost.memory import find_peak, get_layer_bytes, get_max_bytes, get_memory
 from planner.cost.memory.autograd import Segment
 from planner.cost.memory.chunk import _Buckets
 from planner.cost.memory.moments import StageSchedule, _find_peaks, find_peaks
@@ -98,8 +98,8 @@ def test_a_search_finds_the_fullest_of_all_stages(schedule: Schedule, chunks: in
     for micro_batches in (16, 32):
         train = {"global_batch": 2 * micro_batches, "micro_batches": micro_batches, "precision": "bf16"}
         spec = parse_fields({"model": model, "layout": layout, "train": train})
-        every = [sum(memory(spec, stage).values()) for stage in range(8)]
-        assert max(most_bytes(spec, stages) for stages in resolve(spec).partition.equal_stages) == max(every)
+        every = [sum(get_memory(spec, stage).values()) for stage in range(8)]
+        assert max(get_max_bytes(spec, stages) for stages in resolve(spec).partition.equal_stages) == max(every)
 
 
 def test_a_split_backward_lets_go_of_a_micro_batch_when_its_weights_are_done() -> None:
@@ -122,7 +122,7 @@ def test_what_waits_for_its_weights_keeps_its_gradient_and_its_input() -> None:
     train = {"global_batch": 8, "micro_batches": 8, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = run_dry_step(spec, 2)
-    predicted = sum(memory(spec, 2).values())
+    predicted = sum(get_memory(spec, 2).values())
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
 
 
@@ -133,7 +133,7 @@ def test_weights_stay_gathered_until_the_weights_turn() -> None:
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 1024, "precision": "bf16_gradients"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = run_dry_step(spec, 0)
-    assert sum(fullest(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
+    assert sum(find_peak(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
 def test_experts_of_a_capacity_keep_the_rows_they_were_filled_with() -> None:
@@ -143,7 +143,7 @@ def test_experts_of_a_capacity_keep_the_rows_they_were_filled_with() -> None:
     train = {"global_batch": 2, "micro_batches": 2, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": {}, "train": train})
     step = run_dry_step(spec, 0)
-    assert sum(fullest(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
+    assert sum(find_peak(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
 
 
 def test_experts_of_one_rank_are_not_sharded() -> None:
@@ -153,7 +153,7 @@ def test_experts_of_one_rank_are_not_sharded() -> None:
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 128, "precision": "fp32"}
     spec = parse_fields({"model": model, "layout": {"dp": 2, "ep": 2, "zero": 1}, "train": train})
     step = run_dry_step(spec, 0)
-    assert sum(fullest(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.02)
+    assert sum(find_peak(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.02)
 
 
 @pytest.mark.parametrize(("vocabulary", "layout"), [(8192, {}), (65_536, {}), (8192, {"dp": 2})])
@@ -165,7 +165,7 @@ def test_an_update_turns_gradients_into_fp32(vocabulary: int, layout: dict[str, 
     spec = parse_fields(
         {"model": {**model, "ffn_hidden_size": 2048, "vocab_size": vocabulary}, "layout": layout, "train": train}
     )
-    assert fullest(spec, 0).when == "in the update"
+    assert find_peak(spec, 0).when == "in the update"
     (only,) = found(spec)
     assert only.off == pytest.approx(0.0, abs=0.001)
 
@@ -178,7 +178,7 @@ def test_a_router_keeps_no_input_that_is_gathered_again() -> None:
     def kept(regather: bool) -> int:
         layout = {"tp": 2, "sequence_parallel": True, "regather": regather}
         spec = parse_fields({"model": {**MODEL, "moe": experts}, "layout": layout, "train": train})
-        return layer_bytes(spec, moe=True)
+        return get_layer_bytes(spec, moe=True)
 
     whole = 1024 * 1024 * 4
     assert kept(regather=False) - kept(regather=True) == 2 * (whole - whole // 2)
@@ -193,7 +193,7 @@ def test_a_stage_without_a_head_gathers_its_last_layer_first_and_forgets_what_a_
     train = {"global_batch": 6, "micro_batches": 3, "seq_len": 1024, "precision": "fp32"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = run_dry_step(spec, 4 * stage)
-    predicted = sum(fullest(spec, stage).levels)
+    predicted = sum(find_peak(spec, stage).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.022)
 
 
@@ -222,7 +222,7 @@ def test_gradients_of_grouped_experts_wait_for_the_weights_turn_as_they_are() ->
     train = {"global_batch": 2, "micro_batches": 2, "seq_len": 128, "precision": "bf16_gradients"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = run_dry_step(spec, 1)
-    predicted = sum(fullest(spec, 1).levels)
+    predicted = sum(find_peak(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -236,7 +236,7 @@ def test_what_is_made_again_stops_at_the_last_tensor_saved(recompute: str, seque
     train = {"global_batch": 4, "micro_batches": 1, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = run_dry_step(spec, 0)
-    predicted = sum(fullest(spec, 0).levels)
+    predicted = sum(find_peak(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -248,7 +248,7 @@ def test_answers_of_experts_of_a_capacity_stay_until_they_are_weighed() -> None:
     train = {"global_batch": 4, "micro_batches": 4, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": {"pp": 4}, "train": train})
     step = run_dry_step(spec, 2)
-    predicted = sum(fullest(spec, 2).levels)
+    predicted = sum(find_peak(spec, 2).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -258,7 +258,7 @@ def test_the_last_whole_gradient_stays_until_shards_are_added_up() -> None:
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 128, "precision": "bf16_gradients"}
     spec = parse_fields({"model": model, "layout": {"dp": 2, "zero": 2}, "train": train})
     step = run_dry_step(spec, 0)
-    predicted = sum(fullest(spec, 0).levels)
+    predicted = sum(find_peak(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -271,7 +271,7 @@ def test_what_a_router_read_waits_for_its_weights_and_whole_experts_come_before_
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 1024, "precision": "bf16"}
     spec = parse_fields({"model": model, "layout": layout, "train": train})
     step = run_dry_step(spec, 2)
-    predicted = sum(fullest(spec, 1).levels)
+    predicted = sum(find_peak(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)
 
 
@@ -283,7 +283,7 @@ def test_gradients_that_fill_a_bucket_are_copied_in_the_middle_of_a_layer(moe: d
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 1024, "precision": "fp32", "attention": "unfused"}
     spec = parse_fields({"model": {**model, "moe": moe} if moe else model, "layout": layout, "train": train})
     step = run_dry_step(spec, 0)
-    predicted = sum(fullest(spec, 0).levels)
+    predicted = sum(find_peak(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -299,7 +299,7 @@ def test_experts_are_reduced_by_themselves_and_turned_where_they_are_cut_along_a
     train = {"global_batch": 64, "micro_batches": 4, "seq_len": 128, "precision": "bf16"}
     spec = parse_fields({"model": {**model, "moe": moe}, "layout": layout, "train": train})
     step = run_dry_step(spec, 16)
-    predicted = sum(fullest(spec, 1).levels)
+    predicted = sum(find_peak(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -313,7 +313,7 @@ def test_gradients_of_keys_and_values_are_summed_beside_all_that_they_are_summed
         {"model": {**model, "ffn_hidden_size": 2048, "vocab_size": 512}, "layout": layout, "train": train}
     )
     step = run_dry_step(spec, 2)
-    predicted = sum(fullest(spec, 1).levels)
+    predicted = sum(find_peak(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.02)
 
 
@@ -325,7 +325,7 @@ def test_a_router_keeps_no_input_that_a_norm_makes_again() -> None:
     train = {"global_batch": 4, "micro_batches": 4, "seq_len": 1024, "precision": "fp32"}
     spec = parse_fields({"model": {**model, "moe": moe}, "layout": layout, "train": train})
     step = run_dry_step(spec, 0)
-    predicted = sum(fullest(spec, 0).levels)
+    predicted = sum(find_peak(spec, 0).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
@@ -370,5 +370,5 @@ def test_what_two_chunks_of_a_rank_hand_each_other_lies_there_once() -> None:
         {"model": {**model, "ffn_hidden_size": 1024, "vocab_size": 512}, "layout": layout, "train": train}
     )
     step = run_dry_step(spec, 1)
-    predicted = sum(fullest(spec, 1).levels)
+    predicted = sum(find_peak(spec, 1).levels)
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.005)

@@ -78,10 +78,10 @@ FAULTS: dict[str, Fault] = {
             NO_EMBEDDING,
             Edit(
                 "planner/cost/axis_traffic.py",
-                "    count, total = _buckets(units, experts, element)",
+                "    count, total = _count_buckets(units, experts, element)",
                 "    units = tuple(u._replace(parameters=tuple(p for p in u.parameters"
                 " if p.name != 'embedding.weight')) for u in units)\n"
-                "        count, total = _buckets(units, experts, element)",
+                "        count, total = _count_buckets(units, experts, element)",
             ),
         ),
         "llama",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.cost.memory import gradient_bytes, memory
+from planner.cost.memory import get_gradient_bytes, get_memory
 from planner.facts.layout import get_coordinates
 from planner.facts.spec import JobSpec
 
@@ -16,7 +16,7 @@ def wrong_memory(spec: JobSpec, items: list[list[dict[str, Any]]]) -> int:
     counted = [item["memory"] for told in items for item in told if item["kind"] == "verdict"]
     wrong = 0
     for stage in range(spec.layout.pp):
-        plan = {**memory(spec, stage), "gradients": gradient_bytes(spec, stage)}
+        plan = {**get_memory(spec, stage), "gradients": get_gradient_bytes(spec, stage)}
         mine = [parts for rank, parts in enumerate(counted) if get_coordinates(rank, spec.layout).pp == stage]
         wrong += sum(abs(max(parts[name] for parts in mine) - plan[name]) for name in COUNTED)
     return wrong

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planner.cost.traffic import step_traffic
+from planner.cost.traffic import get_step_traffic
 from planner.facts.parse_spec import parse_spec
 from planner.facts.single_process_reference import get_reference_precision
 from planner.facts.spec import JobSpec
@@ -96,7 +96,7 @@ def test_every_stage_holds_the_weights_gradients_and_moments_of_the_plan(runs: d
 
 def test_several_buckets_were_really_used() -> None:
     for rank in range(4):
-        over_dp = [c for c in step_traffic(SPECS["gradients over several buckets"], rank) if c.axis == "dp"]
+        over_dp = [c for c in get_step_traffic(SPECS["gradients over several buckets"], rank) if c.axis == "dp"]
         assert [(c.op, c.count) for c in over_dp] == [("all_reduce", 2)]
 
 

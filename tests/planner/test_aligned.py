@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from planner.cost.estimate import estimate
-from planner.cost.timing import step_time
+from planner.cost.timing import get_step_timing
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from planner.hardware.catalog import CLUSTERS
-from planner.report import estimate_text
+from planner.report import format_estimate
 
 H200 = CLUSTERS["h200"]
 
@@ -30,9 +30,9 @@ def test_the_next_aligned_size_is_told_with_what_it_spares(vocab_size: int, tp: 
     made = estimate(spec, H200)
     told = made["aligned_vocabulary"]
     assert told["vocab_size"] == larger
-    faster = step_time(spec_of(larger, tp=tp), H200).step_s
+    faster = get_step_timing(spec_of(larger, tp=tp), H200).step_s
     assert told["spares_s"] == pytest.approx(made["time"]["step_s"] - faster)
-    assert f"vocabulary of {larger:,} tokens would save" in estimate_text(spec, made, [])
+    assert f"vocabulary of {larger:,} tokens would save" in format_estimate(spec, made, [])
 
 
 @pytest.mark.parametrize(("vocab_size", "tp"), [(50_304, 1), (50_256, 1), (50_257, 4), (50_257, 5)])

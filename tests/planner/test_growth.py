@@ -10,15 +10,15 @@ from planner.facts.validation import SpecError
 from planner.traffic_growth import (
     RANGES,
     Setting,
-    check,
-    curves,
-    data_bytes,
-    dp_equals_pp,
-    lesson,
-    pipeline_bytes,
-    tensor_bytes,
-    tp_equals_dp,
-    zero3_bytes,
+    compare_axes,
+    compute_curves,
+    compute_data_bytes,
+    compute_pipeline_bytes,
+    compute_tensor_bytes,
+    compute_zero3_bytes,
+    get_dp_pp_tokens,
+    get_tp_dp_tokens,
+    parse_setting,
 )
 
 some = st.builds(
@@ -35,40 +35,44 @@ repeatable = settings(derandomize=True, deadline=None)
 
 def test_the_figures_are_those_of_a_hand() -> None:
     x = Setting(b=8, s=2048, h=4096, l=32, k=8, n=8)
-    assert data_bytes(x) == 2 * 7 / 8 * 12 * 32 * 4096 * 4096 * 2
-    assert tensor_bytes(x) == 8 * 7 / 8 * 8 * 2048 * 4096 * 32 * 2
-    assert pipeline_bytes(x) == 2 * 3 * 8 * 2048 * 4096 * 2
-    assert lesson(x)["order"] == "TP > DP > PP"
+    assert compute_data_bytes(x) == 2 * 7 / 8 * 12 * 32 * 4096 * 4096 * 2
+    assert compute_tensor_bytes(x) == 8 * 7 / 8 * 8 * 2048 * 4096 * 32 * 2
+    assert compute_pipeline_bytes(x) == 2 * 3 * 8 * 2048 * 4096 * 2
+    assert compare_axes(x)["order"] == "TP > DP > PP"
 
 
 @repeatable
 @given(some)
 def test_each_axis_grows_with_what_its_order_says_and_nothing_else(x: Setting) -> None:
     twice = {name: x._replace(**{name: 2 * getattr(x, name)}) for name in ("b", "s", "h", "l")}
-    assert data_bytes(twice["b"]) == data_bytes(twice["s"]) == data_bytes(x)
-    assert data_bytes(twice["h"]) == pytest.approx(4 * data_bytes(x))
-    assert tensor_bytes(twice["b"]) == tensor_bytes(twice["h"]) == pytest.approx(2 * tensor_bytes(x))
-    assert pipeline_bytes(twice["s"]) == pytest.approx(2 * pipeline_bytes(x))
-    assert zero3_bytes(x) == pytest.approx(1.5 * data_bytes(x))
+    assert compute_data_bytes(twice["b"]) == compute_data_bytes(twice["s"]) == compute_data_bytes(x)
+    assert compute_data_bytes(twice["h"]) == pytest.approx(4 * compute_data_bytes(x))
+    assert (
+        compute_tensor_bytes(twice["b"])
+        == compute_tensor_bytes(twice["h"])
+        == pytest.approx(2 * compute_tensor_bytes(x))
+    )
+    assert compute_pipeline_bytes(twice["s"]) == pytest.approx(2 * compute_pipeline_bytes(x))
+    assert compute_zero3_bytes(x) == pytest.approx(1.5 * compute_data_bytes(x))
 
 
 @repeatable
 @given(some)
 def test_where_two_axes_meet_they_send_as_much(x: Setting) -> None:
-    meeting = tp_equals_dp(x)
-    assert tensor_bytes(x._replace(b=1, s=round(meeting))) == pytest.approx(data_bytes(x), rel=1e-6)
-    high = dp_equals_pp(x)
+    meeting = get_tp_dp_tokens(x)
+    assert compute_tensor_bytes(x._replace(b=1, s=round(meeting))) == pytest.approx(compute_data_bytes(x), rel=1e-6)
+    high = get_dp_pp_tokens(x)
     assert (high is None) == (x.l <= x.k)
     if high is not None:
-        per_token = pipeline_bytes(x) / (x.b * x.s)
-        assert per_token * high == pytest.approx(data_bytes(x), rel=1e-9)
+        per_token = compute_pipeline_bytes(x) / (x.b * x.s)
+        assert per_token * high == pytest.approx(compute_data_bytes(x), rel=1e-9)
 
 
 @repeatable
 @given(some)
 def test_the_verdict_says_what_the_numbers_say(x: Setting) -> None:
-    told = lesson(x)
-    assert told["classic"] == (tensor_bytes(x) > data_bytes(x) > pipeline_bytes(x))
+    told = compare_axes(x)
+    assert told["classic"] == (compute_tensor_bytes(x) > compute_data_bytes(x) > compute_pipeline_bytes(x))
     assert told["verdict"].startswith("TP > DP > PP holds") == told["classic"]
     sizes = [v["num_bytes"] for v in told["volumes"]]
     assert sizes == sorted(sizes, reverse=True)
@@ -77,10 +81,10 @@ def test_the_verdict_says_what_the_numbers_say(x: Setting) -> None:
 @pytest.mark.parametrize("variable", RANGES)
 def test_curves_pass_through_the_present_point(variable: str) -> None:
     x = Setting()
-    grown = curves(x, variable)
+    grown = compute_curves(x, variable)
     assert grown["x"] == sorted(grown["x"])
     for at, size in zip(grown["x"], grown["series"]["tp"], strict=True):
-        assert size == tensor_bytes(x._replace(**{variable: int(at)}))
+        assert size == compute_tensor_bytes(x._replace(**{variable: int(at)}))
 
 
 @pytest.mark.parametrize(
@@ -89,26 +93,30 @@ def test_curves_pass_through_the_present_point(variable: str) -> None:
 )
 def test_senseless_values_are_refused_by_name(values: dict[str, object], field: str) -> None:
     with pytest.raises(SpecError) as caught:
-        check(values)
+        parse_setting(values)
     assert [p.field for p in caught.value.problems] == [field]
 
 
 def test_an_unknown_variable_is_refused() -> None:
     with pytest.raises(SpecError, match="`over`: must be one of b, s, h, l, k, n"):
-        curves(Setting(), "q")
+        compute_curves(Setting(), "q")
 
 
 def test_what_sends_alike_is_told_as_equal() -> None:
-    told = lesson(Setting(b=6, s=2048, h=4096))
+    told = compare_axes(Setting(b=6, s=2048, h=4096))
     assert told["order"] == "TP = DP > PP"
     assert not told["classic"]
     assert told["verdict"].startswith("TP = DP")
 
 
 def test_there_is_no_part_of_a_boundary() -> None:
-    assert pipeline_bytes(Setting(l=32, k=20)) == pipeline_bytes(Setting(l=32, k=16)) == 2 * 8 * 2048 * 4096 * 2
+    assert (
+        compute_pipeline_bytes(Setting(l=32, k=20))
+        == compute_pipeline_bytes(Setting(l=32, k=16))
+        == 2 * 8 * 2048 * 4096 * 2
+    )
 
 
 def test_curves_contain_the_current_setting() -> None:
     """The legend without a cursor then has the numbers of the table."""
-    assert 11.0 in curves(Setting(b=11), "b")["x"]
+    assert 11.0 in compute_curves(Setting(b=11), "b")["x"]

@@ -10,14 +10,14 @@ import pytest
 
 from planner.cost.estimate import estimate
 from planner.cost.learning import (
-    comparable,
-    correction_of,
+    apply_runs,
+    compute_correction,
+    compute_memory_correction,
+    compute_tensor_bytes,
+    find_comparable_runs,
     get_run_group,
-    holds,
-    learned,
-    memory_correction,
-    surely_fitting,
-    tensor_bytes,
+    get_safe_peak_bytes,
+    is_within_margin,
 )
 from planner.cost.timing import Timer
 from planner.facts.parse_spec import parse_spec
@@ -26,7 +26,7 @@ from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster, NodeSpan
 from planner.hardware.kernel_time import compute_collective_seconds
 from planner.hardware.profile import LinkPoint, MeasuredRun, strip_spec
-from planner.report import estimate_text
+from planner.report import format_estimate
 
 CPU, H100 = CLUSTERS["cpu"], CLUSTERS["h100"]
 
@@ -41,33 +41,33 @@ def run(spec: JobSpec, step_s: float, peak_bytes: int | None = None, *, tells_co
 
 
 def test_fewer_than_three_runs_show_no_spread() -> None:
-    assert correction_of([1.2, 1.3]) is None
-    assert correction_of([]) is None
+    assert compute_correction([1.2, 1.3]) is None
+    assert compute_correction([]) is None
 
 
 def test_runs_that_are_all_alike_promise_no_more_than_a_hundredth() -> None:
-    found = correction_of([1.2, 1.2, 1.2])
+    found = compute_correction([1.2, 1.2, 1.2])
     assert found is not None
-    assert found.share == 0.01, "words said so, and the figure 0"
+    assert found.margin == 0.01, "words said so, and the figure 0"
 
 
 def test_one_run_gone_wrong_moves_the_median_little() -> None:
     steady = [1.19, 1.20, 1.21, 1.20] * 5
-    found = correction_of([*steady, 9.0])
+    found = compute_correction([*steady, 9.0])
     assert found is not None
     assert found.ratio == pytest.approx(1.20)
-    assert found.share < 0.02, "twenty of twenty-one lie near"
-    small = correction_of([1.2, 1.2, 9.0])
+    assert found.margin < 0.02, "twenty of twenty-one lie near"
+    small = compute_correction([1.2, 1.2, 9.0])
     assert small is not None
-    assert small.share > 0.8, "one of three is no exception"
+    assert small.margin > 0.8, "one of three is no exception"
 
 
 def test_a_run_four_times_as_slow_as_told_is_in_no_interval_of_less_than_three_times_more() -> None:
     """The page draws a share of what it tells about it: 75% off of the measure would be drawn as 1.75 times."""
-    found = correction_of([1.0] * 7 + [4.0])
+    found = compute_correction([1.0] * 7 + [4.0])
     assert found is not None
-    assert (found.share, holds(found.share, 4.0, found.ratio)) == (3.0, True)
-    assert [holds(0.5, measured, 1.0) for measured in (0.49, 0.5, 1.5, 1.51)] == [False, True, True, False]
+    assert (found.margin, is_within_margin(found.margin, 4.0, found.ratio)) == (3.0, True)
+    assert [is_within_margin(0.5, measured, 1.0) for measured in (0.49, 0.5, 1.5, 1.51)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("runs", [3, 4, 6, 8, 20])
@@ -75,26 +75,26 @@ def test_nine_of_ten_later_runs_lie_within_the_interval_told(runs: int) -> None:
     random, inside = Random(runs), []
     for _ in range(2000):
         seen = [random.lognormvariate(0.2, 0.08) for _ in range(runs)]
-        found, later = correction_of(seen), random.lognormvariate(0.2, 0.08)
+        found, later = compute_correction(seen), random.lognormvariate(0.2, 0.08)
         assert found is not None
-        inside.append(holds(found.share, later, found.ratio))
+        inside.append(is_within_margin(found.margin, later, found.ratio))
     assert 0.875 <= statistics.mean(inside) <= 0.935
 
 
 def test_runs_of_other_precision_or_number_of_ranks_are_not_mixed_in() -> None:
     runs = [run(spec_of(dp=2), 1.0), run(spec_of(dp=4), 2.0), run(spec_of(precision="bf16", dp=2), 3.0)]
-    assert comparable(spec_of(tp=2).model, get_run_group(spec_of(tp=2)), runs) == runs[:1]
+    assert find_comparable_runs(spec_of(tp=2).model, get_run_group(spec_of(tp=2)), runs) == runs[:1]
 
 
 def test_where_the_model_itself_ran_often_enough_only_its_runs_count() -> None:
     tiny, mini = spec_of(dp=2), spec_of("gpt-mini", dp=2)
     timer = Timer(CPU)
-    tiny_s, mini_s = timer.step(tiny).step_s, timer.step(mini).step_s
+    tiny_s, mini_s = timer.get_step(tiny).step_s, timer.get_step(mini).step_s
     runs = [*(run(mini, 2 * mini_s) for _ in range(3)), *(run(tiny, 5 * tiny_s) for _ in range(2))]
-    few = Timer(learned(CPU, runs)).correction(tiny)
+    few = Timer(apply_runs(CPU, runs)).get_correction(tiny)
     assert few is not None
     assert (few.runs, few.ratio) == (5, pytest.approx(2.0))
-    enough = Timer(learned(CPU, [run(tiny, 5 * tiny_s), *runs])).correction(tiny)
+    enough = Timer(apply_runs(CPU, [run(tiny, 5 * tiny_s), *runs])).get_correction(tiny)
     assert enough is not None
     assert (enough.runs, enough.ratio) == (3, pytest.approx(5.0))
 
@@ -103,26 +103,26 @@ def test_a_number_of_ranks_that_never_ran_is_scaled_as_the_nearest_was() -> None
     """Else `auto` takes it for the fastest, being the only one that nobody corrected."""
     two, three, eight = spec_of(dp=2), spec_of("gpt-mini", pp=3, schedule="gpipe"), spec_of(dp=4, tp=2)
     timer = Timer(CPU)
-    few, many = ([run(spec, times * timer.step(spec).step_s)] * 3 for spec, times in ((two, 4.0), (eight, 9.0)))
-    cluster = learned(CPU, [*few, *many])
-    assert Timer(cluster).step(three).step_s == pytest.approx(4 * timer.step(three).step_s, rel=0.01)
+    few, many = ([run(spec, times * timer.get_step(spec).step_s)] * 3 for spec, times in ((two, 4.0), (eight, 9.0)))
+    cluster = apply_runs(CPU, [*few, *many])
+    assert Timer(cluster).get_step(three).step_s == pytest.approx(4 * timer.get_step(three).step_s, rel=0.01)
     said = estimate(three, cluster)["time"]["interval"]
     assert (said["share"], said["basis"]) == (9.0, "data sheet"), "nobody knows how far off it is"
     assert "scaled by 3 runs here with other rank counts" in said["words"]
-    assert Timer(learned(CPU, few[:2])).correction(three) is None, "two runs show no spread"
+    assert Timer(apply_runs(CPU, few[:2])).get_correction(three) is None, "two runs show no spread"
 
 
 def test_memory_above_its_tensors_becomes_the_hosts_allowance() -> None:
     small, large = spec_of(dp=2), spec_of("gpt2", dp=2)
-    peak = round(tensor_bytes(large) * 1.25)
-    cluster = learned(CPU, [run(large, 1.0, peak)] * 3)
+    peak = round(compute_tensor_bytes(large) * 1.25)
+    cluster = apply_runs(CPU, [run(large, 1.0, peak)] * 3)
     assert cluster.accelerator.fragmentation == pytest.approx(0.25)
     told = estimate(large, cluster)["peak_memory_bytes"] - CPU.accelerator.reserved_bytes
     assert told == pytest.approx(peak, rel=1e-6)
     sure = estimate(large, cluster)["memory_interval"]
     assert (sure["basis"], sure["words"]) == ("runs", "from 3 runs here, ±1%")
     # A small process is mostly what torch takes anyway.
-    unmoved = learned(CPU, [run(small, 1.0, 10 * tensor_bytes(small))] * 3)
+    unmoved = apply_runs(CPU, [run(small, 1.0, 10 * compute_tensor_bytes(small))] * 3)
     assert unmoved.accelerator.fragmentation == CPU.accelerator.fragmentation
 
 
@@ -130,14 +130,14 @@ def test_a_gpu_s_peak_is_of_its_tensors_and_its_allocator_holds_more() -> None:
     """Three runs of which 2% more was allocated than counted left 2% for the allocator too, which held 10%."""
     spec = spec_of("gpt2", dp=2)
     spec = spec.model_copy(update={"resources": spec.resources.model_copy(update={"device": "cuda"})})
-    cluster = learned(H100, [run(spec, 1.0, round(tensor_bytes(spec) * 1.02))] * 3)
+    cluster = apply_runs(H100, [run(spec, 1.0, round(compute_tensor_bytes(spec) * 1.02))] * 3)
     before, after = (estimate(spec, one) for one in (H100, cluster))
     reserved = H100.accelerator.reserved_bytes
     told = (after["peak_memory_bytes"] - reserved) / (before["peak_memory_bytes"] - reserved)
     assert told == pytest.approx(1.02, rel=1e-6)
-    room, found = 80 * 2**30, memory_correction(cluster.runs)
+    room, found = 80 * 2**30, compute_memory_correction(cluster.runs)
     assert found is not None
-    assert surely_fitting(cluster, spec, found, room) == int((room - 2**29) / (1 + 0.15 + 0.01))
+    assert get_safe_peak_bytes(cluster, spec, found, room) == int((room - 2**29) / (1 + 0.15 + 0.01))
     sure = after["memory_interval"]
     assert (sure["basis"], sure["runs"]) == ("runs", 3)
     assert sure["share"] == pytest.approx(0.15 + 0.01 + 2**29 / after["peak_memory_bytes"])
@@ -147,22 +147,22 @@ def test_a_gpu_s_peak_is_of_its_tensors_and_its_allocator_holds_more() -> None:
 def test_copies_for_checkpoints_are_of_the_run_and_not_of_the_process() -> None:
     spec = spec_of("gpt2", dp=2)
     saved = spec.model_copy(update={"train": spec.train.model_copy(update={"checkpoint_every": 10})})
-    peak = round(1.1 * tensor_bytes(saved))
-    cluster = learned(CPU, [run(saved, 1.0, peak)] * 3)
+    peak = round(1.1 * compute_tensor_bytes(saved))
+    cluster = apply_runs(CPU, [run(saved, 1.0, peak)] * 3)
     told = estimate(saved, cluster)["peak_memory_bytes"] - CPU.accelerator.reserved_bytes
     assert told == pytest.approx(peak, rel=1e-6)
     # Runs that were kept before do not say whether they made any.
-    old = learned(CPU, [run(spec, 1.0, peak, tells_copies=False)] * 3)
+    old = apply_runs(CPU, [run(spec, 1.0, peak, tells_copies=False)] * 3)
     assert old.accelerator.fragmentation == CPU.accelerator.fragmentation
 
 
 @pytest.mark.parametrize("times", [0.8, 1.0, 3.0])
 def test_what_ran_lies_in_the_interval_however_far_from_its_tensors(times: float) -> None:
     spec = spec_of("gpt2", dp=2)
-    peak = round(times * tensor_bytes(spec))
-    told = estimate(spec, learned(CPU, [run(spec, 1.0, peak)] * 3))
+    peak = round(times * compute_tensor_bytes(spec))
+    told = estimate(spec, apply_runs(CPU, [run(spec, 1.0, peak)] * 3))
     tensors = told["peak_memory_bytes"] - CPU.accelerator.reserved_bytes
-    assert holds(told["memory_interval"]["share"], peak, tensors)
+    assert is_within_margin(told["memory_interval"]["share"], peak, tensors)
 
 
 def linked(*calls: tuple[str, int, int, float]) -> MeasuredRun:
@@ -184,14 +184,14 @@ def linked(*calls: tuple[str, int, int, float]) -> MeasuredRun:
     ids=["one call", "three sizes", "beside a recv that waited", "a small one that took longer"],
 )
 def test_a_run_s_own_calls_are_told_again_by_the_links_that_it_leaves(calls: list[tuple[str, int, int, float]]) -> None:
-    cluster = learned(CPU, [linked(*calls)])
+    cluster = apply_runs(CPU, [linked(*calls)])
     for op, size, payload, seconds in calls:
         told = compute_collective_seconds(op, payload, NodeSpan(size, 1), cluster)  # type: ignore[arg-type]
         assert op == "recv" or seconds / 2 < told < 2 * seconds
 
 
 def test_links_that_show_only_latency_leave_the_data_sheet_s() -> None:
-    assert learned(CPU, [linked(("all_reduce", 2, 64, 0.01))]).node == CPU.node
+    assert apply_runs(CPU, [linked(("all_reduce", 2, 64, 0.01))]).node == CPU.node
 
 
 # Mean calls of four small runs on two cores: the larger ones took no longer, as it happened.
@@ -204,7 +204,7 @@ SMALL = [
 
 
 def test_a_rate_that_small_calls_do_not_tell_stays_the_data_sheet_s() -> None:
-    cluster = learned(CPU, [linked(*calls) for calls in SMALL])
+    cluster = apply_runs(CPU, [linked(*calls) for calls in SMALL])
     assert cluster.node.bytes_per_s == CPU.node.bytes_per_s
     assert cluster.node.latency_s > 4 * CPU.node.latency_s, "which they do tell"
     assert (cluster.link_runs, cluster.num_rate_runs) == (4, 0)
@@ -212,7 +212,7 @@ def test_a_rate_that_small_calls_do_not_tell_stays_the_data_sheet_s() -> None:
 
 
 def test_nor_is_it_less_than_what_the_fastest_call_showed() -> None:
-    cluster = learned(CPU, [linked(("all_gather", 2, 2**19, 5.1e-4), ("all_gather", 2, 2**21, 5.0e-4))])
+    cluster = apply_runs(CPU, [linked(("all_gather", 2, 2**19, 5.1e-4), ("all_gather", 2, 2**21, 5.0e-4))])
     assert cluster.node.bytes_per_s == 2**20 / 5.0e-4 > CPU.node.bytes_per_s
     assert cluster.num_rate_runs == 1
 
@@ -225,16 +225,16 @@ def test_what_calls_tell_well_is_found_and_never_far_above_what_one_showed(seed:
         calls = [("all_reduce", 2, size, (3 * latency_s + size / 2e8) * random.uniform(0.9, 1.1)) for size in sizes]
         return linked(*calls)
 
-    told = learned(CPU, [run_of([2**14, 2**18, 2**22, 2**24], 1e-3) for _ in range(3)])
+    told = apply_runs(CPU, [run_of([2**14, 2**18, 2**22, 2**24], 1e-3) for _ in range(3)])
     assert told.node.bytes_per_s * told.node.efficiency == pytest.approx(2e8, rel=0.2)
     assert told.node.latency_s == pytest.approx(1e-3, rel=0.3)
     assert told.num_rate_runs == 3
-    small = learned(CPU, [run_of([2**14, 2**15, 2**16], 1e-3)])
+    small = apply_runs(CPU, [run_of([2**14, 2**15, 2**16], 1e-3)])
     assert small.node.bytes_per_s <= CPU.node.bytes_per_s, "3 ms before each, and 0.3 for the bytes of the largest"
 
 
 def test_calls_that_are_all_alike_tell_how_many_times_slower_than_the_data_sheet() -> None:
-    cluster = learned(CPU, [linked(("all_reduce", 2, 2**17, 0.01), ("all_reduce", 2, 2**17 + 2**13, 0.0101))])
+    cluster = apply_runs(CPU, [linked(("all_reduce", 2, 2**17, 0.01), ("all_reduce", 2, 2**17 + 2**13, 0.0101))])
     times = CPU.node.bytes_per_s * CPU.node.efficiency / cluster.node.bytes_per_s
     assert cluster.node.latency_s == pytest.approx(times * CPU.node.latency_s)
     assert compute_collective_seconds("all_reduce", 2**17, NodeSpan(2, 1), cluster) == pytest.approx(0.01, rel=0.05)
@@ -250,26 +250,26 @@ def words(cluster: Cluster, spec: JobSpec) -> str:
 
 def test_words_tell_of_links_that_one_or_two_runs_left() -> None:
     two, unlike = spec_of(dp=2), spec_of(dp=4)
-    one = learned(CPU, [linked(CALL)])
+    one = apply_runs(CPU, [linked(CALL)])
     assert words(one, two) == "an uncalibrated CPU, links from 1 run here, within a factor of 10"
-    assert words(learned(CPU, [linked(CALL)] * 2), two).split(", ")[1] == "links from 2 runs here"
+    assert words(apply_runs(CPU, [linked(CALL)] * 2), two).split(", ")[1] == "links from 2 runs here"
     sheet = "Meshboard's trainer, 40% of the step waits for the host, within a factor of 3.3"
-    assert words(learned(H100, [linked(CALL)]), two) == f"data sheet, links from 1 run here, {sheet}"
-    assert "links from 1 run here" in estimate_text(two, estimate(two, one), [])
+    assert words(apply_runs(H100, [linked(CALL)]), two) == f"data sheet, links from 1 run here, {sheet}"
+    assert "links from 1 run here" in format_estimate(two, estimate(two, one), [])
     # Three correct runs of as many ranks; to all others they leave their links alone.
-    enough = learned(CPU, [linked(CALL)] * 3)
+    enough = apply_runs(CPU, [linked(CALL)] * 3)
     assert words(enough, unlike).startswith("from 3 runs here, ±")
     assert ", links from 3 runs here, scaled by 3 runs here with other rank counts, " in words(enough, two)
 
 
 def test_words_tell_of_no_links_that_are_not_in_the_figure() -> None:
-    one = learned(CPU, [linked(CALL)])
+    one = apply_runs(CPU, [linked(CALL)])
     assert "links" not in words(one, spec_of()), "one rank has none"
-    small = learned(CPU, [linked(("all_reduce", 2, 64, 0.01)), linked(("recv", 2, 2**20, 9.0))])
+    small = apply_runs(CPU, [linked(("all_reduce", 2, 64, 0.01)), linked(("recv", 2, 2**20, 9.0))])
     assert "links" not in words(small, spec_of(dp=2)), "latency alone, and what waited for a sender"
-    mixed = learned(CPU, [linked(CALL), linked(("recv", 2, 2**20, 9.0))])
+    mixed = apply_runs(CPU, [linked(CALL), linked(("recv", 2, 2**20, 9.0))])
     assert "links from 1 run here" in words(mixed, spec_of(dp=2))
-    few = learned(CPU, [linked(*calls) for calls in SMALL])
+    few = apply_runs(CPU, [linked(*calls) for calls in SMALL])
     assert "link latency from 4 runs here" in words(few, spec_of(dp=2)), "the rate is not theirs"
     wide = one.model_copy(update={"per_node": 2})
     assert "links inside a host from 1 run here" in words(wide, spec_of(dp=4))

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate
-from planner.cost.memory import layer_bytes, memory
-from planner.cost.timing import Timer, step_time
-from planner.cost.traffic import MOST_RANKS, step_traffic, traffic_matrix
+from planner.cost.memory import get_layer_bytes, get_memory
+from planner.cost.timing import Timer, get_step_timing
+from planner.cost.traffic import MAX_MATRIX_RANKS, build_traffic_matrix, get_step_traffic
 from planner.explain import explain
 from planner.facts.layout import RankGroup, get_coordinates, get_group_ranks, get_rank
 from planner.facts.parse_spec import parse_fields, parse_spec
@@ -26,7 +26,7 @@ from planner.hardware.calibration import build_cluster
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
 from planner.hardware.stacks import STACKS
-from planner.search.layout_search import needed_bytes
+from planner.search.layout_search import compute_needed_bytes
 from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
 
 repeatable = settings(derandomize=True, deadline=None, max_examples=200)
@@ -109,7 +109,7 @@ def test_what_is_sent_is_received_and_groups_agree(data: dict[str, Any]) -> None
     sent: dict[str, int] = {}
     calls: dict[tuple[object, ...], set[int]] = {}
     for rank in range(spec.layout.world_size):
-        for row in step_traffic(spec, rank):
+        for row in get_step_traffic(spec, rank):
             sign = {"send": 1, "recv": -1}.get(row.op, 0)
             sent[row.axis] = sent.get(row.axis, 0) + sign * row.payload_bytes
             if not sign and row.axis != "pp":  # the table's two ends are no run of neighbours
@@ -125,8 +125,8 @@ def test_the_matrix_holds_every_byte_a_rank_sends(data: dict[str, Any]) -> None:
     spec = valid(data)
     if spec is None:
         return
-    matrix = traffic_matrix(spec)
-    if spec.layout.world_size > MOST_RANKS:
+    matrix = build_traffic_matrix(spec)
+    if spec.layout.world_size > MAX_MATRIX_RANKS:
         assert matrix is None
         return
     assert matrix is not None
@@ -150,7 +150,7 @@ def test_more_zero_never_holds_more_between_steps(data: dict[str, Any]) -> None:
         spec = valid({**data, "layout": {**data["layout"], "zero": zero, "dp_replicas": 1, "dp": 4}})
         if spec is None:
             return
-        parts = [memory(spec, stage) for stage in range(spec.layout.pp)]
+        parts = [get_memory(spec, stage) for stage in range(spec.layout.pp)]
         held.append(max(part["parameters"] + part["optimizer"] for part in parts))
     assert held == sorted(held, reverse=True)
 
@@ -163,8 +163,8 @@ def test_recompute_never_keeps_more_nor_runs_faster(data: dict[str, Any]) -> Non
         spec = valid({**data, "layout": {**data["layout"], "recompute": recompute}})
         if spec is None:
             return
-        kept = layer_bytes(spec)
-        made[recompute] = kept, step_time(spec, CLUSTERS["h100"]).compute_s
+        kept = get_layer_bytes(spec)
+        made[recompute] = kept, get_step_timing(spec, CLUSTERS["h100"]).compute_s
     assert made["none"][1] == pytest.approx(made["selective"][1]) == pytest.approx(made["full"][1])
     # Of a dense layer, from forward to backward. A mixture in bf16 on a CPU keeps what its norm is made again of and
     # nothing less: a dry run of mixtral-tiny holds 79.2 MiB with selective recompute, and 78.2 without.
@@ -197,7 +197,7 @@ def test_what_is_told_goes_by_the_hardware_planned_for(data: dict[str, Any], nam
         spec = valid({**data, "resources": {"device": device}})
         if spec is None:
             return
-        found.append((estimate(spec, cluster), explain(spec, cluster), needed_bytes(spec, cluster)))
+        found.append((estimate(spec, cluster), explain(spec, cluster), compute_needed_bytes(spec, cluster)))
     assert found[0] == found[1]
 
 
@@ -239,7 +239,7 @@ def test_an_explanation_has_the_rates_that_were_planned_with() -> None:
 
     few = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"seq_len": 64})})
     for stack in ("ours", "megatron_2021"):
-        numbers, chip = told(on(stack, few), H100), Timer(H100).accelerator(on(stack))
+        numbers, chip = told(on(stack, few), H100), Timer(H100).get_accelerator(on(stack))
         assert f"at 989.4 TFLOP/s x {chip.gemm_efficiency:.3g}" in numbers["compute"]
         assert f"{chip.launch_s * 1e6:g} us per launch" in numbers["launch"]
     assert "0.05 TFLOP/s" in told(SPEC, CLUSTERS["cpu"])["MFU"]
@@ -285,7 +285,7 @@ def test_a_step_is_no_slower_with_faster_memory(spec: dict[str, Any]) -> None:
         asked = parse_spec({**spec, "resources": {"device": "cuda"}})
     except SpecError:
         return
-    assert FASTER.step(asked).step_s <= USUAL.step(asked).step_s * (1 + 1e-9)
+    assert FASTER.get_step(asked).step_s <= USUAL.get_step(asked).step_s * (1 + 1e-9)
 
 
 USUAL, FASTER = Timer(CLUSTERS["h100"]), Timer(CLUSTERS["h200"])
@@ -297,16 +297,16 @@ def test_fewer_tokens_take_no_longer(stack: str, cluster: str) -> None:
     """Short rows slow attention's products down, not what it takes to launch it: one token took three times 1,024."""
     spec = {"model": {"preset": "gpt2"}, "resources": {"device": "cuda", "stack": stack}}
     timer, train = Timer(CLUSTERS[cluster]), {"global_batch": 8, "micro_batches": 8, "precision": "bf16"}
-    times = [timer.step(valid({**spec, "train": {**train, "seq_len": 2**n}})).step_s for n in range(11)]
+    times = [timer.get_step(valid({**spec, "train": {**train, "seq_len": 2**n}})).step_s for n in range(11)]
     assert all(more >= fewer * (1 - 1e-9) for fewer, more in itertools.pairwise(times))
 
 
 def test_our_full_recompute_repeats_all_but_a_dense_layer_s_last_product() -> None:
     layout, train = {"recompute": "full"}, {"global_batch": 1, "seq_len": 4096, "precision": "bf16"}
     spec = valid({"model": {"preset": "llama3-8b"}, "layout": layout, "train": train})
-    whole = {**STACKS, "ours": STACKS["ours"]._replace(repeats_needed=False)}
-    ours, all_of_it = (Timer(H100, stacks).predicted(spec).recompute_s for stacks in (STACKS, whole))
-    rate = Timer(H100).accelerator(spec)
+    whole = {**STACKS, "ours": STACKS["ours"]._replace(skips_last_matmul=False)}
+    ours, all_of_it = (Timer(H100, stacks).predict(spec).recompute_s for stacks in (STACKS, whole))
+    rate = Timer(H100).get_accelerator(spec)
     product = 2 * 4096 * 4096 * 14336 / (rate.bf16_flops * rate.gemm_efficiency)
     assert all_of_it - ours == pytest.approx(32 * product, rel=0.1)
 
@@ -319,6 +319,6 @@ def test_full_recompute_sums_again_what_its_stack_repeats(stack: str, sums: int)
         layout, resources = {"tp": 8, "recompute": recompute}, {"device": "cuda", "stack": stack}
         train = {"global_batch": 4, "micro_batches": 4, "seq_len": 2048, "precision": "bf16"}
         spec = valid({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train, "resources": resources})
-        return sum(row.count for row in step_traffic(spec, 0) if (row.op, row.axis) == ("all_reduce", "tp"))
+        return sum(row.count for row in get_step_traffic(spec, 0) if (row.op, row.axis) == ("all_reduce", "tp"))
 
     assert calls("full") - calls("none") == 4 * 96 * sums

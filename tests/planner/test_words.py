@@ -15,8 +15,8 @@ from planner.facts.spec import Layout
 from planner.facts.spec_rules import find_problems
 from planner.facts.validation import SpecError, format_count
 from planner.hardware.catalog import CLUSTERS
-from planner.report import estimate_text
-from planner.search.neighbors import choices
+from planner.report import format_estimate
+from planner.search.neighbors import find_impossible_options
 from tests.planner.wrong_specs import GOOD
 
 ONE = {**GOOD, "layout": {"dp": 1}, "train": {"global_batch": 1, "micro_batches": 1, "seq_len": 128, "steps": 20}}
@@ -48,7 +48,7 @@ def test_so_it_is_in_refusals() -> None:
 
 def test_so_it_is_in_what_a_plan_says() -> None:
     spec, cpu = parse_spec(ONE), CLUSTERS["cpu"]
-    text = estimate_text(spec, estimate(spec, cpu), [])
+    text = format_estimate(spec, estimate(spec, cpu), [])
     assert "1 rank (" in text
     assert "micro-batch 1 sequence x 1" in text
     assert "1 micro-batches" not in str(explain(spec, cpu))
@@ -100,6 +100,6 @@ def test_a_degree_that_splits_no_size_is_one_problem() -> None:
 
 def test_the_reason_of_a_choice_does_not_claim_that_it_is_on() -> None:
     spec = parse_fields({**GOOD, "layout": {"tp": 2}, "train": {**GOOD["train"], "seq_len": 127}})
-    assert choices(spec)["sequence_parallel"]["true"] == (
+    assert find_impossible_options(spec)["sequence_parallel"]["true"] == (
         "`layout.sequence_parallel` needs a seq_len divisible by tp 2, but seq_len is 127. Use seq_len 126 or 128."
     )

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from planner.cost.timing import step_time
+from planner.cost.timing import get_step_timing
 from planner.facts.parse_spec import parse_fields
 from planner.hardware.calibration import Calibration, build_cluster
 from planner.hardware.profile import HostProfile
@@ -54,8 +54,8 @@ def test_planner_uses_the_profile(profile: HostProfile) -> None:
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"tp": 2}, "train": train})
     layer = found.get_layer_seconds(spec, 2)
     assert layer is not None
-    timed = step_time(spec, cluster)
-    ends = found.ends(spec, 2)
+    timed = get_step_timing(spec, cluster)
+    ends = found.get_end_seconds(spec, 2)
     assert ends is not None
     whole = 8 * (layer.forward_s + layer.backward_s) + ends.forward_s + ends.backward_s
     assert 0 < timed.exposed_s["tp"] < timed.compute_s + timed.exposed_s["tp"] == pytest.approx(2 * whole)
@@ -71,7 +71,7 @@ def test_idle_stages_make_other_stages_faster(profile: HostProfile) -> None:
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"pp": 2}, "train": train})
     one = Calibration(profile).get_layer_seconds(spec, 1)
     assert one is not None
-    timed = step_time(spec, cluster)
+    timed = get_step_timing(spec, cluster)
     # One micro-batch: no two stages ever compute at once.
     assert timed.compute_s + timed.bubble_s > 8 * (one.forward_s + one.backward_s)
     assert timed.compute_s / (timed.compute_s + timed.bubble_s) == pytest.approx(0.5, abs=0.1)
@@ -80,7 +80,9 @@ def test_idle_stages_make_other_stages_faster(profile: HostProfile) -> None:
 def test_recompute_costs_time_on_a_calibrated_host(profile: HostProfile) -> None:
     cluster, train = build_cluster("here", profile), {"global_batch": 8, "seq_len": 128}
     kept, selective, full = (
-        step_time(parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"recompute": r}, "train": train}), cluster)
+        get_step_timing(
+            parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"recompute": r}, "train": train}), cluster
+        )
         for r in ("none", "selective", "full")
     )
     assert kept.recompute_s == 0
@@ -91,4 +93,4 @@ def test_recompute_costs_time_on_a_calibrated_host(profile: HostProfile) -> None
 def test_unmeasured_shape_uses_measured_rates(profile: HostProfile) -> None:
     spec = parse_fields({"model": {"preset": "nanogpt"}, "train": {"global_batch": 2}})
     assert Calibration(profile).get_layer_seconds(spec, 1) is None
-    assert step_time(spec, build_cluster("here", profile)).step_s > 0
+    assert get_step_timing(spec, build_cluster("here", profile)).step_s > 0

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from planner.cost.memory import gradient_bytes, memory
+from planner.cost.memory import get_gradient_bytes, get_memory
 from planner.facts.model_shapes import compute_model_flops
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
-from planner.hardware.stacks import hardware_flops
+from planner.hardware.stacks import compute_hardware_flops
 from tests.parity.cases import Case, core_cases
 from tests.parity.compare import run_specs
 from workers.dry_run import DryStep, main, run_dry_step
@@ -87,7 +87,9 @@ def test_recomputes_layer_only_as_far_as_backward_needs(preset: str) -> None:
     train = {"global_batch": 2, "seq_len": 64}
     asked = {"model": model, "train": train}
     once, again = (parse_fields({**asked, "layout": {"recompute": how}}) for how in ("none", "full"))
-    assert run_dry_step(again, 0).flops - run_dry_step(once, 0).flops == hardware_flops(again) - hardware_flops(once)
+    assert run_dry_step(again, 0).flops - run_dry_step(once, 0).flops == compute_hardware_flops(
+        again
+    ) - compute_hardware_flops(once)
 
 
 def test_total_flops_do_not_depend_on_layout() -> None:
@@ -104,8 +106,10 @@ def test_counts_flops_of_full_capacity_buffers(factor: float) -> None:
     train = {"global_batch": 2, "seq_len": 64}
     spec = parse_fields({"model": {"preset": "mixtral-tiny", "moe": moe}, "train": train})
     again = spec.model.num_layers * 2 * 2 * 64 * 64 * spec.model.hidden_size
-    assert run_dry_step(spec, 0).flops - again == hardware_flops(spec)
-    assert compute_model_flops(spec) == min(hardware_flops(spec), compute_model_flops(_with_capacity(spec, 1.0)))
+    assert run_dry_step(spec, 0).flops - again == compute_hardware_flops(spec)
+    assert compute_model_flops(spec) == min(
+        compute_hardware_flops(spec), compute_model_flops(_with_capacity(spec, 1.0))
+    )
 
 
 def _with_capacity(spec: JobSpec, factor: float) -> JobSpec:
@@ -137,7 +141,7 @@ def test_peak_matches_predicted_memory(name: str) -> None:
     sizes = {"global_batch": 8, "micro_batches": 2, "seq_len": 256, **train}
     spec = parse_fields({"model": {"preset": preset, "num_layers": 4}, "layout": layout, "train": sizes})
     step = run_dry_step(spec, 0)
-    assert sum(memory(spec, 0).values()) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.025)
+    assert sum(get_memory(spec, 0).values()) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.025)
 
 
 def test_single_rank_holds_weights_gradients_and_moments() -> None:
@@ -161,10 +165,10 @@ def test_memory_parts_equal_those_of_a_run(name: str) -> None:
     layout, train = BY_PART[name]
     sizes = {"global_batch": 4, "micro_batches": 2, "seq_len": 64, **train}
     spec = parse_fields({"model": {"preset": "gpt-tiny"}, "layout": layout, "train": sizes})
-    step, plan = run_dry_step(spec, 0), memory(spec, 0)
+    step, plan = run_dry_step(spec, 0), get_memory(spec, 0)
     told = step.memory
     assert (told["parameters"], told["optimizer"]) == (plan["parameters"], plan["optimizer"])
-    assert told["gradients"] == gradient_bytes(spec, 0)
+    assert told["gradients"] == get_gradient_bytes(spec, 0)
     assert told["beside"] is not None, "no update is the first"
     counted = told["parameters"] + told["optimizer"] + (told["gradients_then"] or 0)
     assert counted + told["beside"] == step.peak_bytes + step.optimizer_bytes

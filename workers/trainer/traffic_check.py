@@ -10,7 +10,14 @@ from collections.abc import Iterable, Mapping
 from contracts.telemetry.results import VerdictRow
 from contracts.telemetry.steps import Cell
 from contracts.telemetry.vocabulary import Label, Op, Phase
-from planner.cost.traffic import Collective, eval_traffic, num_evals, routed_bytes, setup_traffic, step_traffic
+from planner.cost.traffic import (
+    Collective,
+    compute_routed_bytes,
+    count_evals,
+    get_eval_traffic,
+    get_setup_traffic,
+    get_step_traffic,
+)
 from planner.facts.layout import get_coordinates
 from planner.facts.spec import JobSpec
 
@@ -28,9 +35,9 @@ def compare_run_traffic(
     their messages have no predictable size.
     """
     expected: Counted = {}
-    _add_collectives(expected, "setup", 1, setup_traffic(spec, rank))
+    _add_collectives(expected, "setup", 1, get_setup_traffic(spec, rank))
     _add_phase(expected, spec, rank, "step", spec.train.steps - done, received)
-    _add_phase(expected, spec, rank, "eval", num_evals(spec, done), received)
+    _add_phase(expected, spec, rank, "eval", count_evals(spec, done), received)
     return _make_rows(expected, [cell for cell in cells if cell["phase"] not in BESIDE])
 
 
@@ -55,13 +62,13 @@ def _add_phase(
 ) -> None:
     """Add the prediction of a phase, including the rows that routers sent to this rank's experts."""
     step = phase == "step"
-    _add_collectives(expected, phase, times, step_traffic(spec, rank) if step else eval_traffic(spec, rank))
+    _add_collectives(expected, phase, times, get_step_traffic(spec, rank) if step else get_eval_traffic(spec, rank))
     key: Key = (phase, "all_to_all", "ep")
     if not times or key not in expected:
         return
     count, payload = expected[key]
     stage, micro_batches = get_coordinates(rank, spec.layout).pp, times * spec.train.micro_batches
-    expected[key] = count, payload + routed_bytes(spec, stage, received[phase], micro_batches, backward=step)
+    expected[key] = count, payload + compute_routed_bytes(spec, stage, received[phase], micro_batches, backward=step)
 
 
 def _make_rows(expected: Counted, cells: list[Cell]) -> list[VerdictRow]:

@@ -23,7 +23,7 @@ from jobs.pages.jobs.speed_ranking import (
     rank_speeds,
     scale_parts,
 )
-from planner.cost.learning import LEAST_TENSORS
+from planner.cost.learning import MIN_TENSOR_BYTES
 from planner.facts.kinds import drop_unused_fields
 
 MIN_RUNS, MAX_RUNS = 2, 6
@@ -230,7 +230,7 @@ def _estimate_tensors(plan: Mapping[str, Any], device: str) -> float | None:
         return None
     fullest = max(stages, key=lambda stage: int(stage["memory_bytes"]))
     allowance = fullest["memory"].get("allowance", 0)
-    if device == "cpu" and fullest["memory_bytes"] - allowance < LEAST_TENSORS:
+    if device == "cpu" and fullest["memory_bytes"] - allowance < MIN_TENSOR_BYTES:
         return None
     own = min((plan.get("cluster") or {}).get("reserved_bytes", 0), allowance)
     return float(fullest["memory_bytes"] - own)

@@ -28,7 +28,7 @@ from jobs.runs.diagnosis.planned_run import PlannedRun, get_planned_parts
 from jobs.runs.diagnosis.rank_reports import ProcessStates, RankProgress, ScriptSteps, StartStages, StepTimings
 from jobs.runs.diagnosis.step_window import StepWindow
 from jobs.runs.diagnosis.traced_step import HostClocks
-from planner.cost.learning import holds, sureness
+from planner.cost.learning import format_margin, is_within_margin
 from planner.facts.validation import format_count
 
 
@@ -218,7 +218,7 @@ def _compare_step_time(
     margin, is_over = planned["sure"], ending.outcome is not None
     difference = measured["step_s"] / planned["step_s"] - 1
     traffic, difference_text = ending.traffic_sentence, _format_difference(difference)
-    predicted = f"{format_seconds(planned['step_s'])} ({sureness(margin)})"
+    predicted = f"{format_seconds(planned['step_s'])} ({format_margin(margin)})"
     reason = f"The predicted step time is {predicted}."
     measured_fact = _make_measured_fact(measured, steps)
     facts: tuple[Evidence, ...] = (make_evidence(f"predicted step time: {predicted}"), measured_fact)
@@ -228,7 +228,7 @@ def _compare_step_time(
         following, action = _get_next_step(calibrated=calibrated, is_over=is_over)
         weight = (1.0 if calibrated else UNCALIBRATED_WEIGHT) * difference / (1 + difference)
         return RunFinding("notice", weight, sentence, reason, following, facts, action)
-    if not holds(margin, measured["step_s"], planned["step_s"]):
+    if not is_within_margin(margin, measured["step_s"], planned["step_s"]):
         sentence = _make_sentence("Faster than planned", measured, difference_text, ending, traffic)
         reason = f"The predicted step time is {predicted}, so the run may skip a part of the step."
         following = "Check under Step time breakdown that the run computes every part of the step."

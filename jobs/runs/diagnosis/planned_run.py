@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from contracts.telemetry.vocabulary import Axis
 from jobs.core.verdict_schema import StepPart, StepParts
 from planner.cost.resolved_plan import resolve
-from planner.cost.traffic import step_traffic
+from planner.cost.traffic import get_step_traffic
 from planner.facts.kinds import get_kind_rules
 from planner.facts.layout import Coordinates, get_rank
 from planner.facts.spec import JobSpec
@@ -131,7 +131,7 @@ def _predict_hidden(spec: JobSpec, cluster: Cluster, exposed: dict[str, float]) 
 def _predict_collectives(spec: JobSpec, cluster: Cluster, stage: int) -> dict[str, float]:
     """Return the seconds of a stage's collectives by axis."""
     seconds_by_axis: dict[str, float] = {}
-    for row in step_traffic(spec, get_rank(Coordinates(pp=stage), spec.layout)):
+    for row in get_step_traffic(spec, get_rank(Coordinates(pp=stage), spec.layout)):
         if row.op == "recv" or not row.count:  # the send is counted
             continue
         group = get_node_span(row.group_size, row.stride, cluster.per_node, spec.layout.world_size)

@@ -1,9 +1,9 @@
 """The bytes that a rank needs, by part.
 
-`graph` models autograd's memory. `layer` and `ends` follow the model as the trainer computes it, and `pieces` records
-each on a `tape`. `zero` adds the buffers of FSDP2, and `chunk` combines them into an action of the schedule. `moments`
-finds the moments of a schedule at which a rank can hold most, and `taped` adds everything up. Megatron allocates in its
-own way: see `megatron`.
+`autograd` models the memory of forward and backward on a `tape`. `layer` follows the model as the trainer computes it,
+and `pieces` records each piece. `zero` adds the buffers of FSDP2, and `chunk` combines them into an action of the
+schedule. `moments` finds the moments of a schedule at which a rank can hold most, and `taped` adds everything up.
+Megatron allocates differently: see `megatron`.
 """
 
 from functools import lru_cache
@@ -15,20 +15,7 @@ from planner.cost.memory.taped import TapedMemory
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.facts.spec import JobSpec
 
-__all__ = [
-    "PARTS",
-    "Peak",
-    "StageMemory",
-    "computed_parameters",
-    "fullest",
-    "get_stage_memory",
-    "gradient_bytes",
-    "held_parameters",
-    "is_taped",
-    "layer_bytes",
-    "memory",
-    "most_bytes",
-]
+__all__ = ["PARTS", "Peak", "StageMemory"]
 
 
 def is_taped(spec: JobSpec | ResolvedPlan) -> bool:
@@ -46,41 +33,41 @@ def get_stage_memory(spec: JobSpec | ResolvedPlan) -> StageMemory:
     return _get_stage_memory(resolve(spec))
 
 
-def memory(spec: JobSpec | ResolvedPlan, stage: int) -> dict[str, int]:
+def get_memory(spec: JobSpec | ResolvedPlan, stage: int) -> dict[str, int]:
     """Return the bytes by part of a rank of the stage, at the highest moment of a step."""
-    return dict(zip(PARTS, fullest(spec, stage).levels, strict=True))
+    return dict(zip(PARTS, find_peak(spec, stage).levels, strict=True))
 
 
-def fullest(spec: JobSpec | ResolvedPlan, stage: int) -> Peak:
+def find_peak(spec: JobSpec | ResolvedPlan, stage: int) -> Peak:
     """Return the highest moment of a step on a rank of the stage."""
     return get_stage_memory(spec).find_peak(stage)
 
 
-def most_bytes(spec: JobSpec | ResolvedPlan, stages: tuple[int, ...], limit: int | None = None) -> int:
+def get_max_bytes(spec: JobSpec | ResolvedPlan, stages: tuple[int, ...], limit: int | None = None) -> int:
     """Return the peak of the fullest of `stages`. A peak above `limit` may be returned too low."""
-    return get_stage_memory(spec).max_bytes(stages, limit)
+    return get_stage_memory(spec).get_max_bytes(stages, limit)
 
 
-def least_bytes(spec: JobSpec | ResolvedPlan, stage: int) -> int:
+def get_min_bytes(spec: JobSpec | ResolvedPlan, stage: int) -> int:
     """Return the bytes that any micro-batch size needs: model state and the gradients of an update."""
-    return get_stage_memory(spec).min_bytes(stage)
+    return get_stage_memory(spec).get_min_bytes(stage)
 
 
-def gradient_bytes(spec: JobSpec | ResolvedPlan, stage: int) -> int:
+def get_gradient_bytes(spec: JobSpec | ResolvedPlan, stage: int) -> int:
     """Return the bytes of the complete gradients of a step on a rank of the stage."""
-    return get_stage_memory(spec).gradient_bytes(stage)
+    return get_stage_memory(spec).get_gradient_bytes(stage)
 
 
-def layer_bytes(spec: JobSpec | ResolvedPlan, *, moe: bool = False) -> int:
+def get_layer_bytes(spec: JobSpec | ResolvedPlan, *, moe: bool = False) -> int:
     """Return the bytes that one layer keeps from a micro-batch's forward to its backward."""
-    return get_stage_memory(spec).layer_bytes(moe=moe)
+    return get_stage_memory(spec).get_layer_bytes(moe=moe)
 
 
-def held_parameters(spec: JobSpec | ResolvedPlan, stage: int) -> int:
+def count_held_parameters(spec: JobSpec | ResolvedPlan, stage: int) -> int:
     """Return the parameter elements that a rank of the stage keeps and updates."""
     return get_stage_memory(spec).count_held(stage)
 
 
-def computed_parameters(spec: JobSpec | ResolvedPlan, stage: int) -> int:
+def count_computed_parameters(spec: JobSpec | ResolvedPlan, stage: int) -> int:
     """Return the parameter elements that a rank of the stage keeps for compute."""
     return get_stage_memory(spec).count_computed(stage)

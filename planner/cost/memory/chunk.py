@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from planner.cost.memory.autograd import Segment, Sums
-from planner.cost.memory.pieces import Piece, embedding_piece, head_piece, layer_piece
-from planner.cost.memory.shape import Shape
+from planner.cost.memory.autograd import GradientSum, Segment
+from planner.cost.memory.pieces import RecordedPiece, record_embedding, record_head, record_layer
 from planner.cost.memory.tape import BUFFERS, EMPTY, Stretch, join
 from planner.cost.memory.zero import NO_UNIT, Sharding, ZeroUnit, change
+from planner.cost.resolved_plan import MicroBatch
 from planner.facts.stages import BUCKET_BYTES
 
-Layers = tuple[tuple[bool, int], ...]
+Runs = tuple[tuple[bool, int], ...]
 
 
 class Turn(NamedTuple):
@@ -27,37 +27,29 @@ class Turn(NamedTuple):
     frees: bool = False
 
 
-class Chunk(NamedTuple):
-    """The facts that decide the memory of a chunk.
+class ChunkParameters(NamedTuple):
+    """The parameters of a chunk.
 
     Attributes:
-        runs: (is a mixture of experts, number) of layers of one kind in a row.
+        runs: (has experts, number) of consecutive layers of one kind.
+        first: the chunk has the embedding.
+        last: the chunk has the head.
         dense: the unit of a layer without experts.
         moe: the unit of a layer with experts.
         root: the unit of everything outside the layers.
-        master: gradients accumulate in fp32, and weights have another type.
-        sent: bytes per element of the bucket copies after the last backward.
-        waits: weight gradients have their own actions.
-        left: gathered weights are freed after the last forward and regathered for the first backward.
     """
 
-    shape: Shape
-    runs: tuple[tuple[bool, int], ...]
+    runs: Runs
     first: bool
     last: bool
     dense: ZeroUnit
     moe: ZeroUnit
     root: ZeroUnit
-    sharding: Sharding
-    master: bool
-    sent: int
-    waits: bool
-    left: bool
 
     @property
-    def tied(self) -> bool:
-        """Whether embedding and head share one table in this chunk."""
-        return self.first and self.last and self.shape.model.tied_embeddings
+    def alone(self) -> int:
+        """Elements of experts that no other rank holds."""
+        return sum(self.moe.alone * count for moe, count in self.runs if moe)
 
     def get_unit(self, moe: bool) -> ZeroUnit:
         return self.moe if moe else self.dense
@@ -68,18 +60,45 @@ class Chunk(NamedTuple):
         return sum(((unit.shard if shard else unit.numel) + unit.alone) * count for unit, count in units)
 
 
+class Chunk(NamedTuple):
+    """The facts that decide the memory of a chunk.
+
+    Attributes:
+        master: gradients accumulate in fp32, and weights have another type.
+        sent: bytes per element of the bucket copies after the last backward.
+        waits: weight gradients have their own actions.
+        left: gathered weights are freed after the last forward and regathered for the first backward.
+    """
+
+    batch: MicroBatch
+    parameters: ChunkParameters
+    sharding: Sharding
+    master: bool
+    sent: int
+    waits: bool
+    left: bool
+
+    @property
+    def tied(self) -> bool:
+        """Whether embedding and head share one table in this chunk."""
+        return self.parameters.first and self.parameters.last and self.batch.model.tied_embeddings
+
+
 def record_action(chunk: Chunk, kind: str, turn: Turn) -> Stretch:
     """Return the effect of a forward (F), a backward (B), or a backward of weights (W)."""
     pieces = _get_pieces(chunk, _get_sums(chunk, turn))
     return join(_RECORDERS[kind](_Action(chunk, turn, pieces)))
 
 
-class _Pieces(NamedTuple):
-    """A chunk's pieces: (piece, unit, number in a row) of its layers in order, and its ends."""
+Layers = tuple[tuple[RecordedPiece, ZeroUnit, int], ...]  # (piece, unit, number in a row)
 
-    layers: tuple[tuple[Piece, ZeroUnit, int], ...]
-    embedding: Piece | None
-    head: Piece | None
+
+class _Pieces(NamedTuple):
+    """The pieces of a chunk: its layers in order, and its ends."""
+
+    layers: Layers
+    embedding: RecordedPiece | None
+    head: RecordedPiece | None
 
 
 class _Action(NamedTuple):
@@ -91,52 +110,47 @@ class _Action(NamedTuple):
 
 
 @lru_cache(maxsize=64)  # the actions of a chunk follow each other
-def _get_pieces(chunk: Chunk, sums: tuple[Sums, Sums]) -> _Pieces:
+def _get_pieces(chunk: Chunk, sums: tuple[GradientSum, GradientSum]) -> _Pieces:
     """Return the pieces of a chunk. `sums`: how the gradients of layers and of experts add up."""
-    shape, waits, runs = chunk.shape, chunk.waits, _split_runs(chunk.runs)
-    end = len(runs) - 1
+    batch, waits, parameters = chunk.batch, chunk.waits, chunk.parameters
+    runs = _split_runs(parameters.runs)
     # The input of the first layer and the gradient of the last one may be messages, which the pipeline holds.
     layers = tuple(
         (
-            layer_piece(
-                shape,
+            record_layer(
+                batch,
                 sums[0],
                 moe=moe,
                 waits=waits,
                 experts=sums[1],
-                input_held=place == 0 and not chunk.first,
-                gradient_held=place == end and not chunk.last,
+                input_held=place == 0 and not parameters.first,
+                gradient_held=place == len(runs) - 1 and not parameters.last,
             ),
-            chunk.get_unit(moe),
+            parameters.get_unit(moe),
             count,
         )
         for place, (moe, count) in enumerate(runs)
     )
-    embedding = embedding_piece(shape, sums[0], tied=chunk.tied, waits=waits) if chunk.first else None
-    head = head_piece(shape, sums[0], tied=chunk.tied, waits=waits) if chunk.last else None
+    embedding = record_embedding(batch, sums[0], tied=chunk.tied, waits=waits) if parameters.first else None
+    head = record_head(batch, sums[0], tied=chunk.tied, waits=waits) if parameters.last else None
     return _Pieces(layers, embedding, head)
 
 
-def _get_sums(chunk: Chunk, turn: Turn) -> tuple[Sums, Sums]:
+def _get_sums(chunk: Chunk, turn: Turn) -> tuple[GradientSum, GradientSum]:
     """Return how the gradients of layers and of experts add up."""
-    z, unsharded = chunk.sharding, _get_unsharded_sums(chunk, turn)
-    sums: Sums = "keep" if turn.first else "add"
+    z = chunk.sharding
+    sums: GradientSum = "keep" if turn.first else "add"
+    # FSDP2 does not handle the gradients of experts that no other rank holds.
+    unsharded: GradientSum = ("first master" if turn.first else "master") if chunk.master else sums
     if z.stage >= 2 or z.widens:
         sums = "keep"
     elif not z.stage:
         sums = unsharded
-    return sums, unsharded if chunk.moe.alone else sums
-
-
-def _get_unsharded_sums(chunk: Chunk, turn: Turn) -> Sums:
-    """Return how gradients add up that FSDP2 does not handle: those of experts that no other rank holds."""
-    if chunk.master:
-        return "first master" if turn.first else "master"
-    return "keep" if turn.first else "add"
+    return sums, unsharded if chunk.parameters.moe.alone else sums
 
 
 @cache
-def _split_runs(runs: Layers) -> Layers:
+def _split_runs(runs: Runs) -> Runs:
     """Return (kind, number in a row), with the first and last layer of each run by itself."""
     found: list[tuple[bool, int]] = []
     for moe, count in runs:
@@ -149,9 +163,9 @@ def _record_forward(action: _Action) -> Iterator[Stretch]:
     (chunk, turn, (layers, embedding, head)), z = action, action.chunk.sharding
     gathers, frees = z.frees_each or (z.stage > 0 and turn.first), z.frees_each
     before = NO_UNIT
-    if gathers and chunk.root.numel:
-        yield z.gather(chunk.root, before)
-        before = chunk.root
+    if gathers and chunk.parameters.root.numel:
+        yield z.gather(chunk.parameters.root, before)
+        before = chunk.parameters.root
     if embedding:
         yield embedding.forward
     for piece, unit, count in layers:
@@ -166,12 +180,12 @@ def _record_forward(action: _Action) -> Iterator[Stretch]:
     if gathers:
         yield z.drop_buffer(before)
     if frees:
-        yield z.free(chunk.root)
+        yield z.free(chunk.parameters.root)
     if head:
         yield head.loss
     if chunk.left and turn.last:
         yield from (z.free(unit).times(count) for _, unit, count in layers)
-        yield z.free(chunk.root)
+        yield z.free(chunk.parameters.root)
 
 
 def _record_backward(action: _Action) -> Iterator[Stretch]:
@@ -179,23 +193,23 @@ def _record_backward(action: _Action) -> Iterator[Stretch]:
     gathers = z.frees_each or (chunk.left and turn.first)
     frees = z.frees_each or (z.stage > 0 and turn.frees)
     reducer, buckets = _Reducer(chunk, turn), _Buckets(chunk.sent if turn.last and not chunk.waits else 0)
-    embedded = chunk.shape.embedded_elements if embedding else 0
+    embedded = chunk.batch.embedding_elements if embedding else 0
     ahead, gathered = NO_UNIT, False
     if head:
         yield head.loss_backward
-    if gathers and chunk.root.numel:
+    if gathers and chunk.parameters.root.numel:
         ahead = layers[-1][1].met[0]
         if not head:  # the last layer's output is the root's too, and the layer's hook comes first
             gathered = True
             yield z.gather_ahead(ahead).then(z.copy_out(ahead))
             ahead = _get_next_unit(layers, len(layers) - 1, 0)
             yield z.gather_ahead(ahead)
-        yield z.gather_ahead(chunk.root).then(z.copy_out(chunk.root))
+        yield z.gather_ahead(chunk.parameters.root).then(z.copy_out(chunk.parameters.root))
         if head:
             yield z.gather_ahead(ahead)
     if head:
         yield head.backward
-        yield buckets.add(chunk.root.numel - embedded)
+        yield buckets.add(chunk.parameters.root.numel - embedded)
     for index in reversed(range(len(layers))):
         piece, unit, count = layers[index]
         each = []
@@ -206,7 +220,7 @@ def _record_backward(action: _Action) -> Iterator[Stretch]:
             each += [z.copy_out(own)] if ahead.numel else [z.gather_ahead(own), z.copy_out(own)]
             ahead = _get_next_unit(layers, index, place)
             each.append(z.gather_ahead(ahead))
-        for own, own_backward in _by_unit(piece, unit):
+        for own, own_backward in _split_by_unit(piece, unit):
             each += [own_backward, *([z.free(own)] if frees else []), *reducer.after(own)]
         if buckets.element:
             yield from buckets.after(piece.segments, unit, count)
@@ -217,22 +231,22 @@ def _record_backward(action: _Action) -> Iterator[Stretch]:
     elif embedding:
         yield embedding.backward
     if frees:
-        yield z.free(chunk.root)
-    if chunk.root.numel:
-        yield from reducer.after(chunk.root)
+        yield z.free(chunk.parameters.root)
+    if chunk.parameters.root.numel:
+        yield from reducer.after(chunk.parameters.root)
     yield from reducer.end()
     yield buckets.rest()
 
 
-def _get_next_unit(layers: tuple[tuple[Piece, ZeroUnit, int], ...], index: int, place: int) -> ZeroUnit:
+def _get_next_unit(layers: Layers, index: int, place: int) -> ZeroUnit:
     """Return the unit that backward uses after the unit at `place` of a layer."""
-    several = [unit.met for _, unit, _ in layers]
-    if place + 1 < len(several[index]):
-        return several[index][place + 1]
-    return several[index - 1][0] if index else NO_UNIT
+    units = [unit.met for _, unit, _ in layers]
+    if place + 1 < len(units[index]):
+        return units[index][place + 1]
+    return units[index - 1][0] if index else NO_UNIT
 
 
-def _by_unit(piece: Piece, unit: ZeroUnit) -> list[tuple[ZeroUnit, Stretch]]:
+def _split_by_unit(piece: RecordedPiece, unit: ZeroUnit) -> list[tuple[ZeroUnit, Stretch]]:
     """Split the backward of a layer at the end of each unit: experts first, then the rest."""
     weights = [place for place, segment in enumerate(piece.segments) if segment.grouped]
     if not (unit.apart and weights):
@@ -245,16 +259,18 @@ def _by_unit(piece: Piece, unit: ZeroUnit) -> list[tuple[ZeroUnit, Stretch]]:
 def _record_weights(action: _Action) -> Iterator[Stretch]:
     """Yield the stretches of a backward of weights: all gradients first, then their sums and reductions."""
     chunk, turn, (layers, embedding, head) = action
-    several = [(head, 1)] if head else []
-    several += [(piece, count) for piece, _, count in reversed(layers)]
-    several += [(embedding, 1)] if embedding else []
-    yield from (piece.made.times(count) for piece, count in several)
-    yield from (piece.added.times(count) for piece, count in several)
+    pieces = [(head, 1)] if head else []
+    pieces += [(piece, count) for piece, _, count in reversed(layers)]
+    pieces += [(embedding, 1)] if embedding else []
+    yield from (piece.weights.times(count) for piece, count in pieces)
+    yield from (piece.accumulation.times(count) for piece, count in pieces)
     if chunk.sharding.stage >= 2 or chunk.sharding.widens or (chunk.sharding.stage == 1 and turn.last):
         # Then the units are reduced in module order, the root first.
-        reducer = _Reducer(chunk._replace(waits=False), turn, last=chunk.get_unit(chunk.runs[-1][0]).each[0])
+        reducer = _Reducer(
+            chunk._replace(waits=False), turn, last=chunk.parameters.get_unit(chunk.parameters.runs[-1][0]).each[0]
+        )
         frees = turn.frees and chunk.sharding.stage < 3
-        for unit, count in [(chunk.root, 1), *((unit, count) for _, unit, count in layers)]:
+        for unit, count in [(chunk.parameters.root, 1), *((unit, count) for _, unit, count in layers)]:
             each = []
             for own in reversed(unit.each) if unit.numel else []:
                 each += [*([chunk.sharding.free(own)] if frees else []), *reducer.after(own)]
@@ -262,7 +278,7 @@ def _record_weights(action: _Action) -> Iterator[Stretch]:
         yield from reducer.end()
     if turn.last:
         alone = sum(unit.alone * count for _, unit, count in layers)
-        yield change(BUFFERS, (chunk.count_elements() - alone) * chunk.sent)
+        yield change(BUFFERS, (chunk.parameters.count_elements() - alone) * chunk.sent)
 
 
 class _Buckets:
@@ -299,16 +315,14 @@ class _Reducer:
     """
 
     def __init__(self, chunk: Chunk, turn: Turn, last: ZeroUnit | None = None) -> None:
-        self._chunk, self._turn, self._z = chunk, turn, chunk.sharding
+        self._turn, self._z = turn, chunk.sharding
         z = self._z
         self._reduces = not chunk.waits and (z.stage >= 2 or (z.stage == 1 and turn.last))
         # Gradients of several micro-batches accumulate in the type of the reduction.
         self._widens = not chunk.waits and z.widens and not (turn.first and turn.last)
-        self._before = (last or self._last_of_chunk()) if not turn.first and z.stage >= 2 else NO_UNIT
-
-    def _last_of_chunk(self) -> ZeroUnit:
-        chunk = self._chunk
-        return chunk.root if chunk.root.numel else chunk.get_unit(chunk.runs[0][0]).each[-1]
+        parameters = chunk.parameters
+        usual = parameters.root if parameters.root.numel else parameters.get_unit(parameters.runs[0][0]).each[-1]
+        self._before = (last or usual) if not turn.first and z.stage >= 2 else NO_UNIT
 
     def after(self, unit: ZeroUnit) -> list[Stretch]:
         z, found = self._z, list[Stretch]()

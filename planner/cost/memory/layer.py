@@ -1,10 +1,6 @@
-"""One transformer layer as `workers/trainer/model` computes it, tensor by tensor.
+"""The memory of one transformer layer as `workers/trainer/model` computes it, tensor by tensor.
 
-Norms, and the ways into tensor parallelism and out of it.
-
-Attention tensor by tensor: fused, by blocks of a ring, latent, or with every score in memory.
-
-The MLP and the mixture of experts, tensor by tensor.
+Functions that take a variable leave it to the caller, except where they say that they drop it.
 """
 
 from __future__ import annotations
@@ -13,314 +9,330 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from planner.cost.memory.autograd import Graph, Remake, Variable, cast, input_gradient, weight_gradients
-from planner.cost.memory.shape import Shape
+from planner.cost.memory.autograd import (
+    Graph,
+    Recomputed,
+    Variable,
+    cast,
+    compute_input_gradient,
+    compute_weight_gradients,
+)
 from planner.cost.memory.tape import ACTIVATIONS, BUFFERS, GRADIENTS, WORKING
+from planner.cost.resolved_plan import MicroBatch
 from planner.facts.model_shapes import count_expert_rows
 from planner.facts.placements import count_local_kv_heads
 from planner.facts.precision import FP32_BYTES
 from planner.facts.spec import MoeSpec
 
 
-def layer(g: Graph, s: Shape, x: Variable, *, moe: bool = False) -> Variable:
-    """x is the caller's to let go."""
-    forward = partial(_layer, g, s, moe=moe)
-    if g.saving and (s.recompute == "full" or s.by_operation):
-        kept_bytes = kept_outputs(s, moe=moe) if s.by_operation else 0
-        return g.recomputed((x,), forward, kept_bytes=kept_bytes, whole=s.repeats_whole)
+def run_layer(g: Graph, batch: MicroBatch, x: Variable, *, moe: bool = False) -> Variable:
+    """Record the forward of a layer, which recompute may run again."""
+    forward = partial(_run_layer, g, batch, moe=moe)
+    if g.saving and (batch.recompute == "full" or batch.recomputes_operations):
+        saved_bytes = count_saved_outputs(batch, moe=moe) if batch.recomputes_operations else 0
+        return g.checkpoint((x,), forward, saved_bytes=saved_bytes, whole=batch.stack.recomputes_at_once)
     return forward(x)
 
 
-def kept_outputs(s: Shape, *, moe: bool) -> int:
-    """Bytes that op-level selective recompute keeps of a layer beside its input: the outputs of every second product
-    and of attention, and with sequence parallelism what is scattered (torchtitan, parallelize_llama.py)."""
-    model, row = s.model, s.tokens * s.element
-    heads, kv_heads = model.num_heads // s.tp, count_local_kv_heads(model.num_kv_heads, s.tp)
+def count_saved_outputs(batch: MicroBatch, *, moe: bool) -> int:
+    """Return the bytes that op-level selective recompute saves of a layer in addition to its input.
+
+    These are the outputs of every second matmul and of attention, and with sequence parallelism the scattered tensors
+    (torchtitan, parallelize_llama.py, `_save_list`).
+    """
+    model, row = batch.model, batch.tokens * batch.element
+    heads, kv_heads = model.num_heads // batch.tp, count_local_kv_heads(model.num_kv_heads, batch.tp)
     if mla := model.mla:
-        attended = heads * mla.value_head_dim
-        products = [mla.q_rank, mla.kv_rank + mla.rope_head_dim, model.hidden_size]
+        attention = heads * mla.value_head_dim
+        outputs = [mla.q_rank, mla.kv_rank + mla.rope_head_dim, model.hidden_size]
     else:
-        attended, query, key = heads * model.head_size, heads * model.head_size, kv_heads * model.head_size
-        products = [query + 2 * key] if model.arch == "gpt" else [query, key]
-    inner = model.ffn_hidden_size // s.tp
+        attention, key = heads * model.head_size, kv_heads * model.head_size
+        outputs = [attention + 2 * key] if model.arch == "gpt" else [attention, key]
+    inner = model.ffn_hidden_size // batch.tp
     if moe and model.moe:
-        products.append(model.moe.num_experts)
+        outputs.append(model.moe.num_experts)
     else:
-        products += [inner] if model.arch == "gpt" else [inner, model.hidden_size]
-    scattered = 2 * s.part_bytes if s.sequence_parallel else 0
-    return row * (sum(products) + attended) + s.tokens * heads * FP32_BYTES + scattered
+        outputs += [inner] if model.arch == "gpt" else [inner, model.hidden_size]
+    scattered = 2 * batch.shard_bytes if batch.sequence_parallel else 0
+    return row * (sum(outputs) + attention) + batch.tokens * heads * FP32_BYTES + scattered
 
 
-def _layer(g: Graph, s: Shape, x: Variable, *, moe: bool) -> Variable:
-    bias = s.model.arch == "gpt"
-    attended = _half(g, s, x, attention)
-    after = _add_bias(g, s, attended, bias)
+def _run_layer(g: Graph, batch: MicroBatch, x: Variable, *, moe: bool) -> Variable:
+    bias = batch.model.arch == "gpt"
+    attention = _run_sublayer(g, batch, x, _run_attention)
+    after = _add_bias(g, batch, attention, bias)
     middle = g.add(x, after)
     if bias:
-        g.done(after)
-    made = _half(g, s, middle, mixture if moe else _dense)
-    after = made if moe else _add_bias(g, s, made, bias)
+        g.drop(after)
+    made = _run_sublayer(g, batch, middle, _run_experts if moe else _run_mlp)
+    after = made if moe else _add_bias(g, batch, made, bias)
     out = g.add(middle, after)
     if bias and not moe:
-        g.done(after)
-    g.done(made, middle, attended)
+        g.drop(after)
+    g.drop(made, middle, attention)
     return out
 
 
-def _dense(g: Graph, s: Shape, x: Entered) -> Variable:
-    return mlp(g, s, x, s.model.ffn_hidden_size // s.tp)
+def _add_bias(g: Graph, batch: MicroBatch, x: Variable, bias: bool) -> Variable:
+    saved = g.save_bytes(x.num_bytes // batch.element) if batch.dropout else []  # the mask
+    g.record(lambda: g.release(saved))
+    return g.copy(x) if bias else x
 
 
-def _add_bias(g: Graph, s: Shape, x: Variable, bias: bool) -> Variable:
-    kept = g.save_bytes(x.num_bytes // s.element) if s.dropout else []  # its mask
-    g.node(lambda: g.release(kept))
-    return g.shifted(x) if bias else x
+class LayerInput(NamedTuple):
+    """Input of a sublayer: `local` as the rank has it, and the `whole` input of its matmuls."""
 
-
-def _half(g: Graph, s: Shape, x: Variable, inside: Callable[[Graph, Shape, Entered], Variable]) -> Variable:
-    """The norm, the way into tensor parallelism, what is `inside`, and the way out."""
-    normed = norm(g, x)
-    entered = enter(g, s, normed)
-    whole = entered.whole
-    if s.light and (s.regather or not s.sequence_parallel):
-        whole.remake = regathered(s, entered, made=normed.num_bytes)
-        g.keep_until_backward(x)  # which it is made of
-    elif s.regather and s.recompute != "full":
-        whole.remake = regathered(s, entered)
-        g.keep_until_backward(normed)
-    out = leave(g, s, inside(g, s, entered))
-    g.done(normed, whole)
-    return out
-
-
-def norm(g: Graph, x: Variable) -> Variable:
-    """Either kind keeps its input."""
-    return g.op((x,), x.num_bytes, saves=(x,))
-
-
-class Entered(NamedTuple):
-    """What enters a half of a layer: `part` as the rank has it, and the `whole` that its products take."""
-
-    part: Variable
+    local: Variable
     whole: Variable
 
 
-def enter(g: Graph, s: Shape, x: Variable) -> Entered:
-    """Into column-parallel products: under sequence parallelism the whole is gathered. It is the caller's to let go, x
-    as well."""
-    if s.tp > 1 and s.sequence_parallel:
-        return Entered(x, _gathered(g, s, s.hidden_bytes, copies=s.sequences > 1))
-    return Entered(x, Variable(g.tape.hold(x.buffer)))
-
-
-def regathered(s: Shape, x: Entered, *, made: int = 0) -> Remake:
-    """The whole as backward makes it again, of a part that was kept or, of so many bytes, `made` again too."""
-    if s.tp == 1 or not s.sequence_parallel:
-        return Remake(x.whole.num_bytes, 0)
-    parts = x.whole.num_bytes if s.sequences > 1 else s.staged(x.whole.num_bytes)
-    return Remake(x.whole.num_bytes, made + parts)
-
-
-def entered(g: Graph, s: Shape, x: Entered) -> Variable:
-    """The whole as a tensor of its own, whose gradient backward sums over tp."""
-    tape = g.tape
-    out = Variable(tape.hold(x.whole.buffer))
-    out.remake = x.whole.remake
-
-    def run() -> None:
-        grad = g.taken(out)
-        if s.tp > 1:
-            summed = tape.take(x.part.num_bytes, WORKING)
-            tape.drop(grad)
-            grad = summed
-        g.give(x.part, grad)
-
-    def run_divided() -> None:
-        grad = g.taken(out)
-        parts = tape.take(s.hidden_bytes, BUFFERS) if s.sequences > 1 else None
-        summed = tape.take(x.part.num_bytes, WORKING)
-        tape.touch(s.staged(s.hidden_bytes), BUFFERS)
-        tape.drop(grad, *([parts] if parts else []))
-        g.give(x.part, summed)
-
-    g.node(run_divided if s.tp > 1 and s.sequence_parallel else run)
+def _run_sublayer(
+    g: Graph, batch: MicroBatch, x: Variable, inside: Callable[[Graph, MicroBatch, LayerInput], Variable]
+) -> Variable:
+    """Record a norm, the gather of tensor parallelism, `inside`, and the reduction."""
+    normed = run_norm(g, x)
+    entered = gather_input(g, batch, normed)
+    whole = entered.whole
+    if batch.recomputes_light and (batch.regather or not batch.sequence_parallel):
+        whole.recomputed = regather(batch, entered, extra=normed.num_bytes)
+        g.keep_until_backward(x)  # the input of the norm
+    elif batch.regather and batch.recompute != "full":
+        whole.recomputed = regather(batch, entered)
+        g.keep_until_backward(normed)
+    out = _reduce_output(g, batch, inside(g, batch, entered))
+    g.drop(normed, whole)
     return out
 
 
-class Product(NamedTuple):
-    """With a weight of so many elements; `num_bytes` come out. `clones`: its gradient arrives in another order. Only a
-    `narrow` one may run in fp8."""
+# Tensor parallelism (2104.04473 section 2.3) and sequence parallelism (2205.05198 section 4.2.2).
+
+
+def run_norm(g: Graph, x: Variable) -> Variable:
+    """Record a LayerNorm or RMSNorm, which saves its input."""
+    return g.apply((x,), x.num_bytes, saves=(x,))
+
+
+def gather_input(g: Graph, batch: MicroBatch, x: Variable) -> LayerInput:
+    """Return the input of column-parallel matmuls, which sequence parallelism gathers."""
+    if batch.tp > 1 and batch.sequence_parallel:
+        return LayerInput(x, _gather(g, batch))
+    return LayerInput(x, Variable(g.tape.hold(x.buffer)))
+
+
+def _gather(g: Graph, batch: MicroBatch) -> Variable:
+    """Allocate gathered hidden states. Shards of several sequences are copied into order."""
+    shards = g.allocate(batch.hidden_bytes)
+    g.tape.touch(batch.get_staging_bytes(batch.hidden_bytes), BUFFERS)
+    if batch.sequences == 1:
+        return shards
+    out = g.allocate(batch.hidden_bytes)
+    g.drop(shards)
+    return out
+
+
+def regather(batch: MicroBatch, x: LayerInput, *, extra: int = 0) -> Recomputed:
+    """Return the whole input as backward gathers it again. `extra`: bytes of a norm that is recomputed too."""
+    size = x.whole.num_bytes
+    if batch.tp == 1 or not batch.sequence_parallel:
+        return Recomputed(size, 0)
+    return Recomputed(size, extra + (size if batch.sequences > 1 else batch.get_staging_bytes(size)))
+
+
+def copy_to_tensor_ranks(g: Graph, batch: MicroBatch, x: LayerInput) -> Variable:
+    """Return the whole input as a tensor whose gradient backward sums over tp."""
+    tape = g.tape
+    out = Variable(tape.hold(x.whole.buffer))
+    out.recomputed = x.whole.recomputed
+
+    def all_reduce() -> None:
+        grad = g.take_grad(out)
+        if batch.tp > 1:
+            total = tape.take(x.local.num_bytes, WORKING)
+            tape.drop(grad)
+            grad = total
+        g.add_grad(x.local, grad)
+
+    def reduce_scatter() -> None:
+        grad = g.take_grad(out)
+        shards = tape.take(batch.hidden_bytes, BUFFERS) if batch.sequences > 1 else None
+        total = tape.take(x.local.num_bytes, WORKING)
+        tape.touch(batch.get_staging_bytes(batch.hidden_bytes), BUFFERS)
+        tape.drop(grad, *([shards] if shards else []))
+        g.add_grad(x.local, total)
+
+    g.record(reduce_scatter if batch.tp > 1 and batch.sequence_parallel else all_reduce)
+    return out
+
+
+class Matmul(NamedTuple):
+    """Column-parallel matmul with a weight of `weight` elements and an output of `num_bytes`.
+
+    `clones`: the gradient arrives in another order of elements. `narrow`: the matmul may use fp8.
+    """
 
     num_bytes: int
     weight: int
-    bias: bool = False
     clones: bool = False
     narrow: bool = True
     part: int = ACTIVATIONS
 
 
-def columns(g: Graph, s: Shape, x: Entered, products: Sequence[Product]) -> list[Variable]:
-    """Column-parallel products of what entered; over several ranks one operation, whose backward sums the input's
-    gradient while it makes the weights', unless these wait."""
-    narrow = g.narrow and all(p.narrow for p in products)
-    if g.waits or (s.tp == 1 and not narrow):
-        whole = entered(g, s, x)
-        outs = [
-            g.linear(whole, p.num_bytes, p.weight, bias=p.bias, clones=p.clones, narrow=narrow, part=p.part)
-            for p in products
-        ]
-        g.done(whole)
-        return outs
-    tape, kept, numel = g.tape, g.save(x.whole), s.hidden_bytes // g.element
-    outs, sizes = [], [p.weight for p in products]
-    taken = [cast(tape, numel, g.element)] if narrow else []
-    for product in products:
-        operand = [cast(tape, product.weight, g.element)] if narrow else []
-        outs.append(g.variable(product.num_bytes, product.part))
-        tape.drop(*operand)
-    tape.drop(*taken)
+def run_column_parallel(g: Graph, batch: MicroBatch, x: LayerInput, matmuls: Sequence[Matmul]) -> list[Variable]:
+    """Record column-parallel matmuls of one input.
 
-    def run() -> None:
-        grads = [g.taken(out) for out in outs]
-        g.unpack(kept)
-        rows = [tape.take(p.num_bytes, WORKING) for p in products if p.clones]
-        casts = [cast(tape, p.num_bytes // g.element, g.element) for p in products] if narrow else []
-        whole = input_gradient(tape, s.hidden_bytes, g.element, sizes) if narrow else tape.take(s.hidden_bytes, WORKING)
-        if s.tp > 1 and s.sequence_parallel:
-            sent = [tape.take(s.hidden_bytes, BUFFERS) if s.sequences > 1 else tape.hold(whole)]
-            summed = tape.take(x.part.num_bytes, WORKING)
-            sent.append(tape.take(s.staged(s.hidden_bytes), BUFFERS))
+    Over several ranks they are one operation. Its backward sums the gradient of the input while it computes those of
+    the weights, unless weight gradients wait.
+    """
+    narrow = g.narrow and all(m.narrow for m in matmuls)
+    if g.waits or (batch.tp == 1 and not narrow):
+        whole = copy_to_tensor_ranks(g, batch, x)
+        outs = [g.linear(whole, m.num_bytes, m.weight, clones=m.clones, narrow=narrow, part=m.part) for m in matmuls]
+        g.drop(whole)
+        return outs
+    tape, saved, numel = g.tape, g.save(x.whole), batch.hidden_bytes // g.element
+    outs, sizes = [], [m.weight for m in matmuls]
+    inputs = [cast(tape, numel, g.element)] if narrow else []
+    for matmul in matmuls:
+        operand = [cast(tape, matmul.weight, g.element)] if narrow else []
+        outs.append(g.allocate(matmul.num_bytes, matmul.part))
+        tape.drop(*operand)
+    tape.drop(*inputs)
+
+    def backward() -> None:
+        grads = [g.take_grad(out) for out in outs]
+        g.recompute(saved)
+        rows = [tape.take(m.num_bytes, WORKING) for m in matmuls if m.clones]
+        casts = [cast(tape, m.num_bytes // g.element, g.element) for m in matmuls] if narrow else []
+        if narrow:
+            whole = compute_input_gradient(tape, batch.hidden_bytes, g.element, sizes)
+        else:
+            whole = tape.take(batch.hidden_bytes, WORKING)
+        if batch.tp > 1 and batch.sequence_parallel:
+            sent = [tape.take(batch.hidden_bytes, BUFFERS) if batch.sequences > 1 else tape.hold(whole)]
+            total = tape.take(x.local.num_bytes, WORKING)
+            sent.append(tape.take(batch.get_staging_bytes(batch.hidden_bytes), BUFFERS))
             tape.drop(whole)
         else:
-            sent, summed = [whole], tape.hold(whole)
+            sent, total = [whole], tape.hold(whole)
         if narrow:
-            weights = weight_gradients(tape, numel, g.element, casts, sizes)
+            weights = compute_weight_gradients(tape, numel, g.element, casts, sizes)
         else:
             weights = [tape.take(weight * g.element, GRADIENTS) for weight in sizes]
         tape.drop(*grads, *rows, *casts, *sent)
-        g.release(kept)
-        for made, product in zip(weights, products, strict=True):
-            g.accumulate(made, product.weight)
-        g.give(x.part, summed)
+        g.release(saved)
+        for made, matmul in zip(weights, matmuls, strict=True):
+            g.accumulate(made, matmul.weight)
+        g.add_grad(x.local, total)
 
-    g.node(run)
+    g.record(backward)
     return outs
 
 
-def _gathered(g: Graph, s: Shape, whole: int, *, copies: bool) -> Variable:
-    """Parts of several sequences do not lie as the whole does: they are copied."""
-    parts = g.variable(whole)
-    g.tape.touch(s.staged(whole), BUFFERS)
-    if not copies:
-        return parts
-    out = g.variable(whole)
-    g.done(parts)
-    return out
-
-
-def leave(g: Graph, s: Shape, x: Variable) -> Variable:
-    """Sums of a row-parallel product; x is let go."""
-    if s.tp == 1:
+def _reduce_output(g: Graph, batch: MicroBatch, x: Variable) -> Variable:
+    """Record the sum of a row-parallel matmul over tp. Drops x."""
+    if batch.tp == 1:
         return x
-    tape, whole = g.tape, s.hidden_bytes
-    copies = s.sequences > 1
-    parts = tape.take(whole if s.sequence_parallel and copies else 0, BUFFERS)
-    out = g.variable(x.num_bytes // s.parts)
-    if s.sequence_parallel:
-        tape.touch(s.staged(whole), BUFFERS)
-    tape.drop(parts)
-    g.done(x)
+    tape, copies = g.tape, batch.sequence_parallel and batch.sequences > 1
+    shards = tape.take(batch.hidden_bytes if copies else 0, BUFFERS)
+    out = g.allocate(x.num_bytes // batch.num_shards)
+    if batch.sequence_parallel:
+        tape.touch(batch.get_staging_bytes(batch.hidden_bytes), BUFFERS)
+    tape.drop(shards)
+    g.drop(x)
 
-    def run() -> None:
-        grad = g.taken(out)
-        if s.sequence_parallel:
-            made = _gathered(g, s, whole, copies=copies).buffer
+    def backward() -> None:
+        grad = g.take_grad(out)
+        if batch.sequence_parallel:
+            made = _gather(g, batch).buffer
             tape.drop(grad)
             grad = made
-        g.give(x, grad)
+        g.add_grad(x, grad)
 
-    g.node(run)
+    g.record(backward)
     return out
 
 
-def attention(g: Graph, s: Shape, x: Entered) -> Variable:
-    model = s.model
+# Attention: fused, in blocks of a ring, latent, or with all scores in memory.
+
+
+def _run_attention(g: Graph, batch: MicroBatch, x: LayerInput) -> Variable:
+    model = batch.model
     if model.mla:
-        whole = entered(g, s, x)
-        out = _latent_attention(g, s, whole)
-        g.done(whole)
+        whole = copy_to_tensor_ranks(g, batch, x)
+        out = _run_latent_attention(g, batch, whole)
+        g.drop(whole)
         return out
-    heads, kv_heads = model.num_heads // s.tp, count_local_kv_heads(model.num_kv_heads, s.tp)
-    row = s.tokens * s.element
+    heads, kv_heads = model.num_heads // batch.tp, count_local_kv_heads(model.num_kv_heads, batch.tp)
+    row = batch.tokens * batch.element
     query, key = row * heads * model.head_size, row * kv_heads * model.head_size
-    h, bias, rope = model.hidden_size, model.arch == "gpt", model.arch == "llama"
-    products = (
-        Product(query, h * heads * model.head_size, bias=bias, clones=rope and heads > 1),
-        Product(key, h * kv_heads * model.head_size, bias=bias, clones=rope and kv_heads > 1),
-        Product(key, h * kv_heads * model.head_size, bias=bias),
+    h, rope = model.hidden_size, model.arch == "llama"
+    matmuls = (
+        Matmul(query, h * heads * model.head_size, clones=rope and heads > 1),
+        Matmul(key, h * kv_heads * model.head_size, clones=rope and kv_heads > 1),
+        Matmul(key, h * kv_heads * model.head_size),
     )
-    q, k, v = made = columns(g, s, x, products)
-    if rope:
-        q, k = _rotated(g, q), _rotated(g, k)
-    mixed = _attend(g, s, q, k, v, heads=heads, out_bytes=query)
-    taken = g.copied(mixed) if rope and heads > 1 else mixed
-    out = g.linear(taken, s.hidden_bytes, heads * model.head_size * h)
-    named = {mixed, taken, q, k, *made}  # until attention is over
-    g.done(*named)
+    q, k, v = made = run_column_parallel(g, batch, x, matmuls)
+    if rope:  # cosines and sines belong to the rank
+        q, k = (g.apply((rows,), rows.num_bytes) for rows in (q, k))
+    mixed = _attend(g, batch, q, k, v, heads=heads, out_bytes=query)
+    values = g.copy(mixed) if rope and heads > 1 else mixed
+    out = g.linear(values, batch.hidden_bytes, heads * model.head_size * h)
+    g.drop(*{mixed, values, q, k, *made})  # local names of the trainer until attention returns
     return out
 
 
-def _rotated(g: Graph, x: Variable) -> Variable:
-    """RoPE by halves, backwards too; its cosines and sines are the rank's."""
-    return g.op((x,), x.num_bytes)
-
-
-def _attend(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, out_bytes: int) -> Variable:
-    sums = s.tokens * heads * FP32_BYTES  # each query's log-sum-exp
-    if s.cp > 1 or (s.documents and s.attention == "fused"):
-        return _attend_by_blocks(g, s, q, k, v, sums, heads=heads, out_bytes=out_bytes)
-    if s.attention == "fused":
-        return g.op((q, k, v), out_bytes, saves=(q, k, v), extra=sums, saves_output=True)
-    return _every_score(g, s, q, k, v, heads=heads, out_bytes=out_bytes)
+def _attend(
+    g: Graph, batch: MicroBatch, q: Variable, k: Variable, v: Variable, *, heads: int, out_bytes: int
+) -> Variable:
+    log_sums = batch.tokens * heads * FP32_BYTES  # log-sum-exp of each query
+    if batch.cp > 1 or (batch.has_documents and batch.attention == "fused"):
+        return _attend_by_blocks(g, batch, q, k, v, log_sums, heads=heads, out_bytes=out_bytes)
+    if batch.attention == "fused":
+        return g.apply((q, k, v), out_bytes, saves=(q, k, v), extra=log_sums, saves_output=True)
+    forward = partial(_attend_unfused, g, batch, heads=heads, out_bytes=out_bytes)
+    if batch.recompute == "selective" and g.saving:  # saves only queries, keys, and values
+        return g.checkpoint((q, k, v), forward, whole=batch.stack.recomputes_at_once)
+    return forward(q, k, v)
 
 
 def _attend_by_blocks(
-    g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, sums: int, *, heads: int, out_bytes: int
+    g: Graph, batch: MicroBatch, q: Variable, k: Variable, v: Variable, log_sums: int, *, heads: int, out_bytes: int
 ) -> Variable:
-    """One rank's keys and values at a time; output and gradients of queries are joined in fp32."""
-    tape, mixed = g.tape, s.element != FP32_BYTES
-    wide, wide_q = (size // s.element * FP32_BYTES for size in (out_bytes, q.num_bytes))
-    pair = k.num_bytes + v.num_bytes
-    block = g.variable(pair)
-    others = pair * (0 if s.cp == 1 else 2 if s.ring and s.cp > 2 else 1 if s.ring else s.cp)
-    came = tape.take(others, BUFFERS)
-    staged = 0 if s.ring or s.cp == 1 else s.staged(others)
-    tape.touch(staged, BUFFERS)
-    joined = tape.take(wide, WORKING)
-    lse = g.save_bytes(sums)
-    tape.touch(out_bytes + max(_hidden_bytes(s), wide if mixed else 0), WORKING)
-    tape.drop(came)
-    out = g.variable(out_bytes) if mixed else Variable(tape.hold(joined))
-    tape.drop(joined)
-    kept = [*g.save(q, block, out), *lse]
-    g.done(block)
+    """Attend to the keys and values of one cp rank at a time, and add outputs and query gradients in fp32."""
+    tape, mixed = g.tape, batch.element != FP32_BYTES
+    wide, wide_q = (size // batch.element * FP32_BYTES for size in (out_bytes, q.num_bytes))
+    pair, ring = k.num_bytes + v.num_bytes, batch.ring
+    block = g.allocate(pair)
+    num_others = 0 if batch.cp == 1 else 2 if ring and batch.cp > 2 else 1 if ring else batch.cp
+    others = pair * num_others
+    received = tape.take(others, BUFFERS)
+    staging = 0 if ring or batch.cp == 1 else batch.get_staging_bytes(others)
+    tape.touch(staging, BUFFERS)
+    total = tape.take(wide, WORKING)
+    saved_sums = g.save_bytes(log_sums)
+    tape.touch(out_bytes + max(_count_mask_bytes(batch), wide if mixed else 0), WORKING)
+    tape.drop(received)
+    out = g.allocate(out_bytes) if mixed else Variable(tape.hold(total))
+    tape.drop(total)
+    saved = [*g.save(q, block, out), *saved_sums]
+    g.drop(block)
 
-    def run() -> None:
-        grad = g.taken(out)
+    def backward() -> None:
+        grad = g.take_grad(out)
         if heads > 1:
             ordered = tape.take(out_bytes, WORKING)
             tape.drop(grad)
             grad = ordered
         total = tape.take(wide_q, WORKING)
-        came = tape.take(others, BUFFERS)
-        tape.touch(staged, BUFFERS)
+        received = tape.take(others, BUFFERS)
+        tape.touch(staging, BUFFERS)
         found = tape.take(q.num_bytes + pair, WORKING)
-        tape.touch(_hidden_bytes(s), WORKING)
-        travelling = tape.take(pair * (1 if s.cp == 1 else 4 if s.ring else 2 * s.cp), BUFFERS)
-        # What a reduce-scatter leaves of one's own block comes while all that it sums is there.
-        early = None if s.ring or s.cp == 1 else tape.take(pair, WORKING)
-        tape.touch(staged, BUFFERS)
-        tape.drop(found, travelling, came)
+        tape.touch(_count_mask_bytes(batch), WORKING)
+        moving = tape.take(pair * (1 if batch.cp == 1 else 4 if ring else 2 * batch.cp), BUFFERS)
+        # A reduce-scatter allocates the rank's own block while all its inputs are allocated.
+        early = None if ring or batch.cp == 1 else tape.take(pair, WORKING)
+        tape.touch(staging, BUFFERS)
+        tape.drop(found, moving, received)
         if mixed:
             made = tape.take(q.num_bytes, WORKING)
             tape.drop(total)
@@ -328,192 +340,176 @@ def _attend_by_blocks(
             made = total
         both = early or tape.take(pair, WORKING)
         tape.drop(grad)
-        g.release(kept)
+        g.release(saved)
         halves = [tape.take(x.num_bytes, WORKING) for x in (k, v)]
         tape.drop(both)
-        g.give(q, made)
+        g.add_grad(q, made)
         for variable, half in zip((k, v), halves, strict=True):
-            g.give(variable, half)
+            g.add_grad(variable, half)
 
-    g.node(run)
+    g.record(backward)
     return out
 
 
-def _hidden_bytes(s: Shape) -> int:
-    """What keeps one sequence's queries from keys of other documents: added to the scores, and whether it is."""
-    each = s.tokens // s.sequences
-    return each * each * (s.element + 1) if s.documents else 0
+def _count_mask_bytes(batch: MicroBatch) -> int:
+    """Return the bytes of the mask between documents of one sequence, and of the bias that it becomes."""
+    length = batch.tokens // batch.sequences
+    return length * length * (batch.element + 1) if batch.has_documents else 0
 
 
-def _latent_attention(g: Graph, s: Shape, x: Variable) -> Variable:
-    """Low-rank queries, keys and values (2405.04434 section 2.1); no trainer of ours runs it yet."""
-    mla, heads, h = s.model.mla, s.model.num_heads // s.tp, s.model.hidden_size
+def _run_latent_attention(g: Graph, batch: MicroBatch, x: Variable) -> Variable:
+    """Record low-rank queries, keys, and values (2405.04434 section 2.1). Meshboard's trainer does not run it."""
+    mla, heads, h = batch.model.mla, batch.model.num_heads // batch.tp, batch.model.hidden_size
     assert mla is not None
-    row = s.tokens * s.element
+    row = batch.tokens * batch.element
     latent = mla.q_rank + mla.kv_rank + mla.rope_head_dim
     width = heads * (mla.nope_head_dim + mla.rope_head_dim)
     values = heads * mla.value_head_dim
     down = g.linear(x, row * latent, h * latent)
-    normed = g.op((down,), row * (mla.q_rank + mla.kv_rank), saves=(down,))
-    g.done(down)
+    normed = g.apply((down,), row * (mla.q_rank + mla.kv_rank), saves=(down,))
+    g.drop(down)
     q = g.linear(normed, row * width, mla.q_rank * width)
     k = g.linear(normed, row * width, mla.kv_rank * heads * mla.nope_head_dim)
     v = g.linear(normed, row * values, mla.kv_rank * values)
-    g.done(normed)
-    mixed = _attend(g, s, q, k, v, heads=heads, out_bytes=row * values)
-    g.done(q, k, v)
-    out = g.linear(mixed, s.hidden_bytes, values * h)
-    g.done(mixed)
+    g.drop(normed)
+    mixed = _attend(g, batch, q, k, v, heads=heads, out_bytes=row * values)
+    g.drop(q, k, v)
+    out = g.linear(mixed, batch.hidden_bytes, values * h)
+    g.drop(mixed)
     return out
 
 
-def _every_score(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, out_bytes: int) -> Variable:
-    """Attention with every score in memory; selective recompute keeps queries, keys and values alone."""
-    forward = partial(_scores, g, s, heads=heads, out_bytes=out_bytes)
-    if s.recompute == "selective" and g.saving:
-        return g.recomputed((q, k, v), forward, whole=s.repeats_whole)
-    return forward(q, k, v)
-
-
-def _scores(g: Graph, s: Shape, q: Variable, k: Variable, v: Variable, *, heads: int, out_bytes: int) -> Variable:
-    """Products, scale, mask, softmax, product: each of the scores' size."""
-    each = s.tokens // s.sequences
-    size = s.sequences * heads * each * each * s.element
-    keys, values = g.op((k,), q.num_bytes), g.op((v,), out_bytes)
-    # Where there is dropout, kernels of Megatron's time are planned, which made the mask anew.
-    unseen = g.variable(0 if s.dropout else each * each * (s.sequences if s.documents else 1))
-    raw = g.op((q, keys), size, saves=(q, keys))
-    scaled = g.op((raw,), size)
-    g.done(raw)
-    masked = g.op((scaled,), size, saves=(unseen,))
-    g.done(scaled)
-    soft = g.op((masked,), size, saves_output=True)
-    g.done(masked)
-    if s.dropout:
-        dropped = g.op((soft,), size, extra=size // s.element)
-        g.done(soft)
+def _attend_unfused(
+    g: Graph, batch: MicroBatch, q: Variable, k: Variable, v: Variable, *, heads: int, out_bytes: int
+) -> Variable:
+    """Record scores, scale, mask, softmax, and weighted values, each with all scores (batch, heads, seq, seq)."""
+    length = batch.tokens // batch.sequences
+    size = batch.sequences * heads * length * length * batch.element
+    keys, values = g.apply((k,), q.num_bytes), g.apply((v,), out_bytes)
+    # With dropout, the kernels are those of Megatron in 2021, which recompute the mask.
+    mask = g.allocate(0 if batch.dropout else length * length * (batch.sequences if batch.has_documents else 1))
+    raw = g.apply((q, keys), size, saves=(q, keys))
+    scaled = g.apply((raw,), size)
+    g.drop(raw)
+    masked = g.apply((scaled,), size, saves=(mask,))
+    g.drop(scaled)
+    soft = g.apply((masked,), size, saves_output=True)
+    g.drop(masked)
+    if batch.dropout:
+        dropped = g.apply((soft,), size, extra=size // batch.element)
+        g.drop(soft)
         soft = dropped
-    out = g.op((soft, values), out_bytes, saves=(soft, values))
-    g.done(soft, keys, values, unseen)
+    out = g.apply((soft, values), out_bytes, saves=(soft, values))
+    g.drop(soft, keys, values, mask)
     return out
 
 
-def mixture(g: Graph, s: Shape, entering: Entered) -> Variable:
-    """Router, the experts' answers, their weighted sum, shared experts. What has a name stays until all is over."""
-    moe, h = s.model.moe, s.model.hidden_size
+# The MLP and the mixture of experts.
+
+
+def _run_mlp(g: Graph, batch: MicroBatch, x: LayerInput) -> Variable:
+    """Record the MLP: GELU for gpt, SwiGLU for llama."""
+    inner = batch.model.ffn_hidden_size // batch.tp
+    matmul = Matmul(batch.tokens * inner * batch.element, batch.model.hidden_size * inner)
+    up, *gates = run_column_parallel(g, batch, x, [matmul] * (1 if batch.model.arch == "gpt" else 2))
+    return _run_down(g, batch, gates[0] if gates else None, up)
+
+
+def _run_down(g: Graph, batch: MicroBatch, gate: Variable | None, up: Variable) -> Variable:
+    """Record the activation and the row-parallel matmul. Drops `gate` and `up`."""
+    made = _activate(g, batch, gate, up, recomputes=batch.recomputes_light)
+    weight = up.num_bytes // (batch.tokens * batch.element) * batch.model.hidden_size
+    out = g.linear(made, batch.hidden_bytes, weight)
+    g.drop(*([gate] if gate else []), up, made)
+    return out
+
+
+def _activate(g: Graph, batch: MicroBatch, gate: Variable | None, up: Variable, *, recomputes: bool) -> Variable:
+    """Record the activation. With `recomputes`, backward computes it again."""
+    wide = up.num_bytes
+    if gate is None or not batch.stack.saves_gate_activation:
+        inputs = (up,) if gate is None else (gate, up)
+        made, extra = g.apply(inputs, wide, saves=inputs), 0
+    else:
+        opened = g.apply((gate,), wide, saves=(gate,))
+        if recomputes:
+            opened.recomputed = Recomputed(wide, 0)
+        made, extra = g.apply((opened, up), wide, saves=(opened, up)), wide
+        g.drop(opened)
+    if recomputes:
+        made.recomputed = Recomputed(wide, extra)
+    return made
+
+
+def _run_experts(g: Graph, batch: MicroBatch, entering: LayerInput) -> Variable:
+    """Record router, routed experts, their weighted sum, and shared experts. Local names stay until the end."""
+    moe, h = batch.model.moe, batch.model.hidden_size
     assert moe is not None
-    x = entered(g, s, entering)
-    routed = s.tokens * moe.experts_per_token
-    wide = g.op((x,), s.tokens * h * FP32_BYTES) if s.element != FP32_BYTES else g.passes(x)
-    if s.element == FP32_BYTES:
-        wide.remake = x.remake  # a view of what is gathered again
-    scores = g.linear(wide, s.tokens * moe.num_experts * FP32_BYTES, moe.num_experts * h, narrow=False)
-    probabilities = g.op((scores,), scores.num_bytes, saves_output=True)
-    g.done(wide, scores)
-    answers, named = _answered(g, s, x, moe)
-    gates = g.op((probabilities,), routed * s.element)
-    weighed = g.op((answers, gates), routed * h * s.element, saves=(answers, gates))
-    out = g.op((weighed,), s.hidden_bytes)
-    g.done(weighed, answers, probabilities, gates, *named)
+    x = copy_to_tensor_ranks(g, batch, entering)
+    routed = batch.tokens * moe.experts_per_token
+    is_fp32 = batch.element == FP32_BYTES
+    wide = g.view(x) if is_fp32 else g.apply((x,), batch.tokens * h * FP32_BYTES)
+    if is_fp32:
+        wide.recomputed = x.recomputed  # a view of the regathered input
+    scores = g.linear(wide, batch.tokens * moe.num_experts * FP32_BYTES, moe.num_experts * h, narrow=False)
+    probabilities = g.apply((scores,), scores.num_bytes, saves_output=True)
+    g.drop(wide, scores)
+    answers, named = _run_routed_experts(g, batch, x, moe)
+    gates = g.apply((probabilities,), routed * batch.element)
+    weighed = g.apply((answers, gates), routed * h * batch.element, saves=(answers, gates))
+    out = g.apply((weighed,), batch.hidden_bytes)
+    g.drop(weighed, answers, probabilities, gates, *named)
     if moe.shared_experts:
-        shared = _down(g, s, *_apart(g, s, x, moe.shared_experts * moe.expert_ffn_hidden_size // s.tp))
+        inner = moe.shared_experts * moe.expert_ffn_hidden_size // batch.tp
+        size, is_gpt = batch.tokens * inner * batch.element, batch.model.arch == "gpt"
+        gate = None if is_gpt else g.linear(x, size, h * inner)
+        shared = _run_down(g, batch, gate, g.linear(x, size, h * inner))
         alone, out = out, g.add(out, shared)
-        g.done(alone, shared)
-    if moe.balance_loss:  # saves what it is made of, last of all
+        g.drop(alone, shared)
+    if moe.balance_loss:  # the last operation that saves its inputs
         g.save()
-        g.node(lambda: None)
-    g.done(x)
+        g.record(lambda: None)
+    g.drop(x)
     return out
 
 
-def _answered(g: Graph, s: Shape, x: Variable, moe: MoeSpec) -> tuple[Variable, tuple[Variable, ...]]:
-    """Rows to the experts' ranks, a product for each expert, rows back; and what else has a name by then."""
-    h = s.model.hidden_size
-    row, inner, routed = h * s.element, moe.expert_ffn_hidden_size // s.tp, s.tokens * moe.experts_per_token
-    weight = moe.num_experts // s.ep * inner * h
+def _run_routed_experts(
+    g: Graph, batch: MicroBatch, x: Variable, moe: MoeSpec
+) -> tuple[Variable, tuple[Variable, ...]]:
+    """Record dispatch, the matmuls of the experts, and combine. Returns the answers and other live local names."""
+    h = batch.model.hidden_size
+    row, inner = h * batch.element, moe.expert_ffn_hidden_size // batch.tp
+    routed, weight = batch.tokens * moe.experts_per_token, moe.num_experts // batch.ep * inner * h
     drops = moe.capacity_factor is not None
-    taken = count_expert_rows(moe, s.tokens, s.seq_len)
-    sent, named = _sent(g, x, routed * row, taken * row, drops=drops)
-    arrived = _exchanged(g, s, sent)
+    num_rows = count_expert_rows(moe, batch.tokens, batch.seq_len)
+    named: tuple[Variable, ...] = ()
+    sent = g.apply((x,), routed * row)
+    if drops:  # tokens are added into buffers of one size, and `index_add` saves its operand (torch 2.13)
+        named, zeros = (sent,), g.allocate(num_rows * row)
+        sent = g.apply((sent,), num_rows * row, saves=(sent,))
+        g.drop(zeros)
+    arrived = _copy_if(g, sent, batch.ep > 1)
     if not drops:
-        g.done(sent)
-    # By expert, where they came by rank: buffers of one size for a single expert lie so already.
-    turned = s.ep > 1 and (not drops or moe.num_experts > s.ep)
-    rows = _copied_if(g, arrived, turned)
-    gate, up = (g.linear(rows, taken * inner * s.element, weight, grouped=True) for _ in range(2))
-    made = activated(g, s, gate, up, dropped=False)
-    g.done(gate, up)
-    outputs = g.linear(made, taken * row, weight, grouped=True)
-    g.done(made, rows)
-    ordered = _copied_if(g, outputs, turned)
-    back = _exchanged(g, s, ordered)
+        g.drop(sent)
+    # Rows arrive by rank and are ordered by expert. Buffers of a single expert per rank are in order.
+    reorders = batch.ep > 1 and (not drops or moe.num_experts > batch.ep)
+    rows = _copy_if(g, arrived, reorders)
+    gate, up = (g.linear(rows, num_rows * inner * batch.element, weight, grouped=True) for _ in range(2))
+    made = _activate(g, batch, gate, up, recomputes=False)
+    g.drop(gate, up)
+    outputs = g.linear(made, num_rows * row, weight, grouped=True)
+    g.drop(made, rows)
+    ordered = _copy_if(g, outputs, reorders)
+    back = _copy_if(g, ordered, batch.ep > 1)
     if drops:
-        filled = g.copied(back)  # and a row of zeros, which dropped tokens take
-        g.done(back)
-        return g.op((filled,), routed * row), (*named, sent, arrived, outputs, ordered, filled)
-    g.done(outputs)
-    answers = g.op((back,), routed * row)
-    g.done(back)
+        padded = g.copy(back)  # with a row of zeros for dropped tokens
+        g.drop(back)
+        return g.apply((padded,), routed * row), (*named, sent, arrived, outputs, ordered, padded)
+    g.drop(outputs)
+    answers = g.apply((back,), routed * row)
+    g.drop(back)
     return answers, (arrived, ordered)
 
 
-def _sent(
-    g: Graph, x: Variable, routed_bytes: int, taken_bytes: int, *, drops: bool
-) -> tuple[Variable, tuple[Variable, ...]]:
-    """Rows of tokens as they leave for their experts, and what their sender holds beside them. Where tokens are dropped
-    they are added into buffers of one size, and torch's `index_add` keeps what it added (2.13)."""
-    if not drops:
-        return g.op((x,), routed_bytes), ()
-    repeated = g.op((x,), routed_bytes)
-    zeros = g.variable(taken_bytes)
-    sent = g.op((repeated,), taken_bytes, saves=(repeated,))
-    g.done(zeros)
-    return sent, (repeated,)
-
-
-def _exchanged(g: Graph, s: Shape, rows: Variable) -> Variable:
-    return _copied_if(g, rows, s.ep > 1)
-
-
-def _copied_if(g: Graph, rows: Variable, another: bool) -> Variable:
-    return g.op((rows,), rows.num_bytes) if another else g.passes(rows)
-
-
-def mlp(g: Graph, s: Shape, x: Entered, inner: int) -> Variable:
-    """GELU for gpt; SwiGLU else."""
-    bias = s.model.arch == "gpt"
-    product = Product(s.tokens * inner * s.element, s.model.hidden_size * inner, bias=bias)
-    up, *gates = columns(g, s, x, [product] if bias else [product, product])
-    return _down(g, s, gates[0] if gates else None, up)
-
-
-def _apart(g: Graph, s: Shape, x: Variable, inner: int) -> tuple[Variable | None, Variable]:
-    """Gate and up of an input that has entered with others'."""
-    wide, weight, bias = s.tokens * inner * s.element, s.model.hidden_size * inner, s.model.arch == "gpt"
-    gate = None if bias else g.linear(x, wide, weight)
-    return gate, g.linear(x, wide, weight, bias=bias)
-
-
-def _down(g: Graph, s: Shape, gate: Variable | None, up: Variable) -> Variable:
-    """`gate` and `up` are let go at its end."""
-    made = activated(g, s, gate, up, dropped=s.light)
-    out = g.linear(made, s.hidden_bytes, up.num_bytes // (s.tokens * s.element) * s.model.hidden_size)
-    g.done(*([gate] if gate else []), up, made)
-    return out
-
-
-def activated(g: Graph, s: Shape, gate: Variable | None, up: Variable, *, dropped: bool) -> Variable:
-    """`dropped`: backward makes it again."""
-    wide = up.num_bytes
-    if gate is None or not s.keeps_opened:
-        inputs = (up,) if gate is None else (gate, up)
-        made, beside = g.op(inputs, wide, saves=inputs), 0
-    else:
-        opened = g.op((gate,), wide, saves=(gate,))
-        if dropped:
-            opened.remake = Remake(wide, 0)
-        made, beside = g.op((opened, up), wide, saves=(opened, up)), wide
-        g.done(opened)
-    if dropped:
-        made.remake = Remake(wide, beside)
-    return made
+def _copy_if(g: Graph, rows: Variable, copies: bool) -> Variable:
+    return g.apply((rows,), rows.num_bytes) if copies else g.view(rows)

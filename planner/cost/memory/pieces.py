@@ -1,240 +1,240 @@
-"""Each part of a chunk walked by itself: an embedding, a layer, a head with its loss.
-
-The ends of a model: the embedding, and the final norm, head and loss.
-"""
+"""The memory of each piece of a chunk on a separate tape: the embedding, a layer, and the head with its loss."""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import NamedTuple
 
-from planner.cost.memory.autograd import Graph, Segment, Sums, Variable
-from planner.cost.memory.layer import Product, columns, enter, layer, norm, regathered
-from planner.cost.memory.shape import Shape
-from planner.cost.memory.tape import BUFFERS, EMPTY, GRADIENTS, LOGITS, WORKING, Buffer, Stretch, Tape, join
+from planner.cost.memory.autograd import GradientSum, Graph, Segment, Variable
+from planner.cost.memory.layer import Matmul, gather_input, regather, run_column_parallel, run_layer, run_norm
+from planner.cost.memory.tape import BUFFERS, EMPTY, GRADIENTS, LOGITS, WORKING, Stretch, Tape, join
+from planner.cost.resolved_plan import MicroBatch
 from planner.facts.precision import FP32_BYTES
 
 
-class Piece(NamedTuple):
-    """Forward begins with the input there and ends with the output in its place; backward does so with gradients.
+class RecordedPiece(NamedTuple):
+    """Stretches of a piece. Forward replaces the input by the output, and backward does so with gradients.
 
-    Where weight gradients wait, `made` makes them and `added` adds them up; both are empty otherwise, and then
-    backward is made of `segments`.
+    Attributes:
+        weights: computes weight gradients, if they wait.
+        accumulation: adds the weight gradients to earlier ones, if they wait.
+        segments: the parts of backward up to each weight gradient, if they do not wait.
     """
 
     forward: Stretch
     backward: Stretch
-    made: Stretch = EMPTY
-    added: Stretch = EMPTY
+    weights: Stretch = EMPTY
+    accumulation: Stretch = EMPTY
     loss: Stretch = EMPTY
     loss_backward: Stretch = EMPTY
     segments: tuple[Segment, ...] = ()
 
 
 @cache
-def layer_piece(
-    s: Shape,
-    sums: Sums,
+def record_layer(
+    batch: MicroBatch,
+    sums: GradientSum,
     *,
     moe: bool,
     waits: bool,
-    experts: Sums | None = None,
+    experts: GradientSum | None = None,
     input_held: bool = False,
     gradient_held: bool = False,
-) -> Piece:
-    """`experts`: what becomes of their gradients if not `sums`. `input_held`, `gradient_held`: who passed them in keeps
-    them, whatever happens here."""
+) -> RecordedPiece:
+    """Return the stretches of a layer.
+
+    Args:
+        experts: what happens to gradients of experts, if not `sums`.
+        input_held: the pipeline keeps the input.
+        gradient_held: the pipeline keeps the gradient of the output.
+    """
     tape = Tape()
-    g = Graph(tape, s.element, sums=sums, grouped_sums=experts, waits=waits, narrow=s.narrow != s.element)
-    x = g.variable(s.part_bytes)
+    narrow = batch.narrow != batch.element
+    g = Graph(tape, batch.element, sums=sums, grouped_sums=experts, waits=waits, narrow=narrow)
+    x = g.allocate(batch.shard_bytes)
     tape.cut()
-    out = layer(g, s, x, moe=moe)
+    out = run_layer(g, batch, x, moe=moe)
     if not input_held:
-        g.done(x)
+        g.drop(x)
     forward = tape.cut()
-    g.done(out)
-    out.grad = tape.take(s.part_bytes, WORKING)
+    g.drop(out)
+    out.grad = tape.take(batch.shard_bytes, WORKING)
     if gradient_held:
         tape.hold(out.grad)
     tape.cut()
-    g.backward()
-    return _finished(g, forward)
+    g.run_backward()
+    return _record_weights(g, forward)
 
 
 @cache
-def embedding_piece(s: Shape, sums: Sums, *, tied: bool, waits: bool) -> Piece:
-    """`tied`: the head's gradient of the same table has been waiting, and both are added up before they join others."""
+def record_embedding(batch: MicroBatch, sums: GradientSum, *, tied: bool, waits: bool) -> RecordedPiece:
+    """Return the stretches of the embedding.
+
+    `tied`: the head has computed its gradient of the same table, which is added before earlier gradients.
+    """
     tape = Tape()
-    g = Graph(tape, s.element, sums=sums, waits=waits)
-    table = s.vocab_rows * s.model.hidden_size
+    g = Graph(tape, batch.element, sums=sums, waits=waits)
     if tied:
-        g.tied = tape.take(table * s.element, GRADIENTS)
+        g.tied = tape.take(batch.vocab_rows * batch.model.hidden_size * batch.element, GRADIENTS)
     tape.cut()
-    out = embed(g, s)
+    out = _embed(g, batch)
     forward = tape.cut()
-    g.done(out)
+    g.drop(out)
     out.grad = tape.take(out.num_bytes, WORKING)
     tape.cut()
-    g.backward()
-    return _finished(g, forward)
+    g.run_backward()
+    return _record_weights(g, forward)
 
 
 @cache
-def head_piece(s: Shape, sums: Sums, *, tied: bool, waits: bool) -> Piece:
+def record_head(batch: MicroBatch, sums: GradientSum, *, tied: bool, waits: bool) -> RecordedPiece:
+    """Return the stretches of the final norm, the head, and the loss."""
     tape = Tape()
-    g = Graph(tape, s.element, sums="keep" if tied else sums, waits=waits)
-    x = g.variable(s.part_bytes)
+    g = Graph(tape, batch.element, sums="keep" if tied else sums, waits=waits)
+    x = g.allocate(batch.shard_bytes)
     tape.cut()
-    logits = head(g, s, x)
-    g.done(x)
+    logits = _run_head(g, batch, x)
+    g.drop(x)
     forward = tape.cut()
-    mark = g.mark()
-    loss(g, s, logits)
-    g.done(logits)
-    lost = tape.cut()
-    g.backward(mark)
-    returned = tape.cut()
-    g.backward()
-    return _finished(g, forward)._replace(loss=lost, loss_backward=returned)
+    mark = g.count_backwards()
+    _run_loss(g, batch, logits)
+    g.drop(logits)
+    loss = tape.cut()
+    g.run_backward(mark)
+    loss_backward = tape.cut()
+    g.run_backward()
+    return _record_weights(g, forward)._replace(loss=loss, loss_backward=loss_backward)
 
 
-def _finished(g: Graph, forward: Stretch) -> Piece:
+def _record_weights(g: Graph, forward: Stretch) -> RecordedPiece:
     backward = g.tape.cut()
     if not g.waits:
         segments = (*g.segments, Segment(backward, 0, grouped=False))
-        return Piece(forward, join(segment.tape for segment in segments), segments=segments)
-    g.make_weights()
-    made = g.tape.cut()
-    g.add_weights()
-    return Piece(forward, backward, made, g.tape.cut())
+        return RecordedPiece(forward, join(segment.tape for segment in segments), segments=segments)
+    g.compute_weights()
+    weights = g.tape.cut()
+    g.accumulate_weights()
+    return RecordedPiece(forward, backward, weights, g.tape.cut())
 
 
-def embed(g: Graph, s: Shape) -> Variable:
-    """Rows of the token table, and of the positions' for gpt."""
-    model, tape = s.model, g.tape
-    if s.tp > 1:
-        tape.touch(s.hidden_bytes, WORKING)
-        partial = tape.take(s.hidden_bytes, WORKING)
-        parts = tape.take(s.hidden_bytes if s.sequence_parallel and s.sequences > 1 else 0, WORKING)
-        rows = g.variable(s.part_bytes)
-        if s.sequence_parallel:
-            tape.touch(s.staged(s.hidden_bytes), BUFFERS)
-        tape.drop(partial, parts)
+def _embed(g: Graph, batch: MicroBatch) -> Variable:
+    """Record the lookup of token rows, and of positions for gpt."""
+    model, tape = batch.model, g.tape
+    if batch.tp > 1:
+        tape.touch(batch.hidden_bytes, WORKING)
+        partial = tape.take(batch.hidden_bytes, WORKING)
+        shards = tape.take(batch.hidden_bytes if batch.sequence_parallel and batch.sequences > 1 else 0, WORKING)
+        rows = g.allocate(batch.shard_bytes)
+        if batch.sequence_parallel:
+            tape.touch(batch.get_staging_bytes(batch.hidden_bytes), BUFFERS)
+        tape.drop(partial, shards)
     else:
-        rows = g.variable(s.hidden_bytes)
-    g.node(lambda: _embed_backward(g, s, rows))
+        rows = g.allocate(batch.hidden_bytes)
+    g.record(lambda: _run_embedding_backward(g, batch, rows))
     if model.arch != "gpt":
         return rows
-    length = s.tokens // s.sequences // s.parts
-    placed = g.variable(length * model.hidden_size * s.element)
-    out = g.variable(rows.num_bytes)
-    g.done(rows, placed)
+    length = batch.tokens // batch.sequences // batch.num_shards
+    positions = g.allocate(length * model.hidden_size * batch.element)
+    out = g.allocate(rows.num_bytes)
+    g.drop(rows, positions)
 
-    def run() -> None:
-        grad = g.taken(out)
-        if s.sequences > 1:
-            placed.grad = tape.take(placed.num_bytes, WORKING)
+    def backward() -> None:
+        grad = g.take_grad(out)
+        if batch.sequences > 1:
+            positions.grad = tape.take(positions.num_bytes, WORKING)
         else:
-            placed.grad = tape.hold(grad)
-        g.give(rows, grad)
-        g.table(placed, model.max_seq_len * model.hidden_size)
-        g.backward(g.mark() - 1)
+            positions.grad = tape.hold(grad)
+        g.add_grad(rows, grad)
+        g.look_up(positions, model.max_seq_len * model.hidden_size)
+        g.run_backward(g.count_backwards() - 1)
 
-    g.node(run)
+    g.record(backward)
     return out
 
 
-def _embed_backward(g: Graph, s: Shape, rows: Variable) -> None:
-    table = s.vocab_rows * s.model.hidden_size
-    if s.tp > 1:
-        grad = g.taken(rows)
-        if s.sequence_parallel:
-            gathered = g.tape.take(s.hidden_bytes, WORKING)
-            g.tape.touch(s.staged(s.hidden_bytes), BUFFERS)
-            if s.sequences > 1:
-                g.tape.touch(s.hidden_bytes, WORKING)
+def _run_embedding_backward(g: Graph, batch: MicroBatch, rows: Variable) -> None:
+    if batch.tp > 1:
+        grad = g.take_grad(rows)
+        if batch.sequence_parallel:
+            gathered = g.tape.take(batch.hidden_bytes, WORKING)
+            g.tape.touch(batch.get_staging_bytes(batch.hidden_bytes), BUFFERS)
+            if batch.sequences > 1:
+                g.tape.touch(batch.hidden_bytes, WORKING)
             g.tape.drop(grad)
             grad = gathered
-        masked = g.tape.take(s.hidden_bytes, WORKING)
+        rows.grad = g.tape.take(batch.hidden_bytes, WORKING)  # masked: rows of other tp ranks are zero
         g.tape.drop(grad)
-        rows.grad = masked
-    g.table(rows, table)
-    g.backward(g.mark() - 1)
+    g.look_up(rows, batch.vocab_rows * batch.model.hidden_size)
+    g.run_backward(g.count_backwards() - 1)
 
 
-def head(g: Graph, s: Shape, x: Variable) -> Variable:
-    """Final norm, logits and their loss. x is the caller's to let go; what comes out has no size."""
-    normed = norm(g, x)
-    entered = enter(g, s, normed)
-    if s.regather:
-        entered.whole.remake = regathered(s, entered)
+def _run_head(g: Graph, batch: MicroBatch, x: Variable) -> Variable:
+    """Record the final norm and the logits."""
+    normed = run_norm(g, x)
+    entered = gather_input(g, batch, normed)
+    if batch.regather:
+        entered.whole.recomputed = regather(batch, entered)
         g.keep_until_backward(normed)
-    size = s.tokens * s.vocab_rows * s.element
-    (logits,) = columns(g, s, entered, [Product(size, s.vocab_rows * s.model.hidden_size, narrow=False, part=LOGITS)])
-    g.done(normed, entered.whole)
-    if s.gathers_logits and s.tp > 1:
-        return _concatenated(g, s, logits)
-    return logits
+    size = batch.tokens * batch.vocab_rows * batch.element
+    matmul = Matmul(size, batch.vocab_rows * batch.model.hidden_size, narrow=False, part=LOGITS)
+    (logits,) = run_column_parallel(g, batch, entered, [matmul])
+    g.drop(normed, entered.whole)
+    return _gather_logits(g, batch, logits) if batch.stack.gathers_logits and batch.tp > 1 else logits
 
 
-def _concatenated(g: Graph, s: Shape, part: Variable) -> Variable:
-    """Logits of the whole vocabulary: the other ranks' parts come apart and are copied into one. `part` is let go."""
-    others = g.tape.take(part.num_bytes * (s.tp - 1), LOGITS)
-    whole = g.variable(part.num_bytes * s.tp, LOGITS)
+def _gather_logits(g: Graph, batch: MicroBatch, shard: Variable) -> Variable:
+    """Record the gather of all tp ranks' logits, which are copied into one tensor. Drops `shard`."""
+    others = g.tape.take(shard.num_bytes * (batch.tp - 1), LOGITS)
+    whole = g.allocate(shard.num_bytes * batch.tp, LOGITS)
     g.tape.drop(others)
-    g.done(part)
+    g.drop(shard)
 
-    def run() -> None:
-        grad = g.taken(whole)
-        own = g.tape.take(part.num_bytes, LOGITS)
+    def backward() -> None:
+        grad = g.take_grad(whole)
+        own = g.tape.take(shard.num_bytes, LOGITS)
         g.tape.drop(grad)
-        g.give(part, own)
+        g.add_grad(shard, own)
 
-    g.node(run)
+    g.record(backward)
     return whole
 
 
-def loss(g: Graph, s: Shape, logits: Variable) -> None:
-    """Cross-entropy in fp32 and its backward down to the logits' gradient, which `logits` then has."""
+def _run_loss(g: Graph, batch: MicroBatch, logits: Variable) -> None:
+    """Record cross-entropy in fp32 and its backward, which sets the gradient of `logits`."""
     tape, narrow = g.tape, logits.num_bytes
-    if s.fused_loss:
-        _fused_loss(g, logits)
+    if batch.fused_loss:
+        _run_fused_loss(g, logits)
         return
-    wide = narrow // s.element * FP32_BYTES
-    mixed = s.element != FP32_BYTES
-    cast = tape.take(wide, LOGITS) if mixed else tape.hold(logits.buffer)
-    outputs = g.save(logits) if s.gathers_logits else []  # the engine's, until their backward is over
-    if s.tp == 1 or s.gathers_logits:
-        kept = tape.take(wide, LOGITS)
+    wide = narrow // batch.element * FP32_BYTES
+    is_mixed, gathers = batch.element != FP32_BYTES, batch.stack.gathers_logits
+    fp32 = tape.take(wide, LOGITS) if is_mixed else tape.hold(logits.buffer)
+    outputs = g.save(logits) if gathers else []  # the engine keeps its output until the backward has run
+    if batch.tp == 1 or gathers:
+        softmax = tape.take(wide, LOGITS)
     else:
         shifted = tape.take(wide, LOGITS)
-        kept = tape.take(wide, LOGITS)
+        softmax = tape.take(wide, LOGITS)
         tape.drop(shifted)
-    tape.drop(cast)
+    tape.drop(fp32)
 
-    def run() -> None:
+    def backward() -> None:
         first = tape.take(wide, LOGITS)
-        made = tape.take(wide, LOGITS)
-        tape.drop(first, kept)
-        if mixed:
-            made = _narrowed(g, made, narrow)
-        logits.grad = made
+        grad = tape.take(wide, LOGITS)
+        tape.drop(first, softmax)
+        if is_mixed:
+            wide_grad, grad = grad, tape.take(narrow, LOGITS)
+            tape.drop(wide_grad)
+        logits.grad = grad
         g.release(outputs)
 
-    g.node(run)
+    g.record(backward)
 
 
-def _fused_loss(g: Graph, logits: Variable) -> None:
-    kept = g.save(logits)
+def _run_fused_loss(g: Graph, logits: Variable) -> None:
+    saved = g.save(logits)
 
-    def run() -> None:
+    def backward() -> None:
         logits.grad = g.tape.take(logits.num_bytes, LOGITS)
-        g.release(kept)
+        g.release(saved)
 
-    g.node(run)
-
-
-def _narrowed(g: Graph, made: Buffer, num_bytes: int) -> Buffer:
-    narrow = g.tape.take(num_bytes, LOGITS)
-    g.tape.drop(made)
-    return narrow
+    g.record(backward)

@@ -7,13 +7,11 @@ from functools import cache, lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from planner.cost.memory.chunk import Chunk
-from planner.cost.memory.shape import get_shape
+from planner.cost.memory.chunk import Chunk, ChunkParameters
 from planner.cost.memory.tape import ACTIVATIONS, COPIES, GRADIENTS, OPTIMIZER, PARAMETERS, PARTS, Levels, pack
 from planner.cost.memory.zero import NO_UNIT, Sharding, ZeroUnit
 from planner.cost.resolved_plan import MAX_SHARED_PARTS, Partition, ResolvedPlan
-from planner.facts.model_shapes import ParameterUnit as Tensors
-from planner.facts.model_shapes import is_moe_layer
+from planner.facts.model_shapes import ParameterUnit, is_moe_layer
 from planner.facts.placements import compute_shard_numel, get_zero_shard
 from planner.facts.precision import FP32_BYTES
 from planner.facts.schedules import splits_backward
@@ -58,7 +56,7 @@ class StageMemory(ABC):
 
     def __init__(self, plan: ResolvedPlan) -> None:
         self.plan = plan
-        self.shape = get_shape(plan.micro_batch)
+        self.batch = plan.micro_batch
         self._ranks: dict[int, Rank] = {}
 
     @abstractmethod
@@ -66,34 +64,35 @@ class StageMemory(ABC):
         """Return the highest moment of a rank of the stage."""
 
     @abstractmethod
-    def max_bytes(self, stages: tuple[int, ...], limit: int | None = None) -> int:
+    def get_max_bytes(self, stages: tuple[int, ...], limit: int | None = None) -> int:
         """Return the peak of the fullest of `stages`, which hold equal parts of the model.
 
         A peak above `limit` may be returned too low, but never below the limit.
         """
 
     @abstractmethod
-    def min_bytes(self, stage: int) -> int:
+    def get_min_bytes(self, stage: int) -> int:
         """Return the bytes that any micro-batch size needs: model state and the gradients of an update."""
 
     @abstractmethod
-    def gradient_bytes(self, stage: int) -> int:
+    def get_gradient_bytes(self, stage: int) -> int:
         """Return the bytes of the complete gradients of a step."""
 
     @abstractmethod
-    def layer_bytes(self, *, moe: bool = False) -> int:
+    def get_layer_bytes(self, *, moe: bool = False) -> int:
         """Return the bytes that one layer keeps from a micro-batch's forward to its backward."""
 
     def count_held(self, stage: int) -> int:
         """Return the parameter elements that a rank keeps and updates, after tp and ZeRO; the largest shard."""
-        return self._count_elements(stage, shard=bool(self.plan.layout.zero))
+        return self.count_elements(stage, shard=bool(self.plan.layout.zero))
 
     def count_computed(self, stage: int) -> int:
         """Return the parameter elements that a rank keeps for compute; under ZeRO-3 its shards."""
-        return self._count_elements(stage, shard=self.plan.layout.zero == 3)
+        return self.count_elements(stage, shard=self.plan.layout.zero == 3)
 
-    def _count_elements(self, stage: int, *, shard: bool) -> int:
-        return sum(chunk.count_elements(shard=shard) for chunk in self.get_rank(stage).chunks)
+    def count_elements(self, stage: int, *, shard: bool = False) -> int:
+        """Return the parameter elements of a stage, or of one rank's shards."""
+        return sum(chunk.parameters.count_elements(shard=shard) for chunk in self.get_rank(stage).chunks)
 
     def get_rank(self, stage: int) -> Rank:
         """Return what decides the memory of a rank of the stage."""
@@ -102,22 +101,17 @@ class StageMemory(ABC):
         return self._ranks[stage]
 
     def _resolve_rank(self, stage: int) -> Rank:
-        plan, layout, mix, shape = self.plan, self.plan.layout, self.plan.mix, self.shape
+        plan, layout, mix, batch = self.plan, self.plan.layout, self.plan.mix, self.batch
         degrees = tuple(group.size if layout.zero else 1 for group in plan.shard_groups)
         is_alone = plan.shard_groups[1].size == 1
         parameters = _divide_into_chunks(plan.partition, stage, degrees, is_alone, layout.keep_gathered)
         sharding = Sharding(
-            layout.zero, mix.compute_bytes, mix.gradient_bytes, mix.sharded_bytes, layout.keep_gathered, shape.stages
+            layout.zero, mix.compute_bytes, mix.gradient_bytes, mix.sharded_bytes, layout.keep_gathered, batch.stages
         )
         kinds = tuple(
             Chunk(
-                shape=shape,
-                runs=part.runs,
-                first=part.first,
-                last=part.last,
-                dense=part.dense,
-                moe=part.moe,
-                root=part.root,
+                batch=batch,
+                parameters=part,
                 sharding=sharding,
                 master=mix.has_master_weights and mix.gradient_bytes == FP32_BYTES,
                 sent=mix.gradient_bytes if layout.zero == 0 and layout.replica_ranks > 1 else 0,
@@ -127,7 +121,7 @@ class StageMemory(ABC):
             for part, is_left in parameters.kinds
         )
         chunks = tuple(kinds[kind] for kind in parameters.kind_of)
-        return Rank(self._get_persistent(parameters), chunks, kinds, parameters.kind_of, shape.part_bytes)
+        return Rank(self._get_persistent(parameters), chunks, kinds, parameters.kind_of, batch.shard_bytes)
 
     def _get_persistent(self, parameters: _StageParameters) -> Sized:
         layout, train, mix = self.plan.layout, self.plan.train, self.plan.mix
@@ -147,31 +141,8 @@ class StageMemory(ABC):
             levels[GRADIENTS] = whole * mix.compute_bytes
         if train.checkpoint_every and resources.device == "cpu":
             levels[COPIES] = shards * (mix.sharded_bytes + mix.moment_bytes)
-        levels[ACTIVATIONS] = self.shape.rotary_bytes * len(parameters.kind_of)
+        levels[ACTIVATIONS] = self.batch.rotary_bytes * len(parameters.kind_of)
         return Sized(pack(levels), sum(levels))
-
-
-class _ChunkParameters(NamedTuple):
-    """The parameters of a chunk: runs of layers of one kind, and the unit of each kind."""
-
-    runs: tuple[tuple[bool, int], ...]
-    first: bool
-    last: bool
-    dense: ZeroUnit
-    moe: ZeroUnit
-    root: ZeroUnit
-
-    @property
-    def numel(self) -> int:
-        return sum((self.moe if moe else self.dense).numel * n for moe, n in self.runs) + self.root.numel + self.alone
-
-    @property
-    def alone(self) -> int:
-        return sum(self.moe.alone * n for moe, n in self.runs if moe)
-
-    @property
-    def shard(self) -> int:
-        return sum((self.moe if moe else self.dense).shard * n for moe, n in self.runs) + self.root.shard + self.alone
 
 
 class _StageParameters(NamedTuple):
@@ -185,7 +156,7 @@ class _StageParameters(NamedTuple):
         alone: elements of experts that no other rank holds.
     """
 
-    kinds: tuple[tuple[_ChunkParameters, bool], ...]
+    kinds: tuple[tuple[ChunkParameters, bool], ...]
     kind_of: tuple[int, ...]
     numel: int
     shard: int
@@ -223,16 +194,26 @@ def _divide_into_chunks(
                 unit = unit._replace(alone=experts.numel) if is_alone else unit.join(experts)
             by_kind[moe] = unit
         root = get_next() if first or last else NO_UNIT
-        found.append(_ChunkParameters(_count_runs(kinds), first, last, by_kind[False], by_kind[True], root))
+        found.append(
+            ChunkParameters(
+                tuple((kind, len(list(run))) for kind, run in groupby(kinds)),
+                first,
+                last,
+                by_kind[False],
+                by_kind[True],
+                root,
+            )
+        )
     # The backwards of the last chunk follow its forwards, so the rank does not leave it.
     pairs = [(part, keeps_gathered and index < ends) for index, part in enumerate(found)]
     different = tuple(dict.fromkeys(pairs))
-    numel, shard, alone = (sum(column) for column in zip(*((p.numel, p.shard, p.alone) for p in found), strict=True))
+    numel, shard = (sum(part.count_elements(shard=shard) for part in found) for shard in (False, True))
+    alone = sum(part.alone for part in found)
     return _StageParameters(different, tuple(map(different.index, pairs)), numel, shard, alone)
 
 
 @cache
-def _measure(unit: Tensors, degree: int) -> ZeroUnit:
+def _measure(unit: ParameterUnit, degree: int) -> ZeroUnit:
     """Return the elements of a unit that ZeRO shards over `degree` ranks."""
     numel = sum(p.numel for p in unit.parameters)
     shard = sum(compute_shard_numel(p, degree) for p in unit.parameters)
@@ -242,8 +223,3 @@ def _measure(unit: Tensors, degree: int) -> ZeroUnit:
         before += parameter.numel
         widest = max(widest, before + parameter.numel)
     return ZeroUnit(numel, shard * degree, shard, last, turned=turned[-1] if turned else 0, widest=widest)
-
-
-def _count_runs(kinds: list[bool]) -> tuple[tuple[bool, int], ...]:
-    """Return (kind, number in a row) of consecutive layers."""
-    return tuple((kind, len(list(run))) for kind, run in groupby(kinds))

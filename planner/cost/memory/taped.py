@@ -1,7 +1,4 @@
-"""The memory of a rank over a step, from a tape of allocations along its list of actions.
-
-The memory of an update: gradients, and the fp32 copies of the gradients that it converts together.
-"""
+"""The memory of a rank over a step, from a tape of allocations along its list of actions, and in the update."""
 
 from __future__ import annotations
 
@@ -20,12 +17,14 @@ from planner.cost.memory.moments import (
     find_peaks,
     find_peaks_of_stages,
 )
-from planner.cost.memory.pieces import layer_piece
+from planner.cost.memory.pieces import record_layer
 from planner.cost.memory.rank import Peak, Sized, StageMemory
 from planner.cost.memory.tape import ACTIVATIONS, BUFFERS, GRADIENTS, WORKING, Stretch, pack_part, unpack
 from planner.facts.model_shapes import ParameterUnit
 from planner.facts.precision import FP32_BYTES
 from planner.facts.stages import BUCKET_BYTES, is_expert_unit
+
+MAX_CONVERTED_ELEMENTS = 2**24  # that an update converts to fp32 together, or one larger tensor
 
 
 class TapedMemory(StageMemory):
@@ -34,55 +33,53 @@ class TapedMemory(StageMemory):
     def find_peak(self, stage: int) -> Peak:
         rank = self.get_rank(stage)
         costs, most, found = [_get_costs(chunk) for chunk in rank.kinds], 0, None
-        for moment in find_peaks(self._schedule(stage), self.plan.train.micro_batches):
+        for moment in find_peaks(self._get_schedule(stage), self.plan.train.micro_batches):
             total = _find_max_bytes([moment], costs, rank.message)
             if total > most:
                 most, found = total, moment
-        update = self._update(stage)
+        update = self._get_update(stage)
         if found is None or update.num_bytes > most:
             return Peak(unpack(rank.persistent.packed + update.packed), "in the update")
         return Peak(unpack(rank.persistent.packed + _get_levels(found, costs, rank.message)), found.words)
 
-    def max_bytes(self, stages: tuple[int, ...], limit: int | None = None) -> int:
+    def get_max_bytes(self, stages: tuple[int, ...], limit: int | None = None) -> int:
         stage = stages[0]
-        rank, schedule, micro_batches = self.get_rank(stage), self._schedule(stage), self.plan.train.micro_batches
-        persistent, room = rank.persistent.num_bytes, None
+        rank, schedule, micro_batches = self.get_rank(stage), self._get_schedule(stage), self.plan.train.micro_batches
+        persistent, capacity = rank.persistent.num_bytes, None
         if limit is not None:
-            room = limit - persistent
-            kept = [_get_kept_bytes(chunk) for chunk in rank.kinds]
-            most: int = max(sum(map(mul, kept, flight)) for flight in find_flights(schedule, stages, micro_batches))
-            if most > room:
+            capacity = limit - persistent
+            saved = [_get_saved_bytes(chunk) for chunk in rank.kinds]
+            most: int = max(sum(map(mul, saved, flight)) for flight in find_flights(schedule, stages, micro_batches))
+            if most > capacity:
                 return persistent + most
         costs = [_get_costs(chunk) for chunk in rank.kinds]
         moments = find_peaks_of_stages(schedule, stages, micro_batches)
-        most = _find_max_bytes(moments, costs, rank.message, room)
-        return persistent + max(most, self._update(stage).num_bytes)
+        most = _find_max_bytes(moments, costs, rank.message, capacity)
+        return persistent + max(most, self._get_update(stage).num_bytes)
 
-    def min_bytes(self, stage: int) -> int:
-        rank, is_sharded = self.get_rank(stage), bool(self.plan.layout.zero)
-        element = self.plan.mix.sharded_bytes if is_sharded else self.plan.mix.gradient_bytes
-        return rank.persistent.num_bytes + sum(c.count_elements(shard=is_sharded) for c in rank.chunks) * element
+    def get_min_bytes(self, stage: int) -> int:
+        is_sharded, mix = bool(self.plan.layout.zero), self.plan.mix
+        element = mix.sharded_bytes if is_sharded else mix.gradient_bytes
+        return self.get_rank(stage).persistent.num_bytes + self.count_elements(stage, shard=is_sharded) * element
 
-    def gradient_bytes(self, stage: int) -> int:
+    def get_gradient_bytes(self, stage: int) -> int:
         rank, mix = self.get_rank(stage), self.plan.mix
         if not self.plan.layout.zero:
-            whole = sum(chunk.count_elements() for chunk in rank.chunks)
-            return unpack(rank.persistent.packed)[GRADIENTS] + whole * mix.gradient_bytes
+            return unpack(rank.persistent.packed)[GRADIENTS] + self.count_elements(stage) * mix.gradient_bytes
         # FSDP2 does not shard experts that no other rank holds.
-        alone = sum(chunk.moe.alone * count for chunk in rank.chunks for moe, count in chunk.runs if moe)
-        shards = sum(chunk.count_elements(shard=True) for chunk in rank.chunks)
-        return (shards - alone) * mix.sharded_bytes + alone * mix.gradient_bytes
+        alone = sum(chunk.parameters.alone for chunk in rank.chunks)
+        return (self.count_elements(stage, shard=True) - alone) * mix.sharded_bytes + alone * mix.gradient_bytes
 
-    def layer_bytes(self, *, moe: bool = False) -> int:
-        return layer_piece(self.shape, "keep", moe=moe, waits=False).forward.net_bytes
+    def get_layer_bytes(self, *, moe: bool = False) -> int:
+        return record_layer(self.batch, "keep", moe=moe, waits=False).forward.net_bytes
 
-    def _schedule(self, stage: int) -> StageSchedule:
+    def _get_schedule(self, stage: int) -> StageSchedule:
         layout, rank = self.plan.layout, self.get_rank(stage)
         schedule = layout.schedule if layout.pp > 1 else "1f1b"
         frees_forward = any(chunk.left for chunk in rank.kinds)
         return StageSchedule(schedule, layout.pp, layout.virtual_stages, stage, rank.kind_of, frees_forward)
 
-    def _update(self, stage: int) -> Sized:
+    def _get_update(self, stage: int) -> Sized:
         """Return gradients and their fp32 copies in the update; zero if the update copies none."""
         layout, mix = self.plan.layout, self.plan.mix
         if layout.zero or mix.gradient_bytes == mix.sharded_bytes:
@@ -102,7 +99,7 @@ class _ChunkCosts:
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
-        message = chunk.shape.part_bytes
+        parameters, message = chunk.parameters, chunk.batch.shard_bytes
         self._usual_turn = Turn(first=False, last=False)
         # Only ZeRO-1 and 2 gather in the first forward, and only a chunk that is left frees in the last one.
         self._has_equal_forwards = not chunk.left and chunk.sharding.stage in (0, 3) and not chunk.sharding.keeps
@@ -110,7 +107,7 @@ class _ChunkCosts:
         self._usual = {kind: record_action(chunk, kind, self._usual_turn) for kind in kinds}
         forward, backward = self._usual["F"], self._usual["B"]
         self.flight = Sized(forward.packed_net, forward.net_bytes)
-        input_bytes, output_bytes = message * (not chunk.first), message * (not chunk.last)
+        input_bytes, output_bytes = message * (not parameters.first), message * (not parameters.last)
         packed = pack_part(ACTIVATIONS, input_bytes - output_bytes) + pack_part(WORKING, output_bytes)
         self.pending = Sized(
             forward.packed_net + backward.packed_net + packed, forward.net_bytes + backward.net_bytes + input_bytes
@@ -142,11 +139,11 @@ def _get_costs(chunk: Chunk) -> _ChunkCosts:
 
 
 @cache
-def _get_kept_bytes(chunk: Chunk) -> int:
-    """Return the bytes that the layers of a chunk in flight keep."""
+def _get_saved_bytes(chunk: Chunk) -> int:
+    """Return the bytes that the layers of a chunk in flight save."""
     return sum(
-        count * layer_piece(chunk.shape, "keep", moe=moe, waits=chunk.waits).forward.net_bytes
-        for moe, count in chunk.runs
+        count * record_layer(chunk.batch, "keep", moe=moe, waits=chunk.waits).forward.net_bytes
+        for moe, count in chunk.parameters.runs
     )
 
 
@@ -183,9 +180,6 @@ def _get_levels(moment: Moment, costs: list[_ChunkCosts], message: int) -> int:
     return packed + sum(count * costs[action.chunk].get_passed(action).packed for action, count in moment.passed)
 
 
-MAX_CONVERTED_ELEMENTS = 2**24  # together, or one larger tensor
-
-
 class UpdatePeak(NamedTuple):
     """Bytes of gradients in their own type and in fp32 at the peak of the update."""
 
@@ -205,15 +199,15 @@ def find_update_peak(
     bucket_of = dict(enumerate(range(len(sizes))))
     for experts, shares in ((False, summed), (True, experts_summed)):
         if shares:
-            bucket_of |= _buckets(units, element, experts=experts)
+            bucket_of |= _find_buckets(units, element, experts=experts)
     left: Counter[int] = Counter()
     for index, size in enumerate(sizes):
         left[bucket_of[index]] += size
     whole, came = left.copy(), sum(sizes) * element
     most = UpdatePeak(came, 0)
-    for some in _at_a_time(sizes):
+    for together in _group_conversions(sizes):
         fp32 = 0
-        for index in some:
+        for index in together:
             fp32 += sizes[index] * FP32_BYTES
             most = max(most, UpdatePeak(came, fp32), key=sum)
             bucket = bucket_of[index]
@@ -222,20 +216,20 @@ def find_update_peak(
     return most
 
 
-def _at_a_time(sizes: Sequence[int]) -> Iterator[list[int]]:
+def _group_conversions(sizes: Sequence[int]) -> Iterator[list[int]]:
     """Yield the indices of tensors that are converted together."""
-    some: list[int] = []
+    together: list[int] = []
     filled = 0
     for index, size in enumerate(sizes):
         if filled + size > MAX_CONVERTED_ELEMENTS:
-            yield some
-            some, filled = [], 0
-        some.append(index)
+            yield together
+            together, filled = [], 0
+        together.append(index)
         filled += size
-    yield some
+    yield together
 
 
-def _buckets(units: Sequence[ParameterUnit], element: int, *, experts: bool) -> dict[int, int]:
+def _find_buckets(units: Sequence[ParameterUnit], element: int, *, experts: bool) -> dict[int, int]:
     """Return the bucket of each tensor, in backward order, named by the index of its first tensor."""
     places, place = [], 0
     for number, unit in enumerate(units):

@@ -13,7 +13,7 @@ from django.utils import timezone
 from jobs.models import Attempt, Host, Member
 from jobs.planning.host_traffic import HostTraffic, compute_host_traffic
 from jobs.queue import actions
-from planner.cost.traffic import step_traffic
+from planner.cost.traffic import get_step_traffic
 from planner.facts.parse_spec import parse_spec
 
 STEPS = 3
@@ -42,7 +42,7 @@ def told(
                 "group_size": row.group_size,
                 "payload_bytes": STEPS * row.payload_bytes,
             }
-            for row in step_traffic(spec, rank)
+            for row in get_step_traffic(spec, rank)
         ]
         for rank in range(spec.layout.world_size)
     }
@@ -74,7 +74,7 @@ def test_what_was_measured_is_what_was_predicted_level_by_level(
     assert (rows["hosts"], rows["steps"]) == (["host-a", "host-b"], STEPS)
     spec, total = parse_spec({**SPEC, "layout": layout}), Counter[str]()
     for rank in range(spec.layout.world_size):
-        for sent in step_traffic(spec, rank):
+        for sent in get_step_traffic(spec, rank):
             total[sent.axis] += STEPS * sent.payload_bytes
     for row in rows["levels"]:
         assert row["predicted"] == row["measured"], row

@@ -23,7 +23,7 @@ from jobs.queue.inbound.event_handlers import handle_event
 from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.templatetags.traces import link_speeds
-from planner.cost.timing import step_time
+from planner.cost.timing import get_step_timing
 from planner.facts.parse_spec import parse_spec
 from planner.hardware.catalog import CLUSTERS
 from tests.jobs.conftest import attempt_event, run_together, say
@@ -267,7 +267,7 @@ def test_a_plan_for_a_calibrated_host_is_corrected_on_top_of_it(owner: User, hos
     made = planned(api(owner))["time"]
     assert (made["basis"], made["interval"]["basis"]) == ("calibrated", "runs")
     assert made["step_s"] == pytest.approx(3 * raw["step_s"])
-    assert step_time(parse_spec(GOOD), CLUSTERS["cpu"]).step_s != pytest.approx(made["step_s"])
+    assert get_step_timing(parse_spec(GOOD), CLUSTERS["cpu"]).step_s != pytest.approx(made["step_s"])
 
 
 def test_advice_calls_measured_only_what_the_meter_measured_and_no_part_exceeds_it(

@@ -13,8 +13,8 @@ from rest_framework.test import APIClient
 from jobs.models import Host, Job, Pool
 from jobs.planning.hosts import AvailableHost, build_cluster_like, build_host_cluster, list_hosts, predict_cluster
 from jobs.queue.actions import submit
-from planner.cost.estimate import default_cluster
-from planner.cost.timing import step_time
+from planner.cost.estimate import get_default_cluster
+from planner.cost.timing import get_step_timing
 from planner.facts.parse_spec import parse_spec
 from planner.facts.validation import SpecError
 from planner.hardware.catalog import CLUSTERS
@@ -43,7 +43,7 @@ def test_a_submit_asks_for_each_thing_once(
     assert made.status_code == 201
     told = client.get(f"/api/v1/jobs/{made.json()['id']}").json()
     assert told == made.json(), "as it is told by whoever asks for it later"
-    assert Job.objects.get().hardware["name"] == ("host-7" if hosts else default_cluster(parse_spec(GOOD)).name)
+    assert Job.objects.get().hardware["name"] == ("host-7" if hosts else get_default_cluster(parse_spec(GOOD)).name)
 
 
 def test_a_host_that_goes_while_a_job_is_submitted_leaves_the_data_sheet(db: None) -> None:
@@ -60,7 +60,7 @@ def test_a_host_that_goes_while_a_job_is_submitted_leaves_the_data_sheet(db: Non
         memory_bytes=1,
         labels=frozenset(),
     )
-    assert predict_cluster(spec, [gone]) == default_cluster(spec)
+    assert predict_cluster(spec, [gone]) == get_default_cluster(spec)
 
 
 def test_a_cpu_that_nobody_measured_is_planned_for_by_the_cores_that_it_tells_of(
@@ -69,12 +69,12 @@ def test_a_cpu_that_nobody_measured_is_planned_for_by_the_cores_that_it_tells_of
     """Four ranks on two cores, and products in bf16 of a core that has none, were planned as on cores of their own."""
     spec = parse_spec({**GOOD, "layout": {"dp": 4}, "train": {**GOOD["train"], "precision": "bf16"}})
     host = make_host(slots=4)
-    told = [step_time(spec, predict_cluster(spec, list_hosts(spec))).compute_s]
+    told = [get_step_timing(spec, predict_cluster(spec, list_hosts(spec))).compute_s]
     for facts in ({"cores": 4, "bf16": "native"}, {"cores": 2, "bf16": "native"}, {"cores": 2, "bf16": "scalar"}):
         Host.objects.update(facts=facts)
         cluster = predict_cluster(spec, list_hosts(spec))
         assert (cluster.name, cluster.cores) == (host.name, facts["cores"])
-        told.append(step_time(spec, cluster).compute_s)
+        told.append(get_step_timing(spec, cluster).compute_s)
     default, alone, crowded, scalar = told
     assert default == alone
     assert crowded == pytest.approx(2 * alone)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from planner.cost.pipeline_simulation import bubble_ratio, chunks_in_flight, simulate, stretched
+from planner.cost.pipeline_simulation import compute_bubble_ratio, count_chunks_in_flight, simulate, stretch_timeline
 from planner.facts.parse_spec import parse_fields
 from planner.facts.schedules import Action, build_actions
 from planner.facts.spec import Layout, Schedule
@@ -134,7 +134,7 @@ def test_in_flight_is_what_the_lists_keep(case: tuple[Schedule, int], pp: int, m
     if not keeps_the_rules(layout, m):
         return
     timeline = simulate(layout, m, forward_s=1.0, inputs_s=1.0, weights_s=1.0)
-    assert tuple(chunks_in_flight(layout, rank, m) for rank in range(pp)) == timeline.in_flight
+    assert tuple(count_chunks_in_flight(layout, rank, m) for rank in range(pp)) == timeline.in_flight
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
@@ -153,7 +153,7 @@ def test_the_bubble_a_search_uses_is_the_simulated_one(
     assert keeps_the_rules(layout, m)
     t = simulate(layout, m, forward_s=f / v, inputs_s=i / v, weights_s=w / v)
     idle = t.step_s - max(t.busy_s)
-    told = bubble_ratio(layout, m, f, i, w) * (pp - 1) * sum(work)
+    told = compute_bubble_ratio(layout, m, f, i, w) * (pp - 1) * sum(work)
     few = schedule == "zbv" and m < 2 * pp - 1  # then durations are told apart to a twentieth only
     assert told == pytest.approx(idle, rel=0.1 if few else 1e-6)
 
@@ -168,17 +168,19 @@ def test_chunks_that_go_round_a_loop_wait_for_it_where_micro_batches_are_fewer(
     layout = layout_of("looped_bfs", pp, v)
     for m in range(1, pp + 2):
         t = simulate(layout, m, forward_s=f / v, inputs_s=i / v, weights_s=w / v)
-        assert bubble_ratio(layout, m, f, i, w) * (pp - 1) * sum(work) == pytest.approx(t.step_s - max(t.busy_s)), m
+        assert compute_bubble_ratio(layout, m, f, i, w) * (pp - 1) * sum(work) == pytest.approx(
+            t.step_s - max(t.busy_s)
+        ), m
 
 
 def test_ranks_that_compute_at_once_stretch_time() -> None:
     """Of GPipe's 6 seconds on two stages, both compute from 1 to 2 and from 4 to 5."""
     timeline = simulate(layout_of("gpipe", 2, 1), 2, forward_s=1.0, inputs_s=0.5, weights_s=0.5)
-    assert stretched(timeline, [1.0, 1.0]) == (6.0, (4.0, 4.0))
-    assert stretched(timeline, [1.0, 2.0]) == (8.0, (6.0, 6.0))
+    assert stretch_timeline(timeline, [1.0, 1.0]) == (6.0, (4.0, 4.0))
+    assert stretch_timeline(timeline, [1.0, 2.0]) == (8.0, (6.0, 6.0))
 
 
 def test_a_rank_that_holds_more_takes_longer() -> None:
-    timeline = simulate(layout_of("1f1b", 2, 1), 1, forward_s=1.0, inputs_s=1.0, weights_s=1.0, longer=[1.0, 2.0])
+    timeline = simulate(layout_of("1f1b", 2, 1), 1, forward_s=1.0, inputs_s=1.0, weights_s=1.0, slowdowns=[1.0, 2.0])
     assert timeline.busy_s == (3.0, 6.0)
     assert timeline.step_s == 9.0

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate, parse_plannable
-from planner.cost.memory import least_bytes, memory
-from planner.cost.traffic import Collective, gradient_buckets, step_traffic
+from planner.cost.memory import get_memory, get_min_bytes
+from planner.cost.traffic import Collective, compute_bucket_bytes, get_step_traffic
 from planner.facts.layout import Coordinates, get_axis_ranks, get_coordinates, get_rank
 from planner.facts.model_shapes import count_parameters
 from planner.facts.parse_spec import parse_fields, parse_spec
@@ -19,7 +19,7 @@ from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.spec_rules import find_problems
 from planner.facts.validation import SpecError
-from planner.search.neighbors import OPTIONS, choices
+from planner.search.neighbors import OPTIONS, find_impossible_options
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong
 
 
@@ -187,7 +187,7 @@ def test_the_estimate_tells_what_each_rank_itself_sends(dp: int, hidden: int, re
     made = estimate(spec)
     for rank in range(spec.layout.world_size):
         own: dict[str, int] = {}
-        for row in step_traffic(spec, rank):
+        for row in get_step_traffic(spec, rank):
             own[row.axis] = own.get(row.axis, 0) + row.payload_bytes
         told = made["rank_bytes"].get(str(rank), made["stages"][get_coordinates(rank, spec.layout).pp]["step_bytes"])
         assert told == own
@@ -198,9 +198,9 @@ def test_a_wide_layout_is_not_costed_rank_by_rank(monkeypatch: pytest.MonkeyPatc
 
     def counted(spec: JobSpec, rank: int) -> list[Collective]:
         asked.append(rank)
-        return step_traffic(spec, rank)
+        return get_step_traffic(spec, rank)
 
-    monkeypatch.setattr("planner.cost.estimate.step_traffic", counted)
+    monkeypatch.setattr("planner.cost.estimate.get_step_traffic", counted)
     layout = {"dp": 256, "pp": 4, "tp": 4, "zero": 2, "sequence_parallel": True}
     train = {"global_batch": 1024, "micro_batches": 4}
     made = estimate(parse_plannable({"model": {"preset": "llama3-8b"}, "layout": layout, "train": train}))
@@ -214,7 +214,7 @@ def test_what_is_sent_down_the_pipe_is_received(layout: Layout, m: int) -> None:
     spec = spec_of(layout, "llama-tiny", m)
     if find_problems(spec):
         return
-    rows = [row for rank in range(layout.world_size) for row in step_traffic(spec, rank)]
+    rows = [row for rank in range(layout.world_size) for row in get_step_traffic(spec, rank)]
     sent = [(r.count, r.payload_bytes) for r in rows if r.op == "send"]
     received = [(r.count, r.payload_bytes) for r in rows if r.op == "recv"]
     assert [sum(column) for column in zip(*sent, strict=True)] == [
@@ -224,7 +224,7 @@ def test_what_is_sent_down_the_pipe_is_received(layout: Layout, m: int) -> None:
 
 def test_more_zero_never_holds_more_between_steps() -> None:
     def state(zero: int) -> int:
-        parts = memory(spec_of(Layout(dp=4, zero=zero), "gpt-mini", 1), 0)
+        parts = get_memory(spec_of(Layout(dp=4, zero=zero), "gpt-mini", 1), 0)
         return parts["parameters"] + parts["gathered"] + parts["optimizer"]
 
     held = [state(zero) for zero in range(4)]
@@ -236,7 +236,7 @@ def test_plain_data_parallelism_holds_a_second_copy_of_its_gradients() -> None:
     def parts(dp: int, sequences: int) -> dict[str, int]:
         train = {"global_batch": sequences, "micro_batches": 2, "seq_len": 64}
         fields = {"model": {"preset": "gpt-mini"}, "layout": {"dp": dp}, "train": train}
-        return memory(parse_fields(fields), 0)
+        return get_memory(parse_fields(fields), 0)
 
     model = PRESETS["gpt-mini"].model
     whole, table = 4 * count_parameters(model), 4 * model.vocab_size * model.hidden_size
@@ -246,7 +246,7 @@ def test_plain_data_parallelism_holds_a_second_copy_of_its_gradients() -> None:
 
 
 def test_choices_name_what_would_break_and_leave_out_what_would_not() -> None:
-    found = choices(parse_plannable(GOOD))
+    found = find_impossible_options(parse_plannable(GOOD))
     assert (
         found["dp"]["8"] == "`train.global_batch` is 8, which is not divisible by dp 8 x micro_batches 2 = 16. Use 16."
     )
@@ -259,8 +259,8 @@ def test_choices_name_what_would_break_and_leave_out_what_would_not() -> None:
 
 def test_buckets_close_at_25_mib_and_lose_nothing() -> None:
     sizes = [10 * 2**20, 16 * 2**20, 1, 30 * 2**20, 5]
-    assert gradient_buckets(sizes) == [26 * 2**20, 30 * 2**20 + 1, 5]
-    assert gradient_buckets([]) == []
+    assert compute_bucket_bytes(sizes) == [26 * 2**20, 30 * 2**20 + 1, 5]
+    assert compute_bucket_bytes([]) == []
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -268,10 +268,10 @@ def test_buckets_close_at_25_mib_and_lose_nothing() -> None:
 def test_the_least_a_layout_can_hold_is_no_more_than_it_holds(zero: int, micro_batches: int) -> None:
     train = {"global_batch": 16, "micro_batches": micro_batches, "seq_len": 1, "precision": "bf16"}
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"dp": 8, "zero": zero}, "train": train})
-    held = sum(memory(spec, 0).values())
+    held = sum(get_memory(spec, 0).values())
     # ZeRO-1 keeps gradients whole between micro-batches, in both types for a moment; with a single one it does not.
     share = 0.25 if zero == 1 and micro_batches > 1 else 0.4
-    assert share * held < least_bytes(spec, 0) <= held
+    assert share * held < get_min_bytes(spec, 0) <= held
 
 
 def test_a_run_shorter_than_the_default_warm_up_is_no_mistake_of_its_user() -> None:

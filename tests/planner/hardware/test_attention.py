@@ -30,7 +30,7 @@ def _flash(spec: JobSpec = SPEC, window: int | None = None) -> FlashAttention:
 
 def _compute_s(name: str, seq_len: int, **changed: object) -> float:
     spec = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"seq_len": seq_len})})
-    return Timer(CLUSTERS[name], {"megatron": STACKS["megatron"]._replace(**changed)}).step(spec).compute_s
+    return Timer(CLUSTERS[name], {"megatron": STACKS["megatron"]._replace(**changed)}).get_step(spec).compute_s
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_narrower_heads_of_one_model_take_longer(name: str, stack: StackName) ->
         sizes = {"hidden_size": HELD, "num_heads": heads, "num_kv_heads": heads, "max_seq_len": 8192, "preset": None}
         return (
             Timer(CLUSTERS[name], STACKS)
-            .step(
+            .get_step(
                 SPEC.model_copy(
                     update={
                         "model": SPEC.model.model_copy(update=sizes),

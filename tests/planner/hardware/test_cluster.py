@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from contracts.telemetry.vocabulary import Op
 from planner.cost.estimate import estimate
-from planner.cost.timing import step_time
+from planner.cost.timing import get_step_timing
 from planner.facts.collectives import get_bus_factor
 from planner.facts.parse_spec import parse_fields
-from planner.hardware.catalog import CLUSTERS, described
+from planner.hardware.catalog import CLUSTERS, find_cluster
 from planner.hardware.cluster import NodeSpan, get_node_span
 from planner.hardware.kernel_time import compute_collective_seconds, compute_gemm_seconds
 from planner.hardware.kernels import Gemm
@@ -63,14 +63,16 @@ def test_an_odd_number_of_tokens_leaves_rows_aligned() -> None:
     4,096, as if they were its width."""
     fields = {"model": {"preset": "llama3-8b"}, "resources": {"device": "cuda"}}
     odd, even = (
-        step_time(parse_fields({**fields, "train": {"global_batch": 1, "seq_len": n, "precision": "bf16"}}), CLUSTER)
+        get_step_timing(
+            parse_fields({**fields, "train": {"global_batch": 1, "seq_len": n, "precision": "bf16"}}), CLUSTER
+        )
         for n in (4095, 4096)
     )
     assert odd.compute_s == pytest.approx(even.compute_s, rel=0.002)
     model = {"preset": "gpt2", "vocab_size": 50_257}
     train = {"global_batch": 8, "seq_len": 1024, "precision": "bf16"}
     whole, padded = (
-        step_time(parse_fields({**fields, "model": {**model, "vocab_size": rows}, "train": train}), CLUSTER)
+        get_step_timing(parse_fields({**fields, "model": {**model, "vocab_size": rows}, "train": train}), CLUSTER)
         for rows in (50_257, 50_304)
     )
     assert whole.compute_s > 1.2 * padded.compute_s, "logits are rows of the vocabulary's length"
@@ -129,7 +131,7 @@ def test_a_span_is_that_of_the_ranks_themselves(degree: int, stride: int, blocks
 )
 def test_a_card_s_ranks_meet_over_its_bus(device: str, gib: int, link_gb_s: int, bf16: float) -> None:
     """It was planned as a board on NVLink: tensor ranks of Llama-2 7B twice too fast, ZeRO-3's 3.7 times."""
-    found = described(device, gib * 2**30)
+    found = find_cluster(device, gib * 2**30)
     assert found is not None
     assert found.node.bytes_per_s == link_gb_s * 1e9
     assert found.accelerator.bf16_flops == pytest.approx(bf16)

@@ -12,7 +12,7 @@ from planner.facts.model_shapes import compute_single_pass_flops
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from planner.hardware.catalog import CLUSTERS
-from planner.hardware.stacks import hardware_flops
+from planner.hardware.stacks import compute_hardware_flops
 
 
 def spec_of(preset: str, stack: str, recompute: str, **train: Any) -> JobSpec:
@@ -28,7 +28,7 @@ def spec_of(preset: str, stack: str, recompute: str, **train: Any) -> JobSpec:
 
 def again(preset: str, stack: str, recompute: str) -> int:
     spec = spec_of(preset, stack, recompute)
-    return hardware_flops(spec) - compute_single_pass_flops(spec)
+    return compute_hardware_flops(spec) - compute_single_pass_flops(spec)
 
 
 def test_every_second_product_that_is_made_again_counts() -> None:
@@ -51,7 +51,11 @@ def test_utilisation_is_of_the_peak_that_is_shown() -> None:
     """A CPU emulates fp8: what stays in 16 bits is faster."""
     cpu = CLUSTERS["cpu"]
     spec = spec_of("llama-tiny", "ours", "none", precision="fp8", seq_len=128)
-    assert cpu.accelerator.get_peak_flops("fp8") < cpu.accelerator.get_peak_flops("bf16") == Timer(cpu).peak(spec)
+    assert (
+        cpu.accelerator.get_peak_flops("fp8")
+        < cpu.accelerator.get_peak_flops("bf16")
+        == Timer(cpu).get_peak_flops(spec)
+    )
     (told,) = [e for e in explain(spec, cpu, stage=0) if e["figure"] == "MFU"]
     (below,) = {term["numbers"] for term in told["terms"] if term["name"] in ("MFU", "HFU")}
     assert f" x {cpu.accelerator.bf16_flops / 1e12:.4g} TFLOP/s x " in below

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cost.compute import Compute
+from planner.cost.compute import ComputeTimer
 from planner.cost.resolved_plan import resolve
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
@@ -32,7 +32,7 @@ def _waited(vocab: int, stage: int = 3, *, chunks: int = 1, launches: int = 0) -
         resources=Resources(device="cuda", stack="megatron"),
     )
     stack = STACKS["megatron"]._replace(chunk_launches=launches)
-    return Compute(H100, Stacks({"megatron": stack}, 8), None).time_stage(resolve(spec), stage, 8).launch_s
+    return ComputeTimer(H100, Stacks({"megatron": stack}, 8), None).time_stage(resolve(spec), stage, 8).launch_s
 
 
 def _launches(precision: str = "bf16", **changed: object) -> float:
@@ -40,7 +40,7 @@ def _launches(precision: str = "bf16", **changed: object) -> float:
     train = TrainSpec.model_validate({"global_batch": 32, "micro_batches": 4, "seq_len": 1024, "precision": precision})
     layout = Layout(pp=4, dp=2, recompute="none")
     spec = JobSpec(model=SMALL, layout=layout, train=train, resources=Resources(device="cuda", stack="megatron"))
-    compute = Compute(H100, Stacks({"megatron": STACKS["megatron"]._replace(**changed)}, 8), None)
+    compute = ComputeTimer(H100, Stacks({"megatron": STACKS["megatron"]._replace(**changed)}, 8), None)
     return compute.time_stage(resolve(spec), 1, 8).launch_s
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.cost.memory import layer_bytes, memory
+from planner.cost.memory import get_layer_bytes, get_memory
 from planner.facts.parse_spec import parse_spec
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
@@ -32,11 +32,11 @@ def test_scores_of_latent_heads_are_as_wide_as_those_of_fused_ones() -> None:
 
 def test_latent_attention_keeps_every_score_that_is_a_tensor() -> None:
     scores = HEADS * SEQ_LEN * SEQ_LEN * 2
-    assert layer_bytes(latent("unfused")) - layer_bytes(latent("fused")) > scores
+    assert get_layer_bytes(latent("unfused")) - get_layer_bytes(latent("fused")) > scores
 
 
 def test_latent_keys_and_values_come_to_divided_queries() -> None:
     """All at once, or one part after the other."""
     gathered, ring = (latent("fused", cp=2, cp_method=method) for method in ("all_gather", "ring"))
-    assert layer_bytes(gathered) == layer_bytes(ring) == layer_bytes(latent("fused")) // 2
-    assert sum(memory(gathered, 0).values()) > sum(memory(ring, 0).values())
+    assert get_layer_bytes(gathered) == get_layer_bytes(ring) == get_layer_bytes(latent("fused")) // 2
+    assert sum(get_memory(gathered, 0).values()) > sum(get_memory(ring, 0).values())

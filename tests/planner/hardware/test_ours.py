@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from planner.cost.timing import Timer, step_time
+from planner.cost.timing import Timer, get_step_timing
 from planner.facts.parse_spec import parse_spec
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec
@@ -85,29 +85,29 @@ def spec_of(step: Step, device: str = "cuda", **resources: str) -> JobSpec:
 @pytest.mark.parametrize("step", MEASURED, ids=str)
 def test_steps_that_gpus_took(step: Step) -> None:
     as_it_was = {**STACKS, "ours": STACKS["ours"]._replace(tensor_s=TENSOR_S)}
-    told = Timer(CLUSTERS[step.cluster], as_it_was).step(spec_of(step)).step_s
+    told = Timer(CLUSTERS[step.cluster], as_it_was).get_step(spec_of(step)).step_s
     assert told == pytest.approx(step.seconds, rel=step.within)
 
 
 @pytest.mark.parametrize("step", SINCE, ids=str)
 def test_steps_that_a_gpu_took_since(step: Step) -> None:
-    told = Timer(CLUSTERS[step.cluster], STACKS).step(spec_of(step)).step_s
+    told = Timer(CLUSTERS[step.cluster], STACKS).get_step(spec_of(step)).step_s
     assert told == pytest.approx(step.seconds, rel=step.within)
 
 
 def test_compiling_is_planned_for_what_runs_here_alone() -> None:
     eager, compiled = (spec_of(Step("h100", GPT2_XL, "fp8", does, 0.0)) for does in (False, True))
-    assert step_time(compiled, CLUSTERS["h100"]).step_s < 0.7 * step_time(eager, CLUSTERS["h100"]).step_s
+    assert get_step_timing(compiled, CLUSTERS["h100"]).step_s < 0.7 * get_step_timing(eager, CLUSTERS["h100"]).step_s
     for stack in STACKS.keys() - {"ours"}:
         both = [spec_of(Step("h100", GPT2_XL, "fp8", does, 0.0), stack=stack) for does in (False, True)]
-        assert len({step_time(spec, CLUSTERS["h100"]).step_s for spec in both}) == 1
+        assert len({get_step_timing(spec, CLUSTERS["h100"]).step_s for spec in both}) == 1
 
 
 def test_a_cpu_is_planned_as_no_gpu_told() -> None:
     cpu, told = CLUSTERS["cpu"], []
     for compiled in (False, True):
         spec = spec_of(Step("cpu", GPT2_XL, "bf16", compiled, 0.0), device="cpu")
-        told += [Timer(cpu).step(spec).step_s, Timer(cpu, {**STACKS, "ours": OURS_ON_CPU}).step(spec).step_s]
+        told += [Timer(cpu).get_step(spec).step_s, Timer(cpu, {**STACKS, "ours": OURS_ON_CPU}).get_step(spec).step_s]
     assert len(set(told)) == 1
     assert OURS_ON_CPU.title == STACKS["ours"].title
 
@@ -115,7 +115,7 @@ def test_a_cpu_is_planned_as_no_gpu_told() -> None:
 def test_the_host_takes_its_time_for_each_tensor_before_the_update() -> None:
     spec = spec_of(MEASURED[0])
     none, some = ({**STACKS, "ours": STACKS["ours"]._replace(tensor_s=seconds)} for seconds in (0.0, 1e-4))
-    waits = [Timer(CLUSTERS["h100"], stacks).step(spec).optimizer_s for stacks in (none, some)]
+    waits = [Timer(CLUSTERS["h100"], stacks).get_step(spec).optimizer_s for stacks in (none, some)]
     tensors = 48 * 16 + 4  # a layer's, tables of tokens and positions, the last norm's two
     assert count_tensors(spec, 0) == tensors
     assert waits[1] - waits[0] == pytest.approx(tensors * 1e-4)
@@ -134,8 +134,8 @@ def test_attention_within_documents_computes_what_it_hides(cp: int) -> None:
         whole, within = (_flops(build_layer_kernels(asked(end)).attention)[way] for end in (None, 0))
         assert within == pytest.approx(whole * (1 + 1 / cp))
     timer = Timer(H100)
-    assert timer.step(asked(0)).step_s > timer.step(asked(None)).step_s
-    assert timer.step(asked(0, "megatron")).step_s == timer.step(asked(None, "megatron")).step_s
+    assert timer.get_step(asked(0)).step_s > timer.get_step(asked(None)).step_s
+    assert timer.get_step(asked(0, "megatron")).step_s == timer.get_step(asked(None, "megatron")).step_s
 
 
 def _flops(kernels: tuple[Kernel, ...]) -> list[int]:

@@ -11,7 +11,7 @@ from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
-from planner.hardware.catalog import CLUSTERS, on_cores
+from planner.hardware.catalog import CLUSTERS, use_cores
 
 H100 = CLUSTERS["h100"]
 
@@ -36,7 +36,7 @@ def _summed(t: Timing) -> float:
 @pytest.mark.parametrize("spec", PIPES, ids=lambda spec: spec.layout.schedule)
 def test_what_is_predicted_of_all_ranks_adds_up_to_the_same_step(spec: JobSpec) -> None:
     timer = Timer(H100)
-    slowest, mean = timer.step(spec), timer.over_ranks(spec)
+    slowest, mean = timer.get_step(spec), timer.get_rank_mean(spec)
     assert _summed(mean) == pytest.approx(mean.step_s) == pytest.approx(slowest.step_s)
     assert mean.compute_s < 0.95 * slowest.compute_s
     assert mean.exposed_s["pp"] > slowest.exposed_s["pp"] + 0.01 * slowest.step_s, "they wait for the slowest"
@@ -47,14 +47,14 @@ def test_what_is_predicted_of_all_ranks_adds_up_to_the_same_step(spec: JobSpec) 
 def test_a_pipe_s_head_is_computed_by_one_of_two_stages() -> None:
     """The mean of both is half of what one rank computes by itself."""
     timer, alone = Timer(H100), _spec(HEAVY_HEAD)
-    whole, piped = timer.step(alone), timer.over_ranks(_spec(HEAVY_HEAD, pp=2))
+    whole, piped = timer.get_step(alone), timer.get_rank_mean(_spec(HEAVY_HEAD, pp=2))
     assert piped.compute_s == pytest.approx(whole.compute_s / 2, rel=0.01)
-    assert timer.step(_spec(HEAVY_HEAD, pp=2)).compute_s > 1.4 * piped.compute_s, "the stage that has the head"
+    assert timer.get_step(_spec(HEAVY_HEAD, pp=2)).compute_s > 1.4 * piped.compute_s, "the stage that has the head"
 
 
 def test_the_bubble_is_that_of_even_stages() -> None:
     spec = _spec(HEAVY_HEAD, pp=2)
-    made = Timer(H100).over_ranks(spec)
+    made = Timer(H100).get_rank_mean(spec)
     work = made.compute_s + made.launch_s
     assert made.bubble_s == pytest.approx(work / spec.train.micro_batches, rel=0.01), "(p - 1) / m of 1F1B"
 
@@ -62,7 +62,7 @@ def test_the_bubble_is_that_of_even_stages() -> None:
 @pytest.mark.parametrize("layout", [{"pp": 4}, {"pp": 4, "schedule": "gpipe"}, {"dp": 4}])
 def test_of_stages_that_are_alike_the_mean_is_any_of_them(layout: dict[str, Any]) -> None:
     timer, spec = Timer(H100), _spec({"vocab_size": 256, "num_layers": 64}, **layout)
-    slowest, mean = timer.step(spec), timer.over_ranks(spec)
+    slowest, mean = timer.get_step(spec), timer.get_rank_mean(spec)
     assert mean.compute_s == pytest.approx(slowest.compute_s, rel=0.01)
     assert mean.bubble_s == pytest.approx(slowest.bubble_s, rel=0.01)
 
@@ -70,26 +70,26 @@ def test_of_stages_that_are_alike_the_mean_is_any_of_them(layout: dict[str, Any]
 def test_ranks_take_turns_on_the_cores_that_they_share() -> None:
     """A pipe's are not all at work at once."""
     own = CLUSTERS["cpu"]
-    two, four = (on_cores(own, cores, None) for cores in (2, 4))
+    two, four = (use_cores(own, cores, None) for cores in (2, 4))
     wide, pipe = _spec({}, dp=4), _spec({}, pp=4)
-    alone = Timer(own).step(wide)
-    assert Timer(four).step(wide) == alone
-    assert Timer(two).step(wide).step_s == pytest.approx(2 * alone.step_s)
-    assert Timer(two).step(wide).mfu == pytest.approx(alone.mfu / 2)
-    idle = Timer(own).step(pipe)
+    alone = Timer(own).get_step(wide)
+    assert Timer(four).get_step(wide) == alone
+    assert Timer(two).get_step(wide).step_s == pytest.approx(2 * alone.step_s)
+    assert Timer(two).get_step(wide).mfu == pytest.approx(alone.mfu / 2)
+    idle = Timer(own).get_step(pipe)
     at_work = 1 - idle.bubble_s / idle.step_s
     assert 0.5 < at_work < 0.9
-    assert Timer(two).step(pipe).step_s == pytest.approx(2 * at_work * idle.step_s)
-    mean = Timer(two).over_ranks(pipe)
-    assert _summed(mean) == pytest.approx(mean.step_s) == pytest.approx(Timer(two).step(pipe).step_s)
+    assert Timer(two).get_step(pipe).step_s == pytest.approx(2 * at_work * idle.step_s)
+    mean = Timer(two).get_rank_mean(pipe)
+    assert _summed(mean) == pytest.approx(mean.step_s) == pytest.approx(Timer(two).get_step(pipe).step_s)
 
 
 @pytest.mark.parametrize("layout", [{"dp": 4}, {"pp": 2, "dp": 2}], ids=str)
 def test_links_that_runs_told_of_shared_cores_already(layout: dict[str, int]) -> None:
-    spec, told = _spec({}, **layout), on_cores(CLUSTERS["cpu"], 2, None).model_copy(update={"link_runs": 1})
-    alone, crowded = (Timer(one).step(spec) for one in (told.model_copy(update={"cores": None}), told))
+    spec, told = _spec({}, **layout), use_cores(CLUSTERS["cpu"], 2, None).model_copy(update={"link_runs": 1})
+    alone, crowded = (Timer(one).get_step(spec) for one in (told.model_copy(update={"cores": None}), told))
     assert crowded.exposed_s == alone.exposed_s
     assert crowded.compute_s > 1.4 * alone.compute_s
     assert _summed(crowded) == pytest.approx(crowded.step_s)
     assert crowded.mfu * crowded.step_s == pytest.approx(alone.mfu * alone.step_s)
-    assert _summed(Timer(told).over_ranks(spec)) == pytest.approx(crowded.step_s)
+    assert _summed(Timer(told).get_rank_mean(spec)) == pytest.approx(crowded.step_s)

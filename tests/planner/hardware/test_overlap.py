@@ -34,7 +34,7 @@ MIXED = JobSpec(
 
 
 def _timed(spec: JobSpec, **changed: object) -> Timing:
-    return Timer(GB200, {"megatron": MEGATRON._replace(**changed)}).step(spec)
+    return Timer(GB200, {"megatron": MEGATRON._replace(**changed)}).get_step(spec)
 
 
 def _with(spec: JobSpec, batches: int) -> JobSpec:
@@ -44,18 +44,18 @@ def _with(spec: JobSpec, batches: int) -> JobSpec:
 
 def test_an_interleaved_pipe_sends_beside_products_but_while_it_fills_and_drains() -> None:
     """4 stages of 2 chunks: 2 x 3 + 4 chunks before the first backward, and the one that it begins with, of 2 x 16."""
-    bare, hidden = (_timed(PIPED, hides_sends=hides).exposed_s["pp"] for hides in (False, True))
+    bare, hidden = (_timed(PIPED, overlaps_sends=hides).exposed_s["pp"] for hides in (False, True))
     assert hidden / bare == pytest.approx((2 * 3 + 4 + 1) / 32)
     twice = _timed(_with(PIPED, 32)).exposed_s["pp"]
     assert twice == pytest.approx(hidden), "as many fill it however many come"
     few = _with(PIPED, 4)
-    assert _timed(few).exposed_s["pp"] == _timed(few, hides_sends=False).exposed_s["pp"]
+    assert _timed(few).exposed_s["pp"] == _timed(few, overlaps_sends=False).exposed_s["pp"]
 
 
 def test_a_pipe_of_one_chunk_a_stage_sends_in_turn_with_its_products() -> None:
     layout = PIPED.layout.model_copy(update={"virtual_stages": 1, "schedule": "1f1b"})
     spec = PIPED.model_copy(update={"layout": layout})
-    assert _timed(spec) == _timed(spec, hides_sends=False)
+    assert _timed(spec) == _timed(spec, overlaps_sends=False)
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,21 @@ def test_and_beside_all_turns_that_are_left_to_them() -> None:
     """A stage's parameters take longer to be sent than one micro-batch takes to compute."""
     slow = H100.model_copy(update={"node": H100.node.model_copy(update={"bytes_per_s": 20e9})})
     at_once, in_turn = (
-        Timer(slow, {"megatron": MEGATRON._replace(contention=0.0, sums_chunks=turns)}).step(PIPED).exposed_s["dp"]
+        Timer(slow, {"megatron": MEGATRON._replace(contention=0.0, reduces_by_chunk=turns)})
+        .get_step(PIPED)
+        .exposed_s["dp"]
         for turns in (False, True)
     )
     assert 0 < in_turn < 0.8 * at_once
     one = PIPED.model_copy(update={"layout": PIPED.layout.model_copy(update={"virtual_stages": 1, "schedule": "1f1b"})})
-    assert _timed(one) == _timed(one, sums_chunks=False)
+    assert _timed(one) == _timed(one, reduces_by_chunk=False)
 
 
 def test_the_first_forward_and_the_last_backward_have_nothing_to_send_tokens_beside() -> None:
     bare = _timed(MIXED).exposed_s["ep"]
     for batches in (4, 16):
         spec = _with(MIXED, batches)
-        shown = _timed(spec, hidden={"ep": 0.8}).exposed_s["ep"]
+        shown = _timed(spec, overlap={"ep": 0.8}).exposed_s["ep"]
         assert shown / (bare * batches / 4) == pytest.approx(1 - 0.8 * (1 - 1 / batches))
 
 
@@ -106,7 +108,7 @@ def test_a_slow_sum_of_biases_lengthens_the_product_and_the_activation_it_is_par
     assert product in work.backward_input
     assert build_layer_kernels(MIXED, moe=True, fused_projections=True).bias_sums == ()
     chip = GB200.accelerator
-    once = compute_kernel_seconds(product, chip, "bf16", 2) + MEGATRON.passes * compute_kernel_seconds(
+    once = compute_kernel_seconds(product, chip, "bf16", 2) + MEGATRON.elementwise * compute_kernel_seconds(
         activation, chip, "bf16", 2
     )
     usual, slow = (_timed(biased, bias_sums=times).compute_s for times in (1.0, 9.0))

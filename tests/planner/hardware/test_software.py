@@ -20,11 +20,11 @@ from planner.hardware.stack_options import (
     EAGER_SCORES,
     FP4_CASTS,
     GRAPHED,
-    HOST_TOLD_WITHIN,
-    HOST_WITHIN,
+    HOST_MARGINS,
+    HOST_MARGINS_WITH_OPTIONS,
+    MARGINS_WITH_OPTIONS,
     OVERLAPPED_EXPERTS,
-    TOLD_WITHIN,
-    within,
+    get_time_margin,
 )
 from planner.hardware.stacks import FUSED_NORMS, STACKS
 from planner.search.layout_search import Constraints, search
@@ -47,13 +47,13 @@ def _said(spec: JobSpec, stack: StackName = "megatron", **software: Any) -> JobS
 
 
 def _timed(spec: JobSpec, cluster: str = "h100") -> Timing:
-    return Timer(CLUSTERS[cluster]).step(spec)
+    return Timer(CLUSTERS[cluster]).get_step(spec)
 
 
 def _known(spec: JobSpec, stack: StackName = "megatron", **constants: Any) -> Timing:
     """The same, from constants and not from what is said."""
     stacks = {**STACKS, stack: STACKS[stack]._replace(**constants)}
-    return Timer(H100, stacks).step(on(stack, spec))
+    return Timer(H100, stacks).get_step(on(stack, spec))
 
 
 def test_an_object_that_says_nothing_changes_no_time() -> None:
@@ -68,7 +68,7 @@ def test_an_object_that_says_nothing_changes_no_time() -> None:
         ({"cuda_graphs": "whole"}, {"launch_s": 0.0, "expert_s": 0.0, "expert_cast_s": 0.0}),
         ({"deterministic": True}, {"launch_s": 1.45e-4, "expert_s": 1.6e-4}),
         ({"deterministic": True, "cuda_graphs": "attention"}, {"launch_s": 0.6 * 1.45e-4, "expert_s": 1.6e-4}),
-        ({"dispatcher": "alltoall"}, {"shares_dispatch": False, "sorts_dispatch": True}),
+        ({"dispatcher": "alltoall"}, {"dispatches_per_node": False, "sorts_dispatch": True}),
         ({"attention_kernel": "flash_2"}, {"attention": 1 / 1.6}),
     ],
 )
@@ -128,8 +128,8 @@ def test_fp4_has_a_rate_of_its_own_casts_more_and_hides_no_tensor_collective() -
     cluster = CLUSTERS["gb200"]
     chip = cluster.accelerator.model_copy(update={"fp8_flops": cluster.accelerator.fp4_flops})
     stack = STACKS["megatron"]
-    known = {**STACKS, "megatron": stack._replace(casts=stack.casts * FP4_CASTS, hidden={})}
-    expected = Timer(cluster.model_copy(update={"accelerator": chip}), known).step(on("megatron", spec))
+    known = {**STACKS, "megatron": stack._replace(casts=stack.casts * FP4_CASTS, overlap={})}
+    expected = Timer(cluster.model_copy(update={"accelerator": chip}), known).get_step(on("megatron", spec))
     told = _timed(_said(spec, nvfp4=True), "gb200")
     assert told == expected
     assert told.step_s < _timed(on("megatron", spec), "gb200").step_s
@@ -142,23 +142,30 @@ def test_fp4_has_a_rate_of_its_own_casts_more_and_hides_no_tensor_collective() -
 def test_one_timer_keeps_what_is_said_apart() -> None:
     timer = Timer(H100)
     specs = [_said(MIXED, cuda_graphs=name) for name in ("none", "router", "whole", "none")]
-    assert [timer.step(spec) for spec in specs] == [_timed(spec) for spec in specs]
+    assert [timer.get_step(spec) for spec in specs] == [_timed(spec) for spec in specs]
 
 
 def test_a_host_that_was_measured_has_its_own_software() -> None:
     cluster = build_cluster("here", measured())
     for software in ({"cuda_graphs": "whole"}, {"deterministic": True}, {"dispatcher": "alltoall"}):
-        assert Timer(cluster).step(_said(MIXED, **software)) == Timer(cluster).step(on("megatron", MIXED))
+        assert Timer(cluster).get_step(_said(MIXED, **software)) == Timer(cluster).get_step(on("megatron", MIXED))
     assert "graphs" not in estimate(_said(MIXED, cuda_graphs="whole"), cluster)["time"]["interval"]["words"]
 
 
 def test_what_is_said_narrows_what_is_unknown() -> None:
-    for share, untold in ((0.0, STACKS["megatron"].within), (0.05, HOST_WITHIN[1][1]), (0.5, HOST_WITHIN[0][1])):
-        known = HOST_TOLD_WITHIN[0][1] if share > 0.2 else STACKS["megatron"].within
-        assert (within("megatron", "H100", share), within("megatron", "H100", share, told=True)) == (untold, known)
-    assert within("scaling", "A100", 0.0, told=True) == TOLD_WITHIN["scaling"] < within("scaling", "A100", 0.0)
-    widest = max(stack.within for stack in STACKS.values())
-    assert within("scaling", "GB200", 0.0, told=True) == widest, "it was not measured there"
+    for share, untold in ((0.0, STACKS["megatron"].time_margin), (0.05, HOST_MARGINS[1][1]), (0.5, HOST_MARGINS[0][1])):
+        known = HOST_MARGINS_WITH_OPTIONS[0][1] if share > 0.2 else STACKS["megatron"].time_margin
+        assert (
+            get_time_margin("megatron", "H100", share),
+            get_time_margin("megatron", "H100", share, has_options=True),
+        ) == (untold, known)
+    assert (
+        get_time_margin("scaling", "A100", 0.0, has_options=True)
+        == MARGINS_WITH_OPTIONS["scaling"]
+        < get_time_margin("scaling", "A100", 0.0)
+    )
+    widest = max(stack.time_margin for stack in STACKS.values())
+    assert get_time_margin("scaling", "GB200", 0.0, has_options=True) == widest, "it was not measured there"
 
 
 def test_an_estimate_tells_what_it_was_told() -> None:

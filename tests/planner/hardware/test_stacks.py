@@ -7,17 +7,16 @@ from typing import get_args
 import pytest
 
 from contracts.telemetry.vocabulary import Op
-from planner.cost.compute import Halves
-from planner.cost.estimate import allowance, estimate, rank_memory
-from planner.cost.memory import get_stage_memory, held_parameters, layer_bytes, memory
-from planner.cost.memory.layer import kept_outputs
-from planner.cost.memory.pieces import head_piece
-from planner.cost.memory.shape import Shape, get_shape
+from planner.cost.compute import ModuleSeconds
+from planner.cost.estimate import compute_allowance, estimate, get_rank_memory
+from planner.cost.memory import count_held_parameters, get_layer_bytes, get_memory, get_stage_memory
+from planner.cost.memory.layer import count_saved_outputs
+from planner.cost.memory.pieces import record_head
 from planner.cost.memory.tape import LOGITS
-from planner.cost.resolved_plan import resolve
-from planner.cost.stage_time import expose
-from planner.cost.timing import Timer, step_time
-from planner.cost.traffic import micro_batch_traffic
+from planner.cost.resolved_plan import MicroBatch, resolve
+from planner.cost.stage_time import compute_exposed
+from planner.cost.timing import Timer, get_step_timing
+from planner.cost.traffic import get_micro_batch_traffic
 from planner.facts.precision import MIXED_PRECISIONS
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName
@@ -35,22 +34,22 @@ from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
 
 def test_every_stack_that_a_spec_can_name_has_constants() -> None:
     assert set(STACKS) == set(get_args(StackName))
-    times = {stack: step_time(on(stack), H100).step_s for stack in STACKS}
+    times = {stack: get_step_timing(on(stack), H100).step_s for stack in STACKS}
     assert len(set(times.values())) == len(STACKS)
 
 
-def _get_shape(spec: JobSpec) -> Shape:
-    return get_shape(resolve(spec).micro_batch)
+def _get_shape(spec: JobSpec) -> MicroBatch:
+    return resolve(spec).micro_batch
 
 
 def test_one_timer_keeps_stacks_apart() -> None:
     timer = Timer(H100)
-    assert [timer.step(on(s)).step_s for s in STACKS] == [step_time(on(s), H100).step_s for s in STACKS]
+    assert [timer.get_step(on(s)).step_s for s in STACKS] == [get_step_timing(on(s), H100).step_s for s in STACKS]
 
 
 def test_overlap_follows_the_cluster_and_not_where_the_job_would_run() -> None:
     on_cpu = SPEC.model_copy(update={"resources": Resources(device="cpu")})
-    assert step_time(on_cpu, H100).step_s == step_time(SPEC, H100).step_s
+    assert get_step_timing(on_cpu, H100).step_s == get_step_timing(SPEC, H100).step_s
 
 
 def test_only_what_runs_here_can_be_submitted() -> None:
@@ -60,19 +59,19 @@ def test_only_what_runs_here_can_be_submitted() -> None:
 
 def test_parts_of_every_stack_add_up() -> None:
     for stack in STACKS:
-        t = step_time(on(stack), H100)
+        t = get_step_timing(on(stack), H100)
         parts = t.compute_s + t.recompute_s + sum(t.exposed_s.values()) + t.launch_s + t.bubble_s + t.optimizer_s
         assert t.step_s == pytest.approx(parts)
 
 
 def test_tensor_waits_hide_only_where_the_stack_says_so() -> None:
-    waits = {s: step_time(on(s), H100).exposed_s["tp"] for s in ("megatron_2021", "megatron")}
-    left = waits["megatron_2021"] * (1 - STACKS["megatron"].hidden["tp"])
+    waits = {s: get_step_timing(on(s), H100).exposed_s["tp"] for s in ("megatron_2021", "megatron")}
+    left = waits["megatron_2021"] * (1 - STACKS["megatron"].overlap["tp"])
     assert waits["megatron"] == pytest.approx(left, rel=1e-3)  # norms' gradients are summed once a step, and seen
 
 
 def test_a_stack_without_overlap_of_gradients_waits_for_all_of_them() -> None:
-    hides, waits = (step_time(on(s), H100).exposed_s["dp"] for s in ("megatron_2021", "deepspeed"))
+    hides, waits = (get_step_timing(on(s), H100).exposed_s["dp"] for s in ("megatron_2021", "deepspeed"))
     assert waits > 10 * hides
 
 
@@ -111,7 +110,7 @@ def test_a_token_goes_once_to_a_node_where_the_stack_says_so() -> None:
             "layout": Layout(dp=32, tp=2, ep=16, sequence_parallel=True),
         }
     )
-    once, each = (step_time(on(s, spec), H100).exposed_s["ep"] for s in ("megatron", "ours"))
+    once, each = (get_step_timing(on(s, spec), H100).exposed_s["ep"] for s in ("megatron", "ours"))
     nodes = 4
     visited = nodes * (1 - (1 - 1 / nodes) ** 8)
     assert once / each == pytest.approx(visited / 8 / 2, rel=1e-6)
@@ -121,7 +120,9 @@ def test_what_was_measured_inside_a_host_says_nothing_of_groups_across_hosts() -
     spec = SPEC.model_copy(update={"layout": Layout(dp=16), "train": SPEC.train.model_copy(update={"overlap": False})})
     free = CollectivePoint(op="all_reduce", group_size=16, ranks=1, payload_bytes=2**20, seconds=1e-12)
     exposed = [
-        step_time(spec, build_cluster("here", profile).model_copy(update={"network": H100.network})).exposed_s["dp"]
+        get_step_timing(spec, build_cluster("here", profile).model_copy(update={"network": H100.network})).exposed_s[
+            "dp"
+        ]
         for profile in (measured(), measured(free))
     ]
     assert exposed[0] == exposed[1] > 0
@@ -129,7 +130,7 @@ def test_what_was_measured_inside_a_host_says_nothing_of_groups_across_hosts() -
 
 def test_nothing_comes_on_top_of_what_a_host_was_measured_at() -> None:
     here = build_cluster("here", measured())
-    assert len({step_time(on(stack), here).step_s for stack in STACKS}) == 1
+    assert len({get_step_timing(on(stack), here).step_s for stack in STACKS}) == 1
 
 
 def test_runs_of_our_stack_correct_no_plan_for_another() -> None:
@@ -139,20 +140,20 @@ def test_runs_of_our_stack_correct_no_plan_for_another() -> None:
     here = H100.model_copy(update={"runs": runs})
     assert estimate(SPEC, here)["time"]["interval"]["runs"] == 3
     told = estimate(on("megatron"), here)["time"]
-    assert (told["interval"]["runs"], told["step_s"]) == (0, step_time(on("megatron"), H100).step_s)
+    assert (told["interval"]["runs"], told["step_s"]) == (0, get_step_timing(on("megatron"), H100).step_s)
 
 
 def test_a_stack_that_gathers_logits_holds_and_passes_over_those_of_the_whole_vocabulary() -> None:
     spec = on("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
     logits = 2 * 4096 * 128_256  # tokens of a micro-batch x vocabulary
-    piece = head_piece(_get_shape(spec), "keep", tied=False, waits=False)
+    piece = record_head(_get_shape(spec), "keep", tied=False, waits=False)
     assert piece.forward.net[LOGITS] == 2 * logits
     # The other rank's half comes apart beside the own one; both stay until they are one.
     assert piece.forward.peak[LOGITS] == 2 * 2 * logits
     assert piece.loss.net[LOGITS] == 4 * logits, "log-softmax; the logits stay"
     assert piece.loss_backward.peak[LOGITS] == 8 * logits, "its gradient and that of its input, in fp32"
     assert piece.loss_backward.net[LOGITS] == (2 - 4 - 2) * logits, "a gradient in 16 bits, for what was kept"
-    divided = head_piece(_get_shape(on("deepspeed", spec)), "keep", tied=False, waits=False)
+    divided = record_head(_get_shape(on("deepspeed", spec)), "keep", tied=False, waits=False)
     assert divided.forward.net[LOGITS] == logits
 
     passes = [
@@ -173,9 +174,10 @@ def test_products_that_share_an_input_gather_it_and_sum_its_gradient_each_by_its
     """Three more in each layer: a query's stands for those of keys and values, a gate's for its up's."""
     layout = Layout(dp=32, tp=2, zero=1, sequence_parallel=sequence)
     spec = on("fsdp2", SPEC.model_copy(update={"layout": layout}))
-    stack = STACKS["fsdp2"]._replace(links=1.0)
+    stack = STACKS["fsdp2"]._replace(link_efficiency=1.0)
     waits = [
-        Timer(H100, {"fsdp2": stack._replace(inputs_apart=apart)}).step(spec).exposed_s["tp"] for apart in (True, False)
+        Timer(H100, {"fsdp2": stack._replace(gathers_each_input=apart)}).get_step(spec).exposed_s["tp"]
+        for apart in (True, False)
     ]
     size = spec.micro_batch_size * TRAIN.seq_len * 4096 * 2
     each = sum(compute_collective_seconds(op, size, NodeSpan(2, 1), H100) for op in ops)
@@ -185,28 +187,28 @@ def test_products_that_share_an_input_gather_it_and_sum_its_gradient_each_by_its
 def test_gathered_logits_are_waited_for_in_each_micro_batch() -> None:
     spec = on("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
     apart = {**STACKS, "scaling": STACKS["scaling"]._replace(gathers_logits=False)}
-    waits = [Timer(H100, stacks).step(spec).exposed_s["tp"] for stacks in (STACKS, apart)]
+    waits = [Timer(H100, stacks).get_step(spec).exposed_s["tp"] for stacks in (STACKS, apart)]
     size = 2 * 4096 * 128_256 * 2  # tokens x vocabulary x bytes
-    each = compute_collective_seconds("all_gather", size, NodeSpan(2, 1), H100) / STACKS["scaling"].links
+    each = compute_collective_seconds("all_gather", size, NodeSpan(2, 1), H100) / STACKS["scaling"].link_efficiency
     assert waits[0] - waits[1] == pytest.approx(4 * each)
 
 
 def test_what_a_stack_takes_beside_tensors_counts_on_gpus_that_were_not_measured() -> None:
     a100, tensors = CLUSTERS["a100-80gb"], 40 * 10**9
-    assert allowance(on("deepspeed"), a100, tensors) == 2 * 2**30 + 2 * 10**9 + 6 * 10**9
-    assert allowance(SPEC, a100, tensors) == 2 * 2**30 + 2 * 10**9
+    assert compute_allowance(on("deepspeed"), a100, tensors) == 2 * 2**30 + 2 * 10**9 + 6 * 10**9
+    assert compute_allowance(SPEC, a100, tensors) == 2 * 2**30 + 2 * 10**9
     on_cpu = CLUSTERS["cpu"]
-    assert allowance(on("deepspeed"), on_cpu, tensors) == on_cpu.accelerator.compute_overhead_bytes(tensors)
-    whole = rank_memory(on("deepspeed"), 0, a100)
-    assert whole["allowance"] == allowance(on("deepspeed"), a100, sum(whole.values()) - whole["allowance"])
+    assert compute_allowance(on("deepspeed"), on_cpu, tensors) == on_cpu.accelerator.compute_overhead_bytes(tensors)
+    whole = get_rank_memory(on("deepspeed"), 0, a100)
+    assert whole["allowance"] == compute_allowance(on("deepspeed"), a100, sum(whole.values()) - whole["allowance"])
 
 
 def test_gradients_of_both_types_are_held_where_the_optimizer_zeroes_the_narrow_ones() -> None:
-    held = [memory(on(stack), 0)["gradients"] for stack in ("deepspeed", "ours")]
-    whole = sum(chunk.count_elements() for chunk in get_stage_memory(SPEC).get_rank(0).chunks)
+    held = [get_memory(on(stack), 0)["gradients"] for stack in ("deepspeed", "ours")]
+    whole = sum(chunk.parameters.count_elements() for chunk in get_stage_memory(SPEC).get_rank(0).chunks)
     assert held[0] - held[1] == 2 * whole
     narrow = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": "bf16_gradients"})})
-    assert memory(on("deepspeed", narrow), 0)["gradients"] == memory(narrow, 0)["gradients"]
+    assert get_memory(on("deepspeed", narrow), 0)["gradients"] == get_memory(narrow, 0)["gradients"]
 
 
 def test_repeating_operations_keeps_every_second_product_and_attention() -> None:
@@ -215,13 +217,15 @@ def test_repeating_operations_keeps_every_second_product_and_attention() -> None
     spec = on("fsdp2", SPEC.model_copy(update={"layout": layout}))
     tokens, h, kv, inner, heads = 2 * 4096, 4096, 1024, 14336, 32
     outputs = h + kv + inner + h + h  # q, v, gate, down, and what attention gave
-    assert kept_outputs(_get_shape(spec), moe=False) == tokens * (2 * outputs + 4 * heads)
-    assert layer_bytes(spec) == tokens * (2 * (h + outputs) + 4 * heads), "the layer's input too"
+    assert count_saved_outputs(_get_shape(spec), moe=False) == tokens * (2 * outputs + 4 * heads)
+    assert get_layer_bytes(spec) == tokens * (2 * (h + outputs) + 4 * heads), "the layer's input too"
     again = [k for k in build_layer_kernels(spec).recomputed_operations if isinstance(k, Gemm)]
     assert [(k.n, k.k) for k in again] == [(kv, h), (h, h), (inner, h)]
 
     gpt = spec.model_copy(update={"model": PRESETS["gpt3-175b"].model})
-    assert kept_outputs(_get_shape(gpt), moe=False) == tokens * (2 * (3 + 4 + 1) * 12288 + 4 * 96)  # qkv, up, attention
+    assert count_saved_outputs(_get_shape(gpt), moe=False) == tokens * (
+        2 * (3 + 4 + 1) * 12288 + 4 * 96
+    )  # qkv, up, attention
 
 
 def test_a_loss_is_one_kernel_where_a_compiler_makes_it_so() -> None:
@@ -241,19 +245,19 @@ def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic
     ]
     state = MIXED_PRECISIONS["bf16_state"]
     assert (state.state_bytes, state.sharded_bytes, state.moment_bytes, state.has_master_weights) == (8, 2, 4, False)
-    own = held_parameters(both[1], 0)
-    parts = memory(both[1], 0)
+    own = count_held_parameters(both[1], 0)
+    parts = get_memory(both[1], 0)
     assert (parts["parameters"], parts["optimizer"]) == (2 * own, 4 * own)
     launched = {**STACKS, "ours": STACKS["ours"]._replace(tensor_s=0.0)}
-    wide, narrow = (Timer(H100, launched).step(spec).optimizer_s - H100.accelerator.kernel_s for spec in both)
+    wide, narrow = (Timer(H100, launched).get_step(spec).optimizer_s - H100.accelerator.kernel_s for spec in both)
     assert narrow == pytest.approx(wide / 2)
     assert find_unsupported_fields(both[1]) == []
 
 
 def test_a_wait_hides_behind_no_more_than_there_is_to_compute() -> None:
-    work = Halves(1.0, 1.0, 1.0)
-    assert expose(2.0, 0.8, work) == pytest.approx(0.4)
-    assert expose(10.0, 0.8, work) == pytest.approx(7.0)
+    work = ModuleSeconds(1.0, 1.0, 1.0)
+    assert compute_exposed(2.0, 0.8, work) == pytest.approx(0.4)
+    assert compute_exposed(10.0, 0.8, work) == pytest.approx(7.0)
 
 
 def test_a_sharded_layer_and_latent_attention_launch_kernels_too_small_for_the_device() -> None:
@@ -273,12 +277,12 @@ def test_scores_without_dropout_are_kept_once() -> None:
     train = [TRAIN.model_copy(update={"attention": "unfused", "dropout": dropout}) for dropout in (False, True)]
     plain, dropped = (on("megatron", SPEC.model_copy(update={"layout": layout, "train": t})) for t in train)
     scores, masks = 2 * 16 * 4096**2, 2 * 2 * 4096 * 4096 // 2  # heads of a rank; two masks of the divided stream
-    assert layer_bytes(dropped) - layer_bytes(plain) == 3 * scores + masks
+    assert get_layer_bytes(dropped) - get_layer_bytes(plain) == 3 * scores + masks
 
 
 def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
-    apart = {**STACKS, "megatron": STACKS["megatron"]._replace(adds_gradients=0.0)}
-    waits = [Timer(H100, stacks).step(on("megatron")).backward_weight_s for stacks in (STACKS, apart)]
+    apart = {**STACKS, "megatron": STACKS["megatron"]._replace(accumulation_share=0.0)}
+    waits = [Timer(H100, stacks).get_step(on("megatron")).backward_weight_s for stacks in (STACKS, apart)]
     chip, weights = (
         H100.accelerator,
         sum(g.m * g.n for g in build_layer_kernels(SPEC).backward_weight if isinstance(g, Gemm)),
@@ -294,10 +298,10 @@ def test_autograd_adds_gradients_of_each_micro_batch_but_the_first_by_a_kernel(m
     divides each."""
     train = TRAIN.model_copy(update={"micro_batches": m})
     spec = SPEC.model_copy(update={"layout": Layout(dp=64, zero=zero), "train": train})
-    together = {**STACKS, "ours": STACKS["ours"]._replace(adds_apart=False)}
-    waits = [Timer(H100, stacks).step(spec).backward_weight_s for stacks in (STACKS, together)]
+    together = {**STACKS, "ours": STACKS["ours"]._replace(accumulates_separately=False)}
+    waits = [Timer(H100, stacks).get_step(spec).backward_weight_s for stacks in (STACKS, together)]
     weights = sum(g.m * g.n for g in build_layer_kernels(spec).backward_weight if isinstance(g, Gemm))
-    moved = (4 + 2 + 4) * (32 * weights + 128_256 * 4096) * times * STACKS["ours"].adds_unlike
+    moved = (4 + 2 + 4) * (32 * weights + 128_256 * 4096) * times * STACKS["ours"].mixed_accumulation_slowdown
     chip = H100.accelerator
     assert m * (waits[0] - waits[1]) == pytest.approx(moved / (chip.bytes_per_s * chip.memory_efficiency))
 
@@ -306,21 +310,21 @@ def test_gradients_that_wait_for_the_last_micro_batch_are_summed_once() -> None:
     """Over a network too slow to hide anything, ZeRO-3's sums are a third of what it sends each micro-batch in fp32,
     of which one in 4 is left."""
     slow = H100.model_copy(update={"network": H100.network.model_copy(update={"bytes_per_s": 1e7})})
-    late = STACKS["fsdp2"]._replace(sums_late=True, contention=0.0)
-    each = late._replace(sums_late=False)
+    late = STACKS["fsdp2"]._replace(reduces_once=True, contention=0.0)
+    each = late._replace(reduces_once=False)
 
     def exposed(m: int, stack: Stack) -> float:
         train = SPEC.train.model_copy(update={"micro_batches": m, "precision": "fp32"})
         spec = SPEC.model_copy(update={"layout": Layout(dp=32, zero=3), "train": train})
-        return Timer(slow, {"fsdp2": stack}).step(on("fsdp2", spec)).exposed_s["dp"]
+        return Timer(slow, {"fsdp2": stack}).get_step(on("fsdp2", spec)).exposed_s["dp"]
 
     assert exposed(1, late) == exposed(1, each)
     assert exposed(4, late) / exposed(4, each) == pytest.approx((2 + 1 / 4) / 3, rel=0.01)
 
 
 def test_frozen_weights_have_no_gradients_to_compute_to_sum_or_to_apply() -> None:
-    frozen = {**STACKS, "megatron": STACKS["megatron"]._replace(frozen=True)}
-    usual, tuned = (Timer(H100, stacks).step(on("megatron")) for stacks in (STACKS, frozen))
+    frozen = {**STACKS, "megatron": STACKS["megatron"]._replace(freezes_weights=True)}
+    usual, tuned = (Timer(H100, stacks).get_step(on("megatron")) for stacks in (STACKS, frozen))
     assert usual.backward_weight_s > usual.forward_s / 2
     assert tuned.backward_weight_s == 0.0 < tuned.backward_input_s == usual.backward_input_s
     assert usual.exposed_s["dp"] > 0.0 == tuned.exposed_s.get("dp", 0.0)
@@ -331,11 +335,11 @@ def test_gradients_that_are_summed_whole_in_fp32_are_twice_as_wide_and_sent_twic
     """Of sums in 16 bits, over a network so slow that no latency counts; parameters are gathered as before."""
     slow = H100.model_copy(update={"network": H100.network.model_copy(update={"bytes_per_s": 1e7})})
     train = SPEC.train.model_copy(update={"precision": "bf16_gradients"})
-    whole, shared = (STACKS["scaling"]._replace(sums_whole=kind) for kind in (True, False))
+    whole, shared = (STACKS["scaling"]._replace(all_reduces_fp32=kind) for kind in (True, False))
 
     def exposed(zero: int, stack: Stack) -> float:
         spec = SPEC.model_copy(update={"layout": Layout(dp=32, zero=zero), "train": train})
-        return Timer(slow, {"scaling": stack}).step(on("scaling", spec)).exposed_s["dp"]
+        return Timer(slow, {"scaling": stack}).get_step(on("scaling", spec)).exposed_s["dp"]
 
     assert exposed(1, whole) / exposed(1, shared) == pytest.approx((4 + 1) / 2, rel=0.01)
     assert exposed(0, whole) / exposed(0, shared) == pytest.approx(2, rel=0.01)
@@ -345,7 +349,7 @@ def test_sums_over_the_network_go_on_while_tensor_ranks_wait_inside_their_node()
     slow = H100.network.model_copy(update={"bytes_per_s": 5e8})
     node = H100.node.model_copy(update={"bytes_per_s": H100.node.bytes_per_s / 10})
     fast, waiting = (H100.model_copy(update={"network": slow, "node": link}) for link in (H100.node, node))
-    waits = [step_time(SPEC, cluster).exposed_s for cluster in (fast, waiting)]
+    waits = [get_step_timing(SPEC, cluster).exposed_s for cluster in (fast, waiting)]
     assert waits[1]["tp"] > waits[0]["tp"]
     assert waits[1]["dp"] < waits[0]["dp"]
 
@@ -354,11 +358,11 @@ def test_megatron_keeps_fp8_weights_beside_those_in_16_bits() -> None:
     """Once as they are and once transposed, but of the table and the head."""
     spec = SPEC.model_copy(update={"layout": Layout(dp=16, tp=2, zero=1, sequence_parallel=True)})
     kept = [
-        memory(on("megatron", spec.model_copy(update={"train": TRAIN.model_copy(update={"precision": p})})), 0)
+        get_memory(on("megatron", spec.model_copy(update={"train": TRAIN.model_copy(update={"precision": p})})), 0)
         for p in ("bf16", "fp8")
     ]
     tables = 2 * 128256 // 2 * 4096 + 4096
-    assert kept[1]["parameters"] - kept[0]["parameters"] == 2 * (held_parameters(spec, 0) * 16 - tables)
+    assert kept[1]["parameters"] - kept[0]["parameters"] == 2 * (count_held_parameters(spec, 0) * 16 - tables)
 
 
 def test_what_fp8_products_take_is_gathered_as_they_take_it_where_the_stack_casts_before() -> None:
@@ -367,11 +371,11 @@ def test_what_fp8_products_take_is_gathered_as_they_take_it_where_the_stack_cast
         train = TRAIN.model_copy(update={"precision": precision})
         spec = on("fsdp2", SPEC.model_copy(update={"train": train}))
         whole, cast = (
-            Timer(H100, {"fsdp2": stack}).step(spec).exposed_s["tp"]
+            Timer(H100, {"fsdp2": stack}).get_step(spec).exposed_s["tp"]
             for stack in (plain, plain._replace(narrow_gathers=True))
         )
-        rows = [row for row in micro_batch_traffic(spec, 0) if row.axis == "tp" and row.op == "all_gather"]
+        rows = [row for row in get_micro_batch_traffic(spec, 0) if row.axis == "tp" and row.op == "all_gather"]
         # Half of them; of what 2 ranks gather each sends half.
         saved = sum(row.payload_bytes for row in rows) / 2 / 2
-        bandwidth = H100.node.bytes_per_s * H100.node.efficiency * plain.links
+        bandwidth = H100.node.bytes_per_s * H100.node.efficiency * plain.link_efficiency
         assert whole - cast == pytest.approx(share * saved / bandwidth, rel=1e-3, abs=1e-9)

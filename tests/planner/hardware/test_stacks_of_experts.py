@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cost.compute import Compute
+from planner.cost.compute import ComputeTimer
 from planner.cost.resolved_plan import resolve
-from planner.cost.timing import Timer, step_time
+from planner.cost.timing import Timer, get_step_timing
 from planner.facts.spec import JobSpec, Layout, MoeSpec
 from planner.hardware.cluster import NodeSpan
 from planner.hardware.kernel_time import compute_collective_seconds
@@ -72,7 +72,7 @@ def test_a_clamp_before_the_gates_product_reads_and_writes_both_again() -> None:
 
 def _launched(**changed: float) -> float:
     stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
-    return Timer(H100, stacks).step(on("megatron", MIXED)).launch_s
+    return Timer(H100, stacks).get_step(on("megatron", MIXED)).launch_s
 
 
 def test_the_device_waits_for_all_the_host_does_after_a_router_and_for_no_cast() -> None:
@@ -84,12 +84,12 @@ def test_the_device_waits_for_all_the_host_does_after_a_router_and_for_no_cast()
     assert _launched() - _launched(expert_s=0.0) == pytest.approx(2 * 4 * STACKS["megatron"].expert_s * layers * m)
     fp8 = MIXED.model_copy(update={"train": TRAIN.model_copy(update={"precision": "fp8"})})
     casts = 2 * 4 * STACKS["megatron"].expert_cast_s * layers * m
-    assert step_time(on("megatron", fp8), H100).launch_s == pytest.approx(_launched() + casts), "an expert's own"
+    assert get_step_timing(on("megatron", fp8), H100).launch_s == pytest.approx(_launched() + casts), "an expert's own"
 
 
 def _tensor_waits(**changed: object) -> float:
     stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
-    return Timer(H100, stacks).step(on("megatron", MIXED)).exposed_s["tp"]
+    return Timer(H100, stacks).get_step(on("megatron", MIXED)).exposed_s["tp"]
 
 
 @pytest.mark.parametrize("ep", [4, 16])
@@ -99,7 +99,7 @@ def test_the_host_takes_its_time_for_each_expert_also_of_a_rank_that_has_one(ep:
     stack = STACKS["megatron"]
     slower = stack._replace(expert_s=stack.expert_s + 1e-3)
     launch = [
-        Compute(H100.accelerator, Stacks({"megatron": s}, 8), None).time_stage(resolve(spec), 0, 8).launch_s
+        ComputeTimer(H100.accelerator, Stacks({"megatron": s}, 8), None).time_stage(resolve(spec), 0, 8).launch_s
         for s in (stack, slower)
     ]
     experts = 16 // ep * spec.model.num_layers
@@ -115,7 +115,7 @@ def test_what_tensor_ranks_gather_for_experts_hides_behind_nothing_and_stands_fo
 
     gathered, sums = each(2 * tokens), each(tokens)
     for hidden, instead in ((1.0, 0.0), (0.0, sums)):
-        kinds: tuple[dict[str, object], ...] = ({}, {"experts_whole": True}, {"divides_dispatch": False})
-        divided, whole, usual = (_tensor_waits(hidden={"tp": hidden}, **kind) for kind in kinds)
+        kinds: tuple[dict[str, object], ...] = ({}, {"replicates_experts": True}, {"shards_dispatch": False})
+        divided, whole, usual = (_tensor_waits(overlap={"tp": hidden}, **kind) for kind in kinds)
         assert divided - whole == pytest.approx(m * layers * gathered)
         assert usual - whole == pytest.approx(m * layers * instead), "of whole experts no sums either"

@@ -131,7 +131,7 @@ def test_fsdp2s_rows_are_planned_as_their_code_runs(tmp_path: Path) -> None:
         False,
         3,
     )
-    assert (second.spec.layout.zero, second.meter, second.kernels.hidden) == (1, "reserved", ASYNC_TP)
+    assert (second.spec.layout.zero, second.meter, second.kernels.overlap) == (1, "reserved", ASYNC_TP)
 
 
 def test_stages_of_kempners_pipes_have_whole_ends_on_each_tensor_rank(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_stages_of_kempners_pipes_have_whole_ends_on_each_tensor_rank(tmp_path: 
     whole, divided = (plan_of(row) for row in read)
     assert [get_vocab_rows(planned.spec) for planned in (whole, divided)] == [128_000, 32_000]
     assert [planned.spec.layout.sequence_parallel for planned in (whole, divided)] == [False, True]
-    assert (whole.kernels.norms, whole.kernels.inputs_apart, whole.stage) == (EAGER_NORMS, True, 0)
-    assert (divided.kernels.norms, divided.kernels.inputs_apart) == (STACKS["fsdp2"].norms, False)
+    assert (whole.kernels.norms, whole.kernels.gathers_each_input, whole.stage) == (EAGER_NORMS, True, 0)
+    assert (divided.kernels.norms, divided.kernels.gathers_each_input) == (STACKS["fsdp2"].norms, False)
     assert [planned.kernels.gathers_logits for planned in (whole, divided)] == [False, True], "of a head it divides"
 
 
@@ -182,7 +182,7 @@ def test_what_a_recipe_switches_on_goes_by_its_release(
     assert not isinstance(read, SkipError)
     usual = STACKS["megatron"]
     kernels = usual._replace(**switched_on(read))
-    assert kernels.hidden == usual.hidden | ({"ep": ep} if ep else {})
+    assert kernels.overlap == usual.overlap | ({"ep": ep} if ep else {})
     assert (kernels.launch_s, kernels.expert_s) == (host * usual.launch_s, usual.expert_s if host else 0.0)
 
 
@@ -205,7 +205,7 @@ def test_a_recipe_without_a_dispatcher_of_its_own_sends_a_token_to_each_expert(
     (read,) = read_rows(_file(tmp_path / "rows.csv", row | {"ep": ep, "note": f"{release} Pre-Training Performance"}))
     assert not isinstance(read, SkipError)
     kernels = STACKS["megatron"]._replace(**switched_on(read))
-    assert (kernels.shares_dispatch, kernels.sorts_dispatch) == (shared, not shared)
+    assert (kernels.dispatches_per_node, kernels.sorts_dispatch) == (shared, not shared)
 
 
 def test_every_second_layer_of_gpt_oss_looks_back_128_tokens(tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ def test_experts_run_apart_where_the_recipe_does_not_group_them(tmp_path: Path) 
         "moe-test gpt3_tp2_zp_z3_te_8experts2parallel_top2router": False,
     }
     for model, is_apart in apart.items():
-        assert _planned(tmp_path, **test, model=model).kernels.experts_apart == is_apart
+        assert _planned(tmp_path, **test, model=model).kernels.separate_experts == is_apart
     h100, gb200 = (_planned(tmp_path, **grok, gpu=gpu).kernels for gpu in ("H100-SXM5-80GB", "GB200"))
-    assert (h100.experts_apart, gb200.experts_apart) == (True, False)
+    assert (h100.separate_experts, gb200.separate_experts) == (True, False)
     assert (h100.launch_s, gb200.launch_s) == (STACKS["megatron"].launch_s, 0.0)
 
 

@@ -55,7 +55,7 @@ def test_which_of_the_larger_mixtures_predict_a_second_token(
     planned = _planned(tmp_path, f"moe-test {name}", **SECOND_TOKEN)
     assert planned.spec.model.moe is not None
     assert (planned.spec.model.moe.dense_layers, planned.predicts_two) == (dense, second)
-    assert planned.kernels.offloads == ("offloading" in name)
+    assert planned.kernels.offload_fraction == ("offloading" in name)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_tests_fused_loss_moves_less(tmp_path: Path) -> None:
 def test_a_test_that_makes_activations_again_makes_no_scores_again(tmp_path: Path) -> None:
     name = "moe-test gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_scoped_cudagraph"
     planned = _planned(tmp_path, name, **{**SECOND_TOKEN, "recompute": "selective", "measure_name": "step_time_s"})
-    assert planned.kernels.repeats == ("activation",)
+    assert planned.kernels.recompute_modules == ("activation",)
     assert planned.kernels.sorts_dispatch, "it sends by all-to-all"
 
 
@@ -176,7 +176,7 @@ def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path:
     assert not isinstance(read, SkipError)
     repeated = Predictor().answer(read).predicted
     timer = Timer(planned.cluster, {planned.stack: planned.kernels})
-    assert repeated > 1.02 * timer.step(planned.spec).step_s
+    assert repeated > 1.02 * timer.get_step(planned.spec).step_s
 
 
 def test_a_slow_recordings_log_is_as_slow(tmp_path: Path) -> None:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from planner.cost.memory import layer_bytes, memory
-from planner.cost.pipeline_simulation import chunks_in_flight
+from planner.cost.memory import get_layer_bytes, get_memory
+from planner.cost.pipeline_simulation import count_chunks_in_flight
 from planner.cost.timing import Timer
 from planner.facts.model_shapes import compute_model_flops, count_active_parameters, count_parameters
 from planner.facts.precision import get_mixed_precision
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
 from planner.hardware.catalog import CLUSTERS
-from planner.hardware.stacks import hardware_flops
+from planner.hardware.stacks import compute_hardware_flops
 from tests.planner.rows.published import Row, gpt, korthikanti_table_5, megatron_run, megatron_table_1
 
 GIB = 2**30
@@ -119,8 +119,8 @@ def test_activations_of_korthikanti_figure_1(
             recompute="selective" if sequence_parallel else "none",
             sequence_parallel=sequence_parallel,
         )
-        in_flight = chunks_in_flight(spec.layout, 0, spec.train.micro_batches)
-        return layers / pp / chunks * in_flight * layer_bytes(spec) / GIB
+        in_flight = count_chunks_in_flight(spec.layout, 0, spec.train.micro_batches)
+        return layers / pp / chunks * in_flight * get_layer_bytes(spec) / GIB
 
     assert gib(sequence_parallel=False) == pytest.approx(tp_alone, rel=1e-3)
     assert gib(sequence_parallel=True) == pytest.approx(both, rel=1e-3)
@@ -128,7 +128,7 @@ def test_activations_of_korthikanti_figure_1(
 
 def errors(rows: list[Row]) -> list[float]:
     timer = Timer(CLUSTERS["a100-80gb"])
-    return [abs(timer.step(row.spec).step_s / row.seconds - 1) for row in rows]
+    return [abs(timer.get_step(row.spec).step_s / row.seconds - 1) for row in rows]
 
 
 def test_iteration_times_of_megatron_table_1() -> None:
@@ -148,14 +148,14 @@ def test_flops_are_those_of_megatron_equation_3() -> None:
         spec = row.spec
         h, layers, v, s = spec.model.hidden_size, spec.model.num_layers, spec.model.vocab_size, spec.train.seq_len
         full = 96 * spec.train.global_batch * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
-        assert hardware_flops(spec) == pytest.approx(full, rel=1e-12)
+        assert compute_hardware_flops(spec) == pytest.approx(full, rel=1e-12)
 
 
 def test_mfu_leaves_recompute_out() -> None:
     """The published 52% of the 1T run is HFU; its MFU is about 39%."""
     row = megatron_table_1()[-1]
     peak = 312e12 * row.spec.layout.world_size * row.seconds
-    assert hardware_flops(row.spec) / peak == pytest.approx(0.522, abs=0.001)
+    assert compute_hardware_flops(row.spec) / peak == pytest.approx(0.522, abs=0.001)
     assert compute_model_flops(row.spec) / peak == pytest.approx(0.392, abs=0.002)
 
 
@@ -166,7 +166,7 @@ def test_selective_recompute_repeats_only_the_scores() -> None:
     once = 72 * spec.train.global_batch * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
     again = 4 * spec.train.global_batch * s**2 * layers * h
     assert compute_model_flops(spec) == pytest.approx(once, rel=1e-12)
-    assert hardware_flops(spec) == pytest.approx(once + again, rel=1e-12)
+    assert compute_hardware_flops(spec) == pytest.approx(once + again, rel=1e-12)
 
 
 def _own_test(layout: Spec, train: Spec) -> JobSpec:
@@ -208,7 +208,7 @@ def _own_test(layout: Spec, train: Spec) -> JobSpec:
 def test_megatron_keeps_what_its_own_tests_tell(layout: Spec, train: Spec, published: int) -> None:
     """torch.cuda.max_memory_allocated of the last rank, of which a whole table in fp32 is the test's own."""
     spec = _own_test(layout, train)
-    kept = sum(memory(spec, spec.layout.pp - 1).values())
+    kept = sum(get_memory(spec, spec.layout.pp - 1).values())
     assert kept + 50304 * 512 * 4 == pytest.approx(published, rel=0.025)
 
 
@@ -222,6 +222,6 @@ def test_megatron_keeps_what_its_own_tests_tell(layout: Spec, train: Spec, publi
 def test_megatron_holds_between_steps_what_its_own_tests_tell(layout: Spec, published: int) -> None:
     """torch.cuda.memory_allocated of the last rank after a step: three workspaces of 32 MiB, its state, and of each
     chunk the input that came last with its gradient."""
-    parts = memory(_own_test(layout, {"micro_batches": 4 if "pp" in layout else 1}), layout.get("pp", 1) - 1)
+    parts = get_memory(_own_test(layout, {"micro_batches": 4 if "pp" in layout else 1}), layout.get("pp", 1) - 1)
     held = sum(parts[name] for name in ("parameters", "gradients", "optimizer", "buffers"))
     assert held + 3 * 32 * 2**20 == pytest.approx(published, rel=1e-4)

@@ -198,8 +198,8 @@ def test_adapters_are_planned_with_frozen_weights_that_take_no_gradients_and_no_
     lora, sft = (
         _of_bridge(tmp_path, "26.06", "GB200", "llama3.1-70b", "MXFP8", **row, note=f"26.06 {task}") for task in tasks
     )
-    assert plan_of(lora).kernels.frozen
-    assert not plan_of(sft).kernels.frozen
+    assert plan_of(lora).kernels.freezes_weights
+    assert not plan_of(sft).kernels.freezes_weights
     assert (Predictor().answer(lora).fits, Predictor().answer(sft).fits) == (True, False)
 
 

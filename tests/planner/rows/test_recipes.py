@@ -12,7 +12,7 @@ from benchmarks.published.own_tests import MUON_KERNELS, SHA1_BYTES_PER_S
 from benchmarks.published.recipes import lacks_fused_attention, predicts_second, switched_on
 from benchmarks.published.repeated import Repeated, repeated_by
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
-from planner.cost.memory import get_stage_memory, held_parameters
+from planner.cost.memory import count_held_parameters, get_stage_memory
 from planner.cost.resolved_plan import resolve
 from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
@@ -81,14 +81,14 @@ def test_sharded_llamas_send_layers_to_the_host_and_repeat_none(tmp_path: Path) 
     row = _of_bridge(tmp_path, "26.02", "GB200", "llama3.1-70b", "FP8", zero="3", layers="80", tp="1", dp="64")
     assert repeated_by(row) == Repeated(offloaded=0.5)
     planned = plan_of(row)
-    assert (planned.spec.layout.recompute, planned.kernels.offloads) == ("none", 0.5)
+    assert (planned.spec.layout.recompute, planned.kernels.offload_fraction) == ("none", 0.5)
     assert (planned.any_recompute, planned.usual_recompute) == (True, False)
     assert repeated_by(_row(tmp_path, **ROW)) is None
 
 
 def _timed(recompute: Recompute = "selective", spec: JobSpec = SPEC, **changed: object) -> Timing:
     spec = spec.model_copy(update={"layout": spec.layout.model_copy(update={"recompute": recompute})})
-    return Timer(GB200, {"megatron": STACKS["megatron"]._replace(**changed)}).step(spec)
+    return Timer(GB200, {"megatron": STACKS["megatron"]._replace(**changed)}).get_step(spec)
 
 
 def test_only_the_modules_that_a_recipe_names_are_repeated() -> None:
@@ -107,14 +107,14 @@ def test_only_the_modules_that_a_recipe_names_are_repeated() -> None:
         if isinstance(k, Gemm)
     ]
     assert [(g.n, g.k) for g in mlp] == [(2 * 14336, 4096), (4096, 14336)]
-    apart = [_timed(repeats=(name,)).recompute_s for name in ("norms", "activation")]
+    apart = [_timed(recompute_modules=(name,)).recompute_s for name in ("norms", "activation")]
     assert sum(apart) == pytest.approx(_timed().recompute_s)
-    assert _timed("full", repeats_layers=0.25).recompute_s == pytest.approx(_timed("full").recompute_s / 4)
+    assert _timed("full", recompute_fraction=0.25).recompute_s == pytest.approx(_timed("full").recompute_s / 4)
 
 
 def test_queries_and_keys_are_normed_by_a_kernel_each() -> None:
     """32 heads and 8 of 128, 2 bytes: read and written; in backward the gradient is read too."""
-    usual, normed = (build_layer_kernels(SPEC, norms_heads=norms) for norms in (False, True))
+    usual, normed = (build_layer_kernels(SPEC, normalizes_heads=norms) for norms in (False, True))
     size = SPEC.micro_batch_size * TRAIN.seq_len * (32 + 8) * 128 * 2
     for half, times in (("forward", 2), ("backward_input", 3)):
         works = [getattr(work, half) for work in (usual, normed)]
@@ -136,7 +136,7 @@ def test_queries_and_keys_are_normed_by_a_kernel_each() -> None:
 def test_overlapped_experts_gain_beyond_a_node_or_in_one_graph(
     tmp_path: Path, row: tuple[str, str, str, str], ep: str, hides: bool
 ) -> None:
-    assert ("ep" in switched_on(_of_bridge(tmp_path, *row, ep=ep))["hidden"]) == hides
+    assert ("ep" in switched_on(_of_bridge(tmp_path, *row, ep=ep))["overlap"]) == hides
 
 
 def test_recipes_with_transformer_engines_loss_move_a_third_of_the_fewest_bytes(tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_recipes_with_transformer_engines_loss_move_a_third_of_the_fewest_bytes(
 
 
 def test_what_goes_to_the_host_takes_its_links_time_there_and_back() -> None:
-    moved = 4 * 2 * 8 * get_stage_memory(SPEC).layer_bytes(moe=False)  # micro-batches, ways, a quarter of 32 layers
-    longer = _timed("none", offloads=0.25).step_s - _timed("none").step_s
+    moved = 4 * 2 * 8 * get_stage_memory(SPEC).get_layer_bytes(moe=False)  # micro-batches, ways, a quarter of 32 layers
+    longer = _timed("none", offload_fraction=0.25).step_s - _timed("none").step_s
     assert longer == pytest.approx(moved / 450e9)
 
 
@@ -163,15 +163,15 @@ def test_unfused_scores_go_to_the_host_as_often_as_operations_save_them() -> Non
     scores = 32 * SPEC.micro_batch_size * TRAIN.seq_len**2 * 2
     for recompute, more in (("none", 1), ("selective", 2)):
         kept = unfused.model_copy(update={"layout": SPEC.layout.model_copy(update={"recompute": recompute})})
-        saved = get_stage_memory(kept).layer_bytes(moe=False) + more * scores
-        longer = [_timed(recompute, spec=unfused, offloads=share).step_s for share in (0.0, 1.0)]
+        saved = get_stage_memory(kept).get_layer_bytes(moe=False) + more * scores
+        longer = [_timed(recompute, spec=unfused, offload_fraction=share).step_s for share in (0.0, 1.0)]
         assert longer[1] - longer[0] == pytest.approx(4 * 2 * 32 * saved / 450e9)
 
 
 def test_a_second_token_meets_the_head_again_and_a_narrow_one_runs_in_fp8() -> None:
     wide, narrow = (build_head_kernels(SPEC, narrow=narrow).forward for narrow in (False, True))
     assert [k.wide for k in (*wide, *narrow) if isinstance(k, Gemm)] == [True, False]
-    assert _timed("none", narrow_head=True).step_s < _timed("none").step_s < _timed("none", heads=2).step_s
+    assert _timed("none", narrow_head=True).step_s < _timed("none").step_s < _timed("none", head_passes=2).step_s
 
 
 def test_deepseek_predicts_a_second_token_and_its_last_chunk_is_short(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_deepseek_predicts_a_second_token_and_its_last_chunk_is_short(tmp_path: 
     planned = plan_of(_of_bridge(tmp_path, "26.02", "B200", "deepseek-v3-671b", "MXFP8", **sizes, **pipe))
     model, layout = planned.spec.model, planned.spec.layout
     assert [len(get_stage_chunks(model, layout, i).layers) for i in range(16)] == [4] * 15 + [2]
-    assert planned.kernels.heads == 2
+    assert planned.kernels.head_passes == 2
     assert not predicts_second(_of_bridge(tmp_path, "25.11", "GB200", "deepseek-v3-671b (w/o MTP)", "BF16"))
 
 
@@ -202,7 +202,7 @@ def test_weights_are_gathered_as_products_in_fp8_take_them() -> None:
         Timer(slow, {"megatron": STACKS["megatron"]._replace(narrow_parameters=narrow, contention=0.0, jitter=0.0)})
         for narrow in (False, True)
     )
-    waits = [timer.step(spec).exposed_s["dp"] for timer in (wide, narrow)]
+    waits = [timer.get_step(spec).exposed_s["dp"] for timer in (wide, narrow)]
     gathers = [timer._get_step(resolve(spec)).stages.slowest_parameters.gathers_s for timer in (wide, narrow)]
     assert gathers[1] == pytest.approx(gathers[0] / 2, rel=1e-3)
     assert waits[0] - waits[1] == pytest.approx(gathers[0] / 2, rel=1e-2)
@@ -211,16 +211,16 @@ def test_weights_are_gathered_as_products_in_fp8_take_them() -> None:
 def test_the_first_release_drops_tokens_and_waits_for_no_router(tmp_path: Path) -> None:
     qwen = ("GB200", "qwen3-30b-a3b", "BF16")
     early, late = (plan_of(_of_bridge(tmp_path, release, *qwen)).kernels for release in ("25.09", "26.02"))
-    assert (early.shares_dispatch, early.syncs_experts, early.launch_s) == (False, False, 0.0)
-    assert (late.shares_dispatch, late.syncs_experts, late.norms_heads) == (True, True, True)
+    assert (early.dispatches_per_node, early.syncs_experts, early.launch_s) == (False, False, 0.0)
+    assert (late.dispatches_per_node, late.syncs_experts, late.normalizes_heads) == (True, True, True)
 
 
 def test_no_tensor_collective_of_fp4_hides(tmp_path: Path) -> None:
     narrow, usual = (
-        plan_of(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-405b", precision)).kernels.hidden
+        plan_of(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-405b", precision)).kernels.overlap
         for precision in ("NVFP4", "MXFP8")
     )
-    assert (narrow, usual) == ({}, STACKS["megatron"].hidden)
+    assert (narrow, usual) == ({}, STACKS["megatron"].overlap)
 
 
 def test_latent_attention_has_no_fused_kernel_on_the_first_blackwells(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_latent_attention_has_no_fused_kernel_on_the_first_blackwells(tmp_path: 
         assert lacks_fused_attention(read) == lacks
         planned = plan_of(read)
         assert (planned.spec.train.attention == "unfused") == lacks
-        assert (planned.kernels.shares_dispatch, planned.kernels.experts_whole) == (False, True)
+        assert (planned.kernels.dispatches_per_node, planned.kernels.replicates_experts) == (False, True)
 
 
 def _steady(tmp_path: Path, model: str, note: str) -> tuple[Planned, int]:
@@ -267,7 +267,7 @@ def test_muon_launches_each_matrix_alone_and_one_test_hashes_its_weights(tmp_pat
     )
     matrices = 12 * (4 + 1 + 2)
     assert muon.kernels.step_s - plain.kernels.step_s == pytest.approx(matrices * MUON_KERNELS * DEFAULT_LAUNCH_S)
-    weights = 4 * held_parameters(hashed.spec, 0)
+    weights = 4 * count_held_parameters(hashed.spec, 0)
     assert hashed.kernels.step_s - muon.kernels.step_s == pytest.approx(weights / SHA1_BYTES_PER_S)
 
 
@@ -279,7 +279,7 @@ def test_a_run_after_a_stop_may_keep_the_moments_that_it_loaded(tmp_path: Path) 
         plan_of(_row(tmp_path, **row | {"model": "gpt-test x", "source_repo_path": f"{folder}{end}.json"}))
         for end in (f"_cp2_nondeterministic/{file}", f"_cp2_nondeterministic/{file}_2nd", f"_mla/{file}_2nd")
     )
-    held = held_parameters(first.spec, 1)
+    held = count_held_parameters(first.spec, 1)
     assert [own_bytes(planned).steady - own_bytes(first).steady for planned in (second, other)] == [8 * held, 0]
     assert own_bytes(second).more == own_bytes(first).more
 

@@ -16,7 +16,7 @@ from benchmarks.published.scores import sure
 from planner.cost.estimate import estimate
 from planner.facts.resources import Resources, SoftwareSpec
 from planner.facts.spec_rules import find_software_problems
-from planner.hardware.stack_options import TOLD_WITHIN, Stacks
+from planner.hardware.stack_options import MARGINS_WITH_OPTIONS, Stacks
 from planner.hardware.stacks import STACKS
 from tests.planner.rows.test_benchmark_published import ROW, _file
 
@@ -42,7 +42,7 @@ def test_a_page_is_told_of_a_rows_software_what_a_spec_can_say(tmp_path: Path) -
     assert eager.said.predicted == pytest.approx(eager.predicted)
     assert fused.said.predicted == pytest.approx(fused.predicted)
     assert fused.predicted < 0.95 * eager.predicted
-    assert (fused.said.share, eager.said.share) == (TOLD_WITHIN["scaling"], STACKS["scaling"].within)
+    assert (fused.said.share, eager.said.share) == (MARGINS_WITH_OPTIONS["scaling"], STACKS["scaling"].time_margin)
     for answer, software in ((eager, None), (fused, SoftwareSpec(fused_norms=True))):
         resources = answer.planned.spec.resources.model_copy(update={"stack": "scaling", "software": software})
         spec = answer.planned.spec.model_copy(update={"resources": resources})
@@ -78,10 +78,10 @@ def test_each_recipe_says_what_its_spec_has(tmp_path: Path, row: dict[str, str],
     resources = Resources(device="cuda", stack="megatron", software=software)
     spec = planned.spec.model_copy(update={"resources": resources})
     assert find_software_problems(spec) == []
-    made = Stacks(STACKS, planned.cluster.per_node).of(spec)
+    made = Stacks(STACKS, planned.cluster.per_node).get_stack(spec)
     known = planned.kernels
-    assert (made.launch_s == 0.0, made.shares_dispatch) == (known.launch_s == 0.0, known.shares_dispatch)
-    assert made.hidden.get("ep") == known.hidden.get("ep") or planned.own_tests
+    assert (made.launch_s == 0.0, made.dispatches_per_node) == (known.launch_s == 0.0, known.dispatches_per_node)
+    assert made.overlap.get("ep") == known.overlap.get("ep") or planned.own_tests
 
 
 def test_both_are_printed_with_how_often_the_interval_holds_and_what_was_left_out(

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.giants import GIANTS, TOP, Giant, parts, reasons
 from planner.cost.estimate import estimate, parse_plannable
-from planner.cost.timing import step_time
+from planner.cost.timing import get_step_timing
 from planner.facts.presets import TEMPLATES
 from planner.facts.spec_rules import find_problems
 from planner.hardware.catalog import CLUSTERS
@@ -56,12 +56,12 @@ def test_the_first_hold_the_degrees_of_bloom_and_say_what_makes_its_micro_batch_
     cluster, theirs = CLUSTERS[giant.cluster], giant.spec.layout
     best = search(giant.spec, cluster, Constraints(theirs.world_size), limit=TOP).best
     assert (theirs.tp, theirs.pp, theirs.dp) in {(x.tp, x.pp, x.dp) for x in (found.spec.layout for found in best)}
-    assert reasons(best[0].timing, step_time(giant.spec, cluster)).startswith("recompute -")
+    assert reasons(best[0].timing, get_step_timing(giant.spec, cluster)).startswith("recompute -")
 
 
 def test_reasons_are_the_parts_that_differ() -> None:
     giant = GIANTS[0]
-    theirs = step_time(giant.spec, CLUSTERS[giant.cluster])
+    theirs = get_step_timing(giant.spec, CLUSTERS[giant.cluster])
     assert sum(parts(theirs).values()) == pytest.approx(theirs.step_s)
     faster = theirs._replace(step_s=theirs.step_s - theirs.bubble_s, bubble_s=0.0)
     assert reasons(faster, theirs) == f"bubble {-theirs.bubble_s / theirs.step_s:+.1%}"

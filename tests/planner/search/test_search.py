@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate
-from planner.cost.learning import surely_fitting
-from planner.cost.timing import step_time
+from planner.cost.learning import get_safe_peak_bytes
+from planner.cost.timing import get_step_timing
 from planner.facts.parse_spec import parse_fields
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.facts.spec_rules import find_problems, find_unsupported_fields
 from planner.facts.validation import SpecError
 from planner.hardware.catalog import CLUSTERS
-from planner.search.layout_search import Constraints, needed_bytes, search
-from planner.search.neighbors import BARELY, neighbours, suggestions
+from planner.search.layout_search import Constraints, compute_needed_bytes, search
+from planner.search.neighbors import BARELY_FITS, find_neighbors, suggest_layouts
 
 H100 = CLUSTERS["h100"]
 
@@ -56,7 +56,7 @@ def test_micro_batches_are_of_every_size_that_divides_a_replica_s_share() -> Non
 def test_less_memory_than_the_device_has_is_kept_free_of_as_much_as_a_peak_may_be_off() -> None:
     cap = 40 * 2**30
     found = search(seed("llama3-8b", 64, 4096), H100, Constraints(8, max_memory_bytes=cap))
-    assert found.best[0].memory_bytes <= surely_fitting(H100, found.best[0].spec, None, cap) < cap
+    assert found.best[0].memory_bytes <= get_safe_peak_bytes(H100, found.best[0].spec, None, cap) < cap
     assert found.pareto[0].memory_bytes > found.best[0].memory_bytes, "the fastest fits by less"
 
 
@@ -73,8 +73,8 @@ def test_every_layout_found_passes_validation_fits_and_costs_what_it_says(
     found = search(seed(preset, 96, 1024), hardware, Constraints(ranks, max_micro_batch=4), limit=100)
     for f in [*found.best[::5], *found.pareto[::3]]:
         assert find_problems(f.spec) == []
-        assert f.memory_bytes == needed_bytes(f.spec, hardware) <= hardware.accelerator.memory_bytes
-        assert f.timing.step_s == pytest.approx(step_time(f.spec, hardware).step_s)
+        assert f.memory_bytes == compute_needed_bytes(f.spec, hardware) <= hardware.accelerator.memory_bytes
+        assert f.timing.step_s == pytest.approx(get_step_timing(f.spec, hardware).step_s)
         assert f.spec.micro_batch_size <= 4
     front = [(f.timing.step_s, f.memory_bytes) for f in found.pareto]
     assert front == sorted(front)
@@ -168,24 +168,24 @@ def test_what_is_wrong_with_degrees_is_told_in_its_own_words() -> None:
 def test_what_does_not_fit_is_told_with_what_would() -> None:
     train = TrainSpec(global_batch=64, micro_batches=8, seq_len=4096, precision="bf16")
     spec = seed("llama3-8b", 64, 4096).model_copy(update={"layout": Layout(dp=8), "train": train})
-    assert needed_bytes(spec, H100) > H100.accelerator.memory_bytes
-    advised = suggestions(spec, H100)
+    assert compute_needed_bytes(spec, H100) > H100.accelerator.memory_bytes
+    advised = suggest_layouts(spec, H100)
     assert advised
     for near in advised:
         assert find_problems(near.spec) == []
-        assert needed_bytes(near.spec, H100) <= H100.accelerator.memory_bytes
+        assert compute_needed_bytes(near.spec, H100) <= H100.accelerator.memory_bytes
         assert near.spec.layout.world_size == 8
     assert any(near.change.startswith("ZeRO") for near in advised)
 
 
 def test_neighbours_that_break_a_rule_carry_its_arithmetic() -> None:
     spec = parse_fields({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "train": {"global_batch": 8}})
-    near = {n.change: n for n in neighbours(spec, CLUSTERS["cpu"])}
+    near = {n.change: n for n in find_neighbors(spec, CLUSTERS["cpu"])}
     assert near["tp 2, dp 2"].fits
     assert near["ZeRO-1"].step_s is not None
     assert near["cp 2, dp 2"].fits
     odd = parse_fields({"model": {"preset": "gpt-tiny", "num_heads": 1, "num_kv_heads": 1}, "layout": {"dp": 2}})
-    refused = {n.change: n for n in neighbours(odd, CLUSTERS["cpu"])}["tp 2, dp 1"]
+    refused = {n.change: n for n in find_neighbors(odd, CLUSTERS["cpu"])}["tp 2, dp 1"]
     assert (refused.fits, refused.step_s, refused.memory_bytes) == (False, None, None)
     assert "1 head is not divisible by 2. Use 1." in refused.reason
 
@@ -203,8 +203,8 @@ def test_of_what_is_one_choice_away_what_barely_fits_comes_behind_and_says_so() 
     layout = Layout(dp=8, zero=3, recompute="selective")
     usual = seed("llama3-8b", 64, 4096)
     spec = usual.model_copy(update={"layout": layout, "train": usual.train.model_copy(update={"micro_batches": 4})})
-    fitting = [n for n in neighbours(spec, H100) if n.fits]
+    fitting = [n for n in find_neighbors(spec, H100) if n.fits]
     barely = [bool(estimate(n.spec, H100).get("tight")) for n in fitting]
     assert {True, False} == set(barely)
     assert barely == sorted(barely)
-    assert [BARELY in n.reason for n in fitting] == barely
+    assert [BARELY_FITS in n.reason for n in fitting] == barely

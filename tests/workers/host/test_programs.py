@@ -15,7 +15,7 @@ from torch.distributed.run import parse_args
 
 from contracts.control import VERSION, LaunchOrder
 from contracts.security import encrypt_variables
-from planner.cost.estimate import default_cluster, rank_memory
+from planner.cost.estimate import get_default_cluster, get_rank_memory
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobKind
 from tests.support.host import Host, run_host
@@ -262,8 +262,8 @@ def test_memory_of_a_run_matches_the_plan(redis_service: RedisServer, tmp_path: 
         made.send_launch_order("held", spec=spec.model_dump(), expires_in_s=600)
         assert made.wait_for_exit("held", 600)["outcome"] == "succeeded"
         peaks = [item["peak_bytes"] for item in made.read_items("held", "verdict")]
-    parts = rank_memory(spec, 0, default_cluster(spec))
-    planned = sum(parts.values()) - default_cluster(spec).accelerator.reserved_bytes
+    parts = get_rank_memory(spec, 0, get_default_cluster(spec))
+    planned = sum(parts.values()) - get_default_cluster(spec).accelerator.reserved_bytes
     assert len(peaks) == 2
     assert all(0.85 * planned < peak < 1.15 * planned for peak in peaks), (peaks, planned)
 

@@ -13,7 +13,7 @@ import torch
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.results import MemoryParts
-from planner.cost.memory import gradient_bytes, memory
+from planner.cost.memory import get_gradient_bytes, get_memory
 from planner.facts.parse_spec import parse_spec
 from tests.parity.cases import SIZES, write_data
 from tests.parity.rank import make_trainer
@@ -152,7 +152,7 @@ def counted(folder: Path, copies: list[torch.Tensor], **settings: Any) -> tuple[
     said: list[Item] = []
     trainer.train(RunHooks(said.append, lambda _line: None, peak=PeakMemory(trainer.device)))
     (parts,) = [item["memory"] for item in said if item["kind"] == "verdict"]
-    return parts, {**memory(spec, 0), "gradients": gradient_bytes(spec, 0)}
+    return parts, {**get_memory(spec, 0), "gradients": get_gradient_bytes(spec, 0)}
 
 
 def test_tensors_that_share_a_storage_count_once() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from contracts.telemetry.results import VerdictRow
 from contracts.telemetry.vocabulary import Phase
-from planner.cost.traffic import eval_traffic, num_evals, setup_traffic, step_traffic
+from planner.cost.traffic import count_evals, get_eval_traffic, get_setup_traffic, get_step_traffic
 from planner.facts.parse_spec import parse_spec
 from workers.meter import Recorder
 from workers.trainer.traffic_check import compare_run_traffic
@@ -28,7 +28,11 @@ def counted() -> Recorder:
     recorder = Recorder(RANK)
     for axis in ("dp", "tp", "pp"):
         recorder.label_group(axis, axis)
-    phases = (("setup", 1, setup_traffic), ("step", 5, step_traffic), ("eval", num_evals(SPEC), eval_traffic))
+    phases = (
+        ("setup", 1, get_setup_traffic),
+        ("step", 5, get_step_traffic),
+        ("eval", count_evals(SPEC), get_eval_traffic),
+    )
     for phase, times, traffic in phases:
         recorder.set_phase(cast(Phase, phase))
         for c in traffic(SPEC, RANK):
@@ -49,7 +53,7 @@ def differences(recorder: Recorder) -> list[VerdictRow]:
 
 
 def test_predicted_traffic_has_no_difference() -> None:
-    assert num_evals(SPEC) == 3
+    assert count_evals(SPEC) == 3
     rows = compare_run_traffic(SPEC, RANK, counted().get_cells(), {})
     assert {row["phase"] for row in rows} == {"setup", "step", "eval"}
     assert {row["axis"] for row in rows} == {"world", "dp", "tp", "pp"}

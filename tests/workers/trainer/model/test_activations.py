@@ -9,7 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.cost.memory import layer_bytes
+from planner.cost.memory import get_layer_bytes
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from workers.trainer.model import Block, Strategy
@@ -72,7 +72,7 @@ def saved_bytes(spec: JobSpec) -> int:
 @pytest.mark.parametrize("preset", ["gpt-tiny", "gpt-mini", "llama-tiny", "llama-mini"])
 def test_a_layer_saves_the_predicted_bytes(preset: str, precision: str) -> None:
     spec = spec_of(preset, 3, 100, precision=precision)  # a shape no weight has
-    assert saved_bytes(spec) == pytest.approx(layer_bytes(spec), rel=0.03)
+    assert saved_bytes(spec) == pytest.approx(get_layer_bytes(spec), rel=0.03)
 
 
 @pytest.mark.parametrize("attention", ["fused", "unfused"])
@@ -80,5 +80,5 @@ def test_a_layer_saves_the_predicted_bytes(preset: str, precision: str) -> None:
 @pytest.mark.parametrize("preset", ["gpt-mini", "llama-mini"])
 def test_recompute_saves_the_predicted_bytes(preset: str, recompute: str, attention: str) -> None:
     spec = spec_of(preset, 3, 100, recompute, attention=attention)
-    assert saved_bytes(spec) == pytest.approx(layer_bytes(spec), rel=0.03)
+    assert saved_bytes(spec) == pytest.approx(get_layer_bytes(spec), rel=0.03)
     assert saved_bytes(spec) < saved_bytes(spec_of(preset, 3, 100, attention=attention))

@@ -28,11 +28,11 @@ class Fault(NamedTuple):
 SP, HEADS, PLAIN = Case("gpt", "tp2 sp"), Case("llama", "tp2 one kv head"), Case("gpt", "dp2")
 FAULTS = {
     "the trainer sums no gradient over tp": Fault(SP, optimizer, "is_partial_over_tp", lambda *_: False),
-    "the planner expects no such sum": Fault(SP, traffic, "_partial_over_tp", lambda *_: False),
+    "the planner expects no such sum": Fault(SP, traffic, "_is_partial_over_tp", lambda *_: False),
     "the trainer sums no shared heads": Fault(HEADS, mesh, "count_kv_replicas", lambda *_: 1),
     "the planner expects none": Fault(HEADS, traffic, "count_kv_replicas", lambda *_: 1),
     "the planner forgets a tensor": Fault(
-        PLAIN, axis_traffic, "_finished", lambda units: [p for u in units[1:] for p in u.parameters]
+        PLAIN, axis_traffic, "_order_by_backward", lambda units: [p for u in units[1:] for p in u.parameters]
     ),
 }
 
@@ -40,10 +40,10 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
 def test_a_fault_of_one_side_shows_in_bytes_and_calls(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong(fault.case.spec, run_dry_step(fault.case.spec, 0)) == []
-    axis_traffic._buckets.cache_clear()
+    axis_traffic._count_buckets.cache_clear()
     monkeypatch.setattr(fault.module, fault.name, fault.instead)
     assert wrong(fault.case.spec, run_dry_step(fault.case.spec, 0)) != []
-    axis_traffic._buckets.cache_clear()
+    axis_traffic._count_buckets.cache_clear()
 
 
 def test_a_unit_that_lacks_a_tensor_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
