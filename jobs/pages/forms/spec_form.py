@@ -22,7 +22,7 @@ from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.stacks import STACKS
 from planner.search.auto_layout import AutoSpec
-from planner.search.neighbors import CHUNKS, DEGREES, choices
+from planner.search.neighbors import CHUNKS, DEGREES, find_impossible_options
 
 DEFAULT_PRESET = "gpt-tiny"
 _DRY = derived.read_fields("", JobSpec, only=["dry_ranks"])
@@ -139,7 +139,7 @@ def list_unavailable(spec: object) -> tuple[dict[str, list[str]], dict[str, list
     Both are empty for a spec that cannot be read, because the page asks for them again.
     """
     try:
-        found = choices(parse_fields(spec))
+        found = find_impossible_options(parse_fields(spec))
     except SpecError:
         return {}, {}
     options: dict[str, list[str]] = {}

@@ -48,7 +48,7 @@ from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_problems
 from planner.facts.validation import format_count
 from planner.hardware.cluster import Cluster
-from planner.search.layout_search import needed_bytes
+from planner.search.layout_search import compute_needed_bytes
 
 MIN_BUBBLE = 0.15  # fraction of the step
 MIN_SPEEDUP = 1.05
@@ -111,15 +111,15 @@ def find_better_micro_batches(spec: JobSpec, cluster: Cluster) -> BetterMicroBat
     Candidates are 2, 4, .. MAX_FACTOR times the number of micro-batches of the run.
     """
     timer = Timer(cluster)
-    current = timer.over_ranks(spec)
+    current = timer.get_rank_mean(spec)
     candidates = []
     for exponent in range(1, MAX_FACTOR.bit_length()):
         micro_batches = spec.train.micro_batches * 2**exponent
         train = spec.train.model_copy(update={"micro_batches": micro_batches})
         other_spec = spec.model_copy(update={"train": train})
-        if find_problems(other_spec) or needed_bytes(other_spec, cluster) > cluster.accelerator.memory_bytes:
+        if find_problems(other_spec) or compute_needed_bytes(other_spec, cluster) > cluster.accelerator.memory_bytes:
             continue
-        time = timer.over_ranks(other_spec)
+        time = timer.get_rank_mean(other_spec)
         candidates.append(BetterMicroBatches(micro_batches, time.bubble_s / time.step_s, current.step_s / time.step_s))
     best = max(candidates, key=lambda better: better.times, default=None)
     return best if best is not None and best.times >= MIN_SPEEDUP else None

@@ -226,7 +226,7 @@ def compute_pipeline_idle(spec: JobSpec, step: TracedStep) -> PipelineIdle | Non
 
     def simulate_step(factors: Iterable[float]) -> float:
         times = {"forward_s": forward_s, "inputs_s": inputs_s, "weights_s": weights_s}
-        return simulate(layout, m, **times, longer=tuple(factors)).step_s
+        return simulate(layout, m, **times, slowdowns=tuple(factors)).step_s
 
     even = simulate_step([1.0] * layout.pp)
     uneven = simulate_step(total / mean for total in totals)

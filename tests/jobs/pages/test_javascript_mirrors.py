@@ -17,7 +17,7 @@ from jobs.runs.traces.traced_steps import combine_items, find_arrivals, get_arri
 from jobs.templatetags.meshboard import ago
 from planner.cost.estimate import estimate
 from planner.cost.memory import PARTS
-from planner.cost.traffic import traffic_matrix
+from planner.cost.traffic import build_traffic_matrix
 from planner.facts.collectives import get_bus_factor
 from planner.facts.layout import get_axis_group, get_coordinates, get_group_ranks, get_level_name, get_levels
 from planner.facts.parse_spec import parse_spec
@@ -172,7 +172,7 @@ def test_predicted_bytes_of_rank_pairs_equal_those_of_the_planner(
     data = {"model": {"preset": "gpt-tiny"}, "layout": layout, "train": {"global_batch": 16, **train}}
     spec = parse_spec(data)
     plan = estimate(spec)
-    wanted = traffic_matrix(spec)
+    wanted = build_traffic_matrix(spec)
     assert wanted is not None
     body = "const s = m.predicted(x[0], x[1], () => true); return [...s.bytes];"
     found = call_in_node("heat/spread.js", body, [plan, spec.layout.model_dump()])
