@@ -1,1 +1,1 @@
-"""Benchmarks of collectives: form, pages, REST and results."""
+"""Describe, draw, and list benchmarks of collectives."""

@@ -1,1 +1,1 @@
-"""What attempts sent, kept in columnar files after their streams are gone; docs/explanation/history.md."""
+"""Record and query the telemetry of attempts after their streams are gone (docs/explanation/history.md)."""

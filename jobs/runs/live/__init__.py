@@ -1,1 +1,1 @@
-"""What a browser sees while a job runs: telemetry streams and sockets."""
+"""Send telemetry and job changes to browsers and clients while a job runs."""

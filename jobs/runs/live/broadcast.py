@@ -105,20 +105,6 @@ class ClientFrame:
         return deflated
 
 
-class Subscription:
-    """Pass the new entries of one node's stream to a broadcast."""
-
-    def __init__(self, broadcast: Broadcast, node: int) -> None:
-        self.stream = broadcast.get_stream(node)
-        self._broadcast, self._node = broadcast, node
-
-    def offer(self, entry: StreamEntry) -> None:
-        self._broadcast.offer(self._node, entry)
-
-    def fall_behind(self) -> None:
-        self._broadcast.fall_behind(self._node)
-
-
 class Broadcast:
     """Collect the new entries of an attempt into frames for all subscribers."""
 
@@ -128,7 +114,7 @@ class Broadcast:
         self.first_number, self.frames = 0, deque[ClientFrame]()  # frames are numbered in order
         self._broadcasts = broadcasts
         self._stored_bytes = 0
-        self._subscriptions: dict[int, Subscription] = {}
+        self._node_by_stream: dict[str, int] = {}
         self._last_sent: dict[int, str] = {}  # entry id by node
         self._unsent: dict[int, list[StreamEntry]] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -142,9 +128,9 @@ class Broadcast:
         return telemetry_stream(*self.key, node)
 
     def subscribe(self, node: int) -> None:
-        if node not in self._subscriptions:
-            self._subscriptions[node] = Subscription(self, node)
-            self.reader.add(self._subscriptions[node])
+        if self.get_stream(node) not in self._node_by_stream:
+            self._node_by_stream[self.get_stream(node)] = node
+            self.reader.add(self.get_stream(node), self)
 
     def is_up_to_date(self, nodes: Iterable[int]) -> bool:
         """Return True if every entry of the nodes' streams is in a frame."""
@@ -158,17 +144,18 @@ class Broadcast:
         self._broadcasts.remove(self)
         if self._flush_timer is not None:
             self._flush_timer.cancel()
-        for subscription in self._subscriptions.values():
-            self.reader.remove(subscription)
+        for stream in self._node_by_stream:
+            self.reader.remove(stream, self)
 
-    def offer(self, node: int, entry: StreamEntry) -> None:
-        self._unsent.setdefault(node, []).append(entry)
+    def offer(self, stream: str, entry: StreamEntry) -> None:
+        self._unsent.setdefault(self._node_by_stream[stream], []).append(entry)
         if self._flush_timer is None:
             loop = asyncio.get_running_loop()
             interval_s = min(MAX_FRAME_INTERVAL_S, self._broadcasts.num_subscribers / FRAMES_PER_S)
             self._flush_timer = loop.call_at(max(loop.time(), self._flushed_s + interval_s), self._flush)
 
-    def fall_behind(self, node: int) -> None:
+    def fall_behind(self, stream: str) -> None:
+        node = self._node_by_stream[stream]
         self._unsent.pop(node, None)
         self._last_sent.pop(node, None)
         for subscriber in self.subscribers:

@@ -66,13 +66,11 @@ class StreamEntry(NamedTuple):
 
 
 class StreamListener(Protocol):
-    """Receive the new entries of one stream."""
+    """Receive the new entries of streams."""
 
-    stream: str
+    def offer(self, stream: str, entry: StreamEntry) -> None: ...
 
-    def offer(self, entry: StreamEntry) -> None: ...
-
-    def fall_behind(self) -> None:
+    def fall_behind(self, stream: str) -> None:
         """Note that offered entries are incomplete. Redis has the rest."""
 
 
@@ -86,18 +84,18 @@ class TelemetryReader:
         self.redis = connect_async(BLOCK_MS / 1000 + 5)
         self._reads = asyncio.Semaphore(MAX_CONCURRENT_READS)
 
-    def add(self, listener: StreamListener) -> None:
-        self._positions.setdefault(listener.stream, STREAM_END)
-        self._listeners.setdefault(listener.stream, set()).add(listener)
+    def add(self, stream: str, listener: StreamListener) -> None:
+        self._positions.setdefault(stream, STREAM_END)
+        self._listeners.setdefault(stream, set()).add(listener)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._read_forever())
 
-    def remove(self, listener: StreamListener) -> None:
-        listeners = self._listeners.get(listener.stream, set())
+    def remove(self, stream: str, listener: StreamListener) -> None:
+        listeners = self._listeners.get(stream, set())
         listeners.discard(listener)
         if not listeners:
-            self._listeners.pop(listener.stream, None)
-            self._positions.pop(listener.stream, None)
+            self._listeners.pop(stream, None)
+            self._positions.pop(stream, None)
 
     def is_reading(self, stream: str) -> bool:
         """Return True once listeners receive every new entry of a stream."""
@@ -158,8 +156,9 @@ class TelemetryReader:
                 # All sockets wait for this task, so it survives every error.
                 is_outage = isinstance(error, RedisError | OSError)
                 log.warning("Cannot read telemetry streams: %s", error, exc_info=None if is_outage else error)
-                for listener in [listener for listeners in self._listeners.values() for listener in listeners]:
-                    listener.fall_behind()
+                for stream, listeners in list(self._listeners.items()):
+                    for listener in list(listeners):
+                        listener.fall_behind(stream)
                 await asyncio.sleep(RETRY_S)
 
     async def _read(self) -> None:
@@ -169,7 +168,7 @@ class TelemetryReader:
                 newest: Any = await self.redis.xrevrange(stream, count=1)
                 self._positions[stream] = newest[0][0].decode() if newest else STREAM_START
                 for listener in self._listeners.get(stream, set()):
-                    listener.fall_behind()
+                    listener.fall_behind(stream)
         positions: Any = dict(self._positions)
         found: Any = await self.redis.xread(positions, count=LIVE_ENTRIES_PER_STREAM, block=BLOCK_MS)
         for name, entries in found or []:
@@ -179,7 +178,7 @@ class TelemetryReader:
             self._positions[stream] = entries[-1][0].decode()
             for entry in _decode(entries):
                 for listener in self._listeners.get(stream, set()):
-                    listener.offer(entry)
+                    listener.offer(stream, entry)
 
 
 def parse_entry_id(entry_id: str) -> tuple[int, int]:

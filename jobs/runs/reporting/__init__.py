@@ -1,1 +1,1 @@
-"""Runs that report themselves over HTTPS: launched by somebody else, or by an engine whose machines have no Redis."""
+"""Accept reports over HTTPS of runs that other launchers or engines without Redis start."""

@@ -1,1 +1,1 @@
-"""What is answered of histories, each answer with its shape."""
+"""Answer queries of histories."""

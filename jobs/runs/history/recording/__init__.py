@@ -1,1 +1,1 @@
-"""From the streams of an attempt's members to its files."""
+"""Record the streams of attempts into histories."""

@@ -1,1 +1,1 @@
-"""Traces of runs that we did not launch: read, kept for their owner, and drawn as ours are."""
+"""Import traces of runs that Meshboard did not launch."""
