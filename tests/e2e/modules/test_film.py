@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from jobs.runs.collectives import picture
 from planner.facts.collectives import LabRankValues, LabStep
 from planner.facts.spec import LabPrimitive
-from tests.jobs.collectives.test_stages import captured, result
+from tests.jobs.collectives.test_stages import make_captured, result
 from tests.support.browser import STATIC, call_module, open_context
 
 pytestmark = pytest.mark.extended
@@ -37,7 +37,7 @@ def cinema(browser: Browser, served: str) -> Iterator[Callable[..., Page]]:
         contexts.append(context)
         page = context.new_page()
         page.goto(f"{served}/js/")
-        step = captured(primitive, 4, 0, "sum", 1) if primitive != "barrier" else barrier()
+        step = make_captured(primitive, 4, 0, "sum", 1) if primitive != "barrier" else barrier()
         film = picture.make_film(result(4, 0, "sum"), step)
         assert film is not None
         call_module(page, "lab/film.js", START, {"html": FILM, "film": film})

@@ -77,7 +77,7 @@ def _fresh_throttle() -> None:
     cache.clear()
 
 
-def placed(user: User, api: Api) -> Attempt:
+def start_attempt(user: User, api: Api) -> Attempt:
     job = api(user).post("/api/v1/jobs", SPEC, format="json").json()
     scheduler.schedule()
     return Attempt.objects.get(job_id=job["id"])
@@ -86,10 +86,10 @@ def placed(user: User, api: Api) -> Attempt:
 @pytest.fixture
 def running(owner: User, api: Api, make_host: MakeHost) -> Attempt:
     make_host()
-    return placed(owner, api)
+    return start_attempt(owner, api)
 
 
-def ended(attempt: Attempt, result: object, outcome: str = "succeeded") -> Job:
+def end_job(attempt: Attempt, result: object, outcome: str = "succeeded") -> Job:
     summary: dict[str, Any] = {"steps": 0, "tokens_per_s": None, "losses": [], "eval_losses": []}
     summary |= {"cells": {}, "verdict": {}}
     if result is not None:
@@ -103,7 +103,7 @@ def ended(attempt: Attempt, result: object, outcome: str = "succeeded") -> Job:
 def test_rest_accepts_a_benchmark_without_a_model(running: Attempt, owner: User, api: Api) -> None:
     assert running.members.get().allocations.count() == 4
     assert running.job.spec["lab"]["ranks"] == [1, 3]
-    assert ended(running, RESULT).status == Status.SUCCEEDED
+    assert end_job(running, RESULT).status == Status.SUCCEEDED
     told = api(owner).get(f"/api/v1/jobs/{running.job_id}").json()
     assert told["exit"]["summary"]["lab"] == RESULT
 
@@ -131,7 +131,7 @@ def test_rest_rejects_invalid_benchmark_by_field(owner: User, api: Api) -> None:
     ids=["none", "list", "empty", "no point", "version", "nan", "many", "wide", "bytes"],
 )
 def test_invalid_result_fails_the_job(running: Attempt, result: object) -> None:
-    job = ended(running, result)
+    job = end_job(running, result)
     assert job.status == Status.FAILED
     assert job.history.get(status=Status.FAILED).reason == "the host sent no valid benchmark result"
     assert "lab" not in Attempt.objects.get(pk=running.pk).exit["summary"]
@@ -140,7 +140,7 @@ def test_invalid_result_fails_the_job(running: Attempt, result: object) -> None:
 def test_wrong_element_fails_the_job(
     running: Attempt,
 ) -> None:
-    job = ended(running, {**RESULT, "points": [{**POINT, "wrong": 3}]})
+    job = end_job(running, {**RESULT, "points": [{**POINT, "wrong": 3}]})
     assert job.status == Status.FAILED
     assert job.history.get(status=Status.FAILED).reason == "3 elements are wrong"
     assert Attempt.objects.get(pk=running.pk).exit["summary"]["lab"]["points"][0]["wrong"] == 3
@@ -189,7 +189,7 @@ def test_old_addresses_redirect(owner: User, client: Any) -> None:
 def test_page_draws_the_newest_captured_tensors(running: Attempt, owner: User, client: Any) -> None:
     client.force_login(owner)
     assert "lab is starting" in client.get("/collectives/broadcast/").content.decode()
-    ended(running, RESULT)
+    end_job(running, RESULT)
     page = client.get("/collectives/all-reduce/").content.decode()
     assert f"/jobs/{running.job_id}/" in page
     assert "<td>400, 401</td><td>600, 602</td>" in page
@@ -204,7 +204,7 @@ def test_page_draws_the_newest_captured_tensors(running: Attempt, owner: User, c
 
 
 def test_run_is_hidden_from_other_users(running: Attempt, stranger: User, staff: User, client: Any) -> None:
-    ended(running, RESULT)
+    end_job(running, RESULT)
     client.force_login(stranger)
     assert "No run has captured this collective yet." in client.get("/collectives/broadcast/").content.decode()
     assert running.job_id not in client.get("/collectives/").content.decode()
@@ -213,55 +213,60 @@ def test_run_is_hidden_from_other_users(running: Attempt, stranger: User, staff:
 
 
 def test_failed_run_is_not_drawn(running: Attempt, owner: User, client: Any) -> None:
-    ended(running, RESULT, outcome="failed")
+    end_job(running, RESULT, outcome="failed")
     client.force_login(owner)
     assert "No run has captured this collective yet." in client.get("/collectives/broadcast/").content.decode()
 
 
-def again(owner: User, api: Api, result: dict[str, Any], outcome: str = "succeeded", **lab: Any) -> Attempt:
+def end_another_benchmark(
+    owner: User, api: Api, result: dict[str, Any], outcome: str = "succeeded", **lab: Any
+) -> Attempt:
     """Return another ended benchmark of the collectives in `result`."""
     names = sorted({one["primitive"] for one in (*result["points"], *result["steps"])})
     job = api(owner).post("/api/v1/jobs", {**SPEC, "lab": {"primitives": names, **lab}}, format="json").json()
     scheduler.schedule()
     attempt = Attempt.objects.get(job_id=job["id"])
-    ended(attempt, result, outcome)
+    end_job(attempt, result, outcome)
     return attempt
 
 
-def told_of(client: Any, name: str) -> dict[str, Any]:
+def get_page_context(client: Any, name: str) -> dict[str, Any]:
     answer: dict[str, Any] = client.get(f"/api/v1/lab/primitives/{name}").json()
     return answer
 
 
 def test_benchmark_of_another_collective_hides_nothing(running: Attempt, owner: User, api: Api, client: Any) -> None:
-    ended(running, RESULT)
+    end_job(running, RESULT)
     other = {**RESULT, "points": [{**POINT, "primitive": "reduce"}], "steps": [step("reduce", OWN, OWN)]}
     for _ in range(21):
-        again(owner, api, other)
+        end_another_benchmark(owner, api, other)
     client.force_login(owner)
-    assert told_of(client, "all_reduce")["job"] == running.job_id
+    assert get_page_context(client, "all_reduce")["job"] == running.job_id
     assert "Captured by" in client.get("/collectives/all-reduce/").content.decode()
 
 
 def test_benchmark_of_all_collectives_counts_for_each(running: Attempt, owner: User, client: Any) -> None:
     Job.objects.filter(pk=running.job_id).update(spec={**running.job.spec, "lab": None})
-    ended(running, RESULT)
+    end_job(running, RESULT)
     client.force_login(owner)
-    assert told_of(client, "all_reduce")["job"] == running.job_id
+    assert get_page_context(client, "all_reduce")["job"] == running.job_id
 
 
 def test_large_group_is_measured_but_not_drawn(running: Attempt, owner: User, api: Api, client: Any) -> None:
     """The figures come from the newest run, and the picture from the newest run with tensors."""
     client.force_login(owner)
-    ended(running, None)
-    large = again(owner, api, {**RESULT, "steps": [], "ranks": [0, 1, 2, 3]})
-    assert (told_of(client, "all_reduce")["job"], len(told_of(client, "all_reduce")["points"])) == (large.job_id, 1)
+    end_job(running, None)
+    large = end_another_benchmark(owner, api, {**RESULT, "steps": [], "ranks": [0, 1, 2, 3]})
+    assert (get_page_context(client, "all_reduce")["job"], len(get_page_context(client, "all_reduce")["points"])) == (
+        large.job_id,
+        1,
+    )
     page = client.get("/collectives/all-reduce/").content.decode()
     assert ("No run has captured this collective yet." in page, "Benchmark results" in page) == (True, True)
     assert "groups with up to 16 ranks" in page
-    drawn = again(owner, api, RESULT)
-    newer = again(owner, api, {**RESULT, "steps": [], "ranks": [0, 1, 2, 3]})
-    assert told_of(client, "all_reduce")["job"] == newer.job_id
+    drawn = end_another_benchmark(owner, api, RESULT)
+    newer = end_another_benchmark(owner, api, {**RESULT, "steps": [], "ranks": [0, 1, 2, 3]})
+    assert get_page_context(client, "all_reduce")["job"] == newer.job_id
     shown, measured = client.get("/collectives/all-reduce/").content.decode().split("Benchmark results")
     assert drawn.job_id in shown
     assert newer.job_id in measured
@@ -269,17 +274,20 @@ def test_large_group_is_measured_but_not_drawn(running: Attempt, owner: User, ap
 
 def test_reports_a_newer_run_with_wrong_elements(running: Attempt, owner: User, api: Api, client: Any) -> None:
     client.force_login(owner)
-    ended(running, RESULT)
-    assert told_of(client, "all_reduce")["failed"] is None
-    wrong = again(owner, api, {**RESULT, "points": [{**POINT, "wrong": 3}]}, "failed")
-    told = told_of(client, "all_reduce")
+    end_job(running, RESULT)
+    assert get_page_context(client, "all_reduce")["failed"] is None
+    wrong = end_another_benchmark(owner, api, {**RESULT, "points": [{**POINT, "wrong": 3}]}, "failed")
+    told = get_page_context(client, "all_reduce")
     assert (told["job"], told["failed"]) == (running.job_id, {"job": wrong.job_id, "wrong": 3, "checked": 512})
     page = client.get("/collectives/all-reduce/").content.decode()
     assert "3 of 512 elements" in page
     assert f"/jobs/{wrong.job_id}/" in page
     assert "Wrong results" not in client.get("/collectives/broadcast/").content.decode(), "its own elements were right"
-    mended = again(owner, api, RESULT)
-    assert (told_of(client, "all_reduce")["job"], told_of(client, "all_reduce")["failed"]) == (mended.job_id, None)
+    mended = end_another_benchmark(owner, api, RESULT)
+    assert (get_page_context(client, "all_reduce")["job"], get_page_context(client, "all_reduce")["failed"]) == (
+        mended.job_id,
+        None,
+    )
 
 
 FORM = {

@@ -22,7 +22,7 @@ def result(ranks: int, root: int, op: str) -> LabResult:
     return LabResult.model_validate_json(json.dumps(told))
 
 
-def captured(primitive: LabPrimitive, n: int, root: int, op: str, share: int = 2) -> LabStep:
+def make_captured(primitive: LabPrimitive, n: int, root: int, op: str, share: int = 2) -> LabStep:
     """Return tensors before and after from the definition of the collective."""
     full = share * n
 
@@ -61,8 +61,8 @@ def captured(primitive: LabPrimitive, n: int, root: int, op: str, share: int = 2
     )
 
 
-def shown(primitive: LabPrimitive, n: int, root: int = 0, op: str = "sum", share: int = 2) -> SimulatedCollective:
-    found = simulate_collective(result(n, root, op), captured(primitive, n, root, op, share))
+def simulate(primitive: LabPrimitive, n: int, root: int = 0, op: str = "sum", share: int = 2) -> SimulatedCollective:
+    found = simulate_collective(result(n, root, op), make_captured(primitive, n, root, op, share))
     assert found is not None
     return found
 
@@ -72,7 +72,7 @@ def shown(primitive: LabPrimitive, n: int, root: int = 0, op: str = "sum", share
     ("n", "root", "op"), [(2, 1, "sum"), (3, 2, "max"), (4, 0, "sum"), (5, 3, "sum"), (8, 7, "max")]
 )
 def test_last_stage_equals_the_captured_tensors(primitive: LabPrimitive, n: int, root: int, op: str) -> None:
-    found = shown(primitive, n, root, op)
+    found = simulate(primitive, n, root, op)
     assert found.agrees
     assert found.stages[-1].rows[root]
     assert None not in found.stages[-1].rows[root]
@@ -82,7 +82,7 @@ def test_last_stage_equals_the_captured_tensors(primitive: LabPrimitive, n: int,
 @pytest.mark.parametrize("n", [2, 4, 5])
 def test_each_rank_sends_the_bytes_of_the_cost_model(primitive: LabPrimitive, n: int) -> None:
     sent = Counter(
-        move.source for stage in shown(primitive, n).stages for move in stage.moves if move.source != move.target
+        move.source for stage in simulate(primitive, n).stages for move in stage.moves if move.source != move.target
     )
     elements = compute_algorithmic_bytes(get_metered_op(primitive), 8 * 2 * n, n) // 8
     assert sent == dict.fromkeys(range(n), elements)
@@ -93,20 +93,20 @@ def test_each_rank_sends_the_bytes_of_the_cost_model(primitive: LabPrimitive, n:
     [("broadcast", 8, 3), ("broadcast", 5, 3), ("reduce", 8, 3), ("all_reduce", 4, 6), ("reduce_scatter", 4, 4)],
 )
 def test_tree_has_logarithmic_and_ring_linear_rounds(primitive: LabPrimitive, n: int, stages: int) -> None:
-    assert len(shown(primitive, n).stages) == stages
+    assert len(simulate(primitive, n).stages) == stages
 
 
 def test_elements_move_after_they_arrived() -> None:
     """All ranks of a round send at once, so a rank forwards what it had before the round."""
-    first = shown("all_gather", 4).stages[0]
+    first = simulate("all_gather", 4).stages[0]
     assert sum(value is not None for row in first.rows for value in row) == 4 * 4
-    first = shown("broadcast", 8, root=3).stages[0]
+    first = simulate("broadcast", 8, root=3).stages[0]
     assert [(move.source, move.target) for move in first.moves[:1]] == [(3, 4)]
     assert len(first.moves) == 16
 
 
 def test_reports_tensors_that_differ_from_the_last_stage() -> None:
-    step = captured("all_reduce", 4, 0, "sum")
+    step = make_captured("all_reduce", 4, 0, "sum")
     wrong = step.model_copy(
         update={"holdings": (step.holdings[0].model_copy(update={"after": (1.0,) * 8}), *step.holdings[1:])}
     )
@@ -123,13 +123,16 @@ def test_impossible_buffers_have_no_stages(primitive: LabPrimitive) -> None:
 
 
 def test_film_colors_values_by_source_rank() -> None:
-    film = picture.make_film(result(4, 0, "sum"), captured("reduce_scatter", 4, 0, "sum"))
+    film = picture.make_film(result(4, 0, "sum"), make_captured("reduce_scatter", 4, 0, "sum"))
     assert film is not None
     assert film["start"][1][0] == ["200", "1"]
     assert film["stages"][0]["rows"][1] != film["start"][1]
     assert {whose for row in film["stages"][-1]["rows"] for _, whose in row} == {"combined"}
     assert film["given"] is None
-    assert picture.make_film(result(4, 0, "sum"), captured("all_to_all", 4, 0, "sum"))["given"][2][0] == ["300", "2"]  # type: ignore[index]
+    assert picture.make_film(result(4, 0, "sum"), make_captured("all_to_all", 4, 0, "sum"))["given"][2][0] == [
+        "300",
+        "2",
+    ]  # type: ignore[index]
 
 
 def test_barrier_is_played_in_the_order_of_time() -> None:
@@ -152,7 +155,7 @@ def test_example_follows_the_definition(name: LabPrimitive) -> None:
     if name == "barrier":
         assert max(ARRIVALS) < BARRIER_END
         return
-    expected = captured(name, 4, 0, "sum", 1)
+    expected = make_captured(name, 4, 0, "sum", 1)
     found = make_example(name)
     assert [one.before for one in found.holdings] == [one.before for one in expected.holdings]
     after = [(one.after, two.after) for one, two in zip(found.holdings, expected.holdings, strict=True)]

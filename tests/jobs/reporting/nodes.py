@@ -49,19 +49,19 @@ class Node:
         return self.client.post(address, body, content_type="application/msgpack", **{**self.headers, **headers})
 
 
-def said(answer: Any) -> Any:
+def drop_time(answer: Any) -> Any:
     """Return a response without the time of the board."""
     told = answer.json()
     assert abs(told.pop("now") - time.time()) < 60
     return told
 
 
-def job_of(node: Node) -> Job:
+def get_job(node: Node) -> Job:
     return Job.objects.get(id=node.run)
 
 
-def reasons(node: Node) -> list[tuple[str, str]]:
-    return [(change.status, change.reason) for change in job_of(node).history.all()]
+def list_changes(node: Node) -> list[tuple[str, str]]:
+    return [(change.status, change.reason) for change in get_job(node).history.all()]
 
 
 def fall_silent(node: Node, seconds: float = 31.0) -> None:

@@ -15,7 +15,7 @@ from rest_framework.test import APIClient
 from contracts.names import telemetry_stream
 from jobs.models import Job, Member, Status
 from jobs.queue.inbound.reconcile import check_external_runs
-from tests.jobs.reporting.nodes import CLAIM, Api, Node, fall_silent, job_of, reasons
+from tests.jobs.reporting.nodes import CLAIM, Api, Node, fall_silent, get_job, list_changes
 
 
 def test_nodes_open_one_run_by_key_and_all_end_it(
@@ -51,12 +51,12 @@ def test_node_that_never_joined_is_lost_after_the_others_end(open_run: Callable[
     first.report()
     first.report("exited", "succeeded")
     check_external_runs()
-    assert job_of(first).status == Status.RUNNING
+    assert get_job(first).status == Status.RUNNING
     long_ago = timezone.now() - timedelta(minutes=6)
     Member.objects.filter(attempt__job_id=first.run, node=0).update(ended=long_ago)
-    job_of(first).attempts.update(created=long_ago)
+    get_job(first).attempts.update(created=long_ago)
     check_external_runs()
-    assert reasons(first)[-1] == ("lost", "node node 1 never joined the run")
+    assert list_changes(first)[-1] == ("lost", "node node 1 never joined the run")
 
 
 @pytest.mark.parametrize("ranks", [1, 7, 65536])
@@ -162,8 +162,8 @@ def test_silent_run_is_marked_as_lost_on_its_page(node: Node, owner: User, clien
     client.force_login(owner)
     node.report()
     client.post(f"/jobs/{node.run}/give-up/")
-    assert job_of(node).status == Status.RUNNING, "it speaks"
+    assert get_job(node).status == Status.RUNNING, "it speaks"
     fall_silent(node)
     check_external_runs()
     assert client.post(f"/jobs/{node.run}/give-up/").status_code == 302
-    assert job_of(node).status == Status.LOST
+    assert get_job(node).status == Status.LOST

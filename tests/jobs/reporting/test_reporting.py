@@ -20,17 +20,17 @@ from jobs.queue.inbound.reconcile import check_external_runs
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.runs.reporting import telemetry_inflow
 from tests.jobs.conftest import report
-from tests.jobs.reporting.nodes import Api, Node, fall_silent, job_of, reasons, said
+from tests.jobs.reporting.nodes import Api, Node, drop_time, fall_silent, get_job, list_changes
 from tests.planner.wrong_specs import GOOD
 
 
 def test_run_starts_without_a_slot_and_ends_by_report(node: Node) -> None:
-    job = job_of(node)
+    job = get_job(node)
     assert (job.status, job.engine, job.kind) == (Status.STARTING, "elsewhere", "script")
     assert schedule() == 0
-    assert said(node.report("starting")) == {"cancel": False, "status": "starting"}
-    assert said(node.report()) == {"cancel": False, "status": "running"}
-    assert said(node.batch()) == {"cancel": False, "status": "running"}
+    assert drop_time(node.report("starting")) == {"cancel": False, "status": "starting"}
+    assert drop_time(node.report()) == {"cancel": False, "status": "running"}
+    assert drop_time(node.batch()) == {"cancel": False, "status": "running"}
     assert node.report("exited", "succeeded").json()["status"] == "succeeded"
     job.refresh_from_db()
     attempt = job.attempts.get()
@@ -38,7 +38,7 @@ def test_run_starts_without_a_slot_and_ends_by_report(node: Node) -> None:
     assert attempt.ended is not None
     assert attempt.exit["reason"] == "it succeeded"
     assert (member.host, member.host_name, member.first_rank, member.num_ranks) == (None, "gpu-7", 0, 2)
-    assert [status for status, _ in reasons(node)] == ["starting", "running", "succeeded"]
+    assert [status for status, _ in list_changes(node)] == ["starting", "running", "succeeded"]
 
 
 def test_each_batch_is_in_the_stream_once(node: Node, live_redis: redis.Redis) -> None:
@@ -142,14 +142,14 @@ WRONG_REPORTS: list[tuple[Any, int]] = [
 def test_rejects_foreign_or_invalid_report(node: Node, wrong: Any, status: int) -> None:
     told = wrong if isinstance(wrong, bytes) else {**report(node.run, 1, "running", slots=[]), **wrong}
     assert node.raw_report(told).status_code == status
-    assert job_of(node).status == Status.STARTING
+    assert get_job(node).status == Status.STARTING
 
 
 def test_rejects_exit_of_another_run(node: Node) -> None:
     told = report(node.run, 1, "exited", "succeeded", slots=[])
     told["exit"]["job"] = "anotherjob"
     assert node.raw_report(told).status_code == 403
-    assert job_of(node).status == Status.STARTING
+    assert get_job(node).status == Status.STARTING
 
 
 def test_accepts_bounded_deflated_report(node: Node) -> None:
@@ -207,27 +207,27 @@ def test_ended_run_rejects_reports_with_its_outcome(node: Node, live_redis: redi
 def test_next_response_asks_a_cancelled_run_to_end(node: Node, owner: User, api: Api) -> None:
     node.report()
     assert api(owner).post(f"/api/v1/jobs/{node.run}/cancel").json()["status"] == "cancelling"
-    assert said(node.batch()) == {"cancel": True, "status": "cancelling"}
+    assert drop_time(node.batch()) == {"cancel": True, "status": "cancelling"}
     assert node.report("exited", "cancelled").json()["status"] == "cancelled"
 
 
 def test_run_ended_at_the_terminal_is_cancelled(node: Node) -> None:
     node.report()
     node.report("exited", "cancelled")
-    assert reasons(node)[-2:] == [("cancelling", "it cancelled"), ("cancelled", "it cancelled")]
+    assert list_changes(node)[-2:] == [("cancelling", "it cancelled"), ("cancelled", "it cancelled")]
 
 
 def test_silent_run_is_unreachable_until_the_next_contact(node: Node) -> None:
     node.report()
     check_external_runs()
-    assert job_of(node).status == Status.RUNNING
+    assert get_job(node).status == Status.RUNNING
     fall_silent(node)
     check_external_runs()
-    assert job_of(node).status == Status.UNREACHABLE
-    assert [member["silent"] for member in serialize_job(job_of(node))["members"]] == [True]
-    assert "no contact with gpu-7 since" in reasons(node)[-1][1]
+    assert get_job(node).status == Status.UNREACHABLE
+    assert [member["silent"] for member in serialize_job(get_job(node))["members"]] == [True]
+    assert "no contact with gpu-7 since" in list_changes(node)[-1][1]
     assert node.batch().json()["status"] == "running"
-    assert reasons(node)[-1] == ("running", "gpu-7 has contact again")
+    assert list_changes(node)[-1] == ("running", "gpu-7 has contact again")
 
 
 def test_exit_report_after_silence_ends_the_run(node: Node) -> None:
@@ -248,7 +248,7 @@ def test_only_owner_and_staff_mark_a_silent_run_as_lost(
     assert api(stranger).post(path).status_code == 404
     assert api(viewer).post(path).status_code == 403
     assert api(owner).post(path).json()["status"] == "lost"
-    assert reasons(node)[-1] == ("lost", "marked as lost by owner")
+    assert list_changes(node)[-1] == ("lost", "marked as lost by owner")
     answer = node.report()
     assert (answer.status_code, answer.json()["cancel"]) == (410, False), "what lives on is not harmed"
 
@@ -267,4 +267,4 @@ def test_external_run_is_never_requeued(node: Node, owner: User, api: Api) -> No
     node.report("exited", "failed")
     answer = api(owner).post(f"/api/v1/jobs/{node.run}/requeue")
     assert answer.status_code == 409
-    assert job_of(node).status == Status.FAILED
+    assert get_job(node).status == Status.FAILED
