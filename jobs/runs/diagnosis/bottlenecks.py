@@ -27,7 +27,7 @@ from itertools import accumulate
 from statistics import median, quantiles
 from typing import NamedTuple
 
-from jobs.core.verdict_schema import MAX_STRAGGLERS, Cause, Straggler
+from jobs.core.verdict_schema import MAX_STRAGGLERS, Straggler
 from jobs.runs.diagnosis.collective_timing import Charge, TransferRoute, is_between_hosts
 from jobs.runs.diagnosis.findings import (
     RunFinding,
@@ -39,7 +39,7 @@ from jobs.runs.diagnosis.findings import (
     truncate,
 )
 from jobs.runs.diagnosis.planned_run import PlannedRun
-from jobs.runs.diagnosis.rank_reports import ProcessStates
+from jobs.runs.diagnosis.rank_reports import DelayCause, ProcessStates
 from jobs.runs.diagnosis.step_window import BASELINE_STEPS, WINDOW_STEPS, StepSummary, StepWindow
 from jobs.runs.diagnosis.traced_step import OTHER
 from planner.cost.timing import Timer
@@ -284,14 +284,7 @@ def compute_chance(steps: int, times: int, world: int) -> float:
     return sum(math.comb(steps, k) * p**k * (1 - p) ** (steps - k) for k in range(times, steps + 1))
 
 
-class StragglerCause(NamedTuple):
-    """Explain why a rank is late."""
-
-    cause: Cause
-    reason: str
-
-
-def explain(run: PlannedRun, late: LateRank, processes: ProcessStates, now: float) -> StragglerCause:
+def explain(run: PlannedRun, late: LateRank, processes: ProcessStates, now: float) -> DelayCause:
     """Find what a straggler spends more time on than its peers: the ranks of its stage, or all ranks."""
     peers = _get_peers(run, late.rank)
     hint = processes.explain_slow_compute(late.rank, peers, now)
@@ -313,7 +306,7 @@ def explain(run: PlannedRun, late: LateRank, processes: ProcessStates, now: floa
     part = max(excess_s, key=lambda part: excess_s[part])
     if excess_s[part] < 0.3 * late.wait_s:
         text = f"The measured step parts of rank {late.rank} do not explain the delay."
-        return StragglerCause("unknown" if hint is None else _as_cause(hint.cause), text if hint is None else hint.text)
+        return hint or DelayCause("unknown", text)
     excess_text = f"{format_seconds(excess_s[part])} longer per step than on its peers"
     share = excess_s[part] / median(step.step_s for step in late.steps)
     hint = hint or processes.explain_by_cpu_waits(late.rank, peers, now, share)
@@ -323,27 +316,23 @@ def explain(run: PlannedRun, late: LateRank, processes: ProcessStates, now: floa
     local_text = f"Transfers inside the host of rank {late.rank} take {excess_text}"
     if hint is not None and (is_local or part in ("compute", "optimizer")):
         slow_text = local_text if is_local else f"{capitalize(part)} on rank {late.rank} takes {excess_text}"
-        return StragglerCause(_as_cause(hint.cause), f"{slow_text}. {hint.text}")
+        return DelayCause(hint.cause, f"{slow_text}. {hint.reason}")
     if part == "compute":
         token_ratio = _compare_expert_bytes(late, peers)
         if token_ratio > MIN_EXPERT_EXCESS:
             tokens = f"The experts on rank {late.rank} get {token_ratio:.1f} times the usual tokens"
-            return StragglerCause("experts", f"{tokens}, so compute takes {excess_text}.")
-        return StragglerCause("compute", f"Compute on rank {late.rank} takes {excess_text}.")
+            return DelayCause("experts", f"{tokens}, so compute takes {excess_text}.")
+        return DelayCause("compute", f"Compute on rank {late.rank} takes {excess_text}.")
     if is_local:
         possible_causes = "perhaps because of other processes, a CPU quota, or repeated stops"
-        return StragglerCause("unknown", f"{local_text}, {possible_causes}.")
+        return DelayCause("unknown", f"{local_text}, {possible_causes}.")
     words = {
         "data": f"The wait for training data on rank {late.rank} takes {excess_text}.",
         "checkpoint": f"Saving checkpoints on rank {late.rank} takes {excess_text}.",
         "optimizer": f"The optimizer on rank {late.rank} takes {excess_text}.",
         "link": f"Communication on rank {late.rank} takes {excess_text}.",
     }
-    return StragglerCause("compute" if part == "optimizer" else _as_cause(part), words[part])
-
-
-def _as_cause(name: str) -> Cause:
-    return name  # type: ignore[return-value]  # a key of NEXT_STEPS
+    return DelayCause("compute" if part == "optimizer" else part, words[part])  # type: ignore[arg-type]
 
 
 def _get_peers(run: PlannedRun, rank: int) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.telemetry.batches import ClockOffset, Item
 from contracts.telemetry.vocabulary import WARMUP_STEPS
-from jobs.core.verdict_schema import Action, Evidence, StepParts, VerdictPayload
+from jobs.core.verdict_schema import MAX_EVIDENCE, Action, Evidence, StepParts, VerdictPayload
 from jobs.runs.diagnosis.bottlenecks import BubbleFinder, find_slow_links, find_stragglers, make_straggler
 from jobs.runs.diagnosis.collective_timing import summarize_speeds
 from jobs.runs.diagnosis.failures import RunEnd, TrainingHealth
@@ -16,7 +16,6 @@ from jobs.runs.diagnosis.findings import (
     capitalize,
     format_percent,
     format_seconds,
-    limit_evidence,
     make_evidence,
     make_sentence,
     shrink_to_limit,
@@ -119,7 +118,7 @@ class Diagnosis:
                 "next": truncate(worst.next),
                 "action": worst.action,
                 "action_rank": worst.action_rank,
-                "evidence": limit_evidence([*worst.evidence, *further_evidence]),
+                "evidence": [*worst.evidence, *further_evidence][:MAX_EVIDENCE],
                 "step": self._steps.last,
                 "sampled": self._window.sampled,
                 "planned": self._planned,

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from jobs.core.verdict_schema import (
-    MAX_EVIDENCE,
     MAX_NAMED_RANKS,
     MAX_SENTENCE_CHARACTERS,
     MAX_VERDICT_BYTES,
@@ -45,10 +44,6 @@ def sort_by_severity(findings: Iterable[RunFinding]) -> list[RunFinding]:
 
 def make_evidence(text: str, ranks: Iterable[int] = (), steps: tuple[int, ...] = ()) -> Evidence:
     return {"text": truncate(text), "ranks": sorted(ranks)[:MAX_NAMED_RANKS], "steps": list(steps)}
-
-
-def limit_evidence(found: Iterable[Evidence]) -> list[Evidence]:
-    return list(found)[:MAX_EVIDENCE]
 
 
 def shrink_to_limit(verdict: VerdictPayload) -> VerdictPayload:

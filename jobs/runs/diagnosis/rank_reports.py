@@ -11,7 +11,7 @@ from contracts.telemetry.batches import Item
 from contracts.telemetry.health import GaugeItem, ProcessItem, StallItem
 from contracts.telemetry.steps import CheckpointItem, StartItem, StepBreakdown, StepItem
 from contracts.telemetry.vocabulary import LIVE_STEPS, TIMED_STEPS, WARMUP_STEPS, Phase
-from jobs.core.verdict_schema import StartPart, StepPart, StepParts
+from jobs.core.verdict_schema import Cause, StartPart, StepPart, StepParts
 from jobs.runs.diagnosis.findings import RunFinding, format_seconds
 from jobs.runs.diagnosis.planned_run import PlannedRun
 from planner.facts.validation import format_count
@@ -84,11 +84,11 @@ MIN_EXPLAINED = 2 / 3  # of a delay, by additional waits for a CPU core
 SLOW_CLOCK = 0.9  # relative to other GPUs
 
 
-class Hint(NamedTuple):
-    """Explain why a rank is late by the state of its process."""
+class DelayCause(NamedTuple):
+    """Explain why a rank is late."""
 
-    cause: str
-    text: str
+    cause: Cause
+    reason: str
 
 
 class ProcessStates:
@@ -124,23 +124,23 @@ class ProcessStates:
             if len(items) == MIN_THROTTLED_SAMPLES and now - items[0]["time"] <= MAX_AGE_S
         ]
 
-    def explain_slow_compute(self, rank: int, others: Iterable[int], now: float) -> Hint | None:
+    def explain_slow_compute(self, rank: int, others: Iterable[int], now: float) -> DelayCause | None:
         """Explain why a rank computes longer than other ranks."""
         sample = self._throttled[rank][-1] if rank in self._throttled else None
         if sample is not None and now - sample["time"] <= MAX_AGE_S:
             if sample["state"] == "stopped":
-                return Hint("stopped", f"The process of rank {rank} was stopped recently.")
+                return DelayCause("stopped", f"The process of rank {rank} was stopped recently.")
             throttled = format_seconds(sample["throttled"])
-            return Hint("quota", f"A CPU quota throttles rank {rank} for {throttled} of each second.")
+            return DelayCause("quota", f"A CPU quota throttles rank {rank} for {throttled} of each second.")
         own = self._get_clock_mhz(rank)
         clocks = [clock for other in others if (clock := self._get_clock_mhz(other))]
         if own and clocks and own < SLOW_CLOCK * median(clocks):
             usual_mhz = median(clocks)
             text = f"The GPU of rank {rank} runs at {own:.0f} MHz, but other GPUs run at {usual_mhz:.0f} MHz."
-            return Hint("compute", text)
+            return DelayCause("compute", text)
         return None
 
-    def explain_by_cpu_waits(self, rank: int, others: Sequence[int], now: float, delay_s: float) -> Hint | None:
+    def explain_by_cpu_waits(self, rank: int, others: Sequence[int], now: float, delay_s: float) -> DelayCause | None:
         """Explain that a rank is `delay_s` seconds per second slower by its waits for a CPU core."""
         own_s = self._get_cpu_wait(rank, now)
         longer_s = own_s - median([self._get_cpu_wait(other, now) for other in others] or [0.0])
@@ -148,7 +148,7 @@ class ProcessStates:
             return None
         waited = format_seconds(own_s)
         text = f"Rank {rank} waits {waited} of each second for a CPU core that other processes use."
-        return Hint("contention", text)
+        return DelayCause("contention", text)
 
     def _get_cpu_wait(self, rank: int, now: float) -> float:
         """Return the mean of recent waits in seconds per second, 0 if none is known."""
