@@ -84,7 +84,7 @@ def test_sends_each_entry_once_and_in_order(monkeypatch: pytest.MonkeyPatch, sto
                 if number % 40 == 20:  # a client reconnects with half of the entries
                     add_client(0.0, {node: entries[: len(entries) // 2] for node, entries in ids.items()})
                 if number % 50 == 49:  # as after an outage of Redis
-                    broadcasts.get("many", 1).fall_behind(draw.randrange(NODES))
+                    broadcasts.get("many", 1).fall_behind(telemetry_stream("many", 1, draw.randrange(NODES)))
             await wait_until(lambda: all(received == ids for _, received, _ in clients))
             for subscriber, _, task in clients:
                 task.cancel()
