@@ -19,7 +19,7 @@ SAVING: dict[str, Any] = {
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, running_board: Board) -> None:
+def test_checkpoint_resumes_with_another_layout(page: Page, running_board: Board) -> None:
     saved = running_board.submit(SAVING)
     running_board.wait_for_status(saved, "succeeded")
     page.goto(f"{running_board.url}/jobs/{saved}/#checkpoints")
@@ -52,7 +52,7 @@ def test_a_checkpoint_is_resumed_in_another_layout_from_its_row(page: Page, runn
 
 
 @pytest.mark.slow
-def test_a_layout_no_host_can_hold_is_tried_dry_from_the_form(page: Page, running_board: Board) -> None:
+def test_form_starts_a_dry_run_of_a_layout_too_large_for_the_hosts(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     page.fill("[data-field='name']", "dry")
     page.locator("label", has=page.locator("[name='layout.dp'][value='8']")).click()

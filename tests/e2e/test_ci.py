@@ -91,7 +91,7 @@ def sent(board: Board, job: str, op: str) -> int:
     )
 
 
-def test_a_build_on_github_fails_by_axis_and_bytes(
+def test_github_build_fails_with_axis_and_bytes(
     running_board: Board, meshboard: Meshboard, environment: dict[str, str], folder: Path, baseline: str
 ) -> None:
     """Sequence parallel is off: what was gathered is reduced, and the gate names both."""
@@ -120,7 +120,7 @@ def test_a_build_on_github_fails_by_axis_and_bytes(
 
 
 @pytest.mark.slow
-def test_a_build_on_gitlab_passes_and_becomes_the_baseline(
+def test_gitlab_build_passes_and_becomes_the_baseline(
     meshboard: Meshboard, environment: dict[str, str], folder: Path, baseline: str
 ) -> None:
     build = {**environment, "CI_JOB_ID": "77"}
@@ -136,7 +136,7 @@ def test_a_build_on_gitlab_passes_and_becomes_the_baseline(
     assert (missing.returncode, "Use `meshboard baseline set release/1 JOB`" in missing.stderr) == (2, True)
 
 
-def test_a_token_may_what_it_was_given_for(
+def test_token_allows_only_its_scopes(
     running_board: Board, meshboard: Meshboard, environment: dict[str, str], folder: Path, baseline: str
 ) -> None:
     def refused(scopes: tuple[str, ...], *words: str) -> str:
@@ -151,7 +151,7 @@ def test_a_token_may_what_it_was_given_for(
     assert meshboard("baseline", "show", "main").returncode == 0
 
 
-def test_a_run_is_looked_at_from_a_shell(meshboard: Meshboard, folder: Path, baseline: str) -> None:
+def test_commands_show_a_run(meshboard: Meshboard, folder: Path, baseline: str) -> None:
     planned = meshboard("plan", str(folder / "spec.yaml"))
     assert (planned.returncode, "sends   tp " in planned.stdout) == (0, True), planned
     watched = meshboard("watch", baseline, "--json")
@@ -168,7 +168,7 @@ def test_a_run_is_looked_at_from_a_shell(meshboard: Meshboard, folder: Path, bas
     assert (wrong.returncode, "`layout.tp` is 3, but 4 heads are not divisible by 3" in wrong.stderr) == (2, True)
 
 
-def test_the_documented_example_tells_what_a_run_sent(
+def test_documented_example_shows_the_traffic_of_a_run(
     running_board: Board, environment: dict[str, str], baseline: str
 ) -> None:
     """It submits what the build before it did, by the same key: the same job."""
@@ -183,7 +183,7 @@ def test_the_documented_example_tells_what_a_run_sent(
     assert EXAMPLE.read_text().partition("SPEC: JobSpec")[2].partition("\n\n\nif __name__")[0] in page
 
 
-def test_a_command_launched_here_is_reported(running_board: Board, meshboard: Meshboard, commands: Path) -> None:
+def test_metered_command_is_reported(running_board: Board, meshboard: Meshboard, commands: Path) -> None:
     """`commands` is where a host's packages would have put the meter."""
     meter = commands / "meshboard-meter"
     meter.write_text(f'#!/bin/sh\nexec {sys.executable} -m workers.external_runs "$@"\n')

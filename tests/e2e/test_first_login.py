@@ -10,7 +10,7 @@ from tests.support.board import Board
 from tests.support.browser import open_context
 
 
-def test_the_one_time_link_logs_in_once(browser: Browser, running_board: Board) -> None:
+def test_one_time_link_logs_in_once(browser: Browser, running_board: Board) -> None:
     """Nothing but this test follows the link of the board that all browser tests share."""
     link = re.search(r"http\S+/login/once/\S+", (running_board.state / "runner.log").read_text())
     assert link

@@ -88,7 +88,7 @@ def window(page: Page, chart: str) -> list[float]:
     return [float(part) for part in told.split()]
 
 
-def test_the_first_screen_holds_all_that_one_asks_first(tab: Page) -> None:
+def test_first_screen_shows_status_figures_and_charts(tab: Page) -> None:
     boxes = dict(zip(BLOCKS, tab.evaluate(BOXES, BLOCKS), strict=True))  # all at once, because the run continues
     for name, (left, top, right, bottom) in boxes.items():
         assert left >= 0, name
@@ -114,7 +114,7 @@ def test_the_first_screen_holds_all_that_one_asks_first(tab: Page) -> None:
 
 
 @pytest.mark.extended
-def test_one_step_time_stands_on_the_whole_page(tab: Page) -> None:
+def test_page_shows_one_step_time(tab: Page) -> None:
     expect(tab.locator("#figure-step-time")).to_contain_text(re.compile(r"\d ms"))
     tab.click("#tab-time")
     tab.wait_for_selector("#parts [data-side=measured] [data-part=compute]")
@@ -133,7 +133,7 @@ OPENED = {  # by the hash of an address: the tab, and a panel in sight
 }
 
 
-def test_an_address_opens_a_tab_or_the_tab_of_a_panel(tab: Page) -> None:
+def test_address_opens_a_tab_or_a_panel(tab: Page) -> None:
     address = tab.url
     for name, (opened, panel) in OPENED.items():
         tab.goto("about:blank")
@@ -152,7 +152,7 @@ def test_an_address_opens_a_tab_or_the_tab_of_a_panel(tab: Page) -> None:
 
 
 @pytest.mark.extended
-def test_name_and_status_stay_in_sight_on_a_phone(tab: Page) -> None:
+def test_name_and_status_stay_visible_on_a_phone(tab: Page) -> None:
     tab.set_viewport_size({"width": 390, "height": 844})
     for name in ("overview", "training", "traffic", "time", "memory", "verification", "logs", "hosts"):
         open_tab(tab, name)
@@ -164,7 +164,7 @@ def test_name_and_status_stay_in_sight_on_a_phone(tab: Page) -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("width", "height"), [(1440, 900), (1100, 900), (820, 1180), (390, 844)])
-def test_nothing_moves_however_late_it_comes(
+def test_job_page_does_not_shift_while_it_loads(
     page: Page, running_board: Board, watched: str, width: int, height: int
 ) -> None:
     page.set_viewport_size({"width": width, "height": height})
@@ -175,7 +175,7 @@ def test_nothing_moves_however_late_it_comes(
 
 
 @pytest.mark.extended
-def test_on_a_phone_the_error_stands_beside_the_longest_figures(tab: Page) -> None:
+def test_error_column_fits_on_a_phone(tab: Page) -> None:
     """Figures of gigabytes pushed the error out of sight."""
     tab.set_viewport_size({"width": 390, "height": 844})
     open_tab(tab, "memory")
@@ -185,7 +185,7 @@ def test_on_a_phone_the_error_stands_beside_the_longest_figures(tab: Page) -> No
 
 
 @pytest.mark.extended
-def test_the_bars_are_as_long_as_their_figures_say(tab: Page) -> None:
+def test_bars_match_their_figures(tab: Page) -> None:
     open_tab(tab, "time")
     tab.wait_for_selector("#parts [data-side=measured] [data-part=compute]")
     told = tab.eval_on_selector("#parts", BARS)  # all at once, because the run continues
@@ -201,7 +201,7 @@ def seconds(words: str) -> float:
     return float(number) * SECONDS[unit]
 
 
-def test_a_drag_zooms_every_chart_and_the_address_keeps_it(tab: Page) -> None:
+def test_drag_zooms_every_chart_and_the_address(tab: Page) -> None:
     wait_until(lambda: window(tab, "loss")[1] - window(tab, "loss")[0] > 3, "a stretch to zoom into", 60)
     tab.click("#pause")  # the charts stand still under the mouse
     left, top, right, bottom = box(tab.locator("#traffic-chart .u-over"))
@@ -225,9 +225,7 @@ def test_a_drag_zooms_every_chart_and_the_address_keeps_it(tab: Page) -> None:
 
 
 @pytest.mark.extended
-def test_what_happened_is_marked_and_told_where_the_cursor_is_pinned(
-    tab: Page, running_board: Board, watched: str
-) -> None:
+def test_events_are_marked_and_described_at_the_cursor(tab: Page, running_board: Board, watched: str) -> None:
     def saved() -> float | None:
         marks = running_board.call("GET", f"jobs/{watched}/history/marks")["columns"]
         steps = zip(marks["kind"], marks["step"], marks["time"], strict=True)
@@ -241,7 +239,7 @@ def test_what_happened_is_marked_and_told_where_the_cursor_is_pinned(
     assert "?" not in tab.url
 
 
-def test_a_web_that_died_comes_back_to_the_same_page(
+def test_page_survives_a_restart_of_the_web_process(
     tab: Page, browser: Browser, running_board: Board, watched: str
 ) -> None:
     tab.goto("about:blank")  # whose console must stay silent
@@ -290,9 +288,7 @@ def end(board: Board, job: str) -> None:
 
 
 @pytest.mark.extended
-def test_a_run_that_ended_shows_the_same_page_when_its_stream_is_gone(
-    tab: Page, running_board: Board, watched: str
-) -> None:
+def test_ended_run_shows_the_same_page_without_its_stream(tab: Page, running_board: Board, watched: str) -> None:
     end(running_board, watched)
     tab.wait_for_selector("#status[data-status=cancelled]")
     live = shown(tab)
@@ -317,9 +313,7 @@ TOLD: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_verdict_its_reason_and_the_next_step_stand_on_the_first_screen_with_their_evidence_folded(
-    tab: Page, running_board: Board, watched: str
-) -> None:
+def test_first_screen_shows_verdict_reason_and_next_step(tab: Page, running_board: Board, watched: str) -> None:
     end(running_board, watched)
     with (
         contextlib.closing(sqlite3.connect(running_board.state / "db.sqlite3", timeout=scale_timeout(30))) as database,

@@ -12,7 +12,7 @@ from tests.support.browser import read_copied_text
 CASES = {"min_bytes": "1024", "max_bytes": "4096", "factor": "4", "iterations": "3", "warmup": "1"}
 
 
-def test_run_the_lab_read_its_points_and_see_who_held_what(page: Page, running_board: Board) -> None:
+def test_benchmark_of_collectives_shows_its_points_and_buffers(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/collectives/all-to-all/")
     expect(page.locator("#no-run")).to_contain_text("No run has captured this collective yet.")
     expect(page.locator(".held text.rank")).to_have_text([f"rank {rank}" for rank in range(4)])

@@ -41,7 +41,7 @@ def inside(page: Page, node: Locator) -> bool:
 
 
 @pytest.mark.extended
-def test_what_decides_a_job_and_its_cost_is_on_one_screen(page: Page, running_board: Board) -> None:
+def test_form_fits_on_one_screen(page: Page, running_board: Board) -> None:
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
@@ -58,7 +58,7 @@ def test_what_decides_a_job_and_its_cost_is_on_one_screen(page: Page, running_bo
 
 
 @pytest.mark.extended
-def test_a_wrong_field_in_a_folded_part_opens_it(page: Page, running_board: Board) -> None:
+def test_wrong_field_opens_its_fold(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
     hidden = page.locator("[data-for='train.warmup_steps']")
@@ -67,7 +67,7 @@ def test_a_wrong_field_in_a_folded_part_opens_it(page: Page, running_board: Boar
     expect(hidden.locator(".problem")).to_be_visible()
 
 
-def test_the_best_layout_is_filled_in_with_its_reason_and_taken_back(page: Page, running_board: Board) -> None:
+def test_fills_in_the_best_layout_and_undoes_it(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
     chosen = "[...document.querySelectorAll('#own-layout :checked')].map((one) => one.name + one.value).join()"
@@ -87,9 +87,7 @@ def test_the_best_layout_is_filled_in_with_its_reason_and_taken_back(page: Page,
 
 
 @pytest.mark.extended
-def test_a_box_that_could_not_be_ticked_before_the_best_layout_is_planned_with_it(
-    page: Page, running_board: Board
-) -> None:
+def test_best_layout_enables_unavailable_boxes(page: Page, running_board: Board) -> None:
     """Of sequence parallelism the planner heard nothing: its box was out of use until tp was 2."""
     best = {"layout": {"dp": 1, "tp": 2, "sequence_parallel": True}, "micro_batches": 1, "step_s": 1}
     found = {"best": [best], "fitting": 1, "considered": 1, "complete": True, "neighbours": []}
@@ -101,9 +99,7 @@ def test_a_box_that_could_not_be_ticked_before_the_best_layout_is_planned_with_i
     expect(page.locator("#compare")).to_have_attribute("href", re.compile("sequence_parallel%22%3Atrue"))
 
 
-def test_chosen_jobs_stay_chosen_while_the_list_is_drawn_anew(
-    page: Page, running_board: Board, runs: list[str]
-) -> None:
+def test_selected_jobs_stay_selected_after_a_refresh(page: Page, running_board: Board, runs: list[str]) -> None:
     page.goto(running_board.url)
     expect(page.locator("#chosen")).to_have_text("None selected")
     for key in ("j", "x", "j", "x"):
@@ -124,7 +120,7 @@ def test_chosen_jobs_stay_chosen_while_the_list_is_drawn_anew(
 
 
 @pytest.mark.extended
-def test_an_archived_job_comes_back_by_a_key(page: Page, running_board: Board, runs: list[str]) -> None:
+def test_key_restores_an_archived_job(page: Page, running_board: Board, runs: list[str]) -> None:
     page.goto(running_board.url)
     row = page.locator(f"tr[data-job='{runs[0]}']")
     row.locator("input").check()
@@ -136,7 +132,7 @@ def test_an_archived_job_comes_back_by_a_key(page: Page, running_board: Board, r
     expect(row).to_have_count(1)
 
 
-def test_runs_stand_side_by_side(page: Page, running_board: Board, runs: list[str]) -> None:
+def test_compares_runs(page: Page, running_board: Board, runs: list[str]) -> None:
     for width in (1440, 390):
         page.set_viewport_size({"width": width, "height": 900})
         page.goto(f"{running_board.url}/compare/?jobs={','.join(runs)}")
@@ -152,7 +148,7 @@ def test_runs_stand_side_by_side(page: Page, running_board: Board, runs: list[st
 
 
 @pytest.mark.extended
-def test_steps_that_are_dragged_over_are_told_apart(page: Page, running_board: Board, runs: list[str]) -> None:
+def test_dragging_over_steps_compares_them(page: Page, running_board: Board, runs: list[str]) -> None:
     page.set_viewport_size({"width": 1440, "height": 900})
     page.goto(f"{running_board.url}/compare/?jobs={','.join(runs)}")
     chart = page.locator("#charts figure", has_text="drag over slow steps").locator(".u-over")
@@ -169,7 +165,7 @@ def test_steps_that_are_dragged_over_are_told_apart(page: Page, running_board: B
     expect(told.locator("p").first).to_contain_text("ms per step in")
 
 
-def test_the_palette_finds_jobs_hosts_pages_and_actions_by_keyboard_alone(
+def test_palette_finds_jobs_hosts_pages_and_actions_by_keyboard(
     page: Page, running_board: Board, runs: list[str]
 ) -> None:
     page.goto(running_board.url)
@@ -203,7 +199,7 @@ def test_the_palette_finds_jobs_hosts_pages_and_actions_by_keyboard_alone(
 
 
 @pytest.mark.extended
-def test_every_key_is_told_on_a_sheet(page: Page, running_board: Board, runs: list[str]) -> None:
+def test_shortcut_sheet_lists_every_key(page: Page, running_board: Board, runs: list[str]) -> None:
     page.goto(running_board.url)
     expect(page.locator("#chosen")).to_have_text("None selected")
     page.keyboard.press("?")
@@ -216,7 +212,7 @@ def test_every_key_is_told_on_a_sheet(page: Page, running_board: Board, runs: li
     expect(page.locator("dialog[open]")).to_have_count(0), "what is typed is text"
 
 
-def test_the_menu_of_a_narrow_screen_holds_every_page(page: Page, running_board: Board) -> None:
+def test_menu_of_a_narrow_screen_has_every_page(page: Page, running_board: Board) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{running_board.url}/overview/")
     expect(page.locator("#nav")).to_be_hidden()
@@ -230,7 +226,7 @@ def test_the_menu_of_a_narrow_screen_holds_every_page(page: Page, running_board:
 
 
 @pytest.mark.extended
-def test_the_longest_name_of_a_project_widens_no_page_of_a_phone(page: Page, running_board: Board) -> None:
+def test_longest_project_name_fits_on_a_phone(page: Page, running_board: Board) -> None:
     name = running_board.call("POST", "projects", {"name": "p" * 60})["name"]
     page.set_viewport_size({"width": 390, "height": 844})
     for path in ("/notifications/", "/projects/", f"/projects/{name}/", f"/projects/{name}/webhooks/", "/"):

@@ -34,7 +34,7 @@ ICONS = """() => [...document.querySelectorAll(".material-symbols-outlined")]
   })"""
 
 
-def test_the_admin_is_within_a_page_s_budget_and_its_icons_are_no_words(page: Page, running_board: Board) -> None:
+def test_admin_pages_are_small_and_show_icons(page: Page, running_board: Board) -> None:
     browser = page.context.browser
     assert browser
     for path in ("/admin/", "/admin/jobs/host/", "/admin/auth/user/1/change/"):
@@ -48,7 +48,7 @@ def test_the_admin_is_within_a_page_s_budget_and_its_icons_are_no_words(page: Pa
         assert [name for name, width in icons if width > 1.1] == [], path  # a word is wider than it is high
 
 
-def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board: Board) -> None:
+def test_page_reconnects_without_data_loss(page: Page, running_board: Board) -> None:
     lines: list[str] = []
 
     def drop_twice(route: WebSocketRoute) -> None:
@@ -88,7 +88,7 @@ def test_a_dropped_socket_comes_back_and_loses_nothing(page: Page, running_board
 
 
 @pytest.mark.extended
-def test_a_long_name_pushes_nothing_out_of_the_admins_list(page: Page, running_board: Board) -> None:
+def test_long_name_fits_in_the_admin_list(page: Page, running_board: Board) -> None:
     running_board.submit({**SPEC, "name": "w" * 100, "train": {**SPEC["train"], "steps": 6}})
     page.set_viewport_size({"width": 1280, "height": 800})
     page.goto(f"{running_board.url}/admin/jobs/job/")
@@ -136,7 +136,7 @@ FITS = """() => [...document.querySelectorAll(".jobs tbody tr > *")].filter((cel
 
 
 @pytest.mark.extended
-def test_nothing_in_the_list_lies_over_its_neighbour(page: Page, running_board: Board) -> None:
+def test_cells_of_the_job_list_do_not_overlap(page: Page, running_board: Board) -> None:
     spec = {**SPEC, "name": "a" * 59 + " name of a hundred characters, as they go", "layout": {"dp": 2, "tp": 2}}
     spec["train"] = {**SPEC["train"], "steps": 12}
     job = running_board.submit(spec)
@@ -150,7 +150,7 @@ def test_nothing_in_the_list_lies_over_its_neighbour(page: Page, running_board: 
 
 
 @pytest.mark.extended
-def test_every_time_names_its_day_and_zone(page: Page, running_board: Board) -> None:
+def test_times_show_day_and_zone(page: Page, running_board: Board) -> None:
     job = running_board.call("GET", "jobs")[0]["id"]
     for path in ("/", f"/jobs/{job}/", "/hosts/"):
         page.goto(running_board.url + path)
@@ -164,7 +164,7 @@ def test_every_time_names_its_day_and_zone(page: Page, running_board: Board) -> 
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
+def test_diverged_run_shows_the_reason(page: Page, running_board: Board) -> None:
     train = {"steps": 200, "learning_rate": 10, "grad_clip": 0, "weight_decay": 10}
     job = running_board.submit({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": train})
     beside = running_board.submit(SPEC)
@@ -177,7 +177,7 @@ def test_a_run_that_diverges_says_why(page: Page, running_board: Board) -> None:
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: Page, running_board: Board) -> None:
+def test_run_with_expired_stream_shows_its_traffic(page: Page, running_board: Board) -> None:
     job = running_board.submit(SPEC)
     running_board.wait_for_status(job, "succeeded")
     kept = running_board.state / "history" / job / "1"
@@ -191,7 +191,7 @@ def test_a_run_whose_stream_has_expired_is_not_said_to_have_sent_nothing(page: P
 
 
 @pytest.mark.extended
-def test_explain_shows_its_last_column(page: Page, running_board: Board) -> None:
+def test_explanation_shows_its_last_column(page: Page, running_board: Board) -> None:
     for width in (1440, 1000, 390):
         page.set_viewport_size({"width": width, "height": 900})
         page.goto(f"{running_board.url}/jobs/new/")
@@ -205,7 +205,7 @@ def test_explain_shows_its_last_column(page: Page, running_board: Board) -> None
         assert box["width"] >= 200
 
 
-def test_the_theme_is_the_readers_choice_and_stays(page: Page, running_board: Board) -> None:
+def test_chosen_theme_stays(page: Page, running_board: Board) -> None:
     def background() -> str:
         return str(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
 
@@ -219,7 +219,7 @@ def test_the_theme_is_the_readers_choice_and_stays(page: Page, running_board: Bo
 
 
 @pytest.mark.extended
-def test_impossible_choices_say_why_to_everyone(page: Page, running_board: Board) -> None:
+def test_unavailable_choices_show_the_reason(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     holder = page.locator("[data-for='layout.tp']")
     expect(holder.locator("input[value='8']")).to_be_disabled()
@@ -228,7 +228,7 @@ def test_impossible_choices_say_why_to_everyone(page: Page, running_board: Board
 
 
 @pytest.mark.extended
-def test_the_rank_grid_is_told_by_keyboard(page: Page, running_board: Board) -> None:
+def test_rank_grid_works_by_keyboard(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     page.locator(".rank-grid button").first.focus()
     page.keyboard.press("ArrowRight")
@@ -237,7 +237,7 @@ def test_the_rank_grid_is_told_by_keyboard(page: Page, running_board: Board) -> 
 
 
 @pytest.mark.extended
-def test_custom_sizes_start_from_the_preset_and_run_as_asked(page: Page, running_board: Board) -> None:
+def test_custom_sizes_start_from_the_preset(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     page.select_option("#f-model\\.preset", "llama-tiny")
     page.select_option("#f-model\\.preset", "")

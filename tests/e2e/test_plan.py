@@ -12,7 +12,7 @@ from playwright.sync_api import Page, Request, expect
 from tests.support.board import Board
 
 
-def test_the_submit_page_draws_what_a_published_layout_costs(page: Page, running_board: Board) -> None:
+def test_form_shows_the_plan_of_a_published_layout(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/?template=gpt3-175b-megatron")
     panel = page.locator("#estimate")
     expect(panel.locator('[data-show="world"]')).to_have_text("1,024 ranks")
@@ -29,9 +29,7 @@ def test_the_submit_page_draws_what_a_published_layout_costs(page: Page, running
 
 
 @pytest.mark.extended
-def test_experts_of_a_copied_model_are_told_and_stay_until_another_model_is_taken(
-    page: Page, running_board: Board
-) -> None:
+def test_experts_of_a_copied_model_stay_until_another_model_is_chosen(page: Page, running_board: Board) -> None:
     spec = {"model": {"preset": "mixtral-8x7b", "num_layers": 16}, "resources": {"device": "cuda"}}
     page.goto(f"{running_board.url}/jobs/new/?cluster=h100&spec={quote(json.dumps(spec))}")
     note, parameters = page.locator("#preset-note"), page.locator('#estimate [data-show="parameters"]')
@@ -49,7 +47,7 @@ def test_experts_of_a_copied_model_are_told_and_stay_until_another_model_is_take
 UNITS = {"memory": re.compile(r" [KMGT]iB, "), "traffic": re.compile(r" [kMGT]?B, ")}
 
 
-def test_every_figure_is_explained_one_click_away(page: Page, running_board: Board) -> None:
+def test_every_figure_has_an_explanation(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_have_attribute("data-tone", re.compile("good|warn"))
     expect(page.locator('[data-section="traffic"] [data-kind]')).to_have_text("exact")
@@ -66,7 +64,7 @@ def test_every_figure_is_explained_one_click_away(page: Page, running_board: Boa
 
 
 @pytest.mark.extended
-def test_a_figure_of_a_pipe_is_explained_of_the_stage_that_it_is_told_of(page: Page, running_board: Board) -> None:
+def test_explanation_is_for_the_stage_of_the_figure(page: Page, running_board: Board) -> None:
     """The fullest stage's memory once stood beside an explanation of the first one's."""
     page.goto(f"{running_board.url}/jobs/new/?template=llama3-405b-16k")
     memory = page.locator('[data-head="memory"]')
@@ -76,7 +74,7 @@ def test_a_figure_of_a_pipe_is_explained_of_the_stage_that_it_is_told_of(page: P
 
 
 @pytest.mark.extended
-def test_a_busy_planner_is_asked_again_when_it_said(page: Page, running_board: Board) -> None:
+def test_form_retries_a_busy_planner(page: Page, running_board: Board) -> None:
     """The server's own 503 (`tests/jobs/planning/test_planners.py` brings it about) put before the first question."""
     tab = page.context.new_page()  # whose console may tell of the 503
     busy = {
@@ -94,7 +92,7 @@ def test_a_busy_planner_is_asked_again_when_it_said(page: Page, running_board: B
 
 
 @pytest.mark.extended
-def test_a_degree_can_be_typed_and_a_schedule_brings_its_chunks(page: Page, running_board: Board) -> None:
+def test_typed_degree_counts_and_schedule_sets_its_chunks(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/?template=megatron-1t")
     expect(page.locator('[data-show="world"]')).to_have_text("3,072 ranks")
     page.fill('[data-other="layout.dp"]', "3")
@@ -104,7 +102,7 @@ def test_a_degree_can_be_typed_and_a_schedule_brings_its_chunks(page: Page, runn
     expect(page.locator('[data-show="schedule"]')).to_contain_text("Idle time:")
 
 
-def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_board: Board) -> None:
+def test_planner_compares_layouts_and_adds_one_from_the_search(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/planner/")
     lanes = page.locator(".lane")
     expect(lanes).to_have_count(2)
@@ -139,9 +137,7 @@ def test_layouts_stand_side_by_side_and_a_search_adds_one(page: Page, running_bo
 
 
 @pytest.mark.extended
-def test_the_planner_has_one_select_of_software_and_keeps_what_the_form_came_with(
-    page: Page, running_board: Board
-) -> None:
+def test_planner_selects_software_and_keeps_that_of_the_form(page: Page, running_board: Board) -> None:
     spec = {"model": {"preset": "llama3-8b"}, "layout": {"dp": 8}, "resources": {"device": "cuda", "stack": "scaling"}}
     page.goto(f"{running_board.url}/jobs/new/?cluster=h100&spec={quote(json.dumps(spec))}")
     expect(page.locator(".plan-for .note")).to_contain_text("Change the software stack in Planner.")
@@ -172,7 +168,7 @@ def test_the_planner_has_one_select_of_software_and_keeps_what_the_form_came_wit
 
 
 @pytest.mark.extended
-def test_the_planner_plans_the_sizes_of_a_linked_job_until_a_model_is_chosen(page: Page, running_board: Board) -> None:
+def test_planner_uses_the_sizes_of_a_linked_job_until_a_model_is_chosen(page: Page, running_board: Board) -> None:
     spec = {"model": {"preset": "gpt-tiny", "num_layers": 2}, "train": {"learning_rate": 0.5}}
     linked = quote(json.dumps({"spec": spec, "cluster": "cpu"}))
 
@@ -195,7 +191,7 @@ def test_the_planner_plans_the_sizes_of_a_linked_job_until_a_model_is_chosen(pag
 
 
 @pytest.mark.extended
-def test_the_planners_own_layouts_are_valid_and_follow_its_base(page: Page, running_board: Board) -> None:
+def test_default_layouts_are_valid_and_follow_the_base(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/planner/")
     lanes = page.locator(".lane")
     expect(lanes.locator("table")).to_have_count(2)
@@ -208,7 +204,7 @@ def test_the_planners_own_layouts_are_valid_and_follow_its_base(page: Page, runn
 
 
 @pytest.mark.extended
-def test_the_form_is_in_its_address(page: Page, running_board: Board) -> None:
+def test_address_contains_the_form(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
     assert page.url.endswith("/jobs/new/")
@@ -226,7 +222,7 @@ def test_the_form_is_in_its_address(page: Page, running_board: Board) -> None:
 
 
 @pytest.mark.extended
-def test_a_choice_and_its_other_box_agree(page: Page, running_board: Board) -> None:
+def test_choice_and_text_box_agree(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
     other, chosen = page.locator('[data-other="layout.dp"]'), page.locator("[data-for='layout.dp'] input:checked")
@@ -247,7 +243,7 @@ def test_a_choice_and_its_other_box_agree(page: Page, running_board: Board) -> N
 
 
 @pytest.mark.extended
-def test_only_the_field_at_fault_turns_red(page: Page, running_board: Board) -> None:
+def test_only_the_wrong_field_is_marked(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
     page.fill("[name='train.steps']", "many")
@@ -264,7 +260,7 @@ def test_only_the_field_at_fault_turns_red(page: Page, running_board: Board) -> 
 
 
 @pytest.mark.extended
-def test_a_problem_of_the_whole_layout_disappears_when_the_layout_fits(page: Page, running_board: Board) -> None:
+def test_problem_of_the_layout_disappears_when_the_layout_fits(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
     problem = page.locator("[data-for='layout'] > .problem")
@@ -278,7 +274,7 @@ def test_a_problem_of_the_whole_layout_disappears_when_the_layout_fits(page: Pag
     expect(reasons).to_contain_text("Unavailable: layout.sequence_parallel needs tp of 2 or more")
 
 
-def test_a_job_that_does_not_fit_is_submitted_only_after_a_confirmation(page: Page, running_board: Board) -> None:
+def test_job_that_does_not_fit_needs_a_confirmation(page: Page, running_board: Board) -> None:
     train = {"global_batch": 8, "micro_batches": 4, "seq_len": 4096, "precision": "bf16"}
     spec = {"model": {"preset": "llama3-405b"}, "layout": {"dp": 2}, "train": train, "resources": {"device": "cuda"}}
     page.goto(f"{running_board.url}/jobs/new/?spec={quote(json.dumps({'name': 'huge', **spec}))}")
@@ -298,7 +294,7 @@ def test_a_job_that_does_not_fit_is_submitted_only_after_a_confirmation(page: Pa
 
 
 @pytest.mark.extended
-def test_a_lane_with_a_wrong_layout_tells_why(page: Page, running_board: Board) -> None:
+def test_invalid_layout_shows_the_reason(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/planner/")
     lane = page.locator(".lane").first
     lane.locator('[data-name="tp"]').fill("3")
@@ -306,7 +302,7 @@ def test_a_lane_with_a_wrong_layout_tells_why(page: Page, running_board: Board) 
     expect(lane.locator("[aria-invalid]")).to_have_attribute("data-name", "tp")
 
 
-def test_a_slider_moves_the_lesson_and_the_link_keeps_it(page: Page, running_board: Board) -> None:
+def test_slider_updates_the_traffic_calculator_and_its_link(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/planner/traffic/")
     expect(page.locator("#order")).to_have_text("TP > DP > PP")
     page.fill("#v-b", "1")
@@ -321,7 +317,7 @@ def test_a_slider_moves_the_lesson_and_the_link_keeps_it(page: Page, running_boa
     expect(page.locator('[data-name="k"] .problem')).to_contain_text("99")
 
 
-def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: Page, running_board: Board) -> None:
+def test_host_page_starts_and_cancels_a_calibration(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/hosts/")
     page.locator("main a[href^='/hosts/']").first.click()
     expect(page.locator("main")).to_contain_text("Not calibrated")
@@ -343,7 +339,7 @@ def test_a_host_is_calibrated_by_a_click_and_the_click_can_be_taken_back(page: P
 
 
 @pytest.mark.extended
-def test_a_layout_is_chosen_as_one_asks_for_it(page: Page, running_board: Board) -> None:
+def test_automatic_layout_follows_the_request(page: Page, running_board: Board) -> None:
     page.goto(f"{running_board.url}/jobs/new/")
     page.check("#auto")
     page.fill("[name='layout.auto.ranks']", "2")
@@ -357,7 +353,7 @@ def test_a_layout_is_chosen_as_one_asks_for_it(page: Page, running_board: Board)
 
 
 @pytest.mark.extended
-def test_a_phone_shows_published_layouts_and_the_command_within_its_width(page: Page, running_board: Board) -> None:
+def test_published_layouts_and_the_command_fit_on_a_phone(page: Page, running_board: Board) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{running_board.url}/jobs/new/")
     page.click(".templates > summary")

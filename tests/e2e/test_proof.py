@@ -20,7 +20,7 @@ RUN: dict[str, Any] = {
 
 
 @pytest.mark.slow
-def test_a_wrong_gradient_fails_the_job_and_the_page_names_it(browser: Browser, tmp_path: Path) -> None:
+def test_wrong_gradient_fails_the_job_and_is_named(browser: Browser, tmp_path: Path) -> None:
     with run_board(tmp_path / "board", MESHBOARD_TRAINER_MODULE="tests.workers.wrong_trainer") as made:
         job = made.wait_for_status(made.submit(RUN), "failed", "succeeded", timeout_s=120)
         assert job["status"] == "failed"
@@ -38,7 +38,7 @@ def test_a_wrong_gradient_fails_the_job_and_the_page_names_it(browser: Browser, 
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_a_run_that_was_not_verified_is_checked_by_a_button(running_board: Board, browser: Browser) -> None:
+def test_button_starts_a_reference_check(running_board: Board, browser: Browser) -> None:
     job = running_board.submit({**RUN, "name": "unverified", "train": {**RUN["train"], "verify": "off"}})
     running_board.wait_for_status(job, "succeeded", timeout_s=120)
     page = open_context(browser).new_page()

@@ -26,7 +26,7 @@ def picture(page: Page) -> str:
     return drawn
 
 
-def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: Page, running_board: Board) -> None:
+def test_submitted_job_streams_live_and_matches_the_plan(page: Page, running_board: Board) -> None:
     expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
     page.goto(f"{running_board.url}/jobs/new/")
     expect(page.locator("#figures")).to_contain_text("dp 2 x pp 1 x tp 2")
@@ -77,7 +77,7 @@ def test_submit_through_the_form_watch_it_move_and_the_difference_read_0(page: P
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
 
 
-def test_cancel_from_the_page_ends_every_process(page: Page, running_board: Board) -> None:
+def test_cancel_ends_every_process(page: Page, running_board: Board) -> None:
     first = running_board.submit(LONG)
     second = running_board.submit({**LONG, "name": "behind"})
     page.goto(f"{running_board.url}/jobs/{second}/")
@@ -105,7 +105,7 @@ def test_cancel_from_the_page_ends_every_process(page: Page, running_board: Boar
     running_board.wait_for_status(second, "cancelled")
 
 
-def test_copy_as_curl_is_a_call_that_works(page: Page, running_board: Board) -> None:
+def test_copied_curl_command_submits_the_job(page: Page, running_board: Board) -> None:
     import os
     import subprocess
 
@@ -126,7 +126,7 @@ def test_copy_as_curl_is_a_call_that_works(page: Page, running_board: Board) -> 
 
 
 @pytest.mark.extended
-def test_an_idle_page_keeps_its_one_socket(page: Page, running_board: Board) -> None:
+def test_idle_page_keeps_one_socket(page: Page, running_board: Board) -> None:
     opened: list[str] = []
     page.on("websocket", lambda socket: opened.append(socket.url))
     jobs = running_board.call("GET", "jobs")
@@ -137,7 +137,7 @@ def test_an_idle_page_keeps_its_one_socket(page: Page, running_board: Board) -> 
     expect(page.locator("#connection")).to_have_text("live")
 
 
-def test_a_phone_can_read_every_page(page: Page, running_board: Board) -> None:
+def test_every_page_fits_on_a_phone(page: Page, running_board: Board) -> None:
     jobs = running_board.call("GET", "jobs")
     page.set_viewport_size({"width": 390, "height": 844})
     for path in ("/", "/jobs/new/", f"/jobs/{jobs[-1]['id']}/"):
@@ -146,7 +146,7 @@ def test_a_phone_can_read_every_page(page: Page, running_board: Board) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
 
 
-def test_secrets_stay_out_of_every_log(running_board: Board) -> None:
+def test_logs_contain_no_secrets(running_board: Board) -> None:
     up = running_board.info
     logs = [running_board.read_log(name) for name in ("web", "controller", "host", "redis")]
     for secret in (up["password"], up["api_token"], (running_board.state / "redis_password").read_text()):

@@ -15,7 +15,7 @@ from tests.support.browser import open_tab
 SCRIPTS = Path(__file__).parents[1] / "workers/meter/scripts"
 
 
-def test_a_script_runs_unchanged_and_its_groups_are_counted(page: Page, running_board: Board) -> None:
+def test_script_runs_unchanged_with_measured_groups(page: Page, running_board: Board) -> None:
     shutil.copy(SCRIPTS / "groups.py", running_board.state / "scripts" / "groups.py")
     page.get_by_role("link", name="Run a script").click()
     page.fill("[data-field='script.path']", "groups.py")
@@ -49,9 +49,7 @@ raise SystemExit("nothing was joined" + "!" * 600)
 
 
 @pytest.mark.extended
-def test_a_script_that_failed_before_a_collective_shows_what_was_measured_and_no_empty_panel(
-    page: Page, running_board: Board
-) -> None:
+def test_script_that_fails_early_shows_no_empty_panel(page: Page, running_board: Board) -> None:
     go = running_board.state / "scripts" / "go"
     (running_board.state / "scripts" / "waiting.py").write_text(WAITING)
     script = {"path": "waiting.py", "args": [str(go)]}
@@ -73,7 +71,7 @@ def test_a_script_that_failed_before_a_collective_shows_what_was_measured_and_no
 
 @pytest.mark.extended
 @pytest.mark.slow
-def test_a_script_that_is_not_there_says_so(running_board: Board) -> None:
+def test_missing_script_has_a_message(running_board: Board) -> None:
     missing = running_board.submit({"kind": "script", "layout": {"dp": 2}, "script": {"path": "none.py"}})
     found = running_board.wait_for_status(missing, "failed")
     assert "is 'none.py', which does not exist below the script root" in found["exit"]["reason"]

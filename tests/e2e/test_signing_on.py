@@ -134,7 +134,7 @@ def code_of(secret: str, but: str = "") -> str:
     return wait_until(now, "the next half minute begins")
 
 
-def test_people_sign_on(page: Page, provider: str, shoot: Shoot, screen: str) -> None:
+def test_user_logs_in_with_single_sign_on(page: Page, provider: str, shoot: Shoot, screen: str) -> None:
     told = {"preferred_username": f"ann-{screen}", "email": f"{screen}-ann@acme.example"}
     httpx.put(f"{provider}/users/{screen}", json=told).raise_for_status()
     page.goto("/login/?next=/account/")
@@ -158,7 +158,7 @@ def test_people_sign_on(page: Page, provider: str, shoot: Shoot, screen: str) ->
 
 
 @pytest.mark.extended
-def test_an_account_of_the_board_s_own_is_connected(page: Page, provider: str, shoot: Shoot, screen: str) -> None:
+def test_local_account_connects_to_single_sign_on(page: Page, provider: str, shoot: Shoot, screen: str) -> None:
     who = {"wide": "stranger", "narrow": "viewer"}[screen]
     called = who + "-of-a-very-long-name" * 5
     httpx.put(f"{provider}/users/{who}-at-acme", json={"preferred_username": called}).raise_for_status()
@@ -188,7 +188,7 @@ def test_an_account_of_the_board_s_own_is_connected(page: Page, provider: str, s
     shoot("account-disconnected")
 
 
-def test_a_second_factor_is_turned_on_and_asked_for(page: Page, shoot: Shoot, screen: str) -> None:
+def test_second_factor_is_required_after_activation(page: Page, shoot: Shoot, screen: str) -> None:
     who = {"wide": "owner", "narrow": "staff"}[screen]
     log_in(page, who, f"{who}-password")
     page.wait_for_url("**/")
@@ -229,9 +229,7 @@ def test_a_second_factor_is_turned_on_and_asked_for(page: Page, shoot: Shoot, sc
     shoot("account-second-factor")
 
 
-def test_who_is_invited_makes_an_account_and_who_has_one_joins(
-    page: Page, served: Site, shoot: Shoot, screen: str
-) -> None:
+def test_invitation_creates_an_account_or_adds_a_member(page: Page, served: Site, shoot: Shoot, screen: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", INVITED, f"team-{screen}"],
         env=served.environment, cwd=ROOT, capture_output=True, text=True, check=False,

@@ -51,7 +51,7 @@ def names(running_board: Board) -> dict[str, str]:
         ("/compare/?jobs={trained},{dry}", 1440, "#charts canvas"),
     ],
 )
-def test_a_page_stays_where_it_is_while_it_is_filled(
+def test_page_does_not_shift_while_it_loads(
     page: Page, running_board: Board, names: dict[str, str], path: str, width: int, drawn: str
 ) -> None:
     page.set_viewport_size({"width": width, "height": 900})

@@ -57,7 +57,7 @@ def window_of(page: Page) -> tuple[float, float]:
 
 
 @pytest.mark.extended
-def test_a_colour_of_the_legend_and_its_word_stay_on_one_line(browser: Browser, here: Site, job: str) -> None:
+def test_legend_color_and_label_stay_on_one_line(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/")
     legend = page.locator(".timeline-canvas ~ .legend")
     expect(legend.locator(".swatch").first).to_be_visible()
@@ -77,7 +77,7 @@ def test_a_colour_of_the_legend_and_its_word_stay_on_one_line(browser: Browser, 
         assert all(len(of) == 1 and of[0] < 20 for of in lines), (width, lines)
 
 
-def test_a_timeline_is_zoomed_moved_and_told_by_mouse_and_keys(browser: Browser, here: Site, job: str) -> None:
+def test_timeline_zooms_and_moves_by_mouse_and_keys(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/")
     canvas = page.locator(".timeline-canvas")
     expect(canvas).to_have_attribute("aria-label", re.compile(r"Timeline of step 16: 4 ranks, \d+ events"))
@@ -116,7 +116,7 @@ def test_a_timeline_is_zoomed_moved_and_told_by_mouse_and_keys(browser: Browser,
 
 
 @pytest.mark.extended
-def test_the_page_says_that_it_hears_of_its_run(browser: Browser, here: Site, job: str) -> None:
+def test_timeline_page_is_live(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/")
     badge = page.locator(".job-title .badge[role=status]")
     expect(badge).to_have_text("live")
@@ -124,7 +124,7 @@ def test_the_page_says_that_it_hears_of_its_run(browser: Browser, here: Site, jo
 
 
 @pytest.mark.extended
-def test_a_step_is_asked_for_from_the_page(browser: Browser, here: Site, job: str) -> None:
+def test_timeline_page_requests_a_traced_step(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/")
     page.fill("#timeline-wanted", "77")
     page.click("#timeline-ask button")
@@ -133,7 +133,7 @@ def test_a_step_is_asked_for_from_the_page(browser: Browser, here: Site, job: st
     page.context.close()
 
 
-def test_a_heat_map_tells_both_ranks_bytes_and_units(browser: Browser, here: Site, job: str) -> None:
+def test_heatmap_shows_both_ranks_bytes_and_units(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/")
     cells = page.locator("#pairs-measured .heat-cells")
     cells.scroll_into_view_if_needed()
@@ -164,7 +164,7 @@ def test_a_heat_map_tells_both_ranks_bytes_and_units(browser: Browser, here: Sit
 
 
 @pytest.mark.extended
-def test_who_may_not_see_the_job_sees_no_timeline(browser: Browser, here: Site, job: str) -> None:
+def test_timeline_of_an_invisible_job_is_missing(browser: Browser, here: Site, job: str) -> None:
     page = visit(browser, here, f"/jobs/{job}/timeline/", who="stranger")
     expect(page.locator(".timeline-canvas")).to_have_count(0)
     page.context.close()
@@ -181,12 +181,12 @@ FILES: dict[str, tuple[list[tuple[str, bytes]], str]] = {
 
 @pytest.mark.extended
 @pytest.mark.parametrize("name", FILES)
-def test_files_are_imported_and_drawn(browser: Browser, here: Site, tmp_path: Path, name: str) -> None:
+def test_imported_files_have_a_timeline(browser: Browser, here: Site, tmp_path: Path, name: str) -> None:
     files, words = FILES[name]
     drawn(browser, here, [_written(tmp_path, *file) for file in files], words)
 
 
-def test_a_flight_recorder_s_dump_is_imported_and_drawn(browser: Browser, here: Site, trace_folder: Path) -> None:
+def test_imported_flight_recorder_dump_has_a_timeline(browser: Browser, here: Site, trace_folder: Path) -> None:
     drawn(browser, here, [trace_folder / "fr_rank_0", trace_folder / "fr_rank_1"], "flight recorder · 2 ranks")
 
 
@@ -207,7 +207,7 @@ def drawn(browser: Browser, here: Site, paths: list[Path], words: str) -> None:
 
 
 @pytest.mark.extended
-def test_a_hostile_file_is_refused_by_name(browser: Browser, here: Site, tmp_path: Path) -> None:
+def test_hostile_file_is_refused_with_its_name(browser: Browser, here: Site, tmp_path: Path) -> None:
     page = visit(browser, here, "/import/")
     path = _written(tmp_path, "nice_rank_0", HOSTILE["stack global"])
     page.set_input_files("#files", str(path))
@@ -224,7 +224,7 @@ def _written(folder: Path, name: str, data: bytes) -> Path:
 
 
 @pytest.mark.extended
-def test_who_wants_no_motion_is_shown_none_and_who_runs_no_script_is_told(browser: Browser, here: Site) -> None:
+def test_respects_reduced_motion_and_explains_missing_scripts(browser: Browser, here: Site) -> None:
     still = open_context(browser, reduced_motion="reduce")
     page = still.new_page()
     page.goto(f"{here.url}/login/")
@@ -242,7 +242,7 @@ def test_who_wants_no_motion_is_shown_none_and_who_runs_no_script_is_told(browse
 
 
 @pytest.mark.extended
-def test_what_lies_over_the_list_closes_with_escape_and_where_one_goes_on(browser: Browser, here: Site) -> None:
+def test_overlays_of_the_list_close_with_escape(browser: Browser, here: Site) -> None:
     page = visit(browser, here, "/?q=nothing")
     states = page.locator("summary", has_text="Status")
     box = page.get_by_role("checkbox", name="failed")
@@ -274,7 +274,7 @@ TURNED = """() => {
 
 
 @pytest.mark.extended
-def test_no_name_from_before_there_was_a_rule_turns_a_line_round(browser: Browser, here: Site) -> None:
+def test_bidi_characters_of_old_names_do_not_reverse_text(browser: Browser, here: Site) -> None:
     """Nor what is told of it: by the server's pages, by what a script writes of JSON, and on a socket."""
     spec = {"name": "old", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
     made = here.submit_job(spec)

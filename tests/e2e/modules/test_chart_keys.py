@@ -53,7 +53,7 @@ def press(page: Page, *keys: str) -> dict[str, Any]:
     return seen
 
 
-def test_keys_move_the_cursor_of_all_charts_and_its_values_are_said(modules: Page) -> None:
+def test_keys_move_the_cursor_of_all_charts_and_announce_values(modules: Page) -> None:
     with open_blank_page(modules, TWO, *SHEETS) as page:
         drawn(page)
         chart = page.get_by_role("application", name="Loss")
@@ -79,7 +79,7 @@ def test_keys_move_the_cursor_of_all_charts_and_its_values_are_said(modules: Pag
 
 
 @pytest.mark.extended
-def test_keys_zoom_about_the_cursor_pin_it_and_take_it_all_back(modules: Page) -> None:
+def test_keys_zoom_pin_and_reset(modules: Page) -> None:
     with open_blank_page(modules, TWO, *SHEETS) as page:
         drawn(page)
         page.keyboard.press("Tab")
@@ -114,7 +114,7 @@ def test_the_x_axis_is_linear_in_steps_and_a_switch_shows_time(modules: Page) ->
 
 
 @pytest.mark.extended
-def test_a_pinned_cursor_tells_its_own_time_at_once_and_when_more_comes(modules: Page) -> None:
+def test_pinned_cursor_shows_its_time_at_once_and_after_updates(modules: Page) -> None:
     with open_blank_page(modules, TWO, *SHEETS) as page:
         drawn(page, "?at=1030")
         values = "[...document.querySelectorAll('.u-series:first-child .u-value')]"
@@ -128,7 +128,7 @@ def test_a_pinned_cursor_tells_its_own_time_at_once_and_when_more_comes(modules:
 
 
 @pytest.mark.extended
-def test_charts_with_a_cursor_of_their_own_have_the_same_keys(modules: Page) -> None:
+def test_charts_with_own_cursor_have_the_same_keys(modules: Page) -> None:
     body = """async () => {
       const { runsChart } = await import('/js/charts/runs.js');
       const xs = Array.from({ length: 100 }, (_, i) => i + 1);

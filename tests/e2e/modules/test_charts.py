@@ -50,7 +50,7 @@ const chart = m.runsChart(document.getElementById("chart"), [line], { along: "st
         ((14, 15, 16), ["02:00 25 Oct 2026 CEST", "02:00 25 Oct 2026 CET", "03:00"]),
     ],
 )
-def test_a_time_axis_names_its_zone_once_and_again_where_it_changes(
+def test_time_axis_repeats_its_zone_only_after_a_change(
     modules: Page, hours: tuple[float, ...], told: list[str]
 ) -> None:
     """Two readers in two zones compared pictures; as winter time began two ticks were alike."""
@@ -64,7 +64,7 @@ def test_a_time_axis_names_its_zone_once_and_again_where_it_changes(
     assert [tick.replace("\n", " ") for tick in ticks] == told
 
 
-def test_a_legend_tells_the_day_and_the_zone_of_a_time(modules: Page) -> None:
+def test_legend_shows_day_and_zone_of_a_time(modules: Page) -> None:
     """Of a run of several days 03:04:09 is of no day."""
     body = """
     const { createView } = await import('/js/charts/view.js');
@@ -82,7 +82,7 @@ def test_a_legend_tells_the_day_and_the_zone_of_a_time(modules: Page) -> None:
         expect(page.locator(".u-series .u-value").first).to_have_text(told)
 
 
-def test_a_chart_of_collectives_of_one_size_has_words_on_its_axis(modules: Page) -> None:
+def test_chart_of_collectives_of_one_size_has_axis_labels(modules: Page) -> None:
     body = """
     const words = [];
     const { fillText } = CanvasRenderingContext2D.prototype;
@@ -110,14 +110,14 @@ def test_a_chart_of_collectives_of_one_size_has_words_on_its_axis(modules: Page)
         ),
     ],
 )
-def test_what_another_is_drawn_in_the_stead_of_leaves_nothing_behind(modules: Page, module: str, made: str) -> None:
+def test_replaced_chart_removes_its_listeners(modules: Page, module: str, made: str) -> None:
     """Each choice of an axis left charts that the next change of theme made anew where nobody sees them."""
     with open_blank_page(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
         call_module(page, module, "")
         assert call_module(page, module, f"{COUNTED} {made} return left;") == 0
 
 
-def test_a_long_name_of_a_run_is_shortened_in_the_legend(modules: Page) -> None:
+def test_legend_shortens_the_long_name_of_a_run(modules: Page) -> None:
     name = "pretrain-llama-tiny-with-a-very-long-experiment-name-and-seed-42"
     with open_blank_page(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
         call_module(page, "charts/runs.js", RUNS, name)
@@ -126,7 +126,7 @@ def test_a_long_name_of_a_run_is_shortened_in_the_legend(modules: Page) -> None:
         expect(label).to_have_attribute("title", name)
 
 
-def test_a_change_of_theme_keeps_the_zoom_of_a_compared_chart(modules: Page) -> None:
+def test_theme_change_preserves_the_zoom_of_a_compared_chart(modules: Page) -> None:
     with open_blank_page(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
         call_module(page, "charts/runs.js", RUNS)
         page.keyboard.press("Tab")
@@ -139,7 +139,7 @@ def test_a_change_of_theme_keeps_the_zoom_of_a_compared_chart(modules: Page) -> 
         expect(seen).to_have_text("1 to 1")
 
 
-def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> None:
+def test_run_without_history_states_the_origin_of_its_time_axis(modules: Page) -> None:
     """Under "time since its first step began" it lay left of the others by a step."""
     curve = {"step": [10, 20], "loss": [3.0, 2.0], "elapsed_s": [0.0, 5.0]}
     run: dict[str, Any] = {"id": "j", "name": "one", "attempt": 1, "curve": curve, "estimate": {"time": None}}
@@ -162,7 +162,7 @@ def test_a_run_without_history_says_from_when_its_time_counts(modules: Page) -> 
         ([*range(40, 60)], "The chart shows ranks 40\u201355, the first 16 of 20. The tables include all ranks."),
     ],
 )
-def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[int], told: str) -> None:
+def test_traffic_chart_names_its_ranks(modules: Page, ranks: list[int], told: str) -> None:
     body = """
     const { createState } = await import('/js/store.js');
     const { createView } = await import('/js/charts/view.js');
@@ -178,7 +178,7 @@ def test_a_traffic_chart_says_which_ranks_it_shows(modules: Page, ranks: list[in
         assert call_module(page, "job/traffic.js", body, ranks) == words
 
 
-def test_a_long_legend_scrolls_and_its_plot_stays(modules: Page) -> None:
+def test_long_legend_scrolls_without_shrinking_the_plot(modules: Page) -> None:
     """The wheel moved the plot out of its box, and half of the plot was left."""
     body = """
     const { createView } = await import('/js/charts/view.js');

@@ -88,7 +88,7 @@ def opened(modules: Page) -> Iterator[Board]:
 
 
 @pytest.mark.extended
-def test_another_attempt_is_another_page(modules: Page) -> None:
+def test_new_attempt_resets_the_page(modules: Page) -> None:
     """It went on showing the figures, the curves and the end of the attempt before as its own."""
     with opened(modules) as board:
         board.page.evaluate("history.replaceState(null, '', '?from=1&to=2&at=1.5&tab=2#hosts')")
@@ -105,7 +105,7 @@ MEANWHILE = [[{"job": ENDED}], [{"job": JOB}, {"node": 0, "gap": {"after": "400-
 
 
 @pytest.mark.parametrize("told", MEANWHILE)
-def test_who_comes_back_is_told_what_happened_meanwhile(modules: Page, told: list[dict[str, Any]]) -> None:
+def test_reconnected_page_shows_the_missed_data(modules: Page, told: list[dict[str, Any]]) -> None:
     """Its stream had expired or was cut, and the page stayed half way for ever."""
     with opened(modules) as board:
         board.history = kept(1000)
@@ -121,7 +121,7 @@ def test_who_comes_back_is_told_what_happened_meanwhile(modules: Page, told: lis
 
 
 @pytest.mark.extended
-def test_what_it_has_stays_where_the_history_cannot_be_asked(modules: Page) -> None:
+def test_page_keeps_its_data_if_the_history_fails(modules: Page) -> None:
     with opened(modules) as board:
         board.page.route("**/history/snapshot/**", lambda route: route.abort())
         board.sockets[0].close(code=1013)
@@ -132,7 +132,7 @@ def test_what_it_has_stays_where_the_history_cannot_be_asked(modules: Page) -> N
 
 @pytest.mark.extended
 @pytest.mark.parametrize("told", MEANWHILE)
-def test_a_timeline_that_comes_back_goes_on_where_the_history_ends(modules: Page, told: list[dict[str, Any]]) -> None:
+def test_reconnected_timeline_continues_after_the_history(modules: Page, told: list[dict[str, Any]]) -> None:
     """It stayed as it was before the line broke, however much the history knew."""
     with open_blank_page(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
         board = Board(page)
@@ -148,7 +148,7 @@ def test_a_timeline_that_comes_back_goes_on_where_the_history_ends(modules: Page
 
 
 @pytest.mark.extended
-def test_a_timeline_of_another_attempt_is_another_page(modules: Page) -> None:
+def test_new_attempt_resets_the_timeline(modules: Page) -> None:
     with open_blank_page(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
         board = Board(page)
         call_module(page, "timeline/page.js", "")
@@ -157,7 +157,7 @@ def test_a_timeline_of_another_attempt_is_another_page(modules: Page) -> None:
 
 
 @pytest.mark.extended
-def test_a_timeline_says_how_it_hears_of_its_run(modules: Page) -> None:
+def test_timeline_shows_its_connection(modules: Page) -> None:
     with open_blank_page(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
         board, badge = Board(page), page.locator("#connection")
         call_module(page, "timeline/page.js", "")
@@ -174,7 +174,7 @@ def test_a_timeline_says_how_it_hears_of_its_run(modules: Page) -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize(("module", "elements"), [("job/page.js", PAGE), ("timeline/page.js", TIMELINE)])
-def test_a_page_older_than_what_it_is_told_asks_to_be_reloaded(modules: Page, module: str, elements: str) -> None:
+def test_outdated_page_asks_for_a_reload(modules: Page, module: str, elements: str) -> None:
     """It called every batch a gap of the history, and itself live."""
     newer = msgpack.packb({**build_batch(2.0), "v": 2})
     with open_blank_page(modules, elements.replace("JOB", json.dumps(JOB))) as page:
@@ -188,7 +188,7 @@ def test_a_page_older_than_what_it_is_told_asks_to_be_reloaded(modules: Page, mo
 
 
 @pytest.mark.extended
-def test_a_heatmap_loads_until_the_history_is_read(modules: Page) -> None:
+def test_heatmap_shows_loading_until_the_history_arrives(modules: Page) -> None:
     """A panel out of sight said that the run ended without a collective, until the reader scrolled to it."""
     held: list[Route] = []
     panel = render_to_string("jobs/panels/heat-time.html")
@@ -204,7 +204,7 @@ def test_a_heatmap_loads_until_the_history_is_read(modules: Page) -> None:
 
 
 @pytest.mark.extended
-def test_a_line_that_says_nothing_is_called_lost(modules: Page) -> None:
+def test_silent_connection_counts_as_lost(modules: Page) -> None:
     """A page behind a broken line was "live" for as long as the line seemed open."""
     with open_blank_page(modules, PAGE.replace("JOB", json.dumps(JOB))) as page:
         page.clock.install()

@@ -23,7 +23,7 @@ BUTTON = """
 
 
 @pytest.mark.parametrize("clipboard", [False, True], ids=["no clipboard", "one that never answers"])
-def test_a_page_copies_where_the_clipboard_does_not(modules: Page, *, clipboard: bool) -> None:
+def test_page_copies_without_a_clipboard(modules: Page, *, clipboard: bool) -> None:
     modules.context.grant_permissions(["clipboard-read", "clipboard-write"])
     call_module(modules, "dom.js", BUTTON, {"clipboard": clipboard, "text": "line 1\nline 2"})
     modules.click("button")

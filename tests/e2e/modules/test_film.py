@@ -61,7 +61,7 @@ def rows(page: Page) -> list[str]:
     return page.locator("#film svg g:not(.flying) text").all_text_contents()
 
 
-def test_a_stage_on_and_back_show_what_ranks_hold_then(cinema: Callable[..., Page]) -> None:
+def test_stages_show_the_buffers_of_ranks(cinema: Callable[..., Page]) -> None:
     page = cinema()
     words = page.locator("[data-film=words]")
     expect(words).to_have_text("Before the first stage.")
@@ -83,7 +83,7 @@ def test_a_stage_on_and_back_show_what_ranks_hold_then(cinema: Callable[..., Pag
     assert rows(page) == own
 
 
-def test_played_it_ends_with_what_was_captured_and_pauses_on_the_way(cinema: Callable[..., Page]) -> None:
+def test_film_plays_pauses_and_ends_with_the_captured_values(cinema: Callable[..., Page]) -> None:
     page = cinema("broadcast", still=False)
     play = page.locator("[data-film=play]")
     play.click()
@@ -98,7 +98,7 @@ def test_played_it_ends_with_what_was_captured_and_pauses_on_the_way(cinema: Cal
     assert rows(page) == ["100", "101", "102", "103"] * 4
 
 
-def test_where_no_motion_is_wanted_nothing_flies(cinema: Callable[..., Page]) -> None:
+def test_film_respects_reduced_motion(cinema: Callable[..., Page]) -> None:
     page = cinema("all_to_all", still=True, width=390)
     page.evaluate("""() => {
       window.flew = 0;
@@ -112,7 +112,7 @@ def test_where_no_motion_is_wanted_nothing_flies(cinema: Callable[..., Page]) ->
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_a_barrier_lets_nobody_go_before_the_last_has_come(cinema: Callable[..., Page]) -> None:
+def test_barrier_releases_no_rank_before_the_last_arrives(cinema: Callable[..., Page]) -> None:
     page = cinema("barrier")
     said = []
     for _ in range(8):

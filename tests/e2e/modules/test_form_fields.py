@@ -42,7 +42,7 @@ BASE = """<form id="base" data-plan-url="/plan" data-search-url="/search" data-n
 
 @pytest.mark.parametrize("width", [328, 337, 700])  # in a page of 390, 1440, and 900 px
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_reasons_of_a_field_touch_no_choice(modules: Page, width: int, theme: str) -> None:
+def test_reasons_of_a_field_do_not_overlap_choices(modules: Page, width: int, theme: str) -> None:
     name = "layout.ep"
     told = {
         "name": name,
@@ -65,7 +65,7 @@ def test_the_reasons_of_a_field_touch_no_choice(modules: Page, width: int, theme
         assert page.locator(".segmented").evaluate("(one) => one.scrollWidth <= one.clientWidth")
 
 
-def test_a_search_that_reached_its_time_limit_names_the_next_step(modules: Page) -> None:
+def test_search_at_its_time_limit_names_the_next_step(modules: Page) -> None:
     found = {"complete": False, "seconds": 5, "considered": 90, "fitting": 0, "best": [], "refused": {}}
     with open_blank_page(modules, f"<main>{BASE}</main>") as page:
         page.route("**/plan?cluster=h100", lambda route: route.fulfill(status=400, json={"problems": []}))
@@ -78,7 +78,7 @@ def test_a_search_that_reached_its_time_limit_names_the_next_step(modules: Page)
         expect(page.locator("#search-status code")).to_have_text("python -m planner search")
 
 
-def test_the_layouts_of_the_planner_are_loading_until_they_are_planned(modules: Page) -> None:
+def test_layouts_show_loading_until_the_plan_arrives(modules: Page) -> None:
     """The two lanes of a fresh page are valid, and are planned without a click."""
     held: list[Route] = []
     refused = {"estimate": None, "problems": [{"field": "layout.dp", "message": "`layout.dp` is 64."}]}

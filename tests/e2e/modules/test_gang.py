@@ -10,7 +10,7 @@ from tests.support.browser import STATIC, call_module, open_context
 pytestmark = pytest.mark.extended
 
 
-def test_the_panel_of_a_gang_names_hosts_clocks_and_what_crosses(modules: Page) -> None:
+def test_gang_panel_shows_hosts_clocks_and_cross_host_traffic(modules: Page) -> None:
     panel = (STATIC.parents[1] / "templates" / "jobs" / "panels" / "hosts.html").read_text()
     gang = [
         {"node": 0, "host": "anna", "first_rank": 0, "num_ranks": 2, "ended": None, "outcome": "", "reason": ""},

@@ -69,7 +69,7 @@ PANELS = {
 
 @pytest.mark.parametrize("how", ["pointer", "keys"])
 @pytest.mark.parametrize("name", PANELS)
-def test_what_is_pointed_at_stays_told_with_its_new_figures(modules: Page, name: str, how: str) -> None:
+def test_description_of_the_pointed_cell_updates(modules: Page, name: str, how: str) -> None:
     made, where, words, (first, second) = PANELS[name]
     with made(modules) as page:
         page.evaluate("draw(2)")
@@ -90,7 +90,7 @@ def test_what_is_pointed_at_stays_told_with_its_new_figures(modules: Page, name:
 
 
 @pytest.mark.parametrize("name", PANELS)
-def test_a_note_is_new_though_the_pointer_rests_beside_the_cells(modules: Page, name: str) -> None:
+def test_note_updates_while_the_pointer_is_outside_the_cells(modules: Page, name: str) -> None:
     made, _, words, _ = PANELS[name]
     with made(modules) as page:
         page.evaluate("draw(2)")
@@ -108,7 +108,7 @@ def test_a_note_is_new_though_the_pointer_rests_beside_the_cells(modules: Page, 
         ("time", ["Rank", "Time since start"], ["0", "1"], "payload bytes per second"),
     ],
 )
-def test_a_map_has_labels_on_both_axes_and_names_its_color_scale(
+def test_heatmap_has_axis_labels_and_a_color_scale(
     modules: Page, name: str, titles: list[str], rows: list[str], scale: str
 ) -> None:
     made, where, _, _ = PANELS[name]
@@ -122,7 +122,7 @@ def test_a_map_has_labels_on_both_axes_and_names_its_color_scale(
         expect(page.locator(".heat-ends span")).to_have_count(3)
 
 
-def test_a_matrix_of_few_ranks_shows_the_value_of_each_cell(modules: Page) -> None:
+def test_small_matrix_shows_values_in_cells(modules: Page) -> None:
     with pairs(modules) as page:
         page.evaluate("draw(2)")
         expect(page.locator("#pairs-measured .heat-lines")).to_have_attribute("data-values", "1")

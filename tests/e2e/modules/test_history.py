@@ -16,7 +16,7 @@ from tests.support.browser import call_module, open_blank_page
 pytestmark = pytest.mark.extended
 
 
-def test_the_loss_is_that_of_the_newest_step_and_in_words_where_it_is_no_number(
+def test_loss_is_from_the_newest_step_and_shows_nan_as_a_word(
     modules: Page, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed that of the last step that had one, and of a long run that ended of the last step that was kept."""

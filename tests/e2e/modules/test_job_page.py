@@ -21,7 +21,7 @@ def job(**other: Any) -> dict[str, Any]:
     return {**base, "diagnosis": None, **other}
 
 
-def test_a_job_whose_run_was_disproved_is_not_offered_another_try(modules: Page) -> None:
+def test_job_with_wrong_gradients_has_no_retry(modules: Page) -> None:
     body = "".join(f'<div id="{name}"></div>' for name in ("states", "status", "cancel-form", "requeue-form", "notice"))
     shown = "return x.map((job) => { m.showHeader(job); return !document.getElementById('requeue-form').hidden; })"
     exit = {"outcome": "failed", "reason": "boom", "rank": 1, "exit_code": 1, "log_tail": []}
@@ -32,7 +32,7 @@ def test_a_job_whose_run_was_disproved_is_not_offered_another_try(modules: Page)
         assert call_module(page, "job/header.js", shown, jobs) == [True, True, False]
 
 
-def test_a_failure_is_stated_once(modules: Page) -> None:
+def test_failure_is_stated_once(modules: Page) -> None:
     """In the verdict, or in the notice of a page or of an attempt without a verdict. A long reason is cut."""
     ids = ("states", "status", "cancel-form", "requeue-form", "notice")
     body = "".join(f'<div id="{name}"></div>' for name in ids)
@@ -60,7 +60,7 @@ def test_a_failure_is_stated_once(modules: Page) -> None:
     assert stopped[0] == "Cancelled by anna"
 
 
-def test_a_verdict_offers_the_action_of_its_payload(modules: Page) -> None:
+def test_verdict_shows_the_button_of_its_action(modules: Page) -> None:
     body = """
     <div id="advice"></div><div id="smaller"></div><form id="requeue-form"></form><section id="health">
     <p data-sentence></p>
@@ -107,7 +107,7 @@ def test_a_verdict_offers_the_action_of_its_payload(modules: Page) -> None:
     assert asked == [3, -1]
 
 
-def test_a_verdict_that_checked_nothing_has_a_neutral_color(modules: Page) -> None:
+def test_verdict_without_a_check_has_a_neutral_color(modules: Page) -> None:
     body = """
     <section id="health"><p data-sentence></p>
     <dl><div><dd data-reason></dd></div><div><dd><i data-next></i><i data-action></i></dd></div>
@@ -127,7 +127,7 @@ def test_a_verdict_that_checked_nothing_has_a_neutral_color(modules: Page) -> No
         assert call_module(page, "job/health.js", show, told) == ["good", "", "warn"]
 
 
-def test_the_tabs_of_a_job_follow_keys_addresses_and_data(modules: Page) -> None:
+def test_tabs_follow_keys_addresses_and_data(modules: Page) -> None:
     tab = '<button id="tab-{0}" role="tab" aria-controls="panel-{0}" data-tab="{0}"></button>'
     panel = '<div id="panel-{0}" role="tabpanel"><section id="in-{0}" data-needs="{0}"><p>words</p></section></div>'
     names = ("overview", "traffic", "time", "logs")

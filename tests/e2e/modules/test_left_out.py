@@ -11,7 +11,7 @@ from tests.support.telemetry import build_batch, build_cell, build_traffic
 pytestmark = pytest.mark.extended
 
 
-def test_a_summary_that_lacks_cells_of_some_ranks_says_so_beside_its_sums(modules: Page) -> None:
+def test_summary_without_some_counters_states_the_omission(modules: Page) -> None:
     body = """
     const store = await import("/js/store.js");
     const s = store.createState(); store.foldSummary(s, x[0]);

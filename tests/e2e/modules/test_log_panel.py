@@ -69,7 +69,7 @@ def shown(page: Page) -> list[str]:
     return page.locator("#log .log-text").all_text_contents()
 
 
-def test_a_hundred_thousand_lines_are_scrolled_through_with_few_in_the_page(panel: Callable[..., Page]) -> None:
+def test_log_of_a_hundred_thousand_lines_scrolls_with_few_elements(panel: Callable[..., Page]) -> None:
     page = panel()
     page.evaluate("many(100_000)")
     assert shown(page)[-1].startswith("step 99999 loss"), "it follows"
@@ -101,7 +101,7 @@ def test_a_hundred_thousand_lines_are_scrolled_through_with_few_in_the_page(pane
 
 
 @pytest.mark.extended
-def test_long_lines_wrapped_or_not_leave_nothing_between_or_over_each_other(panel: Callable[..., Page]) -> None:
+def test_long_lines_have_no_gaps_and_no_overlap(panel: Callable[..., Page]) -> None:
     page = panel(width=390)
     wide = "漢字かな" * 60
     lines = [f"{i} " + ("x" * (i % 7) * 90) + (wide if i % 5 == 0 else "") + "\t<b>end" for i in range(400)]
@@ -140,7 +140,7 @@ def test_long_lines_wrapped_or_not_leave_nothing_between_or_over_each_other(pane
 
 
 @pytest.mark.extended
-def test_ranks_are_shown_one_by_one_or_merged_by_time(panel: Callable[..., Page]) -> None:
+def test_log_shows_one_rank_or_all_ranks_by_time(panel: Callable[..., Page]) -> None:
     page = panel()
     say(page, log(0, 10, 0, "a0"), log(1, 11, 0, "b0"), log(0, 12, 1, "a1"), log(-1, 13, 0, "launched"))
     say(page, log(2, 10.5, 0, "late, of another host"), node=1)
@@ -155,7 +155,7 @@ def test_ranks_are_shown_one_by_one_or_merged_by_time(panel: Callable[..., Page]
 
 
 @pytest.mark.extended
-def test_levels_leave_only_what_is_bad_with_whole_tracebacks(panel: Callable[..., Page]) -> None:
+def test_level_filter_keeps_whole_tracebacks(panel: Callable[..., Page]) -> None:
     page = panel()
     trace = ["[rank0]: Traceback (most recent call last):", '[rank0]:   File "t.py", line 3', "[rank0]: ValueError: no"]
     say(page, log(0, 1, 0, "fine", "UserWarning: old", *trace, "W1122 12:00:01.0 x.py:3] slow", "going on"))
@@ -166,7 +166,7 @@ def test_levels_leave_only_what_is_bad_with_whole_tracebacks(panel: Callable[...
 
 
 @pytest.mark.extended
-def test_a_bad_expression_is_told_beside_the_field_and_a_slow_one_is_ended(panel: Callable[..., Page]) -> None:
+def test_invalid_expression_has_a_message_and_a_slow_search_stops(panel: Callable[..., Page]) -> None:
     page = panel()
     page.evaluate("many(30_000)")
     field, problem, found = (
@@ -220,7 +220,7 @@ HOSTILE = [
 
 
 @pytest.mark.extended
-def test_colours_come_through_and_nothing_else_of_a_terminal(panel: Callable[..., Page]) -> None:
+def test_log_shows_colors_and_no_other_escape_sequences(panel: Callable[..., Page]) -> None:
     page = panel()
     say(page, log(0, 1, 0, *(text for text, _ in HOSTILE)))
     assert shown(page) == [text for _, text in HOSTILE]
@@ -233,7 +233,7 @@ def test_colours_come_through_and_nothing_else_of_a_terminal(panel: Callable[...
 
 
 @pytest.mark.extended
-def test_a_link_leads_to_its_line_and_says_when_the_line_is_gone(panel: Callable[..., Page]) -> None:
+def test_link_opens_its_line_or_reports_a_missing_line(panel: Callable[..., Page]) -> None:
     page = panel(fragment="#log-1-4001")
     page.evaluate("many(9_000, 0)")
     assert page.locator("#log [data-marked]").count() == 0, "its rank has not spoken"
@@ -251,7 +251,7 @@ def test_a_link_leads_to_its_line_and_says_when_the_line_is_gone(panel: Callable
 
 
 @pytest.mark.extended
-def test_what_is_kept_is_bounded_over_all_ranks_and_says_nothing_wrong(panel: Callable[..., Page]) -> None:
+def test_stored_lines_are_bounded_over_all_ranks(panel: Callable[..., Page]) -> None:
     page = panel()
     kept = page.evaluate("""async () => {
       const { foldLog, MOST_LINES, MOST_CHARACTERS } = await import("/js/logs/lines.js");
@@ -342,7 +342,7 @@ def timeline() -> dict[str, Any]:
         ([], "Last collective unknown."),
     ],
 )
-def test_after_a_failure_the_root_cause_stands_on_top(
+def test_root_cause_is_at_the_top_after_a_failure(
     panel: Callable[..., Page], items: list[dict[str, Any]], words: str
 ) -> None:
     page = panel(members=GANG, finished=True, status="failed", exit={**EXIT, "log_tail": ["step 7", *TRACE]})
@@ -358,7 +358,7 @@ def test_after_a_failure_the_root_cause_stands_on_top(
 
 
 @pytest.mark.extended
-def test_after_a_failure_the_log_opens_on_the_rank_that_failed_until_another_is_chosen(
+def test_log_opens_on_the_failed_rank(
     panel: Callable[..., Page],
 ) -> None:
     page = panel(members=GANG, finished=True, status="failed", exit={**EXIT, "log_tail": ["boom"]})
@@ -372,7 +372,7 @@ def test_after_a_failure_the_log_opens_on_the_rank_that_failed_until_another_is_
 
 
 @pytest.mark.extended
-def test_a_good_end_has_no_cause_and_a_stored_failure_has_its_last_lines(panel: Callable[..., Page]) -> None:
+def test_success_has_no_cause_and_a_stored_failure_has_last_lines(panel: Callable[..., Page]) -> None:
     well = panel(finished=True, status="succeeded", exit={**EXIT, "outcome": "succeeded", "rank": None, "log_tail": []})
     say(well, log(0, 1, 0, "fine"))
     expect(well.locator("[data-log=cause]")).to_be_hidden()
@@ -385,7 +385,7 @@ def test_a_good_end_has_no_cause_and_a_stored_failure_has_its_last_lines(panel: 
 
 
 @pytest.mark.extended
-def test_what_is_selected_stays_selected_while_lines_come(panel: Callable[..., Page]) -> None:
+def test_selected_text_stays_selected_while_lines_arrive(panel: Callable[..., Page]) -> None:
     """All lines in sight were made anew with each that came, and the selection went with them."""
     page = panel()
     say(page, log(0, 1, 0, *(f"line {number}" for number in range(5))))

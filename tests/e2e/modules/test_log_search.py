@@ -11,7 +11,7 @@ from tests.support.browser import call_module, open_blank_page
 pytestmark = pytest.mark.extended
 
 
-def test_the_hit_that_one_is_at_stays_that_line_while_others_come_before_it(modules: Page) -> None:
+def test_current_hit_stays_when_earlier_hits_arrive(modules: Page) -> None:
     """Its mark and its number moved to another line, or it was none any more."""
     with open_blank_page(modules, "") as page:
         call_module(page, "logs/panel.js", START, {"panel": PANEL, "sheets": SHEETS, "job": {}})

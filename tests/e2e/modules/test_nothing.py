@@ -20,7 +20,7 @@ HOST_GAUGE = {"kind": "gauge", "rank": -1, "time": 1.0, "cpu": 0.5}
 RANK_GAUGE = {"kind": "gauge", "rank": 0, "time": 1.0, "resident_bytes": 5}
 
 
-def test_a_page_without_anything_to_draw_is_short_and_says_why(modules: Page) -> None:
+def test_page_without_data_is_short_and_states_the_reason(modules: Page) -> None:
     body = """<main id="main"><p id="nothing" hidden></p><section id="health"></section>
     <section id="log" data-needs="ran"></section><section id="gauges" data-needs="measured"></section>
     <section id="loss" data-needs="sent"></section></main>"""
@@ -47,7 +47,7 @@ def test_a_page_without_anything_to_draw_is_short_and_says_why(modules: Page) ->
     assert drawn == [["health", "log", "gauges", "loss"], ""]
 
 
-def test_a_script_that_succeeds_without_a_collective_says_so_and_a_calibration_needs_none(modules: Page) -> None:
+def test_script_without_collectives_has_a_note_and_a_calibration_has_none(modules: Page) -> None:
     show = """
     const state = (await import('/js/store.js')).createState();
     state.gauges.set(0, {});
@@ -66,7 +66,7 @@ def test_a_script_that_succeeds_without_a_collective_says_so_and_a_calibration_n
     assert calibration == ""
 
 
-def test_an_ended_run_is_not_told_of_as_if_collectives_could_come(modules: Page) -> None:
+def test_ended_run_expects_no_more_collectives(modules: Page) -> None:
     body = """
     const rows = document.createElement('tbody');
     return [[null, false], [null, true], [['step'], true]].map(([phases, finished]) => {

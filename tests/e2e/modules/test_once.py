@@ -23,7 +23,7 @@ SEND = """async ([selector, times]) => {
 BACK = "() => dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))"
 
 
-def test_two_clicks_send_a_form_once_and_back_from_there_it_can_be_sent_again(modules: Page) -> None:
+def test_double_click_sends_a_form_once(modules: Page) -> None:
     with open_blank_page(modules, FORM) as page:
         assert page.evaluate(SEND, ["[data-once]", 2]) == [1, True]
         page.evaluate(BACK)
@@ -31,7 +31,7 @@ def test_two_clicks_send_a_form_once_and_back_from_there_it_can_be_sent_again(mo
         assert page.evaluate(SEND, ["[data-once]", 2]) == [1, True]
 
 
-def test_what_the_button_says_is_sent_with_it(modules: Page) -> None:
+def test_value_of_the_button_is_sent(modules: Page) -> None:
     """A dry run was sent as the run itself: a button that rests already sends no value."""
     form = (
         '<form data-once action="paper.html"><button type="submit" name="kind" value="dry_run">Dry run</button></form>'
@@ -42,6 +42,6 @@ def test_what_the_button_says_is_sent_with_it(modules: Page) -> None:
         page.wait_for_url("**/paper.html?kind=dry_run")
 
 
-def test_other_forms_are_left_alone(modules: Page) -> None:
+def test_other_forms_are_unchanged(modules: Page) -> None:
     with open_blank_page(modules, FORM) as page:
         assert page.evaluate(SEND, ["#other", 2]) == [2, False]

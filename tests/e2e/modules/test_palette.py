@@ -31,7 +31,7 @@ def found(*jobs: str) -> dict[str, Any]:
     return {"jobs": told, "hosts": [], "projects": []}
 
 
-def test_nothing_is_said_to_be_there_by_a_name_before_the_board_has_answered(page: Page) -> None:
+def test_palette_reports_no_results_only_after_the_response(page: Page) -> None:
     held: list[Route] = []
     page.route(
         "**/find?*", lambda route: held.append(route) if "q=zzz" in route.request.url else route.fulfill(json=found())
@@ -46,7 +46,7 @@ def test_nothing_is_said_to_be_there_by_a_name_before_the_board_has_answered(pag
 
 
 @pytest.mark.parametrize("status", [503, 429, None])
-def test_a_board_that_does_not_answer_is_no_empty_list(page: Page, status: int | None) -> None:
+def test_palette_shows_an_error_if_the_board_does_not_respond(page: Page, status: int | None) -> None:
     """It said that there was nothing by that name; only a screen reader was told otherwise."""
     page.route("**/find?*", lambda route: route.fulfill(status=status) if status else route.abort())
     call_module(page, "shell/palette.js", OPEN)
@@ -55,7 +55,7 @@ def test_a_board_that_does_not_answer_is_no_empty_list(page: Page, status: int |
     expect(page.locator(".palette [role=status]")).to_have_text(f"0 results. {CANNOT}")
 
 
-def test_what_was_found_is_listed(page: Page) -> None:
+def test_palette_lists_results(page: Page) -> None:
     page.route("**/find?*", lambda route: route.fulfill(json=found("zzz")))
     call_module(page, "shell/palette.js", OPEN)
     page.fill(".palette input", "zzz")
@@ -63,7 +63,7 @@ def test_what_was_found_is_listed(page: Page) -> None:
     expect(page.locator(".palette [role=status]")).to_have_text("1 result.")
 
 
-def test_a_job_that_could_not_be_fetched_is_no_browser_s_fault(page: Page) -> None:
+def test_failed_copy_of_a_job_names_the_board(page: Page) -> None:
     page.route("**/api/v1/jobs/j", lambda route: route.fulfill(status=503))
     page.route("**/find?*", lambda route: route.fulfill(json=found()))
     call_module(page, "shell/palette.js", OPEN)
@@ -74,7 +74,7 @@ def test_a_job_that_could_not_be_fetched_is_no_browser_s_fault(page: Page) -> No
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_the_sheet_of_keys_names_the_palette_where_there_is_one(modules: Page, there: bool) -> None:
+def test_shortcut_sheet_lists_the_palette_if_the_page_has_one(modules: Page, there: bool) -> None:
     with open_blank_page(modules, BODY if there else '<main id="main"></main>') as page:
         call_module(page, "shell/keys.js", "m.showKeys();")
         expect(page.locator("dialog.keys kbd").filter(has_text="Ctrl+K")).to_have_count(int(there))

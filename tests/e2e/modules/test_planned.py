@@ -11,7 +11,7 @@ from tests.support.browser import call_module
 pytestmark = pytest.mark.extended
 
 
-def test_memory_is_first_and_each_group_has_its_own_badge(modules: Page) -> None:
+def test_comparison_starts_with_memory_and_each_group_has_a_badge(modules: Page) -> None:
     """Exact traffic had the badge "estimate", and opened the tab Memory."""
     body = """
     const s = (await import('/js/store.js')).createState();
@@ -40,7 +40,7 @@ def test_memory_is_first_and_each_group_has_its_own_badge(modules: Page) -> None
         ("CPU core", False),
     ],
 )
-def test_a_share_of_an_assumed_peak_is_not_put_down_to_the_mask(modules: Page, accelerator: str, masked: bool) -> None:
+def test_hfu_above_an_assumed_peak_is_not_explained_by_the_mask(modules: Page, accelerator: str, masked: bool) -> None:
     """After runs on a processor faster than the 50 GFLOP/s assumed, 182% was attention's."""
     time = {"step_s": 0.5, "model_flops": 1e10, "mfu": 1.8, "hfu": 1.8, "tokens_per_s": 2050, "parts": []}
     time |= {"interval": {"share": 0.03, "basis": "runs", "words": "from 3 runs here"}, "basis": "data sheet"}
@@ -50,7 +50,7 @@ def test_a_share_of_an_assumed_peak_is_not_put_down_to_the_mask(modules: Page, a
     assert ("MFU counts the full attention matrix" in told) == masked
 
 
-def test_exact_is_said_of_all_ranks_alone(modules: Page) -> None:
+def test_badge_is_exact_only_for_all_ranks(modules: Page) -> None:
     shown = """
     const badge = document.createElement("b");
     const words = (off, missing) => (m.showBadge(badge, off, true, missing), [badge.textContent, badge.dataset.tone]);

@@ -10,7 +10,7 @@ PANEL = """<script src="/vendor/htmx/htmx.min.js"></script>
 <div id="jobs" data-poll="3600" hx-get="/rows?part=rows" hx-trigger="refresh" hx-target="#jobs">first</div>"""
 
 
-def test_a_panel_that_cannot_be_refreshed_says_since_when_until_it_can(modules: Page) -> None:
+def test_panel_shows_the_time_of_its_last_refresh_after_failures(modules: Page) -> None:
     """It went stale in silence while the board was away, and held a page of a login once the session had ended."""
     with open_blank_page(modules, PANEL) as page:
         rows = page.locator("#jobs")

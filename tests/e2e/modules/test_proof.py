@@ -10,7 +10,7 @@ from tests.support.browser import call_module
 pytestmark = pytest.mark.extended
 
 
-def test_verdicts_of_some_ranks_are_no_verdict_of_all(modules: Page) -> None:
+def test_verdicts_of_some_ranks_give_no_overall_verdict(modules: Page) -> None:
     row = {"phase": "step", "op": "all_reduce", "axis": "dp", "predicted_bytes": 8, "measured_bytes": 8}
     row |= {"predicted_count": 1, "measured_count": 1}
     script = """

@@ -21,7 +21,7 @@ QUEUE = f"""<script src="/vendor/htmx/htmx.min.js"></script>
 </form>"""
 
 
-def test_what_was_chosen_stays_chosen_when_a_job_is_moved(modules: Page) -> None:
+def test_selection_stays_when_a_job_moves(modules: Page) -> None:
     """The rows came anew without a tick, beside "2 selected"."""
     with open_blank_page(modules, QUEUE) as page:
         page.route("**/move", lambda route: route.fulfill(body='{"moved": true}', content_type="application/json"))
@@ -47,7 +47,7 @@ def test_what_was_chosen_stays_chosen_when_a_job_is_moved(modules: Page) -> None
         ({"status": 200, "body": {"moved": False}}, "A job can move only among jobs with the same priority"),
     ],
 )
-def test_why_a_job_was_not_moved_is_told(modules: Page, answer: dict[str, Any] | None, words: str) -> None:
+def test_refused_move_shows_the_reason(modules: Page, answer: dict[str, Any] | None, words: str) -> None:
     with open_blank_page(modules, QUEUE) as page:
         page.route(
             "**/move",
@@ -69,7 +69,7 @@ STARTS = """<script src="/vendor/htmx/htmx.min.js"></script><form id="bulk"><spa
 
 
 @pytest.mark.extended
-def test_an_estimated_start_that_passes_reads_any_moment(modules: Page) -> None:
+def test_past_estimated_start_reads_any_moment(modules: Page) -> None:
     """The reader's clock may be wrong, so only the time since the page was loaded counts."""
     with open_blank_page(modules, STARTS) as page:
         page.clock.install()
@@ -86,7 +86,7 @@ def test_an_estimated_start_that_passes_reads_any_moment(modules: Page) -> None:
 
 
 @pytest.mark.extended
-def test_a_refresh_of_the_queue_keeps_the_selection_the_focus_and_a_message(modules: Page) -> None:
+def test_queue_refresh_preserves_selection_focus_and_message(modules: Page) -> None:
     with open_blank_page(modules, QUEUE) as page:
         page.route("**/rows", lambda route: route.fulfill(body=f"<table><tbody>{ROWS}</tbody></table>"))
         call_module(page, "pages/queue.js", "")
@@ -112,7 +112,7 @@ def test_a_refresh_of_the_queue_keeps_the_selection_the_focus_and_a_message(modu
 
 
 @pytest.mark.extended
-def test_how_long_ago_a_host_was_heard_is_not_counted_by_the_reader_s_clock(modules: Page) -> None:
+def test_heartbeat_age_ignores_the_clock_of_the_reader(modules: Page) -> None:
     """A computer three minutes fast called every host silent, one three minutes slow a dead one just heard."""
     with open_blank_page(modules, '<span data-age="7200.5"></span>') as page:
         page.evaluate("() => { const late = Date.now() + 180e3; Date.now = () => late; }")

@@ -19,7 +19,7 @@ def checkpoint(step: int, num_bytes: int = 100) -> dict[str, Any]:
     return {**told, "stall_s": 0.1, "save_s": 0.2}
 
 
-def test_rows_keep_their_nodes_by_key_and_cells_only_change_their_text(modules: Page) -> None:
+def test_refill_reuses_rows_by_key_and_changes_only_text(modules: Page) -> None:
     body = """
     const { el } = await import("/js/dom.js");
     const body = document.getElementById("rows");
@@ -52,7 +52,7 @@ def test_rows_keep_their_nodes_by_key_and_cells_only_change_their_text(modules: 
     assert rest == '<tr><td class="note">none</td></tr>'
 
 
-def test_what_is_pressed_in_a_live_table_is_still_there_when_it_is_let_go(modules: Page) -> None:
+def test_pressed_button_of_a_live_table_survives_a_refresh(modules: Page) -> None:
     """Links and buttons were made anew ten times a second: a click began on one and ended on another."""
     checkpoints = """
     const [section, body] = [document.getElementById("section"), document.getElementById("rows")];

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.extended
 OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no public attributes
 
 
-def test_a_page_is_delayed_until_every_stream_is_read_again_or_its_socket_is_new(modules: Page) -> None:
+def test_page_is_delayed_until_every_stream_is_readable(modules: Page) -> None:
     told = [{"node": 0, "stale": True}, {"node": 1, "stale": True}, {"node": 0, "stale": False}]
     told += [{"node": 1, "entries": []}, {"node": 1, "stale": True}]
     body = """
@@ -45,7 +45,7 @@ def test_a_page_is_delayed_until_every_stream_is_read_again_or_its_socket_is_new
     assert seen == ["connecting", "live", *["delayed"] * 3, "live", "delayed", "reconnecting", "live", "live"]
 
 
-def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(modules: Page) -> None:
+def test_peak_has_a_unit_and_days_have_commas(modules: Page) -> None:
     time = {"step_s": 0.5, "model_flops": 1e10, "mfu": 0.2, "hfu": 0.2, "tokens_per_s": 2050, "parts": []}
     time |= {"interval": {"share": 0.79, "basis": "runs", "words": "from 5 runs here"}, "basis": "data sheet"}
     estimate = {"time": time, "world_size": 2, "cluster": {"name": "vm"}}
@@ -60,7 +60,7 @@ def test_the_peak_that_a_share_is_of_has_its_unit_apart_and_days_their_commas(mo
     assert "tokens 5" not in tiny
 
 
-def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Page) -> None:
+def test_headline_and_panel_show_the_same_free_memory(modules: Page) -> None:
     stage = {"stage": 0, "memory": {"parameters": 330 * 2**20}, "memory_bytes": 330 * 2**20, "step_bytes": {}}
     cluster = {"memory_bytes": 8 * 2**30, "accelerator": "CPU"}
     time = {"step_s": 1, "interval": {"share": 0.1}, "tokens_per_s": 1}
@@ -79,7 +79,7 @@ def test_a_plan_s_headline_and_its_panel_leave_the_same_memory_free(modules: Pag
     assert panel.endswith("fits, 5% free (less than the margin of error)")
 
 
-def test_a_search_that_may_match_nothing_comes_to_an_end(modules: Page) -> None:
+def test_search_for_an_empty_match_ends(modules: Page) -> None:
     body = """
     const worker = new Worker('/js/logs/finder.js');
     worker.postMessage({id: 1, source: 'b|', flags: 'gu', texts: ['\\u{1F600}b']});

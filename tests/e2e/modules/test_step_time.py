@@ -31,7 +31,7 @@ TOLD: dict[str, Any] = {
     ("share", "total", "note"),
     [(0, "200 ms", ""), (0.45, "200 ms ±45%", ""), (9, "200 ms", "Planned: within a factor of 10. ")],
 )
-def test_a_planned_step_time_has_its_margin_of_error(modules: Page, share: float, total: str, note: str) -> None:
+def test_planned_step_time_has_a_margin_of_error(modules: Page, share: float, total: str, note: str) -> None:
     body = """
     const section = document.querySelector('section');
     m.stepBar(section)({ diagnosis: { planned: x }, estimate: {} }, { ranks: new Map(), stepTimes: [] });
@@ -44,7 +44,7 @@ def test_a_planned_step_time_has_its_margin_of_error(modules: Page, share: float
     assert told == f"{note}Solid: exposed communication. {WAITING} Striped: communication overlapped with compute."
 
 
-def test_the_figures_name_the_current_work(modules: Page) -> None:
+def test_figures_name_the_current_phase(modules: Page) -> None:
     """Phases have names of their own in streams, and "now: step" says nothing."""
     ids = ("phase", "left-name", "left")
     body = """

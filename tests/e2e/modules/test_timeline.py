@@ -16,7 +16,7 @@ const made = (items) => stepOfItems(items[0].step, told(items), () => 0);
 """
 
 
-def test_lines_where_hosts_begin_leave_the_cells_of_very_many_to_be_seen(modules: Page) -> None:
+def test_host_borders_do_not_hide_cells_of_large_heatmaps(modules: Page) -> None:
     body = """async (num_hosts) => {
       const { heatMap } = await import('/js/heat/map.js');
       const map = heatMap(document.getElementById('map'), { label: 'map', describe: String, onDescribe() {} });
@@ -36,7 +36,7 @@ def test_lines_where_hosts_begin_leave_the_cells_of_very_many_to_be_seen(modules
     assert many == 0, "128 hosts on 400 px: lines would be all that one sees"
 
 
-def test_a_cell_that_is_something_is_seen_however_many_there_are(modules: Page) -> None:
+def test_nonzero_cell_is_visible_in_a_large_heatmap(modules: Page) -> None:
     body = """async ([rows, at]) => {
       const { heatMap } = await import('/js/heat/map.js');
       const map = heatMap(document.getElementById('map'), { label: 'map', describe: String, onDescribe() {} });
@@ -58,7 +58,7 @@ def test_a_cell_that_is_something_is_seen_however_many_there_are(modules: Page) 
     assert seen == len({(row * width // 1024, column * width // 1024) for row, column in at})
 
 
-def test_one_is_told_as_one(modules: Page) -> None:
+def test_uses_the_singular_for_one(modules: Page) -> None:
     told = call_module(modules, "format.js", "return x.map((n) => m.counted(n, 'rank'));", [0, 1, 2, 1200])
     assert told == ["0 ranks", "1 rank", "2 ranks", "1,200 ranks"]
     timeline = {"cells": [], "stages": 1, "micro_batches": 1, "step_s": 1, "bubble": 0, "whole": False, "in_flight": []}
@@ -69,7 +69,7 @@ def test_one_is_told_as_one(modules: Page) -> None:
     assert words.startswith("The picture shows the first 1 stage and 1 micro-batch. ")
 
 
-def test_a_link_that_did_more_than_was_told_has_no_share(modules: Page) -> None:
+def test_link_above_its_known_bandwidth_has_no_percentage(modules: Page) -> None:
     body = """const cell = m.ofLink(x, x === null ? null : { speed: 8e6, words: "inside a host, from 1 run of h" });
     return [cell.textContent, cell.title];"""
     told = [call_module(modules, "timeline/tables.js", body, busbw) for busbw in (4e6, 8e6, 14.8e6)]

@@ -22,7 +22,7 @@ show(job, state);
 """
 
 
-def test_a_step_that_cannot_be_fetched_is_asked_for_again_and_no_other_stands_under_its_name(modules: Page) -> None:
+def test_failed_step_is_fetched_again_and_shows_no_other_step(modules: Page) -> None:
     """It was never asked for again, and the picture of the step before stayed."""
     with open_blank_page(modules, PANEL) as page:
         page.clock.install()

@@ -36,7 +36,7 @@ PANEL = """<section id="panel" data-trace="/trace">
 <tbody id="timeline-groups"></tbody><tbody id="timeline-overlap"></tbody></table></section>"""
 
 
-def test_words_of_an_event_go_with_its_step(modules: Page) -> None:
+def test_event_description_disappears_with_its_step(modules: Page) -> None:
     """An event of the step before was told under the picture of the next."""
     with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
         call_module(
@@ -52,7 +52,7 @@ def test_words_of_an_event_go_with_its_step(modules: Page) -> None:
         expect(told).to_contain_text("To zoom, use the wheel, +")
 
 
-def test_a_whole_step_stays_whole_as_more_ranks_tell_of_it(modules: Page) -> None:
+def test_full_view_of_a_step_stays_full_when_ranks_arrive(modules: Page) -> None:
     """Its end was out of sight though nobody had zoomed."""
     body = (
         f"{STEPS} view.show(made(x.slice(0, 1))); view.show(made(x)); return place.querySelector('canvas').dataset.to"
@@ -64,7 +64,7 @@ def test_a_whole_step_stays_whole_as_more_ranks_tell_of_it(modules: Page) -> Non
         ) == pytest.approx(0.09)
 
 
-def test_the_same_step_told_again_keeps_what_was_chosen(modules: Page) -> None:
+def test_repeated_step_preserves_the_selection(modules: Page) -> None:
     """A new step in the list took the words of the one that is looked at."""
     with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
         call_module(
@@ -90,7 +90,7 @@ def test_the_same_step_told_again_keeps_what_was_chosen(modules: Page) -> None:
         ),
     ],
 )
-def test_a_legend_names_the_colours_that_are_drawn(
+def test_legend_lists_the_drawn_colors(
     modules: Page, ranks: int, spans: list[tuple[Any, ...]], told: list[str], untold: list[str]
 ) -> None:
     """A weight pass has one colour whatever its micro-batch, and had no entry; nor had a wait that is not known."""
@@ -107,7 +107,7 @@ def test_a_legend_names_the_colours_that_are_drawn(
     assert [one for one in untold if one in words] == []
 
 
-def test_a_legend_explains_unknown_waiting_times_if_every_rank_sent_events(modules: Page) -> None:
+def test_legend_explains_unknown_waiting_times(modules: Page) -> None:
     calls = [(0, "all_reduce", 1, 10, 0, 20, 4000, -1)]
     items = [build_timeline(0, calls=calls), build_timeline(1, calls=[(0, "all_reduce", 2, 10, 0, 20, 4000, -1)])]
     with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
@@ -117,7 +117,7 @@ def test_a_legend_explains_unknown_waiting_times_if_every_rank_sent_events(modul
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_names_of_events_are_readable_on_every_shade(modules: Page, theme: str) -> None:
+def test_event_names_are_readable_on_every_shade(modules: Page, theme: str) -> None:
     """Names in the color of the surface were unreadable on pale boxes."""
     tokens = ["--part-compute", "--part-compute-odd", "--part-optimizer", "--series-11"]
     tokens += [f"--axis-{axis}" for axis in ("dp", "tp", "pp", "cp", "ep", "world")]
@@ -137,7 +137,7 @@ def test_names_of_events_are_readable_on_every_shade(modules: Page, theme: str) 
     assert min(ratios) >= 4.5
 
 
-def test_names_of_events_take_the_color_of_their_own_box(modules: Page) -> None:
+def test_event_names_match_the_color_of_their_box(modules: Page) -> None:
     calls = [[(0, "all_reduce", 1, start, 0, 100_000, 4000, -1)] for start in (0, 90_000)]
     items = [build_timeline(rank, calls=own) for rank, own in enumerate(calls)]
     body = f"""{STEPS}
@@ -157,7 +157,7 @@ def test_names_of_events_take_the_color_of_their_own_box(modules: Page) -> None:
     assert (waiting, transfer) == ("#000000", "#ffffff")
 
 
-def test_pictures_and_tables_give_a_group_of_a_script_one_colour(modules: Page) -> None:
+def test_group_of_a_script_has_one_color_in_pictures_and_tables(modules: Page) -> None:
     """Each counted the groups that it had met: a table's swatch was another group's in the picture."""
     groups = [{"axis": name, "ranks": [0, 1], "nth": 0} for name in ("ours", "theirs")]
     both = [(place, "all_reduce", 1, 10, 0, 20, 4000, -1) for place in (0, 1)]
@@ -186,9 +186,7 @@ def test_pictures_and_tables_give_a_group_of_a_script_one_colour(modules: Page) 
         ([0.001, None], " The clock offset of 1 host is unknown."),
     ],
 )
-def test_a_step_says_of_how_many_ranks_it_is_and_how_far_clocks_agree(
-    modules: Page, within: list[float | None], told: str
-) -> None:
+def test_step_shows_its_ranks_and_clock_offsets(modules: Page, within: list[float | None], told: str) -> None:
     """Of a run without an estimate "2 of 2"; and each clock is held against the board's, so that two errors add up."""
     clocks = [None if one is None else {"offset_s": 0, "within_s": one} for one in within]
     with open_blank_page(modules, PANEL, *SHEETS) as page:
@@ -197,7 +195,7 @@ def test_a_step_says_of_how_many_ranks_it_is_and_how_far_clocks_agree(
         expect(page.locator("#timeline-note")).to_have_text(f"Step 8, 2 of 4 ranks.{told}")
 
 
-def test_a_small_chart_of_a_rank_that_told_nothing_says_so(modules: Page) -> None:
+def test_small_chart_of_a_rank_without_data_has_a_note(modules: Page) -> None:
     body = """
     const { Bins } = await import('/js/rates.js');
     const bins = new Bins(1, 10, 'whole');

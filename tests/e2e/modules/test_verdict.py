@@ -48,7 +48,7 @@ def shown(modules: Page, *jobs: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_failed_run_shows_the_last_lines_of_its_traceback_once(modules: Page) -> None:
+def test_failed_run_shows_the_end_of_its_traceback_once(modules: Page) -> None:
     facts = [{"text": text, "ranks": [1], "steps": []} for text in (*TRACEBACK[1:], "another fact")]
     exit = {"rank": 1, "log_tail": ["epoch 1", *TRACEBACK, "epoch 2", "epoch 3"]}  # standard output comes late
     failed = job(verdict("Failed: rank 1, ValueError.", evidence=facts), exit=exit)
@@ -64,7 +64,7 @@ def test_a_failed_run_shows_the_last_lines_of_its_traceback_once(modules: Page) 
     assert told[3]["log"] == [f"line {number}" for number in range(22, 30)]
 
 
-def test_a_button_takes_the_next_step_and_works(modules: Page) -> None:
+def test_verdict_button_opens_the_next_step(modules: Page) -> None:
     """The search of faster layouts refuses a run that has not ended."""
     actions = ("copy_job", "open_breakdown", "find_faster")
     told = {action: verdict("Slower than planned: x.", action=action) for action in actions}
@@ -78,19 +78,19 @@ def test_a_button_takes_the_next_step_and_works(modules: Page) -> None:
     assert shown(modules, running)[0]["button"] is None
 
 
-def test_commands_of_a_next_step_are_code(modules: Page) -> None:
+def test_commands_of_the_next_step_are_code(modules: Page) -> None:
     told = shown(modules, job(verdict("Stalled: x.", next="Run `kill -CONT 4711` on <anna>.")))
     assert told[0]["next"] == "Run <code>kill -CONT 4711</code> on &lt;anna&gt;."
 
 
-def test_commands_are_code_before_the_script_of_the_page_runs() -> None:
+def test_template_renders_commands_as_code() -> None:
     told = verdict("Stalled: x.", next="Run `kill -CONT 4711` on <anna>.")
     panel = render_to_string("jobs/panels/first/health.html", {"data": {"diagnosis": told}})
     assert "Run <code>kill -CONT 4711</code> on &lt;anna&gt;." in panel
 
 
 @pytest.mark.parametrize(("state", "words"), [("hung", [DASH, "stalled", DASH, "stalled"]), ("slow", None)])
-def test_a_stalled_run_has_no_time_left_and_no_speed(modules: Page, state: str, words: list[str] | None) -> None:
+def test_stalled_run_shows_no_remaining_time_and_no_speed(modules: Page, state: str, words: list[str] | None) -> None:
     panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
     body = """
     const state = (await import('/js/store.js')).createState();
@@ -110,7 +110,7 @@ def test_a_stalled_run_has_no_time_left_and_no_speed(modules: Page, state: str, 
         assert told[0] not in ("", DASH)
 
 
-def test_a_diverged_run_is_not_offered_a_smaller_layout(modules: Page) -> None:
+def test_diverged_run_has_no_offer_of_a_smaller_layout(modules: Page) -> None:
     ids = ("states", "status", "cancel-form", "requeue-form", "notice", "smaller")
     body = "return x.map((job) => { m.showHeader(job); return document.getElementById('smaller').hidden; })"
     change = {"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}

@@ -25,7 +25,7 @@ CUT = """() => [...document.querySelectorAll('.figures dt, .figures dd, .figures
 
 
 @pytest.mark.extended
-def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
+def test_figures_of_a_million_steps_fit_at_every_width(modules: Page) -> None:
     panels = [render_to_string(f"jobs/panels/first/{name}.html", {"job": {}}) for name in ("progress", "traffic")]
     body = """async () => {
       const { showOff, showProgress } = await import('/js/job/figures.js');
@@ -50,7 +50,7 @@ def test_figures_of_a_million_steps_are_cut_at_no_width(modules: Page) -> None:
 
 
 @pytest.mark.extended
-def test_hosts_that_are_not_heard_are_named_while_they_are_few(modules: Page) -> None:
+def test_silent_hosts_are_named_if_they_are_few(modules: Page) -> None:
     panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
     body = """async (host) => {
       const { showProgress } = await import('/js/job/figures.js');
@@ -72,7 +72,7 @@ def test_hosts_that_are_not_heard_are_named_while_they_are_few(modules: Page) ->
 
 
 @pytest.mark.extended
-def test_how_long_a_step_takes_is_whole_on_a_wide_page(modules: Page) -> None:
+def test_step_time_fits_on_a_wide_page(modules: Page) -> None:
     panel = render_to_string("jobs/panels/first/progress.html", {"job": {}})
     body = """
     document.getElementById('figure-step-time').textContent = '59 min 59 s';
@@ -91,7 +91,7 @@ OF_LISTS = ("css/tokens.css", "css/base.css", "css/components.css", "css/tables.
 
 
 @pytest.mark.extended
-def test_on_a_narrow_page_each_figure_of_the_queue_has_its_words(modules: Page) -> None:
+def test_queue_figures_have_labels_on_a_narrow_page(modules: Page) -> None:
     row = {"id": "a", "name": "run", "project": "default", "points": 1.0, "priority": 0, "place": 1, "num_slots": 2}
     told = {"rows": [{**row, "parts": {"waited": 0, "share": 0}, "layout": "dp2", "reason": "the queue is paused"}]}
     words = """
@@ -138,7 +138,7 @@ def list_of_jobs() -> str:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("width", [1024, 1440])
-def test_each_job_has_one_line_on_a_wide_page(modules: Page, width: int) -> None:
+def test_job_has_one_line_on_a_wide_page(modules: Page, width: int) -> None:
     with open_blank_page(modules, f"<main>{list_of_jobs()}</main>", *OF_LISTS, "css/list.css") as page:
         page.set_viewport_size({"width": width, "height": 800})
         heights = page.evaluate(LINES)
@@ -152,7 +152,7 @@ def test_each_job_has_one_line_on_a_wide_page(modules: Page, width: int) -> None
             assert hidden <= 0, "all columns are visible"
 
 
-def test_each_job_is_a_card_with_whole_texts_on_a_phone(modules: Page) -> None:
+def test_job_is_a_card_with_full_texts_on_a_phone(modules: Page) -> None:
     with open_blank_page(modules, f"<main>{list_of_jobs()}</main>", *OF_LISTS, "css/list.css") as page:
         page.set_viewport_size({"width": 390, "height": 800})
         cut = (
@@ -193,7 +193,7 @@ def overview() -> str:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("page_of", [host_cards, overview])
-def test_no_long_name_runs_out_of_its_panel(modules: Page, page_of: Callable[[], str]) -> None:
+def test_long_names_stay_inside_their_panel(modules: Page, page_of: Callable[[], str]) -> None:
     styles = (*OF_LISTS, "css/hosts.css", "css/overview.css")
     with open_blank_page(modules, f"<main>{page_of()}</main>", *styles) as page:
         for width in (390, 1440):
