@@ -1,4 +1,4 @@
-"""One installation for all browser tests of a process, one browser for those of a module."""
+"""Fixtures of browser tests: one installation per process, and one browser per module."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tests.support.processes import wait_until
 
 @pytest.fixture(scope="session")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
-    """Of all browser tests of this process: what others left on it stays there."""
+    """Start the installation that all browser tests of a process share."""
     with run_board(tmp_path_factory.mktemp("board")) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def running_board(installation: Board) -> Iterator[Board]:
-    """The installation, whose slots the next module finds free, whatever happened in this one."""
+    """Return the installation, and cancel the jobs of the module at the end."""
     yield installation
     (jobs,) = wait_until(lambda: listed(installation), "the board answers")
     for job in jobs:
-        with contextlib.suppress(urllib.error.HTTPError):  # it has ended meanwhile
+        with contextlib.suppress(urllib.error.HTTPError):  # the job may have ended
             installation.call("POST", f"jobs/{job['id']}/cancel")
 
 
 def listed(board: Board) -> tuple[list[dict[str, Any]]] | tuple[()]:
-    """Jobs that have not ended; nothing while nobody answers."""
+    """Return the jobs that have not ended, or an empty tuple if the board does not respond."""
     with contextlib.suppress(urllib.error.URLError, TimeoutError):
         return ([job for job in board.call("GET", "jobs") if job["status"] not in TERMINAL],)
     return ()
@@ -53,14 +53,14 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def served() -> Iterator[str]:
-    """The address of the static files."""
+    """Return the address of the static files."""
     with serve_static_files() as address:
         yield address
 
 
 @pytest.fixture(scope="module")
 def modules(browser: Browser, served: str) -> Iterator[Page]:
-    """A page from which `import("/js/NAME.js")` works."""
+    """Open a page from which `import("/js/NAME.js")` works."""
     context = open_context(browser)
     page = context.new_page()
     page.goto(f"{served}/icon.svg")
@@ -70,7 +70,7 @@ def modules(browser: Browser, served: str) -> Iterator[Page]:
 
 @pytest.fixture
 def page(browser: Browser, running_board: Board) -> Iterator[Page]:
-    """A logged-in page whose console must stay silent."""
+    """Open a logged-in page, and check that its console stays empty."""
     context = open_context(browser, viewport={"width": 1280, "height": 900})
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     opened = context.new_page()
@@ -83,8 +83,8 @@ def page(browser: Browser, running_board: Board) -> Iterator[Page]:
     assert complaints == []
 
 
-def _complains(told: ConsoleMessage) -> bool:
-    """A plan that a busy board refused is no complaint: the page asks for it again (`test_plan.py`)."""
-    if "status of 503" in told.text and urlsplit(told.location["url"]).path == "/plan/":
+def _complains(shown: ConsoleMessage) -> bool:
+    """Return whether a console message is a fault. The page retries a plan that a busy board refused."""
+    if "status of 503" in shown.text and urlsplit(shown.location["url"]).path == "/plan/":
         return False
-    return told.type in ("error", "warning")
+    return shown.type in ("error", "warning")

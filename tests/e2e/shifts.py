@@ -1,4 +1,4 @@
-"""What moves on a page without anybody's doing, while all that it shows comes late."""
+"""Detect elements that move while a page loads slowly."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PAINTED = """new Promise((done) => {
 
 
 def open_late(page: Page, url: str) -> None:
-    """Scripts come when the page as the server wrote it has been painted, and what they ask for a frame at a time."""
+    """Open a page whose scripts start after the first paint, and whose responses arrive one frame at a time."""
     held: list[Route] = []
     scripts = re.compile(r"/js/(?!theme)")
 
@@ -69,8 +69,8 @@ def open_late(page: Page, url: str) -> None:
 
 
 def assert_still(page: Page) -> None:
-    """Of a page that `open_late` opened: what moved is told, from where to where: x y width height."""
+    """Check that no element moved on a page of `open_late`."""
     page.evaluate(FRAMES)
     moved: list[dict[str, Any]] = page.evaluate("window.moved")
-    told = [f"{one['value']:.4f} at {one['at']} ms\n    " + "\n    ".join(one["from"]) for one in moved]
-    assert sum(one["value"] for one in moved) < MOST, "\n".join(["the page moved by itself", *told])
+    shown = [f"{one['value']:.4f} at {one['at']} ms\n    " + "\n    ".join(one["from"]) for one in moved]
+    assert sum(one["value"] for one in moved) < MOST, "\n".join(["the page moved by itself", *shown])

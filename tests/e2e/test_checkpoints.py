@@ -1,4 +1,4 @@
-"""Checkpoints and dry runs as a user meets them: on the job page, and in the form."""
+"""Checkpoints and dry runs on the job page and in the form."""
 
 from __future__ import annotations
 

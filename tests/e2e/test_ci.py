@@ -1,4 +1,4 @@
-"""The story of a build: submit and wait, hold the run to its baseline, and fail where an axis sends otherwise."""
+"""A build in CI: submit, wait, and compare the run with its baseline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Meshboard = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """First on a build's PATH."""
+    """Return the folder with the commands, the first on the PATH of a build."""
     made = tmp_path_factory.mktemp("bin")
     file = made / "meshboard"
     file.write_text(f'#!/bin/sh\nexec {sys.executable} -m meshboard "$@"\n')
@@ -36,7 +36,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(running_board: Board, commands: Path) -> dict[str, str]:
-    """Of a build: whose token it has, and the command on its PATH."""
+    """Return the environment of a build, with its token and PATH."""
     own = {
         "PATH": f"{commands}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT / 'client'}:{ROOT}",
@@ -47,7 +47,7 @@ def environment(running_board: Board, commands: Path) -> dict[str, str]:
 
 
 def token(board: Board, *scopes: str) -> str:
-    """A new one, as the tokens page makes it."""
+    """Create a token on the account page."""
     return str(board.call("POST", "tokens", {"name": "ci", "scopes": scopes, "days": 1})["token"])
 
 
@@ -63,7 +63,7 @@ def meshboard(environment: dict[str, str]) -> Meshboard:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a build checked out: two specs, of which one is without sequence parallel."""
+    """Return the checkout of a build with two specs, one without sequence parallelism."""
     made = tmp_path_factory.mktemp("ci")
     (made / "spec.yaml").write_text(yaml.safe_dump(SPEC))
     (made / "without.yaml").write_text(yaml.safe_dump(WITHOUT))
@@ -72,19 +72,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def baseline(meshboard: Meshboard, folder: Path) -> str:
-    """A run that branch main is held to."""
+    """Return the baseline run of branch main."""
     ran = meshboard("submit", str(folder / "spec.yaml"), "--follow", "--key", "gitlab-77")
     assert ran.returncode == 0, ran.stderr
     assert "step 5/5 loss" in ran.stderr, "its log comes while it is waited for"
     job = ran.stdout.strip()
-    kept = meshboard("baseline", "set", "main", job)
-    assert kept.returncode == 0, kept.stderr
+    stored = meshboard("baseline", "set", "main", job)
+    assert stored.returncode == 0, stored.stderr
     return job
 
 
 def sent(board: Board, job: str, op: str) -> int:
-    """Payload bytes of a step over tp, all ranks."""
-    cells = [cell for told in board.get_job(job)["exit"]["summary"]["cells"].values() for cell in told]
+    """Return the tp payload bytes of all ranks per step."""
+    cells = [cell for shown in board.get_job(job)["exit"]["summary"]["cells"].values() for cell in shown]
     wanted = ("step", op, "tp")
     return (
         sum(c["payload_bytes"] for c in cells if (c["phase"], c["op"], c["axis"]) == wanted) // SPEC["train"]["steps"]
@@ -94,7 +94,7 @@ def sent(board: Board, job: str, op: str) -> int:
 def test_github_build_fails_with_axis_and_bytes(
     running_board: Board, meshboard: Meshboard, environment: dict[str, str], folder: Path, baseline: str
 ) -> None:
-    """Sequence parallel is off: what was gathered is reduced, and the gate names both."""
+    """Without sequence parallelism, all-reduces replace all-gathers, and the gate names both."""
     build = {**environment, "GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1", "GITHUB_JOB": "traffic"}
     inputs = {"url": running_board.url, "token": environment["MESHBOARD_TOKEN"], "spec": "without.yaml"}
     ended = ci_pipelines.run_github_action({**inputs, "set-baseline": "main"}, build, folder, skip="Install")
@@ -108,8 +108,10 @@ def test_github_build_fails_with_axis_and_bytes(
     assert "calls.tp.all_reduce (exact)" in failed
     summary = (folder / "github_step_summary").read_text()
     assert f"| FAIL | bytes.tp.all_gather (exact) | 0 B | {gathered:,} B |" in summary
-    told = json.loads(meshboard("baseline", "show", "main", "--json").stdout)
-    assert [run["job"] for run in told["runs"]] == [baseline], "a run that failed the gate is no baseline"
+    shown = json.loads(meshboard("baseline", "show", "main", "--json").stdout)
+    assert [run["job"] for run in shown["runs"]] == [baseline], (
+        "a run that failed the gate does not become the baseline"
+    )
 
     without = next(word for word in ended.text.split() if "/jobs/" in word).strip("/").rpartition("/")[2]
     limits = ["--max", "bytes.tp.all_reduce=+0%", "--max", "bytes.tp=+0%", "--max", "loss=+50%"]
@@ -155,9 +157,9 @@ def test_commands_show_a_run(meshboard: Meshboard, folder: Path, baseline: str) 
     planned = meshboard("plan", str(folder / "spec.yaml"))
     assert (planned.returncode, "sends   tp " in planned.stdout) == (0, True), planned
     watched = meshboard("watch", baseline, "--json")
-    told = json.loads(watched.stdout.splitlines()[-1])
-    assert (watched.returncode, told["step"], told["status"]) == (0, 5, "succeeded")
-    assert told["bytes_per_s"]["tp"] > 0
+    shown = json.loads(watched.stdout.splitlines()[-1])
+    assert (watched.returncode, shown["step"], shown["status"]) == (0, 5, "succeeded")
+    assert shown["bytes_per_s"]["tp"] > 0
     whole, followed = (meshboard("logs", baseline, *options).stdout for options in ([], ["-f"]))
     assert [line for line in followed.splitlines() if "loss" in line] == [
         line for line in whole.splitlines() if "loss" in line
@@ -171,20 +173,20 @@ def test_commands_show_a_run(meshboard: Meshboard, folder: Path, baseline: str) 
 def test_documented_example_shows_the_traffic_of_a_run(
     running_board: Board, environment: dict[str, str], baseline: str
 ) -> None:
-    """It submits what the build before it did, by the same key: the same job."""
+    """The example uses the key of an earlier build, so it finds the same job."""
     own = {**environment, "BUILD": "gitlab-77"}
     ran = subprocess.run([sys.executable, EXAMPLE], env=own, capture_output=True, text=True, timeout=scale_timeout(60))
-    told = ran.stdout.splitlines()
-    assert (ran.returncode, told[1:2]) == (0, [f"{baseline} has succeeded, traffic difference 0 B"]), ran
-    assert told[0].startswith("predicted: ")
+    shown = ran.stdout.splitlines()
+    assert (ran.returncode, shown[1:2]) == (0, [f"{baseline} has succeeded, traffic difference 0 B"]), ran
+    assert shown[0].startswith("predicted: ")
     gathered = f"{sent(running_board, baseline, 'all_gather') * SPEC['train']['steps'] // 2:,} B"
-    assert f"rank 1 step tp all_gather: {gathered}, {gathered} predicted" in told
+    assert f"rank 1 step tp all_gather: {gathered}, {gathered} predicted" in shown
     page = (ROOT / "docs/howto/from-python.md").read_text()
     assert EXAMPLE.read_text().partition("SPEC: JobSpec")[2].partition("\n\n\nif __name__")[0] in page
 
 
 def test_metered_command_is_reported(running_board: Board, meshboard: Meshboard, commands: Path) -> None:
-    """`commands` is where a host's packages would have put the meter."""
+    """`commands` is the folder of installed packages, which has the meter."""
     meter = commands / "meshboard-meter"
     meter.write_text(f'#!/bin/sh\nexec {sys.executable} -m workers.external_runs "$@"\n')
     meter.chmod(0o755)

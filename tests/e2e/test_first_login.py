@@ -11,7 +11,7 @@ from tests.support.browser import open_context
 
 
 def test_one_time_link_logs_in_once(browser: Browser, running_board: Board) -> None:
-    """Nothing but this test follows the link of the board that all browser tests share."""
+    """The link works once, so only this test uses it."""
     link = re.search(r"http\S+/login/once/\S+", (running_board.state / "runner.log").read_text())
     assert link
     context = open_context(browser)

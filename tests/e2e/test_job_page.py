@@ -83,9 +83,9 @@ def box(locator: Locator) -> tuple[float, float, float, float]:
 
 
 def window(page: Page, chart: str) -> list[float]:
-    told = page.get_attribute(f"#{chart}-chart", "data-window")
-    assert told
-    return [float(part) for part in told.split()]
+    result = page.get_attribute(f"#{chart}-chart", "data-window")
+    assert result
+    return [float(part) for part in result.split()]
 
 
 def test_first_screen_shows_status_figures_and_charts(tab: Page) -> None:
@@ -147,8 +147,8 @@ def test_address_opens_a_tab_or_a_panel(tab: Page) -> None:
     expect(tab.locator("#tab-memory")).to_be_focused()
     assert tab.url.endswith("#memory")
     tab.mouse.wheel(0, 400)
-    for kept in ("h1", "#status", "#tabs"):
-        expect(tab.locator(kept)).to_be_in_viewport()
+    for stored in ("h1", "#status", "#tabs"):
+        expect(tab.locator(stored)).to_be_in_viewport()
 
 
 @pytest.mark.extended
@@ -158,8 +158,8 @@ def test_name_and_status_stay_visible_on_a_phone(tab: Page) -> None:
         open_tab(tab, name)
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390, name
         tab.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-        for kept in ("h1", "#status", f"#tab-{name}"):
-            expect(tab.locator(kept)).to_be_in_viewport()
+        for stored in ("h1", "#status", f"#tab-{name}"):
+            expect(tab.locator(stored)).to_be_in_viewport()
 
 
 @pytest.mark.extended
@@ -176,7 +176,6 @@ def test_job_page_does_not_shift_while_it_loads(
 
 @pytest.mark.extended
 def test_error_column_fits_on_a_phone(tab: Page) -> None:
-    """Figures of gigabytes pushed the error out of sight."""
     tab.set_viewport_size({"width": 390, "height": 844})
     open_tab(tab, "memory")
     expect(tab.locator("#planned-rows td").first).to_be_visible()
@@ -188,12 +187,12 @@ def test_error_column_fits_on_a_phone(tab: Page) -> None:
 def test_bars_match_their_figures(tab: Page) -> None:
     open_tab(tab, "time")
     tab.wait_for_selector("#parts [data-side=measured] [data-part=compute]")
-    told = tab.eval_on_selector("#parts", BARS)  # all at once, because the run continues
-    longest = max(seconds(total) for total in told["totals"])
-    assert {side for _, _, side in told["bars"]} == {"planned", "measured"}
-    for title, width, _ in told["bars"]:
+    result = tab.eval_on_selector("#parts", BARS)  # all at once, because the run continues
+    longest = max(seconds(total) for total in result["totals"])
+    assert {side for _, _, side in result["bars"]} == {"planned", "measured"}
+    for title, width, _ in result["bars"]:
         share = pytest.approx(seconds(title.split(": ")[1]) / longest, rel=0.02, abs=0.002)
-        assert width / told["lane"] == share, title
+        assert width / result["lane"] == share, title
 
 
 def seconds(words: str) -> float:

@@ -1,4 +1,4 @@
-"""The list, the form on one screen, the comparison and the palette, by hand and by keyboard, in a real browser."""
+"""The job list, the form, the comparison and the palette, by mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = "w" * 60 + " and words " * 3
 
 @pytest.fixture(scope="module")
 def runs(running_board: Board) -> list[str]:
-    """Two runs that have ended, of different layouts."""
+    """Return two ended runs with different layouts."""
     other = {**SPEC, "name": LONG, "layout": {"tp": 2}}
     jobs = [running_board.submit(spec) for spec in (SPEC, other)]
     for job in jobs:
@@ -33,7 +33,7 @@ def runs(running_board: Board) -> list[str]:
 
 
 def inside(page: Page, node: Locator) -> bool:
-    """Whether it is on the screen, whole, without scrolling."""
+    """Return whether an element is fully visible without scrolling."""
     box, size = node.bounding_box(), page.viewport_size
     assert box, node
     assert size
@@ -74,21 +74,21 @@ def test_fills_in_the_best_layout_and_undoes_it(page: Page, running_board: Board
     before = page.evaluate(chosen)
     page.locator("[data-for='layout.dp'] label", has_text="4").click()
     page.locator("[data-for='layout.tp'] label", has_text="1").click()
-    asked = page.evaluate(chosen)
+    requests = page.evaluate(chosen)
     page.click("#best")
-    told = page.locator("#best-status [role=status]")
-    expect(told).to_contain_text(re.compile(r"Fastest of [\d,]+ layouts that fit"))
+    shown = page.locator("#best-status [role=status]")
+    expect(shown).to_contain_text(re.compile(r"Fastest of [\d,]+ layouts that fit"))
     expect(page.locator("#plan-status")).to_contain_text("Fits.")
     expect(page.locator("[data-show=world]")).to_have_text("4 ranks")
     filled = page.evaluate(chosen)
-    assert filled not in (before, asked)
+    assert filled not in (before, requests)
     page.locator("#best-status button").click()
-    assert page.evaluate(chosen) == asked
+    assert page.evaluate(chosen) == requests
 
 
 @pytest.mark.extended
 def test_best_layout_enables_unavailable_boxes(page: Page, running_board: Board) -> None:
-    """Of sequence parallelism the planner heard nothing: its box was out of use until tp was 2."""
+    """Sequence parallelism is unavailable until tp is 2."""
     best = {"layout": {"dp": 1, "tp": 2, "sequence_parallel": True}, "micro_batches": 1, "step_s": 1}
     found = {"best": [best], "fitting": 1, "considered": 1, "complete": True, "neighbours": []}
     page.route("**/plan/search/", lambda route: route.fulfill(json=found))
@@ -109,7 +109,7 @@ def test_selected_jobs_stay_selected_after_a_refresh(page: Page, running_board: 
     page.evaluate("document.getElementById('jobs').dispatchEvent(new CustomEvent('refresh'))")
     expect(page.locator("tr[data-old]")).to_have_count(0)
     expect(page.locator("tr[data-chosen]")).to_have_count(2)
-    expect(page.locator(".job-name:focus"), "the keys go on from where they were").to_have_count(1)
+    expect(page.locator(".job-name:focus"), "keys continue from the current row").to_have_count(1)
     page.keyboard.press("t")
     page.keyboard.type("ci")
     page.click("button[value=tag]")
@@ -160,9 +160,9 @@ def test_dragging_over_steps_compares_them(page: Page, running_board: Board, run
     page.mouse.down()
     page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + box["height"] / 2, steps=5)
     page.mouse.up()
-    told = page.locator(".slow-steps")
-    expect(told).to_contain_text(re.compile(r"A: steps \d+ to \d+"))
-    expect(told.locator("p").first).to_contain_text("ms per step in")
+    shown = page.locator(".slow-steps")
+    expect(shown).to_contain_text(re.compile(r"A: steps \d+ to \d+"))
+    expect(shown.locator("p").first).to_contain_text("ms per step in")
 
 
 def test_palette_finds_jobs_hosts_pages_and_actions_by_keyboard(

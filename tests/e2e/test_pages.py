@@ -1,4 +1,4 @@
-"""The pages against a real installation: a dropped line, a page without script, the reader's own choices."""
+"""Pages of a real installation: a dropped socket, a page without scripts, and choices of the reader."""
 
 from __future__ import annotations
 
@@ -180,11 +180,11 @@ def test_diverged_run_shows_the_reason(page: Page, running_board: Board) -> None
 def test_run_with_expired_stream_shows_its_traffic(page: Page, running_board: Board) -> None:
     job = running_board.submit(SPEC)
     running_board.wait_for_status(job, "succeeded")
-    kept = running_board.state / "history" / job / "1"
-    manifest = kept / MANIFEST
+    saved = running_board.state / "history" / job / "1"
+    manifest = saved / MANIFEST
     wait_until(lambda: manifest.exists() and json.loads(manifest.read_text())["ended"], "its history is whole")
     running_board.connect_redis().delete(telemetry_stream(job, 1))
-    wait_until(lambda: shutil.rmtree(kept, ignore_errors=True) or not kept.exists(), "it is gone")
+    wait_until(lambda: shutil.rmtree(saved, ignore_errors=True) or not saved.exists(), "it is gone")
     page.goto(f"{running_board.url}/jobs/{job}/")
     expect(page.locator("#traffic-chart")).to_contain_text("is no longer stored")
     expect(page.locator("#fidelity")).to_contain_text("0 B")

@@ -1,4 +1,4 @@
-"""Planning in a real browser: pictures, explanations, templates, side by side, search."""
+"""The job form and the Planner: pictures, explanations, templates, comparison, and search."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ def test_every_figure_has_an_explanation(page: Page, running_board: Board) -> No
 
 @pytest.mark.extended
 def test_explanation_is_for_the_stage_of_the_figure(page: Page, running_board: Board) -> None:
-    """The fullest stage's memory once stood beside an explanation of the first one's."""
     page.goto(f"{running_board.url}/jobs/new/?template=llama3-405b-16k")
     memory = page.locator('[data-head="memory"]')
     expect(memory).to_have_text("63.1 GiB")
@@ -75,8 +74,8 @@ def test_explanation_is_for_the_stage_of_the_figure(page: Page, running_board: B
 
 @pytest.mark.extended
 def test_form_retries_a_busy_planner(page: Page, running_board: Board) -> None:
-    """The server's own 503 (`tests/jobs/planning/test_planners.py` brings it about) put before the first question."""
-    tab = page.context.new_page()  # whose console may tell of the 503
+    """`tests/jobs/planning/test_planners.py` tests the 503 of the server."""
+    tab = page.context.new_page()  # its console may contain the 503
     busy = {
         "errors": [{"field": "request", "message": "All 2 planner processes are busy. Try again in a few seconds."}]
     }
@@ -177,16 +176,16 @@ def test_planner_uses_the_sizes_of_a_linked_job_until_a_model_is_chosen(page: Pa
 
     with page.expect_request(plans) as first:
         page.goto(f"{running_board.url}/planner/#{linked}")
-    asked = first.value.post_data_json
-    assert asked["model"] == {"preset": "gpt-tiny", "num_layers": 2}
+    requests = first.value.post_data_json
+    assert requests["model"] == {"preset": "gpt-tiny", "num_layers": 2}
     hint = page.locator("#linked-settings")
     text = "Settings of the linked job: num_layers, learning_rate. To remove these settings, choose a model."
     expect(hint).to_have_text(text)
     expect(page.locator("[name=preset] option:checked")).to_have_text("gpt-tiny with other sizes")
     with page.expect_request(plans) as second:
         page.locator("[name=preset]").select_option("llama3-8b")
-    asked = second.value.post_data_json
-    assert (asked["model"], "learning_rate" in asked["train"]) == ({"preset": "llama3-8b"}, False)
+    requests = second.value.post_data_json
+    assert (requests["model"], "learning_rate" in requests["train"]) == ({"preset": "llama3-8b"}, False)
     expect(hint).to_be_hidden()
 
 

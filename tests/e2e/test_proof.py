@@ -1,4 +1,4 @@
-"""What a run's page says of its proof: a wrong gradient by name, and what a check against one process found."""
+"""The verification of a run: a wrong gradient, and a check compared with a single-process reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first minutes of a new user, in a real browser with a real run."""
+"""The first minutes of a new user, with a real run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG: dict[str, Any] = {
 
 
 def picture(page: Page) -> str:
-    """The traffic graph as it is drawn now."""
+    """Return the current picture of the traffic chart."""
     drawn: str = page.evaluate("document.querySelector('#traffic-chart canvas').toDataURL()")
     return drawn
 

@@ -1,4 +1,4 @@
-"""A script of one's own, from the form to its bytes on the page."""
+"""Your own script, from the form to its traffic on the page."""
 
 from __future__ import annotations
 

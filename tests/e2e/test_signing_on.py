@@ -1,5 +1,4 @@
-"""Signing on with a provider, a second factor, and an invitation's link, as people do it: in a browser, on wide light
-and narrow dark screens. Nothing overflows, and axe-core finds nothing grave, on any page of it."""
+"""Single sign-on, second factor, and invitations, on wide light and narrow dark screens."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ def screen(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def page(browser: Browser, served: Site, screen: str) -> Iterator[Page]:
-    """Nobody is logged in; our pages say nothing on the console but that an answer was a refusal."""
+    """Open a page without a login. Its console may contain only refused requests."""
     context = open_context(browser, base_url=served.url, **SCREENS[screen])
     opened = context.new_page()
     complaints: list[str] = []
@@ -87,14 +86,14 @@ def page(browser: Browser, served: Site, screen: str) -> Iterator[Page]:
     assert [one for one in complaints if "the server responded with a status of 4" not in one] == []
 
 
-def _is_ours(page: Page, told: ConsoleMessage) -> bool:
-    """The provider's page asks for what is not here."""
-    return told.type in ("error", "warning") and page.url.startswith("http://127.0.0.1:")
+def _is_ours(page: Page, shown: ConsoleMessage) -> bool:
+    """Return whether a message is from the board. The page of the provider requests missing files."""
+    return shown.type in ("error", "warning") and page.url.startswith("http://127.0.0.1:")
 
 
 @pytest.fixture
 def shoot(page: Page, tmp_path: Path, screen: str) -> Shoot:
-    """Takes the page's picture, and finds nothing wrong on it."""
+    """Return a function that takes a picture of the page and checks the page for faults."""
     axe = Axe()
 
     def shot(name: str) -> None:
@@ -125,7 +124,7 @@ def heading(page: Page, words: str) -> None:
 
 
 def code_of(secret: str, but: str = "") -> str:
-    """Of an authenticator app now; another than `but`, each being good once."""
+    """Return a current code of an authenticator app. It differs from `but`, because a code works once."""
 
     def now() -> str:
         found: str = format_hotp_value(hotp_value(secret, next(iter(yield_hotp_counters_from_time()))))
@@ -135,8 +134,8 @@ def code_of(secret: str, but: str = "") -> str:
 
 
 def test_user_logs_in_with_single_sign_on(page: Page, provider: str, shoot: Shoot, screen: str) -> None:
-    told = {"preferred_username": f"ann-{screen}", "email": f"{screen}-ann@acme.example"}
-    httpx.put(f"{provider}/users/{screen}", json=told).raise_for_status()
+    shown = {"preferred_username": f"ann-{screen}", "email": f"{screen}-ann@acme.example"}
+    httpx.put(f"{provider}/users/{screen}", json=shown).raise_for_status()
     page.goto("/login/?next=/account/")
     shoot("login")
     page.get_by_role("link", name="Log in with Acme").click()

@@ -1,4 +1,4 @@
-"""Pages whose scripts, answers and sockets come late: nothing that one reads moves."""
+"""Pages whose scripts, responses and sockets are slow do not shift."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def whole(history: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def names(running_board: Board) -> dict[str, str]:
-    """What the addresses below name."""
+    """Return the ids in the addresses below."""
     jobs = {"trained": running_board.submit(TRAINED), "dry": running_board.submit(DRY)}
     jobs["waiting"], jobs["cancelled"] = running_board.submit(NOWHERE), running_board.submit(NOWHERE)
     running_board.call("POST", f"jobs/{jobs['cancelled']}/cancel")

@@ -1,4 +1,4 @@
-"""Heat maps, the timeline of a step and imports, as a reader meets them: pointed at, zoomed, walked with keys."""
+"""Heatmaps, timelines and imports by mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -90,19 +90,19 @@ def test_timeline_zooms_and_moves_by_mouse_and_keys(browser: Browser, here: Site
     page.wait_for_function("() => Number(document.querySelector('.timeline-canvas').dataset.from) > 0")
     near = window_of(page)
     assert near[1] - near[0] == pytest.approx(end / 1.25)
-    assert (near[0] + near[1]) / 2 == pytest.approx(end / 2, rel=0.02), "what the pointer is on stays where it is"
-    page.mouse.move(0, 0)  # what it points at is where the keys go on from
+    assert (near[0] + near[1]) / 2 == pytest.approx(end / 2, rel=0.02), "the event at the pointer stays in place"
+    page.mouse.move(0, 0)  # keys continue from the event at the pointer
     canvas.focus()
     page.keyboard.press("Home")
     page.wait_for_function("() => document.querySelector('.timeline-canvas').dataset.from === '0'")
-    told = page.locator(".timeline-status")
+    shown = page.locator(".timeline-status")
     page.keyboard.press(".")
-    expect(told).to_contain_text("forward of micro-batch 0")
+    expect(shown).to_contain_text("forward of micro-batch 0")
     page.keyboard.press("ArrowDown")
-    expect(told).to_contain_text("dp all-reduce")
+    expect(shown).to_contain_text("dp all-reduce")
     page.keyboard.press("ArrowDown")
-    expect(told).to_contain_text("tp all-reduce")
-    expect(told).to_contain_text("for rank 1")
+    expect(shown).to_contain_text("tp all-reduce")
+    expect(shown).to_contain_text("for rank 1")
     rows = page.locator("#timeline-collectives tr")
     expect(rows).to_have_count(2)
     expect(rows.last).to_contain_text("rank 1")
@@ -138,18 +138,18 @@ def test_heatmap_shows_both_ranks_bytes_and_units(browser: Browser, here: Site, 
     cells = page.locator("#pairs-measured .heat-cells")
     cells.scroll_into_view_if_needed()
     expect(page.locator("#pairs-legend")).to_contain_text("MB")
-    told = page.locator("#pairs-status")
+    shown = page.locator("#pairs-status")
     expect(page.locator(".timeline-canvas")).to_have_attribute("aria-label", re.compile("Timeline of step"))
-    expect(told).to_contain_text("means of 30 steps")  # and with that all has come that moves the map
+    expect(shown).to_contain_text("means of 30 steps")  # and with that all has come that moves the map
     box = cells.bounding_box()
     assert box
     cells.hover(position={"x": box["width"] * 0.6, "y": box["height"] * 0.1})
-    expect(told).to_have_text(re.compile(r"rank 0 to rank 2, per step: [\d,]+ B measured, [\d,]+ B predicted"))
-    before = told.text_content()
+    expect(shown).to_have_text(re.compile(r"rank 0 to rank 2, per step: [\d,]+ B measured, [\d,]+ B predicted"))
+    before = shown.text_content()
     cells.focus()
     page.keyboard.press("ArrowRight")
-    expect(told).not_to_have_text(before or "")
-    expect(told).to_contain_text("to rank 3")
+    expect(shown).not_to_have_text(before or "")
+    expect(shown).to_contain_text("to rank 3")
     page.select_option("#pairs-axis", "tp")
     expect(page.locator("#pairs-status")).to_contain_text("rank 0 to rank 3, per step: 0 B measured")
     over_time = page.locator("#heat-time .heat-cells")
@@ -275,12 +275,12 @@ TURNED = """() => {
 
 @pytest.mark.extended
 def test_bidi_characters_of_old_names_do_not_reverse_text(browser: Browser, here: Site) -> None:
-    """Nor what is told of it: by the server's pages, by what a script writes of JSON, and on a socket."""
+    """Names appear in templates, in JSON, and on a socket."""
     spec = {"name": "old", "model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}
     made = here.submit_job(spec)
     old = "paid \u202egnp.exe"
-    kept = sqlite3.connect(here.database_url.removeprefix("sqlite:///"), timeout=30)
-    with contextlib.closing(kept) as database, database:
+    stored = sqlite3.connect(here.database_url.removeprefix("sqlite:///"), timeout=30)
+    with contextlib.closing(stored) as database, database:
         named = json.dumps({**spec, "name": old})
         database.execute("UPDATE jobs_job SET name = ?, wait_reason = ? WHERE id = ?", (old, f"waits for {old}", made))
         database.execute("UPDATE jobs_job SET spec = json_patch(spec, ?) WHERE id = ?", (named, made))

@@ -1,1 +1,1 @@
-"""Every page of a live board with finished jobs, looked at by a browser: pictures, and what is wrong with them."""
+"""Pictures and checks of every page of a live board with finished jobs."""

@@ -1,8 +1,8 @@
-"""Pictures of every page at two widths in both themes into var/screens, and what is wrong with any of them.
+"""Take pictures of every page at two widths in both themes into var/screens, and check the pages.
 
     python -m tests.screens [--up var/up.json] [--only WORD]
 
-On a board of its own with real jobs, or on one that runs (`--up`), whose newest jobs are taken.
+Without `--up`, the command starts a board with real jobs. With `--up`, it uses the newest jobs of a running board.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Seen = dict[str, dict[str, Look]]  # by page, by window
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(prog="python -m tests.screens", description=__doc__.partition("\n")[0])
-    asked.add_argument("--up", type=Path, help="of a board that runs")
-    asked.add_argument("--only", default="", help="pages with this in their name")
-    asked.add_argument("--windows", default="", help="sizes and themes with this in their name")
-    told = asked.parse_args()
+    requests = argparse.ArgumentParser(prog="python -m tests.screens", description=__doc__.partition("\n")[0])
+    requests.add_argument("--up", type=Path, help="of a board that runs")
+    requests.add_argument("--only", default="", help="pages with this in their name")
+    requests.add_argument("--windows", default="", help="sizes and themes with this in their name")
+    shown = requests.parse_args()
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     import django
 
     django.setup()
     ROOM.mkdir(parents=True, exist_ok=True)
-    with a_board(told.up) as (made, world):
-        wanted = [page for page in pages(world) if told.only in page.name]
-        seen = look_at(made.url, made.login, wanted, told.windows, ROOM)
+    with a_board(shown.up) as (made, world):
+        wanted = [page for page in pages(world) if shown.only in page.name]
+        seen = look_at(made.url, made.login, wanted, shown.windows, ROOM)
     return report(seen, ROOM)
 
 
 def report(seen: Seen, room: Path) -> int:
-    """Print what is wrong; the exit status."""
+    """Print the faults, and return the exit status."""
     (room / "index.html").write_text(index(seen))
     bad = {(page, window): look.faults for page, by in seen.items() for window, look in by.items() if look.faults}
     for (page, window), faults in sorted(bad.items()):
@@ -54,7 +54,7 @@ def report(seen: Seen, room: Path) -> int:
 
 
 def look_at(url: str, login: tuple[str, str], wanted: list[Shown], windows: str, room: Path) -> Seen:
-    """Every page in every window, its picture in `room`."""
+    """Visit every page in every window, and save the pictures in `room`."""
     seen: Seen = {}
     with run_chromium() as browser:
         for window, size, theme in ((f"{s}-{t}", size, t) for s, size in SIZES.items() for t in THEMES):
@@ -70,7 +70,7 @@ def look_at(url: str, login: tuple[str, str], wanted: list[Shown], windows: str,
 
 
 def index(seen: Seen) -> str:
-    """All pictures on one page."""
+    """Write a page with all pictures."""
     rows = []
     for page, by in seen.items():
         cells = "".join(

@@ -1,4 +1,4 @@
-"""People, projects and what belongs to them, more than anybody has: synthetic, made up here and named so."""
+"""Synthetic people and projects, far more than in a real installation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ WORDS = "synthetic-project.of-a-department-whose-name-goes-on.and-of-its-team"
 
 
 class Company(NamedTuple):
-    """The names of all projects, and the one of these that has many of everything."""
+    """The names of all projects, and of the project with many of everything."""
 
     project: str
     projects: list[str]
 
 
 def fill(owner: Any, staff: Any) -> Company:
-    """Two thirds of the projects are the owner's; the first has the crowd."""
+    """Create people and projects. The owner has two thirds of the projects, and the first has many members."""
     from django.contrib.auth.models import User
     from django.utils import timezone
 

@@ -1,5 +1,4 @@
-"""A board with more on it than anybody has: a thousand hosts, jobs, queued ones, and ranks of one job, and two hundred
-projects. All of it is synthetic, made up here and sent by nobody, and named so."""
+"""A synthetic board with a thousand hosts, jobs, queued jobs and ranks of one job, and two hundred projects."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ NAMES = (
 
 
 def fill(redis: Any, history: Path) -> World:
-    """Into the database of Django's settings, this Redis and this folder of histories."""
+    """Fill the database of Django's settings, a Redis and a folder of histories."""
     from django.contrib.auth.models import User
     from django.utils import timezone
 
@@ -61,7 +60,7 @@ def fill(redis: Any, history: Path) -> World:
     ]
     Host.objects.bulk_create(hosts)
     [big, small] = [parse_spec(spec) for spec in (SPEC, SMALL)]
-    kept = {
+    stored = {
         spec.name: {
             "owner": owner, "spec": spec.model_dump(), "kind": spec.kind, "device": "cuda", "estimate": estimate(spec),
             "num_slots": get_num_slots(spec), "unit": SLOTS, "max_hosts": 0,
@@ -71,7 +70,7 @@ def fill(redis: Any, history: Path) -> World:
     why = "needs 1,024 free slots of cuda hosts; 976 are free on 122 hosts, 48 on hosts that are drained"
     earlier = [
         Job(
-            **kept[small.name],
+            **stored[small.name],
             name=f"{NAMES[n % 3][:90]} {n}",
             status=TERMINAL[n % len(TERMINAL)],
             project=made.projects[n % len(made.projects)],
@@ -79,11 +78,11 @@ def fill(redis: Any, history: Path) -> World:
         for n in range(JOBS)
     ]
     waiting = [
-        Job(**kept[big.name], name=f"{NAMES[n % 3][:90]} {n}", priority=pick.choice((0, 0, 5)), wait_reason=why)
+        Job(**stored[big.name], name=f"{NAMES[n % 3][:90]} {n}", priority=pick.choice((0, 0, 5)), wait_reason=why)
         for n in range(QUEUED)
     ]
-    ended = Job(**kept[big.name], name=f"synthetic: {RANKS:,} ranks, ended", status=Status.SUCCEEDED)
-    running = Job(**kept[big.name], name=big.name, status=Status.RUNNING)
+    ended = Job(**stored[big.name], name=f"synthetic: {RANKS:,} ranks, ended", status=Status.SUCCEEDED)
+    running = Job(**stored[big.name], name=big.name, status=Status.RUNNING)
     Job.objects.bulk_create([*earlier, *waiting, ended, running], batch_size=200)
     summary = {"steps": STEPS, "tokens_per_s": 1e6, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}}
     exit_report = {"outcome": "succeeded", "reason": "ended", "log_tail": [], "summary": summary}
@@ -111,7 +110,7 @@ def fill(redis: Any, history: Path) -> World:
 
 
 def tell(redis: Any, job: str) -> None:
-    """As every host's supervisor would."""
+    """Publish telemetry in the format of a supervisor."""
     from contracts.names import telemetry_stream
 
     with redis.pipeline(transaction=False) as sent:
@@ -123,7 +122,7 @@ def tell(redis: Any, job: str) -> None:
 
 
 def keep(root: Path, job: str) -> None:
-    """As the recorder would."""
+    """Write histories in the format of the recorder."""
     from jobs.runs.history.recording.attempt_recorder import AttemptRecorder, RecordedEntry
 
     recording = AttemptRecorder(root, job, 1)
@@ -136,7 +135,7 @@ def keep(root: Path, job: str) -> None:
 
 
 def verdict(rank: int, now: float) -> dict[str, Any]:
-    """As planned, but for one rank."""
+    """Return a verdict that matches the plan except for one rank."""
     off = 4096 if rank == 77 else 0
     rows = [
         {
@@ -149,8 +148,7 @@ def verdict(rank: int, now: float) -> dict[str, Any]:
 
 
 def told(job: str, began: float, *, ends: bool = False) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """(node, number, batch): a batch of each host for every step, the last with its timeline, and each rank's verdict
-    where the run ends."""
+    """Yield (node, number, batch) per host and step, with a timeline in the last step and verdicts at the end."""
     timelines = build_pipeline_step(PP, DP, TP, step=STEPS)
     for step in range(1, STEPS + 1):
         now = began + step * STEP_S
@@ -160,7 +158,7 @@ def told(job: str, began: float, *, ends: bool = False) -> Iterator[tuple[int, i
                 if step == 1:
                     items.append({"kind": "phase", "rank": rank, "time": now, "phase": "step"})
                 items.append({**step_item(rank, step, 1_000_000, STEP_S), "time": now + rank * 1e-5})
-                line = f"\x1b[32mINFO\x1b[0m synthetic line {step} of rank {rank}: " + "what a rank may say " * (
+                line = f"\x1b[32mINFO\x1b[0m synthetic line {step} of rank {rank}: " + "the maximum per rank " * (
                     rank % 9
                 )
                 items.append({"kind": "log", "rank": rank, "time": now, "first": step - 1, "lines": [line]})

@@ -1,4 +1,4 @@
-"""Opens pages, takes pictures, and reads off what is wrong."""
+"""Open pages, take pictures, and find faults."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TALLEST = 6000
 
 
 class Look(NamedTuple):
-    """A page as it was seen: None where it is none (JSON, or nothing to GET)."""
+    """A visited page, or None for JSON and addresses without GET."""
 
     picture: str
     faults: list[str]
 
 
 class Visitor:
-    """A browser's window of one size and theme, logged in and not."""
+    """A browser window of one size and theme, with and without a login."""
 
     def __init__(self, browser: Browser, url: str, login: tuple[str, str], size: tuple[int, int], theme: Any) -> None:
         self._url, self._axe = url, Axe()
@@ -44,7 +44,7 @@ class Visitor:
         self._user.close()
 
     def look(self, shown: Shown, picture: Path | None) -> Look | None:
-        """Raises playwright's errors where the page does not answer."""
+        """Visit a page. Errors of Playwright pass if the page does not respond."""
         context = self._user if shown.logged_in else self._guest
         if not _is_page(context, self._url + shown.path):
             return None
@@ -68,13 +68,13 @@ class Visitor:
 
 
 def faults(page: Page) -> list[str]:
-    """What overflows, is cut, or scrolls without a sign."""
+    """Return elements that overflow, are cut, or scroll without a sign."""
     found: list[str] = page.evaluate(f"({FAULTS})()")
     return found
 
 
 def grave(page: Page, axe: Axe) -> list[str]:
-    """Serious and critical faults that axe-core finds."""
+    """Return serious and critical faults of axe-core."""
     found = axe.run(page).response["violations"]
     return [
         f"axe {one['impact']}: {one['id']}: {one['help']}: "
@@ -86,7 +86,7 @@ def grave(page: Page, axe: Axe) -> list[str]:
 
 
 def _is_page(context: BrowserContext, address: str) -> bool:
-    """Whether a GET brings HTML: what takes POST alone answers 405, and data are not looked at."""
+    """Return whether a GET returns HTML."""
     answer = context.request.get(address, max_redirects=0)
     return (
         answer.status != 405 and answer.status < 600 and _says_html(answer.headers) and not 300 <= answer.status < 400
@@ -98,7 +98,7 @@ def _says_html(headers: dict[str, str]) -> bool:
 
 
 def _take(page: Page, picture: Path) -> None:
-    """All of it; what is drawn only once it is in sight has been."""
+    """Take a picture of the whole page, including elements that are drawn when visible."""
     for _ in range(
         0, min(TALLEST, page.evaluate("document.documentElement.scrollHeight")), page.evaluate("innerHeight")
     ):

@@ -1,4 +1,4 @@
-"""Which pages there are: every named URL, read from Django's own table, with what its address needs filled in."""
+"""All pages: every named URL of Django with values for its parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django.contrib import admin
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
-# No pages, and what they would do if they were opened like one.
+# Addresses that are not pages, with the effect of a request.
 EXEMPT = {
     "login-once": "its link logs in, once",
     "job-history-table": "data, in columns",
@@ -28,7 +28,7 @@ EXEMPT = {
     **dict.fromkeys(("openid_connect_login", "openid_connect_callback"), "of a provider: none is set up here"),
 }
 PROGRAMS = ("api/", "admin/")  # REST answers programs; the admin's own table has its pages
-# What an address may hold; a URL that needs anything else must be given it here or be exempt.
+# Values of the parameters of addresses. A URL with another parameter needs a value here or an exemption.
 PARAMETERS = {"job_id", "name", "slug", "key", "project"}
 QUERIES = {
     "job-list": ["", "?status=failed", "?q=nothing+is+called+so"],
@@ -42,7 +42,7 @@ LOGGED_OUT = ("login",)
 
 
 class World(NamedTuple):
-    """What was made on the board, by what it shows: ids of jobs, a host, and a project."""
+    """Objects of the board: job ids by kind, a host, and a project."""
 
     jobs: dict[str, str]
     host: str
@@ -50,7 +50,7 @@ class World(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A page and what its pictures are called."""
+    """A page with the name of its pictures."""
 
     name: str
     path: str
@@ -58,12 +58,12 @@ class Shown(NamedTuple):
 
 
 def named_urls() -> dict[str, set[str]]:
-    """Every named URL outside PROGRAMS, with the parameters of its address."""
+    """Return every named URL outside PROGRAMS with its parameters."""
     return {name: parameters for name, parameters, _ in _walk(get_resolver())}
 
 
 def unknown() -> dict[str, set[str]]:
-    """Named URLs that no page can be opened for: parameters that nobody has said how to fill in."""
+    """Return the named URLs with parameters that have no values here."""
     return {
         name: parameters - PARAMETERS
         for name, parameters in named_urls().items()
@@ -72,7 +72,7 @@ def unknown() -> dict[str, set[str]]:
 
 
 def pages(world: World) -> list[Shown]:
-    """All of them; those that turn out to be JSON or to take no GET are left out by who opens them."""
+    """Return all pages. The caller skips JSON and addresses without GET."""
     found = [shown for name, parameters in named_urls().items() for shown in _of(name, parameters, world)]
     return [*found, Shown("not-found", "/nothing/is/here/"), *_of_admin()]
 
@@ -100,7 +100,7 @@ def _arguments(name: str, parameters: set[str], world: World) -> list[tuple[str,
 
 
 def _word(query: str) -> str:
-    """Of a query, what a file can be called."""
+    """Return a file name for a query."""
     return "-".join(re.findall(r"[a-z]+", query))[:24]
 
 

@@ -1,8 +1,8 @@
-"""`make pictures`: the documentation's pictures, of real runs: docs/pictures/*.png.
+"""Take the pictures of the documentation from real runs: docs/pictures/*.png.
 
     python -m tests.screens.pictures [--up var/up.json] [--only WORD]
 
-On a board of its own, or on one that runs (`--up`), where the jobs of an earlier call are taken again.
+With `--up`, the command uses the jobs of an earlier call on a running board.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.processes import ROOT
 
 ROOM = ROOT / "docs" / "pictures"
 WIDTH, HEIGHT = 1200, 800
-COLOURS = 128  # a picture of flat colours loses nothing that one sees
+COLOURS = 128  # a picture with flat colors shows no loss
 FIRST = {"global_batch": 16, "seq_len": 128, "micro_batches": 2, "eval_every": 20, "steps": 80}
 SHORT = {"global_batch": 8, "seq_len": 64, "steps": 30, "eval_every": 0}
 
@@ -58,7 +58,7 @@ COLLECTIVES = (
 
 
 class Shot(NamedTuple):
-    """A picture: the page, what of it (a CSS selector; None is the window), and what is done there before."""
+    """A picture: the page, a CSS selector or None for the window, and the actions before it."""
 
     name: str
     path: str
@@ -68,7 +68,7 @@ class Shot(NamedTuple):
 
 
 def shots(jobs: dict[str, str]) -> Iterator[Shot]:
-    """All of them, for the ids of JOBS."""
+    """Return all pictures for the ids of JOBS."""
     yield Shot("new-job", f"/jobs/new/?from={jobs['first']}", before=_planned, height=900)
     yield Shot("job-ended", f"/jobs/{jobs['first']}/", before=_drawn, height=1000)
     yield Shot("zero-bytes-off", f"/jobs/{jobs['first']}/#traffic", "#fidelity", _drawn)
@@ -97,19 +97,19 @@ def _drawn(page: Page) -> None:
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(prog="python -m tests.screens.pictures", description=__doc__.partition("\n")[0])
-    asked.add_argument("--up", type=Path, help="of a board that runs")
-    asked.add_argument("--only", default="", help="pictures with this in their name")
-    told = asked.parse_args()
+    requests = argparse.ArgumentParser(prog="python -m tests.screens.pictures", description=__doc__.partition("\n")[0])
+    requests.add_argument("--up", type=Path, help="of a board that runs")
+    requests.add_argument("--only", default="", help="pictures with this in their name")
+    shown = requests.parse_args()
     ROOM.mkdir(exist_ok=True)
     total = 0
-    with a_board(told.up) as made, run_chromium() as browser:
+    with a_board(shown.up) as made, run_chromium() as browser:
         jobs = ran(made)
         page = logged_in(browser, made)
         for shot in shots(jobs):
-            if told.only in shot.name:
+            if shown.only in shot.name:
                 total += take(page, made.url, shot)
-        if told.only in LIVE:
+        if shown.only in LIVE:
             total += live(page, made)
     print(f"{total / 2**10:,.0f} KiB in {ROOM}")
     return 0
@@ -125,7 +125,7 @@ def a_board(up: Path | None) -> Iterator[Board]:
 
 
 def ran(made: Board) -> dict[str, str]:
-    """The id of each of JOBS, run now or by an earlier call. One at a time: none shares its cores."""
+    """Return the id of each of JOBS. The jobs run one at a time, so they share no cores."""
     known = made.state / "pictures.json"
     jobs: dict[str, str] = json.loads(known.read_text()) if known.exists() else {}
     for name, spec in JOBS.items():
@@ -144,7 +144,7 @@ def logged_in(browser: Browser, made: Board) -> Page:
 
 
 def live(page: Page, made: Board) -> int:
-    """The picture's bytes; the run is ended after it."""
+    """Take a picture of a live run, and end the run."""
     train = {**FIRST, "steps": LIVE_STEPS, "eval_every": 100}
     job = made.submit({"name": "gpt-tiny on one host", **_train({"dp": 2, "tp": 2}, **train)})
     made.wait_for_status(job, "running", timeout_s=120)
@@ -161,7 +161,7 @@ def live(page: Page, made: Board) -> int:
 
 
 def take(page: Page, url: str, shot: Shot) -> int:
-    """The picture's bytes."""
+    """Return the bytes of a picture."""
     page.set_viewport_size({"width": WIDTH, "height": shot.height})
     page.goto("about:blank")  # an address that differs only in its hash does not load the page again
     page.goto(url + shot.path)

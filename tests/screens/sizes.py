@@ -1,9 +1,8 @@
-"""Pictures of pages with a thousand of everything on them, and of the same with nothing, into var/sizes; and what is
-wrong with any of them.
+"""Take pictures of pages with a thousand of everything, and of empty pages, into var/sizes, and check them.
 
     python -m tests.screens.sizes [--only WORD] [--windows WORD]
 
-A board without a controller or hosts: what it shows is synthetic, and named so.
+The board has no controller and no hosts. Its data is synthetic.
 """
 
 from __future__ import annotations
@@ -40,29 +39,29 @@ ALWAYS = {
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(prog="python -m tests.screens.sizes", description=__doc__.partition("\n")[0])
-    asked.add_argument("--only", default="", help="pages with this in their name")
-    asked.add_argument("--windows", default="", help="sizes and themes with this in their name")
-    told = asked.parse_args()
+    requests = argparse.ArgumentParser(prog="python -m tests.screens.sizes", description=__doc__.partition("\n")[0])
+    requests.add_argument("--only", default="", help="pages with this in their name")
+    requests.add_argument("--windows", default="", help="sizes and themes with this in their name")
+    shown = requests.parse_args()
     ROOM.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="meshboard-sizes-") as name, run_redis(Path(name) / "redis") as redis:
         folder = Path(name)
-        given = {"MESHBOARD_STATIC_ROOT": str(folder / "static")}
+        argument = {"MESHBOARD_STATIC_ROOT": str(folder / "static")}
         collect = [sys.executable, "manage.py", "collectstatic", "--no-input", "--verbosity", "0"]
-        environment = {**os.environ, **given, "DJANGO_SETTINGS_MODULE": "tests.settings"}
+        environment = {**os.environ, **argument, "DJANGO_SETTINGS_MODULE": "tests.settings"}
         subprocess.run(collect, cwd=ROOT, env=environment, check=True)
-        with run_site(f"sqlite:///{folder}/none.sqlite3", redis, folder / "none", **given) as board:
+        with run_site(f"sqlite:///{folder}/none.sqlite3", redis, folder / "none", **argument) as board:
             none = [Shown(f"none-{name}", path) for name, path in ALWAYS.items()]
-            seen = look_at(board.url, LOGIN, [one for one in none if told.only in one.name], told.windows, ROOM)
-        with run_site(f"sqlite:///{folder}/many.sqlite3", redis, folder / "many", **given) as board:
+            seen = look_at(board.url, LOGIN, [one for one in none if shown.only in one.name], shown.windows, ROOM)
+        with run_site(f"sqlite:///{folder}/many.sqlite3", redis, folder / "many", **argument) as board:
             world = filled(board)
-            many = [one for one in pages(world) if told.only in one.name]
-            seen |= look_at(board.url, LOGIN, many, told.windows, ROOM)
+            many = [one for one in pages(world) if shown.only in one.name]
+            seen |= look_at(board.url, LOGIN, many, shown.windows, ROOM)
     return report(seen, ROOM)
 
 
 def filled(board: Site) -> World:
-    """Django becomes that board's for this process."""
+    """Connect Django to the filled board for this process."""
     os.environ.update({k: v for k, v in board.environment.items() if k.startswith(("DJANGO_", "MESHBOARD_"))})
     import django
 

@@ -1,4 +1,4 @@
-"""Jobs of every kind and end on a board, so that its pages have something to show."""
+"""Create jobs of every kind and result on a board for its pages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ QUEUED = {"name": "waits for a slot", "layout": {"dp": 4}, "train": TRAIN}
 
 @contextlib.contextmanager
 def a_board(up: Path | None) -> Iterator[tuple[Board, World]]:
-    """One of its own, or the one whose up.json that is: filled once, and what was made is remembered beside it."""
+    """Return the board of an up.json, or start one. A board is filled once."""
     if up is None:
         with tempfile.TemporaryDirectory(prefix="meshboard-pages-") as folder, run_board(Path(folder)) as made:
             yield made, fill(made)
@@ -59,7 +59,7 @@ def a_board(up: Path | None) -> Iterator[tuple[Board, World]]:
 
 
 def fill(board: Board) -> World:
-    """Takes a minute: the jobs are real."""
+    """Run the jobs, which takes a minute."""
     scripts = board.state / "scripts"
     scripts.mkdir(exist_ok=True)
     (scripts / "boom.py").write_text(BOOM)
@@ -75,7 +75,7 @@ def fill(board: Board) -> World:
 
 
 def empty(board: Board) -> None:
-    """Let go of what still runs."""
+    """Cancel the running jobs."""
     for job in board.call("GET", "jobs"):
         if job["status"] not in ("succeeded", "failed", "cancelled", "lost"):
             board.call("POST", f"jobs/{job['id']}/cancel")

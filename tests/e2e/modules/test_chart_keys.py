@@ -1,4 +1,4 @@
-"""Charts by keys: one cursor and one range of a page's charts, in words too, and a cursor that stays at its time."""
+"""Keyboard control of charts: the shared cursor and range, the announced values, and the pinned cursor."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_keys_move_the_cursor_of_all_charts_and_announce_values(modules: Page) -
         page.keyboard.press("Tab")
         expect(page.get_by_role("application", name="Gradient norm")).to_be_focused()
         seen = press(page, *["Shift+ArrowRight"] * 5, "ArrowLeft")
-        assert seen["steps"] == ["50", "50"], "it goes on from where the other chart's keys left it"
+        assert seen["steps"] == ["50", "50"], "the cursor continues from its place in the other chart"
         assert "checkpoint after step 50: norm 50.0" in seen["said"]
         page.mouse.move(300, 60)
         page.mouse.move(301, 60)
@@ -94,7 +94,7 @@ def test_keys_zoom_pin_and_reset(modules: Page) -> None:
         seen = press(page, "ArrowLeft", "Enter")
         assert "at=1099" in seen["address"]
         assert "at=" not in press(page, "Enter")["address"], "once more takes the pin off"
-        assert press(page, "Enter", "-", "-")["address"] == "?at=1099", "all of the range is no range"
+        assert press(page, "Enter", "-", "-")["address"] == "?at=1099", "the whole range is not in the address"
         seen = press(page, "Escape")
         assert (seen["address"], seen["steps"]) == ("", ["100", "100"]), "the legend shows the last step at rest"
 

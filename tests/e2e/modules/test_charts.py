@@ -1,4 +1,4 @@
-"""Charts: zones and days of their times, axes that say something, and what is let go with a chart."""
+"""Charts: time zones, axis labels, legends, and removed listeners."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ const chart = m.runsChart(document.getElementById("chart"), [line], { along: "st
 
 
 @pytest.mark.parametrize(
-    ("hours", "told"),
+    ("hours", "shown"),
     [
         ((0, 1, 14), ["12:00 24 Oct 2026 CEST", "13:00", "02:00 25 Oct 2026"]),
         ((14, 15, 15.0125), ["02:00:00 25 Oct 2026 CEST", "02:00:00 25 Oct 2026 CET", "02:00:45"]),
@@ -51,9 +51,9 @@ const chart = m.runsChart(document.getElementById("chart"), [line], { along: "st
     ],
 )
 def test_time_axis_repeats_its_zone_only_after_a_change(
-    modules: Page, hours: tuple[float, ...], told: list[str]
+    modules: Page, hours: tuple[float, ...], shown: list[str]
 ) -> None:
-    """Two readers in two zones compared pictures; as winter time began two ticks were alike."""
+    """Two ticks are equal without a zone when winter time begins."""
     assert modules.context.browser
     context = open_context(modules.context.browser, timezone_id="Europe/Berlin")
     page = context.new_page()
@@ -61,11 +61,10 @@ def test_time_axis_repeats_its_zone_only_after_a_change(
     noon = 1_792_836_000  # of 24 October 2026 in Berlin
     ticks = call_module(page, "charts/ticks.js", "return m.clockTicks(null, x)", [noon + 3600 * hour for hour in hours])
     context.close()
-    assert [tick.replace("\n", " ") for tick in ticks] == told
+    assert [tick.replace("\n", " ") for tick in ticks] == shown
 
 
 def test_legend_shows_day_and_zone_of_a_time(modules: Page) -> None:
-    """Of a run of several days 03:04:09 is of no day."""
     body = """
     const { createView } = await import('/js/charts/view.js');
     const view = createView(() => '', () => {});
@@ -77,9 +76,9 @@ def test_legend_shows_day_and_zone_of_a_time(modules: Page) -> None:
     """
     with open_blank_page(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
         call_module(page, "charts/plot.js", body, [1000.0, 1000.0 + DAY_S, 1000.0 + 2 * DAY_S])
-        told = page.evaluate("import('/js/format.js').then((m) => m.exactTime(new Date(1e3 * 87400)))")
-        assert told.startswith("2 Jan 1970 ")
-        expect(page.locator(".u-series .u-value").first).to_have_text(told)
+        shown = page.evaluate("import('/js/format.js').then((m) => m.exactTime(new Date(1e3 * 87400)))")
+        assert shown.startswith("2 Jan 1970 ")
+        expect(page.locator(".u-series .u-value").first).to_have_text(shown)
 
 
 def test_chart_of_collectives_of_one_size_has_axis_labels(modules: Page) -> None:
@@ -111,7 +110,6 @@ def test_chart_of_collectives_of_one_size_has_axis_labels(modules: Page) -> None
     ],
 )
 def test_replaced_chart_removes_its_listeners(modules: Page, module: str, made: str) -> None:
-    """Each choice of an axis left charts that the next change of theme made anew where nobody sees them."""
     with open_blank_page(modules, '<main><section><h2>One</h2><div id="chart"></div></section></main>') as page:
         call_module(page, module, "")
         assert call_module(page, module, f"{COUNTED} {made} return left;") == 0
@@ -140,7 +138,6 @@ def test_theme_change_preserves_the_zoom_of_a_compared_chart(modules: Page) -> N
 
 
 def test_run_without_history_states_the_origin_of_its_time_axis(modules: Page) -> None:
-    """Under "time since its first step began" it lay left of the others by a step."""
     curve = {"step": [10, 20], "loss": [3.0, 2.0], "elapsed_s": [0.0, 5.0]}
     run: dict[str, Any] = {"id": "j", "name": "one", "attempt": 1, "curve": curve, "estimate": {"time": None}}
     data = {"jobs": [{**run, "diagnosis": {}}], "url": "/compared"}
@@ -155,14 +152,14 @@ def test_run_without_history_states_the_origin_of_its_time_axis(modules: Page) -
 
 
 @pytest.mark.parametrize(
-    ("ranks", "told"),
+    ("ranks", "shown"),
     [
         ([*range(16)], ""),
         ([*range(20)], "The chart shows ranks 0\u201315, the first 16 of 20. The tables include all ranks."),
         ([*range(40, 60)], "The chart shows ranks 40\u201355, the first 16 of 20. The tables include all ranks."),
     ],
 )
-def test_traffic_chart_names_its_ranks(modules: Page, ranks: list[int], told: str) -> None:
+def test_traffic_chart_names_its_ranks(modules: Page, ranks: list[int], shown: str) -> None:
     body = """
     const { createState } = await import('/js/store.js');
     const { createView } = await import('/js/charts/view.js');
@@ -174,12 +171,11 @@ def test_traffic_chart_names_its_ranks(modules: Page, ranks: list[int], told: st
     return document.getElementById('traffic-note').textContent;
     """
     with open_blank_page(modules, TRAFFIC) as page:
-        words = f"The chart shows the payload bytes of issued collectives, averaged over 500 ms. {told}".strip()
+        words = f"The chart shows the payload bytes of issued collectives, averaged over 500 ms. {shown}".strip()
         assert call_module(page, "job/traffic.js", body, ranks) == words
 
 
 def test_long_legend_scrolls_without_shrinking_the_plot(modules: Page) -> None:
-    """The wheel moved the plot out of its box, and half of the plot was left."""
     body = """
     const { createView } = await import('/js/charts/view.js');
     const view = createView(() => '', () => {});

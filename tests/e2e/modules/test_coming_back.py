@@ -1,4 +1,4 @@
-"""A job page, or its timeline, whose run has another attempt, or went on while its socket was closed."""
+"""A job page or timeline whose run has a new attempt, or continued while the socket was closed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EMPTY: dict[str, Any] = {
 
 
 class Board:
-    """What a page asks, and what it is told: `history` is the snapshot, None where there is none."""
+    """The responses to a page. `history` is the snapshot, or None."""
 
     def __init__(self, page: Page) -> None:
         self.page, self.sockets = page, list[WebSocketRoute]()
@@ -54,7 +54,7 @@ class Board:
         route.fulfill(status=204) if self.history is None else route.fulfill(body=json.dumps(self.history))
 
     def connected(self, times: int) -> WebSocketRoute:
-        # What the page does is heard of while it is asked something.
+        # Playwright handles requests of the page only during a call.
         wait_until(lambda: self.page.evaluate("true") and len(self.sockets) >= times, f"connection {times}")
         return self.sockets[times - 1]
 
@@ -64,16 +64,16 @@ class Board:
 
 
 def kept(step: int) -> dict[str, Any]:
-    """A snapshot of so many steps."""
-    told = {"step": step, "steps": 1000, "step_s": 0.1, "tokens": 8, "time": 5.0, "rate": 80.0}
+    """Return a snapshot of a number of steps."""
+    shown = {"step": step, "steps": 1000, "step_s": 0.1, "tokens": 8, "time": 5.0, "rate": 80.0}
     followed = [{"node": 0, "after": f"{step}-0", "time": 5.0, "host": "anna", "lost": False}]
-    return {**EMPTY, "time": 5.0, "progress": told, "followed": followed}
+    return {**EMPTY, "time": 5.0, "progress": shown, "followed": followed}
 
 
 def steps(*numbers: int) -> dict[str, Any]:
-    told = {"kind": "step", "rank": 0, "time": 2.0, "steps": 1000, "step_s": 0.1, "tokens": 8, "loss": 4.0}
-    told |= {"grad_norm": 1.0, "learning_rate": 0.1, "cells": []}
-    entries = [[f"{step}-0", msgpack.packb(build_batch(2.0, {**told, "step": step, "ran": step}))] for step in numbers]
+    shown = {"kind": "step", "rank": 0, "time": 2.0, "steps": 1000, "step_s": 0.1, "tokens": 8, "loss": 4.0}
+    shown |= {"grad_norm": 1.0, "learning_rate": 0.1, "cells": []}
+    entries = [[f"{step}-0", msgpack.packb(build_batch(2.0, {**shown, "step": step, "ran": step}))] for step in numbers]
     return {"node": 0, "entries": entries}
 
 
@@ -89,7 +89,6 @@ def opened(modules: Page) -> Iterator[Board]:
 
 @pytest.mark.extended
 def test_new_attempt_resets_the_page(modules: Page) -> None:
-    """It went on showing the figures, the curves and the end of the attempt before as its own."""
     with opened(modules) as board:
         board.page.evaluate("history.replaceState(null, '', '?from=1&to=2&at=1.5&tab=2#hosts')")
         with board.page.expect_event("load"):
@@ -104,20 +103,20 @@ ENDED = {**JOB, "status": "succeeded", "finished": True}
 MEANWHILE = [[{"job": ENDED}], [{"job": JOB}, {"node": 0, "gap": {"after": "400-0", "first": "900-0"}}]]
 
 
-@pytest.mark.parametrize("told", MEANWHILE)
-def test_reconnected_page_shows_the_missed_data(modules: Page, told: list[dict[str, Any]]) -> None:
-    """Its stream had expired or was cut, and the page stayed half way for ever."""
+@pytest.mark.parametrize("shown", MEANWHILE)
+def test_reconnected_page_shows_the_missed_data(modules: Page, shown: list[dict[str, Any]]) -> None:
+    """The stream expired or was trimmed."""
     with opened(modules) as board:
         board.history = kept(1000)
         board.sockets[0].close(code=1013)
-        board.tell(2, *told)
+        board.tell(2, *shown)
         expect(board.page.locator("#figure-step")).to_have_text("1,000 of 1,000")
-        assert "after=0%3A1000-0" in board.connected(3).url, "it goes on where the history ends"
+        assert "after=0%3A1000-0" in board.connected(3).url, "the stream continues after the history"
         expect(board.page.locator("#gap")).to_be_hidden()
-        board.tell(3, *told)
+        board.tell(3, *shown)
         board.tell(3, steps(1001))
         expect(board.page.locator("#figure-step")).to_have_text("1,001 of 1,000")
-        assert len(board.sockets) == 3, "what it is told first is no news of a second connection"
+        assert len(board.sockets) == 3, "the first message does not mean a second connection"
 
 
 @pytest.mark.extended
@@ -131,20 +130,19 @@ def test_page_keeps_its_data_if_the_history_fails(modules: Page) -> None:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("told", MEANWHILE)
-def test_reconnected_timeline_continues_after_the_history(modules: Page, told: list[dict[str, Any]]) -> None:
-    """It stayed as it was before the line broke, however much the history knew."""
+@pytest.mark.parametrize("shown", MEANWHILE)
+def test_reconnected_timeline_continues_after_the_history(modules: Page, shown: list[dict[str, Any]]) -> None:
     with open_blank_page(modules, TIMELINE.replace("JOB", json.dumps(JOB))) as page:
         board = Board(page)
         call_module(page, "timeline/page.js", "")
         board.tell(1, {"job": JOB}, steps(399, 400))
         board.history = kept(1000)
         board.sockets[0].close(code=1013)
-        board.tell(2, *told)
+        board.tell(2, *shown)
         assert "after=0%3A1000-0" in board.connected(3).url
-        board.tell(3, *told, steps(1001))
+        board.tell(3, *shown, steps(1001))
         board.sockets[2].close(code=1013)
-        assert "after=0%3A1001-0" in board.connected(4).url, "what it is told first is no news of a second connection"
+        assert "after=0%3A1001-0" in board.connected(4).url, "the first message does not mean a second connection"
 
 
 @pytest.mark.extended
@@ -175,7 +173,6 @@ def test_timeline_shows_its_connection(modules: Page) -> None:
 @pytest.mark.extended
 @pytest.mark.parametrize(("module", "elements"), [("job/page.js", PAGE), ("timeline/page.js", TIMELINE)])
 def test_outdated_page_asks_for_a_reload(modules: Page, module: str, elements: str) -> None:
-    """It called every batch a gap of the history, and itself live."""
     newer = msgpack.packb({**build_batch(2.0), "v": 2})
     with open_blank_page(modules, elements.replace("JOB", json.dumps(JOB))) as page:
         board, badge = Board(page), page.locator("#connection")
@@ -184,12 +181,11 @@ def test_outdated_page_asks_for_a_reload(modules: Page, module: str, elements: s
         expect(badge).to_have_text("outdated page: reload it")
         expect(badge).to_have_attribute("data-tone", "bad")
         page.evaluate("dispatchEvent(new Event('online'))")
-        assert len(board.sockets) == 1, "it would be told the same again"
+        assert len(board.sockets) == 1, "a new connection would give the same response"
 
 
 @pytest.mark.extended
 def test_heatmap_shows_loading_until_the_history_arrives(modules: Page) -> None:
-    """A panel out of sight said that the run ended without a collective, until the reader scrolled to it."""
     held: list[Route] = []
     panel = render_to_string("jobs/panels/heat-time.html")
     ended = {**JOB, "status": "succeeded", "finished": True}
@@ -205,7 +201,6 @@ def test_heatmap_shows_loading_until_the_history_arrives(modules: Page) -> None:
 
 @pytest.mark.extended
 def test_silent_connection_counts_as_lost(modules: Page) -> None:
-    """A page behind a broken line was "live" for as long as the line seemed open."""
     with open_blank_page(modules, PAGE.replace("JOB", json.dumps(JOB))) as page:
         page.clock.install()
         board = Board(page)

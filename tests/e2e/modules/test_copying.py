@@ -1,4 +1,4 @@
-"""What a copy button copies, whether the browser has a clipboard to ask or not."""
+"""Copy buttons with and without a clipboard of the browser."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def test_page_copies_without_a_clipboard(modules: Page, *, clipboard: bool) -> N
     modules.get_by_role("button", name="true").wait_for()
     modules.evaluate("window.asked()")
     assert modules.evaluate("navigator.clipboard.readText()") == "line 1\nline 2"
-    assert modules.evaluate("getSelection().toString()") == "selected", "what one had selected still is"
+    assert modules.evaluate("getSelection().toString()") == "selected", "the selection stays"
     assert modules.evaluate("document.querySelectorAll('textarea').length") == 0

@@ -1,4 +1,4 @@
-"""The stages of a collective in a browser: forward, back, keys, and reduced motion. No board is needed."""
+"""The stages of a collective: forward, back, keys, and reduced motion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ m.playFilm(document.getElementById("film"), x.film);
 
 @pytest.fixture
 def cinema(browser: Browser, served: str) -> Iterator[Callable[..., Page]]:
-    """Opens a page with nothing but the film of a primitive over 4 ranks."""
+    """Open a page with the film of a collective over 4 ranks."""
     contexts = []
 
     def opened(primitive: LabPrimitive = "all_reduce", still: bool = True, width: int = 1280) -> Page:
@@ -57,7 +57,7 @@ def barrier() -> LabStep:
 
 
 def rows(page: Page) -> list[str]:
-    """What stands in the boxes, from the first rank's first to the last one's last."""
+    """Return the texts of all boxes in the order of ranks."""
     return page.locator("#film svg g:not(.flying) text").all_text_contents()
 
 
@@ -114,12 +114,12 @@ def test_film_respects_reduced_motion(cinema: Callable[..., Page]) -> None:
 
 def test_barrier_releases_no_rank_before_the_last_arrives(cinema: Callable[..., Page]) -> None:
     page = cinema("barrier")
-    said = []
+    texts = []
     for _ in range(8):
         page.click("[data-film=on]")
-        said.append(page.locator("[data-film=words]").text_content() or "")
-    assert ["arrives" in one for one in said] == [True] * 4 + [False] * 4
-    assert said[-1].endswith("All ranks have left.")
+        texts.append(page.locator("[data-film=words]").text_content() or "")
+    assert ["arrives" in one for one in texts] == [True] * 4 + [False] * 4
+    assert texts[-1].endswith("All ranks have left.")
     widths = page.evaluate(
         "[...document.querySelectorAll('#film svg rect')].map((one) => Number(one.getAttribute('width')))"
     )

@@ -1,4 +1,4 @@
-"""Fields of the job form, and the layouts of the Planner, at their narrowest."""
+"""Fields of the job form and layouts of the Planner on narrow pages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BASE = """<form id="base" data-plan-url="/plan" data-search-url="/search" data-n
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_reasons_of_a_field_do_not_overlap_choices(modules: Page, width: int, theme: str) -> None:
     name = "layout.ep"
-    told = {
+    shown = {
         "name": name,
         "label": "Expert parallel (ep)",
         "hint": "Shards experts over dp and cp. Default 1.",
@@ -55,7 +55,7 @@ def test_reasons_of_a_field_do_not_overlap_choices(modules: Page, width: int, th
         "reasons": {name: [("not divisible", ["8"])]},
         "errors": {name: "`layout.ep` is 4096."},
     }
-    field = render_to_string("jobs/fields/segmented.html", told)
+    field = render_to_string("jobs/fields/segmented.html", shown)
     made = f'<main class="bench"><div style="width: {width}px">{field}</div></main>'
     with open_blank_page(modules, made, *SHEETS) as page:
         page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]

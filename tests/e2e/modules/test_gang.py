@@ -1,4 +1,4 @@
-"""What a page makes of a run over several hosts: whose stream is whose, and what crosses between them."""
+"""The panel of a run on several hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_gang_panel_shows_hosts_clocks_and_cross_host_traffic(modules: Page) -> 
     ]
     job = {"members": gang, "status": "running", "estimate": {"stages": [{}]}, "spec": {"layout": {"dp": 2, "tp": 2}}}
     lines = [{"rank": rank, "predicted": 500, "measured": 500} for rank in range(4)]
-    told = [gang, {**job}, [{"axis": axis, "level": "", "ranks": lines} for axis in ("dp", "tp")], panel]
+    result = [gang, {**job}, [{"axis": axis, "level": "", "ranks": lines} for axis in ("dp", "tp")], panel]
     body = """
     document.body.innerHTML = x[3];
     const panel = document.getElementById("hosts");
@@ -47,11 +47,11 @@ def test_gang_panel_shows_hosts_clocks_and_cross_host_traffic(modules: Page) -> 
     assert browser is not None
     page = open_context(browser).new_page()
     page.goto(modules.url.replace("/icon.svg", "/js/"))  # a list of files: an HTML page
-    hidden, hosts, crossing, unforeseen, alone, parts = call_module(page, "job/hosts.js", body, told)
+    hidden, hosts, crossing, unforeseen, alone, parts = call_module(page, "job/hosts.js", body, result)
     page.close()
     assert (hidden, alone) == (False, True), "a run on one host has no such panel"
     assert parts == ["no contact", "running"], "of an unreachable job"
-    assert unforeseen == [False, True, []], "where nothing was predicted no 0 B is told as a prediction"
+    assert unforeseen == [False, True, []], "without a plan the table shows no prediction"
     assert hosts == [
         ["anna", "0\u20131", "running", "\u2212300.00 s ±1.00 ms"],
         ["bert", "2\u20133", "lost: its lease", "not measured"],

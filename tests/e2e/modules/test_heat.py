@@ -1,4 +1,4 @@
-"""The heat maps' panels as they are redrawn while a run goes on: what a reader points at stays told."""
+"""The heatmap panels while a run continues."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ STYLES = ("css/tokens.css", "css/base.css", "css/job/heat.css")
 
 @contextmanager
 def panel(modules: Page, name: str, made: str, drawn: str, argument: object) -> Iterator[Page]:
-    """A page with this panel and `draw(step)`: `made` (JavaScript) gives `show` from its `section`, `drawn` the
-    arguments of it."""
+    """Open a page with a panel and `draw(step)`. `made` is JavaScript that returns `show`."""
     with open_blank_page(modules, f"<main>{render_to_string(f'jobs/panels/{name}.html')}</main>", *STYLES) as page:
         body = f"""async (x) => {{
           const section = document.querySelector('section');
@@ -73,20 +72,20 @@ def test_description_of_the_pointed_cell_updates(modules: Page, name: str, how: 
     made, where, words, (first, second) = PANELS[name]
     with made(modules) as page:
         page.evaluate("draw(2)")
-        cells, told = page.locator(where), page.locator(words)
-        note = told.text_content() or ""
+        cells, shown = page.locator(where), page.locator(words)
+        note = shown.text_content() or ""
         assert "rank 0" not in note
         if how == "pointer":
             cells.hover(position={"x": 150, "y": 20})
         else:
             cells.focus()
             page.keyboard.press("ArrowRight")
-        expect(told).to_contain_text(first)
+        expect(shown).to_contain_text(first)
         page.evaluate("draw(3)")
-        expect(told).to_contain_text(second)
+        expect(shown).to_contain_text(second)
         page.mouse.move(0, 0)
         cells.blur()
-        expect(told).not_to_contain_text(second)
+        expect(shown).not_to_contain_text(second)
 
 
 @pytest.mark.parametrize("name", PANELS)
@@ -95,10 +94,10 @@ def test_note_updates_while_the_pointer_is_outside_the_cells(modules: Page, name
     with made(modules) as page:
         page.evaluate("draw(2)")
         page.locator("header h2").hover()
-        told = page.locator(words)
-        told.evaluate("(place) => (place.textContent = 'of before')")
+        shown = page.locator(words)
+        shown.evaluate("(place) => (place.textContent = 'of before')")
         page.evaluate("draw(3)")
-        expect(told).not_to_have_text("of before")
+        expect(shown).not_to_have_text("of before")
 
 
 @pytest.mark.parametrize(

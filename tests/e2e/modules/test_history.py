@@ -1,4 +1,4 @@
-"""What the server kept of a run, folded in Chromium into what its page shows."""
+"""The state of a page that is restored from the stored history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.extended
 def test_loss_is_from_the_newest_step_and_shows_nan_as_a_word(
     modules: Page, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stayed that of the last step that had one, and of a long run that ended of the last step that was kept."""
     settings.HISTORY_DIR = tmp_path
     monkeypatch.setattr(snapshots, "MAX_POINTS", 4)
     wrong = sample_telemetry.step(
@@ -45,11 +44,11 @@ def test_loss_is_from_the_newest_step_and_shows_nan_as_a_word(
       return [words(live), words(ended)];
     });
     """
-    given = []
+    argument = []
     for length in (11, 12, 13):
         sample_telemetry.record_batches(tmp_path, batches[:length], f"job{length}")
-        given.append([get_snapshot(f"job{length}", 1), batches[:length]])
+        argument.append([get_snapshot(f"job{length}", 1), batches[:length]])
     names = ("loss", "eval", "phase", "step", "rate", "rate-note", "step-time", "spread", "left", "left-name")
     figures = "".join(f'<b id="figure-{name}"></b>' for name in names)
     with open_blank_page(modules, f'{figures}<progress id="progress"></progress>') as page:
-        assert call_module(page, "store.js", body, given) == [["4.8900"] * 2, ["nan"] * 2, ["3.5000"] * 2]
+        assert call_module(page, "store.js", body, argument) == [["4.8900"] * 2, ["nan"] * 2, ["3.5000"] * 2]

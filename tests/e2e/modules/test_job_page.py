@@ -1,4 +1,4 @@
-"""The job page: rank placement, verdict, failure, and the kept steps."""
+"""The job page: retries, verdict, failure, and tabs."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def test_job_with_wrong_gradients_has_no_retry(modules: Page) -> None:
     body = "".join(f'<div id="{name}"></div>' for name in ("states", "status", "cancel-form", "requeue-form", "notice"))
     shown = "return x.map((job) => { m.showHeader(job); return !document.getElementById('requeue-form').hidden; })"
     exit = {"outcome": "failed", "reason": "boom", "rank": 1, "exit_code": 1, "log_tail": []}
-    told = {"history": [{"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}]}
+    result = {"history": [{"status": "failed", "attempt": 1, "reason": "", "at": "2026-01-01T00:00:00Z"}]}
     ends = [{**exit, "summary": {"proof": {"wrong": wrong}}} for wrong in ([], [{"name": "w"}])]
-    jobs = [job(finished=True, status="failed", exit=end, **told) for end in (exit, *ends)]
+    jobs = [job(finished=True, status="failed", exit=end, **result) for end in (exit, *ends)]
     with open_blank_page(modules, body) as page:
         assert call_module(page, "job/header.js", shown, jobs) == [True, True, False]
 
 
 def test_failure_is_stated_once(modules: Page) -> None:
-    """In the verdict, or in the notice of a page or of an attempt without a verdict. A long reason is cut."""
+    """The verdict states a failure, or else the notice. A long reason is cut."""
     ids = ("states", "status", "cancel-form", "requeue-form", "notice")
     body = "".join(f'<div id="{name}"></div>' for name in ids)
     words = """
@@ -68,9 +68,9 @@ def test_verdict_shows_the_button_of_its_action(modules: Page) -> None:
     <div><dd data-log></dd></div></dl>
     <details data-evidence><summary></summary><ul></ul></details></section>"""
     show = """
-    const asked = [];
+    const requests = [];
     const section = document.getElementById('health');
-    const openLog = (rank) => asked.push(rank);
+    const openLog = (rank) => requests.push(rank);
     const shown = x.map(([action, rank, mayRetry]) => {
       const view = m.healthView(section, { showSteps() {}, mayRetry: () => mayRetry, openLog });
       const told = { sentence: 's', reason: '', next: 'n', evidence: [], state: 'slow', over: true };
@@ -80,7 +80,7 @@ def test_verdict_shows_the_button_of_its_action(modules: Page) -> None:
       if (action === 'open_log') button.click();
       return button && [button.textContent, button.getAttribute('href')];
     });
-    return [shown, asked];
+    return [shown, requests];
     """
     actions = [
         ["", -1],
@@ -92,7 +92,7 @@ def test_verdict_shows_the_button_of_its_action(modules: Page) -> None:
     ]
     actions += [["open_log", 3], ["open_log", -1], ["find_faster", -1]]
     with open_blank_page(modules, body) as page:
-        shown, asked = call_module(page, "job/health.js", show, actions)
+        shown, requests = call_module(page, "job/health.js", show, actions)
     assert shown == [
         None,
         None,
@@ -104,7 +104,7 @@ def test_verdict_shows_the_button_of_its_action(modules: Page) -> None:
         ["Open log", None],
         ["Find faster layouts", "#advice"],
     ]
-    assert asked == [3, -1]
+    assert requests == [3, -1]
 
 
 def test_verdict_without_a_check_has_a_neutral_color(modules: Page) -> None:
@@ -122,9 +122,13 @@ def test_verdict_without_a_check_has_a_neutral_color(modules: Page) -> None:
       return section.dataset.tone;
     });
     """
-    told = [["well", "On plan: 4 ms per step."], ["well", "Not checked: 4 ms per step."], ["notice", "Not checked: x."]]
+    shown = [
+        ["well", "On plan: 4 ms per step."],
+        ["well", "Not checked: 4 ms per step."],
+        ["notice", "Not checked: x."],
+    ]
     with open_blank_page(modules, body) as page:
-        assert call_module(page, "job/health.js", show, told) == ["good", "", "warn"]
+        assert call_module(page, "job/health.js", show, shown) == ["good", "", "warn"]
 
 
 def test_tabs_follow_keys_addresses_and_data(modules: Page) -> None:

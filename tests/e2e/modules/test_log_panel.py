@@ -1,4 +1,4 @@
-"""The log panel with more lines than a page could hold, with hostile ones, and after a failure; no board is needed."""
+"""The log panel with very many lines, hostile lines, and after a failure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def log(rank: int, time_s: float, first: int, *lines: str, **more: Any) -> dict[
 
 @pytest.fixture
 def panel(browser: Browser, served: str) -> Iterator[Callable[..., Page]]:
-    """Opens a page with nothing but the panel; its console must stay silent."""
+    """Open a page with the log panel, and check that its console stays empty."""
     context = open_context(browser, viewport={"width": 1280, "height": 900})
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     complaints: list[str] = []
@@ -65,7 +65,7 @@ def say(page: Page, *items: dict[str, Any], node: int = 0) -> None:
 
 
 def shown(page: Page) -> list[str]:
-    """Texts of the lines that are in the page."""
+    """Return the texts of the lines in the page."""
     return page.locator("#log .log-text").all_text_contents()
 
 
@@ -199,7 +199,7 @@ def test_invalid_expression_has_a_message_and_a_slow_search_stops(panel: Callabl
       }
       return worst;
     }""")
-    assert late < 2000, "the page stays alive meanwhile"
+    assert late < 2000, "the page responds during the search"
     expect(problem).to_have_text("Search stopped: lines 30001 to 30002 took more than 1 s. Use a simpler expression.")
     assert time.monotonic() - began < 8
     field.fill("loss")
@@ -253,7 +253,7 @@ def test_link_opens_its_line_or_reports_a_missing_line(panel: Callable[..., Page
 @pytest.mark.extended
 def test_stored_lines_are_bounded_over_all_ranks(panel: Callable[..., Page]) -> None:
     page = panel()
-    kept = page.evaluate("""async () => {
+    stored = page.evaluate("""async () => {
       const { foldLog, MOST_LINES, MOST_CHARACTERS } = await import("/js/logs/lines.js");
       const logs = new Map();
       for (let i = 0; i < 60; i += 1) {
@@ -270,7 +270,7 @@ def test_stored_lines_are_bounded_over_all_ranks(panel: Callable[..., Page]) -> 
       const honest = lines[0].number === start && characters <= MOST_CHARACTERS;
       return [all <= MOST_LINES, logs.get(1).lines.length, honest];
     }""")
-    assert kept == [True, 600, True]
+    assert stored == [True, 600, True]
 
 
 TRACE = ["Traceback (most recent call last):", '  File "/x/train.py", line 3, in <module>', "ValueError: boom"]
@@ -313,8 +313,8 @@ def timeline() -> dict[str, Any]:
     times = {"blocked_us": [1, 1], "ended_us": [20, 99], "payload_bytes": [8, 2048], "peer": [-1, -1]}
     spans: dict[str, list[Any]] = {"work": [], "chunk": [], "micro_batch": [], "from_us": [], "to_us": []}
     groups = [{"axis": "world", "ranks": list(range(12)), "nth": 0}]
-    told = {"kind": "timeline", "rank": 2, "time": 4, "step": 6, "began": 3.0, "step_s": 0.1, "left_out": 0}
-    return {**told, "groups": groups, "calls": {**calls, **times}, "spans": spans}
+    result = {"kind": "timeline", "rank": 2, "time": 4, "step": 6, "began": 3.0, "step_s": 0.1, "left_out": 0}
+    return {**result, "groups": groups, "calls": {**calls, **times}, "spans": spans}
 
 
 @pytest.mark.extended
@@ -386,7 +386,6 @@ def test_success_has_no_cause_and_a_stored_failure_has_last_lines(panel: Callabl
 
 @pytest.mark.extended
 def test_selected_text_stays_selected_while_lines_arrive(panel: Callable[..., Page]) -> None:
-    """All lines in sight were made anew with each that came, and the selection went with them."""
     page = panel()
     say(page, log(0, 1, 0, *(f"line {number}" for number in range(5))))
     page.evaluate("getSelection().selectAllChildren(document.getElementById('log-0-3'))")

@@ -1,4 +1,4 @@
-"""The hit that one is at among a log's, while lines come between and go."""
+"""The current hit of a log search while lines arrive and leave."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ pytestmark = pytest.mark.extended
 
 
 def test_current_hit_stays_when_earlier_hits_arrive(modules: Page) -> None:
-    """Its mark and its number moved to another line, or it was none any more."""
     with open_blank_page(modules, "") as page:
         call_module(page, "logs/panel.js", START, {"panel": PANEL, "sheets": SHEETS, "job": {}})
         say(page, log(0, 10.0, 0, *(f"hit {n}" for n in range(12))))

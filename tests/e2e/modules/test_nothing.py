@@ -75,5 +75,5 @@ def test_ended_run_expects_no_more_collectives(modules: Page) -> None:
     });
     """
     with open_blank_page(modules, "") as page:
-        told = call_module(page, "job/tables.js", body)
-    assert told == ["No collectives yet.", "No collectives.", "No collectives in this phase."]
+        shown = call_module(page, "job/tables.js", body)
+    assert shown == ["No collectives yet.", "No collectives.", "No collectives in this phase."]

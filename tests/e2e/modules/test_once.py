@@ -32,7 +32,7 @@ def test_double_click_sends_a_form_once(modules: Page) -> None:
 
 
 def test_value_of_the_button_is_sent(modules: Page) -> None:
-    """A dry run was sent as the run itself: a button that rests already sends no value."""
+    """A disabled button sends no value, so a dry run would be sent as the run itself."""
     form = (
         '<form data-once action="paper.html"><button type="submit" name="kind" value="dry_run">Dry run</button></form>'
     )

@@ -1,4 +1,4 @@
-"""The palette while the board has not answered, or does not; and what is said where nothing was copied."""
+"""The command palette before the response of the board and without a response."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def page(modules: Page) -> Iterator[Page]:
 
 
 def found(*jobs: str) -> dict[str, Any]:
-    told = [{"id": name, "name": name, "status": "running", "url": f"/jobs/{name}/"} for name in jobs]
-    return {"jobs": told, "hosts": [], "projects": []}
+    shown = [{"id": name, "name": name, "status": "running", "url": f"/jobs/{name}/"} for name in jobs]
+    return {"jobs": shown, "hosts": [], "projects": []}
 
 
 def test_palette_reports_no_results_only_after_the_response(page: Page) -> None:
@@ -47,7 +47,6 @@ def test_palette_reports_no_results_only_after_the_response(page: Page) -> None:
 
 @pytest.mark.parametrize("status", [503, 429, None])
 def test_palette_shows_an_error_if_the_board_does_not_respond(page: Page, status: int | None) -> None:
-    """It said that there was nothing by that name; only a screen reader was told otherwise."""
     page.route("**/find?*", lambda route: route.fulfill(status=status) if status else route.abort())
     call_module(page, "shell/palette.js", OPEN)
     page.fill(".palette input", "zzz")

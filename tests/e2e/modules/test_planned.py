@@ -1,4 +1,4 @@
-"""The job page's plan and measurement: what is too small, too early or told by too few ranks to be compared."""
+"""The comparison of plan and measurement on the job page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ pytestmark = pytest.mark.extended
 
 
 def test_comparison_starts_with_memory_and_each_group_has_a_badge(modules: Page) -> None:
-    """Exact traffic had the badge "estimate", and opened the tab Memory."""
     body = """
     const s = (await import('/js/store.js')).createState();
     s.ranks.set(0, {exactStep: 2});
@@ -41,13 +40,13 @@ def test_comparison_starts_with_memory_and_each_group_has_a_badge(modules: Page)
     ],
 )
 def test_hfu_above_an_assumed_peak_is_not_explained_by_the_mask(modules: Page, accelerator: str, masked: bool) -> None:
-    """After runs on a processor faster than the 50 GFLOP/s assumed, 182% was attention's."""
+    """Some processors are faster than the assumed 50 GFLOP/s."""
     time = {"step_s": 0.5, "model_flops": 1e10, "mfu": 1.8, "hfu": 1.8, "tokens_per_s": 2050, "parts": []}
     time |= {"interval": {"share": 0.03, "basis": "runs", "words": "from 3 runs here"}, "basis": "data sheet"}
     estimate = {"time": time, "world_size": 2, "cluster": {"name": "vm", "accelerator": accelerator}}
     body = "return m.timePicture(x).map((part) => part.textContent).join(' ')"
-    told = call_module(modules, "pictures/time.js", body, estimate)
-    assert ("MFU counts the full attention matrix" in told) == masked
+    shown = call_module(modules, "pictures/time.js", body, estimate)
+    assert ("MFU counts the full attention matrix" in shown) == masked
 
 
 def test_badge_is_exact_only_for_all_ranks(modules: Page) -> None:
@@ -57,10 +56,10 @@ def test_badge_is_exact_only_for_all_ranks(modules: Page) -> None:
     return x.map(([off, missing]) => words(off, missing));
     """
     none, some = {"bytesOff": 0, "callsOff": 0, "net": 0}, {"bytesOff": 4, "callsOff": 0, "net": 0}
-    told = call_module(
+    result = call_module(
         modules, "job/tables.js", shown, [[none, ""], [none, " on 1 of 8 ranks"], [some, " on 1 of 8 ranks"]]
     )
-    assert told == [
+    assert result == [
         ["exact: difference 0 B, 0 calls", "good"],
         ["difference 0 B, 0 calls on 1 of 8 ranks", "warn"],
         ["difference 4 B, 0 calls", "bad"],

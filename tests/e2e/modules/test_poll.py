@@ -1,4 +1,4 @@
-"""Panels that are asked for again and again: they say when they are stale, and never hold a page of a login."""
+"""Panels that refresh: the note of a stale panel, and the end of a session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PANEL = """<script src="/vendor/htmx/htmx.min.js"></script>
 
 
 def test_panel_shows_the_time_of_its_last_refresh_after_failures(modules: Page) -> None:
-    """It went stale in silence while the board was away, and held a page of a login once the session had ended."""
+    """The page reloads after the end of its session."""
     with open_blank_page(modules, PANEL) as page:
         rows = page.locator("#jobs")
         ask = "document.getElementById('jobs').dispatchEvent(new CustomEvent('refresh'))"

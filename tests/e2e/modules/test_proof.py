@@ -1,4 +1,4 @@
-"""What a page says is proven of a run, and what is not."""
+"""The verification panel of the job page."""
 
 from __future__ import annotations
 

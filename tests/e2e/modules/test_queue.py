@@ -1,4 +1,4 @@
-"""Lists: what is chosen stays chosen when a job is moved, a refusal is told in its own words, ages go by no clock."""
+"""The queue page: selection, refused moves, and ages."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ QUEUE = f"""<script src="/vendor/htmx/htmx.min.js"></script>
 
 
 def test_selection_stays_when_a_job_moves(modules: Page) -> None:
-    """The rows came anew without a tick, beside "2 selected"."""
     with open_blank_page(modules, QUEUE) as page:
         page.route("**/move", lambda route: route.fulfill(body='{"moved": true}', content_type="application/json"))
-        rest = ROWS.split("</tr>")[1] + "</tr>" + ROWS.split("</tr>")[0] + "</tr>"  # the third has begun meanwhile
+        rest = ROWS.split("</tr>")[1] + "</tr>" + ROWS.split("</tr>")[0] + "</tr>"  # the third job has started
         page.route("**/rows", lambda route: route.fulfill(body=f"<table><tbody>{rest}</tbody></table>"))
         call_module(page, "pages/queue.js", "")
         for job in ("a", "c"):
@@ -70,7 +69,7 @@ STARTS = """<script src="/vendor/htmx/htmx.min.js"></script><form id="bulk"><spa
 
 @pytest.mark.extended
 def test_past_estimated_start_reads_any_moment(modules: Page) -> None:
-    """The reader's clock may be wrong, so only the time since the page was loaded counts."""
+    """The clock of the reader may be wrong, so the time since the page load counts."""
     with open_blank_page(modules, STARTS) as page:
         page.clock.install()
         call_module(page, "pages/queue.js", "")
@@ -113,7 +112,6 @@ def test_queue_refresh_preserves_selection_focus_and_message(modules: Page) -> N
 
 @pytest.mark.extended
 def test_heartbeat_age_ignores_the_clock_of_the_reader(modules: Page) -> None:
-    """A computer three minutes fast called every host silent, one three minutes slow a dead one just heard."""
     with open_blank_page(modules, '<span data-age="7200.5"></span>') as page:
         page.evaluate("() => { const late = Date.now() + 180e3; Date.now = () => late; }")
         call_module(page, "pages/hosts.js", "")

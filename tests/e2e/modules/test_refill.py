@@ -1,4 +1,4 @@
-"""Tables of a live run: what says the same stays the same node while the rest is drawn anew."""
+"""Tables of a live run, which reuse their elements."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TABLE = "<table><tbody id='rows'></tbody></table><p id='note'></p><section id='s
 
 
 def checkpoint(step: int, num_bytes: int = 100) -> dict[str, Any]:
-    told = {"kind": "checkpoint", "rank": 0, "time": 1.0, "step": step, "name": f"step-{step}", "num_bytes": num_bytes}
-    return {**told, "stall_s": 0.1, "save_s": 0.2}
+    shown = {"kind": "checkpoint", "rank": 0, "time": 1.0, "step": step, "name": f"step-{step}", "num_bytes": num_bytes}
+    return {**shown, "stall_s": 0.1, "save_s": 0.2}
 
 
 def test_refill_reuses_rows_by_key_and_changes_only_text(modules: Page) -> None:
@@ -53,7 +53,7 @@ def test_refill_reuses_rows_by_key_and_changes_only_text(modules: Page) -> None:
 
 
 def test_pressed_button_of_a_live_table_survives_a_refresh(modules: Page) -> None:
-    """Links and buttons were made anew ten times a second: a click began on one and ended on another."""
+    """A click begins and ends on one element only if the element stays."""
     checkpoints = """
     const [section, body] = [document.getElementById("section"), document.getElementById("rows")];
     const show = (items) => m.showCheckpoints(section, body, new Map(items.map((item) => [item.step, item])), 2, "j");

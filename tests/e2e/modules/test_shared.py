@@ -1,4 +1,4 @@
-"""The pages' pure modules, run where they run: in Chromium, imported as the pages import them."""
+"""Modules of the pages in Chromium."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OPS = Op.__args__  # type: ignore[attr-defined]  # typing gives Literal no publi
 
 
 def test_page_is_delayed_until_every_stream_is_readable(modules: Page) -> None:
-    told = [{"node": 0, "stale": True}, {"node": 1, "stale": True}, {"node": 0, "stale": False}]
-    told += [{"node": 1, "entries": []}, {"node": 1, "stale": True}]
+    shown = [{"node": 0, "stale": True}, {"node": 1, "stale": True}, {"node": 0, "stale": False}]
+    shown += [{"node": 1, "entries": []}, {"node": 1, "stale": True}]
     body = """
     const sockets = [];
     class Socket extends EventTarget { constructor() { super(); sockets.push(this); } }
@@ -26,20 +26,20 @@ def test_page_is_delayed_until_every_stream_is_readable(modules: Page) -> None:
     const seen = [];
     m.connect("/ws/", { resume: () => ({}), onJob() {}, onGap() {}, onBatch() {}, onState: (name) => seen.push(name) });
     sockets[0].dispatchEvent(new Event("open"));
-    const told = async (count) => { while (seen.length < count) await new Promise((then) => setTimeout(then)); };
+    const shown = async (count) => { while (seen.length < count) await new Promise((then) => setTimeout(then)); };
     for (const raw of x) sockets[0].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(raw) }));
-    await told(7);
+    await shown(7);
     sockets[0].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(x[3]) })); // not taken before it closes
     sockets[0].dispatchEvent(new CloseEvent("close", { code: 1013 }));
     await new Promise((then) => setTimeout(then, 50));
     dispatchEvent(new Event("online"));
     sockets[1].dispatchEvent(new Event("open"));
     sockets[1].dispatchEvent(new MessageEvent("message", { data: new Uint8Array(x[3]) }));
-    await told(10);
+    await shown(10);
     globalThis.WebSocket = globalThis.own;
     return seen;
     """
-    frames = [msgpack.packb(one) for one in told]
+    frames = [msgpack.packb(one) for one in shown]
     frames[2] = msgpack.packb({"deflated": zlib.compress(frames[2])})
     seen = call_module(modules, "socket.js", body, [list(frame) for frame in frames])
     assert seen == ["connecting", "live", *["delayed"] * 3, "live", "delayed", "reconnecting", "live", "live"]
@@ -50,10 +50,10 @@ def test_peak_has_a_unit_and_days_have_commas(modules: Page) -> None:
     time |= {"interval": {"share": 0.79, "basis": "runs", "words": "from 5 runs here"}, "basis": "data sheet"}
     estimate = {"time": time, "world_size": 2, "cluster": {"name": "vm"}}
     body = "return m.timePicture(x).map((part) => part.textContent).join(' ')"
-    told = call_module(modules, "pictures/time.js", body, estimate)
-    assert "MFU and HFU are relative to a peak of 50.0 GFLOP/s per rank." in told
-    assert "5,646 days" in told
-    assert "The step time range covers nine of ten runs on a host with the same load." in told
+    shown = call_module(modules, "pictures/time.js", body, estimate)
+    assert "MFU and HFU are relative to a peak of 50.0 GFLOP/s per rank." in shown
+    assert "5,646 days" in shown
+    assert "The step time range covers nine of ten runs on a host with the same load." in shown
     tiny = call_module(modules, "pictures/time.js", body, {**estimate, "model_parameters": 10**6})
     assert "MFU is relative to a peak of 50.0 GFLOP/s per rank." in tiny
     assert "HFU" not in tiny

@@ -1,4 +1,4 @@
-"""Step time: its parts, its bars, its median, and the start before the first step."""
+"""The planned step time and the current phase of a run."""
 
 from __future__ import annotations
 
@@ -39,13 +39,12 @@ def test_planned_step_time_has_a_margin_of_error(modules: Page, share: float, to
     """
     made = "<section><div data-bars></div><dl data-figures></dl><p data-note></p></section>"
     with open_blank_page(modules, made) as page:
-        shown, told = call_module(page, "job/stepbar.js", body, {**TOLD, "sure": share})
+        shown, result = call_module(page, "job/stepbar.js", body, {**TOLD, "sure": share})
     assert shown == total
-    assert told == f"{note}Solid: exposed communication. {WAITING} Striped: communication overlapped with compute."
+    assert result == f"{note}Solid: exposed communication. {WAITING} Striped: communication overlapped with compute."
 
 
 def test_figures_name_the_current_phase(modules: Page) -> None:
-    """Phases have names of their own in streams, and "now: step" says nothing."""
     ids = ("phase", "left-name", "left")
     body = """
     const state = { ranks: new Map(x.map((phase, rank) => [rank, { phase }])), evals: new Map(), progress: null };

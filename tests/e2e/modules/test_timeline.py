@@ -1,4 +1,4 @@
-"""Steps event by event and heat maps: the pages' arithmetic, run in Chromium, beside the planner's and by hand."""
+"""Heatmaps and tables of a traced step."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_nonzero_cell_is_visible_in_a_large_heatmap(modules: Page) -> None:
 
 
 def test_uses_the_singular_for_one(modules: Page) -> None:
-    told = call_module(modules, "format.js", "return x.map((n) => m.counted(n, 'rank'));", [0, 1, 2, 1200])
-    assert told == ["0 ranks", "1 rank", "2 ranks", "1,200 ranks"]
+    shown = call_module(modules, "format.js", "return x.map((n) => m.counted(n, 'rank'));", [0, 1, 2, 1200])
+    assert shown == ["0 ranks", "1 rank", "2 ranks", "1,200 ranks"]
     timeline = {"cells": [], "stages": 1, "micro_batches": 1, "step_s": 1, "bubble": 0, "whole": False, "in_flight": []}
     body = """const parts = m.drawSchedule(x);
     return [parts[0].querySelector("svg").getAttribute("aria-label"), parts[2].textContent];"""
@@ -72,9 +72,9 @@ def test_uses_the_singular_for_one(modules: Page) -> None:
 def test_link_above_its_known_bandwidth_has_no_percentage(modules: Page) -> None:
     body = """const cell = m.ofLink(x, x === null ? null : { speed: 8e6, words: "inside a host, from 1 run of h" });
     return [cell.textContent, cell.title];"""
-    told = [call_module(modules, "timeline/tables.js", body, busbw) for busbw in (4e6, 8e6, 14.8e6)]
-    assert told[:2] == [["50%", ""], ["100%", ""]]
-    assert told[2] == [
+    shown = [call_module(modules, "timeline/tables.js", body, busbw) for busbw in (4e6, 8e6, 14.8e6)]
+    assert shown[:2] == [["50%", ""], ["100%", ""]]
+    assert shown[2] == [
         "above 100%",
         "The measured bandwidth is above the known bandwidth of the link: 8.00 MB/s (inside a host, from 1 run of h)",
     ]

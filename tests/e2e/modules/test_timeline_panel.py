@@ -1,4 +1,4 @@
-"""The panel of a step's timeline, where the step that is chosen cannot be had."""
+"""The timeline panel while the chosen step does not load."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ show(job, state);
 
 
 def test_failed_step_is_fetched_again_and_shows_no_other_step(modules: Page) -> None:
-    """It was never asked for again, and the picture of the step before stayed."""
     with open_blank_page(modules, PANEL) as page:
         page.clock.install()
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url.partition("/trace")[2]))
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url.partition("/trace")[2]))
         page.route("**/trace/steps**", lambda route: route.fulfill(json={"steps": [120]}))
         page.route("**/trace?step**", lambda route: route.fulfill(status=503))
         call_module(page, "timeline/panel.js", SHOW)
@@ -35,7 +34,7 @@ def test_failed_step_is_fetched_again_and_shows_no_other_step(modules: Page) -> 
         expect(note).to_have_text("Step 120 did not load.")
         for gone in ("#step-timeline", ".timeline-tables", "[data-format]"):
             expect(page.locator(gone)).to_be_hidden()
-        before = len([one for one in asked if one.startswith("?step=120")])
+        before = len([one for one in requests if one.startswith("?step=120")])
         held: list[Route] = []
         page.route("**/trace?step**", lambda route: held.append(route))
         with page.expect_request("**/trace?step=120**"):

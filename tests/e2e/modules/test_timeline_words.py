@@ -1,4 +1,4 @@
-"""What stands beside a timeline's picture: of the step shown, of the ranks that told, of the colours in it."""
+"""The texts, colors and legend of a timeline."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ PANEL = """<section id="panel" data-trace="/trace">
 
 
 def test_event_description_disappears_with_its_step(modules: Page) -> None:
-    """An event of the step before was told under the picture of the next."""
     with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
         call_module(
             page,
@@ -45,15 +44,14 @@ def test_event_description_disappears_with_its_step(modules: Page) -> None:
             f"{STEPS} window.see = (items) => view.show(made(items)); see(x);",
             build_late_rank_step(),
         )
-        told = page.locator(".timeline-status")
+        shown = page.locator(".timeline-status")
         page.locator("canvas").press(".")
-        expect(told).to_contain_text("rank 0")
+        expect(shown).to_contain_text("rank 0")
         page.evaluate("see", build_late_rank_step(step=9))
-        expect(told).to_contain_text("To zoom, use the wheel, +")
+        expect(shown).to_contain_text("To zoom, use the wheel, +")
 
 
 def test_full_view_of_a_step_stays_full_when_ranks_arrive(modules: Page) -> None:
-    """Its end was out of sight though nobody had zoomed."""
     body = (
         f"{STEPS} view.show(made(x.slice(0, 1))); view.show(made(x)); return place.querySelector('canvas').dataset.to"
     )
@@ -65,7 +63,6 @@ def test_full_view_of_a_step_stays_full_when_ranks_arrive(modules: Page) -> None
 
 
 def test_repeated_step_preserves_the_selection(modules: Page) -> None:
-    """A new step in the list took the words of the one that is looked at."""
     with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
         call_module(
             page,
@@ -79,7 +76,7 @@ def test_repeated_step_preserves_the_selection(modules: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "spans", "told", "untold"),
+    ("ranks", "spans", "shown", "untold"),
     [
         (2, [("weights", 0, 3, 0, 9)], ["weights", "the solid part is data transfer."], ["backward", "because"]),
         (
@@ -91,9 +88,9 @@ def test_repeated_step_preserves_the_selection(modules: Page) -> None:
     ],
 )
 def test_legend_lists_the_drawn_colors(
-    modules: Page, ranks: int, spans: list[tuple[Any, ...]], told: list[str], untold: list[str]
+    modules: Page, ranks: int, spans: list[tuple[Any, ...]], shown: list[str], untold: list[str]
 ) -> None:
-    """A weight pass has one colour whatever its micro-batch, and had no entry; nor had a wait that is not known."""
+    """The legend includes weight passes and unknown waiting times."""
     calls = [(0, "all_reduce", 1, 10, 0, 20, 4000, -1)]
     items = [build_timeline(rank, spans=spans, calls=calls) for rank in range(ranks)]
     with open_blank_page(modules, '<main><div id="place"></div></main>', *SHEETS) as page:
@@ -103,7 +100,7 @@ def test_legend_lists_the_drawn_colors(
             f"{STEPS} view.show(made(x)); return place.querySelector('.legend').textContent",
             items,
         )
-    assert [one for one in told if one not in words] == []
+    assert [one for one in shown if one not in words] == []
     assert [one for one in untold if one in words] == []
 
 
@@ -118,7 +115,6 @@ def test_legend_explains_unknown_waiting_times(modules: Page) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_event_names_are_readable_on_every_shade(modules: Page, theme: str) -> None:
-    """Names in the color of the surface were unreadable on pale boxes."""
     tokens = ["--part-compute", "--part-compute-odd", "--part-optimizer", "--series-11"]
     tokens += [f"--axis-{axis}" for axis in ("dp", "tp", "pp", "cp", "ep", "world")]
     body = """
@@ -158,7 +154,6 @@ def test_event_names_match_the_color_of_their_box(modules: Page) -> None:
 
 
 def test_group_of_a_script_has_one_color_in_pictures_and_tables(modules: Page) -> None:
-    """Each counted the groups that it had met: a table's swatch was another group's in the picture."""
     groups = [{"axis": name, "ranks": [0, 1], "nth": 0} for name in ("ours", "theirs")]
     both = [(place, "all_reduce", 1, 10, 0, 20, 4000, -1) for place in (0, 1)]
     steps = [
@@ -179,20 +174,20 @@ def test_group_of_a_script_has_one_color_in_pictures_and_tables(modules: Page) -
 
 
 @pytest.mark.parametrize(
-    ("within", "told"),
+    ("within", "shown"),
     [
         ([0.001], ""),
         ([0.001, 0.003, 0.002], " The clocks of the hosts differ by at most 5.00 ms."),
         ([0.001, None], " The clock offset of 1 host is unknown."),
     ],
 )
-def test_step_shows_its_ranks_and_clock_offsets(modules: Page, within: list[float | None], told: str) -> None:
-    """Of a run without an estimate "2 of 2"; and each clock is held against the board's, so that two errors add up."""
+def test_step_shows_its_ranks_and_clock_offsets(modules: Page, within: list[float | None], shown: str) -> None:
+    """Each clock is compared with that of the board, so two errors add up."""
     clocks = [None if one is None else {"offset_s": 0, "within_s": one} for one in within]
     with open_blank_page(modules, PANEL, *SHEETS) as page:
         page.route("**/trace/**", lambda route: route.fulfill(json={"steps": []}))
         call_module(page, "timeline/panel.js", HEARD, {"items": build_late_rank_step(), "clocks": clocks})
-        expect(page.locator("#timeline-note")).to_have_text(f"Step 8, 2 of 4 ranks.{told}")
+        expect(page.locator("#timeline-note")).to_have_text(f"Step 8, 2 of 4 ranks.{shown}")
 
 
 def test_small_chart_of_a_rank_without_data_has_a_note(modules: Page) -> None:

@@ -18,8 +18,8 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "boom.py", line 8, in
 
 
 def verdict(sentence: str, **other: Any) -> dict[str, Any]:
-    told = {"state": "failed", "sentence": sentence, "reason": "", "next": "", "evidence": [], "over": True}
-    return {**told, "action": "", "action_rank": -1, **other}
+    result = {"state": "failed", "sentence": sentence, "reason": "", "next": "", "evidence": [], "over": True}
+    return {**result, "action": "", "action_rank": -1, **other}
 
 
 def job(diagnosis: dict[str, Any], **other: Any) -> dict[str, Any]:
@@ -55,37 +55,37 @@ def test_failed_run_shows_the_end_of_its_traceback_once(modules: Page) -> None:
     diverged = job(verdict("Diverged: the loss is NaN at step 3."), exit=exit)
     running = job(verdict("Failed: the checkpoint after step 4 could not be written."), status="running", exit=None)
     long = job(verdict("Failed: boom."), exit={"rank": 1, "log_tail": [f"line {number}" for number in range(30)]})
-    told = shown(modules, failed, diverged, running, long)
-    assert told[0]["log"] == TRACEBACK
+    result = shown(modules, failed, diverged, running, long)
+    assert result[0]["log"] == TRACEBACK
     prefixed = {"rank": 1, "log_tail": [f"[rank1]: {line}" for line in TRACEBACK] + ["epoch 2"]}
     assert shown(modules, {**failed, "exit": prefixed})[0]["log"] == prefixed["log_tail"][:-1]
-    assert told[0]["facts"] == ["another fact (rank 1)"]
-    assert [one["log"] for one in told[1:3]] == [None, None]
-    assert told[3]["log"] == [f"line {number}" for number in range(22, 30)]
+    assert result[0]["facts"] == ["another fact (rank 1)"]
+    assert [one["log"] for one in result[1:3]] == [None, None]
+    assert result[3]["log"] == [f"line {number}" for number in range(22, 30)]
 
 
 def test_verdict_button_opens_the_next_step(modules: Page) -> None:
-    """The search of faster layouts refuses a run that has not ended."""
+    """The search for faster layouts needs an ended run."""
     actions = ("copy_job", "open_breakdown", "find_faster")
-    told = {action: verdict("Slower than planned: x.", action=action) for action in actions}
-    ended = shown(modules, *(job(told[action]) for action in actions))
+    result = {action: verdict("Slower than planned: x.", action=action) for action in actions}
+    ended = shown(modules, *(job(result[action]) for action in actions))
     assert [one["button"] for one in ended] == [
         ["Copy job", "/new/?from=x"],
         ["Open breakdown", "#parts"],
         ["Find faster layouts", "#advice"],
     ]
-    running = job({**told["find_faster"], "over": False}, status="running", finished=False)
+    running = job({**result["find_faster"], "over": False}, status="running", finished=False)
     assert shown(modules, running)[0]["button"] is None
 
 
 def test_commands_of_the_next_step_are_code(modules: Page) -> None:
-    told = shown(modules, job(verdict("Stalled: x.", next="Run `kill -CONT 4711` on <anna>.")))
-    assert told[0]["next"] == "Run <code>kill -CONT 4711</code> on &lt;anna&gt;."
+    result = shown(modules, job(verdict("Stalled: x.", next="Run `kill -CONT 4711` on <anna>.")))
+    assert result[0]["next"] == "Run <code>kill -CONT 4711</code> on &lt;anna&gt;."
 
 
 def test_template_renders_commands_as_code() -> None:
-    told = verdict("Stalled: x.", next="Run `kill -CONT 4711` on <anna>.")
-    panel = render_to_string("jobs/panels/first/health.html", {"data": {"diagnosis": told}})
+    result = verdict("Stalled: x.", next="Run `kill -CONT 4711` on <anna>.")
+    panel = render_to_string("jobs/panels/first/health.html", {"data": {"diagnosis": result}})
     assert "Run <code>kill -CONT 4711</code> on &lt;anna&gt;." in panel
 
 
@@ -102,12 +102,12 @@ def test_stalled_run_shows_no_remaining_time_and_no_speed(modules: Page, state: 
     return ['left', 'phase', 'rate', 'rate-note'].map((name) => document.getElementById(`figure-${name}`).textContent);
     """
     with open_blank_page(modules, panel) as page:
-        told = call_module(page, "job/figures.js", body, {"state": state, "over": False, "sentence": "x"})
+        result = call_module(page, "job/figures.js", body, {"state": state, "over": False, "sentence": "x"})
     if words is not None:
-        assert told == words
+        assert result == words
     else:
-        assert told[1:] == ["now training", "1.37k tokens/s", "mean of 20 steps"]
-        assert told[0] not in ("", DASH)
+        assert result[1:] == ["now training", "1.37k tokens/s", "mean of 20 steps"]
+        assert result[0] not in ("", DASH)
 
 
 def test_diverged_run_has_no_offer_of_a_smaller_layout(modules: Page) -> None:

@@ -93,11 +93,11 @@ OF_LISTS = ("css/tokens.css", "css/base.css", "css/components.css", "css/tables.
 @pytest.mark.extended
 def test_queue_figures_have_labels_on_a_narrow_page(modules: Page) -> None:
     row = {"id": "a", "name": "run", "project": "default", "points": 1.0, "priority": 0, "place": 1, "num_slots": 2}
-    told = {"rows": [{**row, "parts": {"waited": 0, "share": 0}, "layout": "dp2", "reason": "the queue is paused"}]}
+    shown = {"rows": [{**row, "parts": {"waited": 0, "share": 0}, "layout": "dp2", "reason": "the queue is paused"}]}
     words = """
     return [...document.querySelectorAll('td')].map((cell) => getComputedStyle(cell, '::before').content);
     """
-    with open_blank_page(modules, render_to_string("queue/rows.html", told), *OF_LISTS, "css/queue.css") as page:
+    with open_blank_page(modules, render_to_string("queue/rows.html", shown), *OF_LISTS, "css/queue.css") as page:
         page.set_viewport_size({"width": 390, "height": 800})
         narrow = call_module(page, "format.js", words)
         page.set_viewport_size({"width": 1440, "height": 800})
@@ -173,8 +173,8 @@ def host_cards() -> str:
     gauge = {"label": "Disk (checkpoints)", "value": 9, "most": 10, "words": "75 GiB free", "bad": True}
     card = {"host": host, "state": "draining", "tone": "warn", "free": 8, "gauges": [gauge]}
     legend = {"colour": "slot-1", "job": {"id": "a", "name": LONG}, "slots": 8}
-    told = {"grid": {"hosts": [card], "legend": [legend]}, "listed": {"slots": 8}, "free": 8}
-    return render_to_string("hosts/grid.html", told)
+    shown = {"grid": {"hosts": [card], "legend": [legend]}, "listed": {"slots": 8}, "free": 8}
+    return render_to_string("hosts/grid.html", shown)
 
 
 def overview() -> str:
@@ -187,8 +187,8 @@ def overview() -> str:
     )
     counts |= {"connected": 1, "failed_jobs": 1}
     lists = {"running": [running], "waiting": [{**running, "wait_reason": LONG * 2}], "failed": [change]}
-    told = {**counts, **lists, "hosts": [host], "any_job": True, "rate": 1e9, "waited_s": 5.0}
-    return render_to_string("overview/live.html", told)
+    shown = {**counts, **lists, "hosts": [host], "any_job": True, "rate": 1e9, "waited_s": 5.0}
+    return render_to_string("overview/live.html", shown)
 
 
 @pytest.mark.extended

@@ -1,4 +1,4 @@
-"""The admin: staff steer the queue there, and nobody writes a status by hand."""
+"""The admin: staff control the queue, and no status is editable."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def test_a_host_is_given_up_only_when_it_is_silent_and_after_a_second_thought(
 ) -> None:
     host = make_host()
     schedule()
-    asked = act(admin, HOSTS, "give_up", host.pk)
-    assert f"good ({job.id}), attempt 1, on host-a" in asked
+    requests = act(admin, HOSTS, "give_up", host.pk)
+    assert f"good ({job.id}), attempt 1, on host-a" in requests
     confirmed = {"action": "give_up", "_selected_action": [host.pk], "confirmed": "yes"}
     assert "had contact at" in admin.post(HOSTS, confirmed, follow=True).content.decode()
     Host.objects.update(last_seen=timezone.now() - timedelta(minutes=1))
@@ -151,9 +151,9 @@ def test_events_not_understood_are_counted_as_far_as_they_are_kept(
 ) -> None:
     make_host()
     monkeypatch.setattr(event_handlers, "MAX_DEAD_LETTERS_PER_SENDER", 3)
-    for count, told in enumerate(["1", "2", "3 or more", "3 or more"], 1):
+    for count, shown in enumerate(["1", "2", "3 or more", "3 or more"], 1):
         event_handlers.store_dead_letter(f"{count}-0", b"", ValueError("slots"), "host-a")
-        assert event_handlers.count_dead_letters(["host-a"]) == {"host-a": told}
+        assert event_handlers.count_dead_letters(["host-a"]) == {"host-a": shown}
         assert ("or more" in admin.get(HOSTS).content.decode()) == (count >= 3)
     assert event_handlers.count_dead_letters(["host-b"]) == {"host-b": "0"}
 
@@ -165,9 +165,9 @@ def test_a_list_of_many_hosts_asks_for_no_line_by_itself_and_is_searched(
     for n in range(30):
         make_host(f"rack-{n}")
     event_handlers.store_dead_letter("1-0", b"", ValueError("slots"), first.name)
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as requests:
         page = admin.get(HOSTS).content.decode()
-    assert len(asked) < 15
+    assert len(requests) < 15
     assert page.count("field-free") == 31
     assert admin.get(f"{HOSTS}?q=rack-2").content.decode().count("field-free") == 11
     form = admin.get("/admin/jobs/reservation/add/").content.decode()
@@ -179,9 +179,9 @@ def test_a_list_of_many_hosts_asks_for_no_line_by_itself_and_is_searched(
 def test_jobs_of_one_among_thousands_of_people_are_found(admin: Any, job: Job) -> None:
     User.objects.bulk_create(User(username=f"person-{n}", password="!") for n in range(2000))
     other, _ = actions.submit(User.objects.get(username="person-7"), GOOD)
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as requests:
         page = admin.get(JOBS).content.decode()
-    assert len(asked) < 15
+    assert len(requests) < 15
     assert len(page) < 200_000
     assert "person-8" not in page, "people are found as one types"
     assert 'data-placeholder="Any owner"' in page, "what is empty has a name all the same"
@@ -210,8 +210,8 @@ def test_projects_pools_and_reservations_are_made_here_and_written_down(admin: A
     admin.post("/admin/jobs/reservation/add/", both, follow=True)
     assert Reservation.objects.get().pool == pool
     admin.post(f"/admin/jobs/pool/{pool.pk}/delete/", {"post": "yes"}, follow=True)
-    told = AuditEntry.objects.order_by("id").values_list("who", "what", "kind", "name")
-    assert [row[1:3] for row in told] == [
+    shown = AuditEntry.objects.order_by("id").values_list("who", "what", "kind", "name")
+    assert [row[1:3] for row in shown] == [
         ("add", "project"),
         ("add", "pool"),
         ("edit", "project"),
@@ -264,8 +264,8 @@ def test_what_stands_under_an_older_name_is_edited_all_the_same(admin: Any) -> N
 
 def test_a_project_s_name_is_a_word(admin: Any) -> None:
     for name in ("a\u202eb", "\u3164", "n\u0430me"):
-        told = admin.post("/admin/jobs/project/add/", {"name": name, "weight": "1"}).content.decode()
-        assert "Use letters, digits, and . _ = -, with a letter or digit first." in told
+        shown = admin.post("/admin/jobs/project/add/", {"name": name, "weight": "1"}).content.decode()
+        assert "Use letters, digits, and . _ = -, with a letter or digit first." in shown
     assert not Project.objects.filter(name__in=("a\u202eb", "\u3164", "n\u0430me")).exists()
 
 

@@ -1,4 +1,4 @@
-"""The forms are made of the spec's models: every field is there, within its limits, and comes back as it went."""
+"""Forms derived from the models of a spec."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGES = {"/jobs/new/": spec_form.FIELDS, "/jobs/script/": new.SCRIPT_FIELDS, "/c
 
 
 def posted(values: dict[str, Any]) -> QueryDict:
-    """The values as a browser would send them: nothing of a box that is not ticked."""
+    """Return the values as a browser sends them, without check boxes that are not ticked."""
     sent = QueryDict(mutable=True)
     for name, value in values.items():
         field = spec_form.FIELDS.get(name) or collectives.FIELDS.get(name)
@@ -37,7 +37,7 @@ def posted(values: dict[str, Any]) -> QueryDict:
 
 
 def filled_in(page: Any) -> QueryDict:
-    """What a browser would send of the page; of what no field shows only what is hidden in it."""
+    """Return the fields that a browser sends for the page."""
     shown = {name: page.context["values"][name] for name in (*spec_form.FIELDS, "auto", "layout.auto.ranks")}
     hidden = re.findall(r'<input type="hidden" name="([a-z._]+)" value="([^"]*)">', page.content.decode())
     return posted({**shown, **{name: html.unescape(text) for name, text in hidden}})
@@ -49,9 +49,9 @@ def test_every_field_of_the_models_is_on_its_page(path: str, owner: User, client
     client.force_login(owner)
     page = client.get(path).content.decode()
     assert [name for name in PAGES[path] if f'name="{name}"' not in page] == []
-    told = derived.format_limits(PAGES[path])
-    assert told
-    assert [limits for name, limits in told.items() if f'data-field="{name}"' in page and limits not in page] == []
+    shown = derived.format_limits(PAGES[path])
+    assert shown
+    assert [limits for name, limits in shown.items() if f'data-field="{name}"' in page and limits not in page] == []
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -72,7 +72,6 @@ def test_a_spec_goes_into_the_form_and_comes_back(name: str) -> None:
 def test_a_copied_model_keeps_the_parts_that_the_form_shows_no_field_of(
     model: dict[str, Any], owner: User, client: Client
 ) -> None:
-    """A mixture of experts was submitted again as a dense model of a sixth of its size."""
     spec = parse_fields({"model": model, "train": {"seq_len": 1024}})
     client.force_login(owner)
     page = client.get("/jobs/new/", {"spec": json.dumps(spec.model_dump(exclude_unset=True))})
@@ -80,13 +79,13 @@ def test_a_copied_model_keeps_the_parts_that_the_form_shows_no_field_of(
 
 
 def test_a_copied_job_keeps_what_it_asks_of_the_layout_that_is_chosen(owner: User, client: Client) -> None:
-    asked = {"ranks": 4, "tp": 2, "zero": [0, 1], "max_memory_bytes": 10**9}
+    requests = {"ranks": 4, "tp": 2, "zero": [0, 1], "max_memory_bytes": 10**9}
     client.force_login(owner)
-    page = client.get("/jobs/new/", {"spec": json.dumps({"layout": {"auto": asked}})})
+    page = client.get("/jobs/new/", {"spec": json.dumps({"layout": {"auto": requests}})})
     assert (
         "Other constraints of the copied job: max_memory_bytes 1000000000, tp 2, zero [0, 1]." in page.content.decode()
     )
-    assert spec_form.parse_form(filled_in(page))["layout"] == {"auto": asked}
+    assert spec_form.parse_form(filled_in(page))["layout"] == {"auto": requests}
 
 
 def test_a_part_that_no_form_sent_is_refused_by_its_name() -> None:
@@ -96,7 +95,7 @@ def test_a_part_that_no_form_sent_is_refused_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stack", "sent", "told"),
+    ("stack", "sent", "shown"),
     [
         ("megatron", {"cuda_graphs": "whole", "deterministic": "true", "fused_norms": "true"}, ("whole", True)),
         ("megatron", {"cuda_graphs": "none", "dispatcher": "flex"}, None),
@@ -105,16 +104,16 @@ def test_a_part_that_no_form_sent_is_refused_by_its_name() -> None:
     ],
 )
 def test_of_the_software_only_what_its_stack_leaves_open_is_sent(
-    stack: str, sent: dict[str, str], told: tuple[str, bool] | None
+    stack: str, sent: dict[str, str], shown: tuple[str, bool] | None
 ) -> None:
-    """Fields of other stacks are on the page too, and what was ticked before a stack was chosen is still ticked."""
+    """The page also sends fields of other stacks."""
     values = spec_form.format_values({"model": {"preset": "gpt-tiny"}, "resources": {"stack": stack}})
     form = posted(values | {f"resources.software.{name}": value for name, value in sent.items()})
     spec = spec_form.parse_form(form)
     software = parse_spec(spec).resources.software
-    assert (software and (software.cuda_graphs, software.deterministic)) == told
+    assert (software and (software.cuda_graphs, software.deterministic)) == shown
     back = spec_form.format_values(spec)
-    assert back["resources.software.cuda_graphs"] == (told[0] if told else "none")
+    assert back["resources.software.cuda_graphs"] == (shown[0] if shown else "none")
     assert spec_form.parse_form(posted(back)) == spec
 
 

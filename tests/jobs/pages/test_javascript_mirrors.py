@@ -99,7 +99,6 @@ def test_memory_parts_add_up_to_the_total() -> None:
 
 
 def test_fills_in_every_field_of_the_best_layout() -> None:
-    """The HSDP replicas of the form once stayed."""
     layout = Layout(dp=8, zero=2).model_dump()
     filled = call_in_node("plan/best.js", "return m.filled(x)", {"layout": layout, "micro_batches": 4})
     assert filled == {f"layout.{name}": value for name, value in layout.items()} | {"train.micro_batches": 4}

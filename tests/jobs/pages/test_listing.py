@@ -1,4 +1,4 @@
-"""The list of jobs: pages, filters, what it costs the database and Redis, and what it does without Redis."""
+"""The job list: pages, filters, queries, and the list without Redis."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_list_is_narrowed_by_state_kind_words_and_owner(
     assert names(client, "?status=failed") == ["ended"]
     assert names(client, "?kind=script") == ["a script"]
     assert names(client, "?q=NEEDLE") == names(client, f"?q={mine.id}") == ["needle in hay"]
-    assert "theirs" not in names(client, "?owner=staff")  # not theirs to ask: it narrows nothing, and shows no more
+    assert "theirs" not in names(client, "?owner=staff")  # a filter that the user may not set changes nothing
     client.force_login(staff)
     assert names(client, "?owner=staff") == ["theirs"]
     assert names(client, "?q=needle&status=failed") == []
@@ -80,7 +80,7 @@ def test_the_list_is_narrowed_by_state_kind_words_and_owner(
 
 
 def test_several_states_are_asked_for_at_once(make_jobs: Make, owner: User, client: Client) -> None:
-    """By commas or by boxes; `active` is every state that is no end."""
+    """States are separated by commas or sent by several boxes. `active` means all states before the end."""
     for status in (Status.QUEUED, Status.RUNNING, Status.UNREACHABLE, Status.FAILED, Status.LOST):
         make_jobs(1, name=status, status=status)
     client.force_login(owner)
@@ -102,7 +102,6 @@ def test_several_states_are_asked_for_at_once(make_jobs: Make, owner: User, clie
 def test_several_kinds_are_any_and_several_tags_all_of_them(
     make_jobs: Make, owner: User, client: Client, api: Callable[[User | None], APIClient]
 ) -> None:
-    """Over REST too; a tag that has a comma in it is still found by it."""
     actions.submit(owner, SCRIPT)
     for name, tags in (("both", ("ci", "nightly")), ("ci", ("ci",)), ("comma", ("ci,nightly",)), ("none", ())):
         (job,) = make_jobs(1, name=name)
@@ -128,7 +127,6 @@ def test_several_kinds_are_any_and_several_tags_all_of_them(
 
 
 def test_of_many_projects_one_types_a_part_of_the_name(owner: User, client: Client) -> None:
-    """In the filter, the form and the palette: a list of two hundred is nothing to scroll through."""
     projects = Project.objects.bulk_create(Project(name=f"mission-{n:03}") for n in range(200))
     Membership.objects.bulk_create(
         Membership(user=owner, project=one, role=Role.SUBMITTER if n % 2 else Role.VIEWER)
@@ -144,9 +142,9 @@ def test_of_many_projects_one_types_a_part_of_the_name(owner: User, client: Clie
     assert "mission-151" in form
     assert "mission-150" not in form, "a viewer submits nothing to it"
     assert "mission-151" in client.get("/jobs/new/").content.decode()
-    told = client.get("/find/?q=mission-15").json()
-    assert told["projects"][0] == {"name": "mission-150", "url": "/projects/mission-150/"}
-    assert len(told["projects"]) == 8
+    shown = client.get("/find/?q=mission-15").json()
+    assert shown["projects"][0] == {"name": "mission-150", "url": "/projects/mission-150/"}
+    assert len(shown["projects"]) == 8
 
 
 def test_who_has_more_than_one_project_narrows_the_list_to_one(make_jobs: Make, owner: User, client: Client) -> None:
@@ -272,13 +270,13 @@ def test_redis_is_read_once_for_all_who_look(
         live_redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": items})})
     client.force_login(owner)
 
-    def asked() -> int:
-        told: Any = live_redis.info("commandstats")
-        return int(told.get("cmdstat_xrevrange", {"calls": 0})["calls"])
+    def count_reads() -> int:
+        shown: Any = live_redis.info("commandstats")
+        return int(shown.get("cmdstat_xrevrange", {"calls": 0})["calls"])
 
     for _ in range(5):
         assert client.get("/").content.decode().count("7 of 20") == 6  # the bar and the words
-    assert asked() == 3
+    assert count_reads() == 3
 
 
 def test_without_redis_the_list_goes_without_progress_and_asks_once(

@@ -152,9 +152,9 @@ def test_the_newest_loss_is_of_the_newest_step() -> None:
     assert find_progress([]) is None
     assert find_progress([step(3, 2.0), step(5, None), step(4, 1.5)]) == Progress(5, 1.5)
     assert find_progress([step(3, None)]) == Progress(3, None)
-    told = find_progress([step(3, 2.0), {**step(4, None), "not_finite": "loss is nan and gradient norm is nan"}])
-    assert told is not None
-    assert loss_value(told.loss) == "NaN"
+    result = find_progress([step(3, 2.0), {**step(4, None), "not_finite": "loss is nan and gradient norm is nan"}])
+    assert result is not None
+    assert loss_value(result.loss) == "NaN"
     assert find_progress([step(3, 2.0), {**step(4, 1.0), "not_finite": "gradient norm is inf"}]) == Progress(4, 1.0)
 
 

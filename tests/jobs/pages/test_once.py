@@ -1,4 +1,4 @@
-"""A form sent twice starts one job; what is changed in it, or another form, starts another."""
+"""A form that is sent twice starts one job. Another form or content starts another job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = {"name": "mine", "script.path": "train.py", "layout.dp": "2", "resource
 
 
 def drawn(client: Any, path: str) -> dict[str, Any]:
-    """The form's key, with values that it can be sent with."""
+    """Return the key of the form with valid values."""
     page = client.get(path)
     (key,) = re.findall(r'name="form_key" value="([^"]{16,})"', page.content.decode())
     return {**(SCRIPT if "script" in path else page.context["values"]), "form_key": key}

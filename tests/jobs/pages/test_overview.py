@@ -1,4 +1,4 @@
-"""The first page's figures: slots as the hosts' lines say them, failures of attempts whatever became of their jobs."""
+"""The figures of the overview: slots of hosts, and failed attempts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.jobs.conftest import member_of
 
 
 def words(client: Any) -> str:
-    """The page's text, its spaces one each."""
+    """Return the text of the page with single spaces."""
     page = client.get("/overview/?part=live").content.decode()
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
 
@@ -36,10 +36,10 @@ def test_the_slots_are_those_of_the_hosts_lines(make_host: Any, make_jobs: Any, 
     client.force_login(owner)
     assert "without contact" not in words(client)
     Host.objects.filter(pk=silent.pk).update(last_seen=timezone.now() - timedelta(minutes=5))
-    told = words(client)
-    assert "Slots in use 2 of 6 2 of 6 2 slots on hosts without contact" in told
-    assert "2 of 2 slots in use" in told
-    assert "0 of 4 slots in use" in told
+    shown = words(client)
+    assert "Slots in use 2 of 6 2 of 6 2 slots on hosts without contact" in shown
+    assert "2 of 2 slots in use" in shown
+    assert "0 of 4 slots in use" in shown
 
 
 def test_the_oldest_of_the_queue_has_waited_since_it_was_queued_again(make_jobs: Any, owner: User, client: Any) -> None:
@@ -56,7 +56,7 @@ def test_the_oldest_of_the_queue_has_waited_since_it_was_queued_again(make_jobs:
 
 @pytest.fixture
 def retried(make_jobs: Callable[..., list[Job]]) -> Job:
-    """A job whose first attempt failed, and that waits again."""
+    """Return a queued job whose first attempt failed."""
     (job,) = make_jobs(1)
     fail(job, "rank 1 ran out of memory")
     assert lifecycle.requeue(job.id, "retried")
@@ -65,15 +65,15 @@ def retried(make_jobs: Callable[..., list[Job]]) -> Job:
 
 def test_an_attempt_that_failed_is_told_though_its_job_was_retried(retried: Job, owner: User, client: Any) -> None:
     client.force_login(owner)
-    told = words(client)
-    assert "1 attempt failed or lost, in 1 job " in told
-    assert "failed attempt 1, job now queued in attempt 2" in told
-    assert "rank 1 ran out of memory" in told
+    shown = words(client)
+    assert "1 attempt failed or lost, in 1 job " in shown
+    assert "failed attempt 1, job now queued in attempt 2" in shown
+    assert "rank 1 ran out of memory" in shown
     retried.refresh_from_db()
     fail(retried, "again")
-    told = words(client)
-    assert "2 attempts failed or lost, in 1 job " in told
-    assert "failed attempt 2 " in told
+    shown = words(client)
+    assert "2 attempts failed or lost, in 1 job " in shown
+    assert "failed attempt 2 " in shown
 
 
 def test_a_failure_shows_its_verdict_instead_of_the_raw_exit_reason(retried: Job, owner: User, client: Any) -> None:
@@ -83,9 +83,9 @@ def test_a_failure_shows_its_verdict_instead_of_the_raw_exit_reason(retried: Job
         diagnosis={"over": True, "state": "failed", "sentence": "Failed: rank 1, ValueError: bad shape (train.py:8)."},
     )
     client.force_login(owner)
-    told = words(client)
-    assert "Rank 1, ValueError: bad shape (train.py:8)." in told
-    assert "rank 1 ran out of memory" not in told
+    shown = words(client)
+    assert "Rank 1, ValueError: bad shape (train.py:8)." in shown
+    assert "rank 1 ran out of memory" not in shown
 
 
 def test_failures_of_others_of_old_and_of_what_was_put_away_are_not_counted(

@@ -1,4 +1,4 @@
-"""What every page shows alike: times in full, links that lead somewhere, an icon, the product's own colours."""
+"""Rules for every page: full times, valid links, an icon, and colors of the product."""
 
 from __future__ import annotations
 
@@ -57,27 +57,27 @@ def test_what_was_cancelled_before_it_started_comes_without_room_for_charts(job:
     assert 'data-nothing="ran"' in client.get(f"/jobs/{job.id}/").content.decode()
 
 
-@pytest.mark.parametrize(("capacity", "told"), [(None, True), (1.0, False)])
+@pytest.mark.parametrize(("capacity", "shown"), [(None, True), (1.0, False)])
 def test_bus_bandwidth_of_what_a_router_divides_is_said_to_take_equal_parts(
-    capacity: float | None, told: bool, client: Any, owner: User
+    capacity: float | None, shown: bool, client: Any, owner: User
 ) -> None:
     moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 64, "capacity_factor": capacity}
     model = {"preset": "llama-tiny", "moe": moe}
     job, _ = actions.submit(owner, {**GOOD, "model": model, "layout": {"dp": 2, "ep": 2}})
     client.force_login(owner)
     page = client.get(reverse("job-detail", args=[job.id])).content.decode()
-    assert ("The bus bandwidth (busbw) of an all-to-all assumes messages of equal size" in page) is told
+    assert ("The bus bandwidth (busbw) of an all-to-all assumes messages of equal size" in page) is shown
 
 
 def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, owner: User) -> None:
     """Parts are means, scaled to the median step time of the exit report."""
     again, _ = actions.submit(owner, GOOD)
     data = {"name": "data", "kind": "data", "seconds": 0.15, "waiting_s": 0.0}
-    told = {"step_s": 0.3, "sure": 0.0, "steps": 64, "parts": [data]}
+    result = {"step_s": 0.3, "sure": 0.0, "steps": 64, "parts": [data]}
     exit_told = {"summary": {"measured": {"steps": 500, "step_s": 0.4}, "steps": 503, "tokens_per_s": 9.0}}
     for one in (job, again):
         Job.objects.filter(pk=one.pk).update(attempt=1)
-        Attempt.objects.create(job=one, number=1, exit=exit_told, diagnosis={"planned": None, "measured": told})
+        Attempt.objects.create(job=one, number=1, exit=exit_told, diagnosis={"planned": None, "measured": result})
     client.force_login(owner)
     page = client.get(f"/compare/?jobs={job.id},{again.id}").content.decode()
     [embedded] = re.findall(r'<script id="compared" type="application/json">(.*?)</script>', page)
@@ -92,12 +92,12 @@ ONE_RANK = {"layout": {"dp": 1, "tp": 1, "pp": 1}}
 
 
 def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> None:
-    """A resumed run counted only the steps that it ran itself."""
+    """A resumed run counts only its own steps."""
     row = {"phase": "step", "axis": "dp", "predicted_bytes": 0, "measured_bytes": 0}
     runs = [(30, {"steps": 30}), (40, {"steps": 90, "ran_steps": 40})]
     exits = {
-        str(place): {**told, "verdict": {"0": [{**row, "predicted_bytes": 7 * ran, "measured_bytes": 7 * ran}]}}
-        for place, (ran, told) in enumerate(runs)
+        str(place): {**shown, "verdict": {"0": [{**row, "predicted_bytes": 7 * ran, "measured_bytes": 7 * ran}]}}
+        for place, (ran, shown) in enumerate(runs)
     }
     [figure] = list_axis_figures([Job(id=place, spec=ONE_RANK) for place in exits], exits)
     assert (figure.title, figure.planned, figure.measured) == (
@@ -111,10 +111,10 @@ def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> N
 
 def test_compare_tells_no_sum_and_no_fullest_rank_of_some_ranks(job: Job) -> None:
     row = {"phase": "step", "axis": "dp", "predicted_bytes": 7, "measured_bytes": 7}
-    told = {"steps": 1, "verdict": {"0": [row]}, "peak_bytes": {"0": 5}}
+    shown = {"steps": 1, "verdict": {"0": [row]}, "peak_bytes": {"0": 5}}
     two = {"layout": {"dp": 2, "tp": 1, "pp": 1}}
     jobs = [Job(id="1", spec=ONE_RANK, estimate={}), Job(id="2", spec=two, estimate={})]
-    exits = {"1": told, "2": told}
+    exits = {"1": shown, "2": shown}
     [sent] = list_axis_figures(jobs, exits)
     assert sent.measured == [7, None]
     assert next(one for one in list_figures(jobs, exits, [None, None]) if "highest peak" in one.title).measured == [
@@ -183,7 +183,7 @@ def test_the_admin_wears_the_tokens(client: Any, db: None) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "<script>"])
 def test_a_host_of_any_name_has_its_page(client: Any, owner: User, make_host: Any, name: str) -> None:
-    """An older installation may hold names that are refused today."""
+    """An older installation may have host names that are invalid today."""
     make_host(name=name)
     client.force_login(owner)
     page = client.get("/hosts/")

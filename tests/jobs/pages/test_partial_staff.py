@@ -1,4 +1,4 @@
-"""Staff with some rights in the admin come by no more of them there."""
+"""Staff with some rights cannot get more rights in the admin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PASSWORDS = dict.fromkeys(("password1", "password2"), "quite-another-1")
 
 @pytest.fixture
 def clerk(client: Client, db: None) -> User:
-    """With every right in the admin, and no superuser."""
+    """Return a user with every right in the admin, except those of a superuser."""
     made = User.objects.create_user("clerk", is_staff=True)
     made.user_permissions.set(Permission.objects.all())
     client.force_login(made)
@@ -34,7 +34,7 @@ def person(db: None) -> User:
 
 
 def form(client: Client, path: str, **changes: Any) -> Any:
-    """A form of the admin as it stands, sent with some changes."""
+    """Return the form of a page in the admin with some changes."""
     page = client.get(path).content.decode()
     fields = dict(re.findall(r'<input[^>]*name="([a-z_0-9]+)"[^>]*value="([^"]*)"', page))
     return client.post(path, {**fields, "date_joined_0": "2026-11-25", "date_joined_1": "10:00:00", **changes})

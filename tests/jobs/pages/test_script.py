@@ -1,4 +1,4 @@
-"""Scripts of one's own through the form and REST, up to the queue; tests/workers runs them."""
+"""Your own scripts through the form and REST, up to the queue."""
 
 from __future__ import annotations
 
