@@ -147,8 +147,8 @@ def test_address_opens_a_tab_or_a_panel(tab: Page) -> None:
     expect(tab.locator("#tab-memory")).to_be_focused()
     assert tab.url.endswith("#memory")
     tab.mouse.wheel(0, 400)
-    for stored in ("h1", "#status", "#tabs"):
-        expect(tab.locator(stored)).to_be_in_viewport()
+    for selector in ("h1", "#status", "#tabs"):
+        expect(tab.locator(selector)).to_be_in_viewport()
 
 
 @pytest.mark.extended
@@ -158,8 +158,8 @@ def test_name_and_status_stay_visible_on_a_phone(tab: Page) -> None:
         open_tab(tab, name)
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390, name
         tab.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-        for stored in ("h1", "#status", f"#tab-{name}"):
-            expect(tab.locator(stored)).to_be_in_viewport()
+        for selector in ("h1", "#status", f"#tab-{name}"):
+            expect(tab.locator(selector)).to_be_in_viewport()
 
 
 @pytest.mark.extended

@@ -104,30 +104,30 @@ def fill(redis: Any, history: Path) -> World:
                 for member in members
                 for slot in range(SLOTS)
             )
-    tell(redis, running.id)
-    keep(history, ended.id)
+    publish_telemetry(redis, running.id)
+    write_history(history, ended.id)
     return World({"trained": ended.id, "running": running.id, "earlier": earlier[0].id}, hosts[3].name, made.project)
 
 
-def tell(redis: Any, job: str) -> None:
+def publish_telemetry(redis: Any, job: str) -> None:
     """Publish telemetry in the format of a supervisor."""
     from contracts.names import telemetry_stream
 
     with redis.pipeline(transaction=False) as sent:
-        for node, number, batch in told(job, time.time() - STEPS * STEP_S):
+        for node, number, batch in generate_batches(job, time.time() - STEPS * STEP_S):
             sent.xadd(telemetry_stream(job, 1, node), {"b": msgpack.packb(batch), "n": number})
             if node == 0:
                 sent.execute()
         sent.execute()
 
 
-def keep(root: Path, job: str) -> None:
+def write_history(root: Path, job: str) -> None:
     """Write histories in the format of the recorder."""
     from jobs.runs.history.recording.attempt_recorder import AttemptRecorder, RecordedEntry
 
     recording = AttemptRecorder(root, job, 1)
     recording.get_positions(RANKS // SLOTS)
-    for node, number, batch in told(job, time.time() - 3600, ends=True):
+    for node, number, batch in generate_batches(job, time.time() - 3600, ends=True):
         recording.add_entries(node, [RecordedEntry(f"{number + 1}-0", number, 0, msgpack.packb(batch))])
         if node == 0:
             recording.commit_if_due()
@@ -147,7 +147,7 @@ def verdict(rank: int, now: float) -> dict[str, Any]:
     return {"kind": "verdict", "rank": rank, "time": now, "rows": rows, "peak_bytes": 2**36}
 
 
-def told(job: str, began: float, *, ends: bool = False) -> Iterator[tuple[int, int, dict[str, Any]]]:
+def generate_batches(job: str, began: float, *, ends: bool = False) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Yield (node, number, batch) per host and step, with a timeline in the last step and verdicts at the end."""
     timelines = build_pipeline_step(PP, DP, TP, step=STEPS)
     for step in range(1, STEPS + 1):
