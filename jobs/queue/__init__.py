@@ -1,1 +1,1 @@
-"""The queue: states, scheduling, what hosts say, and what a person can do to a job."""
+"""Queue, schedule, and control jobs."""

@@ -274,7 +274,7 @@ def requeue_smaller(job: Job, by: str) -> bool:
 def mark_host_lost(host: Host, by: str) -> int:
     """Mark a silent host as lost, and return the number of its attempts, which become LOST.
 
-    If the host comes back, its ranks are told to end, and their slots are not used until then.
+    If the host comes back, its ranks are stopped before their slots are used again.
 
     Raises:
         HostConnectedError: The host, or a supervisor of an unended attempt, had contact within 30 s.

@@ -94,8 +94,8 @@ def merge_reports(reports: list[ExitReport], silent_ranks: int = 0) -> ExitRepor
 def _merge_summaries(summaries: list[Summary], silent_ranks: int) -> Summary | None:
     """Join fields with values per rank. Other fields come from the lowest rank that has them.
 
-    Progress comes from the member with the most steps, because the first step of a resumed run is the difference of
-    two progress fields of one member.
+    Progress comes from the member with the most steps. The first step of a resumed run is the difference of its two
+    progress fields.
     """
     if not summaries:
         return None
@@ -161,7 +161,7 @@ def lose_member(member: Member, reason: str) -> None:
 
 
 def fail_unsent(member: Member, reason: str) -> None:
-    """Fail an attempt whose order cannot be sent. Members that started are told to end."""
+    """Fail an attempt whose order cannot be sent. Members that started are stopped."""
     with transaction.atomic():
         job_id, number = member.attempt.job_id, member.attempt.number
         lifecycle.lock_job(job_id)

@@ -243,6 +243,6 @@ def set_archived(jobs: Iterable[str], by: str, *, archived: bool) -> list[str]:
 
 
 def _lock(jobs: Iterable[str]) -> list[Job]:
-    """Lock jobs in the order of their IDs, so that concurrent changes wait instead of deadlocking."""
+    """Lock jobs in the order of their IDs, which prevents deadlocks of concurrent changes."""
     rows = Job.objects.select_for_update(no_key=True).filter(id__in=list(jobs)).order_by("id")
     return list(rows.only("id", "status", "archived").prefetch_related("tags"))

@@ -1,4 +1,4 @@
-"""Let one process work while others wait, and limit the log lines about repeated errors."""
+"""Select the process that works, and limit the log lines about repeated errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WorkLease:
         self._since = 0.0
 
     def hold(self) -> bool:
-        """Take or renew the lease. Return False while another process has it."""
+        """Take or renew the lease. Return False while another process holds the lease."""
         row, _ = Lease.objects.get_or_create(name=self._name)
         now = time.monotonic()
         if (row.holder, row.beats) != self._seen:

@@ -59,7 +59,7 @@ def check_board() -> Iterator[Finding]:
 
 
 def _check_database_state() -> Iterator[Finding]:
-    """Yield the findings that need the database, so that an outage is reported once."""
+    """Yield the findings that need the database. An outage ends them and is reported once."""
     yield from _check_database()
     with contextlib.suppress(redis.RedisError, OSError):  # `_check_redis` reported them
         if other := find_other_board():

@@ -65,7 +65,7 @@ def register_host(request: JoinRequest, address: str) -> tuple[Host, bool]:
 
 
 def has_joined(name: str, identity: str) -> bool:
-    """Return whether the machine with this identity is the host, so that it needs no token."""
+    """Return whether the machine with this identity is the host, and needs no token."""
     host = Host.objects.filter(name=name).first()
     return host is not None and _is_joined(host, identity)
 

@@ -1,1 +1,1 @@
-"""What hosts say, taken in: events, what is believed of them, and silence."""
+"""Apply the events of hosts, and handle hosts without contact."""

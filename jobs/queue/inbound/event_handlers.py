@@ -153,7 +153,7 @@ def _handle_report(
     if report["state"] == "exited":
         exit = report.get("exit")
         if exit is None:
-            return  # a later heartbeat has it
+            return  # a later heartbeat contains the report
         if (exit["job"], exit["attempt"]) != _get_key(report):
             raise BadMessageError(
                 f"exit: the exit report names attempt {exit['job']}/{exit['attempt']}, but the message names another"
@@ -235,7 +235,7 @@ def store_dead_letter(entry: str, body: object, error: Exception, sender: str = 
 
 
 def delete_oldest_dead_letters() -> int:
-    """Delete all but the newest dead letters, and return the number of deleted ones."""
+    """Delete dead letters over the limit, and return their number."""
     return _delete_oldest(DeadLetter.objects.all(), MAX_DEAD_LETTERS)
 
 

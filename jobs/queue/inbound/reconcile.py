@@ -195,7 +195,7 @@ def mark_run_lost(job: Job, by: str) -> None:
     """Mark a silent external run as lost, or as cancelled if a cancel was requested.
 
     Raises:
-        RunConnectedError: The run has contact, or is no external run.
+        RunConnectedError: The run has contact, or did not start outside Meshboard.
     """
     with transaction.atomic():
         lifecycle.lock_job(job.id)

@@ -1,4 +1,4 @@
-"""Read the event streams of hosts in turns, so that no host delays another.
+"""Read the event streams of hosts in turns, which prevents delays by a busy host.
 
 Each event is applied alone. An event that fails becomes a dead letter and does not block later events.
 """
@@ -119,7 +119,7 @@ def _list_unread(client: redis.Redis) -> list[Inbox]:
 
 
 def _check_stream(client: redis.Redis, inbox: Inbox, info: Any) -> Inbox | None:
-    """Return the inbox with the newest ID of its stream, or None if nothing is unread.
+    """Return the inbox with the newest ID of its stream, or None without unread events.
 
     A stream that ends before the stored position is a new one: Redis was emptied or restored, or its clock was set
     back. It is read from the start.
@@ -189,7 +189,7 @@ def _read_inbox(client: redis.Redis, inbox: Inbox) -> tuple[int, Inbox | None]:
     for entry, fields in entries:
         if entry not in outdated:
             _apply(entry.decode(), fields, inbox)
-    if entries:  # per read, so that a crash repeats few events
+    if entries:  # per read, so a crash repeats few events
         inbox = inbox.advance(client, entries[-1][0].decode())
     if is_full:
         return len(entries), inbox

@@ -1,12 +1,12 @@
-"""Decide which queued jobs start where, and forecast when the others start. Nothing here reads a database or a clock.
+"""Decide which queued jobs start where, and forecast when the others start. This module reads neither a database nor a clock.
 
-The queue is processed by points, then by age. A job gets all its slots or none: on the host with the smallest
-sufficient gap if one host has enough free slots, otherwise on as few hosts of one model as possible.
+The queue is processed by points, then by age. A job gets all its slots or none. If one host has enough
+free slots, the job gets the smallest sufficient gap. Otherwise, it gets as few hosts of one model as possible.
 
 A job that cannot start now but fits the hosts is blocked. The first blocked job with the same eligible hosts is their
 head. As few hosts as could hold the head are kept for it, from pass to pass, and take no later job. So the head starts
 at the latest when the jobs that ran on its hosts have ended. Other hosts take later jobs, because run times are
-unknown: a slot that a later job takes on a kept host could block the head forever. If every blocked job kept hosts, a
+unknown. On a kept host, a later job could block the head forever. If every blocked job kept hosts, a
 queue of large jobs would leave most hosts idle, so only heads do.
 
 No job starves: heads start one after another, and points grow with waiting time.

@@ -138,7 +138,7 @@ def _parse_labels(text: str) -> frozenset[str]:
 def find_running_attempts(queued: set[str], now: datetime | None = None) -> Mapping[str, str]:
     """Return queued jobs whose earlier attempt may still run, with reasons. Two attempts must never train at once.
 
-    A gang on a silent host ends when its lease ends. Other lost attempts are told to end as soon as they have contact.
+    A gang on a silent host ends when its lease ends. Other lost attempts are stopped as soon as they have contact.
     A job on one host has no lease: staff who mark its host as lost confirm that the attempt has ended.
     """
     if not queued:
@@ -236,7 +236,7 @@ def count_free_slots() -> dict[int, int]:
 def load_host_slots(now: datetime) -> dict[int, HostState]:
     """Load all hosts by primary key, without bookings and occupants.
 
-    A slot is free if no attempt has it and the host reports no live attempt there.
+    A slot is free if it is not allocated and the host reports no live attempt there.
     """
     seen_after = now - HOST_SILENT_AFTER
     allocated: dict[int, set[int]] = {}

@@ -1,4 +1,4 @@
-"""Run Slurm commands here or on a login node, and poll Slurm in rounds. Nothing here uses the database."""
+"""Run Slurm commands here or on a login node, and poll Slurm in rounds. This module does not use the database."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def _batch(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 class PollRequest(NamedTuple):
-    """What a round of polling does. Attempts are named as in Slurm."""
+    """The work of a polling round. Attempts are named as in Slurm."""
 
     followed: Mapping[str, str]  # stored Slurm ID, or ""
     submissions: tuple[Submission, ...] = ()
@@ -351,7 +351,7 @@ def _list_from_accounts(slurm: Slurm, request: PollRequest, unseen: list[str], r
 
 
 def _submit(slurm: Slurm, request: PollRequest, result: PollResult) -> None:
-    """Submit attempts that Slurm has no job of, so that an interrupted controller submits nothing twice."""
+    """Submit attempts without a job in Slurm. This check prevents a second submission after an interruption."""
     new = [each for each in request.submissions if each.name in result.absent][:MAX_SUBMISSIONS_PER_POLL]
     if new:
         slurm.make_folder(get_log_folder(request.folder))

@@ -1,7 +1,7 @@
 """Run jobs on Slurm as an `Engine`: compare the database with Slurm once per pass.
 
 Slurm's queue is the queue. A job stays QUEUED while it is pending in Slurm, with Slurm's reason. An attempt is
-submitted only after a look did not find its name. Slurm runs one of two jobs with one name at a time, and the board
+submitted only after a look did not find its name. Of two jobs with one name, Slurm runs one at a time. The board
 accepts only the token of the last submission and the first supervisor that joins.
 """
 

@@ -37,7 +37,7 @@ from jobs.queue.inbound import streams as events
 from jobs.queue.inbound.streams import MAX_WAITING_EVENTS, read_events
 from jobs.queue.orders import deliver
 from tests.jobs.conftest import host_event
-from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
+from tests.jobs.hosts.joined_hosts import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
 from tests.support.processes import RedisServer, wait_until
 from workers.host.celery_transport import get_key_options
@@ -124,7 +124,7 @@ def test_what_waits_of_one_host_is_bounded_in_bytes(
 ) -> None:
     _, b = guests
     monkeypatch.setattr(streams, "MAX_WAITING_BYTES", 2**20)
-    monkeypatch.setattr(events, "LISTENS_S", 0.0)
+    monkeypatch.setattr(events, "READ_S", 0.0)
     for _ in range(100):
         b.redis.xadd(events_stream("host-b"), {"b": b"\0" * 2**16})
     assert read_events(live_redis) == streams.EVENTS_PER_READ

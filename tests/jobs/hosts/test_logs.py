@@ -25,7 +25,7 @@ from jobs.core.credentials import derive_signing_keys
 from jobs.models import Host, Job, Member
 from jobs.runs import logs as log_download
 from jobs.runs.logs import NoLogError, locate_log
-from tests.jobs.hosts.guests import Guest, admitted, running_job, worker
+from tests.jobs.hosts.joined_hosts import Guest, admitted, running_job, worker
 from tests.jobs.hosts.test_join import IDENTITIES
 from tests.support.host import build_launch_order
 from tests.support.processes import wait_until

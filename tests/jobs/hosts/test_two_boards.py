@@ -14,7 +14,7 @@ from jobs.queue import staff_actions as staff
 from jobs.queue import work_lease
 from jobs.queue.hosts.checks import check_board
 from jobs.queue.hosts.redis_access import NoRightsError, get_redis_user
-from tests.jobs.hosts.guests import Guest, admitted
+from tests.jobs.hosts.joined_hosts import Guest, admitted
 
 
 @pytest.fixture

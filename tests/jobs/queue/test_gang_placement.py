@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jobs.queue.scheduling.placement import plan_pass
 from jobs.queue.scheduling.states import HostState, QueuedJob, Quota
-from tests.jobs.queue.placing import (
+from tests.jobs.queue.scheduling_cases import (
     NAMES,
     full_world,
     gang,

@@ -1,4 +1,7 @@
-"""Only legal histories, whoever races whom."""
+"""Only legal histories, whoever races whom.
+
+One report of a gang, from what its members told.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ from django.test import Client
 from django.utils import timezone
 from rest_framework.test import APIClient
 
+from contracts.control import ExitReport
 from contracts.names import TASK_ACKNOWLEDGE, TASK_LAUNCH, cancel_key, host_queue
 from jobs.models import TERMINAL, Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import actions, attempt_completion, lifecycle
+from jobs.queue.attempt_completion import merge_reports
 from jobs.queue.inbound.reconcile import reconcile
 from jobs.queue.inbound.streams import read_events
 from jobs.queue.lifecycle import TRANSITIONS
 from jobs.queue.scheduling.scheduler import schedule
+from jobs.runs.baselines import compute_facts
 from tests.jobs.conftest import attempt_event, run_together, say
 from tests.jobs.planning.test_learned import disproved, exit_event, placed, summary
 from tests.planner.wrong_specs import GOOD
@@ -234,3 +240,35 @@ def test_many_changes_wait_once_for_a_channel_layer_that_is_away(monkeypatch: py
     now += lifecycle.ANNOUNCE_PAUSE_S
     lifecycle.announce("job-1000")
     assert sent == ["job.job-0", "job.job-1000"]
+
+
+def report(**summary: Any) -> ExitReport:
+    """Of a member."""
+    told: Any = {"outcome": "succeeded", "started": 1.0, "finished": 2.0}
+    whole = {"steps": 1, "tokens_per_s": None, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}, **summary}
+    return {**told, "summary": whole if summary else None}
+
+
+def cells(rank: int) -> dict[str, Any]:
+    return {str(rank): [{"phase": "step", "axis": "dp", "op": "all_reduce", "payload_bytes": 8, "count": 1}]}
+
+
+def test_ranks_that_a_member_left_out_are_left_out_of_the_gang() -> None:
+    members = [
+        report(cells=cells(0), cells_left_out=3),
+        report(cells=cells(4)),
+        report(cells=cells(8), cells_left_out=2),
+    ]
+    whole = merge_reports(members)
+    assert whole is not None
+    assert whole["summary"] is not None
+    assert whole["summary"]["cells_left_out"] == 5
+    told = compute_facts(whole, 12)
+    assert (told["sent"], told["no_sent"]) == ([], "only 7 of 12 ranks have stored traffic")
+
+
+def test_a_member_without_a_summary_is_left_out_with_all_its_ranks() -> None:
+    whole = merge_reports([report(cells=cells(0)), report()], silent_ranks=4)
+    assert compute_facts(whole, 8)["no_sent"] == "only 4 of 8 ranks have stored traffic"
+    all_told = merge_reports([report(cells=cells(0)), report(cells=cells(4))])
+    assert compute_facts(all_told, 8)["sent"] == [{"axis": "dp", "op": "all_reduce", "bytes": 16.0, "calls": 2.0}]

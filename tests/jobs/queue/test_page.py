@@ -24,7 +24,7 @@ from jobs.queue.scheduling.placement import (
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.states import Quota, Share
 from jobs.queue.scheduling.waiting_reasons import put_fact_first
-from tests.jobs.queue.placing import host, job
+from tests.jobs.queue.scheduling_cases import host, job
 from tests.jobs.queue.test_scheduler import busy, queued
 
 MakeHost = Callable[..., Host]

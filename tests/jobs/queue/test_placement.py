@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jobs.queue.scheduling.placement import plan_pass
 from jobs.queue.scheduling.states import Booking, HostState, QueuedJob, Share
-from tests.jobs.queue.placing import (
+from tests.jobs.queue.scheduling_cases import (
     LONG,
     World,
     full_world,

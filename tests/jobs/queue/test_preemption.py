@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jobs.queue.scheduling.placement import SchedulingPlan, plan_pass
 from jobs.queue.scheduling.states import HostState, Occupant, Preemption, QueuedJob
-from tests.jobs.queue.placing import EPOCH, gang, host, job, some_gangs, some_labelled_hosts
+from tests.jobs.queue.scheduling_cases import EPOCH, gang, host, job, some_gangs, some_labelled_hosts
 
 
 def occupied(name: str, slots: int, *occupants: Occupant, free: int = 0) -> HostState:

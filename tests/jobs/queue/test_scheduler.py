@@ -1,4 +1,7 @@
-"""What a pass of the scheduler reads and writes; that it decides rightly is test_placement's."""
+"""What a pass of the scheduler reads and writes; that it decides rightly is test_placement's.
+
+Why jobs wait, written of many at once, on both databases.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,14 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from django.utils import timezone
 
 from contracts.names import host_queue
 from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import lifecycle
 from jobs.queue.scheduling import scheduler
 from jobs.queue.scheduling.scheduler import schedule
+from jobs.queue.scheduling.snapshot import load_queue
 from tests.jobs.conftest import member_of
 
 MakeHost = Callable[..., Host]
@@ -159,3 +164,42 @@ def test_announcing_a_thousand_jobs_to_a_redis_that_does_not_answer_takes_a_seco
         begin = time.monotonic()
         lifecycle.announce(*(f"job-{number}" for number in range(1000)))
         assert time.monotonic() - begin < 5
+
+
+ODD = [
+    "",
+    "needs 2 slots",
+    "a \"name\", in 'quotes'",
+    r"back\slash \u0041 \n",
+    "100% of %s and %(x)s",
+    "größer ≥ 日本 🙂",
+    "{}[]$.?",
+]
+pytestmark = pytest.mark.usefixtures("each_database")
+
+
+def test_each_job_gets_its_own_reason_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "JOBS_PER_TRANSACTION", 3)
+    owner = User.objects.create_user("owner")
+    jobs = queued(owner, count=len(ODD))
+    told = {job.id: text for job, text in zip(jobs, ODD, strict=True)}
+    scheduler.store_wait_reasons(load_queue(timezone.now()), told)
+    assert dict(Job.objects.values_list("id", "wait_reason")) == told
+
+
+def test_a_job_that_is_queued_no_more_gets_none() -> None:
+    owner = User.objects.create_user("owner")
+    gone, waiting = queued(owner, count=2)
+    queue = load_queue(timezone.now())
+    Job.objects.filter(id=gone.id).update(status=Status.STARTING)
+    scheduler.store_wait_reasons(queue, {gone.id: "waits", waiting.id: "waits too"})
+    assert dict(Job.objects.values_list("id", "wait_reason")) == {gone.id: "", waiting.id: "waits too"}
+
+
+def test_what_one_pass_has_no_time_for_the_next_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MAX_REASONS_PER_PASS", 2)
+    told = {job.id: f"why {job.id}" for job in queued(User.objects.create_user("owner"), count=3)}
+    for written in (2, 3):
+        scheduler.store_wait_reasons(load_queue(timezone.now()), told)
+        assert Job.objects.exclude(wait_reason="").count() == written
+    assert dict(Job.objects.values_list("id", "wait_reason")) == told

@@ -1,4 +1,7 @@
-"""A training job that gives way saves a checkpoint first, for as long as the board's patience lasts."""
+"""A training job that gives way saves a checkpoint first, for as long as the board's patience lasts.
+
+`run.idle_limit_s`: a run that takes no step ends, and one whose steps are long does not.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ import redis
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from contracts.names import cancel_key, save_key
+from contracts.names import cancel_key, save_key, telemetry_stream
 from jobs.models import Host, Job, StateChange, Status
 from jobs.queue import actions, termination
 from jobs.queue.inbound.reconcile import reconcile
 from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say
+from tests.jobs.metrics.board import board, go_on, tell
 from tests.jobs.planning.test_learned import disproved, exit_event, summary
 from tests.planner.wrong_specs import GOOD
 
@@ -125,3 +129,23 @@ def test_whoever_cancels_it_meanwhile_waits_for_no_checkpoint(live_redis: redis.
 )
 def test_who_has_nothing_to_save_is_told_to_end_at_once(live_redis: redis.Redis, job: dict[str, Any]) -> None:
     assert flags(live_redis, preempted(live_redis, **job)) == (False, True)
+
+
+def test_a_step_that_is_told_between_two_looks_is_one(
+    owner: User, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(termination.time, "monotonic", lambda: now)
+    job = board(owner)
+    Job.objects.filter(id=job.id).update(idle_limit_s=12)
+    looking = termination.IdleWatch()
+    for step in (1, 2, 3):
+        tell(live_redis, job.id, step)
+        go_on(live_redis, job.id)
+        assert looking.stop_idle_runs(live_redis) == 0, f"step {step} was taken {now - 990:.0f} s after the run began"
+        now += 10
+    live_redis.delete(telemetry_stream(job.id, 1))
+    assert looking.stop_idle_runs(live_redis) == 0
+    now += 10
+    assert looking.stop_idle_runs(live_redis) == 1
+    assert "after step 3" in StateChange.objects.filter(job=job).latest("id").reason
