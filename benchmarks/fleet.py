@@ -155,7 +155,8 @@ def _greedy(cluster: Cluster, *, stops: bool) -> list[Placement]:
 def _waiting(job: Job, points: float, kept: tuple[str, ...]) -> QueuedJob:
     return QueuedJob(
         id=job.id, name=job.id, owner=1, device="cuda", num_slots=job.slots, wanted_host="", priority=job.priority,
-        created=BEGIN + timedelta(seconds=job.submitted), head_hosts=kept, units=(job.unit,), max_hosts=0, points=points,  # noqa: E501
+        created=BEGIN + timedelta(seconds=job.submitted), head_hosts=kept, units=(job.unit,), max_hosts=0,
+        points=points,
         project=job.project,
     )  # fmt: skip
 

@@ -58,7 +58,8 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({"token": text, "expires": token.expires.isoformat()}))
         elif token.revoked is not None:
-            why = f"{joining.explain_invalid_token(token)} Set a new token to add hosts. Hosts that have joined do not need a token."  # noqa: E501
+            advice = "Set a new token to add hosts. Hosts that have joined do not need a token."
+            why = f"{joining.explain_invalid_token(token)} {advice}"
             self.stdout.write(f"The token in {GIVEN} is invalid. {why}")
         elif options["given"]:
             self.stdout.write(f"The token in {GIVEN} is valid until {token.expires:%Y-%m-%d %H:%M:%S} UTC.")

@@ -179,14 +179,14 @@ def build_users(hosts: QuerySet[Host] | None = None) -> dict[str, list[str]]:
     members: dict[int, list[HostMember]] = {}
     for key, member in _list_members(chosen):
         members.setdefault(key, []).append(member)
-    heard = set(Cursor.objects.exclude(position=STREAM_START).values_list("name", flat=True))
+    used_cursors = set(Cursor.objects.exclude(position=STREAM_START).values_list("name", flat=True))
     secrets = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     return {
         get_redis_user(name): build_acl_rules(
             name,
             _hash_passwords(name, generation, secrets),
             members.get(key, []),
-            legacy=get_cursor_name(name) not in heard,
+            legacy=get_cursor_name(name) not in used_cursors,
         )
         for key, name, generation in chosen.values_list("pk", "name", "generation")
     }

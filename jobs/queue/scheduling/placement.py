@@ -1,4 +1,6 @@
-"""Decide which queued jobs start where, and forecast when the others start. This module reads neither a database nor a clock.
+"""Decide which queued jobs start where, and forecast when the others start.
+
+This module reads neither a database nor a clock.
 
 The queue is processed by points, then by age. A job gets all its slots or none. If one host has enough
 free slots, the job gets the smallest sufficient gap. Otherwise, it gets as few hosts of one model as possible.

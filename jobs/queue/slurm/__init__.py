@@ -1,1 +1,1 @@
-"""Slurm as an engine: sbatch on this machine or over SSH, squeue followed, our supervisor inside the allocation."""
+"""Run jobs on Slurm: submit and follow them here or over SSH, with a supervisor inside the allocation."""

@@ -75,7 +75,7 @@ TableRows = TypedDict(
         ],
     },
 )
-TableRows.__doc__ = "TableRows or time bins of a history table."
+TableRows.__doc__ = "Rows or time bins of a history table."
 
 
 class History(TypedDict):
