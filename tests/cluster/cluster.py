@@ -69,12 +69,12 @@ class Cluster:
         return found
 
     def cancel(self, job: str) -> None:
-        """Until nothing of it is left."""
+        """Wait until all processes have ended."""
         self.call("POST", f"jobs/{job}/cancel")
         self.wait_for(job, "cancelled")
 
     def processes(self, job: str, attempt: int = 1, on: Machine | None = None) -> list[int]:
-        """Of an attempt, on all machines or on one."""
+        """List the processes of an attempt on all machines or on one."""
         found = find_processes(job, attempt)
         if on is None:
             return found

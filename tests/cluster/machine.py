@@ -111,7 +111,7 @@ class Machine:
         ]
 
     def run(self, *argv: str) -> str:
-        """What a command says that ends."""
+        """Run a command, and return its output."""
         done = subprocess.run(self.inside(list(argv)), capture_output=True, text=True, check=True, timeout=60)
         return done.stdout
 

@@ -48,7 +48,7 @@ class Cable:
             _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *shape)
 
     def sent_bytes(self) -> int:
-        """What the namespace's interface has sent, by the kernel's counter."""
+        """Return the bytes that the interface of the namespace has sent, from the kernel's counter."""
         told = json.loads(_run("ip", "-n", self.namespace, "-j", "-s", "link", "show", self.interface))
         return int(told[0]["stats64"]["tx"]["bytes"])
 

@@ -1,1 +1,1 @@
-"""A real Slurm on one machine, and what Meshboard makes of it. `make slurm`."""
+"""Test Meshboard with a real Slurm on one machine."""

@@ -1,4 +1,4 @@
-"""Accounts for a Slurm of the tests: a slurmdbd on a MariaDB of its own, both on loopback."""
+"""Run slurmdbd with a MariaDB on loopback for Slurm accounting."""
 
 from __future__ import annotations
 

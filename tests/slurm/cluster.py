@@ -46,7 +46,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What Slurm's commands need to find this one."""
+        """Return the environment for commands that use this cluster."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
         return {**kept, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(self.conf)}
 
@@ -67,7 +67,7 @@ class Cluster:
         return done.stdout.strip().partition(";")[0]
 
     def state_of(self, job: str) -> str:
-        """Slurm's word for where a job stands; empty when it knows none."""
+        """Return the state of a job, or an empty text for an unknown job."""
         return self.command("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T", check=False).strip()
 
     def node_state(self, node: str) -> str:
@@ -226,7 +226,7 @@ class Cluster:
         wait_until(lambda: (run / "munge.socket").exists(), "munged listens", 10)
 
     def run(self, name: str, argv: list[str]) -> None:
-        """A daemon beside Slurm's own, which ends with the cluster, or by `end`."""
+        """Start another daemon that ends with the cluster, or by `end`."""
         self._start(name, argv)
 
     def end(self, name: str) -> None:

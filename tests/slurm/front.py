@@ -1,4 +1,4 @@
-"""HTTPS in front of a board, on the cluster's network, as a reverse proxy has it; it can go away and come back."""
+"""Serve a board over HTTPS on the network of the cluster, with simulated outages."""
 
 from __future__ import annotations
 

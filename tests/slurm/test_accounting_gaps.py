@@ -1,4 +1,4 @@
-"""What is made of a job that slurmctld does not know, by what `sacct` prints of it."""
+"""Handle jobs that slurmctld no longer knows, with real output of sacct."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SLURM = Slurm(CommandRunner())
 
 
 def remembered(slurm: Cluster, job: Job) -> SlurmJob:
-    """What the accounts say of an attempt's job, once slurmctld has forgotten it."""
+    """Return the accounting of a job after slurmctld has forgotten it."""
     name = format_job_name(job.id, 1)
     wait_until(lambda: not any(found.name == name for found in SLURM.list_jobs()), "slurmctld has forgotten it", 90)
     (found,) = SLURM.list_accounted_jobs([name]) or []

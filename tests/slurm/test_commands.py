@@ -1,4 +1,4 @@
-"""Slurm's commands against a real Slurm: what they do, and what their failures are taken for."""
+"""Run the commands of Slurm against a real Slurm, and classify their failures."""
 
 from __future__ import annotations
 

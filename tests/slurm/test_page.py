@@ -1,4 +1,4 @@
-"""Slurm in a real browser: chosen in the form, told on the job's page."""
+"""Select Slurm in the form, and show its state on the page of the job, in a real browser."""
 
 from __future__ import annotations
 

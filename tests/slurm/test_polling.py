@@ -1,4 +1,4 @@
-"""A round of talk with a real Slurm: nothing is started twice, whatever was noted and whenever somebody was cut off."""
+"""A polling round with a real Slurm submits no job twice after interruptions."""
 
 from __future__ import annotations
 

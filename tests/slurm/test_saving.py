@@ -1,4 +1,4 @@
-"""Slurm warns a run before it ends it: the run saves, and its next attempt goes on from there."""
+"""A run saves after the warning of Slurm, and its next attempt resumes from the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def saving(nodes: int, **asked: Any) -> dict[str, Any]:
-    """A run that writes no checkpoint unless it is told to."""
+    """Build a run that saves a checkpoint only on request."""
     made = spec(LONG, nodes, **asked)
     made["train"]["checkpoint_every"] = LONG - 1
     return made

@@ -1,4 +1,4 @@
-"""What squeue and sacct print is read as it is meant, and what is not ours not at all."""
+"""Parse the output of squeue and sacct, without jobs of other users."""
 
 from __future__ import annotations
 

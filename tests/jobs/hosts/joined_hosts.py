@@ -1,4 +1,4 @@
-"""Hosts that have joined, each with what it was given and a line of its own to Redis."""
+"""Provide joined hosts with their credentials and a connection to Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host may do in Redis and say to the controller, tried with its own credentials on a live Redis."""
+"""Check the rights of hosts in Redis with their own credentials on a live server."""
 
 from __future__ import annotations
 

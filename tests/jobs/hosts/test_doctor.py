@@ -1,4 +1,4 @@
-"""`manage.py doctor`: what is wrong is found where it is, and what to do is said."""
+"""`manage.py doctor` finds problems and advises how to fix them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine becomes a host with a token, and nobody else becomes the same one."""
+"""A machine joins as a host with a token, and no other machine can take its name."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ def test_a_start_of_the_board_whose_host_has_joined_makes_no_token(
     assert not joining.has_joined("gpu-7", IDENTITIES[1]), "it is another machine"
     assert api(staff).post("/api/v1/hosts/gpu-7/remove").status_code == 204
     again = prepared(*start)
-    assert asked(api, request(token=again)).status_code == 201, "it was removed, and joins anew"
+    assert asked(api, request(token=again)).status_code == 201, "it was removed, and joins again"
 
 
 def test_a_start_of_the_board_leaves_no_token_of_the_one_before(db: None, settings: Any, tmp_path: Path) -> None:

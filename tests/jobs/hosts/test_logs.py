@@ -1,4 +1,4 @@
-"""Whole logs over REST, from a real host worker with a host's own rights; and what is said where there is none."""
+"""Read complete logs over REST from a real host worker, or the reason why there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of hosts: what everybody sees, what staff may do, and what nobody learns of others' jobs."""
+"""Pages of hosts show slots and load, and hide the jobs of other users."""
 
 from __future__ import annotations
 

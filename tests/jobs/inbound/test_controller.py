@@ -1,4 +1,4 @@
-"""The controller's process: stages fail apart, two are harmless, and it goes on by itself when a part comes back."""
+"""The controller survives failing stages, a second controller, and outages."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_an_order_nobody_waits_for_is_not_sent(job: Job, live_redis: redis.Redis
 
 @pytest.fixture
 def environment(redis_service: RedisServer, tmp_path: Path) -> dict[str, str]:
-    """Of a controller with a new database."""
+    """Simulate a controller with a new database."""
     made = {
         **base_environment(),
         "MESHBOARD_SECRET_KEY": "a key of this test alone 0123456789 0123456789 0123456789",

@@ -1,4 +1,4 @@
-"""What a host says is believed if it is newer; silence alone loses no job and frees no slot."""
+"""Newer events of hosts are applied, and silence alone neither loses a job nor frees a slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host writes to its own stream of telemetry spoils nothing of what others tell."""
+"""Invalid telemetry of one host does not affect other jobs."""
 
 from __future__ import annotations
 

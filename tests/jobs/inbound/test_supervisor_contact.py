@@ -74,7 +74,7 @@ def test_what_it_said_before_redis_was_lost_is_no_word_of_now(job: Job, live_red
     say(live_redis, attempt_event(job.id, 1, "running"))
     Cursor.objects.filter(name="events:host-a").update(
         position="99999999999999-0"
-    )  # another stream than the one that was read: it is read anew
+    )  # another stream than the one that was read: it is read again
     assert read_events(live_redis) >= 1
     assert status(job) == Status.UNREACHABLE
 

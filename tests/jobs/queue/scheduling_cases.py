@@ -1,4 +1,4 @@
-"""Queues and hosts for `place`, made by hand and drawn, and what a plan of it says."""
+"""Build and draw queues and hosts for the scheduler, and read its plans."""
 
 from __future__ import annotations
 

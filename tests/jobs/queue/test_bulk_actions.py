@@ -1,4 +1,4 @@
-"""Tags, the archive, and what is done to several jobs at once: over pages and REST, by who may, races included."""
+"""Tags, the archive, and bulk actions on pages and over REST, with permissions and races."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `place` promises to jobs that may run on several hosts, and under quotas."""
+"""Place jobs on several hosts, and with quotas."""
 
 from __future__ import annotations
 

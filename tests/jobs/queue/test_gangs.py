@@ -1,4 +1,4 @@
-"""An attempt on several hosts: it ends when all of it has, and tells what the member that ended it said."""
+"""Run attempts on several hosts: they end with their last member, with the report of its cause."""
 
 from __future__ import annotations
 

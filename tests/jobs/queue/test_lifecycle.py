@@ -1,7 +1,4 @@
-"""Only legal histories, whoever races whom.
-
-One report of a gang, from what its members told.
-"""
+"""Concurrent changes leave legal histories, and reports of a gang are merged."""
 
 from __future__ import annotations
 
@@ -243,7 +240,7 @@ def test_many_changes_wait_once_for_a_channel_layer_that_is_away(monkeypatch: py
 
 
 def report(**summary: Any) -> ExitReport:
-    """Of a member."""
+    """Build the report of a member."""
     told: Any = {"outcome": "succeeded", "started": 1.0, "finished": 2.0}
     whole = {"steps": 1, "tokens_per_s": None, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}, **summary}
     return {**told, "summary": whole if summary else None}

@@ -1,4 +1,4 @@
-"""A retry that no host with its checkpoint can take: the host that has it is told to lend it."""
+"""Send a checkpoint from the host that has it to the hosts of a retry."""
 
 from __future__ import annotations
 

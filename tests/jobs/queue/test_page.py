@@ -1,4 +1,4 @@
-"""The queue's page and REST: what they show to whom, and what staff do there."""
+"""The queue on its page and over REST, with the actions of staff."""
 
 from __future__ import annotations
 

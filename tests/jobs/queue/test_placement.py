@@ -1,4 +1,4 @@
-"""What `place` promises, for any queue and any hosts."""
+"""Properties of placements for drawn queues and hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the queue: who goes first, who may have how much, what ends by itself and what follows it."""
+"""Order, quotas, limits, retries, and dependencies of queued jobs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ NOW = timezone.now()
 
 @pytest.fixture
 def attempt(each_database: str) -> Attempt:
-    """Of 1,000 steps at 6 s by its estimate, begun a minute ago."""
+    """Start a run of 1,000 steps with an estimate of 6 s per step, a minute ago."""
     job = Job.objects.create(
         owner=User.objects.create_user("owner"), name="runs", kind="train", device="cpu", num_slots=1,
         spec={"train": {"steps": 1000}}, estimate={"time": {"step_s": 6.0}}, status=Status.RUNNING, attempt=2,

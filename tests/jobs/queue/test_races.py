@@ -1,4 +1,4 @@
-"""Whoever races whom, on both databases: one legal history, and no slot is held by two or by nobody."""
+"""Concurrent changes on both databases leave a legal history and no slot with two members."""
 
 from __future__ import annotations
 

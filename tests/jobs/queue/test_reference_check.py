@@ -1,4 +1,4 @@
-"""A run that one process did not compute is checked by a short copy of it, once, by whoever may submit."""
+"""Submit one reference check of a run that was not compared with a single process."""
 
 from __future__ import annotations
 

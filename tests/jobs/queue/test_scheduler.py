@@ -1,7 +1,4 @@
-"""What a pass of the scheduler reads and writes; that it decides rightly is test_placement's.
-
-Why jobs wait, written of many at once, on both databases.
-"""
+"""Check what a scheduling pass reads and writes. Decisions are tested in test_placement."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ def busy(host: Host, owner: User, *slots: int) -> Attempt:
 
 @contextmanager
 def statements() -> Iterator[list[str]]:
-    """What is sent to the database meanwhile."""
+    """Record the statements that are sent to the database."""
     sent: list[str] = []
 
     def note(execute: Any, sql: str, *rest: Any) -> Any:

@@ -82,7 +82,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @initialize()
     def begins_busy(self) -> None:
-        """What few random steps rarely bring about: a queue over its quota, gangs over hosts, and an end."""
+        """Cases that random steps rarely reach: a queue over its quota, gangs over hosts, and an end."""
         told: dict[str, Any] = {"priority": 0, "preemptible": False, "max_hosts": 0, "tries": 1, "comes_after": False}
         for project, slots in (("small", 2), ("small", 2), ("default", 6), ("default", 2)):
             self.submit(project=project, slots=slots, **told)

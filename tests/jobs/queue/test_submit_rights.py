@@ -1,4 +1,4 @@
-"""Nothing starts of who may not submit it now: accounts that are disabled, and who is no submitter of a project."""
+"""Jobs of disabled accounts and former submitters do not start."""
 
 from __future__ import annotations
 
