@@ -34,8 +34,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.steps import StepItem
-from contracts.telemetry.vocabulary import Work
+from contracts.telemetry.items import StepItem, Work
 from workers.meter import Exporter, Recorder, register_metered_backend
 from workers.meter.process_group import MeteredProcessGroup
 from workers.meter.rank_exit import run_and_exit

@@ -29,8 +29,8 @@ from contracts.fields import (
     Text,
 )
 from contracts.hosts import HostFacts, HostUsage
+from contracts.telemetry.items import Cell, CheckpointItem
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
-from contracts.telemetry.steps import Cell, CheckpointItem
 
 VERSION: Final = 1
 ALLOCATION_ORDER_VERSION: Final = 1

@@ -23,9 +23,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from contracts.telemetry.items import Cell, Op, PhaseItem
 from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictItem, VerdictRow
-from contracts.telemetry.steps import Cell, PhaseItem
-from contracts.telemetry.vocabulary import Op
 from planner.cost.memory import get_gradient_bytes, get_memory
 from planner.facts.layout import get_coordinates
 from planner.facts.parse_spec import parse_spec

@@ -24,7 +24,7 @@ from benchmarks.gpu.plan import (
     unknown,
 )
 from benchmarks.gpu.running import Part
-from contracts.telemetry.vocabulary import WARMUP_STEPS
+from contracts.telemetry.items import WARMUP_STEPS
 from planner.cost.estimate import estimate
 from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec

@@ -20,9 +20,8 @@ from benchmarks.gpu.metering import profiled
 from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell
 from benchmarks.gpu.results import Found
 from contracts.telemetry.batches import Item
+from contracts.telemetry.items import WARMUP_STEPS, StepItem
 from contracts.telemetry.results import ProofItem, VerdictItem
-from contracts.telemetry.steps import StepItem
-from contracts.telemetry.vocabulary import WARMUP_STEPS
 from planner.facts.model_shapes import compute_model_flops
 from planner.facts.parse_spec import parse_spec
 from planner.facts.single_process_reference import COMPARED_STEPS, get_tolerances

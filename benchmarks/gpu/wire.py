@@ -17,7 +17,7 @@ from benchmarks.gpu.metering import collectives, metered
 from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell, wait
 from benchmarks.gpu.results import Found
 from benchmarks.gpu.sharing import as_own_host
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from planner.facts.collectives import compute_algorithmic_bytes
 from workers.meter import Recorder
 from workers.meter.rank_exit import run_and_exit

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.steps import PhaseItem
+from contracts.telemetry.items import PhaseItem
 from workers.meter import Exporter, Recorder, register_metered_backend
 from workers.meter.rank_exit import run_and_exit
 

@@ -15,9 +15,9 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from meshboard.client import Job
+from meshboard.follow import RATE_S, Progress
 from meshboard.formatting import format_bytes, format_json, format_log_line, format_seconds, remove_escapes
-from meshboard.job import Job
-from meshboard.progress import RATE_S, Progress
 from meshboard.text_reports import format_job_line
 
 BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -18,8 +18,8 @@ from meshboard.answers import (
     Plan,
     SearchResult,
 )
+from meshboard.client import Job
 from meshboard.formatting import format_bytes, format_seconds, format_table, remove_escapes
-from meshboard.job import Job
 
 AXES: Final = ("tp", "cp", "pp", "dp", "ep")
 

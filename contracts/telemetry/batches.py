@@ -10,10 +10,20 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from contracts.fields import AttemptNumber, Count, HostName, JobId, Number, Rank, Seconds
-from contracts.telemetry.health import GaugeItem, ProcessItem, StallItem
+from contracts.telemetry.items import (
+    CheckpointItem,
+    EvalItem,
+    GaugeItem,
+    LogItem,
+    PhaseItem,
+    ProcessItem,
+    StallItem,
+    StartItem,
+    StepItem,
+    TrafficItem,
+    ValidTimelineItem,
+)
 from contracts.telemetry.results import DryRunItem, LabItem, ProfileItem, ProofItem, VerdictItem
-from contracts.telemetry.steps import CheckpointItem, EvalItem, LogItem, PhaseItem, StartItem, StepItem, TrafficItem
-from contracts.telemetry.timeline import ValidTimelineItem
 
 
 class GapItem(TypedDict):

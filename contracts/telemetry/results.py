@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from contracts.fields import Count, JsonObject, Number, Rank, Seconds, ShortText, Text
-from contracts.telemetry.vocabulary import Label, Op, Phase
+from contracts.telemetry.items import Label, Op, Phase
 
 
 class VerdictRow(TypedDict):

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from contracts.telemetry.steps import CheckpointItem
-from contracts.telemetry.vocabulary import MAX_CHECKPOINTS
+from contracts.telemetry.items import MAX_CHECKPOINTS, CheckpointItem
 from jobs.core.access import get_visible_job
 from jobs.models import EXTERNAL_ENGINE, TERMINAL, Attempt, Job
 from planner.facts.spec import JobSpec

@@ -10,7 +10,7 @@ from django.db.models import Q
 from pydantic import ValidationError
 
 from contracts.control import ExitReport
-from contracts.telemetry.vocabulary import WARMUP_STEPS
+from contracts.telemetry.items import WARMUP_STEPS
 from jobs.models import TERMINAL, Attempt, Host, HostRun, Job, Member
 from jobs.planning.planner_processes import run_task
 from jobs.planning.schemas import Advice

@@ -18,7 +18,7 @@ from django.db.models import QuerySet
 from pydantic import Field, ValidationError
 from typing_extensions import TypedDict
 
-from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
+from contracts.telemetry.items import SCRIPT_SETUP_STEPS
 from jobs.core.access import find_project, get_role, get_visible_job
 from jobs.core.audit import record
 from jobs.core.errors import NotFoundError

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from contracts.telemetry.vocabulary import TIMED_STEPS
+from contracts.telemetry.items import TIMED_STEPS
 from jobs.core.kinds import format_command
 from planner.cost.learning import MIN_TENSOR_BYTES
 from planner.report import format_bytes, format_duration

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from contracts.telemetry.vocabulary import Axis, Op
+from contracts.telemetry.items import Axis, Op
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.facts.layout import Coordinates, RankGroup, get_chunk_indices, get_num_chunks, get_shard_group
 from planner.facts.model_shapes import Parameter, ParameterUnit, count_expert_rows

@@ -13,7 +13,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from contracts.telemetry.vocabulary import Axis, Op
+from contracts.telemetry.items import Axis, Op
 from planner.cost.axis_traffic import compute_padding_share
 from planner.cost.learning import Interval, compute_memory_correction, compute_memory_interval, compute_time_interval
 from planner.cost.memory import count_held_parameters, get_gradient_bytes, get_memory

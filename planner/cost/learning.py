@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from typing_extensions import TypedDict
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from planner.cost.memory import get_memory
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.facts.collectives import get_bus_factor

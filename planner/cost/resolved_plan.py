@@ -11,7 +11,7 @@ from collections import defaultdict
 from functools import cached_property, lru_cache
 from typing import Any
 
-from contracts.telemetry.vocabulary import Axis
+from contracts.telemetry.items import Axis
 from planner.facts.layout import V_SCHEDULES, RankGroup, get_axis_group, get_shard_group, is_v_turn
 from planner.facts.model_shapes import Parameter, ParameterUnit
 from planner.facts.placements import get_vocab_rows

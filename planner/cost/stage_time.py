@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
-from contracts.telemetry.vocabulary import Axis, Op
+from contracts.telemetry.items import Axis, Op
 from planner.cost.axis_traffic import compute_row_bytes, count_dispatched_rows
 from planner.cost.compute import ComputeTimer, ModuleSeconds
 from planner.cost.memory import count_held_parameters

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
 
-from contracts.telemetry.vocabulary import Axis
+from contracts.telemetry.items import Axis
 from planner.cost.compute import ComputeTimer
 from planner.cost.learning import Correction, RunGroup, find_correction, get_run_group
 from planner.cost.pipeline_simulation import simulate, stretch_timeline

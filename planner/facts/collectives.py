@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from planner.facts.resources import Device
 from planner.facts.spec import LAB_PRIMITIVES, JobSpec, LabDtype, LabPrimitive, LabSpec
 from planner.facts.validation import Problem, StrictModel, format_count

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec
 from planner.facts.stages import get_micro_batch_tokens

@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from planner.facts.collectives import get_bus_factor
 from planner.facts.precision import GemmType
 from planner.hardware.cluster import Accelerator, Cluster, NodeSpan

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from planner.facts.precision import GemmType
 from planner.facts.resources import Device, Resources
 from planner.facts.spec import Arch, JobSpec, TrainSpec

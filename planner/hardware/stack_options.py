@@ -6,7 +6,7 @@ import re
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-from contracts.telemetry.vocabulary import Axis
+from contracts.telemetry.items import Axis
 from planner.facts.layout import get_axis_group
 from planner.facts.resources import CudaGraphs, SoftwareSpec, StackName
 from planner.facts.spec import JobSpec

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from contracts.telemetry.vocabulary import Axis
+from contracts.telemetry.items import Axis
 from planner.facts.model_shapes import compute_layer_flops, compute_score_flops, compute_single_pass_flops, is_moe_layer
 from planner.facts.resources import StackName
 from planner.facts.spec import JobSpec, Layout

@@ -12,7 +12,7 @@ import pytest
 
 from manual import client_types as made
 from meshboard import Client, answers
-from meshboard.job import Job
+from meshboard.client import Job
 
 DOCUMENT = json.loads(made.DOCUMENT.read_text())
 RETURNS: dict[str, Callable[..., Any]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from meshboard import AwayError, Client, RefusedError, TimedOutError, credentials, logs, spec_files, transport
+from meshboard import AwayError, Client, RefusedError, TimedOutError, credentials, follow, spec_files, transport
 from meshboard import client as client_module
 from meshboard.errors import WrongError
 from tests.client.conftest import FakeServer, answer
@@ -143,7 +143,7 @@ def test_follows_a_log_through_an_outage(server: FakeServer, board: Client) -> N
         next(board.follow_log("j", 0, attempt=1))
     ended = answer(200, {"reached": True, "job": ENDED})
     server.answers = [answer(200, JOB), away, away, (200, {}, stream), away, ended]
-    assert list(logs.follow_lines(board, "j", 0)) == ["one"]
+    assert list(follow.follow_lines(board, "j", 0)) == ["one"]
 
 
 def test_follows_links_to_the_next_page(server: FakeServer, board: Client) -> None:

@@ -15,12 +15,12 @@ import pytest
 import typer
 from rich.console import Console
 
-from meshboard import Client, formatting, live_display, logs, text_reports
+from meshboard import Client, follow, formatting, live_display, text_reports
+from meshboard.client import Job
 from meshboard.commands import app
-from meshboard.commands import running as running_commands
-from meshboard.commands.errors import EXIT_MEANINGS, ExitCode
-from meshboard.job import Job
-from meshboard.progress import follow_progress, get_stored_progress
+from meshboard.commands import jobs as running_commands
+from meshboard.commands.app import EXIT_MEANINGS, ExitCode
+from meshboard.follow import follow_progress, get_stored_progress
 from tests.client.conftest import FakeServer, Ran, answer
 from tests.client.test_api import ENDED, JOB
 
@@ -392,7 +392,7 @@ def test_follows_a_log_without_repeated_or_lost_lines(meshboard: Meshboard, serv
         "d",
         "[5 log lines are missing here, because they are not stored]",
         "e",
-        logs.GAP,
+        follow.GAP,
         "f",
     ]
     assert (ran.code, server.resumed) == (0, ["1.1.0.0:1-0", "1.1.0.0:1-0"])

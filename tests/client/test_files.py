@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from meshboard import spec_files
-from meshboard.commands.errors import ExitCode
+from meshboard.commands.app import ExitCode
 from planner.facts.parse_spec import parse_spec
 from planner.facts.validation import SpecError
 from tests.client.conftest import FakeServer, Ran

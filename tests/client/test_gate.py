@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshboard import formatting
-from meshboard.commands.errors import ExitCode
+from meshboard.commands.app import ExitCode
 from meshboard.gate import (
     CheckResult,
     Limit,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshboard.gate import CheckResult, Limit, check_limits, noise, parse_limit, report
+from meshboard.gate import CheckResult, Limit, check_limits, measures, parse_limit, report
 from tests.client.test_gate import changed
 
 SECONDS = st.floats(1e-6, 1e6)
@@ -173,7 +173,7 @@ def student(t: float, freedom: int) -> float:
 
 
 def test_quantiles_match_students_t() -> None:
-    assert [round(student(t, freedom), 4) for freedom, t in enumerate(noise.T, 1)] == [0.975] * len(noise.T)
+    assert [round(student(t, freedom), 4) for freedom, t in enumerate(measures.T, 1)] == [0.975] * len(measures.T)
 
 
 COUNTS = [(3, 20, (1, 1)), (1, 5, (1, 1)), (4, 4, (1, 5))]

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from meshboard import text_reports
-from meshboard.commands.errors import ExitCode
+from meshboard.commands.app import ExitCode
 from tests.client.conftest import FakeServer, Ran
 from tests.client.test_api import JOB
 

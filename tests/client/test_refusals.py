@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from meshboard import AwayError, Client
+from meshboard.commands.app import ExitCode
 from meshboard.commands.app import connect as opened
-from meshboard.commands.errors import ExitCode
 from meshboard.errors import WrongError
 from tests.client.conftest import FakeServer, Ran, answer
 from tests.client.test_api import ENDED, JOB

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 
 from meshboard import live_display
-from meshboard.job import Job
-from meshboard.progress import Progress
+from meshboard.client import Job
+from meshboard.follow import Progress
 from tests.client.conftest import Answer, FakeServer, answer
 from tests.client.test_api import ENDED, JOB
 from tests.client.test_commands import Meshboard, event, log

@@ -18,7 +18,7 @@ import pytest
 from celery import Celery
 
 from contracts.names import TASK_LAUNCH, cancel_key, host_queue
-from contracts.telemetry.vocabulary import VERSION
+from contracts.telemetry.items import VERSION
 from tests.support.host import HOST_NAME, Host, run_host
 from tests.support.processes import ROOT, RedisServer, is_gone, wait_until
 from workers.disk import read_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from tests.support.gloo_messages import gloo_bytes
 
 MIB = 2**20

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 
 HEADER_BYTES = 48
 MAX_SEGMENT_BYTES = 2**20

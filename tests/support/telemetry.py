@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from contracts.names import telemetry_stream
-from contracts.telemetry.timeline import TimelineItem
+from contracts.telemetry.items import TimelineItem
 
 if TYPE_CHECKING:
     from tests.support.web import Site

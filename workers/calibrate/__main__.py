@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from contracts.telemetry.items import PhaseItem
 from contracts.telemetry.results import ProfileItem
-from contracts.telemetry.steps import PhaseItem
 from planner.hardware.profile import HostProfile
 from workers.calibrate.measurements import (
     WINDOW_S,

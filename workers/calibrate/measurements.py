@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from planner.facts.model_shapes import Parameter, get_layer_parameters
 from planner.facts.placements import TensorPlacement
 from planner.facts.precision import GemmType

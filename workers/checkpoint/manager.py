@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.steps import CheckpointItem
+from contracts.telemetry.items import CheckpointItem
 from planner.facts.layout import Coordinates
 from planner.facts.spec import JobSpec
 from workers.checkpoint import folder, transfer

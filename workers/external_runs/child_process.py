@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.steps import Cell
-from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
+from contracts.telemetry.items import SCRIPT_SETUP_STEPS, Cell
 from workers.host.rank_files import (
     RankFailure,
     clean_line,

@@ -17,7 +17,7 @@ from typing import Literal
 
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder
 from contracts.telemetry.batches import Item
-from contracts.telemetry.steps import StartItem
+from contracts.telemetry.items import StartItem
 from workers.external_runs.child_process import (
     ChildCommand,
     RestartCounter,

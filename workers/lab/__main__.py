@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from contracts.telemetry.items import PhaseItem
 from contracts.telemetry.results import LabItem
-from contracts.telemetry.steps import PhaseItem
 from planner.facts.collectives import LabPoint, LabResult, get_lab_ranks, get_lab_spec
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec

@@ -20,8 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from contracts.telemetry.steps import Cell, PhaseItem
-from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
+from contracts.telemetry.items import SCRIPT_SETUP_STEPS, Cell, PhaseItem
 from workers.meter.exporter import Exporter, StartReporter
 from workers.meter.process_group import MeteredProcessGroup, patch_batch_isend_irecv
 from workers.meter.rank_exit import fail, finish_interpreter, run_and_exit

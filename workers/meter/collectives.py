@@ -11,9 +11,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
-from contracts.telemetry.steps import StepBreakdown
-from contracts.telemetry.timeline import GroupRanks
-from contracts.telemetry.vocabulary import Label, Op, Phase, Work
+from contracts.telemetry.items import GroupRanks, Label, Op, Phase, StepBreakdown, Work
 
 MAX_GROUPS = 4096  # with the same ranks; later ones share the index of the last
 MAX_CALLS_PER_STEP = 4_000  # and the same number of spans, which fit into one entry of a stream

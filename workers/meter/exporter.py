@@ -20,9 +20,7 @@ from typing import Literal, TypeVar
 import msgpack
 
 from contracts.telemetry.batches import Frame, Item
-from contracts.telemetry.steps import Cell, StartItem, TrafficItem
-from contracts.telemetry.timeline import TimelineItem
-from contracts.telemetry.vocabulary import VERSION
+from contracts.telemetry.items import VERSION, Cell, StartItem, TimelineItem, TrafficItem
 from workers.meter.monitors import ResourceMonitor, StallMonitor, TimelineBuilder
 from workers.meter.recorder import Recorder
 

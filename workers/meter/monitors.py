@@ -12,8 +12,7 @@ from types import FrameType
 import msgpack
 import torch
 
-from contracts.telemetry.health import GaugeItem, GroupProgress, StallItem
-from contracts.telemetry.timeline import CollectiveCalls, ComputeSpans, TimelineItem
+from contracts.telemetry.items import CollectiveCalls, ComputeSpans, GaugeItem, GroupProgress, StallItem, TimelineItem
 from workers.meter.collectives import GroupState, StepTrace
 from workers.meter.recorder import Recorder
 from workers.meter.work import MAIN_THREAD

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from contracts.telemetry.vocabulary import Axis, Op
+from contracts.telemetry.items import Axis, Op
 from workers.meter.collectives import Collective
 from workers.meter.recorder import AXES, Recorder
 from workers.meter.work import (

@@ -13,9 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
-from contracts.telemetry.steps import Cell, StepBreakdown
-from contracts.telemetry.timeline import GroupRanks
-from contracts.telemetry.vocabulary import Axis, Label, Op, Phase, Work
+from contracts.telemetry.items import Axis, Cell, GroupRanks, Label, Op, Phase, StepBreakdown, Work
 from planner.facts.collectives import compute_algorithmic_bytes
 from workers.meter.collectives import (
     MAX_CALLS_PER_STEP,

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from contracts.telemetry.items import Cell, Label, Op, Phase
 from contracts.telemetry.results import VerdictRow
-from contracts.telemetry.steps import Cell
-from contracts.telemetry.vocabulary import Label, Op, Phase
 from planner.cost.traffic import (
     Collective,
     compute_routed_bytes,

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 from contracts.telemetry.batches import Item
+from contracts.telemetry.items import EvalItem, Phase, PhaseItem, StepBreakdown, StepItem, Work
 from contracts.telemetry.results import VerdictItem, VerdictRow
-from contracts.telemetry.steps import EvalItem, PhaseItem, StepBreakdown, StepItem
-from contracts.telemetry.vocabulary import Phase, Work
 from planner.facts.schedules import Action
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.device import barrier

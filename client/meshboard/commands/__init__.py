@@ -12,15 +12,16 @@ from typing import NoReturn
 
 import typer
 
-from meshboard.commands import board, gates, jobs, running
-from meshboard.commands.app import app, stdout
-from meshboard.commands.errors import (
+from meshboard.commands import board, gates, jobs
+from meshboard.commands.app import (
     KNOWN_ERRORS,
     ExitCode,
     UsageError,
+    app,
     build_problem_document,
     get_exit_code,
     print_error,
+    stdout,
 )
 from meshboard.errors import format_error
 from meshboard.formatting import format_json

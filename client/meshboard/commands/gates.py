@@ -14,8 +14,7 @@ import typer
 
 from meshboard import gate
 from meshboard.client import Client
-from meshboard.commands.app import AsJson, JobIds, app, connect, print_json
-from meshboard.commands.errors import ExitCode, print_error, run_for_each
+from meshboard.commands.app import AsJson, ExitCode, JobIds, app, connect, print_error, print_json, run_for_each
 from meshboard.errors import RefusedError, format_error
 from meshboard.formatting import format_table, remove_escapes
 from meshboard.gate import Baseline, MeasuredRun, report

@@ -1,7 +1,9 @@
-"""Commands that plan, submit, and manage jobs."""
+"""Commands that plan, submit, manage, and follow jobs."""
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import threading
 import time
@@ -14,15 +16,25 @@ import typer
 from rich.console import Console
 
 from meshboard import text_reports
-from meshboard.client import Client, check_key
-from meshboard.commands.app import AsJson, Cluster, JobId, JobIds, Sets, Spec, Timeout, app, connect, print_json
-from meshboard.commands.errors import ExitCode, run_for_each
+from meshboard.client import Client, Job, check_key
+from meshboard.commands.app import (
+    AsJson,
+    Cluster,
+    ExitCode,
+    JobId,
+    JobIds,
+    Sets,
+    Spec,
+    Timeout,
+    app,
+    connect,
+    print_json,
+    run_for_each,
+)
 from meshboard.errors import AwayError, RefusedError, WrongError, format_problem
-from meshboard.formatting import remove_escapes
-from meshboard.job import Job
-from meshboard.live_display import WaitDisplay, make_stderr_console, print_log
-from meshboard.logs import follow_lines
-from meshboard.progress import follow_progress, get_stored_progress
+from meshboard.follow import Progress, follow_attempt, follow_lines, follow_progress, get_stored_progress, split_lines
+from meshboard.formatting import format_log_line, remove_escapes
+from meshboard.live_display import WaitDisplay, WatchDisplay, make_stderr_console, print_log
 from meshboard.spec_files import read_spec
 
 MIN_COMPARED_JOBS, MAX_COMPARED_JOBS = 2, 6  # limits of the board
@@ -276,3 +288,96 @@ def advise(job_id: JobId, as_json: AsJson = False) -> None:
     with connect() as client:
         advice = client.advice(job_id)
     print_json(advice) if as_json else print(text_reports.format_advice(advice))
+
+
+MAX_JITTER_S = 0.2  # of the events that arrive each second
+
+
+@app.command()
+def logs(
+    job_id: JobId,
+    rank: Annotated[
+        int, typer.Option(min=-65535, max=65535, help="number of the rank, or -1 for the launcher on the first host")
+    ] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="follow the log until the job ends")] = False,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="number of the attempt; default is the current attempt")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help='print one JSON object per log line: {"rank": 0, "line": "..."}')
+    ] = False,
+) -> None:
+    """Print the complete log of a rank, or follow it."""
+    with connect() as client:
+        if follow and attempt is None:
+            _print_lines(follow_lines(client, job_id, rank), rank, as_json)
+        elif follow and attempt is not None:
+            _print_lines(follow_attempt(client, job_id, rank, attempt), rank, as_json)
+        elif as_json or sys.stdout.isatty():
+            _print_lines(split_lines(client.log(job_id, rank, attempt=attempt)), rank, as_json)
+        else:
+            for part in client.log(job_id, rank, attempt=attempt):
+                sys.stdout.buffer.write(part)
+
+
+def _print_lines(lines: Iterator[str], rank: int, as_json: bool) -> None:
+    for line in lines:
+        if as_json:
+            print(json.dumps({"rank": rank, "line": line}), flush=True)
+        else:
+            print(format_log_line(line) if sys.stdout.isatty() else line, flush=True)
+
+
+@app.command()
+def watch(
+    job_id: JobId,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=0.5, max=3600, help="time between two updates")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per update")] = False,
+) -> None:
+    """Show step, loss, traffic per axis, and verdict until the job ends. The exit code is 1 unless it succeeded."""
+    with connect() as client:
+        succeeded = _watch(client, job_id, every, as_json)
+    if not succeeded:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _watch(client: Client, job_id: str, interval_s: float, as_json: bool) -> bool:
+    job = client.job(job_id)
+    newest: Progress | None = None
+
+    def remember(updates: Iterator[Progress]) -> Iterator[Progress]:
+        nonlocal newest
+        for progress in updates:
+            newest = progress
+            yield progress
+
+    with WatchDisplay(as_json=as_json) as display:
+        while not job.finished:
+            try:
+                for progress in limit_rate(remember(follow_progress(client, job)), interval_s):
+                    display(progress)
+            except RefusedError as error:
+                if error.status not in (400, 404):
+                    raise
+                # An older board has no live events, but a history that is some seconds behind.
+                display(get_stored_progress(client, job))
+                time.sleep(interval_s)
+            job = client.job(job_id)
+        display(choose_newest(get_stored_progress(client, job), newest))
+    return job.succeeded
+
+
+def choose_newest(stored: Progress, live: Progress | None) -> Progress:
+    """Return the stored progress, with the step of live progress if the history is behind or deleted."""
+    if live is None or live.job.attempt != stored.job.attempt or live.step <= stored.step:
+        return stored
+    return stored._replace(step=live.step, loss=live.loss, step_s=live.step_s)
+
+
+def limit_rate(updates: Iterator[Progress], interval_s: float) -> Iterator[Progress]:
+    """Yield updates that are at least `interval_s` apart."""
+    next_s = -math.inf
+    for progress in updates:
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + interval_s - MAX_JITTER_S
+            yield progress

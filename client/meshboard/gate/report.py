@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 
 from meshboard import formatting
 from meshboard.formatting import remove_escapes
-from meshboard.gate.baselines import Baseline
-from meshboard.gate.checks import CheckResult
-from meshboard.gate.limits import format_value
+from meshboard.gate.checks import Baseline, CheckResult
+from meshboard.gate.measures import format_value
 
 ORDER = ("FAIL", "unsure", "ok")
 INTERVAL = "[a to b] is the 95% confidence interval (Welch 1947)"

@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.http import require_GET
 
-from contracts.telemetry.vocabulary import TIMED_STEPS
+from contracts.telemetry.items import TIMED_STEPS
 from jobs.core.access import get_visible_jobs
 from jobs.core.kinds import format_layout, get_kind
 from jobs.core.text import is_storable

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Literal, NamedTuple
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from jobs.core.verdict_schema import MAX_GROUPS, MAX_NAMED_RANKS, GroupSpeed
 from jobs.runs.diagnosis.planned_run import PlannedRun
 from jobs.runs.diagnosis.traced_step import POINT_TO_POINT, HostClocks, ProcessGroup, TracedCall, TracedStep

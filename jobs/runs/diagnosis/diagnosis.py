@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.telemetry.batches import ClockOffset, Item
-from contracts.telemetry.vocabulary import WARMUP_STEPS
+from contracts.telemetry.items import WARMUP_STEPS
 from jobs.core.verdict_schema import MAX_EVIDENCE, Action, Evidence, StepParts, VerdictPayload
 from jobs.runs.diagnosis.bottlenecks import BubbleFinder, find_slow_links, find_stragglers, make_straggler
 from jobs.runs.diagnosis.collective_timing import summarize_speeds

@@ -12,8 +12,8 @@ from typing import Any
 
 from contracts.control import HOST_STOPPED_REASON
 from contracts.fields import strip_control_characters
+from contracts.telemetry.items import CheckpointItem, StepItem
 from contracts.telemetry.results import ProofItem, VerdictItem
-from contracts.telemetry.steps import CheckpointItem, StepItem
 from jobs.core.verdict_schema import MAX_TROUBLES, Action, Evidence, Trouble
 from jobs.runs.diagnosis.findings import (
     RunFinding,

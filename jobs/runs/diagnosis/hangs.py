@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from contracts.telemetry.health import GroupProgress, ProcessItem, StallItem
-from contracts.telemetry.vocabulary import WARMUP_STEPS, Op
+from contracts.telemetry.items import WARMUP_STEPS, GroupProgress, Op, ProcessItem, StallItem
 from jobs.core.verdict_schema import MAX_FRAME_CHARACTERS, MAX_NAMED_RANKS, MAX_STACK_FRAMES, Cause, Hang
 from jobs.runs.diagnosis.findings import RunFinding, capitalize, format_ranks, format_seconds, make_evidence, truncate
 from jobs.runs.diagnosis.planned_run import PlannedRun

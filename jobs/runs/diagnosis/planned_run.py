@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
-from contracts.telemetry.vocabulary import Axis
+from contracts.telemetry.items import Axis
 from jobs.core.verdict_schema import StepPart, StepParts
 from planner.cost.resolved_plan import resolve
 from planner.cost.traffic import get_step_traffic

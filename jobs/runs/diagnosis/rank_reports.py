@@ -8,9 +8,19 @@ from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.health import GaugeItem, ProcessItem, StallItem
-from contracts.telemetry.steps import CheckpointItem, StartItem, StepBreakdown, StepItem
-from contracts.telemetry.vocabulary import LIVE_STEPS, TIMED_STEPS, WARMUP_STEPS, Phase
+from contracts.telemetry.items import (
+    LIVE_STEPS,
+    TIMED_STEPS,
+    WARMUP_STEPS,
+    CheckpointItem,
+    GaugeItem,
+    Phase,
+    ProcessItem,
+    StallItem,
+    StartItem,
+    StepBreakdown,
+    StepItem,
+)
 from jobs.core.verdict_schema import Cause, StartPart, StepPart, StepParts
 from jobs.runs.diagnosis.findings import RunFinding, format_seconds
 from jobs.runs.diagnosis.planned_run import PlannedRun

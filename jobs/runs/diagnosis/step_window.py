@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean, median
 from typing import NamedTuple
 
-from contracts.telemetry.timeline import TimelineItem
+from contracts.telemetry.items import TimelineItem
 from jobs.core.verdict_schema import MAX_WAITS, Wait
 from jobs.runs.diagnosis.collective_timing import (
     Charge,

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from contracts.telemetry.batches import ClockOffset
-from contracts.telemetry.timeline import TimelineItem
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op, TimelineItem
 
 
 class HostClocks:

@@ -130,7 +130,7 @@ MAX_VALUE_LENGTH = 500
 OUTCOMES = {"succeeded": "FINISHED", "cancelled": "KILLED"}
 # Defaults for MLflow's client, which otherwise retries an unreachable server for five minutes.
 CLIENT_TIMEOUTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-JOB_TAG, ATTEMPT_TAG = "meshboard.job", "meshboard.attempt"
+JOB_TAG, ATTEMPT_TAG = "meshboard.client", "meshboard.attempt"
 
 
 class MlflowNotInstalledError(Exception):

@@ -20,7 +20,7 @@ from channels.db import database_sync_to_async
 from django.db.models import F
 from django.db.models.fields.json import KT
 
-from contracts.telemetry.steps import LogItem, StepItem
+from contracts.telemetry.items import LogItem, StepItem
 from jobs.models import Attempt, Job
 from jobs.runs.live.telemetry_reader import PerLoop
 

@@ -16,7 +16,7 @@ from channels.db import database_sync_to_async
 from django.db import Error
 
 from contracts.telemetry.batches import select_items
-from contracts.telemetry.steps import StepItem, TrafficItem
+from contracts.telemetry.items import StepItem, TrafficItem
 from jobs.models import TERMINAL, Member, StateChange
 from jobs.runs.live import held_requests
 from jobs.runs.live.broadcast import ClientFrame, Gap, StreamSegment, Subscriber, get_broadcasts

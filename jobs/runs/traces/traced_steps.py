@@ -17,8 +17,7 @@ from redis.exceptions import RedisError
 from typing_extensions import TypedDict
 
 from contracts.names import requested_timelines_key, telemetry_stream
-from contracts.telemetry.timeline import TimelineItem, validate_timeline
-from contracts.telemetry.vocabulary import MAX_UNIX_S
+from contracts.telemetry.items import MAX_UNIX_S, TimelineItem, validate_timeline
 from jobs.core.redis_client import connect
 from jobs.models import Job
 from planner.facts.parse_spec import convert_error

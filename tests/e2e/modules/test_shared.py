@@ -8,7 +8,7 @@ import msgpack
 import pytest
 from playwright.sync_api import Page
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from tests.support.browser import call_module
 
 pytestmark = pytest.mark.extended

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.steps import StepBreakdown, StepItem
+from contracts.telemetry.items import StepBreakdown, StepItem
 from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun, VerdictPayload
 from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_spec

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.telemetry.batches import ClockOffset, Item
-from contracts.telemetry.timeline import TimelineItem
+from contracts.telemetry.items import TimelineItem
 from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun, VerdictPayload
 from jobs.runs.diagnosis.bottlenecks import compute_chance
 from jobs.runs.diagnosis.collective_timing import (

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 from rest_framework.test import APIClient
 
-from contracts.telemetry.vocabulary import WARMUP_STEPS
+from contracts.telemetry.items import WARMUP_STEPS
 from jobs.models import Attempt, Job
 from jobs.runs.diagnosis.rank_reports import get_num_measured_steps
 from jobs.runs.history.queries.comparison import compare_jobs

@@ -153,7 +153,7 @@ def test_mlflow_stores_an_attempt_once(recorded: str, tmp_path: Path, monkeypatc
     assert run.info.status == "FAILED"
     assert run.info.start_time == int(1000 * (BEGAN + 0.5)) or run.info.start_time == int(1000 * BEGAN)
     assert run.data.params["layout.dp"] == str(Job.objects.get().spec["layout"]["dp"])
-    assert run.data.tags["meshboard.job"] == recorded
+    assert run.data.tags["meshboard.client"] == recorded
     losses = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(each.step, round(each.value, 5)) for each in losses] == [(n, 5 - n / 100) for n in range(1, 10)]
     assert len(client.get_metric_history(run.info.run_id, "step_seconds/rank_1")) == 10

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import msgpack
 import pytest
 
-from contracts.telemetry.vocabulary import MAX_CHECKPOINTS, WARMUP_STEPS, Op
+from contracts.telemetry.items import MAX_CHECKPOINTS, WARMUP_STEPS, Op
 from jobs.runs.diagnosis.rank_reports import MEASURED_STEPS
 from jobs.runs.history.queries.snapshot import get_snapshot
 from jobs.runs.traces.traced_steps import combine_items, find_arrivals, get_arrival, serialize_trace

@@ -18,7 +18,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TrackEvent
 from rest_framework.test import APIClient
 
 from contracts.names import requested_timelines_key, telemetry_stream
-from contracts.telemetry.timeline import TimelineItem
+from contracts.telemetry.items import TimelineItem
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
 from jobs.runs.history.queries.results import HELD_BY_HOSTS

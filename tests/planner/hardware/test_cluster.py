@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from planner.cost.estimate import estimate
 from planner.cost.timing import get_step_timing
 from planner.facts.collectives import get_bus_factor

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from planner.cost.compute import ModuleSeconds
 from planner.cost.estimate import compute_allowance, estimate, get_rank_memory
 from planner.cost.memory import count_held_parameters, get_layer_bytes, get_memory, get_stage_memory

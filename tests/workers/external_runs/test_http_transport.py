@@ -12,7 +12,7 @@ from contracts.codec import decode_batch, encode_batch
 from contracts.control import AttemptReport
 from contracts.names import telemetry_stream
 from contracts.telemetry.batches import Batch
-from contracts.telemetry.steps import PhaseItem
+from contracts.telemetry.items import PhaseItem
 from tests.support.processes import scale_timeout
 from tests.support.web import TlsSite
 from tests.workers.external_runs.relay import relay

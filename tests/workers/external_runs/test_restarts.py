@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contracts.telemetry.steps import Cell, PhaseItem, TrafficItem
-from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
+from contracts.telemetry.items import SCRIPT_SETUP_STEPS, Cell, PhaseItem, TrafficItem
 from workers.external_runs.child_process import RestartCounter
 from workers.meter.exporter import StartReporter
 from workers.meter.recorder import Recorder

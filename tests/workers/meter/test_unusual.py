@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.steps import Cell
+from contracts.telemetry.items import Cell
 from workers.meter import Recorder, register_metered_backend
 from workers.meter.monitors import get_stall
 from workers.meter.work import NcclPoller

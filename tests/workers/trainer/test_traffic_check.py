@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
+from contracts.telemetry.items import Phase
 from contracts.telemetry.results import VerdictRow
-from contracts.telemetry.vocabulary import Phase
 from planner.cost.traffic import count_evals, get_eval_traffic, get_setup_traffic, get_step_traffic
 from planner.facts.parse_spec import parse_spec
 from workers.meter import Recorder

@@ -1,4 +1,4 @@
-// Sums over the counters of many ranks. Pure functions over cells (contracts/telemetry/steps.py).
+// Sums over the counters of many ranks. Pure functions over cells (contracts/telemetry/items.py).
 
 /** Bus bandwidth over algorithmic bandwidth: mirrors planner.collectives.bus_factor (a test compares them). */
 export function busFactor(op, groupSize) {

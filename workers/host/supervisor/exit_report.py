@@ -14,9 +14,17 @@ from contracts.codec import MAX_EXIT_REPORT_BYTES, BadMessageError, validate_exi
 from contracts.control import VERSION, ExitReport, LaunchOrder, LossPoint, Outcome, StepTiming, Summary
 from contracts.fields import CHECKPOINT_NAME_PATTERN, MAX_ABS_NUMBER
 from contracts.telemetry.batches import Item
+from contracts.telemetry.items import (
+    SCRIPT_SETUP_STEPS,
+    SPEED_STEPS,
+    TIMED_STEPS,
+    WARMUP_STEPS,
+    Cell,
+    CheckpointItem,
+    StepItem,
+    TrafficItem,
+)
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
-from contracts.telemetry.steps import Cell, CheckpointItem, StepItem, TrafficItem
-from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS, SPEED_STEPS, TIMED_STEPS, WARMUP_STEPS
 from planner.facts.validation import format_count
 from workers.host.attempts import AttemptDir
 from workers.host.programs import get_program

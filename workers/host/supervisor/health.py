@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 import psutil
 
 from contracts.telemetry.batches import Item
-from contracts.telemetry.health import GaugeItem, ProcessItem
+from contracts.telemetry.items import GaugeItem, ProcessItem
 from workers.host.hardware import Gpus
 from workers.host.processes import ProcessId, get_process_id
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from contracts.telemetry.steps import LogItem
+from contracts.telemetry.items import LogItem
 from workers.host.rank_files import LAUNCHER_RANK, find_run_folder, limit_log_size, open_log
 
 log = logging.getLogger(__name__)

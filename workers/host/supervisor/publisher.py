@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from contracts.codec import MAX_BATCH_BYTES, encode_batch
 from contracts.telemetry.batches import Batch, ClockOffset, Item
-from contracts.telemetry.vocabulary import VERSION
+from contracts.telemetry.items import VERSION
 from workers.host.supervisor.telemetry_buffer import PendingBatch, TelemetryBuffer
 from workers.host.supervisor.transport import BoardTransport, MessageRefusedError, TransportError
 

@@ -18,7 +18,7 @@ from contracts.control import HOST_STOPPED_REASON, AttemptReport, ExitReport, Ou
 from contracts.names import SAVE_FILE
 from contracts.security import DecryptionError
 from contracts.telemetry.batches import Item
-from contracts.telemetry.steps import StartItem
+from contracts.telemetry.items import StartItem
 from workers.disk import format_start_failure, write_json
 from workers.host.attempts import AttemptDir
 from workers.host.isolation import get_job_user

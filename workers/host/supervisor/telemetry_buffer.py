@@ -17,8 +17,7 @@ import msgpack
 
 from contracts.codec import MAX_BATCH_BYTES
 from contracts.telemetry.batches import GapItem, Item
-from contracts.telemetry.steps import Cell, LogItem, TrafficItem
-from contracts.telemetry.timeline import TimelineItem
+from contracts.telemetry.items import Cell, LogItem, TimelineItem, TrafficItem
 from workers.host.supervisor.exit_report import MAX_CELLS, CellKey, get_cell_key
 from workers.step_sampling import StepSampler
 

@@ -11,7 +11,7 @@ from typing import Any
 from contracts.codec import BadMessageError, validate_item
 from contracts.control import Outcome
 from contracts.telemetry.batches import Item
-from contracts.telemetry.health import GaugeItem
+from contracts.telemetry.items import GaugeItem
 from workers.host.supervisor.exit_report import SummaryBuilder
 from workers.host.supervisor.health import RankMonitor
 from workers.host.supervisor.log_tail import LogTail, follow_logs

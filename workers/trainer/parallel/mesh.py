@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from contracts.telemetry.vocabulary import Axis
+from contracts.telemetry.items import Axis
 from planner.facts.layout import (
     Coordinates,
     RankGroup,

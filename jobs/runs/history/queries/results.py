@@ -9,8 +9,8 @@ from django.db.models import Sum
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from contracts.telemetry.items import CheckpointItem
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
-from contracts.telemetry.steps import CheckpointItem
 from jobs.models import EXTERNAL_ENGINE, Attempt, Job
 from jobs.planning.checkpoints import get_max_checkpoints, read_checkpoint_log
 from jobs.runs.history.store.folder import NoHistoryError

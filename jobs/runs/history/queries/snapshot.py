@@ -11,9 +11,8 @@ from typing import Annotated
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry.health import ProcessItem, StallItem
+from contracts.telemetry.items import Cell, CheckpointItem, ProcessItem, StallItem
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
-from contracts.telemetry.steps import Cell, CheckpointItem
 from jobs.runs.history.queries.step_breakdown import get_parts_by_rank
 from jobs.runs.history.store.query import Columns, HistoryTables, query_history
 from jobs.runs.history.store.schema import GAUGE_NAMES, HistoryState, Progress, StartedStage, make_state

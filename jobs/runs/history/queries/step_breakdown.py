@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from contracts.telemetry.vocabulary import WARMUP_STEPS
+from contracts.telemetry.items import WARMUP_STEPS
 from jobs.core.text import format_unknown_problem, parse_whole_number
 from jobs.runs.diagnosis.rank_reports import MEASURED_STEPS, get_num_measured_steps
 from jobs.runs.history.queries.tables import MAX_ATTEMPT, MAX_STEP, BadQueryError

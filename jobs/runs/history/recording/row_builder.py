@@ -9,17 +9,22 @@ import pyarrow as pa
 
 from contracts.fields import MAX_ABS_NUMBER
 from contracts.telemetry.batches import Batch, Item
-from contracts.telemetry.health import ProcessItem, StallItem
-from contracts.telemetry.results import VerdictItem
-from contracts.telemetry.steps import (
+from contracts.telemetry.items import (
+    LIVE_STEPS,
+    MAX_CHECKPOINTS,
+    MAX_UNIX_S,
+    SCRIPT_SETUP_STEPS,
+    SPEED_STEPS,
     Cell,
     CheckpointItem,
     PhaseItem,
+    ProcessItem,
+    StallItem,
     StartItem,
     StepItem,
+    TimelineItem,
 )
-from contracts.telemetry.timeline import TimelineItem
-from contracts.telemetry.vocabulary import LIVE_STEPS, MAX_CHECKPOINTS, MAX_UNIX_S, SCRIPT_SETUP_STEPS, SPEED_STEPS
+from contracts.telemetry.results import VerdictItem
 from jobs.runs.history.store.schema import GAUGES, TABLES, HistoryState, RankState, StartedStage, make_state
 from jobs.runs.traces.traced_steps import convert_timeline
 

@@ -7,9 +7,8 @@ from typing import Final, NotRequired
 import pyarrow as pa
 from typing_extensions import TypedDict
 
-from contracts.telemetry.health import ProcessItem, StallItem
+from contracts.telemetry.items import Cell, CheckpointItem, ProcessItem, StallItem
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
-from contracts.telemetry.steps import Cell, CheckpointItem
 
 _BY_AXIS: Final = pa.map_(pa.string(), pa.float32())
 

@@ -11,7 +11,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 import ijson
 
-from contracts.telemetry.vocabulary import MAX_UNIX_S
+from contracts.telemetry.items import MAX_UNIX_S
 from jobs.runs.traces.imports import nccl_inspector, torch_traces
 from jobs.runs.traces.imports.common import (
     MAX_EVENTS,

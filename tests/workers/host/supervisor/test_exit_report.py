@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from contracts.codec import MAX_EXIT_REPORT_BYTES, validate_exit_report
 from contracts.fields import MAX_ABS_NUMBER, MAX_INT64
+from contracts.telemetry.items import SCRIPT_SETUP_STEPS, Cell, EvalItem, PhaseItem, StepItem, TrafficItem
 from contracts.telemetry.results import (
     LabItem,
     MemoryParts,
@@ -22,8 +23,6 @@ from contracts.telemetry.results import (
     VerdictItem,
     VerdictRow,
 )
-from contracts.telemetry.steps import Cell, EvalItem, PhaseItem, StepItem, TrafficItem
-from contracts.telemetry.vocabulary import SCRIPT_SETUP_STEPS
 from jobs.runs.baselines import NoFactsError, compute_facts
 from meshboard.gate import MissingValueError, check_limits, parse_job
 from tests.support.host import build_launch_order

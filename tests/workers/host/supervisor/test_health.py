@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.telemetry.health import ProcessItem
+from contracts.telemetry.items import ProcessItem
 from tests.workers.host.test_machine import FakeNvml
 from workers.host.hardware import Gpus
 from workers.host.supervisor import health as ranks_module

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.telemetry.steps import LogItem
+from contracts.telemetry.items import LogItem
 from tests.support.processes import scale_timeout
 from workers.host.rank_files import LAUNCHER_RANK, limit_log_size
 from workers.host.supervisor.log_tail import (

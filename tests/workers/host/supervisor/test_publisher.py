@@ -16,7 +16,7 @@ from contracts.codec import MAX_BATCH_BYTES, decode_batch
 from contracts.control import AttemptReport
 from contracts.names import requested_timelines_key, telemetry_stream
 from contracts.telemetry.batches import Item
-from contracts.telemetry.steps import CheckpointItem, LogItem, PhaseItem
+from contracts.telemetry.items import CheckpointItem, LogItem, PhaseItem
 from jobs.runs.history.recording.attempt_recorder import StreamKey, read_new_entries
 from tests.support.processes import RedisServer
 from workers.host.attempts import AttemptDir

@@ -18,7 +18,7 @@ import pytest
 
 from contracts.codec import decode_batch
 from contracts.names import events_stream, save_key, telemetry_stream
-from contracts.telemetry.steps import LogItem, PhaseItem
+from contracts.telemetry.items import LogItem, PhaseItem
 from tests.support.host import Host, run_host
 from tests.support.processes import RedisServer, scale_timeout, wait_until
 from workers.host.attempts import AttemptDir, get_socket_root

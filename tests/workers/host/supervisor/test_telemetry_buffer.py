@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgpack
 
 from contracts.telemetry.batches import GapItem, Item
-from contracts.telemetry.steps import Cell, CheckpointItem, LogItem, PhaseItem, TrafficItem
+from contracts.telemetry.items import Cell, CheckpointItem, LogItem, PhaseItem, TrafficItem
 from workers.host.supervisor.telemetry_buffer import (
     ENVELOPE_BYTES,
     MAX_ITEM_BYTES,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgpack
 import pytest
 
-from contracts.telemetry.steps import PhaseItem
-from contracts.telemetry.timeline import CollectiveCalls, ComputeSpans, TimelineItem
+from contracts.telemetry.items import CollectiveCalls, ComputeSpans, PhaseItem, TimelineItem
 from workers.host.supervisor import telemetry_buffer
 from workers.host.supervisor.telemetry_buffer import (
     ENVELOPE_BYTES,

@@ -24,7 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.vocabulary import Op
+from contracts.telemetry.items import Op
 from planner.facts.spec import JobSpec
 from workers import dry_run
 from workers.dry_run import run_dry_step

@@ -2,12 +2,12 @@
 import { foldCells, rankState } from "./traffic.js";
 
 export const MOST_STEPS = 20_000;
-const MOST_CHECKPOINTS = 100; // limit of the server (contracts/telemetry/vocabulary.py)
+const MOST_CHECKPOINTS = 100; // limit of the server (contracts/telemetry/items.py)
 const MOST_MARKS = 2000; // limit of a snapshot (jobs/runs/history/queries/snapshot.py)
 const LAST = 50; // steps of the median step time
-const FIRST_STEPS = 3; // warm-up steps (contracts/telemetry/vocabulary.py)
+const FIRST_STEPS = 3; // warm-up steps (contracts/telemetry/items.py)
 const TRACED_STEPS = 64; // steps of a diagnosis (jobs/runs/diagnosis/rank_reports.py)
-export const SPEEDS = 20; // steps of the speed (SPEED_STEPS, contracts/telemetry/vocabulary.py)
+export const SPEEDS = 20; // steps of the speed (SPEED_STEPS, contracts/telemetry/items.py)
 
 /** Add a point of the curves. Above MOST_STEPS keep every second step, then every fourth, and so on. */
 export function keepStep(state, step, point) {

@@ -1,6 +1,6 @@
-// Folds traffic counters (contracts/telemetry/steps.py) by rank and time, with gaps. Pure.
+// Folds traffic counters (contracts/telemetry/items.py) by rank and time, with gaps. Pure.
 
-const SCRIPT_SETUP_STEPS = 2; // first steps of a script (contracts/telemetry/vocabulary.py)
+const SCRIPT_SETUP_STEPS = 2; // first steps of a script (contracts/telemetry/items.py)
 
 export function memberState(state, node) {
   if (!state.members.has(node)) state.members.set(node, { lastId: null, time: null, host: null, clock: null, lost: false });

@@ -1,7 +1,7 @@
 // The step time of the job page: the median of the last steps, with its spread. Pure.
 import { counted, duration } from "../format.js";
 
-const FIRST_STEPS = 3; // warm-up steps, see contracts/telemetry/vocabulary.py
+const FIRST_STEPS = 3; // warm-up steps, see contracts/telemetry/items.py
 const SPREAD = [0.1, 0.9]; // quantiles
 const MIN_STEPS_FOR_SPREAD = 5;
 
