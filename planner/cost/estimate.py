@@ -1,9 +1,4 @@
-"""Everything the submit page, the command line and the API say of a spec before it runs.
-
-Specs whose every field is allowed, but not their product: too long to plan, or too large for any message.
-
-The memory that a device needs in addition to tensors.
-"""
+"""Estimate a spec before it runs, and reject specs that are too large to plan."""
 
 from __future__ import annotations
 
@@ -147,10 +142,10 @@ class Estimate(TypedDict):
 
 
 def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
-    """Cost of a valid spec by stage, on `cluster` (by default the one named for the spec's device).
+    """Return the cost of a valid spec by stage, on `cluster` or the default cluster of its device.
 
-    `rank_bytes` holds, by rank, the ranks whose payload bytes of a step differ from their stage's first rank, by axis:
-    ZeRO with sequence parallelism, where the last shard of a tensor may be short.
+    `rank_bytes` lists the ranks whose payload bytes differ from those of their stage's first rank: ZeRO with sequence
+    parallelism, if the last shard of a tensor is short.
     """
     layout = spec.layout
     cluster = cluster or get_default_cluster(spec)
@@ -185,7 +180,7 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
 
 
 def find_aligned_vocabulary(spec: JobSpec, cluster: Cluster, step_s: float) -> AlignedVocabulary | None:
-    """The next multiple of 128 x tp, where it spares a hundredth of the step's time on a GPU or more."""
+    """Return the next multiple of 128 x tp if it saves 1% or more of the step time on a GPU."""
     size, multiple = spec.model.vocab_size, VOCABULARY_MULTIPLE * spec.layout.tp
     larger = -(-size // multiple) * multiple
     if cluster.device == "cpu" or larger == get_padded_vocab_size(size, spec.layout.tp):
@@ -197,7 +192,7 @@ def find_aligned_vocabulary(spec: JobSpec, cluster: Cluster, step_s: float) -> A
 
 
 def get_traffic_kind(spec: JobSpec) -> str:
-    """How far to trust bytes and calls, in words."""
+    """Return the confidence of predicted bytes and calls, in words."""
     if find_unsupported_fields(spec):
         return "estimated: the trainer does not support this layout"
     if depends_on_router(spec):
@@ -206,18 +201,18 @@ def get_traffic_kind(spec: JobSpec) -> str:
 
 
 def estimate_stages(spec: JobSpec) -> list[StageEstimate]:
-    """What `estimate` says of each stage, on the cluster of the spec's device."""
+    """Return the estimate of each stage on the default cluster of the device."""
     plan = resolve(spec)
     return _estimate_stages(plan, _get_twins(plan), get_default_cluster(spec))
 
 
 def get_default_cluster(spec: JobSpec) -> Cluster:
-    """The named cluster that stands for the spec's device."""
+    """Return the named cluster for the device of a spec."""
     return CLUSTERS[DEFAULT_CLUSTER[spec.resources.device]]
 
 
 def get_rank_memory(spec: JobSpec | ResolvedPlan, stage: int, cluster: Cluster) -> dict[str, int]:
-    """`planner.cost.memory.memory`, and the allowance for what the device keeps for itself and for fragmentation."""
+    """Return the bytes by part of a rank, with the allowance for device, libraries, and fragmentation."""
     return _estimate_memory(_plan_on(resolve(spec), cluster), stage, cluster)
 
 
@@ -358,7 +353,7 @@ def _shard_place(plan: ResolvedPlan, stage: int, index: int) -> Coordinates:
 
 
 def _find_equal_shards(plan: ResolvedPlan, stage: int) -> list[range]:
-    """Runs of shard indices that hold equally many rows of every tensor, and so send alike.
+    """Return ranges of shard indices with equal numbers of rows of every tensor, which send equal bytes.
 
     A dim has full shards, then at most one short shard, then empty ones: only their ends can differ.
     """
@@ -379,10 +374,10 @@ MAX_MESSAGE_BYTES = 2**63 - 1  # what msgpack and a database integer hold
 
 
 def parse_plannable(data: object, *, slots: int | None = None) -> JobSpec:
-    """Like `parse_spec`, for who plans what was asked for before it runs.
+    """Parse a spec as `parse_spec`, and reject a spec that is too large to plan.
 
     Raises:
-        SpecError: with every problem found, each naming its field and showing the arithmetic.
+        SpecError: with every problem, each with its field and the arithmetic.
     """
     spec = parse_spec(data, slots=slots)
     if found := find_size_problems(spec):

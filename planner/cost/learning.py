@@ -1,7 +1,4 @@
-"""A host as its runs showed it: how much its ranks take beside their tensors, and how fast its links are.
-
-What the runs of a host say of the planner's errors there: by how much to correct, and how sure that is.
-"""
+"""Correct predicted step times, peak memory, and links with finished runs of a host, each with a margin of error."""
 
 from __future__ import annotations
 
@@ -26,22 +23,21 @@ from planner.hardware.profile import HostProfile, LinkPoint, MeasuredRun
 from planner.hardware.stack_options import HOST_MARGINS, UNMODELED_BYTES, get_time_margin, was_measured
 from planner.hardware.stacks import STACKS
 
-MIN_TENSOR_BYTES = 2**28  # bytes of a rank: below, what a process takes anyway hides what the allocator adds
-MIN_RATE_BYTES = 2**16  # bytes on the wire: below, a call shows its latency and not the link
+MIN_TENSOR_BYTES = 2**28  # of a rank; below, the memory of the process itself exceeds the allocator's overhead
+MIN_RATE_BYTES = 2**16  # on the wire; below, a call measures the latency of a link, not its rate
 MIN_LATENCY_S = 1e-7
-# Of a determinant over its greatest: below, sizes lie less than some 40% apart, and noise alone tells the two apart.
+# Determinant over its maximum. Below, sizes differ by less than about 40%, and noise dominates the fit.
 MIN_SIZE_SPREAD = 0.02
-MIN_BYTE_SHARE = 0.5  # of the time of the fastest call: with less, a rate is what noise makes of latency
+MIN_BYTE_SHARE = 0.5  # of the time of the fastest call; below, noise of the latency dominates the rate
 CPU_MEMORY_MARGIN = 0.1  # of a process' resident set: the worst of six layouts (docs/reference/measured.md)
-MIN_RATIO = 1.001  # of a peak to its tensors: something is always held beside them
-MAX_KNOWN_MARGIN = 0.5  # of a peak: a wider interval is no reason to leave memory free
+MIN_RATIO = 1.001  # of a peak to its tensors: a process always holds other memory too
+MAX_KNOWN_MARGIN = 0.5  # of a peak; a wider interval is no reason to leave memory free
 
 
 def apply_runs(cluster: Cluster, runs: Sequence[MeasuredRun]) -> Cluster:
-    """`cluster`, one node of the host on which `runs` ended, the newest first.
+    """Return the cluster of one host, with links and memory as its finished `runs` show them, the newest first.
 
-    `planner.cost.timing` corrects its times by them. Links are those of a calibration where there was one: it times a
-    call apart from what runs beside it.
+    `planner.cost.timing` corrects step times. The links of a calibration stay, because it measures calls separately.
     """
     if not runs:
         return cluster
@@ -59,8 +55,10 @@ def apply_runs(cluster: Cluster, runs: Sequence[MeasuredRun]) -> Cluster:
 
 
 def compute_memory_correction(runs: Sequence[MeasuredRun]) -> Correction | None:
-    """Peak memory over that of its tensors, of runs large enough to tell; where that is less than LEAST_RATIO it is not
-    told so, and may be off by as much more."""
+    """Return peak memory over that of tensors, from runs that are large enough.
+
+    A ratio below MIN_RATIO is raised to it, with a margin that still contains the measured ratio.
+    """
     ratios = []
     for run in runs:
         tensors = compute_tensor_bytes(run.spec)
@@ -74,8 +72,10 @@ def compute_memory_correction(runs: Sequence[MeasuredRun]) -> Correction | None:
 
 
 def compute_memory_interval(cluster: Cluster, spec: JobSpec, found: Correction | None, peak_bytes: int) -> Interval:
-    """Of the fullest rank's peak: from the host's runs, as `memory_correction` has them, or from peaks that others
-    published of the spec's stack; of a GPU from both, as runs tell its tensors alone."""
+    """Return the interval of the fullest rank's peak: from runs of the host, or from published peaks of the stack.
+
+    Runs on a GPU measure only tensors, so both margins add up.
+    """
     share, beside = _within(cluster, spec, found)
     share += beside / peak_bytes
     basis, runs, seen = ("runs", found.runs, f"from {found.runs} runs here") if found else ("counted", 0, "counted")
@@ -88,27 +88,26 @@ def compute_memory_interval(cluster: Cluster, spec: JobSpec, found: Correction |
 
 
 def _within(cluster: Cluster, spec: JobSpec, found: Correction | None) -> tuple[float, int]:
-    """How far off a peak is: a share of it, and bytes beside."""
+    """Return the margin of a peak: a fraction of it, and bytes in addition."""
     if cluster.device == "cpu":
         return (CPU_MEMORY_MARGIN, MIN_TENSOR_BYTES) if found is None else (found.margin, 0)
     return STACKS[spec.resources.stack].memory_margin + (found.margin if found else 0.0), UNMODELED_BYTES
 
 
 def get_safe_peak_bytes(cluster: Cluster, spec: JobSpec, found: Correction | None, room: int) -> int:
-    """The highest peak that fits `room` even where it is told too low by all of its interval; all of the room where
-    so little is known of the stack that nothing worth asking for would."""
+    """Return the highest predicted peak that fits `room` with its margin, or `room` if the margin is unknown."""
     share, beside = _within(cluster, spec, found)
     return room if share > MAX_KNOWN_MARGIN else max(0, int((room - beside) / (1 + share)))
 
 
 def compute_tensor_bytes(spec: JobSpec) -> int:
-    """Of the fullest rank."""
+    """Return the bytes of the tensors of the fullest rank."""
     plan = resolve(spec)
     return max(sum(get_memory(plan, stage).values()) for stage in range(spec.layout.pp))
 
 
 class MeasuredLink(NamedTuple):
-    """A link as calls showed it, seconds before a call, and whether they told its rate: else it is the data sheet's."""
+    """A link as calls show it, and the startup time of a call. `has_rate`: the calls determine its rate."""
 
     link: Link
     base_s: float
@@ -116,14 +115,13 @@ class MeasuredLink(NamedTuple):
 
 
 def fit_link(runs: Sequence[MeasuredRun], cluster: Cluster) -> MeasuredLink | None:
-    """The link between ranks that comes nearest to their calls as `planner.hardware.cluster.collective_seconds` tells
-    them; None without a large one, for then nothing tells its rate.
+    """Return the link between ranks that fits their calls best, or None without a large call.
 
-    Of the same call in several runs the median counts. Latency takes no less than nothing, so a link's rate is at least
-    bytes over seconds of the fastest call; how far it is above that, only calls of unlike sizes tell, of which bytes
-    take a good part. Where calls are alike, `cluster`'s link is as many times slower in all as they were. Where they
-    differ and the larger take hardly longer, latency is all they tell: the rate stays the data sheet's, or what the
-    fastest call showed where that is more. A fit alone would put any rate there, up to none at all.
+    Each different call counts with its median over all runs. The model is `compute_collective_seconds`. The rate is
+    at least the bytes over seconds of the fastest call. Calls of different sizes, in which bytes take most of the
+    time, determine the rate beyond that. If all calls have similar sizes, the link of `cluster` is scaled by their mean
+    slowdown. If larger calls take hardly longer, only the latency is measured. The rate stays that of the data
+    sheet, or of the fastest call.
     """
     seen: dict[tuple[Op, int, int], list[float]] = defaultdict(list)
     for run in runs:
@@ -158,7 +156,7 @@ def _link(bytes_per_s: float, efficiency: float, latency_s: float, *, tells_rate
 
 
 def _slower(cluster: Cluster, times: float) -> MeasuredLink:
-    """The cluster's link, so many times slower."""
+    """Return the link of the cluster, slowed down by a factor."""
     sheet = cluster.node
     rate = sheet.bytes_per_s * sheet.efficiency / times
     link = Link(bytes_per_s=rate, efficiency=1.0, latency_s=sheet.latency_s * times)
@@ -171,19 +169,19 @@ def _seconds(call: tuple[Op, int, int], cluster: Cluster) -> float:
 
 
 def measures_link(point: LinkPoint) -> bool:
-    """Whether a call's time is its link's: a recv waits for its sender."""
+    """Return whether the time of a call is that of its link. A recv waits for its sender."""
     return point.op != "recv"
 
 
 def _latencies(op: Op, group_size: int) -> int:
-    """How many of a link's latencies a call inside a node takes, the call's own base as one more."""
+    """Return how many latencies of a link a call inside a node takes, including its startup."""
     if op in ("send", "recv"):
         return 2
     return 1 + (2 if op == "all_reduce" else 1) * (group_size - 1)
 
 
 def _nearest(calls: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """(x, y) with a x + b y nearest to 1 for all (a, b), by least squares, x from 0 on; None where they are alike."""
+    """Return (x, y), x >= 0, with a x + b y closest to 1 by least squares, or None if all (a, b) are similar."""
     aa, bb, ab = sum(a * a for a, _ in calls), sum(b * b for _, b in calls), sum(a * b for a, b in calls)
     a1, b1 = sum(a for a, _ in calls), sum(b for _, b in calls)
     det = aa * bb - ab * ab
@@ -194,33 +192,33 @@ def _nearest(calls: Sequence[tuple[float, float]]) -> tuple[float, float] | None
 
 
 def _latency(calls: Sequence[tuple[float, float]], bytes_per_s: float) -> float:
-    """The x nearest to that where the rate is known."""
+    """Return the latency that fits the calls best, for a given rate."""
     return sum(a * (1 - b / bytes_per_s) for a, b in calls) / sum(a * a for a, _ in calls)
 
 
-MIN_RUNS = 3  # runs: fewer do not show how far runs lie apart
-MAX_RUNS = 32  # of the newest: what a host was long ago says little
-MIN_MARGIN = 0.01  # that later runs may be off by, however alike those before were
-COVERAGE = 0.9  # share of later runs that lies within an interval
-# The worst of a few runs is not the worst of ten: by how much it is widened for SURE to hold, found by drawing runs at
-# random from a lognormal distribution (its width does not matter; tests/planner/test_learning.py draws again).
+MIN_RUNS = 3  # fewer do not show how much runs differ
+MAX_RUNS = 32  # the newest; older runs say little about a host
+MIN_MARGIN = 0.01  # of later runs, even if earlier runs were almost equal
+COVERAGE = 0.9  # fraction of later runs inside an interval
+# Factors on the worst error of a few runs that give COVERAGE, from samples of a lognormal distribution. Its width does
+# not matter (tests/planner/test_learning.py).
 MARGIN_FACTORS = {3: 2.1, 4: 1.5, 5: 1.33, 6: 1.17, 7: 1.08}
-# Of a step's time on a host calibrated in the spec's type of products, where no run tells: the worst of 60 layouts
+# Margin of a step time without runs on a host that is calibrated for the matmul type: the worst of 60 layouts
 # (docs/reference/measured.md).
 CALIBRATED_MARGIN = 0.31
-# Where its sequences are longer than those of the calibration, unfused, or divided over cp: the worst of 7 layouts of
-# llama-tiny on 2 cores whose other layouts took 1.6 to 2.1 times as long that hour took 2.6 (2026-11-28).
+# With longer sequences than the calibration, unfused attention, or cp: in 7 layouts of llama-tiny on 2 cores the worst
+# took 2.6 times as long as predicted, while other layouts took 1.6 to 2.1 times as long (2026-11-28).
 EXTRAPOLATED_MARGIN = 2.0
-# The CPU core of a data sheet is nobody's, and ranks may share one: 4 ranks on 2 slow cores took 3.4 to 4.3 times as
-# long, and beside other runs 9.0 (2026-11-23, gpt-tiny).
+# An uncalibrated CPU, whose ranks may share a core: 4 ranks on 2 slow cores took 3.4 to 4.3 times as long as predicted,
+# and 9.0 times next to other runs (2026-11-23, gpt-tiny).
 UNCALIBRATED_CPU_MARGIN = 9.0
 
 
 class Correction(NamedTuple):
-    """Measured over predicted, the median of `runs`; `SURE` of later ones come out within `share` of what is told.
+    """Measured over predicted time or memory: the median of `runs`, and the margin of later runs.
 
-    `share` follows from how far each run lay from what the others said of it: 0.06 is 6%. `borrowed`: the runs had
-    other numbers of ranks, and what they say of how far this one is off is no interval.
+    `margin` holds for COVERAGE of later runs: 0.06 is 6%. With `has_other_sizes`, the runs had other numbers of ranks,
+    so their margin is no interval.
     """
 
     ratio: float
@@ -242,12 +240,12 @@ class Interval(TypedDict):
 
 
 def compute_error(measured: float, told: float) -> float:
-    """The least share of an interval about what was told that holds the measured figure."""
+    """Return the relative error of a prediction."""
     return abs(measured / told - 1)
 
 
 def is_within_margin(share: float, measured: float, told: float) -> bool:
-    """Whether the figure lies in the interval that is shown."""
+    """Return whether a measured figure is in the interval of a prediction."""
     low = told / (1 + share) if share > 1 else told * (1 - share)
     return low <= measured <= told * (1 + share)
 
@@ -258,7 +256,7 @@ def format_margin(share: float) -> str:
 
 
 def compute_correction(ratios: Sequence[float]) -> Correction | None:
-    """None from fewer than FEWEST ratios of measured over predicted."""
+    """Return the correction from ratios of measured over predicted, or None below MIN_RUNS."""
     if len(ratios) < MIN_RUNS:
         return None
     off = sorted(compute_error(ratio, median([*ratios[:i], *ratios[i + 1 :]])) for i, ratio in enumerate(ratios))
@@ -323,15 +321,15 @@ def _find_nearest(group: RunGroup, runs: Sequence[MeasuredRun]) -> list[Measured
 
 
 def _extends(profile: HostProfile, spec: JobSpec) -> bool:
-    """Whether its attention is estimated, beyond what was timed."""
+    """Return whether a spec needs attention that the calibration did not measure."""
     longest = max((layer.seq_len for layer in profile.layers), default=0)
     return spec.train.seq_len > longest or spec.train.attention != "fused" or spec.layout.cp > 1
 
 
 def compute_time_interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_share: float) -> Interval:
-    """Of a step's time: from the host's runs, from a calibration, or from the published rows of the spec's stack.
+    """Return the interval of a step time: from the host's runs, a calibration, or published rows of the stack.
 
-    `host_share`: of the step, that its device waits for its host.
+    `host_share`: fraction of the step in which the device waits for its host.
     """
     stack = spec.resources.stack
     basis, kind = cluster.basis, get_mixed_precision(spec.train.precision).gemm
@@ -361,7 +359,7 @@ def compute_time_interval(cluster: Cluster, spec: JobSpec, found: Correction | N
 
 
 def _widened(cluster: Cluster, spec: JobSpec) -> str:
-    """That what is asked in fp8 or fp4 is planned in 16 or 8 bits, for the device multiplies nothing narrower."""
+    """Return a note if the device lacks fp8 or fp4, so that matmuls use a wider type."""
     chip, software = cluster.accelerator, spec.resources.software
     if get_mixed_precision(spec.train.precision).gemm != "fp8":
         return ""
@@ -372,12 +370,12 @@ def _widened(cluster: Cluster, spec: JobSpec) -> str:
 
 
 def _waits(host_share: float) -> str:
-    """That the device waits for a host whose speed no spec tells."""
+    """Return a note about the time that the device waits for a host of unknown speed."""
     return f", {host_share:.0%} of the step waits for the host" if host_share >= HOST_MARGINS[-1][0] else ""
 
 
 def _links(cluster: Cluster, spec: JobSpec) -> str:
-    """Of runs too few to correct a step: that the links between its ranks are theirs already."""
+    """Return a note that earlier runs measured the links, if there are too few to correct a step."""
     if not cluster.link_runs or spec.layout.world_size == 1:
         return ""
     inside = " inside a host" if spec.layout.world_size > cluster.per_node else ""
