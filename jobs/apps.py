@@ -6,12 +6,12 @@ class JobsConfig(AppConfig):
     verbose_name = "Meshboard"
 
     def ready(self) -> None:
-        from jobs.people import passwords, signing_on
-        from jobs.people.notifications import closing
+        from jobs.people import sign_on, tokens
+        from jobs.people.notifications import webhooks
         from jobs.planning import checkpoints
         from jobs.runs.history.queries import results
 
-        passwords.connect()
-        signing_on.connect()
-        closing.connect()
+        tokens.connect_signals()
+        sign_on.connect_signals()
+        webhooks.connect_signals()
         checkpoints.register_reader(results.read_checkpoints)

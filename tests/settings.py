@@ -20,7 +20,7 @@ os.environ.setdefault("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
 os.environ.setdefault("MESHBOARD_STATE_DIR", str(_FOLDER))
 os.environ.setdefault("MESHBOARD_HTTPS", "0")
 
-from webapp.serving.database_pool import PREPARED_STATEMENTS  # noqa: E402
+from webapp.serving.limits import PREPARED_STATEMENTS  # noqa: E402
 from webapp.setting_types import parse_database  # noqa: E402
 from webapp.settings import *  # noqa: E402, F403
 from webapp.settings import DATABASES  # noqa: E402

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 
+from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.paginator import InvalidPage
 from django.db import DatabaseError, connection
@@ -111,3 +112,18 @@ class AdminErrorMiddleware:
             return None
         log.error("The admin cannot read %s", request.path, exc_info=exception)
         return bad_request(request, exception)
+
+
+def private_response_middleware(
+    get_response: Callable[[HttpRequest], HttpResponseBase],
+) -> Callable[[HttpRequest], HttpResponseBase]:
+    """Forbid proxies and browsers to store responses to authenticated requests, unless a view sets Cache-Control."""
+
+    def respond(request: HttpRequest) -> HttpResponseBase:
+        response = get_response(request)
+        is_authenticated = "Authorization" in request.headers or settings.SESSION_COOKIE_NAME in request.COOKIES
+        if is_authenticated and "Cache-Control" not in response:
+            response["Cache-Control"] = "private, no-store"
+        return response
+
+    return respond

@@ -21,7 +21,7 @@ from uvicorn.supervisors.multiprocess import Multiprocess
 from webapp.environment import SettingError, WebSettings, read_settings
 from webapp.processes import exit_with_parent
 from webapp.serving import limits
-from webapp.serving.database_pool import configure_connection_pool
+from webapp.serving.limits import configure_connection_pool
 from webapp.serving.protocols import BoundedHttpProtocol, BoundedWebSocketProtocol
 
 

@@ -80,10 +80,10 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "webapp.middleware.HealthMiddleware",
-    "webapp.serving.database_pool.release_connection",
+    "webapp.serving.limits.release_connection",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "jobs.people.private_answers.private_answers",
+    "webapp.middleware.private_response_middleware",
     "webapp.middleware.escape_bidi_controls",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -130,17 +130,17 @@ ACCOUNT_EMAIL_VERIFICATION = "none"
 ACCOUNT_REAUTHENTICATION_REQUIRED = True  # to connect or remove a sign-on
 ACCOUNT_SIGNUP_FIELDS = ["username*", "password1*"]
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if HTTPS else "http"
-MFA_ADAPTER = "jobs.people.signing_on.SecondFactors"
+MFA_ADAPTER = "jobs.people.sign_on.SecondFactorAdapter"
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 MFA_ALLOW_UNVERIFIED_EMAIL = True  # the board verifies no address
 MFA_TOTP_ISSUER = "Meshboard"
-SOCIALACCOUNT_ADAPTER = "jobs.people.signing_on.SignOn"
+SOCIALACCOUNT_ADAPTER = "jobs.people.sign_on.SignOnAdapter"
 SOCIALACCOUNT_LOGIN_ON_GET = True  # the content security policy forbids a form to another site
 SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": _environment.get_oidc_apps(), "OAUTH_PKCE_ENABLED": True}}
 OIDC_NAME = _environment.oidc_name if _environment.oidc_url else ""
 OIDC_NEW_PEOPLE = _environment.oidc_new_people
 INVITED_PEOPLE = _environment.invited_people
-CSRF_FAILURE_VIEW = "webapp.error_pages.csrf_failure"
+CSRF_FAILURE_VIEW = "webapp.views.csrf_failure"
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "job-list"
 LOGOUT_REDIRECT_URL = "login"

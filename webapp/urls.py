@@ -26,8 +26,8 @@ from jobs.pages import (
     queue,
 )
 from jobs.pages.jobs import compare, history, job_page, listing, new
-from jobs.people import provider
-from webapp import documentation
+from jobs.people import sign_on
+from webapp import views
 from webapp.admin_theme import MARK
 from webapp.login import (
     AdminLoginView,
@@ -86,7 +86,7 @@ urlpatterns = [
     path("collectives/<slug:slug>/", collectives.collective, name="collective"),
     path("metrics", operations.metrics, name="metrics"),
     path("notifications/", notifications.notifications, name="notifications"),
-    path("projects/<str:project>/webhooks/", notifications.webhooks, name="webhooks"),
+    path("projects/<str:project>/webhooks/", notifications.list_webhooks, name="webhooks"),
     path("projects/<str:project>/webhooks/make/", notifications.make, name="webhook-make"),
     path("projects/<str:project>/webhooks/<str:key>/", notifications.webhook, name="webhook"),
     path("projects/<str:project>/webhooks/<str:key>/change/", notifications.change, name="webhook-change"),
@@ -132,13 +132,15 @@ urlpatterns = [
     path("lab/", RedirectView.as_view(pattern_name="collectives", permanent=True, query_string=True)),
     path("lab/<slug:slug>/", RedirectView.as_view(pattern_name="collective", permanent=True, query_string=True)),
     path("learn/", RedirectView.as_view(pattern_name="traffic-calculator", permanent=True, query_string=True)),
-    path("docs/", documentation.serve_page, name="docs"),
-    path("docs/<path:path>", documentation.serve_page, name="docs-file"),
+    path("docs/", views.serve_page, name="docs"),
+    path("docs/<path:path>", views.serve_page, name="docs-file"),
     path("login/", limit_logins(login), name="login"),
     path("login/once/", login_not_required(LinkLoginView.as_view()), name="login-once"),
     path("login/again/", limit_logins(reauthenticate), name="account_reauthenticate"),
-    path("login/oidc/<str:provider_id>/login/", limit_logins(provider.begin, "GET"), name="openid_connect_login"),
-    path("login/oidc/<str:provider_id>/login/callback/", provider.come_back, name="openid_connect_callback"),
+    path(
+        "login/oidc/<str:provider_id>/login/", limit_logins(sign_on.begin_sign_on, "GET"), name="openid_connect_login"
+    ),
+    path("login/oidc/<str:provider_id>/login/callback/", sign_on.finish_sign_on, name="openid_connect_callback"),
     path("login/cancelled/", login_not_required(login_cancelled), name="socialaccount_login_cancelled"),
     path("login/closed/", login_not_required(account_closed), name="account_inactive"),
     path("login/new/", login_not_required(signup_closed), name="socialaccount_signup"),
@@ -161,7 +163,7 @@ urlpatterns = [
     path("favicon.ico", icon),
 ]
 
-handler400 = "webapp.error_pages.bad_request"
-handler403 = "webapp.error_pages.permission_denied"
-handler404 = "webapp.error_pages.page_not_found"
-handler500 = "webapp.error_pages.server_error"
+handler400 = "webapp.views.bad_request"
+handler403 = "webapp.views.permission_denied"
+handler404 = "webapp.views.page_not_found"
+handler500 = "webapp.views.server_error"

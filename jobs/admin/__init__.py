@@ -1,10 +1,10 @@
-"""The admin: jobs, hosts, queue and people. Django looks here; each room registers its own."""
+"""Django admin of jobs, hosts, the queue, and accounts."""
 
 from __future__ import annotations
 
-from jobs.admin import hosts, jobs, projects
-from jobs.admin.others import write_down_others
+from jobs.admin import hosts, jobs
+from jobs.admin.accounts import register_accounts
 
 __all__ = ["hosts", "jobs", "projects"]
 
-write_down_others()
+register_accounts()

@@ -1,4 +1,4 @@
-"""Jobs. Status is shown, never edited; actions go through `jobs.queue.actions`."""
+"""Admin of jobs. Actions use `jobs.queue.actions`, and the status is read-only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from unfold.admin import TabularInline
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.decorators import display
 
-from jobs.admin.owners import OwnerFilter
-from jobs.admin.written import OwnColumn
+from jobs.admin.shared import OwnerFilter, SingleColumnAdmin
 from jobs.core.kinds import format_layout
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.queue import actions
@@ -56,16 +55,16 @@ class AttemptInline(ReadOnlyInline):
 
 
 @admin.register(Job)
-class JobAdmin(OwnColumn):
-    """The queue, in the order in which the scheduler takes it, and all that ended."""
+class JobAdmin(SingleColumnAdmin):
+    """Jobs in the order of the queue."""
 
     column = "priority"
     list_display = ["name", "id", "owner", "state", "priority", "layout", "wait_reason", "created"]
     list_editable = ["priority"]
     list_filter = [("status", ChoicesDropdownFilter), ("owner", OwnerFilter)]
-    list_filter_submit = True  # one form: a link of the other filter would forget what was chosen in it
+    list_filter_submit = True  # one form keeps the values of both filters
     list_select_related = ["owner"]
-    list_max_show_all = list_per_page = 25  # each line holds a form: a hundred take a second to draw
+    list_max_show_all = list_per_page = 25  # each row has a form, so 100 rows take a second
     show_full_result_count = False
     search_fields = ["id", "name", "owner__username"]
     readonly_fields = [
@@ -91,7 +90,7 @@ class JobAdmin(OwnColumn):
         return format_layout(job.spec)
 
     def formfield_for_dbfield(self, db_field: Field[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
-        """A field of the list has no label that a reader of the screen hears: its column's name is one."""
+        """Add a label for screen readers to the fields of the list."""
         field = super().formfield_for_dbfield(db_field, request, **kwargs)
         if field is not None and db_field.name in self.list_editable:
             field.widget.attrs["aria-label"] = db_field.verbose_name
@@ -99,7 +98,7 @@ class JobAdmin(OwnColumn):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         jobs: QuerySet[Job] = super().get_queryset(request)
-        return jobs.defer("estimate", "hardware")  # most of a row, and only the page of one job shows it
+        return jobs.defer("estimate", "hardware")  # large columns
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -110,13 +109,13 @@ class JobAdmin(OwnColumn):
 
     @admin.action(permissions=["change"], description="Cancel")
     def cancel(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
-        self._each(request, jobs, actions.cancel, "cancelled")
+        self._apply(request, jobs, actions.cancel, "cancelled")
 
     @admin.action(permissions=["change"], description="Queue again")
     def requeue(self, request: HttpRequest, jobs: QuerySet[Job]) -> None:
-        self._each(request, jobs, _requeue, "queued again")
+        self._apply(request, jobs, _requeue, "queued again")
 
-    def _each(self, request: HttpRequest, jobs: QuerySet[Job], act: Callable[[Job, str], bool], done: str) -> None:
+    def _apply(self, request: HttpRequest, jobs: QuerySet[Job], act: Callable[[Job, str], bool], done: str) -> None:
         names = [job.name for job in jobs if act(job, request.user.get_username())]
         self.message_user(request, f"{len(names)} of {len(jobs)} {done}", messages.SUCCESS)
 

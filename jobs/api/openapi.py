@@ -20,9 +20,9 @@ from jobs.api.views import APIView
 from jobs.core.audit import AuditRow
 from jobs.core.job_details import JobBrief, JobDetail, WaitResult
 from jobs.people.invitations import AcceptRequest, InvitationDetail, InvitationRequest, NewInvitation
-from jobs.people.notifications.hooks import WebhookChange, WebhookRequest
-from jobs.people.notifications.shapes import EmailSettings, EndEmail, NewWebhook, WebhookDelivery, WebhookDetail
-from jobs.people.notifications.wishes import EmailSettingsRequest
+from jobs.people.notifications.email_settings import EmailSettingsRequest
+from jobs.people.notifications.payloads import EmailSettings, EndEmail, NewWebhook, WebhookDelivery, WebhookDetail
+from jobs.people.notifications.webhooks import WebhookChange, WebhookRequest
 from jobs.people.projects import MemberDetail, ProjectChange, ProjectDetail, ProjectRequest, RoleRequest
 from jobs.people.tokens import ApiToken, ApiTokenRequest, NewApiToken
 from jobs.people.variables import Variable, VariableRequest

@@ -1,4 +1,4 @@
-"""A command that works until it is told to end: TERM ends it within 2 s."""
+"""Base class of commands that run until TERM, and then end within 2 s."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from django.db import Error
 
 from jobs.queue.work_lease import explain_unhealthy
 
-STOP_S = 1.5
+STOP_TIMEOUT_S = 1.5
 
 
 class Foreground(BaseCommand):
-    """One process of a name works at a time; a second one waits for the first to end."""
+    """Command of which one process works at a time. A second process waits for the first to end."""
 
     name: str
 
     def make(self) -> Callable[[threading.Event], None]:
-        """What runs until the event is set; called in its own thread."""
+        """Return the function that runs in a thread until the event is set."""
         raise NotImplementedError
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -33,9 +33,9 @@ class Foreground(BaseCommand):
             help=f"check the {self.name}: exit with 0 if its last complete tick is recent, otherwise with 1",
         )
 
-    def check(self, *positional: Any, **named: Any) -> None:
-        """Before `handle`: what `check --deploy` calls an error keeps it from starting."""
-        super().check(*positional, **{**named, "include_deployment_checks": True})
+    def check(self, *args: Any, **kwargs: Any) -> None:
+        """Also run the deployment checks, whose errors prevent the start."""
+        super().check(*args, **{**kwargs, "include_deployment_checks": True})
 
     def handle(self, *_args: Any, **options: Any) -> None:
         if options["check"]:
@@ -45,7 +45,7 @@ class Foreground(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
 
-        # In a thread: no wait inside a database or Redis client holds up the end.
+        # The thread lets the process end during a wait for the database or Redis.
         def work() -> None:
             try:
                 self.make()(stop)
@@ -56,9 +56,9 @@ class Foreground(BaseCommand):
         worker.start()
         while not stop.is_set() and not ended.wait(0.1):
             pass
-        if ended.wait(STOP_S) and stop.is_set():
+        if ended.wait(STOP_TIMEOUT_S) and stop.is_set():
             return
-        # Cut off in the middle, or its loop is broken: whatever it was at, the next one does it again.
+        # The worker hangs or failed. The next process repeats its unfinished work.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if stop.is_set() else 1)

@@ -10,8 +10,8 @@ import jobs.models.jobs
 import jobs.models.notifications
 import jobs.models.people
 import jobs.models.policy
-import jobs.models.validators
 import jobs.models.runs
+import jobs.models.validators
 
 AUDIT_TRIGGERS = {
     "postgresql": [
@@ -1206,7 +1206,7 @@ class Migration(migrations.Migration):
                 (
                     "tries",
                     models.JSONField(
-                        default=list, help_text="all tries (jobs.people.notifications.shapes.Try), newest last"
+                        default=list, help_text="all tries (jobs.people.notifications.payloads.DeliveryTry), newest last"
                     ),
                 ),
                 (

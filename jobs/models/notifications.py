@@ -101,7 +101,9 @@ class Delivery(models.Model):
     since = models.DateTimeField(default=timezone.now, help_text="time of the first try; retries stop one day later")
     due = models.DateTimeField(null=True, default=timezone.now, help_text="time of the next try; null: no further try")
     outcome = models.CharField(max_length=16, choices=Outcome, default=Outcome.WAITING)
-    tries = models.JSONField(default=list, help_text="all tries (jobs.people.notifications.shapes.Try), newest last")
+    tries = models.JSONField(
+        default=list, help_text="all tries (jobs.people.notifications.payloads.DeliveryTry), newest last"
+    )
 
     class Meta:
         ordering = ["-id"]

@@ -1,8 +1,7 @@
-"""A board in one file, and back: its database at one moment, its histories and imports. Jobs run meanwhile.
+"""Back up the database, histories, and imports of a board to one file, and restore them. Jobs continue during a backup.
 
-The file is a tar: `meta.json`, the rows as JSON lines, which SQLite and PostgreSQL both read, and the files of
-histories and imports. No setting is in it: of the secret key it has a fingerprint, by which a restore says whether
-sessions and hosts will be known again. Redis is left out: what it holds is told again, or has been recorded.
+The tar file has `meta.json`, the rows as JSON lines for SQLite and PostgreSQL, and the files of histories and imports.
+It has no settings and no data of Redis. A fingerprint of the secret key shows whether sessions and hosts stay valid.
 """
 
 from __future__ import annotations
@@ -39,114 +38,112 @@ from jobs.runs.history.store.folder import MANIFEST, HistoryFolder, NoHistoryErr
 
 VERSION = 1
 META, ROWS, HISTORY, IMPORTS = "meta.json", "database.jsonl.gz", "history", "imports"
-MADE_BY_MIGRATE = {"contenttypes.ContentType", "auth.Permission"}  # rows name them by words, not by number
-# What Django and gzip say of a file that somebody changed.
+CREATED_BY_MIGRATE = {"contenttypes.ContentType", "auth.Permission"}  # rows refer to them by natural keys
+# Errors of Django and gzip for a damaged file.
 UNREADABLE = (serializers.base.DeserializationError, CommandError, DatabaseError, OSError, EOFError, UnicodeDecodeError)
-TRIES = 20  # for a history whose recorder replaces files under us
+MAX_HISTORY_TRIES = 20  # while the recorder replaces files
 SALT = b"meshboard backup: which secret key"
 
 
 class BackupError(Exception):
-    """Nothing was changed; says why."""
+    """The backup or restore failed and changed nothing. The text says why."""
 
 
-class Meta(TypedDict):
-    """What a backup says of itself."""
+class BackupMeta(TypedDict):
+    """Description of a backup."""
 
     v: int
     made: str
     database: str
-    migrations: list[str]  # the last of each app: rows of other ones would not fit
+    migrations: list[str]  # the last of each app, which need to match the rows
     rows: dict[str, int]
     histories: int
     key: str  # fingerprint of the secret key
 
 
-class _Versioned(TypedDict):
+class _BackupVersion(TypedDict):
     v: int
 
 
-WHOLE, VERSIONED = TypeAdapter(Meta), TypeAdapter(_Versioned)
+WHOLE, VERSIONED = TypeAdapter(BackupMeta), TypeAdapter(_BackupVersion)
 
 
-def backup(target: Path) -> Meta:
-    """Write the file; one that was cut off is never there under its name.
-
-    Raises:
-        BackupError: the target is there already, or its folder is not, or takes no file.
-    """
+def backup(target: Path) -> BackupMeta:
+    """Write a backup. The file appears only when it is complete. Raises BackupError."""
     if target.exists():
         raise BackupError(f"{target} already exists. Use another file name.")
     if not target.parent.is_dir():
         raise BackupError(f"{target.parent} is not a folder. Use an existing folder.")
     draft = target.with_name(target.name + ".part")
-    with _beside(target) as scratch:
+    with _make_scratch_folder(target) as scratch:
         rows = Path(scratch) / ROWS
-        with _one_moment():
+        with _read_snapshot():
             counts = _dump(rows)
-        told: Meta = {
+        meta: BackupMeta = {
             "v": VERSION,
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "database": connection.vendor,
-            "migrations": _migrations(),
+            "migrations": _get_migrations(),
             "rows": counts,
             "histories": 0,
-            "key": fingerprint(settings.SECRET_KEY),
+            "key": compute_fingerprint(settings.SECRET_KEY),
         }
-        with _kept_if_whole(draft), os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+        with (
+            _delete_on_error(draft),
+            os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out,
+        ):
             with tarfile.open(fileobj=out, mode="w") as tar:
                 tar.add(rows, ROWS)
-                told["histories"] = sum(_add_history(tar, job, attempt) for job, attempt in _histories())
+                meta["histories"] = sum(_add_history(tar, job, attempt) for job, attempt in _histories())
                 _add_files(tar, settings.STATE_DIR / IMPORTS, IMPORTS)
-                _add(tar, META, json.dumps(told, indent=1).encode())
+                _add(tar, META, json.dumps(meta, indent=1).encode())
             out.flush()
             os.fsync(out.fileno())
         draft.replace(target)
-    return told
+    return meta
 
 
-def restore(source: Path, *, replace: bool = False) -> tuple[Meta, list[str]]:
-    """Make this board what the file says; returns that, and what somebody should know.
+def restore(source: Path, *, replace: bool = False) -> tuple[BackupMeta, list[str]]:
+    """Restore a backup and return its description and notes for the user. Raises BackupError.
 
-    `replace`: also where there is something already; its histories and imports are moved aside.
-
-    Raises:
-        BackupError: nothing was changed.
+    Args:
+        replace: Replace existing data. Existing histories and imports are moved to another folder.
     """
-    with _opened(source) as tar, tempfile.TemporaryDirectory(dir=settings.STATE_DIR, prefix=".restore-") as scratch:
-        told = _meta(tar, source)
-        if told["migrations"] != _migrations():
+    with (
+        _open_backup(source) as tar,
+        tempfile.TemporaryDirectory(dir=settings.STATE_DIR, prefix=".restore-") as scratch,
+    ):
+        meta = _read_meta(tar, source)
+        if meta["migrations"] != _get_migrations():
             raise BackupError(
                 "The backup is from another version of Meshboard. Restore the backup with that version, then upgrade. "
-                f"The database migrations differ: {_apart(told['migrations'], _migrations())}."
+                f"The database migrations differ: {_format_difference(meta['migrations'], _get_migrations())}."
             )
         call_command("migrate", verbosity=0)
-        _refuse_to_overwrite(replace)
+        _check_empty(replace)
         made = Path(scratch)
         _unpack(tar, made)
         with ExitStack() as put, transaction.atomic():
             _load(made / ROWS)
-            if (found := _counts()) != told["rows"]:
-                raise BackupError(
-                    f"The restored rows differ from the backup: {_apart(_lines(told['rows']), _lines(found))}."
-                )
-            notes = put.enter_context(_put(made / HISTORY, Path(settings.HISTORY_DIR)))
-            notes += put.enter_context(_put(made / IMPORTS, settings.STATE_DIR / IMPORTS))
-    if told["key"] != fingerprint(settings.SECRET_KEY):
+            if (found := _count_rows()) != meta["rows"]:
+                difference = _format_difference(_format_counts(meta["rows"]), _format_counts(found))
+                raise BackupError(f"The restored rows differ from the backup: {difference}.")
+            notes = put.enter_context(_replace_folder(made / HISTORY, Path(settings.HISTORY_DIR)))
+            notes += put.enter_context(_replace_folder(made / IMPORTS, settings.STATE_DIR / IMPORTS))
+    if meta["key"] != compute_fingerprint(settings.SECRET_KEY):
         notes.append(
             "The secret key differs from the key of the backup. Users need to log in again, hosts need to join again, "
             "and project variables are unreadable. To avoid this, add the old key to MESHBOARD_SECRET_KEY_FALLBACKS."
         )
-    return told, notes
+    return meta, notes
 
 
-def fingerprint(secret_key: str) -> str:
-    """By which a key is known again and not found out."""
+def compute_fingerprint(secret_key: str) -> str:
+    """Return a hash that recognizes a secret key and does not reveal it."""
     return hashlib.scrypt(secret_key.encode(), salt=SALT, n=2**14, r=8, p=1, dklen=16).hex()
 
 
-def _beside(target: Path) -> tempfile.TemporaryDirectory[str]:
-    """On the disk that is to hold it."""
+def _make_scratch_folder(target: Path) -> tempfile.TemporaryDirectory[str]:
     try:
         return tempfile.TemporaryDirectory(dir=target.parent, prefix=".backup-")
     except OSError as error:
@@ -154,8 +151,7 @@ def _beside(target: Path) -> tempfile.TemporaryDirectory[str]:
 
 
 @contextmanager
-def _kept_if_whole(draft: Path) -> Iterator[None]:
-    """On a disk that it filled it would take the room that is missed."""
+def _delete_on_error(draft: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -163,17 +159,16 @@ def _kept_if_whole(draft: Path) -> Iterator[None]:
         raise
 
 
-class _Exact(DjangoJSONEncoder):
-    """Django's own cuts times to milliseconds."""
+class _ExactTimeEncoder(DjangoJSONEncoder):
+    """JSON encoder that keeps microseconds, which the encoder of Django drops."""
 
     def default(self, o: Any) -> Any:
         return o.isoformat() if isinstance(o, datetime) else super().default(o)
 
 
 @contextmanager
-def _one_moment() -> Iterator[None]:
-    """What is read until the end is of one moment, and nobody who writes waits for us: not Django's `atomic`, which
-    takes SQLite's lock for writing."""
+def _read_snapshot() -> Iterator[None]:
+    """Read from one snapshot without blocking writers. `transaction.atomic` would take the write lock of SQLite."""
     connection.ensure_connection()
     begin = "BEGIN" if connection.vendor == "sqlite" else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
     with connection.cursor() as cursor:
@@ -184,25 +179,25 @@ def _one_moment() -> Iterator[None]:
             cursor.execute("ROLLBACK")
 
 
-def _models() -> list[type[models.Model]]:
-    """All that have a table of their own to keep."""
+def _get_models() -> list[type[models.Model]]:
+    """Return all models with an own table."""
     every = [(app, list(app.get_models())) for app in apps.get_app_configs()]
     ordered = serializers.sort_dependencies(every, allow_cycles=True)
-    return [one for one in ordered if one._meta.label not in MADE_BY_MIGRATE and one._meta.managed]
+    return [one for one in ordered if one._meta.label not in CREATED_BY_MIGRATE and one._meta.managed]
 
 
 def _dump(target: Path) -> dict[str, int]:
     counts = {}
     with gzip.open(target, "wt", encoding="utf-8", compresslevel=6) as out:
-        for model in _models():
+        for model in _get_models():
             counts[model._meta.label] = model._base_manager.count()
             rows = model._base_manager.order_by("pk").iterator(chunk_size=1000)
-            serializers.serialize("jsonl", rows, stream=out, use_natural_foreign_keys=True, cls=_Exact)
+            serializers.serialize("jsonl", rows, stream=out, use_natural_foreign_keys=True, cls=_ExactTimeEncoder)
     return counts
 
 
 def _load(rows: Path) -> None:
-    """In place of all rows there are."""
+    """Replace all rows."""
     call_command("flush", interactive=False, verbosity=0)
     try:
         call_command("loaddata", str(rows), verbosity=0)
@@ -210,11 +205,11 @@ def _load(rows: Path) -> None:
         raise BackupError(f"Cannot read the database rows in the backup: {error}") from None
 
 
-def _counts() -> dict[str, int]:
-    return {model._meta.label: model._base_manager.count() for model in _models()}
+def _count_rows() -> dict[str, int]:
+    return {model._meta.label: model._base_manager.count() for model in _get_models()}
 
 
-def _migrations() -> list[str]:
+def _get_migrations() -> list[str]:
     return sorted(".".join(node) for node in MigrationLoader(None).graph.leaf_nodes())
 
 
@@ -223,9 +218,9 @@ def _histories() -> Iterator[tuple[str, int]]:
 
 
 def _add_history(tar: tarfile.TarFile, job: str, attempt: int) -> bool:
-    """The files that one manifest names, all open before the first is copied; False where there is none."""
+    """Add the files of one manifest, opened together. Return False if there is none."""
     folder = HistoryFolder(Path(settings.HISTORY_DIR), job, attempt)
-    for _ in range(TRIES):
+    for _ in range(MAX_HISTORY_TRIES):
         try:
             manifest = folder.read_manifest()
         except NoHistoryError:
@@ -236,7 +231,7 @@ def _add_history(tar: tarfile.TarFile, job: str, attempt: int) -> bool:
             try:
                 files = {name: stack.enter_context((folder.path / name).open("rb")) for name in names}
             except FileNotFoundError:
-                continue  # it was replaced: the next manifest says by what
+                continue  # replaced since the manifest was read
             for name, file in files.items():
                 _add_open(tar, f"{HISTORY}/{job}/{attempt}/{name}", file)
             _add(tar, f"{HISTORY}/{job}/{attempt}/{MANIFEST}", json.dumps(manifest).encode())
@@ -264,7 +259,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 @contextmanager
-def _opened(source: Path) -> Iterator[tarfile.TarFile]:
+def _open_backup(source: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(source, mode="r:") as tar:
             yield tar
@@ -272,12 +267,12 @@ def _opened(source: Path) -> Iterator[tarfile.TarFile]:
         if error.filename != str(source):
             raise
         raise BackupError(f"{source} does not exist.") from None
-    except tarfile.TarError as error:  # of a member that would leave the folder, too
+    except tarfile.TarError as error:  # includes members outside the folder
         raise BackupError(f"{source} is not a complete backup: {error}") from None
 
 
 def _unpack(tar: tarfile.TarFile, folder: Path) -> None:
-    """Files below the folder and nothing else: Python's own filters came with 3.11.4. Raises tarfile.TarError."""
+    """Extract files below a folder. Raises tarfile.TarError. The filters of Python need 3.11.4."""
     for member in tar:
         name = Path(member.name)
         content = tar.extractfile(member) if member.isfile() else None
@@ -288,7 +283,7 @@ def _unpack(tar: tarfile.TarFile, folder: Path) -> None:
             shutil.copyfileobj(content, out)
 
 
-def _meta(tar: tarfile.TarFile, source: Path) -> Meta:
+def _read_meta(tar: tarfile.TarFile, source: Path) -> BackupMeta:
     try:
         member = tar.extractfile(META)
         content = member.read() if member is not None else b""
@@ -305,19 +300,19 @@ def _meta(tar: tarfile.TarFile, source: Path) -> Meta:
         raise BackupError(f"{source} is not a complete backup: {META}: {wrong}.") from None
 
 
-def _refuse_to_overwrite(replace: bool) -> None:
+def _check_empty(replace: bool) -> None:
     if not explain_unhealthy() and Lease.objects.filter(name=CONTROLLER).exclude(holder="").exists():
         raise BackupError("A controller is running on this board. Stop the web server, controller, and recorder first.")
     there: dict[str, type[models.Model]] = {"users": get_user_model(), "jobs": Job, "hosts": Host}
     counts = {name: model._base_manager.count() for name, model in there.items()}
     if any(counts.values()) and not replace:
-        told = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        raise BackupError(f"This board is not empty ({told}). To delete the data of this board, use --replace.")
+        content = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        raise BackupError(f"This board is not empty ({content}). To delete the data of this board, use --replace.")
 
 
 @contextmanager
-def _put(made: Path, folder: Path) -> Iterator[list[str]]:
-    """In place of what was there, which is moved aside; says so. It comes back if what is done meanwhile fails."""
+def _replace_folder(made: Path, folder: Path) -> Iterator[list[str]]:
+    """Replace a folder and yield a note about it. After an error, the previous folder is restored."""
     aside = folder.with_name(f"{folder.name}-before-{datetime.now(UTC):%Y%m%d-%H%M%S}")
     moved = folder.exists() and any(folder.iterdir())
     if moved:
@@ -336,14 +331,13 @@ def _put(made: Path, folder: Path) -> Iterator[list[str]]:
 def _copy(made: Path, folder: Path) -> None:
     try:
         shutil.copytree(made, folder, dirs_exist_ok=True)
-    except shutil.Error as error:  # a list of what went wrong, file by file
+    except shutil.Error as error:  # a list of errors per file
         raise BackupError(f"Cannot copy the restored files to their folder: {error.args[0][0][2]}") from None
 
 
-def _lines(counts: dict[str, int]) -> list[str]:
+def _format_counts(counts: dict[str, int]) -> list[str]:
     return [f"{count} {name}" for name, count in counts.items()]
 
 
-def _apart(one: list[str], other: list[str]) -> str:
-    """What one list has and the other has not."""
+def _format_difference(one: list[str], other: list[str]) -> str:
     return f"only the backup has {sorted(set(one) - set(other))}, only the board has {sorted(set(other) - set(one))}"

@@ -23,9 +23,8 @@ from jobs.core.filters import get_list_page, get_page
 from jobs.core.text import is_storable, parse_whole_number
 from jobs.pages.view_helpers import get_user, get_username, join_sentences, render_secret
 from jobs.people import tokens
-from jobs.people.provider import meant
-from jobs.people.sealing import board
-from jobs.people.signing_on import note_session
+from jobs.people.sign_on import add_session, make_proof
+from jobs.people.variables import get_cipher
 from jobs.planning.schemas import validate_request
 from planner.facts.validation import Problem, SpecError
 
@@ -43,18 +42,18 @@ def make_token(request: HttpRequest) -> HttpResponse:
     """Create a token, then redirect to a page that shows the token once. Reloading creates no other token."""
     if request.method == "GET":
         sealed = request.session.pop(SESSION_ENTRY, None)
-        key, _, text = board(SESSION_ENTRY).decrypt(sealed).decode().partition(" ") if sealed else ("", "", "")
-        token = tokens.known(get_user(request)).filter(token_key=key).first() if key else None
+        key, _, text = get_cipher(SESSION_ENTRY).decrypt(sealed).decode().partition(" ") if sealed else ("", "", "")
+        token = tokens.get_active_tokens(get_user(request)).filter(token_key=key).first() if key else None
         if token is None:
             return redirect("account")
         return render_secret(request, "people/token.html", {"token": token, "text": text})
     try:
-        made = tokens.make(get_user(request), _parse_token_form(request.POST))
+        made = tokens.create_token(get_user(request), _parse_token_form(request.POST))
     except SpecError as error:
         messages.error(request, join_sentences(error))
         return redirect("account")
     request.session[SESSION_ENTRY] = (
-        board(SESSION_ENTRY).encrypt(f"{made.token.token_key} {made.text}".encode()).decode()
+        get_cipher(SESSION_ENTRY).encrypt(f"{made.token.token_key} {made.text}".encode()).decode()
     )
     return redirect("account-token-new")
 
@@ -71,7 +70,7 @@ def _parse_token_form(form: QueryDict) -> tokens.ApiTokenRequest:
 
 @require_POST
 def revoke_token(request: HttpRequest, key: str) -> HttpResponse:
-    if is_storable(key) and tokens.revoke(get_user(request), key):
+    if is_storable(key) and tokens.revoke_token(get_user(request), key):
         messages.success(request, "The token is revoked.")
     return redirect("account")
 
@@ -91,7 +90,7 @@ def change_password(request: HttpRequest) -> HttpResponse:
     form.save()
     record(get_username(request), "change password", "user", get_username(request))
     update_session_auth_hash(request, form.user)
-    note_session(request)
+    add_session(request)
     messages.success(request, "Your password was changed. Your tokens and other sessions were revoked.")
     return redirect("account")
 
@@ -126,11 +125,11 @@ def end_session(request: HttpRequest, key: int) -> HttpResponse:
 
 def _render_account(request: HttpRequest, form: Any = None) -> HttpResponse:
     user = get_user(request)
-    found = get_list_page(request, tokens.known(user), "grant__name")
+    found = get_list_page(request, tokens.get_active_tokens(user), "grant__name")
     sessions = sorted(UserSession.objects.purge_and_list(user), key=lambda session: session.created_at, reverse=True)
     context = {
         "listed": found,
-        "tokens": [tokens.told(token) for token in found.page],
+        "tokens": [tokens.serialize_token(token) for token in found.page],
         "has_password": user.has_usable_password(),
         "form": form,
         "token_days": settings.TOKEN_DAYS,
@@ -138,7 +137,7 @@ def _render_account(request: HttpRequest, form: Any = None) -> HttpResponse:
         "second_factor": is_mfa_enabled(user),
         "oidc": settings.OIDC_NAME,
         "signed_on": [_format_identity(one) for one in SocialAccount.objects.filter(user=user).order_by("pk")],
-        "meant": meant(request),
+        "meant": make_proof(request),
     }
     return render(request, "people/account.html", context, status=422 if form is not None else 200)
 

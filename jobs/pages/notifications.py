@@ -19,10 +19,15 @@ from jobs.core.filters import get_list_page
 from jobs.core.text import is_storable
 from jobs.models import TERMINAL, Delivery, Outcome, Status
 from jobs.pages.view_helpers import get_user, join_sentences, render_secret
-from jobs.people.notifications import ends, hooks
-from jobs.people.notifications.outbox import why_silent
-from jobs.people.notifications.signing import secret_of
-from jobs.people.notifications.wishes import OWN, projects_of, wish, wishes_for
+from jobs.people.notifications import email_settings, webhooks
+from jobs.people.notifications.email_settings import (
+    OWN_JOBS,
+    get_project_settings,
+    get_sorted_projects,
+    replace_email_settings,
+)
+from jobs.people.notifications.outbox import get_silent_reason
+from jobs.people.notifications.webhook_transport import get_secret
 from jobs.planning.schemas import validate_request
 from planner.facts.validation import SpecError
 
@@ -38,10 +43,10 @@ def end_mail(request: HttpRequest, job_id: str) -> HttpResponse:
     user, job = get_user(request), find_job(request.user, job_id)
     try:
         if "forget" in request.POST:
-            ends.forget(user, job)
+            email_settings.cancel_end_email(user, job)
         else:
-            ends.ask(user, job)
-    except ends.NoMailError as error:
+            email_settings.request_end_email(user, job)
+    except email_settings.NoMailError as error:
         messages.info(request, f"Email is off: {error}")
     return redirect("job-detail", job.id)
 
@@ -57,16 +62,16 @@ def notifications(request: HttpRequest) -> HttpResponse:
             if name.startswith(FIELD_PREFIX)
         }
         try:
-            wish(user, choices, of=request.POST.getlist("shown"))
+            replace_email_settings(user, choices, of=request.POST.getlist("shown"))
             messages.success(request, "Notifications saved.")
         except SpecError as error:
             messages.error(request, " ".join(problem.message for problem in error.problems))
         return redirect(f"{reverse('notifications')}?{request.GET.urlencode()}")
-    found = get_list_page(request, projects_of(user), "name", size=PROJECTS_PER_PAGE)
+    found = get_list_page(request, get_sorted_projects(user), "name", size=PROJECTS_PER_PAGE)
     projects = [project.name for project in found.page]
     context = {
         "listed": found,
-        "wishes": wishes_for(user, [OWN, *projects]),
+        "wishes": get_project_settings(user, [OWN_JOBS, *projects]),
         "states": Status.values,
         "field": FIELD_PREFIX,
         "projects": projects,
@@ -76,12 +81,12 @@ def notifications(request: HttpRequest) -> HttpResponse:
 
 
 @require_GET
-def webhooks(request: HttpRequest, project: str) -> HttpResponse:
+def list_webhooks(request: HttpRequest, project: str) -> HttpResponse:
     """Show your webhooks of a project, or all for an admin. `?job=` opens the form for the end of this job."""
-    hooks.find_project(request.user, project)
+    webhooks.check_webhook_project(request.user, project)
     context = {
         "project": project,
-        "hooks": hooks.told(hooks.visible_to(request.user, project)),
+        "hooks": webhooks.serialize_webhooks(webhooks.get_visible_webhooks(request.user, project)),
         "states": Status.values,
         "may_administer": may_administer(request.user, project),
         "drafted": {"job": job, "states": TERMINAL} if (job := request.GET.get("job", "")[:16]) else None,
@@ -92,23 +97,25 @@ def webhooks(request: HttpRequest, project: str) -> HttpResponse:
 @require_POST
 def make(request: HttpRequest, project: str) -> HttpResponse:
     """Create a webhook and show its secret."""
-    hooks.find_project(request.user, project)
+    webhooks.check_webhook_project(request.user, project)
     try:
-        hook = hooks.make(get_user(request), project, validate_request(hooks.WebhookRequest, _read_form(request.POST)))
+        hook = webhooks.create_webhook(
+            get_user(request), project, validate_request(webhooks.WebhookRequest, _read_form(request.POST))
+        )
     except SpecError as error:
         messages.error(request, join_sentences(error))
         return redirect("webhooks", project)
-    return render_secret(request, "notifications/secret.html", {"hook": hook, "secret": secret_of(hook)})
+    return render_secret(request, "notifications/secret.html", {"hook": hook, "secret": get_secret(hook)})
 
 
 @require_GET
 def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Show a webhook and its log. `?part=log` returns only the log."""
-    hook = hooks.find(request.user, project, key)
+    hook = webhooks.find_webhook(request.user, project, key)
     page = Paginator(hook.deliveries.order_by("-id"), DELIVERIES_PER_PAGE).get_page(request.GET.get("page"))
     context: dict[str, Any] = {
         "hook": hook,
-        "silent": why_silent(hook),
+        "silent": get_silent_reason(hook),
         "page": page,
         "lines": [_format_delivery(delivery) for delivery in page],
         "states": Status.values,
@@ -121,11 +128,11 @@ def webhook(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @require_POST
 def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Save the form. With only `active`, pause or resume the webhook."""
-    hook = hooks.find(request.user, project, key)
+    hook = webhooks.find_webhook(request.user, project, key)
     only_active = "active" in request.POST and "name" not in request.POST
     data = {"active": request.POST["active"] == "true"} if only_active else _read_form(request.POST)
     try:
-        hooks.change(get_user(request), hook, validate_request(hooks.WebhookChange, data))
+        webhooks.change_webhook(get_user(request), hook, validate_request(webhooks.WebhookChange, data))
     except SpecError as error:
         messages.error(request, join_sentences(error))
     return redirect("webhook", project, key)
@@ -134,15 +141,15 @@ def change(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @require_POST
 def rotate(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Create a new secret and show it."""
-    hook = hooks.find(request.user, project, key)
-    hooks.rotate(get_user(request), hook)
-    return render_secret(request, "notifications/secret.html", {"hook": hook, "secret": secret_of(hook)})
+    hook = webhooks.find_webhook(request.user, project, key)
+    webhooks.rotate_secret(get_user(request), hook)
+    return render_secret(request, "notifications/secret.html", {"hook": hook, "secret": get_secret(hook)})
 
 
 @require_POST
 def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Send a ping. The log shows the result."""
-    if hooks.send_ping(get_user(request), hooks.find(request.user, project, key)) is None:
+    if webhooks.send_ping(get_user(request), webhooks.find_webhook(request.user, project, key)) is None:
         messages.warning(request, "A ping is already being sent.")
     return redirect("webhook", project, key)
 
@@ -150,11 +157,11 @@ def ping(request: HttpRequest, project: str, key: str) -> HttpResponse:
 @require_POST
 def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> HttpResponse:
     """Send a message again."""
-    hook = hooks.find(request.user, project, key)
+    hook = webhooks.find_webhook(request.user, project, key)
     found = Delivery.objects.filter(webhook=hook, key=delivery).first() if is_storable(delivery) else None
     if found is None:
         raise NotFoundError("delivery")
-    if not hooks.redeliver(get_user(request), hook, found):
+    if not webhooks.redeliver(get_user(request), hook, found):
         messages.warning(request, "The delivery is already scheduled.")
     return redirect("webhook", project, key)
 
@@ -162,10 +169,10 @@ def redeliver(request: HttpRequest, project: str, key: str, delivery: str) -> Ht
 @require_http_methods(["GET", "POST"])
 def delete(request: HttpRequest, project: str, key: str) -> HttpResponse:
     """Ask for confirmation, then delete the webhook."""
-    hook = hooks.find(request.user, project, key)
+    hook = webhooks.find_webhook(request.user, project, key)
     if request.method == "GET":
         return render(request, "notifications/delete.html", {"hook": hook})
-    hooks.delete(get_user(request), hook)
+    webhooks.delete_webhook(get_user(request), hook)
     return redirect("webhooks", project)
 
 

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from jobs.core.audit import EXPORT_FORMATS, get_rows_after
 from jobs.core.text import parse_whole_number
 from jobs.models import AuditEntry
-from jobs.operations.metrics.exposition import text as format_metrics
+from jobs.operations.metrics.export import format_prometheus as format_metrics
 from jobs.pages.view_helpers import require_queue_staff
 
 AUDIT_ENTRIES_PER_PAGE = 100

@@ -26,7 +26,7 @@ from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import DEFAULT_PROJECT, Invitation, Project, Role
 from jobs.pages.view_helpers import get_user, get_username, join_sentences, render_secret
 from jobs.people import invitations, projects, variables
-from jobs.people.invitation_mail import get_invitation_path, get_invitation_url, mail
+from jobs.people.invitations import get_invitation_path, get_invitation_url, mail_invitation
 from jobs.planning.schemas import validate_request
 from planner.facts.validation import SpecError
 
@@ -39,7 +39,7 @@ def index(request: HttpRequest) -> HttpResponse:
     counted = get_visible_projects(request.user).annotate(members=Count("memberships"))
     found = get_list_page(request, counted.order_by("name"), "name")
     shown = list(found.page)
-    details = projects.all_told(shown, request.user)
+    details = projects.serialize_projects(shown, request.user)
     rows = [{"project": project, "details": one} for project, one in zip(shown, details, strict=True)]
     return render(request, "people/projects.html", {"rows": rows, "listed": found})
 
@@ -52,18 +52,18 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
     members = get_list_page(request, found.memberships.select_related("user"), "user__username")
     context: dict[str, Any] = {
         "project": found,
-        "details": projects.told(found, request.user),
+        "details": projects.serialize_project(found, request.user),
         "listed": members,
-        "members": [projects.member_told(one) for one in members.page],
+        "members": [projects.serialize_member(one) for one in members.page],
         "administers": administers,
         "is_default": found.name == DEFAULT_PROJECT,
         "roles": [role.label for role in Role],
     }
     if administers:
         context |= {
-            "open": (opened := get_page(request, invitations.still_open(found), "invitations")),
-            "invitations": [invitations.told(one) for one in opened],
-            "variables": variables.known(found),
+            "open": (opened := get_page(request, invitations.get_open_invitations(found), "invitations")),
+            "invitations": [invitations.serialize_invitation(one) for one in opened],
+            "variables": variables.serialize_variables(found),
             "prefixes": VARIABLE_NAME_PREFIXES,
         }
     return render(request, "people/project.html", context)
@@ -89,11 +89,11 @@ def admin_action(change: Callable[[HttpRequest, Project], HttpResponse | None]) 
 @admin_action
 def set_quota(request: HttpRequest, found: Project) -> None:
     text = request.POST.get("own_slots", "").strip()
-    number = parse_whole_number(text, 0, projects.MOST_SLOTS)
+    number = parse_whole_number(text, 0, projects.MAX_SLOTS)
     wish = validate_request(
         projects.ProjectChange, {"own_slots": (text if number is None else number) if text else None}
     )
-    projects.keep_to(found, wish.own_slots, get_username(request))
+    projects.set_own_slots(found, wish.own_slots, get_username(request))
 
 
 @admin_action
@@ -121,12 +121,14 @@ def invite(request: HttpRequest, found: Project) -> HttpResponse:
         "email": request.POST.get("email", "").strip() or None,
         "days": days if number is None else number,
     }
-    made, text = invitations.invite(found, validate_request(invitations.InvitationRequest, data), get_username(request))
+    made, text = invitations.create_invitation(
+        found, validate_request(invitations.InvitationRequest, data), get_username(request)
+    )
     context = {
         "project": found,
         "invitation": made,
         "link": get_invitation_url(request, text),
-        "mailed": mail(made, text),
+        "mailed": mail_invitation(made, text),
     }
     return render_secret(request, "people/invited.html", context)
 
@@ -134,7 +136,7 @@ def invite(request: HttpRequest, found: Project) -> HttpResponse:
 @admin_action
 def revoke_invitation(request: HttpRequest, found: Project) -> None:
     number = parse_whole_number(request.POST.get("id", ""), 1, 2**63 - 1)
-    if number is not None and invitations.revoke(found, number, get_username(request)):
+    if number is not None and invitations.revoke_invitation(found, number, get_username(request)):
         messages.success(request, "The invitation was revoked.")
 
 
@@ -142,14 +144,14 @@ def revoke_invitation(request: HttpRequest, found: Project) -> None:
 def set_variable(request: HttpRequest, found: Project) -> None:
     wish = validate_request(variables.VariableRequest, {"value": request.POST.get("value", "")})
     name = request.POST.get("name", "").strip()
-    variables.put(found, name, wish.value, get_username(request))
+    variables.set_variable(found, name, wish.value, get_username(request))
     messages.success(request, f"New jobs of project {found.name} get the environment variable {name}.")
 
 
 @admin_action
 def remove_variable(request: HttpRequest, found: Project) -> None:
     name = request.POST.get("name", "")
-    if is_storable(name) and variables.remove(found, name, get_username(request)):
+    if is_storable(name) and variables.remove_variable(found, name, get_username(request)):
         messages.success(request, f"The environment variable {name} was removed.")
 
 
@@ -161,7 +163,7 @@ def invitation(request: HttpRequest) -> HttpResponse:
     """Show an invitation. A POST accepts the invitation, after login or with a new account."""
     text = request.GET.get("token", "")
     try:
-        found = invitations.find(text)
+        found = invitations.find_invitation(text)
         user = request.user
         if isinstance(user, User):
             response = _accept_invitation(request, user, found, text)
@@ -175,10 +177,10 @@ def invitation(request: HttpRequest) -> HttpResponse:
 
 
 def _accept_invitation(request: HttpRequest, user: User, found: Invitation, text: str) -> HttpResponse:
-    invitations.check_whose(found, user)
+    invitations.check_recipient(found, user)
     if request.method != "POST":
         return render(request, "people/invitation.html", {"invitation": found})
-    made = invitations.accept(user, text)
+    made = invitations.accept_invitation(user, text)
     messages.success(request, f"You joined project {made.project.name} with the role {made.get_role_display()}.")
     return redirect("project", made.project.name)
 
@@ -188,7 +190,7 @@ def _create_account(request: HttpRequest, found: Invitation, text: str) -> HttpR
     if not settings.INVITED_PEOPLE:
         return render(request, "people/invitation.html", {"invitation": found, "login_url": login_url})
     form: Any = invitations.AccountForm(found, *([request.POST] if request.method == "POST" else []))
-    user = invitations.make_account(form, found) if form.is_valid() else None
+    user = invitations.create_account(form, found) if form.is_valid() else None
     if user is None:
         context = {"invitation": found, "form": form, "login_url": login_url}
         return render(request, "people/invitation.html", context, status=422 if form.is_bound else 200)

@@ -1,1 +1,1 @@
-"""People: tokens and their scopes, projects and their members, and what a project hands its jobs."""
+"""Users: API tokens, projects and their members, invitations, and sign-on."""

@@ -1,4 +1,4 @@
-"""Invitations: links that make somebody a member of a project, once, and an account for whoever has none."""
+"""Create, mail, and accept invitations to projects."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ import secrets
 from datetime import timedelta
 from typing import Annotated, Any
 
+from django.conf import settings
 from django.contrib.auth.forms import UserCreationForm
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.core.validators import RegexValidator, validate_email
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
 from django.utils import timezone
+from django.utils.http import urlencode
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from jobs.core.access import get_role
 from jobs.core.audit import record
 from jobs.models import Invitation, Membership, Project, Role
+from jobs.models.notifications import make_delivery_key
 from jobs.models.validators import Note
+from jobs.people.notifications.mail import Mail, send_mail
 from jobs.people.projects import RoleName, check_members
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 PREFIX = "mbi_"
-MOST_INVITATIONS = 200  # of a project, that may still be accepted
+MAX_OPEN_INVITATIONS = 200  # per project
 
 
-def _mail_address(text: str) -> str:
-    """
-    Raises:
-        ValueError: it is none.
-    """
+def _validate_mail_address(text: str) -> str:
     try:
         validate_email(text)
     except ValidationError:
@@ -41,12 +43,12 @@ def _mail_address(text: str) -> str:
 
 
 MailAddress = Annotated[
-    str, Field(max_length=254, json_schema_extra={"format": "email"}), AfterValidator(_mail_address)
+    str, Field(max_length=254, json_schema_extra={"format": "email"}), AfterValidator(_validate_mail_address)
 ]
 
 
 class InvitationRequest(StrictModel):
-    """Whom a link makes what."""
+    """A new invitation."""
 
     role: RoleName
     days: int = Field(default=7, ge=1, le=90, description="Days until the invitation expires.")
@@ -58,7 +60,7 @@ class InvitationRequest(StrictModel):
 
 
 class AcceptRequest(StrictModel):
-    """What came with an invitation's link."""
+    """Token from the link of an invitation."""
 
     token: Annotated[str, Field(min_length=1, max_length=200, pattern=NO_NUL)]
 
@@ -73,7 +75,7 @@ class InvitationDetail(TypedDict):
 
 
 class NewInvitation(InvitationDetail):
-    """With its link, which nobody is told again."""
+    """A new invitation with its link, which is shown once."""
 
     token: str
     url: str
@@ -83,17 +85,17 @@ class NewInvitation(InvitationDetail):
     ]
 
 
-# Of new accounts: no letter of another script that looks like one of these, and nothing that a spreadsheet carries out.
-USERNAME = r"\A[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
-USERNAME_WORDS = "Use only letters (a to z), digits, and _ . - characters. Start with a letter or digit."
+# Names of new accounts exclude look-alike letters of other scripts and formulas of spreadsheets.
+USERNAME_PATTERN = r"\A[A-Za-z0-9][A-Za-z0-9_.-]*\Z"
+USERNAME_HELP = "Use only letters (a to z), digits, and _ . - characters. Start with a letter or digit."
 
 
 class NotInvitedError(Exception):
-    """An invitation is none, was used or revoked, is over, or is another's; in words."""
+    """The invitation does not exist, is no longer valid, or is for another account. The text says which."""
 
 
 class AccountForm(UserCreationForm):  # type: ignore[type-arg]  # Django's forms take no parameters at run time
-    """Who follows an invitation says how they are called from now on."""
+    """Form with which an invited user creates an account."""
 
     class Meta:
         model = User
@@ -101,8 +103,8 @@ class AccountForm(UserCreationForm):  # type: ignore[type-arg]  # Django's forms
 
     def __init__(self, invitation: Invitation, *data: Any) -> None:
         super().__init__(*data)
-        self.fields["username"].validators.append(RegexValidator(USERNAME, USERNAME_WORDS))
-        self.fields["username"].help_text = USERNAME_WORDS
+        self.fields["username"].validators.append(RegexValidator(USERNAME_PATTERN, USERNAME_HELP))
+        self.fields["username"].help_text = USERNAME_HELP
         self.instance.email = invitation.email
 
     def clean(self) -> dict[str, Any] | None:
@@ -112,12 +114,12 @@ class AccountForm(UserCreationForm):  # type: ignore[type-arg]  # Django's forms
         return super().clean()
 
 
-def still_open(project: Project) -> QuerySet[Invitation]:
-    """Those that may still be accepted."""
-    return project.invitations.filter(_is_open())
+def get_open_invitations(project: Project) -> QuerySet[Invitation]:
+    """Return the invitations that can still be accepted."""
+    return project.invitations.filter(_open_filter())
 
 
-def told(invitation: Invitation) -> InvitationDetail:
+def serialize_invitation(invitation: Invitation) -> InvitationDetail:
     return {
         "id": invitation.pk,
         "role": invitation.get_role_display(),
@@ -128,21 +130,18 @@ def told(invitation: Invitation) -> InvitationDetail:
     }
 
 
-def invite(project: Project, asked: InvitationRequest, by: str) -> tuple[Invitation, str]:
-    """An invitation, and the text that it is accepted with, which nobody sees again.
-
-    Raises:
-        SpecError: one too many, or the project has no members.
-    """
+def create_invitation(project: Project, asked: InvitationRequest, by: str) -> tuple[Invitation, str]:
+    """Create an invitation and return it with its token, which is shown once. Raises SpecError."""
     check_members(project)
     text = PREFIX + secrets.token_urlsafe(32)
     with transaction.atomic():
-        Project.objects.select_for_update(no_key=True).get(pk=project.pk)  # of several at once each counts those before
-        if still_open(project).count() >= MOST_INVITATIONS:
+        Project.objects.select_for_update(no_key=True).get(pk=project.pk)  # serializes concurrent requests
+        if get_open_invitations(project).count() >= MAX_OPEN_INVITATIONS:
             raise SpecError(
                 [
                     Problem(
-                        "role", f"The project has {MOST_INVITATIONS} open invitations, the maximum. Revoke one first."
+                        "role",
+                        f"The project has {MAX_OPEN_INVITATIONS} open invitations, the maximum. Revoke one first.",
                     )
                 ]
             )
@@ -160,20 +159,17 @@ def invite(project: Project, asked: InvitationRequest, by: str) -> tuple[Invitat
     return made, text
 
 
-def revoke(project: Project, number: int, by: str) -> bool:
-    """True when this call did it."""
+def revoke_invitation(project: Project, number: int, by: str) -> bool:
+    """Revoke an open invitation. Return whether it was open."""
     with transaction.atomic():
-        done = still_open(project).filter(pk=number).update(revoked=timezone.now())
+        done = get_open_invitations(project).filter(pk=number).update(revoked=timezone.now())
         if done:
             record(by, "revoke invitation", "project", project.name, before={"id": number})
     return bool(done)
 
 
-def find(text: str) -> Invitation:
-    """
-    Raises:
-        NotInvitedError: there is none that may still be accepted.
-    """
+def find_invitation(text: str) -> Invitation:
+    """Return the open invitation of a token, or raise NotInvitedError."""
     found = Invitation.objects.filter(hash=_digest(text)).select_related("project").first()
     if found is None:
         raise NotInvitedError("The invitation does not exist. Check that you opened the complete link.")
@@ -193,11 +189,8 @@ def find(text: str) -> Invitation:
     return found
 
 
-def check_whose(invitation: Invitation, user: User) -> None:
-    """
-    Raises:
-        NotInvitedError: it is for a mail address that is not the user's.
-    """
+def check_recipient(invitation: Invitation, user: User) -> None:
+    """Raise NotInvitedError if the invitation is for another mail address."""
     if invitation.email and invitation.email.casefold() != user.email.casefold():
         raise NotInvitedError(
             f"This invitation is not for the mail address of user {user.get_username()}. "
@@ -205,48 +198,41 @@ def check_whose(invitation: Invitation, user: User) -> None:
         )
 
 
-def accept(user: User, text: str) -> Membership:
-    """Become a member; who is one already with a higher role keeps it.
-
-    Raises:
-        NotInvitedError: there is no such invitation, it is another's, or somebody was first.
-    """
-    invitation = find(text)
-    check_whose(invitation, user)
+def accept_invitation(user: User, text: str) -> Membership:
+    """Make the user a member. A member with a higher role keeps it. Raises NotInvitedError."""
+    invitation = find_invitation(text)
+    check_recipient(invitation, user)
     with transaction.atomic():
-        _take(invitation, user)
-        return _join(invitation, user)
+        _claim_invitation(invitation, user)
+        return _add_member(invitation, user)
 
 
-def make_account(form: AccountForm, invitation: Invitation) -> User | None:
-    """The account that a valid form asks for, a member of the project; None where its name is taken by now, as the form
-    then says.
+def create_account(form: AccountForm, invitation: Invitation) -> User | None:
+    """Create the account of a valid form and make it a member. Raises NotInvitedError.
 
-    Raises:
-        NotInvitedError: somebody was first.
+    Returns None and adds an error to the form if the name is taken.
     """
-    user: User = form.save(commit=False)  # hashes the password, before anything is held
+    user: User = form.save(commit=False)  # hashes the password before the transaction
     name = user.get_username()
     try:
         with transaction.atomic():
-            _take(invitation, user)
+            _claim_invitation(invitation, user)
             user.save()
             record(name, "make account", "user", name, after={"invitation": invitation.pk, "email": user.email})
-            _join(invitation, user)
+            _add_member(invitation, user)
     except IntegrityError:
         form.add_error("username", "A user with that username already exists.")
         return None
     return user
 
 
-def _take(invitation: Invitation, user: User) -> None:
-    """It is good for one: of several at once the first has it."""
-    taken = Invitation.objects.filter(_is_open(), pk=invitation.pk)
+def _claim_invitation(invitation: Invitation, user: User) -> None:
+    taken = Invitation.objects.filter(_open_filter(), pk=invitation.pk)
     if taken.update(accepted=timezone.now(), accepted_by=user.get_username()) != 1:
         raise NotInvitedError("Another person used this invitation first. Ask for a new invitation.")
 
 
-def _join(invitation: Invitation, user: User) -> Membership:
+def _add_member(invitation: Invitation, user: User) -> Membership:
     made, is_new = Membership.objects.get_or_create(
         project=invitation.project,
         user=user,
@@ -261,9 +247,49 @@ def _join(invitation: Invitation, user: User) -> Membership:
     return made
 
 
-def _is_open() -> Q:
+def _open_filter() -> Q:
     return Q(accepted=None, revoked=None, expires__gt=timezone.now())
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+MAX_INVITATIONS_PER_HOUR = 50  # per project, against spam
+
+
+def mail_invitation(invitation: Invitation, text: str) -> str | None:
+    """Mail the link and return the result as a sentence. Returns None if no mail is sent.
+
+    Waits for the mail server, because the token is not stored.
+    """
+    if not invitation.email or not settings.EMAIL_HOST:
+        return None
+    project, address = invitation.project, invitation.email
+    hour = timezone.now() - timedelta(hours=1)
+    if project.invitations.filter(created__gt=hour).exclude(email="").count() > MAX_INVITATIONS_PER_HOUR:
+        return (
+            f"The invitation was not mailed to {address}. "
+            f"Project {project.name} has reached the limit of {MAX_INVITATIONS_PER_HOUR} invitations per hour."
+        )
+    lines = [
+        f"{invitation.created_by} invites you to project {project.name} as {invitation.get_role_display()}.",
+        "",
+        settings.BOARD_URL + get_invitation_path(text),
+        "",
+        f"The link is only for you, works once, and expires at {invitation.expires:%Y-%m-%d %H:%M} UTC.",
+    ]
+    went = send_mail(Mail(address, f"Invitation to project {project.name}", "\n".join(lines), make_delivery_key()))
+    if went.delivered:
+        return f"The invitation was mailed to {address}."
+    return f"The invitation was not mailed to {address}. {went.words}"
+
+
+def get_invitation_path(text: str) -> str:
+    """Return the address of the page that accepts the invitation with this token."""
+    return f"{reverse('invitation')}?{urlencode({'token': text})}"
+
+
+def get_invitation_url(request: HttpRequest, text: str) -> str:
+    """Return the full address. The token is in the query, because no log contains queries."""
+    return request.build_absolute_uri(get_invitation_path(text))

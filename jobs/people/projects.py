@@ -1,4 +1,4 @@
-"""Projects and who belongs to them: what their admins and staff do, each in one transaction with its audit entry."""
+"""Create projects, and change their quotas and members. Each action is one transaction with its audit entry."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from jobs.models import DEFAULT_PROJECT, BaselineRun, Job, MailWish, Membership,
 from planner.facts.validation import Problem, SpecError, StrictModel
 
 RoleName = Literal["viewer", "submitter", "operator", "admin"]
-MOST_SLOTS = 2**31 - 1
-OF_JOBS = "Jobs of a deleted project with the same name still exist. Use another name."
+MAX_SLOTS = 2**31 - 1
+JOBS_REMAIN = "Jobs of a deleted project with the same name still exist. Use another name."
 
 
 class ProjectRequest(StrictModel):
@@ -26,28 +26,28 @@ class ProjectRequest(StrictModel):
 
     name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._=-]*$")]
     slots: int | None = Field(
-        default=None, ge=0, le=MOST_SLOTS, description="Slot quota of the project. null: unlimited."
+        default=None, ge=0, le=MAX_SLOTS, description="Slot quota of the project. null: unlimited."
     )
 
 
 class ProjectChange(StrictModel):
-    """What a project's admins may set."""
+    """Settings that project admins may change."""
 
     own_slots: int | None = Field(
         ge=0,
-        le=MOST_SLOTS,
+        le=MAX_SLOTS,
         description="Slot limit of the project, at most the quota that staff set. null: no limit except the quota.",
     )
 
 
 class RoleRequest(StrictModel):
-    """What a member may do."""
+    """Role of a member."""
 
     role: RoleName
 
 
 class ProjectDetail(TypedDict):
-    """A project, and what one may do in it."""
+    """A project, and the role of the user in it."""
 
     name: str
     role: str | None
@@ -63,12 +63,12 @@ class MemberDetail(TypedDict):
     added_by: str
 
 
-def told(project: Project, user: Any) -> ProjectDetail:
-    [one] = all_told([project], user)
+def serialize_project(project: Project, user: Any) -> ProjectDetail:
+    [one] = serialize_projects([project], user)
     return one
 
 
-def all_told(projects: Iterable[Project], user: Any) -> list[ProjectDetail]:
+def serialize_projects(projects: Iterable[Project], user: Any) -> list[ProjectDetail]:
     found = list(projects)
     roles = get_roles(user, [project.name for project in found])
     return [
@@ -84,38 +84,31 @@ def all_told(projects: Iterable[Project], user: Any) -> list[ProjectDetail]:
 
 
 def has_jobs(name: str) -> bool:
-    """Whether jobs are of a project of this name, there or not: its members see them."""
+    """Return whether jobs name this project, which may have been deleted."""
     return Job.objects.filter(project=name).exists()
 
 
-def make(asked: ProjectRequest, by: str) -> Project:
-    """
-    Raises:
-        SpecError: there is one of this name, or there was one whose jobs are still here.
-    """
+def create_project(asked: ProjectRequest, by: str) -> Project:
+    """Create a project. Raises SpecError if the name exists or jobs of a deleted project have it."""
     with transaction.atomic():
         project, is_new = Project.objects.get_or_create(name=asked.name, defaults={"slots": asked.slots})
         if not is_new:
             raise SpecError([Problem("name", f"Project {asked.name!r} already exists. Use another name.")])
         if has_jobs(asked.name):
-            raise SpecError([Problem("name", OF_JOBS)])
-        forget(asked.name)
+            raise SpecError([Problem("name", JOBS_REMAIN)])
+        delete_project_data(asked.name)
         record(by, "add", "project", project.name, after={"slots": asked.slots})
     return project
 
 
-def forget(name: str) -> None:
-    """What is a project's own, by its name: another of that name has other members, who shall not have it."""
+def delete_project_data(name: str) -> None:
+    """Delete the baselines, email settings, and webhooks of a project name, which may be used again."""
     for kind in (BaselineRun, MailWish, Webhook):
         kind.objects.filter(project=name).delete()
 
 
-def keep_to(project: Project, own_slots: int | None, by: str) -> None:
-    """Set what its admins keep it to.
-
-    Raises:
-        SpecError: more than staff gave.
-    """
+def set_own_slots(project: Project, own_slots: int | None, by: str) -> None:
+    """Set the slot limit of the project admins. Raises SpecError if it exceeds the quota of staff."""
     if own_slots is not None and project.slots is not None and own_slots > project.slots:
         raise SpecError(
             [
@@ -133,15 +126,15 @@ def keep_to(project: Project, own_slots: int | None, by: str) -> None:
             record(by, "own slots", "project", project.name, before, own_slots)
 
 
-def memberships(project: Project) -> QuerySet[Membership]:
+def get_memberships(project: Project) -> QuerySet[Membership]:
     return project.memberships.select_related("user")
 
 
-def members(project: Project) -> list[MemberDetail]:
-    return [member_told(one) for one in memberships(project)]
+def serialize_members(project: Project) -> list[MemberDetail]:
+    return [serialize_member(one) for one in get_memberships(project)]
 
 
-def member_told(one: Membership) -> MemberDetail:
+def serialize_member(one: Membership) -> MemberDetail:
     return {
         "user": one.user.get_username(),
         "role": one.get_role_display(),
@@ -151,11 +144,7 @@ def member_told(one: Membership) -> MemberDetail:
 
 
 def set_role(project: Project, username: str, role: Role, by: User) -> None:
-    """Change a member's role; staff make anybody a member, others only whom they invited.
-
-    Raises:
-        SpecError: no such member, or the project has none, or would have no admin left.
-    """
+    """Set the role of a member. Staff can also add members. Raises SpecError."""
     check_members(project)
     with transaction.atomic():
         Project.objects.select_for_update(no_key=True).get(pk=project.pk)  # two who add the same member
@@ -176,17 +165,15 @@ def set_role(project: Project, username: str, role: Role, by: User) -> None:
 
 
 def _no_member(project: Project, username: str, by: User) -> str:
-    """Only staff, who could make anybody a member, learn whether there is an account of that name."""
     if by.is_staff:
         return f"No active account is named {username!r}. Check the spelling, or invite the person."
     return f"User {username!r} is not a member of project {project.name}. Invite this user."
 
 
 def remove_member(project: Project, username: str, by: User) -> bool:
-    """True when this call did it. What jobs they have there stay; they see and end those, and start none.
+    """Remove a member. Return whether there was one. Raises SpecError for the only admin.
 
-    Raises:
-        SpecError: the project would have no admin left.
+    The member still sees and can cancel own jobs in the project, but cannot submit jobs to it.
     """
     with transaction.atomic():
         _check_admins(project, username, by, "user")
@@ -197,11 +184,7 @@ def remove_member(project: Project, username: str, by: User) -> bool:
 
 
 def _check_admins(project: Project, without: str, by: User, field: str) -> None:
-    """That somebody who can log in is admin without them, until the transaction ends. Staff may leave it to staff.
-
-    Raises:
-        SpecError: nobody would be.
-    """
+    """Raise SpecError if no active admin is left without this user. Staff may leave a project without admins."""
     if is_global_admin(by):
         return
     # All of them, in one order: of two who remove each other at once, the second finds the first gone.
@@ -212,10 +195,7 @@ def _check_admins(project: Project, without: str, by: User, field: str) -> None:
 
 
 def check_members(project: Project) -> None:
-    """
-    Raises:
-        SpecError: it has none, nor can it.
-    """
+    """Raise SpecError if the project cannot have members."""
     if project.name == DEFAULT_PROJECT:
         raise SpecError(
             [Problem("project", f"Project {DEFAULT_PROJECT} is open to all users, so no members can be added.")]

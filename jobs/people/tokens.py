@@ -1,7 +1,8 @@
-"""REST tokens: each person makes their own, with a name, scopes and an end; knox keeps a hash of each."""
+"""Create, list, and revoke API tokens, and decide which scopes a request needs. knox stores the hashes."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -9,6 +10,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Q
+from django.db.models.signals import pre_save
 from django.utils import timezone
 from knox.models import AuthToken
 from pydantic import Field
@@ -17,16 +19,15 @@ from typing_extensions import TypedDict
 from jobs.core.audit import get_request_username, record
 from jobs.models import Scope, TokenGrant
 from jobs.models.validators import NameRule
-from jobs.people.scopes import ALL
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
-MOST = 1000  # that a person may have
-USE_NOTED_EVERY = timedelta(minutes=1)
+MAX_TOKENS = 1000  # per user
+USE_RECORD_INTERVAL = timedelta(minutes=1)
 SCOPES = tuple(Scope)
 
 
 class ApiTokenRequest(StrictModel):
-    """What a REST token may be asked to be."""
+    """A new API token."""
 
     name: Annotated[
         str, Field(min_length=1, max_length=100, pattern=NO_NUL, description="Purpose of the token."), NameRule
@@ -48,7 +49,7 @@ class ApiTokenRequest(StrictModel):
 
 
 class ApiToken(TypedDict):
-    """A REST token, as its owner sees it. `key` is how it begins."""
+    """An API token as its owner sees it. `key`: its first characters."""
 
     key: str
     name: str
@@ -60,66 +61,68 @@ class ApiToken(TypedDict):
 
 
 class NewApiToken(ApiToken):
-    """With the token itself, which nobody is told again. `shortened`: it ends sooner than the days asked for, as this
-    board, or the token that asked, lets it last no longer."""
+    """A new API token. `shortened`: true if it expires before the requested days.
+
+    The board and the token of the request limit the lifetime.
+    """
 
     token: str
     shortened: bool
 
 
-class Made(NamedTuple):
-    """A new token, and its text, which nobody sees again. `shortened`: as `NewApiToken` has it."""
+class CreatedToken(NamedTuple):
+    """A new token with its text, which is shown once."""
 
     token: AuthToken
     text: str
     shortened: bool
 
 
-def make(user: User, asked: ApiTokenRequest, *, by: AuthToken | None = None) -> Made:
-    """`by`: the token that asks for it, which gives away no more than it has.
+def create_token(user: User, asked: ApiTokenRequest, *, by: AuthToken | None = None) -> CreatedToken:
+    """Create a token. Raises SpecError.
 
-    Raises:
-        SpecError: it would do more than `by`, or is one too many.
+    Args:
+        by: Token of the request, which limits the scopes and the lifetime of the new token.
     """
-    wished = dict.fromkeys(asked.scopes)
+    scopes = list(dict.fromkeys(asked.scopes))
     days = min(asked.days or settings.TOKEN_DAYS, settings.TOKEN_DAYS)
     shortened = days < (asked.days or days)
     with transaction.atomic():
-        User.objects.select_for_update(no_key=True).get(pk=user.pk)  # of several at once each counts those before
-        if problems := _problems(user, asked, by):
+        User.objects.select_for_update(no_key=True).get(pk=user.pk)  # serializes concurrent requests
+        if problems := _check_request(user, asked, by):
             raise SpecError(problems)
         token, text = AuthToken.objects.create(user, expiry=timedelta(days=days))
         if by is not None and by.expiry is not None and token.expiry > by.expiry:
             AuthToken.objects.filter(pk=token.pk).update(expiry=by.expiry)
             token.expiry = by.expiry
             shortened = asked.days is not None
-        TokenGrant.objects.create(token=token, name=asked.name, scopes=list(wished))
-        after = {"name": asked.name, "scopes": list(wished), "expires": token.expiry.isoformat()}
+        TokenGrant.objects.create(token=token, name=asked.name, scopes=scopes)
+        after = {"name": asked.name, "scopes": scopes, "expires": token.expiry.isoformat()}
         record(user.get_username(), "make", "token", token.token_key, after=after)
-    return Made(token, text, shortened)
+    return CreatedToken(token, text, shortened)
 
 
-def _problems(user: User, asked: ApiTokenRequest, by: AuthToken | None) -> list[Problem]:
+def _check_request(user: User, asked: ApiTokenRequest, by: AuthToken | None) -> list[Problem]:
     found = []
-    if by is not None and (more := [scope for scope in asked.scopes if scope not in scopes_of(by)]):
+    if by is not None and (more := [scope for scope in asked.scopes if scope not in get_scopes(by)]):
         found.append(Problem("scopes", f"The token of this request lacks the scope {more[0]}. Use another token."))
-    if known(user).count() >= MOST:
-        found.append(Problem("name", f"You already have {MOST} tokens, the maximum. Revoke a token first."))
+    if get_active_tokens(user).count() >= MAX_TOKENS:
+        found.append(Problem("name", f"You already have {MAX_TOKENS} tokens, the maximum. Revoke a token first."))
     return found
 
 
-def known(user: User) -> Any:
-    """A person's tokens that have not ended, the newest first."""
+def get_active_tokens(user: User) -> Any:
+    """Return the unexpired tokens of a user, newest first."""
     own = AuthToken.objects.filter(user=user).filter(Q(expiry=None) | Q(expiry__gt=timezone.now()))
     return own.select_related("grant").order_by("-created")
 
 
-def told(token: AuthToken) -> ApiToken:
+def serialize_token(token: AuthToken) -> ApiToken:
     grant = getattr(token, "grant", None)
     return {
         "key": token.token_key,
         "name": grant.name if grant else "created without a name",
-        "scopes": [scope.value for scope in SCOPES if scope in scopes_of(token)],
+        "scopes": [scope.value for scope in SCOPES if scope in get_scopes(token)],
         "created": token.created.isoformat(),
         "expires": token.expiry.isoformat() if token.expiry else None,
         "last_used": grant.last_used.isoformat() if grant and grant.last_used else None,
@@ -127,8 +130,8 @@ def told(token: AuthToken) -> ApiToken:
     }
 
 
-def revoke(user: User, key: str) -> bool:
-    """One's own token ends at once; True when this call did it."""
+def revoke_token(user: User, key: str) -> bool:
+    """Revoke a token of the user. Return whether it existed."""
     with transaction.atomic():
         ended, _ = AuthToken.objects.filter(user=user, token_key=key).delete()
         if ended:
@@ -136,8 +139,8 @@ def revoke(user: User, key: str) -> bool:
     return bool(ended)
 
 
-def drop_all(user: User, why: str) -> int:
-    """Every token of a person; returns how many."""
+def revoke_all_tokens(user: User, why: str) -> int:
+    """Revoke all tokens of a user. Return their number."""
     with transaction.atomic():
         keys = list(AuthToken.objects.filter(user=user).values_list("token_key", flat=True))
         AuthToken.objects.filter(user=user).delete()
@@ -146,14 +149,51 @@ def drop_all(user: User, why: str) -> int:
     return len(keys)
 
 
-def scopes_of(token: AuthToken) -> frozenset[str]:
+def get_scopes(token: AuthToken) -> frozenset[str]:
     grant = getattr(token, "grant", None)
-    return ALL if grant is None else frozenset(grant.scopes)
+    return ALL_SCOPES if grant is None else frozenset(grant.scopes)
 
 
-def note_use(token: AuthToken, address: str) -> None:
-    """When and from where it was used last, to the minute."""
+def record_use(token: AuthToken, address: str) -> None:
+    """Store when and from where the token was last used, at most once per minute."""
     grant, now = getattr(token, "grant", None), timezone.now()
-    if grant is None or (grant.last_used and grant.last_used > now - USE_NOTED_EVERY and grant.address == address):
+    if grant is None or (grant.last_used and grant.last_used > now - USE_RECORD_INTERVAL and grant.address == address):
         return
     TokenGrant.objects.filter(pk=grant.pk).update(last_used=now, address=address)
+
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+# Routes after `/api/v1/` that change nothing and use POST only to have a body.
+READ_ROUTES = ("plan",)
+# Routes that submit jobs and change the user's own jobs. `jobs.core.access` also requires `operate` for other jobs.
+SUBMIT_ROUTES = ("jobs", "runs", "lab", "imports")
+ALL_SCOPES = frozenset(Scope)
+
+
+def get_required_scopes(method: str, route: str) -> tuple[Scope, ...]:
+    """Return the scopes of which a request needs one. An unknown route requires the most."""
+    first = route.partition("/")[0]
+    if method in SAFE_METHODS:
+        return (Scope.READ,)
+    if first in READ_ROUTES:
+        return (Scope.READ, Scope.SUBMIT)
+    return (Scope.SUBMIT,) if first in SUBMIT_ROUTES else (Scope.OPERATE,)
+
+
+def format_scope_problem(needed: Collection[Scope], has: Collection[str], what: str) -> str:
+    given = ", ".join(scope for scope in Scope if scope in has)
+    return f"{what} needs a token with the scope {' or '.join(needed)}. The scopes of this token are: {given}."
+
+
+def connect_signals() -> None:
+    pre_save.connect(_drop_tokens, sender=User, dispatch_uid="revoke tokens after a password change")
+
+
+def _drop_tokens(instance: User, raw: bool, update_fields: Any, **_named: Any) -> None:
+    if raw or instance._state.adding or (update_fields is not None and "password" not in update_fields):
+        return
+    before = User.objects.filter(pk=instance.pk).values_list("password", flat=True).first()
+    # Django rehashes an unchanged password at a login when the hasher changed.
+    is_rehash = update_fields == frozenset(["password"]) and getattr(instance, "_password", None) is None
+    if before is not None and before != instance.password and not is_rehash:
+        revoke_all_tokens(instance, "the password was changed")

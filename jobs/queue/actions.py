@@ -25,7 +25,7 @@ from jobs.models import (
     Status,
 )
 from jobs.models.jobs import VERIFICATION_FAILED
-from jobs.people.notifications.outbox import write
+from jobs.people.notifications.outbox import add_state_changes
 from jobs.planning.admission import find_board_problems
 from jobs.planning.auto_layout import apply_smaller_layout, find_smaller_layout, resolve_auto_layout
 from jobs.planning.checkpoints import find_checkpoint_problems
@@ -167,7 +167,7 @@ def _queue(owner: User, checked: CheckedSpec, check_of: Job | None) -> tuple[Job
             **layout_fields,
         )
         queued = StateChange(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
-        write([queued])
+        add_state_changes([queued])
         Dependency.objects.bulk_create(Dependency(job=job, needs=needs) for needs in dict.fromkeys(spec.after))
         record(owner.get_username(), "submit", "job", job.id, after={"name": job.name, "project": job.project})
     return job, queued

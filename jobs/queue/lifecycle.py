@@ -18,7 +18,7 @@ from django.db.models import Exists, F, OuterRef
 from django.utils import timezone
 
 from jobs.models import EXTERNAL_ENGINE, LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
-from jobs.people.notifications.outbox import write
+from jobs.people.notifications.outbox import add_state_changes
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,9 @@ def change_status(
         rows = Job.objects.filter(id=job_id, attempt=attempt, status__in=allowed)
         if rows.update(status=to, wait_reason="", changed=timezone.now()) != 1:
             return False
-        write([StateChange(job_id=job_id, attempt=attempt, status=to, reason=reason[:MAX_REASON_CHARACTERS])])
+        add_state_changes(
+            [StateChange(job_id=job_id, attempt=attempt, status=to, reason=reason[:MAX_REASON_CHARACTERS])]
+        )
         transaction.on_commit(lambda: announce(job_id))
     return True
 
@@ -94,7 +96,7 @@ def start_jobs(placed: Mapping[str, tuple[int, str]], slots: Mapping[str, int] |
         changed = queued.update(status=Status.STARTING, wait_reason="", changed=timezone.now())
         assert changed == len(jobs), f"{changed} of {len(jobs)} locked jobs were queued"
         reasons = {id: reason[:MAX_REASON_CHARACTERS] for id, (_, reason) in placed.items()}
-        write(
+        add_state_changes(
             [
                 StateChange(job=job, attempt=job.attempt, status=Status.STARTING, reason=reasons[id])
                 for id, job in jobs.items()
@@ -115,7 +117,9 @@ def requeue(job_id: str, reason: str) -> bool:
         if rows.update(**values, changed=timezone.now()) != 1:
             return False
         number = Job.objects.values_list("attempt", flat=True).get(id=job_id)
-        write([StateChange(job_id=job_id, attempt=number, status=Status.QUEUED, reason=reason[:MAX_REASON_CHARACTERS])])
+        add_state_changes(
+            [StateChange(job_id=job_id, attempt=number, status=Status.QUEUED, reason=reason[:MAX_REASON_CHARACTERS])]
+        )
         transaction.on_commit(lambda: announce(job_id))
     return True
 

@@ -23,7 +23,7 @@ from contracts.control import VERSION, Gang, LaunchOrder, Node, ResumeCheckpoint
 from contracts.names import TASK_LAUNCH, TASK_LEND, host_queue
 from jobs.core.credentials import derive_loan_secret
 from jobs.models import Attempt, Host, Job, Loan, Member, Outbox
-from jobs.people.variables import UnreadableError, sealed_for
+from jobs.people.variables import UnreadableError, encrypt_for_host
 from jobs.queue.attempt_completion import fail_unsent
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def _complete_launch_order(order: Any, expires: float) -> Any:
     if node == 0 and "checkpoint" in order and _filter_loans(job, attempt).exists():
         order = {**order, "checkpoint": {**order["checkpoint"], "lent": derive_loan_secret(job, attempt)}}
     try:
-        variables = {"variables": sealed} if (sealed := sealed_for(member, member.attempt.job)) else {}
+        variables = {"variables": sealed} if (sealed := encrypt_for_host(member, member.attempt.job)) else {}
         return validate_launch_order({**order, **variables, "expires": expires})
     except (BadMessageError, UnreadableError) as error:
         fail_unsent(member, f"the order to the host cannot be sent: {error}")

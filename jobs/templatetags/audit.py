@@ -71,7 +71,7 @@ ACTIONS = {
     "untag": "Removed tags of {}",
     "wish for mail": "Changed the email notifications of {}",
 }
-JOINED = "Host {} joined the board"  # a host writes this entry itself
+HOST_JOINED = "Host {} joined the board"  # a host writes this entry itself
 FIELDS = {  # of entries whose value has no name
     "drain": "drained",
     "forget baseline": "runs",
@@ -88,7 +88,7 @@ FIELDS = {  # of entries whose value has no name
     "untag": "tags",
 }
 KINDS = {"authtoken": "token", "socialaccount": "sign-on", "usersession": "session"}
-NAMED_INSIDE = ("token", "webhook")  # the name of the entry is an id, and the facts have the name
+NAMED_IN_FACTS = ("token", "webhook")  # the name of the entry is an id, and the facts have the name
 OWN_JOBS = "own jobs"
 NONE = "none"
 
@@ -101,7 +101,7 @@ class Change(NamedTuple):
     new: SafeString | str
 
 
-class Row(NamedTuple):
+class AuditSentence(NamedTuple):
     """An entry as the page shows it."""
 
     entry: AuditEntry
@@ -110,22 +110,22 @@ class Row(NamedTuple):
 
 
 @register.simple_tag
-def audit_rows(entries: Iterable[AuditEntry]) -> list[Row]:
+def audit_rows(entries: Iterable[AuditEntry]) -> list[AuditSentence]:
     """Return the rows of these entries. Jobs that still exist become links with their names."""
     listed = list(entries)
     ids = {entry.name for entry in listed if entry.kind == "job"}
     jobs = dict(Job.objects.filter(id__in=ids).values_list("id", "name"))
-    return [Row(entry, _action(entry, jobs), changes(entry)) for entry in listed]
+    return [AuditSentence(entry, _format_action(entry, jobs), get_changes(entry)) for entry in listed]
 
 
-def _action(entry: AuditEntry, jobs: Mapping[str, str]) -> SafeString:
+def _format_action(entry: AuditEntry, jobs: Mapping[str, str]) -> SafeString:
     if (entry.what, entry.kind) == ("join", "host"):
-        return format_html(JOINED, entry.name)
+        return format_html(HOST_JOINED, entry.name)
     action = ACTIONS.get(entry.what, entry.what.capitalize() + " {}")
-    return format_html(action, _object(entry, jobs))
+    return format_html(action, _format_object(entry, jobs))
 
 
-def _object(entry: AuditEntry, jobs: Mapping[str, str]) -> SafeString | str:
+def _format_object(entry: AuditEntry, jobs: Mapping[str, str]) -> SafeString | str:
     """Return the object of an action: 'token ci', 'the queue', or a job as a link."""
     kind, name = KINDS.get(entry.kind, entry.kind), entry.name
     if kind == "job" and name in jobs:
@@ -135,13 +135,13 @@ def _object(entry: AuditEntry, jobs: Mapping[str, str]) -> SafeString | str:
         return "the queue"
     if entry.what == "revoke all":
         return name
-    if kind in NAMED_INSIDE:
+    if kind in NAMED_IN_FACTS:
         facts = [told for told in (entry.after, entry.before) if isinstance(told, dict)]
         name = next((str(told["name"]) for told in facts if told.get("name")), name)
     return f"{kind} {name}"
 
 
-def changes(entry: AuditEntry) -> list[Change]:
+def get_changes(entry: AuditEntry) -> list[Change]:
     """Return one change per field whose value differs."""
     before, after = entry.before, entry.after
     if entry.what in ("move", "move aside"):
@@ -149,37 +149,40 @@ def changes(entry: AuditEntry) -> list[Change]:
         return [Change("direction", None, "up" if up else "down")]
     if isinstance(before, dict) and isinstance(after, dict):
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-        return [Change(_field(name), _value(before.get(name)), _value(after.get(name))) for name in names]
+        return [
+            Change(_format_field(name), _format_value(before.get(name)), _format_value(after.get(name)))
+            for name in names
+        ]
     only = after if before is None else before
     if isinstance(only, dict) and (before is None or after is None):
-        return [Change(_field(name), None, _value(value)) for name, value in only.items()]
+        return [Change(_format_field(name), None, _format_value(value)) for name, value in only.items()]
     if before is None and after is None:
         return []
     field = FIELDS.get(entry.what, entry.what if entry.what in ("priority", "drained") else "value")
     if isinstance(after, list) and all(isinstance(each, dict) for each in after):
-        fields = _fields_of(after)
-        return [Change("changed fields", None, _value(fields))] if fields else []
+        fields = _get_changed_fields(after)
+        return [Change("changed fields", None, _format_value(fields))] if fields else []
     nullable = entry.what == "own slots"
     if before is None and not nullable:
-        return [Change(field, None, _value(after))]
+        return [Change(field, None, _format_value(after))]
     if after is None and not nullable:
-        return [Change(field, None, _value(before))]
-    return [Change(field, _value(before), _value(after))]
+        return [Change(field, None, _format_value(before))]
+    return [Change(field, _format_value(before), _format_value(after))]
 
 
-def _field(name: str) -> str:
+def _format_field(name: str) -> str:
     return name.replace("_", " ") or OWN_JOBS
 
 
-def _value(value: Any) -> SafeString | str:
-    return moment(value) if _is_time(value) else _text(value)
+def _format_value(value: Any) -> SafeString | str:
+    return moment(value) if _is_time(value) else _format_text(value)
 
 
-def _text(value: Any) -> str:
+def _format_text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{_field(name)} {_text(each)}" for name, each in value.items()) or NONE
+        return ", ".join(f"{_format_field(name)} {_format_text(each)}" for name, each in value.items()) or NONE
     if isinstance(value, list):
-        return ", ".join(map(_text, value)) or NONE
+        return ", ".join(map(_format_text, value)) or NONE
     if isinstance(value, bool):
         return "yes" if value else "no"
     return NONE if value in (None, "") else str(value)
@@ -195,7 +198,7 @@ def _is_time(value: object) -> bool:
         return False
 
 
-def _fields_of(message: list[dict[str, Any]]) -> list[str]:
+def _get_changed_fields(message: list[dict[str, Any]]) -> list[str]:
     """Return the fields that a change message of the Django admin names."""
     parts = [part for each in message for part in each.values() if isinstance(part, dict)]
     return [str(field) for part in parts for field in part.get("fields", ())]

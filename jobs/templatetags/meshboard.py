@@ -13,11 +13,15 @@ from django import template
 from django.conf import settings
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
+from pydantic import ValidationError
+from typing_extensions import TypedDict
 
 from contracts.telemetry.items import TIMED_STEPS
 from jobs.core.kinds import format_command
-from planner.cost.learning import MIN_TENSOR_BYTES
-from planner.report import format_bytes, format_duration
+from jobs.models import Job
+from planner.cost.learning import LEAST_TENSORS
+from planner.hardware.cluster import Basis, Cluster
+from planner.report import duration, size
 
 MIN_SIGNED_SHARE = 5e-4  # a smaller share would show as "-0.0%"
 MISSING = "\N{EN DASH}"
@@ -28,7 +32,7 @@ register = template.Library()
 
 @register.filter
 def get(mapping: Mapping[str, Any] | None, key: str) -> Any:
-    """`mapping[key]`, or an empty text: keys here hold dots, which the template language reads as a path."""
+    """Return `mapping[key]`, or an empty text. Keys with dots cannot be used in templates."""
     return (mapping or {}).get(key, "")
 
 
@@ -43,13 +47,13 @@ def with_code(text: str) -> SafeString:
 
 @register.simple_tag
 def least_tensors() -> int:
-    """Bytes of a rank's tensors below which a measured memory says nothing of them."""
-    return MIN_TENSOR_BYTES
+    """Return the minimum tensor bytes of a rank for which its measured memory is meaningful."""
+    return LEAST_TENSORS
 
 
 @register.simple_tag(takes_context=True)
 def turned(context: Mapping[str, Any], number: int, parameter: str) -> str:
-    """This page's query, with another page of the list that turns by `parameter`, "" for "page"."""
+    """Return the query of this page with another page number. `parameter` is "" for "page"."""
     query = context["request"].GET.copy()
     query.pop("part", None)
     query[parameter or "page"] = str(number)
@@ -58,7 +62,7 @@ def turned(context: Mapping[str, Any], number: int, parameter: str) -> str:
 
 @register.simple_tag
 def form_key() -> str:
-    """What tells this form, as it is drawn now, from every other."""
+    """Return a key that identifies this form as rendered now."""
     return secrets.token_urlsafe(16)
 
 
@@ -70,13 +74,13 @@ def sends_mail() -> bool:
 
 @register.simple_tag
 def timed_steps() -> int:
-    """Steps, the last of a run, whose median its end tells."""
+    """Return the number of last steps whose median is the step time of a run."""
     return TIMED_STEPS
 
 
 @register.filter
 def compact(number: int) -> str:
-    """Parameters as the field counts them, three digits: 124439808 -> "124M", 405853388800 -> "406B"."""
+    """Format a number of parameters with three digits, for example 124439808 as "124M"."""
     value, unit = float(number), ""
     for unit in ("", "k", "M", "B", "T"):
         if value < 999.5 or unit == "T":
@@ -90,26 +94,26 @@ def compact(number: int) -> str:
 
 @register.filter
 def typed(words: list[str]) -> str:
-    """A command as one would type it."""
+    """Format a command for a shell."""
     return shlex.join(words)
 
 
 @register.filter
 def command(script: Mapping[str, Any]) -> str:
-    """A script and its arguments, as one would type them."""
+    """Format the command line of a script."""
     return format_command(script)
 
 
 @register.filter
 def grouped(number: int) -> str:
-    """1048576 -> "1,048,576"."""
+    """Format a number with thousands separators, for example 1048576 as "1,048,576"."""
     return f"{number:,}"
 
 
 @register.filter
 def seconds(value: float) -> str:
     """Format a duration in the unit that suits, for example 0.0123 as "12.30 ms"."""
-    return format_duration(value).replace(" us", " µs")
+    return duration(value).replace(" us", " µs")
 
 
 @register.filter
@@ -123,8 +127,8 @@ def clock_offset(use: Mapping[str, float]) -> str:
 
 @register.filter
 def binary(num_bytes: int) -> str:
-    """1610612736 -> "1.5 GiB"."""
-    return format_bytes(num_bytes)
+    """Format bytes in powers of 1024, for example 1610612736 as "1.5 GiB"."""
+    return size(num_bytes)
 
 
 @register.filter
@@ -147,19 +151,19 @@ def signed_share(value: float) -> str:
 
 @register.filter
 def moment(when: datetime | str | None) -> SafeString | str:
-    """A <time>, "22 Nov 2026 03:04 UTC"; js/shell/times.js shows it in the reader's own zone."""
+    """Return a <time> element, which js/shell/times.js shows in the time zone of the user."""
     return _time(when, '<time datetime="{}">{} UTC</time>', "%H:%M")
 
 
 @register.filter
 def instant(when: datetime | str | None) -> SafeString | str:
-    """Like `moment`, to the second: for what follows one another quickly."""
+    """Return a <time> element with seconds."""
     return _time(when, '<time datetime="{}" data-exact>{} UTC</time>', "%H:%M:%S")
 
 
 @register.filter
 def age(when: datetime) -> SafeString:
-    """How long ago that was, in the words of `ago` in js/format.js, which goes on counting; pointed at, when it was."""
+    """Return the age of a time with the time as a tooltip. js/format.js updates the age."""
     utc = when.astimezone(UTC)
     seconds = (datetime.now(UTC) - utc).total_seconds()
     title = f"{utc.day} {utc.strftime('%b %Y %H:%M:%S')} UTC"
@@ -167,7 +171,7 @@ def age(when: datetime) -> SafeString:
 
 
 def ago(seconds: float) -> str:
-    """7443 -> "2 h 04 min ago"."""
+    """Format an age, for example 7443 as "2 h 04 min ago"."""
     whole = int(seconds)
     if whole < 1:
         return "just now"
@@ -182,7 +186,7 @@ def ago(seconds: float) -> str:
 
 @register.filter
 def since(when: datetime) -> str:
-    """The time of a moment today, else its date too: "24 Nov 2026 14:02:11"."""
+    """Format a time without the date if it is today."""
     utc = when.astimezone(UTC)
     clock = f"{utc:%H:%M:%S}"
     return clock if utc.date() == datetime.now(UTC).date() else f"{utc.day} {utc:%b %Y} {clock}"
@@ -197,7 +201,7 @@ def _time(when: datetime | str | None, element: str, clock: str) -> SafeString |
 
 @register.filter
 def byte_rate(value: float) -> str:
-    """Bytes a second in powers of 1000, three digits, as js/format.js writes them: 1250000 -> "1.25 MB/s"."""
+    """Format bytes per second like js/format.js, for example 1250000 as "1.25 MB/s"."""
     unit = ""
     for unit in ("", "k", "M", "G", "T"):
         if value < 999.5 or unit == "T":
@@ -209,7 +213,7 @@ def byte_rate(value: float) -> str:
 
 @register.filter
 def lasting(seconds: float) -> str:
-    """A time of day-to-day life: 42 -> "42 s", 200 -> "3 min", 7300 -> "2 h", 200000 -> "2 days"."""
+    """Format a rounded duration, for example 200 as "3 min" and 200000 as "2 days"."""
     for length, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * length or (unit != "days" and seconds >= length):
             return f"{seconds / length:.0f} {unit}"
@@ -250,9 +254,42 @@ def loss_value(value: float | None) -> str:
 def in_unit(value: float, unit: str) -> str:
     """Format a value by its unit, which is "bytes" (of memory), "traffic", "seconds", "loss", or "count"."""
     if unit == "bytes":
-        return format_bytes(int(value))
+        return size(int(value))
     if unit == "traffic":
         return decimal(value)
     if unit == "seconds":
         return seconds(value)
     return f"{value:.4f}" if unit == "loss" else f"{value:,.0f}"
+
+
+class LinkRates(TypedDict):
+    """Bytes per second that a rank can send in its node of `per_node` ranks, and to other nodes.
+
+    `link_runs`: number of runs that measured `node_bytes_per_s`, 0 if the rate comes from `basis`.
+    """
+
+    name: str
+    basis: Basis
+    per_node: int
+    node_bytes_per_s: float
+    network_bytes_per_s: float
+    link_runs: int
+
+
+@register.filter
+def link_speeds(job: Job) -> LinkRates | None:
+    """Return the link rates of the hardware for which a job was planned, or None."""
+    if not job.hardware:
+        return None
+    try:
+        cluster = Cluster.model_validate(job.hardware, strict=False)
+    except ValidationError:  # stored by an earlier version
+        return None
+    return {
+        "name": cluster.name,
+        "basis": cluster.basis,
+        "per_node": cluster.per_node,
+        "node_bytes_per_s": cluster.node.bytes_per_s,
+        "network_bytes_per_s": cluster.network.bytes_per_s,
+        "link_runs": cluster.num_rate_runs,
+    }

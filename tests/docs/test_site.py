@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from manual import build
 from tests.support.browser import open_context, run_chromium
 from tests.support.processes import ROOT
-from webapp.documentation import MOVED_PAGES
+from webapp.views import MOVED_PAGES
 
 CODE = re.compile(r"<code>.*?</code>|<pre>.*?</pre>", re.S)
 # What the CSP forbids, or would fetch from elsewhere: none of it may be in a page.

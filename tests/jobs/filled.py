@@ -28,7 +28,7 @@ LEFT_OUT: dict[type[models.Model], set[str]] = {Reservation: {"host"}, Delivery:
 def fill() -> list[type[models.Model]]:
     """Puts a row into every table; returns the models that have none."""
     made: Made = {}
-    every = backup._models()
+    every = backup._get_models()
     for model in every:
         _row(model, made)
     _second_factors(made[User])

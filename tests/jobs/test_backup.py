@@ -175,7 +175,7 @@ def test_all_rows_are_of_one_moment_and_who_writes_does_not_wait(
 
     monkeypatch.setattr(backup.serializers, "serialize", and_wait)
     if not snapshot:
-        monkeypatch.setattr(backup, "_one_moment", nullcontext)
+        monkeypatch.setattr(backup, "_read_snapshot", nullcontext)
     writer = threading.Thread(target=write)
     writer.start()
     try:

@@ -43,7 +43,7 @@ AGO = NOW - timedelta(days=40)
 def test_the_old_goes_and_the_rest_stays(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prune, "MOST_CHANGES", 5)
+    monkeypatch.setattr(prune, "MAX_STATE_CHANGES", 5)
     make_host()
     Host.objects.create(name="gone", slots=1, device="cpu", device_name="", memory_bytes=1, boot_id="", last_seen=AGO)
     ended, _ = actions.submit(owner, GOOD, key="old")
@@ -86,7 +86,7 @@ def test_tokens_go_with_what_was_granted_by_them(
 ) -> None:
     """The first that expired stopped all that is forgotten behind it, hour after hour."""
     for name in ("ci", "stays"):
-        tokens.make(owner, tokens.ApiTokenRequest(name=name, scopes=["read"]))
+        tokens.create_token(owner, tokens.ApiTokenRequest(name=name, scopes=["read"]))
     AuthToken.objects.filter(grant__name="ci").update(expiry=AGO)
     make_host()
     for number in (1, 2):

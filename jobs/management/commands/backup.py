@@ -1,4 +1,4 @@
-"""Saves this board to one file, while jobs run: database, histories, imports. Settings and secrets are not in it."""
+"""Back up this board to one file while jobs run: database, histories, and imports, without settings and secrets."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from jobs.operations.backup import BackupError, backup
 
 
 class Command(BaseCommand):
-    """`manage.py restore` reads it."""
-
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -25,13 +23,13 @@ class Command(BaseCommand):
         if target.is_dir():
             target /= f"meshboard-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar"
         try:
-            told = backup(target)
+            meta = backup(target)
         except (BackupError, DatabaseError, OSError) as error:
             raise CommandError(str(error)) from None
         size = target.stat().st_size
-        rows = sum(told["rows"].values())
+        rows = sum(meta["rows"].values())
         self.stdout.write(
-            f"Wrote {target} with {rows:,} database rows, {told['histories']:,} job histories, and {size:,} bytes"
+            f"Wrote {target} with {rows:,} database rows, {meta['histories']:,} job histories, and {size:,} bytes"
         )
         self.stdout.write(
             "Store MESHBOARD_SECRET_KEY in another safe place. Without this key, all hosts need to join again."

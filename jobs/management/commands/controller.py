@@ -1,4 +1,4 @@
-"""The controller, in the foreground: hears hosts, places jobs, sends orders, forgets what is old."""
+"""Run the controller in the foreground: process events of hosts, place jobs, send orders, and delete old data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from jobs.queue.work_lease import CONTROLLER
 
 
 class Command(Foreground):
-    """One works at a time; a second one waits for the first to end."""
-
     help = __doc__
     name = CONTROLLER
 

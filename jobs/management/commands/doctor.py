@@ -1,4 +1,4 @@
-"""What is wrong with this board, and what to do about it."""
+"""Check the board and print how to fix problems."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from jobs.queue.slurm.script import get_site
 
 
 class Command(BaseCommand):
-    """Exit code 1 where something fails."""
-
     help = (
         "Check all parts of the board, such as Redis, database, controller, and hosts, and print how to fix problems."
     )

@@ -1,4 +1,4 @@
-"""Writes an attempt's curves and spec to MLflow: manage.py export_mlflow JOB --to http://mlflow:5000"""
+"""Export the curves and the spec of an attempt to MLflow: manage.py export_mlflow JOB --to http://mlflow:5000"""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from jobs.runs.history.store.folder import NoHistoryError
 
 
 class Command(BaseCommand):
-    """Prints the id of the run there."""
-
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("job", help="its id")
+        parser.add_argument("job", help="id of the job")
         parser.add_argument("--attempt", type=int, help="default: the current attempt")
         parser.add_argument("--to", required=True, help="tracking URI of the MLflow server")
         parser.add_argument("--experiment", default="", help="default: meshboard/PROJECT")

@@ -1,4 +1,4 @@
-"""Django's own `flush`, for which the audit lets go: a restore empties the board with it, and so do tests."""
+"""The command `flush` of Django, without the triggers of the audit log. Restores and tests use it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ AUDIT = AuditEntry._meta.db_table
 
 
 class Command(flush.Command):
-    """Who can run it owns the database; nothing that the board serves does."""
+    """Web processes never run this command."""
 
     def handle(self, **options: Any) -> None:
-        with _lifted(connections[options["database"]]):
+        with _without_audit_triggers(connections[options["database"]]):
             super().handle(**options)
 
 
 @contextmanager
-def _lifted(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Without the triggers of the audit's table, for nobody but this transaction."""
+def _without_audit_triggers(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Disable the triggers of the audit table within this transaction."""
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
         if AUDIT not in connection.introspection.table_names(cursor):
             yield

@@ -1,4 +1,4 @@
-"""Make a join token, on the machine of the board."""
+"""Create a join token on the machine of the board."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from jobs.planning.schemas import validate_request
 from jobs.queue.hosts import joining
 from planner.facts.validation import SpecError
 
-GIVEN = "MESHBOARD_JOIN_TOKEN"
+VARIABLE = "MESHBOARD_JOIN_TOKEN"
 
 
 class Command(BaseCommand):
-    """Prints the token, once."""
-
     help = "Create a join token for new hosts. Then run python -m workers.host.join URL --token TOKEN on each new host."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -38,16 +36,18 @@ class Command(BaseCommand):
         parser.add_argument("--note", default="", help="purpose of the token")
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.add_argument(
-            "--given", action="store_true", help=f"use the token from {GIVEN} or {GIVEN}_FILE instead of a new token"
+            "--given",
+            action="store_true",
+            help=f"use the token from {VARIABLE} or {VARIABLE}_FILE instead of a new token",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         uses = options["uses"] or (None if options["given"] else 1)
-        told = {"hours": options["hours"], "uses": uses, "labels": options["label"], "note": options["note"]}
+        data = {"hours": options["hours"], "uses": uses, "labels": options["label"], "note": options["note"]}
         try:
-            asked = validate_request(joining.JoinTokenRequest, told)
+            asked = validate_request(joining.JoinTokenRequest, data)
             if options["given"]:
-                text = read_secret_file(GIVEN) or os.environ.get(GIVEN, "")
+                text = read_secret_file(VARIABLE) or os.environ.get(VARIABLE, "")
                 token = joining.store_token(text, "manage.py", asked)
             else:
                 token, text = joining.create_token("manage.py", asked)
@@ -58,10 +58,9 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({"token": text, "expires": token.expires.isoformat()}))
         elif token.revoked is not None:
-            advice = "Set a new token to add hosts. Hosts that have joined do not need a token."
-            why = f"{joining.explain_invalid_token(token)} {advice}"
-            self.stdout.write(f"The token in {GIVEN} is invalid. {why}")
+            why = f"{joining.explain_invalid_token(token)} Set a new token to add hosts. Hosts that have joined do not need a token."  # noqa: E501
+            self.stdout.write(f"The token in {VARIABLE} is invalid. {why}")
         elif options["given"]:
-            self.stdout.write(f"The token in {GIVEN} is valid until {token.expires:%Y-%m-%d %H:%M:%S} UTC.")
+            self.stdout.write(f"The token in {VARIABLE} is valid until {token.expires:%Y-%m-%d %H:%M:%S} UTC.")
         else:
             self.stdout.write(text)

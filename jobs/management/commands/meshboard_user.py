@@ -1,4 +1,4 @@
-"""The local demo's user: made on first use, with a one-time login link each time. Prints JSON."""
+"""Create the user of a local demo at first use, and a one-time login link. Prints JSON."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from knox.models import AuthToken
 from knox.settings import CONSTANTS, knox_settings
 from sesame.utils import get_query_string
 
-from jobs.people.tokens import ApiTokenRequest, make, revoke
+from jobs.people.tokens import ApiTokenRequest, create_token, revoke_token
 
 USERNAME = "admin"
-NAME = "make up"  # of its token
+MAKE_UP = "make up"
 
 
 class Command(BaseCommand):
-    """`make up` runs this; deployments use createsuperuser."""
+    """Deployments use `createsuperuser` instead."""
 
     help = __doc__
 
@@ -37,22 +37,22 @@ class Command(BaseCommand):
         )
         kept = json.loads(options["keep"].read_text()) if options["keep"] and not is_new else {}
         password, token = kept.get("password"), kept.get("api_token")
-        if not user.password:  # it is new
+        if not user.password:  # a new user
             password = secrets.token_urlsafe(15)
             user.set_password(password)
             user.save()
         elif not password or not user.check_password(password):
-            password = ""  # its own, which nobody else knows
-        if not token or not _renewed(user, token):
-            for old in AuthToken.objects.filter(user=user, grant__name=NAME):
-                revoke(user, old.token_key)
-            token = make(user, ApiTokenRequest(name=NAME, scopes=["read", "submit", "operate"])).text
+            password = ""  # changed by the user
+        if not token or not _renew_token(user, token):
+            for old in AuthToken.objects.filter(user=user, grant__name=MAKE_UP):
+                revoke_token(user, old.token_key)
+            token = create_token(user, ApiTokenRequest(name=MAKE_UP, scopes=["read", "submit", "operate"])).text
         once = reverse("login-once") + get_query_string(user)
-        answer = {"username": USERNAME, "password": password, "api_token": token, "one_time_url_path": once}
-        self.stdout.write(json.dumps(answer))
+        result = {"username": USERNAME, "password": password, "api_token": token, "one_time_url_path": once}
+        self.stdout.write(json.dumps(result))
 
 
-def _renewed(user: Any, token: str) -> bool:
-    """Let a token live on from today; False when it is not there any more."""
+def _renew_token(user: Any, token: str) -> bool:
+    """Extend the lifetime of the token. Return whether it exists."""
     own = AuthToken.objects.filter(user=user, token_key=token[: CONSTANTS.TOKEN_KEY_LENGTH])
     return bool(own.update(expiry=timezone.now() + knox_settings.TOKEN_TTL) == 1)

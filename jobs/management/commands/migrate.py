@@ -1,7 +1,7 @@
-"""Django's own, of which each migration is whole or was not: what it did and that it was done are one transaction.
+"""The command `migrate` of Django, with each migration and its record in one transaction.
 
-Django's executor (5.2) writes that down apart wherever an index or a foreign key is left for the end. A disk that is
-full between the two, or a kill, left a table that is there and a migration that is not, which no later run could mend.
+The executor of Django 5.2 records a migration separately if it defers an index or a foreign key. After a full disk or a
+kill between both, the table would exist without its record, and later runs would fail.
 """
 
 from __future__ import annotations
@@ -16,33 +16,31 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.transaction import TransactionManagementError
 
 
-class Whole(MigrationExecutor):
-    """Leaves nothing for the end, so that Django writes it down at once."""
+class AtomicExecutor(MigrationExecutor):
+    """Executor that runs deferred SQL in the transaction of the migration."""
 
     def apply_migration(self, state: Any, migration: Any, *args: Any, **options: Any) -> Any:
-        migration.apply = partial(_applied, migration.apply)
+        migration.apply = partial(_apply_deferred, migration.apply)
         return super().apply_migration(state, migration, *args, **options)
 
 
-def _applied(apply: Any, state: Any, editor: Any, *args: Any) -> Any:
+def _apply_deferred(apply: Any, state: Any, editor: Any, *args: Any) -> Any:
     state = apply(state, editor, *args)
     while editor.deferred_sql:
         editor.execute(editor.deferred_sql.pop(0), None)
     return state
 
 
-migrate.MigrationExecutor = Whole  # type: ignore[attr-defined]
+migrate.MigrationExecutor = AtomicExecutor  # type: ignore[attr-defined]
 
 
 class Command(migrate.Command):
-    """The same, told in a sentence where the database cannot."""
+    """Command that prints database errors as sentences."""
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             super().handle(*args, **options)
         except OperationalError as error:
             raise CommandError(str(error).strip()) from error
-        except (
-            TransactionManagementError
-        ) as error:  # SQLite's editor looks at rows once more: why it failed is the cause
+        except TransactionManagementError as error:  # the cause is the error of SQLite
             raise CommandError(str(error.__cause__ or error).strip()) from error

@@ -1,4 +1,4 @@
-"""All that a board of one machine needs before its services start, in one process. Prints JSON."""
+"""Prepare a board on one machine before its services start. Prints JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTE = "make up"
 
 
 class Command(BaseCommand):
-    """`make up` runs this: each command by itself would load Django anew."""
+    """`make up` runs this command, which loads Django only once."""
 
     help = __doc__
 
@@ -30,16 +30,16 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         call_command("migrate", verbosity=0)
         call_command("collectstatic", interactive=False, verbosity=0)
-        login = _told("meshboard_user", keep=options["keep"])
+        login = _run_json_command("meshboard_user", keep=options["keep"])
         JoinToken.objects.filter(note=NOTE, uses=0).delete()  # of an earlier start, whose host did not join
-        self.stdout.write(json.dumps({"login": login, "join_token": _join_token(options["host"])}))
+        self.stdout.write(json.dumps({"login": login, "join_token": _make_join_token(options["host"])}))
 
 
-def _join_token(kept: Path | None) -> str:
-    """Empty where the host needs none: whoever found one could join with it for an hour."""
+def _make_join_token(kept: Path | None) -> str:
+    """Return a join token, empty if the host has joined and needs none."""
     if kept is not None and has_joined(kept.stem, _identity(kept)):
         return ""
-    return str(_told("join_token", json=True, hours=1, uses=1, note=NOTE)["token"])
+    return str(_run_json_command("join_token", json=True, hours=1, uses=1, note=NOTE)["token"])
 
 
 def _identity(kept: Path) -> str:
@@ -49,8 +49,8 @@ def _identity(kept: Path) -> str:
         return ""
 
 
-def _told(command: str, **options: Any) -> dict[str, Any]:
+def _run_json_command(command: str, **options: Any) -> dict[str, Any]:
     out = io.StringIO()
     call_command(command, stdout=out, **options)
-    told: dict[str, Any] = json.loads(out.getvalue())
-    return told
+    result: dict[str, Any] = json.loads(out.getvalue())
+    return result

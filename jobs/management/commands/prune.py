@@ -1,4 +1,4 @@
-"""Forgets what nobody needs any more, as controller and recorder do by themselves (docs/reference/bounds.md)."""
+"""Delete old data, which the controller and the recorder also do (docs/reference/bounds.md)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from jobs.runs.history.store.retention import delete_old_histories
 
 
 class Command(BaseCommand):
-    """Prints how many of each went."""
-
     help = __doc__
 
     def handle(self, *_args: Any, **_options: Any) -> None:

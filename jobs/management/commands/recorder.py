@@ -1,4 +1,4 @@
-"""The recorder, in the foreground: keeps what attempts send in columnar files, and forgets what is old."""
+"""Run the recorder in the foreground: store the telemetry of attempts in columnar files, and delete old data."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from jobs.runs.history.recording.recorder import NAME, HistoryRecorder
 
 
 class Command(Foreground):
-    """One works at a time; a second one waits for the first to end."""
-
     help = __doc__
     name = NAME
 

@@ -1,4 +1,4 @@
-"""Makes an empty board what a backup says. Web, controller and recorder are stopped meanwhile."""
+"""Restore a backup to an empty board. Stop the web server, controller, and recorder first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from jobs.operations.backup import BackupError, restore
 
 
 class Command(BaseCommand):
-    """The file of `manage.py backup`."""
-
     help = __doc__
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -25,17 +23,17 @@ class Command(BaseCommand):
         )
 
     def handle(self, *_args: Any, **options: Any) -> None:
-        before = os.umask(0o077)  # a database that is made here holds hashes of passwords, as the file does
+        before = os.umask(0o077)  # a new database contains password hashes
         try:
             settings.STATE_DIR.mkdir(parents=True, exist_ok=True)
-            told, notes = restore(options["source"], replace=options["replace"])
+            meta, notes = restore(options["source"], replace=options["replace"])
         except (BackupError, DatabaseError, OSError) as error:
             raise CommandError(str(error)) from None
         finally:
             os.umask(before)
-        rows = sum(told["rows"].values())
+        rows = sum(meta["rows"].values())
         self.stdout.write(
-            f"Restored {rows:,} database rows and {told['histories']:,} job histories from {told['made']}"
+            f"Restored {rows:,} database rows and {meta['histories']:,} job histories from {meta['made']}"
         )
         for note in notes:
             self.stdout.write(note)

@@ -16,7 +16,7 @@ from jobs.core.job_details import JobDetail, serialize_job
 from jobs.core.kinds import TABS, Tabs, format_layout, get_external_tabs, get_kind
 from jobs.models import EXTERNAL_ENGINE, TERMINAL, Job, Status
 from jobs.pages.view_helpers import catch_busy_planner, get_user, get_username, submit_once
-from jobs.people.notifications import ends
+from jobs.people.notifications import email_settings
 from jobs.planning.auto_layout import NoOfferError, is_stranded
 from jobs.queue import actions, derived_jobs
 from jobs.queue.inbound.reconcile import RunConnectedError, mark_run_lost
@@ -79,7 +79,7 @@ def job_page(request: HttpRequest, job_id: str) -> HttpResponse:
         "again": job.status in REQUEUEABLE and not external and not job.has_failed_verification(),
         "stranded": queued and is_stranded(job),
         "may_change": may_change(request.user, job),
-        "end_mail": ends.told(get_user(request), job),
+        "end_mail": email_settings.get_end_email(get_user(request), job),
         "check_of": get_visible_job(request.user, job.check_of_id or ""),
         "check": derived_jobs.get_newest_check(request.user, job),
         "check_offer": derived_jobs.describe_check_offer(request.user, job),

@@ -1,1 +1,1 @@
-"""What jobs tell of themselves to others: webhooks and mails, written with the change and sent apart from it."""
+"""Webhooks and emails about jobs, queued with each change and sent by the controller."""

@@ -26,7 +26,7 @@ from jobs.models import (
     StateChange,
     Status,
 )
-from jobs.people.notifications.outbox import write
+from jobs.people.notifications.outbox import add_state_changes
 from jobs.planning.drafts import estimate_job
 from jobs.planning.hosts import get_cluster
 from jobs.queue import attempt_completion, lifecycle, termination
@@ -153,7 +153,7 @@ def _create_run(owner: User, request: RunRequest, spec: JobSpec) -> Attempt:
         hardware=cluster.model_dump(mode="json", exclude={"runs"}),
         status=Status.STARTING,
     )
-    write([StateChange(job=job, attempt=1, status=Status.STARTING, reason="launched elsewhere")])
+    add_state_changes([StateChange(job=job, attempt=1, status=Status.STARTING, reason="launched elsewhere")])
     JobTag.objects.bulk_create(JobTag(job=job, name=name) for name in dict.fromkeys(request.tags))
     attempt, now, each = Attempt.objects.create(job=job, number=1), timezone.now(), request.world_size // request.nodes
     Member.objects.bulk_create(

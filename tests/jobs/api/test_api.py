@@ -284,7 +284,7 @@ def test_a_failure_outside_the_views_has_it_too(client: Any) -> None:
     """As Django's own handlers meet it, when a middleware fails."""
     from django.test import RequestFactory
 
-    from webapp.error_pages import server_error
+    from webapp.views import server_error
 
     told = json.loads(server_error(RequestFactory().get("/api/v1/jobs")).content)
     assert told["errors"][0]["field"] == "request"

@@ -12,7 +12,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
 from tests.support.web import Site
-from webapp.serving import database_pool, limits
+from webapp.serving import limits as web_limits
 
 # The server has workers of its own, a vacuum's say, that count as sessions of the database they work on.
 LOGGED_IN = """
@@ -37,7 +37,7 @@ def test_two_hundred_requests_at_once_are_answered_over_few_connections(postgres
             return [(await task).status_code for task in asked]
 
     assert set(asyncio.run(burst())) == {200}
-    assert 2 < max(seen) <= limits.MAX_DATABASE_CONNECTIONS
+    assert 2 < max(seen) <= web_limits.MAX_DATABASE_CONNECTIONS
 
 
 def logged_in(database: psycopg.Connection) -> int:
@@ -52,6 +52,6 @@ def test_a_long_answer_is_read_without_a_connection(
 ) -> None:
     closed: list[int] = []
     shared = SimpleNamespace(settings_dict={"OPTIONS": {"pool": {}}}, close=lambda: closed.append(1))
-    monkeypatch.setattr(database_pool, "connection", shared)
-    assert database_pool.release_connection(lambda _: response)(RequestFactory().get("/")) is response
+    monkeypatch.setattr(web_limits, "connection", shared)
+    assert web_limits.release_connection(lambda _: response)(RequestFactory().get("/")) is response
     assert len(closed) == times

@@ -152,7 +152,7 @@ def test_projects_members_tokens_and_hosts_come_page_by_page(
     for name in ("zoë", "ann", "研究", "ben", "a@b.org"):
         Membership.objects.create(project=made[0], user=User.objects.create_user(name), role=Role.VIEWER)
     for n in range(7):
-        tokens.make(owner, tokens.ApiTokenRequest(name=f"ci-{n}", scopes=["read"]))
+        tokens.create_token(owner, tokens.ApiTokenRequest(name=f"ci-{n}", scopes=["read"]))
     AuthToken.objects.filter(user=owner).update(created=timezone.now())  # no order but their keys'
     for name in ("b", "a", "Ö", "gpu-7", "gpu-10"):
         make_host(name=name)

@@ -22,7 +22,7 @@ from jobs.models import Membership, Project, Role
 from planner.facts.validation import Problem
 from tests.planner.wrong_specs import GOOD, WRONG_SPECS
 from tests.support.processes import ROOT
-from webapp.error_pages import csrf_failure, permission_denied
+from webapp.views import csrf_failure, permission_denied
 
 Api = Callable[[User | None], APIClient]
 

@@ -16,8 +16,8 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from jobs.models import Attempt, Delivery, MailWish, Status
-from jobs.people.notifications import verdicts
-from jobs.people.notifications.postman import Postman
+from jobs.people.notifications import outbox
+from jobs.people.notifications.delivery_worker import DeliveryWorker
 from jobs.queue import actions, lifecycle
 from jobs.runs.history.recording import recorder as recorder_module
 from jobs.runs.history.recording.recorder import HistoryRecorder
@@ -40,15 +40,15 @@ def webhook(owner: User, attempt: Attempt, inbox: list[EmailMessage], settings: 
 
 
 @pytest.fixture
-def postman() -> Iterator[Postman]:
-    made = Postman()
+def postman() -> Iterator[DeliveryWorker]:
+    made = DeliveryWorker()
     yield made
     made.close()
 
 
-def send(postman: Postman) -> None:
+def send(postman: DeliveryWorker) -> None:
     def none_is_due() -> bool:
-        postman.turn()
+        postman.run_once()
         return not Delivery.objects.filter(due__lte=timezone.now() + timedelta(minutes=6), outcome="waiting").exists()
 
     wait_until(none_is_due, "every message was sent", 20)
@@ -58,7 +58,7 @@ def test_verdict_arrives_by_webhook_and_mail(
     attempt: Attempt,
     webhook: Receiver,
     inbox: list[EmailMessage],
-    postman: Postman,
+    postman: DeliveryWorker,
     recorder: HistoryRecorder,
     live_redis: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
@@ -69,7 +69,7 @@ def test_verdict_arrives_by_webhook_and_mail(
         sender.send(some)
     lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     end(attempt, "failed")
-    postman.turn()
+    postman.run_once()
     assert set(Delivery.objects.values_list("outcome", flat=True)) == {"waiting"}
     assert not webhook.heard, "a message about an end waits for the verdict"
     wait_until(lambda: recorder.run_once() or Attempt.objects.get(pk=attempt.pk).recorded, "the history is whole", 20)
@@ -87,13 +87,13 @@ def test_verdict_arrives_by_webhook_and_mail(
 
 
 def test_mail_lists_verdict_reason_and_next_step(
-    attempt: Attempt, webhook: Receiver, inbox: list[EmailMessage], postman: Postman
+    attempt: Attempt, webhook: Receiver, inbox: list[EmailMessage], postman: DeliveryWorker
 ) -> None:
     final = {"over": True, "state": "failed", "sentence": "Failed: rank 1, ValueError: bad shape (train.py:12)."}
     final |= {"reason": "The rank ended with exit code 3.", "next": "Read the log of rank 1."}
     Attempt.objects.filter(pk=attempt.pk).update(diagnosis=final)
     lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "rank 1 ended with exit code 3: ValueError: bad shape")
-    verdicts.release(attempt.job_id, 1)
+    outbox.release_messages(attempt.job_id, 1)
     send(postman)
     (mail,) = inbox
     assert mail.get_content().splitlines()[:7] == [
@@ -108,13 +108,17 @@ def test_mail_lists_verdict_reason_and_next_step(
 
 
 def test_message_waits_a_bounded_time_for_the_verdict(
-    attempt: Attempt, webhook: Receiver, inbox: list[EmailMessage], postman: Postman, monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt,
+    webhook: Receiver,
+    inbox: list[EmailMessage],
+    postman: DeliveryWorker,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert timedelta(seconds=10) <= verdicts.MAX_WAIT <= timedelta(seconds=30)
-    monkeypatch.setattr(verdicts, "MAX_WAIT", timedelta(seconds=2))
+    assert timedelta(seconds=10) <= outbox.MAX_WAIT <= timedelta(seconds=30)
+    monkeypatch.setattr(outbox, "MAX_WAIT", timedelta(seconds=2))
     lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     lifecycle.requeue(attempt.job_id, "again")
-    postman.turn()
+    postman.run_once()
     assert not webhook.heard
     send(postman)
     assert [json.loads(request.body)["job"]["status"] for request in webhook.heard] == ["failed", "queued"]
@@ -123,20 +127,20 @@ def test_message_waits_a_bounded_time_for_the_verdict(
     assert mail.get_content().splitlines()[1:3] == ["", "Reason: it failed"]
 
 
-def test_retry_sends_equal_bytes(attempt: Attempt, webhook: Receiver, postman: Postman) -> None:
+def test_retry_sends_equal_bytes(attempt: Attempt, webhook: Receiver, postman: DeliveryWorker) -> None:
     early = {"over": False, "state": "slow", "sentence": "Straggler: rank 1.", "reason": "It is slow.", "next": ""}
     Attempt.objects.filter(pk=attempt.pk).update(diagnosis=early)
     lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     waiting = Delivery.objects.get(webhook__isnull=False)
-    verdicts.add_verdicts([waiting])
+    outbox.add_verdicts([waiting])
     assert json.loads(waiting.body)["verdict"] is None
     Attempt.objects.filter(pk=attempt.pk).update(diagnosis={**early, "over": True})
-    verdicts.add_verdicts([waiting])
+    outbox.add_verdicts([waiting])
     assert json.loads(Delivery.objects.get(pk=waiting.pk).body)["verdict"]["sentence"] == "Straggler: rank 1."
     sent = waiting.body
     Attempt.objects.filter(pk=attempt.pk).update(diagnosis={**early, "over": True, "sentence": "Failed: rank 1."})
     waiting.tries = [{"at": timezone.now().isoformat(), "seconds": 1.0, "status": 500, "words": "answered 500"}]
-    verdicts.add_verdicts([waiting])
+    outbox.add_verdicts([waiting])
     assert waiting.body == sent
 
 
@@ -146,7 +150,7 @@ def test_end_of_an_attempt_does_not_send_the_message_of_the_next(attempt: Attemp
     Attempt.objects.create(job=attempt.job, number=2)
     lifecycle.change_status(attempt.job_id, 2, Status.STARTING, "placed")
     lifecycle.change_status(attempt.job_id, 2, Status.FAILED, "it failed again")
-    assert verdicts.release(attempt.job_id, 1) == 3, "webhook and mail of attempt 1, and its queued attempt"
+    assert outbox.release_messages(attempt.job_id, 1) == 3, "webhook and mail of attempt 1, and its queued attempt"
     left = Delivery.objects.filter(due__gt=timezone.now())
     assert {json.loads(each.body)["job"]["attempt"] for each in left} == {2}
 

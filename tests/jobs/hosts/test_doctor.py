@@ -37,7 +37,7 @@ def levels(subject: str) -> list[str]:
 
 def worked() -> bool:
     """A controller and a recorder take their leases, and all goes well."""
-    Controller().turn()
+    Controller().run_once()
     HistoryRecorder().run_once()
     return Lease.objects.exclude(ticked=None).count() == 2
 

@@ -14,8 +14,7 @@ from django.forms import model_to_dict
 from django.utils import timezone
 
 from jobs.models import Host, JoinToken, Member, Pool, SlotAllocation
-from jobs.operations.metrics.catalogue import SLOTS
-from jobs.operations.metrics.figures import figures
+from jobs.operations.metrics.collection import SLOTS, collect_metrics
 from jobs.planning.hosts import get_measured_hosts
 from jobs.queue import actions
 from jobs.queue.hosts.checks import is_version_mismatch, list_host_versions
@@ -142,7 +141,7 @@ def test_a_slot_is_free_only_where_the_queue_would_give_it_away_wherever_one_ask
     assert (page.count(': free" aria'), page.count(': not accepting jobs" aria')) == (3, 8)
     for name, free in expected.items():
         assert f"{free} of 2 free" in client.get(f"/hosts/{name}/").content.decode()
-    told = figures()[SLOTS]
+    told = collect_metrics()[SLOTS]
     assert (told["cpu", "free"], told["cpu", "unusable"]) == (3, 9)
     assert "3 GPU or CPU slots are ready" in client.get("/overview/?part=live").content.decode()
     told_by_admin = client.get("/admin/jobs/host/").content.decode()

@@ -21,7 +21,7 @@ from tests.jobs.hosts.joined_hosts import Guest, admitted
 def first(db: None, live_redis: redis.Redis) -> Iterator[tuple[Controller, Guest]]:
     """A board that works, with a host."""
     guest, works = admitted("host-a"), Controller()
-    works.turn()
+    works.run_once()
     assert guest.redis.ping()
     yield works, guest
     guest.redis.close()
@@ -41,7 +41,7 @@ def test_a_second_board_leaves_the_hosts_of_the_first_alone_and_says_why(
     first: tuple[Controller, Guest], second: Controller, caplog: Any
 ) -> None:
     for _ in range(3):
-        second.turn()
+        second.run_once()
     assert first[1].redis.ping(), "its user, and its connection, are still there"
     said = "The controller of another board uses this Redis"
     assert [said in record.message for record in caplog.records] == [True], "once"
@@ -52,7 +52,7 @@ def test_a_second_board_leaves_the_hosts_of_the_first_alone_and_says_why(
 def test_no_host_joins_a_second_board_in_place_of_one_of_the_first(
     first: tuple[Controller, Guest], second: Controller
 ) -> None:
-    second.turn()
+    second.run_once()
     with pytest.raises(NoRightsError, match="The controller of another board"):
         admitted("host-a")
     staff.remove_host(Host.objects.get(name="host-a"), "staff")
@@ -62,9 +62,9 @@ def test_no_host_joins_a_second_board_in_place_of_one_of_the_first(
 def test_the_second_goes_on_once_the_first_has_left(
     first: tuple[Controller, Guest], second: Controller, live_redis: redis.Redis
 ) -> None:
-    second.turn()
+    second.run_once()
     first[0]._claim.release(first[0]._lease.holder)
-    second.turn()
+    second.run_once()
     assert Lease.objects.get().ticked is not None
     assert get_redis_user("host-a") not in live_redis.acl_users(), "no host of this board"
 
@@ -75,5 +75,5 @@ def test_controllers_of_one_board_take_over_from_each_other(
     """Also where the first was killed and gave nothing back."""
     Lease.objects.update(ticked=None)
     monkeypatch.setattr(work_lease, "TAKEOVER_AFTER_S", 0.0)
-    Controller().turn()
+    Controller().run_once()
     assert Lease.objects.get().ticked is not None

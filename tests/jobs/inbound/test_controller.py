@@ -62,7 +62,7 @@ def test_a_stage_that_fails_holds_up_no_other(
         monkeypatch.setattr(engines if hasattr(engines, stage) else controller, stage, work)
     made = Controller()
     for _ in range(3):
-        made.turn()
+        made.run_once()
     assert called == ["read_events", "schedule", "reconcile", "deliver", "prune_if_due"] * 3
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(told) == 1, "the same is told once a minute"
@@ -75,7 +75,7 @@ def test_an_idle_tick_says_nothing(job: Job, live_redis: redis.Redis, caplog: An
     caplog.set_level(logging.INFO)
     made = Controller()
     for _ in range(3):
-        made.turn()
+        made.run_once()
     assert caplog.records == []
     assert Lease.objects.get().ticked is not None
 
@@ -85,12 +85,12 @@ def test_a_database_that_cut_the_connection_is_found_again(
     live_redis: redis.Redis, postgres_url: str, caplog: Any
 ) -> None:
     made = Controller()
-    made.turn()
+    made.run_once()
     first = Lease.objects.get().ticked
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
-    made.turn()
-    made.turn()
+    made.run_once()
+    made.run_once()
     last = Lease.objects.get().ticked
     assert first is not None
     assert last is not None
@@ -122,9 +122,9 @@ def test_while_redis_is_away_no_host_is_called_silent_and_jobs_wait_for_redis(
 ) -> None:
     """Once a Redis that was stopped for 30 s was told as a host that has been silent."""
     made = Controller()
-    made.turn()
+    made.run_once()
     queued, _ = actions.submit(owner, {**GOOD, "resources": {"device": "cpu", "host": "host-a"}})
-    made.turn()
+    made.run_once()
     real_tick, real_now = time.monotonic, timezone.now
     redis_service.stop()
     monkeypatch.setattr(time, "monotonic", lambda: real_tick() + 40)
@@ -277,7 +277,7 @@ def test_an_order_is_kept_while_the_database_is_away(
 ) -> None:
     schedule()
     with monkeypatch.context() as broken:
-        broken.setattr(orders, "sealed_for", Mock(side_effect=OperationalError("database is locked")))
+        broken.setattr(orders, "encrypt_for_host", Mock(side_effect=OperationalError("database is locked")))
         with pytest.raises(OperationalError):
             deliver(live_redis)
     assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1

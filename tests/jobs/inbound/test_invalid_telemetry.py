@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from contracts.names import telemetry_stream
 from jobs.models import Attempt, Host, Job, Member, Status
-from jobs.operations.metrics.ranks import of_streams
+from jobs.operations.metrics.collection import read_rank_metrics
 from jobs.pages.jobs import live_figures
 from jobs.queue.termination import IdleWatch
 from tests.jobs.api.following import step
@@ -49,7 +49,7 @@ def test_a_spoilt_entry_is_left_out_and_the_rest_is_told(
     assert [idle._progress[key][0] for key in keys] == [-1, 6]
     assert live_figures.read_progress(keys) == {keys[0]: None, keys[1]: live_figures.Progress(6, 4.0)}
     assert live_figures.read_traffic_rates(keys) == {keys[0]: None, keys[1]: 0.0}
-    assert [told and told[0].step for told in of_streams({(*key, 0): 1 for key in keys}).values()] == [{}, 6]
+    assert [told and told[0].step for told in read_rank_metrics({(*key, 0): 1 for key in keys}).values()] == [{}, 6]
 
 
 def test_what_a_run_sends_now_is_of_all_its_hosts(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from jobs.operations.metrics.catalogue import OF_GPUS
+from jobs.operations.metrics.collection import GPU_METRICS
 from tests.support.processes import ROOT, RedisServer, run_process, scale_timeout, wait_until
 from tests.support.web import run_site
 from webapp.runner import find_free_port
@@ -81,7 +81,7 @@ def test_every_panel_shows_something(redis_service: RedisServer, tmp_path: Path)
 def _without_data(port: int) -> list[str]:
     """Titles of panels of which a query answers nothing; [] too while any other than those of GPUs does."""
     empty = [panel["title"] for panel in PANELS if not all(_answers(port, each["expr"]) for each in panel["targets"])]
-    of_gpus = [panel["title"] for panel in PANELS if any(name in str(panel["targets"]) for name in OF_GPUS)]
+    of_gpus = [panel["title"] for panel in PANELS if any(name in str(panel["targets"]) for name in GPU_METRICS)]
     return empty if empty == of_gpus else []
 
 

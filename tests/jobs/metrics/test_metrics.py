@@ -23,10 +23,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from prometheus_client.parser import text_string_to_metric_families
 
 from jobs.models import Attempt, Job, Member
-from jobs.operations.metrics import figures as looked
-from jobs.operations.metrics.catalogue import FAMILIES, OF_GPUS, RANK_BYTES, RANK_STEP
-from jobs.operations.metrics.figures import figures
-from jobs.operations.metrics.otlp import Otlp
+from jobs.operations.metrics import collection as looked
+from jobs.operations.metrics.collection import FAMILIES, GPU_METRICS, RANK_BYTES, RANK_STEP, collect_metrics
+from jobs.operations.metrics.export import OtlpExporter
 from tests.jobs.metrics.board import USE, board, go_on, host, running, tell
 from tests.support.processes import ROOT, wait_until
 
@@ -100,7 +99,7 @@ def test_a_job_is_told_of_between_two_long_steps(owner: User, live_redis: redis.
     job = board(owner)
     tell(live_redis, job.id, 3, ranks=4)
     go_on(live_redis, job.id, 1000)
-    assert figures()[RANK_BYTES][job.id, "1", "3", "dp"] == 3000
+    assert collect_metrics()[RANK_BYTES][job.id, "1", "3", "dp"] == 3000
 
 
 def test_as_many_queries_whatever_there_is(owner: User, live_redis: redis.Redis) -> None:
@@ -108,23 +107,23 @@ def test_as_many_queries_whatever_there_is(owner: User, live_redis: redis.Redis)
     with CaptureQueriesContext(
         connection,
     ) as few:
-        figures()
+        collect_metrics()
     where = host("host-b")
     for number in range(5):
         running(owner, where, f"run {number}")
         host(f"host-{number}")
     with CaptureQueriesContext(connection) as many:
-        figures()
+        collect_metrics()
     assert len(many) == len(few) <= MOST_QUERIES
 
 
 def test_series_are_bounded_and_what_is_left_out_is_told(
     owner: User, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looked, "MOST_JOBS", 2)
-    monkeypatch.setattr(looked, "MOST_RANKS", 3)
-    monkeypatch.setattr(looked, "MOST_RANKS_TOLD", 5)
-    monkeypatch.setattr(looked, "MOST_HOSTS", 1)
+    monkeypatch.setattr(looked, "MAX_JOBS", 2)
+    monkeypatch.setattr(looked, "MAX_JOB_RANKS", 3)
+    monkeypatch.setattr(looked, "MAX_RANKS", 5)
+    monkeypatch.setattr(looked, "MAX_HOSTS", 1)
     where = host()
     host("host-b")
     for number in range(4):
@@ -134,7 +133,7 @@ def test_series_are_bounded_and_what_is_left_out_is_told(
     Member.objects.create(
         attempt=last.attempt, node=1, host=where, host_name="a", first_rank=4, num_ranks=60, ordered=timezone.now()
     )
-    found = {family.name: values for family, values in figures().items()}
+    found = {family.name: values for family, values in collect_metrics().items()}
     assert len(found["meshboard_job_info"]) == 2
     assert len(found["meshboard_rank_step_seconds"]) == 5
     assert len(found["meshboard_host_slots"]) == 1
@@ -219,7 +218,7 @@ def collector(settings: Any) -> Iterator[type[Collector]]:
 
 def sent_to(collector: type[Collector]) -> tuple[str, str, ExportMetricsServiceRequest]:
     """What a look sends, and where to with which token."""
-    otlp = Otlp()
+    otlp = OtlpExporter()
     otlp.turn()
     try:
         return wait_until(lambda: collector.asked, "the collector was told", 20)[-1]
@@ -247,7 +246,7 @@ def test_a_collector_gets_the_same_by_otlp(owner: User, live_redis: redis.Redis,
     (resource,) = request.resource_metrics
     assert ("service.name", "meshboard") in {(a.key, a.value.string_value) for a in resource.resource.attributes}
     metrics = metrics_of(request)
-    wanted = figures()
+    wanted = collect_metrics()
     assert set(metrics) == {family.name.removesuffix("_total") for family in wanted}
     sent = metrics["meshboard_rank_payload_bytes"]
     assert sent.sum.is_monotonic
@@ -268,17 +267,17 @@ def test_a_collector_is_told_of_as_many_series_as_prometheus(
     for number in range(16):
         tell(live_redis, running(owner, where, f"run {number}").id, 1, ranks=64)
     _, _, request = sent_to(collector)
-    assert values(metrics_of(request)["meshboard_rank_payload_bytes"].sum.data_points) == figures()[RANK_BYTES]
-    assert len(figures()[RANK_BYTES]) == 2 * 1024
+    assert values(metrics_of(request)["meshboard_rank_payload_bytes"].sum.data_points) == collect_metrics()[RANK_BYTES]
+    assert len(collect_metrics()[RANK_BYTES]) == 2 * 1024
 
 
 def test_a_collector_that_is_slow_holds_up_nothing_and_is_told_of_no_old_figures(owner: User, settings: Any) -> None:
     settings.OTLP_EVERY_S = 1
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings.OTLP_ENDPOINT = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        otlp = Otlp()
+        otlp = OtlpExporter()
         otlp.turn()
-        otlp._looked -= 10
+        otlp._collected -= 10
         with CaptureQueriesContext(connection) as asked:
             otlp.turn()
         assert not asked, "it looks again once the collector has taken what it was told"
@@ -287,5 +286,5 @@ def test_a_collector_that_is_slow_holds_up_nothing_and_is_told_of_no_old_figures
 
 def test_panels_that_need_gpus_say_so() -> None:
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
-        needs = any(name in target["expr"] for target in panel["targets"] for name in OF_GPUS)
+        needs = any(name in target["expr"] for target in panel["targets"] for name in GPU_METRICS)
         assert ("Needs GPUs" in panel["description"]) == needs

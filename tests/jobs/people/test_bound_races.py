@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 
 from jobs.models import Delivery, ImportedTrace, Invitation, Project, Webhook
 from jobs.people import invitations, tokens
-from jobs.people.notifications import hooks
+from jobs.people.notifications import webhooks
 from jobs.runs.traces.imports import store
 from planner.facts.validation import SpecError
 from tests.jobs.conftest import run_together
@@ -53,12 +53,14 @@ def together(make: Callable[[int], Any]) -> None:
 
 
 def hook(user: User, number: int) -> Webhook:
-    return hooks.make(user, "default", hooks.WebhookRequest(name=f"n{number}", url="https://example.com/"))
+    return webhooks.create_webhook(
+        user, "default", webhooks.WebhookRequest(name=f"n{number}", url="https://example.com/")
+    )
 
 
 def test_webhooks_are_no_more_than_their_bound(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 24 at once 6 became webhooks where there was room for one."""
-    monkeypatch.setattr(hooks, "MOST_OF_OWNER", 2)
+    monkeypatch.setattr(webhooks, "MAX_OWNER_WEBHOOKS", 2)
     for _ in range(ROUNDS):
         together(partial(hook, ann))
         assert Webhook.objects.filter(owner=ann).count() == 2
@@ -68,7 +70,7 @@ def test_webhooks_are_no_more_than_their_bound(ann: User, monkeypatch: pytest.Mo
 def test_one_ping_is_on_its_way(ann: User) -> None:
     for number in range(ROUNDS):
         made = hook(ann, number)
-        together(lambda _, made=made: hooks.send_ping(ann, made))  # type: ignore[misc]
+        together(lambda _, made=made: webhooks.send_ping(ann, made))  # type: ignore[misc]
         assert Delivery.objects.filter(webhook=made).count() == 1
 
 
@@ -84,15 +86,19 @@ def test_imports_are_no_more_than_their_bound(
 
 
 def test_tokens_and_invitations_are_no_more_than_their_bound(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "MOST", 1)
-    monkeypatch.setattr(invitations, "MOST_INVITATIONS", 1)
+    monkeypatch.setattr(tokens, "MAX_TOKENS", 1)
+    monkeypatch.setattr(invitations, "MAX_OPEN_INVITATIONS", 1)
     project = Project.objects.create(name="team")
     try:
         for _ in range(ROUNDS):
-            together(lambda number: tokens.make(ann, tokens.ApiTokenRequest(name=f"n{number}", scopes=["read"])))
-            assert tokens.known(ann).count() == 1
-            tokens.known(ann).delete()
-            together(lambda _: invitations.invite(project, invitations.InvitationRequest(role="viewer"), "ann"))
+            together(
+                lambda number: tokens.create_token(ann, tokens.ApiTokenRequest(name=f"n{number}", scopes=["read"]))
+            )
+            assert tokens.get_active_tokens(ann).count() == 1
+            tokens.get_active_tokens(ann).delete()
+            together(
+                lambda _: invitations.create_invitation(project, invitations.InvitationRequest(role="viewer"), "ann")
+            )
             assert Invitation.objects.filter(project=project).count() == 1
             Invitation.objects.all().delete()
     finally:

@@ -18,8 +18,8 @@ from rest_framework.test import APIClient
 
 from jobs.core import access
 from jobs.models import AuditEntry, Invitation, Membership, Project, Role
-from jobs.people import invitation_mail
-from jobs.people.invitations import AccountForm, InvitationRequest, find, invite, make_account
+from jobs.people import invitations
+from jobs.people.invitations import AccountForm, InvitationRequest, create_account, create_invitation, find_invitation
 from tests.jobs.conftest import run_together
 from tests.webapp.test_public import PUBLIC
 from webapp.runner import find_free_port
@@ -44,7 +44,7 @@ def invited() -> QuerySet[User]:
 def link(team: Project, **wish: Any) -> str:
     """A path that somebody was sent."""
     asked = InvitationRequest(**{"role": "submitter", **wish})
-    return f"/invitations/?token={invite(team, asked, admin_of(team))[1]}"
+    return f"/invitations/?token={create_invitation(team, asked, admin_of(team))[1]}"
 
 
 def test_who_has_no_account_gets_one_with_the_link(team: Project, client: Client) -> None:
@@ -192,12 +192,12 @@ def test_of_many_with_one_link_one_gets_in() -> None:
 @pytest.mark.usefixtures("each_database")
 def test_of_two_who_take_one_name_one_has_it_and_the_other_s_link_is_good() -> None:
     team = Project.objects.create(name="team")
-    texts = [invite(team, InvitationRequest(role="viewer"), admin_of(team))[1] for _ in range(2)]
-    forms = [AccountForm(find(text), ANN) for text in texts]
+    texts = [create_invitation(team, InvitationRequest(role="viewer"), admin_of(team))[1] for _ in range(2)]
+    forms = [AccountForm(find_invitation(text), ANN) for text in texts]
     assert all(form.is_valid() for form in forms)
     made: list[User | None] = []
-    pairs = zip(forms, map(find, texts), strict=True)
-    run_together([lambda form=form, found=found: made.append(make_account(form, found)) for form, found in pairs])
+    pairs = zip(forms, map(find_invitation, texts), strict=True)
+    run_together([lambda form=form, found=found: made.append(create_account(form, found)) for form, found in pairs])
     assert (len([user for user in made if user]), invited().count(), Membership.objects.count()) == (1, 1, 2)
     assert Invitation.objects.filter(accepted=None).count() == 1
     assert [form.errors.get("username") for form in forms].count(["A user with that username already exists."]) == 1
@@ -216,7 +216,7 @@ def test_one_with_a_mail_address_is_mailed_there_and_said_so(
     (mail,) = inbox
     assert (mail["To"], mail["Subject"]) == ("ann@acme.example", "Invitation to project team")
     assert f"https://board.example/invitations/?token={told['token']}" in mail.get_content().splitlines()
-    monkeypatch.setattr(invitation_mail, "MOST_AN_HOUR", 1)
+    monkeypatch.setattr(invitations, "MAX_INVITATIONS_PER_HOUR", 1)
     assert "has reached the limit of 1 invitations per hour" in told_of(email="bob@acme.example")["mailed"]
     monkeypatch.undo()
     settings.EMAIL_PORT = find_free_port()
@@ -244,7 +244,7 @@ def test_who_may_no_longer_invite_has_no_open_door_left(
 ) -> None:
     """An admin's own link made them admin again."""
     admin = members["admin"]
-    path = f"/invitations/?token={invite(team, InvitationRequest(role='admin'), admin.get_username())[1]}"
+    path = f"/invitations/?token={create_invitation(team, InvitationRequest(role='admin'), admin.get_username())[1]}"
     assert client.get(path).status_code == 200
     if how == "disabled":
         User.objects.filter(pk=admin.pk).update(is_active=False)

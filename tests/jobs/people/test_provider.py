@@ -11,7 +11,7 @@ from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
 from django.test import Client
 
-from jobs.people import provider as provided
+from jobs.people import sign_on as provided
 from tests.jobs.people.conftest import signing_on_by
 from tests.jobs.people.providers import Answers, comes_back, logged_in
 
@@ -149,7 +149,7 @@ def test_those_who_wait_for_it_leave_room_for_everybody(
     """All wait that may: the next is told so at once."""
     full = threading.BoundedSemaphore(1)
     full.acquire()
-    monkeypatch.setattr(provided, "_room", full)
+    monkeypatch.setattr(provided, "_request_slots", full)
     answer = Client().get("/login/oidc/board/login/")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
     assert answers.asked == 0

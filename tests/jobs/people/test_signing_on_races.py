@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from jobs.models import AuditEntry
-from jobs.people.signing_on import SignOn
+from jobs.people.sign_on import SignOnAdapter
 from tests.jobs.conftest import run_together
 from tests.jobs.people.providers import Answers, logged_in, proof
 from tests.support.postgres import postgres_server, use_database
@@ -50,7 +50,7 @@ def all_new(together: threading.Barrier, monkeypatch: pytest.MonkeyPatch) -> Non
         together.wait(scale_timeout(20))
         return True
 
-    monkeypatch.setattr(SignOn, "is_open_for_signup", found)
+    monkeypatch.setattr(SignOnAdapter, "is_open_for_signup", found)
 
 
 def come_back(clients: list[Client], query: Callable[[Client], str] = lambda _: "") -> list[Any]:
@@ -88,7 +88,7 @@ def test_of_people_who_would_be_called_alike_each_has_an_account(
         each_own.subject = getattr(each_own, "subject", None) or f"s{next(subjects)}"
         return {"sub": each_own.subject, "preferred_username": "ann", "given_name": "Ann"}
 
-    monkeypatch.setattr("jobs.people.provider.believed", claims)
+    monkeypatch.setattr("jobs.people.sign_on.parse_claims", claims)
     clients = [Client() for _ in range(TOGETHER)]
     come_back(clients)
     assert all(logged_in(each) for each in clients)
@@ -98,13 +98,13 @@ def test_of_people_who_would_be_called_alike_each_has_an_account(
 def test_a_connection_that_comes_several_times_at_once_is_one(
     together: threading.Barrier, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = SignOn.pre_social_login
+    before = SignOnAdapter.pre_social_login
 
     def looked(*told: Any) -> None:
         before(*told)
         together.wait(scale_timeout(20))
 
-    monkeypatch.setattr(SignOn, "pre_social_login", looked)
+    monkeypatch.setattr(SignOnAdapter, "pre_social_login", looked)
     User.objects.create_user("owner", password="owner-password")
     clients = [Client() for _ in range(TOGETHER)]
     for each in clients:

@@ -33,7 +33,7 @@ OWN_DOOR = ("/api/v1/hosts/join", "/api/v1/runs/{run}/{attempt}/members")  # com
 
 
 def with_scopes(user: User, *scopes: str) -> APIClient:
-    text = tokens.make(user, ApiTokenRequest.model_validate({"name": "t", "scopes": [*scopes]})).text
+    text = tokens.create_token(user, ApiTokenRequest.model_validate({"name": "t", "scopes": [*scopes]})).text
     return APIClient(headers={"Authorization": f"Token {text}"})
 
 
@@ -177,7 +177,7 @@ def test_a_senseless_wish_names_its_field(wish: dict[str, Any], field: str, owne
 
 
 def test_a_token_makes_none_that_may_more_or_lasts_longer(owner: User) -> None:
-    text = tokens.make(owner, ApiTokenRequest(name="short", scopes=["read", "operate"], days=1)).text
+    text = tokens.create_token(owner, ApiTokenRequest(name="short", scopes=["read", "operate"], days=1)).text
     rest = APIClient(headers={"Authorization": f"Token {text}"})
     more = rest.post("/api/v1/tokens", {"name": "more", "scopes": ["submit"]}, format="json")
     assert (more.status_code, more.json()["errors"][0]["field"]) == (422, "scopes")
@@ -262,7 +262,7 @@ def test_another_start_of_the_local_demo_keeps_the_password_that_its_admin_chose
     admin = User.objects.get()
     admin.set_password("chosen on the page")
     admin.save()
-    own = tokens.make(admin, ApiTokenRequest(name="ci", scopes=["read"])).text
+    own = tokens.create_token(admin, ApiTokenRequest(name="ci", scopes=["read"])).text
     for _ in range(2):  # the token of the start before is gone, as changing the password does; then it is there
         call_command("meshboard_user", keep=kept)
         kept.write_text(capsys.readouterr().out)

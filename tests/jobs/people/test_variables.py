@@ -90,8 +90,8 @@ def test_a_value_that_is_written_otherwise_would_be_found(
     written: Callable[[bytes], bytes], team: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the test above is worth."""
-    monkeypatch.setattr(variables, "board", lambda _purpose: SimpleNamespace(encrypt=written))
-    variables.put(team, "HF_TOKEN", SECRET, "admin")
+    monkeypatch.setattr(variables, "get_cipher", lambda _purpose: SimpleNamespace(encrypt=written))
+    variables.set_variable(team, "HF_TOKEN", SECRET, "admin")
     assert tables_that_tell(SECRET) == ["jobs_projectvariable"]
 
 
@@ -105,23 +105,23 @@ def test_a_value_that_is_written_otherwise_would_be_found(
 )
 def test_a_name_outside_the_list_is_refused(name: str, team: Project) -> None:
     with pytest.raises(SpecError) as refused:
-        variables.put(team, name, "x", "admin")
+        variables.set_variable(team, name, "x", "admin")
     assert refused.value.problems[0].field == "variable"
     assert not team.variables.exists()
 
 
 def test_what_is_too_much_is_refused_with_its_size(team: Project) -> None:
     with pytest.raises(SpecError, match="16,386 bytes"):
-        variables.put(team, "JOB_A", "é" * (MAX_VARIABLE_BYTES // 2 + 1), "admin")
+        variables.set_variable(team, "JOB_A", "é" * (MAX_VARIABLE_BYTES // 2 + 1), "admin")
     for number in range(4):
-        variables.put(team, f"JOB_{number}", "x" * MAX_VARIABLE_BYTES, "admin")
+        variables.set_variable(team, f"JOB_{number}", "x" * MAX_VARIABLE_BYTES, "admin")
     with pytest.raises(SpecError, match="the other variables have 65,536"):
-        variables.put(team, "JOB_MORE", "x", "admin")
-    variables.put(team, "JOB_3", "", "admin")
+        variables.set_variable(team, "JOB_MORE", "x", "admin")
+    variables.set_variable(team, "JOB_3", "", "admin")
     for number in range(MAX_VARIABLES - 4):
-        variables.put(team, f"AWS_{number}", "", "admin")
+        variables.set_variable(team, f"AWS_{number}", "", "admin")
     with pytest.raises(SpecError, match="already has 50 variables, the maximum"):
-        variables.put(team, "AWS_MORE", "", "admin")
+        variables.set_variable(team, "AWS_MORE", "", "admin")
 
 
 def launched(client: redis.Redis) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def test_a_new_secret_key_reads_what_the_one_before_wrote(members: Members, sett
     attempt = Attempt.objects.create(job=job, number=1)
     host = Host(name="host-a", generation=1)
     member = Member(attempt=attempt, host=host)
-    sealed = variables.sealed_for(member, job)
+    sealed = variables.encrypt_for_host(member, job)
     old_host, new_host = (bytes.fromhex(key) for key in reversed(derive_signing_keys("host-a", 1)))
     assert (
         decrypt_variables(old_host, job.id, 1, sealed)

@@ -18,11 +18,11 @@ from django.urls import resolve
 from django.utils import timezone
 from knox.models import AuthToken
 
+from jobs.admin.accounts import AccountAdmin
 from jobs.admin.hosts import DeadLetterAdmin
-from jobs.admin.others import Others
-from jobs.admin.written import Audited, OwnColumn
+from jobs.admin.shared import AuditedAdmin, SingleColumnAdmin
 from jobs.models import Attempt, AuditEntry, Delivery, Host, Invitation, Job, JoinToken, Project, Status, Webhook
-from jobs.people.invitations import InvitationRequest, invite
+from jobs.people.invitations import InvitationRequest, create_invitation
 from jobs.queue import actions, lifecycle
 from jobs.queue.inbound.reconcile import check_external_runs
 from tests.jobs.pages.test_script import FORM as SCRIPT
@@ -179,7 +179,7 @@ def project(client: Client, team: Project) -> None:
     post(client, "/projects/team/invitations/revoke/", id=str(Invitation.objects.get().pk))
     post(client, "/projects/team/variables/", name="JOB_X", value="x")
     post(client, "/projects/team/variables/remove/", name="JOB_X")
-    post(client, f"/invitations/?token={invite(team, InvitationRequest(role='viewer'), 'owner')[1]}")
+    post(client, f"/invitations/?token={create_invitation(team, InvitationRequest(role='viewer'), 'owner')[1]}")
 
 
 def test_what_staff_change_in_the_admin_is_written_down(client: Client, make_host: Callable[..., Host]) -> None:
@@ -228,6 +228,6 @@ def test_every_admin_is_one_that_writes_down() -> None:
     ours = {m: admin.site.get_model_admin(m) for m in apps.get_models() if admin.site.is_registered(m)}
     assert len(ours) > 15
     for model, made in ours.items():
-        assert isinstance(made, Audited | OwnColumn | Others | DeadLetterAdmin), model
-        if isinstance(made, Others):
+        assert isinstance(made, AuditedAdmin | SingleColumnAdmin | AccountAdmin | DeadLetterAdmin), model
+        if isinstance(made, AccountAdmin):
             assert {*made.actions} <= set(UNWRITTEN_ACTIONS), model

@@ -6,7 +6,13 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from jobs.people.notifications.addresses import RefusedAddressError, is_inside, literal, may_reach, resolve
+from jobs.people.notifications.webhook_transport import (
+    RefusedAddressError,
+    is_in_networks,
+    may_reach,
+    parse_address_literal,
+    resolve,
+)
 
 INSIDE = (
     *("127.0.0.1", "127.8.9.10", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
@@ -32,21 +38,21 @@ def test_settings_open_what_they_name_and_nothing_beside() -> None:
     allowed = [ip_network("10.1.0.0/16"), ip_network("fd12::/16")]
     for text in ("10.1.2.3", "::ffff:10.1.2.3", "fd12::1"):
         assert may_reach(ip_address(text), allowed)
-        assert is_inside(ip_address(text), allowed)
+        assert is_in_networks(ip_address(text), allowed)
     for text in ("10.2.0.1", "127.0.0.1", "fd13::1"):
         assert not may_reach(ip_address(text), allowed)
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "127.1", "::ffff:7f00:1", "0"])
 def test_an_address_is_known_however_it_is_written(host: str) -> None:
-    (found,) = literal(host)
+    (found,) = parse_address_literal(host)
     assert not may_reach(found, [])
     with pytest.raises(RefusedAddressError, match="resolves to a private address"):
         resolve(host, 443, [])
 
 
 def test_a_name_is_no_address_and_one_that_leads_nowhere_is_refused() -> None:
-    assert literal("hooks.example") == []
+    assert parse_address_literal("hooks.example") == []
     with pytest.raises(RefusedAddressError, match="has no IP address"):
         resolve("nothing.invalid", 443, [])
     with pytest.raises(RefusedAddressError, match=r"resolves to a private address"):

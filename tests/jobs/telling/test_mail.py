@@ -25,7 +25,7 @@ from jobs.models import (
     describe_status,
 )
 from jobs.people.notifications import outbox
-from jobs.people.notifications.postman import Postman
+from jobs.people.notifications.delivery_worker import DeliveryWorker
 from jobs.queue import actions, lifecycle
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import wait_until
@@ -33,15 +33,15 @@ from webapp.runner import find_free_port
 
 
 @pytest.fixture
-def postman() -> Iterator[Postman]:
-    made = Postman()
+def postman() -> Iterator[DeliveryWorker]:
+    made = DeliveryWorker()
     yield made
     made.close()
 
 
-def sent(postman: Postman) -> None:
+def sent(postman: DeliveryWorker) -> None:
     def none_waits() -> bool:
-        postman.turn()
+        postman.run_once()
         return not Delivery.objects.filter(due__isnull=False).exists()
 
     wait_until(none_waits, "every mail was sent", 20)
@@ -53,7 +53,7 @@ def wishing(user: User, project: str = "", states: tuple[str, ...] = ("cancelled
 
 
 def test_people_are_mailed_of_the_states_they_chose(
-    owner: User, stranger: User, staff: User, inbox: list[EmailMessage], postman: Postman
+    owner: User, stranger: User, staff: User, inbox: list[EmailMessage], postman: DeliveryWorker
 ) -> None:
     apollo = Project.objects.create(name="apollo")
     Membership.objects.create(user=owner, project=apollo, role=Role.SUBMITTER)
@@ -77,7 +77,7 @@ def test_people_are_mailed_of_the_states_they_chose(
 
 
 def test_who_left_before_the_mail_did_gets_none(
-    owner: User, stranger: User, staff: User, inbox: list[EmailMessage], postman: Postman
+    owner: User, stranger: User, staff: User, inbox: list[EmailMessage], postman: DeliveryWorker
 ) -> None:
     apollo = Project.objects.create(name="apollo")
     for user in (owner, stranger):
@@ -138,7 +138,9 @@ def test_every_state_is_told_as_one_says_it() -> None:
         "r" * 100,
     ],
 )
-def test_no_job_s_name_becomes_a_header(name: str, owner: User, inbox: list[EmailMessage], postman: Postman) -> None:
+def test_no_job_s_name_becomes_a_header(
+    name: str, owner: User, inbox: list[EmailMessage], postman: DeliveryWorker
+) -> None:
     wishing(owner, address="owner@people.example")
     job, _ = actions.submit(owner, GOOD)
     Job.objects.update(name=name)
@@ -154,12 +156,12 @@ def test_no_job_s_name_becomes_a_header(name: str, owner: User, inbox: list[Emai
 
 
 def test_while_the_mail_server_is_away_mails_wait(
-    owner: User, inbox: list[EmailMessage], postman: Postman, settings: Any
+    owner: User, inbox: list[EmailMessage], postman: DeliveryWorker, settings: Any
 ) -> None:
     wishing(owner)
     there, settings.EMAIL_PORT = settings.EMAIL_PORT, find_free_port()
     actions.cancel(actions.submit(owner, GOOD)[0], "owner")
-    wait_until(lambda: postman.turn() or Delivery.objects.get().tries, "it was tried")
+    wait_until(lambda: postman.run_once() or Delivery.objects.get().tries, "it was tried")
     assert Delivery.objects.get().outcome == Outcome.WAITING
     assert "ConnectionRefusedError" in Delivery.objects.get().tries[0]["words"]
     settings.EMAIL_PORT = there
@@ -171,7 +173,7 @@ def test_while_the_mail_server_is_away_mails_wait(
 def test_no_more_than_an_hour_s_mails_and_none_without_a_server_or_an_address(
     owner: User, stranger: User, inbox: list[EmailMessage], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "MOST_MAILS_AN_HOUR", 2)
+    monkeypatch.setattr(outbox, "MAX_MAILS_PER_HOUR", 2)
     wishing(owner, states=("queued",))
     wishing(stranger, states=("queued",))
     User.objects.filter(pk=stranger.pk).update(email="")

@@ -26,8 +26,8 @@ def sent(owner: User, live_redis: redis.Redis) -> Iterator[tuple[Controller, Rec
         hook_of(owner, there)
         actions.submit(owner, GOOD)
         first = Controller()
-        first.turn()
-        wait_until(lambda: len(first._postman._heard) == 2, "it is known how it went, and that the batch is over")
+        first.run_once()
+        wait_until(lambda: len(first._postman._results) == 2, "it is known how it went, and that the batch is over")
         assert (len(there.heard), Delivery.objects.get().outcome) == (1, Outcome.WAITING)
         yield first, there
 
@@ -38,8 +38,8 @@ def test_who_lost_the_lease_writes_down_what_it_had_sent(
     first, second = sent[0], Controller()
     with monkeypatch.context() as patch:
         patch.setattr(work_lease, "TAKEOVER_AFTER_S", 0.0)  # as of one that stood still
-        second.turn()
-    first.turn()
+        second.run_once()
+    first.run_once()
     assert Lease.objects.get().holder == second._lease.holder
     assert (Delivery.objects.get().outcome, Delivery.objects.get().due) == (Outcome.DELIVERED, None)
     first._postman.close()

@@ -13,9 +13,9 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Delivery, Job, Outcome, Webhook
-from jobs.people.notifications import deliveries, hooks
-from jobs.people.notifications.postman import Postman
-from jobs.people.notifications.signing import secret_of
+from jobs.people.notifications import outbox, webhooks
+from jobs.people.notifications.delivery_worker import DeliveryWorker
+from jobs.people.notifications.webhook_transport import get_secret
 from jobs.queue import actions
 from tests.jobs.telling.receivers import hook_of
 from tests.planner.wrong_specs import GOOD
@@ -27,7 +27,7 @@ def test_strangers_learn_nothing_of_a_webhook(
     owner: User, stranger: User, staff: User, api: Callable[[User], APIClient], client: Client
 ) -> None:
     hook = hook_of(owner, "https://a.example/")
-    sent = hooks.send_ping(owner, hook)
+    sent = webhooks.send_ping(owner, hook)
     assert sent is not None
     path = f"projects/default/webhooks/{hook.id}"
     posts = ("rotate", "ping", f"deliveries/{sent.key}/redeliver")
@@ -87,8 +87,8 @@ def test_a_senseless_webhook_is_refused_by_field(
 def test_no_more_webhooks_and_no_older_messages_than_their_bounds(
     owner: User, api: Callable[[User], APIClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hooks, "MOST_OF_OWNER", 1)
-    monkeypatch.setattr(deliveries, "MOST_OF_RECEIVER", 3)
+    monkeypatch.setattr(webhooks, "MAX_OWNER_WEBHOOKS", 1)
+    monkeypatch.setattr(outbox, "MAX_RECEIVER_DELIVERIES", 3)
     hook = hook_of(owner, "https://a.example/")
     told = api(owner).post(
         "/api/v1/projects/default/webhooks", {"name": "b", "url": "https://b.example/"}, format="json"
@@ -96,10 +96,10 @@ def test_no_more_webhooks_and_no_older_messages_than_their_bounds(
     assert "the maximum is 1." in told.json()["errors"][0]["message"]
     Delivery.objects.bulk_create(Delivery(webhook=hook, event="ping", body="{}") for _ in range(5))
     newest = list(Delivery.objects.values_list("pk", flat=True)[:3])
-    assert deliveries.forget_old() == 2
+    assert outbox.delete_old_deliveries() == 2
     assert list(Delivery.objects.values_list("pk", flat=True)) == newest
     Delivery.objects.filter(pk=newest[0]).update(created=timezone.now() - timedelta(days=31))
-    assert deliveries.forget_old() == 1
+    assert outbox.delete_old_deliveries() == 1
 
 
 def test_the_pages_make_show_and_change(owner: User, client: Client) -> None:
@@ -109,7 +109,7 @@ def test_the_pages_make_show_and_change(owner: User, client: Client) -> None:
         {"name": "<img src=x onerror=1>", "url": "https://a.example/", "states": ["failed", "lost"]},
     )
     hook = Webhook.objects.get()
-    assert secret_of(hook) in made.content.decode()
+    assert get_secret(hook) in made.content.decode()
     assert made["Cache-Control"] == "no-store"
     path = f"/projects/default/webhooks/{hook.id}/"
     client.post(f"{path}ping/")
@@ -119,7 +119,7 @@ def test_the_pages_make_show_and_change(owner: User, client: Client) -> None:
     page = client.get(path).content.decode()
     assert "<img src=x" not in page
     assert "&lt;b&gt;no&lt;/b&gt;" in page
-    assert secret_of(hook) not in page
+    assert get_secret(hook) not in page
     assert "Send again" in client.get(f"{path}?part=log").content.decode()
     client.post(f"{path}change/", {"active": "false"})
     assert Webhook.objects.get().active is False
@@ -156,7 +156,7 @@ def test_what_waits_for_an_account_closed_in_the_database_is_over_with_the_next_
     hook_of(owner, "https://receiver.example")
     actions.submit(owner, GOOD)
     User.objects.filter(pk=owner.pk).update(is_active=False)
-    Postman().turn()
+    DeliveryWorker().run_once()
     assert Delivery.objects.get().outcome == Outcome.GIVEN_UP
 
 

@@ -24,9 +24,9 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Delivery, Outcome, StateChange, Status, Webhook
-from jobs.people.notifications import hooks, post
-from jobs.people.notifications.postman import BATCH, TRIED_FOR, Postman, next_try
-from jobs.people.notifications.signing import secret_of, secrets_of, signature
+from jobs.people.notifications import webhook_transport, webhooks
+from jobs.people.notifications.delivery_worker import BATCH_SIZE, RETRY_DURATION, DeliveryWorker, compute_next_try
+from jobs.people.notifications.webhook_transport import get_secret, get_valid_secrets, sign_body
 from jobs.queue import actions, lifecycle
 from tests.jobs.telling.receivers import ENDLESS, answering, hook_of, receiver
 from tests.planner.wrong_specs import GOOD
@@ -37,19 +37,19 @@ OK = answering("204 No Content")
 
 
 @pytest.fixture
-def postman() -> Iterator[Postman]:
-    made = Postman()
+def postman() -> Iterator[DeliveryWorker]:
+    made = DeliveryWorker()
     yield made
     made.close()
 
 
-def carried(postman: Postman, *wanted: Delivery, timeout_s: float = 20.0) -> None:
+def carried(postman: DeliveryWorker, *wanted: Delivery, timeout_s: float = 20.0) -> None:
     """Turns until each was tried once, none of which waits for a receiver."""
     keys = [delivery.pk for delivery in wanted]
 
     def tried() -> bool:
         began = time.monotonic()
-        postman.turn()
+        postman.run_once()
         assert time.monotonic() - began < 5.0, "the controller's thread waited"
         return all(Delivery.objects.get(pk=key).tries for key in keys)
 
@@ -65,7 +65,9 @@ def verified(secret: str, header: str, body: bytes) -> bool:
     return fresh and any(hmac.compare_digest(wanted, value) for name, value in parts if name == "v1")
 
 
-def test_a_receiver_is_told_of_each_change_in_order_and_can_check_who_said_it(owner: User, postman: Postman) -> None:
+def test_a_receiver_is_told_of_each_change_in_order_and_can_check_who_said_it(
+    owner: User, postman: DeliveryWorker
+) -> None:
     with receiver(OK) as there:
         hook = hook_of(owner, there)
         job, _ = actions.submit(owner, GOOD)
@@ -88,8 +90,8 @@ def test_a_receiver_is_told_of_each_change_in_order_and_can_check_who_said_it(ow
         heard = there.heard[0]
         assert (heard.target, heard.headers["Host"]) == ("/hook?a=1", f"127.0.0.1:{there.port}")
         assert heard.headers["Meshboard-Delivery"] == told[0]["id"]
-        assert verified(secret_of(hook), heard.headers["Meshboard-Signature"], heard.body)
-        assert not verified(secret_of(hook), heard.headers["Meshboard-Signature"], heard.body + b" ")
+        assert verified(get_secret(hook), heard.headers["Meshboard-Signature"], heard.body)
+        assert not verified(get_secret(hook), heard.headers["Meshboard-Signature"], heard.body + b" ")
         assert not verified("mbw_another", heard.headers["Meshboard-Signature"], heard.body)
     assert set(Delivery.objects.values_list("outcome", "due")) == {(Outcome.DELIVERED, None)}
 
@@ -105,11 +107,11 @@ def test_after_a_rotation_both_secrets_hold_for_a_day_and_no_longer(
     second = api(owner).post(f"{path}/rotate").json()["secret"]
     assert first not in api(owner).get(path).content.decode()
     hook, now, body = Webhook.objects.get(), int(time.time()), b"{}"
-    both = signature(secrets_of(hook), now, body)
+    both = sign_body(get_valid_secrets(hook), now, body)
     assert verified(first, both, body)
     assert verified(second, both, body)
     hook.rotated = timezone.now() - timedelta(days=1, seconds=1)
-    later = signature(secrets_of(hook), now, body)
+    later = sign_body(get_valid_secrets(hook), now, body)
     assert verified(second, later, body)
     assert not verified(first, later, body)
     assert [entry.what for entry in AuditEntry.objects.filter(kind="webhook")] == ["rotate", "make"]
@@ -117,9 +119,9 @@ def test_after_a_rotation_both_secrets_hold_for_a_day_and_no_longer(
 
 
 def test_bad_receivers_hold_up_nobody_and_nothing_inside_is_reached(
-    owner: User, postman: Postman, monkeypatch: pytest.MonkeyPatch
+    owner: User, postman: DeliveryWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(post, "PATIENCE_S", 4.0)
+    monkeypatch.setattr(webhook_transport, "POST_TIMEOUT_S", 4.0)
     with contextlib.ExitStack() as stack:
         trap = stack.enter_context(receiver(OK))
         silent = stack.enter_context(receiver(None))
@@ -141,7 +143,7 @@ def test_bad_receivers_hold_up_nobody_and_nothing_inside_is_reached(
             "rebound": f"http://127.0.0.2:{trap.port}/",
             "good": good,
         }
-        made = {name: hooks.send_ping(owner, hook_of(owner, url)) for name, url in urls.items()}
+        made = {name: webhooks.send_ping(owner, hook_of(owner, url)) for name, url in urls.items()}
         sent = [delivery for delivery in made.values() if delivery is not None]
         assert len(sent) == len(urls)
         good_one = made["good"]
@@ -166,7 +168,7 @@ def test_bad_receivers_hold_up_nobody_and_nothing_inside_is_reached(
 
 
 def test_a_name_is_looked_up_once_and_what_was_checked_is_connected_to(
-    owner: User, postman: Postman, monkeypatch: pytest.MonkeyPatch
+    owner: User, postman: DeliveryWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second look-up of a name that rebinds leads to the trap."""
     real, asked = socket.getaddrinfo, []
@@ -179,7 +181,7 @@ def test_a_name_is_looked_up_once_and_what_was_checked_is_connected_to(
 
     with receiver(OK) as there:
         monkeypatch.setattr(socket, "getaddrinfo", rebinding)
-        sent = hooks.send_ping(owner, hook_of(owner, f"http://hooks.example:{there.port}/x"))
+        sent = webhooks.send_ping(owner, hook_of(owner, f"http://hooks.example:{there.port}/x"))
         assert sent is not None
         carried(postman, sent)
         assert Delivery.objects.get().tries[0]["words"] == "answered 204"
@@ -201,7 +203,7 @@ def test_the_certificate_is_that_of_the_name(
     certified: str,
     status: int | None,
     owner: User,
-    postman: Postman,
+    postman: DeliveryWorker,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -221,7 +223,7 @@ def test_the_certificate_is_that_of_the_name(
 
     with receiver(OK, tls=shown) as there:
         monkeypatch.setattr(socket, "getaddrinfo", leading_here)
-        sent = hooks.send_ping(owner, hook_of(owner, f"https://{named}:{there.port}/"))
+        sent = webhooks.send_ping(owner, hook_of(owner, f"https://{named}:{there.port}/"))
         assert sent is not None
         carried(postman, sent)
         assert asked[0] == httpx.URL(f"https://{named}/").raw_host.decode(), "the name that the Host says"
@@ -277,7 +279,9 @@ def test_who_is_told_of_what(owner: User, stranger: User, staff: User) -> None:
     assert told(only) == [(mine.id, "cancelling"), (mine.id, "cancelled")]
 
 
-def test_what_waits_is_not_told_to_whoever_lost_the_right_meanwhile(owner: User, staff: User, postman: Postman) -> None:
+def test_what_waits_is_not_told_to_whoever_lost_the_right_meanwhile(
+    owner: User, staff: User, postman: DeliveryWorker
+) -> None:
     with receiver(OK) as there:
         hook_of(staff, there, everybody=True)
         actions.submit(owner, GOOD)
@@ -292,7 +296,7 @@ def test_what_waits_is_not_told_to_whoever_lost_the_right_meanwhile(owner: User,
 def test_a_day_of_tries_with_longer_and_longer_pauses() -> None:
     began = now = timezone.now()
     pauses = []
-    while (due := next_try(len(pauses) + 1, began, now)) is not None:
+    while (due := compute_next_try(len(pauses) + 1, began, now)) is not None:
         pauses.append((due - now).total_seconds())
         now = due
     assert 12 <= len(pauses) <= 18
@@ -300,17 +304,17 @@ def test_a_day_of_tries_with_longer_and_longer_pauses() -> None:
     least = 0.75 / 1.25  # of two of the longest, that much apart by chance
     assert all(later > earlier * (least - 0.001) for earlier, later in itertools.pairwise(pauses))
     assert max(pauses) <= 4 * 3600 * 1.25
-    assert timedelta(hours=16) < now - began <= TRIED_FOR
-    assert len({next_try(1, began, began) for _ in range(20)}) > 10, "not all at once"
+    assert timedelta(hours=16) < now - began <= RETRY_DURATION
+    assert len({compute_next_try(1, began, began) for _ in range(20)}) > 10, "not all at once"
 
 
 def test_given_up_after_a_day_and_sent_again_by_hand(
-    owner: User, postman: Postman, api: Callable[[User], APIClient]
+    owner: User, postman: DeliveryWorker, api: Callable[[User], APIClient]
 ) -> None:
     with receiver(answering("503 Away")) as there:
-        sent = hooks.send_ping(owner, hook_of(owner, there))
+        sent = webhooks.send_ping(owner, hook_of(owner, there))
         assert sent is not None
-        Delivery.objects.update(since=timezone.now() - TRIED_FOR)
+        Delivery.objects.update(since=timezone.now() - RETRY_DURATION)
         carried(postman, sent)
     given_up = Delivery.objects.get()
     assert (given_up.outcome, given_up.due) == (Outcome.GIVEN_UP, None)
@@ -320,23 +324,23 @@ def test_given_up_after_a_day_and_sent_again_by_hand(
         path = f"/api/v1/projects/default/webhooks/{hook.id}/deliveries/{given_up.key}/redeliver"
         assert api(owner).post(path).status_code == 202
         assert api(owner).post(path).status_code == 409
-        wait_until(lambda: postman.turn() or there.heard, "it was sent again")
+        wait_until(lambda: postman.run_once() or there.heard, "it was sent again")
         wait_until(
-            lambda: postman.turn() or Delivery.objects.get().outcome == Outcome.DELIVERED, "that is written down"
+            lambda: postman.run_once() or Delivery.objects.get().outcome == Outcome.DELIVERED, "that is written down"
         )
         assert there.heard[0].headers["Meshboard-Delivery"] == given_up.key
     assert [each["status"] for each in Delivery.objects.get().tries] == [503, 204]
 
 
-def test_whoever_dies_on_the_way_leaves_it_to_the_next_under_the_same_key(owner: User, postman: Postman) -> None:
+def test_whoever_dies_on_the_way_leaves_it_to_the_next_under_the_same_key(owner: User, postman: DeliveryWorker) -> None:
     with receiver(OK) as there:
-        sent = hooks.send_ping(owner, hook_of(owner, there))
+        sent = webhooks.send_ping(owner, hook_of(owner, there))
         assert sent is not None
-        dead = Postman()
-        dead.turn()
+        dead = DeliveryWorker()
+        dead.run_once()
         wait_until(lambda: there.heard, "the first one sent it")
         dead.close()
-        postman.turn()
+        postman.run_once()
         assert not Delivery.objects.filter(due__lte=timezone.now()).exists(), "claimed"
         Delivery.objects.update(due=timezone.now())  # five minutes later
         carried(postman, sent)
@@ -346,22 +350,22 @@ def test_whoever_dies_on_the_way_leaves_it_to_the_next_under_the_same_key(owner:
 
 def test_what_is_on_its_way_at_the_end_is_cut_off(owner: User) -> None:
     with receiver(None) as there:
-        hooks.send_ping(owner, hook_of(owner, there))
-        ending = Postman()
-        ending.turn()
+        webhooks.send_ping(owner, hook_of(owner, there))
+        ending = DeliveryWorker()
+        ending.run_once()
         wait_until(lambda: there.heard, "it was sent, and waits for its answer")
         ending.close()
         loop = ending._loop
         assert loop is not None
         wait_until(loop.is_closed, "the thread is at its end")
-        assert len(ending._heard) == 1, "and the batch at its own"
+        assert len(ending._results) == 1, "and the batch at its own"
 
 
-def test_a_receiver_that_fails_is_tried_once_a_turn_and_the_rest_wait(owner: User, postman: Postman) -> None:
+def test_a_receiver_that_fails_is_tried_once_a_turn_and_the_rest_wait(owner: User, postman: DeliveryWorker) -> None:
     with receiver(answering("500 No")) as there:
         hook = hook_of(owner, there)
         body = json.dumps({"id": "", "event": "ping", "created": "", "reason": "", "job": None})
-        Delivery.objects.bulk_create(Delivery(webhook=hook, event="ping", body=body) for _ in range(BATCH + 5))
+        Delivery.objects.bulk_create(Delivery(webhook=hook, event="ping", body=body) for _ in range(BATCH_SIZE + 5))
         first = Delivery.objects.order_by("id")[0]
         carried(postman, first)
-        assert Delivery.objects.filter(tries=[]).count() >= BATCH
+        assert Delivery.objects.filter(tries=[]).count() >= BATCH_SIZE

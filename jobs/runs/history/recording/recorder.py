@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from jobs.core.redis_client import connect
 from jobs.models import Attempt, Job, StateChange, Status
-from jobs.people.notifications.verdicts import release
+from jobs.people.notifications.outbox import release_messages
 from jobs.queue.work_lease import StageErrors, WorkLease, is_database_error, is_outage
 from jobs.runs.history.recording.attempt_recorder import (
     AttemptRecorder,
@@ -213,7 +213,7 @@ class HistoryRecorder:
         self._diagnoses.remove(key)
         recording.finish(outcome, report.get("reason", ""), due.ended.timestamp())
         Attempt.objects.filter(pk=due.key).update(recorded=timezone.now())
-        release(*key)
+        release_messages(*key)
         del self._open[key], self._due[key]
 
     def _delete_old(self) -> None:

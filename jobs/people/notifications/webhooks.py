@@ -1,4 +1,4 @@
-"""Webhooks as people make and change them; each action is one transaction, and is written down."""
+"""Create and change webhooks. Each action is one transaction with its audit entry."""
 
 from __future__ import annotations
 
@@ -11,37 +11,44 @@ from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import Count, F, Q, QuerySet
+from django.db.models.signals import pre_save
 from django.utils import timezone
 from pydantic import Field
 
 from jobs.core import access
 from jobs.core.access import may_administer, may_submit_to
-from jobs.core.audit import record
+from jobs.core.audit import get_request_username, record
 from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable
 from jobs.models import DEFAULT_PROJECT, Delivery, Outcome, Project, Status, Webhook
 from jobs.models.validators import NameRule
-from jobs.people.notifications.addresses import RefusedAddressError, checked, is_inside, literal, name_of
-from jobs.people.notifications.outbox import PING, ping, why_silent
-from jobs.people.notifications.shapes import NewWebhook, WebhookDelivery, WebhookDetail
-from jobs.people.notifications.signing import secret_of
+from jobs.people.notifications.outbox import PING_EVENT, abandon_deliveries, get_silent_reason, queue_ping
+from jobs.people.notifications.payloads import NewWebhook, WebhookDelivery, WebhookDetail
+from jobs.people.notifications.webhook_transport import (
+    RefusedAddressError,
+    check_addresses,
+    get_host_name,
+    get_secret,
+    is_in_networks,
+    parse_address_literal,
+)
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
-MOST_IN_PROJECT = 50
-MOST_OF_OWNER = 20
-LONGEST_URL = 2000
+MAX_PROJECT_WEBHOOKS = 50
+MAX_OWNER_WEBHOOKS = 20
+MAX_URL_CHARACTERS = 2000
 JOB_ID = r"^[a-z2-7]{0,16}$"
-Name = Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL), NameRule]
-Url = Annotated[str, Field(min_length=1, max_length=LONGEST_URL, pattern=NO_NUL), NameRule]
-State = Annotated[Status, Field(strict=False)]
+WebhookName = Annotated[str, Field(min_length=1, max_length=100, pattern=NO_NUL), NameRule]
+WebhookUrl = Annotated[str, Field(min_length=1, max_length=MAX_URL_CHARACTERS, pattern=NO_NUL), NameRule]
+WebhookStatus = Annotated[Status, Field(strict=False)]
 
 
 class WebhookRequest(StrictModel):
-    """What a webhook may be asked to be."""
+    """A new webhook."""
 
-    name: Name
-    url: Url = Field(description="Receiver of the messages: an https:// address on the public internet.")
-    states: list[State] = Field(
+    name: WebhookName
+    url: WebhookUrl = Field(description="Receiver of the messages: an https:// address on the public internet.")
+    states: list[WebhookStatus] = Field(
         default=[],
         max_length=len(Status),
         description="Job statuses for which the webhook sends a message. Empty: all statuses.",
@@ -59,11 +66,11 @@ class WebhookRequest(StrictModel):
 
 
 class WebhookChange(StrictModel):
-    """What of a webhook changes; what is not given stays."""
+    """Changes of a webhook. Omitted fields keep their values."""
 
-    name: Name | None = None
-    url: Url | None = None
-    states: list[State] | None = Field(default=None, max_length=len(Status))
+    name: WebhookName | None = None
+    url: WebhookUrl | None = None
+    states: list[WebhookStatus] | None = Field(default=None, max_length=len(Status))
     job: str | None = Field(default=None, max_length=16, pattern=JOB_ID)
     everybody: bool | None = None
     active: bool | None = Field(
@@ -72,98 +79,97 @@ class WebhookChange(StrictModel):
     )
 
 
-def find_project(user: Any, name: str) -> str:
-    """A project's name; 404 where the user does not see it, 403 where they may have no webhooks there."""
-    if name != DEFAULT_PROJECT:  # which everybody is in, also where it has no row
+def check_webhook_project(user: Any, name: str) -> str:
+    """Return the project name. Raises NotFoundError, or PermissionDenied if the user may not have webhooks in it."""
+    if name != DEFAULT_PROJECT:  # may have no row
         access.find_project(user, name)
     if may_submit_to(user, name) or may_administer(user, name):
         return name
     raise PermissionDenied(f"You need the `submitter`, `operator`, or `admin` role in project {name} to use webhooks.")
 
 
-def visible_to(user: Any, project: str) -> QuerySet[Webhook]:
-    """One's own; all of a project for who administers it."""
+def get_visible_webhooks(user: Any, project: str) -> QuerySet[Webhook]:
+    """Return the own webhooks, or all webhooks of the project for its admins."""
     hooks = Webhook.objects.filter(project=project).select_related("owner")
     return hooks if may_administer(user, project) else hooks.filter(owner=user)
 
 
-def find(user: Any, project: str, key: str) -> Webhook:
-    """A webhook; 403 as `find_project` says it, and 404 alike for what is not there and what is not theirs."""
-    hooks = visible_to(user, find_project(user, project))
+def find_webhook(user: Any, project: str, key: str) -> Webhook:
+    """Return a visible webhook, or raise like `check_webhook_project`."""
+    hooks = get_visible_webhooks(user, check_webhook_project(user, project))
     found = hooks.filter(pk=key).first() if is_storable(key) else None
     if found is None:
         raise NotFoundError("webhook", "no such webhook, or it belongs to another user")
     return found
 
 
-def make(user: User, project: str, asked: WebhookRequest) -> Webhook:
-    """Raises SpecError where it may not be."""
-    if problems := [*_url_problems(asked.url), *_everybody(user, project, asked.everybody)]:
+def create_webhook(user: User, project: str, asked: WebhookRequest) -> Webhook:
+    """Create a webhook. Raises SpecError."""
+    if problems := [*_check_url(asked.url), *_check_everybody(user, project, asked.everybody)]:
         raise SpecError(problems)
     with transaction.atomic():
-        # Of several at once each counts those of the one before.
+        # The locks serialize concurrent requests.
         list(Project.objects.select_for_update(no_key=True).filter(name=project))
         User.objects.select_for_update(no_key=True).get(pk=user.pk)
         theirs = Webhook.objects.filter(project=project)
-        for there, most, words in (
-            (theirs.count(), MOST_IN_PROJECT, f"Project {project} has"),
-            (Webhook.objects.filter(owner=user).count(), MOST_OF_OWNER, "You have"),
+        for count, maximum, subject in (
+            (theirs.count(), MAX_PROJECT_WEBHOOKS, f"Project {project} has"),
+            (Webhook.objects.filter(owner=user).count(), MAX_OWNER_WEBHOOKS, "You have"),
         ):
-            if there >= most:
-                raise SpecError(
-                    [Problem("name", f"{words} {there} webhooks, and the maximum is {most}. Delete a webhook first.")]
-                )
+            if count >= maximum:
+                problem = f"{subject} {count} webhooks, and the maximum is {maximum}. Delete a webhook first."
+                raise SpecError([Problem("name", problem)])
         hook = Webhook.objects.create(project=project, owner=user, **asked.model_dump(mode="json"))
-        record(user.get_username(), "make", "webhook", hook.id, after=_kept(hook))
+        record(user.get_username(), "make", "webhook", hook.id, after=_get_webhook_fields(hook))
     return hook
 
 
-def change(user: User, hook: Webhook, asked: WebhookChange) -> None:
-    """Raises SpecError where it may not become so."""
+def change_webhook(user: User, hook: Webhook, asked: WebhookChange) -> None:
+    """Change a webhook. Raises SpecError."""
     wanted = {name: value for name, value in asked.model_dump(mode="json").items() if value is not None}
-    problems = _url_problems(wanted["url"]) if "url" in wanted else []
-    # Of its owner, in whose right it is told: not of whoever changes it.
-    problems += _everybody(hook.owner, hook.project, wanted.get("everybody", False))
+    problems = _check_url(wanted["url"]) if "url" in wanted else []
+    # The rights of the owner count, not those of the user who changes the webhook.
+    problems += _check_everybody(hook.owner, hook.project, wanted.get("everybody", False))
     if problems:
         raise SpecError(problems)
     with transaction.atomic():
-        before = _kept(hook)
+        before = _get_webhook_fields(hook)
         for name, value in wanted.items():
             setattr(hook, name, value)
         hook.save(update_fields=list(wanted))
-        record(user.get_username(), "change", "webhook", hook.id, before=before, after=_kept(hook))
+        record(user.get_username(), "change", "webhook", hook.id, before=before, after=_get_webhook_fields(hook))
 
 
-def rotate(user: User, hook: Webhook) -> str:
-    """A new secret; the one before signs as well for a day."""
+def rotate_secret(user: User, hook: Webhook) -> str:
+    """Replace the secret and return the new one. The old secret stays valid for a day."""
     with transaction.atomic():
         Webhook.objects.filter(pk=hook.pk).update(generation=F("generation") + 1, rotated=timezone.now())
         record(user.get_username(), "rotate", "webhook", hook.id)
     hook.refresh_from_db(fields=["generation", "rotated"])
-    return secret_of(hook)
+    return get_secret(hook)
 
 
-def delete(user: User, hook: Webhook) -> None:
-    """With what was to be sent there."""
+def delete_webhook(user: User, hook: Webhook) -> None:
+    """Delete a webhook and its waiting deliveries."""
     with transaction.atomic():
-        record(user.get_username(), "delete", "webhook", hook.id, before=_kept(hook))
+        record(user.get_username(), "delete", "webhook", hook.id, before=_get_webhook_fields(hook))
         hook.delete()
 
 
 def send_ping(user: User, hook: Webhook) -> Delivery | None:
-    """A delivery that tells of nothing; None while an earlier one is on its way."""
+    """Queue a test message. Return None if an earlier one waits."""
     with transaction.atomic():
-        there = list(Webhook.objects.select_for_update(no_key=True).filter(pk=hook.pk).values_list("pk"))
-        waiting = Delivery.objects.filter(webhook=hook, event=PING, due__isnull=False)
-        if not there or waiting.exists():
+        exists = list(Webhook.objects.select_for_update(no_key=True).filter(pk=hook.pk).values_list("pk"))
+        waiting = Delivery.objects.filter(webhook=hook, event=PING_EVENT, due__isnull=False)
+        if not exists or waiting.exists():
             return None
-        delivery = ping(hook)
+        delivery = queue_ping(hook)
         record(user.get_username(), "ping", "webhook", hook.id, after={"delivery": delivery.key})
     return delivery
 
 
 def redeliver(user: User, hook: Webhook, delivery: Delivery) -> bool:
-    """Try again for a day; True when this call began it, False while it is on its way."""
+    """Send a finished delivery again. Return False if the delivery is not finished."""
     now = timezone.now()
     with transaction.atomic():
         over = Delivery.objects.filter(pk=delivery.pk, due=None)
@@ -173,14 +179,13 @@ def redeliver(user: User, hook: Webhook, delivery: Delivery) -> bool:
     return begun
 
 
-def told(hooks: QuerySet[Webhook]) -> list[WebhookDetail]:
-    """As REST and the page show them."""
+def serialize_webhooks(hooks: QuerySet[Webhook]) -> list[WebhookDetail]:
     waiting = Count("deliveries", filter=Q(deliveries__due__isnull=False))
-    return [brief(hook, hook.waiting) for hook in hooks.annotate(waiting=waiting)]
+    return [serialize_webhook(hook, hook.waiting) for hook in hooks.annotate(waiting=waiting)]
 
 
-def brief(hook: Webhook, waiting: int | None = None) -> WebhookDetail:
-    """One webhook. `waiting` is counted where it is not given."""
+def serialize_webhook(hook: Webhook, waiting: int | None = None) -> WebhookDetail:
+    """Return one webhook. `waiting` is counted by default."""
     on_its_way = hook.deliveries.filter(due__isnull=False).count() if waiting is None else waiting
     return {
         "id": hook.id,
@@ -189,18 +194,16 @@ def brief(hook: Webhook, waiting: int | None = None) -> WebhookDetail:
         "created": hook.created.isoformat(),
         "rotated": hook.rotated.isoformat() if hook.rotated else None,
         "waiting": on_its_way,
-        "silent": why_silent(hook),
-        **_kept(hook),  # type: ignore[typeddict-item]
+        "silent": get_silent_reason(hook),
+        **_get_webhook_fields(hook),  # type: ignore[typeddict-item]
     }
 
 
-def shown_once(hook: Webhook) -> NewWebhook:
-    """With its secret."""
-    return {**brief(hook), "secret": secret_of(hook)}
+def serialize_new_webhook(hook: Webhook) -> NewWebhook:
+    return {**serialize_webhook(hook), "secret": get_secret(hook)}
 
 
-def delivery_told(delivery: Delivery) -> WebhookDelivery:
-    """One line of the log."""
+def serialize_delivery(delivery: Delivery) -> WebhookDelivery:
     return {
         "id": delivery.key,
         "event": delivery.event,
@@ -212,11 +215,11 @@ def delivery_told(delivery: Delivery) -> WebhookDelivery:
     }
 
 
-def _kept(hook: Webhook) -> dict[str, Any]:
+def _get_webhook_fields(hook: Webhook) -> dict[str, Any]:
     return {name: getattr(hook, name) for name in ("name", "url", "states", "job", "everybody", "active")}
 
 
-def _everybody(user: User, project: str, wanted: bool) -> list[Problem]:
+def _check_everybody(user: User, project: str, wanted: bool) -> list[Problem]:
     if not wanted or may_administer(user, project):
         return []
     return [Problem("everybody", f"`everybody` requires the `admin` role in project {project}. Omit `everybody`.")]
@@ -227,8 +230,8 @@ def _port(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2].rpartition("]")[2].partition(":")[2]
 
 
-def _url_problems(url: str) -> list[Problem]:
-    """Return the problems of a webhook URL. `jobs.people.notifications.post` checks its address at each delivery."""
+def _check_url(url: str) -> list[Problem]:
+    """Return the problems of a webhook URL. Each delivery also checks its address."""
     try:
         parsed = httpx.URL(url)
         if parsed.scheme not in ("http", "https") or not parsed.host:
@@ -243,12 +246,14 @@ def _url_problems(url: str) -> list[Problem]:
             return [Problem("url", "`url` names a network interface after %. Remove % and the interface name.")]
         if parsed.userinfo or parsed.fragment:
             return [Problem("url", "`url` contains a user, password, or fragment. Remove this part.")]
-        found = checked(name_of(parsed), literal(name_of(parsed)), settings.WEBHOOK_NETWORKS)
+        found = check_addresses(
+            get_host_name(parsed), parse_address_literal(get_host_name(parsed)), settings.WEBHOOK_NETWORKS
+        )
     except (httpx.InvalidURL, ValueError) as error:
         return [Problem("url", f"`url` is invalid: {error}.")]
     except RefusedAddressError as error:
         return [Problem("url", str(error))]
-    inside = bool(settings.WEBHOOK_NETWORKS) and all(is_inside(each, settings.WEBHOOK_NETWORKS) for each in found)
+    inside = bool(settings.WEBHOOK_NETWORKS) and all(is_in_networks(each, settings.WEBHOOK_NETWORKS) for each in found)
     if parsed.scheme == "http" and not inside:
         return [
             Problem(
@@ -256,3 +261,28 @@ def _url_problems(url: str) -> list[Problem]:
             )
         ]
     return []
+
+
+def connect_signals() -> None:
+    pre_save.connect(_end_webhooks, sender=User, dispatch_uid="deactivate webhooks of a disabled account")
+
+
+def _end_webhooks(instance: User, raw: bool, update_fields: Any, **_named: Any) -> None:
+    if raw or instance._state.adding or instance.is_active:
+        return
+    if update_fields is not None and "is_active" not in update_fields:
+        return
+    if not User.objects.filter(pk=instance.pk, is_active=True).exists():
+        return
+    with transaction.atomic():
+        theirs = Webhook.objects.filter(owner=instance)
+        for hook in theirs.filter(active=True):
+            record(
+                get_request_username(instance.get_username()),
+                "turn off",
+                "webhook",
+                hook.id,
+                after="the account was closed",
+            )
+        theirs.update(active=False)
+        abandon_deliveries(Delivery.objects.filter(webhook__owner=instance, due__isnull=False))

@@ -1,15 +1,77 @@
-"""Serve the documentation site, which `make docs` builds, under /docs."""
+"""Error responses (problem documents below /api, pages otherwise), and the documentation site under /docs."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from pathlib import Path, PurePosixPath
 
 from django.conf import settings
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.http import http_date
+from django.views import csrf, defaults
 from django.views.decorators.http import require_safe
 from django.views.static import was_modified_since
+from redis.exceptions import RedisError
+
+from jobs.api.http.errors import LATER, failed, failure, of_request, refused_page
+from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
+from webapp.serving.request_guard import is_api_path
+
+log = logging.getLogger(__name__)
+
+AWAY: dict[tuple[type[Exception], ...], str] = {
+    (OperationalError, InterfaceError): "The database",
+    (RedisError,): "Redis",
+}
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Respond to a host name, path, or form that Django rejects."""
+    if not is_api_path(request.path):
+        return defaults.bad_request(request, exception)
+    return refused_page(of_request(400, "The request is malformed."))
+
+
+def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Respond to a request without permission."""
+    if not is_api_path(request.path):
+        return defaults.permission_denied(request, exception)
+    return refused_page(of_request(403, "You do not have permission for this request."))
+
+
+def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    """Respond to a form without a CSRF token."""
+    if not is_api_path(request.path):
+        return csrf.csrf_failure(request, reason)
+    return refused_page(of_request(403, f"CSRF: {reason}"))
+
+
+def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Respond to an unknown path."""
+    if not is_api_path(request.path):
+        return defaults.page_not_found(request, exception)
+    return refused_page(of_request(404, "The path does not exist."))
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Respond with the ID of the log entry, or with 503 if the database, Redis, or the disk fails."""
+    error = sys.exception()
+    away = next((name for kinds, name in AWAY.items() if isinstance(error, kinds)), None)
+    full = isinstance(error, OSError) and is_disk_full(error)
+    if (away or full) and not is_api_path(request.path):
+        words = DISK_FULL_MESSAGE if full else f"{away} does not answer."
+        log.warning("%s Request: %s: %s", words, request.path, error)
+        answer = render(request, "503.html", {"words": words}, status=503)
+        answer["Retry-After"] = LATER["Retry-After"]
+        return answer
+    reference = failure(request.path)
+    if not is_api_path(request.path):
+        return render(request, "500.html", {"reference": reference}, status=500)
+    return refused_page(failed(reference))
+
 
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",

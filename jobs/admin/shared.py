@@ -1,22 +1,25 @@
-"""Ways in which the admin saves and deletes, each of which is written down."""
+"""Base classes of the admin that record changes in the audit log, and a filter by owner."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from django.contrib.admin.widgets import AutocompleteSelect
 from django.db import transaction
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin
+from unfold.contrib.filters.admin import AutocompleteSelectFilter
+from unfold.contrib.filters.forms import AutocompleteDropdownForm
 
 from jobs.core.audit import record
 
 
-class Deleted(ModelAdmin):
-    """What staff delete here is written down."""
+class AuditedDelete(ModelAdmin):
+    """Admin that records deletions."""
 
     def delete_model(self, request: HttpRequest, obj: Any) -> None:
         with transaction.atomic():
-            self._record(request, "delete", obj, self._told(obj), None)
+            self._record(request, "delete", obj, self._get_facts(obj), None)
             super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: Any) -> None:
@@ -27,12 +30,12 @@ class Deleted(ModelAdmin):
         kind = self.model._meta.model_name
         record(request.user.get_username(), what, kind, obj.pk if kind == "job" else obj, before, after)
 
-    def _told(self, obj: Any) -> dict[str, Any]:
+    def _get_facts(self, obj: Any) -> dict[str, Any]:
         raise NotImplementedError
 
 
-class OwnColumn(Deleted):
-    """Saves one column and nothing else: the others may have moved on since the form was shown."""
+class SingleColumnAdmin(AuditedDelete):
+    """Admin that saves only one column, because others may have changed since the form was shown."""
 
     column: str
 
@@ -46,23 +49,37 @@ class OwnColumn(Deleted):
             rows.update(**{self.column: after})
             self._record(request, self.column, obj, before, after)
 
-    def _told(self, obj: Any) -> dict[str, Any]:
+    def _get_facts(self, obj: Any) -> dict[str, Any]:
         return {"name": obj.name}
 
 
-class Audited(Deleted):
-    """What staff add and edit here is written down too."""
+class AuditedAdmin(AuditedDelete):
+    """Admin that records all changes."""
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         with transaction.atomic():
-            before = self._told(self.model.objects.filter(pk=obj.pk).first()) if change else None
+            before = self._get_facts(self.model.objects.filter(pk=obj.pk).first()) if change else None
             super().save_model(request, obj, form, change)
-            self._record(request, "edit" if change else "add", obj, before, self._told(obj))
+            self._record(request, "edit" if change else "add", obj, before, self._get_facts(obj))
 
-    def _told(self, obj: Any) -> dict[str, Any]:
-        return {name: _plain(getattr(obj, name)) for name in self.fields}
+    def _get_facts(self, obj: Any) -> dict[str, Any]:
+        return {name: _to_json(getattr(obj, name)) for name in self.fields}
 
 
-def _plain(value: Any) -> Any:
-    """As JSON holds it."""
+def _to_json(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str | list) else str(value)
+
+
+class OwnerSelect(AutocompleteSelect):
+    """Select of an owner with a placeholder, which is its name for screen readers."""
+
+    def build_attrs(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**super().build_attrs(*args, **kwargs), "data-placeholder": "Any owner"}
+
+
+class OwnerForm(AutocompleteDropdownForm):
+    widget = OwnerSelect
+
+
+class OwnerFilter(AutocompleteSelectFilter):
+    form_class = OwnerForm

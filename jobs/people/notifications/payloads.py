@@ -1,12 +1,12 @@
-"""What is told of a job, and of the telling itself."""
+"""JSON of webhook messages, email settings, and webhooks."""
 
 from __future__ import annotations
 
 from typing_extensions import TypedDict
 
 
-class ToldJob(TypedDict):
-    """The job as it stood then. `url` is a path where the board does not know its own address."""
+class JobPayload(TypedDict):
+    """The job at the time of the event. `url` is a path if the address of the board is not set."""
 
     id: str
     name: str
@@ -18,7 +18,7 @@ class ToldJob(TypedDict):
     url: str
 
 
-class VerdictTold(TypedDict):
+class VerdictSummary(TypedDict):
     """The verdict of an attempt that has ended, with the names and texts of the field `diagnosis` in REST."""
 
     state: str
@@ -27,7 +27,7 @@ class VerdictTold(TypedDict):
     next: str
 
 
-class Told(TypedDict):
+class WebhookPayload(TypedDict):
     """The body of a webhook. `job` and `reason` are of event "job.state" alone.
 
     `verdict` is null until an attempt has ended, and for jobs without a verdict.
@@ -37,12 +37,12 @@ class Told(TypedDict):
     event: str
     created: str
     reason: str
-    job: ToldJob | None
-    verdict: VerdictTold | None
+    job: JobPayload | None
+    verdict: VerdictSummary | None
 
 
-class Try(TypedDict):
-    """One time that a delivery was sent. `status`: HTTP's, or null where no answer came."""
+class DeliveryTry(TypedDict):
+    """A try of a delivery. `status`: HTTP status, null without a response."""
 
     at: str
     seconds: float
@@ -51,15 +51,17 @@ class Try(TypedDict):
 
 
 class EmailSetting(TypedDict):
-    """Of which states one is mailed: of a project's jobs, or of one's own in any project where `project` is null."""
+    """Job statuses for which a user receives emails. `project`: null for own jobs in all projects."""
 
     project: str | None
     states: list[str]
 
 
 class EmailSettings(TypedDict):
-    """What a person is mailed of. `email`: where to, null where the account has no address; `sends`: whether this board
-    sends mail at all."""
+    """Email settings of a user.
+
+    `email`: address, null if the account has none. `sends`: true if this board can send emails.
+    """
 
     email: str | None
     sends: bool
@@ -67,7 +69,7 @@ class EmailSettings(TypedDict):
 
 
 class EndEmail(TypedDict):
-    """Whether one is mailed when a job has ended. `email`, `sends`: as `MailsTold` has them."""
+    """Email at the end of a job. `asked`: true if it is requested. `email`, `sends`: see `EmailSettings`."""
 
     asked: bool
     email: str | None
@@ -75,8 +77,10 @@ class EndEmail(TypedDict):
 
 
 class WebhookDetail(TypedDict):
-    """A webhook, without its secret. `waiting`: deliveries on their way. `silent`: why it is told of nothing though
-    it is active, "" where it is told."""
+    """A webhook without its secret.
+
+    `waiting`: number of unfinished deliveries. `silent`: why an active webhook sends nothing, empty if it sends.
+    """
 
     id: str
     project: str
@@ -94,13 +98,13 @@ class WebhookDetail(TypedDict):
 
 
 class NewWebhook(WebhookDetail):
-    """With the secret, which is shown here and never again."""
+    """A new webhook with its secret, which is shown only once."""
 
     secret: str
 
 
 class WebhookDelivery(TypedDict):
-    """A message to a webhook. `due`: when it is tried next, null where it is over."""
+    """A message to a webhook. `due`: time of the next try, null if there is no further try."""
 
     id: str
     event: str
@@ -108,4 +112,4 @@ class WebhookDelivery(TypedDict):
     created: str
     outcome: str
     due: str | None
-    tries: list[Try]
+    tries: list[DeliveryTry]

@@ -1,4 +1,4 @@
-"""Accounts, groups, tokens, sign-ons: what is not ours, changed by who may."""
+"""Admin of accounts, groups, tokens, and sign-ons, with limited rights and audit entries."""
 
 from __future__ import annotations
 
@@ -18,40 +18,38 @@ from jobs.models.validators import PERSON_NAMES, find_name_problem
 RIGHTS = ("is_staff", "is_superuser", "groups", "user_permissions")  # fields of an account
 
 
-class Others(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no parameter at run time
-    """Mixed into the admin of what is not ours (accounts, groups, tokens, sign-ons): who changed which, and of it what.
+class AccountAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # takes no parameters at run time
+    """Mixin of the admin of Django and other packages, which limits rights and records changes.
 
-    By its key where it is no account: the name of a token or session may be what one gets in with.
-
-    Who is no superuser becomes none by their rights here: they change ordinary people's accounts, and nobody's rights;
-    they make nothing that one logs in with, and remove it from ordinary people only.
+    Only superusers change rights, create logins, and change or delete accounts of staff. Audit entries name objects
+    other than accounts by key, because the name of a token or session may be a credential.
     """
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return super().has_add_permission(request) and (_is_root(request) or self.model is User)
+        return super().has_add_permission(request) and (_is_superuser(request) or self.model is User)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        may = _is_root(request) or (self.model is User and not _of_staff(obj))
+        may = _is_superuser(request) or (self.model is User and not _belongs_to_staff(obj))
         return may and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        may = _is_root(request) or not (_of_staff(obj) or self.model is Group)
+        may = _is_superuser(request) or not (_belongs_to_staff(obj) or self.model is Group)
         return may and super().has_delete_permission(request, obj)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        rights = RIGHTS if self.model is User and not _is_root(request) else ()
+        rights = RIGHTS if self.model is User and not _is_superuser(request) else ()
         return [*super().get_readonly_fields(request, obj), *rights]
 
-    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **given: Any) -> Any:
-        """People's names are held to the rule of all names; what stands under an older one is edited all the same."""
-        form = super().get_form(request, obj, change=change, **given)
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **options: Any) -> Any:
+        """Validate new names of people. Old names that break the rule stay valid."""
+        form = super().get_form(request, obj, change=change, **options)
         if self.model is User:
             for name in form.base_fields.keys() & set(PERSON_NAMES):
-                form.base_fields[name].validators.append(_fit_unless(getattr(obj, name, None)))
+                form.base_fields[name].validators.append(_make_name_validator(getattr(obj, name, None)))
         return form
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        with transaction.atomic():  # what is done to several is done with what is written of it
+        with transaction.atomic():  # actions on several objects and their audit entries
             return super().changelist_view(request, extra_context)
 
     def log_addition(self, request: HttpRequest, obj: Any, message: Any) -> Any:
@@ -72,17 +70,17 @@ class Others(admin.ModelAdmin):  # type: ignore[type-arg]  # it takes no paramet
         record(request.user.get_username(), what, self.model._meta.model_name, name, after=message)
 
 
-def _is_root(request: HttpRequest) -> bool:
+def _is_superuser(request: HttpRequest) -> bool:
     return bool(request.user.is_superuser)
 
 
-def _of_staff(obj: Any) -> bool:
-    """Whether an account is staff's, or what logs in to it."""
+def _belongs_to_staff(obj: Any) -> bool:
+    """Return whether this is an account of staff or a login to one."""
     person = obj if isinstance(obj, User) else getattr(obj, "user", None)
     return person is not None and (person.is_staff or person.is_superuser)
 
 
-def _fit_unless(older: str | None) -> Callable[[str], None]:
+def _make_name_validator(older: str | None) -> Callable[[str], None]:
     def check(name: str) -> None:
         if name != older and (words := find_name_problem(name)):
             raise ValidationError(words)
@@ -90,9 +88,9 @@ def _fit_unless(older: str | None) -> Callable[[str], None]:
     return check
 
 
-def write_down_others() -> None:
+def register_accounts() -> None:
     for model in apps.get_models():
         if admin.site.is_registered(model) and model._meta.app_label != "jobs":
             own = type(admin.site.get_model_admin(model))
             admin.site.unregister(model)
-            admin.site.register(model, type(own.__name__, (Others, own), {}))
+            admin.site.register(model, type(own.__name__, (AccountAdmin, own), {}))
