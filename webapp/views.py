@@ -16,7 +16,8 @@ from django.views.decorators.http import require_safe
 from django.views.static import was_modified_since
 from redis.exceptions import RedisError
 
-from jobs.api.http.errors import LATER, failed, failure, of_request, refused_page
+from jobs.api.errors import RETRY_LATER, build_internal_error, log_failure, make_page_problem_response
+from jobs.api.problems import build_request_problem
 from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
 from webapp.serving.request_guard import is_api_path
 
@@ -32,28 +33,28 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Respond to a host name, path, or form that Django rejects."""
     if not is_api_path(request.path):
         return defaults.bad_request(request, exception)
-    return refused_page(of_request(400, "The request is malformed."))
+    return make_page_problem_response(build_request_problem(400, "The request is malformed."))
 
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Respond to a request without permission."""
     if not is_api_path(request.path):
         return defaults.permission_denied(request, exception)
-    return refused_page(of_request(403, "You do not have permission for this request."))
+    return make_page_problem_response(build_request_problem(403, "You do not have permission for this request."))
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     """Respond to a form without a CSRF token."""
     if not is_api_path(request.path):
         return csrf.csrf_failure(request, reason)
-    return refused_page(of_request(403, f"CSRF: {reason}"))
+    return make_page_problem_response(build_request_problem(403, f"CSRF: {reason}"))
 
 
 def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Respond to an unknown path."""
     if not is_api_path(request.path):
         return defaults.page_not_found(request, exception)
-    return refused_page(of_request(404, "The path does not exist."))
+    return make_page_problem_response(build_request_problem(404, "The path does not exist."))
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
@@ -65,12 +66,12 @@ def server_error(request: HttpRequest) -> HttpResponse:
         words = DISK_FULL_MESSAGE if full else f"{away} does not answer."
         log.warning("%s Request: %s: %s", words, request.path, error)
         answer = render(request, "503.html", {"words": words}, status=503)
-        answer["Retry-After"] = LATER["Retry-After"]
+        answer["Retry-After"] = RETRY_LATER["Retry-After"]
         return answer
-    reference = failure(request.path)
+    reference = log_failure(request.path)
     if not is_api_path(request.path):
         return render(request, "500.html", {"reference": reference}, status=500)
-    return refused_page(failed(reference))
+    return make_page_problem_response(build_internal_error(reference))
 
 
 CONTENT_TYPES = {

@@ -21,8 +21,7 @@ from rest_framework.exceptions import AuthenticationFailed, PermissionDenied
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle, SimpleRateThrottle
 
-from jobs.people.scopes import enough, refusal
-from jobs.people.tokens import note_use, scopes_of
+from jobs.people.tokens import format_scope_problem, get_required_scopes, get_scopes, record_use
 from jobs.runs.live.held_requests import get_held_request
 
 log = logging.getLogger(__name__)
@@ -50,13 +49,15 @@ class AsciiTokenAuthentication(TokenAuthentication):
         if found is None:
             return None
         user, token = found
-        note_use(token, str(request.META.get("REMOTE_ADDR", ""))[:45])
+        record_use(token, str(request.META.get("REMOTE_ADDR", ""))[:45])
         match = request.resolver_match
         assert match is not None, "a view was found"
-        route, scopes = match.route.removeprefix(API_PREFIX), scopes_of(token)
-        needed = enough(str(request.method), route)
+        route, scopes = match.route.removeprefix(API_PREFIX), get_scopes(token)
+        needed = get_required_scopes(str(request.method), route)
         if scopes.isdisjoint(needed):
-            raise PermissionDenied(refusal(needed, scopes, f"{request.method} {request.path[:MAX_PATH_CHARACTERS]}"))
+            raise PermissionDenied(
+                format_scope_problem(needed, scopes, f"{request.method} {request.path[:MAX_PATH_CHARACTERS]}")
+            )
         user.scopes = scopes
         return user, token
 

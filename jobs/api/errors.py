@@ -26,7 +26,7 @@ from jobs.api.problems import (
 )
 from jobs.core.errors import DISK_FULL_MESSAGE, NotFoundError, get_request_id, is_disk_full
 from jobs.people.invitations import NotInvitedError
-from jobs.people.notifications.ends import NoMailError
+from jobs.people.notifications.email_settings import NoMailError
 from jobs.planning.auto_layout import NoOfferError
 from jobs.planning.measured_runs import NoAdviceError
 from jobs.planning.planner_processes import BusyError

@@ -18,7 +18,7 @@ from jobs.core.access import find_job
 from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable
 from jobs.models import Delivery, Webhook
-from jobs.people.notifications import ends, hooks, wishes
+from jobs.people.notifications import email_settings, webhooks
 from jobs.planning.schemas import validate_request
 from planner.facts.validation import Problem
 
@@ -29,7 +29,7 @@ class EndMailView(APIView):
     @operation("getEndMail", "EndEmail", 404)
     def get(self, request: Request, job_id: str) -> Response:
         """Return whether you get an email when the job ends."""
-        return Response(ends.told(get_user(request), find_job(request.user, job_id)))
+        return Response(email_settings.get_end_email(get_user(request), find_job(request.user, job_id)))
 
     @operation("askForEndMail", "EndEmail", 404, 409, 415, 422)
     def put(self, request: Request, job_id: str) -> Response:
@@ -39,13 +39,13 @@ class EndMailView(APIView):
         """
         user, job = get_user(request), find_job(request.user, job_id)
         reject_body(request)
-        ends.ask(user, job)
-        return Response(ends.told(user, job))
+        email_settings.request_end_email(user, job)
+        return Response(email_settings.get_end_email(user, job))
 
     @operation("forgetEndMail", {204: OpenApiResponse(description="The email is cancelled.")}, 404)
     def delete(self, request: Request, job_id: str) -> Response:
         """Cancel the email for the end of a job."""
-        ends.forget(get_user(request), find_job(request.user, job_id))
+        email_settings.cancel_end_email(get_user(request), find_job(request.user, job_id))
         return Response(status=204)
 
 
@@ -53,7 +53,7 @@ class NotificationsView(APIView):
     @operation("getNotifications", "EmailSettings")
     def get(self, request: Request) -> Response:
         """Return the states for which you get email, for your own jobs and per project."""
-        return Response(wishes.told(get_user(request)))
+        return Response(email_settings.serialize_email_settings(get_user(request)))
 
     @operation(
         "setNotifications",
@@ -65,8 +65,11 @@ class NotificationsView(APIView):
     def put(self, request: Request) -> Response:
         """Replace the states for which you get email."""
         user = get_user(request)
-        wishes.wish(user, wishes.by_project(validate_request(wishes.EmailSettingsRequest, request.data)))
-        return Response(wishes.told(user))
+        email_settings.replace_email_settings(
+            user,
+            email_settings.parse_email_settings(validate_request(email_settings.EmailSettingsRequest, request.data)),
+        )
+        return Response(email_settings.serialize_email_settings(user))
 
 
 MOST_ROWS = 100
@@ -81,7 +84,11 @@ class WebhooksView(APIView):
     @operation("listWebhooks", openapi.describe_list("WebhookDetail"), 404)
     def get(self, request: Request, project: str) -> Response:
         """List your webhooks of a project. Project admins see all webhooks."""
-        return Response(hooks.told(hooks.visible_to(request.user, hooks.find_project(request.user, project))))
+        return Response(
+            webhooks.serialize_webhooks(
+                webhooks.get_visible_webhooks(request.user, webhooks.check_webhook_project(request.user, project))
+            )
+        )
 
     @operation(
         "makeWebhook",
@@ -93,8 +100,8 @@ class WebhooksView(APIView):
     )
     def post(self, request: Request, project: str) -> Response:
         """Create a webhook for state changes of your jobs, or of all jobs of the project with `everybody`."""
-        asked = validate_request(hooks.WebhookRequest, request.data)
-        hook = hooks.make(get_user(request), hooks.find_project(request.user, project), asked)
+        asked = validate_request(webhooks.WebhookRequest, request.data)
+        hook = webhooks.create_webhook(get_user(request), webhooks.check_webhook_project(request.user, project), asked)
         return _secret(hook, 201)
 
 
@@ -102,7 +109,7 @@ class WebhookView(APIView):
     @operation("getWebhook", "WebhookDetail", 404)
     def get(self, request: Request, project: str, key: str) -> Response:
         """Show a webhook without its secret."""
-        return Response(hooks.brief(hooks.find(request.user, project, key)))
+        return Response(webhooks.serialize_webhook(webhooks.find_webhook(request.user, project, key)))
 
     @operation(
         "changeWebhook",
@@ -114,16 +121,16 @@ class WebhookView(APIView):
     )
     def patch(self, request: Request, project: str, key: str) -> Response:
         """Change a webhook. An inactive webhook gets no new messages, and waiting messages stay."""
-        hook = hooks.find(request.user, project, key)
-        hooks.change(get_user(request), hook, validate_request(hooks.WebhookChange, request.data))
-        return Response(hooks.brief(hook))
+        hook = webhooks.find_webhook(request.user, project, key)
+        webhooks.change_webhook(get_user(request), hook, validate_request(webhooks.WebhookChange, request.data))
+        return Response(webhooks.serialize_webhook(hook))
 
     @operation("deleteWebhook", {204: None}, 404, 415, 422)
     def delete(self, request: Request, project: str, key: str) -> Response:
         """Delete a webhook with its log and waiting messages."""
-        hook = hooks.find(request.user, project, key)
+        hook = webhooks.find_webhook(request.user, project, key)
         reject_body(request)
-        hooks.delete(get_user(request), hook)
+        webhooks.delete_webhook(get_user(request), hook)
         return Response(status=204)
 
 
@@ -137,9 +144,9 @@ class RotateWebhookView(APIView):
     )
     def post(self, request: Request, project: str, key: str) -> Response:
         """Create a new secret. For a day, messages also have a signature with the previous secret."""
-        hook = hooks.find(request.user, project, key)
+        hook = webhooks.find_webhook(request.user, project, key)
         reject_body(request)
-        hooks.rotate(get_user(request), hook)
+        webhooks.rotate_secret(get_user(request), hook)
         return _secret(hook, 200)
 
 
@@ -147,19 +154,19 @@ class PingWebhookView(APIView):
     @operation("pingWebhook", {202: openapi.describe_response("WebhookDelivery")}, 404, 409, 415, 422)
     def post(self, request: Request, project: str, key: str) -> Response:
         """Send an event "ping", which concerns no job. The log shows the result."""
-        hook = hooks.find(request.user, project, key)
+        hook = webhooks.find_webhook(request.user, project, key)
         reject_body(request)
-        made = hooks.send_ping(get_user(request), hook)
+        made = webhooks.send_ping(get_user(request), hook)
         if made is None:
             return refuse(409, "key", "A ping is already being sent. Wait for the result of the ping.", "path")
-        return Response(hooks.delivery_told(made), status=202)
+        return Response(webhooks.serialize_delivery(made), status=202)
 
 
 class DeliveriesView(APIView):
     @operation("listDeliveries", openapi.describe_list("WebhookDelivery"), 404, parameters=[BEFORE])
     def get(self, request: Request, project: str, key: str) -> Response:
         """List the newest 100 messages to a webhook with their delivery attempts. Messages stay for 30 days."""
-        hook = hooks.find(request.user, project, key)
+        hook = webhooks.find_webhook(request.user, project, key)
         theirs = Delivery.objects.filter(webhook=hook)
         if (before := request.query_params.get("before")) is not None:
             last = theirs.filter(key=before).first() if is_storable(before) else None
@@ -173,24 +180,24 @@ class DeliveriesView(APIView):
                     ]
                 )
             theirs = theirs.filter(pk__lt=last.pk)
-        return Response([hooks.delivery_told(delivery) for delivery in theirs[:MOST_ROWS]])
+        return Response([webhooks.serialize_delivery(delivery) for delivery in theirs[:MOST_ROWS]])
 
 
 class RedeliveryView(APIView):
     @operation("redeliver", {202: openapi.describe_response("WebhookDelivery")}, 404, 409, 415, 422)
     def post(self, request: Request, project: str, key: str, delivery: str) -> Response:
         """Send a message again. Meshboard retries the delivery for a day."""
-        hook = hooks.find(request.user, project, key)
+        hook = webhooks.find_webhook(request.user, project, key)
         theirs = Delivery.objects.filter(webhook=hook)
         found = theirs.filter(key=delivery).first() if is_storable(delivery) else None
         if found is None:
             raise NotFoundError("delivery")
         reject_body(request)
-        if not hooks.redeliver(get_user(request), hook, found):
+        if not webhooks.redeliver(get_user(request), hook, found):
             return refuse(409, "delivery", "The delivery is scheduled.", "path")
         found.refresh_from_db()
-        return Response(hooks.delivery_told(found), status=202)
+        return Response(webhooks.serialize_delivery(found), status=202)
 
 
 def _secret(hook: Webhook, status: int) -> Response:
-    return Response(hooks.shown_once(hook), status=status, headers={"Cache-Control": "no-store"})
+    return Response(webhooks.serialize_new_webhook(hook), status=status, headers={"Cache-Control": "no-store"})

@@ -22,7 +22,7 @@ from jobs.core.errors import NotFoundError
 from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import Role
 from jobs.people import invitations, projects, tokens, variables
-from jobs.people.invitation_mail import get_invitation_url, mail
+from jobs.people.invitations import get_invitation_url, mail_invitation
 from jobs.planning.schemas import validate_request
 
 GONE = OpenApiResponse(description="Deleted.")
@@ -42,7 +42,7 @@ class ProjectsView(APIView):
         A Link header with rel="next" leads to the next page.
         """
         page = get_page(request, get_visible_projects(request.user), "name")
-        return Response(projects.all_told(page.rows, request.user), headers=page.headers)
+        return Response(projects.serialize_projects(page.rows, request.user), headers=page.headers)
 
     @operation(
         "makeProject",
@@ -56,15 +56,15 @@ class ProjectsView(APIView):
         user = get_user(request)
         if not (user.is_staff and user.has_perm("jobs.add_project")):
             raise PermissionDenied("Only staff can create projects.")
-        made = projects.make(validate_request(projects.ProjectRequest, request.data), user.get_username())
-        return Response(projects.told(made, user), status=201)
+        made = projects.create_project(validate_request(projects.ProjectRequest, request.data), user.get_username())
+        return Response(projects.serialize_project(made, user), status=201)
 
 
 class ProjectView(APIView):
     @operation("getProject", "ProjectDetail", 404)
     def get(self, request: Request, project: str) -> Response:
         """Show a project with your role."""
-        return Response(projects.told(find_project(request.user, project), request.user))
+        return Response(projects.serialize_project(find_project(request.user, project), request.user))
 
     @operation("changeProject", "ProjectDetail", 404, 415, 422, request=_body("ProjectChange", {"own_slots": 4}))
     def patch(self, request: Request, project: str) -> Response:
@@ -73,9 +73,9 @@ class ProjectView(APIView):
             find_project_to_administer(request.user, project),
             validate_request(projects.ProjectChange, request.data),
         )
-        projects.keep_to(found, asked.own_slots, get_user(request).get_username())
+        projects.set_own_slots(found, asked.own_slots, get_user(request).get_username())
         found.refresh_from_db()
-        return Response(projects.told(found, request.user))
+        return Response(projects.serialize_project(found, request.user))
 
 
 class MembersView(APIView):
@@ -85,8 +85,8 @@ class MembersView(APIView):
 
         A Link header with rel="next" leads to the next page.
         """
-        page = get_page(request, projects.memberships(find_project(request.user, project)), "user__username")
-        return Response([projects.member_told(one) for one in page.rows], headers=page.headers)
+        page = get_page(request, projects.get_memberships(find_project(request.user, project)), "user__username")
+        return Response([projects.serialize_member(one) for one in page.rows], headers=page.headers)
 
 
 class MemberView(APIView):
@@ -109,7 +109,7 @@ class MemberView(APIView):
         if not is_storable(user):
             raise NotFoundError("member")
         projects.set_role(found, user, Role[asked.role.upper()], get_user(request))
-        return Response(projects.members(found))
+        return Response(projects.serialize_members(found))
 
     @operation("removeMember", {204: GONE}, 404, 415, 422)
     def delete(self, request: Request, project: str, user: str) -> Response:
@@ -134,7 +134,7 @@ class InvitationsView(APIView):
     def get(self, request: Request, project: str) -> Response:
         """List the invitations that can still be accepted. Project admins only."""
         found = find_project_to_administer(request.user, project)
-        return Response([invitations.told(one) for one in invitations.still_open(found)])
+        return Response([invitations.serialize_invitation(one) for one in invitations.get_open_invitations(found)])
 
     @operation(
         "invite",
@@ -151,12 +151,12 @@ class InvitationsView(APIView):
         """
         found = find_project_to_administer(request.user, project)
         asked = validate_request(invitations.InvitationRequest, request.data)
-        made, text = invitations.invite(found, asked, get_user(request).get_username())
+        made, text = invitations.create_invitation(found, asked, get_user(request).get_username())
         answer: invitations.NewInvitation = {
-            **invitations.told(made),
+            **invitations.serialize_invitation(made),
             "token": text,
             "url": get_invitation_url(request, text),
-            "mailed": mail(made, text),
+            "mailed": mail_invitation(made, text),
         }
         return Response(answer, status=201, headers={"Cache-Control": "no-store"})
 
@@ -167,7 +167,7 @@ class InvitationView(APIView):
         """Revoke an invitation. Project admins only."""
         found, number = find_project_to_administer(request.user, project), parse_whole_number(key, 1, 2**63 - 1)
         reject_body(request)
-        if number is None or not invitations.revoke(found, number, get_user(request).get_username()):
+        if number is None or not invitations.revoke_invitation(found, number, get_user(request).get_username()):
             raise NotFoundError("invitation")
         return Response(status=204)
 
@@ -182,15 +182,15 @@ class AcceptInvitationView(APIView):
         409: the invitation was used or revoked, has expired, or is for another email address.
         """
         asked = validate_request(invitations.AcceptRequest, request.data)
-        made = invitations.accept(get_user(request), asked.token)
-        return Response(projects.told(made.project, request.user))
+        made = invitations.accept_invitation(get_user(request), asked.token)
+        return Response(projects.serialize_project(made.project, request.user))
 
 
 class VariablesView(APIView):
     @operation("listVariables", openapi.describe_list("Variable"), 404)
     def get(self, request: Request, project: str) -> Response:
         """List the variables of a project without values. Project admins only."""
-        return Response(variables.known(find_project_to_administer(request.user, project)))
+        return Response(variables.serialize_variables(find_project_to_administer(request.user, project)))
 
 
 class VariableView(APIView):
@@ -203,14 +203,16 @@ class VariableView(APIView):
             find_project_to_administer(request.user, project),
             validate_request(variables.VariableRequest, request.data),
         )
-        return Response(variables.put(found, variable, asked.value, get_user(request).get_username()))
+        return Response(variables.set_variable(found, variable, asked.value, get_user(request).get_username()))
 
     @operation("removeVariable", {204: GONE}, 404, 415, 422)
     def delete(self, request: Request, project: str, variable: str) -> Response:
         """Remove a variable from jobs that start from now on. Project admins only."""
         found = find_project_to_administer(request.user, project)
         reject_body(request)
-        if not is_storable(variable) or not variables.remove(found, variable, get_user(request).get_username()):
+        if not is_storable(variable) or not variables.remove_variable(
+            found, variable, get_user(request).get_username()
+        ):
             raise NotFoundError("variable")
         return Response(status=204)
 
@@ -229,8 +231,8 @@ class TokensView(APIView):
 
         A Link header with rel="next" leads to the next page.
         """
-        page = get_page(request, tokens.known(get_user(request)), "-created", "-token_key")
-        return Response([tokens.told(token) for token in page.rows], headers=page.headers)
+        page = get_page(request, tokens.get_active_tokens(get_user(request)), "-created", "-token_key")
+        return Response([tokens.serialize_token(token) for token in page.rows], headers=page.headers)
 
     @operation("makeToken", {201: openapi.describe_response("NewApiToken")}, 415, 422, request=TOKEN_EXAMPLE)
     def post(self, request: Request) -> Response:
@@ -241,8 +243,8 @@ class TokensView(APIView):
         """
         asked = validate_request(tokens.ApiTokenRequest, request.data)
         by = request.auth if isinstance(request.auth, AuthToken) else None
-        token, text, shortened = tokens.make(get_user(request), asked, by=by)
-        made: tokens.NewApiToken = {**tokens.told(token), "token": text, "shortened": shortened}
+        token, text, shortened = tokens.create_token(get_user(request), asked, by=by)
+        made: tokens.NewApiToken = {**tokens.serialize_token(token), "token": text, "shortened": shortened}
         return Response(made, status=201, headers={"Cache-Control": "no-store"})
 
 
@@ -251,6 +253,6 @@ class TokenView(APIView):
     def delete(self, request: Request, key: str) -> Response:
         """Revoke one of your tokens."""
         reject_body(request)
-        if not is_storable(key) or not tokens.revoke(get_user(request), key):
+        if not is_storable(key) or not tokens.revoke_token(get_user(request), key):
             raise NotFoundError("token", "no such token, or it belongs to another user")
         return Response(status=204)

@@ -19,9 +19,9 @@ from typing_extensions import TypedDict
 from contracts.telemetry.items import TIMED_STEPS
 from jobs.core.kinds import format_command
 from jobs.models import Job
-from planner.cost.learning import LEAST_TENSORS
+from planner.cost.learning import MIN_TENSOR_BYTES
 from planner.hardware.cluster import Basis, Cluster
-from planner.report import duration, size
+from planner.report import format_bytes, format_duration
 
 MIN_SIGNED_SHARE = 5e-4  # a smaller share would show as "-0.0%"
 MISSING = "\N{EN DASH}"
@@ -48,7 +48,7 @@ def with_code(text: str) -> SafeString:
 @register.simple_tag
 def least_tensors() -> int:
     """Return the minimum tensor bytes of a rank for which its measured memory is meaningful."""
-    return LEAST_TENSORS
+    return MIN_TENSOR_BYTES
 
 
 @register.simple_tag(takes_context=True)
@@ -113,7 +113,7 @@ def grouped(number: int) -> str:
 @register.filter
 def seconds(value: float) -> str:
     """Format a duration in the unit that suits, for example 0.0123 as "12.30 ms"."""
-    return duration(value).replace(" us", " µs")
+    return format_duration(value).replace(" us", " µs")
 
 
 @register.filter
@@ -128,7 +128,7 @@ def clock_offset(use: Mapping[str, float]) -> str:
 @register.filter
 def binary(num_bytes: int) -> str:
     """Format bytes in powers of 1024, for example 1610612736 as "1.5 GiB"."""
-    return size(num_bytes)
+    return format_bytes(num_bytes)
 
 
 @register.filter
@@ -254,7 +254,7 @@ def loss_value(value: float | None) -> str:
 def in_unit(value: float, unit: str) -> str:
     """Format a value by its unit, which is "bytes" (of memory), "traffic", "seconds", "loss", or "count"."""
     if unit == "bytes":
-        return size(int(value))
+        return format_bytes(int(value))
     if unit == "traffic":
         return decimal(value)
     if unit == "seconds":

@@ -20,7 +20,7 @@ JOBS = "/api/v1/jobs"
 
 @pytest.fixture(scope="module")
 def kept() -> Any:
-    return json.loads(openapi.PLACE.read_text())
+    return json.loads(openapi.TARGET.read_text())
 
 
 def schemas(told: Any) -> Any:
@@ -29,7 +29,7 @@ def schemas(told: Any) -> Any:
 
 def test_the_document_that_is_checked_in_is_the_one_that_is_served() -> None:
     told = "a new operation, field or word: `make openapi` writes it down"
-    assert openapi.PLACE.read_text() == openapi.written(get_document()), told
+    assert openapi.TARGET.read_text() == openapi.written(get_document()), told
 
 
 def parameter(told: Any, name: str) -> Any:
@@ -132,7 +132,7 @@ def test_what_adds_something_is_fine(kept: Any) -> None:
 
 def test_the_command_refuses_to_take_something_back(kept: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "openapi.json"
-    monkeypatch.setattr(openapi, "PLACE", file)
+    monkeypatch.setattr(openapi, "TARGET", file)
     promised = copy.deepcopy(kept)
     promised["paths"]["/api/v1/promised"] = promised["paths"][JOBS]
     file.write_text(json.dumps(promised))

@@ -22,7 +22,7 @@ from jobs.queue import actions
 from jobs.queue.inbound.event_handlers import handle_event
 from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
-from jobs.templatetags.traces import link_speeds
+from jobs.templatetags.meshboard import link_speeds
 from planner.cost.timing import get_step_timing
 from planner.facts.parse_spec import parse_spec
 from planner.hardware.catalog import CLUSTERS
