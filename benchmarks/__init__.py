@@ -1,1 +1,1 @@
-"""Each benchmark prints ratios measured in one run: `python -m benchmarks.NAME`."""
+"""Benchmarks that print ratios measured in one run, with `python -m benchmarks.NAME`."""

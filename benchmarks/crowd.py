@@ -1,12 +1,11 @@
-"""Many who look at one large run: how late they see it, whether anything is missed, what it costs the web.
+"""Measure the delay, the loss, and the cost when many viewers watch one large run.
 
     python -m benchmarks.crowd [--ranks 64 --hz 10 --viewers 20] [--seconds 20] [--browser]
 
-The run is SYNTHETIC, and its name on the page says so: a process here writes what supervisors of 8 ranks each would,
-three cells a rank. Web, Redis, source and viewers share this machine. Lateness is from the clock of Redis, which takes
-a batch in, to a viewer that has all of it; in a browser, to the frame that shows the calls of all ranks' tick. Each
-viewer counts the batches of every stream: the ones that it was not given are printed. Viewers come one after the
-other and want what is new from then on; what a page reads of the time before is not in these figures.
+The run is synthetic, as its name on the page says. A process writes the batches of supervisors with 8 ranks each and
+three cells per rank. Web, Redis, source, and viewers share this machine. The delay starts when Redis receives a batch.
+It ends when a viewer has the batch, or when a browser frame shows the calls of all ranks. Viewers join one by one and
+request only new batches. Batches that a viewer did not receive are counted.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from tests.support.processes import ROOT, run_redis
 from tests.support.telemetry import unpack_messages
 from tests.support.web import Site, run_site
 
-RANKS_OF_HOST = 8
+RANKS_PER_HOST = 8
 CELLS = [("all_reduce", "dp"), ("all_reduce", "tp"), ("send", "pp")]
-KEPT_ENTRIES = 500
+MAX_STREAM_ENTRIES = 500
 SLOW_BYTES_PER_S = 1000
 SETTLE_S = 3.0
 
 # A job that runs, on hosts of 8 ranks each.
-RUNNING = """
+CREATE_RUNNING_JOB = """
 import django, json, sys
 django.setup()
 from django.contrib.auth.models import User
@@ -68,8 +67,8 @@ print(job.id)
 """
 
 
-class Asked(NamedTuple):
-    """A run: ranks, batches a second of each host, who looks, seconds."""
+class CrowdOptions(NamedTuple):
+    """Ranks, batches per second of each host, viewers, and seconds of a run."""
 
     ranks: int
     hz: float
@@ -79,8 +78,8 @@ class Asked(NamedTuple):
     browser: bool = False
 
 
-class Seen(NamedTuple):
-    """By all viewers: seconds from Redis, batches that one of them was not given, bytes."""
+class ViewerResult(NamedTuple):
+    """Delays in seconds, missed batches, and received bytes of all viewers."""
 
     late: list[float]
     missed: int
@@ -94,57 +93,61 @@ def main() -> None:
     parser.add_argument("--viewers", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--browser", action="store_true")
-    given = parser.parse_args()
-    if given.ranks:
-        runs = [Asked(given.ranks, given.hz, given.viewers, given.seconds, browser=given.browser)]
+    optionss = parser.parse_args()
+    if optionss.ranks:
+        runs = [CrowdOptions(optionss.ranks, optionss.hz, optionss.viewers, optionss.seconds, browser=optionss.browser)]
     else:
-        runs = [Asked(64, 10, 20, given.seconds, browser=True), Asked(64, 10, 20, given.seconds, slow=True)]
-        runs += [Asked(1024, 5, viewers, given.seconds) for viewers in (1, 50, 100)]
-    for asked in runs:
+        runs = [
+            CrowdOptions(64, 10, 20, optionss.seconds, browser=True),
+            CrowdOptions(64, 10, 20, optionss.seconds, slow=True),
+        ]
+        runs += [CrowdOptions(1024, 5, viewers, optionss.seconds) for viewers in (1, 50, 100)]
+    for options in runs:
         with tempfile.TemporaryDirectory() as name, run_redis(Path(name) / "redis") as redis:
             static = shutil.copytree(ROOT / "webapp" / "static", Path(name) / "static")
             database, folder = f"sqlite:///{name}/db.sqlite3", Path(name) / "web"
             with run_site(database, redis, folder, MESHBOARD_STATIC_ROOT=str(static)) as board:
-                measure(board, asked)
+                measure(board, options)
 
 
-def measure(board: Site, asked: Asked) -> None:
-    nodes = asked.ranks // RANKS_OF_HOST
-    job = running_job(board, asked, nodes)
+def measure(board: Site, request: CrowdOptions) -> None:
+    nodes = request.ranks // RANKS_PER_HOST
+    job = create_running_job(board, request, nodes)
     alone = board.memory_bytes
-    cpu = board_cpu_s(board)
-    with source(board, job, asked, nodes) as told, page_of(board, job, asked) as page:
-        seen = in_another_process(board, job, asked)
+    cpu = read_board_cpu_s(board)
+    with run_source(board, job, request, nodes) as result, watch_page(board, job, request) as page:
+        seen = run_viewer_process(board, job, request)
         memory = board.memory_bytes
-    cpu = board_cpu_s(board) - cpu
+    cpu = read_board_cpu_s(board) - cpu
     late = sorted(seen.late)
     p50, p99 = statistics.median(late), late[int(len(late) * 0.99) - 1]
-    slow = " and one that reads 1 kB/s" if asked.slow else ""
-    print(f"{asked.ranks:,} ranks x {asked.hz:g} Hz, {asked.viewers} viewers{slow}, {asked.seconds:g} s (synthetic)")
+    slow = " and one that reads 1 kB/s" if request.slow else ""
+    viewers = f"{request.viewers} viewers{slow}"
+    print(f"{request.ranks:,} ranks x {request.hz:g} Hz, {viewers}, {request.seconds:g} s (synthetic)")
     print(f"  to a viewer: p50 {1e3 * p50:.0f} ms, p99 {1e3 * p99:.0f} ms; {seen.missed} batches missed")
-    rate = seen.num_bytes / asked.viewers / asked.seconds
+    rate = seen.num_bytes / request.viewers / request.seconds
     print(f"  {rate / 1e3:,.0f} kB/s each; web {memory / 1e6:.0f} MB ({memory / alone:.2f} of idle), {cpu:.1f} s CPU")
     if page is not None:
-        tell_of_page(page, told, asked)
+        print_page_result(page, result, request)
 
 
-def running_job(board: Site, asked: Asked, nodes: int) -> str:
-    name = f"SYNTHETIC {asked.ranks} ranks x {asked.hz:g} Hz"
+def create_running_job(board: Site, request: CrowdOptions, nodes: int) -> str:
+    name = f"SYNTHETIC {request.ranks} ranks x {request.hz:g} Hz"
     spec = {**GOOD, "name": name}
-    argv = [sys.executable, "-c", RUNNING, json.dumps(spec), str(nodes)]
+    argv = [sys.executable, "-c", CREATE_RUNNING_JOB, json.dumps(spec), str(nodes)]
     done = subprocess.run(argv, env=board.environment, cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
-def board_cpu_s(board: Site) -> float:
+def read_board_cpu_s(board: Site) -> float:
     fields = Path(f"/proc/{board.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
 
 @contextlib.contextmanager
-def source(board: Site, job: str, asked: Asked, nodes: int) -> Iterator[list[float]]:
-    """What supervisors write, until the end; by tick, unix seconds when all hosts' were written."""
-    told: list[float] = []
+def run_source(board: Site, job: str, request: CrowdOptions, nodes: int) -> Iterator[list[float]]:
+    """Write batches of supervisors until exit, and yield the unix time when all hosts have written each tick."""
+    result: list[float] = []
     done = threading.Event()
     client = board.redis.client()
 
@@ -154,53 +157,53 @@ def source(board: Site, job: str, asked: Asked, nodes: int) -> Iterator[list[flo
             tick += 1
             pipe = client.pipeline(transaction=False)
             for node in range(nodes):
-                entry: Any = {"b": batch(job, node, tick), "n": tick - 1}
-                pipe.xadd(telemetry_stream(job, 1, node), entry, maxlen=KEPT_ENTRIES)
+                entry: Any = {"b": build_batch(job, node, tick), "n": tick - 1}
+                pipe.xadd(telemetry_stream(job, 1, node), entry, maxlen=MAX_STREAM_ENTRIES)
             pipe.execute()
-            told.append(time.time())
-            done.wait(max(0.0, began + tick / asked.hz - time.monotonic()))
+            result.append(time.time())
+            done.wait(max(0.0, began + tick / request.hz - time.monotonic()))
 
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        yield told
+        yield result
     finally:
         done.set()
         thread.join()
 
 
-def batch(job: str, node: int, tick: int) -> bytes:
+def build_batch(job: str, node: int, tick: int) -> bytes:
     now = time.time()
     counted = {"phase": "step", "group_size": 8, "count": tick, "completed": tick, "payload_bytes": tick * 10**6}
     counted |= {"algorithmic_bytes": tick * 10**6, "busy_s": tick * 1e-3}
     cells = [{"op": op, "axis": axis, **counted} for op, axis in CELLS]
-    first = node * RANKS_OF_HOST
+    first = node * RANKS_PER_HOST
     items = [
         {"kind": "traffic", "rank": rank, "time": now, "cells": cells, "dropped": 0}
-        for rank in range(first, first + RANKS_OF_HOST)
+        for rank in range(first, first + RANKS_PER_HOST)
     ]
     packed: bytes = msgpack.packb({"v": 1, "job": job, "attempt": 1, "time": now, "host": f"h{node}", "items": items})
     return packed
 
 
-def in_another_process(board: Site, job: str, asked: Asked) -> Seen:
-    """The viewers, whose work must not slow down the source's."""
+def run_viewer_process(board: Site, job: str, request: CrowdOptions) -> ViewerResult:
+    """Run the viewers in another process, so that they do not slow down the source."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        arguments = (board.port, board.url, board.build_cookie_header("owner"), job, asked)
-        return pool.apply(look, arguments)
+        arguments = (board.port, board.url, board.build_cookie_header("owner"), job, request)
+        return pool.apply(run_viewers, arguments)
 
 
-def look(port: int, origin: str, headers: dict[str, str], job: str, asked: Asked) -> Seen:
-    return asyncio.run(all_look(f"ws://127.0.0.1:{port}/ws/jobs/{job}/", origin, headers, asked))
+def run_viewers(port: int, origin: str, headers: dict[str, str], job: str, request: CrowdOptions) -> ViewerResult:
+    return asyncio.run(view_job(f"ws://127.0.0.1:{port}/ws/jobs/{job}/", origin, headers, request))
 
 
-async def all_look(url: str, origin: str, headers: dict[str, str], asked: Asked) -> Seen:
+async def view_job(url: str, origin: str, headers: dict[str, str], request: CrowdOptions) -> ViewerResult:
     late: list[float] = []
     counts: list[dict[int, list[str]]] = []
     num_bytes, began = [0], [math.inf]
 
     def opened(**bounds: Any) -> connect:
-        now, nodes = round(1e3 * time.time()), asked.ranks // RANKS_OF_HOST
+        now, nodes = round(1e3 * time.time()), request.ranks // RANKS_PER_HOST
         after = ",".join(f"{node}:{now}-0" for node in range(nodes))
         return connect(
             f"{url}?attempt=1&after={after}",
@@ -232,25 +235,25 @@ async def all_look(url: str, origin: str, headers: dict[str, str], asked: Asked)
                 await asyncio.sleep(len(frame) / SLOW_BYTES_PER_S)
 
     tasks = []
-    for _ in range(asked.viewers):
+    for _ in range(request.viewers):
         joined = asyncio.Event()
         tasks.append(asyncio.create_task(one(joined)))
         await joined.wait()
-    tasks += [asyncio.create_task(slowly())] if asked.slow else []
+    tasks += [asyncio.create_task(slowly())] if request.slow else []
     await asyncio.sleep(SETTLE_S)
     began[0] = time.time()
-    await asyncio.sleep(asked.seconds)
+    await asyncio.sleep(request.seconds)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return Seen(late, missed(counts), num_bytes[0])
+    return ViewerResult(late, count_missed_batches(counts), num_bytes[0])
 
 
-def missed(counts: list[dict[int, list[str]]]) -> int:
-    """Batches between the first and the last that a viewer has of a stream, which another was given and it was not."""
+def count_missed_batches(counts: list[dict[int, list[str]]]) -> int:
+    """Count batches between the first and the last of a viewer that only other viewers received."""
     found = 0
     for node in {node for had in counts for node in had}:
-        everything = sorted({entry for had in counts for entry in had.get(node, [])}, key=order)
+        everything = sorted({entry for had in counts for entry in had.get(node, [])}, key=parse_entry_id)
         place = {entry: n for n, entry in enumerate(everything)}
         for had in counts:
             mine = [place[entry] for entry in had.get(node, [])]
@@ -258,15 +261,15 @@ def missed(counts: list[dict[int, list[str]]]) -> int:
     return found
 
 
-def order(entry: str) -> tuple[int, int]:
+def parse_entry_id(entry: str) -> tuple[int, int]:
     milliseconds, _, number = entry.partition("-")
     return int(milliseconds), int(number)
 
 
 @contextlib.contextmanager
-def page_of(board: Site, job: str, asked: Asked) -> Iterator[dict[str, Any] | None]:
-    """A browser beside the viewers: what its frames showed, and the seconds its scripts ran."""
-    if not asked.browser:
+def watch_page(board: Site, job: str, request: CrowdOptions) -> Iterator[dict[str, Any] | None]:
+    """Open the page in a browser, and yield its frames and the seconds of its scripts."""
+    if not request.browser:
         yield None
         return
     with run_chromium() as browser:
@@ -276,23 +279,23 @@ def page_of(board: Site, job: str, asked: Asked) -> Iterator[dict[str, Any] | No
         page.goto(f"{board.url}/jobs/{job}/")
         page.wait_for_selector("#collectives tr")
         page.evaluate(WATCH_FRAMES)
-        told: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable")
-        before = figures(session)
-        yield told
-        told["seen"], told["after"], told["before"] = page.evaluate("window.seen"), figures(session), before
+        before = read_metrics(session)
+        yield result
+        result["seen"], result["after"], result["before"] = page.evaluate("window.seen"), read_metrics(session), before
         page.screenshot(path="/tmp/crowd.png", full_page=True)
         browser.close()
 
 
-def figures(session: CDPSession) -> dict[str, float]:
+def read_metrics(session: CDPSession) -> dict[str, float]:
     return {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
 
 
-def tell_of_page(page: dict[str, Any], told: list[float], asked: Asked) -> None:
+def print_page_result(page: dict[str, Any], told: list[float], request: CrowdOptions) -> None:
     late = []
-    calls = asked.ranks * len(CELLS)
+    calls = request.ranks * len(CELLS)
     first_calls, first_s = page["seen"][0]
     for tick, end in enumerate(told, 1):
         if tick * calls <= first_calls or end < first_s + SETTLE_S:
@@ -303,7 +306,7 @@ def tell_of_page(page: dict[str, Any], told: list[float], asked: Asked) -> None:
     late.sort()
     spent = page["after"]["ScriptDuration"] - page["before"]["ScriptDuration"]
     passed = page["after"]["Timestamp"] - page["before"]["Timestamp"]
-    updates = asked.hz * passed
+    updates = request.hz * passed
     p50, p99 = statistics.median(late), late[int(len(late) * 0.99) - 1]
     print(f"  to a browser's frame: p50 {1e3 * p50:.0f} ms, p99 {1e3 * p99:.0f} ms of {len(late)} ticks")
     share = f"{spent / passed:.0%} of the time"

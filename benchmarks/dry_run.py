@@ -1,4 +1,4 @@
-"""How long a dry run of one rank takes, and how much memory: models that fit on no machine at hand.
+"""Measure time and memory of a dry run of one rank for large published models.
 
 python -m benchmarks.dry_run
 """
@@ -30,7 +30,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
         (0, 8191, 16383),
     ),
 }
-RUN = """
+DRY_RUN_SCRIPT = """
 import resource, runpy, sys
 sys.argv = ["workers.dry_run", *sys.argv[1:]]
 try:
@@ -49,7 +49,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "spec.json")
                 path.write_text(json.dumps(spec))
-                argv = [sys.executable, "-c", RUN, "--spec", str(path), "--ranks", str(rank), "--json"]
+                argv = [sys.executable, "-c", DRY_RUN_SCRIPT, "--spec", str(path), "--ranks", str(rank), "--json"]
                 done = subprocess.run(argv, capture_output=True, text=True, check=False)
             found, resident = done.stdout.splitlines()
             item = json.loads(found)

@@ -1,8 +1,8 @@
-"""What a layer costs the host in eager torch, whatever the device: forward and backward of tensors too small to matter.
+"""Measure the time that the host needs for a layer in eager torch, with tensors too small to matter.
 
     python -m benchmarks.eager
 
-Divided by the kernels that `planner.hardware.kernels` counts, it is `planner.hardware.cluster.DEFAULT_LAUNCH_S`.
+The time per kernel of `planner.hardware.kernels` is `planner.hardware.cluster.DEFAULT_LAUNCH_S`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from workers.trainer.model import Block, Strategy
 
 TOKENS = 8
 CALLS = 20
-TURNS = 30
+ROUNDS = 30
 
 
-def layer_seconds(spec: JobSpec) -> float:
-    """Forward and backward of one layer: the shortest of TURNS means."""
+def measure_layer_s(spec: JobSpec) -> float:
+    """Return the shortest mean time of forward and backward of one layer."""
     block = Block(spec.model, Strategy(attention=spec.train.attention))
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
@@ -37,7 +37,7 @@ def layer_seconds(spec: JobSpec) -> float:
         return (time.perf_counter() - started) / CALLS
 
     calls()
-    return min(calls() for _ in range(TURNS))
+    return min(calls() for _ in range(ROUNDS))
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
             spec = parse_fields({"model": {"preset": preset}, "train": train})
             work = build_layer_kernels(spec)
             count = len(work.forward) + len(work.backward_input) + len(work.backward_weight)
-            seconds = layer_seconds(spec)
+            seconds = measure_layer_s(spec)
             each = seconds / count
             layer = f"{seconds * 1e3:>6.2f} ms per layer, {count} kernels"
             ratio = f"{each / DEFAULT_LAUNCH_S:.2f} of the planned time"

@@ -1,15 +1,15 @@
-"""A simulated week of a large cluster through the real scheduler, beside FIFO and plain backfill.
+"""Compare the scheduler with FIFO and plain backfill in a simulated week of a large cluster.
 
     python -m benchmarks.fleet [--hosts 1000] [--jobs 10000] [--days 7] [--seed 1]
 
-The scheduler's own code decides (`placement.place` with `policy`, both of `jobs.queue.scheduling`), on a clock that is
-moved from event to event; nothing else is simulated of it. The others use the same hosts and the same gangs: FIFO
-starts nothing before the first that waits has started; plain backfill starts whatever fits, in order of age. Neither
-knows priorities or projects.
+The code of the scheduler decides (`placement.place` with `policy` of `jobs.queue.scheduling`), on a simulated clock.
+The other policies use the same hosts and gangs and ignore priorities and projects. FIFO starts jobs in order. Plain
+backfill starts each job that fits, the oldest first.
 
-Jobs come by day more than by night; their sizes are powers of two up to 512 slots, most small; their lengths are
-lognormal. Of three projects with equal weights one submits most. Jain's index is over the projects' speeds, one over
-the mean slowdown of their jobs (time from submit to end over the time they run, ten minutes at least): 1 is even.
+More jobs arrive by day than by night. Their sizes are powers of two up to 512 slots, and their lengths are lognormal.
+One of three projects with equal weights submits most jobs. Jain's index is computed over the speeds of the projects,
+which are one over the mean slowdown of their jobs. An index of 1 is fair. The slowdown is the time from submit to end
+over the run time, which counts as ten minutes at least.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ HALF_LIFE_S = DAY_S
 LOAD = 0.95  # of the slots, asked for over the week
 
 
-class Job(NamedTuple):
-    """A job of the week. Times in seconds from its begin."""
+class SimulatedJob(NamedTuple):
+    """A job of the week, with times in seconds since its start."""
 
     id: str
     project: str
@@ -63,8 +63,8 @@ class Job(NamedTuple):
     lasts: float
 
 
-class Outcome(NamedTuple):
-    """When each job started, and what the machine did until the week's end."""
+class WeekResult(NamedTuple):
+    """Start time of each job, and the use of the cluster until the end of the week."""
 
     started: dict[str, float]
     busy_slot_s: float
@@ -76,11 +76,11 @@ Policy = Callable[["Cluster", float], list[Placement]]
 
 
 class Cluster:
-    """Hosts, what runs on them, and who waits."""
+    """Hosts, running jobs, and waiting jobs."""
 
     def __init__(self, hosts: int) -> None:
         self.free = {f"host-{n:04}": tuple(range(SLOTS)) for n in range(hosts)}
-        self.waiting: dict[str, Job] = {}
+        self.waiting: dict[str, SimulatedJob] = {}
         self.kept: dict[str, tuple[str, ...]] = {}
         self.used = dict.fromkeys(PROJECTS, 0.0)
         self.held = dict.fromkeys(PROJECTS, 0)
@@ -90,27 +90,27 @@ class Cluster:
         return [HostState(name, "cuda", SLOTS, free, device_name="gpu") for name, free in self.free.items()]
 
     def count_use(self, now: float) -> None:
-        """As `jobs.queue.termination.count_use` does."""
+        """Add the use since the last call, as `jobs.queue.termination.count_use` does."""
         for project in PROJECTS:
             self.used[project] = compute_decayed_use(
                 self.used[project], self.held[project], now - self.counted, HALF_LIFE_S
             )
         self.counted = now
 
-    def take(self, shares: tuple[Share, ...]) -> None:
+    def take_slots(self, shares: tuple[Share, ...]) -> None:
         for name, slots in shares:
             self.free[name] = tuple(slot for slot in self.free[name] if slot not in slots)
 
-    def give_back(self, shares: tuple[Share, ...]) -> None:
+    def release_slots(self, shares: tuple[Share, ...]) -> None:
         for name, slots in shares:
             self.free[name] = tuple(sorted((*self.free[name], *slots)))
 
 
-def meshboard(cluster: Cluster, now: float) -> list[Placement]:
-    """The real thing."""
+def place_with_meshboard(cluster: Cluster, now: float) -> list[Placement]:
+    """Place jobs with the scheduler of Meshboard."""
     share = compute_share_factors({name: ProjectUse(used, 1.0) for name, used in cluster.used.items()})
     queue = [
-        _waiting(
+        _build_waiting_gang(
             job,
             compute_points(job.priority, now - job.submitted, share[job.project], 0.0, RATES).total,
             cluster.kept.get(job.id, ()),
@@ -122,22 +122,22 @@ def meshboard(cluster: Cluster, now: float) -> list[Placement]:
     return plan.placements
 
 
-def fifo(cluster: Cluster, now: float) -> list[Placement]:
-    """In order of age; the first that has no room stops all behind it."""
-    return _greedy(cluster, stops=True)
+def place_fifo(cluster: Cluster, now: float) -> list[Placement]:
+    """Place jobs in order of age until one does not fit."""
+    return _place_greedily(cluster, stops=True)
 
 
-def backfill(cluster: Cluster, now: float) -> list[Placement]:
-    """In order of age; whoever has no room is passed over, and nothing is kept for him."""
-    return _greedy(cluster, stops=False)
+def place_backfill(cluster: Cluster, now: float) -> list[Placement]:
+    """Place each job that fits, in order of age, without reservations."""
+    return _place_greedily(cluster, stops=False)
 
 
-def _greedy(cluster: Cluster, *, stops: bool) -> list[Placement]:
+def _place_greedily(cluster: Cluster, *, stops: bool) -> list[Placement]:
     free = dict(cluster.free)
     counts = {name: len(slots) for name, slots in free.items()}
     placed: list[Placement] = []
     refused: set[tuple[int, int]] = set()
-    for job in sort_queue(_waiting(job, 0.0, ()) for job in cluster.waiting.values()):
+    for job in sort_queue(_build_waiting_gang(job, 0.0, ()) for job in cluster.waiting.values()):
         key = (job.num_slots, job.units[0])
         shares = None if key in refused else spread_slots(SlotDemand(*key[:1], job.units, 0), job.units[0], counts)
         if shares is None:
@@ -152,7 +152,7 @@ def _greedy(cluster: Cluster, *, stops: bool) -> list[Placement]:
     return placed
 
 
-def _waiting(job: Job, points: float, kept: tuple[str, ...]) -> QueuedJob:
+def _build_waiting_gang(job: SimulatedJob, points: float, kept: tuple[str, ...]) -> QueuedJob:
     return QueuedJob(
         id=job.id, name=job.id, owner=1, device="cuda", num_slots=job.slots, wanted_host="", priority=job.priority,
         created=BEGIN + timedelta(seconds=job.submitted), head_hosts=kept, units=(job.unit,), max_hosts=0,
@@ -161,8 +161,8 @@ def _waiting(job: Job, points: float, kept: tuple[str, ...]) -> QueuedJob:
     )  # fmt: skip
 
 
-def week(jobs: int, hosts: int, days: float, seed: int) -> list[Job]:
-    """What is asked for: as much work as LOAD of the slots could do in the time."""
+def generate_week(jobs: int, hosts: int, days: float, seed: int) -> list[SimulatedJob]:
+    """Generate jobs that keep LOAD of the slots busy."""
     chance = random.Random(seed)
     drawn = []
     for number in range(jobs):
@@ -173,16 +173,18 @@ def week(jobs: int, hosts: int, days: float, seed: int) -> list[Job]:
         project = chance.choices([*PROJECTS], [*PROJECTS.values()])[0]
         priority = chance.choices([*PRIORITIES], [*PRIORITIES.values()])[0]
         lasts = chance.lognormvariate(0.0, 1.3)
-        drawn.append(Job(f"{number:05}", project, priority, min(slots, hosts * SLOTS), min(slots, 4), at, lasts))
-    asked = sum(job.slots * job.lasts for job in drawn)
-    scale = LOAD * hosts * SLOTS * days * DAY_S / asked
+        drawn.append(
+            SimulatedJob(f"{number:05}", project, priority, min(slots, hosts * SLOTS), min(slots, 4), at, lasts)
+        )
+    request = sum(job.slots * job.lasts for job in drawn)
+    scale = LOAD * hosts * SLOTS * days * DAY_S / request
     return sorted(
         (job._replace(lasts=min(2 * DAY_S, max(60.0, job.lasts * scale))) for job in drawn), key=lambda j: j.submitted
     )
 
 
-def run(jobs: list[Job], hosts: int, end: float, policy: Policy) -> Outcome:
-    """Until every job has started."""
+def simulate(jobs: list[SimulatedJob], hosts: int, end: float, policy: Policy) -> WeekResult:
+    """Run the policy until all jobs have started."""
     cluster, coming = Cluster(hosts), iter(jobs)
     known = {job.id: job for job in jobs}
     ends: list[tuple[float, str, tuple[Share, ...]]] = []
@@ -198,7 +200,7 @@ def run(jobs: list[Job], hosts: int, end: float, policy: Policy) -> Outcome:
         cluster.count_use(now)
         while ends and ends[0][0] <= now:
             _, job_id, shares = heapq.heappop(ends)
-            cluster.give_back(shares)
+            cluster.release_slots(shares)
             cluster.held[known[job_id].project] -= known[job_id].slots
         if not cluster.waiting:
             continue
@@ -207,30 +209,30 @@ def run(jobs: list[Job], hosts: int, end: float, policy: Policy) -> Outcome:
         passes, longest = passes + 1, max(longest, time.perf_counter() - begin)
         for placement in placed:
             job = cluster.waiting.pop(placement.job)
-            cluster.take(placement.shares)
+            cluster.take_slots(placement.shares)
             cluster.held[job.project] += job.slots
             started[job.id] = now
             heapq.heappush(ends, (now + job.lasts, job.id, placement.shares))
             busy += max(0.0, min(end, now + job.lasts) - min(end, now)) * job.slots
-    return Outcome(started, busy, passes, longest)
+    return WeekResult(started, busy, passes, longest)
 
 
-def jain(values: list[float]) -> float:
-    """1 where all are equal, 1 / n where one has everything (Jain, Chiu, Hawe 1984)."""
+def compute_jain_index(values: list[float]) -> float:
+    """Return 1 for equal values, or 1 / n if one has everything (Jain, Chiu, Hawe 1984)."""
     return sum(values) ** 2 / (len(values) * sum(value * value for value in values)) if any(values) else 1.0
 
 
-def fairness(jobs: list[Job], outcome: Outcome) -> float:
-    """Jain's index over one over the mean slowdown of each project's jobs."""
+def compute_fairness(jobs: list[SimulatedJob], outcome: WeekResult) -> float:
+    """Return Jain's index over one over the mean slowdown of the jobs of each project."""
     speeds = []
     for project in PROJECTS:
         own = [job for job in jobs if job.project == project]
         slowdowns = [(outcome.started[job.id] - job.submitted + job.lasts) / max(job.lasts, 600.0) for job in own]
         speeds.append(len(slowdowns) / sum(slowdowns) if slowdowns else 1.0)
-    return jain(speeds)
+    return compute_jain_index(speeds)
 
 
-def wait_words(jobs: list[Job], outcome: Outcome, chosen: Callable[[Job], bool]) -> str:
+def format_waits(jobs: list[SimulatedJob], outcome: WeekResult, chosen: Callable[[SimulatedJob], bool]) -> str:
     waits = sorted((outcome.started[job.id] - job.submitted) / 3600 for job in jobs if chosen(job))
     if not waits:
         return "-"
@@ -238,35 +240,40 @@ def wait_words(jobs: list[Job], outcome: Outcome, chosen: Callable[[Job], bool])
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    jobs = week(asked.jobs, asked.hosts, asked.days, asked.seed)
-    end = asked.days * DAY_S
-    print(f"{len(jobs):,} jobs in {asked.days:g} days on {asked.hosts:,} hosts of {SLOTS} slots, seed {asked.seed}")
+    options = parser.parse_args()
+    jobs = generate_week(options.jobs, options.hosts, options.days, options.seed)
+    end = options.days * DAY_S
+    print(
+        f"{len(jobs):,} jobs in {options.days:g} days on {options.hosts:,} hosts of {SLOTS} slots, seed {options.seed}"
+    )
     print("waits in hours, median / 95th percentile")
-    chosen: dict[str, Callable[[Job], bool]] = {
+    chosen: dict[str, Callable[[SimulatedJob], bool]] = {
         f"priority {priority}": lambda job, p=priority: job.priority == p for priority in sorted(PRIORITIES)
     }
     chosen |= {f"project {name}": lambda job, n=name: job.project == n for name in PROJECTS}
     chosen["64 slots or more"] = lambda job: job.slots >= 64
     table: dict[str, list[str]] = {}
-    policies: dict[str, Policy] = {"Meshboard": meshboard, "FIFO": fifo, "plain backfill": backfill}
+    policies: dict[str, Policy] = {
+        "Meshboard": place_with_meshboard,
+        "FIFO": place_fifo,
+        "plain backfill": place_backfill,
+    }
     for policy in policies.values():
         begin = time.perf_counter()
-        outcome = run(jobs, asked.hosts, end, policy)
+        outcome = simulate(jobs, options.hosts, end, policy)
         took = time.perf_counter() - begin
         for words, of in chosen.items():
-            table.setdefault(words, []).append(wait_words(jobs, outcome, of))
+            table.setdefault(words, []).append(format_waits(jobs, outcome, of))
         longest = max(outcome.started[job.id] - job.submitted for job in jobs) / 3600
         table.setdefault("longest wait (h)", []).append(f"{longest:.2f}")
-        used = outcome.busy_slot_s / (asked.hosts * SLOTS * end)
+        used = outcome.busy_slot_s / (options.hosts * SLOTS * end)
         table.setdefault("utilization", []).append(f"{used:.1%}")
-        table.setdefault("Jain's index of projects", []).append(f"{fairness(jobs, outcome):.3f}")
+        table.setdefault("Jain's index of projects", []).append(f"{compute_fairness(jobs, outcome):.3f}")
         table.setdefault("passes, longest", []).append(f"{outcome.passes:,}, {outcome.longest_pass_s * 1e3:.0f} ms")
         table.setdefault("simulation time", []).append(f"{took:.0f} s")
     print(f"{'':28}" + "".join(f"{name:>20}" for name in policies))

@@ -1,7 +1,7 @@
-"""A synthetic attempt (made up here, sent by nobody) of an hour and 64 ranks: how fast it is kept, what it takes, and
-how long each question to it takes once it has ended.
+"""Measure recording and queries of a synthetic attempt with 64 ranks and one hour.
 
-Figures of this machine; ratios say more: seconds of the run kept in a second of work, bytes over those of its stream.
+Ratios are printed in addition to figures of this machine: seconds of the run recorded per second of work, and stored
+bytes over bytes of the stream.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import msgpack
 LIMIT_S = 1.0  # for the page of such a job to have its history
 HOUR_S = 3600.0
 BATCH_S = 2.0  # of telemetry in a batch; supervisors send some a second, with less in each
-BEGAN = 1_760_000_000.0
-TIMES = 5
+START_TIME = 1_760_000_000.0
+REPEATS = 5
 OPS = [
     ("all_reduce", "dp"),
     ("all_gather", "tp"),
@@ -40,15 +40,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--steps", type=int, default=10_000)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder))
-        if not report(Path(folder), asked.ranks, asked.steps):
+        set_up_django(Path(folder))
+        if not report(Path(folder), options.ranks, options.steps):
             sys.exit(1)
 
 
-def prepare(folder: Path) -> None:
-    """Django's settings, as the web has them."""
+def set_up_django(folder: Path) -> None:
+    """Set up Django with the settings of the web process."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     os.environ["MESHBOARD_HISTORY_DIR"] = str(folder)
     import django
@@ -57,14 +57,14 @@ def prepare(folder: Path) -> None:
 
 
 def report(folder: Path, ranks: int, steps: int) -> bool:
-    """Print; whether the page has its history in time."""
+    """Print the figures, and return True if the page has its history within LIMIT_S."""
     from jobs.runs.history.recording.attempt_recorder import AttemptRecorder, RecordedEntry
     from jobs.runs.history.store.folder import get_num_bytes
 
     recording = AttemptRecorder(folder, "synthetic", 1)
     recording.get_positions(1)
     sent, work_s = 0, 0.0
-    for number, batch in enumerate(batches(ranks, steps)):
+    for number, batch in enumerate(generate_batches(ranks, steps)):
         body = msgpack.packb(batch)
         sent += len(body)
         began = time.process_time()
@@ -72,19 +72,19 @@ def report(folder: Path, ranks: int, steps: int) -> bool:
         recording.commit_if_due()
         work_s += time.process_time() - began
     began = time.process_time()
-    recording.finish("succeeded", "", BEGAN + HOUR_S)
+    recording.finish("succeeded", "", START_TIME + HOUR_S)
     ending_s = time.process_time() - began
-    kept = get_num_bytes(recording.manifest)
+    stored = get_num_bytes(recording.manifest)
     rows = {table: parts[0]["rows"] for table, parts in recording.manifest["parts"].items()}
     print(f"synthetic attempt: {ranks} ranks, {HOUR_S / 60:.0f} minutes, {steps:,} steps")
     print(
         f"kept   {HOUR_S / (work_s + ending_s):8.0f} times the run speed ({work_s:.1f} s, {ending_s:.1f} s for the end)"
     )
-    print(f"bytes  {kept / sent:8.3f} x the bytes of the stream: {kept / 2**20:.1f} MiB of {sent / 2**20:.0f} MiB")
-    print(f"       {kept / ranks / 2**20:8.2f} MiB per rank and hour")
+    print(f"bytes  {stored / sent:8.3f} x the bytes of the stream: {stored / 2**20:.1f} MiB of {sent / 2**20:.0f} MiB")
+    print(f"       {stored / ranks / 2**20:8.2f} MiB per rank and hour")
     print("rows   " + ", ".join(f"{count:,} {table}" for table, count in rows.items()))
     slowest = 0.0
-    for what, size, took_s, work_s in questions():
+    for what, size, took_s, work_s in measure_queries():
         print(f"{what:28} {took_s:7.3f} s, {work_s:7.3f} s processor, {size / 2**10:8.0f} KiB as JSON")
         slowest = max(slowest, took_s)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
@@ -92,26 +92,26 @@ def report(folder: Path, ranks: int, steps: int) -> bool:
     return slowest <= LIMIT_S
 
 
-def batches(ranks: int, steps: int) -> Iterator[dict[str, Any]]:
-    """Items as ranks tell them, all of a batch's time in one."""
+def generate_batches(ranks: int, steps: int) -> Iterator[dict[str, Any]]:
+    """Yield batches of all ranks, each with BATCH_S of telemetry."""
     step_s = HOUR_S / steps
     done = 0
     for end_s in range(int(BATCH_S), int(HOUR_S) + 1, int(BATCH_S)):
         items: list[dict[str, Any]] = []
         while (done + 1) * step_s <= end_s:
             done += 1
-            items += [step_item(rank, done, steps, step_s) for rank in range(ranks)]
+            items += [build_step(rank, done, steps, step_s) for rank in range(ranks)]
         if end_s % 4 == 0:
-            items += [gauge_item(rank, end_s) for rank in range(ranks)]
-        yield {"v": 1, "job": "synthetic", "attempt": 1, "time": BEGAN + end_s, "items": items, "host": "nobody"}
+            items += [build_gauge(rank, end_s) for rank in range(ranks)]
+        yield {"v": 1, "job": "synthetic", "attempt": 1, "time": START_TIME + end_s, "items": items, "host": "nobody"}
 
 
-def step_item(rank: int, step: int, steps: int, step_s: float) -> dict[str, Any]:
+def build_step(rank: int, step: int, steps: int, step_s: float) -> dict[str, Any]:
     jitter = 0.02 * math.sin(step * 1.7 + rank)
     return {
         "kind": "step",
         "rank": rank,
-        "time": BEGAN + step * step_s + jitter,
+        "time": START_TIME + step * step_s + jitter,
         "step": step,
         "ran": step,
         "steps": steps,
@@ -143,13 +143,13 @@ def step_item(rank: int, step: int, steps: int, step_s: float) -> dict[str, Any]
     }
 
 
-def gauge_item(rank: int, at_s: float) -> dict[str, Any]:
+def build_gauge(rank: int, at_s: float) -> dict[str, Any]:
     held = 2**34 + (rank * 37 + int(at_s)) % 1000 * 2**20
-    return {"kind": "gauge", "rank": rank, "time": BEGAN + at_s, "resident_bytes": held, "allocated_bytes": held}
+    return {"kind": "gauge", "rank": rank, "time": START_TIME + at_s, "resident_bytes": held, "allocated_bytes": held}
 
 
-def questions() -> Iterator[tuple[str, int, float, float]]:
-    """What, bytes of the answer, median seconds until it is there, and of processors for it."""
+def measure_queries() -> Iterator[tuple[str, int, float, float]]:
+    """Yield name, response bytes, median seconds, and median CPU seconds of each query."""
     from jobs.runs.history.queries.snapshot import get_snapshot
     from jobs.runs.history.queries.tables import list_attempts, parse_table_query, read_rows
 
@@ -158,7 +158,7 @@ def questions() -> Iterator[tuple[str, int, float, float]]:
             "synthetic", 1, name, parse_table_query(name, {key.strip("_"): [value] for key, value in told.items()})
         )
 
-    middle = {"from_": str(BEGAN + 1800), "to": str(BEGAN + 1860)}
+    middle = {"from_": str(START_TIME + 1800), "to": str(START_TIME + 1860)}
     for what, ask in {
         "snapshot": lambda: get_snapshot("synthetic", 1),
         "index": lambda: list_attempts("synthetic"),
@@ -171,7 +171,7 @@ def questions() -> Iterator[tuple[str, int, float, float]]:
         "marks": table("marks"),
     }.items():
         took, work = [], []
-        for _ in range(TIMES):
+        for _ in range(REPEATS):
             gc.collect()
             began, worked = time.perf_counter(), time.process_time()
             size = len(json.dumps(ask()))

@@ -1,4 +1,4 @@
-"""Launch to first step: a submitted job against bare torchrun, alternating in one run. `make bench-launch`."""
+"""Compare the time to the first step of a submitted job with torchrun, alternating in one run. `make bench-launch`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SPEC: dict[str, Any] = {
 }
 
 
-def bare(folder: Path) -> float:
-    """Seconds from starting torchrun to rank 0's first step."""
+def measure_torchrun(folder: Path) -> float:
+    """Return seconds from the start of torchrun to the first step of rank 0."""
     spec = folder / "spec.json"
     spec.write_text(json.dumps(SPEC))
     log = folder / f"bare-{time.monotonic_ns()}.log"
@@ -47,8 +47,8 @@ def bare(folder: Path) -> float:
     return elapsed
 
 
-def submitted(installation: Board) -> float:
-    """Seconds from the REST call to rank 0's first step."""
+def measure_submit(installation: Board) -> float:
+    """Return seconds from the REST call to the first step of rank 0."""
     started = time.monotonic()
     job = installation.submit(SPEC)
     installation.wait_for_line(job, "step 1/2 loss")
@@ -59,9 +59,9 @@ def submitted(installation: Board) -> float:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as work, run_board(Path(work) / "var") as installation:
-        bare(Path(work))  # fills the page cache and the corpus cache
-        submitted(installation)
-        pairs = [(bare(Path(work)), submitted(installation)) for _ in range(ROUNDS)]
+        measure_torchrun(Path(work))  # fills the page cache and the corpus cache
+        measure_submit(installation)
+        pairs = [(measure_torchrun(Path(work)), measure_submit(installation)) for _ in range(ROUNDS)]
     ratios = [ours / theirs for theirs, ours in pairs]
     print(f"bare torchrun to first step: median {statistics.median(t for t, _ in pairs):.2f} s")
     print(f"submit to first step:        median {statistics.median(o for _, o in pairs):.2f} s")

@@ -1,9 +1,9 @@
-"""The lists at 10,000 jobs, and a job's page: p95 of the page, of REST and of the admin, and the plan of each query.
+"""Measure the pages, REST lists, and admin lists with 10,000 jobs, and print the plan of each query.
 
     python -m benchmarks.listing [jobs]
 
-On SQLite and, where its programs are installed, on PostgreSQL. Requests are made in this process, so no network or
-server is measured; no answer is cached but the running jobs' steps, which the page keeps for 2 s.
+The benchmark runs with SQLite and with PostgreSQL, if it is installed. Requests are made in this process, without a
+network or a server. The only cached values are the steps of running jobs, for 2 s.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ COLUMNS = (
     *("owner", "workload", "layout", "status", "steps", "duration", "step_time", "loss", "reason"),
     *("created", "ended", "speed", "project"),
 )
-JOBS = 10_000
+DEFAULT_NUM_JOBS = 10_000
 REQUESTS = 40
-RUNNING = 30
+NUM_RUNNING = 30
 PAGES = {
     "page": "/",
     "page, last": "/?page=999999",
@@ -60,7 +60,7 @@ def main() -> None:
     from tests.support.processes import run_redis
 
     settings.ALLOWED_HOSTS = ["*"]
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else JOBS
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_NUM_JOBS
     with tempfile.TemporaryDirectory() as folder, run_redis(Path(folder) / "redis") as server:
         settings.REDIS_URL = server.url
         with use_database(f"sqlite:///{folder}/db.sqlite3"):
@@ -70,32 +70,35 @@ def main() -> None:
 
 
 def measure(database: str, count: int, redis: Any) -> None:
-    """Fill, ask, explain; prints one line for each list and one for each of its queries."""
+    """Fill the database, and print a line for each list and for each of its queries."""
     from django.db import connection
 
-    staff, owner, jobs = fill(count, redis)
+    staff, owner, jobs = fill_database(count, redis)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
-    print(f"\n{database}, {count:,} jobs, {RUNNING} of them running, {REQUESTS} requests each")
+    print(f"\n{database}, {count:,} jobs, {NUM_RUNNING} of them running, {REQUESTS} requests each")
     print(f"{'list':<18}{'median ms':>10}{'p95 ms':>9}{'cpu ms':>9}{'queries':>9}{'kB':>7}")
     plans = []
     for name, path in PAGES.items():
-        client, path = client_of(owner if "owner" in name else staff), path.format(**jobs)
-        with queries() as asked:
+        client, path = log_in_client(owner if "owner" in name else staff), path.format(**jobs)
+        with capture_queries() as request:
             size = len(client.get(path).content)
-        times, worked = zip(*(timed(client, path) for _ in range(REQUESTS)), strict=True)
+        times, worked = zip(*(time_request(client, path) for _ in range(REQUESTS)), strict=True)
         p95, cpu = statistics.quantiles(times, n=20)[-1], statistics.median(worked)
         figures = f"{1e3 * statistics.median(times):>10.1f}{1e3 * p95:>9.1f}{1e3 * cpu:>9.1f}"
-        print(f"{name:<18}{figures}{len(asked):>9}{size / 1e3:>7.0f}")
-        plans += [(name, plan) for sql in asked for plan in explained(database, sql)]
+        print(f"{name:<18}{figures}{len(request):>9}{size / 1e3:>7.0f}")
+        plans += [(name, plan) for sql in request for plan in explain_query(database, sql)]
     print("plans of the queries on jobs:")
     for name, plan in dict.fromkeys(plans):
         print(f"  {name:<18}{plan}")
 
 
-def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
-    """Jobs of two people in every state and kind, their attempts, and telemetry of the running ones. Returns the
-    people, an ended and a running training."""
+def fill_database(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
+    """Create jobs of two users in all states, and telemetry of the running ones.
+
+    Returns:
+        The users, and the IDs of an ended and of a running training job.
+    """
     import msgpack
     from django.contrib.auth.models import User
     from django.utils import timezone
@@ -126,7 +129,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
     Job._meta.get_field("created").auto_now_add = False  # theirs are spread over days
     for index in range(count):
         spec, dumped, planned = made[index % len(made) if index % 10 else 0]
-        ended = index < count - RUNNING
+        ended = index < count - NUM_RUNNING
         status = TERMINAL[index % len(TERMINAL)] if ended else Status.RUNNING
         jobs.append(
             Job(
@@ -155,7 +158,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
     StateChange.objects.bulk_create(changes, batch_size=500)
     tagged = (JobTag(job=job, name=name) for job in jobs[::10] for name in ("nightly", f"of {job.kind}"))
     JobTag.objects.bulk_create(tagged, batch_size=500)
-    Job.objects.filter(id__in=[job.id for job in jobs[: count - RUNNING : 20]]).update(archived=True)
+    Job.objects.filter(id__in=[job.id for job in jobs[: count - NUM_RUNNING : 20]]).update(archived=True)
     members = [
         Member(
             attempt=attempt, node=0, host=host, host_name=host.name, first_rank=0,
@@ -164,7 +167,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
         for attempt in attempts
     ]  # fmt: skip
     Member.objects.bulk_create(members, batch_size=500)
-    for job in jobs[-RUNNING:]:
+    for job in jobs[-NUM_RUNNING:]:
         items = [{"kind": "step", "rank": 0, "step": 7}, {"kind": "log", "rank": 0, "lines": ["a line"] * 50}]
         for _ in range(20):
             redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": items})})
@@ -172,7 +175,7 @@ def fill(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
     return staff, owner, {"ended": trainings[0], "running": trainings[-1]}
 
 
-def client_of(user: Any) -> Any:
+def log_in_client(user: Any) -> Any:
     from django.test import Client
 
     client = Client()
@@ -180,8 +183,8 @@ def client_of(user: Any) -> Any:
     return client
 
 
-def timed(client: Any, path: str) -> tuple[float, float]:
-    """Seconds that an answer took, and seconds of them that this process worked: PostgreSQL's are its own."""
+def time_request(client: Any, path: str) -> tuple[float, float]:
+    """Return seconds of a request, and CPU seconds of this process without those of PostgreSQL."""
     began, worked = time.perf_counter(), time.process_time()
     answer = client.get(path)
     assert answer.status_code == 200
@@ -189,25 +192,25 @@ def timed(client: Any, path: str) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def queries() -> Iterator[list[tuple[str, Any]]]:
-    """(sql, parameters) of every query within."""
+def capture_queries() -> Iterator[list[tuple[str, Any]]]:
+    """Yield a list that receives SQL and parameters of each query."""
     from django.db import connection
 
-    asked: list[tuple[str, Any]] = []
+    request: list[tuple[str, Any]] = []
 
     def note(execute: Any, sql: str, parameters: Any, many: bool, context: Any) -> Any:
-        asked.append((sql, parameters))
+        request.append((sql, parameters))
         return execute(sql, parameters, many, context)
 
     with connection.execute_wrapper(note):
-        yield asked
+        yield request
 
 
-def explained(database: str, asked: tuple[str, Any]) -> list[str]:
-    """The steps of a query's plan that read the table of jobs."""
+def explain_query(database: str, request: tuple[str, Any]) -> list[str]:
+    """Return the lines of a query plan that read the table of jobs."""
     from django.db import connection
 
-    sql, parameters = asked
+    sql, parameters = request
     if not sql.startswith("SELECT") or '"jobs_job"' not in sql:
         return []
     with connection.cursor() as cursor:

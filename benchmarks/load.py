@@ -1,11 +1,11 @@
-"""What a served board bears: submits, lists and sockets at once, and none lost.
+"""Load a served board with submits, lists, and sockets at the same time, and check that no job is lost.
 
     python -m benchmarks.load [--jobs 10000] [--sockets 200] [--rate 50] [--seconds 60] [--processes 2]
 
-The web, a controller, Redis and a database; whoever asks runs beside them. Requests begin when they are due, whether or
-not those before were answered, and are timed from then: a server that stops for a second shows it in every request of
-that second. The first seconds are told apart: the controller starts, and each process answers its first requests.
-Exits with 1 where a request failed or a submitted job is not there.
+Web, controller, Redis, database, and the clients run on this machine. Requests start on schedule, even if earlier ones
+have no response, and their time starts then. So if a server stops for a second, each request of that second shows it.
+The first seconds, with the first requests of each process, are printed separately. The exit code is 1 if a request
+failed or a submitted job is missing.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from tests.support.web import Site, run_site
 
 LISTS_PER_S = 5
 BATCHES_PER_S = 10
-WARM_S = 5
+WARM_UP_S = 5
 ROLES = {"postgres": "database", "webapp.serve": "web", "controller": "controller", "valkey": "Redis", "redis": "Redis"}
 SUBMIT_P95_S, LIST_P95_S = 0.050, 0.100  # what is asked of it
 
 # Copies of one job that have ended, as a board has them after weeks.
-FILL = """
+CREATE_JOB = """
 import django, json, sys
 django.setup()
 from django.contrib.auth.models import User
@@ -58,7 +58,7 @@ Job.objects.bulk_create((Job(**kept, name=f"earlier {n}", status="succeeded") fo
 connection.cursor().execute("ANALYZE")  # as a database does by itself within minutes
 print(first.id)
 """
-FIND = """
+FIND_JOBS = """
 import django, json, sys
 django.setup()
 from jobs.models import Job
@@ -67,16 +67,16 @@ print(sum(Job.objects.filter(id__in=asked[n:n + 500]).count() for n in range(0, 
 """
 
 
-class Timed(NamedTuple):
-    """One request: seconds from when it was due, its answer, and what was wrong with it."""
+class TimedRequest(NamedTuple):
+    """A request with its seconds since the scheduled time, its response, and its error."""
 
     seconds: float
     answer: Any
     error: str
 
 
-class Watched:
-    """Sockets of one job: what they got, how many were cut off, and how many got nothing."""
+class SocketGroup:
+    """Sockets of one job, with counts of messages, closed sockets, and silent sockets."""
 
     def __init__(self) -> None:
         self.frames = self.cut = self.open = self.mute = 0
@@ -86,11 +86,11 @@ class Watched:
             async with connect(url, origin=origin, additional_headers=headers, max_size=None) as socket:  # type: ignore[arg-type]
                 self.open += 1
                 self.mute += 1
-                heard = False
+                received = False
                 async for _ in socket:
                     self.frames += 1
-                    self.mute -= not heard
-                    heard = True
+                    self.mute -= not received
+                    received = True
             self.cut += 1  # closed politely; ours are cancelled
         except (ConnectionClosed, OSError):
             self.cut += 1
@@ -104,19 +104,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--processes", type=int, default=2, help="of the web")
     parser.add_argument("--database", choices=["postgres", "sqlite"], default="postgres")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name, database(asked.database, Path(name)) as url:
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, open_database(options.database, Path(name)) as url:
         folder = Path(name)
-        several = {"MESHBOARD_WEB_PROCESSES": str(asked.processes)}
+        several = {"MESHBOARD_WEB_PROCESSES": str(options.processes)}
         with run_redis(folder / "redis") as redis, run_site(url, redis, folder / "web", **several) as board:
-            watched_job = python(board, FILL, json.dumps(GOOD), str(asked.jobs)).strip()
+            watched_job = run_python(board, CREATE_JOB, json.dumps(GOOD), str(options.jobs)).strip()
             controller = [sys.executable, "manage.py", "controller"]
             with run_process(controller, board.environment, folder / "controller.log", ROOT):
-                return uvloop.run(measure(board, asked, watched_job))
+                return uvloop.run(measure(board, options, watched_job))
 
 
 @contextlib.contextmanager
-def database(kind: str, folder: Path) -> Iterator[str]:
+def open_database(kind: str, folder: Path) -> Iterator[str]:
     if kind == "sqlite":
         yield f"sqlite:///{folder}/db.sqlite3"
         return
@@ -124,23 +124,23 @@ def database(kind: str, folder: Path) -> Iterator[str]:
         yield url
 
 
-def python(board: Site, source: str, *arguments: str, sent: str = "") -> str:
-    """What a piece of Django prints, over the board's database."""
+def run_python(board: Site, source: str, *arguments: str, sent: str = "") -> str:
+    """Return the output of Python code that uses Django with the database of the board."""
     argv = [sys.executable, "-c", source, *arguments]
     done = subprocess.run(argv, env=board.environment, cwd=ROOT, input=sent, capture_output=True, text=True, check=True)
     return done.stdout
 
 
-async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> int:
-    watched, socket_url = Watched(), f"ws://127.0.0.1:{board.port}/ws/jobs/{watched_job}/"
+async def measure(board: Site, request: argparse.Namespace, watched_job: str) -> int:
+    watched, socket_url = SocketGroup(), f"ws://127.0.0.1:{board.port}/ws/jobs/{watched_job}/"
     sockets = [
         asyncio.create_task(watched.watch(socket_url, board.url, board.build_cookie_header("owner")))
-        for _ in range(asked.sockets)
+        for _ in range(request.sockets)
     ]
     until = time.monotonic() + 60
-    while watched.open < asked.sockets and time.monotonic() < until:
+    while watched.open < request.sockets and time.monotonic() < until:
         await asyncio.sleep(0.05)
-    fed = asyncio.create_task(feed(board, watched_job))
+    fed = asyncio.create_task(write_telemetry(board, watched_job))
     bounds = httpx.Limits(max_connections=None, max_keepalive_connections=32)
     headers = board.build_token_header("owner")
     async with httpx.AsyncClient(base_url=board.url, headers=headers, limits=bounds, timeout=30) as client:
@@ -151,62 +151,67 @@ async def measure(board: Site, asked: argparse.Namespace, watched_job: str) -> i
         async def listed(_: int) -> httpx.Response:
             return await client.get("/api/v1/jobs?limit=50")
 
-        loops_s = [loop_s()]
-        first = await paced(asked.rate, WARM_S, submit, 201)
-        before = busy_s()
+        loops_s = [measure_loop_s()]
+        first = await send_paced_requests(request.rate, WARM_UP_S, submit, 201)
+        before = read_cpu_s()
         submits, lists = await asyncio.gather(
-            paced(asked.rate, asked.seconds, submit, 201), paced(LISTS_PER_S, asked.seconds, listed, 200)
+            send_paced_requests(request.rate, request.seconds, submit, 201),
+            send_paced_requests(LISTS_PER_S, request.seconds, listed, 200),
         )
-        busy = {role: seconds - before[role] for role, seconds in busy_s().items()}
-    loops_s.append(loop_s())
+        busy = {role: seconds - before[role] for role, seconds in read_cpu_s().items()}
+    loops_s.append(measure_loop_s())
     fed.cancel()
     cut = watched.cut
     for socket in sockets:
         socket.cancel()
     await asyncio.gather(*sockets, return_exceptions=True)
     ids = [one.answer["id"] for one in (*first, *submits) if not one.error]
-    there = int(python(board, FIND, sent=json.dumps(ids)))
+    there = int(run_python(board, FIND_JOBS, sent=json.dumps(ids)))
     errors = [one.error for one in (*first, *submits, *lists) if one.error]
-    web = f"{asked.processes} web processes"
-    print(f"{asked.database}, {web}, {asked.jobs:,} existing jobs, {asked.sockets} sockets, {asked.seconds:.0f} s")
-    told(f"first {WARM_S} s", first, SUBMIT_P95_S)
-    told("submit", submits, SUBMIT_P95_S)
-    told("list", lists, LIST_P95_S)
+    web = f"{request.processes} web processes"
+    print(
+        f"{request.database}, {web}, {request.jobs:,} existing jobs, {request.sockets} sockets, {request.seconds:.0f} s"
+    )
+    print_latencies(f"first {WARM_UP_S} s", first, SUBMIT_P95_S)
+    print_latencies("submit", submits, SUBMIT_P95_S)
+    print_latencies("list", lists, LIST_P95_S)
     print(f"sockets   {watched.open} opened, {cut} closed, {watched.mute} without data, {watched.frames:,} frames")
     print(f"machine   a loop of 10,000,000 additions in {loops_s[0]:.2f} s of CPU before, {loops_s[1]:.2f} s after")
     print(f"cpu       {', '.join(f'{role} {seconds:.1f} s' for role, seconds in busy.items())}")
     print(f"errors    {len(errors)}{': ' + errors[0] if errors else ''}")
     print(f"lost      {len(ids) - there} of {len(ids):,} acknowledged")
-    return 1 if errors or cut or watched.mute or there < len(ids) or watched.open < asked.sockets else 0
+    return 1 if errors or cut or watched.mute or there < len(ids) or watched.open < request.sockets else 0
 
 
-async def paced(rate: float, seconds: float, ask: Callable[[int], Awaitable[httpx.Response]], good: int) -> list[Timed]:
-    """Requests at `rate` a second, each at its time."""
+async def send_paced_requests(
+    rate: float, seconds: float, ask: Callable[[int], Awaitable[httpx.Response]], good: int
+) -> list[TimedRequest]:
+    """Send `rate` requests per second on schedule."""
     began = time.monotonic()
 
-    async def one(number: int) -> Timed:
+    async def one(number: int) -> TimedRequest:
         due = began + number / rate
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         try:
             answer = await ask(number)
         except httpx.HTTPError as error:
-            return Timed(time.monotonic() - due, None, repr(error))
+            return TimedRequest(time.monotonic() - due, None, repr(error))
         wrong = "" if answer.status_code == good else f"{answer.status_code} {answer.text[:200]}"
-        return Timed(time.monotonic() - due, answer.json() if not wrong else None, wrong)
+        return TimedRequest(time.monotonic() - due, answer.json() if not wrong else None, wrong)
 
     return await asyncio.gather(*(one(number) for number in range(max(2, round(rate * seconds)))))
 
 
-def loop_s() -> float:
-    """What a fixed piece of work takes: a virtual machine is not equally fast at all hours."""
+def measure_loop_s() -> float:
+    """Return the seconds of a fixed amount of work, because the speed of a virtual machine changes."""
     began, total = time.process_time(), 0
     for number in range(10_000_000):
         total += number
     return time.process_time() - began
 
 
-def busy_s() -> Counter[str]:
-    """Processor seconds so far, of each part with what it started, and of this process."""
+def read_cpu_s() -> Counter[str]:
+    """Return the CPU seconds of each service with its children, and of this process."""
     this = psutil.Process()
     found = Counter({"benchmark": sum(this.cpu_times()[:2])})
     for part in this.children():
@@ -215,8 +220,8 @@ def busy_s() -> Counter[str]:
     return found
 
 
-async def feed(board: Site, job: str) -> None:
-    """What a running job would send to its watchers."""
+async def write_telemetry(board: Site, job: str) -> None:
+    """Write the telemetry of a running job."""
     client = board.redis.client()
     for number in range(10**9):
         item = {"kind": "log", "rank": 0, "time": time.time(), "first": number, "lines": [f"line {number}"]}
@@ -225,7 +230,7 @@ async def feed(board: Site, job: str) -> None:
         await asyncio.sleep(1 / BATCHES_PER_S)
 
 
-def told(name: str, requests: list[Timed], goal_s: float) -> None:
+def print_latencies(name: str, requests: list[TimedRequest], goal_s: float) -> None:
     seconds = [one.seconds for one in requests]
     p95 = statistics.quantiles(seconds, n=20)[-1]
     figures = f"median {1e3 * statistics.median(seconds):.0f} ms, p95 {1e3 * p95:.0f} ms"

@@ -1,9 +1,9 @@
-"""One long sequence under context parallelism: peak memory against a dry run, gradients against one process.
+"""Compare peak memory with a dry run, and gradients with a single process, for one long sequence with CP.
 
     python -m benchmarks.long_context [--seq-len 8192] [--cp 4] [--method ring] [--preset llama-mini]
 
-Gloo ranks of one thread each take the first backward of the very same step that one process takes alone. Peak memory is
-of tensors alive at once on a rank, counted in the real run and in the dry one; that of one process stands beside it.
+Gloo ranks with one thread each run the first backward of a step, as the single-process reference does. The peak counts
+live tensors of a rank, in the real run and in the dry run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from workers.trainer.trainer import Trainer
 MEMORY_GOAL, GRADIENT_GOAL = 0.025, 1e-5
 
 
-def spec_of(options: argparse.Namespace, layout: dict[str, Any]) -> JobSpec:
+def build_spec(options: argparse.Namespace, layout: dict[str, Any]) -> JobSpec:
     train = {"global_batch": 1, "seq_len": options.seq_len}
     return parse_fields(
         {"model": {"preset": options.preset, "max_seq_len": options.seq_len}, "layout": layout, "train": train}
@@ -44,7 +44,7 @@ def spec_of(options: argparse.Namespace, layout: dict[str, Any]) -> JobSpec:
 
 
 def rank_main(spec: JobSpec, folder: Path) -> None:
-    """A backward of this rank; its part of the gradients and its peak bytes go to `folder`."""
+    """Run a backward of this rank, and write its gradients and peak bytes to `folder`."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     recorder, device = Recorder(rank), torch.device("cpu")
@@ -61,8 +61,8 @@ def rank_main(spec: JobSpec, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def run(spec: JobSpec, folder: Path) -> tuple[dict[str, torch.Tensor], int]:
-    """Whole gradients, and the peak bytes of the rank with most."""
+def run_ranks(spec: JobSpec, folder: Path) -> tuple[dict[str, torch.Tensor], int]:
+    """Return the whole gradients, and the largest peak bytes of a rank."""
     folder.mkdir()
     file, world = folder / "spec.json", spec.layout.world_size
     file.write_text(spec.model_dump_json())
@@ -74,12 +74,12 @@ def run(spec: JobSpec, folder: Path) -> tuple[dict[str, torch.Tensor], int]:
     return whole_gradients(spec, parts), max(peaks)
 
 
-def compare(options: argparse.Namespace) -> bool:
-    spec = spec_of(options, {"cp": options.cp, "cp_method": options.method})
+def compare_runs(options: argparse.Namespace) -> bool:
+    spec = build_spec(options, {"cp": options.cp, "cp_method": options.method})
     dry = max(run_dry_step(spec, rank).peak_bytes for rank in range(options.cp))
     with tempfile.TemporaryDirectory() as work:
-        gradients, peak = run(spec, Path(work, "divided"))
-        reference, alone = run(spec_of(options, {}), Path(work, "alone"))
+        gradients, peak = run_ranks(spec, Path(work, "divided"))
+        reference, alone = run_ranks(build_spec(options, {}), Path(work, "alone"))
     planned = get_memory(spec, 0)
     difference = gradient_difference(gradients, reference)
     print(f"{options.preset}, {options.seq_len:,} tokens, cp {options.cp} {options.method}")
@@ -99,7 +99,7 @@ def main() -> int:
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of is None:
-        return 0 if compare(options) else 1
+        return 0 if compare_runs(options) else 1
     rank_main(parse_fields(json.loads(options.rank_of.read_text())), options.rank_of.parent)
     return 0
 

@@ -1,13 +1,13 @@
-"""What metering costs: the same collectives and steps on a metered and a plain group, turn about in one run.
+"""Measure the overhead of the meter: collectives and steps on a metered and on a plain group, alternating in one run.
 
     python -m benchmarks.metering [--blocks N]
 
-Two gloo ranks of one thread each. "On" is the metered group inside a step that is kept event by event, as in every run:
-its exporter sends counters, step items, timelines, gauges and where it stands to a reader. "Off" is torch's own group,
-and so is "control", which shows how far two equal sides differ here. Sides take turns in the same processes on equal
-models, so that a slow moment hits all; figures are medians. The goal is 0.5% of a step, or 10 us a collective. What the
-exporter's thread takes beside training is told apart, by that thread's own clock. Recorder, history and diagnosis are
-the board's: they take nothing of a rank.
+Two gloo ranks have one thread each. The side "on" uses the metered group in a traced step. Its exporter sends counters,
+steps, timelines, and gauges to a reader. "Off" is torch's group. "Control" is a second plain group, which shows the
+difference between two equal sides. All sides take turns in the same processes on equal models, so that a slow moment
+affects all of them. Figures are medians. The goal is 0.5% of a step, or 10 us per collective. The time of the exporter
+thread is measured separately with the clock of the thread. Recorder, history, and diagnosis run on the board, not on a
+rank.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from workers.meter.rank_exit import run_and_exit
 from workers.torch_private.groups import fake_store  # noqa: F401
 
 WORLD = 2
-GOAL = 0.005
-COLLECTIVE_GOAL_S = 10e-6
+MAX_STEP_OVERHEAD = 0.005
+MAX_COLLECTIVE_OVERHEAD_S = 10e-6
 LAYERS, HIDDEN, HEADS, SEQ, BATCH, VOCAB = 4, 256, 4, 128, 4, 256
 STEPS_PER_TURN = 5
 SPANS = ("data", "forward", "backward", "optimizer")
@@ -53,7 +53,7 @@ WARM_UP_BLOCKS = 2
 
 
 class Transformer(nn.Module):
-    """A small decoder: (batch, seq) tokens to (batch, seq, VOCAB) logits."""
+    """A small decoder from (batch, seq) tokens to (batch, seq, VOCAB) logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ class Transformer(nn.Module):
         return logits
 
 
-def ddp(group: dist.ProcessGroup) -> nn.Module:
+def build_ddp(group: dist.ProcessGroup) -> nn.Module:
     return DistributedDataParallel(Transformer(), process_group=group)
 
 
-def zero3(group: dist.ProcessGroup) -> nn.Module:
+def build_zero3(group: dist.ProcessGroup) -> nn.Module:
     model, mesh = Transformer(), DeviceMesh.from_group(group, "cpu", mesh_dim_names=("dp",))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
@@ -85,8 +85,8 @@ def zero3(group: dist.ProcessGroup) -> nn.Module:
     return model
 
 
-class Meter:
-    """What the side that is on has: a recorder, and while it is its turn an exporter, of whose thread `cpu_s` are."""
+class StepMeter:
+    """Recorder of the side "on", with an exporter during its turns and the CPU seconds of its thread."""
 
     def __init__(self, recorder: Recorder, path: str) -> None:
         self.recorder, self._path = recorder, path
@@ -95,9 +95,9 @@ class Meter:
 
     @contextmanager
     def exporting(self) -> Iterator[None]:
-        """For a turn. What is left to send after it counts for nothing: a run has that once."""
+        """Run the exporter for a turn. The final flush does not count, because a run has only one."""
         self._exporter = Exporter(self.recorder, self._path, "bench", 1)
-        clock = time.pthread_getcpuclockid(_ident(self._exporter))
+        clock = time.pthread_getcpuclockid(_get_thread_id(self._exporter))
         yield
         self.cpu_s += time.clock_gettime(clock)
         if not self._exporter.close(10):
@@ -105,7 +105,7 @@ class Meter:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """As the trainer has it around a step: what is issued inside is of it, and it is told."""
+        """Trace a step and export its item, as the trainer does."""
         number, began = self.recorder.completed_steps + 1, time.perf_counter()
         self.recorder.set_phase("step")
         self.recorder.begin_step(number)
@@ -135,14 +135,14 @@ class Meter:
         self._exporter.send(item)
 
 
-def _ident(exporter: Exporter) -> int:
+def _get_thread_id(exporter: Exporter) -> int:
     ident = exporter._thread.ident
     assert ident is not None, "it runs"
     return ident
 
 
-def train_step(model: nn.Module, group: dist.ProcessGroup, rank: int, meter: Meter | None) -> Callable[[], None]:
-    """One optimiser step with the global loss, as a trainer makes it; with a meter, told as the trainer tells it."""
+def train_step(model: nn.Module, group: dist.ProcessGroup, rank: int, meter: StepMeter | None) -> Callable[[], None]:
+    """Run an optimizer step with the global loss, traced if `meter` is not None."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     tokens = torch.randint(VOCAB, (BATCH, SEQ + 1), generator=torch.Generator().manual_seed(rank))
 
@@ -169,13 +169,13 @@ def train_step(model: nn.Module, group: dist.ProcessGroup, rank: int, meter: Met
     return step if meter is None else told
 
 
-def tiny_collective(group: dist.ProcessGroup) -> Callable[[], None]:
+def build_tiny_collective(group: dist.ProcessGroup) -> Callable[[], None]:
     buffer = torch.zeros(1)
     return lambda: dist.all_reduce(buffer, group=group)
 
 
-def turn(run: Callable[[], None], times: int) -> list[float]:
-    """Seconds of each run."""
+def time_calls(run: Callable[[], None], times: int) -> list[float]:
+    """Return the seconds of each call."""
     taken = []
     for _ in range(times):
         start = time.perf_counter()
@@ -184,29 +184,32 @@ def turn(run: Callable[[], None], times: int) -> list[float]:
     return taken
 
 
-def compare(
-    sides: dict[str, Callable[[], None]], meter: Meter, blocks: int, times: int, *, in_one_step: bool
+def compare_sides(
+    sides: dict[str, Callable[[], None]], meter: StepMeter, blocks: int, times: int, *, in_one_step: bool
 ) -> dict[str, Any]:
-    """Median seconds of each side, the ratios of "on" and of "control" to "off" in each block of turns, and what the
-    exporter's thread took of the turns that are on. `in_one_step`: all of a turn is one; else each makes its own."""
+    """Return the median seconds of each side, the ratios to "off" per block, and the seconds of the exporter thread.
+
+    Args:
+        in_one_step: Trace a whole turn as one step, or let each call trace its own step.
+    """
     wall_s, meter.cpu_s = 0.0, 0.0
     taken: dict[str, list[float]] = {side: [] for side in sides}
     blocks_of_medians = []
     num_calls = 0
     for block in range(WARM_UP_BLOCKS + blocks):
         medians = {}
-        for side in rotated(list(sides), block):
+        for side in rotate(list(sides), block):
             dist.barrier()
-            before = calls(meter.recorder)
+            before = count_calls(meter.recorder)
             with ExitStack() as stack:
                 if side == "on":
                     stack.enter_context(meter.exporting())
                 if side == "on" and in_one_step:
                     stack.enter_context(meter.step())
-                seconds = turn(sides[side], times)
+                seconds = time_calls(sides[side], times)
             if side == "on":
                 wall_s += sum(seconds)
-                num_calls = calls(meter.recorder) - before
+                num_calls = count_calls(meter.recorder) - before
             medians[side] = statistics.median(seconds)
             if block >= WARM_UP_BLOCKS:
                 taken[side] += seconds
@@ -220,17 +223,17 @@ def compare(
     }
 
 
-def rotated(sides: list[str], by: int) -> list[str]:
+def rotate(sides: list[str], by: int) -> list[str]:
     by %= len(sides)
     return sides[by:] + sides[:by]
 
 
-def calls(recorder: Recorder) -> int:
+def count_calls(recorder: Recorder) -> int:
     return sum(cell["count"] for cell in recorder.get_cells() if cell["op"] != "barrier")
 
 
-def own_cost_s() -> float:
-    """Seconds of the meter's own work for one collective, over a backend that does nothing."""
+def measure_collective_cost_s() -> float:
+    """Return seconds of the meter per collective, with a backend that does nothing."""
     nothing = dist.new_group(backend="fake")
     recorder = Recorder(0)
     recorder.enable_tracing()
@@ -239,15 +242,14 @@ def own_cost_s() -> float:
     sides = [MeteredProcessGroup(nothing, "own", recorder, [torch.device("cpu")], range(WORLD)), nothing]
     buffers, how = [torch.zeros(1)], dist.AllreduceOptions()
     how.asyncOp = False
-    medians = [statistics.median(turn(lambda g=g: g.allreduce(buffers, how).wait(), 5000)) for g in sides]  # type: ignore[misc]
+    medians = [statistics.median(time_calls(lambda g=g: g.allreduce(buffers, how).wait(), 5000)) for g in sides]  # type: ignore[misc]
     return medians[0] - medians[1]
 
 
-def step_cost_s(path: str) -> float:
-    """Seconds of the training thread's own work for one step around its collectives: its beginning and end, its spans,
-    and the item that it hands to its exporter."""
+def measure_step_cost_s(path: str) -> float:
+    """Return seconds that the training thread spends on the trace of a step, without its collectives."""
     recorder = Recorder(0)
-    meter = Meter(recorder, path)
+    meter = StepMeter(recorder, path)
     recorder.set_phase("step")
     recorder.issue("all_reduce", "own", WORLD, 4)()  # there are counters to tell
 
@@ -258,7 +260,7 @@ def step_cost_s(path: str) -> float:
                     pass
 
     with meter.exporting():
-        return statistics.median(turn(step, 1000))
+        return statistics.median(time_calls(step, 1000))
 
 
 def rank_main(rank: int, store: str, path: str, blocks: int, output: str) -> int:
@@ -268,24 +270,24 @@ def rank_main(rank: int, store: str, path: str, blocks: int, output: str) -> int
     backend = register_metered_backend(recorder, "cpu")
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=WORLD)
     groups = {"on": dist.new_group(), "off": dist.new_group(backend="gloo"), "control": dist.new_group(backend="gloo")}
-    said: dict[str, Any] = {}
-    tiny = {side: tiny_collective(group) for side, group in groups.items()}
-    meter = Meter(recorder, path)
-    said["collective"] = compare(tiny, meter, blocks, CALLS_PER_TURN, in_one_step=True)
-    for name, parallel in (("DDP", ddp), ("ZeRO-3", zero3)):
-        told = {"on": meter}
-        steps = {side: train_step(parallel(group), group, rank, told.get(side)) for side, group in groups.items()}
-        said[name] = compare(steps, meter, blocks, STEPS_PER_TURN, in_one_step=False)
-    said["own_s"], said["step_own_s"] = own_cost_s(), step_cost_s(path)
+    text: dict[str, Any] = {}
+    tiny = {side: build_tiny_collective(group) for side, group in groups.items()}
+    meter = StepMeter(recorder, path)
+    text["collective"] = compare_sides(tiny, meter, blocks, CALLS_PER_TURN, in_one_step=True)
+    for name, parallel in (("DDP", build_ddp), ("ZeRO-3", build_zero3)):
+        result = {"on": meter}
+        steps = {side: train_step(parallel(group), group, rank, result.get(side)) for side, group in groups.items()}
+        text[name] = compare_sides(steps, meter, blocks, STEPS_PER_TURN, in_one_step=False)
+    text["own_s"], text["step_own_s"] = measure_collective_cost_s(), measure_step_cost_s(path)
     if rank == 0:
-        Path(output).write_text(json.dumps(said))
+        Path(output).write_text(json.dumps(text))
     dist.barrier()
     dist.destroy_process_group()
     return 0
 
 
-def read_everything(listener: socket.socket) -> None:
-    """A supervisor that reads and forgets."""
+def run_reader(listener: socket.socket) -> None:
+    """Read and discard everything, in place of a supervisor."""
 
     def read(connection: socket.socket) -> None:
         while connection.recv(1 << 16):
@@ -296,22 +298,22 @@ def read_everything(listener: socket.socket) -> None:
         threading.Thread(target=read, args=(connection,), daemon=True).start()
 
 
-def ratio(ratios: list[float]) -> str:
+def format_ratio(ratios: list[float]) -> str:
     low, middle, high = statistics.quantiles(ratios, n=4)
     return f"{middle:.4f} [{low:.4f} to {high:.4f}]"
 
 
-def report(said: dict[str, Any]) -> list[str]:
+def print_report(said: dict[str, Any]) -> list[str]:
     one = said["collective"]["seconds"]
     added_s = one["on"] - one["off"]
     lines = [
         "ratios are medians [quartiles] of pairs; control/off compares plain runs and shows the noise",
         f"small all-reduce: on {one['on'] * 1e6:.1f} us, off {one['off'] * 1e6:.1f} us, "
-        f"on/off {ratio(said['collective']['ratios']['on'])}, "
-        f"control/off {ratio(said['collective']['ratios']['control'])}",
+        f"on/off {format_ratio(said['collective']['ratios']['on'])}, "
+        f"control/off {format_ratio(said['collective']['ratios']['control'])}",
         f"added per collective: {added_s * 1e6:.1f} us; meter {said['own_s'] * 1e6:.1f} us per collective "
         f"and {said['step_own_s'] * 1e6:.1f} us per step (goal 10 us per collective: "
-        f"{'met' if said['own_s'] <= COLLECTIVE_GOAL_S else 'MISSED'})",
+        f"{'met' if said['own_s'] <= MAX_COLLECTIVE_OVERHEAD_S else 'MISSED'})",
     ]
     for name in ("DDP", "ZeRO-3"):
         step = said[name]
@@ -319,9 +321,9 @@ def report(said: dict[str, Any]) -> list[str]:
         share = (max(added_s, said["own_s"]) * step["calls"] + said["step_own_s"]) / seconds["off"]
         lines += [
             f"{name} step: on {seconds['on'] * 1e3:.2f} ms, off {seconds['off'] * 1e3:.2f} ms, "
-            f"on/off {ratio(step['ratios']['on'])}, control/off {ratio(step['ratios']['control'])}",
+            f"on/off {format_ratio(step['ratios']['on'])}, control/off {format_ratio(step['ratios']['control'])}",
             f"{name} step: {step['calls']:.0f} collectives, metering is {share:.3%} of the step "
-            f"(goal {GOAL:.1%}: {'met' if share <= GOAL else 'MISSED'}); exporter thread: "
+            f"(goal {MAX_STEP_OVERHEAD:.1%}: {'met' if share <= MAX_STEP_OVERHEAD else 'MISSED'}); exporter thread: "
             f"{step['exporter_share']:.2%} of a processor",
         ]
     return lines
@@ -336,7 +338,7 @@ def main() -> None:
         path, store, output = f"{folder}/s", f"{folder}/store", f"{folder}/output.json"
         listener.bind(path)
         listener.listen()
-        threading.Thread(target=read_everything, args=(listener,), daemon=True).start()
+        threading.Thread(target=run_reader, args=(listener,), daemon=True).start()
         mains = [partial(rank_main, rank, store, path, blocks, output) for rank in range(WORLD)]
         ranks = [context.Process(target=run_and_exit, args=(main,)) for main in mains]
         for process in ranks:
@@ -345,7 +347,7 @@ def main() -> None:
             process.join()
         if any(process.exitcode for process in ranks):
             raise SystemExit(f"ranks ended with {[process.exitcode for process in ranks]}")
-        print("\n".join(report(json.loads(Path(output).read_text()))))
+        print("\n".join(print_report(json.loads(Path(output).read_text()))))
 
 
 if __name__ == "__main__":

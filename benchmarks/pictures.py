@@ -1,7 +1,6 @@
-"""How long the pictures of a run take to draw in Chromium: heat maps of 1,000 ranks, and a step of 64 ranks event by
-event. The events are made up; no rank is run.
+"""Measure how long Chromium draws a run: heat maps of 1,000 ranks, and a traced step of 64 ranks.
 
-Each figure is the median and the worst of many draws, in the browser's own milliseconds of script and canvas commands.
+The data is synthetic. Figures are the median and the maximum of many draws, in milliseconds of script and canvas.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from tests.support.browser import run_chromium, serve_static_files
 
 DRAWS = 60
 
-HEAT = """
+DRAW_HEAT_MAP = """
 async ([ranks, columns, draws]) => {
   const { heatMap } = await import('/js/heat/map.js');
   const place = document.body.appendChild(document.createElement('div'));
@@ -31,7 +30,7 @@ async ([ranks, columns, draws]) => {
   return times;
 }
 """
-FOLDED = """
+FOLD_BINS = """
 async ([ranks, columns, draws]) => {
   const { Bins } = await import('/js/rates.js');
   const { computeCells } = await import('/js/heat/cells.js');
@@ -49,7 +48,7 @@ async ([ranks, columns, draws]) => {
   return times;
 }
 """
-TIMELINE = """
+DRAW_TIMELINE = """
 async ([ranks, events, draws]) => {
   const { stepOfItems } = await import('/js/timeline/step.js');
   const { arrangeRows } = await import('/js/timeline/lanes.js');
@@ -95,20 +94,20 @@ def main() -> None:
     with serve_static_files() as address, run_chromium() as browser:
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(f"{address}/js/")
-        measure(page)
+        measure_draws(page)
 
 
-def measure(page: Page) -> None:
+def measure_draws(page: Page) -> None:
     print("made-up events; milliseconds of script and canvas, median and worst")
-    tell("heat map, 1,000 ranks x 300 bins, drawn", page.evaluate(HEAT, [1000, 300, DRAWS]))
-    tell("the same, summed from the page's counters", page.evaluate(FOLDED, [1000, 300, DRAWS]))
-    tell("heat map, 1,024 x 1,024 pairs, drawn", page.evaluate(HEAT, [1024, 1024, DRAWS]))
-    made, *times = page.evaluate(TIMELINE, [64, 2000, DRAWS])
+    print_times("heat map, 1,000 ranks x 300 bins, drawn", page.evaluate(DRAW_HEAT_MAP, [1000, 300, DRAWS]))
+    print_times("the same, summed from the page's counters", page.evaluate(FOLD_BINS, [1000, 300, DRAWS]))
+    print_times("heat map, 1,024 x 1,024 pairs, drawn", page.evaluate(DRAW_HEAT_MAP, [1024, 1024, DRAWS]))
+    made, *times = page.evaluate(DRAW_TIMELINE, [64, 2000, DRAWS])
     print(f"{'a step of 64 ranks x 2,000 events put together, once':58} {made:7.1f}")
-    tell("the same, drawn whole and in 59 closer views", times)
+    print_times("the same, drawn whole and in 59 closer views", times)
 
 
-def tell(what: str, times: list[Any]) -> None:
+def print_times(what: str, times: list[Any]) -> None:
     ordered = sorted(times)
     print(f"{what:58} {ordered[len(ordered) // 2]:7.1f} {ordered[-1]:7.1f}")
 

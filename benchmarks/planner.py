@@ -1,11 +1,10 @@
-"""How far the planner's step times are from published ones, and how fast it searches.
+"""Compare step times of the planner with published ones, and measure the speed of the search.
 
     python -m benchmarks.planner [--vtrain-multi ground_truth_multi.csv]
 
-Zero-shot means that no constant was fitted on the table's own rows: for each table the two efficiencies of the
-accelerator are fitted on the other one, for vTrain's on both. What is fitted on vTrain's rows is fitted on one half and
-tested on the other. The table of several nodes is not kept here: it is data/ground_truth_multi.csv of vTrain's public
-repository (VIA-Research/vTrain).
+Zero-shot means that no constant was fitted on the rows of the table. The two efficiencies of the accelerator are fitted
+on the other table, and for vTrain on both. A fit on vTrain's rows uses one half and is tested on the other half. The
+vTrain table with several nodes is data/ground_truth_multi.csv of VIA-Research/vTrain.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ VTRAIN_GRID = {
 }
 
 
-def with_constants(cluster: Cluster, constants: dict[str, float]) -> Cluster:
-    """The cluster with other constants of its accelerator, or of its node's link (`node_efficiency`)."""
+def replace_constants(cluster: Cluster, constants: dict[str, float]) -> Cluster:
+    """Return the cluster with other constants of its accelerator, or of its node link (`node_efficiency`)."""
     rest = dict(constants)
     node = cluster.node
     if "node_efficiency" in rest:
@@ -47,32 +46,32 @@ def with_constants(cluster: Cluster, constants: dict[str, float]) -> Cluster:
     return cluster.model_copy(update={"accelerator": accelerator, "node": node})
 
 
-def errors(rows: Iterable[Row], cluster: Cluster) -> list[float]:
-    """Relative errors of the step time, signed."""
+def compute_errors(rows: Iterable[Row], cluster: Cluster) -> list[float]:
+    """Return signed relative errors of the step time."""
     timer = Timer(cluster)
     return [timer.get_step(row.spec).step_s / row.seconds - 1 for row in rows]
 
 
-def fit(rows: Sequence[Row], cluster: Cluster, grid: dict[str, list[float]]) -> Cluster:
-    """The cluster with those constants of the grid that bring the least mean error on `rows`."""
+def fit_constants(rows: Sequence[Row], cluster: Cluster, grid: dict[str, list[float]]) -> Cluster:
+    """Return the cluster with the constants of the grid that have the smallest mean error."""
     names = list(grid)
-    choices = (with_constants(cluster, dict(zip(names, values, strict=True))) for values in product(*grid.values()))
-    return min(choices, key=lambda choice: mean(map(abs, errors(rows, choice))))
+    choices = (replace_constants(cluster, dict(zip(names, values, strict=True))) for values in product(*grid.values()))
+    return min(choices, key=lambda choice: mean(map(abs, compute_errors(rows, choice))))
 
 
-def by_layer_shape(rows: Sequence[Row], cluster: Cluster) -> dict[tuple[int, ...], float]:
-    """Measured over predicted, the median for each (hidden, tp, micro-batch): what a profile of single layers gives."""
+def compute_layer_ratios(rows: Sequence[Row], cluster: Cluster) -> dict[tuple[int, ...], float]:
+    """Return the median of measured over predicted time for each (hidden, tp, micro-batch)."""
     ratios: dict[tuple[int, ...], list[float]] = {}
-    for row, off in zip(rows, errors(rows, cluster), strict=True):
-        ratios.setdefault(shape(row), []).append(1 / (1 + off))
+    for row, off in zip(rows, compute_errors(rows, cluster), strict=True):
+        ratios.setdefault(get_layer_shape(row), []).append(1 / (1 + off))
     return {key: median(values) for key, values in ratios.items()}
 
 
-def shape(row: Row) -> tuple[int, ...]:
+def get_layer_shape(row: Row) -> tuple[int, ...]:
     return row.spec.model.hidden_size, row.spec.layout.tp, row.spec.micro_batch_size
 
 
-def line(label: str, off: Sequence[float], rows: Sequence[Row], claim: str = "") -> None:
+def print_errors(label: str, off: Sequence[float], rows: Sequence[Row], claim: str = "") -> None:
     size = [abs(x) for x in off]
     worst = max(range(len(off)), key=lambda i: size[i])
     print(
@@ -81,50 +80,52 @@ def line(label: str, off: Sequence[float], rows: Sequence[Row], claim: str = "")
     )
 
 
-HEAD = f"{'step time against published':<58} {'rows':>5} {'mean':>7} {'median':>7} {'worst':>7}  worst row"
+TABLE_HEADER = f"{'step time against published':<58} {'rows':>5} {'mean':>7} {'median':>7} {'worst':>7}  worst row"
 
 
-def vtrain(multi: Path | None) -> None:
-    """vTrain's rows as the constants are; those of several nodes from a file, which is not kept here."""
-    print(HEAD)
-    _vtrain(list(vtrain_rows()), multi)
+def print_vtrain(multi: Path | None) -> None:
+    """Print errors on vTrain's rows. Those with several nodes come from a file."""
+    print(TABLE_HEADER)
+    _print_vtrain_tables(list(vtrain_rows()), multi)
     if multi is None:
         where = "data/ground_truth_multi.csv of github.com/VIA-Research/vTrain"
         print(f"vTrain, several nodes: use --vtrain-multi FILE to read {where}")
 
 
-def _vtrain(single: Sequence[Row], multi: Path | None) -> None:
+def _print_vtrain_tables(single: Sequence[Row], multi: Path | None) -> None:
     if multi:
         several, big = list(vtrain_multi_rows(multi)), CLUSTERS["a100-80gb"]
         network = big.network.model_copy(update={"bytes_per_s": 800e9 / 8 / big.per_node})  # 4 x 200 Gb/s a node
-        off = errors(several, big.model_copy(update={"network": network}))
-        line("vTrain several nodes, no constant fitted", off, several, "vTrain claims 14.7% over several")
-    off = errors(single, CLUSTERS["a100-40gb"])
-    line("vTrain one node, zero-shot", off, single, "vTrain claims 8.4% on one node")
+        off = compute_errors(several, big.model_copy(update={"network": network}))
+        print_errors("vTrain several nodes, no constant fitted", off, several, "vTrain claims 14.7% over several")
+    off = compute_errors(single, CLUSTERS["a100-40gb"])
+    print_errors("vTrain one node, zero-shot", off, single, "vTrain claims 8.4% on one node")
 
 
-def accuracy(vtrain_multi: Path | None) -> None:
+def print_accuracy(vtrain_multi: Path | None) -> None:
     megatron, korthikanti, vtrain = megatron_table_1(), korthikanti_table_5(), list(vtrain_rows())
     big = CLUSTERS["a100-80gb"]
     small = CLUSTERS["a100-40gb"]
-    print(HEAD)
+    print(TABLE_HEADER)
     calculon = "Calculon claims 3.65% mean, 8.87% worst"
-    line("Megatron table 1, constants as shipped", errors(megatron, big), megatron, calculon)
-    other = fit(korthikanti, big, GRID)
-    line("Megatron table 1, zero-shot (fitted on Korthikanti)", errors(megatron, other), megatron)
-    line("Korthikanti table 5, constants as shipped", errors(korthikanti, big), korthikanti)
-    other = fit(megatron, big, GRID)
-    line("Korthikanti table 5, zero-shot (fitted on Megatron)", errors(korthikanti, other), korthikanti)
-    _vtrain(vtrain, vtrain_multi)
+    print_errors("Megatron table 1, constants as shipped", compute_errors(megatron, big), megatron, calculon)
+    other = fit_constants(korthikanti, big, GRID)
+    print_errors("Megatron table 1, zero-shot (fitted on Korthikanti)", compute_errors(megatron, other), megatron)
+    print_errors("Korthikanti table 5, constants as shipped", compute_errors(korthikanti, big), korthikanti)
+    other = fit_constants(megatron, big, GRID)
+    print_errors("Korthikanti table 5, zero-shot (fitted on Megatron)", compute_errors(korthikanti, other), korthikanti)
+    _print_vtrain_tables(vtrain, vtrain_multi)
     random.Random(0).shuffle(vtrain)
     train, test = vtrain[: len(vtrain) // 2], vtrain[len(vtrain) // 2 :]
-    host = fit(train[::3], small, {"launch_s": VTRAIN_GRID["launch_s"]})
-    line("vTrain, host's launch time fitted on the other half", errors(test, host), test)
-    fitted = fit(train[::6], small, VTRAIN_GRID)
-    line("vTrain, four constants fitted on the other half", errors(test, fitted), test)
-    factors = by_layer_shape(train, fitted)
-    off = [(1 + e) * factors[shape(row)] - 1 for row, e in zip(test, errors(test, fitted), strict=True)]
-    line(f"vTrain, and {len(factors)} layer shapes measured on the other half", off, test)
+    host = fit_constants(train[::3], small, {"launch_s": VTRAIN_GRID["launch_s"]})
+    print_errors("vTrain, host's launch time fitted on the other half", compute_errors(test, host), test)
+    fitted = fit_constants(train[::6], small, VTRAIN_GRID)
+    print_errors("vTrain, four constants fitted on the other half", compute_errors(test, fitted), test)
+    factors = compute_layer_ratios(train, fitted)
+    off = [
+        (1 + e) * factors[get_layer_shape(row)] - 1 for row, e in zip(test, compute_errors(test, fitted), strict=True)
+    ]
+    print_errors(f"vTrain, and {len(factors)} layer shapes measured on the other half", off, test)
     a = fitted.accelerator
     print(
         f"  fitted: gemm {a.gemm_efficiency}, memory {a.memory_efficiency}, launch {a.launch_s * 1e6:.0f} us,"
@@ -133,7 +134,7 @@ def accuracy(vtrain_multi: Path | None) -> None:
     )
 
 
-def speed() -> None:
+def print_search_speed() -> None:
     print(f"\n{'search':<58} {'considered':>10} {'fit':>7} {'seconds':>8}")
     for preset, cluster, world, batch, seq in (
         ("llama3-405b", "h100", 16384, 2048, 8192),
@@ -151,5 +152,5 @@ def speed() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="step times against published ones, and the search's time")
     parser.add_argument("--vtrain-multi", type=Path, metavar="FILE", help="vTrain's ground_truth_multi.csv")
-    accuracy(parser.parse_args().vtrain_multi)
-    speed()
+    print_accuracy(parser.parse_args().vtrain_multi)
+    print_search_speed()

@@ -1,10 +1,9 @@
-"""How long a pass of the scheduler takes, in how many queries, and how long a cancel waits meanwhile.
+"""Measure time and queries of a scheduler pass, and the delay of a cancel during passes.
 
     python -m benchmarks.scheduling
 
-On SQLite and on PostgreSQL, both thrown away afterwards, with a real Redis behind the announcements. Hosts have 8
-slots, jobs of five projects ask for 1 to 32 on as many hosts as it takes, every tenth for one host of its own. "Busy"
-is this process' own CPU time.
+The benchmark uses temporary SQLite and PostgreSQL databases, and a real Redis. Hosts have 8 slots. Jobs of five
+projects request 1 to 32 slots, and each tenth job requests one host. "Busy" is the CPU time of this process.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ from tests.planner.wrong_specs import GOOD  # noqa: E402
 from tests.support.postgres import postgres_server, use_database  # noqa: E402
 from tests.support.processes import run_redis  # noqa: E402
 
-SLOTS = 8
-SPEC = parse_spec(GOOD, slots=SLOTS).model_dump()
-CANCELS = 200
-PROJECTS = 5
+SLOTS_PER_HOST = 8
+SPEC = parse_spec(GOOD, slots=SLOTS_PER_HOST).model_dump()
+NUM_CANCELS = 200
+NUM_PROJECTS = 5
 
 
-class Queries:
-    """Counts what is sent to the database."""
+class QueryCounter:
+    """Count the queries sent to the database."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -64,17 +63,17 @@ class Queries:
         return execute(sql, params, many, context)
 
 
-def fill(hosts: int, jobs: int, owner: User) -> None:
-    """Empty hosts, and a queue."""
+def fill_queue(hosts: int, jobs: int, owner: User) -> None:
+    """Create empty hosts and queued jobs."""
     for model in (Job, Host, Project):
         model.objects.all().delete()
     now = timezone.now()
-    projects = Project.objects.bulk_create(Project(name=f"project-{n}") for n in range(PROJECTS))
+    projects = Project.objects.bulk_create(Project(name=f"project-{n}") for n in range(NUM_PROJECTS))
     Membership.objects.bulk_create(Membership(project=each, user=owner, role=Role.SUBMITTER) for each in projects)
     Host.objects.bulk_create(
         Host(
             name=f"host-{n:04}",
-            slots=SLOTS,
+            slots=SLOTS_PER_HOST,
             device="cpu",
             device_name="cpu",
             memory_bytes=1,
@@ -93,7 +92,7 @@ def fill(hosts: int, jobs: int, owner: User) -> None:
             device="cpu",
             num_slots=chance.choice((1, 2, 4, 8, 16, 32)),
             max_hosts=1 if n % 10 == 0 else 0,
-            project=f"project-{n % PROJECTS}",
+            project=f"project-{n % NUM_PROJECTS}",
             wanted_host=f"host-{chance.randrange(hosts):04}" if n % 10 == 0 else "",
             priority=chance.choice((0, 0, 0, 5)),
             estimate={},
@@ -102,9 +101,9 @@ def fill(hosts: int, jobs: int, owner: User) -> None:
     )
 
 
-def timed_pass(what: str) -> None:
-    """One pass, printed."""
-    queries = Queries()
+def print_pass(what: str) -> None:
+    """Run a pass of the scheduler, and print its time and queries."""
+    queries = QueryCounter()
     Host.objects.update(last_seen=timezone.now())
     with connection.execute_wrapper(queries):
         begin, busy = time.perf_counter(), time.process_time()
@@ -116,17 +115,17 @@ def timed_pass(what: str) -> None:
     )
 
 
-def end_some(count: int) -> None:
-    """What hosts would tell: that the oldest attempts ended."""
+def end_oldest_attempts(count: int) -> None:
+    """End the oldest attempts, as reports of hosts would."""
     for attempt in Attempt.objects.filter(ended__isnull=True).order_by("id")[:count]:
         lifecycle.change_status(attempt.job_id, attempt.number, Status.SUCCEEDED, "done")
         for member in attempt.members.all():
             lifecycle.release_member(member)
 
 
-def passes(hosts: int, jobs: int, owner: User) -> None:
-    """A queue from its first pass to the quiet ones."""
-    fill(hosts, jobs, owner)
+def measure_passes(hosts: int, jobs: int, owner: User) -> None:
+    """Run passes from a full queue until nothing changes."""
+    fill_queue(hosts, jobs, owner)
     print(f" {jobs:,} queued jobs, {hosts} hosts")
     taken = list(Host.objects.order_by("id"))
     held = Job.objects.order_by("id").first()
@@ -138,21 +137,21 @@ def passes(hosts: int, jobs: int, owner: User) -> None:
         ordered=timezone.now(),
     )  # fmt: skip
     SlotAllocation.objects.bulk_create(
-        SlotAllocation(host=host, slot=slot, member=member) for host in taken for slot in range(SLOTS)
+        SlotAllocation(host=host, slot=slot, member=member) for host in taken for slot in range(SLOTS_PER_HOST)
     )
-    timed_pass("all hosts full, no reason written yet")
-    timed_pass("nothing new")
+    print_pass("all hosts full, no reason written yet")
+    print_pass("nothing new")
     SlotAllocation.objects.filter(slot__lt=2, host__in=taken[:5]).delete()
-    timed_pass("two slots free on five hosts")
+    print_pass("two slots free on five hosts")
     SlotAllocation.objects.all().delete()
-    timed_pass("all hosts empty")
-    end_some(20)
-    timed_pass("20 jobs ended")
+    print_pass("all hosts empty")
+    end_oldest_attempts(20)
+    print_pass("20 jobs ended")
 
 
-def cancels_meanwhile(owner: User) -> None:
-    """Cancel queued jobs one by one while a thread does nothing but schedule, hosts ending jobs in between."""
-    fill(500, 10_000, owner)
+def measure_cancels(owner: User) -> None:
+    """Cancel queued jobs while another thread runs the scheduler, and hosts end jobs."""
+    fill_queue(500, 10_000, owner)
     over = threading.Event()
     done = 0
 
@@ -160,11 +159,11 @@ def cancels_meanwhile(owner: User) -> None:
         nonlocal done
         while not over.is_set():
             schedule()
-            end_some(5)
+            end_oldest_attempts(5)
             done += 1
         connection.close()
 
-    doomed = list(Job.objects.order_by("priority", "-created")[:CANCELS])
+    doomed = list(Job.objects.order_by("priority", "-created")[:NUM_CANCELS])
     thread = threading.Thread(target=scheduling)
     thread.start()
     waits = []
@@ -178,12 +177,11 @@ def cancels_meanwhile(owner: User) -> None:
     thread.join()
     waits.sort()
     worst, p95 = waits[-1], waits[int(0.95 * len(waits))]
-    print(f" {CANCELS} cancels, 10,000 queued, {done} passes at the same time")
+    print(f" {NUM_CANCELS} cancels, 10,000 queued, {done} passes at the same time")
     print(f"  p50 {median(waits) * 1e3:.0f} ms, p95 {p95 * 1e3:.0f} ms, longest {worst * 1e3:.0f} ms")
 
 
 def main() -> None:
-    """Print the table."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshboard-scheduling-")))
         redis = stack.enter_context(run_redis(folder / "redis"))
@@ -198,9 +196,9 @@ def main() -> None:
             print(name)
             with use_database(url):
                 owner = User.objects.create_user("owner")
-                passes(500, 1_000, owner)
-                passes(500, 10_000, owner)
-                cancels_meanwhile(owner)
+                measure_passes(500, 1_000, owner)
+                measure_passes(500, 10_000, owner)
+                measure_cancels(owner)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Submit to first step on Slurm: a job of the board against bare sbatch, srun and torchrun, in turns."""
+"""Compare the time to the first step on Slurm between a job of the board and sbatch with srun and torchrun."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SPEC: dict[str, Any] = {
 FIRST_STEP = "step 1/2 loss"
 
 
-def bare(slurm: Cluster, folder: Path) -> float:
-    """Seconds from sbatch to rank 0's first step, as somebody would write the script."""
+def measure_sbatch(slurm: Cluster, folder: Path) -> float:
+    """Return seconds from sbatch with a hand-written script to the first step of rank 0."""
     spec = folder / "spec.json"
     spec.write_text(json.dumps(SPEC))
     ranks = "--nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0"
@@ -47,8 +47,8 @@ def bare(slurm: Cluster, folder: Path) -> float:
     return elapsed
 
 
-def submitted(installed: Installation) -> float:
-    """Seconds from the REST call to rank 0's first step."""
+def measure_submit(installed: Installation) -> float:
+    """Return seconds from the REST call to the first step of rank 0."""
     started = time.monotonic()
     job = installed.board.submit({**SPEC, "resources": {"engine": "slurm"}})
 
@@ -70,14 +70,14 @@ def main() -> int:
         folder = Path(work) / "board"
         folder.mkdir()
         with installation(slurm, folder) as installed:
-            bare(slurm, folder)  # fills the page cache and the corpus cache
-            submitted(installed)
+            measure_sbatch(slurm, folder)  # fills the page cache and the corpus cache
+            measure_submit(installed)
             pairs = []
             for _ in range(ROUNDS):
                 slurm.settle()
-                theirs = bare(slurm, folder)
+                theirs = measure_sbatch(slurm, folder)
                 slurm.settle()
-                pairs.append((theirs, submitted(installed)))
+                pairs.append((theirs, measure_submit(installed)))
     ratios = [ours / theirs for theirs, ours in pairs]
     print(f"bare sbatch + srun + torchrun to first step: median {statistics.median(t for t, _ in pairs):.2f} s")
     print(f"submit to first step:                        median {statistics.median(o for _, o in pairs):.2f} s")

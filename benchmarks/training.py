@@ -1,11 +1,11 @@
-"""The trainer against a plain DDP loop of the same model, and what a checkpoint makes a step wait.
+"""Compare the trainer with a plain DDP loop of the same model, and measure how long a checkpoint delays a step.
 
     python -m benchmarks.training [--blocks N]
 
-Two gloo ranks of one thread each, gpt-mini. The sides take turns in the same processes, so that a slow moment hits all:
-the trainer's whole step (metered, with the loss and the gradient norm over the world, clipping), and a loop as one
-writes it by hand: `DistributedDataParallel` over the same decoder, cross-entropy, `clip_grad_norm_`, AdamW. Ratios are
-of medians. A checkpoint is saved beside training, waited for, or not saved.
+Two gloo ranks with one thread each train gpt-mini. The sides take turns in the same processes, so that a slow moment
+affects both. The trainer's step is metered and has the global loss, the gradient norm, and clipping. The plain loop has
+`DistributedDataParallel`, cross-entropy, `clip_grad_norm_`, and AdamW. Ratios are those of medians. A checkpoint is
+saved in the background, saved synchronously, or not saved.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ SPEC = {
 }
 
 
-def ours(spec: JobSpec, recorder: Recorder, data_root: Path) -> Trainer:
+def build_trainer(spec: JobSpec, recorder: Recorder, data_root: Path) -> Trainer:
     mesh, device = build_mesh(spec, recorder.rank, recorder.label_group), torch.device("cpu")
     return Trainer.build(spec, mesh, load_job_dataset(spec, data_root), recorder, device)
 
 
-def by_hand(spec: JobSpec, trainer: Trainer) -> Callable[[int], None]:
-    """One step of a plain DDP loop over the same decoder and batches."""
+def build_ddp_loop(spec: JobSpec, trainer: Trainer) -> Callable[[int], None]:
+    """Return a step of a plain DDP loop with the same decoder and batches."""
     layers = range(spec.model.num_layers)
     decoder = Decoder(spec.model, layers, Strategy(), torch.float32, first=True, last=True)
     for unit in get_chunk_units(spec.model, layers, first=True, last=True):
@@ -74,7 +74,7 @@ def by_hand(spec: JobSpec, trainer: Trainer) -> Callable[[int], None]:
     return step
 
 
-def timed(turn: Callable[[int], object], first: int) -> float:
+def time_turn(turn: Callable[[int], object], first: int) -> float:
     dist.barrier()
     started = time.perf_counter()
     for index in range(first, first + STEPS_PER_TURN):
@@ -88,8 +88,8 @@ def rank_main(blocks: int, folder: Path) -> None:
     spec = parse_fields(SPEC)
     recorder = Recorder(int(os.environ["RANK"]))
     dist.init_process_group(register_metered_backend(recorder, "cpu"))
-    trainer = ours(spec, recorder, folder)
-    hand = by_hand(spec, trainer)
+    trainer = build_trainer(spec, recorder, folder)
+    hand = build_ddp_loop(spec, trainer)
     saved: list[SaveResult] = []
     saver = Saver(spec, trainer.mesh.coordinates, recorder.rank, folder / "1", checkpoint_group(recorder), saved.append)
 
@@ -116,17 +116,17 @@ def rank_main(blocks: int, folder: Path) -> None:
     times: dict[str, list[float]] = {name: [] for name in turns}
     for block in range(blocks + 1):
         for name, turn in turns.items():
-            took = timed(turn, block * STEPS_PER_TURN)
+            took = time_turn(turn, block * STEPS_PER_TURN)
             saver.wait()
             if block:  # the first warms up
                 times[name].append(took)
     saver.close()
     if recorder.rank == 0:
-        report(spec, {name: statistics.median(values) for name, values in times.items()}, saved)
+        print_report(spec, {name: statistics.median(values) for name, values in times.items()}, saved)
     dist.destroy_process_group()
 
 
-def report(spec: JobSpec, step_s: dict[str, float], saved: list[SaveResult]) -> None:
+def print_report(spec: JobSpec, step_s: dict[str, float], saved: list[SaveResult]) -> None:
     tokens = spec.train.global_batch * spec.train.seq_len
     plain = statistics.mean((step_s["plain DDP loop"], step_s["plain loop, repeated"]))
     for name, seconds in step_s.items():

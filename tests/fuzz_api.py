@@ -1,5 +1,4 @@
-"""`make schemathesis`: every check of schemathesis over the document as served, by nobody, a user and staff; and, as
-staff, its links from each thing that can be made to what may be asked of it."""
+"""Run schemathesis with all checks as no user, a user, and staff, and follow links as staff: `make schemathesis`."""
 
 from __future__ import annotations
 
@@ -14,26 +13,28 @@ from tests.support.processes import run_redis
 from tests.support.web import Site, run_site
 
 EXAMPLES = "20"  # an operation, of each phase that draws them
-FEWEST_CASES = 2000
-DRAWN = "examples,coverage,fuzzing"
+MIN_CASES = 2000
+PHASES = "examples,coverage,fuzzing"
 
 
-def drawn(made: Site, folder: Path, who: str | None) -> bool:
-    """Whether all went well, by `who`."""
-    told = run_fuzz(made, folder / str(who), who, "--phases", DRAWN, "--max-examples", EXAMPLES)
-    print(f"as {who or 'nobody'}: {told.cases} cases, {_ended(told)}", flush=True)
-    return told.passed and told.cases >= FEWEST_CASES
+def check_generated_requests(made: Site, folder: Path, who: str | None) -> bool:
+    """Return True if all generated requests passed."""
+    result = run_fuzz(made, folder / str(who), who, "--phases", PHASES, "--max-examples", EXAMPLES)
+    print(f"as {who or 'nobody'}: {result.cases} cases, {_print_result(result)}", flush=True)
+    return result.passed and result.cases >= MIN_CASES
 
 
-def followed(made: Site, folder: Path, operations: Sequence[str]) -> bool:
-    """Whether links were followed and all went well."""
-    told = follow_links(made, folder / operations[-1], "staff", operations, "--max-examples", EXAMPLES)
-    count, of = told.links
-    print(f"{operations[0]}: {count} of {of} links followed in {told.cases} cases, {_ended(told)}", flush=True)
-    return told.passed and count > 0
+def check_links(made: Site, folder: Path, operations: Sequence[str]) -> bool:
+    """Return True if links were followed and all requests passed."""
+    result = follow_links(made, folder / operations[-1], "staff", operations, "--max-examples", EXAMPLES)
+    count, of = result.links
+    print(
+        f"{operations[0]}: {count} of {of} links followed in {result.cases} cases, {_print_result(result)}", flush=True
+    )
+    return result.passed and count > 0
 
 
-def _ended(told: FuzzResult) -> str:
+def _print_result(told: FuzzResult) -> str:
     return "no failure" if told.passed else f"FAILED\n{told.text}"
 
 
@@ -46,8 +47,8 @@ def main() -> int:
             run_site(url, redis, folder / "web") as made,
         ):
             # First: of what is drawn, imports stay open until nobody may open another.
-            went = [followed(made, folder, operations) for operations in list_link_chains(get_schema(made))]
-            went += [drawn(made, folder, who) for who in (None, "owner", "staff")]
+            went = [check_links(made, folder, operations) for operations in list_link_chains(get_schema(made))]
+            went += [check_generated_requests(made, folder, who) for who in (None, "owner", "staff")]
             broken = made.log.count("Traceback")
     print(f"{broken} tracebacks in the web's log")
     print(f"{sum(went)} passed, {went.count(False) + bool(broken)} failed")

@@ -1,8 +1,8 @@
-"""`make image-test`: the Dockerfile's very steps, on this machine's files instead of the base image's.
+"""Run the steps of the Dockerfile on files of this machine: `make image-test`.
 
-An overlay over / takes every write and is thrown away, so that `useradd`, `COPY`, `pip install` and the rest run as
-they are written, as root or as the USER named, with a fresh virtual environment as the image's Python. What stays
-unproven is the base image itself. Needs root, and the packages come from wherever pip is set up to find them.
+An overlay over / discards all writes, so that `useradd`, `COPY`, and `pip install` run unchanged, as root or as USER,
+with a new virtual environment as the Python of the image. Only the base image is not tested. Needs root. Packages come
+from the index of pip.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHON = "/opt/image-python"
 HOST = "MESHBOARD_REDIS_URL=redis://unused MESHBOARD_HOST_KEY=00 MESHBOARD_RUN_DIR=/var/lib/meshboard/runs"
 # What the finished image has to do at least, as its USER.
-PROOFS = {
+IMAGE_CHECKS = {
     "web": [
         "test -s $MESHBOARD_STATIC_ROOT/css/tokens.css && test -s $MESHBOARD_STATIC_ROOT/admin/css/base.css",
         "MESHBOARD_SECRET_KEY=$(head -c 48 /dev/urandom | base64 -w0) MESHBOARD_REDIS_URL=redis://127.0.0.1 "
@@ -43,17 +43,17 @@ PROOFS = {
 }
 
 
-def dockerfile(path: Path) -> list[tuple[str, str]]:
-    """(instruction, the rest of its line), comments out and continued lines joined."""
+def parse_dockerfile(path: Path) -> list[tuple[str, str]]:
+    """Return (instruction, rest of the line), without comments and with continued lines joined."""
     lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines())]
 
 
-def steps_of(target: str) -> list[tuple[str, str]]:
-    """The steps of a stage, those of the stage that it starts from first."""
+def list_steps(target: str) -> list[tuple[str, str]]:
+    """Return the steps of a stage, after those of the stage that it starts from."""
     stages: dict[str, list[tuple[str, str]]] = {}
-    for word, rest in dockerfile(ROOT / "Dockerfile"):
+    for word, rest in parse_dockerfile(ROOT / "Dockerfile"):
         if word == "FROM":
             base, _, name = rest.partition(" AS ")
             stages[name] = current = list(stages.get(base, []))
@@ -63,8 +63,8 @@ def steps_of(target: str) -> list[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def overlay() -> Iterator[Path]:
-    """A root whose every write goes to memory."""
+def mount_overlay() -> Iterator[Path]:
+    """Mount an overlay whose writes go to memory."""
     with tempfile.TemporaryDirectory(prefix="meshboard-image-") as folder:
         space, root = Path(folder), Path(folder) / "root"
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", folder], check=True)
@@ -81,14 +81,14 @@ def overlay() -> Iterator[Path]:
             subprocess.run(["umount", "--lazy", folder], check=False)
 
 
-class Image:
-    """The state that instructions change: environment, directory, user."""
+class BuildState:
+    """Environment, folder, and user, which instructions change."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._user, self._directory = root, "root", "/"
         self._environment = {"PATH": f"{PYTHON}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 
-    def do(self, word: str, rest: str) -> None:
+    def run_instruction(self, word: str, rest: str) -> None:
         match word:
             case "ENV":
                 self._environment |= dict(pair.split("=", 1) for pair in shlex.split(rest))
@@ -127,15 +127,15 @@ class Image:
 
 def build(target: str) -> None:
     started = time.monotonic()
-    with overlay() as root:
-        image = Image(root)
+    with mount_overlay() as root:
+        image = BuildState(root)
         for closed in Path(sys.executable).resolve().parents:  # in somebody's home, say
             (root / str(closed).lstrip("/")).chmod(0o755)
         image.run(f"{sys.executable} -m venv --clear {PYTHON}")
-        for word, rest in steps_of(target):
+        for word, rest in list_steps(target):
             print(f"{target}: {word} {rest}", flush=True)
-            image.do(word, rest)
-        for proof in PROOFS[target]:
+            image.run_instruction(word, rest)
+        for proof in IMAGE_CHECKS[target]:
             print(f"{target}: proof: {proof}", flush=True)
             image.run(proof)
     print(f"{target}: built and proven in {time.monotonic() - started:.0f} s")
@@ -143,9 +143,9 @@ def build(target: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", choices=[*PROOFS], help="all of them by default")
-    asked = parser.parse_args().target
-    for target in PROOFS if asked is None else [asked]:
+    parser.add_argument("--target", choices=[*IMAGE_CHECKS], help="all of them by default")
+    options = parser.parse_args().target
+    for target in IMAGE_CHECKS if options is None else [options]:
         build(target)
 
 

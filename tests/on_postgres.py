@@ -1,7 +1,6 @@
-"""`python -m tests.on_postgres [PYTEST ARGUMENTS]`: the board's tests on PostgreSQL, asked as the web asks it.
+"""Run the tests of the board on PostgreSQL: `python -m tests.on_postgres [PYTEST ARGUMENTS]`.
 
-The default suite has them on SQLite, which takes any type for any other and has one writer at a time; only its races
-are on PostgreSQL.
+The default suite uses SQLite, which converts types silently and has one writer. Only its races use PostgreSQL.
 """
 
 from __future__ import annotations

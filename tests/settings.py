@@ -1,4 +1,4 @@
-"""Django settings of tests and type checks: a throw-away database, and no Redis until a test starts one."""
+"""Django settings of tests and type checks: a temporary database, and no Redis until a test starts one."""
 
 from __future__ import annotations
 

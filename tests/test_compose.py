@@ -1,8 +1,7 @@
-"""docker-compose.yml: accepted by docker-compose, and each service's very command run by hand until a job succeeds,
-which a browser behind the proxy watches.
+"""Check docker-compose.yml, and run the commands of its services until a job succeeds.
 
-A network namespace stands for the compose network: redis, postgres and web are names in its hosts file and the
-services use their real ports, so nothing of the file is changed but where the state lies.
+A network namespace stands for the compose network. The names redis, postgres, and web are in its hosts file, and
+services use their real ports. So only the folder of the state differs from the file.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.image import dockerfile, steps_of
+from tests.image import list_steps, parse_dockerfile
 from tests.support.processes import ROOT, run_process, wait_until
 from tests.support.web import create_certificate
 from webapp.environment import WebSettings
@@ -49,7 +48,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def services(state: Path) -> dict[str, Any]:
-    """The file as docker-compose itself reads it, hosts with GPUs too."""
+    """Return the file as docker-compose reads it, including hosts with GPUs."""
     environment = {
         **os.environ,
         **SECRETS,
@@ -71,7 +70,7 @@ def services(state: Path) -> dict[str, Any]:
     return found
 
 
-def test_docker_compose_accepts_the_file_and_the_host_gets_no_database(services: dict[str, Any]) -> None:
+def test_compose_file_is_valid_and_hosts_have_no_database(services: dict[str, Any]) -> None:
     assert set(services) == {
         "proxy",
         "web",
@@ -90,7 +89,7 @@ def test_docker_compose_accepts_the_file_and_the_host_gets_no_database(services:
     assert "REDIS" not in environment
 
 
-def test_every_service_that_stays_has_a_health_check_and_bounded_logs(services: dict[str, Any]) -> None:
+def test_services_have_health_checks_and_bounded_logs(services: dict[str, Any]) -> None:
     assert [n for n, s in services.items() if "healthcheck" not in s] == ["join-token", "migrate"]
     assert {s["logging"]["options"]["max-size"] for s in services.values()} == {"10m"}
     assert [
@@ -101,7 +100,7 @@ def test_every_service_that_stays_has_a_health_check_and_bounded_logs(services: 
     assert "grep -q PONG" in services["redis"]["healthcheck"]["test"][1]
 
 
-def test_every_service_has_a_bound_on_memory_and_only_the_proxy_is_reached_from_outside(
+def test_services_have_memory_limits_and_only_the_proxy_has_ports(
     services: dict[str, Any],
 ) -> None:
     assert [name for name, service in services.items() if "mem_limit" not in service] == []
@@ -115,17 +114,17 @@ def test_every_service_has_a_bound_on_memory_and_only_the_proxy_is_reached_from_
     assert services["proxy"]["networks"]["default"]["ipv4_address"] in (ROOT / "docker-compose.yml").read_text()
 
 
-def test_no_service_is_given_an_address_that_another_has_as_its_own(services: dict[str, Any]) -> None:
-    """The engine gives the others the lowest free ones, and those that start first are others."""
+def test_service_addresses_are_unique(services: dict[str, Any]) -> None:
+    """Docker gives the lowest free addresses to services without one."""
     [network] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"]["default"]["ipam"]["config"]
     own = {services[name]["networks"]["default"]["ipv4_address"] for name in ("web", "proxy")} | {network["gateway"]}
-    every, given = IPv4Network(network["subnet"]), IPv4Network(network["ip_range"])
+    every, arguments = IPv4Network(network["subnet"]), IPv4Network(network["ip_range"])
     assert len(own) == 3
-    assert [address for address in own if IPv4Address(address) not in every or IPv4Address(address) in given] == []
-    assert given.subnet_of(every)
+    assert [address for address in own if IPv4Address(address) not in every or IPv4Address(address) in arguments] == []
+    assert arguments.subnet_of(every)
 
 
-def test_only_the_gpu_s_own_profile_asks_for_gpus(services: dict[str, Any]) -> None:
+def test_only_the_gpu_profile_requests_gpus(services: dict[str, Any]) -> None:
     [device] = services["host-gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["count"], device["capabilities"]) == ("nvidia", "all", ["gpu"])
     assert services["host-gpu"]["environment"]["MESHBOARD_DEVICE"] == "cuda"
@@ -135,7 +134,7 @@ def test_only_the_gpu_s_own_profile_asks_for_gpus(services: dict[str, Any]) -> N
     assert len({services[n]["environment"]["MESHBOARD_RUN_DIR"] for n in ("host", "host-gpu")}) == 2
 
 
-def test_an_image_brings_its_static_files_and_no_volume_hides_them(services: dict[str, Any]) -> None:
+def test_image_has_static_files_that_no_volume_hides(services: dict[str, Any]) -> None:
     text = (ROOT / "Dockerfile").read_text()
     [static] = re.findall(r"^ENV MESHBOARD_STATIC_ROOT=(\S+)$", text, re.MULTILINE)
     assert text.index("MESHBOARD_STATIC_ROOT") < text.index("collectstatic")
@@ -145,8 +144,8 @@ def test_an_image_brings_its_static_files_and_no_volume_hides_them(services: dic
             assert not static.startswith(volume.split(":")[1])
 
 
-def test_the_images_start_from_one_exact_base_and_copy_what_is_there() -> None:
-    steps = dockerfile(ROOT / "Dockerfile")
+def test_images_pin_their_base_and_copy_existing_files() -> None:
+    steps = parse_dockerfile(ROOT / "Dockerfile")
     bases = [line.split()[0] for word, line in steps if word == "FROM"]
     assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", bases[0])
     assert bases[1:] == ["base", "base"]
@@ -155,12 +154,12 @@ def test_the_images_start_from_one_exact_base_and_copy_what_is_there() -> None:
     assert [source for source in copied if not (ROOT / source).exists() or source in ignored] == []
 
 
-def test_the_web_s_image_has_the_ssh_by_which_slurm_is_reached() -> None:
-    [installed] = [line for word, line in steps_of("web") if word == "RUN" and "apt-get install" in line]
+def test_web_image_has_ssh_for_slurm() -> None:
+    [installed] = [line for word, line in list_steps("web") if word == "RUN" and "apt-get install" in line]
     assert "openssh-client" in installed.split()
 
 
-def test_every_setting_of_dot_env_reaches_the_service_that_reads_it(services: dict[str, Any]) -> None:
+def test_settings_of_dot_env_reach_their_services(services: dict[str, Any]) -> None:
     images_own = {"MESHBOARD_STATIC_ROOT", "MESHBOARD_DEBUG", "MESHBOARD_TRAINER_MODULE"}
     when_it_joins = {"MESHBOARD_REDIS_URL", "MESHBOARD_HOST_KEY"}
     web = {f"MESHBOARD_{name.upper()}" for name in WebSettings.model_fields} - images_own
@@ -171,14 +170,14 @@ def test_every_setting_of_dot_env_reaches_the_service_that_reads_it(services: di
         assert sorted(host - images_own - when_it_joins - set(services[name]["environment"])) == []
 
 
-def test_secrets_that_lie_in_the_checkout_go_into_no_commit_and_no_build() -> None:
+def test_secrets_are_excluded_from_commits_and_builds() -> None:
     secrets = [".env", "tls"]
-    asked = ["git", "check-ignore", ".env", "tls/key.pem"]
-    assert subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.split() == asked[2:]
+    request = ["git", "check-ignore", ".env", "tls/key.pem"]
+    assert subprocess.run(request, cwd=ROOT, capture_output=True, text=True).stdout.split() == request[2:]
     assert [name for name in secrets if name not in (ROOT / ".dockerignore").read_text().split()] == []
 
 
-def test_a_missing_secret_is_named(tmp_path: Path) -> None:
+def test_names_a_missing_secret(tmp_path: Path) -> None:
     read = subprocess.run(
         ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), "config"],
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
@@ -206,12 +205,12 @@ def namespace() -> Iterator[None]:
         shutil.rmtree(HOSTS.parent)
 
 
-def inside(argv: list[str]) -> list[str]:
+def run_in_namespace(argv: list[str]) -> list[str]:
     return ["ip", "netns", "exec", NAMESPACE, *argv]
 
 
-def postgres_command(state: Path) -> list[str]:
-    """What the image's entrypoint does: initdb with the password, then the server as its own user."""
+def build_postgres_command(state: Path) -> list[str]:
+    """Return the commands of the image's entrypoint: initdb with the password, then the server."""
     programs = max(Path("/usr/lib/postgresql").iterdir()) / "bin"
     data, password = state / "postgres", state / "postgres-password"
     password.write_text(SECRETS["MESHBOARD_DATABASE_PASSWORD"])
@@ -233,14 +232,14 @@ def postgres_command(state: Path) -> list[str]:
     return [*as_postgres, str(programs / "postgres"), "-D", str(data), "-k", str(data)]
 
 
-def proxy_command(state: Path) -> list[str]:
-    """What its image runs, on the file as it is, with a certificate beside it."""
+def build_proxy_command(state: Path) -> list[str]:
+    """Return the command of the image, with the file as it is and a certificate."""
     (state / "tls").mkdir()
     create_certificate(state / "tls")
     (state / "tls" / "ca.pem").rename(state / "tls" / "cert.pem")
     shutil.copy(ROOT / "deploy" / "proxy" / "nginx.conf", state / "nginx.conf")
     argv = ["nginx", "-c", str(state / "nginx.conf"), "-p", str(state), "-g", f"daemon off; pid {state}/nginx.pid;"]
-    checked = subprocess.run(inside([*argv, "-t"]), capture_output=True, text=True, check=False)
+    checked = subprocess.run(run_in_namespace([*argv, "-t"]), capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stderr
     assert "[warn]" not in checked.stderr
     return argv
@@ -292,9 +291,7 @@ asyncio.run(asyncio.wait_for(watch(), 120))
 
 
 @pytest.mark.slow
-def test_every_service_s_command_runs_and_together_they_train_a_job(
-    namespace: None, services: dict[str, Any], state: Path
-) -> None:
+def test_service_commands_train_a_job(namespace: None, services: dict[str, Any], state: Path) -> None:
     # pytest's own directory is closed to the postgres user.
     for folder in (state, *state.parents):  # up to where pytest's own directories begin
         if folder == Path(tempfile.gettempdir()):
@@ -306,8 +303,8 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(
     path = f"{state / 'programs'}:{os.environ['PATH']}"
 
     def environment(name: str) -> dict[str, str]:
-        told = services[name].get("environment", {})
-        own = {key: str(value) for key, value in told.items() if value is not None}  # None: not set there
+        result = services[name].get("environment", {})
+        own = {key: str(value) for key, value in result.items() if value is not None}  # None: not set there
         return {"PATH": path, "HOME": str(state), "VIRTUAL_ENV": sys.prefix, "PYTHONUNBUFFERED": "1", **own}
 
     def command(name: str) -> list[str]:
@@ -317,7 +314,7 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(
 
     def run(name: str, argv: list[str]) -> str:
         done = subprocess.run(
-            inside(argv), env=environment(name), cwd=ROOT, capture_output=True, text=True, check=False
+            run_in_namespace(argv), env=environment(name), cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -327,32 +324,32 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(
         kind, *words = services[name]["healthcheck"]["test"]
         argv = ["sh", "-c", words[0].replace("$$", "$")] if kind == "CMD-SHELL" else words
         argv = [sys.executable, *argv[1:]] if argv[0] == "python" else argv
-        done = subprocess.run(inside(argv), env=environment(name), cwd=ROOT, capture_output=True, check=False)
+        done = subprocess.run(run_in_namespace(argv), env=environment(name), cwd=ROOT, capture_output=True, check=False)
         return done.returncode == 0
 
     def started(name: str, argv: list[str], cwd: Path = ROOT) -> Any:
-        return run_process(inside(argv), environment(name), state / f"{name}.log", cwd)
+        return run_process(run_in_namespace(argv), environment(name), state / f"{name}.log", cwd)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(started("redis", command("redis"), state))
-        stack.enter_context(started("postgres", postgres_command(state), state))
+        stack.enter_context(started("postgres", build_postgres_command(state), state))
         wait_until(lambda: "ready to accept" in (state / "postgres.log").read_text(), "PostgreSQL is ready")
         psql = ["psql", "-h", "postgres", "-U", "meshboard", "-d", "postgres", "-c", "CREATE DATABASE meshboard"]
         password = {"PATH": os.environ["PATH"], "PGPASSWORD": SECRETS["MESHBOARD_DATABASE_PASSWORD"]}
-        subprocess.run(inside(psql), env=password, check=True, capture_output=True)
+        subprocess.run(run_in_namespace(psql), env=password, check=True, capture_output=True)
         run("migrate", command("migrate"))
         assert [name for name in ("web", "host", "proxy") if healthy(name)] == [], "none is, before it runs"
         for name in ("web", "controller", "recorder"):
             stack.enter_context(started(name, command(name)))
         run("join-token", command("join-token"))
         stack.enter_context(started("host", command("host")))
-        told = json.loads(run("web", [sys.executable, "manage.py", "meshboard_user"]))
-        stack.enter_context(started("proxy", proxy_command(state), state))
-        call = caller(told["api_token"], state / "tls" / "cert.pem")
+        result = json.loads(run("web", [sys.executable, "manage.py", "meshboard_user"]))
+        stack.enter_context(started("proxy", build_proxy_command(state), state))
+        call = build_caller(result["api_token"], state / "tls" / "cert.pem")
         wait_until(lambda: call("GET", "hosts"), "the host has announced itself", 90, 0.5)
         spec = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 4, "warmup_steps": 1}}
         job = call("POST", "jobs", spec)["id"]
-        browser = [sys.executable, "-c", BROWSER, str(state / "tls" / "cert.pem"), told["one_time_url_path"], job]
+        browser = [sys.executable, "-c", BROWSER, str(state / "tls" / "cert.pem"), result["one_time_url_path"], job]
         watched = json.loads(run("web", browser))
         ended = call("GET", f"jobs/{job}")
         assert (ended["status"], ended["host"]) == ("succeeded", "host-1"), ended["exit"]
@@ -362,12 +359,12 @@ def test_every_service_s_command_runs_and_together_they_train_a_job(
             wait_until(lambda name=name: healthy(name), f"{name} is healthy", 60, 0.5)
         told_by_web = [json.loads(line) for line in (state / "web.log").read_text().splitlines() if line[:1] == "{"]
         assert {line["path"] for line in told_by_web if "path" in line} >= {"/api/v1/jobs", "/login/once/"}
-        secret = told["one_time_url_path"].partition("=")[2]
+        secret = result["one_time_url_path"].partition("=")[2]
         assert secret not in (state / "web.log").read_text() + (state / "proxy.log").read_text()
 
 
-def caller(token: str, ca: Path) -> Callable[..., Any]:
-    """REST from inside the namespace, through the proxy: urllib in a child, None while nobody answers."""
+def build_caller(token: str, ca: Path) -> Callable[..., Any]:
+    """Return a REST client inside the namespace, which uses the proxy and returns None without a response."""
 
     def call(method: str, path: str, body: Any = None) -> Any:
         script = (
@@ -377,7 +374,7 @@ def caller(token: str, ca: Path) -> Callable[..., Any]:
             "print(u.urlopen(r,timeout=10,context=ssl.create_default_context(cafile=sys.argv[5])).read().decode())"
         )
         text = json.dumps(body) if body is not None else ""
-        argv = inside([sys.executable, "-c", script, method, path, text, token, str(ca)])
+        argv = run_in_namespace([sys.executable, "-c", script, method, path, text, token, str(ca)])
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         return json.loads(done.stdout) if done.returncode == 0 else None
 

@@ -1,4 +1,4 @@
-"""The floors: who may import whom. Read from the source, so nothing needs to be installed or run."""
+"""Check the layers of imports and the lists of modules in the source, without running it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import pytest
 from planner.facts.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("contracts", "planner", "workers", "jobs", "webapp", "manual", "tests", "benchmarks")
+PACKAGES = ("contracts", "planner", "workers", "jobs", "webapp", "manual", "tests", "benchmarks")
 
 # package -> top-level modules it must never import
 FORBIDDEN: dict[str, set[str]] = {
-    "contracts": {*OURS, "django", "torch", "celery", "redis"} - {"contracts"},
-    "planner": {*OURS, "django", "torch", "celery", "redis", "numpy"} - {"planner", "contracts"},
+    "contracts": {*PACKAGES, "django", "torch", "celery", "redis"} - {"contracts"},
+    "planner": {*PACKAGES, "django", "torch", "celery", "redis", "numpy"} - {"planner", "contracts"},
     "workers": {"jobs", "webapp", "manual", "tests", "benchmarks", "django", "channels", "rest_framework"},
     "jobs": {"workers", "webapp", "manual", "tests", "benchmarks", "torch", "numpy"},
     "webapp": {"manual", "tests", "benchmarks", "torch", "numpy"},
     "manual": {"tests", "benchmarks", "torch", "numpy"},  # reads all of it, to write the reference
-    "client": {*OURS, "django", "torch", "celery", "redis", "pydantic"},  # installed by itself, in seconds
+    "client": {*PACKAGES, "django", "torch", "celery", "redis", "pydantic"},  # installed by itself, in seconds
 }
 # Rooms of a floor, lowest first: a room imports only from those before it; two in one entry know each other.
-ROOMS = {
+LAYERS = {
     "planner": ["facts", "hardware", "cost", "search", "explain", "traffic_growth", "report", "__main__"],
     "jobs": ["models", "core", "planning", "people", "queue", "runs", "operations", "api", "pages", "admin"],
     # The trainer saves through checkpoint, whose export builds the trainer's model: one room with two doors.
@@ -93,15 +93,15 @@ WITHOUT_TORCH = sorted(path for path in (ROOT / "workers/host").rglob("*.py") if
 
 
 @cache
-def imports(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """The imports of a file, wherever in it they stand."""
+def list_imports(source: str) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Return all import statements of a file."""
     return tuple(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom))
 
 
-def imported(source: str) -> set[str]:
-    """Top-level modules that a file imports."""
+def list_top_level_imports(source: str) -> set[str]:
+    """Return the top-level modules that a file imports."""
     found = set()
-    for node in imports(source):
+    for node in list_imports(source):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -109,10 +109,10 @@ def imported(source: str) -> set[str]:
     return found
 
 
-def modules_imported(source: str) -> set[str]:
-    """Every module that a file names in an import, whole; of `from a import b` both a and a.b, as b may be a module."""
+def list_imported_modules(source: str) -> set[str]:
+    """Return all modules in imports of a file. `from a import b` has both a and a.b."""
     found = set()
-    for node in imports(source):
+    for node in list_imports(source):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -120,22 +120,24 @@ def modules_imported(source: str) -> set[str]:
     return found
 
 
-def predictions_read(name: str, source: str) -> set[str]:
-    """Rooms of predictions that a file of `workers` imports and may not."""
+def list_prediction_imports(name: str, source: str) -> set[str]:
+    """Return packages of predictions that a file of `workers` imports without permission."""
     allowed = tuple(room for owner, rooms in READS_PREDICTIONS.items() if name.startswith(owner) for room in rooms)
     return {
-        module for module in modules_imported(source) if _is_in(module, PREDICTIONS) and not _is_in(module, allowed)
+        module
+        for module in list_imported_modules(source)
+        if _is_in_package(module, PREDICTIONS) and not _is_in_package(module, allowed)
     }
 
 
-def _is_in(module: str, rooms: tuple[str, ...]) -> bool:
+def _is_in_package(module: str, rooms: tuple[str, ...]) -> bool:
     return any(module == room or module.startswith(f"{room}.") for room in rooms)
 
 
-def rooms_used(file: Path, package: str) -> set[str]:
-    """Rooms of its own package, a dotted name, that a file imports from."""
+def list_used_packages(file: Path, package: str) -> set[str]:
+    """Return the packages inside `package` that a file imports."""
     found, depth = set(), package.count(".") + 1
-    for node in imports(file.read_text()):
+    for node in list_imports(file.read_text()):
         if not isinstance(node, ast.ImportFrom) or node.module is None or node.level:
             continue
         parts = node.module.split(".")
@@ -145,29 +147,31 @@ def rooms_used(file: Path, package: str) -> set[str]:
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
-def test_a_package_imports_nothing_above_its_floor(package: str) -> None:
+def test_packages_import_only_lower_layers(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
-    broken = {str(f.relative_to(ROOT)): imported(f.read_text()) & FORBIDDEN[package] for f in files}
+    broken = {str(f.relative_to(ROOT)): list_top_level_imports(f.read_text()) & FORBIDDEN[package] for f in files}
     assert {f: modules for f, modules in broken.items() if modules} == {}
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_a_room_imports_nothing_above_it(package: str) -> None:
-    level = {room: height for height, entry in enumerate(ROOMS[package]) for room in entry.split()}
+@pytest.mark.parametrize("package", LAYERS)
+def test_subpackages_import_only_lower_layers(package: str) -> None:
+    level = {room: height for height, entry in enumerate(LAYERS[package]) for room in entry.split()}
     house, broken = ROOT / package.replace(".", "/"), []
     for file in sorted(house.rglob("*.py")):
         room = file.relative_to(house).parts[0].removesuffix(".py")
         if room not in level:
             continue
         above = {other for other in level if level[other] > level[room]}
-        broken += [f"{file.relative_to(ROOT)} -> {seen}" for seen in sorted(rooms_used(file, package) & above)]
+        broken += [f"{file.relative_to(ROOT)} -> {seen}" for seen in sorted(list_used_packages(file, package) & above)]
     assert broken == []
 
 
-def test_what_sends_knows_no_prediction() -> None:
+def test_measurement_imports_no_predictions() -> None:
     files = sorted((ROOT / "workers").rglob("*.py"))
-    found = {name: predictions_read(name, file.read_text()) for file in files if (name := str(file.relative_to(ROOT)))}
+    found = {
+        name: list_prediction_imports(name, file.read_text()) for file in files if (name := str(file.relative_to(ROOT)))
+    }
     assert {name: modules for name, modules in found.items() if modules} == {}
 
 
@@ -182,23 +186,25 @@ def test_what_sends_knows_no_prediction() -> None:
         ("workers/lab/measure.py", "from planner.report import size"),
     ],
 )
-def test_the_reader_of_predictions_sees_a_wrong_import(name: str, source: str) -> None:
-    assert predictions_read(name, source)
-    assert not predictions_read("workers/trainer/traffic_check.py", "from planner.cost.traffic import step_traffic")
-    assert not predictions_read(name, "from planner.facts.placements import placement")
+def test_finds_imports_of_predictions(name: str, source: str) -> None:
+    assert list_prediction_imports(name, source)
+    assert not list_prediction_imports(
+        "workers/trainer/traffic_check.py", "from planner.cost.traffic import step_traffic"
+    )
+    assert not list_prediction_imports(name, "from planner.facts.placements import placement")
 
 
-def modules() -> dict[str, set[str]]:
-    """Of every module of ours, by its dotted name, those of ours that it imports: for its types alone too."""
-    roots = {ROOT: OURS, ROOT / "client": ("meshboard",)}
+def build_import_graph() -> dict[str, set[str]]:
+    """Return the imports between modules of the project by module, including imports for types."""
+    roots = {ROOT: PACKAGES, ROOT / "client": ("meshboard",)}
     files = {file: root for root, names in roots.items() for name in names for file in (root / name).rglob("*.py")}
     named = {".".join(file.relative_to(root).with_suffix("").parts): file for file, root in files.items()}
     named = {name.removesuffix(".__init__"): file for name, file in named.items()}
-    return {name: (modules_imported(file.read_text()) & named.keys()) - {name} for name, file in named.items()}
+    return {name: (list_imported_modules(file.read_text()) & named.keys()) - {name} for name, file in named.items()}
 
 
-def circle(imports: dict[str, set[str]]) -> list[str]:
-    """Modules that import each other, from one back to itself; nothing where none do."""
+def find_cycle(imports: dict[str, set[str]]) -> list[str]:
+    """Return a cycle of modules that import each other, or an empty list."""
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -206,36 +212,36 @@ def circle(imports: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_no_module_imports_itself_in_a_circle() -> None:
-    """Nor for its types alone: what knows of each other so is one module, or the type stands in a third."""
-    found = modules()
+def test_imports_have_no_cycles() -> None:
+    """Include imports for types. Such modules are merged, or the type moves to a third."""
+    found = build_import_graph()
     assert len(found) > 1000
-    assert circle(found) == []
+    assert find_cycle(found) == []
 
 
-def test_the_reader_of_circles_sees_those_of_types() -> None:
+def test_finds_cycles_of_type_imports() -> None:
     typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a.one import One\n"
     imports = {
-        "a.one": modules_imported("from a.two import Two") & {"a.two"},
-        "a.two": modules_imported(typed) & {"a.one"},
+        "a.one": list_imported_modules("from a.two import Two") & {"a.two"},
+        "a.two": list_imported_modules(typed) & {"a.one"},
     }
-    assert set(circle(imports)) == {"a.one", "a.two"}
-    assert circle({"a.one": {"a.two"}, "a.two": set()}) == []
+    assert set(find_cycle(imports)) == {"a.one", "a.two"}
+    assert find_cycle({"a.one": {"a.two"}, "a.two": set()}) == []
 
 
-@pytest.mark.parametrize("package", ROOMS)
-def test_every_room_is_on_the_list(package: str) -> None:
+@pytest.mark.parametrize("package", LAYERS)
+def test_layers_list_each_subpackage(package: str) -> None:
     exempt = {"__init__", "apps", "migrations", "management", "templatetags"}
     house = ROOT / package.replace(".", "/")
     # A package that moved can leave a folder with compiled files.
     found = {
         path.name.removesuffix(".py") for path in house.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))
     }
-    assert found - exempt == {room for entry in ROOMS[package] for room in entry.split()}
+    assert found - exempt == {room for entry in LAYERS[package] for room in entry.split()}
 
 
-def kinds_compared(source: str) -> list[str]:
-    """Comparisons of something called a kind with the name of a kind of job; of an item of telemetry they are none."""
+def list_kind_comparisons(source: str) -> list[str]:
+    """Return comparisons of a kind with the name of a kind of job. Those of telemetry items do not count."""
     found = []
     for node in ast.walk(ast.parse(source)):
         subject = node.subject if isinstance(node, ast.Match) else node
@@ -248,14 +254,14 @@ def kinds_compared(source: str) -> list[str]:
     return found
 
 
-def test_no_kind_of_job_is_compared_outside_the_tables() -> None:
+def test_only_tables_compare_kinds_of_jobs() -> None:
     found = {}
     for file in sorted(file for floor in KIND_FLOORS for file in (ROOT / floor).rglob("*.py")):
         name = str(file.relative_to(ROOT))
         if (
             name not in KIND_TABLES | OWN_KIND
             and "/migrations/" not in name
-            and (compared := kinds_compared(file.read_text()))
+            and (compared := list_kind_comparisons(file.read_text()))
         ):
             found[name] = compared
     names = "|".join(sorted(KIND_NAMES))
@@ -277,28 +283,28 @@ def test_no_kind_of_job_is_compared_outside_the_tables() -> None:
         'match spec.kind:\n    case "dry_run":\n        pass',
     ],
 )
-def test_the_reader_of_kinds_sees_every_comparison(source: str) -> None:
-    assert kinds_compared(source)
-    assert not kinds_compared('item["kind"] == "lab"')
-    assert not kinds_compared('action.kind == "F"')
+def test_finds_comparisons_of_kinds(source: str) -> None:
+    assert list_kind_comparisons(source)
+    assert not list_kind_comparisons('item["kind"] == "lab"')
+    assert not list_kind_comparisons('action.kind == "F"')
 
 
 @pytest.mark.parametrize("path", WITHOUT_TORCH, ids=lambda path: path.stem)
-def test_what_watches_the_training_never_loads_torch(path: Path) -> None:
-    assert "torch" not in imported(path.read_text())
+def test_host_modules_do_not_import_torch(path: Path) -> None:
+    assert "torch" not in list_top_level_imports(path.read_text())
 
 
-def test_the_reader_of_imports_sees_every_kind() -> None:
+def test_finds_all_kinds_of_imports() -> None:
     source = "import torch.nn as nn\ndef f():\n    from jobs.models import Job\nfrom . import sibling\n"
-    assert imported(source) == {"torch", "jobs"}
+    assert list_top_level_imports(source) == {"torch", "jobs"}
 
 
-TORCH_ROOM = "torch_private"
+TORCH_PRIVATE_PACKAGE = "torch_private"
 NAMEDTUPLE = {"_replace", "_asdict", "_fields", "_make"}
 
 
-def own_names(files: list[Path]) -> set[str]:
-    """Names beginning with an underscore that these files define."""
+def list_private_names(files: list[Path]) -> set[str]:
+    """Return names with an underscore that these files define."""
     found = set()
     for node in (node for file in files for node in ast.walk(ast.parse(file.read_text()))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -312,9 +318,9 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
-def private_torch(source: str, own: set[str]) -> list[str]:
-    """Imports of private torch modules and names, and attributes with an underscore that nobody here defines."""
-    if "torch" not in imported(source):
+def list_private_torch_uses(source: str, own: set[str]) -> list[str]:
+    """Return imports of private torch names, and attributes with an underscore that no file here defines."""
+    if "torch" not in list_top_level_imports(source):
         return []
     found, tree = [], ast.parse(source)
     modules = {a.asname or a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
@@ -336,11 +342,11 @@ def private_torch(source: str, own: set[str]) -> list[str]:
     return found
 
 
-def test_torch_s_private_api_stays_in_one_room() -> None:
+def test_only_torch_private_uses_private_torch_names() -> None:
     files = [f for floor in ("workers", "benchmarks") for f in sorted((ROOT / floor).rglob("*.py"))]
-    outside = [file for file in files if TORCH_ROOM not in file.relative_to(ROOT).parts]
-    own = own_names(outside)
-    found = {str(f.relative_to(ROOT)): private_torch(f.read_text(), own) for f in outside}
+    outside = [file for file in files if TORCH_PRIVATE_PACKAGE not in file.relative_to(ROOT).parts]
+    own = list_private_names(outside)
+    found = {str(f.relative_to(ROOT)): list_private_torch_uses(f.read_text(), own) for f in outside}
     assert {name: uses for name, uses in found.items() if uses} == {}
 
 
@@ -356,7 +362,7 @@ def test_torch_s_private_api_stays_in_one_room() -> None:
         "super()._own()",
     ],
 )
-def test_the_reader_of_torch_s_private_api_sees_every_use(line: str) -> None:
-    assert private_torch(f"import torch\n{line}", {"_own"})
-    assert not private_torch(f"import json\n{line}".replace("torch", "json"), {"_own"})
-    assert not private_torch("import torch\nself._own = torch.nn._own._replace(x=1)\n", {"_own"})
+def test_finds_uses_of_private_torch_names(line: str) -> None:
+    assert list_private_torch_uses(f"import torch\n{line}", {"_own"})
+    assert not list_private_torch_uses(f"import json\n{line}".replace("torch", "json"), {"_own"})
+    assert not list_private_torch_uses("import torch\nself._own = torch.nn._own._replace(x=1)\n", {"_own"})

@@ -1,4 +1,4 @@
-"""requirements.lock pins what pyproject.toml asks for: each package, once for a platform, by version alone."""
+"""Check that requirements.lock pins each package of pyproject.toml once per platform."""
 
 from __future__ import annotations
 
@@ -20,46 +20,50 @@ ON_DEMAND = {"mlflow"}  # an extra of its own: the one command that imports it s
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def pinned() -> list[Requirement]:
+def read_pins() -> list[Requirement]:
     return [Requirement(line) for line in LOCK.read_text().splitlines() if line and not line.startswith("#")]
 
 
-def asked() -> list[Requirement]:
+def read_requirements() -> list[Requirement]:
     extras = PROJECT["project"]["optional-dependencies"].values()
     lines = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"], *(r for e in extras for r in e)]
     return [Requirement(line) for line in lines]
 
 
-def applies(requirement: Requirement) -> bool:
+def is_applicable(requirement: Requirement) -> bool:
     return requirement.marker is None or requirement.marker.evaluate(dict(default_environment()))
 
 
-@pytest.mark.parametrize("wanted", asked(), ids=lambda wanted: wanted.name)
-def test_what_the_project_asks_for_is_pinned_within_what_it_allows(wanted: Requirement) -> None:
-    found = [p for p in pinned() if canonicalize_name(p.name) == canonicalize_name(wanted.name)]
+@pytest.mark.parametrize("wanted", read_requirements(), ids=lambda wanted: wanted.name)
+def test_pins_satisfy_requirements(wanted: Requirement) -> None:
+    found = [p for p in read_pins() if canonicalize_name(p.name) == canonicalize_name(wanted.name)]
     assert found, f"{wanted.name} is not in {LOCK.name}; run `make lock`"
     for pin in found:
         version = str(pin.specifier).removeprefix("==")
         assert wanted.specifier.contains(version), f"{pin} is outside {wanted}; run `make lock`"
 
 
-def test_a_pin_is_a_version_and_nothing_of_the_machine_that_made_it() -> None:
+def test_pins_are_versions_without_paths() -> None:
     assert not re.search(r"https?:|file:|@|--|(^|\s)/", LOCK.read_text())
-    for pin in pinned():
+    for pin in read_pins():
         assert re.fullmatch(r"==[0-9][0-9a-z.]*", str(pin.specifier)), f"{pin}: a local build would be nobody else's"
-    applied = [canonicalize_name(pin.name) for pin in pinned() if applies(pin)]
+    applied = [canonicalize_name(pin.name) for pin in read_pins() if is_applicable(pin)]
     assert len(applied) == len(set(applied))
 
 
-def test_a_cpu_build_of_torch_fits_its_pin() -> None:
-    torch = next(pin for pin in pinned() if pin.name == "torch")
+def test_cpu_build_of_torch_satisfies_its_pin() -> None:
+    torch = next(pin for pin in read_pins() if pin.name == "torch")
     assert torch.specifier.contains("2.13.0+cpu")
 
 
-def test_what_is_installed_needs_nothing_that_the_lock_leaves_open() -> None:
-    """Followed from the extras through what is installed here: no dependency of a dependency is unpinned."""
-    names = {canonicalize_name(pin.name) for pin in pinned()}
-    here = [r for r in asked() if applies(r) and not (canonicalize_name(r.name) in LEFT_OUT and not needs(r.name))]
+def test_dependencies_of_installed_packages_are_pinned() -> None:
+    """Follow dependencies of installed packages, and check that all are pinned."""
+    names = {canonicalize_name(pin.name) for pin in read_pins()}
+    here = [
+        r
+        for r in read_requirements()
+        if is_applicable(r) and not (canonicalize_name(r.name) in LEFT_OUT and not needs(r.name))
+    ]
     waiting, seen = here, set()
     while waiting:
         wanted = waiting.pop()
@@ -75,8 +79,8 @@ def test_what_is_installed_needs_nothing_that_the_lock_leaves_open() -> None:
                 waiting.append(inner)
 
 
-def test_installing_asks_the_lock() -> None:
-    """Makefile, Dockerfile and docs install with the lock; a plain `pip install .` would take what is newest."""
+def test_installation_commands_use_the_lock() -> None:
+    """Check that Makefile, Dockerfile, and docs install with the lock."""
     for name in ("Makefile", "Dockerfile"):
         for line in (ROOT / name).read_text().splitlines():
             if "pip install" in line or "$(INSTALL)" in line:
@@ -84,8 +88,8 @@ def test_installing_asks_the_lock() -> None:
 
 
 @pytest.mark.parametrize(("room", "extras"), [("workers", ["worker"]), ("jobs", ["web"]), ("webapp", ["web", "local"])])
-def test_what_a_room_imports_its_own_requirements_bring(room: str, extras: list[str]) -> None:
-    """Not what only the tests' environment happens to have: an image would fail at its start."""
+def test_extras_cover_imports_of_their_packages(room: str, extras: list[str]) -> None:
+    """Check each extra alone, because an image has only one."""
     lines = [
         *PROJECT["project"]["dependencies"],
         *(r for e in extras for r in PROJECT["project"]["optional-dependencies"][e]),
@@ -107,7 +111,6 @@ def needs(name: str) -> list[str]:
         return []
 
 
-def test_no_package_itself_is_in_git() -> None:
-    """One of 2.9 MB came in with the fix of something else."""
+def test_no_package_archive_is_in_git() -> None:
     known = subprocess.check_output(["git", "ls-files", "*.whl", "*.egg", "*.tar.gz"], cwd=ROOT, text=True)
     assert known.split() == []

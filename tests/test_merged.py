@@ -1,4 +1,4 @@
-"""What a merge leaves behind where nobody looked: its marks, which a page would show."""
+"""Check that no file has conflict markers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"^(?:<{7}|>{7}|\|{7}) \S|^={7}$", re.MULTILINE)
 
 
-def _files() -> list[Path]:
-    """All that a commit of this tree would have."""
+def _list_files() -> list[Path]:
+    """Return the files that a commit of this tree has."""
     argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True).stdout.decode()
     return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def test_no_file_has_a_mark_of_a_merge() -> None:
-    files = _files()
+def test_no_file_has_conflict_markers() -> None:
+    files = _list_files()
     assert len(files) > 1000
     assert [str(path) for path in files if MARK.search(path.read_text(errors="replace"))] == []
 
 
 @pytest.mark.parametrize("mark", ["<<<<<<< HEAD", "=======", ">>>>>>> dry", "||||||| 1a2b3c"])
-def test_the_reader_of_marks_sees_each(mark: str) -> None:
+def test_finds_conflict_markers(mark: str) -> None:
     assert MARK.search(f"before\n{mark}\nbehind\n")
     assert not MARK.search(f"before\n  {mark}\nbehind\n")

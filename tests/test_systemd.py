@@ -1,4 +1,4 @@
-"""deploy/systemd: systemd accepts the units, and restarting the worker by its own ends no run."""
+"""Check that systemd accepts the units, and that a restart of the worker ends no run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNIT = ROOT / "deploy" / "systemd" / "meshboard-host.service"
 UNITS = sorted(UNIT.parent.glob("*.service"))
 
 
-def service(path: Path = UNIT) -> configparser.SectionProxy:
+def read_service(path: Path = UNIT) -> configparser.SectionProxy:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read(path)
@@ -26,34 +26,34 @@ def service(path: Path = UNIT) -> configparser.SectionProxy:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    """With the Python that is here: it looks whether that can be started."""
+    """Use the Python of this machine, because systemd checks that it can be started."""
     units = [tmp_path / path.name for path in UNITS]
     for path, unit in zip(UNITS, units, strict=True):
         text = path.read_text()
         unit.write_text(text.replace("/opt/meshboard/.venv/bin/python", sys.executable))
         assert unit.read_text() != text
     done = subprocess.run(["systemd-analyze", "verify", *map(str, units)], capture_output=True, text=True, check=False)
-    told = [line for line in done.stderr.splitlines() if "meshboard-" in line]
-    assert (done.returncode, told) == (0, [])
+    result = [line for line in done.stderr.splitlines() if "meshboard-" in line]
+    assert (done.returncode, result) == (0, [])
     unit, text = tmp_path / UNIT.name, UNIT.read_text()
     unit.write_text(text.replace("KillMode=process", "KillMode=procress"))
     wrong = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert "procress" in wrong.stderr, "it would have told"
 
 
-def test_only_the_worker_s_own_process_is_ended() -> None:
-    """tests/faults shows that the runs go on then, and that the next worker finds them."""
-    told = service()
-    assert (told["KillMode"], told["Restart"], told["OOMPolicy"]) == ("process", "always", "continue")
-    assert told["ExecStart"].split()[1:] == ["-m", "workers.host.join"]
-    assert "MESHBOARD_JOIN_TOKEN" not in told.get("Environment", ""), "units are everybody's to read"
+def test_restart_ends_only_the_worker_process() -> None:
+    """tests/faults checks that the runs continue."""
+    result = read_service()
+    assert (result["KillMode"], result["Restart"], result["OOMPolicy"]) == ("process", "always", "continue")
+    assert result["ExecStart"].split()[1:] == ["-m", "workers.host.join"]
+    assert "MESHBOARD_JOIN_TOKEN" not in result.get("Environment", ""), "units are everybody's to read"
 
 
-def test_the_board_s_units_start_what_its_containers_do() -> None:
+def test_units_start_the_commands_of_the_containers() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     for name in ("web", "controller", "recorder"):
-        told = service(UNIT.with_name(f"meshboard-{name}.service"))
+        result = read_service(UNIT.with_name(f"meshboard-{name}.service"))
         wanted = services[name]["command"].replace("manage.py", "-m webapp.manage").replace("--host 0.0.0.0 ", "")
-        assert told["ExecStart"].partition(" ")[2] == wanted.partition(" ")[2]
-        assert (told["User"], told["Restart"]) == ("meshboard", "always")
-        assert told["StateDirectory"] != service()["StateDirectory"], "a host of the same machine is root's"
+        assert result["ExecStart"].partition(" ")[2] == wanted.partition(" ")[2]
+        assert (result["User"], result["Restart"]) == ("meshboard", "always")
+        assert result["StateDirectory"] != read_service()["StateDirectory"], "a host of the same machine is root's"

@@ -1,10 +1,10 @@
-"""Predicted against measured on this machine: step time after a calibration, and the peak memory of a rank.
+"""Compare predicted with measured step times and peak memory on this machine, after a calibration.
 
     python -m benchmarks.calibration
 
-Calibrates with 4 ranks, then trains 12 layouts under torchrun. Step time: the median of the steps after the first five.
-Memory: how far the peak of rank 0's resident set lies above what it was before the model was built; the planner's
-tensors and its share for the allocator, which was chosen on these six layouts.
+Calibrates with 4 ranks, then trains 12 layouts under torchrun. The step time is the median of steps after the first
+five. The memory is the rise of the resident set of rank 0 since before the model was built. The planner's share for the
+allocator was fitted on these six layouts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LARGE: list[tuple[str, dict[str, Any], int, int]] = [
 ]
 
 
-def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def build_torchrun_command(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.run(
@@ -69,22 +69,24 @@ def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def calibrate(folder: Path) -> HostProfile:
     out = folder / "profile.json"
-    torchrun(4, "-m", "workers.calibrate", "--out", str(out))
+    build_torchrun_command(4, "-m", "workers.calibrate", "--out", str(out))
     return HostProfile.model_validate_json(out.read_text())
 
 
-def step_seconds(spec: JobSpec, folder: Path) -> float:
-    """Median of a run."""
-    done = torchrun(spec.layout.world_size, "-m", "workers.trainer", *_arguments(spec, folder))
+def measure_step_s(spec: JobSpec, folder: Path) -> float:
+    """Return the median step time of a run."""
+    done = build_torchrun_command(spec.layout.world_size, "-m", "workers.trainer", *_arguments(spec, folder))
     speeds = [int(text.replace(",", "")) for text in re.findall(r"([\d,]+) tokens/s", done.stdout)]
     tokens = spec.train.global_batch * spec.train.seq_len
     return median(tokens / speed for speed in speeds[WARM_UP:])
 
 
-def peak_bytes(spec: JobSpec, folder: Path) -> int:
-    """Rank 0's peak above its start."""
+def measure_peak_bytes(spec: JobSpec, folder: Path) -> int:
+    """Return the rise of the resident set of rank 0 since before the model was built."""
     out = folder / "peak"
-    torchrun(spec.layout.world_size, "-m", "benchmarks.calibration.peak", str(out), *_arguments(spec, folder))
+    build_torchrun_command(
+        spec.layout.world_size, "-m", "benchmarks.calibration.peak", str(out), *_arguments(spec, folder)
+    )
     return int(json.loads(out.read_text()))
 
 
@@ -96,28 +98,28 @@ def _arguments(spec: JobSpec, folder: Path) -> list[str]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        step_times(Path(name))
-        peaks(Path(name))
+        compare_step_times(Path(name))
+        compare_peaks(Path(name))
 
 
-def step_times(folder: Path) -> None:
-    before = pass_seconds()
+def compare_step_times(folder: Path) -> None:
+    before = measure_pass_s()
     timer = Timer(build_cluster("this machine", calibrate(folder)))
-    calibrated = pass_seconds()
+    calibrated = measure_pass_s()
     print(f"{'step time after a calibration':<66} {'measured':>10} {'predicted':>10} {'error':>7}")
     off = []
     for preset, layout, batch, m in LAYOUTS:
-        spec = spec_of(preset, layout, batch, m, STEPS)
-        measured, predicted = step_seconds(spec, folder), timer.get_step(spec).step_s
+        spec = build_spec(preset, layout, batch, m, STEPS)
+        measured, predicted = measure_step_s(spec, folder), timer.get_step(spec).step_s
         off.append(predicted / measured - 1)
-        print(f"{words(spec):<66} {measured * 1e3:>7.1f} ms {predicted * 1e3:>7.1f} ms {off[-1]:>+7.1%}")
-    summary(off)
-    moved = " and ".join(f"{after / before - 1:+.0%}" for after in (calibrated, pass_seconds()))
+        print(f"{format_layout(spec):<66} {measured * 1e3:>7.1f} ms {predicted * 1e3:>7.1f} ms {off[-1]:>+7.1%}")
+    print_summary(off)
+    moved = " and ".join(f"{after / before - 1:+.0%}" for after in (calibrated, measure_pass_s()))
     print(f"machine speed: time of a memory pass {moved}, after the calibration and at the end")
 
 
-def pass_seconds() -> float:
-    """Median of a pass over 4 MB on one core: how fast this machine is at the moment, whoever else uses it."""
+def measure_pass_s() -> float:
+    """Return the median time of a pass over 4 MB on one core, which shows the current speed of this machine."""
     x, took = torch.ones(2**20), []
     for _ in range(PASSES):
         started = time.perf_counter()
@@ -126,31 +128,31 @@ def pass_seconds() -> float:
     return median(took)
 
 
-def peaks(folder: Path) -> None:
+def compare_peaks(folder: Path) -> None:
     print(f"\n{'peak memory of rank 0 above its start':<66} {'measured':>10} {'predicted':>10} {'error':>7}")
     off, cpu = [], CLUSTERS["cpu"].accelerator
     for preset, layout, batch, m in LARGE:
-        spec = spec_of(preset, layout, batch, m, 3)
-        measured, tensors = peak_bytes(spec, folder), sum(get_memory(spec, 0).values())
+        spec = build_spec(preset, layout, batch, m, 3)
+        measured, tensors = measure_peak_bytes(spec, folder), sum(get_memory(spec, 0).values())
         predicted = tensors + cpu.compute_overhead_bytes(tensors) - cpu.reserved_bytes
         off.append(predicted / measured - 1)
-        print(f"{words(spec):<66} {measured / 2**20:>6.0f} MiB {predicted / 2**20:>6.0f} MiB {off[-1]:>+7.1%}")
-    summary(off)
+        print(f"{format_layout(spec):<66} {measured / 2**20:>6.0f} MiB {predicted / 2**20:>6.0f} MiB {off[-1]:>+7.1%}")
+    print_summary(off)
 
 
-def spec_of(preset: str, layout: dict[str, Any], batch: int, m: int, steps: int) -> JobSpec:
+def build_spec(preset: str, layout: dict[str, Any], batch: int, m: int, steps: int) -> JobSpec:
     train = {"global_batch": batch, "micro_batches": m, "seq_len": 128, "steps": steps, "eval_every": 0}
     alone = {"warmup_steps": 1, "verify": "off"}  # one process on rank 0 would be in its resident set
     return parse_spec({"model": {"preset": preset}, "layout": layout, "train": {**train, **alone}})
 
 
-def words(spec: JobSpec) -> str:
-    given = spec.layout.model_dump(exclude_defaults=True)
-    layout = " ".join(f"{name} {value}" for name, value in given.items()) or "one rank"
+def format_layout(spec: JobSpec) -> str:
+    argumentss = spec.layout.model_dump(exclude_defaults=True)
+    layout = " ".join(f"{name} {value}" for name, value in argumentss.items()) or "one rank"
     return f"{spec.model.preset}, {layout}, {spec.train.micro_batches} micro-batches"
 
 
-def summary(off: list[float]) -> None:
+def print_summary(off: list[float]) -> None:
     size = [abs(x) for x in off]
     print(f"median error {median(size):.1%}, worst {max(size):.1%}")
 

@@ -1,4 +1,4 @@
-"""The trainer, and how far rank 0's resident set rose since before the model was built, written to a file.
+"""Train, and write the rise of the resident set of rank 0 since before the model was built to a file.
 
 python -m torch.distributed.run ... -m benchmarks.calibration.peak FILE trainer-arguments
 """
@@ -15,11 +15,10 @@ from typing import Any
 from workers.trainer import __main__ as program
 from workers.trainer import trainer
 
-PERIOD_S = 0.002
+POLL_S = 0.002
 
 
-def resident() -> int:
-    """Bytes this process has in memory now."""
+def read_resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -31,12 +30,12 @@ def main() -> int:
     build = trainer.parallelize
 
     def build_and_mark(*arguments: Any) -> Any:
-        found["before"] = resident()
+        found["before"] = read_resident_bytes()
         return build(*arguments)
 
     def watch() -> None:
-        while not done.wait(PERIOD_S):
-            found["peak"] = max(found["peak"], resident())
+        while not done.wait(POLL_S):
+            found["peak"] = max(found["peak"], read_resident_bytes())
 
     trainer.parallelize = build_and_mark
     watcher = threading.Thread(target=watch)

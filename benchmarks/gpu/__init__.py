@@ -1,1 +1,1 @@
-"""What a machine with GPUs has to show: `python -m benchmarks.gpu`."""
+"""Compare a GPU machine with the plan: `python -m benchmarks.gpu`."""

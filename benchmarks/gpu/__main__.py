@@ -15,11 +15,10 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.budget import TOTAL_S
-from benchmarks.gpu.machine import ROOT, this_machine, why_none
-from benchmarks.gpu.parts import all_parts
-from benchmarks.gpu.running import begun, run_parts
-from benchmarks.gpu.table import lines, page
+from benchmarks.gpu.machine import ROOT, detect_machine, find_gpu_problem
+from benchmarks.gpu.parts import list_parts
+from benchmarks.gpu.running import TOTAL_S, get_start_time, run_parts
+from benchmarks.gpu.table import format_lines, format_page
 
 DOCS = ROOT / "docs" / "notebook" / "gpu-results.md"
 
@@ -32,14 +31,14 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="also run parts that passed before")
     parser.add_argument("--docs", action="store_true", help=f"write {DOCS.relative_to(ROOT)}")
     options = parser.parse_args()
-    machine, none = this_machine(), why_none()
+    machine, none = detect_machine(), find_gpu_problem()
     if none and machine.device == "cuda":
         parser.error(none)
     if none and not options.small:
         parser.error(f"{none}. Use --small to run the parts that need no GPU.")
     if machine.device == "cpu" and options.docs:
         parser.error("--docs needs a GPU, and torch finds none.")
-    parts = all_parts(machine, small=options.small)
+    parts = list_parts(machine, small=options.small)
     if options.only:
         names = tuple(options.only)
         parts = [part for part in parts if part.name.startswith(names)]
@@ -49,12 +48,12 @@ def main() -> int:
     fingerprint = machine.fingerprint(small=options.small)
     # Apart, so that neither takes the place of what the other is to keep.
     folder = (options.folder or Path("var/gpu-small" if options.small else "var/gpu")).resolve()
-    results = run_parts(parts, folder, fingerprint, _say, begun() + TOTAL_S, fresh=options.fresh)
-    for line in lines(results):
+    results = run_parts(parts, folder, fingerprint, _say, get_start_time() + TOTAL_S, fresh=options.fresh)
+    for line in format_lines(results):
         _say(line)
     if options.docs:
         command = shlex.join(["python", "-m", "benchmarks.gpu", *sys.argv[1:]])
-        DOCS.write_text(page(results, fingerprint, command))
+        DOCS.write_text(format_page(results, fingerprint, command))
     return 1 if any(result["state"] == "failed" for result in results) else 0
 
 

@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.gpu.layouts`: each layout in turn, in the same processes."""
+"""Run the layouts of `benchmarks.gpu.layouts` on one rank, one after the other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu.layouts import Told, spec_of, tell_piece
-from benchmarks.gpu.running import now
-from benchmarks.gpu.sharing import own_gpu
-from benchmarks.gpu.training import everyone_off, run
+from benchmarks.gpu.layouts import LayoutResult, append_result, build_spec
+from benchmarks.gpu.rank import select_gpu
+from benchmarks.gpu.running import read_clock
+from benchmarks.gpu.training import run_training, sum_differences
 from planner.facts.single_process_reference import COMPARED_STEPS, get_tolerances
 from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, reference_spec
@@ -26,15 +26,15 @@ from workers.trainer.verification.reference import compute_reference
 TIMEOUT = timedelta(seconds=40)  # of a collective: then torch ends the rank
 
 
-def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.device, data: Path) -> Told:
-    """All ranks call this together; the answer is rank 0's."""
-    ran = run(spec, recorder, device, data, proves=True)
-    bytes_off, calls_off = everyone_off(ran)
+def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.device, data: Path) -> LayoutResult:
+    """Run a layout on all ranks, and return the result on rank 0."""
+    ran = run_training(spec, recorder, device, data, proves=True)
+    bytes_off, calls_off = sum_differences(ran)
     if recorder.rank:
-        return Told(name=name)
+        return LayoutResult(name=name)
     assert ran.proof is not None
     one = ran.proof["one_process"]
-    losses = zip(ran.steps, on_cpu(LAYOUTS[name].archs[-1], LAYOUTS[name].variant, data), strict=False)
+    losses = zip(ran.steps, compute_cpu_losses(LAYOUTS[name].archs[-1], LAYOUTS[name].variant, data), strict=False)
     from_cpu = max(abs((step["loss"] or 0.0) / other - 1) for step, other in losses)
     wrong = [f"{apart['what']} of {apart['name']} differs by {apart['apart']}" for apart in ran.proof["wrong"]]
     if one["state"] != "equal":
@@ -43,7 +43,7 @@ def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.devic
         wrong.append(f"losses differ from the CPU's by {from_cpu:.1e} (limit {get_tolerances(spec).loss:.0e})")
     if bytes_off or calls_off:
         wrong.append(f"absolute difference {bytes_off:,} B, {calls_off} calls")
-    return Told(
+    return LayoutResult(
         name=name,
         wrong=wrong,
         gradient=one["gradient"],
@@ -55,7 +55,7 @@ def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.devic
 
 
 @functools.cache
-def on_cpu(arch: str, variant: str, data: Path) -> list[float]:
+def compute_cpu_losses(arch: str, variant: str, data: Path) -> list[float]:
     """Return the losses of a single-process reference in fp32."""
     spec = reference_spec(arch, variant)
     return [
@@ -74,23 +74,23 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    device = own_gpu(rank, world)
+    device = select_gpu(rank, world)
     for index, name in enumerate(options.names):
         store = dist.FileStore(str(options.folder / f"store-{os.getppid()}-{index}"), world)  # type: ignore[attr-defined]
         if rank == 0:
-            store.set("goes on", str(now() < options.until))
+            store.set("goes on", str(read_clock() < options.until))
         if store.get("goes on") != b"True":
             break
         if rank == 0:
-            tell_piece(options.pieces, Told(name=name))
+            append_result(options.pieces, LayoutResult(name=name))
         backend = register_metered_backend(recorder := Recorder(rank), "cuda")
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
         try:
-            result = try_layout(name, spec_of(name, options.precision), recorder, device, options.folder)
+            result = try_layout(name, build_spec(name, options.precision), recorder, device, options.folder)
         finally:
             dist.destroy_process_group()
         if rank == 0:
-            tell_piece(options.pieces, result)
+            append_result(options.pieces, result)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What this machine is: its devices, and which of the planner's clusters they are."""
+"""Detect the devices of this machine, and find its cluster in the planner."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = (
 
 
 class Fingerprint(TypedDict):
-    """What a result holds for: a result of another is not kept."""
+    """Machine and code for which a result is valid."""
 
     torch: str
     device: str
@@ -45,7 +45,7 @@ class Fingerprint(TypedDict):
 
 
 class Machine(NamedTuple):
-    """`ranks` processes, one a device. `cluster` is None for an accelerator that the planner does not know."""
+    """A machine with one rank per device. `cluster` is None for an accelerator that the planner does not know."""
 
     device: str
     name: str
@@ -54,21 +54,23 @@ class Machine(NamedTuple):
     cluster: Cluster | None
 
     def fingerprint(self, *, small: bool) -> Fingerprint:
-        return Fingerprint(torch=torch.__version__, device=self.name, count=self.ranks, commit=commit(), small=small)
+        return Fingerprint(
+            torch=torch.__version__, device=self.name, count=self.ranks, commit=describe_commit(), small=small
+        )
 
 
-def this_machine() -> Machine:
-    """Its GPUs, which are taken to be alike; CPU ranks where there are none."""
+def detect_machine() -> Machine:
+    """Return the GPUs, which are assumed to be equal, or CPU ranks if there are none."""
     if not torch.cuda.is_available():
         return Machine("cpu", "CPU", CPU_RANKS, 0, CLUSTERS["cpu"])
     found = torch.cuda.get_device_properties(0)
-    key = cluster_of(found.name, found.total_memory)
+    key = find_cluster(found.name, found.total_memory)
     cluster = use_card_links(CLUSTERS[key], found.name) if key is not None else None
     return Machine("cuda", found.name, torch.cuda.device_count(), found.total_memory, cluster)
 
 
-def why_none() -> str:
-    """Of a machine on which torch sees no GPU, or has nothing that joins them; empty where it has both."""
+def find_gpu_problem() -> str:
+    """Return the reason why torch has no GPU or no NCCL, or an empty text."""
     built, here = torch.version.cuda or torch.version.hip, f"torch {torch.__version__}"
     if built is None:
         return f"{here} is a build without CUDA"
@@ -77,15 +79,15 @@ def why_none() -> str:
     return "" if dist.is_nccl_available() else f"{here} is a build without NCCL"
 
 
-def held_by_others(gpus: Gpus) -> Iterator[str]:
+def list_busy_gpus(gpus: Gpus) -> Iterator[str]:
     """Yield a note for each GPU whose memory other programs use before a part starts."""
     for number, use in enumerate(gpus.get_usage()):
         if (held := use.get("memory_bytes", 0)) > IDLE_BYTES:
             yield f"GPU {number} already held {held / 2**30:.1f} GiB, so another program possibly ran at the same time"
 
 
-def cluster_of(name: str, memory_bytes: int) -> str | None:
-    """The cluster whose accelerator has this name and so much memory."""
+def find_cluster(name: str, memory_bytes: int) -> str | None:
+    """Return the cluster whose accelerator has this name and memory."""
     upper, gib = name.upper(), memory_bytes / 2**30
     if is_other_variant(name):
         return None
@@ -97,23 +99,25 @@ def cluster_of(name: str, memory_bytes: int) -> str | None:
     return None
 
 
-def commit() -> str:
-    """The commit that runs, with a sum of what was changed since; without git a sum of the sources."""
+def describe_commit() -> str:
+    """Return the commit with a hash of uncommitted changes, or a hash of the sources without git."""
     try:
-        found = _git("rev-parse", "--short=12", "HEAD")
-        changed = _git("diff", "HEAD", "--", ".", ":!docs")
-        added = _git("ls-files", "--others", "--exclude-standard", "--", *(f"{room}/*.py" for room in SOURCES))
+        found = _describe_git_commit("rev-parse", "--short=12", "HEAD")
+        changed = _describe_git_commit("diff", "HEAD", "--", ".", ":!docs")
+        added = _describe_git_commit(
+            "ls-files", "--others", "--exclude-standard", "--", *(f"{room}/*.py" for room in SOURCES)
+        )
     except (OSError, subprocess.CalledProcessError):
-        return f"unknown+{_sum_of_sources(ROOT)}"
+        return f"unknown+{_hash_sources(ROOT)}"
     changed += "".join(f"{path} {(ROOT / path).read_text()}" for path in added.splitlines())
     return f"{found}+{hashlib.sha256(changed.encode()).hexdigest()[:8]}" if changed else found
 
 
-def _sum_of_sources(root: Path) -> str:
+def _hash_sources(root: Path) -> str:
     files = sorted(path for room in SOURCES for path in (root / room).rglob("*.py"))
-    told = "".join(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
-    return hashlib.sha256(told.encode()).hexdigest()[:8]
+    result = "".join(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
+    return hashlib.sha256(result.encode()).hexdigest()[:8]
 
 
-def _git(*arguments: str) -> str:
+def _describe_git_commit(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()

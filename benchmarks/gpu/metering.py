@@ -1,7 +1,7 @@
-"""The meter's calls, bytes and durations beside those of torch.profiler, of the same collectives.
+"""Compare calls, bytes, and durations of the meter with those of torch.profiler for equal collectives.
 
-On NCCL the profiler's `record_param_comms` events tell calls and elements, and the kernels their time. On gloo its
-`gloo:` events do; what gloo carries as another collective is left out there.
+With NCCL, `record_param_comms` events have calls and elements, and kernels have times. With gloo, `gloo:` events have
+all of them. Collectives that gloo implements with another one are omitted there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,15 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.rank import arguments, begin, meet, nothing_found, tell, wait
-from benchmarks.gpu.results import Found
+from benchmarks.gpu.rank import (
+    build_empty_result,
+    build_parser,
+    init_metered_group,
+    set_up_device,
+    synchronize,
+    write_result,
+)
+from benchmarks.gpu.results import PartOutput
 from workers.meter import Recorder
 from workers.meter.rank_exit import run_and_exit
 
@@ -29,16 +36,16 @@ SAME_OP_ON_GLOO = ("all_reduce", "all_gather")
 NOT_COLLECTIVES = ("wait", "init", "barrier")
 
 
-class Told(NamedTuple):
-    """Of CALLS equal collectives."""
+class OpTotals(NamedTuple):
+    """Calls, bytes, and seconds of CALLS equal collectives."""
 
     calls: int
     payload_bytes: int
     seconds: float
 
 
-def collectives(num_bytes: int, device: torch.device) -> dict[str, Callable[[bool], dist.Work | None]]:
-    """By the meter's name for it; called with whether the caller goes on before its end."""
+def build_collectives(num_bytes: int, device: torch.device) -> dict[str, Callable[[bool], dist.Work | None]]:
+    """Return collectives by the name that the meter uses. Their argument says whether they are asynchronous."""
     world = dist.get_world_size()
     share = num_bytes // 4 // world
     full, part, other = (torch.ones(n, device=device) for n in (share * world, share, share * world))
@@ -51,12 +58,12 @@ def collectives(num_bytes: int, device: torch.device) -> dict[str, Callable[[boo
     }
 
 
-def profiled(run: Callable[[], object], device: torch.device) -> list[Mapping[str, Any]]:
-    """The trace events of a call, up to the end of what it gave the device."""
+def profile_call(run: Callable[[], object], device: torch.device) -> list[Mapping[str, Any]]:
+    """Return the trace events of a call, including its work on the device."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities, record_shapes=True) as trace:
         run()
-        wait(device)
+        synchronize(device)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         trace.export_chrome_trace(str(path))
@@ -64,8 +71,8 @@ def profiled(run: Callable[[], object], device: torch.device) -> list[Mapping[st
     return [event for event in events if event.get("ph") == "X"]
 
 
-def told_by_nccl(events: list[Mapping[str, Any]]) -> Told:
-    """Calls and bytes from what torch handed to NCCL, time from NCCL's kernels. A lone rank may need no kernel."""
+def read_nccl_totals(events: list[Mapping[str, Any]]) -> OpTotals:
+    """Return calls and bytes passed to NCCL, and the time of its kernels. A single rank may have no kernel."""
     on_host = [event for event in events if not str(event.get("cat", "")).startswith("gpu_")]
     handed = [event["args"] for event in on_host if event["name"] == "record_param_comms"]
     handed = [a for a in handed if str(a.get("Collective name", "")) not in ("", *NOT_COLLECTIVES)]
@@ -74,38 +81,38 @@ def told_by_nccl(events: list[Mapping[str, Any]]) -> Told:
         max(int(a.get("In msg nelems", 0)), int(a.get("Out msg nelems", 0))) * ELEMENT_BYTES[str(a["dtype"]).lower()]
         for a in handed
     )
-    return Told(len(handed), payload, sum(kernel["dur"] for kernel in kernels) / 1e6)
+    return OpTotals(len(handed), payload, sum(kernel["dur"] for kernel in kernels) / 1e6)
 
 
-def told_by_gloo(events: list[Mapping[str, Any]]) -> Told:
-    """The same of gloo; of an all-gather it tells what a rank puts in."""
+def read_gloo_totals(events: list[Mapping[str, Any]]) -> OpTotals:
+    """Return the totals of gloo's events. An all-gather counts the input of a rank."""
     own = [event for event in events if event["name"].startswith("gloo:")]
     payload = 0
     for event in own:
         elements = event["args"]["Input Dims"][0][0]
         gathered = dist.get_world_size() if "gather" in event["name"] else 1
         payload += elements * gathered * ELEMENT_BYTES[event["args"]["Input type"][0]]
-    return Told(len(own), payload, sum(event["dur"] for event in own) / 1e6)
+    return OpTotals(len(own), payload, sum(event["dur"] for event in own) / 1e6)
 
 
-def metered(recorder: Recorder, op: str) -> Told:
-    """What the meter recorded since it was last drained."""
+def drain_meter(recorder: Recorder, op: str) -> OpTotals:
+    """Return what the meter has recorded since the last call."""
     recorder.get_cells()  # asks the device what has ended
     records = [record for record in recorder.drain()[0] if record.op == op]
-    return Told(len(records), sum(r.payload_bytes for r in records), sum(r.duration_s for r in records))
+    return OpTotals(len(records), sum(r.payload_bytes for r in records), sum(r.duration_s for r in records))
 
 
-def compare(recorder: Recorder, device: torch.device) -> Found:
-    """Every collective at every size, waited for at once and later. All ranks call this together."""
-    found, world = nothing_found(), dist.get_world_size()
+def compare_collectives(recorder: Recorder, device: torch.device) -> PartOutput:
+    """Compare all collectives in all sizes, synchronous and asynchronous. All ranks call this function."""
+    found, world = build_empty_result(), dist.get_world_size()
     if world == 1:
         found["notes"].append("One GPU has a single rank, so NCCL sends little or nothing")
     for op, size, later, call in _cases(device):
         call(later)  # the first connects the ranks
-        wait(device)
+        synchronize(device)
         dist.barrier()
-        wait(device)
-        metered(recorder, op)
+        synchronize(device)
+        drain_meter(recorder, op)
 
         def calls(call: Callable[[bool], dist.Work | None] = call, later: bool = later) -> None:
             for _ in range(CALLS):
@@ -113,9 +120,9 @@ def compare(recorder: Recorder, device: torch.device) -> Found:
                 if work is not None:
                     work.wait()
 
-        events = profiled(calls, device)
-        ours = metered(recorder, op)
-        theirs = told_by_nccl(events) if device.type == "cuda" else told_by_gloo(events)
+        events = profile_call(calls, device)
+        ours = drain_meter(recorder, op)
+        theirs = read_nccl_totals(events) if device.type == "cuda" else read_gloo_totals(events)
         words = f"{op}, {size:,} B, {'async' if later else 'sync'}"
         pairs = {
             "calls": (ours.calls, theirs.calls),
@@ -131,7 +138,7 @@ def compare(recorder: Recorder, device: torch.device) -> Found:
 
 def _cases(device: torch.device) -> Iterator[tuple[str, int, bool, Callable[[bool], dist.Work | None]]]:
     for size in SIZES[device.type]:
-        for op, call in collectives(size, device).items():
+        for op, call in build_collectives(size, device).items():
             if device.type == "cpu" and op not in SAME_OP_ON_GLOO:
                 continue
             for later in (False, True):
@@ -139,12 +146,12 @@ def _cases(device: torch.device) -> Iterator[tuple[str, int, bool, Callable[[boo
 
 
 def main() -> int:
-    options = arguments(__doc__).parse_args()
-    device = begin(options)
-    recorder = meet(device)
-    found = compare(recorder, device)
+    options = build_parser(__doc__).parse_args()
+    device = set_up_device(options)
+    recorder = init_metered_group(device)
+    found = compare_collectives(recorder, device)
     if recorder.rank == 0:
-        tell(options.out, found)
+        write_result(options.out, found)
     dist.destroy_process_group()
     return 0
 

@@ -1,4 +1,4 @@
-"""What every part's program does: read its arguments, write what it found, and end in time."""
+"""Parse arguments, set up the device, and write the result of a part's program."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu.results import Found, write
-from benchmarks.gpu.sharing import own_gpu
+from benchmarks.gpu.results import PartOutput, write_atomically
 from workers.meter import Recorder, register_metered_backend
 
 
-def arguments(description: str | None) -> argparse.ArgumentParser:
+def build_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), required=True)
@@ -24,31 +23,50 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def begin(options: argparse.Namespace) -> torch.device:
-    """The device of this rank. A rank whose parent was killed does not outlive its time."""
+def set_up_device(options: argparse.Namespace) -> torch.device:
+    """Return the device of this rank. The rank ends with its parent."""
     faulthandler.dump_traceback_later(options.limit, exit=True, file=sys.stderr)
     if options.device == "cpu":
         torch.set_num_threads(1)
         return torch.device("cpu")
-    return own_gpu(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    return select_gpu(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 
-def meet(device: torch.device) -> Recorder:
-    """This rank's meter, on the default group."""
+def init_metered_group(device: torch.device) -> Recorder:
+    """Initialize the default group, and return its meter."""
     recorder = Recorder(int(os.environ["RANK"]))
     dist.init_process_group(register_metered_backend(recorder, device.type))
     return recorder
 
 
-def wait(device: torch.device) -> None:
-    """Until the device has done all it was given."""
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def tell(out: Path, found: Found) -> None:
-    write(out, found)
+def write_result(out: Path, found: PartOutput) -> None:
+    write_atomically(out, found)
 
 
-def nothing_found() -> Found:
-    return Found(measured={}, beside={}, wrong=[], notes=[])
+def build_empty_result() -> PartOutput:
+    return PartOutput(measured={}, beside={}, wrong=[], notes=[])
+
+
+# Of a rank that shares its GPU. NCCL refuses two ranks of one host on one GPU: to it each is alone on a host of its
+# own, so that all it sends goes through the sockets of the loopback interface.
+SOCKETS = {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+
+
+def select_gpu(rank: int, ranks: int) -> torch.device:
+    """Select the GPU of this rank, before NCCL reads its environment."""
+    count = torch.cuda.device_count()
+    if ranks > count:
+        separate_nccl_host(rank)
+    device = torch.device("cuda", rank % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+def separate_nccl_host(rank: int) -> None:
+    """Make this rank its own NCCL host."""
+    os.environ.update(SOCKETS, NCCL_HOSTID=f"rank-{rank}")

@@ -1,4 +1,4 @@
-"""What a part left behind, in files that are there whole or not at all."""
+"""Read and write results of parts atomically."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import Any, Literal, NotRequired, TypedDict, cast
 from benchmarks.gpu.machine import Fingerprint
 
 State = Literal["passed", "failed", "cut", "skipped"]
-SPENT = "out of time; run the command again to continue"
+OUT_OF_TIME = "out of time; run the command again to continue"
 
 
-class Found(TypedDict):
-    """What a part's own process says. `beside` holds what a measured figure of the same name is compared with.
-
-    `untried` names the pieces of it that there was no time for.
-    """
+class PartOutput(TypedDict):
+    """Output of a part's program. `beside` has expected values by name. `untried` has pieces that did not run."""
 
     measured: dict[str, float]
     beside: dict[str, float]
@@ -27,8 +24,8 @@ class Found(TypedDict):
     untried: NotRequired[list[str]]
 
 
-class Result(TypedDict):
-    """Of one part. `why` is empty where it passed; `day` is when it ended, by UTC; one was `cut` after `limit_s`."""
+class PartResult(TypedDict):
+    """Result of a part. `why` is empty if it passed. `day` is the UTC date of its end. `limit_s` cut the part."""
 
     part: str
     title: str
@@ -44,33 +41,32 @@ class Result(TypedDict):
     kept: NotRequired[bool]
 
 
-def write(path: Path, content: Mapping[str, Any]) -> None:
-    """All of it or nothing."""
+def write_atomically(path: Path, content: Mapping[str, Any]) -> None:
     draft = path.with_suffix(f".{os.getpid()}.draft")
     draft.write_text(json.dumps(content, indent=1))
     draft.replace(path)
 
 
-def found_in(path: Path) -> Found | None:
-    """What a part's process wrote, if it did."""
-    return cast(Found, json.loads(path.read_text())) if path.exists() else None
+def read_output(path: Path) -> PartOutput | None:
+    """Return the output of a part's program, or None."""
+    return cast(PartOutput, json.loads(path.read_text())) if path.exists() else None
 
 
-def earlier_result(folder: Path, part: str, machine: Fingerprint) -> Result | None:
-    """Of a part that was run on this very machine and commit before."""
+def read_earlier_result(folder: Path, part: str, machine: Fingerprint) -> PartResult | None:
+    """Return the result of an earlier run of a part on this machine and commit."""
     path = folder / f"{part}.json"
     if not path.exists():
         return None
-    result = cast(Result, json.loads(path.read_text()))
+    result = cast(PartResult, json.loads(path.read_text()))
     if result["machine"] != machine or result["state"] == "skipped":
         return None
-    return Result(**{**result, "kept": True})
+    return PartResult(**{**result, "kept": True})
 
 
-def pieces_file(folder: Path, part: str, machine: Fingerprint, *, fresh: bool) -> Path:
-    """Where a part of many pieces keeps what it tells of each: lines of JSON, first whose they are.
+def open_pieces_file(folder: Path, part: str, machine: Fingerprint, *, fresh: bool) -> Path:
+    """Return the file of results of a part with many pieces: JSON lines after a line with the fingerprint.
 
-    What another machine or commit told is not kept, and nothing where all is to be `fresh`.
+    It is empty if `fresh` is set, or if it has results of another machine or commit.
     """
     path = folder / f"{part}.pieces"
     if not fresh and path.exists() and path.read_text().partition("\n")[0] == json.dumps(machine):

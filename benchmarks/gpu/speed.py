@@ -1,6 +1,6 @@
-"""How fast models train here, beside the plan: with fp32 masters, all in bf16 and in fp8, eager and compiled.
+"""Compare training speed with the plan: fp32 masters, all bf16, and fp8, eager and compiled.
 
-Where the time of a step goes on the device is told by the same process, which has the model built, compiled and warm.
+The kernels of a step are profiled in the same process, in which the model is compiled and warm.
 """
 
 from __future__ import annotations
@@ -12,26 +12,29 @@ from itertools import product
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.plan import (
     GIB,
+    MAX_MEMORY_SHARE,
     NO_GPU,
-    ROOM,
-    RefusedError,
-    Size,
+    BenchmarkModel,
+    RejectedSpecError,
     Tree,
-    held_bytes,
-    spec_for,
-    tensor_bytes,
-    training_part,
-    unknown,
+    build_spec,
+    build_training_part,
+    explain_unknown_device,
+    predict_reserved_bytes,
+    predict_tensor_bytes,
 )
-from benchmarks.gpu.running import Part
+from benchmarks.gpu.running import BenchmarkPart
 from contracts.telemetry.items import WARMUP_STEPS
 from planner.cost.estimate import estimate
 from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec
 from planner.hardware.stacks import STACKS
 
-SPEED = (Size("gpt2-xl", {"preset": "gpt2-xl"}, 1024, 8), Size("llama3-8b", {"preset": "llama3-8b"}, 4096, 4))
-SMALL_SPEED = (Size("llama-tiny", {"preset": "llama-tiny"}, 128, 2),)
+SPEED = (
+    BenchmarkModel("gpt2-xl", {"preset": "gpt2-xl"}, 1024, 8),
+    BenchmarkModel("llama3-8b", {"preset": "llama3-8b"}, 4096, 4),
+)
+SMALL_SPEED = (BenchmarkModel("llama-tiny", {"preset": "llama-tiny"}, 128, 2),)
 STATES = {  # the most telling first
     "bf16": "fp32 gradients and masters",
     "bf16_state": "everything in bf16",
@@ -42,87 +45,90 @@ STEPS = WARMUP_STEPS + 5  # whose median is told
 UNKNOWN_STEP_S = 2.0  # where the planner does not know the accelerator
 
 
-def speed_parts(machine: Machine, sizes: tuple[Size, ...]) -> Iterator[Part]:
+def list_speed_parts(machine: Machine, sizes: tuple[BenchmarkModel, ...]) -> Iterator[BenchmarkPart]:
     for (precision, state), size, compiles in product(STATES.items(), sizes, (False, True)):
         how = "compiled" if compiles else "eager"
         part, title = f"speed-{size.name}-{precision}-{how}", f"MFU: {size.name}, {state}, {how}"
         if compiles and machine.device == "cpu":
-            yield Part(part, title, skip=NO_GPU)
+            yield BenchmarkPart(part, title, skip=NO_GPU)
             continue
-        if precision == "fp8" and (why := _without_fp8(machine)):
-            yield Part(part, title, skip=why)
+        if precision == "fp8" and (why := _explain_missing_fp8(machine)):
+            yield BenchmarkPart(part, title, skip=why)
             continue
         try:
-            fitted = _fitted(machine, size, {"precision": precision, "compile": compiles})
-        except RefusedError as error:
-            yield Part(part, title, skip=str(error))
+            fitted = _fit_spec(machine, size, {"precision": precision, "compile": compiles})
+        except RejectedSpecError as error:
+            yield BenchmarkPart(part, title, skip=str(error))
             continue
         if fitted is None:
-            yield Part(part, title, skip="one layer of it does not fit")
+            yield BenchmarkPart(part, title, skip="one layer of it does not fit")
             continue
         spec, notes = fitted
-        predicted = _predicted(spec, machine)
+        predicted = _predict_speed(spec, machine)
         step_s = predicted["step, ms"] / 1e3 if "step, ms" in predicted else UNKNOWN_STEP_S
-        more = {"predicted": predicted, "notes": (*notes, *_basis(spec, machine))}
-        yield training_part(machine, part, title, spec, "speed", step_s, more)
+        more = {"predicted": predicted, "notes": (*notes, *_describe_basis(spec, machine))}
+        yield build_training_part(machine, part, title, spec, "speed", step_s, more)
 
 
-def _without_fp8(machine: Machine) -> str:
-    """Why no product runs in fp8; on a CPU it is tried."""
+def _explain_missing_fp8(machine: Machine) -> str:
+    """Return the reason why matmuls do not run in fp8. A CPU tries fp8."""
     if machine.device == "cpu" or (machine.cluster and machine.cluster.accelerator.fp8_flops):
         return ""
     return f"no product in fp8 is known of {machine.name}"
 
 
-def _fitted(machine: Machine, size: Size, train: Tree) -> tuple[JobSpec, tuple[str, ...]] | None:
-    """The largest micro-batch of the whole model that fits; of a model too large, as many layers as do."""
+def _fit_spec(machine: Machine, size: BenchmarkModel, train: Tree) -> tuple[JobSpec, tuple[str, ...]] | None:
+    """Return the largest micro-batch of the whole model that fits, or as many layers as fit."""
     layout = {} if machine.ranks == 1 else {"dp": machine.ranks, "zero": 3}
 
     def spec(layers: int | None, micro_batch: int) -> JobSpec:
         model = {**size.model, **({"num_layers": layers} if layers else {})}
         batch = {"global_batch": micro_batch * MICRO_BATCHES * machine.ranks, "micro_batches": MICRO_BATCHES}
         own = {**train, **batch, "seq_len": size.seq_len, "steps": STEPS, "verify": "off"}
-        return spec_for(machine, model, layout, own)
+        return build_spec(machine, model, layout, own)
 
     def fits(candidate: JobSpec) -> bool:
-        return machine.device == "cpu" or held_bytes(candidate, machine) <= machine.memory_bytes * ROOM
+        return (
+            machine.device == "cpu"
+            or predict_reserved_bytes(candidate, machine) <= machine.memory_bytes * MAX_MEMORY_SHARE
+        )
 
     micro_batch = size.micro_batch
     while micro_batch:
         if fits(whole := spec(None, micro_batch)):
-            return whole, _words(whole, micro_batch)
+            return whole, _format_title(whole, micro_batch)
         micro_batch //= 2
     total = spec(None, 1).model.num_layers
     layers = bisect_left(range(1, total), True, key=lambda layers: not fits(spec(layers, 1)))
     if not layers:
         return None
     cut = spec(layers, 1)
-    return cut, (f"cut to {layers} of {total} layers, which fit", *_words(cut, 1))
+    return cut, (f"cut to {layers} of {total} layers, which fit", *_format_title(cut, 1))
 
 
-def _words(spec: JobSpec, micro_batch: int) -> tuple[str, ...]:
+def _format_title(spec: JobSpec, micro_batch: int) -> tuple[str, ...]:
     layout, train = spec.layout, spec.train
     ranks = f"dp {layout.dp} ZeRO-{layout.zero}" if layout.zero else "one rank"
     return (f"{ranks}, {train.micro_batches} micro-batches of {micro_batch} x {train.seq_len} tokens",)
 
 
-def _predicted(spec: JobSpec, machine: Machine) -> dict[str, float]:
-    tensors = {"most allocated, GiB": tensor_bytes(spec, machine) / GIB} if machine.device == "cuda" else {}
+def _predict_speed(spec: JobSpec, machine: Machine) -> dict[str, float]:
+    tensors = {"most allocated, GiB": predict_tensor_bytes(spec, machine) / GIB} if machine.device == "cuda" else {}
     if machine.cluster is None:
         return tensors
-    told = estimate(spec, machine.cluster)["time"]
+    result = estimate(spec, machine.cluster)["time"]
     return {
-        "step, ms": told["step_s"] * 1e3,
-        "tokens/s": told["tokens_per_s"],
-        "TFLOP/s a rank": told["model_flops"] / told["step_s"] / machine.ranks / 1e12,
-        "MFU, %": told["mfu"] * 100,
+        "step, ms": result["step_s"] * 1e3,
+        "tokens/s": result["tokens_per_s"],
+        "TFLOP/s a rank": result["model_flops"] / result["step_s"] / machine.ranks / 1e12,
+        "MFU, %": result["mfu"] * 100,
         **tensors,
     }
 
 
-def _basis(spec: JobSpec, machine: Machine) -> tuple[str, ...]:
+def _describe_basis(spec: JobSpec, machine: Machine) -> tuple[str, ...]:
     if machine.cluster is None:
-        return (unknown(machine),)
+        return (explain_unknown_device(machine),)
     title = STACKS[spec.resources.stack].title
     peak = machine.cluster.accelerator.get_peak_flops(kind := get_mixed_precision(spec.train.precision).gemm)
     sheet = machine.cluster.accelerator.name if machine.ranks == 1 else machine.cluster.name  # its links too

@@ -1,4 +1,4 @@
-"""End of a collective to the browser frame that shows it, through the whole of Meshboard. `make bench-latency`."""
+"""Measure the delay from the end of a collective to the browser frame that shows it. `make bench-latency`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measure(state: Path) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-    """([calls shown, unix s of the frame], [tick, unix s of its end on the later rank])"""
+    """Return pairs (calls shown, unix time of the frame) and (tick, unix time of its end on the later rank)."""
     settings = {"MESHBOARD_TRAINER_MODULE": "benchmarks.latency.ticker"}
     with run_board(state, **settings) as made, run_chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})

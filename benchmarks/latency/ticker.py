@@ -1,4 +1,4 @@
-"""A trainee for `benchmarks.latency`: a tiny all-reduce now and then, its end written to a file."""
+"""Run a tiny all-reduce periodically, and write its end time to a file, for `benchmarks.latency`."""
 
 from __future__ import annotations
 

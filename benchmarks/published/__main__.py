@@ -1,15 +1,15 @@
-"""Published measurements beside what the planner says of them.
+"""Compare published measurements with the predictions of the planner.
 
     python -m benchmarks.published --rows FILE [--worst N] [--gap] [--vtrain-multi FILE]
 
-FILE holds the columns of the open rows (docs/explanation/planner.md names them). Every figure comes from constants in
-`planner/`: nothing is fitted here. Rows are also told apart by a hash of their configuration: constants were chosen on
-the fit half, so that the report half is nearer the truth (docs/explanation/planner.md says what of it was in sight).
+FILE has the columns of the open rows (see docs/explanation/planner.md). All figures use constants in `planner/`.
+Nothing is fitted here. A hash of the configuration divides the rows into two halves. Constants were fitted on the fit
+half, so the report half shows the error on unseen rows.
 
-Of each half there are three tables of step times: with what is known of a row's recipe and release; as a spec says it,
-which is what a user's page computes; and what it computes where the spec names its stack and no more of its software.
-`holds`: how many of the rows lie in the interval that is told there. Of the report half the first line is told apart
-too: rows of a model, GPU and precision of which the fit half has any, and rows of which it has none.
+Each half has three tables of step times: with all known facts of the recipe and release, with all facts that a spec can
+have, and with a spec that names only the stack. A user's page shows the second. `holds` is the share of rows inside the
+interval of the page. The first table of the report half is also split by whether the fit half has the same model, GPU,
+and precision.
 """
 
 from __future__ import annotations
@@ -21,76 +21,86 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.planner import vtrain
+from benchmarks.planner import print_vtrain
 from benchmarks.published.gap import print_gap
-from benchmarks.published.mapping import stack_of
-from benchmarks.published.predict import UNASKED, Answer, Predictor
+from benchmarks.published.mapping import choose_stack
+from benchmarks.published.predict import NOT_ESTIMATED, PageEstimate, Predictor, RowPrediction
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
-from benchmarks.published.said import Said
-from benchmarks.published.scores import Choice, confusion, errors, first_choice, kendall, sure
+from benchmarks.published.scores import (
+    FirstChoice,
+    choose_first,
+    compute_kendall_tau,
+    compute_upper_bound,
+    count_fits,
+    summarize_errors,
+)
 from planner.cost.learning import compute_error, is_within_margin
 
-PLANNERS = "an error of the planner: "
+PLANNER_ERROR = "an error of the planner: "
 
 
-def answers_of(rows: Iterable[PublishedRow | SkipError]) -> tuple[list[Answer], list[tuple[str, str, str]]]:
-    """Answers, and (source, stack, reason) of every row left out. A row never ends the run; what is the planner's own
-    fault begins with `PLANNERS`."""
+def answer_rows(rows: Iterable[PublishedRow | SkipError]) -> tuple[list[RowPrediction], list[tuple[str, str, str]]]:
+    """Return predictions, and (source, stack, reason) of skipped rows.
+
+    A row never ends the run. Reasons that are errors of the planner begin with `PLANNER_ERROR`.
+    """
     predictor = Predictor()
-    answers: list[Answer] = []
+    answers: list[RowPrediction] = []
     skipped: list[tuple[str, str, str]] = []
     for row in rows:
         if isinstance(row, SkipError):
             skipped.append(("?", "?", str(row)))
             continue
         try:
-            answers.append(predictor.answer(row))
+            answers.append(predictor.predict(row))
         except SkipError as reason:
-            skipped.append((row.source, stack_of(row), str(reason)))
+            skipped.append((row.source, choose_stack(row), str(reason)))
         except (ValueError, ArithmeticError, LookupError, TypeError, AssertionError) as error:
             words = str(error).splitlines()[0][:60] if str(error) else ""
-            own = "" if isinstance(error, (ValueError, ArithmeticError)) else PLANNERS
-            skipped.append((row.source, stack_of(row), f"{own}{type(error).__name__} {words}"))
+            own = "" if isinstance(error, (ValueError, ArithmeticError)) else PLANNER_ERROR
+            skipped.append((row.source, choose_stack(row), f"{own}{type(error).__name__} {words}"))
     return answers, skipped
 
 
-def report(answers: Sequence[Answer], skipped: Sequence[tuple[str, str, str]]) -> None:
+def print_report(answers: Sequence[RowPrediction], skipped: Sequence[tuple[str, str, str]]) -> None:
     """Print all tables."""
-    halves: list[tuple[str, Callable[[Answer], bool]]] = [
+    halves: list[tuple[str, Callable[[RowPrediction], bool]]] = [
         ("all rows", lambda a: True),
         ("fit half", lambda a: a.row.is_fit_half),
         ("report half", lambda a: not a.row.is_fit_half),
     ]
-    fitted = {a.row.setting for a in answers if a.row.is_fit_half and a.row.kind == "time"}
+    fitted = {a.row.setting_key for a in answers if a.row.is_fit_half and a.row.kind == "time"}
     for title, belongs in halves:
         part = [a for a in answers if belongs(a)]
         print(f"\n=== {title}: {len(part)} rows")
-        step_times(part)
-        spoken([(a, a.said) for a in part if a.row.kind == "time"], "step time, stack and software in the spec")
+        print_step_times(part)
+        print_page_estimates(
+            [(a, a.said) for a in part if a.row.kind == "time"], "step time, stack and software in the spec"
+        )
         if title == "report half":
-            seen_and_unseen([a for a in part if a.row.kind == "time"], fitted)
-        spoken([(a, a.alone) for a in part], "step time, only the stack in the spec")
-        intervals(part)
-        rankings(part)
-        fit(part)
-        memory(part)
+            print_seen_and_unseen([a for a in part if a.row.kind == "time"], fitted)
+        print_page_estimates([(a, a.alone) for a in part], "step time, only the stack in the spec")
+        print_intervals(part)
+        print_rankings(part)
+        print_fit(part)
+        print_memory(part)
         peaks = [(a, a.said) for a in part if a.row.kind == "peak"]
-        spoken(peaks, "peak memory, stack and software in the spec", below="too low")
-    without = [a for a in answers if isinstance(a.said, str) and a.said != UNASKED]
+        print_page_estimates(peaks, "peak memory, stack and software in the spec", below="too low")
+    without = [a for a in answers if isinstance(a.said, str) and a.said != NOT_ESTIMATED]
     unsaid = [(a.row.source, a.planned.stack, str(a.said)) for a in without]
-    skips("skipped", skipped)
-    skips("predicted with all settings, but not as a spec", unsaid)
+    print_skips("skipped", skipped)
+    print_skips("predicted with all settings, but not as a spec", unsaid)
 
 
-def skips(title: str, rows: Sequence[tuple[str, str, str]]) -> None:
+def print_skips(title: str, rows: Sequence[tuple[str, str, str]]) -> None:
     """Print the number of rows by source, stack, and reason."""
     print(f"\n{title}: {len(rows)} rows")
     for (source, stack, reason), count in sorted(Counter(rows).items(), key=lambda told: (-told[1], told[0])):
         print(f"  {count:>5}  {source:<40.40} {stack:<14} {reason}")
 
 
-def grouped(answers: Sequence[Answer]) -> Iterable[tuple[str, list[Answer]]]:
-    """Yield all answers, then each stack, then each source."""
+def group_answers(answers: Sequence[RowPrediction]) -> Iterable[tuple[str, list[RowPrediction]]]:
+    """Yield all predictions, then those of each stack, then those of each source."""
     yield "all", list(answers)
     for stack in sorted({a.planned.stack for a in answers}):
         yield f"stack {stack}", (part := [a for a in answers if a.planned.stack == stack])
@@ -101,51 +111,53 @@ def grouped(answers: Sequence[Answer]) -> Iterable[tuple[str, list[Answer]]]:
         yield source, [a for a in answers if a.row.source == source]
 
 
-def _heads(title: str, below: str = "too fast") -> str:
+def _print_header(title: str, below: str = "too fast") -> str:
     columns = f"{'mean':>7} {'median':>7} {'p90':>8} {'worst':>8} {'bias':>7} {below:>9} {'inside':>6}"
     return f"{title:<52} {'rows':>5} {columns}"
 
 
-def step_times(answers: Sequence[Answer]) -> None:
+def print_step_times(answers: Sequence[RowPrediction]) -> None:
     """Print the errors with all settings known, which have no interval."""
     times = [a for a in answers if a.row.kind == "time"]
-    print(_heads("step time, all settings known"))
-    for name, part in grouped(times):
-        _errors(name, [a.error for a in part], [])
+    print(_print_header("step time, all settings known"))
+    for name, part in group_answers(times):
+        _print_errors(name, [a.error for a in part], [])
     alike: dict[tuple[str, ...], list[float]] = defaultdict(list)
     for a in times:
-        alike[a.planned.stack, a.planned.cluster.accelerator.name, *a.row.setting[:4]].append(abs(a.error))
+        alike[a.planned.stack, a.planned.cluster.accelerator.name, *a.row.setting_key[:4]].append(abs(a.error))
     if alike:
         off = mean(mean(each) for each in alike.values())
         print(f"{'mean over stacks, GPUs, and models':<52} {len(alike):>5} {off:>7.1%}")
 
 
-def seen_and_unseen(times: Sequence[Answer], fitted: set[tuple[str, ...]]) -> None:
+def print_seen_and_unseen(times: Sequence[RowPrediction], fitted: set[tuple[str, ...]]) -> None:
     """Split the report half by whether the fit half has the same model, GPU, and precision."""
     for title, seen in (("seen", True), ("unseen", False)):
-        part = [a for a in times if (a.row.setting in fitted) is seen]
-        _errors(f"{title} in the fit half, all settings known", [a.error for a in part], [])
-        said = [(a.said, a.measured) for a in part if isinstance(a.said, Said)]
-        held = [is_within_margin(one.share, measured, one.predicted) for one, measured in said]
-        _errors(
+        part = [a for a in times if (a.row.setting_key in fitted) is seen]
+        _print_errors(f"{title} in the fit half, all settings known", [a.error for a in part], [])
+        output = [(a.said, a.measured) for a in part if isinstance(a.said, PageEstimate)]
+        held = [is_within_margin(one.share, measured, one.predicted) for one, measured in output]
+        _print_errors(
             f"{title} in the fit half, stack and software",
-            [one.predicted / measured - 1 for one, measured in said],
+            [one.predicted / measured - 1 for one, measured in output],
             held,
         )
 
 
-def spoken(answers: Sequence[tuple[Answer, Said | str]], title: str, below: str = "too fast") -> None:
+def print_page_estimates(
+    answers: Sequence[tuple[RowPrediction, PageEstimate | str]], title: str, below: str = "too fast"
+) -> None:
     """Print the errors of the estimates on a page, and how often the interval contains the measured value."""
-    print(_heads(title, below))
-    said = {id(a): one for a, one in answers if isinstance(one, Said)}
-    for name, part in grouped([a for a, _ in answers]):
-        pairs = [(said[id(a)], a.measured) for a in part if id(a) in said]
-        told = [is_within_margin(one.share, measured, one.predicted) for one, measured in pairs]
-        _errors(name, [one.predicted / measured - 1 for one, measured in pairs], told)
+    print(_print_header(title, below))
+    output = {id(a): one for a, one in answers if isinstance(one, PageEstimate)}
+    for name, part in group_answers([a for a, _ in answers]):
+        pairs = [(output[id(a)], a.measured) for a in part if id(a) in output]
+        result = [is_within_margin(one.share, measured, one.predicted) for one, measured in pairs]
+        _print_errors(name, [one.predicted / measured - 1 for one, measured in pairs], result)
 
 
-def _errors(name: str, off: Sequence[float], told: Sequence[bool]) -> None:
-    if found := errors(off):
+def _print_errors(name: str, off: Sequence[float], told: Sequence[bool]) -> None:
+    if found := summarize_errors(off):
         print(
             f"{name:<52.52} {found.rows:>5} {found.mean:>7.1%} {found.median:>7.1%} {found.most:>8.1%}"
             f" {found.worst:>+8.0%} {found.bias:>+7.1%} {found.too_fast:>9.0%}"
@@ -153,39 +165,41 @@ def _errors(name: str, off: Sequence[float], told: Sequence[bool]) -> None:
         )
 
 
-def intervals(answers: Sequence[Answer]) -> None:
-    """What `planner.hardware.stacks` tells beside what these rows by themselves would have it tell."""
+def print_intervals(answers: Sequence[RowPrediction]) -> None:
+    """Print intervals of `planner.hardware.stacks`, and those that these rows alone would give."""
     print(f"{'interval of a step, as a spec says it':<70} {'rows':>5} {'told':>7} {'needed':>7} {'inside':>6}")
-    kinds: dict[str, list[tuple[Said, float]]] = defaultdict(list)
+    kinds: dict[str, list[tuple[PageEstimate, float]]] = defaultdict(list)
     for a in answers:
-        for said in dict.fromkeys((a.said, a.alone)) if a.row.kind == "time" else ():
-            if isinstance(said, Said):
-                kinds[f"{a.planned.stack}, {said.known}, {said.waits}"].append((said, a.measured))
+        for output in dict.fromkeys((a.said, a.alone)) if a.row.kind == "time" else ():
+            if isinstance(output, PageEstimate):
+                kinds[f"{a.planned.stack}, {output.software_level}, {output.host_wait_level}"].append(
+                    (output, a.measured)
+                )
     for name, part in sorted(kinds.items()):
-        needed = sure([compute_error(measured, said.predicted) for said, measured in part])
-        told = max(said.share for said, _ in part)
-        held = mean(is_within_margin(said.share, measured, said.predicted) for said, measured in part)
-        print(f"{name:<70} {len(part):>5} {told:>7.0%} {needed:>7.0%} {held:>6.0%}")
+        needed = compute_upper_bound([compute_error(measured, output.predicted) for output, measured in part])
+        result = max(output.share for output, _ in part)
+        held = mean(is_within_margin(output.share, measured, output.predicted) for output, measured in part)
+        print(f"{name:<70} {len(part):>5} {result:>7.0%} {needed:>7.0%} {held:>6.0%}")
 
 
-def rankings(answers: Sequence[Answer]) -> None:
-    """Within a sweep: three configurations or more of one file, model, kernels, sequence, precision and number of GPUs.
+def print_rankings(answers: Sequence[RowPrediction]) -> None:
+    """Print ranking quality inside sweeps: at least three configurations of one file, model, kernels, and GPU count.
 
-    `regret` is of what a search takes first, of all in the sweep that are said to fit, over the best that ran; `ran
-    out`: of how many sweeps that had no memory.
+    `regret` is the time of the first choice of a search among layouts predicted to fit, over the best time. `ran out`
+    is the number of sweeps in which the first choice ran out of memory.
     """
-    sweeps: dict[tuple[str, ...], list[Answer]] = defaultdict(list)
+    sweeps: dict[tuple[str, ...], list[RowPrediction]] = defaultdict(list)
     for a in answers:
         if a.row.kind in ("time", "out_of_memory"):
-            sweeps[*a.row.sweep, repr(a.planned.kernels)].append(a)
-    found: dict[str, list[tuple[int, float, Choice]]] = defaultdict(list)
+            sweeps[*a.row.sweep_key, repr(a.planned.kernels)].append(a)
+    found: dict[str, list[tuple[int, float, FirstChoice]]] = defaultdict(list)
     for part in sweeps.values():
         ran = [a for a in part if a.row.kind == "time"]
-        times = _configurations(ran)
-        order = kendall(times) if len(times) >= 3 else None
-        offered = _configurations([a for a in ran if a.fits])
+        times = _list_configurations(ran)
+        order = compute_kendall_tau(times) if len(times) >= 3 else None
+        offered = _list_configurations([a for a in ran if a.fits])
         short = [(a.predicted / a.row.count("global_batch"), None) for a in part if a.fits and a not in ran]
-        choice = first_choice([*offered, *short], min((t for _, t in times), default=0.0))
+        choice = choose_first([*offered, *short], min((t for _, t in times), default=0.0))
         if order is not None and choice is not None:
             for name in ("all", f"stack {part[0].planned.stack}", part[0].row.source):
                 found[name].append((len(times), order, choice))
@@ -197,13 +211,13 @@ def rankings(answers: Sequence[Answer]) -> None:
         tau = sum(count * order for count, order, _ in results) / rows
         regrets = [choice.regret for *_, choice in results if choice.regret is not None]
         lost = len(results) - len(regrets)
-        told = f"{mean(regrets):>7.1%} {max(regrets):>7.1%}" if regrets else f"{'-':>7} {'-':>7}"
-        print(f"{name:<52.52} {rows:>5} {len(results):>7} {tau:>8.2f} {told} {lost:>8}")
+        result = f"{mean(regrets):>7.1%} {max(regrets):>7.1%}" if regrets else f"{'-':>7} {'-':>7}"
+        print(f"{name:<52.52} {rows:>5} {len(results):>7} {tau:>8.2f} {result} {lost:>8}")
 
 
-def _configurations(sweep: Sequence[Answer]) -> list[tuple[float, float]]:
-    """(predicted, measured) seconds a sequence of each configuration; one measured often counts once, by its mean."""
-    measured: dict[tuple[str, str], list[Answer]] = defaultdict(list)
+def _list_configurations(sweep: Sequence[RowPrediction]) -> list[tuple[float, float]]:
+    """Return (predicted, measured) seconds per sequence of each configuration, averaged over repeats."""
+    measured: dict[tuple[str, str], list[RowPrediction]] = defaultdict(list)
     for a in sweep:
         measured[a.planned.spec.model_dump_json(), repr(a.planned.kernels)].append(a)
     return [
@@ -215,26 +229,28 @@ def _configurations(sweep: Sequence[Answer]) -> list[tuple[float, float]]:
     ]
 
 
-def fit(answers: Sequence[Answer]) -> None:
+def print_fit(answers: Sequence[RowPrediction]) -> None:
     """Print whether rows fit; `of out` is the share of out-of-memory rows that are predicted to fit."""
     heads = ("ran:fits", "ran:not", "out:fits", "out:not", "right", "falsely", "of out")
     print(f"{'fit (measured:predicted)':<52} {'rows':>5} " + " ".join(f"{head:>8}" for head in heads))
-    told = [a for a in answers if a.row.kind in ("time", "out_of_memory")]
-    out = {a.row.source for a in told if a.row.kind == "out_of_memory"}
-    parts = [("sources with out-of-memory rows", [a for a in told if a.row.source in out]), *grouped(told)]
+    result = [a for a in answers if a.row.kind in ("time", "out_of_memory")]
+    out = {a.row.source for a in result if a.row.kind == "out_of_memory"}
+    parts = [("sources with out-of-memory rows", [a for a in result if a.row.source in out]), *group_answers(result)]
     for name, part in parts:
-        found = confusion([(a.fits, a.row.kind == "time") for a in part])
+        found = count_fits([(a.fits, a.row.kind == "time") for a in part])
         if found:
             counts = " ".join(f"{n:>8}" for n in found)
-            missed = "-" if found.missed is None else f"{found.missed:.1%}"
-            print(f"{name:<52.52} {found.rows:>5} {counts} {found.right:>8.1%} {found.falsely_fits:>8.1%} {missed:>8}")
+            missed = "-" if found.missed_share is None else f"{found.missed_share:.1%}"
+            print(
+                f"{name:<52.52} {found.rows:>5} {counts} {found.right:>8.1%} {found.false_fit_share:>8.1%} {missed:>8}"
+            )
 
 
-def memory(answers: Sequence[Answer]) -> None:
+def print_memory(answers: Sequence[RowPrediction]) -> None:
     print(f"{'memory':<52} {'rows':>5} {'mean':>7} {'median':>7} {'worst':>8} {'bias':>7}")
     for kind in ("peak", "steady"):
-        for name, part in grouped([a for a in answers if a.row.kind == kind]):
-            if found := errors([a.error for a in part]):
+        for name, part in group_answers([a for a in answers if a.row.kind == kind]):
+            if found := summarize_errors([a.error for a in part]):
                 label = f"{kind}, {name}"
                 print(
                     f"{label:<52.52} {found.rows:>5} {found.mean:>7.1%} {found.median:>7.1%} {found.worst:>+8.0%}"
@@ -242,7 +258,7 @@ def memory(answers: Sequence[Answer]) -> None:
                 )
 
 
-def worst(answers: Sequence[Answer], number: int) -> None:
+def print_worst(answers: Sequence[RowPrediction], number: int) -> None:
     print(f"\n{number} step times with the largest errors")
     times = [a for a in answers if a.row.kind == "time"]
     for a in sorted(times, key=lambda a: -abs(a.error))[:number]:
@@ -265,13 +281,13 @@ if __name__ == "__main__":
         rows = read_rows(options.rows)
     except (OSError, ValueError) as error:
         parser.error(f"--rows: {error}")
-    found, left_out = answers_of(rows)
-    report(found, left_out)
+    found, left_out = answer_rows(rows)
+    print_report(found, left_out)
     if options.worst:
-        worst(found, options.worst)
+        print_worst(found, options.worst)
     if options.gap:
         print_gap(found)
     print("\nother rows, not used for constants")
-    vtrain(options.vtrain_multi)
-    if any(reason.startswith(PLANNERS) for *_, reason in left_out):
+    print_vtrain(options.vtrain_multi)
+    if any(reason.startswith(PLANNER_ERROR) for *_, reason in left_out):
         sys.exit("The planner failed on some rows. The skipped rows list them.")

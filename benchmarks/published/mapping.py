@@ -1,6 +1,6 @@
-"""From a published row to what the planner takes: a spec, a cluster, the stack, and how the row was measured.
+"""Map a published row to a spec, a cluster, a stack, and a kind of measurement.
 
-What a row leaves open is filled in here, once, with the reason beside it. Nothing is fitted.
+Values that the row omits are set here, with the reason. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import math
 import re
 from typing import Literal, NamedTuple
 
-from benchmarks.published.mixtures import expert_tp, is_gated, mixture_of
-from benchmarks.published.own_tests import (
+from benchmarks.published.megatron_tests import (
     IN_8_CHUNKS,
     KEEPS_SCORES,
     MAKES_AGAIN,
@@ -18,17 +17,23 @@ from benchmarks.published.own_tests import (
     UNEVEN_LAST,
     UNEVEN_LAYERS,
     WITHOUT_DROPOUT,
-    after_step_s,
-    keeps_loaded,
-    predicts_two,
-    tests_of_megatron,
+    compute_after_step_s,
+    get_host_factor,
+    get_mtp_layers,
+    is_megatron_test,
+    keeps_loaded_moments,
 )
-from benchmarks.published.recipes import counts_ends, divides_by_cost, drops_out, lacks_fused_attention, predicts_second
-from benchmarks.published.recorded import host_of
-from benchmarks.published.repeated import Repeated, repeated_by
-from benchmarks.published.rows import PublishedRow, SkipError, has_whole_ends, of_kempner
-from benchmarks.published.sizes import sized
-from benchmarks.published.software import kernels_of
+from benchmarks.published.mixtures import fill_sizes, find_mixture, get_expert_tp, has_gated_mlp
+from benchmarks.published.recipes import (
+    counts_embedding_as_layer,
+    has_dropout,
+    has_mtp_layer,
+    has_short_last_chunk,
+    lacks_fused_attention,
+)
+from benchmarks.published.recompute import RecipeRecompute, find_recompute
+from benchmarks.published.rows import PublishedRow, SkipError, has_unsharded_ends, is_kempner
+from benchmarks.published.software import build_stack
 from planner.facts.resources import Resources, StackName
 from planner.facts.spec import AttentionKernel, JobSpec, Layout, ModelSpec, Precision, Recompute, TrainSpec
 from planner.hardware.catalog import CLUSTERS, GB
@@ -40,13 +45,20 @@ from planner.hardware.stacks import (
 Meter = Literal["device", "reserved", "allocated"]
 
 
-class Planned(NamedTuple):
-    """`scale`: steps of the row over steps of the spec, where its batch cannot be divided evenly.
+class MappedRow(NamedTuple):
+    """Input of the planner for a row.
 
-    `stage`: whose memory was measured, None for the fullest. `meter`: the device's own count, what the allocator
-    holds of it, or gives of that. `own_tests`: of Megatron-LM's; `text` tells which,
-    `predicts_two`: a second token, `makes_again`: modules, whose memory is not the spec's, `half`: in fp16,
-    `loaded_twice`: moments of a run after a stop. `gated`: as the row's own MLPs are. `kempner`: as `of_kempner` says.
+    Attributes:
+        scale: Steps of the row per step of the spec, if its batch is not divisible.
+        stage: Stage whose memory was measured, or None for the fullest.
+        meter: Memory of the device, reserved memory of the allocator, or allocated memory.
+        own_tests: The row is of Megatron-LM's tests. `text` has the name of the test.
+        predicts_two: The model has an MTP layer.
+        makes_again: Recomputed modules that a spec cannot name.
+        half: Training is in fp16.
+        loaded_twice: A resumed run keeps its loaded moments.
+        gated: The MLPs are gated.
+        kempner: See `is_kempner`.
     """
 
     spec: JobSpec
@@ -95,22 +107,22 @@ _HEAD_DIMS = ((r"qwen3", 128), (r"gpt-oss", 64))
 _GPT_OSS_WINDOW = 128  # its config.json, `sliding_window`; of every second layer
 
 
-def plan_of(row: PublishedRow) -> Planned:
-    """What the planner is asked about a row.
+def map_row(row: PublishedRow) -> MappedRow:
+    """Return the input of the planner for a row.
 
     Raises:
-        SkipError: with the reason.
+        SkipError: The planner does not support the row. The error has the reason.
     """
     text = f"{row.text('model')} {row.text('note')}".lower()
-    _refuse(text)
-    row = _as_listed(sized(row), text)
-    stack, cluster = stack_of(row), _cluster(row)
-    model = _model(row, text, stack)
-    layout = _layout(row, text, stack, model)
-    precision = _precision(row.text("precision").lower())
-    if re.search(NARROW_GRADIENTS, row.source.lower()) or _before_bf16_optimizer(text):
+    _check_supported(text)
+    row = _limit_gpus_to_degrees(fill_sizes(row), text)
+    stack, cluster = choose_stack(row), _build_cluster(row)
+    model = _build_model(row, text, stack)
+    layout = _build_layout(row, text, stack, model)
+    precision = _parse_precision(row.text("precision").lower())
+    if re.search(NARROW_GRADIENTS, row.source.lower()) or _is_before_bf16_optimizer(text):
         precision = NARROWED.get(precision, precision)
-    if of_kempner(row):
+    if is_kempner(row):
         precision = "bf16_state"
     seq = row.count("seq")
     global_batch = row.count("global_batch")
@@ -124,75 +136,76 @@ def plan_of(row: PublishedRow) -> Planned:
         micro_batches=m,
         seq_len=seq,
         precision=precision,
-        attention="unfused" if lacks_fused_attention(row) else _attention(text, stack),
-        compile=stack == "fsdp2" and not _computes_loss_apart(row),
-        dropout=_drops_out(row, text, layout),
+        attention="unfused" if lacks_fused_attention(row) else _choose_attention(text, stack),
+        compile=stack == "fsdp2" and not _has_uncompiled_loss(row),
+        dropout=_has_dropout(row, text, layout),
     )
     spec = JobSpec(model=model, layout=layout, train=train, resources=Resources(device=cluster.device, stack=stack))
-    told = row.text("recompute").lower() not in ("see recipe", "unknown", "")
-    kernels = kernels_of(row, text, stack, model, layout)
-    if tests_of_megatron(row):
-        kernels = kernels._replace(step_s=kernels.step_s + host_of(row) * after_step_s(text, spec))
-    return Planned(
+    result = row.text("recompute").lower() not in ("see recipe", "unknown", "")
+    kernels = build_stack(row, text, stack, model, layout)
+    if is_megatron_test(row):
+        kernels = kernels._replace(step_s=kernels.step_s + get_host_factor(row) * compute_after_step_s(text, spec))
+    return MappedRow(
         spec,
         cluster,
         stack,
         kernels,
         scale=global_batch / whole,
-        stage=_stage(row, text, layout),
-        meter=_meter(row),
-        own_tests=tests_of_megatron(row),
+        stage=_get_measured_stage(row, text, layout),
+        meter=_get_meter(row),
+        own_tests=is_megatron_test(row),
         text=text,
-        predicts_two=predicts_two(row, text) is not None,
-        makes_again=tests_of_megatron(row) and re.search(MAKES_AGAIN, text) is not None,
+        predicts_two=get_mtp_layers(row, text) is not None,
+        makes_again=is_megatron_test(row) and re.search(MAKES_AGAIN, text) is not None,
         half=row.text("precision").lower() == "fp16",
-        loaded_twice=keeps_loaded(row),
-        gated=is_gated(row, text),
-        kempner=of_kempner(row),
-        any_recompute=not told,
-        usual_recompute=not told and repeated_by(row) is None,
+        loaded_twice=keeps_loaded_moments(row),
+        gated=has_gated_mlp(row, text),
+        kempner=is_kempner(row),
+        any_recompute=not result,
+        usual_recompute=not result and find_recompute(row) is None,
     )
 
 
-def _stage(row: PublishedRow, text: str, layout: Layout) -> int | None:
-    if of_kempner(row):
+def _get_measured_stage(row: PublishedRow, text: str, layout: Layout) -> int | None:
+    if is_kempner(row):
         return 0  # its rank 0 alone logs (metrics/tracker.py)
     return layout.pp - 1 if "(last)" in text or row.kind == "steady" else None
 
 
-def _drops_out(row: PublishedRow, text: str, layout: Layout) -> bool:
-    if tests_of_megatron(row):
+def _has_dropout(row: PublishedRow, text: str, layout: Layout) -> bool:
+    if is_megatron_test(row):
         return layout.cp == 1 and not re.search(WITHOUT_DROPOUT, text)
-    return drops_out(row)
+    return has_dropout(row)
 
 
-def _meter(row: PublishedRow) -> Meter:
-    if row.text("measure_name").endswith("_bytes") or of_kempner(row):
+def _get_meter(row: PublishedRow) -> Meter:
+    if row.text("measure_name").endswith("_bytes") or is_kempner(row):
         return "allocated"
     return "reserved" if "max_reserved" in row.text("note") else "device"
 
 
-def _computes_loss_apart(row: PublishedRow) -> bool:
-    """torchtitan compiled layers alone until 2025."""
-    return of_kempner(row) or "_202412_" in row.text("source_repo_path")
+def _has_uncompiled_loss(row: PublishedRow) -> bool:
+    """Return True for torchtitan until 2025, which compiled only layers."""
+    return is_kempner(row) or "_202412_" in row.text("source_repo_path")
 
 
-def _before_bf16_optimizer(text: str) -> bool:
-    """Whether a row of BLOOM's stands before its chronicle turns to an optimiser that adds gradients up in fp32: those
-    before it were fp16 throughout (chronicles-prequel.md, line 899)."""
+def _is_before_bf16_optimizer(text: str) -> bool:
+    """Return True for fp16 rows of BLOOM, before its optimizer summed gradients in fp32
+    (chronicles-prequel.md, line 899).
+    """
     line = re.search(r"line (\d+); megatron-deepspeed", text)
     return line is not None and int(line[1]) < BF16_OPTIMIZER_LINE
 
 
-def _refuse(text: str) -> None:
+def _check_supported(text: str) -> None:
     if "mamba" in text or "nemotron-h" in text or "nemotron_3" in text:
         raise SkipError("layers without attention (Mamba)")
 
 
-def stack_of(row: PublishedRow) -> StackName:
-    """By what the row says of its software, then by who published it, then by how it shards."""
+def choose_stack(row: PublishedRow) -> StackName:
+    """Choose a stack by the software of the row, then by its publisher, then by its sharding."""
     text = f"{row.text('source_repo_path')} {row.text('note')}".lower()
-    if tests_of_megatron(row):  # names of some say FSDP2
+    if is_megatron_test(row):  # names of some say FSDP2
         return "megatron"
     if re.search(r"fsdp1|llm-foundry", text):
         return "fsdp1"
@@ -209,7 +222,7 @@ def stack_of(row: PublishedRow) -> StackName:
     return "fsdp2" if row.count("zero", 0) == 3 else "megatron"
 
 
-def _cluster(row: PublishedRow) -> Cluster:
+def _build_cluster(row: PublishedRow) -> Cluster:
     gpu, note = row.text("gpu").lower(), row.text("note").lower()
     name = next((name for pattern, name in _GPUS if re.search(pattern, gpu)), None)
     if name is None or name not in CLUSTERS:
@@ -218,7 +231,7 @@ def _cluster(row: PublishedRow) -> Cluster:
     changed: dict[str, object] = {}
     if found := re.search(r"x ?(\d+) a node", gpu):
         changed["per_node"] = int(found[1])
-    if of_kempner(row):
+    if is_kempner(row):
         changed["per_node"] = 4
     if found := re.search(r"(\d+)x omni-path (\d+)", note):  # links a node, Gb/s each
         rate = int(found[1]) * int(found[2]) / 8 / cluster.per_node * GB
@@ -228,29 +241,29 @@ def _cluster(row: PublishedRow) -> Cluster:
     return cluster.model_copy(update=changed) if changed else cluster
 
 
-def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
+def _build_model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
     hidden, heads, seq = row.count("hidden"), row.count("heads"), row.count("seq")
     if hidden % heads and not any(re.search(pattern, text) for pattern, _ in _HEAD_DIMS):
         raise SkipError("hidden is not a multiple of heads")
     kv_heads = row.count("kv_heads", heads) or heads
     tp = max(1, row.count("tp", 1))
-    moe, mla, dense_ffn = mixture_of(row, text)
+    moe, mla, dense_ffn = find_mixture(row, text)
     ffn = dense_ffn or row.count("ffn", 4 * hidden)
     if heads % kv_heads or (kv_heads > tp and kv_heads % tp) or heads % tp:
         raise SkipError("heads cannot be divided so")
-    gated = moe is not None or is_gated(row, text)
+    gated = moe is not None or has_gated_mlp(row, text)
     like_gpt = not gated and mla is None and kv_heads == heads and "nemotron" not in text
     if not gated and not like_gpt:
         ffn = round(ffn * 2 / 3 / (8 * tp)) * 8 * tp  # without gate and biases: as many weights in a gated MLP
     layers, vocab = row.count("layers"), row.count("vocab", 128256)
-    if moe and (two := predicts_two(row, text)):
+    if moe and (two := get_mtp_layers(row, text)):
         layers, moe = two[0], moe.model_copy(update={"dense_layers": two[1]})
-    layers += predicts_second(row)
-    if tests_of_megatron(row) and re.search(UNEVEN, text):
+    layers += has_mtp_layer(row)
+    if is_megatron_test(row) and re.search(UNEVEN, text):
         layers = UNEVEN_LAYERS if row.kind == "time" else UNEVEN_LAST
-    if counts_ends(row) and layers + 2 == row.count("pp") * row.count("vpp", 1):
+    if counts_embedding_as_layer(row) and layers + 2 == row.count("pp") * row.count("vpp", 1):
         layers += 2  # in chunks of one layer each the slowest rank holds none of the ends
-    if has_whole_ends(row):
+    if has_unsharded_ends(row):
         vocab *= tp
     head_dim = next((size for pattern, size in _HEAD_DIMS if re.search(pattern, text)), None)
     return ModelSpec(
@@ -264,15 +277,18 @@ def _model(row: PublishedRow, text: str, stack: StackName) -> ModelSpec:
         ffn_hidden_size=ffn,
         vocab_size=-(-max(256, vocab) // tp) * tp,
         max_seq_len=seq,
-        tied_embeddings=(like_gpt or tests_of_megatron(row)) and "untie" not in text,
+        tied_embeddings=(like_gpt or is_megatron_test(row)) and "untie" not in text,
         moe=moe,
         mla=mla,
     )
 
 
-def _as_listed(row: PublishedRow, text: str) -> PublishedRow:
-    """With as many GPUs as the listed degrees make, where a table lists more. A later draft of NeMo's
-    (performance_long_sequence.md, # of GPUs 2 to 256) has the same degrees and rates beside just so many."""
+def _limit_gpus_to_degrees(row: PublishedRow, text: str) -> PublishedRow:
+    """Limit the GPUs to the product of the degrees if a table lists more.
+
+    A later draft of NeMo's table (performance_long_sequence.md, # of GPUs 2 to 256) has equal degrees and rates for
+    that number of GPUs.
+    """
     listed = re.search(r"dp as listed (\d+)", text)
     if listed is None:
         return row
@@ -280,19 +296,19 @@ def _as_listed(row: PublishedRow, text: str) -> PublishedRow:
     return row._replace(fields={**row.fields, "gpus": str(gpus), "dp": listed[1]})
 
 
-def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) -> Layout:
+def _build_layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) -> Layout:
     tp, pp, cp = (max(1, row.count(axis, 1)) for axis in ("tp", "pp", "cp"))
     dp, rest = divmod(row.count("gpus"), tp * pp * cp)
     if rest or dp < 1:
         raise SkipError("degrees do not divide the GPUs")
     chunks = row.count("vpp", 1) if pp > 1 else 1
-    if tests_of_megatron(row) and re.search(IN_8_CHUNKS, text):
+    if is_megatron_test(row) and re.search(IN_8_CHUNKS, text):
         chunks = 8 // pp
     if pp * max(1, chunks) > model.num_layers:
         raise SkipError("more stages than layers")
     # Where tensor ranks divide no expert (etp 1) they have other ones. Here they divide each: a rank holds and computes
     # as much with so many times fewer expert ranks.
-    held = max(1, row.count("ep", 1) * expert_tp(row, text, tp) // tp)
+    held = max(1, row.count("ep", 1) * get_expert_tp(row, text, tp) // tp)
     ep = math.gcd(held, dp * cp, model.moe.num_experts) if model.moe else 1
     zero = min(3, row.count("zero", 0)) if dp * cp > 1 else 0
     if zero > 1 and pp > 1 and row.source == "pytorch/torchtitan":
@@ -302,10 +318,10 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
         replicas = max(1, dp * cp // int(found[1]))
     elif "multi_dist_optimizer_instances" in text:
         replicas = 2  # its --num-distributed-optimizer-instances
-    sequence = _sequence_parallel(text, stack, tp) and not has_whole_ends(row)
-    recompute = _recompute(row.text("recompute").lower())
-    if repeated := repeated_by(row):
-        recompute = _policy(repeated)
+    sequence = _has_sequence_parallel(text, stack, tp) and not has_unsharded_ends(row)
+    recompute = _parse_recompute(row.text("recompute").lower())
+    if repeated := find_recompute(row):
+        recompute = _get_recompute_policy(repeated)
     if KEEPS_SCORES in text:
         recompute = "none"
     return Layout(
@@ -325,12 +341,12 @@ def _layout(row: PublishedRow, text: str, stack: StackName, model: ModelSpec) ->
         schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
         virtual_stages=max(1, chunks),
         cp_method="ring",
-        balance="cost" if divides_by_cost(row) else "layers",
+        balance="cost" if has_short_last_chunk(row) else "layers",
         recompute=recompute,
     )
 
 
-def _sequence_parallel(text: str, stack: StackName, tp: int) -> bool:
+def _has_sequence_parallel(text: str, stack: StackName, tp: int) -> bool:
     if tp == 1 or "sequence parallel off" in text:
         return False
     if "sequence parallel on" in text or "sequence-parallel=true" in text:
@@ -338,19 +354,19 @@ def _sequence_parallel(text: str, stack: StackName, tp: int) -> bool:
     return stack in ("megatron", "fsdp2", "fsdp2_eager") and "-test " not in text
 
 
-def _policy(repeated: Repeated) -> Recompute:
+def _get_recompute_policy(repeated: RecipeRecompute) -> Recompute:
     if repeated.layers:
         return "full"
     return "selective" if repeated.modules else "none"
 
 
-def _recompute(text: str) -> Recompute:
+def _parse_recompute(text: str) -> Recompute:
     if text.startswith("full"):
         return "full"
     return "selective" if text.startswith("selective") else "none"
 
 
-def _precision(text: str) -> Precision:
+def _parse_precision(text: str) -> Precision:
     if re.search(r"fp8|fp4|mxfp", text):
         return "fp8"
     if "pure" in text:
@@ -362,7 +378,7 @@ def _precision(text: str) -> Precision:
     raise SkipError(f"precision {text or 'not given'}")
 
 
-def _attention(text: str, stack: StackName) -> AttentionKernel:
+def _choose_attention(text: str, stack: StackName) -> AttentionKernel:
     if found := re.search(r"attention kernel (\w+)", text):
         return "unfused" if found[1] in ("torch", "fused") else "fused"
     if "attention-backend=unfused" in text or "transformer-impl=local" in text or "bloom" in text:

@@ -1,4 +1,4 @@
-"""What the columns do not say of a row's mixture: its experts, how many a token meets, over what they are divided."""
+"""Expert counts and other facts of mixtures that the columns of a row omit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ _MLA = MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, va
 _TEST_MLA = MlaSpec(q_rank=192, kv_rank=64, nope_head_dim=16, rope_head_dim=8, value_head_dim=16)
 
 
-class _Mixture(NamedTuple):
-    """What the columns do not say of a mixture: its routed experts, how many a token meets, the rest. `ffn` of an
-    expert where the column has another."""
+class _MixtureFacts(NamedTuple):
+    """Routed experts, experts per token, and other facts of a mixture. `ffn` replaces the column."""
 
     experts: int
     top: int
@@ -32,29 +31,29 @@ _PROXY_MLA = MlaSpec(q_rank=256, kv_rank=128, nope_head_dim=128, rope_head_dim=6
 _MIXTURES = (
     (
         r"ep4_etp1_(mtp|memory_speed|resume)",
-        _Mixture(32, 4, shared=1, dense=1, dense_ffn=4096, mla=_MLA, ffn=1024),
+        _MixtureFacts(32, 4, shared=1, dense=1, dense_ffn=4096, mla=_MLA, ffn=1024),
     ),
-    (r"ep4_etp1", _Mixture(32, 4, shared=1, dense=3, dense_ffn=4096, mla=_MLA, ffn=1024)),
-    (r"deepseek_proxy", _Mixture(8, 4, shared=1, dense=1, dense_ffn=2048, mla=_PROXY_MLA, ffn=1024)),
-    (r"te_ep8_resume", _Mixture(8, 2, ffn=683)),
-    (r"scoped_cudagraph", _Mixture(8, 2, dense=4, ffn=683)),
-    (r"ep2_etp2_pp2", _Mixture(8, 2, ffn=683)),
-    (r"deepseekv3_proxy", _Mixture(64, 8, shared=1, dense=3, dense_ffn=18432, mla=_MLA, ffn=2048)),
-    (r"mixtral", _Mixture(8, 2)),
-    (r"grok-?1", _Mixture(8, 2)),
-    (r"dbrx", _Mixture(16, 4)),
-    (r"llama-?4.*(maverick|400b|e128)", _Mixture(128, 1, shared=1, dense=24, dense_ffn=16384, ffn=8192)),
-    (r"llama-?4.*(scout|109b|e16)", _Mixture(16, 1, shared=1, ffn=8192)),
-    (r"gpt-oss-120b", _Mixture(128, 4)),
-    (r"gpt-oss-20b", _Mixture(32, 4)),
-    (r"qwen3.*a3b|qwen3.*a22b", _Mixture(128, 8)),
-    (r"deepseek-?v3|deepseek-?r1", _Mixture(256, 8, shared=1, dense=3, dense_ffn=18432, mla=_MLA)),
-    (r"kimi-k2", _Mixture(384, 8, shared=1, dense=1, dense_ffn=18432, mla=_MLA)),
+    (r"ep4_etp1", _MixtureFacts(32, 4, shared=1, dense=3, dense_ffn=4096, mla=_MLA, ffn=1024)),
+    (r"deepseek_proxy", _MixtureFacts(8, 4, shared=1, dense=1, dense_ffn=2048, mla=_PROXY_MLA, ffn=1024)),
+    (r"te_ep8_resume", _MixtureFacts(8, 2, ffn=683)),
+    (r"scoped_cudagraph", _MixtureFacts(8, 2, dense=4, ffn=683)),
+    (r"ep2_etp2_pp2", _MixtureFacts(8, 2, ffn=683)),
+    (r"deepseekv3_proxy", _MixtureFacts(64, 8, shared=1, dense=3, dense_ffn=18432, mla=_MLA, ffn=2048)),
+    (r"mixtral", _MixtureFacts(8, 2)),
+    (r"grok-?1", _MixtureFacts(8, 2)),
+    (r"dbrx", _MixtureFacts(16, 4)),
+    (r"llama-?4.*(maverick|400b|e128)", _MixtureFacts(128, 1, shared=1, dense=24, dense_ffn=16384, ffn=8192)),
+    (r"llama-?4.*(scout|109b|e16)", _MixtureFacts(16, 1, shared=1, ffn=8192)),
+    (r"gpt-oss-120b", _MixtureFacts(128, 4)),
+    (r"gpt-oss-20b", _MixtureFacts(32, 4)),
+    (r"qwen3.*a3b|qwen3.*a22b", _MixtureFacts(128, 8)),
+    (r"deepseek-?v3|deepseek-?r1", _MixtureFacts(256, 8, shared=1, dense=3, dense_ffn=18432, mla=_MLA)),
+    (r"kimi-k2", _MixtureFacts(384, 8, shared=1, dense=1, dense_ffn=18432, mla=_MLA)),
 )
 
 
-def mixture_of(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | None, int]:
-    """(experts, latent attention, width of the dense layers' MLP where it differs from the column)"""
+def find_mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | None, int]:
+    """Return experts, latent attention, and the MLP width of dense layers if it differs from the column."""
     ffn, layers = row.count("ffn", 4 * row.count("hidden")), row.count("layers")
     found = next((mixture for pattern, mixture in _MIXTURES if re.search(pattern, text)), None)
     if found is None:
@@ -64,8 +63,8 @@ def mixture_of(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | 
                 raise SkipError("unknown number of experts")
             return None, _TEST_MLA if "multi-latent-attention" in text else None, 0
         top = re.search(r"router-topk=(\d+)|top (\d+)", text)
-        found = _Mixture(int(number[1] or number[2]), int(top[1] or top[2]) if top else 1)
-        if not is_gated(row, text):
+        found = _MixtureFacts(int(number[1] or number[2]), int(top[1] or top[2]) if top else 1)
+        if not has_gated_mlp(row, text):
             ffn = round(ffn * 2 / 3)  # as many weights in a gated MLP
     is_gpt_oss = "gpt-oss" in text  # its config.json: biases of experts, `swiglu_limit`
     moe = MoeSpec(
@@ -81,15 +80,52 @@ def mixture_of(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec | 
     return moe, mla, found.dense_ffn
 
 
-def is_gated(row: PublishedRow, text: str) -> bool:
+def has_gated_mlp(row: PublishedRow, text: str) -> bool:
     if "swiglu" in text:
         return True
     return not re.search(r"\b(mpt|gpt|bloom|opt|nemotron|moe-test)", row.text("model").lower())
 
 
-def expert_tp(row: PublishedRow, text: str, tp: int) -> int:
-    """Tensor ranks that divide an expert: as a row says, 1 in NVIDIA's recipes for fine-grained mixtures (dgxc's
-    deepseek_v3/pretraining/launch.sh; Megatron-Bridge's *_workload_base_configs.py), tp by Megatron's default."""
+def get_expert_tp(row: PublishedRow, text: str, tp: int) -> int:
+    """Return the tensor ranks that shard an expert, from the row or from defaults.
+
+    NVIDIA's recipes for fine-grained mixtures have 1 (dgxc's deepseek_v3/pretraining/launch.sh; Megatron-Bridge's
+    *_workload_base_configs.py). Megatron's default is tp.
+    """
     if found := re.search(r"\betp ?(\d+)|_etp(\d+)|expert-tensor-parallel-size=(\d+)", text):
         return int(next(size for size in found.groups() if size))
     return 1 if row.source == "NVIDIA-NeMo/Megatron-Bridge" or "deepseek" in text else tp
+
+
+class _ModelSizes(NamedTuple):
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+
+
+# (pattern in the model's name, its sizes): first match wins. Vision and other generations of a name are other models.
+_NAMED = (
+    (r"^deepseek-?v3(?!\.\d)", _ModelSizes(61, 7168, 128, 128, 2048, 129280)),
+    (r"^kimi-k2(?!\.\d)", _ModelSizes(61, 7168, 64, 64, 2048, 163840)),
+    (r"^qwen3-30b-a3b", _ModelSizes(48, 2048, 32, 4, 768, 151936)),
+    (r"^qwen3-235b-a22b", _ModelSizes(94, 4096, 64, 4, 1536, 151936)),
+    (r"^gpt-oss-120b", _ModelSizes(36, 2880, 64, 8, 2880, 201088)),
+    (r"^gpt-oss-20b", _ModelSizes(24, 2880, 64, 8, 2880, 201088)),
+    (r"^llama-?3(\.\d)?-8b", _ModelSizes(32, 4096, 32, 8, 14336, 128256)),
+    (r"^llama-?3(\.\d)?-70b", _ModelSizes(80, 8192, 64, 8, 28672, 128256)),
+    (r"^llama-?3(\.\d)?-405b", _ModelSizes(126, 16384, 128, 8, 53248, 128256)),
+)
+
+
+def fill_sizes(row: PublishedRow) -> PublishedRow:
+    """Return the row with the sizes of its model if it has none."""
+    if any(row.text(column) for column in _ModelSizes._fields):
+        return row
+    name = re.sub(r"[ _]+", "-", row.text("model").lower())
+    found = next((sizes for pattern, sizes in _NAMED if re.search(pattern, name)), None)
+    if found is None:
+        return row
+    return row._replace(fields=row.fields | {column: str(size) for column, size in found._asdict().items()})

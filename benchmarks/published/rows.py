@@ -1,4 +1,4 @@
-"""Rows of published measurements as they stand in the file: one line a measurement, numbers where there are any."""
+"""Read rows of published measurements from a CSV file."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _CONFIGURATION = (
 
 
 class SkipError(Exception):
-    """Why a row cannot be planned."""
+    """Reason why a row cannot be planned."""
 
 
 class PublishedRow(NamedTuple):
-    """One line. `fields` holds the text of every column, `value` the measurement, `seconds` a step where known."""
+    """A measurement. `fields` has the text of all columns, `value` the measured number."""
 
     fields: dict[str, str]
     kind: Kind
@@ -47,19 +47,19 @@ class PublishedRow(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Repository that published it."""
+        """Repository that published the row."""
         return re.split(r"[:@]", self.fields["source_repo_path"], maxsplit=1)[0]
 
     def text(self, column: str) -> str:
         return self.fields.get(column, "")
 
     def count(self, column: str, default: int | None = None) -> int:
-        """A column's whole number.
+        """Return the whole number of a column.
 
         Raises:
-            SkipError: it holds none, and there is no default.
+            SkipError: The column is empty and has no default.
         """
-        number = _number(self.text(column))
+        number = _parse_number(self.text(column))
         if number is not None and number >= 0 and number == int(number):
             return int(number)
         if default is None:
@@ -68,10 +68,10 @@ class PublishedRow(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """Of one step: as given, or from tokens a second and GPU."""
-        given = _number(self.text("step_time_s"))
-        if given:
-            return given
+        """Seconds of a step, from the row or from tokens per second and GPU."""
+        arguments = _parse_number(self.text("step_time_s"))
+        if arguments:
+            return arguments
         name = self.fields["measure_name"]
         if name == "step_time_s":
             return self.value
@@ -83,41 +83,40 @@ class PublishedRow(NamedTuple):
 
     @property
     def num_bytes(self) -> float:
-        """Of a memory measurement."""
+        """Bytes of a memory measurement."""
         unit = self.fields["measure_name"].rsplit("_", 1)[-1]
         return self.value * _BYTES["gib" if unit == "gb" and self.source in CALLS_GIB_GB else unit]
 
     @property
     def is_fit_half(self) -> bool:
-        """Whether constants may be fitted on it: by a hash of the configuration, so that its repeats go together."""
+        """Return True if constants may be fitted on the row, by a hash of its configuration without repeats."""
         text = "|".join(self.text(column) for column in _CONFIGURATION)
         return hashlib.sha256(text.encode()).digest()[0] % 2 == 0
 
     @property
-    def sweep(self) -> tuple[str, ...]:
-        """Runs that differ in their layout and batch share it, with what `benchmarks.published.predict` knows of their
-        kernels; a release of the software is no layout."""
+    def sweep_key(self) -> tuple[str, ...]:
+        """Key that runs with different layouts and batches share, but not those with other kernels or releases."""
         columns = ("source_repo_path", "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")
         return (*(self.text(column) for column in columns), self.text("precision"), self.release)
 
     @property
-    def setting(self) -> tuple[str, ...]:
-        """Whose constants may have been chosen on it: the model, by its sizes, the GPU and the precision."""
+    def setting_key(self) -> tuple[str, ...]:
+        """Model sizes, GPU, and precision, for which constants may have been fitted."""
         return tuple(self.text(column) for column in ("layers", "hidden", "heads", "ffn", "gpu", "precision"))
 
     @property
     def release(self) -> str:
-        """Of NVIDIA's software, where a row names one."""
+        """Release of NVIDIA's software, or an empty text."""
         found = re.match(r"(\d\d\.\d\d(?:\.\d\d)?) (?:pre-training|sft|lora)\b", self.text("note").lower())
         return found[1] if found else ""
 
     @property
-    def tunes(self) -> bool:
-        """Whether a trained model is trained on: all of it, or adapters alone."""
-        return self.adapts or re.search(r"\bsft\b", self.text("note").lower()) is not None
+    def is_fine_tuning(self) -> bool:
+        """Return True if the run fine-tunes a model, with or without adapters."""
+        return self.has_adapters or re.search(r"\bsft\b", self.text("note").lower()) is not None
 
     @property
-    def adapts(self) -> bool:
+    def has_adapters(self) -> bool:
         return re.search(r"\blora\b", f"{self.text('model')} {self.text('note')}".lower()) is not None
 
 
@@ -125,34 +124,39 @@ _COLUMNS = ("source_repo_path", "model", *_CONFIGURATION, "measure_name", "measu
 
 
 def read_rows(path: Path) -> list[PublishedRow | SkipError]:
-    """Every line, or why it holds no measurement.
+    """Return all rows, or the reason why a line has no measurement.
 
     Raises:
-        ValueError: a column is missing, without which every row would be planned as if it said nothing there.
+        ValueError: A required column is missing.
     """
     with path.open(newline="", encoding="utf-8") as file:
         lines = csv.DictReader(file)
         if missing := [name for name in _COLUMNS if name not in (lines.fieldnames or ())]:
             raise ValueError(f"{path} has no column {', '.join(missing)}")
-        return [_row(fields) for fields in lines]
+        return [_parse_row(fields) for fields in lines]
 
 
-def of_kempner(row: PublishedRow) -> bool:
-    """Whether the row is of KempnerForge: nodes of 4 GPUs, model and optimiser in bf16 throughout, gradients summed
-    after the last micro-batch, losses of bf16 logits by torch's own kernels (benchmarks/mfu_scaling/mfu_bench.sh,
-    kempnerforge/distributed/parallel.py, training/{grad,loss}.py)."""
+def is_kempner(row: PublishedRow) -> bool:
+    """Return True for rows of KempnerForge.
+
+    Its nodes have 4 GPUs. Model and optimizer are in bf16, gradients are summed after the last micro-batch, and
+    losses of bf16 logits use torch's kernels (benchmarks/mfu_scaling/mfu_bench.sh,
+    kempnerforge/distributed/parallel.py, training/{grad,loss}.py).
+    """
     return row.source == "KempnerInstitute/KempnerForge"
 
 
-def has_whole_ends(row: PublishedRow) -> bool:
-    """Whether every tensor rank has all of the table and of the head, and norms all tokens: of KempnerForge's stages of
-    a pipe (kempnerforge/distributed/tensor_parallel.py, `is_pp_stage`)."""
-    return of_kempner(row) and row.count("pp", 1) > 1
+def has_unsharded_ends(row: PublishedRow) -> bool:
+    """Return True if each tensor rank has the whole embedding and head, and norms of all tokens.
+
+    This is so for pipeline stages of KempnerForge (kempnerforge/distributed/tensor_parallel.py, `is_pp_stage`).
+    """
+    return is_kempner(row) and row.count("pp", 1) > 1
 
 
-def _row(raw: dict[str, str | None]) -> PublishedRow | SkipError:
+def _parse_row(raw: dict[str, str | None]) -> PublishedRow | SkipError:
     fields = {name: (value or "").strip() for name, value in raw.items() if isinstance(name, str)}
-    kind, value = KINDS.get(fields.get("measure_name", "")), _number(fields.get("measure_value", ""))
+    kind, value = KINDS.get(fields.get("measure_name", "")), _parse_number(fields.get("measure_value", ""))
     fields.setdefault("source_repo_path", "unknown")
     if kind is None:
         return SkipError(f"measures {fields.get('measure_name') or 'nothing'}")
@@ -161,7 +165,7 @@ def _row(raw: dict[str, str | None]) -> PublishedRow | SkipError:
     return PublishedRow(fields, kind, value)
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the table says of predictions: errors, ranking inside sweeps, and whether a layout fits."""
+"""Score predictions: errors, ranking inside sweeps, and whether a layout fits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from statistics import mean, median
 from typing import NamedTuple
 
 
-class Errors(NamedTuple):
-    """Relative errors of predictions: `bias` with their sign, all others without. `most`: 9 in 10 are no larger."""
+class ErrorSummary(NamedTuple):
+    """Relative errors: `bias` is signed, the others are absolute. `most` is the 90th percentile."""
 
     rows: int
     mean: float
@@ -21,34 +21,34 @@ class Errors(NamedTuple):
     too_fast: float
 
 
-def errors(signed: Sequence[float]) -> Errors | None:
-    """None without any."""
+def summarize_errors(signed: Sequence[float]) -> ErrorSummary | None:
+    """Return None without errors."""
     if not signed:
         return None
     size = [abs(e) for e in signed]
     below = sum(e < 0 for e in signed) / len(signed)
     most = sorted(size)[math.ceil(0.9 * len(size)) - 1]
-    return Errors(len(signed), mean(size), median(size), most, max(signed, key=abs), mean(signed), below)
+    return ErrorSummary(len(signed), mean(size), median(size), most, max(signed, key=abs), mean(signed), below)
 
 
-CERTAIN = 0.9  # that so many of all rows lie within, by those at hand
+CONFIDENCE = 0.9  # that so many of all rows lie within, by those at hand
 
 
-def sure(off: Sequence[float], share: float = 0.9) -> float:
-    """Least of `off` that holds `share` of all rows with a certainty of `CERTAIN`; the worst where none does.
+def compute_upper_bound(off: Sequence[float], share: float = 0.9) -> float:
+    """Return the smallest error that bounds `share` of all rows with confidence CONFIDENCE, or the largest.
 
-    Rows at hand are drawn from all: k - 1 of n or fewer lie below the true quantile as often as the binomial says.
+    Rows are a sample: k - 1 of n or fewer are below the true quantile with a binomial probability.
     """
     n, below = len(off), 0.0
     for k, one in enumerate(sorted(off), 1):
         below += math.comb(n, k - 1) * share ** (k - 1) * (1 - share) ** (n - k + 1)
-        if below >= CERTAIN:
+        if below >= CONFIDENCE:
             return one
     return max(off)
 
 
-def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """tau-b of (predicted, measured) times of one sweep; None where no two were predicted apart."""
+def compute_kendall_tau(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return tau-b of (predicted, measured) times of a sweep, or None if all predictions are equal."""
     agree = different = tied_predicted = tied_measured = 0
     for (p, t), (q, u) in combinations(pairs, 2):
         order = (p - q) * (t - u)
@@ -63,27 +63,28 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
     return (agree - different) / scale if scale else 0.0
 
 
-class Choice(NamedTuple):
-    """What a search would have taken first. `regret`: how much slower it was than the best; None where it ran out."""
+class FirstChoice(NamedTuple):
+    """First choice of a search. `regret` is its slowdown over the best, or None if it ran out of memory."""
 
     regret: float | None
 
 
-def first_choice(offered: Sequence[tuple[float, float | None]], best: float) -> Choice | None:
-    """Of (predicted, measured) times of what is said to fit, None measured of what ran out; None where nothing is.
+def choose_first(offered: Sequence[tuple[float, float | None]], best: float) -> FirstChoice | None:
+    """Return the first choice among (predicted, measured) times of layouts that are predicted to fit.
 
-    Of layouts predicted alike the first choice is any: its regret is their mean, and one that ran out is the choice.
+    A measured time of None means out of memory. Among equal predictions the regret is the mean, and a layout that ran
+    out of memory is chosen. Returns None for no layouts.
     """
     if not offered:
         return None
     least = min(predicted for predicted, _ in offered)
     chosen = [measured for predicted, measured in offered if predicted == least]
     ran = [measured for measured in chosen if measured is not None]
-    return Choice(mean(ran) / best - 1 if len(ran) == len(chosen) else None)
+    return FirstChoice(mean(ran) / best - 1 if len(ran) == len(chosen) else None)
 
 
-class Fit(NamedTuple):
-    """Counts of layouts by what was said and what happened."""
+class FitCounts(NamedTuple):
+    """Counts of layouts by prediction and result."""
 
     ran_said_fits: int
     ran_said_not: int
@@ -99,22 +100,22 @@ class Fit(NamedTuple):
         return (self.ran_said_fits + self.out_said_not) / self.rows
 
     @property
-    def falsely_fits(self) -> float:
-        """Share of all layouts that were said to fit and ran out."""
+    def false_fit_share(self) -> float:
+        """Share of all layouts that were predicted to fit but ran out of memory."""
         return self.out_said_fits / self.rows
 
     @property
-    def missed(self) -> float | None:
-        """Share of those that ran out that were said to fit; None where none did."""
+    def missed_share(self) -> float | None:
+        """Share of layouts that ran out of memory that were predicted to fit, or None if none ran out."""
         out = self.out_said_fits + self.out_said_not
         return self.out_said_fits / out if out else None
 
 
-def confusion(said: Sequence[tuple[bool, bool]]) -> Fit | None:
-    """Of (said to fit, ran)."""
+def count_fits(said: Sequence[tuple[bool, bool]]) -> FitCounts | None:
+    """Count pairs (predicted to fit, ran)."""
     if not said:
         return None
-    return Fit(
+    return FitCounts(
         sum(fits and ran for fits, ran in said),
         sum(not fits and ran for fits, ran in said),
         sum(fits and not ran for fits, ran in said),

@@ -1,14 +1,14 @@
-"""Tokens/s of the trainer over those of nanoGPT's and picotron's own train.py.
+"""Compare tokens/s of the trainer with the train.py of nanoGPT and of picotron.
 
     python -m benchmarks.rivals --nanogpt PATH --picotron PATH [--blocks N] [--only tp2]
 
-PATH is a checkout of theirs; nothing of it is kept here. Both sides run in one go, gloo ranks of one thread each, and
-take turns of a few steps, so that a slow moment hits both; the ratio is of medians. Ours have the heap that a host
-gives its ranks (jemalloc, where it is installed), theirs what their README starts them with. Same model, batch, length
-and type: nanoGPT by DDP on 2 ranks at gpt-mini's size, picotron by each axis at llama-mini's. What theirs does not do
-is left as it is: picotron clips nothing and under cp alone sums no gradients, and neither counts what it sends. A
-match is played eager, then with ours compiled: nanoGPT, which can, is compiled too, and picotron, which has no such
-choice, is not. Nor has it another schedule than 1F1B for a pipe: ours runs that, and zbv, which has nearly no bubble.
+PATH is a checkout. Both sides run at the same time on gloo ranks with one thread each. They take turns of a few steps,
+so that a slow moment affects both. The ratio is of medians. Meshboard's ranks use jemalloc if it is installed, as on a
+host. The other side starts as its README says. Model, batch, length, and type are equal: nanoGPT runs DDP on 2 ranks
+with gpt-mini, and picotron runs each axis with llama-mini. Picotron does not clip gradients, sums no gradients with CP
+alone, and neither project counts its traffic. Each match runs eager, then with Meshboard compiled. NanoGPT is then
+compiled too. Picotron cannot compile. It has only the 1F1B schedule: Meshboard runs 1F1B and zbv, which has almost no
+bubble.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.distributed as dist
 
-from benchmarks.rivals.turns import Gang, Step
+from benchmarks.rivals.turn_taking import RankGroup, Step
 from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import JobSpec
 from workers.host.programs import get_heap_variables
@@ -41,7 +41,7 @@ LLAMA = {"preset": "llama-mini"}
 
 
 class Match(NamedTuple):
-    """Whose train.py, on which layout, and how many times its tokens/s we want."""
+    """The other train.py, the layout, and the target ratio of tokens/s."""
 
     rival: str
     model: Mapping[str, Any]
@@ -68,7 +68,7 @@ MATCHES = {**EAGER, **{f"{name} compiled": match._replace(compile=True) for name
 
 
 def write_tokens(folder: Path) -> None:
-    """Tokens of unlike frequency, where each side looks for them."""
+    """Write tokens with different frequencies where each side reads them."""
     weights = 1 / np.arange(1, VOCAB + 1)
     tokens = np.random.default_rng(0).choice(VOCAB, size=500_000, p=weights / weights.sum()).astype(np.uint16)
     tokens.tofile(folder / DATA)
@@ -79,13 +79,13 @@ def write_tokens(folder: Path) -> None:
     (nano / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": VOCAB}))
 
 
-def theirs(match: Match, path: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Program and environment of the other side, at the sizes of our spec."""
-    program = ["-m", "benchmarks.rivals.theirs", match.rival, str(path)]
+def build_other_command(match: Match, path: Path, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return program and environment of the other side, with the sizes of the spec."""
+    program = ["-m", "benchmarks.rivals.other_trainer", match.rival, str(path)]
     if match.rival == "nanogpt":
-        return [*program, *_nanogpt(match.spec, path, folder)], {}
+        return [*program, *_build_nanogpt_command(match.spec, path, folder)], {}
     model, config = match.spec.model, folder / "picotron.json"
-    config.write_text(json.dumps(_picotron(match.spec)))
+    config.write_text(json.dumps(_build_picotron_environment(match.spec)))
     sizes = {
         "hidden_size": model.hidden_size,
         "intermediate_size": model.ffn_hidden_size,
@@ -105,7 +105,7 @@ def theirs(match: Match, path: Path, folder: Path) -> tuple[list[str], dict[str,
     return [*program, "--config", str(config)], extra
 
 
-def _nanogpt(spec: JobSpec, path: Path, folder: Path) -> list[str]:
+def _build_nanogpt_command(spec: JobSpec, path: Path, folder: Path) -> list[str]:
     model, train = spec.model, spec.train
     (folder / "configurator.py").write_bytes((path / "configurator.py").read_bytes())  # it is read from where one is
     chosen = {
@@ -127,7 +127,7 @@ def _nanogpt(spec: JobSpec, path: Path, folder: Path) -> list[str]:
     return [f"--{key}={value}" for key, value in chosen.items()]
 
 
-def _picotron(spec: JobSpec) -> dict[str, Any]:
+def _build_picotron_environment(spec: JobSpec) -> dict[str, Any]:
     layout, train = spec.layout, spec.train
     degrees = {f"{axis}_size": getattr(layout, axis) for axis in ("dp", "pp", "tp", "cp")}
     return {
@@ -149,28 +149,28 @@ def _picotron(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def play(name: str, match: Match, path: Path, blocks: int) -> float:
-    """Turns of both sides, ours twice a block, told in a line; our tokens/s over theirs."""
+def play_match(name: str, match: Match, path: Path, blocks: int) -> float:
+    """Run turns of both sides, print a line, and return the ratio of tokens/s."""
     with tempfile.TemporaryDirectory() as work:
         folder, spec = Path(work), match.spec
         write_tokens(folder)
         (folder / "spec.json").write_text(spec.model_dump_json())
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         search = {"PYTHONPATH": os.pathsep.join((str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])))}
-        program, extra = theirs(match, path, folder)
-        own = ["-m", "benchmarks.rivals.ours", str(folder / "spec.json"), str(folder)]
+        program, extra = build_other_command(match, path, folder)
+        own = ["-m", "benchmarks.rivals.meshboard_trainer", str(folder / "spec.json"), str(folder)]
         gangs = [
-            Gang("ours", spec.layout.world_size, own, store, folder, {**search, **get_heap_variables()}),
-            Gang(match.rival, spec.layout.world_size, program, store, folder, {**search, **extra}),
+            RankGroup("ours", spec.layout.world_size, own, store, folder, {**search, **get_heap_variables()}),
+            RankGroup(match.rival, spec.layout.world_size, program, store, folder, {**search, **extra}),
         ]
         try:
             for gang in gangs:  # warm up
-                gang.turn()
-            turns = [[gang.turn() for gang in (*gangs, gangs[0])] for _ in range(blocks)]
+                gang.run_turn()
+            turns = [[gang.run_turn() for gang in (*gangs, gangs[0])] for _ in range(blocks)]
         finally:
             for gang in gangs:
-                gang.end()
-    before, other, after = (_median(side) for side in zip(*turns, strict=True))
+                gang.stop()
+    before, other, after = (_compute_median_s(side) for side in zip(*turns, strict=True))
     own_s, own_processor_s = ((a + b) / 2 for a, b in zip(before, after, strict=True))
     ratio, tokens = other.seconds / own_s, spec.train.global_batch * spec.train.seq_len
     print(
@@ -182,7 +182,7 @@ def play(name: str, match: Match, path: Path, blocks: int) -> float:
     return ratio
 
 
-def _median(steps: Sequence[Step]) -> Step:
+def _compute_median_s(steps: Sequence[Step]) -> Step:
     return Step(*map(statistics.median, zip(*steps, strict=True)))
 
 
@@ -200,7 +200,7 @@ def main() -> int:
     for path in filter(None, paths.values()):
         if not (path / "train.py").is_file():
             parser.error(f"{path} has no train.py")
-    reached = [play(n, m, paths[m.rival].resolve(), options.blocks) >= m.goal for n, m in chosen.items()]
+    reached = [play_match(n, m, paths[m.rival].resolve(), options.blocks) >= m.goal for n, m in chosen.items()]
     print(f"{sum(reached)} of {len(reached)} reach their goal")
     return 0 if all(reached) else 1
 

@@ -1,4 +1,4 @@
-"""A call of `make gpu` ends in time, and each of its parts gets a turn: played by a clock that nobody waits for."""
+"""Check that a call of `make gpu` ends in time and runs each part, with a simulated clock."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.gpu import running
-from benchmarks.gpu.budget import MORE, TOTAL_S, clock, limit
 from benchmarks.gpu.machine import Fingerprint
-from benchmarks.gpu.results import Result
-from benchmarks.gpu.running import GRACE_S, Part, run_parts
-from benchmarks.gpu.table import lines
+from benchmarks.gpu.results import PartResult
+from benchmarks.gpu.running import (
+    GRACE_S,
+    RETRY_FACTOR,
+    TOTAL_S,
+    BenchmarkPart,
+    compute_time_limit,
+    format_duration,
+    run_parts,
+)
+from benchmarks.gpu.table import format_lines
 from tests.benchmarks.test_gpu import planned
 
 UNDER_S = 25 * 60.0
@@ -25,7 +32,7 @@ HERE = Fingerprint(torch="2", device="none", count=1, commit="c", small=True)
 
 @dataclass
 class Played:
-    """Calls whose programs take what `takes` says, by name, and are cut as the runner has it."""
+    """Calls whose programs take the seconds of `takes`, and are cut by the runner."""
 
     folder: Path
     takes: dict[str, float]
@@ -46,7 +53,7 @@ class Played:
         Path(argv[argv.index("--out") + 1]).write_text(json.dumps(found))
         return 0
 
-    def call(self, parts: list[Part], total_s: float = TOTAL_S) -> list[Result]:
+    def call(self, parts: list[BenchmarkPart], total_s: float = TOTAL_S) -> list[PartResult]:
         self.limits.clear()
         self.said.clear()
         until = self.time_s + total_s
@@ -56,33 +63,31 @@ class Played:
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     plays = Played(tmp_path, {})
-    monkeypatch.setattr(running, "now", lambda: plays.time_s)
-    monkeypatch.setattr(running, "_program", plays.program)
-    monkeypatch.setattr(running, "held_by_others", lambda _gpus: [])
+    monkeypatch.setattr(running, "read_clock", lambda: plays.time_s)
+    monkeypatch.setattr(running, "_run_program", plays.program)
+    monkeypatch.setattr(running, "list_busy_gpus", lambda _gpus: [])
     return plays
 
 
-def part(name: str, expected_s: float, limit_s: float = 1e9, *, of_pieces: bool = False) -> Part:
-    return Part(name, name, ("program",), expected_s, limit_s, of_pieces=of_pieces)
+def part(name: str, expected_s: float, limit_s: float = 1e9, *, of_pieces: bool = False) -> BenchmarkPart:
+    return BenchmarkPart(name, name, ("program",), expected_s, limit_s, of_pieces=of_pieces)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.floats(1, 600), st.floats(0, 3000)), min_size=1, max_size=40), st.floats(60, 3000))
-def test_no_call_takes_longer_than_it_may_and_each_part_has_its_turn(
-    parts: list[tuple[float, float]], total_s: float
-) -> None:
-    """Each has what it is expected to take, or its share where all together take more."""
+def test_call_ends_in_time_and_runs_each_part(parts: list[tuple[float, float]], total_s: float) -> None:
+    """Check that each part gets its expected time, or its share if time is short."""
     left, expected = total_s, [one for one, _ in parts]
     scarce = min(1.0, total_s / sum(expected))
     for number, (own, takes) in enumerate(parts):
-        has = limit(own, expected[number + 1 :], left)
+        has = compute_time_limit(own, expected[number + 1 :], left)
         assert has <= left + 1e-6
         assert has >= own * scarce - 1e-6
         left -= min(takes, has)
     assert left >= -1e-6
 
 
-def test_a_call_ends_within_25_minutes_whatever_its_parts_take(played: Played) -> None:
+def test_call_ends_within_25_minutes(played: Played) -> None:
     parts = [p for p in planned(1, "h100") if not p.skip]
     played.takes = {p.name: 1e6 for p in parts}
     results = played.call(parts)
@@ -91,7 +96,7 @@ def test_a_call_ends_within_25_minutes_whatever_its_parts_take(played: Played) -
     assert {result["state"] for result in results} <= {"cut", "failed"}
 
 
-def test_on_one_gpu_there_is_time_for_what_each_part_is_expected_to_take(played: Played) -> None:
+def test_one_gpu_has_the_expected_time_of_each_part(played: Played) -> None:
     parts = [replace(p, within={}) for p in planned(1, "h100") if not p.skip]
     assert sum(p.expected_s for p in parts) < TOTAL_S
     played.takes = {p.name: p.expected_s for p in parts} | {"layouts": 1e6}
@@ -100,7 +105,7 @@ def test_on_one_gpu_there_is_time_for_what_each_part_is_expected_to_take(played:
     assert played.limits["layouts"] >= TOTAL_S - sum(p.expected_s for p in parts)
 
 
-def test_a_part_that_ends_early_leaves_its_time_to_the_others(played: Played) -> None:
+def test_early_end_of_a_part_leaves_time_for_others(played: Played) -> None:
     parts = [part("a", 100), part("b", 100), part("c", 100)]
     played.takes = {"a": 10, "b": 1e6, "c": 140}
     results = played.call(parts, 300)
@@ -108,15 +113,15 @@ def test_a_part_that_ends_early_leaves_its_time_to_the_others(played: Played) ->
     assert played.limits == {"a": 100, "b": 145, "c": 145}
 
 
-def test_a_part_that_was_cut_is_tried_first_with_more_time(played: Played) -> None:
+def test_cut_part_runs_first_with_more_time(played: Played) -> None:
     parts = [part("a", 30), part("slow", 60), part("b", 30), part("layouts", 60, of_pieces=True)]
     played.takes = {"a": 30, "slow": 150, "b": 30, "layouts": 1e6}
     first = played.call(parts, 200)
     had_s = played.limits["slow"]
     assert [result["state"] for result in first] == ["passed", "cut", "passed", "cut"]
     assert f"this call had {had_s:.0f} s for it; the next has more" in first[1]["why"]
-    told = "Cut for lack of time; run the command again to give them more (2): slow, layouts."
-    assert told in list(lines(first))
+    row = "Cut for lack of time; run the command again to give them more (2): slow, layouts."
+    assert row in list(format_lines(first))
     played.takes["new"] = 30
     second = played.call([part("new", 30), *parts], 200)
     assert list(played.limits) == ["slow", "new", "layouts"], "first what was cut, and pieces last"
@@ -124,18 +129,18 @@ def test_a_part_that_was_cut_is_tried_first_with_more_time(played: Played) -> No
     assert second[2]["state"] == "cut"
 
 
-def test_what_was_cut_gets_more_where_all_were(played: Played) -> None:
-    """Else a machine slower than was expected would have each part cut at the same second for ever."""
+def test_cut_parts_get_more_time_if_all_were_cut(played: Played) -> None:
+    """Otherwise a slow machine would cut each part at the same second in each call."""
     parts = [part(name, 100) for name in "abcd"]
     played.takes = dict.fromkeys("abcd", 120)
     calls = 0
     while any(result["state"] == "cut" for result in played.call(parts, 240)):
         calls += 1
         assert calls < 10
-    assert limit(100, [100] * 3, 240) < 120 <= min(MORE * 60, 240 / 2)
+    assert compute_time_limit(100, [100] * 3, 240) < 120 <= min(RETRY_FACTOR * 60, 240 / 2)
 
 
-def test_pieces_that_there_was_no_time_for_are_named_and_the_part_goes_on(played: Played) -> None:
+def test_names_pieces_that_did_not_run_and_continues(played: Played) -> None:
     played.takes, played.untried = {"layouts": 10}, ["tp2", "pp2"]
     (result,) = played.call([part("layouts", 60, of_pieces=True)])
     assert (result["state"], result["why"]) == (
@@ -146,14 +151,14 @@ def test_pieces_that_there_was_no_time_for_are_named_and_the_part_goes_on(played
     assert [result["state"] for result in played.call([part("layouts", 60, of_pieces=True)])] == ["passed"]
 
 
-def test_one_that_was_given_all_that_a_part_may_take_has_failed(played: Played) -> None:
+def test_part_that_exceeds_its_maximum_time_fails(played: Played) -> None:
     played.takes = {"a": 1e6}
     (result,) = played.call([part("a", 30, limit_s=240)], 1000)
     assert (result["state"], result["seconds"]) == ("failed", 240)
 
 
-def test_what_is_left_is_told_before_the_first_part_and_after_each(played: Played) -> None:
-    parts = [part("a", 100), Part("none", "", skip="no GPU"), part("b", 100)]
+def test_prints_the_remaining_time(played: Played) -> None:
+    parts = [part("a", 100), BenchmarkPart("none", "", skip="no GPU"), part("b", 100)]
     played.takes = {"a": 40.0, "b": 41.0}
     played.call(parts)
     assert played.said == [
@@ -167,4 +172,4 @@ def test_what_is_left_is_told_before_the_first_part_and_after_each(played: Playe
         "3 parts: 2 passed before, 1 skipped, 0 to run in at most 24 min 00 s",
         "a: passed before in 40 s",
     ]
-    assert [clock(seconds) for seconds in (-1, 59.9, 60)] == ["0 s", "59 s", "1 min 00 s"]
+    assert [format_duration(seconds) for seconds in (-1, 59.9, 60)] == ["0 s", "59 s", "1 min 00 s"]

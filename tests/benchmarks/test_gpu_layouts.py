@@ -1,4 +1,4 @@
-"""`make gpu`'s layouts: what ends their ranks, or cuts the call, takes nothing from what was told before."""
+"""Check that layouts of `make gpu` keep their results if a layout ends its ranks or the call is cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.gpu import layouts
 from benchmarks.gpu.machine import Fingerprint
-from benchmarks.gpu.results import Found, pieces_file
+from benchmarks.gpu.results import PartOutput, open_pieces_file
 from tests.support.processes import scale_timeout
 
 NAMES = ["dp2 m4", "zero1 dp2", "zero2 dp2", "zero3 dp2"]
@@ -37,21 +37,21 @@ with pieces.open("a") as file:
 
 
 class Tries:
-    """Calls of the part's program, whose ranks do what they are told to."""
+    """Calls of the part's program with scripted ranks."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.pieces, self._program = pieces_file(folder, "layouts", HERE, fresh=False), folder / "program.py"
+        self.pieces, self._program = open_pieces_file(folder, "layouts", HERE, fresh=False), folder / "program.py"
         self.begun: list[list[str]] = []
-        monkeypatch.setattr(layouts, "torchrun", self._torchrun)
+        monkeypatch.setattr(layouts, "build_torchrun_command", self._torchrun)
 
     def _torchrun(self, _ranks: int, _module: str, *own: str) -> tuple[str, ...]:
         self.begun.append(list(own[own.index("--until") + 2 :]))
         return sys.executable, str(self._program), *own
 
-    def __call__(self, ends: str = "", stands: str = "", leaves: str = "", left_s: float = 3600.0) -> Found:
+    def __call__(self, ends: str = "", stands: str = "", leaves: str = "", left_s: float = 3600.0) -> PartOutput:
         self._program.write_text(RANKS.replace("ENDS", ends).replace("STANDS", stands).replace("LEAVES", leaves))
         self.begun.clear()
-        return layouts.summed_up(NAMES, layouts.tried(NAMES, "fp32", layouts.now() + left_s, self.pieces))
+        return layouts.summarize(NAMES, layouts.run_layouts(NAMES, "fp32", layouts.read_clock() + left_s, self.pieces))
 
 
 @pytest.fixture
@@ -59,10 +59,8 @@ def tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tries:
     return Tries(tmp_path, monkeypatch)
 
 
-def test_a_layout_that_ends_its_ranks_is_told_and_the_others_go_on(
-    tries: Tries, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layouts, "STILL_S", scale_timeout(1.0))
+def test_reports_a_layout_that_ends_its_ranks_and_continues(tries: Tries, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "STALL_TIMEOUT_S", scale_timeout(1.0))
     found = tries(ends="zero1 dp2", stands="zero2 dp2")
     assert found["measured"]["layouts equal to reference"] == 2
     assert found["beside"]["layouts equal to reference"] == 4
@@ -79,7 +77,7 @@ def test_a_layout_that_ends_its_ranks_is_told_and_the_others_go_on(
     assert "stood still" in second
 
 
-def test_what_a_call_has_no_time_for_the_next_goes_on_with(tries: Tries) -> None:
+def test_next_call_continues_with_remaining_layouts(tries: Tries) -> None:
     first = tries(leaves="zero2 dp2")
     assert (first["untried"], first["wrong"]) == (["zero2 dp2", "zero3 dp2"], [])
     assert tries(left_s=0.0)["untried"] == ["zero2 dp2", "zero3 dp2"]
@@ -91,44 +89,43 @@ def test_what_a_call_has_no_time_for_the_next_goes_on_with(tries: Tries) -> None
     assert found["measured"]["layouts equal to reference"] == 4
 
 
-def test_a_layout_that_the_end_of_a_call_cuts_is_not_told_as_wrong(
-    tries: Tries, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was: as one that stood still."""
+def test_layout_cut_by_the_end_of_a_call_is_not_failed(tries: Tries, monkeypatch: pytest.MonkeyPatch) -> None:
     time_s = [0.0]
-    monkeypatch.setattr(layouts, "now", lambda: time_s[0])
+    monkeypatch.setattr(layouts, "read_clock", lambda: time_s[0])
 
     def ended(_argv: object, log: Path, pieces: Path, until: float) -> None:
-        layouts.tell_piece(pieces, {"name": "dp2 m4"})
+        layouts.append_result(pieces, {"name": "dp2 m4"})
         log.touch()
         time_s[0] = until
 
-    monkeypatch.setattr(layouts, "ended", ended)
+    monkeypatch.setattr(layouts, "run_program", ended)
     found = tries()
     assert (found["wrong"], found["untried"]) == ([], NAMES)
     assert time_s == [3600.0], "and none is begun after it"
 
 
-def test_what_was_told_before_is_tried_after_what_was_not(tries: Tries) -> None:
-    layouts.tell_piece(tries.pieces, {"name": "dp2 m4", "wrong": ["another gradient"]})
+def test_new_layouts_run_before_failed_ones(tries: Tries) -> None:
+    layouts.append_result(tries.pieces, {"name": "dp2 m4", "wrong": ["another gradient"]})
     found = tries()
     assert tries.begun == [["zero1 dp2", "zero2 dp2", "zero3 dp2"], ["dp2 m4"]]
     assert found["wrong"] == []
 
 
-def test_what_another_machine_or_commit_told_is_not_kept(tmp_path: Path) -> None:
+def test_reuses_no_results_of_another_machine_or_commit(tmp_path: Path) -> None:
     def kept(machine: Fingerprint, *, fresh: bool = False) -> list[str]:
-        return [one["name"] for one in layouts.told_in(pieces_file(tmp_path, "layouts", machine, fresh=fresh))]
+        return [
+            one["name"] for one in layouts.read_finished(open_pieces_file(tmp_path, "layouts", machine, fresh=fresh))
+        ]
 
-    layouts.tell_piece(pieces_file(tmp_path, "layouts", HERE, fresh=False), {"name": "dp2 m4", "wrong": []})
+    layouts.append_result(open_pieces_file(tmp_path, "layouts", HERE, fresh=False), {"name": "dp2 m4", "wrong": []})
     assert kept(HERE) == ["dp2 m4"]
     assert kept(HERE, fresh=True) == []
-    layouts.tell_piece(pieces_file(tmp_path, "layouts", HERE, fresh=False), {"name": "dp2 m4", "wrong": []})
+    layouts.append_result(open_pieces_file(tmp_path, "layouts", HERE, fresh=False), {"name": "dp2 m4", "wrong": []})
     assert kept({**HERE, "commit": "d"}) == []  # type: ignore[typeddict-item]  # the same fields
     assert kept(HERE) == []
 
 
-def test_a_line_that_a_kill_cut_short_takes_no_other_with_it(tries: Tries) -> None:
+def test_ignores_a_truncated_line(tries: Tries) -> None:
     good = {"name": "dp2 m4", "wrong": []}
     tries.pieces.write_text(f"{json.dumps(HERE)}\n{json.dumps(good)}\n{json.dumps(good)[:9]}")
-    assert [one["name"] for one in layouts.told_in(tries.pieces)] == ["dp2 m4"]
+    assert [one["name"] for one in layouts.read_finished(tries.pieces)] == ["dp2 m4"]

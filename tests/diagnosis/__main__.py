@@ -1,6 +1,7 @@
-"""Faults put into real runs, and what the diagnosis says of them and when; healthy runs, and whether it says that
-anything is wrong with those. A row each: what was done, with which seed (it draws the rank or the host that has the
-fault), the seconds to the word (of a standstill from its threshold on), whether it was right, what was said."""
+"""Put faults into real runs, and print the diagnosis of each; run healthy runs, and print false alarms.
+
+Each row has the fault, its seed (which draws the rank or host), seconds to the diagnosis, and the verdict.
+"""
 
 from __future__ import annotations
 
@@ -11,54 +12,54 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.diagnosis.cases import CASES, HEALTHY, healthy_spec
-from tests.diagnosis.trying import Tried, healthy, try_case
+from tests.diagnosis.case_runner import CaseResult, run_case, run_healthy
+from tests.diagnosis.cases import CASES, HEALTHY, build_healthy_spec
 
-SAID = 900
+MAX_RESULT_CHARS = 900
 FAULTS, LAYOUTS = "faults", "healthy"
 RIGHT = {True: "right", False: "WRONG", None: "not tried"}
-LASTS = """A fault takes up to 2 minutes, most of it the start of a run, a healthy layout --seconds and 20 s: with 3
-seeds about an hour and a quarter on 2 cores, with --seconds 360 two hours. So it can be run in parts."""
+DURATION_NOTE = """A fault takes up to 2 minutes, most of them to start a run. A healthy layout takes --seconds and
+20 s. With 3 seeds all take about 75 minutes on 2 cores, or two hours with --seconds 360. So it can be run in parts."""
 
 
-def row(name: str, seed: str, tried: Tried) -> str:
+def format_row(name: str, seed: str, tried: CaseResult) -> str:
     seconds = "-" if tried.seconds is None else f"{tried.seconds:.1f}"
-    return f"{name:<36}  {seed:>4}  {seconds:>6}  {RIGHT[tried.right]:<9}  {tried.said[:SAID]}"
+    return f"{name:<36}  {seed:>4}  {seconds:>6}  {RIGHT[tried.right]:<9}  {tried.said[:MAX_RESULT_CHARS]}"
 
 
-def tries(names: list[str], seeds: list[int], seconds: float) -> Iterator[tuple[str, str, Tried]]:
+def run_tries(names: list[str], seeds: list[int], seconds: float) -> Iterator[tuple[str, str, CaseResult]]:
     for name in CASES:
         for seed in seeds if name in names else []:
-            yield name, str(seed), try_case(name, seed)
+            yield name, str(seed), run_case(name, seed)
     for name in HEALTHY:
         if name in names:
-            yield name, "-", healthy(healthy_spec(name), seconds)
+            yield name, "-", run_healthy(build_healthy_spec(name), seconds)
 
 
-def asked(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
+def select_cases(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
     known = {FAULTS: list(CASES), LAYOUTS: list(HEALTHY), **{name: [name] for name in (*CASES, *HEALTHY)}}
     if unknown := [name for name in names if name not in known]:
         parser.error(f"unknown: {'; '.join(unknown)}. There are: {'; '.join(known)}")
     return [one for name in names or (FAULTS, LAYOUTS) for one in known[name]]
 
 
-def numbers(text: str) -> list[int]:
+def parse_numbers(text: str) -> list[int]:
     return [int(one) for one in text.split(",")]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.diagnosis", description=__doc__, epilog=LASTS)
+    parser = argparse.ArgumentParser(prog="python -m tests.diagnosis", description=__doc__, epilog=DURATION_NOTE)
     parser.add_argument("names", nargs="*", help=f"of faults or layouts, or {FAULTS!r}, or {LAYOUTS!r}; all by default")
-    parser.add_argument("--seeds", type=numbers, default=[1, 2, 3], help="of each fault, as in 1,2,3 (default)")
+    parser.add_argument("--seeds", type=parse_numbers, default=[1, 2, 3], help="of each fault, as in 1,2,3 (default)")
     parser.add_argument("--seconds", type=float, default=60.0, help="that each healthy layout runs; 360 are an hour")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # hosts and runs end with it
-    names, began = asked(parser, options.names), time.monotonic()
+    names, began = select_cases(parser, options.names), time.monotonic()
     found: Counter[bool | None] = Counter()
     print(f"{'what is done':<36}  {'seed':>4}  {'s':>6}  {'':<9}  what is said")
-    for name, seed, tried in tries(names, options.seeds, options.seconds):
+    for name, seed, tried in run_tries(names, options.seeds, options.seconds):
         found[tried.right] += 1
-        print(row(name, seed, tried), flush=True)
+        print(format_row(name, seed, tried), flush=True)
     print(f"in {(time.monotonic() - began) / 60:.0f} min, {found[None]} not tried here")
     print(f"{found[True]} passed, {found[False]} failed")
     return 0 if found[True] and not found[False] else 1

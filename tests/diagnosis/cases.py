@@ -1,4 +1,4 @@
-"""What is done to real runs, and what must be said of it."""
+"""Define the faults of real runs and their correct diagnoses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ TRAIN: dict[str, Any] = {"steps": 100_000, "global_batch": 4, "seq_len": 64, "ev
 Does = Literal["stop", "kill", "quota", "halting", "slow link", "cut link", ""]
 
 
-class Case(NamedTuple):
-    """A fault. `kind` is one that `tests.diagnosis.faulty` has, or `does` what is done to the rank's process or its
-    host's network from outside. `told`: whether it must be named as a standstill, as what slows every step, or as an
-    end; `causes`: any of these is right. A rank drawn by seed has it, or `fixed` ones; `everywhere`: all do it, those
-    must be named. With two `hosts` it is between them, at the end of the one drawn by seed: both must be named."""
+class FaultCase(NamedTuple):
+    """A fault and its correct diagnosis.
+
+    Attributes:
+        kind: Name of a fault of `tests.diagnosis.faulty`.
+        does: Action on the process of the rank or on the network of its host.
+        told: Kind of the alarm: a stall, a slow step, or an end.
+        causes: Causes that are all correct.
+        fixed: Ranks with the fault. Otherwise the seed draws one.
+        everywhere: All ranks have the fault, and `fixed` ones are to be blamed.
+        hosts: With two hosts, the fault is on the link, and both hosts are to be blamed.
+    """
 
     layout: dict[str, Any]
     told: Literal["hang", "straggler", "end"]
@@ -38,11 +45,11 @@ class Case(NamedTuple):
         return product
 
     def ranks(self, seed: int) -> list[int]:
-        """Who has it."""
-        return [] if self.hosts else list(self.fixed) or [self.drawn(seed, self.world)]
+        """Return the ranks with the fault."""
+        return [] if self.hosts else list(self.fixed) or [self.draw(seed, self.world)]
 
-    def drawn(self, seed: int, of: int) -> int:
-        """One of so many: another with each of as many seeds as there are, in an order of its own."""
+    def draw(self, seed: int, of: int) -> int:
+        """Return a number below `of`, different for consecutive seeds."""
         order = list(range(of))
         Random(self.kind or self.does).shuffle(order)
         return order[seed % of]
@@ -51,11 +58,13 @@ class Case(NamedTuple):
         return {"model": self.model, "layout": self.layout, "train": {**TRAIN, **self.train}}
 
 
-CASES: dict[str, Case] = {
-    "slow compute in one rank": Case(SQUARE, "straggler", ("compute",), "slow_compute", seconds=0.3),
-    "slow compute under zero 3": Case({"dp": 4, "zero": 3}, "straggler", ("compute",), "slow_compute", seconds=0.3),
-    "slow loader in one rank": Case(SQUARE, "straggler", ("data",), "slow_loader", seconds=0.3),
-    "one slow pipeline stage": Case(
+CASES: dict[str, FaultCase] = {
+    "slow compute in one rank": FaultCase(SQUARE, "straggler", ("compute",), "slow_compute", seconds=0.3),
+    "slow compute under zero 3": FaultCase(
+        {"dp": 4, "zero": 3}, "straggler", ("compute",), "slow_compute", seconds=0.3
+    ),
+    "slow loader in one rank": FaultCase(SQUARE, "straggler", ("data",), "slow_loader", seconds=0.3),
+    "one slow pipeline stage": FaultCase(
         {"pp": 4},
         "straggler",
         ("compute",),
@@ -63,7 +72,7 @@ CASES: dict[str, Case] = {
         seconds=0.2,
         train={"micro_batches": 4, "global_batch": 4},
     ),
-    "a skewed router": Case(
+    "a skewed router": FaultCase(
         {"dp": 2, "ep": 2},
         "straggler",
         ("experts",),
@@ -72,22 +81,24 @@ CASES: dict[str, Case] = {
         fixed=(0,),
         everywhere=True,
     ),
-    "a CPU quota on one rank": Case(SQUARE, "straggler", ("quota",), does="quota"),
-    "a rank stopped again and again": Case(SQUARE, "straggler", ("stopped",), does="halting"),
-    "a stopped rank": Case(SQUARE, "hang", ("stopped",), does="stop"),
-    "a killed rank": Case(SQUARE, "end", ("dead",), does="kill"),
-    "a loader that hangs": Case(SQUARE, "hang", ("data",), "stuck_loader"),
-    "code that does not end": Case(SQUARE, "hang", ("compute",), "stuck_code"),
-    "code that does not end in a stage": Case(
+    "a CPU quota on one rank": FaultCase(SQUARE, "straggler", ("quota",), does="quota"),
+    "a rank stopped again and again": FaultCase(SQUARE, "straggler", ("stopped",), does="halting"),
+    "a stopped rank": FaultCase(SQUARE, "hang", ("stopped",), does="stop"),
+    "a killed rank": FaultCase(SQUARE, "end", ("dead",), does="kill"),
+    "a loader that hangs": FaultCase(SQUARE, "hang", ("data",), "stuck_loader"),
+    "code that does not end": FaultCase(SQUARE, "hang", ("compute",), "stuck_code"),
+    "code that does not end in a stage": FaultCase(
         {"pp": 4}, "hang", ("compute",), "stuck_code", train={"micro_batches": 4}
     ),
-    "a skipped collective": Case(SQUARE, "hang", ("skipped call",), "skipped_call"),
-    "another collective than the others": Case(SQUARE, "hang", ("mismatch",), "other_call"),
-    "a checkpoint on a slow disk": Case(
+    "a skipped collective": FaultCase(SQUARE, "hang", ("skipped call",), "skipped_call"),
+    "another collective than the others": FaultCase(SQUARE, "hang", ("mismatch",), "other_call"),
+    "a checkpoint on a slow disk": FaultCase(
         SQUARE, "hang", ("checkpoint",), "slow_disk", seconds=60.0, train={"checkpoint_every": 10}
     ),
-    "a link cut between two hosts": Case(SQUARE, "hang", ("link",), does="cut link", hosts=("anna", "bert")),
-    "a slow link between two hosts": Case(SQUARE, "straggler", ("link",), does="slow link", hosts=("anna", "bert")),
+    "a link cut between two hosts": FaultCase(SQUARE, "hang", ("link",), does="cut link", hosts=("anna", "bert")),
+    "a slow link between two hosts": FaultCase(
+        SQUARE, "straggler", ("link",), does="slow link", hosts=("anna", "bert")
+    ),
 }
 
 HEALTHY: dict[str, dict[str, Any]] = {
@@ -104,10 +115,10 @@ HEALTHY: dict[str, dict[str, Any]] = {
 }
 
 
-def healthy_spec(name: str) -> dict[str, Any]:
-    asked = HEALTHY[name]
+def build_healthy_spec(name: str) -> dict[str, Any]:
+    request = HEALTHY[name]
     return {
-        "model": asked.get("model", {"preset": "gpt-tiny"}),
-        "layout": asked["layout"],
-        "train": {**TRAIN, **asked.get("train", {})},
+        "model": request.get("model", {"preset": "gpt-tiny"}),
+        "layout": request["layout"],
+        "train": {**TRAIN, **request.get("train", {})},
     }

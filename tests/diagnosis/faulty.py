@@ -1,7 +1,6 @@
-"""`python -m tests.diagnosis.faulty`: the trainer, in which one rank does something wrong from some step on.
+"""Run the trainer with a fault on one rank after some step: `python -m tests.diagnosis.faulty`.
 
-What it does is read from fault.json below the data root. It takes the place of `workers.trainer` on a host of the
-suite: all else of the run is what it always is.
+The fault is read from fault.json in the data root. The module replaces `workers.trainer` on a host of the tests.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FOREVER_S = 600.0
 
 
 class Fault(TypedDict):
-    """`kind` is a name in FAULTS. `ranks` have it, from the step after `after` on; `seconds`: how much of it."""
+    """A fault of FAULTS on `ranks`, from the step after `after` on. `seconds` is its size."""
 
     kind: str
     ranks: list[int]
@@ -36,56 +35,56 @@ class Fault(TypedDict):
     seconds: float
 
 
-class Now:
-    """The step that runs, from 1."""
+class CurrentStep:
+    """The running step, from 1."""
 
     step = 0
 
 
-def slow_compute(fault: Fault) -> None:
-    """Each forward takes longer."""
-    _before(trainer.BatchChunkRunner, "_forward", lambda: time.sleep(fault["seconds"]), fault)
+def slow_down_compute(fault: Fault) -> None:
+    """Delay each forward."""
+    _run_before(trainer.BatchChunkRunner, "_forward", lambda: time.sleep(fault["seconds"]), fault)
 
 
-def slow_loader(fault: Fault) -> None:
-    """Each batch comes late."""
-    _before(TokenDataset, "train_batch", lambda: time.sleep(fault["seconds"]), fault)
+def slow_down_loader(fault: Fault) -> None:
+    """Delay each batch."""
+    _run_before(TokenDataset, "train_batch", lambda: time.sleep(fault["seconds"]), fault)
 
 
-def stuck_loader(fault: Fault) -> None:
-    """A batch does not come."""
-    _before(TokenDataset, "_cut", lambda: time.sleep(FOREVER_S), fault)
+def block_loader(fault: Fault) -> None:
+    """Block the loader."""
+    _run_before(TokenDataset, "_cut", lambda: time.sleep(FOREVER_S), fault)
 
 
-def stuck_code(fault: Fault) -> None:
-    """It computes something that does not end."""
+def loop_forever(fault: Fault) -> None:
+    """Run code that does not end."""
 
     def never_ends() -> None:
         began = time.monotonic()
         while time.monotonic() - began < FOREVER_S:
             sum(range(10_000))
 
-    _before(trainer.BatchChunkRunner, "_forward", never_ends, fault)
+    _run_before(trainer.BatchChunkRunner, "_forward", never_ends, fault)
 
 
-def skipped_call(fault: Fault) -> None:
-    """It leaves the sum of norms and losses out, once."""
+def skip_call(fault: Fault) -> None:
+    """Omit the reduction of statistics once."""
     original = trainer.Trainer.reduce_statistics
 
     def reduce_statistics(self: trainer.Trainer) -> torch.Tensor:
-        if Now.step != fault["after"] + 1:
+        if CurrentStep.step != fault["after"] + 1:
             return original(self)
         return torch.ones(2, dtype=torch.float64)
 
     trainer.Trainer.reduce_statistics = reduce_statistics  # type: ignore[method-assign]
 
 
-def other_call(fault: Fault) -> None:
-    """Where the others sum norms and losses, it gathers them."""
+def replace_call(fault: Fault) -> None:
+    """Gather statistics while other ranks reduce them."""
     original = trainer.Trainer.reduce_statistics
 
     def reduce_statistics(self: trainer.Trainer) -> torch.Tensor:
-        if Now.step != fault["after"] + 1:
+        if CurrentStep.step != fault["after"] + 1:
             return original(self)
         every = [torch.zeros(3) for _ in range(dist.get_world_size())]
         dist.all_gather(every, torch.zeros(3))
@@ -94,18 +93,18 @@ def other_call(fault: Fault) -> None:
     trainer.Trainer.reduce_statistics = reduce_statistics  # type: ignore[method-assign]
 
 
-def slow_disk(fault: Fault) -> None:
-    """What it saves takes long to be written."""
-    _before(FileSystemWriter, "write_data", lambda: time.sleep(fault["seconds"]), fault)
+def slow_down_disk(fault: Fault) -> None:
+    """Delay the writes of a checkpoint."""
+    _run_before(FileSystemWriter, "write_data", lambda: time.sleep(fault["seconds"]), fault)
 
 
-def skewed_router(fault: Fault) -> None:
-    """All tokens go to the first experts, which the first rank of each group has. It is no rank's own: all do so."""
+def skew_router(fault: Fault) -> None:
+    """Send all tokens to the first experts, which the first rank of each group has, on all ranks."""
     original = Router.forward
 
     def route(self: Router, x: torch.Tensor) -> Routing:
         routing = original(self, x)
-        if Now.step <= fault["after"]:
+        if CurrentStep.step <= fault["after"]:
             return routing
         chosen = torch.arange(routing.experts.shape[-1], device=x.device).expand_as(routing.experts)
         return routing._replace(experts=chosen.contiguous())
@@ -116,24 +115,24 @@ def skewed_router(fault: Fault) -> None:
 FAULTS: dict[str, Callable[[Fault], None]] = {
     made.__name__: made
     for made in (
-        slow_compute,
-        slow_loader,
-        stuck_loader,
-        stuck_code,
-        skipped_call,
-        other_call,
-        slow_disk,
-        skewed_router,
+        slow_down_compute,
+        slow_down_loader,
+        block_loader,
+        loop_forever,
+        skip_call,
+        replace_call,
+        slow_down_disk,
+        skew_router,
     )
 }
 
 
-def _before(owner: Any, name: str, first: Callable[[], None], fault: Fault) -> None:
-    """Do something before a method, once the fault is due."""
+def _run_before(owner: Any, name: str, first: Callable[[], None], fault: Fault) -> None:
+    """Run an action before a method when the fault is due."""
     original = getattr(owner, name)
 
     def method(*args: Any, **kwargs: Any) -> Any:
-        if Now.step > fault["after"]:
+        if CurrentStep.step > fault["after"]:
             first()
         return original(*args, **kwargs)
 
@@ -144,7 +143,7 @@ def _count_steps() -> None:
     original = trainer.Trainer.forward_backward
 
     def backward(self: trainer.Trainer, index: int) -> None:
-        Now.step = index + 1
+        CurrentStep.step = index + 1
         original(self, index)
 
     trainer.Trainer.forward_backward = backward  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""The table can be wrong: what it takes for right, what not, and what it refuses."""
+"""Check how the diagnosis table judges alarms, and that it can fail."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from jobs.runs.diagnosis import VerdictPayload
 from tests.diagnosis import __main__ as command
+from tests.diagnosis.case_runner import HANG_S, SLOW_S, CaseResult, judge
 from tests.diagnosis.cases import CASES
-from tests.diagnosis.trying import HANG_S, SLOW_S, Tried, judge
-from tests.diagnosis.watching import Watching
+from tests.diagnosis.monitor import DiagnosisMonitor
 
 BEGAN = 1_700_000_000.0
 SLOW, HANG, LINK = (
@@ -21,7 +21,7 @@ SLOW, HANG, LINK = (
 
 
 class Said:
-    """What a diagnosis says, word after word; the last again and again."""
+    """A scripted sequence of diagnoses, the last of which repeats."""
 
     def __init__(self, *words: VerdictPayload) -> None:
         self._words = words
@@ -34,8 +34,8 @@ class Said:
 
 
 def word(after: float, state: str = "well", hang: Any = None, late: Any = None, **more: Any) -> VerdictPayload:
-    told = {"time": BEGAN + after, "state": state, "sentence": "", "reason": "", "next": "", **more}
-    return cast(VerdictPayload, {**told, "hang": hang, "stragglers": [late] if late else []})
+    result = {"time": BEGAN + after, "state": state, "sentence": "", "reason": "", "next": "", **more}
+    return cast(VerdictPayload, {**result, "hang": hang, "stragglers": [late] if late else []})
 
 
 def slow(after: float, rank: int = 2, cause: str = "compute") -> VerdictPayload:
@@ -68,14 +68,14 @@ def hung(after: float, ranks: list[int], cause: str, following: str = "") -> Ver
         (LINK, [], [hung(12, [2], "link", "look at the network of anna and bert")], False),
     ],
 )
-def test_the_first_alarm_must_be_right_and_in_time(
+def test_first_alarm_must_be_correct_and_in_time(
     case: Any, ranks: list[int], words: list[VerdictPayload], right: bool
 ) -> None:
-    assert judge(case, ranks, cast(Watching, Said(*words)), BEGAN).right is right
+    assert judge(case, ranks, cast(DiagnosisMonitor, Said(*words)), BEGAN).right is right
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_other_seeds_draw_others(name: str) -> None:
+def test_different_seeds_draw_different_ranks(name: str) -> None:
     case = CASES[name]
     drawn = [case.ranks(seed) for seed in (1, 2, 3)]
     assert all(rank < case.world for ranks in drawn for rank in ranks)
@@ -91,27 +91,27 @@ def test_other_seeds_draw_others(name: str) -> None:
         ([None, None], 1, "0 passed, 0 failed"),
     ],
 )
-def test_what_was_not_tried_has_not_passed(
+def test_skipped_case_does_not_pass(
     answers: list[bool | None],
     code: int,
     last: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked: list[tuple[str, int]] = []
+    request: list[tuple[str, int]] = []
 
-    def try_case(name: str, seed: int) -> Tried:
-        asked.append((name, seed))
-        return Tried(answers[len(asked) - 1], None, "said")
+    def try_case(name: str, seed: int) -> CaseResult:
+        request.append((name, seed))
+        return CaseResult(answers[len(request) - 1], None, "said")
 
-    monkeypatch.setattr(command, "try_case", try_case)
+    monkeypatch.setattr(command, "run_case", try_case)
     monkeypatch.setattr(sys, "argv", ["diagnosis", "a killed rank", "--seeds", "2,3"])
     assert command.main() == code
-    assert asked == [("a killed rank", 2), ("a killed rank", 3)]
+    assert request == [("a killed rank", 2), ("a killed rank", 3)]
     assert capsys.readouterr().out.splitlines()[-1] == last
 
 
-def test_a_name_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_an_unknown_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["diagnosis", "a skewed roter"])
     with pytest.raises(SystemExit):
         command.main()

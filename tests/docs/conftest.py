@@ -1,4 +1,4 @@
-"""The site, built once by the command itself, where no warning passes."""
+"""Build the site once with the command, which fails on warnings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def csp_server(site: Path, settings: Any) -> Iterator[str]:
-    """The site's files with the board's own CSP on each."""
+    """Serve the files of the site with the board's CSP."""
     directives = settings.CONTENT_SECURITY_POLICY["DIRECTIVES"]
     policy = "; ".join(f"{name} {' '.join(values)}" for name, values in directives.items())
 

@@ -1,4 +1,9 @@
-"""Generated reference pages list every field, operation, command, setting, and formula."""
+"""Generated reference pages list every field, operation, command, setting, and formula.
+
+The files in examples/, which the documentation uses in its commands, work.
+
+Check that the source files named by docs/reference/bounds.md exist.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,13 @@ import ast
 import html
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from jobs.api.openapi import get_document
@@ -20,7 +28,7 @@ from planner.facts import spec
 from planner.facts.parse_spec import parse_spec
 from planner.search.auto_layout import AutoSpec
 from tests.screens.pictures import JOBS
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, scale_timeout
 from webapp.environment import RunnerSettings, WebSettings
 
 
@@ -112,7 +120,7 @@ def test_unlisted_page_is_in_the_part_of_its_folder() -> None:
 
 
 def test_listed_pages_exist() -> None:
-    """A page that was moved must not fall out of its place unseen; others' pages may come later."""
+    """Check that moved pages stay listed."""
     listed = {page for _, order in PARTS.values() for page in order}
     there = {str(f.relative_to(ROOT / "docs")) for f in (ROOT / "docs").rglob("*.md")} | set(PAGES)
     assert {page for page in listed - there if "/" in page} == set()
@@ -144,3 +152,47 @@ def test_strategies_and_tutorial_have_current_numbers() -> None:
         sent[one.axis, one.op] += one.payload_bytes
     rows = re.findall(r"^\| (\w+) \| ([a-z-]+) \| ([\d,]+) \|", tutorial, re.M)
     assert {(axis, op.replace("-", "_")): int(size.replace(",", "")) for axis, op, size in rows} == sent
+
+
+EXAMPLES = ROOT / "examples"
+GUIDE = ROOT / "docs/howto/own-script.md"
+
+
+def test_guide_shows_the_example_script() -> None:
+    shown = re.search(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
+    assert shown is not None
+    assert shown[1] == (EXAMPLES / "train.py").read_text()
+
+
+def test_meter_prints_the_traffic_of_the_example_script() -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "workers.meter", "examples/train.py"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=scale_timeout(120), check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "Rank 0 after 20 optimizer steps." in ran.stderr
+    assert re.search(r"^step +world +all_reduce +18 ", ran.stderr, re.M)
+
+
+def test_example_spec_is_valid() -> None:
+    spec = parse_spec(yaml.safe_load((EXAMPLES / "spec.yaml").read_text()))
+    assert spec.layout.world_size == 4
+
+
+PAGE = ROOT / "docs" / "reference" / "bounds.md"
+BASE = re.compile(r"The column Code lists paths in `([^`]+)`")
+
+
+def named_paths() -> list[tuple[str, str]]:
+    """Return (base folder of the section, path) for each path in a last column."""
+    named = []
+    for section in re.split(r"^## ", PAGE.read_text(), flags=re.M):
+        base = match[1] if (match := BASE.search(section)) else ""
+        cells = (line.strip("| ").rsplit("|", 1)[-1] for line in section.splitlines() if line.startswith("| "))
+        named += [(base, path) for cell in cells for path in re.findall(r"`([\w/]+(?:\.\w+|/))`", cell)]
+    return named
+
+
+def test_code_of_each_limit_exists() -> None:
+    named = named_paths()
+    assert len(named) > 100
+    assert [path for base, path in named if not (ROOT / path).exists() and not (ROOT / base / path).exists()] == []

@@ -1,4 +1,4 @@
-"""`make docs` and /docs: built without a warning, behind the login, under the board's CSP, and no way out of it."""
+"""Check the site of `make docs` and /docs: no warnings, login, CSP, and no path outside the site."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown import markdown
 from mkdocs.exceptions import Abort
 from playwright.sync_api import expect
 
 from manual import build
+from manual.markdown import indent_nested_blocks
 from tests.support.browser import open_context, run_chromium
 from tests.support.processes import ROOT
 from webapp.views import MOVED_PAGES
@@ -197,3 +199,50 @@ def test_search_lists_the_meaning_of_a_term_first(csp_server: str, term: str, an
         page.keyboard.press("Enter")
         first = page.locator("#mkdocs-search-results a").first
         expect(first).to_have_attribute("href", re.compile(f"/reference/glossary/#{anchor}$"))
+
+
+STEPS = """1. Install:
+   ```
+   pip install \\
+     meshboard
+   ```
+   Then log in.
+2. Choose a command:
+
+   | installation | command |
+   |---|---|
+   | `make up` | `make` |
+
+   Start it.
+   - one
+   - two
+3. Look.
+
+```
+1. not a list
+   ```
+"""
+
+
+def html() -> str:
+    return markdown(indent_nested_blocks(STEPS), extensions=["tables", "fenced_code", "sane_lists"], tab_length=4)
+
+
+def test_keeps_code_and_numbering_in_steps() -> None:
+    assert html().count("<ol>") == 1
+    steps = re.search(r"<ol>(.*)</ol>", html(), re.S)
+    assert steps
+    assert "<pre><code>pip install \\\n  meshboard\n</code></pre>" in steps[1]
+    assert "<p>Then log in.</p>" in steps[1]
+
+
+def test_keeps_tables_and_lists_in_steps() -> None:
+    assert re.search(
+        r"Choose a command:.*<table>.*</table>.*Start it\..*<ul>\s*<li>one</li>.*<li>.*Look\.", html(), re.S
+    )
+    assert "|" not in re.sub(r"<pre>.*?</pre>", "", html(), flags=re.S)
+
+
+def test_keeps_code_outside_lists() -> None:
+    text = "a\n\n```\n1. not a list\n   three spaces\n```\n"
+    assert indent_nested_blocks(text) == text

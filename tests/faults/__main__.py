@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pytest
 
-SAID = 110  # characters
+MAX_RESULT_CHARS = 110  # characters
 HEADER = f"{'fault':<84}  {'s':>5}  {'left':>4}        what the API said"
 
 
-class Row(NamedTuple):
+class FaultRow(NamedTuple):
     """A row of the table. `left` is None if no job ended."""
 
     fault: str
@@ -24,15 +24,15 @@ class Row(NamedTuple):
 
     def __str__(self) -> str:
         left = "-" if self.left is None else self.left
-        said = self.said if len(self.said) <= SAID else f"{self.said[: SAID - 3]}..."
-        return f"{self.fault:<84}  {self.seconds:>5.1f}  {left:>4}  {'' if self.passed else 'FAIL':<4}  {said or '-'}"
+        output = self.said if len(self.said) <= MAX_RESULT_CHARS else f"{self.said[: MAX_RESULT_CHARS - 3]}..."
+        return f"{self.fault:<84}  {self.seconds:>5.1f}  {left:>4}  {'' if self.passed else 'FAIL':<4}  {output or '-'}"
 
 
-class Table:
+class FaultTable:
     """A pytest plugin that prints a row when a test has ended."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[FaultRow] = []
         self._seconds: dict[str, float] = {}
         self._failed: set[str] = set()
 
@@ -45,12 +45,12 @@ class Table:
         if report.when == "call":
             self._seconds[report.nodeid] = report.duration
         if report.when == "teardown":
-            told = dict(report.user_properties)
-            said = str(told.get("said", ""))
-            row = Row(
-                fault=_words(report.nodeid),
+            result = dict(report.user_properties)
+            said = str(result.get("said", ""))
+            row = FaultRow(
+                fault=_format_test_name(report.nodeid),
                 seconds=self._seconds.get(report.nodeid, 0.0),
-                left=int(str(told["left"])) if said else None,
+                left=int(str(result["left"])) if said else None,
                 passed=report.nodeid not in self._failed,
                 said=said,
             )
@@ -58,14 +58,14 @@ class Table:
             print(row, flush=True)
 
 
-def _words(nodeid: str) -> str:
+def _format_test_name(nodeid: str) -> str:
     """Return a test's name as a sentence."""
     return nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
 
 
 def run(places: list[Path], arguments: list[str]) -> int:
     """Run the tests in these folders and files, and print a row for each."""
-    table = Table()
+    table = FaultTable()
     os.environ.setdefault("MESHBOARD_PATIENCE", "1")  # what is promised in seconds is held to them
     print(HEADER)
     plain = ["-p", "no:terminal", "-o", "addopts=--strict-markers --timeout=300"]  # our table instead of its lines

@@ -35,10 +35,10 @@ LEGAL = {
 }
 SERVICES = ("web", "controller", "host", "redis")
 INSIDE = ("supervisor", "guardian", "torchrun", "rank")
-LIVE_JOBS = 3
+MAX_LIVE_JOBS = 3
 
 
-class Mix:
+class FaultMix:
     """One run: the submitted jobs, and the faults."""
 
     def __init__(self, made: Board, seed: int) -> None:
@@ -47,7 +47,7 @@ class Mix:
         self.touched: dict[str, list[str]] = {}  # by job: what was killed of it, or that it was cancelled
         self.killed: dict[str, int] = {}
 
-    def patiently(self, call: Callable[[], Any]) -> Any:
+    def retry(self, call: Callable[[], Any]) -> Any:
         """Retry until the web process responds. Raise a rejection."""
 
         def answered() -> list[Any] | None:
@@ -73,15 +73,15 @@ class Mix:
             "train": {"steps": self.random.randint(20, 200), "global_batch": 2, "seq_len": 32, "eval_every": 0},
         }
         # The same key again and again until it is answered: a web killed half way must not make two jobs of one.
-        self.jobs.append(str(self.patiently(lambda: self.board.call("POST", "jobs", spec, key=f"mix-{number}"))["id"]))
+        self.jobs.append(str(self.retry(lambda: self.board.call("POST", "jobs", spec, key=f"mix-{number}"))["id"]))
 
-    def live(self) -> list[str]:
-        return [job for job in self.jobs if self.state(job) not in TERMINAL]
+    def list_live_jobs(self) -> list[str]:
+        return [job for job in self.jobs if self.get_state(job) not in TERMINAL]
 
-    def state(self, job: str) -> str:
-        return str(self.patiently(lambda: self.board.get_job(job))["status"])
+    def get_state(self, job: str) -> str:
+        return str(self.retry(lambda: self.board.get_job(job))["status"])
 
-    def fault(self) -> None:
+    def inject_fault(self) -> None:
         victims = [*SERVICES, *INSIDE, "cancel", "stop"]
         victim = self.random.choice(victims)
         self.killed[victim] = self.killed.get(victim, 0) + 1
@@ -90,30 +90,30 @@ class Mix:
             if pid:
                 _kill(pid, signal.SIGKILL, group=True)
             return
-        running = [job for job in self.live() if self.board.list_processes(job)]
+        running = [job for job in self.list_live_jobs() if self.board.list_processes(job)]
         if not running:
             return
         job = self.random.choice(running)
         if victim == "cancel":
             self.touched.setdefault(job, []).append("cancelled")
             with contextlib.suppress(urllib.error.HTTPError):  # 409: it has just ended by itself
-                self.patiently(lambda: self.board.call("POST", f"jobs/{job}/cancel"))
+                self.retry(lambda: self.board.call("POST", f"jobs/{job}/cancel"))
             return
         if victim == "stop":
             # A job that is stopped for a moment is still healthy.
-            pids = self.pids(job, self.random.choice(INSIDE))
+            pids = self.find_pids(job, self.random.choice(INSIDE))
             for pid in pids:
                 _kill(pid, signal.SIGSTOP)
             time.sleep(self.random.uniform(0.5, 4))
             for pid in pids:
                 _kill(pid, signal.SIGCONT)
             return
-        pids = self.pids(job, victim)
+        pids = self.find_pids(job, victim)
         if pids:
             self.touched.setdefault(job, []).append(f"{victim} killed")
             _kill(self.random.choice(pids), signal.SIGKILL)
 
-    def pids(self, job: str, part: str) -> list[int]:
+    def find_pids(self, job: str, part: str) -> list[int]:
         """Return the PIDs of a role in the job's first attempt."""
         if part == "supervisor":
             found = next((self.board.state / "runs/.host" / job).rglob("supervisor.pid"), None)
@@ -131,23 +131,23 @@ class Mix:
                     pids.append(pid)
         return pids
 
-    def check(self) -> list[str]:
+    def list_problems(self) -> list[str]:
         """Return the problems at the end of the run."""
         wrong = []
         for job in self.jobs:
-            told = self.patiently(lambda job=job: self.board.get_job(job))
-            history = [change["status"] for change in told["history"]]
+            result = self.retry(lambda job=job: self.board.get_job(job))
+            history = [change["status"] for change in result["history"]]
             done = ", ".join(self.touched.get(job, [])) or "nothing done to it"
-            if told["status"] not in TERMINAL:
+            if result["status"] not in TERMINAL:
                 wrong.append(f"{job} never ended: {history} ({done})")
-            if job not in self.touched and told["status"] != "succeeded":
-                reason = (told["exit"] or {}).get("reason") or told["history"][-1]["reason"]
-                wrong.append(f"{job} was healthy and is {told['status']}: {reason}")
+            if job not in self.touched and result["status"] != "succeeded":
+                reason = (result["exit"] or {}).get("reason") or result["history"][-1]["reason"]
+                wrong.append(f"{job} was healthy and is {result['status']}: {reason}")
             if history[0] != "queued" or any(b not in LEGAL.get(a, set()) for a, b in itertools.pairwise(history)):
                 wrong.append(f"{job} has an illegal history: {history}")
             if left := self.board.list_processes(job):
                 wrong.append(f"{job} left processes {left}")
-        free = self.patiently(lambda: self.board.call("GET", "hosts"))[0]
+        free = self.retry(lambda: self.board.call("GET", "hosts"))[0]
         if free["free_slots"] != free["slots"]:
             wrong.append(f"slots are still held: {free['free_slots']} of {free['slots']} are free")
         return wrong
@@ -160,24 +160,24 @@ def _kill(pid: int, number: signal.Signals, *, group: bool = False) -> None:
 
 def run(seconds: float, seed: int) -> int:
     with tempfile.TemporaryDirectory(prefix="meshboard-mix-") as folder, run_board(Path(folder) / "state") as made:
-        mix = Mix(made, seed)
+        mix = FaultMix(made, seed)
         deadline = time.monotonic() + seconds
         next_fault = time.monotonic() + 5
         while time.monotonic() < deadline:
-            if len(mix.live()) < LIVE_JOBS:
+            if len(mix.list_live_jobs()) < MAX_LIVE_JOBS:
                 mix.submit()
             if time.monotonic() >= next_fault:
-                mix.fault()
+                mix.inject_fault()
                 next_fault = time.monotonic() + mix.random.uniform(2, 10)
             time.sleep(0.3)
         print(f"seed {seed}: {len(mix.jobs)} jobs, faults {dict(sorted(mix.killed.items()))}", flush=True)
         with contextlib.suppress(AssertionError):  # `check` reports jobs that have not ended by then
-            wait_until(lambda: not mix.live(), "every job has ended", 180, 1)
+            wait_until(lambda: not mix.list_live_jobs(), "every job has ended", 180, 1)
             wait_until(lambda: not [job for job in mix.jobs if made.list_processes(job)], "no process is left", 30, 0.5)
             wait_until(
                 lambda: all(h["free_slots"] == h["slots"] for h in made.call("GET", "hosts")), "slots are free", 30
             )
-        wrong = mix.check()
+        wrong = mix.list_problems()
     for line in wrong:
         print(f"FAILED {line}")
     failed = len({line.split()[0] for line in wrong})

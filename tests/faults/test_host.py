@@ -80,9 +80,9 @@ def test_killed_host_worker_leaves_training_to_the_next_worker(machine: Host) ->
         worker.wait()
         seen = max(i["step"] for i in machine.read_items("adopted", "step"))
         machine.wait_for_steps("adopted", seen + 20)
-    heard = len(machine.read_events("host"))
+    received = len(machine.read_events("host"))
     with machine.run_worker():
-        after = machine.read_events("host")[heard]
+        after = machine.read_events("host")[received]
         assert [(r["job"], r["state"]) for r in after["attempts"]] == [("adopted", "running")]
         seen = max(i["step"] for i in machine.read_items("adopted", "step"))
         machine.wait_for_steps("adopted", seen + 5)
@@ -173,9 +173,9 @@ def test_script_that_ignores_term_ends_within_15_s(redis_service: RedisServer, t
         pids = machine.list_processes("stubborn")
         assert len(pids) >= 5, "torchrun, two ranks and their two hidden children"
         redis_service.client().set(cancel_key("stubborn", 1), "1")
-        asked = time.monotonic()
+        request = time.monotonic()
         report = machine.wait_for_exit("stubborn", 20)
-        assert time.monotonic() - asked < 15
+        assert time.monotonic() - request < 15
         assert report["outcome"] == "cancelled"
         assert [pid for pid in pids if not is_gone(pid)] == []
         environment = (attempt.work / "environment-0").read_text()

@@ -24,8 +24,8 @@ def test_job_that_breaks_its_files_harms_only_itself(redis_service: RedisServer,
         attempt = machine.send_launch_order("hostile", spec=ONE_RANK)
         told_file = attempt.work / "told.json"
         wait_until(lambda: told_file.exists(), "it has said its nonsense")
-        told = json.loads(told_file.read_text())
-        assert {what for what, cut_off in told.items() if cut_off} == {"a log in another's name", "a gap", "no frame"}
+        result = json.loads(told_file.read_text())
+        assert {what for what, cut_off in result.items() if cut_off} == {"a log in another's name", "a gap", "no frame"}
 
         def lines() -> list[str]:
             return [line for item in machine.read_items("hostile", "log") for line in item["lines"]]
@@ -42,12 +42,12 @@ def test_job_that_breaks_its_files_harms_only_itself(redis_service: RedisServer,
         sizes = [len(fields[b"b"]) for _, fields in entries]
         assert max(sizes) <= MAX_BATCH_BYTES
         assert sum(sizes) < LOG_BURST + AT_MOST_S * LOG_BYTES_PER_S + 2**20
-        assert sum(item["items"] for item in machine.read_items("hostile", "gap")) == len(told) - 1
+        assert sum(item["items"] for item in machine.read_items("hostile", "gap")) == len(result) - 1
 
         assert len(machine.read_items("hostile", "phase")) == 5, "the valid items of each valid frame"
 
-        heard = len(machine.read_events("host"))
-        wait_until(lambda: len(machine.read_events("host")) > heard, "the host still sends heartbeats", 10)
+        received = len(machine.read_events("host"))
+        wait_until(lambda: len(machine.read_events("host")) > received, "the host still sends heartbeats", 10)
         (attempt.work / "go").touch()
         report = machine.wait_for_exit("hostile")
         assert (report["outcome"], report["reason"]) == ("succeeded", "finished; this attempt reported no steps")

@@ -66,8 +66,8 @@ def test_job_runs_as_another_user_without_access_to_the_host(redis_service: Redi
         report = machine.wait_for_exit("curious")
         assert report["outcome"] == "succeeded", "\n".join(report["log_tail"])
         lines = [line for item in machine.read_items("curious", "log") for line in item["lines"]]
-        (said,) = [line for line in lines if line.startswith("seen ")]
-        seen = json.loads(said.removeprefix("seen "))
+        (output,) = [line for line in lines if line.startswith("seen ")]
+        seen = json.loads(output.removeprefix("seen "))
         user = pwd.getpwnam(USER)
         assert (seen["uid"], seen["gid"], set(seen["groups"])) == (user.pw_uid, user.pw_gid, {user.pw_gid})
         assert seen["home"] == seen["cwd"] == str(attempt.work)
@@ -143,10 +143,10 @@ def test_job_cannot_read_or_harm_a_job_of_another_owner(redis_service: RedisServ
         machine.send_launch_order("second", spec={**spec, "script": script}, owner=2, first_slot=1)
         report = machine.wait_for_exit("second")
         assert report["outcome"] == "succeeded", "\n".join([report["reason"], *report["log_tail"]])
-        (said,) = [line for line in lines_of(machine, "second") if line.startswith("tried ")]
-        told = json.loads(said.removeprefix("tried "))
-        assert told.pop("make something of its own") is True
-        assert set(told.values()) == {"Permission denied"}, told
+        (output,) = [line for line in lines_of(machine, "second") if line.startswith("tried ")]
+        result = json.loads(output.removeprefix("tried "))
+        assert result.pop("make something of its own") is True
+        assert set(result.values()) == {"Permission denied"}, result
 
 
 def lines_of(machine: Host, job: str) -> list[str]:

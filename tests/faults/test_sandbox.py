@@ -112,8 +112,8 @@ def test_script_in_bubblewrap_reaches_only_its_own_folders(
         report = machine.wait_for_exit("boxed")
         assert report["outcome"] == "succeeded", "\n".join([report["reason"], *report["log_tail"]])
         lines = [line for item in machine.read_items("boxed", "log") for line in item["lines"]]
-        (said,) = [line for line in lines if line.startswith("seen ")]
-        seen = json.loads(said.removeprefix("seen "))
+        (output,) = [line for line in lines if line.startswith("seen ")]
+        seen = json.loads(output.removeprefix("seen "))
         assert seen.pop("uid") == (USER_PER_OWNER.uid + 1 if user == "auto" and os.geteuid() == 0 else os.geteuid())
         assert seen.pop("settings") == []
         assert seen.pop("processes") == ["workers.host.guardian", "workers.host.launch"]

@@ -92,11 +92,11 @@ def test_stopped_job_is_reported_and_ends_within_15_s_of_a_cancel(machines: dict
     for pid in part(namespaced, "rank", "rank"):
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: note(namespaced, "rank") == "", "the note is gone", 10)
-    asked = time.monotonic()
+    request = time.monotonic()
     for machine, job in each:
         machine.server.client().set(cancel_key(job, 1), "1")
     wait_until(lambda: all(is_gone(pid) for pid in pids), "nothing is left", WITHIN_S + 10)
-    assert time.monotonic() - asked < WITHIN_S
+    assert time.monotonic() - request < WITHIN_S
     ends = {(machine, job): machine.wait_for_exit(job, 10) for machine, job in each}
     assert {end["outcome"] for end in ends.values()} == {"cancelled"}
     unanswered = {job for (_, job), end in ends.items() if end["reason"].endswith("; the supervisor did not answer")}

@@ -1,4 +1,7 @@
-"""`python -m tests.memory --layouts 300`: the table of docs/notebook/2026-11.md; 1 where a goal is missed."""
+"""Print the memory table of docs/notebook/2026-11.md, and exit with 1 if a goal is missed.
+
+python -m tests.memory --layouts 300
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import argparse
 import sys
 from itertools import islice
 
-from tests.memory.cases import specs
-from tests.memory.compare import Found, found
+from tests.memory.cases import generate_specs
+from tests.memory.compare import StageComparison, compare_stages
 
 MOST_OFF, USUALLY, SHARE = 0.05, 0.025, 0.95
-WORST = 12
+MAX_LISTED_STAGES = 12
 
 
 def main() -> int:
@@ -19,19 +22,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="whose kernels are planned for")
     options = parser.parse_args()
-    drawn = islice(specs(options.seed, options.device), options.layouts)
-    rows = [row for spec in drawn for row in found(spec)]
-    print(table(rows))
-    return 0 if holds(rows) else 1
+    drawn = islice(generate_specs(options.seed, options.device), options.layouts)
+    rows = [row for spec in drawn for row in compare_stages(spec)]
+    print(print_table(rows))
+    return 0 if check_goals(rows) else 1
 
 
-def holds(rows: list[Found]) -> bool:
-    off = [abs(row.off) for row in rows]
+def check_goals(rows: list[StageComparison]) -> bool:
+    off = [abs(row.error) for row in rows]
     return max(off) <= MOST_OFF and sum(x <= USUALLY for x in off) >= SHARE * len(off)
 
 
-def table(rows: list[Found]) -> str:
-    off = sorted(abs(row.off) for row in rows)
+def print_table(rows: list[StageComparison]) -> str:
+    off = sorted(abs(row.error) for row in rows)
     within = sum(x <= USUALLY for x in off) / len(off)
     lines = [
         f"{len(rows)} stages of {len({id(row.spec) for row in rows})} layouts: median {off[len(off) // 2]:.2%} off, "
@@ -40,8 +43,8 @@ def table(rows: list[Found]) -> str:
         "| off | stage | measured | layout |",
         "|---|---|---|---|",
     ]
-    worst = sorted(rows, key=lambda row: -abs(row.off))[:WORST]
-    lines += [f"| {row.off:+.2%} | {row.stage} | {row.measured / 2**20:,.0f} MiB | {row.words} |" for row in worst]
+    worst = sorted(rows, key=lambda row: -abs(row.error))[:MAX_LISTED_STAGES]
+    lines += [f"| {row.error:+.2%} | {row.stage} | {row.measured / 2**20:,.0f} MiB | {row.describe} |" for row in worst]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Random layouts of models with real vocabularies, small enough for a dry run of every stage in seconds."""
+"""Generate random layouts of models with real vocabularies, small enough for dry runs of a few seconds."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ SCHEDULES = (
 )
 
 
-def specs(seed: int, device: Device = "cpu") -> Iterator[JobSpec]:
-    """Without end; the same for the same seed."""
+def generate_specs(seed: int, device: Device = "cpu") -> Iterator[JobSpec]:
+    """Yield specs without end, equal for equal seeds."""
     draw = random.Random(seed)
     while True:
         try:
-            spec = parse_spec({**_fields(draw), "resources": {"device": device}})
+            spec = parse_spec({**_draw_fields(draw), "resources": {"device": device}})
         except SpecError:
             continue
         if not find_unsupported_fields(spec):
             yield spec
 
 
-def _fields(draw: random.Random) -> dict[str, Any]:
+def _draw_fields(draw: random.Random) -> dict[str, Any]:
     pp, (schedule, chunks) = draw.choice((1, 1, 2, 4)), draw.choice(SCHEDULES)
-    model = _model(draw)
+    model = _draw_model(draw)
     layout: dict[str, Any] = {
         "dp": draw.choice((1, 2, 4)),
         "pp": pp,
@@ -66,7 +66,7 @@ def _fields(draw: random.Random) -> dict[str, Any]:
     return {"model": model, "layout": layout, "train": train}
 
 
-def _model(draw: random.Random) -> dict[str, Any]:
+def _draw_model(draw: random.Random) -> dict[str, Any]:
     llama, hidden = draw.random() < 0.6, draw.choice((512, 768, 1024, 2048))
     heads = hidden // 64
     model: dict[str, Any] = {

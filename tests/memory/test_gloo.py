@@ -1,4 +1,4 @@
-"""What gloo takes beside the tensors that it is given, in dry runs and plans as in itself."""
+"""Check the copies that gloo makes of tensors, in gloo, in dry runs, and in plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from planner.facts.parse_spec import parse_fields
-from tests.memory.compare import found
+from tests.memory.compare import compare_stages
 from tests.memory.test_memory import MODEL
 from workers.dry_run import STAGED_OPS
 from workers.trainer.memory import PeakMemory
@@ -37,14 +37,14 @@ def ranks() -> Iterator[tuple[ThreadPoolExecutor, list[dist.ProcessGroupGloo]]]:
 
 
 @pytest.mark.parametrize("op", CALLS)
-def test_gloo_gathers_and_scatters_by_way_of_a_copy(
+def test_gloo_copies_tensors_in_gather_and_reduce_scatter(
     op: str, ranks: tuple[ThreadPoolExecutor, list[dist.ProcessGroupGloo]]
 ) -> None:
-    """In place of ranks, two threads of one process: the copies of both lie in it."""
+    """Run two threads of one process as ranks, so that it has the copies of both."""
     pool, groups = ranks
     tensors = [(torch.ones(ELEMENTS), torch.ones(ELEMENTS // 2)) for _ in groups]
     peak = PeakMemory(torch.device("cpu"))
-    list(pool.map(lambda group, given: CALLS[op](group, *given).wait(), groups, tensors))
+    list(pool.map(lambda group, arguments: CALLS[op](group, *arguments).wait(), groups, tensors))
     copied = 2 * WHOLE if op in STAGED_OPS else 0
     assert peak.read() == pytest.approx(copied, abs=WHOLE // 4)
 
@@ -57,19 +57,19 @@ def test_gloo_gathers_and_scatters_by_way_of_a_copy(
         ({"tp": 4, "sequence_parallel": True, "regather": True, "recompute": "selective"}, "cpu"),
     ],
 )
-def test_a_plan_has_that_copy_where_gloo_carries_a_run(layout: dict[str, Any], device: str) -> None:
-    """A run under ZeRO-3 on a CPU took 145 MiB more than its plan; the copy of a table and a head is 125 here."""
+def test_plan_includes_the_copy_of_gloo(layout: dict[str, Any], device: str) -> None:
+    """Check ZeRO-3 on a CPU, where the copy of an embedding and a head is 125 MiB."""
     model = {**MODEL, "num_layers": 1, "vocab_size": 512 if "tp" in layout else 32_000}
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 512, "precision": "bf16"}
     fields = {"model": model, "layout": layout, "train": train, "resources": {"device": device}}
-    (only,) = found(parse_fields(fields))
-    assert only.off == pytest.approx(0.0, abs=0.004)
+    (only,) = compare_stages(parse_fields(fields))
+    assert only.error == pytest.approx(0.0, abs=0.004)
 
 
-def test_a_shard_in_16_bits_lies_beside_that_copy() -> None:
-    """Of a first stage, whose backward gathers its table when most is held, 3.2% were not in the plan."""
+def test_16_bit_shard_exists_next_to_the_copy() -> None:
+    """Check a first stage, whose backward gathers the embedding at the peak: 3.2%."""
     model = {**MODEL, "arch": "gpt", "num_layers": 4, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8}
     layout = {"pp": 2, "dp": 2, "zero": 3}
     train = {"global_batch": 4, "micro_batches": 2, "seq_len": 512, "precision": "bf16"}
-    first, last = found(parse_fields({"model": model, "layout": layout, "train": train}))
-    assert (first.off, last.off) == (pytest.approx(0.0, abs=0.002), pytest.approx(0.0, abs=0.002))
+    first, last = compare_stages(parse_fields({"model": model, "layout": layout, "train": train}))
+    assert (first.error, last.error) == (pytest.approx(0.0, abs=0.002), pytest.approx(0.0, abs=0.002))

@@ -7,16 +7,16 @@ import tempfile
 from pathlib import Path
 
 from tests.mutations.faults import FAULTS
-from tests.mutations.run import Told, try_fault
+from tests.mutations.run import RunChecks, try_fault
 
 HEADER = "| Fault | Run | Bytes and calls | Replicas | Reference | First report |\n|---|---|---|---|---|---|"
 
 
-def table_row(name: str, told: Told) -> str:
+def format_row(name: str, told: RunChecks) -> str:
     fault = FAULTS[name]
     layout = " ".join(f"{key}={value}" for key, value in fault.layout.items())
     traffic = "-" if told.wrong_bytes is None else f"{told.wrong_bytes:,} B, {told.wrong_calls}"
-    seen = told.caught_by
+    seen = told.detected_by
     replicas = "differ" if "replicas" in seen else "match" if told.replicas else "-"
     one = "differs" if "one process" in seen else "equal" if told.one_process.startswith("gradients ") else "-"
     if "one step more" in seen:
@@ -32,9 +32,9 @@ def main() -> int:
     print(HEADER)
     for name in names:
         with tempfile.TemporaryDirectory() as work:
-            told = try_fault(FAULTS[name], Path(work))
-        print(table_row(name, told), flush=True)
-        if not told.caught_by:
+            result = try_fault(FAULTS[name], Path(work))
+        print(format_row(name, result), flush=True)
+        if not result.detected_by:
             unseen.append(name)
     print(f"{len(names) - len(unseen)} passed, {len(unseen)} failed")
     return 1 if unseen else 0

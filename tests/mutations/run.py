@@ -1,4 +1,4 @@
-"""Runs a spec on a copy of the source tree, with a fault or without, and reads what the run says of itself."""
+"""Run a spec on a copy of the source tree, with or without a fault, and read the verification of the run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from webapp.runner import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("contracts", "planner", "workers")
-LONGEST_S = 120.0
-FIDELITY = re.compile(r"absolute difference ([\d,]+) B, (\d+) calls")
+TIMEOUT_S = 120.0
+TRAFFIC_CHECK = re.compile(r"absolute difference ([\d,]+) B, (\d+) calls")
 
 
-class Told(NamedTuple):
-    """What a run showed: differences of bytes and calls over all ranks, and the sentences of its proof.
+class RunChecks(NamedTuple):
+    """Differences of bytes and calls over all ranks, and sentences of the verification.
 
-    `ended` is how it ended, where not by its proof or well. Differences are None where no rank came to its verdict.
+    `ended` is the reason if the run ended in another way. Differences are None if no rank reported its traffic check.
     """
 
     wrong_bytes: int | None
@@ -37,8 +37,8 @@ class Told(NamedTuple):
     ended: str
 
     @property
-    def caught_by(self) -> list[str]:
-        """What of it a user would see."""
+    def detected_by(self) -> list[str]:
+        """Checks of the run that a user would see fail."""
         seen = []
         if self.wrong_bytes or self.wrong_calls:
             seen.append("bytes and calls")
@@ -53,11 +53,11 @@ class Told(NamedTuple):
         return seen
 
 
-def copied_tree(folder: Path, edits: Sequence[Edit] = ()) -> Path:
-    """What the trainer runs from, with the edits made.
+def copy_tree(folder: Path, edits: Sequence[Edit] = ()) -> Path:
+    """Copy the packages of the trainer, and apply the edits.
 
     Raises:
-        ValueError: where there is not exactly one of what an edit replaces.
+        ValueError: The old text of an edit does not occur exactly once.
     """
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -70,23 +70,23 @@ def copied_tree(folder: Path, edits: Sequence[Edit] = ()) -> Path:
     return folder
 
 
-def try_fault(fault: Fault, work: Path) -> Told:
-    """Run a fault's spec on a tree that has it; where it goes on, what it goes on from first, on one that has not."""
-    tree, checkpoints = copied_tree(work / "tree", fault.edits), work / "checkpoints"
+def try_fault(fault: Fault, work: Path) -> RunChecks:
+    """Run the spec of a fault on a tree with the fault. A resumed run starts from a run without it."""
+    tree, checkpoints = copy_tree(work / "tree", fault.edits), work / "checkpoints"
     if not fault.resumed:
-        return run(fault.spec, tree, work)
+        return run_spec(fault.spec, tree, work)
     checkpoints.mkdir()
     before = work / "before"
     before.mkdir()
     spec = fault.spec
     first = spec.train.model_copy(update={"steps": fault.resumed, "checkpoint_every": fault.resumed, "verify": "off"})
-    whole = copied_tree(before / "tree")
-    run(spec.model_copy(update={"train": first}), whole, before, "--checkpoint-root", str(checkpoints))
-    return run(spec, tree, work, "--checkpoint-root", str(checkpoints), "--attempt", "2")
+    whole = copy_tree(before / "tree")
+    run_spec(spec.model_copy(update={"train": first}), whole, before, "--checkpoint-root", str(checkpoints))
+    return run_spec(spec, tree, work, "--checkpoint-root", str(checkpoints), "--attempt", "2")
 
 
-def run(spec: JobSpec, tree: Path, work: Path, *more: str) -> Told:
-    """Every rank as torchrun would start it, ended after LONGEST_S. `more` arguments of the trainer."""
+def run_spec(spec: JobSpec, tree: Path, work: Path, *more: str) -> RunChecks:
+    """Run all ranks as torchrun does, for at most TIMEOUT_S. `more` has arguments of the trainer."""
     data_root = work / "data"
     data_root.mkdir()
     write_data(data_root)
@@ -112,17 +112,17 @@ def run(spec: JobSpec, tree: Path, work: Path, *more: str) -> Told:
         )
         for rank in range(world)
     ]
-    return told(work, world, _ended(ranks))
+    return parse_checks(work, world, _wait_for_ranks(ranks))
 
 
-def _ended(ranks: list[subprocess.Popen[bytes]]) -> str:
-    """Wait for all; where one dies or they take too long, end the rest. Says so only where they took too long."""
+def _wait_for_ranks(ranks: list[subprocess.Popen[bytes]]) -> str:
+    """Wait for all ranks, and end the rest if one fails. Return a reason only after a timeout."""
     try:
         for rank in ranks:
-            if rank.wait(LONGEST_S):
+            if rank.wait(TIMEOUT_S):
                 return ""
     except subprocess.TimeoutExpired:
-        return f"ranks wait for each other: ended after {LONGEST_S:.0f} s"
+        return f"ranks wait for each other: ended after {TIMEOUT_S:.0f} s"
     finally:
         for rank in ranks:
             try:
@@ -133,11 +133,11 @@ def _ended(ranks: list[subprocess.Popen[bytes]]) -> str:
     return ""
 
 
-def told(work: Path, world: int, ended: str) -> Told:
-    """Read from what the ranks printed, which is what their logs show."""
+def parse_checks(work: Path, world: int, ended: str) -> RunChecks:
+    """Parse the output of the ranks, which their logs show."""
     out = "".join((work / f"out-{rank}").read_text() for rank in range(world))
     errors = [(work / f"err-{rank}").read_text() for rank in range(world)]
-    found = FIDELITY.findall(out)
+    found = TRAFFIC_CHECK.findall(out)
     proofs = re.findall(r"^verification: (.*); ((?:differs |not |single-process |gradients ).*)$", out, re.MULTILINE)
     failed = next(
         (m[1] for e in errors if (m := re.search(r"^error: verification failed: (.*)$", e, re.MULTILINE))), ""
@@ -145,7 +145,7 @@ def told(work: Path, world: int, ended: str) -> Told:
     if not ended and not failed and not all(e == "" for e in errors):
         ended = next(lines[-1] for e in errors if (lines := e.strip().splitlines()))
     replicas, one_process = proofs[-1] if proofs else ("", "")
-    return Told(
+    return RunChecks(
         wrong_bytes=sum(int(size.replace(",", "")) for size, _ in found) if found else None,
         wrong_calls=sum(int(calls) for _, calls in found) if found else None,
         replicas=replicas,

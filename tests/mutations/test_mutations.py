@@ -1,4 +1,4 @@
-"""Some of `make mutations`, and that none of its faults has lost its place in the source."""
+"""Run some faults of `make mutations`, and check that each fault still finds its source text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutations.faults import FAULTS
-from tests.mutations.run import ROOT, Told, copied_tree, run, try_fault
+from tests.mutations.run import ROOT, RunChecks, copy_tree, run_spec, try_fault
 
 # What only replicas and one process can tell, what only one process can, and what only later steps show.
 QUICK = {
@@ -16,7 +16,7 @@ QUICK = {
 }
 
 
-def test_each_fault_can_be_made() -> None:
+def test_each_fault_finds_its_source_text() -> None:
     sources = {edit.file: (ROOT / edit.file).read_text() for fault in FAULTS.values() for edit in fault.edits}
     lost = {
         (name, edit.old)
@@ -29,17 +29,17 @@ def test_each_fault_can_be_made() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_fault_shows_in_what_the_run_says(name: str, tmp_path: Path) -> None:
-    told = try_fault(FAULTS[name], tmp_path)
-    assert told.caught_by == QUICK[name], told
-    assert (told.wrong_bytes, told.wrong_calls) == (0, 0), "bytes alone would have said nothing"
-    assert "differs from" in told.failed
+def test_run_reports_a_fault(name: str, tmp_path: Path) -> None:
+    result = try_fault(FAULTS[name], tmp_path)
+    assert result.detected_by == QUICK[name], result
+    assert (result.wrong_bytes, result.wrong_calls) == (0, 0), "bytes alone would have said nothing"
+    assert "differs from" in result.failed
 
 
-def test_without_a_fault_the_same_run_is_proven(tmp_path: Path) -> None:
-    told = run(
-        FAULTS["Gradients are averaged instead of summed over dp"].spec, copied_tree(tmp_path / "tree"), tmp_path
+def test_run_without_a_fault_passes(tmp_path: Path) -> None:
+    result = run_spec(
+        FAULTS["Gradients are averaged instead of summed over dp"].spec, copy_tree(tmp_path / "tree"), tmp_path
     )
-    assert told == Told(0, 0, told.replicas, told.one_process, "", "")
-    assert told.replicas.startswith("replicas match (68 of 68 shards have replicas")
-    assert told.one_process.startswith("gradients match the single-process reference to ")
+    assert result == RunChecks(0, 0, result.replicas, result.one_process, "", "")
+    assert result.replicas.startswith("replicas match (68 of 68 shards have replicas")
+    assert result.one_process.startswith("gradients match the single-process reference to ")

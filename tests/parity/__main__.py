@@ -1,4 +1,4 @@
-"""`make parity`: the whole matrix, as a table."""
+"""Run all parity layouts and print a table: `make parity`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layouts that must equal one process, and the models they are tried on."""
+"""Layouts that must match a single-process reference, and their models."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ ALL = (*BOTH, "moe")
 
 
 class Try(NamedTuple):
-    """A layout, its micro-batches, the models it is tried on, and what else differs."""
+    """A layout with its micro-batches, models, and other settings."""
 
     layout: dict[str, Any]
     micro_batches: int
@@ -304,14 +304,14 @@ CORE_ONCE = (
 
 
 def write_data(root: Path) -> None:
-    """Tokens of unlike frequency, as text has them."""
+    """Write tokens with different frequencies, as in text."""
     weights = 1 / np.arange(1, 257)
     tokens = np.random.default_rng(0).choice(256, size=50_000, p=weights / weights.sum())
     tokens.astype(np.uint16).tofile(root / DATA)
 
 
 class Case(NamedTuple):
-    """One layout on one model."""
+    """A layout with a model."""
 
     arch: str
     name: str
@@ -327,14 +327,14 @@ class Case(NamedTuple):
 
     @property
     def reference(self) -> tuple[str, str]:
-        """The model of the one process that it must equal."""
+        """Model of the single-process reference."""
         return self.arch, LAYOUTS[self.name].variant
 
 
 def make_spec(
     arch: str, layout: dict[str, Any], micro_batches: int, variant: str = "", train: dict[str, Any] | None = None
 ) -> JobSpec:
-    """A parity spec. Clipping and weight decay are on, so the updates test them too."""
+    """Return a parity spec. Clipping and weight decay are on, so that the updates test them too."""
     train = {
         "steps": STEPS,
         "global_batch": 8,
@@ -352,7 +352,7 @@ def make_spec(
 
 
 def reference_spec(arch: str, variant: str) -> JobSpec:
-    """The same on one process."""
+    """Return the spec of the single-process reference."""
     return make_spec(arch, {}, 1, variant)
 
 
@@ -361,5 +361,5 @@ def all_cases(names: tuple[str, ...] = tuple(LAYOUTS)) -> list[Case]:
 
 
 def core_cases() -> list[Case]:
-    """The default suite's."""
+    """Return the cases of the default suite."""
     return [*all_cases(CORE), *(Case(LAYOUTS[name].archs[-1], name) for name in CORE_ONCE)]

@@ -1,4 +1,4 @@
-"""Runs cases on ranks and holds them against one process, the prediction, and the theoretical minimum."""
+"""Run parity cases, and compare them with a single-process reference, the prediction, and the theoretical minimum."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from contracts.telemetry.items import Cell
-from planner.facts.layout import Coordinates, get_rank
+from contracts.telemetry.steps import Cell
+from planner.cost.memory import get_gradient_bytes, get_memory
+from planner.facts.layout import Coordinates, get_coordinates, get_rank
 from planner.facts.model_shapes import Parameter, count_parameters, is_key_or_value, is_vocabulary
 from planner.facts.placements import get_placement
 from planner.facts.spec import JobSpec
 from planner.facts.stages import get_stage_chunks, get_stage_units
 from tests.parity.cases import Case, reference_spec, write_data
-from tests.parity.standing import wrong_memory
 from tests.support.ranks import run_ranks
 from workers.trainer.model.decoder import get_full_name
 
@@ -25,7 +25,7 @@ TOLERANCE = 1e-5
 
 
 class Result(NamedTuple):
-    """What a case showed. Differences are relative; `over_minimum` is measured over least algorithmic bytes."""
+    """Differences of a case. They are relative. `over_minimum` is measured over least algorithmic bytes."""
 
     case: Case
     loss_difference: float
@@ -46,9 +46,9 @@ class Result(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Losses and gradient norms by step, whole gradients of step 1 by name, each rank's items and counters.
+    """Losses and gradient norms by step, whole gradients of step 1 by name, and items and counters of each rank.
 
-    `routed_rows`: those that routers sent to experts of other ranks, in all steps of all ranks.
+    `routed_rows` has the rows that routers sent to experts of other ranks in all steps.
     """
 
     losses: list[float]
@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
 
 def run_all(cases: list[Case], work: Path) -> list[Result]:
-    """Run every case, those of one world size in the same processes, and compare."""
+    """Run all cases, with those of one world size in the same processes, and compare them."""
     specs = {f"reference {case.reference}": reference_spec(*case.reference) for case in cases}
     specs |= {case.label: case.spec for case in cases}
     runs = run_specs(specs, work)
@@ -94,21 +94,21 @@ def launch(world: int, out: Path, data_root: Path) -> None:
 
 
 def load(spec: JobSpec, folder: Path) -> Run:
-    said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
+    output = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
     parts = [torch.load(folder / f"gradients-{rank}.pt", weights_only=True) for rank in range(spec.layout.world_size)]
-    steps = [item for item in said[0]["items"] if item["kind"] == "step"]
+    steps = [item for item in output[0]["items"] if item["kind"] == "step"]
     return Run(
         losses=[item["loss"] for item in steps],
         norms=[item["grad_norm"] for item in steps],
         gradients=whole_gradients(spec, parts),
-        items=[s["items"] for s in said],
-        cells=[s["cells"] for s in said],
-        routed_rows=sum(s["routed_rows"] for s in said),
+        items=[s["items"] for s in output],
+        cells=[s["cells"] for s in output],
+        routed_rows=sum(s["routed_rows"] for s in output),
     )
 
 
 def whole_gradients(spec: JobSpec, parts: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Put the ranks' parts together: ZeRO's shards, then ep's and tp's; copies must agree."""
+    """Merge the shards of all ranks: ZeRO, then EP and TP. Replicas must match."""
     layout, whole = spec.layout, {}
     for stage in range(layout.pp):
         for unit in get_stage_units(spec.model, get_stage_chunks(spec.model, layout, stage)):
@@ -131,7 +131,7 @@ def whole_gradients(spec: JobSpec, parts: list[dict[str, torch.Tensor]]) -> dict
 
 
 def over_replicas(spec: JobSpec, parameter: Parameter, parts: list[torch.Tensor]) -> torch.Tensor:
-    """`parts` of all dp x cp ranks: ep's parts are dealt in turn, ZeRO's shards lie side by side in each HSDP copy."""
+    """Merge shards of all dp x cp ranks. EP shards alternate. ZeRO shards are contiguous in each HSDP replica."""
     layout = spec.layout
     zero = get_placement(spec.model, layout, parameter).zero
     ep = layout.ep if parameter.is_expert else 1
@@ -163,12 +163,15 @@ def joined(parts: list[torch.Tensor], dim: int | None) -> torch.Tensor:
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    """||a - b|| / ||b||"""
+    """Return ||a - b|| / ||b||."""
     return float((a - b).double().norm() / b.double().norm().clamp_min(1e-30))
 
 
 def compare(case: Case, run: Run, reference: Run) -> Result:
-    """Gradient norms are compared on their own: Adam hardly sees a wrong scale, so losses would not show one."""
+    """Compare a run with its reference.
+
+    Gradient norms are compared separately, because Adam hardly reacts to a wrong scale, so losses would not show it.
+    """
     rows = [row for items in run.items for item in items if item["kind"] == "verdict" for row in item["rows"]]
     assert len([i for items in run.items for i in items if i["kind"] == "verdict"]) == case.spec.layout.world_size
     return Result(
@@ -185,21 +188,21 @@ def compare(case: Case, run: Run, reference: Run) -> Result:
 
 
 def is_proven(run: Run) -> bool:
-    """Whether the run says of itself, at its end, that copies agree and that it is equal to one process."""
+    """Return True if the run reports matching replicas and a match with the single-process reference."""
     last = [item for item in run.items[0] if item["kind"] == "proof"][-1]
     return not last["wrong"] and last["one_process"]["state"] == "equal"
 
 
 def largest_difference(values: list[float], references: list[float]) -> float:
-    """max |a - b| / |b|"""
+    """Return max |a - b| / |b|."""
     return max(abs(a - b) / abs(b) for a, b in zip(values, references, strict=True))
 
 
 def gradient_difference(gradients: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) -> float:
-    """The largest relative difference of any tensor.
+    """Return the largest relative difference of any tensor.
 
-    A key bias has no gradient but rounding (softmax does not change when all keys move together): it is held
-    against the norm of all gradients.
+    The gradient of a key bias is only rounding, because softmax does not change if all keys move together. It is
+    compared with the norm of all gradients.
     """
     assert gradients.keys() == reference.keys()
     whole = torch.cat([g.flatten() for g in reference.values()]).double().norm()
@@ -211,7 +214,7 @@ def gradient_difference(gradients: dict[str, torch.Tensor], reference: dict[str,
 
 
 def over_minimum(spec: JobSpec, run: Run) -> dict[str, float]:
-    """Algorithmic bytes of all ranks' steps over the least the theory allows, by axis that has any."""
+    """Return algorithmic bytes of all steps over the theoretical minimum, by axis with traffic."""
     measured: dict[str, int] = defaultdict(int)
     for cell in (c for of_rank in run.cells for c in of_rank if c["phase"] == "step"):
         measured[cell["axis"]] += cell["algorithmic_bytes"]
@@ -221,9 +224,9 @@ def over_minimum(spec: JobSpec, run: Run) -> dict[str, float]:
 
 
 def minimum(spec: JobSpec, routed_rows: float) -> dict[str, float]:
-    """Bytes all ranks together must send in a step, in closed form; written without `planner.cost.traffic`.
+    """Return the bytes that all ranks must send per step, in closed form, without `planner.cost.traffic`.
 
-    `routed_rows`: what the routers of a step sent elsewhere.
+    `routed_rows` has the rows that the routers of a step sent to other ranks.
     """
     least = {
         "dp": least_data(spec),
@@ -240,7 +243,7 @@ def moe_layers(spec: JobSpec) -> int:
 
 
 def copied_over_tp(spec: JobSpec) -> tuple[int, int]:
-    """(elements that tp copies and does not divide, of these the routers): norms, row-parallel biases, positions."""
+    """Return elements that TP replicates, and those of routers: norms, row-parallel biases, positions."""
     model = spec.model
     gpt = model.arch == "gpt"
     norms = (2 * model.num_layers + 1) * model.hidden_size * (2 if gpt else 1)
@@ -250,7 +253,7 @@ def copied_over_tp(spec: JobSpec) -> tuple[int, int]:
 
 
 def shared_heads(spec: JobSpec) -> int:
-    """Elements of the key and value weights, where tp ranks share heads."""
+    """Return elements of key and value weights for which TP ranks share heads."""
     model = spec.model
     if spec.layout.tp <= model.num_kv_heads:
         return 0
@@ -258,11 +261,11 @@ def shared_heads(spec: JobSpec) -> int:
 
 
 def least_data(spec: JobSpec) -> float:
-    """ZeRO 1910.02054 section 7: P the parameters of a replica, n ranks: 2 P (n-1)/n, stage 2 (1+m), stage 3 3m.
+    """Return DP bytes by ZeRO 1910.02054 section 7: P parameters of a replica, n ranks: 2 P (n-1)/n.
 
-    Where stage 3 keeps what it gathered, 1+m: breadth first (2211.05953 section 4.2) once more for a rank's chunks but
-    the last, which it turns round on.
-    HSDP adds an all-reduce of each shard over the copies. Experts divided by ep have n/ep replicas.
+    Stage 2 has a factor of 1+m, and stage 3 of 3m. If stage 3 does not reshard, the factor is 1+m. Breadth-first
+    schedules (2211.05953 section 4.2) add one for the chunks of a rank except the last, which turns around. HSDP adds
+    an all-reduce of each shard over replicas. Experts sharded by EP have n/ep replicas.
     """
     layout, model, m = spec.layout, spec.model, spec.train.micro_batches
     n, t = layout.dp * layout.cp, layout.tp
@@ -285,7 +288,7 @@ def least_data(spec: JobSpec) -> float:
 
 
 def again_of(spec: JobSpec, dense: float) -> float:
-    """Of `dense` elements over pp and tp, those in chunks that a rank comes back to: the embedding's end too."""
+    """Return `dense` elements over PP and TP in chunks that a rank visits again, including the embedding."""
     model, t = spec.model, spec.layout.tp
     gpt, table = model.arch == "gpt", model.vocab_size * model.hidden_size
     positions = model.max_seq_len * model.hidden_size * t * gpt
@@ -295,7 +298,10 @@ def again_of(spec: JobSpec, dense: float) -> float:
 
 
 def least_tensor(spec: JobSpec) -> float:
-    """8 b s h (t-1)/t a layer (2104.04473 section 3.2). Full recompute sums once more, and SP then gathers twice."""
+    """Return TP bytes: 8 b s h (t-1)/t per layer (2104.04473 section 3.2).
+
+    Full recompute adds one sum, and SP then gathers twice.
+    """
     layout, model, train = spec.layout, spec.model, spec.train
     t, sp = layout.tp, layout.sequence_parallel
     if t == 1:
@@ -322,13 +328,13 @@ def least_tensor(spec: JobSpec) -> float:
 
 
 def crossings(spec: JobSpec) -> int:
-    """Boundaries between chunks on different ranks: all, but for the turn of a V."""
+    """Return boundaries between chunks on different ranks: all except the turn of a V schedule."""
     chunks = spec.layout.pp * spec.layout.virtual_stages
     return chunks - 1 - (spec.layout.schedule in ("zbv", "dualpipev"))
 
 
 def least_pipeline(spec: JobSpec) -> float:
-    """Hidden states over each boundary and back, once a tp group; and a table tied across two ranks."""
+    """Return bytes of hidden states over each boundary and back, per TP group, and of a tied embedding."""
     layout, model = spec.layout, spec.model
     if layout.pp == 1:
         return 0.0
@@ -342,7 +348,7 @@ def least_pipeline(spec: JobSpec) -> float:
 
 
 def least_context(spec: JobSpec) -> float:
-    """Keys and values to cp - 1 others, again in backward, and their gradients back; the balance loss' counts."""
+    """Return bytes of keys and values to cp - 1 ranks, again in backward, their gradients, and balance-loss counts."""
     layout, model, train = spec.layout, spec.model, spec.train
     c = layout.cp
     if c == 1:
@@ -358,9 +364,9 @@ def least_context(spec: JobSpec) -> float:
 
 
 def least_expert(spec: JobSpec, routed_rows: float) -> float:
-    """Each token to each of its experts elsewhere and back, twice; int64 counts before where nothing is dropped.
+    """Return bytes of tokens to experts on other ranks and back, twice, and int64 counts without capacity.
 
-    With a capacity buffers are full, and as much goes to each rank as stays.
+    With a capacity, buffers are full, and each rank receives an equal share.
     """
     layout, model, train = spec.layout, spec.model, spec.train
     if layout.ep == 1 or model.moe is None:
@@ -390,3 +396,16 @@ HEADER = (
     f"{'layout':34} {'ranks':>5} {'loss diff':>10} {'norm diff':>10} {'grad diff':>10} {'byte diff':>10} {'calls':>6}  "
     f"{'bytes/minimum':24} verdict"
 )
+
+COUNTED = ("parameters", "gradients", "optimizer")
+
+
+def wrong_memory(spec: JobSpec, items: list[list[dict[str, Any]]]) -> int:
+    """Return the byte difference of the fullest rank of a stage. Shorter shards have smaller moments."""
+    counted = [item["memory"] for figures in items for item in figures if item["kind"] == "verdict"]
+    wrong = 0
+    for stage in range(spec.layout.pp):
+        plan = {**get_memory(spec, stage), "gradients": get_gradient_bytes(spec, stage)}
+        mine = [parts for rank, parts in enumerate(counted) if get_coordinates(rank, spec.layout).pp == stage]
+        wrong += sum(abs(max(parts[name] for parts in mine) - plan[name]) for name in COUNTED)
+    return wrong

@@ -1,4 +1,4 @@
-"""One rank of the parity runs: every case of one world size in turn, in the same processes."""
+"""Run all parity cases of one world size on one rank, in the same process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_trainer(spec: JobSpec, data_root: Path, recorder: Recorder) -> Trainer:
 
 
 class KeptGradients(RunVerifier):
-    """The run's own proof, which also keeps this rank's part of every gradient of the first step."""
+    """Verification of the run, which also keeps this rank's shard of each gradient of the first step."""
 
     kept: dict[str, torch.Tensor]
 
@@ -44,7 +44,7 @@ class KeptGradients(RunVerifier):
 
 @contextmanager
 def routed_rows(recorder: Recorder) -> Iterator[list[int]]:
-    """What routers sent to experts of other ranks, a number for each time that they did, in steps alone."""
+    """Record the rows that routers send to experts of other ranks, for each call in steps."""
     found: list[int] = []
     plan = ExpertParallel.plan
 
@@ -60,19 +60,19 @@ def routed_rows(recorder: Recorder) -> Iterator[list[int]]:
 
 
 def run_case(spec: JobSpec, rank: int, data_root: Path, folder: Path) -> None:
-    """A whole metered run, and the gradients of its first step."""
+    """Run a metered job, and return the gradients of its first step."""
     store, recorder = dist.FileStore(str(folder / "store"), spec.layout.world_size), Recorder(rank)
     backend = register_metered_backend(recorder, "cpu")
     dist.init_process_group(backend, store=store, rank=rank, world_size=spec.layout.world_size)
     try:
-        said: list[dict[str, object]] = []
+        output: list[dict[str, object]] = []
         trainer = make_trainer(spec, data_root, recorder)
-        watch = KeptGradients(trainer, lambda item: said.append(dict(item)), lambda _line: None)
+        watch = KeptGradients(trainer, lambda item: output.append(dict(item)), lambda _line: None)
         with routed_rows(recorder) as routed:
-            send, peak = lambda item: said.append(dict(item)), PeakMemory(trainer.device)
+            send, peak = lambda item: output.append(dict(item)), PeakMemory(trainer.device)
             trainer.train(RunHooks(send, lambda _line: None, verifier=watch, peak=peak))
         torch.save(watch.kept, folder / f"gradients-{rank}.pt")
-        found = {"items": said, "cells": recorder.get_cells(), "routed_rows": sum(routed)}
+        found = {"items": output, "cells": recorder.get_cells(), "routed_rows": sum(routed)}
         (folder / f"said-{rank}.json").write_text(json.dumps(found))
     finally:
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Predicted equals measured also where sizes are awkward: padded shards, several buckets, bf16, clipping off."""
+"""Check that predicted and measured traffic match for padded shards, several buckets, bf16, and no clipping."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from planner.facts.parse_spec import parse_spec
 from planner.facts.single_process_reference import get_reference_precision
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES
-from tests.parity.compare import Run, gradient_difference, run_specs
-from tests.parity.standing import wrong_memory
+from tests.parity.compare import Run, gradient_difference, run_specs, wrong_memory
 
 UNEVEN_BY_DP4 = {**SIZES["gpt"], "hidden_size": 30, "ffn_hidden_size": 50, "num_heads": 3, "num_kv_heads": 3}
 UNEVEN_BY_DP2_TP2 = {**SIZES["gpt"], "hidden_size": 36, "ffn_hidden_size": 50}
@@ -81,7 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
 
 
 @pytest.mark.parametrize("name", [name for name, s in SPECS.items() if s.layout.world_size > 1])
-def test_every_rank_sends_what_was_predicted(runs: dict[str, Run], name: str) -> None:
+def test_each_rank_sends_the_predicted_bytes(runs: dict[str, Run], name: str) -> None:
     rows = [row for items in runs[name].items for item in items if item["kind"] == "verdict" for row in item["rows"]]
     assert {row["phase"] for row in rows} >= {"setup", "step"}
     assert [row for row in rows if row["measured_bytes"] != row["predicted_bytes"]] == []
@@ -90,11 +89,11 @@ def test_every_rank_sends_what_was_predicted(runs: dict[str, Run], name: str) ->
 
 
 @pytest.mark.parametrize("name", list(SPECS))
-def test_every_stage_holds_the_weights_gradients_and_moments_of_the_plan(runs: dict[str, Run], name: str) -> None:
+def test_each_stage_has_the_planned_state_bytes(runs: dict[str, Run], name: str) -> None:
     assert wrong_memory(SPECS[name], runs[name].items) == 0
 
 
-def test_several_buckets_were_really_used() -> None:
+def test_uses_several_buckets() -> None:
     for rank in range(4):
         over_dp = [c for c in get_step_traffic(SPECS["gradients over several buckets"], rank) if c.axis == "dp"]
         assert [(c.op, c.count) for c in over_dp] == [("all_reduce", 2)]
@@ -103,14 +102,14 @@ def test_several_buckets_were_really_used() -> None:
 @pytest.mark.parametrize(
     "name", [name for name, s in SPECS.items() if get_reference_precision(s.train.precision) != "fp32"]
 )
-def test_what_fp32_says_nothing_of_is_equal_to_one_process_as_narrow(runs: dict[str, Run], name: str) -> None:
+def test_bf16_layouts_match_a_bf16_reference(runs: dict[str, Run], name: str) -> None:
     *_, proof = (item for item in runs[name].items[0] if item["kind"] == "proof")
     assert proof["one_process"]["state"] == "equal"
     assert 0 < proof["one_process"]["gradient"] < 0.1
 
 
 @pytest.mark.parametrize("name", [name for name, s in SPECS.items() if "bf16" in name and s.model.arch == "llama"])
-def test_bf16_trains_as_fp32_does_to_its_own_precision(runs: dict[str, Run], name: str) -> None:
+def test_bf16_training_matches_fp32_within_its_precision(runs: dict[str, Run], name: str) -> None:
     whole, half = runs["the batch of one process"], runs[name]
     assert half.losses == pytest.approx(whole.losses, rel=5e-4)
     assert half.losses != whole.losses

@@ -1,4 +1,4 @@
-"""A part of the matrix in the default suite (`make parity` runs all of it), and proof that the comparison can fail."""
+"""Run a part of the parity matrix (`make parity` runs all), and check that the comparison can fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Result]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
-def test_a_layout_equals_one_process_and_sends_what_was_predicted(results: dict[Case, Result], case: Case) -> None:
+def test_layout_matches_the_reference_and_the_predicted_traffic(results: dict[Case, Result], case: Case) -> None:
     result = results[case]
     assert result.gradient_difference < TOLERANCE
     assert result.norm_difference < TOLERANCE
@@ -28,7 +28,7 @@ def test_a_layout_equals_one_process_and_sends_what_was_predicted(results: dict[
     assert result.over_minimum == pytest.approx(dict.fromkeys(result.over_minimum, 1.0), abs=0.005)
 
 
-def test_the_comparison_sees_a_wrong_gradient_norm_loss_byte_call_and_memory(tmp_path: Path) -> None:
+def test_comparison_detects_each_kind_of_difference(tmp_path: Path) -> None:
     case = Case("llama", "dp2")
     good = run_specs({"case": case.spec}, tmp_path)["case"]
     assert compare(case, good, good).passed

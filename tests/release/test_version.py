@@ -1,4 +1,4 @@
-"""One version, in one place, which the changelog's newest section and both packages have."""
+"""Check that the changelog and both packages have the version of the VERSION file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.processes import ROOT
 VERSION = (ROOT / "VERSION").read_text().strip()
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_packages_use_the_version_file() -> None:
     assert str(Version(VERSION)) == VERSION
     for folder in (ROOT, ROOT / "client"):
         project = tomllib.loads((folder / "pyproject.toml").read_text())
@@ -21,7 +21,7 @@ def test_the_version_stands_in_one_place() -> None:
         assert (folder / "VERSION").resolve() == ROOT / "VERSION"
 
 
-def test_the_newest_section_of_the_changelog_is_of_this_version() -> None:
+def test_newest_changelog_section_has_this_version() -> None:
     sections = re.findall(r"^## \[(.*?)\](?: - \d{4}-\d\d-\d\d)?$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     versions = [Version(name) for name in sections if name != "Unreleased"]
     assert str(versions[0]) == VERSION

@@ -1,4 +1,4 @@
-"""`make release`: wheels that run the whole of it where no checkout is, installed into a clean environment."""
+"""Check that wheels of `make release` run without a checkout, in a clean environment."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ SPEC = {
 
 
 def run(*argv: str | Path, cwd: Path, **environment: str) -> str:
-    told = {**base_environment(), **environment}
-    done = subprocess.run(list(map(str, argv)), env=told, cwd=cwd, capture_output=True, text=True, check=False)
+    result = {**base_environment(), **environment}
+    done = subprocess.run(list(map(str, argv)), env=result, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{argv}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make release` makes, of a copy of what is in git."""
+    """Return the output of `make release` for a copy of the files in git."""
     copy, into = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
     for name in run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines():
         if (ROOT / name).exists():
@@ -56,7 +56,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of programs of a clean environment that has both wheels, as their users install them."""
+    """Return the folder of programs of a clean environment with both wheels."""
     folder = tmp_path_factory.mktemp("clean") / "venv"
     run(sys.executable, "-m", "venv", folder, cwd=dist)
     server, client = next(dist.glob("meshboard-*.whl")), next(dist.glob("meshboard_client-*.whl"))
@@ -67,7 +67,7 @@ def installed(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_wheel_and_sdist_hold_templates_static_files_and_documentation(dist: Path) -> None:
+def test_wheel_and_sdist_have_templates_static_files_and_docs(dist: Path) -> None:
     version = (ROOT / "VERSION").read_text().strip()
     names = set(zipfile.ZipFile(dist / f"meshboard-{version}-py3-none-any.whl").namelist())
     for room, inside in (("templates", "webapp/templates"), ("webapp/static", "webapp/static")):
@@ -83,7 +83,7 @@ def test_wheel_and_sdist_hold_templates_static_files_and_documentation(dist: Pat
 
 @pytest.fixture
 def up(installed: Path, tmp_path: Path) -> Iterator[Board]:
-    """`meshboard-up`, started where no checkout is, with state where the system keeps it."""
+    """Run `meshboard-up` outside a checkout, with its default state folder."""
     environment = {
         **{name: value for name, value in base_environment().items() if not name.startswith("MESHBOARD_")},
         "XDG_STATE_HOME": str(tmp_path / "state"),
@@ -113,13 +113,13 @@ def up(installed: Path, tmp_path: Path) -> Iterator[Board]:
     assert b"Meshboard has stopped" in output.read_bytes()
 
 
-def test_the_demo_runs_from_wheels_alone_and_its_job_is_0_B_off(up: Board, installed: Path, tmp_path: Path) -> None:
+def test_demo_runs_from_wheels_with_exact_traffic(up: Board, installed: Path, tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(SPEC))
     access = {"MESHBOARD_URL": up.url, "MESHBOARD_TOKEN": up.info["api_token"], "HOME": str(tmp_path)}
 
-    told = json.loads(run(installed / "meshboard", "submit", spec, "--wait", "--json", cwd=tmp_path, **access))
-    job = up.get_job(told["id"])
+    result = json.loads(run(installed / "meshboard", "submit", spec, "--wait", "--json", cwd=tmp_path, **access))
+    job = up.get_job(result["id"])
     assert job["status"] == "succeeded", job["exit"]
     run(
         installed / "meshboard",

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 
-from benchmarks.history import OPS, step_item
+from benchmarks.history import OPS, build_step
 from tests.screens import company
 from tests.screens.pages import World
 from tests.support.telemetry import build_pipeline_step
@@ -157,7 +157,7 @@ def generate_batches(job: str, began: float, *, ends: bool = False) -> Iterator[
             for rank in range(node * SLOTS, (node + 1) * SLOTS):
                 if step == 1:
                     items.append({"kind": "phase", "rank": rank, "time": now, "phase": "step"})
-                items.append({**step_item(rank, step, 1_000_000, STEP_S), "time": now + rank * 1e-5})
+                items.append({**build_step(rank, step, 1_000_000, STEP_S), "time": now + rank * 1e-5})
                 line = f"\x1b[32mINFO\x1b[0m synthetic line {step} of rank {rank}: " + "the maximum per rank " * (
                     rank % 9
                 )

@@ -1,8 +1,7 @@
-"""`make stand-in CUDA_PYTHON=PATH`: every parity layout on GPUs that are not there, beside one process, one of them
-resumed, and a script.
+"""Run all parity layouts on stand-in GPUs, one of them resumed, and a script: `make stand-in CUDA_PYTHON=PATH`.
 
-PATH is a Python that has a CUDA build of the torch of `requirements.lock` and what the extra `worker` needs. Prints a
-line a layout: what the run said of its proof, and how far its bytes are from the prediction.
+PATH is a Python with a CUDA build of the torch of `requirements.lock`, and the packages of the extra `worker`. Prints a
+line per layout with the verification of the run and its difference from predicted bytes.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from pathlib import Path
 
 from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, Case, write_data
-from tests.stand_in.build import NoStandInError, build
+from tests.stand_in.build import StandInBuildError, build
 
 ROOT = Path(__file__).parents[2]
 EAGER = [name for name, tried in LAYOUTS.items() if not tried.train.get("compile")]  # a compiler writes kernels
-EQUAL = re.compile(r"match(?:es)? the (?:single-process )?reference to (\S+)")
-EXACT = "absolute difference 0 B, 0 calls"
+MATCHES_REFERENCE = re.compile(r"match(?:es)? the (?:single-process )?reference to (\S+)")
+EXACT_TRAFFIC = "absolute difference 0 B, 0 calls"
 RESUMED, SAVES, MORE = "zero3 dp2", 3, 3  # goes on from a checkpoint for so many steps more
 NOT_CHECKED = re.compile(r"verification: .*(?:not compared with|final step not compared)[^;]*")
 SCRIPT, SCRIPT_RANKS = "a script's groups, split and bound", 4
-COUNTED = re.compile(r"^setup +(\S+) +all_reduce +(\d+) +(\d+) ", re.MULTILINE)
-SENT = {("dp", "1", "4"), ("tp", "1", "8"), ("part", "1", "12"), ("world", "1", "16")}  # group, calls, bytes
+SETUP_CALL = re.compile(r"^setup +(\S+) +all_reduce +(\d+) +(\d+) ", re.MULTILINE)
+EXPECTED_CALLS = {("dp", "1", "4"), ("tp", "1", "8"), ("part", "1", "12"), ("world", "1", "16")}  # group, calls, bytes
 
 
 def main() -> int:
@@ -46,23 +45,25 @@ def main() -> int:
         folder = Path(work)
         write_data(folder)
         try:
-            stand_in = build(site_of(options.python), folder)
-        except NoStandInError as error:
+            stand_in = build(find_site_packages(options.python), folder)
+        except StandInBuildError as error:
             print(f"--python: {error}", file=sys.stderr)
             return 2
         for name in [*names, f"{RESUMED}, resumed", SCRIPT]:
             started = time.monotonic()
             if name == f"{RESUMED}, resumed":
-                done = resume(options.python, on_gpus(Case(LAYOUTS[RESUMED].archs[-1], RESUMED).spec), folder, stand_in)
-                verdict = verdict_of(done) if "resumed from" in done.stdout else "FAILED: it resumed nothing"
+                done = run_resumed_training(
+                    options.python, request_gpus(Case(LAYOUTS[RESUMED].archs[-1], RESUMED).spec), folder, stand_in
+                )
+                verdict = judge_training(done) if "resumed from" in done.stdout else "FAILED: it resumed nothing"
             elif name == SCRIPT:
                 script = ["workers.meter", str(ROOT / "tests/stand_in/groups.py")]
-                done = run(options.python, SCRIPT_RANKS, script, folder, stand_in)
-                verdict = verdict_of_script(done)
+                done = run_ranks(options.python, SCRIPT_RANKS, script, folder, stand_in)
+                verdict = judge_script(done)
             else:
-                spec = on_gpus(Case(LAYOUTS[name].archs[-1], name).spec)
-                done = train(options.python, spec, folder, stand_in)
-                verdict = verdict_of(done)
+                spec = request_gpus(Case(LAYOUTS[name].archs[-1], name).spec)
+                done = run_training(options.python, spec, folder, stand_in)
+                verdict = judge_training(done)
             failed += not verdict.startswith("equal")
             print(f"{name:<44}{verdict:<60}{time.monotonic() - started:>7.1f} s", flush=True)
             if options.show and not verdict.startswith("equal"):
@@ -72,40 +73,42 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def site_of(python: str) -> Path:
-    """Where its torch lies."""
+def find_site_packages(python: str) -> Path:
+    """Return the folder of torch."""
     code = "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
-    told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    if told.returncode:
-        raise NoStandInError(f"{python} has no torch: {told.stderr.strip()[-300:]}")
-    return Path(told.stdout.strip()).parent
+    result = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise StandInBuildError(f"{python} has no torch: {result.stderr.strip()[-300:]}")
+    return Path(result.stdout.strip()).parent
 
 
-def on_gpus(spec: JobSpec) -> JobSpec:
-    """The same, asking for GPUs."""
+def request_gpus(spec: JobSpec) -> JobSpec:
+    """Return the spec with CUDA devices."""
     return spec.model_copy(update={"resources": spec.resources.model_copy(update={"device": "cuda"})})
 
 
-def train(
+def run_training(
     python: str, spec: JobSpec, folder: Path, stand_in: Mapping[str, str], *more: str
 ) -> subprocess.CompletedProcess[str]:
     (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
     trainer = ["workers.trainer", "--spec", str(folder / "spec.json"), "--data-root", str(folder), *more]
-    return run(python, spec.layout.world_size, trainer, folder, stand_in)
+    return run_ranks(python, spec.layout.world_size, trainer, folder, stand_in)
 
 
-def resume(python: str, spec: JobSpec, folder: Path, stand_in: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """What its second attempt said, or its first where that failed."""
+def run_resumed_training(
+    python: str, spec: JobSpec, folder: Path, stand_in: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Return the result of the second attempt, or of the first if that failed."""
     keeps, steps = ["--checkpoint-root", str(folder / "kept")], spec.train.steps
     saving = spec.train.model_copy(update={"checkpoint_every": SAVES})
-    done = train(python, spec.model_copy(update={"train": saving}), folder, stand_in, *keeps)
+    done = run_training(python, spec.model_copy(update={"train": saving}), folder, stand_in, *keeps)
     if done.returncode:
         return done
     longer = saving.model_copy(update={"steps": steps + MORE})
-    return train(python, spec.model_copy(update={"train": longer}), folder, stand_in, *keeps, "--attempt", "2")
+    return run_training(python, spec.model_copy(update={"train": longer}), folder, stand_in, *keeps, "--attempt", "2")
 
 
-def run(
+def run_ranks(
     python: str, ranks: int, module: Sequence[str], folder: Path, stand_in: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
     torchrun = [python, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
@@ -115,21 +118,26 @@ def run(
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def verdict_of_script(done: subprocess.CompletedProcess[str]) -> str:
-    counted = set(COUNTED.findall(done.stderr))
-    return "equal to what it sent" if counted == SENT and not done.returncode else f"FAILED: {sorted(counted)}"
+def judge_script(done: subprocess.CompletedProcess[str]) -> str:
+    counted = set(SETUP_CALL.findall(done.stderr))
+    return (
+        "equal to what it sent" if counted == EXPECTED_CALLS and not done.returncode else f"FAILED: {sorted(counted)}"
+    )
 
 
-def verdict_of(done: subprocess.CompletedProcess[str]) -> str:
+def judge_training(done: subprocess.CompletedProcess[str]) -> str:
     if done.returncode:
         why = re.search(r"^(?:\[rank\d+\]: )?(stand-in: .*|\w*Error: .*)", done.stderr, re.MULTILINE)
         return f"FAILED: {why[1] if why else 'see --show'}"
     if unchecked := NOT_CHECKED.findall(done.stdout):
         return f"FAILED: {unchecked[-1]}"
-    equal, lines = EQUAL.findall(done.stdout), [line for line in done.stdout.splitlines() if "traffic check:" in line]
+    equal, lines = (
+        MATCHES_REFERENCE.findall(done.stdout),
+        [line for line in done.stdout.splitlines() if "traffic check:" in line],
+    )
     if not equal or not lines:
         return "FAILED: the run told nothing of itself"
-    off = [line for line in lines if EXACT not in line]
+    off = [line for line in lines if EXACT_TRAFFIC not in line]
     return f"FAILED: {off[0]}" if off else f"equal to {equal[-1]}; 0 B, 0 calls on {len(lines)} ranks"
 
 

@@ -1,4 +1,4 @@
-"""What CUDA would compute is computed by the CPU, in the same memory: a stand-in's device memory is the host's."""
+"""Compute CUDA operations on the CPU in the memory of the stand-in, which is host memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.torch_private.compiler import FakeTensor
 
 aten: Any = torch.ops.aten
 # They make or turn memory about, on any device.
-AS_THEY_ARE = {
+UNCHANGED_OPS = {
     *("aten::empty.memory_format", "aten::empty_strided", "aten::empty_like", "aten::new_empty"),
     *(
         "aten::new_empty_strided",
@@ -27,42 +27,42 @@ AS_THEY_ARE = {
     "prim::device",
 }
 # They take from one device to another, or find places on the one by numbers of the other.
-ACROSS = {"aten::copy_", "aten::_to_copy", "aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_"}
-ELSEWHERE = ("c10d", "profiler")  # collectives, and what names a stretch of time
+CROSS_DEVICE_OPS = {"aten::copy_", "aten::_to_copy", "aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_"}
+OTHER_NAMESPACES = ("c10d", "profiler")  # collectives, and what names a stretch of time
 
 
-class OnCpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, no kernel is launched."""
+class CpuDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Run operations without kernels."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if DTensor in types:
             return NotImplemented  # what it wraps passes by as well
-        given = tree_flatten((args, kwargs))[0]
-        device = next((d for d in map(_cuda_of, given) if d is not None), None)
-        if device is None or func.namespace in ELSEWHERE or func.name() in AS_THEY_ARE or _is_view(func):
+        arguments = tree_flatten((args, kwargs))[0]
+        device = next((d for d in map(_find_cuda_device, arguments) if d is not None), None)
+        if device is None or func.namespace in OTHER_NAMESPACES or func.name() in UNCHANGED_OPS or _is_view(func):
             return func(*args, **kwargs)
-        if any(isinstance(one, FakeTensor) for one in given):
+        if any(isinstance(one, FakeTensor) for one in arguments):
             return func(*args, **kwargs)
-        if func.name() not in ACROSS:
-            _must_be_there(func, args, kwargs, device)
+        if func.name() not in CROSS_DEVICE_OPS:
+            _check_devices(func, args, kwargs, device)
         torch.cuda.current_stream().synchronize()  # for what is on its way into this memory
         if func is aten._to_copy.default:
-            return _moved(args[0], kwargs)
-        return _computed(func, args, kwargs, device)
+            return _move(args[0], kwargs)
+        return _compute_on_cpu(func, args, kwargs, device)
 
 
-def _cuda_of(one: Any) -> torch.device | None:
+def _find_cuda_device(one: Any) -> torch.device | None:
     if isinstance(one, torch.Tensor):
         return one.device if one.is_cuda else None
     return one if isinstance(one, torch.device) and one.type == "cuda" else None
 
 
-def _must_be_there(func: Any, args: Any, kwargs: Any, device: torch.device) -> None:
-    """Kernels of a GPU take nothing of the host's but a number, and not that in a list.
+def _check_devices(func: Any, args: Any, kwargs: Any, device: torch.device) -> None:
+    """Check that a GPU kernel gets only host scalars, and none in a list.
 
     Raises:
-        RuntimeError: as torch would.
+        RuntimeError: As torch does.
     """
     for one in (*args, *kwargs.values()):
         listed = isinstance(one, (list, tuple))
@@ -77,8 +77,8 @@ def _is_view(func: Any) -> bool:
     return reads and bool(schema.returns) and all(r.alias_info is not None for r in schema.returns)
 
 
-def on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, as a tensor of the CPU."""
+def view_on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor with the same memory."""
     storage = tensor.untyped_storage()
     if storage.nbytes() == 0:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -88,8 +88,8 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
     return bare.set_(held, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
 
 
-def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy in a device's memory, as large and laid out alike."""
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor to device memory with its size and strides."""
     storage = tensor.untyped_storage()
     memory = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
     ctypes.memmove(memory.data_ptr(), storage.data_ptr(), storage.nbytes())
@@ -97,29 +97,29 @@ def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return bare.set_(memory.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload, no-any-return]
 
 
-def _moved(tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
+def _move(tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor:
     to = torch.device(kwargs.get("device") or tensor.device)
     how = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "non_blocking")}
-    copy: torch.Tensor = aten._to_copy(on_host(tensor) if tensor.is_cuda else tensor, **how)
-    return on_device(copy, to) if to.type == "cuda" else copy
+    copy: torch.Tensor = aten._to_copy(view_on_host(tensor) if tensor.is_cuda else tensor, **how)
+    return copy_to_device(copy, to) if to.type == "cuda" else copy
 
 
-def _computed(func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
+def _compute_on_cpu(func: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
     hosts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def to_host(one: Any) -> Any:
         if isinstance(one, torch.Tensor) and one.is_cuda:
-            return hosts.setdefault(id(one), (on_host(one), one))[0]
+            return hosts.setdefault(id(one), (view_on_host(one), one))[0]
         return torch.device("cpu") if isinstance(one, torch.device) else one
 
     args, kwargs = tree_map(to_host, args), tree_map(to_host, kwargs)
     found = OTHERWISE.get(func.name(), func)(*args, **kwargs)
-    given = {id(host): tensor for host, tensor in hosts.values()}
+    arguments = {id(host): tensor for host, tensor in hosts.values()}
 
     def back(one: Any) -> Any:
         if not isinstance(one, torch.Tensor):
             return one
-        return given[id(one)] if id(one) in given else on_device(one, device)
+        return arguments[id(one)] if id(one) in arguments else copy_to_device(one, device)
 
     return tree_map(back, found)
 

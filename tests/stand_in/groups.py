@@ -1,4 +1,4 @@
-"""A script of somebody's whose groups are bound to their GPU, split, and over gloo as well."""
+"""A script with groups that are bound to a GPU, split, and on gloo."""
 
 from __future__ import annotations
 

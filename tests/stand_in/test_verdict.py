@@ -1,4 +1,4 @@
-"""A run on stand-ins passes only where it says of itself that it is right."""
+"""Check that a run on stand-ins passes only if it reports that it is correct."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.stand_in.__main__ import verdict_of
-from tests.stand_in.build import NoStandInError, build
+from tests.stand_in.__main__ import judge_training
+from tests.stand_in.build import StandInBuildError, build
 
 PROOF = "verification: replicas match (1 of 1); gradients match the single-process reference to 8e-08 (...)\n"
 EXACT = "traffic check: measured 10 B, absolute difference 0 B, 0 calls\n"
@@ -41,10 +41,10 @@ OFF = "traffic check: measured 10 B, absolute difference 4 B, 0 calls\n"
         (1, PROOF + EXACT, "", "FAILED: see --show"),
     ],
 )
-def test_a_verdict_is_what_the_run_said(code: int, out: str, said: str, expected: str) -> None:
-    assert verdict_of(subprocess.CompletedProcess([], code, out, said)) == expected
+def test_judges_a_run_by_its_verification(code: int, out: str, said: str, expected: str) -> None:
+    assert judge_training(subprocess.CompletedProcess([], code, out, said)) == expected
 
 
-def test_a_torch_without_cuda_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NoStandInError, match="no CUDA build of torch"):
+def test_rejects_a_torch_without_cuda(tmp_path: Path) -> None:
+    with pytest.raises(StandInBuildError, match="no CUDA build of torch"):
         build(tmp_path, tmp_path)

@@ -1,15 +1,19 @@
-"""Web, controller, recorder and a host worker, each a process of its own and each of any checkout, on one Redis."""
+"""Run web, controller, recorder, and a host worker as processes of any checkout on one Redis."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import subprocess
 import sys
+import tarfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support.processes import ROOT, RedisServer, base_environment, run_process, wait_until
 from webapp.runner import find_free_port, is_free
@@ -17,20 +21,20 @@ from webapp.runner import find_free_port, is_free
 SECRET_KEY = "only-for-this-test-0123456789-0123456789-0123456789-0123"
 
 
-class Services:
-    """A board by its parts: what one is stopped for goes on in the others."""
+class BoardServices:
+    """The services of a board, each of which can be stopped alone."""
 
     def __init__(self, folder: Path, redis: RedisServer, database_url: str = "", root: Path = ROOT) -> None:
-        """`root` is the checkout whose code runs; without a URL the database is a file in `folder`."""
+        """Use the code of `root`. Without a URL, the database is a file in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.redis, self.root = folder, redis, root
         self.database_url = database_url or f"sqlite:///{folder}/board.sqlite3"
         self.port = find_free_port()
         self.token = ""
 
-    def of(self, folder: Path, database_url: str = "") -> Services:
-        """Another board in place of this one: hosts find it at the same address."""
-        made = Services(folder, self.redis, database_url, self.root)
+    def replace(self, folder: Path, database_url: str = "") -> BoardServices:
+        """Return another board with the same address."""
+        made = BoardServices(folder, self.redis, database_url, self.root)
         made.port, made.token = self.port, self.token
         return made
 
@@ -55,25 +59,25 @@ class Services:
         return done.stdout
 
     def prepare(self) -> None:
-        """Migrate, and make somebody who may do all."""
+        """Migrate the database, and create a user with all permissions."""
         self.manage("migrate", "--verbosity", "0")
         self.token = json.loads(self.manage("meshboard_user"))["api_token"]
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Web, controller and recorder."""
+    def run(self) -> Iterator[None]:
+        """Run web, controller, and recorder."""
         serve = [sys.executable, "-m", "webapp.serve", "--port", str(self.port)]
         with contextlib.ExitStack() as stack:
-            web = stack.enter_context(self._running("web", serve))
+            web = stack.enter_context(self._run_service("web", serve))
             for name in ("controller", "recorder"):
-                stack.enter_context(self._running(name, [sys.executable, "manage.py", name]))
+                stack.enter_context(self._run_service(name, [sys.executable, "manage.py", name]))
             wait_until(lambda: not is_free(self.port) or web.poll() is not None, "the web listens", 90)
             assert web.poll() is None, (self.folder / "web.log").read_text()
             yield
 
     @contextlib.contextmanager
-    def host(self, name: str, state: Path) -> Iterator[subprocess.Popen[bytes]]:
-        """A host worker that joins; `state` is its own, and outlives it."""
+    def run_host(self, name: str, state: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a host worker that joins. Its folder `state` is kept."""
         state.mkdir(parents=True, exist_ok=True)
         keep = ("PATH", "HOME", "LANG", "TMPDIR", "VIRTUAL_ENV", "PYTHONUNBUFFERED", "PYTHONPATH")
         environment = {key: value for key, value in self.environment.items() if key in keep} | {
@@ -98,8 +102,24 @@ class Services:
         ) as answer:
             return json.load(answer)
 
-    def status(self, job: str) -> str:
+    def get_status(self, job: str) -> str:
         return str(self.call("GET", f"jobs/{job}")["status"])
 
-    def _running(self, name: str, argv: list[str]) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    def _run_service(self, name: str, argv: list[str]) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
         return run_process(argv, self.environment, self.folder / f"{name}.log", self.root)
+
+
+OLDER_COMMIT = (
+    "06665c78028997b355728c05e93c5422b8f50154"  # the first commit with the initial migration of version 0.2.0
+)
+
+
+def export_older_version(folder: Path) -> Path:
+    """Export all files to the folder."""
+    git = ["git", "-C", str(ROOT)]
+    if subprocess.run([*git, "cat-file", "-e", OLDER_COMMIT], capture_output=True, check=False).returncode:
+        pytest.skip(f"this checkout's history does not reach back to {OLDER_COMMIT[:7]}")
+    packed = subprocess.run([*git, "archive", OLDER_COMMIT], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+        files.extractall(folder, filter="data")
+    return folder

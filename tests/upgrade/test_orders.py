@@ -1,4 +1,4 @@
-"""A host of the previous version reads the specs that this version sends."""
+"""Check that a host of the previous version reads specs of this version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from jobs.queue.orders import spec_for_hosts
 from planner.facts.parse_spec import parse_spec
-from tests.upgrade.older import files_before
+from tests.upgrade.services import export_older_version
 
 READ = """
 import json, sys
@@ -33,16 +33,16 @@ SPECS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the version before makes of each."""
-    folder = files_before(tmp_path_factory.mktemp("older"))
-    told = json.dumps([spec_for_hosts(parse_spec(spec).model_dump()) for spec in SPECS.values()])
+    """Return the specs that the previous version reads."""
+    folder = export_older_version(tmp_path_factory.mktemp("older"))
+    result = json.dumps([spec_for_hosts(parse_spec(spec).model_dump()) for spec in SPECS.values()])
     argv = [sys.executable, "-c", READ]
-    done = subprocess.run(argv, cwd=folder, input=told, capture_output=True, text=True, check=False)
+    done = subprocess.run(argv, cwd=folder, input=result, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return dict(zip(SPECS, json.loads(done.stdout), strict=True))
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_host_of_the_version_before_reads_what_it_is_sent_as_it_was_meant(read: dict[str, Any], name: str) -> None:
+def test_host_of_the_previous_version_reads_current_specs(read: dict[str, Any], name: str) -> None:
     meant = spec_for_hosts(parse_spec(SPECS[name]).model_dump())
     assert spec_for_hosts(read[name]) == meant

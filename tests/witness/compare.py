@@ -1,4 +1,4 @@
-"""Runs ranks on hosts of their own and lays the kernel's bytes beside the meter's, as gloo would carry them."""
+"""Run ranks on separate hosts, and compare the bytes of the kernel with those of the meter under gloo's algorithms."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LAYOUTS = {
 }
 
 
-class Pair(NamedTuple):
-    """One direction of one connection: bytes that `rank` sent `peer` for a group, by the model and by the kernel."""
+class ConnectionComparison(NamedTuple):
+    """One direction of a connection: bytes from `rank` to `peer` for a group, by the model and by the kernel."""
 
     rank: int
     peer: int
@@ -39,74 +39,74 @@ class Pair(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """What the kernel sent over what the model says."""
+        """Bytes of the kernel over bytes of the model."""
         return self.wire / self.modelled if self.modelled else float("inf")
 
 
-class Seen(NamedTuple):
-    """One kind of work, CALLS times over: the directions that carried anything, or should have."""
+class WorkComparison(NamedTuple):
+    """Directions that carry traffic, or should, in CALLS repetitions of one kind of work."""
 
     name: str
     hosts: int
     call_bytes: int
-    pairs: list[Pair]
+    pairs: list[ConnectionComparison]
 
     @property
-    def worst(self) -> Pair:
-        """The direction furthest from its model; of those as far, the busiest."""
+    def worst(self) -> ConnectionComparison:
+        """Direction with the largest error. Among equal errors, the one with most bytes."""
         return max(self.pairs, key=lambda pair: (abs(pair.ratio - 1), pair.modelled))
 
     @property
     def exact(self) -> int:
-        """Directions that agree to the byte."""
+        """Directions without a difference."""
         return sum(pair.wire == pair.modelled for pair in self.pairs)
 
     @property
     def passed(self) -> bool:
-        """Whether every direction carried what the model says, within TOLERANCE and with no bytes let off."""
+        """Return True if the error of each direction is within TOLERANCE, without retransmitted bytes."""
         return abs(self.worst.ratio - 1) <= TOLERANCE
 
 
-def primitives(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> dict[str, Any]:
-    """Each collective on each group, at about each size in bytes."""
+def list_primitive_requests(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> dict[str, Any]:
+    """Request each collective on each group with about each size in bytes."""
     return {"name": "primitives", "groups": groups, "sizes": sizes}
 
 
-def training(name: str) -> dict[str, Any]:
-    """Steps of a small GPT in one of LAYOUTS."""
+def build_training_request(name: str) -> dict[str, Any]:
+    """Request steps of a small GPT with a layout of LAYOUTS."""
     model = {**SIZES["gpt"], "hidden_size": 256, "ffn_hidden_size": 1024}
     train = {"global_batch": 4, "seq_len": 32, "steps": 100, "warmup_steps": 1, "eval_every": 0, "data": DATA}
     spec = parse_spec({"model": model, "layout": LAYOUTS[name], "train": train})
     return {"name": name, "spec": spec.model_dump(mode="json")}
 
 
-def watch(asked: Sequence[dict[str, Any]], folder: Path) -> list[Seen]:
-    """What is asked for, in turn, by one rank on each of HOSTS hosts."""
+def run_requests(request: Sequence[dict[str, Any]], folder: Path) -> list[WorkComparison]:
+    """Run the requests in order on HOSTS hosts with one rank each."""
     folder.mkdir(parents=True)
     write_data(folder)
     with hosts(HOSTS) as made:
-        ranks = [_start(host, rank, made[0].address, folder, asked) for rank, host in enumerate(made)]
+        ranks = [_start_rank(host, rank, made[0].address, folder, request) for rank, host in enumerate(made)]
         try:
-            wait_until(lambda: _ended(ranks, folder), "ranks that have ended", timeout_s=TIMEOUT_S)
+            wait_until(lambda: _has_ended(ranks, folder), "ranks that have ended", timeout_s=TIMEOUT_S)
         finally:
             for process in ranks:
                 process.kill()
                 process.wait()
         rank_at = {host.address: rank for rank, host in enumerate(made)}
-    said = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(HOSTS)]
-    return [_seen(by_rank, rank_at) for by_rank in zip(*said, strict=True)]
+    output = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(HOSTS)]
+    return [_compare_work(by_rank, rank_at) for by_rank in zip(*output, strict=True)]
 
 
-def _ended(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> bool:
-    """Whether all are done; one that failed leaves the others waiting, so what they said is raised at once."""
+def _has_ended(ranks: Sequence[subprocess.Popen[bytes]], folder: Path) -> bool:
+    """Return True if all ranks have ended. Raise the output of one that failed, because the others wait for it."""
     codes = [process.poll() for process in ranks]
-    said = [(folder / f"errors-{rank}").read_text()[-4000:] for rank in range(len(ranks)) if codes[rank]]
-    assert not said, "\n".join(said)
+    output = [(folder / f"errors-{rank}").read_text()[-4000:] for rank in range(len(ranks)) if codes[rank]]
+    assert not output, "\n".join(output)
     return all(code == 0 for code in codes)
 
 
-def _start(
-    host: NetHost, rank: int, master: str, folder: Path, asked: Sequence[dict[str, Any]]
+def _start_rank(
+    host: NetHost, rank: int, master: str, folder: Path, request: Sequence[dict[str, Any]]
 ) -> subprocess.Popen[bytes]:
     environment = {
         **os.environ,
@@ -118,18 +118,18 @@ def _start(
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
-    argv = host.inside([sys.executable, "-m", "tests.witness.rank", str(folder), json.dumps(asked)])
+    argv = host.inside([sys.executable, "-m", "tests.witness.rank", str(folder), json.dumps(request)])
     with (folder / f"errors-{rank}").open("wb") as errors:
         return subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=errors)
 
 
-def _seen(by_rank: Sequence[dict[str, Any]], rank_at: dict[str, int]) -> Seen:
-    pairs = [pair for rank, said in enumerate(by_rank) for pair in _pairs(rank, said, rank_at)]
+def _compare_work(by_rank: Sequence[dict[str, Any]], rank_at: dict[str, int]) -> WorkComparison:
+    pairs = [pair for rank, output in enumerate(by_rank) for pair in _compare_connections(rank, output, rank_at)]
     first = by_rank[0]
-    return Seen(first["name"], first["hosts"], first["call_bytes"], pairs)
+    return WorkComparison(first["name"], first["hosts"], first["call_bytes"], pairs)
 
 
-def _pairs(rank: int, said: dict[str, Any], rank_at: dict[str, int]) -> list[Pair]:
+def _compare_connections(rank: int, said: dict[str, Any], rank_at: dict[str, int]) -> list[ConnectionComparison]:
     members = {group: members for group, members, *_ in said["wire"]}
     modelled: defaultdict[tuple[str, int], int] = defaultdict(int)
     for op, group, payload in said["metered"]:
@@ -140,5 +140,5 @@ def _pairs(rank: int, said: dict[str, Any], rank_at: dict[str, int]) -> list[Pai
     for group, _, address, wire in said["wire"]:
         peer = rank_at[address.rsplit(":", 1)[0]]
         if wire or modelled[group, peer]:
-            found.append(Pair(rank, peer, group, modelled[group, peer], wire))
+            found.append(ConnectionComparison(rank, peer, group, modelled[group, peer], wire))
     return found

@@ -1,4 +1,4 @@
-"""One rank: what torch's flight recorder wrote down, beside what the meter did."""
+"""Report the calls of torch's flight recorder and of the meter on one rank."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def primitives() -> None:
 
 
 def recorded() -> list[Call]:
-    """gloo's entries in order. It has none for send and receive, and carries a reduce-scatter as an all-reduce."""
+    """Return gloo's entries in order. It has none for send and receive, and a reduce-scatter is an all-reduce."""
     calls = []
     for entry in pickle.loads(_dump_fr_trace(True, False, False)).get("entries", []):
         op = entry["profiling_name"].removeprefix("gloo:")
@@ -66,7 +66,7 @@ def metered(recorder: Recorder) -> list[Call]:
 
 
 def fly(spec: Any, data_root: Path, store: dist.Store) -> dict[str, list[Call]]:
-    """One process group's life: what both wrote down of it."""
+    """Create a process group, run the spec on it, and return the calls of both recorders."""
     before = len(recorded())
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recorder = Recorder(rank)
@@ -77,15 +77,15 @@ def fly(spec: Any, data_root: Path, store: dist.Store) -> dict[str, list[Call]]:
         trainer: Any = make_trainer(parse_spec(spec), data_root, recorder)
         for step in range(2):
             trainer.train_step(step)
-    said = {"recorded": recorded()[before:], "metered": metered(recorder)}
+    output = {"recorded": recorded()[before:], "metered": metered(recorder)}
     dist.barrier()
     dist.destroy_process_group()
-    return said
+    return output
 
 
 def main() -> None:
     out, flown = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)
     store = dist.FileStore(str(out / "store"), int(os.environ["WORLD_SIZE"]))
-    said = {name: fly(spec, out, dist.PrefixStore(name, store)) for name, spec in flown.items()}
-    (out / f"flight-{os.environ['RANK']}.json").write_text(json.dumps(said))
+    output = {name: fly(spec, out, dist.PrefixStore(name, store)) for name, spec in flown.items()}
+    (out / f"flight-{os.environ['RANK']}.json").write_text(json.dumps(output))

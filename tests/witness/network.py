@@ -1,4 +1,4 @@
-"""Hosts of one machine: a network namespace each, joined by a bridge."""
+"""Create hosts on one machine: network namespaces joined by a bridge."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 
 class NetHost(NamedTuple):
-    """One namespace and its address."""
+    """A network namespace and its address."""
 
     namespace: str
     address: str
     interface: str
 
     def inside(self, argv: list[str]) -> list[str]:
-        """The command, run in this namespace."""
+        """Return the command that runs `argv` in this namespace."""
         return ["ip", "netns", "exec", self.namespace, *argv]
 
 
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[list[NetHost]]:
-    """`count` hosts that reach each other and nothing else; needs root."""
+    """Create hosts that reach only each other. Needs root."""
     prefix = f"mb{os.getpid() % 100_000}"
     switch = f"{prefix}s"
     made = [NetHost(f"{prefix}h{i}", f"10.77.0.{i + 1}", f"{prefix[-6:]}e{i}") for i in range(count)]

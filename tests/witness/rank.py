@@ -1,4 +1,4 @@
-"""One rank on a host of its own: what its meter counted and what its kernel sent on each connection, work by work."""
+"""Report the bytes of each connection by the meter and by the kernel, for one rank on its own host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from planner.facts.parse_spec import parse_spec
 from tests.parity.rank import make_trainer
-from tests.witness.connections import Served, sent, watched_groups
+from tests.witness.connections import GroupConnections, read_sent_bytes, watch_groups
 from workers.meter import Recorder, register_metered_backend
 
 CALLS = 4
@@ -25,9 +25,9 @@ ELEMENT_BYTES = 4
 
 
 class Work(NamedTuple):
-    """Something this rank does CALLS times. What the meter does not keep, but gloo's messages depend on:
+    """Work that this rank repeats CALLS times, with facts that gloo's messages depend on but the meter does not keep.
 
-    `root` is a global rank, or the other end of a send; `doubles` names the group whose elements are of 8 bytes.
+    `root` is a global rank, or the peer of a send. `doubles` names the group with elements of 8 bytes.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Work(NamedTuple):
     call: Callable[[], object]
 
 
-def primitives(members: Sequence[int], group: Any, size: int, rank: int) -> Iterator[Work]:
-    """Each collective on the group with about `size` bytes; its second rank is the root."""
+def build_primitives(members: Sequence[int], group: Any, size: int, rank: int) -> Iterator[Work]:
+    """Return each collective on the group with about `size` bytes. The second rank is the root."""
     count, root = len(members), members[1]
     part = torch.ones(size // ELEMENT_BYTES // count)
     whole = torch.ones(part.numel() * count)
@@ -56,39 +56,39 @@ def primitives(members: Sequence[int], group: Any, size: int, rank: int) -> Iter
         "reduce": (root, partial(dist.reduce, whole, root, group=group)),
         "gather": (root, partial(dist.gather, part, at_root, root, group=group)),
         "scatter": (root, partial(dist.scatter, part, at_root, root, group=group)),
-        "send": (other, partial(between, whole, here % 2 == 0, other, group)),
+        "send": (other, partial(build_exchange, whole, here % 2 == 0, other, group)),
     }
     for name, (far, call) in calls.items():
-        yield Work(name, count, whole.nbytes, far, None, call if rank in members else nothing)
+        yield Work(name, count, whole.nbytes, far, None, call if rank in members else do_nothing)
 
 
-def nothing() -> None:
-    """What a rank outside the group does."""
+def do_nothing() -> None:
+    """Stand in for work on ranks outside the group."""
 
 
-def between(x: torch.Tensor, sends: bool, other: int | None, group: Any) -> None:
-    """From the first to the second of a pair; the last of an odd number has none."""
+def build_exchange(x: torch.Tensor, sends: bool, other: int | None, group: Any) -> None:
+    """Return sends from the first to the second rank of each pair. An odd last rank has none."""
     if other is not None:
         dist.send(x, other, group=group) if sends else dist.recv(x, other, group=group)
 
 
-def works(asked: dict[str, Any], recorder: Recorder, data_root: Path) -> Iterator[Work]:
-    if "spec" in asked:
-        trainer: Any = make_trainer(parse_spec(asked["spec"]), data_root, recorder)
+def list_works(request: dict[str, Any], recorder: Recorder, data_root: Path) -> Iterator[Work]:
+    if "spec" in request:
+        trainer: Any = make_trainer(parse_spec(request["spec"]), data_root, recorder)
         steps = iter(range(CALLS + 1))
         world = dist.distributed_c10d._get_default_group()  # it carries loss and norm
-        yield Work(asked["name"], world.size(), 0, None, world.group_name, lambda: trainer.train_step(next(steps)))
+        yield Work(request["name"], world.size(), 0, None, world.group_name, lambda: trainer.train_step(next(steps)))
         return
-    for members in asked["groups"]:
+    for members in request["groups"]:
         group = dist.new_group(members)
-        for size in asked["sizes"]:
-            yield from primitives(members, group, size, recorder.rank)
+        for size in request["sizes"]:
+            yield from build_primitives(members, group, size, recorder.rank)
         meeting = partial(dist.barrier, group=group)
-        yield Work("barrier", len(members), 0, None, None, meeting if recorder.rank in members else nothing)
+        yield Work("barrier", len(members), 0, None, None, meeting if recorder.rank in members else do_nothing)
 
 
-class Rank:
-    """This rank, and the store it meets the others in: nothing else of theirs is on the wire meanwhile."""
+class WitnessRank:
+    """A rank and the store on which it synchronizes, so that barriers add no traffic."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -100,54 +100,54 @@ class Rank:
         self.store = dist.TCPStore(master, self.port, self.world, self.rank == 0, timeout=timeout)
         self.meetings = 0
 
-    def meet(self) -> None:
-        """A barrier over the store alone."""
+    def synchronize(self) -> None:
+        """Wait for all ranks on the store."""
         key, self.meetings = f"meeting/{self.meetings}", self.meetings + 1
         if self.store.add(key, 1) == self.world:
             self.store.set(f"{key}/all", "yes")
         self.store.wait([f"{key}/all"])
 
     def leave(self) -> None:
-        """Rank 0 goes last: it keeps the store."""
+        """Leave as the last rank on rank 0, which has the store."""
         if self.rank:
             self.store.add("left", 1)
         while self.rank == 0 and self.store.add("left", 0) < self.world - 1:
             time.sleep(0.01)
 
-    def run(self, asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """One process group's life: every work on it."""
+    def run(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """Create a process group, run each work on it, and destroy it."""
         recorder = Recorder(self.rank)
-        store = dist.PrefixStore(asked["name"], self.store)
-        with watched_groups(self.port) as served:
+        store = dist.PrefixStore(request["name"], self.store)
+        with watch_groups(self.port) as served:
             backend = register_metered_backend(recorder, "cpu")
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world)
-            said = [self.witness(work, recorder, served) for work in works(asked, recorder, self.out)]
+            output = [self.witness(work, recorder, served) for work in list_works(request, recorder, self.out)]
         dist.destroy_process_group()
-        return said
+        return output
 
-    def witness(self, work: Work, recorder: Recorder, served: dict[str, Served]) -> dict[str, Any]:
+    def witness(self, work: Work, recorder: Recorder, served: dict[str, GroupConnections]) -> dict[str, Any]:
         work.call()  # buffers are found
-        completed(recorder)
-        self.meet()
+        drain_completed(recorder)
+        self.synchronize()
         expected = [connection for group in served.values() for connection in group.connections]
-        before = sent(self.port, expected)
-        self.meet()
+        before = read_sent_bytes(self.port, expected)
+        self.synchronize()
         for _ in range(CALLS):
             work.call()
-        self.meet()
-        after = sent(self.port, expected)
-        self.meet()  # nobody goes on before all have looked
+        self.synchronize()
+        after = read_sent_bytes(self.port, expected)
+        self.synchronize()  # nobody goes on before all have looked
         wire = [
             (name, group.members, connection.peer, after[connection] - before[connection])
             for name, group in served.items()
             for connection in group.connections
         ]
         what = {key: value for key, value in work._asdict().items() if key != "call"}
-        return {**what, "metered": completed(recorder), "wire": wire}
+        return {**what, "metered": drain_completed(recorder), "wire": wire}
 
 
-def completed(recorder: Recorder) -> list[tuple[str, str, int]]:
-    """Op, group and payload bytes of every collective since the last time, once all are complete."""
+def drain_completed(recorder: Recorder) -> list[tuple[str, str, int]]:
+    """Return operation, group, and payload bytes of collectives since the last call, when all have completed."""
     while any(cell["completed"] < cell["count"] for cell in recorder.get_cells()):
         time.sleep(0.001)
     records, dropped = recorder.drain()
@@ -157,9 +157,9 @@ def completed(recorder: Recorder) -> list[tuple[str, str, int]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    here = Rank(Path(sys.argv[1]))
-    said = [item for asked in json.loads(sys.argv[2]) for item in here.run(asked)]
-    (here.out / f"rank-{here.rank}.json").write_text(json.dumps(said))
+    here = WitnessRank(Path(sys.argv[1]))
+    output = [item for request in json.loads(sys.argv[2]) for item in here.run(request)]
+    (here.out / f"rank-{here.rank}.json").write_text(json.dumps(output))
     here.leave()
     os._exit(0)
 

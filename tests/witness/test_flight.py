@@ -1,4 +1,4 @@
-"""torch's own flight recorder lists what the meter lists: call by call, in order, by group and bytes."""
+"""Compare the calls of torch's flight recorder with those of the meter by group and bytes, in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", list(FLOWN))
-def test_the_flight_recorder_and_the_meter_agree_call_by_call(said: list[dict[str, Any]], name: str) -> None:
+def test_meter_matches_the_flight_recorder_call_by_call(said: list[dict[str, Any]], name: str) -> None:
     for of_rank in said:
         assert len(of_rank[name]["recorded"]) > 5
         assert of_rank[name]["metered"] == of_rank[name]["recorded"]

@@ -1,4 +1,4 @@
-"""The kernel's own count of bytes agrees with the meter's: ranks on network namespaces, `ss -ti` before and after."""
+"""Compare the kernel's byte counters with the meter: ranks in network namespaces, `ss -ti` before and after."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import os
 
 import pytest
 
-from tests.witness.compare import LAYOUTS, Pair, Seen, primitives, training, watch
+from tests.witness.compare import (
+    LAYOUTS,
+    ConnectionComparison,
+    WorkComparison,
+    build_training_request,
+    list_primitive_requests,
+    run_requests,
+)
 
 OPS = (
     "all_reduce",
@@ -28,14 +35,17 @@ pytestmark = pytest.mark.slow  # and `make witness`, which prints the table
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> list[Seen]:
-    return watch([primitives(GROUPS, SIZES), *map(training, LAYOUTS)], tmp_path_factory.mktemp("witness") / "out")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[WorkComparison]:
+    return run_requests(
+        [list_primitive_requests(GROUPS, SIZES), *map(build_training_request, LAYOUTS)],
+        tmp_path_factory.mktemp("witness") / "out",
+    )
 
 
 @needs_root
 @pytest.mark.parametrize("members", GROUPS, ids=["3 hosts", "4 hosts"])
 @pytest.mark.parametrize("op", OPS)
-def test_each_connection_carries_what_the_meter_says(seen: list[Seen], op: str, members: list[int]) -> None:
+def test_connections_carry_the_metered_bytes(seen: list[WorkComparison], op: str, members: list[int]) -> None:
     found = [s for s in seen if s.name == op and s.hosts == len(members)]
     assert len(found) == len(SIZES)
     for s in found:
@@ -43,7 +53,7 @@ def test_each_connection_carries_what_the_meter_says(seen: list[Seen], op: str, 
 
 
 @needs_root
-def test_each_connection_of_a_barrier_carries_headers_alone(seen: list[Seen]) -> None:
+def test_connections_of_a_barrier_carry_only_headers(seen: list[WorkComparison]) -> None:
     found = [s for s in seen if s.name == "barrier"]
     assert len(found) == len(GROUPS)
     assert all(s.exact == len(s.pairs) > 0 for s in found)
@@ -51,7 +61,7 @@ def test_each_connection_of_a_barrier_carries_headers_alone(seen: list[Seen]) ->
 
 @needs_root
 @pytest.mark.parametrize("name", list(LAYOUTS))
-def test_each_connection_of_a_training_run_carries_what_the_meter_says(seen: list[Seen], name: str) -> None:
+def test_connections_of_a_training_run_carry_the_metered_bytes(seen: list[WorkComparison], name: str) -> None:
     (found,) = [s for s in seen if s.name == name]
     assert sum(pair.modelled for pair in found.pairs) > 10e6
     assert found.passed, found.worst
@@ -59,9 +69,14 @@ def test_each_connection_of_a_training_run_carries_what_the_meter_says(seen: lis
 
 @pytest.mark.parametrize(
     "wrong",
-    [Pair(0, 1, "0", 10_000, 10_101), Pair(0, 1, "0", 10_000, 9_899), Pair(0, 1, "0", 0, 48), Pair(0, 1, "0", 48, 0)],
+    [
+        ConnectionComparison(0, 1, "0", 10_000, 10_101),
+        ConnectionComparison(0, 1, "0", 10_000, 9_899),
+        ConnectionComparison(0, 1, "0", 0, 48),
+        ConnectionComparison(0, 1, "0", 48, 0),
+    ],
 )
-def test_one_connection_more_than_a_hundredth_off_fails_them_all(wrong: Pair) -> None:
-    right = Pair(1, 0, "0", 10_000, 10_099)
-    assert Seen("all_reduce", 2, 0, [right]).passed
-    assert not Seen("all_reduce", 2, 0, [right, wrong]).passed
+def test_one_error_above_one_percent_fails_the_comparison(wrong: ConnectionComparison) -> None:
+    right = ConnectionComparison(1, 0, "0", 10_000, 10_099)
+    assert WorkComparison("all_reduce", 2, 0, [right]).passed
+    assert not WorkComparison("all_reduce", 2, 0, [right, wrong]).passed

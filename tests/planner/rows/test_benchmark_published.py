@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published.__main__ import answers_of, report
-from benchmarks.published.mapping import Planned, plan_of
-from benchmarks.published.own_tests import KEEPS_SCORES
-from benchmarks.published.recipes import switched_on
-from benchmarks.published.recorded import IN_MAY, IN_OCTOBER
+from benchmarks.published.__main__ import answer_rows, print_report
+from benchmarks.published.mapping import MappedRow, map_row
+from benchmarks.published.megatron_tests import IN_MAY, IN_OCTOBER, KEEPS_SCORES
+from benchmarks.published.recipes import get_stack_changes
 from benchmarks.published.rows import SkipError, read_rows
 from planner.facts.placements import get_vocab_rows
 from planner.facts.spec import JobSpec, Layout, TrainSpec
@@ -76,10 +75,10 @@ def test_good_rows_are_answered_and_strange_ones_counted_with_their_reason(
         {"pp": "64", "gpus": "128"},
     ]
     path = _file(tmp_path / "rows.csv", {}, {"measure_name": "out_of_memory", "measure_value": "1"}, *strange)
-    answers, skipped = answers_of(read_rows(path))
+    answers, skipped = answer_rows(read_rows(path))
     assert (len(answers), len(skipped)) == (2, len(strange))
     assert all(reason for *_, reason in skipped)
-    report(answers, skipped)
+    print_report(answers, skipped)
     printed = capsys.readouterr().out
     assert "no such accelerator: TPU v5e" in printed
     assert f"skipped: {len(strange)} rows" in printed
@@ -89,7 +88,7 @@ def test_the_same_rows_give_the_same_tables(tmp_path: Path, capsys: pytest.Captu
     path = _file(tmp_path / "rows.csv", *({"micro_batch": str(b), "measure_value": str(20 + b)} for b in (1, 2, 4, 8)))
     tables = []
     for _ in range(2):
-        report(*answers_of(read_rows(path)))
+        print_report(*answer_rows(read_rows(path)))
         tables.append(capsys.readouterr().out)
     assert tables[0] == tables[1]
 
@@ -110,7 +109,7 @@ def test_blooms_rows_add_gradients_up_in_fp32_from_the_line_that_says_so(
     note = f"line {line}; Megatron-DeepSpeed, 8 A100 a node"
     (row,) = read_rows(_file(tmp_path / "rows.csv", bloom | {"note": note}))
     assert not isinstance(row, SkipError)
-    assert plan_of(row).spec.train.precision == precision
+    assert map_row(row).spec.train.precision == precision
 
 
 def test_fsdp2s_rows_are_planned_as_their_code_runs(tmp_path: Path) -> None:
@@ -122,7 +121,7 @@ def test_fsdp2s_rows_are_planned_as_their_code_runs(tmp_path: Path) -> None:
     peak = {"measure_name": "peak_memory_gb", "measure_value": "10"}
     rows = [kempner | peak, titan | {"note": "AsyncTP; max_reserved of the fullest GPU"}]
     read = [row for row in read_rows(_file(tmp_path / "rows.csv", *rows)) if not isinstance(row, SkipError)]
-    first, second = (plan_of(row) for row in read)
+    first, second = (map_row(row) for row in read)
     assert read[0].num_bytes == 10 * 2**30
     assert (first.stack, first.cluster.per_node, first.spec.train.precision) == ("fsdp2", 4, "bf16_state")
     assert (first.kempner, first.meter, first.spec.train.compile, first.spec.layout.zero) == (
@@ -141,7 +140,7 @@ def test_stages_of_kempners_pipes_have_whole_ends_on_each_tensor_rank(tmp_path: 
     piped = kempner | {"note": "compile off", "tp": "4", "pp": "2", "dp": "2", "zero": "3", "global_batch": "64"}
     rows = [piped, piped | {"pp": "1", "dp": "4", "note": "torch.compile on"}]
     read = [row for row in read_rows(_file(tmp_path / "rows.csv", *rows)) if not isinstance(row, SkipError)]
-    whole, divided = (plan_of(row) for row in read)
+    whole, divided = (map_row(row) for row in read)
     assert [get_vocab_rows(planned.spec) for planned in (whole, divided)] == [128_000, 32_000]
     assert [planned.spec.layout.sequence_parallel for planned in (whole, divided)] == [False, True]
     assert (whole.kernels.norms, whole.kernels.gathers_each_input, whole.stage) == (EAGER_NORMS, True, 0)
@@ -154,7 +153,7 @@ def test_megatrons_own_tests_have_the_sizes_of_their_configurations(tmp_path: Pa
     dense = common | {"model": "gpt-test gpt3_mcore_te_tp2_pp2_mla"}
     mixed = common | {"model": f"moe-test gpt3_mcore_te_{KEEPS_SCORES}", "recompute": "selective", "ep": "4"}
     rows = [row for row in read_rows(_file(tmp_path / "r.csv", dense, mixed)) if not isinstance(row, SkipError)]
-    first, second = (plan_of(row).spec for row in rows)
+    first, second = (map_row(row).spec for row in rows)
     assert first.model.mla is not None
     assert first.model.mla.q_rank == 192
     assert second.model.moe is not None
@@ -181,7 +180,7 @@ def test_what_a_recipe_switches_on_goes_by_its_release(
     (read,) = read_rows(_file(tmp_path / "rows.csv", row))
     assert not isinstance(read, SkipError)
     usual = STACKS["megatron"]
-    kernels = usual._replace(**switched_on(read))
+    kernels = usual._replace(**get_stack_changes(read))
     assert kernels.overlap == usual.overlap | ({"ep": ep} if ep else {})
     assert (kernels.launch_s, kernels.expert_s) == (host * usual.launch_s, usual.expert_s if host else 0.0)
 
@@ -204,7 +203,7 @@ def test_a_recipe_without_a_dispatcher_of_its_own_sends_a_token_to_each_expert(
     row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "precision": "BF16", "gpu": gpu, "model": model}
     (read,) = read_rows(_file(tmp_path / "rows.csv", row | {"ep": ep, "note": f"{release} Pre-Training Performance"}))
     assert not isinstance(read, SkipError)
-    kernels = STACKS["megatron"]._replace(**switched_on(read))
+    kernels = STACKS["megatron"]._replace(**get_stack_changes(read))
     assert (kernels.dispatches_per_node, kernels.sorts_dispatch) == (shared, not shared)
 
 
@@ -223,10 +222,10 @@ def test_every_second_layer_of_gpt_oss_looks_back_128_tokens(tmp_path: Path) -> 
     assert (model.moe.expert_bias, model.moe.swiglu_limit, model.head_dim) == (True, 7.0, 64)
 
 
-def _planned(tmp_path: Path, **row: str) -> Planned:
+def _planned(tmp_path: Path, **row: str) -> MappedRow:
     (read,) = read_rows(_file(tmp_path / "rows.csv", row))
     assert not isinstance(read, SkipError)
-    return plan_of(read)
+    return map_row(read)
 
 
 DGXC = {"source_repo_path": "NVIDIA/dgxc-benchmarking@v25.05.04:README.md", "tp": "2", "dp": "64", "gpus": "512"}
@@ -261,7 +260,7 @@ def test_what_experts_keep_between_steps_is_shared_among_their_own_replicas(tmp_
     kind = {"measure_name": "steady_memory_bytes", "measure_value": "1e9"}
     kind["note"] = "num-experts=8; swiglu; disable-bias-linear=True; position-embedding-type=rope; "
     kind["note"] += "no-gradient-accumulation-fusion=True"
-    answers, skipped = answers_of(read_rows(_file(tmp_path / "rows.csv", {**row, **sizes, **kind, "tp": "2"})))
+    answers, skipped = answer_rows(read_rows(_file(tmp_path / "rows.csv", {**row, **sizes, **kind, "tp": "2"})))
     assert skipped == []
     experts = 2 * 4 * 3 * 512 * 2048 // 2
     spec = answers[0].planned.spec
@@ -315,7 +314,7 @@ def test_what_megatrons_own_tests_hold_is_counted(
     """Scores' buffer without Transformer Engine and fp16's gradients; Muon's one moment; a second token's layer, table
     and projection."""
     rows = read_rows(_file(tmp_path / "rows.csv", {**OWN, **row, "model": name, "measure_value": str(published)}))
-    (answer,), skipped = answers_of(rows)
+    (answer,), skipped = answer_rows(rows)
     assert skipped == []
     assert answer.predicted == pytest.approx(published, rel=share)
 
@@ -323,7 +322,7 @@ def test_what_megatrons_own_tests_hold_is_counted(
 def test_a_loss_that_the_compiler_fuses_keeps_the_exponential_beside_the_logit(tmp_path: Path) -> None:
     peak = {**OWN, "measure_name": "peak_memory_bytes", "measure_value": "2e9"}
     rows = [{**peak, "model": f"gpt-test gpt3_mcore_te_tp1{name}"} for name in ("", "_cross_entropy_loss_fusion")]
-    plain, fused = answers_of(read_rows(_file(tmp_path / "rows.csv", *rows)))[0]
+    plain, fused = answer_rows(read_rows(_file(tmp_path / "rows.csv", *rows)))[0]
     assert fused.predicted - plain.predicted == 4 * 1024 * 50304 * 4
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published import own_tests
-from benchmarks.published.mapping import Planned, plan_of
+from benchmarks.published import megatron_tests
+from benchmarks.published.mapping import MappedRow, map_row
+from benchmarks.published.megatron_tests import IN_MAY
 from benchmarks.published.predict import Predictor
-from benchmarks.published.recorded import IN_MAY
 from benchmarks.published.rows import SkipError, read_rows
 from planner.cost.timing import Timer
 from planner.hardware.cluster import DEFAULT_LAUNCH_S
@@ -21,10 +21,10 @@ from tests.planner.rows.test_benchmark_published import OWN, SECOND_TOKEN, _file
 EXPERTS = {"precision": "bf16", "note": "num-experts=8; moe-router-topk=2; sequence-parallel=True"}
 
 
-def _planned(tmp_path: Path, name: str, **row: str) -> Planned:
+def _planned(tmp_path: Path, name: str, **row: str) -> MappedRow:
     (read,) = read_rows(_file(tmp_path / "rows.csv", {**OWN, **row, "model": name}))
     assert not isinstance(read, SkipError)
-    return plan_of(read)
+    return map_row(read)
 
 
 def test_dropout_is_off_where_a_configuration_says_so(tmp_path: Path) -> None:
@@ -61,28 +61,28 @@ def test_which_of_the_larger_mixtures_predict_a_second_token(
 @pytest.mark.parametrize(
     ("pattern", "name", "found"),
     [
-        (own_tests.EXPERTS_APART, "te_tp2_pp1_te_8experts2parallel_ddp_average_in_collective", False),
-        (own_tests.EXPERTS_APART, "te_tp2_pp1_resume_te_8experts2parallel_multi_dist_optimizer_instances", True),
-        (own_tests.OVERLAPS_EXPERTS, "te_tp2_pp1_te_a2a_ovlp_8experts_etp1_ep4", True),
-        (own_tests.OVERLAPS_EXPERTS, "ep4_etp1_no_mtp_no_a2a_ovlp_fine_grained_offloading", False),
-        (own_tests.WIDER_TURNS, "te_tp1_pp4_vp1_resume_torch_dist_tunable_overlap", True),
-        (own_tests.FUSED_LOSS, "te_tp2_pp2_ep4_etp1_memory_speed", True),
-        (own_tests.FUSED_LOSS, "gpt3_15b_8t_release_gb200", True),
-        (own_tests.FUSED_LOSS, "gpt3_15b_8t_release", False),
-        (own_tests.SENDS_TO_ALL, "te_tp2_pp2_ep4_etp1_memory_speed", True),
-        (own_tests.SENDS_TO_ALL, "te_tp2_pp1_te_a2a_ovlp_8experts_etp1_ep4", True),
-        (own_tests.SENDS_TO_ALL, "te_tp2_pp1_te_8experts_etp1_ep4", False),
-        (own_tests.SENDS_TO_ALL, "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release", False),
-        (own_tests.OVERLAPS_TENSORS, "gpt3_15b_8t_release_sm_gb200", True),
-        (own_tests.EXPERTS_APART, "tp2_pp2_resume_torch_dist_te_2experts", True),
-        (own_tests.ROTATES_APART, "deepseek_proxy_fsdp_ep2_fsdp2", True),
-        (own_tests.ROTATES_APART, "mixtral_8x7b_tp1pp4ep8vpp8_release", True),
-        (own_tests.ROTATES_APART, "gpt3_15b_8t_release_sm", True),
-        (own_tests.ROTATES_APART, "gpt3_15b_8t_release_sm_gb200", False),
-        (own_tests.ROTATES_APART, "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release", False),
-        (own_tests.ROTARY, "gpt3_15b_8t_release", True),
-        (own_tests.FP32_ROUTER, "te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer", True),
-        (own_tests.WITHOUT_NORM_BIAS, "te_tp2_pp1_te_8experts_etp1_ep4", False),
+        (megatron_tests.EXPERTS_APART, "te_tp2_pp1_te_8experts2parallel_ddp_average_in_collective", False),
+        (megatron_tests.EXPERTS_APART, "te_tp2_pp1_resume_te_8experts2parallel_multi_dist_optimizer_instances", True),
+        (megatron_tests.OVERLAPS_EXPERTS, "te_tp2_pp1_te_a2a_ovlp_8experts_etp1_ep4", True),
+        (megatron_tests.OVERLAPS_EXPERTS, "ep4_etp1_no_mtp_no_a2a_ovlp_fine_grained_offloading", False),
+        (megatron_tests.WIDER_TURNS, "te_tp1_pp4_vp1_resume_torch_dist_tunable_overlap", True),
+        (megatron_tests.FUSED_LOSS, "te_tp2_pp2_ep4_etp1_memory_speed", True),
+        (megatron_tests.FUSED_LOSS, "gpt3_15b_8t_release_gb200", True),
+        (megatron_tests.FUSED_LOSS, "gpt3_15b_8t_release", False),
+        (megatron_tests.SENDS_TO_ALL, "te_tp2_pp2_ep4_etp1_memory_speed", True),
+        (megatron_tests.SENDS_TO_ALL, "te_tp2_pp1_te_a2a_ovlp_8experts_etp1_ep4", True),
+        (megatron_tests.SENDS_TO_ALL, "te_tp2_pp1_te_8experts_etp1_ep4", False),
+        (megatron_tests.SENDS_TO_ALL, "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release", False),
+        (megatron_tests.OVERLAPS_TENSORS, "gpt3_15b_8t_release_sm_gb200", True),
+        (megatron_tests.EXPERTS_APART, "tp2_pp2_resume_torch_dist_te_2experts", True),
+        (megatron_tests.ROTATES_APART, "deepseek_proxy_fsdp_ep2_fsdp2", True),
+        (megatron_tests.ROTATES_APART, "mixtral_8x7b_tp1pp4ep8vpp8_release", True),
+        (megatron_tests.ROTATES_APART, "gpt3_15b_8t_release_sm", True),
+        (megatron_tests.ROTATES_APART, "gpt3_15b_8t_release_sm_gb200", False),
+        (megatron_tests.ROTATES_APART, "deepseekv3_proxy_flex_tp1pp4emp16etp1cp1_release", False),
+        (megatron_tests.ROTARY, "gpt3_15b_8t_release", True),
+        (megatron_tests.FP32_ROUTER, "te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer", True),
+        (megatron_tests.WITHOUT_NORM_BIAS, "te_tp2_pp1_te_8experts_etp1_ep4", False),
     ],
 )
 def test_a_switch_is_known_by_its_tests_names(pattern: str, name: str, found: bool) -> None:
@@ -174,7 +174,7 @@ def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path:
         _file(tmp_path / "rows.csv", {**OWN, **SECOND_TOKEN, "model": name, "measure_name": "step_time_s"})
     )
     assert not isinstance(read, SkipError)
-    repeated = Predictor().answer(read).predicted
+    repeated = Predictor().predict(read).predicted
     timer = Timer(planned.cluster, {planned.stack: planned.kernels})
     assert repeated > 1.02 * timer.get_step(planned.spec).step_s
 

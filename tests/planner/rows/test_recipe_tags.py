@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published.mapping import plan_of
+from benchmarks.published.mapping import map_row
+from benchmarks.published.mixtures import fill_sizes
 from benchmarks.published.predict import Predictor
-from benchmarks.published.recipes import runs_flash_2, switched_on
-from benchmarks.published.repeated import Repeated, repeated_by
+from benchmarks.published.recipes import get_stack_changes, uses_flash_attention_2
+from benchmarks.published.recompute import RecipeRecompute, find_recompute
 from benchmarks.published.rows import SkipError
-from benchmarks.published.sizes import sized
 from planner.hardware.stack_options import FUSED_LOSS, GRAPHED, JOINED_LOSS
 from planner.hardware.stacks import STACKS
 from tests.planner.rows.test_benchmark_published import ROW
@@ -48,7 +48,7 @@ LONG = {"source_repo_path": "NVIDIA/NeMo:docs.md", "gpu": "B200", "model": "llam
 def test_what_is_a_graph_is_its_tags(
     tmp_path: Path, release: str, gpu: str, model: str, precision: str, pp: str, host: float
 ) -> None:
-    changed = switched_on(_of_bridge(tmp_path, release, gpu, model, precision, pp=pp))
+    changed = get_stack_changes(_of_bridge(tmp_path, release, gpu, model, precision, pp=pp))
     assert changed.get("launch_s", STACKS["megatron"].launch_s) == host * STACKS["megatron"].launch_s
 
 
@@ -64,7 +64,7 @@ def test_what_is_a_graph_is_its_tags(
 def test_to_where_tokens_are_sent_is_its_tags(
     tmp_path: Path, release: str, gpu: str, model: str, precision: str, each: bool
 ) -> None:
-    changed = switched_on(_of_bridge(tmp_path, release, gpu, model, precision, ep="64"))
+    changed = get_stack_changes(_of_bridge(tmp_path, release, gpu, model, precision, ep="64"))
     assert changed.get("sorts_dispatch", False) == each
 
 
@@ -81,7 +81,7 @@ def test_to_where_tokens_are_sent_is_its_tags(
     ],
 )
 def test_products_in_fp8_take_the_host_of_2024_longer(tmp_path: Path, path: str, late: bool) -> None:
-    assert ("cast_s" in switched_on(_row(tmp_path, **{**ROW, "source_repo_path": path}))) == late
+    assert ("cast_s" in get_stack_changes(_row(tmp_path, **{**ROW, "source_repo_path": path}))) == late
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_products_in_fp8_take_the_host_of_2024_longer(tmp_path: Path, path: str,
     [("H100", "FP8-CS", 1.5), ("H100", "BF16", 1), ("GB200", "FP8", 1), ("GB200", "MXFP8", 1)],
 )
 def test_a_scale_of_now_is_found_before_the_cast(tmp_path: Path, gpu: str, precision: str, casts: float) -> None:
-    changed = switched_on(_of_bridge(tmp_path, "25.09", gpu, "llama3.1-8b", precision))
+    changed = get_stack_changes(_of_bridge(tmp_path, "25.09", gpu, "llama3.1-8b", precision))
     assert changed.get("casts", STACKS["megatron"].casts) == pytest.approx(casts * STACKS["megatron"].casts)
 
 
@@ -107,7 +107,7 @@ def test_a_scale_of_now_is_found_before_the_cast(tmp_path: Path, gpu: str, preci
 )
 def test_which_loss_is_fused_goes_by_its_recipes_software(tmp_path: Path, path: str, loss: float) -> None:
     row = _of_bridge(tmp_path, "26.04", "H100", "llama3.1-70b", "FP8", source_repo_path=path)
-    assert switched_on(row).get("loss", STACKS["megatron"].loss) == loss
+    assert get_stack_changes(row).get("loss", STACKS["megatron"].loss) == loss
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_which_loss_is_fused_goes_by_its_recipes_software(tmp_path: Path, path: 
 def test_what_nemos_launcher_trained_has_the_software_of_2024(
     tmp_path: Path, path: str, gpu: str, model: str, late: bool
 ) -> None:
-    changed = switched_on(_of_bridge(tmp_path, "26.04", gpu, model, "FP8", source_repo_path=path))
+    changed = get_stack_changes(_of_bridge(tmp_path, "26.04", gpu, model, "FP8", source_repo_path=path))
     assert ("cast_s" in changed) == late
     assert ("loss" in changed) != late
 
@@ -138,13 +138,17 @@ def test_what_nemos_launcher_trained_has_the_software_of_2024(
     ],
 )
 def test_what_zero_gathers_in_fp8_is_its_recipes(tmp_path: Path, path: str, precision: str, narrow: bool) -> None:
-    changed = switched_on(_of_bridge(tmp_path, "26.04", "GB200", "llama3.1-405b", precision, source_repo_path=path))
+    changed = get_stack_changes(
+        _of_bridge(tmp_path, "26.04", "GB200", "llama3.1-405b", precision, source_repo_path=path)
+    )
     assert changed.get("narrow_parameters", False) == narrow
 
 
-@pytest.mark.parametrize(("gpus", "repeated"), [("128", Repeated(layers=1.0)), ("256", Repeated())])
-def test_the_larger_of_a_recipes_two_sizes_repeats_nothing(tmp_path: Path, gpus: str, repeated: Repeated) -> None:
-    assert repeated_by(_of_bridge(tmp_path, "26.02", "GB200", "llama3.1-405b", "NVFP4", gpus=gpus)) == repeated
+@pytest.mark.parametrize(("gpus", "repeated"), [("128", RecipeRecompute(layers=1.0)), ("256", RecipeRecompute())])
+def test_the_larger_of_a_recipes_two_sizes_repeats_nothing(
+    tmp_path: Path, gpus: str, repeated: RecipeRecompute
+) -> None:
+    assert find_recompute(_of_bridge(tmp_path, "26.02", "GB200", "llama3.1-405b", "NVFP4", gpus=gpus)) == repeated
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,7 @@ def test_the_larger_of_a_recipes_two_sizes_repeats_nothing(tmp_path: Path, gpus:
 )
 def test_a_known_models_sizes_need_not_be_told(tmp_path: Path, model: str, layers: int, experts: int) -> None:
     row = _of_bridge(tmp_path, "25.11", "B200", model, "BF16", tp="1", dp="64", ep="8", **UNTOLD)
-    planned = plan_of(row).spec.model
+    planned = map_row(row).spec.model
     assert planned.moe is not None
     assert (planned.num_layers, planned.moe.num_experts) == (layers, experts)
 
@@ -161,23 +165,23 @@ def test_a_known_models_sizes_need_not_be_told(tmp_path: Path, model: str, layer
 @pytest.mark.parametrize("model", ["DeepSeekV4 Flash", "deepseek-v3.2", "qwen3-vl-30b-a3b"])
 def test_another_generation_of_a_name_is_another_model(tmp_path: Path, model: str) -> None:
     row = _row(tmp_path, **ROW | UNTOLD | {"model": model})
-    assert sized(row) is row
+    assert fill_sizes(row) is row
     with pytest.raises(SkipError, match="no hidden"):
-        plan_of(row)
+        map_row(row)
 
 
 def test_degrees_are_those_listed_where_they_do_not_make_the_gpus(tmp_path: Path) -> None:
     """Until 2026-11-28 four times the context ranks that the table lists."""
-    layout = plan_of(_row(tmp_path, **ROW | LONG | {"note": "dp as listed 4"})).spec.layout
+    layout = map_row(_row(tmp_path, **ROW | LONG | {"note": "dp as listed 4"})).spec.layout
     assert (layout.dp, layout.cp, layout.world_size) == (4, 16, 256)
     with pytest.raises(SkipError, match="fewer sequences"):
-        plan_of(_row(tmp_path, **ROW | LONG))
+        map_row(_row(tmp_path, **ROW | LONG))
 
 
 @pytest.mark.parametrize(("image", "found"), [("container 24.07", True), ("container 24.12", False), ("", True)])
 def test_nemos_later_images_run_cudnns_attention(tmp_path: Path, image: str, found: bool) -> None:
     row = {"source_repo_path": "NVIDIA/NeMo:docs.md", "gpu": "H100-SXM5-80GB", "note": image}
-    assert runs_flash_2(_row(tmp_path, **ROW | row)) == found
+    assert uses_flash_attention_2(_row(tmp_path, **ROW | row)) == found
 
 
 @pytest.mark.parametrize(("model", "experts", "dense"), [("llama4-maverick", 128, 24), ("llama4-scout", 16, 0)])
@@ -185,7 +189,7 @@ def test_every_second_layer_of_the_wider_llama_4_has_experts(
     tmp_path: Path, model: str, experts: int, dense: int
 ) -> None:
     sizes = {"layers": "48", "hidden": "5120", "heads": "40", "kv_heads": "8", "ffn": "8192"}
-    moe = plan_of(_row(tmp_path, **ROW | sizes | {"model": model, "ep": "16"})).spec.model.moe
+    moe = map_row(_row(tmp_path, **ROW | sizes | {"model": model, "ep": "16"})).spec.model.moe
     assert moe is not None
     assert (moe.num_experts, moe.dense_layers, moe.shared_experts) == (experts, dense, 1)
 
@@ -198,9 +202,9 @@ def test_adapters_are_planned_with_frozen_weights_that_take_no_gradients_and_no_
     lora, sft = (
         _of_bridge(tmp_path, "26.06", "GB200", "llama3.1-70b", "MXFP8", **row, note=f"26.06 {task}") for task in tasks
     )
-    assert plan_of(lora).kernels.freezes_weights
-    assert not plan_of(sft).kernels.freezes_weights
-    assert (Predictor().answer(lora).fits, Predictor().answer(sft).fits) == (True, False)
+    assert map_row(lora).kernels.freezes_weights
+    assert not map_row(sft).kernels.freezes_weights
+    assert (Predictor().predict(lora).fits, Predictor().predict(sft).fits) == (True, False)
 
 
 @pytest.mark.parametrize(("task", "layers"), [("Pre-Training", 5 / 32), ("SFT", 0.0), ("LoRA", 0.0)])
@@ -209,7 +213,7 @@ def test_a_recipe_of_models_trained_from_their_beginning_says_nothing_of_later_o
 ) -> None:
     note = f"25.11 {task} Performance"
     row = _of_bridge(tmp_path, "25.11", "H100-SXM5-80GB", "llama3.1-8b", "FP8-CS", note=note)
-    assert (row.release, repeated_by(row)) == ("25.11", Repeated(layers=layers))
+    assert (row.release, find_recompute(row)) == ("25.11", RecipeRecompute(layers=layers))
 
 
 @pytest.mark.parametrize(
@@ -225,5 +229,5 @@ def test_what_crosses_a_stages_boundary_is_divided_where_its_code_does_so(
 ) -> None:
     """Megatron's of today have sequence parallelism, by which each tensor rank has its part anyway."""
     piped = {"source_repo_path": source, "pp": "2", "dp": "16", "note": ""}
-    layout = plan_of(_row(tmp_path, **ROW | piped)).spec.layout
+    layout = map_row(_row(tmp_path, **ROW | piped)).spec.layout
     assert (layout.scatter_gather, layout.sequence_parallel) == (divided, source.startswith("NVIDIA"))

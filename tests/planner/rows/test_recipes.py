@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published.beside import own_bytes
-from benchmarks.published.mapping import Planned, plan_of
-from benchmarks.published.own_tests import MUON_KERNELS, SHA1_BYTES_PER_S
-from benchmarks.published.recipes import lacks_fused_attention, predicts_second, switched_on
-from benchmarks.published.repeated import Repeated, repeated_by
+from benchmarks.published.extra_memory import compute_megatron_memory
+from benchmarks.published.mapping import MappedRow, map_row
+from benchmarks.published.megatron_tests import MUON_KERNELS, SHA1_BYTES_PER_S
+from benchmarks.published.recipes import get_stack_changes, has_mtp_layer, lacks_fused_attention
+from benchmarks.published.recompute import RecipeRecompute, find_recompute
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from planner.cost.memory import count_held_parameters, get_stage_memory
 from planner.cost.resolved_plan import resolve
@@ -60,30 +60,32 @@ def _of_bridge(tmp_path: Path, release: str, gpu: str, model: str, precision: st
 @pytest.mark.parametrize(
     ("row", "repeated"),
     [
-        (("26.04", "GB300", "llama3.1-405b", "MXFP8"), Repeated()),
-        (("26.04", "GB300", "qwen3-30b-a3b", "MXFP8"), Repeated()),
-        (("26.02", "GB200", "gpt-oss-120b", "BF16"), Repeated(("norms", "activation"))),
-        (("26.02", "GB300", "gpt-oss-120b", "BF16"), Repeated()),
-        (("25.11", "GB300", "deepseek-v3-671b", "MXFP8"), Repeated(("activation",))),
-        (("26.02", "GB300", "deepseek-v3-671b", "MXFP8"), Repeated(("latents",))),
-        (("26.06", "GB300", "deepseek-v3-671b", "MXFP8"), Repeated()),
-        (("26.04", "GB200", "deepseek-v3-671b", "MXFP8"), Repeated(("mlp",))),
-        (("25.11", "H100-SXM5-80GB", "deepseek-v3-671b", "FP8-CS"), Repeated(("latents", "mlp"))),
-        (("25.11", "H100-SXM5-80GB", "llama3.1-8b", "FP8-CS"), Repeated(layers=5 / 32)),
-        (("26.02", "B200", "llama3.1-405b", "NVFP4"), Repeated(layers=1.0)),
+        (("26.04", "GB300", "llama3.1-405b", "MXFP8"), RecipeRecompute()),
+        (("26.04", "GB300", "qwen3-30b-a3b", "MXFP8"), RecipeRecompute()),
+        (("26.02", "GB200", "gpt-oss-120b", "BF16"), RecipeRecompute(("norms", "activation"))),
+        (("26.02", "GB300", "gpt-oss-120b", "BF16"), RecipeRecompute()),
+        (("25.11", "GB300", "deepseek-v3-671b", "MXFP8"), RecipeRecompute(("activation",))),
+        (("26.02", "GB300", "deepseek-v3-671b", "MXFP8"), RecipeRecompute(("latents",))),
+        (("26.06", "GB300", "deepseek-v3-671b", "MXFP8"), RecipeRecompute()),
+        (("26.04", "GB200", "deepseek-v3-671b", "MXFP8"), RecipeRecompute(("mlp",))),
+        (("25.11", "H100-SXM5-80GB", "deepseek-v3-671b", "FP8-CS"), RecipeRecompute(("latents", "mlp"))),
+        (("25.11", "H100-SXM5-80GB", "llama3.1-8b", "FP8-CS"), RecipeRecompute(layers=5 / 32)),
+        (("26.02", "B200", "llama3.1-405b", "NVFP4"), RecipeRecompute(layers=1.0)),
     ],
 )
-def test_what_a_recipe_repeats_is_its_tags(tmp_path: Path, row: tuple[str, str, str, str], repeated: Repeated) -> None:
-    assert repeated_by(_of_bridge(tmp_path, *row)) == repeated
+def test_what_a_recipe_repeats_is_its_tags(
+    tmp_path: Path, row: tuple[str, str, str, str], repeated: RecipeRecompute
+) -> None:
+    assert find_recompute(_of_bridge(tmp_path, *row)) == repeated
 
 
 def test_sharded_llamas_send_layers_to_the_host_and_repeat_none(tmp_path: Path) -> None:
     row = _of_bridge(tmp_path, "26.02", "GB200", "llama3.1-70b", "FP8", zero="3", layers="80", tp="1", dp="64")
-    assert repeated_by(row) == Repeated(offloaded=0.5)
-    planned = plan_of(row)
+    assert find_recompute(row) == RecipeRecompute(offloaded=0.5)
+    planned = map_row(row)
     assert (planned.spec.layout.recompute, planned.kernels.offload_fraction) == ("none", 0.5)
     assert (planned.any_recompute, planned.usual_recompute) == (True, False)
-    assert repeated_by(_row(tmp_path, **ROW)) is None
+    assert find_recompute(_row(tmp_path, **ROW)) is None
 
 
 def _timed(recompute: Recompute = "selective", spec: JobSpec = SPEC, **changed: object) -> Timing:
@@ -136,14 +138,14 @@ def test_queries_and_keys_are_normed_by_a_kernel_each() -> None:
 def test_overlapped_experts_gain_beyond_a_node_or_in_one_graph(
     tmp_path: Path, row: tuple[str, str, str, str], ep: str, hides: bool
 ) -> None:
-    assert ("ep" in switched_on(_of_bridge(tmp_path, *row, ep=ep))["overlap"]) == hides
+    assert ("ep" in get_stack_changes(_of_bridge(tmp_path, *row, ep=ep))["overlap"]) == hides
 
 
 def test_recipes_with_transformer_engines_loss_move_a_third_of_the_fewest_bytes(tmp_path: Path) -> None:
-    fused = switched_on(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-8b", "FP8"))["loss"]
+    fused = get_stack_changes(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-8b", "FP8"))["loss"]
     assert fused == FUSED_LOSS < 1 < STACKS["megatron"].loss
     dense = _row(tmp_path, **BRIDGE | {"source_repo_path": "NVIDIA/dgxc-benchmarking@v25.02:llama3.1/README.md"})
-    assert "loss" not in switched_on(dense)
+    assert "loss" not in get_stack_changes(dense)
     logits = SPEC.micro_batch_size * TRAIN.seq_len * SPEC.model.vocab_size
     moved = TRAIN.micro_batches * (STACKS["megatron"].loss - fused) * 32 * logits
     chip = GB200.accelerator
@@ -178,17 +180,17 @@ def test_deepseek_predicts_a_second_token_and_its_last_chunk_is_short(tmp_path: 
     """61 layers and one more in 16 chunks of 4, but 2 in the last."""
     sizes = {"layers": "61", "hidden": "7168", "heads": "128", "kv_heads": "128", "ffn": "2048", "vocab": "129280"}
     pipe = {"tp": "1", "pp": "16", "dp": "16", "ep": "8", "gpus": "256", "recompute": "see recipe"}
-    planned = plan_of(_of_bridge(tmp_path, "26.02", "B200", "deepseek-v3-671b", "MXFP8", **sizes, **pipe))
+    planned = map_row(_of_bridge(tmp_path, "26.02", "B200", "deepseek-v3-671b", "MXFP8", **sizes, **pipe))
     model, layout = planned.spec.model, planned.spec.layout
     assert [len(get_stage_chunks(model, layout, i).layers) for i in range(16)] == [4] * 15 + [2]
     assert planned.kernels.head_passes == 2
-    assert not predicts_second(_of_bridge(tmp_path, "25.11", "GB200", "deepseek-v3-671b (w/o MTP)", "BF16"))
+    assert not has_mtp_layer(_of_bridge(tmp_path, "25.11", "GB200", "deepseek-v3-671b (w/o MTP)", "BF16"))
 
 
 def test_a_chunk_of_one_layer_is_the_slowest_where_both_ends_stand_for_one(tmp_path: Path) -> None:
     pipe = {"layers": "126", "pp": "16", "vpp": "8", "gpus": "256", "tp": "4", "dp": "4", "heads": "128"}
     sizes = {"hidden": "16384", "kv_heads": "8", "ffn": "53248"}
-    planned = plan_of(_of_bridge(tmp_path, "26.06", "GB200", "llama3.1-405b", "MXFP8", **pipe, **sizes))
+    planned = map_row(_of_bridge(tmp_path, "26.06", "GB200", "llama3.1-405b", "MXFP8", **pipe, **sizes))
     model, layout = planned.spec.model, planned.spec.layout
     assert {len(get_stage_chunks(model, layout, i).layers) for i in range(16)} == {8}
 
@@ -210,14 +212,14 @@ def test_weights_are_gathered_as_products_in_fp8_take_them() -> None:
 
 def test_the_first_release_drops_tokens_and_waits_for_no_router(tmp_path: Path) -> None:
     qwen = ("GB200", "qwen3-30b-a3b", "BF16")
-    early, late = (plan_of(_of_bridge(tmp_path, release, *qwen)).kernels for release in ("25.09", "26.02"))
+    early, late = (map_row(_of_bridge(tmp_path, release, *qwen)).kernels for release in ("25.09", "26.02"))
     assert (early.dispatches_per_node, early.syncs_experts, early.launch_s) == (False, False, 0.0)
     assert (late.dispatches_per_node, late.syncs_experts, late.normalizes_heads) == (True, True, True)
 
 
 def test_no_tensor_collective_of_fp4_hides(tmp_path: Path) -> None:
     narrow, usual = (
-        plan_of(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-405b", precision)).kernels.overlap
+        map_row(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-405b", precision)).kernels.overlap
         for precision in ("NVFP4", "MXFP8")
     )
     assert (narrow, usual) == ({}, STACKS["megatron"].overlap)
@@ -228,15 +230,15 @@ def test_latent_attention_has_no_fused_kernel_on_the_first_blackwells(tmp_path: 
     for gpu, lacks in (("GB200", True), ("H100-SXM5-80GB", False)):
         read = _row(tmp_path, **row | {"gpu": gpu})
         assert lacks_fused_attention(read) == lacks
-        planned = plan_of(read)
+        planned = map_row(read)
         assert (planned.spec.train.attention == "unfused") == lacks
         assert (planned.kernels.dispatches_per_node, planned.kernels.replicates_experts) == (False, True)
 
 
-def _steady(tmp_path: Path, model: str, note: str) -> tuple[Planned, int]:
+def _steady(tmp_path: Path, model: str, note: str) -> tuple[MappedRow, int]:
     named = {"model": model, "note": f"{note}; {APART}", "measure_value": "1e9"}
-    planned = plan_of(_row(tmp_path, **{**ROW, **OWN, **named}))
-    return planned, own_bytes(planned).steady
+    planned = map_row(_row(tmp_path, **{**ROW, **OWN, **named}))
+    return planned, compute_megatron_memory(planned).steady
 
 
 def test_biases_and_positions_that_a_model_lacks_or_has_are_counted(tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def test_muon_launches_each_matrix_alone_and_one_test_hashes_its_weights(tmp_pat
     """12 layers with one of 8 experts a rank: queries, keys, values, what attention gives, the router, two products."""
     row = {**ROW, **OWN, "ep": "8", "note": "num-experts=8"}
     plain, muon, hashed = (
-        plan_of(_row(tmp_path, **row | {"model": f"moe-test te_ep8_resume{name}"}))
+        map_row(_row(tmp_path, **row | {"model": f"moe-test te_ep8_resume{name}"}))
         for name in ("", "_torch_dist_dist_muon", "_torch_dist_muon")
     )
     matrices = 12 * (4 + 1 + 2)
@@ -276,12 +278,14 @@ def test_a_run_after_a_stop_may_keep_the_moments_that_it_loaded(tmp_path: Path) 
     row = {**ROW, **OWN, "tp": "2", "pp": "2", "dp": "2", "zero": "0", "measure_value": "1e9"}
     folder, file = "NVIDIA/Megatron-LM:tests/gpt/gpt3_mcore_te_tp2_pp2_resume_torch_dist", "golden_values_dev_dgx_h100"
     first, second, other = (
-        plan_of(_row(tmp_path, **row | {"model": "gpt-test x", "source_repo_path": f"{folder}{end}.json"}))
+        map_row(_row(tmp_path, **row | {"model": "gpt-test x", "source_repo_path": f"{folder}{end}.json"}))
         for end in (f"_cp2_nondeterministic/{file}", f"_cp2_nondeterministic/{file}_2nd", f"_mla/{file}_2nd")
     )
     held = count_held_parameters(first.spec, 1)
-    assert [own_bytes(planned).steady - own_bytes(first).steady for planned in (second, other)] == [8 * held, 0]
-    assert own_bytes(second).more == own_bytes(first).more
+    assert [
+        compute_megatron_memory(planned).steady - compute_megatron_memory(first).steady for planned in (second, other)
+    ] == [8 * held, 0]
+    assert compute_megatron_memory(second).more == compute_megatron_memory(first).more
 
 
 def test_what_is_in_no_layer_stays_gathered_under_megatrons_fsdp(tmp_path: Path) -> None:
@@ -290,12 +294,12 @@ def test_what_is_in_no_layer_stays_gathered_under_megatrons_fsdp(tmp_path: Path)
     row = {**ROW, **OWN, "layers": "2", "zero": "3", "ep": "2", "measure_value": "1e9"}
     note = f"num-experts=8; swiglu; disable-bias-linear=True; untie-embeddings; multi-latent-attention=True; {APART}"
     kept, let_go = (
-        plan_of(_row(tmp_path, **row | {"model": f"moe-test {name}", "note": f"{note}{end}"}))
+        map_row(_row(tmp_path, **row | {"model": f"moe-test {name}", "note": f"{note}{end}"}))
         for name, end in (("deepseek_proxy", ""), ("te_8experts", "; current_scaling; position-embedding-type=rope"))
     )
     ends = 2 * (2 * 50304 * 512 + 512)
-    own = own_bytes(kept)
-    assert (own.steady - own_bytes(let_go).steady, own.more) == (ends + 32 * 2**20, -ends)
+    own = compute_megatron_memory(kept)
+    assert (own.steady - compute_megatron_memory(let_go).steady, own.more) == (ends + 32 * 2**20, -ends)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +318,7 @@ def test_recipes_without_cudnns_attention_run_flash_attention_2(
     tmp_path: Path, source: str, model: str, gpu: str, older: bool
 ) -> None:
     row = _row(tmp_path, **{**ROW, "source_repo_path": source, "model": model, "gpu": gpu, "note": "NeMo"})
-    law = switched_on(row).get("attention_hopper", CUDNN_HOPPER)
+    law = get_stack_changes(row).get("attention_hopper", CUDNN_HOPPER)
     assert law.peak_factor / CUDNN_HOPPER.peak_factor == pytest.approx(FLASH_2_FACTOR if older else 1.0)
 
 
@@ -331,7 +335,7 @@ def test_recipes_without_cudnns_attention_run_flash_attention_2(
 def test_images_of_2025_have_a_cudnn_that_is_slower_on_blackwell(
     tmp_path: Path, source: str, note: str, gpu: str, early: bool
 ) -> None:
-    changed = switched_on(_row(tmp_path, **{**ROW, "source_repo_path": source, "gpu": gpu, "note": note}))
+    changed = get_stack_changes(_row(tmp_path, **{**ROW, "source_repo_path": source, "gpu": gpu, "note": note}))
     assert (changed.get("attention_blackwell") == EARLY_CUDNN_BLACKWELL) is early
     assert ("gemm_fp8" in changed) is (early and "Bridge" not in source)
 
@@ -349,13 +353,13 @@ def test_images_of_2025_have_a_cudnn_that_is_slower_on_blackwell(
 def test_attention_in_8_bits_takes_what_cudnns_own_runs_of_these_models_took(
     tmp_path: Path, release: str, gpu: str, model: str, takes: float
 ) -> None:
-    changed = switched_on(_of_bridge(tmp_path, release, gpu, model, "MXFP8"))
+    changed = get_stack_changes(_of_bridge(tmp_path, release, gpu, model, "MXFP8"))
     assert changed.get("attention", 1.0) == pytest.approx(1 / takes)
 
 
 def test_gpt_oss_once_summed_its_biases_slowly(tmp_path: Path) -> None:
     before, after = (
-        switched_on(_of_bridge(tmp_path, release, "GB200", "gpt-oss-120b", "MXFP8"))
+        get_stack_changes(_of_bridge(tmp_path, release, "GB200", "gpt-oss-120b", "MXFP8"))
         for release in ("26.06", "26.06.01")
     )
     assert "bias_sums" not in before
@@ -376,7 +380,7 @@ def test_gpt_oss_once_summed_its_biases_slowly(tmp_path: Path) -> None:
 def test_the_patch_of_2604_sends_tokens_as_its_own_tag_says(
     tmp_path: Path, release: str, gpu: str, model: str, precision: str, sorts: bool
 ) -> None:
-    changed = switched_on(_of_bridge(tmp_path, release, gpu, model, precision, ep="8"))
+    changed = get_stack_changes(_of_bridge(tmp_path, release, gpu, model, precision, ep="8"))
     assert changed.get("sorts_dispatch", False) is sorts
 
 
@@ -384,7 +388,7 @@ def test_a_test_in_test_mode_compares_the_norms_of_its_heads_with_every_rank(tmp
     """12 layers, 4 micro-batches, tp 4 and dp 2: six copies of four weights, a comparison and its sum for each."""
     row = {**OWN, "tp": "4", "dp": "2", "gpus": "8", "layers": "12"}
     usual, checked = (
-        plan_of(_row(tmp_path, **{**ROW, **row, "model": f"gpt-test qk_layernorm{more}", "note": APART}))
+        map_row(_row(tmp_path, **{**ROW, **row, "model": f"gpt-test qk_layernorm{more}", "note": APART}))
         for more in ("", "_test_mode")
     )
     kernels = 1 + 2 * 2 + 6 * (1 + 4 * 2)
@@ -397,7 +401,7 @@ def test_nemo_drops_out_of_gpt_3_alone(tmp_path: Path) -> None:
     rows = (
         _row(tmp_path, **{**ROW, "source_repo_path": source, "model": name}) for name in ("gpt3-175b", "llama3-70b")
     )
-    assert [plan_of(row).spec.train.dropout for row in rows] == [True, False]
+    assert [map_row(row).spec.train.dropout for row in rows] == [True, False]
 
 
 def test_what_stands_for_gradients_that_products_add_is_kept_for_each_shape(tmp_path: Path) -> None:
@@ -413,5 +417,7 @@ def test_what_stands_for_gradients_that_products_add_is_kept_for_each_shape(tmp_
         "model": "gpt-test x",
         "measure_value": "1e9",
     }
-    added, apart = (own_bytes(plan_of(_row(tmp_path, **row | {"note": note}))).steady for note in ("", APART))
+    added, apart = (
+        compute_megatron_memory(map_row(_row(tmp_path, **row | {"note": note}))).steady for note in ("", APART)
+    )
     assert added - apart == 544_900_608 - 515_933_696

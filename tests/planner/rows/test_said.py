@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import planner
-from benchmarks.published.__main__ import answers_of, report
+from benchmarks.published.__main__ import answer_rows, print_report
 from benchmarks.published.gap import print_gap
+from benchmarks.published.predict import PageEstimate, build_software
 from benchmarks.published.rows import read_rows
-from benchmarks.published.said import Said, software_of
-from benchmarks.published.scores import sure
+from benchmarks.published.scores import compute_upper_bound
 from planner.cost.estimate import estimate
 from planner.facts.resources import Resources, SoftwareSpec
 from planner.facts.spec_rules import find_software_problems
@@ -30,12 +30,12 @@ def test_a_page_is_told_of_a_rows_software_what_a_spec_can_say(tmp_path: Path) -
     surely, and of a row that names no kernel nothing more can be said."""
     kernel = {"note": "attention kernel flash_attention2 + rms kernel; sequence parallel off"}
     unknown = {"note": "sequence parallel off"}
-    answers, skipped = answers_of(read_rows(_file(tmp_path / "rows.csv", unknown, kernel, {})))
+    answers, skipped = answer_rows(read_rows(_file(tmp_path / "rows.csv", unknown, kernel, {})))
     assert skipped == []
     eager, fused, usual = answers
-    assert isinstance(eager.said, Said)
-    assert isinstance(fused.said, Said)
-    assert isinstance(usual.said, Said)
+    assert isinstance(eager.said, PageEstimate)
+    assert isinstance(fused.said, PageEstimate)
+    assert isinstance(usual.said, PageEstimate)
     assert eager.said == eager.alone == fused.alone == usual.alone
     assert (eager.said.told, usual.said.told) == (False, True)
     assert (usual.said.predicted, usual.said.share) == (eager.said.predicted, fused.said.share)
@@ -47,7 +47,7 @@ def test_a_page_is_told_of_a_rows_software_what_a_spec_can_say(tmp_path: Path) -
         resources = answer.planned.spec.resources.model_copy(update={"stack": "scaling", "software": software})
         spec = answer.planned.spec.model_copy(update={"resources": resources})
         told = estimate(spec, answer.planned.cluster)["time"]
-        assert isinstance(answer.said, Said)
+        assert isinstance(answer.said, PageEstimate)
         assert (answer.said.predicted, answer.said.share) == (pytest.approx(told["step_s"]), told["interval"]["share"])
 
 
@@ -71,10 +71,10 @@ def test_a_page_is_told_of_a_rows_software_what_a_spec_can_say(tmp_path: Path) -
 )
 def test_each_recipe_says_what_its_spec_has(tmp_path: Path, row: dict[str, str], software: SoftwareSpec) -> None:
     """In words that the spec takes, and to the constants that the recipe has by itself."""
-    ((answer,), skipped) = answers_of(read_rows(_file(tmp_path / "rows.csv", row)))
+    ((answer,), skipped) = answer_rows(read_rows(_file(tmp_path / "rows.csv", row)))
     assert skipped == []
     planned = answer.planned
-    assert software_of(answer.row, planned) == software
+    assert build_software(answer.row, planned) == software
     resources = Resources(device="cuda", stack="megatron", software=software)
     spec = planned.spec.model_copy(update={"resources": resources})
     assert find_software_problems(spec) == []
@@ -91,7 +91,7 @@ def test_both_are_printed_with_how_often_the_interval_holds_and_what_was_left_ou
     times = [{"micro_batch": b, "measure_value": seconds, "step_time_s": seconds} for b, seconds in took.items()]
     peak = {"measure_name": "peak_memory_bytes", "measure_value": "4e10"}
     adapted, mamba = BRIDGE | {"model": "llama3.1-8b LoRA"}, BRIDGE | {"model": "Mamba-2 hybrid"}
-    report(*answers_of(read_rows(_file(tmp_path / "rows.csv", *times, peak, adapted, mamba, mamba))))
+    print_report(*answer_rows(read_rows(_file(tmp_path / "rows.csv", *times, peak, adapted, mamba, mamba))))
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     known, said = ([line for line in printed if line[:3] == ["stack", "scaling", "3"]][at] for at in (0, 1))
     assert (known[-1], said[-1]) == ("-", "67%"), "99 s are in no interval, and known settings have no interval"
@@ -103,8 +103,8 @@ def test_both_are_printed_with_how_often_the_interval_holds_and_what_was_left_ou
 
 def test_a_row_in_fp4_is_none_of_its_stack_alone(tmp_path: Path) -> None:
     row = BRIDGE | {"model": "llama3.1-8b", "precision": "NVFP4", "gpu": "B200"}
-    ((answer,), _) = answers_of(read_rows(_file(tmp_path / "rows.csv", row)))
-    assert isinstance(answer.said, Said)
+    ((answer,), _) = answer_rows(read_rows(_file(tmp_path / "rows.csv", row)))
+    assert isinstance(answer.said, PageEstimate)
     assert answer.alone == "no stack alone says fp4"
 
 
@@ -112,7 +112,7 @@ def test_what_a_spec_leaves_open_is_ranked_on_the_fit_half(tmp_path: Path, capsy
     """Every second row has a kernel for norms, which explains the whole error of a spec with only the stack."""
     kernel = {"note": "attention kernel flash_attention2 + rms kernel; sequence parallel off"}
     rows = [{"micro_batch": b, **note} for b in ("1", "2", "4", "8") for note in ({}, kernel)]
-    answers, _ = answers_of(read_rows(_file(tmp_path / "rows.csv", *rows)))
+    answers, _ = answer_rows(read_rows(_file(tmp_path / "rows.csv", *rows)))
     fit = [a for a in answers if a.row.is_fit_half]
     assert 0 < len(fit) < len(answers)
     timed = [a._replace(measured=a.predicted) for a in answers]
@@ -120,7 +120,7 @@ def test_what_a_spec_leaves_open_is_ranked_on_the_fit_half(tmp_path: Path, capsy
     before, after = capsys.readouterr().out.split("error from settings that a spec lacks")
     (line,) = [line.split() for line in before.splitlines() if line.startswith("scaling, norms")]
     changed = [a for a in fit if "rms kernel" in a.row.text("note")]
-    alone = [abs(a.alone.predicted / a.predicted - 1) for a in fit if isinstance(a.alone, Said)]
+    alone = [abs(a.alone.predicted / a.predicted - 1) for a in fit if isinstance(a.alone, PageEstimate)]
     assert int(line[2]) == len(changed)
     assert line[3] == line[4] == f"{sum(alone) / len(fit):+.2%}"
     assert "scaling" not in after
@@ -128,13 +128,13 @@ def test_what_a_spec_leaves_open_is_ranked_on_the_fit_half(tmp_path: Path, capsy
 
 def test_as_many_rows_as_hold_nine_tenths_surely_are_more_than_nine_tenths_of_a_few() -> None:
     """21 rows would all lie below the true quantile once in 9 times (0.9^21), 22 in 10; of 100 it is the 95th."""
-    assert [sure(list(range(n))) for n in (3, 21, 22, 100)] == [2, 20, 21, 94]
+    assert [compute_upper_bound(list(range(n))) for n in (3, 21, 22, 100)] == [2, 20, 21, 94]
 
 
 def test_vtrains_rows_stay_beside(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     some = list(islice(planner.vtrain_rows(), 9))
     monkeypatch.setattr(planner, "vtrain_rows", lambda: some)
-    planner.vtrain(None)
+    planner.print_vtrain(None)
     printed = capsys.readouterr().out
     assert "vTrain one node, zero-shot" in printed
     assert "--vtrain-multi FILE" in printed

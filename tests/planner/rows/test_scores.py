@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published.__main__ import PLANNERS, answers_of, rankings
-from benchmarks.published.mapping import Planned
+from benchmarks.published.__main__ import PLANNER_ERROR, answer_rows, print_rankings
+from benchmarks.published.mapping import MappedRow
 from benchmarks.published.rows import read_rows
-from benchmarks.published.scores import Choice, confusion, errors, first_choice, kendall
+from benchmarks.published.scores import FirstChoice, choose_first, compute_kendall_tau, count_fits, summarize_errors
 from tests.planner.rows.test_benchmark_published import _file
 
 
 def test_scores_by_hand() -> None:
-    off = errors([-0.1, 0.3])
+    off = summarize_errors([-0.1, 0.3])
     assert off is not None
     assert [off.mean, off.worst, off.too_fast] == pytest.approx([0.2, 0.3, 0.5])
     assert off.bias == pytest.approx(0.1)
-    assert kendall([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)]) == pytest.approx(1 / 3), "two of three pairs agree"
-    assert kendall([(1.0, 2.0)]) is None
-    assert first_choice([(1.0, 2.0), (2.0, 1.0)], 1.0) == Choice(1.0)
-    assert first_choice([(1.0, 2.0), (1.0, 1.0)], 1.0) == Choice(0.5), "any of those predicted alike"
-    assert first_choice([(2.0, 2.0), (1.0, None)], 1.0) == Choice(None), "it ran out of memory"
-    assert first_choice([], 1.0) is None
-    said = confusion([(True, True), (False, True), (True, False), (False, False)])
+    assert compute_kendall_tau([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)]) == pytest.approx(1 / 3), "two of three pairs agree"
+    assert compute_kendall_tau([(1.0, 2.0)]) is None
+    assert choose_first([(1.0, 2.0), (2.0, 1.0)], 1.0) == FirstChoice(1.0)
+    assert choose_first([(1.0, 2.0), (1.0, 1.0)], 1.0) == FirstChoice(0.5), "any of those predicted alike"
+    assert choose_first([(2.0, 2.0), (1.0, None)], 1.0) == FirstChoice(None), "it ran out of memory"
+    assert choose_first([], 1.0) is None
+    said = count_fits([(True, True), (False, True), (True, False), (False, False)])
     assert said is not None
-    assert (said.right, said.falsely_fits, said.missed) == (0.5, 0.25, 0.5)
+    assert (said.right, said.false_fit_share, said.missed_share) == (0.5, 0.25, 0.5)
 
 
 def test_a_first_choice_is_of_all_that_is_said_to_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,9 +35,9 @@ def test_a_first_choice_is_of_all_that_is_said_to_fit(tmp_path: Path, capsys: py
     ran = [{"tp": str(tp), "pp": "2", "step_time_s": str(20 + tp)} for tp in (2, 4, 8)]
     quickest = {"tp": "1", "pp": "2", "measure_name": "out_of_memory", "measure_value": "1"}
     for rows, told in ((ran, "0"), ([*ran, quickest], "1"), ([*ran, {**quickest, "kv_heads": "8"}], "0")):
-        answers, _ = answers_of(read_rows(_file(tmp_path / "rows.csv", *rows)))
+        answers, _ = answer_rows(read_rows(_file(tmp_path / "rows.csv", *rows)))
         assert all(a.fits for a in answers)
-        rankings(answers)
+        print_rankings(answers)
         (line,) = re.findall(r"^all .*$", capsys.readouterr().out, re.MULTILINE)
         assert line.split()[-1] == told
 
@@ -53,10 +53,10 @@ def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
 def test_an_error_of_the_planner_is_told_apart_from_a_row_that_makes_no_sense(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_planned: Planned) -> bool:
+    def broken(_planned: MappedRow) -> bool:
         raise KeyError("stack")
 
     rows = read_rows(_file(tmp_path / "rows.csv", {}, {"heads": "0"}))
-    monkeypatch.setattr("benchmarks.published.predict._room", broken)
-    _, skipped = answers_of(rows)
-    assert [reason.startswith(PLANNERS) for *_, reason in skipped] == [True, False]
+    monkeypatch.setattr("benchmarks.published.predict._get_capacity_bytes", broken)
+    _, skipped = answer_rows(rows)
+    assert [reason.startswith(PLANNER_ERROR) for *_, reason in skipped] == [True, False]

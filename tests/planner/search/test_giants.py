@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from benchmarks.giants import GIANTS, TOP, Giant, parts, reasons
+from benchmarks.giants import MAX_LAYOUTS, PUBLISHED_RUNS, PublishedRun, list_reasons, list_time_parts
 from planner.cost.estimate import estimate, parse_plannable
 from planner.cost.timing import get_step_timing
 from planner.facts.presets import TEMPLATES
@@ -35,8 +35,8 @@ def test_llama_3_405b_with_few_ranks_to_share_fits_where_gradients_are_sharded_a
     assert fits == [False, True]
 
 
-@pytest.mark.parametrize("giant", GIANTS, ids=[g.name for g in GIANTS])
-def test_what_experts_ran_is_a_layout(giant: Giant) -> None:
+@pytest.mark.parametrize("giant", PUBLISHED_RUNS, ids=[g.name for g in PUBLISHED_RUNS])
+def test_what_experts_ran_is_a_layout(giant: PublishedRun) -> None:
     assert find_problems(giant.spec) == []
 
 
@@ -52,17 +52,17 @@ def test_a_search_that_is_cut_off_has_seen_the_best_of_405b() -> None:
 @pytest.mark.slow
 def test_the_first_hold_the_degrees_of_bloom_and_say_what_makes_its_micro_batch_slower() -> None:
     """Its micro-batch of 2 fits with whole layers recomputed; what is faster takes one sequence and recomputes less."""
-    giant = next(g for g in GIANTS if g.name.startswith("BLOOM"))
+    giant = next(g for g in PUBLISHED_RUNS if g.name.startswith("BLOOM"))
     cluster, theirs = CLUSTERS[giant.cluster], giant.spec.layout
-    best = search(giant.spec, cluster, Constraints(theirs.world_size), limit=TOP).best
+    best = search(giant.spec, cluster, Constraints(theirs.world_size), limit=MAX_LAYOUTS).best
     assert (theirs.tp, theirs.pp, theirs.dp) in {(x.tp, x.pp, x.dp) for x in (found.spec.layout for found in best)}
-    assert reasons(best[0].timing, get_step_timing(giant.spec, cluster)).startswith("recompute -")
+    assert list_reasons(best[0].timing, get_step_timing(giant.spec, cluster)).startswith("recompute -")
 
 
 def test_reasons_are_the_parts_that_differ() -> None:
-    giant = GIANTS[0]
+    giant = PUBLISHED_RUNS[0]
     theirs = get_step_timing(giant.spec, CLUSTERS[giant.cluster])
-    assert sum(parts(theirs).values()) == pytest.approx(theirs.step_s)
+    assert sum(list_time_parts(theirs).values()) == pytest.approx(theirs.step_s)
     faster = theirs._replace(step_s=theirs.step_s - theirs.bubble_s, bubble_s=0.0)
-    assert reasons(faster, theirs) == f"bubble {-theirs.bubble_s / theirs.step_s:+.1%}"
-    assert reasons(theirs, theirs) == ""
+    assert list_reasons(faster, theirs) == f"bubble {-theirs.bubble_s / theirs.step_s:+.1%}"
+    assert list_reasons(theirs, theirs) == ""

@@ -32,7 +32,7 @@ def test_collects_a_checkpoint_on_one_host_and_copies_it_to_the_others(said: lis
 @pytest.mark.slow
 def test_fails_on_all_ranks_if_one_host_cannot_write(said: list[dict[str, Any]]) -> None:
     for one in said:
-        assert one["problem"].startswith("the checkpoint cannot be brought to this host: ")
+        assert one["problem"].startswith("Cannot copy the checkpoint to this host: ")
         assert "2" in one["problem"]
     assert said[1]["have"] == ["1/step-00000007"], "what it had stays"
 
@@ -40,7 +40,7 @@ def test_fails_on_all_ranks_if_one_host_cannot_write(said: list[dict[str, Any]])
 @pytest.mark.slow
 def test_checks_the_copy_of_each_host(said: list[dict[str, Any]]) -> None:
     """Check files on each host, because copies can differ."""
-    assert [one["looked"] for one in said] == ["__0_0.distcp has other content than was written (CRC-32 differs)"] * 3
+    assert [one["looked"] for one in said] == ["__0_0.distcp changed after it was written (CRC-32 differs)"] * 3
 
 
 @pytest.mark.slow

@@ -81,8 +81,8 @@ def test_lists_the_damage_of_each_checkpoint_if_none_is_undamaged(root: Path) ->
 
 @pytest.mark.slow
 def test_rejects_an_unknown_checkpoint_and_lists_complete_ones(root: Path) -> None:
-    have = "complete ones beside it: step-00000002, step-00000004, step-00000006"
-    assert have in str(resumed(root, "job/1/step-00000005").problem)
+    complete = "Complete checkpoints: step-00000002, step-00000004, step-00000006."
+    assert complete in str(resumed(root, "job/1/step-00000005").problem)
     assert "`train.resume` is 'jobless', which has no complete checkpoint." in str(resumed(root, "jobless").problem)
 
 

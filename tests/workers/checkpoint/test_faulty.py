@@ -67,7 +67,7 @@ def test_all_ranks_skip_a_checkpoint_that_one_rank_cannot_read(root: Path) -> No
     """Load the same checkpoint on both ranks, or fail with the same error."""
     ran = faulty(root, {"manifest": [1, 0]}, LAST + 1, 2)
     assert ran.problem is not None
-    assert ran.problem.startswith("train.resume: no whole checkpoint. ")
+    assert ran.problem.startswith("`train.resume` has no undamaged checkpoint. ")
     assert ran.problem.count("rank 1: No space left on device: /manifest") == 2
     assert ran.of_kind("step") == []
 

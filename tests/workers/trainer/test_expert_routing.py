@@ -139,6 +139,6 @@ def test_gathers_choices_of_all_ranks_by_position(tmp_path: Path, method: str) -
     path.write_text(spec.model_dump_json())
     done = run_ranks(4, "workers.trainer.__main__", "--spec", str(path), "--data-root", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
-    told = re.findall(r"routers chose for (\d+) tokens of all layers, (.*?);", done.stdout)
+    pattern = r"the reference used the expert choices of the run for (\d+) tokens of all layers, which (.*?);"
     tokens = spec.model.num_layers * spec.train.global_batch * spec.train.seq_len
-    assert set(told) == {(str(tokens), "all as its own")}, done.stdout[-3000:]
+    assert set(re.findall(pattern, done.stdout)) == {(str(tokens), "equal its own choices")}, done.stdout[-3000:]

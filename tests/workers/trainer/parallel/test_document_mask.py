@@ -8,7 +8,7 @@ import torch
 from planner.facts.parse_spec import parse_fields, parse_spec
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
-from tests.memory.compare import found
+from tests.memory.compare import compare_stages
 from tests.parity.cases import SIZES
 from workers.torch_private.kernels import attend
 from workers.trainer.model import Decoder, Strategy
@@ -85,5 +85,5 @@ def test_rejects_an_end_token_outside_the_vocabulary_and_compiled_blocks() -> No
 def test_the_plan_includes_the_document_mask(layout: dict[str, int], train: dict[str, str]) -> None:
     model = {**SIZES["llama"], "num_layers": 1, "max_seq_len": 4096}
     settings = {"global_batch": 2, "micro_batches": 2, "seq_len": 4096, "document_end": 3}
-    (row,) = found(parse_fields({"model": model, "layout": layout, "train": {**settings, **train}}))
-    assert abs(row.off) < 0.025, row
+    (row,) = compare_stages(parse_fields({"model": model, "layout": layout, "train": {**settings, **train}}))
+    assert abs(row.error) < 0.025, row

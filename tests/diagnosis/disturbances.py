@@ -1,4 +1,4 @@
-"""What is done to a rank from outside: signals, a CPU quota, its host's network."""
+"""Disturb a rank from outside: signals, a CPU quota, and the network of its host."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SLOW = "20mbit"  # a step of the case sends 31 Mbit over it
 V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
 
 
-def rank_pid(pids: Iterable[int], rank: int) -> int:
-    """Which of an attempt's processes is this rank.
+def find_rank_pid(pids: Iterable[int], rank: int) -> int:
+    """Return the process of a rank.
 
     Raises:
-        AssertionError: none is.
+        AssertionError: None of the processes is the rank.
     """
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -35,8 +35,8 @@ def rank_pid(pids: Iterable[int], rank: int) -> int:
 
 
 @contextlib.contextmanager
-def quota(pid: int) -> Iterator[None]:
-    """The process gets QUOTA of a processor: in a group of its own, below that which it is in."""
+def limit_cpu(pid: int) -> Iterator[None]:
+    """Limit the process to QUOTA of a CPU, in a nested cgroup."""
     one = V1.exists()
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
@@ -61,8 +61,8 @@ def quota(pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def halting(pid: int) -> Iterator[None]:
-    """Stopped and let go again and again, as a tool that limits its processor does."""
+def stop_repeatedly(pid: int) -> Iterator[None]:
+    """Stop and continue the process repeatedly, as a CPU limiter does."""
     over = threading.Event()
 
     def work() -> None:
@@ -83,7 +83,7 @@ def halting(pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
+def stop_process(pid: int) -> Iterator[None]:
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -93,20 +93,20 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cut(one: Cable, other: Cable) -> Iterator[None]:
-    """Nothing passes between two hosts; both reach the board."""
+def cut_link(one: Cable, other: Cable) -> Iterator[None]:
+    """Cut the network between two hosts. Both reach the board."""
     ways = [(one.namespace, other.address), (other.namespace, one.address)]
     for namespace, address in ways:
-        _ip("-n", namespace, "route", "add", "blackhole", address)
+        _run_ip("-n", namespace, "route", "add", "blackhole", address)
     try:
         yield
     finally:
         for namespace, address in ways:
-            _ip("-n", namespace, "route", "del", "blackhole", address)
+            _run_ip("-n", namespace, "route", "del", "blackhole", address)
 
 
 @contextlib.contextmanager
-def slow(cable: Cable) -> Iterator[None]:
+def slow_down_link(cable: Cable) -> Iterator[None]:
     cable.slow(SLOW)
     try:
         yield
@@ -115,5 +115,5 @@ def slow(cable: Cable) -> Iterator[None]:
             subprocess.run(["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"], check=False)
 
 
-def _ip(*arguments: str) -> None:
+def _run_ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True)

@@ -1,6 +1,6 @@
-"""Runs somebody else's train.py on CPU ranks, as it stands but for lines it names and libraries it does without.
+"""Run the train.py of another project on CPU ranks, with replaced lines and stub libraries.
 
-Each replaced line must be there once: a version that reads otherwise is refused.
+A version in which a replaced line does not occur exactly once is rejected.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.rivals.turns import Turns
+from benchmarks.rivals.turn_taking import Turns
 
 
 def main() -> None:
-    """theirs.py NAME FOLDER arguments of its train.py"""
+    """Parse `theirs.py NAME FOLDER`, followed by arguments of the other train.py."""
     name, folder = sys.argv[1], Path(sys.argv[2])
     sys.path.insert(0, str(folder))
     torch.set_num_threads(1)
-    lines = {"nanogpt": nanogpt, "picotron": picotron}[name]()
+    lines = {"nanogpt": patch_nanogpt, "picotron": patch_picotron}[name]()
     sys.argv = ["train.py", *sys.argv[3:]]
-    source = replaced((folder / "train.py").read_text(), lines)
+    source = replace_lines((folder / "train.py").read_text(), lines)
     here = {"__name__": "__main__", "turn": Turns().step}
     exec(compile(source, "train.py", "exec"), here)
     sys.stdout.flush()
     os._exit(0)
 
 
-def replaced(source: str, lines: Mapping[str, str]) -> str:
+def replace_lines(source: str, lines: Mapping[str, str]) -> str:
     for old, new in lines.items():
         if source.count(old) != 1:
             raise SystemExit(f"train.py has {source.count(old)} times, not once: {old}")
@@ -42,8 +42,8 @@ def replaced(source: str, lines: Mapping[str, str]) -> str:
     return source
 
 
-def nanogpt() -> dict[str, str]:
-    """It knows CUDA alone once there are several ranks."""
+def patch_nanogpt() -> dict[str, str]:
+    """Replace lines that need CUDA for several ranks."""
     return {
         "device = f'cuda:{ddp_local_rank}'": "device = 'cpu'",
         "torch.cuda.set_device(device)": "pass",
@@ -52,20 +52,20 @@ def nanogpt() -> dict[str, str]:
     }
 
 
-def picotron() -> dict[str, str]:
-    """It fetches its model and data from the Hugging Face hub, and waits for CUDA where there is none."""
+def patch_picotron() -> dict[str, str]:
+    """Replace lines that need the Hugging Face hub or CUDA."""
     for missing in ("wandb", "datasets", "flash_attn"):
-        sys.modules[missing] = _Anything(missing)
+        sys.modules[missing] = _StubLibrary(missing)
     for module in ("flash_attn_interface", "layers", "layers.rotary", "ops", "ops.triton", "ops.triton.layer_norm"):
-        sys.modules[f"flash_attn.{module}"] = _Anything(module)
+        sys.modules[f"flash_attn.{module}"] = _StubLibrary(module)
     import picotron.checkpoint  # type: ignore[import-not-found]
     import picotron.data  # type: ignore[import-not-found]
     import picotron.utils  # type: ignore[import-not-found]
     import transformers
 
-    transformers.AutoConfig = _Config  # type: ignore[misc, assignment]
+    transformers.AutoConfig = _EnvironmentConfig  # type: ignore[misc, assignment]
     torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
-    picotron.data.MicroBatchDataLoader = _Batches
+    picotron.data.MicroBatchDataLoader = _TokenFileLoader
     picotron.checkpoint.init_model_with_dematerialized_weights = nullcontext
     picotron.checkpoint.init_model_with_materialized_weights = lambda model, config, save_dir: model
     picotron.utils.download_model = lambda name, token: None
@@ -77,8 +77,8 @@ def picotron() -> dict[str, str]:
     return dict(zip(ends, ("while turn():", "if False:"), strict=True))
 
 
-class _Anything(types.ModuleType):
-    """A library that is imported and not called."""
+class _StubLibrary(types.ModuleType):
+    """A library that is imported but not called."""
 
     __path__: list[str] = []
 
@@ -88,16 +88,16 @@ class _Anything(types.ModuleType):
         return None
 
 
-class _Config:
-    """A model's configuration by the sizes in the environment, instead of by name."""
+class _EnvironmentConfig:
+    """A model configuration with the sizes of the environment."""
 
     @staticmethod
     def from_pretrained(name: str) -> Any:
         return types.SimpleNamespace(**json.loads(os.environ["RIVALS_CONFIG"]))
 
 
-class _Batches:
-    """Random runs of a file of tokens, cut and shifted as picotron's own loader does."""
+class _TokenFileLoader:
+    """Random sequences of a token file, cut and shifted as picotron's loader does."""
 
     def __init__(self, micro_batch_size: int, seq_length: int, grad_acc_steps: int, **_others: Any) -> None:
         import picotron.process_group_manager as pgm  # type: ignore[import-not-found]

@@ -1,4 +1,4 @@
-"""Our side: the trainer's own loop, metered, on a spec read from a file."""
+"""Run the metered loop of the trainer with a spec from a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.rivals.turns import Turns
+from benchmarks.rivals.turn_taking import Turns
 from contracts.telemetry.batches import Item
 from planner.facts.parse_spec import parse_fields
 from workers.meter import Recorder, register_metered_backend

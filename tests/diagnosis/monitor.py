@@ -1,4 +1,4 @@
-"""Reads the streams of an attempt's members as they come, and asks the diagnosis again and again how it stands."""
+"""Read the streams of an attempt, and diagnose it repeatedly."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from planner.cost.estimate import estimate
 from planner.facts.parse_spec import parse_spec
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER
 
-EVERY_S = 1.0
+POLL_S = 1.0
 
 
-class Watching:
-    """`client` is of the Redis that the attempt's hosts write to."""
+class DiagnosisMonitor:
+    """Monitor of an attempt. `client` is connected to the Redis of its hosts."""
 
     def __init__(self, client: Any, job: str, spec: Mapping[str, Any], members: Sequence[HostRanks] = ()) -> None:
         self._client = client
@@ -36,30 +36,30 @@ class Watching:
         self.items = 0
 
     def read(self) -> None:
-        """What has come since."""
+        """Read new batches."""
         for node, stream in enumerate(self._cursors):
             while entries := self._client.xrange(stream, min=self._cursors[stream], count=50):
                 for entry_id, fields in entries:
                     self._cursors[stream] = f"({entry_id.decode()}"
-                    self._take(msgpack.unpackb(fields[b"b"]), node)
+                    self._add_batch(msgpack.unpackb(fields[b"b"]), node)
 
-    def _take(self, batch: Batch, node: int) -> None:
+    def _add_batch(self, batch: Batch, node: int) -> None:
         for item in batch["items"]:
             self.items += 1
             self.diagnosis.add(item, node, batch.get("clock"))
 
-    def look(self) -> VerdictPayload:
+    def diagnose(self) -> VerdictPayload:
         self.read()
         return self.diagnosis.make_verdict(time.time())
 
-    def looks(self, seconds: float) -> Iterator[VerdictPayload]:
-        """For so long, one every EVERY_S."""
+    def diagnose_repeatedly(self, seconds: float) -> Iterator[VerdictPayload]:
+        """Diagnose every POLL_S for these seconds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             began = time.monotonic()
-            yield self.look()
-            time.sleep(max(0.0, EVERY_S - (time.monotonic() - began)))
+            yield self.diagnose()
+            time.sleep(max(0.0, POLL_S - (time.monotonic() - began)))
 
-    def until(self, says: Callable[[VerdictPayload], bool], seconds: float) -> VerdictPayload | None:
-        """The first word that does, None where none did in time."""
-        return next((told for told in self.looks(seconds) if says(told)), None)
+    def wait_for(self, says: Callable[[VerdictPayload], bool], seconds: float) -> VerdictPayload | None:
+        """Return the first diagnosis that matches, or None after the timeout."""
+        return next((result for result in self.diagnose_repeatedly(seconds) if says(result)), None)

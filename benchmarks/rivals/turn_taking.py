@@ -1,4 +1,4 @@
-"""Two torchrun gangs that take turns on one machine: while one trains the other waits and costs nothing."""
+"""Let two torchrun groups take turns on one machine: while one trains, the other waits without CPU time."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import torch.distributed as dist
 STORE = "RIVALS_STORE"  # the port of the store over which turns are given
 SIDE = "RIVALS_SIDE"
 STEPS_PER_TURN = 5
-LONGEST = timedelta(minutes=10)
+TIMEOUT = timedelta(minutes=10)
 
 
 class Turns:
-    """A rank's part. `step` stands where a step begins, or has just ended."""
+    """Turns of a rank. Call `step` at the start or the end of a step."""
 
     def __init__(self) -> None:
-        self._store = dist.TCPStore("127.0.0.1", int(os.environ[STORE]), is_master=False, timeout=LONGEST)
+        self._store = dist.TCPStore("127.0.0.1", int(os.environ[STORE]), is_master=False, timeout=TIMEOUT)
         self._side, self._rank = os.environ[SIDE], os.environ["RANK"]
         self._turn, self._left, self._spent = -1, 0, 0.0
 
     def step(self) -> bool:
-        """Wait, where this is not our turn. False when there are no more."""
+        """Wait for the turn of this side. Return False after the last one."""
         if self._left == 0:
             if self._turn >= 0:
                 spent = time.process_time() - self._spent
@@ -44,14 +44,14 @@ class Turns:
 
 
 class Step(NamedTuple):
-    """What one took: by the clock, and of processors, all ranks together."""
+    """Wall time and CPU time of a step of all ranks."""
 
     seconds: float
     processor_s: float
 
 
-class Gang:
-    """One side: ranks of one thread each under torchrun, which say nothing unless they fail."""
+class RankGroup:
+    """Ranks of one side, with one thread each under torchrun. They print only errors."""
 
     def __init__(
         self, side: str, world: int, program: list[str], store: dist.TCPStore, folder: Path, extra: Mapping[str, str]
@@ -66,21 +66,21 @@ class Gang:
                 [*torchrun, *meeting, *program], env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=folder
             )
 
-        threading.Thread(target=self._answer_for_the_dead, daemon=True).start()
+        threading.Thread(target=self._check_alive, daemon=True).start()
 
-    def turn(self) -> Step:
-        """From the word given to the last rank's answer."""
+    def run_turn(self) -> Step:
+        """Run a turn until the last rank has answered."""
         started = time.perf_counter()
         self._store.set(f"{self._side}/{self._turn}", "go")
-        self._store.wait(self._answers(), LONGEST)
+        self._store.wait(self._collect_steps(), TIMEOUT)
         took = time.perf_counter() - started
-        spent = sum(float(self._store.get(answer)) for answer in self._answers())
+        spent = sum(float(self._store.get(answer)) for answer in self._collect_steps())
         if math.isnan(spent):
             raise RuntimeError(f"{self._side} ended:\n{self._log.read_text()[-4000:]}")
         self._turn += 1
         return Step(took / STEPS_PER_TURN, spent / STEPS_PER_TURN)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._store.set(f"{self._side}/{self._turn}", "end")
         try:
             self._process.wait(60)
@@ -88,10 +88,10 @@ class Gang:
             self._process.terminate()
             self._process.wait()
 
-    def _answers(self) -> list[str]:
+    def _collect_steps(self) -> list[str]:
         return [f"{self._side}/{self._turn}/{rank}" for rank in range(self._world)]
 
-    def _answer_for_the_dead(self) -> None:
+    def _check_alive(self) -> None:
         self._process.wait()
-        for answer in self._answers():
+        for answer in self._collect_steps():
             self._store.set(answer, "nan")
