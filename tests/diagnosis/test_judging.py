@@ -20,16 +20,16 @@ SLOW, HANG, LINK = (
 )
 
 
-class Said:
+class ScriptedDiagnosis:
     """A scripted sequence of diagnoses, the last of which repeats."""
 
     def __init__(self, *words: VerdictPayload) -> None:
         self._words = words
 
-    def looks(self, _seconds: float) -> Iterator[VerdictPayload]:
+    def diagnose_repeatedly(self, _seconds: float) -> Iterator[VerdictPayload]:
         yield from self._words
 
-    def look(self) -> VerdictPayload:
+    def diagnose(self) -> VerdictPayload:
         return self._words[-1]
 
 
@@ -71,7 +71,7 @@ def hung(after: float, ranks: list[int], cause: str, following: str = "") -> Ver
 def test_first_alarm_must_be_correct_and_in_time(
     case: Any, ranks: list[int], words: list[VerdictPayload], right: bool
 ) -> None:
-    assert judge(case, ranks, cast(DiagnosisMonitor, Said(*words)), BEGAN).right is right
+    assert judge(case, ranks, cast(DiagnosisMonitor, ScriptedDiagnosis(*words)), BEGAN).right is right
 
 
 @pytest.mark.parametrize("name", CASES)
