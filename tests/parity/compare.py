@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from contracts.telemetry.steps import Cell
+from contracts.telemetry.items import Cell
 from planner.cost.memory import get_gradient_bytes, get_memory
 from planner.facts.layout import Coordinates, get_coordinates, get_rank
 from planner.facts.model_shapes import Parameter, count_parameters, is_key_or_value, is_vocabulary
