@@ -33,7 +33,7 @@ NOT_NAMES = ["..", ".", "", "../members/as2", "x/../../y", "a/"]
 
 def inputs(method: Any, name: str) -> dict[str, Any]:
     """Arguments of a call, each word of which is `name`."""
-    of_type = {"str": name, "int": 1, "Sequence[str]": [name], "Spec": {}, "SearchQuery | dict[str, Any]": {}}
+    of_type = {"str": name, "int": 1, "Sequence[str]": [name], "Spec": {}, "SearchRequest | dict[str, Any]": {}}
     parameters = list(inspect.signature(method).parameters.values())[1:]
     needed = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
     return {one.name: of_type[str(one.annotation)] for one in needed}

@@ -382,4 +382,4 @@ TableRows = TypedDict(
         ],  # Columns by name, all of the same length. The `time` of a bin is the start of the bin.
     },
 )
-"""TableRows or time bins of a history table."""
+"""Rows or time bins of a history table."""
