@@ -26,11 +26,7 @@ PLACEHOLDERS = {
 
 
 def build_site(into: Path = SITE) -> int:
-    """Build the site and return the number of pages. A warning is an error.
-
-    Raises:
-        mkdocs.exceptions.Abort: The log has the cause, and `into` is unchanged.
-    """
+    """Build the site and return the number of pages. A warning is an error. Raises mkdocs.exceptions.Abort."""
     sys.path.insert(0, str(ROOT / "client"))  # Prefer this checkout to an installed package.
     for name, value in PLACEHOLDERS.items():
         os.environ.setdefault(name, value)

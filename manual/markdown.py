@@ -9,6 +9,14 @@ from pathlib import Path
 LEVEL = 4  # spaces
 FENCE = re.compile(r"( *)(`{3,})(.*)")
 ITEM = re.compile(r"(?:\d+\.|[-*]) ")
+GLOSSARY = "reference/glossary.md"
+ADDRESS = "reference/glossary/"
+BOOST = 20  # weight of a term's entry; other entries weigh 1
+RANKING = {  # lines of mkdocs' search worker, and their replacements
+    "this.field('title');": "this.field('title', { boost: 10 });",
+    "this.add(doc);": "this.add(doc, { boost: doc.boost || 1 });",
+}
+ROW = re.compile(r"^\| (?!Term \|)([^|\n]+) \| ([^|\n]+) \|", re.M)
 
 
 def indent_nested_blocks(markdown: str) -> str:
@@ -54,16 +62,6 @@ def _starts_list(previous: str, text: str) -> bool:
 
 def _levels(indent: int) -> int:
     return -(-indent // LEVEL)
-
-
-GLOSSARY = "reference/glossary.md"
-ADDRESS = "reference/glossary/"
-BOOST = 20  # weight of a term's entry; other entries weigh 1
-RANKING = {  # lines of mkdocs' search worker, and their replacements
-    "this.field('title');": "this.field('title', { boost: 10 });",
-    "this.add(doc);": "this.add(doc, { boost: doc.boost || 1 });",
-}
-ROW = re.compile(r"^\| (?!Term \|)([^|\n]+) \| ([^|\n]+) \|", re.M)
 
 
 def get_term_anchor(term: str) -> str:

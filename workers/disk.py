@@ -75,11 +75,7 @@ class BadFileError(ValueError):
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a file and rename it, so that a reader sees all of it or none.
-
-    Raises:
-        DiskFullError: the disk is full. The partial file is removed.
-    """
+    """Write a file and rename it, so that a reader sees all of it or none. Raises DiskFullError."""
     draft, body = path.with_name(f".{path.name}.{os.getpid()}"), json.dumps(value).encode()
     try:
         with draft.open("wb") as out:
@@ -98,12 +94,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value in a file, or None if the file does not exist.
-
-    Raises:
-        BadFileError: the file is not regular, is larger than MAX_JSON_BYTES, or is not JSON.
-        OSError: the file cannot be read now.
-    """
+    """Return the value in a file, or None if the file does not exist. Raises BadFileError, OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:

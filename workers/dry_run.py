@@ -12,7 +12,7 @@ import math
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from contracts.telemetry.items import Cell, Op, PhaseItem
+from contracts.telemetry.items import Cell, Op
 from contracts.telemetry.results import DryRunItem, MemoryParts, VerdictItem, VerdictRow
 from planner.cost.memory import get_gradient_bytes, get_memory
 from planner.facts.layout import get_coordinates
@@ -32,7 +32,8 @@ from planner.facts.resources import Device
 from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
-from workers.meter import Exporter, Recorder
+from workers.meter import Recorder
+from workers.meter.exporter import add_telemetry_options, open_exporter
 from workers.meter.process_group import CollectiveBytes, MeteredProcessGroup
 from workers.meter.rank_exit import fail, run_and_exit
 from workers.torch_private.compiler import (
@@ -45,6 +46,7 @@ from workers.torch_private.compiler import (
 )
 from workers.torch_private.fsdp import watch_storage
 from workers.torch_private.groups import fake_store, make_fake_group
+from workers.trainer.__main__ import read_spec_file
 from workers.trainer.dataset import TokenDataset, Tokens
 from workers.trainer.errors import UserError
 from workers.trainer.memory import MemoryProbe, get_storage_bytes
@@ -126,7 +128,7 @@ class MemoryAndFlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         self.flops += _count_flops(func, args, kwargs or {}, out)
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            # The get_local tensor of a DTensor is also an output of an operation.
+            # The local tensor of a DTensor is also an output of an operation.
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, DTensor):
                 self._track(tensor)
         return out
@@ -220,13 +222,13 @@ def run_dry_step(spec: JobSpec, rank: int) -> DryStep:
             part = assemble_shard(spec, mesh, built)
             trainer = Trainer(spec, mesh, part, cast(TokenDataset, ZeroCorpus()), recorder, device)
             moments_bytes = _create_moments(trainer)
-            trainer.memory_probe = standing = MemoryProbe(part, trainer.optimizer, counter, trainer.get_staged_tensors)
+            trainer.memory_probe = probe = MemoryProbe(part, trainer.optimizer, counter, trainer.get_staged_tensors)
             recorder.set_phase("step")
             trainer.forward_backward(0)
-            standing.record_gradients()
+            probe.record_gradients()
             trainer.reduce_statistics()
             trainer.update_weights(0, math.inf)
-            memory = standing.get_breakdown()
+            memory = probe.get_breakdown()
         cells = recorder.get_cells("step")
         rows = trainer.pop_received_rows()
     finally:
@@ -254,29 +256,20 @@ def main() -> int:
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
     parser.add_argument("--ranks", help="comma-separated ranks; default dry_ranks of the spec")
     parser.add_argument("--json", action="store_true", help="print one JSON object per rank")
-    parser.add_argument("--job", default="get_local")
-    parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("--telemetry", help="Unix socket of the supervisor")
+    add_telemetry_options(parser)
     options = parser.parse_args()
     try:
         spec = _read_spec(options.spec, options.ranks)
     except (UserError, SpecError) as error:
         return fail(str(error), 2)
-    exporter = Exporter(Recorder(0), options.telemetry, options.job, options.attempt) if options.telemetry else None
     num_wrong = 0
-    try:
-        if exporter is not None:
-            exporter.send(PhaseItem(kind="phase", rank=0, time=time.time(), phase="step"))
+    with open_exporter(Recorder(0), options) as send:
         for rank in spec.dry_ranks:
             item, rows = _compare(spec, run_dry_step(spec, rank))
             num_wrong += _count_wrong(rows)
             _print(spec, item, rows, as_json=options.json)
-            if exporter is not None:
-                exporter.send(VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows))
-                exporter.send(item)
-    finally:
-        if exporter is not None:
-            exporter.close()
+            send(VerdictItem(kind="verdict", rank=rank, time=time.time(), rows=rows))
+            send(item)
     return fail(f"{num_wrong} of the collectives above differ from the prediction", 1) if num_wrong else 0
 
 
@@ -310,8 +303,14 @@ def _print(spec: JobSpec, item: DryRunItem, rows: list[VerdictRow], *, as_json: 
     print(f"  {'keeps':<30}{item['parameters']:>24,} parameters")
     print(f"  {'most at once, with moments':<30}{item['peak_bytes'] + item['optimizer_bytes']:>24,} B")
     print(f"  {'the planner estimates':<30}{item['predicted_bytes']:>24,} B")
-    for label, found, planned in _iterate_memory(spec, item):
-        print(f"  {label:<30}{found:>24,} B  {planned:,} B planned")
+    stage, counted = get_coordinates(item["rank"], spec.layout).pp, item["memory"]
+    planned = get_memory(spec, stage)
+    for label, found, expected in (
+        ("of these weights", counted["parameters"], planned["parameters"]),
+        ("moments, without fp32 weights", counted["optimizer"], planned["optimizer"]),
+        ("complete gradients", counted["gradients"], get_gradient_bytes(spec, stage)),
+    ):
+        print(f"  {label:<30}{found:>24,} B  {expected:,} B planned")
     print(f"  {'products':<30}{item['flops']:>24,} FLOP")
     for row in rows:
         name = f"{row['axis']} {row['op']}, {row['measured_count']:,} calls"
@@ -320,22 +319,8 @@ def _print(spec: JobSpec, item: DryRunItem, rows: list[VerdictRow], *, as_json: 
     sys.stdout.flush()
 
 
-def _iterate_memory(spec: JobSpec, item: DryRunItem) -> Iterator[tuple[str, int, int]]:
-    """Yield a label, and the counted and predicted bytes, of each exact part of the memory."""
-    stage, counted = get_coordinates(item["rank"], spec.layout).pp, item["memory"]
-    planned = get_memory(spec, stage)
-    yield "of these weights", counted["parameters"], planned["parameters"]
-    yield "moments, without fp32 weights", counted["optimizer"], planned["optimizer"]
-    yield "complete gradients", counted["gradients"], get_gradient_bytes(spec, stage)
-
-
 def _read_spec(path: Path, ranks: str | None) -> JobSpec:
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"`--spec` is {str(path)!r}, which cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:
-        raise UserError(f"`--spec` is {str(path)!r}, which is not JSON: {error}.") from None
+    content = read_spec_file(path)
     if isinstance(content, dict):
         content["kind"] = "dry_run"
         if ranks is not None:

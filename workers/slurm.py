@@ -33,8 +33,8 @@ from workers.host.hardware import get_address_towards
 from workers.host.settings import HostSettings
 from workers.host.supervisor.exit_report import describe_save
 from workers.host.supervisor.http_transport import BadUrlError, BoardClient, HttpTransport
+from workers.host.supervisor.publisher import BoardTransport
 from workers.host.supervisor.supervisor import Supervisor
-from workers.host.supervisor.transport import BoardTransport
 
 MAX_ORDER_BYTES = 16 * 2**20
 HOSTNAMES_TIMEOUT_S = 20.0  # of scontrol without a request to slurmctld

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from manual.reference import collectives, command, formulas, rest, settings, spec
+from manual.reference import formulas, pages, rest
 
 PAGES: dict[str, Callable[[], str]] = {
-    "explanation/collectives.md": collectives.build_page,
-    "reference/spec.md": spec.build_page,
+    "explanation/collectives.md": pages.build_collectives_page,
+    "reference/spec.md": pages.build_spec_page,
     "reference/rest.md": rest.build_page,
-    "reference/command.md": command.build_page,
-    "reference/settings.md": settings.build_page,
+    "reference/command.md": pages.build_command_page,
+    "reference/settings.md": pages.build_settings_page,
     "reference/formulas.md": formulas.build_page,
 }
 

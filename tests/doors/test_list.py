@@ -66,7 +66,7 @@ def unpicklings(source: str) -> Iterator[str]:
 
 
 def test_26_nothing_here_unpickles() -> None:
-    """What is read of a checkpoint for real is tried in tests/workers/checkpoint/test_poison.py."""
+    """What is read of a checkpoint for real is tried in tests/workers/checkpoint/test_damage.py."""
     rooms = ("contracts", "planner", "jobs", "webapp", "workers", "client", "benchmarks")
     files: list[Path] = [path for room in rooms for path in (ROOT / room).rglob("*.py") if path != WRITES]
     assert len(files) > 300

@@ -31,7 +31,7 @@ def writable(folder: Path) -> bool:
 
 def main() -> None:
     run_dir = Path(option("spec")).parents[2]
-    given = Path(option("spec")).parent
+    options = Path(option("spec")).parent
     environments = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -46,14 +46,14 @@ def main() -> None:
         "cwd": os.getcwd(),
         "privileges": [line for line in Path("/proc/self/status").read_text().splitlines() if "NoNewPrivs" in line],
         "redis in sight": any("REDIS" in environment for environment in environments),
-        "reads": [str(path) for path in (run_dir, run_dir / ".host", given.parent) if readable(path)],
+        "reads": [str(path) for path in (run_dir, run_dir / ".host", options.parent) if readable(path)],
         "writes": {
             str(folder): writable(folder)
             for folder in (
                 Path.cwd(),
                 Path(option("checkpoint-root")) / option("job"),
-                given / "logs",
-                given,
+                options / "logs",
+                options,
                 run_dir,
                 Path(option("checkpoint-root")),
             )

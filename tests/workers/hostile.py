@@ -31,7 +31,7 @@ def frame(**fields: Any) -> bytes:
     return struct.pack(">I", len(body)) + body
 
 
-def say(sent: bytes, patience_s: float = 10) -> bool:
+def send(sent: bytes, patience_s: float = 10) -> bool:
     """True when the supervisor cut us off for it."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(option("telemetry"))
@@ -78,9 +78,9 @@ def main() -> None:
         "a gap": frame(kind="gap", items=2**62),
         "no frame": struct.pack(">I", 3) + b"\xc1\xc1\xc1",
     }
-    told = {what: say(sent) for what, sent in nonsense.items()}
-    told |= {what: say(sent, 0.5) for what, sent in {**wrong, "a frame of its own": frame()}.items()}
-    Path("told.part").write_text(json.dumps(told))
+    result = {what: send(sent) for what, sent in nonsense.items()}
+    result |= {what: send(sent, 0.5) for what, sent in {**wrong, "a frame of its own": frame()}.items()}
+    Path("told.part").write_text(json.dumps(result))
     Path("told.part").rename("told.json")
     line = b"x" * 99 + b"\n"
     for _ in range(FLOOD_BYTES // 100 // 1000):

@@ -23,6 +23,27 @@ from workers.trainer.model import Decoder, Strategy
 from workers.trainer.traffic_check import compare_step_traffic
 
 ROOT = Path(__file__).resolve().parents[2]
+KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "alone": ("gpt-mini", {}, {}),
+    "alone, one micro-batch": ("llama-mini", {}, {"micro_batches": 1}),
+    "replicas": ("llama-mini", {"dp": 2}, {}),
+    "replicas, few tokens": ("gpt-mini", {"dp": 2}, {"seq_len": 32}),
+    "zero1": ("gpt-mini", {"dp": 4, "zero": 1}, {}),
+    "zero2": ("llama-mini", {"dp": 2, "zero": 2}, {}),
+    "zero3": ("gpt-mini", {"dp": 2, "zero": 3}, {}),
+    "tp2 sp": ("llama-mini", {"tp": 2, "sequence_parallel": True}, {}),
+    "pp2": ("gpt-mini", {"pp": 2}, {}),
+    "full recompute": ("llama-mini", {"recompute": "full"}, {}),
+    "bf16": ("gpt-mini", {}, {"precision": "bf16"}),
+    "bf16 zero2": ("gpt-mini", {"dp": 2, "zero": 2}, {"precision": "bf16"}),
+    "bf16 gradients, replicas": ("gpt-mini", {"dp": 2}, {"precision": "bf16_gradients"}),
+}
+BY_PART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "masters apart": ({"tp": 2, "pp": 2}, {"precision": "bf16"}),
+    "gradients turned": ({}, {"precision": "bf16_gradients"}),
+    "shards": ({"dp": 2, "zero": 3}, {"precision": "bf16"}),
+    "a split backward": ({"pp": 2, "schedule": "zbv", "virtual_stages": 2}, {"precision": "bf16_state"}),
+}
 
 
 def wrong(spec: JobSpec, step: DryStep) -> list[Any]:
@@ -85,8 +106,8 @@ def test_recomputes_layer_only_as_far_as_backward_needs(preset: str) -> None:
     """The gradient of a router needs the last matmuls of its experts."""
     model = {"preset": preset, "num_layers": 2}
     train = {"global_batch": 2, "seq_len": 64}
-    asked = {"model": model, "train": train}
-    once, again = (parse_fields({**asked, "layout": {"recompute": how}}) for how in ("none", "full"))
+    request = {"model": model, "train": train}
+    once, again = (parse_fields({**request, "layout": {"recompute": how}}) for how in ("none", "full"))
     assert run_dry_step(again, 0).flops - run_dry_step(once, 0).flops == compute_hardware_flops(
         again
     ) - compute_hardware_flops(once)
@@ -118,23 +139,6 @@ def _with_capacity(spec: JobSpec, factor: float) -> JobSpec:
     return spec.model_copy(update={"model": spec.model.model_copy(update={"moe": moe})})
 
 
-KEPT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "alone": ("gpt-mini", {}, {}),
-    "alone, one micro-batch": ("llama-mini", {}, {"micro_batches": 1}),
-    "replicas": ("llama-mini", {"dp": 2}, {}),
-    "replicas, few tokens": ("gpt-mini", {"dp": 2}, {"seq_len": 32}),
-    "zero1": ("gpt-mini", {"dp": 4, "zero": 1}, {}),
-    "zero2": ("llama-mini", {"dp": 2, "zero": 2}, {}),
-    "zero3": ("gpt-mini", {"dp": 2, "zero": 3}, {}),
-    "tp2 sp": ("llama-mini", {"tp": 2, "sequence_parallel": True}, {}),
-    "pp2": ("gpt-mini", {"pp": 2}, {}),
-    "full recompute": ("llama-mini", {"recompute": "full"}, {}),
-    "bf16": ("gpt-mini", {}, {"precision": "bf16"}),
-    "bf16 zero2": ("gpt-mini", {"dp": 2, "zero": 2}, {"precision": "bf16"}),
-    "bf16 gradients, replicas": ("gpt-mini", {"dp": 2}, {"precision": "bf16_gradients"}),
-}
-
-
 @pytest.mark.parametrize("name", list(KEPT))
 def test_peak_matches_predicted_memory(name: str) -> None:
     preset, layout, train = KEPT[name]
@@ -152,26 +156,18 @@ def test_single_rank_holds_weights_gradients_and_moments() -> None:
     assert step.optimizer_bytes == 2 * whole
 
 
-BY_PART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "masters apart": ({"tp": 2, "pp": 2}, {"precision": "bf16"}),
-    "gradients turned": ({}, {"precision": "bf16_gradients"}),
-    "shards": ({"dp": 2, "zero": 3}, {"precision": "bf16"}),
-    "a split backward": ({"pp": 2, "schedule": "zbv", "virtual_stages": 2}, {"precision": "bf16_state"}),
-}
-
-
 @pytest.mark.parametrize("name", list(BY_PART))
 def test_memory_parts_equal_those_of_a_run(name: str) -> None:
     layout, train = BY_PART[name]
     sizes = {"global_batch": 4, "micro_batches": 2, "seq_len": 64, **train}
     spec = parse_fields({"model": {"preset": "gpt-tiny"}, "layout": layout, "train": sizes})
     step, plan = run_dry_step(spec, 0), get_memory(spec, 0)
-    told = step.memory
-    assert (told["parameters"], told["optimizer"]) == (plan["parameters"], plan["optimizer"])
-    assert told["gradients"] == get_gradient_bytes(spec, 0)
-    assert told["beside"] is not None, "no update is the first"
-    counted = told["parameters"] + told["optimizer"] + (told["gradients_then"] or 0)
-    assert counted + told["beside"] == step.peak_bytes + step.optimizer_bytes
+    result = step.memory
+    assert (result["parameters"], result["optimizer"]) == (plan["parameters"], plan["optimizer"])
+    assert result["gradients"] == get_gradient_bytes(spec, 0)
+    assert result["beside"] is not None, "no update is the first"
+    counted = result["parameters"] + result["optimizer"] + (result["gradients_then"] or 0)
+    assert counted + result["beside"] == step.peak_bytes + step.optimizer_bytes
 
 
 def _parameters(spec: JobSpec) -> list[torch.nn.Parameter]:
@@ -186,9 +182,9 @@ def test_command_prints_rank_and_exits_with_its_verdict(
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2, "tp": 2}}))
     command = [sys.executable, "-m", "workers.dry_run", "--spec", str(spec)]
-    told = subprocess.run([*command, "--ranks", "3", "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    found = json.loads(told.stdout)
+    result = subprocess.run([*command, "--ranks", "3", "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
     assert (found["rank"], found["kind"]) == (3, "dry_run")
     assert all(row["measured_bytes"] == row["predicted_bytes"] for row in found["collectives"])
     assert found["memory"]["parameters"] * 3 == found["memory"]["parameters"] + found["memory"]["optimizer"]

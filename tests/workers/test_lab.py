@@ -23,19 +23,17 @@ from workers.lab.primitives import (
 )
 
 QUICK = {"min_bytes": 256, "max_bytes": 4096, "factor": 16, "iterations": 3, "warmup": 1}
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "2 ranks": (2, {}),
+    "4 ranks, bfloat16, max": (4, {"dtype": "bfloat16", "reduce_op": "max", "root": 2}),
+    "ranks 1 and 3 of 4": (4, {"ranks": [1, 3], "root": 3}),
+}
 
 
 def measured(folder: Path, world: int, lab: dict[str, Any], module: str) -> tuple[Path, Any]:
     spec, out = folder / "spec.json", folder / "result.json"
     spec.write_text(json.dumps({"kind": "lab", "layout": {"dp": world}, "lab": {**QUICK, **lab}}))
     return out, run_ranks(world, module, "--spec", str(spec), "--out", str(out), GLOO_SOCKET_IFNAME="lo")
-
-
-CASES: dict[str, tuple[int, dict[str, Any]]] = {
-    "2 ranks": (2, {}),
-    "4 ranks, bfloat16, max": (4, {"dtype": "bfloat16", "reduce_op": "max", "root": 2}),
-    "ranks 1 and 3 of 4": (4, {"ranks": [1, 3], "root": 3}),
-}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -71,8 +69,8 @@ def test_metered_bytes_match_prediction(result: LabResult) -> None:
 
 def test_bandwidths_follow_from_time(result: LabResult) -> None:
     for p in result.points:
-        told = (p.algbw, p.busbw)
-        assert told == (
+        report = (p.algbw, p.busbw)
+        assert report == (
             compute_bandwidths(p.primitive, p.num_bytes, p.seconds, len(result.ranks)) if p.num_bytes else (None,) * 2
         )
 

@@ -16,7 +16,7 @@ def old(*paths: Path) -> None:
         os.utime(path, (long_ago, long_ago))
 
 
-def attempt_of(folder: Path, slurm_job: str) -> list[Path]:
+def make_attempt(folder: Path, slurm_job: str) -> list[Path]:
     log = folder / "runs" / slurm_job / "node-1" / "job" / "1" / "logs" / "rank.log"
     log.parent.mkdir(parents=True)
     log.write_text("step 1\n")
@@ -25,7 +25,7 @@ def attempt_of(folder: Path, slurm_job: str) -> list[Path]:
 
 def test_keeps_an_old_run_with_recent_writes(tmp_path: Path) -> None:
     """Check a node's folder, which is as old as the run."""
-    going_on, over = attempt_of(tmp_path, "7"), attempt_of(tmp_path, "8")
+    going_on, over = make_attempt(tmp_path, "7"), make_attempt(tmp_path, "8")
     old(*going_on)
     old(*over)
     going_on[-1].write_text("step 2\n")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.items import PhaseItem
 from contracts.telemetry.results import ProfileItem
 from planner.hardware.profile import HostProfile
 from workers.calibrate.measurements import (
@@ -26,8 +25,9 @@ from workers.calibrate.measurements import (
     measure_streams,
 )
 from workers.device import get_device_name, get_local_device
-from workers.meter import Exporter, Recorder, register_metered_backend
-from workers.meter.rank_exit import run_and_exit
+from workers.meter import Recorder, register_metered_backend
+from workers.meter.exporter import add_telemetry_options, open_exporter
+from workers.meter.rank_exit import print_line, run_and_exit
 from workers.rank_environment import get_group_timeout
 from workers.trainer.memory import configure_large_allocations, limit_primitive_cache, use_single_heap
 
@@ -37,24 +37,16 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--window", type=float, default=WINDOW_S, help="seconds per compute measurement")
     parser.add_argument("--out", type=Path, help="file to write the profile to")
-    parser.add_argument("--job", default="local")
-    parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("--telemetry", help="Unix socket of the supervisor")
+    add_telemetry_options(parser)
     options = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
-    exporter = Exporter(Recorder(rank), options.telemetry, options.job, options.attempt) if options.telemetry else None
-    try:
-        if exporter is not None:
-            exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
+    with open_exporter(Recorder(rank), options) as send:
         profile = run(options.device, options.window)
         if profile is not None and options.out is not None:
             options.out.write_text(profile.model_dump_json(indent=1))
-        if profile is not None and exporter is not None:
+        if profile is not None:
             content = profile.model_dump(mode="json")
-            exporter.send(ProfileItem(kind="profile", rank=rank, time=time.time(), profile=content))
-    finally:
-        if exporter is not None:
-            exporter.close()
+            send(ProfileItem(kind="profile", rank=rank, time=time.time(), profile=content))
     return 0
 
 
@@ -76,26 +68,29 @@ def run(device_type: str, window_s: float) -> HostProfile | None:
 
 def _measure(device: torch.device, window_s: float) -> HostProfile | None:
     world, started = dist.get_world_size(), time.monotonic()
-    log = _print_line if dist.get_rank() == 0 else _ignore_line
+    log: Callable[[str], None] = print_line if dist.get_rank() == 0 else lambda _line: None
     counts = [n for n in (1, 2, 4, 8, 16) if n < world] + [world]
-    points: dict[str, list[object]] = {name: [] for name in ("gemm", "stream", "layers", "ends", "optimizer")}
-    measurements = (
-        ("gemm", measure_gemms),
-        ("stream", measure_streams),
-        ("layers", measure_layers),
-        ("ends", measure_ends),
-        ("optimizer", measure_optimizer),
-    )
+    measurements = {
+        "gemm": measure_gemms,
+        "stream": measure_streams,
+        "layers": measure_layers,
+        "ends": measure_ends,
+        "optimizer": measure_optimizer,
+    }
+    points: dict[str, list[object]] = {name: [] for name in measurements}
     collectives = []
     for index, ranks in enumerate(counts, start=1):
         active = create_active_ranks(ranks, device, window_s)
-        for name, measure in measurements:
+        for name, measure in measurements.items():
             log(f"{index}/{len(counts)}: {name} with {ranks} of {world} ranks active, {_format_elapsed(started)}")
             points[name] += list(measure(active))
         collectives += list(measure_collectives(active, log))
     log(f"measured in {_format_elapsed(started)}")
     if dist.get_rank() != 0:
         return None
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world
+    if device.type == "cuda":
+        memory_bytes = int(torch.cuda.get_device_properties(device).total_memory)
     return HostProfile.model_validate(
         {
             "device": device.type,
@@ -103,7 +98,7 @@ def _measure(device: torch.device, window_s: float) -> HostProfile | None:
             "torch_version": torch.__version__,
             "cores": os.cpu_count() or 1,
             "slots": world,
-            "memory_bytes": _get_memory_bytes(device, world),
+            "memory_bytes": memory_bytes,
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
             **{name: tuple(measured) for name, measured in points.items()},
             "collectives": tuple(collectives),
@@ -113,21 +108,6 @@ def _measure(device: torch.device, window_s: float) -> HostProfile | None:
 
 def _format_elapsed(started: float) -> str:
     return f"{time.monotonic() - started:.0f} s"
-
-
-def _get_memory_bytes(device: torch.device, world: int) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // world
-
-
-def _print_line(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def _ignore_line(line: str) -> None:
-    """Discard a line, because rank 0 prints for all ranks."""
 
 
 if __name__ == "__main__":

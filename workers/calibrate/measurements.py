@@ -30,7 +30,7 @@ from planner.hardware.profile import (
 from workers.rank_environment import get_group_timeout
 from workers.trainer.model import Decoder, Strategy
 from workers.trainer.optimizer import build_optimizer, clip_gradients, compute_gradient_square_sum, update_weights
-from workers.trainer.parallel.data_parallel import NoDataParallel
+from workers.trainer.parallel.data_parallel import DataParallel
 from workers.trainer.parallel.matmul import UNQUANTIZED, Fp8Matmuls
 from workers.trainer.parallel.parallelize import ModelShard, ShardedParameter
 from workers.trainer.parallel.tensor_parallel import TensorParallel
@@ -114,15 +114,14 @@ def measure_added_seconds(
         between()
         work()
 
-    alone, with_work = (_get_slowest(partial(_time_rounds, call, rounds, active), active) for call in (between, both))
+    def time_rounds(call: Callable[[], object]) -> float:
+        _time_calls(call, 1, active.device)
+        dist.barrier(active.group)
+        return _time_calls(call, rounds, active.device) / rounds
+
+    alone, with_work = (_get_slowest(partial(time_rounds, call), active) for call in (between, both))
     fastest = _get_slowest(lambda: min(_time_calls(work, 1, active.device) for _ in range(rounds)), active)
     return max(fastest, with_work - alone)
-
-
-def _time_rounds(call: Callable[[], object], rounds: int, active: ActiveRanks) -> float:
-    _time_calls(call, 1, active.device)
-    dist.barrier(active.group)
-    return _time_calls(call, rounds, active.device) / rounds
 
 
 def _get_slowest(measure: Callable[[], float], active: ActiveRanks) -> float:
@@ -242,7 +241,9 @@ def measure_optimizer(active: ActiveRanks) -> Iterator[OptimizerPoint]:
         model = PRESETS[name].model
         shapes = [p.shape for p in get_layer_parameters(model)] * min(model.num_layers, 8)
         tensors = [torch.nn.Parameter(torch.randn(shape, device=active.device)) for shape in shapes]
-        part = ModelShard({}, [_build_unsharded(tensor) for tensor in tensors], NoDataParallel(), torch.float32)
+        whole = TensorPlacement(None, None, None)
+        parameters = [ShardedParameter("", Parameter("", tuple(x.shape), None), whole, x, x, x, 1) for x in tensors]
+        part = ModelShard({}, parameters, DataParallel(), torch.float32)
         optimizer = build_optimizer(part, TrainSpec())
         gradients = [torch.ones_like(tensor) for tensor in tensors]
         step = partial(_run_optimizer_step, part, optimizer, gradients)
@@ -300,12 +301,6 @@ def _get_common_fields(case: LayerCase, active: ActiveRanks) -> dict[str, Any]:
         "micro_batch": case.micro_batch,
         "seq_len": SEQ_LEN,
     }
-
-
-def _build_unsharded(tensor: torch.nn.Parameter) -> ShardedParameter:
-    return ShardedParameter(
-        "", Parameter("", tuple(tensor.shape), None), TensorPlacement(None, None, None), tensor, tensor, tensor, 1
-    )
 
 
 def _run_optimizer_step(part: ModelShard, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from planner.facts.spec import JobSpec
 from workers.checkpoint.folder import list_complete, read_manifest
 from workers.checkpoint.inference import (
     LoadedModel,
@@ -77,13 +76,11 @@ def _list(root: Path) -> int:
             print(f"{checkpoint.get_name(root):<48}{'damaged':>15}  {error}")
             continue
         size = sum(num_bytes for num_bytes, _ in manifest.files.values())
-        print(f"{checkpoint.get_name(root):<48}{size / 1e6:>12,.1f} MB  {_format_layout(manifest.spec)}")
+        layout, model = manifest.spec.layout, manifest.spec.model
+        axes = " ".join(f"{axis}{getattr(layout, axis)}" for axis in ("dp", "pp", "tp", "cp", "ep"))
+        shown = f"{model.preset or model.arch} {axes} zero{layout.zero}"
+        print(f"{checkpoint.get_name(root):<48}{size / 1e6:>12,.1f} MB  {shown}")
     return 0
-
-
-def _format_layout(spec: JobSpec) -> str:
-    axes = " ".join(f"{axis}{getattr(spec.layout, axis)}" for axis in ("dp", "pp", "tp", "cp", "ep"))
-    return f"{spec.model.preset or spec.model.arch} {axes} zero{spec.layout.zero}"
 
 
 def _evaluate(loaded: LoadedModel, options: argparse.Namespace) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -47,7 +47,13 @@ def report_disk_full(host: str, draft: Path, needed: int = 0, prefix: str = "") 
         full = find_disk_full_error(error)
         if full is None:
             raise
-        raise DiskFullError(format_disk_full(host, full, draft, _format_needed(draft, needed, prefix))) from error
+        needs = ""
+        if needed:
+            stored_bytes = 0
+            with suppress(OSError):
+                stored_bytes = sum(path.stat().st_size for path in draft.glob(f"{prefix}*"))
+            needs = f" needs at least {needed:,} bytes, but has {stored_bytes:,}"
+        raise DiskFullError(format_disk_full(host, full, draft, needs)) from error
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -58,7 +64,9 @@ class CheckpointWriter(FileSystemWriter):
         self._draft, self._prefix, self._host = draft, f"__{rank}_", host
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        with report_disk_full(self._host, self._draft, get_planned_bytes(plan), self._prefix):
+        parts = [item.tensor_data for item in plan.items if item.tensor_data is not None]
+        tensor_bytes = sum(part.chunk.sizes.numel() * part.properties.dtype.itemsize for part in parts)
+        with report_disk_full(self._host, self._draft, tensor_bytes, self._prefix):
             return super().write_data(plan, planner)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -66,52 +74,27 @@ class CheckpointWriter(FileSystemWriter):
             super().finish(metadata, results)
 
 
-def get_planned_bytes(plan: SavePlan) -> int:
-    """Return the bytes of the tensors that a rank writes, without file headers."""
-    parts = [item.tensor_data for item in plan.items if item.tensor_data is not None]
-    return sum(part.chunk.sizes.numel() * part.properties.dtype.itemsize for part in parts)
-
-
-def _format_needed(draft: Path, needed: int, prefix: str) -> str:
-    """What is there already takes of what is free."""
-    if not needed:
-        return ""
-    stored_bytes = 0
-    with suppress(OSError):
-        stored_bytes = sum(path.stat().st_size for path in draft.glob(f"{prefix}*"))
-    return f" needs at least {needed:,} bytes, but has {stored_bytes:,}"
-
-
-class _RankResult(NamedTuple):
-    """Store the result of one rank. `problem` is empty on success."""
-
-    result: object
-    problem: str
-
-
 def run_on_every_rank(work: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
-    """Run `work` on every rank, and return the results of all ranks.
-
-    Raises:
-        UserError: on all ranks, if the work failed on one rank.
-    """
-    prefix = _run_and_catch(work, None if group is None else group.rank())
-    results: list[_RankResult] = [prefix]
+    """Run `work` on every rank, and return the results of all ranks. Raises UserError."""
+    result: T | None = None
+    problem = ""
+    try:
+        result = work()
+    except UserError as error:
+        problem = format_error(error)
+    except (Exception, CheckpointException) as error:
+        problem = format_error(error) if group is None else f"rank {group.rank()}: {format_error(error)}"
+    results = [(result, problem)] * (1 if group is None else group.size())
     if group is not None:
-        results = [prefix] * group.size()
-        dist.all_gather_object(results, prefix, group=group)
-    for one in results:
-        if one.problem:
-            raise UserError(one.problem)
-    return [one.result for one in results]  # type: ignore[misc]  # without a problem it is what work gave
+        dist.all_gather_object(results, (result, problem), group=group)
+    for _, problem in results:
+        if problem:
+            raise UserError(problem)
+    return [cast(T, result) for result, _ in results]
 
 
 def run_on_first_rank(work: Callable[[], T], group: dist.ProcessGroup | None) -> T:
-    """Run `work` on rank 0 of a group, and return its result on all ranks.
-
-    Raises:
-        UserError: on all ranks, if the work failed.
-    """
+    """Run `work` on rank 0 of a group, and return its result on all ranks. Raises UserError."""
     here = group is None or group.rank() == 0
     results: list[T | None] = run_on_every_rank(work if here else lambda: None, group)
     return cast(T, results[0])
@@ -129,12 +112,3 @@ def format_error(error: BaseException) -> str:
     else:
         text = f"{type(error).__name__}: {error}"
     return " ".join(text.replace("\0", "").split())[:MAX_ERROR_CHARS]
-
-
-def _run_and_catch(work: Callable[[], object], rank: int | None) -> _RankResult:
-    try:
-        return _RankResult(work(), "")
-    except UserError as error:
-        return _RankResult(None, format_error(error))
-    except (Exception, CheckpointException) as error:
-        return _RankResult(None, format_error(error) if rank is None else f"rank {rank}: {format_error(error)}")

@@ -68,10 +68,7 @@ def _get_attempt(path: Path) -> int:
 def list_candidates(root: Path, wanted: str) -> list[Checkpoint]:
     """Return the checkpoints that `wanted` selects, best first.
 
-    `wanted` names one checkpoint, which also selects earlier checkpoints of its attempt, or a job.
-
-    Raises:
-        UserError: if there is none, or the path is outside the root.
+    `wanted` names one checkpoint, which also selects earlier checkpoints of its attempt, or a job. Raises UserError.
     """
     base, path = root.resolve(), (root / wanted).resolve()
     if not path.is_relative_to(base) or path == base:
@@ -103,8 +100,8 @@ def get_file_sizes(checkpoint: Path) -> dict[str, int]:
         UserError: if the manifest is invalid.
         OSError: if the manifest cannot be read.
     """
-    get_file_sizes = {name: size for name, (size, _) in read_manifest(checkpoint).files.items()}
-    return get_file_sizes | {MANIFEST: (checkpoint / MANIFEST).stat().st_size}
+    sizes = {name: size for name, (size, _) in read_manifest(checkpoint).files.items()}
+    return sizes | {MANIFEST: (checkpoint / MANIFEST).stat().st_size}
 
 
 def require_expected(checkpoints: list[Checkpoint], expected: str, host: str, problem: str = "") -> None:
@@ -185,16 +182,15 @@ def retain_newest(attempt: Path, keep: int, published: Path) -> list[str]:
     """
     checkpoints = [c for c in list_complete(attempt) if attempt in (c.path.parent, c.path.parent.parent)]
     deleted = [c.path for c in checkpoints[:-keep] if c.path != published]
+
+    def ignore_missing(_work: object, _path: str, failed: Any) -> None:
+        if not isinstance(failed[1], FileNotFoundError):  # hosts with a shared root delete the same files
+            raise failed[1]
+
     for path in deleted:
         (path / MANIFEST).unlink(missing_ok=True)  # A partly deleted checkpoint must not look complete.
-        shutil.rmtree(path, onerror=_ignore_missing)
+        shutil.rmtree(path, onerror=ignore_missing)
     return [path.name for path in deleted]
-
-
-def _ignore_missing(_work: object, _path: str, failed: Any) -> None:
-    """Ignore missing files, because hosts with a shared root delete the same files."""
-    if not isinstance(failed[1], FileNotFoundError):
-        raise failed[1]
 
 
 def delete_drafts(last: Path) -> list[str]:
@@ -228,26 +224,15 @@ class CheckpointLocation(NamedTuple):
 
 
 def get_checkpoint_location(
-    spec: JobSpec,
-    root: Path | None,
-    job: str,
-    attempt: int,
-    expected: str = "",
-    expected_host: str = "",
-    loan: Path | None = None,
-    host: str = "",
+    spec: JobSpec, root: Path | None, job: str, attempt: int, *others: Any
 ) -> CheckpointLocation | None:
-    """Return the location of a job's checkpoints, or None if it neither saves nor resumes.
-
-    Raises:
-        UserError: if there is no root.
-    """
+    """Return the location of a job's checkpoints, or None if it neither saves nor resumes. Raises UserError."""
     if not spec.train.checkpoint_every and spec.train.resume is None:
         return None
     if root is None:
         field = "checkpoint_every" if spec.train.checkpoint_every else "resume"
         raise UserError(f"`train.{field}` needs --checkpoint-root, the directory of the checkpoints.")
-    return CheckpointLocation(root, job, attempt, expected, expected_host, loan, host)
+    return CheckpointLocation(root, job, attempt, *others)
 
 
 def is_plain_file_name(name: str) -> bool:
@@ -256,11 +241,7 @@ def is_plain_file_name(name: str) -> bool:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Open a regular file. Symlinks could lead anywhere, and a FIFO would block.
-
-    Raises:
-        OSError: if the path is not a regular file.
-    """
+    """Open a regular file. Symlinks could lead anywhere, and a FIFO would block. Raises OSError."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -269,12 +250,7 @@ def open_regular(path: str, flags: int) -> int:
 
 
 def read_limited(path: Path, max_bytes: int) -> bytes:
-    """Read a file of at most `max_bytes`.
-
-    Raises:
-        OSError: if the file cannot be opened.
-        ValueError: if the file is larger.
-    """
+    """Read a file of at most `max_bytes`. Raises OSError, ValueError."""
     with open(path, "rb", opener=open_regular) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -305,11 +281,7 @@ class Manifest(NamedTuple):
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Read and check the manifest of a checkpoint.
-
-    Raises:
-        UserError: if the manifest is unreadable or invalid.
-    """
+    """Read and check the manifest of a checkpoint. Raises UserError."""
     try:
         content = json.loads(read_limited(checkpoint / MANIFEST, MAX_MANIFEST_BYTES))
         _check(type(content) is dict, "the JSON is not an object")
@@ -317,13 +289,19 @@ def read_manifest(checkpoint: Path) -> Manifest:
             content["version"] == VERSION,
             f"the version is {str(content['version'])[:40]}, expected {VERSION}",
         )
-        return Manifest(
-            _parse_spec(content["spec"]),
-            _parse_step(content["step"], checkpoint),
-            _parse_files(content["files"]),
-            _parse_rng(content["rng"]),
-            _parse_checksums(content.get("sums", {})),
-        )
+        spec, step, rng, sums = content["spec"], content["step"], content["rng"], content.get("sums", {})
+        _check(type(spec) is dict and type(spec.get("model")) is dict, "the spec has no model")
+        spec["model"].setdefault("rope_base", DEFAULT_ROPE_BASE)  # default before the field existed
+        parsed = parse_spec(spec)
+        _check(_is_number(step, MAX_INT64), f"the step is {str(step)[:40]}")
+        name_match = STEP.fullmatch(checkpoint.name)
+        _check(name_match is None or int(name_match[1]) == step, f"the step is {step}")
+        files = _parse_files(content["files"])
+        rng_is_bytes = type(rng) is list and all(_is_number(byte, 255) for byte in rng)
+        _check(rng_is_bytes, "the random generator state is not bytes")
+        valid = type(sums) is dict and all(type(crc) is int and abs(crc) <= MAX_INT64 + 1 for crc in sums.values())
+        _check(valid, "the checksums are not an object of names and integers")
+        return Manifest(parsed, step, files, rng, sums)
     except KeyError as error:
         problem = f"{error} is missing"
     except RecursionError:
@@ -335,19 +313,6 @@ def read_manifest(checkpoint: Path) -> Manifest:
     raise UserError(f"cannot read {MANIFEST}: {problem}")
 
 
-def _parse_spec(value: Any) -> JobSpec:
-    _check(type(value) is dict and type(value.get("model")) is dict, "the spec has no model")
-    value["model"].setdefault("rope_base", DEFAULT_ROPE_BASE)  # default before the field existed
-    return parse_spec(value)
-
-
-def _parse_step(value: Any, checkpoint: Path) -> int:
-    _check(_is_number(value, MAX_INT64), f"the step is {str(value)[:40]}")
-    name_match = STEP.fullmatch(checkpoint.name)
-    _check(name_match is None or int(name_match[1]) == value, f"the step is {value}")
-    return int(value)
-
-
 def _parse_files(value: Any) -> Files:
     _check(type(value) is dict and bool(value), "the list of files is missing")
     for name, entry in value.items():
@@ -357,19 +322,6 @@ def _parse_files(value: Any) -> Files:
             _is_number(entry[0], MAX_INT64) and _is_number(entry[1], 2**32 - 1), f"size or CRC-32 of {name} is invalid"
         )
     return {name: (size, crc) for name, (size, crc) in value.items()}
-
-
-def _parse_rng(value: Any) -> list[int]:
-    _check(
-        type(value) is list and all(_is_number(byte, 255) for byte in value), "the random generator state is not bytes"
-    )
-    return list(value)
-
-
-def _parse_checksums(value: Any) -> dict[str, int]:
-    valid = type(value) is dict and all(type(crc) is int and abs(crc) <= MAX_INT64 + 1 for crc in value.values())
-    _check(valid, "the checksums are not an object of names and integers")
-    return dict(value)
 
 
 def _is_number(value: Any, largest: int) -> bool:

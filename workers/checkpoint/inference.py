@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from planner.facts.model_shapes import get_chunk_units
 from planner.facts.placements import TensorBox
 from planner.facts.spec import JobSpec, ModelSpec
 from workers.checkpoint.folder import STEP, list_candidates
@@ -30,8 +29,8 @@ from workers.trainer.documents import (
     make_byte_encoder,
 )
 from workers.trainer.errors import UserError, abbreviate
-from workers.trainer.model import Decoder, Strategy, get_unit_parameter
-from workers.trainer.model.decoder import get_full_name
+from workers.trainer.model import Decoder, Strategy
+from workers.trainer.model.decoder import iter_model_parameters
 from workers.trainer.model.layers import NORM_EPS
 from workers.trainer.parallel.context_parallel import get_document_ids
 
@@ -57,11 +56,7 @@ def find_tokenizer(spec: JobSpec, path: Path | None, data_root: Path | None) -> 
 
 
 def get_text_encoder(spec: JobSpec, path: Path | None, data_root: Path | None) -> Encoder:
-    """Return the encoder of the job: a tokenizer, or bytes.
-
-    Raises:
-        UserError: if the tokenizer is unknown or invalid.
-    """
+    """Return the encoder of the job: a tokenizer, or bytes. Raises UserError."""
     if found := find_tokenizer(spec, path, data_root):
         return found
     train, size = spec.train, spec.model.vocab_size
@@ -75,11 +70,7 @@ def get_text_encoder(spec: JobSpec, path: Path | None, data_root: Path | None) -
 
 
 def encode_prompt(encoder: Encoder, prompt: str) -> list[int]:
-    """Return the tokens of a prompt.
-
-    Raises:
-        UserError: if there are none.
-    """
+    """Return the tokens of a prompt. Raises UserError."""
     try:
         prompt.encode()
     except UnicodeEncodeError:
@@ -107,33 +98,25 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(path: Path, log: Callable[[str], None]) -> LoadedModel:
-    """Load a checkpoint (job/attempt/step-n), or the newest undamaged checkpoint of a folder.
-
-    Raises:
-        UserError: if there is none.
-    """
+    """Load a checkpoint (job/attempt/step-n), or the newest undamaged checkpoint of a folder. Raises UserError."""
     path = path.resolve()
     root = path.parents[2] if STEP.fullmatch(path.name) and len(path.parents) > 2 else path.parent
     found = find_undamaged(list_candidates(root, str(path.relative_to(root))), None, log)
     manifest = found.manifest
     model = manifest.spec.model
     decoder = Decoder(model, range(model.num_layers), Strategy(), torch.float32, first=True, last=True)
-    read_tensors(
-        {f"model.{name}": _box_whole(tensor) for name, tensor in iter_named_tensors(manifest.spec, decoder)}, found
-    )
+    state = {}
+    for name, tensor in iter_named_tensors(manifest.spec, decoder):
+        shape = tuple(tensor.shape)
+        state[f"model.{name}"] = BoxedTensor(tensor, TensorBox((0,) * len(shape), shape), shape)
+    read_tensors(state, found)
     return LoadedModel(manifest.spec, manifest.step, decoder)
 
 
 def iter_named_tensors(spec: JobSpec, decoder: Decoder) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name, tensor) of the whole model, in order."""
-    for unit in get_chunk_units(spec.model, range(spec.model.num_layers), first=True, last=True):
-        for parameter in unit.parameters:
-            yield get_full_name(unit, parameter), get_unit_parameter(decoder, unit, parameter).detach()
-
-
-def _box_whole(tensor: torch.Tensor) -> BoxedTensor:
-    shape = tuple(tensor.shape)
-    return BoxedTensor(tensor, TensorBox((0,) * len(shape), shape), shape)
+    for name, _ in iter_model_parameters(spec.model):
+        yield name, decoder.get_parameter(name).detach()
 
 
 @torch.no_grad()
@@ -173,11 +156,7 @@ def sample(loaded: LoadedModel, prompt: list[int], count: int, temperature: floa
 
 
 def export(loaded: LoadedModel, out: Path, encoder: Encoder | None = None) -> Path:
-    """Write model.safetensors, config.json, and the tokenizer files into a new folder.
-
-    Raises:
-        UserError: if the folder exists, cannot be written, or the format does not support the model.
-    """
+    """Write model.safetensors, config.json, and the tokenizer files into a new folder. Raises UserError."""
     tensors = dict(iter_named_tensors(loaded.spec, loaded.decoder))
     model = loaded.spec.model
     named, config = _gpt2(model, tensors) if model.arch == "gpt" else _llama(model, tensors)
@@ -209,17 +188,13 @@ def _make_text_files(config: dict[str, Any], model: ModelSpec, tokenizer: Tokeni
     texts = {"config.json": json.dumps(config, indent=1)}
     if tokenizer is not None:
         texts["tokenizer.json"] = tokenizer.to_str(pretty=True)
-        texts["tokenizer_config.json"] = json.dumps(_tokenizer_config(model, end is not None), indent=1)
+        tokenizer_config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model.max_seq_len,
+            "clean_up_tokenization_spaces": False,
+        } | ({} if end is None else {"eos_token": END_OF_TEXT})
+        texts["tokenizer_config.json"] = json.dumps(tokenizer_config, indent=1)
     return texts
-
-
-def _tokenizer_config(model: ModelSpec, has_end: bool) -> dict[str, Any]:
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": model.max_seq_len,
-        "clean_up_tokenization_spaces": False,
-    }
-    return config | ({"eos_token": END_OF_TEXT} if has_end else {})
 
 
 def _gpt2(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Tensor]], dict[str, Any]]:
@@ -278,7 +253,7 @@ def _llama(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Te
         "vocab_size": model.vocab_size,
         "rms_norm_eps": NORM_EPS,
         "rope_theta": model.rope_base,
-        "rope_parameters": _rope(model),
+        "rope_parameters": get_rope_parameters(model),
         "tie_word_embeddings": model.tied_embeddings,
         "dtype": "float32",
     }
@@ -290,13 +265,13 @@ def _llama(model: ModelSpec, tensors: Tensors) -> tuple[list[tuple[str, torch.Te
     return list(_llama_tensors(model, tensors)), config
 
 
-def _rope(model: ModelSpec) -> dict[str, Any]:
-    plain = {"rope_type": "default", "rope_theta": model.rope_base}
-    scaling = model.rope_scaling
-    if scaling is None:
-        return plain
-    stretch = scaling.model_dump(exclude={"original_max_seq_len"})
-    return plain | {"rope_type": "llama3", "original_max_position_embeddings": scaling.original_max_seq_len} | stretch
+def get_rope_parameters(model: ModelSpec) -> dict[str, Any]:
+    """Return the rotary embedding in the format of transformers."""
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_base}
+    if (scaling := model.rope_scaling) is not None:
+        parameters |= {"rope_type": "llama3", "original_max_position_embeddings": scaling.original_max_seq_len}
+        parameters |= scaling.model_dump(exclude={"original_max_seq_len"})
+    return parameters
 
 
 def _llama_tensors(model: ModelSpec, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:

@@ -59,11 +59,7 @@ def encode_offer(offer: Offer) -> bytes:
 
 
 def decode_offer(body: bytes) -> Offer:
-    """Decode and check an offer.
-
-    Raises:
-        BadOfferError: if it is invalid, or a file is outside its folder.
-    """
+    """Decode and check an offer. Raises BadOfferError."""
     try:
         options = json.loads(body)
         offer = Offer(str(options["name"]), dict(options["sizes"]), str(options["problem"]))
@@ -87,7 +83,7 @@ class CheckpointSender:
     def __init__(self, job: Path, secret: str) -> None:
         self._job, self._secret = job, secret
         self._num_unauthenticated = 0
-        self._started = False
+        self.is_started = False
         self.sent_all: asyncio.Future[bool] = asyncio.get_running_loop().create_future()  # true if all files were sent
 
     def stop(self) -> None:
@@ -95,15 +91,11 @@ class CheckpointSender:
         if not self.sent_all.done():
             self.sent_all.set_result(False)
 
-    def stop_unless_started(self) -> None:
-        if not self._started:
-            self.stop()
-
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection."""
         try:
-            if await self._authenticate(reader, writer) and not self._started:
-                self._started = True
+            if await self._authenticate(reader, writer) and not self.is_started:
+                self.is_started = True
                 await self._send(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             print(f"a connection ended early: {error!r}", file=sys.stderr)
@@ -168,7 +160,7 @@ async def lend(listener: socket.socket, job: Path, secret: str, wait_s: float) -
     """Send the newest checkpoint, and return whether all files were sent."""
     lending, loop = CheckpointSender(job, secret), asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), lending.stop)
-    loop.call_later(wait_s, lending.stop_unless_started)
+    loop.call_later(wait_s, lambda: None if lending.is_started else lending.stop())
     async with await asyncio.start_server(lending.serve, sock=listener):
         return await lending.sent_all
 

@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from contracts.safe_unpickle import MAX_BYTES
 from planner.facts.layout import Coordinates
-from planner.facts.model_shapes import get_chunk_units
 from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec, ModelSpec
 from planner.facts.validation import format_count
@@ -39,7 +38,7 @@ from workers.checkpoint.state import (
 )
 from workers.torch_private.checkpoints import parse_metadata
 from workers.trainer.errors import UserError
-from workers.trainer.model.decoder import get_full_name
+from workers.trainer.model.decoder import iter_model_parameters
 from workers.trainer.parallel.parallelize import ModelShard
 
 IGNORED_MODEL_FIELDS = {"preset", "moe"}
@@ -70,11 +69,7 @@ def restore(
     *,
     min_steps_left: int = 1,
 ) -> int:
-    """Load weights and optimizer state from the first undamaged checkpoint, and return its steps.
-
-    Raises:
-        UserError: if no checkpoint is undamaged, the model differs, or too few steps are left.
-    """
+    """Load weights and optimizer state from the first undamaged checkpoint, and return its steps. Raises UserError."""
     checkpoint_found = find_undamaged(found, group, log)
     checkpoint, manifest, _ = checkpoint_found
     differs = describe_model_difference(spec.model, manifest.spec.model)
@@ -107,20 +102,13 @@ def _check_tensor_checksums(
     found = compute_tensor_checksums(state, spec.model, group)
     mismatches = [name for name, value in found.items() if saved.get(name) != value]
     if mismatches:
-        names = (
-            f"{mismatches[0]} and {len(mismatches) - 1} more differ" if mismatches[1:] else f"{mismatches[0]} differs"
-        )
-        raise UserError(
-            f"`train.resume`: {names} from checkpoint {checkpoint_found.checkpoint.path.name} after loading."
-        )
+        more = f" and {len(mismatches) - 1} more differ" if mismatches[1:] else " differs"
+        name = checkpoint_found.checkpoint.path.name
+        raise UserError(f"`train.resume`: {mismatches[0]}{more} from checkpoint {name} after loading.")
 
 
 def read_tensors(state: BoxedState, found: UndamagedCheckpoint) -> None:
-    """Read this rank's boxes of a state. Nothing is sent.
-
-    Raises:
-        UserError: if a file cannot be read.
-    """
+    """Read this rank's boxes of a state. Nothing is sent. Raises UserError."""
     reader = CheckpointReader(found.checkpoint.path, found.metadata)
     try:
         with torch.no_grad():
@@ -132,11 +120,7 @@ def read_tensors(state: BoxedState, found: UndamagedCheckpoint) -> None:
 def find_undamaged(
     found: list[Checkpoint], group: dist.ProcessGroup | None, log: Callable[[str], None]
 ) -> UndamagedCheckpoint:
-    """Return the first undamaged checkpoint. Ranks share the reading of files.
-
-    Raises:
-        UserError: if all checkpoints are damaged, with a reason for each.
-    """
+    """Return the first undamaged checkpoint. Ranks share the reading of files. Raises UserError."""
     problems = []
     for checkpoint in found:
         problem = _inspect(checkpoint, group)
@@ -210,9 +194,7 @@ def _describe_changes(spec: JobSpec, before: JobSpec, done: int) -> str:
     differing = [(name, getattr(before.train, name), getattr(spec.train, name)) for name in LOSS_SETTINGS]
     if spec.model.moe and before.model.moe:
         differing += [(f"moe.{n}", getattr(before.model.moe, n), getattr(spec.model.moe, n)) for n in ROUTING_SETTINGS]
-    changed = [
-        f"{name} changed from {previous} to {current}" for name, previous, current in differing if previous != current
-    ]
+    changed = [f"{name} changed from {old} to {new}" for name, old, new in differing if old != new]
     changed += _describe_epoch_change(spec, before, done)
     layout = "" if before.layout == spec.layout else ", with a different layout"
     return layout + (f" ({'; '.join(changed)})" if changed else "")
@@ -240,23 +222,15 @@ class CheckpointReader(FileSystemReader):
 
 
 def read_metadata(checkpoint: Path, manifest: Manifest) -> Metadata:
-    """Read and check the metadata of a checkpoint.
-
-    Raises:
-        UserError: if it is unreadable, refused, or does not match the files and the model.
-    """
+    """Read and check the metadata of a checkpoint. Raises UserError."""
     try:
         metadata = parse_metadata(read_limited(checkpoint / METADATA, MAX_BYTES))
     except OSError as error:
         raise UserError(f"cannot read {METADATA}: {error.strerror or error}") from None
     except ValueError as error:
         raise UserError(f"{METADATA} is refused: {error}") from None
-    problem = (
-        _find_missing_file(metadata, manifest.files)
-        or _find_invalid_shard(metadata)
-        or _find_missing_tensor(metadata, manifest.spec.model)
-    )
-    if problem:
+    problem = _find_missing_file(metadata, manifest.files) or _find_invalid_shard(metadata)
+    if problem := problem or _find_missing_tensor(metadata, manifest.spec.model):
         raise UserError(f"{METADATA} is wrong: {problem}")
     return metadata
 
@@ -291,16 +265,15 @@ def _find_invalid_shard(metadata: Metadata) -> str:
 
 def _find_missing_tensor(metadata: Metadata, model: ModelSpec) -> str:
     """Return a text that describes a missing or incomplete tensor."""
-    for unit in get_chunk_units(model, range(model.num_layers), first=True, last=True):
-        for parameter in unit.parameters:
-            for kind in ("model", *MOMENTS):
-                name = f"{kind}.{get_full_name(unit, parameter)}"
-                tensor = metadata.state_dict_metadata.get(name)
-                if not isinstance(tensor, TensorStorageMetadata):
-                    return f"{name!r} is missing"
-                if tuple(tensor.size) != parameter.shape:
-                    return f"{name!r} has shape {list(tensor.size)}, but the model needs {list(parameter.shape)}"
-                num_elements = sum(chunk.sizes.numel() for chunk in tensor.chunks)
-                if num_elements < parameter.numel:
-                    return f"{name!r} has {num_elements:,} of {parameter.numel:,} elements"
+    for model_name, parameter in iter_model_parameters(model):
+        for kind in ("model", *MOMENTS):
+            name = f"{kind}.{model_name}"
+            tensor = metadata.state_dict_metadata.get(name)
+            if not isinstance(tensor, TensorStorageMetadata):
+                return f"{name!r} is missing"
+            if tuple(tensor.size) != parameter.shape:
+                return f"{name!r} has shape {list(tensor.size)}, but the model needs {list(parameter.shape)}"
+            num_elements = sum(chunk.sizes.numel() for chunk in tensor.chunks)
+            if num_elements < parameter.numel:
+                return f"{name!r} has {num_elements:,} of {parameter.numel:,} elements"
     return ""

@@ -37,7 +37,6 @@ from workers.checkpoint.state import (
     BoxedState,
     BoxedTensor,
     BoxSavePlanner,
-    Sums,
     compute_tensor_checksums,
     get_model_state,
     get_optimizer_state,
@@ -102,11 +101,7 @@ class CheckpointManager:
         return self._steps_done
 
     def load_into(self, trainer: Trainer) -> None:
-        """Load the checkpoint of this run into a trainer of the whole model, on rank 0.
-
-        Raises:
-            UserError: if the checkpoint is deleted or damaged.
-        """
+        """Load the checkpoint of this run into a trainer of the whole model, on rank 0. Raises UserError."""
         same = [checkpoint for checkpoint in self._candidates if checkpoint.step == self._steps_done]
         quiet: Callable[[str], None] = lambda _line: None  # noqa: E731
         with torch.random.fork_rng(devices=[]):
@@ -245,11 +240,7 @@ class Saver:
         self._thread.shutdown()
 
     def _allocate_copies(self, state: BoxedState) -> None:
-        """Allocate the copies for all saves.
-
-        Raises:
-            UserError: on all ranks, if one rank has not enough memory.
-        """
+        """Allocate the copies for all saves. Raises UserError."""
         if self._staged:
             return
 
@@ -278,27 +269,28 @@ class Saver:
         # `dcp_save` reports its errors to all ranks.
         writer = CheckpointWriter(draft, self._rank, self._host)
         dcp_save(self._staged, storage_writer=writer, planner=planner, process_group=self._group, no_dist=alone)
-        described = run_on_every_rank(lambda: self._own_files(draft), self._group)
+
+        def describe_own_files() -> Files:
+            own = [path.name for path in draft.glob(f"__{self._rank}_*")]
+            with report_disk_full(self._host, draft):
+                return folder.describe_files(draft, own + [".metadata"] * (self._rank == 0))
+
+        def publish() -> None:
+            with report_disk_full(self._host, draft):
+                published = folder.publish(draft, self._spec, step, files, rng, sums)
+            folder.retain_newest(self._attempt, self._spec.train.keep_checkpoints, published)
+
+        described = run_on_every_rank(describe_own_files, self._group)
         files = {name: entry for rank_files in described for name, entry in rank_files.items()}
         transfer.collect_files(draft, files, self._group)
         sums = compute_tensor_checksums(self._staged, self._spec.model, self._group)
-        run_on_first_rank(lambda: self._publish(draft, step, files, rng, sums), self._group)
+        run_on_first_rank(publish, self._group)
         transfer.discard_draft(draft)
         return sum(size for size, _ in files.values())
 
     def _create_draft(self, draft: Path) -> None:
         with report_disk_full(self._host, draft):
             _create_draft(draft)
-
-    def _own_files(self, draft: Path) -> Files:
-        own = [path.name for path in draft.glob(f"__{self._rank}_*")]
-        with report_disk_full(self._host, draft):
-            return folder.describe_files(draft, own + [".metadata"] * (self._rank == 0))
-
-    def _publish(self, draft: Path, step: int, files: Files, rng: list[int], sums: Sums) -> None:
-        with report_disk_full(self._host, draft):
-            published = folder.publish(draft, self._spec, step, files, rng, sums)
-        folder.retain_newest(self._attempt, self._spec.train.keep_checkpoints, published)
 
 
 def _allocate_copy(tensor: torch.Tensor) -> torch.Tensor:

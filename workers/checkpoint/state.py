@@ -6,8 +6,7 @@ Checksums do not depend on the layout.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,20 +25,17 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWrite
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from planner.facts.layout import Coordinates
-from planner.facts.model_shapes import get_chunk_units
 from planner.facts.placements import TensorBox, get_local_box
 from planner.facts.spec import JobSpec, ModelSpec
-from workers.trainer.model.decoder import get_full_name
+from workers.trainer.model.decoder import iter_model_parameters
 from workers.trainer.optimizer import make_step_count
 from workers.trainer.parallel.parallelize import ModelShard, ShardedParameter, get_local
+from workers.trainer.verification.replicas import compute_shard_id, get_model_tensor_name
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 BLOCK = 2**18  # elements per block
 INT_DTYPES = {2: torch.int16, 4: torch.int32}
-CHECKSUM_FACTORS = (
-    6364136223846793005,
-    2862933555777941757,
-)  # odd, and different per dimension (Knuth, Steele)
+CHECKSUM_FACTORS = (6364136223846793005, 2862933555777941757)  # odd, different per dimension (Knuth, Steele)
 Sums = dict[str, int]
 
 
@@ -92,7 +88,7 @@ def _make_boxes(
 ) -> BoxedState:
     state: BoxedState = {}
     for parameter in model.parameters:
-        name = "embedding.weight" if parameter.name == "head.weight" and spec.model.tied_embeddings else parameter.name
+        name = get_model_tensor_name(parameter.name, spec.model)
         box = get_local_box(spec, coordinates, parameter.spec)
         tensor = get_tensor(parameter)
         if box.numel:
@@ -168,18 +164,12 @@ def _write_item(name: str, boxed: BoxedTensor) -> WriteItem:
     )
 
 
-def iter_saved_names(model: ModelSpec) -> Iterator[str]:
-    """Yield the names of all whole tensors of a state, in the same order on all ranks."""
-    for unit in get_chunk_units(model, range(model.num_layers), first=True, last=True):
-        for parameter in unit.parameters:
-            yield from (f"{kind}.{get_full_name(unit, parameter)}" for kind in ("model", *MOMENTS))
-
-
 def compute_tensor_checksums(state: BoxedState, model: ModelSpec, group: dist.ProcessGroup | None) -> Sums:
     """Return the checksum of each tensor over all ranks. All ranks call this, and replicas count once."""
-    numbers = {name: number for number, name in enumerate(iter_saved_names(model))}
+    names = [f"{kind}.{name}" for name, _ in iter_model_parameters(model) for kind in ("model", *MOMENTS)]
+    numbers = {name: number for number, name in enumerate(names)}
     rows = [
-        [numbers[name], _compute_shard_id(name, boxed), compute_box_checksum(boxed)] for name, boxed in state.items()
+        [numbers[name], compute_shard_id(name, boxed.box), compute_box_checksum(boxed)] for name, boxed in state.items()
     ]
     parts = {(number, part): found for number, part, found in _gather_rows(rows, group)}
     sums = [0] * len(numbers)
@@ -205,16 +195,9 @@ def compute_box_checksum(boxed: BoxedTensor) -> int:
 
 
 def _make_weights(dim: int, offset: int, size: int) -> torch.Tensor:
-    factors = (torch.arange(offset, offset + size) * len(CHECKSUM_FACTORS) + dim) * CHECKSUM_FACTORS[
-        dim % len(CHECKSUM_FACTORS)
-    ] + dim
+    factor = CHECKSUM_FACTORS[dim % len(CHECKSUM_FACTORS)]
+    factors = (torch.arange(offset, offset + size) * len(CHECKSUM_FACTORS) + dim) * factor + dim
     return ((factors ^ (factors >> 29)) * CHECKSUM_FACTORS[0]) | 1
-
-
-def _compute_shard_id(name: str, boxed: BoxedTensor) -> int:
-    """Return an id that only replicas of this shard share."""
-    digest = hashlib.sha256(f"{name}/{boxed.box.offsets}/{boxed.box.sizes}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def _gather_rows(rows: list[list[int]], group: dist.ProcessGroup | None) -> list[list[int]]:

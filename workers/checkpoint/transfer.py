@@ -14,7 +14,7 @@ import shutil
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -60,17 +60,15 @@ class _HostState(NamedTuple):
 
 
 def collect_files(draft: Path, files: dict[str, tuple[int, int]], group: dist.ProcessGroup | None) -> None:
-    """Send files of a draft to rank 0 if it does not see them. All ranks call this together.
-
-    Raises:
-        UserError: on all ranks, if rank 0 cannot write.
-    """
+    """Send files of a draft to rank 0 if it does not see them. All ranks call this together. Raises UserError."""
     if group is None:
         return
     missing = run_on_first_rank(lambda: sorted(name for name in files if not (draft / name).is_file()), group)
     problem, transfer = "", _FileTransfer(group)
     for name in missing:
-        problem = transfer.copy(draft / name, files[name][0], _get_writer_rank(name), 0, files[name][1]) or problem
+        # __RANK_n.distcp is written by its rank, other files by rank 0.
+        writer = int(name.split("_")[2]) if name.startswith("__") else 0
+        problem = transfer.copy(draft / name, files[name][0], writer, 0, files[name][1]) or problem
     run_on_every_rank(lambda: _raise_problem(problem), group)
 
 
@@ -83,15 +81,18 @@ def discard_draft(draft: Path) -> None:
 def distribute(job: Path, group: dist.ProcessGroup | None, keep: int) -> list[folder.CheckpointId]:
     """Copy the newest undamaged checkpoint of a job to every host without it. All ranks call this together.
 
-    Each host keeps `keep` checkpoints. Returns the checkpoints that are damaged on all their hosts.
-
-    Raises:
-        UserError: on all ranks, if a host cannot write.
+    Each host keeps `keep` checkpoints. Returns the checkpoints that are damaged on all their hosts. Raises UserError.
     """
     damaged: list[folder.CheckpointId] = []
     if group is None:
         return damaged
-    states = run_on_every_rank(lambda: _get_host_state(job), group)
+
+    def get_host_state() -> _HostState:
+        numbers = list_checkpoint_ids(job)
+        undamaged = [one for one in numbers if _describe_undamaged(_path(job, one))]
+        return _HostState(frozenset(numbers), frozenset(undamaged), _is_first_on_host())
+
+    states = run_on_every_rank(get_host_state, group)
     leaders = [rank for rank, one in enumerate(states) if one.is_first_on_host]
     for number in sorted({number for one in states for number in one.numbers}, reverse=True):
         holders = [leader for leader in leaders if number in states[leader].undamaged]
@@ -120,8 +121,8 @@ def _copy_to_hosts(
             folder_here = draft if rank == receiver else path
             problem = transfer.copy(folder_here / name, size, source, receiver, crc) or problem
         damaged = bool(run_on_every_rank(partial(str, problem), group)[source])
-        end = partial(_finish_draft, draft, path, damaged, problem, keep) if rank == receiver else _do_nothing
-        run_on_every_rank(end, group)
+        end = partial(_finish_draft, draft, path, damaged, problem, keep)
+        run_on_every_rank(end if rank == receiver else lambda: None, group)
         if damaged:
             return False
     return True
@@ -135,16 +136,6 @@ def _finish_draft(draft: Path, path: Path, damaged: bool, problem: str, keep: in
         return
     _raise_problem(problem or _publish_draft(draft, path))
     folder.retain_newest(path.parents[1], keep, path)
-
-
-def _do_nothing() -> None:
-    """Take part as a rank that only sends or waits."""
-
-
-def _get_host_state(job: Path) -> _HostState:
-    numbers = list_checkpoint_ids(job)
-    undamaged = [one for one in numbers if _describe_undamaged(_path(job, one))]
-    return _HostState(frozenset(numbers), frozenset(undamaged), _is_first_on_host())
 
 
 def _path(job: Path, number: folder.CheckpointId) -> Path:
@@ -210,7 +201,8 @@ class _FileTransfer:
         """
         rank, group = self._group.rank(), self._group
         file = _FileEnd(path, "rb" if rank == source else "wb" if rank == receiver else "")
-        for count in _chunks(size):
+        for begin in range(0, size, COLLECTED_CHUNK_BYTES):
+            count = min(COLLECTED_CHUNK_BYTES, size - begin)
             if rank == source:
                 part = torch.zeros(count, dtype=torch.uint8)
                 file.read(_get_buffer(part))
@@ -288,17 +280,6 @@ def _get_buffer(part: torch.Tensor) -> memoryview:
     return memoryview(held)
 
 
-def _chunks(size: int) -> Iterator[int]:
-    for begin in range(0, size, COLLECTED_CHUNK_BYTES):
-        yield min(COLLECTED_CHUNK_BYTES, size - begin)
-
-
-def _get_writer_rank(name: str) -> int:
-    """Return the rank that wrote a file: `__RANK_n.distcp`, or rank 0 for other files."""
-    parts = name.split("_")
-    return int(parts[2]) if name.startswith("__") else 0
-
-
 def _raise_problem(problem: str) -> None:
     if problem:
         raise UserError(f"Cannot copy the checkpoint to this host: {problem}")
@@ -354,11 +335,7 @@ class _LenderConnection:
         self._host = ""
 
     def open(self, loan: Path | None, job: Path, min_id: folder.CheckpointId) -> Offer:
-        """Connect to the lender, and return its offer.
-
-        Raises:
-            UserError: if the lender has no suitable checkpoint.
-        """
+        """Connect to the lender, and return its offer. Raises UserError."""
         if loan is None:
             raise UserError("The board did not name a host that can send the checkpoint")
         loan_message = _read_loan(loan)
@@ -400,11 +377,7 @@ class _LenderConnection:
             os.fsync(file.fileno())
 
     def keep(self, max_checkpoints: int) -> None:
-        """Publish an undamaged checkpoint, and keep the newest `max_checkpoints`.
-
-        Raises:
-            UserError: if the checkpoint is damaged.
-        """
+        """Publish an undamaged checkpoint, and keep the newest `max_checkpoints`. Raises UserError."""
         if damage := folder.find_damage(self._draft, read_manifest(self._draft).files):
             raise UserError(f"The checkpoint from host {self._host} is damaged: {damage}")
         shutil.rmtree(self._path, ignore_errors=True)  # partly deleted
@@ -441,11 +414,7 @@ class _LenderConnection:
 
 
 def _read_loan(path: Path) -> Loan:
-    """Return the loan that the supervisor writes.
-
-    Raises:
-        UserError: if it is missing or invalid.
-    """
+    """Return the loan that the supervisor writes. Raises UserError."""
     deadline = time.monotonic() + LOAN_TIMEOUT_S
     while not path.exists():
         if time.monotonic() > deadline:

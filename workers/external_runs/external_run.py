@@ -35,10 +35,9 @@ from workers.host.supervisor.exit_report import AttemptEnd, build_exit_report
 from workers.host.supervisor.health import GaugeSampler
 from workers.host.supervisor.http_transport import BoardClient, HttpTransport
 from workers.host.supervisor.log_tail import LogTail
-from workers.host.supervisor.publisher import Publisher
+from workers.host.supervisor.publisher import Publisher, TransportError
 from workers.host.supervisor.telemetry_server import TelemetryServer
 from workers.host.supervisor.telemetry_session import POLL_INTERVAL_S, TelemetrySession, cancel_tasks
-from workers.host.supervisor.transport import TransportError
 
 SEND_INTERVAL_S = 0.5  # each batch is one request
 TERM_TIMEOUT_S = 10.0
@@ -97,12 +96,7 @@ class ExternalRun(TelemetrySession):
         self._cookie = f"meter-{secrets.token_hex(6)}"
 
     async def run(self) -> int:
-        """Run the command, and return its exit code, -N for signal N.
-
-        Raises:
-            NotMeteredError: the files or the telemetry socket cannot be created.
-            OSError: the command cannot be started.
-        """
+        """Run the command, and return its exit code, -N for signal N. Raises NotMeteredError, OSError."""
         started, log = time.time(), self._logs / "launcher.log"
         socket = self._folder / "telemetry"
         telemetry = TelemetryServer(self._order, self._receive, self.buffer.count_lost, self.monitor.record_contact)
@@ -230,10 +224,8 @@ class ExternalRun(TelemetrySession):
             program = PurePath(self._launch.argv[0]).name
             signal_name = get_signal_name(code)
             how = f"was killed by {signal_name}" if signal_name else f"ended with exit code {code}"
-            ended_by, reason = (
-                "failed",
-                f"{program} {how}" + (f" after step {self.summary.steps}" if self.summary.steps else ""),
-            )
+            after = f" after step {self.summary.steps}" if self.summary.steps else ""
+            ended_by, reason = "failed", f"{program} {how}{after}"
         end = AttemptEnd(code, failure, ended_by, reason, started, self.clock.offset_s)
         attempt = AttemptDir(self._folder, LOCAL_NAME, 1)
         return build_exit_report(attempt, self._order, end, self.summary, self.tail)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from workers.host.supervisor.http_transport import (
     MAX_RETRY_INTERVAL_S,
     MIN_RETRY_INTERVAL_S,
-    BoardAnswer,
     BoardClient,
     NoAnswerError,
     RunMember,
@@ -78,16 +77,12 @@ class RunRegistration:
                     if self._is_unreachable:
                         self._notify("The board answers.")
                     return answer.body
-                self._check_retry(answer)
+                if answer.status != 429 and answer.status < 500:  # a retry cannot succeed
+                    raise RunRefusedError(answer.problem)
+                self._notify_waiting(f"cannot accept the run now ({answer.problem})")
                 wait_s = answer.retry_after_s or interval_s
             await asyncio.sleep(wait_s * random.uniform(1.0, 1.5))
             interval_s = min(MAX_RETRY_INTERVAL_S, 2 * interval_s)
-
-    def _check_retry(self, answer: BoardAnswer) -> None:
-        """Raise RunRefusedError if a retry cannot succeed."""
-        if answer.status != 429 and answer.status < 500:
-            raise RunRefusedError(answer.problem)
-        self._notify_waiting(f"cannot accept the run now ({answer.problem})")
 
     def _notify_waiting(self, problem: str) -> None:
         if not self._is_unreachable:

@@ -138,7 +138,9 @@ class AttemptWatcher:
     def _report_lost_supervisor(self, attempt: AttemptDir) -> bool:
         """Write the exit report if the supervisor ended without a valid one. Return whether it was written."""
         # The order matters: a supervisor that is found dead has already written its report, if it ever will.
-        is_alive = attempt.get_supervisor() is not None or _is_starting(attempt)
+        ordered = attempt.get_order_time()
+        is_recent = ordered is not None and time.time() - ordered <= SUPERVISOR_START_TIMEOUT_S
+        is_alive = attempt.get_supervisor() is not None or (is_recent and not attempt.pid_file.exists())
         reason = "the supervisor ended without an exit report; its ranks were stopped"
         try:
             if attempt.read_exit() is not None:
@@ -235,12 +237,6 @@ def _write_note(attempt: AttemptDir, text: str) -> bool:
     else:
         remove_path(attempt.note_file)
     return True
-
-
-def _is_starting(attempt: AttemptDir) -> bool:
-    """Return whether the supervisor still has time to write its PID file."""
-    ordered = attempt.get_order_time()
-    return not attempt.pid_file.exists() and ordered is not None and time.time() - ordered <= SUPERVISOR_START_TIMEOUT_S
 
 
 def _describe_role(process: psutil.Process) -> str:

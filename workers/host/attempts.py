@@ -172,11 +172,7 @@ class AttemptDir(NamedTuple):
 
 
 def get_attempt_dir(run_dir: Path, job: str, attempt: int) -> AttemptDir:
-    """Return the paths of an attempt.
-
-    Raises:
-        ValueError: the job name could leave `run_dir`.
-    """
+    """Return the paths of an attempt. Raises ValueError."""
     if not JOB_NAME.fullmatch(job) or attempt < 1:
         raise ValueError(f"not an attempt: {job!r} {attempt!r}")
     return AttemptDir(run_dir, job, attempt)
@@ -228,10 +224,7 @@ def claim_attempt(run_dir: Path, order: LaunchOrder) -> AttemptDir | None:
     """Create the directories of an order, or return None if there is nothing to start.
 
     Nothing starts if this or a later attempt was claimed before, or if a slot is in use. For a slot in use, the
-    attempt gets an exit report.
-
-    Raises:
-        OSError: the disk rejects the files. The partial files are removed.
+    attempt gets an exit report. Raises OSError.
     """
     with lock_claims(run_dir):
         attempt = get_attempt_dir(run_dir, order["job"], order["attempt"])

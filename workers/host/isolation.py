@@ -179,11 +179,10 @@ def can_unshare_network() -> bool:
     """Return whether bubblewrap can create a network here. In a container it can lack the permission."""
     command = ["bwrap", *OWN_NETWORK, "--ro-bind", "/", "/", "--", "true"]
     try:
-        return (
-            subprocess.run(command, capture_output=True, timeout=NETWORK_TRIAL_TIMEOUT_S, check=False).returncode == 0
-        )
+        trial = subprocess.run(command, capture_output=True, timeout=NETWORK_TRIAL_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
+    return trial.returncode == 0
 
 
 def build_sandbox_prefix(

@@ -125,9 +125,7 @@ def join_gang(node: int, address: str, supervisor: socket.socket) -> SharedStore
 
     Messages are JSON lines. The launcher sends `{"port": n}`, which is 0 except on the leader. The supervisor asks the
     board about the other nodes and sends `{"address", "port"}` of the leader. The launcher then sends `{"met": true}`.
-
-    Raises:
-        RendezvousError: the supervisor closed the socket.
+    Raises RendezvousError.
     """
     own = open_store(address) if node == 0 else None
     supervisor.sendall(json.dumps({"port": own.port if own else 0}).encode() + b"\n")

@@ -245,11 +245,7 @@ def _open_requested(order: LogOrder, settings: HostSettings) -> int:
 
 
 def _find_path(order: LogOrder, attempt: AttemptDir, ranks: range) -> tuple[str, ...] | None:
-    """Return a path below the attempt's logs, or None if torchrun has not created the log yet.
-
-    Raises:
-        LogUnavailableError: the order names a rank or file that does not exist.
-    """
+    """Return a path below the attempt's logs, or None if torchrun has not created the log yet."""
     if (order["rank"] == LAUNCHER_RANK) != (order["file"] == "launcher"):
         raise LogUnavailableError(f"Rank {order['rank']} has no {order['file']} log.")
     if order["rank"] == LAUNCHER_RANK:

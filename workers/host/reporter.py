@@ -171,7 +171,8 @@ class Reporter:
     def _limit_exits(self, reports: list[AttemptReport]) -> list[AttemptReport]:
         """Remove exit reports that do not fit. Those that waited longest come first."""
         exited = [report for report in reports if "exit" in report]
-        left_bytes = MAX_EXIT_BYTES if exited and self._measure_events_bytes() < MAX_EVENTS_BYTES else 0
+        stream_bytes: Any = self._redis.memory_usage(self._events) if exited else None
+        left_bytes = MAX_EXIT_BYTES if exited and int(stream_bytes or 0) < MAX_EVENTS_BYTES else 0
         sent = {(r["job"], r["attempt"]): self._exits_sent.get((r["job"], r["attempt"]), 0) for r in exited}
         for report in sorted(exited, key=lambda r: sent[r["job"], r["attempt"]]):
             left_bytes -= len(json.dumps(report["exit"]))
@@ -181,7 +182,3 @@ class Reporter:
                 sent[report["job"], report["attempt"]] = self._sequence
         self._exits_sent = sent
         return reports
-
-    def _measure_events_bytes(self) -> int:
-        num_bytes: Any = self._redis.memory_usage(self._events)
-        return int(num_bytes or 0)

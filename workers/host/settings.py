@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.config
@@ -82,11 +83,7 @@ class HostCredentials(NamedTuple):
 
 
 def read_host_settings(*, joined: bool = True) -> HostSettings:
-    """Read the environment. With `joined=False`, the credentials can be missing.
-
-    Raises:
-        HostSettingError: a variable is invalid.
-    """
+    """Read the environment. With `joined=False`, the credentials can be missing. Raises HostSettingError."""
     state = _read_state_dir()
     redis_url = get_variable("MESHBOARD_REDIS_URL")
     signing_key = _parse_key(get_variable("MESHBOARD_HOST_KEY"))
@@ -148,9 +145,7 @@ def load_or_create_credentials(path: Path) -> HostCredentials:
     """Read the credentials, or create an identity and store it.
 
     The identity is stored before it is sent, so a host that lost the board's response can ask again.
-
-    Raises:
-        HostSettingError: the file is invalid, or other users can read it.
+    Raises HostSettingError.
     """
     try:
         mode = path.stat().st_mode
@@ -256,15 +251,13 @@ def _read_address(redis_url: str) -> str:
 def _find_joined_name(state: Path) -> str:
     """Return the only name that this machine has joined as, or else asked to join as. Empty if there are several."""
     files = list((state / "hosts").glob("*.json"))
-    names = [file.stem for file in [file for file in files if _has_joined(file)] or files]
+    joined = []
+    for file in files:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if json.loads(file.read_text())["key"]:
+                joined.append(file)
+    names = [file.stem for file in joined or files]
     return names[0] if len(names) == 1 else ""
-
-
-def _has_joined(file: Path) -> bool:
-    try:
-        return bool(json.loads(file.read_text())["key"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _check_host_name(name: str) -> str:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from workers.host.attempt_watcher import kill_supervisor
-from workers.host.attempts import AttemptDir, iterate_unacknowledged
+from workers.host.attempts import iterate_unacknowledged
 from workers.host.processes import kill_processes
 
 TIMEOUT_S = 20.0
@@ -31,7 +31,8 @@ def main() -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(supervisor.pid, signal.SIGTERM)
     deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline and any(_is_ending(attempt) for attempt in living):
+    # With the report on disk, a supervisor only waits for Redis.
+    while time.monotonic() < deadline and any(a.get_supervisor() and not a.exit_file.exists() for a in living):
         time.sleep(0.1)
     for attempt in living:
         kill_supervisor(attempt)
@@ -42,11 +43,6 @@ def main() -> int:
     if survivors:
         print(f"cannot stop processes {survivors}", file=sys.stderr)
     return 1 if survivors else 0
-
-
-def _is_ending(attempt: AttemptDir) -> bool:
-    """Return whether the exit report is still missing. With the report on disk, a supervisor only waits for Redis."""
-    return attempt.get_supervisor() is not None and not attempt.exit_file.exists()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,17 +13,17 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from contracts.telemetry.items import PhaseItem
 from contracts.telemetry.results import LabItem
-from planner.facts.collectives import LabPoint, LabResult, get_lab_ranks, get_lab_spec
+from planner.facts.collectives import LabResult, get_lab_ranks, get_lab_spec
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from planner.facts.validation import SpecError
 from workers.device import get_device_name, get_local_device
 from workers.lab.measure import LabGroup, measure_points, record_steps
 from workers.lab.primitives import RankContext, build_pattern
-from workers.meter import Exporter, Recorder, register_metered_backend
-from workers.meter.rank_exit import fail, run_and_exit
+from workers.meter import Recorder, register_metered_backend
+from workers.meter.exporter import add_telemetry_options, open_exporter
+from workers.meter.rank_exit import fail, print_line, run_and_exit
 from workers.rank_environment import get_group_timeout
 
 IDLE_TIMEOUT = timedelta(days=1)  # ranks outside the group wait for the end of the benchmark
@@ -35,9 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers.lab", description=__doc__)
     parser.add_argument("--spec", type=Path, required=True, help="JSON file with the job spec")
     parser.add_argument("--out", type=Path, help="file to write the result to")
-    parser.add_argument("--job", default="local")
-    parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("--telemetry", help="Unix socket of the supervisor")
+    add_telemetry_options(parser)
     options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     try:
@@ -48,21 +45,18 @@ def main() -> int:
         received = f"a {spec.kind} of {spec.layout.world_size} ranks"
         return fail(f"`--spec` is {received}, but torchrun started a benchmark of {world} ranks.", 1)
     recorder = Recorder(rank)
-    exporter = Exporter(recorder, options.telemetry, options.job, options.attempt) if options.telemetry else None
-    try:
-        if exporter is not None:
-            exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
+    with open_exporter(recorder, options) as send:
         result = run(spec, recorder)
         if result is not None and options.out is not None:
             options.out.write_text(result.model_dump_json(indent=1))
-        if result is not None and exporter is not None:
+        if result is not None:
             content = result.model_dump(mode="json")
-            exporter.send(LabItem(kind="lab", rank=rank, time=time.time(), result=content))
-    finally:
-        if exporter is not None:
-            exporter.close()
-    wrong = next((point for point in result.points if point.wrong), None) if result else None
-    return 0 if wrong is None else fail(_format_wrong_point(wrong), 1)
+            send(LabItem(kind="lab", rank=rank, time=time.time(), result=content))
+    for point in () if result is None else result.points:
+        if point.wrong:
+            found = f"{point.wrong} of {point.checked} elements are wrong"
+            return fail(f"{point.primitive} of {point.num_bytes} B: {found}", 1)
+    return 0
 
 
 def run(spec: JobSpec, recorder: Recorder) -> LabResult | None:
@@ -98,7 +92,7 @@ def _measure(spec: JobSpec, lab_group: LabGroup, device: torch.device) -> LabRes
         reduce_op=lab.reduce_op,
         fill=build_pattern(lab.dtype, len(ranks)),
     )
-    log: Callable[[str], None] = _print_line if context.group_rank == 0 else _ignore_line
+    log: Callable[[str], None] = print_line if context.group_rank == 0 else lambda _line: None
     recorded_steps = tuple(record_steps(lab_group, context, lab.primitives))
     measured_points = tuple(measure_points(lab_group, context, lab, log))
     if context.group_rank != 0:
@@ -117,19 +111,6 @@ def _measure(spec: JobSpec, lab_group: LabGroup, device: torch.device) -> LabRes
         points=measured_points,
         steps=recorded_steps,
     )
-
-
-def _format_wrong_point(point: LabPoint) -> str:
-    return f"{point.primitive} of {point.num_bytes} B: {point.wrong} of {point.checked} elements are wrong"
-
-
-def _print_line(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def _ignore_line(line: str) -> None:
-    """Discard a line, because the first rank of the group prints for all ranks."""
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,13 +15,10 @@ from workers.device import barrier
 
 Fill = Callable[[int, torch.Tensor], torch.Tensor]  # global rank, element indices -> integers
 MAX_MODULUS = 65521
-BLOCK_ELEMENTS = (
-    2**20
-)  # elements computed at once, because int64 indices of a whole buffer need several times its memory
+# elements computed at once, because int64 indices of a whole buffer need several times its memory
+BLOCK_ELEMENTS = 2**20
 RANK_STRIDE, INDEX_STRIDE = 7919, 104_729  # primes, so that neither vanishes modulo a smaller prime
 UNSET_VALUE = -1  # not a value of any pattern, so a missing element is detected
-OptionalTensor = torch.Tensor | None
-RunAndOutput = tuple[Callable[[], object], OptionalTensor]
 
 
 class RankContext(NamedTuple):
@@ -164,59 +161,48 @@ def build_call(primitive: LabPrimitive, group: dist.ProcessGroup, context: RankC
     """Build a call over `group` whose full (gathered) buffer has `full` elements."""
     original = build_input(primitive, context, full)
     source = None if original is None else original.clone()
-    run, output = _BUILDERS[primitive](group, context, source, full)
+    run, output = _build_run(primitive, group, context, source, full)
     call = PrimitiveCall(run, source, output, original)
     call.reset()
     return call
 
 
-CallBuilder = Callable[[dist.ProcessGroup, RankContext, OptionalTensor, int], RunAndOutput]
-
-
-def _get_reduce_op(context: RankContext) -> dist.ReduceOp.RedOpType:
-    return dist.ReduceOp.SUM if context.reduce_op == "sum" else dist.ReduceOp.MAX
-
-
-def _broadcast(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    assert source is not None
-    return lambda: dist.broadcast(source, context.ranks[context.root], group=group), source
-
-
-def _scatter(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    shard = _empty(context, full // context.size)
-    shards = None if source is None else list(source.chunk(context.size))
-    return lambda: dist.scatter(shard, shards, context.ranks[context.root], group=group), shard
-
-
-def _gather(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    assert source is not None
-    gathered = _empty(context, full) if context.group_rank == context.root else None
-    shards = None if gathered is None else list(gathered.chunk(context.size))
-    return lambda: dist.gather(source, shards, context.ranks[context.root], group=group), gathered
-
-
-def _all_gather(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    gathered = _empty(context, full)
-    return lambda: dist.all_gather_single(gathered, source, group=group), gathered
-
-
-def _reduce(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    assert source is not None
-    return lambda: dist.reduce(source, context.ranks[context.root], op=_get_reduce_op(context), group=group), source
-
-
-def _all_reduce(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    return lambda: dist.all_reduce(source, op=_get_reduce_op(context), group=group), source
-
-
-def _reduce_scatter(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    shard = _empty(context, full // context.size)
-    return lambda: dist.reduce_scatter_single(shard, source, op=_get_reduce_op(context), group=group), shard
-
-
-def _all_to_all(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    received = _empty(context, full)
-    return lambda: dist.all_to_all_single(received, source, group=group), received
+def _build_run(
+    primitive: LabPrimitive, group: dist.ProcessGroup, context: RankContext, source: Any, full: int
+) -> tuple[Callable[[], object], torch.Tensor | None]:
+    """Return a function that runs the primitive, and its output. `source` is None on ranks without input."""
+    size, root = context.size, context.ranks[context.root]
+    op = dist.ReduceOp.SUM if context.reduce_op == "sum" else dist.ReduceOp.MAX
+    match primitive:
+        case "broadcast":
+            return lambda: dist.broadcast(source, root, group=group), source
+        case "scatter":
+            shard = _empty(context, full // size)
+            shards = None if source is None else list(source.chunk(size))
+            return lambda: dist.scatter(shard, shards, root, group=group), shard
+        case "gather":
+            gathered = _empty(context, full) if context.group_rank == context.root else None
+            parts = None if gathered is None else list(gathered.chunk(size))
+            return lambda: dist.gather(source, parts, root, group=group), gathered
+        case "all_gather":
+            whole = _empty(context, full)
+            return lambda: dist.all_gather_single(whole, source, group=group), whole
+        case "reduce":
+            return lambda: dist.reduce(source, root, op=op, group=group), source
+        case "all_reduce":
+            return lambda: dist.all_reduce(source, op=op, group=group), source
+        case "reduce_scatter":
+            shard = _empty(context, full // size)
+            return lambda: dist.reduce_scatter_single(shard, source, op=op, group=group), shard
+        case "all_to_all":
+            received = _empty(context, full)
+            return lambda: dist.all_to_all_single(received, source, group=group), received
+        case "send_recv" | "isend_irecv":
+            received = _empty(context, full)
+            exchange = _send_recv if primitive == "send_recv" else _batch_send_recv
+            return partial(exchange, group, context, source, received), received
+        case "barrier":
+            return lambda: barrier(context.device, group), None
 
 
 def _get_ring_neighbors(context: RankContext) -> tuple[int, int]:
@@ -224,49 +210,22 @@ def _get_ring_neighbors(context: RankContext) -> tuple[int, int]:
     return context.ranks[(context.group_rank + 1) % context.size], context.ranks[context.group_rank - 1]
 
 
-def _send_recv(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    assert source is not None
-    received, (after, before) = _empty(context, full), _get_ring_neighbors(context)
-
-    def run() -> None:
-        # Both calls block, so half of the ranks receive first.
-        if context.group_rank % 2 == 0:
-            dist.send(source, after, group=group)
-            dist.recv(received, before, group=group)
-        else:
-            dist.recv(received, before, group=group)
-            dist.send(source, after, group=group)
-
-    return run, received
+def _send_recv(group: dist.ProcessGroup, context: RankContext, source: torch.Tensor, received: torch.Tensor) -> None:
+    after, before = _get_ring_neighbors(context)
+    # Both calls block, so half of the ranks receive first.
+    if context.group_rank % 2 == 0:
+        dist.send(source, after, group=group)
+        dist.recv(received, before, group=group)
+    else:
+        dist.recv(received, before, group=group)
+        dist.send(source, after, group=group)
 
 
-def _isend_irecv(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    assert source is not None
-    received, (after, before) = _empty(context, full), _get_ring_neighbors(context)
-
-    def run() -> None:
-        # One batch, because NCCL could deadlock with two calls on one stream.
-        operations = [dist.P2POp(dist.isend, source, after, group), dist.P2POp(dist.irecv, received, before, group)]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
-
-    return run, received
-
-
-def _barrier(group: dist.ProcessGroup, context: RankContext, source: OptionalTensor, full: int) -> RunAndOutput:
-    return lambda: barrier(context.device, group), None
-
-
-_BUILDERS: dict[LabPrimitive, CallBuilder] = {
-    "broadcast": _broadcast,
-    "scatter": _scatter,
-    "gather": _gather,
-    "all_gather": _all_gather,
-    "reduce": _reduce,
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "send_recv": _send_recv,
-    "isend_irecv": _isend_irecv,
-    "barrier": _barrier,
-}
+def _batch_send_recv(
+    group: dist.ProcessGroup, context: RankContext, source: torch.Tensor, received: torch.Tensor
+) -> None:
+    after, before = _get_ring_neighbors(context)
+    # One batch, because NCCL could deadlock with two calls on one stream.
+    operations = [dist.P2POp(dist.isend, source, after, group), dist.P2POp(dist.irecv, received, before, group)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()

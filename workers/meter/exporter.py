@@ -6,6 +6,7 @@ items and a few timelines wait in bounded queues.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -14,13 +15,13 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal, TypeVar
 
 import msgpack
 
 from contracts.telemetry.batches import Frame, Item
-from contracts.telemetry.items import VERSION, Cell, StartItem, TimelineItem, TrafficItem
+from contracts.telemetry.items import VERSION, Cell, PhaseItem, StartItem, TimelineItem, TrafficItem
 from workers.meter.monitors import ResourceMonitor, StallMonitor, TimelineBuilder
 from workers.meter.recorder import Recorder
 
@@ -184,6 +185,27 @@ class Exporter:
         while self._unsent:
             self._unsent = self._unsent[self._connection.send(self._unsent) :]
         self._frame_items = []
+
+
+def add_telemetry_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options with which a supervisor starts the program of a rank."""
+    parser.add_argument("--job", default="local")
+    parser.add_argument("--attempt", type=int, default=1)
+    parser.add_argument("--telemetry", help="Unix socket of the supervisor")
+
+
+@contextlib.contextmanager
+def open_exporter(recorder: Recorder, options: argparse.Namespace) -> Iterator[Callable[[Item], None]]:
+    """Yield a function that sends an item, if the options name a socket. Send the phase of a program without phases."""
+    if not options.telemetry:
+        yield lambda _item: None
+        return
+    exporter = Exporter(recorder, options.telemetry, options.job, options.attempt)
+    try:
+        exporter.send(PhaseItem(kind="phase", rank=recorder.rank, time=time.time(), phase="step"))
+        yield exporter.send
+    finally:
+        exporter.close()
 
 
 class StartReporter:

@@ -1,6 +1,6 @@
 """A process group that counts its collectives.
 
-tests/workers/meter/test_torch_api.py fails when the set of torch's methods changes.
+tests/workers/meter/test_process_group.py fails when the set of torch's methods changes.
 
 The creator of a backend may return a `ProcessGroup`, which torch then uses directly. `MeteredProcessGroup` wraps a
 native group over the real backend. Calls from Python and, through pybind's trampolines, from C++ (DDP's reducer,

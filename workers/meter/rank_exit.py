@@ -118,6 +118,12 @@ def _flush_open_files() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
+def print_line(line: str) -> None:
+    """Write a line at once. `print` sends the newline separately, so lines of ranks that share a pipe would mix."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def fail(message: str, code: int) -> int:
     """Write an error to stderr and to torchrun, and return `code`."""
     sys.stderr.write(f"error: {message}\n")  # one write, because ranks that share a pipe would mix their lines

@@ -275,15 +275,11 @@ def measure_unix_offset_s() -> float:
 
     The thread may be preempted between the clocks, so the shortest of three measurements is used.
     """
-    return min(_measure_offset() for _ in range(3))[1]
-
-
-def _measure_offset() -> tuple[float, float]:
-    """Return the duration of the measurement, and unix time minus `time.perf_counter`."""
-    before = time.perf_counter()
-    unix = time.time()
-    after = time.perf_counter()
-    return after - before, unix - (before + after) / 2
+    measured = []  # duration, and the offset
+    for _ in range(3):
+        before, unix, after = time.perf_counter(), time.time(), time.perf_counter()
+        measured.append((after - before, unix - (before + after) / 2))
+    return min(measured)[1]
 
 
 def _end(collective: Collective, now_s: float, duration_s: float) -> None:

@@ -46,11 +46,7 @@ class Script(NamedTuple):
 
 
 def find_script(name: str, arguments: list[str], *, is_module: bool) -> Script:
-    """Find a script as `python NAME` and `python -m NAME` do.
-
-    Raises:
-        ScriptError: The script does not exist.
-    """
+    """Find a script as `python NAME` and `python -m NAME` do. Raises ScriptError."""
     here = Path.cwd()
     if is_module:
         return Script(None, name, name, arguments, here, None)
@@ -63,11 +59,7 @@ def find_script(name: str, arguments: list[str], *, is_module: bool) -> Script:
 
 
 def find_script_of_spec(spec_file: Path, root: Path) -> Script:
-    """Find the script of a job spec below `root`. A link that leaves `root` counts as missing.
-
-    Raises:
-        ScriptError: The script or its folder does not exist below `root`.
-    """
+    """Find the script of a job spec below `root`. A link that leaves `root` counts as missing. Raises ScriptError."""
     requested, root = _read_script_spec(spec_file), root.resolve()
     if requested.module is not None:
         file, search = _find_module_file(requested.module, root), root
@@ -101,7 +93,10 @@ def run_script(script: Script) -> int:
         report_error(str(end.code))
         return 1
     except BaseException as error:
-        _strip_own_frames(error)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        error.__traceback__ = trace  # without the frames of this module
         if not isinstance(error, KeyboardInterrupt):
             report_exception(error)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -173,14 +168,6 @@ def _find_module(name: str, *, is_package: bool | None) -> ModuleSpec | None:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # a parent package imports another missing module
         return None
-
-
-def _strip_own_frames(error: BaseException) -> None:
-    """Remove the frames of this module from the start of a traceback."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    error.__traceback__ = trace
 
 
 def _read_script_spec(spec_file: Path) -> ScriptSpec:

@@ -45,11 +45,7 @@ ALLOWED_NAMES = frozenset(
 
 
 def parse_metadata(data: bytes) -> Metadata:
-    """Return the content of a `.metadata` file.
-
-    Raises:
-        RefusedPickleError: if it is damaged, or has values that torch never writes for tensors.
-    """
+    """Return the content of a `.metadata` file. Raises RefusedPickleError."""
     found = read_pickle(data, ALLOWED_NAMES)
     return _MetadataBuilder(found.num_operations).metadata(found.value)
 

@@ -53,13 +53,13 @@ class WrappedGroup(dist.ProcessGroup):
             native._enable_collectives_timing()
 
     def named(self, name: GroupName) -> None:
-        """The group has been given its name."""
+        """Handle the name that torch assigns to the group."""
 
     def described(self, description: str) -> None:
-        """Somebody said what the group is."""
+        """Handle the description that torch assigns to the group."""
 
     def batches(self, device: torch.device) -> bool:
-        """Whether what is sent from there can be one work. Gloo takes each by itself."""
+        """Return whether a batch on a device is one work. Gloo sends each message separately."""
         return bool(self._get_backend(device).supports_coalescing)
 
     def begin_batch(self) -> None:
@@ -95,9 +95,8 @@ def skip_dynamo(function: F) -> F:
     frames: Any = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
     plain: Any = function
-    frames.set_code_exec_strategy(
-        plain.__code__, frames._FrameExecStrategy(skip, skip)
-    )  # for calls from uncompiled code
+    strategy = frames._FrameExecStrategy(skip, skip)
+    frames.set_code_exec_strategy(plain.__code__, strategy)  # for calls from uncompiled code
     plain._torchdynamo_disable = True  # for calls from compiled code
     return function
 

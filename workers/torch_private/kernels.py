@@ -89,11 +89,8 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, scale = ctx.saved_tensors
-        size, wide, adds_up = (
-            x.shape[-1],
-            weight.float(),
-            _accumulates_in_fp32(x),
-        )  # The kernel needs the dtype of the scale.
+        size, adds_up = x.shape[-1], _accumulates_in_fp32(x)
+        wide = weight.float()  # The kernel needs the dtype of the scale.
         x_grad, weight_grad, _ = aten.native_layer_norm_backward(
             grad, x, [size], torch.zeros_like(scale), scale, wide, None, [True, adds_up, False]
         )

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from contracts.names import SAVE_FILE
 from planner.facts.parse_spec import parse_spec
@@ -21,8 +23,8 @@ from workers import rank_environment
 from workers.checkpoint.folder import CheckpointLocation, get_checkpoint_location
 from workers.device import get_device_name, get_local_device
 from workers.meter import Exporter, Recorder, register_metered_backend
-from workers.meter.exporter import StartReporter
-from workers.meter.rank_exit import fail, run_and_exit
+from workers.meter.exporter import StartReporter, add_telemetry_options
+from workers.meter.rank_exit import fail, print_line, run_and_exit
 from workers.rank_environment import get_group_timeout
 from workers.trainer.dataset import load_job_dataset
 from workers.trainer.errors import DivergedError, UserError, VerificationError
@@ -35,11 +37,13 @@ from workers.trainer.memory import (
     use_single_heap,
 )
 from workers.trainer.parallel.mesh import build_mesh
-from workers.trainer.stop_request import StopRequest
 from workers.trainer.trainer import RunHooks, Send, ShouldStop, Trainer
 from workers.trainer.verification import RunVerifier
 
 FP8_CAPABILITY = (8, 9)  # Ada, Hopper and later
+POLL_INTERVAL_S = 1.0
+MAX_STEPS_BETWEEN_POLLS = 100_000  # between two polls
+LAST = "last"
 
 
 def main() -> int:
@@ -59,9 +63,7 @@ def main() -> int:
         "--loan", type=Path, help="file into which the supervisor of rank 0 writes the host that sends the checkpoint"
     )
     parser.add_argument("--host", default="", help="name of this host (default: the machine name)")
-    parser.add_argument("--job", default="local")
-    parser.add_argument("--attempt", type=int, default=1)
-    parser.add_argument("--telemetry", help="Unix socket of the supervisor")
+    add_telemetry_options(parser)
     options = parser.parse_args()
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     try:
@@ -71,15 +73,10 @@ def main() -> int:
         try:
             expected = (options.expect_checkpoint, options.checkpoint_host, options.loan, options.host)
             location = get_checkpoint_location(spec, options.checkpoint_root, options.job, options.attempt, *expected)
-            run(
-                spec,
-                rank,
-                options.data_root,
-                recorder,
-                exporter,
-                location,
-                make_stop_request(options.telemetry, rank, world),
-            )
+            should_stop = None
+            if options.telemetry is not None:  # the supervisor writes the file next to its socket
+                should_stop = StopRequest(Path(options.telemetry).with_name(SAVE_FILE), rank, world)
+            run(spec, rank, options.data_root, recorder, exporter, location, should_stop)
         finally:
             if exporter is not None:
                 exporter.close()
@@ -103,7 +100,10 @@ def run(
     send: Send = exporter.send if exporter else lambda _item: None
     startup = StartReporter(rank, send)
     startup.report("imported")
-    configure_allocator(spec)
+    configure_large_allocations()  # before the first tensor
+    if spec.resources.device == "cpu":
+        use_single_heap()
+        limit_primitive_cache()
     device = select_device(spec)
     dataset = load_job_dataset(spec, data_root)
     dist.init_process_group(register_metered_backend(recorder, spec.resources.device), timeout=get_group_timeout())
@@ -116,9 +116,9 @@ def run(
         peak = PeakMemory(device)
         trainer = Trainer.build(spec, mesh, dataset, recorder, device)
         startup.report("built")
-        hooks = RunHooks(send, _log, peak=peak, startup=startup, should_stop=should_stop)
+        hooks = RunHooks(send, print_line, peak=peak, startup=startup, should_stop=should_stop)
         if location is None:
-            hooks.verifier = RunVerifier(trainer, send, _log)
+            hooks.verifier = RunVerifier(trainer, send, print_line)
             trainer.train(hooks)
         else:
             train_with_checkpoints(trainer, location, hooks)
@@ -143,14 +143,6 @@ def train_with_checkpoints(trainer: Trainer, location: CheckpointLocation, hooks
         checkpoints.close()
 
 
-def configure_allocator(spec: JobSpec) -> None:
-    """Configure the memory allocator. Call this before the first tensor."""
-    configure_large_allocations()
-    if spec.resources.device == "cpu":
-        use_single_heap()
-        limit_primitive_cache()
-
-
 def checkpoint_group(recorder: Recorder) -> dist.ProcessGroup | None:
     """Create a CPU group of all ranks for checkpoints. Return None for one rank."""
     if dist.get_world_size() == 1:
@@ -161,36 +153,24 @@ def checkpoint_group(recorder: Recorder) -> dist.ProcessGroup | None:
     return group
 
 
-def _log(line: str) -> None:
-    # Write once. `print` sends the newline separately, so lines of ranks that share a pipe would mix.
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def make_stop_request(telemetry: str | None, rank: int, world: int) -> ShouldStop | None:
-    """Return the stop request of the supervisor, whose file is next to its telemetry socket."""
-    return None if telemetry is None else StopRequest(Path(telemetry).with_name(SAVE_FILE), rank, world)
-
-
 def load_spec(path: Path, world: int) -> JobSpec:
-    """Read the spec of a job for a world of `world` ranks.
-
-    Raises:
-        UserError: if the file cannot be read, or the spec needs a different number of ranks.
-        SpecError: if a field is invalid, or the trainer does not support it.
-    """
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"`--spec` is {str(path)!r}, which cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:
-        raise UserError(f"`--spec` is {str(path)!r}, which is not JSON: {error}.") from None
-    spec = parse_spec(content)
+    """Read the spec of a job for a world of `world` ranks. Raises UserError, SpecError."""
+    spec = parse_spec(read_spec_file(path))
     if refused := find_unsupported_fields(spec):
         raise SpecError(refused)
     if spec.layout.world_size != world:
         raise UserError(f"`layout` needs {spec.layout.world_size} ranks, but torchrun started {world}.")
     return spec
+
+
+def read_spec_file(path: Path) -> Any:
+    """Return the JSON of a spec file. Raises UserError."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"`--spec` is {str(path)!r}, which cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise UserError(f"`--spec` is {str(path)!r}, which is not JSON: {error}.") from None
 
 
 def select_device(spec: JobSpec) -> torch.device:
@@ -201,7 +181,8 @@ def select_device(spec: JobSpec) -> torch.device:
     if device.type == "cuda" and get_mixed_precision(spec.train.precision).gemm == "fp8":
         found = torch.cuda.get_device_capability(device)
         if found < FP8_CAPABILITY:
-            needed, here = _dotted(FP8_CAPABILITY), f"{get_device_name(device)} has {_dotted(found)}"
+            needed, own = (".".join(map(str, capability)) for capability in (FP8_CAPABILITY, found))
+            here = f"{get_device_name(device)} has {own}"
             raise UserError(
                 f"`train.precision` is {spec.train.precision}, but fp8 matmuls need compute capability {needed} or "
                 f"more, and {here}."
@@ -209,8 +190,47 @@ def select_device(spec: JobSpec) -> torch.device:
     return device
 
 
-def _dotted(capability: tuple[int, int]) -> str:
-    return ".".join(map(str, capability))
+class StopRequest:
+    """Return whether a step is the last, because the supervisor requested a save. Each rank calls it after every step.
+
+    Rank 0 looks for a file from its supervisor about once per second. It publishes in the rendezvous store whether this
+    step is the last, or the next step at which ranks ask again. Ranks exchange no messages, and wait only for rank 0,
+    which has finished the same step.
+    """
+
+    def __init__(self, file: Path, rank: int, world: int) -> None:
+        self._file, self._rank, self._world = file, rank, world
+        self._store: Store | None = None
+        self._next, self._polled_at_s = 0, time.monotonic()
+        self._done = 0  # steps at the last poll
+
+    def __call__(self, step: int) -> bool:
+        if step < self._next:
+            return False
+        answer = self._poll_file(step) if self._rank == 0 else self._get_store().get(str(step)).decode()
+        if answer == LAST:
+            return True
+        self._next = int(answer)
+        return False
+
+    def _poll_file(self, step: int) -> str:
+        now = time.monotonic()
+        step_s = (now - self._polled_at_s) / (step - self._done) if self._done else POLL_INTERVAL_S
+        before, self._polled_at_s, self._done = self._done, now, step
+        ahead = min(MAX_STEPS_BETWEEN_POLLS, max(1, round(POLL_INTERVAL_S / max(step_s, 1e-6))))
+        answer = LAST if self._file.exists() else str(step + ahead)
+        if self._world > 1:
+            self._get_store().set(str(step), answer)
+            self._get_store().delete_key(str(before))  # All ranks have finished a later step, so all have read the key.
+        return answer
+
+    def _get_store(self) -> Store:
+        """Connect to the store with a separate client, because other threads may block on theirs."""
+        if self._store is None:
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            plain = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=get_group_timeout())
+            self._store = PrefixStore("asked", plain)
+        return self._store
 
 
 if __name__ == "__main__":

@@ -35,11 +35,7 @@ def exclude_from_compile(function: F) -> F:
 
 
 def compile_function(function: F) -> F:
-    """Return the compiled function.
-
-    Raises:
-        UserError: if the host has no C++ compiler.
-    """
+    """Return the compiled function. Raises UserError."""
     while _excluded:
         cell = _excluded.pop()
         cell[0] = torch.compiler.disable(cell[0])

@@ -63,7 +63,10 @@ class TokenDataset:
             starts = _draw_starts((seed, step), len(self.train), global_batch, seq_len)[rows]
         else:
             numbers = np.arange(step * global_batch, (step + 1) * global_batch)[rows]
-            starts = _order_by_epoch(seed, numbers, (len(self.train) - 1) // seq_len) * seq_len
+            num_parts = (len(self.train) - 1) // seq_len
+            epochs, places = np.divmod(numbers, num_parts)  # each epoch is a new permutation
+            parts = [_permute_epoch(seed, int(e), num_parts)[p] for e, p in zip(epochs, places, strict=True)]
+            starts = np.array(parts, dtype=np.int64) * seq_len
         return self._cut(self.train, 0, starts, seq_len)
 
     def eval_batch(self, seed: int, global_batch: int, rows: slice, seq_len: int) -> Tokens:
@@ -85,14 +88,6 @@ class TokenDataset:
 def _draw_starts(key: tuple[int, int], num_tokens: int, global_batch: int, seq_len: int) -> Tokens:
     """Draw the start positions of a global batch with replacement."""
     return np.random.default_rng(key).integers(0, num_tokens - seq_len, size=global_batch)
-
-
-def _order_by_epoch(seed: int, numbers: Tokens, parts: int) -> Tokens:
-    """Return the sequence of the data for each number of a run. Each epoch is a new permutation."""
-    epochs, places = np.divmod(numbers, parts)
-    return np.array(
-        [_permute_epoch(seed, int(e), parts)[p] for e, p in zip(epochs, places, strict=True)], dtype=np.int64
-    )
 
 
 @lru_cache(maxsize=2)  # A batch can span two epochs.
@@ -121,10 +116,7 @@ def load_dataset(
 
     A path is a text file, a JSONL or Parquet file with a text `column`, a folder of such files, or a `.bin` file of
     uint16 tokens. Text is encoded by `tokenizer` (a `tokenizers` JSON file below `root`), or as bytes. After each row,
-    and each file of a folder, comes a newline or the end-of-text token.
-
-    Raises:
-        UserError: if the data is outside the root, missing, unreadable, or too short.
+    and each file of a folder, comes a newline or the end-of-text token. Raises UserError.
     """
     encoder = make_byte_encoder() if tokenizer is None else load_job_tokenizer(root, tokenizer)
     check_vocab_size(encoder, vocab_size)
@@ -140,11 +132,7 @@ def load_dataset(
 
 
 def load_job_tokenizer(root: Path, tokenizer: str) -> Encoder:
-    """Load the tokenizer that `train.tokenizer` names, below the data root.
-
-    Raises:
-        UserError: if the file is outside the root, missing, or invalid.
-    """
+    """Load the tokenizer that `train.tokenizer` names, below the data root. Raises UserError."""
     return load_tokenizer(resolve_below(root, tokenizer, "train.tokenizer"), f"`train.tokenizer` {tokenizer!r}")
 
 
@@ -168,11 +156,7 @@ def _map_tokens(path: Path, data: str, kind: np.dtype[Any]) -> Tokens:
 
 
 def resolve_below(root: Path, name: str, field: str) -> Path:
-    """Return the path of `name` below `root`, with symlinks resolved.
-
-    Raises:
-        UserError: if the path is outside the root, missing, or not a valid file name.
-    """
+    """Return the path of `name` below `root`, with symlinks resolved. Raises UserError."""
     base = root.resolve()
     try:
         path = (base / name).resolve()

@@ -55,7 +55,8 @@ def split_document(blocks: Iterable[str]) -> Iterator[TextPiece]:
     for block in blocks:
         rest += block
         while len(rest) > MAX_PIECE_CHARS:
-            end = _find_cut(rest)
+            cuts = (pattern.match(rest, 0, MAX_PIECE_CHARS + 1) for pattern in CUTS)
+            end = next((found.end() for found in cuts if found), MAX_PIECE_CHARS)
             yield TextPiece(rest[:end], last=False)
             rest = rest[end:]
     yield TextPiece(rest, last=True)
@@ -66,22 +67,9 @@ def iter_blocks(text: str) -> Iterator[str]:
     return (text[start : start + MAX_PIECE_CHARS] for start in range(0, len(text), MAX_PIECE_CHARS))
 
 
-def _find_cut(text: str) -> int:
-    """Return the position to cut a text that is longer than a piece."""
-    for pattern in CUTS:
-        if found := pattern.match(text, 0, MAX_PIECE_CHARS + 1):
-            return found.end()
-    return MAX_PIECE_CHARS
-
-
 def get_suffix(path: Path) -> str:
     """Return the lowercase suffix of a file, which determines its format."""
     return path.suffix.lower()
-
-
-def has_documents(path: Path) -> bool:
-    """Return whether the ends of documents are known: rows of a file, or files of a folder."""
-    return path.is_dir() or has_rows(path)
 
 
 def has_rows(path: Path) -> bool:
@@ -95,12 +83,13 @@ def list_files(path: Path) -> Iterable[Path]:
 
 
 def walk_text_files(folder: Path, suffix: str = "") -> Iterator[Path]:
-    """Yield regular files in a fixed order, without hidden files and symlinks.
+    """Yield regular files in a fixed order, without hidden files and symlinks. Raises UserError."""
 
-    Raises:
-        UserError: if a subfolder cannot be listed.
-    """
-    for here, folders, files in os.walk(folder, onerror=_unreadable_folder):
+    def raise_error(error: OSError) -> NoReturn:
+        name = Path(os.fsdecode(error.filename)).name
+        raise UserError(f"`train.data`: cannot list the folder {name}: {error.strerror or error}")
+
+    for here, folders, files in os.walk(folder, onerror=raise_error):
         folders[:] = sorted(f for f in folders if f not in SKIPPED_FOLDERS and not f.startswith("."))
         for name in sorted(files):
             path = Path(here, name)
@@ -109,21 +98,13 @@ def walk_text_files(folder: Path, suffix: str = "") -> Iterator[Path]:
 
 
 def read_documents(path: Path, column: str) -> Iterator[TextPiece]:
-    """Yield the text of a file or folder in pieces. JSONL and Parquet are read by `column`.
-
-    Raises:
-        UserError: if a file, line, or row cannot be read.
-    """
+    """Yield the text of a file or folder in pieces. JSONL and Parquet are read by `column`. Raises UserError."""
     for file in list_files(path):
         yield from read_rows(file, column) if has_rows(file) else read_text(file)
 
 
 def read_rows(path: Path, column: str) -> Iterator[TextPiece]:
-    """Yield the documents of a JSONL or Parquet file.
-
-    Raises:
-        UserError: if a line or row cannot be read.
-    """
+    """Yield the documents of a JSONL or Parquet file. Raises UserError."""
     texts = _read_parquet(path, column) if get_suffix(path) == PARQUET else _read_json_lines(path, column)
     with report_read_errors(path):
         for text in texts:
@@ -131,11 +112,7 @@ def read_rows(path: Path, column: str) -> Iterator[TextPiece]:
 
 
 def read_text(path: Path) -> Iterator[TextPiece]:
-    """Yield a text file as one document.
-
-    Raises:
-        UserError: if a line is not UTF-8, or the file has tokens.
-    """
+    """Yield a text file as one document. Raises UserError."""
     reject_token_file(path)
     with report_read_errors(path):
         yield from split_document(_decode(path))
@@ -156,11 +133,6 @@ def report_read_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"`train.data`: cannot read {path.name}: {error.strerror or error}") from None
-
-
-def _unreadable_folder(error: OSError) -> NoReturn:
-    name = Path(os.fsdecode(error.filename)).name
-    raise UserError(f"`train.data`: cannot list the folder {name}: {error.strerror or error}")
 
 
 def _decode(path: Path) -> Iterator[str]:
@@ -283,11 +255,7 @@ class Encoder(NamedTuple):
     digest: str
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Return the tokens of each text.
-
-        Raises:
-            UserError: if the tokenizer cannot encode a text.
-        """
+        """Return the tokens of each text. Raises UserError."""
         if self.tokenizer is None:
             return [list(text.encode()) for text in texts]
         try:
@@ -304,9 +272,7 @@ def load_tokenizer(path: Path, name: str) -> Encoder:
     """Load a JSON file of the `tokenizers` library. `name` names the field and value in errors.
 
     Truncation, padding, and dropout are disabled, so that the tokens of a text are the same on all hosts.
-
-    Raises:
-        UserError: if the file is not a tokenizer.
+    Raises UserError.
     """
     content = _read_tokenizer(path, name)
     try:
@@ -332,12 +298,8 @@ def check_vocab_size(encoder: Encoder, vocab_size: int) -> None:
 
 
 def write_tokens(path: Path, encoder: Encoder, column: str, out: IO[bytes]) -> None:
-    """Encode a file or folder. Each document ends with the separator if document ends are known.
-
-    Raises:
-        UserError: if a file, line, or row cannot be read.
-    """
-    between = encoder.between if has_documents(path) else b""
+    """Encode a file or folder. Each document ends with the separator if document ends are known. Raises UserError."""
+    between = encoder.between if path.is_dir() or has_rows(path) else b""
     if encoder.tokenizer is None:
         _write_bytes(path, column, between, out)
     else:

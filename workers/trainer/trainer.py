@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from contracts.telemetry.batches import Item
 from contracts.telemetry.items import EvalItem, Phase, PhaseItem, StepBreakdown, StepItem, Work
-from contracts.telemetry.results import VerdictItem, VerdictRow
+from contracts.telemetry.results import VerdictItem
 from planner.facts.schedules import Action
 from planner.facts.spec import JobSpec, TrainSpec
 from workers.device import barrier
@@ -363,7 +363,10 @@ class Trainer:
         if memory is not None:
             item["memory"] = memory
         hooks.send(item)
-        hooks.log(_format_traffic_check(rows))
+        wrong_bytes = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows)
+        wrong_calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows)
+        total = sum(row["measured_bytes"] for row in rows)
+        hooks.log(f"traffic check: measured {total:,} B, absolute difference {wrong_bytes:,} B, {wrong_calls} calls")
         if hooks.verifier is not None:
             self._raise_if_failed(hooks.verifier)
 
@@ -406,19 +409,16 @@ class BatchChunkRunner:
 
     def forward(self, chunk: int, micro_batch: int, hidden: torch.Tensor | None) -> torch.Tensor:
         with self._trainer.record_work("forward", chunk, micro_batch):
-            return self._forward(chunk, micro_batch, hidden)
-
-    def _forward(self, chunk: int, micro_batch: int, hidden: torch.Tensor | None) -> torch.Tensor:
-        decoder = self._model.chunks[chunk]
-        self._select_micro_batch(decoder, micro_batch)
-        size = self._trainer.spec.micro_batch_size
-        rows = self._batch[micro_batch * size : (micro_batch + 1) * size]
-        cp = decoder.strategy.cp
-        documents = get_document_ids(rows[:, :-1], self._trainer.spec.train.document_end)
-        output: torch.Tensor = decoder(cp.own_part(rows[:, :-1], 1) if hidden is None else hidden, documents)
-        if decoder.final_norm is None:
-            return output
-        return decoder.loss_sum(output, cp.own_part(rows[:, 1:], 1)) / self._trainer.tokens
+            decoder = self._model.chunks[chunk]
+            self._select_micro_batch(decoder, micro_batch)
+            size = self._trainer.spec.micro_batch_size
+            rows = self._batch[micro_batch * size : (micro_batch + 1) * size]
+            cp = decoder.strategy.cp
+            documents = get_document_ids(rows[:, :-1], self._trainer.spec.train.document_end)
+            output: torch.Tensor = decoder(cp.own_part(rows[:, :-1], 1) if hidden is None else hidden, documents)
+            if decoder.final_norm is None:
+                return output
+            return decoder.loss_sum(output, cp.own_part(rows[:, 1:], 1)) / self._trainer.tokens
 
     def backward(
         self, action: Action, output: torch.Tensor, gradient: torch.Tensor | None, *, last: bool, split: bool
@@ -452,10 +452,3 @@ def _is_due(step: int, every: int, steps: int) -> bool:
 
 def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _format_traffic_check(rows: list[VerdictRow]) -> str:
-    wrong_bytes = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows)
-    wrong_calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows)
-    total = sum(row["measured_bytes"] for row in rows)
-    return f"traffic check: measured {total:,} B, absolute difference {wrong_bytes:,} B, {wrong_calls} calls"

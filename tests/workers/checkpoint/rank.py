@@ -31,12 +31,12 @@ def main() -> int:
     folder, root, job, attempt = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(1)
     spec = parse_spec(json.loads((folder / "spec.json").read_text()))
-    rank, said, recorder = int(os.environ["RANK"]), Said(), Recorder(int(os.environ["RANK"]))
+    rank, messages, recorder = int(os.environ["RANK"]), Said(), Recorder(int(os.environ["RANK"]))
     problem = None
     try:
-        run(spec, rank, root.parent / "data", recorder, said, get_checkpoint_location(spec, root, job, attempt))  # type: ignore[arg-type]
+        run(spec, rank, root.parent / "data", recorder, messages, get_checkpoint_location(spec, root, job, attempt))  # type: ignore[arg-type]
     except (UserError, DivergedError, VerificationError) as error:
         problem = str(error)
-    content = {"items": said.items, "problem": problem, "cells": recorder.get_cells()}
+    content = {"items": messages.items, "problem": problem, "cells": recorder.get_cells()}
     (folder / f"said-{rank}.json").write_text(json.dumps(content))
     return 0

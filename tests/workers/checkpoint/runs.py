@@ -1,8 +1,9 @@
-"""Run training jobs with checkpoints."""
+"""Run training jobs with checkpoints, and plant code in the `.metadata` of a checkpoint."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 from tests.parity.cases import SIZES, VARIANTS
 from tests.support.ranks import run_ranks
+from workers.checkpoint import folder
+from workers.checkpoint.folder import MANIFEST
+from workers.checkpoint.load import METADATA
 
 
 class Ran(NamedTuple):
@@ -46,6 +50,32 @@ def run(
         spec.layout.world_size, module, str(folder), str(root), job, str(attempt), limit_s=200, **variables
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    said = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
-    losses = {item["step"]: item["loss"] for item in said[0]["items"] if item["kind"] == "step"}
-    return Ran(losses, [s["items"] for s in said], said[0]["problem"], done.stdout)
+    messages = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
+    losses = {item["step"]: item["loss"] for item in messages[0]["items"] if item["kind"] == "step"}
+    return Ran(losses, [s["items"] for s in messages], messages[0]["problem"], done.stdout)
+
+
+class Runs:
+    """Create a file when it is unpickled, and return the original value."""
+
+    def __init__(self, mark: Path, then: object) -> None:
+        self._mark, self._then = mark, then
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        words = "(__import__('pathlib').Path(%r).touch(), __import__('pickle').loads(%r))[1]"
+        return eval, (words % (str(self._mark), pickle.dumps(self._then)),)
+
+
+def plant(checkpoint: Path, data: bytes, *changed: str) -> None:
+    """Replace `.metadata`, and update sizes and CRC-32 in the manifest."""
+    (checkpoint / METADATA).write_bytes(data)
+    path = checkpoint / MANIFEST
+    content = json.loads(path.read_text())
+    content["files"] |= folder.describe_files(checkpoint, [METADATA, *changed])
+    path.write_text(json.dumps(content))
+
+
+def poison(checkpoint: Path, mark: Path) -> None:
+    """Plant code that torch's reader executes, and that still loads the checkpoint."""
+    true = pickle.loads((checkpoint / METADATA).read_bytes())
+    plant(checkpoint, pickle.dumps(Runs(mark, true)))

@@ -1,4 +1,4 @@
-"""Never load damaged checkpoints, and continue training after failed saves."""
+"""Damaged checkpoints are never loaded, and code in `.metadata` is never executed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from tests.workers.checkpoint.poison import plant
-from tests.workers.checkpoint.runs import Ran, make_spec, run
-from tests.workers.checkpoint.test_whole import command
-from workers.checkpoint.folder import MANIFEST, list_complete
-from workers.checkpoint.load import find_undamaged
+from tests.workers.checkpoint.runs import Ran, Runs, make_spec, plant, poison, run
+from tests.workers.checkpoint.test_inference import call_main
+from tests.workers.checkpoint.test_transfer import lent, told
+from workers.checkpoint.folder import MANIFEST, find_damage, list_complete, read_manifest
+from workers.checkpoint.load import METADATA, find_undamaged
+from workers.checkpoint.transfer import borrow
+
+WEIGHT = "model.embedding.weight"
+REFUSED = ".metadata is refused: builtins.eval is not allowed"
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +188,6 @@ def cut(checkpoint: Path) -> None:
     plant(checkpoint, (checkpoint / ".metadata").read_bytes()[:2000])
 
 
-WEIGHT = "model.embedding.weight"
 ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "a step below none": (with_fields(step=-5), "cannot read manifest.json: the step is -5"),
     "a step that is a float": (with_fields(step=1e308), "the step is 1e+308"),
@@ -232,13 +236,13 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_names_invalid_content_and_loads_the_previous_checkpoint(root: Path, name: str) -> None:
-    change, says = ODD[name]
+    change, message = ODD[name]
     change(newest(root))
-    said: list[str] = []
-    found = find_undamaged(list_complete(root / "job")[::-1], None, said.append)
-    (line,) = said
+    messages: list[str] = []
+    found = find_undamaged(list_complete(root / "job")[::-1], None, messages.append)
+    (line,) = messages
     assert line.startswith("checkpoint step-00000006 is damaged: ")
-    assert says in line
+    assert message in line
     assert line.count("step-00000006") == 1, "it is named once"
     assert line.endswith(". Trying the previous checkpoint.")
     assert (found.checkpoint.step, found.manifest.step) == (4, 4)
@@ -253,8 +257,119 @@ def test_all_ranks_load_the_same_previous_checkpoint(root: Path) -> None:
 
 def test_list_marks_damaged_checkpoints(root: Path) -> None:
     with_fields(step=-5)(newest(root))
-    listed = command("list", str(root))
+    listed = call_main("list", str(root))
     assert listed.returncode == 0
     lines = listed.stdout.splitlines()
     assert ["damaged" in line for line in lines] == [False, False, True]
     assert "the step is -5" in lines[2]
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copied_root = tmp_path_factory.mktemp("checkpoints") / "root"
+    run(make_spec({"dp": 2, "zero": 2}, checkpoint_every=3, keep_checkpoints=2), copied_root)
+    return copied_root
+
+
+@pytest.fixture
+def copied_root(two_checkpoints: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(two_checkpoints, tmp_path / "root"))
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    return tmp_path / "ran"
+
+
+def test_torch_executes_the_planted_code(copied_root: Path, mark: Path) -> None:
+    """Check that the other tests can fail."""
+    poison(newest(copied_root), mark)
+    manifest = read_manifest(newest(copied_root))
+    assert find_damage(newest(copied_root), manifest.files) is None, "as it was written, by its checksums"
+    FileSystemReader(newest(copied_root)).read_metadata()
+    assert mark.exists()
+
+
+def test_a_resumed_run_skips_a_malicious_checkpoint(copied_root: Path, mark: Path) -> None:
+    poison(newest(copied_root), mark)
+    ran = run(make_spec({"dp": 2}, resume="job", steps=8), copied_root, job="other")
+    assert f"checkpoint step-00000006 is damaged: {REFUSED}. Trying the previous checkpoint." in ran.output
+    assert sorted(ran.losses) == [4, 5, 6, 7, 8]
+    assert not mark.exists()
+
+
+def _poison_another(checkpoint: Path, mark: Path) -> None:
+    """Plant code in the file that torch reads second."""
+    plant(checkpoint, b"")
+    (checkpoint / f"__0{METADATA}").write_bytes(pickle.dumps(Runs(mark, None)))
+
+
+@pytest.mark.parametrize("planted", [poison, _poison_another])
+@pytest.mark.parametrize("name", ["evaluate", "sample", "export"])
+def test_a_command_refuses_a_malicious_checkpoint(
+    copied_root: Path, mark: Path, tmp_path: Path, name: str, planted: Callable[[Path, Path], None]
+) -> None:
+    options = {
+        "evaluate": ["--data-root", str(copied_root.parent / "data")],
+        "sample": ["--tokens", "1"],
+        "export": ["--out", str(tmp_path / "out")],
+    }
+    for checkpoint in list_complete(copied_root / "job"):
+        planted(checkpoint.path, mark)
+    done = call_main(name, str(copied_root / "job"), *options[name])
+    assert not mark.exists()
+    assert done.returncode == 2
+    assert done.stderr.count("step-00000003: .metadata is refused: ") == 1, done.stderr
+    assert (REFUSED in done.stderr) == (planted is poison)
+
+
+def test_refuses_a_malicious_checkpoint_of_another_host(copied_root: Path, mark: Path, tmp_path: Path) -> None:
+    poison(newest(copied_root), mark)
+    with lent(copied_root / "job") as port:
+        came = borrow(tmp_path / "ours" / "job", told(tmp_path / "loan", port), (1, 6), None, 2)
+    assert (came.problem, came.name) == ("", "1/step-00000006"), "it is whole, and is not looked into"
+    done = call_main("sample", str(tmp_path / "ours" / "job"), "--tokens", "1")
+    assert REFUSED in done.stderr
+    assert not mark.exists()
+
+
+def _elsewhere(metadata: Any, other: Path) -> None:
+    for info in metadata.storage_data.values():
+        info.relative_path = str(other)
+
+
+def _beyond(metadata: Any, other: Path) -> None:
+    next(iter(metadata.storage_data.values())).length = 10**9
+
+
+def _outside(metadata: Any, other: Path) -> None:
+    tensor = metadata.state_dict_metadata["model.embedding.weight"]
+    tensor.size = type(tensor.size)((1, *tensor.size[1:]))
+
+
+def _nowhere(metadata: Any, other: Path) -> None:
+    del metadata.storage_data[next(iter(metadata.storage_data))]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_elsewhere, "other', which is not a file of the checkpoint"),
+        (_beyond, "which has"),
+        (_outside, "has a shard outside the tensor"),
+        (_nowhere, "that no file stores"),
+    ],
+)
+def test_metadata_that_does_not_match_the_files_is_damaged(
+    copied_root: Path, tmp_path: Path, change: Callable[[Any, Path], None], message: str
+) -> None:
+    other = tmp_path / "other"
+    shutil.copy(next(newest(copied_root).glob("*.distcp")), other)
+    metadata = pickle.loads((newest(copied_root) / METADATA).read_bytes())
+    change(metadata, other)
+    plant(newest(copied_root), pickle.dumps(metadata))
+    done = call_main("sample", str(copied_root / "job"), "--tokens", "1")
+    (line,) = [line for line in done.stderr.splitlines() if line.endswith("Trying the previous checkpoint.")]
+    assert line.startswith("checkpoint step-00000006 is damaged: .metadata is wrong: ")
+    assert message in line
+    assert done.returncode == 0

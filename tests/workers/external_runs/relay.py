@@ -56,10 +56,10 @@ class Relay:
 
     @staticmethod
     def _head(client: socket.socket) -> bytes:
-        told = b""
-        while not told.endswith(b"\r\n\r\n"):
-            told += client.recv(1)
-        return told
+        result = b""
+        while not result.endswith(b"\r\n\r\n"):
+            result += client.recv(1)
+        return result
 
     @staticmethod
     def _copy(client: socket.socket, board: socket.socket) -> None:

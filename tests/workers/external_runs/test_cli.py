@@ -23,24 +23,48 @@ import django; django.setup()
 from datetime import timedelta
 from django.utils import timezone
 from jobs.models import Member
-from jobs.queue.inbound.reconcile import tell_of_silence
+from jobs.queue.inbound.reconcile import check_external_runs
 Member.objects.filter(ended=None).update(heard=timezone.now() - timedelta(seconds=31))
-tell_of_silence()
+check_external_runs()
+"""
+WRONG_USE = [
+    (["--url", "http://board.example.org"], SLEEP, "would send the token unencrypted"),
+    (["--url", "ftp://x"], SLEEP, "Use an address such as"),
+    (["--url", "https://me:secret@board"], SLEEP, "Remove the user name and password"),
+    (["--ca-file", "/no/such/file"], SLEEP, "No such file"),
+    (["--node", "1"], SLEEP, "`--node` is 1. Use 0 to 0."),
+    (["--run", "nonsense"], SLEEP, "Use ID:TOKEN from the board"),
+    (["--spec", "/no/such/file"], SLEEP, "--spec"),
+    ([], ["torchrun", "--nnodes", "2", "train.py"], "the same --key"),
+    ([], ["torchrun", "--nnodes", "1:2", "train.py"], "Use one number"),
+    ([], ["torchrun", "--nproc-per-node", "many", "train.py"], "Use a number, gpu, cpu, or auto"),
+    ([], ["torchrun", "--no-such-option", "x", "train.py"], "no-such-option"),
+]
+UNWATCHED = """
+import sys
+from workers.host.supervisor.telemetry_server import TelemetryServer
+
+async def full(*_args):
+    raise OSError(28, "No space left on device")
+
+TelemetryServer.start = full
+from workers.external_runs.cli import main
+sys.exit(main())
 """
 
 
 def test_passes_output_and_exit_code_and_hides_the_token(serving: TlsSite, tmp_path: Path) -> None:
-    said = "env; echo to stderr >&2; exit 7"
-    with metered(serving, tmp_path, "--name", "words", command=["sh", "-c", said]) as run:
+    messages = "env; echo to stderr >&2; exit 7"
+    with metered(serving, tmp_path, "--name", "words", command=["sh", "-c", messages]) as run:
         assert run.process.wait(scale_timeout(60)) == 7
     assert "MESHBOARD_TELEMETRY=" in run.terminal
     assert "to stderr" in run.terminal
     assert "These ranks are not metered." in run.terminal
     assert serving.users["owner"]["token"] not in run.terminal
-    told = serving.wait_for_status("words", "failed")
-    assert told["exit"]["exit_code"] == 7
-    assert told["exit"]["reason"] == "sh ended with exit code 7"
-    assert "to stderr" in told["exit"]["log_tail"]
+    result = serving.wait_for_status("words", "failed")
+    assert result["exit"]["exit_code"] == 7
+    assert result["exit"]["reason"] == "sh ended with exit code 7"
+    assert "to stderr" in result["exit"]["log_tail"]
 
 
 def test_returns_the_shell_code_of_a_signal(serving: TlsSite, tmp_path: Path) -> None:
@@ -128,21 +152,6 @@ def test_sends_no_token_to_an_untrusted_certificate(serving: TlsSite, tmp_path: 
     assert serving.find_job("untrusted") is None
 
 
-WRONG_USE = [
-    (["--url", "http://board.example.org"], SLEEP, "would send the token unencrypted"),
-    (["--url", "ftp://x"], SLEEP, "Use an address such as"),
-    (["--url", "https://me:secret@board"], SLEEP, "Remove the user name and password"),
-    (["--ca-file", "/no/such/file"], SLEEP, "No such file"),
-    (["--node", "1"], SLEEP, "`--node` is 1. Use 0 to 0."),
-    (["--run", "nonsense"], SLEEP, "Use ID:TOKEN from the board"),
-    (["--spec", "/no/such/file"], SLEEP, "--spec"),
-    ([], ["torchrun", "--nnodes", "2", "train.py"], "the same --key"),
-    ([], ["torchrun", "--nnodes", "1:2", "train.py"], "Use one number"),
-    ([], ["torchrun", "--nproc-per-node", "many", "train.py"], "Use a number, gpu, cpu, or auto"),
-    ([], ["torchrun", "--no-such-option", "x", "train.py"], "no-such-option"),
-]
-
-
 @pytest.mark.parametrize(("options", "command", "words"), WRONG_USE)
 def test_reports_invalid_options_before_the_start(
     options: list[str],
@@ -170,19 +179,6 @@ def test_names_a_missing_package() -> None:
     )
     words = "meshboard-meter: The package psutil is missing. Install it with pip install 'meshboard[worker]'.\n"
     assert (ran.returncode, ran.stdout, ran.stderr) == (127, "", words)
-
-
-UNWATCHED = """
-import sys
-from workers.host.supervisor.telemetry_server import TelemetryServer
-
-async def full(*_args):
-    raise OSError(28, "No space left on device")
-
-TelemetryServer.start = full
-from workers.external_runs.cli import main
-sys.exit(main())
-"""
 
 
 def test_runs_the_command_when_metering_is_impossible(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ def launch(*argv: str, **environment: str) -> LaunchPlan:
 
 
 def test_options_match_torchrun() -> None:
-    theirs = {
+    expected = {
         (tuple(sorted(a.option_strings)), a.nargs)
         for a in get_args_parser()._actions
         if "--help" not in a.option_strings
     }
-    ours = {(tuple(sorted(a.option_strings)), a.nargs) for a in _make_torchrun_parser()._actions}
-    assert ours == theirs
+    actual = {(tuple(sorted(a.option_strings)), a.nargs) for a in _make_torchrun_parser()._actions}
+    assert actual == expected
 
 
 @pytest.mark.parametrize(

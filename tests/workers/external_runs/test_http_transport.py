@@ -25,16 +25,15 @@ from workers.host.supervisor.http_transport import (
     NoAnswerError,
     RunMember,
 )
-from workers.host.supervisor.publisher import Publisher
+from workers.host.supervisor.publisher import MessageRefusedError, Publisher, TransportError
 from workers.host.supervisor.telemetry_buffer import TelemetryBuffer as Waiting
-from workers.host.supervisor.transport import MessageRefusedError, TransportError
 
 PHASE = PhaseItem(kind="phase", rank=0, time=1.0, phase="step")
 
 
-async def joined(at: TlsSite, board: BoardClient, told: list[str]) -> tuple[BoardRun, RunMember]:
+async def joined(at: TlsSite, board: BoardClient, result: list[str]) -> tuple[BoardRun, RunMember]:
     asked = RegistrationRequest(None, at.users["owner"]["token"], {"name": "a line", "world_size": 1})
-    joining = RunRegistration(board, asked, told.append)
+    joining = RunRegistration(board, asked, result.append)
     run = await joining.open()
     return run, await joining.join(run, 0, "here")
 
@@ -65,12 +64,12 @@ async def until_taken(work: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_resends_a_batch_after_a_lost_response_once(serving: TlsSite) -> None:
-    told: list[str] = []
+    result: list[str] = []
 
     async def main(port: int, deaf: Callable[[], None], hears: Callable[[], None]) -> str:
         board = BoardClient(f"https://127.0.0.1:{port}", serving.ca)
-        run, who = await joined(serving, board, told)
-        line = HttpTransport(board, who, told.append)
+        run, who = await joined(serving, board, result)
+        line = HttpTransport(board, who, result.append)
         await line.publish(batch(run.id))
         deaf()
         for _ in range(2):
@@ -87,7 +86,7 @@ def test_resends_a_batch_after_a_lost_response_once(serving: TlsSite) -> None:
         run = asyncio.run(main(way.port, way.deaf.set, way.deaf.clear))
         assert way.lost >= 1, "the board took what it was asked"
     assert numbers(serving, run) == [0, 1, 2]
-    assert [words.split(" (")[0] for words in told] == ["The board does not answer", "The board answers again."]
+    assert [words.split(" (")[0] for words in result] == ["The board does not answer", "The board answers again."]
 
 
 class Refusing(BoardClient):
@@ -174,12 +173,12 @@ def test_rejected_items_become_a_gap(serving: TlsSite) -> None:
 
 
 def test_sends_nothing_after_the_run_has_ended(serving: TlsSite) -> None:
-    told: list[str] = []
+    result: list[str] = []
 
     async def main() -> None:
         board = BoardClient(serving.url, serving.ca)
-        run, who = await joined(serving, board, told)
-        first, second = HttpTransport(board, who), HttpTransport(board, who, told.append)
+        run, who = await joined(serving, board, result)
+        first, second = HttpTransport(board, who), HttpTransport(board, who, result.append)
         running = AttemptReport(job=run.id, attempt=1, state="running", slots=[])
         await second.send_report(running)
         assert not await second.is_cancelled()
@@ -207,8 +206,8 @@ def test_sends_nothing_after_the_run_has_ended(serving: TlsSite) -> None:
         await first.close()
 
     asyncio.run(main())
-    assert len(told) == 1
-    assert "The run has ended: succeeded" in told[0]
+    assert len(result) == 1
+    assert "The run has ended: succeeded" in result[0]
 
 
 @pytest.mark.parametrize(

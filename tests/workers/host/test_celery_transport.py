@@ -20,8 +20,8 @@ UNREADABLE: list[bytes] = [
     b"\xff\xfe\0",
     b"[" * 100_000,
     *(
-        json.dumps(told).encode()
-        for told in (
+        json.dumps(result).encode()
+        for result in (
             None,
             7,
             [],

@@ -14,7 +14,7 @@ from contracts.codec import validate_lend_order, validate_loan
 from contracts.control import ResumeCheckpoint
 from contracts.names import LOAN_FILE, cancel_key, loan_key
 from tests.support.processes import RedisServer, scale_timeout, wait_until
-from tests.workers.checkpoint.test_loan import LEAST, SECRET, publish
+from tests.workers.checkpoint.test_transfer import LEAST, SECRET, publish
 from tests.workers.host.supervisor.test_multi_host import ADDRESSES, LOOPBACK_6, settings_of
 from workers.checkpoint import folder
 from workers.checkpoint.transfer import borrow
@@ -34,9 +34,9 @@ def handed(folder: Path, settings: HostSettings) -> Path:
 
     async def ask() -> None:
         line = RedisTransport(AttemptDir(folder, "job", 2), settings)
-        kept = ResumeCheckpoint(name="job/1/step-00000020", host="host-0", lent=SECRET)
+        stored = ResumeCheckpoint(name="job/1/step-00000020", host="host-0", lent=SECRET)
         async with asyncio.timeout(scale_timeout(20)):
-            await deliver_loan(line, kept, folder, None)
+            await deliver_loan(line, stored, folder, None)
         await line.close()
 
     asyncio.run(ask())
@@ -52,8 +52,8 @@ def test_sends_a_checkpoint_once_and_stops_on_cancel(
         one.run_dir.mkdir(parents=True)
     publish(lends.checkpoint_root / "job", 1, 20)
     lender, client = CheckpointSender(lends), redis_service.client()
-    told = {"v": 1, "job": "job", "attempt": 2, "secret": SECRET, "expires": 0.0, "owner": 1}
-    order = validate_lend_order(told)
+    result = {"v": 1, "job": "job", "attempt": 2, "secret": SECRET, "expires": 0.0, "owner": 1}
+    order = validate_lend_order(result)
     lender.send(order)
     loan = handed(tmp_path, wants)
     assert stat.S_IMODE(loan.stat().st_mode) == 0o600
@@ -63,7 +63,7 @@ def test_sends_a_checkpoint_once_and_stops_on_cancel(
     assert borrow(wants.checkpoint_root / "job", loan, LEAST, None, 2).problem == ""
     assert folder.list_complete(wants.checkpoint_root)
     wait_until(lambda: not threads("job"), "it has sent it", 20)
-    again = validate_lend_order({**told, "attempt": 3})
+    again = validate_lend_order({**result, "attempt": 3})
     lender.send(again)
     wait_until(lambda: client.exists(loan_key("host-0", "job", 3)), "it lends again", 20)
     client.set(cancel_key("job", 3), 1)

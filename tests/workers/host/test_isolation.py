@@ -114,21 +114,21 @@ def test_notes_that_bubblewrap_cannot_create_a_network(settings: HostSettings, m
     )
 
 
-def order_of(owner: int) -> LaunchOrder:
+def make_order(owner: int) -> LaunchOrder:
     return LaunchOrder(v=1, job="job", attempt=1, spec={}, slots=[0], expires=0.0, owner=owner)
 
 
 def test_each_owner_gets_a_separate_user_id(settings: HostSettings) -> None:
     boxed = replace(settings, job_user=USER_PER_OWNER, sandbox="bwrap")
-    first, second, last = (get_job_user(order_of(owner), boxed) for owner in (1, 2, 2**63 - 1))
+    first, second, last = (get_job_user(make_order(owner), boxed) for owner in (1, 2, 2**63 - 1))
     assert (first, second) == (USER_PER_OWNER._replace(uid=65_537), USER_PER_OWNER._replace(uid=65_538))
     assert last is not None
     assert 65_536 <= last.uid < 524_288
-    plain = get_job_user(order_of(2), replace(boxed, sandbox="off"))
+    plain = get_job_user(make_order(2), replace(boxed, sandbox="off"))
     assert plain is not None
     assert plain.gid == plain.uid == 65_538, "what is lent to one group is not another owner's"
     for fixed in (DEFAULT_JOB_USER, None):
-        assert get_job_user(order_of(2), replace(boxed, job_user=fixed)) == fixed
+        assert get_job_user(make_order(2), replace(boxed, job_user=fixed)) == fixed
 
 
 @needs_root
@@ -228,8 +228,8 @@ def test_unknown_name_fails_permanently_in_a_private_network(settings: HostSetti
         pytest.skip("bubblewrap makes no network here")
     prefix = build_sandbox_prefix(settings, [], [tmp_path], tmp_path, tmp_path, private_network=tmp_path)
     ask = "import socket; socket.getnameinfo(('::ffff:127.0.0.1', 80, 0, 0), socket.NI_NAMEREQD)"
-    asked = subprocess.run([*prefix, sys.executable, "-c", ask], capture_output=True, text=True, check=False)
-    assert "Name or service not known" in asked.stderr
+    request = subprocess.run([*prefix, sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    assert "Name or service not known" in request.stderr
 
 
 def test_shared_folder_keeps_its_owner_and_stays_inside_the_root(tmp_path: Path) -> None:

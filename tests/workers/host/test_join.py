@@ -37,6 +37,9 @@ from workers.host.settings import (
     save_credentials,
 )
 
+JOIN = [sys.executable, "-m", "workers.host.join"]
+REFUSAL = json.dumps({"errors": [{"field": "name", "message": "another machine"}]}).encode()
+
 
 @pytest.fixture
 def board(redis_service: RedisServer, tmp_path: Path) -> Iterator[Site]:
@@ -50,9 +53,6 @@ def environment(folder: Path, **settings: str) -> dict[str, str]:
 
 def heartbeats(redis: RedisServer) -> int:
     return int(redis.client().xlen(events_stream("gpu-7")))
-
-
-JOIN = [sys.executable, "-m", "workers.host.join"]
 
 
 @contextmanager
@@ -79,8 +79,8 @@ def test_machine_joins_with_one_command(board: Site, redis_service: RedisServer,
     with joined(board, redis_service, tmp_path, "join.log", MESHBOARD_JOIN_TOKEN_FILE=str(file)) as process:
         environ = Path(f"/proc/{process.pid}/environ").read_bytes()
         assert text.encode() not in environ + Path(f"/proc/{process.pid}/cmdline").read_bytes()
-    kept = tmp_path / "state" / "hosts" / "gpu-7.json"
-    assert (stat.S_IMODE(kept.stat().st_mode), stat.S_IMODE(kept.parent.stat().st_mode)) == (0o600, 0o700)
+    stored = tmp_path / "state" / "hosts" / "gpu-7.json"
+    assert (stat.S_IMODE(stored.stat().st_mode), stat.S_IMODE(stored.parent.stat().st_mode)) == (0o600, 0o700)
     [listed] = board.call("GET", "/api/v1/hosts", headers=board.build_token_header("owner")).json()
     assert (listed["name"], listed["slots"], listed["state"]) == ("gpu-7", 3, "connected")
 
@@ -97,8 +97,8 @@ def test_host_starts_while_the_board_is_unreachable(
     for name, value in environment(tmp_path, MESHBOARD_HOST_NAME="gpu-7", MESHBOARD_URL=board.url).items():
         monkeypatch.setenv(name, value)
     well = ("joined", "Redis", "clock", "ports", "torch")
-    told = {found.subject: found.level for found in check_host() if found.subject in (*well, "board")}
-    assert told == {**dict.fromkeys(well, "ok"), "board": "warn"}
+    result = {found.subject: found.level for found in check_host() if found.subject in (*well, "board")}
+    assert result == {**dict.fromkeys(well, "ok"), "board": "warn"}
     redis_service.client().execute_command("ACL DELUSER", "meshboard-host-gpu-7")
     [of_redis] = [found for found in check_host() if found.subject == "Redis"]
     assert (of_redis.level, "does not know this host" in of_redis.words) == ("fail", True)
@@ -157,11 +157,11 @@ def test_plain_http_needs_loopback_or_insecure() -> None:
 @contextmanager
 def answering(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, list[str]]]:
     """Run a server with a fixed response, and yield its address and the requests."""
-    asked: list[str] = []
+    request: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked.append(self.path)
+            request.append(self.path)
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
@@ -176,13 +176,10 @@ def answering(status: int, body: bytes, **headers: str) -> Iterator[tuple[str, l
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
+            yield f"http://127.0.0.1:{server.server_port}", request
         finally:
             server.shutdown()
             thread.join()
-
-
-REFUSAL = json.dumps({"errors": [{"field": "name", "message": "another machine"}]}).encode()
 
 
 @pytest.mark.parametrize(
@@ -201,9 +198,9 @@ REFUSAL = json.dumps({"errors": [{"field": "name", "message": "another machine"}
 def test_reports_the_board_error_and_retries_only_temporary_ones(
     status: int, body: bytes, kind: type[Exception], words: str
 ) -> None:
-    with answering(status, body) as (url, asked), pytest.raises(kind, match=words):
+    with answering(status, body) as (url, request), pytest.raises(kind, match=words):
         _send(url, {"name": "gpu-7"})  # type: ignore[typeddict-item]
-    assert asked == [JOIN_PATH]
+    assert request == [JOIN_PATH]
 
 
 def test_token_does_not_follow_redirects() -> None:
@@ -328,9 +325,9 @@ def test_rejects_cuda_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("address", "place"), [("127.0.0.1", r"127\.0\.0\.1:\d"), ("::1", r"\[::1\]:\d")])
 def test_doctor_listens_on_the_host_address(address: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MESHBOARD_ADDRESS", address)
-    [told] = doctor._check_ports(read_host_settings(joined=False), "")
-    assert told.level == "ok", told.words
-    assert re.match(f"can listen on {place}", told.words)
+    [result] = doctor._check_ports(read_host_settings(joined=False), "")
+    assert result.level == "ok", result.words
+    assert re.match(f"can listen on {place}", result.words)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -354,8 +351,8 @@ def test_each_log_line_is_a_json_object(tmp_path: Path, monkeypatch: pytest.Monk
     written = tmp_path / "worker.log"
     with run_process(build_worker_command("x"), environment, written, ROOT):
         wait_until(lambda: written.read_text().count("Cannot connect to") > 1, "it reports two missing settings")
-        told = written.read_text().splitlines()  # Celery's last word, when it is ended, is text
-    lines = [json.loads(line) for line in told]
+        result = written.read_text().splitlines()  # Celery's last word, when it is ended, is text
+    lines = [json.loads(line) for line in result]
     assert all({"timestamp", "level", "logger", "message"} <= set(line) for line in lines)
     assert {line["level"] for line in lines} >= {"ERROR"}
     assert any(line["logger"].startswith("celery") for line in lines)

@@ -61,6 +61,8 @@ FOR_TORCHRUN = [
     "--nproc-per-node=9",
     "--no-python",
 ]
+LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
+NOTHING = ("", "", None)
 
 
 class Run:
@@ -166,9 +168,6 @@ def death(rank: int, exit_code: int, noticed: int, time: float, message: str = "
     return RankDeath(rank, exit_code, noticed, time, message, "")
 
 
-LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
-
-
 @pytest.mark.parametrize(
     ("deaths", "first"),
     [
@@ -185,9 +184,6 @@ LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer
 def test_names_the_cause_of_several_failures(deaths: list[RankDeath], first: int) -> None:
     assert find_first_death(deaths).rank == first
     assert find_first_death(deaths[::-1]).rank == first
-
-
-NOTHING = ("", "", None)
 
 
 @pytest.mark.parametrize(

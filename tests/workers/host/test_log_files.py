@@ -35,17 +35,17 @@ def attempt(tmp_path: Path) -> AttemptDir:
     return made
 
 
-def asked(attempt: AttemptDir, rank: int = 2, file: str = "stdout", offset: int = 0) -> LogPart:
-    told: dict[str, Any] = {"job": attempt.job, "attempt": attempt.attempt, "rank": rank, "file": file}
-    order = validate_log_order({"v": VERSION, **told, "offset": offset, "question": "0" * 32, "expires": 1.0})
+def make_request(attempt: AttemptDir, rank: int = 2, file: str = "stdout", offset: int = 0) -> LogPart:
+    result: dict[str, Any] = {"job": attempt.job, "attempt": attempt.attempt, "rank": rank, "file": file}
+    order = validate_log_order({"v": VERSION, **result, "offset": offset, "question": "0" * 32, "expires": 1.0})
     return decode_log_part(read_log_part(order, settings(attempt.run_dir)))
 
 
 def whole(attempt: AttemptDir, **which: Any) -> bytes:
-    part = asked(attempt, **which)
+    part = make_request(attempt, **which)
     text, size = part["data"], part["size"]
     while part["next"] < size:
-        part = asked(attempt, **which, offset=part["next"])
+        part = make_request(attempt, **which, offset=part["next"])
         text += part["data"]
     assert part["problem"] == ""
     return text
@@ -72,7 +72,7 @@ def test_skips_a_hole_and_returns_its_notice(attempt: AttemptDir) -> None:
     assert b"bytes were removed here: the limit of a log is 1,048,576 bytes]" in text
     assert text.startswith(b"0000000\n")
     assert text.endswith(b"%07d\n" % (4 * MEBI // 8 - 1))
-    part = asked(attempt)
+    part = make_request(attempt)
     assert part["kept"] < MEBI < part["size"] == 4 * MEBI
 
 
@@ -98,7 +98,7 @@ def test_rejects_files_that_are_not_logs_of_the_job(attempt: AttemptDir, tmp_pat
     secret = rank_log(tmp_path / "elsewhere", 0)
     secret.write_text("secret\n")
     make(rank_log(attempt.logs, 0), secret)
-    part = asked(attempt)
+    part = make_request(attempt)
     assert part["problem"] == "This host has no readable stdout log of this attempt."
     assert part["data"] == b""
 
@@ -113,12 +113,12 @@ def test_rejects_files_that_are_not_logs_of_the_job(attempt: AttemptDir, tmp_pat
     ],
 )
 def test_reports_a_missing_log(attempt: AttemptDir, which: dict[str, Any], words: str) -> None:
-    assert asked(attempt, **which)["problem"] == words
+    assert make_request(attempt, **which)["problem"] == words
 
 
 def test_reports_a_pruned_attempt(attempt: AttemptDir) -> None:
     attempt.order_file.unlink()
-    assert asked(attempt)["problem"] == "This host no longer stores the log of this attempt."
+    assert make_request(attempt)["problem"] == "This host no longer stores the log of this attempt."
 
 
 @pytest.mark.parametrize("job", ["../../etc", "a/b", "", "A", "x\0"])

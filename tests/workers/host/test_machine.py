@@ -148,15 +148,15 @@ def test_topology_without_pairs_is_empty(text: str) -> None:
 
 
 def test_facts_and_usage_of_this_machine_are_valid(tmp_path: Path) -> None:
-    told = machine.get_host_facts(Gpus(FakeNvml(), tmp_path), gpu_module.parse_topology(TOPOLOGY))
-    assert TypeAdapter(HostFacts).validate_python(told, strict=True) == told
-    assert told["cores"] >= 1
-    assert told["versions"]["torch"].startswith("2.")
-    assert all(nic["name"] != "lo" for nic in told["nics"])
+    result = machine.get_host_facts(Gpus(FakeNvml(), tmp_path), gpu_module.parse_topology(TOPOLOGY))
+    assert TypeAdapter(HostFacts).validate_python(result, strict=True) == result
+    assert result["cores"] >= 1
+    assert result["versions"]["torch"].startswith("2.")
+    assert all(nic["name"] != "lo" for nic in result["nics"])
     fares = machine.measure_usage(Gpus(FakeNvml(), tmp_path), settings(tmp_path))
     assert TypeAdapter(HostUsage).validate_python(fares, strict=True) == fares
     assert {disk["use"] for disk in fares["disks"]} == {"runs", "checkpoints"}
-    assert 0 < fares["memory_bytes"] < told["memory_bytes"]
+    assert 0 < fares["memory_bytes"] < result["memory_bytes"]
 
 
 def test_missing_folder_has_the_disk_of_its_parent(tmp_path: Path) -> None:
@@ -168,9 +168,9 @@ def test_clock_offset_uses_the_middle_of_the_round_trip() -> None:
     def late() -> float:
         """Return a time 300 s behind, after a delay."""
         time.sleep(0.1)
-        told = time.time() - 300
+        result = time.time() - 300
         time.sleep(0.1)
-        return told
+        return result
 
     offset_s, took_s = machine.measure_clock_offset(late)
     assert took_s >= 0.2
@@ -184,9 +184,9 @@ def test_returns_facts_once_until_they_are_old(tmp_path: Path, monkeypatch: pyte
     looked = HostSampler(settings(tmp_path), away, Gpus(NoDriver()))
     assert (looked.take_facts(), looked.get_usage()) == (None, None)
     looked.sample()
-    told = looked.get_usage()
-    assert told is not None
-    assert "clock_offset_s" not in told, "there was no clock to compare with"
+    result = looked.get_usage()
+    assert result is not None
+    assert "clock_offset_s" not in result, "there was no clock to compare with"
     assert looked.take_facts() is not None
     looked.sample()
     assert looked.take_facts() is None
@@ -199,18 +199,18 @@ def test_returns_facts_once_until_they_are_old(tmp_path: Path, monkeypatch: pyte
 
 
 def test_hanging_driver_does_not_block_heartbeats(tmp_path: Path) -> None:
-    asked, go_on = threading.Event(), threading.Event()
+    request, go_on = threading.Event(), threading.Event()
 
     class Hanging(FakeNvml):
         def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-            asked.set()
+            request.set()
             go_on.wait(scale_timeout(30))
             return super().nvmlDeviceGetUtilizationRates(handle)
 
     looked = HostSampler(settings(tmp_path), time.time, Gpus(Hanging(), tmp_path))
     looked.start()
     try:
-        assert asked.wait(scale_timeout(10))
+        assert request.wait(scale_timeout(10))
         assert (looked.take_facts(), looked.get_usage()) == (None, None), "and neither of these waits for it"
     finally:
         go_on.set()

@@ -35,6 +35,34 @@ from workers.host.settings import HostSettings
 from workers.host.supervisor.torchrun_process import TorchrunProcess
 
 OPTIONS = ["--root=/", "-m", "--", "-c", "--rdzv-endpoint=0.0.0.0:1", "--no-python", "; id"]
+TELLS = "import json, os, sys\nfrom {own} import WORD\nprint(json.dumps([WORD, __file__, os.getcwd(), sys.argv[1:]]))\n"
+KEPT = """
+from pathlib import Path
+from workers.trainer.memory import release_free_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+before = resident()
+blocks = [bytearray(2**20) for _ in range(64)]
+del blocks
+print(resident() - before)
+release_free_memory()
+print(resident() - before)
+"""
+KEY = bytes(32)  # tests.support.host gives it
+SECRET = "not-to-be-seen-7f3a"
+LOOK = """
+import json, os
+print(json.dumps({name: os.environ.get(name) for name in ("HF_TOKEN", "PYTHONPATH", "MESHBOARD_HOST_KEY")}), flush=True)
+"""
+SPEC = {
+    "kind": "script",
+    "name": "look",
+    "layout": {"dp": 1},
+    "train": {"global_batch": 1},
+    "script": {"path": "look.py"},
+}
 
 
 def settings(folder: Path) -> HostSettings:
@@ -85,12 +113,12 @@ def test_argv_contains_no_text_from_users(tmp_path: Path, kind: JobKind) -> None
 def test_torchrun_finds_no_option_in_a_rank_command(tmp_path: Path) -> None:
     """Parse the command with torchrun's parser, although the launcher does not use it."""
     plain = parse_args(["--nproc-per-node=2", "-m", "script"])
-    told = {}
+    result = {}
     for kind in get_args(JobKind):
         order, attempt = claimed(tmp_path / kind, {**hostile(kind, OPTIONS[4]), "script": {"args": OPTIONS}})
         command = build_rank_command(order, attempt, settings(tmp_path), "/run/telemetry")
-        told[kind] = (command, parse_args(["--nproc-per-node=2", "-m", *command]))
-    for kind, (command, read) in told.items():
+        result[kind] = (command, parse_args(["--nproc-per-node=2", "-m", *command]))
+    for kind, (command, read) in result.items():
         assert [read.training_script, *read.training_script_args] == command, kind
         rest = {name: value for name, value in vars(read).items() if not name.startswith("training_script")}
         assert rest == {name: vars(plain)[name] for name in rest}, kind
@@ -101,10 +129,10 @@ def test_torchrun_finds_no_option_in_a_rank_command(tmp_path: Path) -> None:
 
 def test_each_kind_has_a_program_and_train_is_the_default() -> None:
     assert set(PROGRAMS) == set(get_args(JobKind))
-    told = {kind: program.success_reason.format(steps=7, ranks="1 rank") for kind, program in PROGRAMS.items()}
-    assert told["train"] == "finished after step 7"
-    assert told["dry_run"] == "ran one step of 1 rank"
-    assert len(set(told.values())) == len(PROGRAMS)
+    result = {kind: program.success_reason.format(steps=7, ranks="1 rank") for kind, program in PROGRAMS.items()}
+    assert result["train"] == "finished after step 7"
+    assert result["dry_run"] == "ran one step of 1 rank"
+    assert len(set(result.values())) == len(PROGRAMS)
     plain = LaunchOrder(v=VERSION, job="job", attempt=1, spec={}, slots=[0])
     assert get_program(plain) is PROGRAMS["train"]
 
@@ -161,9 +189,6 @@ def test_script_can_write_only_to_its_own_folder(tmp_path: Path, script: dict[st
     assert folders.shared == (() if lent is None else (root / lent,))
 
 
-TELLS = "import json, os, sys\nfrom {own} import WORD\nprint(json.dumps([WORD, __file__, os.getcwd(), sys.argv[1:]]))\n"
-
-
 def test_script_runs_in_its_folder_with_unchanged_arguments(tmp_path: Path) -> None:
     own = tmp_path / "scripts/own"
     own.mkdir(parents=True)
@@ -200,14 +225,14 @@ def _environment(folder: Path, kind: str, device: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "device", "ours"),
+    ("kind", "device", "actual"),
     [("train", "cpu", True), ("calibrate", "cpu", True), ("script", "cpu", False), ("train", "cuda", False)],
 )
-def test_only_cpu_ranks_of_own_programs_get_jemalloc(tmp_path: Path, kind: str, device: str, ours: bool) -> None:
+def test_only_cpu_ranks_of_own_programs_get_jemalloc(tmp_path: Path, kind: str, device: str, actual: bool) -> None:
     """Check that scripts and GPU ranks do not get jemalloc."""
-    environment, given = _environment(tmp_path, kind, device), get_heap_variables()
+    environment, options = _environment(tmp_path, kind, device), get_heap_variables()
     assert find_jemalloc() is not None, "the tests' tools are not installed: make tools"
-    assert {name: environment.get(name) for name in given} == (given if ours else dict.fromkeys(given))
+    assert {name: environment.get(name) for name in options} == (options if actual else dict.fromkeys(options))
 
 
 def test_host_without_jemalloc_starts_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,29 +247,13 @@ def test_doctor_reports_missing_jemalloc(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found.level, found.advice) == ("warn", "apt-get install libjemalloc2, and restart the worker")
 
 
-KEPT = """
-from pathlib import Path
-from workers.trainer.memory import release_free_memory
-
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-before = resident()
-blocks = [bytearray(2**20) for _ in range(64)]
-del blocks
-print(resident() - before)
-release_free_memory()
-print(resident() - before)
-"""
-
-
 def test_jemalloc_keeps_freed_pages() -> None:
     """Check that the tensors of the next step cause no page faults."""
     environment = {**base_environment(), **get_heap_variables()}
     argv = [sys.executable, "-c", KEPT]
     done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    kept, left = (int(line) / 2**20 for line in done.stdout.split())
-    assert kept > 60
+    stored, left = (int(line) / 2**20 for line in done.stdout.split())
+    assert stored > 60
     assert left < 4
 
 
@@ -268,21 +277,6 @@ def test_memory_of_a_run_matches_the_plan(redis_service: RedisServer, tmp_path: 
     assert all(0.85 * planned < peak < 1.15 * planned for peak in peaks), (peaks, planned)
 
 
-KEY = bytes(32)  # tests.support.host gives it
-SECRET = "not-to-be-seen-7f3a"
-LOOK = """
-import json, os
-print(json.dumps({name: os.environ.get(name) for name in ("HF_TOKEN", "PYTHONPATH", "MESHBOARD_HOST_KEY")}), flush=True)
-"""
-SPEC = {
-    "kind": "script",
-    "name": "look",
-    "layout": {"dp": 1},
-    "train": {"global_batch": 1},
-    "script": {"path": "look.py"},
-}
-
-
 @pytest.fixture
 def running_host(redis_service: RedisServer, tmp_path: Path) -> Iterator[Host]:
     with run_host(redis_service, tmp_path / "host") as made:
@@ -303,8 +297,8 @@ def ordered(made: Host, job: str, sealed: list[str]) -> Any:
 
 def test_project_variables_reach_the_job_and_no_host_file(running_host: Host) -> None:
     names = {"HF_TOKEN": SECRET}
-    told = ordered(running_host, "sees", encrypt_variables([bytes([1] * 32), KEY], "sees", 1, names))
-    assert told["outcome"] == "succeeded", told
+    result = ordered(running_host, "sees", encrypt_variables([bytes([1] * 32), KEY], "sees", 1, names))
+    assert result["outcome"] == "succeeded", result
     lines = [line for item in running_host.read_items("sees", "log") for line in item["lines"]]
     seen = next(json.loads(line) for line in lines if line.startswith('{"HF_TOKEN"'))
     assert seen["HF_TOKEN"] == SECRET

@@ -19,16 +19,6 @@ from workers.host.attempts import build_host_exit_report, claim_attempt, iterate
 from workers.host.reporter import Reporter
 from workers.host.settings import HostSettings
 
-
-def settings(redis_url: str, run_dir: Path) -> HostSettings:
-    return HostSettings(redis_url, "testhost", 4, "cpu", run_dir, run_dir, run_dir, run_dir, "workers.trainer")
-
-
-def heartbeats(server: RedisServer) -> list[Any]:
-    entries: Any = server.client().xrange(events_stream("testhost"))
-    return [decode_event(fields[b"b"]) for _, fields in entries]
-
-
 BROKEN_HEART = """
 import sys, time
 from pathlib import Path
@@ -49,6 +39,15 @@ reporter = Reporter(HostSettings(sys.argv[1], "testhost", 4, "cpu", here, here, 
 reporter.start()
 time.sleep(60)
 """
+
+
+def settings(redis_url: str, run_dir: Path) -> HostSettings:
+    return HostSettings(redis_url, "testhost", 4, "cpu", run_dir, run_dir, run_dir, run_dir, "workers.trainer")
+
+
+def heartbeats(server: RedisServer) -> list[Any]:
+    entries: Any = server.client().xrange(events_stream("testhost"))
+    return [decode_event(fields[b"b"]) for _, fields in entries]
 
 
 def test_heartbeats_survive_errors_and_their_end_ends_the_worker(redis_service: RedisServer, tmp_path: Path) -> None:
@@ -75,12 +74,12 @@ def test_exit_reports_that_do_not_fit_are_sent_in_turn(
     for _ in range(3):
         made_reporter._send()
     events = heartbeats(redis_service)
-    told = [[report["job"] for report in event["attempts"] if "exit" in report] for event in events]
+    result = [[report["job"] for report in event["attempts"] if "exit" in report] for event in events]
     assert [len(event["attempts"]) for event in heartbeats(redis_service)] == [3, 3, 3], (
         "every heartbeat has all attempts"
     )
-    assert [len(jobs) for jobs in told] == [2, 2, 2]
-    assert set(told[0]) | set(told[1]) == {"job-0", "job-1", "job-2"}
+    assert [len(jobs) for jobs in result] == [2, 2, 2]
+    assert set(result[0]) | set(result[1]) == {"job-0", "job-1", "job-2"}
     monkeypatch.setattr(reporter, "MAX_EVENTS_BYTES", 0)
     made_reporter._send()
     assert [report for report in heartbeats(redis_service)[-1]["attempts"] if "exit" in report] == []
@@ -93,8 +92,8 @@ def test_removed_host_logs_one_warning(
     with caplog.at_level("WARNING"):
         for _ in range(3):
             assert made._scan(0.0) == 0.0, "it goes on asking"
-    [said] = caplog.messages
-    assert said.startswith("cannot report to the controller: The board does not know this host. The host was removed")
+    [lines] = caplog.messages
+    assert lines.startswith("cannot report to the controller: The board does not know this host. The host was removed")
 
 
 def test_heartbeats_resume_after_an_outage_of_redis(redis_service: RedisServer, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def each_op(world: int, rank: int) -> dict[str, tuple[Callable[..., Any], Callab
 
 @check
 def collectives(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     for mode in ("sync", "async"):
         for op, (run, is_right) in each_op(world, rank).items():
             with counting(recorder) as counted:
@@ -117,8 +117,8 @@ def collectives(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
                     run()
                 else:
                     run(async_op=True).wait()
-            said[f"{mode} {op}"] = {"counted": counted, "right": is_right()}
-    return said
+            messages[f"{mode} {op}"] = {"counted": counted, "right": is_right()}
+    return messages
 
 
 @check
@@ -127,8 +127,8 @@ def uneven(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
     sent = [5 if other == rank else rank + 1 for other in range(world)]
     came = [5 if other == rank else other + 1 for other in range(world)]
     before = _exchanged(recorder)
-    taken, given = torch.empty(sum(came), 2), torch.full((sum(sent), 2), float(rank))
-    dist.all_to_all_single(taken, given, came, sent)
+    taken, options = torch.empty(sum(came), 2), torch.full((sum(sent), 2), float(rank))
+    dist.all_to_all_single(taken, options, came, sent)
     counted = [b - a for a, b in zip(before, _exchanged(recorder), strict=True)]
     return {"counted": counted, "right": [int(part[0, 0]) for part in taken.split(came)] == list(range(world))}
 
@@ -140,112 +140,112 @@ def _exchanged(recorder: Recorder) -> tuple[int, int]:
 
 @check
 def coalesced(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     reduced = [tensor(rank), tensor(rank)]
     summed = sum(tensor(r) for r in range(world))
-    with counting(recorder) as said["all_reduce"], dist.distributed_c10d._coalescing_manager():
+    with counting(recorder) as messages["all_reduce"], dist.distributed_c10d._coalescing_manager():
         for t in reduced:
             dist.all_reduce(t)
-    said["all_reduce right"] = all(t.equal(summed) for t in reduced)
+    messages["all_reduce right"] = all(t.equal(summed) for t in reduced)
     outputs = [torch.empty(8 * world), torch.empty(8 * world)]
-    with counting(recorder) as said["all_gather"], dist.distributed_c10d._coalescing_manager():
+    with counting(recorder) as messages["all_gather"], dist.distributed_c10d._coalescing_manager():
         for output in outputs:
             dist.all_gather_single(output, tensor(rank))
     everything = torch.cat([tensor(r) for r in range(world)])
-    said["all_gather right"] = all(output.equal(everything) for output in outputs)
-    return said
+    messages["all_gather right"] = all(output.equal(everything) for output in outputs)
+    return messages
 
 
 @check
 def functional(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
     """Call the C++ operators of DTensor and compiled code, which find the group by its name."""
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     ops, name = torch.ops._c10d_functional, dist.group.WORLD.group_name
     summed = sum(tensor(r) for r in range(world))
-    with counting(recorder) as said["all_reduce"]:
+    with counting(recorder) as messages["all_reduce"]:
         reduced = ops.wait_tensor(ops.all_reduce(tensor(rank), "sum", name))
-    with counting(recorder) as said["all_gather"]:
+    with counting(recorder) as messages["all_gather"]:
         gathered = ops.wait_tensor(ops.all_gather_into_tensor(tensor(rank), world, name))
-    with counting(recorder) as said["reduce_scatter"]:
+    with counting(recorder) as messages["reduce_scatter"]:
         shard = ops.wait_tensor(ops.reduce_scatter_tensor(tensor(rank), "sum", world, name))
-    with counting(recorder) as said["all_to_all"]:
+    with counting(recorder) as messages["all_to_all"]:
         ops.wait_tensor(ops.all_to_all_single(tensor(rank), [2] * world, [2] * world, name))
-    with counting(recorder) as said["broadcast"]:
+    with counting(recorder) as messages["broadcast"]:
         ops.wait_tensor(ops.broadcast(tensor(rank), 0, name))
-    said["right"] = (
+    messages["right"] = (
         reduced.equal(summed)
         and gathered.equal(torch.cat([tensor(r) for r in range(world)]))
         and shard.equal(summed[rank * 2 : rank * 2 + 2])
     )
-    return said
+    return messages
 
 
 @check
 def point_to_point(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     peer, received = rank ^ 1, torch.empty(8)
-    with counting(recorder) as said["isend irecv"]:
+    with counting(recorder) as messages["isend irecv"]:
         works = [dist.isend(tensor(rank), peer), dist.irecv(received, peer)]
         for work in works:
             work.wait()
-    said["right"] = received.equal(tensor(peer))
+    messages["right"] = received.equal(tensor(peer))
     batched = torch.empty(8)
-    with counting(recorder) as said["batch"]:
+    with counting(recorder) as messages["batch"]:
         mine = tensor(rank)
         for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, mine, peer), dist.P2POp(dist.irecv, batched, peer)]):
             work.wait()
-    said["batch right"] = batched.equal(tensor(peer))
+    messages["batch right"] = batched.equal(tensor(peer))
     anyone = torch.empty(8)
-    with counting(recorder) as said["blocking, from anyone"]:
+    with counting(recorder) as messages["blocking, from anyone"]:
         if rank % 2:
             dist.recv(anyone)
         else:
             dist.send(tensor(rank), peer)
-    said["anyone right"] = rank % 2 == 0 or bool(anyone.equal(tensor(int(anyone[0]))))
-    return said
+    messages["anyone right"] = rank % 2 == 0 or bool(anyone.equal(tensor(int(anyone[0]))))
+    return messages
 
 
 @check
 def objects(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     gathered: list[Any] = [None] * world
-    with counting(recorder) as said["counted"]:
+    with counting(recorder) as messages["counted"]:
         dist.all_gather_object(gathered, {"rank": rank})
-    said["right"] = gathered == [{"rank": r} for r in range(world)]
-    return said
+    messages["right"] = gathered == [{"rank": r} for r in range(world)]
+    return messages
 
 
 @check
 def axes(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
     """Count collectives of a mesh, and of a plain group before and after its label."""
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
-    with counting(recorder) as said["mesh"]:
+    with counting(recorder) as messages["mesh"]:
         dist.all_reduce(tensor(rank), group=mesh.get_group("tp"))
         dist.all_reduce(tensor(rank), group=mesh.get_group("tp"))
         dist.all_reduce(tensor(rank), group=mesh.get_group("dp"))
     half = dist.new_group([0, 1]), dist.new_group([2, 3])
     mine = half[rank // 2]
-    with counting(recorder) as said["unlabelled"]:
+    with counting(recorder) as messages["unlabelled"]:
         dist.all_reduce(tensor(rank), group=mine)
     recorder.label_group(mine.group_name, "pp")
-    with counting(recorder) as said["labelled"]:
+    with counting(recorder) as messages["labelled"]:
         dist.all_reduce(tensor(rank), group=mine)
-    return said
+    return messages
 
 
 @check
 def late_rank(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
     """Run a collective for which rank 0 is late."""
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     dist.barrier()
-    with counting(recorder) as said["counted"]:
+    with counting(recorder) as messages["counted"]:
         start = time.perf_counter()
         if rank == 0:
             time.sleep(SLOW_S)
         dist.all_reduce(tensor(rank))
-        said["wall_s"] = time.perf_counter() - start
-    return said
+        messages["wall_s"] = time.perf_counter() - start
+    return messages
 
 
 @check
@@ -319,45 +319,45 @@ def num_bytes(module: nn.Module) -> int:
 
 @check
 def ddp(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     replica = DistributedDataParallel(model())
-    with counting(recorder) as said["counted"]:
+    with counting(recorder) as messages["counted"]:
         replica(batch(rank)).pow(2).mean().backward()
-    said["bytes"] = num_bytes(replica)
-    said["right"] = all(map(close, [p.grad for p in replica.parameters()], mean_gradients(world)))
-    return said
+    messages["bytes"] = num_bytes(replica)
+    messages["right"] = all(map(close, [p.grad for p in replica.parameters()], mean_gradients(world)))
+    return messages
 
 
 @check
 def zero3(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     sharded = model()
-    said["bytes"] = num_bytes(sharded)
+    messages["bytes"] = num_bytes(sharded)
     for layer in sharded:
         fully_shard(layer, reshard_after_forward=True)
     fully_shard(sharded, reshard_after_forward=True)
-    with counting(recorder) as said["counted"]:
+    with counting(recorder) as messages["counted"]:
         sharded(batch(rank)).pow(2).mean().backward()
     gradients = [p.grad.full_tensor() for p in sharded.parameters()]
-    said["right"] = all(map(close, gradients, mean_gradients(world)))
-    return said
+    messages["right"] = all(map(close, gradients, mean_gradients(world)))
+    return messages
 
 
 @check
 def tensor_parallel(recorder: Recorder, rank: int, world: int) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("dp", "tp"))
     split = parallelize_module(model(), mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
     whole = model()
     same = batch(0)
-    with counting(recorder) as said["counted"]:
+    with counting(recorder) as messages["counted"]:
         output = split(same)
         output.pow(2).mean().backward()
     whole(same).pow(2).mean().backward()
-    said["output_bytes"] = output.nbytes
+    messages["output_bytes"] = output.nbytes
     gradients = [p.grad.full_tensor() for p in split.parameters()]
-    said["right"] = close(output, whole(same)) and all(map(close, gradients, [p.grad for p in whole.parameters()]))
-    return said
+    messages["right"] = close(output, whole(same)) and all(map(close, gradients, [p.grad for p in whole.parameters()]))
+    return messages
 
 
 def main() -> None:
@@ -366,8 +366,8 @@ def main() -> None:
     recorder = Recorder(rank)
     backend = register_metered_backend(recorder, "cpu")
     dist.init_process_group(backend)
-    said = {run.__name__: run(recorder, rank, world) for run in CHECKS}
-    said["records"] = [record._asdict() for record in recorder.drain()[0]]
+    messages = {run.__name__: run(recorder, rank, world) for run in CHECKS}
+    messages["records"] = [record._asdict() for record in recorder.drain()[0]]
     dist.barrier()
     dist.destroy_process_group()
-    (folder / f"{rank}.json").write_text(json.dumps(said))
+    (folder / f"{rank}.json").write_text(json.dumps(messages))

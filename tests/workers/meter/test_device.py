@@ -161,8 +161,8 @@ def test_resource_monitor_sums_memory_of_all_gpus(monkeypatch):
     held = {0: 0, 1: 7 * 2**30}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(held))
-    for told in ("memory_allocated", "memory_reserved"):
-        monkeypatch.setattr(torch.cuda, told, lambda device=0: held[device])
+    for result in ("memory_allocated", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, result, lambda device=0: held[device])
     item = ResourceMonitor(rank=1).poll()
     assert item is not None
     assert (item["allocated_bytes"], item["reserved_bytes"]) == (7 * 2**30, 7 * 2**30)

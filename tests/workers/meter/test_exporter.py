@@ -119,8 +119,8 @@ def test_frame_has_only_changed_cells(path):
         "attempt": 2,
         "rank": 3,
     }
-    said = [[cell["op"] for cell in item["cells"]] for item in supervisor.of_kind("traffic")]
-    assert said == [["all_reduce"], ["broadcast"]]
+    messages = [[cell["op"] for cell in item["cells"]] for item in supervisor.of_kind("traffic")]
+    assert messages == [["all_reduce"], ["broadcast"]]
     supervisor.kill()
 
 
@@ -143,11 +143,11 @@ def test_sends_timelines_and_the_last_one_at_close(path, monkeypatch):
     eventually(lambda: len(supervisor.of_kind("timeline")) == 2)
     assert exporter.close(5)
     eventually(lambda: len(supervisor.of_kind("timeline")) == 3)
-    told = supervisor.of_kind("timeline")
-    assert [item["step"] for item in told] == [1, 2, 3]
-    assert [item["calls"]["payload_bytes"] for item in told] == [[1, 1], [2, 2], [3, 3]]
-    assert [item["calls"]["sequence"] for item in told] == [[1, 2], [3, 4], [5, 6]]
-    assert told[2]["calls"]["ended_us"][1] == round(told[2]["step_s"] * 1e6), "it had not ended"
+    result = supervisor.of_kind("timeline")
+    assert [item["step"] for item in result] == [1, 2, 3]
+    assert [item["calls"]["payload_bytes"] for item in result] == [[1, 1], [2, 2], [3, 3]]
+    assert [item["calls"]["sequence"] for item in result] == [[1, 2], [3, 4], [5, 6]]
+    assert result[2]["calls"]["ended_us"][1] == round(result[2]["step_s"] * 1e6), "it had not ended"
     for frame in supervisor.frames:
         decode_frame(msgpack.packb(frame))
     supervisor.kill()
@@ -163,9 +163,9 @@ def test_truncates_timeline_above_the_size_limit(path):
             pass
     recorder.end_step(1)
     assert exporter.close(5)
-    (told,) = eventually_some(lambda: supervisor.of_kind("timeline"))
-    assert len(msgpack.packb(told)) <= MAX_ITEM_BYTES
-    assert told["left_out"] == 8000 - len(told["calls"]["op"]) - len(told["spans"]["work"]) > 0
+    (result,) = eventually_some(lambda: supervisor.of_kind("timeline"))
+    assert len(msgpack.packb(result)) <= MAX_ITEM_BYTES
+    assert result["left_out"] == 8000 - len(result["calls"]["op"]) - len(result["spans"]["work"]) > 0
     supervisor.kill()
 
 
@@ -258,8 +258,8 @@ def test_full_queue_drops_only_step_items(path, monkeypatch):
     supervisor = Supervisor(path)
     assert exporter.close(5)
     eventually(lambda: supervisor.of_kind("verdict"))
-    said = [item["kind"] for item in supervisor.items if item["kind"] not in ("step", "gauge", "standing")]
-    assert said == ["phase", *["eval"] * 4, "verdict"]
+    messages = [item["kind"] for item in supervisor.items if item["kind"] not in ("step", "gauge", "standing")]
+    assert messages == ["phase", *["eval"] * 4, "verdict"]
     assert [item["step"] for item in supervisor.of_kind("step")] == [36, 37, 38, 39]
     supervisor.kill()
 

@@ -1,8 +1,10 @@
-"""A rank reports its error in a format that torchrun and Meshboard's launcher read."""
+"""A rank reports its error for torchrun, and a full disk does not end the rank."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,16 +12,28 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from tests.support.processes import scale_timeout
 from workers.host.rank_files import read_rank_error
 from workers.meter.rank_exit import (
     MAX_MESSAGE_CHARS,
     MAX_TRACEBACK_CHARS,
+    DiskFullTolerantWriter,
     _run_main,
     fail,
     report_error,
     report_exception,
 )
 from workers.meter.script import Script, run_script
+
+PRINTS = """
+from workers.meter.rank_exit import run_and_exit
+
+def main():
+    print("a line" * 10_000)
+    return 0
+
+run_and_exit(main)
+"""
 
 
 @pytest.fixture
@@ -92,3 +106,25 @@ def test_script_exits_as_under_python_and_reports_its_error(
     assert run_script(Script(file, None, "script.py", [], tmp_path, None)) == code
     assert error_file.exists() == (message is not None)
     assert message is None or read_rank_error(error_file)[0].startswith(message)
+
+
+def test_rank_survives_full_disk() -> None:
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-u", "-c", PRINTS], stdout=full, stderr=full, timeout=scale_timeout(60), check=False
+        )
+    assert ran.returncode == 0
+
+
+def test_reports_lost_bytes_when_disk_has_space_again(tmp_path: Path) -> None:
+    log = (tmp_path / "log").open("wb")
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    output = DiskFullTolerantWriter(descriptor, "stdout")
+    assert output.write(b"nobody reads this\n") == 18
+    assert output.write(b"nor this\n") == 9
+    os.dup2(log.fileno(), descriptor)
+    output.write(b"step 3\n")
+    output.write(b"step 4\n")
+    os.close(descriptor)
+    result = (tmp_path / "log").read_bytes()
+    assert result == b"\n[27 bytes of output are missing: the disk was full]\nstep 3\nstep 4\n"

@@ -111,8 +111,8 @@ def test_numbers_groups_with_equal_ranks_and_axis_in_creation_order():
     other = recorder.add_group("d", [0, 1])
     recorder.label_group("b", "dp")
     recorder.label_group("c", "dp")
-    told = [recorder.get_group_ranks(group) for group in (*groups, other)]
-    assert [(one["axis"], one["ranks"], one["nth"]) for one in told] == [
+    result = [recorder.get_group_ranks(group) for group in (*groups, other)]
+    assert [(one["axis"], one["ranks"], one["nth"]) for one in result] == [
         ("world", [1, 3], 0),
         ("dp", [1, 3], 0),
         ("dp", [1, 3], 1),
@@ -209,10 +209,10 @@ def test_trace_ends_with_next_step_and_counts_omitted_events(monkeypatch):
     assert recorder.take_traces() == []
     recorder.begin_step(2)  # which never ends
     (log,) = recorder.take_traces()
-    told = build_timeline(recorder, log)
-    assert (told["step"], told["left_out"], told["calls"]["sequence"]) == (1, 2 + 1, [1, 2, 3])
-    assert told["spans"]["work"] == ["eval", "eval"]
-    assert abs(told["began"] - time.time()) < 60
+    result = build_timeline(recorder, log)
+    assert (result["step"], result["left_out"], result["calls"]["sequence"]) == (1, 2 + 1, [1, 2, 3])
+    assert result["spans"]["work"] == ["eval", "eval"]
+    assert abs(result["began"] - time.time()) < 60
     assert len(build_timeline(recorder, log, max_events=1)["calls"]["op"]) == 1
     assert build_timeline(recorder, log, max_events=1)["left_out"] == 6
     recorder.close_trace()
@@ -232,9 +232,9 @@ def test_records_keep_their_order_if_thread_is_preempted_between_clocks(monkeypa
     clock, stands = [100.0], iter([0.0, 0.5] * 9)
 
     def unix() -> float:
-        told = 5000.0 + clock[0]
+        result = 5000.0 + clock[0]
         clock[0] += next(stands)
-        return told
+        return result
 
     recorder = Recorder(0)
     for _ in range(3):
@@ -247,13 +247,13 @@ def test_records_keep_their_order_if_thread_is_preempted_between_clocks(monkeypa
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         (lambda r: r.set_phase("warmup"), "expected one of"),
         (lambda r: r.label_group("0", "xp"), "expected one of"),
         (lambda r: Recorder(0, capacity=0), "at least 1"),
     ],
 )
-def test_refuses_unknown_terms(wrong, says):
-    with pytest.raises(ValueError, match=says):
+def test_refuses_unknown_terms(wrong, message):
+    with pytest.raises(ValueError, match=message):
         wrong(Recorder(rank=0))

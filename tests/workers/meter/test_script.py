@@ -1,12 +1,17 @@
-"""The meter counts unchanged scripts to the byte, and does not change their behavior."""
+"""The meter finds scripts below the script root, and counts them without changing their behavior."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import os
+import re
+import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +25,50 @@ from workers.host.supervisor.exit_report import SummaryBuilder
 from workers.meter.__main__ import StepCounter, count_steps, format_ranks, get_user_label
 from workers.meter.exporter import Exporter
 from workers.meter.recorder import MAX_GROUP_LABELS, OTHER_GROUPS_LABEL, Recorder
+from workers.meter.script import Script, ScriptError, find_script_of_spec, run_script
 
 HERE = Path(__file__).parent
+MODULE = "tests.workers.meter.ended"
+ITS_OWN = """
+import atexit, os, pickle, sys
+from concurrent.futures import ThreadPoolExecutor
+import planner
+from workers.loader import WIDTH
+
+class Net:
+    pass
+
+def held():
+    return pool, losses  # neither goes with the last name of it
+
+pool, losses = ThreadPoolExecutor(1), open("losses.csv", "w")
+if os.fork() == 0:
+    sys.exit(3)
+losses.write(f"child {os.waitstatus_to_exitcode(os.wait()[1])}\\n")
+losses.write(f"{pool.submit(lambda: WIDTH).result()} {planner.__name__}\\n")
+atexit.register(lambda: losses.write(f"{type(pickle.loads(pickle.dumps(Net()))).__name__}\\n"))
+losses.write(f"{sys.argv[1:]} {sys.stdout.name} {__builtins__.len([1])} {__package__} {__spec__}\\n")
+sys.__stdout__.write("said\\n")
+sys.stdout.close()
+"""
+INTERRUPTED = """
+import atexit, torch, torch.distributed as dist
+atexit.register(print, "last words")
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+raise KeyboardInterrupt
+"""
+OF_ITS_OWN_BACKEND = """
+import torch.distributed as dist
+
+class Group(dist.ProcessGroup):
+    pass
+
+dist.Backend.register_backend("mine", lambda *_: Group(0, 1), devices=["cpu"])
+for _ in range(2):
+    dist.init_process_group("mine")
+    dist.destroy_process_group()
+"""
 
 
 def launch(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,10 +77,10 @@ def launch(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run_to_completion(argv, environment, cwd=Path("/"), limit_s=100)
 
 
-def counted(said: str) -> dict[tuple[str, str, str], tuple[int, int]]:
+def counted(messages: str) -> dict[tuple[str, str, str], tuple[int, int]]:
     """Return (phase, group, op) -> (calls, payload bytes) from the table of rank 0."""
     found = {}
-    lines = said[said.index("Rank 0 after") :].splitlines()[2:]
+    lines = messages[messages.index("Rank 0 after") :].splitlines()[2:]
     for line in lines:
         if not line.startswith(("setup", "step")):
             break
@@ -49,23 +96,23 @@ def test_ddp_script_all_reduces_gradients_every_step() -> None:
     assert "argv ['5', '--flag'] __main__" in ran.stdout
     assert "Rank 0 after 5 optimizer steps" in ran.stderr
     gradients = (32 * 32 + 32) * 4
-    told = counted(ran.stderr)
-    assert told["step", "world", "all_reduce"] == (3, 3 * gradients)
-    assert told["setup", "world", "all_reduce"][1] == 2 * gradients
-    assert ("step", "world", "broadcast") not in told, "DDP regroups its buckets once, as the second step begins"
-    assert told["setup", "world", "broadcast"][1] >= gradients, "DDP makes the replicas equal first"
+    report = counted(ran.stderr)
+    assert report["step", "world", "all_reduce"] == (3, 3 * gradients)
+    assert report["setup", "world", "all_reduce"][1] == 2 * gradients
+    assert ("step", "world", "broadcast") not in report, "DDP regroups its buckets once, as the second step begins"
+    assert report["setup", "world", "broadcast"][1] >= gradients, "DDP makes the replicas equal first"
 
 
 def test_counts_fsdp2_script_by_mesh_axes() -> None:
     ran = run_ranks(4, "workers.meter.__main__", str(HERE / "scripts/fsdp.py"))
     assert ran.returncode == 0, ran.stderr
-    told = counted(ran.stderr)
+    report = counted(ran.stderr)
     layer = 16 * 16 * 4
     # Setup holds the first two steps. The last layer's weights are kept from forward to backward.
-    assert told["setup", "dp", "reduce_scatter"] == (4, 4 * layer)
-    assert told["step", "dp", "reduce_scatter"] == (2, 2 * layer)
-    assert told["step", "dp", "all_gather"][1] % layer == 0
-    assert not [key for key in told if key[1] == "tp"], "no traffic over the other axis"
+    assert report["setup", "dp", "reduce_scatter"] == (4, 4 * layer)
+    assert report["step", "dp", "reduce_scatter"] == (2, 2 * layer)
+    assert report["step", "dp", "all_gather"][1] % layer == 0
+    assert not [key for key in report if key[1] == "tp"], "no traffic over the other axis"
 
 
 @pytest.mark.slow
@@ -74,11 +121,11 @@ def test_counts_sparse_gradients_and_steps_of_two_optimizers() -> None:
     assert ran.returncode == 0, ran.stderr
     assert f"file {HERE / 'scripts/named.py'}" in ran.stdout
     assert "rank 0 after 3 optimiser steps" in ran.stderr, "two optimisers take one step together"
-    told = counted(ran.stderr)
-    assert told["setup", "tp", "all_reduce"] == (2, 2 * 8)
+    report = counted(ran.stderr)
+    assert report["setup", "tp", "all_reduce"] == (2, 2 * 8)
     sparse = 3 * 8 + 3 * 4 * 4  # indices and values of the rows that were looked up
-    assert told["step", "my pair", "all_reduce"] == (1, sparse)
-    assert not [key for key in told if key[1] == "world"]
+    assert report["step", "my pair", "all_reduce"] == (1, sparse)
+    assert not [key for key in report if key[1] == "world"]
 
 
 @pytest.mark.slow
@@ -107,7 +154,7 @@ def test_group_has_label_of_its_description(description: str, name: str) -> None
 
 
 def test_reports_number_of_steps_with_the_counters(tmp_path: Path) -> None:
-    recorder, tally, told = Recorder(0), SummaryBuilder(), []
+    recorder, tally, report = Recorder(0), SummaryBuilder(), []
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.bind(str(tmp_path / "s"))
         supervisor.listen()
@@ -117,22 +164,22 @@ def test_reports_number_of_steps_with_the_counters(tmp_path: Path) -> None:
         with line:
             line.settimeout(scale_timeout(5))
 
-            def hear() -> bool:
+            def receive() -> bool:
                 size = line.recv(4)
                 for item in decode_frame(line.recv(int.from_bytes(size), socket.MSG_WAITALL))["items"] if size else ():
                     tally.add(item)
-                    told.extend([item["steps"]] if item["kind"] == "phase" else [])
+                    report.extend([item["steps"]] if item["kind"] == "phase" else [])
                 return bool(size)
 
             for steps in (1, 100):
                 recorder.step = steps
                 while tally.steps != steps:
-                    hear()
+                    receive()
             recorder.step = 101
             assert exporter.close()
-            while hear():
+            while receive():
                 pass
-    assert told == [1, 100, 101]
+    assert report == [1, 100, 101]
 
 
 def test_counts_step_of_several_optimizers_once() -> None:
@@ -221,7 +268,145 @@ def test_prints_exception_as_python_does(tmp_path: Path) -> None:
     lines = ("import atexit", "atexit.register(print, 'last words')", "raise ValueError('no luck')")
     (tmp_path / "broken.py").write_text("\n".join(lines))
     ran = launch(1, str(tmp_path / "broken.py"))
-    told = ran.stderr.replace("[rank0]: ", "")
-    assert "broken.py\", line 3, in <module>\n    raise ValueError('no luck')\nValueError: no luck" in told
+    report = ran.stderr.replace("[rank0]: ", "")
+    assert "broken.py\", line 3, in <module>\n    raise ValueError('no luck')\nValueError: no luck" in report
     assert "last words" in ran.stdout
     assert "exitcode  : 1" in ran.stderr
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Create a script root with links that leave it under every name."""
+    outside, root = tmp_path / "outside", tmp_path / "root"
+    (outside / "package").mkdir(parents=True)
+    for file in ("evil.py", "package/__main__.py", "package/train.py"):
+        (outside / file).write_text("print('I RAN')\n")
+    root.mkdir()
+    (root / "evil.py").symlink_to(outside / "evil.py")
+    (root / "away").symlink_to(outside / "package")
+    (root / "circle").symlink_to(root / "circle")
+    (root / "circle.py").symlink_to(root / "circle.py")
+    (root / "good").mkdir()
+    (root / "good/away").symlink_to(outside / "package")
+    (root / "good/other").symlink_to(root / "other")
+    (root / "other").mkdir()
+    (root / "good/train.py").write_text("print('fine')\n")
+    (root / "good/__main__.py").write_text("print('fine')\n")
+    (root / "good.py").write_text("print('hidden by the package of that name')\n")
+    (root / "link.py").symlink_to(root / "good/train.py")
+    (root / "json.py").write_text("print('not the one that Python has')\n")
+    return root
+
+
+def find(root: Path, **script: Any) -> Script:
+    spec = root.parent / "spec.json"
+    spec.write_text(json.dumps({"kind": "script", "script": script}))
+    return find_script_of_spec(spec, root)
+
+
+@pytest.mark.parametrize(
+    ("script", "field"),
+    [
+        ({"path": "evil.py"}, "script.path"),
+        ({"path": "away/train.py"}, "script.path"),
+        ({"path": "circle"}, "script.path"),
+        ({"path": "x" * 900}, "script.path"),
+        ({"path": "absent.py"}, "script.path"),
+        ({"module": "evil"}, "script.module"),
+        ({"module": "away"}, "script.module"),
+        ({"module": "away.train"}, "script.module"),
+        ({"module": "circle"}, "script.module"),
+        ({"module": "x" * 200}, "script.module"),
+        ({"module": "http.server"}, "script.module"),
+        ({"path": "good/train.py", "cwd": "good/away"}, "script.cwd"),
+        ({"path": "good/train.py", "cwd": "good/absent"}, "script.cwd"),
+    ],
+)
+def test_refuses_links_that_leave_the_root(root: Path, script: dict[str, str], field: str) -> None:
+    with pytest.raises(ScriptError, match=f"^`{re.escape(field)}` is '.*', which does not exist"):
+        find(root, **script)
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ({"path": "good"}, "`script.path` is 'good', which is a folder. Use a file."),
+        (
+            {"path": "good/train.py", "cwd": "good/train.py"},
+            "`script.cwd` is 'good/train.py', which is a file. Use a folder.",
+        ),
+        (
+            {"path": "good/train.py", "cwd": "good/other"},
+            "`script.cwd` is 'good/other', which is outside the script folder 'good'.",
+        ),
+    ],
+)
+def test_reports_folder_in_place_of_file(root: Path, script: dict[str, str], problem: str) -> None:
+    with pytest.raises(ScriptError, match=f"^{re.escape(problem)}$"):
+        find(root, **script)
+
+
+def test_finds_scripts_below_the_root(root: Path) -> None:
+    file, folder = root / "good/train.py", root / "good"
+    for path in ("good/train.py", "link.py", "good/./train.py"):
+        assert find(root, path=path)[:1] == (file,)
+        assert find(root, path=path)[4:] == (folder, folder)
+    assert find(root, path="good/train.py", cwd="good").cwd == folder
+    assert find(root, path="link.py", cwd="good").cwd == folder
+    assert find(root, module="good.train")[4:] == (root, root)
+    assert find(root, module="good").file == folder / "__main__.py"
+
+
+def test_refuses_module_that_python_finds_elsewhere(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = find(root, module="json")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(root)
+    assert run_script(script) == 2
+    messages = capsys.readouterr()
+    assert "error: `script.module` is 'json' in " in messages.err
+    assert "but Python finds" in messages.err
+    assert messages.out == ""
+
+
+def test_script_imports_and_exits_as_under_python(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers/loader.py").write_text("WIDTH = 7\n")
+    (tmp_path / "workers/__init__.py").touch()
+    (tmp_path / "planner.py").touch()
+    (tmp_path / "train.py").write_text(f"import os\nos.chdir({str(tmp_path)!r})\n{ITS_OWN}")
+    ran = run_ranks(1, MODULE, str(tmp_path / "train.py"), "--lr", "1", limit_s=20)
+    assert ran.returncode == 0, ran.stderr
+    report = (tmp_path / "losses.csv").read_text().splitlines()
+    assert report == ["child 3", "7 planner", "['--lr', '1'] <stdout> 1 None None", "Net"]
+    assert "said" in ran.stdout
+    assert ran.stderr.count("Rank 0 after") == 1, "a forked process prints no table"
+
+
+def test_interrupted_script_prints_traceback_and_table(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(INTERRUPTED)
+    ran = run_ranks(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
+    assert ran.returncode == signal.SIGINT
+    report = ran.stderr.replace("[rank0]: ", "")
+    trace = 'Traceback (most recent call last):\n  File "{}", line 6, in <module>\n    raise KeyboardInterrupt\n'
+    assert trace.format(tmp_path / "train.py") in report, "the traceback has no frame of the meter"
+    assert "last words" in ran.stdout
+    assert "all_reduce" in report
+
+
+def test_warns_once_about_uncounted_backend(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OF_ITS_OWN_BACKEND)
+    ran = run_ranks(1, MODULE, str(tmp_path / "train.py"), limit_s=20)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("traffic over mine is not counted") == 1
+
+
+def test_finds_module_as_python_does(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"x": 1}')
+    ran = run_ranks(1, MODULE, "-m", "json.tool", "--compact", str(tmp_path / "x.json"), limit_s=20)
+    assert (ran.returncode, ran.stdout) == (0, '{"x":1}\n'), ran.stderr
+    ran = run_ranks(1, MODULE, "-m", "json.absent", limit_s=20)
+    assert ran.returncode == 2
+    assert "error: `script.module` is 'json.absent', but Python finds no such module that it can run." in ran.stderr

@@ -29,6 +29,9 @@ from tests.support.processes import scale_timeout
 from workers.torch_private.checkpoints import DTYPES, StorageInfo, parse_metadata
 
 SHAPES = [(), (3,), (2, 300, 5)]
+CHUNK = ChunkStorageMetadata(torch.Size((0, 0)), torch.Size((4, 4)))
+CIRCLE: list[Any] = []
+MANY = [CHUNK] * 20_000
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +50,9 @@ def plain(metadata: Metadata) -> Metadata:
 
 
 def test_parses_metadata_like_torch(written: Path) -> None:
-    theirs = FileSystemReader(written).read_metadata()
-    assert len(theirs.state_dict_metadata) == 21
-    assert parse_metadata((written / ".metadata").read_bytes()) == plain(theirs)
+    expected = FileSystemReader(written).read_metadata()
+    assert len(expected.state_dict_metadata) == 21
+    assert parse_metadata((written / ".metadata").read_bytes()) == plain(expected)
 
 
 def described(chunks: list[ChunkStorageMetadata], **changes: Any) -> Metadata:
@@ -58,9 +61,6 @@ def described(chunks: list[ChunkStorageMetadata], **changes: Any) -> Metadata:
     return Metadata(
         **{"state_dict_metadata": {"one": tensor}, "storage_data": {index: StorageInfo("a", 0, 1)}} | changes
     )
-
-
-CHUNK = ChunkStorageMetadata(torch.Size((0, 0)), torch.Size((4, 4)))
 
 
 @pytest.mark.parametrize("protocol", [4, 5])
@@ -86,9 +86,7 @@ def shared(depth: int) -> list[Any]:
     return one
 
 
-CIRCLE: list[Any] = []
 CIRCLE.append(CIRCLE)
-MANY = [CHUNK] * 20_000
 BOMBS: dict[str, tuple[Any, str]] = {
     "many tensors of the same many parts": (
         described([], state_dict_metadata={str(i): described(MANY).state_dict_metadata["one"] for i in range(2_000)}),
@@ -115,9 +113,9 @@ BOMBS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_rejects_values_that_torch_never_writes(name: str) -> None:
-    value, says = BOMBS[name]
+    value, message = BOMBS[name]
     began = time.monotonic()
-    with pytest.raises(RefusedPickleError, match=says):
+    with pytest.raises(RefusedPickleError, match=message):
         parse_metadata(pickle.dumps(value))
     assert time.monotonic() - began < scale_timeout(2)
 

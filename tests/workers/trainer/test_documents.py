@@ -25,9 +25,12 @@ PATTERNS = {
     r"|\s+(?!\S)|\s+",
 }
 ALPHABET = ["ab", "c", "7", "42", ";", "'s", "(", "\u00e9", "\u6587", " ", " ", "  ", "\t", "\n", "\n", "\n\n", "\r\n"]
+ROOT = Path(__file__).resolve().parents[3]
+TEXTS = [f"def f{i}(x):\n    return x + {i} \u00e9" for i in range(400)]
+SEQ_LEN = 16
 
 
-def text_of(seed: int) -> str:
+def read_text(seed: int) -> str:
     draw = random.Random(seed)
     return "".join(draw.choice(ALPHABET) for _ in range(3000))
 
@@ -40,7 +43,7 @@ def load_job_tokenizer(pattern: str) -> Tokenizer:
     )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     made.train_from_iterator(
-        [text_of(seed) for seed in range(5)],
+        [read_text(seed) for seed in range(5)],
         trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False),
     )
     return made
@@ -51,7 +54,7 @@ def test_splitting_does_not_change_tokens(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cutting, "MAX_PIECE_CHARS", 400)
     tokenizer = load_job_tokenizer(PATTERNS[name])
     for seed in range(10, 40):
-        text = text_of(seed)
+        text = read_text(seed)
         found = [piece.text for piece in split_document([text])]
         assert len(found) > 10
         encoded = [token for piece in found for token in tokenizer.encode(piece).ids]
@@ -60,17 +63,12 @@ def test_splitting_does_not_change_tokens(name: str, monkeypatch: pytest.MonkeyP
 
 def test_pieces_are_bounded_and_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "MAX_PIECE_CHARS", 100)
-    for text in (text_of(1), "x" * 1001, "\n" * 777, "a" * 99 + "\nb", ""):
+    for text in (read_text(1), "x" * 1001, "\n" * 777, "a" * 99 + "\nb", ""):
         found = list(split_document([text]))
         assert "".join(piece.text for piece in found) == text
         assert max(len(piece.text) for piece in found) <= 100
         assert [piece.last for piece in found] == [False] * (len(found) - 1) + [True]
         assert list(split_document(iter_blocks(text))) == list(split_document(text)) == found
-
-
-ROOT = Path(__file__).resolve().parents[3]
-TEXTS = [f"def f{i}(x):\n    return x + {i} \u00e9" for i in range(400)]
-SEQ_LEN = 16
 
 
 @pytest.fixture
@@ -172,9 +170,9 @@ def test_errors_name_the_file_and_the_line(
     root: Path, tokenizer: Tokenizer, name: str, content: bytes, more: dict[str, str], words: str
 ) -> None:
     (root / name).write_bytes(content)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as result:
         load_dataset(name, root, 300, SEQ_LEN, **more)  # type: ignore[arg-type]
-    assert words in str(told.value)
+    assert words in str(result.value)
     assert not list((root / ".cache").rglob("*.u8")), "nothing half written is kept"
 
 

@@ -22,18 +22,18 @@ from workers.trainer.verification import RunVerifier
 from workers.trainer.verification.reference import RoutingRecorder, iter_routers
 
 
-def mixture(folder: Path, **asked: Any) -> Trainer:
+def mixture(folder: Path, **request: Any) -> Trainer:
     write_data(folder)
-    spec = make_spec("moe", {"recompute": "full"}, 2, train={"steps": 4, **asked})
+    spec = make_spec("moe", {"recompute": "full"}, 2, train={"steps": 4, **request})
     spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": 2})})
     return make_trainer(spec, folder, Recorder(0))
 
 
 def proven(trainer: Trainer) -> list[ProofItem]:
-    said: list[ProofItem] = []
-    items: Any = lambda item: said.append(item) if item["kind"] == "proof" else None  # noqa: E731
+    messages: list[ProofItem] = []
+    items: Any = lambda item: messages.append(item) if item["kind"] == "proof" else None  # noqa: E731
     trainer.train(RunHooks(items, lambda _line: None, verifier=RunVerifier(trainer, items, lambda _line: None)))
-    return said
+    return messages
 
 
 def wrongly(trainer: Trainer, tokens: int) -> None:

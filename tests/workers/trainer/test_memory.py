@@ -1,8 +1,9 @@
-"""Peak memory of a run, and its breakdown."""
+"""Peak memory of a run and its breakdown, and memory that returns to the kernel."""
 
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from planner.cost.memory import get_gradient_bytes, get_memory
 from planner.facts.parse_spec import parse_spec
 from tests.parity.cases import SIZES, write_data
 from tests.parity.rank import make_trainer
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, base_environment
+from workers.host.programs import get_heap_variables
 from workers.meter import Recorder
 from workers.trainer.memory import MemoryProbe, PeakMemory, get_storage_bytes
 from workers.trainer.trainer import RunHooks
@@ -61,18 +63,6 @@ for arch, layout in (("llama", {"dp": 2, "zero": 1}), ("llama", {"pp": 2}), ("mo
     assert not any([os.waitpid(pid, 0)[1] for pid in ranks])
 """
 FEW_MODULES = 4  # of the profiler, a few KiB each
-
-
-@pytest.mark.slow
-def test_imports_libraries_before_memory_is_measured(tmp_path: Path) -> None:
-    """Late imports of FSDP2, the compiler, and sympy took 35 to 80 MiB per rank."""
-    argv = [sys.executable, "-W", "ignore", "-c", IMPORTED, str(tmp_path)]
-    subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    found = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
-    assert len(found) == 6
-    assert max(map(len, found)) <= FEW_MODULES, max(found, key=len)
-
-
 ASIDE = """
 import torch
 from workers.trainer.memory import configure_large_allocations
@@ -92,15 +82,6 @@ peak.resume(0)
 more = torch.ones(8 * 2**18)
 print(peak.read() / 2**20)
 """
-
-
-def test_the_peak_excludes_memory_of_the_verification() -> None:
-    done = subprocess.run([sys.executable, "-c", ASIDE], cwd=ROOT, capture_output=True, text=True, check=True)
-    before, after = map(float, done.stdout.split())
-    assert 31 < before < 36
-    assert 39 < after < 44
-
-
 VERIFIED = """
 import sys
 from pathlib import Path
@@ -126,6 +107,112 @@ verifier = RunVerifier(trainer, said.append, lambda _line: None)
 trainer.train(RunHooks(said.append, lambda _line: None, verifier=verifier, peak=peak))
 print([item["peak_bytes"] for item in said if item["kind"] == "verdict"][0])
 """
+MODEL: dict[str, Any] = {**SIZES["llama"], "num_layers": 2, "vocab_size": 4096, "max_seq_len": 128}
+# A small block after large ones pins the heap that they would lie in.
+PROGRAM = """
+import sys
+from pathlib import Path
+from workers.trainer.memory import configure_large_allocations
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+if sys.argv[1] == "set":
+    configure_large_allocations()
+first = bytearray(8 * 2**20)
+del first
+before = resident()
+blocks = [bytearray(8 * 2**20) for _ in range(20)]
+pin = bytearray(100_000)
+del blocks
+print(resident() - before)
+"""
+# A small tensor that stays, beside one of 2.8 MiB after the other, of which there is never more than one: first in one
+# thread, then once in each of eight.
+REUSED = """
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from workers.trainer.memory import configure_large_allocations, use_single_heap
+
+configure_large_allocations()
+if sys.argv[1] == "set":
+    use_single_heap()
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+def one_after_the_other(several):
+    for _ in range(several):
+        large = torch.ones(737_280)
+        kept.append(torch.ones(4))
+        del large
+
+def in_turn():
+    with turn:
+        one_after_the_other(1)
+    all_done.wait()
+
+kept, turn, all_done = [], threading.Lock(), threading.Barrier(8)
+before = resident()
+one_after_the_other(60)
+print(resident() - before)
+before = resident()
+threads = [threading.Thread(target=in_turn) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(resident() - before)
+"""
+# One layer's product with as many rows as experts have from step to step, in one thread and in the heap that ranks
+# have: the C library's keeps as much by itself.
+SHAPES = """
+import sys
+from pathlib import Path
+
+import torch
+
+from workers.trainer.memory import limit_primitive_cache
+
+if sys.argv[1] == "set":
+    limit_primitive_cache()
+torch.set_num_threads(1)
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+weight = torch.ones(768, 256, dtype=torch.bfloat16)
+
+def multiply(rows):
+    for count in rows:
+        torch.ones(count, 256, dtype=torch.bfloat16) @ weight.T
+
+multiply(range(64, 128))
+before = resident()
+multiply(range(128, 384))
+print(resident() - before)
+"""
+
+
+@pytest.mark.slow
+def test_imports_libraries_before_memory_is_measured(tmp_path: Path) -> None:
+    """Late imports of FSDP2, the compiler, and sympy took 35 to 80 MiB per rank."""
+    argv = [sys.executable, "-W", "ignore", "-c", IMPORTED, str(tmp_path)]
+    subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    found = [json.loads(file.read_text()) for file in tmp_path.glob("*.json")]
+    assert len(found) == 6
+    assert max(map(len, found)) <= FEW_MODULES, max(found, key=len)
+
+
+def test_the_peak_excludes_memory_of_the_verification() -> None:
+    done = subprocess.run([sys.executable, "-c", ASIDE], cwd=ROOT, capture_output=True, text=True, check=True)
+    before, after = map(float, done.stdout.split())
+    assert 31 < before < 36
+    assert 39 < after < 44
 
 
 @pytest.mark.slow
@@ -139,19 +226,16 @@ def test_the_peak_excludes_memory_of_the_reference(tmp_path: Path) -> None:
     assert abs(peak("on") / peak("off") - 1) < 0.15
 
 
-MODEL: dict[str, Any] = {**SIZES["llama"], "num_layers": 2, "vocab_size": 4096, "max_seq_len": 128}
-
-
 def counted(folder: Path, copies: list[torch.Tensor], **settings: Any) -> tuple[MemoryParts, dict[str, int]]:
     """Return the reported breakdown of a run, and the planned breakdown."""
     write_data(folder)
-    asked = {"steps": 2, "global_batch": 4, "micro_batches": 4, "seq_len": 128, "data": "parity.bin", **settings}
-    spec = parse_spec({"model": MODEL, "train": {**asked, "verify": "off"}})
+    request = {"steps": 2, "global_batch": 4, "micro_batches": 4, "seq_len": 128, "data": "parity.bin", **settings}
+    spec = parse_spec({"model": MODEL, "train": {**request, "verify": "off"}})
     trainer = make_trainer(spec, folder, Recorder(0))
     trainer.get_staged_tensors = lambda: copies
-    said: list[Item] = []
-    trainer.train(RunHooks(said.append, lambda _line: None, peak=PeakMemory(trainer.device)))
-    (parts,) = [item["memory"] for item in said if item["kind"] == "verdict"]
+    messages: list[Item] = []
+    trainer.train(RunHooks(messages.append, lambda _line: None, peak=PeakMemory(trainer.device)))
+    (parts,) = [item["memory"] for item in messages if item["kind"] == "verdict"]
     return parts, {**get_memory(spec, 0), "gradients": get_gradient_bytes(spec, 0)}
 
 
@@ -223,3 +307,48 @@ def test_reports_masters_and_copies_separately(tmp_path: Path) -> None:
         plan[name] for name in ("parameters", "optimizer", "gradients")
     )
     assert parts["copies"] == 4000, "those that lie elsewhere take nothing here"
+
+
+@pytest.mark.parametrize(
+    ("setting", "least", "most"), [("set", -(2**20), 8 * 2**20), ("unset", 100 * 2**20, 200 * 2**20)]
+)
+def test_freed_memory_leaves_the_resident_set(setting: str, least: int, most: int) -> None:
+    argv = [sys.executable, "-c", PROGRAM, setting]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert least <= int(done.stdout) <= most
+
+
+def _grown(setting: str) -> list[float]:
+    """Return the growth in MiB, with one thread and with eight."""
+    argv = [sys.executable, "-c", REUSED, setting]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [int(text) / 2**20 for text in done.stdout.split()]
+
+
+def test_reuses_memory_that_another_thread_freed() -> None:
+    """With ZeRO-3 and tables of 49 MiB, the heap of a rank grew in every step."""
+    again, threads = _grown("set")
+    assert again < 12
+    assert threads < 8
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver() != ("glibc", "2.36"), reason="seen with this one")
+def test_does_not_reuse_memory_without_the_setting() -> None:
+    again, threads = _grown("unset")
+    assert again > 80
+    assert threads > 18
+
+
+def _kept_of_shapes(setting: str) -> float:
+    argv = [sys.executable, "-c", SHAPES, setting]
+    environment = {**base_environment(), **get_heap_variables()}
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return int(done.stdout) / 2**20
+
+
+def test_caches_few_primitives_of_16_bit_matmuls() -> None:
+    """A rank with 8 experts grew by 0.7 GiB in 20 steps."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("products in 16 bits are not oneDNN's here")
+    assert _kept_of_shapes("set") < 6 < _kept_of_shapes("unset")

@@ -21,10 +21,11 @@ from tests.parity.cases import SIZES, make_spec, write_data
 from tests.parity.rank import make_trainer
 from workers.checkpoint.state import set_optimizer_steps
 from workers.meter import Recorder
+from workers.trainer.model.decoder import iter_model_parameters
 from workers.trainer.optimizer import SUM_CHUNK, compute_square_sum, get_learning_rate
 from workers.trainer.parallel.data_parallel import MasterGradients, make_master
 from workers.trainer.trainer import Trainer
-from workers.trainer.verification.reference import allocate_moments, iter_model_tensors
+from workers.trainer.verification.reference import allocate_moments
 
 
 def test_the_learning_rate_warms_up_and_decays_to_a_tenth() -> None:
@@ -83,7 +84,8 @@ def trainer() -> Device:
     spec = make_spec("gpt", {}, 1)
     device = torch.device("meta")
     tensors = [
-        SimpleNamespace(name=name, master=torch.empty(shape, device=device)) for name, shape in iter_model_tensors(spec)
+        SimpleNamespace(name=name, master=torch.empty(parameter.shape, device=device))
+        for name, parameter in iter_model_parameters(spec.model)
     ]
     part = SimpleNamespace(parameters=tensors, copy_masters_to_weights=lambda: None)
     return Device(part, SimpleNamespace(state=defaultdict(dict)), device)

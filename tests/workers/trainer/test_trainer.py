@@ -42,6 +42,31 @@ code = main()
 print([name for name in {HEAVY} if name in sys.modules])
 sys.exit(code)
 """
+LEARNS: dict[str, Any] = {
+    "model": {"preset": "gpt-tiny", "hidden_size": 64, "ffn_hidden_size": 256},
+    "layout": {"dp": 2, "zero": 3},
+    "train": {
+        "steps": 150,
+        "global_batch": 16,
+        "micro_batches": 2,
+        "seq_len": 64,
+        "learning_rate": 5e-3,
+        "warmup_steps": 5,
+        "eval_every": 75,
+    },
+}
+ALONE = {**LEARNS, "layout": {}}
+# Each step multiplies the matrices by 1 - 10 x 10.
+WILD: dict[str, Any] = {
+    "steps": 24,
+    "learning_rate": 10.0,
+    "weight_decay": 10.0,
+    "grad_clip": 0.0,
+    "warmup_steps": 0,
+    "eval_every": 1,
+    "seq_len": 16,
+    "global_batch": 2,
+}
 
 
 def test_a_rank_does_not_import_unused_libraries(tmp_path: Path) -> None:
@@ -70,21 +95,6 @@ def test_rejects_options_that_the_trainer_does_not_support(tmp_path: Path, chang
     path.write_text(json.dumps({"model": {"preset": "gpt-tiny"}, **change}))
     with pytest.raises(SpecError, match=rf"`{field}`: the trainer does not support"):
         load_spec(path, 1)
-
-
-LEARNS: dict[str, Any] = {
-    "model": {"preset": "gpt-tiny", "hidden_size": 64, "ffn_hidden_size": 256},
-    "layout": {"dp": 2, "zero": 3},
-    "train": {
-        "steps": 150,
-        "global_batch": 16,
-        "micro_batches": 2,
-        "seq_len": 64,
-        "learning_rate": 5e-3,
-        "warmup_steps": 5,
-        "eval_every": 75,
-    },
-}
 
 
 def run_command(spec: Path, data_root: Path, *, ranks: int = 1) -> subprocess.CompletedProcess[str]:
@@ -125,9 +135,6 @@ def test_the_loss_decreases_and_the_traffic_matches(tmp_path: Path) -> None:
     assert {(wrong_bytes, wrong_calls) for _, wrong_bytes, wrong_calls in reports} == {("0", "0")}
 
 
-ALONE = {**LEARNS, "layout": {}}
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -159,28 +166,15 @@ def test_a_data_error_on_one_rank_ends_all_ranks(tmp_path: Path) -> None:
     np.repeat(np.array([0, 999], dtype=np.uint16), [10_000, 2_000]).tofile(tmp_path / "x.bin")
     done = run_command(spec, tmp_path, ranks=2)
     assert done.returncode == 1
-    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert told
-    assert all("`train.data` is 'x.bin', which has token 999 at position 1" in line for line in told)
+    result = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert result
+    assert all("`train.data` is 'x.bin', which has token 999 at position 1" in line for line in result)
 
 
 def test_reports_an_unreadable_spec_in_one_line(tmp_path: Path) -> None:
     done = run_command(spec=tmp_path / "absent.json", data_root=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("error: `--spec` is ")
-
-
-# Each step multiplies the matrices by 1 - 10 x 10.
-WILD: dict[str, Any] = {
-    "steps": 24,
-    "learning_rate": 10.0,
-    "weight_decay": 10.0,
-    "grad_clip": 0.0,
-    "warmup_steps": 0,
-    "eval_every": 1,
-    "seq_len": 16,
-    "global_batch": 2,
-}
 
 
 @pytest.fixture(scope="module")
@@ -196,12 +190,12 @@ def went_on(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 def test_all_ranks_stop_at_the_diverged_step(stopped: Ran) -> None:
     assert stopped.problem is not None
-    said = re.fullmatch(r"(?:loss|gradient norm).* is (?:nan|inf) at step (\d+); (.*)", stopped.problem)
-    assert said is not None, stopped.problem
-    assert "learning rate 10 (" in said[2]
-    assert "gradient clip off" in said[2]
+    messages = re.fullmatch(r"(?:loss|gradient norm).* is (?:nan|inf) at step (\d+); (.*)", stopped.problem)
+    assert messages is not None, stopped.problem
+    assert "learning rate 10 (" in messages[2]
+    assert "gradient clip off" in messages[2]
     last = [max(item["step"] for item in items if item["kind"] == "step") for items in stopped.items]
-    assert last == [int(said[1])] * 2
+    assert last == [int(messages[1])] * 2
     assert last[0] < WILD["steps"]
     assert stopped.of_kind("verdict") == []
     saved = [item["step"] for item in stopped.of_kind("checkpoint")]
@@ -217,7 +211,7 @@ def test_continues_after_divergence_on_request(went_on: Ran) -> None:
 
 def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     spec = make_spec({}, **{**WILD, "steps": 3, "learning_rate": 0.001, "weight_decay": 0.0})
-    ran = run(spec, tmp_path / "checkpoints", module="tests.workers.checkpoint.unsure")
+    ran = run(spec, tmp_path / "checkpoints", module="tests.workers.checkpoint.nan_validation")
     assert ran.problem is not None
     assert ran.problem.startswith("validation loss is nan at step 1; learning rate 0.001 (")
     assert len(ran.of_kind("step")) == 1
@@ -227,10 +221,10 @@ def test_telemetry_has_no_nan(stopped: Ran, went_on: Ran) -> None:
     items = [*stopped.items[0], *stopped.items[1], *went_on.items[0]]
     frame = {"v": 1, "job": "job", "attempt": 1, "rank": 0, "items": items}
     assert len(decode_frame(msgpack.packb(frame))["items"]) == len(items)
-    told = [item for item in items if "not_finite" in item]
-    assert all("is nan" in item["not_finite"] or "is inf" in item["not_finite"] for item in told)
-    assert all(None in (item["loss"], item["grad_norm"]) for item in told)
-    assert len(told) > 2
+    result = [item for item in items if "not_finite" in item]
+    assert all("is nan" in item["not_finite"] or "is inf" in item["not_finite"] for item in result)
+    assert all(None in (item["loss"], item["grad_norm"]) for item in result)
+    assert len(result) > 2
 
 
 @pytest.mark.parametrize(
@@ -249,7 +243,7 @@ def test_names_results_that_are_not_finite(loss: float, norm: float, words: str)
     if not words:
         raise_if_diverged(words, 0, train)
         return
-    with pytest.raises(DivergedError) as told:
+    with pytest.raises(DivergedError) as result:
         raise_if_diverged(words, 0, train)
     rates = "learning rate 0.5 (0.125 at this step), gradient clip 1, precision fp32"
-    assert str(told.value) == f"{words} at step 1; {rates}"
+    assert str(result.value) == f"{words} at step 1; {rates}"

@@ -115,10 +115,10 @@ def one_rank(folder: Path, **train: Any) -> Trainer:
 
 
 def proven(trainer: Trainer) -> list[ProofItem]:
-    said: list[ProofItem] = []
-    items: Any = lambda item: said.append(item) if item["kind"] == "proof" else None  # noqa: E731
+    messages: list[ProofItem] = []
+    items: Any = lambda item: messages.append(item) if item["kind"] == "proof" else None  # noqa: E731
     trainer.train(RunHooks(items, lambda _line: None, verifier=RunVerifier(trainer, items, lambda _line: None)))
-    return said
+    return messages
 
 
 def test_verifies_after_the_first_steps_and_at_the_end(tmp_path: Path) -> None:
@@ -316,12 +316,12 @@ def test_the_summary_names_its_figures_and_limits(tmp_path: Path) -> None:
     limit = proven(one_rank(tmp_path))[0]["one_process"]["limit"]
     figures = {"steps": 3, "tensors": 60, "update": 2e-4, "loss": 2e-7, "norm": 7e-7, "seconds": 0.3}
     equal = ReferenceProof(state="equal", why="rounding allows ...", gradient=6e-7, limit=limit, **figures)  # type: ignore[typeddict-item]
-    told = format_reference(equal)
-    assert told.startswith(
+    result = format_reference(equal)
+    assert result.startswith(
         "gradients match the single-process reference to 6e-07 (largest differences: gradients of 60 tensors 6e-07, "
         "updates 2e-04"
     )
-    assert told.endswith("; rounding allows ...)")
+    assert result.endswith("; rounding allows ...)")
     rounded = format_reference({**equal, "gradient": 0.059, "limit": 0.1})
     assert rounded.startswith("gradients match the single-process reference within limits, difference 0.059 (")
     bf16 = make_spec("llama", {}, 2, train={"precision": "bf16"})
@@ -333,8 +333,8 @@ def test_the_summary_names_its_figures_and_limits(tmp_path: Path) -> None:
         "bf16 allows relative differences from a bf16 "
     )
     fp8 = make_spec("llama", {}, 2, train={"precision": "fp8"})
-    told = format_tolerances(fp8, get_tolerances(fp8), trained=False)
-    assert "of 0.3 in gradients (0.5 in vectors), 0.5 in updates" in told
+    result = format_tolerances(fp8, get_tolerances(fp8), trained=False)
+    assert "of 0.3 in gradients (0.5 in vectors), 0.5 in updates" in result
 
 
 def test_the_reference_uses_the_precision_of_a_trained_run() -> None:
@@ -389,13 +389,13 @@ def test_the_worst_mismatch_is_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "told"),
+    ("rate", "result"),
     [
         pytest.param(5e-3, "extra final step matches the reference to ", id="a loss of 1e-4"),
         pytest.param(3e-2, "extra final step not compared: step 61 is not compared: the loss ", id="of 1e-6"),
     ],
 )
-def test_memorized_data_does_not_fail_the_verification(tmp_path: Path, rate: float, told: str) -> None:
+def test_memorized_data_does_not_fail_the_verification(tmp_path: Path, rate: float, result: str) -> None:
     """Gradients of queries are 5e-9 of the other gradients."""
     np.full(5_000, 7, np.uint16).tofile(tmp_path / "heart.bin")
     train = {"steps": 60, "eval_every": 0, "data": "heart.bin", "learning_rate": rate}
@@ -403,4 +403,4 @@ def test_memorized_data_does_not_fail_the_verification(tmp_path: Path, rate: flo
     path.write_text(make_spec("llama", {"tp": 2}, 2, train=train).model_dump_json())
     done = run_ranks(2, "workers.trainer.__main__", "--spec", str(path), "--data-root", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
-    assert told in done.stdout, done.stdout[-3000:]
+    assert result in done.stdout, done.stdout[-3000:]

@@ -49,8 +49,8 @@ def test_nan_weights_after_the_last_update_end_the_run(
 def test_a_reference_that_is_not_finite_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed = verifier.compute_reference
 
-    def wrong(*asked: Any) -> ReferenceRun:
-        found = computed(*asked)
+    def wrong(*request: Any) -> ReferenceRun:
+        found = computed(*request)
         return found._replace(results=[StepResult(math.nan, math.nan), *found.results[1:]])
 
     monkeypatch.setattr(verifier, "compute_reference", wrong)
@@ -101,8 +101,8 @@ def test_does_not_save_replicas_that_differ(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_run_that_stopped_early_keeps_the_limits_of_the_first_steps(tmp_path: Path) -> None:
     trainer = one_rank(tmp_path, steps=9)
-    kept = [RunVerifier(trainer, quiet, quiet, done)._limits for done in (0, 2, 3)]
-    assert kept == [get_tolerances(trainer.spec), get_tolerances(trainer.spec), get_resumed_tolerances(trainer.spec)]
+    stored = [RunVerifier(trainer, quiet, quiet, done)._limits for done in (0, 2, 3)]
+    assert stored == [get_tolerances(trainer.spec), get_tolerances(trainer.spec), get_resumed_tolerances(trainer.spec)]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])

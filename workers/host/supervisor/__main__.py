@@ -21,10 +21,10 @@ from workers.host.attempts import (
 )
 from workers.host.processes import get_process_id
 from workers.host.settings import HostSettings, read_host_settings
+from workers.host.supervisor.publisher import TransportError
 from workers.host.supervisor.redis_transport import RedisTransport
 from workers.host.supervisor.supervisor import FAREWELL_TIMEOUT_S, Supervisor
 from workers.host.supervisor.telemetry_session import POLL_INTERVAL_S
-from workers.host.supervisor.transport import TransportError
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from contracts.codec import encode_report
 from contracts.control import AttemptReport
-from workers.host.supervisor.transport import MessageRefusedError, ReadyMember, TransportError
+from workers.host.supervisor.publisher import MessageRefusedError, ReadyMember, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +75,7 @@ class BoardClient:
     """An HTTP client of the board. Thread-safe, with one request at a time."""
 
     def __init__(self, url: str, ca_file: Path | None = None) -> None:
-        """Check the address.
-
-        Raises:
-            BadUrlError: the address is invalid, or is plain HTTP to another machine.
-            OSError: `ca_file` cannot be read, or contains no certificate (ssl.SSLError).
-        """
+        """Check the address. Raises BadUrlError, OSError."""
         self._url = _check_url(url)
         self._tls = ssl.create_default_context(cafile=ca_file) if self._url.scheme == "https" else None
         self._lock = threading.Lock()
@@ -90,23 +85,17 @@ class BoardClient:
         """POST to a path below the board's API.
 
         A request on an open connection that the board has closed is sent again, so the board can receive it twice.
-
-        Raises:
-            NoAnswerError: the board did not respond.
+        Raises NoAnswerError.
         """
         with self._lock:
-            was_open = self._connection is not None
-            try:
-                return self._send(path, body, headers)
-            except (http.client.HTTPException, OSError) as error:
-                self._disconnect()
-                if not was_open or isinstance(error, TimeoutError):
-                    raise NoAnswerError(_describe(error)) from None
-            try:
-                return self._send(path, body, headers)
-            except (http.client.HTTPException, OSError) as error:
-                self._disconnect()
-                raise NoAnswerError(_describe(error)) from None
+            while True:
+                was_open = self._connection is not None
+                try:
+                    return self._send(path, body, headers)
+                except (http.client.HTTPException, OSError) as error:
+                    self._disconnect()
+                    if not was_open or isinstance(error, TimeoutError):
+                        raise NoAnswerError(_describe(error)) from None
 
     def close(self) -> None:
         with self._lock:
@@ -135,7 +124,11 @@ class BoardClient:
         connection = http.client.HTTPSConnection(
             proxy.hostname or "", proxy.port, timeout=REQUEST_TIMEOUT_S, context=tls
         )
-        connection.set_tunnel(host, self._url.port or 443, _get_proxy_headers(proxy))
+        headers = {}
+        if proxy.username is not None:
+            credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+            headers["Proxy-Authorization"] = f"Basic {base64.b64encode(credentials.encode()).decode()}"
+        connection.set_tunnel(host, self._url.port or 443, headers)
         return connection
 
     def _disconnect(self) -> None:
@@ -182,13 +175,6 @@ def _find_proxy(url: SplitResult) -> SplitResult | None:
             f"The proxy in the environment variables is {proxy.scheme}://{proxy.hostname}. Use http://HOST:PORT."
         )
     return proxy._replace(netloc=proxy.netloc if proxy.port else f"{proxy.netloc}:80")
-
-
-def _get_proxy_headers(proxy: SplitResult) -> dict[str, str]:
-    if proxy.username is None:
-        return {}
-    credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(credentials.encode()).decode()}"}
 
 
 def _parse_object(content: bytes) -> dict[str, Any]:
@@ -296,12 +282,7 @@ class HttpTransport:
         return await self._send(f"{self._member.path}/meet", json.dumps(message).encode(), headers)
 
     async def _send(self, path: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
-        """Send a request, and return the board's response.
-
-        Raises:
-            MessageRefusedError: the board rejects the request permanently.
-            TransportError: there is no response, the board cannot accept the request now, or it is too early to retry.
-        """
+        """Send a request, and return the board's response. Raises MessageRefusedError, TransportError."""
         if self._ended:
             raise MessageRefusedError("the run has ended on the board")
         wait_s = self._retry_at - time.monotonic()

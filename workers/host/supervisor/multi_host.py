@@ -7,6 +7,7 @@ member starts its ranks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from contracts.control import Gang, LaunchOrder, Loan, ResumeCheckpoint
 from contracts.names import LOAN_FILE
 from workers.host.settings import JobUser
-from workers.host.supervisor.transport import BoardTransport, ReadyMember, TransportError
+from workers.host.supervisor.publisher import BoardTransport, ReadyMember, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +73,7 @@ class GangLease:
 async def wait_for_members(
     transport: BoardTransport, order: LaunchOrder, own: ReadyMember, timeout_s: float = GANG_START_TIMEOUT_S
 ) -> ReadyMember:
-    """Announce this member, and return the leader when every member is ready.
-
-    Raises:
-        NotReadyError: a member is not ready within `timeout_s`.
-    """
+    """Announce this member, and return the leader when every member is ready. Raises NotReadyError."""
     gang = order["gang"]
     deadline = time.monotonic() + timeout_s
     members: Mapping[int, ReadyMember] = {}
@@ -108,10 +105,7 @@ async def coordinate_start(
 
     The launcher reports its port, gets the address of the leader's store, and confirms its connection. Until the ranks
     have started, for at most GANG_START_TIMEOUT_S, the launcher is asked whether it is alive, because ranks would wait
-    forever for the store of a stopped leader. Returns early if the launcher ends.
-
-    Raises:
-        NotReadyError: `get_leader` raised it, or the launcher does not connect or respond.
+    forever for the store of a stopped leader. Returns early if the launcher ends. Raises NotReadyError.
     """
     own, leader_host = gang["nodes"][gang["node"]]["host"], gang["nodes"][0]["host"]
     no_answer = f"host {own} did not answer"
@@ -144,8 +138,12 @@ async def deliver_loan(
 ) -> None:
     """Wait until another host offers a checkpoint, and write its address to a file for rank 0."""
     host = checkpoint["host"]
-    while (member := await _get_loan_address(transport, host)) is None:
-        await asyncio.sleep(LOAN_POLL_INTERVAL_S)
+    member = None
+    while member is None:
+        with contextlib.suppress(TransportError):
+            member = await transport.get_loan_address(host)
+        if member is None:
+            await asyncio.sleep(LOAN_POLL_INTERVAL_S)
     loan = Loan(host=host, address=member.address, port=member.port, secret=checkpoint["lent"])
     draft = folder / f".{LOAN_FILE}"
     # Only the job's user can read the file. Other users can pass the folder.
@@ -155,13 +153,6 @@ async def deliver_loan(
         if user is not None:
             os.fchown(descriptor, user.uid, user.gid)
     draft.replace(folder / LOAN_FILE)
-
-
-async def _get_loan_address(transport: BoardTransport, host: str) -> ReadyMember | None:
-    try:
-        return await transport.get_loan_address(host)
-    except TransportError:
-        return None
 
 
 async def _wait_for_line(reader: asyncio.StreamReader, timeout_s: float, problem: str) -> bool:

@@ -27,7 +27,7 @@ from contracts.security import build_signed_entry
 from workers.host.attempts import AttemptDir
 from workers.host.reporter import MAX_EVENTS
 from workers.host.settings import HostSettings
-from workers.host.supervisor.transport import ReadyMember, TransportError
+from workers.host.supervisor.publisher import ReadyMember, TransportError
 
 STREAM_EXPIRES_S = 24 * 3600  # after the last message of the attempt
 RENEW_INTERVAL_S = 60.0

@@ -34,11 +34,10 @@ from workers.host.supervisor.multi_host import (
     deliver_loan,
     wait_for_members,
 )
-from workers.host.supervisor.publisher import Publisher
+from workers.host.supervisor.publisher import BoardTransport, Publisher, ReadyMember, TransportError
 from workers.host.supervisor.telemetry_server import TelemetryServer
 from workers.host.supervisor.telemetry_session import POLL_INTERVAL_S, TelemetrySession
 from workers.host.supervisor.torchrun_process import TorchrunProcess
-from workers.host.supervisor.transport import BoardTransport, ReadyMember, TransportError
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,8 @@ log = logging.getLogger(__name__)
 
 MAX_READ_BYTES_PER_S = 4 * 2**20  # of all ranks; above it their sockets fill, and their meters send less
 READ_BURST = 16 * 2**20
-MAX_SMALL_FRAME_BYTES = (
-    2**20
-)  # larger frames are read one at a time, because each takes up to MAX_FRAME_BYTES of memory
+# larger frames are read one at a time, because each takes up to MAX_FRAME_BYTES of memory
+MAX_SMALL_FRAME_BYTES = 2**20
 FRAME_TIMEOUT_S = 30.0  # to receive a frame that has begun
 SPARE_CONNECTIONS = 8  # in addition to two per rank
 MAX_LOGGED_REFUSALS = 20

@@ -15,9 +15,8 @@ from contracts.telemetry.items import GaugeItem
 from workers.host.supervisor.exit_report import SummaryBuilder
 from workers.host.supervisor.health import RankMonitor
 from workers.host.supervisor.log_tail import LogTail, follow_logs
-from workers.host.supervisor.publisher import BoardClock, Publisher
+from workers.host.supervisor.publisher import BoardClock, BoardTransport, Publisher, TransportError
 from workers.host.supervisor.telemetry_buffer import TelemetryBuffer, TimelineSampler
-from workers.host.supervisor.transport import BoardTransport, TransportError
 
 log = logging.getLogger(__name__)
 

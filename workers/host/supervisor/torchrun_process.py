@@ -40,11 +40,7 @@ GUARDIAN_TIMEOUT_S = 0.5  # for the guardian to kill all processes
 
 
 class TorchrunProcess:
-    """torchrun and everything that it starts.
-
-    Raises:
-        SealError: the variables of the project cannot be decrypted.
-    """
+    """torchrun and everything that it starts. Raises DecryptionError."""
 
     def __init__(self, attempt: AttemptDir, order: LaunchOrder, settings: HostSettings, telemetry_socket: str) -> None:
         self._attempt, self._order, self._settings = attempt, order, settings

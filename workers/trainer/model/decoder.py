@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from planner.facts.layout import Coordinates
-from planner.facts.model_shapes import Parameter, ParameterUnit, is_moe_layer
+from planner.facts.model_shapes import Parameter, ParameterUnit, get_chunk_units, is_moe_layer
 from planner.facts.placements import get_padded_vocab_size, get_unsharded_box
 from planner.facts.spec import JobSpec, ModelSpec
 from workers.torch_private.kernels import look_up
@@ -179,6 +179,13 @@ def list_unit_modules(decoder: Decoder, unit: ParameterUnit) -> list[nn.Module]:
 def get_full_name(unit: ParameterUnit, parameter: Parameter) -> str:
     """Return the name of a parameter in the whole model."""
     return parameter.name if unit.name == "root" else f"{unit.name}.{parameter.name}"
+
+
+def iter_model_parameters(model: ModelSpec) -> Iterator[tuple[str, Parameter]]:
+    """Yield (full name, parameter) of the whole model, in the same order on all ranks."""
+    for unit in get_chunk_units(model, range(model.num_layers), first=True, last=True):
+        for parameter in unit.parameters:
+            yield get_full_name(unit, parameter), parameter
 
 
 def get_unit_parameter(decoder: Decoder, unit: ParameterUnit, parameter: Parameter) -> nn.Parameter:

@@ -55,11 +55,11 @@ class ContextParallel:
         """
         return _Attention.apply(q, torch.stack((k, v)), self, documents)  # type: ignore[no-any-return]
 
-    def get_positions_of_rank(self, owner: int, documents: torch.Tensor) -> TokenPositions:
-        """Return the positions and documents of the tokens of rank `owner`."""
+    def get_positions(self, owner: int, documents: torch.Tensor, chosen: slice) -> TokenPositions:
+        """Return the positions and documents of chosen tokens of rank `owner`."""
         one = replace(self, index=owner)
         positions = one.positions(documents.shape[1] // self.degree, documents.device)
-        return TokenPositions(one.own_part(documents, 1), positions)
+        return TokenPositions(one.own_part(documents, 1)[:, chosen], positions[chosen])
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Sum a tensor without gradient over the parts of the sequence."""
@@ -104,7 +104,7 @@ class _Ring:
         if owner == self._cp.index:
             self._own_gradient = gradient
             return
-        # What arrived has this block's gradient from gathered rank before; the first hop has none.
+        # What arrived is the sum of this block's gradients from the ranks before. The first hop has none.
         self._in_flight = gradient if self._in_flight is None else self._in_flight + gradient
         arrived, works = self._pass(self._in_flight)
         for work in works:
@@ -207,11 +207,8 @@ class _Attention(torch.autograd.Function):
             if documents is None:
                 part, here = attend(some_q, k, v, causal=causal)
             else:
-                query_positions, key_positions = (
-                    cp.get_positions_of_rank(cp.index, documents).part(queries),
-                    cp.get_positions_of_rank(owner, documents).part(keys),
-                )
-                part, here = attend_in_documents(some_q, k, v, query_positions, key_positions)
+                own, others = cp.get_positions(cp.index, documents, queries), cp.get_positions(owner, documents, keys)
+                part, here = attend_in_documents(some_q, k, v, own, others)
             if owner == cp.index:
                 out, total = part.float(), here
                 continue
@@ -239,11 +236,8 @@ class _Attention(torch.autograd.Function):
             if documents is None:
                 grads = attend_backward(*saved, causal=causal)
             else:
-                query_positions, key_positions = (
-                    cp.get_positions_of_rank(cp.index, documents).part(queries),
-                    cp.get_positions_of_rank(owner, documents).part(keys),
-                )
-                grads = attend_in_documents_backward(*saved, query_positions, key_positions)
+                own, others = cp.get_positions(cp.index, documents, queries), cp.get_positions(owner, documents, keys)
+                grads = attend_in_documents_backward(*saved, own, others)
             q_grad[..., queries, :] += grads.q
             block_grad = torch.zeros_like(block)
             block_grad[0][..., keys, :], block_grad[1][..., keys, :] = grads.k, grads.v
@@ -256,9 +250,6 @@ class TokenPositions(NamedTuple):
 
     documents: torch.Tensor
     positions: torch.Tensor
-
-    def part(self, chosen: slice) -> TokenPositions:
-        return TokenPositions(self.documents[:, chosen], self.positions[chosen])
 
 
 def get_document_ids(tokens: torch.Tensor, end: int | None) -> torch.Tensor | None:
@@ -283,11 +274,12 @@ def attend_in_documents(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: TokenPositions, keys: TokenPositions
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `attend` one sequence at a time, because documents differ between sequences."""
-    rows = [
-        attend(q[i : i + 1], k[i : i + 1], v[i : i + 1], causal=False, bias=_make_bias(q, i, queries, keys))
-        for i in range(q.shape[0])
-    ]
-    return _concatenate([row[0] for row in rows]), _concatenate([row[1] for row in rows])
+    rows = []
+    for i in range(q.shape[0]):
+        some = (x[i : i + 1] for x in (q, k, v))
+        rows.append(attend(*some, causal=False, bias=_make_bias(q, i, queries, keys)))
+    out, lse = (_concatenate(list(parts)) for parts in zip(*rows, strict=True))
+    return out, lse
 
 
 def attend_in_documents_backward(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,8 +17,11 @@ from torch import nn
 from planner.facts.stages import BUCKET_BYTES
 
 
-class DataParallel(Protocol):
-    """Reduce gradients across replicas. Chunks are counted from 0 on this rank."""
+class DataParallel:
+    """Reduce gradients across replicas. This base class does nothing, for one replica.
+
+    Chunks are counted from 0 on this rank.
+    """
 
     def before_step(self) -> None:
         """Prepare a step, before its first backward."""
@@ -43,23 +45,7 @@ class DataParallel(Protocol):
         """Clean up after forwards without backward."""
 
 
-class NoDataParallel:
-    """Do nothing, for one replica."""
-
-    def before_step(self) -> None: ...
-
-    def before_backward(self, chunk: int, *, last: bool, split: bool) -> None: ...
-
-    def after_weight_gradients(self, chunk: int, parameters: list[torch.Tensor], *, last: bool) -> None: ...
-
-    def after_chunk(self, chunk: int) -> None: ...
-
-    def after_backward(self) -> None: ...
-
-    def after_eval(self) -> None: ...
-
-
-class BucketedAllReduce(NoDataParallel):
+class BucketedAllReduce(DataParallel):
     """Sum gradients in buckets. A bucket starts when its last gradient is final, always in the same order.
 
     Gradients are summed, because the loss is already divided by the global number of tokens.
@@ -120,7 +106,8 @@ class BucketedAllReduce(NoDataParallel):
             self._launch(self._buckets[len(self._launched)])
 
     def _launch(self, bucket: list[nn.Parameter]) -> None:
-        flat = torch.cat([_gradient(p).flatten() for p in bucket])
+        flat = torch.cat([p.grad.flatten() for p in bucket if p.grad is not None])
+        assert flat.numel() == sum(p.numel() for p in bucket)
         work = dist.all_reduce(flat, group=self._group, async_op=True)
         assert work is not None
         self._launched.append((flat, work, bucket))
@@ -136,7 +123,7 @@ class BucketedAllReduce(NoDataParallel):
         self._launched.clear()
 
 
-class CombinedDataParallel:
+class CombinedDataParallel(DataParallel):
     """Combine groups of parameters with different replicas. Experts have fewer replicas."""
 
     def __init__(self, reducers: Sequence[DataParallel]) -> None:
@@ -167,11 +154,6 @@ class CombinedDataParallel:
             reducer.after_eval()
 
 
-def _gradient(parameter: nn.Parameter) -> torch.Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
-
-
 def make_master(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     """Move the fp32 values of a parameter to a new parameter, and cast the parameter to `dtype`."""
     master = nn.Parameter(parameter.data)
@@ -179,7 +161,7 @@ def make_master(parameter: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
     return master
 
 
-class MasterGradients(NoDataParallel):
+class MasterGradients(DataParallel):
     """Accumulate micro-batch gradients in fp32, so that small gradients are not lost (1710.03740, section 3.1).
 
     `masters` maps each parameter of the model to its master. If the schedule `splits` backward, gradients come

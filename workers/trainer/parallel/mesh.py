@@ -67,7 +67,7 @@ def build_mesh(spec: JobSpec, rank: int, label: LabelGroup) -> Mesh:
     def make(axis: Axis, ranks: tuple[int, ...], *, messages: bool = False) -> dist.ProcessGroup | None:
         if len(ranks) == 1:
             return None
-        # Only get_group_ranks create a group, so a rank of a large world creates about a dozen groups.
+        # Only its members create a group, so a rank of a large world creates about a dozen groups.
         group = dist.new_group(list(ranks), timeout=get_group_timeout(), use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         label(group.group_name, axis)

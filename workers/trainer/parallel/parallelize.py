@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -138,9 +137,13 @@ def build_chunks(
                     _materialize(module, device)
                 init_weights(decoder, unit, spec, mesh.coordinates, num_threads)
             if not get_mixed_precision(spec.train.precision).has_master_weights:
-                _cast_weights(list_unit_modules(decoder, unit), dtype)
+                for parameter in (p for module in list_unit_modules(decoder, unit) for p in module.parameters()):
+                    parameter.data = parameter.data.to(dtype)
             if spec.layout.zero and unit.name != "root":
-                _shard_layer(spec, mesh, list_unit_modules(decoder, unit)[0], device, dtype)
+                layer = list_unit_modules(decoder, unit)[0]  # one FSDP2 unit, and its experts another if ep shards them
+                for experts in _list_experts(layer) if mesh.expert_shards is not None else []:
+                    _shard(spec, mesh, experts, device, dtype, experts=True)
+                _shard(spec, mesh, layer, device, dtype)
         if spec.layout.zero:
             built.roots.append(_shard(spec, mesh, decoder, device, dtype))
         built.chunks[index] = decoder
@@ -160,12 +163,6 @@ def _materialize(module: nn.Module, device: torch.device) -> None:
             setattr(inner, name, allocate(buffer))
 
 
-def _cast_weights(modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
-    """Cast weights to the compute dtype if there is no fp32 master."""
-    for parameter in (p for module in modules for p in module.parameters()):
-        parameter.data = parameter.data.to(dtype)
-
-
 def assemble_shard(spec: JobSpec, mesh: Mesh, built: BuiltChunks) -> ModelShard:
     """Collect the parameters of built chunks, and select the gradient reduction."""
     stage = get_stage_chunks(spec.model, spec.layout, mesh.coordinates.pp)
@@ -178,7 +175,12 @@ def assemble_shard(spec: JobSpec, mesh: Mesh, built: BuiltChunks) -> ModelShard:
     reducers: list[DataParallel] = (
         [MasterGradients(masters, splits_backward=splits_backward(spec.layout))] if masters else []
     )
-    reducers += _make_zero(spec, built) if built.roots else _make_all_reduce(spec, mesh, built, tensors)
+    if built.roots:
+        from workers.trainer.parallel.zero import ZeroDataParallel
+
+        reducers.append(ZeroDataParallel(built.roots, spec.layout.zero, keeps_gathered=spec.layout.keep_gathered))
+    else:
+        reducers += _make_all_reduce(spec, mesh, built, tensors)
     return ModelShard(built.chunks, tensors, CombinedDataParallel(reducers), get_compute_dtype(spec))
 
 
@@ -209,20 +211,6 @@ def build_strategy(spec: JobSpec, mesh: Mesh, experts: type[ExpertParallel] = Ex
     )
 
 
-def _make_zero(spec: JobSpec, built: BuiltChunks) -> list[DataParallel]:
-    from workers.trainer.parallel.zero import ZeroDataParallel
-
-    return [ZeroDataParallel(built.roots, spec.layout.zero, keeps_gathered=spec.layout.keep_gathered)]
-
-
-def _shard_layer(spec: JobSpec, mesh: Mesh, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Shard a layer as one FSDP2 unit. Experts are a separate unit if ep shards them."""
-    if mesh.expert_shards is not None:
-        for experts in _list_experts(layer):
-            _shard(spec, mesh, experts, device, dtype, experts=True)
-    _shard(spec, mesh, layer, device, dtype)
-
-
 def _shard(
     spec: JobSpec, mesh: Mesh, module: nn.Module, device: torch.device, dtype: torch.dtype, *, experts: bool = False
 ) -> FSDPModule:
@@ -232,9 +220,8 @@ def _shard(
     ignored = {p for found in _list_experts(module) for p in found.parameters()} if unshared else set()
     shards, copies = (mesh.expert_shards, None) if experts else (mesh.shards, mesh.hsdp_replicas)
     assert shards is not None
-    reduced = (
-        torch.float32 if get_mixed_precision(spec.train.precision).gradient_bytes == FP32_BYTES else torch.bfloat16
-    )
+    is_fp32 = get_mixed_precision(spec.train.precision).gradient_bytes == FP32_BYTES
+    reduced = torch.float32 if is_fp32 else torch.bfloat16
     frees = spec.layout.zero == 3 and not spec.layout.keep_gathered
     return shard_module(module, shards, copies, device, frees=frees, compute=dtype, reduced=reduced, ignored=ignored)
 
@@ -272,15 +259,13 @@ def _make_all_reduce(
 
 
 def _make_parameter(spec: JobSpec, decoder: Decoder, unit: ParameterUnit, parameter: Parameter) -> ShardedParameter:
-    tensor, dtype, mix = (
-        get_unit_parameter(decoder, unit, parameter),
-        get_compute_dtype(spec),
-        get_mixed_precision(spec.train.precision),
-    )
+    tensor, mix = get_unit_parameter(decoder, unit, parameter), get_mixed_precision(spec.train.precision)
     # The model computes its shapes independently, so a wrong placement fails here.
     assert tensor.shape == get_local_parameter(spec.model, spec.layout, parameter).shape, get_full_name(unit, parameter)
     # FSDP2 keeps its shards in fp32.
-    master = make_master(tensor, dtype) if mix.has_master_weights and not is_sharded(tensor) else tensor
+    master = (
+        make_master(tensor, get_compute_dtype(spec)) if mix.has_master_weights and not is_sharded(tensor) else tensor
+    )
     summed = master if mix.gradient_bytes == FP32_BYTES else tensor
     place = get_placement(spec.model, spec.layout, parameter)
     # ranks of the stages with this parameter, divided by the number of different shards

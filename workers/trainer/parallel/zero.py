@@ -17,10 +17,10 @@ from torch.distributed.tensor import Shard
 
 from planner.facts.placements import get_zero_shard
 from workers.torch_private.fsdp import finish_backward
-from workers.trainer.parallel.data_parallel import NoDataParallel
+from workers.trainer.parallel.data_parallel import DataParallel
 
 
-class ZeroDataParallel(NoDataParallel):
+class ZeroDataParallel(DataParallel):
     """Configure the FSDP2 roots of this rank's chunks for a ZeRO stage.
 
     With `keeps_gathered`, stage 3 frees the parameters of a chunk when the rank switches chunks.
@@ -101,6 +101,11 @@ def shard_module(
         frees: free parameters after each forward.
         ignored: parameters that this unit leaves whole.
     """
+
+    def get_shard(parameter: nn.Parameter) -> Shard:
+        found = get_zero_shard(tuple(parameter.shape), shards.size())
+        return Shard(found.dim if found else 0)
+
     policy = MixedPrecisionPolicy()
     if compute != torch.float32:
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduced)
@@ -108,7 +113,7 @@ def shard_module(
         module,
         mesh=_mesh(shards, replicas, device),
         reshard_after_forward=frees,
-        shard_placement_fn=lambda parameter: _get_shard(parameter, shards.size()),
+        shard_placement_fn=get_shard,
         mp_policy=policy,
         ignored_params=ignored,
     )
@@ -117,11 +122,6 @@ def shard_module(
     # gloo does not support the pre-multiplied sum that FSDP2 uses for a factor.
     module.set_force_sum_reduction_for_comms(True)
     return module
-
-
-def _get_shard(parameter: nn.Parameter, degree: int) -> Shard:
-    found = get_zero_shard(tuple(parameter.shape), degree)
-    return Shard(found.dim if found else 0)
 
 
 def _mesh(shards: dist.ProcessGroup, replicas: dist.ProcessGroup | None, device: torch.device) -> DeviceMesh:

@@ -12,14 +12,15 @@ import torch.distributed as dist
 from contracts.telemetry.results import Mismatch, ReferenceProof, ReplicaProof, RouterChoices
 from planner.facts.single_process_reference import Tolerances
 from planner.facts.spec import JobSpec
+from planner.facts.validation import format_count
 from workers.trainer.errors import UserError
+from workers.trainer.model.decoder import iter_model_parameters
 from workers.trainer.parallel.mesh import Mesh
 from workers.trainer.trainer import StepResult
 from workers.trainer.verification.reference import (
     ExpectedTensor,
     ReferenceRun,
     RoutingComparison,
-    iter_model_tensors,
     list_moe_layers,
 )
 from workers.trainer.verification.replicas import TensorShard
@@ -90,7 +91,9 @@ def compare_with_reference(
     expected = [] if reference is None else [v for r in reference.results for v in (r.loss, r.grad_norm)]
     scalars = _broadcast_numbers(mesh, expected, 2 * len(results), device)
     validation = _broadcast_numbers(mesh, [0.0 if reference is None else reference.validation or 0.0], 1, device)[0]
-    choices = _broadcast_routing(spec, mesh, reference, device)
+    own = [] if reference is None else [reference.choices.tokens, reference.choices.turned, *reference.choices.gaps]
+    tokens, turned, *gaps = _broadcast_numbers(mesh, own, 2 + len(list_moe_layers(spec.model)), device)
+    choices = RoutingComparison(int(tokens), int(turned), gaps)
     if not math.isfinite(scalars[0]):  # The loss of the run is finite.
         return ReferenceComparison(
             1, wrong=_find_mismatches("loss", [f"step {ran.done + 1}"], [math.nan], [0], [limits.loss])
@@ -103,7 +106,10 @@ def compare_with_reference(
         _get_relative_difference(r.grad_norm, scalars[2 * i + 1]) for i, r in enumerate(results[: limits.norm_steps])
     ]
     steps = [f"step {ran.done + i + 1}" for i in range(len(results))]
-    loss_limits = [_get_loss_limit(limits, scalars[0], scalars[2 * i]) for i in range(len(results))]
+    loss_limits = [
+        limits.loss + limits.loss_change * _get_relative_difference(scalars[0], loss) + _get_rounding(loss)
+        for loss in scalars[: 2 * len(results) : 2]
+    ]
     norm_limits = [limits.norm + _get_rounding(scalars[2 * i]) for i in range(len(norms))]
     rounding = _get_rounding(scalars[0])
     loss_names = steps
@@ -111,10 +117,10 @@ def compare_with_reference(
         losses.append(_get_relative_difference(ran.validation, validation))
         loss_limits.append(limits.loss + _get_rounding(validation))
         loss_names = [*steps, f"validation after step {ran.done}"]
-    tensors = list(iter_model_tensors(spec))
+    tensors = list(iter_model_parameters(spec.model))
     names = [name for name, _ in tensors]
     routers = [f"layers.{layer}.moe.router" for layer in list_moe_layers(spec.model)]
-    gradient_limits = [_get_gradient_limit(limits, name, shape) + rounding for name, shape in tensors]
+    gradient_limits = [_get_gradient_limit(limits, name, parameter.shape) + rounding for name, parameter in tensors]
     roundings = dict(zip(names, gradient_limits, strict=True))
     differences = _all_gather(mesh, _compute_differences(spec, mesh, shards, ran.first, reference, roundings, device))
     worst, ranks = (found.tolist() for found in differences.max(0))
@@ -127,10 +133,11 @@ def compare_with_reference(
         *_find_mismatches("choice", routers, choices.gaps, [0] * len(routers), [limits.router_choice] * len(routers)),
     ]
     if rounding > limits.gradient / 10:
-        noted = "; ".join(
-            filter(None, (f"the limits are {rounding:.2g} higher because the loss is only {scalars[0]:.2g}", noted))
-        )
-    gradient, update, loss, norm = map(_get_largest, (gradients, updates, losses, norms))
+        higher = f"the limits are {rounding:.2g} higher because the loss is only {scalars[0]:.2g}"
+        noted = f"{higher}; {noted}" if noted else higher
+    gradient, update, loss, norm = (
+        max(filter(math.isfinite, values), default=0.0) for values in (gradients, updates, losses, norms)
+    )
     return ReferenceComparison(
         len(results), len(names), gradient, update, loss, norm, wrong, noted=noted, choices=choices
     )
@@ -155,27 +162,12 @@ def _get_gradient_limit(limits: Tolerances, name: str, shape: tuple[int, ...]) -
     return limits.vector if len(shape) == 1 else limits.gradient
 
 
-def _get_loss_limit(limits: Tolerances, first: float, then: float) -> float:
-    """Return the limit of the loss of a step."""
-    return limits.loss + limits.loss_change * _get_relative_difference(first, then) + _get_rounding(then)
-
-
 def _get_rounding(loss: float) -> float:
     """Return the relative rounding of a loss and its gradients.
 
     For a token with a probability close to 1, both are one minus the probability.
     """
     return LOSS_ROUNDING / max(abs(loss), MIN_RMS)
-
-
-def _broadcast_routing(
-    spec: JobSpec, mesh: Mesh, reference: ReferenceRun | None, device: torch.device
-) -> RoutingComparison:
-    """Broadcast the routing comparison of rank 0."""
-    layers = list_moe_layers(spec.model)
-    own = [] if reference is None else [reference.choices.tokens, reference.choices.turned, *reference.choices.gaps]
-    tokens, turned, *gaps = _broadcast_numbers(mesh, own, 2 + len(layers), device)
-    return RoutingComparison(int(tokens), int(turned), gaps)
 
 
 def _select_comparable(results: list[StepResult], losses: list[float], done: int) -> tuple[str, list[StepResult]]:
@@ -208,16 +200,16 @@ def _compute_differences(
     for place, shard in enumerate(shards):
         places_by_name.setdefault(shard.name, []).append(place)
     rows = []
-    for name, shape in iter_model_tensors(spec):
-        expected = _broadcast_tensor(mesh, None if reference is None else reference.tensors[name], shape, device)
+    for name, parameter in iter_model_parameters(spec.model):
+        own = None if reference is None else reference.tensors[name]
+        expected = _broadcast_tensor(mesh, own, parameter.shape, device)
         row = torch.zeros(2, dtype=torch.float64, device=device)
         for place in places_by_name.get(name, []):
             slices = shards[place].box.slices
-            loss_names = expected.gradient[slices]
-            gradient = _compute_rms(first.gradients[place].double() - loss_names.double()) / max(
-                expected.gradient_rms, MIN_RMS
-            )
-            settled = loss_names.abs() > roundings[name] * expected.gradient_rms
+            wanted = expected.gradient[slices]
+            difference = _compute_rms(first.gradients[place].double() - wanted.double())
+            gradient = difference / max(expected.gradient_rms, MIN_RMS)
+            settled = wanted.abs() > roundings[name] * expected.gradient_rms
             weights = first.weights[place].double() - expected.weight[slices].double()
             weight = _compute_rms(weights * settled) / max(expected.update_rms, MIN_RMS)
             row = torch.maximum(row, torch.stack((gradient, weight)).nan_to_num(math.inf, posinf=math.inf))
@@ -246,12 +238,12 @@ def _broadcast_tensor(
 
 def _broadcast_numbers(mesh: Mesh, values: list[float], count: int, device: torch.device) -> list[float]:
     """Broadcast numbers of rank 0."""
-    loss_names = torch.zeros(count, dtype=torch.float64, device=device)
+    numbers = torch.zeros(count, dtype=torch.float64, device=device)
     if mesh.rank == 0:
-        loss_names = torch.tensor(values, dtype=torch.float64, device=device)
+        numbers = torch.tensor(values, dtype=torch.float64, device=device)
     if mesh.layout.world_size > 1:
-        dist.broadcast(loss_names, 0)
-    return list(map(float, loss_names.tolist()))
+        dist.broadcast(numbers, 0)
+    return list(map(float, numbers.tolist()))
 
 
 def _all_gather(mesh: Mesh, own: torch.Tensor) -> torch.Tensor:
@@ -265,11 +257,6 @@ def _all_gather(mesh: Mesh, own: torch.Tensor) -> torch.Tensor:
 
 def _get_relative_difference(a: float, b: float) -> float:
     return abs(a - b) / max(abs(b), MIN_RMS)
-
-
-def _get_largest(values: list[float]) -> float:
-    """Return the largest finite value."""
-    return max((value for value in values if math.isfinite(value)), default=0.0)
 
 
 def _find_mismatches(
@@ -370,9 +357,10 @@ def format_end_step(end: ReferenceProof) -> str:
 
 
 def _format_differences(one: ReferenceProof) -> str:
+    steps = format_count(one["steps"], "step")
     return (
         f"largest differences: gradients of {one['tensors']} tensors {one['gradient']:.0e}, updates "
-        f"{one['update']:.0e}, norms {one['norm']:.0e}, losses of {_format_steps(one['steps'])} {one['loss']:.0e}; "
+        f"{one['update']:.0e}, norms {one['norm']:.0e}, losses of {steps} {one['loss']:.0e}; "
         f"computed in {one['seconds']:.1f} s; "
         f"{_format_choices(one['choices']) if 'choices' in one else ''}{one['why']}"
     )
@@ -384,7 +372,3 @@ def _format_choices(choices: RouterChoices) -> str:
     if not choices["turned"]:
         return f"{text}, which equal its own choices; "
     return f"{text}, {choices['turned']} of which differ from its own choices by at most {choices['gap']:.0e}; "
-
-
-def _format_steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from planner.facts.model_shapes import get_chunk_units, is_moe_layer
+from planner.facts.model_shapes import is_moe_layer
 from planner.facts.single_process_reference import make_reference_spec
 from planner.facts.spec import JobSpec, ModelSpec
 from workers.meter.recorder import Recorder
 from workers.trainer.compile import exclude_from_compile
 from workers.trainer.dataset import TokenDataset
-from workers.trainer.model.decoder import get_full_name
+from workers.trainer.model.decoder import iter_model_parameters
 from workers.trainer.model.moe import Router, Routing, make_routing
 from workers.trainer.optimizer import make_step_count
 from workers.trainer.parallel.mesh import build_mesh
@@ -67,13 +67,6 @@ class ReferenceRun(NamedTuple):
     choices: RoutingComparison
 
 
-def iter_model_tensors(spec: JobSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (name, shape) of all tensors of the whole model, in order."""
-    for unit in get_chunk_units(spec.model, range(spec.model.num_layers), first=True, last=True):
-        for parameter in unit.parameters:
-            yield get_full_name(unit, parameter), parameter.shape
-
-
 def compute_reference(
     spec: JobSpec,
     corpus: TokenDataset,
@@ -109,11 +102,8 @@ def continue_reference(
     weights = [h.master.detach().clone() for h in masters]
     results = [first, *(replay.train_step(index) for index in range(done + 1, done + steps))]
     norm = math.sqrt(sum(_norm(gradient) ** 2 for gradient in gradients))
-    min_rms = (
-        (MIN_RELATIVE_GRADIENT if done else MIN_RELATIVE_FIRST_GRADIENT)
-        * norm
-        / math.sqrt(sum(map(torch.numel, gradients)))
-    )
+    fraction = MIN_RELATIVE_GRADIENT if done else MIN_RELATIVE_FIRST_GRADIENT
+    min_rms = fraction * norm / math.sqrt(sum(map(torch.numel, gradients)))
     rows = zip(masters, gradients, weights, updates, strict=True)
     tensors = {
         h.name: _make_expected(h.name, norm, min_rms, gradient, weight, update) for h, gradient, weight, update in rows
@@ -157,7 +147,8 @@ def allocate_moments(reference_trainer: Trainer, done: int) -> None:
 def gather_state(trainer: Trainer, shards: list[TensorShard], reference_trainer: Trainer | None) -> None:
     """Gather weights and moments of all ranks into rank 0's reference trainer. All ranks call this together."""
     masters = {h.name: h.master for h in reference_trainer.model.parameters} if reference_trainer is not None else {}
-    for name, shape in iter_model_tensors(trainer.spec):
+    for name, parameter in iter_model_parameters(trainer.spec.model):
+        shape = parameter.shape
         shards_of_tensor = [shard for shard in shards if shard.name == name]
         weight = _gather_tensor(trainer, shards_of_tensor, shape, lambda shard: shard.weight)
         moments = [_gather_tensor(trainer, shards_of_tensor, shape, _get_moment(trainer, moment)) for moment in MOMENTS]
@@ -298,33 +289,20 @@ class RoutingReplay:
         return make_routing(experts, gates, routing.probabilities, inputs[0].dtype)
 
     def _compare(self, layer: int, own: Routing, gates: torch.Tensor, experts: torch.Tensor) -> None:
-        gap = _min_log(own.probabilities.gather(-1, own.experts)) - _min_log(gates)
-        gap = gap.masked_fill(
-            _has_duplicate(experts), torch.inf
-        )  # Rounding never causes this, and the smallest gate would not show it.
+        gap = _log(own.probabilities.gather(-1, own.experts)).amin(-1) - _log(gates).amin(-1)
+        ordered = experts.sort(-1).values
+        # A token that has an expert twice. Rounding never causes this, and the smallest gate would not show it.
+        gap = gap.masked_fill((ordered[..., 1:] == ordered[..., :-1]).any(-1), torch.inf)
+        logs = _log(own.probabilities)
+        spread = (logs - logs.mean(-1, keepdim=True)).square().mean().sqrt().clamp_min(MIN_SPREAD)
         self._tokens += gap.numel()
         self._changed += (gap > 0).sum()
-        self._gaps[layer] = torch.maximum(self._gaps[layer], gap.max() / _get_log_spread(own.probabilities))
+        self._gaps[layer] = torch.maximum(self._gaps[layer], gap.max() / spread)
 
 
 def _log(probabilities: torch.Tensor) -> torch.Tensor:
     """Return log-probabilities. Values that underflow in fp32 count as the smallest positive number."""
     return probabilities.detach().clamp_min(torch.finfo(probabilities.dtype).tiny).log()
-
-
-def _min_log(probabilities: torch.Tensor) -> torch.Tensor:
-    return _log(probabilities).amin(-1)
-
-
-def _has_duplicate(experts: torch.Tensor) -> torch.Tensor:
-    """Return whether a token has an expert twice."""
-    ordered = experts.sort(-1).values
-    return (ordered[..., 1:] == ordered[..., :-1]).any(-1)
-
-
-def _get_log_spread(probabilities: torch.Tensor) -> torch.Tensor:
-    logs = _log(probabilities)
-    return (logs - logs.mean(-1, keepdim=True)).square().mean().sqrt().clamp_min(MIN_SPREAD)
 
 
 def list_moe_layers(model: ModelSpec) -> list[int]:

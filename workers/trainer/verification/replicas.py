@@ -77,12 +77,9 @@ class TensorShard(NamedTuple):
     @property
     def computed_with(self) -> torch.Tensor | None:
         """Return the tensor that the model computes with, or None if it is the master itself."""
-        parameter = self.parameter
-        return (
-            None
-            if parameter.weight is parameter.master
-            else get_local(parameter.weight.detach())[self.box.local_slices]
-        )
+        if self.parameter.weight is self.parameter.master:
+            return None
+        return get_local(self.parameter.weight.detach())[self.box.local_slices]
 
 
 def list_shards(spec: JobSpec, place: Coordinates, part: ModelShard) -> list[TensorShard]:
@@ -134,12 +131,12 @@ def compare_replicas(
     """Compare the replicas of all shards. All ranks call this together, and get the same result."""
     device = get_value(shards[0]).device if shards else torch.device("cpu")
     sums, elements = _gather_checksums(mesh, _make_table(what, shards, get_value, device))
-    differing = {
-        number: holders
-        for number, holders in sums.items()
-        if len({checksum_value for _, checksum_value in holders}) > 1
-    }
-    getters = [get_value, _get_computed_with] if what == "weight" else [get_value]
+    differing = {number: holders for number, holders in sums.items() if len({value for _, value in holders}) > 1}
+
+    def get_computed_with(shard: TensorShard) -> torch.Tensor:
+        return shard.weight if shard.computed_with is None else shard.computed_with
+
+    getters = [get_value, get_computed_with] if what == "weight" else [get_value]
     wrong: list[Mismatch] = []
     for number, holders in sorted(differing.items()):
         rank = next(rank for rank, checksum_value in holders if checksum_value != holders[0][1])
@@ -152,13 +149,11 @@ def compare_replicas(
     beyond = [w for w in wrong if w["apart"] is None or w["apart"] > limit]
     held_elements, all_elements = sum(elements.values()), count_parameters(spec.model)
     if held_elements != all_elements:
-        beyond.append(_make_share_mismatch(held_elements, all_elements))
+        name = f"the ranks hold {held_elements:,} elements, but the model has {all_elements:,}"
+        share = abs(held_elements - all_elements) / all_elements
+        beyond.append(Mismatch(what="share", name=name, axis="", ranks=[], apart=share, limit=0.0))
     replicated = sum(len(holders) > 1 for holders in sums.values())
     return ReplicaComparison(len(sums), replicated, worst, beyond)
-
-
-def _get_computed_with(shard: TensorShard) -> torch.Tensor:
-    return shard.weight if shard.computed_with is None else shard.computed_with
 
 
 def _make_table(what: Kind, shards: list[TensorShard], get_value: GetValue, device: torch.device) -> torch.Tensor:
@@ -211,21 +206,14 @@ def _compute_difference(
     first = mine[0].clone() if mine else torch.empty(elements, device=device)
     if mesh.layout.world_size > 1:
         dist.broadcast(first, holders[0][0])
-    apart = (
-        torch.stack([compute_rms_difference(own, first) for own in mine]).max()
-        if mine
-        else torch.zeros((), dtype=torch.float64)
-    )
+    apart = torch.zeros((), dtype=torch.float64)
+    if mine:  # ||a - b|| / ||b||
+        scale = first.double().norm().clamp_min(1e-30)
+        apart = torch.stack([(own.double() - first.double()).norm() / scale for own in mine]).max()
     apart = apart.to(device).nan_to_num(torch.inf, posinf=torch.inf).reshape(1)
     if mesh.layout.world_size > 1:
         dist.all_reduce(apart, dist.ReduceOp.MAX)
     return float(apart) if torch.isfinite(apart) else None
-
-
-def compute_rms_difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return ||a - b|| / ||b||, float64."""
-    distance: torch.Tensor = (a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30)
-    return distance
 
 
 def _make_mismatch(
@@ -239,22 +227,9 @@ def _make_mismatch(
 ) -> Mismatch:
     here, there = get_coordinates(rank, spec.layout), get_coordinates(first, spec.layout)
     name = dict(iter_shard_names(spec, here)).get(number, "a tensor")
-    return Mismatch(
-        what=what, name=name, axis=_get_differing_axes(here, there), ranks=[rank, first], apart=apart, limit=limit
-    )
-
-
-def _get_differing_axes(a: Coordinates, b: Coordinates) -> str:
-    """Return the axes in which two ranks differ. Two replicas on one rank of a V schedule differ in pp."""
-    differing = [axis for axis in MESH_AXES if getattr(a, axis) != getattr(b, axis)]
-    return " x ".join(differing) or "pp"
-
-
-def _make_share_mismatch(holders: int, all_elements: int) -> Mismatch:
-    name = f"the ranks hold {holders:,} elements, but the model has {all_elements:,}"
-    return Mismatch(
-        what="share", name=name, axis="", ranks=[], apart=abs(holders - all_elements) / all_elements, limit=0.0
-    )
+    # Two replicas on one rank of a V schedule differ in pp.
+    axes = " x ".join(axis for axis in MESH_AXES if getattr(here, axis) != getattr(there, axis)) or "pp"
+    return Mismatch(what=what, name=name, axis=axes, ranks=[rank, first], apart=apart, limit=limit)
 
 
 def compare_batch_rows(

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 import torch
 
@@ -52,6 +53,7 @@ from workers.trainer.verification.reference import (
 )
 from workers.trainer.verification.replicas import Kind, TensorShard, compare_batch_rows, compare_replicas, list_shards
 
+ProofState = Literal["due", "not checked", "equal", "apart"]
 MAX_MISMATCHES = 20
 NO_STEP = "no steps left to train"
 
@@ -78,9 +80,8 @@ class RunVerifier:
         self._limits = get_resumed_tolerances(trainer.spec) if done >= COMPARED_STEPS else get_tolerances(trainer.spec)
         self._last = trainer.spec.train.steps - 1
         why = explain_no_reference(trainer.spec) or _explain_timeout(trainer.spec)
-        self._last_compared = (
-            done if why else min(done + COMPARED_STEPS, self._last + 1)
-        )  # first step that is not compared
+        # The first step that is not compared.
+        self._last_compared = done if why else min(done + COMPARED_STEPS, self._last + 1)
         self._shards: list[TensorShard] = list_shards(trainer.spec, trainer.mesh.coordinates, trainer.model)
         self._first_step: FirstStepTensors | None = None
         self._routing = RoutingRecorder(trainer, on=done < self._last_compared)
@@ -150,10 +151,7 @@ class RunVerifier:
     def check_end(self) -> None:
         """Run one extra step, and compare it with a reference that starts from the state of the run.
 
-        If the mismatches can be rounding of the batch, another step follows with the next batch.
-
-        Raises:
-            DivergedError: if the step is not finite and the spec does not allow it.
+        If the mismatches can be rounding of the batch, another step follows with the next batch. Raises DivergedError.
         """
         if self._end is None:
             return
@@ -194,17 +192,9 @@ class RunVerifier:
         assert first_step is not None
         self._first_step = None
         ran = TrainedSteps(done, first_step, self._results)
+        spec, dataset, steps = trainer.spec, trainer.dataset, len(self._results)
         routing = self._routing.take()
-        computed = partial(
-            compute_reference,
-            trainer.spec,
-            trainer.dataset,
-            trainer.device,
-            len(self._results),
-            done,
-            self._fill,
-            routing,
-        )
+        computed = partial(compute_reference, spec, dataset, trainer.device, steps, done, self._fill, routing)
         self._reference, wrong = self._compare_with_reference(ran, computed, self._limits)
         self._wrong += wrong
 
@@ -212,12 +202,8 @@ class RunVerifier:
         """Return the result and the mismatches of the step after `done` steps."""
         trainer = self.trainer
         trainer.recorder.close_trace()  # Later records do not belong to the last step.
-        spec, corpus, device, limits_used = (
-            trainer.spec,
-            trainer.dataset,
-            trainer.device,
-            get_final_tolerances(trainer.spec),
-        )
+        spec, corpus, device = trainer.spec, trainer.dataset, trainer.device
+        limits_used = get_final_tolerances(spec)
 
         def build() -> Trainer:
             reference = build_reference_trainer(spec, corpus, device, trained=True)
@@ -254,8 +240,10 @@ class RunVerifier:
         found = compare_with_reference(
             trainer.spec, trainer.mesh, self._shards, ran, computed, limits_used, trainer.device
         )
-        words = format_tolerances(trainer.spec, limits_used, trained=ran.done > 0)
-        return _make_process_proof(found, limits_used, words, time.perf_counter() - started), found.wrong
+        limits = format_tolerances(trainer.spec, limits_used, trained=ran.done > 0)
+        state: ProofState = "not checked" if found.failed else "apart" if found.wrong else "equal"
+        why = found.failed or "; ".join(filter(None, (limits, found.noted)))
+        return _make_proof(state, why, found, limits_used, time.perf_counter() - started), found.wrong
 
     def _report(self) -> None:
         mesh = self.trainer.mesh
@@ -282,41 +270,28 @@ def _explain_timeout(spec: JobSpec) -> str:
     return f"the reference would take about {seconds:,.0f} s, and ranks wait at most {waits_s:g} s on this host"
 
 
-def _make_pending_proof(why: str, steps: int, limits_used: Tolerances) -> ReferenceProof:
+def _make_pending_proof(why: str, steps: int, limits: Tolerances) -> ReferenceProof:
     """Return a proof that is due after `steps` steps, or not checked because of `why`."""
-    return ReferenceProof(
-        state="not checked" if why else "due",
-        why=why,
-        steps=steps,
-        tensors=0,
-        gradient=0.0,
-        update=0.0,
-        loss=0.0,
-        norm=0.0,
-        limit=limits_used.gradient,
-        seconds=0.0,
-    )
+    return _make_proof("not checked" if why else "due", why, ReferenceComparison(steps), limits, 0.0)
 
 
-def _make_process_proof(
-    found: ReferenceComparison, limits_used: Tolerances, words: str, seconds: float
+def _make_proof(
+    state: ProofState, why: str, found: ReferenceComparison, limits: Tolerances, seconds: float
 ) -> ReferenceProof:
-    state = "not checked" if found.failed else "apart" if found.wrong else "equal"
-    extra = ReferenceProof(
-        state=state,  # type: ignore[typeddict-item]  # one of four literals
-        why=found.failed or "; ".join(filter(None, (words, found.noted))),
+    proof = ReferenceProof(
+        state=state,
+        why=why,
         steps=found.steps,
         tensors=found.tensors,
         gradient=found.gradient,
         update=found.update,
         loss=found.loss,
         norm=found.norm,
-        limit=limits_used.gradient,
+        limit=limits.gradient,
         seconds=seconds,
     )
     if found.choices.tokens:
         tokens, turned, gaps = found.choices
-        extra["choices"] = RouterChoices(
-            tokens=tokens, turned=turned, gap=max(filter(math.isfinite, gaps), default=0.0)
-        )
-    return extra
+        gap = max(filter(math.isfinite, gaps), default=0.0)
+        proof["choices"] = RouterChoices(tokens=tokens, turned=turned, gap=gap)
+    return proof

@@ -37,6 +37,18 @@ from workers.host.supervisor.exit_report import (
 )
 from workers.host.supervisor.log_tail import LogTail
 
+SENSELESS = [
+    "[",
+    "[1]",
+    "null",
+    '{"rank": "0", "exit_code": 1, "signal": null}',
+    '{"rank": 1, "exit_code": 1, "signal": null}',
+    '{"rank": true, "exit_code": 1, "signal": null}',
+    '{"rank": 0, "exit_code": 1e99, "signal": null}',
+    '{"rank": 0, "exit_code": 1, "signal": ["SIGKILL"]}',
+    '{"rank": 0, "exit_code": 1, "signal": "a signal"}',
+]
+
 
 def ending(
     folder: Path, tally: SummaryBuilder, failure: RankFailure | None = None, code: int = 0, error: str = ""
@@ -192,12 +204,12 @@ def test_summary_leaves_out_cells_of_the_last_ranks_when_full(tmp_path: Path) ->
     report = ending(tmp_path, tally)
     assert isinstance(report, dict)
     assert report["summary"]["verdict"] == {"0": [row("dp")]}
-    kept = [int(rank) for rank in report["summary"]["cells"]]
-    assert 0 < len(kept) < 64
-    assert kept == list(range(len(kept)))
-    assert report["summary"]["cells_left_out"] == 64 - len(kept)
+    saved = [int(rank) for rank in report["summary"]["cells"]]
+    assert 0 < len(saved) < 64
+    assert saved == list(range(len(saved)))
+    assert report["summary"]["cells_left_out"] == 64 - len(saved)
     run = parse_job({"name": "x", "status": "succeeded", "world_size": 64, "exit": report})  # type: ignore[typeddict-item]
-    with pytest.raises(MissingValueError, match=f"has no bytes: only {len(kept)} of 64 ranks have stored traffic"):
+    with pytest.raises(MissingValueError, match=f"has no bytes: only {len(saved)} of 64 ranks have stored traffic"):
         run.get_value("bytes")
     told = compute_facts(report, 64)
     assert (told["sent"], told["no_sent"]) == ([], run.no_traffic_reason)
@@ -244,19 +256,6 @@ def test_reason_is_the_launcher_message_or_the_last_stderr_line(tmp_path: Path) 
     ]
 
 
-SENSELESS = [
-    "[",
-    "[1]",
-    "null",
-    '{"rank": "0", "exit_code": 1, "signal": null}',
-    '{"rank": 1, "exit_code": 1, "signal": null}',
-    '{"rank": true, "exit_code": 1, "signal": null}',
-    '{"rank": 0, "exit_code": 1e99, "signal": null}',
-    '{"rank": 0, "exit_code": 1, "signal": ["SIGKILL"]}',
-    '{"rank": 0, "exit_code": 1, "signal": "a signal"}',
-]
-
-
 @pytest.mark.parametrize("text", SENSELESS)
 def test_ignores_an_invalid_launcher_report(tmp_path: Path, text: str) -> None:
     attempt = AttemptDir(tmp_path, "job", 1)
@@ -268,8 +267,8 @@ def test_ignores_an_invalid_launcher_report(tmp_path: Path, text: str) -> None:
 def test_cleans_the_launcher_message(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path, "job", 1)
     attempt.logs.mkdir(parents=True)
-    said = {"rank": 0, "exit_code": 1, "signal": None, "message": "\x1b[31ma\x1b[0m\x08\0b\ud800\n\nc" + "d" * 9999}
-    attempt.failure_file.write_text(json.dumps(said))
+    messages = {"rank": 0, "exit_code": 1, "signal": None, "message": "\x1b[31ma\x1b[0m\x08\0b\ud800\n\nc" + "d" * 9999}
+    attempt.failure_file.write_text(json.dumps(messages))
     found = read_failure(attempt, range(1))
     assert found is not None
     report = ending(tmp_path / "end", SummaryBuilder(), found, 1)

@@ -84,26 +84,26 @@ def looks(ranks: RankMonitor, pid: int) -> None:
 @pytest.mark.usefixtures("uncrowded")
 def test_reports_a_process_stopped_between_two_messages() -> None:
     """Stop a process only for short times. Its rank is never silent for long."""
-    told: list[ProcessItem] = []
+    result: list[ProcessItem] = []
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
-            ranks = RankMonitor(told.append)
+            ranks = RankMonitor(result.append)
             looks(ranks, process.pid)
-            assert told == []
+            assert result == []
             os.kill(process.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
             looks(ranks, process.pid)
-            assert [(item["rank"], item["state"], item["pid"]) for item in told] == [(3, "stopped", process.pid)]
+            assert [(item["rank"], item["state"], item["pid"]) for item in result] == [(3, "stopped", process.pid)]
         finally:
             process.kill()
 
 
 @pytest.mark.usefixtures("uncrowded")
 def test_reports_a_stop_between_two_checks_once() -> None:
-    told: list[ProcessItem] = []
+    result: list[ProcessItem] = []
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
-            ranks = RankMonitor(told.append)
+            ranks = RankMonitor(result.append)
             looks(ranks, process.pid)
             os.kill(process.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -111,7 +111,7 @@ def test_reports_a_stop_between_two_checks_once() -> None:
             os.kill(process.pid, signal.SIGCONT)
             os.waitid(os.P_PID, process.pid, os.WCONTINUED | os.WNOWAIT)
             looks(ranks, process.pid)
-            assert [item["state"] for item in told] == ["stopped"]
+            assert [item["state"] for item in result] == ["stopped"]
             assert ranks._ranks[3].was_stopped is False
         finally:
             process.kill()
@@ -119,7 +119,7 @@ def test_reports_a_stop_between_two_checks_once() -> None:
 
 def test_silence_is_not_negative_after_a_slow_stack_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a rank that sends during a slow stack read has no negative silence."""
-    told: list[ProcessItem] = []
+    result: list[ProcessItem] = []
     now = [100.0]
     monkeypatch.setattr("workers.host.supervisor.health.time.monotonic", lambda: now[0])
     with contextlib.ExitStack() as stack:
@@ -128,7 +128,7 @@ def test_silence_is_not_negative_after_a_slow_stack_read(monkeypatch: pytest.Mon
             process = stack.enter_context(subprocess.Popen(["sleep", "60"]))
             stack.callback(process.kill)
             pids.append(process.pid)
-        ranks = RankMonitor(told.append)
+        ranks = RankMonitor(result.append)
 
         async def slow(pid: int) -> list[str]:
             now[0] += 4.0
@@ -148,13 +148,13 @@ def test_silence_is_not_negative_after_a_slow_stack_read(monkeypatch: pytest.Mon
             await ranks.check()
 
         asyncio.run(looks())
-    silent = {item["rank"]: item["silent_s"] for item in told}
+    silent = {item["rank"]: item["silent_s"] for item in result}
     assert silent == {0: 9.0, 1: 0.0}
 
 
 def test_reports_a_process_that_waits_for_a_cpu() -> None:
     """Run two busy processes on one CPU. Each waits half of the time, and a sleeping process never waits."""
-    told: list[ProcessItem] = []
+    result: list[ProcessItem] = []
     one = min(os.sched_getaffinity(0))
     spin = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{one}])\nwhile True: pass"]
     with contextlib.ExitStack() as stack:
@@ -163,7 +163,7 @@ def test_reports_a_process_that_waits_for_a_cpu() -> None:
             process = stack.enter_context(subprocess.Popen(argv))
             stack.callback(process.kill)
             pids.append(process.pid)
-        ranks = RankMonitor(told.append)
+        ranks = RankMonitor(result.append)
 
         async def looks() -> None:
             for _ in range(2):
@@ -173,8 +173,8 @@ def test_reports_a_process_that_waits_for_a_cpu() -> None:
                 await asyncio.sleep(1.0)
 
         asyncio.run(looks())
-    assert {item["rank"] for item in told} == {0, 1}
-    assert all(0.2 < item["crowded"] <= 1.0 for item in told), told
+    assert {item["rank"] for item in result} == {0, 1}
+    assert all(0.2 < item["crowded"] <= 1.0 for item in result), result
 
 
 def test_parses_main_thread_frames_outermost_first() -> None:
@@ -185,10 +185,10 @@ def test_parses_main_thread_frames_outermost_first() -> None:
     assert (stack[0], stack[-1]) == (f"{MAX_FRAMES - 1}.py:{MAX_FRAMES - 1} in f{MAX_FRAMES - 1}", "0.py:0 in f0")
 
 
-@pytest.mark.parametrize("told", [b"", b"[]", b"{}", b"[1]", b'[{"thread_name": "x"}]', b"\xff", b'[{"thread_name":'])
-def test_rejects_output_without_a_stack(told: bytes) -> None:
+@pytest.mark.parametrize("result", [b"", b"[]", b"{}", b"[1]", b'[{"thread_name": "x"}]', b"\xff", b'[{"thread_name":'])
+def test_rejects_output_without_a_stack(result: bytes) -> None:
     with pytest.raises(StackUnavailableError):
-        parse_main_stack(told)
+        parse_main_stack(result)
 
 
 class Clocked(FakeNvml):

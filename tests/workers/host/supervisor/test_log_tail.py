@@ -24,7 +24,7 @@ from workers.host.supervisor.log_tail import (
 MEBI = 2**20
 
 
-def tail_of(folder: Path, log_bytes: int = 64 * MEBI) -> LogTail:
+def make_tail(folder: Path, log_bytes: int = 64 * MEBI) -> LogTail:
     return LogTail(folder, range(4), log_bytes, frozenset({os.geteuid()}))
 
 
@@ -35,7 +35,7 @@ def rank_log(folder: Path, rank: int, name: str = "stdout.log") -> Path:
 
 
 def test_reads_complete_lines_and_the_rest_at_the_end(tmp_path: Path) -> None:
-    path, tail = rank_log(tmp_path, 3), tail_of(tmp_path)
+    path, tail = rank_log(tmp_path, 3), make_tail(tmp_path)
     path.write_bytes(b"one\ntw")
     assert [(i["rank"], i["first"], i["lines"]) for i in tail.read()] == [(3, 0, ["one"])]
     assert tail.read() == []
@@ -48,13 +48,13 @@ def test_reads_complete_lines_and_the_rest_at_the_end(tmp_path: Path) -> None:
 
 def test_replaces_invalid_utf8_and_cuts_long_lines(tmp_path: Path) -> None:
     (tmp_path / "launcher.log").write_bytes(b"\xff\x00ok\n" + b"y" * 100_000 + b"\n")
-    (item,) = tail_of(tmp_path).read()
+    (item,) = make_tail(tmp_path).read()
     assert item["rank"] == LAUNCHER_RANK
     assert item["lines"] == ["\ufffd\ufffdok", "y" * MAX_LINE_CHARS]
 
 
 def test_counts_every_skipped_line_of_a_flood(tmp_path: Path) -> None:
-    path, tail = rank_log(tmp_path, 0), tail_of(tmp_path)
+    path, tail = rank_log(tmp_path, 0), make_tail(tmp_path)
     lines = 5 * MAX_READ_BYTES // 8
     path.write_text("".join(f"{number:07d}\n" for number in range(lines)))
     (item,) = tail.read()
@@ -64,7 +64,7 @@ def test_counts_every_skipped_line_of_a_flood(tmp_path: Path) -> None:
 
 
 def test_skips_a_sparse_log_of_terabytes_and_states_its_bytes(tmp_path: Path) -> None:
-    path, tail = rank_log(tmp_path, 0), tail_of(tmp_path)
+    path, tail = rank_log(tmp_path, 0), make_tail(tmp_path)
     path.write_text("before\n")
     assert tail.read()[0]["lines"] == ["before"]
     with path.open("r+b") as out:
@@ -116,7 +116,7 @@ def test_opens_only_regular_files_of_the_job(tmp_path: Path, make: object) -> No
     path = rank_log(logs, 0)
     make(path, secret)
     rank_log(logs, 1, "stderr.log").write_text("mine\n")
-    items = tail_of(logs).read(final=True)
+    items = make_tail(logs).read(final=True)
     assert [(item["rank"], item["lines"]) for item in items] in ([(1, ["mine"])], [])
     assert make is linked_run or items != []
 
@@ -134,19 +134,19 @@ def test_reads_only_files_that_torchrun_writes(tmp_path: Path) -> None:
     second.mkdir(parents=True)
     (second / "stdout.log").write_text("not mine\n")
     os.utime(tmp_path / "other_run")
-    assert [item["lines"] for item in tail_of(tmp_path).read()] == [["mine"]]
+    assert [item["lines"] for item in make_tail(tmp_path).read()] == [["mine"]]
 
 
 def test_limited_log_keeps_its_start_and_end(tmp_path: Path) -> None:
-    path, tail = rank_log(tmp_path, 0), tail_of(tmp_path, log_bytes=4 * MEBI)
+    path, tail = rank_log(tmp_path, 0), make_tail(tmp_path, log_bytes=4 * MEBI)
     written = 0
-    told: list[LogItem] = []
+    result: list[LogItem] = []
     with path.open("wb") as rank:  # as torchrun opens it: not for appending, so the place to write never moves
         for _ in range(64):
             rank.write(b"".join(b"%07d\n" % (number) for number in range(written, written + 65536)))
             rank.flush()
             written += 65536
-            told += tail.read()
+            result += tail.read()
             assert path.stat().st_blocks * 512 <= 5 * MEBI
     assert path.stat().st_size == written * 8
     assert path.stat().st_blocks * 512 <= 4 * MEBI + 8192
@@ -154,7 +154,7 @@ def test_limited_log_keeps_its_start_and_end(tmp_path: Path) -> None:
     assert body.startswith(b"0000000\n0000001\n")
     assert body.endswith(b"%07d\n" % (written - 1))
     assert b" bytes were removed here: the limit of a log is 4,194,304 bytes]" in body[: 2 * MEBI]
-    assert sum(len(item["lines"]) + item.get("skipped", 0) for item in told) == written
+    assert sum(len(item["lines"]) + item.get("skipped", 0) for item in result) == written
 
 
 def test_truncates_a_log_on_a_file_system_without_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,17 +190,17 @@ def test_loses_no_line_when_a_read_fails_once(tmp_path: Path) -> None:
     log = tmp_path / "launcher.log"
     log.write_text("one\n")
     tail = Faulty(tmp_path, range(0), 1000, frozenset({os.geteuid()}))
-    heard: list[str] = []
+    received: list[str] = []
 
-    async def told() -> None:
+    async def result() -> None:
         over = asyncio.Event()
-        following = asyncio.create_task(follow_logs(lambda: tail, lambda item: heard.extend(item["lines"]), over))
-        while not heard:
+        following = asyncio.create_task(follow_logs(lambda: tail, lambda item: received.extend(item["lines"]), over))
+        while not received:
             assert not following.done()
             await asyncio.sleep(0)
         log.write_text("one\nthe last, unfinished")
         over.set()
         await following
 
-    asyncio.run(asyncio.wait_for(told(), scale_timeout(20)))
-    assert heard == ["one", "the last, unfinished"]
+    asyncio.run(asyncio.wait_for(result(), scale_timeout(20)))
+    assert received == ["one", "the last, unfinished"]

@@ -29,15 +29,33 @@ from workers.host.supervisor.multi_host import (
     coordinate_start,
     wait_for_members,
 )
-from workers.host.supervisor.publisher import BoardClock
+from workers.host.supervisor.publisher import BoardClock, ReadyMember, TransportError
 from workers.host.supervisor.redis_transport import RedisTransport
 from workers.host.supervisor.torchrun_process import TorchrunProcess
-from workers.host.supervisor.transport import ReadyMember, TransportError
 
 # Loopback has as many addresses as two hosts of one machine need.
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 HASTE = LauncherTimeouts(0.05, 0.1, 0.01)
 LOOPBACK_6 = ("::1", "::1")  # IPv6 has but one
+# Rank 1 breaks once it was looked at; rank 0 waits for it.
+SCRIPT = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(1))
+told = {name: os.environ[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
+with open(f"{sys.argv[1]}.{rank}.draft", "w") as out:
+    json.dump(told, out)
+os.rename(f"{sys.argv[1]}.{rank}.draft", f"{sys.argv[1]}.{rank}")
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.05)
+if rank == 1:
+    raise ValueError("boom")
+dist.all_reduce(torch.ones(1 << 20))
+"""
 
 
 def nodes_at(addresses: tuple[str, str]) -> list[Node]:
@@ -47,7 +65,7 @@ def nodes_at(addresses: tuple[str, str]) -> list[Node]:
 NODES = nodes_at(ADDRESSES)
 
 
-def order_of(node: int, lease_s: float = 3600, addresses: tuple[str, str] = ADDRESSES) -> LaunchOrder:
+def make_order(node: int, lease_s: float = 3600, addresses: tuple[str, str] = ADDRESSES) -> LaunchOrder:
     spec = {"kind": "script", "layout": {"dp": 2}, "script": {"path": "script.py", "args": []}}
     gang = Gang(node=node, nodes=nodes_at(addresses), lease_s=lease_s)
     return LaunchOrder(v=VERSION, job="gang", attempt=1, spec=spec, slots=[0], expires=0.0, gang=gang)
@@ -65,7 +83,7 @@ def lines(server: RedisServer, folder: Path) -> list[RedisTransport]:
 
 
 def test_assigns_ranks_to_nodes_in_order() -> None:
-    order = order_of(1)
+    order = make_order(1)
     order["gang"]["nodes"] = [
         Node(host=name, address="", ranks=ranks) for name, ranks in (("a", 4), ("b", 2), ("c", 1))
     ]
@@ -79,10 +97,10 @@ def test_assigns_ranks_to_nodes_in_order() -> None:
     [({"node": 2}, "gang.node"), ({"nodes": NODES[:1]}, "gang.nodes"), ({"nodes": [NODES[0]] * 2, "node": 7}, "gang")],
 )
 def test_rejects_an_order_with_an_invalid_node(wrong: dict[str, Any], field: str) -> None:
-    order = {**order_of(0), "gang": {**order_of(0)["gang"], **wrong}}
+    order = {**make_order(0), "gang": {**make_order(0)["gang"], **wrong}}
     with pytest.raises(BadMessageError, match=field):
         validate_launch_order(order)
-    more = {**order_of(0), "slots": [0, 1]}
+    more = {**make_order(0), "slots": [0, 1]}
     with pytest.raises(BadMessageError, match="slots has 2 entries, but the number of local ranks is 1"):
         validate_launch_order(more)
 
@@ -90,11 +108,11 @@ def test_rejects_an_order_with_an_invalid_node(wrong: dict[str, Any], field: str
 def test_all_members_get_the_leader_although_redis_loses_data(redis_service: RedisServer, tmp_path: Path) -> None:
     async def main() -> list[ReadyMember]:
         first, second = lines(redis_service, tmp_path)
-        waiting = asyncio.create_task(wait_for_members(first, order_of(0), ReadyMember(ADDRESSES[0], 4711)))
+        waiting = asyncio.create_task(wait_for_members(first, make_order(0), ReadyMember(ADDRESSES[0], 4711)))
         await asyncio.to_thread(wait_until, lambda: redis_service.client().keys("meshboard:gang:*"), "one is ready")
         redis_service.client().flushall()
         assert not waiting.done()
-        met = await wait_for_members(second, order_of(1), ReadyMember(ADDRESSES[1], 0))
+        met = await wait_for_members(second, make_order(1), ReadyMember(ADDRESSES[1], 0))
         both = [await waiting, met]
         await first.close()
         await second.close()
@@ -106,7 +124,7 @@ def test_all_members_get_the_leader_although_redis_loses_data(redis_service: Red
 def test_names_missing_members(redis_service: RedisServer, tmp_path: Path) -> None:
     async def main(url: str) -> None:
         line = RedisTransport(AttemptDir(tmp_path, "gang", 1), settings_of(0, tmp_path, url), 0)
-        await wait_for_members(line, order_of(0), ReadyMember(ADDRESSES[0], 1), timeout_s=0.3)
+        await wait_for_members(line, make_order(0), ReadyMember(ADDRESSES[0], 1), timeout_s=0.3)
 
     with pytest.raises(NotReadyError, match=r"host host-1 was not ready within 0 s"):
         asyncio.run(main(redis_service.url))
@@ -116,22 +134,22 @@ def test_names_missing_members(redis_service: RedisServer, tmp_path: Path) -> No
     redis_service.start()
 
 
-@pytest.mark.parametrize("said", [b"", b"{}\n", b'{"port": "x"}\n', b'{"port": 70000}\n', b"[" * 6000, b"\xff\n"])
-def test_ignores_an_invalid_launcher_message(said: bytes) -> None:
-    ours, theirs = socket.socketpair()
-    theirs.sendall(said)
-    theirs.shutdown(socket.SHUT_WR)
+@pytest.mark.parametrize("messages", [b"", b"{}\n", b'{"port": "x"}\n', b'{"port": 70000}\n', b"[" * 6000, b"\xff\n"])
+def test_ignores_an_invalid_launcher_message(messages: bytes) -> None:
+    actual, expected = socket.socketpair()
+    expected.sendall(messages)
+    expected.shutdown(socket.SHUT_WR)
 
     async def lead_of(own: ReadyMember) -> ReadyMember:
         raise AssertionError("it said no port")
 
-    asyncio.run(coordinate_start(ours, order_of(0)["gang"], ADDRESSES[0], lead_of, lambda: False))
-    theirs.settimeout(5)
-    assert theirs.recv(10) == b""
+    asyncio.run(coordinate_start(actual, make_order(0)["gang"], ADDRESSES[0], lead_of, lambda: False))
+    expected.settimeout(5)
+    assert expected.recv(10) == b""
 
 
 @pytest.mark.parametrize(
-    ("node", "said", "says"),
+    ("node", "messages", "text"),
     [
         (0, b"", "host host-0 did not answer within 0 s"),
         (1, b"", "host host-1 could not connect to host host-0 within 0 s"),
@@ -139,34 +157,34 @@ def test_ignores_an_invalid_launcher_message(said: bytes) -> None:
     ],
     ids=["it leads", "it follows", "it met them"],
 )
-def test_names_a_launcher_that_stops_responding(node: int, said: bytes, says: str) -> None:
-    ours, theirs = socket.socketpair()
-    theirs.sendall(b'{"port": 7}\n' + said)
+def test_names_a_launcher_that_stops_responding(node: int, messages: bytes, text: str) -> None:
+    actual, expected = socket.socketpair()
+    expected.sendall(b'{"port": 7}\n' + messages)
 
     async def lead_of(own: ReadyMember) -> ReadyMember:
         return own
 
-    with theirs, pytest.raises(NotReadyError, match=f"^{says}$"):
-        asyncio.run(coordinate_start(ours, order_of(node)["gang"], ADDRESSES[node], lead_of, lambda: False, HASTE))
+    with expected, pytest.raises(NotReadyError, match=f"^{text}$"):
+        asyncio.run(coordinate_start(actual, make_order(node)["gang"], ADDRESSES[node], lead_of, lambda: False, HASTE))
 
 
 def test_stops_checking_the_launcher_after_the_start() -> None:
-    ours, theirs = socket.socketpair()
-    theirs.sendall(b'{"port": 7}\n{"met": true}\n')
+    actual, expected = socket.socketpair()
+    expected.sendall(b'{"port": 7}\n{"met": true}\n')
 
     async def lead_of(own: ReadyMember) -> ReadyMember:
         return own
 
-    with theirs:
-        asyncio.run(coordinate_start(ours, order_of(1)["gang"], ADDRESSES[1], lead_of, lambda: True, HASTE))
-        assert theirs.recv(100) == b'{"address": "127.0.0.3", "port": 7}\n'
-        assert theirs.recv(1) == b"", "it hung up"
+    with expected:
+        asyncio.run(coordinate_start(actual, make_order(1)["gang"], ADDRESSES[1], lead_of, lambda: True, HASTE))
+        assert expected.recv(100) == b'{"address": "127.0.0.3", "port": 7}\n'
+        assert expected.recv(1) == b"", "it hung up"
 
 
 def test_only_a_gang_has_a_lease_which_contact_renews() -> None:
-    alone = order_of(0)
+    alone = make_order(0)
     del alone["gang"]
-    lease, forever = GangLease(order_of(0, lease_s=0.05)), GangLease(alone)
+    lease, forever = GangLease(make_order(0, lease_s=0.05)), GangLease(alone)
     wait_until(lease.is_expired, "the lease is over", 5, 0.01)
     assert not forever.is_expired()
     lease.renew()
@@ -211,27 +229,6 @@ def test_finds_the_address_towards_redis() -> None:
     assert find_interface("203.0.113.9") is None
 
 
-# Rank 1 breaks once it was looked at; rank 0 waits for it.
-SCRIPT = """
-import json, os, sys, time
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-dist.all_reduce(torch.ones(1))
-told = {name: os.environ[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")}
-with open(f"{sys.argv[1]}.{rank}.draft", "w") as out:
-    json.dump(told, out)
-os.rename(f"{sys.argv[1]}.{rank}.draft", f"{sys.argv[1]}.{rank}")
-while not os.path.exists(sys.argv[2]):
-    time.sleep(0.05)
-if rank == 1:
-    raise ValueError("boom")
-dist.all_reduce(torch.ones(1 << 20))
-"""
-
-
 class Both:
     """The results of two members of one gang."""
 
@@ -252,7 +249,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         settings = settings_of(node, folder, "", found.addresses)
         settings.script_root.mkdir(parents=True)
         (settings.script_root / "script.py").write_text(SCRIPT)
-        order = order_of(node, addresses=found.addresses)
+        order = make_order(node, addresses=found.addresses)
         order["spec"]["script"]["args"] = [str(folder / "told"), str(folder / "go")]
         attempt = claim_attempt(settings.run_dir, order)
         assert attempt is not None
@@ -280,7 +277,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             asyncio.create_task(
                 coordinate_start(
                     training.launcher,
-                    order_of(node)["gang"],
+                    make_order(node)["gang"],
                     settings.address,
                     lambda own, node=node: lead_of(node, own),
                     lambda: False,
@@ -302,7 +299,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     try:
         asyncio.run(work())
         found.failures = [
-            read_failure(attempt, get_local_ranks(order_of(node))) for node, (attempt, _, _) in enumerate(members)
+            read_failure(attempt, get_local_ranks(make_order(node))) for node, (attempt, _, _) in enumerate(members)
         ]
         yield found
     finally:

@@ -21,11 +21,10 @@ from jobs.runs.history.recording.attempt_recorder import StreamKey, read_new_ent
 from tests.support.processes import RedisServer
 from workers.host.attempts import AttemptDir
 from workers.host.settings import HostSettings
-from workers.host.supervisor.publisher import Publisher, TokenBucket
+from workers.host.supervisor.publisher import BoardTransport, Publisher, TokenBucket
 from workers.host.supervisor.redis_transport import STREAM_EXPIRES_S, RedisTransport
 from workers.host.supervisor.telemetry_buffer import MAX_LATE_LOG_BYTES, TelemetryBuffer
 from workers.host.supervisor.telemetry_session import cancel_tasks
-from workers.host.supervisor.transport import BoardTransport
 
 STREAM = telemetry_stream("job", 1)
 STREAM_BYTES = 2**20
@@ -154,24 +153,24 @@ def recorded(server: RedisServer) -> list[int]:
     steps: list[int] = []
     while found := list(read_new_entries(server.client(), position)):
         for _, entries in found:
-            for heard in entries:
-                steps += [-1] * heard.missing
+            for received in entries:
+                steps += [-1] * received.missing
                 steps += (
-                    [item["step"] for item in items([heard.batch]) if item["kind"] == "checkpoint"]
-                    if heard.batch
+                    [item["step"] for item in items([received.batch]) if item["kind"] == "checkpoint"]
+                    if received.batch
                     else []
                 )
-                position = {stream: {"after": heard.id, "number": heard.number}}
+                position = {stream: {"after": received.id, "number": received.number}}
     return steps
 
 
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Drop the responses of Redis while the event is set. Redis still executes the commands."""
-    is_deaf, hear = threading.Event(), AbstractConnection.read_response
+    is_deaf, receive = threading.Event(), AbstractConnection.read_response
 
     async def hear_or_not(self: Any, *args: Any, **options: Any) -> Any:
-        answer = await hear(self, *args, **options)
+        answer = await receive(self, *args, **options)
         if is_deaf.is_set():
             raise redis.exceptions.TimeoutError("no answer")
         return answer
@@ -233,15 +232,15 @@ def test_does_not_resend_a_batch_after_a_later_command_fails(
 
 
 def test_reads_requested_steps_and_ignores_invalid_ones(redis_service: RedisServer) -> None:
-    asked: list[frozenset[int]] = []
+    request: list[frozenset[int]] = []
 
     async def work(publisher: Publisher, board: TelemetryBuffer, line: BoardTransport) -> None:
-        asked.append(await line.get_requested_steps())
+        request.append(await line.get_requested_steps())
         redis_service.client().sadd(requested_timelines_key("job", 1), 3, 40, "x", -1)
-        asked.append(await line.get_requested_steps())
+        request.append(await line.get_requested_steps())
 
     run(redis_service, work)
-    assert asked == [frozenset(), {3, 40}]
+    assert request == [frozenset(), {3, 40}]
 
 
 def test_token_bucket_gives_its_burst_then_its_rate() -> None:

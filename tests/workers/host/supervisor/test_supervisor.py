@@ -31,6 +31,8 @@ from workers.host.supervisor.telemetry_buffer import MAX_LATE_LOG_BYTES
 from workers.host.supervisor.telemetry_session import cancel_tasks
 
 TRAIN = {"steps": 100_000, "warmup_steps": 2, "global_batch": 4, "seq_len": 32, "eval_every": 0, "verify": "off"}
+LINES = 4000
+JOB = "telling"
 
 
 def spec(**train: Any) -> dict[str, Any]:
@@ -135,9 +137,6 @@ def test_socket_root_is_tmp_when_tmpdir_is_too_long(tmp_path: Path, monkeypatch:
         assert get_socket_root() == root
 
 
-LINES = 4000
-
-
 def farewell(server: RedisServer, attempt: AttemptDir) -> list[Any]:
     """Return the log items on the board of a job that printed LINES lines at its end."""
     root = attempt.run_dir
@@ -180,9 +179,6 @@ def test_counts_lines_that_are_not_sent_in_time(
     assert found[-1]["lines"] == []
     assert found[-1]["first"] == LINES
     assert sum(len(item["lines"]) + item.get("skipped", 0) for item in found) == LINES
-
-
-JOB = "telling"
 
 
 @pytest.fixture
@@ -239,7 +235,7 @@ def test_run_sends_start_steps_and_the_stack_of_a_stopped_rank(machine: Host) ->
         ]
         assert stages[:2] == [(-1, "claimed"), (-1, "spawned")]
         for rank in (0, 1):
-            assert [stage for told, stage in stages if told == rank] == ["imported", "met", "built", "first step"]
+            assert [stage for result, stage in stages if result == rank] == ["imported", "met", "built", "first step"]
         whole: dict[int, set[int]] = {}
         for item in machine.read_items(JOB, "timeline"):
             whole.setdefault(item["step"], set()).add(item["rank"])

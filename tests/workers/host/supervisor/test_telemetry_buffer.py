@@ -114,7 +114,7 @@ def test_counts_dropped_lines_at_their_place() -> None:
 
 
 def test_thins_fast_lines_to_the_newest_and_counts_the_rest() -> None:
-    board, lines, told, missing = TelemetryBuffer(), 0, 0, 0
+    board, lines, result, missing = TelemetryBuffer(), 0, 0, 0
     for _ in range(40):
         batch = LogItem(kind="log", rank=0, time=0.0, first=lines, lines=[f"{lines + i:099d}" for i in range(2000)])
         lines += 2000
@@ -122,13 +122,13 @@ def test_thins_fast_lines_to_the_newest_and_counts_the_rest() -> None:
         for item in taken(board, log_room=MAX_SEGMENT_BYTES):
             assert item["kind"] == "log"
             missing += item.get("skipped", 0)
-            assert item["first"] == int(item["lines"][0]) == told + missing
-            told += len(item["lines"])
+            assert item["first"] == int(item["lines"][0]) == result + missing
+            result += len(item["lines"])
         board.thin_logs()
     waiting = [item for item in taken(board) if item["kind"] == "log"]
     assert sum(len(msgpack.packb(item)) for item in waiting) <= MAX_LATE_LOG_BYTES
     missing += sum(item.get("skipped", 0) for item in waiting)
-    assert told + missing + sum(len(item["lines"]) for item in waiting) == lines
+    assert result + missing + sum(len(item["lines"]) for item in waiting) == lines
     assert missing > 0
 
 
@@ -139,10 +139,10 @@ def test_counts_lines_dropped_at_the_end() -> None:
     board.thin_logs()
     board.flush_skipped(late=False)
     assert not board.is_empty()
-    told = [item for item in taken(board) if item["kind"] == "log"]
-    assert {item["rank"] for item in told} == set(range(50))
-    assert all(len(item["lines"]) + item.get("skipped", 0) == 1 for item in told)
-    assert {item["first"] for item in told if not item["lines"]} == {1}
+    result = [item for item in taken(board) if item["kind"] == "log"]
+    assert {item["rank"] for item in result} == set(range(50))
+    assert all(len(item["lines"]) + item.get("skipped", 0) == 1 for item in result)
+    assert {item["first"] for item in result if not item["lines"]} == {1}
     assert board.is_empty()
     board.add(log(1, 1))
     board.flush_skipped(late=True)

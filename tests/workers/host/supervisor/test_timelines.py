@@ -1,4 +1,4 @@
-"""Timelines: whole steps, limited storage, and requested steps."""
+"""Timelines: whole steps, limited storage, requested steps, and traced steps within the byte rate."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from workers.host.supervisor.telemetry_buffer import (
     TimelineQueue,
     TimelineSampler,
 )
+from workers.step_sampling import StepSampler
 
 RANKS = (4, 5)
 PLENTY = 2**40
@@ -62,87 +63,87 @@ class Told:
 
 
 def test_sends_a_step_once_when_its_last_rank_arrives() -> None:
-    told = Told()
-    kept = TimelineSampler(RANKS, told)
-    kept.add(item(5, 1))
-    assert told.steps == []
-    kept.add(item(4, 1))
-    kept.add(item(4, 1))
-    assert told.steps == [(1, [4, 5])]
+    result = Told()
+    stored = TimelineSampler(RANKS, result)
+    stored.add(item(5, 1))
+    assert result.steps == []
+    stored.add(item(4, 1))
+    stored.add(item(4, 1))
+    assert result.steps == [(1, [4, 5])]
 
 
 def test_thins_steps_to_multiples_of_a_power_of_two() -> None:
-    told = Told()
-    kept = TimelineSampler(RANKS, told)
+    result = Told()
+    stored = TimelineSampler(RANKS, result)
     for step in range(1, 600):
         for rank in RANKS:
-            kept.add(item(rank, step, 100_000, step_s=0.1))  # 2 MB a second, eight times what may be
-    steps = [step for step, ranks in told.steps if ranks == list(RANKS)]
-    assert len(steps) == len(told.steps)
+            stored.add(item(rank, step, 100_000, step_s=0.1))  # 2 MB a second, eight times what may be
+    steps = [step for step, ranks in result.steps if ranks == list(RANKS)]
+    assert len(steps) == len(result.steps)
     late = [step for step in steps if step > 100]
     assert late == [step for step in range(101, 600) if step % 8 == 0]
 
 
 def test_sends_requested_steps_from_storage_or_on_arrival() -> None:
-    told = Told()
-    kept = TimelineSampler(RANKS, told)
-    kept._sampler.level = 10
+    result = Told()
+    stored = TimelineSampler(RANKS, result)
+    stored._sampler.level = 10
     for step in (1, 2, 3):
         for rank in RANKS:
-            kept.add(item(rank, step))
-    assert told.steps == []
-    kept.request([2, 7, 10_000])
-    kept.request([2, 7, 10_000])
-    assert told.steps == [(2, [4, 5])]
+            stored.add(item(rank, step))
+    assert result.steps == []
+    stored.request([2, 7, 10_000])
+    stored.request([2, 7, 10_000])
+    assert result.steps == [(2, [4, 5])]
     for rank in RANKS:
-        kept.add(item(rank, 7))
-    assert told.steps == [(2, [4, 5]), (7, [4, 5])]
+        stored.add(item(rank, 7))
+    assert result.steps == [(2, [4, 5]), (7, [4, 5])]
 
 
 def test_sends_an_incomplete_step_only_on_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = Told()
-    kept = TimelineSampler(RANKS, told)
-    kept.add(item(4, 1))
-    kept.request([1])
-    assert told.steps == []
+    result = Told()
+    stored = TimelineSampler(RANKS, result)
+    stored.add(item(4, 1))
+    stored.request([1])
+    assert result.steps == []
     monkeypatch.setattr(telemetry_buffer, "MAX_RANK_WAIT_S", 0.0)
-    kept.request([1])
-    assert told.steps == [(1, [4])]
-    kept.add(item(5, 1))
-    assert told.steps == [(1, [4]), (1, [5])]
+    stored.request([1])
+    assert result.steps == [(1, [4])]
+    stored.add(item(5, 1))
+    assert result.steps == [(1, [4]), (1, [5])]
 
 
 def test_sends_the_last_steps_at_the_end() -> None:
-    told = Told()
-    kept = TimelineSampler(RANKS, told)
-    kept._sampler.level = 10
+    result = Told()
+    stored = TimelineSampler(RANKS, result)
+    stored._sampler.level = 10
     for step in range(1, 20):
-        kept.add(item(4, step))
+        stored.add(item(4, step))
         if step < 19:
-            kept.add(item(5, step))
-    kept.request([17])
-    kept.finish()
-    assert told.steps == [(17, [4, 5]), (15, [4, 5]), (16, [4, 5]), (18, [4, 5]), (19, [4])]
-    kept.add(item(5, 19))
+            stored.add(item(5, step))
+    stored.request([17])
+    stored.finish()
+    assert result.steps == [(17, [4, 5]), (15, [4, 5]), (16, [4, 5]), (18, [4, 5]), (19, [4])]
+    stored.add(item(5, 19))
     for rank in RANKS:
-        kept.add(item(rank, 20))
-    assert told.steps[5:] == [(19, [5]), (20, [4, 5])], "items sent before the last process ended"
+        stored.add(item(rank, 20))
+    assert result.steps[5:] == [(19, [5]), (20, [4, 5])], "items sent before the last process ended"
     assert LAST_STEPS == 5
 
 
 def test_limits_stored_steps_and_bytes() -> None:
-    kept = TimelineSampler(RANKS, Told())
+    stored = TimelineSampler(RANKS, Told())
     for step in range(1, 200):
-        kept.add(item(4, step))
-    assert sorted(kept._steps) == list(range(200 - MAX_STEPS, 200))
+        stored.add(item(4, step))
+    assert sorted(stored._steps) == list(range(200 - MAX_STEPS, 200))
     for step in range(200, 300):
-        kept.add(item(4, step, 190_000))
-    assert kept._num_bytes == sum(step.num_bytes for step in kept._steps.values()) <= MAX_STEPS_BYTES
-    assert len(kept._steps) == MAX_STEPS_BYTES // 190_000
-    kept.request(range(1000))
-    assert len(kept._requested) == MAX_REQUESTED
+        stored.add(item(4, step, 190_000))
+    assert stored._num_bytes == sum(step.num_bytes for step in stored._steps.values()) <= MAX_STEPS_BYTES
+    assert len(stored._steps) == MAX_STEPS_BYTES // 190_000
+    stored.request(range(1000))
+    assert len(stored._requested) == MAX_REQUESTED
 
 
 def test_drops_whole_steps_but_finishes_a_partial_one() -> None:
@@ -176,3 +177,40 @@ def test_sends_timelines_after_everything_else() -> None:
     assert {one["kind"] for one in load.items} == {"timeline"}, "samples leave no gap"
     assert len(msgpack.packb(load.items)) <= MAX_TIMELINE_BYTES
     assert len(load.items) % len(RANKS) == 0
+
+
+def run(thinning: StepSampler, steps: range, step_bytes: int, step_s: float) -> list[int]:
+    """Return the traced steps."""
+    result, last = [], None
+    for step in steps:
+        if thinning.should_trace(step):
+            result.append(step)
+            thinning.record_traced_step(step_bytes, step_s)
+            last = step
+    assert last is not None
+    return result
+
+
+@pytest.mark.parametrize("step_bytes", [100, 1_000, 9_000, 100_000])
+def test_traced_steps_stay_within_byte_rate(step_bytes: int) -> None:
+    result = run(StepSampler(10_000), range(1, 4001), step_bytes, step_s=0.1)[10:]
+    if step_bytes * 10 <= 10_000:
+        assert len(result) > 3980
+    rate = (len(result) - 1) * step_bytes / ((result[-1] - result[0]) * 0.1)
+    assert rate <= 10_000
+    assert rate > 10_000 * 0.3 or step_bytes * 10 <= 10_000, "the smallest level that fits"
+
+
+def test_steps_of_higher_level_are_a_subset() -> None:
+    some = run(StepSampler(10_000), range(1, 2001), 3_000, step_s=0.1)
+    few = run(StepSampler(10_000), range(1, 2001), 30_000, step_s=0.1)
+    assert len(few) < len(some) < 2000
+    assert set(few[5:]) <= set(some)
+
+
+def test_traces_all_steps_again_when_they_become_small() -> None:
+    thinning = StepSampler(10_000)
+    run(thinning, range(1, 500), 100_000, step_s=0.1)
+    assert thinning.level > 3
+    run(thinning, range(512, 4000), 100, step_s=0.1)
+    assert thinning.level == 0

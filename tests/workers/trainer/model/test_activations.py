@@ -16,7 +16,7 @@ from workers.trainer.model import Block, Strategy
 from workers.trainer.model.layers import compute_frequencies, compute_rotary
 
 
-def spec_of(preset: str, batch: int, seq_len: int, recompute: str = "none", **train: str) -> JobSpec:
+def make_spec_for(preset: str, batch: int, seq_len: int, recompute: str = "none", **train: str) -> JobSpec:
     sizes = {"global_batch": batch, "seq_len": seq_len, **train}
     return parse_fields({"model": {"preset": preset}, "layout": {"recompute": recompute}, "train": sizes})
 
@@ -59,19 +59,19 @@ def saved_bytes(spec: JobSpec) -> int:
     with Made() as made:
         out = block(leaf * 1, turned)
     own = out.untyped_storage()._cdata
-    kept = [
+    stored = [
         num_bytes
         for key, (storage, shape, num_bytes) in made.storages.items()
         if not storage.expired() and key != own and shape not in weights and shape[::-1] not in weights
     ]
     out.sum().backward()
-    return sum(kept)
+    return sum(stored)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("preset", ["gpt-tiny", "gpt-mini", "llama-tiny", "llama-mini"])
 def test_a_layer_saves_the_predicted_bytes(preset: str, precision: str) -> None:
-    spec = spec_of(preset, 3, 100, precision=precision)  # a shape no weight has
+    spec = make_spec_for(preset, 3, 100, precision=precision)  # a shape no weight has
     assert saved_bytes(spec) == pytest.approx(get_layer_bytes(spec), rel=0.03)
 
 
@@ -79,6 +79,6 @@ def test_a_layer_saves_the_predicted_bytes(preset: str, precision: str) -> None:
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 @pytest.mark.parametrize("preset", ["gpt-mini", "llama-mini"])
 def test_recompute_saves_the_predicted_bytes(preset: str, recompute: str, attention: str) -> None:
-    spec = spec_of(preset, 3, 100, recompute, attention=attention)
+    spec = make_spec_for(preset, 3, 100, recompute, attention=attention)
     assert saved_bytes(spec) == pytest.approx(get_layer_bytes(spec), rel=0.03)
-    assert saved_bytes(spec) < saved_bytes(spec_of(preset, 3, 100, attention=attention))
+    assert saved_bytes(spec) < saved_bytes(make_spec_for(preset, 3, 100, attention=attention))

@@ -13,7 +13,7 @@ from planner.facts.model_shapes import Parameter, ParameterUnit, count_parameter
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from tests.support.processes import scale_timeout
-from workers.checkpoint.inference import _rope
+from workers.checkpoint.inference import get_rope_parameters
 from workers.trainer.model import Attention, Block, Decoder, Strategy, apply_rotary, init_weights
 from workers.trainer.model import decoder as decoder_module
 from workers.trainer.model.layers import compute_frequencies, compute_rotary
@@ -23,6 +23,7 @@ SIZES = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, 
 MODEL = ModelSpec.model_validate(
     {"arch": "llama", "vocab_size": 256, "max_seq_len": 24, "tied_embeddings": False, **SIZES}
 )
+ALONE = Strategy()
 
 
 def started_from(num_threads: int) -> dict[str, torch.Tensor]:
@@ -61,9 +62,6 @@ def test_gpu_ranks_share_the_cores_of_their_host(monkeypatch: pytest.MonkeyPatch
         assert decoder_module.get_num_init_threads(gpu) == num_threads
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert decoder_module.get_num_init_threads(torch.device("cpu")) == 1
-
-
-ALONE = Strategy()
 
 
 def spec(arch: str, **changes: object) -> ModelSpec:
@@ -132,9 +130,9 @@ def test_a_gpt_block_matches_the_pre_norm_layer_of_torch() -> None:
         (other.linear2.bias, mlp.down.bias),
     ]
     with torch.no_grad():
-        for theirs, ours in pairs:
-            assert ours is not None
-            theirs.copy_(ours)
+        for reference, actual in pairs:
+            assert actual is not None
+            reference.copy_(actual)
     x = torch.randn(2, 10, h, generator=generator)
     mask = nn.Transformer.generate_square_subsequent_mask(10)
     torch.testing.assert_close(block(x), other(x, src_mask=mask, is_causal=True), rtol=1e-4, atol=1e-5)
@@ -148,9 +146,9 @@ def test_grouped_query_attention_equals_repeated_heads() -> None:
             parameter.normal_(0.0, 0.2, generator=generator)
         whole.q.weight.copy_(grouped.q.weight)
         whole.out.weight.copy_(grouped.out.weight)
-        for theirs, ours in ((whole.k, grouped.k), (whole.v, grouped.v)):
-            heads = ours.weight.unflatten(0, (2, 8))
-            theirs.weight.copy_(heads.repeat_interleave(2, 0).flatten(0, 1))
+        for reference, actual in ((whole.k, grouped.k), (whole.v, grouped.v)):
+            heads = actual.weight.unflatten(0, (2, 8))
+            reference.weight.copy_(heads.repeat_interleave(2, 0).flatten(0, 1))
     x = torch.randn(2, 10, 32, generator=generator)
     at = compute_rotary(torch.arange(10), compute_frequencies(spec("llama"), x.device), x.dtype)
     torch.testing.assert_close(grouped(ParallelInput(x, x), at), whole(ParallelInput(x, x), at), rtol=1e-4, atol=1e-5)
@@ -205,7 +203,7 @@ def test_rotary_frequencies_match_the_published_model(preset: str) -> None:
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_heads,
         max_position_embeddings=model.max_seq_len,
-        rope_parameters=_rope(model),
+        rope_parameters=get_rope_parameters(model),
     )
     expected = LlamaRotaryEmbedding(config).inv_freq
     torch.testing.assert_close(compute_frequencies(model, torch.device("cpu")), expected, rtol=1e-5, atol=0)

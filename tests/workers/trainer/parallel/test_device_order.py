@@ -22,19 +22,19 @@ QUICK = (
     "ep2 x pp2 x tp2 sp",
     "pp2 zbv x zero1 dp2 x tp2",
 )
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS if name not in QUICK]
 
 
-def spec_of(name: str) -> JobSpec:
+def make_spec_for(name: str) -> JobSpec:
     return Case(LAYOUTS[name].archs[-1], name).spec
 
 
 assert set(QUICK) <= set(LAYOUTS)
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS if name not in QUICK]
 
 
 @pytest.mark.parametrize("name", [*QUICK, *OTHERS])
 def test_every_call_meets_its_like_and_no_ring_waits(name: str) -> None:
-    found = traces(spec_of(name))
+    found = traces(make_spec_for(name))
     played = Played(found)
     assert played.unlike() == []
     assert played.stuck() == []
@@ -92,9 +92,9 @@ def ahead(layout: Layout, micro_batches: int, *, forwards: bool = False) -> list
 
 
 def test_a_pipe_that_receives_ahead_waits_for_ever_in_one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Played(traces(spec_of("pp2 1f1b")), one_queue=True).stuck() == []
+    assert Played(traces(make_spec_for("pp2 1f1b")), one_queue=True).stuck() == []
     monkeypatch.setattr(pipeline_parallel, "order_exchanges", ahead)
-    found = traces(spec_of("pp2 1f1b"))
+    found = traces(make_spec_for("pp2 1f1b"))
     assert Played(found).stuck() == []
     assert Played(found, one_queue=True).stuck()
 
@@ -107,7 +107,7 @@ def without(found: list[Trace], unwanted: Callable[[Connect], bool]) -> list[Tra
 def test_stages_that_meet_at_their_first_messages_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """One waits for the other's first receive from it, and the other likewise: as every pipe did until 2026-11."""
     monkeypatch.setattr(pipeline_parallel, "order_exchanges", ahead)
-    found = traces(spec_of("pp2 1f1b"))
+    found = traces(make_spec_for("pp2 1f1b"))
     assert Played(found).stuck() == []
     assert Played(without(found, lambda one: one.peer is not None)).stuck()
 

@@ -100,12 +100,12 @@ def test_names_a_gpu_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rejects_sizes_that_no_fp8_kernel_supports() -> None:
     odd = {**SIZES["llama"], "hidden_size": 96, "num_heads": 4, "num_kv_heads": 4, "ffn_hidden_size": 240}
     train = {"global_batch": 2, "seq_len": 20, "precision": "fp8"}
-    told = find_unsupported_fields(parse_spec({"model": odd, "layout": {"tp": 2}, "train": train}))
-    assert {problem.field for problem in told} == {"train.precision"}
-    words = json.dumps([problem.message for problem in told])
+    result = find_unsupported_fields(parse_spec({"model": odd, "layout": {"tp": 2}, "train": train}))
+    assert {problem.field for problem in result} == {"train.precision"}
+    words = json.dumps([problem.message for problem in result])
     assert "240 / tp 2 = 120 columns per rank in an MLP" in words
     assert "40 tokens per rank in a micro-batch" in words
-    assert len(told) == 2
+    assert len(result) == 2
     even = {"model": {**odd, "ffn_hidden_size": 256}, "layout": {"tp": 2}, "train": {**train, "seq_len": 24}}
     assert find_unsupported_fields(parse_spec(even)) == []
 

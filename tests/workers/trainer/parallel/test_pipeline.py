@@ -22,6 +22,7 @@ from workers.trainer.parallel.pipeline_parallel import SendQueue
 from workers.trainer.parallel.tensor_parallel import TensorParallel
 
 TIMEOUT = timedelta(seconds=30)
+WIDTH = 1600  # one square fp32 matrix is 9.8 MiB, three close a bucket
 
 
 @pytest.fixture
@@ -74,9 +75,6 @@ def test_the_thread_ends_with_its_queue(ranks: list[dist.ProcessGroupGloo]) -> N
     del sends
     thread.join(scale_timeout(20))
     assert not thread.is_alive()
-
-
-WIDTH = 1600  # one square fp32 matrix is 9.8 MiB, three close a bucket
 
 
 @pytest.fixture

@@ -1,31 +1,36 @@
-"""Train a tokenizer and a model, sample text, and export both."""
+"""Train a tokenizer and a model, then evaluate, sample from, and export its checkpoint."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
 from tests.support.processes import ROOT
-from tests.workers.checkpoint.runs import make_spec
+from tests.workers.checkpoint.runs import Ran, make_spec, run
 from webapp.runner import find_free_port
 from workers.checkpoint.__main__ import main
-from workers.checkpoint.inference import evaluate, find_tokenizer, get_text_encoder, load_model, sample
+from workers.checkpoint.inference import evaluate, export, find_tokenizer, get_text_encoder, load_model, sample
 from workers.trainer.errors import UserError
 
 VOCAB = 300
 MODEL = {"vocab_size": VOCAB, "num_layers": 2}
 LINE = "the model goes on: caf\u00e9 {i}, and on"
+LAYOUTS: dict[str, dict[str, Any]] = {"gpt": {"pp": 2}, "llama": {"tp": 2}, "moe": {"dp": 2, "ep": 2, "zero": 3}}
+VARIANTS = {"llama": "vocabulary of 257", "moe": "stretched"}  # tp pads while it trains; RoPE as Llama 3.1's
 
 
-def command(module: str, *arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_command(module: str, *arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", module, *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
@@ -38,7 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = ({"body": LINE.format(i=i)} for i in range(300))
     (root / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = root / "bpe.json"
-    made = command(
+    made = run_command(
         "workers.tokenizer", "train", root / "d.jsonl", "--column", "body", "--vocab-size", VOCAB, "--out", out
     )
     assert made.returncode == 0, made.stderr
@@ -48,7 +53,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "spec.json").write_text(json.dumps(spec))
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port())}
     places = ("--spec", root / "spec.json", "--data-root", root, "--checkpoint-root", root / "saved")
-    trained = command("workers.trainer", *places, **alone)
+    trained = run_command("workers.trainer", *places, **alone)
     assert trained.returncode == 0, trained.stderr
     (root / "said.txt").write_text(trained.stdout)
     return root
@@ -60,7 +65,7 @@ def test_samples_text_with_the_tokenizer_of_the_job(
 ) -> None:
     saved = root / "saved" / "local"
     greedy = ("--prompt", "the model", "--tokens", "8", "--temperature", "0")
-    by_root = command("workers.checkpoint", "sample", saved, "--data-root", root, *greedy)
+    by_root = run_command("workers.checkpoint", "sample", saved, "--data-root", root, *greedy)
     argv = ["checkpoint", "sample", str(saved), "--tokenizer", str(root / "bpe.json"), *greedy]
     monkeypatch.setattr(sys, "argv", argv)
     assert main() == 0
@@ -75,9 +80,9 @@ def test_samples_text_with_the_tokenizer_of_the_job(
 
 
 def test_evaluates_with_the_tokenizer_and_column_of_the_job(root: Path) -> None:
-    (said,) = [line for line in (root / "said.txt").read_text().splitlines() if "validation loss" in line]
+    (messages,) = [line for line in (root / "said.txt").read_text().splitlines() if "validation loss" in line]
     found = evaluate(load_model(root / "saved" / "local", print), "d.jsonl", root, 8)
-    assert float(said.split()[-1]) == pytest.approx(found, abs=1e-4)
+    assert float(messages.split()[-1]) == pytest.approx(found, abs=1e-4)
 
 
 def test_transformers_loads_the_exported_tokenizer(
@@ -88,18 +93,18 @@ def test_transformers_loads_the_exported_tokenizer(
     monkeypatch.setattr(sys, "argv", argv)
     assert main() == 0
     assert "tokenizer.json" in capsys.readouterr().out
-    ours = Tokenizer.from_file(str(root / "bpe.json"))
+    actual = Tokenizer.from_file(str(root / "bpe.json"))
     text = LINE.format(i=7) + "<|endoftext|>"
     # seconds, which all that collect would take
     from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-    for theirs in (PreTrainedTokenizerFast.from_pretrained(out), AutoTokenizer.from_pretrained(out)):
-        assert theirs(text)["input_ids"] == ours.encode(text).ids
-        assert theirs.decode(theirs(text)["input_ids"]) == text
-        assert theirs.eos_token_id == ours.token_to_id("<|endoftext|>")
+    for expected in (PreTrainedTokenizerFast.from_pretrained(out), AutoTokenizer.from_pretrained(out)):
+        assert expected(text)["input_ids"] == actual.encode(text).ids
+        assert expected.decode(expected(text)["input_ids"]) == text
+        assert expected.eos_token_id == actual.token_to_id("<|endoftext|>")
     model = AutoModelForCausalLM.from_pretrained(out)
-    assert model.config.eos_token_id == ours.token_to_id("<|endoftext|>")
-    prompt = ours.encode("the model").ids
+    assert model.config.eos_token_id == actual.token_to_id("<|endoftext|>")
+    prompt = actual.encode("the model").ids
     made = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False)[0].tolist()
     assert made == prompt + sample(load_model(saved, print), prompt, len(made) - len(prompt), 0.0, 0)
 
@@ -128,9 +133,9 @@ def test_rejects_a_missing_or_larger_tokenizer(root: Path, tmp_path: Path) -> No
         (tmp_path / "bpe.json", None, "`--tokenizer` '.*bpe.json' has 301 tokens"),
         (tmp_path / "none.json", None, "`--tokenizer` '.*none.json' cannot be read: No such file or directory"),
     ]
-    for given, data_root, words in wrong:
+    for options, data_root, words in wrong:
         with pytest.raises(UserError, match=words):
-            get_text_encoder(spec, given, data_root)
+            get_text_encoder(spec, options, data_root)
 
 
 def test_uses_bytes_without_a_tokenizer() -> None:
@@ -164,3 +169,73 @@ def test_rejects_invalid_arguments(
     monkeypatch.setattr(sys, "argv", ["checkpoint", "sample", str(root / "saved" / "local"), *tokenizer, *arguments])
     assert main() == 2
     assert f"error: {words}" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Ran]]:
+    root = tmp_path_factory.mktemp("checkpoints") / "root"
+    train = {"checkpoint_every": 6, "eval_every": 6}
+    specs = {arch: make_spec(layout, arch, VARIANTS.get(arch, ""), **train) for arch, layout in LAYOUTS.items()}
+    return root, {arch: run(spec, root, job=arch) for arch, spec in specs.items()}
+
+
+def call_main(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process, where torch is already imported."""
+    argv, out, err = ["workers.checkpoint", *arguments], io.StringIO(), io.StringIO()
+    with mock.patch.object(sys, "argv", argv), redirect_stdout(out), redirect_stderr(err):
+        code = main()
+    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
+
+
+@pytest.mark.parametrize("arch", list(LAYOUTS))
+def test_transformers_computes_the_same_logits_from_the_export(
+    trained: tuple[Path, dict[str, Ran]], arch: str, tmp_path: Path
+) -> None:
+    root, _ = trained
+    whole = load_model(root / arch, print)
+    folder = export(whole, tmp_path / "exported")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    from transformers import AutoModelForCausalLM  # seconds, which all that collect would take
+
+    expected, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert expected.config.vocab_size == whole.spec.model.vocab_size
+    tokens = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(whole.decoder(tokens), expected(tokens).logits, rtol=1e-4, atol=1e-5)
+    refused = call_main("export", str(root / arch), "--out", str(folder))
+    assert (refused.returncode, "Use a new folder" in refused.stderr) == (2, True)
+
+
+def test_evaluate_returns_the_validation_loss_of_the_run(trained: tuple[Path, dict[str, Ran]]) -> None:
+    root, runs = trained
+    for arch, ran in runs.items():
+        (validation,) = ran.of_kind("eval")
+        found = evaluate(load_model(root / arch, print), "stdlib", root.parent / "data", 8)
+        assert found == pytest.approx(validation["loss"], rel=1e-5)
+
+
+def test_samples_depend_on_model_and_seed(trained: tuple[Path, dict[str, Ran]]) -> None:
+    whole = load_model(trained[0] / "gpt", print)
+    greedy = sample(whole, [100, 101], 3, 0.0, 0)
+    with torch.no_grad():
+        assert greedy[0] == int(whole.decoder(torch.tensor([[100, 101]]))[0, -1].argmax())
+    assert sample(whole, [100], 20, 1.0, 1) == sample(whole, [100], 20, 1.0, 1) != sample(whole, [100], 20, 1.0, 2)
+    assert len(sample(whole, [100] * 40, 3, 1.0, 1)) == 3, "a prompt longer than the model's context"
+
+
+def test_commands_list_evaluate_sample_and_reject(trained: tuple[Path, dict[str, Ran]], tmp_path: Path) -> None:
+    root, _ = trained
+    listed = call_main("list", str(root)).stdout
+    assert "moe/1/step-00000006" in listed
+    assert "dp2 pp1 tp1 cp1 ep2 zero3" in listed
+    result = call_main("evaluate", str(root / "gpt"), "--data-root", str(root.parent / "data"), "--sequences", "2")
+    assert "nats per token on 2 held-out sequences of stdlib" in result.stdout, result.stderr
+    request = ["sample", str(root / "gpt/1/step-00000006"), "--prompt", "import ", "--tokens", "5"]
+    argv = [sys.executable, "-m", "workers.checkpoint", *request]
+    text = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert text.stdout.startswith("import ")
+    none = call_main("sample", str(tmp_path))
+    assert (none.returncode, none.stderr.count("\n")) == (2, 1)
+    assert "no complete checkpoint" in none.stderr

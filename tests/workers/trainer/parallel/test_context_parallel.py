@@ -1,6 +1,8 @@
-"""Attention that stays within documents: as if each were a sequence of its own."""
+"""Attention stays within documents, and saves no scores."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 from tests.memory.compare import compare_stages
 from tests.parity.cases import SIZES
+from workers.dry_run import run_dry_step
 from workers.torch_private.kernels import attend
 from workers.trainer.model import Decoder, Strategy
 from workers.trainer.parallel.context_parallel import TokenPositions, attend_in_documents, get_document_ids
@@ -87,3 +90,15 @@ def test_the_plan_includes_the_document_mask(layout: dict[str, int], train: dict
     settings = {"global_batch": 2, "micro_batches": 2, "seq_len": 4096, "document_end": 3}
     (row,) = compare_stages(parse_fields({"model": model, "layout": layout, "train": {**settings, **train}}))
     assert abs(row.error) < 0.025, row
+
+
+def peak_bytes(seq_len: int, **layout: Any) -> int:
+    model = {"preset": "llama-tiny", "max_seq_len": 2**17}
+    train = {"global_batch": 1, "seq_len": seq_len}
+    return run_dry_step(parse_fields({"model": model, "layout": {"cp": 4, **layout}, "train": train}), 1).peak_bytes
+
+
+@pytest.mark.parametrize(("method", "recompute"), [("ring", "full"), ("all_gather", "none")])
+def test_twice_the_sequence_adds_as_much_again(method: str, recompute: str) -> None:
+    short, long, longer = (peak_bytes(n * 2**14, cp_method=method, recompute=recompute) for n in (1, 2, 3))
+    assert longer - long == pytest.approx(long - short, rel=0.01)

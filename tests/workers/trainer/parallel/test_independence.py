@@ -15,6 +15,8 @@ from workers.dry_run import run_dry_step
 from workers.trainer import optimizer
 from workers.trainer.parallel import mesh, parallelize
 
+SP, HEADS, PLAIN = Case("gpt", "tp2 sp"), Case("llama", "tp2 one kv head"), Case("gpt", "dp2")
+
 
 class Fault(NamedTuple):
     """Store a replacement of a function, and a case that it affects."""
@@ -25,7 +27,6 @@ class Fault(NamedTuple):
     instead: Callable[..., Any]
 
 
-SP, HEADS, PLAIN = Case("gpt", "tp2 sp"), Case("llama", "tp2 one kv head"), Case("gpt", "dp2")
 FAULTS = {
     "the trainer sums no gradient over tp": Fault(SP, optimizer, "is_partial_over_tp", lambda *_: False),
     "the planner expects no such sum": Fault(SP, traffic, "_is_partial_over_tp", lambda *_: False),

@@ -1,4 +1,4 @@
-"""Copy a checkpoint from a host outside the attempt, protected by a secret."""
+"""Copy checkpoints between hosts without a shared root, and from a host outside the attempt."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from planner.facts.parse_spec import parse_spec
 from tests.support.processes import scale_timeout
+from tests.support.ranks import run_ranks
 from workers.checkpoint import folder
 from workers.checkpoint import transfer as borrowing
 from workers.checkpoint.lend import (
@@ -29,9 +31,78 @@ from workers.checkpoint.lend import (
     encode_offer,
 )
 from workers.checkpoint.transfer import borrow
+from workers.trainer.errors import UserError
 
 SECRET, OTHER = "5e" * 32, "00" * 32
 LEAST = (1, 20)
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    base = tmp_path_factory.mktemp("apart")
+    done = run_ranks(3, "tests.workers.checkpoint.transfer_ranks", str(base))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((base / f"said-{rank}.json").read_text()) for rank in range(3)]
+
+
+@pytest.mark.slow
+def test_collects_a_checkpoint_on_one_host_and_copies_it_to_the_others(messages: list[dict[str, Any]]) -> None:
+    assert [one["damage"] for one in messages] == [None] * 3
+    assert "1/step-00000007" in messages[1]["have"]
+    assert [one["left"] for one in messages] == [False] * 3, "no draft stays behind"
+
+
+@pytest.mark.slow
+def test_fails_on_all_ranks_if_one_host_cannot_write(messages: list[dict[str, Any]]) -> None:
+    for one in messages:
+        assert one["problem"].startswith("Cannot copy the checkpoint to this host: ")
+        assert "2" in one["problem"]
+    assert messages[1]["have"] == ["1/step-00000007"], "what it had stays"
+
+
+@pytest.mark.slow
+def test_checks_the_copy_of_each_host(messages: list[dict[str, Any]]) -> None:
+    """Check files on each host, because copies can differ."""
+    assert [one["looked"] for one in messages] == ["__0_0.distcp changed after it was written (CRC-32 differs)"] * 3
+
+
+@pytest.mark.slow
+def test_copies_the_previous_checkpoint_if_the_newest_is_damaged(messages: list[dict[str, Any]]) -> None:
+    assert [one["brought"] for one in messages] == [[4], [4, 8], [4]]
+    assert [one["passed over"] for one in messages] == [[[1, 8]]] * 3, (
+        "a run that expects it hears why it begins before"
+    )
+    assert [one["of others' folders"] for one in messages] == [[]] * 3
+
+
+@pytest.mark.slow
+def test_replaces_a_truncated_copy_from_another_host(messages: list[dict[str, Any]]) -> None:
+    """Copy a checkpoint again if all hosts have it and one copy is truncated."""
+    assert [one["mended"] for one in messages] == ["whole"] * 3
+
+
+def publish_empty(job: Path, attempt: int, step: int) -> None:
+    draft = folder.get_draft_path(folder.get_step_folder(job / str(attempt), step))
+    draft.mkdir(parents=True)
+    folder.publish(draft, parse_spec({"model": {"preset": "gpt-tiny"}}), step, {}, [], {})
+
+
+def test_requires_the_reported_checkpoint_or_a_later_one(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+
+    def require_expected(expected: str) -> None:
+        folder.require_expected(folder.list_complete(job)[::-1], expected, "anna")
+
+    with pytest.raises(
+        UserError, match=r"Checkpoint job/1/step-00000020 .* on host anna is missing .* Newest checkpoint here: none\."
+    ):
+        require_expected("job/1/step-00000020")
+    publish_empty(job, 1, 10)
+    with pytest.raises(UserError, match=r"Newest checkpoint here: 1/step-00000010\."):
+        require_expected("job/1/step-00000020")
+    require_expected("job/1/step-00000010")
+    publish_empty(job, 2, 5)
+    require_expected("job/1/step-00000020")  # a later attempt went on from it
 
 
 def publish(job: Path, attempt: int, step: int) -> Path:
@@ -75,7 +146,7 @@ def told(path: Path, port: int, secret: str = SECRET) -> Path:
 
 
 @pytest.fixture
-def theirs(tmp_path: Path) -> Path:
+def reference(tmp_path: Path) -> Path:
     job = tmp_path / "anna" / "job"
     publish(job, 1, 20)
     return job
@@ -83,45 +154,45 @@ def theirs(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("part", [CHUNK_BYTES + 1, borrowing.PART_BYTES])
 def test_copies_the_newest_checkpoint_and_keeps_older_ones(
-    part: int, tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
+    part: int, tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(borrowing, "PART_BYTES", part)
-    newest, ours = publish(theirs, 1, 30), tmp_path / "job"
-    publish(ours, 1, 10)
-    (folder.get_step_folder(ours / "1", 30) / "half deleted").mkdir(parents=True)
-    with lent(theirs) as port:
-        came = borrow(ours, told(tmp_path / "loan", port), LEAST, None, 2)
+    newest, actual = publish(reference, 1, 30), tmp_path / "job"
+    publish(actual, 1, 10)
+    (folder.get_step_folder(actual / "1", 30) / "half deleted").mkdir(parents=True)
+    with lent(reference) as port:
+        came = borrow(actual, told(tmp_path / "loan", port), LEAST, None, 2)
     assert (came.problem, came.name) == ("", "1/step-00000030")
-    older, have = folder.list_complete(ours)
+    older, have = folder.list_complete(actual)
     assert older.step == 10, "what came is judged only when it is loaded"
     assert {path.name: path.read_bytes() for path in have.path.iterdir()} == {
         path.name: path.read_bytes() for path in newest.iterdir()
     }
     assert came.num_bytes == sum(path.stat().st_size for path in newest.iterdir())
-    assert list(ours.glob("*/.*")) == [], "no draft is left"
+    assert list(actual.glob("*/.*")) == [], "no draft is left"
 
 
-def test_rejects_a_wrong_secret_and_serves_the_next_borrower(tmp_path: Path, theirs: Path) -> None:
-    with lent(theirs) as port:
+def test_rejects_a_wrong_secret_and_serves_the_next_borrower(tmp_path: Path, reference: Path) -> None:
+    with lent(reference) as port:
         came = borrow(tmp_path / "stranger", told(tmp_path / "guessed", port, OTHER), LEAST, None, 2)
         assert came.problem == "Host anna could not send the checkpoint: BadOfferError: a different host answered"
         with closing(socket.create_connection(("127.0.0.1", port))) as silent:
             silent.sendall(b"\0" * 64)  # a nonce, and what should prove something
-            with silent.makefile("rb") as said:
-                assert len(said.read()) == 64, "a nonce and a proof, and no word of the checkpoint"
+            with silent.makefile("rb") as messages:
+                assert len(messages.read()) == 64, "a nonce and a proof, and no word of the checkpoint"
         assert borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None, 2).problem == ""
         late = borrow(tmp_path / "late", told(tmp_path / "loan", port), LEAST, None, 2)
     assert late.problem.startswith("Host anna could not send the checkpoint: "), "it is sent once"
     assert not (tmp_path / "stranger").exists()
 
 
-def test_serves_only_one_borrower(tmp_path: Path, theirs: Path) -> None:
-    with lent(theirs) as port, closing(socket.create_connection(("127.0.0.1", port))) as first:
+def test_serves_only_one_borrower(tmp_path: Path, reference: Path) -> None:
+    with lent(reference) as port, closing(socket.create_connection(("127.0.0.1", port))) as first:
         first.sendall(b"\0" * NONCE_BYTES)
-        with first.makefile("rb") as said:
-            nonce, _ = said.read(NONCE_BYTES), said.read(PROOF_BYTES)
+        with first.makefile("rb") as messages:
+            nonce, _ = messages.read(NONCE_BYTES), messages.read(PROOF_BYTES)
             first.sendall(compute_proof(SECRET, "borrower", nonce, b"\0" * NONCE_BYTES))
-            assert said.read(4), "it is sent"
+            assert messages.read(4), "it is sent"
             second = borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None, 2)
     assert second.problem.startswith("Host anna could not send the checkpoint: ")
 
@@ -144,35 +215,35 @@ def test_rejects_a_lender_without_the_secret(tmp_path: Path) -> None:
     assert not (tmp_path / "job").exists()
 
 
-def test_names_the_host_if_a_checkpoint_cannot_be_copied(tmp_path: Path, theirs: Path) -> None:
-    ours, loan = tmp_path / "job", tmp_path / "loan"
+def test_names_the_host_if_a_checkpoint_cannot_be_copied(tmp_path: Path, reference: Path) -> None:
+    actual, loan = tmp_path / "job", tmp_path / "loan"
     with socket.create_server(("127.0.0.1", 0)) as door:
         gone = door.getsockname()[1]
     assert (
-        borrow(ours, told(loan, gone), LEAST, None, 2).problem
+        borrow(actual, told(loan, gone), LEAST, None, 2).problem
         == "Host anna could not send the checkpoint: Connection refused"
     )
-    with lent(theirs) as port:
-        older = borrow(ours, told(loan, port), (1, 21), None, 2)
+    with lent(reference) as port:
+        older = borrow(actual, told(loan, port), (1, 21), None, 2)
     assert older.problem == "The newest checkpoint on host anna is 1/step-00000020"
     with lent(tmp_path / "nobody's") as port:
-        none = borrow(ours, told(loan, port), LEAST, None, 2)
+        none = borrow(actual, told(loan, port), LEAST, None, 2)
     assert none.problem == "Host anna reports: this host has no complete checkpoint of the job"
-    (theirs / "1" / "step-00000020" / "__0_0.distcp").write_bytes(b"cut off")
-    with lent(theirs) as port:
-        short = borrow(ours, told(loan, port), LEAST, None, 2)
+    (reference / "1" / "step-00000020" / "__0_0.distcp").write_bytes(b"cut off")
+    with lent(reference) as port:
+        short = borrow(actual, told(loan, port), LEAST, None, 2)
     assert short.problem == f"Host anna closed the connection with {2 * CHUNK_BYTES + 13:,} bytes of __0_0.distcp left"
-    (theirs / "1" / "step-00000020" / "__0_0.distcp").unlink()
-    os.mkfifo(theirs / "1" / "step-00000020" / "__0_0.distcp")
-    with lent(theirs) as port:
-        pipe = borrow(ours, told(loan, port), LEAST, None, 2)
+    (reference / "1" / "step-00000020" / "__0_0.distcp").unlink()
+    os.mkfifo(reference / "1" / "step-00000020" / "__0_0.distcp")
+    with lent(reference) as port:
+        pipe = borrow(actual, told(loan, port), LEAST, None, 2)
     assert "closed" in pipe.problem
-    assert folder.list_complete(ours) == []
-    assert list(ours.glob("*/.*")) == []
+    assert folder.list_complete(actual) == []
+    assert list(actual.glob("*/.*")) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "says"),
+    ("name", "sizes", "message"),
     [
         ("../1/step-00000020", {}, "is not a checkpoint name"),
         ("1/step-00000020", {"../manifest.json": 1}, "is not a file name"),
@@ -182,8 +253,8 @@ def test_names_the_host_if_a_checkpoint_cannot_be_copied(tmp_path: Path, theirs:
         ("1/step-00000020", {"a": True}, "is True"),
     ],
 )
-def test_rejects_an_offer_with_files_outside_its_folder(name: str, sizes: dict[str, int], says: str) -> None:
-    with pytest.raises(BadOfferError, match=says):
+def test_rejects_an_offer_with_files_outside_its_folder(name: str, sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(BadOfferError, match=message):
         decode_offer(encode_offer(Offer(name, sizes))[4:])
 
 
@@ -193,16 +264,16 @@ def test_rejects_an_invalid_offer(body: bytes) -> None:
         decode_offer(body)
 
 
-def test_a_damaged_copy_deletes_no_other_checkpoint(tmp_path: Path, theirs: Path) -> None:
+def test_a_damaged_copy_deletes_no_other_checkpoint(tmp_path: Path, reference: Path) -> None:
     """Keep older checkpoints if the received files are damaged."""
-    newest, ours = publish(theirs, 1, 30), tmp_path / "job"
-    publish(ours, 1, 10)
+    newest, actual = publish(reference, 1, 30), tmp_path / "job"
+    publish(actual, 1, 10)
     spoilt = newest / "__0_0.distcp"
     spoilt.write_bytes(b"!" + spoilt.read_bytes()[1:])
-    with lent(theirs) as port:
-        found = borrow(ours, told(tmp_path / "loan", port), LEAST, None, keep=1)
+    with lent(reference) as port:
+        found = borrow(actual, told(tmp_path / "loan", port), LEAST, None, keep=1)
     assert found.problem.startswith("The checkpoint from host anna is damaged: __0_0.distcp changed")
-    assert [path.path.name for path in folder.list_complete(ours)] == ["step-00000010"]
+    assert [path.path.name for path in folder.list_complete(actual)] == ["step-00000010"]
 
 
 def test_keeps_the_saved_checkpoint_next_to_later_ones(tmp_path: Path) -> None:

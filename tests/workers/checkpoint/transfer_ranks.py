@@ -30,9 +30,9 @@ def main() -> None:
     draft.mkdir(parents=True)
     own = draft / f"__{rank}_0.distcp"
     own.write_bytes(bytes([rank]) * (transfer.COLLECTED_CHUNK_BYTES + 5 if rank else 3))  # more than one chunk travels
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, folder.describe_files(draft, [own.name]))
-    files = {name: entry for part in told for name, entry in part.items()}
+    result: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(result, folder.describe_files(draft, [own.name]))
+    files = {name: entry for part in result for name, entry in part.items()}
     transfer.collect_files(draft, files, group)
     if rank == 0:
         folder.publish(draft, parse_spec(SPEC), 7, files, [1], {})
@@ -89,7 +89,7 @@ def main() -> None:
     (other / "1.bak" / "1").rename(other / "1")
     brought = [found.step for found in folder.list_complete(other)]
     have = [str(found.path.relative_to(job)) for found in folder.list_complete(job)]
-    said = {"left": left, "damage": damage, "problem": problem, "have": have, "brought": brought}
-    said |= {"looked": looked, "passed over": passed_over, "of others' folders": nothing, "mended": mended}
-    (base / f"said-{rank}.json").write_text(json.dumps(said))
+    messages = {"left": left, "damage": damage, "problem": problem, "have": have, "brought": brought}
+    messages |= {"looked": looked, "passed over": passed_over, "of others' folders": nothing, "mended": mended}
+    (base / f"said-{rank}.json").write_text(json.dumps(messages))
     dist.destroy_process_group()

@@ -1,16 +1,20 @@
-"""The private API of torch is unchanged."""
+"""AdamW, wrapped groups, and the private API of torch behave as in the checked version."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.nn.parallel import DistributedDataParallel
 
+from workers.meter import Recorder, register_metered_backend
 from workers.torch_private import CHECKED_ON
-from workers.torch_private.compiler import FakeTensorMode, storage_key
+from workers.torch_private.compiler import AdamW, FakeTensorMode, storage_key
 
 SIGNATURES = {
     "_scaled_dot_product_flash_attention_for_cpu": "(Tensor query, Tensor key, Tensor value, float dropout_p=0., "
@@ -32,6 +36,53 @@ SIGNATURES = {
     "Tensor attn_bias, Tensor out, Tensor logsumexp, Tensor philox_seed, Tensor philox_offset, float dropout_p, "
     "bool[4] grad_input_mask, bool is_causal=False, *, float? scale=None) -> (Tensor, Tensor, Tensor, Tensor)",
 }
+
+
+def test_adamw_matches_torch() -> None:
+    actual, reference = ([torch.nn.Parameter(torch.linspace(-1, 1, 12).view(3, 4)) for _ in range(2)] for _ in range(2))
+    made = [
+        kind(own, lr=0.1, weight_decay=0.2, fused=True)
+        for kind, own in ((AdamW, actual), (torch.optim.AdamW, reference))
+    ]
+    for step in range(3):
+        for optimizer, own in zip(made, (actual, reference), strict=True):
+            for parameter in own:
+                parameter.grad = torch.full_like(parameter, 0.5 - step)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    assert all(torch.equal(a, b) for a, b in zip(actual, reference, strict=True))
+    assert all(parameter.grad is None and not parameter.grad_fn for parameter in actual)
+    stored, expected = (optimizer.state_dict() for optimizer in made)
+    assert str(stored) == str(expected)
+    made[0].load_state_dict(expected)
+    assert str(made[0].state_dict()) == str(expected)
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    recorder = Recorder(0)
+    dist.init_process_group(register_metered_backend(recorder, "cpu"), store=dist.HashStore(), rank=0, world_size=1)
+    yield recorder
+    dist.destroy_process_group()
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+def test_a_compiled_script_has_the_same_traffic(recorder: Recorder) -> None:
+    model = DistributedDataParallel(torch.nn.BatchNorm1d(4))  # whose buffers C++ sends in each forward
+
+    @torch.compile(backend="eager")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        dist.all_reduce(y, async_op=True).wait()
+        return y * 2
+
+    before = {cell["op"]: cell["count"] for cell in recorder.get_cells()}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("error", message="Dynamo does not know how to trace the builtin `_thread")
+        step(torch.ones(2, 4))
+    format_count = {cell["op"]: cell["count"] - before.get(cell["op"], 0) for cell in recorder.get_cells()}
+    assert format_count == {"all_gather": 0, "all_reduce": 1, "broadcast": 2}, "two: its buffers are of two types"
 
 
 def test_the_installed_torch_is_the_checked_version() -> None:
