@@ -285,7 +285,6 @@ def watch_page(board: Site, job: str, request: CrowdOptions) -> Iterator[dict[st
         before = read_metrics(session)
         yield result
         result["seen"], result["after"], result["before"] = page.evaluate("window.seen"), read_metrics(session), before
-        page.screenshot(path="/tmp/crowd.png", full_page=True)
         browser.close()
 
 

@@ -599,7 +599,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         default="",
                         editable=False,
-                        help_text="reason why the board ends the current attempt (see queue.stops)",
+                        help_text="reason why the board ends the current attempt (see queue.termination)",
                         max_length=16,
                     ),
                 ),

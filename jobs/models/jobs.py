@@ -138,7 +138,7 @@ class Job(models.Model):
         max_length=16,
         default="",
         editable=False,
-        help_text="reason why the board ends the current attempt (see queue.stops)",
+        help_text="reason why the board ends the current attempt (see queue.termination)",
     )
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
     attempt = models.PositiveIntegerField(default=1, editable=False)

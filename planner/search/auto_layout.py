@@ -19,9 +19,9 @@ from planner.facts.layout import MAX_RANKS, SCHEDULE_NAMES
 from planner.facts.parse_spec import LayoutDict, SchemaFrom, convert_error, parse_fields
 from planner.facts.spec import Degree, JobSpec, Recompute, Schedule
 from planner.facts.spec_rules import find_problems
-from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel, format_count
+from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel, format_count, get_divisors
 from planner.hardware.cluster import Cluster
-from planner.search.layout_search import FIXABLE, Constraints, FittingLayout, divisors, search
+from planner.search.layout_search import FIXABLE, Constraints, FittingLayout, search
 
 
 class HostCapacity(NamedTuple):
@@ -66,7 +66,7 @@ class Capacity(NamedTuple):
             yield {**fixed}
             return
         largest = max(gang.sizes[0] for gang in self.gangs)
-        for tp in [fixed["tp"]] if "tp" in fixed else [t for t in divisors(ranks) if t <= largest]:
+        for tp in [fixed["tp"]] if "tp" in fixed else [t for t in get_divisors(ranks) if t <= largest]:
             if any(gang.fits(ranks, tp) for gang in self.gangs):
                 yield {**fixed, "tp": tp}
 

@@ -29,9 +29,10 @@ from planner.cost.memory import get_max_bytes, get_min_bytes
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
+from planner.facts.layout import MAX_RANKS
 from planner.facts.spec import JobSpec, Layout, Recompute, Schedule
 from planner.facts.spec_rules import find_pipeline_problems, find_problems, find_unsupported_fields
-from planner.facts.validation import Problem, SpecError
+from planner.facts.validation import Problem, SpecError, get_divisors
 from planner.hardware.cluster import Cluster
 
 MAX_CP = 64
@@ -159,8 +160,8 @@ def check_constraints(constraints: Constraints) -> None:
         SpecError: With every problem.
     """
     found = []
-    if not 1 <= constraints.world_size <= MAX_WORLD:
-        found.append(Problem("world_size", f"`world_size` is {constraints.world_size}. Use 1 to {MAX_WORLD}."))
+    if not 1 <= constraints.world_size <= MAX_RANKS:
+        found.append(Problem("world_size", f"`world_size` is {constraints.world_size}. Use 1 to {MAX_RANKS}."))
     if constraints.max_micro_batch < 1:
         found.append(Problem("max_micro_batch", f"`max_micro_batch` is {constraints.max_micro_batch}. Use at least 1."))
     unknown = [name for name in constraints.fixed if name not in FIXABLE]
@@ -168,9 +169,6 @@ def check_constraints(constraints: Constraints) -> None:
     found += [Problem(f"fixed.{name}", f"`fixed.{name}` is not supported. {use}") for name in unknown]
     if found:
         raise SpecError(found)
-
-
-MAX_WORLD = 65536
 
 
 def find_pareto_front(fitting: Sequence[FittingLayout]) -> list[FittingLayout]:
@@ -243,8 +241,8 @@ class _Finder:
         """Yield valid degrees whose product is the world size."""
         model, train, world = self.spec.model, self.spec.train, self.constraints.world_size
         largest_cp = min(MAX_CP, max(1, train.seq_len // MIN_CP_TOKENS))
-        experts = divisors(model.moe.num_experts) if model.moe else [1]
-        shares, node = divisors(world), min(world, self.cluster.per_node)
+        experts = get_divisors(model.moe.num_experts) if model.moe else [1]
+        shares, node = get_divisors(world), min(world, self.cluster.per_node)
         # Other degrees spread unevenly over nodes, and make large searches take 50% longer.
         inside = [t for t in shares if t <= node and (node % t == 0 or t.bit_count() == 1)]
         for tp in self._options("tp", inside):
@@ -350,9 +348,3 @@ _PLAIN: dict[str, Any] = {
 
 def _breaks_schedule(spec: JobSpec) -> bool:
     return bool(find_pipeline_problems(spec))
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors in ascending order."""
-    small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
-    return sorted({*small, *(number // i for i in small)})

@@ -227,7 +227,7 @@ test("finds out what an ended run never did", () => {
   }
 });
 
-const constants = readFileSync(new URL("../../contracts/telemetry/vocabulary.py", import.meta.url), "utf8");
+const constants = readFileSync(new URL("../../contracts/telemetry/items.py", import.meta.url), "utf8");
 const SPEED_STEPS = Number(/^SPEED_STEPS: Final = (\d+)/m.exec(constants)[1]);
 const TOKENS = 64;
 

@@ -30,10 +30,10 @@ from jobs.queue.hosts.redis_access import (
     check_user_rights,
     find_other_board,
 )
+from jobs.queue.work_lease import MAX_TICK_AGE_S
 from planner.facts.validation import format_count
 
 REDIS_TIMEOUT_S = 3.0
-MAX_TICK_AGE_S = 30.0
 MAX_MEMORY_SHARE = 0.9  # of maxmemory
 COMPONENT_NAMES = {
     "meshboard": "Meshboard",

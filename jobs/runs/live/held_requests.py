@@ -1,7 +1,7 @@
 """Hold requests until a job changes, with one query per second for all that wait, and format server-sent events.
 
 A view that cannot answer yet leaves a wait in the scope of its request and answers 204, which no client receives.
-The layer around Django (`jobs.api.http`) then waits without a thread. It calls the view again when the job changed,
+`jobs.api.held_request_middleware` then waits without a thread. It calls the view again when the job changed,
 regularly to check access, and a last time when the view must answer.
 """
 

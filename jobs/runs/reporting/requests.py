@@ -55,7 +55,10 @@ class ReportResponse(TypedDict):
 
 
 class ReadyNode(TypedDict):
-    """A node that waits for the others of its gang. `port`: Port of the store on the lead node. 0 on other nodes.."""
+    """A node that waits for the others of its gang.
+
+    `port` is the port of the store on the lead node, and 0 on other nodes.
+    """
 
     node: int
     address: str
