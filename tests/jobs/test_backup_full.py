@@ -32,6 +32,7 @@ def saved(transactional_db: None, owner: User, settings: Any, tmp_path: Path) ->
     return tmp_path / "saved.tar"
 
 
+@pytest.mark.extended
 def test_a_backup_that_finds_no_room_takes_none(saved: Path, tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "disk", "500k") as disk:
         with pytest.raises(CommandError, match=FULL):

@@ -28,6 +28,7 @@ def test_each_fault_finds_its_source_text() -> None:
     assert len(FAULTS) >= 20
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", QUICK)
 def test_run_reports_a_fault(name: str, tmp_path: Path) -> None:
     result = try_fault(FAULTS[name], tmp_path)

@@ -99,6 +99,7 @@ STAFFS = {
 EACH = 6  # of the others every sixth: the same on every day
 
 
+@pytest.mark.extended
 def test_what_the_server_does_is_what_it_says(postgres_site: Site, tmp_path: Path, document: Any) -> None:
     """The phase that meets every keyword of the document, of some operations; `make schemathesis` is all of it."""
     before = postgres_site.log.count("Traceback")

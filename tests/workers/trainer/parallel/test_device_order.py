@@ -22,6 +22,7 @@ QUICK = (
     "ep2 x pp2 x tp2 sp",
     "pp2 zbv x zero1 dp2 x tp2",
 )
+EXTENDED = [pytest.param(name, marks=pytest.mark.extended) for name in QUICK[2:]]
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS if name not in QUICK]
 
 
@@ -32,7 +33,7 @@ def make_spec_for(name: str) -> JobSpec:
 assert set(QUICK) <= set(LAYOUTS)
 
 
-@pytest.mark.parametrize("name", [*QUICK, *OTHERS])
+@pytest.mark.parametrize("name", [*QUICK[:2], *EXTENDED, *OTHERS])
 def test_every_call_meets_its_like_and_no_ring_waits(name: str) -> None:
     found = traces(make_spec_for(name))
     played = Played(found)
