@@ -192,6 +192,17 @@ def named_paths() -> list[tuple[str, str]]:
     return named
 
 
+def test_paths_for_contributors_exist() -> None:
+    folders = "contracts|planner|workers|jobs|webapp|client|templates|manual|benchmarks|examples|tests|docs|deploy|ci"
+    named = {
+        (str(page.relative_to(ROOT)), path)
+        for page in (ROOT / "CONTRIBUTING.md", *(ROOT / "docs" / "development").glob("*.md"))
+        for path in re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text())
+    }
+    assert len(named) > 40
+    assert [one for one in sorted(named) if not (ROOT / one[1]).exists()] == []
+
+
 def test_code_of_each_limit_exists() -> None:
     named = named_paths()
     assert len(named) > 100
