@@ -138,23 +138,23 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
         model = PRESETS[options.model].model
         data["train"] = {"precision": "bf16", "seq_len": min(2048, model.max_seq_len)}
     _put(data, "resources", {"stack": options.stack} if options.stack else {})
-    resources, software = data.get("resources", {}), _given(options, SOFTWARE_FLAGS)
+    resources, software = data.get("resources", {}), _parse_flags(options, SOFTWARE_FLAGS)
     if software and isinstance(resources, dict):
         data["resources"] = _put({**resources, "software": resources.get("software") or {}}, "software", software)
-    _put(data, "layout", _given(options, LAYOUT_FLAGS))
-    _put(data, "train", _given(options, TRAIN_FLAGS))
+    _put(data, "layout", _parse_flags(options, LAYOUT_FLAGS))
+    _put(data, "train", _parse_flags(options, TRAIN_FLAGS))
     return data
 
 
-def _put(data: dict[str, Any], section: str, given: dict[str, Any]) -> dict[str, Any]:
+def _put(data: dict[str, Any], section: str, values: dict[str, Any]) -> dict[str, Any]:
     """Merge values into a section. The parser rejects a section that is not an object."""
     held = data.get(section, {})
-    if given and isinstance(held, dict):
-        data[section] = {**held, **given}
+    if values and isinstance(held, dict):
+        data[section] = {**held, **values}
     return data
 
 
-def _given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+def _parse_flags(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Return the flags that were set, with values parsed as JSON."""
     return {name: _value(getattr(options, name)) for name in names if getattr(options, name) is not None}
 
@@ -203,7 +203,7 @@ def _estimate(options: argparse.Namespace) -> int:
 
 def _search(options: argparse.Namespace) -> int:
     data = _data(options)
-    fixed = _given(options, CHOSEN)
+    fixed = _parse_flags(options, CHOSEN)
     memory = round(options.max_memory_gib * 2**30) if options.max_memory_gib else None
     constraints = Constraints(options.ranks, fixed, options.max_micro_batch, memory)
     check_constraints(constraints)
@@ -233,19 +233,19 @@ def _search(options: argparse.Namespace) -> int:
 
 def _auto(options: argparse.Namespace) -> int:
     data = _data(options)
-    given = {name: _some(getattr(options, name)) for name in CHOSEN if getattr(options, name) is not None}
+    choices = {name: _some(getattr(options, name)) for name in CHOSEN if getattr(options, name) is not None}
     limits = {name: getattr(options, name) for name in ("ranks", "max_ranks", "max_micro_batch")}
     limits["max_memory_bytes"] = round(options.max_memory_gib * 2**30) if options.max_memory_gib else None
     layout = data.get("layout")
     within = layout.get("auto") if isinstance(layout, dict) else None
-    flags = {**given, **{name: value for name, value in limits.items() if value is not None}}
-    asked = parse_auto_spec({"layout": {"auto": {**(within or {}), **flags}}})
-    assert asked is not None
+    flags = {**choices, **{name: value for name, value in limits.items() if value is not None}}
+    auto_spec = parse_auto_spec({"layout": {"auto": {**(within or {}), **flags}}})
+    assert auto_spec is not None
     spec = parse_draft(data)
     cluster = CLUSTERS[_cluster_name(options, spec)]
-    slots = max(cluster.per_node, asked.ranks or asked.max_ranks or 0)
+    slots = max(cluster.per_node, auto_spec.ranks or auto_spec.max_ranks or 0)
     choice = find_fastest_layout(
-        spec, cluster, asked, Capacity([HostCapacity(slots, cluster.accelerator.memory_bytes)]), runnable=False
+        spec, cluster, auto_spec, Capacity([HostCapacity(slots, cluster.accelerator.memory_bytes)]), runnable=False
     )
     if options.json:
         print(json.dumps({"spec": choice.spec.model_dump(), "chosen": choice.chosen}))

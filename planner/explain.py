@@ -108,7 +108,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
     columns, update = get_vocab_rows(spec), parts["optimizer"] / numel
     apart = "" if update == mix.optimizer_bytes else " of unsharded parameters"
     masters = f", fp32 weights{apart}" if mix.has_master_weights and update > mix.moment_bytes else ""
-    said = {
+    formulas = {
         "parameters": ("elements x bytes per element", _weights(spec, stage, parts["parameters"]), zero),
         "gradients": (
             f"gradients present {when}",
@@ -149,7 +149,7 @@ def _memory(spec: JobSpec, cluster: Cluster, stage: int) -> Explanation:
             "assumed for GPUs, measured for CPU ranks (make bench-calibration)",
         ),
     }
-    terms = [_term(name, *said[name][:2], value, "B", said[name][2]) for name, value in parts.items()]
+    terms = [_term(name, *formulas[name][:2], value, "B", formulas[name][2]) for name, value in parts.items()]
     return Explanation(
         figure="memory",
         stage=_of_a_pipe(spec, stage),

@@ -131,15 +131,15 @@ def format_search(result: SearchResult, near: Sequence[Neighbor], cluster: Clust
     return "\n".join(lines)
 
 
-def format_auto(told: Mapping[str, Any]) -> str:
+def format_auto(auto_layout: Mapping[str, Any]) -> str:
     """Return the chosen layout, the reason, and the runners-up as text."""
-    lines = [told["why"], ""]
+    lines = [auto_layout["why"], ""]
     lines += [
         f"  {other['words']:<64} {format_duration(other['step_s']):>10}  {other['slower']:>+10.1%}"
         f"  {format_bytes(other['memory_bytes']):>10}  {other['heavier']:>+12.1%}"
-        for other in told["runners_up"]
+        for other in auto_layout["runners_up"]
     ]
-    if told["runners_up"]:
+    if auto_layout["runners_up"]:
         lines.insert(2, f"  {'runners-up':<64} {'step time':>10}  extra time  {'memory':>10}  extra memory")
     return "\n".join(lines)
 

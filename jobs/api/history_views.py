@@ -196,15 +196,15 @@ class CompareView(APIView):
 def as_file(job: Job, attempt: int, table: str, query: TableQuery) -> FileResponse:
     """Raises GoneError, BusyError."""
     name = tables.get_file_name(job.id, attempt, table, query.format)
-    told = tables.read_as_file(job.id, attempt, table, query)
-    return FileResponse(told, as_attachment=True, filename=name, content_type=FILES[query.format])
+    content = tables.read_as_file(job.id, attempt, table, query)
+    return FileResponse(content, as_attachment=True, filename=name, content_type=FILES[query.format])
 
 
 def as_event_file(job: Job, attempt: int) -> FileResponse:
     """Raises GoneError, BusyError."""
-    told = make_event_file(job.id, attempt, job.spec)
+    content = make_event_file(job.id, attempt, job.spec)
     return FileResponse(
-        told, as_attachment=True, filename=get_event_file_name(job.id, attempt), content_type=EVENT_FILE
+        content, as_attachment=True, filename=get_event_file_name(job.id, attempt), content_type=EVENT_FILE
     )
 
 
@@ -257,10 +257,10 @@ class BinnedTableView(APIView):
         query.check()
         job = find_job(request.user, job_id)
         number = attempt or job.attempt
-        asked = TableQuery(number, since, until, None, None, points, GROUPS[self.table][by], form)
+        table_query = TableQuery(number, since, until, None, None, points, GROUPS[self.table][by], form)
         if form != "json":
-            return as_file(job, number, self.table, asked)
-        return Response(tables.read_rows(job.id, number, self.table, asked))
+            return as_file(job, number, self.table, table_query)
+        return Response(tables.read_rows(job.id, number, self.table, table_query))
 
 
 class MetricsView(BinnedTableView):

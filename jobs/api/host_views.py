@@ -48,7 +48,7 @@ class HostView(APIView):
     @operation("getHost", "HostDetail", 404)
     def get(self, request: Request, name: str) -> Response:
         """Show a host with its slots, their jobs, and the facts that the host reports."""
-        return _told(_find_host(name), request.user)
+        return _respond_with_host(_find_host(name), request.user)
 
 
 class JoinHostView(APIView):
@@ -76,14 +76,14 @@ class JoinHostView(APIView):
         409: another machine has this name, or the board knows no Redis address that this machine reaches.
         """
         try:
-            told = validate_join_request(request.data)
+            join_request = validate_join_request(request.data)
         except BadMessageError as error:
             field, _, message = str(error).partition(": ")
             return refuse(422, field, message, "body")
-        if told["name"] == RESERVED:
+        if join_request["name"] == RESERVED:
             return refuse(422, "name", f"The host name {RESERVED} is reserved. Use another name.", "body")
         try:
-            joined, new = staff.join_host(told, request.META["REMOTE_ADDR"])
+            joined, new = staff.join_host(join_request, request.META["REMOTE_ADDR"])
         except joining.TokenError as error:
             return refuse(401, "token", str(error), "body")
         except joining.NameTakenError as error:
@@ -91,7 +91,7 @@ class JoinHostView(APIView):
         except joining.UnreachableRedisError as error:
             return refuse(409, "request", str(error))
         except (RedisError, NoRightsError) as error:
-            log.warning("Cannot create the Redis user of host %s: %s", told["name"], error)
+            log.warning("Cannot create the Redis user of host %s: %s", join_request["name"], error)
             words = str(error) if isinstance(error, NoRightsError) else "Meshboard cannot reach Redis. Try again later."
             return refuse(503, "request", words, headers=RETRY_LATER)
         return Response(joined, status=201 if new else 200)
@@ -169,8 +169,8 @@ class JoinTokensView(HostStaffView):
     @operation("makeJoinToken", {201: openapi.describe_response("NewJoinToken")}, 415, 422, request=openapi.TOKEN)
     def post(self, request: Request) -> Response:
         """Create a join token. The response is the only one with the token. Staff only."""
-        asked = validate_request(joining.JoinTokenRequest, request.data)
-        token, text = staff.create_token(get_user(request).get_username(), asked)
+        body = validate_request(joining.JoinTokenRequest, request.data)
+        token, text = staff.create_token(get_user(request).get_username(), body)
         return Response({**serialize_token(token), "token": text}, status=201)
 
 
@@ -200,8 +200,8 @@ def _drained(request: Request, name: str, drained: bool) -> Response:
     reject_body(request)
     staff.set_drained(host, drained, get_user(request).get_username())
     host.refresh_from_db()
-    return _told(host, request.user)
+    return _respond_with_host(host, request.user)
 
 
-def _told(host: Host, user: Any) -> Response:
+def _respond_with_host(host: Host, user: Any) -> Response:
     return Response(serialize_host_detail(host, user, count_free_slots().get(host.pk, 0)))

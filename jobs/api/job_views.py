@@ -68,30 +68,30 @@ def list_page(request: Request) -> JobPage:
     Raises:
         BadParameterError: naming every parameter that makes no sense.
     """
-    asked = request.query_params
+    params = request.query_params
     problems = []
-    limit = parse_whole_number(asked.get("limit", str(DEFAULT_PAGE_ROWS)), 1, MAX_PAGE_ROWS)
-    offset = parse_whole_number(asked.get("offset", "0"), 0, MAX_OFFSET)
+    limit = parse_whole_number(params.get("limit", str(DEFAULT_PAGE_ROWS)), 1, MAX_PAGE_ROWS)
+    offset = parse_whole_number(params.get("offset", "0"), 0, MAX_OFFSET)
     if limit is None:
-        problems.append(Problem("limit", format_number_problem("limit", asked["limit"], 1, MAX_PAGE_ROWS)))
+        problems.append(Problem("limit", format_number_problem("limit", params["limit"], 1, MAX_PAGE_ROWS)))
     if offset is None:
-        problems.append(Problem("offset", format_number_problem("offset", asked["offset"], 0, MAX_OFFSET)))
-    after = _parse_cursor(asked["cursor"]) if "cursor" in asked else None
-    if "cursor" in asked and after is None:
+        problems.append(Problem("offset", format_number_problem("offset", params["offset"], 0, MAX_OFFSET)))
+    after = _parse_cursor(params["cursor"]) if "cursor" in params else None
+    if "cursor" in params and after is None:
         problems.append(
             Problem("cursor", "`cursor` is invalid. Use the cursor in the Link header of the previous page.")
         )
-    if "cursor" in asked and "offset" in asked:
+    if "cursor" in params and "offset" in params:
         problems.append(
             Problem("offset", "`offset` and `cursor` cannot be used together. Use only one of these parameters.")
         )
     problems += [
         Problem(name, f"`{name}` is empty. Give a value, or omit the parameter.")
         for name in HELP
-        if name in asked and not asked[name].strip()
+        if name in params and not params[name].strip()
     ]
-    filters = JobFilter(asked, queryset=get_visible_jobs(request.user), user=request.user)
-    problems += [Problem(name, " ".join(told)) for name, told in filters.form.errors.items()]
+    filters = JobFilter(params, queryset=get_visible_jobs(request.user), user=request.user)
+    problems += [Problem(name, " ".join(messages)) for name, messages in filters.form.errors.items()]
     if problems or limit is None or offset is None:
         raise BadParameterError(problems)
     found: QuerySet[Job] = filters.qs.order_by("-created", "-id")
@@ -99,12 +99,12 @@ def list_page(request: Request) -> JobPage:
         created, job = after
         found = found.filter(Q(created__lt=created) | Q(created=created, id__lt=job))
     jobs = get_job_briefs(found[offset : offset + limit + 1])
-    return JobPage(jobs[:limit], _build_next_query(asked, jobs[limit - 1]) if len(jobs) > limit else None)
+    return JobPage(jobs[:limit], _build_next_query(params, jobs[limit - 1]) if len(jobs) > limit else None)
 
 
-def _build_next_query(asked: QueryDict, last: JobBrief) -> str:
+def _build_next_query(params: QueryDict, last: JobBrief) -> str:
     """The query of the page behind a job: jobs that come meanwhile move nothing."""
-    following = asked.copy()
+    following = params.copy()
     following.pop("offset", None)
     following["cursor"] = urlsafe_b64encode(f"{last['created']} {last['id']}".encode()).decode().rstrip("=")
     return following.urlencode()
@@ -115,8 +115,8 @@ def _parse_cursor(cursor: str) -> tuple[datetime, str] | None:
     if not CURSOR.fullmatch(cursor):
         return None
     try:
-        told = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
-        created, _, job = told.partition(" ")
+        text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode("ascii")
+        created, _, job = text.partition(" ")
         found = datetime.fromisoformat(created)
         if found.tzinfo is None or not is_storable(job):
             return None
@@ -229,9 +229,9 @@ class JobView(APIView):
         409: the job has not ended, so it cannot be archived.
         """
         job = find_job_to_change(request.user, job_id)
-        asked = bulk_actions.parse_job_change(request.data)
+        job_change = bulk_actions.parse_job_change(request.data)
         try:
-            bulk_actions.change_job(asked, job.id, request.user.get_username())
+            bulk_actions.change_job(job_change, job.id, request.user.get_username())
         except bulk_actions.NotEndedError:
             return refuse(
                 409, "archived", f"The job {describe_status(job.status)}. Wait until the job has ended, or cancel it."
@@ -254,9 +254,9 @@ class JobsActionView(APIView):
 
         The response lists the changed jobs, and why other jobs did not change. Only ended jobs can be archived.
         """
-        asked = validate_request(bulk_actions.JobsActionRequest, request.data)
-        changed = bulk_actions.apply_action(asked, request.user)
-        return Response({"changed": changed, "unchanged": bulk_actions.list_unchanged(asked, changed, request.user)})
+        body = validate_request(bulk_actions.JobsActionRequest, request.data)
+        changed = bulk_actions.apply_action(body, request.user)
+        return Response({"changed": changed, "unchanged": bulk_actions.list_unchanged(body, changed, request.user)})
 
 
 class CancelJobView(APIView):
@@ -379,22 +379,22 @@ class _NoCheckpointError(Exception):
 
 def _build_resume_change(job: Job, data: Any) -> dict[str, Any]:
     """The change of a job that goes on from a checkpoint. Raises SpecError, _NoCheckpointError."""
-    asked = validate_request(derived_jobs.ResumeRequest, data)
-    name = asked.checkpoint or derived_jobs.get_newest_checkpoint(job)
+    body = validate_request(derived_jobs.ResumeRequest, data)
+    name = body.checkpoint or derived_jobs.get_newest_checkpoint(job)
     if name is None:
         raise _NoCheckpointError
-    train = asked.change.get("train")
-    return {**asked.change, "train": {**(train if isinstance(train, dict) else {}), "resume": name}}
+    train = body.change.get("train")
+    return {**body.change, "train": {**(train if isinstance(train, dict) else {}), "resume": name}}
 
 
 def _submit_derived(request: Request, job_id: str, change_of: Callable[[Job], Any]) -> Response:
     """What came makes one job under its key, whatever has become of the other meanwhile."""
-    user, key, told = get_user(request), get_idempotency_key(request), [request.path, request.data]
+    user, key, request_body = get_user(request), get_idempotency_key(request), [request.path, request.data]
     try:
-        if key is not None and (earlier := actions.find_idempotent_job(user, key, told)):
+        if key is not None and (earlier := actions.find_idempotent_job(user, key, request_body)):
             return Response(serialize_job(earlier, None))
         job = find_job(user, job_id)
-        made, queued = derived_jobs.copy_job(user, job, change_of(job), key=key, request_body=told)
+        made, queued = derived_jobs.copy_job(user, job, change_of(job), key=key, request_body=request_body)
     except _NoCheckpointError:
         return refuse(
             409, "checkpoint", "No attempt of this job saved a checkpoint. Retry the job to start from step 0."

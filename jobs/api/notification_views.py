@@ -100,8 +100,8 @@ class WebhooksView(APIView):
     )
     def post(self, request: Request, project: str) -> Response:
         """Create a webhook for state changes of your jobs, or of all jobs of the project with `everybody`."""
-        asked = validate_request(webhooks.WebhookRequest, request.data)
-        hook = webhooks.create_webhook(get_user(request), webhooks.check_webhook_project(request.user, project), asked)
+        body = validate_request(webhooks.WebhookRequest, request.data)
+        hook = webhooks.create_webhook(get_user(request), webhooks.check_webhook_project(request.user, project), body)
         return _secret(hook, 201)
 
 

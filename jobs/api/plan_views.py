@@ -92,7 +92,7 @@ class PrimitivesView(APIView):
     @operation("listPrimitives", openapi.describe_list("PrimitiveBrief"))
     def get(self, request: Request) -> Response:
         """List all collectives with description and cost formulas."""
-        return Response([_told(words) for words in PRIMITIVES])
+        return Response([_serialize_primitive(words) for words in PRIMITIVES])
 
 
 class PrimitiveView(APIView):
@@ -107,13 +107,13 @@ class PrimitiveView(APIView):
         """
         words = _find(name)
         measured, _, wrong = find_newest(get_visible_jobs(request.user), words.name)
-        told: PrimitiveDetail = {
-            **_told(words),
+        detail: PrimitiveDetail = {
+            **_serialize_primitive(words),
             "job": measured.attempt.job_id if measured else None,
             "points": [point.model_dump(mode="json") for point in measured.points] if measured else [],
             "failed": _failed(wrong) if wrong else None,
         }
-        return Response(told)
+        return Response(detail)
 
     @operation(
         "runPrimitive",
@@ -128,20 +128,20 @@ class PrimitiveView(APIView):
     def post(self, request: Request, name: str) -> Response:
         """Queue a benchmark of one collective. 409: no host with two slots is connected."""
         words = _find(name)
-        asked = validate_request(LabRequest, request.data)
-        host = _host(asked.host)
+        body = validate_request(LabRequest, request.data)
+        host = _host(body.host)
         if host is None:
-            if asked.host is None:
+            if body.host is None:
                 return refuse(409, "host", "No connected host has two slots. Add a host with two or more slots.")
-            message = f"No connected host named {asked.host} accepts jobs. Use a host from `GET /hosts`."
+            message = f"No connected host named {body.host} accepts jobs. Use a host from `GET /hosts`."
             return refuse(422, "host", message, "body")
-        ranks = asked.ranks or min(DEFAULT_RANKS, host.slots)
+        ranks = body.ranks or min(DEFAULT_RANKS, host.slots)
         spec = {
             "kind": "lab",
             "name": f"{words.title} on {host.name}"[:100],
             "layout": {"dp": ranks},
             "resources": {"device": host.device, "host": host.name},
-            "lab": {**asked.lab.model_dump(), "primitives": [words.name]},
+            "lab": {**body.lab.model_dump(), "primitives": [words.name]},
         }
         job, queued = actions.submit(get_user(request), spec)
         return Response(serialize_job(job, queued), status=201)
@@ -164,7 +164,9 @@ def _failed(found: WrongResult) -> FailedBenchmark:
     return {"job": found.attempt.job_id, "wrong": found.wrong, "checked": found.checked}
 
 
-def _told(words: CollectiveDescription) -> PrimitiveBrief:
-    told: dict[str, Any] = {name: getattr(words, name) for name in ("name", "title", "meaning", "call", "time", "sent")}
+def _serialize_primitive(words: CollectiveDescription) -> PrimitiveBrief:
+    brief: dict[str, Any] = {
+        name: getattr(words, name) for name in ("name", "title", "meaning", "call", "time", "sent")
+    }
     uses = [f"{use.strategy}: {use.words}" for use in words.uses]
-    return {**told, "used_by": uses}  # type: ignore[typeddict-item]
+    return {**brief, "used_by": uses}  # type: ignore[typeddict-item]

@@ -69,11 +69,11 @@ class ProjectView(APIView):
     @operation("changeProject", "ProjectDetail", 404, 415, 422, request=_body("ProjectChange", {"own_slots": 4}))
     def patch(self, request: Request, project: str) -> Response:
         """Limit a project to fewer slots than staff allow. Project admins only."""
-        found, asked = (
+        found, body = (
             find_project_to_administer(request.user, project),
             validate_request(projects.ProjectChange, request.data),
         )
-        projects.set_own_slots(found, asked.own_slots, get_user(request).get_username())
+        projects.set_own_slots(found, body.own_slots, get_user(request).get_username())
         found.refresh_from_db()
         return Response(projects.serialize_project(found, request.user))
 
@@ -102,13 +102,13 @@ class MemberView(APIView):
     )
     def put(self, request: Request, project: str, user: str) -> Response:
         """Change the role of a member. Staff can add any user this way. Project admins only."""
-        found, asked = (
+        found, body = (
             find_project_to_administer(request.user, project),
             validate_request(projects.RoleRequest, request.data),
         )
         if not is_storable(user):
             raise NotFoundError("member")
-        projects.set_role(found, user, Role[asked.role.upper()], get_user(request))
+        projects.set_role(found, user, Role[body.role.upper()], get_user(request))
         return Response(projects.serialize_members(found))
 
     @operation("removeMember", {204: GONE}, 404, 415, 422)
@@ -150,8 +150,8 @@ class InvitationsView(APIView):
         The response is the only one with the link. Project admins only.
         """
         found = find_project_to_administer(request.user, project)
-        asked = validate_request(invitations.InvitationRequest, request.data)
-        made, text = invitations.create_invitation(found, asked, get_user(request).get_username())
+        body = validate_request(invitations.InvitationRequest, request.data)
+        made, text = invitations.create_invitation(found, body, get_user(request).get_username())
         answer: invitations.NewInvitation = {
             **invitations.serialize_invitation(made),
             "token": text,
@@ -181,8 +181,8 @@ class AcceptInvitationView(APIView):
 
         409: the invitation was used or revoked, has expired, or is for another email address.
         """
-        asked = validate_request(invitations.AcceptRequest, request.data)
-        made = invitations.accept_invitation(get_user(request), asked.token)
+        body = validate_request(invitations.AcceptRequest, request.data)
+        made = invitations.accept_invitation(get_user(request), body.token)
         return Response(projects.serialize_project(made.project, request.user))
 
 
@@ -199,11 +199,11 @@ class VariableView(APIView):
     @operation("setVariable", "Variable", 404, 415, 422, request=_body("VariableRequest", {"value": "hf_..."}))
     def put(self, request: Request, project: str, variable: str) -> Response:
         """Set a variable for jobs that start from now on. Its value cannot be read. Project admins only."""
-        found, asked = (
+        found, body = (
             find_project_to_administer(request.user, project),
             validate_request(variables.VariableRequest, request.data),
         )
-        return Response(variables.set_variable(found, variable, asked.value, get_user(request).get_username()))
+        return Response(variables.set_variable(found, variable, body.value, get_user(request).get_username()))
 
     @operation("removeVariable", {204: GONE}, 404, 415, 422)
     def delete(self, request: Request, project: str, variable: str) -> Response:
@@ -241,9 +241,9 @@ class TokensView(APIView):
         A request with a token cannot get more scopes or a later expiry than that token. `shortened` explains why the
         token expires earlier than requested.
         """
-        asked = validate_request(tokens.ApiTokenRequest, request.data)
+        body = validate_request(tokens.ApiTokenRequest, request.data)
         by = request.auth if isinstance(request.auth, AuthToken) else None
-        token, text, shortened = tokens.create_token(get_user(request), asked, by=by)
+        token, text, shortened = tokens.create_token(get_user(request), body, by=by)
         made: tokens.NewApiToken = {**tokens.serialize_token(token), "token": text, "shortened": shortened}
         return Response(made, status=201, headers={"Cache-Control": "no-store"})
 

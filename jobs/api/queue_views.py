@@ -49,7 +49,7 @@ class QueueView(APIView):
         ids = [queued.job.id for queued in seen.queue]
         mine = set(get_visible_jobs(request.user).filter(id__in=ids).values_list("id", flat=True))
         shown = [queued for queued in seen.queue if queued.job.id in mine][:MOST_ROWS]
-        told = [
+        rows = [
             {
                 **row,
                 "starts": row["starts"].isoformat() if row["starts"] else None,
@@ -57,7 +57,7 @@ class QueueView(APIView):
             }
             for row in build_rows(seen, request.user, shown)
         ]
-        return Response({"paused": seen.paused, "queued": len(seen.queue), "jobs": told})
+        return Response({"paused": seen.paused, "queued": len(seen.queue), "jobs": rows})
 
 
 class WhatIfView(QueueStaffView):
@@ -77,17 +77,17 @@ class WhatIfView(QueueStaffView):
     )
     def get(self, request: Request) -> Response:
         """Simulate the scheduler and return the jobs that would start now. Staff only."""
-        given = request.query_params
+        params = request.query_params
         problems = [
             Problem(name, f"`{name}` is empty. Give a value, or omit the parameter.")
             for name in QUESTION_FIELDS
-            if name in given and not given[name].strip()
+            if name in params and not params[name].strip()
         ]
         if problems:
             raise BadParameterError(problems)
         seen = load_view()
         try:
-            started = list_starts(seen, parse_question({name: given[name] for name in given}, seen))
+            started = list_starts(seen, parse_question({name: params[name] for name in params}, seen))
         except SpecError as error:
             raise BadParameterError(error.problems) from None
         names = {queued.job.id: queued.job.name for queued in seen.queue}
@@ -110,11 +110,11 @@ class QueueActionView(APIView):
         The response lists the changed jobs, and why other jobs did not change. For staff, and for operators on jobs
         of their projects. Only staff can set priorities.
         """
-        asked = validate_request(QueueActionRequest, request.data)
-        if asked.action == "priority" and asked.priority is None:
+        body = validate_request(QueueActionRequest, request.data)
+        if body.action == "priority" and body.priority is None:
             raise SpecError([Problem("priority", "is required")])
-        changed = apply_action(asked, request.user)
-        return Response({"changed": changed, "unchanged": list_unchanged(asked, changed, request.user)})
+        changed = apply_action(body, request.user)
+        return Response({"changed": changed, "unchanged": list_unchanged(body, changed, request.user)})
 
 
 class MoveJobView(QueueStaffView):
@@ -129,20 +129,20 @@ class MoveJobView(QueueStaffView):
     )
     def post(self, request: Request, job_id: str) -> Response:
         """Move a queued job up, down, to the top, or before another job of its priority. Staff only."""
-        asked = validate_request(MoveRequest, request.data)
-        if (asked.to is None) == (asked.before is None):
+        body = validate_request(MoveRequest, request.data)
+        if (body.to is None) == (body.before is None):
             raise SpecError([Problem("to", "Set either `to` or `before`, not both.")])
         if not is_storable(job_id) or not Job.objects.filter(id=job_id).exists():
             raise NotFoundError("job")
         if not Job.objects.filter(id=job_id, status=Status.QUEUED).exists():
             return refuse(409, "status", "The job is not queued.")
         by = request.user.get_username()
-        if asked.before is not None:
-            moved = staff_actions.move_before(job_id, asked.before, by)
+        if body.before is not None:
+            moved = staff_actions.move_before(job_id, body.before, by)
         else:
-            assert asked.to is not None, "either `to` or `before` is set"
-            moved = staff_actions.move(job_id, asked.to, by)
-        return Response({"moved": moved, "reason": "" if moved else explain_unmoved(job_id, asked.before)})
+            assert body.to is not None, "either `to` or `before` is set"
+            moved = staff_actions.move(job_id, body.to, by)
+        return Response({"moved": moved, "reason": "" if moved else explain_unmoved(job_id, body.before)})
 
 
 class PauseQueueView(QueueStaffView):
@@ -212,7 +212,7 @@ class AuditView(QueueStaffView):
         form = query.read_choice("format", "json", AUDIT_FORMATS)
         query.check()
         page = get_page(request, AuditEntry.objects.filter(id__lt=before, id__gt=after), "-id", default_limit=MOST_ROWS)
-        told = serialize_entries(page.rows)
+        entries = serialize_entries(page.rows)
         if form == "csv":
-            return HttpResponse(format_csv(told), content_type=CSV_CONTENT_TYPE, headers=page.headers)
-        return Response(told, headers=page.headers)
+            return HttpResponse(format_csv(entries), content_type=CSV_CONTENT_TYPE, headers=page.headers)
+        return Response(entries, headers=page.headers)

@@ -89,18 +89,18 @@ class OpenRunView(APIView):
     )
     def post(self, request: Request) -> Response:
         """Open a run that was launched outside Meshboard. The board shows the run, which occupies no slot."""
-        asked = parse_request(RunRequest, request.data)
-        opened = runs.open_run(get_user(request), asked)
+        run_request = parse_request(RunRequest, request.data)
+        opened = runs.open_run(get_user(request), run_request)
         run, page = opened.attempt.job_id, reverse("job-detail", args=[opened.attempt.job_id])
-        told: OpenedRun = {
+        payload: OpenedRun = {
             "run": run,
             "attempt": opened.attempt.number,
             "token": opened.token,
             "url": request.build_absolute_uri(page),
-            "nodes": asked.nodes,
-            "ranks_per_node": asked.world_size // asked.nodes,
+            "nodes": run_request.nodes,
+            "ranks_per_node": run_request.world_size // run_request.nodes,
         }
-        return Response(told, status=201 if opened.new else 200, headers={"Cache-Control": "no-store"})
+        return Response(payload, status=201 if opened.new else 200, headers={"Cache-Control": "no-store"})
 
 
 class RunTokenView(APIView):
@@ -154,13 +154,13 @@ class JoinRunView(RunTokenView):
         """Join a run as a node. A repeated request with the same claim changes nothing."""
         token = self.run(run, attempt)
         member = runs.join_node(token, parse_request(NodeRequest, request.data))
-        told: NodeJoined = {
+        payload: NodeJoined = {
             "node": member.node,
             "first_rank": member.first_rank,
             "num_ranks": member.num_ranks,
             "cancel": runs.must_end(member),
         }
-        return Response(told)
+        return Response(payload)
 
 
 class BatchView(RunTokenView):
@@ -178,7 +178,7 @@ class BatchView(RunTokenView):
         if problem := foreign(decode_batch(raw), member):
             return refuse(403, "message", problem)
         store_batch(NodeStream(run, attempt, node), number, raw, member.attempt.members.count())
-        return _heard(member)
+        return _confirm_report(member)
 
 
 class ReportView(RunTokenView):
@@ -190,16 +190,16 @@ class ReportView(RunTokenView):
         accepted.
         """
         member = self.member(run, attempt, node)
-        told = decode_report(_raw(request))
-        named = {(told["job"], told["attempt"])} | (
-            {(told["exit"]["job"], told["exit"]["attempt"])} if "exit" in told else set()
+        report = decode_report(_raw(request))
+        named = {(report["job"], report["attempt"])} | (
+            {(report["exit"]["job"], report["exit"]["attempt"])} if "exit" in report else set()
         )
         if named != {(run, attempt)}:
             return refuse(
                 403, "message", "The run or attempt in the message differs from the run or attempt in the URL."
             )
-        runs.store_report(member, told)
-        return _heard(member)
+        runs.store_report(member, report)
+        return _confirm_report(member)
 
 
 class RendezvousView(RunTokenView):
@@ -245,21 +245,21 @@ def foreign(batch: Batch, member: Member) -> str:
 
 def _raw(request: Request) -> bytes:
     """What was sent; nothing where there was no body, which no parser is asked about."""
-    told: Any = request.data
-    return told if isinstance(told, bytes) else b""
+    data: Any = request.data
+    return data if isinstance(data, bytes) else b""
 
 
 def _number(request: Request) -> int:
     """The batch's. Raises BadParameterError."""
-    told = request.query_params.get("n", "")
-    number = parse_whole_number(told, 0, LARGEST_NUMBER)
+    text = request.query_params.get("n", "")
+    number = parse_whole_number(text, 0, LARGEST_NUMBER)
     if number is None:
         words = f"The batch number `n` is missing or invalid. Use a whole number from 0 to {LARGEST_NUMBER}."
         raise BadParameterError([Problem("n", words)])
     return number
 
 
-def _heard(member: Member) -> Response:
+def _confirm_report(member: Member) -> Response:
     with transaction.atomic():
         runs.record_contact(member)
         reconcile.mark_reachable(member)

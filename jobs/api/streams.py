@@ -126,8 +126,8 @@ class EventsView(APIView):
 
 def follow_job(request: Request, job: Job, **only: Any) -> Response | HttpResponse:
     """The answer to who follows a job, or `log` of it, or follows it `live_s`."""
-    told = request.headers.get("Last-Event-ID")
-    after = Position() if told is None else held_requests.parse_position(told)
+    last_event_id = request.headers.get("Last-Event-ID")
+    after = Position() if last_event_id is None else held_requests.parse_position(last_event_id)
     if after is None:
         return refuse(
             400,
@@ -209,9 +209,9 @@ class LogView(APIView):
         `gap`, and `end` of /events.
         """
         job = find_job(request.user, job_id)
-        asked = _parse_log_query(request, rank)
-        number = asked.attempt or job.attempt
-        if asked.rank is None:
+        log_query = _parse_log_query(request, rank)
+        number = log_query.attempt or job.attempt
+        if log_query.rank is None:
             return refuse(404, "rank", f"The job has no rank {rank[:40]!r}.", "path")
         if number > job.attempt:
             return refuse(404, "attempt", f"The job has no attempt {number}.", "query")
@@ -219,10 +219,12 @@ class LogView(APIView):
         if attempt is None:
             return refuse(409, "log", NOT_STARTED)
         try:
-            if asked.follow:
-                node = find_member(attempt, asked.rank).node
-                return follow_job(request, job, log=LogSelector(number, node, max(asked.rank, LAUNCHER)))
-            return _respond_with_log(locate_log(attempt, asked.rank), asked.rank, asked, cast(User, request.user).pk)
+            if log_query.follow:
+                node = find_member(attempt, log_query.rank).node
+                return follow_job(request, job, log=LogSelector(number, node, max(log_query.rank, LAUNCHER)))
+            return _respond_with_log(
+                locate_log(attempt, log_query.rank), log_query.rank, log_query, cast(User, request.user).pk
+            )
         except NoLogError as error:
             return refuse(error.status, "log", str(error), headers=RETRY_LATER if error.status == 503 else None)
         except logs.TooManyDownloadsError as error:
@@ -237,7 +239,7 @@ class LogView(APIView):
 def _parse_log_query(request: Request, rank: str) -> LogQuery:
     """Raises BadParameterError, SpecError."""
     query = Parameters(request)
-    asked = LogQuery(
+    log_query = LogQuery(
         rank=_parse_rank(rank),
         attempt=query.read_number("attempt", None, 1, MAX_ATTEMPT),
         file=query.read_choice("file", None, FILES),
@@ -245,33 +247,33 @@ def _parse_log_query(request: Request, rank: str) -> LogQuery:
         most=query.read_number("bytes", None, 1, MAX_OFFSET),
         follow=query.read_choice("follow", "0", ("0", "1")) == "1",
     )
-    is_range = asked.first > 0 or asked.most is not None
-    if asked.follow:
-        ranged = {"file": asked.file is not None, "from": asked.first > 0, "bytes": asked.most is not None}
-        for name in (name for name, told in ranged.items() if told):
+    is_range = log_query.first > 0 or log_query.most is not None
+    if log_query.follow:
+        ranged = {"file": log_query.file is not None, "from": log_query.first > 0, "bytes": log_query.most is not None}
+        for name in (name for name, is_set in ranged.items() if is_set):
             query.add_clash(name, FOLLOWED_WHOLE.format(name=name))
-    elif is_range and asked.file is None and asked.rank is not None and asked.rank > LAUNCHER:
+    elif is_range and log_query.file is None and log_query.rank is not None and log_query.rank > LAUNCHER:
         query.add_clash("file", "`file` is missing. To read a range of bytes, set `file` to `stdout` or `stderr`.")
     query.check()
-    return asked
+    return log_query
 
 
-def _respond_with_log(place: LogLocation, rank: int, asked: LogQuery, person: int) -> StreamingHttpResponse:
+def _respond_with_log(place: LogLocation, rank: int, log_query: LogQuery, person: int) -> StreamingHttpResponse:
     """Raises NoLogError, TooManyDownloadsError, RedisError, OperationalError."""
     begun = logs.start_download(
-        place, tuple(one for one in place.files if asked.file in (None, one)), person, asked.first
+        place, tuple(one for one in place.files if log_query.file in (None, one)), person, log_query.first
     )
     name = f"{place.job}-{place.attempt}-" + (f"rank{rank}" if rank > LAUNCHER else f"launcher{LAUNCHER - rank}")
-    told, size = logs.stream_log(place, begun), max(0, logs.estimate_num_bytes(begun) - asked.first)
-    if asked.most is not None:
-        told, size = logs.limit_bytes(told, asked.most), min(size, asked.most)
+    chunks, size = logs.stream_log(place, begun), max(0, logs.estimate_num_bytes(begun) - log_query.first)
+    if log_query.most is not None:
+        chunks, size = logs.limit_bytes(chunks, log_query.most), min(size, log_query.most)
     headers = {
         "Content-Disposition": f'attachment; filename="{name}.log"',
         "Cache-Control": "no-store",
         SIZE_HEADER: str(size),
     }
     text = "text/plain; charset=utf-8"
-    return StreamingHttpResponse(_mark_broken_end(told, name), content_type=text, headers=headers)
+    return StreamingHttpResponse(_mark_broken_end(chunks, name), content_type=text, headers=headers)
 
 
 async def _mark_broken_end(parts: AsyncIterator[bytes], name: str) -> AsyncIterator[bytes]:

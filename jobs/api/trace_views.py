@@ -67,9 +67,9 @@ class TracedStepsView(APIView):
         query = Parameters(request)
         attempt = query.read_number("attempt", None, 1, MAX_ATTEMPT) or job.attempt
         query.check()
-        kept = list_traced_steps(job.id, attempt)
+        stored_steps = list_traced_steps(job.id, attempt)
         try:
-            found = kept or traced_steps.read_traced_steps(job, attempt)
+            found = stored_steps or traced_steps.read_traced_steps(job, attempt)
         except RedisUnreachableError:
             return _away()
         return Response({"steps": found})
@@ -108,12 +108,12 @@ class StepTraceView(APIView):
             if step is not None:
                 words = f"Step {step} was not traced in attempt {attempt}."
             return refuse(404, "step", f"{words} Request a trace of a step while the job runs.", "query")
-        told, trace = found
+        traced_step, trace = found
         if chosen == COLUMNS:
-            return JsonResponse({"step": told, **serialize_trace(trace)})
+            return JsonResponse({"step": traced_step, **serialize_trace(trace)})
         writer = FORMATS[chosen]
-        answer = HttpResponse(writer.write(trace, f"{job.name}, step {told}"), content_type=writer.content_type)
-        answer["Content-Disposition"] = f'attachment; filename="{job.id}-{attempt}-step-{told}.{writer.suffix}"'
+        answer = HttpResponse(writer.write(trace, f"{job.name}, step {traced_step}"), content_type=writer.content_type)
+        answer["Content-Disposition"] = f'attachment; filename="{job.id}-{attempt}-step-{traced_step}.{writer.suffix}"'
         return answer
 
     @operation(
@@ -146,9 +146,9 @@ class StepTraceView(APIView):
 
 def _find_trace(job: Job, attempt: int, step: int | None) -> tuple[int, EventTrace] | None:
     """Of the history, which is whole; what it does not have yet, of the stream."""
-    kept = list_traced_steps(job.id, attempt)
-    wanted = max(kept, default=None) if step is None else step
-    trace = read_traced_step(job.id, attempt, wanted) if wanted in kept and wanted is not None else None
+    stored_steps = list_traced_steps(job.id, attempt)
+    wanted = max(stored_steps, default=None) if step is None else step
+    trace = read_traced_step(job.id, attempt, wanted) if wanted in stored_steps and wanted is not None else None
     if trace is not None and wanted is not None and (step is not None or job.status in TERMINAL):
         return wanted, trace
     return traced_steps.read_step(job, attempt, step) or (None if trace is None or wanted is None else (wanted, trace))
@@ -240,8 +240,8 @@ class ImportPartView(APIView):
             )
         if made.format:
             return refuse(409, "import", "The import is complete. Start a new import.")
-        told: Any = request.data
-        part = told if isinstance(told, bytes) else b""
+        data: Any = request.data
+        part = data if isinstance(data, bytes) else b""
         try:
             return Response({"size": store.append_part(made, number, offset, part)})
         except ImportProblemError as error:

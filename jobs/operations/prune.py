@@ -91,8 +91,8 @@ def _delete_state_changes() -> int:
     for job_id, _ in counted.filter(count__gt=MAX_STATE_CHANGES):
         changes = StateChange.objects.filter(job_id=job_id)
         first = changes.values_list("id", flat=True)[0]
-        oldest_kept = changes.order_by("-id").values_list("id", flat=True)[MAX_STATE_CHANGES - 2]
-        removed += changes.filter(id__gt=first, id__lt=oldest_kept).delete()[0]
+        min_id = changes.order_by("-id").values_list("id", flat=True)[MAX_STATE_CHANGES - 2]
+        removed += changes.filter(id__gt=first, id__lt=min_id).delete()[0]
     return removed
 
 

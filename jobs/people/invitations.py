@@ -130,7 +130,7 @@ def serialize_invitation(invitation: Invitation) -> InvitationDetail:
     }
 
 
-def create_invitation(project: Project, asked: InvitationRequest, by: str) -> tuple[Invitation, str]:
+def create_invitation(project: Project, invitation_request: InvitationRequest, by: str) -> tuple[Invitation, str]:
     """Create an invitation and return it with its token, which is shown once. Raises SpecError."""
     check_members(project)
     text = PREFIX + secrets.token_urlsafe(32)
@@ -147,14 +147,19 @@ def create_invitation(project: Project, asked: InvitationRequest, by: str) -> tu
             )
         made = Invitation.objects.create(
             project=project,
-            role=Role[asked.role.upper()],
+            role=Role[invitation_request.role.upper()],
             hash=_digest(text),
-            note=asked.note,
-            email=asked.email or "",
+            note=invitation_request.note,
+            email=invitation_request.email or "",
             created_by=by,
-            expires=timezone.now() + timedelta(days=asked.days),
+            expires=timezone.now() + timedelta(days=invitation_request.days),
         )
-        after = {"role": asked.role, "note": asked.note, "email": asked.email, "id": made.pk}
+        after = {
+            "role": invitation_request.role,
+            "note": invitation_request.note,
+            "email": invitation_request.email,
+            "id": made.pk,
+        }
         record(by, "invite", "project", project.name, after=after)
     return made, text
 

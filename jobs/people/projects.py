@@ -88,16 +88,18 @@ def has_jobs(name: str) -> bool:
     return Job.objects.filter(project=name).exists()
 
 
-def create_project(asked: ProjectRequest, by: str) -> Project:
+def create_project(project_request: ProjectRequest, by: str) -> Project:
     """Create a project. Raises SpecError if the name exists or jobs of a deleted project have it."""
     with transaction.atomic():
-        project, is_new = Project.objects.get_or_create(name=asked.name, defaults={"slots": asked.slots})
+        project, is_new = Project.objects.get_or_create(
+            name=project_request.name, defaults={"slots": project_request.slots}
+        )
         if not is_new:
-            raise SpecError([Problem("name", f"Project {asked.name!r} already exists. Use another name.")])
-        if has_jobs(asked.name):
+            raise SpecError([Problem("name", f"Project {project_request.name!r} already exists. Use another name.")])
+        if has_jobs(project_request.name):
             raise SpecError([Problem("name", JOBS_REMAIN)])
-        delete_project_data(asked.name)
-        record(by, "add", "project", project.name, after={"slots": asked.slots})
+        delete_project_data(project_request.name)
+        record(by, "add", "project", project.name, after={"slots": project_request.slots})
     return project
 
 

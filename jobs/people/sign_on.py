@@ -77,12 +77,12 @@ def _get_issuer(url: str) -> str:
     return re.sub(r"/\.well-known/[^/]+", "", url).rstrip("/")
 
 
-def _parse_text(told: object) -> str | None:
-    return told if isinstance(told, str) and is_storable(told) else None
+def _parse_text(value: object) -> str | None:
+    return value if isinstance(value, str) and is_storable(value) else None
 
 
-def _parse_address(told: object) -> str | None:
-    word = _parse_text(told)
+def _parse_address(value: object) -> str | None:
+    word = _parse_text(value)
     try:
         validate_email(word)
     except InvalidError:
@@ -90,10 +90,10 @@ def _parse_address(told: object) -> str | None:
     return word if word and len(word) <= MAX_ADDRESS_CHARACTERS else None
 
 
-def _check_storable(told: str) -> str:
-    if not is_storable(told):
+def _check_storable(text: str) -> str:
+    if not is_storable(text):
         raise ValueError("contains characters that the database cannot store")
-    return told
+    return text
 
 
 OptionalText = Annotated[str | None, BeforeValidator(_parse_text)]
@@ -113,13 +113,13 @@ class Claims(BaseModel):
     email_verified: Any = False
 
 
-def parse_claims(told: object) -> dict[str, Any]:
+def parse_claims(data: object) -> dict[str, Any]:
     """Return the valid claims. Raises ProviderException without a subject.
 
     Unverified mail addresses are omitted, because invitations are bound to addresses.
     """
     try:
-        claims = Claims.model_validate(told)
+        claims = Claims.model_validate(data)
     except ValidationError as error:
         raise ProviderException(f"the provider's claims: {error.errors(include_input=False)}") from None
     is_verified = claims.email_verified is True or claims.email_verified == "true"  # some send words
@@ -152,8 +152,8 @@ class CheckedAdapter(OpenIDConnectOAuth2Adapter):  # type: ignore[misc]  # allau
         if not named["response"].get("id_token"):
             raise ProviderException("The sign-on provider sent no `id_token`.")
         login = super().complete_login(request, app, token, **named)
-        told = login.account.extra_data
-        if told["id_token"]["sub"] != told["userinfo"]["sub"]:
+        extra_data = login.account.extra_data
+        if extra_data["id_token"]["sub"] != extra_data["userinfo"]["sub"]:
             raise ProviderException(
                 "The `userinfo` and the `id_token` of the sign-on provider name different subjects."
             )
@@ -185,14 +185,14 @@ def begin_sign_on(request: HttpRequest, provider_id: str) -> HttpResponseBase:
 
     Other sites can link here, so connecting an identity requires a proof from the account page.
     """
-    asked = QueryDict(mutable=True)
+    query = QueryDict(mutable=True)
     if address := request.GET.get("next"):
-        asked["next"] = address
+        query["next"] = address
     if request.GET.get("process") == AuthProcess.CONNECT:
         if not _has_proof(request):
             raise PermissionDenied("To connect a single sign-on identity, use your account page.")
-        asked["process"] = AuthProcess.CONNECT
-    request.GET = asked  # type: ignore[assignment]  # Django's own are immutable
+        query["process"] = AuthProcess.CONNECT
+    request.GET = query  # type: ignore[assignment]  # Django's own are immutable
     answer = _respond(request, provider_id, OAuth2LoginView)
     if request.session.session_key and not request.user.is_authenticated:
         request.session.set_expiry(UNFINISHED_SESSION_S)
@@ -353,8 +353,10 @@ def _record_removed(instance: Any, **_named: Any) -> None:
 def _record_change(what: str, login: Any) -> None:
     owner = login.user.get_username()
     kind = "second factor" if isinstance(login, Authenticator) else "sign-on"
-    told = {"type": login.type} if isinstance(login, Authenticator) else {"type": login.provider, "subject": login.uid}
-    record(get_request_username(owner), f"{what} {kind}", "user", owner, after=told)
+    fields = (
+        {"type": login.type} if isinstance(login, Authenticator) else {"type": login.provider, "subject": login.uid}
+    )
+    record(get_request_username(owner), f"{what} {kind}", "user", owner, after=fields)
 
 
 def _add_login_session(request: HttpRequest, **_named: Any) -> None:

@@ -78,33 +78,33 @@ class CreatedToken(NamedTuple):
     shortened: bool
 
 
-def create_token(user: User, asked: ApiTokenRequest, *, by: AuthToken | None = None) -> CreatedToken:
+def create_token(user: User, token_request: ApiTokenRequest, *, by: AuthToken | None = None) -> CreatedToken:
     """Create a token. Raises SpecError.
 
     Args:
         by: Token of the request, which limits the scopes and the lifetime of the new token.
     """
-    scopes = list(dict.fromkeys(asked.scopes))
-    days = min(asked.days or settings.TOKEN_DAYS, settings.TOKEN_DAYS)
-    shortened = days < (asked.days or days)
+    scopes = list(dict.fromkeys(token_request.scopes))
+    days = min(token_request.days or settings.TOKEN_DAYS, settings.TOKEN_DAYS)
+    shortened = days < (token_request.days or days)
     with transaction.atomic():
         User.objects.select_for_update(no_key=True).get(pk=user.pk)  # serializes concurrent requests
-        if problems := _check_request(user, asked, by):
+        if problems := _check_request(user, token_request, by):
             raise SpecError(problems)
         token, text = AuthToken.objects.create(user, expiry=timedelta(days=days))
         if by is not None and by.expiry is not None and token.expiry > by.expiry:
             AuthToken.objects.filter(pk=token.pk).update(expiry=by.expiry)
             token.expiry = by.expiry
-            shortened = asked.days is not None
-        TokenGrant.objects.create(token=token, name=asked.name, scopes=scopes)
-        after = {"name": asked.name, "scopes": scopes, "expires": token.expiry.isoformat()}
+            shortened = token_request.days is not None
+        TokenGrant.objects.create(token=token, name=token_request.name, scopes=scopes)
+        after = {"name": token_request.name, "scopes": scopes, "expires": token.expiry.isoformat()}
         record(user.get_username(), "make", "token", token.token_key, after=after)
     return CreatedToken(token, text, shortened)
 
 
-def _check_request(user: User, asked: ApiTokenRequest, by: AuthToken | None) -> list[Problem]:
+def _check_request(user: User, token_request: ApiTokenRequest, by: AuthToken | None) -> list[Problem]:
     found = []
-    if by is not None and (more := [scope for scope in asked.scopes if scope not in get_scopes(by)]):
+    if by is not None and (more := [scope for scope in token_request.scopes if scope not in get_scopes(by)]):
         found.append(Problem("scopes", f"The token of this request lacks the scope {more[0]}. Use another token."))
     if get_active_tokens(user).count() >= MAX_TOKENS:
         found.append(Problem("name", f"You already have {MAX_TOKENS} tokens, the maximum. Revoke a token first."))
@@ -181,8 +181,8 @@ def get_required_scopes(method: str, route: str) -> tuple[Scope, ...]:
 
 
 def format_scope_problem(needed: Collection[Scope], has: Collection[str], what: str) -> str:
-    given = ", ".join(scope for scope in Scope if scope in has)
-    return f"{what} needs a token with the scope {' or '.join(needed)}. The scopes of this token are: {given}."
+    scopes = ", ".join(scope for scope in Scope if scope in has)
+    return f"{what} needs a token with the scope {' or '.join(needed)}. The scopes of this token are: {scopes}."
 
 
 def connect_signals() -> None:

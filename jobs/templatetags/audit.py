@@ -136,8 +136,8 @@ def _format_object(entry: AuditEntry, jobs: Mapping[str, str]) -> SafeString | s
     if entry.what == "revoke all":
         return name
     if kind in NAMED_IN_FACTS:
-        facts = [told for told in (entry.after, entry.before) if isinstance(told, dict)]
-        name = next((str(told["name"]) for told in facts if told.get("name")), name)
+        facts = [values for values in (entry.after, entry.before) if isinstance(values, dict)]
+        name = next((str(values["name"]) for values in facts if values.get("name")), name)
     return f"{kind} {name}"
 
 

@@ -280,9 +280,9 @@ def _get_accumulated_share(plan: ResolvedPlan, stack: Stack) -> float:
 def _time_autograd_sums(plan: ResolvedPlan, software: ResolvedStack, elements: float) -> float:
     """Return the seconds that autograd needs per micro-batch to read two gradients and write their sum."""
     mix, chip, stack = plan.mix, software.accelerator, software.stack
-    kept = FP32_BYTES if stack.reduces_once else mix.gradient_bytes
-    moved = _get_accumulated_share(plan, stack) * (2 * kept + mix.compute_bytes) * elements
-    if kept != mix.compute_bytes:
+    gradient_bytes = FP32_BYTES if stack.reduces_once else mix.gradient_bytes
+    moved = _get_accumulated_share(plan, stack) * (2 * gradient_bytes + mix.compute_bytes) * elements
+    if gradient_bytes != mix.compute_bytes:
         moved *= stack.mixed_accumulation_slowdown
     return moved / (chip.bytes_per_s * chip.memory_efficiency)
 

@@ -48,8 +48,8 @@ def apply_runs(cluster: Cluster, runs: Sequence[MeasuredRun]) -> Cluster:
         share = found.ratio * (1 + beside) - 1
         update["accelerator"] = cluster.accelerator.model_copy(update={"fragmentation": share})
     if cluster.profile is None and (seen := fit_link(runs, cluster)):
-        told = sum(any(measures_link(point) for point in run.links) for run in runs)
-        update |= {"node": seen.link, "base_s": seen.base_s, "link_runs": told}
+        num_runs = sum(any(measures_link(point) for point in run.links) for run in runs)
+        update |= {"node": seen.link, "base_s": seen.base_s, "link_runs": num_runs}
         update["latency_alone"] = not seen.has_rate
     return cluster.model_copy(update=update)
 
@@ -62,8 +62,8 @@ def compute_memory_correction(runs: Sequence[MeasuredRun]) -> Correction | None:
     ratios = []
     for run in runs:
         tensors = compute_tensor_bytes(run.spec)
-        told = run.tells_copies or run.spec.resources.device != "cpu"
-        if told and run.peak_bytes is not None and tensors >= MIN_TENSOR_BYTES:
+        has_copies = run.tells_copies or run.spec.resources.device != "cpu"
+        if has_copies and run.peak_bytes is not None and tensors >= MIN_TENSOR_BYTES:
             ratios.append(run.peak_bytes / tensors)
     found = compute_correction(ratios)
     if found is None or found.ratio >= MIN_RATIO:
@@ -239,15 +239,15 @@ class Interval(TypedDict):
     words: str
 
 
-def compute_error(measured: float, told: float) -> float:
+def compute_error(measured: float, predicted: float) -> float:
     """Return the relative error of a prediction."""
-    return abs(measured / told - 1)
+    return abs(measured / predicted - 1)
 
 
-def is_within_margin(share: float, measured: float, told: float) -> bool:
+def is_within_margin(share: float, measured: float, predicted: float) -> bool:
     """Return whether a measured figure is in the interval of a prediction."""
-    low = told / (1 + share) if share > 1 else told * (1 - share)
-    return low <= measured <= told * (1 + share)
+    low = predicted / (1 + share) if share > 1 else predicted * (1 - share)
+    return low <= measured <= predicted * (1 + share)
 
 
 def format_margin(share: float) -> str:
@@ -347,8 +347,8 @@ def compute_time_interval(cluster: Cluster, spec: JobSpec, found: Correction | N
         words = f"{what}{_links(cluster, spec)}{scaled}, {format_margin(UNCALIBRATED_CPU_MARGIN)}"
         return Interval(share=UNCALIBRATED_CPU_MARGIN, basis=basis, runs=0, words=words)
     if found is None:
-        told = spec.resources.software is not None
-        share = get_time_margin(stack, cluster.accelerator.name, host_share, has_options=told)
+        has_options = spec.resources.software is not None
+        share = get_time_margin(stack, cluster.accelerator.name, host_share, has_options=has_options)
         title = f"{STACKS[stack].title}{format_software(spec.resources.software)}"
         elsewhere = "" if was_measured(stack, cluster.accelerator.name) else " without a measured step on this device"
         why = f"{title}{elsewhere}{_widened(cluster, spec)}{_waits(host_share)}"

@@ -93,10 +93,10 @@ def get_lab_ranks(spec: JobSpec) -> tuple[int, ...]:
 def compute_lab_sizes(lab: LabSpec, group_size: int) -> list[int]:
     """Return the sizes of the full buffers in bytes, in whole elements per rank."""
     share = group_size * ITEM_BYTES[lab.dtype]
-    sizes, asked = [], lab.min_bytes
-    while asked <= lab.max_bytes:
-        sizes.append(asked // share * share)
-        asked *= lab.factor
+    sizes, size = [], lab.min_bytes
+    while size <= lab.max_bytes:
+        sizes.append(size // share * share)
+        size *= lab.factor
     return list(dict.fromkeys(sizes))
 
 

@@ -72,8 +72,8 @@ def _find_script_problems(spec: JobSpec) -> list[Problem]:
     if script is None:
         return [Problem("script", "`script` is missing. A script job needs `script.path` or `script.module`.")]
     if (script.path is None) == (script.module is None):
-        given = "neither path nor module" if script.path is None else "both path and module"
-        found.append(Problem("script", f"`script` has {given}. Set one of them."))
+        fields = "neither path nor module" if script.path is None else "both path and module"
+        found.append(Problem("script", f"`script` has {fields}. Set one of them."))
     if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
         text = f"`script.module` is {script.module!r}, which is not a module name. Use a name such as package.train."
         found.append(Problem("script.module", text))
@@ -131,8 +131,8 @@ def drop_unused_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored spec without the fields that its kind does not use."""
     if not get_kind_rules(spec).dp_only:
         return dict(spec)
-    kept = {name: value for name, value in spec.items() if name not in TRAINING_SECTIONS}
-    return {**kept, "layout": {"dp": spec["layout"]["dp"]}}
+    used_fields = {name: value for name, value in spec.items() if name not in TRAINING_SECTIONS}
+    return {**used_fields, "layout": {"dp": spec["layout"]["dp"]}}
 
 
 def find_kind_problems(spec: JobSpec) -> list[Problem]:
@@ -207,10 +207,10 @@ def round_down(slots: int, unit: int) -> int:
 
 def compute_slot_demand(spec: JobSpec) -> SlotDemand:
     """Return the slots that a spec needs."""
-    kind, layout, asked = KINDS[spec.kind], spec.layout, spec.resources
+    kind, layout, resources = KINDS[spec.kind], spec.layout, spec.resources
     units = (1,) if kind.shares_one_slot else tuple(dict.fromkeys((layout.tp * layout.cp, layout.tp)))
-    pinned = kind.one_host or asked.host is not None
-    return SlotDemand(get_num_slots(spec), units, 1 if pinned else asked.max_hosts or 0)
+    pinned = kind.one_host or resources.host is not None
+    return SlotDemand(get_num_slots(spec), units, 1 if pinned else resources.max_hosts or 0)
 
 
 # Fields that only the scheduler of connected hosts uses, and the alternative in Slurm.
@@ -229,9 +229,9 @@ def find_engine_problems(spec: JobSpec) -> list[Problem]:
     if resources.engine == "hosts":
         text = "`resources.slurm` is set, but `resources.engine` is hosts. Omit it, or use engine slurm."
         return [Problem("resources.slurm", text)] if resources.slurm is not None else []
-    given = ((field, attrgetter(field)(spec), words) for field, words in HOSTS_ENGINE_FIELDS.items())
+    fields = ((field, attrgetter(field)(spec), words) for field, words in HOSTS_ENGINE_FIELDS.items())
     found = [
-        Problem(field, f"`{field}` is {_format_value(value)}, but {words}.") for field, value, words in given if value
+        Problem(field, f"`{field}` is {_format_value(value)}, but {words}.") for field, value, words in fields if value
     ]
     if KINDS[spec.kind].measures_host:
         found.append(

@@ -154,7 +154,7 @@ def format_known_fields(model: type[BaseModel], place: Sequence[object]) -> str:
     Args:
         place: Path of the unknown field in the model.
     """
-    *outer, given = place
+    *outer, field_name = place
     found: type[BaseModel] | None = model
     for part in outer:
         if isinstance(part, int) or found is None:
@@ -164,7 +164,7 @@ def format_known_fields(model: type[BaseModel], place: Sequence[object]) -> str:
     if found is None or not found.model_fields:
         return ""
     names = list(found.model_fields)
-    like = get_close_matches(str(given)[:100], names) if len(names) > MAX_LISTED_FIELDS else []
+    like = get_close_matches(str(field_name)[:100], names) if len(names) > MAX_LISTED_FIELDS else []
     *others, last = like or names
     return f"{'Similar fields' if like else 'Fields'}: {', '.join([*others, last])}."
 

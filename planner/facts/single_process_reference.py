@@ -116,15 +116,15 @@ def format_tolerances(spec: JobSpec, most: Tolerances, *, trained: bool) -> str:
     whose = "rounding" if spec.train.precision == "fp32" else spec.train.precision
     others = [f"{most.vector:g} in vectors"] if most.vector != most.gradient else []
     others += [f"{most.router:g} in routers"] if spec.model.moe and most.router != most.gradient else []
-    told = [f"{most.gradient:g} in gradients" + (f" ({', '.join(others)})" if others else "")]
-    told += [f"{most.update:g} in updates"]
-    told += [
+    parts = [f"{most.gradient:g} in gradients" + (f" ({', '.join(others)})" if others else "")]
+    parts += [f"{most.update:g} in updates"]
+    parts += [
         f"{most.loss:g} in losses" + (f" plus {most.loss_change:g} of the loss change" if most.loss_change else "")
     ]
-    told += [f"{most.norm:g} in {'the first gradient norm' if most.norm_steps == 1 else 'gradient norms'}"]
-    told += [f"{most.router_choice:g} in router choices"] if spec.model.moe else []
+    parts += [f"{most.norm:g} in {'the first gradient norm' if most.norm_steps == 1 else 'gradient norms'}"]
+    parts += [f"{most.router_choice:g} in router choices"] if spec.model.moe else []
     computed = get_reference_precision(spec.train.precision, trained=trained)
-    return f"{whose} allows relative differences from a {computed} single-process reference of {', '.join(told)}"
+    return f"{whose} allows relative differences from a {computed} single-process reference of {', '.join(parts)}"
 
 
 def get_reference_precision(precision: Precision, *, trained: bool = False) -> Precision:

@@ -102,8 +102,8 @@ def _find_model_problems(spec: JobSpec) -> list[Problem]:
         found.append(Problem("model.num_kv_heads", text))
     if model.arch == "gpt" and (model.rope_scaling or model.rope_base != DEFAULT_ROPE_BASE):
         field = "model.rope_scaling" if model.rope_scaling else "model.rope_base"
-        given = "set" if model.rope_scaling else f"{model.rope_base:g}"
-        text = f"`{field}` is {given}, but gpt has learned positions instead of RoPE. Omit it, or set arch to llama."
+        value = "set" if model.rope_scaling else f"{model.rope_base:g}"
+        text = f"`{field}` is {value}, but gpt has learned positions instead of RoPE. Omit it, or set arch to llama."
         found.append(Problem(field, text))
     scaling = model.rope_scaling
     if scaling and scaling.high_freq_factor <= scaling.low_freq_factor:
@@ -112,10 +112,10 @@ def _find_model_problems(spec: JobSpec) -> list[Problem]:
         found.append(Problem("model.rope_scaling", text))
     if model.arch == "llama" and not found and model.head_size % 2:
         field = "model.head_dim" if model.head_dim else "model.hidden_size"
-        given = f"{model.head_dim}" if model.head_dim else f"{model.hidden_size} for {heads} heads"
+        value = f"{model.head_dim}" if model.head_dim else f"{model.hidden_size} for {heads} heads"
         size, even = model.head_size, (model.head_size - 1, model.head_size + 1)
         use = format_alternatives(n if model.head_dim else n * heads for n in even if n)
-        text = f"`{field}` is {given}, but RoPE needs an even head size, and {size} is odd. Use {use}."
+        text = f"`{field}` is {value}, but RoPE needs an even head size, and {size} is odd. Use {use}."
         found.append(Problem(field, text))
     return found
 
@@ -131,11 +131,11 @@ def _find_tensor_problems(spec: JobSpec) -> list[Problem]:
         text += "Turn sequence_parallel on, or turn regather off."
         found.append(Problem("layout.regather", text))
     if layout.scatter_gather and (layout.sequence_parallel or layout.pp == 1 or layout.tp == 1):
-        given = f"pp is {layout.pp} and tp is {layout.tp}" + (
+        sizes = f"pp is {layout.pp} and tp is {layout.tp}" + (
             " with sequence_parallel" if layout.sequence_parallel else ""
         )
         text = "`layout.scatter_gather` needs pp and tp of 2 or more without sequence_parallel"
-        text += f", but {given}. Change the layout, or turn scatter_gather off."
+        text += f", but {sizes}. Change the layout, or turn scatter_gather off."
         found.append(Problem("layout.scatter_gather", text))
     inner = model.moe.expert_ffn_hidden_size if model.moe else 0
     message = _explain_tp_problem(layout.tp, model.num_heads, model.num_kv_heads, model.ffn_hidden_size, inner)
@@ -190,9 +190,9 @@ def find_pipeline_problems(spec: JobSpec) -> list[Problem]:
     layers, name = spec.model.num_layers, SCHEDULE_NAMES[layout.schedule]
     if get_num_chunks(layout) > layers:
         field = "layout.pp" if v == 1 or pp > layers else "layout.virtual_stages"
-        given = f"{pp}" if v == 1 else f"{v if field != 'layout.pp' else pp}, so pp {pp} x {v} = {pp * v} chunks"
+        value = f"{pp}" if v == 1 else f"{v if field != 'layout.pp' else pp}, so pp {pp} x {v} = {pp * v} chunks"
         most = layers if field == "layout.pp" else layers // pp
-        text = f"`{field}` is {given}, but the model has {format_count(layers, 'layer')}. Use at most {most}."
+        text = f"`{field}` is {value}, but the model has {format_count(layers, 'layer')}. Use at most {most}."
         found.append(Problem(field, text))
     chunks = f"`layout.virtual_stages` is {v}, but {name}"
     if v > 1 and layout.schedule not in CHUNKED_SCHEDULES:

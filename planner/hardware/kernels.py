@@ -366,9 +366,9 @@ def _get_memory_kernels(spec: JobSpec, *, moe: bool, sorts: bool, normalizes_hea
         forward += [*[permute] * (2 + again), *[MemoryKernel(0)] * ROUTER_KERNELS]
         backward += [*[permute] * (2 + again), *[MemoryKernel(0)] * ROUTER_KERNELS]
         if model.moe.expert_bias:
-            given = rows * model.hidden_size
-            forward.append(MemoryKernel(BIAS_BYTES[0] * given))
-            backward.append(MemoryKernel(BIAS_BYTES[1] * given))
+            elements = rows * model.hidden_size
+            forward.append(MemoryKernel(BIAS_BYTES[0] * elements))
+            backward.append(MemoryKernel(BIAS_BYTES[1] * elements))
     return tuple(forward), tuple(backward)
 
 

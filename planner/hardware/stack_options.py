@@ -119,13 +119,13 @@ class Stacks:
 
     def get_stack(self, spec: JobSpec) -> Stack:
         """Return the stack with the options of a spec."""
-        said = self.get_key(spec)
-        if said not in self._made:
-            stack = self._stacks[said.stack]
-            if said.compiled:
+        key = self.get_key(spec)
+        if key not in self._made:
+            stack = self._stacks[key.stack]
+            if key.compiled:
                 stack = stack._replace(**COMPILED)
-            self._made[said] = apply_options(stack, said.software, overlaps=said.overlaps) if said.software else stack
-        return self._made[said]
+            self._made[key] = apply_options(stack, key.software, overlaps=key.overlaps) if key.software else stack
+        return self._made[key]
 
     def _overlaps(self, spec: JobSpec, software: SoftwareSpec) -> bool:
         """Return whether overlapping expert communication saves time.

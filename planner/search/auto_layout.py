@@ -178,12 +178,12 @@ def parse_auto_spec(data: object) -> AutoSpec | None:
         return None
     beside = [Problem(f"layout.{name}", _next_to_auto(name)) for name in layout if name != "auto"]
     try:
-        asked = AutoSpec.model_validate(layout["auto"])
+        auto_spec = AutoSpec.model_validate(layout["auto"])
     except ValidationError as error:
         raise SpecError([*beside, *_inside(error)]) from None
     if beside:
         raise SpecError(beside)
-    return asked
+    return auto_spec
 
 
 def _next_to_auto(name: object) -> str:
@@ -193,12 +193,12 @@ def _next_to_auto(name: object) -> str:
 def _inside(error: ValidationError) -> list[Problem]:
     """Return one problem per constraint, for the value or list that matches best."""
     deepest: dict[str, Any] = {}
-    for told in error.errors(include_url=False):
-        field = ".".join([FIELD, *map(str, told["loc"][:1])])
-        is_list = isinstance(told["input"], list)
-        if field not in deepest or is_list or len(told["loc"]) > len(deepest[field]["loc"]):
-            deepest[field] = told
-    return [convert_error(told, AutoSpec, field) for field, told in deepest.items()]
+    for detail in error.errors(include_url=False):
+        field = ".".join([FIELD, *map(str, detail["loc"][:1])])
+        is_list = isinstance(detail["input"], list)
+        if field not in deepest or is_list or len(detail["loc"]) > len(deepest[field]["loc"]):
+            deepest[field] = detail
+    return [convert_error(detail, AutoSpec, field) for field, detail in deepest.items()]
 
 
 def parse_draft(data: Mapping[str, Any]) -> JobSpec:
@@ -222,7 +222,7 @@ def parse_draft(data: Mapping[str, Any]) -> JobSpec:
 def find_fastest_layout(
     spec: JobSpec,
     cluster: Cluster,
-    asked: AutoSpec,
+    auto_spec: AutoSpec,
     capacity: Capacity,
     *,
     runnable: bool = True,
@@ -236,7 +236,7 @@ def find_fastest_layout(
     Raises:
         SpecError: If no layout fits, with the arithmetic.
     """
-    worlds, combinations = _worlds(asked, capacity), list(_combinations(asked))
+    worlds, combinations = _worlds(auto_spec, capacity), list(_combinations(auto_spec))
     spread = compute_memory_correction(cluster.runs)
     deadline = time.monotonic() + max_seconds
     tries = [
@@ -255,8 +255,8 @@ def find_fastest_layout(
         if left <= 0:
             complete = False
             break
-        room = _memory(asked, capacity, world)
-        limits = Constraints(world, fixed, asked.max_micro_batch, room, runnable, left)
+        room = _memory(auto_spec, capacity, world)
+        limits = Constraints(world, fixed, auto_spec.max_micro_batch, room, runnable, left)
         result = search(spec, cluster, limits, limit=NUM_RUNNERS_UP + 1)
         found += result.best
         surely += [f for f in result.best if f.memory_bytes <= get_safe_peak_bytes(cluster, spec, spread, room)]
@@ -268,12 +268,12 @@ def find_fastest_layout(
         text = f"`{FIELD}` reached its time limit after {tried}. None fits. Set more layout fields."
         raise SpecError([Problem(FIELD, text)])
     if not found:
-        raise SpecError([Problem(FIELD, _nothing(spec, cluster, asked, capacity, worlds, refused, deadline))])
+        raise SpecError([Problem(FIELD, _nothing(spec, cluster, auto_spec, capacity, worlds, refused, deadline))])
     tight = not surely
     best = _unlike(sorted(surely or found, key=_order))[: NUM_RUNNERS_UP + 1]
-    room = _memory(asked, capacity, best[0].spec.layout.world_size)
+    room = _memory(auto_spec, capacity, best[0].spec.layout.world_size)
     chosen: AutoLayout = {
-        "asked": asked.model_dump(exclude_defaults=True),
+        "asked": auto_spec.model_dump(exclude_defaults=True),
         "why": _why(best, cluster, room, worlds, counts, complete, tight=tight),
         "cluster": cluster.name,
         "considered": counts,
@@ -298,33 +298,38 @@ def _unlike(ordered: Sequence[FittingLayout]) -> list[FittingLayout]:
     return list(first.values())
 
 
-def _worlds(asked: AutoSpec, rooms: Capacity) -> list[int]:
+def _worlds(auto_spec: AutoSpec, rooms: Capacity) -> list[int]:
     """Return the numbers of ranks to search, the largest first."""
     most = rooms.max_ranks
-    if asked.ranks is not None and asked.max_ranks is not None and asked.ranks > asked.max_ranks:
+    if auto_spec.ranks is not None and auto_spec.max_ranks is not None and auto_spec.ranks > auto_spec.max_ranks:
         raise SpecError(
-            [Problem(f"{FIELD}.ranks", f"`{FIELD}.ranks` is {asked.ranks}. Use at most max_ranks {asked.max_ranks}.")]
+            [
+                Problem(
+                    f"{FIELD}.ranks",
+                    f"`{FIELD}.ranks` is {auto_spec.ranks}. Use at most max_ranks {auto_spec.max_ranks}.",
+                )
+            ]
         )
-    if asked.ranks is not None:
-        if asked.ranks > most:
+    if auto_spec.ranks is not None:
+        if auto_spec.ranks > most:
             raise SpecError(
                 [
                     Problem(
                         f"{FIELD}.ranks",
-                        f"`{FIELD}.ranks` is {asked.ranks}, but {rooms.format_slots()}. Use at most {most}.",
+                        f"`{FIELD}.ranks` is {auto_spec.ranks}, but {rooms.format_slots()}. Use at most {most}.",
                     )
                 ]
             )
-        return [asked.ranks]
-    most = min(most, asked.max_ranks or most)
+        return [auto_spec.ranks]
+    most = min(most, auto_spec.max_ranks or most)
     every = range(1, min(most, MAX_CONSECUTIVE_RANKS) + 1)
     powers = (1 << power for power in range(most.bit_length()))
     return sorted({most, *every, *powers, *(ranks for ranks in rooms.get_full_hosts() if ranks <= most)}, reverse=True)
 
 
-def _combinations(asked: AutoSpec) -> Iterator[dict[str, Any]]:
-    given = {name: value for name in FIXABLE if (value := getattr(asked, name)) is not None}
-    some = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+def _combinations(auto_spec: AutoSpec) -> Iterator[dict[str, Any]]:
+    choices = {name: value for name in FIXABLE if (value := getattr(auto_spec, name)) is not None}
+    some = {name: value if isinstance(value, list) else [value] for name, value in choices.items()}
     number = math.prod(len(values) for values in some.values())
     if number > MAX_SEARCHES:
         sizes = " x ".join(f"{name} {len(values)}" for name, values in some.items())
@@ -334,15 +339,15 @@ def _combinations(asked: AutoSpec) -> Iterator[dict[str, Any]]:
         yield dict(zip(some, values, strict=True))
 
 
-def _memory(asked: AutoSpec, rooms: Capacity, world: int) -> int:
+def _memory(auto_spec: AutoSpec, rooms: Capacity, world: int) -> int:
     least = rooms.get_memory_bytes(world)
-    return min(least, asked.max_memory_bytes or least)
+    return min(least, auto_spec.max_memory_bytes or least)
 
 
 def _nothing(
     spec: JobSpec,
     cluster: Cluster,
-    asked: AutoSpec,
+    auto_spec: AutoSpec,
     rooms: Capacity,
     worlds: Sequence[int],
     refused: Counter[str],
@@ -351,7 +356,7 @@ def _nothing(
     """Explain why no layout fits: layouts per reason, and the memory of the smallest."""
     where = f"on {_ranks(worlds)} of {cluster.name}"
     if not refused:
-        degrees = ", ".join(f"{n} {v}" for n, v in asked.model_dump(exclude_defaults=True).items() if n in FIXABLE)
+        degrees = ", ".join(f"{n} {v}" for n, v in auto_spec.model_dump(exclude_defaults=True).items() if n in FIXABLE)
         return f"No layout {where} has {degrees}, because dp x pp x tp x cp is the number of ranks."
     reasons = "; ".join(f"{count:,}: {reason}" for reason, count in refused.most_common(4))
     text = f"None of {refused.total():,} layouts {where} is valid and fits. Reasons: {reasons}."
@@ -360,17 +365,17 @@ def _nothing(
     lightest: list[FittingLayout] = []
     accelerator = cluster.accelerator.model_copy(update={"memory_bytes": ANY_MEMORY})
     roomy = cluster.model_copy(update={"accelerator": accelerator})
-    combinations = list(_combinations(asked))
+    combinations = list(_combinations(auto_spec))
     for index, fixed in enumerate(combinations):
         left = (deadline - time.monotonic()) / (len(combinations) - index)
         if left <= 0:
             return text
-        limits = Constraints(worlds[0], fixed, asked.max_micro_batch, max_seconds=min(1.0, left))
+        limits = Constraints(worlds[0], fixed, auto_spec.max_micro_batch, max_seconds=min(1.0, left))
         lightest += search(spec, roomy, limits, limit=1).pareto[-1:]
     if not lightest:
         return text
     least = min(lightest, key=lambda found: found.memory_bytes)
-    room = _memory(asked, rooms, worlds[0])
+    room = _memory(auto_spec, rooms, worlds[0])
     needs = f"{least.memory_bytes / GIB:.2f} GiB of {room / GIB:.2f} GiB per rank"
     return f"{text} The smallest layout, {format_layout(least.spec)}, needs {needs}."
 

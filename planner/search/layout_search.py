@@ -201,8 +201,8 @@ class _Finder:
 
     def __init__(self, spec: JobSpec, cluster: Cluster, constraints: Constraints) -> None:
         self.spec, self.cluster, self.constraints = spec, cluster, constraints
-        asked, there = constraints.max_memory_bytes, cluster.accelerator.memory_bytes
-        self.capacity = there if asked is None else min(there, asked)
+        max_bytes, there = constraints.max_memory_bytes, cluster.accelerator.memory_bytes
+        self.capacity = there if max_bytes is None else min(there, max_bytes)
         self.timer = Timer(cluster)
         self.refused: Counter[str] = Counter()
         self._first: dict[str, str] = {}  # First message per field

@@ -41,23 +41,23 @@ def find_neighbors(spec: JobSpec, cluster: Cluster) -> list[Neighbor]:
     return sorted(found, key=lambda n: (not n.fits, (n.memory_bytes or 0) > sure, n.step_s or float("inf")))
 
 
-def find_allowed_neighbors(spec: JobSpec, cluster: Cluster, asked: Constraints) -> list[Neighbor]:
+def find_allowed_neighbors(spec: JobSpec, cluster: Cluster, constraints: Constraints) -> list[Neighbor]:
     """Return the neighbors of a search result that the constraints of the search allow."""
     there = cluster.accelerator.memory_bytes
-    room = min(there, asked.max_memory_bytes or there)
+    room = min(there, constraints.max_memory_bytes or there)
     accelerator = cluster.accelerator.model_copy(update={"memory_bytes": room})
     near = find_neighbors(spec, cluster.model_copy(update={"accelerator": accelerator}))
-    return [n for n in near if _allows(asked, n)]
+    return [n for n in near if _allows(constraints, n)]
 
 
-def _allows(asked: Constraints, near: Neighbor) -> bool:
+def _allows(constraints: Constraints, near: Neighbor) -> bool:
     layout = near.spec.layout
     piped = () if layout.pp > 1 else ("schedule", "virtual_stages")  # These fields apply only with a pipeline.
-    if any(getattr(layout, name) != value for name, value in asked.fixed.items() if name not in piped):
+    if any(getattr(layout, name) != value for name, value in constraints.fixed.items() if name not in piped):
         return False
-    if near.spec.micro_batch_size > asked.max_micro_batch:
+    if near.spec.micro_batch_size > constraints.max_micro_batch:
         return False
-    return not asked.runnable or near.step_s is None or not find_unsupported_fields(near.spec)
+    return not constraints.runnable or near.step_s is None or not find_unsupported_fields(near.spec)
 
 
 def suggest_layouts(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neighbor]:

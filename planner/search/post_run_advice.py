@@ -175,10 +175,10 @@ def _has(layout: Layout, part: str) -> bool:
     return all(axis != part or get_axis_group(layout, axis).size > 1 for axis in AXES)
 
 
-def _between(spec: JobSpec, cluster: Cluster, told: Interval) -> Interval:
+def _between(spec: JobSpec, cluster: Cluster, interval: Interval) -> Interval:
     """Return the interval of another layout's time, if the time of one layout is measured."""
-    if told["basis"] != "data sheet":
-        return told
+    if interval["basis"] != "data sheet":
+        return interval
     stack = spec.resources.stack
     share = get_time_margin(stack, cluster.accelerator.name, host_share=0.0)  # the run shows the speed of the host
     words = f"from the measured step of this run, {STACKS[stack].title}, {format_margin(share)}"
@@ -230,11 +230,11 @@ def get_parts(timing: Timing) -> dict[str, float]:
 
 def group_parts(parts: Mapping[str, float]) -> dict[str, float]:
     """Return the parts of an estimate, grouped as in `parts_of`."""
-    told: dict[str, float] = defaultdict(float)
+    groups: dict[str, float] = defaultdict(float)
     for name, seconds in parts.items():
         if seconds > 0:
-            told[PART_GROUPS.get(name, name)] += seconds
-    return dict(told)
+            groups[PART_GROUPS.get(name, name)] += seconds
+    return dict(groups)
 
 
 def apportion_step(here: Mapping[str, float], measured: RunMeasurement) -> dict[str, float]:
@@ -243,9 +243,9 @@ def apportion_step(here: Mapping[str, float], measured: RunMeasurement) -> dict[
     With traced steps, the split is that of the traced steps. Without, collectives take all of their time if they did
     not overlap with compute. If they did, the split is the predicted one, within the limits of each axis.
     """
-    if told := group_parts(measured.parts_s):
-        whole = sum(told.values())
-        return {part: measured.step_s * seconds / whole for part, seconds in told.items()}
+    if parts := group_parts(measured.parts_s):
+        whole = sum(parts.values())
+        return {part: measured.step_s * seconds / whole for part, seconds in parts.items()}
     most = {axis: seconds for axis, seconds in measured.busy_s.items() if axis in here}
     rest = measured.step_s - sum(most.values())
     if rest >= MIN_REST * measured.step_s:

@@ -203,8 +203,10 @@ def read_log_part(order: LogOrder, settings: HostSettings) -> bytes:
         found = read_range(descriptor, order["offset"], status.st_size)
     finally:
         os.close(descriptor)
-    kept = min(status.st_size, status.st_blocks * 512)
-    return encode_log_part({**part, "data": found.data, "next": found.next, "size": status.st_size, "kept": kept})
+    num_disk_bytes = min(status.st_size, status.st_blocks * 512)
+    return encode_log_part(
+        {**part, "data": found.data, "next": found.next, "size": status.st_size, "kept": num_disk_bytes}
+    )
 
 
 def read_range(descriptor: int, offset: int, size: int) -> LogRange:

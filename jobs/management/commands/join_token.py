@@ -45,12 +45,12 @@ class Command(BaseCommand):
         uses = options["uses"] or (None if options["given"] else 1)
         data = {"hours": options["hours"], "uses": uses, "labels": options["label"], "note": options["note"]}
         try:
-            asked = validate_request(joining.JoinTokenRequest, data)
+            token_request = validate_request(joining.JoinTokenRequest, data)
             if options["given"]:
                 text = read_secret_file(VARIABLE) or os.environ.get(VARIABLE, "")
-                token = joining.store_token(text, "manage.py", asked)
+                token = joining.store_token(text, "manage.py", token_request)
             else:
-                token, text = joining.create_token("manage.py", asked)
+                token, text = joining.create_token("manage.py", token_request)
         except SpecError as error:
             raise CommandError(" ".join(problem.sentence for problem in error.problems)) from None
         except SecretError as error:

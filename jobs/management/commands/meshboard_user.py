@@ -35,8 +35,8 @@ class Command(BaseCommand):
         user, is_new = get_user_model().objects.get_or_create(
             username=USERNAME, defaults={"is_staff": True, "is_superuser": True}
         )
-        kept = json.loads(options["keep"].read_text()) if options["keep"] and not is_new else {}
-        password, token = kept.get("password"), kept.get("api_token")
+        stored = json.loads(options["keep"].read_text()) if options["keep"] and not is_new else {}
+        password, token = stored.get("password"), stored.get("api_token")
         if not user.password:  # a new user
             password = secrets.token_urlsafe(15)
             user.set_password(password)

@@ -35,16 +35,16 @@ class Command(BaseCommand):
         self.stdout.write(json.dumps({"login": login, "join_token": _make_join_token(options["host"])}))
 
 
-def _make_join_token(kept: Path | None) -> str:
+def _make_join_token(identity_path: Path | None) -> str:
     """Return a join token, empty if the host has joined and needs none."""
-    if kept is not None and has_joined(kept.stem, _identity(kept)):
+    if identity_path is not None and has_joined(identity_path.stem, _identity(identity_path)):
         return ""
     return str(_run_json_command("join_token", json=True, hours=1, uses=1, note=NOTE)["token"])
 
 
-def _identity(kept: Path) -> str:
+def _identity(identity_path: Path) -> str:
     try:
-        return str(json.loads(kept.read_text())["identity"])
+        return str(json.loads(identity_path.read_text())["identity"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

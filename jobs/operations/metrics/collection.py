@@ -161,8 +161,10 @@ def read_rank_metrics(streams: Mapping[Stream, int]) -> dict[Stream, dict[int, R
         with connect() as client:
             for first in range(0, len(places), STREAMS_PER_READ):
                 some = places[first : first + STREAMS_PER_READ]
-                told = read_latest_steps(client, {telemetry_stream(*one): streams[one] for one in some}, MAX_AGE_S)
-                found |= {one: summarize_ranks(told[telemetry_stream(*one)]) for one in some}
+                latest_steps = read_latest_steps(
+                    client, {telemetry_stream(*one): streams[one] for one in some}, MAX_AGE_S
+                )
+                found |= {one: summarize_ranks(latest_steps[telemetry_stream(*one)]) for one in some}
     except (RedisError, OSError) as error:
         log.warning("Metrics omit ranks: %s", error)
     return found
@@ -191,8 +193,8 @@ def _add_queue(found: MetricSamples) -> None:
     by_status = dict(Job.objects.order_by().values_list("status").annotate(Count("id")))
     found[JOBS] = {(status,): by_status.get(status, 0) for status in Status.values}
     queued = Job.objects.filter(status=Status.QUEUED).order_by()
-    asked = dict(queued.values_list("device").annotate(Sum("num_slots")))
-    found[QUEUED_SLOTS] = {(device,): asked.get(device, 0) for device in ("cpu", "cuda", *asked)}
+    slots_by_device = dict(queued.values_list("device").annotate(Sum("num_slots")))
+    found[QUEUED_SLOTS] = {(device,): slots_by_device.get(device, 0) for device in ("cpu", "cuda", *slots_by_device)}
     oldest = queued.filter(held=False).aggregate(first=Min("changed"))["first"]
     found[OLDEST_WAIT] = {(): max(0.0, (timezone.now() - oldest).total_seconds()) if oldest else 0.0}
     found[PAUSED] = {(): float(QueueState.objects.filter(paused=True).exists())}
@@ -268,14 +270,14 @@ def _add_ranks(found: MetricSamples, jobs: dict[str, Job]) -> int:
     by_job: dict[str, dict[int, RankMetrics]] = defaultdict(dict)
     for (job, _, _), ranks in read_rank_metrics(read).items():
         by_job[job] |= ranks
-    told = 0
+    num_ranks = 0
     for job, ranks in by_job.items():
         _add_job(found, job, ranks)
         for rank, newest in sorted(ranks.items()):
-            if rank >= MAX_JOB_RANKS or told >= MAX_RANKS:
+            if rank >= MAX_JOB_RANKS or num_ranks >= MAX_RANKS:
                 left_out += 1
                 continue
-            told += 1
+            num_ranks += 1
             _add_rank(found, jobs[job], str(rank), newest)
     return left_out
 

@@ -214,9 +214,14 @@ def _store_result(key: int, sent: SendResult) -> None:
     delivery = Delivery.objects.filter(pk=key, due__isnull=False).first()
     if delivery is None:
         return
-    told: DeliveryTry = {"at": now.isoformat(), "seconds": sent.seconds, "status": sent.status, "words": sent.words}
+    delivery_try: DeliveryTry = {
+        "at": now.isoformat(),
+        "seconds": sent.seconds,
+        "status": sent.status,
+        "words": sent.words,
+    }
     since = delivery.since
-    tries = [*delivery.tries, told]
+    tries = [*delivery.tries, delivery_try]
     failed_since = sum(datetime.fromisoformat(each["at"]) >= since for each in tries)
     due = None if sent.delivered else compute_next_try(failed_since, since, now)
     outcome = Outcome.DELIVERED if sent.delivered else Outcome.WAITING if due else Outcome.GIVEN_UP

@@ -68,9 +68,9 @@ def serialize_email_settings(user: User) -> EmailSettings:
     }
 
 
-def parse_email_settings(asked: EmailSettingsRequest) -> dict[str, list[str]]:
+def parse_email_settings(settings_request: EmailSettingsRequest) -> dict[str, list[str]]:
     """Return the statuses per project. Raises SpecError if a project is listed twice."""
-    names = [given.project or OWN_JOBS for given in asked.wishes]
+    names = [wish.project or OWN_JOBS for wish in settings_request.wishes]
     twice = [
         Problem(f"wishes.{number}.project", "The project is listed twice. List each project only once.")
         for number, name in enumerate(names)
@@ -78,7 +78,9 @@ def parse_email_settings(asked: EmailSettingsRequest) -> dict[str, list[str]]:
     ]
     if twice:
         raise SpecError(twice)
-    return {name: [state.value for state in given.states] for name, given in zip(names, asked.wishes, strict=True)}
+    return {
+        name: [state.value for state in wish.states] for name, wish in zip(names, settings_request.wishes, strict=True)
+    }
 
 
 def replace_email_settings(user: User, wanted: Mapping[str, list[str]], *, of: Iterable[str] | None = None) -> None:
@@ -93,19 +95,23 @@ def replace_email_settings(user: User, wanted: Mapping[str, list[str]], *, of: I
     """
     known = _filter_projects(user, filter(is_storable, wanted))
     problems = [Problem("project", f"Project {name[:100]!r} does not exist.") for name in wanted if name not in known]
-    states = {state for given in wanted.values() for state in given}
+    states = {state for project_states in wanted.values() for state in project_states}
     problems += [
         Problem("states", f"The job status {state[:100]!r} does not exist.") for state in states - set(Status.values)
     ]
     if problems:
         raise SpecError(problems)
-    after = {name: [state for state in Status.values if state in given] for name, given in wanted.items() if given}
+    after = {
+        name: [state for state in Status.values if state in project_states]
+        for name, project_states in wanted.items()
+        if project_states
+    }
     with transaction.atomic():
         User.objects.select_for_update(no_key=True).get(pk=user.pk)  # serializes concurrent changes
         before = _get_stored_settings(user)
         if of is not None:
-            asked_for = {*of, *wanted}
-            others = _filter_projects(user, before) - asked_for
+            projects = {*of, *wanted}
+            others = _filter_projects(user, before) - projects
             after = {name: states for name, states in before.items() if name in others} | after
         if before == after:
             return
@@ -169,13 +175,13 @@ def cancel_end_email(user: User, job: Job) -> bool:
 def pop_end_email_users(changes: Sequence[StateChange]) -> dict[str, list[User]]:
     """Delete and return the requests of the jobs that one of the changes ends, except jobs that are retried."""
     ids = {change.job_id for change in changes if change.status in TERMINAL}
-    asked = EndWish.objects.filter(job__in=ids)
-    if not ids or not asked.exists():
+    wishes = EndWish.objects.filter(job__in=ids)
+    if not ids or not wishes.exists():
         return {}
-    jobs = Job.objects.only("id", "attempt", "status", "stop", "spec").filter(id__in=asked.values("job"))
+    jobs = Job.objects.only("id", "attempt", "status", "stop", "spec").filter(id__in=wishes.values("job"))
     ended = [job.id for job in jobs if job.get_retry_reason() is None]
     found: dict[str, list[User]] = {}
-    for wish in asked.filter(job__in=ended).select_related("user"):
+    for wish in wishes.filter(job__in=ended).select_related("user"):
         found.setdefault(wish.job_id, []).append(wish.user)
-    asked.filter(job__in=ended).delete()
+    wishes.filter(job__in=ended).delete()
     return found

@@ -165,8 +165,8 @@ def delete_old_deliveries() -> int:
         counted = Delivery.objects.order_by().exclude(**{receiver: None}).values_list(receiver)
         for key, _ in counted.annotate(count=Count("id")).filter(count__gt=MAX_RECEIVER_DELIVERIES):
             theirs = Delivery.objects.filter(**{receiver: key})
-            oldest_kept = theirs.order_by("-id").values_list("id", flat=True)[MAX_RECEIVER_DELIVERIES - 1]
-            removed += theirs.filter(id__lt=oldest_kept).delete()[0]
+            min_id = theirs.order_by("-id").values_list("id", flat=True)[MAX_RECEIVER_DELIVERIES - 1]
+            removed += theirs.filter(id__lt=min_id).delete()[0]
     return removed
 
 

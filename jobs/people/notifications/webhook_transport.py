@@ -130,8 +130,8 @@ def sign_body(secrets: list[str], seconds: int, body: bytes) -> str:
 
 
 def _derive_secret(key: str, hook: str, generation: int) -> str:
-    told = salted_hmac("meshboard.webhook", f"{generation}:{hook}", key, algorithm="sha256")
-    return WEBHOOK_PREFIX + told.hexdigest()
+    mac = salted_hmac("meshboard.webhook", f"{generation}:{hook}", key, algorithm="sha256")
+    return WEBHOOK_PREFIX + mac.hexdigest()
 
 
 POST_TIMEOUT_S = 10.0  # from the name lookup to the response headers

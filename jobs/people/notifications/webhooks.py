@@ -103,9 +103,9 @@ def find_webhook(user: Any, project: str, key: str) -> Webhook:
     return found
 
 
-def create_webhook(user: User, project: str, asked: WebhookRequest) -> Webhook:
+def create_webhook(user: User, project: str, webhook_request: WebhookRequest) -> Webhook:
     """Create a webhook. Raises SpecError."""
-    if problems := [*_check_url(asked.url), *_check_everybody(user, project, asked.everybody)]:
+    if problems := [*_check_url(webhook_request.url), *_check_everybody(user, project, webhook_request.everybody)]:
         raise SpecError(problems)
     with transaction.atomic():
         # The locks serialize concurrent requests.
@@ -119,14 +119,14 @@ def create_webhook(user: User, project: str, asked: WebhookRequest) -> Webhook:
             if count >= maximum:
                 problem = f"{subject} {count} webhooks, and the maximum is {maximum}. Delete a webhook first."
                 raise SpecError([Problem("name", problem)])
-        hook = Webhook.objects.create(project=project, owner=user, **asked.model_dump(mode="json"))
+        hook = Webhook.objects.create(project=project, owner=user, **webhook_request.model_dump(mode="json"))
         record(user.get_username(), "make", "webhook", hook.id, after=_get_webhook_fields(hook))
     return hook
 
 
-def change_webhook(user: User, hook: Webhook, asked: WebhookChange) -> None:
+def change_webhook(user: User, hook: Webhook, change: WebhookChange) -> None:
     """Change a webhook. Raises SpecError."""
-    wanted = {name: value for name, value in asked.model_dump(mode="json").items() if value is not None}
+    wanted = {name: value for name, value in change.model_dump(mode="json").items() if value is not None}
     problems = _check_url(wanted["url"]) if "url" in wanted else []
     # The rights of the owner count, not those of the user who changes the webhook.
     problems += _check_everybody(hook.owner, hook.project, wanted.get("everybody", False))

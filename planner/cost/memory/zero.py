@@ -132,7 +132,7 @@ class Sharding(NamedTuple):
         """
         lag, copy = unit.last * element, unit.turned * element
         shard = unit.shard * self.reduced
-        kept = unit.shard * self.held
+        held_bytes = unit.shard * self.held
         events = [
             (BUFFERS, -before.padded * self.reduced),
             (GRADIENTS, copy),
@@ -142,10 +142,10 @@ class Sharding(NamedTuple):
             *self._staged(unit.padded * self.reduced),
         ]
         if self.reduced != self.held:
-            events += [(GRADIENTS, kept), (GRADIENTS, -shard)]
+            events += [(GRADIENTS, held_bytes), (GRADIENTS, -shard)]
         events.append((GRADIENTS, -lag))
         if not first:
-            events.append((GRADIENTS, -kept))
+            events.append((GRADIENTS, -held_bytes))
         return changes(*events)
 
 

@@ -309,8 +309,8 @@ def compute_frequencies(model: ModelSpec, device: torch.device) -> torch.Tensor:
         return plain
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     rounds = scaling.original_max_seq_len * plain / (2 * math.pi)  # rotations within the original context length
-    kept = ((rounds - low) / (high - low)).clamp(0, 1)
-    return kept * plain + (1 - kept) * plain / scaling.factor
+    smooth = ((rounds - low) / (high - low)).clamp(0, 1)
+    return smooth * plain + (1 - smooth) * plain / scaling.factor
 
 
 def compute_rotary(positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype) -> RotaryAngles:

@@ -43,7 +43,7 @@ class SendQueue:
 
     def add(self, work: dist.Work, sent: torch.Tensor) -> None:
         if sent.device.type != "cpu":
-            self._pending = [(other, kept) for other, kept in self._pending if not other.is_completed()]
+            self._pending = [(other, tensor) for other, tensor in self._pending if not other.is_completed()]
             self._pending.append((work, sent))
             return
         if self._thread is None:

@@ -108,21 +108,23 @@ class StoredCheckpoint(TypedDict):
 
 def list_checkpoints(job: Job) -> list[StoredCheckpoint]:
     """Return the checkpoints of a job, the newest first. Raises BusyError."""
-    max_kept = get_max_checkpoints(job)
+    max_checkpoints = get_max_checkpoints(job)
     return [
-        checkpoint for attempt in job.attempts.order_by("-number") for checkpoint in _list_of_attempt(attempt, max_kept)
+        checkpoint
+        for attempt in job.attempts.order_by("-number")
+        for checkpoint in _list_of_attempt(attempt, max_checkpoints)
     ]
 
 
-def _list_of_attempt(attempt: Attempt, max_kept: int) -> Iterator[StoredCheckpoint]:
+def _list_of_attempt(attempt: Attempt, max_checkpoints: int) -> Iterator[StoredCheckpoint]:
     saves = read_checkpoint_log(attempt)
     if saves.newest and saves.newest not in {item["name"] for item in saves.items}:
         unknown = {"step": None, "time": None, "num_bytes": None, "stall_s": None, "save_s": None}
         yield {"attempt": attempt.number, "name": saves.newest, "problem": "", "kept": True, **unknown}  # type: ignore[typeddict-item]
     for item in reversed(saves.items):
         values = {name: item[name] for name in ("name", "step", "time", "num_bytes", "stall_s", "save_s", "problem")}
-        is_kept = item["name"] is not None and saves.count_after(item["step"]) < max_kept
-        yield {"attempt": attempt.number, **values, "kept": is_kept}  # type: ignore[typeddict-item]
+        is_retained = item["name"] is not None and saves.count_after(item["step"]) < max_checkpoints
+        yield {"attempt": attempt.number, **values, "kept": is_retained}  # type: ignore[typeddict-item]
 
 
 def read_checkpoints(attempt: Attempt) -> tuple[list[CheckpointItem], bool]:
