@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from contracts.control import AllocationOrder, AttemptReport, Event, ExitReport, LaunchOrder, LendOrder, Loan
+from contracts.control import AllocationOrder, AttemptReport, Event, ExitReport, LaunchOrder, LendOrder, LoanAddress
 from contracts.hosts import JoinRequest
 from contracts.logs import MAX_LOG_PART_BYTES, LogOrder, LogPart
 from contracts.telemetry.batches import Batch, Frame, Item
@@ -103,7 +103,7 @@ encode_log_part, decode_log_part = _LOG_PART.encode, _LOG_PART.decode
 validate_item = _Codec[Item](Item).validate
 validate_log_order = _Codec[LogOrder](LogOrder).validate
 validate_lend_order = _Codec[LendOrder](LendOrder).validate
-validate_loan = _Codec[Loan](Loan).validate
+validate_loan_address = _Codec[LoanAddress](LoanAddress).validate
 validate_exit_report = _Codec[ExitReport](ExitReport).validate
 validate_join_request = _Codec[JoinRequest](JoinRequest).validate
 validate_allocation_order = _Codec[AllocationOrder](AllocationOrder).validate

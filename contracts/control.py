@@ -111,7 +111,7 @@ class LendOrder(TypedDict):
     """Send the newest checkpoint of a job once to the client that presents the secret.
 
     The board gives the secret to the lending host and to the first host of the attempt. The lending host publishes its
-    address at `names.loan_key`. The supervisor of the first host then passes a `Loan` to rank 0.
+    address at `names.loan_key`. The supervisor of the first host then passes a `LoanAddress` to rank 0.
     """
 
     v: Literal[1]
@@ -122,7 +122,7 @@ class LendOrder(TypedDict):
     owner: NotRequired[Count]  # user ID of the owner
 
 
-class Loan(TypedDict):
+class LoanAddress(TypedDict):
     """Address from which rank 0 downloads a checkpoint."""
 
     host: HostName

@@ -10,7 +10,7 @@ TASK_LEND = "workers.lend"  # argument: control.LendOrder; sends the files of a 
 
 LEGACY_EVENTS_STREAM = "meshboard:events"  # shared by all hosts of older versions
 SAVE_FILE = "save"  # next to the telemetry socket: the run saves a checkpoint and stops
-LOAN_FILE = "loan"  # next to the telemetry socket: a control.Loan as JSON
+LOAN_FILE = "loan"  # next to the telemetry socket: a control.LoanAddress as JSON
 CANCEL_KEY_PREFIX = "meshboard:cancel:"
 
 

@@ -11,7 +11,7 @@ from planner.facts.placements import get_padded_vocab_size
 from planner.facts.spec import JobSpec
 from planner.facts.validation import format_count
 from planner.hardware.cluster import Cluster
-from planner.search.layout_search import SearchResult, compute_margins
+from planner.search.layout_search import LayoutSearchResult, compute_margins
 from planner.search.neighbors import Neighbor
 
 GIB = 2**30
@@ -99,7 +99,7 @@ def _padded_by(vocab: int, degrees: Sequence[int]) -> list[str]:
     return [f"vocabulary {vocab:,} is padded to {', '.join(to)}"] if to else []
 
 
-def format_search(result: SearchResult, near: Sequence[Neighbor], cluster: Cluster) -> str:
+def format_search(result: LayoutSearchResult, near: Sequence[Neighbor], cluster: Cluster) -> str:
     """Return the best layouts, and the layouts with one change from the first, as text."""
     lines = [
         f"{result.considered:,} layouts considered in {result.seconds:.2f} s, {result.fitting:,} fit {cluster.name}",

@@ -33,7 +33,7 @@ from meshboard.answers import (
     WaitResult,
 )
 from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
-from meshboard.transport import Event, OutageTimer, Transport
+from meshboard.transport import Event, OutageTimer, RestTransport
 
 Spec = JobSpec | StoredSpec | dict[str, Any]  # a dict comes from a file, and the board checks it
 POLL_INTERVAL_S = 1.0  # for an older board that cannot wait
@@ -52,7 +52,7 @@ class Client:
     """
 
     def __init__(self, url: str, token: str, *, timeout_s: float = 60.0, verify: bool | str = True) -> None:
-        self._transport = Transport(url, token, timeout_s, verify)
+        self._transport = RestTransport(url, token, timeout_s, verify)
         self.url = self._transport.url
         self._can_wait = True  # until the board turns out to be too old
 

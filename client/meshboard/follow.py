@@ -89,7 +89,7 @@ CURVE_S = 30  # length of a curve
 MAX_DELAY_S = 2  # until ranks have reported the bytes of a second
 
 
-class Progress(NamedTuple):
+class JobProgress(NamedTuple):
     """State of a job.
 
     Args:
@@ -119,7 +119,7 @@ class Progress(NamedTuple):
         }
 
 
-def follow_progress(board: Client, job: Job) -> Iterator[Progress]:
+def follow_progress(board: Client, job: Job) -> Iterator[JobProgress]:
     """Yield the progress of a job after each event, at least once per second, until the job ends.
 
     Raises:
@@ -164,7 +164,7 @@ class ProgressTracker:
             self._sent[key] = self._sent.get(key, 0) + one["bytes"]
         self._sent = {key: sent for key, sent in self._sent.items() if key[1] > self._time_s - 2 * CURVE_S}
 
-    def get_progress(self, job: Job) -> Progress:
+    def get_progress(self, job: Job) -> JobProgress:
         curves: dict[str, list[float]] = {}
         # The last complete second. It advances without traffic too, so that the rates fall to zero.
         end = max([int(self._time_s) - MAX_DELAY_S, *(second - 1 for _, second in self._sent)])
@@ -175,16 +175,16 @@ class ProgressTracker:
         known_s = max(1, min(RATE_S, end + 1 - min((second for _, second in self._sent), default=end)))
         rates = {axis: sum(curve[-known_s:]) / known_s for axis, curve in sorted(curves.items())}
         step, step_s = int(self._step.get("step", 0)), self._step.get("step_s")
-        return Progress(job, step, self._loss, step_s, rates, {axis: curves[axis] for axis in rates})
+        return JobProgress(job, step, self._loss, step_s, rates, {axis: curves[axis] for axis in rates})
 
 
-def get_stored_progress(board: Client, job: Job) -> Progress:
+def get_stored_progress(board: Client, job: Job) -> JobProgress:
     """Return the last progress of a job in its stored history.
 
     Raises:
         RefusedError, AwayError
     """
-    empty = Progress(job, 0, None, None, {}, {})
+    empty = JobProgress(job, 0, None, None, {}, {})
     try:
         stored = [attempt for attempt in board.history(job.id) if attempt["attempt"] == job.attempt]
         first, last = (stored[0]["from"], stored[0]["to"]) if stored else (None, None)
@@ -195,7 +195,7 @@ def get_stored_progress(board: Client, job: Job) -> Progress:
         raise
 
 
-def _read_history(board: Client, job: Job, first: float, last: float) -> Progress:
+def _read_history(board: Client, job: Job, first: float, last: float) -> JobProgress:
     [step] = board.table(job.id, "steps", bins=1)["last_step"] or [0]
     loss = step_s = None
     if step:
@@ -213,4 +213,4 @@ def _read_history(board: Client, job: Job, first: float, last: float) -> Progres
     known_s = max(1, min(RATE_S, end - int(first)))
     curves = dict(sorted(curves.items()))
     rates = {axis: sum(curve[-known_s:]) / known_s for axis, curve in curves.items()}
-    return Progress(job, step, loss, step_s, rates, curves)
+    return JobProgress(job, step, loss, step_s, rates, curves)

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshboard.client import Job
-from meshboard.follow import RATE_S, Progress
+from meshboard.follow import RATE_S, JobProgress
 from meshboard.formatting import format_bytes, format_json, format_log_line, format_seconds, remove_escapes
 from meshboard.text_reports import format_job_line
 
@@ -70,7 +70,7 @@ class WaitDisplay:
     def shows_steps(self) -> bool:
         return self._bar is not None
 
-    def update_step(self, progress: Progress) -> None:
+    def update_step(self, progress: JobProgress) -> None:
         """Move the bar forward. The stored history is behind the events, so the bar never moves back."""
         self._position = max(self._position, (progress.job.attempt, progress.step))
         if self._bar is not None:
@@ -103,7 +103,7 @@ class WatchDisplay:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: JobProgress) -> None:
         if self._live is not None:
             self._live.update(render_progress(progress), refresh=True)
             return
@@ -117,13 +117,13 @@ class WatchDisplay:
         self._last_lines = lines
 
 
-def format_progress(progress: Progress) -> str:
+def format_progress(progress: JobProgress) -> str:
     """Return status, step, loss, step time, and rates in one line."""
     parts = [progress.job.status, *_get_step_parts(progress), _format_rates(progress)]
     return "  ".join(part for part in parts if part)
 
 
-def render_progress(progress: Progress) -> Group:
+def render_progress(progress: JobProgress) -> Group:
     """Return the job, its step, the traffic of each axis with a curve, and the verdict."""
     axes = Table(box=None, pad_edge=False)
     for name in ("axis", "payload", "", f"last {len(next(iter(progress.curves.values()), ()))} s"):
@@ -148,7 +148,7 @@ def format_curve(values: Sequence[float]) -> str:
     return "".join(BLOCKS[math.ceil(value / maximum * (len(BLOCKS) - 1))] for value in values)
 
 
-def _format_rates(progress: Progress) -> str:
+def _format_rates(progress: JobProgress) -> str:
     # The last seconds of an ended job say nothing about its steps.
     if progress.job.finished or not progress.rates:
         return ""
@@ -156,7 +156,7 @@ def _format_rates(progress: Progress) -> str:
     return f"{rates} (mean of {RATE_S} s)"
 
 
-def _get_step_parts(progress: Progress) -> list[str]:
+def _get_step_parts(progress: JobProgress) -> list[str]:
     total = f"/{progress.job.steps}" if progress.job.steps else ""
     return [
         f"step {progress.step}{total}" if progress.step else "",

@@ -44,7 +44,7 @@ class Event(NamedTuple):
     id: str
 
 
-class Transport:
+class RestTransport:
     """HTTP connection to one board with one token."""
 
     def __init__(self, url: str, token: str, timeout_s: float, verify: bool | str) -> None:

@@ -25,7 +25,7 @@ from jobs.queue import staff_actions
 from jobs.queue.bulk_actions import MoveRequest, QueueActionRequest, apply_action, explain_unmoved, list_unchanged
 from jobs.queue.staff_actions import MAX_PRIORITY, MIN_PRIORITY
 from jobs.queue.start_predictions import MAX_SLOTS, QUESTION_FIELDS, list_starts, parse_question
-from jobs.queue.view import build_rows, load_view
+from jobs.queue.view import build_rows, load_queue_snapshot
 from planner.facts.validation import Problem, SpecError
 
 MOST_ROWS = 200
@@ -45,7 +45,7 @@ class QueueView(APIView):
         Each job has its position in the whole queue, its points, the reason why it waits, and its estimated start.
         Members also see jobs of their projects, and staff see all jobs.
         """
-        seen = load_view()
+        seen = load_queue_snapshot()
         ids = [queued.job.id for queued in seen.queue]
         mine = set(get_visible_jobs(request.user).filter(id__in=ids).values_list("id", flat=True))
         shown = [queued for queued in seen.queue if queued.job.id in mine][:MOST_ROWS]
@@ -85,7 +85,7 @@ class WhatIfView(QueueStaffView):
         ]
         if problems:
             raise BadParameterError(problems)
-        seen = load_view()
+        seen = load_queue_snapshot()
         try:
             started = list_starts(seen, parse_question({name: params[name] for name in params}, seen))
         except SpecError as error:

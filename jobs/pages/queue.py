@@ -33,7 +33,7 @@ from jobs.queue.bulk_actions import MoveRequest, QueueActionRequest, apply_actio
 from jobs.queue.scheduling.waiting_reasons import put_fact_first
 from jobs.queue.start_predictions import QUESTION_FIELDS, list_starts
 from jobs.queue.start_predictions import parse_question as question
-from jobs.queue.view import QueueView, build_rows, load_view
+from jobs.queue.view import QueueSnapshot, build_rows, load_queue_snapshot
 from planner.facts.validation import Problem, SpecError
 
 JOBS_PER_PAGE = 100
@@ -43,7 +43,7 @@ SOON = timedelta(minutes=1)  # the page shows minutes, so an earlier start would
 @require_GET
 def queue(request: HttpRequest) -> HttpResponse:
     """Show the waiting jobs that the user can see. `?part=rows` returns only the table."""
-    seen = load_view()
+    seen = load_queue_snapshot()
     mine = set(
         get_visible_jobs(request.user).filter(id__in=[q.job.id for q in seen.queue]).values_list("id", flat=True)
     )
@@ -81,7 +81,7 @@ def queue(request: HttpRequest) -> HttpResponse:
     return render(request, "queue/index.html", {**context, **_simulate(request, seen)})
 
 
-def _list_projects(seen: QueueView) -> list[dict[str, Any]]:
+def _list_projects(seen: QueueSnapshot) -> list[dict[str, Any]]:
     """List projects by waiting jobs, then by usage."""
     waiting = Counter(queued.job.project for queued in seen.queue)
     lines = [
@@ -91,7 +91,7 @@ def _list_projects(seen: QueueView) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: (-line["waiting"], -line["project"].used))
 
 
-def _simulate(request: HttpRequest, seen: QueueView) -> dict[str, Any]:
+def _simulate(request: HttpRequest, seen: QueueSnapshot) -> dict[str, Any]:
     """Return the scheduler simulation of the request, without a result if the user may not run the queue."""
     query = {name: request.GET.get(name, "").strip() for name in QUESTION_FIELDS}
     if not may_change_all_jobs(request.user) or not any(query.values()):

@@ -16,7 +16,7 @@ from jobs.queue.scheduling.placement import MAX_FORECAST_JOBS, decide, forecast
 from jobs.queue.scheduling.snapshot import load_point_factors
 from jobs.queue.scheduling.states import HostState, QueuedJob, compute_points
 from jobs.queue.staff_actions import MAX_PRIORITY, MIN_PRIORITY
-from jobs.queue.view import QueueView, load_running_attempts, load_view, predict_durations
+from jobs.queue.view import QueueSnapshot, load_queue_snapshot, load_running_attempts, predict_durations
 from planner.facts.kinds import compute_slot_demand
 from planner.facts.spec import JobSpec
 from planner.facts.validation import Problem, SpecError, format_count
@@ -36,7 +36,7 @@ class Question(NamedTuple):
     priority: int = 0
 
 
-def parse_question(query: Mapping[str, str], view: QueueView) -> Question:
+def parse_question(query: Mapping[str, str], view: QueueSnapshot) -> Question:
     """Parse the query of a request.
 
     Raises:
@@ -69,7 +69,7 @@ def parse_question(query: Mapping[str, str], view: QueueView) -> Question:
     return Question(slots, pool, job, -magnitude if text.startswith("-") else magnitude)
 
 
-def list_starts(view: QueueView, question: Question) -> list[str]:
+def list_starts(view: QueueSnapshot, question: Question) -> list[str]:
     """List the jobs that would start now only because of the change."""
     queue = [entry.job for entry in view.queue if not entry.block_reason]
     hosts = [host._replace(paused="" if host.paused == question.pool else host.paused) for host in view.hosts]
@@ -122,7 +122,7 @@ def _predict_start(user: User, spec: JobSpec, hosts: Sequence[AvailableHost]) ->
     device = get_slot_device(spec, hosts)
     if not any(host.device == device and host.is_live for host in hosts):
         return False, f"No {device.upper()} host is connected. {WAITS}"
-    view = load_view()
+    view = load_queue_snapshot()
     if view.paused:
         return False, f"The queue is paused. {WAITS}"
     if spec.after:
@@ -138,7 +138,7 @@ def _predict_start(user: User, spec: JobSpec, hosts: Sequence[AvailableHost]) ->
     return False, _predict_wait(queue, view) or f"Not enough slots are free now. {WAITS}"
 
 
-def _predict_wait(queue: list[QueuedJob], view: QueueView) -> str:
+def _predict_wait(queue: list[QueuedJob], view: QueueSnapshot) -> str:
     """Return when the draft would start after others end, or an empty text if that is unknown."""
     if len(queue) > MAX_FORECAST_JOBS:
         return ""
@@ -150,7 +150,7 @@ def _predict_wait(queue: list[QueuedJob], view: QueueView) -> str:
     return f"Starts in about {f'{minutes} min' if minutes < 120 else f'{round(minutes / 60)} h'}."
 
 
-def _build_draft(user: User, spec: JobSpec, device: str, view: QueueView) -> QueuedJob:
+def _build_draft(user: User, spec: JobSpec, device: str, view: QueueSnapshot) -> QueuedJob:
     """Return the draft as the scheduler would see it at the end of the queue."""
     demand, resources = compute_slot_demand(spec), spec.resources
     share_factors, rates = load_point_factors()

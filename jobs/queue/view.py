@@ -25,7 +25,7 @@ MIN_STEPS_FOR_RATE = 3
 ACTIVE = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE, Status.CANCELLING)
 
 
-class QueueView(NamedTuple):
+class QueueSnapshot(NamedTuple):
     """The queue in scheduling order, and the hosts, at one time."""
 
     now: datetime
@@ -35,14 +35,14 @@ class QueueView(NamedTuple):
     paused: bool
 
 
-def load_view() -> QueueView:
+def load_queue_snapshot() -> QueueSnapshot:
     now = timezone.now()
     entries = {entry.job.id: entry for entry in load_queue(now)}
     queue = [entries[job.id] for job in sort_queue(entry.job for entry in entries.values())]
-    return QueueView(now, queue, list(load_hosts(now).values()), load_quotas(), is_queue_paused())
+    return QueueSnapshot(now, queue, list(load_hosts(now).values()), load_quotas(), is_queue_paused())
 
 
-def build_rows(view: QueueView, user: Any, shown: Iterable[QueueEntry]) -> list[dict[str, Any]]:
+def build_rows(view: QueueSnapshot, user: Any, shown: Iterable[QueueEntry]) -> list[dict[str, Any]]:
     """Build the rows of queued jobs that the user may see."""
     shown = list(shown)
     places = {entry.job.id: number for number, entry in enumerate(view.queue, 1)}
@@ -86,7 +86,7 @@ def _format_start_event(start: Forecast | None, names: dict[str, str]) -> str:
     return f'after job "{names[start.ends]}" ends' if start.ends in names else "after another job ends"
 
 
-def _forecast_starts(view: QueueView) -> dict[str, Forecast]:
+def _forecast_starts(view: QueueSnapshot) -> dict[str, Forecast]:
     if view.paused:
         return {}
     free = [entry.job for entry in view.queue if not entry.block_reason]

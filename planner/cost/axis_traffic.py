@@ -29,7 +29,7 @@ from planner.hardware.stacks import STACKS
 COUNT_BYTES = 8  # tokens per expert, as int64
 
 
-class Collective(NamedTuple):
+class GroupTraffic(NamedTuple):
     """All calls of one op on one group.
 
     `payload_bytes` is the total of all `count` calls. Consecutive ranks of the group differ by `stride`.
@@ -61,8 +61,8 @@ class Tally:
         calls, num_bytes = self._sums.get(key, (0, 0))
         self._sums[key] = calls + count, num_bytes + payload_bytes
 
-    def get_rows(self) -> list[Collective]:
-        return [Collective(*key, *self._sums[key]) for key in sorted(self._sums)]
+    def get_rows(self) -> list[GroupTraffic]:
+        return [GroupTraffic(*key, *self._sums[key]) for key in sorted(self._sums)]
 
 
 def add_tensor_forward(tally: Tally, plan: ResolvedPlan, own: StageLayers) -> None:

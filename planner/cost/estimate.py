@@ -14,7 +14,7 @@ from planner.cost.learning import Interval, compute_memory_correction, compute_m
 from planner.cost.memory import count_held_parameters, get_gradient_bytes, get_memory
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.timing import Timer
-from planner.cost.traffic import Collective, depends_on_router, get_step_traffic
+from planner.cost.traffic import GroupTraffic, depends_on_router, get_step_traffic
 from planner.facts.collectives import compute_algorithmic_bytes
 from planner.facts.kinds import KINDS
 from planner.facts.layout import SCHEDULE_NAMES, Coordinates, get_rank
@@ -260,7 +260,7 @@ def _get_traffic(plan: ResolvedPlan, place: Coordinates, cluster: Cluster) -> li
     return [_get_row(plan, c, cluster) for c in get_step_traffic(plan, get_rank(place, plan.layout))]
 
 
-def _get_row(plan: ResolvedPlan, c: Collective, cluster: Cluster) -> TrafficRow:
+def _get_row(plan: ResolvedPlan, c: GroupTraffic, cluster: Cluster) -> TrafficRow:
     return TrafficRow(
         op=c.op,
         axis=c.axis,

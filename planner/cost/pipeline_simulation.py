@@ -17,7 +17,7 @@ from planner.facts.spec import Layout
 GRAIN = 20  # steps of a simulated duration, so that similar durations share a simulation
 
 
-class Cell(NamedTuple):
+class TimedAction(NamedTuple):
     """One action on one rank, with its start and end in seconds."""
 
     rank: int
@@ -28,14 +28,14 @@ class Cell(NamedTuple):
     end_s: float
 
 
-class Timeline(NamedTuple):
+class PipelineTimeline(NamedTuple):
     """All actions of a step.
 
     `busy_s`: seconds in which each rank computes. `bubble`: idle fraction of all ranks' time. `in_flight`: by rank, the
     most (chunk, micro-batch) pairs between their forward and the end of their backward.
     """
 
-    cells: list[Cell]
+    cells: list[TimedAction]
     step_s: float
     busy_s: tuple[float, ...]
     bubble: float
@@ -51,7 +51,7 @@ def simulate(
     weights_s: float,
     transfer_s: float = 0.0,
     slowdowns: Sequence[float] = (),
-) -> Timeline:
+) -> PipelineTimeline:
     """Run the actions of every rank as early as their inputs allow. Seconds are those of one chunk and micro-batch.
 
     Args:
@@ -66,7 +66,7 @@ def simulate(
     last = get_num_chunks(layout) - 1
     ended: dict[tuple[str, int, int], float] = {}
     clock, position = [0.0] * pp, [0] * pp
-    cells: list[Cell] = []
+    cells: list[TimedAction] = []
     waiting = set(range(pp))
     while waiting:
         moved = False
@@ -79,7 +79,7 @@ def simulate(
                 start = max(clock[rank], ready)
                 clock[rank] = start + seconds[action.kind] * slowdowns[rank]
                 ended["B" if action.kind == "I" else action.kind, action.chunk, action.micro_batch] = clock[rank]
-                cells.append(Cell(rank, action.kind, action.micro_batch, action.chunk, start, clock[rank]))
+                cells.append(TimedAction(rank, action.kind, action.micro_batch, action.chunk, start, clock[rank]))
                 position[rank] += 1
                 moved = True
             if position[rank] == len(lists[rank]):
@@ -88,7 +88,7 @@ def simulate(
     step = max(clock)
     busy = tuple(sum(seconds[a.kind] for a in order) * times for order, times in zip(lists, slowdowns, strict=True))
     in_flight = tuple(count_max_in_flight(order) for order in lists)
-    return Timeline(cells, step, busy, 1 - sum(busy) / (pp * step), in_flight)
+    return PipelineTimeline(cells, step, busy, 1 - sum(busy) / (pp * step), in_flight)
 
 
 def _get_ready_time(
@@ -132,7 +132,7 @@ class StretchedTimeline(NamedTuple):
     busy_s: tuple[float, ...]
 
 
-def stretch_timeline(timeline: Timeline, slowdown: Sequence[float]) -> StretchedTimeline:
+def stretch_timeline(timeline: PipelineTimeline, slowdown: Sequence[float]) -> StretchedTimeline:
     """Return the times of ranks that share the cores of one machine.
 
     With k active ranks, each takes slowdown[k - 1] times as long. All active ranks are slowed alike, so the order of

@@ -13,7 +13,7 @@ from planner.cost.compute import ComputeTimer, ModuleSeconds
 from planner.cost.memory import count_held_parameters
 from planner.cost.pipeline_simulation import compute_bubble_ratio
 from planner.cost.resolved_plan import ResolvedPlan
-from planner.cost.traffic import Collective, get_micro_batch_traffic, get_step_end_traffic
+from planner.cost.traffic import GroupTraffic, get_micro_batch_traffic, get_step_end_traffic
 from planner.facts.precision import FP8_BYTES, FP32_BYTES
 from planner.hardware.cluster import Cluster, NodeSpan, get_node_span
 from planner.hardware.kernel_time import compute_collective_seconds, compute_kernel_seconds
@@ -298,7 +298,7 @@ class StageTimer:
         group = self.plan.get_group(axis)
         return get_node_span(group.size, group.stride, self.cluster.per_node, self.plan.layout.world_size).nodes > 1
 
-    def _convert(self, row: Collective) -> Collective:
+    def _convert(self, row: GroupTraffic) -> GroupTraffic:
         """Return the collective as the stack sends it."""
         mix, stack = self.plan.mix, self.stack
         if stack.all_reduces_fp32 and row.axis == "dp" and row.op != "all_gather":
@@ -308,7 +308,7 @@ class StageTimer:
             return row
         return row._replace(payload_bytes=row.payload_bytes * FP8_BYTES // mix.compute_bytes)
 
-    def _get_dispatch_share(self, row: Collective) -> float:
+    def _get_dispatch_share(self, row: GroupTraffic) -> float:
         """Return the bytes that the stack sends to experts, relative to Meshboard's trainer."""
         moe, layout, stack = self.plan.model.moe, self.plan.layout, self.stack
         if moe is None or not stack.shards_dispatch:
@@ -332,10 +332,10 @@ class StageTimer:
     def _time_tp(self, counts: dict[Op, int], size: int, ranks: int) -> float:
         """Return the time of collectives of `size` bytes over the tensor ranks."""
         group = self.plan.get_group("tp")
-        rows = (Collective(op, "tp", group.size, group.stride, n, n * size) for op, n in counts.items())
+        rows = (GroupTraffic(op, "tp", group.size, group.stride, n, n * size) for op, n in counts.items())
         return sum(self._time_row(row, ranks) for row in rows)
 
-    def _time_row(self, row: Collective, ranks: int) -> float:
+    def _time_row(self, row: GroupTraffic, ranks: int) -> float:
         place = self._get_span(row)
         if self.calibration is not None and row.count and place.nodes == 1:  # a calibration measures one host
             each = self.calibration.get_collective_s(row.op, row.group_size, row.payload_bytes / row.count, ranks)
@@ -344,7 +344,7 @@ class StageTimer:
         seconds = row.count * compute_collective_seconds(row.op, row.payload_bytes / row.count, place, self.cluster)
         return seconds / self.stack.link_efficiency
 
-    def _get_span(self, row: Collective) -> NodeSpan:
+    def _get_span(self, row: GroupTraffic) -> NodeSpan:
         return get_node_span(row.group_size, row.stride, self.cluster.per_node, self.plan.layout.world_size)
 
     def _time_optimizer(self, index: int) -> float:

@@ -8,7 +8,7 @@ payload bytes.
 from __future__ import annotations
 
 from planner.cost import axis_traffic as axes
-from planner.cost.axis_traffic import Collective, Tally, compute_bucket_bytes, compute_routed_bytes, depends_on_router
+from planner.cost.axis_traffic import GroupTraffic, Tally, compute_bucket_bytes, compute_routed_bytes, depends_on_router
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.facts.collectives import compute_algorithmic_bytes
 from planner.facts.layout import (
@@ -24,13 +24,13 @@ from planner.facts.model_shapes import Parameter, is_key_or_value, is_router, is
 from planner.facts.placements import count_kv_replicas
 from planner.facts.spec import JobSpec, Layout
 
-__all__ = ["Collective", "compute_bucket_bytes", "compute_routed_bytes", "depends_on_router"]
+__all__ = ["GroupTraffic", "compute_bucket_bytes", "compute_routed_bytes", "depends_on_router"]
 
 STATISTIC_BYTES = 8  # loss and gradient norm are float64
 MAX_MATRIX_RANKS = 64  # of a matrix that a page can show
 
 
-def get_setup_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
+def get_setup_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[GroupTraffic]:
     """Return the collectives before the first step: one barrier. Equal seeds replace a broadcast of parameters."""
     tally = Tally()
     get_coordinates(rank, spec.layout)
@@ -38,7 +38,7 @@ def get_setup_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collectiv
     return tally.get_rows()
 
 
-def get_step_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
+def get_step_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[GroupTraffic]:
     """Return the collectives of one optimizer step, with gradient clipping and the reported loss."""
     plan, tally, place = resolve(spec), Tally(), get_coordinates(rank, spec.layout)
     _add_micro_batches(tally, plan, place.pp)
@@ -46,21 +46,21 @@ def get_step_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective
     return tally.get_rows()
 
 
-def get_micro_batch_traffic(spec: JobSpec | ResolvedPlan, stage: int) -> list[Collective]:
+def get_micro_batch_traffic(spec: JobSpec | ResolvedPlan, stage: int) -> list[GroupTraffic]:
     """Return the collectives of a stage for all micro-batches of a step, without dp."""
     tally = Tally()
     _add_micro_batches(tally, resolve(spec), stage)
     return tally.get_rows()
 
 
-def get_step_end_traffic(spec: JobSpec | ResolvedPlan, stage: int) -> list[Collective]:
+def get_step_end_traffic(spec: JobSpec | ResolvedPlan, stage: int) -> list[GroupTraffic]:
     """Return the parameter collectives of the first rank of a stage, with clipping and the loss."""
     tally = Tally()
     _add_parameters(tally, resolve(spec), Coordinates(pp=stage))
     return tally.get_rows()
 
 
-def get_eval_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[Collective]:
+def get_eval_traffic(spec: JobSpec | ResolvedPlan, rank: int) -> list[GroupTraffic]:
     """Return the collectives of one validation: the forwards of a step, and the loss."""
     plan, tally = resolve(spec), Tally()
     place = get_coordinates(rank, plan.layout)
@@ -164,7 +164,7 @@ def build_traffic_matrix(spec: JobSpec) -> list[list[int]] | None:
     return matrix
 
 
-def _find_receivers(plan: ResolvedPlan, row: Collective, rank: int) -> list[tuple[int, int]]:
+def _find_receivers(plan: ResolvedPlan, row: GroupTraffic, rank: int) -> list[tuple[int, int]]:
     if row.axis == "pp":
         pipeline = get_axis_ranks(rank, "pp", plan.layout)
         if row.op == "send":

@@ -94,7 +94,7 @@ def compute_margins(found: Sequence[FittingLayout], cluster: Cluster) -> list[Ma
     ]
 
 
-class SearchResult(NamedTuple):
+class LayoutSearchResult(NamedTuple):
     """Result of a search.
 
     `best`: sorted by time; layouts that fit only within the margin of error follow.
@@ -111,7 +111,7 @@ class SearchResult(NamedTuple):
     complete: bool
 
 
-def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: int = 20) -> SearchResult:
+def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: int = 20) -> LayoutSearchResult:
     """Rank all layouts of the model and batch of `spec` on a number of ranks.
 
     Raises:
@@ -123,7 +123,7 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     with paused_collection():
         fitting = sorted(finder.find(), key=_rank)
     sure = get_safe_capacity(spec, cluster, finder.capacity)
-    return SearchResult(
+    return LayoutSearchResult(
         best=sorted(fitting, key=lambda found: found.memory_bytes > sure)[:limit],
         pareto=find_pareto_front(fitting),
         considered=len(fitting) + finder.refused.total(),

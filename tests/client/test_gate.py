@@ -17,8 +17,8 @@ from meshboard.gate import (
     CheckResult,
     Limit,
     LimitError,
-    MeasuredRun,
     MissingValueError,
+    RunMeasures,
     check_limits,
     format_value,
     parse_job,
@@ -26,7 +26,7 @@ from meshboard.gate import (
     report,
 )
 
-BASE = MeasuredRun(
+BASE = RunMeasures(
     "base",
     step_time=1.0,
     tokens_per_s=100.0,
@@ -38,11 +38,11 @@ BASE = MeasuredRun(
 )
 
 
-def changed(**fields: Any) -> MeasuredRun:
-    return MeasuredRun(**{**BASE.__dict__, "name": "run", **fields})
+def changed(**fields: Any) -> RunMeasures:
+    return RunMeasures(**{**BASE.__dict__, "name": "run", **fields})
 
 
-def held(run: MeasuredRun, *limits: Limit, **how: bool) -> list[CheckResult]:
+def held(run: RunMeasures, *limits: Limit, **how: bool) -> list[CheckResult]:
     return check_limits([run], [BASE], limits, **how)
 
 
@@ -307,7 +307,7 @@ def test_rejects_a_run_that_is_listed_twice(meshboard: Any, server: Any, values:
     assert f"is listed {values.count(values[-1])} times" in ran.err
 
 
-def of_board(job_id: str, **sent: int) -> MeasuredRun:
+def of_board(job_id: str, **sent: int) -> RunMeasures:
     """A run of several that share a name, as `submit --runs` makes them."""
     cells = [
         {"axis": "tp", "op": op, "phase": "step", "payload_bytes": num_bytes, "count": 1}

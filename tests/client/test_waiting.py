@@ -17,7 +17,7 @@ from rich.console import Console
 
 from meshboard import live_display
 from meshboard.client import Job
-from meshboard.follow import Progress
+from meshboard.follow import JobProgress
 from tests.client.conftest import Answer, FakeServer, answer
 from tests.client.test_api import ENDED, JOB
 from tests.client.test_commands import Meshboard, event, log
@@ -39,7 +39,7 @@ def test_progress_bar_follows_events(
     """The recorder, some seconds behind, knows of no step yet."""
     moved, next_answer, at = threading.Event(), server.next, live_display.WaitDisplay.update_step
 
-    def received(self: live_display.WaitDisplay, seen: Progress) -> None:
+    def received(self: live_display.WaitDisplay, seen: JobProgress) -> None:
         at(self, seen)
         if seen.step == 12:
             moved.set()
@@ -88,8 +88,8 @@ def test_ci_log_has_plain_lines(server: FakeServer, spec: str, also: dict[str, s
 def test_progress_bar_moves_back_only_for_another_attempt() -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=100, markup=False)
 
-    def look(step: int, attempt: int) -> Progress:
-        return Progress(Job({**RUNNING, "attempt": attempt}), step, None, None, {}, {})
+    def look(step: int, attempt: int) -> JobProgress:
+        return JobProgress(Job({**RUNNING, "attempt": attempt}), step, None, None, {}, {})
 
     with live_display.WaitDisplay(console=screen) as waiting:
         waiting(Job(RUNNING))

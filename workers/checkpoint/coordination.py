@@ -25,13 +25,13 @@ T = TypeVar("T")
 MAX_ERROR_CHARS = 500  # characters
 
 
-class DiskFullError(Exception):
+class CheckpointDiskFullError(Exception):
     """Report a full disk. The text travels between ranks."""
 
 
 @contextmanager
 def report_disk_full(host: str, draft: Path, needed: int = 0, prefix: str = "") -> Iterator[None]:
-    """Convert an error of a full disk to a `DiskFullError`.
+    """Convert an error of a full disk to a `CheckpointDiskFullError`.
 
     Args:
         host: name of this host.
@@ -39,7 +39,7 @@ def report_disk_full(host: str, draft: Path, needed: int = 0, prefix: str = "") 
         needed: bytes to write to files that begin with `prefix`, or 0 if unknown.
 
     Raises:
-        DiskFullError: if the disk is full.
+        CheckpointDiskFullError: if the disk is full.
     """
     try:
         yield
@@ -53,7 +53,7 @@ def report_disk_full(host: str, draft: Path, needed: int = 0, prefix: str = "") 
             with suppress(OSError):
                 stored_bytes = sum(path.stat().st_size for path in draft.glob(f"{prefix}*"))
             needs = f" needs at least {needed:,} bytes, but has {stored_bytes:,}"
-        raise DiskFullError(format_disk_full(host, full, draft, needs)) from error
+        raise CheckpointDiskFullError(format_disk_full(host, full, draft, needs)) from error
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -105,7 +105,7 @@ def format_error(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
         return f"rank {rank}: {format_error(cause)}"
-    if isinstance(error, (UserError, DiskFullError)):
+    if isinstance(error, (UserError, CheckpointDiskFullError)):
         return str(error)[:MAX_ERROR_CHARS]
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"

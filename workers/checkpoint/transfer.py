@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from contracts.codec import BadMessageError, validate_loan
-from contracts.control import Loan
+from contracts.codec import BadMessageError, validate_loan_address
+from contracts.control import LoanAddress
 from workers.checkpoint import folder
 from workers.checkpoint.coordination import format_error, run_on_every_rank, run_on_first_rank
 from workers.checkpoint.folder import MANIFEST, open_regular, read_manifest
@@ -413,7 +413,7 @@ class _LenderConnection:
         return UserError(f"Host {self._host} could not send the checkpoint: {format_error(error)}")
 
 
-def _read_loan(path: Path) -> Loan:
+def _read_loan(path: Path) -> LoanAddress:
     """Return the loan that the supervisor writes. Raises UserError."""
     deadline = time.monotonic() + LOAN_TIMEOUT_S
     while not path.exists():
@@ -421,6 +421,6 @@ def _read_loan(path: Path) -> Loan:
             raise UserError(f"The host with the checkpoint did not answer within {LOAN_TIMEOUT_S:.0f} s")
         time.sleep(POLL_INTERVAL_S)
     try:
-        return validate_loan(json.loads(path.read_text()))
+        return validate_loan_address(json.loads(path.read_text()))
     except (ValueError, BadMessageError) as error:
         raise UserError(f"The supervisor sent an invalid checkpoint offer: {error}") from None

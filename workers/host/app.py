@@ -25,7 +25,7 @@ from contracts.names import (
 from workers.host.attempt_watcher import AttemptStarter
 from workers.host.attempts import Pruner, get_attempt_dir
 from workers.host.celery_transport import get_key_options
-from workers.host.checkpoint_lending import CheckpointSender
+from workers.host.checkpoint_lending import CheckpointSenderPool
 from workers.host.isolation import choose_isolation
 from workers.host.rank_files import read_log_part
 from workers.host.reporter import Reporter
@@ -62,7 +62,7 @@ app.conf.update(
     },
 )
 
-reporter, pruner, sender = Reporter(settings, note), Pruner(settings), CheckpointSender(settings)
+reporter, pruner, sender = Reporter(settings, note), Pruner(settings), CheckpointSenderPool(settings)
 starter = AttemptStarter(settings, reporter.exits)
 
 

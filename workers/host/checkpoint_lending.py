@@ -43,7 +43,7 @@ MAX_QUEUE_WAIT_S = 60.0
 POLL_INTERVAL_S = 1.0
 
 
-class CheckpointSender:
+class CheckpointSenderPool:
     """One thread and process per transfer. More than MAX_CONCURRENT_SENDS wait, for example after a drain."""
 
     def __init__(self, settings: HostSettings) -> None:

@@ -88,7 +88,7 @@ class StepTimes:
         )
 
 
-class Counters:
+class CollectiveTotals:
     """Cumulative totals of one (phase, op, axis, group size)."""
 
     __slots__ = ("busy_s", "completed", "count", "payload_bytes", "uneven_bytes", "uneven_sent_bytes")
@@ -170,7 +170,7 @@ class Collective:
         self,
         recorder: CollectiveListener,
         key: CellKey,
-        counters: Counters,
+        counters: CollectiveTotals,
         group: GroupState,
         payload_bytes: int,
         peer: int,

@@ -19,7 +19,7 @@ from workers.meter.collectives import (
     MAX_CALLS_PER_STEP,
     CellKey,
     Collective,
-    Counters,
+    CollectiveTotals,
     GroupRegistry,
     GroupState,
     SpanTimer,
@@ -62,7 +62,7 @@ class Recorder:
         self._phase: Phase = "setup"
         self._labels: dict[str, Label] = {}
         self._phases: dict[str, Phase] = {}  # of groups that are always counted in one phase
-        self._cells: dict[CellKey, Counters] = {}
+        self._cells: dict[CellKey, CollectiveTotals] = {}
         self._records: deque[tuple[Collective, float]] = deque()
         self._capacity = capacity
         self._dropped = 0
@@ -184,7 +184,7 @@ class Recorder:
         with self._lock:
             counters = self._cells.get(key)
             if counters is None:
-                counters = self._cells[key] = Counters()
+                counters = self._cells[key] = CollectiveTotals()
             counters.count += 1
             counters.payload_bytes += payload_bytes
             if sent_bytes is not None:
@@ -304,7 +304,7 @@ def _build_record(collective: Collective, duration_s: float, offset_s: float) ->
     return Record(op, axis, group, collective.payload_bytes, start, duration_s, collective.step, phase)
 
 
-def _build_cell(key: CellKey, counters: Counters) -> Cell:
+def _build_cell(key: CellKey, counters: CollectiveTotals) -> Cell:
     phase, op, axis, group_size = key
     even_sent_bytes = compute_algorithmic_bytes(op, counters.payload_bytes - counters.uneven_bytes, group_size)
     return {

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contracts.telemetry.items import Cell, Label, Op, Phase
 from contracts.telemetry.results import VerdictRow
 from planner.cost.traffic import (
-    Collective,
+    GroupTraffic,
     compute_routed_bytes,
     count_evals,
     get_eval_traffic,
@@ -49,7 +49,7 @@ def compare_step_traffic(
     return _make_rows(expected, cells)
 
 
-def _add_collectives(expected: Counted, phase: Phase, times: int, collectives: Iterable[Collective]) -> None:
+def _add_collectives(expected: Counted, phase: Phase, times: int, collectives: Iterable[GroupTraffic]) -> None:
     """Add the predicted collectives of a phase that runs `times` times."""
     for c in collectives if times else []:
         count, payload = expected.get((phase, c.op, c.axis), (0, 0))

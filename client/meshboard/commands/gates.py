@@ -17,7 +17,7 @@ from meshboard.client import Client
 from meshboard.commands.app import AsJson, ExitCode, JobIds, app, connect, print_error, print_json, run_for_each
 from meshboard.errors import RefusedError, format_error
 from meshboard.formatting import format_table, remove_escapes
-from meshboard.gate import Baseline, MeasuredRun, report
+from meshboard.gate import BaselineRuns, RunMeasures, report
 from meshboard.spec_files import SpecFileError
 
 JOB_ID = re.compile(r"[a-z2-7]{10}")
@@ -104,7 +104,7 @@ def _check_unique(what: str, names: list[str]) -> None:
             raise gate.LimitError(f"{what} {name} is listed {count} times. List each run once.")
 
 
-def _load_baseline(client: Client, project: str, name: str) -> Baseline:
+def _load_baseline(client: Client, project: str, name: str) -> BaselineRuns:
     """Return the baseline that `--baseline` names: a file, a job, or a branch.
 
     Raises:
@@ -127,7 +127,7 @@ def _load_baseline(client: Client, project: str, name: str) -> Baseline:
     raise SpecFileError(f"--baseline {name}: {words} Use `meshboard baseline set {name} JOB` to set a baseline.")
 
 
-def _read_baseline(name: str) -> Baseline:
+def _read_baseline(name: str) -> BaselineRuns:
     try:
         content = json.loads(Path(name).read_bytes())
         if "runs" in content:
@@ -193,7 +193,7 @@ def show(branch: Branch, project: Project = "default", as_json: AsJson = False) 
         print(remove_escapes(reason))
 
 
-def _format_measure(run: MeasuredRun, measure: str) -> str:
+def _format_measure(run: RunMeasures, measure: str) -> str:
     try:
         return gate.format_value(run.get_value(measure), gate.get_unit(measure))
     except gate.MissingValueError:

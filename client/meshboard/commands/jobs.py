@@ -32,7 +32,14 @@ from meshboard.commands.app import (
     run_for_each,
 )
 from meshboard.errors import AwayError, RefusedError, WrongError, format_problem
-from meshboard.follow import Progress, follow_attempt, follow_lines, follow_progress, get_stored_progress, split_lines
+from meshboard.follow import (
+    JobProgress,
+    follow_attempt,
+    follow_lines,
+    follow_progress,
+    get_stored_progress,
+    split_lines,
+)
 from meshboard.formatting import format_log_line, remove_escapes
 from meshboard.live_display import WaitDisplay, WatchDisplay, make_stderr_console, print_log
 from meshboard.spec_files import read_spec
@@ -343,9 +350,9 @@ def watch(
 
 def _watch(client: Client, job_id: str, interval_s: float, as_json: bool) -> bool:
     job = client.job(job_id)
-    newest: Progress | None = None
+    newest: JobProgress | None = None
 
-    def remember(updates: Iterator[Progress]) -> Iterator[Progress]:
+    def remember(updates: Iterator[JobProgress]) -> Iterator[JobProgress]:
         nonlocal newest
         for progress in updates:
             newest = progress
@@ -367,14 +374,14 @@ def _watch(client: Client, job_id: str, interval_s: float, as_json: bool) -> boo
     return job.succeeded
 
 
-def choose_newest(stored: Progress, live: Progress | None) -> Progress:
+def choose_newest(stored: JobProgress, live: JobProgress | None) -> JobProgress:
     """Return the stored progress, with the step of live progress if the history is behind or deleted."""
     if live is None or live.job.attempt != stored.job.attempt or live.step <= stored.step:
         return stored
     return stored._replace(step=live.step, loss=live.loss, step_s=live.step_s)
 
 
-def limit_rate(updates: Iterator[Progress], interval_s: float) -> Iterator[Progress]:
+def limit_rate(updates: Iterator[JobProgress], interval_s: float) -> Iterator[JobProgress]:
     """Yield updates that are at least `interval_s` apart."""
     next_s = -math.inf
     for progress in updates:

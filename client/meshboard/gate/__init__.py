@@ -1,7 +1,7 @@
 """Gate for CI: compare finished jobs with limits and baselines."""
 
 from meshboard.gate.checks import (
-    Baseline,
+    BaselineRuns,
     CheckResult,
     baseline_from_branch,
     baseline_from_job,
@@ -13,8 +13,8 @@ from meshboard.gate.checks import (
 from meshboard.gate.measures import (
     Limit,
     LimitError,
-    MeasuredRun,
     MissingValueError,
+    RunMeasures,
     format_value,
     get_unit,
     parse_facts,
@@ -23,12 +23,12 @@ from meshboard.gate.measures import (
 )
 
 __all__ = [
-    "Baseline",
+    "BaselineRuns",
     "CheckResult",
     "Limit",
     "LimitError",
-    "MeasuredRun",
     "MissingValueError",
+    "RunMeasures",
     "baseline_from_branch",
     "baseline_from_job",
     "check_limits",

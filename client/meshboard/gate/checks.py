@@ -11,8 +11,8 @@ from meshboard.errors import WrongError
 from meshboard.gate.measures import (
     TRAFFIC,
     Limit,
-    MeasuredRun,
     MissingValueError,
+    RunMeasures,
     format_value,
     get_interval,
     get_mean,
@@ -60,8 +60,8 @@ class CheckResult(NamedTuple):
 
 
 def check_limits(
-    runs: Sequence[MeasuredRun],
-    baselines: Sequence[MeasuredRun],
+    runs: Sequence[RunMeasures],
+    baselines: Sequence[RunMeasures],
     limits: Sequence[Limit],
     *,
     exact: bool = False,
@@ -99,12 +99,12 @@ def _number_duplicates(results: Sequence[CheckResult]) -> list[CheckResult]:
     return numbered
 
 
-def _get_suffix(run: MeasuredRun, runs: Sequence[MeasuredRun]) -> str:
+def _get_suffix(run: RunMeasures, runs: Sequence[RunMeasures]) -> str:
     return f" of {run.name}" if len(runs) > 1 else ""
 
 
 def _check_limit(
-    runs: Sequence[MeasuredRun], baselines: Sequence[MeasuredRun], limit: Limit, sure: bool
+    runs: Sequence[RunMeasures], baselines: Sequence[RunMeasures], limit: Limit, sure: bool
 ) -> CheckResult:
     what, unit = f"{limit.measure} ({limit.side})", get_unit(limit.measure)
     try:
@@ -151,7 +151,7 @@ def _count_runs(values: Sequence[float], baseline_values: Sequence[float]) -> st
     return f"{runs} and {baselines}" if baseline_values else runs
 
 
-def _check_traffic(what: str, runs: Sequence[MeasuredRun], newest: Sequence[MeasuredRun], limit: Limit) -> CheckResult:
+def _check_traffic(what: str, runs: Sequence[RunMeasures], newest: Sequence[RunMeasures], limit: Limit) -> CheckResult:
     """Check the run that is furthest from the limit, and name collectives that differ.
 
     Raises:
@@ -176,7 +176,7 @@ def _check_traffic(what: str, runs: Sequence[MeasuredRun], newest: Sequence[Meas
     return CheckResult(what, "ok" if is_met else "FAIL", value, baseline, limit.get_bound(baseline or 0.0), unit, why)
 
 
-def _list_changes(kind: str, key_start: Sequence[str], run: MeasuredRun, baseline: MeasuredRun) -> str:
+def _list_changes(kind: str, key_start: Sequence[str], run: RunMeasures, baseline: RunMeasures) -> str:
     """Return the changes of each axis and collective, largest first."""
     ours, theirs = run.get_traffic(kind), baseline.get_traffic(kind)
     keys = [key for key in sorted({*ours, *theirs}) if list(key)[: len(key_start)] == list(key_start)]
@@ -191,7 +191,7 @@ def _list_changes(kind: str, key_start: Sequence[str], run: MeasuredRun, baselin
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
-def _check_exact(runs: Sequence[MeasuredRun], baselines: Sequence[MeasuredRun]) -> list[CheckResult]:
+def _check_exact(runs: Sequence[RunMeasures], baselines: Sequence[RunMeasures]) -> list[CheckResult]:
     if not baselines:
         return [CheckResult("exact", "FAIL", None, None, None, "", "--exact needs a baseline. Set --baseline.")]
     return [
@@ -202,7 +202,7 @@ def _check_exact(runs: Sequence[MeasuredRun], baselines: Sequence[MeasuredRun]) 
     ]
 
 
-def _compare_traffic(kind: str, run: MeasuredRun, baseline: MeasuredRun, suffix: str) -> list[CheckResult]:
+def _compare_traffic(kind: str, run: RunMeasures, baseline: RunMeasures, suffix: str) -> list[CheckResult]:
     ours, theirs = run.get_traffic(kind), baseline.get_traffic(kind)
     unit = get_unit(kind)
     if not ours or not theirs:
@@ -217,7 +217,7 @@ def _compare_traffic(kind: str, run: MeasuredRun, baseline: MeasuredRun, suffix:
     return results
 
 
-def _check_plan(run: MeasuredRun, suffix: str) -> CheckResult:
+def _check_plan(run: RunMeasures, suffix: str) -> CheckResult:
     what = f"as planned{suffix}"
     if run.plan_difference is None:
         why = f"Some ranks of {run.name} have no traffic check."
@@ -237,7 +237,7 @@ IGNORED_FIELDS = {
 MAX_NAMED_FIELDS = 4
 
 
-class Baseline(NamedTuple):
+class BaselineRuns(NamedTuple):
     """Runs of a baseline, newest first.
 
     Args:
@@ -247,22 +247,22 @@ class Baseline(NamedTuple):
     """
 
     name: str
-    runs: list[MeasuredRun]
+    runs: list[RunMeasures]
     spec: answers.StoredSpec | None
     excluded: Sequence[answers.ExcludedRun] = ()
     reasons: Sequence[str] = ()
 
 
-def baseline_from_job(name: str, job: answers.JobDetail) -> Baseline:
+def baseline_from_job(name: str, job: answers.JobDetail) -> BaselineRuns:
     """Return a baseline of one job. Raises MissingValueError if the job has not succeeded."""
-    return Baseline(name, [parse_job(job)], job.get("spec"))
+    return BaselineRuns(name, [parse_job(job)], job.get("spec"))
 
 
-def baseline_from_branch(name: str, content: answers.Baseline) -> Baseline:
+def baseline_from_branch(name: str, content: answers.Baseline) -> BaselineRuns:
     """Return the baseline of a branch. An older board returns neither the spec nor excluded runs."""
     runs = [parse_facts(run["name"], run["facts"]) for run in content["runs"]]
     excluded = content.get("left_aside", ())
-    return Baseline(name, runs, content.get("spec"), excluded, explain_excluded(name, content))
+    return BaselineRuns(name, runs, content.get("spec"), excluded, explain_excluded(name, content))
 
 
 def explain_excluded(name: str, content: answers.Baseline) -> list[str]:
@@ -277,7 +277,7 @@ def explain_excluded(name: str, content: answers.Baseline) -> list[str]:
     ]
 
 
-def check_same_baselines(baselines: Sequence[Baseline]) -> None:
+def check_same_baselines(baselines: Sequence[BaselineRuns]) -> None:
     """Raise WrongError if the baselines do not have one known spec."""
     if len(baselines) < 2:
         return

@@ -41,7 +41,7 @@ class MissingValueError(WrongError):
 
 
 @dataclass(frozen=True)
-class MeasuredRun:
+class RunMeasures:
     """Measurements of a run. A value is None if no rank reported it.
 
     Args:
@@ -118,7 +118,7 @@ def get_unit(measure: str) -> str:
     return UNITS[re.split(r"[.@]", measure)[0]]
 
 
-def parse_job(job: JobDetail) -> MeasuredRun:
+def parse_job(job: JobDetail) -> RunMeasures:
     """Return the measurements of a job in the response of `GET /jobs/ID`.
 
     Raises:
@@ -138,7 +138,7 @@ def parse_job(job: JobDetail) -> MeasuredRun:
                 calls[cell["axis"], cell["op"]] += cell["count"]
     peaks = summary.get("peak_bytes") or {}
     lacks_peaks = 0 < len(peaks) < ranks
-    return MeasuredRun(
+    return RunMeasures(
         name=name,
         step_time=(summary.get("measured") or {}).get("step_s"),
         tokens_per_s=summary.get("tokens_per_s"),
@@ -153,10 +153,10 @@ def parse_job(job: JobDetail) -> MeasuredRun:
     )
 
 
-def parse_facts(name: str, facts: RunMeasurements) -> MeasuredRun:
+def parse_facts(name: str, facts: RunMeasurements) -> RunMeasures:
     """Return the measurements of a run that the board stores for a baseline."""
     difference = facts["apart"]
-    return MeasuredRun(
+    return RunMeasures(
         name=f"baseline {name}",
         step_time=facts["step_s"],
         tokens_per_s=facts["tokens_per_s"],

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from meshboard import formatting
 from meshboard.formatting import remove_escapes
-from meshboard.gate.checks import Baseline, CheckResult
+from meshboard.gate.checks import BaselineRuns, CheckResult
 from meshboard.gate.measures import format_value
 
 ORDER = ("FAIL", "unsure", "ok")
@@ -29,13 +29,13 @@ def format_cells(result: CheckResult) -> tuple[str, ...]:
     return result.verdict, result.what, value, baseline, change, bound, result.why
 
 
-def format_table(results: Sequence[CheckResult], baselines: Sequence[Baseline] = ()) -> str:
+def format_table(results: Sequence[CheckResult], baselines: Sequence[BaselineRuns] = ()) -> str:
     """Return a plain text table, failures first."""
     lines = [format_cells(result) for result in sorted(results, key=lambda one: ORDER.index(one.verdict))]
     return "\n".join([formatting.format_table(HEAD, lines), format_summary(results), *_list_reasons(baselines)])
 
 
-def _list_reasons(baselines: Sequence[Baseline]) -> list[str]:
+def _list_reasons(baselines: Sequence[BaselineRuns]) -> list[str]:
     return [remove_escapes(reason) for one in baselines for reason in one.reasons]
 
 
@@ -47,7 +47,7 @@ def format_summary(results: Sequence[CheckResult]) -> str:
     return words + (f"; {INTERVAL}" if any(result.low is not None for result in results) else "")
 
 
-def format_markdown(results: Sequence[CheckResult], title: str, baselines: Sequence[Baseline] = ()) -> str:
+def format_markdown(results: Sequence[CheckResult], title: str, baselines: Sequence[BaselineRuns] = ()) -> str:
     """Return a Markdown table with a heading."""
     head = ["| | check | measured | baseline | change | limit | |", "|---|---|---|---|---|---|---|"]
     body = ["| " + " | ".join(map(_escape_markdown, format_cells(result))) + " |" for result in results]
@@ -60,7 +60,9 @@ def _escape_markdown(cell: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
-def format_junit(results: Sequence[CheckResult], title: str, seconds: float, baselines: Sequence[Baseline] = ()) -> str:
+def format_junit(
+    results: Sequence[CheckResult], title: str, seconds: float, baselines: Sequence[BaselineRuns] = ()
+) -> str:
     """Return JUnit XML. `seconds` is the duration of the gate."""
     root, suite = _make_suite(title, len(results), failures=sum(not one.ok for one in results), seconds=seconds)
     for result in results:
@@ -105,7 +107,7 @@ def _to_xml(root: ElementTree.Element) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'
 
 
-def to_json(results: Sequence[CheckResult], baselines: Sequence[Baseline] = ()) -> dict[str, Any]:
+def to_json(results: Sequence[CheckResult], baselines: Sequence[BaselineRuns] = ()) -> dict[str, Any]:
     """Return the results for `--json`."""
     rows = [{**result._asdict(), "ok": result.ok, "change": result.change} for result in results]
     excluded = [{"baseline": one.name, **run} for one in baselines for run in one.excluded]

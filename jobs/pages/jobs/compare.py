@@ -16,7 +16,7 @@ from jobs.core.kinds import format_layout, get_kind
 from jobs.core.text import is_storable
 from jobs.models import Attempt, Job
 from jobs.pages.jobs.speed_ranking import (
-    Run,
+    RunSpeed,
     compute_speedup,
     compute_tokens_per_s,
     measure_runs,
@@ -145,7 +145,7 @@ def _flatten(value: Any, path: str = "") -> list[tuple[str, str]]:
     return [(path, "\N{EN DASH}" if value in (None, "") else str(value))]
 
 
-def list_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]], runs: list[Run | None]) -> list[Figure]:
+def list_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]], runs: list[RunSpeed | None]) -> list[Figure]:
     """Return the rows for the whole run. All rows about speed use the step time of `runs`."""
     summaries = [exits.get(job.id, {}) for job in jobs]
     plans = [job.estimate for job in jobs]
@@ -251,7 +251,7 @@ def _compare_losses(title: str, name: str, summaries: list[Mapping[str, Any]]) -
     return Figure(f"{title} at the last step of each run", "loss", nothing, last, "")
 
 
-def _format_figure(figure: Figure, baseline: int, runs: list[Run | None]) -> dict[str, Any]:
+def _format_figure(figure: Figure, baseline: int, runs: list[RunSpeed | None]) -> dict[str, Any]:
     """Return a row, compared with the baseline. `apart` 0.1 means 10% more, `times` 1.1 means 1.1 times as fast."""
     base = figure.measured[baseline]
     cells = [

@@ -20,7 +20,7 @@ from jobs.people.notifications import email_settings
 from jobs.planning.auto_layout import NoOfferError, is_stranded
 from jobs.queue import actions, derived_jobs
 from jobs.queue.inbound.reconcile import RunConnectedError, mark_run_lost
-from jobs.queue.view import build_rows, load_view
+from jobs.queue.view import build_rows, load_queue_snapshot
 from planner.facts.validation import SpecError
 
 REQUEUEABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
@@ -221,7 +221,7 @@ def _capitalize(text: str) -> str:
 
 def describe_wait(user: Any, job: Job) -> Waiting:
     """Describe the wait of a queued job."""
-    seen = load_view()
+    seen = load_queue_snapshot()
     own = [queued for queued in seen.queue if queued.job.id == job.id]
     row = next(iter(build_rows(seen, user, own)), None)
     total = len(seen.queue)

@@ -19,7 +19,7 @@ from jobs.core.filters import JobFilter
 from jobs.core.kinds import format_layout, get_kind
 from jobs.models import DEFAULT_PROJECT, LIVE, TERMINAL, Host, Job, Status
 from jobs.pages.jobs.live_figures import get_progress
-from jobs.pages.jobs.measures import NO_RUN, NOT_MEASURED, format_measures, read_measured, read_runs
+from jobs.pages.jobs.measures import NO_CHANGES, NOT_MEASURED, format_measures, read_measured, read_runs
 from jobs.pages.view_helpers import join_job_sentences
 from jobs.planning.schemas import validate_request
 from jobs.queue.bulk_actions import INVERSE_ACTIONS, JobsActionRequest, apply_action
@@ -154,7 +154,7 @@ def list_rows(jobs: list[Job], columns: list[str]) -> list[dict[str, Any]]:
             "attempt": job.attempt,
             "archived": job.archived,
             "tags": [tag.name for tag in job.tags.all()],
-            **format_measures(job, measured.get(job.id, NOT_MEASURED), runs.get(job.id, NO_RUN), live.get(job.id)),
+            **format_measures(job, measured.get(job.id, NOT_MEASURED), runs.get(job.id, NO_CHANGES), live.get(job.id)),
         }
         for job in jobs
     ]

@@ -29,7 +29,7 @@ Key = tuple[str, int]  # job, attempt
 Figure = TypeVar("Figure")
 
 
-class Progress(NamedTuple):
+class LatestStep(NamedTuple):
     """The newest step of a running job. `loss` is None if no rank reported a loss."""
 
     step: int
@@ -60,7 +60,7 @@ class RunningJobsCache(Generic[Figure]):
         self._entries.clear()
 
 
-def read_progress(keys: list[Key]) -> dict[Key, Progress | None]:
+def read_progress(keys: list[Key]) -> dict[Key, LatestStep | None]:
     try:
         with connect() as client:
             items = read_latest_steps(client, {telemetry_stream(*key): 1 for key in keys}, PROGRESS_WINDOW_S)
@@ -70,11 +70,11 @@ def read_progress(keys: list[Key]) -> dict[Key, Progress | None]:
     return {key: find_progress(items[telemetry_stream(*key)]) for key in keys}
 
 
-def find_progress(items: list[dict[str, Any]]) -> Progress | None:
+def find_progress(items: list[dict[str, Any]]) -> LatestStep | None:
     """Return the newest step of the items, and the newest loss. None if no item counts steps."""
     step = max(map(get_completed_steps, items), default=-1)
     losses = [(get_completed_steps(item), loss) for item in items if (loss := _get_loss(item)) is not None]
-    return Progress(step, max(losses, key=lambda pair: pair[0])[1] if losses else None) if step >= 0 else None
+    return LatestStep(step, max(losses, key=lambda pair: pair[0])[1] if losses else None) if step >= 0 else None
 
 
 def _get_loss(item: dict[str, Any]) -> float | None:
@@ -145,7 +145,7 @@ progress_cache = RunningJobsCache(read_progress)
 traffic_cache = RunningJobsCache(read_traffic_rates)
 
 
-def get_progress(jobs: list[Job]) -> dict[str, Progress]:
+def get_progress(jobs: list[Job]) -> dict[str, LatestStep]:
     """Return the progress by job, for running jobs with recent telemetry."""
     running = [(job.id, job.attempt) for job in jobs if job.status in OCCUPIES_HOST]
     return {job: progress for (job, _), progress in progress_cache.get(running).items()}

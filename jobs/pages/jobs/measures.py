@@ -11,7 +11,7 @@ from django.db.models.fields.json import KT
 from django.utils import timezone
 
 from jobs.models import OCCUPIES_HOST, TERMINAL, Attempt, Job, StateChange, Status
-from jobs.pages.jobs.live_figures import Progress
+from jobs.pages.jobs.live_figures import LatestStep
 from jobs.queue.scheduling.waiting_reasons import put_fact_first
 
 # The columns that need each query
@@ -22,7 +22,7 @@ UNHEALTHY = ("slow", "hung")  # states of a verdict that the list shows while a 
 NOT_EVALUATED = "not evaluated yet"
 
 
-class LastLoss(Func):
+class LastLossExpression(Func):
     """Select the last point of the loss curve of an exit report."""
 
     output_field = JSONField()
@@ -51,7 +51,7 @@ class Measured(NamedTuple):
     verdict: Mapping[str, Any]
 
 
-class Run(NamedTuple):
+class AttemptChanges(NamedTuple):
     """The changes of the current attempt of a job."""
 
     began: datetime | None
@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
 
 NOT_MEASURED = Measured(None, None, None, None, None, None, {})
-NO_RUN = Run(None, None, "")
+NO_CHANGES = AttemptChanges(None, None, "")
 
 
 def read_measured(jobs: list[Job], columns: Collection[str]) -> dict[str, Measured]:
@@ -70,7 +70,7 @@ def read_measured(jobs: list[Job], columns: Collection[str]) -> dict[str, Measur
     current = Attempt.objects.filter(job__in=[job.id for job in jobs], number=F("job__attempt"))
     rows = current.values_list(
         *("job_id", "ended", "exit__summary__steps", "exit__summary__tokens_per_s", "exit__summary__measured__step_s"),
-        *(LastLoss(), "diagnosis__measured__step_s"),
+        *(LastLossExpression(), "diagnosis__measured__step_s"),
         *(KT("diagnosis__state"), KT("diagnosis__sentence"), "diagnosis__over"),
     )
     found: dict[str, Measured] = {}
@@ -80,19 +80,19 @@ def read_measured(jobs: list[Job], columns: Collection[str]) -> dict[str, Measur
     return found
 
 
-def read_runs(jobs: list[Job], columns: Collection[str]) -> dict[str, Run]:
+def read_runs(jobs: list[Job], columns: Collection[str]) -> dict[str, AttemptChanges]:
     """Return the changes by job, if a column needs them."""
     if not CHANGE_COLUMNS.intersection(columns):
         return {}
-    found: dict[str, Run] = {}
+    found: dict[str, AttemptChanges] = {}
     changes = StateChange.objects.filter(job__in=[job.id for job in jobs], attempt=F("job__attempt"))
     for job, status, reason, at in changes.order_by("id").values_list("job_id", "status", "reason", "at"):
-        began = found.get(job, NO_RUN).began
-        found[job] = Run(began or (at if status in STARTED else None), at, reason)
+        began = found.get(job, NO_CHANGES).began
+        found[job] = AttemptChanges(began or (at if status in STARTED else None), at, reason)
     return found
 
 
-def format_measures(job: Job, measured: Measured, run: Run, live: Progress | None) -> dict[str, Any]:
+def format_measures(job: Job, measured: Measured, run: AttemptChanges, live: LatestStep | None) -> dict[str, Any]:
     """Return the values of a row. A value that is not known is None."""
     verdict, last = measured.verdict, measured.last_loss
     # The curve ends before the last step if the loss became NaN or infinite.
@@ -108,7 +108,7 @@ def format_measures(job: Job, measured: Measured, run: Run, live: Progress | Non
     }
 
 
-def _get_duration(job: Job, run: Run) -> float | None:
+def _get_duration(job: Job, run: AttemptChanges) -> float | None:
     if run.began is None or run.last is None:
         return None
     end = timezone.now() if job.status in OCCUPIES_HOST else run.last

@@ -20,7 +20,7 @@ TITLES = {
 }
 
 
-class Run(NamedTuple):
+class RunSpeed(NamedTuple):
     """The measured speed of a run."""
 
     name: str
@@ -50,10 +50,10 @@ def scale_parts(summary: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> dic
     return {**parts, "step_s": median["step_s"], "steps": median["steps"], "parts": scaled}
 
 
-def measure_runs(jobs: list[Job], exits: Mapping[str, Any], diagnoses: Mapping[str, Any]) -> list[Run | None]:
+def measure_runs(jobs: list[Job], exits: Mapping[str, Any], diagnoses: Mapping[str, Any]) -> list[RunSpeed | None]:
     """Return the measured speed of each job, or None for a job without a measured step time."""
     names = [job.name for job in jobs]
-    found: list[Run | None] = []
+    found: list[RunSpeed | None] = []
     for letter, job in zip("ABCDEF", jobs, strict=False):
         summary = exits.get(job.id, {})
         parts = scale_parts(summary, diagnoses.get(job.id, {}))
@@ -65,7 +65,7 @@ def measure_runs(jobs: list[Job], exits: Mapping[str, Any], diagnoses: Mapping[s
         tokens = batch * length if isinstance(batch, int) and isinstance(length, int) else None
         seconds = {(part["kind"], part["name"]): part["seconds"] for part in (parts or {"parts": []})["parts"]}
         name = job.name if usable else f"run {letter}"
-        found.append(Run(name, step_s, tokens, seconds, _describe_work(job)) if step_s else None)
+        found.append(RunSpeed(name, step_s, tokens, seconds, _describe_work(job)) if step_s else None)
     return found
 
 
@@ -78,24 +78,24 @@ def _describe_work(job: Job) -> dict[str, Any]:
     }
 
 
-def compute_tokens_per_s(run: Run | None) -> float | None:
+def compute_tokens_per_s(run: RunSpeed | None) -> float | None:
     """Return the tokens per second at the step time of the run."""
     return run.tokens / run.step_s if run is not None and run.tokens else None
 
 
-def find_differences(one: Run, other: Run) -> list[str]:
+def find_differences(one: RunSpeed, other: RunSpeed) -> list[str]:
     """Return the settings that make the cost of a token different, such as "model"."""
     return [name for name, value in one.work.items() if value != other.work.get(name, value)]
 
 
-def compute_speedup(run: Run | None, base: Run | None) -> float | None:
+def compute_speedup(run: RunSpeed | None, base: RunSpeed | None) -> float | None:
     """Return how many times as fast the run is per token, or None if the two runs do different work."""
     if run is None or base is None or find_differences(run, base) or (run.tokens is None) != (base.tokens is None):
         return None
     return _get_cost(base, run.tokens == base.tokens) / _get_cost(run, run.tokens == base.tokens)
 
 
-def rank_speeds(runs: list[Run | None], baseline: int) -> Answer | None:
+def rank_speeds(runs: list[RunSpeed | None], baseline: int) -> Answer | None:
     """Return the sentence about the fastest run. None if fewer than two runs can be compared.
 
     Only runs that do the work of the baseline are ranked.
@@ -126,7 +126,7 @@ def rank_speeds(runs: list[Run | None], baseline: int) -> Answer | None:
     return Answer(_capitalize(f"{who}: {cause}." if cause else f"{who}."), note)
 
 
-def _explain_unranked(base: Run, others: list[Run]) -> str:
+def _explain_unranked(base: RunSpeed, others: list[RunSpeed]) -> str:
     """Return a sentence for each run that is not ranked."""
     text = ""
     for run in others:
@@ -136,18 +136,18 @@ def _explain_unranked(base: Run, others: list[Run]) -> str:
     return text
 
 
-def _get_cost(run: Run, same_work: bool) -> float:
+def _get_cost(run: RunSpeed, same_work: bool) -> float:
     return run.step_s if same_work or not run.tokens else run.step_s / run.tokens
 
 
-def _format_note(fast: Run, slow: Run, same_work: bool) -> str:
+def _format_note(fast: RunSpeed, slow: RunSpeed, same_work: bool) -> str:
     if same_work:
         return f"Step time: {format_seconds(fast.step_s)} compared with {format_seconds(slow.step_s)}."
     rates = [f"{compute_tokens_per_s(run) or 0:,.0f}" for run in (fast, slow)]
     return f"Tokens per second: {rates[0]} compared with {rates[1]}. The runs have different batch sizes."
 
 
-def _find_cause(fast: Run, slow: Run) -> str:
+def _find_cause(fast: RunSpeed, slow: RunSpeed) -> str:
     """Return the part whose time fell most from the slow to the fast run, as a clause."""
     if not fast.parts or not slow.parts:
         return ""

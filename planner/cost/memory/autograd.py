@@ -18,7 +18,7 @@ from planner.facts.precision import FP8_BYTES, FP32_BYTES
 GradientSum = Literal["keep", "add", "first master", "master"]
 
 
-class Variable:
+class Tensor:
     """A tensor that autograd follows. With `recomputed`, forward does not save it."""
 
     __slots__ = ("buffer", "grad", "recomputed")
@@ -97,29 +97,29 @@ class Graph:
         self._made: list[tuple[Buffer, int, bool]] = []
         self.segments: list[Segment] = []
 
-    def allocate(self, num_bytes: int, part: int = ACTIVATIONS) -> Variable:
-        return Variable(self.tape.take(num_bytes, part))
+    def allocate(self, num_bytes: int, part: int = ACTIVATIONS) -> Tensor:
+        return Tensor(self.tape.take(num_bytes, part))
 
-    def drop(self, *variables: Variable) -> None:
-        """Remove the references of local names to variables."""
-        self.tape.drop(*(v.buffer for v in variables))
+    def drop(self, *tensors: Tensor) -> None:
+        """Remove the references of local names to tensors."""
+        self.tape.drop(*(v.buffer for v in tensors))
 
-    def save(self, *variables: Variable) -> list[Saved]:
-        """Save variables for backward."""
+    def save(self, *tensors: Tensor) -> list[Saved]:
+        """Save tensors for backward."""
         self._count_save()
         if not self.saving:
             return []
         saved: list[Saved] = []
-        for variable in variables:
-            if variable.recomputed is not None:
-                variable.recomputed.uses += 1
-                saved.append(variable.recomputed)
+        for tensor in tensors:
+            if tensor.recomputed is not None:
+                tensor.recomputed.uses += 1
+                saved.append(tensor.recomputed)
             else:
-                saved.append(self.tape.hold(variable.buffer))
+                saved.append(self.tape.hold(tensor.buffer))
         return saved
 
     def save_bytes(self, num_bytes: int) -> list[Saved]:
-        """Save bytes that belong to no variable."""
+        """Save bytes that belong to no tensor."""
         if not num_bytes:
             return []
         saved = [self.tape.take(num_bytes, ACTIVATIONS)] if self.saving else []
@@ -133,8 +133,8 @@ class Graph:
             self.tape.end_deferred()
 
     def checkpoint(
-        self, inputs: Sequence[Variable], forward: Callable[..., Variable], *, saved_bytes: int = 0, whole: bool = False
-    ) -> Variable:
+        self, inputs: Sequence[Tensor], forward: Callable[..., Tensor], *, saved_bytes: int = 0, whole: bool = False
+    ) -> Tensor:
         """Run a forward that saves its inputs and `saved_bytes` of its outputs.
 
         As in torch.utils.checkpoint (2.13), backward runs the forward again at the first use of a saved tensor, up to
@@ -147,7 +147,7 @@ class Graph:
 
         def backward() -> None:
             grad, mark = self.take_grad(out), self.count_backwards()
-            copies = [Variable(tape.hold(x.buffer)) for x in inputs]
+            copies = [Tensor(tape.hold(x.buffer)) for x in inputs]
             tape.defer()
             self._last_save = None if whole else self._saves + saves
             made = forward(*copies)
@@ -159,8 +159,8 @@ class Graph:
             tape.replay(later)
             self.run_backward(mark)
             self.release([*(x.buffer for x in copies), *saved])
-            for variable, copy in zip(inputs, copies, strict=True):
-                self.add_grad(variable, self.take_grad(copy))
+            for tensor, copy in zip(inputs, copies, strict=True):
+                self.add_grad(tensor, self.take_grad(copy))
 
         self.record(backward)
         return out
@@ -172,13 +172,13 @@ class Graph:
 
     def apply(
         self,
-        inputs: Sequence[Variable],
+        inputs: Sequence[Tensor],
         num_bytes: int,
         *,
-        saves: Sequence[Variable] = (),
+        saves: Sequence[Tensor] = (),
         extra: int = 0,
         saves_output: bool = False,
-    ) -> Variable:
+    ) -> Tensor:
         """Run an operation on tensors that saves `extra` bytes in addition to `saves`."""
         tape, saved = self.tape, self.save(*saves) + self.save_bytes(extra)
         out = self.allocate(num_bytes)
@@ -191,15 +191,15 @@ class Graph:
             grads = [tape.take(v.num_bytes, WORKING) for v in inputs]
             tape.drop(grad)
             self.release(saved)
-            for variable, made in zip(inputs, grads, strict=True):
-                self.add_grad(variable, made)
+            for tensor, made in zip(inputs, grads, strict=True):
+                self.add_grad(tensor, made)
 
         self.record(backward)
         return out
 
     def linear(
         self,
-        x: Variable,
+        x: Tensor,
         num_bytes: int,
         weight: int,
         *,
@@ -207,7 +207,7 @@ class Graph:
         grouped: bool = False,
         narrow: bool = True,
         part: int = ACTIVATIONS,
-    ) -> Variable:
+    ) -> Tensor:
         """Run a matmul with a weight of `weight` elements.
 
         Args:
@@ -257,7 +257,7 @@ class Graph:
         self.record(backward)
         return out
 
-    def look_up(self, rows: Variable, weight: int) -> None:
+    def look_up(self, rows: Tensor, weight: int) -> None:
         """Record the backward of a lookup in a table, whose gradient is dense."""
 
         def backward() -> None:
@@ -274,7 +274,7 @@ class Graph:
 
         self.record(backward)
 
-    def add(self, a: Variable, b: Variable) -> Variable:
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
         """Return a sum, whose gradient both terms share."""
         out = self.allocate(a.num_bytes)
 
@@ -286,35 +286,35 @@ class Graph:
         self.record(backward)
         return out
 
-    def copy(self, x: Variable) -> Variable:
+    def copy(self, x: Tensor) -> Tensor:
         """Return a new tensor of equal size, whose gradient is also that of x: a reordered copy, or x plus a bias."""
         out = self.allocate(x.num_bytes)
         self.record(lambda: self.add_grad(x, self.take_grad(out)))
         return out
 
-    def view(self, x: Variable) -> Variable:
+    def view(self, x: Tensor) -> Tensor:
         """Return a view of x with a separate gradient."""
-        out = Variable(self.tape.hold(x.buffer))
+        out = Tensor(self.tape.hold(x.buffer))
         self.record(lambda: self.add_grad(x, self.take_grad(out)))
         return out
 
-    def keep_until_backward(self, x: Variable) -> None:
+    def keep_until_backward(self, x: Tensor) -> None:
         """Save x until the backward of all operations that follow has run."""
         saved = self.save(x)
         self.record(lambda: self.release(saved))
 
-    def add_grad(self, variable: Variable, grad: Buffer) -> None:
+    def add_grad(self, tensor: Tensor, grad: Buffer) -> None:
         """Pass a gradient on, with the reference to it."""
-        before = variable.grad
+        before = tensor.grad
         if before is None:
-            variable.grad = grad
+            tensor.grad = grad
             return
-        variable.grad = self.tape.take(variable.num_bytes, WORKING)
+        tensor.grad = self.tape.take(tensor.num_bytes, WORKING)
         self.tape.drop(before, grad)
 
-    def take_grad(self, variable: Variable) -> Buffer:
-        """Return the gradient of a variable, and remove it there."""
-        grad, variable.grad = variable.grad, None
+    def take_grad(self, tensor: Tensor) -> Buffer:
+        """Return the gradient of a tensor, and remove it there."""
+        grad, tensor.grad = tensor.grad, None
         assert grad is not None
         return grad
 

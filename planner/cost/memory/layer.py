@@ -1,23 +1,25 @@
 """The memory of one transformer layer as `workers/trainer/model` computes it, tensor by tensor.
 
-Functions that take a variable leave it to the caller, except where they say that they drop it.
+Functions that take a tensor leave it to the caller, except where they say that they drop it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
-from planner.cost.memory.autograd import (
-    Graph,
-    Recomputed,
-    Variable,
-    cast,
-    compute_input_gradient,
-    compute_weight_gradients,
+from planner.cost.memory.autograd import Graph, Recomputed, Tensor
+from planner.cost.memory.tape import BUFFERS, WORKING
+from planner.cost.memory.tensor_parallel import (
+    LayerInput,
+    Matmul,
+    copy_to_tensor_ranks,
+    gather_input,
+    reduce_output,
+    regather,
+    run_column_parallel,
+    run_norm,
 )
-from planner.cost.memory.tape import ACTIVATIONS, BUFFERS, GRADIENTS, WORKING
 from planner.cost.resolved_plan import MicroBatch
 from planner.facts.model_shapes import count_expert_rows
 from planner.facts.placements import count_local_kv_heads
@@ -25,7 +27,7 @@ from planner.facts.precision import FP32_BYTES
 from planner.facts.spec import MoeSpec
 
 
-def run_layer(g: Graph, batch: MicroBatch, x: Variable, *, moe: bool = False) -> Variable:
+def run_layer(g: Graph, batch: MicroBatch, x: Tensor, *, moe: bool = False) -> Tensor:
     """Record the forward of a layer, which recompute may run again."""
     forward = partial(_run_layer, g, batch, moe=moe)
     if g.saving and (batch.recompute == "full" or batch.recomputes_operations):
@@ -57,7 +59,7 @@ def count_saved_outputs(batch: MicroBatch, *, moe: bool) -> int:
     return row * (sum(outputs) + attention) + batch.tokens * heads * FP32_BYTES + scattered
 
 
-def _run_layer(g: Graph, batch: MicroBatch, x: Variable, *, moe: bool) -> Variable:
+def _run_layer(g: Graph, batch: MicroBatch, x: Tensor, *, moe: bool) -> Tensor:
     bias = batch.model.arch == "gpt"
     attention = _run_sublayer(g, batch, x, _run_attention)
     after = _add_bias(g, batch, attention, bias)
@@ -73,22 +75,15 @@ def _run_layer(g: Graph, batch: MicroBatch, x: Variable, *, moe: bool) -> Variab
     return out
 
 
-def _add_bias(g: Graph, batch: MicroBatch, x: Variable, bias: bool) -> Variable:
+def _add_bias(g: Graph, batch: MicroBatch, x: Tensor, bias: bool) -> Tensor:
     saved = g.save_bytes(x.num_bytes // batch.element) if batch.dropout else []  # the mask
     g.record(lambda: g.release(saved))
     return g.copy(x) if bias else x
 
 
-class LayerInput(NamedTuple):
-    """Input of a sublayer: `local` as the rank has it, and the `whole` input of its matmuls."""
-
-    local: Variable
-    whole: Variable
-
-
 def _run_sublayer(
-    g: Graph, batch: MicroBatch, x: Variable, inside: Callable[[Graph, MicroBatch, LayerInput], Variable]
-) -> Variable:
+    g: Graph, batch: MicroBatch, x: Tensor, inside: Callable[[Graph, MicroBatch, LayerInput], Tensor]
+) -> Tensor:
     """Record a norm, the gather of tensor parallelism, `inside`, and the reduction."""
     normed = run_norm(g, x)
     entered = gather_input(g, batch, normed)
@@ -99,163 +94,15 @@ def _run_sublayer(
     elif batch.regather and batch.recompute != "full":
         whole.recomputed = regather(batch, entered)
         g.keep_until_backward(normed)
-    out = _reduce_output(g, batch, inside(g, batch, entered))
+    out = reduce_output(g, batch, inside(g, batch, entered))
     g.drop(normed, whole)
-    return out
-
-
-# Tensor parallelism (2104.04473 section 2.3) and sequence parallelism (2205.05198 section 4.2.2).
-
-
-def run_norm(g: Graph, x: Variable) -> Variable:
-    """Record a LayerNorm or RMSNorm, which saves its input."""
-    return g.apply((x,), x.num_bytes, saves=(x,))
-
-
-def gather_input(g: Graph, batch: MicroBatch, x: Variable) -> LayerInput:
-    """Return the input of column-parallel matmuls, which sequence parallelism gathers."""
-    if batch.tp > 1 and batch.sequence_parallel:
-        return LayerInput(x, _gather(g, batch))
-    return LayerInput(x, Variable(g.tape.hold(x.buffer)))
-
-
-def _gather(g: Graph, batch: MicroBatch) -> Variable:
-    """Allocate gathered hidden states. Shards of several sequences are copied into order."""
-    shards = g.allocate(batch.hidden_bytes)
-    g.tape.touch(batch.get_staging_bytes(batch.hidden_bytes), BUFFERS)
-    if batch.sequences == 1:
-        return shards
-    out = g.allocate(batch.hidden_bytes)
-    g.drop(shards)
-    return out
-
-
-def regather(batch: MicroBatch, x: LayerInput, *, extra: int = 0) -> Recomputed:
-    """Return the whole input as backward gathers it again. `extra`: bytes of a norm that is recomputed too."""
-    size = x.whole.num_bytes
-    if batch.tp == 1 or not batch.sequence_parallel:
-        return Recomputed(size, 0)
-    return Recomputed(size, extra + (size if batch.sequences > 1 else batch.get_staging_bytes(size)))
-
-
-def copy_to_tensor_ranks(g: Graph, batch: MicroBatch, x: LayerInput) -> Variable:
-    """Return the whole input as a tensor whose gradient backward sums over tp."""
-    tape = g.tape
-    out = Variable(tape.hold(x.whole.buffer))
-    out.recomputed = x.whole.recomputed
-
-    def all_reduce() -> None:
-        grad = g.take_grad(out)
-        if batch.tp > 1:
-            total = tape.take(x.local.num_bytes, WORKING)
-            tape.drop(grad)
-            grad = total
-        g.add_grad(x.local, grad)
-
-    def reduce_scatter() -> None:
-        grad = g.take_grad(out)
-        shards = tape.take(batch.hidden_bytes, BUFFERS) if batch.sequences > 1 else None
-        total = tape.take(x.local.num_bytes, WORKING)
-        tape.touch(batch.get_staging_bytes(batch.hidden_bytes), BUFFERS)
-        tape.drop(grad, *([shards] if shards else []))
-        g.add_grad(x.local, total)
-
-    g.record(reduce_scatter if batch.tp > 1 and batch.sequence_parallel else all_reduce)
-    return out
-
-
-class Matmul(NamedTuple):
-    """Column-parallel matmul with a weight of `weight` elements and an output of `num_bytes`.
-
-    `clones`: the gradient arrives in another order of elements. `narrow`: the matmul may use fp8.
-    """
-
-    num_bytes: int
-    weight: int
-    clones: bool = False
-    narrow: bool = True
-    part: int = ACTIVATIONS
-
-
-def run_column_parallel(g: Graph, batch: MicroBatch, x: LayerInput, matmuls: Sequence[Matmul]) -> list[Variable]:
-    """Record column-parallel matmuls of one input.
-
-    Over several ranks they are one operation. Its backward sums the gradient of the input while it computes those of
-    the weights, unless weight gradients wait.
-    """
-    narrow = g.narrow and all(m.narrow for m in matmuls)
-    if g.waits or (batch.tp == 1 and not narrow):
-        whole = copy_to_tensor_ranks(g, batch, x)
-        outs = [g.linear(whole, m.num_bytes, m.weight, clones=m.clones, narrow=narrow, part=m.part) for m in matmuls]
-        g.drop(whole)
-        return outs
-    tape, saved, numel = g.tape, g.save(x.whole), batch.hidden_bytes // g.element
-    outs, sizes = [], [m.weight for m in matmuls]
-    inputs = [cast(tape, numel, g.element)] if narrow else []
-    for matmul in matmuls:
-        operand = [cast(tape, matmul.weight, g.element)] if narrow else []
-        outs.append(g.allocate(matmul.num_bytes, matmul.part))
-        tape.drop(*operand)
-    tape.drop(*inputs)
-
-    def backward() -> None:
-        grads = [g.take_grad(out) for out in outs]
-        g.recompute(saved)
-        rows = [tape.take(m.num_bytes, WORKING) for m in matmuls if m.clones]
-        casts = [cast(tape, m.num_bytes // g.element, g.element) for m in matmuls] if narrow else []
-        if narrow:
-            whole = compute_input_gradient(tape, batch.hidden_bytes, g.element, sizes)
-        else:
-            whole = tape.take(batch.hidden_bytes, WORKING)
-        if batch.tp > 1 and batch.sequence_parallel:
-            sent = [tape.take(batch.hidden_bytes, BUFFERS) if batch.sequences > 1 else tape.hold(whole)]
-            total = tape.take(x.local.num_bytes, WORKING)
-            sent.append(tape.take(batch.get_staging_bytes(batch.hidden_bytes), BUFFERS))
-            tape.drop(whole)
-        else:
-            sent, total = [whole], tape.hold(whole)
-        if narrow:
-            weights = compute_weight_gradients(tape, numel, g.element, casts, sizes)
-        else:
-            weights = [tape.take(weight * g.element, GRADIENTS) for weight in sizes]
-        tape.drop(*grads, *rows, *casts, *sent)
-        g.release(saved)
-        for made, matmul in zip(weights, matmuls, strict=True):
-            g.accumulate(made, matmul.weight)
-        g.add_grad(x.local, total)
-
-    g.record(backward)
-    return outs
-
-
-def _reduce_output(g: Graph, batch: MicroBatch, x: Variable) -> Variable:
-    """Record the sum of a row-parallel matmul over tp. Drops x."""
-    if batch.tp == 1:
-        return x
-    tape, copies = g.tape, batch.sequence_parallel and batch.sequences > 1
-    shards = tape.take(batch.hidden_bytes if copies else 0, BUFFERS)
-    out = g.allocate(x.num_bytes // batch.num_shards)
-    if batch.sequence_parallel:
-        tape.touch(batch.get_staging_bytes(batch.hidden_bytes), BUFFERS)
-    tape.drop(shards)
-    g.drop(x)
-
-    def backward() -> None:
-        grad = g.take_grad(out)
-        if batch.sequence_parallel:
-            made = _gather(g, batch).buffer
-            tape.drop(grad)
-            grad = made
-        g.add_grad(x, grad)
-
-    g.record(backward)
     return out
 
 
 # Attention: fused, in blocks of a ring, latent, or with all scores in memory.
 
 
-def _run_attention(g: Graph, batch: MicroBatch, x: LayerInput) -> Variable:
+def _run_attention(g: Graph, batch: MicroBatch, x: LayerInput) -> Tensor:
     model = batch.model
     if model.mla:
         whole = copy_to_tensor_ranks(g, batch, x)
@@ -281,9 +128,7 @@ def _run_attention(g: Graph, batch: MicroBatch, x: LayerInput) -> Variable:
     return out
 
 
-def _attend(
-    g: Graph, batch: MicroBatch, q: Variable, k: Variable, v: Variable, *, heads: int, out_bytes: int
-) -> Variable:
+def _attend(g: Graph, batch: MicroBatch, q: Tensor, k: Tensor, v: Tensor, *, heads: int, out_bytes: int) -> Tensor:
     log_sums = batch.tokens * heads * FP32_BYTES  # log-sum-exp of each query
     if batch.cp > 1 or (batch.has_documents and batch.attention == "fused"):
         return _attend_by_blocks(g, batch, q, k, v, log_sums, heads=heads, out_bytes=out_bytes)
@@ -296,8 +141,8 @@ def _attend(
 
 
 def _attend_by_blocks(
-    g: Graph, batch: MicroBatch, q: Variable, k: Variable, v: Variable, log_sums: int, *, heads: int, out_bytes: int
-) -> Variable:
+    g: Graph, batch: MicroBatch, q: Tensor, k: Tensor, v: Tensor, log_sums: int, *, heads: int, out_bytes: int
+) -> Tensor:
     """Attend to the keys and values of one cp rank at a time, and add outputs and query gradients in fp32."""
     tape, mixed = g.tape, batch.element != FP32_BYTES
     wide, wide_q = (size // batch.element * FP32_BYTES for size in (out_bytes, q.num_bytes))
@@ -312,7 +157,7 @@ def _attend_by_blocks(
     saved_sums = g.save_bytes(log_sums)
     tape.touch(out_bytes + max(_count_mask_bytes(batch), wide if mixed else 0), WORKING)
     tape.drop(received)
-    out = g.allocate(out_bytes) if mixed else Variable(tape.hold(total))
+    out = g.allocate(out_bytes) if mixed else Tensor(tape.hold(total))
     tape.drop(total)
     saved = [*g.save(q, block, out), *saved_sums]
     g.drop(block)
@@ -344,8 +189,8 @@ def _attend_by_blocks(
         halves = [tape.take(x.num_bytes, WORKING) for x in (k, v)]
         tape.drop(both)
         g.add_grad(q, made)
-        for variable, half in zip((k, v), halves, strict=True):
-            g.add_grad(variable, half)
+        for tensor, half in zip((k, v), halves, strict=True):
+            g.add_grad(tensor, half)
 
     g.record(backward)
     return out
@@ -357,7 +202,7 @@ def _count_mask_bytes(batch: MicroBatch) -> int:
     return length * length * (batch.element + 1) if batch.has_documents else 0
 
 
-def _run_latent_attention(g: Graph, batch: MicroBatch, x: Variable) -> Variable:
+def _run_latent_attention(g: Graph, batch: MicroBatch, x: Tensor) -> Tensor:
     """Record low-rank queries, keys, and values (2405.04434 section 2.1). Meshboard's trainer does not run it."""
     mla, heads, h = batch.model.mla, batch.model.num_heads // batch.tp, batch.model.hidden_size
     assert mla is not None
@@ -380,8 +225,8 @@ def _run_latent_attention(g: Graph, batch: MicroBatch, x: Variable) -> Variable:
 
 
 def _attend_unfused(
-    g: Graph, batch: MicroBatch, q: Variable, k: Variable, v: Variable, *, heads: int, out_bytes: int
-) -> Variable:
+    g: Graph, batch: MicroBatch, q: Tensor, k: Tensor, v: Tensor, *, heads: int, out_bytes: int
+) -> Tensor:
     """Record scores, scale, mask, softmax, and weighted values, each with all scores (batch, heads, seq, seq)."""
     length = batch.tokens // batch.sequences
     size = batch.sequences * heads * length * length * batch.element
@@ -407,7 +252,7 @@ def _attend_unfused(
 # The MLP and the mixture of experts.
 
 
-def _run_mlp(g: Graph, batch: MicroBatch, x: LayerInput) -> Variable:
+def _run_mlp(g: Graph, batch: MicroBatch, x: LayerInput) -> Tensor:
     """Record the MLP: GELU for gpt, SwiGLU for llama."""
     inner = batch.model.ffn_hidden_size // batch.tp
     matmul = Matmul(batch.tokens * inner * batch.element, batch.model.hidden_size * inner)
@@ -415,7 +260,7 @@ def _run_mlp(g: Graph, batch: MicroBatch, x: LayerInput) -> Variable:
     return _run_down(g, batch, gates[0] if gates else None, up)
 
 
-def _run_down(g: Graph, batch: MicroBatch, gate: Variable | None, up: Variable) -> Variable:
+def _run_down(g: Graph, batch: MicroBatch, gate: Tensor | None, up: Tensor) -> Tensor:
     """Record the activation and the row-parallel matmul. Drops `gate` and `up`."""
     made = _activate(g, batch, gate, up, recomputes=batch.recomputes_light)
     weight = up.num_bytes // (batch.tokens * batch.element) * batch.model.hidden_size
@@ -424,7 +269,7 @@ def _run_down(g: Graph, batch: MicroBatch, gate: Variable | None, up: Variable) 
     return out
 
 
-def _activate(g: Graph, batch: MicroBatch, gate: Variable | None, up: Variable, *, recomputes: bool) -> Variable:
+def _activate(g: Graph, batch: MicroBatch, gate: Tensor | None, up: Tensor, *, recomputes: bool) -> Tensor:
     """Record the activation. With `recomputes`, backward computes it again."""
     wide = up.num_bytes
     if gate is None or not batch.stack.saves_gate_activation:
@@ -441,7 +286,7 @@ def _activate(g: Graph, batch: MicroBatch, gate: Variable | None, up: Variable, 
     return made
 
 
-def _run_experts(g: Graph, batch: MicroBatch, entering: LayerInput) -> Variable:
+def _run_experts(g: Graph, batch: MicroBatch, entering: LayerInput) -> Tensor:
     """Record router, routed experts, their weighted sum, and shared experts. Local names stay until the end."""
     moe, h = batch.model.moe, batch.model.hidden_size
     assert moe is not None
@@ -473,16 +318,14 @@ def _run_experts(g: Graph, batch: MicroBatch, entering: LayerInput) -> Variable:
     return out
 
 
-def _run_routed_experts(
-    g: Graph, batch: MicroBatch, x: Variable, moe: MoeSpec
-) -> tuple[Variable, tuple[Variable, ...]]:
+def _run_routed_experts(g: Graph, batch: MicroBatch, x: Tensor, moe: MoeSpec) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Record dispatch, the matmuls of the experts, and combine. Returns the answers and other live local names."""
     h = batch.model.hidden_size
     row, inner = h * batch.element, moe.expert_ffn_hidden_size // batch.tp
     routed, weight = batch.tokens * moe.experts_per_token, moe.num_experts // batch.ep * inner * h
     drops = moe.capacity_factor is not None
     num_rows = count_expert_rows(moe, batch.tokens, batch.seq_len)
-    named: tuple[Variable, ...] = ()
+    named: tuple[Tensor, ...] = ()
     sent = g.apply((x,), routed * row)
     if drops:  # tokens are added into buffers of one size, and `index_add` saves its operand (torch 2.13)
         named, zeros = (sent,), g.allocate(num_rows * row)
@@ -511,5 +354,5 @@ def _run_routed_experts(
     return answers, (arrived, ordered)
 
 
-def _copy_if(g: Graph, rows: Variable, copies: bool) -> Variable:
+def _copy_if(g: Graph, rows: Tensor, copies: bool) -> Tensor:
     return g.apply((rows,), rows.num_bytes) if copies else g.view(rows)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from planner.cost.memory.autograd import GradientSum, Graph, Segment, Variable
-from planner.cost.memory.layer import Matmul, gather_input, regather, run_column_parallel, run_layer, run_norm
+from planner.cost.memory.autograd import GradientSum, Graph, Segment, Tensor
+from planner.cost.memory.layer import run_layer
 from planner.cost.memory.tape import BUFFERS, EMPTY, GRADIENTS, LOGITS, WORKING, Stretch, Tape, join
+from planner.cost.memory.tensor_parallel import Matmul, gather_input, regather, run_column_parallel, run_norm
 from planner.cost.resolved_plan import MicroBatch
 from planner.facts.precision import FP32_BYTES
 
@@ -117,7 +118,7 @@ def _record_weights(g: Graph, forward: Stretch) -> RecordedPiece:
     return RecordedPiece(forward, backward, weights, g.tape.cut())
 
 
-def _embed(g: Graph, batch: MicroBatch) -> Variable:
+def _embed(g: Graph, batch: MicroBatch) -> Tensor:
     """Record the lookup of token rows, and of positions for gpt."""
     model, tape = batch.model, g.tape
     if batch.tp > 1:
@@ -152,7 +153,7 @@ def _embed(g: Graph, batch: MicroBatch) -> Variable:
     return out
 
 
-def _run_embedding_backward(g: Graph, batch: MicroBatch, rows: Variable) -> None:
+def _run_embedding_backward(g: Graph, batch: MicroBatch, rows: Tensor) -> None:
     if batch.tp > 1:
         grad = g.take_grad(rows)
         if batch.sequence_parallel:
@@ -168,7 +169,7 @@ def _run_embedding_backward(g: Graph, batch: MicroBatch, rows: Variable) -> None
     g.run_backward(g.count_backwards() - 1)
 
 
-def _run_head(g: Graph, batch: MicroBatch, x: Variable) -> Variable:
+def _run_head(g: Graph, batch: MicroBatch, x: Tensor) -> Tensor:
     """Record the final norm and the logits."""
     normed = run_norm(g, x)
     entered = gather_input(g, batch, normed)
@@ -182,7 +183,7 @@ def _run_head(g: Graph, batch: MicroBatch, x: Variable) -> Variable:
     return _gather_logits(g, batch, logits) if batch.stack.gathers_logits and batch.tp > 1 else logits
 
 
-def _gather_logits(g: Graph, batch: MicroBatch, shard: Variable) -> Variable:
+def _gather_logits(g: Graph, batch: MicroBatch, shard: Tensor) -> Tensor:
     """Record the gather of all tp ranks' logits, which are copied into one tensor. Drops `shard`."""
     others = g.tape.take(shard.num_bytes * (batch.tp - 1), LOGITS)
     whole = g.allocate(shard.num_bytes * batch.tp, LOGITS)
@@ -199,7 +200,7 @@ def _gather_logits(g: Graph, batch: MicroBatch, shard: Variable) -> Variable:
     return whole
 
 
-def _run_loss(g: Graph, batch: MicroBatch, logits: Variable) -> None:
+def _run_loss(g: Graph, batch: MicroBatch, logits: Tensor) -> None:
     """Record cross-entropy in fp32 and its backward, which sets the gradient of `logits`."""
     tape, narrow = g.tape, logits.num_bytes
     if batch.fused_loss:
@@ -230,7 +231,7 @@ def _run_loss(g: Graph, batch: MicroBatch, logits: Variable) -> None:
     g.record(backward)
 
 
-def _run_fused_loss(g: Graph, logits: Variable) -> None:
+def _run_fused_loss(g: Graph, logits: Tensor) -> None:
     saved = g.save(logits)
 
     def backward() -> None:

@@ -47,7 +47,7 @@ def test_a_spoilt_entry_is_left_out_and_the_rest_is_told(
     idle = IdleWatch()
     idle.stop_idle_runs(live_redis)
     assert [idle._progress[key][0] for key in keys] == [-1, 6]
-    assert live_figures.read_progress(keys) == {keys[0]: None, keys[1]: live_figures.Progress(6, 4.0)}
+    assert live_figures.read_progress(keys) == {keys[0]: None, keys[1]: live_figures.LatestStep(6, 4.0)}
     assert live_figures.read_traffic_rates(keys) == {keys[0]: None, keys[1]: 0.0}
     assert [told and told[0].step for told in read_rank_metrics({(*key, 0): 1 for key in keys}).values()] == [{}, 6]
 

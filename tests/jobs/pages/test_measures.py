@@ -18,7 +18,7 @@ from django.utils import timezone
 from contracts.names import telemetry_stream
 from jobs.models import Attempt, Job, StateChange, Status
 from jobs.pages.jobs import live_figures
-from jobs.pages.jobs.live_figures import Progress, find_progress
+from jobs.pages.jobs.live_figures import LatestStep, find_progress
 from jobs.templatetags.meshboard import loss_value, span
 from tests.jobs.api.following import step
 
@@ -150,12 +150,12 @@ def test_a_job_that_never_began_has_no_measures(make_jobs: Make, owner: User, cl
 
 def test_the_newest_loss_is_of_the_newest_step() -> None:
     assert find_progress([]) is None
-    assert find_progress([step(3, 2.0), step(5, None), step(4, 1.5)]) == Progress(5, 1.5)
-    assert find_progress([step(3, None)]) == Progress(3, None)
+    assert find_progress([step(3, 2.0), step(5, None), step(4, 1.5)]) == LatestStep(5, 1.5)
+    assert find_progress([step(3, None)]) == LatestStep(3, None)
     result = find_progress([step(3, 2.0), {**step(4, None), "not_finite": "loss is nan and gradient norm is nan"}])
     assert result is not None
     assert loss_value(result.loss) == "NaN"
-    assert find_progress([step(3, 2.0), {**step(4, 1.0), "not_finite": "gradient norm is inf"}]) == Progress(4, 1.0)
+    assert find_progress([step(3, 2.0), {**step(4, 1.0), "not_finite": "gradient norm is inf"}]) == LatestStep(4, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.pages.jobs.speed_ranking import Run, compute_speedup, format_seconds, rank_speeds
+from jobs.pages.jobs.speed_ranking import RunSpeed, compute_speedup, format_seconds, rank_speeds
 
-SLOW = Run("demo-1", 0.1, 512, {("compute", "compute"): 0.07, ("exposed", "tp"): 0.03, ("hidden", "dp"): 0.5})
-FAST = Run("demo-2", 0.08, 512, {("compute", "compute"): 0.072, ("exposed", "tp"): 0.008})
+SLOW = RunSpeed("demo-1", 0.1, 512, {("compute", "compute"): 0.07, ("exposed", "tp"): 0.03, ("hidden", "dp"): 0.5})
+FAST = RunSpeed("demo-2", 0.08, 512, {("compute", "compute"): 0.072, ("exposed", "tp"): 0.008})
 
 
-def text(*runs: Run | None, baseline: int = 0) -> str:
+def text(*runs: RunSpeed | None, baseline: int = 0) -> str:
     found = rank_speeds(list(runs), baseline)
     return "" if found is None else found.text
 
@@ -27,7 +27,7 @@ def test_the_faster_run_and_the_part_that_fell_most_are_named() -> None:
 
 
 def test_the_fastest_of_several_is_compared_with_the_baseline() -> None:
-    middle = Run("demo-3", 0.09, 512, {})
+    middle = RunSpeed("demo-3", 0.09, 512, {})
     assert text(SLOW, middle, FAST).startswith("demo-2 is 1.25 times as fast as demo-1: ")
     assert text(SLOW, middle, FAST, baseline=2).startswith("demo-2 is 1.12 times as fast as demo-3")
     assert text(None, middle, FAST).startswith("demo-2 is 1.12 times as fast as demo-3"), "the baseline has no step"
@@ -48,7 +48,7 @@ def test_the_fastest_of_several_is_compared_with_the_baseline() -> None:
     ],
     ids=["no parts", "no large part", "equal", "other batch", "other kind", "not measured"],
 )
-def test_what_is_not_known_is_not_named(fast: Run | None, words: str) -> None:
+def test_what_is_not_known_is_not_named(fast: RunSpeed | None, words: str) -> None:
     assert text(SLOW, fast) == words
 
 

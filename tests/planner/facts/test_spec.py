@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.cost.estimate import estimate, parse_plannable
 from planner.cost.memory import get_memory, get_min_bytes
-from planner.cost.traffic import Collective, compute_bucket_bytes, get_step_traffic
+from planner.cost.traffic import GroupTraffic, compute_bucket_bytes, get_step_traffic
 from planner.facts.layout import Coordinates, get_axis_ranks, get_coordinates, get_rank
 from planner.facts.model_shapes import count_parameters
 from planner.facts.parse_spec import parse_fields, parse_spec
@@ -196,7 +196,7 @@ def test_the_estimate_tells_what_each_rank_itself_sends(dp: int, hidden: int, re
 def test_a_wide_layout_is_not_costed_rank_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def counted(spec: JobSpec, rank: int) -> list[Collective]:
+    def counted(spec: JobSpec, rank: int) -> list[GroupTraffic]:
         asked.append(rank)
         return get_step_traffic(spec, rank)
 

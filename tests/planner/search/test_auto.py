@@ -24,7 +24,7 @@ from planner.search.auto_layout import (
     parse_auto_spec,
     parse_draft,
 )
-from planner.search.layout_search import Constraints, SearchResult, search
+from planner.search.layout_search import Constraints, LayoutSearchResult, search
 from planner.search.neighbors import find_neighbors
 
 GIB = 2**30
@@ -202,7 +202,7 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def _search(self, spec: JobSpec, cluster: Cluster, limits: Constraints, **rest: Any) -> SearchResult:
+    def _search(self, spec: JobSpec, cluster: Cluster, limits: Constraints, **rest: Any) -> LayoutSearchResult:
         self.now += limits.max_seconds
         self.searches += 1
         return search(spec, cluster, limits._replace(max_seconds=math.inf), **rest)

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from tests.workers.checkpoint.runs import Ran, make_spec, run
 from workers.checkpoint.coordination import (
-    DiskFullError,
+    CheckpointDiskFullError,
     format_error,
     report_disk_full,
     run_on_every_rank,
@@ -155,14 +155,14 @@ def test_keeps_the_text_of_other_errors(tmp_path: Path) -> None:
 
 def test_a_full_disk_error_is_picklable_and_names_the_host(tmp_path: Path) -> None:
     (tmp_path / "__1_0.distcp").write_bytes(b"12")
-    with pytest.raises(DiskFullError) as raised, report_disk_full("h", tmp_path / "gone" / "draft"):
+    with pytest.raises(CheckpointDiskFullError) as raised, report_disk_full("h", tmp_path / "gone" / "draft"):
         raise OSError(122, "Disk quota exceeded")
     result = format_error(pickle.loads(pickle.dumps(raised.value)))
     assert re.fullmatch(
         rf"No disk space on h: Disk quota exceeded: {tmp_path}/gone/draft, [\d,]+ bytes are free", result
     )
     with (
-        pytest.raises(DiskFullError, match=r"needs at least 1,000 bytes, but has 2, "),
+        pytest.raises(CheckpointDiskFullError, match=r"needs at least 1,000 bytes, but has 2, "),
         report_disk_full("h", tmp_path, 1000, "__1_"),
     ):
         raise OSError(28, "No space left on device")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.codec import validate_lend_order, validate_loan
+from contracts.codec import validate_lend_order, validate_loan_address
 from contracts.control import ResumeCheckpoint
 from contracts.names import LOAN_FILE, cancel_key, loan_key
 from tests.support.processes import RedisServer, scale_timeout, wait_until
@@ -19,7 +19,7 @@ from tests.workers.host.supervisor.test_multi_host import ADDRESSES, LOOPBACK_6,
 from workers.checkpoint import folder
 from workers.checkpoint.transfer import borrow
 from workers.host.attempts import AttemptDir
-from workers.host.checkpoint_lending import CheckpointSender
+from workers.host.checkpoint_lending import CheckpointSenderPool
 from workers.host.settings import HostSettings
 from workers.host.supervisor.multi_host import deliver_loan
 from workers.host.supervisor.redis_transport import RedisTransport
@@ -51,13 +51,13 @@ def test_sends_a_checkpoint_once_and_stops_on_cancel(
     for one in (lends, wants):
         one.run_dir.mkdir(parents=True)
     publish(lends.checkpoint_root / "job", 1, 20)
-    lender, client = CheckpointSender(lends), redis_service.client()
+    lender, client = CheckpointSenderPool(lends), redis_service.client()
     result = {"v": 1, "job": "job", "attempt": 2, "secret": SECRET, "expires": 0.0, "owner": 1}
     order = validate_lend_order(result)
     lender.send(order)
     loan = handed(tmp_path, wants)
     assert stat.S_IMODE(loan.stat().st_mode) == 0o600
-    assert validate_loan(json.loads(loan.read_text()))["address"] == lends.address
+    assert validate_loan_address(json.loads(loan.read_text()))["address"] == lends.address
     lender.send(order)
     wait_until(lambda: len(threads("job")) == 1, "the second sees that there is one", 20)
     assert borrow(wants.checkpoint_root / "job", loan, LEAST, None, 2).problem == ""

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from contracts.control import Gang, LaunchOrder, Loan, ResumeCheckpoint
+from contracts.control import Gang, LaunchOrder, LoanAddress, ResumeCheckpoint
 from contracts.names import LOAN_FILE
 from workers.host.settings import JobUser
 from workers.host.supervisor.publisher import BoardTransport, ReadyMember, TransportError
@@ -144,7 +144,7 @@ async def deliver_loan(
             member = await transport.get_loan_address(host)
         if member is None:
             await asyncio.sleep(LOAN_POLL_INTERVAL_S)
-    loan = Loan(host=host, address=member.address, port=member.port, secret=checkpoint["lent"])
+    loan = LoanAddress(host=host, address=member.address, port=member.port, secret=checkpoint["lent"])
     draft = folder / f".{LOAN_FILE}"
     # Only the job's user can read the file. Other users can pass the folder.
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -25,7 +25,7 @@ from jobs.queue.work_lease import is_outage
 from jobs.runs.diagnosis import Diagnosis, HostRanks, PlannedRun
 from jobs.runs.history.recording.row_builder import RowBuilder
 from jobs.runs.history.store import retention
-from jobs.runs.history.store.folder import HistoryFolder, StreamPosition
+from jobs.runs.history.store.folder import HistoryFolder, RecordedPosition
 from jobs.runs.live.telemetry_reader import STREAM_START, parse_entry_id
 
 STREAMS_PER_READ = 32
@@ -54,7 +54,7 @@ class RecordedEntry(NamedTuple):
 
 
 def read_new_entries(
-    client: redis.Redis, positions: dict[StreamKey, StreamPosition]
+    client: redis.Redis, positions: dict[StreamKey, RecordedPosition]
 ) -> Iterator[tuple[StreamKey, list[RecordedEntry]]]:
     """Yield new entries after positions, a few of each stream. Raise RedisError."""
     streams = list(positions)
@@ -92,7 +92,7 @@ def _number_entries(entries: Any, last_number: int | None) -> Iterator[RecordedE
         yield RecordedEntry(entry_id.decode(), last_number, missing, fields.get(b"b", b""))
 
 
-def find_restarted_streams(client: redis.Redis, positions: dict[StreamKey, StreamPosition]) -> list[StreamKey]:
+def find_restarted_streams(client: redis.Redis, positions: dict[StreamKey, RecordedPosition]) -> list[StreamKey]:
     """Return streams whose newest entry is older than the position, because Redis lost data or its clock was set back.
 
     Such streams are read from the start. The numbers of entries show which ones are known.
@@ -135,9 +135,9 @@ class AttemptRecorder:
         """Return the seconds after the last entry."""
         return time.monotonic() - self._received_at
 
-    def get_positions(self, num_nodes: int) -> dict[StreamKey, StreamPosition]:
+    def get_positions(self, num_nodes: int) -> dict[StreamKey, RecordedPosition]:
         """Return the position in the stream of each node."""
-        start = StreamPosition(after=STREAM_START, number=None, time=None)
+        start = RecordedPosition(after=STREAM_START, number=None, time=None)
         for node in range(num_nodes):
             self._nodes.setdefault(str(node), {**start})
         return {StreamKey(self.job, self.attempt, int(node)): position for node, position in self._nodes.items()}
@@ -305,11 +305,11 @@ class DiagnosisSet:
         self._client, self._report_error = client, report_error
         self._diagnoses: dict[Key, AttemptDiagnosis] = {}
 
-    def begin(self, key: Key, row: int, nodes: int, positions: Mapping[StreamKey, StreamPosition]) -> bool:
+    def begin(self, key: Key, row: int, nodes: int, positions: Mapping[StreamKey, RecordedPosition]) -> bool:
         """Start the diagnosis of an attempt with the entries up to its positions. Return False to try again."""
         return self._try(key, lambda: self._begin(key, row, nodes, positions))
 
-    def _begin(self, key: Key, row: int, nodes: int, positions: Mapping[StreamKey, StreamPosition]) -> None:
+    def _begin(self, key: Key, row: int, nodes: int, positions: Mapping[StreamKey, RecordedPosition]) -> None:
         diagnosis = AttemptDiagnosis(row, nodes)
         if not diagnosis.has_verdict:
             return
@@ -324,7 +324,7 @@ class DiagnosisSet:
             self._try(key, lambda: diagnosis.add(batch, node))
 
     def store_verdict(
-        self, key: Key, nodes: int, positions: Mapping[StreamKey, StreamPosition], *, over: bool, silence: str = ""
+        self, key: Key, nodes: int, positions: Mapping[StreamKey, RecordedPosition], *, over: bool, silence: str = ""
     ) -> bool:
         """Store a changed verdict. Return False to try again. The diagnosis restarts if a node joined.
 

@@ -25,7 +25,7 @@ from contracts.telemetry.items import (
     TimelineItem,
 )
 from contracts.telemetry.results import VerdictItem
-from jobs.runs.history.store.schema import GAUGES, TABLES, HistoryState, RankState, StartedStage, make_state
+from jobs.runs.history.store.schema import GAUGES, TABLES, HistoryState, RankTotals, StartedStage, make_state
 from jobs.runs.traces.traced_steps import convert_timeline
 
 MAX_CELLS = 100_000  # per attempt, because a script names its own process groups
@@ -44,7 +44,7 @@ class CounterIncreases:
     second in which the gap began.
     """
 
-    def __init__(self, ranks: dict[int, RankState]) -> None:
+    def __init__(self, ranks: dict[int, RankTotals]) -> None:
         self._num_cells = sum(len(rank["cells"]) for rank in ranks.values())
         self._increases: dict[tuple[int, int, str, str, str, int], list[float]] = {}
 
@@ -59,7 +59,7 @@ class CounterIncreases:
         rows = [(*key, *amounts) for key, amounts in sorted(increases.items())]
         return dict(zip(TABLES["traffic"].names, map(list, zip(*rows, strict=True)), strict=True))
 
-    def add(self, number: int, rank: RankState, time: float, cells: list[Cell]) -> int:
+    def add(self, number: int, rank: RankTotals, time: float, cells: list[Cell]) -> int:
         """Add the counters of a rank at a time. Return the number of rejected counters above the limit."""
         num_rejected, known = 0, rank["cells"]
         for cell in cells:
@@ -86,7 +86,7 @@ class CounterIncreases:
         self._increases[key] = increases if sums is None else [a + b for a, b in zip(sums, increases, strict=True)]
 
 
-def _get_increase_time(rank: RankState, key: str, before: Cell | None, time: float) -> float:
+def _get_increase_time(rank: RankTotals, key: str, before: Cell | None, time: float) -> float:
     """Return the time of an increase, which is the begin of a gap if the counter has no value after it."""
     if rank["gap"] is None:
         return time
@@ -213,10 +213,10 @@ class RowBuilder:
             self._tables[table] = {name: [] for name in TABLES[table].names}
         return self._tables[table]
 
-    def _get_rank_state(self, number: int) -> RankState:
+    def _get_rank_state(self, number: int) -> RankTotals:
         state = self.state["ranks"].get(number)
         if state is None:
-            state = RankState(node=self._node, phase=None, dropped=0, ran=0, exact=[], cells={}, gap=None, stale=[])
+            state = RankTotals(node=self._node, phase=None, dropped=0, ran=0, exact=[], cells={}, gap=None, stale=[])
             self.state["ranks"][number] = state
         return state
 

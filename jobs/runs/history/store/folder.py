@@ -39,7 +39,7 @@ class TableFile(TypedDict):
     level: int
 
 
-class StreamPosition(TypedDict):
+class RecordedPosition(TypedDict):
     """Hold the last entry of a node's stream that is in the files: its id, its number, and its time."""
 
     after: str
@@ -56,7 +56,7 @@ class HistoryManifest(TypedDict):
     attempt: int
     generation: int  # of the commit: a writer with an older one is outdated
     ended: float | None  # when the attempt ended
-    nodes: dict[str, StreamPosition]
+    nodes: dict[str, RecordedPosition]
     state: str | None  # the file of the HistoryState
     parts: dict[str, list[TableFile]]
     first: float | None  # times of rows

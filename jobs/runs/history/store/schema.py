@@ -126,7 +126,7 @@ COUNTERS: Final = ("calls", "completed", "payload_bytes", "algorithmic_bytes", "
 GAUGE_NAMES: Final = tuple(name for name in GAUGES.names if name not in ("rank", "node", "host", "time"))
 
 
-class RankState(TypedDict):
+class RankTotals(TypedDict):
     """Sum the items of one rank. `exact`: its cells of phase "step" when step `ran` ended."""
 
     node: int
@@ -164,7 +164,7 @@ class StartedStage(TypedDict):
 class HistoryState(TypedDict):
     """Sum the streams of an attempt."""
 
-    ranks: dict[int, RankState]
+    ranks: dict[int, RankTotals]
     progress: Progress | None
     step_times: list[float]  # last steps of rank 0
     verdicts: dict[int, list[VerdictRow]]
