@@ -74,7 +74,7 @@ def test_explanation_is_for_the_stage_of_the_figure(page: Page, running_board: B
 
 @pytest.mark.extended
 def test_form_retries_a_busy_planner(page: Page, running_board: Board) -> None:
-    """`tests/jobs/planning/test_planners.py` tests the 503 of the server."""
+    """`tests/jobs/planning/test_planner_processes.py` tests the 503 of the server."""
     tab = page.context.new_page()  # its console may contain the 503
     busy = {
         "errors": [{"field": "request", "message": "All 2 planner processes are busy. Try again in a few seconds."}]

@@ -17,7 +17,7 @@ from jobs.models import Attempt, Host, Job
 from jobs.queue import actions
 from planner.facts.spec import TrainSpec
 from tests.jobs.history.sample_telemetry import generate_run, record_batches
-from tests.jobs.planning.test_learned import ended, summary
+from tests.jobs.planning.test_measured_runs import end_run, make_summary
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
@@ -97,7 +97,7 @@ def test_a_run_goes_on_from_a_checkpoint_in_another_layout(
 ) -> None:
     make_host()
     saves = {"train": {**GOOD["train"], "steps": 30, "checkpoint_every": 10}, "layout": {"tp": 2}}
-    run = ended(owner, summary(0.3), outcome="failed", **saves).job_id
+    run = end_run(owner, make_summary(0.3), outcome="failed", **saves).job_id
     none = post(api(owner), f"jobs/{run}/resume")
     assert (none.status_code, none.json()["errors"][0]["field"]) == (409, "checkpoint")
     newest = f"{run}/1/step-00000020"
@@ -118,7 +118,7 @@ def test_a_key_makes_one_job_whatever_became_of_the_other_meanwhile(
     """What was asked is repeated after a lost answer, and the run has told of another checkpoint, or is gone."""
     make_host()
     saves = {"train": {**GOOD["train"], "steps": 30, "checkpoint_every": 10}, "layout": {"tp": 2}}
-    run = ended(owner, summary(0.3), outcome="failed", **saves).job_id
+    run = end_run(owner, make_summary(0.3), outcome="failed", **saves).job_id
     Attempt.objects.filter(job_id=run).update(checkpoint=f"{run}/1/step-00000010")
     asked = [(f"jobs/{run}/resume", {"checkpoint": None}), (f"jobs/{run}/copy", {"name": "again"})]
     made = [post(api(owner), path, body, **{"Idempotency-Key": path}) for path, body in asked]
@@ -139,7 +139,7 @@ def test_a_key_makes_one_job_whatever_became_of_the_other_meanwhile(
 def kept(owner: User, tmp_path: Path, settings: Any, make_host: Callable[..., Host]) -> str:
     make_host()
     settings.HISTORY_DIR = tmp_path
-    run = ended(owner, summary(0.3)).job_id
+    run = end_run(owner, make_summary(0.3)).job_id
     record_batches(tmp_path, list(generate_run(2, 4)), run)
     return run
 

@@ -25,7 +25,7 @@ from tests.jobs.api.asked import Asked, wrong
 from tests.jobs.history.sample_telemetry import generate_run, record_batches
 from tests.jobs.hosts.test_join import request as machine
 from tests.jobs.planning.test_calibration import PROFILE
-from tests.jobs.planning.test_learned import ended, summary
+from tests.jobs.planning.test_measured_runs import end_run, make_summary
 from tests.jobs.reporting.nodes import Node, fall_silent
 from tests.jobs.written import written
 from tests.planner.wrong_specs import GOOD
@@ -186,7 +186,7 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
     asked(user, "changeJob", {"colour": "red"}, job_id=chosen["id"], code=422)
     assert asked(user, "actOnJobs", {"action": "restore", "jobs": [chosen["id"]]})["changed"] == [chosen["id"]]
     asked(user, "actOnJobs", {"action": "tag", "jobs": []}, code=422)
-    run = ended(owner, {**summary(0.3), "losses": [{"step": 1, "loss": 4.0, "time": 1.0}]}, layout={"tp": 4})
+    run = end_run(owner, {**make_summary(0.3), "losses": [{"step": 1, "loss": 4.0, "time": 1.0}]}, layout={"tp": 4})
     detail = asked(user, "getJob", job_id=run.job_id)
     assert detail["exit"]["summary"]["cells"]
     assert detail["members"]
@@ -201,10 +201,10 @@ def jobs(asked: Asked, user: APIClient, owner: User) -> None:
 
 
 def baselines(asked: Asked, user: APIClient, owner: User) -> None:
-    run, main = ended(owner, summary(0.3)).job_id, {"project": "default", "branch": "main"}
+    run, main = end_run(owner, make_summary(0.3)).job_id, {"project": "default", "branch": "main"}
     assert asked(user, "setBaseline", {"job": run}, **main)["runs"][0]["facts"]["sent"]
     asked(user, "setBaseline", {"job": "none"}, code=422, **main)
-    assert asked(user, "setBaseline", {"job": ended(owner, summary(0.3), layout={"tp": 4}).job_id}, **main)[
+    assert asked(user, "setBaseline", {"job": end_run(owner, make_summary(0.3), layout={"tp": 4}).job_id}, **main)[
         "left_aside"
     ]
     asked(user, "getBaseline", **main)
@@ -215,7 +215,7 @@ def baselines(asked: Asked, user: APIClient, owner: User) -> None:
 
 def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> None:
     """A step that its ranks told of, and one that is asked for."""
-    run = ended(owner, summary(0.3), layout={"tp": 2})
+    run = end_run(owner, make_summary(0.3), layout={"tp": 2})
     stream = telemetry_stream(run.job_id, run.number)
     client.xadd(stream, {"b": msgpack.packb(build_timeline_batch(run.job_id, *build_late_rank_step())), "n": 0})
     path = asked.operations["getTrace"][0].format(job_id=run.job_id)
@@ -231,13 +231,13 @@ def traces(asked: Asked, user: APIClient, owner: User, client: redis.Redis) -> N
 
 def histories(asked: Asked, user: APIClient, owner: User, folder: Path, settings: Any) -> None:
     settings.HISTORY_DIR = folder
-    run = ended(owner, summary(0.3)).job_id
+    run = end_run(owner, make_summary(0.3)).job_id
     asked(user, "getSnapshot", job_id=run, code=404)
     asked(user, "getEventFile", job_id=run, code=404)
     slow = asked.operations["explainSlowSteps"][0].format(job_id=run)
     asked.holds("explainSlowSteps", user.get(f"{slow}?from=1&to=2"), 404)
     record_batches(folder, list(generate_run(2, 4)), run)
-    other = ended(owner, summary(0.3), layout={"tp": 2}).job_id
+    other = end_run(owner, make_summary(0.3), layout={"tp": 2}).job_id
     asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": f"{run},{other}"}))
     asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": run}), 400)
     asked.holds("compareJobs", user.get("/api/v1/compare", {"jobs": f"{run},{run}"}), 422)
@@ -268,7 +268,7 @@ def smaller(asked: Asked, user: APIClient) -> None:
 def more(asked: Asked, user: APIClient, owner: User) -> None:
     """Of a run that is over: what it measured and proved, and jobs made of it."""
     parts = {"parameters": 1, "gradients": 1, "optimizer": 2, "copies": 0, "gradients_then": None, "beside": 3}
-    run = ended(owner, {**summary(0.3), "checkpoints": [CHECKPOINT], "memory": {"0": parts}}).job_id
+    run = end_run(owner, {**make_summary(0.3), "checkpoints": [CHECKPOINT], "memory": {"0": parts}}).job_id
     asked(user, "getMetrics", job_id=run, code=404)
     record_batches(settings.HISTORY_DIR, list(generate_run(2, 4)), run)
     for operation, groups in (("getMetrics", ("job", "rank")), ("getTraffic", ("job", "rank", "axis", "collective"))):
@@ -381,7 +381,7 @@ def test_a_job_that_an_older_version_stored_is_described_too(
     client = api(owner)
     document = client.get("/api/v1/schema").json()
     make_host()
-    run = ended(owner, summary(0.3))
+    run = end_run(owner, make_summary(0.3))
     run.exit = {"outcome": "succeeded", "summary": None}
     run.save()
     Job.objects.update(estimate={"world_size": 4})

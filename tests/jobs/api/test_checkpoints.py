@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 from jobs.models import Attempt, Host, Job, Status
 from jobs.queue import actions
 from tests.jobs.history.sample_telemetry import batch, record_batches
-from tests.jobs.planning.test_learned import ended, placed, summary
+from tests.jobs.planning.test_measured_runs import end_run, make_summary, start_run
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
@@ -49,7 +49,7 @@ def name(job: str, step: int, attempt: int = 1) -> str:
 
 def leave(attempt: Attempt, *steps: int, outcome: str = "succeeded", failed: int = 0) -> str:
     """End an attempt that told of these."""
-    told = {**summary(0.3), "checkpoints": saved(attempt.job_id, *steps, failed=failed)}
+    told = {**make_summary(0.3), "checkpoints": saved(attempt.job_id, *steps, failed=failed)}
     Attempt.objects.filter(pk=attempt.pk).update(exit={"outcome": outcome, "summary": told})
     Job.objects.filter(pk=attempt.job_id).update(status=Status.SUCCEEDED if outcome == "succeeded" else Status.LOST)
     return attempt.job_id
@@ -60,13 +60,13 @@ def resumed(client: APIClient, job: str, checkpoint: str) -> Any:
 
 
 def test_a_list_says_which_are_kept(owner: User, api: Api) -> None:
-    job = leave(placed(owner, **SAVING), 5, 10, 15, 20, failed=15)
+    job = leave(start_run(owner, **SAVING), 5, 10, 15, 20, failed=15)
     told = api(owner).get(f"/api/v1/jobs/{job}/checkpoints").json()
     assert [(one["step"], one["kept"]) for one in told] == [(20, True), (15, False), (10, True), (5, False)]
 
 
 def test_the_newest_that_a_dead_attempt_told_of_is_kept(owner: User, api: Api) -> None:
-    attempt = placed(owner, **SAVING)
+    attempt = start_run(owner, **SAVING)
     Attempt.objects.filter(pk=attempt.pk).update(checkpoint=name(attempt.job_id, 10))
     (told,) = api(owner).get(f"/api/v1/jobs/{attempt.job_id}/checkpoints").json()
     assert (told["name"], told["kept"]) == (name(attempt.job_id, 10), True)
@@ -83,7 +83,7 @@ def test_the_newest_that_a_dead_attempt_told_of_is_kept(owner: User, api: Api) -
     ],
 )
 def test_what_is_known_to_be_gone_is_not_gone_on_from(owner: User, api: Api, step: int, words: str) -> None:
-    job = leave(placed(owner, **SAVING), 5, 10, 15, 20, failed=15)
+    job = leave(start_run(owner, **SAVING), 5, 10, 15, 20, failed=15)
     refused = resumed(api(owner), job, name(job, step))
     (error,) = refused.json()["errors"]
     assert (refused.status_code, error["pointer"]) == (422, "/checkpoint")
@@ -98,14 +98,14 @@ def test_what_is_known_to_be_gone_is_not_gone_on_from(owner: User, api: Api, ste
 
 
 def test_what_may_be_there_is_gone_on_from(owner: User, api: Api) -> None:
-    job = leave(placed(owner, **SAVING), 5, 10, outcome="failed")
+    job = leave(start_run(owner, **SAVING), 5, 10, outcome="failed")
     for step in (5, 10, 15):  # it may have died between saving step 15 and telling of it
         assert resumed(api(owner), job, name(job, step)).status_code == 201
     assert resumed(api(owner), job, job).status_code == 201
 
 
 def test_a_checkpoint_that_has_done_all_that_is_asked_for_is_not_gone_on_from(owner: User, api: Api) -> None:
-    job = leave(placed(owner, **SAVING), 5, 10, outcome="failed")
+    job = leave(start_run(owner, **SAVING), 5, 10, outcome="failed")
     newest, words = name(job, 10), "already has 10 steps. Use 11 or more."
     client, few = api(owner), {"train": {"steps": 9, "warmup_steps": 1}}
     for checkpoint in ({"checkpoint": newest}, {"checkpoint": job}, {"checkpoint": f"{job}/1"}):
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_has_done_all_that_is_asked_for_is_not_gone_on_from(ow
 
 
 def test_nothing_is_known_of_what_was_lost_on_the_way(owner: User, api: Api, tmp_path: Path) -> None:
-    job = placed(owner, **SAVING).job_id
+    job = start_run(owner, **SAVING).job_id
     (first, last) = saved(job, 5, 15)
     gap = {"kind": "gap", "time": last["time"], "items": 1}
     record_batches(tmp_path, [batch(1, first), batch(2, gap), batch(3, last)], job)
@@ -139,9 +139,9 @@ def test_nothing_is_known_of_what_was_lost_on_the_way(owner: User, api: Api, tmp
 
 
 def test_a_job_that_saved_none_has_none(owner: User, api: Api) -> None:
-    none = ended(owner, summary(0.3)).job_id
+    none = end_run(owner, make_summary(0.3)).job_id
     assert "`train.checkpoint_every` is 0" in resumed(api(owner), none, none).json()["errors"][0]["message"]
-    saving = leave(placed(owner, **SAVING))
+    saving = leave(start_run(owner, **SAVING))
     for checkpoint, words in (
         (saving, "the job saved no such checkpoint"),
         (f"{saving}/1", "the job saved no such checkpoint"),

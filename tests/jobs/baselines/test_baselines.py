@@ -28,7 +28,7 @@ from meshboard.errors import WrongError
 from meshboard.gate import baseline_from_branch, check_same_spec, parse_facts, parse_job
 from planner.facts.parse_spec import parse_spec
 from planner.facts.resources import SoftwareSpec
-from tests.jobs.planning.test_learned import ended, summary
+from tests.jobs.planning.test_measured_runs import end_run, make_summary
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
@@ -38,7 +38,7 @@ MAIN = "/api/v1/projects/default/baselines/main"
 @pytest.fixture
 def run(owner: User, make_host: Callable[..., Host]) -> str:
     make_host()
-    return str(ended(owner, {**summary(0.3), "losses": [{"step": 1, "loss": 4.0, "time": 1.0}]}).job_id)
+    return str(end_run(owner, {**make_summary(0.3), "losses": [{"step": 1, "loss": 4.0, "time": 1.0}]}).job_id)
 
 
 def put(client: APIClient, job: object, where: str = MAIN) -> Any:
@@ -87,12 +87,14 @@ def test_mean_excludes_runs_with_another_spec(run: str, owner: User, api: Api) -
     """Runs with an older spec of the branch changed the means of time and memory."""
     client = api(owner)
     put(client, run)
-    told = put(client, ended(owner, summary(9.0), layout={**GOOD["layout"], "sequence_parallel": True}).job_id).json()
+    told = put(
+        client, end_run(owner, make_summary(9.0), layout={**GOOD["layout"], "sequence_parallel": True}).job_id
+    ).json()
     assert [one.step_time for one in baseline_from_branch("main", told).runs] == [9.0]
     assert [(one["job"], one["why"]) for one in told["left_aside"]] == [
         (run, "layout.sequence_parallel false, not true")
     ]
-    again = ended(owner, summary(0.5), name="another", train={**GOOD["train"], "seed": 7}).job_id
+    again = end_run(owner, make_summary(0.5), name="another", train={**GOOD["train"], "seed": 7}).job_id
     told = put(client, again).json()
     assert [one["job"] for one in told["runs"]] == [again, run], "those of before are alike again"
     assert (told["spec"]["train"]["seed"], "name" in told["spec"]) == (7, False)
@@ -196,9 +198,9 @@ def test_rejects_invalid_branch_names(run: str, owner: User, api: Api, branch: s
 
 def test_only_succeeded_jobs_become_a_baseline(run: str, owner: User, stranger: User, api: Api) -> None:
     client = api(owner)
-    failed = ended(owner, summary(0.3), "failed").job_id
+    failed = end_run(owner, make_summary(0.3), "failed").job_id
     assert messages(put(client, failed)) == {"job": "The job failed. Use a job that succeeded."}
-    silent = ended(owner, None).job_id
+    silent = end_run(owner, None).job_id
     assert (put(client, silent).status_code, messages(put(client, silent))) == (
         409,
         {"job": "The ranks of the job reported no summary."},

@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 
 from jobs.models import Host
 from jobs.runs.history.queries.results import get_results
-from tests.jobs.planning.test_learned import placed
+from tests.jobs.planning.test_measured_runs import start_run
 
 pytestmark = pytest.mark.django_db
 
@@ -25,7 +25,7 @@ def test_difference_is_unknown_until_all_ranks_have_reported(
 ) -> None:
     """One of two ranks made the difference 0 B, and a CI gate passed."""
     make_host()
-    attempt = placed(owner, layout={"dp": 2})
+    attempt = start_run(owner, layout={"dp": 2})
     rows = {
         rank: [{**ROW, "predicted_bytes": 100, "measured_bytes": 100 + more} for more in own]
         for rank, own in reported.items()

@@ -23,7 +23,7 @@ from jobs.runs.history.recording import recorder as recorder_module
 from jobs.runs.history.recording.recorder import HistoryRecorder
 from tests.jobs.history.conftest import end
 from tests.jobs.history.sample_telemetry import Sender, generate_run
-from tests.jobs.telling.receivers import Receiver, answering, hook_of, receiver
+from tests.jobs.notifications.receivers import Receiver, build_response, make_webhook, run_receiver
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import wait_until
 
@@ -34,8 +34,8 @@ def webhook(owner: User, attempt: Attempt, inbox: list[EmailMessage], settings: 
     settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.1/32")]
     User.objects.filter(pk=owner.pk).update(email="owner@people.example")
     MailWish.objects.create(user=owner, states=["failed"])
-    with receiver(answering("204 No Content")) as made:
-        hook_of(owner, made, states=["failed", "queued"])
+    with run_receiver(build_response("204 No Content")) as made:
+        make_webhook(owner, made, states=["failed", "queued"])
         yield made
 
 
@@ -71,12 +71,12 @@ def test_verdict_arrives_by_webhook_and_mail(
     end(attempt, "failed")
     postman.run_once()
     assert set(Delivery.objects.values_list("outcome", flat=True)) == {"waiting"}
-    assert not webhook.heard, "a message about an end waits for the verdict"
+    assert not webhook.requests, "a message about an end waits for the verdict"
     wait_until(lambda: recorder.run_once() or Attempt.objects.get(pk=attempt.pk).recorded, "the history is whole", 20)
     assert not Delivery.objects.filter(due__gt=timezone.now()).exists(), "the verdict is stored"
     send(postman)
     attempt.refresh_from_db()
-    body = json.loads(webhook.heard[0].body)
+    body = json.loads(webhook.requests[0].body)
     assert body["job"]["status"] == "failed"
     assert body["verdict"] == {name: attempt.diagnosis[name] for name in ("state", "sentence", "reason", "next")}
     assert body["verdict"]["sentence"].startswith("Failed: ")
@@ -119,10 +119,10 @@ def test_message_waits_a_bounded_time_for_the_verdict(
     lifecycle.change_status(attempt.job_id, 1, Status.FAILED, "it failed")
     lifecycle.requeue(attempt.job_id, "again")
     postman.run_once()
-    assert not webhook.heard
+    assert not webhook.requests
     send(postman)
-    assert [json.loads(request.body)["job"]["status"] for request in webhook.heard] == ["failed", "queued"]
-    assert [json.loads(request.body)["verdict"] for request in webhook.heard] == [None, None]
+    assert [json.loads(request.body)["job"]["status"] for request in webhook.requests] == ["failed", "queued"]
+    assert [json.loads(request.body)["verdict"] for request in webhook.requests] == [None, None]
     (mail,) = inbox
     assert mail.get_content().splitlines()[1:3] == ["", "Reason: it failed"]
 

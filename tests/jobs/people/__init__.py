@@ -1,1 +1,1 @@
-"""Projects, roles, tokens and what a project hands its jobs."""
+"""Tests of accounts, projects, roles, tokens, and the variables of a project."""

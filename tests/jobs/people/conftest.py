@@ -1,4 +1,4 @@
-"""A project with a person of each role."""
+"""Fixtures: a project with a user in each role, and single sign-on providers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.core.cache import cache
 
 from jobs.models import DEFAULT_PROJECT, Job, Membership, Project, Role
 from planner.cost.estimate import parse_plannable
-from tests.jobs.people.providers import Answers, answering
+from tests.jobs.people.oidc_providers import FakeProvider, run_fake_provider
 from tests.jobs.queue.test_scheduler import queued
 from tests.planner.wrong_specs import GOOD
 
@@ -25,7 +25,7 @@ def _fresh_counts() -> None:
 
 @pytest.fixture(autouse=True)
 def _default(db: None) -> None:
-    """A migration makes it; tests that write for real empty the database after themselves."""
+    """Create the default project, because tests with real transactions delete it afterwards."""
     Project.objects.get_or_create(name=DEFAULT_PROJECT)
 
 
@@ -36,7 +36,7 @@ def team(db: None) -> Project:
 
 @pytest.fixture
 def members(team: Project) -> dict[str, User]:
-    """By role, and the submitter's colleague."""
+    """Return a member for each role, and a second submitter named colleague."""
     made = {}
     for role in Role:
         made[role.label] = User.objects.create_user(role.label, password=f"{role.label}-password")
@@ -48,32 +48,32 @@ def members(team: Project) -> dict[str, User]:
 
 @pytest.fixture
 def make_job() -> Callable[..., Job]:
-    def made(owner: User, project: str = "team", **fields: object) -> Job:
+    def create(owner: User, project: str = "team", **fields: object) -> Job:
         return queued(owner, spec=SPEC, name=f"{owner.username}'s", project=project, **fields)[0]
 
-    return made
+    return create
 
 
 @pytest.fixture
 def provider(settings: Any) -> Iterator[str]:
-    """One that asks who it is."""
-    from oidc_provider_mock import run_server_in_thread  # a second, which all that collect would take
+    """Run a provider that asks for the user name, and return its URL."""
+    from oidc_provider_mock import run_server_in_thread  # Imported here because the import takes a second.
 
     with run_server_in_thread() as server:
         url = f"http://localhost:{server.server_port}"
-        signing_on_by(url, settings)
+        configure_provider(url, settings)
         yield url
 
 
 @pytest.fixture
-def answers(settings: Any) -> Iterator[Answers]:
-    """One that answers whatever a test has it answer."""
-    with answering() as made:
-        signing_on_by(made.url, settings)
+def answers(settings: Any) -> Iterator[FakeProvider]:
+    """Run a provider whose responses a test can change."""
+    with run_fake_provider() as made:
+        configure_provider(made.url, settings)
         yield made
 
 
-def signing_on_by(url: str, settings: Any) -> None:
+def configure_provider(url: str, settings: Any) -> None:
     app = {"provider_id": "board", "name": "Acme", "client_id": "meshboard", "secret": "s"}
     apps = [{**app, "settings": {"server_url": url}}]
     settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": {"APPS": apps, "OAUTH_PKCE_ENABLED": True}}

@@ -1,4 +1,4 @@
-"""The last admins of a project, who leave or remove each other at once, on a real PostgreSQL."""
+"""Concurrent removal of the last admins of a project, with PostgreSQL."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def admins(postgres: None) -> Iterator[list[User]]:
         user.delete()
 
 
-# Overrides the conftest's, which asks for the other database.
+# Overrides the fixture of conftest.py, which uses the default test database.
 @pytest.fixture(autouse=True)
 def _default() -> None:
     pass
 
 
-def sinks(project: Project, whom: User, by: User) -> None:
+def demote(project: Project, whom: User, by: User) -> None:
     projects.set_role(project, whom.username, Role.VIEWER, by)
 
 
-def leaves(project: Project, whom: User, by: User) -> None:
+def remove(project: Project, whom: User, by: User) -> None:
     projects.remove_member(project, whom.username, by)
 
 
-@pytest.mark.parametrize("way", [sinks, leaves])
+@pytest.mark.parametrize("change", [demote, remove])
 @pytest.mark.parametrize("each_other", [True, False])
-def test_of_two_last_admins_who_go_at_once_one_stays(
-    each_other: bool, way: Callable[[Project, User, User], None], admins: list[User]
+def test_one_of_two_admins_removed_at_once_stays(
+    each_other: bool, change: Callable[[Project, User, User], None], admins: list[User]
 ) -> None:
-    def goes(project: Project, whom: User, by: User) -> None:
+    def try_change(project: Project, whom: User, by: User) -> None:
         try:
-            way(project, whom, by)
+            change(project, whom, by)
         except SpecError:
             refused.append(whom)
 
@@ -64,7 +64,7 @@ def test_of_two_last_admins_who_go_at_once_one_stays(
         refused: list[User] = []
         ann, bob = admins
         pairs = [(ann, bob), (bob, ann)] if each_other else [(ann, ann), (bob, bob)]
-        run_together([partial(goes, project, *pair) for pair in pairs])
+        run_together([partial(try_change, project, *pair) for pair in pairs])
         left = list(Membership.objects.filter(project=project, role=Role.ADMIN).values_list("user", flat=True))
         assert left == [user.pk for user in refused]
         assert len(left) == 1

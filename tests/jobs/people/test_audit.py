@@ -1,4 +1,4 @@
-"""The audit: written once, and exported whole."""
+"""The audit log: entries cannot be changed, and staff can export them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from jobs.core.audit import record
 from jobs.models import AuditEntry
 
 
-def test_the_database_itself_refuses_to_change_an_entry(each_database: str) -> None:
-    call_command("flush", interactive=False, verbosity=0)  # for which the refusal is lifted, and no longer
+def test_database_rejects_changes_of_entries(each_database: str) -> None:
+    call_command("flush", interactive=False, verbosity=0)  # Flush is the only statement that may delete entries.
     record("ann", "hold", "job", "x")
-    every = ["UPDATE jobs_auditentry SET who = 'nobody'", "DELETE FROM jobs_auditentry"]
+    statements = ["UPDATE jobs_auditentry SET who = 'nobody'", "DELETE FROM jobs_auditentry"]
     if each_database == "postgres":
-        every += ["TRUNCATE jobs_auditentry", "TRUNCATE auth_user, jobs_auditentry CASCADE"]
-    for sql in every:
+        statements += ["TRUNCATE jobs_auditentry", "TRUNCATE auth_user, jobs_auditentry CASCADE"]
+    for sql in statements:
         with (
             pytest.raises(DatabaseError, match="audit entries are not changed"),
             transaction.atomic(),
@@ -39,7 +39,7 @@ def test_the_database_itself_refuses_to_change_an_entry(each_database: str) -> N
     assert not AuditEntry.objects.exists()
 
 
-def test_staff_export_it_in_order_and_from_where_they_left(staff: User, client: Client) -> None:
+def test_exports_entries_in_order_from_an_id(staff: User, client: Client) -> None:
     record("=cmd|' /C calc'!A0", "hold", "job", "x", before=None, after={"note": "é\n,"})
     record("ann", "release", "job", "x")
     client.force_login(staff)
@@ -52,30 +52,32 @@ def test_staff_export_it_in_order_and_from_where_they_left(staff: User, client: 
         assert client.get(f"/queue/audit/export/?{query}").status_code == 400
 
 
-def test_staff_export_it_by_a_token_page_by_page(staff: User, api: Callable[[User | None], APIClient]) -> None:
-    """It came as a file with a browser's session alone, and over REST no more than 200 entries of it at once."""
+def test_exports_entries_in_pages_with_a_token(staff: User, api: Callable[[User | None], APIClient]) -> None:
+    """REST returns the audit log as CSV and JSON, in pages."""
     for who in ("=cmd", "ann", "ben", "carla", "dora"):
         record(who, "hold", "job", "x", after={"note": "é\n,"})
-    rest, seen, files = api(staff), [], []
+    client, seen, files = api(staff), [], []
     ids = list(AuditEntry.objects.order_by("-id").values_list("id", flat=True))
     for form, found in (("json", seen), ("csv", files)):
         address = f"/api/v1/audit?limit=2&format={form}"
         while address:
-            answer = rest.get(address, headers={"Accept": "text/csv" if form == "csv" else "application/json"})
-            assert answer.status_code == 200, answer.content
-            found += answer.json() if form == "json" else csv.DictReader(io.StringIO(answer.content.decode()))
-            address = answer.headers.get("Link", "").removeprefix("<").partition(">")[0]
+            response = client.get(address, headers={"Accept": "text/csv" if form == "csv" else "application/json"})
+            assert response.status_code == 200, response.content
+            found += response.json() if form == "json" else csv.DictReader(io.StringIO(response.content.decode()))
+            address = response.headers.get("Link", "").removeprefix("<").partition(">")[0]
     assert [row["id"] for row in seen] == [int(row["id"]) for row in files] == ids
     assert (seen[-1]["who"], files[-1]["who"], json.loads(files[-1]["after"])) == ("=cmd", "'=cmd", {"note": "é\n,"})
-    between = rest.get(f"/api/v1/audit?after={ids[3]}&before={ids[0]}").json()
+    between = client.get(f"/api/v1/audit?after={ids[3]}&before={ids[0]}").json()
     assert [row["id"] for row in between] == ids[1:3]
     forged = urlsafe_b64encode(b'["x"]').decode().rstrip("=")
-    for wrong in ("limit=1001", "after=0", "format=jsonl", f"cursor={forged}"):
-        (error,) = rest.get(f"/api/v1/audit?{wrong}").json()["errors"]
-        assert (error["field"], error["in"]) == (wrong.partition("=")[0], "query")
+    for query in ("limit=1001", "after=0", "format=jsonl", f"cursor={forged}"):
+        (error,) = client.get(f"/api/v1/audit?{query}").json()["errors"]
+        assert (error["field"], error["in"]) == (query.partition("=")[0], "query")
 
 
-def test_nobody_else_does(owner: User, viewer: User, client: Client, api: Callable[[User | None], APIClient]) -> None:
+def test_only_staff_export_entries(
+    owner: User, viewer: User, client: Client, api: Callable[[User | None], APIClient]
+) -> None:
     for user in (owner, viewer):
         client.force_login(user)
         assert client.get("/queue/audit/export/").status_code == 403

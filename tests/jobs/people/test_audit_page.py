@@ -21,11 +21,11 @@ from tests.planner.wrong_specs import GOOD
 
 ROOT = Path(__file__).resolve().parents[3] / "jobs"
 COMPOSED = {f"{what} {kind}" for what in ("add", "remove") for kind in ("second factor", "sign-on")}
-PASSED_ON = {"hold", "release", "priority", "drained", "add", "edit", "delete"}  # by a variable
+PASSED_BY_VARIABLE = {"hold", "release", "priority", "drained", "add", "edit", "delete"}
 
 
-def recorded() -> Iterator[str]:
-    """Every text that the code passes to `record` as the action."""
+def find_recorded_actions() -> Iterator[str]:
+    """Yield each action that the code passes to `record`."""
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "record":
@@ -35,10 +35,10 @@ def recorded() -> Iterator[str]:
 
 
 def test_each_action_has_a_verb() -> None:
-    found = {what for what in recorded() if isinstance(what, str) and what not in ("job",)}
+    found = {what for what in find_recorded_actions() if isinstance(what, str) and what not in ("job",)}
     found = {what for what in found if what.strip() == what}
     assert len(found) > 40
-    assert (found | COMPOSED | PASSED_ON) - set(ACTIONS) == set()
+    assert (found | COMPOSED | PASSED_BY_VARIABLE) - set(ACTIONS) == set()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_each_action_has_a_verb() -> None:
         (("burn", "job", "abc", None, None), "Burn job abc", []),
     ],
 )
-def test_an_entry_is_a_sentence_with_a_line_per_change(
+def test_shows_an_entry_as_sentence_and_changes(
     entry: tuple[str, str, str, Any, Any], action: str, changes: list[str], db: None
 ) -> None:
     record("ann", *entry)
@@ -82,9 +82,7 @@ def test_an_entry_is_a_sentence_with_a_line_per_change(
     assert (row.action, shown) == (action, changes)
 
 
-def test_the_page_names_tokens_and_jobs_and_shows_times_with_their_zone(
-    owner: User, staff: User, client: Client
-) -> None:
+def test_page_shows_names_and_times_with_zone(owner: User, staff: User, client: Client) -> None:
     job, _ = actions.submit(owner, {**GOOD, "name": "<demo>"})
     after = {"name": "ci", "scopes": ["jobs:read"], "expires": "2027-01-31T10:00:00+00:00"}
     record("ann", "make", "token", "k3y", after=after)

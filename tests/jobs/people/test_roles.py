@@ -1,4 +1,4 @@
-"""Who sees and changes which job: by role, at every door."""
+"""Rights of each role to see and change jobs, over REST and on the pages."""
 
 from __future__ import annotations
 
@@ -28,69 +28,71 @@ ROLES = [role.label for role in Role]
 
 
 @pytest.mark.parametrize("role", [*ROLES, "nobody"])
-def test_what_each_role_may_do_to_another_s_job(
+def test_rights_of_each_role_on_a_foreign_job(
     role: str, members: Members, stranger: User, make_job: MakeJob, api: Api
 ) -> None:
     job = make_job(members["colleague"])
-    rest = api(members.get(role, stranger))
+    client = api(members.get(role, stranger))
     sees, changes = role in ROLES, role in ("operator", "admin")
-    assert rest.get(f"/api/v1/jobs/{job.id}/history").status_code == (200 if sees else 404)
-    assert [row["id"] for row in rest.get("/api/v1/jobs").json()] == [job.id] * sees
+    assert client.get(f"/api/v1/jobs/{job.id}/history").status_code == (200 if sees else 404)
+    assert [row["id"] for row in client.get("/api/v1/jobs").json()] == [job.id] * sees
     refused = 403 if sees else 404
     for path, body in (("cancel", None), ("requeue", None)):
-        answer = rest.post(f"/api/v1/jobs/{job.id}/{path}", body, format="json")
-        assert answer.status_code == (200 if changes else refused), path
-    told = rest.post("/api/v1/jobs/actions", {"action": "tag", "jobs": [job.id], "tags": ["a"]}, format="json")
-    assert told.json()["changed"] == [job.id] * changes
+        response = client.post(f"/api/v1/jobs/{job.id}/{path}", body, format="json")
+        assert response.status_code == (200 if changes else refused), path
+    response = client.post("/api/v1/jobs/actions", {"action": "tag", "jobs": [job.id], "tags": ["a"]}, format="json")
+    assert response.json()["changed"] == [job.id] * changes
     assert job.tags.count() == changes
 
 
 @pytest.mark.parametrize(
-    ("role", "words"),
+    ("role", "message"),
     [
         ("viewer", "Your role in `project` 'team' is viewer."),
         ("nobody", "`project` is 'team', but you are not a member of such a project."),
     ],
 )
-def test_who_is_no_submitter_submits_nothing(role: str, words: str, members: Members, stranger: User) -> None:
+def test_rejects_jobs_of_users_who_are_not_submitters(
+    role: str, message: str, members: Members, stranger: User
+) -> None:
     with pytest.raises(SpecError) as refused:
         actions.submit(members.get(role, stranger), {**GOOD, "project": "team"})
     assert [problem.field for problem in refused.value.problems] == ["project"]
-    assert refused.value.problems[0].message.startswith(words)
+    assert refused.value.problems[0].message.startswith(message)
     assert not Job.objects.exists()
 
 
-def test_a_project_that_is_not_there_is_refused_as_one_that_is_not_ours(team: Project, stranger: User) -> None:
-    told = []
+def test_missing_and_foreign_projects_give_the_same_error(team: Project, stranger: User) -> None:
+    messages = []
     for name in ("team", "none"):
         with pytest.raises(SpecError) as refused:
             actions.submit(stranger, {**GOOD, "project": name})
-        told.append(refused.value.problems[0].message.replace(name, "IT"))
-    assert told[0] == told[1]
+        messages.append(refused.value.problems[0].message.replace(name, "IT"))
+    assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("role", ["submitter", "operator", "admin"])
-def test_who_submits_changes_their_own(role: str, members: Members, api: Api) -> None:
+def test_submitters_change_own_jobs(role: str, members: Members, api: Api) -> None:
     job, _ = actions.submit(members[role], {**GOOD, "project": "team"})
     assert api(members[role]).post(f"/api/v1/jobs/{job.id}/cancel").status_code == 200
     assert api(members[role]).post(f"/api/v1/jobs/{job.id}/requeue").status_code == 200
 
 
-def test_who_left_a_project_ends_their_job_and_starts_none(members: Members, make_job: MakeJob, api: Api) -> None:
+def test_former_member_can_cancel_but_not_start_own_jobs(members: Members, make_job: MakeJob, api: Api) -> None:
     job = make_job(members["submitter"])
     Membership.objects.filter(user=members["submitter"]).delete()
-    rest = api(members["submitter"])
-    assert rest.post(f"/api/v1/jobs/{job.id}/cancel").status_code == 200
-    assert rest.post(f"/api/v1/jobs/{job.id}/requeue").status_code == 403
+    client = api(members["submitter"])
+    assert client.post(f"/api/v1/jobs/{job.id}/cancel").status_code == 200
+    assert client.post(f"/api/v1/jobs/{job.id}/requeue").status_code == 403
     Membership.objects.create(project=Project.objects.get(name="team"), user=members["submitter"], role=Role.VIEWER)
-    assert rest.post(f"/api/v1/jobs/{job.id}/requeue").status_code == 403, "nor does a viewer"
+    assert client.post(f"/api/v1/jobs/{job.id}/requeue").status_code == 403, "viewers cannot start jobs"
     assert Job.objects.get(id=job.id).status == Status.CANCELLED
 
 
-def test_default_shows_nobody_another_s_job(
+def test_default_project_hides_foreign_jobs(
     owner: User, stranger: User, make_job: MakeJob, api: Api, client: Client
 ) -> None:
-    """Not even where somebody was written down as a member of it."""
+    """Jobs in the default project are private even if a membership row exists."""
     job = make_job(owner, "default")
     Membership.objects.create(project=Project.objects.get(name="default"), user=stranger, role=Role.ADMIN)
     assert api(stranger).get("/api/v1/jobs").json() == []
@@ -101,7 +103,7 @@ def test_default_shows_nobody_another_s_job(
     assert client.post("/queue/act/", {"action": "hold", "job": [job.id]}).status_code == 403
 
 
-def test_a_role_in_one_project_is_none_in_another(members: Members, owner: User, make_job: MakeJob, api: Api) -> None:
+def test_role_is_valid_in_its_project_only(members: Members, owner: User, make_job: MakeJob, api: Api) -> None:
     Project.objects.create(name="other")
     Membership.objects.create(project=Project.objects.get(name="other"), user=owner, role=Role.SUBMITTER)
     job = make_job(owner, "other")
@@ -110,56 +112,61 @@ def test_a_role_in_one_project_is_none_in_another(members: Members, owner: User,
     assert not access.may_submit_to(members["admin"], "other")
 
 
-def test_staff_count_as_what_their_rights_say(staff: User, viewer: User, owner: User, team: Project) -> None:
+def test_staff_rights_give_a_role_in_every_project(staff: User, viewer: User, owner: User, team: Project) -> None:
     assert (access.get_role(staff, "team"), access.get_role(viewer, "team")) == (Role.ADMIN, Role.VIEWER)
     assert access.get_role(owner, "team") is None
     owner.is_active = False
     assert access.get_role(owner, "default") is None
 
 
-def test_operators_run_the_queue_for_their_project_s_jobs_alone(
+def test_operators_change_only_jobs_of_their_projects(
     members: Members, owner: User, make_job: MakeJob, client: Client, api: Api
 ) -> None:
-    theirs, foreign, own = make_job(members["colleague"]), make_job(owner), make_job(members["operator"], "default")
+    of_colleague, foreign, own = (
+        make_job(members["colleague"]),
+        make_job(owner),
+        make_job(members["operator"], "default"),
+    )
     Job.objects.filter(id=foreign.id).update(project="default")
     client.force_login(members["operator"])
     page = client.get("/queue/").content.decode()
-    assert f'value="{theirs.id}"' in page
-    assert f'value="{own.id}"' not in page, "it is in no project of theirs"
+    assert f'value="{of_colleague.id}"' in page
+    assert f'value="{own.id}"' not in page, "operators do not operate the default project"
     assert foreign.id not in page
-    asked = {"action": "hold", "job": [theirs.id, foreign.id, own.id]}
-    assert "Hold 1 job?" in client.post("/queue/act/", asked).content.decode()
-    client.post("/queue/act/", {**asked, "confirmed": "1"})
-    assert list(Job.objects.filter(held=True)) == [theirs]
+    body = {"action": "hold", "job": [of_colleague.id, foreign.id, own.id]}
+    assert "Hold 1 job?" in client.post("/queue/act/", body).content.decode()
+    client.post("/queue/act/", {**body, "confirmed": "1"})
+    assert list(Job.objects.filter(held=True)) == [of_colleague]
     rest = api(members["operator"])
-    told = rest.post("/api/v1/queue/actions", {"action": "release", "jobs": asked["job"]}, format="json").json()
-    assert told["changed"] == [theirs.id]
-    assert {row["reason"] for row in told["unchanged"]} == {"The job does not exist."}
-    first = {"action": "priority", "jobs": [theirs.id], "priority": 9}
+    result = rest.post("/api/v1/queue/actions", {"action": "release", "jobs": body["job"]}, format="json").json()
+    assert result["changed"] == [of_colleague.id]
+    assert {row["reason"] for row in result["unchanged"]} == {"The job does not exist."}
+    first = {"action": "priority", "jobs": [of_colleague.id], "priority": 9}
     assert rest.post("/api/v1/queue/actions", first, format="json").status_code == 403
     assert (
-        client.post("/queue/act/", {**asked, "action": "priority", "priority": "9", "confirmed": "1"}).status_code
-        == 403
+        client.post("/queue/act/", {**body, "action": "priority", "priority": "9", "confirmed": "1"}).status_code == 403
     )
-    assert rest.post(f"/api/v1/queue/jobs/{theirs.id}/move", {"to": "top"}, format="json").status_code == 403
+    assert rest.post(f"/api/v1/queue/jobs/{of_colleague.id}/move", {"to": "top"}, format="json").status_code == 403
     assert rest.post("/api/v1/queue/pause").status_code == 403
     assert not Job.objects.filter(priority=9).exists()
 
 
 @pytest.mark.parametrize("role", ["viewer", "submitter"])
-def test_others_run_no_queue(role: str, members: Members, make_job: MakeJob, client: Client, api: Api) -> None:
+def test_viewers_and_submitters_cannot_change_the_queue(
+    role: str, members: Members, make_job: MakeJob, client: Client, api: Api
+) -> None:
     job = make_job(members[role])
     client.force_login(members[role])
     assert client.post("/queue/act/", {"action": "hold", "job": [job.id]}).status_code == 403
     assert 'name="job"' not in client.get("/queue/").content.decode()
-    asked = {"action": "hold", "jobs": [job.id]}
-    assert api(members[role]).post("/api/v1/queue/actions", asked, format="json").status_code == 403
+    body = {"action": "hold", "jobs": [job.id]}
+    assert api(members[role]).post("/api/v1/queue/actions", body, format="json").status_code == 403
 
 
-def test_why_a_job_waits_names_no_job_that_a_member_may_not_see(
+def test_wait_reason_names_no_hidden_job(
     members: Members, make_job: MakeJob, make_host: Callable[..., Host], api: Api
 ) -> None:
-    """Its owner's own, but in no project of the member's."""
+    """The reason names no job that is outside the projects of the member."""
     make_host()
     private = make_job(members["submitter"], "default", num_slots=8)
     running = make_job(members["submitter"], "default", num_slots=4)
@@ -175,33 +182,32 @@ def test_why_a_job_waits_names_no_job_that_a_member_may_not_see(
     assert 'Job "an open one"' in reason(behind)
 
 
-def test_members_read_whose_a_job_is(members: Members, make_job: MakeJob, client: Client) -> None:
+def test_members_see_the_owner_of_a_job(members: Members, make_job: MakeJob, client: Client) -> None:
     make_job(members["colleague"])
     client.force_login(members["viewer"])
     assert 'title="colleague">colleague</td>' in client.get("/?col=owner").content.decode()
 
 
 @pytest.mark.parametrize(
-    ("given", "own", "most"), [(None, None, None), (8, None, 8), (8, 4, 4), (4, 8, 4), (None, 4, 4), (8, 0, 0)]
+    ("staff_slots", "own_slots", "expected"),
+    [(None, None, None), (8, None, 8), (8, 4, 4), (4, 8, 4), (None, 4, 4), (8, 0, 0)],
 )
-def test_a_project_s_own_quota_stays_within_what_staff_gave(
-    given: int | None, own: int | None, most: int | None, db: Any
+def test_lower_of_two_quotas_is_the_limit(
+    staff_slots: int | None, own_slots: int | None, expected: int | None, db: Any
 ) -> None:
-    Project.objects.create(name="team", slots=given, own_slots=own)
-    told = load_quotas().get("team")
-    assert (told.slots if told else None) == most
+    Project.objects.create(name="team", slots=staff_slots, own_slots=own_slots)
+    quota = load_quotas().get("team")
+    assert (quota.slots if quota else None) == expected
 
 
-OF_A_JOB = [path for path in urlpatterns if "<str:job_id>" in str(path.pattern)]
-MAKES_ANOTHER = {"api-copy", "api-resume"}  # a job of one's own, of one that one may look at
-OF_ONESELF = {"api-end-mail"}  # what one is mailed: nothing of the job
+JOB_ROUTES = [path for path in urlpatterns if "<str:job_id>" in str(path.pattern)]
+MAKES_ANOTHER = {"api-copy", "api-resume"}  # Creates an own job from a visible job.
+OWN_SETTINGS = {"api-end-mail"}  # Changes only the mails of the user.
 
 
-@pytest.mark.parametrize("path", OF_A_JOB, ids=lambda path: path.name)
-def test_who_may_only_look_at_a_job_changes_nothing_of_it(
-    path: URLPattern, members: Members, make_job: MakeJob, api: Api
-) -> None:
-    """Every unsafe method of every address below a job, and of what comes to be one."""
+@pytest.mark.parametrize("path", JOB_ROUTES, ids=lambda path: path.name)
+def test_rest_rejects_changes_by_viewers(path: URLPattern, members: Members, make_job: MakeJob, api: Api) -> None:
+    """Check each method that changes data on each REST address of a job."""
     job = make_job(members["colleague"])
     address = reverse(path.name, kwargs={name: {"job_id": job.id}.get(name, "0") for name in path.pattern.converters})
     allowed = {method for method in ("post", "put", "patch", "delete") if hasattr(path.callback.view_class, method)}  # type: ignore[attr-defined]
@@ -209,35 +215,35 @@ def test_who_may_only_look_at_a_job_changes_nothing_of_it(
     for role in ("viewer", "submitter"):
         for method in allowed:
             body = {"step": 1, "add_tags": ["a"], "to": "top"}
-            answer = getattr(api(members[role]), method)(address, body, format="json")
+            response = getattr(api(members[role]), method)(address, body, format="json")
             expected = {422} if path.name in MAKES_ANOTHER else {403}
-            if path.name in OF_ONESELF:
+            if path.name in OWN_SETTINGS:
                 expected = {204, 422}
-            assert answer.status_code in expected, (method, address, answer.content)
+            assert response.status_code in expected, (method, address, response.content)
     assert Job.objects.filter(id=job.id).values().get() == before
     assert Job.objects.count() == 1
 
 
 @pytest.mark.parametrize("name", ["job-cancel", "job-give-up", "job-run-smaller", "job-requeue", "job-check"])
-def test_nor_by_its_pages(name: str, members: Members, make_job: MakeJob, client: Client) -> None:
+def test_pages_reject_changes_by_viewers(name: str, members: Members, make_job: MakeJob, client: Client) -> None:
     job = make_job(members["colleague"])
     client.force_login(members["viewer"])
     assert client.post(reverse(name, args=[job.id])).status_code == 403
 
 
 @pytest.mark.parametrize("name", ["job-detail", "job-timeline"])
-def test_who_may_only_look_is_told_who_asks_a_run_for_a_step(
+def test_page_offers_step_traces_only_to_operators(
     name: str, members: Members, make_job: MakeJob, client: Client
 ) -> None:
     job = make_job(members["colleague"])
-    for role, asks in (("viewer", False), ("operator", True)):
+    for role, can_trace in (("viewer", False), ("operator", True)):
         client.force_login(members[role])
         shown = client.get(reverse(name, args=[job.id])).content.decode()
-        assert ("timeline-wanted" in shown, "can trace more steps" in shown) == (asks, not asks)
+        assert ("timeline-wanted" in shown, "can trace more steps" in shown) == (can_trace, not can_trace)
 
 
 @pytest.mark.parametrize("path", ["variables", "invitations", "webhooks", "webhooks/abc", "webhooks/abc/deliveries"])
-def test_what_of_a_project_is_not_a_viewer_s_is_refused_alike(
+def test_viewers_cannot_read_secrets_of_a_project(
     path: str, members: Members, stranger: User, api: Api, client: Client
 ) -> None:
     assert api(members["viewer"]).get(f"/api/v1/projects/team/{path}").status_code == 403
@@ -248,9 +254,7 @@ def test_what_of_a_project_is_not_a_viewer_s_is_refused_alike(
             assert client.get(f"/projects/team/{path}/").status_code == status
 
 
-def test_what_slurm_was_handed_counts_to_a_project_s_quota_and_what_others_launched_does_not(
-    members: Members, make_job: MakeJob
-) -> None:
+def test_quota_counts_slurm_jobs_but_no_external_runs(members: Members, make_job: MakeJob) -> None:
     Project.objects.filter(name="team").update(slots=8)
     for engine, number, status in (
         ("elsewhere", 64, Status.RUNNING),
@@ -261,4 +265,4 @@ def test_what_slurm_was_handed_counts_to_a_project_s_quota_and_what_others_launc
         Job.objects.filter(pk=job.pk).update(engine=engine, status=status)
         Attempt.objects.create(job=job, number=1)
     assert load_quotas()["team"].used == 35
-    assert count_held_slots(["team"]) == {"team": 3}, "its share is of what it uses"
+    assert count_held_slots(["team"]) == {"team": 3}, "only slots on hosts count for the fair share"

@@ -1,4 +1,4 @@
-"""REST tokens: what each may be used for on every route, who sees what of them, and when they end."""
+"""REST tokens: their scopes on every route, their visibility, and their expiry."""
 
 from __future__ import annotations
 
@@ -21,111 +21,113 @@ from jobs.api import openapi
 from jobs.models import AuditEntry, Job, Project, TokenGrant
 from jobs.people import tokens
 from jobs.people.tokens import ApiTokenRequest
-from tests.jobs.people.plaintext import tables_that_tell
+from tests.jobs.people.plaintext import find_tables_with
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
 SCOPES = ("read", "submit", "operate")
-# Each route of the document that writes and needs no more than `submit`; every other one that writes needs `operate`.
-SUBMITS = r"/api/v1/(jobs|runs|lab|imports)(/.*)?"
-ASKS = r"/api/v1/plan(/.*)?"  # changes nothing, whatever its method
-OWN_DOOR = ("/api/v1/hosts/join", "/api/v1/runs/{run}/{attempt}/members")  # come with another kind of token
+# Routes that change data with the scope `submit`. All other routes that change data need `operate`.
+SUBMIT_ROUTES = r"/api/v1/(jobs|runs|lab|imports)(/.*)?"
+PLAN_ROUTES = r"/api/v1/plan(/.*)?"  # Changes nothing, with any method.
+OTHER_TOKENS = ("/api/v1/hosts/join", "/api/v1/runs/{run}/{attempt}/members")  # These routes use another kind of token.
 
 
-def with_scopes(user: User, *scopes: str) -> APIClient:
+def make_client(user: User, *scopes: str) -> APIClient:
     text = tokens.create_token(user, ApiTokenRequest.model_validate({"name": "t", "scopes": [*scopes]})).text
     return APIClient(headers={"Authorization": f"Token {text}"})
 
 
-def routes() -> list[tuple[str, str]]:
+def list_routes() -> list[tuple[str, str]]:
     return sorted(
         (method.upper(), path)
         for path, item in openapi.get_document()["paths"].items()
         for method in item
-        if not path.startswith(OWN_DOOR)
+        if not path.startswith(OTHER_TOKENS)
     )
 
 
-def test_every_route_of_the_document_asks_for_its_scope(staff: User) -> None:
-    """With every scope but the one that is needed it is refused, with that one alone it is not."""
-    clients = {scope: with_scopes(staff, scope) for scope in SCOPES}
-    others = {scope: with_scopes(staff, *(other for other in SCOPES if other != scope)) for scope in SCOPES}
-    walked = dict.fromkeys(SCOPES, 0)
-    for method, path in routes():
-        if re.fullmatch(ASKS, path):
+def test_every_route_requires_its_scope(staff: User) -> None:
+    """A token without the required scope is rejected, and a token with only that scope is accepted."""
+    clients = {scope: make_client(staff, scope) for scope in SCOPES}
+    others = {scope: make_client(staff, *(other for other in SCOPES if other != scope)) for scope in SCOPES}
+    num_routes = dict.fromkeys(SCOPES, 0)
+    for method, path in list_routes():
+        if re.fullmatch(PLAN_ROUTES, path):
             continue
-        needs = "read" if method == "GET" else "submit" if re.fullmatch(SUBMITS, path) else "operate"
-        walked[needs] += 1
+        needs = "read" if method == "GET" else "submit" if re.fullmatch(SUBMIT_ROUTES, path) else "operate"
+        num_routes[needs] += 1
         address = re.sub(r"{\w+}", "1", path)
         refused = others[needs].generic(method, address, "{}", content_type="application/json")
         assert refused.status_code == 403, (method, path, refused.content)
         assert f"with the scope {needs}. The scopes of this token are" in refused.content.decode(), (method, path)
-        let_in = clients[needs].generic(method, address, "{}", content_type="application/json")
-        assert "with the scope" not in let_in.content.decode(errors="replace"), (method, path)
-    assert walked["read"] > 20
-    assert walked["submit"] > 5
-    assert walked["operate"] > 10
+        accepted = clients[needs].generic(method, address, "{}", content_type="application/json")
+        assert "with the scope" not in accepted.content.decode(errors="replace"), (method, path)
+    assert num_routes["read"] > 20
+    assert num_routes["submit"] > 5
+    assert num_routes["operate"] > 10
 
 
 @pytest.mark.parametrize(("scope", "status"), [("read", 200), ("submit", 200), ("operate", 403)])
-def test_a_plan_is_read_and_asked_for_before_a_submit(owner: User, scope: str, status: int) -> None:
-    rest = with_scopes(owner, scope)
+def test_plan_routes_accept_read_or_submit(owner: User, scope: str, status: int) -> None:
+    client = make_client(owner, scope)
     search = {"spec": GOOD, "ranks": 4}
     for path, body in (("plan", GOOD), ("plan/search", search), ("plan/explain", {"spec": GOOD})):
-        answer = rest.post(f"/api/v1/{path}", body, format="json")
-        assert answer.status_code == status, answer.content
-        assert (f"POST /api/v1/{path} needs a token with the scope read or submit" in str(answer.json())) == (
+        response = client.post(f"/api/v1/{path}", body, format="json")
+        assert response.status_code == status, response.content
+        assert (f"POST /api/v1/{path} needs a token with the scope read or submit" in str(response.json())) == (
             status == 403
         )
 
 
-def test_the_document_says_of_each_route_that_a_scope_may_lack() -> None:
-    """So did 35 that only read, of which it listed no 403: a client made of it could not understand the answer."""
+def test_document_lists_403_for_every_route() -> None:
+    """Generated clients need the 403 in the document to parse the response."""
     paths = openapi.get_document()["paths"]
-    silent = [(method, path) for method, path in routes() if "403" not in paths[path][method.lower()]["responses"]]
-    assert silent == []
+    undocumented = [
+        (method, path) for method, path in list_routes() if "403" not in paths[path][method.lower()]["responses"]
+    ]
+    assert undocumented == []
 
 
-def test_a_token_says_which_scope_it_lacks(owner: User, make_job: Callable[..., Job]) -> None:
+def test_error_names_the_missing_scope(owner: User, make_job: Callable[..., Job]) -> None:
     job = make_job(owner, "default")
-    answer = with_scopes(owner, "read").post(f"/api/v1/jobs/{job.id}/cancel")
-    words = (
+    response = make_client(owner, "read").post(f"/api/v1/jobs/{job.id}/cancel")
+    message = (
         f"POST /api/v1/jobs/{job.id}/cancel needs a token with the scope submit. The scopes of this token are: read."
     )
-    assert (answer.status_code, answer.json()["errors"][0]["message"]) == (403, words)
+    assert (response.status_code, response.json()["errors"][0]["message"]) == (403, message)
 
 
-def test_a_token_to_submit_changes_nothing_of_others(
+def test_submit_scope_does_not_change_foreign_jobs(
     members: dict[str, User], staff: User, make_job: Callable[..., Job]
 ) -> None:
-    """Also where its owner may."""
+    """This is also true if the owner of the token has the right."""
     job = make_job(members["colleague"])
-    asked = {"action": "tag", "jobs": [job.id], "tags": ["a"]}
+    body = {"action": "tag", "jobs": [job.id], "tags": ["a"]}
     for who in (members["operator"], staff):
-        rest = with_scopes(who, "read", "submit")
-        assert rest.post(f"/api/v1/jobs/{job.id}/cancel").status_code == 403
-        assert rest.post("/api/v1/jobs/actions", asked, format="json").json()["changed"] == []
-    assert with_scopes(members["colleague"], "submit").post(f"/api/v1/jobs/{job.id}/cancel").status_code == 200
+        client = make_client(who, "read", "submit")
+        assert client.post(f"/api/v1/jobs/{job.id}/cancel").status_code == 403
+        assert client.post("/api/v1/jobs/actions", body, format="json").json()["changed"] == []
+    assert make_client(members["colleague"], "submit").post(f"/api/v1/jobs/{job.id}/cancel").status_code == 200
 
 
-def test_a_session_may_all(owner: User, make_job: Callable[..., Job], client: Client) -> None:
+def test_session_has_all_scopes(owner: User, make_job: Callable[..., Job], client: Client) -> None:
     job = make_job(owner, "default")
     client.force_login(owner)
     assert client.post(f"/api/v1/jobs/{job.id}/cancel", "", content_type="application/json").status_code == 200
 
 
-def test_a_token_is_shown_once_and_kept_as_a_hash(owner: User, api: Api) -> None:
-    rest = api(owner)
-    longest = rest.post("/api/v1/tokens", {"name": "long", "scopes": ["read"], "days": 36500}, format="json").json()
+def test_token_is_shown_once_and_stored_as_hash(owner: User, api: Api) -> None:
+    client = api(owner)
+    longest = client.post("/api/v1/tokens", {"name": "long", "scopes": ["read"], "days": 36500}, format="json").json()
     assert datetime.fromisoformat(longest["expires"]) <= timezone.now() + timedelta(days=90)
-    made = rest.post("/api/v1/tokens", {"name": "ci", "scopes": ["read", "submit"], "days": 7}, format="json")
+    made = client.post("/api/v1/tokens", {"name": "ci", "scopes": ["read", "submit"], "days": 7}, format="json")
     assert (made.status_code, made.headers["Cache-Control"]) == (201, "no-store")
     text = made.json()["token"]
-    listed = rest.get("/api/v1/tokens").content.decode()
-    assert made.json()["key"] in listed
-    assert text not in listed
-    kept = str([*AuthToken.objects.values(), *TokenGrant.objects.values(), *AuditEntry.objects.values()])
-    assert text not in kept
+    tokens_page = client.get("/api/v1/tokens").content.decode()
+    assert made.json()["key"] in tokens_page
+    assert text not in tokens_page
+    rows = str([*AuthToken.objects.values(), *TokenGrant.objects.values(), *AuditEntry.objects.values()])
+    assert text not in rows
     expires = AuthToken.objects.get(grant__name="ci").expiry
     assert timedelta(days=6.9) < expires - timezone.now() <= timedelta(days=7)
 
@@ -133,34 +135,34 @@ def test_a_token_is_shown_once_and_kept_as_a_hash(owner: User, api: Api) -> None
 @pytest.mark.parametrize(
     ("days", "lasts", "shortened"), [(91, 90, True), (90, 90, False), (1, 1, False), (None, 90, False)]
 )
-def test_an_answer_tells_of_days_that_were_cut(
+def test_response_reports_a_shortened_expiry(
     days: int | None, lasts: int, shortened: bool, owner: User, client: Client
 ) -> None:
     client.force_login(owner)
-    wish = {"name": "ci", "scopes": ["read"], "days": days}
-    made = client.post("/api/v1/tokens", wish, content_type="application/json").json()
+    body = {"name": "ci", "scopes": ["read"], "days": days}
+    made = client.post("/api/v1/tokens", body, content_type="application/json").json()
     left = datetime.fromisoformat(made["expires"]) - timezone.now()
     assert (made["shortened"], timedelta(days=lasts - 0.1) < left <= timedelta(days=lasts)) == (shortened, True)
 
 
-def test_nothing_that_is_shown_once_can_be_read_in_the_database(staff: User, team: Project, api: Api) -> None:
-    rest = api(staff)
+def test_database_contains_no_secret_that_is_shown_once(staff: User, team: Project, api: Api) -> None:
+    client = api(staff)
     shown = {}
-    for path, wish, field in (
+    for path, body, field in (
         ("tokens", {"name": "ci", "scopes": ["read"]}, "token"),
         ("join-tokens", {"uses": 1}, "token"),
         ("projects/team/invitations", {"role": "viewer"}, "token"),
         ("projects/team/webhooks", {"name": "chat", "url": "https://chat.example/7"}, "secret"),
         ("runs", {"world_size": 2, "name": "by hand"}, "token"),
     ):
-        answer = rest.post(f"/api/v1/{path}", wish, format="json")
-        assert answer.status_code == 201, answer.content
-        shown[path] = answer.json()[field]
-    assert {path: tables_that_tell(secret) for path, secret in shown.items()} == {path: [] for path in shown}
+        response = client.post(f"/api/v1/{path}", body, format="json")
+        assert response.status_code == 201, response.content
+        shown[path] = response.json()[field]
+    assert {path: find_tables_with(secret) for path, secret in shown.items()} == {path: [] for path in shown}
 
 
 @pytest.mark.parametrize(
-    ("wish", "field"),
+    ("body", "field"),
     [
         ({"scopes": ["read"]}, "name"),
         ({"name": "x", "scopes": []}, "scopes"),
@@ -169,64 +171,64 @@ def test_nothing_that_is_shown_once_can_be_read_in_the_database(staff: User, tea
         ({"name": "x\0", "scopes": ["read"]}, "name"),
     ],
 )
-def test_a_senseless_wish_names_its_field(wish: dict[str, Any], field: str, owner: User, api: Api) -> None:
-    rest = api(owner)
-    answer = rest.post("/api/v1/tokens", wish, format="json")
-    assert (answer.status_code, [error["field"] for error in answer.json()["errors"]]) == (422, [field])
+def test_rejects_an_invalid_token_request_by_field(body: dict[str, Any], field: str, owner: User, api: Api) -> None:
+    client = api(owner)
+    response = client.post("/api/v1/tokens", body, format="json")
+    assert (response.status_code, [error["field"] for error in response.json()["errors"]]) == (422, [field])
     assert AuthToken.objects.count() == 1
 
 
-def test_a_token_makes_none_that_may_more_or_lasts_longer(owner: User) -> None:
+def test_token_cannot_create_a_stronger_or_longer_token(owner: User) -> None:
     text = tokens.create_token(owner, ApiTokenRequest(name="short", scopes=["read", "operate"], days=1)).text
-    rest = APIClient(headers={"Authorization": f"Token {text}"})
-    more = rest.post("/api/v1/tokens", {"name": "more", "scopes": ["submit"]}, format="json")
+    client = APIClient(headers={"Authorization": f"Token {text}"})
+    more = client.post("/api/v1/tokens", {"name": "more", "scopes": ["submit"]}, format="json")
     assert (more.status_code, more.json()["errors"][0]["field"]) == (422, "scopes")
-    same = rest.post("/api/v1/tokens", {"name": "same", "scopes": ["read"], "days": 90}, format="json")
+    same = client.post("/api/v1/tokens", {"name": "same", "scopes": ["read"], "days": 90}, format="json")
     assert (same.status_code, same.json()["shortened"]) == (201, True)
     assert len(set(AuthToken.objects.values_list("expiry", flat=True))) == 1
 
 
-def test_use_is_noted_with_its_address(owner: User, api: Api) -> None:
-    rest = with_scopes(owner, "read")
+def test_records_the_last_use_and_address(owner: User, api: Api) -> None:
+    client = make_client(owner, "read")
     assert api(owner).get("/api/v1/tokens").json()[1]["last_used"] is None
-    rest.get("/api/v1/jobs", REMOTE_ADDR="192.0.2.7")
-    told = next(row for row in api(owner).get("/api/v1/tokens").json() if row["name"] == "t")
-    assert told["address"] == "192.0.2.7"
-    assert told["last_used"] is not None
+    client.get("/api/v1/jobs", REMOTE_ADDR="192.0.2.7")
+    row = next(row for row in api(owner).get("/api/v1/tokens").json() if row["name"] == "t")
+    assert row["address"] == "192.0.2.7"
+    assert row["last_used"] is not None
 
 
-def test_only_its_owner_lists_and_revokes_a_token(owner: User, stranger: User, staff: User, api: Api) -> None:
-    rest = with_scopes(owner, "read", "operate")
-    key = rest.get("/api/v1/tokens").json()[0]["key"]
+def test_only_owners_list_and_revoke_tokens(owner: User, stranger: User, staff: User, api: Api) -> None:
+    client = make_client(owner, "read", "operate")
+    key = client.get("/api/v1/tokens").json()[0]["key"]
     for other in (stranger, staff):
         assert key not in api(other).get("/api/v1/tokens").content.decode()
         assert api(other).delete(f"/api/v1/tokens/{key}").status_code == 404
-    assert rest.delete(f"/api/v1/tokens/{key}").status_code == 204
-    assert rest.get("/api/v1/jobs").status_code == 401
+    assert client.delete(f"/api/v1/tokens/{key}").status_code == 204
+    assert client.get("/api/v1/jobs").status_code == 401
 
 
-def by_page(user: User, client: Client) -> None:
+def change_on_page(user: User, client: Client) -> None:
     client.force_login(user)
-    asked = {"old_password": "owner-password", "new_password1": "quite-another-1", "new_password2": "quite-another-1"}
-    assert client.post("/account/password/", asked).status_code == 302
+    body = {"old_password": "owner-password", "new_password1": "quite-another-1", "new_password2": "quite-another-1"}
+    assert client.post("/account/password/", body).status_code == 302
 
 
-def by_admin(user: User, client: Client) -> None:
+def change_in_admin(user: User, client: Client) -> None:
     User.objects.create_superuser("root", password="root-password")
     client.force_login(User.objects.get(username="root"))
-    asked = {"password1": "quite-another-1", "password2": "quite-another-1", "usable_password": "true"}
-    assert client.post(f"/admin/auth/user/{user.pk}/password/", asked).status_code == 302
+    body = {"password1": "quite-another-1", "password2": "quite-another-1", "usable_password": "true"}
+    assert client.post(f"/admin/auth/user/{user.pk}/password/", body).status_code == 302
 
 
-def by_code(user: User, _client: Client) -> None:
-    fresh = User.objects.get(pk=user.pk)
-    fresh.set_password("quite-another-1")
-    fresh.save()
+def change_in_code(user: User, _client: Client) -> None:
+    saved = User.objects.get(pk=user.pk)
+    saved.set_password("quite-another-1")
+    saved.save()
 
 
-@pytest.mark.parametrize("change", [by_page, by_admin, by_code])
-def test_a_new_password_ends_every_token(change: Callable[[User, Client], None], owner: User, client: Client) -> None:
-    rest = with_scopes(owner, "read")
+@pytest.mark.parametrize("change", [change_on_page, change_in_admin, change_in_code])
+def test_new_password_deletes_all_tokens(change: Callable[[User, Client], None], owner: User, client: Client) -> None:
+    rest = make_client(owner, "read")
     assert rest.get("/api/v1/jobs").status_code == 200
     change(owner, client)
     assert User.objects.get(pk=owner.pk).check_password("quite-another-1")
@@ -234,47 +236,45 @@ def test_a_new_password_ends_every_token(change: Callable[[User, Client], None],
     assert not AuthToken.objects.filter(user=owner).exists()
 
 
-def test_other_changes_of_a_person_end_none(owner: User, settings: Any) -> None:
-    rest = with_scopes(owner, "read")
-    fresh = User.objects.get(pk=owner.pk)
-    fresh.email = "new@example.org"
-    fresh.save()
+def test_other_account_changes_keep_tokens(owner: User, settings: Any) -> None:
+    client = make_client(owner, "read")
+    user = User.objects.get(pk=owner.pk)
+    user.email = "new@example.org"
+    user.save()
     settings.PASSWORD_HASHERS = [
         "django.contrib.auth.hashers.ScryptPasswordHasher",
         *settings.PASSWORD_HASHERS,
     ]
-    assert fresh.check_password("owner-password"), "and hashes it anew"
+    assert user.check_password("owner-password"), "the check replaces the old hash"
     assert User.objects.get(pk=owner.pk).password.startswith("scrypt")
-    assert rest.get("/api/v1/jobs").status_code == 200
+    assert client.get("/api/v1/jobs").status_code == 200
 
 
-def test_the_local_demo_s_token_has_every_scope(db: None, capsys: Any) -> None:
+def test_demo_token_has_all_scopes(db: None, capsys: Any) -> None:
     call_command("meshboard_user")
     assert set(TokenGrant.objects.get().scopes) == set(SCOPES)
 
 
-def test_another_start_of_the_local_demo_keeps_the_password_that_its_admin_chose_and_all_other_tokens(
-    db: None, capsys: Any, tmp_path: Path
-) -> None:
-    kept = tmp_path / "up.json"
+def test_demo_restart_keeps_changed_password_and_tokens(db: None, capsys: Any, tmp_path: Path) -> None:
+    rows = tmp_path / "up.json"
     call_command("meshboard_user")
-    kept.write_text(capsys.readouterr().out)
+    rows.write_text(capsys.readouterr().out)
     admin = User.objects.get()
     admin.set_password("chosen on the page")
     admin.save()
     own = tokens.create_token(admin, ApiTokenRequest(name="ci", scopes=["read"])).text
-    for _ in range(2):  # the token of the start before is gone, as changing the password does; then it is there
-        call_command("meshboard_user", keep=kept)
-        kept.write_text(capsys.readouterr().out)
-    assert json.loads(kept.read_text())["password"] == ""
+    for _ in range(2):  # The token is missing first, because the new password deleted it, and present then.
+        call_command("meshboard_user", keep=rows)
+        rows.write_text(capsys.readouterr().out)
+    assert json.loads(rows.read_text())["password"] == ""
     admin.refresh_from_db()
     assert admin.check_password("chosen on the page")
     assert APIClient(headers={"Authorization": f"Token {own}"}).get("/api/v1/jobs").status_code == 200
-    call_command("meshboard_user")  # nothing is known of an earlier start
+    call_command("meshboard_user")  # No file of an earlier start exists.
     assert sorted(TokenGrant.objects.values_list("name", flat=True)) == ["ci", "make up"]
 
 
-def test_the_page_makes_one_shows_it_once_and_revokes_it(owner: User, client: Client) -> None:
+def test_page_creates_shows_once_and_revokes_a_token(owner: User, client: Client) -> None:
     client.force_login(owner)
     made = client.post("/account/tokens/", {"name": "ci <b>", "days": "7", "scopes": ["read"]}, follow=True)
     assert made.redirect_chain == [("/account/tokens/", 302)]
@@ -294,7 +294,7 @@ def test_the_page_makes_one_shows_it_once_and_revokes_it(owner: User, client: Cl
 
 
 @pytest.mark.parametrize(
-    ("posted", "words"),
+    ("posted", "message"),
     [
         ({"name": "ci"}, "<code>scopes</code>"),
         ({"name": "ci", "scopes": "read", "days": "x"}, "<code>days</code>"),
@@ -309,26 +309,26 @@ def test_the_page_makes_one_shows_it_once_and_revokes_it(owner: User, client: Cl
         ({"scopes": "read"}, "<code>name</code>"),
     ],
 )
-def test_the_page_refuses_a_senseless_one_in_words(
-    posted: dict[str, str], words: str, owner: User, client: Client
+def test_page_rejects_an_invalid_token_request(
+    posted: dict[str, str], message: str, owner: User, client: Client
 ) -> None:
     client.force_login(owner)
-    assert words in client.post("/account/tokens/", posted, follow=True).content.decode()
+    assert message in client.post("/account/tokens/", posted, follow=True).content.decode()
     assert not AuthToken.objects.exists()
 
 
-def test_the_address_that_makes_tokens_leads_to_the_account(owner: User, client: Client) -> None:
+def test_token_form_address_redirects_to_the_account(owner: User, client: Client) -> None:
     client.force_login(owner)
-    answer = client.get("/account/tokens/")
-    assert (answer.status_code, answer["Location"]) == (302, "/account/")
+    response = client.get("/account/tokens/")
+    assert (response.status_code, response["Location"]) == (302, "/account/")
     assert 'max="90" value="30"' in client.get("/account/").content.decode()
 
 
-def test_a_wrong_password_changes_nothing(owner: User, client: Client) -> None:
-    rest = with_scopes(owner, "read")
+def test_wrong_old_password_changes_nothing(owner: User, client: Client) -> None:
+    rest = make_client(owner, "read")
     client.force_login(owner)
-    asked = {"old_password": "guess", "new_password1": "quite-another-1", "new_password2": "quite-another-1"}
-    answer = client.post("/account/password/", asked)
-    assert answer.status_code == 422
-    assert "Your old password was entered incorrectly" in answer.content.decode()
+    body = {"old_password": "guess", "new_password1": "quite-another-1", "new_password2": "quite-another-1"}
+    response = client.post("/account/password/", body)
+    assert response.status_code == 422
+    assert "Your old password was entered incorrectly" in response.content.decode()
     assert rest.get("/api/v1/jobs").status_code == 200

@@ -1,4 +1,4 @@
-"""What a project hands its jobs: written over REST, and readable nowhere but in its jobs."""
+"""Secret variables of projects, which only their jobs can read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jobs.queue import actions
 from jobs.queue.orders import deliver
 from jobs.queue.scheduling.scheduler import schedule
 from planner.facts.validation import SpecError
-from tests.jobs.people.plaintext import tables_that_tell
+from tests.jobs.people.plaintext import find_tables_with
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
@@ -32,22 +32,22 @@ Members = dict[str, User]
 SECRET = "not-to-be-seen-7f3a"
 
 
-def put(api: Api, members: Members, name: str = "HF_TOKEN", value: str = SECRET) -> Any:
+def set_variable(api: Api, members: Members, name: str = "HF_TOKEN", value: str = SECRET) -> Any:
     path = f"/api/v1/projects/team/variables/{name}"
     return api(members["admin"]).put(path, {"value": value}, format="json")
 
 
-def test_a_value_is_never_read_back(
+def test_no_page_or_log_contains_a_value(
     members: Members, staff: User, api: Api, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    told = put(api, members)
-    assert told.status_code == 200
+    response = set_variable(api, members)
+    assert response.status_code == 200
     client.force_login(members["admin"])
     client.post("/projects/team/variables/", {"name": "JOB_KEY", "value": SECRET + "-too"})
     assert api(members["admin"]).post("/api/v1/jobs", {**GOOD, "project": "team"}, format="json").status_code == 201
     job = Job.objects.get()
-    texts = [told.content.decode(), caplog.text]
+    texts = [response.content.decode(), caplog.text]
     for who in (members["admin"], staff):
         client.force_login(who)
         paths = (
@@ -61,20 +61,20 @@ def test_a_value_is_never_read_back(
     assert not any(SECRET in text for text in texts)
 
 
-def test_the_database_holds_no_value_that_can_be_read(
+def test_database_contains_no_readable_value(
     members: Members, api: Api, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
-    """From the moment it is set until a job has been handed it."""
-    put(api, members)
+    """The value stays encrypted from its creation to the launch of a job."""
+    set_variable(api, members)
     actions.submit(members["submitter"], {**GOOD, "project": "team"})
     make_host()
     schedule()
-    assert tables_that_tell(SECRET) == []
-    launched(live_redis)
-    assert tables_that_tell(SECRET) == []
+    assert find_tables_with(SECRET) == []
+    get_launch_order(live_redis)
+    assert find_tables_with(SECRET) == []
 
 
-WRITTEN_OTHERWISE: dict[str, Callable[[bytes], bytes]] = {
+ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
     "as it is": bytes,
     "base64": base64.b64encode,
     "urlsafe base64 behind a prefix": lambda raw: b"v1:" + base64.urlsafe_b64encode(b"k" + raw),
@@ -85,14 +85,14 @@ WRITTEN_OTHERWISE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("written", WRITTEN_OTHERWISE.values(), ids=WRITTEN_OTHERWISE.keys())
-def test_a_value_that_is_written_otherwise_would_be_found(
-    written: Callable[[bytes], bytes], team: Project, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS.keys())
+def test_search_finds_encoded_values(
+    encode: Callable[[bytes], bytes], team: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the test above is worth."""
-    monkeypatch.setattr(variables, "get_cipher", lambda _purpose: SimpleNamespace(encrypt=written))
+    """The search of the previous test finds values in other encodings."""
+    monkeypatch.setattr(variables, "get_cipher", lambda _purpose: SimpleNamespace(encrypt=encode))
     variables.set_variable(team, "HF_TOKEN", SECRET, "admin")
-    assert tables_that_tell(SECRET) == ["jobs_projectvariable"]
+    assert find_tables_with(SECRET) == ["jobs_projectvariable"]
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_a_value_that_is_written_otherwise_would_be_found(
         *("hf_token", "HF-TOKEN", "HF_TOKEN\n", "HF_TOKEN=x", " HF_TOKEN", "JOB_" + "X" * 100, "XJOB_A"),
     ],
 )
-def test_a_name_outside_the_list_is_refused(name: str, team: Project) -> None:
+def test_rejects_names_that_are_not_allowed(name: str, team: Project) -> None:
     with pytest.raises(SpecError) as refused:
         variables.set_variable(team, name, "x", "admin")
     assert refused.value.problems[0].field == "variable"
     assert not team.variables.exists()
 
 
-def test_what_is_too_much_is_refused_with_its_size(team: Project) -> None:
+def test_limits_size_and_number_of_variables(team: Project) -> None:
     with pytest.raises(SpecError, match="16,386 bytes"):
         variables.set_variable(team, "JOB_A", "é" * (MAX_VARIABLE_BYTES // 2 + 1), "admin")
     for number in range(4):
@@ -124,8 +124,8 @@ def test_what_is_too_much_is_refused_with_its_size(team: Project) -> None:
         variables.set_variable(team, "AWS_MORE", "", "admin")
 
 
-def launched(client: redis.Redis) -> dict[str, Any]:
-    """The order as it lies in Redis, and that it shows no value there."""
+def get_launch_order(client: redis.Redis) -> dict[str, Any]:
+    """Return the launch order in Redis, and check that Redis contains no value."""
     deliver(client)
     everything = str([client.dump(key) for key in client.scan_iter()])
     assert SECRET not in everything
@@ -136,7 +136,7 @@ def launched(client: redis.Redis) -> dict[str, Any]:
     return order
 
 
-def started(members: Members, make_host: Callable[..., Host]) -> Job:
+def start_job(members: Members, make_host: Callable[..., Host]) -> Job:
     make_host()
     Host.objects.update(generation=1)
     job, _ = actions.submit(members["submitter"], {**GOOD, "project": "team"})
@@ -144,12 +144,12 @@ def started(members: Members, make_host: Callable[..., Host]) -> Job:
     return job
 
 
-def test_an_order_carries_them_sealed_for_its_host_and_attempt(
+def test_order_encrypts_variables_for_host_and_attempt(
     members: Members, make_host: Callable[..., Host], live_redis: redis.Redis, api: Api
 ) -> None:
-    put(api, members)
-    job = started(members, make_host)
-    order = launched(live_redis)
+    set_variable(api, members)
+    job = start_job(members, make_host)
+    order = get_launch_order(live_redis)
     own, other = (bytes.fromhex(derive_signing_keys(name, 1)[0]) for name in ("host-a", "host-b"))
     assert decrypt_variables(own, job.id, 1, order["variables"]) == {"HF_TOKEN": SECRET}
     with pytest.raises(DecryptionError, match="the key of this host"):
@@ -158,27 +158,27 @@ def test_an_order_carries_them_sealed_for_its_host_and_attempt(
         decrypt_variables(own, job.id, 2, order["variables"])
 
 
-def test_who_left_the_project_is_handed_nothing(
+def test_former_member_gets_no_variables(
     members: Members, make_host: Callable[..., Host], live_redis: redis.Redis, api: Api
 ) -> None:
-    put(api, members)
-    started(members, make_host)
+    set_variable(api, members)
+    start_job(members, make_host)
     Membership.objects.filter(user=members["submitter"]).delete()
-    assert "variables" not in launched(live_redis)
+    assert "variables" not in get_launch_order(live_redis)
 
 
-def test_a_job_of_another_project_is_handed_nothing(
+def test_job_of_another_project_gets_no_variables(
     members: Members, make_host: Callable[..., Host], live_redis: redis.Redis, api: Api
 ) -> None:
-    put(api, members)
+    set_variable(api, members)
     make_host()
     actions.submit(members["submitter"], GOOD)
     assert schedule() == 1
-    assert "variables" not in launched(live_redis)
+    assert "variables" not in get_launch_order(live_redis)
 
 
-def test_a_new_secret_key_reads_what_the_one_before_wrote(members: Members, settings: Any, api: Api) -> None:
-    put(api, members)
+def test_reads_variables_after_a_key_rotation(members: Members, settings: Any, api: Api) -> None:
+    set_variable(api, members)
     before, settings.SECRET_KEY = settings.SECRET_KEY, "another-0123456789-0123456789-0123456789-0123456789"
     settings.SECRET_KEY_FALLBACKS = [before]
     job, _ = actions.submit(members["submitter"], {**GOOD, "project": "team"})
@@ -194,11 +194,11 @@ def test_a_new_secret_key_reads_what_the_one_before_wrote(members: Members, sett
     )
 
 
-def test_a_job_whose_variables_cannot_be_read_fails_and_says_so(
+def test_job_with_unreadable_variables_fails(
     members: Members, make_host: Callable[..., Host], live_redis: redis.Redis, settings: Any, api: Api
 ) -> None:
-    put(api, members)
-    job = started(members, make_host)
+    set_variable(api, members)
+    job = start_job(members, make_host)
     settings.SECRET_KEY = "another-0123456789-0123456789-0123456789-0123456789"
     deliver(live_redis)
     job.refresh_from_db()
@@ -206,17 +206,17 @@ def test_a_job_whose_variables_cannot_be_read_fails_and_says_so(
     assert "Set the variables again" in job.history.last().reason
 
 
-def test_under_another_secret_key_they_can_be_set_again_one_by_one(members: Members, settings: Any, api: Api) -> None:
-    """As the failed job says. Of two, neither could be set for the other."""
+def test_sets_unreadable_variables_one_at_a_time(members: Members, settings: Any, api: Api) -> None:
+    """An unreadable variable must not block the change of another one."""
     for name in ("JOB_A", "JOB_B"):
-        put(api, members, name)
+        set_variable(api, members, name)
     settings.SECRET_KEY = "another-0123456789-0123456789-0123456789-0123456789"
-    assert [put(api, members, name, "new").status_code for name in ("JOB_A", "JOB_B")] == [200, 200]
+    assert [set_variable(api, members, name, "new").status_code for name in ("JOB_A", "JOB_B")] == [200, 200]
 
 
-def test_slurm_is_handed_none_and_so_takes_no_such_job(members: Members, settings: Any, api: Api) -> None:
+def test_rejects_slurm_jobs_in_projects_with_variables(members: Members, settings: Any, api: Api) -> None:
     settings.SLURM = {"folder": "/shared"}
-    put(api, members)
+    set_variable(api, members)
     spec = {**GOOD, "project": "team", "resources": {"engine": "slurm"}}
     with pytest.raises(SpecError) as refused:
         actions.submit(members["submitter"], spec)

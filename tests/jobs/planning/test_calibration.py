@@ -1,4 +1,4 @@
-"""Calibrations: who may start one, where it runs, what becomes of its result."""
+"""Calibration jobs: rights, placement, and the resulting host profile."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _fresh_throttle() -> None:
 
 @pytest.fixture
 def running(staff: User, api: Api, make_host: MakeHost) -> Attempt:
-    """A calibration on its host."""
+    """Return the attempt of a calibration that was placed on its host."""
     make_host()
     job = api(staff).post("/api/v1/hosts/host-a/calibrate").json()
     scheduler.schedule()
@@ -53,7 +53,7 @@ def running(staff: User, api: Api, make_host: MakeHost) -> Attempt:
     return Attempt.objects.get(job_id=job["id"])
 
 
-def ended(attempt: Attempt, profile: object, outcome: str = "succeeded") -> Job:
+def end_calibration(attempt: Attempt, profile: object, outcome: str = "succeeded") -> Job:
     summary = {"steps": 0, "tokens_per_s": None, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}}
     if profile is not None:
         summary["profile"] = profile
@@ -78,16 +78,16 @@ CALIBRATION = {
 }
 
 
-def test_nobody_calibrates_by_a_spec_what_they_may_not(owner: User, staff: User, api: Api, make_host: MakeHost) -> None:
-    """Anybody's job of this kind became the host's profile: one rank, beside a training run."""
+def test_users_cannot_submit_a_calibration_spec(owner: User, staff: User, api: Api, make_host: MakeHost) -> None:
+    """Only staff can submit calibrations, because their result becomes the profile of the host."""
     make_host()
-    answer = api(owner).post("/api/v1/jobs", CALIBRATION, format="json")
-    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/kind")
+    response = api(owner).post("/api/v1/jobs", CALIBRATION, format="json")
+    assert (response.status_code, response.json()["errors"][0]["pointer"]) == (422, "/kind")
     assert not Job.objects.exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "words"),
+    ("change", "field", "message"),
     [
         ({"layout": {"dp": 1}}, "layout", "uses all 4 slots"),
         (
@@ -97,35 +97,35 @@ def test_nobody_calibrates_by_a_spec_what_they_may_not(owner: User, staff: User,
         ),
     ],
 )
-def test_a_calibration_by_spec_takes_all_of_a_host_that_there_is(
-    staff: User, api: Api, make_host: MakeHost, change: dict[str, Any], field: str, words: str
+def test_calibration_spec_requires_all_slots_of_a_known_host(
+    staff: User, api: Api, make_host: MakeHost, change: dict[str, Any], field: str, message: str
 ) -> None:
     make_host()
-    answer = api(staff).post("/api/v1/jobs", {**CALIBRATION, **change}, format="json")
-    assert answer.status_code == 422
-    (error,) = answer.json()["errors"]
+    response = api(staff).post("/api/v1/jobs", {**CALIBRATION, **change}, format="json")
+    assert response.status_code == 422
+    (error,) = response.json()["errors"]
     assert error["field"] == field
-    assert words in error["message"]
+    assert message in error["message"]
 
 
-def test_it_takes_every_slot_of_the_host_it_names(running: Attempt) -> None:
+def test_calibration_allocates_every_slot_of_its_host(running: Attempt) -> None:
     assert running.format_hosts() == "host-a"
     assert running.job.spec["kind"] == "calibrate"
     assert running.members.get().allocations.count() == 4
 
 
-def test_its_profile_becomes_the_hosts_and_the_planner_uses_it(running: Attempt, staff: User, api: Api) -> None:
+def test_planner_uses_the_new_profile(running: Attempt, staff: User, api: Api) -> None:
     client = api(staff)
     spec = {"model": {"preset": "gpt-tiny"}}
     assert client.get("/api/v1/hosts/host-a/profile").status_code == 404
     assert client.post("/api/v1/plan", spec, format="json").json()["estimate"]["time"]["basis"] == "data sheet"
-    assert ended(running, PROFILE).status == Status.SUCCEEDED
+    assert end_calibration(running, PROFILE).status == Status.SUCCEEDED
     assert client.get("/api/v1/hosts/host-a/profile").json()["gemm"] == PROFILE["gemm"]
     assert client.get("/api/v1/hosts").json()[0]["calibrated"]
-    made = client.post("/api/v1/plan", spec, format="json").json()["estimate"]
-    assert (made["time"]["basis"], made["cluster"]["name"]) == ("calibrated", "host-a")
-    named = client.post("/api/v1/plan?cluster=host:host-a", spec, format="json").json()["estimate"]
-    assert named["time"] == made["time"]
+    estimate = client.post("/api/v1/plan", spec, format="json").json()["estimate"]
+    assert (estimate["time"]["basis"], estimate["cluster"]["name"]) == ("calibrated", "host-a")
+    named_estimate = client.post("/api/v1/plan?cluster=host:host-a", spec, format="json").json()["estimate"]
+    assert named_estimate["time"] == estimate["time"]
     assert "host:host-a" in [c["id"] for c in client.get("/api/v1/clusters").json()]
     assert "profile" not in Attempt.objects.get(pk=running.pk).exit["summary"]
 
@@ -144,20 +144,20 @@ def test_its_profile_becomes_the_hosts_and_the_planner_uses_it(running: Attempt,
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_senseless_profile_fails_the_job_and_changes_nothing(running: Attempt, profile: object) -> None:
-    job = ended(running, profile)
+def test_invalid_profile_fails_the_job(running: Attempt, profile: object) -> None:
+    job = end_calibration(running, profile)
     assert job.status == Status.FAILED
     assert job.history.get(status=Status.FAILED).reason.startswith("the host sent no valid calibration profile")
     assert Host.objects.get().profile is None
 
 
-def test_a_failed_calibration_keeps_the_profile_there_was(running: Attempt) -> None:
+def test_failed_calibration_keeps_the_old_profile(running: Attempt) -> None:
     Host.objects.update(profile=PROFILE, profiled=timezone.now())
-    assert ended(running, None, outcome="failed").status == Status.FAILED
+    assert end_calibration(running, None, outcome="failed").status == Status.FAILED
     assert Host.objects.get().profile == PROFILE
 
 
-def test_a_job_for_one_host_waits_for_that_host_and_says_so(staff: User, api: Api, make_host: MakeHost) -> None:
+def test_calibration_waits_for_its_host(staff: User, api: Api, make_host: MakeHost) -> None:
     make_host("host-a")
     other = make_host("host-b")
     job = api(staff).post("/api/v1/hosts/host-b/calibrate").json()["id"]
@@ -172,19 +172,19 @@ def test_a_job_for_one_host_waits_for_that_host_and_says_so(staff: User, api: Ap
     assert Attempt.objects.get(job_id=job).format_hosts() == "host-b"
 
 
-def test_a_host_is_calibrated_once_at_a_time(staff: User, api: Api, make_host: MakeHost) -> None:
+def test_rejects_a_second_calibration_of_a_host(staff: User, api: Api, make_host: MakeHost) -> None:
     make_host(name="host-a")
     assert api(staff).post("/api/v1/hosts/host-a/calibrate").status_code == 201
-    again = api(staff).post("/api/v1/hosts/host-a/calibrate")
-    assert again.status_code == 409
-    assert "already queued or running" in again.json()["errors"][0]["message"]
+    second = api(staff).post("/api/v1/hosts/host-a/calibrate")
+    assert second.status_code == 409
+    assert "already queued or running" in second.json()["errors"][0]["message"]
 
 
-def test_a_drained_or_unknown_host_cannot_be_calibrated(staff: User, api: Api, make_host: MakeHost) -> None:
+def test_rejects_calibration_of_drained_and_unknown_hosts(staff: User, api: Api, make_host: MakeHost) -> None:
     host = make_host()
     Host.objects.filter(pk=host.pk).update(drained=True)
-    answer = api(staff).post("/api/v1/hosts/host-a/calibrate")
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "host")
+    response = api(staff).post("/api/v1/hosts/host-a/calibrate")
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (409, "host")
     assert api(staff).post("/api/v1/hosts/host-z/calibrate").status_code == 404
 
 
@@ -193,7 +193,7 @@ def test_a_drained_or_unknown_host_cannot_be_calibrated(staff: User, api: Api, m
     [({"resources": {}}, "resources.host"), ({"layout": {"dp": 2, "tp": 2}}, "layout")],
     ids=["no host", "another axis"],
 )
-def test_a_calibration_is_plain_ranks_of_a_named_host(
+def test_calibration_spec_requires_a_host_and_only_dp(
     staff: User, api: Api, change: dict[str, Any], field: str
 ) -> None:
     spec = {
@@ -203,12 +203,12 @@ def test_a_calibration_is_plain_ranks_of_a_named_host(
         "resources": {"host": "host-a"},
         **change,
     }
-    answer = api(staff).post("/api/v1/jobs", spec, format="json")
-    assert answer.status_code == 422
-    assert field in [e["field"] for e in answer.json()["errors"]]
+    response = api(staff).post("/api/v1/jobs", spec, format="json")
+    assert response.status_code == 422
+    assert field in [e["field"] for e in response.json()["errors"]]
 
 
-def test_the_pages_show_hosts_and_what_was_measured(staff: User, owner: User, client: Any, make_host: MakeHost) -> None:
+def test_host_page_shows_the_profile(staff: User, owner: User, client: Any, make_host: MakeHost) -> None:
     make_host()
     client.force_login(owner)
     assert "Not calibrated" in client.get("/hosts/").content.decode()

@@ -1,4 +1,4 @@
-"""Jobs that do not fit: what the badge next to Submit states, and what REST and the form refuse."""
+"""Memory check of jobs before submission, over REST, in the form, and in the badge next to Submit."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def estimate(*, peak: int, device: int, share: float, ranks: int = 2, per_node: 
     ("peak", "share", "state"),
     [(50, 0.1, "fits"), (95, 0.1, "tight"), (105, 0.1, "uncertain"), (120, 0.1, "unfit"), (250, 2.0, "uncertain")],
 )
-def test_the_interval_decides_between_a_warning_and_a_refusal(peak: int, share: float, state: str) -> None:
-    made = estimate(peak=peak * 2**30, device=100 * 2**30, share=share)
-    assert compute_fit(parse_spec(LARGE), made, []).state == state
+def test_memory_interval_decides_the_state(peak: int, share: float, state: str) -> None:
+    job_estimate = estimate(peak=peak * 2**30, device=100 * 2**30, share=share)
+    assert compute_fit(parse_spec(LARGE), job_estimate, []).state == state
 
 
-def test_machines_of_slurm_are_unknown_so_nothing_is_refused() -> None:
+def test_slurm_jobs_are_never_unfit() -> None:
     spec = parse_spec({**LARGE, "resources": {"device": "cuda", "engine": "slurm"}})
     assert compute_fit(spec, estimate(peak=2**40, device=2**30, share=0.1), []).state == "uncertain"
 
@@ -56,15 +56,15 @@ def test_machines_of_slurm_are_unknown_so_nothing_is_refused() -> None:
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0 B"), (1536, "1.50 KiB"), (79.1 * 2**30, "79.1 GiB"), (2**40, "1.00 TiB")]
 )
-def test_bytes_are_written_as_on_the_pages(number: float, text: str) -> None:
+def test_formats_bytes(number: float, text: str) -> None:
     assert format_bytes(number) == text
 
 
 @pytest.mark.django_db
-def test_rest_refuses_what_cannot_fit_with_the_arithmetic(owner: User, api: Api) -> None:
-    answer = api(owner).post("/api/v1/jobs", LARGE, format="json")
-    assert answer.status_code == 422
-    (error,) = answer.json()["errors"]
+def test_rest_rejects_a_job_that_does_not_fit(owner: User, api: Api) -> None:
+    response = api(owner).post("/api/v1/jobs", LARGE, format="json")
+    assert response.status_code == 422
+    (error,) = response.json()["errors"]
     assert error["field"] == "layout"
     assert "GiB of memory per rank (at least" in error["message"]
     assert "H100 SXM has 79.1 GiB" in error["message"]
@@ -73,9 +73,9 @@ def test_rest_refuses_what_cannot_fit_with_the_arithmetic(owner: User, api: Api)
 
 
 @pytest.mark.django_db
-def test_rest_queues_what_cannot_fit_if_it_is_allowed(owner: User, api: Api) -> None:
-    answer = api(owner).post("/api/v1/jobs", {**LARGE, "allow_unfit": True}, format="json")
-    assert answer.status_code == 201
+def test_rest_queues_an_unfit_job_with_allow_unfit(owner: User, api: Api) -> None:
+    response = api(owner).post("/api/v1/jobs", {**LARGE, "allow_unfit": True}, format="json")
+    assert response.status_code == 201
     assert "allow_unfit" not in Job.objects.get().spec
     refused = api(owner).post("/api/v1/jobs", {**LARGE, "allow_unfit": "yes"}, format="json")
     assert refused.status_code == 422
@@ -83,16 +83,16 @@ def test_rest_queues_what_cannot_fit_if_it_is_allowed(owner: User, api: Api) -> 
 
 
 @pytest.mark.django_db
-def test_a_dry_run_and_a_job_on_unknown_cpus_are_never_refused(owner: User, api: Api) -> None:
+def test_dry_runs_and_jobs_on_unknown_cpus_are_accepted(owner: User, api: Api) -> None:
     client = api(owner)
-    dry = {**LARGE, "kind": "dry_run"}
-    assert client.post("/api/v1/jobs", dry, format="json").status_code == 201
-    on_cpu = {**LARGE, "resources": {"device": "cpu"}}
-    assert client.post("/api/v1/jobs", on_cpu, format="json").status_code == 201
+    dry_run = {**LARGE, "kind": "dry_run"}
+    assert client.post("/api/v1/jobs", dry_run, format="json").status_code == 201
+    cpu_job = {**LARGE, "resources": {"device": "cpu"}}
+    assert client.post("/api/v1/jobs", cpu_job, format="json").status_code == 201
 
 
 @pytest.mark.django_db
-def test_the_form_asks_again_and_then_queues(owner: User, client: Client) -> None:
+def test_form_asks_for_confirmation_of_an_unfit_job(owner: User, client: Client) -> None:
     client.force_login(owner)
     values = {name: text for name, text in spec_form.format_values(LARGE).items() if text != "false"}
     refused = client.post("/jobs/new/", values)
@@ -104,30 +104,30 @@ def test_the_form_asks_again_and_then_queues(owner: User, client: Client) -> Non
     assert Job.objects.get().name == "large"
 
 
-def badge(client: Client, spec: dict[str, Any], **more: str) -> dict[str, Any]:
+def get_badge(client: Client, spec: dict[str, Any], **more: str) -> dict[str, Any]:
     values = {name: text for name, text in spec_form.format_values(spec).items() if text != "false"}
-    answer: dict[str, Any] = client.post("/plan/", {**values, **more}).json()["readiness"]
-    return answer
+    response: dict[str, Any] = client.post("/plan/", {**values, **more}).json()["readiness"]
+    return response
 
 
 @pytest.mark.django_db
-def test_the_badge_states_fit_host_and_start(owner: User, make_host: Callable[..., Host], client: Client) -> None:
+def test_badge_shows_fit_host_and_start(owner: User, make_host: Callable[..., Host], client: Client) -> None:
     client.force_login(owner)
     host = make_host("vm", slots=2)
     Host.objects.update(device="cuda", memory_bytes=80 * 2**30)
     small = {**LARGE, "model": {"preset": "gpt-tiny"}, "train": {}, "resources": {"device": "cuda"}}
-    ready = badge(client, small)
+    ready = get_badge(client, small)
     assert (ready["state"], ready["message"], ready["confirm"]) == ("ready", f"Fits. Starts now on {host.name}.", False)
     Host.objects.update(drained=True)
-    assert badge(client, small)["message"] == "Fits. Not enough slots are free now. The job would wait."
+    assert get_badge(client, small)["message"] == "Fits. Not enough slots are free now. The job would wait."
 
 
 @pytest.mark.django_db
-def test_the_badge_states_that_it_does_not_fit_and_that_no_host_is_there(owner: User, client: Client) -> None:
+def test_badge_shows_unfit_job_and_missing_host(owner: User, client: Client) -> None:
     client.force_login(owner)
-    found = badge(client, LARGE)
-    assert (found["state"], found["confirm"]) == ("unfit", True)
-    assert found["message"].startswith("Does not fit: ")
-    assert found["message"].endswith("of 79.1 GiB per rank. No CUDA host is connected. The job would wait.")
+    result = get_badge(client, LARGE)
+    assert (result["state"], result["confirm"]) == ("unfit", True)
+    assert result["message"].startswith("Does not fit: ")
+    assert result["message"].endswith("of 79.1 GiB per rank. No CUDA host is connected. The job would wait.")
     # The badge is about the host of the job, whatever hardware the estimate is for.
-    assert badge(client, LARGE, cluster="b200")["message"] == found["message"]
+    assert get_badge(client, LARGE, cluster="b200")["message"] == result["message"]

@@ -1,4 +1,4 @@
-"""Planning over REST: estimates on named hardware, the search, explanations, and what cannot run yet."""
+"""Planning over REST: estimates on named hardware, search, explanations, and unsupported features."""
 
 from __future__ import annotations
 
@@ -34,54 +34,54 @@ def post(client: APIClient, path: str, body: object) -> Any:
     return client.post(f"/api/v1/{path}", body, format="json")
 
 
-def test_a_plan_names_the_hardware_it_is_for(owner: User, api: Api) -> None:
-    answer = post(api(owner), "plan?cluster=a100-80gb", GOOD).json()
-    assert answer["problems"] == []
-    assert answer["estimate"]["cluster"]["accelerator"] == "A100 80GB"
-    assert answer["estimate"]["time"]["basis"] == "data sheet"
-    assert sum(p["seconds"] for p in answer["estimate"]["time"]["parts"]) == pytest.approx(
-        answer["estimate"]["time"]["step_s"]
+def test_plan_names_its_hardware(owner: User, api: Api) -> None:
+    response = post(api(owner), "plan?cluster=a100-80gb", GOOD).json()
+    assert response["problems"] == []
+    assert response["estimate"]["cluster"]["accelerator"] == "A100 80GB"
+    assert response["estimate"]["time"]["basis"] == "data sheet"
+    assert sum(p["seconds"] for p in response["estimate"]["time"]["parts"]) == pytest.approx(
+        response["estimate"]["time"]["step_s"]
     )
-    assert len(answer["matrix"]) == 4
-    assert answer["timeline"] is None
+    assert len(response["matrix"]) == 4
+    assert response["timeline"] is None
 
 
-def test_hardware_nobody_named_is_a_problem_not_a_crash(owner: User, api: Api) -> None:
-    answer = post(api(owner), "plan?cluster=abacus", GOOD).json()
-    assert answer["estimate"] is None
-    assert answer["problems"][0]["field"] == "cluster"
-    assert "h100" in answer["problems"][0]["message"]
+def test_unknown_hardware_is_a_problem_of_the_plan(owner: User, api: Api) -> None:
+    response = post(api(owner), "plan?cluster=abacus", GOOD).json()
+    assert response["estimate"] is None
+    assert response["problems"][0]["field"] == "cluster"
+    assert "h100" in response["problems"][0]["message"]
 
 
-def test_a_pipeline_comes_with_its_schedule(owner: User, api: Api) -> None:
+def test_pipeline_plan_has_its_schedule(owner: User, api: Api) -> None:
     layout = {"pp": 4, "schedule": "zbv", "virtual_stages": 2}
     spec = {**GOOD, "model": {"preset": "gpt-mini"}, "layout": layout, "train": {"global_batch": 8, "micro_batches": 8}}
-    answer = post(api(owner), "plan", spec).json()
-    drawn = answer["timeline"]
-    assert (drawn["stages"], drawn["micro_batches"], drawn["whole"]) == (4, 8, True)
-    kinds = [cell[1] for cell in drawn["cells"]]
+    response = post(api(owner), "plan", spec).json()
+    timeline = response["timeline"]
+    assert (timeline["stages"], timeline["micro_batches"], timeline["whole"]) == (4, 8, True)
+    kinds = [cell[1] for cell in timeline["cells"]]
     assert (kinds.count("F"), kinds.count("I"), kinds.count("W")) == (64, 64, 64)
-    assert answer["not_runnable"] == []
+    assert response["not_runnable"] == []
 
 
-def test_stages_are_drawn_as_long_as_they_take(owner: User, api: Api) -> None:
-    """The head of gpt2 costs more than three of its layers: the others idle beside the stage that has it."""
+def test_timeline_shows_unequal_stages(owner: User, api: Api) -> None:
+    """The last stage of gpt2 has the output head, which costs more than three layers."""
     train = {"global_batch": 16, "micro_batches": 16, "seq_len": 1024}
     spec = {**GOOD, "model": {"preset": "gpt2"}, "layout": {"pp": 4}, "train": train}
-    answer = post(api(owner), "plan?cluster=h100", spec).json()
+    response = post(api(owner), "plan?cluster=h100", spec).json()
     busy = [0.0] * 4
-    for stage, _kind, _micro_batch, _chunk, start, end in answer["timeline"]["cells"]:
+    for stage, _kind, _micro_batch, _chunk, start, end in response["timeline"]["cells"]:
         busy[stage] += end - start
     assert busy[3] > 1.5 * max(busy[:3])
-    assert answer["timeline"]["bubble"] > 0.3
+    assert response["timeline"]["bubble"] > 0.3
 
 
-def test_what_can_only_be_planned_is_refused_at_submit_with_the_reason(owner: User, api: Api) -> None:
+def test_rejects_jobs_that_can_only_be_planned(owner: User, api: Api) -> None:
     spec = {**GOOD, "train": {**GOOD["train"], "dropout": True}}
     assert post(api(owner), "plan", spec).json()["estimate"] is not None
-    answer = post(api(owner), "jobs", spec)
-    assert answer.status_code == 422
-    (error,) = answer.json()["errors"]
+    response = post(api(owner), "jobs", spec)
+    assert response.status_code == 422
+    (error,) = response.json()["errors"]
     assert (error["field"], error["pointer"]) == ("train.dropout", "/train/dropout")
     assert error["message"] == (
         "`train.dropout`: the trainer does not support dropout. Change this field, or only plan the layout."
@@ -89,18 +89,18 @@ def test_what_can_only_be_planned_is_refused_at_submit_with_the_reason(owner: Us
     assert Job.objects.count() == 0
 
 
-def test_what_does_not_fit_is_told_with_what_would(owner: User, api: Api) -> None:
+def test_plan_of_an_unfit_layout_has_suggestions(owner: User, api: Api) -> None:
     train = {"global_batch": 64, "micro_batches": 8, "seq_len": 4096, "precision": "bf16"}
     spec = {"model": {"preset": "llama3-8b"}, "layout": {"dp": 8}, "train": train}
-    answer = post(api(owner), "plan?cluster=h100", spec).json()
-    assert answer["estimate"]["fits"] is False
-    assert any(s["change"].startswith("ZeRO") for s in answer["suggestions"])
+    response = post(api(owner), "plan?cluster=h100", spec).json()
+    assert response["estimate"]["fits"] is False
+    assert any(s["change"].startswith("ZeRO") for s in response["suggestions"])
 
 
-def test_search_ranks_layouts_and_counts_what_it_refused(owner: User, api: Api) -> None:
-    answer = post(api(owner), "plan/search", {**SEARCH, "fixed": {"zero": 1}, "limit": 3})
-    assert answer.status_code == 200
-    found = answer.json()
+def test_search_ranks_layouts_and_counts_rejected_ones(owner: User, api: Api) -> None:
+    response = post(api(owner), "plan/search", {**SEARCH, "fixed": {"zero": 1}, "limit": 3})
+    assert response.status_code == 200
+    found = response.json()
     assert len(found["best"]) == 3
     assert found["considered"] == found["fitting"] + sum(found["refused"].values())
     assert {f["layout"]["zero"] for f in found["best"]} == {1}
@@ -110,7 +110,7 @@ def test_search_ranks_layouts_and_counts_what_it_refused(owner: User, api: Api) 
         parse_spec({**SEARCH["spec"], "layout": f["layout"], "train": train})
 
 
-def test_a_search_from_a_dry_run_s_spec_tries_worlds_without_the_ranks_it_names(owner: User, api: Api) -> None:
+def test_search_ignores_ranks_of_a_dry_run(owner: User, api: Api) -> None:
     spec = {**SEARCH["spec"], "kind": "dry_run", "dry_ranks": [1_000]}
     found = post(api(owner), "plan/search", {**SEARCH, "spec": spec}).json()
     assert found["fitting"] > 0
@@ -136,37 +136,35 @@ def test_a_search_from_a_dry_run_s_spec_tries_worlds_without_the_ranks_it_names(
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_senseless_search_is_422_and_names_the_field(
-    owner: User, api: Api, change: dict[str, Any], field: str
-) -> None:
-    answer = post(api(owner), "plan/search", {**SEARCH, **change})
-    assert answer.status_code == 422
-    assert field in [e["field"] for e in answer.json()["errors"]]
+def test_rejects_an_invalid_search_by_field(owner: User, api: Api, change: dict[str, Any], field: str) -> None:
+    response = post(api(owner), "plan/search", {**SEARCH, **change})
+    assert response.status_code == 422
+    assert field in [e["field"] for e in response.json()["errors"]]
 
 
-def test_every_figure_is_explained_with_formula_and_source(owner: User, api: Api) -> None:
-    answer = post(api(owner), "plan/explain", {"spec": GOOD, "cluster": "h100"})
-    assert answer.status_code == 200
-    told = {e["figure"]: e for e in answer.json()}
-    assert set(told) == {"parameters", "memory", "traffic", "step time", "MFU"}
-    assert told["traffic"]["kind"] == "exact"
-    assert told["memory"]["kind"] == "estimated"
+def test_explains_every_figure(owner: User, api: Api) -> None:
+    response = post(api(owner), "plan/explain", {"spec": GOOD, "cluster": "h100"})
+    assert response.status_code == 200
+    explanations = {e["figure"]: e for e in response.json()}
+    assert set(explanations) == {"parameters", "memory", "traffic", "step time", "MFU"}
+    assert explanations["traffic"]["kind"] == "exact"
+    assert explanations["memory"]["kind"] == "estimated"
     assert post(api(owner), "plan/explain", {"spec": GOOD, "stage": 7}).json()["errors"][0]["field"] == "stage"
     assert post(api(owner), "plan/explain", [1]).status_code == 422
 
 
-def test_hardware_and_templates_are_listed(owner: User, api: Api) -> None:
+def test_lists_hardware_and_templates(owner: User, api: Api) -> None:
     client = api(owner)
     assert [c["id"] for c in client.get("/api/v1/clusters").json()] == list(CLUSTERS)
     assert [t["id"] for t in client.get("/api/v1/templates").json()] == list(TEMPLATES)
 
 
-def test_a_layout_is_explained_on_the_hardware_that_it_was_chosen_for(owner: User, api: Api) -> None:
+def test_explains_a_layout_on_its_own_hardware(owner: User, api: Api) -> None:
     spec = {**GOOD, "layout": {"auto": {"ranks": 2, "cluster": "h100"}}}
-    named, inside = (
+    explicit, from_spec = (
         post(api(owner), "plan/explain", {"spec": spec, **more}).json() for more in ({"cluster": "h100"}, {})
     )
-    assert inside == named
+    assert from_spec == explicit
 
 
 @pytest.mark.parametrize("path", ["plan/search", "plan/explain"])
@@ -175,17 +173,17 @@ def test_planning_needs_a_login(api: Api, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_fills_the_form_and_its_twin_can_be_submitted(owner: User, client: Any, api: Api, name: str) -> None:
+def test_template_fills_the_form_and_its_small_variant_runs(owner: User, client: Any, api: Api, name: str) -> None:
     client.force_login(owner)
     page = client.get(f"/jobs/new/?template={name}")
     assert page.context["values"]["model.preset"] == TEMPLATES[name].spec["model"]["preset"]
     twin = client.get(f"/jobs/new/?template={name}&twin=1").context["values"]
-    answer = client.post("/jobs/new/", twin)
-    assert answer.status_code == 302, answer.context["errors"]
+    response = client.post("/jobs/new/", twin)
+    assert response.status_code == 302, response.context["errors"]
     assert Job.objects.get().world_size <= 4
 
 
-def test_a_link_with_a_layout_fills_the_form(owner: User, client: Any) -> None:
+def test_link_with_a_layout_fills_the_form(owner: User, client: Any) -> None:
     client.force_login(owner)
     spec = '{"model": {"preset": "llama-tiny"}, "layout": {"dp": 4, "cp": 2}}'
     page = client.get("/jobs/new/", {"spec": spec, "cluster": "h100"})
@@ -193,3 +191,32 @@ def test_a_link_with_a_layout_fills_the_form(owner: User, client: Any) -> None:
     assert page.context["folds"].open == ["parallelism"]
     assert client.get("/jobs/new/", {"spec": "{"}).status_code == 422
     assert client.get("/jobs/new/?template=none").status_code == 404
+
+
+def test_traffic_calculator_works_without_scripts(owner: User, client: Any) -> None:
+    assert client.get("/planner/traffic/").status_code == 302
+    client.force_login(owner)
+    page = client.get("/planner/traffic/?b=1&s=512&h=8192&over=h")
+    assert page.context["lesson"]["order"].startswith("DP > TP")
+    assert "unusual order" in page.content.decode()
+    assert page.context["curves"]["variable"] == "h"
+
+
+def test_traffic_numbers_reject_invalid_values_by_name(owner: User, client: Any) -> None:
+    client.force_login(owner)
+    numbers = client.get("/planner/traffic/numbers/?b=8&over=h").json()
+    assert numbers["curves"]["variable"] == "h"
+    assert numbers["lesson"]["setting"]["b"] == 8
+    refused = client.get("/planner/traffic/numbers/?b=none&k=2").json()
+    assert [e["field"] for e in refused["errors"]] == ["b"]
+    assert 'role="alert"><code>b</code>' in client.get("/planner/traffic/?b=0").content.decode()
+
+
+def test_old_planner_addresses_redirect(owner: User, client: Any) -> None:
+    client.force_login(owner)
+    for old, new in {
+        "/what-if/?cluster=h100": "/planner/?cluster=h100",
+        "/learn/?b=8&over=h": "/planner/traffic/?b=8&over=h",
+    }.items():
+        response = client.get(old)
+        assert (response.status_code, response["Location"]) == (301, new)

@@ -25,7 +25,7 @@ from jobs.queue.lifecycle import TRANSITIONS
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.runs.baselines import compute_facts
 from tests.jobs.conftest import attempt_event, run_together, say
-from tests.jobs.planning.test_learned import disproved, exit_event, placed, summary
+from tests.jobs.planning.test_measured_runs import make_exit_event, make_failed_proof, make_summary, start_run
 from tests.planner.wrong_specs import GOOD
 
 LONG_AGO = timezone.now() - timedelta(days=1)
@@ -195,9 +195,9 @@ def test_a_run_that_was_disproved_is_not_gone_on_with(
 ) -> None:
     """Its next attempt went on from what it had saved, of which nothing was wrong any more, and the job succeeded."""
     make_host()
-    attempt = placed(owner, retry={"max_attempts": 3})
+    attempt = start_run(owner, retry={"max_attempts": 3})
     job = attempt.job
-    say(live_redis, exit_event(attempt, summary(0.3, proof=disproved()), "failed"))
+    say(live_redis, make_exit_event(attempt, make_summary(0.3, proof=make_failed_proof()), "failed"))
     read_events(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.FAILED, 1)
@@ -239,11 +239,19 @@ def test_many_changes_wait_once_for_a_channel_layer_that_is_away(monkeypatch: py
     assert sent == ["job.job-0", "job.job-1000"]
 
 
-def report(**summary: Any) -> ExitReport:
+def report(**make_summary: Any) -> ExitReport:
     """Build the report of a member."""
     told: Any = {"outcome": "succeeded", "started": 1.0, "finished": 2.0}
-    whole = {"steps": 1, "tokens_per_s": None, "losses": [], "eval_losses": [], "cells": {}, "verdict": {}, **summary}
-    return {**told, "summary": whole if summary else None}
+    whole = {
+        "steps": 1,
+        "tokens_per_s": None,
+        "losses": [],
+        "eval_losses": [],
+        "cells": {},
+        "verdict": {},
+        **make_summary,
+    }
+    return {**told, "summary": whole if make_summary else None}
 
 
 def cells(rank: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, report, say
 from tests.jobs.metrics.board import board, go_on, tell
-from tests.jobs.planning.test_learned import disproved, exit_event, summary
+from tests.jobs.planning.test_measured_runs import make_exit_event, make_failed_proof, make_summary
 from tests.planner.wrong_specs import GOOD
 
 LONG_AGO = timezone.now() - timedelta(days=300)
@@ -72,7 +72,7 @@ def test_where_it_saved_it_is_queued_again_and_goes_on_from_there(each_database:
 def test_what_was_disproved_as_it_gave_way_has_failed(each_database: str, live_redis: redis.Redis) -> None:
     """It was called cancelled, as if somebody had asked for that end."""
     job = preempted(live_redis)
-    ended = exit_event(job.attempts.get(), summary(0.3, proof=disproved()), "cancelled")
+    ended = make_exit_event(job.attempts.get(), make_summary(0.3, proof=make_failed_proof()), "cancelled")
     say(live_redis, ended)
     read_events(live_redis)
     job.refresh_from_db()

@@ -1,4 +1,4 @@
-"""Bounds on how many there may be, when several are made at once, on a real PostgreSQL."""
+"""Limits of webhooks, deliveries, imports, tokens, and invitations under concurrent requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from planner.facts.validation import SpecError
 from tests.jobs.conftest import run_together
 from tests.support.postgres import postgres_server, use_database
 
-AT_ONCE = 8
+NUM_THREADS = 8
 ROUNDS = 4
 
 
@@ -31,72 +31,72 @@ def postgres(django_db_blocker: Any) -> Iterator[None]:
 
 @pytest.fixture
 def ann(postgres: None) -> Iterator[User]:
-    made = User.objects.create_user("ann")
-    yield made
+    webhook = User.objects.create_user("ann")
+    yield webhook
     Webhook.objects.all().delete()
     ImportedTrace.objects.all().delete()
-    made.delete()
+    webhook.delete()
 
 
-# Overrides the conftest's, which asks for the other database.
+# Overrides the fixture of conftest.py, which uses the default test database.
 @pytest.fixture(autouse=True)
 def _default() -> None:
     pass
 
 
-def together(make: Callable[[int], Any]) -> None:
-    def tried(number: int) -> None:
+def run_concurrently(make: Callable[[int], Any]) -> None:
+    def try_make(number: int) -> None:
         with contextlib.suppress(SpecError, store.TooManyImportsError):
             make(number)
 
-    run_together([partial(tried, number) for number in range(AT_ONCE)])
+    run_together([partial(try_make, number) for number in range(NUM_THREADS)])
 
 
-def hook(user: User, number: int) -> Webhook:
+def make_webhook(user: User, number: int) -> Webhook:
     return webhooks.create_webhook(
         user, "default", webhooks.WebhookRequest(name=f"n{number}", url="https://example.com/")
     )
 
 
-def test_webhooks_are_no_more_than_their_bound(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 24 at once 6 became webhooks where there was room for one."""
+def test_concurrent_webhooks_stay_within_the_limit(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Concurrent requests create at most the allowed number of webhooks."""
     monkeypatch.setattr(webhooks, "MAX_OWNER_WEBHOOKS", 2)
     for _ in range(ROUNDS):
-        together(partial(hook, ann))
+        run_concurrently(partial(make_webhook, ann))
         assert Webhook.objects.filter(owner=ann).count() == 2
         Webhook.objects.filter(owner=ann).delete()
 
 
-def test_one_ping_is_on_its_way(ann: User) -> None:
+def test_concurrent_pings_create_one_delivery(ann: User) -> None:
     for number in range(ROUNDS):
-        made = hook(ann, number)
-        together(lambda _, made=made: webhooks.send_ping(ann, made))  # type: ignore[misc]
-        assert Delivery.objects.filter(webhook=made).count() == 1
+        webhook = make_webhook(ann, number)
+        run_concurrently(lambda _, webhook=webhook: webhooks.send_ping(ann, webhook))  # type: ignore[misc]
+        assert Delivery.objects.filter(webhook=webhook).count() == 1
 
 
-def test_imports_are_no_more_than_their_bound(
+def test_concurrent_imports_stay_within_the_limit(
     ann: User, monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(store, "MAX_IMPORTS_PER_USER", 1)
     settings.STATE_DIR = tmp_path
     for _ in range(ROUNDS):
-        together(lambda number: store.create_import(ann, f"n{number}", [("a", 1)]))
+        run_concurrently(lambda number: store.create_import(ann, f"n{number}", [("a", 1)]))
         assert ImportedTrace.objects.filter(owner=ann).count() == 1
         ImportedTrace.objects.all().delete()
 
 
-def test_tokens_and_invitations_are_no_more_than_their_bound(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_tokens_and_invitations_stay_within_the_limit(ann: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "MAX_TOKENS", 1)
     monkeypatch.setattr(invitations, "MAX_OPEN_INVITATIONS", 1)
     project = Project.objects.create(name="team")
     try:
         for _ in range(ROUNDS):
-            together(
+            run_concurrently(
                 lambda number: tokens.create_token(ann, tokens.ApiTokenRequest(name=f"n{number}", scopes=["read"]))
             )
             assert tokens.get_active_tokens(ann).count() == 1
             tokens.get_active_tokens(ann).delete()
-            together(
+            run_concurrently(
                 lambda _: invitations.create_invitation(project, invitations.InvitationRequest(role="viewer"), "ann")
             )
             assert Invitation.objects.filter(project=project).count() == 1

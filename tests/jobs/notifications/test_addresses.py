@@ -1,4 +1,4 @@
-"""Where a webhook may lead: the public internet, and what the settings name; however an address is written."""
+"""Addresses that webhooks can reach: public ones, and the private networks in the settings."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from jobs.people.notifications.webhook_transport import (
     resolve,
 )
 
-INSIDE = (
+PRIVATE = (
     *("127.0.0.1", "127.8.9.10", "0.0.0.0", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),
     *("192.0.0.192", "198.18.0.1", "192.88.99.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "192.0.2.1"),
     *("::", "::1", "fe80::1", "fe80::1%1", "fc00::1", "fd12:3456::1", "ff02::1", "fec0::1", "2001:db8::1"),
     *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::7f00:1"),
     *("64:ff9b:1::1", "2002:7f00:1::1", "2001:0:4136:e378:8000:63bf:80ff:fffe", "100::1", "5f00::1"),
 )
-OUTSIDE = ("93.184.216.34", "8.8.8.8", "2606:4700::1111", "2a00:1450:4001::1", "::ffff:8.8.8.8")
+PUBLIC = ("93.184.216.34", "8.8.8.8", "2606:4700::1111", "2a00:1450:4001::1", "::ffff:8.8.8.8")
 
 
-@pytest.mark.parametrize("text", INSIDE)
-def test_nothing_inside_is_reached(text: str) -> None:
+@pytest.mark.parametrize("text", PRIVATE)
+def test_webhooks_cannot_reach_private_addresses(text: str) -> None:
     assert not may_reach(ip_address(text), [])
 
 
-@pytest.mark.parametrize("text", OUTSIDE)
-def test_the_internet_is(text: str) -> None:
+@pytest.mark.parametrize("text", PUBLIC)
+def test_webhooks_can_reach_public_addresses(text: str) -> None:
     assert may_reach(ip_address(text), [])
 
 
-def test_settings_open_what_they_name_and_nothing_beside() -> None:
+def test_settings_allow_only_the_listed_networks() -> None:
     allowed = [ip_network("10.1.0.0/16"), ip_network("fd12::/16")]
     for text in ("10.1.2.3", "::ffff:10.1.2.3", "fd12::1"):
         assert may_reach(ip_address(text), allowed)
@@ -44,14 +44,14 @@ def test_settings_open_what_they_name_and_nothing_beside() -> None:
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "127.1", "::ffff:7f00:1", "0"])
-def test_an_address_is_known_however_it_is_written(host: str) -> None:
-    (found,) = parse_address_literal(host)
-    assert not may_reach(found, [])
+def test_rejects_private_addresses_in_every_notation(host: str) -> None:
+    (address,) = parse_address_literal(host)
+    assert not may_reach(address, [])
     with pytest.raises(RefusedAddressError, match="resolves to a private address"):
         resolve(host, 443, [])
 
 
-def test_a_name_is_no_address_and_one_that_leads_nowhere_is_refused() -> None:
+def test_rejects_names_without_a_public_address() -> None:
     assert parse_address_literal("hooks.example") == []
     with pytest.raises(RefusedAddressError, match="has no IP address"):
         resolve("nothing.invalid", 443, [])
@@ -59,14 +59,14 @@ def test_a_name_is_no_address_and_one_that_leads_nowhere_is_refused() -> None:
         resolve("localhost", 443, [])
 
 
-def test_a_resolver_that_knows_a_name_and_no_address_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_a_name_that_resolves_to_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: [])
     with pytest.raises(RefusedAddressError, match="has no IP address"):
         resolve("empty.example", 443, [])
 
 
-def test_one_address_inside_refuses_a_name_that_has_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = [(2, 1, 6, "", ("93.184.216.34", 443)), (2, 1, 6, "", ("10.0.0.1", 443))]
-    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: both)
+def test_rejects_a_name_with_one_private_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [(2, 1, 6, "", ("93.184.216.34", 443)), (2, 1, 6, "", ("10.0.0.1", 443))]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: addresses)
     with pytest.raises(RefusedAddressError, match=r"resolves to a private address"):
         resolve("half.example", 443, [])

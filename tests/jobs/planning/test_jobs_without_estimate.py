@@ -1,4 +1,4 @@
-"""Nothing is predicted of what trains nothing, wherever a prediction is shown."""
+"""Scripts, labs, and calibrations have no estimate on pages or over REST."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ SCRIPT: dict[str, Any] = {"kind": "script", "script": {"path": "a.py"}, "layout"
 SUMMARY = {"steps": 7, "tokens_per_s": 100.0, "measured": {"steps": 7, "step_s": 0.5}, "peak_bytes": {"0": 2**30}}
 
 
-def lab(host: Host) -> dict[str, Any]:
+def make_lab(host: Host) -> dict[str, Any]:
     return {"kind": "lab", "layout": {"dp": 2}, "lab": {}, "resources": {"device": "cpu", "host": host.name}}
 
 
-def test_what_trains_nothing_has_no_estimate(
+def test_jobs_that_do_not_train_have_no_estimate(
     owner: User, staff: User, api: Api, make_host: Callable[..., Host], live_redis: object
 ) -> None:
     client, host = api(staff), make_host()
-    made = [client.post("/api/v1/jobs", spec, format="json").json()["id"] for spec in (SCRIPT, lab(host))]
-    made += [actions.submit_calibration(staff, host).id]
-    made += [client.post("/api/v1/runs", {"world_size": 2, "command": ["a.py"]}, format="json").json()["run"]]
-    for job in made:
+    ids = [client.post("/api/v1/jobs", spec, format="json").json()["id"] for spec in (SCRIPT, make_lab(host))]
+    ids += [actions.submit_calibration(staff, host).id]
+    ids += [client.post("/api/v1/runs", {"world_size": 2, "command": ["a.py"]}, format="json").json()["run"]]
+    for job in ids:
         assert client.get(f"/api/v1/jobs/{job}").json()["estimate"] == {}, job
-    trains = client.post("/api/v1/jobs", GOOD, format="json").json()["id"]
-    assert client.get(f"/api/v1/jobs/{trains}").json()["estimate"]["stages"]
+    training = client.post("/api/v1/jobs", GOOD, format="json").json()["id"]
+    assert client.get(f"/api/v1/jobs/{training}").json()["estimate"]["stages"]
 
 
-def test_the_planner_says_nothing_of_a_script(owner: User, api: Api) -> None:
+def test_planner_has_no_estimate_for_a_script(owner: User, api: Api) -> None:
     client = api(owner)
-    told = client.post("/api/v1/plan", SCRIPT, format="json").json()
-    assert (told["estimate"], told["problems"]) == (None, [])
-    assert "matrix" not in told
-    for path, asked in (("explain", {"spec": SCRIPT}), ("search", {"spec": SCRIPT, "ranks": 2})):
-        answer = client.post(f"/api/v1/plan/{path}", asked, format="json")
-        assert answer.status_code == 422, path
-        assert answer.json()["errors"][0]["field"] == "kind"
+    plan = client.post("/api/v1/plan", SCRIPT, format="json").json()
+    assert (plan["estimate"], plan["problems"]) == (None, [])
+    assert "matrix" not in plan
+    for path, body in (("explain", {"spec": SCRIPT}), ("search", {"spec": SCRIPT, "ranks": 2})):
+        response = client.post(f"/api/v1/plan/{path}", body, format="json")
+        assert response.status_code == 422, path
+        assert response.json()["errors"][0]["field"] == "kind"
 
 
-def test_compared_scripts_show_neither_a_plan_nor_what_they_never_read(client: Client, owner: User) -> None:
+def test_comparison_of_scripts_shows_used_fields_only(client: Client, owner: User) -> None:
     first, _ = actions.submit(owner, SCRIPT)
     second, _ = actions.submit(owner, {**SCRIPT, "layout": {"dp": 4}})
     for job in (first, second):
@@ -63,9 +63,9 @@ def test_compared_scripts_show_neither_a_plan_nor_what_they_never_read(client: C
     assert "train." not in page
     assert "gpt-tiny" not in page
     assert "layout.dp" in page
-    told = compare_jobs([first, second])
-    assert [one["plan"] for one in told["jobs"]] == [{}, {}]
-    assert [one["field"] for one in told["differences"]] == ["layout.dp"]
+    comparison = compare_jobs([first, second])
+    assert [one["plan"] for one in comparison["jobs"]] == [{}, {}]
+    assert [one["field"] for one in comparison["differences"]] == ["layout.dp"]
     names = {name for name, _ in flatten_spec(drop_unused_fields(first.spec))}
     assert "script.path" in names
     assert not {name for name in names if name.startswith(("train.", "model."))}

@@ -1,4 +1,4 @@
-"""Going to an OpenID Connect provider and back, as a browser does, and one that answers whatever it is told to."""
+"""Browser steps of a login with OpenID Connect, and a provider with configurable responses."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from django.test import Client
 from tests.support.processes import scale_timeout
 
 
-def logged_in(client: Client) -> bool:
+def is_logged_in(client: Client) -> bool:
     return client.get("/account/").status_code == 200
 
 
-def signed_on(client: Client, provider: str, who: str, query: str = "") -> Any:
-    """To the provider, which asks who it is, and back."""
+def sign_on(client: Client, provider: str, who: str, query: str = "") -> Any:
+    """Log in at a provider that asks for the user name, and return to the board."""
     away = client.get(f"/login/oidc/board/login/{query}")
     assert away.headers["Location"].startswith(provider)
     back = httpx.post(away.headers["Location"], data={"sub": who}, follow_redirects=False, timeout=scale_timeout(10))
@@ -34,67 +34,67 @@ def signed_on(client: Client, provider: str, who: str, query: str = "") -> Any:
     return client.get(f"{address.path}?{address.query}")
 
 
-def proof(client: Client) -> str:
-    """Of the link on one's own page, as it stands in it."""
+def get_connect_proof(client: Client) -> str:
+    """Return the proof in the link of the account page that connects a sign-on."""
     found = re.search(r"proof=([^\"]+)\"", client.get("/account/").content.decode())
     assert found is not None
     return html.unescape(found[1])
 
 
-def connect(client: Client, provider: str, who: str, link: str = "") -> Any:
-    return signed_on(client, provider, who, f"?process=connect{link or f'&proof={proof(client)}'}")
+def connect_sign_on(client: Client, provider: str, who: str, link: str = "") -> Any:
+    return sign_on(client, provider, who, f"?process=connect{link or f'&proof={get_connect_proof(client)}'}")
 
 
-class Answers:
-    """What a provider says: of itself, with a token, of a person; each a value or a text that is none."""
+class FakeProvider:
+    """OpenID Connect provider whose responses are values that are sent as JSON, or text that is sent unchanged."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.asked = url, 0
+        self.url, self.discovery_requests = url, 0
         self.discovery: Any = {
             "issuer": url,
             **{name: f"{url}/{name}" for name in ("authorization_endpoint", "token_endpoint", "userinfo_endpoint")},
             "jwks_uri": f"{url}/keys",
         }
-        self.signed: dict[str, Any] = {"sub": "42"}
+        self.id_claims: dict[str, Any] = {"sub": "42"}
         self.token: Any = {"access_token": "a", "token_type": "Bearer"}
         self.userinfo: Any = {"sub": "42"}
 
-    def of(self, path: str) -> Any:
+    def get_response(self, path: str) -> Any:
         if path.startswith("/.well-known/"):
-            self.asked += 1
+            self.discovery_requests += 1
             return self.discovery
         if path == "/token_endpoint":
             now = int(time.time())
-            claims = {"iss": self.url, "aud": "meshboard", "iat": now, "exp": now + 60, **self.signed}
+            claims = {"iss": self.url, "aud": "meshboard", "iat": now, "exp": now + 60, **self.id_claims}
             key = "only-for-this-test-0123456789-0123456789"
             return self.token if isinstance(self.token, str) else {"id_token": jwt.encode(claims, key), **self.token}
         return self.userinfo
 
 
 @contextmanager
-def answering() -> Iterator[Answers]:
-    """A provider of one's own."""
+def run_fake_provider() -> Iterator[FakeProvider]:
+    """Run a provider with configurable responses in a thread."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.tell()
+            self.send_json()
 
         def do_POST(self) -> None:
-            self.tell()
+            self.send_json()
 
-        def tell(self) -> None:
-            told = answers.of(urlsplit(self.path).path)
-            body = (told if isinstance(told, str) else json.dumps(told)).encode("utf-8", "surrogatepass")
+        def send_json(self) -> None:
+            response = answers.get_response(urlsplit(self.path).path)
+            body = (response if isinstance(response, str) else json.dumps(response)).encode("utf-8", "surrogatepass")
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
             self.wfile.write(body)
 
         def log_message(self, *_: Any) -> None:
-            """Nobody reads it."""
+            """Write no log."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        answers = Answers(f"http://127.0.0.1:{server.server_port}")
+        answers = FakeProvider(f"http://127.0.0.1:{server.server_port}")
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield answers
@@ -102,8 +102,8 @@ def answering() -> Iterator[Answers]:
         thread.join()
 
 
-def comes_back(client: Client) -> Any:
-    """From a provider that asks nobody anything."""
+def log_in_with_provider(client: Client) -> Any:
+    """Log in with a provider that asks for nothing."""
     away = client.get("/login/oidc/board/login/")
     if away.status_code != 302:
         return away

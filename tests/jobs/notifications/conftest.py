@@ -1,4 +1,4 @@
-"""Receivers are on loopback, which a board calls inside."""
+"""Allow webhooks to receivers on loopback, which are private addresses by default."""
 
 from __future__ import annotations
 

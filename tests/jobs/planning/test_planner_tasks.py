@@ -1,4 +1,4 @@
-"""What a planner process makes of a spec, without a database."""
+"""Tasks of a planner process, which need no database."""
 
 from __future__ import annotations
 
@@ -24,39 +24,37 @@ SCHEDULES: list[tuple[Schedule, int]] = [
 
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
 @pytest.mark.parametrize("pp", [MAX_STAGES + 1, 2 * MAX_STAGES])
-def test_the_first_stages_of_a_long_pipe_are_drawn_whatever_its_schedule(
-    schedule: Schedule, chunks: int, pp: int
-) -> None:
+def test_draws_the_first_stages_of_a_long_pipeline(schedule: Schedule, chunks: int, pp: int) -> None:
     batch = 2 * pp if schedule == "dualpipev" else pp
     layout = {"pp": pp, "schedule": schedule, "virtual_stages": chunks}
     train = {"global_batch": batch, "micro_batches": batch, "seq_len": 128}
-    drawn = build_timeline(
+    timeline = build_timeline(
         parse_spec({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train}), CLUSTERS["h100"]
     )
-    assert drawn is not None
-    assert (drawn["stages"], drawn["whole"]) == (MAX_STAGES, False)
-    assert drawn["micro_batches"] <= batch
+    assert timeline is not None
+    assert (timeline["stages"], timeline["whole"]) == (MAX_STAGES, False)
+    assert timeline["micro_batches"] <= batch
 
 
-def test_a_long_pipe_of_few_micro_batches_is_drawn_with_all_of_them() -> None:
+def test_draws_all_micro_batches_if_there_are_few() -> None:
     layout, train = {"pp": 24, "schedule": "gpipe"}, {"global_batch": 5, "micro_batches": 5, "seq_len": 128}
-    drawn = build_timeline(
+    timeline = build_timeline(
         parse_spec({"model": {"preset": "gpt3-175b"}, "layout": layout, "train": train}), CLUSTERS["h100"]
     )
-    assert drawn is not None
-    assert drawn["micro_batches"] == 5
+    assert timeline is not None
+    assert timeline["micro_batches"] == 5
 
 
-def test_no_neighbour_is_offered_that_what_was_asked_of_the_search_forbids() -> None:
-    """Faster ones that took more memory than was asked for were said to fit."""
+def test_neighbors_respect_the_constraints_of_the_search() -> None:
+    """Suggested neighbors respect the memory limit and the fixed fields of the search."""
     train = {"global_batch": 64, "seq_len": 4096, "precision": "bf16"}
     spec = parse_fields({"model": {"preset": "llama3-8b"}, "train": train, "resources": {"device": "cuda"}})
-    room = 24 * 2**30
-    asked = {"world_size": 16, "fixed": {"zero": 3, "tp": 1}, "max_micro_batch": 1, "max_memory_bytes": room}
-    found = search_spec(spec, CLUSTERS["h100"], {**asked, "runnable": True, "limit": 1})
+    max_bytes = 24 * 2**30
+    request = {"world_size": 16, "fixed": {"zero": 3, "tp": 1}, "max_micro_batch": 1, "max_memory_bytes": max_bytes}
+    found = search_spec(spec, CLUSTERS["h100"], {**request, "runnable": True, "limit": 1})
     near = found["neighbours"]
     assert {(n["layout"]["zero"], n["layout"]["tp"]) for n in near} == {(3, 1)}
-    assert all((n["memory_bytes"] or 0) <= room for n in near if n["fits"])
+    assert all((n["memory_bytes"] or 0) <= max_bytes for n in near if n["fits"])
     assert any("of 24.0" in n["reason"] for n in near)
     assert not any(n["change"].startswith("micro-batch") for n in near)
     (best,) = found["best"]

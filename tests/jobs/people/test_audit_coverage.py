@@ -1,4 +1,4 @@
-"""Whatever a page or the admin changes is in the audit, or stands here with why it is not; REST: test_answers.py."""
+"""Every change by a page or the admin writes an audit entry, with listed exceptions."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from jobs.people.invitations import InvitationRequest, create_invitation
 from jobs.queue import actions, lifecycle
 from jobs.queue.inbound.reconcile import check_external_runs
 from tests.jobs.pages.test_script import FORM as SCRIPT
-from tests.jobs.people.test_signing_on import with_second_factor
+from tests.jobs.people.test_sign_on import turn_on_second_factor
 from tests.jobs.reporting.nodes import Node, fall_silent
 from tests.jobs.written import written
 from tests.planner.wrong_specs import GOOD
 from tests.webapp.test_public import paths
 
 LARGE = {**GOOD, "layout": {"dp": 2, "tp": 2, "pp": 2}, "train": {"global_batch": 8, "micro_batches": 2}}
-LOGINS = "who is logged in stands among their sessions, and django-axes keeps who tried"
-IMPORTS = "a file of one's own for 30 days, with its owner and time in its row; nothing of the board's changes"
-SHOWS = "shows or leads to the same, whatever the method"
-UNWRITTEN = {
-    **dict.fromkeys(("plan/", "plan/search/", "plan/explain/"), "computes, and changes nothing"),
+LOGINS = "sessions and django-axes record logins"
+IMPORTS = "adds a private file, whose row has its owner and time"
+SHOWS = "shows a page or redirects, with every method"
+UNAUDITED = {
+    **dict.fromkeys(("plan/", "plan/search/", "plan/explain/"), "computes without a change"),
     **dict.fromkeys(("login/", "login/again/", "logout/", "account/two-factor/authenticate/"), LOGINS),
     "account/two-factor/reauthenticate/": LOGINS,
     **dict.fromkeys(("favicon.ico", "jobs/", "login/new/", "login/closed/", "login/cancelled/"), SHOWS),
@@ -48,20 +48,20 @@ UNWRITTEN = {
     **dict.fromkeys(("import/begin/", "import/<str:key>/read/", "import/<str:key>/delete/"), IMPORTS),
     "import/<str:key>/files/<int:place>/": IMPORTS,
 }
-# Of the admin of what is not ours: bulk actions besides deleting.
-UNWRITTEN_ACTIONS = {
-    "make_verified": "of a mail address: this board verifies none, and nothing asks",
-    "cleanup_expired_attempts": "forgets failed logins that lock nobody out any more",
+# Bulk actions of admin pages in other packages, except deletion.
+UNAUDITED_ACTIONS = {
+    "make_verified": "marks a mail address as verified, which has no effect",
+    "cleanup_expired_attempts": "deletes failed logins that have expired",
 }
 
 
-def test_every_page_that_changes_something_writes_it_down(
+def test_every_changing_page_writes_an_audit_entry(
     client: Client, make_host: Callable[..., Host], live_redis: redis.Redis, settings: Any
 ) -> None:
     owner = User.objects.create_superuser("owner", password="owner-password")
     viewer, team = User.objects.create_user("viewer"), Project.objects.create(name="team")
     make_host()
-    with written() as wrote:
+    with written() as audited:
         account(client)
         jobs(client)
         queue(client)
@@ -75,13 +75,13 @@ def test_every_page_that_changes_something_writes_it_down(
         post(client, f"/jobs/{last.id}/end-mail/")
         settings.EMAIL_HOST = ""
         post(client, "/account/password/", old_password="owner-password", **new_password())
-    for name in UNWRITTEN:
-        assert not [route for _, route in wrote if route == name], f"{name} is written down after all"
-    assert changing(owner) - {route for method, route in wrote if method == "post"} == set(UNWRITTEN)
+    for name in UNAUDITED:
+        assert not [route for _, route in audited if route == name], f"{name} writes an audit entry"
+    assert list_changing_routes(owner) - {route for method, route in audited if method == "post"} == set(UNAUDITED)
 
 
-def changing(user: User) -> set[str]:
-    """Routes of pages that take a POST."""
+def list_changing_routes(user: User) -> set[str]:
+    """Return the routes of pages that accept POST."""
     user.refresh_from_db()
     found = set()
     for path in paths():
@@ -94,9 +94,9 @@ def changing(user: User) -> set[str]:
 
 
 def post(client: Client, path: str, **data: Any) -> str:
-    answer = client.post(path, data)
-    assert answer.status_code in (200, 302), (path, answer.content.decode())
-    return answer.content.decode()
+    response = client.post(path, data)
+    assert response.status_code in (200, 302), (path, response.content.decode())
+    return response.content.decode()
 
 
 def new_password() -> dict[str, str]:
@@ -104,7 +104,7 @@ def new_password() -> dict[str, str]:
 
 
 def account(client: Client) -> None:
-    with_second_factor(client)
+    turn_on_second_factor(client)
     post(client, "/account/two-factor/recovery-codes/generate/")
     post(client, "/account/two-factor/totp/deactivate/")
     identity = SocialAccount.objects.create(user=User.objects.get(username="owner"), provider="board", uid="42")
@@ -129,12 +129,12 @@ def jobs(client: Client) -> None:
     large, _ = actions.submit(job.owner, LARGE)
     Attempt.objects.create(job=large, number=1, checkpoint=f"{large.id}/1/step-00000020", ended=timezone.now())
     assert lifecycle.start_jobs({large.id: (1, "placed")})
-    assert lifecycle.change_status(large.id, 1, Status.LOST, "its host was given up")
+    assert lifecycle.change_status(large.id, 1, Status.LOST, "its host was marked as lost")
     Host.objects.update(slots=4)
     post(client, f"/jobs/{large.id}/smaller/")
-    asked = {"world_size": 2, "name": "by hand"}
-    opened = client.post("/api/v1/runs", asked, content_type="application/json").json()
-    node = Node(opened["run"], opened["token"])
+    body = {"world_size": 2, "name": "by hand"}
+    run = client.post("/api/v1/runs", body, content_type="application/json").json()
+    node = Node(run["run"], run["token"])
     node.join("gpu-7")
     node.report()
     fall_silent(node)
@@ -145,17 +145,17 @@ def jobs(client: Client) -> None:
 def queue(client: Client) -> None:
     first, second = (actions.submit(User.objects.get(username="owner"), GOOD)[0] for _ in range(2))
     post(client, "/queue/act/", action="hold", job=[first.id], confirmed="1")
-    moved = client.post("/queue/move/", {"job": second.id, "to": "top"}, content_type="application/json")
-    assert moved.json() == {"moved": True}
+    response = client.post("/queue/move/", {"job": second.id, "to": "top"}, content_type="application/json")
+    assert response.json() == {"moved": True}
     post(client, "/queue/pause/", on="true")
 
 
 def hosts(client: Client, viewer: User) -> None:
-    for deed in ("calibrate", "drain", "undrain"):
-        post(client, f"/hosts/host-a/{deed}/")
+    for action in ("calibrate", "drain", "undrain"):
+        post(client, f"/hosts/host-a/{action}/")
     Host.objects.update(last_seen=timezone.now() - timedelta(hours=1))
-    for deed in ("give-up", "remove"):
-        post(client, f"/hosts/host-a/{deed}/")
+    for action in ("give-up", "remove"):
+        post(client, f"/hosts/host-a/{action}/")
     post(client, "/join-tokens/", note="rack 7", hours="2", uses="3")
     post(client, f"/join-tokens/{JoinToken.objects.get().pk}/revoke/")
 
@@ -182,15 +182,15 @@ def project(client: Client, team: Project) -> None:
     post(client, f"/invitations/?token={create_invitation(team, InvitationRequest(role='viewer'), 'owner')[1]}")
 
 
-def test_what_staff_change_in_the_admin_is_written_down(client: Client, make_host: Callable[..., Host]) -> None:
-    """Accounts and their rights above all; and a session's or token's own text is in no entry."""
+def test_admin_changes_write_audit_entries(client: Client, make_host: Callable[..., Host]) -> None:
+    """No entry contains the text of a password, a session, or a token."""
     client.force_login(User.objects.create_superuser("root"))
     host, group = make_host(), Group.objects.create(name="crew")
     passwords = dict.fromkeys(("password1", "password2"), "quite-a-secret-1")
     assert client.post("/admin/auth/user/add/", {"username": "ann", **passwords}).status_code == 302
     ann = User.objects.get(username="ann")
-    joined = {"date_joined_0": "2026-01-01", "date_joined_1": "00:00:00"}
-    form = {"username": "ann", "is_active": "on", "is_staff": "on", **joined}
+    join_date = {"date_joined_0": "2026-01-01", "date_joined_1": "00:00:00"}
+    form = {"username": "ann", "is_active": "on", "is_staff": "on", **join_date}
     assert client.post(f"/admin/auth/user/{ann.pk}/change/", form).status_code == 302
     assert User.objects.get(username="ann").is_staff
     job, _ = actions.submit(ann, GOOD)
@@ -206,10 +206,10 @@ def test_what_staff_change_in_the_admin_is_written_down(client: Client, make_hos
         ("auth/user/", {**selected, "_selected_action": [ann.pk]}),
     ):
         assert client.post(f"/admin/{path}", data).status_code == 302, path
-    told = (
+    entries = (
         AuditEntry.objects.filter(who="root").exclude(kind="token").order_by("id").values_list("what", "kind", "name")
     )
-    assert [*told] == [
+    assert [*entries] == [
         ("add", "user", "ann"),
         ("edit", "user", "ann"),
         ("delete", "authtoken", token.pk[:100]),
@@ -224,10 +224,10 @@ def test_what_staff_change_in_the_admin_is_written_down(client: Client, make_hos
     assert passwords["password1"] not in str([*AuditEntry.objects.values()])
 
 
-def test_every_admin_is_one_that_writes_down() -> None:
-    ours = {m: admin.site.get_model_admin(m) for m in apps.get_models() if admin.site.is_registered(m)}
-    assert len(ours) > 15
-    for model, made in ours.items():
-        assert isinstance(made, AuditedAdmin | SingleColumnAdmin | AccountAdmin | DeadLetterAdmin), model
-        if isinstance(made, AccountAdmin):
-            assert {*made.actions} <= set(UNWRITTEN_ACTIONS), model
+def test_every_model_admin_writes_audit_entries() -> None:
+    admins = {m: admin.site.get_model_admin(m) for m in apps.get_models() if admin.site.is_registered(m)}
+    assert len(admins) > 15
+    for model, model_admin in admins.items():
+        assert isinstance(model_admin, AuditedAdmin | SingleColumnAdmin | AccountAdmin | DeadLetterAdmin), model
+        if isinstance(model_admin, AccountAdmin):
+            assert {*model_admin.actions} <= set(UNAUDITED_ACTIONS), model

@@ -1,4 +1,4 @@
-"""Bytes between hosts are told apart from those inside one, by the levels of an axis; predicted and measured."""
+"""Traffic between hosts and inside hosts, per level of an axis, predicted and measured."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ HSDP: dict[str, Any] = {"dp": 4, "zero": 3, "dp_replicas": 2}
 INSIDE = {"tp": 2, "sequence_parallel": True}
 
 
-def told(
-    owner: User, make_host: Callable[..., Host], layout: dict[str, Any], *, ended: bool = True, **also: int
+def make_traffic(
+    owner: User, make_host: Callable[..., Host], layout: dict[str, Any], *, ended: bool = True, **more: int
 ) -> HostTraffic:
-    """Of a run over two hosts, whose ranks counted what the trainer sends."""
+    """Return the traffic of a run over two hosts, whose ranks counted the bytes of the trainer."""
     spec = parse_spec({**SPEC, "layout": layout})
     half = spec.layout.world_size // 2
     hosts = [make_host(name, slots=half) for name in ("host-a", "host-b")]
@@ -47,8 +47,8 @@ def told(
         for rank in range(spec.layout.world_size)
     }
     cells["0"].append({"phase": "eval", "op": "all_reduce", "axis": "dp", "group_size": 2, "payload_bytes": 10**9})
-    exit = {"summary": {"steps": STEPS, "cells": cells, **also}} if ended else None
-    attempt = Attempt.objects.create(job=job, number=1, exit=exit)
+    exit_report = {"summary": {"steps": STEPS, "cells": cells, **more}} if ended else None
+    attempt = Attempt.objects.create(job=job, number=1, exit=exit_report)
     for node, host in enumerate(hosts):
         place = {"first_rank": node * half, "num_ranks": half, "ordered": timezone.now()}
         Member.objects.create(attempt=attempt, node=node, host=host, host_name=host.name, **place)
@@ -67,10 +67,10 @@ def told(
     ],
     ids=str,
 )
-def test_what_was_measured_is_what_was_predicted_level_by_level(
+def test_measured_traffic_equals_prediction_per_level(
     owner: User, make_host: Callable[..., Host], layout: dict[str, Any]
 ) -> None:
-    rows = told(owner, make_host, layout)
+    rows = make_traffic(owner, make_host, layout)
     assert (rows["hosts"], rows["steps"]) == (["host-a", "host-b"], STEPS)
     spec, total = parse_spec({**SPEC, "layout": layout}), Counter[str]()
     for rank in range(spec.layout.world_size):
@@ -84,8 +84,8 @@ def test_what_was_measured_is_what_was_predicted_level_by_level(
 
 
 @pytest.mark.usefixtures("db")
-def test_hsdp_shards_inside_hosts_and_sums_between_them(owner: User, make_host: Callable[..., Host]) -> None:
-    shards, replicas = [row for row in told(owner, make_host, HSDP)["levels"] if row["axis"] == "dp"]
+def test_hsdp_shards_inside_hosts_and_reduces_between_hosts(owner: User, make_host: Callable[..., Host]) -> None:
+    shards, replicas = [row for row in make_traffic(owner, make_host, HSDP)["levels"] if row["axis"] == "dp"]
     assert (shards["level"], shards["groups"], shards["groups_across"]) == ("shards", 2, 0)
     assert (replicas["level"], replicas["groups"], replicas["groups_across"]) == ("replicas", 2, 2)
     assert shards["predicted_step"]["across_bytes"] == replicas["predicted_step"]["inside_bytes"] == 0
@@ -93,17 +93,15 @@ def test_hsdp_shards_inside_hosts_and_sums_between_them(owner: User, make_host: 
 
 
 @pytest.mark.usefixtures("db")
-def test_until_it_has_ended_it_is_predicted_alone(owner: User, make_host: Callable[..., Host]) -> None:
-    rows = told(owner, make_host, HSDP, ended=False)
+def test_running_job_has_predicted_traffic_only(owner: User, make_host: Callable[..., Host]) -> None:
+    rows = make_traffic(owner, make_host, HSDP, ended=False)
     assert rows["steps"] == 0
     assert {(row["measured"], row["predicted"]) for row in rows["levels"]} == {(None, None)}
     assert rows["levels"][0]["predicted_step"]["inside_bytes"] > 0
 
 
 @pytest.mark.usefixtures("db")
-def test_of_a_summary_without_all_ranks_nothing_is_told_as_measured(
-    owner: User, make_host: Callable[..., Host]
-) -> None:
-    rows = told(owner, make_host, HSDP, cells_left_out=1)
+def test_incomplete_summary_has_no_measured_traffic(owner: User, make_host: Callable[..., Host]) -> None:
+    rows = make_traffic(owner, make_host, HSDP, cells_left_out=1)
     assert (rows["steps"], rows["left_out"]) == (0, 1)
     assert {(row["measured"], row["predicted"]) for row in rows["levels"]} == {(None, None)}
