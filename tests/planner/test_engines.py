@@ -1,4 +1,4 @@
-"""What a spec may ask of an engine: nothing of it can become an option, a file or a shell's word."""
+"""Engine settings of a spec: no value can become an option, a file or a shell command."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from planner.facts.validation import SpecError
 BASE: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}}
 
 
-def problems(resources: dict[str, Any], **more: Any) -> dict[str, str]:
+def get_problems(resources: dict[str, Any], **more: Any) -> dict[str, str]:
     with pytest.raises(SpecError) as error:
         parse_spec({**BASE, **more, "resources": resources})
     return {problem.field: problem.message for problem in error.value.problems}
 
 
-def asked(**slurm: Any) -> dict[str, Any]:
+def build_resources(**slurm: Any) -> dict[str, Any]:
     return {"engine": "slurm", "slurm": slurm}
 
 
@@ -41,8 +41,8 @@ def asked(**slurm: Any) -> dict[str, Any]:
         ("exclude", "node1 node2"),
     ],
 )
-def test_what_is_no_name_is_refused_at_its_field(field: str, value: str) -> None:
-    (told,) = problems(asked(**{field: value})).items()
+def test_invalid_name_is_rejected_at_its_field(field: str, value: str) -> None:
+    (told,) = get_problems(build_resources(**{field: value})).items()
     assert told[0] == f"resources.slurm.{field}"
     assert ". Use " in told[1]
 
@@ -54,34 +54,34 @@ def test_what_is_no_name_is_refused_at_its_field(field: str, value: str) -> None
         {"constraint": "a100&nvlink|h100", "exclude": "node[3-5],node9", "time_limit": "12:00:00", "cpus_per_rank": 8},
     ],
 )
-def test_what_slurm_writes_itself_is_taken(slurm: dict[str, Any]) -> None:
-    spec = parse_spec({**BASE, "resources": asked(**slurm)}, slots=1)
+def test_accepts_the_formats_of_slurm(slurm: dict[str, Any]) -> None:
+    spec = parse_spec({**BASE, "resources": build_resources(**slurm)}, slots=1)
     assert spec.resources.slurm is not None
     assert spec.resources.slurm.model_dump(exclude_defaults=True) == slurm
 
 
-def test_ranks_that_nodes_do_not_divide_are_told_with_the_arithmetic() -> None:
-    told = problems(asked(nodes=3))
+def test_ranks_not_divisible_by_nodes_are_reported_with_arithmetic() -> None:
+    told = get_problems(build_resources(nodes=3))
     text = "`resources.slurm.nodes` is 3, but 4 slots are not divisible by 3. Use 1, 2 or 4."
     assert told == {"resources.slurm.nodes": text}
 
 
-def test_an_engine_takes_only_what_is_its_own() -> None:
+def test_engine_rejects_settings_of_other_engines() -> None:
     text = "`resources.slurm` is set, but `resources.engine` is hosts. Omit it, or use engine slurm."
-    assert problems({"slurm": {}}) == {"resources.slurm": text}
-    assert list(problems({"engine": "slurm", "host": "here"})) == ["resources.host"]
-    assert list(problems({"engine": "slurm"}, kind="lab")) == ["resources.engine"]
+    assert get_problems({"slurm": {}}) == {"resources.slurm": text}
+    assert list(get_problems({"engine": "slurm", "host": "here"})) == ["resources.host"]
+    assert list(get_problems({"engine": "slurm"}, kind="lab")) == ["resources.engine"]
 
 
-def test_what_only_the_board_s_own_hosts_have_is_refused_with_slurm() -> None:
+def test_slurm_rejects_settings_of_board_hosts() -> None:
     own = {"host": "here", "pool": "a100", "labels": ["ib"], "max_hosts": 1}
-    told = problems({"engine": "slurm", **own}, run={"preemptible": True})
+    told = get_problems({"engine": "slurm", **own}, run={"preemptible": True})
     assert sorted(told) == [*(f"resources.{name}" for name in sorted(own)), "run.preemptible"]
     text = "`resources.labels` is ib, but Slurm has no labels. Use `resources.slurm.constraint`."
     assert told["resources.labels"] == text
 
 
 @pytest.mark.parametrize("limit", ["0:00:00", "0-00:00:00"])
-def test_a_time_limit_of_zero_which_slurm_takes_for_none_is_refused(limit: str) -> None:
+def test_time_limit_of_zero_is_rejected_because_slurm_reads_it_as_unlimited(limit: str) -> None:
     words = f"`resources.slurm.time_limit` is {limit}. Use a time above zero."
-    assert problems(asked(time_limit=limit)) == {"resources.slurm.time_limit": words}
+    assert get_problems(build_resources(time_limit=limit)) == {"resources.slurm.time_limit": words}

@@ -1,4 +1,4 @@
-"""The teaching page's arithmetic: orders of growth, and where two axes really send as much."""
+"""Growth page arithmetic: orders of growth, and sizes at which two axes send equal bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ some = st.builds(
 repeatable = settings(derandomize=True, deadline=None)
 
 
-def test_the_figures_are_those_of_a_hand() -> None:
+def test_figures_match_hand_computed_values() -> None:
     x = Setting(b=8, s=2048, h=4096, l=32, k=8, n=8)
     assert compute_data_bytes(x) == 2 * 7 / 8 * 12 * 32 * 4096 * 4096 * 2
     assert compute_tensor_bytes(x) == 8 * 7 / 8 * 8 * 2048 * 4096 * 32 * 2
@@ -43,7 +43,7 @@ def test_the_figures_are_those_of_a_hand() -> None:
 
 @repeatable
 @given(some)
-def test_each_axis_grows_with_what_its_order_says_and_nothing_else(x: Setting) -> None:
+def test_axis_traffic_grows_by_its_stated_order(x: Setting) -> None:
     twice = {name: x._replace(**{name: 2 * getattr(x, name)}) for name in ("b", "s", "h", "l")}
     assert compute_data_bytes(twice["b"]) == compute_data_bytes(twice["s"]) == compute_data_bytes(x)
     assert compute_data_bytes(twice["h"]) == pytest.approx(4 * compute_data_bytes(x))
@@ -58,7 +58,7 @@ def test_each_axis_grows_with_what_its_order_says_and_nothing_else(x: Setting) -
 
 @repeatable
 @given(some)
-def test_where_two_axes_meet_they_send_as_much(x: Setting) -> None:
+def test_axes_send_equal_bytes_at_their_crossing(x: Setting) -> None:
     meeting = get_tp_dp_tokens(x)
     assert compute_tensor_bytes(x._replace(b=1, s=round(meeting))) == pytest.approx(compute_data_bytes(x), rel=1e-6)
     high = get_dp_pp_tokens(x)
@@ -70,7 +70,7 @@ def test_where_two_axes_meet_they_send_as_much(x: Setting) -> None:
 
 @repeatable
 @given(some)
-def test_the_verdict_says_what_the_numbers_say(x: Setting) -> None:
+def test_verdict_matches_the_numbers(x: Setting) -> None:
     told = compare_axes(x)
     assert told["classic"] == (compute_tensor_bytes(x) > compute_data_bytes(x) > compute_pipeline_bytes(x))
     assert told["verdict"].startswith("TP > DP > PP holds") == told["classic"]
@@ -79,7 +79,7 @@ def test_the_verdict_says_what_the_numbers_say(x: Setting) -> None:
 
 
 @pytest.mark.parametrize("variable", RANGES)
-def test_curves_pass_through_the_present_point(variable: str) -> None:
+def test_curves_pass_through_the_current_point(variable: str) -> None:
     x = Setting()
     grown = compute_curves(x, variable)
     assert grown["x"] == sorted(grown["x"])
@@ -91,25 +91,25 @@ def test_curves_pass_through_the_present_point(variable: str) -> None:
     ("values", "field"),
     [({"b": 0}, "b"), ({"h": "wide"}, "h"), ({"q": 1}, "q"), ({"k": 64, "l": 32}, "k"), ({"n": True}, "n")],
 )
-def test_senseless_values_are_refused_by_name(values: dict[str, object], field: str) -> None:
+def test_invalid_values_are_rejected_by_name(values: dict[str, object], field: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_setting(values)
     assert [p.field for p in caught.value.problems] == [field]
 
 
-def test_an_unknown_variable_is_refused() -> None:
+def test_unknown_variable_is_rejected() -> None:
     with pytest.raises(SpecError, match="`over`: must be one of b, s, h, l, k, n"):
         compute_curves(Setting(), "q")
 
 
-def test_what_sends_alike_is_told_as_equal() -> None:
+def test_axes_with_equal_traffic_are_reported_as_equal() -> None:
     told = compare_axes(Setting(b=6, s=2048, h=4096))
     assert told["order"] == "TP = DP > PP"
     assert not told["classic"]
     assert told["verdict"].startswith("TP = DP")
 
 
-def test_there_is_no_part_of_a_boundary() -> None:
+def test_boundary_sizes_are_whole() -> None:
     assert (
         compute_pipeline_bytes(Setting(l=32, k=20))
         == compute_pipeline_bytes(Setting(l=32, k=16))
@@ -117,6 +117,6 @@ def test_there_is_no_part_of_a_boundary() -> None:
     )
 
 
-def test_curves_contain_the_current_setting() -> None:
-    """The legend without a cursor then has the numbers of the table."""
+def test_curves_include_the_current_setting() -> None:
+    """The legend without a cursor then shows the values of the table."""
     assert 11.0 in compute_curves(Setting(b=11), "b")["x"]

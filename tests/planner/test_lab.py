@@ -1,4 +1,4 @@
-"""What a lab may ask for, which sizes that makes, and what bandwidths mean."""
+"""Collective lab: allowed settings, message sizes, and bandwidth formulas."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from planner.facts.spec import LAB_PRIMITIVES, LabPrimitive, LabSpec
 from planner.facts.validation import SpecError
 
 
-def lab(change: dict[str, Any], dp: int = 4, **more: Any) -> Any:
+def build_lab(change: dict[str, Any], dp: int = 4, **more: Any) -> Any:
     return parse_spec({"kind": "lab", "layout": {"dp": dp}, "lab": change, **more})
 
 
-def test_a_lab_needs_nothing_but_its_ranks() -> None:
+def test_lab_needs_only_its_ranks() -> None:
     spec = parse_spec({"kind": "lab", "layout": {"dp": 3}})
     assert get_lab_ranks(spec) == (0, 1, 2)
     assert get_num_slots(spec) == 3
-    assert lab({"primitives": "all"}).lab.primitives == list(LAB_PRIMITIVES)
+    assert build_lab({"primitives": "all"}).lab.primitives == list(LAB_PRIMITIVES)
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,13 @@ def test_a_lab_needs_nothing_but_its_ranks() -> None:
     ],
     ids=str,
 )
-def test_a_lab_that_cannot_run_names_the_field_and_shows_the_arithmetic(
-    change: dict[str, Any], field: str, words: str
-) -> None:
+def test_invalid_lab_names_the_field_and_shows_arithmetic(change: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(SpecError) as refused:
-        lab(change)
+        build_lab(change)
     assert any(p.field == field and words in p.message for p in refused.value.problems), refused.value.problems
 
 
-def test_a_lab_is_plain_ranks_and_no_other_kind_has_one() -> None:
+def test_lab_uses_plain_ranks_and_other_kinds_have_no_lab() -> None:
     with pytest.raises(SpecError, match="sets fields other than dp, but a lab job uses dp only"):
         parse_spec({"kind": "lab", "layout": {"dp": 2, "tp": 2}})
     with pytest.raises(SpecError, match=r"`layout\.dp` gives a group of 1 rank"):
@@ -62,10 +60,10 @@ def test_a_lab_is_plain_ranks_and_no_other_kind_has_one() -> None:
     with pytest.raises(SpecError, match="`lab` is set, but the kind is train"):
         parse_spec({"model": {"preset": "gpt-tiny"}, "lab": {}})
     with pytest.raises(SpecError, match=r"`lab\.dtype` is bfloat16, whose sums are exact only up to 256 ranks"):
-        lab({"dtype": "bfloat16", "min_bytes": 2**16}, dp=257)
+        build_lab({"dtype": "bfloat16", "min_bytes": 2**16}, dp=257)
 
 
-def test_sizes_grow_by_the_factor_and_hold_whole_elements_for_every_rank() -> None:
+def test_sizes_grow_by_the_factor_with_whole_elements_per_rank() -> None:
     assert compute_lab_sizes(LabSpec(min_bytes=1024, max_bytes=20_000, factor=4), 2) == [1024, 4096, 16384]
     assert compute_lab_sizes(LabSpec(min_bytes=100, max_bytes=100), 3) == [96]
     assert compute_lab_sizes(LabSpec(min_bytes=16, max_bytes=40, factor=2, dtype="float64"), 2) == [16, 32]
@@ -87,10 +85,10 @@ def test_sizes_grow_by_the_factor_and_hold_whole_elements_for_every_rank() -> No
         ("isend_irecv", 1.0),
     ],
 )
-def test_bandwidths_are_those_of_nccl_tests(primitive: LabPrimitive, factor: float) -> None:
+def test_bandwidths_match_nccl_tests(primitive: LabPrimitive, factor: float) -> None:
     assert compute_bandwidths(primitive, 1000, 0.5, 4) == (2000.0, 2000.0 * factor)
 
 
-def test_every_type_is_known_to_hold_a_sum_exactly() -> None:
+def test_every_type_holds_the_sum_exactly() -> None:
     assert LARGEST_EXACT["bfloat16"] == 2**8
     assert LARGEST_EXACT["float16"] == 2**11

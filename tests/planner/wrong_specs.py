@@ -1,4 +1,4 @@
-"""Specs that cannot run: what is changed in a good one, the field that must be named, and words its message needs."""
+"""Specs that cannot run: the change to a valid spec, the field of the problem, and words of its message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GOOD: dict[str, Any] = {
 
 
 class Wrong(NamedTuple):
-    """`path` is dotted; `value` replaces what is there."""
+    """Replace the value at the dotted `path` with `value`."""
 
     path: str
     value: Any

@@ -1,4 +1,4 @@
-"""What stages send one another: all ranks ask for it in one order, in which none waits for ever."""
+"""Stage messages: both ranks post every message in a compatible order, and no schedule deadlocks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from planner.facts.pipeline_messages import (
 )
 from planner.facts.schedules import Action, build_actions
 from planner.facts.spec import Layout, Schedule
-from tests.planner.facts.test_schedules import CASES, keeps_the_rules, layout_of
+from tests.planner.facts.test_schedules import CASES, build_layout, obeys_schedule_rules
 
 Lists = list[list[Action]]
 
 
-def lists_of(layout: Layout, m: int, *, forwards: bool = False) -> Lists:
+def build_action_lists(layout: Layout, m: int, *, forwards: bool = False) -> Lists:
     every = [build_actions(layout, stage, m) for stage in range(layout.pp)]
     return [[a for a in order if a.kind == "F"] for order in every] if forwards else every
 
 
-def in_one_queue(lists: Lists, asked: Sequence[StageExchanges]) -> bool:
-    """Whether all ends where every rank does one thing after the other, and a message needs both ranks."""
+def runs_without_deadlock(lists: Lists, exchanges: Sequence[StageExchanges]) -> bool:
+    """Return True if every rank finishes when it works in sequence and a message needs both ranks."""
     order: list[list[Action | Exchange]] = [
         [*slots[0], *(one for action, slot in zip(actions, slots[1:], strict=True) for one in (action, *slot))]
-        for actions, slots in zip(lists, asked, strict=True)
+        for actions, slots in zip(lists, exchanges, strict=True)
     ]
     at, going = [0] * len(order), True
     while going:
@@ -52,18 +52,18 @@ def in_one_queue(lists: Lists, asked: Sequence[StageExchanges]) -> bool:
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(CASES), st.integers(2, 6), st.integers(1, 12), st.booleans())
-def test_every_message_is_asked_for_by_both_in_time_and_no_rank_waits_for_ever(
+def test_every_message_is_posted_in_time_and_no_schedule_deadlocks(
     case: tuple[Schedule, int], pp: int, m: int, forwards: bool
 ) -> None:
-    layout = layout_of(case[0], pp, case[1])
-    assume(keeps_the_rules(layout, m))
-    lists = lists_of(layout, m, forwards=forwards)
-    asked, owner, last = (
+    layout = build_layout(case[0], pp, case[1])
+    assume(obeys_schedule_rules(layout, m))
+    lists = build_action_lists(layout, m, forwards=forwards)
+    exchanges, owner, last = (
         order_exchanges(layout, m, forwards=forwards),
         get_chunk_stages(layout),
         layout.pp * layout.virtual_stages - 1,
     )
-    for stage, (order, slots) in enumerate(zip(lists, asked, strict=True)):
+    for stage, (order, slots) in enumerate(zip(lists, exchanges, strict=True)):
         there, made = set[object](), set[object]()
         for action, slot in zip([None, *order], slots, strict=True):
             if action is not None:
@@ -77,15 +77,15 @@ def test_every_message_is_asked_for_by_both_in_time_and_no_rank_waits_for_ever(
                     there.add(message)
                 else:
                     assert owner[message.chunk] == receiver
-                    made.remove(message)  # it was given, and is sent once
+                    made.remove(message)  # the sender has computed the message and sends it once
         assert not there
-    assert in_one_queue(lists, asked)
+    assert runs_without_deadlock(lists, exchanges)
 
 
-def test_one_message_of_each_sender_is_asked_for_ahead() -> None:
-    """Breadth first, the last stage's first chunk is through long before the first stage takes up its second."""
-    layout, m = layout_of("looped_bfs", 2, 2), 8
-    lists = lists_of(layout, m)
+def test_receiver_posts_at_most_one_message_ahead() -> None:
+    """In breadth-first order, the last stage finishes its first chunk long before the first stage needs it."""
+    layout, m = build_layout("looped_bfs", 2, 2), 8
+    lists = build_action_lists(layout, m)
     waiting, most = set[object](), 0
     for action, slot in zip(lists[0], order_exchanges(layout, m)[0], strict=False):
         waiting |= {one.message for one in slot if one.receiver == 0}
@@ -94,20 +94,20 @@ def test_one_message_of_each_sender_is_asked_for_ahead() -> None:
     assert most == 1
 
 
-def test_a_pipe_that_asks_for_its_answers_first_waits_for_ever() -> None:
-    layout = layout_of("1f1b", 2, 1)
-    lists = lists_of(layout, 2)
+def test_pipeline_deadlocks_if_stages_post_receives_first() -> None:
+    layout = build_layout("1f1b", 2, 1)
+    lists = build_action_lists(layout, 2)
     first, second = order_exchanges(layout, 2)
-    assert in_one_queue(lists, [first, second])
+    assert runs_without_deadlock(lists, [first, second])
     answer = next(one for slot in first for one in slot if one.receiver == 0)
     rest = [tuple(one for one in slot if one != answer) for slot in first]
-    assert not in_one_queue(lists, [((answer, *rest[0]), *rest[1:]), second])
+    assert not runs_without_deadlock(lists, [((answer, *rest[0]), *rest[1:]), second])
 
 
-def test_one_forward_one_backward_by_hand() -> None:
-    """F F B F B B on the first of two stages, F B F B F B on the second, whose backward takes two units."""
-    layout = layout_of("1f1b", 2, 1)
-    asked = order_exchanges(layout, 3)
-    words = [[" ".join(f"{m.kind}{m.micro_batch}" for m, _, _ in slot) for slot in slots] for slots in asked]
+def test_one_forward_one_backward_matches_hand_computed_timeline() -> None:
+    """Compare with F F B F B B on stage 0 and F B F B F B on stage 1. A backward takes two units."""
+    layout = build_layout("1f1b", 2, 1)
+    exchanges = order_exchanges(layout, 3)
+    words = [[" ".join(f"{m.kind}{m.micro_batch}" for m, _, _ in slot) for slot in slots] for slots in exchanges]
     assert words[0] == ["", "F0", "F1 B0", "", "F2 B1", "B2", ""]
     assert words[1] == ["F0", "F1", "B0", "", "F2 B1", "", "B2"]

@@ -1,4 +1,4 @@
-"""Where tensors lie: parts that cover them, and ZeRO's choice of a dim."""
+"""Tensor placements: shards cover each tensor, and ZeRO shards a suitable dim."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def spec_of(layout: dict[str, Any]) -> JobSpec:
+def build_spec(layout: dict[str, Any]) -> JobSpec:
     train = {"global_batch": layout.get("dp", 1), "seq_len": 16}
     return parse_spec({"model": MIXTURE, "layout": layout, "train": train})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
-def test_every_element_of_a_tensor_lies_on_as_many_ranks_as_its_placement_says(layout: dict[str, Any]) -> None:
-    spec = spec_of(layout)
+def test_shards_cover_every_tensor_element_the_expected_number_of_times(layout: dict[str, Any]) -> None:
+    spec = build_spec(layout)
     for unit in get_chunk_units(spec.model, range(1), first=True, last=True):
         for parameter in unit.parameters:
             lies = get_placement(spec.model, spec.layout, parameter)
@@ -75,13 +75,13 @@ def test_every_element_of_a_tensor_lies_on_as_many_ranks_as_its_placement_says(l
         ((8, 14336, 4096), 64, 1, 224),  # Mixtral's experts over 64 ranks
         ((8, 14336, 4096), 4, 0, 2),
         ((160, 1536, 5120), 64, 1, 24),
-        ((50257, 768), 8, 0, 6283),  # 7 rows of padding are cheaper than copies
-        ((30,), 4, 0, 8),  # no other dim
-        ((30, 50), 4, 0, 8),  # none that divides evenly, which FSDP2 asks of all but the first
+        ((50257, 768), 8, 0, 6283),  # 7 rows of padding cost less than replicas
+        ((30,), 4, 0, 8),  # the tensor has no other dim
+        ((30, 50), 4, 0, 8),  # no dim divides evenly, which FSDP2 requires of every dim except the first
         ((3, 48), 4, 1, 12),
     ],
 )
-def test_zero_cuts_another_dim_where_the_first_would_pad_much(
+def test_zero_shards_another_dim_if_the_first_needs_much_padding(
     shape: tuple[int, ...], degree: int, dim: int, rows: int
 ) -> None:
     shard = get_zero_shard(shape, degree)
@@ -96,13 +96,13 @@ def test_zero_cuts_another_dim_where_the_first_would_pad_much(
     ("size", "tp", "padded"),
     [(50257, 1, 50257), (50257, 8, 51200), (50257, 2, 50432), (128256, 8, 128256), (257, 4, 512)],
 )
-def test_a_vocabulary_that_tp_does_not_divide_is_padded_as_megatron_does(size: int, tp: int, padded: int) -> None:
+def test_vocabulary_not_divisible_by_tp_is_padded_like_megatron(size: int, tp: int, padded: int) -> None:
     assert get_padded_vocab_size(size, tp) == padded
     table = Parameter("embedding.weight", (size, 8), 0)
     assert compute_local_parameter(table, 4, tp, 1).shape == (padded // tp, 8)
 
 
-def test_a_mixture_with_fewer_experts_than_shards_travels_unpadded() -> None:
+def test_fewer_experts_than_shards_are_sent_without_padding() -> None:
     spec = parse_spec(
         {
             "model": {"preset": "mixtral-8x7b"},

@@ -1,4 +1,4 @@
-"""Schedules: torch's own lists, published bubbles, and what every order must keep."""
+"""Pipeline schedules: torch's action lists, published bubbles, and rules that every order obeys."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ CASES: list[tuple[Schedule, int]] = [
 ]
 
 
-def layout_of(schedule: Schedule, pp: int, v: int) -> Layout:
+def build_layout(schedule: Schedule, pp: int, v: int) -> Layout:
     return Layout(pp=pp, schedule=schedule, virtual_stages=v)
 
 
-def keeps_the_rules(layout: Layout, m: int) -> bool:
+def obeys_schedule_rules(layout: Layout, m: int) -> bool:
     spec = parse_fields(
         {
             "model": {"preset": "megatron-1t"},
@@ -57,8 +57,8 @@ _TORCH = {
 }
 
 
-def torch_list(schedule: Schedule, rank: int, pp: int, v: int, m: int) -> list[Action]:
-    """The list torch makes, from the numbers its generator reads; an overlapped pair is its two actions."""
+def get_torch_actions(schedule: Schedule, rank: int, pp: int, v: int, m: int) -> list[Action]:
+    """Return torch's actions of a rank. An overlapped pair counts as two actions."""
     rounds = max(1, m // pp)
     numbers = SimpleNamespace(
         pp_group_size=pp,
@@ -78,24 +78,22 @@ def torch_list(schedule: Schedule, rank: int, pp: int, v: int, m: int) -> list[A
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
 @pytest.mark.parametrize(("schedule", "v"), [(s, v) for s, v in CASES if s in _TORCH])
-def test_lists_equal_torchs_own(schedule: Schedule, v: int, pp: int) -> None:
+def test_action_lists_equal_torch(schedule: Schedule, v: int, pp: int) -> None:
     assert torch.__version__.startswith("2.13")
     for m in (pp, 2 * pp, 4 * pp):
-        layout = layout_of(schedule, pp, v)
-        if not keeps_the_rules(layout, m):
+        layout = build_layout(schedule, pp, v)
+        if not obeys_schedule_rules(layout, m):
             continue
         for rank in range(pp):
-            assert build_actions(layout, rank, m) == torch_list(schedule, rank, pp, v, m), (m, rank)
+            assert build_actions(layout, rank, m) == get_torch_actions(schedule, rank, pp, v, m), (m, rank)
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.sampled_from(CASES), st.integers(2, 9), st.integers(1, 30))
-def test_every_rule_abiding_schedule_runs_each_action_once_and_never_deadlocks(
-    case: tuple[Schedule, int], pp: int, m: int
-) -> None:
+def test_valid_schedule_runs_each_action_once_without_deadlock(case: tuple[Schedule, int], pp: int, m: int) -> None:
     schedule, v = case
-    layout = layout_of(schedule, pp, v)
-    if not keeps_the_rules(layout, m):
+    layout = build_layout(schedule, pp, v)
+    if not obeys_schedule_rules(layout, m):
         return
     timeline = simulate(layout, m, forward_s=1.0, inputs_s=1.0, weights_s=1.0, transfer_s=0.1)
     done = Counter((cell.kind, cell.chunk, cell.micro_batch) for cell in timeline.cells)
@@ -109,11 +107,11 @@ def test_every_rule_abiding_schedule_runs_each_action_once_and_never_deadlocks(
 
 
 @pytest.mark.parametrize(("pp", "m"), [(2, 4), (4, 8), (8, 16)])
-def test_bubbles_equal_the_published_ones(pp: int, m: int) -> None:
-    """Idle over ideal: 1F1B and GPipe (p - 1) / m, interleaved (p - 1) / (v m); naive leaves one rank at work."""
+def test_bubbles_equal_published_formulas(pp: int, m: int) -> None:
+    """Expect (p - 1) / m for 1F1B and GPipe, and (p - 1) / (v m) for interleaved. Naive keeps one rank busy."""
 
     def ratio(schedule: Schedule, v: int) -> float:
-        t = simulate(layout_of(schedule, pp, v), m, forward_s=1 / v, inputs_s=1 / v, weights_s=1 / v)
+        t = simulate(build_layout(schedule, pp, v), m, forward_s=1 / v, inputs_s=1 / v, weights_s=1 / v)
         return t.step_s / max(t.busy_s) - 1
 
     assert ratio("gpipe", 1) == pytest.approx((pp - 1) / m)
@@ -128,10 +126,10 @@ def test_bubbles_equal_the_published_ones(pp: int, m: int) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(st.sampled_from(CASES), st.integers(2, 9), st.integers(1, 30))
-def test_in_flight_is_what_the_lists_keep(case: tuple[Schedule, int], pp: int, m: int) -> None:
+def test_in_flight_count_equals_maximum_of_action_list(case: tuple[Schedule, int], pp: int, m: int) -> None:
     schedule, v = case
-    layout = layout_of(schedule, pp, v)
-    if not keeps_the_rules(layout, m):
+    layout = build_layout(schedule, pp, v)
+    if not obeys_schedule_rules(layout, m):
         return
     timeline = simulate(layout, m, forward_s=1.0, inputs_s=1.0, weights_s=1.0)
     assert tuple(count_chunks_in_flight(layout, rank, m) for rank in range(pp)) == timeline.in_flight
@@ -144,28 +142,28 @@ def test_in_flight_is_what_the_lists_keep(case: tuple[Schedule, int], pp: int, m
     st.integers(2, 4),
     st.tuples(*[st.floats(0.2, 3.0)] * 3),
 )
-def test_the_bubble_a_search_uses_is_the_simulated_one(
+def test_search_bubble_equals_simulated_bubble(
     case: tuple[Schedule, int], pp: int, rounds: int, work: tuple[float, float, float]
 ) -> None:
     schedule, v = case
-    layout, m = layout_of(schedule, pp, v), rounds * pp
+    layout, m = build_layout(schedule, pp, v), rounds * pp
     f, i, w = work
-    assert keeps_the_rules(layout, m)
+    assert obeys_schedule_rules(layout, m)
     t = simulate(layout, m, forward_s=f / v, inputs_s=i / v, weights_s=w / v)
     idle = t.step_s - max(t.busy_s)
     told = compute_bubble_ratio(layout, m, f, i, w) * (pp - 1) * sum(work)
-    few = schedule == "zbv" and m < 2 * pp - 1  # then durations are told apart to a twentieth only
+    few = schedule == "zbv" and m < 2 * pp - 1  # durations differ by a twentieth at most
     assert told == pytest.approx(idle, rel=0.1 if few else 1e-6)
 
 
 @pytest.mark.parametrize("pp", [2, 3, 8])
 @pytest.mark.parametrize("v", [1, 2, 4])
 @pytest.mark.parametrize("work", [(1.0, 1.0, 1.0), (1.0, 2.0, 0.5)])
-def test_chunks_that_go_round_a_loop_wait_for_it_where_micro_batches_are_fewer(
+def test_looped_chunks_wait_if_micro_batches_are_fewer_than_stages(
     pp: int, v: int, work: tuple[float, float, float]
 ) -> None:
     f, i, w = work
-    layout = layout_of("looped_bfs", pp, v)
+    layout = build_layout("looped_bfs", pp, v)
     for m in range(1, pp + 2):
         t = simulate(layout, m, forward_s=f / v, inputs_s=i / v, weights_s=w / v)
         assert compute_bubble_ratio(layout, m, f, i, w) * (pp - 1) * sum(work) == pytest.approx(
@@ -173,14 +171,14 @@ def test_chunks_that_go_round_a_loop_wait_for_it_where_micro_batches_are_fewer(
         ), m
 
 
-def test_ranks_that_compute_at_once_stretch_time() -> None:
-    """Of GPipe's 6 seconds on two stages, both compute from 1 to 2 and from 4 to 5."""
-    timeline = simulate(layout_of("gpipe", 2, 1), 2, forward_s=1.0, inputs_s=0.5, weights_s=0.5)
+def test_concurrent_ranks_on_shared_cores_stretch_time() -> None:
+    """Both stages of GPipe's 6 seconds compute from second 1 to 2 and from 4 to 5."""
+    timeline = simulate(build_layout("gpipe", 2, 1), 2, forward_s=1.0, inputs_s=0.5, weights_s=0.5)
     assert stretch_timeline(timeline, [1.0, 1.0]) == (6.0, (4.0, 4.0))
     assert stretch_timeline(timeline, [1.0, 2.0]) == (8.0, (6.0, 6.0))
 
 
-def test_a_rank_that_holds_more_takes_longer() -> None:
-    timeline = simulate(layout_of("1f1b", 2, 1), 1, forward_s=1.0, inputs_s=1.0, weights_s=1.0, slowdowns=[1.0, 2.0])
+def test_rank_with_more_layers_takes_longer() -> None:
+    timeline = simulate(build_layout("1f1b", 2, 1), 1, forward_s=1.0, inputs_s=1.0, weights_s=1.0, slowdowns=[1.0, 2.0])
     assert timeline.busy_s == (3.0, 6.0)
     assert timeline.step_s == 9.0

@@ -1,4 +1,4 @@
-"""What a spec may say of the software that it is planned for."""
+"""Software options of a spec: accepted values, rejected combinations, and descriptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.facts.validation import SpecError
 
 DENSE: dict[str, Any] = {"preset": "gpt-tiny"}
 MIXED: dict[str, Any] = {"preset": "mixtral-tiny"}
-VALUES: dict[str, tuple[Any, str]] = {  # of each field another value than its default, and the stack that has it
+VALUES: dict[str, tuple[Any, str]] = {  # a non-default value for each field, and a stack that supports it
     "cuda_graphs": ("whole", "megatron"),
     "deterministic": (True, "megatron"),
     "dispatcher": ("alltoall", "megatron"),
@@ -33,39 +33,39 @@ def _spec(
     return parse_spec({"model": model, "resources": resources, "train": train})
 
 
-def _refused(stack: str, **software: Any) -> list[tuple[str, str]]:
+def collect_problems(stack: str, **software: Any) -> list[tuple[str, str]]:
     with pytest.raises(SpecError) as refused:
         _spec(stack, **software)
     return [(p.field, p.message) for p in refused.value.problems]
 
 
-def test_the_table_above_has_every_field() -> None:
+def test_values_table_lists_every_field() -> None:
     assert set(VALUES) == set(SoftwareSpec.model_fields)
 
 
 @pytest.mark.parametrize("field", VALUES)
-def test_a_field_is_taken_of_a_stack_that_leaves_it_open_and_refused_of_any_other(field: str) -> None:
+def test_field_is_accepted_only_for_stacks_with_that_option(field: str) -> None:
     value, owner = VALUES[field]
     assert getattr(_spec(owner, **{field: value}).resources.software, field) == value
     for stack in get_args(StackName):
         if field in get_option_names(stack):
             continue
-        ((place, text),) = _refused(stack, **{field: value})
+        ((place, text),) = collect_problems(stack, **{field: value})
         assert place == f"resources.software.{field}"
         assert f"Omit it, or use {owner}" in text
         assert f"`{place}` is set, but `resources.stack` is {stack}." in text
 
 
 @pytest.mark.parametrize("stack", get_args(StackName))
-def test_what_says_nothing_goes_with_any_stack(stack: str) -> None:
+def test_empty_software_is_valid_for_every_stack(stack: str) -> None:
     assert _spec(stack).resources.software == SoftwareSpec()
     assert format_software(SoftwareSpec()) == format_software(None) == ""
 
 
 @pytest.mark.parametrize("field", ["dispatcher", "overlap_experts"])
-def test_what_is_of_experts_asks_for_some(field: str) -> None:
+def test_expert_options_require_a_model_with_experts(field: str) -> None:
     value, owner = VALUES[field]
-    ((place, text),) = _refused(owner, model=DENSE, **{field: value})
+    ((place, text),) = collect_problems(owner, model=DENSE, **{field: value})
     assert place == f"resources.software.{field}"
     assert text == f"`{place}` is set, but the model has no experts. Omit it."
 
@@ -83,27 +83,25 @@ def test_what_is_of_experts_asks_for_some(field: str) -> None:
         ("megatron", "fused", "flash_1", "is flash_1. For megatron, use own or flash_2."),
     ],
 )
-def test_a_kernel_is_one_that_the_stack_has_and_of_the_attention_that_is_trained_with(
-    stack: str, attention: str, kernel: str, words: str
-) -> None:
+def test_attention_kernel_must_match_stack_and_attention(stack: str, attention: str, kernel: str, words: str) -> None:
     field = "resources.software.attention_kernel"
-    assert _refused(stack, attention=attention, attention_kernel=kernel) == [(field, f"`{field}` {words}")]
+    assert collect_problems(stack, attention=attention, attention_kernel=kernel) == [(field, f"`{field}` {words}")]
     assert _spec("scaling", attention="unfused", attention_kernel="eager")
 
 
-def test_fp4_stands_in_place_of_fp8() -> None:
-    told = _refused("megatron", precision="bf16", nvfp4=True)
+def test_nvfp4_requires_fp8_precision() -> None:
+    told = collect_problems("megatron", precision="bf16", nvfp4=True)
     text = "is on, but `train.precision` is bf16. Use an fp8 precision, or turn it off."
     assert told == [("resources.software.nvfp4", f"`resources.software.nvfp4` {text}")]
 
 
-def test_a_value_that_there_is_not_is_refused_with_those_that_there_are() -> None:
-    ((place, text),) = _refused("megatron", cuda_graphs="some")
+def test_unknown_value_is_rejected_with_allowed_values() -> None:
+    ((place, text),) = collect_problems("megatron", cuda_graphs="some")
     assert place == "resources.software.cuda_graphs"
     assert text.startswith(f"`{place}` is \"some\". Use 'none', 'router', 'attention'")
 
 
-def test_every_value_has_words() -> None:
+def test_every_value_has_a_description() -> None:
     kinds = SoftwareSpec.model_json_schema()["properties"]
     for name, schema in kinds.items():
         for value in schema.get("enum", [False, True]):
@@ -113,7 +111,7 @@ def test_every_value_has_words() -> None:
     assert format_software(both) == ", CUDA graphs of attention, all-to-all token dispatch"
 
 
-def test_all_that_is_open_is_a_field() -> None:
+def test_every_stack_option_is_a_spec_field() -> None:
     assert {name for fields in STACK_OPTIONS.values() for name in fields} <= set(SoftwareSpec.model_fields)
 
 
@@ -126,9 +124,7 @@ def test_all_that_is_open_is_a_field() -> None:
         ({"moe": {"swiglu_limit": 7.0}}, "model.moe.swiglu_limit"),
     ],
 )
-def test_a_model_that_the_trainer_has_not_can_be_planned_and_is_refused_a_run(
-    change: dict[str, Any], field: str
-) -> None:
+def test_model_feature_without_trainer_support_can_be_planned_but_not_run(change: dict[str, Any], field: str) -> None:
     moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 64} | change.pop("moe", {})
     spec = parse_spec({"model": {**MIXED, "moe": moe, **change}})
     (told,) = find_unsupported_fields(spec)
@@ -136,13 +132,13 @@ def test_a_model_that_the_trainer_has_not_can_be_planned_and_is_refused_a_run(
     assert "the trainer does not support" in told.message
 
 
-def test_a_head_of_the_usual_size_runs() -> None:
+def test_default_head_size_runs() -> None:
     model = parse_spec({"model": MIXED}).model
     usual = model.hidden_size // model.num_heads
     assert find_unsupported_fields(parse_spec({"model": {**MIXED, "head_dim": usual}})) == []
 
 
-def test_a_heads_own_size_needs_no_division_but_is_even_and_not_of_latent_attention() -> None:
+def test_explicit_head_size_needs_no_division_but_must_be_even_and_not_latent() -> None:
     sizes = {**MIXED, "hidden_size": 100, "num_heads": 8, "num_kv_heads": 8}
     with pytest.raises(SpecError, match=r"hidden_size 100 is not divisible by 8"):
         parse_spec({"model": sizes})

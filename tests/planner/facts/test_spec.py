@@ -1,4 +1,4 @@
-"""Every wrong spec names its field and shows the arithmetic; every right one can be costed."""
+"""Spec validation: each problem names its field with the arithmetic, and each valid spec can be planned."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from tests.planner.wrong_specs import GOOD, WRONG_SPECS, Wrong
 
 
 @pytest.mark.parametrize("wrong", WRONG_SPECS, ids=lambda w: w.label)
-def test_a_wrong_spec_names_the_field_and_shows_the_arithmetic(wrong: Wrong) -> None:
+def test_wrong_spec_names_field_and_shows_arithmetic(wrong: Wrong) -> None:
     with pytest.raises(SpecError) as caught:
         parse_plannable(wrong.spec)
     messages = [p.message for p in caught.value.problems if p.field == wrong.field]
     assert any(wrong.words in message for message in messages), caught.value.problems
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     bad = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 0, "tp": "2"}, "train": {"steps": -1, "data": ""}}
     with pytest.raises(SpecError) as caught:
         parse_plannable(bad)
     assert {p.field for p in caught.value.problems} == {"layout.dp", "layout.tp", "train.steps", "train.data"}
 
 
-def test_an_unknown_preset_hides_no_other_problem() -> None:
+def test_unknown_preset_hides_no_other_problem() -> None:
     bad = {"model": {"preset": "gpt-9", "num_layers": 0}, "layout": {"dp": 0}}
     with pytest.raises(SpecError) as caught:
         parse_plannable(bad)
@@ -46,18 +46,18 @@ def test_an_unknown_preset_hides_no_other_problem() -> None:
 
 
 @pytest.mark.parametrize("value", [10**5000, -(10**5000)], ids=["positive", "negative"])
-def test_a_number_too_long_to_write_is_refused_by_its_size(value: int) -> None:
+def test_overlong_number_is_rejected_by_its_size(value: int) -> None:
     with pytest.raises(SpecError, match=r"`layout\.dp` is a number of 16610 bits\. Use at (least 1|most 65536)\."):
         parse_plannable({**GOOD, "layout": {"dp": value}})
 
 
-def test_more_ranks_than_an_estimate_can_list_are_refused() -> None:
+def test_rejects_more_ranks_than_an_estimate_can_list() -> None:
     spec = parse_fields({**GOOD, "layout": {"dp": 65536, "tp": 2}, "train": {"global_batch": 65536}})
     text = "`layout.dp` is 65536, so dp 65536 x pp 1 x tp 2 = 131072 ranks. Use at most 65536 ranks."
     assert find_problems(spec) == [("layout.dp", text)]
 
 
-def test_sizes_whose_product_no_message_can_carry_are_refused() -> None:
+def test_rejects_sizes_whose_product_exceeds_a_message() -> None:
     huge = {"hidden_size": 2**20, "ffn_hidden_size": 2**22, "vocab_size": 2**22, "num_heads": 4096, "num_layers": 1024}
     model = {"preset": "llama-tiny", **huge, "num_kv_heads": 4096, "max_seq_len": 2**24}
     train = {"global_batch": 1_000_000, "seq_len": 2**24}
@@ -67,13 +67,13 @@ def test_sizes_whose_product_no_message_can_carry_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["script", "lab"])
 @pytest.mark.parametrize("dp", [9, 16, 100])
-def test_a_kind_without_a_plan_takes_more_ranks_than_its_unread_batch_has_sequences(kind: str, dp: int) -> None:
+def test_kind_without_plan_accepts_more_ranks_than_sequences(kind: str, dp: int) -> None:
     own = {"script": {"path": "train.py"}} if kind == "script" else {}
     assert parse_plannable({"kind": kind, "layout": {"dp": dp}, **own}).layout.world_size == dp
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("looped_bfs", 2)])
-def test_a_schedule_that_never_repeats_itself_is_planned_less_far(schedule: str, chunks: int) -> None:
+def test_schedule_without_repetition_has_a_lower_size_limit(schedule: str, chunks: int) -> None:
     m = 2**16 // chunks
     layout = {"pp": 2, "schedule": schedule, "virtual_stages": chunks}
     train = {"global_batch": m + 1, "micro_batches": m + 1, "seq_len": 128}
@@ -91,13 +91,13 @@ def test_more_ranks_than_slots_shows_the_product() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_numbers_that_are_none_are_refused(value: float) -> None:
+def test_rejects_values_that_are_not_finite_numbers(value: float) -> None:
     with pytest.raises(SpecError, match=r"`train\.learning_rate` is .*\. Use a finite number\."):
         parse_plannable({**GOOD, "train": {"learning_rate": value}})
 
 
 @pytest.mark.parametrize("junk", [None, 3, "spec", [], [[]], {}, {"\ud800": 1}, {"model": {"preset": "\ud800"}}])
-def test_junk_is_refused_not_crashed_on(junk: object) -> None:
+def test_rejects_malformed_spec_without_crash(junk: object) -> None:
     with pytest.raises(SpecError) as caught:
         parse_plannable(junk)
     assert all(p.message.isprintable() for p in caught.value.problems)
@@ -107,11 +107,11 @@ def test_junk_is_refused_not_crashed_on(junk: object) -> None:
     ("preset", "expected"),
     [("gpt2", 124_439_808), ("gpt2-xl", 1_557_611_200), ("llama3-8b", 8_030_261_248)],
 )
-def test_parameter_counts_equal_the_published_ones(preset: str, expected: int) -> None:
+def test_parameter_counts_equal_published_counts(preset: str, expected: int) -> None:
     assert count_parameters(PRESETS[preset].model) == expected
 
 
-def test_a_size_beside_a_preset_makes_a_custom_model() -> None:
+def test_size_with_preset_makes_a_custom_model() -> None:
     spec = parse_fields({"model": {"preset": "gpt-tiny", "num_layers": 8}})
     assert (spec.model.preset, spec.model.num_layers, spec.model.hidden_size) == (None, 8, 128)
     assert parse_fields({"model": {"preset": "gpt-tiny"}}).model.preset == "gpt-tiny"
@@ -132,7 +132,7 @@ layouts = st.builds(
 
 @repeatable
 @given(layouts)
-def test_ranks_and_coordinates_are_one_to_one(layout: Layout) -> None:
+def test_rank_coordinates_are_one_to_one(layout: Layout) -> None:
     places = [get_coordinates(rank, layout) for rank in range(layout.world_size)]
     assert [get_rank(place, layout) for place in places] == list(range(layout.world_size))
     assert len(set(places)) == layout.world_size
@@ -142,7 +142,7 @@ def test_ranks_and_coordinates_are_one_to_one(layout: Layout) -> None:
         assert sorted(r for group in groups for r in group) == list(range(layout.world_size))
 
 
-def spec_of(layout: Layout, preset: str, micro_batches: int) -> JobSpec:
+def build_spec(layout: Layout, preset: str, micro_batches: int) -> JobSpec:
     return parse_fields(
         {
             "model": {"preset": preset},
@@ -154,8 +154,8 @@ def spec_of(layout: Layout, preset: str, micro_batches: int) -> JobSpec:
 
 @settings(repeatable, max_examples=150)
 @given(layouts, st.sampled_from(["gpt-tiny", "llama-tiny", "llama-mini"]), st.sampled_from([1, 2, 4]))
-def test_every_valid_layout_can_be_costed_and_its_parts_add_up(layout: Layout, preset: str, m: int) -> None:
-    spec = spec_of(layout, preset, m)
+def test_every_valid_layout_can_be_planned_and_its_parts_add_up(layout: Layout, preset: str, m: int) -> None:
+    spec = build_spec(layout, preset, m)
     if find_problems(spec):
         return
     made = estimate(spec)
@@ -180,7 +180,7 @@ def test_every_valid_layout_can_be_costed_and_its_parts_add_up(layout: Layout, p
     ],
     ids=str,
 )
-def test_the_estimate_tells_what_each_rank_itself_sends(dp: int, hidden: int, rest: dict[str, int]) -> None:
+def test_estimate_reports_bytes_that_each_rank_sends(dp: int, hidden: int, rest: dict[str, int]) -> None:
     train = {"global_batch": 4 * dp, "micro_batches": 4}
     model = {"preset": "gpt-tiny", "hidden_size": hidden}
     spec = parse_plannable({"model": model, "layout": {"dp": dp, **rest}, "train": train})
@@ -193,14 +193,14 @@ def test_the_estimate_tells_what_each_rank_itself_sends(dp: int, hidden: int, re
         assert told == own
 
 
-def test_a_wide_layout_is_not_costed_rank_by_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_layout_omits_per_rank_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def counted(spec: JobSpec, rank: int) -> list[GroupTraffic]:
+    def count_rank_bytes(spec: JobSpec, rank: int) -> list[GroupTraffic]:
         asked.append(rank)
         return get_step_traffic(spec, rank)
 
-    monkeypatch.setattr("planner.cost.estimate.get_step_traffic", counted)
+    monkeypatch.setattr("planner.cost.estimate.get_step_traffic", count_rank_bytes)
     layout = {"dp": 256, "pp": 4, "tp": 4, "zero": 2, "sequence_parallel": True}
     train = {"global_batch": 1024, "micro_batches": 4}
     made = estimate(parse_plannable({"model": {"preset": "llama3-8b"}, "layout": layout, "train": train}))
@@ -210,8 +210,8 @@ def test_a_wide_layout_is_not_costed_rank_by_rank(monkeypatch: pytest.MonkeyPatc
 
 @settings(repeatable, max_examples=60)
 @given(layouts, st.sampled_from([2, 4]))
-def test_what_is_sent_down_the_pipe_is_received(layout: Layout, m: int) -> None:
-    spec = spec_of(layout, "llama-tiny", m)
+def test_stage_bytes_sent_equal_bytes_received(layout: Layout, m: int) -> None:
+    spec = build_spec(layout, "llama-tiny", m)
     if find_problems(spec):
         return
     rows = [row for rank in range(layout.world_size) for row in get_step_traffic(spec, rank)]
@@ -222,30 +222,32 @@ def test_what_is_sent_down_the_pipe_is_received(layout: Layout, m: int) -> None:
     ]
 
 
-def test_more_zero_never_holds_more_between_steps() -> None:
-    def state(zero: int) -> int:
-        parts = get_memory(spec_of(Layout(dp=4, zero=zero), "gpt-mini", 1), 0)
+def test_higher_zero_stage_never_holds_more_between_steps() -> None:
+    def get_state_bytes(zero: int) -> int:
+        parts = get_memory(build_spec(Layout(dp=4, zero=zero), "gpt-mini", 1), 0)
         return parts["parameters"] + parts["gathered"] + parts["optimizer"]
 
-    held = [state(zero) for zero in range(4)]
+    held = [get_state_bytes(zero) for zero in range(4)]
     assert held == sorted(held, reverse=True)
     assert held[3] < held[0] / 3
 
 
-def test_plain_data_parallelism_holds_a_second_copy_of_its_gradients() -> None:
-    def parts(dp: int, sequences: int) -> dict[str, int]:
+def test_plain_data_parallelism_holds_a_second_replica_of_gradients() -> None:
+    def get_memory_parts(dp: int, sequences: int) -> dict[str, int]:
         train = {"global_batch": sequences, "micro_batches": 2, "seq_len": 64}
         fields = {"model": {"preset": "gpt-mini"}, "layout": {"dp": dp}, "train": train}
         return get_memory(parse_fields(fields), 0)
 
     model = PRESETS["gpt-mini"].model
     whole, table = 4 * count_parameters(model), 4 * model.vocab_size * model.hidden_size
-    assert parts(dp=1, sequences=4)["buffers"] == 0
-    assert parts(dp=2, sequences=4)["buffers"] == whole - table, "layers fill no bucket without positions"
-    assert parts(dp=2, sequences=256)["buffers"] < whole / 1000, "activations have gone when buckets are sent"
+    assert get_memory_parts(dp=1, sequences=4)["buffers"] == 0
+    assert get_memory_parts(dp=2, sequences=4)["buffers"] == whole - table, "layers fill no bucket without positions"
+    assert get_memory_parts(dp=2, sequences=256)["buffers"] < whole / 1000, (
+        "activations have gone when buckets are sent"
+    )
 
 
-def test_choices_name_what_would_break_and_leave_out_what_would_not() -> None:
+def test_choices_include_invalid_values_with_the_reason() -> None:
     found = find_impossible_options(parse_plannable(GOOD))
     assert (
         found["dp"]["8"] == "`train.global_batch` is 8, which is not divisible by dp 8 x micro_batches 2 = 16. Use 16."
@@ -257,7 +259,7 @@ def test_choices_name_what_would_break_and_leave_out_what_would_not() -> None:
     assert "1" not in found["dp"]
 
 
-def test_buckets_close_at_25_mib_and_lose_nothing() -> None:
+def test_buckets_close_at_25_mib_and_lose_no_gradient() -> None:
     sizes = [10 * 2**20, 16 * 2**20, 1, 30 * 2**20, 5]
     assert compute_bucket_bytes(sizes) == [26 * 2**20, 30 * 2**20 + 1, 5]
     assert compute_bucket_bytes([]) == []
@@ -265,7 +267,7 @@ def test_buckets_close_at_25_mib_and_lose_nothing() -> None:
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_the_least_a_layout_can_hold_is_no_more_than_it_holds(zero: int, micro_batches: int) -> None:
+def test_lower_bound_of_memory_does_not_exceed_planned_memory(zero: int, micro_batches: int) -> None:
     train = {"global_batch": 16, "micro_batches": micro_batches, "seq_len": 1, "precision": "bf16"}
     spec = parse_fields({"model": {"preset": "gpt-mini"}, "layout": {"dp": 8, "zero": zero}, "train": train})
     held = sum(get_memory(spec, 0).values())
@@ -274,7 +276,7 @@ def test_the_least_a_layout_can_hold_is_no_more_than_it_holds(zero: int, micro_b
     assert share * held < get_min_bytes(spec, 0) <= held
 
 
-def test_a_run_shorter_than_the_default_warm_up_is_no_mistake_of_its_user() -> None:
+def test_run_shorter_than_default_warmup_is_valid() -> None:
     for steps, warmup in ((1, 1), (9, 9), (10, 10), (50, 10)):
         spec = parse_fields({**GOOD, "train": {"global_batch": 8, "seq_len": 32, "steps": steps}})
         assert spec.train.warmup_steps == warmup
@@ -289,15 +291,15 @@ def test_a_run_shorter_than_the_default_warm_up_is_no_mistake_of_its_user() -> N
         ({"layout": {"sp": 2}}, "layout.sp", "Remove it. Fields: dp, "),
     ],
 )
-def test_a_field_that_there_is_not_is_told_with_those_there_are(spec: Any, field: str, words: str) -> None:
+def test_unknown_field_is_rejected_with_known_fields(spec: Any, field: str, words: str) -> None:
     with pytest.raises(SpecError) as refused:
         parse_spec({"name": "a", "model": {"preset": "gpt-tiny"}, **spec})
     told = {problem.field: problem.message for problem in refused.value.problems}
     assert words in told[field]
 
 
-def test_our_context_parallelism_keeps_no_scores_to_plan_for() -> None:
-    """It was planned with a ring's memory, and without a ring's kernels twice as fast as fused."""
+def test_context_parallelism_of_the_trainer_plans_no_score_buffers() -> None:
+    """Plan the ring's kernels and no attention-score memory."""
     wrong = {**GOOD, "layout": {"cp": 2}, "train": {**GOOD["train"], "attention": "unfused"}}
     text = "`train.attention` is unfused, but cp 2 needs fused attention. Use fused, or set cp to 1."
     assert find_problems(parse_fields(wrong)) == [("train.attention", text)]

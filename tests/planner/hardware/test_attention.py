@@ -1,4 +1,4 @@
-"""How long fused attention takes by its row, its heads and its window, and on which accelerator."""
+"""Time of fused attention by row length, heads, window and accelerator."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _compute_s(name: str, seq_len: int, **changed: object) -> float:
 @pytest.mark.parametrize(
     ("name", "law"), [("h100", {"attention_hopper": CUDNN_HOPPER}), ("gb200", {"attention_blackwell": CUDNN_BLACKWELL})]
 )
-def test_each_row_takes_more_whatever_its_length(name: str, law: dict[str, AttentionRates]) -> None:
-    """By the tokens alone; the other generation's law changes nothing."""
+def test_attention_time_grows_with_row_length(name: str, law: dict[str, AttentionRates]) -> None:
+    """Only the number of tokens counts. The law of another accelerator generation changes nothing."""
     (field, usual), other = *law.items(), {"h100": "gb200", "gb200": "h100"}[name]
     bare = {field: usual._replace(extra_tokens=0)}
     extra = [_compute_s(name, seq) - _compute_s(name, seq, **bare) for seq in (4096, 8192)]
@@ -60,30 +60,31 @@ def test_each_row_takes_more_whatever_its_length(name: str, law: dict[str, Atten
         (64, 1024, 8192, 0.710),
     ],
 )
-def test_the_law_of_blackwell_is_what_cudnns_own_runs_on_a_gb200_took(
+def test_blackwell_law_matches_cudnn_runs_on_gb200(
     width: int, looks_back: int, length: int, measured_ms: float
 ) -> None:
-    """64 heads, forward and backward, of a row of 4,096 by heads of 128 taken as it was measured: 0.7945 ms. Keys of
-    192 had values of 128."""
+    """Start from a measured run: 64 heads of size 128, rows of 4,096, forward and backward, 0.7945 ms.
+    Keys of 192 have values of 128.
+    """
 
-    def relative(width: int, looks_back: int, length: int) -> float:
+    def compute_relative_time(width: int, looks_back: int, length: int) -> float:
         share = looks_back / length * (2 - looks_back / length) if looks_back else 1.0
         flash = FlashAttention(0, 0, share * length, width)
         return share * length**2 * width * CUDNN_BLACKWELL.compute_slowdown(flash)
 
-    told = 0.7945 * relative(width, looks_back, length) / relative(128, 0, 4096)
+    told = 0.7945 * compute_relative_time(width, looks_back, length) / compute_relative_time(128, 0, 4096)
     assert told == pytest.approx(measured_ms, rel=0.07)
 
 
-def test_the_longest_rows_reach_the_share_of_peak_that_published_ones_show() -> None:
-    """Of four that are nearly all attention, of 16,384 to 1,048,576 tokens on H100 and B200."""
+def test_longest_rows_reach_the_published_share_of_peak() -> None:
+    """Use four published runs that are mostly attention: 16,384 to 1,048,576 tokens on H100 and B200."""
     laws = {"H100 SXM": CUDNN_HOPPER, "GB200": CUDNN_BLACKWELL}
     reached = [ACCELERATORS[name].attention_efficiency * law.peak_factor for name, law in laws.items()]
     assert reached == pytest.approx([0.53, 0.55], abs=5e-3)
 
 
-def test_grouped_queries_are_copied_out_of_their_product_and_their_gradients_put_together() -> None:
-    """32 query heads and 8 of keys: of the 6,144 columns that a token's product gives, read and written in 16 bits."""
+def test_grouped_queries_are_copied_and_their_gradients_joined() -> None:
+    """Expect 6,144 columns per token, read and written in 16 bits, for 32 query heads and 8 key heads."""
     plain, copied = (
         build_layer_kernels(SPEC, fused_projections=True, copies_queries=copies) for copies in (False, True)
     )
@@ -99,7 +100,7 @@ def test_grouped_queries_are_copied_out_of_their_product_and_their_gradients_put
     assert build_layer_kernels(whole, copies_queries=True) == build_layer_kernels(whole)
 
 
-def test_heads_of_64_take_as_long_for_a_score_as_their_exponentials() -> None:
+def test_heads_of_64_are_limited_by_exponentials() -> None:
     law = AttentionRates(extra_tokens=1600, narrow_factor=0.8)
     assert law.compute_slowdown(FlashAttention(0, 0, 4096, 128)) == pytest.approx(1 + 1600 / 4096)
     assert law.compute_slowdown(FlashAttention(0, 0, 4096, 64)) == pytest.approx(
@@ -123,7 +124,7 @@ HELD = 7168  # hidden size, divided into heads of each width
     ],
 )
 def test_narrower_heads_of_one_model_take_longer(name: str, stack: StackName) -> None:
-    """As many FLOP in each."""
+    """Each model computes an equal number of FLOPs."""
 
     def compute_s(width: int) -> float:
         heads = HELD // width
@@ -148,7 +149,7 @@ def test_narrower_heads_of_one_model_take_longer(name: str, stack: StackName) ->
 
 
 @pytest.mark.parametrize(("width", "measured"), [(64, 385.5), (112, 434.0), (128, 484.1)])
-def test_what_runs_here_is_planned_at_the_rate_that_an_h100_showed(width: int, measured: float) -> None:
+def test_trainer_attention_uses_the_rate_measured_on_an_h100(width: int, measured: float) -> None:
     """Compare with docs/notebook/2026-11-gpu.md, forward and backward, rows of 4,096."""
     chip, law = ACCELERATORS["H100 SXM"], STACKS["ours"].attention_hopper
     reached = (
@@ -160,15 +161,15 @@ def test_what_runs_here_is_planned_at_the_rate_that_an_h100_showed(width: int, m
     assert reached / 1e12 == pytest.approx(measured, rel=0.03)
 
 
-def test_heads_between_two_tiles_are_computed_as_the_wider() -> None:
+def test_head_size_between_two_tiles_costs_the_larger_tile() -> None:
     padded, exact = AttentionRates(pads_heads=True), AttentionRates()
     assert padded.compute_slowdown(FlashAttention(0, 0, 4096, 112)) == pytest.approx(128 / 112)
     assert padded.compute_slowdown(FlashAttention(0, 0, 4096, 200)) == pytest.approx(256 / 200)
     assert exact.compute_slowdown(FlashAttention(0, 0, 4096, 112)) == pytest.approx(1.0)
 
 
-def test_a_window_spares_scores_and_no_rows() -> None:
-    """Every second layer's queries see 1,024 of 4,096 tokens: 7/16 of their scores, so that 23/32 are left."""
+def test_window_reduces_scores_but_not_rows() -> None:
+    """Queries of every second layer see 1,024 of 4,096 tokens, 7/16 of their scores. The model keeps 23/32."""
     whole, part = _flash(), _flash(window=1024)
     assert part.flops / whole.flops == pytest.approx(23 / 32)
     assert (part.tokens, part.num_bytes) == (4096 * 23 / 32, whole.num_bytes)
@@ -178,12 +179,12 @@ def test_a_window_spares_scores_and_no_rows() -> None:
 
 
 @pytest.mark.parametrize(("cp", "rows"), [(1, 1.0), (2, 1.75), (8, 6.25)])
-def test_a_further_step_of_a_ring_takes_part_of_the_rows_again(cp: int, rows: float) -> None:
+def test_each_further_ring_step_repeats_part_of_the_row_time(cp: int, rows: float) -> None:
     spec = SPEC.model_copy(update={"layout": Layout(dp=64 // cp, cp=cp, zero=1)})
     assert _flash(spec).tokens == pytest.approx(4096 / rows)
 
 
-def test_an_ultra_takes_nine_tenths_of_a_blackwells_attention() -> None:
+def test_blackwell_ultra_takes_nine_tenths_of_blackwell_attention_time() -> None:
     for one, ultra in (("B200 SXM", "B300 SXM"), ("GB200", "GB300")):
         told = [ACCELERATORS[name].attention_efficiency for name in (one, ultra)]
         assert told[0] / told[1] == pytest.approx(0.9)

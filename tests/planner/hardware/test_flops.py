@@ -1,4 +1,4 @@
-"""Operations that a stack carries out, and the peak that utilisation is of."""
+"""FLOPs that a stack executes, and the peak for utilization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.hardware.catalog import CLUSTERS
 from planner.hardware.stacks import compute_hardware_flops
 
 
-def spec_of(preset: str, stack: str, recompute: str, **train: Any) -> JobSpec:
+def build_spec(preset: str, stack: str, recompute: str, **train: Any) -> JobSpec:
     return parse_spec(
         {
             "model": {"preset": preset},
@@ -26,31 +26,34 @@ def spec_of(preset: str, stack: str, recompute: str, **train: Any) -> JobSpec:
     )
 
 
-def again(preset: str, stack: str, recompute: str) -> int:
-    spec = spec_of(preset, stack, recompute)
+def count_recomputed_flops(preset: str, stack: str, recompute: str) -> int:
+    spec = build_spec(preset, stack, recompute)
     return compute_hardware_flops(spec) - compute_single_pass_flops(spec)
 
 
-def test_every_second_product_that_is_made_again_counts() -> None:
-    """Compiled FSDP2 keeps those of queries, of values, of the gate and of what is down."""
-    model = spec_of("llama3-8b", "fsdp2", "selective").model
+def test_recompute_counts_every_second_matmul() -> None:
+    """Compiled FSDP2 keeps the outputs of the query, value, gate and down projections."""
+    model = build_spec("llama3-8b", "fsdp2", "selective").model
     kv = model.num_kv_heads * model.head_size
     layer = model.hidden_size * (kv + model.hidden_size + model.ffn_hidden_size)
-    assert again("llama3-8b", "fsdp2", "selective") == 2 * 8 * 1024 * model.num_layers * layer
-    assert again("llama3-8b", "ours", "selective") == 0
+    assert count_recomputed_flops("llama3-8b", "fsdp2", "selective") == 2 * 8 * 1024 * model.num_layers * layer
+    assert count_recomputed_flops("llama3-8b", "ours", "selective") == 0
 
 
 @pytest.mark.parametrize("stack", ["ours", "fsdp2_eager"])
-def test_a_last_product_that_no_backward_needs_counts_once(stack: str) -> None:
-    model = spec_of("llama3-8b", stack, "full").model
+def test_last_matmul_without_backward_use_counts_once(stack: str) -> None:
+    model = build_spec("llama3-8b", stack, "full").model
     last = 2 * 8 * 1024 * model.num_layers * model.ffn_hidden_size * model.hidden_size
-    assert again("llama3-8b", stack, "full") == again("llama3-8b", "megatron", "full") - last
+    assert (
+        count_recomputed_flops("llama3-8b", stack, "full")
+        == count_recomputed_flops("llama3-8b", "megatron", "full") - last
+    )
 
 
-def test_utilisation_is_of_the_peak_that_is_shown() -> None:
-    """A CPU emulates fp8: what stays in 16 bits is faster."""
+def test_utilization_uses_the_reported_peak() -> None:
+    """A CPU emulates fp8, so layers that stay in 16 bits are faster."""
     cpu = CLUSTERS["cpu"]
-    spec = spec_of("llama-tiny", "ours", "none", precision="fp8", seq_len=128)
+    spec = build_spec("llama-tiny", "ours", "none", precision="fp8", seq_len=128)
     assert (
         cpu.accelerator.get_peak_flops("fp8")
         < cpu.accelerator.get_peak_flops("bf16")

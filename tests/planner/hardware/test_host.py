@@ -1,4 +1,4 @@
-"""What a stage waits for its host: as far ahead as a chunk's forward or backward goes, and no further."""
+"""Host launch time: how far the host runs ahead inside a chunk's forward or backward."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SMALL = PRESETS["gpt-tiny"].model.model_copy(
 )
 
 
-def _waited(vocab: int, stage: int = 3, *, chunks: int = 1, launches: int = 0) -> float:
-    """Seconds of one micro-batch that a stage of 4 waits for its host."""
+def _measure_host_wait(vocab: int, stage: int = 3, *, chunks: int = 1, launches: int = 0) -> float:
+    """Return the seconds per micro-batch that a stage of 4 waits for its host."""
     layout = Layout(
         pp=4, dp=2, virtual_stages=chunks, schedule="interleaved_1f1b" if chunks > 1 else "1f1b", recompute="none"
     )
@@ -35,8 +35,8 @@ def _waited(vocab: int, stage: int = 3, *, chunks: int = 1, launches: int = 0) -
     return ComputeTimer(H100, Stacks({"megatron": stack}, 8), None).time_stage(resolve(spec), stage, 8).launch_s
 
 
-def _launches(precision: str = "bf16", **changed: object) -> float:
-    """Seconds that the second of 4 stages waits for its host in one micro-batch, with these constants of its stack."""
+def _measure_launch_wait(precision: str = "bf16", **changed: object) -> float:
+    """Return the host wait of stage 1 of 4 per micro-batch, with the given stack constants."""
     train = TrainSpec.model_validate({"global_batch": 32, "micro_batches": 4, "seq_len": 1024, "precision": precision})
     layout = Layout(pp=4, dp=2, recompute="none")
     spec = JobSpec(model=SMALL, layout=layout, train=train, resources=Resources(device="cuda", stack="megatron"))
@@ -44,32 +44,32 @@ def _launches(precision: str = "bf16", **changed: object) -> float:
     return compute.time_stage(resolve(spec), 1, 8).launch_s
 
 
-def test_a_heads_passes_leave_the_host_time_for_layers() -> None:
-    """Of 50,304 logits, beside as many layers on the stage before and beside a small head."""
-    assert 0 < _waited(50_304) < 0.8 * _waited(50_304, stage=2)
-    assert _waited(50_304) < _waited(512)
+def test_head_kernels_leave_the_host_time_to_launch_layers() -> None:
+    """Compare 50,304 logits with the stage before, which has an equal number of layers, and with a small head."""
+    assert 0 < _measure_host_wait(50_304) < 0.8 * _measure_host_wait(50_304, stage=2)
+    assert _measure_host_wait(50_304) < _measure_host_wait(512)
 
 
-def test_but_only_for_those_of_its_chunk() -> None:
-    """With 3 chunks of a layer the head has one to leave time for: the others wait as on the stage before."""
-    before = _waited(50_304, stage=2, chunks=3)
-    assert _waited(50_304, chunks=3) == pytest.approx(2 / 3 * before)
+def test_head_saves_host_time_only_in_its_own_chunk() -> None:
+    """The head shortens the wait in one of 3 chunks of one layer. Other chunks wait like the stage before."""
+    before = _measure_host_wait(50_304, stage=2, chunks=3)
+    assert _measure_host_wait(50_304, chunks=3) == pytest.approx(2 / 3 * before)
 
 
 @pytest.mark.parametrize(("precision", "products"), [("fp8", 4), ("bf16", 0)])
-def test_a_product_in_fp8_may_take_its_host_longer(precision: str, products: int) -> None:
-    """Each of a layer's four, in forward and twice in backward, where the host is what is waited for."""
-    waited = [_launches(precision=precision, cast_s=seconds) for seconds in (1e-3, 2e-3)]
+def test_fp8_matmul_adds_host_time(precision: str, products: int) -> None:
+    """Each of the four matmuls of a layer adds its time once in forward and twice in backward."""
+    waited = [_measure_launch_wait(precision=precision, cast_s=seconds) for seconds in (1e-3, 2e-3)]
     assert waited[1] - waited[0] == pytest.approx(3 * products * 3 * 1e-3)
 
 
-def test_so_may_what_is_no_kernel_of_a_layer() -> None:
-    more = _launches(layer_s=(2e-3, 3e-3)) - _launches(layer_s=(1e-3, 1e-3))
+def test_per_layer_host_work_adds_host_time() -> None:
+    more = _measure_launch_wait(layer_s=(2e-3, 3e-3)) - _measure_launch_wait(layer_s=(1e-3, 1e-3))
     assert more == pytest.approx(3 * (1e-3 + 2e-3)), "3 layers a stage"
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_each_turn_of_a_chunk_is_received_and_sent(chunks: int) -> None:
-    """In forward and in backward, where the host is what is waited for."""
-    more = _waited(512, stage=1, chunks=chunks, launches=3) - _waited(512, stage=1, chunks=chunks)
+def test_each_chunk_turn_launches_a_send_and_a_receive(chunks: int) -> None:
+    """Launches count in forward and in backward if the stage waits for its host."""
+    more = _measure_host_wait(512, stage=1, chunks=chunks, launches=3) - _measure_host_wait(512, stage=1, chunks=chunks)
     assert more == pytest.approx(2 * chunks * 3 * STACKS["megatron"].launch_s)

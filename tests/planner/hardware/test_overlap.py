@@ -1,4 +1,4 @@
-"""What runs beside products in Megatron, and what has none to run beside; and a kernel that was slow once."""
+"""Overlap of communication with matmuls in Megatron, its limits, and a slow bias kernel."""
 
 from __future__ import annotations
 
@@ -33,50 +33,48 @@ MIXED = JobSpec(
 )
 
 
-def _timed(spec: JobSpec, **changed: object) -> Timing:
+def _time_step(spec: JobSpec, **changed: object) -> Timing:
     return Timer(GB200, {"megatron": MEGATRON._replace(**changed)}).get_step(spec)
 
 
-def _with(spec: JobSpec, batches: int) -> JobSpec:
+def _with_micro_batches(spec: JobSpec, batches: int) -> JobSpec:
     train = spec.train.model_copy(update={"micro_batches": batches, "global_batch": batches * spec.layout.dp})
     return spec.model_copy(update={"train": train})
 
 
-def test_an_interleaved_pipe_sends_beside_products_but_while_it_fills_and_drains() -> None:
-    """4 stages of 2 chunks: 2 x 3 + 4 chunks before the first backward, and the one that it begins with, of 2 x 16."""
-    bare, hidden = (_timed(PIPED, overlaps_sends=hides).exposed_s["pp"] for hides in (False, True))
+def test_interleaved_pipeline_overlaps_sends_except_in_fill_and_drain() -> None:
+    """With 4 stages of 2 chunks, 2 x 3 + 4 chunks precede the first backward. It adds one more of 2 x 16."""
+    bare, hidden = (_time_step(PIPED, overlaps_sends=hides).exposed_s["pp"] for hides in (False, True))
     assert hidden / bare == pytest.approx((2 * 3 + 4 + 1) / 32)
-    twice = _timed(_with(PIPED, 32)).exposed_s["pp"]
+    twice = _time_step(_with_micro_batches(PIPED, 32)).exposed_s["pp"]
     assert twice == pytest.approx(hidden), "as many fill it however many come"
-    few = _with(PIPED, 4)
-    assert _timed(few).exposed_s["pp"] == _timed(few, overlaps_sends=False).exposed_s["pp"]
+    few = _with_micro_batches(PIPED, 4)
+    assert _time_step(few).exposed_s["pp"] == _time_step(few, overlaps_sends=False).exposed_s["pp"]
 
 
-def test_a_pipe_of_one_chunk_a_stage_sends_in_turn_with_its_products() -> None:
+def test_pipeline_with_one_chunk_per_stage_exposes_its_sends() -> None:
     layout = PIPED.layout.model_copy(update={"virtual_stages": 1, "schedule": "1f1b"})
     spec = PIPED.model_copy(update={"layout": layout})
-    assert _timed(spec) == _timed(spec, overlaps_sends=False)
+    assert _time_step(spec) == _time_step(spec, overlaps_sends=False)
 
 
 @pytest.mark.parametrize(
     ("seconds", "beside", "own", "shown"),
     [
-        (8.0, 8.0, False, 4.0),  # one chunk's of two
+        (8.0, 8.0, False, 4.0),  # the share of one chunk of two
         (8.0, 1.0, False, 6.0),  # 4 micro-batches of the other chunk leave 2 s
-        (8.0, 4.0, True, 2.0),  # half of 4 s hides as much of the first
-        (8.0, 8.0, True, 1.0),  # but not its first layer's, of 8
+        (8.0, 4.0, True, 2.0),  # half of the 4 s hides the same amount of the first chunk
+        (8.0, 8.0, True, 1.0),  # the first of 8 layers stays exposed
         (8.0, 1.0, True, 5.5),
     ],
 )
-def test_an_interleaved_pipes_chunks_are_gathered_and_summed_one_after_the_other(
-    seconds: float, beside: float, own: bool, shown: float
-) -> None:
-    """4 stages of 2 chunks, of 8 layers each stage."""
+def test_interleaved_chunks_communicate_in_turn(seconds: float, beside: float, own: bool, shown: float) -> None:
+    """Plan 4 stages of 2 chunks, with 8 layers per stage."""
     assert compute_interleaved_exposure(resolve(PIPED), seconds, beside, overlaps_own=own) == pytest.approx(shown)
 
 
-def test_and_beside_all_turns_that_are_left_to_them() -> None:
-    """A stage's parameters take longer to be sent than one micro-batch takes to compute."""
+def test_chunk_reductions_overlap_all_remaining_turns() -> None:
+    """Sending a stage's parameters takes longer than computing a micro-batch."""
     slow = H100.model_copy(update={"node": H100.node.model_copy(update={"bytes_per_s": 20e9})})
     at_once, in_turn = (
         Timer(slow, {"megatron": MEGATRON._replace(contention=0.0, reduces_by_chunk=turns)})
@@ -86,18 +84,18 @@ def test_and_beside_all_turns_that_are_left_to_them() -> None:
     )
     assert 0 < in_turn < 0.8 * at_once
     one = PIPED.model_copy(update={"layout": PIPED.layout.model_copy(update={"virtual_stages": 1, "schedule": "1f1b"})})
-    assert _timed(one) == _timed(one, reduces_by_chunk=False)
+    assert _time_step(one) == _time_step(one, reduces_by_chunk=False)
 
 
-def test_the_first_forward_and_the_last_backward_have_nothing_to_send_tokens_beside() -> None:
-    bare = _timed(MIXED).exposed_s["ep"]
+def test_expert_traffic_of_first_forward_and_last_backward_stays_exposed() -> None:
+    bare = _time_step(MIXED).exposed_s["ep"]
     for batches in (4, 16):
-        spec = _with(MIXED, batches)
-        shown = _timed(spec, overlap={"ep": 0.8}).exposed_s["ep"]
+        spec = _with_micro_batches(MIXED, batches)
+        shown = _time_step(spec, overlap={"ep": 0.8}).exposed_s["ep"]
         assert shown / (bare * batches / 4) == pytest.approx(1 - 0.8 * (1 - 1 / batches))
 
 
-def test_a_slow_sum_of_biases_lengthens_the_product_and_the_activation_it_is_part_of() -> None:
+def test_slow_bias_sum_lengthens_its_matmul_and_activation() -> None:
     assert MIXED.model.moe is not None
     moe = MIXED.model.moe.model_copy(update={"expert_bias": True})
     biased = MIXED.model_copy(update={"model": MIXED.model.model_copy(update={"moe": moe})})
@@ -111,5 +109,5 @@ def test_a_slow_sum_of_biases_lengthens_the_product_and_the_activation_it_is_par
     once = compute_kernel_seconds(product, chip, "bf16", 2) + MEGATRON.elementwise * compute_kernel_seconds(
         activation, chip, "bf16", 2
     )
-    usual, slow = (_timed(biased, bias_sums=times).compute_s for times in (1.0, 9.0))
+    usual, slow = (_time_step(biased, bias_sums=times).compute_s for times in (1.0, 9.0))
     assert slow - usual == pytest.approx(8 * once * 32 * 4)

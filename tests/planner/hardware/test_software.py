@@ -1,4 +1,4 @@
-"""What a spec says of the software that it is planned for changes its time, and how surely that is told."""
+"""Software options of a spec change its predicted time and its interval."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from planner.hardware.stack_options import (
 )
 from planner.hardware.stacks import FUSED_NORMS, STACKS
 from planner.search.layout_search import Constraints, search
-from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
+from tests.planner.hardware.reference_specs import H100, SPEC, TRAIN, build_calibration, with_stack
 
 MOE = MoeSpec(num_experts=64, experts_per_token=4, expert_ffn_hidden_size=1024)
 SMALL = PRESETS["llama3-8b"].model.model_copy(update={"hidden_size": 1024, "ffn_hidden_size": 2048, "moe": MOE})
@@ -41,23 +41,23 @@ MIXED = SPEC.model_copy(
 )
 
 
-def _said(spec: JobSpec, stack: StackName = "megatron", **software: Any) -> JobSpec:
-    resources = on(stack, spec).resources.model_copy(update={"software": SoftwareSpec(**software)})
+def _with_software(spec: JobSpec, stack: StackName = "megatron", **software: Any) -> JobSpec:
+    resources = with_stack(stack, spec).resources.model_copy(update={"software": SoftwareSpec(**software)})
     return spec.model_copy(update={"resources": resources})
 
 
-def _timed(spec: JobSpec, cluster: str = "h100") -> Timing:
+def _time_step(spec: JobSpec, cluster: str = "h100") -> Timing:
     return Timer(CLUSTERS[cluster]).get_step(spec)
 
 
-def _known(spec: JobSpec, stack: StackName = "megatron", **constants: Any) -> Timing:
-    """The same, from constants and not from what is said."""
+def _time_with_constants(spec: JobSpec, stack: StackName = "megatron", **constants: Any) -> Timing:
+    """Return the timing with explicit stack constants instead of software options."""
     stacks = {**STACKS, stack: STACKS[stack]._replace(**constants)}
-    return Timer(H100, stacks).get_step(on(stack, spec))
+    return Timer(H100, stacks).get_step(with_stack(stack, spec))
 
 
-def test_an_object_that_says_nothing_changes_no_time() -> None:
-    assert _timed(_said(MIXED)) == _timed(on("megatron", MIXED))
+def test_empty_software_changes_no_time() -> None:
+    assert _time_step(_with_software(MIXED)) == _time_step(with_stack("megatron", MIXED))
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_an_object_that_says_nothing_changes_no_time() -> None:
         ({"attention_kernel": "flash_2"}, {"attention": 1 / 1.6}),
     ],
 )
-def test_each_word_stands_for_its_constants(software: dict[str, Any], constants: dict[str, Any]) -> None:
-    told, usual = _timed(_said(MIXED, **software)), _timed(on("megatron", MIXED))
-    assert told.step_s == pytest.approx(_known(MIXED, **constants).step_s)
+def test_megatron_option_equals_its_constants(software: dict[str, Any], constants: dict[str, Any]) -> None:
+    told, usual = _time_step(_with_software(MIXED, **software)), _time_step(with_stack("megatron", MIXED))
+    assert told.step_s == pytest.approx(_time_with_constants(MIXED, **constants).step_s)
     assert told.step_s != pytest.approx(usual.step_s, rel=1e-4)
 
 
@@ -86,73 +86,78 @@ def test_each_word_stands_for_its_constants(software: dict[str, Any], constants:
         ("fused", {"fused_norms": True}, {"norms": FUSED_NORMS}),
     ],
 )
-def test_so_does_each_of_scalings(attention: str, software: dict[str, Any], constants: dict[str, Any]) -> None:
+def test_scaling_option_equals_its_constants(
+    attention: str, software: dict[str, Any], constants: dict[str, Any]
+) -> None:
     spec = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"attention": attention})})
-    told, usual = _timed(_said(spec, "scaling", **software)), _timed(on("scaling", spec))
-    assert told.step_s == pytest.approx(_known(spec, "scaling", **constants).step_s)
+    told, usual = _time_step(_with_software(spec, "scaling", **software)), _time_step(with_stack("scaling", spec))
+    assert told.step_s == pytest.approx(_time_with_constants(spec, "scaling", **constants).step_s)
     assert told.step_s != pytest.approx(usual.step_s, rel=1e-4)
 
 
-def test_flash_attention_2_is_slower_where_it_was_timed_beside_cudnns() -> None:
-    """On Hopper; nothing is known of it on Blackwell."""
+def test_flash_attention_2_is_slower_than_cudnn_where_measured() -> None:
+    """The difference was measured on Hopper. No measurement exists for Blackwell."""
     for cluster, slower in (("h100", True), ("gb200", False)):
-        told, usual = (_timed(_said(SPEC, attention_kernel=kernel), cluster) for kernel in ("flash_2", "own"))
+        told, usual = (
+            _time_step(_with_software(SPEC, attention_kernel=kernel), cluster) for kernel in ("flash_2", "own")
+        )
         assert (told.step_s > usual.step_s) == slower
 
 
 @pytest.mark.parametrize(
     ("ep", "graphs", "hides"), [(8, "none", False), (16, "none", True), (8, "whole", True), (8, "attention", False)]
 )
-def test_tokens_travel_beside_products_where_they_leave_their_node_or_nothing_is_launched(
-    ep: int, graphs: str, hides: bool
-) -> None:
-    """But for the first of 4 micro-batches."""
+def test_expert_traffic_overlaps_across_nodes_or_without_launches(ep: int, graphs: str, hides: bool) -> None:
+    """The first of 4 micro-batches stays exposed."""
     spec = MIXED.model_copy(update={"layout": Layout(dp=32, ep=ep, zero=1)})
     shown, bare = (
-        _timed(_said(spec, overlap_experts=overlaps, cuda_graphs=graphs)).exposed_s["ep"] for overlaps in (True, False)
+        _time_step(_with_software(spec, overlap_experts=overlaps, cuda_graphs=graphs)).exposed_s["ep"]
+        for overlaps in (True, False)
     )
     assert shown == pytest.approx((1 - OVERLAPPED_EXPERTS["ep"] * 3 / 4 * hides) * bare)
 
 
-def test_what_hides_behind_products_anyway_hides_beside_tokens_too() -> None:
+def test_tensor_collectives_stay_hidden_with_expert_overlap() -> None:
     spec = MIXED.model_copy(update={"layout": Layout(dp=32, tp=2, ep=16, zero=1)})
-    told, usual = (_timed(_said(spec, overlap_experts=overlaps)).exposed_s for overlaps in (True, False))
+    told, usual = (_time_step(_with_software(spec, overlap_experts=overlaps)).exposed_s for overlaps in (True, False))
     assert told["ep"] < usual["ep"]
     assert told["tp"] == usual["tp"]
 
 
-def test_fp4_has_a_rate_of_its_own_casts_more_and_hides_no_tensor_collective() -> None:
-    """Utilisation is of its own peak; an accelerator without it multiplies in fp8, and the words say so."""
+def test_fp4_has_its_own_rate_casts_more_and_hides_no_tensor_collective() -> None:
+    """Utilization refers to the fp4 peak. An accelerator without fp4 multiplies in fp8, and the words report it."""
     train = TRAIN.model_copy(update={"precision": "fp8"})
     spec = SPEC.model_copy(update={"train": train})
     cluster = CLUSTERS["gb200"]
     chip = cluster.accelerator.model_copy(update={"fp8_flops": cluster.accelerator.fp4_flops})
     stack = STACKS["megatron"]
     known = {**STACKS, "megatron": stack._replace(casts=stack.casts * FP4_CASTS, overlap={})}
-    expected = Timer(cluster.model_copy(update={"accelerator": chip}), known).get_step(on("megatron", spec))
-    told = _timed(_said(spec, nvfp4=True), "gb200")
+    expected = Timer(cluster.model_copy(update={"accelerator": chip}), known).get_step(with_stack("megatron", spec))
+    told = _time_step(_with_software(spec, nvfp4=True), "gb200")
     assert told == expected
-    assert told.step_s < _timed(on("megatron", spec), "gb200").step_s
-    (mfu,) = [e for e in explain(_said(spec, nvfp4=True), cluster, stage=0) if e["figure"] == "MFU"]
+    assert told.step_s < _time_step(with_stack("megatron", spec), "gb200").step_s
+    (mfu,) = [e for e in explain(_with_software(spec, nvfp4=True), cluster, stage=0) if e["figure"] == "MFU"]
     assert "10,000 TFLOP/s" in next(term["numbers"] for term in mfu["terms"] if term["name"] == "MFU")
-    words = estimate(_said(spec, nvfp4=True), H100)["time"]["interval"]["words"]
+    words = estimate(_with_software(spec, nvfp4=True), H100)["time"]["interval"]["words"]
     assert "NVFP4 matmuls, fp8 matmuls because H100 SXM lacks fp4" in words
 
 
-def test_one_timer_keeps_what_is_said_apart() -> None:
+def test_one_timer_separates_software_options() -> None:
     timer = Timer(H100)
-    specs = [_said(MIXED, cuda_graphs=name) for name in ("none", "router", "whole", "none")]
-    assert [timer.get_step(spec) for spec in specs] == [_timed(spec) for spec in specs]
+    specs = [_with_software(MIXED, cuda_graphs=name) for name in ("none", "router", "whole", "none")]
+    assert [timer.get_step(spec) for spec in specs] == [_time_step(spec) for spec in specs]
 
 
-def test_a_host_that_was_measured_has_its_own_software() -> None:
-    cluster = build_cluster("here", measured())
+def test_calibrated_host_ignores_software_options() -> None:
+    cluster = build_cluster("here", build_calibration())
     for software in ({"cuda_graphs": "whole"}, {"deterministic": True}, {"dispatcher": "alltoall"}):
-        assert Timer(cluster).get_step(_said(MIXED, **software)) == Timer(cluster).get_step(on("megatron", MIXED))
-    assert "graphs" not in estimate(_said(MIXED, cuda_graphs="whole"), cluster)["time"]["interval"]["words"]
+        assert Timer(cluster).get_step(_with_software(MIXED, **software)) == Timer(cluster).get_step(
+            with_stack("megatron", MIXED)
+        )
+    assert "graphs" not in estimate(_with_software(MIXED, cuda_graphs="whole"), cluster)["time"]["interval"]["words"]
 
 
-def test_what_is_said_narrows_what_is_unknown() -> None:
+def test_software_options_narrow_the_interval() -> None:
     for share, untold in ((0.0, STACKS["megatron"].time_margin), (0.05, HOST_MARGINS[1][1]), (0.5, HOST_MARGINS[0][1])):
         known = HOST_MARGINS_WITH_OPTIONS[0][1] if share > 0.2 else STACKS["megatron"].time_margin
         assert (
@@ -168,25 +173,29 @@ def test_what_is_said_narrows_what_is_unknown() -> None:
     assert get_time_margin("scaling", "GB200", 0.0, has_options=True) == widest, "it was not measured there"
 
 
-def test_an_estimate_tells_what_it_was_told() -> None:
+def test_estimate_reports_its_software_options() -> None:
     told, untold = (
-        estimate(spec, H100)["time"] for spec in (_said(MIXED, cuda_graphs="router"), on("megatron", MIXED))
+        estimate(spec, H100)["time"]
+        for spec in (_with_software(MIXED, cuda_graphs="router"), with_stack("megatron", MIXED))
     )
     assert "Megatron with Transformer Engine, CUDA graphs of the router, " in told["interval"]["words"]
     assert told["interval"]["share"] < untold["interval"]["share"]
     assert "graphs" not in untold["interval"]["words"]
 
 
-def test_a_search_plans_with_it() -> None:
+def test_search_uses_software_options() -> None:
     asked = Constraints(8, {"pp": 1, "cp": 1, "tp": 1}, max_micro_batch=1)
-    best = [search(_said(MIXED, cuda_graphs=graphs), H100, asked, limit=1).best[0] for graphs in ("none", "whole")]
+    best = [
+        search(_with_software(MIXED, cuda_graphs=graphs), H100, asked, limit=1).best[0] for graphs in ("none", "whole")
+    ]
     assert best[1].timing.step_s < 0.9 * best[0].timing.step_s
     assert best[1].spec.resources.software == SoftwareSpec(cuda_graphs="whole")
 
 
-def test_wide_heads_and_biases_of_experts_are_counted_and_a_window_spares_flops() -> None:
-    """Of 32 layers: queries, keys, values and what they come out by, twice as wide; a bias a gate, up and down of each
-    expert; 16 layers of which see 256 of 1,024 tokens."""
+def test_wide_heads_and_expert_biases_add_parameters_and_window_reduces_flops() -> None:
+    """Check 32 layers whose attention projections are twice as wide.
+    Each expert has gate, up and down biases. In 16 layers, a token sees 256 of 1,024 tokens.
+    """
     model, layers = MIXED.model, MIXED.model.num_layers
     wide = model.model_copy(update={"head_dim": 128})
     assert count_parameters(wide) - count_parameters(model) == layers * 1024 * 64 * (16 + 4 + 4 + 16)
@@ -196,4 +205,4 @@ def test_wide_heads_and_biases_of_experts_are_counted_and_a_window_spares_flops(
     tokens = MIXED.train.global_batch * 1024
     assert compute_model_flops(MIXED) - compute_model_flops(seen) == 3 * tokens * 4 * 1024 * 16 * (1024 - 256)
     long = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"sliding_window": 256})})
-    assert _timed(on("megatron", long)).compute_s < _timed(on("megatron")).compute_s
+    assert _time_step(with_stack("megatron", long)).compute_s < _time_step(with_stack("megatron")).compute_s

@@ -1,4 +1,4 @@
-"""What software makes of the same kernels and links, and what of a step follows the cluster planned for."""
+"""Training stacks: different times and memory for the same kernels and links, on the planned cluster."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from planner.hardware.kernel_time import compute_collective_seconds, compute_gem
 from planner.hardware.kernels import Gemm, MemoryKernel, build_head_kernels, build_layer_kernels
 from planner.hardware.profile import CollectivePoint, MeasuredRun, strip_spec
 from planner.hardware.stacks import STACKS, Stack
-from tests.planner.hardware.stacked import H100, SPEC, TRAIN, measured, on
+from tests.planner.hardware.reference_specs import H100, SPEC, TRAIN, build_calibration, with_stack
 
 
-def test_every_stack_that_a_spec_can_name_has_constants() -> None:
+def test_every_stack_in_the_spec_has_constants() -> None:
     assert set(STACKS) == set(get_args(StackName))
-    times = {stack: get_step_timing(on(stack), H100).step_s for stack in STACKS}
+    times = {stack: get_step_timing(with_stack(stack), H100).step_s for stack in STACKS}
     assert len(set(times.values())) == len(STACKS)
 
 
@@ -42,40 +42,43 @@ def _get_shape(spec: JobSpec) -> MicroBatch:
     return resolve(spec).micro_batch
 
 
-def test_one_timer_keeps_stacks_apart() -> None:
+def test_one_timer_separates_stacks() -> None:
     timer = Timer(H100)
-    assert [timer.get_step(on(s)).step_s for s in STACKS] == [get_step_timing(on(s), H100).step_s for s in STACKS]
+    assert [timer.get_step(with_stack(s)).step_s for s in STACKS] == [
+        get_step_timing(with_stack(s), H100).step_s for s in STACKS
+    ]
 
 
-def test_overlap_follows_the_cluster_and_not_where_the_job_would_run() -> None:
+def test_overlap_follows_the_planned_cluster() -> None:
     on_cpu = SPEC.model_copy(update={"resources": Resources(device="cpu")})
     assert get_step_timing(on_cpu, H100).step_s == get_step_timing(SPEC, H100).step_s
 
 
-def test_only_what_runs_here_can_be_submitted() -> None:
-    assert [p.field for p in find_unsupported_fields(on("megatron"))] == ["resources.stack"]
+def test_only_the_trainer_stack_can_be_submitted() -> None:
+    assert [p.field for p in find_unsupported_fields(with_stack("megatron"))] == ["resources.stack"]
     assert find_unsupported_fields(SPEC) == []
 
 
 def test_parts_of_every_stack_add_up() -> None:
     for stack in STACKS:
-        t = get_step_timing(on(stack), H100)
+        t = get_step_timing(with_stack(stack), H100)
         parts = t.compute_s + t.recompute_s + sum(t.exposed_s.values()) + t.launch_s + t.bubble_s + t.optimizer_s
         assert t.step_s == pytest.approx(parts)
 
 
-def test_tensor_waits_hide_only_where_the_stack_says_so() -> None:
-    waits = {s: get_step_timing(on(s), H100).exposed_s["tp"] for s in ("megatron_2021", "megatron")}
+def test_tensor_collectives_overlap_only_in_stacks_that_support_it() -> None:
+    waits = {s: get_step_timing(with_stack(s), H100).exposed_s["tp"] for s in ("megatron_2021", "megatron")}
     left = waits["megatron_2021"] * (1 - STACKS["megatron"].overlap["tp"])
-    assert waits["megatron"] == pytest.approx(left, rel=1e-3)  # norms' gradients are summed once a step, and seen
+    # gradients of norms are summed once per step and stay get_exposed_dp
+    assert waits["megatron"] == pytest.approx(left, rel=1e-3)
 
 
-def test_a_stack_without_overlap_of_gradients_waits_for_all_of_them() -> None:
-    hides, waits = (get_step_timing(on(s), H100).exposed_s["dp"] for s in ("megatron_2021", "deepspeed"))
+def test_stack_without_gradient_overlap_exposes_all_reductions() -> None:
+    hides, waits = (get_step_timing(with_stack(s), H100).exposed_s["dp"] for s in ("megatron_2021", "deepspeed"))
     assert waits > 10 * hides
 
 
-def test_rows_that_do_not_begin_at_16_bytes_are_slow() -> None:
+def test_rows_not_aligned_to_16_bytes_are_slow() -> None:
     chip = H100.accelerator
     odd, even = (compute_gemm_seconds(Gemm(8192, n, 4096), chip, "bf16", 2) for n in (50257, 50264))
     assert odd > 5 * even
@@ -84,24 +87,26 @@ def test_rows_that_do_not_begin_at_16_bytes_are_slow() -> None:
     )
 
 
-def test_fp8_pays_for_its_casts_and_leaves_the_head_in_16_bits() -> None:
+def test_fp8_adds_casts_and_leaves_the_head_in_16_bits() -> None:
     fp8 = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": "fp8"})})
 
-    def casts(spec: JobSpec) -> int:
+    def count_cast_bytes(spec: JobSpec) -> int:
         return sum(
             k.num_bytes for k in build_layer_kernels(spec).forward if isinstance(k, MemoryKernel) and k.kind == "casts"
         )
 
     tokens, h, inner = 2 * 4096, 4096, 14336 // 2
-    assert casts(SPEC) == 0
-    assert casts(fp8) == 4 * tokens * (h + h // 2 + inner)  # inputs of q, k and v, of gate and up are cast once
+    assert count_cast_bytes(SPEC) == 0
+    assert count_cast_bytes(fp8) == 4 * tokens * (
+        h + h // 2 + inner
+    )  # one cast serves q, k and v, and one serves gate and up
     wide, narrow = (Gemm(4096, 4096, 4096, wide=w) for w in (True, False))
     assert compute_gemm_seconds(wide, H100.accelerator, "fp8", 2) > 1.5 * compute_gemm_seconds(
         narrow, H100.accelerator, "fp8", 2
     )
 
 
-def test_a_token_goes_once_to_a_node_where_the_stack_says_so() -> None:
+def test_dispatch_per_node_sends_a_token_once_to_each_node() -> None:
     model = PRESETS["mixtral-8x7b"].model
     many = MoeSpec(num_experts=64, experts_per_token=8, expert_ffn_hidden_size=1408)
     spec = SPEC.model_copy(
@@ -110,50 +115,50 @@ def test_a_token_goes_once_to_a_node_where_the_stack_says_so() -> None:
             "layout": Layout(dp=32, tp=2, ep=16, sequence_parallel=True),
         }
     )
-    once, each = (get_step_timing(on(s, spec), H100).exposed_s["ep"] for s in ("megatron", "ours"))
+    once, each = (get_step_timing(with_stack(s, spec), H100).exposed_s["ep"] for s in ("megatron", "ours"))
     nodes = 4
     visited = nodes * (1 - (1 - 1 / nodes) ** 8)
     assert once / each == pytest.approx(visited / 8 / 2, rel=1e-6)
 
 
-def test_what_was_measured_inside_a_host_says_nothing_of_groups_across_hosts() -> None:
+def test_calibration_inside_a_host_does_not_cover_groups_across_hosts() -> None:
     spec = SPEC.model_copy(update={"layout": Layout(dp=16), "train": SPEC.train.model_copy(update={"overlap": False})})
     free = CollectivePoint(op="all_reduce", group_size=16, ranks=1, payload_bytes=2**20, seconds=1e-12)
     exposed = [
         get_step_timing(spec, build_cluster("here", profile).model_copy(update={"network": H100.network})).exposed_s[
             "dp"
         ]
-        for profile in (measured(), measured(free))
+        for profile in (build_calibration(), build_calibration(free))
     ]
     assert exposed[0] == exposed[1] > 0
 
 
-def test_nothing_comes_on_top_of_what_a_host_was_measured_at() -> None:
-    here = build_cluster("here", measured())
-    assert len({get_step_timing(on(stack), here).step_s for stack in STACKS}) == 1
+def test_calibrated_host_has_no_stack_overhead() -> None:
+    here = build_cluster("here", build_calibration())
+    assert len({get_step_timing(with_stack(stack), here).step_s for stack in STACKS}) == 1
 
 
-def test_runs_of_our_stack_correct_no_plan_for_another() -> None:
+def test_runs_of_the_trainer_do_not_correct_another_stack() -> None:
     runs = tuple(
         MeasuredRun(spec=strip_spec(SPEC), steps=9, step_s=s, peak_bytes=None, links=()) for s in (90.0, 91.0, 92.0)
     )
     here = H100.model_copy(update={"runs": runs})
     assert estimate(SPEC, here)["time"]["interval"]["runs"] == 3
-    told = estimate(on("megatron"), here)["time"]
-    assert (told["interval"]["runs"], told["step_s"]) == (0, get_step_timing(on("megatron"), H100).step_s)
+    told = estimate(with_stack("megatron"), here)["time"]
+    assert (told["interval"]["runs"], told["step_s"]) == (0, get_step_timing(with_stack("megatron"), H100).step_s)
 
 
-def test_a_stack_that_gathers_logits_holds_and_passes_over_those_of_the_whole_vocabulary() -> None:
-    spec = on("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
+def test_gathered_logits_hold_and_move_the_whole_vocabulary() -> None:
+    spec = with_stack("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
     logits = 2 * 4096 * 128_256  # tokens of a micro-batch x vocabulary
     piece = record_head(_get_shape(spec), "keep", tied=False, waits=False)
     assert piece.forward.net[LOGITS] == 2 * logits
-    # The other rank's half comes apart beside the own one; both stay until they are one.
+    # The other rank's half arrives in a separate buffer. Both halves stay until they are joined.
     assert piece.forward.peak[LOGITS] == 2 * 2 * logits
     assert piece.loss.net[LOGITS] == 4 * logits, "log-softmax; the logits stay"
     assert piece.loss_backward.peak[LOGITS] == 8 * logits, "its gradient and that of its input, in fp32"
-    assert piece.loss_backward.net[LOGITS] == (2 - 4 - 2) * logits, "a gradient in 16 bits, for what was kept"
-    divided = record_head(_get_shape(on("deepspeed", spec)), "keep", tied=False, waits=False)
+    assert piece.loss_backward.net[LOGITS] == (2 - 4 - 2) * logits, "the 16-bit gradient replaces the saved tensors"
+    divided = record_head(_get_shape(with_stack("deepspeed", spec)), "keep", tied=False, waits=False)
     assert divided.forward.net[LOGITS] == logits
 
     passes = [
@@ -168,12 +173,10 @@ def test_a_stack_that_gathers_logits_holds_and_passes_over_those_of_the_whole_vo
 
 
 @pytest.mark.parametrize(("sequence", "ops"), [(False, ("all_reduce",)), (True, ("all_gather", "reduce_scatter"))])
-def test_products_that_share_an_input_gather_it_and_sum_its_gradient_each_by_itself(
-    sequence: bool, ops: tuple[Op, ...]
-) -> None:
-    """Three more in each layer: a query's stands for those of keys and values, a gate's for its up's."""
+def test_matmuls_with_a_shared_input_gather_it_separately(sequence: bool, ops: tuple[Op, ...]) -> None:
+    """Each layer adds three: query, key and value share one kernel, and so do gate and up."""
     layout = Layout(dp=32, tp=2, zero=1, sequence_parallel=sequence)
-    spec = on("fsdp2", SPEC.model_copy(update={"layout": layout}))
+    spec = with_stack("fsdp2", SPEC.model_copy(update={"layout": layout}))
     stack = STACKS["fsdp2"]._replace(link_efficiency=1.0)
     waits = [
         Timer(H100, {"fsdp2": stack._replace(gathers_each_input=apart)}).get_step(spec).exposed_s["tp"]
@@ -184,8 +187,8 @@ def test_products_that_share_an_input_gather_it_and_sum_its_gradient_each_by_its
     assert waits[0] - waits[1] == pytest.approx(3 * each * 32 * TRAIN.micro_batches)
 
 
-def test_gathered_logits_are_waited_for_in_each_micro_batch() -> None:
-    spec = on("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
+def test_gathered_logits_are_exposed_in_each_micro_batch() -> None:
+    spec = with_stack("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
     apart = {**STACKS, "scaling": STACKS["scaling"]._replace(gathers_logits=False)}
     waits = [Timer(H100, stacks).get_step(spec).exposed_s["tp"] for stacks in (STACKS, apart)]
     size = 2 * 4096 * 128_256 * 2  # tokens x vocabulary x bytes
@@ -193,30 +196,34 @@ def test_gathered_logits_are_waited_for_in_each_micro_batch() -> None:
     assert waits[0] - waits[1] == pytest.approx(4 * each)
 
 
-def test_what_a_stack_takes_beside_tensors_counts_on_gpus_that_were_not_measured() -> None:
+def test_stack_workspace_counts_on_gpus_without_calibration() -> None:
     a100, tensors = CLUSTERS["a100-80gb"], 40 * 10**9
-    assert compute_allowance(on("deepspeed"), a100, tensors) == 2 * 2**30 + 2 * 10**9 + 6 * 10**9
+    assert compute_allowance(with_stack("deepspeed"), a100, tensors) == 2 * 2**30 + 2 * 10**9 + 6 * 10**9
     assert compute_allowance(SPEC, a100, tensors) == 2 * 2**30 + 2 * 10**9
     on_cpu = CLUSTERS["cpu"]
-    assert compute_allowance(on("deepspeed"), on_cpu, tensors) == on_cpu.accelerator.compute_overhead_bytes(tensors)
-    whole = get_rank_memory(on("deepspeed"), 0, a100)
-    assert whole["allowance"] == compute_allowance(on("deepspeed"), a100, sum(whole.values()) - whole["allowance"])
+    assert compute_allowance(with_stack("deepspeed"), on_cpu, tensors) == on_cpu.accelerator.compute_overhead_bytes(
+        tensors
+    )
+    whole = get_rank_memory(with_stack("deepspeed"), 0, a100)
+    assert whole["allowance"] == compute_allowance(
+        with_stack("deepspeed"), a100, sum(whole.values()) - whole["allowance"]
+    )
 
 
-def test_gradients_of_both_types_are_held_where_the_optimizer_zeroes_the_narrow_ones() -> None:
-    held = [get_memory(on(stack), 0)["gradients"] for stack in ("deepspeed", "ours")]
+def test_both_gradient_types_are_held_if_the_optimizer_clears_the_narrow_one() -> None:
+    held = [get_memory(with_stack(stack), 0)["gradients"] for stack in ("deepspeed", "ours")]
     whole = sum(chunk.parameters.count_elements() for chunk in get_stage_memory(SPEC).get_rank(0).chunks)
     assert held[0] - held[1] == 2 * whole
     narrow = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": "bf16_gradients"})})
-    assert get_memory(on("deepspeed", narrow), 0)["gradients"] == get_memory(narrow, 0)["gradients"]
+    assert get_memory(with_stack("deepspeed", narrow), 0)["gradients"] == get_memory(narrow, 0)["gradients"]
 
 
-def test_repeating_operations_keeps_every_second_product_and_attention() -> None:
-    """torchtitan: of q, k, v, o, gate, up, down it saves the 1st, 3rd, 5th and 7th; k, o and up are made again."""
+def test_selective_operations_save_every_second_matmul_and_attention() -> None:
+    """Of q, k, v, o, gate, up and down, torchtitan saves the 1st, 3rd, 5th and 7th. It recomputes k, o and up."""
     layout = Layout(dp=32, zero=3, recompute="selective")
-    spec = on("fsdp2", SPEC.model_copy(update={"layout": layout}))
+    spec = with_stack("fsdp2", SPEC.model_copy(update={"layout": layout}))
     tokens, h, kv, inner, heads = 2 * 4096, 4096, 1024, 14336, 32
-    outputs = h + kv + inner + h + h  # q, v, gate, down, and what attention gave
+    outputs = h + kv + inner + h + h  # q, v, gate, down, and the attention output
     assert count_saved_outputs(_get_shape(spec), moe=False) == tokens * (2 * outputs + 4 * heads)
     assert get_layer_bytes(spec) == tokens * (2 * (h + outputs) + 4 * heads), "the layer's input too"
     again = [k for k in build_layer_kernels(spec).recomputed_operations if isinstance(k, Gemm)]
@@ -228,9 +235,9 @@ def test_repeating_operations_keeps_every_second_product_and_attention() -> None
     )  # qkv, up, attention
 
 
-def test_a_loss_is_one_kernel_where_a_compiler_makes_it_so() -> None:
-    compiled = on("fsdp2", SPEC.model_copy(update={"train": TRAIN.model_copy(update={"compile": True})}))
-    assert [_get_shape(s).fused_loss for s in (compiled, on("fsdp2"), on("fsdp1"), SPEC)] == [
+def test_loss_is_one_kernel_if_the_compiler_fuses_it() -> None:
+    compiled = with_stack("fsdp2", SPEC.model_copy(update={"train": TRAIN.model_copy(update={"compile": True})}))
+    assert [_get_shape(s).fused_loss for s in (compiled, with_stack("fsdp2"), with_stack("fsdp1"), SPEC)] == [
         True,
         False,
         True,
@@ -238,8 +245,11 @@ def test_a_loss_is_one_kernel_where_a_compiler_makes_it_so() -> None:
     ]
 
 
-def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic() -> None:
-    """Weights, gradients and two moments of 2 bytes; an update reads and writes three of them and reads a gradient."""
+def test_16_bit_state_takes_8_bytes_per_parameter_and_half_the_optimizer_traffic() -> None:
+    """Weights, gradients and two moments take 2 bytes.
+
+    An update reads and writes three of them and reads a gradient.
+    """
     both = [
         SPEC.model_copy(update={"train": TRAIN.model_copy(update={"precision": p})}) for p in ("bf16", "bf16_state")
     ]
@@ -254,13 +264,13 @@ def test_state_in_16_bits_is_8_bytes_a_parameter_and_half_the_optimizers_traffic
     assert find_unsupported_fields(both[1]) == []
 
 
-def test_a_wait_hides_behind_no_more_than_there_is_to_compute() -> None:
+def test_overlap_does_not_exceed_the_compute_time() -> None:
     work = ModuleSeconds(1.0, 1.0, 1.0)
     assert compute_exposed(2.0, 0.8, work) == pytest.approx(0.4)
     assert compute_exposed(10.0, 0.8, work) == pytest.approx(7.0)
 
 
-def test_a_sharded_layer_and_latent_attention_launch_kernels_too_small_for_the_device() -> None:
+def test_sharded_layer_and_latent_attention_launch_small_kernels() -> None:
     def empty(spec: JobSpec) -> list[int]:
         work = build_layer_kernels(spec)
         return [kernels.count(MemoryKernel(0)) for kernels in (work.forward, work.backward_input)]
@@ -272,17 +282,17 @@ def test_a_sharded_layer_and_latent_attention_launch_kernels_too_small_for_the_d
 
 
 def test_scores_without_dropout_are_kept_once() -> None:
-    """2205.05198 section 4.1: 5 a s^2 b bytes, of which the mask and the dropped copy are 3."""
+    """In 2205.05198 section 4.1, scores take 5 a s^2 b bytes. The mask and the dropped copy take 3 of 5."""
     layout = Layout(dp=32, tp=2, zero=1, sequence_parallel=True, regather=True)
     train = [TRAIN.model_copy(update={"attention": "unfused", "dropout": dropout}) for dropout in (False, True)]
-    plain, dropped = (on("megatron", SPEC.model_copy(update={"layout": layout, "train": t})) for t in train)
-    scores, masks = 2 * 16 * 4096**2, 2 * 2 * 4096 * 4096 // 2  # heads of a rank; two masks of the divided stream
+    plain, dropped = (with_stack("megatron", SPEC.model_copy(update={"layout": layout, "train": t})) for t in train)
+    scores, masks = 2 * 16 * 4096**2, 2 * 2 * 4096 * 4096 // 2  # heads of a rank, and two masks of the divided stream
     assert get_layer_bytes(dropped) - get_layer_bytes(plain) == 3 * scores + masks
 
 
-def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
+def test_matmul_waits_to_accumulate_gradients() -> None:
     apart = {**STACKS, "megatron": STACKS["megatron"]._replace(accumulation_share=0.0)}
-    waits = [Timer(H100, stacks).get_step(on("megatron")).backward_weight_s for stacks in (STACKS, apart)]
+    waits = [Timer(H100, stacks).get_step(with_stack("megatron")).backward_weight_s for stacks in (STACKS, apart)]
     chip, weights = (
         H100.accelerator,
         sum(g.m * g.n for g in build_layer_kernels(SPEC).backward_weight if isinstance(g, Gemm)),
@@ -293,9 +303,11 @@ def test_a_product_waits_to_add_to_the_gradients_so_far() -> None:
 
 
 @pytest.mark.parametrize(("m", "zero", "times"), [(1, 1, 0), (4, 1, 3), (4, 0, 3), (4, 3, 0)])
-def test_autograd_adds_gradients_of_each_micro_batch_but_the_first_by_a_kernel(m: int, zero: int, times: int) -> None:
-    """Read in 16 bits, what is there read and written in 32, a slower kernel than for two of a type; ZeRO-3 sums and
-    divides each."""
+def test_gradient_accumulation_adds_a_kernel_after_the_first_micro_batch(m: int, zero: int, times: int) -> None:
+    """The kernel reads 16 bits, and reads and writes 32.
+
+    Mixed types are slower. ZeRO-3 sums and divides each gradient.
+    """
     train = TRAIN.model_copy(update={"micro_batches": m})
     spec = SPEC.model_copy(update={"layout": Layout(dp=64, zero=zero), "train": train})
     together = {**STACKS, "ours": STACKS["ours"]._replace(accumulates_separately=False)}
@@ -306,46 +318,45 @@ def test_autograd_adds_gradients_of_each_micro_batch_but_the_first_by_a_kernel(m
     assert m * (waits[0] - waits[1]) == pytest.approx(moved / (chip.bytes_per_s * chip.memory_efficiency))
 
 
-def test_gradients_that_wait_for_the_last_micro_batch_are_summed_once() -> None:
-    """Over a network too slow to hide anything, ZeRO-3's sums are a third of what it sends each micro-batch in fp32,
-    of which one in 4 is left."""
+def test_gradients_deferred_to_the_last_micro_batch_are_summed_once() -> None:
+    """Over a slow network, fp32 sums are a third of ZeRO-3's traffic per micro-batch. One in 4 remains."""
     slow = H100.model_copy(update={"network": H100.network.model_copy(update={"bytes_per_s": 1e7})})
     late = STACKS["fsdp2"]._replace(reduces_once=True, contention=0.0)
     each = late._replace(reduces_once=False)
 
-    def exposed(m: int, stack: Stack) -> float:
+    def get_exposed_dp(m: int, stack: Stack) -> float:
         train = SPEC.train.model_copy(update={"micro_batches": m, "precision": "fp32"})
         spec = SPEC.model_copy(update={"layout": Layout(dp=32, zero=3), "train": train})
-        return Timer(slow, {"fsdp2": stack}).get_step(on("fsdp2", spec)).exposed_s["dp"]
+        return Timer(slow, {"fsdp2": stack}).get_step(with_stack("fsdp2", spec)).exposed_s["dp"]
 
-    assert exposed(1, late) == exposed(1, each)
-    assert exposed(4, late) / exposed(4, each) == pytest.approx((2 + 1 / 4) / 3, rel=0.01)
+    assert get_exposed_dp(1, late) == get_exposed_dp(1, each)
+    assert get_exposed_dp(4, late) / get_exposed_dp(4, each) == pytest.approx((2 + 1 / 4) / 3, rel=0.01)
 
 
-def test_frozen_weights_have_no_gradients_to_compute_to_sum_or_to_apply() -> None:
+def test_frozen_weights_have_no_gradient_work() -> None:
     frozen = {**STACKS, "megatron": STACKS["megatron"]._replace(freezes_weights=True)}
-    usual, tuned = (Timer(H100, stacks).get_step(on("megatron")) for stacks in (STACKS, frozen))
+    usual, tuned = (Timer(H100, stacks).get_step(with_stack("megatron")) for stacks in (STACKS, frozen))
     assert usual.backward_weight_s > usual.forward_s / 2
     assert tuned.backward_weight_s == 0.0 < tuned.backward_input_s == usual.backward_input_s
     assert usual.exposed_s["dp"] > 0.0 == tuned.exposed_s.get("dp", 0.0)
     assert usual.optimizer_s > 0.0 == tuned.optimizer_s
 
 
-def test_gradients_that_are_summed_whole_in_fp32_are_twice_as_wide_and_sent_twice() -> None:
-    """Of sums in 16 bits, over a network so slow that no latency counts; parameters are gathered as before."""
+def test_fp32_gradients_summed_whole_are_twice_as_wide_and_sent_twice() -> None:
+    """Compare with 16-bit sums over a network whose latency is negligible. Parameters are gathered as before."""
     slow = H100.model_copy(update={"network": H100.network.model_copy(update={"bytes_per_s": 1e7})})
     train = SPEC.train.model_copy(update={"precision": "bf16_gradients"})
     whole, shared = (STACKS["scaling"]._replace(all_reduces_fp32=kind) for kind in (True, False))
 
-    def exposed(zero: int, stack: Stack) -> float:
+    def get_exposed_dp(zero: int, stack: Stack) -> float:
         spec = SPEC.model_copy(update={"layout": Layout(dp=32, zero=zero), "train": train})
-        return Timer(slow, {"scaling": stack}).get_step(on("scaling", spec)).exposed_s["dp"]
+        return Timer(slow, {"scaling": stack}).get_step(with_stack("scaling", spec)).exposed_s["dp"]
 
-    assert exposed(1, whole) / exposed(1, shared) == pytest.approx((4 + 1) / 2, rel=0.01)
-    assert exposed(0, whole) / exposed(0, shared) == pytest.approx(2, rel=0.01)
+    assert get_exposed_dp(1, whole) / get_exposed_dp(1, shared) == pytest.approx((4 + 1) / 2, rel=0.01)
+    assert get_exposed_dp(0, whole) / get_exposed_dp(0, shared) == pytest.approx(2, rel=0.01)
 
 
-def test_sums_over_the_network_go_on_while_tensor_ranks_wait_inside_their_node() -> None:
+def test_network_reductions_continue_during_tensor_waits_in_the_node() -> None:
     slow = H100.network.model_copy(update={"bytes_per_s": 5e8})
     node = H100.node.model_copy(update={"bytes_per_s": H100.node.bytes_per_s / 10})
     fast, waiting = (H100.model_copy(update={"network": slow, "node": link}) for link in (H100.node, node))
@@ -354,28 +365,30 @@ def test_sums_over_the_network_go_on_while_tensor_ranks_wait_inside_their_node()
     assert waits[1]["dp"] < waits[0]["dp"]
 
 
-def test_megatron_keeps_fp8_weights_beside_those_in_16_bits() -> None:
-    """Once as they are and once transposed, but of the table and the head."""
+def test_megatron_keeps_fp8_weights_in_addition_to_16_bit_weights() -> None:
+    """Each weight is stored as is and transposed, except the table and the head."""
     spec = SPEC.model_copy(update={"layout": Layout(dp=16, tp=2, zero=1, sequence_parallel=True)})
     kept = [
-        get_memory(on("megatron", spec.model_copy(update={"train": TRAIN.model_copy(update={"precision": p})})), 0)
+        get_memory(
+            with_stack("megatron", spec.model_copy(update={"train": TRAIN.model_copy(update={"precision": p})})), 0
+        )
         for p in ("bf16", "fp8")
     ]
     tables = 2 * 128256 // 2 * 4096 + 4096
     assert kept[1]["parameters"] - kept[0]["parameters"] == 2 * (count_held_parameters(spec, 0) * 16 - tables)
 
 
-def test_what_fp8_products_take_is_gathered_as_they_take_it_where_the_stack_casts_before() -> None:
+def test_gathers_use_fp8_if_the_stack_casts_first() -> None:
     plain = STACKS["fsdp2"]
     for precision, share in (("bf16", 0), ("fp8", 1)):
         train = TRAIN.model_copy(update={"precision": precision})
-        spec = on("fsdp2", SPEC.model_copy(update={"train": train}))
+        spec = with_stack("fsdp2", SPEC.model_copy(update={"train": train}))
         whole, cast = (
             Timer(H100, {"fsdp2": stack}).get_step(spec).exposed_s["tp"]
             for stack in (plain, plain._replace(narrow_gathers=True))
         )
         rows = [row for row in get_micro_batch_traffic(spec, 0) if row.axis == "tp" and row.op == "all_gather"]
-        # Half of them; of what 2 ranks gather each sends half.
+        # Half of the bytes: with 2 ranks, each sends half of a gather.
         saved = sum(row.payload_bytes for row in rows) / 2 / 2
         bandwidth = H100.node.bytes_per_s * H100.node.efficiency * plain.link_efficiency
         assert whole - cast == pytest.approx(share * saved / bandwidth, rel=1e-3, abs=1e-9)

@@ -1,4 +1,4 @@
-"""Figures others measured or printed, and the specs that describe their runs."""
+"""Published measurements of training runs, and specs that describe the runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATA = Path(__file__).parent / "data" / "vtrain_a100_single_node.csv"
 
 
 class Row(NamedTuple):
-    """A run and the seconds an iteration took."""
+    """Store the layout of a run and the seconds per iteration."""
 
     label: str
     spec: JobSpec
@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
 
 def gpt(layers: int, hidden: int, heads: int, *, seq_len: int = 2048) -> ModelSpec:
-    """A GPT with Megatron's padded vocabulary."""
+    """Return a GPT with Megatron's padded vocabulary."""
     return ModelSpec(
         arch="gpt",
         num_layers=layers,
@@ -48,7 +48,7 @@ def megatron_run(
     recompute: Recompute = "full",
     sequence_parallel: bool = False,
 ) -> JobSpec:
-    """A run of Megatron-LM as of 2104.04473 (scatter-gather) or 2205.05198 (sequence parallelism)."""
+    """Return a run of Megatron-LM from 2104.04473 (scatter-gather) or 2205.05198 (sequence parallelism)."""
     dp = gpus // (tp * pp)
     layout = Layout(
         dp=dp,
@@ -75,7 +75,7 @@ def megatron_run(
 
 SOFTWARE = Resources(device="cuda", stack="megatron_2021")
 
-# 2104.04473 table 1: name, layers, hidden, heads, tp, pp, chunks, micro-batch, GPUs, batch, TFLOP/s a GPU
+# 2104.04473 table 1: name, layers, hidden, heads, tp, pp, chunks, micro-batch, GPUs, batch, TFLOP/s per GPU
 _MEGATRON = (
     ("1.7B", 24, 2304, 24, 1, 1, 1, 16, 32, 512, 137),
     ("7.5B", 36, 4096, 32, 4, 1, 1, 16, 128, 512, 142),
@@ -95,7 +95,7 @@ _KORTHIKANTI = (
 
 
 def megatron_table_1() -> list[Row]:
-    """Iteration seconds from the published TFLOP/s by the paper's own equation 3."""
+    """Compute iteration seconds from the published TFLOP/s by equation 3 of the paper."""
     rows = []
     for name, layers, h, heads, tp, pp, chunks, micro_batch, gpus, batch, tflops in _MEGATRON:
         model = gpt(layers, h, heads)
@@ -106,7 +106,7 @@ def megatron_table_1() -> list[Row]:
 
 
 def korthikanti_table_5() -> list[Row]:
-    """Full recompute with tensor parallelism alone, and selective recompute with sequence parallelism."""
+    """Return runs with full recompute and tensor parallelism, and with selective recompute and sequence parallelism."""
     rows = []
     for name, layers, h, heads, tp, pp, chunks, micro_batch, gpus, batch, full_s, selective_s in _KORTHIKANTI:
         for recompute, seconds in (("full", full_s), ("selective", selective_s)):
@@ -126,7 +126,7 @@ def korthikanti_table_5() -> list[Row]:
 
 
 def vtrain_rows() -> Iterator[Row]:
-    """1,440 runs on up to 8 A100 of one node (vTrain, MICRO 2024; MIT licence beside the data)."""
+    """Return 1,440 runs on up to 8 A100 of one node (vTrain, MICRO 2024, data under the MIT license)."""
     for gpus, batch, micro_batch, h, heads, layers, s, tp, dp, pp, seconds in _vtrain_table(DATA):
         train = _vtrain_training(batch // (dp * micro_batch), batch, s)
         label = f"h {h} l {layers} tp {tp} dp {dp} pp {pp} b {micro_batch} of {gpus}"
@@ -136,9 +136,9 @@ def vtrain_rows() -> Iterator[Row]:
 
 
 def vtrain_multi_rows(path: Path) -> Iterator[Row]:
-    """Runs of 3.6 to 175 B parameters on 64 to 512 A100: `data/ground_truth_multi.csv` of vTrain's repository.
-
-    Megatron-DeepSpeed with full recompute; tensor ranks share what goes to the next stage.
+    """Return runs of 3.6 to 175 B parameters on 64 to 512 A100.
+    The data is `data/ground_truth_multi.csv` of vTrain's repository. The runs use Megatron-DeepSpeed with full
+    recompute. Tensor ranks divide the activations sent to the next stage.
     """
     for _, batch, micro_batch, h, heads, layers, s, tp, dp, pp, seconds in _vtrain_table(path):
         train = _vtrain_training(batch // (dp * micro_batch), batch, s).model_copy(update={"overlap": False})
@@ -149,7 +149,7 @@ def vtrain_multi_rows(path: Path) -> Iterator[Row]:
 
 
 def _vtrain_table(path: Path) -> Iterator[tuple[int, int, int, int, int, int, int, int, int, int, float]]:
-    """GPUs, batch, micro-batch, hidden, heads, layers, sequence, tp, dp, pp and seconds: a row's last columns."""
+    """Read the last columns of each row: GPUs, batch, micro-batch, model sizes, degrees and seconds."""
     with path.open(encoding="utf-8-sig") as file:
         for row in list(csv.reader(file))[1:]:
             gpus, batch, micro_batch, h, heads, layers, s, tp, dp, pp = (int(value) for value in row[-11:-1])

@@ -1,4 +1,4 @@
-"""The benchmark of published rows reads whatever rows there are, and says what it left out."""
+"""Benchmark of published rows: it reads every row and reports the rows that it skips."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ROW = {
 }
 
 
-def _file(path: Path, *rows: dict[str, str]) -> Path:
+def write_rows(path: Path, *rows: dict[str, str]) -> Path:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(ROW))
         writer.writeheader()
@@ -58,7 +58,7 @@ def _file(path: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
-def test_good_rows_are_answered_and_strange_ones_counted_with_their_reason(
+def test_valid_rows_are_answered_and_invalid_rows_counted_by_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     strange = [
@@ -74,7 +74,7 @@ def test_good_rows_are_answered_and_strange_ones_counted_with_their_reason(
         {"ep": "8"},
         {"pp": "64", "gpus": "128"},
     ]
-    path = _file(tmp_path / "rows.csv", {}, {"measure_name": "out_of_memory", "measure_value": "1"}, *strange)
+    path = write_rows(tmp_path / "rows.csv", {}, {"measure_name": "out_of_memory", "measure_value": "1"}, *strange)
     answers, skipped = answer_rows(read_rows(path))
     assert (len(answers), len(skipped)) == (2, len(strange))
     assert all(reason for *_, reason in skipped)
@@ -84,8 +84,10 @@ def test_good_rows_are_answered_and_strange_ones_counted_with_their_reason(
     assert f"skipped: {len(strange)} rows" in printed
 
 
-def test_the_same_rows_give_the_same_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = _file(tmp_path / "rows.csv", *({"micro_batch": str(b), "measure_value": str(20 + b)} for b in (1, 2, 4, 8)))
+def test_equal_rows_give_equal_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_rows(
+        tmp_path / "rows.csv", *({"micro_batch": str(b), "measure_value": str(20 + b)} for b in (1, 2, 4, 8))
+    )
     tables = []
     for _ in range(2):
         print_report(*answer_rows(read_rows(path)))
@@ -96,31 +98,33 @@ def test_the_same_rows_give_the_same_tables(tmp_path: Path, capsys: pytest.Captu
 def test_measurements_of_one_configuration_share_a_half(tmp_path: Path) -> None:
     rows = [{"measure_name": "out_of_memory", "measure_value": "1"}, {"note": "again"}, {"measure_value": "27"}]
     halves = {
-        row.is_fit_half for row in read_rows(_file(tmp_path / "r.csv", {}, *rows)) if not isinstance(row, SkipError)
+        row.is_fit_half
+        for row in read_rows(write_rows(tmp_path / "r.csv", {}, *rows))
+        if not isinstance(row, SkipError)
     }
     assert len(halves) == 1
 
 
 @pytest.mark.parametrize(("line", "precision"), [(898, "bf16_gradients"), (899, "bf16")])
-def test_blooms_rows_add_gradients_up_in_fp32_from_the_line_that_says_so(
-    tmp_path: Path, line: int, precision: str
-) -> None:
+def test_bloom_rows_accumulate_in_fp32_from_the_documented_line(tmp_path: Path, line: int, precision: str) -> None:
     bloom = {"source_repo_path": "bigscience-workshop/bigscience:prequel.md", "model": "bloom-200b"}
     note = f"line {line}; Megatron-DeepSpeed, 8 A100 a node"
-    (row,) = read_rows(_file(tmp_path / "rows.csv", bloom | {"note": note}))
+    (row,) = read_rows(write_rows(tmp_path / "rows.csv", bloom | {"note": note}))
     assert not isinstance(row, SkipError)
     assert map_row(row).spec.train.precision == precision
 
 
-def test_fsdp2s_rows_are_planned_as_their_code_runs(tmp_path: Path) -> None:
-    """KempnerForge: nodes of 4, all in bf16, GiB called GB, gradients summed late. torchtitan: a pipe's stages gather
-    once a step, its peak is what the allocator reserved, asynchronous tensor parallelism hides a part."""
+def test_fsdp2_rows_are_planned_with_the_settings_of_their_code(tmp_path: Path) -> None:
+    """Check two sources of FSDP2 rows.
+    KempnerForge has nodes of 4, trains all in bf16, writes GiB as GB and defers gradient sums. torchtitan gathers
+    stages once per step and reports the reserved peak. Its asynchronous tensor parallelism hides part of the traffic.
+    """
     common = {"gpu": "H200", "gpus": "16", "dp": "4", "tp": "4", "zero": "3", "global_batch": "64"}
     kempner = {"source_repo_path": "KempnerInstitute/KempnerForge:b.md", "note": "torch.compile on", **common}
     titan = {"source_repo_path": "pytorch/torchtitan:b_202412_.md", **common, "pp": "2", "dp": "2"}
     peak = {"measure_name": "peak_memory_gb", "measure_value": "10"}
     rows = [kempner | peak, titan | {"note": "AsyncTP; max_reserved of the fullest GPU"}]
-    read = [row for row in read_rows(_file(tmp_path / "rows.csv", *rows)) if not isinstance(row, SkipError)]
+    read = [row for row in read_rows(write_rows(tmp_path / "rows.csv", *rows)) if not isinstance(row, SkipError)]
     first, second = (map_row(row) for row in read)
     assert read[0].num_bytes == 10 * 2**30
     assert (first.stack, first.cluster.per_node, first.spec.train.precision) == ("fsdp2", 4, "bf16_state")
@@ -133,13 +137,15 @@ def test_fsdp2s_rows_are_planned_as_their_code_runs(tmp_path: Path) -> None:
     assert (second.spec.layout.zero, second.meter, second.kernels.overlap) == (1, "reserved", ASYNC_TP)
 
 
-def test_stages_of_kempners_pipes_have_whole_ends_on_each_tensor_rank(tmp_path: Path) -> None:
-    """And norms of all tokens, for no sequence is divided; what is not compiled norms in fp32, kernel by kernel, and
-    gathers each product's input. Rank 0 tells its memory."""
+def test_kempner_pipeline_keeps_whole_tables_on_each_tensor_rank(tmp_path: Path) -> None:
+    """Without sequence parallelism, each tensor rank norms all tokens.
+    Without compilation, norms run in fp32 with separate kernels, and each matmul gathers its input. Rank 0 reports
+    its memory.
+    """
     kempner = {"source_repo_path": "KempnerInstitute/KempnerForge:b.md", "gpu": "H200", "gpus": "16"}
     piped = kempner | {"note": "compile off", "tp": "4", "pp": "2", "dp": "2", "zero": "3", "global_batch": "64"}
     rows = [piped, piped | {"pp": "1", "dp": "4", "note": "torch.compile on"}]
-    read = [row for row in read_rows(_file(tmp_path / "rows.csv", *rows)) if not isinstance(row, SkipError)]
+    read = [row for row in read_rows(write_rows(tmp_path / "rows.csv", *rows)) if not isinstance(row, SkipError)]
     whole, divided = (map_row(row) for row in read)
     assert [get_vocab_rows(planned.spec) for planned in (whole, divided)] == [128_000, 32_000]
     assert [planned.spec.layout.sequence_parallel for planned in (whole, divided)] == [False, True]
@@ -148,11 +154,11 @@ def test_stages_of_kempners_pipes_have_whole_ends_on_each_tensor_rank(tmp_path: 
     assert [planned.kernels.gathers_logits for planned in (whole, divided)] == [False, True], "of a head it divides"
 
 
-def test_megatrons_own_tests_have_the_sizes_of_their_configurations(tmp_path: Path) -> None:
+def test_megatron_test_rows_use_sizes_of_their_configurations(tmp_path: Path) -> None:
     common = {"source_repo_path": "NVIDIA/Megatron-LM:tests/x.json", "note": "multi-latent-attention=True"}
     dense = common | {"model": "gpt-test gpt3_mcore_te_tp2_pp2_mla"}
     mixed = common | {"model": f"moe-test gpt3_mcore_te_{KEEPS_SCORES}", "recompute": "selective", "ep": "4"}
-    rows = [row for row in read_rows(_file(tmp_path / "r.csv", dense, mixed)) if not isinstance(row, SkipError)]
+    rows = [row for row in read_rows(write_rows(tmp_path / "r.csv", dense, mixed)) if not isinstance(row, SkipError)]
     first, second = (map_row(row).spec for row in rows)
     assert first.model.mla is not None
     assert first.model.mla.q_rank == 192
@@ -167,17 +173,17 @@ def test_megatrons_own_tests_have_the_sizes_of_their_configurations(tmp_path: Pa
         ("GB300", "deepseek-v3-671b", "26.06", 0.8, 0.0),
         ("GB300", "deepseek-v3-671b", "26.04.01", 0.0, 1.0),
         ("B200", "deepseek-v3-671b", "26.04.01", 0.8, GRAPHED["attention_and_router"]),
-        ("B300", "qwen3-235b-a22b", "26.02", 0.0, 1.0),  # overlapped, in a node
+        ("B300", "qwen3-235b-a22b", "26.02", 0.0, 1.0),  # overlapped, within a node
         ("B300", "qwen3-235b-a22b", "26.04", 0.0, 1.0),
         ("GB300", "qwen3-30b-a3b", "26.04", 0.0, GRAPHED["router"]),
     ],
 )
-def test_what_a_recipe_switches_on_goes_by_its_release(
+def test_recipe_options_depend_on_the_release(
     tmp_path: Path, gpu: str, model: str, release: str, ep: float, host: float
 ) -> None:
     row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "precision": "MXFP8", "gpu": gpu, "model": model}
     row |= {"pp": "8", "ep": "32" if "deepseek" in model else "8", "note": f"{release} Pre-Training Performance"}
-    (read,) = read_rows(_file(tmp_path / "rows.csv", row))
+    (read,) = read_rows(write_rows(tmp_path / "rows.csv", row))
     assert not isinstance(read, SkipError)
     usual = STACKS["megatron"]
     kernels = usual._replace(**get_stack_changes(read))
@@ -197,18 +203,23 @@ def test_what_a_recipe_switches_on_goes_by_its_release(
         ("B300", "gpt-oss-120b", "26.04", "8", True),
     ],
 )
-def test_a_recipe_without_a_dispatcher_of_its_own_sends_a_token_to_each_expert(
+def test_recipe_without_dispatcher_sends_a_token_to_each_expert(
     tmp_path: Path, gpu: str, model: str, release: str, ep: str, shared: bool
 ) -> None:
     row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "precision": "BF16", "gpu": gpu, "model": model}
-    (read,) = read_rows(_file(tmp_path / "rows.csv", row | {"ep": ep, "note": f"{release} Pre-Training Performance"}))
+    (read,) = read_rows(
+        write_rows(tmp_path / "rows.csv", row | {"ep": ep, "note": f"{release} Pre-Training Performance"})
+    )
     assert not isinstance(read, SkipError)
     kernels = STACKS["megatron"]._replace(**get_stack_changes(read))
     assert (kernels.dispatches_per_node, kernels.sorts_dispatch) == (shared, not shared)
 
 
-def test_every_second_layer_of_gpt_oss_looks_back_128_tokens(tmp_path: Path) -> None:
-    """Of 4,096 tokens: all causal pairs, and 128 a token but for the first ones."""
+def test_every_second_layer_of_gpt_oss_has_a_window_of_128_tokens(tmp_path: Path) -> None:
+    """A window keeps 128 pairs per token, except for the first tokens.
+
+    Other layers keep all causal pairs of 4,096.
+    """
     row = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "gpu": "GB200", "model": "gpt-oss-120b"}
     note = "26.04 Pre-Training Performance"
     model = _planned(tmp_path, **row | {"seq": "4096", "note": note}).spec.model
@@ -223,7 +234,7 @@ def test_every_second_layer_of_gpt_oss_looks_back_128_tokens(tmp_path: Path) -> 
 
 
 def _planned(tmp_path: Path, **row: str) -> MappedRow:
-    (read,) = read_rows(_file(tmp_path / "rows.csv", row))
+    (read,) = read_rows(write_rows(tmp_path / "rows.csv", row))
     assert not isinstance(read, SkipError)
     return map_row(read)
 
@@ -232,13 +243,13 @@ DGXC = {"source_repo_path": "NVIDIA/dgxc-benchmarking@v25.05.04:README.md", "tp"
 
 
 @pytest.mark.parametrize(("note", "ep"), [("NeMo", 32), ("NeMo; etp 2", 64)])
-def test_experts_that_tensor_ranks_do_not_divide_are_held_whole(tmp_path: Path, note: str, ep: int) -> None:
-    """64 expert ranks with one expert of 64 each, or its half where tensor ranks divide it: 32 x 2 or 64 x 2 parts."""
+def test_experts_not_divisible_by_tensor_ranks_are_held_whole(tmp_path: Path, note: str, ep: int) -> None:
+    """64 expert ranks hold one of 64 experts each, or half an expert if tensor ranks divide it."""
     row = {**DGXC, "model": "deepseek-v3-671b", "layers": "60", "pp": "4", "ep": "64", "note": note}
     assert _planned(tmp_path, **row).spec.layout.ep == ep
 
 
-def test_experts_run_apart_where_the_recipe_does_not_group_them(tmp_path: Path) -> None:
+def test_experts_run_separately_if_the_recipe_does_not_group_them(tmp_path: Path) -> None:
     test = {"source_repo_path": "NVIDIA/Megatron-LM:tests/x.json", "ep": "2", "note": "num-experts=8"}
     grok = {**DGXC, "model": "grok1-314b", "ep": "8", "note": "", "gpus": "128"}
     apart = {
@@ -253,14 +264,14 @@ def test_experts_run_apart_where_the_recipe_does_not_group_them(tmp_path: Path) 
     assert (h100.launch_s, gb200.launch_s) == (STACKS["megatron"].launch_s, 0.0)
 
 
-def test_what_experts_keep_between_steps_is_shared_among_their_own_replicas(tmp_path: Path) -> None:
-    """4 experts a rank on 4 data ranks, 2 hold the same: ZeRO-1 divides their moments by 2 and the others' by 4."""
+def test_expert_state_is_divided_among_replicas_of_the_experts(tmp_path: Path) -> None:
+    """With 4 experts per rank and 4 data ranks, 2 ranks hold equal experts. ZeRO-1 divides expert moments by 2."""
     row = {"source_repo_path": "NVIDIA/Megatron-LM:tests/x.json", "model": "moe-test te_8experts2parallel", "ep": "2"}
     sizes = {"layers": "2", "hidden": "512", "heads": "8", "kv_heads": "8", "ffn": "2048", "gpus": "8", "dp": "4"}
     kind = {"measure_name": "steady_memory_bytes", "measure_value": "1e9"}
     kind["note"] = "num-experts=8; swiglu; disable-bias-linear=True; position-embedding-type=rope; "
     kind["note"] += "no-gradient-accumulation-fusion=True"
-    answers, skipped = answer_rows(read_rows(_file(tmp_path / "rows.csv", {**row, **sizes, **kind, "tp": "2"})))
+    answers, skipped = answer_rows(read_rows(write_rows(tmp_path / "rows.csv", {**row, **sizes, **kind, "tp": "2"})))
     assert skipped == []
     experts = 2 * 4 * 3 * 512 * 2048 // 2
     spec = answers[0].planned.spec
@@ -308,25 +319,26 @@ SECOND_TOKEN = {"layers": "16", "hidden": "1024", "heads": "32", "kv_heads": "32
         ("moe-test ep4_etp1_mtp", SECOND_TOKEN, 7_321_333_248, 0.02),
     ],
 )
-def test_what_megatrons_own_tests_hold_is_counted(
+def test_predicted_memory_of_megatron_tests_matches_recorded_values(
     tmp_path: Path, name: str, row: dict[str, str], published: int, share: float
 ) -> None:
-    """Scores' buffer without Transformer Engine and fp16's gradients; Muon's one moment; a second token's layer, table
-    and projection."""
-    rows = read_rows(_file(tmp_path / "rows.csv", {**OWN, **row, "model": name, "measure_value": str(published)}))
+    """Cover the score buffer without Transformer Engine, fp16 gradients, Muon's single moment, and the second-token
+    layer.
+    """
+    rows = read_rows(write_rows(tmp_path / "rows.csv", {**OWN, **row, "model": name, "measure_value": str(published)}))
     (answer,), skipped = answer_rows(rows)
     assert skipped == []
     assert answer.predicted == pytest.approx(published, rel=share)
 
 
-def test_a_loss_that_the_compiler_fuses_keeps_the_exponential_beside_the_logit(tmp_path: Path) -> None:
+def test_compiler_fused_loss_keeps_exponential_and_logit(tmp_path: Path) -> None:
     peak = {**OWN, "measure_name": "peak_memory_bytes", "measure_value": "2e9"}
     rows = [{**peak, "model": f"gpt-test gpt3_mcore_te_tp1{name}"} for name in ("", "_cross_entropy_loss_fusion")]
-    plain, fused = answer_rows(read_rows(_file(tmp_path / "rows.csv", *rows)))[0]
+    plain, fused = answer_rows(read_rows(write_rows(tmp_path / "rows.csv", *rows)))[0]
     assert fused.predicted - plain.predicted == 4 * 1024 * 50304 * 4
 
 
-def test_tests_without_transformer_engine_launch_faster(tmp_path: Path) -> None:
+def test_rows_without_transformer_engine_launch_faster(tmp_path: Path) -> None:
     with_it, without = (
         _planned(tmp_path, **OWN, model="gpt-test", note=f"transformer-impl={name}").kernels.launch_s
         for name in ("transformer_engine", "local")
@@ -345,14 +357,14 @@ def test_tests_without_transformer_engine_launch_faster(tmp_path: Path) -> None:
         (f"moe/gpt3_mcore_te_{KEEPS_SCORES}/golden_values_dev_dgx_h100.json", IN_OCTOBER),
     ],
 )
-def test_the_host_is_the_one_that_recorded_a_test(tmp_path: Path, file: str, host: float) -> None:
+def test_host_speed_depends_on_the_recording(tmp_path: Path, file: str, host: float) -> None:
     source = f"NVIDIA/Megatron-LM:tests/functional_tests/test_cases/{file}"
     kernels = _planned(tmp_path, **{**OWN, "source_repo_path": source, "model": "gpt-test"}).kernels
     found = kernels.launch_s / DETERMINISTIC_LAUNCH_S, kernels.expert_s / DETERMINISTIC_EXPERT_S
     assert found == pytest.approx((host, host))
 
 
-def test_what_a_test_computes_as_graphs_is_not_launched(tmp_path: Path) -> None:
+def test_cuda_graphs_remove_launches(tmp_path: Path) -> None:
     graphed, usual = (
         _planned(tmp_path, **OWN, model=f"moe-test te_ep8_resume{name}").kernels.launch_s
         for name in ("_scoped_cudagraph", "")
@@ -360,14 +372,14 @@ def test_what_a_test_computes_as_graphs_is_not_launched(tmp_path: Path) -> None:
     assert graphed == pytest.approx(GRAPHED["attention_and_router"] * usual)
 
 
-def test_the_host_has_as_many_experts_as_a_rank_of_the_row(tmp_path: Path) -> None:
-    """64 expert ranks beside 2 tensor ranks that divide none: planned as 32, with twice as many halves a rank."""
+def test_host_time_counts_the_experts_per_rank_of_the_row(tmp_path: Path) -> None:
+    """The row has 64 expert ranks and 2 tensor ranks that divide no expert. The plan has 32 expert ranks."""
     row = {**DGXC, "model": "deepseek-v3-671b", "layers": "60", "pp": "4", "ep": "64", "note": "NeMo"}
     assert _planned(tmp_path, **row).kernels.expert_s == pytest.approx(STACKS["megatron"].expert_s / 2)
     assert _planned(tmp_path, **row | {"note": "etp 2"}).kernels.expert_s == STACKS["megatron"].expert_s
 
 
-def test_torchtitan_gathers_in_fp8_unless_each_row_has_its_scale(tmp_path: Path) -> None:
+def test_torchtitan_gathers_in_fp8_except_with_rowwise_scales(tmp_path: Path) -> None:
     titan = {"source_repo_path": "pytorch/torchtitan:asyncTP_2025-06_torchtitan.md", "gpu": "H100", "tp": "2"}
     kinds = {"fp8 tensorwise": True, "fp8 rowwise": False}
     found = {kind: _planned(tmp_path, **titan, precision=kind).kernels.narrow_gathers for kind in kinds}

@@ -1,4 +1,4 @@
-"""The planner reproduces what the papers print."""
+"""Published values that the planner reproduces."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ Spec = dict[str, Any]
         ("deepseek-v3", 671_026_419_200),
     ],
 )
-def test_parameter_counts_equal_the_published_ones(preset: str, expected: int) -> None:
+def test_parameter_counts_equal_published_counts(preset: str, expected: int) -> None:
     assert count_parameters(PRESETS[preset].model) == expected
 
 
-def test_only_the_experts_a_token_meets_are_active() -> None:
+def test_active_parameters_count_only_the_experts_of_a_token() -> None:
     assert count_active_parameters(PRESETS["mixtral-8x7b"].model) == 12_879_925_248
     assert round(count_active_parameters(PRESETS["deepseek-v3"].model) / 1e9, 1) == 37.6
     assert count_active_parameters(PRESETS["gpt2"].model) == count_parameters(PRESETS["gpt2"].model)
@@ -65,11 +65,11 @@ def test_only_the_experts_a_token_meets_are_active() -> None:
         ("1t", "1008.0"),
     ],
 )
-def test_megatron_parameters_to_the_printed_digit(preset: str, printed: str) -> None:
+def test_megatron_parameters_match_the_printed_digits(preset: str, printed: str) -> None:
     assert f"{count_parameters(PRESETS[f'megatron-{preset}'].model) / 1e9:.1f}" == printed
 
 
-def test_gpt3_has_the_parameters_of_its_shapes() -> None:
+def test_gpt3_parameters_match_its_shapes() -> None:
     assert count_parameters(PRESETS["gpt3-175b"].model) == 174_604_259_328
 
 
@@ -89,7 +89,7 @@ def test_gpt3_has_the_parameters_of_its_shapes() -> None:
         (1024, 7.5, ("30.1", "15.1", "0.12")),
     ],
 )
-def test_zero_table_1_to_the_printed_digit(ranks: int, billions: float, printed: tuple[str, ...]) -> None:
+def test_zero_table_1_matches_the_printed_digits(ranks: int, billions: float, printed: tuple[str, ...]) -> None:
     for zero, text in enumerate(printed, start=1):
         mix = get_mixed_precision("bf16_gradients")
         divided = {1: mix.optimizer_bytes, 2: mix.optimizer_bytes + mix.gradient_bytes, 3: mix.state_bytes}[zero]
@@ -104,7 +104,7 @@ def test_zero_table_1_to_the_printed_digit(ranks: int, billions: float, printed:
     ("layers", "hidden", "heads", "pp", "chunks", "micro_batch", "tp_alone", "both"),
     [(48, 6144, 64, 1, 1, 4, 59.25, 9.5625), (105, 20480, 128, 35, 3, 1, 114.02, 23.08)],
 )
-def test_activations_of_korthikanti_figure_1(
+def test_activations_match_korthikanti_figure_1(
     layers: int, hidden: int, heads: int, pp: int, chunks: int, micro_batch: int, tp_alone: float, both: float
 ) -> None:
     def gib(*, sequence_parallel: bool) -> float:
@@ -131,19 +131,19 @@ def errors(rows: list[Row]) -> list[float]:
     return [abs(timer.get_step(row.spec).step_s / row.seconds - 1) for row in rows]
 
 
-def test_iteration_times_of_megatron_table_1() -> None:
+def test_iteration_times_match_megatron_table_1() -> None:
     off = errors(megatron_table_1())
     assert mean(off) < 0.05
     assert max(off) < 0.10
 
 
-def test_iteration_times_of_korthikanti_table_5() -> None:
+def test_iteration_times_match_korthikanti_table_5() -> None:
     off = errors(korthikanti_table_5())
     assert mean(off) < 0.05
     assert max(off) < 0.10
 
 
-def test_flops_are_those_of_megatron_equation_3() -> None:
+def test_flops_match_megatron_equation_3() -> None:
     for row in megatron_table_1():
         spec = row.spec
         h, layers, v, s = spec.model.hidden_size, spec.model.num_layers, spec.model.vocab_size, spec.train.seq_len
@@ -151,8 +151,8 @@ def test_flops_are_those_of_megatron_equation_3() -> None:
         assert compute_hardware_flops(spec) == pytest.approx(full, rel=1e-12)
 
 
-def test_mfu_leaves_recompute_out() -> None:
-    """The published 52% of the 1T run is HFU; its MFU is about 39%."""
+def test_mfu_excludes_recompute() -> None:
+    """The published 52% of the 1T run is HFU. Its MFU is about 39%."""
     row = megatron_table_1()[-1]
     peak = 312e12 * row.spec.layout.world_size * row.seconds
     assert compute_hardware_flops(row.spec) / peak == pytest.approx(0.522, abs=0.001)
@@ -160,7 +160,7 @@ def test_mfu_leaves_recompute_out() -> None:
 
 
 def test_selective_recompute_repeats_only_the_scores() -> None:
-    """2205.05198 equations 7 and 8: attention's forward, 4 b s^2 h a layer, comes on top of the model's FLOPs."""
+    """In 2205.05198 equations 7 and 8, attention's forward adds 4 b s^2 h per layer to the model FLOPs."""
     spec: JobSpec = korthikanti_table_5()[1].spec
     h, layers, v, s = spec.model.hidden_size, spec.model.num_layers, spec.model.vocab_size, spec.train.seq_len
     once = 72 * spec.train.global_batch * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h))
@@ -170,7 +170,7 @@ def test_selective_recompute_repeats_only_the_scores() -> None:
 
 
 def _own_test(layout: Spec, train: Spec) -> JobSpec:
-    """A model of Megatron-LM's own tests."""
+    """Return a model of Megatron-LM's functional tests."""
     model = {
         "arch": "gpt",
         "num_layers": 12,
@@ -205,8 +205,8 @@ def _own_test(layout: Spec, train: Spec) -> JobSpec:
         ({"dp": 2, "tp": 4, "zero": 1}, {"micro_batches": 4}, 1_043_513_856),
     ],
 )
-def test_megatron_keeps_what_its_own_tests_tell(layout: Spec, train: Spec, published: int) -> None:
-    """torch.cuda.max_memory_allocated of the last rank, of which a whole table in fp32 is the test's own."""
+def test_peak_memory_matches_megatron_tests(layout: Spec, train: Spec, published: int) -> None:
+    """Compare with torch.cuda.max_memory_allocated of the last rank. The test adds a whole fp32 table."""
     spec = _own_test(layout, train)
     kept = sum(get_memory(spec, spec.layout.pp - 1).values())
     assert kept + 50304 * 512 * 4 == pytest.approx(published, rel=0.025)
@@ -219,9 +219,10 @@ def test_megatron_keeps_what_its_own_tests_tell(layout: Spec, train: Spec, publi
         ({"dp": 2, "pp": 4, "virtual_stages": 3, "schedule": "interleaved_1f1b"}, 759_682_560),
     ],
 )
-def test_megatron_holds_between_steps_what_its_own_tests_tell(layout: Spec, published: int) -> None:
-    """torch.cuda.memory_allocated of the last rank after a step: three workspaces of 32 MiB, its state, and of each
-    chunk the input that came last with its gradient."""
+def test_steady_memory_matches_megatron_tests(layout: Spec, published: int) -> None:
+    """Compare with torch.cuda.memory_allocated of the last rank after a step.
+    The rank holds three workspaces of 32 MiB, its state, and each chunk's last input with its gradient.
+    """
     parts = get_memory(_own_test(layout, {"micro_batches": 4 if "pp" in layout else 1}), layout.get("pp", 1) - 1)
     held = sum(parts[name] for name in ("parameters", "gradients", "optimizer", "buffers"))
     assert held + 3 * 32 * 2**20 == pytest.approx(published, rel=1e-4)

@@ -1,4 +1,6 @@
-"""What NVIDIA's tags say of configurations that no open row is of, and rows whose sizes or degrees are not told."""
+"""Settings of NVIDIA's release tags, for configurations without a published row and rows with missing sizes or
+degrees.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from benchmarks.published.rows import SkipError
 from planner.hardware.stack_options import FUSED_LOSS, GRAPHED, JOINED_LOSS
 from planner.hardware.stacks import STACKS
 from tests.planner.rows.test_benchmark_published import ROW
-from tests.planner.rows.test_recipes import _of_bridge, _row
+from tests.planner.rows.test_recipes import _read_bridge_row, _read_row
 
 UNTOLD = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "")
 LONG = {"source_repo_path": "NVIDIA/NeMo:docs.md", "gpu": "B200", "model": "llama3.1-8b", "precision": "fp8"} | {
@@ -45,10 +47,10 @@ LONG = {"source_repo_path": "NVIDIA/NeMo:docs.md", "gpu": "B200", "model": "llam
         ("26.02", "GB300", "qwen3-235b-a22b", "MXFP8", "4", GRAPHED["attention_and_router"]),
     ],
 )
-def test_what_is_a_graph_is_its_tags(
+def test_cuda_graphs_follow_the_release_tag(
     tmp_path: Path, release: str, gpu: str, model: str, precision: str, pp: str, host: float
 ) -> None:
-    changed = get_stack_changes(_of_bridge(tmp_path, release, gpu, model, precision, pp=pp))
+    changed = get_stack_changes(_read_bridge_row(tmp_path, release, gpu, model, precision, pp=pp))
     assert changed.get("launch_s", STACKS["megatron"].launch_s) == host * STACKS["megatron"].launch_s
 
 
@@ -61,10 +63,10 @@ def test_what_is_a_graph_is_its_tags(
         ("26.06.01", "B200", "qwen3-235b-a22b", "MXFP8", False),
     ],
 )
-def test_to_where_tokens_are_sent_is_its_tags(
+def test_expert_dispatch_follows_the_release_tag(
     tmp_path: Path, release: str, gpu: str, model: str, precision: str, each: bool
 ) -> None:
-    changed = get_stack_changes(_of_bridge(tmp_path, release, gpu, model, precision, ep="64"))
+    changed = get_stack_changes(_read_bridge_row(tmp_path, release, gpu, model, precision, ep="64"))
     assert changed.get("sorts_dispatch", False) == each
 
 
@@ -80,16 +82,18 @@ def test_to_where_tokens_are_sent_is_its_tags(
         ("NVIDIA-NeMo/Megatron-Bridge:docs.md", False),
     ],
 )
-def test_products_in_fp8_take_the_host_of_2024_longer(tmp_path: Path, path: str, late: bool) -> None:
-    assert ("cast_s" in get_stack_changes(_row(tmp_path, **{**ROW, "source_repo_path": path}))) == late
+def test_fp8_matmuls_take_more_host_time_with_software_of_2024(tmp_path: Path, path: str, late: bool) -> None:
+    assert ("cast_s" in get_stack_changes(_read_row(tmp_path, **{**ROW, "source_repo_path": path}))) == late
 
 
 @pytest.mark.parametrize(
     ("gpu", "precision", "casts"),
     [("H100", "FP8-CS", 1.5), ("H100", "BF16", 1), ("GB200", "FP8", 1), ("GB200", "MXFP8", 1)],
 )
-def test_a_scale_of_now_is_found_before_the_cast(tmp_path: Path, gpu: str, precision: str, casts: float) -> None:
-    changed = get_stack_changes(_of_bridge(tmp_path, "25.09", gpu, "llama3.1-8b", precision))
+def test_current_scaling_computes_the_scale_before_the_cast(
+    tmp_path: Path, gpu: str, precision: str, casts: float
+) -> None:
+    changed = get_stack_changes(_read_bridge_row(tmp_path, "25.09", gpu, "llama3.1-8b", precision))
     assert changed.get("casts", STACKS["megatron"].casts) == pytest.approx(casts * STACKS["megatron"].casts)
 
 
@@ -105,8 +109,8 @@ def test_a_scale_of_now_is_found_before_the_cast(tmp_path: Path, gpu: str, preci
         ("NVIDIA-NeMo/Megatron-Bridge:docs.md", FUSED_LOSS),
     ],
 )
-def test_which_loss_is_fused_goes_by_its_recipes_software(tmp_path: Path, path: str, loss: float) -> None:
-    row = _of_bridge(tmp_path, "26.04", "H100", "llama3.1-70b", "FP8", source_repo_path=path)
+def test_loss_kernel_follows_the_recipe_software(tmp_path: Path, path: str, loss: float) -> None:
+    row = _read_bridge_row(tmp_path, "26.04", "H100", "llama3.1-70b", "FP8", source_repo_path=path)
     assert get_stack_changes(row).get("loss", STACKS["megatron"].loss) == loss
 
 
@@ -119,10 +123,10 @@ def test_which_loss_is_fused_goes_by_its_recipes_software(tmp_path: Path, path: 
         ("NVIDIA/NeMo:performance_long_sequence.md", "B200", "llama3.1-8b", False),
     ],
 )
-def test_what_nemos_launcher_trained_has_the_software_of_2024(
+def test_models_of_the_nemo_launcher_use_software_of_2024(
     tmp_path: Path, path: str, gpu: str, model: str, late: bool
 ) -> None:
-    changed = get_stack_changes(_of_bridge(tmp_path, "26.04", gpu, model, "FP8", source_repo_path=path))
+    changed = get_stack_changes(_read_bridge_row(tmp_path, "26.04", gpu, model, "FP8", source_repo_path=path))
     assert ("cast_s" in changed) == late
     assert ("loss" in changed) != late
 
@@ -137,70 +141,72 @@ def test_what_nemos_launcher_trained_has_the_software_of_2024(
         ("NVIDIA-NeMo/Megatron-Bridge:docs.md", "MXFP8", False),
     ],
 )
-def test_what_zero_gathers_in_fp8_is_its_recipes(tmp_path: Path, path: str, precision: str, narrow: bool) -> None:
+def test_fp8_gathers_of_zero_follow_the_recipe(tmp_path: Path, path: str, precision: str, narrow: bool) -> None:
     changed = get_stack_changes(
-        _of_bridge(tmp_path, "26.04", "GB200", "llama3.1-405b", precision, source_repo_path=path)
+        _read_bridge_row(tmp_path, "26.04", "GB200", "llama3.1-405b", precision, source_repo_path=path)
     )
     assert changed.get("narrow_parameters", False) == narrow
 
 
 @pytest.mark.parametrize(("gpus", "repeated"), [("128", RecipeRecompute(layers=1.0)), ("256", RecipeRecompute())])
-def test_the_larger_of_a_recipes_two_sizes_repeats_nothing(
-    tmp_path: Path, gpus: str, repeated: RecipeRecompute
-) -> None:
-    assert find_recompute(_of_bridge(tmp_path, "26.02", "GB200", "llama3.1-405b", "NVFP4", gpus=gpus)) == repeated
+def test_larger_of_two_recipe_sizes_recomputes_nothing(tmp_path: Path, gpus: str, repeated: RecipeRecompute) -> None:
+    assert find_recompute(_read_bridge_row(tmp_path, "26.02", "GB200", "llama3.1-405b", "NVFP4", gpus=gpus)) == repeated
 
 
 @pytest.mark.parametrize(
     ("model", "layers", "experts"),
     [("qwen3-30b-a3b (tokendrop)", 48, 128), ("deepseek-v3-671b (w/o MTP)", 61, 256), ("gpt-oss-20b", 24, 32)],
 )
-def test_a_known_models_sizes_need_not_be_told(tmp_path: Path, model: str, layers: int, experts: int) -> None:
-    row = _of_bridge(tmp_path, "25.11", "B200", model, "BF16", tp="1", dp="64", ep="8", **UNTOLD)
+def test_known_model_fills_missing_sizes(tmp_path: Path, model: str, layers: int, experts: int) -> None:
+    row = _read_bridge_row(tmp_path, "25.11", "B200", model, "BF16", tp="1", dp="64", ep="8", **UNTOLD)
     planned = map_row(row).spec.model
     assert planned.moe is not None
     assert (planned.num_layers, planned.moe.num_experts) == (layers, experts)
 
 
 @pytest.mark.parametrize("model", ["DeepSeekV4 Flash", "deepseek-v3.2", "qwen3-vl-30b-a3b"])
-def test_another_generation_of_a_name_is_another_model(tmp_path: Path, model: str) -> None:
-    row = _row(tmp_path, **ROW | UNTOLD | {"model": model})
+def test_other_model_generation_fills_no_sizes(tmp_path: Path, model: str) -> None:
+    row = _read_row(tmp_path, **ROW | UNTOLD | {"model": model})
     assert fill_sizes(row) is row
     with pytest.raises(SkipError, match="no hidden"):
         map_row(row)
 
 
-def test_degrees_are_those_listed_where_they_do_not_make_the_gpus(tmp_path: Path) -> None:
-    """Until 2026-11-28 four times the context ranks that the table lists."""
-    layout = map_row(_row(tmp_path, **ROW | LONG | {"note": "dp as listed 4"})).spec.layout
+def test_listed_degrees_apply_if_their_product_differs_from_the_gpus(tmp_path: Path) -> None:
+    """Use the context ranks that the table lists."""
+    layout = map_row(_read_row(tmp_path, **ROW | LONG | {"note": "dp as listed 4"})).spec.layout
     assert (layout.dp, layout.cp, layout.world_size) == (4, 16, 256)
     with pytest.raises(SkipError, match="fewer sequences"):
-        map_row(_row(tmp_path, **ROW | LONG))
+        map_row(_read_row(tmp_path, **ROW | LONG))
 
 
 @pytest.mark.parametrize(("image", "found"), [("container 24.07", True), ("container 24.12", False), ("", True)])
-def test_nemos_later_images_run_cudnns_attention(tmp_path: Path, image: str, found: bool) -> None:
+def test_later_nemo_images_run_cudnn_attention(tmp_path: Path, image: str, found: bool) -> None:
     row = {"source_repo_path": "NVIDIA/NeMo:docs.md", "gpu": "H100-SXM5-80GB", "note": image}
-    assert uses_flash_attention_2(_row(tmp_path, **ROW | row)) == found
+    assert uses_flash_attention_2(_read_row(tmp_path, **ROW | row)) == found
 
 
 @pytest.mark.parametrize(("model", "experts", "dense"), [("llama4-maverick", 128, 24), ("llama4-scout", 16, 0)])
-def test_every_second_layer_of_the_wider_llama_4_has_experts(
+def test_every_second_layer_of_llama_4_maverick_has_experts(
     tmp_path: Path, model: str, experts: int, dense: int
 ) -> None:
     sizes = {"layers": "48", "hidden": "5120", "heads": "40", "kv_heads": "8", "ffn": "8192"}
-    moe = map_row(_row(tmp_path, **ROW | sizes | {"model": model, "ep": "16"})).spec.model.moe
+    moe = map_row(_read_row(tmp_path, **ROW | sizes | {"model": model, "ep": "16"})).spec.model.moe
     assert moe is not None
     assert (moe.num_experts, moe.dense_layers, moe.shared_experts) == (experts, dense, 1)
 
 
-def test_adapters_are_planned_with_frozen_weights_that_take_no_gradients_and_no_moments(tmp_path: Path) -> None:
-    """Llama 70B on 8 GB200 in 16 bits and its copies in 8: 18 B a parameter would be 158 GB of 186 a rank."""
+def test_adapters_freeze_weights_without_gradients_or_moments(tmp_path: Path) -> None:
+    """Llama 70B on 8 GB200 keeps 16-bit weights and 8-bit replicas.
+
+    18 B per parameter would need 158 of 186 GB per rank.
+    """
     sizes = {"layers": "80", "hidden": "8192", "heads": "64", "kv_heads": "8", "ffn": "28672"}
     row = sizes | {"gpus": "8", "tp": "1", "pp": "4", "vpp": "20", "dp": "2", "seq": "4096", "global_batch": "32"}
     tasks = ("LoRA Performance", "SFT Performance")
     lora, sft = (
-        _of_bridge(tmp_path, "26.06", "GB200", "llama3.1-70b", "MXFP8", **row, note=f"26.06 {task}") for task in tasks
+        _read_bridge_row(tmp_path, "26.06", "GB200", "llama3.1-70b", "MXFP8", **row, note=f"26.06 {task}")
+        for task in tasks
     )
     assert map_row(lora).kernels.freezes_weights
     assert not map_row(sft).kernels.freezes_weights
@@ -208,11 +214,9 @@ def test_adapters_are_planned_with_frozen_weights_that_take_no_gradients_and_no_
 
 
 @pytest.mark.parametrize(("task", "layers"), [("Pre-Training", 5 / 32), ("SFT", 0.0), ("LoRA", 0.0)])
-def test_a_recipe_of_models_trained_from_their_beginning_says_nothing_of_later_ones(
-    tmp_path: Path, task: str, layers: float
-) -> None:
+def test_pretraining_recipe_does_not_apply_to_fine_tuning(tmp_path: Path, task: str, layers: float) -> None:
     note = f"25.11 {task} Performance"
-    row = _of_bridge(tmp_path, "25.11", "H100-SXM5-80GB", "llama3.1-8b", "FP8-CS", note=note)
+    row = _read_bridge_row(tmp_path, "25.11", "H100-SXM5-80GB", "llama3.1-8b", "FP8-CS", note=note)
     assert (row.release, find_recompute(row)) == ("25.11", RecipeRecompute(layers=layers))
 
 
@@ -224,10 +228,8 @@ def test_a_recipe_of_models_trained_from_their_beginning_says_nothing_of_later_o
         ("Aleph-Alpha/layouts:runs.xlsx", False),
     ],
 )
-def test_what_crosses_a_stages_boundary_is_divided_where_its_code_does_so(
-    tmp_path: Path, source: str, divided: bool
-) -> None:
-    """Megatron's of today have sequence parallelism, by which each tensor rank has its part anyway."""
+def test_stage_boundary_is_divided_if_the_source_divides_it(tmp_path: Path, source: str, divided: bool) -> None:
+    """Recent Megatron uses sequence parallelism, so each tensor rank has its shard."""
     piped = {"source_repo_path": source, "pp": "2", "dp": "16", "note": ""}
-    layout = map_row(_row(tmp_path, **ROW | piped)).spec.layout
+    layout = map_row(_read_row(tmp_path, **ROW | piped)).spec.layout
     assert (layout.scatter_gather, layout.sequence_parallel) == (divided, source.startswith("NVIDIA"))

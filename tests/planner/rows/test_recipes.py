@@ -1,4 +1,4 @@
-"""What NVIDIA's recipes repeat, send to the host and predict besides, and what that costs."""
+"""Recompute, offload and second-token prediction of NVIDIA's recipes, with their cost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from planner.hardware.kernel_time import (
 from planner.hardware.kernels import Gemm, MemoryKernel, build_head_kernels, build_layer_kernels
 from planner.hardware.stack_options import FUSED_LOSS, SLOW_BIAS_SUMS
 from planner.hardware.stacks import STACKS
-from tests.planner.rows.test_benchmark_published import DGXC, OWN, ROW, _file
+from tests.planner.rows.test_benchmark_published import DGXC, OWN, ROW, write_rows
 
 BRIDGE = {**ROW, "source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "recompute": "see recipe"}
 TRAIN = TrainSpec(global_batch=256, micro_batches=4, seq_len=4096, precision="fp8")
@@ -46,15 +46,15 @@ GB200 = CLUSTERS["gb200"]
 APART = "no-gradient-accumulation-fusion=True"
 
 
-def _row(tmp_path: Path, **row: str) -> PublishedRow:
-    (read,) = read_rows(_file(tmp_path / "rows.csv", row))
+def _read_row(tmp_path: Path, **row: str) -> PublishedRow:
+    (read,) = read_rows(write_rows(tmp_path / "rows.csv", row))
     assert not isinstance(read, SkipError)
     return read
 
 
-def _of_bridge(tmp_path: Path, release: str, gpu: str, model: str, precision: str, **more: str) -> PublishedRow:
+def _read_bridge_row(tmp_path: Path, release: str, gpu: str, model: str, precision: str, **more: str) -> PublishedRow:
     kind = {"gpu": gpu, "model": model, "precision": precision, "note": f"{release} Pre-Training Performance"}
-    return _row(tmp_path, **BRIDGE | kind | more)
+    return _read_row(tmp_path, **BRIDGE | kind | more)
 
 
 @pytest.mark.parametrize(
@@ -73,19 +73,19 @@ def _of_bridge(tmp_path: Path, release: str, gpu: str, model: str, precision: st
         (("26.02", "B200", "llama3.1-405b", "NVFP4"), RecipeRecompute(layers=1.0)),
     ],
 )
-def test_what_a_recipe_repeats_is_its_tags(
+def test_recompute_follows_the_release_tag(
     tmp_path: Path, row: tuple[str, str, str, str], repeated: RecipeRecompute
 ) -> None:
-    assert find_recompute(_of_bridge(tmp_path, *row)) == repeated
+    assert find_recompute(_read_bridge_row(tmp_path, *row)) == repeated
 
 
-def test_sharded_llamas_send_layers_to_the_host_and_repeat_none(tmp_path: Path) -> None:
-    row = _of_bridge(tmp_path, "26.02", "GB200", "llama3.1-70b", "FP8", zero="3", layers="80", tp="1", dp="64")
+def test_sharded_llamas_offload_layers_and_recompute_none(tmp_path: Path) -> None:
+    row = _read_bridge_row(tmp_path, "26.02", "GB200", "llama3.1-70b", "FP8", zero="3", layers="80", tp="1", dp="64")
     assert find_recompute(row) == RecipeRecompute(offloaded=0.5)
     planned = map_row(row)
     assert (planned.spec.layout.recompute, planned.kernels.offload_fraction) == ("none", 0.5)
     assert (planned.any_recompute, planned.usual_recompute) == (True, False)
-    assert find_recompute(_row(tmp_path, **ROW)) is None
+    assert find_recompute(_read_row(tmp_path, **ROW)) is None
 
 
 def _timed(recompute: Recompute = "selective", spec: JobSpec = SPEC, **changed: object) -> Timing:
@@ -93,7 +93,7 @@ def _timed(recompute: Recompute = "selective", spec: JobSpec = SPEC, **changed: 
     return Timer(GB200, {"megatron": STACKS["megatron"]._replace(**changed)}).get_step(spec)
 
 
-def test_only_the_modules_that_a_recipe_names_are_repeated() -> None:
+def test_only_named_modules_are_recomputed() -> None:
     latent = MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
     spec = SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"mla": latent})})
     up = [
@@ -114,8 +114,8 @@ def test_only_the_modules_that_a_recipe_names_are_repeated() -> None:
     assert _timed("full", recompute_fraction=0.25).recompute_s == pytest.approx(_timed("full").recompute_s / 4)
 
 
-def test_queries_and_keys_are_normed_by_a_kernel_each() -> None:
-    """32 heads and 8 of 128, 2 bytes: read and written; in backward the gradient is read too."""
+def test_query_and_key_norms_run_as_separate_kernels() -> None:
+    """Norm 32 query heads and 8 key heads of 128 in 2 bytes. The backward also reads the gradient."""
     usual, normed = (build_layer_kernels(SPEC, normalizes_heads=norms) for norms in (False, True))
     size = SPEC.micro_batch_size * TRAIN.seq_len * (32 + 8) * 128 * 2
     for half, times in (("forward", 2), ("backward_input", 3)):
@@ -128,23 +128,23 @@ def test_queries_and_keys_are_normed_by_a_kernel_each() -> None:
 @pytest.mark.parametrize(
     ("row", "ep", "hides"),
     [
-        (("26.02", "B300", "qwen3-235b-a22b", "MXFP8"), "8", False),  # a node
+        (("26.02", "B300", "qwen3-235b-a22b", "MXFP8"), "8", False),  # within a node
         (("26.04", "GB200", "gpt-oss-120b", "BF16"), "64", False),  # of 72
-        (("26.04", "B200", "gpt-oss-120b", "BF16"), "64", False),  # no overlap in its recipe
+        (("26.04", "B200", "gpt-oss-120b", "BF16"), "64", False),  # the recipe has no overlap
         (("25.11", "H100-SXM5-80GB", "qwen3-235b-a22b", "FP8-CS"), "32", True),
-        (("26.06", "GB300", "qwen3-30b-a3b", "MXFP8"), "8", True),  # one graph
+        (("26.06", "GB300", "qwen3-30b-a3b", "MXFP8"), "8", True),  # one CUDA graph
     ],
 )
-def test_overlapped_experts_gain_beyond_a_node_or_in_one_graph(
+def test_expert_overlap_gains_across_nodes_or_in_one_graph(
     tmp_path: Path, row: tuple[str, str, str, str], ep: str, hides: bool
 ) -> None:
-    assert ("ep" in get_stack_changes(_of_bridge(tmp_path, *row, ep=ep))["overlap"]) == hides
+    assert ("ep" in get_stack_changes(_read_bridge_row(tmp_path, *row, ep=ep))["overlap"]) == hides
 
 
-def test_recipes_with_transformer_engines_loss_move_a_third_of_the_fewest_bytes(tmp_path: Path) -> None:
-    fused = get_stack_changes(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-8b", "FP8"))["loss"]
+def test_loss_kernel_of_transformer_engine_moves_a_third_of_the_bytes(tmp_path: Path) -> None:
+    fused = get_stack_changes(_read_bridge_row(tmp_path, "26.04", "GB300", "llama3.1-8b", "FP8"))["loss"]
     assert fused == FUSED_LOSS < 1 < STACKS["megatron"].loss
-    dense = _row(tmp_path, **BRIDGE | {"source_repo_path": "NVIDIA/dgxc-benchmarking@v25.02:llama3.1/README.md"})
+    dense = _read_row(tmp_path, **BRIDGE | {"source_repo_path": "NVIDIA/dgxc-benchmarking@v25.02:llama3.1/README.md"})
     assert "loss" not in get_stack_changes(dense)
     logits = SPEC.micro_batch_size * TRAIN.seq_len * SPEC.model.vocab_size
     moved = TRAIN.micro_batches * (STACKS["megatron"].loss - fused) * 32 * logits
@@ -153,14 +153,15 @@ def test_recipes_with_transformer_engines_loss_move_a_third_of_the_fewest_bytes(
     assert spared == pytest.approx(moved / (chip.bytes_per_s * chip.memory_efficiency), rel=1e-2)
 
 
-def test_what_goes_to_the_host_takes_its_links_time_there_and_back() -> None:
-    moved = 4 * 2 * 8 * get_stage_memory(SPEC).get_layer_bytes(moe=False)  # micro-batches, ways, a quarter of 32 layers
+def test_offload_takes_host_link_time_in_both_directions() -> None:
+    # micro-batches, directions, a quarter of 32 layers
+    moved = 4 * 2 * 8 * get_stage_memory(SPEC).get_layer_bytes(moe=False)
     longer = _timed("none", offload_fraction=0.25).step_s - _timed("none").step_s
     assert longer == pytest.approx(moved / 450e9)
 
 
-def test_unfused_scores_go_to_the_host_as_often_as_operations_save_them() -> None:
-    """By their softmax and by the product that takes them, whether the planner keeps them or not."""
+def test_unfused_scores_are_offloaded_once_per_saving_operation() -> None:
+    """Both the softmax and the matmul after it save the scores."""
     unfused = SPEC.model_copy(update={"train": TRAIN.model_copy(update={"attention": "unfused"})})
     scores = 32 * SPEC.micro_batch_size * TRAIN.seq_len**2 * 2
     for recompute, more in (("none", 1), ("selective", 2)):
@@ -170,33 +171,33 @@ def test_unfused_scores_go_to_the_host_as_often_as_operations_save_them() -> Non
         assert longer[1] - longer[0] == pytest.approx(4 * 2 * 32 * saved / 450e9)
 
 
-def test_a_second_token_meets_the_head_again_and_a_narrow_one_runs_in_fp8() -> None:
+def test_second_token_repeats_the_head_and_runs_a_narrow_one_in_fp8() -> None:
     wide, narrow = (build_head_kernels(SPEC, narrow=narrow).forward for narrow in (False, True))
     assert [k.wide for k in (*wide, *narrow) if isinstance(k, Gemm)] == [True, False]
     assert _timed("none", narrow_head=True).step_s < _timed("none").step_s < _timed("none", head_passes=2).step_s
 
 
 def test_deepseek_predicts_a_second_token_and_its_last_chunk_is_short(tmp_path: Path) -> None:
-    """61 layers and one more in 16 chunks of 4, but 2 in the last."""
+    """The model has 61 layers and one more, in 16 chunks of 4. The last chunk has 2."""
     sizes = {"layers": "61", "hidden": "7168", "heads": "128", "kv_heads": "128", "ffn": "2048", "vocab": "129280"}
     pipe = {"tp": "1", "pp": "16", "dp": "16", "ep": "8", "gpus": "256", "recompute": "see recipe"}
-    planned = map_row(_of_bridge(tmp_path, "26.02", "B200", "deepseek-v3-671b", "MXFP8", **sizes, **pipe))
+    planned = map_row(_read_bridge_row(tmp_path, "26.02", "B200", "deepseek-v3-671b", "MXFP8", **sizes, **pipe))
     model, layout = planned.spec.model, planned.spec.layout
     assert [len(get_stage_chunks(model, layout, i).layers) for i in range(16)] == [4] * 15 + [2]
     assert planned.kernels.head_passes == 2
-    assert not has_mtp_layer(_of_bridge(tmp_path, "25.11", "GB200", "deepseek-v3-671b (w/o MTP)", "BF16"))
+    assert not has_mtp_layer(_read_bridge_row(tmp_path, "25.11", "GB200", "deepseek-v3-671b (w/o MTP)", "BF16"))
 
 
-def test_a_chunk_of_one_layer_is_the_slowest_where_both_ends_stand_for_one(tmp_path: Path) -> None:
+def test_single_layer_chunk_is_slowest_if_both_ends_count_as_a_layer(tmp_path: Path) -> None:
     pipe = {"layers": "126", "pp": "16", "vpp": "8", "gpus": "256", "tp": "4", "dp": "4", "heads": "128"}
     sizes = {"hidden": "16384", "kv_heads": "8", "ffn": "53248"}
-    planned = map_row(_of_bridge(tmp_path, "26.06", "GB200", "llama3.1-405b", "MXFP8", **pipe, **sizes))
+    planned = map_row(_read_bridge_row(tmp_path, "26.06", "GB200", "llama3.1-405b", "MXFP8", **pipe, **sizes))
     model, layout = planned.spec.model, planned.spec.layout
     assert {len(get_stage_chunks(model, layout, i).layers) for i in range(16)} == {8}
 
 
-def test_weights_are_gathered_as_products_in_fp8_take_them() -> None:
-    """ZeRO-3 over a network too slow to hide it: half of the gathers is not sent."""
+def test_weights_are_gathered_in_the_type_of_fp8_matmuls() -> None:
+    """With ZeRO-3 over a slow network, half of the gathered bytes are not sent."""
     network = GB200.network.model_copy(update={"bytes_per_s": 1e8})
     slow = GB200.model_copy(update={"network": network, "per_node": 8})
     spec = SPEC.model_copy(update={"layout": Layout(dp=64, zero=3)})
@@ -210,25 +211,25 @@ def test_weights_are_gathered_as_products_in_fp8_take_them() -> None:
     assert waits[0] - waits[1] == pytest.approx(gathers[0] / 2, rel=1e-2)
 
 
-def test_the_first_release_drops_tokens_and_waits_for_no_router(tmp_path: Path) -> None:
+def test_first_release_drops_tokens_and_waits_for_no_router(tmp_path: Path) -> None:
     qwen = ("GB200", "qwen3-30b-a3b", "BF16")
-    early, late = (map_row(_of_bridge(tmp_path, release, *qwen)).kernels for release in ("25.09", "26.02"))
+    early, late = (map_row(_read_bridge_row(tmp_path, release, *qwen)).kernels for release in ("25.09", "26.02"))
     assert (early.dispatches_per_node, early.syncs_experts, early.launch_s) == (False, False, 0.0)
     assert (late.dispatches_per_node, late.syncs_experts, late.normalizes_heads) == (True, True, True)
 
 
-def test_no_tensor_collective_of_fp4_hides(tmp_path: Path) -> None:
+def test_fp4_hides_no_tensor_collective(tmp_path: Path) -> None:
     narrow, usual = (
-        map_row(_of_bridge(tmp_path, "26.04", "GB300", "llama3.1-405b", precision)).kernels.overlap
+        map_row(_read_bridge_row(tmp_path, "26.04", "GB300", "llama3.1-405b", precision)).kernels.overlap
         for precision in ("NVFP4", "MXFP8")
     )
     assert (narrow, usual) == ({}, STACKS["megatron"].overlap)
 
 
-def test_latent_attention_has_no_fused_kernel_on_the_first_blackwells(tmp_path: Path) -> None:
+def test_latent_attention_lacks_a_fused_kernel_on_first_blackwell_release(tmp_path: Path) -> None:
     row = {**ROW, **DGXC, "model": "deepseek-v3-671b", "layers": "60", "pp": "4", "ep": "64", "note": "NeMo"}
     for gpu, lacks in (("GB200", True), ("H100-SXM5-80GB", False)):
-        read = _row(tmp_path, **row | {"gpu": gpu})
+        read = _read_row(tmp_path, **row | {"gpu": gpu})
         assert lacks_fused_attention(read) == lacks
         planned = map_row(read)
         assert (planned.spec.train.attention == "unfused") == lacks
@@ -237,12 +238,15 @@ def test_latent_attention_has_no_fused_kernel_on_the_first_blackwells(tmp_path: 
 
 def _steady(tmp_path: Path, model: str, note: str) -> tuple[MappedRow, int]:
     named = {"model": model, "note": f"{note}; {APART}", "measure_value": "1e9"}
-    planned = map_row(_row(tmp_path, **{**ROW, **OWN, **named}))
+    planned = map_row(_read_row(tmp_path, **{**ROW, **OWN, **named}))
     return planned, compute_megatron_memory(planned).steady
 
 
-def test_biases_and_positions_that_a_model_lacks_or_has_are_counted(tmp_path: Path) -> None:
-    """Of 12 layers of 512, 2 bytes and 4 of each gradient on 8 ranks, which divide 12 of moments and master."""
+def test_model_specific_biases_and_positions_are_counted(tmp_path: Path) -> None:
+    """Check 12 layers of 512 with 2 bytes of weight and 4 of gradient.
+
+    8 ranks divide 12 bytes of moments and master.
+    """
     each = 6 + 12 / 8
     (_, usual), (_, bare) = (_steady(tmp_path, "gpt-test x", note) for note in ("", "disable-bias-linear=True"))
     assert usual - bare == 12 * (3 * 512 + 2048 + 2 * 512) * each
@@ -254,17 +258,17 @@ def test_biases_and_positions_that_a_model_lacks_or_has_are_counted(tmp_path: Pa
     assert rotary - 7 * 32 * 2**20 == (2 * 12 + 1) * 512 * each
 
 
-def test_an_mlp_beside_latent_attention_is_gated_only_where_its_model_is(tmp_path: Path) -> None:
-    """Two matrices of 2,048 are three of 1,365, which are 1,368 where 8 divide them."""
+def test_mlp_with_latent_attention_is_gated_only_if_the_model_is(tmp_path: Path) -> None:
+    """Two matrices of 2,048 equal three of 1,365. Rounding to a multiple of 8 gives 1,368."""
     planned, _ = _steady(tmp_path, "gpt-test mla", "multi-latent-attention=True")
     assert planned.spec.model.ffn_hidden_size == 1368
 
 
-def test_muon_launches_each_matrix_alone_and_one_test_hashes_its_weights(tmp_path: Path) -> None:
-    """12 layers with one of 8 experts a rank: queries, keys, values, what attention gives, the router, two products."""
+def test_muon_launches_each_matrix_separately_and_one_test_hashes_weights(tmp_path: Path) -> None:
+    """12 layers hold one of 8 experts per rank: query, key, value, attention output, router, two matmuls."""
     row = {**ROW, **OWN, "ep": "8", "note": "num-experts=8"}
     plain, muon, hashed = (
-        map_row(_row(tmp_path, **row | {"model": f"moe-test te_ep8_resume{name}"}))
+        map_row(_read_row(tmp_path, **row | {"model": f"moe-test te_ep8_resume{name}"}))
         for name in ("", "_torch_dist_dist_muon", "_torch_dist_muon")
     )
     matrices = 12 * (4 + 1 + 2)
@@ -273,12 +277,12 @@ def test_muon_launches_each_matrix_alone_and_one_test_hashes_its_weights(tmp_pat
     assert hashed.kernels.step_s - muon.kernels.step_s == pytest.approx(weights / SHA1_BYTES_PER_S)
 
 
-def test_a_run_after_a_stop_may_keep_the_moments_that_it_loaded(tmp_path: Path) -> None:
-    """As January 2026 recorded two tests, and no first run and no other test."""
+def test_resumed_run_may_keep_its_loaded_moments(tmp_path: Path) -> None:
+    """Two tests recorded in January 2026 keep them. First runs and other tests do not."""
     row = {**ROW, **OWN, "tp": "2", "pp": "2", "dp": "2", "zero": "0", "measure_value": "1e9"}
     folder, file = "NVIDIA/Megatron-LM:tests/gpt/gpt3_mcore_te_tp2_pp2_resume_torch_dist", "golden_values_dev_dgx_h100"
     first, second, other = (
-        map_row(_row(tmp_path, **row | {"model": "gpt-test x", "source_repo_path": f"{folder}{end}.json"}))
+        map_row(_read_row(tmp_path, **row | {"model": "gpt-test x", "source_repo_path": f"{folder}{end}.json"}))
         for end in (f"_cp2_nondeterministic/{file}", f"_cp2_nondeterministic/{file}_2nd", f"_mla/{file}_2nd")
     )
     held = count_held_parameters(first.spec, 1)
@@ -288,13 +292,14 @@ def test_a_run_after_a_stop_may_keep_the_moments_that_it_loaded(tmp_path: Path) 
     assert compute_megatron_memory(second).more == compute_megatron_memory(first).more
 
 
-def test_what_is_in_no_layer_stays_gathered_under_megatrons_fsdp(tmp_path: Path) -> None:
-    """Table, head and last norm: through a step, and after it as of May 2026, which is no more at the highest moment.
-    Its router in fp32 has a workspace besides."""
+def test_megatron_fsdp_keeps_parameters_outside_layers_gathered(tmp_path: Path) -> None:
+    """The table, the head and the last norm stay gathered through a step, and after it since May 2026.
+    The highest peak does not change. The fp32 router has an additional workspace.
+    """
     row = {**ROW, **OWN, "layers": "2", "zero": "3", "ep": "2", "measure_value": "1e9"}
     note = f"num-experts=8; swiglu; disable-bias-linear=True; untie-embeddings; multi-latent-attention=True; {APART}"
     kept, let_go = (
-        map_row(_row(tmp_path, **row | {"model": f"moe-test {name}", "note": f"{note}{end}"}))
+        map_row(_read_row(tmp_path, **row | {"model": f"moe-test {name}", "note": f"{note}{end}"}))
         for name, end in (("deepseek_proxy", ""), ("te_8experts", "; current_scaling; position-embedding-type=rope"))
     )
     ends = 2 * (2 * 50304 * 512 + 512)
@@ -314,10 +319,10 @@ def test_what_is_in_no_layer_stays_gathered_under_megatrons_fsdp(tmp_path: Path)
         ("NVIDIA/dgxc-benchmarking@v25.05.04:grok1/README.md", "grok1-314b", "GB200", False),
     ],
 )
-def test_recipes_without_cudnns_attention_run_flash_attention_2(
+def test_recipes_without_cudnn_attention_run_flash_attention_2(
     tmp_path: Path, source: str, model: str, gpu: str, older: bool
 ) -> None:
-    row = _row(tmp_path, **{**ROW, "source_repo_path": source, "model": model, "gpu": gpu, "note": "NeMo"})
+    row = _read_row(tmp_path, **{**ROW, "source_repo_path": source, "model": model, "gpu": gpu, "note": "NeMo"})
     law = get_stack_changes(row).get("attention_hopper", CUDNN_HOPPER)
     assert law.peak_factor / CUDNN_HOPPER.peak_factor == pytest.approx(FLASH_2_FACTOR if older else 1.0)
 
@@ -332,10 +337,10 @@ def test_recipes_without_cudnns_attention_run_flash_attention_2(
         ("NVIDIA/dgxc-benchmarking@v25.05.04:grok1/README.md", "", "GB200", True),
     ],
 )
-def test_images_of_2025_have_a_cudnn_that_is_slower_on_blackwell(
+def test_images_of_2025_have_slower_cudnn_on_blackwell(
     tmp_path: Path, source: str, note: str, gpu: str, early: bool
 ) -> None:
-    changed = get_stack_changes(_row(tmp_path, **{**ROW, "source_repo_path": source, "gpu": gpu, "note": note}))
+    changed = get_stack_changes(_read_row(tmp_path, **{**ROW, "source_repo_path": source, "gpu": gpu, "note": note}))
     assert (changed.get("attention_blackwell") == EARLY_CUDNN_BLACKWELL) is early
     assert ("gemm_fp8" in changed) is (early and "Bridge" not in source)
 
@@ -350,16 +355,16 @@ def test_images_of_2025_have_a_cudnn_that_is_slower_on_blackwell(
         ("26.06", "GB300", "qwen3-30b-a3b", 1.0),
     ],
 )
-def test_attention_in_8_bits_takes_what_cudnns_own_runs_of_these_models_took(
+def test_8_bit_attention_matches_cudnn_measurements(
     tmp_path: Path, release: str, gpu: str, model: str, takes: float
 ) -> None:
-    changed = get_stack_changes(_of_bridge(tmp_path, release, gpu, model, "MXFP8"))
+    changed = get_stack_changes(_read_bridge_row(tmp_path, release, gpu, model, "MXFP8"))
     assert changed.get("attention", 1.0) == pytest.approx(1 / takes)
 
 
-def test_gpt_oss_once_summed_its_biases_slowly(tmp_path: Path) -> None:
+def test_early_gpt_oss_releases_sum_biases_slowly(tmp_path: Path) -> None:
     before, after = (
-        get_stack_changes(_of_bridge(tmp_path, release, "GB200", "gpt-oss-120b", "MXFP8"))
+        get_stack_changes(_read_bridge_row(tmp_path, release, "GB200", "gpt-oss-120b", "MXFP8"))
         for release in ("26.06", "26.06.01")
     )
     assert "bias_sums" not in before
@@ -377,18 +382,18 @@ def test_gpt_oss_once_summed_its_biases_slowly(tmp_path: Path) -> None:
         ("26.04.01", "B300", "gpt-oss-120b", "BF16", False),
     ],
 )
-def test_the_patch_of_2604_sends_tokens_as_its_own_tag_says(
+def test_patch_release_dispatches_tokens_by_its_own_tag(
     tmp_path: Path, release: str, gpu: str, model: str, precision: str, sorts: bool
 ) -> None:
-    changed = get_stack_changes(_of_bridge(tmp_path, release, gpu, model, precision, ep="8"))
+    changed = get_stack_changes(_read_bridge_row(tmp_path, release, gpu, model, precision, ep="8"))
     assert changed.get("sorts_dispatch", False) is sorts
 
 
-def test_a_test_in_test_mode_compares_the_norms_of_its_heads_with_every_rank(tmp_path: Path) -> None:
-    """12 layers, 4 micro-batches, tp 4 and dp 2: six copies of four weights, a comparison and its sum for each."""
+def test_test_mode_compares_head_norms_with_every_rank(tmp_path: Path) -> None:
+    """Each of 12 layers, 4 micro-batches, tp 4 and dp 2 adds six copies of four weights, a comparison and its sum."""
     row = {**OWN, "tp": "4", "dp": "2", "gpus": "8", "layers": "12"}
     usual, checked = (
-        map_row(_row(tmp_path, **{**ROW, **row, "model": f"gpt-test qk_layernorm{more}", "note": APART}))
+        map_row(_read_row(tmp_path, **{**ROW, **row, "model": f"gpt-test qk_layernorm{more}", "note": APART}))
         for more in ("", "_test_mode")
     )
     kernels = 1 + 2 * 2 + 6 * (1 + 4 * 2)
@@ -396,17 +401,19 @@ def test_a_test_in_test_mode_compares_the_norms_of_its_heads_with_every_rank(tmp
     assert checked.kernels.step_s - usual.kernels.step_s == pytest.approx(12 * m * kernels * DEFAULT_LAUNCH_S)
 
 
-def test_nemo_drops_out_of_gpt_3_alone(tmp_path: Path) -> None:
+def test_nemo_uses_dropout_only_for_gpt_3(tmp_path: Path) -> None:
     source = "NVIDIA/dgxc-benchmarking@v25.02:nemo_megatron/README_175b.md"
     rows = (
-        _row(tmp_path, **{**ROW, "source_repo_path": source, "model": name}) for name in ("gpt3-175b", "llama3-70b")
+        _read_row(tmp_path, **{**ROW, "source_repo_path": source, "model": name})
+        for name in ("gpt3-175b", "llama3-70b")
     )
     assert [map_row(row).spec.train.dropout for row in rows] == [True, False]
 
 
-def test_what_stands_for_gradients_that_products_add_is_kept_for_each_shape(tmp_path: Path) -> None:
-    """Halves of 6 layers' four matrices of 512 and of a table of 50,432 rows, in 16 bits: what the test that puts off
-    its table's gradient holds more than those of its size after a stop, to the byte."""
+def test_dummy_gradients_are_kept_for_each_shape(tmp_path: Path) -> None:
+    """Compare the memory after a stop with a test that defers its table's gradient.
+    The difference is half of four matrices of 512 in 6 layers and of a table of 50,432 rows, in 16 bits, to the byte.
+    """
     row = {
         **ROW,
         **OWN,
@@ -418,6 +425,6 @@ def test_what_stands_for_gradients_that_products_add_is_kept_for_each_shape(tmp_
         "measure_value": "1e9",
     }
     added, apart = (
-        compute_megatron_memory(map_row(_row(tmp_path, **row | {"note": note}))).steady for note in ("", APART)
+        compute_megatron_memory(map_row(_read_row(tmp_path, **row | {"note": note}))).steady for note in ("", APART)
     )
     assert added - apart == 544_900_608 - 515_933_696

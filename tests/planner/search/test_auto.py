@@ -1,4 +1,4 @@
-"""A layout that is chosen: the search's first, within what was asked, told why; or why there is none."""
+"""Automatic layout choice: the best layout within the constraints, the reasons, or the reason for none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BIG: dict[str, Any] = {
 }
 
 
-def chosen(
+def choose(
     auto: Any,
     *rooms: HostCapacity,
     gangs: Sequence[HostGang] = (),
@@ -51,14 +51,16 @@ def chosen(
     return find_fastest_layout(parse_draft(data), cluster, asked, there, max_seconds=max_seconds)
 
 
-def refused(auto: Any, *rooms: HostCapacity, gangs: Sequence[HostGang] = (), **changes: Any) -> list[tuple[str, str]]:
+def get_problems(
+    auto: Any, *rooms: HostCapacity, gangs: Sequence[HostGang] = (), **changes: Any
+) -> list[tuple[str, str]]:
     with pytest.raises(SpecError) as error:
-        chosen(auto, *rooms, gangs=gangs, **changes)
+        choose(auto, *rooms, gangs=gangs, **changes)
     return [(p.field, p.message) for p in error.value.problems]
 
 
-def test_it_is_the_searchs_first_choice_and_can_run() -> None:
-    choice = chosen({"ranks": 8})
+def test_choice_is_the_first_search_result_and_can_run() -> None:
+    choice = choose({"ranks": 8})
     assert find_problems(choice.spec) == []
     best = search(parse_draft({**BIG, "layout": "auto"}), H100, Constraints(8, runnable=True)).best
     assert (choice.spec.layout, choice.spec.train) == (best[0].spec.layout, best[0].spec.train)
@@ -70,30 +72,30 @@ def test_it_is_the_searchs_first_choice_and_can_run() -> None:
     json.dumps(choice.chosen)
 
 
-def test_zero_is_never_chosen_where_no_other_rank_shares_the_state() -> None:
-    """Of ranks that all divide the model, ZeRO-3 was chosen, and then refused as a layout that cannot be."""
+def test_zero_is_not_chosen_if_no_other_rank_shares_the_state() -> None:
+    """Choose no ZeRO-3 if all ranks divide the model, because validation rejects that layout."""
     tiny = {"model": {"preset": "llama-tiny"}, "train": {"global_batch": 8, "seq_len": 128}}
-    choice = chosen({"ranks": 4, "zero": 3}, **tiny)
+    choice = choose({"ranks": 4, "zero": 3}, **tiny)
     assert len(choice.chosen["runners_up"]) == 4
     for told in [choice.chosen, *choice.chosen["runners_up"]]:
         assert told["layout"].get("dp", 1) * told["layout"].get("cp", 1) > 1
-    [(field, message)] = refused({"ranks": 4, "dp": 1, "cp": 1, "zero": 3}, **tiny)
+    [(field, message)] = get_problems({"ranks": 4, "dp": 1, "cp": 1, "zero": 3}, **tiny)
     assert (field, "ZeRO needs dp or cp of 2 or more" in message) == ("layout.auto", True)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_memory_that_hardly_holds_a_process_is_a_limit_too(device: str) -> None:
-    """Less than a peak may be off leaves none that surely fits, which was taken for no limit at all."""
+def test_small_memory_limit_still_applies(device: str) -> None:
+    """A limit below the error margin of a peak leaves no layout that fits."""
     tiny = {"model": {"preset": "gpt-tiny"}, "train": {"seq_len": 128}, "resources": {"device": device}}
     cluster = CLUSTERS["cpu" if device == "cpu" else "h100"]
-    [(field, message)] = refused({"max_memory_bytes": 2**20}, cluster=cluster, **tiny)
+    [(field, message)] = get_problems({"max_memory_bytes": 2**20}, cluster=cluster, **tiny)
     assert field == "layout.auto"
     assert "memory" in message
     assert message.endswith("GiB of 0.00 GiB per rank.")
 
 
-def test_every_constraint_holds_of_it_and_of_the_runners_up() -> None:
-    choice = chosen({"tp": 2, "zero": [1, 3], "max_ranks": 4, "max_micro_batch": 2})
+def test_choice_and_runners_up_obey_every_constraint() -> None:
+    choice = choose({"tp": 2, "zero": [1, 3], "max_ranks": 4, "max_micro_batch": 2})
     assert choice.chosen["asked"] == {"tp": 2, "zero": [1, 3], "max_ranks": 4, "max_micro_batch": 2}
     for told in [choice.chosen, *choice.chosen["runners_up"]]:
         assert told["layout"]["tp"] == 2
@@ -102,24 +104,24 @@ def test_every_constraint_holds_of_it_and_of_the_runners_up() -> None:
     assert choice.spec.micro_batch_size <= 2
 
 
-def test_more_ranks_are_taken_only_where_they_pay() -> None:
+def test_more_ranks_are_chosen_only_if_they_pay() -> None:
     tiny = {"model": {"preset": "gpt-tiny"}, "train": {}, "resources": {}}
     lame = CLUSTERS["cpu"].model_copy(update={"node": CLUSTERS["cpu"].node.model_copy(update={"bytes_per_s": 1e5})})
-    assert chosen(None, HostCapacity(8, 8 * GIB), cluster=lame, **tiny).spec.layout.world_size == 1
-    assert chosen(None, HostCapacity(8, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny).spec.layout.world_size > 1
+    assert choose(None, HostCapacity(8, 8 * GIB), cluster=lame, **tiny).spec.layout.world_size == 1
+    assert choose(None, HostCapacity(8, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny).spec.layout.world_size > 1
 
 
-def test_the_memory_is_that_of_the_least_host_it_may_be_placed_on() -> None:
-    roomy = chosen({"ranks": 4}, HostCapacity(8, 80 * GIB), HostCapacity(2, 8 * GIB))
-    tight = chosen({"ranks": 4}, HostCapacity(8, 80 * GIB), HostCapacity(4, 40 * GIB))
+def test_memory_limit_is_that_of_the_smallest_candidate_host() -> None:
+    roomy = choose({"ranks": 4}, HostCapacity(8, 80 * GIB), HostCapacity(2, 8 * GIB))
+    tight = choose({"ranks": 4}, HostCapacity(8, 80 * GIB), HostCapacity(4, 40 * GIB))
     assert roomy.chosen["memory_bytes"] > 40 * GIB, "the host with 2 slots cannot take 4 ranks"
     assert tight.chosen["memory_bytes"] <= 40 * GIB
     assert "The free memory is less than the margin of error of the estimate." in tight.chosen["why"]
 
 
-def test_memory_is_kept_free_for_what_the_estimate_may_be_off() -> None:
-    """What fitted a host's 48 GiB by a hair was chosen, though its peak may be 15% and half a GiB higher."""
-    choice = chosen({"ranks": 8, "tp": 2, "pp": 1, "cp": 1}, HostCapacity(8, 48 * GIB))
+def test_choice_reserves_memory_for_the_error_of_the_estimate() -> None:
+    """Reject a layout close to a host's 48 GiB, because its peak may be 15% and half a GiB higher."""
+    choice = choose({"ranks": 8, "tp": 2, "pp": 1, "cp": 1}, HostCapacity(8, 48 * GIB))
     for told in [choice.chosen, *choice.chosen["runners_up"]]:
         assert 1.15 * told["memory_bytes"] + GIB / 2 <= 48 * GIB
     assert "by less than" not in choice.chosen["why"]
@@ -129,27 +131,27 @@ FOUR = HostCapacity(4, 80 * GIB)
 SMALL = H100.model_copy(update={"per_node": 4})
 
 
-def test_over_several_hosts_it_has_more_ranks_and_tp_inside_one() -> None:
-    choice = chosen(
+def test_several_hosts_give_more_ranks_with_tp_inside_one_host() -> None:
+    choice = choose(
         {"max_micro_batch": 2, "zero": [1, 3]}, FOUR, FOUR, gangs=[HostGang((4, 4), 80 * GIB)], cluster=SMALL
     )
     assert choice.spec.layout.world_size == 8
     assert [told["layout"].get("tp", 1) <= 4 for told in [choice.chosen, *choice.chosen["runners_up"]]] == [True] * 5
-    assert chosen({"max_micro_batch": 2, "zero": 1}, FOUR, FOUR, cluster=SMALL).spec.layout.world_size == 4
+    assert choose({"max_micro_batch": 2, "zero": 1}, FOUR, FOUR, cluster=SMALL).spec.layout.world_size == 4
 
 
-def test_more_hosts_are_taken_only_where_they_pay() -> None:
+def test_more_hosts_are_chosen_only_if_they_pay() -> None:
     tiny = {"model": {"preset": "gpt-tiny"}, "train": {}, "resources": {}}
     slow = CLUSTERS["cpu"].network.model_copy(update={"bytes_per_s": 1e5})
     lame = CLUSTERS["cpu"].model_copy(update={"per_node": 2, "network": slow})
     two, gang = HostCapacity(2, 8 * GIB), HostGang((2, 2), 8 * GIB)
-    assert chosen(None, two, two, gangs=[gang], cluster=lame, **tiny).spec.layout.world_size <= 2
+    assert choose(None, two, two, gangs=[gang], cluster=lame, **tiny).spec.layout.world_size <= 2
 
 
-def test_hosts_that_tp_does_not_fill_hold_fewer_ranks() -> None:
+def test_hosts_not_divisible_by_tp_hold_fewer_ranks() -> None:
     five, gang = HostCapacity(5, 80 * GIB), HostGang((5, 5), 80 * GIB)
     tiny = {"model": {"preset": "gpt-tiny"}, "train": {"global_batch": 40}, "resources": {}}
-    told = chosen({"ranks": 10, "zero": 1}, five, five, gangs=[gang], **tiny).chosen
+    told = choose({"ranks": 10, "zero": 1}, five, five, gangs=[gang], **tiny).chosen
     assert {one["layout"].get("tp", 1) for one in [told, *told["runners_up"]]} == {1}, (
         "2 x 4 = 8 slots in multiples of 2"
     )
@@ -174,12 +176,12 @@ def test_hosts_that_tp_does_not_fill_hold_fewer_ranks() -> None:
     ],
     ids=["too many", "tp across hosts"],
 )
-def test_what_several_hosts_cannot_hold_is_refused_at_its_field(auto: Any, field: str, text: str) -> None:
-    assert refused(auto, FOUR, FOUR, gangs=[HostGang((4, 4), 80 * GIB)], cluster=SMALL) == [(field, text)]
+def test_model_too_large_for_several_hosts_is_rejected_at_its_field(auto: Any, field: str, text: str) -> None:
+    assert get_problems(auto, FOUR, FOUR, gangs=[HostGang((4, 4), 80 * GIB)], cluster=SMALL) == [(field, text)]
 
 
-def test_where_nothing_fits_the_arithmetic_is_told() -> None:
-    ((field, text),) = refused({"ranks": 2}, HostCapacity(8, 16 * GIB))
+def test_no_fitting_layout_reports_the_arithmetic() -> None:
+    ((field, text),) = get_problems({"ranks": 2}, HostCapacity(8, 16 * GIB))
     assert field == "layout.auto"
     for word in (
         "None of ",
@@ -191,8 +193,8 @@ def test_where_nothing_fits_the_arithmetic_is_told() -> None:
         assert word in text
 
 
-class Clock:
-    """Time that passes while layouts are searched, which is told how much each search may take: it takes all."""
+class SearchClock:
+    """Simulate time during searches. Each search takes all the time that it may."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.searches = 0.0, 0
@@ -208,24 +210,24 @@ class Clock:
         return search(spec, cluster, limits._replace(max_seconds=math.inf), **rest)
 
 
-def test_what_fits_by_little_is_found_in_the_time_of_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second search of the same had no time left, and told that nothing fits."""
-    clock = Clock(monkeypatch)
-    told = chosen({"ranks": 4}, HostCapacity(4, 40 * GIB), max_seconds=5).chosen
+def test_layout_that_barely_fits_is_found_within_one_search_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not repeat an equal search, because no time remains for it."""
+    clock = SearchClock(monkeypatch)
+    told = choose({"ranks": 4}, HostCapacity(4, 40 * GIB), max_seconds=5).chosen
     assert (clock.now, clock.searches) == (5, 1)
     assert "The free memory is less than the margin of error of the estimate." in told["why"]
 
 
-def test_why_nothing_fits_is_told_within_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    [(_, text)] = refused({"ranks": 2, "tp": [1, 2], "zero": [0, 1]}, HostCapacity(8, 16 * GIB), max_seconds=5)
+def test_reason_for_no_layout_is_reported_within_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SearchClock(monkeypatch)
+    [(_, text)] = get_problems({"ranks": 2, "tp": [1, 2], "zero": [0, 1]}, HostCapacity(8, 16 * GIB), max_seconds=5)
     assert clock.now == pytest.approx(5)
     assert "memory: model state does not fit" in text
 
 
-def test_a_search_that_time_ended_does_not_say_that_nothing_can_be() -> None:
-    """1 x 8 x 8 is 64: nothing had been looked at."""
-    told = refused({"ranks": 64, "tp": [1, 2, 4, 8], "zero": [0, 1]}, HostCapacity(64, 40 * GIB), max_seconds=0)
+def test_search_stopped_by_time_does_not_claim_that_no_layout_exists() -> None:
+    """The product 1 x 8 x 8 is 64, and the search examined no layout."""
+    told = get_problems({"ranks": 64, "tp": [1, 2, 4, 8], "zero": [0, 1]}, HostCapacity(64, 40 * GIB), max_seconds=0)
     tried = f"0 layouts on 64 ranks of {H100.name}"
     text = f"`layout.auto` reached its time limit after {tried}. None fits. Set more layout fields."
     assert told == [("layout.auto", text)]
@@ -250,22 +252,22 @@ def test_a_search_that_time_ended_does_not_say_that_nothing_can_be() -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_senseless_constraint_is_refused_at_its_field(auto: Any, field: str, text: str) -> None:
-    problem = refused(auto)[0]
+def test_invalid_constraint_is_rejected_at_its_field(auto: Any, field: str, text: str) -> None:
+    problem = get_problems(auto)[0]
     assert problem[0] == field
     assert text in problem[1]
 
 
-def test_what_no_layout_makes_good_is_refused_as_itself() -> None:
-    assert refused(None, train={**BIG["train"], "seq_len": 99999})[0][0] == "train.seq_len"
-    assert refused(None, train={"steps": 0})[0][0] == "train.steps"
-    told = refused(None, kind="dry_run")
+def test_problem_independent_of_layout_is_rejected_as_itself() -> None:
+    assert get_problems(None, train={**BIG["train"], "seq_len": 99999})[0][0] == "train.seq_len"
+    assert get_problems(None, train={"steps": 0})[0][0] == "train.steps"
+    told = get_problems(None, kind="dry_run")
     assert told == [("layout.auto", "`kind` is dry_run, but `layout.auto` needs train. Set a layout.")]
     with pytest.raises(SpecError, match=r"is set outside `layout\.auto`"):
         parse_auto_spec({"layout": {"auto": {}, "dp": 2}})
 
 
-def test_the_command_prints_a_spec_that_can_be_submitted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_a_spec_that_can_be_submitted(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", "gpt-tiny", "--cluster", "cpu", "--max-ranks", "4", "--tp", "1,2", "--zero", "1"]
     assert main(["auto", *flags, "--global-batch", "8", "--seq-len", "128", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -278,29 +280,29 @@ def test_the_command_prints_a_spec_that_can_be_submitted(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "0", "-1", "much"])
-def test_a_cap_on_memory_that_is_no_size_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_memory_limit_is_rejected(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["auto", "--model", "gpt-tiny", "--cluster", "cpu", f"--max-memory-gib={text}"])
     assert "Use a number of GiB above 0" in capsys.readouterr().err
 
 
-def test_zero_over_a_single_rank_is_no_choice_of_its_own() -> None:
+def test_zero_on_a_single_rank_is_not_a_separate_choice() -> None:
     tiny = {"model": {"preset": "gpt-tiny"}, "train": {}, "resources": {}}
-    choice = chosen({"ranks": 1, "zero": [0, 1, 3]}, HostCapacity(8, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny)
+    choice = choose({"ranks": 1, "zero": [0, 1, 3]}, HostCapacity(8, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny)
     told = [choice.chosen, *choice.chosen["runners_up"]]
     assert choice.spec.layout.zero == 0
     assert len({line["words"].replace("ZeRO-1, ", "").replace("ZeRO-3, ", "") for line in told}) == len(told)
     assert not any("ZeRO" in near.change for near in find_neighbors(choice.spec, CLUSTERS["cpu"]))
 
 
-def test_every_number_of_ranks_is_tried_that_the_words_tell_of() -> None:
+def test_every_rank_count_in_the_words_is_tried() -> None:
     tiny = {"model": {"preset": "gpt-tiny"}, "train": {"global_batch": 12}, "resources": {}}
-    choice = chosen({"dp": 3}, HostCapacity(4, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny)
+    choice = choose({"dp": 3}, HostCapacity(4, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny)
     assert choice.spec.layout.dp == 3
     assert "with this margin on 1 to 4 ranks" in choice.chosen["why"]
 
 
-def test_numbers_of_ranks_that_were_skipped_are_not_said_to_be_searched() -> None:
+def test_skipped_rank_counts_are_not_reported_as_searched() -> None:
     tiny = {"model": {"preset": "gpt-tiny"}, "train": {}, "resources": {}}
-    told = chosen({"tp": 1, "pp": 1}, HostCapacity(40, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny).chosen
+    told = choose({"tp": 1, "pp": 1}, HostCapacity(40, 8 * GIB), cluster=CLUSTERS["cpu"], **tiny).chosen
     assert "on 1 to 16, 32 and 40 ranks" in told["why"]

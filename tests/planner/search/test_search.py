@@ -1,4 +1,4 @@
-"""The search: what it returns is valid and fits, obeys its constraints, and says what it refused."""
+"""Layout search: results are valid, fit, obey the constraints, and explain rejected layouts."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ from planner.search.neighbors import BARELY_FITS, find_neighbors, suggest_layout
 H100 = CLUSTERS["h100"]
 
 
-def seed(preset: str, batch: int, seq_len: int) -> JobSpec:
+def build_seed_spec(preset: str, batch: int, seq_len: int) -> JobSpec:
     train = TrainSpec(global_batch=batch, seq_len=seq_len, precision="bf16")
     return JobSpec(model=PRESETS[preset].model, train=train)
 
 
 @pytest.mark.slow
-def test_405b_on_16384_gpus_finds_layouts_that_fit_and_says_how_many_it_considered() -> None:
-    found = search(seed("llama3-405b", 2048, 8192), H100, Constraints(16384))
+def test_405b_on_16384_gpus_finds_fitting_layouts_and_reports_the_count() -> None:
+    found = search(build_seed_spec("llama3-405b", 2048, 8192), H100, Constraints(16384))
     assert found.complete
     assert found.considered > 10_000
     assert found.considered == found.fitting + sum(found.refused.values())
-    # Published runs of it have 0.38 to 0.43; ours adds gradients up in kernels of their own.
+    # Published runs reach an MFU of 0.38 to 0.43. Meshboard's trainer accumulates gradients in separate kernels.
     assert 0.36 < found.best[0].timing.mfu < 0.43
     assert all(f.spec.layout.world_size == 16384 for f in found.best)
     times = [f.timing.step_s for f in found.best]
     assert times == pytest.approx(sorted(times), rel=1e-3)
 
 
-def test_a_vocabulary_that_nothing_divides_keeps_no_tp_from_the_search() -> None:
+def test_indivisible_vocabulary_excludes_no_tp() -> None:
     constraints = Constraints(1024, fixed={"tp": 8, "pp": 8})
-    found = search(seed("gpt3-175b", 1536, 2048), CLUSTERS["a100-80gb"], constraints)
+    found = search(build_seed_spec("gpt3-175b", 1536, 2048), CLUSTERS["a100-80gb"], constraints)
     assert {f.spec.layout.tp for f in found.best} == {8}
 
 
-def test_micro_batches_are_of_every_size_that_divides_a_replica_s_share() -> None:
-    """Of 24 sequences on 8 GPUs each has three: none but one of three is a single micro-batch."""
-    best = search(seed("llama3-8b", 24, 2048), H100, Constraints(8)).best[0]
+def test_micro_batch_sizes_divide_the_sequences_of_a_replica() -> None:
+    """24 sequences on 8 GPUs give three per replica, so a single micro-batch has three."""
+    best = search(build_seed_spec("llama3-8b", 24, 2048), H100, Constraints(8)).best[0]
     assert (best.spec.layout.dp, best.spec.train.micro_batches, best.spec.micro_batch_size) == (8, 1, 3)
 
 
-def test_less_memory_than_the_device_has_is_kept_free_of_as_much_as_a_peak_may_be_off() -> None:
+def test_lower_memory_limit_reserves_the_error_of_a_peak() -> None:
     cap = 40 * 2**30
-    found = search(seed("llama3-8b", 64, 4096), H100, Constraints(8, max_memory_bytes=cap))
+    found = search(build_seed_spec("llama3-8b", 64, 4096), H100, Constraints(8, max_memory_bytes=cap))
     assert found.best[0].memory_bytes <= get_safe_peak_bytes(H100, found.best[0].spec, None, cap) < cap
     assert found.pareto[0].memory_bytes > found.best[0].memory_bytes, "the fastest fits by less"
 
@@ -66,11 +66,9 @@ def test_less_memory_than_the_device_has_is_kept_free_of_as_much_as_a_peak_may_b
     st.sampled_from([1, 4, 16, 48]),
     st.sampled_from(["h100", "a100-40gb"]),
 )
-def test_every_layout_found_passes_validation_fits_and_costs_what_it_says(
-    preset: str, ranks: int, cluster: str
-) -> None:
+def test_every_result_is_valid_fits_and_has_its_reported_cost(preset: str, ranks: int, cluster: str) -> None:
     hardware = CLUSTERS[cluster]
-    found = search(seed(preset, 96, 1024), hardware, Constraints(ranks, max_micro_batch=4), limit=100)
+    found = search(build_seed_spec(preset, 96, 1024), hardware, Constraints(ranks, max_micro_batch=4), limit=100)
     for f in [*found.best[::5], *found.pareto[::3]]:
         assert find_problems(f.spec) == []
         assert f.memory_bytes == compute_needed_bytes(f.spec, hardware) <= hardware.accelerator.memory_bytes
@@ -92,8 +90,8 @@ def test_every_layout_found_passes_validation_fits_and_costs_what_it_says(
     ],
     ids=str,
 )
-def test_what_the_user_fixes_stays(fixed: dict[str, Any]) -> None:
-    found = search(seed("llama3-8b", 16, 8192), H100, Constraints(16, fixed))
+def test_fixed_degrees_are_kept(fixed: dict[str, Any]) -> None:
+    found = search(build_seed_spec("llama3-8b", 16, 8192), H100, Constraints(16, fixed))
     assert found.best
     for f in found.best:
         assert {name: getattr(f.spec.layout, name) for name in fixed} == fixed
@@ -110,64 +108,64 @@ def test_what_the_user_fixes_stays(fixed: dict[str, Any]) -> None:
 def test_degrees_need_not_be_powers_of_two(
     preset: str, ranks: int, per_node: int, seq_len: int, found: dict[str, Any]
 ) -> None:
-    """On nodes of 5 GPUs tp 5 was never looked at, 3.3 times as fast as what was told to be the fastest."""
+    """On nodes of 5 GPUs, tp 5 is 3.3 times as fast as the best power of two."""
     cluster = H100.model_copy(update={"per_node": per_node})
-    result = search(seed(preset, 120, seq_len), cluster, Constraints(ranks), limit=10**6)
+    result = search(build_seed_spec(preset, 120, seq_len), cluster, Constraints(ranks), limit=10**6)
     assert any(found.items() <= f.spec.layout.model_dump().items() for f in result.best)
 
 
-def test_experts_are_divided_by_any_number_that_divides_them() -> None:
+def test_expert_degree_may_be_any_divisor_of_the_experts() -> None:
     model = PRESETS["mixtral-8x7b"].model
     assert model.moe is not None
     six = model.model_copy(update={"moe": model.moe.model_copy(update={"num_experts": 6}), "num_layers": 2})
-    spec = seed("mixtral-8x7b", 6, 4096).model_copy(update={"model": six})
+    spec = build_seed_spec("mixtral-8x7b", 6, 4096).model_copy(update={"model": six})
     found = search(spec, H100, Constraints(6), limit=10**6)
     assert {f.spec.layout.ep for f in found.best} == {1, 2, 3, 6}
 
 
-def test_tp_that_lies_unevenly_across_nodes_is_not_tried() -> None:
-    found = search(seed("gpt2", 24, 1023), H100, Constraints(24, {"pp": 1}), limit=10**6)
+def test_tp_divided_unevenly_across_nodes_is_not_tried() -> None:
+    found = search(build_seed_spec("gpt2", 24, 1023), H100, Constraints(24, {"pp": 1}), limit=10**6)
     assert {f.spec.layout.tp for f in found.best} == {1, 2, 4}
 
 
-def test_only_what_can_run_when_asked() -> None:
+def test_runnable_only_constraint_returns_runnable_layouts() -> None:
     spec = parse_fields({"model": {"preset": "llama-mini"}, "train": {"global_batch": 16}})
     found = search(spec, CLUSTERS["cpu"], Constraints(4, runnable=True), limit=100)
     assert found.best
     assert all(not find_unsupported_fields(f.spec) for f in found.best)
 
 
-def test_senseless_constraints_are_refused_by_name() -> None:
+def test_invalid_constraints_are_rejected_by_name() -> None:
     with pytest.raises(SpecError) as caught:
-        search(seed("gpt2", 8, 128), H100, Constraints(0, {"colour": 3}, max_micro_batch=0))
+        search(build_seed_spec("gpt2", 8, 128), H100, Constraints(0, {"colour": 3}, max_micro_batch=0))
     assert [p.field for p in caught.value.problems] == ["world_size", "max_micro_batch", "fixed.colour"]
 
 
-def test_a_search_that_runs_out_of_time_says_so() -> None:
-    found = search(seed("llama3-405b", 2048, 8192), H100, Constraints(16384, max_seconds=0.0))
+def test_search_out_of_time_reports_it() -> None:
+    found = search(build_seed_spec("llama3-405b", 2048, 8192), H100, Constraints(16384, max_seconds=0.0))
     assert not found.complete
 
 
-def test_nothing_fits_a_model_that_is_too_large() -> None:
-    found = search(seed("megatron-1t", 8, 2048), H100, Constraints(1))
+def test_no_layout_fits_a_too_large_model() -> None:
+    found = search(build_seed_spec("megatron-1t", 8, 2048), H100, Constraints(1))
     assert found.best == []
     assert found.refused
 
 
-def test_no_more_memory_is_there_than_the_device_has() -> None:
-    found = search(seed("llama3-8b", 8, 2048), H100, Constraints(8, {"tp": 1, "pp": 1, "zero": 0}, 1, 2**40))
+def test_memory_limit_above_the_device_has_no_effect() -> None:
+    found = search(build_seed_spec("llama3-8b", 8, 2048), H100, Constraints(8, {"tp": 1, "pp": 1, "zero": 0}, 1, 2**40))
     assert (found.best, found.fitting) == ([], 0)
 
 
-def test_what_is_wrong_with_degrees_is_told_in_its_own_words() -> None:
-    found = search(seed("gpt2", 8, 4096), H100, Constraints(2))
+def test_invalid_degrees_are_reported_without_rewording() -> None:
+    found = search(build_seed_spec("gpt2", 8, 4096), H100, Constraints(2))
     [reason] = found.refused
     assert reason == "train.seq_len, for example `train.seq_len` is 4096. Use at most the model's max_seq_len 1024."
 
 
-def test_what_does_not_fit_is_told_with_what_would() -> None:
+def test_layout_that_does_not_fit_is_reported_with_one_that_does() -> None:
     train = TrainSpec(global_batch=64, micro_batches=8, seq_len=4096, precision="bf16")
-    spec = seed("llama3-8b", 64, 4096).model_copy(update={"layout": Layout(dp=8), "train": train})
+    spec = build_seed_spec("llama3-8b", 64, 4096).model_copy(update={"layout": Layout(dp=8), "train": train})
     assert compute_needed_bytes(spec, H100) > H100.accelerator.memory_bytes
     advised = suggest_layouts(spec, H100)
     assert advised
@@ -178,7 +176,7 @@ def test_what_does_not_fit_is_told_with_what_would() -> None:
     assert any(near.change.startswith("ZeRO") for near in advised)
 
 
-def test_neighbours_that_break_a_rule_carry_its_arithmetic() -> None:
+def test_invalid_neighbors_include_their_arithmetic() -> None:
     spec = parse_fields({"model": {"preset": "gpt-tiny"}, "layout": {"dp": 4}, "train": {"global_batch": 8}})
     near = {n.change: n for n in find_neighbors(spec, CLUSTERS["cpu"])}
     assert near["tp 2, dp 2"].fits
@@ -190,18 +188,18 @@ def test_neighbours_that_break_a_rule_carry_its_arithmetic() -> None:
     assert "1 head is not divisible by 2. Use 1." in refused.reason
 
 
-def test_what_fits_by_less_than_its_peak_may_be_off_comes_behind() -> None:
-    """13 of 14 published runs that ran out of memory and were said to fit did so by less than that."""
+def test_layouts_that_may_exceed_memory_rank_last() -> None:
+    """13 of 14 published runs that ran out of memory were predicted to fit with less than this reserve."""
     fixed = {"tp": 2, "cp": 1, "pp": 1, "zero": 1}
-    found = search(seed("llama3-8b", 64, 4096), H100, Constraints(8, fixed), limit=100).best
+    found = search(build_seed_spec("llama3-8b", 64, 4096), H100, Constraints(8, fixed), limit=100).best
     tight = [estimate(f.spec, H100).get("tight") for f in found]
     assert {True, False} == set(tight)
     assert tight == sorted(tight, key=bool)
 
 
-def test_of_what_is_one_choice_away_what_barely_fits_comes_behind_and_says_so() -> None:
+def test_neighbors_that_barely_fit_rank_last_with_a_note() -> None:
     layout = Layout(dp=8, zero=3, recompute="selective")
-    usual = seed("llama3-8b", 64, 4096)
+    usual = build_seed_spec("llama3-8b", 64, 4096)
     spec = usual.model_copy(update={"layout": layout, "train": usual.train.model_copy(update={"micro_batches": 4})})
     fitting = [n for n in find_neighbors(spec, H100) if n.fits]
     barely = [bool(estimate(n.spec, H100).get("tight")) for n in fitting]

@@ -1,4 +1,4 @@
-"""What software makes of mixtures of experts."""
+"""Training stacks with mixtures of experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from planner.hardware.kernel_time import compute_collective_seconds
 from planner.hardware.kernels import Gemm, MemoryKernel, ModuleKernels, build_layer_kernels
 from planner.hardware.stack_options import Stacks
 from planner.hardware.stacks import STACKS
-from tests.planner.hardware.stacked import H100, SPEC, TRAIN, on
+from tests.planner.hardware.reference_specs import H100, SPEC, TRAIN, with_stack
 
 MIXED = SPEC.model_copy(
     update={
@@ -25,21 +25,25 @@ MIXED = SPEC.model_copy(
 )
 
 
-def _products(**kinds: bool) -> list[Gemm]:
+def _count_matmuls(**kinds: bool) -> list[Gemm]:
     return [k for k in build_layer_kernels(MIXED, moe=True, **kinds).forward if isinstance(k, Gemm) and not k.wide]
 
 
-def test_joined_products_and_experts_apart_compute_the_same_in_other_calls() -> None:
-    """q, k, v, o, two widening products and one back; as many of each expert where it runs by itself."""
-    usual, joined, apart = _products(), _products(fused_projections=True), _products(separate_experts=True)
+def test_joined_matmuls_and_separate_experts_compute_equal_flops() -> None:
+    """Count q, k, v, o, two up projections and one down projection, and three for each separate expert."""
+    usual, joined, apart = (
+        _count_matmuls(),
+        _count_matmuls(fused_projections=True),
+        _count_matmuls(separate_experts=True),
+    )
     assert (len(usual), len(joined), len(apart)) == (7, 4, 4 + 4 * 3)
     assert {sum(g.flops for g in products) for products in (usual, joined, apart)} == {sum(g.flops for g in usual)}
     assert {g.batch for g in usual} == {1, 4}
     assert {g.batch for g in apart} == {1}
 
 
-def _passed(spec: JobSpec = MIXED, **kinds: bool) -> list[int]:
-    """Bytes that passes over memory move forward and backward, beyond those of the usual layer with experts."""
+def _count_extra_bytes(spec: JobSpec = MIXED, **kinds: bool) -> list[int]:
+    """Return the bytes that memory-bound kernels move beyond those of a usual layer with experts."""
 
     def moved(work: ModuleKernels) -> list[int]:
         return [
@@ -51,51 +55,57 @@ def _passed(spec: JobSpec = MIXED, **kinds: bool) -> list[int]:
     return [b - a for a, b in zip(moved(usual), moved(changed), strict=True)]
 
 
-def test_an_all_to_all_puts_tokens_in_their_experts_order_and_back() -> None:
-    """Each token's two copies of 4,096 elements of 2 bytes, read and written, twice a half."""
+def test_all_to_all_permutes_tokens_by_expert_and_back() -> None:
+    """Each token has two copies of 4,096 elements of 2 bytes, read and written twice in each half."""
     tokens = MIXED.micro_batch_size * TRAIN.seq_len
-    assert _passed(sorts_tokens=True) == [2 * 2 * 2 * tokens * 4096 * 2] * 2
+    assert _count_extra_bytes(sorts_tokens=True) == [2 * 2 * 2 * tokens * 4096 * 2] * 2
     one = MIXED.model_copy(update={"layout": Layout(dp=32, tp=2, ep=16, sequence_parallel=True)})
     assert build_layer_kernels(one, moe=True, sorts_tokens=True) == build_layer_kernels(one, moe=True), (
         "one expert a rank has one order"
     )
 
 
-def test_a_clamp_before_the_gates_product_reads_and_writes_both_again() -> None:
-    """Of an expert's 2,048 on each tensor rank: gate and up clamped and joined; in backward masked by what came."""
+def test_clamp_before_the_gate_reads_and_writes_both_inputs() -> None:
+    """A tensor rank has 2,048 of an expert. Gate and up are clamped and joined, and the backward masks both."""
     inner = MIXED.micro_batch_size * TRAIN.seq_len * 2 * 4096 // 2
     assert MIXED.model.moe is not None
     moe = MIXED.model.moe.model_copy(update={"swiglu_limit": 7.0})
     clamped = MIXED.model_copy(update={"model": MIXED.model.model_copy(update={"moe": moe})})
-    assert _passed(clamped) == [16 * inner, 20 * inner]
+    assert _count_extra_bytes(clamped) == [16 * inner, 20 * inner]
 
 
-def _launched(**changed: float) -> float:
+def _measure_launch_wait(**changed: float) -> float:
     stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
-    return Timer(H100, stacks).get_step(on("megatron", MIXED)).launch_s
+    return Timer(H100, stacks).get_step(with_stack("megatron", MIXED)).launch_s
 
 
-def test_the_device_waits_for_all_the_host_does_after_a_router_and_for_no_cast() -> None:
+def test_device_waits_for_host_work_after_a_router_but_not_for_casts() -> None:
     layers, m = 32, 4
-    assert _launched(syncs_experts=False, expert_s=0.0) == 0.0, "hidden behind products of 8,192 tokens"
+    assert _measure_launch_wait(syncs_experts=False, expert_s=0.0) == 0.0, "hidden behind products of 8,192 tokens"
     forward = build_layer_kernels(MIXED, moe=True, fused_projections=True, copies_queries=True).forward
     own = STACKS["megatron"].launch_s * len(forward) * layers * m
-    assert _launched(expert_s=0.0) == pytest.approx(own)
-    assert _launched() - _launched(expert_s=0.0) == pytest.approx(2 * 4 * STACKS["megatron"].expert_s * layers * m)
+    assert _measure_launch_wait(expert_s=0.0) == pytest.approx(own)
+    assert _measure_launch_wait() - _measure_launch_wait(expert_s=0.0) == pytest.approx(
+        2 * 4 * STACKS["megatron"].expert_s * layers * m
+    )
     fp8 = MIXED.model_copy(update={"train": TRAIN.model_copy(update={"precision": "fp8"})})
     casts = 2 * 4 * STACKS["megatron"].expert_cast_s * layers * m
-    assert get_step_timing(on("megatron", fp8), H100).launch_s == pytest.approx(_launched() + casts), "an expert's own"
+    assert get_step_timing(with_stack("megatron", fp8), H100).launch_s == pytest.approx(
+        _measure_launch_wait() + casts
+    ), "an expert's own"
 
 
-def _tensor_waits(**changed: object) -> float:
+def _measure_tensor_waits(**changed: object) -> float:
     stacks = {**STACKS, "megatron": STACKS["megatron"]._replace(**changed)}
-    return Timer(H100, stacks).get_step(on("megatron", MIXED)).exposed_s["tp"]
+    return Timer(H100, stacks).get_step(with_stack("megatron", MIXED)).exposed_s["tp"]
 
 
 @pytest.mark.parametrize("ep", [4, 16])
-def test_the_host_takes_its_time_for_each_expert_also_of_a_rank_that_has_one(ep: int) -> None:
-    """Two products forward, nothing of which hides after a router."""
-    spec = on("megatron", MIXED.model_copy(update={"layout": Layout(dp=32, tp=2, ep=ep, sequence_parallel=True)}))
+def test_host_time_counts_each_expert_of_a_rank(ep: int) -> None:
+    """Two matmuls run in forward, and none overlaps after a router."""
+    spec = with_stack(
+        "megatron", MIXED.model_copy(update={"layout": Layout(dp=32, tp=2, ep=ep, sequence_parallel=True)})
+    )
     stack = STACKS["megatron"]
     slower = stack._replace(expert_s=stack.expert_s + 1e-3)
     launch = [
@@ -106,7 +116,7 @@ def test_the_host_takes_its_time_for_each_expert_also_of_a_rank_that_has_one(ep:
     assert launch[1] - launch[0] >= 2 * experts * 1e-3 - 1e-9
 
 
-def test_what_tensor_ranks_gather_for_experts_hides_behind_nothing_and_stands_for_their_mlps_sums() -> None:
+def test_tensor_gathers_for_experts_stay_exposed_and_replace_mlp_sums() -> None:
     layers, m, tokens = 32, 4, MIXED.micro_batch_size * TRAIN.seq_len
 
     def each(rows: int) -> float:
@@ -116,6 +126,6 @@ def test_what_tensor_ranks_gather_for_experts_hides_behind_nothing_and_stands_fo
     gathered, sums = each(2 * tokens), each(tokens)
     for hidden, instead in ((1.0, 0.0), (0.0, sums)):
         kinds: tuple[dict[str, object], ...] = ({}, {"replicates_experts": True}, {"shards_dispatch": False})
-        divided, whole, usual = (_tensor_waits(overlap={"tp": hidden}, **kind) for kind in kinds)
+        divided, whole, usual = (_measure_tensor_waits(overlap={"tp": hidden}, **kind) for kind in kinds)
         assert divided - whole == pytest.approx(m * layers * gathered)
         assert usual - whole == pytest.approx(m * layers * instead), "of whole experts no sums either"

@@ -1,4 +1,4 @@
-"""ZeRO-3 under a pipe that keeps what it gathered: what it sends and holds beside ZeRO-2 and 3."""
+"""ZeRO-3 in a pipeline that keeps gathered parameters: traffic and memory compared with ZeRO-2 and ZeRO-3."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from planner.hardware.catalog import CLUSTERS
 KEPT = {"zero": 3, "keep_gathered": True}
 
 
-def spec(layout: dict[str, Any], *, micro_batches: int = 4, **train: Any) -> JobSpec:
+def build_spec(layout: dict[str, Any], *, micro_batches: int = 4, **train: Any) -> JobSpec:
     model = {"preset": "llama-mini", "num_layers": 8}
     settings = {"global_batch": 64, "micro_batches": micro_batches, "seq_len": 256, "precision": "bf16"}
     return parse_spec({"model": model, "layout": layout, "train": settings | train})
 
 
-def gathered(asked: JobSpec, stage: int) -> tuple[int, int]:
-    """(calls, bytes) of a step."""
+def count_gathers(asked: JobSpec, stage: int) -> tuple[int, int]:
+    """Return (calls, bytes) per step."""
     rows = get_step_traffic(asked, stage * asked.layout.world_size // asked.layout.pp)
     found = [row for row in rows if (row.axis, row.op) == ("dp", "all_gather")]
     return sum(row.count for row in found), sum(row.payload_bytes for row in found)
 
 
-def turns(asked: JobSpec, stage: int) -> Counter[int]:
-    """How often a rank turns to each of its chunks, from the schedule's own list."""
+def count_chunk_turns(asked: JobSpec, stage: int) -> Counter[int]:
+    """Return the number of times that a rank switches to each chunk, from the schedule's action list."""
     found: Counter[int] = Counter()
     before = None
     for action in build_actions(asked.layout, stage, asked.train.micro_batches):
@@ -60,20 +60,20 @@ def turns(asked: JobSpec, stage: int) -> Counter[int]:
     ),
     st.sampled_from([4, 8]),
 )
-def test_a_unit_is_gathered_each_time_that_its_rank_turns_to_it(
+def test_unit_is_gathered_each_time_its_rank_switches_to_it(
     layout: dict[str, Any], schedule: tuple[str, int], micro_batches: int
 ) -> None:
     layout = {**layout, "schedule": schedule[0], "virtual_stages": schedule[1]}
     kept, each, once = (
-        spec({**layout, **zero}, micro_batches=micro_batches) for zero in (KEPT, {"zero": 3}, {"zero": 2})
+        build_spec({**layout, **zero}, micro_batches=micro_batches) for zero in (KEPT, {"zero": 3}, {"zero": 2})
     )
     for stage in range(kept.layout.pp):
-        calls, size = gathered(kept, stage)
-        every_calls, every_size = gathered(each, stage)
-        counted = turns(kept, stage)
+        calls, size = count_gathers(kept, stage)
+        every_calls, every_size = count_gathers(each, stage)
+        counted = count_chunk_turns(kept, stage)
         units = dict.fromkeys(counted, 8 // (kept.layout.pp * schedule[1]))
-        units[min(units)] += stage == 0  # the table of the embedding
-        units[max(units)] += stage == kept.layout.pp - 1  # the head
+        units[min(units)] += stage == 0  # embedding table
+        units[max(units)] += stage == kept.layout.pp - 1  # head
         assert calls == sum(counted[chunk] * units[chunk] for chunk in units)
         assert size < every_size
         assert every_calls == 2 * micro_batches * sum(units.values())
@@ -83,14 +83,16 @@ def test_a_unit_is_gathered_each_time_that_its_rank_turns_to_it(
         else:
             least, held, most = (sum(get_memory(asked, stage).values()) for asked in (each, kept, once))
             assert held < most
-            assert least <= 1.01 * held  # the last rank of a pipeline holds a little more with plain ZeRO-3
+            assert least <= 1.01 * held  # the last rank of a pipeline holds slightly more with plain ZeRO-3
     cluster = CLUSTERS["h100"]
     assert get_step_timing(kept, cluster).step_s <= get_step_timing(each, cluster).step_s
 
 
-def test_breadth_first_holds_one_chunk_and_not_all() -> None:
+def test_breadth_first_holds_one_chunk_at_a_time() -> None:
     layout = {"pp": 2, "dp": 2, "schedule": "looped_bfs", "virtual_stages": 4}
-    one, all_chunks = (get_memory(spec({**layout, **zero}, seq_len=16), 0)["gathered"] for zero in (KEPT, {"zero": 2}))
+    one, all_chunks = (
+        get_memory(build_spec({**layout, **zero}, seq_len=16), 0)["gathered"] for zero in (KEPT, {"zero": 2})
+    )
     assert 0 < one < all_chunks / 2
 
 
@@ -103,7 +105,7 @@ def test_breadth_first_holds_one_chunk_and_not_all() -> None:
         ({"dp": 2, "pp": 2, "zero": 3, "schedule": "interleaved_1f1b", "virtual_stages": 4}, "between 4 chunks"),
     ],
 )
-def test_where_nothing_is_kept_the_field_is_refused(layout: dict[str, Any], words: str) -> None:
+def test_field_is_rejected_if_nothing_is_kept(layout: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError) as refused:
-        spec({**layout, "keep_gathered": True})
+        build_spec({**layout, "keep_gathered": True})
     assert [(p.field, words in p.message) for p in refused.value.problems] == [("layout.keep_gathered", True)]

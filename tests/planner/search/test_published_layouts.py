@@ -1,4 +1,4 @@
-"""Published giants: their templates reach what was published, and the search finds what experts ran."""
+"""Published large models: templates reach the published speed, and the search finds the published layouts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from planner.search.layout_search import Constraints, _Finder, search
 @pytest.mark.parametrize(
     ("name", "tflops"), [("llama3-405b-8k", 430), ("llama3-405b-16k", 400), ("llama3-405b-long", 380)]
 )
-def test_llama_3_405b_runs_as_fast_as_published(name: str, tflops: float) -> None:
-    """2407.21783 table 4."""
+def test_llama_3_405b_reaches_published_speed(name: str, tflops: float) -> None:
+    """Compare with 2407.21783 table 4."""
     template = TEMPLATES[name]
     made = estimate(parse_plannable(template.spec), CLUSTERS[template.cluster])
     each = made["time"]["model_flops"] / made["time"]["step_s"] / made["world_size"] / 1e12
@@ -27,8 +27,11 @@ def test_llama_3_405b_runs_as_fast_as_published(name: str, tflops: float) -> Non
     assert made["fits"] or name == "llama3-405b-8k"
 
 
-def test_llama_3_405b_with_few_ranks_to_share_fits_where_gradients_are_sharded_as_its_own_were() -> None:
-    """2407.21783 section 3.3.2: optimizer states and gradients. ZeRO-1 keeps 12.6 GiB of fp32 gradients whole."""
+def test_llama_3_405b_with_few_data_ranks_fits_with_sharded_gradients() -> None:
+    """2407.21783 section 3.3.2 shards optimizer states and gradients.
+
+    ZeRO-1 keeps 12.6 GiB of fp32 gradients whole.
+    """
     template = TEMPLATES["llama3-405b-8k"]
     sharded = {**template.spec, "layout": {**template.spec["layout"], "zero": 2}}
     fits = [estimate(parse_plannable(x), CLUSTERS[template.cluster])["fits"] for x in (template.spec, sharded)]
@@ -36,13 +39,13 @@ def test_llama_3_405b_with_few_ranks_to_share_fits_where_gradients_are_sharded_a
 
 
 @pytest.mark.parametrize("giant", PUBLISHED_RUNS, ids=[g.name for g in PUBLISHED_RUNS])
-def test_what_experts_ran_is_a_layout(giant: PublishedRun) -> None:
+def test_published_layouts_are_valid(giant: PublishedRun) -> None:
     assert find_problems(giant.spec) == []
 
 
 @pytest.mark.slow
-def test_a_search_that_is_cut_off_has_seen_the_best_of_405b() -> None:
-    """A page gives it seconds; in the order of degrees it had then found a step a quarter longer."""
+def test_time_limited_search_finds_the_best_layout_of_405b() -> None:
+    """Within a page's few seconds, the order of degrees alone gives a step that is a quarter longer."""
     spec = parse_plannable(TEMPLATES["llama3-405b-8k"].spec)
     found = _Finder(spec, CLUSTERS["h100"], Constraints(16384)).find()
     soon = min(one.timing.step_s for one in islice(found, 300))
@@ -50,8 +53,8 @@ def test_a_search_that_is_cut_off_has_seen_the_best_of_405b() -> None:
 
 
 @pytest.mark.slow
-def test_the_first_hold_the_degrees_of_bloom_and_say_what_makes_its_micro_batch_slower() -> None:
-    """Its micro-batch of 2 fits with whole layers recomputed; what is faster takes one sequence and recomputes less."""
+def test_first_layouts_have_the_degrees_of_bloom_and_explain_its_slower_micro_batch() -> None:
+    """Bloom's micro-batch of 2 fits with whole layers recomputed. One sequence recomputes less and is faster."""
     giant = next(g for g in PUBLISHED_RUNS if g.name.startswith("BLOOM"))
     cluster, theirs = CLUSTERS[giant.cluster], giant.spec.layout
     best = search(giant.spec, cluster, Constraints(theirs.world_size), limit=MAX_LAYOUTS).best
@@ -59,7 +62,7 @@ def test_the_first_hold_the_degrees_of_bloom_and_say_what_makes_its_micro_batch_
     assert list_reasons(best[0].timing, get_step_timing(giant.spec, cluster)).startswith("recompute -")
 
 
-def test_reasons_are_the_parts_that_differ() -> None:
+def test_reasons_list_the_parts_that_differ() -> None:
     giant = PUBLISHED_RUNS[0]
     theirs = get_step_timing(giant.spec, CLUSTERS[giant.cluster])
     assert sum(list_time_parts(theirs).values()) == pytest.approx(theirs.step_s)

@@ -1,4 +1,4 @@
-"""What the published benchmark says a user's page would have said, beside what it says who knows the software."""
+"""Published benchmark: estimates from a spec alone, compared with estimates from all known settings."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from planner.facts.resources import Resources, SoftwareSpec
 from planner.facts.spec_rules import find_software_problems
 from planner.hardware.stack_options import MARGINS_WITH_OPTIONS, Stacks
 from planner.hardware.stacks import STACKS
-from tests.planner.rows.test_benchmark_published import ROW, _file
+from tests.planner.rows.test_benchmark_published import ROW, write_rows
 
 MANY = {"pp": "8", "ep": "32", "gpus": "512"}
 TESTS = {"source_repo_path": "NVIDIA/Megatron-LM:tests", "ep": "8", "gpus": "8", "tp": "1", "pp": "1"}
 BRIDGE = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "gpu": "GB200", "note": "26.04 Pre-Training"}
 
 
-def test_a_page_is_told_of_a_rows_software_what_a_spec_can_say(tmp_path: Path) -> None:
-    """Scaling's own kernel for norms, which its stack is planned without. Whose stack alone is named is told less
-    surely, and of a row that names no kernel nothing more can be said."""
+def test_page_estimate_uses_the_software_that_a_spec_can_set(tmp_path: Path) -> None:
+    """Scaling's norm kernel is a software option, and its stack has none by default.
+    A spec with only the stack has a wider interval. A row without a named kernel has no other options.
+    """
     kernel = {"note": "attention kernel flash_attention2 + rms kernel; sequence parallel off"}
     unknown = {"note": "sequence parallel off"}
-    answers, skipped = answer_rows(read_rows(_file(tmp_path / "rows.csv", unknown, kernel, {})))
+    answers, skipped = answer_rows(read_rows(write_rows(tmp_path / "rows.csv", unknown, kernel, {})))
     assert skipped == []
     eager, fused, usual = answers
     assert isinstance(eager.said, PageEstimate)
@@ -69,9 +70,9 @@ def test_a_page_is_told_of_a_rows_software_what_a_spec_can_say(tmp_path: Path) -
         ),
     ],
 )
-def test_each_recipe_says_what_its_spec_has(tmp_path: Path, row: dict[str, str], software: SoftwareSpec) -> None:
-    """In words that the spec takes, and to the constants that the recipe has by itself."""
-    ((answer,), skipped) = answer_rows(read_rows(_file(tmp_path / "rows.csv", row)))
+def test_recipe_settings_equal_their_spec_options(tmp_path: Path, row: dict[str, str], software: SoftwareSpec) -> None:
+    """The spec accepts the options, and they equal the constants of the recipe."""
+    ((answer,), skipped) = answer_rows(read_rows(write_rows(tmp_path / "rows.csv", row)))
     assert skipped == []
     planned = answer.planned
     assert build_software(answer.row, planned) == software
@@ -84,14 +85,14 @@ def test_each_recipe_says_what_its_spec_has(tmp_path: Path, row: dict[str, str],
     assert made.overlap.get("ep") == known.overlap.get("ep") or planned.own_tests
 
 
-def test_both_are_printed_with_how_often_the_interval_holds_and_what_was_left_out(
+def test_report_shows_both_estimates_interval_coverage_and_skipped_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     took = {"1": "36", "2": "38", "4": "99"}
     times = [{"micro_batch": b, "measure_value": seconds, "step_time_s": seconds} for b, seconds in took.items()]
     peak = {"measure_name": "peak_memory_bytes", "measure_value": "4e10"}
     adapted, mamba = BRIDGE | {"model": "llama3.1-8b LoRA"}, BRIDGE | {"model": "Mamba-2 hybrid"}
-    print_report(*answer_rows(read_rows(_file(tmp_path / "rows.csv", *times, peak, adapted, mamba, mamba))))
+    print_report(*answer_rows(read_rows(write_rows(tmp_path / "rows.csv", *times, peak, adapted, mamba, mamba))))
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     known, said = ([line for line in printed if line[:3] == ["stack", "scaling", "3"]][at] for at in (0, 1))
     assert (known[-1], said[-1]) == ("-", "67%"), "99 s are in no interval, and known settings have no interval"
@@ -101,18 +102,18 @@ def test_both_are_printed_with_how_often_the_interval_holds_and_what_was_left_ou
     assert any(line[:2] == [ROW["source_repo_path"].partition(":")[0], "3"] and len(line) == 7 for line in printed)
 
 
-def test_a_row_in_fp4_is_none_of_its_stack_alone(tmp_path: Path) -> None:
+def test_fp4_row_has_no_estimate_from_the_stack_alone(tmp_path: Path) -> None:
     row = BRIDGE | {"model": "llama3.1-8b", "precision": "NVFP4", "gpu": "B200"}
-    ((answer,), _) = answer_rows(read_rows(_file(tmp_path / "rows.csv", row)))
+    ((answer,), _) = answer_rows(read_rows(write_rows(tmp_path / "rows.csv", row)))
     assert isinstance(answer.said, PageEstimate)
     assert answer.alone == "no stack alone says fp4"
 
 
-def test_what_a_spec_leaves_open_is_ranked_on_the_fit_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every second row has a kernel for norms, which explains the whole error of a spec with only the stack."""
+def test_missing_spec_settings_are_ranked_on_the_fit_half(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every second row has a norm kernel, which explains the whole error of a spec with only the stack."""
     kernel = {"note": "attention kernel flash_attention2 + rms kernel; sequence parallel off"}
     rows = [{"micro_batch": b, **note} for b in ("1", "2", "4", "8") for note in ({}, kernel)]
-    answers, _ = answer_rows(read_rows(_file(tmp_path / "rows.csv", *rows)))
+    answers, _ = answer_rows(read_rows(write_rows(tmp_path / "rows.csv", *rows)))
     fit = [a for a in answers if a.row.is_fit_half]
     assert 0 < len(fit) < len(answers)
     timed = [a._replace(measured=a.predicted) for a in answers]
@@ -126,12 +127,14 @@ def test_what_a_spec_leaves_open_is_ranked_on_the_fit_half(tmp_path: Path, capsy
     assert "scaling" not in after
 
 
-def test_as_many_rows_as_hold_nine_tenths_surely_are_more_than_nine_tenths_of_a_few() -> None:
-    """21 rows would all lie below the true quantile once in 9 times (0.9^21), 22 in 10; of 100 it is the 95th."""
+def test_upper_bound_of_the_nine_tenths_quantile_needs_more_rows() -> None:
+    """With 21 rows, all are below the true quantile once in 9 samples (0.9^21). 22 rows make it once in 10."""
     assert [compute_upper_bound(list(range(n))) for n in (3, 21, 22, 100)] == [2, 20, 21, 94]
 
 
-def test_vtrains_rows_stay_beside(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vtrain_rows_are_reported_separately(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     some = list(islice(planner.vtrain_rows(), 9))
     monkeypatch.setattr(planner, "vtrain_rows", lambda: some)
     planner.print_vtrain(None)

@@ -1,4 +1,4 @@
-"""A model, a layout and a cluster that stacks are compared on."""
+"""Model, layout and cluster with_stack which tests compare training stacks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SPEC = JobSpec(
 )
 
 
-def on(stack: StackName, spec: JobSpec = SPEC) -> JobSpec:
+def with_stack(stack: StackName, spec: JobSpec = SPEC) -> JobSpec:
     return spec.model_copy(update={"resources": spec.resources.model_copy(update={"stack": stack})})
 
 
-def measured(*collectives: CollectivePoint) -> HostProfile:
-    """A host, by a point of each kind and these collectives."""
+def build_calibration(*collectives: CollectivePoint) -> HostProfile:
+    """Return a host calibration with one point of each kind and the given collectives."""
     return HostProfile(
         device="cpu",
         device_name="a host",

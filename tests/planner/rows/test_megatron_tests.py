@@ -1,4 +1,4 @@
-"""What the configurations of Megatron-LM's own tests say, also of those that no open row is of."""
+"""Configurations of Megatron-LM's functional tests, including tests without a published row."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from planner.cost.timing import Timer
 from planner.hardware.cluster import DEFAULT_LAUNCH_S
 from planner.hardware.stack_options import DETERMINISTIC_LAUNCH_S, GRAPHED
 from planner.hardware.stacks import STACKS
-from tests.planner.rows.test_benchmark_published import OWN, SECOND_TOKEN, _file
+from tests.planner.rows.test_benchmark_published import OWN, SECOND_TOKEN, write_rows
 
 EXPERTS = {"precision": "bf16", "note": "num-experts=8; moe-router-topk=2; sequence-parallel=True"}
 
 
 def _planned(tmp_path: Path, name: str, **row: str) -> MappedRow:
-    (read,) = read_rows(_file(tmp_path / "rows.csv", {**OWN, **row, "model": name}))
+    (read,) = read_rows(write_rows(tmp_path / "rows.csv", {**OWN, **row, "model": name}))
     assert not isinstance(read, SkipError)
     return map_row(read)
 
 
-def test_dropout_is_off_where_a_configuration_says_so(tmp_path: Path) -> None:
-    """Not in each whose tensor ranks divide no expert."""
+def test_dropout_is_off_if_the_configuration_sets_it(tmp_path: Path) -> None:
+    """Tensor ranks divide no expert in both configurations, and only one sets dropout."""
     two = {**EXPERTS, "tp": "2", "dp": "4", "ep": "4"}
     small, proxy = (
         _planned(tmp_path, name, **row)
@@ -49,9 +49,7 @@ def test_dropout_is_off_where_a_configuration_says_so(tmp_path: Path) -> None:
         ("gpt3_moe_mcore_te_tp2_pp2_ep4_etp1_no_mtp_no_a2a_ovlp_fine_grained_offloading", 3, False),
     ],
 )
-def test_which_of_the_larger_mixtures_predict_a_second_token(
-    tmp_path: Path, name: str, dense: int, second: bool
-) -> None:
+def test_larger_mixtures_with_second_token_prediction(tmp_path: Path, name: str, dense: int, second: bool) -> None:
     planned = _planned(tmp_path, f"moe-test {name}", **SECOND_TOKEN)
     assert planned.spec.model.moe is not None
     assert (planned.spec.model.moe.dense_layers, planned.predicts_two) == (dense, second)
@@ -85,33 +83,31 @@ def test_which_of_the_larger_mixtures_predict_a_second_token(
         (megatron_tests.WITHOUT_NORM_BIAS, "te_tp2_pp1_te_8experts_etp1_ep4", False),
     ],
 )
-def test_a_switch_is_known_by_its_tests_names(pattern: str, name: str, found: bool) -> None:
+def test_test_names_determine_options(pattern: str, name: str, found: bool) -> None:
     assert (re.search(pattern, name) is not None) == found
 
 
-def test_experts_have_their_own_width_where_the_column_has_a_dense_layers(tmp_path: Path) -> None:
+def test_experts_use_their_own_width_if_the_column_has_the_dense_width(tmp_path: Path) -> None:
     row = {**EXPERTS, "tp": "4", "pp": "2", "dp": "1", "ep": "2"}
     moe = _planned(tmp_path, "moe-test te_tp4_ep2_etp2_pp2_resume_torch_dist_dist_optimizer", **row).spec.model.moe
     assert moe is not None
     assert (moe.num_experts, moe.experts_per_token, moe.expert_ffn_hidden_size) == (8, 2, 683)
 
 
-def test_a_pipe_may_have_fewer_layers_than_chunks_where_its_ends_count(tmp_path: Path) -> None:
+def test_pipeline_may_have_fewer_layers_than_chunks_if_its_ends_count(tmp_path: Path) -> None:
     name = "gpt-test gpt3_mcore_te_tp1_pp4_vp2_account_for_embedding_loss_in_pipeline_split"
     planned = _planned(tmp_path, name, layers="6", pp="4", vpp="2", dp="2", measure_name="step_time_s")
     assert planned.spec.model.num_layers == planned.spec.layout.pp * planned.spec.layout.virtual_stages
 
 
 @pytest.mark.parametrize(("measure", "layers"), [("step_time_s", [4, 3, 3, 3]), ("steady_memory_bytes", [2, 2, 2, 2])])
-def test_an_uneven_pipe_is_planned_by_its_slowest_or_its_last_stage(
-    tmp_path: Path, measure: str, layers: list[int]
-) -> None:
+def test_uneven_pipeline_is_planned_by_slowest_or_last_stage(tmp_path: Path, measure: str, layers: list[int]) -> None:
     name = "gpt-test gpt3_mcore_te_tp1_pp4_vp1_uneven_pipeline"
     spec = _planned(tmp_path, name, pp="4", dp="2", measure_name=measure).spec
     assert [spec.model.num_layers // 4 + (i < spec.model.num_layers % 4) for i in range(4)] == layers
 
 
-def test_attention_alone_as_a_graph_leaves_more_to_launch(tmp_path: Path) -> None:
+def test_attention_graph_alone_leaves_more_launches(tmp_path: Path) -> None:
     core = _planned(tmp_path, "moe-test ep4_etp1_resume_torch_dist_attn_cudagraph", **SECOND_TOKEN)
     assert GRAPHED["attention_and_router"] < core.kernels.launch_s / DETERMINISTIC_LAUNCH_S < 1
 
@@ -119,14 +115,14 @@ def test_attention_alone_as_a_graph_leaves_more_to_launch(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("row", "tensors"),
     [
-        ({"zero": "0"}, 12 * 12 * 2),  # two norms, four products with biases; counted twice
+        ({"zero": "0"}, 12 * 12 * 2),  # two norms and four matmuls with biases, counted twice
         ({"zero": "1"}, 12 * 12 * (1 + 1 / 8)),
         ({"zero": "0", "note": "disable-bias-linear=True"}, 12 * 8 * 2),
         ({"zero": "0", "pp": "4", "dp": "2"}, 3 * 12 * 2),
         ({"zero": "0", "model": "moe-test x", "ep": "2", "note": "num-experts=8"}, 12 * (6 + 3 + 4 * 4) * 2),
     ],
 )
-def test_a_step_ends_with_a_log_of_every_tensor(tmp_path: Path, row: dict[str, str], tensors: float) -> None:
+def test_step_ends_with_a_log_of_every_tensor(tmp_path: Path, row: dict[str, str], tensors: float) -> None:
     planned = _planned(tmp_path, row.get("model", "gpt-test x"), **{"precision": "bf16"} | row)
     assert planned.kernels.step_s - STACKS["megatron"].step_s == pytest.approx(tensors * DEFAULT_LAUNCH_S)
 
@@ -143,35 +139,35 @@ def test_a_step_ends_with_a_log_of_every_tensor(tmp_path: Path, row: dict[str, s
         ("resume_torch_dist", {"note": "num-experts=8", "ep": "2"}, (0, 0), -1),
     ],
 )
-def test_queries_and_keys_are_turned_as_a_test_has_it_beyond_what_is_planned(
+def test_rotary_kernels_follow_the_test_configuration(
     tmp_path: Path, name: str, row: dict[str, str], operations: tuple[int, int], kernels: int
 ) -> None:
-    """Llama's layers have a kernel for it, GPT's none; gates and experts are planned as Llama's."""
+    """Plans assume Llama's rotary kernel for layers with gates or experts, and none for GPT."""
     planned = _planned(tmp_path, f"gpt-test gpt3_mcore_{name}", precision="bf16", **row)
     seconds = [number * DEFAULT_LAUNCH_S / 2 + kernels * DETERMINISTIC_LAUNCH_S for number in operations]
     assert planned.kernels.layer_s == pytest.approx(seconds)
 
 
-def test_a_tests_fused_loss_moves_less(tmp_path: Path) -> None:
+def test_fused_loss_moves_fewer_bytes(tmp_path: Path) -> None:
     names = ("te_tp2_pp2_resume_torch_dist_cross_entropy_loss_fusion", "te_tp2_pp2_resume_torch_dist")
     fused, usual = (_planned(tmp_path, f"gpt-test {name}", precision="bf16").kernels.loss for name in names)
     assert fused < usual == STACKS["megatron"].loss
 
 
-def test_a_test_that_makes_activations_again_makes_no_scores_again(tmp_path: Path) -> None:
+def test_activation_recompute_repeats_no_scores(tmp_path: Path) -> None:
     name = "moe-test gpt3_moe_mcore_te_tp4_ep2_etp2_pp2_scoped_cudagraph"
     planned = _planned(tmp_path, name, **{**SECOND_TOKEN, "recompute": "selective", "measure_name": "step_time_s"})
     assert planned.kernels.recompute_modules == ("activation",)
     assert planned.kernels.sorts_dispatch, "it sends by all-to-all"
 
 
-def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path: Path) -> None:
+def test_module_recompute_takes_time_even_if_scores_are_kept(tmp_path: Path) -> None:
     name = "moe-test gpt3_mcore_te_tp2_pp2_ep4_etp1_selective_recompute_experimental"
     planned = _planned(tmp_path, name, **{**SECOND_TOKEN, "measure_name": "step_time_s", "measure_value": "1.1"})
     assert planned.makes_again
     assert planned.spec.layout.recompute == "none"
     (read,) = read_rows(
-        _file(tmp_path / "rows.csv", {**OWN, **SECOND_TOKEN, "model": name, "measure_name": "step_time_s"})
+        write_rows(tmp_path / "rows.csv", {**OWN, **SECOND_TOKEN, "model": name, "measure_name": "step_time_s"})
     )
     assert not isinstance(read, SkipError)
     repeated = Predictor().predict(read).predicted
@@ -179,7 +175,7 @@ def test_what_a_test_makes_again_takes_time_though_its_scores_are_kept(tmp_path:
     assert repeated > 1.02 * timer.get_step(planned.spec).step_s
 
 
-def test_a_slow_recordings_log_is_as_slow(tmp_path: Path) -> None:
+def test_slow_recording_has_a_proportionally_slow_log(tmp_path: Path) -> None:
     folder = "NVIDIA/Megatron-LM:tests/functional_tests/test_cases/gpt/gpt3_mcore_te_tp1_pp1_dist_optimizer_fim_dataset"
     logs = [
         _planned(tmp_path, "gpt-test x", precision="bf16", source_repo_path=f"{folder}/{file}").kernels.step_s
