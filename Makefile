@@ -74,7 +74,7 @@ lint: $(VENV)/.dev webapp/types/api.d.ts ## check lint, format, types, and impor
 	$(BIN)/mypy --no-fast-exit
 	node_modules/.bin/eslint
 	node_modules/.bin/tsc
-	$(BIN)/python -m pytest -q tests/test_floors.py tests/test_imports.py
+	$(BIN)/python -m pytest -q tests/test_import_layers.py tests/test_imports.py
 
 docs: $(VENV)/.dev ## build the documentation in docs/site, which the board serves at /docs; fails on warnings
 	@$(BIN)/python -m manual

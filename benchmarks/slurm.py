@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.slurm.cluster import Cluster, cluster, missing
+from tests.slurm.cluster import Cluster, cluster, get_missing_requirement
 from tests.slurm.installation import Installation, installation
 from tests.support.processes import ROOT, wait_until
 
@@ -35,7 +35,7 @@ def measure_sbatch(slurm: Cluster, folder: Path) -> float:
         f"srun {sys.executable} -m torch.distributed.run {ranks} {trainer}\nexit $?\n"
     )
     started = time.monotonic()
-    job = slurm.batch(script, "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=4")
+    job = slurm.submit_script(script, "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=4")
     log = slurm.folder / f"{job}.out"
     try:
         wait_until(lambda: log.exists() and FIRST_STEP in log.read_text(), "bare torchrun makes a step", 60, 0.01)
@@ -43,7 +43,7 @@ def measure_sbatch(slurm: Cluster, folder: Path) -> float:
         print(log.read_text() if log.exists() else "no output")
         raise
     elapsed = time.monotonic() - started
-    wait_until(lambda: slurm.state_of(job) == "COMPLETED", "it ends", 60)
+    wait_until(lambda: slurm.get_job_state(job) == "COMPLETED", "it ends", 60)
     return elapsed
 
 
@@ -63,7 +63,7 @@ def measure_submit(installed: Installation) -> float:
 
 
 def main() -> int:
-    if reason := missing():
+    if reason := get_missing_requirement():
         print(f"skipped: {reason}")
         return 0
     with tempfile.TemporaryDirectory() as work, cluster(Path(work) / "slurm", 1) as slurm:

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from tests.test_floors import PACKAGES, ROOT, list_imports
+from tests.test_import_layers import PACKAGES, ROOT, list_imports
 
 FILES = sorted(file for floor in ("tests", "benchmarks") for file in (ROOT / floor).rglob("*.py"))
 
@@ -62,7 +62,7 @@ def test_imported_names_exist() -> None:
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ("from tests.test_floors import list_top_level_imports", []),
+        ("from tests.test_import_layers import list_top_level_imports", []),
         ("from tests.support import processes", []),
         ("from tests.jobs.traces.test_imports import recorded", ["tests.jobs.traces.test_imports.recorded"]),
         ("def f():\n    from jobs.nowhere import Job", ["jobs.nowhere.Job"]),

@@ -1,4 +1,4 @@
-"""A board and several hosts on one machine: namespaces for hosts, PostgreSQL, and a Redis with a password."""
+"""Board and several hosts on one machine: network namespaces for hosts, PostgreSQL, and a Redis with a password."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from workers.host.processes import find_processes
 NAMES = ("anna", "bert", "cleo")
 
 
-def why_not() -> str:
-    """Why this machine cannot carry a cluster; empty where it can."""
+def get_missing_requirement() -> str:
+    """Return the reason why this machine cannot run a cluster, or an empty text."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     trial = subprocess.run(["unshare", "--net", "--uts", "--pid", "--fork", "true"], capture_output=True, check=False)
@@ -34,9 +34,9 @@ def why_not() -> str:
 
 
 class Cluster:
-    """What a test asks of it. The test's own thread is in the board's network."""
+    """Control a board and its hosts. The test's own thread runs in the board's network."""
 
-    ended: ClassVar[set[tuple[str, int]]] = set()  # attempts that ended while a test ran
+    ended: ClassVar[set[tuple[str, int]]] = set()  # attempts that ended during a test
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Cluster:
         return found
 
     def cancel(self, job: str) -> None:
-        """Wait until all processes have ended."""
+        """Cancel a job, and wait until all its processes have ended."""
         self.call("POST", f"jobs/{job}/cancel")
         self.wait_for(job, "cancelled")
 
@@ -82,7 +82,7 @@ class Cluster:
         return [pid for pid in found if _net_of(pid) == own]
 
     def rank_pid(self, job: str, rank: int, attempt: int = 1) -> int:
-        """The process that is this rank."""
+        """Return the process id of a rank."""
         for pid in find_processes(job, attempt):
             with contextlib.suppress(OSError):
                 environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -92,13 +92,13 @@ class Cluster:
         raise AssertionError(f"rank {rank} of {job} is not there")
 
     def has_rank(self, job: str, rank: int, attempt: int = 1) -> bool:
-        """Whether its process is there."""
+        """Return True if the rank's process exists."""
         with contextlib.suppress(AssertionError):
             return self.rank_pid(job, rank, attempt) > 0
         return False
 
-    def step(self, job: str, attempt: int = 1) -> int:
-        """The last one that rank 0 told."""
+    def get_step(self, job: str, attempt: int = 1) -> int:
+        """Return the newest step that rank 0 reported."""
         found = 0
         entries: Any = self.board.redis.client().xrevrange(telemetry_stream(job, attempt), count=20)
         for _, fields in entries:
@@ -107,17 +107,17 @@ class Cluster:
         return found
 
     def wait_for_steps(self, job: str, more: int = 3, timeout_s: float = 90.0, attempt: int = 1) -> None:
-        """So many more than there are."""
-        before = self.step(job, attempt)
-        wait_until(lambda: self.step(job, attempt) >= before + more, f"{job} goes on", timeout_s, 0.3)
+        """Wait until the job has made `more` steps."""
+        before = self.get_step(job, attempt)
+        wait_until(lambda: self.get_step(job, attempt) >= before + more, f"{job} makes progress", timeout_s, 0.3)
 
     def member_hosts(self, job: str) -> list[Machine]:
-        """In rank order."""
+        """Return the hosts of a job in rank order."""
         return [self.machines[member["host"]] for member in self.job(job)["members"]]
 
     def hosts(self) -> dict[str, dict[str, Any]]:
-        told = self.call("GET", "hosts")
-        return {host["name"]: host for host in (told["results"] if isinstance(told, dict) else told)}
+        answer = self.call("GET", "hosts")
+        return {host["name"]: host for host in (answer["results"] if isinstance(answer, dict) else answer)}
 
     def wait_for_hosts(self, *names: str) -> None:
         wait_until(lambda: self.hosts().keys() >= set(names), f"{names} announce themselves", 60, 0.2)
@@ -141,9 +141,12 @@ def cluster(
     board_settings: Mapping[str, str] | None = None,
     **settings: str,
 ) -> Iterator[Cluster]:
-    """`shared`: checkpoints lie where all hosts see them. `etc_hosts`: of hosts that do not know all names, by name.
-    `prepare` sees each machine before it is switched on. `settings` are the hosts'."""
-    folder.chmod(0o711)  # a job's user passes through
+    """Run a board and its hosts.
+
+    `shared` stores checkpoints where all hosts see them. `etc_hosts` replaces the host names that a host knows.
+    `prepare` receives each machine before it starts. `settings` apply to the hosts.
+    """
+    folder.chmod(0o711)  # the job's user traverses this folder
     with contextlib.ExitStack() as stack:
         board_cable, *cables = stack.enter_context(switched(["board", *names]))
         stack.enter_context(inside(board_cable.namespace))
@@ -154,7 +157,8 @@ def cluster(
         site_settings = {
             "MESHBOARD_CHECKPOINT_ROOT": str(folder / "checkpoints"),
             "MESHBOARD_ALLOWED_HOSTS": f"127.0.0.1,{board_cable.address}",
-            "MESHBOARD_SECRET_KEY": secrets.token_urlsafe(48),  # others reach it: one of published source is refused
+            # other hosts reach the board, and it rejects a published key
+            "MESHBOARD_SECRET_KEY": secrets.token_urlsafe(48),
             "MESHBOARD_REDIS_FOR_HOSTS": redis.get_url(board_cable.address, password=False),
             **(board_settings or {}),
         }
@@ -167,7 +171,7 @@ def cluster(
             return stack.enter_context(run_process(argv, board.environment, folder / "controller.log", ROOT))
 
         machines = {}
-        everybody = "\n".join(f"{cable.address} {name}" for name, cable in zip(names, cables, strict=True))
+        all_names = "\n".join(f"{cable.address} {name}" for name, cable in zip(names, cables, strict=True))
         for name, cable in zip(names, cables, strict=True):
             own = folder / name
             given = {
@@ -181,7 +185,7 @@ def cluster(
                 **settings,
             }
             machine = Machine(name, cable, own, given)
-            machine.knows((etc_hosts or {}).get(name, everybody))
+            machine.set_known_hosts((etc_hosts or {}).get(name, all_names))
             prepare(machine)
             machines[name] = stack.enter_context(powered(machine))
             machines[name].start_worker()

@@ -1,4 +1,4 @@
-"""A cluster for each module of tests, and what each fault came to, for the tables."""
+"""Cluster for each test module, and the outcome of each fault for the tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.cluster import Cluster, why_not
+from tests.cluster.cluster import Cluster, get_missing_requirement
 from tests.support import job_waits
 from workers.host.processes import find_processes
 
@@ -15,12 +15,12 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of this folder is slow, and needs what only root has."""
-    missing = why_not()
+    """Mark all tests of this folder as slow. They need root."""
+    missing = get_missing_requirement()
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.slow)
-            if item.get_closest_marker("timeout") is None:  # what a module says of its own is nearer
+            if item.get_closest_marker("timeout") is None:  # a module's own marker comes first
                 item.add_marker(pytest.mark.timeout(600))
             if missing:
                 item.add_marker(pytest.mark.skip(reason=f"a cluster of network namespaces: {missing}"))
@@ -32,5 +32,5 @@ def _row(record_property: Callable[[str, object], None]) -> Iterator[None]:
     Cluster.ended.clear()
     yield
     record_property("said", "; ".join(dict.fromkeys(ending.result for ending in job_waits.endings)))
-    # Once the test is over: a host that is cut off trains on, and ends its ranks later.
+    # After the test, a disconnected host still trains and ends its ranks later.
     record_property("left", sum(len(find_processes(*attempt)) for attempt in Cluster.ended))

@@ -1,4 +1,4 @@
-"""Specs of the jobs that run on the cluster, and what must be true of one that ended well."""
+"""Specs of the jobs that run on the cluster, and checks of a job that succeeded."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ TRAIN: dict[str, Any] = {"steps": 12, "warmup_steps": 2, "global_batch": 12, "se
 
 
 def training(name: str, layout: dict[str, Any], **train: Any) -> dict[str, Any]:
-    """A small GPT that says of itself whether it is right."""
+    """Return a small GPT that verifies its own results."""
     return {"name": name, "model": {"preset": "gpt-tiny"}, "layout": layout, "train": {**TRAIN, **train}}
 
 
 def endless(name: str, layout: dict[str, Any], **train: Any) -> dict[str, Any]:
-    """One that trains until it is stopped."""
+    """Return a job that trains until it is stopped."""
     return training(name, layout, **{"steps": 100_000, "global_batch": 4, "verify": "off", **train})
 
 
-def check_true(job: dict[str, Any], ranks: int) -> None:
-    """All ranks told; no byte and no call is off; copies are the same and one process computes the same."""
+def check_verified(job: dict[str, Any], ranks: int) -> None:
+    """Check that all ranks reported, traffic and replicas match, and a single process gives equal results."""
     assert job["status"] == "succeeded", job["history"]
     summary = job["exit"]["summary"]
     assert sorted(summary["verdict"], key=int) == [str(rank) for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""A host as a machine of its own: network, name, processes and boot id; its disk outlives its power."""
+"""Host as a separate machine with its own network, name, processes and boot id. Its disk survives power loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.cluster.network import Cable
 from tests.support.processes import ROOT, base_environment, wait_until
 
-# PID 1: it takes the name, lets orphans be reaped by the kernel, and stays until the power goes.
+# PID 1 sets the name, lets the kernel reap orphans, and stays until the power goes.
 INIT = """
 import signal, socket, sys
 socket.sethostname(sys.argv[1])
@@ -29,7 +29,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Machine:
-    """A host that can be switched on and off."""
+    """Switch a host on and off."""
 
     def __init__(self, name: str, cable: Cable, folder: Path, settings: dict[str, str]) -> None:
         self.name, self.cable, self.folder = name, cable, folder
@@ -48,32 +48,32 @@ class Machine:
         self._power: subprocess.Popen[bytes] | None = None
         self.pid = 0
 
-    def knows(self, hosts: str) -> None:
-        """What its /etc/hosts says from the next start on; no name server answers."""
+    def set_known_hosts(self, hosts: str) -> None:
+        """Set the content of /etc/hosts from the next start. No name server answers."""
         self._etc.mkdir(parents=True, exist_ok=True)
         (self._etc / "hosts").write_text(hosts + "\n")
         (self._etc / "resolv.conf").write_text("nameserver 127.0.0.1\n")
 
-    def small_disk(self, megabytes: int) -> None:
-        """Of its runs, from the next start on: what is on it then is gone."""
+    def limit_disk(self, megabytes: int) -> None:
+        """Limit the disk of the runs from the next start. Its old content is lost."""
         self.run_dir.mkdir(mode=0o711)
         self._before_init += f' && mount -t tmpfs -o size={megabytes}m,mode=711 tmpfs "{self.run_dir}"'
 
-    def skewed(self, seconds: int) -> None:
-        """Its time of day is so far off, from the next start on."""
+    def skew_clock(self, seconds: int) -> None:
+        """Shift the time of day from the next start."""
         etc, source = self.folder / "etc", Path(__file__).with_name("skew.c")
         shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
         for name in ("hosts", "resolv.conf"):
             (etc / name).unlink(missing_ok=True)
             shutil.copy(self._etc / name, etc / name)
-        # In /etc, which a job sees in its sandbox too, and of our folder nothing.
+        # The files are in /etc, which a job also sees in its sandbox. A job does not see this folder.
         flags = ["-shared", "-fPIC", "-O1", f"-DSKEW_S=({seconds})"]
         subprocess.run(["cc", *flags, "-o", str(etc / "skew.so"), str(source), "-ldl"], check=True)
         (etc / "ld.so.preload").write_text("/etc/skew.so\n")
         self._before_init += f' && mount --bind "{etc}" /etc'
 
     def power_on(self) -> None:
-        """Booted, with nothing running yet."""
+        """Boot the machine without starting any service."""
         boot, up = self.folder / "boot_id", self.folder / f"up-{secrets.token_hex(4)}"
         boot.write_text(f"{uuid.uuid4()}\n")
         own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -87,7 +87,7 @@ class Machine:
         self.pid = int(children[0])
 
     def power_off(self) -> None:
-        """At once, as when the cable is pulled: no process of it is left, and nobody is told."""
+        """Kill every process at once without notice, like a power cut."""
         if self._power is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -95,8 +95,8 @@ class Machine:
         self._power.wait(20)
         self._power = None
 
-    def inside(self, argv: list[str]) -> list[str]:
-        """The command as one of this machine's."""
+    def build_command(self, argv: list[str]) -> list[str]:
+        """Return the command that runs `argv` on this machine."""
         return [
             "nsenter",
             "--target",
@@ -112,15 +112,15 @@ class Machine:
 
     def run(self, *argv: str) -> str:
         """Run a command, and return its output."""
-        done = subprocess.run(self.inside(list(argv)), capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(self.build_command(list(argv)), capture_output=True, text=True, check=True, timeout=60)
         return done.stdout
 
     def start_worker(self) -> subprocess.Popen[bytes]:
-        """Its host worker, which joins first; the machine's power ends it."""
+        """Start the host worker, which joins first. A power cut ends it."""
         argv = [sys.executable, "-m", "workers.host.join"]
         with self.worker_log.open("ab") as out:
             return subprocess.Popen(
-                self.inside(argv),
+                self.build_command(argv),
                 env=self.environment,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,

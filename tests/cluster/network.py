@@ -1,4 +1,4 @@
-"""A switch and what hangs on it: a network namespace each, a cable that can be cut, one way too, or made slow."""
+"""Network switch with namespaces. Each cable can be cut, cut in one direction, or slowed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _count = itertools.count()
 
 
 class Cable:
-    """From the switch to one namespace."""
+    """Connect the switch to one namespace."""
 
     def __init__(self, switch: str, namespace: str, number: int) -> None:
         self.switch, self.namespace = switch, namespace
@@ -25,41 +25,41 @@ class Cable:
         self.address = f"10.77.0.{number + 1}"
 
     def cut(self) -> None:
-        """Both ways; both ends still see a link."""
+        """Cut both directions. Both ends still see a link."""
         _ip("-n", self.switch, "link", "set", self.port, "nomaster")
 
-    def cut_towards(self) -> None:
-        """Nothing reaches the namespace; what it sends arrives: the switch sends its frames to a port that is none."""
-        # Learning off, or the next frame from there would mend it.
+    def cut_inbound(self) -> None:
+        """Drop all frames to the namespace. Frames from the namespace still arrive at the switch."""
+        # Turn learning off, because the next frame from the namespace would restore the route.
         _run("bridge", "-n", self.switch, "link", "set", "dev", self.port, "learning", "off")
         _run("bridge", "-n", self.switch, "fdb", "flush", "dev", "br0", "dynamic")
         _run("bridge", "-n", self.switch, "fdb", "replace", self._mac(), "dev", "nowhere", "master", "static")
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):
             _run("bridge", "-n", self.switch, "fdb", "del", self._mac(), "dev", "nowhere", "master", "static")
         _ip("-n", self.switch, "link", "set", self.port, "master", "br0", "up")
         _run("bridge", "-n", self.switch, "link", "set", "dev", self.port, "learning", "on")
 
     def slow(self, rate: str) -> None:
-        """Both ways, `rate` as tc writes it."""
+        """Limit both directions to `rate` in tc's notation."""
         for namespace, device in ((self.switch, self.port), (self.namespace, self.interface)):
             shape = ["tbf", "rate", rate, "burst", "64kb", "latency", "200ms"]
             _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *shape)
 
     def sent_bytes(self) -> int:
         """Return the bytes that the interface of the namespace has sent, from the kernel's counter."""
-        told = json.loads(_run("ip", "-n", self.namespace, "-j", "-s", "link", "show", self.interface))
-        return int(told[0]["stats64"]["tx"]["bytes"])
+        links = json.loads(_run("ip", "-n", self.namespace, "-j", "-s", "link", "show", self.interface))
+        return int(links[0]["stats64"]["tx"]["bytes"])
 
     def _mac(self) -> str:
-        told = json.loads(_run("ip", "-n", self.namespace, "-j", "link", "show", self.interface))
-        return str(told[0]["address"])
+        links = json.loads(_run("ip", "-n", self.namespace, "-j", "link", "show", self.interface))
+        return str(links[0]["address"])
 
 
 @contextlib.contextmanager
 def switched(names: list[str]) -> Iterator[list[Cable]]:
-    """A namespace for each name, on one switch and without a way elsewhere; needs root."""
+    """Create a namespace for each name on one switch without a route to other networks. Requires root."""
     prefix = f"mc{os.getpid()}-{next(_count)}"
     switch = f"{prefix}-switch"
     cables = [Cable(switch, f"{prefix}-{name}", number) for number, name in enumerate(names)]
@@ -86,7 +86,7 @@ def switched(names: list[str]) -> Iterator[list[Cable]]:
 
 @contextlib.contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """This thread, and all that it starts meanwhile, has the namespace's network."""
+    """Run this thread, and all that it starts, in the network of the namespace."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Checkpoints of a gang whose hosts share nothing: a retry goes on wherever it is placed, and never anew in silence."""
+"""Checkpoints of a gang whose hosts share no storage: a retry resumes on any host, and never restarts silently."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield made
 
 
-def saved(hosts: Cluster, job: str, machine: str) -> list[str]:
-    """Complete checkpoints of a job on a host's own disk."""
+def list_saved_checkpoints(hosts: Cluster, job: str, machine: str) -> list[str]:
+    """Return the complete checkpoints of a job on a host's own disk."""
     root = hosts.machines[machine].checkpoint_root
     return sorted(str(path.parent.relative_to(root)) for path in (root / job).rglob("manifest.json"))
 
 
-def lenders(machine: Machine) -> int:
-    """Processes of it that send a checkpoint, or wait to."""
+def list_lenders(machine: Machine) -> int:
+    """Return processes of a machine that send a checkpoint or wait to send."""
     return int(machine.run("sh", "-c", "pgrep -fc '[w]orkers.checkpoint.lend' || true"))
 
 
-def break_one(hosts: Cluster, job: str, rank: int = 3) -> None:
+def kill_rank(hosts: Cluster, job: str, rank: int = 3) -> None:
     os.kill(hosts.rank_pid(job, rank), signal.SIGKILL)
     hosts.wait_for(job, "failed", timeout_s=30)
 
@@ -51,70 +51,72 @@ def drained(hosts: Cluster, *machines: Machine) -> Iterator[None]:
             hosts.call("POST", f"hosts/{machine.name}/undrain")
 
 
-def goes_on(hosts: Cluster, job: str, attempt: int = 2) -> None:
-    """From where it was."""
+def check_resumed(hosts: Cluster, job: str, attempt: int = 2) -> None:
+    """Check that the attempt resumes from the saved step."""
     hosts.wait_for(job, "running", timeout_s=120)
-    wait_until(lambda: hosts.step(job, attempt) > 0, "it makes steps", 60, 0.3)
-    assert hosts.step(job, attempt) > 5
+    wait_until(lambda: hosts.get_step(job, attempt) > 0, "it makes steps", 60, 0.3)
+    assert hosts.get_step(job, attempt) > 5
 
 
 @pytest.fixture
-def failed(hosts: Cluster) -> str:
-    """A job over two hosts that saved, and then failed."""
+def failed_job(hosts: Cluster) -> str:
+    """Create a job over two hosts that saved and then failed."""
     job = hosts.submit(endless("saves", {"dp": 2, "tp": 2}, **SAVING))
     hosts.wait_for(job, "running")
     lead = hosts.member_hosts(job)[0]
-    wait_until(lambda: saved(hosts, job, lead.name), "a checkpoint is complete on the lead's host", 90, 0.3)
-    wait_until(lambda: hosts.step(job) > 7, "it goes on", 60, 0.3)
-    break_one(hosts, job)
+    wait_until(
+        lambda: list_saved_checkpoints(hosts, job, lead.name), "a checkpoint is complete on the lead's host", 90, 0.3
+    )
+    wait_until(lambda: hosts.get_step(job) > 7, "the job makes steps", 60, 0.3)
+    kill_rank(hosts, job)
     return job
 
 
-def test_a_retry_goes_on_though_no_host_but_one_has_the_files(hosts: Cluster, failed: str) -> None:
+def test_retry_resumes_if_only_one_host_has_the_files(hosts: Cluster, failed: str) -> None:
     first, second = hosts.member_hosts(failed)
-    assert saved(hosts, failed, first.name)
-    assert saved(hosts, failed, second.name) == []
+    assert list_saved_checkpoints(hosts, failed, first.name)
+    assert list_saved_checkpoints(hosts, failed, second.name) == []
     with drained(hosts, *(one for one in hosts.machines.values() if one not in (first, second))):
-        hosts.call("POST", f"jobs/{failed}/requeue")
-        goes_on(hosts, failed)
-    assert saved(hosts, failed, second.name), "the files were brought"
+        hosts.call("POST", f"jobs/{failed_job}/requeue")
+        check_resumed(hosts, failed)
+    assert list_saved_checkpoints(hosts, failed, second.name), "the files were brought"
     hosts.cancel(failed)
 
 
-def test_a_retry_elsewhere_is_sent_the_files_by_the_host_that_has_them(hosts: Cluster, failed: str) -> None:
+def test_retry_on_other_hosts_receives_the_files(hosts: Cluster, failed: str) -> None:
     first, second = hosts.member_hosts(failed)
-    (name,) = saved(hosts, failed, first.name)
+    (name,) = list_saved_checkpoints(hosts, failed, first.name)
     with drained(hosts, first, second):
-        hosts.call("POST", f"jobs/{failed}/requeue")
-        goes_on(hosts, failed)
+        hosts.call("POST", f"jobs/{failed_job}/requeue")
+        check_resumed(hosts, failed)
         others = hosts.member_hosts(failed)
     assert not {first, second} & set(others)
-    assert [saved(hosts, failed, one.name)[0] for one in others] == [name, name]
-    wait_until(lambda: lenders(first) == 0, "who sent it has ended", 15)
+    assert [list_saved_checkpoints(hosts, failed, one.name)[0] for one in others] == [name, name]
+    wait_until(lambda: list_lenders(first) == 0, "who sent it has ended", 15)
     hosts.cancel(failed)
 
 
-def test_so_is_a_job_of_one_host_though_its_ranks_meet_on_loopback(hosts: Cluster) -> None:
+def test_single_host_job_on_loopback_receives_the_files_as_well(hosts: Cluster) -> None:
     job = hosts.submit(endless("alone", {"dp": 2}, **SAVING))
     hosts.wait_for(job, "running")
     (first,) = hosts.member_hosts(job)
-    wait_until(lambda: saved(hosts, job, first.name), "a checkpoint is complete", 90, 0.3)
-    wait_until(lambda: hosts.step(job) > 7, "it goes on", 60, 0.3)
-    break_one(hosts, job, rank=1)
+    wait_until(lambda: list_saved_checkpoints(hosts, job, first.name), "a checkpoint is complete", 90, 0.3)
+    wait_until(lambda: hosts.get_step(job) > 7, "the job makes steps", 60, 0.3)
+    kill_rank(hosts, job, rank=1)
     with drained(hosts, first):
         hosts.call("POST", f"jobs/{job}/requeue")
-        goes_on(hosts, job)
+        check_resumed(hosts, job)
         assert hosts.member_hosts(job) != [first]
     hosts.cancel(job)
 
 
-def test_where_that_host_is_down_the_retry_fails_and_says_where_the_files_are(hosts: Cluster, failed: str) -> None:
+def test_retry_fails_and_names_the_files_if_their_host_is_down(hosts: Cluster, failed: str) -> None:
     first, _ = hosts.member_hosts(failed)
-    (name,) = saved(hosts, failed, first.name)
+    (name,) = list_saved_checkpoints(hosts, failed, first.name)
     first.power_off()
     try:
         wait_until(lambda: hosts.hosts()[first.name]["state"] == "silent", "it is missed", 60, 0.3)
-        hosts.call("POST", f"jobs/{failed}/requeue")
+        hosts.call("POST", f"jobs/{failed_job}/requeue")
         job = hosts.wait_for(failed, "failed", timeout_s=120)
     finally:
         first.power_on()
@@ -122,8 +124,8 @@ def test_where_that_host_is_down_the_retry_fails_and_says_where_the_files_are(ho
     reason = job["history"][-1]["reason"]
     assert f"Checkpoint {name} of an earlier attempt on host {first.name} is missing" in reason
     assert first.name not in {member["host"] for member in job["members"]}
-    # Once it is back it goes on, on whichever hosts.
+    # The retry resumes on any host once the host with the files is back.
     wait_until(lambda: hosts.hosts()[first.name]["state"] == "connected", "it is back", 60, 0.3)
-    hosts.call("POST", f"jobs/{failed}/requeue")
-    goes_on(hosts, failed, 3)
+    hosts.call("POST", f"jobs/{failed_job}/requeue")
+    check_resumed(hosts, failed, 3)
     hosts.cancel(failed)

@@ -1,4 +1,4 @@
-"""What is done to hosts of a gang: at most one attempt lives, nothing is left over, and the board tells the cause."""
+"""Faults of hosts in a gang: at most one attempt lives, no process is left, and the board reports the cause."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from celery import Celery
 from contracts.control import VERSION, Gang, LaunchOrder, Node
 from contracts.names import TASK_LAUNCH, gang_key, host_queue
 from tests.cluster.cluster import Cluster, cluster
-from tests.cluster.jobs import check_true, endless, training
+from tests.cluster.jobs import check_verified, endless, training
 from tests.support.processes import wait_until
 
 SQUARE = {"dp": 2, "tp": 2}
 LEASE_S = 25
-GROUP_TIMEOUT_S = 100  # longer than any cut here: what ends is ended by us
-END_S = 15.0  # from a bad end to none left
+GROUP_TIMEOUT_S = 100  # longer than any cut here, so a test ends each job
+END_S = 15.0  # from the failure until no process is left
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def gang(hosts: Cluster) -> Iterator[str]:
-    """A running job on two of the hosts; at its end nothing of it is left."""
+    """Run a job on two of the hosts, and check at the end that no process is left."""
     job = hosts.submit(endless("endless", SQUARE))
     hosts.wait_for(job, "running")
     hosts.wait_for_steps(job)
@@ -41,30 +41,32 @@ def gang(hosts: Cluster) -> Iterator[str]:
     if not hosts.job(job)["finished"]:
         hosts.cancel(job)
     for attempt in range(1, hosts.job(job)["attempt"] + 1):
-        wait_until(lambda attempt=attempt: not hosts.processes(job, attempt), f"nothing of attempt {attempt} is left")
+        wait_until(
+            lambda attempt=attempt: not hosts.processes(job, attempt), f"no process of attempt {attempt} is left"
+        )
 
 
-def none_left(hosts: Cluster, job: str, within_s: float = END_S, attempt: int = 1) -> None:
+def wait_until_none_left(hosts: Cluster, job: str, within_s: float = END_S, attempt: int = 1) -> None:
     wait_until(lambda: not hosts.processes(job, attempt), f"nothing of {job} is left", within_s, 0.1)
 
 
-def test_a_killed_rank_ends_the_gang_and_is_named_on_whichever_host(hosts: Cluster, gang: str) -> None:
+def test_killed_rank_ends_the_gang_and_is_named(hosts: Cluster, gang: str) -> None:
     os.kill(hosts.rank_pid(gang, 3), signal.SIGKILL)
-    none_left(hosts, gang)
+    wait_until_none_left(hosts, gang)
     exit = hosts.wait_for(gang, "failed", timeout_s=END_S)["exit"]
     assert (exit["rank"], exit["signal"]) == (3, "SIGKILL")
     assert exit["reason"].startswith("rank 3 was killed by SIGKILL")
 
 
-def test_a_killed_supervisor_ends_the_gang(hosts: Cluster, gang: str) -> None:
+def test_killed_supervisor_ends_the_gang(hosts: Cluster, gang: str) -> None:
     _, second = hosts.member_hosts(gang)
     second.run("pkill", "-KILL", "-f", "workers.host.supervisor")
-    none_left(hosts, gang)
+    wait_until_none_left(hosts, gang)
     job = hosts.wait_for(gang, "lost", timeout_s=END_S)
     assert "the supervisor ended" in job["history"][-1]["reason"]
 
 
-def test_power_gone_and_back_loses_the_job_and_nothing_else(hosts: Cluster, gang: str) -> None:
+def test_power_loss_loses_the_job_and_nothing_else(hosts: Cluster, gang: str) -> None:
     _, second = hosts.member_hosts(gang)
     third = next(machine for machine in hosts.machines.values() if machine not in hosts.member_hosts(gang))
     other = hosts.submit(endless("healthy", {"dp": 2}))
@@ -74,30 +76,30 @@ def test_power_gone_and_back_loses_the_job_and_nothing_else(hosts: Cluster, gang
     second.power_on()
     second.start_worker()
     job = hosts.wait_for(gang, "lost", timeout_s=90)
-    # Its disk tells of it, if the host worker looks before the controller has seen the new boot.
+    # The disk records the loss if the host worker checks before the controller sees the new boot.
     reason = job["history"][-1]["reason"]
     assert reason == f"host {second.name} was rebooted" or "the supervisor ended" in reason, reason
-    none_left(hosts, gang)
+    wait_until_none_left(hosts, gang)
     assert [member["host"] for member in hosts.job(other)["members"]] == [third.name]
     hosts.wait_for_steps(other)
     hosts.cancel(other)
 
 
 @pytest.mark.parametrize("way", ["both ways", "towards the host"])
-def test_a_cut_of_half_the_lease_is_survived(hosts: Cluster, gang: str, way: str) -> None:
+def test_network_cut_of_half_the_lease_is_survived(hosts: Cluster, gang: str, way: str) -> None:
     _, second = hosts.member_hosts(gang)
     if way == "both ways":
         second.cable.cut()
     else:
-        second.cable.cut_towards()
+        second.cable.cut_inbound()
     time.sleep(LEASE_S / 2)  # the cut itself
-    second.cable.mend()
+    second.cable.restore()
     hosts.wait_for_steps(gang)
     assert [change["status"] for change in hosts.job(gang)["history"]][:3] == ["queued", "starting", "running"]
     assert hosts.job(gang)["status"] == "running"
 
 
-def test_past_the_lease_a_host_that_hears_nothing_ends_its_ranks_itself(hosts: Cluster, gang: str) -> None:
+def test_disconnected_host_ends_its_ranks_after_the_lease(hosts: Cluster, gang: str) -> None:
     first, second = hosts.member_hosts(gang)
     cut = time.monotonic()
     second.cable.cut()
@@ -106,15 +108,16 @@ def test_past_the_lease_a_host_that_hears_nothing_ends_its_ranks_itself(hosts: C
     assert hosts.processes(gang, on=first), "silence alone ends nothing on the other"
     members = hosts.wait_for(gang, "unreachable", timeout_s=60)["members"]
     assert [(member["host"], member["silent"]) for member in members] == [(first.name, False), (second.name, True)]
-    second.cable.mend()
+    second.cable.restore()
     job = hosts.wait_for(gang, "lost", timeout_s=60)
     assert "no contact with the board for 25 s" in job["history"][-1]["reason"]
-    none_left(hosts, gang)
+    wait_until_none_left(hosts, gang)
 
 
-def test_a_host_given_up_that_comes_back_with_old_ranks_ends_them(hosts: Cluster, gang: str) -> None:
+def test_returning_lost_host_ends_its_old_ranks(hosts: Cluster, gang: str) -> None:
     _, second = hosts.member_hosts(gang)
-    second.run("pkill", "-STOP", "-f", "workers.host.supervisor")  # it cannot even notice that its lease is over
+    # the host cannot even notice that its lease is over
+    second.run("pkill", "-STOP", "-f", "workers.host.supervisor")
     second.cable.cut()
     hosts.wait_for(gang, "unreachable", timeout_s=60)
     hosts.call("POST", f"hosts/{second.name}/give-up")
@@ -122,18 +125,18 @@ def test_a_host_given_up_that_comes_back_with_old_ranks_ends_them(hosts: Cluster
     assert hosts.processes(gang, on=second), "the cut host trains on"
     hosts.call("POST", f"jobs/{gang}/requeue")
     wait_until(lambda: "may still run on silent host" in hosts.job(gang)["wait_reason"], "it waits for the lease", 10)
-    second.cable.mend()
-    none_left(hosts, gang, 60)
+    second.cable.restore()
+    wait_until_none_left(hosts, gang, 60)
     hosts.wait_for(gang, "running", timeout_s=120)
     starts = [change for change in hosts.job(gang)["history"] if change["status"] == "starting"]
     assert [start["attempt"] for start in starts] == [1, 2]
     assert hosts.processes(gang, 1) == []
 
 
-def test_on_what_a_dead_host_leaves_it_runs_smaller_from_its_checkpoint(hosts: Cluster) -> None:
+def test_elastic_job_resumes_smaller_on_the_remaining_host(hosts: Cluster) -> None:
     job = hosts.submit(endless("elastic", {"dp": 4}, checkpoint_every=5, keep_checkpoints=1))
     hosts.wait_for(job, "running")
-    wait_until(lambda: hosts.call("GET", f"jobs/{job}/checkpoints"), "it told of a checkpoint", 60, 0.3)
+    wait_until(lambda: hosts.call("GET", f"jobs/{job}/checkpoints"), "the job reported a checkpoint", 60, 0.3)
     first, second = hosts.member_hosts(job)
     third = next(machine for machine in hosts.machines.values() if machine not in (first, second))
     try:
@@ -147,8 +150,8 @@ def test_on_what_a_dead_host_leaves_it_runs_smaller_from_its_checkpoint(hosts: C
         assert offer["ranks"] == 2
         assert offer["checkpoint"]
         hosts.call("POST", f"jobs/{job}/smaller")
-        hosts.wait_for(job, "running", timeout_s=LEASE_S + 120)  # once the lease of what was given up is over
-        wait_until(lambda: hosts.step(job, 2) > 5, "it goes on from where it was", 60, 0.3)
+        hosts.wait_for(job, "running", timeout_s=LEASE_S + 120)  # after the lease of the lost host ends
+        wait_until(lambda: hosts.get_step(job, 2) > 5, "the job resumes from its checkpoint", 60, 0.3)
         assert [member["host"] for member in hosts.job(job)["members"]] == [first.name]
         hosts.cancel(job)
     finally:
@@ -159,7 +162,7 @@ def test_on_what_a_dead_host_leaves_it_runs_smaller_from_its_checkpoint(hosts: C
             wait_until(lambda name=name: hosts.hosts()[name]["state"] == "connected", f"{name} is back", 60, 0.3)
 
 
-def test_orders_delivered_again_and_late_start_nothing(hosts: Cluster, gang: str) -> None:
+def test_repeated_and_late_orders_start_nothing(hosts: Cluster, gang: str) -> None:
     before = hosts.processes(gang)
     machines = hosts.member_hosts(gang)
     sender = Celery(broker=hosts.board.redis.url)
@@ -189,7 +192,7 @@ def test_orders_delivered_again_and_late_start_nothing(hosts: Cluster, gang: str
     assert hosts.processes(gang, 2) == []
 
 
-def test_a_slow_link_slows_the_job_and_nothing_else(hosts: Cluster) -> None:
+def test_slow_link_slows_the_job_and_nothing_else(hosts: Cluster) -> None:
     for machine in hosts.machines.values():
         machine.cable.slow("20mbit")
     try:
@@ -197,12 +200,12 @@ def test_a_slow_link_slows_the_job_and_nothing_else(hosts: Cluster) -> None:
     finally:
         for machine in hosts.machines.values():
             machine.cable.slow("10gbit")
-    check_true(job, 4)
+    check_verified(job, 4)
 
 
 @pytest.mark.parametrize("node", [0, 1], ids=["the first", "the second"])
-def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster, node: int) -> None:
-    """Its launcher stops as it starts: what the others wait for does not come, be it the store where they meet."""
+def test_host_that_is_not_ready_fails_the_gang_by_name(hosts: Cluster, node: int) -> None:
+    """The launcher stops at its start, so the other hosts wait for its ranks or for its store."""
     job = hosts.submit(endless("not ready", SQUARE))
     hosts.wait_for(job, "starting")
     late = hosts.member_hosts(job)[node]
@@ -210,11 +213,13 @@ def test_a_host_that_is_not_ready_fails_the_gang_by_its_name(hosts: Cluster, nod
     late.run("sh", "-c", f"until pkill -STOP -f '{its}'; do sleep 0.05; done")
     ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=170)
     assert ended["history"][-1]["reason"] == f"the gang did not start: host {late.name} was not ready within 120 s"
-    none_left(hosts, job)
+    wait_until_none_left(hosts, job)
 
 
-def test_a_first_host_that_stops_while_ranks_start_fails_the_gang_by_its_name(hosts: Cluster) -> None:
-    """They would wait for its store for ever: torch's own patience ends where a connection is taken."""
+def test_first_host_stopped_during_rank_start_fails_the_gang_by_name(hosts: Cluster) -> None:
+    """Without the check, the other hosts would wait for its store forever, because torch has no timeout after a
+    connect.
+    """
     job = hosts.submit(endless("stands", SQUARE))
     hosts.wait_for(job, "starting")
     first, _ = hosts.member_hosts(job)
@@ -222,11 +227,11 @@ def test_a_first_host_that_stops_while_ranks_start_fails_the_gang_by_its_name(ho
     first.run("pkill", "-STOP", "-f", f"[w]orkers.host.launch.*/{first.name}/runs/{job}/")
     ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=90)
     assert ended["history"][-1]["reason"] == f"the gang did not start: host {first.name} did not answer within 30 s"
-    none_left(hosts, job)
+    wait_until_none_left(hosts, job)
 
 
-def test_a_first_host_that_stops_once_it_was_ready_fails_the_gang_by_its_name(hosts: Cluster) -> None:
-    """The others are told to meet at its store, which takes their connections and answers none."""
+def test_first_host_stopped_after_ready_fails_the_gang_by_name(hosts: Cluster) -> None:
+    """The other hosts connect to its store, which accepts connections and never answers."""
     job = hosts.submit(endless("stops", SQUARE))
     hosts.wait_for(job, "starting")
     first, second = hosts.member_hosts(job)
@@ -239,4 +244,4 @@ def test_a_first_host_that_stops_once_it_was_ready_fails_the_gang_by_its_name(ho
     second.run("pkill", "-CONT", "-f", its[second])
     ended: dict[str, Any] = hosts.wait_for(job, "failed", timeout_s=120)
     assert ended["history"][-1]["reason"] == f"the gang did not start: host {first.name} did not answer within 30 s"
-    none_left(hosts, job)
+    wait_until_none_left(hosts, job)

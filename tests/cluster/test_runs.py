@@ -1,4 +1,4 @@
-"""Jobs over several hosts, whatever these are called: as right as on one, and no byte off."""
+"""Jobs over several hosts with any host names: results are verified, and measured bytes match the plan."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 from planner.facts.layout import get_axis_group, get_axis_ranks, get_group_ranks
 from planner.facts.parse_spec import parse_spec
 from tests.cluster.cluster import NAMES, Cluster, cluster
-from tests.cluster.jobs import check_true, training
+from tests.cluster.jobs import check_verified, training
 from tests.support.gloo_messages import gloo_bytes
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three hosts: one knows all names, one itself as Debian does, one not even itself."""
+    """Start three hosts: one knows all names, one only its own like Debian, and one no name."""
     folder = tmp_path_factory.mktemp("cluster")
     with cluster(folder, etc_hosts={"anna": "127.0.0.1 localhost\n127.0.1.1 anna", "bert": ""}) as made:
         yield made
 
 
-def test_the_hosts_names_are_hostile(hosts: Cluster) -> None:
+def test_host_names_are_difficult(hosts: Cluster) -> None:
     anna, bert, _ = (hosts.machines[name] for name in NAMES)
     assert anna.run("getent", "ahostsv4", "anna").split()[0] == "127.0.1.1"
     assert bert.run("sh", "-c", "getent hosts bert || echo unknown").strip() == "unknown"
@@ -38,11 +38,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-def check_levels(hosts: Cluster, job: dict[str, Any]) -> None:
-    """What passes between hosts is told apart from what does not, and no byte of either is off."""
-    told = hosts.call("GET", f"jobs/{job['id']}/between-hosts")
-    assert told["steps"] == job["spec"]["train"]["steps"]
-    rows = {f"{row['axis']} {row['level']}".strip(): row for row in told["levels"]}
+def check_traffic_levels(hosts: Cluster, job: dict[str, Any]) -> None:
+    """Check that bytes between hosts and inside hosts are counted separately and match the plan."""
+    traffic = hosts.call("GET", f"jobs/{job['id']}/between-hosts")
+    assert traffic["steps"] == job["spec"]["train"]["steps"]
+    rows = {f"{row['axis']} {row['level']}".strip(): row for row in traffic["levels"]}
     for row in rows.values():
         assert row["predicted"] == row["measured"], row
     if job["spec"]["layout"]["dp_replicas"] > 1:
@@ -53,13 +53,13 @@ def check_levels(hosts: Cluster, job: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_it_runs_over_hosts_as_on_one(hosts: Cluster, name: str) -> None:
+def test_job_runs_over_hosts_as_on_one(hosts: Cluster, name: str) -> None:
     layout, num_hosts = LAYOUTS[name]
     spec = training(name, layout, micro_batches=2 if "pp" in layout else 1)
     ranks = parse_spec(spec).layout.world_size
     job = hosts.wait_for(hosts.submit(spec), "succeeded", timeout_s=180)
-    check_true(job, ranks)
-    check_levels(hosts, job)
+    check_verified(job, ranks)
+    check_traffic_levels(hosts, job)
     gang = job["members"]
     assert len(gang) == num_hosts
     assert [member["first_rank"] for member in gang] == list(range(0, ranks, ranks // num_hosts))
@@ -75,13 +75,13 @@ def test_two_jobs_share_a_host(hosts: Cluster) -> None:
     jobs = [hosts.submit(training(f"three ranks {number}", {"dp": 3})) for number in (1, 2)]
     ended = [hosts.wait_for(job, "succeeded", timeout_s=180) for job in jobs]
     for job in ended:
-        check_true(job, 3)
+        check_verified(job, 3)
     first, second = ({member["host"] for member in job["members"]} for job in ended)
     assert len(first & second) == 1
 
 
-def across(job: dict[str, Any]) -> dict[str, float]:
-    """Bytes that each host sends to others for what its ranks measured, as gloo carries it."""
+def count_bytes_between_hosts(job: dict[str, Any]) -> dict[str, float]:
+    """Return the bytes that each host sends to others in gloo's framing, from the measurements of its ranks."""
     layout = parse_spec(job["spec"]).layout
     home = {
         rank: m["host"] for m in job["members"] for rank in range(m["first_rank"], m["first_rank"] + m["num_ranks"])
@@ -99,14 +99,14 @@ def across(job: dict[str, Any]) -> dict[str, float]:
     return sent
 
 
-def test_the_kernels_own_count_of_what_leaves_each_host_is_what_was_planned_and_measured(hosts: Cluster) -> None:
+def test_kernel_count_of_host_traffic_matches_plan_and_measurement(hosts: Cluster) -> None:
     spec = training("witness", {"dp": 2, "tp": 2}, steps=60, verify="off")
     spec["model"] |= {"hidden_size": 256, "ffn_hidden_size": 1024}
     before = {name: machine.cable.sent_bytes() for name, machine in hosts.machines.items()}
     job = hosts.wait_for(hosts.submit(spec), "succeeded", timeout_s=180)
-    check_levels(hosts, job)
-    for host, modelled in across(job).items():
+    check_traffic_levels(hosts, job)
+    for host, modelled in count_bytes_between_hosts(job).items():
         counted = hosts.machines[host].cable.sent_bytes() - before[host]
         assert modelled > 50e6
-        # Headers of TCP and IP, acknowledgements, telemetry and logs come on top.
+        # TCP and IP headers, acknowledgements, telemetry and logs add to it.
         assert 1.0 <= counted / modelled < 1.05, f"{host}: {counted:,} counted, {modelled:,.0f} modelled"

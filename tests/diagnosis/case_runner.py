@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jobs.runs.diagnosis import HostRanks, VerdictPayload
-from tests.cluster.cluster import cluster, why_not
+from tests.cluster.cluster import cluster, get_missing_requirement
 from tests.cluster.jobs import endless
 from tests.diagnosis import disturbances
 from tests.diagnosis.cases import CASES, FaultCase
@@ -170,7 +170,7 @@ def _kill_rank(machine: Host, watching: DiagnosisMonitor, ranks: list[int]) -> C
 
 def _run_on_two_hosts(case: FaultCase, seed: int) -> CaseResult:
     """Run TP ranks on each host, with DP between hosts."""
-    if problem := why_not():
+    if problem := get_missing_requirement():
         return CaseResult(None, None, problem)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(_open_folder()))

@@ -10,6 +10,7 @@ from planner.facts.parse_spec import parse_fields
 
 def test_gradient_is_freed_once_its_wider_copy_exists() -> None:
     """A tied table, positions and a norm are copied from 2 bytes to 4.
+
     The peak occurs while the largest tensor, the table of 32,000 x 256, exists in both types.
     """
     model = {"preset": "gpt-tiny", "vocab_size": 32_000, "hidden_size": 256, "max_seq_len": 1024}

@@ -232,6 +232,7 @@ def test_numbers_of_an_explanation_give_its_value(data: dict[str, Any], precisio
 
 def test_explanation_shows_the_rates_of_the_plan() -> None:
     """Show the rates that the stack reaches and the calibrated bandwidth that the plan uses.
+
     Small rates keep their digits: 0.05 TFLOP/s of a core is not rounded to 0.1 or 0.
     """
 

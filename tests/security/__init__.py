@@ -1,1 +1,1 @@
-"""`make security`: what tools say of the code and of what is installed beside it."""
+"""Security checks of the code and its installed packages (`make security`)."""

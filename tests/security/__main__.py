@@ -1,8 +1,8 @@
-"""`make security`: bandit, pip-audit, licences and a list of what is inside (var/sbom.cdx.json), in one table.
+"""Run bandit, pip-audit, a license check and an SBOM (var/sbom.cdx.json), and print one table (`make security`).
 
-Exit code 1 where something was found, 3 where nothing was but something could not be looked at: without a network,
-pip-audit knows no holes, and a package that it skipped is not a clean one. `--advisories FOLDER` is for there: what is
-known is read from files, and is as old as they are (`tests/security/advisories.py`).
+Exit code 1 means findings. Exit code 3 means no findings, but an incomplete check.
+A check is incomplete if pip-audit has no network or skips a package. For a machine without a network,
+`--advisories FOLDER` reads known vulnerabilities from files (`tests/security/advisories.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ import sys
 from pathlib import Path
 
 from tests.security.advisories import Advisories
-from tests.security.looks import ROOT, Look, audit, audit_offline, code, inside, licences
+from tests.security.checks import (
+    ROOT,
+    CheckResult,
+    audit_packages,
+    audit_packages_offline,
+    check_code,
+    check_licences,
+    write_sbom,
+)
 
 EXIT = {"clean": 0, "found": 1, "not checked": 3}
 
@@ -28,18 +36,18 @@ def main() -> int:
         known = Advisories(folder) if folder else None
     except ValueError as error:
         parser.error(f"--advisories: {error}")
-    audited = audit_offline(LOCK, known) if known else audit(LOCK)
-    looks = [code(), audited, licences(), inside(ROOT / "var" / "sbom.cdx.json")]
-    for look in looks:
-        print(f"{look.name:<10} {look.verdict:<12} {look.words}")
-        for line in look.lines:
+    audited = audit_packages_offline(LOCK, known) if known else audit_packages(LOCK)
+    results = [check_code(), audited, check_licences(), write_sbom(ROOT / "var" / "sbom.cdx.json")]
+    for result in results:
+        print(f"{result.name:<10} {result.verdict:<12} {result.words}")
+        for line in result.lines:
             print(f"           {line}")
-    return verdict(looks)
+    return verdict(results)
 
 
-def verdict(looks: list[Look]) -> int:
-    """What was found counts more than what was not looked at."""
-    codes = {EXIT[look.verdict] for look in looks}
+def verdict(results: list[CheckResult]) -> int:
+    """Return the exit code. Findings count more than incomplete checks."""
+    codes = {EXIT[result.verdict] for result in results}
     return 1 if 1 in codes else max(codes)
 
 

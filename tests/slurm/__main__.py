@@ -1,4 +1,4 @@
-"""`make slurm`: the Slurm engine against a real Slurm on this machine; prints how many passed and failed."""
+"""Run the Slurm engine with a real Slurm on this machine (`make slurm`), and print how many tests passed and failed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import missing
+from tests.slurm.cluster import get_missing_requirement
 
 
 class Count:
-    """A pytest plugin: a line for each test that ended."""
+    """Print a line for each finished test as a pytest plugin."""
 
     def __init__(self) -> None:
         self.passed = self.failed = 0
 
     def pytest_addoption(self, parser: pytest.Parser) -> None:
-        """pytest-django reads what the terminal's plugin, which is left out here, would have brought."""
+        """Add the option that pytest-django reads from the terminal plugin, which is disabled here."""
         parser.addoption("--verbose", type=int, default=0)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -30,7 +30,7 @@ class Count:
 
 
 def main() -> int:
-    if reason := missing():
+    if reason := get_missing_requirement():
         print(f"skipped: {reason}")
         return 0
     count = Count()

@@ -16,11 +16,11 @@ from webapp.runner import find_free_port
 PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
 DBD = "accounting_storage/slurmdbd"
 BIND = "--bind-address=127.0.0.1"
-FORGETS_S = 2  # after its end slurmctld forgets a job, as it looks next: within 10 s
+FORGETS_S = 2  # slurmctld forgets an ended job at its next check, within 10 s
 
 
-def missing() -> str:
-    """Why there can be no accounts here; empty where there can."""
+def get_missing_requirement() -> str:
+    """Return the reason why accounts are unavailable here, or an empty text."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     absent = [program for program in PROGRAMS if shutil.which(program, path=path) is None]
     return f"missing: {', '.join(absent)}; run tests/slurm/install_tools.sh" if absent else ""
@@ -28,18 +28,18 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def accounts(slurm: Cluster) -> Iterator[None]:
-    """The cluster keeps accounts, and slurmctld soon forgets what has ended."""
+    """Run the cluster with accounts, and a slurmctld that soon forgets ended jobs."""
     port, before = find_free_port(), slurm.conf.read_text()
-    told = {
+    settings = {
         "AccountingStorageType": DBD,
         "AccountingStorageHost": "localhost",
         "AccountingStoragePort": str(port),
-        "AccountingStoragePass": f"{slurm.folder}/run/munge.socket",  # as slurm.conf's manual has it
+        "AccountingStoragePass": f"{slurm.folder}/run/munge.socket",  # the limit from the manual of slurm.conf
     }
     try:
         _start_slurmdbd(slurm, _start_database(slurm), port)
-        _add_cluster(slurm, told)
-        slurm.configure(slurm.with_settings(**told, MinJobAge=str(FORGETS_S)))
+        _add_cluster(slurm, settings)
+        slurm.configure(slurm.with_settings(**settings, MinJobAge=str(FORGETS_S)))
         yield
     finally:
         slurm.configure(before)
@@ -48,7 +48,7 @@ def accounts(slurm: Cluster) -> Iterator[None]:
 
 
 def _start_database(slurm: Cluster) -> int:
-    """Its port."""
+    """Start the database, and return its port."""
     folder, first, port = slurm.folder / "database", slurm.folder / "first.sql", find_free_port()
     made = ["mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={folder}", "--skip-test-db"]
     subprocess.run(made, check=True, capture_output=True, timeout=60)
@@ -83,10 +83,13 @@ def _start_slurmdbd(slurm: Cluster, database: int, port: int) -> None:
     wait_until(lambda: _listens(port), "slurmdbd listens", 60)
 
 
-def _add_cluster(slurm: Cluster, told: dict[str, str]) -> None:
-    """Before slurmctld registers there: with a configuration of its own, as slurmctld does not have these yet."""
+def _add_cluster(slurm: Cluster, settings: dict[str, str]) -> None:
+    """Add the cluster before slurmctld registers.
+
+    The command uses a separate configuration, because slurmctld does not have these accounts yet.
+    """
     conf = slurm.folder / "accounts.conf"
-    conf.write_text(slurm.with_settings(**told))
+    conf.write_text(slurm.with_settings(**settings))
     subprocess.run(
         ["sacctmgr", "--immediate", "add", "cluster", "tests"],
         env={**slurm.environment, "SLURM_CONF": str(conf)}, check=True, capture_output=True, timeout=30,

@@ -1,7 +1,7 @@
-"""A real Slurm on one machine: munged, slurmctld, and a slurmd in each of several network namespaces. Needs root.
+"""Run a real Slurm on one machine: munged, slurmctld, and a slurmd in each of several network namespaces.
 
-Checked on Debian 12's Slurm 22.05. A node is the first process of a process namespace: ended, all that runs on it is
-gone at once, as when a machine loses its power.
+Requires root. Checked with Slurm 22.05 of Debian 12. A node is the first process of a process namespace.
+When it ends, all processes of the node end at once, like a machine that loses power.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from tests.support.processes import ROOT, wait_until
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "srun", "munged", "ip", "unshare")
-NODE_TIMEOUT_S = 10  # after which slurmctld takes a silent node for dead
-CPUS = 4  # of a node, whatever the machine has
+NODE_TIMEOUT_S = 10  # after this time, slurmctld marks a silent node as down
+CPUS = 4  # memory of a node, independent of the machine
 
 
-def missing() -> str:
-    """Why no Slurm can be started here; empty where one can."""
+def get_missing_requirement() -> str:
+    """Return the reason why no Slurm can start here, or an empty text."""
     if os.geteuid() != 0:
         return "a Slurm of our own needs root (network namespaces)"
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -32,7 +32,7 @@ def missing() -> str:
 
 
 class Cluster:
-    """Started by `cluster()`. The machine itself is the login node, on the nodes' network."""
+    """Control a Slurm cluster that `cluster()` started. The machine is the login node, on the nodes' network."""
 
     def __init__(self, folder: Path, num_nodes: int) -> None:
         self.folder = folder
@@ -50,30 +50,30 @@ class Cluster:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
         return {**kept, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(self.conf)}
 
-    def address_of(self, node: str) -> str:
+    def get_address(self, node: str) -> str:
         return f"{self._network}.{self.nodes.index(node) + 1}"
 
     def command(self, *argv: str, check: bool = True) -> str:
-        """The output of one of Slurm's commands."""
+        """Run a Slurm command, and return its output."""
         done = subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False, timeout=30)
         assert done.returncode == 0 or not check, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def batch(self, script: str, *options: str) -> str:
-        """The id of a job that runs the script."""
+    def submit_script(self, script: str, *options: str) -> str:
+        """Submit a job that runs the script, and return its id."""
         argv = ["sbatch", "--parsable", f"--output={self.folder}/%j.out", *options]
         done = subprocess.run(argv, input=script, env=self.environment, capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip().partition(";")[0]
 
-    def state_of(self, job: str) -> str:
+    def get_job_state(self, job: str) -> str:
         """Return the state of a job, or an empty text for an unknown job."""
         return self.command("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T", check=False).strip()
 
-    def node_state(self, node: str) -> str:
-        # Not by sinfo: after a restart of slurmctld it goes on to say "mixed" until somebody asks otherwise.
-        told = self.command("scontrol", "--oneliner", "show", "node", node)
-        return told.partition(" State=")[2].partition(" ")[0].lower()
+    def get_node_state(self, node: str) -> str:
+        # sinfo does not work here: after a restart of slurmctld, it reports "mixed" until another query.
+        output = self.command("scontrol", "--oneliner", "show", "node", node)
+        return output.partition(" State=")[2].partition(" ")[0].lower()
 
     def start(self) -> None:
         self._make_network()
@@ -86,16 +86,16 @@ class Cluster:
 
     def start_controller(self) -> None:
         self._start("slurmctld", ["slurmctld", "-D", "-f", str(self.conf)])
-        # Each answer is quick, or there is none.
+        # Commands answer quickly or fail.
         wait_until(lambda: "UP" in self.command("scontrol", "ping", check=False), "slurmctld answers", 30)
 
     def with_settings(self, **settings: str) -> str:
-        """slurm.conf with these in place of those it has."""
+        """Return slurm.conf with the given settings replaced."""
         kept = [line for line in self.conf.read_text().splitlines() if line.partition("=")[0] not in settings]
         return "\n".join([*(f"{name}={value}" for name, value in settings.items()), *kept]) + "\n"
 
     def configure(self, conf: str) -> None:
-        """A slurmctld that starts again with another slurm.conf."""
+        """Restart slurmctld with another slurm.conf."""
         self.stop_controller()
         self.conf.write_text(conf)
         self.start_controller()
@@ -104,32 +104,35 @@ class Cluster:
         self._end("slurmctld", number)
 
     def start_node(self, node: str) -> None:
-        """In a process namespace, whose end is the end of everything on the node; under the node's own name."""
+        """Start the node in a process namespace under its own host name.
+
+        The namespace's end ends all its processes.
+        """
         inside = f"hostname {node}; exec slurmd -D -N {node} -f {self.conf}"
         apart = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", inside]
         self._start(node, ["ip", "netns", "exec", self._namespace(node), *apart])
 
     def lose_power(self, node: str) -> None:
-        """Every process of the node ends at once."""
+        """Kill every process of the node at once."""
         self._end(node, signal.SIGKILL)
 
     def cut(self, node: str) -> None:
-        """Its cable is pulled."""
+        """Disconnect the node's cable."""
         _ip("link", "set", self._port(node), "down")
 
-    def mend(self, node: str) -> None:
+    def reconnect(self, node: str) -> None:
         _ip("link", "set", self._port(node), "up")
 
     def settle(self) -> None:
-        """No job, and every node idle: ready for the next test."""
+        """Wait until no job exists and every node is idle."""
         self.command("scancel", "--quiet", "--user=root", check=False)
         left = ["squeue", "--noheader", "--states=pending,running,completing", "--format=%i"]
-        # A slurmctld that was restarted hears of what has ended only when slurmd says it again.
+        # A restarted slurmctld learns about ended jobs only when slurmd reports them again.
         wait_until(lambda: not self.command(*left).split(), "no job is left", 120)
         wait_until(self._all_idle, "the nodes are idle", 60)
 
     def _all_idle(self) -> bool:
-        return {self.node_state(node) for node in self.nodes} == {"idle"}
+        return {self.get_node_state(node) for node in self.nodes} == {"idle"}
 
     def stop(self) -> None:
         for name in reversed(list(self._processes)):
@@ -156,10 +159,10 @@ class Cluster:
             _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace)
             _ip("link", "set", port, "master", bridge, "up")
             _ip("-n", namespace, "link", "set", "lo", "up")
-            _ip("-n", namespace, "addr", "add", f"{self.address_of(node)}/24", "dev", "eth0")
+            _ip("-n", namespace, "addr", "add", f"{self.get_address(node)}/24", "dev", "eth0")
             _ip("-n", namespace, "link", "set", "eth0", "up")
-            # Names of nodes resolve on nodes, as on any cluster: torchrun asks for its own.
-            names = "".join(f"{self.address_of(name)} {name}\n" for name in self.nodes)
+            # Node names resolve on nodes like on any cluster, because torchrun resolves its own name.
+            names = "".join(f"{self.get_address(name)} {name}\n" for name in self.nodes)
             etc = Path("/etc/netns") / namespace
             etc.mkdir(parents=True)
             (etc / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
@@ -181,7 +184,7 @@ class Cluster:
             f"SlurmdPidFile={run}/%n.pid",
             f"SlurmctldLogFile={log}/slurmctld.log",
             f"SlurmdLogFile={log}/%n.log",
-            "DebugFlags=NO_CONF_HASH",  # slurmctld may start again with another, and slurmd does not
+            "DebugFlags=NO_CONF_HASH",  # slurmctld may restart with another configuration, and slurmd does not
             "SlurmctldPort=16817",
             "SlurmdPort=16818",
             "ProctrackType=proctrack/linuxproc",
@@ -201,10 +204,10 @@ class Cluster:
             "ReturnToService=2",
             "MinJobAge=300",
             *(
-                f"NodeName={n} NodeAddr={self.address_of(n)} CPUs={CPUS} RealMemory=8000 State=UNKNOWN"
+                f"NodeName={n} NodeAddr={self.get_address(n)} CPUs={CPUS} RealMemory=8000 State=UNKNOWN"
                 for n in self.nodes
             ),
-            # Jobs of "urgent" take nodes from the others, whose jobs are warned a minute before.
+            # Jobs of the partition "urgent" preempt others a minute after a warning.
             "PreemptType=preempt/partition_prio",
             "PreemptMode=CANCEL",
             "SlurmctldParameters=preempt_send_user_signal",
@@ -226,7 +229,7 @@ class Cluster:
         wait_until(lambda: (run / "munge.socket").exists(), "munged listens", 10)
 
     def run(self, name: str, argv: list[str]) -> None:
-        """Start another daemon that ends with the cluster, or by `end`."""
+        """Start another daemon that ends with the cluster or with `end`."""
         self._start(name, argv)
 
     def end(self, name: str) -> None:
@@ -250,7 +253,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(folder: Path, num_nodes: int = 2) -> Iterator[Cluster]:
-    """Up, every node idle; nothing is left of it whatever happens."""
+    """Run a cluster with idle nodes, and remove all of it at the end."""
     made = Cluster(folder, num_nodes)
     try:
         made.start()

@@ -1,4 +1,4 @@
-"""One Slurm for all tests of a run; each leaves its nodes idle."""
+"""Slurm for all tests of a run. Each test leaves its nodes idle."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 from jobs.queue.slurm.script import Site
 from tests.slurm.accounts import accounts
-from tests.slurm.accounts import missing as no_accounts
-from tests.slurm.cluster import Cluster, cluster, missing
+from tests.slurm.accounts import get_missing_requirement as get_missing_accounts
+from tests.slurm.cluster import Cluster, cluster, get_missing_requirement
 from tests.slurm.installation import Installation, installation
 from tests.slurm.login import Login
 
 
 @pytest.fixture(scope="session")
 def _machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if reason := missing():
+    if reason := get_missing_requirement():
         pytest.skip(reason)
     with cluster(tmp_path_factory.mktemp("slurm"), num_nodes=2) as made:
         yield made
@@ -26,7 +26,7 @@ def _machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def slurm(_machines: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Idle, and what Slurm's commands of this process talk to."""
+    """Return the idle cluster that Slurm's commands of this process use."""
     monkeypatch.setenv("SLURM_CONF", str(_machines.conf))
     yield _machines
     _machines.settle()
@@ -34,7 +34,7 @@ def slurm(_machines: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clust
 
 @pytest.fixture
 def site(slurm: Cluster, tmp_path: Path, settings: Any) -> Site:
-    """A cluster whose supervisors sleep."""
+    """Configure a cluster whose supervisors only sleep."""
     sleeper = tmp_path / "python"
     sleeper.write_text("#!/bin/sh\nexec sleep 300\n")
     sleeper.chmod(0o755)
@@ -45,7 +45,7 @@ def site(slurm: Cluster, tmp_path: Path, settings: Any) -> Site:
 
 @pytest.fixture(scope="module")
 def _accounts(_machines: Cluster) -> Iterator[None]:
-    if reason := no_accounts():
+    if reason := get_missing_accounts():
         pytest.skip(reason)
     with accounts(_machines):
         yield
@@ -54,7 +54,7 @@ def _accounts(_machines: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def accounted(_accounts: None, slurm: Cluster) -> Cluster:
-    """The same, with accounts, and a slurmctld that soon forgets what has ended."""
+    """Return the cluster with accounts, and a slurmctld that soon forgets ended jobs."""
     return slurm
 
 

@@ -17,7 +17,7 @@ CHUNK = 64 * 2**10
 
 
 class Front:
-    """Passes bytes on to the board's loopback port."""
+    """Forward bytes to the board's loopback port."""
 
     def __init__(self, folder: Path, address: str, target: int) -> None:
         self.certificate, self._key = folder / "front.pem", folder / "front.key"
@@ -39,7 +39,7 @@ class Front:
         self._server = self._run(serving)
 
     def stop(self) -> None:
-        """Nobody answers, and who was connected is cut off."""
+        """Stop answering, and close every connection."""
         self._run(self._stop())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A whole board whose jobs run on a cluster of the tests, behind HTTPS on the cluster's network."""
+"""Board whose jobs run on a test cluster, behind HTTPS on the cluster's network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from webapp.runner import find_free_port
 
 
 class Installation(NamedTuple):
-    """`folder` is what the cluster's nodes share, `python` theirs."""
+    """Complete board. The cluster's nodes share `folder` and use `python`."""
 
     board: Board
     front: Front
@@ -26,10 +26,10 @@ class Installation(NamedTuple):
 
 @contextlib.contextmanager
 def installation(slurm: Cluster, root: Path) -> Iterator[Installation]:
-    """Up, with all it has below `root`."""
+    """Run a board with all its files below `root`."""
     folder, python, port = root / "cluster", root / "python", find_free_port()
     folder.mkdir()
-    # A checkout that was not installed, as this one: its nodes' Python must find it.
+    # The checkout is not installed, so the nodes' Python must find it.
     python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     with front(root, slurm.address, port) as made:

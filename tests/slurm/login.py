@@ -1,4 +1,4 @@
-"""A login node: an sshd of our own on the cluster's network, which can go down and come back."""
+"""Login node: an sshd on the cluster's network that can stop and start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from webapp.runner import find_free_port
 
 
 class Login:
-    """`address` and `config` are what the board's settings name."""
+    """Run an sshd. The board's settings name its `address` and `config`."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         self._cluster, self._folder = cluster, folder / "login"
@@ -56,7 +56,7 @@ class Login:
         return False
 
     def stop(self) -> None:
-        """It and every connection through it."""
+        """Stop the sshd and every connection through it."""
         if self._process is None:
             return
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()

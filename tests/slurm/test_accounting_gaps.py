@@ -14,7 +14,7 @@ from jobs.queue.slurm.states import describe_end, describe_missing_record, parse
 NAME = "meshboard-abc-2"
 ENDED = f"17|FAILED|main|node0|2026-11-22T20:13:50|{NAME}|3:0|62|ReqNodeNotAvail"
 RUNS = f"17|RUNNING|main|node0|2026-11-22T20:13:50|{NAME}|0:0|62|None"
-# As sacct 22.05.8 printed it.
+# Output of sacct 22.05.8.
 REAL = """\
 1|NODE_FAIL|main|node1|2026-11-22T20:13:50|meshboard-powerless-1|0:0|7|ReqNodeNotAvail
 2|FAILED|main|node0|2026-11-22T20:13:50|meshboard-three-1|3:0|0|ReqNodeNotAvail
@@ -28,44 +28,44 @@ AWAY = "echo 'sacct: error: Problem talking to the database: Connection refused'
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PollResult]:
+def query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., PollResult]:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def ask(sacct: str, noted: str = "17") -> PollResult:
+    def run_query(sacct: str, noted: str = "17") -> PollResult:
         for name, body in (("squeue", "true"), ("sacct", sacct)):
             (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
             (tmp_path / name).chmod(0o755)
         return poll(Slurm(CommandRunner()), PollRequest({NAME: noted}))
 
-    return ask
+    return run_query
 
 
-def test_its_end_is_what_the_accounts_say(asked: Callable[..., PollResult]) -> None:
-    news = asked(f"echo '{ENDED}'")
+def test_job_end_is_read_from_accounts(query: Callable[..., PollResult]) -> None:
+    news = query(f"echo '{ENDED}'")
     assert (news.trouble, news.absent, news.accounts) == ("", frozenset(), True)
     assert describe_end(news.jobs[NAME]).reason == (
         "Slurm: the batch script failed; job 17 on node0, FAILED, exit code 3, after 0:01:02"
     )
 
 
-def test_what_runs_by_the_accounts_alone_is_gone_where_it_was_noted(asked: Callable[..., PollResult]) -> None:
-    assert asked(f"echo '{RUNS}'").absent == {NAME}
-    assert asked(f"echo '{RUNS}'", noted="").jobs[NAME].state == "RUNNING", "another controller has just submitted it"
+def test_job_running_only_in_accounts_is_gone_from_its_noted_state(query: Callable[..., PollResult]) -> None:
+    assert query(f"echo '{RUNS}'").absent == {NAME}
+    assert query(f"echo '{RUNS}'", noted="").jobs[NAME].state == "RUNNING", "another controller has just submitted it"
 
 
-def test_without_accounts_it_is_absent_and_that_is_said(asked: Callable[..., PollResult]) -> None:
-    news = asked(NO_ACCOUNTS)
+def test_job_without_accounts_is_absent_with_a_reason(query: Callable[..., PollResult]) -> None:
+    news = query(NO_ACCOUNTS)
     assert (news.trouble, news.absent, news.accounts) == ("", {NAME}, False)
     assert "accounting (sacct) is off" in describe_missing_record("17", accounts=news.accounts)
 
 
-def test_while_the_accounts_are_away_nothing_is_absent(asked: Callable[..., PollResult]) -> None:
-    news = asked(AWAY)
+def test_unavailable_accounts_make_no_job_absent(query: Callable[..., PollResult]) -> None:
+    news = query(AWAY)
     assert news.absent == set()
     assert news.trouble == "sacct: sacct: error: Problem talking to the database: Connection refused"
 
 
-def test_ends_are_told_as_the_accounts_have_them() -> None:
+def test_job_ends_are_reported_in_the_words_of_the_accounts() -> None:
     assert [describe_end(job).reason for job in parse_sacct(REAL)] == [
         "Slurm: a node failed; job 1 on node1, NODE_FAIL, after 0:00:07",
         "Slurm: the batch script failed; job 2 on node0, FAILED, exit code 3, after 0:00:00",

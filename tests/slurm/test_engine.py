@@ -1,4 +1,4 @@
-"""The engine's passes on a real Slurm and a real database: cut off anywhere, it starts no attempt twice."""
+"""Engine with a real Slurm and a real database: interruptions never start an attempt twice."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def job(site: Site, db: None) -> Job:
     return actions.submit(owner, SPEC)[0]
 
 
-def work(engine: SlurmEngine) -> None:
-    """One tick of the controller."""
+def run_tick(engine: SlurmEngine) -> None:
+    """Run one tick of the controller."""
     engine.place()
     engine.observe()
     engine.cancel()
     engine.start()
 
 
-def until(engine: SlurmEngine, job: Job, status: Status) -> Job:
+def wait_for_status(engine: SlurmEngine, job: Job, status: Status) -> Job:
     def reached() -> bool:
-        work(engine)
+        run_tick(engine)
         job.refresh_from_db()
         return job.status == status
 
@@ -53,98 +53,100 @@ def _idle(engine: SlurmEngine) -> bool:
     return not engine._thread.busy
 
 
-def last_word(job: Job) -> str:
+def get_last_reason(job: Job) -> str:
     return job.history.values_list("reason", flat=True).last() or ""
 
 
-def in_slurm(job: Job, attempt: int = 1) -> list[SlurmJob]:
+def list_slurm_jobs(job: Job, attempt: int = 1) -> list[SlurmJob]:
     return [found for found in SLURM.list_jobs() if found.name == format_job_name(job.id, attempt)]
 
 
-def test_a_job_is_submitted_in_its_first_tick_and_followed(site: Site, job: Job) -> None:
+def test_job_is_submitted_in_its_first_tick_and_followed(site: Site, job: Job) -> None:
     engine = SlurmEngine(site)
-    work(engine)
-    (found,) = in_slurm(job)
+    run_tick(engine)
+    (found,) = list_slurm_jobs(job)
     assert Attempt.objects.get(job=job).engine_id == found.id
-    until(engine, job, Status.STARTING)
-    assert last_word(job) == f"Running on node0: Slurm job {found.id}, partition main"
+    wait_for_status(engine, job, Status.STARTING)
+    assert get_last_reason(job) == f"Running on node0: Slurm job {found.id}, partition main"
 
 
-def test_a_controller_killed_between_sbatch_and_noting_the_id_starts_no_second_job(site: Site, job: Job) -> None:
+def test_controller_killed_between_sbatch_and_saving_the_id_starts_no_second_job(site: Site, job: Job) -> None:
     engine = SlurmEngine(site)
 
     def sent() -> list[SlurmJob]:
-        work(engine)
-        return in_slurm(job)
+        run_tick(engine)
+        return list_slurm_jobs(job)
 
     (found,) = wait_until(sent, "Slurm has it", 60)
     Attempt.objects.update(engine_id="")
-    until(SlurmEngine(site), job, Status.STARTING)
-    assert [other.id for other in in_slurm(job)] == [found.id]
+    wait_for_status(SlurmEngine(site), job, Status.STARTING)
+    assert [other.id for other in list_slurm_jobs(job)] == [found.id]
     assert Attempt.objects.get().engine_id == found.id
 
 
-def test_of_two_controllers_at_once_one_s_job_runs_and_the_other_s_ends(
+def test_two_concurrent_controllers_leave_one_running_job(
     site: Site, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = SlurmEngine(site), SlurmEngine(site)
     first.place()
-    for engine in (first, second):  # both have looked, and found nothing
+    for engine in (first, second):  # both controllers polled and found nothing
         engine.observe()
         wait_until(partial(_idle, engine), "it has looked")
     look = Slurm.list_jobs
-    monkeypatch.setattr(Slurm, "list_jobs", lambda _self: [])  # and look again just before the other submits
+    # one controller polls again just before the other submits
+    monkeypatch.setattr(Slurm, "list_jobs", lambda _self: [])
     first.start()
     Attempt.objects.update(engine_id="")
     second.start()
     monkeypatch.setattr(Slurm, "list_jobs", look)
-    assert len(in_slurm(job)) == 2
-    until(second, job, Status.STARTING)
+    assert len(list_slurm_jobs(job)) == 2
+    wait_for_status(second, job, Status.STARTING)
     assert RunToken.objects.filter(attempt__job=job).count() == 1, "one of the two speaks for the attempt"
     noted = Attempt.objects.get().engine_id
 
     def only_the_noted() -> bool:
-        work(second)
-        return {found.id for found in in_slurm(job) if found.state in ("RUNNING", "PENDING")} == {noted}
+        run_tick(second)
+        return {found.id for found in list_slurm_jobs(job) if found.state in ("RUNNING", "PENDING")} == {noted}
 
     wait_until(only_the_noted, "one of the two is left", 30)
 
 
-def test_what_slurm_refuses_fails_in_its_words(site: Site) -> None:
+def test_job_rejected_by_slurm_fails_with_its_message(site: Site) -> None:
     owner = User.objects.create_user("owner")
     spec = {**SPEC, "resources": {"engine": "slurm", "slurm": {"partition": "nowhere"}}}
-    job = until(SlurmEngine(site), actions.submit(owner, spec)[0], Status.FAILED)
-    assert last_word(job).lower() == "slurm rejected the job: invalid partition name specified"
+    job = wait_for_status(SlurmEngine(site), actions.submit(owner, spec)[0], Status.FAILED)
+    assert get_last_reason(job).lower() == "slurm rejected the job: invalid partition name specified"
 
 
-def test_cancelled_while_slurm_was_never_asked_it_is_cancelled_here(site: Site, job: Job) -> None:
+def test_job_cancelled_before_submission_is_cancelled_locally(site: Site, job: Job) -> None:
     engine = SlurmEngine(site)
     engine.place()
     actions.cancel(job, "owner")
-    until(engine, job, Status.CANCELLED)
-    assert in_slurm(job) == []
+    wait_for_status(engine, job, Status.CANCELLED)
+    assert list_slurm_jobs(job) == []
 
 
-def test_cancelled_from_outside_it_says_so(site: Site, job: Job, slurm: Cluster) -> None:
+def test_job_cancelled_in_slurm_reports_it(site: Site, job: Job, slurm: Cluster) -> None:
     engine = SlurmEngine(site)
-    until(engine, job, Status.STARTING)
+    wait_for_status(engine, job, Status.STARTING)
     slurm.command("scancel", Attempt.objects.get().engine_id)
-    until(engine, job, Status.FAILED)
-    assert last_word(job).startswith("Slurm: the job was cancelled in Slurm, not in Meshboard")
+    wait_for_status(engine, job, Status.FAILED)
+    assert get_last_reason(job).startswith("Slurm: the job was cancelled in Slurm, not in Meshboard")
 
 
-def test_a_new_attempt_waits_until_slurm_has_nothing_left_of_the_one_before(site: Site, job: Job) -> None:
+def test_new_attempt_waits_until_the_previous_slurm_job_is_gone(site: Site, job: Job) -> None:
     engine = SlurmEngine(site)
-    until(engine, job, Status.STARTING)
-    Attempt.objects.update(ended="2026-01-01T00:00:00Z")  # by its supervisor's word; Slurm's job lingers
+    wait_for_status(engine, job, Status.STARTING)
+    # the supervisor reported the end, and Slurm's job still exists
+    Attempt.objects.update(ended="2026-01-01T00:00:00Z")
     Job.objects.update(status=Status.FAILED)
     actions.requeue(job, "owner")
-    until(engine, job, Status.STARTING)
-    (first,), (second,) = in_slurm(job, 1), in_slurm(job, 2)
+    wait_for_status(engine, job, Status.STARTING)
+    (first,), (second,) = list_slurm_jobs(job, 1), list_slurm_jobs(job, 2)
     assert (first.state, second.state) == ("CANCELLED", "RUNNING")
 
 
-def test_while_the_login_node_is_down_jobs_wait_and_no_tick_does(
+def test_jobs_wait_but_ticks_continue_while_login_node_is_down(
     slurm: Cluster, site: Site, login: Login, settings: Any
 ) -> None:
     remote = site._replace(login=login.address, ssh_config=str(login.config))
@@ -152,36 +154,38 @@ def test_while_the_login_node_is_down_jobs_wait_and_no_tick_does(
     engine = SlurmEngine(remote)
     job = actions.submit(User.objects.create_user("owner"), SPEC)[0]
 
-    def told() -> bool:
-        work(engine)
+    def is_reported() -> bool:
+        run_tick(engine)
         job.refresh_from_db()
         return job.wait_reason.startswith("Cannot query Slurm: Cannot reach the login node root@login")
 
-    wait_until(told, "the reason is told", 30)
+    wait_until(is_reported, "the reason is reported", 30)
     login.start()
-    until(engine, job, Status.STARTING)
-    assert len(in_slurm(job)) == 1
+    wait_for_status(engine, job, Status.STARTING)
+    assert len(list_slurm_jobs(job)) == 1
 
 
-def test_a_job_that_slurm_forgot_is_lost(site: Site, job: Job) -> None:
+def test_job_forgotten_by_slurm_is_lost(site: Site, job: Job) -> None:
     engine = SlurmEngine(site)
     engine.place()
     Attempt.objects.update(engine_id="999999")
-    until(engine, job, Status.LOST)
-    assert last_word(job) == ("Slurm no longer knows job 999999, and Slurm accounting (sacct) is off")
+    wait_for_status(engine, job, Status.LOST)
+    assert get_last_reason(job) == ("Slurm no longer knows job 999999, and Slurm accounting (sacct) is off")
 
 
 @pytest.fixture
 def waiting(slurm: Cluster, site: Site, job: Job) -> Iterator[SlurmEngine]:
-    """The engine, whose job waits in Slurm's queue: its nodes are taken until `blocker` is cancelled."""
-    slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5", "--job-name=blocker")
+    """Return the engine whose job waits in Slurm's queue. The job starts after `blocker` is cancelled."""
+    slurm.submit_script("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5", "--job-name=blocker")
     engine = SlurmEngine(site)
 
-    def told() -> bool:
-        work(engine)
-        return [found.state for found in in_slurm(job)] == ["PENDING"] and Attempt.objects.get().engine_told != {}
+    def is_reported() -> bool:
+        run_tick(engine)
+        return [found.state for found in list_slurm_jobs(job)] == [
+            "PENDING"
+        ] and Attempt.objects.get().engine_told != {}
 
-    wait_until(told, "it waits there", 30)
+    wait_until(is_reported, "the job waits in Slurm", 30)
     yield engine
     slurm.command("scancel", "--name=blocker")
 
@@ -197,12 +201,12 @@ BARS: dict[str, tuple[Callable[[str], object], Callable[[str], object]]] = {
 
 
 @pytest.mark.parametrize("reason", BARS)
-def test_what_waits_there_begins_only_when_nothing_bars_it_here(
+def test_waiting_job_starts_only_if_the_board_does_not_hold_it(
     slurm: Cluster, waiting: SlurmEngine, job: Job, reason: str
 ) -> None:
     def stands(held: bool, words: str) -> bool:
-        work(waiting)
-        (found,) = in_slurm(job)
+        run_tick(waiting)
+        (found,) = list_slurm_jobs(job)
         job.refresh_from_db()
         there, here = found.reason == "JobHeldUser", "held" in Attempt.objects.get().engine_told
         return (there, here, words in job.wait_reason) == (held, held, True)
@@ -215,21 +219,21 @@ def test_what_waits_there_begins_only_when_nothing_bars_it_here(
     bar(job.id)
     wait_until(lambda: stands(True, reason), "it is held again", 30)
     slurm.command("scancel", "--name=blocker")
-    free = slurm.batch("#!/bin/sh\ntrue\n", "--nodes=2", "--exclusive")
-    wait_until(lambda: slurm.state_of(free) == "COMPLETED", "another begins and ends on all nodes", 60)
+    free = slurm.submit_script("#!/bin/sh\ntrue\n", "--nodes=2", "--exclusive")
+    wait_until(lambda: slurm.get_job_state(free) == "COMPLETED", "another begins and ends on all nodes", 60)
     assert stands(True, reason)
     lift(job.id)
-    until(waiting, job, Status.STARTING)
+    wait_for_status(waiting, job, Status.STARTING)
 
 
-def test_what_its_user_holds_there_is_not_released(slurm: Cluster, waiting: SlurmEngine, job: Job) -> None:
+def test_job_held_by_its_user_in_slurm_is_not_released(slurm: Cluster, waiting: SlurmEngine, job: Job) -> None:
     slurm.command("scontrol", "uhold", Attempt.objects.get().engine_id)
 
-    def told() -> bool:
-        work(waiting)
+    def is_reported() -> bool:
+        run_tick(waiting)
         job.refresh_from_db()
         return "held by its user" in job.wait_reason
 
-    wait_until(told, "it is told", 30)
+    wait_until(is_reported, "the hold is reported", 30)
     assert "held" not in Attempt.objects.get().engine_told
-    assert in_slurm(job)[0].reason == "JobHeldUser"
+    assert list_slurm_jobs(job)[0].reason == "JobHeldUser"

@@ -1,4 +1,4 @@
-"""Jobs of a whole board on a real Slurm: what the page shows of them, and that one attempt lives at most."""
+"""Jobs of a board on a real Slurm: the board shows their state, and at most one attempt lives."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
-LONG = 100_000  # steps: until it is ended
-START_S = 150  # torch on a busy machine
+LONG = 100_000  # number of steps: until the test ends it
+START_S = 150  # start of torch on a busy machine
 
 
-def spec(steps: int = 5, nodes: int = 1, **more: Any) -> dict[str, Any]:
+def build_spec(steps: int = 5, nodes: int = 1, **more: Any) -> dict[str, Any]:
     return {
         "name": "on slurm",
         "model": {"preset": "gpt-tiny"},
@@ -31,16 +31,16 @@ def spec(steps: int = 5, nodes: int = 1, **more: Any) -> dict[str, Any]:
     }
 
 
-def ended(board: Board, job: str, timeout_s: float = 90) -> dict[str, Any]:
+def wait_for_end(board: Board, job: str, timeout_s: float = 90) -> dict[str, Any]:
     return board.wait_for_status(job, "succeeded", "failed", "lost", "cancelled", timeout_s=timeout_s)
 
 
-def reasons(job: dict[str, Any]) -> list[tuple[str, str]]:
+def list_reasons(job: dict[str, Any]) -> list[tuple[str, str]]:
     return [(change["status"], change["reason"]) for change in job["history"]]
 
 
-def trainers(installed: Installation) -> set[int]:
-    """Processes of ranks on the cluster's nodes."""
+def list_trainer_processes(installed: Installation) -> set[int]:
+    """Return the rank processes on the cluster's nodes."""
     mark, found = f"--spec={installed.folder}/".encode(), set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -52,14 +52,14 @@ def trainers(installed: Installation) -> set[int]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_job_runs_on_slurm_and_all_of_it_is_told(slurm: Cluster, installed: Installation, nodes: int) -> None:
-    job = ended(installed.board, installed.board.submit(spec(nodes=nodes, partition="other")))
+def test_job_runs_on_slurm_and_reports_everything(slurm: Cluster, installed: Installation, nodes: int) -> None:
+    job = wait_for_end(installed.board, installed.board.submit(build_spec(nodes=nodes, partition="other")))
     assert (job["status"], job["exit"]["reason"]) == ("succeeded", "finished after step 5")
     where = "node[0-1]" if nodes == 2 else "node0"
     assert job["engine"] == "slurm"
-    told = job["engine_told"]
-    assert (told["partition"], told["nodes"]) == ("other", where)
-    assert told["state"] in ("RUNNING", "COMPLETING", "COMPLETED")
+    result = job["engine_told"]
+    assert (result["partition"], result["nodes"]) == ("other", where)
+    assert result["state"] in ("RUNNING", "COMPLETING", "COMPLETED")
     assert [member["host"] for member in job["members"]] == [f"node{n}" for n in range(nodes)]
     rows = [row for rows in job["exit"]["summary"]["verdict"].values() for row in rows]
     assert len(job["exit"]["summary"]["verdict"]) == 2 * nodes
@@ -67,98 +67,96 @@ def test_a_job_runs_on_slurm_and_all_of_it_is_told(slurm: Cluster, installed: In
     assert sum(row["measured_bytes"] for row in rows) > 0
 
 
-def test_a_cancelled_job_ends_on_its_nodes_and_in_slurm(slurm: Cluster, installed: Installation) -> None:
+def test_cancelled_job_ends_on_nodes_and_in_slurm(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
-    job = board.submit(spec(LONG))
+    job = board.submit(build_spec(LONG))
     board.wait_for_status(job, "running", timeout_s=START_S)
     board.call("POST", f"jobs/{job}/cancel")
-    told = ended(board, job)
-    assert told["status"] == "cancelled"
-    assert trainers(installed) == set()
-    wait_until(lambda: slurm.state_of(told["engine_id"]) not in ("RUNNING", "COMPLETING"), "Slurm's job ends", 30)
+    result = wait_for_end(board, job)
+    assert result["status"] == "cancelled"
+    assert list_trainer_processes(installed) == set()
+    wait_until(
+        lambda: slurm.get_job_state(result["engine_id"]) not in ("RUNNING", "COMPLETING"), "Slurm's job ends", 30
+    )
 
 
-def test_a_job_waits_in_slurm_s_queue_with_its_reason_and_is_cancelled_there(
-    slurm: Cluster, installed: Installation
-) -> None:
+def test_job_waits_in_slurm_queue_with_reason_and_can_be_cancelled(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
-    blocker = slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5")
-    job = board.submit(spec(time_limit="0:10:00"))
+    blocker = slurm.submit_script("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5")
+    job = board.submit(build_spec(time_limit="0:10:00"))
 
     def waits() -> dict[str, Any] | None:
         found = board.get_job(job)
         return found if "expected start" in found["wait_reason"] else None
 
-    told = wait_until(waits, "Slurm's reason is told", 60)
-    assert told is not None
-    assert told["status"] == "queued"
-    assert told["wait_reason"].startswith(("Slurm: waiting for Resources", "Slurm: waiting for Priority"))
+    result = wait_until(waits, "Slurm's reason is reported", 60)
+    assert result is not None
+    assert result["status"] == "queued"
+    assert result["wait_reason"].startswith(("Slurm: waiting for Resources", "Slurm: waiting for Priority"))
     board.call("POST", f"jobs/{job}/cancel")
-    assert ended(board, job)["status"] == "cancelled"
-    assert slurm.state_of(told["engine_id"]) == "CANCELLED"
+    assert wait_for_end(board, job)["status"] == "cancelled"
+    assert slurm.get_job_state(result["engine_id"]) == "CANCELLED"
     slurm.command("scancel", blocker)
 
 
-def test_a_node_that_loses_its_power_loses_the_attempt_and_the_next_one_runs_elsewhere(
-    slurm: Cluster, installed: Installation
-) -> None:
+def test_node_power_loss_loses_the_attempt_and_the_next_runs_elsewhere(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
-    job = board.submit(spec(LONG))
+    job = board.submit(build_spec(LONG))
     board.wait_for_status(job, "running", timeout_s=START_S)
     node = board.get_job(job)["members"][0]["host"]
     slurm.lose_power(node)
     try:
-        told = ended(board, job)
-        assert told["status"] == "lost"
-        assert told["history"][-1]["reason"].startswith("Slurm: a node failed (NodeDown); job ")
+        result = wait_for_end(board, job)
+        assert result["status"] == "lost"
+        assert result["history"][-1]["reason"].startswith("Slurm: a node failed (NodeDown); job ")
         board.call("POST", f"jobs/{job}/requeue")
         again = board.wait_for_status(job, "running", timeout_s=START_S)
         assert again["attempt"] == 2
         assert again["members"][0]["host"] != node
         board.call("POST", f"jobs/{job}/cancel")
-        assert ended(board, job)["status"] == "cancelled"
+        assert wait_for_end(board, job)["status"] == "cancelled"
     finally:
         slurm.start_node(node)
 
 
-def test_a_node_that_is_cut_off_ends_its_ranks_when_it_is_back(slurm: Cluster, installed: Installation) -> None:
+def test_disconnected_node_ends_its_ranks_on_return(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
-    job = board.submit(spec(LONG))
+    job = board.submit(build_spec(LONG))
     board.wait_for_status(job, "running", timeout_s=START_S)
     node = board.get_job(job)["members"][0]["host"]
     slurm.cut(node)
     try:
-        assert ended(board, job)["status"] == "lost"
+        assert wait_for_end(board, job)["status"] == "lost"
     finally:
-        slurm.mend(node)
-    wait_until(lambda: not trainers(installed), "its ranks end", 60)
+        slurm.reconnect(node)
+    wait_until(lambda: not list_trainer_processes(installed), "its ranks end", 60)
 
 
-def test_a_job_past_its_time_limit_says_so_and_keeps_what_it_told(slurm: Cluster, installed: Installation) -> None:
+def test_time_limit_is_reported_and_keeps_reported_data(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
-    job = board.submit(spec(LONG, time_limit="0:01:00"))
-    told = ended(board, job, timeout_s=150)
-    assert told["status"] == "failed"
-    assert told["history"][-1]["reason"].startswith("Slurm: the job reached its time limit; job ")
-    assert told["exit"]["summary"]["losses"]
+    job = board.submit(build_spec(LONG, time_limit="0:01:00"))
+    result = wait_for_end(board, job, timeout_s=150)
+    assert result["status"] == "failed"
+    assert result["history"][-1]["reason"].startswith("Slurm: the job reached its time limit; job ")
+    assert result["exit"]["summary"]["losses"]
 
 
-def test_what_fails_before_a_supervisor_speaks_is_told_from_the_script_s_output(
+def test_failure_before_the_supervisor_connects_shows_the_script_output(
     slurm: Cluster, installed: Installation
 ) -> None:
     board, certificate = installed.board, installed.front.certificate
     right = certificate.read_text()
     try:
         certificate.write_text("no certificate\n")
-        told = ended(board, board.submit(spec()))
+        result = wait_for_end(board, board.submit(build_spec()))
     finally:
         certificate.write_text(right)
-    assert told["status"] == "failed"
-    assert "the batch script failed" in told["history"][-1]["reason"]
-    assert "meshboard: " in told["history"][-1]["reason"]
+    assert result["status"] == "failed"
+    assert "the batch script failed" in result["history"][-1]["reason"]
+    assert "meshboard: " in result["history"][-1]["reason"]
 
 
-def test_the_doctor_finds_what_keeps_jobs_from_running(slurm: Cluster, installed: Installation) -> None:
+def test_doctor_finds_the_problem_that_blocks_jobs(slurm: Cluster, installed: Installation) -> None:
     site = Site(str(installed.folder), str(installed.python), installed.front.url)
     (accounts,) = check_site(site)
     assert (accounts.level, accounts.words.partition(":")[0]) == (
@@ -168,31 +166,31 @@ def test_the_doctor_finds_what_keeps_jobs_from_running(slurm: Cluster, installed
     wrong = site._replace(python="/usr/bin/true", board="http://localhost", ca_file="/nonexistent")
     failed = [found.words.partition(":")[0] for found in check_site(wrong) if found.level == "fail"]
     assert failed == ["MESHBOARD_SLURM_CA_FILE", "MESHBOARD_SLURM_BOARD"]
-    told, _ = check_site(site._replace(python="/usr/bin/false"))
-    assert told.words == "MESHBOARD_SLURM_PYTHON is /usr/bin/false, which cannot import Meshboard: exit code 1"
+    result, _ = check_site(site._replace(python="/usr/bin/false"))
+    assert result.words == "MESHBOARD_SLURM_PYTHON is /usr/bin/false, which cannot import Meshboard: exit code 1"
 
 
-def test_slurmctld_restarted_in_the_middle_changes_nothing(slurm: Cluster, installed: Installation) -> None:
+def test_slurmctld_restart_changes_nothing(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
-    job = board.submit(spec(LONG))
+    job = board.submit(build_spec(LONG))
     board.wait_for_status(job, "running", timeout_s=START_S)
-    slurm.stop_controller(signal.SIGTERM)  # killed, it forgets what it did not save in the last seconds
+    slurm.stop_controller(signal.SIGTERM)  # a killed slurmctld forgets the unsaved last seconds
     try:
-        waiting = board.submit(spec())
-        wait_until(lambda: "Cannot query Slurm" in board.get_job(waiting)["wait_reason"], "the trouble is told", 60)
+        waiting = board.submit(build_spec())
+        wait_until(lambda: "Cannot query Slurm" in board.get_job(waiting)["wait_reason"], "the failure is reported", 60)
     finally:
         slurm.start_controller()
-    assert ended(board, waiting)["status"] == "succeeded"
-    assert [status for status, _ in reasons(board.get_job(job))] == ["queued", "starting", "running"]
+    assert wait_for_end(board, waiting)["status"] == "succeeded"
+    assert [status for status, _ in list_reasons(board.get_job(job))] == ["queued", "starting", "running"]
     board.call("POST", f"jobs/{job}/cancel")
-    assert ended(board, job)["status"] == "cancelled"
+    assert wait_for_end(board, job)["status"] == "cancelled"
 
 
-def test_the_board_away_ends_no_job(slurm: Cluster, installed: Installation) -> None:
+def test_board_outage_ends_no_job(slurm: Cluster, installed: Installation) -> None:
     board = installed.board
-    job = board.submit(spec(600))
+    job = board.submit(build_spec(600))
     board.wait_for_status(job, "running", timeout_s=START_S)
     installed.front.stop()
-    wait_until(lambda: not trainers(installed), "it trains to its end with nobody listening", 120)
+    wait_until(lambda: not list_trainer_processes(installed), "the job completes during the outage", 120)
     installed.front.start()
-    assert ended(board, job)["status"] == "succeeded"
+    assert wait_for_end(board, job)["status"] == "succeeded"

@@ -1,4 +1,4 @@
-"""Select Slurm in the form, and show its state on the page of the job, in a real browser."""
+"""Select Slurm in the form, and show its state on the job page, in a real browser."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def page(installed: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
-    """Logged in; its console must stay silent."""
-    # Playwright's own loop would make Django refuse its synchronous ORM in this thread.
+    """Log in, and check that the console stays silent."""
+    # Playwright's loop would make Django reject its synchronous ORM in this thread.
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
     with run_chromium() as browser:
         opened = open_context(browser, viewport={"width": 1280, "height": 900}).new_page()
@@ -31,8 +31,8 @@ def page(installed: Installation, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     assert complaints == []
 
 
-def shot(page: Page, name: str) -> None:
-    """For whoever looks: both widths in both themes, where a folder is named."""
+def save_screenshots(page: Page, name: str) -> None:
+    """Save screenshots of both widths in both themes if a folder is set."""
     folder = os.environ.get("SHOTS")
     if not folder:
         return
@@ -44,28 +44,28 @@ def shot(page: Page, name: str) -> None:
     page.set_viewport_size({"width": 1280, "height": 900})
 
 
-def test_slurm_is_chosen_in_the_form_and_told_on_the_page(slurm: Cluster, installed: Installation, page: Page) -> None:
+def test_form_selects_slurm_and_page_shows_it(slurm: Cluster, installed: Installation, page: Page) -> None:
     page.goto(f"{installed.board.url}/jobs/new/")
     page.locator("summary", has_text="Placement and scheduling").click()
     page.get_by_text("Slurm options").click()
     page.check('input[name="resources.engine"][value="slurm"]')
     page.fill('input[name="resources.slurm.partition"]', "nowhere --wrap")
-    shot(page, "form")
+    save_screenshots(page, "form")
     expect(page.locator("#submit")).to_be_disabled()
     expect(page.locator('[id="e-resources.slurm.partition"]')).to_contain_text("must be names of at most 64")
     page.fill('input[name="resources.slurm.partition"]', "other")
     page.fill('input[name="train.steps"]', "100000")
-    blocker = slurm.batch("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5")
+    blocker = slurm.submit_script("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5")
     page.click("#submit")
     page.wait_for_url(re.compile(r"/jobs/[a-z2-7]{10}/$"))
     expect(page.locator("#waiting [data-reason]")).to_contain_text("Slurm: waiting for")
     expect(page.locator("#engine")).to_have_text(re.compile(r"^Slurm job \d+ · partition other · pending$"))
-    shot(page, "pending")
+    save_screenshots(page, "pending")
     slurm.command("scancel", blocker)
     running = re.compile(r"^Slurm job \d+ · partition other · node[01] · running$")
     expect(page.locator("#engine")).to_have_text(running)
     expect(page.locator("#status")).to_have_text("running")
-    shot(page, "running")
+    save_screenshots(page, "running")
     page.click("#cancel")
     page.click("#cancel-dialog button.danger")
     expect(page.locator("#status")).to_have_text("cancelled")

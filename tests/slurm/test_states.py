@@ -12,7 +12,7 @@ from jobs.queue.slurm.states import SlurmJob, describe_end, describe_wait, has_e
 PENDING = "17|PENDING|gpu||2026-11-22T14:05:00|meshboard-abc-2|Resources"
 
 
-def test_a_row_is_read_and_its_time_is_utc() -> None:
+def test_row_is_parsed_with_utc_time() -> None:
     (job,) = parse_squeue(PENDING)
     start = datetime(2026, 11, 22, 14, 5, tzinfo=UTC)
     assert job == SlurmJob("17", "PENDING", "gpu", "", start, "meshboard-abc-2", "Resources")
@@ -34,12 +34,12 @@ def test_a_row_is_read_and_its_time_is_utc() -> None:
         "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
     ],
 )
-def test_what_is_no_job_of_ours_is_left_out(line: str) -> None:
+def test_foreign_jobs_are_ignored(line: str) -> None:
     assert [job.id for job in parse_squeue(f"{line}\n{PENDING}")] == ["17"]
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("reason", "expected"),
     [
         ("None", "Slurm: waiting for the first scheduling pass"),
         ("ReqNodeNotAvail, UnavailableNodes:node1", "(UnavailableNodes:node1)"),
@@ -47,12 +47,12 @@ def test_what_is_no_job_of_ours_is_left_out(line: str) -> None:
         ("a | b", "Slurm: waiting for a | b"),
     ],
 )
-def test_a_reason_is_told_known_or_not(reason: str, told: str) -> None:
+def test_known_and_unknown_reasons_are_reported(reason: str, expected: str) -> None:
     (job,) = parse_squeue(f"17|PENDING|gpu||N/A|meshboard-abc-2|{reason}")
-    assert describe_wait(job).endswith(told)
+    assert describe_wait(job).endswith(expected)
 
 
-def test_no_start_is_expected_of_what_slurm_has_not_considered() -> None:
+def test_unconsidered_job_has_no_expected_start() -> None:
     not_yet, considered = (
         describe_wait(*parse_squeue(line)) for line in (PENDING.replace("Resources", "None"), PENDING)
     )
@@ -72,7 +72,7 @@ def test_no_start_is_expected_of_what_slurm_has_not_considered() -> None:
         ("OUT_OF_MEMORY", "failed"),
     ],
 )
-def test_an_end_is_told_in_slurm_s_words(state: str, outcome: str) -> None:
+def test_end_is_reported_in_slurm_words(state: str, outcome: str) -> None:
     (job,) = parse_squeue(f"17|{state}|gpu|node[1-2]|2026-11-22T14:05:00|meshboard-abc-2|None")
     assert has_ended(job)
     assert describe_end(job).outcome == outcome
@@ -80,6 +80,6 @@ def test_an_end_is_told_in_slurm_s_words(state: str, outcome: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "A_NEW_WORD"])
-def test_what_has_not_ended_or_is_not_known_is_waited_for(state: str) -> None:
+def test_unfinished_or_unknown_job_is_still_awaited(state: str) -> None:
     (job,) = parse_squeue(f"17|{state}|gpu|node1|N/A|meshboard-abc-2|None")
     assert not has_ended(job)

@@ -1,6 +1,7 @@
-"""The trainer's own path on GPUs, on a machine that has none: torch's CUDA build with its `ProcessGroupNCCL`, streams,
-events and allocator, over libraries that stand in for CUDA and NCCL. What a kernel would compute, the CPU computes.
+"""Test the trainer's GPU code on a machine without a GPU.
 
-It shows what is asked of a GPU and of NCCL, by whom and in which order, and that the answers make one model. It shows
-nothing of kernels, of NCCL itself, or of time.
+The tests use torch's CUDA build with its `ProcessGroupNCCL`, streams, events and allocator. Stand-in libraries
+replace
+CUDA and NCCL, and the CPU computes the kernels. The tests cover the calls to CUDA and NCCL, their callers and order,
+and the results of the model. They do not cover GPU kernels, NCCL itself, or timing.
 """

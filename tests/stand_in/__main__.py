@@ -1,7 +1,8 @@
-"""Run all parity layouts on stand-in GPUs, one of them resumed, and a script: `make stand-in CUDA_PYTHON=PATH`.
+"""Run all parity layouts, a resumed run and a script on stand-in GPUs: `make stand-in CUDA_PYTHON=PATH`.
 
-PATH is a Python with a CUDA build of the torch of `requirements.lock`, and the packages of the extra `worker`. Prints a
-line per layout with the verification of the run and its difference from predicted bytes.
+PATH is a Python with the torch version of `requirements.lock` in a CUDA build, and the packages of the extra
+`worker`.
+The command prints a line per layout with its verification and its difference from predicted bytes.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ ROOT = Path(__file__).parents[2]
 EAGER = [name for name, tried in LAYOUTS.items() if not tried.train.get("compile")]  # a compiler writes kernels
 MATCHES_REFERENCE = re.compile(r"match(?:es)? the (?:single-process )?reference to (\S+)")
 EXACT_TRAFFIC = "absolute difference 0 B, 0 calls"
-RESUMED, SAVES, MORE = "zero3 dp2", 3, 3  # goes on from a checkpoint for so many steps more
+RESUMED, SAVES, MORE = "zero3 dp2", 3, 3  # number of steps after the resume
 NOT_CHECKED = re.compile(r"verification: .*(?:not compared with|final step not compared)[^;]*")
 SCRIPT, SCRIPT_RANKS = "a script's groups, split and bound", 4
 SETUP_CALL = re.compile(r"^setup +(\S+) +all_reduce +(\d+) +(\d+) ", re.MULTILINE)
-EXPECTED_CALLS = {("dp", "1", "4"), ("tp", "1", "8"), ("part", "1", "12"), ("world", "1", "16")}  # group, calls, bytes
+# group, calls, bytes
+EXPECTED_CALLS = {("dp", "1", "4"), ("tp", "1", "8"), ("part", "1", "12"), ("world", "1", "16")}
 
 
 def main() -> int:
@@ -69,7 +71,7 @@ def main() -> int:
             if options.show and not verdict.startswith("equal"):
                 print(done.stdout[-3000:], done.stderr[-6000:], flush=True)
     tried = len(names) + 2
-    print(f"{tried - failed} of {tried} equal one process, to the byte of what was predicted")
+    print(f"{tried - failed} of {tried} match the single-process reference and the predicted bytes")
     return 1 if failed else 0
 
 
@@ -136,7 +138,7 @@ def judge_training(done: subprocess.CompletedProcess[str]) -> str:
         [line for line in done.stdout.splitlines() if "traffic check:" in line],
     )
     if not equal or not lines:
-        return "FAILED: the run told nothing of itself"
+        return "FAILED: the run reported no result"
     off = [line for line in lines if EXACT_TRAFFIC not in line]
     return f"FAILED: {off[0]}" if off else f"equal to {equal[-1]}; 0 B, 0 calls on {len(lines)} ranks"
 

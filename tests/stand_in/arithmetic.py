@@ -1,4 +1,4 @@
-"""Compute CUDA operations on the CPU in the memory of the stand-in, which is host memory."""
+"""Compute CUDA operations on the CPU in the stand-in's memory, which is host memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from workers.torch_private.compiler import FakeTensor
 
 aten: Any = torch.ops.aten
-# They make or turn memory about, on any device.
+# Operations that create or rearrange memory, on any device.
 UNCHANGED_OPS = {
     *("aten::empty.memory_format", "aten::empty_strided", "aten::empty_like", "aten::new_empty"),
     *(
@@ -26,18 +26,18 @@ UNCHANGED_OPS = {
     *("aten::record_stream", "aten::is_pinned", "aten::_pin_memory", "aten::_unsafe_view", "aten::lift_fresh"),
     "prim::device",
 }
-# They take from one device to another, or find places on the one by numbers of the other.
+# Operations that copy between devices, or index one device with numbers of another.
 CROSS_DEVICE_OPS = {"aten::copy_", "aten::_to_copy", "aten::index.Tensor", "aten::index_put_", "aten::_index_put_impl_"}
-OTHER_NAMESPACES = ("c10d", "profiler")  # collectives, and what names a stretch of time
+OTHER_NAMESPACES = ("c10d", "profiler")  # collectives and profiler ranges
 
 
 class CpuDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Run operations without kernels."""
+    """Run operations without GPU kernels."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if DTensor in types:
-            return NotImplemented  # what it wraps passes by as well
+            return NotImplemented  # the wrapped function also passes by
         arguments = tree_flatten((args, kwargs))[0]
         device = next((d for d in map(_find_cuda_device, arguments) if d is not None), None)
         if device is None or func.namespace in OTHER_NAMESPACES or func.name() in UNCHANGED_OPS or _is_view(func):
@@ -46,7 +46,7 @@ class CpuDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if func.name() not in CROSS_DEVICE_OPS:
             _check_devices(func, args, kwargs, device)
-        torch.cuda.current_stream().synchronize()  # for what is on its way into this memory
+        torch.cuda.current_stream().synchronize()  # for data on its way into this memory
         if func is aten._to_copy.default:
             return _move(args[0], kwargs)
         return _compute_on_cpu(func, args, kwargs, device)
@@ -62,7 +62,7 @@ def _check_devices(func: Any, args: Any, kwargs: Any, device: torch.device) -> N
     """Check that a GPU kernel gets only host scalars, and none in a list.
 
     Raises:
-        RuntimeError: As torch does.
+        RuntimeError: The message is torch's own.
     """
     for one in (*args, *kwargs.values()):
         listed = isinstance(one, (list, tuple))
@@ -169,7 +169,7 @@ def _rms_norm_backward(
     return dx.to(x.dtype) if wanted[0] else None, dw
 
 
-# What the CPU has under another name, or not at all.
+# Operations that the CPU has under another name, or not at all.
 OTHERWISE: dict[str, Callable[..., Any]] = {
     "aten::_scaled_dot_product_flash_attention": _flash,
     "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,

@@ -1,4 +1,4 @@
-"""Compile libraries that stand in for CUDA and NCCL, for one build of torch."""
+"""Compile the libraries that replace CUDA and NCCL, for one build of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 LIBRARIES = ("torch_cuda", "c10_cuda", "torch_cuda_linalg", "caffe2_nvrtc", "torch_python", "torch_nvshmem")
 CUDA_SYMBOL = re.compile(r"^(cuda[A-Z]|cublas|nccl[A-Z]|cu[A-Z])")
 EXCLUDED_SYMBOL = re.compile(r"^cuFile")
-# Asked for in passing: nothing depends on what they would do.
+# Symbols without effect: torch calls them, and no result depends on them.
 NO_OP_FUNCTIONS = {
     *("cudaFree", "cudaFreeAsync", "cudaStreamDestroy", "cudaGetLastError", "cudaPeekAtLastError"),
     *("cudaDeviceEnablePeerAccess", "cudaHostUnregister", "cudaThreadExchangeStreamCaptureMode", "cudaProfilerStop"),
@@ -67,6 +67,6 @@ def _list_defined_symbols(sources: Iterable[Path]) -> set[str]:
 def _generate_stubs(names: Iterable[str]) -> str:
     lines = ['#include "pending.h"']
     for name in sorted(names):
-        body = "return 0;" if name in NO_OP_FUNCTIONS else f'give_up("{name} is not stood in for");'
+        body = "return 0;" if name in NO_OP_FUNCTIONS else f'give_up("{name} has no stand-in");'
         lines.append(f"int {name}() {{ {body} }}")
     return "\n".join(lines) + "\n"

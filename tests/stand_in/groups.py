@@ -1,4 +1,4 @@
-"""A script with groups that are bound to a GPU, split, and on gloo."""
+"""Run a script with process groups that are bound to a GPU, split, and on gloo."""
 
 from __future__ import annotations
 

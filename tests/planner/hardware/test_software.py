@@ -194,6 +194,7 @@ def test_search_uses_software_options() -> None:
 
 def test_wide_heads_and_expert_biases_add_parameters_and_window_reduces_flops() -> None:
     """Check 32 layers whose attention projections are twice as wide.
+
     Each expert has gate, up and down biases. In 16 layers, a token sees 256 of 1,024 tokens.
     """
     model, layers = MIXED.model, MIXED.model.num_layers

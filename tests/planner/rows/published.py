@@ -137,6 +137,7 @@ def vtrain_rows() -> Iterator[Row]:
 
 def vtrain_multi_rows(path: Path) -> Iterator[Row]:
     """Return runs of 3.6 to 175 B parameters on 64 to 512 A100.
+
     The data is `data/ground_truth_multi.csv` of vTrain's repository. The runs use Megatron-DeepSpeed with full
     recompute. Tensor ranks divide the activations sent to the next stage.
     """

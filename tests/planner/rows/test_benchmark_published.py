@@ -116,6 +116,7 @@ def test_bloom_rows_accumulate_in_fp32_from_the_documented_line(tmp_path: Path, 
 
 def test_fsdp2_rows_are_planned_with_the_settings_of_their_code(tmp_path: Path) -> None:
     """Check two sources of FSDP2 rows.
+
     KempnerForge has nodes of 4, trains all in bf16, writes GiB as GB and defers gradient sums. torchtitan gathers
     stages once per step and reports the reserved peak. Its asynchronous tensor parallelism hides part of the traffic.
     """
@@ -139,6 +140,7 @@ def test_fsdp2_rows_are_planned_with_the_settings_of_their_code(tmp_path: Path) 
 
 def test_kempner_pipeline_keeps_whole_tables_on_each_tensor_rank(tmp_path: Path) -> None:
     """Without sequence parallelism, each tensor rank norms all tokens.
+
     Without compilation, norms run in fp32 with separate kernels, and each matmul gathers its input. Rank 0 reports
     its memory.
     """

@@ -27,6 +27,7 @@ BRIDGE = {"source_repo_path": "NVIDIA-NeMo/Megatron-Bridge:docs.md", "gpu": "GB2
 
 def test_page_estimate_uses_the_software_that_a_spec_can_set(tmp_path: Path) -> None:
     """Scaling's norm kernel is a software option, and its stack has none by default.
+
     A spec with only the stack has a wider interval. A row without a named kernel has no other options.
     """
     kernel = {"note": "attention kernel flash_attention2 + rms kernel; sequence parallel off"}

@@ -221,6 +221,7 @@ def test_peak_memory_matches_megatron_tests(layout: Spec, train: Spec, published
 )
 def test_steady_memory_matches_megatron_tests(layout: Spec, published: int) -> None:
     """Compare with torch.cuda.memory_allocated of the last rank after a step.
+
     The rank holds three workspaces of 32 MiB, its state, and each chunk's last input with its gradient.
     """
     parts = get_memory(_own_test(layout, {"micro_batches": 4 if "pp" in layout else 1}), layout.get("pp", 1) - 1)

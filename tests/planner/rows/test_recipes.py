@@ -294,6 +294,7 @@ def test_resumed_run_may_keep_its_loaded_moments(tmp_path: Path) -> None:
 
 def test_megatron_fsdp_keeps_parameters_outside_layers_gathered(tmp_path: Path) -> None:
     """The table, the head and the last norm stay gathered through a step, and after it since May 2026.
+
     The highest peak does not change. The fp32 router has an additional workspace.
     """
     row = {**ROW, **OWN, "layers": "2", "zero": "3", "ep": "2", "measure_value": "1e9"}
@@ -412,6 +413,7 @@ def test_nemo_uses_dropout_only_for_gpt_3(tmp_path: Path) -> None:
 
 def test_dummy_gradients_are_kept_for_each_shape(tmp_path: Path) -> None:
     """Compare the memory after a stop with a test that defers its table's gradient.
+
     The difference is half of four matrices of 512 in 6 layers and of a table of 50,432 rows, in 16 bits, to the byte.
     """
     row = {

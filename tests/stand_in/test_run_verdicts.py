@@ -1,4 +1,4 @@
-"""Check that a run on stand-ins passes only if it reports that it is correct."""
+"""Check that a run on stand-ins passes only if it reports correct results."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OFF = "traffic check: measured 10 B, absolute difference 4 B, 0 calls\n"
         (0, PROOF + EXACT, "", "equal to 8e-08; 0 B, 0 calls on 1 ranks"),
         (0, PROOF + EXACT + OFF, "", f"FAILED: {OFF.strip()}"),
         (0, PROOF + UNCHECKED + EXACT, "", f"FAILED: {UNCHECKED.rpartition(';')[0]}"),
-        (0, EXACT, "", "FAILED: the run told nothing of itself"),
+        (0, EXACT, "", "FAILED: the run reported no result"),
         (
             1,
             PROOF + EXACT,
-            "stand-in: rank 0: a message never came\n",
-            "FAILED: stand-in: rank 0: a message never came",
+            "stand-in: rank 0: a message never arrived\n",
+            "FAILED: stand-in: rank 0: a message never arrived",
         ),
         (
             1,

@@ -1,6 +1,6 @@
-"""Check doors 12 to 17, 20 to 25, and 33: what a client sends.
+"""Check attacks 12 to 17, 20 to 25, and 33: malicious requests.
 
-The tests run against a served board. docs/explanation/security.md lists the doors.
+The tests run against a served board. docs/explanation/security.md lists the attacks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.doors.conftest import BROKEN, session
+from tests.attacks.conftest import BROKEN, session
 from tests.planner.wrong_specs import GOOD
 from tests.support.web import Site
 from webapp.serving import limits
@@ -33,7 +33,7 @@ def job(served: Site) -> str:
     return served.submit_job(GOOD)
 
 
-def spec(**script: Any) -> dict[str, Any]:
+def build_script_spec(**script: Any) -> dict[str, Any]:
     return {"name": "script", "kind": "script", "script": {"path": "train.py", **script}}
 
 
@@ -49,8 +49,8 @@ def spec(**script: Any) -> dict[str, Any]:
         "/api/v1/hosts/x/",
     ],
 )
-def test_12_no_path_climbs_out(served: Site, job: str, base: str, up: str) -> None:
-    end = "" if base.startswith(("/api/", "/static/")) else "/"  # without it, one is sent to the same with it
+def test_12_path_does_not_leave_its_folder(served: Site, job: str, base: str, up: str) -> None:
+    end = "" if base.startswith(("/api/", "/static/")) else "/"  # a request without the slash is redirected
     for target in (f"{up * 3}secret{end}", f"{up * 6}etc/passwd{end}", f"{up}secret%00.txt{end}"):
         head = f"GET {base.format(id=job)}{target} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
         who = [
@@ -65,11 +65,11 @@ def test_12_no_path_climbs_out(served: Site, job: str, base: str, up: str) -> No
 
 
 @pytest.mark.parametrize("argument", ["; id", "$(id)", "`id`", "a\nb", "| sh", "--rdzv-endpoint=evil:1", "-m"])
-def test_14_arguments_are_kept_to_the_letter(served: Site, argument: str) -> None:
-    """tests/workers/host/test_programs.py shows that they reach the script so, and torchrun never."""
-    job = served.submit_job(spec(args=["--lr", argument]))
-    told = served.call("GET", f"/api/v1/jobs/{job}", headers=served.build_token_header("owner")).json()
-    assert told["spec"]["script"]["args"] == ["--lr", argument]
+def test_14_arguments_are_stored_unchanged(served: Site, argument: str) -> None:
+    """tests/workers/host/test_programs.py shows that the script receives them, and torchrun never does."""
+    job = served.submit_job(build_script_spec(args=["--lr", argument]))
+    stored = served.call("GET", f"/api/v1/jobs/{job}", headers=served.build_token_header("owner")).json()
+    assert stored["spec"]["script"]["args"] == ["--lr", argument]
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,17 @@ def test_14_arguments_are_kept_to_the_letter(served: Site, argument: str) -> Non
         ({"env": {"PATH": "x"}}, "script.env"),
     ],
 )
-def test_15_to_17_what_torchrun_or_the_loader_would_obey_is_422(served: Site, script: Any, field: str) -> None:
-    answer = served.call("POST", "/api/v1/jobs", spec(**script), headers=served.build_token_header("staff"))
+def test_15_to_17_paths_and_variables_for_torchrun_or_the_loader_return_422(
+    served: Site, script: Any, field: str
+) -> None:
+    answer = served.call(
+        "POST", "/api/v1/jobs", build_script_spec(**script), headers=served.build_token_header("staff")
+    )
     assert answer.status == 422, answer.body
     assert field in {error["field"] for error in answer.json()["errors"]}, answer.body
 
 
-def test_20_a_name_with_markup_is_inert(served: Site) -> None:
+def test_20_name_with_markup_is_escaped(served: Site) -> None:
     name = "<img src=x onerror=alert(1)></script>"
     job = served.submit_job({**GOOD, "name": name})
     for path, who in (("/", "owner"), (f"/jobs/{job}/", "owner"), ("/overview/", "owner"), ("/queue/", "staff")):
@@ -105,22 +109,22 @@ def test_20_a_name_with_markup_is_inert(served: Site) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1e9", "NaN", "Infinity", "-Infinity", "1" + "0" * 20, "true", '"4"'])
-def test_22_a_degree_that_is_none_is_422(served: Site, value: str) -> None:
+def test_22_invalid_degree_returns_422(served: Site, value: str) -> None:
     body = json.dumps({**GOOD, "layout": {"dp": "HERE"}}).replace('"HERE"', value).encode()
     answer = served.call("POST", "/api/v1/jobs", body, headers=served.build_token_header("staff"))
     assert answer.status == 422, answer.body
     assert "layout.dp" in {error["field"] for error in answer.json()["errors"]}
 
 
-def test_22_ranks_that_the_host_given_lacks_are_422(served: Site) -> None:
+def test_22_degrees_that_do_not_divide_the_model_return_422(served: Site) -> None:
     wrong = {**GOOD, "layout": {"dp": 3, "tp": 3}}
     answer = served.call("POST", "/api/v1/jobs", wrong, headers=served.build_token_header("staff"))
     assert answer.status == 422
     assert any("3" in error["message"] for error in answer.json()["errors"])
 
 
-def test_24_a_large_body_is_413_and_nothing_of_it_is_kept(served: Site) -> None:
-    before = everything(served)
+def test_24_large_body_returns_413_and_leaves_no_file(served: Site) -> None:
+    before = list_board_files(served)
     head = b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 104857600\r\nExpect: 100-continue\r\n\r\n"
     assert served.send_raw(head).startswith(b"HTTP/1.1 413")
     body = b" " * (limits.MAX_BODY_BYTES + 1)
@@ -132,18 +136,18 @@ def test_24_a_large_body_is_413_and_nothing_of_it_is_kept(served: Site) -> None:
         "/import/begin/",
     ):
         assert served.call("POST", path, body).status == 413
-    assert everything(served) == before
+    assert list_board_files(served) == before
 
 
-def everything(served: Site) -> set[str]:
-    """Files of the board and of those that may lie above it, but those that always change."""
+def list_board_files(served: Site) -> set[str]:
+    """Return the files of the board and of the folders above it, except files that always change."""
     state = Path(served.environment["MESHBOARD_STATE_DIR"])
     found = [path for folder in (state, state.parent, state.parent.parent) for path in folder.glob("**/*")]
     changing = ("board.sqlite3", "temp-", "dump")
     return {str(path) for path in found if path.is_file() and not path.name.startswith(changing)}
 
 
-def bomb() -> bytes:
+def build_gzip_bomb() -> bytes:
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", compresslevel=9) as out:
         for _ in range(260):
@@ -151,7 +155,7 @@ def bomb() -> bytes:
     return packed.getvalue()
 
 
-def slip() -> bytes:
+def build_path_traversal_zip() -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as out:
         for name in ("../../evil", "/tmp/evil", "..\\evil"):
@@ -160,10 +164,14 @@ def slip() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("name", "make"), [("../../evil.json.gz", bomb), ("/tmp/evil.zip", slip)], ids=["bomb", "slip"]
+    ("name", "make"),
+    [("../../evil.json.gz", build_gzip_bomb), ("/tmp/evil.zip", build_path_traversal_zip)],
+    ids=["bomb", "slip"],
 )
-def test_25_a_bomb_or_a_slip_is_422_and_leaves_the_disk_as_it_was(served: Site, name: str, make: Any) -> None:
-    before, memory, sent = everything(served), served.memory_bytes, make()
+def test_25_gzip_bomb_or_path_traversal_returns_422_and_leaves_the_disk_unchanged(
+    served: Site, name: str, make: Any
+) -> None:
+    before, memory, sent = list_board_files(served), served.memory_bytes, make()
     who = session(served, "owner")
     begun = served.call("POST", "/import/begin/", {"files": [{"name": name, "size": len(sent)}]}, headers=who)
     assert begun.status == 201, begun.body
@@ -174,12 +182,12 @@ def test_25_a_bomb_or_a_slip_is_422_and_leaves_the_disk_as_it_was(served: Site, 
         assert served.call("POST", f"{address}files/0/?offset={offset}", part, headers=who).status == 200
     answer = served.call("POST", f"{address}read/", b"", headers=who)
     assert answer.status == 422, answer.body
-    assert everything(served) - before == set()
+    assert list_board_files(served) - before == set()
     assert served.memory_bytes - memory < 128 * 2**20
 
 
-def test_33_a_failure_tells_an_id_and_nothing_else(served: Site) -> None:
-    """A row that no code of ours would write."""
+def test_33_failure_reveals_only_an_id(served: Site) -> None:
+    """Insert a row that no code of the board writes."""
     broken = served.submit_job({**GOOD, "name": "broken on purpose"})
     with sqlite3.connect(served.database_url.removeprefix("sqlite:///")) as board:
         board.execute("UPDATE jobs_job SET spec = '\"broken on purpose\"' WHERE id = ?", [broken])
@@ -192,9 +200,11 @@ def test_33_a_failure_tells_an_id_and_nothing_else(served: Site) -> None:
             assert answer.status == 500
             reference = answer.headers["X-Request-ID"]
             BROKEN.add(reference)
-            assert reference in answer.body.decode(), "whoever reports it can quote it"
-            told = [json.loads(line) for line in served.log.splitlines() if reference in line]
-            assert any("Traceback" in line.get("exc_info", "") for line in told), "and the log has all of it under it"
+            assert reference in answer.body.decode(), "a user can quote it in a report"
+            entries = [json.loads(line) for line in served.log.splitlines() if reference in line]
+            assert any("Traceback" in line.get("exc_info", "") for line in entries), (
+                "and the log has all of it under it"
+            )
             for inner in ("Traceback", "TypeError", "present.py", "sqlite", served.environment["MESHBOARD_SECRET_KEY"]):
                 assert inner.encode() not in answer.body
     finally:

@@ -1,6 +1,6 @@
-"""Check doors 1 to 11 and 27: who gets access, to what, and how often.
+"""Check attacks 1 to 11 and 27: access without permission, and rates of requests.
 
-The tests run against a served board. docs/explanation/security.md lists the doors.
+The tests run against a served board. docs/explanation/security.md lists the attacks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from knox.crypto import hash_token
 
-from tests.doors.conftest import LOGINS_PER_MINUTE, SUBMITS_PER_MINUTE, session
+from tests.attacks.conftest import LOGINS_PER_MINUTE, SUBMITS_PER_MINUTE, session
 from tests.planner.wrong_specs import GOOD
 from tests.support.web import Site
 from tests.webapp.test_public import BY_ITS_OWN_TOKEN, PUBLIC, paths
@@ -37,7 +37,7 @@ def job(served: Site) -> str:
         ("POST", "/jobs/{id}/cancel/"),
     ],
 )
-def test_1_another_user_s_job_is_not_there(served: Site, job: str, method: str, path: str) -> None:
+def test_1_job_of_another_user_returns_404(served: Site, job: str, method: str, path: str) -> None:
     who = served.build_token_header("stranger") if path.startswith("/api/") else session(served, "stranger")
     assert served.call(method, path.format(id=job), headers=who).status == 404
     assert (
@@ -47,7 +47,7 @@ def test_1_another_user_s_job_is_not_there(served: Site, job: str, method: str, 
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_2_every_route_asks_who_is_there(served: Site, method: str) -> None:
+def test_2_every_route_requires_authentication(served: Site, method: str) -> None:
     wrong = {}
     for path in paths():
         if path in PUBLIC | BY_ITS_OWN_TOKEN | {"admin/login/"}:
@@ -74,7 +74,7 @@ def _without_redirect(served: Site, method: str, path: str) -> int:
         ("/api/v1/hosts/x/drain", "owner", 403),
     ],
 )
-def test_3_who_may_only_look_changes_nothing(served: Site, job: str, path: str, who: str, status: int) -> None:
+def test_3_read_only_role_changes_nothing(served: Site, job: str, path: str, who: str, status: int) -> None:
     body: Any = {} if path.endswith("join-tokens") else None
     assert served.call("POST", path.format(id=job), body, headers=served.build_token_header(who)).status == status
     assert (
@@ -83,7 +83,7 @@ def test_3_who_may_only_look_changes_nothing(served: Site, job: str, path: str, 
     )
 
 
-def test_3_the_admin_is_staff_s(served: Site) -> None:
+def test_3_admin_requires_staff(served: Site) -> None:
     cookie = served.build_cookie_header("owner")["Cookie"]
     for path in ("/admin/", "/admin/jobs/job/", "/admin/auth/user/"):
         head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{cookie}"
@@ -93,19 +93,19 @@ def test_3_the_admin_is_staff_s(served: Site) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/jobs/{id}/cancel/", "/queue/pause/", "/logout/", "/plan/"])
-def test_8_a_page_elsewhere_changes_nothing(served: Site, job: str, path: str) -> None:
+def test_8_cross_site_request_changes_nothing(served: Site, job: str, path: str) -> None:
     for more in ({}, {"X-CSRFToken": "c" * 32}, {"Origin": "http://evil.example"}):
         headers = {**served.build_cookie_header("staff"), **more}
         assert served.call("POST", path.format(id=job), GOOD, headers=headers).status == 403
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "127.0.0.1:1@evil.example", ""])
-def test_9_a_name_that_leads_here_by_rebinding_is_400(served: Site, host: str) -> None:
+def test_9_foreign_host_header_returns_400(served: Site, host: str) -> None:
     for path in ("/login/", "/api/v1/jobs"):
         assert served.call("GET", path, headers={"Host": host}).status == 400
 
 
-def test_10_only_the_hash_of_a_token_is_stored_and_an_expired_or_deleted_one_is_401(served: Site) -> None:
+def test_10_only_token_hash_is_stored_and_expired_or_deleted_token_returns_401(served: Site) -> None:
     path = served.database_url.removeprefix("sqlite:///")
     for change in ("UPDATE knox_authtoken SET expiry = '2020-01-01'", "DELETE FROM knox_authtoken"):
         wish = {"name": "expires", "scopes": ["read"]}
@@ -119,7 +119,7 @@ def test_10_only_the_hash_of_a_token_is_stored_and_an_expired_or_deleted_one_is_
         assert served.call("GET", "/api/v1/jobs", headers=headers).status == 401
 
 
-def test_10_a_token_may_what_its_scopes_say_and_nothing_once_it_is_revoked(served: Site, job: str) -> None:
+def test_10_token_is_limited_to_its_scopes_and_revoked_token_returns_401(served: Site, job: str) -> None:
     wish = {"name": "reads", "scopes": ["read"]}
     made = served.call("POST", "/api/v1/tokens", wish, headers=served.build_token_header("owner")).json()
     reads = {"Authorization": f"Token {made['token']}"}
@@ -133,7 +133,7 @@ def test_10_a_token_may_what_its_scopes_say_and_nothing_once_it_is_revoked(serve
 
 
 @pytest.mark.parametrize("query", ["token={}", "access_token={}", "Authorization=Token%20{}", "auth={}", "api_key={}"])
-def test_11_a_token_in_an_address_opens_nothing_and_is_logged_nowhere(served: Site, query: str) -> None:
+def test_11_token_in_an_address_grants_nothing_and_is_not_logged(served: Site, query: str) -> None:
     token = served.users["owner"]["token"]
     for path in ("/api/v1/jobs", "/api/v1/nowhere", "/login/", "/api/v1/schema", "/nowhere/"):
         answer = served.call("GET", f"{path}?{query.format(token)}")
@@ -143,9 +143,9 @@ def test_11_a_token_in_an_address_opens_nothing_and_is_logged_nowhere(served: Si
     assert token not in served.log
 
 
-def test_27_submits_and_logins_have_a_rate(served: Site) -> None:
+def test_27_submits_and_logins_are_rate_limited(served: Site) -> None:
     codes = []
-    for _ in range(2 * SUBMITS_PER_MINUTE + 1):  # a minute may begin between two of them
+    for _ in range(2 * SUBMITS_PER_MINUTE + 1):  # a minute may begin between two requests
         answer = served.call("POST", "/api/v1/jobs", {}, headers=served.build_token_header("stranger"))
         codes.append(answer.status)
         if answer.status == 429:

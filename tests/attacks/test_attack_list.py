@@ -11,40 +11,40 @@ import pytest
 
 from tests.support.processes import ROOT
 
-DOORS = 33
+NUM_ATTACKS = 33
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-CHECKPOINT_READERS = {"FileSystemReader", "FsspecReader"}  # torch's, whose read_metadata unpickles
-WRITES = ROOT / "benchmarks/rivals/__main__.py"  # a rival's own file, which it reads itself
+CHECKPOINT_READERS = {"FileSystemReader", "FsspecReader"}  # torch's readers, whose read_metadata unpickles
+WRITES = ROOT / "benchmarks/rivals/__main__.py"  # the benchmark reads a file that it wrote itself
 
 
-def attacks() -> set[int]:
+def list_attacks() -> set[int]:
     """Return the numbers in the table of attacks."""
-    return {int(number) for number in re.findall(r"^\| (\d+) \| .* \| .* \|$", page(), re.MULTILINE)}
+    return {int(number) for number in re.findall(r"^\| (\d+) \| .* \| .* \|$", read_security_page(), re.MULTILINE)}
 
 
-def tests() -> list[tuple[int, str]]:
+def list_attack_tests() -> list[tuple[int, str]]:
     """Return number and test of each item in the list of tests."""
-    found = re.findall(r"^- (\d+): `(tests/\S+)`$", page(), re.MULTILINE)
+    found = re.findall(r"^- (\d+): `(tests/\S+)`$", read_security_page(), re.MULTILINE)
     return [(int(number), test) for number, test in found]
 
 
-def page() -> str:
+def read_security_page() -> str:
     return (ROOT / "docs/explanation/security.md").read_text()
 
 
 def test_every_attack_has_a_row_and_a_test() -> None:
-    assert attacks() == set(range(1, DOORS + 1))
-    assert {number for number, _ in tests()} == attacks()
+    assert list_attacks() == set(range(1, NUM_ATTACKS + 1))
+    assert {number for number, _ in list_attack_tests()} == list_attacks()
 
 
-@pytest.mark.parametrize("named", sorted({test for _, test in tests()}))
-def test_a_test_that_the_list_names_is_there(named: str) -> None:
+@pytest.mark.parametrize("named", sorted({test for _, test in list_attack_tests()}))
+def test_every_listed_test_exists(named: str) -> None:
     path, _, function = named.partition("::")
     assert re.search(rf"^def {function}\(", (ROOT / path).read_text(), re.MULTILINE)
 
 
-def unpicklings(source: str) -> Iterator[str]:
-    """What could run what somebody sent."""
+def find_unpickling(source: str) -> Iterator[str]:
+    """Yield constructs that could run code from received data."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Import(names=names):
@@ -65,14 +65,14 @@ def unpicklings(source: str) -> Iterator[str]:
                 pass
 
 
-def test_26_nothing_here_unpickles() -> None:
-    """What is read of a checkpoint for real is tried in tests/workers/checkpoint/test_damage.py."""
-    rooms = ("contracts", "planner", "jobs", "webapp", "workers", "client", "benchmarks")
-    files: list[Path] = [path for room in rooms for path in (ROOT / room).rglob("*.py") if path != WRITES]
+def test_26_source_unpickles_nothing() -> None:
+    """tests/workers/checkpoint/test_damage.py tests the actual read of a checkpoint."""
+    folders = ("contracts", "planner", "jobs", "webapp", "workers", "client", "benchmarks")
+    files: list[Path] = [path for room in folders for path in (ROOT / room).rglob("*.py") if path != WRITES]
     assert len(files) > 300
     worth_parsing = re.compile("|".join([*UNPICKLERS, *CHECKPOINT_READERS, r"torch\.load", "allow_pickle"]))
     named = [(path, source) for path in files if worth_parsing.search(source := path.read_text())]
-    assert {str(path): found for path, source in named if (found := list(unpicklings(source)))} == {}
+    assert {str(path): found for path, source in named if (found := list(find_unpickling(source)))} == {}
 
 
 @pytest.mark.parametrize(
@@ -89,5 +89,5 @@ def test_26_nothing_here_unpickles() -> None:
         "class Reader(FileSystemReader):\n    pass",
     ],
 )
-def test_the_reader_of_the_source_sees_each(line: str) -> None:
-    assert list(unpicklings(line)) != []
+def test_source_check_finds_each_construct(line: str) -> None:
+    assert list(find_unpickling(line)) != []

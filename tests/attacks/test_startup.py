@@ -1,4 +1,4 @@
-"""Doors 31 and 32: what a board will not start with; and secrets that lie in files."""
+"""Attacks 31 and 32: settings that a board rejects at its start, and secrets in files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REDIS = {"MESHBOARD_REDIS_URL": "redis://:password@redis.example:6379/0"}
 PRINTED = "only-for-this-step-0123456789-0123456789-0123456789"
 
 
-def started(argv: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def start_process(argv: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     given = {**base_environment(), **environment}
     argv = [sys.executable, *argv]
     return subprocess.run(
@@ -41,17 +41,17 @@ def started(argv: list[str], environment: dict[str, str]) -> subprocess.Complete
         ({**REDIS, "MESHBOARD_SECRET_KEY": PRINTED}, "meshboard.E001"),
     ],
 )
-def test_31_32_the_web_says_in_one_line_why_it_does_not_start(
+def test_31_32_web_reports_in_one_line_why_it_does_not_start(
     tmp_path: Path, change: dict[str, str], words: str
 ) -> None:
-    done = started(["-m", "webapp.serve"], {**REACHABLE, "MESHBOARD_STATE_DIR": str(tmp_path), **change})
+    done = start_process(["-m", "webapp.serve"], {**REACHABLE, "MESHBOARD_STATE_DIR": str(tmp_path), **change})
     assert done.returncode == 2
     assert words in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", [controller.Command, recorder.Command])
-def test_32_nor_do_controller_and_recorder(settings: Any, command: type[Foreground]) -> None:
+def test_32_controller_and_recorder_do_not_start(settings: Any, command: type[Foreground]) -> None:
     settings.ALLOWED_HOSTS, settings.SECRET_KEY = ["board.example"], PRINTED
     with pytest.raises(SystemCheckError, match=r"meshboard\.E001"):
         command().check()
@@ -67,36 +67,36 @@ def test_32_nor_do_controller_and_recorder(settings: Any, command: type[Foregrou
         ("127.0.0.1", {}, []),
     ],
 )
-def test_32_a_database_that_others_reach_has_a_password(
+def test_32_database_on_a_network_needs_a_password(
     settings: Any, monkeypatch: pytest.MonkeyPatch, host: str, more: dict[str, Any], refused: list[str]
 ) -> None:
     settings.ALLOWED_HOSTS, settings.SECRET_KEY = ["board.example"], KEY
     database = {"ENGINE": "django.db.backends.postgresql", "HOST": host, **more}
     monkeypatch.setitem(settings.DATABASES, "default", database)
-    assert [told.id for told in check_exposed_board(None)] == refused
+    assert [problem.id for problem in check_exposed_board(None)] == refused
     settings.ALLOWED_HOSTS = ["127.0.0.1"]
     assert check_exposed_board(None) == [], "the local demo"
 
 
-def test_32_the_dockerfile_s_own_key_is_no_key() -> None:
-    """It stands in the source, for the one step that needs any."""
+def test_32_key_of_the_dockerfile_is_rejected() -> None:
+    """The key is in the source, for the build step that needs any key."""
     assert f"MESHBOARD_SECRET_KEY={PRINTED} " in (ROOT / "Dockerfile").read_text()
 
 
 @pytest.fixture
-def only(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in WebSettings.model_fields:
         monkeypatch.delenv(f"MESHBOARD_{name.upper()}", raising=False)
     monkeypatch.setenv("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
     return monkeypatch
 
 
-def test_a_secret_may_lie_in_a_file(only: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_secret_can_be_read_from_a_file(clean_environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n")
     (tmp_path / "old").write_text("one,two\n")
     (tmp_path / "database").write_text("postgres://board:hunter2@db.example/board\n")
     for name, file in (("SECRET_KEY", "key"), ("SECRET_KEY_FALLBACKS", "old"), ("DATABASE_URL", "database")):
-        only.setenv(f"MESHBOARD_{name}_FILE", str(tmp_path / file))
+        clean_environment.setenv(f"MESHBOARD_{name}_FILE", str(tmp_path / file))
     found = read_settings(WebSettings)
     assert found.secret_key.get_secret_value() == KEY
     assert [key.get_secret_value() for key in found.secret_key_fallbacks or []] == ["one", "two"]
@@ -113,21 +113,21 @@ def test_a_secret_may_lie_in_a_file(only: pytest.MonkeyPatch, tmp_path: Path) ->
     ],
     ids=["none", "empty", "no text", "both"],
 )
-def test_a_file_that_holds_none_is_named_and_what_it_holds_is_not(
-    only: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, more: dict[str, Any], words: str
+def test_error_names_an_invalid_secret_file_and_hides_its_content(
+    clean_environment: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, more: dict[str, Any], words: str
 ) -> None:
     if content is not None:
         (tmp_path / "key").write_bytes(content)
-    only.setenv("MESHBOARD_SECRET_KEY_FILE", str(tmp_path / "key"))
+    clean_environment.setenv("MESHBOARD_SECRET_KEY_FILE", str(tmp_path / "key"))
     for name, value in more.items():
-        only.setenv(name, value)
+        clean_environment.setenv(name, value)
     with pytest.raises(SettingError, match=f"^MESHBOARD_{words}") as error:
         read_settings(WebSettings)
     assert KEY not in str(error.value)
 
 
-def test_a_setting_that_is_no_secret_has_no_file(only: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_setting_without_a_secret_has_no_file_variant(clean_environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "x").write_text("evil.example")
-    only.setenv("MESHBOARD_SECRET_KEY", KEY)
-    only.setenv("MESHBOARD_ALLOWED_HOSTS_FILE", str(tmp_path / "x"))
+    clean_environment.setenv("MESHBOARD_SECRET_KEY", KEY)
+    clean_environment.setenv("MESHBOARD_ALLOWED_HOSTS_FILE", str(tmp_path / "x"))
     assert read_settings(WebSettings).allowed_hosts == ["127.0.0.1", "localhost"]

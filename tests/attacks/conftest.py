@@ -1,4 +1,4 @@
-"""One board for all doors, served as it is deployed: uvicorn with every bound, a Redis, SQLite."""
+"""Board for all attack tests, served like a deployment: uvicorn with every limit, a Redis, and SQLite."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.support.processes import run_redis
 from tests.support.web import Site, run_site
 
 SUBMITS_PER_MINUTE, LOGINS_PER_MINUTE = 60, 3
-BROKEN: set[str] = set()  # ids of requests whose failure a test made
+BROKEN: set[str] = set()  # ids of requests that a test made fail
 
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """At the end its log has no traceback of a request that no test broke."""
+    """Run the board, and check at the end that its log has no other traceback."""
     folder = tmp_path_factory.mktemp("doors")
     settings = {
         "MESHBOARD_SUBMITS_PER_MINUTE": str(SUBMITS_PER_MINUTE),
@@ -35,7 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def session(served: Site, name: str) -> dict[str, str]:
-    """A browser's headers, with the token that its forms would send."""
+    """Return the headers of a browser with the CSRF token of its forms."""
     token = "c" * 32
     cookie = f"{served.build_cookie_header(name)['Cookie']}; csrftoken={token}"
     return {"Cookie": cookie, "X-CSRFToken": token}
