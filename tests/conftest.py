@@ -16,11 +16,11 @@ from tests.support.durations import DurationWriter, get_scope, read_durations, s
 from tests.support.postgres import postgres_server, use_database
 from tests.support.processes import RedisServer, run_redis
 
-# Use the same examples in each run, and no deadline, so that no test fails because the machine is busy.
+# Use the same examples in each run without a deadline, because the machine may be busy.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, max_examples=40)
 hypothesis.settings.load_profile("suite")
 
-# A suite that a shell starts in its background ignores Ctrl-C, and so would all processes that its tests start.
+# A suite in a shell's background ignores Ctrl-C, and so would all processes of its tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 
 
 class ModuleScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Run each module in one process, and all browser tests in the same one."""
+    """Run each module in a single process, and all browser tests in the same process."""
 
     def _split_scope(self, nodeid: str) -> str:
         return get_scope(nodeid)

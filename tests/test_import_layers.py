@@ -16,21 +16,21 @@ from planner.facts.kinds import KINDS
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("contracts", "planner", "workers", "jobs", "webapp", "manual", "tests", "benchmarks")
 
-# package -> top-level modules it must never import
+# package -> top-level modules that it must never import
 FORBIDDEN: dict[str, set[str]] = {
     "contracts": {*PACKAGES, "django", "torch", "celery", "redis"} - {"contracts"},
     "planner": {*PACKAGES, "django", "torch", "celery", "redis", "numpy"} - {"planner", "contracts"},
     "workers": {"jobs", "webapp", "manual", "tests", "benchmarks", "django", "channels", "rest_framework"},
     "jobs": {"workers", "webapp", "manual", "tests", "benchmarks", "torch", "numpy"},
     "webapp": {"manual", "tests", "benchmarks", "torch", "numpy"},
-    "manual": {"tests", "benchmarks", "torch", "numpy"},  # reads all of it, to write the reference
-    "client": {*PACKAGES, "django", "torch", "celery", "redis", "pydantic"},  # installed by itself, in seconds
+    "manual": {"tests", "benchmarks", "torch", "numpy"},  # imports all packages, because it writes the reference
+    "client": {*PACKAGES, "django", "torch", "celery", "redis", "pydantic"},  # is installed separately, in seconds
 }
-# Rooms of a floor, lowest first: a room imports only from those before it; two in one entry know each other.
+# Packages of a layer, lowest first. A package imports only packages before it. Two in one entry import each other.
 LAYERS = {
     "planner": ["facts", "hardware", "cost", "search", "explain", "traffic_growth", "report", "__main__"],
     "jobs": ["models", "core", "planning", "people", "queue", "runs", "operations", "api", "pages", "admin"],
-    # The trainer saves through checkpoint, whose export builds the trainer's model: one room with two doors.
+    # The trainer saves with checkpoint, whose export builds the trainer's model. Both form one unit.
     "workers": [
         "rank_environment",
         "disk",
@@ -71,13 +71,13 @@ LAYERS = {
         "urls",
     ],
 }
-# Where a kind of job is told from another: by looking it up in one of the tables, never by comparing its name.
+# Modules that may compare the name of a job's kind. All other code looks the kind up in a table.
 KIND_TABLES = {"planner/facts/kinds.py", "jobs/core/kinds.py", "workers/host/programs.py"}
-OWN_KIND = {"workers/lab/__main__.py"}  # a program that refuses a spec which is not for it
+OWN_KIND = {"workers/lab/__main__.py"}  # a program that rejects specs of other kinds
 KIND_FLOORS = ("planner", "jobs", "workers", "webapp")
 KIND_NAMES: set[object] = set(KINDS)
-# What issues collectives knows the facts alone: from a list of collectives "0 B" could not tell that it is wrong. A
-# prediction is for what compares it with what was measured; a profile is what a calibration writes.
+# Modules that issue collectives import facts only. With a list of predicted collectives, the check "0 B difference"
+# would be meaningless. Only comparison modules import predictions, and a calibration writes a profile.
 PREDICTIONS = (
     *("planner.cost", "planner.hardware", "planner.search"),
     *("planner.explain", "planner.traffic_growth", "planner.report"),
@@ -87,7 +87,7 @@ READS_PREDICTIONS = {
     "workers/dry_run.py": ("planner.cost",),
     "workers/calibrate/": ("planner.hardware.profile",),
 }
-# What watches the training stays small: it never loads torch, but for what starts torchrun and where its ranks meet.
+# Modules on the host stay small. They never load torch, except the launcher of torchrun and the rendezvous store.
 STARTS_TORCHRUN = {"launch.py"}
 WITHOUT_TORCH = sorted(path for path in (ROOT / "workers/host").rglob("*.py") if path.name not in STARTS_TORCHRUN)
 
@@ -336,7 +336,7 @@ def list_private_torch_uses(source: str, own: set[str]) -> list[str]:
         elif isinstance(node, ast.Attribute) and is_private(node.attr):
             if isinstance(node.value, ast.Name) and node.value.id in others:
                 continue
-            above = isinstance(node.value, ast.Call)  # super() and what else gives somebody else's object
+            above = isinstance(node.value, ast.Call)  # super() and calls that return an object of another class
             if node.attr not in NAMEDTUPLE and (above or node.attr not in own):
                 found.append(ast.unparse(node))
     return found

@@ -14,7 +14,7 @@ FILES = sorted(file for floor in ("tests", "benchmarks") for file in (ROOT / flo
 
 @cache
 def list_names(module: str) -> frozenset[str] | None:
-    """Return importable names of a module of the project, or None if there is no such module."""
+    """Return importable names of a module of the project, or None if the module does not exist."""
     path = ROOT / module.replace(".", "/")
     if path.is_dir() and any(path.rglob("*.py")):
         inside = {entry.stem for entry in path.iterdir() if entry.suffix == ".py" or entry.is_dir()}

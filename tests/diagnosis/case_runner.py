@@ -22,12 +22,12 @@ from tests.diagnosis.monitor import DiagnosisMonitor
 from tests.support.host import Host, run_host
 from tests.support.processes import run_redis
 
-HANG_S, SLOW_S = 10.0, 30.0  # within which it must be named: from the threshold, from the fault
+HANG_S, SLOW_S = 10.0, 30.0  # timeout of the diagnosis: from the threshold, from the fault
 VERDICT_TIMEOUT_S = 75.0
-FIRST_FAULTY_STEP = 30  # steps that a fault comes after
-BASELINE_S = 8.0  # before what is done from outside: how fast links are is known by then
+FIRST_FAULTY_STEP = 30  # number of steps before the fault
+BASELINE_S = 8.0  # wait before a disturbance from outside, because the monitor first measures the links
 START_S = 240.0
-JOB = f"tried-{os.getpid()}"  # a host reaps by a job's name, whoever else runs one
+JOB = f"tried-{os.getpid()}"  # the host cleans up by job name, independent of the caller
 ALARMS = ("slow", "hung", "failed")
 
 
@@ -43,7 +43,7 @@ def run_case(name: str, seed: int) -> CaseResult:
     case = CASES[name]
     try:
         return _run_on_two_hosts(case, seed) if case.hosts else _run_on_one_host(case, case.ranks(seed))
-    except (AssertionError, OSError, subprocess.CalledProcessError) as error:  # the table goes on
+    except (AssertionError, OSError, subprocess.CalledProcessError) as error:  # the table continues after this error
         return CaseResult(False, None, f"{type(error).__name__}: {error}")
 
 
@@ -108,21 +108,21 @@ def _wait_for_baseline(watching: DiagnosisMonitor) -> None:
         _has_no_alarm(result)
 
 
-def _has_no_alarm(told: VerdictPayload) -> None:
-    assert not _is_alarm(told), f"before anything was done: {told['sentence']}; {told['reason']}"
+def _has_no_alarm(verdict: VerdictPayload) -> None:
+    assert not _is_alarm(verdict), f"before the fault: {verdict['sentence']}; {verdict['reason']}"
 
 
-def _is_alarm(told: VerdictPayload) -> bool:
+def _is_alarm(verdict: VerdictPayload) -> bool:
     """Return True for an alarm. Other work on a rank's CPU, which its kernel counts, is none on a shared machine."""
-    return (told["state"] in ALARMS or told["hang"] is not None) and not _is_crowded(told)
+    return (verdict["state"] in ALARMS or verdict["hang"] is not None) and not _is_crowded(verdict)
 
 
-def _is_crowded(told: VerdictPayload) -> bool:
+def _is_crowded(verdict: VerdictPayload) -> bool:
     return (
-        told["state"] == "slow"
-        and told["hang"] is None
-        and bool(told["stragglers"])
-        and (told["stragglers"][0]["cause"] == "contention")
+        verdict["state"] == "slow"
+        and verdict["hang"] is None
+        and bool(verdict["stragglers"])
+        and (verdict["stragglers"][0]["cause"] == "contention")
     )
 
 
@@ -132,26 +132,26 @@ def judge(case: FaultCase, ranks: list[int], watching: DiagnosisMonitor, began: 
         if not _is_alarm(result):
             continue
         cause, blamed, since = _get_blamed_ranks(result)
-        took = result["time"] - (since if case.told == "hang" else began)
+        took = result["time"] - (since if case.alarm == "hang" else began)
         right = (
             cause in case.causes and set(blamed) == set(ranks) and all(host in result["next"] for host in case.hosts)
         )
-        in_time = took <= (HANG_S if case.told == "hang" else SLOW_S)
+        in_time = took <= (HANG_S if case.alarm == "hang" else SLOW_S)
         output = f"[{cause} {blamed}] {result['sentence']}; {result['reason']}; next: {result['next']}"
-        return CaseResult(right and in_time and (result["hang"] is not None) == (case.told == "hang"), took, output)
+        return CaseResult(right and in_time and (result["hang"] is not None) == (case.alarm == "hang"), took, output)
     result = watching.diagnose()
     return CaseResult(False, None, f"nothing in {VERDICT_TIMEOUT_S:.0f} s: {result['state']}, {result['sentence']}")
 
 
-def _get_blamed_ranks(told: VerdictPayload) -> tuple[str, Sequence[int], float]:
+def _get_blamed_ranks(verdict: VerdictPayload) -> tuple[str, Sequence[int], float]:
     """Return the cause and ranks of an alarm, and the time since when it was visible."""
-    hang = told["hang"]
+    hang = verdict["hang"]
     if hang is not None:
         return hang["cause"], hang["ranks"], hang["since"] + hang["threshold_s"]
-    if told["stragglers"]:
-        late = told["stragglers"][0]
+    if verdict["stragglers"]:
+        late = verdict["stragglers"][0]
         return late["cause"], [late["rank"]], 0.0
-    return "link" if told["sentence"].startswith("Slow link: ") else told["state"], [], 0.0
+    return "link" if verdict["sentence"].startswith("Slow link: ") else verdict["state"], [], 0.0
 
 
 def _kill_rank(machine: Host, watching: DiagnosisMonitor, ranks: list[int]) -> CaseResult:

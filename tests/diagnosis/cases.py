@@ -13,20 +13,20 @@ Does = Literal["stop", "kill", "quota", "halting", "slow link", "cut link", ""]
 
 
 class FaultCase(NamedTuple):
-    """A fault and its correct diagnosis.
+    """Fault with its correct diagnosis.
 
     Attributes:
         kind: Name of a fault of `tests.diagnosis.faulty`.
         does: Action on the process of the rank or on the network of its host.
-        told: Kind of the alarm: a stall, a slow step, or an end.
+        alarm: Kind of the alarm: a stall, a slow step, or an end.
         causes: Causes that are all correct.
         fixed: Ranks with the fault. Otherwise the seed draws one.
-        everywhere: All ranks have the fault, and `fixed` ones are to be blamed.
-        hosts: With two hosts, the fault is on the link, and both hosts are to be blamed.
+        everywhere: All ranks have the fault, and the diagnosis must name the `fixed` ones.
+        hosts: With two hosts, the fault is on the link, and the diagnosis must name both hosts.
     """
 
     layout: dict[str, Any]
-    told: Literal["hang", "straggler", "end"]
+    alarm: Literal["hang", "straggler", "end"]
     causes: tuple[Cause, ...]
     kind: str = ""
     does: Does = ""

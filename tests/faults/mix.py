@@ -1,7 +1,7 @@
-"""`make mix`: small jobs while all parts of an installation are killed or stopped at random, from a seed.
+"""Run small jobs while processes of an installation are killed or stopped at random, from a seed (`make mix`).
 
-Prints `N passed, N failed`. An acknowledged job is never lost, and a job without faults succeeds. Every history is
-valid, and no process or slot is left.
+The command prints `N passed, N failed`. It checks that an acknowledged job is never lost, a job without faults
+succeeds, every history is valid, and no process or slot is left.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FaultMix:
     def __init__(self, made: Board, seed: int) -> None:
         self.board, self.random = made, random.Random(seed)
         self.jobs: list[str] = []
-        self.touched: dict[str, list[str]] = {}  # by job: what was killed of it, or that it was cancelled
+        self.touched: dict[str, list[str]] = {}  # by job: the killed process, or "cancelled"
         self.killed: dict[str, int] = {}
 
     def retry(self, call: Callable[[], Any]) -> Any:
@@ -72,7 +72,8 @@ class FaultMix:
             "layout": {"dp": self.random.choice((1, 2))},
             "train": {"steps": self.random.randint(20, 200), "global_batch": 2, "seq_len": 32, "eval_every": 0},
         }
-        # The same key again and again until it is answered: a web killed half way must not make two jobs of one.
+        # Repeat the request with the same key until the web responds. A web killed during a submit must not create
+        # two jobs.
         self.jobs.append(str(self.retry(lambda: self.board.call("POST", "jobs", spec, key=f"mix-{number}"))["id"]))
 
     def list_live_jobs(self) -> list[str]:

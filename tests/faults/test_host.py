@@ -146,7 +146,7 @@ def test_restart_of_redis_loses_no_telemetry(machine: Host) -> None:
         machine.send_launch_order("patient")
         machine.wait_for_steps("patient", 3)
         machine.server.stop()
-        time.sleep(2)  # the outage itself: training must not care
+        time.sleep(2)  # the outage itself, which must not affect training
         machine.server.start()
         seen = max(i["step"] for i in machine.read_items("patient", "step"))
         machine.wait_for_steps("patient", seen + 20)

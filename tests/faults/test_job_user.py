@@ -48,7 +48,7 @@ def reachable_python(folder: Path) -> str:
         pytest.skip(f"others may not run {sys.executable}, and there is no {system}")
     subprocess.run([system, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     (found,) = (folder / "venv/lib").glob("python*/site-packages")
-    # redis wants this where Python is older than 3.11.3, and our packages are of a newer one.
+    # redis requires async-timeout with Python before 3.11.3, and newer packages do not install it.
     (found / "async_timeout.py").write_text("from asyncio import timeout as timeout\n")
     (found / "ours.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     return str(folder / "venv/bin/python")
@@ -113,7 +113,7 @@ print("tried", json.dumps({
     "put a module beside its script": tried(lambda: (script / "torch.py").write_text("evil")),
     "spoil its checkpoints": tried(lambda: (checkpoints / "evil").write_text("evil")),
     "spoil its tokens": tried(lambda: (cache / "evil").write_text("evil")),
-    "make something of its own": tried(lambda: Path("out.txt").write_text("mine")),
+    "create a file in its own folder": tried(lambda: Path("out.txt").write_text("mine")),
 }), flush=True)
 """
 
@@ -133,7 +133,7 @@ def test_job_cannot_read_or_harm_a_job_of_another_owner(redis_service: RedisServ
         for folder in theirs:
             make_owned_folder(
                 folder, USER_PER_OWNER._replace(uid=65_537)
-            )  # as a training run of the first owner has them
+            )  # with the permissions of a training run of the first owner
         entered.enter_context(machine.run_worker())
         spec: dict[str, Any] = {"kind": "script", "layout": {"dp": 1}, "script": {"path": "a/script.py"}}
         first = machine.send_launch_order("first", spec=spec, owner=1)
@@ -145,7 +145,7 @@ def test_job_cannot_read_or_harm_a_job_of_another_owner(redis_service: RedisServ
         assert report["outcome"] == "succeeded", "\n".join([report["reason"], *report["log_tail"]])
         (output,) = [line for line in lines_of(machine, "second") if line.startswith("tried ")]
         result = json.loads(output.removeprefix("tried "))
-        assert result.pop("make something of its own") is True
+        assert result.pop("create a file in its own folder") is True
         assert set(result.values()) == {"Permission denied"}, result
 
 

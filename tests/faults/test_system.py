@@ -23,7 +23,7 @@ ENDLESS: dict[str, Any] = {
 }
 
 
-pytestmark = pytest.mark.slow  # a whole installation, killed part by part
+pytestmark = pytest.mark.slow  # a whole installation whose parts are killed in turn
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_job_survives_killed_controller_and_web(installation: Board, running_job
     )
     installation.wait_for_status(running_job, "running")
     assert statuses(installation, running_job) == ["queued", "starting", "running"]
-    # The next one works: it hears of the end.
+    # The next service continues and receives the report of the end.
     wait_until(lambda: "going on" in installation.read_log("controller"), "the lease of the killed one ends", 30)
     installation.call("POST", f"jobs/{running_job}/cancel")
     installation.wait_for_status(running_job, "cancelled")
@@ -127,7 +127,7 @@ def test_killed_services_leave_no_process(installation: Board) -> None:
     def answers() -> bool:
         try:
             return bool(installation.call("GET", "hosts"))
-        except OSError:  # the web is on its way
+        except OSError:  # the web process is starting
             return False
 
     wait_until(answers, "the API answers")

@@ -11,8 +11,8 @@ from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
 
 STEPS = 5
-# The same tokens everywhere: Adam makes a whole step of what is only rounding in a gradient that is nearly nothing, so
-# that now and then a text is found on which norms part by 1e-4 after some steps while each gradient is right.
+# All cases use the same tokens. Adam takes a full step for gradients that are only rounding, so on some texts norms
+# differ by 1e-4 after some steps while each gradient is right.
 DATA = "parity.bin"
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "moe": {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 48},
     },
 }
-# One more of each, for what only some layouts meet.
+# Additional models for features that only some layouts use.
 VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     "one kv head": {"num_kv_heads": 1},
@@ -81,7 +81,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "shared_experts": 1,
         }
     },
-    # Padded to 512 rows: on tp 4 the last rank has nothing but padding of the first.
+    # The vocabulary is padded to 512 rows. With tp 4, the last rank has only padding of the first model.
     "vocabulary of 257": {"vocab_size": 257},
     "vocabulary of 510": {"vocab_size": 510},
     "documents": {},
@@ -89,8 +89,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "three experts": {"moe": {"num_experts": 3, "experts_per_token": 2, "expert_ffn_hidden_size": 48}},
 }
 
-# What is trained otherwise, by the reference too. An end in every second or third sequence: where documents have few
-# tokens, gradients of queries and keys are nearly nothing, and norms part by 1e-5 after some steps.
+# Settings that also change the reference. An end token is in every second or third sequence. In documents of few
+# tokens, gradients of queries and keys are almost zero, and norms differ by 1e-5 after some steps.
 TRAINED: dict[str, dict[str, Any]] = {"documents": {"document_end": 5}}
 
 SP = {"sequence_parallel": True}
@@ -266,8 +266,8 @@ LAYOUTS: dict[str, Try] = {
     "ep2 x pp2 x tp2 sp": Try({"dp": 2, "ep": 2, "pp": 2, "tp": 2, **SP}, 2, ("moe",)),
 }
 
-# What the default suite runs; `make parity` runs all. Tensor and pipeline parallelism on every model; each other axis,
-# the schedules that build on no other, each setting, some pairs and two triples on one.
+# Cases of the default suite. `make parity` runs all. Tensor and pipeline parallelism run on every model. Each other
+# axis, each basic schedule, each setting, some pairs, and two triples run on one model.
 CORE = ("tp2 sp", "pp2 1f1b")
 CORE_ONCE = (
     "dp2 m4",
@@ -334,7 +334,7 @@ class Case(NamedTuple):
 def make_spec(
     arch: str, layout: dict[str, Any], micro_batches: int, variant: str = "", train: dict[str, Any] | None = None
 ) -> JobSpec:
-    """Return a parity spec. Clipping and weight decay are on, so that the updates test them too."""
+    """Return a parity spec. Clipping and weight decay are on, because the updates then test them too."""
     train = {
         "steps": STEPS,
         "global_batch": 8,

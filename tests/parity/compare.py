@@ -33,7 +33,7 @@ class Result(NamedTuple):
     gradient_difference: float
     wrong_bytes: int
     wrong_calls: int
-    wrong_memory: int  # of what can be counted: weights, gradients, the optimizer's
+    wrong_memory: int  # of tensors that can be counted: weights, gradients, optimizer state
     over_minimum: dict[str, float]
     proven: bool  # by the run itself
 

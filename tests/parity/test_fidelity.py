@@ -69,8 +69,8 @@ SPECS = {
     "no clipping, no validation": spec(
         SIZES["llama"], {"pp": 2, "tp": 2, "schedule": "gpipe"}, grad_clip=0.0, eval_every=0, micro_batches=1
     ),
-    "the batch of one process in bf16": spec(SIZES["llama"], {}, precision="bf16"),
-    "the batch of one process": spec(SIZES["llama"], {}),
+    "the batch of the single-process reference in bf16": spec(SIZES["llama"], {}, precision="bf16"),
+    "the batch of the single-process reference": spec(SIZES["llama"], {}),
 }
 
 
@@ -110,7 +110,7 @@ def test_bf16_layouts_match_a_bf16_reference(runs: dict[str, Run], name: str) ->
 
 @pytest.mark.parametrize("name", [name for name, s in SPECS.items() if "bf16" in name and s.model.arch == "llama"])
 def test_bf16_training_matches_fp32_within_its_precision(runs: dict[str, Run], name: str) -> None:
-    whole, half = runs["the batch of one process"], runs[name]
+    whole, half = runs["the batch of the single-process reference"], runs[name]
     assert half.losses == pytest.approx(whole.losses, rel=5e-4)
     assert half.losses != whole.losses
     assert half.norms == pytest.approx(whole.norms, rel=1e-2)

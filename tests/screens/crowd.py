@@ -21,7 +21,7 @@ PP, DP, TP = 8, 16, 8
 RANKS, SLOTS = PP * DP * TP, 8
 STEPS, STEP_S = 30, 2.0
 SPEC = {
-    "name": f"synthetic: {RANKS:,} ranks that nobody runs, on hosts that nobody has",
+    "name": f"synthetic: {RANKS:,} ranks that do not run, on hosts that do not exist",
     "model": {"preset": "gpt3-175b"},
     "layout": {"dp": DP, "pp": PP, "tp": TP, "zero": 1},
     "train": {"global_batch": 1536, "seq_len": 2048, "micro_batches": 12, "steps": 1_000_000, "eval_every": 0},

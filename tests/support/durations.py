@@ -15,7 +15,7 @@ T = TypeVar("T")
 TABLE = Path(__file__).parents[1] / "durations.csv"
 COLUMNS = ("module", "tests", "seconds", "extended_tests", "extended_seconds")
 UNKNOWN_MODULE_S = 10.0
-BROWSER_SCOPE = "board"  # all browser tests run in one process, so that they share a board
+BROWSER_SCOPE = "board"  # all browser tests run in a single process and share a board
 
 
 def get_scope(node_id: str) -> str:

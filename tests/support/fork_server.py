@@ -1,9 +1,9 @@
-"""Fork ranks with torchrun's variables from a process that has imported torch, which takes seconds.
+"""Fork ranks with torchrun's variables from a process that has imported torch.
 
-    python -m tests.support.fork_server FD
+Importing torch takes seconds. Usage: python -m tests.support.fork_server FD
 
 FD is a socket. A request on it has the file descriptors for the output of the ranks. The server answers with the PID
-of their launcher, then with its exit code. The server itself has no threads, which forks would lose.
+of their launcher, then with its exit code. The server has no threads, because a fork would lose them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Schemathesis hooks with valid request bodies, so that requests create objects whose links can be followed.
+"""Schemathesis hooks with valid request bodies.
 
-Servers reject most generated bodies for their arithmetic.
+Valid requests create objects whose links the tests follow. Servers reject most generated bodies for their arithmetic.
 """
 
 from __future__ import annotations

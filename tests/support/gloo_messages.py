@@ -1,9 +1,11 @@
-"""Bytes that gloo really puts on its connections, apart from what a collective hands over or would ideally cost.
+"""Compute the bytes that gloo puts on its connections, in contrast to payload and algorithmic bytes.
 
-gloo's own algorithms as of torch 2.13.0, message by message: rings for all-reduce, all-gather and reduce, a binomial
-tree for a broadcast, direct messages for the rest; a reduce-scatter is carried as an all-reduce of the whole input,
-whose other parts are thrown away. A message is announced by its sender and asked for by its receiver, and carries a
-header itself: each of the three is HEADER_BYTES. Ranks in a group's own numbering are called places here.
+The module follows the algorithms of gloo in torch 2.13.0, message by message. All-reduce, all-gather and reduce use
+rings, a broadcast uses a binomial tree, and other operations send directly. A reduce-scatter is an all-reduce of the
+whole input, whose other shards are discarded.
+
+The sender announces a message, the receiver requests it, and the message has a header. Each of the three takes
+HEADER_BYTES. Here, a place is a rank in a group's own numbering.
 """
 
 from __future__ import annotations
@@ -21,21 +23,19 @@ _Messages = list[tuple[int, int]]  # place it goes to, bytes it carries
 def gloo_bytes(
     op: Op, payload_bytes: int, members: Sequence[int], rank: int, root: int | None = None, element_bytes: int = 4
 ) -> dict[int, int]:
-    """Bytes that one rank's part in a collective puts on its connection to each peer, headers and all.
+    """Return the bytes that one rank's part in a collective puts on its connection to each peer, with headers.
 
     Args:
-        op: The collective. An all-to-all is taken to have equal parts.
-        payload_bytes: As metered: the FULL buffer for all_gather, reduce_scatter, gather and scatter.
+        op: The collective. An all-to-all has equal parts.
+        payload_bytes: Metered bytes: the FULL buffer for all_gather, reduce_scatter, gather and scatter.
         members: Global ranks of the group, in the group's order.
         rank: Global rank of the sender.
-        root: Global rank of the root of a broadcast, reduce, gather or scatter; of the other end of a send or recv.
-        element_bytes: Size of an element, which a segment of a sum is rounded up to.
-
+        root: Global rank of the root of a broadcast, reduce, gather or scatter, or of the peer of a send or recv.
+        element_bytes: Size of an element. A segment of a sum is rounded up to it.
     Returns:
-        Bytes by global rank of the peer; peers that are sent nothing are left out.
-
+        Bytes by global rank of the peer. Peers that receive nothing are omitted.
     Raises:
-        ValueError: For a rank or root outside the group, or without the root that `op` needs.
+        ValueError: A rank or root is outside the group, or the root that `op` needs is missing.
     """
     if rank not in members:
         raise ValueError(f"rank {rank} is not in the group {list(members)}")
@@ -54,7 +54,7 @@ def gloo_bytes(
 
 
 def _messages(op: Op, payload: int, size: int, place: int, here: int, far: int, element: int) -> _Messages:
-    """What the rank at `place` sends for the call that the rank at `here` has recorded."""
+    """Yield the messages of the rank at `place` for the call that the rank at `here` recorded."""
     others = [other for other in range(size) if other != place]
     match op:
         case "all_reduce" | "reduce_scatter":
@@ -80,7 +80,7 @@ def _messages(op: Op, payload: int, size: int, place: int, here: int, far: int, 
 
 
 def _all_reduce(payload: int, size: int, place: int, element: int) -> _Messages:
-    """Backwards around a ring in segments, two or more a rank: sums first, then what they came to."""
+    """Yield messages of a ring in segments, two or more per rank, in reverse order. Sums precede their results."""
     if size == 1:
         return []
     count = _round_up(max(_parts(payload, MAX_SEGMENT_BYTES), 2 * size), size)
@@ -95,9 +95,11 @@ def _all_reduce(payload: int, size: int, place: int, element: int) -> _Messages:
 
 
 def _reduce(payload: int, size: int, place: int, root: int, element: int) -> _Messages:
-    """The sums of an all-reduce's ring, then each rank's part to the root.
+    """Yield messages of an all-reduce's ring for the sums, then each rank's shard to the root.
 
-    gloo goes around for all segments but two, so beyond two segments a rank it sends more than a ring needs.
+    gloo sends all segments except two around the ring. With more than two segments per rank, it sends more than a
+    ring
+    needs.
     """
     if size == 1 or payload == 0:
         return []
@@ -111,21 +113,21 @@ def _reduce(payload: int, size: int, place: int, root: int, element: int) -> _Me
 
 
 def _all_gather(payload: int, size: int, place: int) -> _Messages:
-    """Forwards around a ring, each rank's part in two halves."""
+    """Yield messages of a ring in forward order, with each rank's shard in two halves."""
     part = payload // size
     halves = [part // 2, part - part // 2]
     return [((place + 1) % size, half) for half in halves * (size - 1)]
 
 
 def _broadcast(payload: int, size: int, place: int, root: int) -> _Messages:
-    """Down a binomial tree: in turn i, those less than 2^i after the root send to the one 2^i further on."""
+    """Yield messages of a binomial tree. In round i, ranks less than 2^i after the root send 2^i places further."""
     after = (place - root) % size
     steps = [2**turn for turn in range((size - 1).bit_length())]
     return [((place + step) % size, payload) for step in steps if after < step and after + step < size]
 
 
 def _segments(payload: int, segment: int, first: int, number: int, count: int) -> list[int]:
-    """Bytes of `number` segments from the `first` on, around a ring of `count`; empty ones are not sent."""
+    """Yield the bytes of `number` segments after the `first`, around a ring of `count`. Skip empty segments."""
     lengths = (min(segment, payload - (first + i) % count * segment) for i in range(number))
     return [length for length in lengths if length > 0]
 

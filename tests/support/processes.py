@@ -125,7 +125,7 @@ class RedisServer:
 
     @contextlib.contextmanager
     def suspend(self) -> Iterator[None]:
-        """Suspend the process, so that Redis accepts connections but does not answer."""
+        """Suspend the process. Redis then accepts connections but does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:

@@ -16,8 +16,8 @@ from tests.upgrade.services import export_older_version
 READ = """
 import json, sys
 from planner.facts.parse_spec import parse_spec
-told = json.load(sys.stdin)
-print(json.dumps([parse_spec(spec).model_dump() for spec in told]))
+orders = json.load(sys.stdin)
+print(json.dumps([parse_spec(spec).model_dump() for spec in orders]))
 """
 RUN: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}, "train": {"steps": 7}}
 SPECS: dict[str, dict[str, Any]] = {

@@ -66,7 +66,10 @@ def test_run_continues_during_an_upgrade(
                 assert (listed["name"], listed["state"]) == ("gpu-1", "connected")
                 order = after.call("POST", "jobs", SHORT)["id"]
                 wait_until(
-                    lambda: after.get_status(order) == "succeeded", "it takes orders, and tells of their end", 120, 0.5
+                    lambda: after.get_status(order) == "succeeded",
+                    "the host accepts orders and reports their end",
+                    120,
+                    0.5,
                 )
                 host.close()
                 with after.run_host("gpu-1", state) as newer:

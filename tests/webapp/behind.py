@@ -1,4 +1,4 @@
-"""An application behind the doors, on a real uvicorn."""
+"""Application behind the server's limits, on a real uvicorn."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.support.processes import scale_timeout
 from webapp.runner import find_free_port
 
 PATIENCE_S = 0.3
-LONGEST_S = scale_timeout(10)  # until a test gives up on the server's patience; far above it, for a busy machine
+LONGEST_S = scale_timeout(10)  # timeout of the test, far above the server's own timeouts on a busy machine
 
 
 class Behind:
-    """The application behind the doors, served: remembers the bodies and the headers that reached it."""
+    """Record the bodies and headers that reach the application behind the server's limits."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
         self.headers: list[list[tuple[bytes, bytes]]] = []
-        self.left = threading.Event()  # by a socket
+        self.left = threading.Event()  # sent on a socket
         self.port = find_free_port()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""Cache: values from Redis are read as data and never run as code."""
+"""The cache reads values from Redis as data and never executes code in them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cache(redis_service: RedisServer) -> JsonCache:
 
 
 def test_does_not_load_a_pickle_from_redis(cache: JsonCache, redis_service: RedisServer, tmp_path: Path) -> None:
-    """Hosts that share the Redis password could run code in the web server."""
+    """A host knows the Redis password, so it could otherwise run code in the web server."""
     redis_service.client().set(":1:join:127.0.0.1", pickle.dumps(Runs(tmp_path / "ran")))
     assert cache.get("join:127.0.0.1", []) == []
     assert not (tmp_path / "ran").exists()

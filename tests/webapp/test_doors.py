@@ -1,4 +1,4 @@
-"""The server's outermost layer, on a real uvicorn: what is too large or too slow ends before the application."""
+"""The server's outermost layer on a real uvicorn rejects large or slow requests before the application."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_rejects_an_invalid_content_length(behind: Behind, declared: bytes) -> N
 
 @pytest.mark.parametrize("declared", [b"-1", b"1e3", b"", "²".encode()])
 def test_guard_rejects_an_invalid_content_length(declared: bytes) -> None:
-    """uvicorn's does not: what serves us need not be uvicorn."""
+    """uvicorn's parser does not reject it, and another server may be in use."""
     sent: list[Any] = []
     headers = [(b"content-length", declared)]
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
@@ -72,7 +72,7 @@ def test_guard_rejects_an_invalid_content_length(declared: bytes) -> None:
     "line", [b"GET / HTTP/1.1\r\nHost: x\r\n", b"GET /?" + b"q" * 30_000 + b" HTTP/1.1\r\nHost: x\r\n"]
 )
 def test_rejects_a_large_head(behind: Behind, line: bytes, count: int) -> None:
-    """100,000 bytes of one header passed: they and the head's end came in one piece."""
+    """The 100,000 bytes of one header and the end of the head arrive in one piece."""
     size = 66_000 // count
     headers = b"".join(b"X-%d: %s\r\n" % (n, b"x" * size) for n in range(count))
     answer = behind.answer(line + headers + b"\r\n")

@@ -125,7 +125,7 @@ def test_names_a_missing_second_setting(monkeypatch: pytest.MonkeyPatch, name: s
 
 
 def test_accepts_a_provider_address_with_a_slash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its document was asked for below two."""
+    """The document's address must not contain two slashes."""
     monkeypatch.setenv("MESHBOARD_OIDC_URL", "https://accounts.example/tenant/")
     monkeypatch.setenv("MESHBOARD_OIDC_CLIENT_ID", "board")
     assert [app["settings"] for app in read_settings(WebSettings).get_oidc_apps()] == [
@@ -192,7 +192,7 @@ def test_knows_all_settings_in_docs_and_compose() -> None:
         *ROOT.glob("client/**/*.py"),
     ]
     named = {name for file in files for name in re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", file.read_text())}
-    ours = {"MESHBOARD_PATIENCE"}  # of tests alone
+    ours = {"MESHBOARD_PATIENCE"}  # only for tests
     assert describe_unknown_variables(named - ours) == []
 
 
@@ -203,7 +203,7 @@ def documented() -> set[str]:
 
 
 def test_docs_list_all_variables() -> None:
-    # Cookies on processes and words between ours, which nobody sets; and a prefix.
+    # Exceptions are internal cookies of processes and words between services, and a prefix.
     of_our_own = {"MESHBOARD_ATTEMPT", "MESHBOARD_RUNS", "MESHBOARD_COMPARE", "MESHBOARD_TELEMETRY", "MESHBOARD_SLURM"}
     of_our_own |= {"MESHBOARD_TERM_FROM_PARENT"}
     sources = [f for room in ("webapp", "workers", "jobs") for f in (ROOT / room).rglob("*.py")]
@@ -216,7 +216,7 @@ def test_docs_list_all_variables() -> None:
 
 def test_make_up_passes_all_host_settings(tmp_path: Path) -> None:
     text = (ROOT / "workers/host/settings.py").read_text()
-    from_the_board = {"MESHBOARD_REDIS_URL", "MESHBOARD_HOST_KEY"}  # when it joins
+    from_the_board = {"MESHBOARD_REDIS_URL", "MESHBOARD_HOST_KEY"}  # set when the host joins
     names = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text)) - from_the_board
     handed = build_host_environment(tmp_path, dict.fromkeys(names, "given"))
     assert {name: handed.get(name) for name in names} == dict.fromkeys(names, "given")

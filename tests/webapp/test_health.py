@@ -1,4 +1,6 @@
-"""/healthz and /readyz: true answers about database, Redis, migrations and controller, by whatever name it is asked."""
+"""Health routes /healthz and /readyz report the state of database, Redis, migrations and controller, for any host
+name.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def test_reports_an_unreachable_database(
 
 @pytest.mark.django_db(transaction=True)
 def test_page_reports_an_unreachable_database(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is nothing that broke on our side, and passes."""
+    """The page names a temporary outage, and no fault of the board."""
     client.raise_request_exception = False
     user = User.objects.create_user("ann")
     client.force_login(user)
@@ -73,7 +75,7 @@ def test_page_reports_an_unreachable_database(client: Client, monkeypatch: pytes
 
 @pytest.mark.django_db(transaction=True)
 def test_page_reports_an_unreachable_redis(client: Client, settings: Settings) -> None:
-    """Where guesses cannot be counted, none is heard."""
+    """The login page rejects passwords while it cannot count attempts."""
     client.raise_request_exception = False
     user = User.objects.create_user("ann", password="ann-password")
     client.force_login(user)

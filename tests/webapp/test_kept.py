@@ -1,4 +1,4 @@
-"""Commands in a checkout where `make up` keeps a board: they are of that board."""
+"""Commands in the checkout of a `make up` board use the settings of that board."""
 
 from __future__ import annotations
 

@@ -101,14 +101,14 @@ def test_admin_login_rejects_users_without_redirects(people: None, client: Any) 
 def test_limits_login_attempts_per_address(people: None, client: Any, path: str, settings: Any) -> None:
     settings.LOGINS_PER_MINUTE = 5
     codes = [client.post(path, {"username": f"u{i}", "password": "x"}).status_code for i in range(16)]
-    # A minute may begin between two of them: of 16 more than 5 still fall into one.
+    # A minute may begin between two attempts. More than 5 of 16 attempts are still in one minute.
     assert codes[:5] == [200] * 5
     assert 429 in codes
     assert client.get(path).status_code == 200
 
 
 def test_limits_password_checks_of_a_session(people: None, client: Any, settings: Any) -> None:
-    """The old password of its owner, on the page that changes it: nothing counted these."""
+    """The page that changes the password checks the old one. Its attempts must be counted too."""
     settings.LOGINS_PER_MINUTE = 5
     client.force_login(User.objects.get(username="ann"), backend="django.contrib.auth.backends.ModelBackend")
     new = {"new_password1": "another-one-9", "new_password2": "another-one-9"}
@@ -118,7 +118,7 @@ def test_limits_password_checks_of_a_session(people: None, client: Any, settings
 
 
 def test_admin_redirects_password_changes(people: None, client: Any) -> None:
-    """It wrote nothing down, counted no tries, and its session was missing in the list of them."""
+    """The admin's own page records nothing, counts no attempts, and hides its session from the list."""
     ann = User.objects.get(username="ann")
     User.objects.filter(pk=ann.pk).update(is_staff=True)
     client.force_login(ann, backend="django.contrib.auth.backends.ModelBackend")
@@ -152,7 +152,7 @@ def test_allows_debug_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_does_not_start_with_unsafe_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither web nor controller nor a command: the settings themselves refuse."""
+    """The settings themselves reject the values, so web, controller and commands do not start."""
     monkeypatch.setenv("MESHBOARD_ALLOWED_HOSTS", "*")
     with pytest.raises(ImproperlyConfigured, match="MESHBOARD_ALLOWED_HOSTS"):
         importlib.reload(webapp.settings)

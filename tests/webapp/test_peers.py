@@ -18,7 +18,7 @@ CASES = {
     "10.1.2.3:4711": "10.1.2.3",
     "unknown": "0.0.0.0",
     "_hidden": "0.0.0.0",
-    "2001:db8::1": "2001:db8::",  # counted by the network of one customer
+    "2001:db8::1": "2001:db8::",  # the login limit counts a customer's network as one address
     "fe80::1%eth0": "fe80::",
 }
 

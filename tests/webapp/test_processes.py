@@ -23,7 +23,7 @@ fleet = ProcessManager(Path(sys.argv[1]))
 fleet.start(Service("service", [sys.executable, "-c", *sys.argv[2:]], dict(os.environ), Path.cwd()))
 fleet.watch(lambda: None)
 """
-# As Celery's controller was: its scheduler is a child that nobody tells when it dies.
+# Celery's scheduler is a child process without a signal when its parent dies.
 WITH_A_CHILD = """
 import os, signal, sys, time
 if os.fork() == 0:
@@ -36,7 +36,7 @@ os.write(1, b"main %d\\n" % os.getpid())
 time.sleep(600)
 """
 LIMIT = 200_000
-# Writes fifteen times the limit, says so by a file, and lives on.
+# Write fifteen times the limit, report it by a file, and stay alive.
 CHATTERBOX = f"""
 import os, pathlib, sys, time
 for _ in range({15 * LIMIT // 1000}):

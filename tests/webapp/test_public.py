@@ -1,4 +1,4 @@
-"""Without a login there is nothing to see: every route there is, found by walking the resolver."""
+"""Every route except public ones requires a login. The test walks the resolver to find all routes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 from pytest_django import Settings
 
-# Half-way through a login, where a sign-on goes and ends, and where an invitation makes an account.
+# Routes during a login: single sign-on, and an invitation that creates an account.
 SIGN_ON = {"login/oidc/x/login/", "login/oidc/x/login/callback/", "login/cancelled/", "login/closed/", "login/new/"}
 PUBLIC = {"login/", "login/once/", "account/two-factor/authenticate/", "invitations/", *SIGN_ON}
-BY_ITS_OWN_TOKEN = {"api/v1/hosts/join"}  # which a machine shows that has no user; it takes no GET
+BY_ITS_OWN_TOKEN = {"api/v1/hosts/join"}  # shown by a board without users, which accepts no GET
 FOR_PROGRAMS = ("api/", "metrics")
 VALUES = {"str": "x", "slug": "x", "int": "1", "path": "x", "uuid": "00000000-0000-0000-0000-000000000000"}
 
 
 def routes(resolver: URLResolver, before: str = "") -> Iterator[str]:
-    """Each route as a path, its parameters filled in."""
+    """Yield each route as a path with its parameters filled in."""
     for entry in resolver.url_patterns:
         pattern = entry.pattern
         part = str(pattern)
@@ -40,7 +40,7 @@ def paths() -> list[str]:
 
 @pytest.mark.django_db
 def test_every_route_requires_a_login(client: Client, settings: Settings) -> None:
-    settings.METRICS_TOKEN = "given"  # without one there are no metrics
+    settings.METRICS_TOKEN = "given"  # no metrics without a token
     wrong = {}
     for path in paths():
         answer = client.get(f"/{path}")

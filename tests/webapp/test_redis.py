@@ -16,7 +16,7 @@ def test_bundled_redis_is_not_vulnerable_and_runs_scripts(redis_service: RedisSe
     version = parse_redis_version(client.info("server"))
     assert version.kind == "Valkey"
     assert not version.is_vulnerable
-    # Channels sends to groups, and Celery's transport binds queues, by scripts: they cannot be switched off.
+    # Channels and Celery's transport use scripts for groups and queue bindings, so scripts stay enabled.
     assert client.eval("return 1", 0) == 1
 
 

@@ -1,4 +1,4 @@
-"""The one command, with wrong settings and a taken port; and Django's own deployment checks."""
+"""`make up` with wrong settings and a used port, and Django's deployment checks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def test_redis_keeps_its_port_or_reports_a_new_port(tmp_path: Path, capsys: pyte
     assert choose_redis_port(tmp_path) == port
     assert capsys.readouterr().out == ""
     with socket.socket() as stranger:
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of another's may be left there
+        # connections of another process may remain there
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         stranger.bind(("127.0.0.1", port))
         stranger.listen()
         moved = choose_redis_port(tmp_path)
@@ -105,7 +106,7 @@ def test_names_the_missing_extra(command: str, packages: list[str], words: str, 
     module, _, function = scripts[command].partition(":")
     program = f"import sys; from {module} import {function}; sys.exit({function}())"
     path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    argv = [sys.executable, "-S", "-c", program, "help"]  # -S: none of this environment's packages but those above
+    argv = [sys.executable, "-S", "-c", program, "help"]  # -S: only the packages above are on the path
     ended = subprocess.run(
         argv, env={**base_environment(), **path}, capture_output=True, text=True, timeout=scale_timeout(30), check=False
     )
@@ -122,7 +123,7 @@ def environments(state: Path) -> tuple[dict[str, str], dict[str, str]]:
 def test_secret_file_replaces_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "url").write_text("redis://127.0.0.1:1/0\n")
     for name in ("MESHBOARD_SECRET_KEY", "MESHBOARD_REDIS_URL"):
-        monkeypatch.setenv(name, "")  # as good as not set
+        monkeypatch.setenv(name, "")  # equivalent to an unset variable
         monkeypatch.setenv(f"{name}_FILE", str(tmp_path / "url"))
     web, _ = environments(tmp_path)
     assert {"MESHBOARD_SECRET_KEY", "MESHBOARD_REDIS_URL"}.isdisjoint(web)

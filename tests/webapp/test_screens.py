@@ -1,4 +1,4 @@
-"""Every named URL is looked at by `python -m tests.screens`: a new page cannot be forgotten."""
+"""`python -m tests.screens` opens every named URL, and a test fails if a new page is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ WORLD = World({"trained": "a", "piped": "b", "failed": "c"}, "here")
 
 
 def test_screens_open_every_named_url() -> None:
-    assert unknown() == {}, "say in tests/screens/pages.py what these parameters are, or why it is no page"
+    assert unknown() == {}, (
+        "add values of these parameters to tests/screens/pages.py, or exempt the address with a reason"
+    )
     assert set(named_urls()) >= set(EXEMPT)
     shown = {page.path.partition("?")[0] for page in pages(WORLD)}
     assert {

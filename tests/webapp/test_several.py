@@ -1,4 +1,4 @@
-"""A web of several processes: one that is killed is replaced, and none outlives the one that began them."""
+"""Web service with several processes: a killed process is replaced, and all end with their parent."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ def all_taken(processes: list[psutil.Process], port: int, number: int) -> list[i
 
 
 def lines(process: psutil.Process, port: int) -> list[Any]:
-    """Connections to this port that a process has."""
+    """Return the connections to this port that a process has."""
     return [one for one in process.net_connections("tcp4") if one.laddr.port == port]
 
 
 def serving(parent: int) -> set[psutil.Process]:
-    """Its processes that answer requests; the interpreter has another that watches what they share."""
+    """Return the processes that answer requests. The interpreter has another process that tracks shared resources."""
     found = set()
     for one in psutil.Process(parent).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie's has no command line either
+        with contextlib.suppress(psutil.NoSuchProcess):  # a zombie has no command line either
             if "spawn_main" in " ".join(one.cmdline()):
                 found.add(one)
     return found

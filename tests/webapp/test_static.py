@@ -1,4 +1,4 @@
-"""Vendored files are what they say, pages keep script and style out of the markup, and both travel compressed."""
+"""Vendored files match their hashes, templates have no inline code, and static files are sent compressed."""
 
 from __future__ import annotations
 

@@ -26,14 +26,14 @@ def talking(behind: Behind) -> connect:
 
 
 def flood(line: socket.socket, sent: bytes) -> None:
-    """Until the other side has had enough, or the test."""
+    """Send data until the other side closes the connection or the test ends."""
     line.sendall(EMPTY)
     for _ in range(100):
         line.sendall(sent * 10_000)
 
 
 def test_ignores_trailers(behind: Behind) -> None:
-    """Trailers were added to the headers, behind the back of who had looked at these."""
+    """Trailers would otherwise be added to the headers after their check."""
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
     answer = behind.answer(head, b"3\r\nabc\r\n0\r\nAuthorization: Token mine\r\nCookie: a=b\r\n\r\n")
     assert b" 200 " in answer
@@ -58,7 +58,7 @@ def test_limits_trailers(behind: Behind) -> None:
     ],
 )
 def test_websocket_needs_a_get_without_a_body(behind: Behind, method: bytes, rest: bytes) -> None:
-    """Else neither a request nor a socket began, and the connection was kept for ever."""
+    """Otherwise neither a request nor a socket begins, and the connection stays open forever."""
     answer = behind.answer(UPGRADE % (method, b"/") + rest)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b"a GET request without a body" in answer
@@ -67,7 +67,7 @@ def test_websocket_needs_a_get_without_a_body(behind: Behind, method: bytes, res
 @pytest.mark.parametrize("path", [b"/", b"/refused"])
 @pytest.mark.parametrize("sent", [PING, REST])
 def test_closes_a_socket_that_sends_too_much(behind: Behind, path: bytes, sent: bytes) -> None:
-    """They held no message, which alone had a bound; behind a refusal they were read for seconds more."""
+    """The limit counts bytes outside of messages too, including those after a rejection."""
     with behind.line() as line:
         line.sendall(UPGRADE % (b"GET", path) + b"\r\n")
         assert line.recv(65536).startswith(b"HTTP/1.1 101")

@@ -20,7 +20,7 @@ from tests.witness.network import NetHost, hosts
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 29411
 HOSTS = 4
-TIMEOUT_S = 300.0  # before our patience
+TIMEOUT_S = 300.0  # shorter than the test's own timeout
 TOLERANCE = 0.01
 LAYOUTS = {
     "dp2 x tp2": {"dp": 2, "tp": 2},
@@ -44,7 +44,7 @@ class ConnectionComparison(NamedTuple):
 
 
 class WorkComparison(NamedTuple):
-    """Directions that carry traffic, or should, in CALLS repetitions of one kind of work."""
+    """Compare directions with expected or measured traffic, for CALLS repetitions of one kind of work."""
 
     name: str
     hosts: int

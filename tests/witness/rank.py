@@ -63,7 +63,7 @@ def build_primitives(members: Sequence[int], group: Any, size: int, rank: int) -
 
 
 def do_nothing() -> None:
-    """Stand in for work on ranks outside the group."""
+    """Replace the work on ranks outside the group."""
 
 
 def build_exchange(x: torch.Tensor, sends: bool, other: int | None, group: Any) -> None:
@@ -88,13 +88,13 @@ def list_works(request: dict[str, Any], recorder: Recorder, data_root: Path) -> 
 
 
 class WitnessRank:
-    """A rank and the store on which it synchronizes, so that barriers add no traffic."""
+    """Run work on one rank. A store synchronizes the ranks, because a barrier would add traffic."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.port = int(os.environ["MASTER_PORT"])
-        # Rank 0's connections to its own store never leave the host.
+        # Connections of rank 0 to its own store stay on the host.
         master = os.environ["MASTER_ADDR"]
         timeout = timedelta(seconds=60)
         self.store = dist.TCPStore(master, self.port, self.world, self.rank == 0, timeout=timeout)
@@ -126,7 +126,7 @@ class WitnessRank:
         return output
 
     def witness(self, work: Work, recorder: Recorder, served: dict[str, GroupConnections]) -> dict[str, Any]:
-        work.call()  # buffers are found
+        work.call()  # buffers are allocated
         drain_completed(recorder)
         self.synchronize()
         expected = [connection for group in served.values() for connection in group.connections]
@@ -136,7 +136,7 @@ class WitnessRank:
             work.call()
         self.synchronize()
         after = read_sent_bytes(self.port, expected)
-        self.synchronize()  # nobody goes on before all have looked
+        self.synchronize()  # no rank continues before all ranks have read the counters
         wire = [
             (name, group.members, connection.peer, after[connection] - before[connection])
             for name, group in served.items()

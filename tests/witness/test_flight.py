@@ -19,8 +19,8 @@ FLOWN: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """By rank and work; one set of processes flies them all."""
+def recorded_calls(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the calls by rank and work. One set of processes runs all work."""
     folder = tmp_path_factory.mktemp("flight")
     write_data(folder)
     done = run_ranks(RANKS, "tests.witness.flight", str(folder), json.dumps(FLOWN), TORCH_FR_BUFFER_SIZE="5000")

@@ -1,4 +1,4 @@
-"""The lab on a machine whose all-reduce spoils one element on rank 1."""
+"""Run the lab with an all-reduce that corrupts one element on rank 1."""
 
 from __future__ import annotations
 

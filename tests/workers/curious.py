@@ -1,4 +1,4 @@
-"""A training script that looks around: who am I, and what of the host can I read or write?"""
+"""Training script that prints its user, and the paths of the host that it can read or write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training script that breaks what it can reach: files where it works, its log folder, its telemetry socket."""
+"""Training script that breaks all that it can reach: its working files, its log folder, and its telemetry socket."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def option(name: str) -> str:
 
 
 def frame(**fields: Any) -> bytes:
-    """One that says something good too."""
+    """Return a broken item together with a valid item."""
     good = {"kind": "phase", "rank": 0, "time": 1.0, "phase": "step"}
     items = [{**good, **fields}, good] if fields else [good]
     header = {"v": 1, "job": option("job"), "attempt": int(option("attempt")), "rank": 0}
@@ -32,7 +32,7 @@ def frame(**fields: Any) -> bytes:
 
 
 def send(sent: bytes, patience_s: float = 10) -> bool:
-    """True when the supervisor cut us off for it."""
+    """Return True if the supervisor closed the connection."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(option("telemetry"))
         connection.settimeout(patience_s)
@@ -44,7 +44,7 @@ def send(sent: bytes, patience_s: float = 10) -> bool:
 
 
 def spoil_files(root: Path) -> None:
-    """All that a supervisor ever kept, broken, in every folder we were told of."""
+    """Break every kind of file of a supervisor in every folder that the job knows."""
     for folder in (Path.cwd(), Path.cwd().parent, Path(option("spec")).parent, root):
         for name in NAMES:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A training script that behaves badly: ignores TERM, and leaves a double-forked child in a session of its own."""
+"""Training script that ignores TERM and leaves a child in another session after two forks."""
 
 from __future__ import annotations
 

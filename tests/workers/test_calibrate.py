@@ -43,7 +43,7 @@ def test_larger_work_takes_longer(profile: HostProfile) -> None:
     alone = sorted((2 * p.m * p.n * p.k, p.seconds) for p in profile.gemm if p.ranks == 1)
     assert alone[0][1] < alone[-1][1]
     layers = [p for p in profile.layers if p.ranks == 1 and p.arch == "gpt"]
-    # The least and the most of it: of neighbours a busy machine may turn the order round.
+    # Compare the smallest and the largest, because a busy machine may reverse the order of neighbors.
     seconds = {(p.hidden_size, p.micro_batch): p.forward_s + p.backward_s for p in layers}
     assert seconds[min(seconds)] < seconds[max(seconds)]
 

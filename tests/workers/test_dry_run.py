@@ -97,7 +97,7 @@ def test_counts_flops_as_pytorch_does() -> None:
     h, f, layers = model.hidden_size, model.ffn_hidden_size, model.num_layers
     products = 2 * tokens * (layers * (4 * h * h + 2 * h * f) + h * model.vocab_size)
     scores = layers * 2 * 2 * tokens * 64 * h
-    # Backward: twice each product; attention computes its scores again.
+    # Backward computes each matmul twice, and attention recomputes its scores.
     assert run_dry_step(spec, 0).flops == 3 * products + scores + scores * 5 // 2
 
 

@@ -1,4 +1,4 @@
-"""The trainer with a fault: gradients that data parallelism sums are averaged besides."""
+"""Trainer with a fault: it averages gradients that data parallelism has already summed."""
 
 from __future__ import annotations
 

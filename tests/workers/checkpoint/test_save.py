@@ -138,7 +138,7 @@ def test_reports_a_full_disk_and_loads_the_previous_checkpoint(
         assert there < needed
         assert free < needed - there
     assert [one.step for one in list_complete(small_root)] == [2]
-    assert not list(small_root.glob("**/.step-*.draft")), "what was cut leaves its room to others"
+    assert not list(small_root.glob("**/.step-*.draft")), "truncated text leaves space for other errors"
     shutil.copytree(small_root, tmp_path / "roomy" / "root")
     assert sorted(run(make_spec(layout, checkpoint_every=2), tmp_path / "roomy" / "root", attempt=2).losses) == [
         3,

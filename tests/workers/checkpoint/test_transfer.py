@@ -102,7 +102,7 @@ def test_requires_the_reported_checkpoint_or_a_later_one(tmp_path: Path) -> None
         require_expected("job/1/step-00000020")
     require_expected("job/1/step-00000010")
     publish_empty(job, 2, 5)
-    require_expected("job/1/step-00000020")  # a later attempt went on from it
+    require_expected("job/1/step-00000020")  # a later attempt resumed from it
 
 
 def publish(job: Path, attempt: int, step: int) -> Path:
@@ -177,7 +177,7 @@ def test_rejects_a_wrong_secret_and_serves_the_next_borrower(tmp_path: Path, ref
         came = borrow(tmp_path / "stranger", told(tmp_path / "guessed", port, OTHER), LEAST, None, 2)
         assert came.problem == "Host anna could not send the checkpoint: BadOfferError: a different host answered"
         with closing(socket.create_connection(("127.0.0.1", port))) as silent:
-            silent.sendall(b"\0" * 64)  # a nonce, and what should prove something
+            silent.sendall(b"\0" * 64)  # a nonce, and a wrong proof of the secret
             with silent.makefile("rb") as messages:
                 assert len(messages.read()) == 64, "a nonce and a proof, and no word of the checkpoint"
         assert borrow(tmp_path / "job", told(tmp_path / "loan", port), LEAST, None, 2).problem == ""

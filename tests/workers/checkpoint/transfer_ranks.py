@@ -44,7 +44,7 @@ def main() -> None:
     transfer.distribute(job, group, 2)
     damage = folder.find_damage(path, files)
     if rank == 2:
-        first = path / "__0_0.distcp"  # which rank 0 would read, of its own
+        first = path / "__0_0.distcp"  # which rank 0 would read from its own root
         first.write_bytes(bytes(len(first.read_bytes()) * [7]))
     looked = load._inspect(folder.Checkpoint(path, 7), group)
     # A newer one that rank 1 cannot take: a file is where its folder should be.

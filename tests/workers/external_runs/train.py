@@ -33,7 +33,7 @@ def main() -> int:
     if code and rank == 1:
         raise ValueError("the loss is wrong")
     if code:
-        dist.all_reduce(last)  # which nobody answers
+        dist.all_reduce(last)  # no server answers at this address
     dist.destroy_process_group()
     return 0
 

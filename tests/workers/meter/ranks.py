@@ -25,7 +25,7 @@ from workers.meter.monitors import build_timeline
 
 Counted = dict[str, list[Any]]
 CHECKS: list[Callable[[Recorder, int, int], dict[str, Any]]] = []
-SLOW_S = 0.6  # twice what a busy machine may hold a rank up
+SLOW_S = 0.6  # twice the longest delay on a busy machine
 
 
 def check(function: Callable[[Recorder, int, int], dict[str, Any]]) -> Callable[[Recorder, int, int], dict[str, Any]]:
@@ -70,7 +70,7 @@ def each_op(world: int, rank: int) -> dict[str, tuple[Callable[..., Any], Callab
     exchanged, taken = torch.empty(8), torch.empty(8)
     to_gather = [torch.empty(8) for _ in range(world)] if rank == 0 else None
     to_scatter = [tensor(r) * 3 for r in range(world)] if rank == 0 else None
-    share = world * tensor(rank) + sum(range(world))  # slice `rank` of the sum of everyone's `wide`
+    share = world * tensor(rank) + sum(range(world))  # slice `rank` of the sum of all ranks' `wide`
     sent_to_me = torch.cat([tensor(r)[rank * 2 : rank * 2 + 2] for r in range(world)])
     exchange_lists = [torch.empty(2) for _ in range(world)]
     return {

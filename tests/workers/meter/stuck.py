@@ -1,4 +1,4 @@
-"""`python -m tests.workers.meter.stuck RANK PORT SOCKET`: three gloo ranks that stall in different ways."""
+"""Run three gloo ranks that stall in different ways: `python -m tests.workers.meter.stuck RANK PORT SOCKET`."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Supervisor:
         return [item for item in self.items if item["kind"] == kind]
 
     def cells(self) -> dict[tuple[str, str, str], dict[str, Any]]:
-        """The last that was said of each cell."""
+        """Return the newest values of each cell."""
         return {(c["phase"], c["op"], c["axis"]): c for item in self.of_kind("traffic") for c in item["cells"]}
 
     def _accept(self) -> None:
@@ -186,10 +186,10 @@ def test_counters_are_exact_after_supervisor_restart(path):
     first, recorder = Supervisor(path), Recorder(rank=0)
     exporter = Exporter(recorder, str(path), "job", 1)
     recorder.issue("all_reduce", "0", 2, 100)()
-    recorder.issue("broadcast", "0", 2, 8)()  # said once to the first, and never again by itself
+    recorder.issue("broadcast", "0", 2, 8)()  # sent once to the first supervisor, and never again
     eventually(lambda: len(first.cells()) == 2)
     first.kill()
-    for step in range(50):  # while nobody listens
+    for step in range(50):  # while no supervisor listens
         recorder.issue("all_reduce", "0", 2, 100)()
         exporter.send(evaluation(step))
     second = Supervisor(path)

@@ -66,7 +66,7 @@ def in_epochs(tmp_path: Path) -> TokenDataset:
 
 
 def test_an_epoch_has_each_sequence_once_in_a_new_order(in_epochs: TokenDataset) -> None:
-    parts = (1900 - 1) // SEQ_LEN  # 118: no multiple of the batch, so batches lie across epochs
+    parts = (1900 - 1) // SEQ_LEN  # 118 is no multiple of the batch, so some batches span two epochs
     drawn = [in_epochs.train_batch(7, step, BATCH, slice(0, BATCH), SEQ_LEN)[:, 0] for step in range(20)]
     first, second = np.concatenate(drawn)[:parts], np.concatenate(drawn)[parts : 2 * parts]
     every = np.arange(parts) * SEQ_LEN

@@ -108,7 +108,7 @@ trainer.train(RunHooks(said.append, lambda _line: None, verifier=verifier, peak=
 print([item["peak_bytes"] for item in said if item["kind"] == "verdict"][0])
 """
 MODEL: dict[str, Any] = {**SIZES["llama"], "num_layers": 2, "vocab_size": 4096, "max_seq_len": 128}
-# A small block after large ones pins the heap that they would lie in.
+# A small block after large ones pins the heap in which they would be.
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -127,8 +127,7 @@ pin = bytearray(100_000)
 del blocks
 print(resident() - before)
 """
-# A small tensor that stays, beside one of 2.8 MiB after the other, of which there is never more than one: first in one
-# thread, then once in each of eight.
+# Keep a small tensor next to one 2.8 MiB tensor at a time. Run it first in one thread, then once in each of eight.
 REUSED = """
 import sys
 import threading
@@ -168,8 +167,8 @@ for thread in threads:
     thread.join()
 print(resident() - before)
 """
-# One layer's product with as many rows as experts have from step to step, in one thread and in the heap that ranks
-# have: the C library's keeps as much by itself.
+# Multiply one layer with as many rows as experts have in different steps. Use one thread and the heap of ranks,
+# because the C library's heap retains an equal amount.
 SHAPES = """
 import sys
 from pathlib import Path

@@ -117,7 +117,7 @@ def test_fp32_accumulation_keeps_small_gradients() -> None:
     held = weakref.ref(weight)
     del weight, master, masters
     gc.collect()
-    assert held() is None, "of each look at a run by one process 6 B a parameter stayed"
+    assert held() is None, "after each check with a single-process reference 6 B per parameter stayed"
 
 
 def trainer_of(folder: Path, **train: Any) -> Trainer:
@@ -134,7 +134,7 @@ def test_masters_accumulate_small_updates(precision: str, tmp_path: Path) -> Non
     assert torch.equal(held.master, torch.ones_like(held.master))
     trainer.train_step(0)
     assert held.master.detach().sub(1).abs().max() == pytest.approx(1e-6, rel=0.1)
-    assert torch.equal(held.weight, torch.ones_like(held.weight)), "less than bf16 can tell apart"
+    assert torch.equal(held.weight, torch.ones_like(held.weight)), "less than the precision of bf16"
     assert all(torch.equal(h.weight, h.master.bfloat16()) for h in trainer.model.parameters)
     assert all(h.weight.grad is None and h.master.grad is None for h in trainer.model.parameters)
 

@@ -119,8 +119,8 @@ def test_the_loss_decreases_and_the_traffic_matches(tmp_path: Path) -> None:
     validation = [float(x) for x in re.findall(r"validation loss ([\d.]+)", done.stdout)]
     assert len(losses) == 150
     assert len(validation) == 2
-    # Knowing nothing of 256 bytes costs ln 256 = 5.55; a tied table starts a little better, as spaces repeat.
-    # The corpus' bytes by their frequency alone cost 3.25: below that, the model has learned from context.
+    # A uniform guess of 256 bytes costs ln 256 = 5.55. A tied table starts slightly better, because spaces repeat.
+    # Byte frequencies alone cost 3.25. A lower loss shows that the model has learned from context.
     assert 5.2 < losses[0] < 5.7
     assert sum(losses[-10:]) / 10 < 3.2
     assert validation[1] < 3.25
@@ -199,14 +199,14 @@ def test_all_ranks_stop_at_the_diverged_step(stopped: Ran) -> None:
     assert last[0] < WILD["steps"]
     assert stopped.of_kind("verdict") == []
     saved = [item["step"] for item in stopped.of_kind("checkpoint")]
-    assert saved == list(range(1, last[0])), "nothing of the step that diverged is kept"
+    assert saved == list(range(1, last[0])), "the diverged step leaves no state"
 
 
 def test_continues_after_divergence_on_request(went_on: Ran) -> None:
     assert went_on.problem is None
     assert len(went_on.of_kind("step")) == WILD["steps"]
     assert len(went_on.of_kind("verdict")) == 1
-    assert 0 < len(went_on.of_kind("eval")) < WILD["steps"], "a validation that is no number is not sent"
+    assert 0 < len(went_on.of_kind("eval")) < WILD["steps"], "a NaN validation loss is not sent"
 
 
 def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_resumed_limits_detect_missing_and_doubled_gradients(precision: str, tmp
     most = get_resumed_tolerances(
         spec.model_copy(update={"train": spec.train.model_copy(update={"precision": precision})})
     )
-    assert max(most.gradient, most.vector, most.router) < 1.0 - 1e-6, "they are 1 apart, but for rounding"
+    assert max(most.gradient, most.vector, most.router) < 1.0 - 1e-6, "the difference is 1 except for rounding"
 
 
 def test_skips_a_reference_that_takes_longer_than_ranks_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_silence_is_not_negative_after_a_slow_stack_read(monkeypatch: pytest.Mon
         async def slow(pid: int) -> list[str]:
             now[0] += 4.0
             ranks.record_contact(1, pids[1])
-            os.kill(pids[1], signal.SIGSTOP)  # so that it is told
+            os.kill(pids[1], signal.SIGSTOP)  # report the stop
             os.waitid(os.P_PID, pids[1], os.WSTOPPED | os.WNOWAIT)
             return [f"a.py:1 in f{pid}"]
 

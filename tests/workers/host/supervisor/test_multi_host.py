@@ -33,11 +33,11 @@ from workers.host.supervisor.publisher import BoardClock, ReadyMember, Transport
 from workers.host.supervisor.redis_transport import RedisTransport
 from workers.host.supervisor.torchrun_process import TorchrunProcess
 
-# Loopback has as many addresses as two hosts of one machine need.
+# Two hosts on one machine need two loopback addresses.
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 HASTE = LauncherTimeouts(0.05, 0.1, 0.01)
-LOOPBACK_6 = ("::1", "::1")  # IPv6 has but one
-# Rank 1 breaks once it was looked at; rank 0 waits for it.
+LOOPBACK_6 = ("::1", "::1")  # IPv6 has only one loopback address
+# Rank 1 fails after the test has inspected it. Rank 0 waits for rank 1.
 SCRIPT = """
 import json, os, sys, time
 import torch
@@ -196,7 +196,7 @@ def test_clock_offset_is_within_the_stated_error() -> None:
 
     async def ask() -> float:
         began = time.monotonic()
-        await asyncio.sleep(next(delays))  # all of it on the way there: the worst a way can do
+        await asyncio.sleep(next(delays))  # all of the delay is on the way there, the worst case
         took.append(time.monotonic() - began)
         return time.time() - 300.0
 
@@ -292,7 +292,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         finally:
             (folder / "go").touch()
         await asyncio.wait_for(waits[1], scale_timeout(60))
-        # The end of one member, which sweeps what is left of it, is not that of the other on the same machine.
+        # One member's end cleans up its own processes and none of the other member on this machine.
         found.lead_after = find_processes("gang", 1, members[0][0].run_dir)
         await asyncio.wait_for(asyncio.gather(*waits, *meetings), scale_timeout(60))
 

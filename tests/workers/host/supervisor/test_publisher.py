@@ -147,7 +147,7 @@ def test_sends_everything_after_an_outage_of_redis(redis_service: RedisServer) -
 
 
 def recorded(server: RedisServer) -> list[int]:
-    """Steps as the history has them, -1 for each entry that it misses."""
+    """Return the recorded steps, with -1 for each missing entry."""
     stream = StreamKey("job", 1, 0)
     position: Any = {stream: {"after": "0-0", "number": None}}
     steps: list[int] = []
@@ -201,7 +201,7 @@ def test_records_a_batch_once_when_sending_was_cancelled(redis_service: RedisSer
         board.add(problem(1))
         with redis_service.suspend():
             sending = asyncio.create_task(publisher.send())
-            await asyncio.sleep(0)  # it waits for an answer now
+            await asyncio.sleep(0)  # the publisher waits for an answer now
             await cancel_tasks([sending])
         board.add(problem(2))
         assert await publisher.send()

@@ -18,12 +18,12 @@ running = threading.Event()
 
 def slow(_: object) -> None:
     running.set()
-    time.sleep(0.5)  # without the GIL, which it needs to go on
+    time.sleep(0.5)  # wait without the GIL, which the callback needs
 
 
 reduced = torch.ones(8)
 if dist.get_rank() == 0:
-    time.sleep(0.5)  # so that the other's callback is there before the end, and runs on gloo's thread
+    time.sleep(0.5)  # wait until the other callback exists and runs on gloo's thread
 work = dist.all_reduce(reduced, group=pair, async_op=True)
 future = work.get_future().then(slow)
 dist.barrier()

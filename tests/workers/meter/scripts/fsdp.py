@@ -1,4 +1,4 @@
-"""A user's own FSDP2 script over a device mesh."""
+"""FSDP2 script of a user over a device mesh."""
 
 import torch
 import torch.distributed as dist

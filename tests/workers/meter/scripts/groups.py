@@ -1,4 +1,4 @@
-"""A user's own groups, an all-to-all, and an end that is not a good one, amid a collective."""
+"""Script of a user with its own groups and an all-to-all, which fails during a collective."""
 
 import signal
 import sys
@@ -19,6 +19,6 @@ assert out.tolist() == [100.0 * r + 2 * rank + i for r in range(4) for i in rang
 dist.barrier()
 if len(sys.argv) > 1:
     if rank != 1:
-        signal.pause()  # none of them joins what rank 1 leaves behind
+        signal.pause()  # no other rank joins the collective that rank 1 leaves behind
     left_behind = dist.all_reduce(x, group=odds, async_op=True)
     raise SystemExit(int(sys.argv[1]))

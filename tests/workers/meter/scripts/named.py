@@ -1,4 +1,4 @@
-"""A user's own GAN-like script: two optimisers, a sparse gradient, a mesh axis as large as the world, a named group."""
+"""GAN-like script of a user: two optimizers, a sparse gradient, a mesh axis as large as the world, a named group."""
 
 import sys
 

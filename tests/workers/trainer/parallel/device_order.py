@@ -1,15 +1,16 @@
-"""Whether ranks that run on NCCL would wait for one another for ever, found without a GPU.
+"""Find deadlocks between ranks on NCCL without a GPU.
 
-A dry rank's calls and waits are written down, and played as NCCL plays them. gloo forgives what NCCL does not: there a
-collective or message runs on a stream, begins when what its stream and the computing one hold is over, and ends only
-together with its counterparts; a send keeps nothing for a receiver that comes later. As torch 2.13's
-`ProcessGroupNCCL.cpp` has it, a group has a stream for its collectives and batches, and one for the single messages of
-each pair (`getKeySendRecv`); a group that was connected (`eagerInit_`) has one for all. Each stream has a communicator,
-made at its first use where nobody connected it: whoever calls then waits, with all that it is to do next, until every
-member does. What a caller waits for at once runs on the computing stream itself.
+The module records the calls and waits of dry ranks, and replays them by the rules of NCCL. gloo is more tolerant.
+On NCCL, a collective or message runs on a stream. It begins when earlier work of its stream and of the compute
+stream is done, and ends only together with its counterparts. A send keeps no data for a later receive.
 
-Streams may also share one of the queues to a GPU, and what is first in it then keeps back what is behind: `one_queue`
-plays a GPU that has a single one. So four of four pipes hung on a real GPU that ranks shared (2026-11-26, NCCL 2.28).
+In `ProcessGroupNCCL.cpp` of torch 2.13, a group has a stream for collectives and batches. Single messages of each
+pair have another (`getKeySendRecv`). A group with eager connections (`eagerInit_`) has one stream for all.
+Each stream has a communicator, which its first use creates. The caller then blocks until every member calls.
+A synchronous call runs on the compute stream.
+
+Streams may share a hardware queue of the GPU, where the first call blocks the next. `one_queue` models a GPU with
+a single queue. Four of four pipelines hung on a GPU that ranks shared (2026-11-26, NCCL 2.28).
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from workers.meter.process_group import CollectiveBytes, _is_async, patch_batch_
 from workers.trainer.parallel import mesh, pipeline_parallel
 from workers.trainer.parallel.pipeline_parallel import SendQueue
 
-SIZED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv")  # alike on every rank
+SIZED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "recv")  # equal on every rank
 
 
 class Call(NamedTuple):
-    """`peer` by global rank; `batch` is None for a call of its own."""
+    """Store a call. `peer` is a global rank. `batch` is None for a single call."""
 
     op: Op
     group: str
@@ -48,13 +49,13 @@ class Call(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """For calls, by their place in the list."""
+    """Wait for calls, which are positions in the list."""
 
     calls: tuple[int, ...]
 
 
 class Connect(NamedTuple):
-    """Of a group, or of this rank and `peer` for its messages."""
+    """Connect a group, or this rank with `peer` for their messages."""
 
     group: str
     size: int
@@ -79,9 +80,9 @@ class _Told(dist.Work):
 
 @contextmanager
 def written_down(trace: Trace) -> Iterator[None]:
-    """Inside, dry groups write into `trace` what is asked of them, as it would be asked on a GPU."""
+    """Record calls of dry groups in `trace`, in the order for a GPU."""
 
-    class Writing(dry_run.DryProcessGroup):
+    class RecordingGroup(dry_run.DryProcessGroup):
         _batch: int | None = None
 
         def __init__(self, native: Any, name: str, recorder: Any, devices: Any, ranks: Sequence[int]) -> None:
@@ -125,17 +126,17 @@ def written_down(trace: Trace) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (dist, dist.distributed_c10d):
-            patch.setattr(module, "batch_isend_irecv", module.batch_isend_irecv)  # so that it comes back
+            patch.setattr(module, "batch_isend_irecv", module.batch_isend_irecv)  # returned afterwards
         patch_batch_isend_irecv()
-        patch.setattr(dry_run, "DryProcessGroup", Writing)
+        patch.setattr(dry_run, "DryProcessGroup", RecordingGroup)
         patch.setattr(SendQueue, "add", keep)
         patch.setattr(mesh, "connect", connected)
         patch.setattr(pipeline_parallel, "connect_pair", pair_connected)
         yield
 
 
-def traces(spec: JobSpec) -> list[Trace]:
-    """Of a step of every rank."""
+def record_traces(spec: JobSpec) -> list[Trace]:
+    """Return the trace of a step for every rank."""
     found: list[Trace] = []
     for rank in range(spec.layout.world_size):
         trace: Trace = []
@@ -145,9 +146,11 @@ def traces(spec: JobSpec) -> list[Trace]:
     return found
 
 
-class Played:
-    """What begins after what, all ranks together. A call and its counterparts on other ranks are one event, and so is
-    the making of a communicator."""
+class ReplayedStep:
+    """Order of events of all ranks.
+
+    A call and its counterparts on other ranks are one event. The creation of a communicator is also one event.
+    """
 
     def __init__(self, ranks: Sequence[Trace], *, one_queue: bool = False) -> None:
         self._one_queue = one_queue
@@ -157,14 +160,14 @@ class Played:
             self._play(rank, trace)
 
     def _play(self, rank: int, trace: Trace) -> None:
-        streams: defaultdict[Hashable, set[Hashable]] = defaultdict(set)  # the last events on each
+        streams: defaultdict[Hashable, set[Hashable]] = defaultdict(set)  # the last events on each stream
         computing: set[Hashable] = set()
         host: set[Hashable] = set()
         counts: defaultdict[Hashable, int] = defaultdict(int)
         events: list[Hashable] = []
         connected: set[Hashable] = set()
         batch: tuple[int, set[Hashable]] | None = None
-        queued: set[Hashable] = set()  # what was asked for last
+        queued: set[Hashable] = set()  # the newest request
         for call in trace:
             if isinstance(call, Wait):
                 computing = computing | {events[index] for index in call.calls}
@@ -198,11 +201,11 @@ class Played:
                 computing = {event}
 
     def unlike(self) -> list[str]:
-        """Events whose members do not fit together."""
+        """Return events whose members do not match."""
         return [f"{event}: {members}" for event, members in self._members.items() if not _fit(members)]
 
     def stuck(self) -> list[str]:
-        """Events that wait for one another, in a ring; none where everything ends."""
+        """Return events that wait for each other in a cycle, or an empty list if every event ends."""
         left = {event: set(before) for event, before in self._after.items()}
         users: defaultdict[Hashable, list[Hashable]] = defaultdict(list)
         for event, before in left.items():
@@ -220,7 +223,7 @@ class Played:
 
 
 def _stream(rank: int, call: Call | Connect, connected: set[Hashable]) -> Hashable:
-    """The one that a call runs on."""
+    """Return the stream on which a call runs."""
     alone = call.peer is not None and (isinstance(call, Connect) or call.batch is None)
     if not alone or call.group in connected:
         return call.group

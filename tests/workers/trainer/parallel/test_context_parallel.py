@@ -40,7 +40,7 @@ def test_the_end_token_belongs_to_its_document() -> None:
     ids=lambda strategy: f"{strategy.attention} {strategy.recompute}",
 )
 def test_a_packed_document_equals_a_separate_sequence(strategy: Strategy) -> None:
-    """Rotary positions tell distances alone, so that a document may be taken out and begin at 0."""
+    """Rotary scores depend only on distances, so a separate document may begin at position 0."""
     torch.manual_seed(0)
     model = parse_fields({"model": SIZES["llama"]}).model
     decoder = Decoder(model, range(model.num_layers), strategy, torch.float32, first=True, last=True)
@@ -57,7 +57,7 @@ def test_a_packed_document_equals_a_separate_sequence(strategy: Strategy) -> Non
 
 
 def test_a_block_of_hidden_keys_has_no_weight() -> None:
-    """A context parallel rank joins blocks by their log-sum-exps; of one that it sees none of, it must be tiny."""
+    """A context-parallel rank merges blocks by their log-sum-exps. The value of a fully hidden block must be tiny."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
     positions = torch.arange(12)

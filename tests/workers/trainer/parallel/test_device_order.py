@@ -1,4 +1,4 @@
-"""On NCCL no layout's ranks wait for one another for ever, and all of a group ask for the same in one order."""
+"""No layout deadlocks on NCCL, and all ranks of a group call in one order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from planner.facts.pipeline_messages import Exchange, order_exchanges
 from planner.facts.spec import JobSpec, Layout
 from tests.parity.cases import LAYOUTS, Case, make_spec
-from tests.workers.trainer.parallel.device_order import Call, Connect, Played, Trace, Wait, traces
+from tests.workers.trainer.parallel.device_order import Call, Connect, ReplayedStep, Trace, Wait, record_traces
 from workers.trainer.parallel import pipeline_parallel
 from workers.trainer.parallel.data_parallel import BucketedAllReduce
 
@@ -34,12 +34,12 @@ assert set(QUICK) <= set(LAYOUTS)
 
 
 @pytest.mark.parametrize("name", [*QUICK[:2], *EXTENDED, *OTHERS])
-def test_every_call_meets_its_like_and_no_ring_waits(name: str) -> None:
-    found = traces(make_spec_for(name))
-    played = Played(found)
+def test_every_call_has_a_counterpart_and_no_cycle(name: str) -> None:
+    found = record_traces(make_spec_for(name))
+    played = ReplayedStep(found)
     assert played.unlike() == []
     assert played.stuck() == []
-    assert Played(found, one_queue=True).stuck() == []
+    assert ReplayedStep(found, one_queue=True).stuck() == []
 
 
 def send(peer: int) -> Call:
@@ -50,39 +50,39 @@ def receive(peer: int) -> Call:
     return Call("recv", "forward", 2, peer, 8, at_once=False, batch=None)
 
 
-def test_two_that_send_first_and_receive_then_wait_for_ever() -> None:
+def test_two_ranks_that_send_before_they_receive_deadlock() -> None:
     facing: list[Trace] = [[send(1), receive(1)], [send(0), receive(0)]]
-    assert len(Played(facing).stuck()) == 2
+    assert len(ReplayedStep(facing).stuck()) == 2
     batched: list[Trace] = [[call._replace(batch=0) for call in trace if isinstance(call, Call)] for trace in facing]
-    assert Played(batched).stuck() == []
+    assert ReplayedStep(batched).stuck() == []
     in_turn: list[Trace] = [[send(1), Wait((0,)), receive(1)], [receive(0), Wait((0,)), send(0)]]
-    assert Played(in_turn).stuck() == []
+    assert ReplayedStep(in_turn).stuck() == []
 
 
-def test_a_receive_ahead_of_what_its_message_comes_from_waits_for_ever_in_one_queue() -> None:
-    """As pipes did on a GPU until 2026-11."""
+def test_receive_posted_before_its_dependency_deadlocks_in_one_queue() -> None:
+    """Pipelines deadlocked like this on a GPU until 2026-11."""
     met: Trace = [Connect(name, 2, None) for name in ("forward", "backward")]
     sends = [*met, send(1), receive(1)._replace(group="backward")]
     answers = [*met, receive(0), Wait((2,)), send(0)._replace(group="backward")]
     ahead = [*met, sends[3], sends[2]]
-    assert Played([ahead, answers]).stuck() == []
-    assert len(Played([ahead, answers], one_queue=True).stuck()) == 2
-    assert Played([sends, answers], one_queue=True).stuck() == []
+    assert ReplayedStep([ahead, answers]).stuck() == []
+    assert len(ReplayedStep([ahead, answers], one_queue=True).stuck()) == 2
+    assert ReplayedStep([sends, answers], one_queue=True).stuck() == []
 
 
-def test_groups_in_unlike_orders_wait_for_ever() -> None:
+def test_groups_in_different_orders_deadlock() -> None:
     one, other = (Call("all_reduce", name, 2, None, 8, at_once=True, batch=None) for name in ("tp", "dp"))
-    assert Played([[one, other], [one, other]]).stuck() == []
-    assert Played([[one, other], [other, one]]).stuck()  # communicators are not even made
+    assert ReplayedStep([[one, other], [one, other]]).stuck() == []
+    assert ReplayedStep([[one, other], [other, one]]).stuck()  # communicators are not even created
     met: Trace = [Connect(name, 2, None) for name in ("tp", "dp")]
-    assert Played([[*met, one, other], [*met, one, other]]).stuck() == []
-    assert len(Played([[*met, one, other], [*met, other, one]]).stuck()) == 2
-    assert Played([[one], [one._replace(payload_bytes=16)]]).unlike()
-    assert Played([[one], []]).unlike()
+    assert ReplayedStep([[*met, one, other], [*met, one, other]]).stuck() == []
+    assert len(ReplayedStep([[*met, one, other], [*met, other, one]]).stuck()) == 2
+    assert ReplayedStep([[one], [one._replace(payload_bytes=16)]]).unlike()
+    assert ReplayedStep([[one], []]).unlike()
 
 
 def ahead(layout: Layout, micro_batches: int, *, forwards: bool = False) -> list[list[list[Exchange]]]:
-    """Each stage asks for its first message at once, whenever it may come."""
+    """Let each stage request its first message at once."""
     found = [list(map(list, slots)) for slots in order_exchanges(layout, micro_batches, forwards=forwards)]
     for stage, slots in enumerate(found):
         arriving = [(index, one) for index, slot in enumerate(slots) for one in slot if one.receiver == stage]
@@ -92,32 +92,32 @@ def ahead(layout: Layout, micro_batches: int, *, forwards: bool = False) -> list
     return found
 
 
-def test_a_pipe_that_receives_ahead_waits_for_ever_in_one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Played(traces(make_spec_for("pp2 1f1b")), one_queue=True).stuck() == []
+def test_pipeline_that_receives_ahead_deadlocks_in_one_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ReplayedStep(record_traces(make_spec_for("pp2 1f1b")), one_queue=True).stuck() == []
     monkeypatch.setattr(pipeline_parallel, "order_exchanges", ahead)
-    found = traces(make_spec_for("pp2 1f1b"))
-    assert Played(found).stuck() == []
-    assert Played(found, one_queue=True).stuck()
+    found = record_traces(make_spec_for("pp2 1f1b"))
+    assert ReplayedStep(found).stuck() == []
+    assert ReplayedStep(found, one_queue=True).stuck()
 
 
 def without(found: list[Trace], unwanted: Callable[[Connect], bool]) -> list[Trace]:
-    """In place of what is not wanted stands a wait for nothing, so that calls keep their places."""
+    """Replace unwanted calls with an empty wait, so the positions of calls stay."""
     return [[Wait(()) if isinstance(one, Connect) and unwanted(one) else one for one in trace] for trace in found]
 
 
-def test_stages_that_meet_at_their_first_messages_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One waits for the other's first receive from it, and the other likewise: as every pipe did until 2026-11."""
+def test_stages_that_connect_at_their_first_messages_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stage waits for the first receive of the other. Every pipeline deadlocked like this until 2026-11."""
     monkeypatch.setattr(pipeline_parallel, "order_exchanges", ahead)
-    found = traces(make_spec_for("pp2 1f1b"))
-    assert Played(found).stuck() == []
-    assert Played(without(found, lambda one: one.peer is not None)).stuck()
+    found = record_traces(make_spec_for("pp2 1f1b"))
+    assert ReplayedStep(found).stuck() == []
+    assert ReplayedStep(without(found, lambda one: one.peer is not None)).stuck()
 
 
-def test_a_bucket_that_is_cut_otherwise_on_one_rank_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bucket_with_a_different_cut_on_one_rank_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = BucketedAllReduce._launch
 
     def one_rank_goes_its_own_way(self: Any, bucket: Any) -> None:
         launched(self, bucket[: len(bucket) - self._group.rank()])
 
     monkeypatch.setattr(BucketedAllReduce, "_launch", one_rank_goes_its_own_way)
-    assert Played(traces(make_spec("llama", {"dp": 2}, 1))).unlike()
+    assert ReplayedStep(record_traces(make_spec("llama", {"dp": 2}, 1))).unlike()

@@ -15,7 +15,7 @@ from workers.trainer.errors import UserError
 from workers.trainer.parallel.matmul import UNQUANTIZED, Fp8Matmuls, LinearFunction
 
 TOKENS, IN, OUT = 32, 64, 48
-FP8_ROUNDING = 0.08  # of a sum of products whose terms are each rounded to 3 bits, or 2
+FP8_ROUNDING = 0.08  # relative error of a sum of products, with each term rounded to 3 bits or 2
 
 
 def drawn(rows: int, columns: int, size: float, kind: torch.dtype) -> torch.Tensor:
@@ -44,7 +44,7 @@ def test_fp8_matmuls_match_fp32_within_rounding(kind: torch.dtype) -> None:
 def test_rounding_does_not_depend_on_other_elements() -> None:
     x, weight = drawn(TOKENS, IN, 1.0, torch.float32), drawn(OUT, IN, 0.02, torch.float32)
     x += x.sign() * 0.5  # the smallest have fewer bits
-    louder = torch.cat((x, torch.full((16, IN), 77.0)))  # as another rank's part may be
+    louder = torch.cat((x, torch.full((16, IN), 77.0)))  # like the shard of another rank
     (alone,), (beside,) = (Fp8Matmuls().outputs(rows, [weight], [None]) for rows in (x, louder))
     assert torch.equal(alone, beside[:TOKENS])
 

@@ -27,7 +27,7 @@ WIDTH = 1600  # one square fp32 matrix is 9.8 MiB, three close a bucket
 
 @pytest.fixture
 def ranks() -> list[dist.ProcessGroupGloo]:
-    """Create both ends of a pipeline in one process."""
+    """Create both ends of a pipeline in a single process."""
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, TIMEOUT), range(2)))
@@ -46,7 +46,7 @@ def test_frees_sent_tensors_and_keeps_the_others(ranks: list[dist.ProcessGroupGl
     for index in range(2):
         receiver.recv([here], 0, 0).wait()  # type: ignore[attr-defined]
         assert here.eq(index).all()
-    wait_until(lambda: storages[1]() is None, "what has been received is let go", 20)
+    wait_until(lambda: storages[1]() is None, "received tensors are freed", 20)
     assert [storage() is None for storage in storages] == [True, True, False]
     receiver.recv([here], 0, 0).wait()  # type: ignore[attr-defined]
     sends.flush()
