@@ -190,9 +190,25 @@ class Client:
         found: dict[str, list[Any]] = self._request("GET", ("jobs", job_id, "history", table), params=query)["columns"]
         return found
 
-    def log(self, job_id: str, rank: int, *, attempt: int | None = None) -> Iterator[bytes]:
-        """Yield the complete log of a rank from its host, in parts. Rank -1 is the launcher of the first host."""
-        query = {} if attempt is None else {"attempt": attempt}
+    def log(self, job_id: str, rank: int, *, attempt: int | None = None, raw: bool = True) -> Iterator[bytes]:
+        """Yield the complete log of a rank from its host, in parts. Rank -1 is the launcher of the first host.
+
+        Args:
+            raw: The bytes as written, with every state of a progress bar. Otherwise, lines as a terminal shows them,
+                with the last state. A board that is too old for them sends the bytes as written.
+        """
+        query: dict[str, Any] = {} if attempt is None else {"attempt": attempt}
+        if raw:
+            yield from self._stream_log(job_id, rank, query)
+            return
+        try:
+            yield from self._stream_log(job_id, rank, {**query, "text": "terminal"})
+        except RefusedError as error:
+            if error.status not in (400, 422):
+                raise
+            yield from self._stream_log(job_id, rank, query)
+
+    def _stream_log(self, job_id: str, rank: int, query: dict[str, Any]) -> Iterator[bytes]:
         with self._transport.stream(("jobs", job_id, "logs", str(rank)), "text/plain", params=query) as response:
             yield from response.iter_bytes()
 

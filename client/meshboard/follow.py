@@ -5,7 +5,7 @@ Progress of a running job comes from its events, and progress of an ended job fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meshboard.client import Client, Job
@@ -15,20 +15,35 @@ from meshboard.transport import Event
 GAP = "[log lines are missing here, because the board dropped them]"
 
 
-def follow_lines(board: Client, job_id: str, rank: int) -> Iterator[str]:
+ShowOpenLines = Callable[[list[str]], object]
+
+
+def ignore_open_lines(_lines: list[str]) -> None:
+    """Do nothing with lines that can still change."""
+
+
+def follow_lines(board: Client, job_id: str, rank: int, show_open: ShowOpenLines = ignore_open_lines) -> Iterator[str]:
     """Yield the log lines of a rank until the job ends, over all attempts from the current attempt on.
 
     For an ended job, yields the complete log.
+
+    Args:
+        show_open: Called with the lines that can still change, for example a progress bar, when they change.
 
     Raises:
         RefusedError, AwayError
     """
     job = board.job(job_id)
-    yield from _read_lines(board, job_id, rank) if job.finished else _follow_job(board, job, rank)
+    yield from _read_lines(board, job_id, rank) if job.finished else _follow_job(board, job, rank, show_open)
 
 
-def follow_attempt(board: Client, job_id: str, rank: int, attempt: int) -> Iterator[str]:
+def follow_attempt(
+    board: Client, job_id: str, rank: int, attempt: int, show_open: ShowOpenLines = ignore_open_lines
+) -> Iterator[str]:
     """Yield the log lines of one attempt until it ends, each line once.
+
+    Args:
+        show_open: As for `follow_lines`.
 
     Raises:
         RefusedError, AwayError
@@ -43,16 +58,18 @@ def follow_attempt(board: Client, job_id: str, rank: int, attempt: int) -> Itera
         if event.data["skipped"] and first > next_line:
             yield f"[{event.data['skipped']} log lines are missing here, because they are not stored]"
         yield from lines[max(0, next_line - first) :]
-        next_line = max(next_line, first + len(lines))
+        if first + len(lines) >= next_line:
+            next_line = first + len(lines)
+            show_open(event.data.get("open", []))  # a board of an older version sends none
 
 
-def _follow_job(board: Client, job: Job, rank: int) -> Iterator[str]:
+def _follow_job(board: Client, job: Job, rank: int, show_open: ShowOpenLines) -> Iterator[str]:
     last_attempt = job.attempt - 1  # the last attempt whose log is complete
     while not job.finished:
         yield from _read_attempts(board, job.id, rank, range(last_attempt + 1, job.attempt))
         last_attempt = job.attempt - 1
         try:
-            yield from follow_attempt(board, job.id, rank, job.attempt)
+            yield from follow_attempt(board, job.id, rank, job.attempt, show_open)
             last_attempt = job.attempt
         except RefusedError as error:
             if error.status != 409:  # 409: the attempt has no host yet
@@ -71,7 +88,7 @@ def _read_attempts(board: Client, job_id: str, rank: int, attempts: Iterable[int
 
 
 def _read_lines(board: Client, job_id: str, rank: int, attempt: int | None = None) -> Iterator[str]:
-    return split_lines(board.log(job_id, rank, attempt=attempt))
+    return split_lines(board.log(job_id, rank, attempt=attempt, raw=False))
 
 
 def split_lines(parts: Iterable[bytes]) -> Iterator[str]:

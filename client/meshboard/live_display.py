@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -39,6 +40,30 @@ def print_log(console: Console, label: str, lines: Iterable[str]) -> None:
     """Print log lines above a progress bar."""
     for line in lines:
         console.print(f"{label}: " * bool(label) + format_log_line(line), soft_wrap=True)
+
+
+class OpenLines:
+    """Lines at the end of a log that can still change, on a terminal. Another output shows none."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output, self._num_drawn = output, 0
+
+    def show(self, lines: list[str]) -> None:
+        """Draw lines in place of those drawn before."""
+        if not self._output.isatty():
+            return
+        self.erase()
+        width = shutil.get_terminal_size().columns - 1
+        for line in lines:
+            self._output.write(f"{format_log_line(line)[:width]}\n")
+        self._output.flush()
+        self._num_drawn = len(lines)
+
+    def erase(self) -> None:
+        """Remove the lines that are drawn."""
+        if self._num_drawn:
+            self._output.write(f"\x1b[{self._num_drawn}A\x1b[J")
+        self._num_drawn = 0
 
 
 class WaitDisplay:

@@ -38,6 +38,9 @@ Op = Literal[
 Axis = Literal["dp", "pp", "cp", "ep", "tp", "world"]
 Work = Literal["data", "forward", "backward", "weights", "optimizer", "checkpoint", "eval"]
 
+MAX_OPEN_LINES: Final = 32  # of a rank
+MAX_OPEN_LINE_CHARS: Final = 1000
+MAX_OPEN_CHARS: Final = 8000  # of all open lines of a rank
 Label = ShortText  # an Axis, or the name of a process group of a user's script
 Column = Annotated[list[Count], Field(max_length=MAX_EVENTS_PER_STEP)]
 Times = Annotated[list[Annotated[int, Field(ge=-MAX_INT64, le=MAX_INT64)]], Field(max_length=MAX_EVENTS_PER_STEP)]
@@ -129,13 +132,18 @@ class PhaseItem(TypedDict):
 
 
 class LogItem(TypedDict):
-    """Complete log lines of a rank, or of the launcher if `rank` is -1. `first` numbers lines from 0."""
+    """Complete log lines of a rank, or of the launcher if `rank` is -1. `first` numbers lines from 0.
+
+    `open` holds the lines after `lines` that can still change, for example a progress bar. The next item of the rank
+    replaces them.
+    """
 
     kind: Literal["log"]
     rank: LogRank
     time: Number
     first: Count
     lines: list[LogLine]
+    open: NotRequired[Annotated[list[LogLine], Field(max_length=MAX_OPEN_LINES)]]
     skipped: NotRequired[Count]  # lines dropped just before `first` because the log exceeded its bound
 
 

@@ -149,7 +149,9 @@ MAX_RANK = 65535
 MAX_ATTEMPT = 2**31 - 1
 MAX_OFFSET = 2**53 - 1
 FILES = ("stdout", "stderr")
-FOLLOWED_WHOLE = "`{name}` cannot be used with `follow`, which sends both files. Omit `{name}`, or set `follow` to 0."
+FOLLOWED_WHOLE = (
+    "`{name}` cannot be used with `follow`, which sends the lines of both files. Omit `{name}`, or set `follow` to 0."
+)
 SIZE_HEADER = "Meshboard-Log-Bytes"
 LOG_ATTEMPT = OpenApiParameter(
     "attempt", {"type": "integer", "minimum": 1, "maximum": MAX_ATTEMPT}, description="Default: the current attempt."
@@ -167,14 +169,28 @@ BYTES = OpenApiParameter(
     {"type": "integer", "minimum": 1, "maximum": MAX_OFFSET},
     description="Maximum number of bytes to return. Default: all.",
 )
+AS_WRITTEN, AS_SHOWN = "raw", "terminal"
+TEXT_FORM = OpenApiParameter(
+    "text",
+    {"type": "string", "enum": [AS_WRITTEN, AS_SHOWN], "default": AS_WRITTEN},
+    description=(
+        "`raw` returns the bytes as written, with every state of a progress bar. `terminal` returns lines as a "
+        "terminal shows them, with the last state."
+    ),
+)
 FOLLOW = OpenApiParameter(
     "follow",
     {"type": "string", "enum": ["0", "1"], "default": "0"},
-    description="`1` follows the log as it grows, with both files in one stream. Omit `file`, `from`, and `bytes`.",
+    description=(
+        "`1` follows the log as it grows, with both files in one stream. Omit `file`, `from`, `bytes`, and `text`."
+    ),
 )
 TEXT = OpenApiResponse(
     OpenApiTypes.STR,
-    description=f"The log as stored on the host. The header {SIZE_HEADER} has the approximate size in bytes.",
+    description=(
+        "The log as stored on the host, or its lines with `text=terminal`. "
+        f"The header {SIZE_HEADER} has the approximate size in bytes."
+    ),
 )
 
 
@@ -187,6 +203,7 @@ class LogQuery(NamedTuple):
     first: int
     most: int | None
     follow: bool
+    text: str
 
 
 class LogView(APIView):
@@ -198,7 +215,7 @@ class LogView(APIView):
         404,
         409,
         422,
-        parameters=[LOG_ATTEMPT, FILE, FROM, BYTES, FOLLOW, RESUME],
+        parameters=[LOG_ATTEMPT, FILE, FROM, BYTES, TEXT_FORM, FOLLOW, RESUME],
     )
     def get(self, request: Request, job_id: str, rank: str) -> HttpResponseBase:
         """Return the log of a rank from its host, or a range of it.
@@ -206,7 +223,8 @@ class LogView(APIView):
         Rank -1 is the launcher of the first host, -2 the launcher of the second. A line marks the missing middle of
         a log that exceeds its size limit. The connection breaks if the host becomes silent. 409: the board cannot
         read this log. With `follow`, the response streams the newest lines and further lines as the events `log`,
-        `gap`, and `end` of /events.
+        `gap`, and `end` of /events. Their lines are those of `text=terminal`. Each event `log` has in `open` the
+        lines after its `lines` that can still change, for example a progress bar.
         """
         job = find_job(request.user, job_id)
         log_query = _parse_log_query(request, rank)
@@ -246,10 +264,12 @@ def _parse_log_query(request: Request, rank: str) -> LogQuery:
         first=query.read_number("from", 0, 0, MAX_OFFSET),
         most=query.read_number("bytes", None, 1, MAX_OFFSET),
         follow=query.read_choice("follow", "0", ("0", "1")) == "1",
+        text=query.read_choice("text", AS_WRITTEN, (AS_WRITTEN, AS_SHOWN)),
     )
     is_range = log_query.first > 0 or log_query.most is not None
     if log_query.follow:
         ranged = {"file": log_query.file is not None, "from": log_query.first > 0, "bytes": log_query.most is not None}
+        ranged["text"] = log_query.text != AS_WRITTEN
         for name in (name for name, is_set in ranged.items() if is_set):
             query.add_clash(name, FOLLOWED_WHOLE.format(name=name))
     elif is_range and log_query.file is None and log_query.rank is not None and log_query.rank > LAUNCHER:
@@ -264,7 +284,8 @@ def _respond_with_log(place: LogLocation, rank: int, log_query: LogQuery, person
         place, tuple(one for one in place.files if log_query.file in (None, one)), person, log_query.first
     )
     name = f"{place.job}-{place.attempt}-" + (f"rank{rank}" if rank > LAUNCHER else f"launcher{LAUNCHER - rank}")
-    chunks, size = logs.stream_log(place, begun), max(0, logs.estimate_num_bytes(begun) - log_query.first)
+    chunks = logs.stream_log(place, begun, as_terminal=log_query.text == AS_SHOWN)
+    size = max(0, logs.estimate_num_bytes(begun) - log_query.first)
     if log_query.most is not None:
         chunks, size = logs.limit_bytes(chunks, log_query.most), min(size, log_query.most)
     headers = {

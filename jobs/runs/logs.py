@@ -20,6 +20,7 @@ from contracts.codec import BadMessageError, decode_log_part, validate_log_order
 from contracts.logs import VERSION, LogFile, LogOrder, LogPart
 from contracts.names import TASK_READ_LOG, host_queue, log_key
 from contracts.security import SIGNATURE_BYTES
+from contracts.terminal_text import TerminalText
 from jobs.core.credentials import is_signed_by
 from jobs.core.redis_client import connect
 from jobs.models import EXTERNAL_ENGINE, HOST_SILENT_AFTER, Attempt, Host, Member
@@ -195,18 +196,42 @@ async def limit_bytes(chunks: AsyncIterator[bytes], max_bytes: int) -> AsyncIter
             return
 
 
-async def stream_log(place: LogLocation, begun: list[LogFileStart]) -> AsyncIterator[bytes]:
-    """Yield the bytes that the files had at the start. Several non-empty files each get a header."""
+async def stream_log(
+    place: LogLocation, begun: list[LogFileStart], *, as_terminal: bool = False
+) -> AsyncIterator[bytes]:
+    """Yield the bytes that the files had at the start. Several non-empty files each get a header.
+
+    Args:
+        as_terminal: Yield the lines that a terminal shows, instead of the bytes as written.
+    """
     has_headers = sum(file.part["size"] > 0 for file in begun) > 1
     for file in begun:
         if has_headers and file.part["size"]:
             yield f"==> {file.file} <==\n".encode()
-        part, size = file.part, file.part["size"]
-        while part["data"]:
-            yield part["data"]
-            if part["next"] >= size:
-                break
-            part = await sync_to_async(_fetch_part, thread_sensitive=False)(place, file.file, part["next"])
+        chunks = _stream_file(place, file)
+        async for chunk in _show_as_terminal(chunks) if as_terminal else chunks:
+            yield chunk
+
+
+async def _stream_file(place: LogLocation, start: LogFileStart) -> AsyncIterator[bytes]:
+    part, size = start.part, start.part["size"]
+    while part["data"]:
+        yield part["data"]
+        if part["next"] >= size:
+            break
+        part = await sync_to_async(_fetch_part, thread_sensitive=False)(place, start.file, part["next"])
+
+
+async def _show_as_terminal(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    text = TerminalText()
+    convert = sync_to_async(text.feed, thread_sensitive=False)
+    async for chunk in chunks:
+        yield _join_lines(await convert(chunk))
+    yield _join_lines(await convert(b"", final=True))
+
+
+def _join_lines(lines: list[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _fetch_part(place: LogLocation, file: LogFile, offset: int, patience_s: float = PART_SLOT_TIMEOUT_S) -> LogPart:

@@ -21,6 +21,7 @@ from meshboard.commands import app
 from meshboard.commands import jobs as running_commands
 from meshboard.commands.app import EXIT_MEANINGS, ExitCode
 from meshboard.follow import follow_progress, get_stored_progress
+from meshboard.live_display import OpenLines
 from tests.client.conftest import FakeServer, Ran, answer
 from tests.client.test_api import ENDED, JOB
 
@@ -396,6 +397,38 @@ def test_follows_a_log_without_repeated_or_lost_lines(meshboard: Meshboard, serv
         "f",
     ]
     assert (ran.code, server.resumed) == (0, ["1.1.0.0:1-0", "1.1.0.0:1-0"])
+
+
+class Terminal(io.StringIO):
+    """A stream that counts as a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_follows_the_state_of_a_progress_bar_on_a_terminal(server: FakeServer) -> None:
+    server.at["jobs/j"] = answer(200, JOB)
+    bars = [event("log", {"rank": 0, "first": 1, "lines": [], "skipped": 0, "open": [f"{n}%"]}) for n in (10, 20)]
+    last = event("log", {"rank": 0, "first": 1, "lines": ["100%"], "skipped": 0, "open": []})
+    server.answers = [answer(200, log(0, "a") + b"".join(bars) + last + event("end", {}))]
+    output = Terminal()
+    with Client(server.url, "t") as board:
+        screen = OpenLines(output)
+        for line in follow.follow_attempt(board, "j", 0, 1, screen.show):
+            screen.erase()
+            output.write(f"{line}\n")
+    assert output.getvalue() == "a\n10%\n\x1b[1A\x1b[J20%\n\x1b[1A\x1b[J100%\n"
+
+
+def test_prints_a_log_as_shown_or_as_written(meshboard: Meshboard, server: FakeServer) -> None:
+    server.answers = [answer(200, b"100%\n"), answer(200, b"10%\\100%\n")]
+    assert meshboard("logs", "j", at=server).out == "100%\n"
+    assert meshboard("logs", "j", "--raw", at=server).out == "10%\\100%\n"
+    assert server.requests == ["GET /api/v1/jobs/j/logs/0?text=terminal", "GET /api/v1/jobs/j/logs/0"]
+    assert "`--raw` cannot be used with --follow or --json" in meshboard("logs", "j", "--raw", "-f", at=server).err
+    too_old = answer(422, {"errors": [{"field": "text", "message": "is unknown"}]})
+    server.answers = [too_old, answer(200, b"as written\n")]
+    assert meshboard("logs", "j", at=server).out == "as written\n"
 
 
 def test_reports_a_revoked_right_to_a_log(meshboard: Meshboard, server: FakeServer) -> None:

@@ -173,7 +173,7 @@ def test_prints_logs_of_attempts_during_an_outage(meshboard: Meshboard, server: 
     ran = meshboard("logs", "j", "-f", at=server)
     assert (ran.code, ran.out.splitlines()) == (0, ["one", "two", "three"][: 2 + attempt // 3])
     assert [path for path in server.requests if "logs/0?attempt" in path] == [
-        f"GET /api/v1/jobs/j/logs/0?attempt={number}" for number in range(1, attempt + 1)
+        f"GET /api/v1/jobs/j/logs/0?attempt={number}&text=terminal" for number in range(1, attempt + 1)
     ]
 
 

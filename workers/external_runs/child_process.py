@@ -20,6 +20,7 @@ from typing import cast
 from contracts.telemetry.batches import Item
 from contracts.telemetry.items import SCRIPT_SETUP_STEPS, Cell
 from workers.host.rank_files import (
+    LAUNCHER_STDOUT,
     RankFailure,
     clean_line,
     find_run_folder,
@@ -31,6 +32,8 @@ from workers.host.supervisor.exit_report import CellKey, get_cell_key
 
 CHUNK_BYTES = 64 * 2**10
 MAX_OUTPUT_WAIT_S = 5.0  # for a process that the command left behind, and that holds its pipes
+MAX_LINE_BYTES = 4096  # of a line that is searched for a failure
+RANK_LINE_START = re.compile(rb"\[[^\[\]\s]{0,110}\]?|")  # may become the start of such a line
 RANK_LINE = re.compile(rb"\[[^\[\]\s]{1,100}\d+\]:")  # the start of a line that torchrun prints for a rank
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 # torch 2.13: "failed (exitcode: -9) local_rank: 1 (pid: 4711) of binary: /usr/bin/python3"
@@ -39,27 +42,78 @@ Cells = dict[CellKey, Cell]
 SUMMED_FIELDS = ("count", "completed", "payload_bytes", "algorithmic_bytes", "busy_s")
 
 
+class OutputLog:
+    """Log of one output stream, without the ranks' lines if they have separate logs.
+
+    An incomplete line is written at once, unless it may become a line of a rank. So the log shows progress bars.
+    """
+
+    def __init__(self, path: Path, *, separate_logs: bool) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._separate_logs = separate_logs
+        self._line = b""  # start of the line that is not complete
+        self._num_written = 0  # bytes of this line in the log
+        self.failure_line = ""  # torchrun's line about the rank that failed first, of its last restart
+
+    def add(self, chunk: bytes) -> None:
+        *ends, rest = chunk.split(b"\n")
+        output = []
+        for end in ends:
+            output.append(self._extend_line(end + b"\n"))
+            if b"failed (exitcode" in self._line and not self._is_rank_line():
+                self.failure_line = self._line.decode(errors="replace")
+            self._line, self._num_written = b"", 0
+        output.append(self._extend_line(rest))
+        if data := b"".join(output):
+            _write(self._descriptor, data)
+
+    def close(self) -> None:
+        """Write the start of a line whose end does not come."""
+        if not self._num_written and not self._is_rank_line():
+            _write(self._descriptor, self._line)
+
+    def _extend_line(self, text: bytes) -> bytes:
+        """Return the bytes to write after more text of the line."""
+        if self._num_written:
+            self._line = (self._line + text)[:MAX_LINE_BYTES]
+            return text
+        self._line += text
+        is_undecided = self._separate_logs and RANK_LINE_START.fullmatch(self._line)
+        if is_undecided or self._is_rank_line():
+            self._line = self._line[:MAX_LINE_BYTES]
+            return b""
+        written, self._num_written = self._line, len(self._line)
+        return written
+
+    def _is_rank_line(self) -> bool:
+        return self._separate_logs and RANK_LINE.match(self._line) is not None
+
+
 class ChildCommand:
-    """A running command. Its output is appended to `log`, without the ranks' lines if they have separate logs.
+    """A running command. Its output is appended to `log`, and standard output to a log next to it.
 
     Raises:
         OSError: the command cannot be started.
     """
 
     def __init__(self, argv: list[str], environment: dict[str, str], log: Path, *, separate_logs: bool) -> None:
-        self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._separate_logs = separate_logs
-        self.failure_line = ""  # torchrun's line about the rank that failed first, of its last restart
+        self._error_log = OutputLog(log, separate_logs=separate_logs)
+        output_log = OutputLog(log.with_name(LAUNCHER_STDOUT), separate_logs=separate_logs)
         stdin = subprocess.DEVNULL if os.isatty(0) else None  # a background group that reads a terminal is stopped
         self.process = subprocess.Popen(
             argv, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
         )
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        pairs = ((self.process.stdout.fileno(), 1), (self.process.stderr.fileno(), 2))
-        self._threads = [threading.Thread(target=self._copy, args=pair, daemon=True) for pair in pairs]
+        streams = ((self.process.stdout.fileno(), 1, output_log), (self.process.stderr.fileno(), 2, self._error_log))
+        self._threads = [threading.Thread(target=_copy, args=stream, daemon=True) for stream in streams]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def failure_line(self) -> str:
+        """Return torchrun's line about the rank that failed first, of its last restart."""
+        return self._error_log.failure_line
 
     def wait(self) -> int:
         """Return the exit code, -N for signal N, after the output has passed."""
@@ -73,24 +127,12 @@ class ChildCommand:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    def _copy(self, source: int, target: int) -> None:
-        rest = b""
-        while chunk := _read(source):
-            _write(target, chunk)
-            *lines, rest = (rest + chunk).split(b"\n")
-            self._log_lines(lines)
-            if len(rest) > CHUNK_BYTES:
-                self._log_lines([rest])
-                rest = b""
-        if rest:
-            self._log_lines([rest])
 
-    def _log_lines(self, lines: list[bytes]) -> None:
-        own = [line for line in lines if not (self._separate_logs and RANK_LINE.match(line))]
-        if failures := [line for line in own if b"failed (exitcode" in line]:
-            self.failure_line = failures[-1].decode(errors="replace")
-        if own:
-            _write(self._log, b"\n".join(own) + b"\n")
+def _copy(source: int, target: int, log: OutputLog) -> None:
+    while chunk := _read(source):
+        _write(target, chunk)
+        log.add(chunk)
+    log.close()
 
 
 def parse_first_failure(line: str, logs: Path, ranks: range) -> RankFailure | None:

@@ -35,6 +35,7 @@ from workers.host.supervisor.exit_report import AttemptEnd, build_exit_report
 from workers.host.supervisor.health import GaugeSampler
 from workers.host.supervisor.http_transport import BoardClient, HttpTransport
 from workers.host.supervisor.log_tail import LogTail
+from workers.host.supervisor.memory_kills import MemoryKillWatch
 from workers.host.supervisor.publisher import Publisher, TransportError
 from workers.host.supervisor.telemetry_server import TelemetryServer
 from workers.host.supervisor.telemetry_session import POLL_INTERVAL_S, TelemetrySession, cancel_tasks
@@ -98,6 +99,7 @@ class ExternalRun(TelemetrySession):
     async def run(self) -> int:
         """Run the command, and return its exit code, -N for signal N. Raises NotMeteredError, OSError."""
         started, log = time.time(), self._logs / "launcher.log"
+        self._memory_kills = MemoryKillWatch()
         socket = self._folder / "telemetry"
         telemetry = TelemetryServer(self._order, self._receive, self.buffer.count_lost, self.monitor.record_contact)
         try:
@@ -226,7 +228,7 @@ class ExternalRun(TelemetrySession):
             how = f"was killed by {signal_name}" if signal_name else f"ended with exit code {code}"
             after = f" after step {self.summary.steps}" if self.summary.steps else ""
             ended_by, reason = "failed", f"{program} {how}{after}"
-        end = AttemptEnd(code, failure, ended_by, reason, started, self.clock.offset_s)
+        end = AttemptEnd(code, failure, ended_by, reason, started, self.clock.offset_s, memory_kills=self._memory_kills)
         attempt = AttemptDir(self._folder, LOCAL_NAME, 1)
         return build_exit_report(attempt, self._order, end, self.summary, self.tail)
 

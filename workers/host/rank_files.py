@@ -40,6 +40,7 @@ LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 LAUNCHER_RANK = -1  # of torchrun's own log
+LAUNCHER_STDOUT = "launcher-stdout.log"  # of an external run, whose standard output and error are separate
 PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of linux/falloc.h
 BLOCK_BYTES = 4096
 HEAD_FRACTION = 4  # 1/4 of the limit stays from the start of a log, 1/2 from its end
@@ -54,6 +55,7 @@ class RankFailure(NamedTuple):
     message: str
     time: float | None = None  # unix seconds, by this host's clock
     lost_peer: bool = False
+    pid: int | None = None
 
 
 class RankError(NamedTuple):
@@ -80,7 +82,9 @@ def read_failure(attempt: AttemptDir, ranks: range) -> RankFailure | None:
         return None
     message = clean_line(str(report.get("message") or ""))
     lost_peer = report.get("lost_peer") is True
-    return RankFailure(rank, exit_code, killed_by, message, _check_time(report.get("time")), lost_peer)
+    pid = report.get("pid")
+    known_pid = pid if type(pid) is int and 0 < pid < 2**31 else None
+    return RankFailure(rank, exit_code, killed_by, message, _check_time(report.get("time")), lost_peer, known_pid)
 
 
 def read_rank_error(path: Path) -> RankError:

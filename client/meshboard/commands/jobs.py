@@ -41,7 +41,7 @@ from meshboard.follow import (
     split_lines,
 )
 from meshboard.formatting import format_log_line, remove_escapes
-from meshboard.live_display import WaitDisplay, WatchDisplay, make_stderr_console, print_log
+from meshboard.live_display import OpenLines, WaitDisplay, WatchDisplay, make_stderr_console, print_log
 from meshboard.spec_files import read_spec
 
 MIN_COMPARED_JOBS, MAX_COMPARED_JOBS = 2, 6  # limits of the board
@@ -313,22 +313,31 @@ def logs(
     as_json: Annotated[
         bool, typer.Option("--json", help='print one JSON object per log line: {"rank": 0, "line": "..."}')
     ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="print the bytes as written, with every state of a progress bar")
+    ] = False,
 ) -> None:
-    """Print the complete log of a rank, or follow it."""
+    """Print the complete log of a rank as a terminal shows it, or follow it."""
+    if raw and (follow or as_json):
+        raise WrongError("`--raw` cannot be used with --follow or --json, which print lines. Omit one of them.")
     with connect() as client:
-        if follow and attempt is None:
-            _print_lines(follow_lines(client, job_id, rank), rank, as_json)
-        elif follow and attempt is not None:
-            _print_lines(follow_attempt(client, job_id, rank, attempt), rank, as_json)
-        elif as_json or sys.stdout.isatty():
-            _print_lines(split_lines(client.log(job_id, rank, attempt=attempt)), rank, as_json)
-        else:
+        if raw:
             for part in client.log(job_id, rank, attempt=attempt):
                 sys.stdout.buffer.write(part)
+            return
+        screen = OpenLines(sys.stdout)
+        if not follow:
+            lines = split_lines(client.log(job_id, rank, attempt=attempt, raw=False))
+        elif attempt is None:
+            lines = follow_lines(client, job_id, rank, screen.show)
+        else:
+            lines = follow_attempt(client, job_id, rank, attempt, screen.show)
+        _print_lines(lines, rank, as_json, screen)
 
 
-def _print_lines(lines: Iterator[str], rank: int, as_json: bool) -> None:
+def _print_lines(lines: Iterator[str], rank: int, as_json: bool, screen: OpenLines) -> None:
     for line in lines:
+        screen.erase()
         if as_json:
             print(json.dumps({"rank": rank, "line": line}), flush=True)
         else:

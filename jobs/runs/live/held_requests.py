@@ -227,4 +227,4 @@ def _knows_loss(item: StepItem) -> bool:
 
 def serialize_log(item: LogItem, node: int) -> dict[str, Any]:
     fields = {name: item[name] for name in _LOG_FIELDS}  # type: ignore[literal-required]
-    return {"node": node, **fields, "skipped": item.get("skipped", 0)}
+    return {"node": node, **fields, "skipped": item.get("skipped", 0), "open": item.get("open", [])}

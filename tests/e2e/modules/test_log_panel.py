@@ -155,6 +155,19 @@ def test_log_shows_one_rank_or_all_ranks_by_time(panel: Callable[..., Page]) -> 
 
 
 @pytest.mark.extended
+def test_log_shows_the_current_state_of_progress_bars(panel: Callable[..., Page]) -> None:
+    page = panel()
+    say(page, log(0, 1, 0, "step 1", open=["epoch:  10%|#         |", "batch:  50%|#####     |"]))
+    assert shown(page) == ["step 1", "epoch:  10%|#         |", "batch:  50%|#####     |"]
+    say(page, log(0, 2, 1, open=["epoch:  90%|######### |"]))
+    assert shown(page) == ["step 1", "epoch:  90%|######### |"]
+    page.fill("[name=log-search]", "90%")
+    expect(page.locator("[data-log=found]")).to_have_text("1 found")
+    say(page, log(0, 3, 1, "epoch: 100%|##########|", "step 2"))
+    expect(page.locator("[data-log=found]")).to_have_text("0 found")
+    assert shown(page) == ["step 1", "epoch: 100%|##########|", "step 2"]
+
+
 def test_level_filter_keeps_whole_tracebacks(panel: Callable[..., Page]) -> None:
     page = panel()
     trace = ["[rank0]: Traceback (most recent call last):", '[rank0]:   File "t.py", line 3', "[rank0]: ValueError: no"]

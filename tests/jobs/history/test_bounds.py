@@ -83,6 +83,19 @@ def test_merged_rows_keep_the_totals_of_each_rank(root: Path, settings: Any) -> 
     assert mean == pytest.approx(sum(5 - n / 100 for n in range(1, 201)) / 200)
 
 
+def test_only_the_last_state_of_a_progress_bar_is_stored(root: Path) -> None:
+    def say(second: int, first: int, *lines: str, **more: Any) -> Any:
+        return batch(second, {"kind": "log", "rank": 0, "time": BEGAN + second, "first": first, "lines": lines, **more})
+
+    bars = [say(second, 1, open=[f"bar {second}%"]) for second in range(1, 60)]
+    record_batches(root, [say(0, 0, "step 1"), *bars])
+    assert [row["lines"] for row in rows(root, "job", "logs")] == [["step 1"]]
+    [shown] = get_snapshot("job", 1)["open_logs"]
+    assert shown == {"node": 0, "rank": 0, "time": BEGAN + 59, "first": 1, "open": ["bar 59%"]}
+    record_batches(root, [say(60, 1, "bar 100%", "step 2")], job="ended")
+    assert get_snapshot("ended", 1)["open_logs"] == []
+
+
 @pytest.mark.parametrize("merges", [3, 5])
 def test_merged_traffic_stays_steady(root: Path, merges: int) -> None:
     recording = record_batches(root, [batch(n, traffic(0, n, cell(n + 1))) for n in range(600)])

@@ -68,6 +68,10 @@ def test_a_rank_s_whole_log_comes_from_its_host_with_a_host_s_rights(
     rank_log(logs.logs, 3, "stderr.log").write_bytes(b"a warning\n")
     rank_log(logs.logs, 1).write_bytes(b"only words\n")
     rank_log(logs.logs, 1, "stderr.log").touch()
+    rank_log(logs.logs, 2).write_bytes(b"unfinished")
+    rank_log(logs.logs, 2, "stderr.log").write_bytes(
+        b"".join(b"\r%3d%%" % number for number in range(101)) + b"\nEnd\n"
+    )
     with worker(guest, tmp_path):
         answer = api(owner).get(f"/api/v1/jobs/{job}/logs/3")
         assert answer.status_code == 200, answer.content
@@ -77,6 +81,12 @@ def test_a_rank_s_whole_log_comes_from_its_host_with_a_host_s_rights(
         assert streamed(answer) == b"==> stdout <==\n" + said + b"==> stderr <==\na warning\n"
         assert streamed(api(owner).get(f"/api/v1/jobs/{job}/logs/3?file=stderr&attempt=1")) == b"a warning\n"
         assert streamed(api(owner).get(f"/api/v1/jobs/{job}/logs/1")) == b"only words\n"
+        shown = streamed(api(owner).get(f"/api/v1/jobs/{job}/logs/2?text=terminal"))
+        assert shown == b"==> stdout <==\nunfinished\n==> stderr <==\n100%\nEnd\n"
+        assert b" 99%\r100%\nEnd\n" in streamed(api(owner).get(f"/api/v1/jobs/{job}/logs/2"))
+        assert streamed(api(owner).get(f"/api/v1/jobs/{job}/logs/3?file=stdout&text=terminal")) == said
+        refused = api(owner).get(f"/api/v1/jobs/{job}/logs/2?follow=1&text=terminal")
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "text")
         missing = api(owner).get(f"/api/v1/jobs/{job}/logs/-1")
         assert (missing.status_code, missing.json()["errors"][0]["message"]) == (
             404,

@@ -62,6 +62,14 @@ class LogLane:
         self.size -= size
         return item, size
 
+    def pop_state(self) -> int:
+        """Remove the newest item if it holds only open lines. Return its bytes, or 0."""
+        if not self.waiting or self.waiting[-1][0]["lines"] or "skipped" in self.waiting[-1][0]:
+            return 0
+        _, size = self.waiting.pop()
+        self.size -= size
+        return size
+
 
 class PendingBatch(NamedTuple):
     """Items to send, and their bytes."""
@@ -190,9 +198,9 @@ class TelemetryBuffer:
     def _append_log(self, segment: LogItem) -> None:
         if earlier := self._skipped.pop(segment["rank"], None):
             segment["skipped"] = segment.get("skipped", 0) + earlier["skipped"]
-        size = _measure(segment)
-        self._logs.setdefault(segment["rank"], LogLane()).append(segment, size)
-        self._log_bytes += size
+        size, lane = _measure(segment), self._logs.setdefault(segment["rank"], LogLane())
+        self._log_bytes += size - lane.pop_state()
+        lane.append(segment, size)
 
     def _drop_logs(self, max_bytes: int) -> None:
         """Drop the oldest lines of the rank with the most waiting bytes."""
@@ -240,8 +248,11 @@ def _split(item: LogItem) -> Iterator[LogItem]:
             first, lines, size, skipped = first + len(lines), [], 0, 0
         lines.append(line)
         size += line_size
-    if lines or skipped:
-        yield _make_segment(item, first, lines, skipped)
+    if lines or skipped or "open" in item:
+        segment = _make_segment(item, first, lines, skipped)
+        if "open" in item:
+            segment["open"] = item["open"]
+        yield segment
 
 
 def _make_segment(item: LogItem, first: int, lines: list[str], skipped: int) -> LogItem:

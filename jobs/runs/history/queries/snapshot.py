@@ -15,7 +15,7 @@ from contracts.telemetry.items import Cell, CheckpointItem, ProcessItem, StallIt
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from jobs.runs.history.queries.step_breakdown import get_parts_by_rank
 from jobs.runs.history.store.query import Columns, HistoryTables, query_history
-from jobs.runs.history.store.schema import GAUGE_NAMES, HistoryState, Progress, StartedStage, make_state
+from jobs.runs.history.store.schema import GAUGE_NAMES, HistoryState, OpenLog, Progress, StartedStage, make_state
 
 MAX_POINTS = 4000  # per curve
 MAX_BINS, MIN_BINS = 600, 60  # of traffic
@@ -134,6 +134,9 @@ class Snapshot(TypedDict):
     logs: Annotated[
         Columns, Field(description="Last log lines of each rank. Columns: node, rank, time, first, lines, skipped.")
     ]
+    open_logs: Annotated[
+        list[OpenLog], Field(description="Lines after the last log lines that can still change, as a progress bar.")
+    ]
 
 
 def get_snapshot(job: str, attempt: int) -> Snapshot:
@@ -196,6 +199,7 @@ def _read_snapshot(tables: HistoryTables) -> Snapshot:
         "recent": _read_recent(tables),
         "gauges": _read_gauges(tables),
         "logs": _read_logs(tables),
+        "open_logs": list(state.get("open_logs", {}).values()),
     }
 
 

@@ -17,6 +17,7 @@ from contracts.telemetry.items import (
     SPEED_STEPS,
     Cell,
     CheckpointItem,
+    LogItem,
     PhaseItem,
     ProcessItem,
     StallItem,
@@ -25,7 +26,7 @@ from contracts.telemetry.items import (
     TimelineItem,
 )
 from contracts.telemetry.results import VerdictItem
-from jobs.runs.history.store.schema import GAUGES, TABLES, HistoryState, RankTotals, StartedStage, make_state
+from jobs.runs.history.store.schema import GAUGES, TABLES, HistoryState, OpenLog, RankTotals, StartedStage, make_state
 from jobs.runs.traces.traced_steps import convert_timeline
 
 MAX_CELLS = 100_000  # per attempt, because a script names its own process groups
@@ -151,8 +152,7 @@ class RowBuilder:
             case "phase":
                 self._add_phase(item)
             case "log":
-                log: dict[str, Any] = {name: item[name] for name in ("time", "rank", "first", "lines")}
-                self._add_row("logs", **log, node=self._node, skipped=item.get("skipped", 0))
+                self._add_log(item)
             case "verdict":
                 self._add_verdict(item)
             case "proof":
@@ -281,6 +281,17 @@ class RowBuilder:
             self.state["progress"] = {"step": item["steps"], "steps": None, "rate": None}
         if changed:
             self.mark("phase", item["time"], rank=0, step=item.get("steps"), text=item["phase"])
+
+    def _add_log(self, item: LogItem) -> None:
+        """Add complete lines to the table, and lines that can still change to the state."""
+        if item["lines"] or "skipped" in item:
+            log: dict[str, Any] = {name: item[name] for name in ("time", "rank", "first", "lines")}
+            self._add_row("logs", **log, node=self._node, skipped=item.get("skipped", 0))
+        open_logs, key = self.state.setdefault("open_logs", {}), f"{self._node}/{item['rank']}"
+        open_logs.pop(key, None)
+        if lines := item.get("open"):
+            first = item["first"] + len(item["lines"])
+            open_logs[key] = OpenLog(node=self._node, rank=item["rank"], time=item["time"], first=first, open=lines)
 
     def _add_verdict(self, item: VerdictItem) -> None:
         self.state["verdicts"][item["rank"]] = item["rows"]

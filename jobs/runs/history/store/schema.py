@@ -161,6 +161,16 @@ class StartedStage(TypedDict):
     time: float
 
 
+class OpenLog(TypedDict):
+    """Lines of a log that can still change, which are not in a table."""
+
+    node: int
+    rank: int
+    time: float
+    first: int  # number of the first of these lines
+    open: list[str]
+
+
 class HistoryState(TypedDict):
     """Sum the streams of an attempt."""
 
@@ -175,6 +185,7 @@ class HistoryState(TypedDict):
     checkpoints: list[CheckpointItem]
     starts: list[StartedStage]
     standing: dict[int, StallItem]  # stalled ranks
+    open_logs: NotRequired[dict[str, OpenLog]]  # by node and rank
     processes: dict[int, ProcessItem]  # ranks without messages
     resumed: bool
     faulty_step: int

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from contracts.telemetry.items import LogItem
+from contracts.terminal_text import HEAD_CHARS, MAX_LINE_CHARS
 from tests.support.processes import scale_timeout
 from workers.host.rank_files import LAUNCHER_RANK, limit_log_size
 from workers.host.supervisor.log_tail import (
     MAX_COUNTED_BYTES,
-    MAX_LINE_CHARS,
     MAX_READ_BYTES,
     LogTail,
     follow_logs,
@@ -37,7 +37,7 @@ def rank_log(folder: Path, rank: int, name: str = "stdout.log") -> Path:
 def test_reads_complete_lines_and_the_rest_at_the_end(tmp_path: Path) -> None:
     path, tail = rank_log(tmp_path, 3), make_tail(tmp_path)
     path.write_bytes(b"one\ntw")
-    assert [(i["rank"], i["first"], i["lines"]) for i in tail.read()] == [(3, 0, ["one"])]
+    assert [(i["rank"], i["first"], i["lines"], i["open"]) for i in tail.read()] == [(3, 0, ["one"], ["tw"])]
     assert tail.read() == []
     with path.open("ab") as out:
         out.write(b"o\nthree")
@@ -46,11 +46,14 @@ def test_reads_complete_lines_and_the_rest_at_the_end(tmp_path: Path) -> None:
     assert tail.get_last_lines(3) == ["one", "two", "three"]
 
 
-def test_replaces_invalid_utf8_and_cuts_long_lines(tmp_path: Path) -> None:
+def test_replaces_invalid_utf8_and_shortens_long_lines(tmp_path: Path) -> None:
     (tmp_path / "launcher.log").write_bytes(b"\xff\x00ok\n" + b"y" * 100_000 + b"\n")
     (item,) = make_tail(tmp_path).read()
     assert item["rank"] == LAUNCHER_RANK
-    assert item["lines"] == ["\ufffd\ufffdok", "y" * MAX_LINE_CHARS]
+    first, second = item["lines"]
+    assert first == "\ufffdok"
+    assert second.startswith("y" * HEAD_CHARS + " … [100,000 characters in this line, ")
+    assert len(second) <= MAX_LINE_CHARS
 
 
 def test_counts_every_skipped_line_of_a_flood(tmp_path: Path) -> None:
@@ -61,6 +64,57 @@ def test_counts_every_skipped_line_of_a_flood(tmp_path: Path) -> None:
     assert item["skipped"] + len(item["lines"]) == lines
     assert item["first"] == item["skipped"] == int(item["lines"][0])
     assert sum(len(line) + 1 for line in item["lines"]) <= MAX_READ_BYTES
+
+
+def bar(percent: int) -> bytes:
+    return f"\rEpoch 1: {percent:3d}%|{'#' * (percent // 10):10s}| [00:00<00:40, 10.0it/s]".encode()
+
+
+def test_shows_the_current_state_of_a_progress_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.host.supervisor.log_tail.OPEN_INTERVAL_S", 0.0)
+    path, tail = rank_log(tmp_path, 0, "stderr.log"), make_tail(tmp_path)
+    items = []
+    with path.open("ab", buffering=0) as out:
+        for percent in range(101):
+            out.write(bar(percent))
+            items += tail.read()
+        assert [item["lines"] for item in items] == [[]] * 101
+        assert [item["open"] for item in items] == [[bar(percent).decode().strip()] for percent in range(101)]
+        rank_log(tmp_path, 0).write_bytes(b"step 1\n")
+        (item,) = tail.read()
+        assert (item["lines"], item["open"]) == (["step 1"], [bar(100).decode().strip()])
+        out.write(b"\nTraceback\n")
+        (item,) = tail.read()
+    assert (item["first"], item["lines"], item["open"]) == (1, [bar(100).decode().strip(), "Traceback"], [])
+    assert tail.get_last_lines(0) == ["step 1", bar(100).decode().strip(), "Traceback"]
+
+
+def test_sends_the_state_of_a_bar_once_per_second(tmp_path: Path) -> None:
+    path, tail = rank_log(tmp_path, 0, "stderr.log"), make_tail(tmp_path)
+    path.write_bytes(bar(1))
+    assert [item["open"] for item in tail.read()] == [[bar(1).decode().strip()]]
+    path.write_bytes(bar(1) + bar(2))
+    assert tail.read() == []
+    assert [item["lines"] for item in tail.read(final=True)] == [[bar(2).decode().strip()]]
+
+
+def test_a_flood_of_carriage_returns_costs_little(tmp_path: Path) -> None:
+    path, tail = rank_log(tmp_path, 0, "stderr.log"), make_tail(tmp_path)
+    path.write_bytes(b"\r 17%" * 1_000_000 + b"\r100%")
+    started = time.process_time()
+    (item,) = tail.read()
+    assert time.process_time() - started < 0.25, "reads take place each 0.25 s"
+    assert item["open"] == ["100%"]
+    assert "skipped" not in item
+
+
+def test_a_flood_of_rewritten_lines_costs_little_and_is_counted(tmp_path: Path) -> None:
+    path, tail = rank_log(tmp_path, 0, "stderr.log"), make_tail(tmp_path)
+    path.write_bytes(b"\r 17%\n" * 300_000)
+    started = time.process_time()
+    items = [*tail.read(), *tail.read(final=True)]
+    assert time.process_time() - started < 1
+    assert sum(len(item["lines"]) + item.get("skipped", 0) for item in items) == 300_000
 
 
 def test_skips_a_sparse_log_of_terabytes_and_states_its_bytes(tmp_path: Path) -> None:

@@ -121,4 +121,5 @@ function foldGauges(state, answer) {
 function foldLogs(state, answer) {
   const items = [...iterateRows(answer.logs)].sort((one, other) => one.first - other.first);
   for (const { node, ...item } of items) foldLog(state.logs, item, node);
+  for (const { node, ...item } of answer.open_logs ?? []) foldLog(state.logs, { ...item, lines: [] }, node);
 }

@@ -20,11 +20,14 @@ const PARTS = [
 ];
 const CUBE = [0, 95, 135, 175, 215, 255];
 
-/** Apply carriage returns: keep only the last state of a progress bar. */
+const MOST_STORED = 4096; // characters of a line in the history of older versions
+
+/** Apply carriage returns in a line of an older version: keep only the last complete state of a progress bar. */
 function overwritten(text) {
   if (!text.includes("\r")) return text;
   const parts = text.replace(/\r+$/, "").split("\r");
-  return parts[parts.length - 1];
+  const isCut = text.length >= MOST_STORED && parts.length > 1;
+  return parts[parts.length - (isCut ? 2 : 1)];
 }
 
 function tabbed(text) {

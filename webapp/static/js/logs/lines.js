@@ -11,10 +11,13 @@ export const logKey = (rank, node) => (rank < 0 ? -1 - node : rank);
 /** Return the text of a line as a terminal shows it. */
 export const getText = (line) => (line.skipped === undefined ? plain(line.text) : `… ${line.skipped} lines not stored …`);
 
-/** Add the lines of an item to `logs` (rank -> {node, lines, start, next, characters}). `start` lines were dropped. */
+/**
+ * Add the lines of an item to `logs` (rank -> {node, lines, open, start, next, characters}). `start` lines were dropped.
+ * `open` holds the lines after them that can still change, for example a progress bar.
+ */
 export function foldLog(logs, item, node) {
   const key = logKey(item.rank, node);
-  if (!logs.has(key)) logs.set(key, { node, lines: [], start: 0, next: 0, total: 0, characters: 0, carry: {} });
+  if (!logs.has(key)) logs.set(key, { node, lines: [], open: [], start: 0, next: 0, total: 0, characters: 0, carry: {} });
   const log = logs.get(key);
   const { time } = item;
   const skipped = Math.max(item.first - log.next, item.skipped ?? 0);
@@ -25,7 +28,12 @@ export function foldLog(logs, item, node) {
     log.lines.push({ rank: key, time, number: item.first + i, text, level: findLevel(plain(text), log.carry) });
     log.characters += text.length;
   }
-  log.next = Math.max(log.next, item.first + item.lines.length);
+  const end = item.first + item.lines.length;
+  if (end >= log.next) {
+    const makeLine = (text, i) => ({ rank: key, time, number: end + i, text, level: findLevel(plain(text), { ...log.carry }) });
+    log.open = (item.open ?? []).map(makeLine);
+  }
+  log.next = Math.max(log.next, end);
   log.total = log.next;
   bound(logs);
 }
@@ -58,11 +66,13 @@ export class View {
     this.least = LEVELS.indexOf(level);
     this.lines = [];
     this.taken = new Map(); // rank -> number of lines read
+    this.open = []; // lines at the end that can still change
   }
 
-  /** Add new lines. Return {from, dropped, fresh}: first changed index, lines dropped at the start, number of new lines. */
+  /** Add new lines. Return {from, dropped, fresh, removed}: first changed index, lines dropped at the start, new and removed lines. */
   pull(logs) {
     const fresh = [];
+    const open = [];
     for (const [rank, log] of logs) {
       if (this.rank !== null && rank !== this.rank) continue;
       const end = log.start + log.lines.length;
@@ -71,11 +81,17 @@ export class View {
         if (LEVELS.indexOf(line.level) >= this.least) fresh.push(line);
       }
       this.taken.set(rank, end);
+      for (const line of log.open ?? []) if (LEVELS.indexOf(line.level) >= this.least) open.push(line);
     }
+    const isSame = open.length === this.open.length && open.every((line, i) => line === this.open[i]);
+    if (fresh.length === 0 && isSame) return { from: this.lines.length, dropped: 0, fresh: 0, removed: 0 };
+    const removed = this.lines.splice(this.lines.length - this.open.length).length;
     const from = fresh.length > 0 ? this.#insert(fresh) : this.lines.length;
+    this.open = open;
+    this.lines.push(...open);
     const dropped = Math.max(0, this.lines.length - MOST_LINES);
     if (dropped > 0) this.lines.splice(0, dropped);
-    return { from: Math.max(0, from - dropped), dropped, fresh: fresh.length };
+    return { from: Math.max(0, from - dropped), dropped, fresh: fresh.length, removed };
   }
 
   /** Insert new lines by time and return the first changed index. A new line may be older than the last line. */

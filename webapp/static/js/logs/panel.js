@@ -71,7 +71,7 @@ export function logView(root) {
     part("empty").textContent = state.logs.size > 0 ? "No lines at this level." : job?.finished ? part("empty").dataset.none : "No log lines yet.";
     const whole = part("download");
     if (whole) whole.textContent = fetching ? "Stop" : view.rank === null ? "Save lines" : "Full log";
-    if (whole) whole.title = view.rank === null ? "Save the listed lines as a file" : "Download the full log from the host";
+    if (whole) whole.title = view.rank === null ? "Save the listed lines as a file" : "Download the log as written, with every state of progress bars";
   }
 
   /** Return the index of the current match, or -1. */
@@ -235,8 +235,8 @@ export function logView(root) {
       view = new View(null);
       showSource();
     }
-    const { from, dropped, fresh } = view.pull(state.logs);
-    if (dropped > 0 || from < view.lines.length) {
+    const { from, dropped, fresh, removed } = view.pull(state.logs);
+    if (dropped > 0 || removed > 0 || from < view.lines.length) {
       list.changed(from, dropped);
       search.follow(from, dropped);
       list.hits = search.hits;
