@@ -167,6 +167,13 @@ class Summary(TypedDict):
     lab: NotRequired[JsonObject]  # of a lab: `planner.facts.collectives.LabResult` as JSON
 
 
+class KillEvidence(TypedDict):
+    """Out-of-memory kills by the kernel during an attempt that SIGKILL ended."""
+
+    oom_kills: Count | None  # by the out-of-memory killer, None if the host cannot read them
+    text: Text  # one sentence for people
+
+
 class ExitReport(TypedDict):
     """End of an attempt, which the supervisor writes to exit.json."""
 
@@ -183,6 +190,10 @@ class ExitReport(TypedDict):
     finished: Number
     failed_at: NotRequired[Number]  # time when this rank failed, unix seconds of the Redis clock
     summary: Summary | None
+    error: NotRequired[Text]  # the error that ended the rank, from its log: "ValueError: boom"
+    first_error: NotRequired[Text]  # the exception that led to `error`
+    evidence: NotRequired[list[LogLine]]  # log lines that show these errors
+    kill: NotRequired[KillEvidence]  # of a rank that SIGKILL ended
     lost_peer: NotRequired[bool]  # the rank only lost another rank, so the cause is elsewhere
     preempted: NotRequired[bool]  # another scheduler took the machines away
 

@@ -50,7 +50,7 @@ LAYERS = {
     "jobs.runs.history": ["store", "recording", "queries", "exports"],
     "jobs.runs.diagnosis": [
         *("planned_run", "findings", "traced_step", "collective_timing", "step_window"),
-        *("rank_reports", "failures", "hangs"),
+        *("rank_reports", "out_of_memory", "failures", "hangs"),
         *("bottlenecks", "diagnosis"),
     ],
     "jobs.api": [

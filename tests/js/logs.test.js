@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { plain, segments } from "../../webapp/static/js/logs/ansi.js";
-import { View } from "../../webapp/static/js/logs/lines.js";
+import { View, foldLog } from "../../webapp/static/js/logs/lines.js";
+import { lastLines } from "../../webapp/static/js/job/health.js";
 import { findCause, findTraceback } from "../../webapp/static/js/logs/rootcause.js";
 
 test("removes escape sequences", () => {
@@ -27,6 +28,28 @@ test("counts only the new lines after an insertion", () => {
   assert.deepEqual([from, fresh], [1, 1]);
 });
 
+test("replaces the lines that can still change", () => {
+  const logs = new Map();
+  const view = new View(null);
+  const item = (first, lines, open) => foldLog(logs, { rank: 0, time: first, first, lines, ...(open && { open }) }, 0);
+  const shown = () => (view.pull(logs), view.lines.map(({ number, text }) => `${number} ${text}`));
+  item(0, ["step 1"], ["bar 10%", "inner 20%"]);
+  assert.deepEqual(shown(), ["0 step 1", "1 bar 10%", "2 inner 20%"]);
+  item(1, [], ["bar 90%"]);
+  assert.deepEqual(shown(), ["0 step 1", "1 bar 90%"]);
+  assert.deepEqual(view.pull(logs), { from: 2, dropped: 0, fresh: 0, removed: 0 });
+  item(1, ["bar 100%", "step 2"], []);
+  assert.deepEqual(view.pull(logs), { from: 1, dropped: 0, fresh: 2, removed: 1 });
+  item(0, ["step 1"], ["bar 10%"]); // sent again after a reconnection
+  assert.deepEqual(shown(), ["0 step 1", "1 bar 100%", "2 step 2"]);
+});
+
+test("shows a progress bar of an older host without a cut state", () => {
+  const state = "\rEpoch 1:  17%|#         | 68/400";
+  assert.equal(plain(state.repeat(200).slice(0, 4096)), state.slice(1));
+  assert.equal(plain(`${state}\r`), state.slice(1));
+});
+
 test("ends a traceback at its exception", () => {
   const trace = ["Traceback (most recent call last):", '  File "a.py", line 3, in <module>', "    f()"];
   const error = ["RuntimeError: Error(s) in loading state_dict:", "  size mismatch for a"];
@@ -34,6 +57,18 @@ test("ends a traceback at its exception", () => {
   const prefixed = [...trace, ...error].map((line) => `[rank1]: ${line}`);
   assert.deepEqual(findTraceback([...prefixed, "[rank1]: bye"]).lines, prefixed);
   assert.deepEqual(findTraceback(trace).lines, trace);
+});
+
+test("shows the evidence of a failure instead of the last lines", () => {
+  const evidence = ['  File "train.py", line 5 in <module>', "terminate called after throwing an instance of 'gloo::EnforceNotMet'", "  what():  mismatch"];
+  const exit = { outcome: "failed", reason: "rank 1 was killed", rank: 1, log_tail: ["Extension modules: msgpack"], evidence };
+  const logs = new Map();
+  foldLog(logs, { rank: 1, time: 1, first: 0, lines: [...evidence, "Extension modules: msgpack"] }, 0);
+  const job = { status: "failed", exit, members: [], diagnosis: null };
+  const state = { ranks: new Map(), logs, places: new Map() };
+  assert.deepEqual(findCause(job, state).lines, evidence);
+  assert.deepEqual(lastLines(job, { sentence: "Failed: rank 1." }), evidence);
+  assert.deepEqual(lastLines({ ...job, exit: { ...exit, evidence: undefined } }, { sentence: "Failed: rank 1." }), exit.log_tail);
 });
 
 test("shows the root cause of a failed job, but not of a cancelled job", () => {

@@ -165,6 +165,7 @@ class RankDeath(NamedTuple):
     time: float
     message: str
     traceback: str
+    pid: int = 0
 
     @property
     def lost_peer(self) -> bool:
@@ -252,7 +253,7 @@ def _read_death(rank: int, failure: ProcessFailure, error_file: str) -> RankDeat
     noticed = failure.timestamp
     # A rank without an error died in the second before it was noticed. Order it after the ranks with an error.
     time = noticed + 1.0 if error.time is None else error.time
-    return RankDeath(rank, failure.exitcode, noticed, time, error.message, error.traceback)
+    return RankDeath(rank, failure.exitcode, noticed, time, error.message, error.traceback, failure.pid)
 
 
 def _build_report(death: RankDeath) -> dict[str, Any]:
@@ -264,6 +265,7 @@ def _build_report(death: RankDeath) -> dict[str, Any]:
         "message": death.message,
         "traceback": death.traceback,
         "lost_peer": death.lost_peer,
+        "pid": death.pid,
     }
 
 

@@ -36,6 +36,13 @@ class JobBrief(TypedDict):
     changed: str
 
 
+class KillEvidence(TypedDict):
+    """Out-of-memory kills by the kernel during an attempt that SIGKILL ended."""
+
+    oom_kills: int | None
+    text: str
+
+
 class Cell(TypedDict):
     """Cumulative counters of one (phase, op, axis, group size) on one rank.
 
@@ -133,7 +140,11 @@ class ExitReport(TypedDict):
     started: float
     finished: float
     summary: Summary | None
+    error: NotRequired[str]
+    evidence: NotRequired[list[str]]
     failed_at: NotRequired[float]
+    first_error: NotRequired[str]
+    kill: NotRequired[KillEvidence]
     lost_peer: NotRequired[bool]
     preempted: NotRequired[bool]
 

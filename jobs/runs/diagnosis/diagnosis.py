@@ -73,6 +73,7 @@ class Diagnosis:
                 self._processes.add_process(item)
             case "gauge":
                 self._processes.add_gauge(item)
+                self._ending.add_gauge(item)
             case "phase" | "traffic":
                 self._script.add(item)
             case _:

@@ -12,7 +12,7 @@ from typing import Any
 
 from contracts.control import HOST_STOPPED_REASON
 from contracts.fields import strip_control_characters
-from contracts.telemetry.items import CheckpointItem, StepItem
+from contracts.telemetry.items import CheckpointItem, GaugeItem, StepItem
 from contracts.telemetry.results import ProofItem, VerdictItem
 from jobs.core.verdict_schema import MAX_TROUBLES, Action, Evidence, Trouble
 from jobs.runs.diagnosis.findings import (
@@ -22,6 +22,14 @@ from jobs.runs.diagnosis.findings import (
     make_evidence,
     make_sentence,
     truncate,
+)
+from jobs.runs.diagnosis.out_of_memory import (
+    OutOfMemory,
+    cut_after_request,
+    describe_request,
+    list_memory_facts,
+    parse_out_of_memory,
+    suggest_micro_batches,
 )
 from jobs.runs.diagnosis.planned_run import PlannedRun
 from planner.facts.validation import format_count
@@ -143,16 +151,16 @@ LINES = 3  # log lines in the evidence
 MAX_REASON = 200  # characters in the verdict: the evidence holds the full text
 EXIT_CODE = re.compile(r"rank \d+ ended with exit code (?P<code>-?\d+): ?(?P<message>.*)", re.IGNORECASE)
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen")
+LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen", "/workers/meter/")
 EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")
-OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|out of memory", re.IGNORECASE)
+KILLS_COMMAND = "`journalctl -k --grep='Killed process'`"
 MARKS = frozenset("^~ \t")  # Python marks the failing code with these
 NOT_FINITE = re.compile(  # the error of a run that ended at a NaN or an infinite value, see workers/trainer/trainer.py
     r"(?P<what>(?:validation )?(?:loss|gradient norm) is [^;]+) at step (?P<step>\d+); "
     r"learning rate \S+ \((?P<rate>\S+) at this step\), gradient clip (?P<clip>\S+), precision (?P<precision>\S+)$"
 )
 CAUSES = {
-    "SIGKILL": "The usual cause is the kernel's out-of-memory killer, or a user who killed the process.",
+    "SIGKILL": "The usual causes are the kernel's out-of-memory killer, a user, and a batch system.",
     "SIGSEGV": "The process accessed invalid memory, often in native code.",
     "SIGABRT": "The process aborted itself, often after an error in native code.",
 }
@@ -166,11 +174,16 @@ class RunEnd:
         self._differences: dict[int, tuple[int, int]] = {}
         self.outcome: str | None = None
         self._report: Mapping[str, Any] = {}
+        self._resident_bytes: dict[int, int] = {}
         self._saved: int | None = None
 
     def add_checkpoint(self, item: CheckpointItem) -> None:
         if item["name"] is not None:
             self._saved = item["step"]
+
+    def add_gauge(self, item: GaugeItem) -> None:
+        if "resident_bytes" in item:
+            self._resident_bytes[item["rank"]] = item["resident_bytes"]
 
     def add_verdict(self, item: VerdictItem) -> None:
         calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in item["rows"])
@@ -231,14 +244,26 @@ class RunEnd:
             facts = (make_evidence(reason), *facts)
         if rank is not None and (match := NOT_FINITE.search(reason)):
             return _make_diverged_finding(match, (make_evidence(reason, [rank]), *facts))
-        following, action = self._get_next_step(rank, reason)
+        memory = None if rank is None else parse_out_of_memory([*self._get_evidence_lines(), reason])
+        following, action = self._get_next_step(rank, reason, memory)
         message, cause = _split_reason(reason)
         if name := self._report.get("signal"):
             known = signal.Signals.__members__.get(name)
             named = f"signal {known.value} ({name})" if known is not None else name  # "signal 9 (SIGKILL)"
             message = message.replace(name, named, 1).removesuffix(" after step 0")
-            cause = CAUSES.get(name, "")
-        place = _get_source_line(self._report.get("log_tail") or ()) if rank is not None and cause and not name else ""
+            cause = self._explain_signal(name)
+            if name == "SIGKILL" and self._count_kernel_kills():
+                message = f"{message}, because the kernel ran out of memory"
+        elif first := self._report.get("first_error"):
+            cause = f"{cause} It followed from {strip_control_characters(str(first))}".strip()
+        place = ""
+        if rank is not None and cause and (not name or "evidence" in self._report):
+            place = _get_source_line(self._get_evidence_lines())
+        if memory is not None and rank is not None:
+            message = cut_after_request(message)
+            cause = describe_request(memory) or cause
+            known_facts = list_memory_facts(memory, self._run, rank, self._resident_bytes.get(rank))
+            facts = (*(make_evidence(fact, [rank]) for fact in known_facts), *facts)
         if rank is not None:
             message = message.removeprefix(f"rank {rank} ")
             message = f"{self._run.format_rank(rank)}{' ' if name or not cause else ', '}{message}"
@@ -248,7 +273,24 @@ class RunEnd:
         sentence = make_sentence(f"Failed: {message.rstrip('.')}{f' ({place})' if place else ''}")
         return RunFinding("failed", 2.0, sentence, cause, following, facts, action, -1 if rank is None else rank)
 
-    def _get_next_step(self, rank: int | None, reason: str) -> tuple[str, Action]:
+    def _explain_signal(self, name: str) -> str:
+        """Return the known cause of a signal as a sentence, or an empty text."""
+        if name != "SIGKILL":
+            error = strip_control_characters(str(self._report.get("error") or ""))
+            return f"The library reports {make_sentence(f'`{error}`')}" if error else CAUSES.get(name, "")
+        kill = self._report.get("kill") or {}
+        if kill.get("oom_kills"):
+            return str(kill["text"])
+        if kill.get("oom_kills") == 0:
+            return f"The cause of SIGKILL is unknown. {kill['text']}"
+        return f"The cause of SIGKILL is unknown. {CAUSES[name]}"
+
+    def _count_kernel_kills(self) -> int | None:
+        """Return the number of out-of-memory kills by the kernel, None if it is unknown."""
+        number = (self._report.get("kill") or {}).get("oom_kills")
+        return number if isinstance(number, int) else None
+
+    def _get_next_step(self, rank: int | None, reason: str, memory: OutOfMemory | None) -> tuple[str, Action]:
         """Return the next step as a sentence and as an action."""
         if rank is None:
             if HOST_STOPPED_REASON in reason:  # the log of a rank may hold these words too
@@ -258,11 +300,16 @@ class RunEnd:
             if self._get_log_lines() or self._report.get("exit_code") is not None:
                 return "Read the log of the launcher.", "open_log"
             return "", ""
-        if self._report.get("signal") == "SIGKILL":
+        kernel_kills = self._count_kernel_kills()
+        if self._report.get("signal") == "SIGKILL" and not kernel_kills:
             host = f"host {name}" if (name := self._run.get_host(rank)) else "the host"
-            check = f"check the kernel log of {host} for out-of-memory kills"
+            if kernel_kills == 0:
+                return f"Ask the users and check the batch system of {host} who ended the process.", "open_log"
+            check = f"check the kernel log of {host} for out-of-memory kills with {KILLS_COMMAND}"
             return f"Read the log of rank {rank}, and {check}.", "open_log"
-        if OUT_OF_MEMORY.search(reason):
+        if memory is not None and (suggestion := suggest_micro_batches(memory, self._run, rank)):
+            return suggestion, "copy_job"
+        if kernel_kills or memory is not None:
             if self._run.is_script:
                 return "Reduce the batch size in the script, or run the script on more ranks.", "copy_job"
             return "Use a smaller micro-batch, or a layout that needs less memory per rank.", "copy_job"
@@ -278,9 +325,13 @@ class RunEnd:
         following = "Compare predicted and measured calls under Traffic check."
         return RunFinding("notice", 0.5, sentence, reason, following, facts)
 
+    def _get_evidence_lines(self) -> list[str]:
+        """Return the lines that show the error, or else the last lines of the log."""
+        return list(self._report.get("evidence") or self._report.get("log_tail") or ())
+
     def _get_log_lines(self) -> list[str]:
-        """Return the last log lines with more than marks."""
-        lines = map(strip_control_characters, self._report.get("log_tail") or ())
+        """Return the last lines of the evidence with more than marks."""
+        lines = map(strip_control_characters, self._get_evidence_lines())
         return [line for line in lines if not MARKS.issuperset(line)][-LINES:]
 
 

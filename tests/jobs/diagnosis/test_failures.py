@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jobs.runs.diagnosis import HostRanks
@@ -38,8 +40,9 @@ def test_failed_run_names_its_cause() -> None:
     told = look(found)
     assert told["state"] == "failed"
     assert told["sentence"] == "Failed: rank 1 was killed by signal 9 (SIGKILL)."
-    assert told["reason"].startswith("The usual cause is the kernel's out-of-memory killer")
-    assert told["next"] == "Read the log of rank 1, and check the kernel log of the host for out-of-memory kills."
+    assert told["reason"].startswith("The cause of SIGKILL is unknown. The usual causes are ")
+    check = "check the kernel log of the host for out-of-memory kills with `journalctl -k --grep='Killed process'`"
+    assert told["next"] == f"Read the log of rank 1, and {check}."
     assert (told["action"], told["action_rank"]) == ("open_log", 1)
     assert [fact["text"] for fact in told["evidence"]] == ["Traceback", "boom"]
 
@@ -114,6 +117,72 @@ def test_out_of_memory_suggests_smaller_batch_or_other_layout() -> None:
     told = look(found)
     assert told["next"] == "Use a smaller micro-batch, or a layout that needs less memory per rank."
     assert told["action"] == "copy_job"
+
+
+CUDA_ERROR = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.15 GiB "
+    "of which 5.50 GiB is free. Process 2048 has 1.00 GiB memory in use. Including non-PyTorch memory, this process "
+    "has 72.65 GiB memory in use. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 2.00 GiB is reserved "
+    "by PyTorch but unallocated. If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF"
+)
+
+
+def test_out_of_memory_shows_numbers_and_what_would_fit() -> None:
+    found = diagnosis({"dp": 2}, {"global_batch": 64, "seq_len": 512})
+    report = {"outcome": "failed", "reason": f"rank 0 ended with exit code 1: {CUDA_ERROR}", "rank": 0, "exit_code": 1}
+    found.end("failed", {**report, "log_tail": [], "evidence": ['  File "/srv/train.py", line 3, in f', CUDA_ERROR]})
+    verdict = look(found)
+    assert verdict["sentence"].endswith("CUDA out of memory. Tried to allocate 20.00 GiB (train.py:3).")
+    assert verdict["reason"] == "The failed allocation needs 20.00 GiB, and 5.50 GiB of 79.15 GiB is free."
+    assert re.fullmatch(r"Set `train.micro_batches` to 2, which is planned to need \S+ MiB per rank\.", verdict["next"])
+    texts = [fact["text"] for fact in verdict["evidence"]]
+    assert texts[:3] == [
+        "memory in use by rank 0: 72.65 GiB",
+        "by part: tensors 70.00 GiB, reserved by PyTorch without a tensor 2.00 GiB, outside PyTorch 665.60 MiB",
+        "memory in use by other processes: 1.00 GiB",
+    ]
+    assert texts[3].startswith("planned memory of rank 0: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
+            "you tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)",
+            "The failed allocation needs 64.00 GiB.",
+        ),
+        ("MemoryError", "An uncaught exception ended the rank with exit code 1."),
+    ],
+)
+def test_out_of_memory_on_a_host_shows_only_known_numbers(error: str, reason: str) -> None:
+    found = diagnosis({"dp": 2})
+    gauge = {"kind": "gauge", "rank": 0, "time": NOW, "resident_bytes": 3 * 2**30}
+    found.add(ITEM.validate_python(gauge), 0)
+    text = f"rank 0 ended with exit code 1: {error}"
+    found.end("failed", {"outcome": "failed", "reason": text, "rank": 0, "exit_code": 1, "log_tail": []})
+    verdict = look(found)
+    assert verdict["reason"] == reason
+    assert verdict["evidence"][0]["text"] == "last measured memory of rank 0 on its host: 3.00 GiB"
+    assert verdict["next"] == "Use a smaller micro-batch, or a layout that needs less memory per rank."
+
+
+def test_sigkill_of_the_kernel_is_named() -> None:
+    found = diagnosis({"dp": 2})
+    report = {"outcome": "failed", "reason": "rank 1 was killed by SIGKILL after step 5", "rank": 1}
+    text = "The kernel's out-of-memory killer ended process 4711 (python), which used 13.2 GiB of memory."
+    kill = {"oom_kills": 1, "text": text}
+    found.end("failed", {**report, "signal": "SIGKILL", "log_tail": ["step 5"], "kill": kill})
+    verdict = look(found)
+    assert verdict["sentence"] == (
+        "Failed: rank 1 was killed by signal 9 (SIGKILL) after step 5, because the kernel ran out of memory."
+    )
+    assert (verdict["reason"], verdict["action"]) == (text, "copy_job")
+    found = diagnosis({"dp": 2})
+    text = "The kernel counted no out-of-memory kill on the host during this attempt."
+    found.end("failed", {**report, "signal": "SIGKILL", "log_tail": [], "kill": {"oom_kills": 0, "text": text}})
+    assert look(found)["reason"] == f"The cause of SIGKILL is unknown. {text}"
+    assert look(found)["next"] == "Ask the users and check the batch system of the host who ended the process."
 
 
 def test_long_reason_is_truncated_in_the_sentence_only() -> None:

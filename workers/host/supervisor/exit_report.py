@@ -29,7 +29,9 @@ from planner.facts.validation import format_count
 from workers.host.attempts import AttemptDir
 from workers.host.programs import get_program
 from workers.host.rank_files import LAUNCHER_RANK, RankFailure, clean_line, get_signal_name
+from workers.host.supervisor.failure_evidence import FailureEvidence
 from workers.host.supervisor.log_tail import LogTail
+from workers.host.supervisor.memory_kills import MemoryKillWatch
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ MAX_POINTS = 500  # of a loss curve
 MAX_CHECKPOINTS = 100
 MAX_CELLS = 20_000  # of all ranks; a script can create any number of groups
 MAX_SUMMARY_BYTES = 3 * 2**19  # as JSON; with the log's tail an exit report stays below MAX_EXIT_REPORT_BYTES
+OUTSIDE_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP")  # another process sent them
 LEFT_OUT_BYTES = 64  # for the number of ranks that are left out
 
 CellKey = tuple[str, str, str, int]
@@ -211,6 +214,7 @@ class AttemptEnd(NamedTuple):
     started: float
     offset_s: float = 0.0  # the board's clock minus this host's clock
     preempted: bool = False
+    memory_kills: MemoryKillWatch | None = None
 
 
 def build_exit_report(
@@ -218,8 +222,9 @@ def build_exit_report(
 ) -> ExitReport:
     """Build a valid exit report. If the summary makes it invalid, the summary is left out."""
     failure = end.failure
-    outcome, reason = _get_outcome(order, end, summary, tail)
     rank = None if failure is None else failure.rank
+    evidence = _find_evidence(end, tail)
+    outcome, reason = _get_outcome(order, end, summary, tail, evidence)
     report = ExitReport(
         v=VERSION,
         job=attempt.job,
@@ -238,12 +243,17 @@ def build_exit_report(
         if failure.time is not None:
             report["failed_at"] = failure.time + end.offset_s
         report["lost_peer"] = failure.lost_peer
+        if failure.signal == "SIGKILL" and end.memory_kills is not None:
+            report["kill"] = end.memory_kills.describe(failure.pid)
+    if outcome == "failed":
+        _add_evidence(report, evidence)
     if end.preempted:
         report["preempted"] = True
     problem = _find_problem(report)
     if problem:
         log.error("exit report without summary: %s", problem)
         report["summary"], report["log_tail"] = None, []
+        report.pop("evidence", None)
         report["reason"] = f"{report['reason'][:600]} (the summary of the ranks is missing: {problem[:300]})"
     return report
 
@@ -265,9 +275,33 @@ def _find_problem(report: ExitReport) -> str:
     return f"{size:,} bytes, more than the limit of {MAX_EXIT_REPORT_BYTES:,}" if size > MAX_EXIT_REPORT_BYTES else ""
 
 
-def _get_outcome(order: LaunchOrder, end: AttemptEnd, summary: SummaryBuilder, tail: LogTail) -> tuple[Outcome, str]:
+def _find_evidence(end: AttemptEnd, tail: LogTail) -> FailureEvidence:
+    """Return the evidence of a failure in the log of the failed rank, or of the launcher."""
+    if end.failure is None:
+        if end.code <= 0 or end.ended_by not in (None, "failed"):
+            return FailureEvidence()
+        return tail.find_evidence(LAUNCHER_RANK, "", by_signal=False)
+    if end.failure.signal in OUTSIDE_SIGNALS:  # an error in the log is not the cause
+        return FailureEvidence()
+    recorded = "" if end.failure.signal else end.failure.message
+    return tail.find_evidence(end.failure.rank, recorded, by_signal=end.failure.signal is not None)
+
+
+def _add_evidence(report: ExitReport, evidence: FailureEvidence) -> None:
+    if evidence.message:
+        report["error"] = clean_line(evidence.message)
+    if evidence.first:
+        report["first_error"] = clean_line(evidence.first)
+    if evidence.lines:
+        report["evidence"] = list(evidence.lines)
+
+
+def _get_outcome(
+    order: LaunchOrder, end: AttemptEnd, summary: SummaryBuilder, tail: LogTail, evidence: FailureEvidence
+) -> tuple[Outcome, str]:
     if end.ended_by is not None:
-        return end.ended_by, end.reason
+        is_explained = end.ended_by == "failed" and end.failure is None and evidence.message
+        return end.ended_by, f"{end.reason}: {clean_line(evidence.message)}" if is_explained else end.reason
     if end.code == 0:
         reason = get_program(order).success_reason
         if "{steps}" in reason and not summary.steps:
@@ -280,7 +314,7 @@ def _get_outcome(order: LaunchOrder, end: AttemptEnd, summary: SummaryBuilder, t
         return "failed", f"torchrun {how}{after}"
     if failure.signal:
         return "failed", f"rank {failure.rank} was killed by {failure.signal}{after}"
-    message = failure.message or clean_line(tail.get_last_error(failure.rank))[:300]
+    message = clean_line(evidence.message) or clean_line(tail.get_last_error(failure.rank))[:300]
     return "failed", f"rank {failure.rank} ended with exit code {failure.exit_code}: {message}"
 
 

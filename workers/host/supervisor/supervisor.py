@@ -27,6 +27,7 @@ from workers.host.settings import HostSettings
 from workers.host.supervisor.exit_report import AttemptEnd, build_exit_report, describe_save
 from workers.host.supervisor.health import GaugeSampler
 from workers.host.supervisor.log_tail import LogTail
+from workers.host.supervisor.memory_kills import MemoryKillWatch
 from workers.host.supervisor.multi_host import (
     GangLease,
     NotReadyError,
@@ -71,6 +72,7 @@ class Supervisor(TelemetrySession):
     async def run(self) -> Outcome:
         """Run the attempt, report its end to the board, and return its outcome."""
         started = self._claimed = time.time()
+        self._memory_kills = MemoryKillWatch()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._handle_term)
         try:
             code = await self._train()
@@ -81,7 +83,16 @@ class Supervisor(TelemetrySession):
         if code == 0 and self._save_requested and self.ended_by is None and stopped_early:
             await self._set_save_outcome()
         failure = read_failure(self.attempt, get_local_ranks(self.order))
-        end = AttemptEnd(code, failure, self.ended_by, self.reason, started, self.clock.offset_s, self.preempted)
+        end = AttemptEnd(
+            code,
+            failure,
+            self.ended_by,
+            self.reason,
+            started,
+            self.clock.offset_s,
+            self.preempted,
+            self._memory_kills,
+        )
         self._exit = build_exit_report(self.attempt, self.order, end, self.summary, self.tail)
         try:
             write_json(self.attempt.exit_file, self._exit)

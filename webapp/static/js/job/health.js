@@ -1,6 +1,7 @@
 // The verdict panel: state, reason, next action, and folded evidence (jobs/core/verdict_schema.py).
 import { counted } from "../format.js";
 import { el, withCode, write } from "../dom.js";
+import { plain } from "../logs/ansi.js";
 import { findTraceback } from "../logs/rootcause.js";
 import { upright } from "../upright.js";
 import { BAD, endingWords } from "./ending.js";
@@ -24,9 +25,11 @@ export function getVerdict(job) {
   return { ...NONE, sentence: "Not checked: no step has finished yet." };
 }
 
-/** The end of the traceback of the rank that failed, or else its last log lines. Pure. */
+/** Return the end of the error in the log of the failed rank, or else the last lines of this log. Pure. */
 export function lastLines(job, { sentence }) {
   if (!BAD.has(job.status) || !/^(Failed|Lost)\b/.test(sentence)) return [];
+  const shown = job.exit?.evidence ?? [];
+  if (shown.length > 0) return shown.map(plain).filter((text) => text.trim()).slice(-MAX_LOG_LINES);
   const { found, lines } = findTraceback(job.exit?.log_tail ?? []);
   const exception = found ? lines.findIndex((text) => !FRAME.test(text.replace(RANK, ""))) : -1; // lines below are of other output
   const own = exception < 0 ? lines : lines.slice(0, exception + 1);

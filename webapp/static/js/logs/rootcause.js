@@ -40,7 +40,8 @@ export function findCause(job, state) {
   const cells = known === null ? [] : [...(state.ranks.get(known)?.cells.values() ?? [])];
   const log = known === null ? state.logs.get(-1) : state.logs.get(known);
   const held = log ? findTraceback(log.lines.filter((line) => line.text !== undefined).map((line) => line.text)) : { found: false };
-  const words = held.found ? held : findTraceback(exit.log_tail ?? []);
+  const shown = exit.evidence?.length ? { found: true, lines: exit.evidence.map(plain) } : null;
+  const words = shown ?? (held.found ? held : findTraceback(exit.log_tail ?? []));
   const collective = known === null ? "" : lastCollective(known, state.places, cells);
   return { title, rank: known, reason: exit.reason ?? "", collective, ...words };
 }
@@ -58,8 +59,8 @@ export function showCause(box, cause, go) {
   }
   if (cause.lines.length > 0) {
     const words = el("pre", { className: "log-cause-lines", tabIndex: 0 }, cause.lines.join("\n"));
-    words.setAttribute("aria-label", cause.found ? "Traceback" : "Last lines");
-    parts.push(el("h4", {}, cause.found ? "Traceback" : "Last lines"), words);
+    words.setAttribute("aria-label", cause.found ? "Error" : "Last lines");
+    parts.push(el("h4", {}, cause.found ? "Error" : "Last lines"), words);
   }
   const button = el("button", { type: "button", className: "button small" }, "Show in log");
   button.addEventListener("click", () => go(cause));
