@@ -187,7 +187,7 @@ def build_batch(job: str, node: int, tick: int) -> bytes:
 
 
 def run_viewer_process(board: Site, job: str, request: CrowdOptions) -> ViewerResult:
-    """Run the viewers in another process, so that they do not slow down the source."""
+    """Run the viewers in another process, because they would slow down the source."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         arguments = (board.port, board.url, board.build_cookie_header("owner"), job, request)
         return pool.apply(run_viewers, arguments)

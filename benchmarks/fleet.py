@@ -41,7 +41,7 @@ from planner.facts.kinds import SlotDemand
 SLOTS = 8
 BEGIN = datetime(2026, 11, 16, tzinfo=UTC)
 DAY_S = 86_400.0
-PASS_EVERY_S = 60.0  # decisions are made once a minute of simulated time, where anything happened
+PASS_EVERY_S = 60.0  # the scheduler decides once per minute of simulated time, after an event
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SIZE_WEIGHTS = (20, 12, 14, 22, 10, 8, 6, 4, 3, 1)
 PROJECTS = {"busy": 6, "usual": 3, "quiet": 1}  # how often each submits

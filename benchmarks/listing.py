@@ -126,7 +126,7 @@ def fill_database(count: int, redis: Any) -> tuple[Any, Any, dict[str, str]]:
     summary = {"steps": 50, "tokens_per_s": 1e4, "losses": losses, "eval_losses": [], "cells": {}, "verdict": {}}
     summary["measured"] = {"steps": 47, "step_s": 0.05}
     jobs = []
-    Job._meta.get_field("created").auto_now_add = False  # theirs are spread over days
+    Job._meta.get_field("created").auto_now_add = False  # the creation dates of the jobs are spread over days
     for index in range(count):
         spec, dumped, planned = made[index % len(made) if index % 10 else 0]
         ended = index < count - NUM_RUNNING

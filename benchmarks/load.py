@@ -41,9 +41,9 @@ LISTS_PER_S = 5
 BATCHES_PER_S = 10
 WARM_UP_S = 5
 ROLES = {"postgres": "database", "webapp.serve": "web", "controller": "controller", "valkey": "Redis", "redis": "Redis"}
-SUBMIT_P95_S, LIST_P95_S = 0.050, 0.100  # what is asked of it
+SUBMIT_P95_S, LIST_P95_S = 0.050, 0.100  # goals
 
-# Copies of one job that have ended, as a board has them after weeks.
+# Copies of one ended job, like a board after weeks of use.
 CREATE_JOB = """
 import django, json, sys
 django.setup()
@@ -91,7 +91,7 @@ class SocketGroup:
                     self.frames += 1
                     self.mute -= not received
                     received = True
-            self.cut += 1  # closed politely; ours are cancelled
+            self.cut += 1  # closed by the server; the client's own close cancels the task
         except (ConnectionClosed, OSError):
             self.cut += 1
 

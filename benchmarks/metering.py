@@ -4,7 +4,7 @@
 
 Two gloo ranks have one thread each. The side "on" uses the metered group in a traced step. Its exporter sends counters,
 steps, timelines, and gauges to a reader. "Off" is torch's group. "Control" is a second plain group, which shows the
-difference between two equal sides. All sides take turns in the same processes on equal models, so that a slow moment
+difference between two equal sides. All sides take turns in the same processes on equal models, so a slow moment
 affects all of them. Figures are medians. The goal is 0.5% of a step, or 10 us per collective. The time of the exporter
 thread is measured separately with the clock of the thread. Recorder, history, and diagnosis run on the board, not on a
 rank.
@@ -251,7 +251,7 @@ def measure_step_cost_s(path: str) -> float:
     recorder = Recorder(0)
     meter = StepMeter(recorder, path)
     recorder.set_phase("step")
-    recorder.issue("all_reduce", "own", WORLD, 4)()  # there are counters to tell
+    recorder.issue("all_reduce", "own", WORLD, 4)()  # create counters to send
 
     def step() -> None:
         with meter.step():

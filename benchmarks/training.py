@@ -2,7 +2,7 @@
 
     python -m benchmarks.training [--blocks N]
 
-Two gloo ranks with one thread each train gpt-mini. The sides take turns in the same processes, so that a slow moment
+Two gloo ranks with one thread each train gpt-mini. The sides take turns in the same processes, so a slow moment
 affects both. The trainer's step is metered and has the global loss, the gradient norm, and clipping. The plain loop has
 `DistributedDataParallel`, cross-entropy, `clip_grad_norm_`, and AdamW. Ratios are those of medians. A checkpoint is
 saved in the background, saved synchronously, or not saved.

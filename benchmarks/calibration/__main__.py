@@ -142,7 +142,8 @@ def compare_peaks(folder: Path) -> None:
 
 def build_spec(preset: str, layout: dict[str, Any], batch: int, m: int, steps: int) -> JobSpec:
     train = {"global_batch": batch, "micro_batches": m, "seq_len": 128, "steps": steps, "eval_every": 0}
-    alone = {"warmup_steps": 1, "verify": "off"}  # one process on rank 0 would be in its resident set
+    # the single-process reference on rank 0 would add to its resident set
+    alone = {"warmup_steps": 1, "verify": "off"}
     return parse_spec({"model": {"preset": preset}, "layout": layout, "train": {**train, **alone}})
 
 

@@ -46,7 +46,7 @@ def main() -> int:
             parser.error(f"No part of --only begins with {' or '.join(names)}.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the part's processes end too
     fingerprint = machine.fingerprint(small=options.small)
-    # Apart, so that neither takes the place of what the other is to keep.
+    # Use separate folders, because one kind of run would overwrite the results of the other.
     folder = (options.folder or Path("var/gpu-small" if options.small else "var/gpu")).resolve()
     results = run_parts(parts, folder, fingerprint, _say, get_start_time() + TOTAL_S, fresh=options.fresh)
     for line in format_lines(results):

@@ -16,7 +16,7 @@ from planner.hardware.cluster import Cluster
 from workers.host.hardware import Gpus
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("benchmarks/gpu", "contracts", "planner", "workers", "tests/parity")  # of what is measured
+SOURCES = ("benchmarks/gpu", "contracts", "planner", "workers", "tests/parity")  # sources of the measured code
 CPU_RANKS = 2
 IDLE_BYTES = 2 * 2**30  # of a GPU: a driver's own, and a context
 FULL_GIB = {"a100": 60, "v100": 24, "h100": 90}  # of two memory sizes of one name, the larger begins here

@@ -30,9 +30,9 @@ from workers.meter.rank_exit import run_and_exit
 
 CALLS = 5
 SIZES = {"cpu": (2**16,), "cuda": (2**16, 2**26)}  # bytes of the full buffer
-ELEMENT_BYTES = {"float": 4}  # by the profiler's word for the type, in lower case
+ELEMENT_BYTES = {"float": 4}  # by the profiler's name of the type, in lower case
 SAME_OP_ON_GLOO = ("all_reduce", "all_gather")
-# What is told beside collectives under the same name of event.
+# Events that the profiler records under the same name as collectives.
 NOT_COLLECTIVES = ("wait", "init", "barrier")
 
 

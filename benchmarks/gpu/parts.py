@@ -28,9 +28,9 @@ from benchmarks.gpu.running import BenchmarkPart, build_torchrun_command
 from benchmarks.gpu.speed import SMALL_SPEED, SPEED, list_speed_parts
 from tests.parity.cases import CORE_ONCE, LAYOUTS
 
-SHARING = 4  # ranks that are hosts of their own to NCCL
+SHARING = 4  # ranks, each a separate host for NCCL
 MAX_MEMORY_ERROR = 0.05  # the goal of `make memory`
-# Beside START_S; guesses, on the long side.
+# In addition to START_S. These are generous estimates.
 METERING_S, WIRE_S, RATES_S, LAYOUTS_S = 20.0, 15.0, 10.0, 60.0
 STEP_S = 1.0  # of a model that is small
 

@@ -52,8 +52,8 @@ def build_empty_result() -> PartOutput:
     return PartOutput(measured={}, beside={}, wrong=[], notes=[])
 
 
-# Of a rank that shares its GPU. NCCL refuses two ranks of one host on one GPU: to it each is alone on a host of its
-# own, so that all it sends goes through the sockets of the loopback interface.
+# Settings of a rank that shares its GPU. NCCL rejects two ranks of one host on one GPU. Each rank therefore has its
+# own NCCL host, and all its traffic uses sockets of the loopback interface.
 SOCKETS = {"NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 

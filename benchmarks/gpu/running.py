@@ -30,10 +30,10 @@ from benchmarks.gpu.results import (
 )
 from workers.host.hardware import Gpus
 
-GRACE_S = 10.0  # between asking a part's processes to end and ending them
+GRACE_S = 10.0  # between TERM and KILL of a part's processes
 PR_SET_PDEATHSIG = 1
 MAX_REASON_CHARS = 300
-TORCHRUN_LINES = r"ChildFailedError|error_file|elastic|errors\.html"  # which tell of an error, and not which
+TORCHRUN_LINES = r"ChildFailedError|error_file|elastic|errors\.html"  # lines that report an error without its cause
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def run_parts(
 
 
 def read_clock() -> float:
-    """Return seconds of a clock that nobody sets."""
+    """Return seconds of a monotonic clock."""
     return time.monotonic()
 
 
@@ -226,15 +226,15 @@ def start_program(argv: Sequence[str], log: Path) -> Iterator[subprocess.Popen[b
 
 
 def _die_with(parent: int) -> None:
-    """End with the parent, so that a killed run leaves no ranks. torchrun ends its ranks at TERM."""
+    """End with the parent, so a killed run leaves no ranks. torchrun ends its ranks at TERM."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     leader = psutil.Process(process.pid)
-    family = [leader, *leader.children(recursive=True)]  # torchrun's ranks lead sessions of their own
+    family = [leader, *leader.children(recursive=True)]  # torchrun's ranks have separate sessions
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.terminate()

@@ -41,7 +41,7 @@ STATES = {  # the most telling first
     "fp8": "fp8 products, fp32 gradients and masters",
 }
 MICRO_BATCHES = 4
-STEPS = WARMUP_STEPS + 5  # whose median is told
+STEPS = WARMUP_STEPS + 5  # the result is their median
 UNKNOWN_STEP_S = 2.0  # where the planner does not know the accelerator
 
 

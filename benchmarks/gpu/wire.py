@@ -1,6 +1,6 @@
 """Compare bytes on the loopback interface with bytes that ranks send by the meter, for NCCL.
 
-Each rank is its own NCCL host, so that the kernel sees all traffic. With `--simple`, NCCL adds no flags to the data,
+Each rank is its own NCCL host, so the kernel sees all traffic. With `--simple`, NCCL adds no flags to the data,
 and the bytes must match. Without it, the ratio of NCCL's own choice is printed.
 """
 
@@ -31,7 +31,7 @@ from workers.meter.rank_exit import run_and_exit
 
 CALLS = 5
 NUM_BYTES = (2**20, 2**26)  # of the full buffer
-MAX_ERRORS = {2**20: 0.05, 2**26: 0.01}  # headers of packets, and what ranks say to each other to meet
+MAX_ERRORS = {2**20: 0.05, 2**26: 0.01}  # packet headers, and messages of ranks that connect
 
 
 def compare_with_interface(recorder: Recorder, device: torch.device, *, judges: bool) -> PartOutput:

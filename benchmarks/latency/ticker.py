@@ -24,7 +24,7 @@ def main() -> int:
     for name in ("--spec", "--data-root", "--job", "--telemetry"):
         parser.add_argument(name)
     parser.add_argument("--attempt", type=int)
-    options, _ = parser.parse_known_args()  # whatever else trainers are told
+    options, _ = parser.parse_known_args()  # ignore other options of trainers
     rank = int(os.environ["RANK"])
     recorder = Recorder(rank)
     exporter = Exporter(recorder, options.telemetry, options.job, options.attempt)

@@ -312,7 +312,9 @@ def _build_layout(row: PublishedRow, text: str, stack: StackName, model: ModelSp
     ep = math.gcd(held, dp * cp, model.moe.num_experts) if model.moe else 1
     zero = min(3, row.count("zero", 0)) if dp * cp > 1 else 0
     if zero > 1 and pp > 1 and row.source == "pytorch/torchtitan":
-        zero = 1  # its stages gather once a step and sum after the last micro-batch (parallelize_llama.py, apply_fsdp)
+        # torchtitan's stages gather once per step and sum after the last micro-batch (parallelize_llama.py,
+        # apply_fsdp)
+        zero = 1
     replicas = 1
     if found := re.search(r"shard group (\d+)", text):
         replicas = max(1, dp * cp // int(found[1]))
@@ -333,10 +335,10 @@ def _build_layout(row: PublishedRow, text: str, stack: StackName, model: ModelSp
         zero=zero,
         dp_replicas=replicas if zero and dp % replicas == 0 else 1,
         sequence_parallel=sequence,
-        # Both gather a product's input again in backward: Megatron always, torchtitan as part of what it repeats.
+        # Both regather a matmul's input in backward: Megatron always, and torchtitan as part of its recompute.
         regather=sequence and (stack == "megatron" or (stack == "fsdp2" and recompute == "selective")),
-        # Stages of Megatron do, and of DeepSpeed (runtime/pipe/engine.py, `is_pipe_partitioned`); Scaling's send whole
-        # what they have (core/nn/parallel_module/communicator.py).
+        # Stages of Megatron and DeepSpeed divide the activations that they send (runtime/pipe/engine.py,
+        # `is_pipe_partitioned`). Stages of Scaling send them whole (core/nn/parallel_module/communicator.py).
         scatter_gather=pp > 1 and tp > 1 and not sequence and stack != "scaling",
         schedule="interleaved_1f1b" if chunks > 1 else "1f1b",
         virtual_stages=max(1, chunks),

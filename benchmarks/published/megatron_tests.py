@@ -18,34 +18,34 @@ from planner.hardware.kernels import RecomputeModule
 
 # Its recompute-modules hold norms and products, not the attention core, whose unfused scores are what it keeps.
 KEEPS_SCORES = "tp2_pp2_ep4_etp1_selective_recompute_experimental"
-# Those whose configuration drops nothing out, as those with cp do, against its arguments' default.
+# Tests whose configuration disables dropout, like all tests with cp. The default of the arguments enables it.
 WITHOUT_DROPOUT = r"ep4_etp1|deepseek(v3)?_proxy|scoped_cudagraph|mixtral_8x|15b_8t"
-# Those that give the pipe's layout (`Et*3|(tt|)*6tmL`): 8 chunks.
+# Tests that set the pipeline's layout (`Et*3|(tt|)*6tmL`) with 8 chunks.
 IN_8_CHUNKS = r"selective_recompute_experimental|fine_grained_offloading|scoped_cudagraph|deepseekv3_proxy"
-# Those that lack --moe-grouped-gemm; sharded ones have it.
+# Tests without --moe-grouped-gemm. Sharded tests have it.
 EXPERTS_APART = r"(?<!groupedgemm)experts2parallel(?!.*groupedgemm)(?!_top2router|_ddp_average)|te_2experts"
-# --mtp-num-layers 1: beside a layer more, the last rank has the embedding's table, a projection and logits once more.
-# (pattern; layers and dense ones that put on the last rank as many of each kind as it has there, that one included)
+# --mtp-num-layers 1: the last rank has an additional layer, embedding table, projection, and logits. (pattern; number
+# of layers and of dense layers that give the last rank of an even division its actual layers)
 _PREDICTS_TWO = (
     (r"scoped_cudagraph", 14, 4),  # Et|(tt|)*6mL
     (r"(?<!no_a2a_ovlp_)fine_grained_offloading", 14, 1),  # Et*3|(tt|)*6mL
     (KEEPS_SCORES, 16, 2),  # Et*3|(tt|)*6tmL
-    (r"ep4_etp1_(mtp|memory_speed)", 18, 1),  # even chunks, and it in the last
+    (r"ep4_etp1_(mtp|memory_speed)", 18, 1),  # even chunks, with the additional layer in the last
     (r"deepseekv3_proxy", 16, 3),  # Et*2|(tt|)*5t|tmL on 4 stages
 )
-# Those with --normalization RMSNorm, and with rotary positions in place of a table.
+# Tests with --normalization RMSNorm, and tests with rotary positions in place of a position table.
 WITHOUT_NORM_BIAS = r"ep4_etp1|deepseek(v3)?_proxy|current_scaling|mixtral_8x"
 ROTARY = r"position-embedding-type=rope|rope_embeddings|ep4_etp1|deepseek(v3)?_proxy|scoped_cudagraph|mixtral_8x|15b_8t"
 # --disable-bias-linear.
 WITHOUT_BIAS = r"disable-bias-linear"
-# --no-gradient-accumulation-fusion: a weight's gradient is made, then added.
+# --no-gradient-accumulation-fusion: a kernel computes a weight's gradient, and another adds it.
 ADDS_APART = r"no-gradient-accumulation-fusion"
 # --moe-token-dispatcher-type alltoall.
 SENDS_TO_ALL = r"ep4_etp1|te_a2a_ovlp|ep2_etp2_pp2|deepseek_proxy|mixtral_8x"
 # --overlap-moe-expert-parallel-comm.
 OVERLAPS_EXPERTS = rf"{KEEPS_SCORES}|(?<!no_a2a_ovlp_)fine_grained_offloading|te_a2a_ovlp"
-# --decoder-first-pipeline-num-layers 2 and the last's: 2, 4, 4 and 2 of 12 layers. As many planned evenly have a stage
-# of 4 and as many in all, or 2 on the last.
+# --decoder-first-pipeline-num-layers 2 and the same for the last stage: stages of 2, 4, 4 and 2 of 12 layers. An even
+# plan has an equal slowest stage of 4 layers with 13 in all, or 2 on the last with 8.
 UNEVEN = r"uneven_pipeline"
 UNEVEN_LAYERS, UNEVEN_LAST = 13, 8
 # --recompute-modules: layernorm mla_up_proj mlp moe_act.
@@ -55,29 +55,31 @@ MADE_AGAIN: tuple[RecomputeModule, ...] = ("norms", "latents", "mlp", "activatio
 MAKES_ACTIVATIONS_AGAIN = r"scoped_cudagraph"
 # --fine-grained-activation-offloading of every module.
 OFFLOADS = r"fine_grained_offloading"
-# --cross-entropy-loss-fusion by torch's compiler, which writes no exponential in place of its logit.
+# --cross-entropy-loss-fusion by torch's compiler, which does not overwrite a logit with its exponential.
 _ON_GB200 = r"15b_8t_release(_sm)?_gb200"
 FUSED_LOSS = (
     rf"cross_entropy_loss_fusion|ep4_etp1_(mtp|memory_speed|resume)|deepseekv3_proxy|{KEEPS_SCORES}|{_ON_GB200}"
 )
-# --wgrad-deferral-limit 2: as many gradients of logits wait for the pipe's end.
+# --wgrad-deferral-limit 2: two gradients of logits wait for the end of the pipeline.
 DEFERS_GRADIENTS = r"defer_embedding_wgrad"
 DEFERRED = 2
-# --microbatch-group-size-per-virtual-pipeline-stage 5, of as many micro-batches, where the usual is the stages.
+# --microbatch-group-size-per-virtual-pipeline-stage 5: each turn has five micro-batches. The default is the number of
+# stages.
 WIDER_TURNS = r"vp1.*_tunable_overlap"
 TURN = 5
-# --transformer-impl local: none of Transformer Engine's kernels. --optimizer muon: one moment of matrices.
+# --transformer-impl local: no kernels of Transformer Engine. --optimizer muon: one moment for matrices.
 LOCAL = r"transformer-impl=local"
 MUON = r"muon"
-# --check-weight-hash-across-dp-replicas-interval 1: the host takes SHA-1 of every weight in fp32 after each step
-# (utils.py, `check_param_hashes_across_dp_replicas`). Bytes a second: `openssl speed sha1` on one core here.
+# --check-weight-hash-across-dp-replicas-interval 1: after each step, the host computes SHA-1 of every fp32 weight
+# (utils.py, `check_param_hashes_across_dp_replicas`). The rate is `openssl speed sha1` on one core of the test
+# machine.
 HASHES_WEIGHTS = r"torch_dist_muon"
 SHA1_BYTES_PER_S = 1.6e9
-# Of a matrix, what Muon launches one by one: its norm, 5 iterations of three products, casts, momentum and update
-# (emerging_optimizers, `newton_schulz`); queries, keys and values are a matrix each.
+# Kernels that Muon launches per matrix: its norm, 5 iterations of three matmuls, casts, momentum and update
+# (emerging_optimizers, `newton_schulz`). Queries, keys and values are separate matrices.
 MUON_KERNELS = 27
-# --test-mode with --qk-layernorm: each layer's forward compares four weights with those of every data and tensor rank,
-# two kernels each, and gathers them (attention.py, `run_realtime_tests`); each list that is gathered is copied.
+# --test-mode with --qk-layernorm: each layer's forward gathers four weights of every data and tensor rank
+# (attention.py, `run_realtime_tests`). It compares them with two kernels each, and copies each gathered list.
 COMPARES_RANKS = r"qk_layernorm_test_mode"
 COMPARED, COMPARE_KERNELS, GATHER_KERNELS = 4, 2, 2
 # --moe-router-dtype fp32, and --tp-comm-overlap.
@@ -86,30 +88,31 @@ OVERLAPS_TENSORS = rf"tp_overlap|{_ON_GB200}"
 # --cuda-graph-modules attn mlp moe_router moe_preprocess, and attn alone.
 GRAPHED_MODULES = r"scoped_cudagraph"
 GRAPHED_CORE = r"attn_cudagraph"
-# --log-params-norm and --log-num-zeros-in-grad, in all of them: after each step the host goes over every tensor of its
-# rank for their norm, and over those that it updates for their gradients' zeros (common_utils.py,
-# `calc_params_l2_norm`; clip_grads.py, `count_zeros_fp32`). Either is no kernel of a layer: as in eager torch.
+# --log-params-norm and --log-num-zeros-in-grad, in all tests: after each step, the host computes the norm of every
+# tensor of its rank (common_utils.py, `calc_params_l2_norm`). It also counts zeros in gradients of the tensors that
+# it updates (clip_grads.py, `count_zeros_fp32`). Kernels are launched as in eager torch.
 LOGGED_S = DEFAULT_LAUNCH_S
-# --no-rope-fusion, or latent attention without --position-embedding-type rope (arguments.py): queries and keys turn
-# operation by operation, so many of forward and of backward as torch dispatches in `_apply_rotary_pos_emb_bshd`
-# (rope_utils.py); latent attention's sort their pairs besides. Two to a kernel, as layers of GPT's have in eager torch.
+# --no-rope-fusion, or latent attention without --position-embedding-type rope (arguments.py): rotations of queries
+# and keys run as separate operations. The numbers for forward and backward are torch's dispatches in
+# `_apply_rotary_pos_emb_bshd` (rope_utils.py). Latent attention also sorts its pairs. Two operations take the time of
+# one kernel, like GPT layers in eager torch.
 ROTATES_APART = (
     r"no_fusion|tp2_pp2_mla|ep4_etp1|deepseek_proxy|mixtral_8x|modelopt_distill|15b_8t_release(?!(_sm)?_gb200)"
 )
 ROTATIONS, LATENT_ROTATIONS = (24, 14), (26, 20)
 OPERATION_S = DEFAULT_LAUNCH_S / 2
-# --account-for-embedding-in-pipeline-split and the loss': a layer each.
+# --account-for-embedding-in-pipeline-split and the same for the loss: each counts as a layer.
 COUNTS_ENDS = r"account_for_embedding"
 
-# Megatron-FSDP since 30 May 2026 (378d81fb, `preserve_non_fsdp_units`): what is in no layer stays gathered between
-# steps. The other tests under it were recorded before.
+# Since 30 May 2026, Megatron-FSDP keeps tensors outside layers gathered between steps (378d81fb,
+# `preserve_non_fsdp_units`). The other tests with it are older.
 KEEPS_ENDS = r"deepseek_proxy"
-# Runs after a stop that still stand as commit ad2ab2ca of January 2026 recorded them, with what was loaded still there:
-# torch flattened it by functions that refer to each other and to it (_traverse.py; they are let go since its pull
-# request 170431), Megatron had it flattened until its pull request 3263, and Transformer Engine's Adam copies the
-# moments that it is given (fused_adam.py, `set_scaled_state`). When Python finds such a cycle no configuration tells:
-# in that commit it had not in any of the six tests of this size with tp 2 and pp 2, and four of them were recorded
-# again since, without.
+# Resumed runs whose record is still that of commit ad2ab2ca of January 2026, in which loaded state stays in memory.
+# torch flattened the state by functions that refer to each other and to it (_traverse.py, fixed by pull request
+# 170431). Megatron kept the flattened state until pull request 3263. Transformer Engine's Adam copies the moments
+# that it receives (fused_adam.py, `set_scaled_state`). No configuration determines when Python collects such a cycle.
+# In that commit, it had not in any of the six tests of this size with tp 2 and pp 2. Four of them were recorded again
+# since, without the loaded state.
 _KEEPS_LOADED = (
     "te_tp2_pp2_resume_torch_dist_cp2_nondeterministic",
     "te_tp2_pp2_resume_torch_dist_cross_entropy_loss_fusion",
@@ -179,11 +182,11 @@ def get_mtp_layers(row: PublishedRow, text: str) -> tuple[int, int] | None:
     return next(((layers, dense) for pattern, layers, dense in _PREDICTS_TWO if re.search(pattern, text)), None)
 
 
-# Of the host's time with the other recordings' machines: what a test took in the recording over what the same test took
-# in the next or the last one, median of those of the fit half (8 and 12 tests; 1.40 to 1.60 and 1.09 to 1.40).
+# Host time of a recording, relative to the machines of other recordings. Each test's time is divided by its time in
+# the next or last recording. The values are medians of the fit half (8 and 12 tests, 1.40 to 1.60 and 1.09 to 1.40).
 IN_MAY, IN_OCTOBER = 1.46, 1.17
-# Commit 5fe3f066 of 7 May 2026 recorded tests with a new image; the next commits that recorded some of them again
-# (4933b24b, a53107c0, 6e091e1b) have the times from before it. These stand as it left them.
+# Commit 5fe3f066 of 7 May 2026 recorded tests with a new image. Later commits recorded some of them again, with the
+# earlier times (4933b24b, a53107c0, 6e091e1b). These tests still have the values of the first commit.
 RECORDED_IN_MAY = frozenset(
     (
         "gpt3_mcore_te_tp1_pp1_dist_optimizer_fim_dataset",

@@ -26,8 +26,8 @@ class _MixtureFacts(NamedTuple):
 
 
 _PROXY_MLA = MlaSpec(q_rank=256, kv_rank=128, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
-# (pattern in the model's name; its mixture as the model's own configuration has it). The first are Megatron-LM's tests;
-# experts of 1024 without gate have as many weights as gated ones of 683.
+# (pattern in the model's name, and its mixture from the model's own configuration). The first rows are Megatron-LM's
+# tests. Experts of 1024 without a gate have the same number of weights as gated experts of 683.
 _MIXTURES = (
     (
         r"ep4_etp1_(mtp|memory_speed|resume)",

@@ -1,4 +1,4 @@
-"""Predict the published rows. Nothing is fitted here."""
+"""Predict the published rows without a fit of constants."""
 
 from __future__ import annotations
 

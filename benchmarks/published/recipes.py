@@ -62,8 +62,8 @@ _OVERLAPPED = (
     RecipePattern("deepseek-v3", r"\bb200", "nvfp4", pp=8),
     RecipePattern("deepseek-v3", "h100", "", before="26.02"),
 )
-# Without `moe_flex_dispatcher_backend`, or with `moe_token_dispatcher_type` "alltoall" beside it: qwen3_llm_pretrain.py
-# for B200, B300 and H100; gpt_oss_llm_pretrain.py, which reads the first from v0.4.0 on.
+# Recipes without `moe_flex_dispatcher_backend`, or with `moe_token_dispatcher_type` "alltoall" in addition. They are
+# qwen3_llm_pretrain.py for B200, B300 and H100, and gpt_oss_llm_pretrain.py, which reads the setting since v0.4.0.
 _ALL_TO_ALL = (
     RecipePattern("gpt-oss", "h100", ""),
     RecipePattern("gpt-oss", "gb300", "bf16"),

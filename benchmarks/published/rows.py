@@ -24,10 +24,10 @@ KINDS: dict[str, Kind] = {
     "steady_memory_bytes": "steady",
 }
 _BYTES = {"bytes": 1.0, "gb": 1e9, "gib": 2.0**30}
-# Whose figures in "GB" are of 2^30 bytes: kempnerforge/metrics/memory.py divides by 1024 ** 3.
+# Sources whose figures in "GB" are multiples of 2^30 bytes: kempnerforge/metrics/memory.py divides by 1024 ** 3.
 CALLS_GIB_GB = ("KempnerInstitute/KempnerForge",)
 _COUNTS = ("gpus", "layers", "hidden", "heads", "seq", "global_batch", "micro_batch", "tp", "pp", "dp")
-# What a configuration is; what was measured of it and where it was written down are not.
+# Columns that identify a configuration. Measured values and sources are not part of it.
 _CONFIGURATION = (
     *("gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "global_batch", "micro_batch"),
     *("tp", "pp", "vpp", "dp", "cp", "ep", "zero", "recompute", "precision"),

@@ -31,7 +31,7 @@ def summarize_errors(signed: Sequence[float]) -> ErrorSummary | None:
     return ErrorSummary(len(signed), mean(size), median(size), most, max(signed, key=abs), mean(signed), below)
 
 
-CONFIDENCE = 0.9  # that so many of all rows lie within, by those at hand
+CONFIDENCE = 0.9  # of the bound for all rows, from the given rows
 
 
 def compute_upper_bound(off: Sequence[float], share: float = 0.9) -> float:

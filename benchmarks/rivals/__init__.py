@@ -1,1 +1,1 @@
-"""The trainer against nanoGPT's and picotron's own train.py. Their code is brought by whoever runs this."""
+"""Compare the trainer with train.py of nanoGPT and of picotron, from checkouts of the user."""

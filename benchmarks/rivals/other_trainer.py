@@ -21,7 +21,7 @@ from benchmarks.rivals.turn_taking import Turns
 
 
 def main() -> None:
-    """Parse `theirs.py NAME FOLDER`, followed by arguments of the other train.py."""
+    """Parse `other_trainer.py NAME FOLDER`, followed by arguments of the other train.py."""
     name, folder = sys.argv[1], Path(sys.argv[2])
     sys.path.insert(0, str(folder))
     torch.set_num_threads(1)

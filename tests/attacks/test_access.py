@@ -14,7 +14,7 @@ from knox.crypto import hash_token
 from tests.attacks.conftest import LOGINS_PER_MINUTE, SUBMITS_PER_MINUTE, session
 from tests.planner.wrong_specs import GOOD
 from tests.support.web import Site
-from tests.webapp.test_public import BY_ITS_OWN_TOKEN, PUBLIC, paths
+from tests.webapp.test_public_routes import BY_ITS_OWN_TOKEN, PUBLIC, paths
 
 
 @pytest.fixture(scope="module")

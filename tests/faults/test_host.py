@@ -167,7 +167,7 @@ def test_invalid_data_file_is_reported_in_one_line(machine: Host) -> None:
 
 @pytest.mark.slow
 def test_script_that_ignores_term_ends_within_15_s(redis_service: RedisServer, tmp_path: Path) -> None:
-    with run_host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.run_worker():
+    with run_host(redis_service, tmp_path, "tests.workers.term_ignoring_script") as machine, machine.run_worker():
         attempt = machine.send_launch_order("stubborn")
         wait_until(lambda: len(list(attempt.work.glob("environment-*"))) == 2, "both ranks run")
         pids = machine.list_processes("stubborn")
@@ -198,7 +198,7 @@ def test_rejects_frames_of_another_job_attempt_or_rank(redis_service: RedisServe
         "no frame at all": struct.pack(">I", 4) + b"\xc1\xc1\xc1\xc1",
         "larger than any frame": struct.pack(">I", 2**31),
     }
-    with run_host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.run_worker():
+    with run_host(redis_service, tmp_path, "tests.workers.term_ignoring_script") as machine, machine.run_worker():
         attempt = machine.send_launch_order("guarded")
         wait_until(lambda: (attempt.work / "environment-0").exists(), "rank 0 runs")
         words = arguments(rank_pid(machine, "guarded", 0))

@@ -58,7 +58,9 @@ def reachable_python(folder: Path) -> str:
 def test_job_runs_as_another_user_without_access_to_the_host(redis_service: RedisServer, open_folder: Path) -> None:
     settings = {"MESHBOARD_JOB_USER": USER, "MESHBOARD_SANDBOX": "off"}
     with contextlib.ExitStack() as entered:
-        machine = entered.enter_context(run_host(redis_service, open_folder, "tests.workers.curious", **settings))
+        machine = entered.enter_context(
+            run_host(redis_service, open_folder, "tests.workers.inspecting_script", **settings)
+        )
         machine.python = reachable_python(open_folder)
         entered.enter_context(machine.run_worker())
         spec = {**ONE_RANK, "train": {**ONE_RANK["train"], "checkpoint_every": 1}}

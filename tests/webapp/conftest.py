@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from tests.support.processes import wait_until
-from tests.webapp.behind import PATIENCE_S, Behind
+from tests.webapp.recording_app import PATIENCE_S, Behind
 from webapp import serve
 from webapp.serving import limits
 from webapp.serving.request_guard import RequestGuard

@@ -1,4 +1,4 @@
-"""The log panel with very many lines, hostile lines, and after a failure."""
+"""The log panel with very many lines, hostile lines, a search, and after a failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.support.browser import STATIC, call_module, open_context, read_copied_text
+from tests.support.browser import STATIC, call_module, open_blank_page, open_context, read_copied_text
 
 PANEL = (STATIC.parents[1] / "templates" / "jobs" / "panels" / "log.html").read_text()
 SHEETS = ("tokens", "base", "components", "fields", "tables", "pages", "job/logs")
@@ -405,3 +405,24 @@ def test_selected_text_stays_selected_while_lines_arrive(panel: Callable[..., Pa
     say(page, log(0, 2, 5, "line 5"))
     expect(page.locator("#log")).to_contain_text("line 5")
     assert page.evaluate("String(getSelection())").endswith("line 2")
+
+
+@pytest.mark.extended
+def test_current_hit_stays_when_earlier_hits_arrive(modules: Page) -> None:
+    with open_blank_page(modules, "") as page:
+        call_module(page, "logs/panel.js", START, {"panel": PANEL, "sheets": SHEETS, "job": {}})
+        say(page, log(0, 10.0, 0, *(f"hit {n}" for n in range(12))))
+        say(page, log(1, 11.0, 0, "of another rank"))
+        page.select_option("[name=log-rank]", "all")
+        page.fill("[name=log-search]", "hit")
+        found, current = page.locator("[data-log=found]"), page.locator("#log [data-current] .log-text")
+        expect(found).to_have_text("12 found")
+        for _ in range(3):
+            page.keyboard.press("Enter")
+        expect(found).to_have_text("3 of 12")
+        expect(current).to_have_text("hit 2")
+        say(page, log(1, 5.0, 1, "hit from before", "and more"))
+        expect(found).to_have_text("4 of 13")
+        expect(current).to_have_text("hit 2")
+        page.keyboard.press("Enter")
+        expect(current).to_have_text("hit 3")

@@ -30,7 +30,7 @@ from tests.jobs.people.test_sign_on import turn_on_second_factor
 from tests.jobs.reporting.nodes import Node, fall_silent
 from tests.jobs.written import written
 from tests.planner.wrong_specs import GOOD
-from tests.webapp.test_public import paths
+from tests.webapp.test_public_routes import paths
 
 LARGE = {**GOOD, "layout": {"dp": 2, "tp": 2, "pp": 2}, "train": {"global_batch": 8, "micro_batches": 2}}
 LOGINS = "sessions and django-axes record logins"

@@ -21,7 +21,7 @@ from jobs.models import AuditEntry, Invitation, Membership, Project, Role
 from jobs.people import invitations
 from jobs.people.invitations import AccountForm, InvitationRequest, create_account, create_invitation, find_invitation
 from tests.jobs.conftest import run_together
-from tests.webapp.test_public import PUBLIC
+from tests.webapp.test_public_routes import PUBLIC
 from webapp.runner import find_free_port
 
 Api = Callable[[User | None], APIClient]

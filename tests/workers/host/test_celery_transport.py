@@ -45,7 +45,10 @@ UNTAKEABLE = [
 def test_drops_invalid_messages_and_continues(redis_service: RedisServer, tmp_path: Path) -> None:
     """Check messages that end a plain Celery worker."""
     client, queue, log = redis_service.client(), host_queue(HOST_NAME), tmp_path / "worker.log"
-    with run_host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.run_worker() as process:
+    with (
+        run_host(redis_service, tmp_path, "tests.workers.term_ignoring_script") as machine,
+        machine.run_worker() as process,
+    ):
         client.publish("/0.celery.pidbox", b"7")
         client.lpush(queue, *UNREADABLE, *UNTAKEABLE)
         attempt = machine.send_launch_order("afterwards", spec={"model": {"preset": "gpt-tiny"}})

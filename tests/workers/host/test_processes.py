@@ -22,7 +22,7 @@ def test_removes_the_socket_folder_of_a_killed_supervisor(
 ) -> None:
     short = tmp_path_factory.mktemp("t")  # a longer one is not taken for sockets
     with (
-        run_host(redis_service, tmp_path, "tests.workers.stubborn", TMPDIR=str(short)) as machine,
+        run_host(redis_service, tmp_path, "tests.workers.term_ignoring_script", TMPDIR=str(short)) as machine,
         machine.run_worker(),
     ):
         attempt = machine.send_launch_order("killed", spec=ONE_RANK)
@@ -36,7 +36,7 @@ def test_removes_the_socket_folder_of_a_killed_supervisor(
 
 def test_stream_lost_shortly_before_the_end_expires(redis_service: RedisServer, tmp_path: Path) -> None:
     client, stream = redis_service.client(), telemetry_stream("ending", 1)
-    with run_host(redis_service, tmp_path, "tests.workers.stubborn") as machine, machine.run_worker():
+    with run_host(redis_service, tmp_path, "tests.workers.term_ignoring_script") as machine, machine.run_worker():
         attempt = machine.send_launch_order("ending", spec=ONE_RANK)
         wait_until(
             lambda: machine.read_items("ending", "log") and client.ttl(stream) > 0, "its lines are in the stream"

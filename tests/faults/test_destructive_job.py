@@ -19,7 +19,10 @@ AT_MOST_S = 60
 
 def test_job_that_breaks_its_files_harms_only_itself(redis_service: RedisServer, tmp_path: Path) -> None:
     settings = {"MESHBOARD_LOG_BYTES": str(LOG_BYTES)}
-    with run_host(redis_service, tmp_path, "tests.workers.hostile", **settings) as machine, machine.run_worker():
+    with (
+        run_host(redis_service, tmp_path, "tests.workers.destructive_script", **settings) as machine,
+        machine.run_worker(),
+    ):
         (machine.data_root / "secret.log").write_text("the secret of another\n")
         attempt = machine.send_launch_order("hostile", spec=ONE_RANK)
         told_file = attempt.work / "told.json"

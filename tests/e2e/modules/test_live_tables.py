@@ -1,15 +1,13 @@
-"""Tables of a live run, which reuse their elements."""
+"""Tables and panels of a live run: reused elements, the note of a stale panel, and the end of a session."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.support.browser import call_module, open_blank_page
-
-pytestmark = pytest.mark.extended
 
 TABLE = "<table><tbody id='rows'></tbody></table><p id='note'></p><section id='section'></section>"
 
@@ -19,6 +17,7 @@ def checkpoint(step: int, num_bytes: int = 100) -> dict[str, Any]:
     return {**shown, "stall_s": 0.1, "save_s": 0.2}
 
 
+@pytest.mark.extended
 def test_refill_reuses_rows_by_key_and_changes_only_text(modules: Page) -> None:
     body = """
     const { el } = await import("/js/dom.js");
@@ -52,6 +51,7 @@ def test_refill_reuses_rows_by_key_and_changes_only_text(modules: Page) -> None:
     assert rest == '<tr><td class="note">none</td></tr>'
 
 
+@pytest.mark.extended
 def test_pressed_button_of_a_live_table_survives_a_refresh(modules: Page) -> None:
     """A click begins and ends on one element only if the element stays."""
     checkpoints = """
@@ -87,3 +87,31 @@ def test_pressed_button_of_a_live_table_survives_a_refresh(modules: Page) -> Non
         ]
     with open_blank_page(modules, TABLE) as page:
         assert call_module(page, "job/tables.js", axes) == [True, True, True, "true"]
+
+
+PANEL = """<script src="/vendor/htmx/htmx.min.js"></script>
+<div id="jobs" data-poll="3600" hx-get="/rows?part=rows" hx-trigger="refresh" hx-target="#jobs">first</div>"""
+
+
+def test_panel_shows_the_time_of_its_last_refresh_after_failures(modules: Page) -> None:
+    """The page reloads after the end of its session."""
+    with open_blank_page(modules, PANEL) as page:
+        rows = page.locator("#jobs")
+        ask = "document.getElementById('jobs').dispatchEvent(new CustomEvent('refresh'))"
+        note = page.get_by_text("No update since")
+        page.evaluate("import('/js/shell/poll.js')")
+        page.route("**/rows**", lambda route: route.fulfill(status=502, body="away"))
+        page.evaluate(ask)
+        expect(note).to_contain_text(":")
+        expect(rows).to_have_text("first")
+        page.route("**/rows**", lambda route: route.fulfill(body="second"))
+        page.evaluate(ask)
+        expect(rows).to_have_text("second")
+        expect(note).to_have_count(0)
+        page.route("**/rows**", lambda route: route.abort())
+        page.evaluate(ask)
+        expect(note).to_have_count(1)
+        page.route("**/rows**", lambda route: route.fulfill(status=302, headers={"Location": "/icon.svg"}))
+        with page.expect_event("load"):
+            page.evaluate(ask)
+        expect(rows).to_have_text("first")

@@ -12,7 +12,7 @@ import pytest
 
 from jobs.api.problems import ProblemDetails, build_problem
 from planner.facts.validation import Problem
-from tests.webapp.behind import LONGEST_S, PATIENCE_S, Behind, until_closed
+from tests.webapp.recording_app import LONGEST_S, PATIENCE_S, Behind, until_closed
 from webapp import serve
 from webapp.serving import limits
 from webapp.serving.request_guard import RequestGuard

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.processes import ROOT, RedisServer, wait_until
 from tests.upgrade.services import BoardServices, export_older_version
-from tests.upgrade.test_restored import SHORT, SPEC, count_steps, database
+from tests.upgrade.test_restore import SHORT, SPEC, count_steps, database
 from workers.host.processes import find_processes
 
 

@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.webapp.behind import LONGEST_S, Behind, until_closed
+from tests.webapp.recording_app import LONGEST_S, Behind, until_closed
 from webapp.serving import limits
 
 UPGRADE = (

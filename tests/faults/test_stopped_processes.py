@@ -67,7 +67,7 @@ def machines(tmp_path: Path) -> Iterator[dict[Host, tuple[str, ...]]]:
             server = entered.enter_context(run_redis(tmp_path / f"redis-{number}"))
             slots = str(len(jobs))
             opened = run_host(
-                server, tmp_path / str(number), "tests.workers.stubborn", MESHBOARD_SLOTS=slots, **settings
+                server, tmp_path / str(number), "tests.workers.term_ignoring_script", MESHBOARD_SLOTS=slots, **settings
             )
             machine = entered.enter_context(opened)
             entered.enter_context(machine.run_worker())
