@@ -301,7 +301,7 @@ def test_watch_polls_an_older_board_without_live_events(
     running(server)
     del server.at["jobs/j"]
     monkeypatch.setattr(running_commands.time, "sleep", lambda _seconds: None)
-    server.respond_at("jobs/j/events", {"errors": [{"field": "live", "message": "is no parameter of this"}]}, 400)
+    server.respond_at("jobs/j/events", {"errors": [{"field": "live", "message": "is not a parameter of this"}]}, 400)
     server.answers = [answer(200, JOB), answer(200, ENDED)]
     ran = meshboard("watch", "j", at=server)
     assert (ran.code, [line.split()[0] for line in ran.out.splitlines()]) == (0, ["running", "succeeded"])

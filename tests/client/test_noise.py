@@ -33,19 +33,19 @@ def at_most(share: float) -> Limit:
 @pytest.mark.parametrize(
     ("runs", "baselines", "limit", "verdict", "sure"),
     [
-        # What was found: each run hundreds of times beyond the limit, and two runs too few to tell anything.
+        # Runs far beyond the limit, in which two values are too few for an interval.
         ((0.263, 0.326), (0.3, 0.31), FEW_MS, "FAIL", "FAIL"),
         ((0.263, 0.326), (), FEW_MS, "FAIL", "FAIL"),
         ((1.5793,), (0.8, 1.0, 1.25), "step_time=+10%", "FAIL", "FAIL"),
         ((1.9586, 1.2), (1.0, 0.7), "step_time=+10%", "FAIL", "FAIL"),
-        # Within the limit: by more than the noise, by less, and where nobody knows the noise.
+        # Within the limit by more than the noise, by less, and with unknown noise.
         ((0.69, 0.7, 0.71), (0.99, 1.0, 1.01), "step_time=+10%", "ok", "ok"),
         ((0.9, 1.0, 1.1), (0.9, 1.0, 1.1), "step_time=+10%", "unsure", "FAIL"),
         ((0.5,), (1.0,), "step_time=+10%", "ok", "FAIL"),
         ((0.5,), (), "step_time=1s", "ok", "FAIL"),
         ((0.5,), (0.99, 1.0, 1.01), "step_time=+10%", "ok", "ok"),
         ((1.0, 1.0), (1.0, 1.0), "step_time=+0%", "ok", "ok"),
-        # A figure of its own has no baseline's noise.
+        # An absolute limit does not use the noise of the baseline.
         ((1.0, 1.1, 1.2), (5.0, 9.0), "step_time=0.8s", "FAIL", "FAIL"),
         ((1.0, 1.1, 1.2), (5.0, 9.0), "step_time=2s", "ok", "ok"),
     ],

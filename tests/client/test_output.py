@@ -57,7 +57,7 @@ def test_escapes_characters_that_the_terminal_lacks(
 
 
 def test_closed_pipe_is_not_a_failed_job(server: FakeServer) -> None:
-    """Whatever is told is the last of a pipe whose reader has had enough, or that nobody opened."""
+    """The output ends silently if the reader has closed the pipe or no output is open."""
     server.respond_at("jobs", [{**JOB, "owner": "o", "project": "p", "created": "c", "name": "n" * 200}] * 200)
     environment = {"MESHBOARD_URL": server.url, "MESHBOARD_TOKEN": "t"}
     reads, writes = os.pipe()

@@ -1,4 +1,4 @@
-"""Users, a real Redis behind the settings, and hosts that spoke up."""
+"""Fixtures and helpers: users, Redis, hosts, events of hosts, a web server, and a mail server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from contracts.security import build_signed_entry
 from jobs.core.credentials import derive_signing_keys
 from jobs.models import Attempt, Host, Job, Member
 from jobs.queue import actions
-from tests.jobs.mail import Kept
+from tests.jobs.mail_server import MailStore
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import RedisServer, run_redis
 from tests.support.web import Site, run_site
@@ -52,7 +52,7 @@ def stranger(db: None) -> User:
 
 @pytest.fixture
 def staff(db: None) -> User:
-    """Staff with every right on jobs and hosts."""
+    """Create a staff user with every right on jobs and hosts."""
     made = User.objects.create_user("staff", password="staff-password", is_staff=True)
     made.user_permissions.set(Permission.objects.filter(content_type__app_label="jobs"))
     return made
@@ -60,7 +60,7 @@ def staff(db: None) -> User:
 
 @pytest.fixture
 def viewer(db: None) -> User:
-    """Staff that may look and nothing else."""
+    """Create a staff user who can only view jobs and hosts."""
     made = User.objects.create_user("viewer", password="viewer-password", is_staff=True)
     made.user_permissions.set(Permission.objects.filter(codename__in=("view_job", "view_host")))
     return made
@@ -68,19 +68,19 @@ def viewer(db: None) -> User:
 
 @pytest.fixture
 def api() -> Callable[[User | None], APIClient]:
-    def client_of(user: User | None) -> APIClient:
+    def make_client(user: User | None) -> APIClient:
         client = APIClient()
         if user is not None:
             _, token = AuthToken.objects.create(user)
             client.credentials(HTTP_AUTHORIZATION=f"Token {token}")
         return client
 
-    return client_of
+    return make_client
 
 
 @pytest.fixture
 def make_jobs(owner: User) -> Callable[..., list[Job]]:
-    """Copies of one submitted job."""
+    """Return a function that creates several jobs with the values of a submitted job."""
 
     def made(count: int, **changed: Any) -> list[Job]:
         first, _ = actions.submit(owner, GOOD)
@@ -108,8 +108,8 @@ def make_host(db: None) -> Callable[..., Host]:
     return make
 
 
-def member_of(attempt: Attempt, host: Host) -> Member:
-    """The one member of an attempt, with all its ranks."""
+def make_member(attempt: Attempt, host: Host) -> Member:
+    """Create the only member of an attempt, with all ranks."""
     return Member.objects.create(
         attempt=attempt,
         node=0,
@@ -121,16 +121,16 @@ def member_of(attempt: Attempt, host: Host) -> Member:
     )
 
 
-def say(client: redis.Redis, event: dict[str, Any]) -> None:
-    """What a host or supervisor would put on its stream of events."""
-    client.xadd(events_stream(event.get("host", "host-a")), signed(event))
+def send_event(client: redis.Redis, event: dict[str, Any]) -> None:
+    """Add an event to the stream of its host, as a host worker or a supervisor does."""
+    client.xadd(events_stream(event.get("host", "host-a")), sign_event(event))
 
 
-def signed(event: dict[str, Any]) -> Any:
-    """The entry of an event, as the host that it names would write it; one that nobody knows has joined now."""
+def sign_event(event: dict[str, Any]) -> Any:
+    """Return the signed stream entry of an event, and create its host if it is unknown."""
     name = event.get("host", "host-a")
-    told = {"slots": 1, "device": "cpu", "device_name": "", "memory_bytes": 0, "boot_id": "b"}
-    host, _ = Host.objects.get_or_create(name=name, defaults={**told, "last_seen": timezone.now()})
+    fields = {"slots": 1, "device": "cpu", "device_name": "", "memory_bytes": 0, "boot_id": "b"}
+    host, _ = Host.objects.get_or_create(name=name, defaults={**fields, "last_seen": timezone.now()})
     if host.generation == 0:
         Host.objects.filter(pk=host.pk).update(generation=1)
     return build_signed_entry(
@@ -142,7 +142,7 @@ _sequence = itertools.count(1)
 
 
 def host_event(name: str = "host-a", slots: int = 4, attempts: Any = (), **changes: Any) -> dict[str, Any]:
-    """A heartbeat, each newer than the one before."""
+    """Build a heartbeat that is newer than all earlier ones."""
     return {
         "kind": "host",
         "v": VERSION,
@@ -174,10 +174,10 @@ def attempt_event(
 
 
 def report(job: str, attempt: int, state: str, outcome: str | None = None, **changes: Any) -> dict[str, Any]:
-    """What a host knows of an attempt."""
-    told: dict[str, Any] = {"job": job, "attempt": attempt, "state": state, "slots": [0, 1, 2, 3], **changes}
+    """Build the report of a host about an attempt."""
+    fields: dict[str, Any] = {"job": job, "attempt": attempt, "state": state, "slots": [0, 1, 2, 3], **changes}
     if outcome is not None:
-        told["exit"] = {
+        fields["exit"] = {
             "v": VERSION,
             "job": job,
             "attempt": attempt,
@@ -191,7 +191,7 @@ def report(job: str, attempt: int, state: str, outcome: str | None = None, **cha
             "finished": 1.0,
             "summary": None,
         }
-    return told
+    return fields
 
 
 def run_together(calls: list[Callable[[], Any]]) -> None:
@@ -218,7 +218,7 @@ def run_together(calls: list[Callable[[], Any]]) -> None:
 
 @pytest.fixture(scope="session")
 def postgres_site(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The web server as it is deployed: PostgreSQL, Redis, every bound. Shared: tests leave it standing."""
+    """Run the web server with PostgreSQL and Redis as deployed, once for all tests."""
     folder = tmp_path_factory.mktemp("site")
     with psycopg.connect(postgres_url, autocommit=True) as server:
         server.execute("CREATE DATABASE site")
@@ -229,12 +229,12 @@ def postgres_site(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def inbox(settings: Any, db: None) -> Iterator[list[EmailMessage]]:
-    kept, port = Kept(), find_free_port()
-    server = SmtpServer(kept, hostname="127.0.0.1", port=port)
+    handler, port = MailStore(), find_free_port()
+    server = SmtpServer(handler, hostname="127.0.0.1", port=port)
     server.start()
     settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
     settings.EMAIL_HOST, settings.EMAIL_PORT, settings.EMAIL_USE_TLS = "127.0.0.1", port, False
     settings.BOARD_URL = "https://board.example"
     settings.DEFAULT_FROM_EMAIL = "meshboard@board.example"
-    yield kept.mails
+    yield handler.mails
     server.stop()

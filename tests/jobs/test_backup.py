@@ -1,4 +1,4 @@
-"""`manage.py backup` and `restore`: every row and file comes back, on either database, whoever writes meanwhile."""
+"""`manage.py backup` and `restore` on SQLite and PostgreSQL, also during writes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from jobs.operations import backup
 from jobs.queue import actions
 from jobs.runs.history.store.folder import HistoryFolder
 from jobs.runs.history.store.schema import TABLES
-from tests.jobs.filled import fill
+from tests.jobs.sample_rows import fill_tables
 from tests.planner.wrong_specs import GOOD
 from tests.support.postgres import use_database
 from tests.support.processes import ROOT, base_environment, scale_timeout
@@ -41,10 +41,10 @@ from tests.support.processes import ROOT, base_environment, scale_timeout
 
 @pytest.fixture(autouse=True)
 def _oldest_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that Meshboard runs on: Debian 12's, whose tarfile knows no filters."""
+    """Behave like the oldest supported Python, whose tarfile has no filters."""
 
     def extractall(self: tarfile.TarFile, path: str = ".", members: Any = None, *, numeric_owner: bool = False) -> None:
-        raise AssertionError("it would leave the folder")
+        raise AssertionError("extractall without a filter is unsafe")
 
     monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
 
@@ -57,7 +57,7 @@ def state(tmp_path: Path, settings: Any) -> Path:
     return tmp_path / "state"
 
 
-def table(rows: int = 1) -> pa.Table:
+def make_table(rows: int = 1) -> pa.Table:
     return pa.table({f.name: pa.nulls(rows, f.type) for f in TABLES["steps"]}, schema=TABLES["steps"])
 
 
@@ -65,13 +65,13 @@ def write_history(state: Path, job: str, commits: int = 2) -> HistoryFolder:
     folder = HistoryFolder(state / "history", job, 1)
     manifest = folder.open_for_writing()
     for _ in range(commits):
-        folder.commit(manifest, {"steps": table()}, {"steps": commits})
+        folder.commit(manifest, {"steps": make_table()}, {"steps": commits})
     return folder
 
 
 @pytest.fixture
-def something(state: Path, each_database: str, staff: User, owner: User, make_host: Callable[..., Host]) -> Job:
-    """A board with a running job, people with rights, tokens and times to the microsecond."""
+def filled_board(state: Path, each_database: str, staff: User, owner: User, make_host: Callable[..., Host]) -> Job:
+    """Create a running job, users with rights, a token, a host, a lease, and a history."""
     job, _ = actions.submit(owner, GOOD)
     AuthToken.objects.create(owner)
     Attempt.objects.create(job=job, number=1)
@@ -82,114 +82,114 @@ def something(state: Path, each_database: str, staff: User, owner: User, make_ho
     return job
 
 
-def rows_of(path: Path) -> list[Any]:
+def read_rows(path: Path) -> list[Any]:
     with tarfile.open(path) as tar, closing(tar.extractfile(backup.ROWS)) as file:  # type: ignore[type-var]
         return [json.loads(line) for line in gzip.decompress(file.read()).splitlines()]  # type: ignore[union-attr]
 
 
-def forget_everything(state: Path) -> None:
+def delete_everything(state: Path) -> None:
     call_command("flush", interactive=False, verbosity=0)
     for path in sorted(state.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-def test_what_comes_back_is_what_was(something: Job, staff: User, state: Path, tmp_path: Path) -> None:
+def test_restores_rows_and_files(filled_board: Job, staff: User, state: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first.tar", tmp_path / "second.tar"
-    told = backup.backup(first)
+    summary = backup.backup(first)
     assert first.stat().st_mode & 0o077 == 0
     rights = staff.get_all_permissions()
-    forget_everything(state)
+    delete_everything(state)
     call_command("restore", str(first))
     backup.backup(second)
-    assert rows_of(second) == rows_of(first)
-    assert len(rows_of(first)) == sum(told["rows"].values()) > 8
+    assert read_rows(second) == read_rows(first)
+    assert len(read_rows(first)) == sum(summary["rows"].values()) > 8
     assert User.objects.get(username="staff").get_all_permissions() == rights
-    folder = HistoryFolder(state / "history", something.id, 1)
+    folder = HistoryFolder(state / "history", filled_board.id, 1)
     manifest = folder.read_manifest()
     assert (manifest["generation"], folder.read_state(manifest)) == (2, {"steps": 2})
     assert all(Path(file).stat().st_size for file in folder.get_paths(manifest, "steps"))
     assert (state / "imports" / "key" / "0").read_bytes() == b"a trace"
     another, _ = actions.submit(User.objects.get(username="owner"), GOOD)
-    assert another.id != something.id, "numbers go on behind those that came back"
+    assert another.id != filled_board.id, "new ids continue after the restored ids"
 
 
-def test_a_row_of_every_table_comes_back_and_nothing_else(each_database: str, state: Path, tmp_path: Path) -> None:
-    """Second factors, sign-ons and tokens among them: what is loaded was written down when it was made."""
-    assert fill() == [], "nothing is known of what these would bring back"
-    told = backup.backup(tmp_path / "first.tar")
-    assert [name for name, count in told["rows"].items() if not count] == []
-    forget_everything(state)
+def test_restores_a_row_of_every_table(each_database: str, state: Path, tmp_path: Path) -> None:
+    """Restored rows trigger no signals, for example no audit entries."""
+    assert fill_tables() == [], "these models have no sample row"
+    summary = backup.backup(tmp_path / "first.tar")
+    assert [name for name, count in summary["rows"].items() if not count] == []
+    delete_everything(state)
     backup.restore(tmp_path / "first.tar")
     backup.backup(tmp_path / "second.tar")
-    assert rows_of(tmp_path / "second.tar") == rows_of(tmp_path / "first.tar")
+    assert read_rows(tmp_path / "second.tar") == read_rows(tmp_path / "first.tar")
 
 
-def test_all_of_ours_that_hears_of_saved_rows_asks_whether_they_are_loaded() -> None:
-    heard = [receiver for signal in (pre_save, post_save) for _, receiver, *_ in signal.receivers]
-    ours = [found for receiver in heard if (found := receiver()).__module__.startswith(("jobs.", "webapp."))]
-    assert len(ours) >= 3
-    assert [f"{one.__module__}.{one.__name__}" for one in ours if "raw" not in signature(one).parameters] == []
+def test_signal_receivers_accept_raw() -> None:
+    receivers = [receiver for signal in (pre_save, post_save) for _, receiver, *_ in signal.receivers]
+    own = [found for receiver in receivers if (found := receiver()).__module__.startswith(("jobs.", "webapp."))]
+    assert len(own) >= 3
+    assert [f"{one.__module__}.{one.__name__}" for one in own if "raw" not in signature(one).parameters] == []
 
 
-def test_a_board_moves_from_sqlite_to_postgresql(
+def test_restores_a_sqlite_backup_to_postgresql(
     transactional_db: None, postgres_url: str, state: Path, owner: User, tmp_path: Path
 ) -> None:
     job, _ = actions.submit(owner, GOOD)
-    fill()
+    fill_tables()
     backup.backup(tmp_path / "lite.tar")
     with use_database(postgres_url):
         backup.restore(tmp_path / "lite.tar")
         assert Job.objects.get(id=job.id).spec == job.spec
         backup.backup(tmp_path / "postgres.tar")
         actions.submit(User.objects.get(username="owner"), GOOD)
-    assert rows_of(tmp_path / "postgres.tar") == rows_of(tmp_path / "lite.tar")
+    assert read_rows(tmp_path / "postgres.tar") == read_rows(tmp_path / "lite.tar")
 
 
-@pytest.mark.parametrize("snapshot", [True, False], ids=["one moment", "without: this test can fail"])
-def test_all_rows_are_of_one_moment_and_who_writes_does_not_wait(
-    something: Job, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: bool
+@pytest.mark.parametrize("snapshot", [True, False], ids=["snapshot", "without a snapshot the rows differ"])
+def test_backup_is_a_snapshot_and_does_not_block_writers(
+    filled_board: Job, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: bool
 ) -> None:
-    """A writer moves two tables together; between any two tables of the dump it gets to do so again."""
-    written, stop = threading.Event(), threading.Event()
+    """A writer changes three tables in one transaction, between any two tables of the backup."""
+    event, stop = threading.Event(), threading.Event()
 
     def write() -> None:
         number = 0
         while not stop.is_set():
             number += 1
             with transaction.atomic():
-                Job.objects.filter(id=something.id).update(priority=number % 100)
+                Job.objects.filter(id=filled_board.id).update(priority=number % 100)
                 Host.objects.update(slots=number % 100)
                 User.objects.update(last_name=str(number % 100))
-            written.set()
+            event.set()
         connection.close()
 
     serialize = serializers.serialize
 
-    def and_wait(*arguments: Any, **named: Any) -> Any:
-        done = serialize(*arguments, **named)
-        written.clear()
-        assert written.wait(scale_timeout(15)), "the writer is held up"
-        written.clear()
-        assert written.wait(scale_timeout(15))
-        return done
+    def serialize_and_wait(*arguments: Any, **options: Any) -> Any:
+        result = serialize(*arguments, **options)
+        event.clear()
+        assert event.wait(scale_timeout(15)), "the backup does not block the writer"
+        event.clear()
+        assert event.wait(scale_timeout(15))
+        return result
 
-    monkeypatch.setattr(backup.serializers, "serialize", and_wait)
+    monkeypatch.setattr(backup.serializers, "serialize", serialize_and_wait)
     if not snapshot:
         monkeypatch.setattr(backup, "_read_snapshot", nullcontext)
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        assert written.wait(scale_timeout(15))
+        assert event.wait(scale_timeout(15))
         backup.backup(tmp_path / "made.tar")
     finally:
         stop.set()
         writer.join()
-    rows = {row["model"]: row["fields"] for row in rows_of(tmp_path / "made.tar")}
-    told = {str(rows["jobs.job"]["priority"]), str(rows["jobs.host"]["slots"]), rows["auth.user"]["last_name"]}
-    assert (len(told) == 1) is snapshot, told
+    rows = {row["model"]: row["fields"] for row in read_rows(tmp_path / "made.tar")}
+    numbers = {str(rows["jobs.job"]["priority"]), str(rows["jobs.host"]["slots"]), rows["auth.user"]["last_name"]}
+    assert (len(numbers) == 1) is snapshot, numbers
 
 
-def test_a_history_that_is_written_meanwhile_is_whole(
+def test_backup_of_a_growing_history_is_complete(
     transactional_db: None, state: Path, owner: User, tmp_path: Path
 ) -> None:
     job, _ = actions.submit(owner, GOOD)
@@ -199,7 +199,7 @@ def test_a_history_that_is_written_meanwhile_is_whole(
     def write() -> None:
         manifest = folder.read_manifest()
         while not stop.is_set():
-            folder.commit(manifest, {"steps": table()}, {})
+            folder.commit(manifest, {"steps": make_table()}, {})
             folder.compact(manifest)
 
     writer = threading.Thread(target=write)
@@ -219,15 +219,15 @@ def test_a_history_that_is_written_meanwhile_is_whole(
         assert {f"{top}/{name}" for name in parts} <= names
 
 
-def retold(source: Path, target: Path, change: Callable[[dict[str, Any]], None], **more: bytes) -> Path:
-    """The same backup that says something else of itself, and has further members."""
+def rewrite(source: Path, target: Path, change: Callable[[dict[str, Any]], None], **more: bytes) -> Path:
+    """Copy a backup with changed metadata and additional members."""
     with tarfile.open(source) as before, tarfile.open(target, "w") as after:
         for member in before.getmembers():
             content = before.extractfile(member).read()  # type: ignore[union-attr]
             if member.name == backup.META:
-                told = json.loads(content)
-                change(told)
-                content = json.dumps(told).encode()
+                meta = json.loads(content)
+                change(meta)
+                content = json.dumps(meta).encode()
             _add(after, member.name, content)
         for name, content in more.items():
             _add(after, name.replace("UP", "../"), content)
@@ -242,7 +242,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 @pytest.fixture
 def saved(transactional_db: None, state: Path, owner: User, tmp_path: Path) -> Iterator[Path]:
-    """Of a board that nothing happens to."""
+    """Yield a backup, and check that the test does not change the board."""
     actions.submit(owner, GOOD)
     backup.backup(tmp_path / "saved.tar")
     before = (Job.objects.count(), User.objects.count(), sorted(state.rglob("*")))
@@ -251,27 +251,27 @@ def saved(transactional_db: None, state: Path, owner: User, tmp_path: Path) -> I
     assert not list(tmp_path.glob(".restore-*"))
 
 
-def test_a_board_that_is_not_empty_is_left_alone(saved: Path) -> None:
+def test_rejects_restore_to_a_board_with_data(saved: Path) -> None:
     with pytest.raises(
         CommandError, match=r"not empty \(1 users, 1 jobs\)\. To delete the data of this board, use --replace"
     ):
         call_command("restore", str(saved))
 
 
-def test_so_is_one_at_which_a_controller_works(saved: Path) -> None:
+def test_rejects_restore_while_a_controller_runs(saved: Path) -> None:
     Lease.objects.create(name="controller", holder="somebody", beats=1, ticked=timezone.now())
     with pytest.raises(CommandError, match=r"A controller is running on this board\. Stop the web server"):
         call_command("restore", str(saved), replace=True)
 
 
-def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) -> None:
+def test_rejects_incomplete_and_incompatible_backups(saved: Path, tmp_path: Path) -> None:
     half = tmp_path / "half.tar"
     half.write_bytes(saved.read_bytes()[:5000])
-    older = retold(saved, tmp_path / "older.tar", lambda told: told["migrations"].append("jobs.0001_initial"))
-    newer = retold(saved, tmp_path / "newer.tar", lambda told: told.update(v=2))
-    fewer = retold(saved, tmp_path / "fewer.tar", lambda told: told["rows"].update({"jobs.Job": 2}))
-    slip = retold(saved, tmp_path / "slip.tar", lambda told: None, UPUPevil=b"x")
-    for path, words in (
+    older = rewrite(saved, tmp_path / "older.tar", lambda meta: meta["migrations"].append("jobs.0001_initial"))
+    newer = rewrite(saved, tmp_path / "newer.tar", lambda meta: meta.update(v=2))
+    fewer = rewrite(saved, tmp_path / "fewer.tar", lambda meta: meta["rows"].update({"jobs.Job": 2}))
+    slip = rewrite(saved, tmp_path / "slip.tar", lambda meta: None, UPUPevil=b"x")
+    for path, message in (
         (tmp_path / "none.tar", "^[^\\[]*none.tar does not exist.$"),
         (half, "is not a complete backup"),
         (older, "The backup is from another version of Meshboard"),
@@ -279,13 +279,13 @@ def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) ->
         (fewer, "The restored rows differ from the backup"),
         (slip, "is not a complete backup: .*does not belong in a backup"),
     ):
-        with pytest.raises(CommandError, match=words):
+        with pytest.raises(CommandError, match=message):
             call_command("restore", str(path), replace=True)
     assert not (tmp_path / "evil").exists()
 
 
 @pytest.mark.parametrize(
-    ("member", "content", "words"),
+    ("member", "content", "message"),
     [
         (backup.META, b"[]", "is not a complete backup"),
         (backup.META, b'{"v": 1}', "is not a complete backup: .*migrations"),
@@ -315,30 +315,28 @@ def test_what_is_no_whole_backup_changes_nothing(saved: Path, tmp_path: Path) ->
         *("no text", "no such table", "of no job", "no such values"),
     ],
 )
-def test_of_a_backup_that_somebody_changed_nothing_comes_and_nothing_goes(
-    saved: Path, tmp_path: Path, member: str, content: bytes, words: str
-) -> None:
-    changed = retold(saved, tmp_path / "changed.tar", lambda told: None, **{member: content})
-    with pytest.raises(CommandError, match=words):
+def test_rejects_a_changed_backup(saved: Path, tmp_path: Path, member: str, content: bytes, message: str) -> None:
+    changed = rewrite(saved, tmp_path / "changed.tar", lambda meta: None, **{member: content})
+    with pytest.raises(CommandError, match=message):
         call_command("restore", str(changed), replace=True)
 
 
-def test_another_secret_key_is_told_and_what_was_there_is_moved_aside(
+def test_reports_another_key_and_moves_old_files(
     saved: Path, state: Path, settings: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings.SECRET_KEY = "another-key-0123456789-0123456789-0123456789-0123456789"
     call_command("restore", str(saved), replace=True)
-    told = capsys.readouterr().out
-    assert "The secret key differs from the key of the backup." in told
-    [aside] = state.glob("imports-before-*")
-    assert (aside / "key" / "0").read_bytes() == (state / "imports" / "key" / "0").read_bytes() == b"a trace"
-    for path in sorted(aside.rglob("*"), reverse=True):
+    output = capsys.readouterr().out
+    assert "The secret key differs from the key of the backup." in output
+    [moved] = state.glob("imports-before-*")
+    assert (moved / "key" / "0").read_bytes() == (state / "imports" / "key" / "0").read_bytes() == b"a trace"
+    for path in sorted(moved.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    aside.rmdir()
+    moved.rmdir()
 
 
-def test_a_new_board_is_its_owners_alone(saved: Path, tmp_path: Path) -> None:
-    """Its database has the hashes that the backup is 0600 for; of its folder nobody need make it first."""
+def test_restored_database_is_private(saved: Path, tmp_path: Path) -> None:
+    """The database contains hashes, so only its owner can read it. Restore creates its folder."""
     environment = {
         **base_environment(),
         "MESHBOARD_SECRET_KEY": settings.SECRET_KEY,
@@ -348,11 +346,11 @@ def test_a_new_board_is_its_owners_alone(saved: Path, tmp_path: Path) -> None:
     }
     argv = [sys.executable, "manage.py", "restore", str(saved)]
     subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, check=True)
-    made = tmp_path / "new" / "state" / "db.sqlite3"
-    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    database = tmp_path / "new" / "state" / "db.sqlite3"
+    assert stat.S_IMODE(database.stat().st_mode) == 0o600
 
 
-def test_a_file_is_not_written_over_and_a_folder_gets_one(saved: Path, tmp_path: Path) -> None:
+def test_backup_does_not_overwrite_a_file(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="already exists"):
         call_command("backup", str(saved))
     with pytest.raises(
@@ -363,6 +361,6 @@ def test_a_file_is_not_written_over_and_a_folder_gets_one(saved: Path, tmp_path:
         call_command("backup", "/proc/board.tar")
     (tmp_path / "folder").mkdir()
     call_command("backup", str(tmp_path / "folder"))
-    [made] = (tmp_path / "folder").iterdir()
-    assert made.suffix == ".tar"
-    assert rows_of(made) == rows_of(saved)
+    [archive] = (tmp_path / "folder").iterdir()
+    assert archive.suffix == ".tar"
+    assert read_rows(archive) == read_rows(saved)

@@ -1,4 +1,4 @@
-"""What is old is forgotten, what is needed is not."""
+"""Deletion of old rows and streams."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ from jobs.queue.work_lease import WorkLease
 from tests.planner.wrong_specs import GOOD
 
 NOW = timezone.now()
-AGO = NOW - timedelta(days=40)
+OLD = NOW - timedelta(days=40)
 
 
-def test_the_old_goes_and_the_rest_stays(
+def test_deletes_only_old_rows(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prune, "MAX_STATE_CHANGES", 5)
     make_host()
-    Host.objects.create(name="gone", slots=1, device="cpu", device_name="", memory_bytes=1, boot_id="", last_seen=AGO)
+    Host.objects.create(name="gone", slots=1, device="cpu", device_name="", memory_bytes=1, boot_id="", last_seen=OLD)
     ended, _ = actions.submit(owner, GOOD, key="old")
     schedule()
     attempt_completion.lose_member(Member.objects.get(), "gone")
     running, _ = actions.submit(owner, GOOD, key="new")
     schedule()
-    IdempotentRequest.objects.filter(key="old").update(created=AGO)
+    IdempotentRequest.objects.filter(key="old").update(created=OLD)
     for number in range(20):
         StateChange.objects.create(job=ended, attempt=1, status=Status.RUNNING, reason=str(number))
-    for expiry in (AGO, NOW + timedelta(days=1)):
+    for expiry in (OLD, NOW + timedelta(days=1)):
         AuthToken.objects.create(owner)
         AuthToken.objects.filter(expiry__isnull=True).update(expiry=expiry)
         Session.objects.create(session_key=str(expiry), session_data="", expire_date=expiry)
         log = AccessLog.objects.create(username="a")
         AccessLog.objects.filter(pk=log.pk).update(attempt_time=expiry)
     AuthToken.objects.update(expiry=None)
-    AuthToken.objects.filter(pk=AuthToken.objects.all()[0].pk).update(expiry=AGO)
+    AuthToken.objects.filter(pk=AuthToken.objects.all()[0].pk).update(expiry=OLD)
     streams = [telemetry_stream(job, 1) for job in (ended.id, running.id, "deleted")]
     for stream in streams:
         live_redis.xadd(stream, {"b": b""})
     for name in ("gone", "host-a"):
         live_redis.lpush(host_queue(name), b"an order")
 
-    told = StringIO()
-    call_command("prune", stdout=told)
-    assert "1 Idempotency-Keys" in told.getvalue()
+    output = StringIO()
+    call_command("prune", stdout=output)
+    assert "1 Idempotency-Keys" in output.getvalue()
 
     assert list(IdempotentRequest.objects.values_list("key", flat=True)) == ["new"]
     assert AuthToken.objects.count() == Session.objects.count() == AccessLog.objects.count() == 1
@@ -81,25 +81,25 @@ def test_the_old_goes_and_the_rest_stays(
     assert Job.objects.count() == 2
 
 
-def test_tokens_go_with_what_was_granted_by_them(
+def test_deletes_expired_tokens_with_their_grants(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
-    """The first that expired stopped all that is forgotten behind it, hour after hour."""
+    """An expired token must not stop the deletion of other rows."""
     for name in ("ci", "stays"):
         tokens.create_token(owner, tokens.ApiTokenRequest(name=name, scopes=["read"]))
-    AuthToken.objects.filter(grant__name="ci").update(expiry=AGO)
+    AuthToken.objects.filter(grant__name="ci").update(expiry=OLD)
     make_host()
     for number in (1, 2):
         job, _ = actions.submit(owner, GOOD)
         RunToken.objects.create(attempt=Attempt.objects.create(job=job, number=1), digest=str(number))
-    Attempt.objects.filter(tokens__digest="1").update(ended=AGO)
+    Attempt.objects.filter(tokens__digest="1").update(ended=OLD)
     removed = prune.prune(live_redis)
     assert (removed["expired tokens"], removed["tokens of runs"]) == (1, 1)
     assert TokenGrant.objects.get().name == "stays"
     assert RunToken.objects.get().digest == "2"
 
 
-def test_one_that_fails_holds_up_no_other(
+def test_failed_step_does_not_stop_the_others(
     owner: User, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> int:
@@ -113,13 +113,16 @@ def test_one_that_fails_holds_up_no_other(
     assert live_redis.ttl(stream) > 0
 
 
-def test_it_is_done_once_an_hour(db: None, live_redis: redis.Redis) -> None:
+def test_prunes_once_per_hour(db: None, live_redis: redis.Redis) -> None:
     WorkLease().hold()
     prune_if_due(live_redis)
     first = Lease.objects.get().pruned
     prune_if_due(live_redis)
     assert Lease.objects.get().pruned == first
-    for other in (timezone.now() - timedelta(minutes=61), timezone.now() + timedelta(days=9)):  # a clock set back
+    for other in (
+        timezone.now() - timedelta(minutes=61),
+        timezone.now() + timedelta(days=9),
+    ):  # The second is after a clock was set back.
         Lease.objects.update(pruned=other)
         prune_if_due(live_redis)
         assert Lease.objects.get().pruned != other

@@ -1,4 +1,4 @@
-"""One rule of access at every door, and looking is not changing."""
+"""Access to jobs over REST, on pages, and in the admin, and filters of the list of jobs."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ def job(owner: User) -> Job:
     return made
 
 
-def resuming(checkpoint: str) -> dict[str, Any]:
+def make_spec(checkpoint: str) -> dict[str, Any]:
     return {**GOOD, "train": {**GOOD["train"], "resume": checkpoint}}
 
 
 @pytest.mark.parametrize("ending", ["", "/1", "/1/step-00000003"])
-def test_a_checkpoint_is_resumed_by_who_may_see_its_job(
+def test_resumes_only_visible_checkpoints(
     owner: User, stranger: User, staff: User, api: Api, job: Job, ending: str
 ) -> None:
-    told = {}
-    for words, checkpoint in (("theirs", f"{job.id}{ending}"), ("nobody's", f"nosuchjob{ending}")):
-        answer = api(stranger).post("/api/v1/jobs", resuming(checkpoint), format="json")
-        assert answer.status_code == 422
-        error = answer.json()["errors"][0]
+    messages = {}
+    for case, checkpoint in (("foreign", f"{job.id}{ending}"), ("missing", f"nosuchjob{ending}")):
+        response = api(stranger).post("/api/v1/jobs", make_spec(checkpoint), format="json")
+        assert response.status_code == 422
+        error = response.json()["errors"][0]
         assert error["field"] == "train.resume"
-        told[words] = error["message"].replace(checkpoint, "IT")
-    assert told["theirs"] == told["nobody's"]
+        messages[case] = error["message"].replace(checkpoint, "IT")
+    assert messages["foreign"] == messages["missing"]
     for who in (owner, staff):
-        assert api(who).post("/api/v1/jobs", resuming(f"{job.id}{ending}"), format="json").status_code == 201
+        assert api(who).post("/api/v1/jobs", make_spec(f"{job.id}{ending}"), format="json").status_code == 201
 
 
 @pytest.mark.parametrize("prefix", ["./", "/", "x/../", "//"])
-def test_no_spelling_of_a_checkpoint_gets_round_that(stranger: User, api: Api, job: Job, prefix: str) -> None:
-    assert api(stranger).post("/api/v1/jobs", resuming(prefix + job.id), format="json").status_code == 422
+def test_rejects_path_prefixes_of_checkpoints(stranger: User, api: Api, job: Job, prefix: str) -> None:
+    assert api(stranger).post("/api/v1/jobs", make_spec(prefix + job.id), format="json").status_code == 422
 
 
-DOORS = [
+JOB_ADDRESSES = [
     "/api/v1/jobs/{id}",
     "/jobs/{id}/",
     "/jobs/new/?from={id}",
@@ -70,14 +70,14 @@ DOORS = [
 ]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_stranger_finds_no_job_at_any_door(stranger: User, client: Any, job: Job, door: str) -> None:
+@pytest.mark.parametrize("address", JOB_ADDRESSES)
+def test_foreign_jobs_are_404(stranger: User, client: Any, job: Job, address: str) -> None:
     client.force_login(stranger)
-    assert client.get(door.format(id=job.id)).status_code == 404
-    assert client.get(door.format(id="nosuchjob")).status_code == 404
+    assert client.get(address.format(id=job.id)).status_code == 404
+    assert client.get(address.format(id="nosuchjob")).status_code == 404
 
 
-def test_a_stranger_reads_of_no_job_in_lists_and_on_host_pages(
+def test_lists_and_host_pages_hide_foreign_jobs(
     staff: User, stranger: User, client: Any, job: Job, make_host: Callable[..., Host]
 ) -> None:
     host = make_host()
@@ -99,7 +99,7 @@ def test_a_stranger_reads_of_no_job_in_lists_and_on_host_pages(
         assert ("the owner&#x27;s own" in text) is sees
 
 
-def test_why_a_job_waits_names_no_job_of_others(
+def test_wait_reason_names_no_foreign_job(
     owner: User, stranger: User, api: Api, job: Job, make_host: Callable[..., Host]
 ) -> None:
     make_host()
@@ -107,9 +107,9 @@ def test_why_a_job_waits_names_no_job_of_others(
     waiting, _ = actions.submit(owner, {**GOOD, "name": "the owner's next"})
     behind, _ = actions.submit(stranger, GOOD)
     schedule()
-    told = api(stranger).get(f"/api/v1/jobs/{behind.id}").json()
-    assert told["wait_reason"]
-    text = str({**told, "id": None})
+    job_of_stranger = api(stranger).get(f"/api/v1/jobs/{behind.id}").json()
+    assert job_of_stranger["wait_reason"]
+    text = str({**job_of_stranger, "id": None})
     assert not any(secret in text for secret in (job.id, waiting.id, "the owner's"))
 
 
@@ -119,7 +119,7 @@ CHANGES = ["/api/v1/jobs/{id}/cancel", "/api/v1/jobs/{id}/requeue", "/jobs/{id}/
 @pytest.mark.parametrize(
     "path", [*CHANGES, *("/api/v1/hosts/host-a/calibrate", "/api/v1/hosts/host-a/give-up", "/hosts/host-a/calibrate/")]
 )
-def test_staff_that_may_only_look_changes_nothing(
+def test_viewing_staff_cannot_change_anything(
     viewer: User, client: Any, job: Job, make_host: Callable[..., Host], path: str
 ) -> None:
     make_host()
@@ -132,18 +132,18 @@ def test_staff_that_may_only_look_changes_nothing(
 
 @pytest.mark.parametrize("path", [*CHANGES[:2], "/api/v1/hosts/host-a/calibrate", "/api/v1/hosts/host-a/give-up"])
 @pytest.mark.parametrize(("sent", "field"), [({"slots": 2}, "slots"), ([1], "request"), ("all", "request")])
-def test_what_takes_no_body_refuses_one(
+def test_rejects_an_unexpected_body(
     staff: User, api: Api, job: Job, make_host: Callable[..., Host], path: str, sent: object, field: str
 ) -> None:
-    """Rather than ignore a wish."""
+    """A body with options must not be ignored silently."""
     make_host()
     before = (Job.objects.values().get(), Host.objects.values().get())
-    answer = api(staff).post(path.format(id=job.id), sent, format="json")
-    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+    response = api(staff).post(path.format(id=job.id), sent, format="json")
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, field)
     assert (Job.objects.values().get(), Host.objects.values().get()) == before
 
 
-def test_a_page_offers_staff_that_may_only_look_nothing_to_change(viewer: User, client: Any, job: Job) -> None:
+def test_page_hides_actions_from_viewing_staff(viewer: User, client: Any, job: Job) -> None:
     def hidden(user: User) -> list[bool]:
         client.force_login(user)
         page = client.get(f"/jobs/{job.id}/").content.decode()
@@ -157,7 +157,7 @@ def test_a_page_offers_staff_that_may_only_look_nothing_to_change(viewer: User, 
 @pytest.mark.parametrize(
     ("model", "action"), [("job", "cancel"), ("job", "requeue"), ("host", "drain"), ("host", "undrain")]
 )
-def test_nor_in_the_admin(
+def test_viewing_staff_cannot_change_anything_in_the_admin(
     viewer: User, client: Any, job: Job, make_host: Callable[..., Host], model: str, action: str
 ) -> None:
     host = make_host()
@@ -172,24 +172,24 @@ def test_nor_in_the_admin(
     assert (Job.objects.values().get(), Host.objects.values().get()) == before
 
 
-@pytest.mark.parametrize("door", ["list", "form"])
-def test_a_priority_edited_while_a_job_is_placed_leaves_it_placed(
-    staff: User, client: Any, job: Job, monkeypatch: pytest.MonkeyPatch, door: str
+@pytest.mark.parametrize("address", ["list", "form"])
+def test_admin_edit_does_not_overwrite_the_status(
+    staff: User, client: Any, job: Job, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    """Between what the admin read and what it writes."""
+    """The scheduler places the job after the admin page was read and before it is saved."""
     save = JobAdmin.save_model
 
-    def placed_meanwhile(self: Any, *arguments: Any, **named: Any) -> None:
+    def place_and_save(self: Any, *arguments: Any, **options: Any) -> None:
         assert lifecycle.change_status(job.id, 1, Status.STARTING, "placed")
-        save(self, *arguments, **named)
+        save(self, *arguments, **options)
 
-    monkeypatch.setattr(JobAdmin, "save_model", placed_meanwhile)
+    monkeypatch.setattr(JobAdmin, "save_model", place_and_save)
     client.force_login(staff)
     form = {"priority": "7", "_save": "Save"}
     path = f"/admin/jobs/job/{job.id}/change/"
     for inline in ("history", "attempts"):
         form |= {f"{inline}-TOTAL_FORMS": "0", f"{inline}-INITIAL_FORMS": "0"}
-    if door == "list":
+    if address == "list":
         path = "/admin/jobs/job/"
         form = {"form-TOTAL_FORMS": "1", "form-INITIAL_FORMS": "1", "form-0-id": job.id, "form-0-priority": "7"}
         form["_save"] = "Save"
@@ -198,7 +198,7 @@ def test_a_priority_edited_while_a_job_is_placed_leaves_it_placed(
     assert (job.priority, job.status) == (7, Status.STARTING)
 
 
-def test_a_token_ends_after_its_days(owner: User, settings: Any, api: Api) -> None:
+def test_token_expires(owner: User, settings: Any, api: Api) -> None:
     client = api(owner)
     token = AuthToken.objects.get()
     assert timedelta(days=89) < token.expiry - timezone.now() <= timedelta(days=90)
@@ -207,12 +207,12 @@ def test_a_token_ends_after_its_days(owner: User, settings: Any, api: Api) -> No
     assert client.get("/api/v1/jobs").status_code == 401
 
 
-def test_the_local_demo_s_token_lives_on_with_each_start(db: None, tmp_path: Any, capsys: Any) -> None:
+def test_demo_restart_extends_its_token(db: None, tmp_path: Any, capsys: Any) -> None:
     call_command("meshboard_user")
-    kept = tmp_path / "up.json"
-    kept.write_text(first := capsys.readouterr().out)
+    state_file = tmp_path / "up.json"
+    state_file.write_text(first := capsys.readouterr().out)
     AuthToken.objects.update(expiry=timezone.now() - timedelta(seconds=1))
-    call_command("meshboard_user", keep=kept)
+    call_command("meshboard_user", keep=state_file)
     import json
 
     token = json.loads(capsys.readouterr().out)["api_token"]
@@ -220,7 +220,7 @@ def test_the_local_demo_s_token_lives_on_with_each_start(db: None, tmp_path: Any
     assert APIClient(headers={"Authorization": f"Token {token}"}).get("/api/v1/jobs").status_code == 200
 
 
-def test_a_silent_host_is_given_up_over_rest_and_one_that_speaks_is_not(
+def test_rest_marks_only_silent_hosts_as_lost(
     staff: User, owner: User, api: Api, job: Job, make_host: Callable[..., Host]
 ) -> None:
     host = make_host()
@@ -230,38 +230,38 @@ def test_a_silent_host_is_given_up_over_rest_and_one_that_speaks_is_not(
     refused = api(staff).post(path)
     assert (refused.status_code, refused.json()["errors"][0]["field"]) == (409, "host")
     Host.objects.update(last_seen=timezone.now() - timedelta(minutes=1))
-    given = api(staff).post(path)
-    assert (given.status_code, given.json()) == (200, {"lost": 1})
+    accepted = api(staff).post(path)
+    assert (accepted.status_code, accepted.json()) == (200, {"lost": 1})
     job.refresh_from_db()
     assert job.status == Status.LOST
     assert api(staff).post("/api/v1/hosts/nowhere/give-up").status_code == 404
 
 
-def test_a_list_is_narrowed_over_rest_as_on_the_page(
-    owner: User, stranger: User, staff: User, api: Api, job: Job
-) -> None:
+def test_rest_filters_jobs(owner: User, stranger: User, staff: User, api: Api, job: Job) -> None:
     other, _ = actions.submit(owner, {**GOOD, "name": "second"})
-    theirs, _ = actions.submit(stranger, GOOD)
+    foreign, _ = actions.submit(stranger, GOOD)
     of_team, _ = actions.submit(staff, {**GOOD, "project": Project.objects.create(name="team").name})
     actions.cancel(other, "owner")
 
     def ids(user: User, query: str) -> set[str]:
-        answer = api(user).get(f"/api/v1/jobs?{query}")
-        assert answer.status_code == 200, answer.content
-        return {found["id"] for found in answer.json()}
+        response = api(user).get(f"/api/v1/jobs?{query}")
+        assert response.status_code == 200, response.content
+        return {found["id"] for found in response.json()}
 
     assert ids(owner, "status=cancelled") == {other.id}
     assert ids(owner, f"q={job.id}") == {job.id}
     assert ids(owner, "q=SECOND&kind=train") == {other.id}
     assert ids(owner, "kind=lab") == set()
     assert ids(owner, "project=default") == {job.id, other.id}
-    assert ids(owner, "project=team") == ids(owner, "project=nowhere") == set(), "theirs, and none"
+    assert ids(owner, "project=team") == ids(owner, "project=nowhere") == set(), (
+        "foreign and unknown projects give the same result"
+    )
     assert ids(staff, "project=team") == {of_team.id}
     (line,) = api(staff).get("/api/v1/jobs?project=team").json()
     assert (line["project"], line["kind"]) == ("team", "train")
     assert ids(owner, "owner=owner") == {job.id, other.id}
     assert ids(owner, "owner=stranger") == set()
-    assert ids(staff, "owner=stranger") == {theirs.id}
+    assert ids(staff, "owner=stranger") == {foreign.id}
     assert len(ids(staff, "limit=2")) == 2
 
 
@@ -285,13 +285,13 @@ def test_a_list_is_narrowed_over_rest_as_on_the_page(
         ("offset=1&offset=2", {"offset"}),
     ],
 )
-def test_a_filter_that_makes_no_sense_is_named(owner: User, api: Api, query: str, fields: set[str]) -> None:
-    answer = api(owner).get(f"/api/v1/jobs?{query}")
-    assert answer.status_code == 400
-    assert {error["field"] for error in answer.json()["errors"]} == fields
+def test_rejects_invalid_filters(owner: User, api: Api, query: str, fields: set[str]) -> None:
+    response = api(owner).get(f"/api/v1/jobs?{query}")
+    assert response.status_code == 400
+    assert {error["field"] for error in response.json()["errors"]} == fields
 
 
-def test_an_unknown_state_lists_those_there_are(owner: User, api: Api) -> None:
+def test_unknown_filter_value_lists_the_valid_ones(owner: User, api: Api) -> None:
     (error,) = api(owner).get("/api/v1/jobs?status=done").json()["errors"]
     assert error["message"].startswith("The value 'done' is unknown. Use one or more of queued, ")
     assert error["message"].endswith("active (all jobs that have not ended).")
@@ -301,25 +301,23 @@ def test_an_unknown_state_lists_those_there_are(owner: User, api: Api) -> None:
     )
 
 
-def test_pages_of_a_list_follow_each_other_by_their_link(owner: User, api: Api) -> None:
+def test_link_header_leads_to_the_next_page(owner: User, api: Api) -> None:
     made = [actions.submit(owner, {**GOOD, "name": f"page {number}"})[0].id for number in range(5)]
     seen, sizes, address = [], [], "/api/v1/jobs?limit=2&q=page"
     while address:
-        answer = api(owner).get(address)
-        assert answer.status_code == 200, answer.content
-        seen += [job["id"] for job in answer.json()]
-        sizes.append(len(answer.json()))
-        link = answer.headers.get("Link", "")
+        response = api(owner).get(address)
+        assert response.status_code == 200, response.content
+        seen += [job["id"] for job in response.json()]
+        sizes.append(len(response.json()))
+        link = response.headers.get("Link", "")
         assert not link or link.endswith('>; rel="next"')
         address = link.removeprefix("<").partition(">")[0]
     assert (seen, sizes) == (made[::-1], [2, 2, 1])
 
 
-def test_a_plan_tells_what_a_submit_would_of_a_checkpoint_that_is_not_there(
-    owner: User, stranger: User, api: Api
-) -> None:
-    theirs, _ = actions.submit(stranger, GOOD)
-    for resume in ("nowhere", theirs.id):
+def test_plan_reports_a_missing_checkpoint(owner: User, stranger: User, api: Api) -> None:
+    foreign, _ = actions.submit(stranger, GOOD)
+    for resume in ("nowhere", foreign.id):
         draft = {**GOOD, "train": {**GOOD["train"], "resume": resume}}
         (blocked,) = api(owner).post("/api/v1/plan", draft, format="json").json()["not_runnable"]
         assert blocked["field"] == "train.resume"
@@ -328,10 +326,10 @@ def test_a_plan_tells_what_a_submit_would_of_a_checkpoint_that_is_not_there(
         assert refused == {**blocked, "pointer": "/train/resume", "in": "body"}
 
 
-def test_a_plan_tells_of_verify_what_a_submit_would(owner: User, api: Api) -> None:
+def test_plan_reports_an_invalid_verify_option(owner: User, api: Api) -> None:
     large = {"model": {"preset": "llama2-7b"}, "train": {"verify": "on"}}
-    told = api(owner).post("/api/v1/plan", large, format="json").json()["problems"]
-    assert "train.verify" in {problem["field"] for problem in told}
+    problems = api(owner).post("/api/v1/plan", large, format="json").json()["problems"]
+    assert "train.verify" in {problem["field"] for problem in problems}
     refused = api(owner).post("/api/v1/jobs", large, format="json").json()["errors"]
-    wrong = next(problem for problem in told if problem["field"] == "train.verify")
+    wrong = next(problem for problem in problems if problem["field"] == "train.verify")
     assert {**wrong, "pointer": "/train/verify", "in": "body"} in refused

@@ -1,4 +1,4 @@
-"""REST: who may do what, and that nothing sent to it makes it fall over."""
+"""Submission, access, forms, and error responses of the REST API and the pages."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def submit(client: APIClient, spec: Any = GOOD, **headers: str) -> Any:
 
 def test_submit_read_list_and_cancel(owner: User, api: Api) -> None:
     client = api(owner)
-    made = submit(client)
-    assert made.status_code == 201
-    job = made.json()
+    response = submit(client)
+    assert response.status_code == 201
+    job = response.json()
     assert (job["status"], job["world_size"], job["owner"]) == ("queued", 4, "owner")
     assert job["estimate"]["stages"][0]["step_bytes"]["tp"] > 0
     assert job["history"][0]["reason"] == "submitted"
@@ -49,30 +49,30 @@ def test_submit_read_list_and_cancel(owner: User, api: Api) -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG_SPECS, ids=lambda w: w.label)
-def test_a_wrong_spec_is_422_and_names_the_field(owner: User, api: Api, wrong: Wrong) -> None:
-    answer = submit(api(owner), wrong.spec)
-    assert answer.status_code == 422
-    found = [e["message"] for e in answer.json()["errors"] if e["field"] == wrong.field]
-    assert any(wrong.words in message for message in found), answer.json()
+def test_rejects_invalid_specs_by_field(owner: User, api: Api, wrong: Wrong) -> None:
+    response = submit(api(owner), wrong.spec)
+    assert response.status_code == 422
+    messages = [e["message"] for e in response.json()["errors"] if e["field"] == wrong.field]
+    assert any(wrong.words in message for message in messages), response.json()
     assert Job.objects.count() == 0
 
 
-def test_more_ranks_than_the_largest_host_is_refused(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
+def test_rejects_more_ranks_than_the_largest_host(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
     make_host(slots=2)
-    answer = submit(api(owner))
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["message"].endswith(
+    response = submit(api(owner))
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["message"].endswith(
         "= 4 ranks, but the largest CPU host has 2 slots. Use fewer ranks."
     )
 
 
-def test_a_script_takes_every_slot_of_a_large_host(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
+def test_script_can_use_all_slots_of_a_host(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
     make_host(slots=16)
-    answer = submit(api(owner), {"kind": "script", "script": {"path": "train.py"}, "layout": {"dp": 16}})
-    assert (answer.status_code, answer.json().get("world_size")) == (201, 16), answer.json()
+    response = submit(api(owner), {"kind": "script", "script": {"path": "train.py"}, "layout": {"dp": 16}})
+    assert (response.status_code, response.json().get("world_size")) == (201, 16), response.json()
     client = Client()
     client.force_login(owner)
-    assert client.get(f"/jobs/{answer.json()['id']}/").status_code == 200
+    assert client.get(f"/jobs/{response.json()['id']}/").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -90,19 +90,19 @@ def test_a_script_takes_every_slot_of_a_large_host(owner: User, api: Api, make_h
     ],
     ids=["empty", "half", "no utf-8", "deep", "NaN", "surrogate", "5000 digits", "null", "10 MB"],
 )
-def test_strange_bodies_are_refused_and_never_a_500(owner: User, api: Api, body: bytes, code: int) -> None:
+def test_rejects_malformed_bodies(owner: User, api: Api, body: bytes, code: int) -> None:
     for path in ("/api/v1/jobs", "/api/v1/plan"):
-        answer = api(owner).post(path, body, content_type="application/json")
+        response = api(owner).post(path, body, content_type="application/json")
         expected = 200 if path.endswith("plan") and code == 422 else code
-        assert answer.status_code == expected, answer.content[:300]
-        assert answer.json().get("errors") or answer.json()["problems"]
+        assert response.status_code == expected, response.content[:300]
+        assert response.json().get("errors") or response.json()["problems"]
 
 
-def test_another_content_type_is_415(owner: User, api: Api) -> None:
+def test_rejects_other_content_types(owner: User, api: Api) -> None:
     assert api(owner).post("/api/v1/jobs", "a=b", content_type="application/x-www-form-urlencoded").status_code == 415
 
 
-def test_the_same_key_and_body_give_the_same_job(owner: User, stranger: User, api: Api) -> None:
+def test_repeated_key_returns_the_same_job(owner: User, stranger: User, api: Api) -> None:
     client = api(owner)
     first = submit(client, **{"Idempotency-Key": "k1"})
     second = submit(client, **{"Idempotency-Key": "k1"})
@@ -128,7 +128,7 @@ ROUTES = [
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
-def test_nothing_works_without_a_login(owner: User, api: Api, method: str, path: str) -> None:
+def test_all_routes_require_a_login(owner: User, api: Api, method: str, path: str) -> None:
     job = submit(api(owner)).json()["id"]
     for client in (APIClient(), APIClient(headers={"Authorization": "Token wrong"})):
         assert getattr(client, method)(path.format(id=job)).status_code == 401
@@ -137,7 +137,7 @@ def test_nothing_works_without_a_login(owner: User, api: Api, method: str, path:
 
 
 @pytest.mark.parametrize(("method", "path"), [r for r in ROUTES if "{id}" in r[1]])
-def test_a_job_is_its_owners_and_the_staffs(
+def test_only_owner_and_staff_access_a_job(
     owner: User, stranger: User, staff: User, api: Api, method: str, path: str
 ) -> None:
     job = submit(api(owner)).json()["id"]
@@ -150,18 +150,18 @@ PAGES = ["/", "/jobs/new/", "/jobs/{id}/", "/jobs/{id}/cancel/", "/jobs/{id}/req
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_pages_send_strangers_to_the_login(owner: User, stranger: User, api: Api, client: Any, path: str) -> None:
+def test_pages_redirect_to_the_login(owner: User, stranger: User, api: Api, client: Any, path: str) -> None:
     job = submit(api(owner)).json()["id"]
     method = "post" if path.count("/") > 3 or path == "/plan/" else "get"
-    answer = getattr(client, method)(path.format(id=job))
-    assert answer.status_code == 302
-    assert answer.url.startswith("/login/?next=")
+    response = getattr(client, method)(path.format(id=job))
+    assert response.status_code == 302
+    assert response.url.startswith("/login/?next=")
     if "{id}" in path:
         client.force_login(stranger)
         assert getattr(client, method)(path.format(id=job)).status_code == 404
 
 
-def test_a_session_without_a_csrf_token_changes_nothing(owner: User) -> None:
+def test_session_requires_a_csrf_token(owner: User) -> None:
     client = APIClient(enforce_csrf_checks=True)
     client.force_login(owner)
     assert client.post("/api/v1/jobs", GOOD, format="json").status_code == 403
@@ -169,13 +169,15 @@ def test_a_session_without_a_csrf_token_changes_nothing(owner: User) -> None:
     assert Job.objects.count() == 0
 
 
-def test_the_form_refuses_every_wrong_spec_beside_its_field(owner: User, client: Any) -> None:
+def test_form_shows_errors_of_invalid_specs(owner: User, client: Any) -> None:
     client.force_login(owner)
     for wrong in WRONG_SPECS:
-        answer = client.post("/jobs/new/", {"spec": json.dumps(wrong.spec)})
-        assert answer.status_code == 422, wrong.label
-        beside, elsewhere = answer.context["errors"], answer.context["other_errors"]
-        assert wrong.words in beside.get(wrong.field, "") or any(wrong.words in line for line in elsewhere), wrong.label
+        response = client.post("/jobs/new/", {"spec": json.dumps(wrong.spec)})
+        assert response.status_code == 422, wrong.label
+        field_errors, other_errors = response.context["errors"], response.context["other_errors"]
+        assert wrong.words in field_errors.get(wrong.field, "") or any(wrong.words in line for line in other_errors), (
+            wrong.label
+        )
     assert client.post("/jobs/new/", {"spec": "{"}).status_code == 422
     assert client.post("/jobs/new/", {}).status_code == 422
     assert Job.objects.count() == 0
@@ -183,7 +185,7 @@ def test_the_form_refuses_every_wrong_spec_beside_its_field(owner: User, client:
 
 
 @pytest.mark.parametrize(
-    ("field", "typed", "words"),
+    ("field", "value", "message"),
     [
         ("layout.tp", "3", "`layout.tp` is 3, but 4 heads are not divisible by 3. Use 1, 2 or 4."),
         ("layout.dp", "0", "at least 1"),
@@ -200,24 +202,24 @@ def test_the_form_refuses_every_wrong_spec_beside_its_field(owner: User, client:
         ("layout.schedule", "zigzag", "Use 'naive', 'gpipe', '1f1b', "),
     ],
 )
-def test_the_plain_form_shows_the_problem_and_keeps_what_was_typed(
-    owner: User, client: Any, field: str, typed: str, words: str
+def test_form_shows_an_error_and_keeps_the_input(
+    owner: User, client: Any, field: str, value: str, message: str
 ) -> None:
     client.force_login(owner)
     filled = client.get("/jobs/new/").context["values"]
-    answer = client.post("/jobs/new/", {**filled, field: typed})
-    assert answer.status_code == 422
-    assert words in answer.context["errors"][field]
-    assert answer.context["values"][field] == typed
+    response = client.post("/jobs/new/", {**filled, field: value})
+    assert response.status_code == 422
+    assert message in response.context["errors"][field]
+    assert response.context["values"][field] == value
     assert Job.objects.count() == 0
 
 
-def test_the_plain_form_submits_and_starts_from_an_earlier_job(owner: User, client: Any) -> None:
+def test_form_submits_and_copies_a_job(owner: User, client: Any) -> None:
     client.force_login(owner)
     filled = client.get("/jobs/new/").context["values"]
-    answer = client.post("/jobs/new/", {**filled, "train.steps": "77", "layout.sequence_parallel": "true"})
+    response = client.post("/jobs/new/", {**filled, "train.steps": "77", "layout.sequence_parallel": "true"})
     job = Job.objects.get()
-    assert answer.headers["Location"] == f"/jobs/{job.id}/"
+    assert response.headers["Location"] == f"/jobs/{job.id}/"
     assert (job.spec["train"]["steps"], job.spec["layout"]["sequence_parallel"]) == (77, True)
     again = client.get(f"/jobs/new/?from={job.id}").context["values"]
     assert again == {**filled, "train.steps": "77", "layout.sequence_parallel": "true"}
@@ -225,7 +227,7 @@ def test_the_plain_form_submits_and_starts_from_an_earlier_job(owner: User, clie
     assert [j.spec for j in Job.objects.exclude(id=job.id)] == [job.spec]
 
 
-def test_the_plan_of_a_draft_says_how_it_was_understood(owner: User, client: Any) -> None:
+def test_plan_of_the_form_has_its_spec(owner: User, client: Any) -> None:
     client.force_login(owner)
     filled = client.get("/jobs/new/").context["values"]
     by_form = client.post("/plan/", filled).json()
@@ -236,7 +238,7 @@ def test_the_plan_of_a_draft_says_how_it_was_understood(owner: User, client: Any
     assert by_form["estimate"]["world_size"] == 4
 
 
-def test_a_hostile_name_is_inert(owner: User, client: Any) -> None:
+def test_pages_escape_job_names(owner: User, client: Any) -> None:
     client.force_login(owner)
     name = "<img src=x onerror=alert(1)></script>"
     client.post("/jobs/new/", {"spec": json.dumps({**GOOD, "name": name})})
@@ -247,61 +249,63 @@ def test_a_hostile_name_is_inert(owner: User, client: Any) -> None:
         assert "script-src 'self'" in client.get(path).headers["Content-Security-Policy"]
 
 
-def test_too_many_submits_are_told_when_to_come_back(owner: User, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "time", SimpleNamespace(time=lambda: 1e9, monotonic=time.monotonic))  # one window
+def test_limits_submissions_per_minute(owner: User, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        access, "time", SimpleNamespace(time=lambda: 1e9, monotonic=time.monotonic)
+    )  # All requests are in one window.
     client = api(owner)
     codes = [submit(client, {}).status_code for _ in range(61)]
     assert codes[:60] == [422] * 60
-    answer = submit(client)
-    assert answer.status_code == 429
-    assert int(answer.headers["Retry-After"]) > 0
+    response = submit(client)
+    assert response.status_code == 429
+    assert int(response.headers["Retry-After"]) > 0
 
 
-def test_a_submit_is_queued_while_redis_is_away(owner: User, api: Api, settings: Any) -> None:
+def test_accepts_submissions_without_redis(owner: User, api: Api, settings: Any) -> None:
     redis_cache = {"BACKEND": "webapp.json_cache.JsonCache", "LOCATION": "redis://127.0.0.1:1/0"}
     settings.CACHES = {"default": redis_cache}
-    answer = submit(api(owner))
-    assert answer.status_code == 201
-    assert Job.objects.get(id=answer.json()["id"]).status == "queued"
+    response = submit(api(owner))
+    assert response.status_code == 201
+    assert Job.objects.get(id=response.json()["id"]).status == "queued"
 
 
 @pytest.mark.parametrize(("error", "status"), [(ZeroDivisionError("a bug"), 500), (OperationalError("gone"), 503)])
-def test_a_failure_of_ours_has_the_promised_shape(
+def test_internal_errors_are_problem_documents(
     owner: User, api: Api, monkeypatch: pytest.MonkeyPatch, caplog: Any, error: Exception, status: int
 ) -> None:
     def fail() -> None:
         raise error
 
     monkeypatch.setattr("jobs.planning.drafts.list_presets", fail)
-    answer = api(owner).get("/api/v1/presets")
-    assert answer.status_code == status
-    message = answer.json()["errors"][0]["message"]
-    assert (message.split()[-1] in caplog.text) is (status == 500), "the log has the id that the answer quotes"
-    assert answer.headers.get("Retry-After") == (None if status == 500 else "5")
+    response = api(owner).get("/api/v1/presets")
+    assert response.status_code == status
+    message = response.json()["errors"][0]["message"]
+    assert (message.split()[-1] in caplog.text) is (status == 500), "the log has the id from the response"
+    assert response.headers.get("Retry-After") == (None if status == 500 else "5")
 
 
-def test_a_failure_outside_the_views_has_it_too(client: Any) -> None:
-    """As Django's own handlers meet it, when a middleware fails."""
+def test_errors_outside_views_are_problem_documents(client: Any) -> None:
+    """The error handler of Django is used if a middleware fails."""
     from django.test import RequestFactory
 
     from webapp.views import server_error
 
-    told = json.loads(server_error(RequestFactory().get("/api/v1/jobs")).content)
-    assert told["errors"][0]["field"] == "request"
+    problem = json.loads(server_error(RequestFactory().get("/api/v1/jobs")).content)
+    assert problem["errors"][0]["field"] == "request"
     assert b"<html" in server_error(RequestFactory().get("/jobs/new/")).content
 
 
-def test_planning_answers_with_cost_or_with_problems(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
+def test_plan_returns_an_estimate_or_problems(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
     make_host(slots=4)
-    fine = api(owner).post("/api/v1/plan", GOOD, format="json").json()
-    assert fine["problems"] == []
-    assert fine["estimate"]["world_size"] == 4
+    valid = api(owner).post("/api/v1/plan", GOOD, format="json").json()
+    assert valid["problems"] == []
+    assert valid["estimate"]["world_size"] == 4
     too_large = api(owner).post("/api/v1/plan", {**GOOD, "layout": {"dp": 4, "tp": 2}}, format="json").json()
     assert [p["field"] for p in too_large["problems"]] == ["layout"]
-    assert too_large["estimate"]["world_size"] == 8, "planning beyond today's hosts is allowed"
+    assert too_large["estimate"]["world_size"] == 8, "plans can exceed the connected hosts"
 
 
-def test_the_openapi_document_lists_every_route(owner: User, api: Api) -> None:
+def test_document_lists_every_route(owner: User, api: Api) -> None:
     document = api(owner).get("/api/v1/schema").json()
     paths = {path for path in document["paths"] if path.startswith("/api/v1/")}
     assert {path.format(id="{job_id}") for _, path in ROUTES} - {"/api/v1/schema"} <= paths

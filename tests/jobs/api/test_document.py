@@ -1,4 +1,4 @@
-"""The OpenAPI document: valid, whole, and true of what the server does."""
+"""The OpenAPI document is valid and complete, and the server conforms to it."""
 
 from __future__ import annotations
 
@@ -20,93 +20,93 @@ def document(owner: User, api: Callable[[User | None], APIClient]) -> Any:
     return api(owner).get("/api/v1/schema").json()
 
 
-def references(part: Any) -> Iterator[str]:
+def find_references(part: Any) -> Iterator[str]:
     if isinstance(part, dict):
         if isinstance(part.get("$ref"), str):
             yield part["$ref"]
         for inner in part.values():
-            yield from references(inner)
+            yield from find_references(inner)
     if isinstance(part, list):
         for inner in part:
-            yield from references(inner)
+            yield from find_references(inner)
 
 
-def test_it_is_valid_3_1_and_every_reference_resolves(document: Any) -> None:
-    from openapi_spec_validator import OpenAPIV31SpecValidator  # seconds, which all that collect would take
+def test_document_is_valid_and_references_resolve(document: Any) -> None:
+    from openapi_spec_validator import OpenAPIV31SpecValidator  # The import takes seconds, so it is not at the top.
 
     assert document["openapi"].startswith("3.1")
     assert [str(error) for error in OpenAPIV31SpecValidator(document).iter_errors()] == []
-    named = {f"#/components/{kind}/{name}" for kind in ("schemas", "links") for name in document["components"][kind]}
-    found = set(references(document))
+    names = {f"#/components/{kind}/{name}" for kind in ("schemas", "links") for name in document["components"][kind]}
+    found = set(find_references(document))
     assert "#/components/schemas/MoeSpec" in found
-    assert found <= named
+    assert found <= names
 
 
-def test_links_lead_from_what_was_made_to_what_may_be_asked_of_it(document: Any) -> None:
+def test_links_connect_created_objects_to_operations(document: Any) -> None:
     paths, links = document["paths"], document["components"]["links"]
     operations = {one["operationId"]: path for path, each in paths.items() for one in each.values()}
     for name, link in links.items():
         assert operations[name].count("{") == len(link["parameters"])
-        assert all(f"{{{taken}}}" in operations[name] for taken in link["parameters"])
-    submitted, invited = (
+        assert all(f"{{{parameter}}}" in operations[name] for parameter in link["parameters"])
+    submit_links, invite_links = (
         paths[path]["post"]["responses"]["201"]["links"]
         for path in ("/api/v1/jobs", "/api/v1/projects/{project}/invitations")
     )
-    assert {"getJob", "cancelJob", "waitForJob", "getResults", "copyJob"} <= set(submitted)
-    assert not {"readLog", "getHistoryTable"} & set(submitted), "of which nobody knows the rank or the table"
-    assert set(invited) == {"revokeInvitation"}
+    assert {"getJob", "cancelJob", "waitForJob", "getResults", "copyJob"} <= set(submit_links)
+    assert not {"readLog", "getHistoryTable"} & set(submit_links), "their other parameters are unknown"
+    assert set(invite_links) == {"revokeInvitation"}
     assert links["revokeInvitation"]["parameters"] == {
         "project": "$request.path.project",
         "key": "$response.body#/id",
     }
 
 
-def test_its_types_are_named_after_what_they_are_and_not_after_where_our_code_lies(document: Any) -> None:
-    """Two of one name get those of their modules before them: generators of clients make class names of it."""
+def test_schema_names_are_identifiers(document: Any) -> None:
+    """Client generators use these names as class names."""
     assert [name for name in document["components"]["schemas"] if not name.isalnum()] == []
 
 
-def test_a_spec_that_is_told_has_a_layout_and_sizes(document: Any) -> None:
-    """Where it was submitted, a layout may be "auto" and a model a preset's name."""
-    described = document["components"]["schemas"]
-    told = described["StoredSpec"]["properties"]
-    assert set(told) == set(JobSpec.model_fields)
-    assert (told["layout"], told["model"]) == (
+def test_stored_spec_has_a_layout_and_model_sizes(document: Any) -> None:
+    """A submitted spec can have the layout "auto" and a preset name, but a stored spec cannot."""
+    schemas = document["components"]["schemas"]
+    fields = schemas["StoredSpec"]["properties"]
+    assert set(fields) == set(JobSpec.model_fields)
+    assert (fields["layout"], fields["model"]) == (
         {"$ref": "#/components/schemas/Layout"},
         {"$ref": "#/components/schemas/SizedModel"},
     )
-    assert described["JobDetail"]["properties"]["spec"] == {"$ref": "#/components/schemas/StoredSpec"}
+    assert schemas["JobDetail"]["properties"]["spec"] == {"$ref": "#/components/schemas/StoredSpec"}
 
 
-def test_a_spec_is_described_by_the_model_that_reads_it(document: Any) -> None:
-    described = document["components"]["schemas"]["JobSpec"]["properties"]
-    assert set(described) == set(JobSpec.model_fields)
-    assert described["dry_ranks"]["maxItems"] == 64
-    sent = document["paths"]["/api/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert sent["allOf"] == [{"$ref": "#/components/schemas/Submission"}]
+def test_spec_schema_matches_the_model(document: Any) -> None:
+    schemas = document["components"]["schemas"]["JobSpec"]["properties"]
+    assert set(schemas) == set(JobSpec.model_fields)
+    assert schemas["dry_ranks"]["maxItems"] == 64
+    body = document["paths"]["/api/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["allOf"] == [{"$ref": "#/components/schemas/Submission"}]
 
 
-# Their bodies are specs, or a part of one: thousands of cases each, which `make schemathesis` has.
-LONG = {"submitJob", "searchPlans", "plan", "explainPlan", "runPrimitive"}
-# Staff's alone: whoever is none gets 403 of each, and `make schemathesis` asks as staff too.
-STAFFS = {
+# Their bodies are specs with thousands of cases each, which `make schemathesis` runs.
+SLOW_OPERATIONS = {"submitJob", "searchPlans", "plan", "explainPlan", "runPrimitive"}
+# Other users get 403 from these. `make schemathesis` also runs them as staff.
+STAFF_OPERATIONS = {
     *("calibrateHost", "drainHost", "undrainHost", "giveUpHost", "removeHost"),
     *("listJoinTokens", "makeJoinToken", "revokeJoinToken"),
     *("actOnQueue", "moveInQueue", "pauseQueue", "resumeQueue", "pausePool", "resumePool", "listAudit"),
 }
 
 
-EACH = 6  # of the others every sixth: the same on every day
+OPERATION_STRIDE = 6  # Every sixth operation is tested.
 
 
 @pytest.mark.extended
-def test_what_the_server_does_is_what_it_says(postgres_site: Site, tmp_path: Path, document: Any) -> None:
-    """The phase that meets every keyword of the document, of some operations; `make schemathesis` is all of it."""
+def test_server_conforms_to_the_document(postgres_site: Site, tmp_path: Path, document: Any) -> None:
+    """Run the coverage phase for some operations. `make schemathesis` runs all phases and operations."""
     before = postgres_site.log.count("Traceback")
     operations = {one["operationId"] for path in document["paths"].values() for one in path.values()}
-    some = sorted(operations - LONG - STAFFS)[::EACH]
-    chosen = [part for operation in some for part in ("--include-operation-id", operation)]
-    told = run_fuzz(postgres_site, tmp_path, "owner", "--phases", "examples,coverage", *chosen)
-    assert told.passed, told.text
-    assert told.cases >= 100
+    operation_ids = sorted(operations - SLOW_OPERATIONS - STAFF_OPERATIONS)[::OPERATION_STRIDE]
+    options = [part for operation in operation_ids for part in ("--include-operation-id", operation)]
+    result = run_fuzz(postgres_site, tmp_path, "owner", "--phases", "examples,coverage", *options)
+    assert result.passed, result.text
+    assert result.cases >= 100
     assert postgres_site.log.count("Traceback") == before

@@ -1,4 +1,4 @@
-"""Names that people give are refused, with where and why, where nobody could read them."""
+"""Names with invisible or control characters are rejected with their field and reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobs.queue import actions
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
-UNFIT = [
+INVALID_NAMES = [
     ("a\ufffe", "U+FFFE, which is not a valid Unicode character"),
     ("a\uffff", "not a valid Unicode character"),
     ("a\U0001ffff", "not a valid Unicode character"),
@@ -32,7 +32,7 @@ UNFIT = [
     ("\u200b\u200d\ufeff", "no visible character"),
     ("\u3164", "no visible character"),
 ]
-FIT = ["run 7", "Läufer", "名前", "שלום", "👩‍🚀", "-", "<b>", "=1+1"]
+VALID_NAMES = ["run 7", "Läufer", "名前", "שלום", "👩‍🚀", "-", "<b>", "=1+1"]
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +40,8 @@ def _fresh_throttle() -> None:
     cache.clear()
 
 
-@pytest.mark.parametrize(("name", "words"), UNFIT)
-def test_a_name_that_cannot_be_read_is_refused(owner: User, api: Api, name: str, words: str) -> None:
+@pytest.mark.parametrize(("name", "message"), INVALID_NAMES)
+def test_rejects_unreadable_names(owner: User, api: Api, name: str, message: str) -> None:
     client = api(owner)
     job = actions.submit(owner, GOOD)[0].id
     hook = {"name": name, "url": "https://hooks.example/"}
@@ -55,16 +55,16 @@ def test_a_name_that_cannot_be_read_is_refused(owner: User, api: Api, name: str,
         ("post", "projects/default/webhooks", hook, "/name"),
         ("post", "runs", run, "/name"),
     ):
-        answer = getattr(client, method)(f"/api/v1/{path}", body, format="json")
-        assert answer.status_code == 422, path
-        told = {error["pointer"]: error["message"] for error in answer.json()["errors"]}
-        assert words in told[pointer], path
+        response = getattr(client, method)(f"/api/v1/{path}", body, format="json")
+        assert response.status_code == 422, path
+        messages = {error["pointer"]: error["message"] for error in response.json()["errors"]}
+        assert message in messages[pointer], path
     (problem,) = client.post("/api/v1/plan", {**GOOD, "name": name}, format="json").json()["problems"]
-    assert (problem["field"], words in problem["message"]) == ("name", True)
+    assert (problem["field"], message in problem["message"]) == ("name", True)
 
 
 @pytest.mark.parametrize("name", ["a\u202eb", "a\r\nb", "a\u2028b", "a\ud800b", "\u200b"])
-def test_so_is_what_stands_beside_names(staff: User, owner: User, api: Api, name: str) -> None:
+def test_rejects_unreadable_notes_files_and_urls(staff: User, owner: User, api: Api, name: str) -> None:
     Project.objects.create(name="team")
     files = [{"name": "r0.json", "size": 1}]
     for who, path, body, pointer in (
@@ -75,22 +75,22 @@ def test_so_is_what_stands_beside_names(staff: User, owner: User, api: Api, name
         (owner, "projects/default/webhooks", {"name": "x", "url": f"https://hooks.example/{name}"}, "/url"),
     ):
         if pointer == "/url" and name == "\u200b":
-            continue  # what can be seen of it is before
-        answer = api(who).post(f"/api/v1/{path}", json.dumps(body), content_type="application/json")
-        assert answer.status_code == 422, (path, answer.content)
-        assert [error["pointer"] for error in answer.json()["errors"]] == [pointer], path
+            continue  # The rest of the URL is visible.
+        response = api(who).post(f"/api/v1/{path}", json.dumps(body), content_type="application/json")
+        assert response.status_code == 422, (path, response.content)
+        assert [error["pointer"] for error in response.json()["errors"]] == [pointer], path
 
 
-def test_without_a_note_there_is_none(staff: User, api: Api) -> None:
+def test_note_can_be_empty(staff: User, api: Api) -> None:
     assert api(staff).post("/api/v1/join-tokens", {"note": ""}, format="json").status_code == 201
 
 
-def test_other_names_may_be_given() -> None:
-    assert [find_name_problem(name) for name in FIT] == [""] * len(FIT)
+def test_accepts_readable_names() -> None:
+    assert [find_name_problem(name) for name in VALID_NAMES] == [""] * len(VALID_NAMES)
 
 
-def test_a_page_with_an_older_name_is_as_long_as_it_says(owner: User, client: Client) -> None:
-    """It is written out, which makes it longer; of a page longer than it says a server sends nothing."""
+def test_content_length_includes_escaped_names(owner: User, client: Client) -> None:
+    """Escapes make the page longer, so Content-Length must be computed after them."""
     job = actions.submit(owner, GOOD)[0]
     Job.objects.filter(id=job.id).update(name="a\u202eb")
     client.force_login(owner)
@@ -100,7 +100,7 @@ def test_a_page_with_an_older_name_is_as_long_as_it_says(owner: User, client: Cl
         assert int(page.headers["Content-Length"]) == len(page.content), path
 
 
-def test_what_has_an_older_name_is_read_and_its_tag_taken_away(owner: User, api: Api) -> None:
+def test_reads_old_names_and_removes_old_tags(owner: User, api: Api) -> None:
     job = actions.submit(owner, GOOD)[0]
     Job.objects.filter(id=job.id).update(name="a\u202eb", spec={**job.spec, "name": "a\u202eb"})
     JobTag.objects.create(job=job, name="\u200b")

@@ -68,4 +68,4 @@ def test_any_host_or_the_named_host_must_have_the_memory(owner: User, make_host:
     actions.submit(owner, make_spec(2**30))
     assert "but host-a has" in get_rejection(owner, make_spec(2**30, host="host-a"))
     Host.objects.filter(name="large").update(memory_bytes=0)
-    actions.submit(owner, make_spec(2**32))  # it tells no memory: nothing is known of it
+    actions.submit(owner, make_spec(2**32))  # The memory of this host is unknown.

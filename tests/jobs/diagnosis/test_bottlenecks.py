@@ -61,7 +61,7 @@ def test_charges_waits_to_their_root_cause() -> None:
     by = {(wait["axis"], wait["rank"]): wait["seconds"] for wait in told["waits"]}
     assert by["tp", 3] > 0.02, "its neighbour waits for it there"
     assert by["dp", 3] > 0.05, "rank 0 waits for rank 2 there, and that waits for rank 3"
-    assert by.get(("dp", 2), 0.0) < 0.01, "who is late only because it waited is charged with nothing"
+    assert by.get(("dp", 2), 0.0) < 0.01, "a rank that is late because it waited is not a cause"
     assert told["state"] == "slow"
     assert told["sentence"].startswith("Straggler: rank 3. Other ranks wait for rank 3 in 1")
     assert told["sentence"].endswith("% of each step since step 4.")

@@ -75,7 +75,7 @@ def test_ranks_without_a_report_have_unknown_cause() -> None:
     found = trained(members=HOSTS)
     for rank in (0, 1):
         found.add(stands(rank, STOPPED_AT + 10, [in_call("dp", DP[rank], 41), past("tp", TP[rank], 80)]), 0)
-    assert look(found, STOPPED_AT + 10.5)["hang"] is None, "they may tell it in a moment"
+    assert look(found, STOPPED_AT + 10.5)["hang"] is None, "the reports can still arrive"
     hang = look(found, STOPPED_AT + 15.5)["hang"]
     assert hang is not None
     assert (hang["cause"], hang["ranks"]) == ("unknown", [2, 3])

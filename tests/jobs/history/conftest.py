@@ -16,7 +16,7 @@ from jobs.queue import actions
 from jobs.runs.history.recording import attempt_recorder as recording
 from jobs.runs.history.recording import recorder as recorder_module
 from jobs.runs.history.recording.recorder import HistoryRecorder
-from tests.jobs.conftest import member_of
+from tests.jobs.conftest import make_member
 from tests.planner.wrong_specs import GOOD
 
 
@@ -32,7 +32,7 @@ def attempt(owner: User, make_host: Callable[..., Host]) -> Attempt:
     host = make_host()
     job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2}})
     made = Attempt.objects.create(job=job, number=1)
-    member_of(made, host)
+    make_member(made, host)
     Job.objects.filter(id=job.id).update(attempt=1, status="running")
     return made
 

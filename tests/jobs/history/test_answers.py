@@ -108,7 +108,7 @@ def test_file_has_every_row_and_a_unique_name(recorded_job: str, owner: User, ap
     answer = api(owner).get(f"/api/v1/jobs/{recorded_job}/history/traffic?format=csv&bins=4")
     lines = list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))  # type: ignore[attr-defined]
     assert sum(int(line["payload_bytes"]) for line in lines if line["op"] == "all_gather") == 2 * 40_000
-    assert list((root / "spill").iterdir()) == [], "nothing is left of them"
+    assert list((root / "spill").iterdir()) == [], "temporary files are deleted"
 
 
 def test_rejects_too_many_rows_for_json(

@@ -134,7 +134,7 @@ def test_new_recorder_diagnoses_the_whole_run(
     other.close()
     attempt.refresh_from_db()
     assert {**attempt.diagnosis, "time": 0} == {**before, "time": 0}
-    assert totals(root, attempt.job_id) == expected(2, 12), "told again to the diagnosis alone"
+    assert totals(root, attempt.job_id) == expected(2, 12), "repeated batches reach only the diagnosis"
 
 
 @pytest.mark.parametrize("broken", ["add", "make_verdict"])

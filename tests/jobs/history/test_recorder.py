@@ -56,7 +56,7 @@ def test_ended_run_is_complete_in_one_file_per_table(
     assert manifest["ended"]
     assert manifest["nodes"]["0"]["after"] == last
     assert {table: len(parts) for table, parts in manifest["parts"].items()} == {"steps": 1, "traffic": 1, "marks": 1}
-    assert len(list((root / attempt.job_id / "1").glob("*.parquet"))) == 3, "what was replaced is gone"
+    assert len(list((root / attempt.job_id / "1").glob("*.parquet"))) == 3, "replaced files are deleted"
     assert totals(root, attempt.job_id) == expected(2, 20)
     assert totals(root, attempt.job_id, "calls")[0, "step", "all_reduce"] == 200
     stored = rows(root, attempt.job_id, "steps")

@@ -51,7 +51,7 @@ def guests(live_redis: redis.Redis, db: None) -> Iterator[tuple[Guest, Guest]]:
         guest.redis.close()
 
 
-def test_a_host_speaks_for_itself_and_for_nobody_else(guests: tuple[Guest, Guest], live_redis: redis.Redis) -> None:
+def test_host_can_send_only_its_own_events(guests: tuple[Guest, Guest], live_redis: redis.Redis) -> None:
     _, b = guests
     stream = events_stream("host-b")
     b.redis.xadd(stream, b.signed(host_event("host-b", slots=7)))
@@ -66,7 +66,7 @@ def test_a_host_speaks_for_itself_and_for_nobody_else(guests: tuple[Guest, Guest
     ]
 
 
-def test_on_the_stream_that_all_shared_a_signature_says_who_speaks(
+def test_signature_identifies_senders_on_the_shared_stream(
     guests: tuple[Guest, Guest], live_redis: redis.Redis
 ) -> None:
     a, b = guests
@@ -85,9 +85,7 @@ def test_on_the_stream_that_all_shared_a_signature_says_who_speaks(
     ]
 
 
-def test_who_speaks_on_a_stream_of_its_own_has_no_right_to_the_shared_one(
-    guests: tuple[Guest, Guest], live_redis: redis.Redis
-) -> None:
+def test_host_with_own_stream_cannot_use_the_shared_one(guests: tuple[Guest, Guest], live_redis: redis.Redis) -> None:
     a, b = guests
     access = RedisUsers()
     access.sync(live_redis)
@@ -99,9 +97,7 @@ def test_who_speaks_on_a_stream_of_its_own_has_no_right_to_the_shared_one(
         b.redis.xadd(LEGACY_EVENTS_STREAM, b.signed(host_event("host-b")))
 
 
-def test_a_host_that_floods_delays_nobody_and_trims_nothing_of_others(
-    guests: tuple[Guest, Guest], live_redis: redis.Redis
-) -> None:
+def test_flooding_host_does_not_affect_others(guests: tuple[Guest, Guest], live_redis: redis.Redis) -> None:
     a, b = guests
     with b.redis.pipeline(transaction=False) as pipe:
         for _ in range(100_000):
@@ -119,7 +115,7 @@ def test_a_host_that_floods_delays_nobody_and_trims_nothing_of_others(
         b.redis.xadd(events_stream("host-a"), {"b": "x"}, maxlen=1)
 
 
-def test_what_waits_of_one_host_is_bounded_in_bytes(
+def test_limits_pending_bytes_per_host(
     guests: tuple[Guest, Guest], live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, b = guests
@@ -135,9 +131,7 @@ def test_what_waits_of_one_host_is_bounded_in_bytes(
     assert read_events(live_redis) == 0
 
 
-def test_a_host_reads_no_other_s_orders_and_not_what_hosts_say(
-    guests: tuple[Guest, Guest], live_redis: redis.Redis
-) -> None:
+def test_host_cannot_read_foreign_orders_or_events(guests: tuple[Guest, Guest], live_redis: redis.Redis) -> None:
     a, b = guests
     live_redis.lpush(host_queue("host-a"), "an order")
     live_redis.xadd(events_stream("host-a"), {"b": "x"})
@@ -190,7 +184,7 @@ FORBIDDEN = [
 ]
 
 
-def test_a_host_administers_nothing(guests: tuple[Guest, Guest]) -> None:
+def test_host_has_no_admin_commands(guests: tuple[Guest, Guest]) -> None:
     client = guests[1].redis
     taken = []
     for words in FORBIDDEN:
@@ -202,7 +196,7 @@ def test_a_host_administers_nothing(guests: tuple[Guest, Guest]) -> None:
     assert taken == []
 
 
-def test_a_host_writes_to_the_streams_of_what_runs_on_it_while_it_does(
+def test_host_writes_only_to_streams_of_its_runs(
     guests: tuple[Guest, Guest], owner: User, live_redis: redis.Redis
 ) -> None:
     a, b = guests
@@ -242,9 +236,7 @@ def test_a_host_writes_to_the_streams_of_what_runs_on_it_while_it_does(
         a.redis.xadd(stream, {"b": "too late"})
 
 
-def test_members_of_a_gang_meet_and_nobody_else_does(
-    guests: tuple[Guest, Guest], owner: User, live_redis: redis.Redis
-) -> None:
+def test_only_members_of_a_gang_can_meet(guests: tuple[Guest, Guest], owner: User, live_redis: redis.Redis) -> None:
     a, b = guests
     job = running_job(owner, "host-a")
     lead = Member.objects.get()
@@ -278,9 +270,7 @@ def test_members_of_a_gang_meet_and_nobody_else_does(
     stranger.redis.close()
 
 
-def test_a_removed_host_loses_its_line_and_its_later_messages_become_dead_letters(
-    guests: tuple[Guest, Guest], owner: User, live_redis: redis.Redis
-) -> None:
+def test_removed_host_is_disconnected(guests: tuple[Guest, Guest], owner: User, live_redis: redis.Redis) -> None:
     _, b = guests
     running_job(owner, "host-a")
     with pytest.raises(staff.BusyHostError, match="host-a still has an unfinished attempt"):
@@ -298,9 +288,7 @@ def test_a_removed_host_loses_its_line_and_its_later_messages_become_dead_letter
     assert Host.objects.get(name="host-b").slots == 4
 
 
-def test_the_controller_mends_what_somebody_did_to_the_users(
-    guests: tuple[Guest, Guest], live_redis: redis.Redis
-) -> None:
+def test_controller_restores_changed_redis_users(guests: tuple[Guest, Guest], live_redis: redis.Redis) -> None:
     access = RedisUsers()
     access.sync(live_redis)
     live_redis.execute_command("ACL DELUSER", get_redis_user("host-a"))
@@ -311,9 +299,7 @@ def test_the_controller_mends_what_somebody_did_to_the_users(
     assert {name for name in names if name.startswith("meshboard")} == {get_redis_user("host-a")}
 
 
-def test_an_order_that_was_taken_and_not_finished_is_given_back_with_the_host_s_own_rights(
-    guests: tuple[Guest, Guest], live_redis: redis.Redis
-) -> None:
+def test_host_returns_unfinished_orders_with_its_rights(guests: tuple[Guest, Guest], live_redis: redis.Redis) -> None:
     a, _ = guests
     Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=["somejob", 1])
     deliver(live_redis)
@@ -339,7 +325,7 @@ def test_an_order_that_was_taken_and_not_finished_is_given_back_with_the_host_s_
     }
 
 
-def test_users_that_redis_brought_from_an_older_file_are_set_right(
+def test_controller_updates_old_redis_users(
     guests: tuple[Guest, Guest], redis_service: RedisServer, live_redis: redis.Redis
 ) -> None:
     """As a Redis with an aclfile does when it starts."""
@@ -358,14 +344,14 @@ def test_users_that_redis_brought_from_an_older_file_are_set_right(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("away_s", [0, pytest.param(45, marks=pytest.mark.slow)])
-def test_redis_killed_and_back_empty_a_host_is_back_within_ten_seconds(
+def test_host_reconnects_to_an_emptied_redis(
     redis_service: RedisServer, live_redis: redis.Redis, tmp_path: Path, away_s: int
 ) -> None:
     """Its user was lost with everything else; the controller's next tick makes it again."""
     guest, access = admitted("host-a"), RedisUsers()
 
-    def heard() -> bool:
-        """What the controller does each second; whether the host spoke since we last looked."""
+    def has_contact() -> bool:
+        """Run the controller's synchronization, and return whether the host has sent an event since the last call."""
         access.sync(live_redis)
         before = Host.objects.get().sequence
         read_events(live_redis)
@@ -376,7 +362,7 @@ def test_redis_killed_and_back_empty_a_host_is_back_within_ten_seconds(
         return live_redis.llen(host_queue("host-a")) == 0
 
     with worker(guest, tmp_path):
-        wait_until(heard, "the host announces itself")
+        wait_until(has_contact, "the host announces itself")
         redis_service.stop(signal.SIGKILL)
         for left in tmp_path.glob("redis/*.rdb"):
             left.unlink()
@@ -384,7 +370,7 @@ def test_redis_killed_and_back_empty_a_host_is_back_within_ten_seconds(
         redis_service.start()
         back = time.monotonic()
         assert live_redis.acl_users() == ["default"]
-        wait_until(heard, "the host is heard again", 10)
+        wait_until(has_contact, "the host has contact again", 10)
         Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=["somejob", 1])
         deliver(live_redis)
         wait_until(taken, "the host takes orders again", 10 - (time.monotonic() - back))

@@ -50,7 +50,7 @@ def joined(make_host: Callable[..., Host]) -> Host:
 
 
 @pytest.mark.parametrize("each_database", ["postgres", "sqlite"], indirect=True)
-def test_a_board_that_is_well_fails_in_nothing(
+def test_healthy_board_has_no_failures(
     each_database: str, joined: Host, live_redis: redis.Redis, settings: Any
 ) -> None:
     settings.REDIS_FOR_HOSTS = "redis://redis.example:6379/0"
@@ -74,9 +74,7 @@ def test_a_board_that_is_well_fails_in_nothing(
     assert all(finding.words for finding in told)
 
 
-def test_static_files_that_are_not_there_or_of_before_an_upgrade_are_found(
-    db: None, settings: Any, tmp_path: Path
-) -> None:
+def test_finds_missing_and_outdated_static_files(db: None, settings: Any, tmp_path: Path) -> None:
     settings.STATIC_ROOT = tmp_path / "static"
     assert levels("static") == ["fail"]
     shutil.copytree(settings.STATICFILES_DIRS[0], settings.STATIC_ROOT)
@@ -86,14 +84,14 @@ def test_static_files_that_are_not_there_or_of_before_an_upgrade_are_found(
     assert (told.level, told.words.split()[0]) == ("fail", "1")
 
 
-def test_the_disk_of_histories_is_looked_at_where_it_is_another(db: None, settings: Any, tmp_path: Path) -> None:
+def test_checks_the_disk_of_the_history(db: None, settings: Any, tmp_path: Path) -> None:
     with mount_full_disk(tmp_path / "disk") as disk:
         settings.HISTORY_DIR = disk / "history"
         told = {finding.words.partition(",")[0]: finding.level for finding in found("disk")}
     assert told["histories"] == "fail"
 
 
-def test_every_failure_says_what_to_do_and_the_exit_code_tells(db: None) -> None:
+def test_failures_have_advice_and_an_exit_code(db: None) -> None:
     """tests.settings' Redis is nowhere, and no controller or recorder ever ran."""
     out = StringIO()
     with pytest.raises(SystemExit) as ended:
@@ -106,7 +104,7 @@ def test_every_failure_says_what_to_do_and_the_exit_code_tells(db: None) -> None
     assert [finding for finding in told if finding["level"] != "ok" and not finding["advice"]] == []
 
 
-def test_a_redis_that_forgets_or_fills_is_found(
+def test_finds_redis_with_eviction_or_little_memory(
     db: None, live_redis: redis.Redis, redis_service: RedisServer, settings: Any
 ) -> None:
     assert levels("Redis") == ["ok", "ok", "warn"], "hosts are sent to loopback"
@@ -120,9 +118,7 @@ def test_a_redis_that_forgets_or_fills_is_found(
     assert "maxmemory is not set" in found("Redis")[1].words
 
 
-def test_a_redis_that_lets_nobody_make_users_is_found_and_a_probe_leaves_none(
-    db: None, live_redis: redis.Redis, settings: Any
-) -> None:
+def test_finds_redis_without_user_rights(db: None, live_redis: redis.Redis, settings: Any) -> None:
     assert levels("rights") == ["ok"]
     assert live_redis.acl_users() == ["default"]
     live_redis.execute_command("ACL SETUSER", "managed", "on", ">pw", "~*", "&*", "+@all", "-acl")
@@ -132,9 +128,7 @@ def test_a_redis_that_lets_nobody_make_users_is_found_and_a_probe_leaves_none(
     assert levels("rights") == ["warn"]
 
 
-def test_a_database_that_is_away_is_told_once_and_redis_is_looked_at_all_the_same(
-    transactional_db: None, live_redis: redis.Redis
-) -> None:
+def test_reports_a_missing_database_and_checks_redis(transactional_db: None, live_redis: redis.Redis) -> None:
     away = f"postgres://nobody@127.0.0.1:{find_free_port()}/nothing"
     with use_database(away, migrated=False):
         told = list(check_board())
@@ -144,7 +138,7 @@ def test_a_database_that_is_away_is_told_once_and_redis_is_looked_at_all_the_sam
     assert {"static", "versions"} <= {finding.subject for finding in told}
 
 
-def test_a_database_behind_its_code_is_found(db: None, live_redis: redis.Redis) -> None:
+def test_finds_missing_migrations(db: None, live_redis: redis.Redis) -> None:
     assert levels("database") == ["ok"]
     with connection.cursor() as cursor:
         cursor.execute("delete from django_migrations where app = 'jobs'")
@@ -152,7 +146,7 @@ def test_a_database_behind_its_code_is_found(db: None, live_redis: redis.Redis) 
     assert (finding.level, finding.advice) == ("fail", "Run python manage.py migrate.")
 
 
-def test_a_controller_that_no_longer_ticks_is_found(db: None, live_redis: redis.Redis) -> None:
+def test_finds_a_stalled_controller(db: None, live_redis: redis.Redis) -> None:
     assert worked()
     assert levels("controller") == ["ok"]
     Lease.objects.update(ticked=timezone.now() - timedelta(minutes=5))
@@ -160,7 +154,7 @@ def test_a_controller_that_no_longer_ticks_is_found(db: None, live_redis: redis.
     assert (finding.level, "last tick ended 300 s ago" in finding.words) == ("fail", True)
 
 
-def test_hosts_that_are_silent_apart_or_five_minutes_off_are_found(joined: Host, live_redis: redis.Redis) -> None:
+def test_finds_silent_hosts_and_wrong_clocks(joined: Host, live_redis: redis.Redis) -> None:
     assert levels("host") == ["ok"]
     of_host = Host.objects.filter(pk=joined.pk)
     of_host.update(use={"gpus": [], "disks": [], "clock_offset_s": 300.0, "round_trip_s": 0.001})
@@ -173,7 +167,7 @@ def test_hosts_that_are_silent_apart_or_five_minutes_off_are_found(joined: Host,
     assert (told[1].level, "has not joined" in told[1].words) == ("fail", True)
 
 
-def test_names_that_lead_astray_are_found_by_the_resolver_itself() -> None:
+def test_finds_host_names_that_do_not_reach_this_machine() -> None:
     assert "connect to itself" in check_host_name("localhost").words
     assert "does not resolve" in check_host_name("no-such-host.invalid").words
     assert "this machine does not have the address" in check_host_name("192.0.2.1").words
@@ -186,19 +180,17 @@ def test_names_that_lead_astray_are_found_by_the_resolver_itself() -> None:
     ("offset_s", "known_to_s", "level"),
     [(0.4, 0.001, "ok"), (-2.0, 0.001, "warn"), (-300.0, 0.001, "fail"), (1.5, 1.0, "ok"), (31.0, 2.0, "warn")],
 )
-def test_a_clock_is_blamed_only_for_what_is_known(offset_s: float, known_to_s: float, level: str) -> None:
+def test_clock_check_respects_its_measurement_error(offset_s: float, known_to_s: float, level: str) -> None:
     assert check_clock("Redis", offset_s, known_to_s).level == level
 
 
-def test_a_warning_fails_nothing() -> None:
+def test_warnings_do_not_fail_the_check() -> None:
     assert get_exit_code([Finding("warn", "x", "y", "z"), Finding("ok", "x", "y")]) == 0
     assert get_exit_code([Finding("ok", "x", "y"), Finding("fail", "x", "y", "z")]) == 1
 
 
 @pytest.mark.usefixtures("db")
-def test_a_board_with_a_slurm_is_told_what_of_it_does_not_answer(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_finds_unreachable_slurm_services(settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings.SLURM = {"folder": "/cluster", "python": "python", "board": "http://board"}
     monkeypatch.setenv("PATH", str(tmp_path))  # where no squeue is
     out = StringIO()

@@ -61,7 +61,7 @@ def refusal(answer: Any) -> tuple[int, str, str]:
     return answer.status_code, error["field"], error["message"]
 
 
-def test_a_machine_joins_with_a_token_and_comes_back_without_one(api: Api, db: None, live_redis: redis.Redis) -> None:
+def test_machine_joins_with_a_token_and_returns_without_one(api: Api, db: None, live_redis: redis.Redis) -> None:
     told = token(uses=1)
     first = asked(api, request(token=told))
     assert first.status_code == 201
@@ -90,7 +90,7 @@ def test_only_the_hash_of_a_token_is_stored(db: None) -> None:
         ({"uses": 3}, "has reached its maximum of 3 hosts."),
     ],
 )
-def test_a_token_that_is_no_longer_good_says_why(
+def test_rejects_invalid_tokens_with_a_reason(
     api: Api, db: None, live_redis: redis.Redis, spoil: dict[str, Any], words: str
 ) -> None:
     told = token(uses=3)
@@ -101,15 +101,13 @@ def test_a_token_that_is_no_longer_good_says_why(
     assert not Host.objects.exists()
 
 
-def test_without_a_token_or_with_a_guessed_one_nobody_joins(api: Api, db: None, live_redis: redis.Redis) -> None:
+def test_join_requires_a_valid_token(api: Api, db: None, live_redis: redis.Redis) -> None:
     assert refusal(asked(api, request()))[:2] == (401, "token")
     assert refusal(asked(api, request(token="mbj_guessed")))[:2] == (401, "token")
     assert not Host.objects.exists()
 
 
-def test_another_machine_does_not_take_a_name_and_that_costs_no_use(
-    api: Api, db: None, live_redis: redis.Redis
-) -> None:
+def test_used_name_is_rejected_without_token_use(api: Api, db: None, live_redis: redis.Redis) -> None:
     told = token(uses=2)
     assert asked(api, request(token=told)).status_code == 201
     status, field, message = refusal(asked(api, request(token=told, identity=IDENTITIES[1])))
@@ -118,9 +116,7 @@ def test_another_machine_does_not_take_a_name_and_that_costs_no_use(
     assert JoinToken.objects.get().uses == 1
 
 
-def test_once_removed_the_name_is_free_and_the_old_machine_is_nobody(
-    api: Api, db: None, live_redis: redis.Redis
-) -> None:
+def test_removed_host_frees_its_name(api: Api, db: None, live_redis: redis.Redis) -> None:
     told = token()
     before = asked(api, request(token=told)).json()
     staff.remove_host(Host.objects.get(), "staff")
@@ -137,7 +133,7 @@ def test_once_removed_the_name_is_free_and_the_old_machine_is_nobody(
     assert (host.generation, host.removed, host.drained) == (2, None, False)
 
 
-def test_a_host_of_before_there_were_tokens_is_claimed_once(
+def test_old_host_without_token_is_claimed_once(
     api: Api, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
     make_host("gpu-7", slots=2)
@@ -148,7 +144,7 @@ def test_a_host_of_before_there_were_tokens_is_claimed_once(
 
 
 @pytest.mark.parametrize("each_database", ["postgres", "sqlite"], indirect=True)
-def test_of_machines_that_ask_for_one_name_at_once_one_gets_it(each_database: str, live_redis: redis.Redis) -> None:
+def test_concurrent_joins_give_a_name_once(each_database: str, live_redis: redis.Redis) -> None:
     told = token()
     outcomes: list[str] = []
     lock = threading.Lock()
@@ -168,7 +164,7 @@ def test_of_machines_that_ask_for_one_name_at_once_one_gets_it(each_database: st
 
 
 @pytest.mark.parametrize("each_database", ["postgres", "sqlite"], indirect=True)
-def test_a_token_for_two_lets_two_in_however_many_ask(each_database: str, live_redis: redis.Redis) -> None:
+def test_concurrent_joins_respect_the_uses_of_a_token(each_database: str, live_redis: redis.Redis) -> None:
     told = token(uses=2)
     refused: list[str] = []
 
@@ -198,16 +194,14 @@ def test_a_token_for_two_lets_two_in_however_many_ask(each_database: str, live_r
         ({"facts": {}}, "facts.cores"),
     ],
 )
-def test_what_makes_no_sense_is_named(
+def test_rejects_invalid_join_requests_by_field(
     api: Api, db: None, live_redis: redis.Redis, changes: dict[str, Any], field: str
 ) -> None:
     assert refusal(asked(api, request(token=token(), **changes)))[:2] == (422, field)
     assert not Host.objects.exists()
 
 
-def test_a_redis_that_only_the_board_reaches_is_told_before_anything_is_written(
-    api: Api, db: None, live_redis: redis.Redis, settings: Any
-) -> None:
+def test_rejects_joins_if_redis_is_on_loopback_only(api: Api, db: None, live_redis: redis.Redis, settings: Any) -> None:
     told = token(uses=1)
     status, _, message = refusal(asked(api, request(token=told), REMOTE_ADDR="192.0.2.7"))
     assert (status, "MESHBOARD_REDIS_FOR_HOSTS" in message) == (409, True)
@@ -218,7 +212,7 @@ def test_a_redis_that_only_the_board_reaches_is_told_before_anything_is_written(
     assert url.username == get_redis_user("gpu-7")
 
 
-def test_redis_away_is_told_and_asking_again_takes_no_second_use(api: Api, db: None, settings: Any) -> None:
+def test_retry_after_redis_outage_uses_the_token_once(api: Api, db: None, settings: Any) -> None:
     """tests.settings' Redis is nowhere."""
     told = token(uses=1)
     for _ in range(2):
@@ -227,9 +221,7 @@ def test_redis_away_is_told_and_asking_again_takes_no_second_use(api: Api, db: N
     assert JoinToken.objects.get().uses == 1
 
 
-def test_a_redis_without_rights_to_give_is_told_and_shared_is_a_choice(
-    api: Api, db: None, live_redis: redis.Redis, settings: Any
-) -> None:
+def test_reports_redis_without_user_rights(api: Api, db: None, live_redis: redis.Redis, settings: Any) -> None:
     live_redis.execute_command("ACL SETUSER", "managed", "on", ">pw", "~*", "+@all", "-acl")
     board = urlsplit(settings.REDIS_URL)
     settings.REDIS_URL = f"redis://managed:pw@{board.hostname}:{board.port}/0"
@@ -239,9 +231,7 @@ def test_a_redis_without_rights_to_give_is_told_and_shared_is_a_choice(
     assert asked(api, request()).json()["redis_url"] == settings.REDIS_URL
 
 
-def test_a_new_secret_key_turns_no_host_away_while_the_old_one_is_named(
-    api: Api, db: None, live_redis: redis.Redis, settings: Any
-) -> None:
+def test_hosts_stay_valid_after_a_key_rotation(api: Api, db: None, live_redis: redis.Redis, settings: Any) -> None:
     before = asked(api, request(token=token())).json()
     settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
     settings.SECRET_KEY = "another-secret-key-0123456789-0123456789-0123456789"
@@ -257,7 +247,7 @@ def test_a_new_secret_key_turns_no_host_away_while_the_old_one_is_named(
         client.ping()
 
 
-def test_staff_makes_lists_and_revokes_tokens_and_nobody_else(
+def test_only_staff_manage_join_tokens(
     api: Api, staff: User, viewer: User, owner: User, live_redis: redis.Redis
 ) -> None:
     made = api(staff).post("/api/v1/join-tokens", {"hours": 2, "uses": 1, "note": "gpu-7"}, format="json")
@@ -276,16 +266,14 @@ def test_staff_makes_lists_and_revokes_tokens_and_nobody_else(
 
 
 @pytest.mark.parametrize("wrong", [{"hours": 0}, {"hours": 8761}, {"uses": 0}, {"note": "\0"}, {"hour": 1}, []])
-def test_a_senseless_token_is_refused_by_its_field(api: Api, staff: User, wrong: Any) -> None:
+def test_rejects_invalid_join_tokens_by_field(api: Api, staff: User, wrong: Any) -> None:
     answer = api(staff).post("/api/v1/join-tokens", wrong, format="json")
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == (next(iter(wrong)) if wrong else "request")
     assert not JoinToken.objects.exists()
 
 
-def test_one_machine_joins_with_a_token_of_which_no_more_was_asked(
-    api: Api, staff: User, live_redis: redis.Redis
-) -> None:
+def test_default_join_token_has_one_use(api: Api, staff: User, live_redis: redis.Redis) -> None:
     made = api(staff).post("/api/v1/join-tokens", {}, format="json").json()
     out = StringIO()
     call_command("join_token", stdout=out)
@@ -297,7 +285,7 @@ def test_one_machine_joins_with_a_token_of_which_no_more_was_asked(
     assert [asked(api, request(f"any-{n}", token=every)).status_code for n in range(2)] == [201, 201]
 
 
-def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
+def test_command_prints_or_stores_a_token(
     api: Api, db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out = StringIO()
@@ -328,7 +316,7 @@ def test_the_command_prints_a_token_or_keeps_one_that_it_was_given(
         call_command("join_token", "--hours", "0")
 
 
-def test_a_token_gives_labels_and_all_of_it_is_in_the_audit(api: Api, staff: User, live_redis: redis.Redis) -> None:
+def test_token_sets_labels_and_is_audited(api: Api, staff: User, live_redis: redis.Redis) -> None:
     made = api(staff).post("/api/v1/join-tokens", {"labels": ["a100", "zone=eu"]}, format="json").json()
     assert asked(api, request(token=made["token"])).status_code == 201
     assert asked(api, request()).status_code == 200
@@ -350,7 +338,7 @@ def test_a_token_gives_labels_and_all_of_it_is_in_the_audit(api: Api, staff: Use
     assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "labels.0")
 
 
-def test_too_many_joins_from_one_address_wait(api: Api, db: None, live_redis: redis.Redis) -> None:
+def test_limits_joins_per_address(api: Api, db: None, live_redis: redis.Redis) -> None:
     answers = [asked(api, request()).status_code for _ in range(121)]
     assert (set(answers[:120]), answers[120]) == ({401}, 429)
     assert asked(api, request(), REMOTE_ADDR="192.0.2.7").status_code != 429
@@ -363,7 +351,7 @@ def prepared(*options: str) -> str:
     return str(json.loads(out.getvalue())["join_token"])
 
 
-def test_a_start_of_the_board_whose_host_has_joined_makes_no_token(
+def test_board_start_with_joined_host_creates_no_token(
     api: Api, staff: User, db: None, live_redis: redis.Redis, settings: Any, tmp_path: Path
 ) -> None:
     settings.STATIC_ROOT = tmp_path / "static"
@@ -379,7 +367,7 @@ def test_a_start_of_the_board_whose_host_has_joined_makes_no_token(
     assert asked(api, request(token=again)).status_code == 201, "it was removed, and joins again"
 
 
-def test_a_start_of_the_board_leaves_no_token_of_the_one_before(db: None, settings: Any, tmp_path: Path) -> None:
+def test_board_start_deletes_its_old_token(db: None, settings: Any, tmp_path: Path) -> None:
     """Each start left one that anybody who found it could have joined with for an hour."""
     settings.STATIC_ROOT = tmp_path
     for _ in range(2):
@@ -387,5 +375,5 @@ def test_a_start_of_the_board_leaves_no_token_of_the_one_before(db: None, settin
     spent = JoinToken.objects.get()
     JoinToken.objects.update(uses=1)
     prepared()
-    assert JoinToken.objects.count() == 2, "what a host joined with is told of for 30 days"
+    assert JoinToken.objects.count() == 2, "the token of a joined host is stored for 30 days"
     assert JoinToken.objects.filter(pk=spent.pk).exists()

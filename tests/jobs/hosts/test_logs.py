@@ -56,7 +56,7 @@ def put(live_redis: redis.Redis, host: Host, question: str, **told: Any) -> None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_rank_s_whole_log_comes_from_its_host_with_a_host_s_rights(
+def test_reads_the_full_log_from_the_host(
     guest: Guest, owner: User, stranger: User, api: Api, live_redis: redis.Redis, tmp_path: Path
 ) -> None:
     job = running_job(owner, "host-a")
@@ -97,7 +97,7 @@ def test_a_rank_s_whole_log_comes_from_its_host_with_a_host_s_rights(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_order_that_nobody_waits_for_is_not_answered(
+def test_host_ignores_expired_log_requests(
     guest: Guest, owner: User, api: Api, live_redis: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_download, "HOST_TIMEOUT_S", 0.2)
@@ -132,7 +132,7 @@ def test_an_order_that_nobody_waits_for_is_not_answered(
         ({}, "0?file=/etc/passwd", 400, "Use one of stdout, stderr."),
     ],
 )
-def test_where_no_log_can_be_had_it_says_why(
+def test_reports_why_a_log_is_unavailable(
     guest: Guest, owner: User, api: Api, change: dict[str, Any], rank: str, status: int, words: str
 ) -> None:
     job = running_job(owner, "host-a")
@@ -149,7 +149,7 @@ def test_where_no_log_can_be_had_it_says_why(
     assert words in answer.json()["errors"][0]["message"]
 
 
-def test_an_answer_that_another_wrote_is_none(
+def test_rejects_log_responses_of_other_hosts(
     guest: Guest, owner: User, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda _: "1" * 32)
@@ -161,7 +161,7 @@ def test_an_answer_that_another_wrote_is_none(
     assert log_download.request_log_part(place, "stdout", 0)["data"] == b"true"
 
 
-def test_a_log_whose_host_falls_silent_breaks_off_and_says_so(
+def test_log_ends_with_an_error_if_its_host_is_silent(
     guest: Guest, owner: User, api: Api, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_download, "HOST_TIMEOUT_S", 0.2)
@@ -183,7 +183,7 @@ def test_a_log_whose_host_falls_silent_breaks_off_and_says_so(
     assert told == b"the start\n\n[The rest of the log could not be read: " + reason + b"]\n"
 
 
-def test_only_so_many_parts_are_held_at_once(owner: User, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_buffered_log_parts(owner: User, guest: Guest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_download, "START_SLOT_TIMEOUT_S", 0.05)
     place = log_download.LogLocation(running_job(owner, "host-a"), 1, Host.objects.get(), 0, ("stdout",))
     for _ in range(log_download.MAX_CONCURRENT_PARTS):
@@ -197,7 +197,7 @@ def test_only_so_many_parts_are_held_at_once(owner: User, guest: Guest, monkeypa
 
 
 @pytest.mark.django_db(transaction=True)
-def test_who_asks_a_silent_host_for_many_logs_waits_for_few(
+def test_limits_waits_for_logs_of_a_silent_host(
     owner: User, stranger: User, api: Api, guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or every thread that answers anybody would wait for that host."""
@@ -222,10 +222,10 @@ def test_who_asks_a_silent_host_for_many_logs_waits_for_few(
     words = "You already have 4 log downloads in progress, the maximum. Try again later."
     assert (refused.status_code, refused.json()["errors"][0]["message"]) == (503, words)
     assert int(refused["Retry-After"]) > 0
-    assert not log_download._beginning, "nothing is remembered of who was answered"
+    assert not log_download._beginning, "answered requests are removed"
 
 
-def test_each_rank_of_a_gang_is_asked_of_its_own_host(owner: User, guest: Guest) -> None:
+def test_log_request_goes_to_the_host_of_the_rank(owner: User, guest: Guest) -> None:
     other = admitted("host-b", IDENTITIES[1])
     attempt = Job.objects.get(pk=running_job(owner, "host-a")).attempts.get()
     Member.objects.update(num_ranks=2)

@@ -21,7 +21,7 @@ from jobs.queue.hosts.checks import is_version_mismatch, list_host_versions
 from jobs.queue.hosts.presentation import MAX_LEGEND_ENTRIES, build_grid, get_contact_state
 from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
-from tests.jobs.conftest import host_event, say
+from tests.jobs.conftest import host_event, send_event
 from tests.planner.wrong_specs import GOOD
 
 MakeHost = Callable[..., Host]
@@ -46,9 +46,7 @@ def two_jobs(owner: User, stranger: User, make_host: MakeHost) -> tuple[str, str
     return running(owner, "the owner's <b>job</b>", "host-a"), running(stranger, "the stranger's", "host-b")
 
 
-def test_every_slot_has_the_colour_of_its_job_and_leads_to_it(
-    two_jobs: tuple[str, str], owner: User, client: Any
-) -> None:
+def test_slots_have_color_and_link_of_their_job(two_jobs: tuple[str, str], owner: User, client: Any) -> None:
     client.force_login(owner)
     page = client.get("/hosts/").content.decode()
     held = SlotAllocation.objects.filter(host__name="host-a").count()
@@ -59,14 +57,14 @@ def test_every_slot_has_the_colour_of_its_job_and_leads_to_it(
     assert page.count('class="slot slot-foreign" role="img"') == SlotAllocation.objects.count() - held
 
 
-def test_staff_sees_whose_job_is_where(two_jobs: tuple[str, str], staff: User, client: Any) -> None:
+def test_staff_see_owners_of_jobs_on_hosts(two_jobs: tuple[str, str], staff: User, client: Any) -> None:
     client.force_login(staff)
     page = client.get("/hosts/host-b/").content.decode()
     assert f'href="/jobs/{two_jobs[1]}/"' in page
     assert "slot-foreign" not in page
 
 
-def test_over_rest_a_slot_names_a_job_that_the_user_may_see(
+def test_rest_names_only_visible_jobs_of_slots(
     two_jobs: tuple[str, str], owner: User, staff: User, api: Callable[..., Any]
 ) -> None:
     mine = api(owner).get("/api/v1/hosts/host-a").json()
@@ -76,7 +74,7 @@ def test_over_rest_a_slot_names_a_job_that_the_user_may_see(
     assert api(owner).get("/api/v1/hosts/nowhere").status_code == 404
 
 
-def test_a_hundred_hosts_take_no_query_each(
+def test_host_list_has_no_query_per_host(
     staff: User, make_host: MakeHost, client: Any, django_assert_max_num_queries: Any
 ) -> None:
     for number in range(100):
@@ -91,7 +89,7 @@ def test_a_hundred_hosts_take_no_query_each(
         assert len(client.get("/api/v1/hosts").json()) == 100
 
 
-def test_a_thousand_hosts_come_by_pages_and_by_name_and_state(staff: User, make_host: MakeHost, client: Any) -> None:
+def test_host_list_has_pages_search_and_filters(staff: User, make_host: MakeHost, client: Any) -> None:
     first = make_host("rack-0-node-0", slots=8)
     more = [
         Host(**{**model_to_dict(first), "id": None, "name": f"rack-{n // 40}-node-{n % 40}"}) for n in range(1, 1000)
@@ -107,14 +105,14 @@ def test_a_thousand_hosts_come_by_pages_and_by_name_and_state(staff: User, make_
     assert "901 to 1,000 of 1,000" in last
     rack = client.get("/hosts/?q=RACK-7-&page=99").content.decode()
     assert rack.count('class="panel host-card"') == 40
-    assert "?part=grid" not in re.findall(r'hx-get="([^"]*)"', rack)[0], "what follows them live is narrowed alike"
+    assert "?part=grid" not in re.findall(r'hx-get="([^"]*)"', rack)[0], "live updates use the same filters"
     for state, number in (("silent", 1), ("lost", 0), ("<b>", 1000)):
         page = client.get("/hosts/", {"q": "node", "state": state}).content.decode()
         assert page.count('class="panel host-card"') == min(100, number)
         assert "<b>" not in page
 
 
-def test_a_slot_is_free_only_where_the_queue_would_give_it_away_wherever_one_asks(
+def test_free_slots_agree_with_the_scheduler(
     staff: User, make_host: MakeHost, client: Any, api: Callable[..., Any]
 ) -> None:
     for name in ("speaks", "drained", "silent", "lost", "paused", "left-over"):
@@ -150,7 +148,7 @@ def test_a_slot_is_free_only_where_the_queue_would_give_it_away_wherever_one_ask
     ]
 
 
-def test_a_legend_is_bounded_and_says_what_it_leaves_out(owner: User, make_host: MakeHost) -> None:
+def test_legend_is_limited_and_counts_the_rest(owner: User, make_host: MakeHost) -> None:
     host = make_host("host-a", slots=200)
     for number in range(MAX_LEGEND_ENTRIES + 3):
         running(owner, f"job {number}", "host-a")
@@ -159,7 +157,7 @@ def test_a_legend_is_bounded_and_says_what_it_leaves_out(owner: User, make_host:
     assert sum(slot.job is not None for slot in told.hosts[0].slots) == SlotAllocation.objects.count()
 
 
-def test_a_host_s_state_in_words(make_host: MakeHost, owner: User, client: Any) -> None:
+def test_describes_the_state_of_a_host(make_host: MakeHost, owner: User, client: Any) -> None:
     host = make_host()
     assert get_contact_state(host) == "connected"
     actions_drained = Host.objects.filter(pk=host.pk)
@@ -186,7 +184,7 @@ DEEDS = ["drain", "undrain", "give-up", "remove", "calibrate"]
 
 
 @pytest.mark.parametrize("deed", DEEDS)
-def test_only_staff_with_the_right_does_anything_to_a_host(
+def test_only_staff_with_rights_change_hosts(
     owner: User, viewer: User, make_host: MakeHost, client: Any, api: Callable[..., Any], deed: str
 ) -> None:
     make_host()
@@ -204,7 +202,7 @@ def test_only_staff_with_the_right_does_anything_to_a_host(
     assert not JoinToken.objects.exists()
 
 
-def test_staff_drains_takes_back_gives_up_and_removes(
+def test_staff_change_hosts_on_the_page(
     two_jobs: tuple[str, str], staff: User, client: Any, live_redis: redis.Redis
 ) -> None:
     client.force_login(staff)
@@ -224,7 +222,7 @@ def test_staff_drains_takes_back_gives_up_and_removes(
     assert "host-a" not in re.sub(r"role=\"status\">.*?<", "", client.get("/hosts/").content.decode())
 
 
-def test_over_rest_a_host_is_drained_taken_back_and_removed(
+def test_staff_change_hosts_over_rest(
     two_jobs: tuple[str, str], staff: User, api: Callable[..., Any], live_redis: redis.Redis
 ) -> None:
     asked = api(staff)
@@ -241,7 +239,7 @@ def test_over_rest_a_host_is_drained_taken_back_and_removed(
     assert [host["name"] for host in asked.get("/api/v1/hosts").json()] == ["host-b"]
 
 
-def test_a_token_is_shown_once_and_a_senseless_one_is_named(staff: User, client: Any) -> None:
+def test_page_shows_a_join_token_once(staff: User, client: Any) -> None:
     client.force_login(staff)
     assert "No hosts yet" in client.get("/hosts/").content.decode()
     answer = client.post("/join-tokens/", {"note": "rack 7", "hours": "2", "uses": "3"})
@@ -281,10 +279,8 @@ USE: dict[str, Any] = {
 }
 
 
-def test_what_a_host_tells_of_itself_is_shown_as_told(
-    staff: User, client: Any, api: Callable[..., Any], live_redis: redis.Redis
-) -> None:
-    say(live_redis, host_event(slots=1, facts=FACTS, use=USE, device="cuda"))
+def test_page_shows_facts_of_a_host(staff: User, client: Any, api: Callable[..., Any], live_redis: redis.Redis) -> None:
+    send_event(live_redis, host_event(slots=1, facts=FACTS, use=USE, device="cuda"))
     read_events(live_redis)
     client.force_login(staff)
     page = client.get("/hosts/host-a/").content.decode()
@@ -303,20 +299,20 @@ def test_what_a_host_tells_of_itself_is_shown_as_told(
     assert page.count(">differs<") == 2, "Python and Meshboard; torch is what the board asks for"
     told = api(staff).get("/api/v1/hosts/host-a").json()
     assert (told["facts"], told["use"]) == (FACTS, USE)
-    say(live_redis, host_event(slots=1, device="cuda"))
+    send_event(live_redis, host_event(slots=1, device="cuda"))
     read_events(live_redis)
     host = Host.objects.get()
-    assert (host.facts, host.use) == (FACTS, None), "facts last, how it fares is of this heartbeat"
-    say(live_redis, host_event(slots=1, use=USE, device="cuda"))
+    assert (host.facts, host.use) == (FACTS, None), "facts stay, and usage is from the last heartbeat"
+    send_event(live_redis, host_event(slots=1, use=USE, device="cuda"))
     read_events(live_redis)
     silent(host)
     assert "73%" not in client.get("/hosts/host-a/").content.decode(), "a silent host's use is old"
 
 
-def test_addresses_paths_and_serial_numbers_are_staff_s_to_see(
+def test_only_staff_see_addresses_paths_and_serial_numbers(
     owner: User, staff: User, client: Any, api: Callable[..., Any], live_redis: redis.Redis
 ) -> None:
-    say(live_redis, host_event(slots=1, facts=FACTS, use=USE, device="cuda", address="10.0.0.7"))
+    send_event(live_redis, host_event(slots=1, facts=FACTS, use=USE, device="cuda", address="10.0.0.7"))
     read_events(live_redis)
     Host.objects.update(joined=timezone.now(), joined_from="10.9.9.9")
     secrets = ("10.0.0.7", "10.9.9.9", "GPU-0", '"/x"')
@@ -325,7 +321,7 @@ def test_addresses_paths_and_serial_numbers_are_staff_s_to_see(
         page = client.get("/hosts/host-a/").content.decode() + client.get("/hosts/host-a/?part=live").content.decode()
         told = api(user).get("/api/v1/hosts/host-a").content.decode()
         assert {secret: secret in page + told for secret in secrets} == dict.fromkeys(secrets, seen)
-        assert "100,000" in page, "how fast an interface is tells everybody something"
+        assert "100,000" in page, "all users see the speed of an interface"
 
 
 @pytest.mark.parametrize(
@@ -338,11 +334,11 @@ def test_addresses_paths_and_serial_numbers_are_staff_s_to_see(
         ("driver", "595.10", "", False),
     ],
 )
-def test_versions_differ_in_what_matters(key: str, told: str, expected: str, apart: bool) -> None:
+def test_finds_version_mismatches(key: str, told: str, expected: str, apart: bool) -> None:
     assert is_version_mismatch(key, told, expected) is apart
 
 
-def test_the_board_knows_which_torch_it_asks_for() -> None:
+def test_board_knows_the_required_torch_version() -> None:
     told = {v.name: v for v in list_host_versions({"versions": {"torch": "2.0.0", "python": "3.11.0"}})}
     assert told["torch"].differs
     assert re.fullmatch(r"2\.\d+\.\d+", told["torch"].expected)

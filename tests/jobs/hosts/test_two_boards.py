@@ -29,7 +29,7 @@ def first(db: None, live_redis: redis.Redis) -> Iterator[tuple[Controller, Guest
 
 @pytest.fixture(params=["the same database", "another database"])
 def second(first: tuple[Controller, Guest], settings: Any, request: pytest.FixtureRequest) -> Controller:
-    """The controller of a board that knows nothing of the first: with other rows, and the same Redis."""
+    """Yield the controller of a second board with other rows and the same Redis."""
     if request.param == "another database":
         settings.REDIS_URL = settings.REDIS_URL.removesuffix("/0") + "/1"
     Lease.objects.all().delete()
@@ -37,7 +37,7 @@ def second(first: tuple[Controller, Guest], settings: Any, request: pytest.Fixtu
     return Controller()
 
 
-def test_a_second_board_leaves_the_hosts_of_the_first_alone_and_says_why(
+def test_second_board_does_not_change_hosts_of_the_first(
     first: tuple[Controller, Guest], second: Controller, caplog: Any
 ) -> None:
     for _ in range(3):
@@ -49,9 +49,7 @@ def test_a_second_board_leaves_the_hosts_of_the_first_alone_and_says_why(
     assert [one.level for one in check_board() if one.words.startswith(said)] == ["fail"]
 
 
-def test_no_host_joins_a_second_board_in_place_of_one_of_the_first(
-    first: tuple[Controller, Guest], second: Controller
-) -> None:
+def test_second_board_accepts_no_joins(first: tuple[Controller, Guest], second: Controller) -> None:
     second.run_once()
     with pytest.raises(NoRightsError, match="The controller of another board"):
         admitted("host-a")
@@ -59,7 +57,7 @@ def test_no_host_joins_a_second_board_in_place_of_one_of_the_first(
     assert first[1].redis.ping()
 
 
-def test_the_second_goes_on_once_the_first_has_left(
+def test_second_board_starts_after_the_first_has_ended(
     first: tuple[Controller, Guest], second: Controller, live_redis: redis.Redis
 ) -> None:
     second.run_once()
@@ -69,9 +67,7 @@ def test_the_second_goes_on_once_the_first_has_left(
     assert get_redis_user("host-a") not in live_redis.acl_users(), "no host of this board"
 
 
-def test_controllers_of_one_board_take_over_from_each_other(
-    first: tuple[Controller, Guest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_controllers_of_one_board_take_over(first: tuple[Controller, Guest], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the first was killed and gave nothing back."""
     Lease.objects.update(ticked=None)
     monkeypatch.setattr(work_lease, "TAKEOVER_AFTER_S", 0.0)

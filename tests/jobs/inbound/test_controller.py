@@ -33,11 +33,11 @@ from jobs.queue.inbound.reconcile import EventReception
 from jobs.queue.inbound.streams import read_events
 from jobs.queue.orders import ORDER_LIFETIME, deliver
 from jobs.queue.scheduling.scheduler import schedule
-from tests.jobs.conftest import attempt_event, host_event, say
+from tests.jobs.conftest import attempt_event, host_event, send_event
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import ROOT, RedisServer, base_environment, scale_timeout, wait_until
 
-STARTS_S = 120.0  # of a Django on a machine that is busy with other things
+START_TIMEOUT_S = 120.0  # Django starts slowly on a busy machine.
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def job(owner: User, make_host: Callable[..., Host]) -> Job:
 
 
 @pytest.mark.parametrize("broken", ["read_events", "schedule", "reconcile", "deliver", "prune_if_due"])
-def test_a_stage_that_fails_holds_up_no_other(
+def test_failing_stage_does_not_stop_the_others(
     job: Job, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: Any, broken: str
 ) -> None:
     called: list[str] = []
@@ -57,21 +57,21 @@ def test_a_stage_that_fails_holds_up_no_other(
         def work(*_: Any, stage: str = stage) -> None:
             called.append(stage)
             if stage == broken:
-                raise ZeroDivisionError("a defect of ours")
+                raise ZeroDivisionError("a bug")
 
         monkeypatch.setattr(engines if hasattr(engines, stage) else controller, stage, work)
-    made = Controller()
+    controller_ = Controller()
     for _ in range(3):
-        made.run_once()
+        controller_.run_once()
     assert called == ["read_events", "schedule", "reconcile", "deliver", "prune_if_due"] * 3
-    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(told) == 1, "the same is told once a minute"
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(records) == 1, "repeated errors are logged once per minute"
     assert "ZeroDivisionError" in caplog.text
     assert "Traceback" in caplog.text
-    assert Lease.objects.get().ticked is None, "no whole tick"
+    assert Lease.objects.get().ticked is None, "the pass was not complete"
 
 
-def test_an_idle_tick_says_nothing(job: Job, live_redis: redis.Redis, caplog: Any) -> None:
+def test_idle_pass_logs_nothing(job: Job, live_redis: redis.Redis, caplog: Any) -> None:
     caplog.set_level(logging.INFO)
     made = Controller()
     for _ in range(3):
@@ -81,9 +81,7 @@ def test_an_idle_tick_says_nothing(job: Job, live_redis: redis.Redis, caplog: An
 
 
 @pytest.mark.usefixtures("postgres")
-def test_a_database_that_cut_the_connection_is_found_again(
-    live_redis: redis.Redis, postgres_url: str, caplog: Any
-) -> None:
+def test_reconnects_to_the_database(live_redis: redis.Redis, postgres_url: str, caplog: Any) -> None:
     made = Controller()
     made.run_once()
     first = Lease.objects.get().ticked
@@ -99,28 +97,28 @@ def test_a_database_that_cut_the_connection_is_found_again(
     assert "Traceback" not in caplog.text
 
 
-def test_time_in_which_nobody_listened_is_known_by_either_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    listening = EventReception()
-    began = listening.since
-    listening.record_pass()
-    assert listening.since == began
+def test_detects_reception_gaps_with_either_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    reception = EventReception()
+    began = reception.since
+    reception.record_pass()
+    assert reception.since == began
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 11)
-    listening.record_pass()
-    assert listening.since > began
-    again = listening.since
-    listening.record_pass()
-    assert listening.since == again
+    reception.record_pass()
+    assert reception.since > began
+    again = reception.since
+    reception.record_pass()
+    assert reception.since == again
     later = timezone.now() + timedelta(hours=1)
     monkeypatch.setattr(timezone, "now", lambda: later)
-    listening.record_pass()
-    assert listening.since == later
+    reception.record_pass()
+    assert reception.since == later
 
 
-def test_while_redis_is_away_no_host_is_called_silent_and_jobs_wait_for_redis(
+def test_redis_outage_does_not_mark_hosts_silent(
     job: Job, live_redis: redis.Redis, redis_service: RedisServer, owner: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a Redis that was stopped for 30 s was told as a host that has been silent."""
+    """An outage of Redis must not be reported as silence of a host."""
     made = Controller()
     made.run_once()
     queued, _ = actions.submit(owner, {**GOOD, "resources": {"device": "cpu", "host": "host-a"}})
@@ -165,25 +163,25 @@ class Cause(Exception):  # noqa: N818
         self.sqlstate = sqlstate
 
 
-def test_what_passes_is_tried_again_and_what_does_not_is_buried() -> None:
-    def caused(error: Exception, state: str) -> Exception:
+def test_classifies_transient_errors() -> None:
+    def set_cause(error: Exception, state: str) -> Exception:
         error.__cause__ = Cause(state)
         return error
 
     assert event_handlers.is_transient(OperationalError("database is locked"))
     assert event_handlers.is_transient(redis.ConnectionError())
-    assert event_handlers.is_transient(caused(OperationalError("deadlock detected"), "40P01"))
-    assert not event_handlers.is_transient(caused(OperationalError("stack depth limit exceeded"), "54001"))
+    assert event_handlers.is_transient(set_cause(OperationalError("deadlock detected"), "40P01"))
+    assert not event_handlers.is_transient(set_cause(OperationalError("stack depth limit exceeded"), "54001"))
     assert not event_handlers.is_transient(DataError("invalid byte sequence"))
     assert not event_handlers.is_transient(KeyError("host"))
 
 
-def test_dead_letters_are_told_in_plain_text_and_bounded(
+def test_limits_dead_letters_and_removes_nul_bytes(
     db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_handlers, "MAX_DEAD_LETTERS", 5)
     for slots in range(-9, 0):
-        say(live_redis, host_event("host-x", slots=slots, device_name="a\0b" + "x" * 9000))
+        send_event(live_redis, host_event("host-x", slots=slots, device_name="a\0b" + "x" * 9000))
     live_redis.xadd(events_stream("host-x"), {"b": b"\xc1\0 no msgpack"})
     live_redis.xadd(events_stream("host-x"), {"other": b"1"})
     assert read_events(live_redis) == 11
@@ -197,48 +195,46 @@ def test_dead_letters_are_told_in_plain_text_and_bounded(
     assert not any("\0" in letter.body + letter.reason for letter in letters)
 
 
-def test_a_sender_of_many_bad_events_pushes_out_nobody_elses(
-    db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_dead_letters_per_sender(db: None, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_handlers, "MAX_DEAD_LETTERS", 10)
     monkeypatch.setattr(event_handlers, "MAX_DEAD_LETTERS_PER_SENDER", 3)
-    say(live_redis, host_event("host-a", slots=-1))
+    send_event(live_redis, host_event("host-a", slots=-1))
     for _ in range(20):
-        say(live_redis, host_event("host-x", slots=-1))
+        send_event(live_redis, host_event("host-x", slots=-1))
         live_redis.xadd(LEGACY_EVENTS_STREAM, {"b": b"\xc1 names no host"})
     assert read_events(live_redis) == 41
     senders = list(DeadLetter.objects.values_list("sender", flat=True))
     assert sorted(senders) == [""] * 3 + ["host-a"] + ["host-x"] * 3
     for stream, sender in ((LEGACY_EVENTS_STREAM, ""), (events_stream("host-x"), "host-x")):
-        told: Any = live_redis.xinfo_stream(stream)
-        newest = told["last-generated-id"].decode()
-        assert DeadLetter.objects.filter(entry=newest, sender=sender).exists(), "the newest are kept"
+        stream_info: Any = live_redis.xinfo_stream(stream)
+        newest = stream_info["last-generated-id"].decode()
+        assert DeadLetter.objects.filter(entry=newest, sender=sender).exists(), "the newest letters are stored"
 
 
-def test_one_bad_report_spoils_no_other(job: Job, live_redis: redis.Redis) -> None:
+def test_invalid_report_does_not_affect_others(job: Job, live_redis: redis.Redis) -> None:
     schedule()
-    strange = attempt_event(job.id, 1, "exited", "failed")["report"]
-    strange["exit"] |= {"job": "another", "attempt": 7}
+    wrong = attempt_event(job.id, 1, "exited", "failed")["report"]
+    wrong["exit"] |= {"job": "another", "attempt": 7}
     good = attempt_event(job.id, 1, "running")["report"]
-    say(live_redis, host_event(attempts=[strange, good]))
+    send_event(live_redis, host_event(attempts=[wrong, good]))
     read_events(live_redis)
     job.refresh_from_db()
     assert job.status == Status.RUNNING
     assert DeadLetter.objects.get().reason.startswith("exit: the exit report names attempt another/7")
 
 
-def test_an_end_whose_report_cannot_be_taken_in_is_an_end(job: Job, live_redis: redis.Redis) -> None:
+def test_invalid_exit_report_ends_the_attempt(job: Job, live_redis: redis.Redis) -> None:
     schedule()
-    Job.objects.update(spec={"kind": "no kind we know"})
-    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    Job.objects.update(spec={"kind": "unknown"})
+    send_event(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
     read_events(live_redis)
     job.refresh_from_db()
     assert (job.status, SlotAllocation.objects.count()) == (Status.LOST, 0)
     assert DeadLetter.objects.get().sender == "host-a"
-    assert Outbox.objects.filter(task=TASK_ACKNOWLEDGE).count() == 1, "the host need not repeat it"
+    assert Outbox.objects.filter(task=TASK_ACKNOWLEDGE).count() == 1, "the host does not repeat the report"
 
 
-def test_an_order_expires_by_redis_clock_from_when_it_is_sent(job: Job, live_redis: redis.Redis) -> None:
+def test_order_expires_by_the_redis_clock(job: Job, live_redis: redis.Redis) -> None:
     schedule()
     before: Any = live_redis.time()
     assert deliver(live_redis) == 1
@@ -250,7 +246,7 @@ def test_an_order_expires_by_redis_clock_from_when_it_is_sent(job: Job, live_red
     assert 0 <= order["expires"] - before[0] - ORDER_LIFETIME.total_seconds() < 30
 
 
-def test_after_redis_was_emptied_orders_still_arrive(job: Job, live_redis: redis.Redis) -> None:
+def test_delivers_orders_after_redis_was_emptied(job: Job, live_redis: redis.Redis) -> None:
     for number in range(3):
         Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue("host-a"), arguments=[job.id, number + 1])
         assert deliver(live_redis) == 1
@@ -258,7 +254,7 @@ def test_after_redis_was_emptied_orders_still_arrive(job: Job, live_redis: redis
         live_redis.flushall()
 
 
-def test_what_redis_does_not_take_stays_in_order(job: Job, live_redis: redis.Redis) -> None:
+def test_rejected_orders_stay_in_the_outbox(job: Job, live_redis: redis.Redis) -> None:
     rows = [
         Outbox.objects.create(task=TASK_ACKNOWLEDGE, queue=host_queue(f"host-{n}"), arguments=[job.id, n])
         for n in range(1, 4)
@@ -272,7 +268,7 @@ def test_what_redis_does_not_take_stays_in_order(job: Job, live_redis: redis.Red
     assert [live_redis.llen(host_queue(f"host-{n}")) for n in range(1, 4)] == [1, 1, 1]
 
 
-def test_an_order_is_kept_while_the_database_is_away(
+def test_order_stays_in_the_outbox_during_an_outage(
     job: Job, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schedule()
@@ -285,7 +281,7 @@ def test_an_order_is_kept_while_the_database_is_away(
     assert live_redis.llen(host_queue("host-a")) == 1
 
 
-def test_an_order_that_no_host_could_read_fails_its_job_and_holds_up_nothing(job: Job, live_redis: redis.Redis) -> None:
+def test_invalid_order_fails_its_job_only(job: Job, live_redis: redis.Redis) -> None:
     schedule()
     row = Outbox.objects.get()
     row.arguments[0]["slots"] = [-1]
@@ -298,7 +294,7 @@ def test_an_order_that_no_host_could_read_fails_its_job_and_holds_up_nothing(job
     assert Attempt.objects.get().ended is not None
 
 
-def test_an_order_nobody_waits_for_is_not_sent(job: Job, live_redis: redis.Redis) -> None:
+def test_drops_the_order_of_an_ended_member(job: Job, live_redis: redis.Redis) -> None:
     schedule()
     Member.objects.update(ended=timezone.now())
     assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
@@ -330,20 +326,20 @@ def manage(environment: dict[str, str], *arguments: str) -> subprocess.Completed
 def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     made: list[subprocess.Popen[bytes]] = []
 
-    def go(name: str) -> subprocess.Popen[bytes]:
+    def start_controller(name: str) -> subprocess.Popen[bytes]:
         with (tmp_path / f"{name}.log").open("wb") as log:
             argv = [sys.executable, "manage.py", "controller"]
             made.append(subprocess.Popen(argv, env=environment, cwd=ROOT, stdout=log, stderr=log))
         return made[-1]
 
-    yield go
+    yield start_controller
     for process in made:
         process.kill()
         process.wait()
 
 
 @pytest.mark.slow
-def test_the_process_checks_itself_waits_its_turn_survives_redis_and_ends_at_once(
+def test_process_takes_over_survives_redis_and_exits(
     environment: dict[str, str],
     start: Callable[[str], subprocess.Popen[bytes]],
     redis_service: RedisServer,
@@ -354,29 +350,37 @@ def test_the_process_checks_itself_waits_its_turn_survives_redis_and_ends_at_onc
 
     assert manage(environment, "controller", "--check").returncode == 1
     first = start("first")
-    wait_until(lambda: manage(environment, "controller", "--check").returncode == 0, "a whole tick", STARTS_S, 0.2)
+    wait_until(
+        lambda: manage(environment, "controller", "--check").returncode == 0, "a complete pass", START_TIMEOUT_S, 0.2
+    )
     second = start("second")
-    wait_until(lambda: "another controller runs" in log("second"), "the second one waits", STARTS_S)
+    wait_until(lambda: "another controller runs" in log("second"), "the second one waits", START_TIMEOUT_S)
     first.kill()
-    wait_until(lambda: "going on" in log("second"), "the second one goes on", STARTS_S)
+    wait_until(lambda: "going on" in log("second"), "the second one takes over", START_TIMEOUT_S)
     redis_service.stop(signal.SIGKILL)
-    wait_until(lambda: "events waits" in log("second"), "it says that Redis is away", STARTS_S)
+    wait_until(lambda: "events waits" in log("second"), "the outage of Redis is logged", START_TIMEOUT_S)
     redis_service.start()
-    heartbeat = "import redis; from tests.jobs.conftest import host_event, say"
-    heartbeat += f"; say(redis.Redis.from_url({redis_service.url!r}), host_event(slots=7))"
-    said = manage(environment, "shell", "--no-imports", "-c", heartbeat)  # by a host that has joined that installation
-    assert said.returncode == 0, said.stderr
-    wait_until(lambda: found(tmp_path, "SELECT slots FROM jobs_host") == 7, "it hears again, by itself", STARTS_S)
+    heartbeat = "import redis; from tests.jobs.conftest import host_event, send_event"
+    heartbeat += f"; send_event(redis.Redis.from_url({redis_service.url!r}), host_event(slots=7))"
+    process = manage(
+        environment, "shell", "--no-imports", "-c", heartbeat
+    )  # Sent by a host that has joined this installation.
+    assert process.returncode == 0, process.stderr
+    wait_until(
+        lambda: query_value(tmp_path, "SELECT slots FROM jobs_host") == 7,
+        "the controller reads events again",
+        START_TIMEOUT_S,
+    )
     second.send_signal(signal.SIGTERM)
     assert second.wait(scale_timeout(5)) == 0
     assert "Traceback" not in log("second")
     third = start("third")
     holds = "SELECT holder LIKE '%process ' || ? || ' %' FROM jobs_lease"
-    wait_until(lambda: found(tmp_path, holds, third.pid), "the third one works", STARTS_S)
-    assert "another controller" not in log("third"), "one that ended in order leaves the lease free"
+    wait_until(lambda: query_value(tmp_path, holds, third.pid), "the third one holds the lease", START_TIMEOUT_S)
+    assert "another controller" not in log("third"), "a clean exit releases the lease"
 
 
-def found(folder: Path, query: str, *arguments: Any) -> int:
+def query_value(folder: Path, query: str, *arguments: Any) -> int:
     with sqlite3.connect(folder / "db.sqlite3", timeout=20) as database:
         value: int = database.execute(query, arguments).fetchone()[0]
         return value

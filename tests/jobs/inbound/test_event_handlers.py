@@ -20,7 +20,7 @@ from jobs.queue.inbound import streams
 from jobs.queue.inbound.reconcile import reconcile
 from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
-from tests.jobs.conftest import attempt_event, host_event, report, say, signed
+from tests.jobs.conftest import attempt_event, host_event, report, send_event, sign_event
 from tests.planner.wrong_specs import GOOD
 from tests.support.processes import RedisServer
 
@@ -30,16 +30,16 @@ LONG_AGO = timezone.now() - timedelta(days=300)
 
 @pytest.fixture
 def job(owner: User, make_host: Callable[..., Host]) -> Job:
-    """Placed on host-a, which it fills."""
+    """Create a job that is placed on all slots of host-a."""
     make_host()
     made, _ = actions.submit(owner, GOOD)
     schedule()
     return made
 
 
-def hear(client: redis.Redis, *events: dict[str, Any]) -> None:
+def receive(client: redis.Redis, *events: dict[str, Any]) -> None:
     for event in events:
-        say(client, event)
+        send_event(client, event)
     read_events(client)
     reconcile(client, LONG_AGO)
 
@@ -49,23 +49,23 @@ def status(job: Job) -> str:
     return job.status
 
 
-def running(job: Job, client: redis.Redis, **changes: Any) -> None:
-    hear(client, host_event(attempts=[report(job.id, 1, "running")], **changes))
+def start_running(job: Job, client: redis.Redis, **changes: Any) -> None:
+    receive(client, host_event(attempts=[report(job.id, 1, "running")], **changes))
     assert status(job) == Status.RUNNING
     Member.objects.update(ordered=timezone.now() - timedelta(minutes=5))
 
 
-def silent(**time: int) -> None:
+def set_silent(**time: int) -> None:
     Host.objects.update(last_seen=timezone.now() - timedelta(**time))
 
 
-def silences(job: Job) -> list[bool]:
+def list_silent(job: Job) -> list[bool]:
     return [member["silent"] for member in serialize_job(job)["members"]]
 
 
-def test_a_host_silent_for_months_keeps_its_job_and_its_slots(job: Job, live_redis: redis.Redis) -> None:
-    running(job, live_redis)
-    silent(days=100)
+def test_silent_host_keeps_job_and_slots(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis)
+    set_silent(days=100)
     reconcile(live_redis, LONG_AGO)
     reconcile(live_redis, LONG_AGO)
     assert status(job) == Status.UNREACHABLE
@@ -74,23 +74,23 @@ def test_a_host_silent_for_months_keeps_its_job_and_its_slots(job: Job, live_red
     reason = StateChange.objects.filter(job=job).last()
     assert reason is not None
     assert reason.reason.startswith("no contact with host host-a since 20")
-    running(job, live_redis)
+    start_running(job, live_redis)
     history = [change.status for change in StateChange.objects.filter(job=job)]
     assert history == ["queued", "starting", "running", "unreachable", "running"]
 
 
-def test_silence_while_nobody_listened_is_no_silence(job: Job, live_redis: redis.Redis) -> None:
-    running(job, live_redis)
-    silent(minutes=20)
+def test_silence_counts_only_while_events_are_read(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis)
+    set_silent(minutes=20)
     reconcile(live_redis, timezone.now() - timedelta(seconds=29))
-    assert (status(job), silences(job)) == (Status.RUNNING, [False])
+    assert (status(job), list_silent(job)) == (Status.RUNNING, [False])
     reconcile(live_redis, timezone.now() - timedelta(seconds=31))
-    assert (status(job), silences(job)) == (Status.UNREACHABLE, [True])
+    assert (status(job), list_silent(job)) == (Status.UNREACHABLE, [True])
 
 
-def test_a_cancel_waits_for_a_silent_host_and_says_so(job: Job, live_redis: redis.Redis) -> None:
-    running(job, live_redis)
-    silent(hours=1)
+def test_cancellation_waits_for_a_silent_host(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis)
+    set_silent(hours=1)
     assert actions.cancel(job, "tester")
     reconcile(live_redis, LONG_AGO)
     assert status(job) == Status.CANCELLING
@@ -98,18 +98,16 @@ def test_a_cancel_waits_for_a_silent_host_and_says_so(job: Job, live_redis: redi
     assert job.wait_reason.endswith("the job ends when the host has contact again, or when staff mark the host as lost")
     assert live_redis.exists(cancel_key(job.id, 1))
     assert SlotAllocation.objects.count() == 4
-    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
+    receive(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
     assert (status(job), job.wait_reason) == (Status.CANCELLING, "")
 
 
-def test_a_host_given_up_loses_its_attempt_and_is_told_to_end_it_when_it_comes_back(
-    job: Job, live_redis: redis.Redis
-) -> None:
-    running(job, live_redis)
+def test_lost_host_cancels_its_attempt_when_it_returns(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis)
     host = Host.objects.get()
     with pytest.raises(actions.HostConnectedError):
         actions.mark_host_lost(host, "tester")
-    silent(hours=1)
+    set_silent(hours=1)
     assert actions.mark_host_lost(host, "tester") == 1
     assert status(job) == Status.LOST
     assert SlotAllocation.objects.count() == 0
@@ -118,72 +116,68 @@ def test_a_host_given_up_loses_its_attempt_and_is_told_to_end_it_when_it_comes_b
     assert last.reason == "host host-a was marked as lost by tester"
     reconcile(live_redis, LONG_AGO)
     live_redis.delete(cancel_key(job.id, 1))
-    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
+    receive(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
     assert live_redis.exists(cancel_key(job.id, 1))
     host.refresh_from_db()
     assert host.holding == [[job.id, 1, [0, 1, 2, 3]]]
-    hear(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
+    receive(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
     host.refresh_from_db()
     assert (status(job), host.holding) == (Status.LOST, [])
     assert Attempt.objects.get().exit["outcome"] == "cancelled"
 
 
-def test_an_attempt_that_its_host_has_forgotten_is_lost_after_three_heartbeats(
-    job: Job, live_redis: redis.Redis
-) -> None:
-    running(job, live_redis)
-    hear(live_redis, host_event(), host_event())
+def test_attempt_missing_from_three_heartbeats_is_lost(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis)
+    receive(live_redis, host_event(), host_event())
     assert (status(job), Member.objects.get().missed) == (Status.RUNNING, 2)
-    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]), host_event(), host_event())
-    assert status(job) == Status.RUNNING, "three in a row"
+    receive(live_redis, host_event(attempts=[report(job.id, 1, "running")]), host_event(), host_event())
+    assert status(job) == Status.RUNNING, "only three consecutive heartbeats count"
     assert SlotAllocation.objects.count() == 4
-    hear(live_redis, host_event())
+    receive(live_redis, host_event())
     assert status(job) == Status.LOST
     assert SlotAllocation.objects.count() == 0
 
 
-def test_a_host_that_does_not_name_an_attempt_is_asked_how_it_ended_before_it_is_lost(
-    job: Job, live_redis: redis.Redis
-) -> None:
-    """As where this database was restored: the host was told before that its end is stored."""
-    asked = Outbox.objects.filter(task=TASK_RESEND_REPORT)
-    hear(live_redis, host_event())
-    assert not asked.exists(), "its order may be on the way"
-    running(job, live_redis)
-    hear(live_redis, host_event(), host_event())
-    assert [(one.queue, one.arguments) for one in asked] == [(host_queue("host-a"), [job.id, 1])]
-    hear(live_redis, host_event(attempts=[report(job.id, 1, "exited", "succeeded")]), host_event(), host_event())
+def test_requests_the_exit_report_before_losing_an_attempt(job: Job, live_redis: redis.Redis) -> None:
+    """A restored database can miss an exit report that the host has deleted as acknowledged."""
+    resend_orders = Outbox.objects.filter(task=TASK_RESEND_REPORT)
+    receive(live_redis, host_event())
+    assert not resend_orders.exists(), "its order can still arrive"
+    start_running(job, live_redis)
+    receive(live_redis, host_event(), host_event())
+    assert [(one.queue, one.arguments) for one in resend_orders] == [(host_queue("host-a"), [job.id, 1])]
+    receive(live_redis, host_event(attempts=[report(job.id, 1, "exited", "succeeded")]), host_event(), host_event())
     assert status(job) == Status.SUCCEEDED
 
 
-def test_an_order_lost_on_the_way_is_sent_again_and_again(job: Job, live_redis: redis.Redis) -> None:
+def test_resends_a_lost_launch_order(job: Job, live_redis: redis.Redis) -> None:
     Outbox.objects.all().delete()
     Member.objects.update(ordered=timezone.now() - timedelta(minutes=5))
     reconcile(live_redis, LONG_AGO)
-    assert Outbox.objects.count() == 0, "its host has not spoken yet"
-    hear(live_redis, *[host_event() for _ in range(5)])
+    assert Outbox.objects.count() == 0, "its host has sent no heartbeat yet"
+    receive(live_redis, *[host_event() for _ in range(5)])
     assert status(job) == Status.STARTING
     reconcile(live_redis, LONG_AGO)
     assert Outbox.objects.get(task=TASK_LAUNCH).arguments[0]["slots"] == [0, 1, 2, 3]
 
 
-def test_a_start_that_a_silence_caught_is_ordered_again(job: Job, live_redis: redis.Redis) -> None:
+def test_resends_a_launch_order_after_silence(job: Job, live_redis: redis.Redis) -> None:
     Outbox.objects.all().delete()
-    silent(hours=1)
+    set_silent(hours=1)
     reconcile(live_redis, LONG_AGO)
     assert status(job) == Status.UNREACHABLE
     Member.objects.update(ordered=timezone.now() - timedelta(minutes=5))
-    hear(live_redis, *[host_event() for _ in range(5)])
+    receive(live_redis, *[host_event() for _ in range(5)])
     assert Outbox.objects.filter(task=TASK_LAUNCH).count() == 1
-    running(job, live_redis)
+    start_running(job, live_redis)
 
 
-def test_a_cancelled_start_whose_order_was_lost_ends(job: Job, live_redis: redis.Redis) -> None:
+def test_cancelled_launch_with_lost_order_ends(job: Job, live_redis: redis.Redis) -> None:
     actions.cancel(job, "tester")
-    hear(live_redis, *[host_event() for _ in range(5)])
-    assert status(job) == Status.CANCELLING, "its order may still be carried out"
+    receive(live_redis, *[host_event() for _ in range(5)])
+    assert status(job) == Status.CANCELLING, "its order can still be executed"
     Member.objects.update(ordered=timezone.now() - timedelta(minutes=5))
-    hear(live_redis, host_event())
+    receive(live_redis, host_event())
     assert status(job) == Status.CANCELLED
     assert SlotAllocation.objects.count() == 0
 
@@ -193,58 +187,56 @@ def test_a_cancelled_start_whose_order_was_lost_ends(job: Job, live_redis: redis
     [{"sequence": 1}, {"began": 0.5, "sequence": 10**9, "incarnation": "before"}],
     ids=["sequence", "incarnation"],
 )
-def test_an_old_heartbeat_changes_nothing(job: Job, live_redis: redis.Redis, older: dict[str, Any]) -> None:
-    running(job, live_redis)
+def test_ignores_older_heartbeats(job: Job, live_redis: redis.Redis, older: dict[str, Any]) -> None:
+    start_running(job, live_redis)
     before = Host.objects.values().get()
-    hear(live_redis, *[host_event(slots=1, boot_id="other", **older) for _ in range(5)])
+    receive(live_redis, *[host_event(slots=1, boot_id="other", **older) for _ in range(5)])
     assert Host.objects.values().get() == before
     assert (status(job), Member.objects.get().missed) == (Status.RUNNING, 0)
 
 
-@pytest.mark.parametrize(("ago_s", "most"), [(0, 1000), (3600, 19_000)])
-def test_a_number_that_no_heartbeat_can_have_does_not_deafen(
-    live_redis: redis.Redis, db: None, ago_s: int, most: int
-) -> None:
+@pytest.mark.parametrize(("ago_s", "max_sequence"), [(0, 1000), (3600, 19_000)])
+def test_rejects_impossible_sequence_numbers(live_redis: redis.Redis, db: None, ago_s: int, max_sequence: int) -> None:
     clock: Any = live_redis.time()
     began = float(clock[0] - ago_s)
-    hear(live_redis, host_event(sequence=1, began=began))
-    hear(live_redis, host_event(sequence=2**53, began=began), host_event(sequence=most + 500, began=began))
+    receive(live_redis, host_event(sequence=1, began=began))
+    receive(live_redis, host_event(sequence=2**53, began=began), host_event(sequence=max_sequence + 500, began=began))
     reasons = list(DeadLetter.objects.values_list("reason", flat=True))
     assert len(reasons) == 2
     assert all("the highest number of a host that started" in reason for reason in reasons)
-    hear(live_redis, host_event(sequence=2, began=began, slots=2))
+    receive(live_redis, host_event(sequence=2, began=began, slots=2))
     assert Host.objects.get().slots == 2
-    hear(live_redis, host_event(sequence=most, began=began, slots=3))
+    receive(live_redis, host_event(sequence=max_sequence, began=began, slots=3))
     assert Host.objects.get().slots == 3
 
 
-def test_a_clock_set_back_does_not_make_a_host_s_number_too_high(live_redis: redis.Redis, db: None) -> None:
-    live_redis.xadd(EVENTS, signed(host_event(sequence=50_000, began=5000.0)), id="1000-0")
+def test_accepts_sequence_numbers_after_a_clock_change(live_redis: redis.Redis, db: None) -> None:
+    live_redis.xadd(EVENTS, sign_event(host_event(sequence=50_000, began=5000.0)), id="1000-0")
     read_events(live_redis)
     assert Host.objects.get().sequence == 50_000
 
 
 @pytest.mark.parametrize("forged", [{"sequence": 10**9}, {"began": 1e90, "sequence": 1}])
-def test_a_host_that_was_spoken_for_is_heard_once_only_it_is(
+def test_accepts_the_host_after_forged_heartbeats_stop(
     live_redis: redis.Redis, db: None, forged: dict[str, Any]
 ) -> None:
-    hear(live_redis, host_event(slots=2), host_event(slots=1, **forged), host_event(slots=3))
+    receive(live_redis, host_event(slots=2), host_event(slots=1, **forged), host_event(slots=3))
     assert Host.objects.get().slots == 1
-    silent(seconds=31)
-    hear(live_redis, host_event(slots=3))
+    set_silent(seconds=31)
+    receive(live_redis, host_event(slots=3))
     assert Host.objects.get().slots == 3
 
 
-def test_an_end_is_true_in_an_old_heartbeat_too(job: Job, live_redis: redis.Redis) -> None:
-    running(job, live_redis)
-    hear(live_redis, host_event(attempts=[report(job.id, 1, "exited", "succeeded")], sequence=0))
+def test_accepts_an_exit_in_an_older_heartbeat(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis)
+    receive(live_redis, host_event(attempts=[report(job.id, 1, "exited", "succeeded")], sequence=0))
     assert status(job) == Status.SUCCEEDED
     assert Outbox.objects.filter(task=TASK_ACKNOWLEDGE).count() == 1
 
 
-def test_a_rebooted_host_has_lost_what_ran_before(job: Job, live_redis: redis.Redis) -> None:
-    running(job, live_redis)
-    hear(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1))
+def test_reboot_loses_running_attempts(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis)
+    receive(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1))
     assert status(job) == Status.LOST
     last = StateChange.objects.filter(job=job).last()
     assert last is not None
@@ -252,90 +244,84 @@ def test_a_rebooted_host_has_lost_what_ran_before(job: Job, live_redis: redis.Re
     assert SlotAllocation.objects.count() == 0
 
 
-def test_a_rebooted_host_that_tells_of_an_end_is_believed(job: Job, live_redis: redis.Redis) -> None:
-    running(job, live_redis)
+def test_accepts_an_exit_report_after_a_reboot(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis)
     ended = [report(job.id, 1, "exited", "succeeded")]
-    hear(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1, attempts=ended))
+    receive(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1, attempts=ended))
     assert status(job) == Status.SUCCEEDED
 
 
-def test_a_start_on_its_way_survives_the_reboot_of_its_host(job: Job, live_redis: redis.Redis) -> None:
-    hear(live_redis, host_event())
-    hear(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1))
+def test_pending_launch_survives_a_reboot(job: Job, live_redis: redis.Redis) -> None:
+    receive(live_redis, host_event())
+    receive(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1))
     assert status(job) == Status.STARTING
     assert SlotAllocation.objects.count() == 4
 
 
-def test_a_worker_that_began_earlier_by_a_clock_set_back_is_believed_once_only_it_is_heard(
-    job: Job, live_redis: redis.Redis
-) -> None:
-    running(job, live_redis, began=5000.0)
-    set_back = {"began": 1400.0, "incarnation": "second"}
-    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")], sequence=1, **set_back))
+def test_accepts_a_worker_with_an_older_clock_after_silence(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis, began=5000.0)
+    older_worker = {"began": 1400.0, "incarnation": "second"}
+    receive(live_redis, host_event(attempts=[report(job.id, 1, "running")], sequence=1, **older_worker))
     assert Host.objects.get().incarnation == "first"
-    silent(seconds=31)
-    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")], sequence=2, **set_back))
+    set_silent(seconds=31)
+    receive(live_redis, host_event(attempts=[report(job.id, 1, "running")], sequence=2, **older_worker))
     assert Host.objects.get().incarnation == "second"
 
 
-def test_redis_killed_and_restored_from_an_older_dump_loses_no_job(
-    job: Job, redis_service: RedisServer, live_redis: redis.Redis
-) -> None:
+def test_restored_redis_loses_no_job(job: Job, redis_service: RedisServer, live_redis: redis.Redis) -> None:
     old = [host_event(), host_event(), host_event(), host_event()]
-    hear(live_redis, *old[:3])
+    receive(live_redis, *old[:3])
     for event in old:
-        say(live_redis, event)  # kept in the dump beyond what is trimmed
+        send_event(live_redis, event)  # Stays in the dump after trimming.
     live_redis.save()
     read_events(live_redis)
-    running(job, live_redis)
+    start_running(job, live_redis)
     redis_service.stop(signal.SIGKILL)
     redis_service.start()
     restored = redis_service.client()
     assert restored.xlen(EVENTS) >= 4
-    silent(hours=1)
-    assert read_events(restored) >= 4, "the older stream is read again"
+    set_silent(hours=1)
+    assert read_events(restored) >= 4, "reads the older stream again"
     reconcile(restored, timezone.now())
     assert (status(job), Member.objects.get().missed) == (Status.RUNNING, 0)
     assert read_events(restored) == 0
 
 
-def test_an_emptied_redis_and_a_clock_set_back_do_not_deafen(job: Job, live_redis: redis.Redis) -> None:
-    running(job, live_redis)
+def test_reads_events_after_redis_was_emptied(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis)
     live_redis.flushall()
-    # Ids of another time: Redis' clock went back by years.
+    # The ids are old, as after the clock of Redis was set back by years.
     event = attempt_event(job.id, 1, "exited", "succeeded")
-    live_redis.xadd(EVENTS, signed(event), id="1000-0")
+    live_redis.xadd(EVENTS, sign_event(event), id="1000-0")
     assert read_events(live_redis) == 1
     assert status(job) == Status.SUCCEEDED
     assert Cursor.objects.get(name="events:host-a").position == "1000-0"
 
 
-def test_what_was_taken_in_is_not_kept(job: Job, live_redis: redis.Redis) -> None:
-    hear(live_redis, *[host_event() for _ in range(150)])
+def test_trims_processed_events(job: Job, live_redis: redis.Redis) -> None:
+    receive(live_redis, *[host_event() for _ in range(150)])
     assert live_redis.xlen(EVENTS) <= 100
 
 
-def test_a_note_is_shown_until_it_is_gone(job: Job, live_redis: redis.Redis) -> None:
-    hear(live_redis, host_event(attempts=[report(job.id, 1, "running", note="rank 1 is stopped")]))
+def test_stores_the_current_note_of_a_member(job: Job, live_redis: redis.Redis) -> None:
+    receive(live_redis, host_event(attempts=[report(job.id, 1, "running", note="rank 1 is stopped")]))
     assert Member.objects.get().note == "rank 1 is stopped"
-    hear(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
+    receive(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
     assert Member.objects.get().note == ""
-    hear(live_redis, host_event(attempts=[report(job.id, 1, "running", note="rank 2 is stopped")]))
-    hear(live_redis, attempt_event(job.id, 1, "exited", "failed"))
+    receive(live_redis, host_event(attempts=[report(job.id, 1, "running", note="rank 2 is stopped")]))
+    receive(live_redis, attempt_event(job.id, 1, "exited", "failed"))
     assert Member.objects.get().note == ""
 
 
-def test_what_was_said_again_and_again_while_nobody_listened_is_taken_in_once(
-    job: Job, live_redis: redis.Redis, django_assert_max_num_queries: Any
-) -> None:
+def test_processes_repeated_events_once(job: Job, live_redis: redis.Redis, django_assert_max_num_queries: Any) -> None:
     for state in ("starting", "running"):
         for _ in range(streams.EVENTS_PER_READ):
-            say(live_redis, host_event(attempts=[report(job.id, 1, state)]))
-            say(live_redis, attempt_event(job.id, 1, state))
-    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+            send_event(live_redis, host_event(attempts=[report(job.id, 1, state)]))
+            send_event(live_redis, attempt_event(job.id, 1, state))
+    send_event(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
     last = host_event()
-    say(live_redis, last)
-    with django_assert_max_num_queries(200):  # each by itself: far more
+    send_event(live_redis, last)
+    with django_assert_max_num_queries(200):  # Single events would need many more queries.
         assert sum(iter(lambda: read_events(live_redis), 0)) == 4 * streams.EVENTS_PER_READ + 2
     assert [change.status for change in StateChange.objects.filter(job=job)] == [
         "queued", "starting", "running", "succeeded",

@@ -1,6 +1,6 @@
-"""Whatever a host signs as its own word, the controller continues and an innocent job between it all runs to its end.
+"""Random signed events of one host do not affect the controller or jobs of other hosts.
 
-FUZZ=N tries N times as many cases.
+FUZZ=N runs N times the default number of cases.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from jobs.queue import actions
 from jobs.queue.inbound.streams import read_events
 from jobs.queue.scheduling.scheduler import schedule
 from tests.contracts.test_codec import SUMMARY
-from tests.jobs.conftest import attempt_event, host_event, report, say
+from tests.jobs.conftest import attempt_event, host_event, report, send_event
 from tests.planner.wrong_specs import GOOD
 
 TIMES = int(os.environ.get("FUZZ", "1"))
-BODIES = 24  # an example
-VICTIM = "victim"  # stands for the job's id, which each example has anew
+BODIES = 24  # per example
+VICTIM = "victim"  # Placeholder for the id of the job, which differs per example.
 OTHER = "host-b"
 
 DEEP: Any = 1
@@ -42,7 +42,7 @@ WRONG: list[Any] = [
 ]
 
 
-def valid() -> list[dict[str, Any]]:
+def make_valid_events() -> list[dict[str, Any]]:
     ended = report(VICTIM, 1, "exited", "failed")
     ended["exit"]["summary"] = SUMMARY | {"profile": {"version": 2}, "lab": {"a": [1]}}
     running = report(VICTIM, 1, "running", note="rank 1 is stopped")
@@ -54,20 +54,20 @@ def valid() -> list[dict[str, Any]]:
     ]
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The path of everything inside a message."""
+def list_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the path of every value inside a message."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found = [] if not path else [path]
     for key, item in inside:
-        found += places(item, (*path, key))
+        found += list_paths(item, (*path, key))
     return found
 
 
-MUTABLE = [(event, place) for event in valid() for place in places(event)]
+MUTABLE = [(event, place) for event in make_valid_events() for place in list_paths(event)]
 
 
-def mutated(chosen: tuple[dict[str, Any], tuple[Any, ...]], wrong: Any) -> Any:
-    event, path = copy.deepcopy(chosen)
+def mutate(choice: tuple[dict[str, Any], tuple[Any, ...]], wrong: Any) -> Any:
+    event, path = copy.deepcopy(choice)
     inner: Any = event
     for key in path[:-1]:
         inner = inner[key]
@@ -78,7 +78,7 @@ def mutated(chosen: tuple[dict[str, Any], tuple[Any, ...]], wrong: Any) -> Any:
     return event
 
 
-def packed(value: Any) -> bytes:
+def pack(value: Any) -> bytes:
     body: bytes = msgpack.packb(value, use_bin_type=True)
     return body
 
@@ -86,28 +86,26 @@ def packed(value: Any) -> bytes:
 plain = st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary()
 anything = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(plain, inner), max_leaves=12)
 bodies = st.one_of(
-    st.builds(mutated, st.sampled_from(MUTABLE), st.sampled_from([*WRONG, "delete"])).map(packed),
-    st.sampled_from(valid()).map(packed),
-    anything.map(packed),
+    st.builds(mutate, st.sampled_from(MUTABLE), st.sampled_from([*WRONG, "delete"])).map(pack),
+    st.sampled_from(make_valid_events()).map(pack),
+    anything.map(pack),
     st.binary(max_size=200),
 )
 
 
 @pytest.mark.usefixtures("each_database")
-def test_an_innocent_job_runs_whatever_is_said_around_it(live_redis: redis.Redis, each_database: str) -> None:
+def test_random_events_do_not_affect_another_job(live_redis: redis.Redis, each_database: str) -> None:
     owner = User.objects.create_user("owner")
-    say(live_redis, host_event("host-a"))
-    say(live_redis, host_event(OTHER))
+    send_event(live_redis, host_event("host-a"))
+    send_event(live_redis, host_event(OTHER))
     read_events(live_redis)
-    key, tried = bytes.fromhex(derive_signing_keys(OTHER, 1)[0]), 0
+    key, num_tried = bytes.fromhex(derive_signing_keys(OTHER, 1)[0]), 0
 
-    def put(told: list[bytes], victim: Job) -> None:
+    def send_bodies(messages: list[bytes], victim: Job) -> None:
         with live_redis.pipeline(transaction=False) as pipe:
-            for body in told:
-                # Same length: what was packed stays well formed.
-                pipe.xadd(
-                    events_stream(OTHER), build_signed_entry(key, body.replace(packed(VICTIM), packed(victim.id)))
-                )
+            for body in messages:
+                # Both have the same length, so the message stays well formed.
+                pipe.xadd(events_stream(OTHER), build_signed_entry(key, body.replace(pack(VICTIM), pack(victim.id))))
             pipe.execute()
 
     @settings(
@@ -115,33 +113,33 @@ def test_an_innocent_job_runs_whatever_is_said_around_it(live_redis: redis.Redis
         derandomize=True,
         deadline=None,
         database=None,
-        phases=[Phase.generate],  # shrinking takes minutes, with a database in the loop
+        phases=[Phase.generate],  # Shrinking takes minutes, because each case uses a database.
         suppress_health_check=list(HealthCheck),
     )
     @given(st.lists(bodies, min_size=BODIES, max_size=BODIES))
-    def run(told: list[bytes]) -> None:
-        nonlocal tried
-        say(live_redis, host_event("host-a"))
+    def run(messages: list[bytes]) -> None:
+        nonlocal num_tried
+        send_event(live_redis, host_event("host-a"))
         read_events(live_redis)
-        made = [actions.submit(owner, {**GOOD, "resources": {"host": host}})[0] for host in ("host-a", OTHER)]
-        innocent, victim = made
+        both = [actions.submit(owner, {**GOOD, "resources": {"host": host}})[0] for host in ("host-a", OTHER)]
+        innocent, victim = both
         schedule()
         third = BODIES // 3
-        put(told[:third], victim)
-        say(live_redis, attempt_event(innocent.id, 1, "running"))
-        put(told[third : 2 * third], victim)
-        say(live_redis, attempt_event(innocent.id, 1, "exited", "succeeded"))
-        put(told[2 * third :], victim)
+        send_bodies(messages[:third], victim)
+        send_event(live_redis, attempt_event(innocent.id, 1, "running"))
+        send_bodies(messages[third : 2 * third], victim)
+        send_event(live_redis, attempt_event(innocent.id, 1, "exited", "succeeded"))
+        send_bodies(messages[2 * third :], victim)
         read_events(live_redis)
         innocent.refresh_from_db()
         assert innocent.status == Status.SUCCEEDED
         last: Any = live_redis.xinfo_stream(events_stream(OTHER))
         assert Cursor.objects.get(name=get_cursor_name(OTHER)).position == last["last-generated-id"].decode()
         assert not SlotAllocation.objects.exclude(member__attempt__job=victim).exists()
-        tried += len(told)
+        num_tried += len(messages)
         Job.objects.all().delete()
 
     run()
-    assert tried >= 450 * TIMES
+    assert num_tried >= 450 * TIMES
     assert DeadLetter.objects.exists()
     assert Attempt.objects.count() == 0

@@ -1,4 +1,4 @@
-"""A board with something to measure: a running job that tells steps, one that waits, hosts."""
+"""Sample board with a running job, a waiting job, hosts, and telemetry."""
 
 from __future__ import annotations
 
@@ -23,30 +23,36 @@ USE = {
 }
 
 
-def host(name: str = "host-a", slots: int = 8, **fields: Any) -> Host:
-    told = {"device": "cpu", "device_name": "", "memory_bytes": 1, "boot_id": "b", "use": USE}
-    return Host.objects.create(name=name, slots=slots, last_seen=timezone.now(), **{**told, **fields})
+def make_host_row(name: str = "host-a", slots: int = 8, **fields: Any) -> Host:
+    defaults = {"device": "cpu", "device_name": "", "memory_bytes": 1, "boot_id": "b", "use": USE}
+    return Host.objects.create(name=name, slots=slots, last_seen=timezone.now(), **{**defaults, **fields})
 
 
-def running(owner: User, where: Host, name: str = "runs") -> Job:
-    """A job whose attempt is on a host, and is slow."""
+def make_running_job(owner: User, host: Host, name: str = "runs") -> Job:
+    """Create a running job whose attempt is on a host and has the verdict slow."""
     job, _ = actions.submit(owner, {**GOOD, "name": name})
     lifecycle.start_jobs({job.id: (1, "placed")})
-    lifecycle.change_status(job.id, 1, Status.RUNNING, "it runs")
+    lifecycle.change_status(job.id, 1, Status.RUNNING, "running")
     attempt = Attempt.objects.create(job=job, number=1, diagnosis={"state": "slow"})
     Member.objects.create(
-        attempt=attempt, node=0, host=where, host_name=where.name, first_rank=0, num_ranks=4, ordered=timezone.now()
+        attempt=attempt,
+        node=0,
+        host=host,
+        host_name=host.name,
+        first_rank=0,
+        num_ranks=4,
+        ordered=timezone.now(),
     )
     return job
 
 
-def board(owner: User) -> Job:
-    """The job that runs."""
-    there = host()
+def fill_board(owner: User) -> Job:
+    """Fill the board, and return its running job."""
+    host_a = make_host_row()
     for name in ("controller", "recorder"):
         Lease.objects.create(name=name, ticked=timezone.now())
     actions.submit(owner, GOOD)
-    return running(owner, there)
+    return make_running_job(owner, host_a)
 
 
 def cell(axis: str, payload: int, count: int, phase: str = "step") -> dict[str, Any]:
@@ -54,8 +60,8 @@ def cell(axis: str, payload: int, count: int, phase: str = "step") -> dict[str, 
     return {**cell, "payload_bytes": payload, "algorithmic_bytes": payload, "busy_s": 0.1}
 
 
-def tell(client: redis.Redis, job: str, step: int, ranks: int = 2, step_s: float = 0.5) -> None:
-    """What each rank tells as a step ends: 1,000 bytes over dp and 300 over tp a step."""
+def send_step(client: redis.Redis, job: str, step: int, ranks: int = 2, step_s: float = 0.5) -> None:
+    """Send the end of a step from each rank, with 1,000 bytes over dp and 300 over tp per step."""
     items = [
         {
             "kind": "step",
@@ -77,8 +83,8 @@ def tell(client: redis.Redis, job: str, step: int, ranks: int = 2, step_s: float
     client.xadd(telemetry_stream(job, 1), {"b": msgpack.packb(batch), "n": step})
 
 
-def go_on(client: redis.Redis, job: str, entries: int = 100) -> None:
-    """What a rank tells within a step that takes its time: ten entries a second of what it sends."""
+def send_traffic(client: redis.Redis, job: str, entries: int = 100) -> None:
+    """Send traffic entries of a rank during a long step."""
     item = {"kind": "traffic", "rank": 0, "time": time.time(), "cells": [cell("tp", 5, 1)], "dropped": 0}
     batch = msgpack.packb({"v": 1, "job": job, "attempt": 1, "time": time.time(), "items": [item]})
     for _ in range(entries):

@@ -1,4 +1,4 @@
-"""/metrics: right, bounded, cheap, for its own token alone; the same by OTLP; a dashboard of what there is."""
+"""Metrics for Prometheus and OTLP, and the dashboard and rules that use them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from prometheus_client.parser import text_string_to_metric_families
 
 from jobs.models import Attempt, Job, Member
-from jobs.operations.metrics import collection as looked
+from jobs.operations.metrics import collection as collection
 from jobs.operations.metrics.collection import FAMILIES, GPU_METRICS, RANK_BYTES, RANK_STEP, collect_metrics
 from jobs.operations.metrics.export import OtlpExporter
-from tests.jobs.metrics.board import USE, board, go_on, host, running, tell
+from tests.jobs.metrics.board import USE, fill_board, make_host_row, make_running_job, send_step, send_traffic
 from tests.support.processes import ROOT, wait_until
 
 TOKEN = "only-for-this-test-0123456789"
 DASHBOARD = ROOT / "deploy/grafana/meshboard.json"
 RULES = ROOT / "deploy/prometheus/rules.yml"
-MOST_QUERIES = 17
+MAX_QUERIES = 17
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +40,10 @@ def _token(settings: Any) -> None:
     settings.METRICS_TOKEN = TOKEN
 
 
-def scraped(client: Client) -> str:
-    answer = client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
-    assert answer.status_code == 200
-    return answer.content.decode()
+def scrape(client: Client) -> str:
+    response = client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert response.status_code == 200
+    return response.content.decode()
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -54,27 +54,27 @@ def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     }
 
 
-def test_only_the_board_s_own_token_reads_them(owner: User, staff: User, client: Client, settings: Any) -> None:
+def test_metrics_require_the_metrics_token(owner: User, staff: User, client: Client, settings: Any) -> None:
     client.force_login(staff)
-    for given in ("", "Bearer ", f"Bearer {TOKEN}x", f"Token {TOKEN}", f"bearer{TOKEN}", "Bearer \u00e9"):
-        answer = client.get("/metrics", headers={"Authorization": given} if given else {})
-        assert (answer.status_code, b"meshboard_jobs" in answer.content) == (401, False)
+    for header in ("", "Bearer ", f"Bearer {TOKEN}x", f"Token {TOKEN}", f"bearer{TOKEN}", "Bearer \u00e9"):
+        response = client.get("/metrics", headers={"Authorization": header} if header else {})
+        assert (response.status_code, b"meshboard_jobs" in response.content) == (401, False)
     assert client.get(f"/metrics?token={TOKEN}").status_code == 401
     assert client.post("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).status_code in (403, 405)
     settings.METRICS_TOKEN = ""
-    for given in ("Bearer ", f"Bearer {TOKEN}"):
-        assert client.get("/metrics", headers={"Authorization": given}).status_code == 404
+    for header in ("Bearer ", f"Bearer {TOKEN}"):
+        assert client.get("/metrics", headers={"Authorization": header}).status_code == 404
 
 
-def test_they_say_what_is(owner: User, client: Client, live_redis: redis.Redis) -> None:
-    job = board(owner)
-    host("gone", 4, drained=True)
+def test_metrics_show_the_state_of_the_board(owner: User, client: Client, live_redis: redis.Redis) -> None:
+    job = fill_board(owner)
+    make_host_row("gone", 4, drained=True)
     for step in (3, 4):
-        tell(live_redis, job.id, step)
-    told = samples(scraped(client))
+        send_step(live_redis, job.id, step)
+    samples_by_key = samples(scrape(client))
 
     def value(metric: str, /, **labels: str) -> float:
-        return told[f"meshboard_{metric}", tuple(sorted(labels.items()))]
+        return samples_by_key[f"meshboard_{metric}", tuple(sorted(labels.items()))]
 
     assert value("jobs", status="running") == value("jobs", status="queued") == 1
     assert value("jobs", status="failed") == 0
@@ -86,147 +86,153 @@ def test_they_say_what_is(owner: User, client: Client, live_redis: redis.Redis) 
     assert value("verdicts", verdict="slow") == value("job_verdict", job=job.id, verdict="slow") == 1
     assert value("job_info", job=job.id, name="runs", project="default", kind="train", attempt="1") == 1
     assert value("job_step", job=job.id) == 4
-    assert value("job_tokens_per_second", job=job.id) == 512, "of 1 s: the slower rank's"
+    assert value("job_tokens_per_second", job=job.id) == 512, "the slower rank takes 1 s per step"
     assert value("job_loss", job=job.id) == 1.0
     assert value("rank_step_seconds", job=job.id, rank="1") == 1.0
     of_rank = {"job": job.id, "attempt": "1", "rank": "1"}
-    assert value("rank_payload_bytes_total", **of_rank, axis="dp") == 4000, "of phase step alone, and exact"
+    assert value("rank_payload_bytes_total", **of_rank, axis="dp") == 4000, "counts the phase step only"
     assert value("rank_collectives_total", **of_rank, axis="tp") == 4
     assert value("trimmed_series", what="ranks") == 0
 
 
-def test_a_job_is_told_of_between_two_long_steps(owner: User, live_redis: redis.Redis) -> None:
-    job = board(owner)
-    tell(live_redis, job.id, 3, ranks=4)
-    go_on(live_redis, job.id, 1000)
+def test_metrics_have_the_last_step_during_a_long_step(owner: User, live_redis: redis.Redis) -> None:
+    job = fill_board(owner)
+    send_step(live_redis, job.id, 3, ranks=4)
+    send_traffic(live_redis, job.id, 1000)
     assert collect_metrics()[RANK_BYTES][job.id, "1", "3", "dp"] == 3000
 
 
-def test_as_many_queries_whatever_there_is(owner: User, live_redis: redis.Redis) -> None:
-    board(owner)
+def test_number_of_queries_is_constant(owner: User, live_redis: redis.Redis) -> None:
+    fill_board(owner)
     with CaptureQueriesContext(
         connection,
-    ) as few:
+    ) as queries_before:
         collect_metrics()
-    where = host("host-b")
+    host = make_host_row("host-b")
     for number in range(5):
-        running(owner, where, f"run {number}")
-        host(f"host-{number}")
-    with CaptureQueriesContext(connection) as many:
+        make_running_job(owner, host, f"run {number}")
+        make_host_row(f"host-{number}")
+    with CaptureQueriesContext(connection) as queries_after:
         collect_metrics()
-    assert len(many) == len(few) <= MOST_QUERIES
+    assert len(queries_after) == len(queries_before) <= MAX_QUERIES
 
 
-def test_series_are_bounded_and_what_is_left_out_is_told(
+def test_limits_series_and_counts_omitted_ones(
     owner: User, live_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looked, "MAX_JOBS", 2)
-    monkeypatch.setattr(looked, "MAX_JOB_RANKS", 3)
-    monkeypatch.setattr(looked, "MAX_RANKS", 5)
-    monkeypatch.setattr(looked, "MAX_HOSTS", 1)
-    where = host()
-    host("host-b")
+    monkeypatch.setattr(collection, "MAX_JOBS", 2)
+    monkeypatch.setattr(collection, "MAX_JOB_RANKS", 3)
+    monkeypatch.setattr(collection, "MAX_RANKS", 5)
+    monkeypatch.setattr(collection, "MAX_HOSTS", 1)
+    host = make_host_row()
+    make_host_row("host-b")
     for number in range(4):
-        tell(live_redis, running(owner, where, f"run {number}").id, 1, ranks=4)
+        send_step(live_redis, make_running_job(owner, host, f"run {number}").id, 1, ranks=4)
     Attempt.objects.update(diagnosis={"state": "well"})
     last = Member.objects.order_by("-pk")[0]
     Member.objects.create(
-        attempt=last.attempt, node=1, host=where, host_name="a", first_rank=4, num_ranks=60, ordered=timezone.now()
+        attempt=last.attempt,
+        node=1,
+        host=host,
+        host_name="a",
+        first_rank=4,
+        num_ranks=60,
+        ordered=timezone.now(),
     )
-    found = {family.name: values for family, values in collect_metrics().items()}
-    assert len(found["meshboard_job_info"]) == 2
-    assert len(found["meshboard_rank_step_seconds"]) == 5
-    assert len(found["meshboard_host_slots"]) == 1
-    assert found["meshboard_trimmed_series"] == {("jobs",): 2, ("ranks",): 3 + 60}
-    assert sum(found["meshboard_hosts"].values()) == 2, "sums are of all"
-    assert found["meshboard_verdicts"]["well",] == 4, "and so are verdicts"
+    values_by_name = {family.name: values for family, values in collect_metrics().items()}
+    assert len(values_by_name["meshboard_job_info"]) == 2
+    assert len(values_by_name["meshboard_rank_step_seconds"]) == 5
+    assert len(values_by_name["meshboard_host_slots"]) == 1
+    assert values_by_name["meshboard_trimmed_series"] == {("jobs",): 2, ("ranks",): 3 + 60}
+    assert sum(values_by_name["meshboard_hosts"].values()) == 2, "totals include the omitted hosts"
+    assert values_by_name["meshboard_verdicts"]["well",] == 4, "verdicts include the omitted jobs"
 
 
-def test_without_redis_the_rest_is_told(owner: User, client: Client) -> None:
-    board(owner)
-    text = scraped(client)
+def test_metrics_without_redis_have_no_ranks(owner: User, client: Client) -> None:
+    fill_board(owner)
+    text = scrape(client)
     assert "meshboard_job_info" in text
     assert "meshboard_rank_step_seconds" not in text
 
 
-def test_names_are_as_prometheus_has_them(owner: User, client: Client, live_redis: redis.Redis) -> None:
-    job = board(owner)
+def test_metric_names_are_valid_and_documented(owner: User, client: Client, live_redis: redis.Redis) -> None:
+    job = fill_board(owner)
     gpu = {"busy_percent": 50.0, "memory_bytes": 1, "celsius": 40.0, "watts": 300.0}
-    host("gpus", device="cuda", use={**USE, "gpus": [gpu]})
+    make_host_row("gpus", device="cuda", use={**USE, "gpus": [gpu]})
     Job.objects.update(name='a "name"\\ with {everything}\n# HELP x')
-    tell(live_redis, job.id, 1)
-    text = scraped(client)
+    send_step(live_redis, job.id, 1)
+    text = scrape(client)
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     families = text_string_to_metric_families(text)
-    told = {family.name + ("_total" if family.type == "counter" else "") for family in families}
-    assert told == {family.name for family in FAMILIES}, "every one of the catalogue is told here"
+    names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    assert names == {family.name for family in FAMILIES}, "every metric of the catalog has a sample"
     documented = set(re.findall(r"^\| `(meshboard_\w+)`", (ROOT / "docs/reference/metrics.md").read_text(), re.M))
-    assert documented == told
+    assert documented == names
 
 
-def exprs() -> Iterator[tuple[str, str]]:
+def list_expressions() -> Iterator[tuple[str, str]]:
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
     yield from re.findall(r"alert: (\w+)\n\s+expr: (.*)", RULES.read_text())
 
 
-@pytest.mark.parametrize(("title", "expr"), list(exprs()))
-def test_panels_and_rules_ask_for_what_there_is(title: str, expr: str) -> None:
+@pytest.mark.parametrize(("title", "expr"), list(list_expressions()))
+def test_panels_and_rules_use_existing_metrics(title: str, expr: str) -> None:
     by_name = {family.name: family for family in FAMILIES}
     for name, labels in re.findall(r"(meshboard_\w+)(?:\{([^}]*)\})?", expr):
         assert name in by_name
         assert set(re.findall(r"(\w+)\s*[=!]", labels or "")) <= set(by_name[name].labels)
 
 
-def test_promtool_takes_the_example_and_its_rules(tmp_path: Path) -> None:
-    for what, file in (("rules", RULES), ("config", ROOT / "deploy/prometheus/prometheus.yml")):
-        argv = ["promtool", "check", what, *(["--syntax-only"] if what == "config" else []), str(file)]
+def test_promtool_accepts_the_example_configuration(tmp_path: Path) -> None:
+    for kind, file in (("rules", RULES), ("config", ROOT / "deploy/prometheus/prometheus.yml")):
+        argv = ["promtool", "check", kind, *(["--syntax-only"] if kind == "config" else []), str(file)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
-    """A small OTLP/HTTP receiver."""
+    """OTLP receiver that stores the requests."""
 
-    asked: list[tuple[str, str, ExportMetricsServiceRequest]]
+    requests: list[tuple[str, str, ExportMetricsServiceRequest]]
 
     def do_POST(self) -> None:
         request = ExportMetricsServiceRequest()
         request.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.path, self.headers.get("x-token", ""), request))
+        self.requests.append((self.path, self.headers.get("x-token", ""), request))
         self.send_response(200)
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Write no log."""
 
 
 @pytest.fixture
 def collector(settings: Any) -> Iterator[type[Collector]]:
-    class Here(Collector):
-        asked = []
+    class Handler(Collector):
+        requests = []
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Here) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         settings.OTLP_ENDPOINT = f"http://127.0.0.1:{server.server_address[1]}"
         settings.OTLP_EVERY_S, settings.OTLP_HEADERS = 1, {"x-token": "abc"}
-        yield Here
+        yield Handler
         server.shutdown()
 
 
-def sent_to(collector: type[Collector]) -> tuple[str, str, ExportMetricsServiceRequest]:
-    """What a look sends, and where to with which token."""
+def export_once(collector: type[Collector]) -> tuple[str, str, ExportMetricsServiceRequest]:
+    """Export once, and return path, token, and request that the collector got."""
     otlp = OtlpExporter()
     otlp.turn()
     try:
-        return wait_until(lambda: collector.asked, "the collector was told", 20)[-1]
+        return wait_until(lambda: collector.requests, "the collector gets a request", 20)[-1]
     finally:
         otlp.close()
 
 
-def metrics_of(request: ExportMetricsServiceRequest) -> dict[str, Any]:
+def get_metrics(request: ExportMetricsServiceRequest) -> dict[str, Any]:
     (resource,) = request.resource_metrics
     return {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
 
@@ -238,53 +244,51 @@ def values(points: Any) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_a_collector_gets_the_same_by_otlp(owner: User, live_redis: redis.Redis, collector: type[Collector]) -> None:
-    job = board(owner)
-    tell(live_redis, job.id, 2)
-    path, token, request = sent_to(collector)
+def test_otlp_exports_the_same_metrics(owner: User, live_redis: redis.Redis, collector: type[Collector]) -> None:
+    job = fill_board(owner)
+    send_step(live_redis, job.id, 2)
+    path, token, request = export_once(collector)
     assert (path, token) == ("/v1/metrics", "abc")
     (resource,) = request.resource_metrics
     assert ("service.name", "meshboard") in {(a.key, a.value.string_value) for a in resource.resource.attributes}
-    metrics = metrics_of(request)
-    wanted = collect_metrics()
-    assert set(metrics) == {family.name.removesuffix("_total") for family in wanted}
+    metrics = get_metrics(request)
+    expected = collect_metrics()
+    assert set(metrics) == {family.name.removesuffix("_total") for family in expected}
     sent = metrics["meshboard_rank_payload_bytes"]
     assert sent.sum.is_monotonic
     assert sent.unit == "By"
-    assert values(sent.sum.data_points) == wanted[RANK_BYTES]
+    assert values(sent.sum.data_points) == expected[RANK_BYTES]
     began = Attempt.objects.get(job=job).created.timestamp()
     assert {point.start_time_unix_nano for point in sent.sum.data_points} == {int(began * 1e9)}, (
-        "since when it counts: another start tells a reader that all of it was sent again"
+        "the start time is constant, because a new start resets the counter"
     )
     steps = metrics["meshboard_rank_step_seconds"]
-    assert sorted(point.as_double for point in steps.gauge.data_points) == sorted(wanted[RANK_STEP].values())
+    assert sorted(point.as_double for point in steps.gauge.data_points) == sorted(expected[RANK_STEP].values())
 
 
-def test_a_collector_is_told_of_as_many_series_as_prometheus(
-    owner: User, live_redis: redis.Redis, collector: type[Collector]
-) -> None:
-    where = host(slots=1024)
+def test_otlp_exports_all_series(owner: User, live_redis: redis.Redis, collector: type[Collector]) -> None:
+    host = make_host_row(slots=1024)
     for number in range(16):
-        tell(live_redis, running(owner, where, f"run {number}").id, 1, ranks=64)
-    _, _, request = sent_to(collector)
-    assert values(metrics_of(request)["meshboard_rank_payload_bytes"].sum.data_points) == collect_metrics()[RANK_BYTES]
+        send_step(live_redis, make_running_job(owner, host, f"run {number}").id, 1, ranks=64)
+    _, _, request = export_once(collector)
+    assert values(get_metrics(request)["meshboard_rank_payload_bytes"].sum.data_points) == collect_metrics()[RANK_BYTES]
     assert len(collect_metrics()[RANK_BYTES]) == 2 * 1024
 
 
-def test_a_collector_that_is_slow_holds_up_nothing_and_is_told_of_no_old_figures(owner: User, settings: Any) -> None:
+def test_slow_collector_does_not_block_the_exporter(owner: User, settings: Any) -> None:
     settings.OTLP_EVERY_S = 1
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings.OTLP_ENDPOINT = f"http://127.0.0.1:{silent.getsockname()[1]}"
         otlp = OtlpExporter()
         otlp.turn()
         otlp._collected -= 10
-        with CaptureQueriesContext(connection) as asked:
+        with CaptureQueriesContext(connection) as queries:
             otlp.turn()
-        assert not asked, "it looks again once the collector has taken what it was told"
+        assert not queries, "collects nothing while the previous export is pending"
         otlp.close()
 
 
-def test_panels_that_need_gpus_say_so() -> None:
+def test_descriptions_name_panels_that_need_gpus() -> None:
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         needs = any(name in target["expr"] for target in panel["targets"] for name in GPU_METRICS)
         assert ("Needs GPUs" in panel["description"]) == needs

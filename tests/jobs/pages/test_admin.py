@@ -40,7 +40,7 @@ def act(client: Any, page: str, action: str, *keys: Any) -> str:
     return str(answer.content.decode())
 
 
-def test_cancel_and_queue_again(admin: Any, job: Job) -> None:
+def test_admin_cancels_and_requeues(admin: Any, job: Job) -> None:
     assert "1 of 1 cancelled" in act(admin, JOBS, "cancel", job.id)
     job.refresh_from_db()
     assert job.status == Status.CANCELLED
@@ -50,7 +50,7 @@ def test_cancel_and_queue_again(admin: Any, job: Job) -> None:
     assert "0 of 1 queued again" in act(admin, JOBS, "requeue", job.id)
 
 
-def test_priority_is_edited_and_status_is_not(admin: Any, job: Job) -> None:
+def test_admin_edits_the_priority_only(admin: Any, job: Job) -> None:
     page = f"{JOBS}{job.id}/change/"
     form = {"priority": "7", "status": "succeeded", "name": "renamed", "_save": "Save"}
     for inline in ("history", "attempts"):
@@ -70,20 +70,20 @@ def test_priority_is_edited_and_status_is_not(admin: Any, job: Job) -> None:
         "jobs/reservation/add/?starts=x&pool=%ff",
     ],
 )
-def test_an_address_that_makes_no_sense_is_the_askers_mistake(admin: Any, job: Job, address: str) -> None:
+def test_invalid_admin_address_is_a_client_error(admin: Any, job: Job, address: str) -> None:
     admin.raise_request_exception = False
     answer = admin.get(f"/admin/{address}", follow=True)
     assert answer.status_code in (200, 400, 404), address
 
 
-def test_a_form_that_nests_without_end_is_the_askers_mistake(admin: Any) -> None:
+def test_deeply_nested_form_is_a_client_error(admin: Any) -> None:
     admin.raise_request_exception = False
     answer = admin.post("/admin/jobs/pool/add/", {"name": "deep", "labels": "[" * 3000})
     assert answer.status_code in (200, 400)
     assert not Pool.objects.exists()
 
 
-def test_the_project_of_jobs_that_name_none_cannot_be_deleted(admin: Any, db: None) -> None:
+def test_default_project_cannot_be_deleted(admin: Any, db: None) -> None:
     default, other = Project.objects.get_or_create(name=DEFAULT_PROJECT)[0], Project.objects.create(name="other")
     assert admin.post(f"/admin/jobs/project/{default.pk}/delete/", {"post": "yes"}).status_code == 403
     act(admin, "/admin/jobs/project/", "delete_selected", default.pk)
@@ -92,14 +92,14 @@ def test_the_project_of_jobs_that_name_none_cannot_be_deleted(admin: Any, db: No
     assert admin.post(f"/admin/jobs/project/{other.pk}/delete/", {"post": "yes"}).status_code == 302
 
 
-def test_a_job_that_holds_slots_cannot_be_deleted(admin: Any, job: Job, make_host: Callable[..., Host]) -> None:
+def test_job_with_slots_cannot_be_deleted(admin: Any, job: Job, make_host: Callable[..., Host]) -> None:
     make_host()
     schedule()
     assert admin.post(f"{JOBS}{job.id}/delete/", {"post": "yes"}).status_code == 403
     assert Job.objects.filter(id=job.id).exists()
 
 
-def test_hosts_are_drained_and_take_jobs_again(admin: Any, make_host: Callable[..., Host]) -> None:
+def test_admin_drains_and_undrains_hosts(admin: Any, make_host: Callable[..., Host]) -> None:
     host = make_host()
     assert "1 drained" in act(admin, HOSTS, "drain", host.pk)
     host.refresh_from_db()
@@ -110,7 +110,7 @@ def test_hosts_are_drained_and_take_jobs_again(admin: Any, make_host: Callable[.
     assert admin.get(f"{HOSTS}add/").status_code == 403
 
 
-def test_who_is_not_staff_is_sent_away(client: Any, owner: User, job: Job) -> None:
+def test_admin_is_for_staff_only(client: Any, owner: User, job: Job) -> None:
     client.force_login(owner)
     for page in (JOBS, HOSTS, f"{JOBS}{job.id}/change/"):
         assert client.get(page).status_code == 302
@@ -119,7 +119,7 @@ def test_who_is_not_staff_is_sent_away(client: Any, owner: User, job: Job) -> No
     assert job.status == Status.QUEUED
 
 
-def test_a_host_is_given_up_only_when_it_is_silent_and_after_a_second_thought(
+def test_admin_marks_silent_hosts_as_lost_after_confirmation(
     admin: Any, job: Job, make_host: Callable[..., Host]
 ) -> None:
     host = make_host()
@@ -134,7 +134,7 @@ def test_a_host_is_given_up_only_when_it_is_silent_and_after_a_second_thought(
     assert job.status == Status.LOST
 
 
-def test_dead_letters_are_read_and_not_touched(admin: Any, make_host: Callable[..., Host]) -> None:
+def test_dead_letters_are_read_only(admin: Any, make_host: Callable[..., Host]) -> None:
     make_host()
     letter = DeadLetter.objects.create(entry="1-0", sender="host-a", reason="slots: too few", body="{}", num_bytes=2)
     page = "/admin/jobs/deadletter/"
@@ -146,7 +146,7 @@ def test_dead_letters_are_read_and_not_touched(admin: Any, make_host: Callable[.
     assert "events that failed" in admin.get(HOSTS).content.decode().lower()
 
 
-def test_events_not_understood_are_counted_as_far_as_they_are_kept(
+def test_counts_stored_dead_letters(
     admin: Any, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_host()
@@ -158,9 +158,7 @@ def test_events_not_understood_are_counted_as_far_as_they_are_kept(
     assert event_handlers.count_dead_letters(["host-b"]) == {"host-b": "0"}
 
 
-def test_a_list_of_many_hosts_asks_for_no_line_by_itself_and_is_searched(
-    admin: Any, make_host: Callable[..., Host]
-) -> None:
+def test_host_list_of_the_admin_has_search_and_few_queries(admin: Any, make_host: Callable[..., Host]) -> None:
     first = make_host()
     for n in range(30):
         make_host(f"rack-{n}")
@@ -176,7 +174,7 @@ def test_a_list_of_many_hosts_asks_for_no_line_by_itself_and_is_searched(
     assert [one["text"] for one in found["results"]] == ["rack-7"]
 
 
-def test_jobs_of_one_among_thousands_of_people_are_found(admin: Any, job: Job) -> None:
+def test_filters_jobs_by_one_of_many_users(admin: Any, job: Job) -> None:
     User.objects.bulk_create(User(username=f"person-{n}", password="!") for n in range(2000))
     other, _ = actions.submit(User.objects.get(username="person-7"), GOOD)
     with CaptureQueriesContext(connection) as requests:
@@ -194,7 +192,7 @@ def test_jobs_of_one_among_thousands_of_people_are_found(admin: Any, job: Job) -
     assert (str(other.id) in every, str(job.id) in every) == (True, True)
 
 
-def test_projects_pools_and_reservations_are_made_here_and_written_down(admin: Any) -> None:
+def test_admin_creates_audited_projects_pools_and_reservations(admin: Any) -> None:
     answer = admin.post("/admin/jobs/project/add/", {"name": "vision", "slots": "8", "weight": "2"}, follow=True)
     assert Project.objects.get(name="vision").slots == 8, answer.content.decode()
     admin.post("/admin/jobs/pool/add/", {"name": "big", "labels": '["a100"]'}, follow=True)
@@ -225,7 +223,7 @@ def test_projects_pools_and_reservations_are_made_here_and_written_down(admin: A
     assert not Pool.objects.filter(name="wrong").exists()
 
 
-def test_a_priority_set_here_is_written_down(admin: Any, job: Job) -> None:
+def test_priority_change_is_audited(admin: Any, job: Job) -> None:
     management = {"history": 1, "attempts": 0}
     page: dict[str, Any] = {"priority": 7}
     for name, count in management.items():
@@ -237,7 +235,7 @@ def test_a_priority_set_here_is_written_down(admin: Any, job: Job) -> None:
 
 
 @pytest.mark.parametrize("name", ["\u3164", "\u115f\u1160"])
-def test_a_person_s_name_can_be_read(admin: Any, name: str) -> None:
+def test_rejects_unreadable_user_names(admin: Any, name: str) -> None:
     page = "/admin/auth/user/add/"
     new = {"username": name, "password1": "quite-another-1", "password2": "quite-another-1", "usable_password": "true"}
     assert "The name has no visible character." in admin.post(page, new).content.decode()
@@ -246,7 +244,7 @@ def test_a_person_s_name_can_be_read(admin: Any, name: str) -> None:
     assert User.objects.filter(username="名前").exists()
 
 
-def test_what_stands_under_an_older_name_is_edited_all_the_same(admin: Any) -> None:
+def test_objects_with_old_names_can_be_edited(admin: Any) -> None:
     made = User.objects.create_user("ann", last_name="a\u202eb")
     page = f"/admin/auth/user/{made.pk}/change/"
     joined = {"date_joined_0": "2026-11-01", "date_joined_1": "08:00:00"}
@@ -262,7 +260,7 @@ def test_what_stands_under_an_older_name_is_edited_all_the_same(admin: Any) -> N
     assert (made.first_name, made.last_name) == ("Läufer", "a\u202eb")
 
 
-def test_a_project_s_name_is_a_word(admin: Any) -> None:
+def test_rejects_invalid_project_names(admin: Any) -> None:
     for name in ("a\u202eb", "\u3164", "n\u0430me"):
         shown = admin.post("/admin/jobs/project/add/", {"name": name, "weight": "1"}).content.decode()
         assert "Use letters, digits, and . _ = -, with a letter or digit first." in shown

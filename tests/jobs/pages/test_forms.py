@@ -44,7 +44,7 @@ def filled_in(page: Any) -> QueryDict:
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_field_of_the_models_is_on_its_page(path: str, owner: User, client: Client, settings: Any) -> None:
+def test_form_has_every_field_of_the_models(path: str, owner: User, client: Client, settings: Any) -> None:
     settings.SLURM = {"folder": "/cluster"}  # whose fields are there only with one
     client.force_login(owner)
     page = client.get(path).content.decode()
@@ -55,7 +55,7 @@ def test_every_field_of_the_models_is_on_its_page(path: str, owner: User, client
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_spec_goes_into_the_form_and_comes_back(name: str) -> None:
+def test_form_round_trips_a_spec(name: str) -> None:
     twin = TEMPLATES[name].twin
     back = spec_form.parse_form(posted(spec_form.format_values(twin)))
     assert parse_spec({**back, "name": "x"}) == parse_spec({**twin, "name": "x"})
@@ -69,16 +69,14 @@ def test_a_spec_goes_into_the_form_and_comes_back(name: str) -> None:
         {"preset": "llama3-8b", "rope_scaling": {"factor": 8.0, "original_max_seq_len": 8192}},
     ],
 )
-def test_a_copied_model_keeps_the_parts_that_the_form_shows_no_field_of(
-    model: dict[str, Any], owner: User, client: Client
-) -> None:
+def test_copy_keeps_model_fields_without_a_form_field(model: dict[str, Any], owner: User, client: Client) -> None:
     spec = parse_fields({"model": model, "train": {"seq_len": 1024}})
     client.force_login(owner)
     page = client.get("/jobs/new/", {"spec": json.dumps(spec.model_dump(exclude_unset=True))})
     assert parse_fields(spec_form.parse_form(filled_in(page))).model == spec.model
 
 
-def test_a_copied_job_keeps_what_it_asks_of_the_layout_that_is_chosen(owner: User, client: Client) -> None:
+def test_copy_keeps_constraints_of_an_automatic_layout(owner: User, client: Client) -> None:
     requests = {"ranks": 4, "tp": 2, "zero": [0, 1], "max_memory_bytes": 10**9}
     client.force_login(owner)
     page = client.get("/jobs/new/", {"spec": json.dumps({"layout": {"auto": requests}})})
@@ -88,7 +86,7 @@ def test_a_copied_job_keeps_what_it_asks_of_the_layout_that_is_chosen(owner: Use
     assert spec_form.parse_form(filled_in(page))["layout"] == {"auto": requests}
 
 
-def test_a_part_that_no_form_sent_is_refused_by_its_name() -> None:
+def test_rejects_unknown_form_sections() -> None:
     values = spec_form.format_values({"model": {"preset": "gpt-tiny", "num_layers": 2}})
     with pytest.raises(SpecError, match=r"model\.moe"):
         parse_fields(spec_form.parse_form(posted({**values, "model.moe": "{broken"})))
@@ -103,7 +101,7 @@ def test_a_part_that_no_form_sent_is_refused_by_its_name() -> None:
         ("ours", {"cuda_graphs": "whole"}, None),
     ],
 )
-def test_of_the_software_only_what_its_stack_leaves_open_is_sent(
+def test_form_sends_only_software_fields_of_the_stack(
     stack: str, sent: dict[str, str], shown: tuple[str, bool] | None
 ) -> None:
     """The page also sends fields of other stacks."""
@@ -117,9 +115,7 @@ def test_of_the_software_only_what_its_stack_leaves_open_is_sent(
     assert spec_form.parse_form(posted(back)) == spec
 
 
-def test_the_planner_shows_each_field_of_the_software_for_the_stacks_that_leave_it_open(
-    owner: User, client: Client
-) -> None:
+def test_planner_shows_software_fields_per_stack(owner: User, client: Client) -> None:
     client.force_login(owner)
     page = client.get("/planner/").content.decode()
     for name in SoftwareSpec.model_fields:
@@ -128,7 +124,7 @@ def test_the_planner_shows_each_field_of_the_software_for_the_stacks_that_leave_
         assert stacks.split() == [stack for stack, names in STACK_OPTIONS.items() if name in names], name
 
 
-def test_the_job_form_keeps_the_software_of_its_link_without_a_field_for_it(owner: User, client: Client) -> None:
+def test_job_form_keeps_software_fields_of_its_link(owner: User, client: Client) -> None:
     resources = {"device": "cuda", "stack": "megatron", "software": {"cuda_graphs": "whole", "deterministic": True}}
     client.force_login(owner)
     page = client.get("/jobs/new/", {"spec": json.dumps({"resources": resources})})
@@ -138,7 +134,7 @@ def test_the_job_form_keeps_the_software_of_its_link_without_a_field_for_it(owne
     assert {name: back[name] for name in resources} == resources
 
 
-def test_the_query_of_a_form_opens_the_form_again() -> None:
+def test_form_opens_from_its_query() -> None:
     specs: list[dict[str, Any]] = [
         {},
         {"model": {"preset": "llama3-8b"}, "layout": {"dp": 3, "tp": 2, "sequence_parallel": True}},
@@ -166,13 +162,13 @@ def test_unavailable_options_are_disabled_before_any_script_runs(owner: User, cl
     assert (box == " hidden") == ("layout.zero" not in reasons)
 
 
-def test_a_lab_goes_into_the_form_and_comes_back() -> None:
+def test_form_round_trips_a_benchmark() -> None:
     lab = LabSpec(primitives=["barrier", "gather"], ranks=[3, 1], root=1, dtype="int32", reduce_op="max", factor=2)
     sent = posted(collectives.format_values({"lab": lab.model_dump(), "layout": {"dp": 4}}))
     assert LabSpec(**derived.parse_form(collectives.FIELDS, sent)["lab"]) == lab
 
 
-def test_what_a_field_takes_is_read_from_its_model() -> None:
+def test_field_types_come_from_the_model() -> None:
     fields = spec_form.FIELDS
     assert fields["train.steps"][:3] == ("int", False, False)
     assert (fields["train.steps"].default, fields["train.steps"].limits) == (50, "1 to 100,000,000")
@@ -202,7 +198,7 @@ def test_what_a_field_takes_is_read_from_its_model() -> None:
         ("name", " my run ", "my run"),
     ],
 )
-def test_text_becomes_what_the_field_takes_or_stays_for_the_parser_to_refuse(name: str, text: str, value: Any) -> None:
+def test_converts_text_or_leaves_it_for_the_parser(name: str, text: str, value: Any) -> None:
     sent = QueryDict(mutable=True)
     sent[name] = text
     section, _, last = name.rpartition(".")
@@ -210,14 +206,14 @@ def test_text_becomes_what_the_field_takes_or_stays_for_the_parser_to_refuse(nam
     assert (spec[section] if section else spec)[last] == value
 
 
-def test_what_was_not_sent_keeps_its_default() -> None:
+def test_missing_fields_keep_defaults() -> None:
     assert derived.parse_form(spec_form.FIELDS, QueryDict()) == {}
     assert derived.parse_form(collectives.FIELDS, QueryDict("layout.dp=2")) == {"layout": {"dp": 2}}
     ticked = derived.parse_form(collectives.FIELDS, QueryDict("lab.factor=2"))
     assert ticked["lab"]["primitives"] == []  # the whole form came, and no box was ticked
 
 
-def test_nothing_of_a_fresh_form_is_marked_as_changed(owner: User, client: Client) -> None:
+def test_new_form_marks_no_field_as_changed(owner: User, client: Client) -> None:
     client.force_login(owner)
     fresh = client.get("/jobs/new/").context
     assert fresh["folds"].changed == []
@@ -225,12 +221,12 @@ def test_nothing_of_a_fresh_form_is_marked_as_changed(owner: User, client: Clien
     assert refused["folds"].changed == ["training"]
 
 
-def test_an_unreadable_line_of_arguments_is_told_by_its_field() -> None:
+def test_reports_invalid_arguments_at_their_field() -> None:
     with pytest.raises(SpecError, match=r"`script\.args` cannot be split into arguments: No closing quotation"):
         derived.parse_form(new.SCRIPT_FIELDS, QueryDict("script.args='open"))
 
 
 @pytest.mark.parametrize("spec", [None, 5, [], {"layout": 5}, {"train": None, "model": []}, {"name": {}, "lab": "x"}])
-def test_a_senseless_spec_fills_the_form_with_defaults(spec: Any) -> None:
+def test_invalid_spec_fills_the_form_with_defaults(spec: Any) -> None:
     assert spec_form.format_values(spec)["layout.dp"] == "1"
     assert spec_form.format_values(spec)["train.steps"] == "50"

@@ -21,8 +21,8 @@ from jobs.models import Attempt, Job, JobTag, Membership, Project, Role, Status
 from jobs.pages.jobs import listing as pages
 from jobs.pages.jobs import live_figures
 from jobs.queue import actions
-from tests.jobs.api.following import step
-from tests.jobs.metrics.board import go_on, tell
+from tests.jobs.api.job_events import make_step_item
+from tests.jobs.metrics.board import send_step, send_traffic
 
 Make = Callable[..., list[Job]]
 SCRIPT = {"kind": "script", "name": "a script", "layout": {"dp": 2}, "script": {"path": "x.py"}}
@@ -37,7 +37,7 @@ def names(client: Client, query: str) -> list[str]:
     return [row["name"] for row in client.get(f"/{query}").context["rows"]]
 
 
-def test_a_list_comes_in_pages_and_forgets_no_job(make_jobs: Make, owner: User, client: Client) -> None:
+def test_list_pages_contain_every_job(make_jobs: Make, owner: User, client: Client) -> None:
     make_jobs(2 * pages.JOBS_PER_PAGE + 1)
     client.force_login(owner)
     seen = [name for page in (1, 2, 3) for name in names(client, f"?page={page}")]
@@ -53,7 +53,7 @@ def test_a_list_comes_in_pages_and_forgets_no_job(make_jobs: Make, owner: User, 
 
 
 @pytest.mark.parametrize("page", ["0", "-1", "x", "²", "9" * 5000, "\x00", "999999"])
-def test_a_senseless_page_is_some_page(make_jobs: Make, owner: User, client: Client, page: str) -> None:
+def test_invalid_page_number_shows_a_page(make_jobs: Make, owner: User, client: Client, page: str) -> None:
     make_jobs(1)
     client.force_login(owner)
     answer = client.get("/", {"page": page})
@@ -61,9 +61,7 @@ def test_a_senseless_page_is_some_page(make_jobs: Make, owner: User, client: Cli
     assert len(answer.context["rows"]) == 1
 
 
-def test_the_list_is_narrowed_by_state_kind_words_and_owner(
-    make_jobs: Make, owner: User, staff: User, client: Client
-) -> None:
+def test_filters_by_state_kind_text_and_owner(make_jobs: Make, owner: User, staff: User, client: Client) -> None:
     (mine,) = make_jobs(1, name="needle in hay")
     make_jobs(1, name="ended", status=Status.FAILED)
     make_jobs(1, name="theirs", owner=staff)
@@ -79,7 +77,7 @@ def test_the_list_is_narrowed_by_state_kind_words_and_owner(
     assert "No matching jobs" in client.get("/?q=absent").content.decode()
 
 
-def test_several_states_are_asked_for_at_once(make_jobs: Make, owner: User, client: Client) -> None:
+def test_filters_by_several_states(make_jobs: Make, owner: User, client: Client) -> None:
     """States are separated by commas or sent by several boxes. `active` means all states before the end."""
     for status in (Status.QUEUED, Status.RUNNING, Status.UNREACHABLE, Status.FAILED, Status.LOST):
         make_jobs(1, name=status, status=status)
@@ -99,7 +97,7 @@ def test_several_states_are_asked_for_at_once(make_jobs: Make, owner: User, clie
     assert f"{words}, active (all jobs that have not ended)." in refused
 
 
-def test_several_kinds_are_any_and_several_tags_all_of_them(
+def test_filters_by_any_kind_and_all_tags(
     make_jobs: Make, owner: User, client: Client, api: Callable[[User | None], APIClient]
 ) -> None:
     actions.submit(owner, SCRIPT)
@@ -126,7 +124,7 @@ def test_several_kinds_are_any_and_several_tags_all_of_them(
     assert re.findall(r'name="kind" value="(\w+)" checked', shown) == ["script"]
 
 
-def test_of_many_projects_one_types_a_part_of_the_name(owner: User, client: Client) -> None:
+def test_many_projects_are_filtered_by_text(owner: User, client: Client) -> None:
     projects = Project.objects.bulk_create(Project(name=f"mission-{n:03}") for n in range(200))
     Membership.objects.bulk_create(
         Membership(user=owner, project=one, role=Role.SUBMITTER if n % 2 else Role.VIEWER)
@@ -147,7 +145,7 @@ def test_of_many_projects_one_types_a_part_of_the_name(owner: User, client: Clie
     assert len(shown["projects"]) == 8
 
 
-def test_who_has_more_than_one_project_narrows_the_list_to_one(make_jobs: Make, owner: User, client: Client) -> None:
+def test_filters_by_project_with_several_projects(make_jobs: Make, owner: User, client: Client) -> None:
     make_jobs(1, name="alone")
     client.force_login(owner)
     assert 'name="project"' not in client.get("/").content.decode(), "there is only default"
@@ -168,7 +166,7 @@ def test_who_has_more_than_one_project_narrows_the_list_to_one(make_jobs: Make, 
     assert names(client, "?project=theirs") == [], "as one that is not there"
 
 
-def test_a_filter_that_makes_no_sense_says_so(make_jobs: Make, owner: User, client: Client) -> None:
+def test_invalid_filter_shows_an_error(make_jobs: Make, owner: User, client: Client) -> None:
     make_jobs(1)
     client.force_login(owner)
     for query in ({"status": "happy"}, {"q": "a\x00b"}, {"q": "x" * 101}, {"kind": "\x00"}):
@@ -177,7 +175,7 @@ def test_a_filter_that_makes_no_sense_says_so(make_jobs: Make, owner: User, clie
         assert 'class="problem"' in answer.content.decode()
 
 
-def test_an_empty_list_invites_and_has_nothing_to_narrow(owner: User, client: Client) -> None:
+def test_empty_list_has_no_filters(owner: User, client: Client) -> None:
     client.force_login(owner)
     page = client.get("/").content.decode()
     assert "No jobs yet" in page
@@ -187,7 +185,7 @@ def test_an_empty_list_invites_and_has_nothing_to_narrow(owner: User, client: Cl
 @pytest.mark.parametrize(
     ("slots", "layout"), [(4, {"dp": 2, "tp": 2, "zero": 1}), (2, {"dp": 2, "tp": 1, "zero": 1})], ids=["four", "two"]
 )
-def test_an_empty_list_submits_a_sample_run_that_fits(
+def test_empty_list_submits_a_sample_run(
     slots: int, layout: dict[str, int], owner: User, make_host: Any, client: Client
 ) -> None:
     make_host(slots=slots)
@@ -205,9 +203,7 @@ def test_an_empty_list_submits_a_sample_run_that_fits(
     assert 'form="sample"' not in client.get("/").content.decode()
 
 
-def test_a_page_asks_the_database_as_often_for_fifty_jobs_as_for_one(
-    make_jobs: Make, owner: User, client: Client
-) -> None:
+def test_number_of_queries_does_not_depend_on_jobs(make_jobs: Make, owner: User, client: Client) -> None:
     client.force_login(owner)
     make_jobs(1, status=Status.SUCCEEDED)
     with CaptureQueriesContext(
@@ -221,7 +217,7 @@ def test_a_page_asks_the_database_as_often_for_fifty_jobs_as_for_one(
     assert not any('"jobs_job"."estimate"' in query["sql"] for query in fifty)
 
 
-def test_the_admins_list_asks_as_often_for_many_jobs_as_for_one(make_jobs: Make, client: Client, db: None) -> None:
+def test_admin_list_has_a_constant_number_of_queries(make_jobs: Make, client: Client, db: None) -> None:
     client.force_login(User.objects.create_superuser("root", password="root-password"))
     make_jobs(1)
     with CaptureQueriesContext(connection) as one:
@@ -235,38 +231,38 @@ def test_the_admins_list_asks_as_often_for_many_jobs_as_for_one(make_jobs: Make,
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL goes by the table's size, and sorts this one")
-def test_the_newest_of_a_project_are_read_from_an_index(make_jobs: Make, staff: User) -> None:
+def test_project_list_uses_an_index(make_jobs: Make, staff: User) -> None:
     plan = pages.get_listable_jobs(staff).filter(project="team")[:50].explain()
     assert "USING INDEX job_newest_of_project" in plan
     assert "TEMP B-TREE" not in plan
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL goes by the table's size, and sorts this one")
-def test_newest_first_is_read_from_an_index(make_jobs: Make, owner: User, staff: User) -> None:
+def test_default_order_uses_an_index(make_jobs: Make, owner: User, staff: User) -> None:
     for user in (owner, staff):
         plan = pages.get_listable_jobs(user)[:50].explain()
         assert "USING INDEX job_newest" in plan
         assert "TEMP B-TREE" not in plan
 
 
-def test_a_run_between_two_long_steps_shows_its_progress(
+def test_shows_progress_during_a_long_step(
     make_jobs: Make, owner: User, live_redis: redis.Redis, client: Client
 ) -> None:
     (job,) = make_jobs(1, status=Status.RUNNING)
     Attempt.objects.create(job=job, number=1)
-    tell(live_redis, job.id, 7)
-    go_on(live_redis, job.id)
+    send_step(live_redis, job.id, 7)
+    send_traffic(live_redis, job.id)
     client.force_login(owner)
     assert client.get("/").content.decode().count("7 of 20") == 2
 
 
-def test_redis_is_read_once_for_all_who_look(
+def test_caches_redis_reads_for_all_users(
     make_jobs: Make, owner: User, live_redis: redis.Redis, client: Client
 ) -> None:
     jobs = make_jobs(3, status=Status.RUNNING)
     Attempt.objects.bulk_create([Attempt(job=job, number=1) for job in jobs])
     for job in jobs:
-        items = [step(7), {"kind": "log"}]
+        items = [make_step_item(7), {"kind": "log"}]
         live_redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": items})})
     client.force_login(owner)
 
@@ -279,7 +275,7 @@ def test_redis_is_read_once_for_all_who_look(
     assert count_reads() == 3
 
 
-def test_without_redis_the_list_goes_without_progress_and_asks_once(
+def test_list_without_redis_has_no_progress(
     make_jobs: Make, owner: User, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_jobs(1, status=Status.RUNNING)

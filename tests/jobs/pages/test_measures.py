@@ -20,7 +20,7 @@ from jobs.models import Attempt, Job, StateChange, Status
 from jobs.pages.jobs import live_figures
 from jobs.pages.jobs.live_figures import LatestStep, find_progress
 from jobs.templatetags.meshboard import loss_value, span
-from tests.jobs.api.following import step
+from tests.jobs.api.job_events import make_step_item
 
 Make = Callable[..., list[Job]]
 LOSSES = [{"step": at, "loss": 5.0 - at / 10, "time": float(at)} for at in (1, 2, 3)]
@@ -51,9 +51,7 @@ def shown(client: Client, owner: User, query: str = "") -> dict[str, str]:
     return {name: " ".join(unescape(re.sub("<[^>]+>", " ", cell)).split()) for name, cell in cells}
 
 
-def test_a_run_that_ended_shows_its_duration_step_time_and_last_loss(
-    make_jobs: Make, owner: User, client: Client
-) -> None:
+def test_ended_run_shows_duration_step_time_and_loss(make_jobs: Make, owner: User, client: Client) -> None:
     (job,) = make_jobs(1, status=Status.SUCCEEDED)
     Attempt.objects.create(job=job, number=1, exit={"summary": SUMMARY}, ended=timezone.now())
     changes(job, timezone.now() - timedelta(days=1), queued=0, starting=100, running=110, succeeded=165)
@@ -63,7 +61,7 @@ def test_a_run_that_ended_shows_its_duration_step_time_and_last_loss(
     assert row["Reason"] == NOTHING
 
 
-def test_only_the_current_attempt_counts(make_jobs: Make, owner: User, client: Client) -> None:
+def test_shows_the_current_attempt_only(make_jobs: Make, owner: User, client: Client) -> None:
     (job,) = make_jobs(1, status=Status.SUCCEEDED, attempt=2)
     now = timezone.now()
     for number, step_s in ((1, 9.0), (2, 0.5)):
@@ -76,20 +74,20 @@ def test_only_the_current_attempt_counts(make_jobs: Make, owner: User, client: C
     assert (row["Duration"], row["Step time"]) == ("10.0 s", "500 ms")
 
 
-def test_a_loss_that_became_nan_is_not_replaced_by_an_older_loss(make_jobs: Make, owner: User, client: Client) -> None:
+def test_nan_loss_is_not_replaced_by_an_older_loss(make_jobs: Make, owner: User, client: Client) -> None:
     (job,) = make_jobs(1, status=Status.SUCCEEDED)
     Attempt.objects.create(job=job, number=1, exit={"summary": {**SUMMARY, "steps": 4}})
     assert shown(client, owner)["Loss"] == NOTHING
 
 
-def test_a_running_job_shows_its_live_loss_step_time_and_duration(
+def test_running_job_shows_live_loss_step_time_and_duration(
     make_jobs: Make, owner: User, live_redis: redis.Redis, client: Client
 ) -> None:
     (job,) = make_jobs(1, status=Status.RUNNING)
     diagnosis = {"over": False, "state": "well", "sentence": "On plan.", "measured": {"step_s": 0.25, "steps": 9}}
     Attempt.objects.create(job=job, number=1, diagnosis=diagnosis)
     changes(job, timezone.now() - timedelta(hours=2, minutes=3), starting=0, running=5)
-    items = [step(7, 3.5), step(8, 3.25), step(8, None, rank=1)]
+    items = [make_step_item(7, 3.5), make_step_item(8, 3.25), make_step_item(8, None, rank=1)]
     live_redis.xadd(telemetry_stream(job.id, 1), {"b": msgpack.packb({"items": items})})
     row = shown(client, owner)
     assert (row["Duration"], row["Step time"], row["Loss"]) == ("2 h 03 min", "250 ms", "3.2500")
@@ -110,7 +108,7 @@ def test_a_running_job_shows_its_live_loss_step_time_and_duration(
         ("succeeded", {"over": True, "state": "slow", "sentence": "Slower than planned."}, NOTHING),
     ],
 )
-def test_the_reason_says_why_a_job_waits_failed_or_stalls(
+def test_reason_of_waiting_failed_and_stalled_jobs(
     make_jobs: Make, owner: User, client: Client, status: str, diagnosis: dict[str, Any] | None, reason: str
 ) -> None:
     (job,) = make_jobs(1, status=status, wait_reason="Needs 4 slots.")
@@ -131,7 +129,7 @@ def test_the_reason_says_why_a_job_waits_failed_or_stalls(
     ],
 )
 @pytest.mark.parametrize("path", ["/?columns=status", "/overview/"])
-def test_a_running_job_that_makes_no_progress_is_marked_as_stalled(
+def test_running_job_without_progress_is_stalled(
     make_jobs: Make, owner: User, client: Client, path: str, status: str, state: str, over: bool, stalled: bool
 ) -> None:
     (job,) = make_jobs(1, status=status)
@@ -140,7 +138,7 @@ def test_a_running_job_that_makes_no_progress_is_marked_as_stalled(
     assert (">stalled</span>" in client.get(path).content.decode()) == stalled
 
 
-def test_a_job_that_never_began_has_no_measures(make_jobs: Make, owner: User, client: Client) -> None:
+def test_job_that_did_not_start_has_no_measures(make_jobs: Make, owner: User, client: Client) -> None:
     (job,) = make_jobs(1, status=Status.CANCELLED)
     changes(job, timezone.now(), queued=0, cancelled=50)
     row = shown(client, owner)
@@ -148,14 +146,20 @@ def test_a_job_that_never_began_has_no_measures(make_jobs: Make, owner: User, cl
     assert "Loss" not in shown(client, owner, "?col=status&col=duration")
 
 
-def test_the_newest_loss_is_of_the_newest_step() -> None:
+def test_newest_loss_is_of_the_newest_step() -> None:
     assert find_progress([]) is None
-    assert find_progress([step(3, 2.0), step(5, None), step(4, 1.5)]) == LatestStep(5, 1.5)
-    assert find_progress([step(3, None)]) == LatestStep(3, None)
-    result = find_progress([step(3, 2.0), {**step(4, None), "not_finite": "loss is nan and gradient norm is nan"}])
+    assert find_progress([make_step_item(3, 2.0), make_step_item(5, None), make_step_item(4, 1.5)]) == LatestStep(
+        5, 1.5
+    )
+    assert find_progress([make_step_item(3, None)]) == LatestStep(3, None)
+    result = find_progress(
+        [make_step_item(3, 2.0), {**make_step_item(4, None), "not_finite": "loss is nan and gradient norm is nan"}]
+    )
     assert result is not None
     assert loss_value(result.loss) == "NaN"
-    assert find_progress([step(3, 2.0), {**step(4, 1.0), "not_finite": "gradient norm is inf"}]) == LatestStep(4, 1.0)
+    assert find_progress(
+        [make_step_item(3, 2.0), {**make_step_item(4, 1.0), "not_finite": "gradient norm is inf"}]
+    ) == LatestStep(4, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -165,12 +169,12 @@ def test_the_newest_loss_is_of_the_newest_step() -> None:
         *((59.96, "60.0 s"), (65, "1 min 05 s"), (3599.6, "1 h 00 min"), (7443, "2 h 04 min"), (1998720, "23 d 3 h")),
     ],
 )
-def test_a_duration_reads_as_on_the_job_page(seconds: float | None, words: str) -> None:
+def test_formats_durations_like_the_job_page(seconds: float | None, words: str) -> None:
     assert span(seconds) == words
 
 
 @pytest.mark.parametrize(
     ("loss", "words"), [(None, NOTHING), (2.49312, "2.4931"), (12345.0, "1.23e+4"), (float("inf"), "infinite")]
 )
-def test_a_loss_reads_as_on_the_job_page(loss: float | None, words: str) -> None:
+def test_formats_losses_like_the_job_page(loss: float | None, words: str) -> None:
     assert loss_value(loss) == words

@@ -21,7 +21,7 @@ def drawn(client: Any, path: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", ["/jobs/new/", "/jobs/script/", "/collectives/"])
-def test_a_form_sent_twice_starts_one_job_and_says_so(path: str, owner: User, make_host: Any, client: Any) -> None:
+def test_repeated_form_starts_one_job(path: str, owner: User, make_host: Any, client: Any) -> None:
     make_host()
     client.force_login(owner)
     form = drawn(client, path)
@@ -31,7 +31,7 @@ def test_a_form_sent_twice_starts_one_job_and_says_so(path: str, owner: User, ma
     assert "sent more than once" in client.get(second["Location"]).content.decode()
 
 
-def test_a_changed_form_a_new_form_and_one_without_a_key_start_another(owner: User, client: Any) -> None:
+def test_changed_or_new_form_starts_another_job(owner: User, client: Any) -> None:
     client.force_login(owner)
     form = drawn(client, "/jobs/new/")
     other = drawn(client, "/jobs/new/")
@@ -41,7 +41,7 @@ def test_a_changed_form_a_new_form_and_one_without_a_key_start_another(owner: Us
         assert Job.objects.count() == number
 
 
-def test_a_form_that_was_refused_can_be_mended_and_sent(owner: User, client: Any) -> None:
+def test_rejected_form_can_be_corrected_and_sent(owner: User, client: Any) -> None:
     client.force_login(owner)
     form = drawn(client, "/jobs/new/")
     assert client.post("/jobs/new/", {**form, "layout.tp": "3"}).status_code == 422
@@ -49,7 +49,7 @@ def test_a_form_that_was_refused_can_be_mended_and_sent(owner: User, client: Any
     assert Job.objects.count() == 1
 
 
-def test_a_key_that_nobody_drew_is_no_error(owner: User, client: Any) -> None:
+def test_accepts_an_unknown_form_key(owner: User, client: Any) -> None:
     client.force_login(owner)
     form = drawn(client, "/jobs/new/")
     for key in ("", "x" * 5000, "\0\ud800"):

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from jobs.models import Attempt, Host, Job, SlotAllocation, StateChange, Status
 from jobs.queue import lifecycle
-from tests.jobs.conftest import member_of
+from tests.jobs.conftest import make_member
 
 
 def words(client: Any) -> str:
@@ -27,11 +27,11 @@ def fail(job: Job, reason: str) -> None:
     assert lifecycle.change_status(job.id, job.attempt, Status.FAILED, reason)
 
 
-def test_the_slots_are_those_of_the_hosts_lines(make_host: Any, make_jobs: Any, owner: User, client: Any) -> None:
+def test_overview_slots_agree_with_the_host_list(make_host: Any, make_jobs: Any, owner: User, client: Any) -> None:
     make_host("speaks", 4)
     silent = make_host("silent", 2)
     (job,) = make_jobs(1)
-    member = member_of(Attempt.objects.create(job=job, number=1), silent)
+    member = make_member(Attempt.objects.create(job=job, number=1), silent)
     SlotAllocation.objects.bulk_create([SlotAllocation(host=silent, slot=n, member=member) for n in range(2)])
     client.force_login(owner)
     assert "without contact" not in words(client)
@@ -42,7 +42,7 @@ def test_the_slots_are_those_of_the_hosts_lines(make_host: Any, make_jobs: Any, 
     assert "0 of 4 slots in use" in shown
 
 
-def test_the_oldest_of_the_queue_has_waited_since_it_was_queued_again(make_jobs: Any, owner: User, client: Any) -> None:
+def test_oldest_wait_starts_at_the_last_requeue(make_jobs: Any, owner: User, client: Any) -> None:
     first, held = make_jobs(2)
     Job.objects.update(created=timezone.now() - timedelta(days=3), changed=timezone.now() - timedelta(days=3))
     Job.objects.filter(pk=first.pk).update(changed=timezone.now() - timedelta(minutes=10))
@@ -63,7 +63,7 @@ def retried(make_jobs: Callable[..., list[Job]]) -> Job:
     return job
 
 
-def test_an_attempt_that_failed_is_told_though_its_job_was_retried(retried: Job, owner: User, client: Any) -> None:
+def test_shows_failed_attempts_of_retried_jobs(retried: Job, owner: User, client: Any) -> None:
     client.force_login(owner)
     shown = words(client)
     assert "1 attempt failed or lost, in 1 job " in shown
@@ -76,7 +76,7 @@ def test_an_attempt_that_failed_is_told_though_its_job_was_retried(retried: Job,
     assert "failed attempt 2 " in shown
 
 
-def test_a_failure_shows_its_verdict_instead_of_the_raw_exit_reason(retried: Job, owner: User, client: Any) -> None:
+def test_failure_shows_its_verdict(retried: Job, owner: User, client: Any) -> None:
     Attempt.objects.create(
         job=retried,
         number=1,
@@ -88,9 +88,7 @@ def test_a_failure_shows_its_verdict_instead_of_the_raw_exit_reason(retried: Job
     assert "rank 1 ran out of memory" not in shown
 
 
-def test_failures_of_others_of_old_and_of_what_was_put_away_are_not_counted(
-    retried: Job, owner: User, stranger: User, client: Any
-) -> None:
+def test_excludes_foreign_old_and_archived_failures(retried: Job, owner: User, stranger: User, client: Any) -> None:
     none = "No failures in the last 24 hours."
     client.force_login(stranger)
     assert none in words(client)

@@ -27,13 +27,13 @@ def job(owner: User) -> Job:
     return made
 
 
-def test_a_time_has_its_date_and_its_zone() -> None:
+def test_times_have_date_and_zone() -> None:
     assert moment("2026-11-02T04:04:09+01:00").endswith(">2 Nov 2026 03:04 UTC</time>")
     assert instant("2026-11-02T04:04:09+01:00").endswith(">2 Nov 2026 03:04:09 UTC</time>")
     assert moment(None) == ""
 
 
-def test_every_time_on_every_page_is_written_in_full(job: Job, make_host: Any, client: Any, staff: User) -> None:
+def test_all_pages_show_full_times(job: Job, make_host: Any, client: Any, staff: User) -> None:
     make_host()
     client.force_login(staff)
     seen = 0
@@ -45,7 +45,7 @@ def test_every_time_on_every_page_is_written_in_full(job: Job, make_host: Any, c
     assert seen >= 4
 
 
-def test_what_was_cancelled_before_it_started_comes_without_room_for_charts(job: Job, client: Any, owner: User) -> None:
+def test_job_cancelled_before_its_start_has_no_charts(job: Job, client: Any, owner: User) -> None:
     client.force_login(owner)
     page = client.get(f"/jobs/{job.id}/").content.decode()
     sections = re.findall(r"<section.*?</section>", page, re.DOTALL)
@@ -58,9 +58,7 @@ def test_what_was_cancelled_before_it_started_comes_without_room_for_charts(job:
 
 
 @pytest.mark.parametrize(("capacity", "shown"), [(None, True), (1.0, False)])
-def test_bus_bandwidth_of_what_a_router_divides_is_said_to_take_equal_parts(
-    capacity: float | None, shown: bool, client: Any, owner: User
-) -> None:
+def test_all_to_all_bandwidth_notes_equal_parts(capacity: float | None, shown: bool, client: Any, owner: User) -> None:
     moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 64, "capacity_factor": capacity}
     model = {"preset": "llama-tiny", "moe": moe}
     job, _ = actions.submit(owner, {**GOOD, "model": model, "layout": {"dp": 2, "ep": 2}})
@@ -69,7 +67,7 @@ def test_bus_bandwidth_of_what_a_router_divides_is_said_to_take_equal_parts(
     assert ("The bus bandwidth (busbw) of an all-to-all assumes messages of equal size" in page) is shown
 
 
-def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, owner: User) -> None:
+def test_compare_page_has_the_step_values_of_the_job_page(job: Job, client: Any, owner: User) -> None:
     """Parts are means, scaled to the median step time of the exit report."""
     again, _ = actions.submit(owner, GOOD)
     data = {"name": "data", "kind": "data", "seconds": 0.15, "waiting_s": 0.0}
@@ -91,7 +89,7 @@ def test_compare_has_of_a_step_what_the_job_s_page_has(job: Job, client: Any, ow
 ONE_RANK = {"layout": {"dp": 1, "tp": 1, "pp": 1}}
 
 
-def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> None:
+def test_compare_page_shows_traffic_per_step(job: Job) -> None:
     """A resumed run counts only its own steps."""
     row = {"phase": "step", "axis": "dp", "predicted_bytes": 0, "measured_bytes": 0}
     runs = [(30, {"steps": 30}), (40, {"steps": 90, "ran_steps": 40})]
@@ -109,7 +107,7 @@ def test_compare_tells_traffic_of_a_step_of_runs_of_unlike_length(job: Job) -> N
     assert in_unit(0.0004, "seconds") == "400.0 µs"
 
 
-def test_compare_tells_no_sum_and_no_fullest_rank_of_some_ranks(job: Job) -> None:
+def test_compare_page_has_no_totals_for_missing_ranks(job: Job) -> None:
     row = {"phase": "step", "axis": "dp", "predicted_bytes": 7, "measured_bytes": 7}
     shown = {"steps": 1, "verdict": {"0": [row]}, "peak_bytes": {"0": 5}}
     two = {"layout": {"dp": 2, "tp": 1, "pp": 1}}
@@ -132,7 +130,7 @@ def test_compare_tells_no_sum_and_no_fullest_rank_of_some_ranks(job: Job) -> Non
         (((), (12,)), "loss at step 12", [None, 0.12]),
     ],
 )
-def test_losses_are_compared_at_the_last_common_step(
+def test_compares_losses_at_the_last_common_step(
     job: Job, steps: Any, title: str, measured: list[float | None]
 ) -> None:
     jobs = [Job(id=str(place), spec=ONE_RANK, estimate={}) for place in (1, 2)]
@@ -144,13 +142,13 @@ def test_losses_are_compared_at_the_last_common_step(
     assert (row.title, row.measured) == (title, measured)
 
 
-def test_the_admin_tells_the_zone_too(job: Job, client: Any, db: None) -> None:
+def test_admin_shows_the_time_zone(job: Job, client: Any, db: None) -> None:
     client.force_login(User.objects.create_superuser("root", password="root-password"))
     page = client.get("/admin/jobs/job/").content.decode()
     assert FULL_TIME.search(page)
 
 
-def test_a_link_to_the_admin_is_for_those_it_lets_in(staff: User, client: Any) -> None:
+def test_admin_link_is_shown_to_staff_only(staff: User, client: Any) -> None:
     link = "/admin/jobs/"
     staff.user_permissions.clear()
     client.force_login(staff)
@@ -160,7 +158,7 @@ def test_a_link_to_the_admin_is_for_those_it_lets_in(staff: User, client: Any) -
     assert client.get(link).status_code == 200
 
 
-def test_every_page_has_an_icon_that_is_there(client: Any, db: None) -> None:
+def test_page_icons_exist(client: Any, db: None) -> None:
     client.force_login(User.objects.create_superuser("root", password="root-password"))
     for path in ("/", "/login/?next=/", "/admin/", "/admin/jobs/host/"):
         icons = re.findall(
@@ -171,7 +169,7 @@ def test_every_page_has_an_icon_that_is_there(client: Any, db: None) -> None:
     assert client.get("/favicon.ico")["Location"] == "/static/img/mark.svg"
 
 
-def test_the_admin_wears_the_tokens(client: Any, db: None) -> None:
+def test_admin_uses_the_design_tokens(client: Any, db: None) -> None:
     light, dark = read_color_tokens()["accent"]
     primary = build_color_ramps()["primary"]
     assert (primary["600"], primary["400"]) == (light, dark)
@@ -182,7 +180,7 @@ def test_the_admin_wears_the_tokens(client: Any, db: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "<script>"])
-def test_a_host_of_any_name_has_its_page(client: Any, owner: User, make_host: Any, name: str) -> None:
+def test_host_page_exists_for_any_name(client: Any, owner: User, make_host: Any, name: str) -> None:
     """An older installation may have host names that are invalid today."""
     make_host(name=name)
     client.force_login(owner)

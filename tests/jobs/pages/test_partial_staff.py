@@ -40,13 +40,13 @@ def form(client: Client, path: str, **changes: Any) -> Any:
     return client.post(path, {**fields, "date_joined_0": "2026-11-25", "date_joined_1": "10:00:00", **changes})
 
 
-def test_nobody_makes_a_superuser_of_themselves(client: Client, clerk: User) -> None:
+def test_staff_cannot_become_superusers(client: Client, clerk: User) -> None:
     form(client, f"/admin/auth/user/{clerk.pk}/change/", username="clerk", is_superuser="on", is_staff="on")
     clerk.refresh_from_db()
     assert not clerk.is_superuser
 
 
-def test_an_ordinary_person_s_account_is_changed_and_gains_no_rights(client: Client, clerk: User, person: User) -> None:
+def test_staff_change_accounts_without_granting_rights(client: Client, clerk: User, person: User) -> None:
     group = Group.objects.create(name="all")
     rights = {"is_superuser": "on", "is_staff": "on", "groups": [group.pk], "user_permissions": [1, 2]}
     path = f"/admin/auth/user/{person.pk}/change/"
@@ -58,7 +58,7 @@ def test_an_ordinary_person_s_account_is_changed_and_gains_no_rights(client: Cli
 
 
 @pytest.mark.parametrize("whose", ["root", "clerk"])
-def test_passwords_of_staff_are_theirs_to_set(client: Client, clerk: User, root: User, whose: str) -> None:
+def test_staff_cannot_set_passwords_of_staff(client: Client, clerk: User, root: User, whose: str) -> None:
     other = User.objects.create_user("other clerk", is_staff=True) if whose == "clerk" else root
     before = other.password
     for path in ("password", "change", "delete"):
@@ -71,7 +71,7 @@ def test_passwords_of_staff_are_theirs_to_set(client: Client, clerk: User, root:
     assert other.password == before
 
 
-def test_an_ordinary_person_s_password_is_set(client: Client, clerk: User, person: User) -> None:
+def test_staff_set_passwords_of_users(client: Client, clerk: User, person: User) -> None:
     answer = client.post(f"/admin/auth/user/{person.pk}/password/", {**PASSWORDS, "usable_password": "true"})
     assert answer.status_code == 302, answer.content.decode()
     person.refresh_from_db()
@@ -81,16 +81,14 @@ def test_an_ordinary_person_s_password_is_set(client: Client, clerk: User, perso
 @pytest.mark.parametrize(
     "what", ["knox/authtoken", "socialaccount/socialaccount", "account/emailaddress", "mfa/authenticator", "auth/group"]
 )
-def test_nothing_that_logs_in_is_made_there(client: Client, clerk: User, root: User, what: str) -> None:
+def test_staff_cannot_create_credentials(client: Client, clerk: User, root: User, what: str) -> None:
     answer = client.post(f"/admin/{what}/add/", {"user": root.pk, "provider": "board", "uid": "42", "name": "all"})
     assert answer.status_code in (403, 404)
     assert not AuthToken.objects.exists()
     assert not SocialAccount.objects.exists()
 
 
-def test_what_logs_in_to_an_ordinary_person_s_account_is_removed(
-    client: Client, clerk: User, root: User, person: User
-) -> None:
+def test_staff_delete_credentials_of_users(client: Client, clerk: User, root: User, person: User) -> None:
     for owner, status, left in ((root, 403, 1), (person, 302, 0)):
         AuthToken.objects.create(owner)
         token = AuthToken.objects.get(user=owner)
@@ -98,7 +96,7 @@ def test_what_logs_in_to_an_ordinary_person_s_account_is_removed(
         assert AuthToken.objects.filter(user=owner).count() == left
 
 
-def test_a_superuser_may_all_of_it(client: Client, root: User, person: User) -> None:
+def test_superuser_has_all_account_rights(client: Client, root: User, person: User) -> None:
     client.force_login(root)
     path = f"/admin/auth/user/{person.pk}/change/"
     assert form(client, path, username="person", is_active="on", is_staff="on").status_code == 302

@@ -30,7 +30,7 @@ FORM = {
 }
 
 
-def test_the_form_queues_a_script_and_fills_itself_from_one(client: Client, owner: User) -> None:
+def test_form_submits_and_copies_a_script(client: Client, owner: User) -> None:
     client.force_login(owner)
     assert b"Run a script" in client.get("/jobs/script/").content
     form = {**FORM, "script.args": "--text 'two words'"}
@@ -45,9 +45,7 @@ def test_the_form_queues_a_script_and_fills_itself_from_one(client: Client, owne
     assert "--text &#x27;two words&#x27;" in again
 
 
-def test_words_that_would_turn_a_line_round_stand_on_pages_as_they_are_written(
-    client: Client, owner: User, staff: User
-) -> None:
+def test_pages_escape_direction_characters(client: Client, owner: User, staff: User) -> None:
     client.force_login(owner)
     assert (
         client.post("/jobs/script/", {**FORM, "script.args": "a\u202egnp.sh --x=\u2066y \u0645\u200f"}).status_code
@@ -74,9 +72,7 @@ def test_words_that_would_turn_a_line_round_stand_on_pages_as_they_are_written(
         ({"layout.dp": "0"}, "`layout.dp` is 0. Use at least 1."),
     ],
 )
-def test_what_is_wrong_stands_beside_its_field(
-    client: Client, owner: User, changed: dict[str, str], words: str
-) -> None:
+def test_form_shows_errors_at_their_fields(client: Client, owner: User, changed: dict[str, str], words: str) -> None:
     client.force_login(owner)
     form = {**FORM, **changed}
     answer = client.post("/jobs/script/", form)
@@ -85,7 +81,7 @@ def test_what_is_wrong_stands_beside_its_field(
     assert not Job.objects.exists()
 
 
-def test_rest_takes_one_too_and_refuses_axes_it_cannot_have(owner: User, api: Api) -> None:
+def test_rest_accepts_scripts_and_rejects_their_axes(owner: User, api: Api) -> None:
     assert api(owner).post("/api/v1/jobs", GOOD, format="json").status_code == 201
     refused = api(owner).post("/api/v1/jobs", {**GOOD, "layout": {"dp": 2, "tp": 2}}, format="json")
     assert refused.status_code == 422
@@ -98,7 +94,7 @@ def test_rest_takes_one_too_and_refuses_axes_it_cannot_have(owner: User, api: Ap
         parse_spec({"kind": "script", "script": {"path": "x.py", "args": ["a\x00b"]}})
 
 
-def test_a_module_stands_on_its_pages_as_one_would_type_it(client: Client, owner: User) -> None:
+def test_pages_show_the_command_of_a_module(client: Client, owner: User) -> None:
     client.force_login(owner)
     form = {"name": "mine", "script.module": "package.train", "script.cwd": "data", "script.args": "--lr 1"}
     ranks = {"layout.dp": "2", "resources.device": "cpu"}
@@ -140,9 +136,7 @@ def test_a_module_stands_on_its_pages_as_one_would_type_it(client: Client, owner
         ({"module": "package.train", "cwd": "./"}, "`script.cwd` is './', the script root that all users share."),
     ],
 )
-def test_a_script_is_one_file_or_one_module_and_all_of_it_lies_below_the_root(
-    script: dict[str, str], message: str
-) -> None:
+def test_script_is_one_file_or_module_below_the_root(script: dict[str, str], message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
         parse_spec({"kind": "script", "script": script})
     assert parse_spec({"kind": "script", "script": {"module": "package.train", "cwd": "data"}}).script is not None

@@ -15,7 +15,7 @@ def text(*runs: RunSpeed | None, baseline: int = 0) -> str:
     return "" if found is None else found.text
 
 
-def test_the_faster_run_and_the_part_that_fell_most_are_named() -> None:
+def test_names_the_faster_run_and_its_largest_gain() -> None:
     words = (
         "demo-2 is 1.25 times as fast as demo-1: exposed tp communication takes 8.00 ms instead of 30.0 ms per step."
     )
@@ -26,7 +26,7 @@ def test_the_faster_run_and_the_part_that_fell_most_are_named() -> None:
     assert found.note == "Step time: 80.0 ms compared with 100 ms."
 
 
-def test_the_fastest_of_several_is_compared_with_the_baseline() -> None:
+def test_compares_the_fastest_run_with_the_baseline() -> None:
     middle = RunSpeed("demo-3", 0.09, 512, {})
     assert text(SLOW, middle, FAST).startswith("demo-2 is 1.25 times as fast as demo-1: ")
     assert text(SLOW, middle, FAST, baseline=2).startswith("demo-2 is 1.12 times as fast as demo-3")
@@ -48,11 +48,11 @@ def test_the_fastest_of_several_is_compared_with_the_baseline() -> None:
     ],
     ids=["no parts", "no large part", "equal", "other batch", "other kind", "not measured"],
 )
-def test_what_is_not_known_is_not_named(fast: RunSpeed | None, words: str) -> None:
+def test_omits_unknown_parts(fast: RunSpeed | None, words: str) -> None:
     assert text(SLOW, fast) == words
 
 
-def test_only_runs_that_do_the_work_of_the_baseline_are_ranked() -> None:
+def test_ranks_only_runs_with_the_work_of_the_baseline() -> None:
     gpt, llama = {"model": "gpt", "sequence length": 128}, {"model": "llama", "sequence length": 64}
     slow, fast, other = SLOW._replace(work=gpt), FAST._replace(work=gpt), FAST._replace(name="demo-3", work=llama)
     differs = "The speed is not compared, because the runs differ in model and sequence length."
@@ -65,7 +65,7 @@ def test_only_runs_that_do_the_work_of_the_baseline_are_ranked() -> None:
     assert compute_speedup(fast, slow) == pytest.approx(1.25)
 
 
-def test_times_have_three_digits() -> None:
+def test_formats_times_with_three_digits() -> None:
     assert [format_seconds(one) for one in (0, 42e-6, 8e-3, 0.1, 1.5)] == [
         "0 ms",
         "42.0 µs",

@@ -20,7 +20,7 @@ def wait_of(client: Client, job: Job) -> Any:
     return client.get(f"/jobs/{job.id}/?part=waiting").json()
 
 
-def test_a_queued_job_shows_its_position_its_reason_and_what_to_do(
+def test_queued_job_shows_position_reason_and_advice(
     owner: User, stranger: User, client: Client, make_host: Callable[..., Host]
 ) -> None:
     busy(make_host(), owner, 0, 1, 2, 3)
@@ -41,7 +41,7 @@ def test_a_queued_job_shows_its_position_its_reason_and_what_to_do(
     assert client.get(f"/jobs/{first.id}/?part=waiting").status_code == 404
 
 
-def test_a_job_that_no_host_can_hold_asks_for_a_host_or_a_smaller_layout(owner: User, client: Client) -> None:
+def test_unplaceable_job_shows_advice(owner: User, client: Client) -> None:
     job, _ = actions.submit(owner, SPEC)
     client.force_login(owner)
     assert wait_of(client, job)["next"] == "Add a host with enough slots for the job, or find a smaller layout."

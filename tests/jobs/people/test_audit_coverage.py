@@ -25,10 +25,10 @@ from jobs.models import Attempt, AuditEntry, Delivery, Host, Invitation, Job, Jo
 from jobs.people.invitations import InvitationRequest, create_invitation
 from jobs.queue import actions, lifecycle
 from jobs.queue.inbound.reconcile import check_external_runs
+from tests.jobs.audited_routes import record_audited_routes
 from tests.jobs.pages.test_script import FORM as SCRIPT
 from tests.jobs.people.test_sign_on import turn_on_second_factor
 from tests.jobs.reporting.nodes import Node, fall_silent
-from tests.jobs.written import written
 from tests.planner.wrong_specs import GOOD
 from tests.webapp.test_public_routes import paths
 
@@ -61,7 +61,7 @@ def test_every_changing_page_writes_an_audit_entry(
     owner = User.objects.create_superuser("owner", password="owner-password")
     viewer, team = User.objects.create_user("viewer"), Project.objects.create(name="team")
     make_host()
-    with written() as audited:
+    with record_audited_routes() as audited:
         account(client)
         jobs(client)
         queue(client)

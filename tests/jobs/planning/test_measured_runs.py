@@ -26,7 +26,7 @@ from jobs.templatetags.meshboard import link_speeds
 from planner.cost.timing import get_step_timing
 from planner.facts.parse_spec import parse_spec
 from planner.hardware.catalog import CLUSTERS
-from tests.jobs.conftest import attempt_event, run_together, say
+from tests.jobs.conftest import attempt_event, run_together, send_event
 from tests.jobs.planning.test_calibration import PROFILE
 from tests.planner.wrong_specs import GOOD
 
@@ -265,7 +265,7 @@ def test_concurrent_exit_events_store_each_run_once(
         before = set(HostRun.objects.values_list("pk", flat=True))
         attempts = [start_run(racer, resources={"device": "cuda"}) for _ in range(2)]
         for attempt in attempts:
-            say(live_redis, make_exit_event(attempt, make_summary(2.0)))
+            send_event(live_redis, make_exit_event(attempt, make_summary(2.0)))
         run_together([lambda: read_events(live_redis)] * 2)
         new = HostRun.objects.exclude(pk__in=before)
         assert sorted(new.values_list("attempt_id", flat=True)) == sorted(a.pk for a in attempts)

@@ -83,7 +83,7 @@ def may_use(job: QueuedJob, host: HostState) -> bool:
 
 
 class World:
-    """Hosts with jobs on them, and passes in between. Nothing here knows how `place` decides."""
+    """Hosts with jobs, and scheduling passes, independent of the implementation of `place`."""
 
     def __init__(self, slots: dict[str, int]) -> None:
         self.slots = slots

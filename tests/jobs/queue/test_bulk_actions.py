@@ -30,7 +30,7 @@ def act(client: Client, action: str, *jobs: Job, **more: str) -> Any:
     return client.post("/jobs/act/", {"action": action, "job": [job.id for job in jobs], **more}, follow=True)
 
 
-def test_tags_come_and_go_and_the_list_is_narrowed_by_them(make_jobs: Make, owner: User, client: Client) -> None:
+def test_adds_removes_and_filters_by_tags(make_jobs: Make, owner: User, client: Client) -> None:
     first, second = make_jobs(2)
     client.force_login(owner)
     page = act(client, "tag", first, second, tags="ci, night run ,ci").content.decode()
@@ -44,7 +44,7 @@ def test_tags_come_and_go_and_the_list_is_narrowed_by_them(make_jobs: Make, owne
     assert tags(first) == ["ci", "night run"]
 
 
-def test_an_action_is_undone_by_one_click(make_jobs: Make, owner: User, client: Client) -> None:
+def test_undoes_an_action(make_jobs: Make, owner: User, client: Client) -> None:
     tagged, archived = make_jobs(2, status=Status.FAILED)
     client.force_login(owner)
     for action, job, back in (("archive", archived, "restore"), ("tag", tagged, "untag")):
@@ -57,7 +57,7 @@ def test_an_action_is_undone_by_one_click(make_jobs: Make, owner: User, client: 
     assert tags(tagged) == []
 
 
-def test_archived_jobs_are_left_out_until_they_are_asked_for_or_run_again(
+def test_list_hides_archived_jobs(
     make_jobs: Make,
     owner: User,
     client: Client,
@@ -66,7 +66,9 @@ def test_archived_jobs_are_left_out_until_they_are_asked_for_or_run_again(
     (gone,) = make_jobs(1, name="gone", status=Status.FAILED)
     (stays,) = make_jobs(1, name="stays", status=Status.RUNNING)
     client.force_login(owner)
-    assert "1 of 2 jobs archived." in act(client, "archive", gone, stays).content.decode()  # what lives stays in sight
+    assert (
+        "1 of 2 jobs archived." in act(client, "archive", gone, stays).content.decode()
+    )  # Running jobs are not archived.
     assert names(client, "") == ["stays"]
     assert names(client, "?archived=only") == ["gone"]
     assert set(names(client, "?archived=too")) == {"gone", "stays"}
@@ -77,7 +79,7 @@ def test_archived_jobs_are_left_out_until_they_are_asked_for_or_run_again(
     assert names(client, "?status=queued") == ["gone"]
 
 
-def test_counts_are_links_and_count_what_the_other_filters_leave(make_jobs: Make, owner: User, client: Client) -> None:
+def test_counts_respect_the_other_filters(make_jobs: Make, owner: User, client: Client) -> None:
     make_jobs(2, status=Status.FAILED)
     make_jobs(3, status=Status.RUNNING, name="needle")
     make_jobs(1, status=Status.FAILED, archived=True)
@@ -89,7 +91,7 @@ def test_counts_are_links_and_count_what_the_other_filters_leave(make_jobs: Make
     assert dict(client.get("/?q=needle").context["counts"]) == {"running": 3}
 
 
-def test_columns_are_those_of_the_address(make_jobs: Make, owner: User, staff: User, client: Client) -> None:
+def test_address_selects_the_columns(make_jobs: Make, owner: User, staff: User, client: Client) -> None:
     make_jobs(1)
     client.force_login(owner)
     page = client.get("/?col=project&col=slots&col=nonsense&col=owner").content.decode()
@@ -100,7 +102,7 @@ def test_columns_are_those_of_the_address(make_jobs: Make, owner: User, staff: U
     assert '<th scope="col">Owner</th>' in client.get("/?col=owner").content.decode()
 
 
-def test_more_columns_ask_the_database_once_more_and_not_once_a_row(
+def test_columns_need_no_query_per_row(
     make_jobs: Make,
     owner: User,
     client: Client,
@@ -118,7 +120,7 @@ def test_more_columns_ask_the_database_once_more_and_not_once_a_row(
         client.get("/?col=owner&col=layout")
 
 
-def test_several_jobs_are_cancelled_once_it_was_confirmed(owner: User, staff: User, client: Client) -> None:
+def test_cancels_several_jobs_after_confirmation(owner: User, staff: User, client: Client) -> None:
     jobs = [actions.submit(owner, GOOD)[0] for _ in range(3)]
     ended = jobs.pop()
     actions.cancel(ended, "owner")
@@ -141,7 +143,7 @@ def test_several_jobs_are_cancelled_once_it_was_confirmed(owner: User, staff: Us
         {"action": "tag", "job": "aaaaaaaaaa", "tags": "a\x00b"},
     ],
 )
-def test_a_senseless_action_says_so_and_changes_nothing(owner: User, client: Client, form: dict[str, str]) -> None:
+def test_rejects_an_invalid_action(owner: User, client: Client, form: dict[str, str]) -> None:
     client.force_login(owner)
     page = client.post("/jobs/act/", form, follow=True)
     assert page.status_code == 200
@@ -149,7 +151,7 @@ def test_a_senseless_action_says_so_and_changes_nothing(owner: User, client: Cli
     assert not JobTag.objects.exists()
 
 
-def test_nobody_changes_a_job_of_somebody_else(
+def test_users_cannot_change_foreign_jobs(
     owner: User, stranger: User, viewer: User, staff: User, client: Client, api: Api
 ) -> None:
     job, _ = actions.submit(owner, GOOD)
@@ -169,7 +171,7 @@ def test_nobody_changes_a_job_of_somebody_else(
     assert AuditEntry.objects.get(what="tag").who == "staff"
 
 
-def test_a_change_is_made_whole_or_not_at_all(owner: User, api: Api) -> None:
+def test_bulk_change_is_atomic(owner: User, api: Api) -> None:
     job, _ = actions.submit(owner, GOOD)
     answer = api(owner).patch(f"/api/v1/jobs/{job.id}", {"tags": ["a"], "tag": "a"}, "json")
     told = {error["field"]: error["message"] for error in answer.json()["errors"]}
@@ -187,7 +189,7 @@ def test_a_change_is_made_whole_or_not_at_all(owner: User, api: Api) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_who_tag_at_once_are_kept_within_the_bound(postgres: None) -> None:
+def test_concurrent_tags_stay_within_the_limit(postgres: None) -> None:
     """Each adds 15 of the 20 that a job may have: one of them is refused, and no tag is there twice."""
     user = User.objects.create_user("owner", password="owner-password")
     job, _ = actions.submit(user, GOOD)
@@ -212,9 +214,7 @@ def test_two_who_tag_at_once_are_kept_within_the_bound(postgres: None) -> None:
     assert JobTag.objects.filter(job=job).count() == 15
 
 
-def test_rest_tells_which_jobs_stayed_as_they_were_and_why(
-    make_jobs: Make, owner: User, stranger: User, api: Api
-) -> None:
+def test_rest_lists_unchanged_jobs_with_reasons(make_jobs: Make, owner: User, stranger: User, api: Api) -> None:
     live, ended = make_jobs(1)[0], make_jobs(1, status=Status.FAILED)[0]
     theirs, _ = actions.submit(stranger, GOOD)
     ids = [live.id, ended.id, theirs.id, "nobodys"]

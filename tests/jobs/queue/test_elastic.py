@@ -35,7 +35,7 @@ def stranded(owner: User, make_host: Callable[..., Host]) -> Job:
     return job
 
 
-def test_what_fits_is_offered_with_its_speed_and_what_it_goes_on_from(stranded: Job) -> None:
+def test_offers_a_smaller_layout_with_speed_and_checkpoint(stranded: Job) -> None:
     offer = find_smaller_layout(stranded)
     assert "8 ranks" in offer["why"] or "= 8" in offer["why"]
     layout = offer["layout"]
@@ -45,7 +45,7 @@ def test_what_fits_is_offered_with_its_speed_and_what_it_goes_on_from(stranded: 
     assert offer["checkpoint"] == f"{stranded.id}/1/step-00000020"
 
 
-def test_one_request_queues_a_new_attempt_in_it(stranded: Job) -> None:
+def test_queues_a_new_attempt_with_the_smaller_layout(stranded: Job) -> None:
     offer = find_smaller_layout(stranded)
     assert actions.requeue_smaller(stranded, "owner")
     before = stranded.spec
@@ -59,9 +59,7 @@ def test_one_request_queues_a_new_attempt_in_it(stranded: Job) -> None:
         find_smaller_layout(stranded)
 
 
-def test_a_page_offers_it_where_the_layout_is_what_the_job_waits_for(
-    stranded: Job, owner: User, client: Client
-) -> None:
+def test_page_offers_a_smaller_layout_to_a_waiting_job(stranded: Job, owner: User, client: Client) -> None:
     client.force_login(owner)
 
     def is_offered() -> bool:
@@ -78,7 +76,7 @@ def test_a_page_offers_it_where_the_layout_is_what_the_job_waits_for(
     assert not is_offered()
 
 
-def test_a_page_says_that_too_much_is_planned_at_once(
+def test_page_reports_busy_planners(
     stranded: Job, owner: User, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner_processes, "_slots", queue.LifoQueue())
@@ -88,7 +86,7 @@ def test_a_page_says_that_too_much_is_planned_at_once(
     assert (answer.status_code, "planner processes are busy" in answer.content.decode()) == (503, True)
 
 
-def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
+def test_fitting_or_running_job_gets_no_offer(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now())
     with pytest.raises(NoOfferError, match="The current layout already fits the available hosts"):
         find_smaller_layout(stranded)
@@ -100,19 +98,19 @@ def test_nothing_is_offered_while_it_fits_or_runs(stranded: Job) -> None:
         actions.requeue_smaller(stranded, "owner")
 
 
-def test_a_host_that_is_drained_is_not_left(stranded: Job) -> None:
+def test_offer_ignores_drained_hosts(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now())
     Host.objects.filter(name="host-b").update(drained=True)
     assert find_smaller_layout(stranded)["ranks"] <= 4
 
 
-def test_nothing_is_offered_where_no_host_is_left(stranded: Job) -> None:
+def test_no_offer_without_hosts(stranded: Job) -> None:
     Host.objects.update(last_seen=timezone.now() - timedelta(hours=1))
     with pytest.raises(NoOfferError):
         find_smaller_layout(stranded)
 
 
-def test_the_page_and_rest_offer_it_and_only_who_may_change_it_runs_it(stranded: Job, client: Client) -> None:
+def test_only_users_with_rights_run_the_smaller_layout(stranded: Job, client: Client) -> None:
     viewer = User.objects.create_user("viewer", is_staff=True)
     client.force_login(viewer, backend="django.contrib.auth.backends.ModelBackend")
     assert client.get(f"/api/v1/jobs/{stranded.id}/smaller").json()["ranks"] <= 4
@@ -126,7 +124,7 @@ def test_the_page_and_rest_offer_it_and_only_who_may_change_it_runs_it(stranded:
     assert client.get(f"/api/v1/jobs/{stranded.id}/smaller").status_code == 409
 
 
-def test_what_another_engine_has_left_is_not_known_here(stranded: Job) -> None:
+def test_slurm_jobs_get_no_offer(stranded: Job) -> None:
     Job.objects.update(spec={**stranded.spec, "resources": {**stranded.spec["resources"], "engine": "slurm"}})
     stranded.refresh_from_db()
     with pytest.raises(NoOfferError, match="slurm, and the free Slurm nodes are unknown") as refused:
@@ -135,9 +133,7 @@ def test_what_another_engine_has_left_is_not_known_here(stranded: Job) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"labels": ["fast"]}, {"pool": "fast-ones"}])
-def test_what_is_left_has_the_labels_that_the_job_asks_for(
-    stranded: Job, make_host: Callable[..., Host], asked: dict[str, Any]
-) -> None:
+def test_offer_respects_required_labels(stranded: Job, make_host: Callable[..., Host], asked: dict[str, Any]) -> None:
     """Hosts that the scheduler would never take were offered, or said to hold the job's own layout."""
     Pool.objects.create(name="fast-ones", labels=["fast"])
     stranded.spec = {**stranded.spec, "resources": asked}

@@ -24,9 +24,7 @@ from tests.jobs.queue.scheduling_cases import (
 
 
 @given(some_gangs(), some_labelled_hosts())
-def test_a_gang_is_whole_on_hosts_of_one_model_that_it_may_use_with_its_groups_inside(
-    queue: list[QueuedJob], hosts: list[HostState]
-) -> None:
+def test_gang_is_complete_on_allowed_hosts_of_one_model(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     asked, there = {job.id: job for job in queue}, {host.name: host for host in hosts}
     taken: set[tuple[str, int]] = set()
     for job_id, shares in plan_pass(queue, hosts).placements:
@@ -44,7 +42,7 @@ def test_a_gang_is_whole_on_hosts_of_one_model_that_it_may_use_with_its_groups_i
 
 
 @given(some_gangs(), some_labelled_hosts())
-def test_one_gang_alone_starts_on_as_few_hosts_as_have_room(queue: list[QueuedJob], hosts: list[HostState]) -> None:
+def test_single_gang_uses_the_fewest_hosts(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     for asked in queue[:1]:
         plan = plan_pass([asked], hosts)
         models: dict[str, dict[str, int]] = {}
@@ -62,9 +60,7 @@ def test_one_gang_alone_starts_on_as_few_hosts_as_have_room(queue: list[QueuedJo
 
 
 @given(some_gangs(), some_labelled_hosts())
-def test_hosts_kept_for_a_gang_can_hold_it_and_are_kept_for_it_alone(
-    queue: list[QueuedJob], hosts: list[HostState]
-) -> None:
+def test_reserved_hosts_fit_the_gang_and_no_other_job(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     plan, there, asked = plan_pass(queue, hosts), {host.name: host for host in hosts}, {job.id: job for job in queue}
     held: list[str] = []
     for job_id, names in plan.head_hosts.items():
@@ -85,7 +81,7 @@ def test_hosts_kept_for_a_gang_can_hold_it_and_are_kept_for_it_alone(
 
 
 @given(some_gangs(), some_labelled_hosts(), st.randoms(use_true_random=False))
-def test_gangs_are_placed_alike_whatever_the_order_of_rows(
+def test_gang_placement_does_not_depend_on_row_order(
     queue: list[QueuedJob], hosts: list[HostState], random: object
 ) -> None:
     quotas = {"other": Quota(8, 2)}
@@ -96,7 +92,7 @@ def test_gangs_are_placed_alike_whatever_the_order_of_rows(
 
 
 @given(some_gangs(), some_labelled_hosts(), st.integers(0, 12), st.integers(0, 12))
-def test_a_quota_is_never_exceeded_and_holds_back_nobody_elses(
+def test_quota_is_not_exceeded_and_affects_one_project(
     queue: list[QueuedJob], hosts: list[HostState], slots: int, used: int
 ) -> None:
     plan = plan_pass(queue, hosts, quotas={"other": Quota(slots, used)})
@@ -109,12 +105,12 @@ def test_a_quota_is_never_exceeded_and_holds_back_nobody_elses(
         assert [p for p in plan.placements if asked[p.job].project == "default"] == without.placements
 
 
-def test_what_starts_in_a_pass_counts_to_the_quota() -> None:
+def test_started_jobs_count_for_the_quota_at_once() -> None:
     queue = [job("first", 2, age=2, project="p"), job("second", 2, age=1, project="p")]
     assert places(plan_pass(queue, [host("host-a", 8)], quotas={"p": Quota(3, 0)})) == {"first": "host-a"}
 
 
-def test_the_first_that_a_quota_holds_back_holds_back_its_project() -> None:
+def test_first_job_over_quota_blocks_its_project() -> None:
     """Or small jobs would keep it out for ever."""
     queue = [job("large", 4, age=2, project="p"), job("small", 1, age=1, project="p"), job("other", 1)]
     plan = plan_pass(queue, [host("host-a", 8)], quotas={"p": Quota(4, 1)})
@@ -127,7 +123,7 @@ def test_the_first_that_a_quota_holds_back_holds_back_its_project() -> None:
     }
 
 
-def test_what_a_head_needs_of_its_quota_is_kept_for_it() -> None:
+def test_reserves_quota_for_the_head_of_the_queue() -> None:
     queue = [job("head", 4, age=2, project="p"), job("late", 2, project="p")]
     plan = plan_pass(queue, [host("host-a", 4, free=1), host("host-b", 2)], quotas={"p": Quota(5, 0)})
     assert plan.head_hosts == {"head": ("host-a",)}
@@ -143,7 +139,7 @@ def test_tensor_parallel_groups_stay_inside_a_host() -> None:
     )
 
 
-def test_context_parallel_groups_stay_inside_a_host_where_they_fit_one() -> None:
+def test_context_parallel_groups_stay_inside_a_host_if_they_fit() -> None:
     wide = gang("g", 8)._replace(units=(4, 2))
     assert shares_of(plan_pass([wide], [host("host-a", 4), host("host-b", 4)])) == {"g": {"host-a": 4, "host-b": 4}}
     assert shares_of(plan_pass([wide], [host(n, 2) for n in NAMES[:4]])) == {"g": dict.fromkeys(NAMES[:4], 2)}
@@ -152,7 +148,7 @@ def test_context_parallel_groups_stay_inside_a_host_where_they_fit_one() -> None
     )
 
 
-def test_a_gang_takes_one_model_of_device() -> None:
+def test_gang_uses_one_device_model() -> None:
     hosts = [host("host-a", 4, device_name="a100"), host("host-b", 4, device_name="h100")]
     assert plan_pass([gang("g", 8)], hosts).reasons == {
         "g": "The job needs 8 CPU slots on one host. The largest host has 4 slots."
@@ -162,7 +158,7 @@ def test_a_gang_takes_one_model_of_device() -> None:
     assert plan_pass([gang("g", 8)], hosts).reasons == {"g": told}
 
 
-def test_a_gangs_hosts_are_kept_and_said() -> None:
+def test_reserves_and_names_the_hosts_of_a_gang() -> None:
     hosts = [host("host-a", 4, free=1), host("host-b", 4, free=3), host("host-c", 4, free=0)]
     plan = plan_pass([gang("head", 8, 2, age=1), gang("late", 1)], hosts)
     assert plan.head_hosts == {"head": ("host-a", "host-b")}
@@ -174,7 +170,7 @@ def test_a_gangs_hosts_are_kept_and_said() -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_a_gang_starts_when_the_old_jobs_of_its_hosts_have_ended_whatever_comes_after_it(data: st.DataObject) -> None:
+def test_later_jobs_do_not_delay_a_gang(data: st.DataObject) -> None:
     world = data.draw(full_world(hosts=4))
     total = sum(slots // 2 * 2 for slots in world.slots.values())
     most = max(world.slots.values())
@@ -196,7 +192,7 @@ def test_a_gang_starts_when_the_old_jobs_of_its_hosts_have_ended_whatever_comes_
         del world.running[ended]
 
 
-def test_of_hosts_that_are_as_good_a_retry_takes_the_one_with_its_checkpoint() -> None:
+def test_retry_prefers_the_host_with_its_checkpoint() -> None:
     hosts = [host(name, 2) for name in NAMES[:4]]
     retry = gang("retry", 2, checkpoint_host="host-c")
     assert shares_of(plan_pass([retry], hosts))["retry"] == {"host-c": 2}
@@ -206,7 +202,7 @@ def test_of_hosts_that_are_as_good_a_retry_takes_the_one_with_its_checkpoint() -
     assert set(shares_of(plan_pass([retry], [*models, host("host-b", 2)]))["retry"]) == {"host-c", "host-d"}
 
 
-def test_it_gives_up_nothing_else_for_that() -> None:
+def test_checkpoint_host_is_only_a_tie_breaker() -> None:
     retry = gang("retry", 1, checkpoint_host="host-c")
     assert shares_of(plan_pass([retry], [host("host-a", 4, 1), host("host-c", 4)]))["retry"] == {"host-a": 1}
     on_fewer = [host("host-a", 4), host("host-b", 2), host("host-c", 2)]
@@ -221,9 +217,7 @@ def test_it_gives_up_nothing_else_for_that() -> None:
 
 @settings(max_examples=30)
 @given(some_gangs(), some_labelled_hosts())
-def test_where_its_checkpoint_lies_changes_nothing_of_when_one_starts(
-    queue: list[QueuedJob], hosts: list[HostState]
-) -> None:
+def test_checkpoint_host_does_not_delay_a_start(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     for asked in queue[:1]:
         with_one, without = (
             shares_of(plan_pass([each], hosts)) for each in (asked, asked._replace(checkpoint_host=""))

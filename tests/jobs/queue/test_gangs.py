@@ -21,7 +21,7 @@ from jobs.queue.lifecycle import start_jobs
 from jobs.queue.orders import resend_launch_order
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.snapshot import find_running_attempts
-from tests.jobs.conftest import attempt_event, host_event, report, say
+from tests.jobs.conftest import attempt_event, host_event, report, send_event
 from tests.planner.wrong_specs import GOOD
 
 SINCE = timezone.now() - timedelta(hours=1)
@@ -49,7 +49,7 @@ def gang(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -
             ordered=timezone.now(),
         )  # fmt: skip
         SlotAllocation.objects.bulk_create(SlotAllocation(host=host, slot=slot, member=member) for slot in (0, 1))
-        say(live_redis, attempt_event(job.id, 1, "running", host=host.name))
+        send_event(live_redis, attempt_event(job.id, 1, "running", host=host.name))
     read_events(live_redis)
     job.refresh_from_db()
     assert job.status == Status.RUNNING
@@ -66,17 +66,17 @@ def falls_silent(host: str) -> None:
 def ends(client: redis.Redis, job: Job, host: str, outcome: str, **told: Any) -> Job:
     event = attempt_event(job.id, 1, "exited", outcome, host)
     event["report"]["exit"] |= told
-    say(client, event)
+    send_event(client, event)
     read_events(client)
     job.refresh_from_db()
     return job
 
 
-def test_it_has_succeeded_when_all_of_it_has(gang: Job, live_redis: redis.Redis) -> None:
+def test_gang_succeeds_when_all_members_succeed(gang: Job, live_redis: redis.Redis) -> None:
     parts = {"parameters": 1, "gradients": 1, "optimizer": 2, "copies": 0, "gradients_then": None, "beside": 3}
     told = {**SUMMARY, "peak_bytes": {"2": 7}, "memory": {"2": parts}}
     assert ends(live_redis, gang, "host-b", "succeeded", summary=told).status == "running"
-    assert SlotAllocation.objects.count() == 2, "what has ended holds nothing"
+    assert SlotAllocation.objects.count() == 2, "an ended member has no slots"
     reconcile(live_redis, SINCE)
     assert not live_redis.exists(cancel_key(gang.id, 1)), "one that ended well ends no other"
     told = {**SUMMARY, "peak_bytes": {"0": 5}, "memory": {"0": parts}}
@@ -88,15 +88,15 @@ def test_it_has_succeeded_when_all_of_it_has(gang: Job, live_redis: redis.Redis)
     assert not SlotAllocation.objects.exists()
 
 
-def test_how_far_it_came_is_told_of_one_member(gang: Job, live_redis: redis.Redis) -> None:
-    """It went on after step 40; cancelled, one member had heard of a step more. 63 less 22 would be 41."""
+def test_progress_comes_from_one_member(gang: Job, live_redis: redis.Redis) -> None:
+    """The run resumed after step 40, and one member counted one more step before its cancellation."""
     for host, steps in (("host-a", 62), ("host-b", 63)):
         ends(live_redis, gang, host, "cancelled", summary={**SUMMARY, "steps": steps, "ran_steps": steps - 40})
     summary = Attempt.objects.get().exit["summary"]
     assert (summary["steps"], summary["ran_steps"]) == (63, 23)
 
 
-def test_the_first_to_fail_ends_the_others_and_says_why(gang: Job, live_redis: redis.Redis) -> None:
+def test_first_failed_member_ends_the_others(gang: Job, live_redis: redis.Redis) -> None:
     job = ends(live_redis, gang, "host-b", "failed", reason="rank 2: it broke", failed_at=100.0, finished=900.0)
     assert (job.status, job.wait_reason) == (
         "running",
@@ -110,31 +110,31 @@ def test_the_first_to_fail_ends_the_others_and_says_why(gang: Job, live_redis: r
     assert Attempt.objects.get().exit["reason"] == "rank 2: it broke"
 
 
-def test_one_that_only_lost_a_peer_is_no_cause_however_early_it_says_so(gang: Job, live_redis: redis.Redis) -> None:
+def test_member_that_lost_a_peer_is_not_the_cause(gang: Job, live_redis: redis.Redis) -> None:
     # A rank that a signal killed is noticed a second later than its peers notice that it is gone.
     ends(live_redis, gang, "host-a", "failed", reason="rank 0: lost a peer", failed_at=100.0, lost_peer=True)
     job = ends(live_redis, gang, "host-b", "failed", reason="rank 2 was killed", failed_at=101.0, lost_peer=False)
     assert (job.status, job.history.last().reason) == ("failed", "rank 2 was killed")
 
 
-def test_a_member_ended_by_the_flag_is_no_cause(gang: Job, live_redis: redis.Redis) -> None:
+def test_cancelled_member_is_not_the_cause(gang: Job, live_redis: redis.Redis) -> None:
     ends(live_redis, gang, "host-a", "failed", reason="rank 1: it broke")
     job = ends(live_redis, gang, "host-b", "cancelled")
     assert (job.status, job.history.last().reason) == ("failed", "rank 1: it broke")
 
 
-def test_a_lost_member_makes_the_job_lost_when_the_others_have_ended(gang: Job, live_redis: redis.Redis) -> None:
+def test_job_is_lost_after_a_lost_member_and_the_end_of_others(gang: Job, live_redis: redis.Redis) -> None:
     falls_silent("host-b")
     reconcile(live_redis, SINCE)
     gang.refresh_from_db()
     assert gang.status == "unreachable"
-    say(live_redis, host_event("host-a", attempts=[report(gang.id, 1, "running")]))
+    send_event(live_redis, host_event("host-a", attempts=[report(gang.id, 1, "running")]))
     read_events(live_redis)
     gang.refresh_from_db()
     assert gang.status == "unreachable", "one host speaks, the other is silent still"
     assert actions.mark_host_lost(Host.objects.get(name="host-b"), "staff") == 1
     gang.refresh_from_db()
-    assert gang.status == "unreachable", "what lives on host-a is told to end first"
+    assert gang.status == "unreachable", "the member on host-a ends first"
     reconcile(live_redis, SINCE)
     assert live_redis.exists(cancel_key(gang.id, 1))
     job = ends(live_redis, gang, "host-a", "cancelled")
@@ -143,20 +143,20 @@ def test_a_lost_member_makes_the_job_lost_when_the_others_have_ended(gang: Job, 
     assert (told["outcome"], told["reason"], told["rank"]) == ("lost", "host host-b was marked as lost by staff", None)
 
 
-def test_a_cancel_waits_for_all_of_it(gang: Job, live_redis: redis.Redis) -> None:
+def test_cancellation_waits_for_all_members(gang: Job, live_redis: redis.Redis) -> None:
     assert actions.cancel(gang, "owner")
     assert ends(live_redis, gang, "host-a", "cancelled").status == "cancelling"
     assert ends(live_redis, gang, "host-b", "cancelled").status == "cancelled"
 
 
-def test_a_cancelled_gang_tells_the_cancel_and_not_who_missed_a_peer_then(gang: Job, live_redis: redis.Redis) -> None:
+def test_cancelled_gang_reports_the_cancellation(gang: Job, live_redis: redis.Redis) -> None:
     assert actions.cancel(gang, "owner")
     ends(live_redis, gang, "host-a", "cancelled", reason="cancelled on request")
     job = ends(live_redis, gang, "host-b", "failed", reason="connection reset", lost_peer=True)
     assert (job.status, job.history.last().reason) == ("cancelled", "cancelled on request")
 
 
-def test_each_member_is_ordered_with_its_place_in_the_gang(gang: Job) -> None:
+def test_launch_orders_have_the_place_in_the_gang(gang: Job) -> None:
     for member in Member.objects.all():
         resend_launch_order(gang, member)
     orders = [row.arguments[0] for row in Outbox.objects.filter(task=TASK_LAUNCH).order_by("id")]
@@ -165,7 +165,7 @@ def test_each_member_is_ordered_with_its_place_in_the_gang(gang: Job) -> None:
     assert {node["ranks"] for node in orders[0]["gang"]["nodes"]} == {2}
 
 
-def test_an_end_told_twice_changes_nothing(gang: Job, live_redis: redis.Redis) -> None:
+def test_repeated_exit_event_changes_nothing(gang: Job, live_redis: redis.Redis) -> None:
     ends(live_redis, gang, "host-a", "failed", reason="first")
     ends(live_redis, gang, "host-a", "succeeded", reason="second")
     assert Member.objects.get(node=0).reason == "first"
@@ -183,7 +183,7 @@ def given_up(gang: Job, live_redis: redis.Redis) -> Job:
     return gang
 
 
-def test_a_new_attempt_waits_until_the_lease_of_the_silent_host_is_over(given_up: Job) -> None:
+def test_next_attempt_waits_for_the_lease_of_a_silent_host(given_up: Job) -> None:
     now = timezone.now()
     reason = find_running_attempts({given_up.id}, now)[given_up.id]
     assert reason.startswith("attempt 1 may still run on silent host host-b until its lease ends at ")
@@ -194,25 +194,25 @@ def test_a_new_attempt_waits_until_the_lease_of_the_silent_host_is_over(given_up
     assert find_running_attempts({given_up.id}, now + timedelta(seconds=3600 - 300 + 31)) == {}
 
 
-def test_a_new_attempt_waits_no_longer_than_until_the_host_is_heard(given_up: Job, live_redis: redis.Redis) -> None:
-    say(live_redis, host_event("host-b", attempts=[report(given_up.id, 1, "running")]))
+def test_next_attempt_starts_after_the_host_has_contact(given_up: Job, live_redis: redis.Redis) -> None:
+    send_event(live_redis, host_event("host-b", attempts=[report(given_up.id, 1, "running")]))
     read_events(live_redis)
     assert find_running_attempts({given_up.id})[given_up.id] == "waiting until host host-b ends attempt 1"
     reconcile(live_redis, SINCE)
     assert live_redis.exists(cancel_key(given_up.id, 1))
-    say(live_redis, host_event("host-b"))
+    send_event(live_redis, host_event("host-b"))
     read_events(live_redis)
     assert find_running_attempts({given_up.id}) == {}
 
 
-def test_a_retry_is_told_of_the_newest_checkpoint_and_where_it_was_written(gang: Job, live_redis: redis.Redis) -> None:
+def test_retry_order_has_the_newest_checkpoint(gang: Job, live_redis: redis.Redis) -> None:
     for step in (20, 10):  # as a stream that is read again may bring them
         event = attempt_event(gang.id, 1, "running", host="host-a")
         event["report"]["checkpoint"] = f"{gang.id}/1/step-{step:08d}"
-        say(live_redis, event)
+        send_event(live_redis, event)
     foreign = attempt_event(gang.id, 1, "running", host="host-a")
     foreign["report"]["checkpoint"] = "others/1/step-00000099"
-    say(live_redis, foreign)
+    send_event(live_redis, foreign)
     read_events(live_redis)
     assert DeadLetter.objects.get().reason.startswith("checkpoint: others/1/step-00000099 does not belong to attempt")
     for host in ("host-b", "host-a"):

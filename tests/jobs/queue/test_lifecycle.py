@@ -24,7 +24,7 @@ from jobs.queue.inbound.streams import read_events
 from jobs.queue.lifecycle import TRANSITIONS
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.runs.baselines import compute_facts
-from tests.jobs.conftest import attempt_event, run_together, say
+from tests.jobs.conftest import attempt_event, run_together, send_event
 from tests.jobs.planning.test_measured_runs import make_exit_event, make_failed_proof, make_summary, start_run
 from tests.planner.wrong_specs import GOOD
 
@@ -42,14 +42,14 @@ def status(job: Job) -> str:
 
 
 @pytest.mark.parametrize("terminal", TERMINAL)
-def test_a_terminal_status_never_changes(owner: User, terminal: Status) -> None:
+def test_terminal_status_never_changes(owner: User, terminal: Status) -> None:
     job = submitted(owner)
     Job.objects.filter(id=job.id).update(status=terminal)
     assert not any(lifecycle.change_status(job.id, 1, to, "tried") for to in Status)
     assert status(job) == terminal
 
 
-def test_only_listed_changes_are_made(owner: User) -> None:
+def test_rejects_status_changes_that_are_not_listed(owner: User) -> None:
     for before in Status:
         for after in Status:
             job = submitted(owner)
@@ -57,26 +57,26 @@ def test_only_listed_changes_are_made(owner: User) -> None:
             assert lifecycle.change_status(job.id, 1, after, "tried") == (after in TRANSITIONS[before]), (before, after)
 
 
-def test_a_message_about_an_earlier_attempt_changes_nothing(
+def test_ignores_messages_of_an_earlier_attempt(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
     make_host()
     job = submitted(owner)
     schedule()
-    say(live_redis, attempt_event(job.id, 1, "exited", "failed"))
+    send_event(live_redis, attempt_event(job.id, 1, "exited", "failed"))
     read_events(live_redis)
     assert status(job) == Status.FAILED
     assert actions.requeue(job, "tester")
     schedule()
     assert (status(job), job.attempt) == (Status.STARTING, 2)
-    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
-    say(live_redis, attempt_event(job.id, 1, "running"))
+    send_event(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    send_event(live_redis, attempt_event(job.id, 1, "running"))
     read_events(live_redis)
     assert status(job) == Status.STARTING
     assert Attempt.objects.get(job=job, number=1).exit["outcome"] == "failed"
 
 
-def test_a_whole_life_is_written_down_and_gives_its_slots_back(
+def test_records_the_history_and_frees_slots(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
     make_host()
@@ -84,9 +84,9 @@ def test_a_whole_life_is_written_down_and_gives_its_slots_back(
     schedule()
     assert SlotAllocation.objects.count() == 4
     assert Outbox.objects.get(task=TASK_LAUNCH).queue == host_queue("host-a")
-    say(live_redis, attempt_event(job.id, 1, "running"))
-    say(live_redis, {"kind": "nonsense", "v": 1})
-    say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+    send_event(live_redis, attempt_event(job.id, 1, "running"))
+    send_event(live_redis, {"kind": "nonsense", "v": 1})
+    send_event(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
     read_events(live_redis)
     history = list(StateChange.objects.filter(job=job).values_list("status", flat=True))
     assert history == ["queued", "starting", "running", "succeeded"]
@@ -95,9 +95,7 @@ def test_a_whole_life_is_written_down_and_gives_its_slots_back(
     assert read_events(live_redis) == 0
 
 
-def test_the_queue_goes_by_priority_then_age_and_says_why_each_waits(
-    owner: User, make_host: Callable[..., Host]
-) -> None:
+def test_queue_order_and_wait_reasons(owner: User, make_host: Callable[..., Host]) -> None:
     first = submitted(owner, name="first")
     schedule()
     first.refresh_from_db()
@@ -112,7 +110,7 @@ def test_the_queue_goes_by_priority_then_age_and_says_why_each_waits(
     assert later.wait_reason == f"The job needs 4 CPU slots on one host. {told}"
 
 
-def test_a_job_that_fits_no_host_does_not_hold_up_those_that_do(owner: User, make_host: Callable[..., Host]) -> None:
+def test_unplaceable_job_does_not_block_others(owner: User, make_host: Callable[..., Host]) -> None:
     large = submitted(owner, name="large", layout={"dp": 4, "tp": 2})
     make_host()
     small = submitted(owner, name="small")
@@ -121,7 +119,7 @@ def test_a_job_that_fits_no_host_does_not_hold_up_those_that_do(owner: User, mak
     assert large.wait_reason == "The job needs 8 CPU slots on one host. The largest host has 4 slots."
 
 
-def test_a_drained_host_takes_nothing_new(owner: User, make_host: Callable[..., Host]) -> None:
+def test_drained_host_gets_no_jobs(owner: User, make_host: Callable[..., Host]) -> None:
     make_host()
     Host.objects.update(drained=True)
     job = submitted(owner)
@@ -130,7 +128,7 @@ def test_a_drained_host_takes_nothing_new(owner: User, make_host: Callable[..., 
     assert job.wait_reason == "Every CPU host is drained."
 
 
-def test_cancelling_raises_the_flag_again_after_redis_was_emptied(
+def test_sets_the_cancel_flag_again_after_redis_was_emptied(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
     make_host()
@@ -141,13 +139,13 @@ def test_cancelling_raises_the_flag_again_after_redis_was_emptied(
     live_redis.flushall()
     reconcile(live_redis, LONG_AGO)
     assert live_redis.exists(cancel_key(job.id, 1))
-    say(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
+    send_event(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
     read_events(live_redis)
     assert status(job) == Status.CANCELLED
     assert not actions.cancel(job, "tester")
 
 
-def test_a_queued_job_survives_an_emptied_redis(
+def test_queued_job_survives_an_emptied_redis(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
     job = submitted(owner)
@@ -158,7 +156,7 @@ def test_a_queued_job_survives_an_emptied_redis(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_cancel_racing_an_exit_ends_in_one_terminal_state(
+def test_concurrent_cancel_and_exit_give_one_terminal_state(
     make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:
     owner = User.objects.create_user("racer")
@@ -166,10 +164,10 @@ def test_a_cancel_racing_an_exit_ends_in_one_terminal_state(
     for _ in range(25):
         job = submitted(owner)
         schedule()
-        say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+        send_event(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
         both = [lambda job=job: actions.cancel(job, "racer"), lambda: read_events(live_redis)]
         run_together(both)
-        say(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
+        send_event(live_redis, attempt_event(job.id, 1, "exited", "cancelled"))
         read_events(live_redis)
         assert status(job) in TERMINAL
         ends = StateChange.objects.filter(job=job, status__in=TERMINAL)
@@ -178,7 +176,7 @@ def test_a_cancel_racing_an_exit_ends_in_one_terminal_state(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_schedulers_at_once_start_a_job_once(make_host: Callable[..., Host]) -> None:
+def test_concurrent_schedulers_start_a_job_once(make_host: Callable[..., Host]) -> None:
     owner = User.objects.create_user("racer")
     make_host(slots=4)
     for _ in range(10):
@@ -190,19 +188,19 @@ def test_two_schedulers_at_once_start_a_job_once(make_host: Callable[..., Host])
         attempt_completion.lose_member(Member.objects.get(attempt__job=job), "make room")
 
 
-def test_a_run_that_was_disproved_is_not_gone_on_with(
+def test_run_with_a_failed_proof_is_not_resumed(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis, api: Callable[..., APIClient], client: Client
 ) -> None:
-    """Its next attempt went on from what it had saved, of which nothing was wrong any more, and the job succeeded."""
+    """The next attempt must not resume a checkpoint of a run whose replicas differed."""
     make_host()
     attempt = start_run(owner, retry={"max_attempts": 3})
     job = attempt.job
-    say(live_redis, make_exit_event(attempt, make_summary(0.3, proof=make_failed_proof()), "failed"))
+    send_event(live_redis, make_exit_event(attempt, make_summary(0.3, proof=make_failed_proof()), "failed"))
     read_events(live_redis)
     job.refresh_from_db()
     assert (job.status, job.attempt) == (Status.FAILED, 1)
     job.status, job.stop = Status.CANCELLED, "preempted"
-    assert job.get_retry_reason() is None, "nor where it gave way meanwhile"
+    assert job.get_retry_reason() is None, "a preemption does not change this"
     for way in ("requeue", "smaller"):
         answer = api(owner).post(f"/api/v1/jobs/{job.id}/{way}", format="json")
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (409, "proof")
@@ -219,7 +217,7 @@ def test_a_run_that_was_disproved_is_not_gone_on_with(
     assert api(owner).post(f"/api/v1/jobs/{job.id}/copy", {}, format="json").status_code == 201
 
 
-def test_many_changes_wait_once_for_a_channel_layer_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_wait_once_for_an_unreachable_channel_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
 
     class Layer:
@@ -258,7 +256,7 @@ def cells(rank: int) -> dict[str, Any]:
     return {str(rank): [{"phase": "step", "axis": "dp", "op": "all_reduce", "payload_bytes": 8, "count": 1}]}
 
 
-def test_ranks_that_a_member_left_out_are_left_out_of_the_gang() -> None:
+def test_summary_of_a_gang_omits_missing_ranks() -> None:
     members = [
         report(cells=cells(0), cells_left_out=3),
         report(cells=cells(4)),
@@ -272,7 +270,7 @@ def test_ranks_that_a_member_left_out_are_left_out_of_the_gang() -> None:
     assert (told["sent"], told["no_sent"]) == ([], "only 7 of 12 ranks have stored traffic")
 
 
-def test_a_member_without_a_summary_is_left_out_with_all_its_ranks() -> None:
+def test_summary_of_a_gang_omits_members_without_a_summary() -> None:
     whole = merge_reports([report(cells=cells(0)), report()], silent_ranks=4)
     assert compute_facts(whole, 8)["no_sent"] == "only 4 of 8 ranks have stored traffic"
     all_told = merge_reports([report(cells=cells(0)), report(cells=cells(4))])

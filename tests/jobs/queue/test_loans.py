@@ -1,4 +1,4 @@
-"""Send a checkpoint from the host that has it to the hosts of a retry."""
+"""Transfer of a checkpoint from its host to the hosts of a retry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def orders() -> dict[str, Any]:
     return {row.queue: ORDER_BUILDERS[row.task](row.arguments[0], 1.0) for row in Outbox.objects.all()}
 
 
-def test_the_host_that_has_it_and_the_one_that_needs_it_hear_one_secret(retried: Job) -> None:
+def test_lender_and_borrower_get_the_same_secret(retried: Job) -> None:
     schedule()
     assert {row.task for row in Outbox.objects.all()} == {TASK_LAUNCH, TASK_LEND}
     assert "secret" not in str([row.arguments for row in Outbox.objects.all()]), "the database holds none"
@@ -59,7 +59,7 @@ def test_the_host_that_has_it_and_the_one_that_needs_it_hear_one_secret(retried:
     assert orders() == told, "an order that was lost is sent again with its loan"
 
 
-def test_only_that_attempts_first_host_may_see_where(retried: Job) -> None:
+def test_only_the_first_host_of_the_attempt_sees_the_lender(retried: Job) -> None:
     schedule()
     key = loan_key("host-a", retried.id, 2)
     Host.objects.update(generation=1)
@@ -69,7 +69,7 @@ def test_only_that_attempts_first_host_may_see_where(retried: Job) -> None:
     assert key not in str(build_users(Host.objects.all())[get_redis_user("host-b")])
 
 
-def test_once_the_attempt_has_ended_nobody_is_told_to_lend(retried: Job) -> None:
+def test_ended_attempt_sends_no_loan_order(retried: Job) -> None:
     schedule()
     Attempt.objects.filter(number=2).update(ended=timezone.now())
     assert orders()[host_queue("host-a")] is None
@@ -84,7 +84,7 @@ def test_once_the_attempt_has_ended_nobody_is_told_to_lend(retried: Job) -> None
     ],
     ids=["silent", "removed", "of the gang"],
 )
-def test_nobody_lends(retried: Job, changes: dict[str, Any]) -> None:
+def test_no_loan_without_a_usable_lender(retried: Job, changes: dict[str, Any]) -> None:
     Host.objects.filter(name="host-a").update(**changes)
     schedule()
     (row,) = Outbox.objects.all()

@@ -35,7 +35,7 @@ def waiting(owner: User, *names: str, **fields: Any) -> list[Job]:
     return [queued(owner, name=name, spec={**SPEC, "train": {"steps": 10}}, **fields)[0] for name in names]
 
 
-def test_starts_are_foretold_from_the_ends_of_what_runs() -> None:
+def test_predicts_starts_from_ends_of_running_jobs() -> None:
     running = [
         RunningAttempt("first", "default", (Share("host-a", (0, 1)),), 60.0),
         RunningAttempt("second", "default", (Share("host-a", (2, 3)),), 200.0),
@@ -46,12 +46,12 @@ def test_starts_are_foretold_from_the_ends_of_what_runs() -> None:
     told = forecast(queue, hosts, running, {"large": 100.0, "next": 50.0}, {})
     assert told == {"large": (200.0, "second"), "next": (300.0, "large"), "late": (350.0, "next")}
     del told["late"]
-    assert forecast(queue, hosts, running, {"large": 100.0}, {}) == told, "nothing tells when `next` ends"
+    assert forecast(queue, hosts, running, {"large": 100.0}, {}) == told, "the end of `next` is unknown"
     quotas = {"default": Quota(4, 8)}
     assert forecast(queue, hosts, running, {}, quotas) == {}, "the quota is full until an unknown end"
 
 
-def test_neither_a_forecast_nor_a_what_if_words_why_jobs_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forecasts_do_not_change_wait_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     """They play tens of passes and show none of those words, which cost as much as the passes."""
 
     def worded(*_: object) -> str:
@@ -66,7 +66,7 @@ def test_neither_a_forecast_nor_a_what_if_words_why_jobs_wait(monkeypatch: pytes
         plan_pass(queue, hosts)
 
 
-def test_the_page_shows_everything_to_staff_and_ones_own_to_others(
+def test_page_shows_all_jobs_to_staff_only(
     owner: User, stranger: User, staff: User, client: Client, make_host: MakeHost
 ) -> None:
     busy(make_host(), owner, 0, 1, 2, 3)
@@ -84,7 +84,7 @@ def test_the_page_shows_everything_to_staff_and_ones_own_to_others(
     assert "Host host-a has 0 of 4 slots free." in page
 
 
-def test_a_predicted_start_names_what_ends_only_to_who_may_see_it(
+def test_predicted_start_names_only_visible_jobs(
     owner: User, stranger: User, client: Client, make_host: MakeHost
 ) -> None:
     attempt = busy(make_host(), stranger, 0, 1, 2, 3)
@@ -105,7 +105,7 @@ def test_a_predicted_start_names_what_ends_only_to_who_may_see_it(
 
 
 @pytest.mark.parametrize(("step_s", "words"), [(5.0, "any moment"), (60.0, "<time")])
-def test_an_estimated_start_within_a_minute_is_any_moment(
+def test_start_within_a_minute_is_shown_as_any_moment(
     owner: User, client: Client, make_host: MakeHost, step_s: float, words: str
 ) -> None:
     """The page shows minutes, so the time would soon be in the past."""
@@ -121,7 +121,7 @@ def test_an_estimated_start_within_a_minute_is_any_moment(
     assert words in start
 
 
-def test_bulk_actions_ask_first_then_act_and_are_written_down(owner: User, staff: User, client: Client) -> None:
+def test_bulk_actions_are_confirmed_and_audited(owner: User, staff: User, client: Client) -> None:
     first, second = waiting(owner, "first", "second")
     client.force_login(staff)
     asked = {"action": "hold", "job": [first.id, second.id]}
@@ -156,20 +156,20 @@ def test_bulk_actions_ask_first_then_act_and_are_written_down(owner: User, staff
         ({"action": "hold", "job": ["<script>"]}, "Select jobs first."),
     ],
 )
-def test_a_senseless_action_is_refused_in_words(posted: dict[str, Any], told: str, staff: User, client: Client) -> None:
+def test_invalid_action_shows_an_error(posted: dict[str, Any], told: str, staff: User, client: Client) -> None:
     client.force_login(staff)
     assert told in client.post("/queue/act/", posted, follow=True).content.decode()
 
 
 @pytest.mark.parametrize("path", ["/queue/act/", "/queue/move/", "/queue/pause/"])
-def test_only_staff_with_the_right_act(path: str, owner: User, viewer: User, client: Client) -> None:
+def test_only_staff_with_rights_change_the_queue(path: str, owner: User, viewer: User, client: Client) -> None:
     for user in (owner, viewer):
         client.force_login(user)
         assert client.post(path, "{}", content_type="application/json").status_code == 403
         assert client.get("/queue/audit/").status_code == 403
 
 
-def test_what_would_start_if(
+def test_what_if_lists_jobs_that_would_start(
     owner: User, staff: User, client: Client, make_host: MakeHost, api: Callable[[User], APIClient]
 ) -> None:
     busy(make_host(), owner, 0, 1)
@@ -201,10 +201,10 @@ def test_what_would_start_if(
     for query, field in (("", "slots"), ("?slots=", "slots"), ("?slots=1&slots=2", "slots"), ("?slot=1", "slot")):
         refused = api(staff).get(f"/api/v1/queue/what-if{query}")
         assert (refused.status_code, refused.json()["errors"][0]["field"]) == (400, field), query
-    assert api(owner).get("/api/v1/queue/what-if?slots=4").status_code == 403, "it tells of everybody's jobs"
+    assert api(owner).get("/api/v1/queue/what-if?slots=4").status_code == 403, "the result can show jobs of all users"
 
 
-def test_a_job_is_moved_over_the_page_and_rest(
+def test_moves_a_job_on_the_page_and_over_rest(
     owner: User, staff: User, client: Client, api: Callable[[User], APIClient]
 ) -> None:
     a, b, c = waiting(owner, "a", "b", "c")
@@ -245,7 +245,9 @@ def test_a_job_is_moved_over_the_page_and_rest(
         assert client.post("/queue/move/", broken, content_type="application/json").status_code == 400
 
 
-def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], APIClient], make_host: MakeHost) -> None:
+def test_rest_changes_the_queue(
+    owner: User, staff: User, api: Callable[[User], APIClient], make_host: MakeHost
+) -> None:
     make_host()
     Pool.objects.create(name="big", labels=["big"])
     (only,) = waiting(owner, "only")
@@ -284,7 +286,7 @@ def test_rest_runs_the_queue(owner: User, staff: User, api: Callable[[User], API
     assert api(owner).get("/api/v1/audit").status_code == 403
 
 
-def test_an_empty_and_a_long_queue(owner: User, staff: User, client: Client, make_host: MakeHost) -> None:
+def test_page_of_an_empty_and_of_a_long_queue(owner: User, staff: User, client: Client, make_host: MakeHost) -> None:
     client.force_login(staff)
     assert "Queue is empty" in client.get("/queue/").content.decode()
     busy(make_host(), owner, 0, 1, 2, 3)
@@ -295,7 +297,7 @@ def test_an_empty_and_a_long_queue(owner: User, staff: User, client: Client, mak
     assert MAX_FORECAST_JOBS < 1000
 
 
-def test_a_narrow_column_starts_with_the_fact() -> None:
+def test_short_reason_starts_with_the_fact() -> None:
     needs = "The job needs 4 CPU slots on one host."
     fact = "Host host-a has 0 of 4 slots free."
     assert put_fact_first(f"{needs} {fact}") == f"{fact} {needs}"
@@ -304,7 +306,7 @@ def test_a_narrow_column_starts_with_the_fact() -> None:
     assert put_fact_first("") == ""
 
 
-def test_a_start_that_is_not_estimated_has_a_reason(owner: User, client: Client, make_host: MakeHost) -> None:
+def test_missing_estimate_of_a_start_has_a_reason(owner: User, client: Client, make_host: MakeHost) -> None:
     job = waiting(owner, "mine")[0]
     client.force_login(owner)
     assert "The time of enough free slots is not predictable." in client.get("/queue/?part=rows").content.decode()

@@ -23,9 +23,7 @@ from tests.jobs.queue.scheduling_cases import (
 
 
 @given(some_queue(), some_hosts())
-def test_a_gang_gets_free_slots_of_one_host_that_takes_jobs_and_nobody_gets_them_twice(
-    queue: list[QueuedJob], hosts: list[HostState]
-) -> None:
+def test_allocates_each_free_slot_once(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     asked, there = {job.id: job for job in queue}, {host.name: host for host in hosts}
     taken: set[tuple[str, int]] = set()
     for job_id, ((name, slots),) in plan_pass(queue, hosts).placements:
@@ -37,7 +35,7 @@ def test_a_gang_gets_free_slots_of_one_host_that_takes_jobs_and_nobody_gets_them
 
 
 @given(some_queue(), some_hosts())
-def test_every_job_is_placed_once_or_has_a_reason(queue: list[QueuedJob], hosts: list[HostState]) -> None:
+def test_each_job_is_placed_once_or_has_a_reason(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     plan = plan_pass(queue, hosts)
     placed = [placement.job for placement in plan.placements]
     assert sorted([*placed, *plan.reasons]) == sorted(job.id for job in queue)
@@ -45,9 +43,7 @@ def test_every_job_is_placed_once_or_has_a_reason(queue: list[QueuedJob], hosts:
 
 
 @given(some_queue(), some_hosts())
-def test_no_job_gets_slots_on_which_one_before_it_could_have_run(
-    queue: list[QueuedJob], hosts: list[HostState]
-) -> None:
+def test_earlier_jobs_get_slots_first(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     plan = plan_pass(queue, hosts)
     on = places(plan)
     for there in hosts:
@@ -62,10 +58,8 @@ def test_no_job_gets_slots_on_which_one_before_it_could_have_run(
 
 
 @given(some_queue(), some_hosts())
-def test_hosts_idle_only_for_one_head_a_device_and_for_those_that_ask_for_them(
-    queue: list[QueuedJob], hosts: list[HostState]
-) -> None:
-    """Whoever waits though a host has room for it waits for a holder before it: a pinned job, or the one head."""
+def test_hosts_are_reserved_for_one_head_per_device_and_pins(queue: list[QueuedJob], hosts: list[HostState]) -> None:
+    """A job that fits a host can wait only for an earlier job that reserves the host."""
     plan = plan_pass(queue, hosts)
     on = places(plan)
     asks = {job.id: job.num_slots for job in queue}
@@ -82,7 +76,7 @@ def test_hosts_idle_only_for_one_head_a_device_and_for_those_that_ask_for_them(
 
 
 @given(some_queue(), some_hosts())
-def test_jobs_that_no_host_could_take_change_nothing_for_others(queue: list[QueuedJob], hosts: list[HostState]) -> None:
+def test_unplaceable_jobs_do_not_affect_others(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     hopeful = [job for job in queue if any(may_use(job, host) for host in hosts)]
     with_them, without = plan_pass(queue, hosts), plan_pass(hopeful, hosts)
     assert (with_them.placements, with_them.head_hosts) == (without.placements, without.head_hosts)
@@ -92,9 +86,7 @@ def test_jobs_that_no_host_could_take_change_nothing_for_others(queue: list[Queu
 
 
 @given(some_queue(), some_hosts(), st.randoms(use_true_random=False))
-def test_the_order_in_which_rows_come_means_nothing(
-    queue: list[QueuedJob], hosts: list[HostState], random: object
-) -> None:
+def test_placement_does_not_depend_on_row_order(queue: list[QueuedJob], hosts: list[HostState], random: object) -> None:
     plan = plan_pass(queue, hosts)
     random.shuffle(queue)  # type: ignore[attr-defined]
     random.shuffle(hosts)  # type: ignore[attr-defined]
@@ -103,7 +95,7 @@ def test_the_order_in_which_rows_come_means_nothing(
 
 @settings(deadline=None)
 @given(st.data())
-def test_a_head_starts_when_the_old_jobs_of_its_host_have_ended_whatever_comes_after_it(data: st.DataObject) -> None:
+def test_later_jobs_do_not_delay_the_head(data: st.DataObject) -> None:
     """Jobs end in any order, later ones come at any time and run for ever unless drawn to end."""
     world = data.draw(full_world(hosts=3))
     head = job("head", num_slots=max(world.slots.values()), age=1)
@@ -128,7 +120,7 @@ def test_a_head_starts_when_the_old_jobs_of_its_host_have_ended_whatever_comes_a
 
 @settings(deadline=None)
 @given(st.data())
-def test_where_one_host_is_large_enough_later_jobs_change_nothing_for_the_head(data: st.DataObject) -> None:
+def test_later_jobs_do_not_change_the_host_of_the_head(data: st.DataObject) -> None:
     """The same world with and without later jobs; the old ones end in the same order."""
     alone = data.draw(full_world(hosts=3))
     alone.slots["host-z"] = 8
@@ -150,7 +142,7 @@ def test_where_one_host_is_large_enough_later_jobs_change_nothing_for_the_head(d
     raise AssertionError("the head never started")
 
 
-def test_a_stream_of_small_jobs_starves_no_large_one() -> None:
+def test_small_jobs_do_not_starve_a_large_one() -> None:
     """Each job runs for 5 passes, more small ones come than there are slots for, and three large ones wait."""
     world = World({"host-a": 4, "host-b": 4, "host-c": 8})
     lasts, large = 5, {f"large-{number}": slots for number, slots in enumerate((8, 4, 8))}
@@ -166,18 +158,18 @@ def test_a_stream_of_small_jobs_starves_no_large_one() -> None:
     assert all(started[name] - lasts <= len(large) * lasts for name in large)
 
 
-def test_a_head_that_fits_one_host_leaves_the_others_open() -> None:
+def test_head_reserves_only_one_host() -> None:
     hosts = [host("large", 8, free=5), host("small", 4)]
     plan = plan_pass([job("head", 8, age=2), job("next", 2, age=1), job("late", 2)], hosts)
     assert places(plan) == {"next": "small", "late": "small"}
 
 
-def test_a_job_for_an_absent_host_holds_up_nobody() -> None:
+def test_job_for_a_missing_host_does_not_block_others() -> None:
     plan = plan_pass([job("pinned", 1, "absent", priority=9), job("other", 4)], [host("host-a", 4)])
     assert [placement.job for placement in plan.placements] == ["other"]
 
 
-def test_a_pinned_job_overtakes_no_job_of_a_higher_priority() -> None:
+def test_pinned_job_respects_priorities() -> None:
     hosts = [host("host-a", 4, free=2)]
     plan = plan_pass([job("urgent", 4, priority=100), job("pinned", 2, "host-a")], hosts)
     assert plan.placements == []
@@ -188,17 +180,17 @@ def test_a_pinned_job_overtakes_no_job_of_a_higher_priority() -> None:
     }
 
 
-def test_of_equal_priority_the_older_starts() -> None:
+def test_older_job_of_equal_priority_starts_first() -> None:
     plan = plan_pass([job("a-young", 4, age=1), job("old", 4, age=2)], [host("host-a", 4)])
     assert [placement.job for placement in plan.placements] == ["old"]
 
 
-def test_the_tightest_fit_keeps_large_holes() -> None:
+def test_prefers_the_tightest_fit() -> None:
     plan = plan_pass([job("small", 2), job("large", 8, age=-1)], [host("host-a", 8), host("host-b", 3)])
     assert places(plan) == {"small": "host-b", "large": "host-a"}
 
 
-def test_the_head_holds_the_host_that_needs_the_fewest_further_slots() -> None:
+def test_head_reserves_the_host_with_the_fewest_missing_slots() -> None:
     hosts = [host("host-a", 8, free=1), host("host-b", 8, free=3), host("host-c", 4, free=3)]
     assert plan_pass([job("head", 8)], hosts).head_hosts == {"head": ("host-b",)}
     assert plan_pass([job("head", 8, head_hosts=("host-a",))], hosts).head_hosts == {"head": ("host-a",)}, (
@@ -254,12 +246,12 @@ BUSY = [host("host-a", 4, free=1), host("host-b", 2, free=0), host("host-c", 4, 
         ),
     ],
 )
-def test_what_it_says(queue: list[QueuedJob], hosts: list[HostState], told: str) -> None:
+def test_wait_reasons(queue: list[QueuedJob], hosts: list[HostState], told: str) -> None:
     assert plan_pass(queue, hosts).reasons["j"] == told
 
 
 @given(some_queue(), some_hosts())
-def test_no_reason_names_a_strangers_job(queue: list[QueuedJob], hosts: list[HostState]) -> None:
+def test_reasons_name_no_foreign_job(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     """Each owner's jobs bear a secret; no text for the other's may hold it, nor any job's id."""
     queue = [job._replace(name=f"secret-of-{job.owner}") for job in queue]
     reasons = plan_pass(queue, [*hosts, host("host-full", 10, free=0)]).reasons
@@ -269,7 +261,7 @@ def test_no_reason_names_a_strangers_job(queue: list[QueuedJob], hosts: list[Hos
         assert not any(other.id in text for other in queue)
 
 
-def test_the_longest_names_fit() -> None:
+def test_reasons_with_the_longest_names_fit() -> None:
     """With room to spare: a text that is cut off is not the truth."""
     long_host = "h" * 100
     queue = [job(f"ahead-{n}", 65536, name=LONG, age=9) for n in range(9)] + [job("j", 65535, name=LONG)]
@@ -277,8 +269,8 @@ def test_the_longest_names_fit() -> None:
     assert all(len(text) < 500 for text in plan_pass(queue, hosts).reasons.values())
 
 
-def test_one_start_far_ahead_changes_few_texts() -> None:
-    """1,000 waiting jobs of one size: those behind are not told anew each time one before them starts."""
+def test_one_start_changes_few_reasons() -> None:
+    """With 1,000 waiting jobs, a start does not change the reasons of all later jobs."""
     queue = [job(f"{number:04}", 4, age=1000 - number) for number in range(1000)]
     hosts = [host("host-a", 4, free=0), host("host-b", 4, free=0)]
     before = plan_pass(queue, hosts).reasons
@@ -286,7 +278,7 @@ def test_one_start_far_ahead_changes_few_texts() -> None:
     assert sum(before[name] != text for name, text in after.items()) < 25
 
 
-def test_a_paused_pool_and_a_reservation_are_said() -> None:
+def test_reasons_name_paused_pools_and_reservations() -> None:
     paused = host("host-a", 4, pools=frozenset({"big"}), paused="big")
     assert plan_pass([job("j", pool="big")], [paused]).reasons["j"] == (
         "Every CPU host of pool big is in the paused pool big."

@@ -42,7 +42,7 @@ from jobs.queue.scheduling.states import (
 )
 from jobs.queue.termination import apply_rules
 from planner.facts.validation import SpecError
-from tests.jobs.conftest import attempt_event, say
+from tests.jobs.conftest import attempt_event, send_event
 from tests.jobs.queue.test_scheduler import busy, queued, reason
 from tests.planner.wrong_specs import GOOD
 
@@ -70,14 +70,12 @@ def hours_ago(job: Job, hours: float) -> None:
 
 def ends(client: redis.Redis, job: Job, outcome: str) -> None:
     job.refresh_from_db()
-    say(client, attempt_event(job.id, job.attempt, "exited", outcome))
+    send_event(client, attempt_event(job.id, job.attempt, "exited", outcome))
     read_events(client)
 
 
 @given(st.floats(0, 1e9), st.integers(0, 1000), st.floats(0, 1e6), st.floats(1, 1e6))
-def test_use_halves_in_a_half_life_and_never_passes_what_is_held(
-    used: float, slots: int, seconds: float, half_life_s: float
-) -> None:
+def test_usage_decays_with_its_half_life(used: float, slots: int, seconds: float, half_life_s: float) -> None:
     after = compute_decayed_use(used, slots, seconds, half_life_s)
     assert 0 <= after <= (used + slots * seconds) * (1 + 1e-9)
     assert compute_decayed_use(used, 0, half_life_s, half_life_s) == pytest.approx(used / 2)
@@ -87,21 +85,21 @@ def test_use_halves_in_a_half_life_and_never_passes_what_is_held(
     assert in_two == pytest.approx(after, rel=1e-6, abs=1e-6), "however often it is counted"
 
 
-def test_who_used_exactly_its_part_has_half_of_the_points() -> None:
+def test_usage_equal_to_the_share_gives_half_of_the_points() -> None:
     assert compute_share_factors({"a": ProjectUse(0, 1), "b": ProjectUse(0, 3)}) == {"a": 1.0, "b": 1.0}
     assert compute_share_factors({"a": ProjectUse(10, 1), "b": ProjectUse(30, 3)}) == {"a": 0.5, "b": 0.5}
     told = compute_share_factors({"a": ProjectUse(40, 1), "b": ProjectUse(0, 3)})
     assert told["a"] < 0.5 < told["b"]
 
 
-def test_waiting_long_enough_passes_any_priority() -> None:
+def test_long_wait_exceeds_any_priority() -> None:
     rates = PointRates(per_hour=0.1, share=1.0)
     old, urgent = compute_points(0, 3600 * 31, 0.0, 0, rates), compute_points(2, 0, 1.0, 0, rates)
     assert old.total > urgent.total
     assert compute_points(0, 3600 * 29, 0.0, 0, rates).total < urgent.total
 
 
-def test_the_queue_goes_by_priority_age_share_and_hand(owner: User, make_host: MakeHost) -> None:
+def test_queue_order_by_priority_age_share_and_position(owner: User, make_host: MakeHost) -> None:
     Project.objects.create(name="heavy", used=1e6)
     Project.objects.create(name="light")
     heavy = queued(owner, name="heavy", project="heavy")[0]
@@ -126,8 +124,8 @@ def test_the_queue_goes_by_priority_age_share_and_hand(owner: User, make_host: M
     assert set(told) == {(light.id, 0, 1, "boss"), (heavy.id, 0, 1, "boss")}
 
 
-def test_jobs_of_equal_points_are_moved_all_the_same(owner: User) -> None:
-    """Submitted at once, they stand at the same points."""
+def test_moves_jobs_with_equal_points(owner: User) -> None:
+    """Jobs that are submitted together have equal points."""
     names = ["a", "b", "c", "d", "e"]
     jobs = {name: queued(owner, name=name)[0].id for name in names}
     Job.objects.update(created=timezone.now())
@@ -145,7 +143,7 @@ def test_jobs_of_equal_points_are_moved_all_the_same(owner: User) -> None:
     assert order() == [first[0], first[1], first[3], first[2], first[4]]
 
 
-def test_a_held_job_waits_and_holds_up_nobody(owner: User, make_host: MakeHost) -> None:
+def test_held_job_does_not_block_others(owner: User, make_host: MakeHost) -> None:
     make_host()
     held, free = queued(owner, 4)[0], queued(owner, 1)[0]
     assert staff_actions.hold([held.id, "absent"], "boss") == [held.id]
@@ -162,7 +160,7 @@ def test_a_held_job_waits_and_holds_up_nobody(owner: User, make_host: MakeHost) 
     ]
 
 
-def test_a_paused_queue_starts_nothing_and_a_paused_pool_nothing_on_its_hosts(owner: User, make_host: MakeHost) -> None:
+def test_paused_queue_or_pool_starts_no_jobs(owner: User, make_host: MakeHost) -> None:
     make_host("host-a")
     Host.objects.create(
         name="host-b", slots=8, device="cpu", device_name="test", memory_bytes=1, boot_id="b",
@@ -183,7 +181,7 @@ def test_a_paused_queue_starts_nothing_and_a_paused_pool_nothing_on_its_hosts(ow
     assert AuditEntry.objects.count() == 4
 
 
-def test_a_reservation_keeps_others_away(owner: User, make_host: MakeHost) -> None:
+def test_reservation_excludes_other_jobs(owner: User, make_host: MakeHost) -> None:
     host, now = make_host(), timezone.now()
     project = Project.objects.create(name="theirs")
     Membership.objects.create(project=project, user=owner, role=Role.SUBMITTER)
@@ -199,7 +197,7 @@ def test_a_reservation_keeps_others_away(owner: User, make_host: MakeHost) -> No
     assert reason(long) == "Every available CPU host is reserved for another project."
 
 
-def test_a_quota_counts_what_is_held(owner: User, make_host: MakeHost) -> None:
+def test_quota_counts_allocated_slots(owner: User, make_host: MakeHost) -> None:
     host = make_host()
     Project.objects.update_or_create(name="default", defaults={"slots": 2})
     busy(host, owner, 0)
@@ -215,7 +213,7 @@ def test_a_quota_counts_what_is_held(owner: User, make_host: MakeHost) -> None:
         actions.submit(owner, GOOD)
 
 
-def test_what_a_spec_says_of_its_turn_is_checked(owner: User, stranger: User) -> None:
+def test_validates_scheduling_fields_of_a_spec(owner: User, stranger: User) -> None:
     theirs, _ = actions.submit(stranger, GOOD)
     wrong = {**GOOD, "project": "none", "resources": {"pool": "none"}, "after": [theirs.id, "absent"]}
     with pytest.raises(SpecError) as told:
@@ -236,7 +234,7 @@ def test_what_a_spec_says_of_its_turn_is_checked(owner: User, stranger: User) ->
         assert told.value.problems[0].field.startswith(field)
 
 
-def test_submit_takes_what_fits_the_hosts_together(owner: User, make_host: MakeHost) -> None:
+def test_accepts_jobs_that_fit_all_hosts_together(owner: User, make_host: MakeHost) -> None:
     for number in range(3):
         make_host(f"host-{number}", slots=2)
     job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2, "tp": 2}})
@@ -249,7 +247,7 @@ def test_submit_takes_what_fits_the_hosts_together(owner: User, make_host: MakeH
         actions.submit(owner, {**GOOD, "layout": {"tp": 4}})
 
 
-def test_what_comes_after_waits_then_starts_or_is_cancelled(
+def test_dependent_job_waits_then_starts_or_is_cancelled(
     owner: User, make_host: MakeHost, live_redis: redis.Redis
 ) -> None:
     make_host()
@@ -275,14 +273,12 @@ def test_what_comes_after_waits_then_starts_or_is_cancelled(
 def running(owner: User, client: redis.Redis, **spec: Any) -> Job:
     job, _ = actions.submit(owner, {**SMALL, **spec})
     assert schedule() == 1
-    say(client, attempt_event(job.id, 1, "running"))
+    send_event(client, attempt_event(job.id, 1, "running"))
     read_events(client)
     return job
 
 
-def test_a_job_fails_when_its_time_is_over_and_is_not_tried_again(
-    owner: User, make_host: MakeHost, live_redis: redis.Redis
-) -> None:
+def test_time_limit_fails_a_job_without_retry(owner: User, make_host: MakeHost, live_redis: redis.Redis) -> None:
     make_host()
     job = running(owner, live_redis, run={"time_limit_s": 60}, retry={"max_attempts": 3})
     apply_rules()
@@ -295,9 +291,7 @@ def test_a_job_fails_when_its_time_is_over_and_is_not_tried_again(
     assert last_reason(job) == "the time limit of 60 s (run.time_limit_s) is reached"
 
 
-def test_a_failure_is_tried_again_so_often_and_a_cancel_never(
-    owner: User, make_host: MakeHost, live_redis: redis.Redis
-) -> None:
+def test_retries_failures_but_not_cancellations(owner: User, make_host: MakeHost, live_redis: redis.Redis) -> None:
     make_host()
     job, _ = actions.submit(owner, {**SMALL, "retry": {"max_attempts": 3}})
     for number in (1, 2):
@@ -315,9 +309,7 @@ def test_a_failure_is_tried_again_so_often_and_a_cancel_never(
     assert status(other) == Status.CANCELLED
 
 
-def test_a_preemptible_job_gives_way_and_goes_on_later(
-    owner: User, make_host: MakeHost, live_redis: redis.Redis
-) -> None:
+def test_preempted_job_continues_later(owner: User, make_host: MakeHost, live_redis: redis.Redis) -> None:
     make_host(slots=1)
     job = running(owner, live_redis, run={"preemptible": True})
     urgent = queued(owner, 1, priority=5, name="urgent")[0]
@@ -332,7 +324,7 @@ def test_a_preemptible_job_gives_way_and_goes_on_later(
     assert (status(urgent), status(job)) == (Status.STARTING, Status.QUEUED)
 
 
-def test_a_cancel_while_it_gives_way_is_a_cancel(owner: User, make_host: MakeHost, live_redis: redis.Redis) -> None:
+def test_cancellation_during_preemption_wins(owner: User, make_host: MakeHost, live_redis: redis.Redis) -> None:
     make_host(slots=1)
     job = running(owner, live_redis, run={"preemptible": True})
     assert termination.preempt(job.id, "other", "other")
@@ -343,7 +335,7 @@ def test_a_cancel_while_it_gives_way_is_a_cancel(owner: User, make_host: MakeHos
     assert status(job) == Status.CANCELLED
 
 
-def test_an_entry_is_written_with_the_change_or_not_at_all_and_stays(owner: User) -> None:
+def test_audit_entry_is_in_the_transaction_of_the_change(owner: User) -> None:
     job, _ = actions.submit(owner, SMALL)
     entry = AuditEntry.objects.get()
     assert (entry.who, entry.what, entry.kind, entry.name) == ("owner", "submit", "job", job.id)
@@ -357,7 +349,7 @@ def test_an_entry_is_written_with_the_change_or_not_at_all_and_stays(owner: User
     assert [e.what for e in AuditEntry.objects.all()] == ["cancel", "submit"]
 
 
-def test_use_is_counted_once_a_minute(owner: User, make_host: MakeHost) -> None:
+def test_usage_is_updated_once_per_minute(owner: User, make_host: MakeHost) -> None:
     Project.objects.update_or_create(name="default", defaults={"counted": timezone.now()})
     busy(make_host(), owner, 0, 1)
     apply_rules()
@@ -369,12 +361,12 @@ def test_use_is_counted_once_a_minute(owner: User, make_host: MakeHost) -> None:
     assert 199 < Project.objects.get(name="default").used <= most
 
 
-def test_no_weight_that_is_stored_stops_the_queue() -> None:
+def test_invalid_weight_does_not_stop_the_queue() -> None:
     found = compute_share_factors({"a": ProjectUse(5, 1e308), "b": ProjectUse(5, 1e308), "c": ProjectUse(0, 0.0)})
     assert found["a"] == found["b"] < found["c"] == 1
 
 
-def test_staff_is_told_of_a_weight_and_of_labels_that_cannot_be(db: None) -> None:
+def test_admin_rejects_invalid_weights_and_labels(db: None) -> None:
     with pytest.raises(ValidationError, match="weight"):
         Project(name="heavy", weight=1e308).full_clean()
     with pytest.raises(ValidationError, match="Use a list of labels"):

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from jobs.models import Attempt, Host, Job, StateChange, Status
 from jobs.queue.view import load_running_attempts, predict_durations
-from tests.jobs.conftest import member_of
+from tests.jobs.conftest import make_member
 
 NOW = timezone.now()
 
@@ -39,7 +39,7 @@ def left() -> float | None:
     return None if found.left_s is None else round(found.left_s)
 
 
-def test_a_run_lasts_as_long_as_its_steps_take_it(attempt: Attempt) -> None:
+def test_predicted_end_uses_the_step_time(attempt: Attempt) -> None:
     assert left() == 6000 - 60, "by its estimate"
     diagnosed(attempt, step=100, step_s=None)
     assert left() == 6000 - 60
@@ -56,16 +56,16 @@ def test_a_run_lasts_as_long_as_its_steps_take_it(attempt: Attempt) -> None:
     assert left() == 540
 
 
-def test_what_is_told_to_end_holds_its_slots_no_longer_unless_its_host_is_silent(attempt: Attempt) -> None:
+def test_ending_job_frees_slots_unless_its_host_is_silent(attempt: Attempt) -> None:
     told = {"device_name": "test", "memory_bytes": 2**30, "boot_id": "b", "last_seen": timezone.now()}
-    member_of(attempt, Host.objects.create(name="anna", device="cpu", slots=1, **told))
+    make_member(attempt, Host.objects.create(name="anna", device="cpu", slots=1, **told))
     Job.objects.update(status=Status.CANCELLING)
     assert left() == 0
     Host.objects.update(last_seen=timezone.now() - timedelta(minutes=5))
     assert left() is None
 
 
-def test_a_host_that_was_back_does_not_begin_a_run_s_time_anew(attempt: Attempt) -> None:
+def test_reconnected_host_does_not_restart_the_run_time(attempt: Attempt) -> None:
     StateChange.objects.create(job=attempt.job, attempt=2, status=Status.RUNNING)
     StateChange.objects.filter(pk=StateChange.objects.latest("id").pk).update(at=NOW)
     Job.objects.update(time_limit_s=600)
@@ -73,7 +73,7 @@ def test_a_host_that_was_back_does_not_begin_a_run_s_time_anew(attempt: Attempt)
 
 
 @pytest.mark.parametrize(("number", "seconds"), [(1, 3000.0), (2, 6000.0)])
-def test_what_goes_on_from_a_checkpoint_lasts_from_there(attempt: Attempt, number: int, seconds: float) -> None:
+def test_predicted_end_of_a_resumed_run(attempt: Attempt, number: int, seconds: float) -> None:
     """One that the attempt itself wrote is none that it began from."""
     told: dict[str, Any] = {"number": number, "checkpoint": f"{attempt.job_id}/{number}/step-00000500"}
     Attempt.objects.update_or_create(job=attempt.job, number=number, defaults=told)

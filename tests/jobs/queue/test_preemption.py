@@ -20,7 +20,7 @@ def occupant(job: str, slots: int, priority: int = 0, age: int = 0, leaving: boo
     return Occupant(job, priority, EPOCH - timedelta(seconds=age), slots, leaving)
 
 
-def test_the_fewest_preemptible_jobs_of_the_lowest_priority_give_way() -> None:
+def test_preempts_the_fewest_jobs_of_the_lowest_priority() -> None:
     urgent = job("urgent", 4, priority=5)
     hosts = [
         occupied("host-a", 4, occupant("old", 2, age=9), occupant("young", 2, age=1)),
@@ -31,7 +31,7 @@ def test_the_fewest_preemptible_jobs_of_the_lowest_priority_give_way() -> None:
     assert plan_pass([urgent], hosts).preemptions == [Preemption("young", "urgent")]
 
 
-def test_nobody_gives_way_to_an_equal_or_in_vain_or_twice() -> None:
+def test_preempts_only_if_it_helps() -> None:
     hosts = [occupied("host-a", 4, occupant("a", 2), occupant("b", 1, priority=3))]
     assert plan_pass([job("equal", 2, priority=0)], hosts).preemptions == []
     assert plan_pass([job("vain", 4, priority=9)], hosts).preemptions == [], "one slot is held by who does not give way"
@@ -39,7 +39,7 @@ def test_nobody_gives_way_to_an_equal_or_in_vain_or_twice() -> None:
     assert plan_pass([job("soon", 2, priority=9)], leaving).preemptions == [], "two slots are being left already"
 
 
-def test_a_gang_that_gives_way_frees_all_its_hosts() -> None:
+def test_preempted_gang_frees_all_its_hosts() -> None:
     hosts = [occupied("host-a", 4, occupant("g", 4)), occupied("host-b", 4, occupant("g", 4))]
     plan = plan_pass([gang("urgent", 8, 4, priority=1)], hosts)
     assert plan.preemptions == [Preemption("g", "urgent")]
@@ -47,7 +47,7 @@ def test_a_gang_that_gives_way_frees_all_its_hosts() -> None:
 
 
 @given(some_gangs(), some_labelled_hosts(), st.data())
-def test_whoever_gives_way_is_of_lower_priority_and_the_head_then_starts(
+def test_preemption_of_lower_priority_starts_the_head(
     queue: list[QueuedJob], hosts: list[HostState], data: st.DataObject
 ) -> None:
     known: dict[str, Occupant] = {}

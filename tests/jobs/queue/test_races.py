@@ -18,7 +18,7 @@ from jobs.queue.inbound.streams import read_events
 from jobs.queue.lifecycle import TRANSITIONS
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.work_lease import WorkLease
-from tests.jobs.conftest import attempt_event, host_event, report, run_together, say
+from tests.jobs.conftest import attempt_event, host_event, report, run_together, send_event
 from tests.planner.wrong_specs import GOOD
 
 ROUNDS = 6
@@ -56,10 +56,10 @@ def assert_legal(job: Job) -> None:
         assert sum(status in TERMINAL for status in history) <= 1, history
 
 
-def test_a_cancel_racing_an_exit(racer: User, live_redis: redis.Redis) -> None:
+def test_concurrent_cancel_and_exit(racer: User, live_redis: redis.Redis) -> None:
     for _ in range(ROUNDS):
         job = placed(racer)
-        say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+        send_event(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
         run_together([lambda job=job: actions.cancel(job, "racer"), lambda: read_events(live_redis)])
         job.refresh_from_db()
         assert job.status in (Status.SUCCEEDED, Status.CANCELLED)
@@ -67,12 +67,12 @@ def test_a_cancel_racing_an_exit(racer: User, live_redis: redis.Redis) -> None:
         assert SlotAllocation.objects.count() == 0
 
 
-def test_two_controllers_that_hear_the_same_at_once(racer: User, live_redis: redis.Redis) -> None:
+def test_two_controllers_read_the_same_events(racer: User, live_redis: redis.Redis) -> None:
     for _ in range(ROUNDS):
         job = placed(racer)
-        say(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
-        say(live_redis, host_event())
-        say(live_redis, attempt_event(job.id, 1, "exited", "failed"))
+        send_event(live_redis, host_event(attempts=[report(job.id, 1, "running")]))
+        send_event(live_redis, host_event())
+        send_event(live_redis, attempt_event(job.id, 1, "exited", "failed"))
         run_together([lambda: read_events(live_redis)] * 2 + [schedule] * 2)
         attempt = Attempt.objects.get(job=job)
         assert (attempt.members.get().missed, attempt.exit["outcome"]) == (1, "failed"), "a heartbeat counts once"
@@ -83,10 +83,10 @@ def test_two_controllers_that_hear_the_same_at_once(racer: User, live_redis: red
         Outbox.objects.all().delete()
 
 
-def test_queueing_again_racing_the_end_and_another_who_queues_it_again(racer: User, live_redis: redis.Redis) -> None:
+def test_concurrent_requeues_and_exit(racer: User, live_redis: redis.Redis) -> None:
     for _ in range(ROUNDS):
         job = placed(racer)
-        say(live_redis, attempt_event(job.id, 1, "exited", "failed"))
+        send_event(live_redis, attempt_event(job.id, 1, "exited", "failed"))
         again = [lambda job=job: actions.requeue(job, "racer")] * 2
         run_together([*again, lambda: read_events(live_redis), schedule])
         job.refresh_from_db()
@@ -95,14 +95,14 @@ def test_queueing_again_racing_the_end_and_another_who_queues_it_again(racer: Us
         current = Attempt.objects.filter(job=job, number=2, ended__isnull=True).count()
         assert SlotAllocation.objects.count() == 4 * current
         actions.cancel(job, "racer")
-        say(live_redis, attempt_event(job.id, 2, "exited", "cancelled"))
+        send_event(live_redis, attempt_event(job.id, 2, "exited", "cancelled"))
         read_events(live_redis)
         job.refresh_from_db()
         assert job.status in TERMINAL
         assert SlotAllocation.objects.count() == 0
 
 
-def test_a_priority_saved_from_an_old_page_undoes_no_placement(racer: User) -> None:
+def test_old_page_does_not_overwrite_a_placement(racer: User) -> None:
     job, _ = actions.submit(racer, GOOD)
     page = Job.objects.get(id=job.id)  # as the form was shown
     schedule()
@@ -121,7 +121,7 @@ def test_a_priority_saved_from_an_old_page_undoes_no_placement(racer: User) -> N
     assert (host.sequence, host.drained) == (9, True)
 
 
-def test_of_two_controllers_one_works_and_the_other_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_controller_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = WorkLease(), WorkLease()
     for _ in range(ROUNDS):
         held: list[bool] = []
@@ -140,13 +140,13 @@ def test_of_two_controllers_one_works_and_the_other_takes_over(monkeypatch: pyte
     assert working.hold(), "one that ended in order leaves it free"
 
 
-def test_giving_up_a_host_racing_the_exits_it_brings(racer: User, live_redis: redis.Redis) -> None:
+def test_concurrent_host_loss_and_exits(racer: User, live_redis: redis.Redis) -> None:
     host = Host.objects.get()
     for _ in range(ROUNDS):
         Host.objects.update(last_seen=timezone.now())
         job = placed(racer)
         Host.objects.update(last_seen=timezone.now() - actions.HOST_SILENT_AFTER * 2)
-        say(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
+        send_event(live_redis, attempt_event(job.id, 1, "exited", "succeeded"))
         run_together([lambda: actions.mark_host_lost(host, "racer"), lambda: read_events(live_redis)])
         job.refresh_from_db()
         assert job.status in (Status.SUCCEEDED, Status.LOST)

@@ -34,7 +34,7 @@ def page_of(client: Client, job: Job) -> str:
     return client.get(f"/jobs/{job.id}/").content.decode()
 
 
-def test_the_button_queues_one_short_copy_that_is_verified(owner: User, client: Client) -> None:
+def test_button_queues_one_short_verified_copy(owner: User, client: Client) -> None:
     job = run(owner, steps=500, warmup_steps=50, checkpoint_every=100, eval_every=10, verify="off", seed=7)
     client.force_login(owner)
     page = page_of(client, job)
@@ -50,11 +50,11 @@ def test_the_button_queues_one_short_copy_that_is_verified(owner: User, client: 
     assert f'reference check of <a href="/jobs/{job.id}/#proof">long</a>' in page_of(client, made)
 
 
-def test_a_run_of_fewer_steps_is_checked_in_those(owner: User) -> None:
+def test_check_of_a_short_run_has_its_steps(owner: User) -> None:
     assert derived_jobs.build_check_spec(run(owner, steps=2))["train"]["steps"] == 2
 
 
-def test_a_resumed_run_is_checked_from_fresh_values(owner: User) -> None:
+def test_check_of_a_resumed_run_starts_without_checkpoint(owner: User) -> None:
     source = run(owner, steps=20, checkpoint_every=5)
     Job.objects.filter(id=source.id).update(status=Status.RUNNING)
     job = run(owner, steps=40, resume=source.id)
@@ -62,7 +62,7 @@ def test_a_resumed_run_is_checked_from_fresh_values(owner: User) -> None:
     assert (made.spec["train"]["resume"], made.spec["train"]["steps"]) == (None, 3)
 
 
-def test_one_that_is_too_large_says_so_and_offers_no_button(owner: User, client: Client) -> None:
+def test_large_run_cannot_be_checked(owner: User, client: Client) -> None:
     job, _ = actions.submit(owner, LARGE)
     client.force_login(owner)
     page = page_of(client, job)
@@ -70,7 +70,7 @@ def test_one_that_is_too_large_says_so_and_offers_no_button(owner: User, client:
     assert f"/jobs/{job.id}/check/" not in page
 
 
-def test_a_check_of_somebody_else_s_is_not_told(owner: User, staff: User, client: Client) -> None:
+def test_page_hides_foreign_checks(owner: User, staff: User, client: Client) -> None:
     job = run(owner)
     actions.submit(staff, derived_jobs.build_check_spec(job), check_of=job)
     assert (derived_jobs.get_newest_check(owner, job), derived_jobs.get_newest_check(staff, job) is None) == (
@@ -81,7 +81,7 @@ def test_a_check_of_somebody_else_s_is_not_told(owner: User, staff: User, client
     assert "Reference check:" not in page_of(client, job)
 
 
-def test_a_check_tells_what_it_proved(owner: User) -> None:
+def test_page_shows_the_result_of_a_check(owner: User) -> None:
     job = run(owner)
     made, _ = actions.submit(owner, derived_jobs.build_check_spec(job), check_of=job)
     told = {"id": made.id, "name": "reference check of long", "status": "queued", "finished": False, "proof": None}
@@ -98,7 +98,7 @@ def test_a_check_tells_what_it_proved(owner: User) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dry_run", "calibrate", "script"])
-def test_what_trains_nothing_is_not_checked(owner: User, client: Client, kind: str) -> None:
+def test_only_training_runs_can_be_checked(owner: User, client: Client, kind: str) -> None:
     job = run(owner)
     Job.objects.filter(id=job.id).update(kind=kind, spec={**job.spec, "kind": kind})
     client.force_login(owner)

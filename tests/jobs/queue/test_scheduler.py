@@ -20,7 +20,7 @@ from jobs.queue import lifecycle
 from jobs.queue.scheduling import scheduler
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.scheduling.snapshot import load_queue
-from tests.jobs.conftest import member_of
+from tests.jobs.conftest import make_member
 
 MakeHost = Callable[..., Host]
 
@@ -35,7 +35,7 @@ def busy(host: Host, owner: User, *slots: int) -> Attempt:
     """An attempt that holds these slots."""
     job = queued(owner, len(slots), status=Status.RUNNING)[0]
     attempt = Attempt.objects.create(job=job, number=1)
-    member = member_of(attempt, host)
+    member = make_member(attempt, host)
     SlotAllocation.objects.bulk_create(SlotAllocation(host=host, slot=slot, member=member) for slot in slots)
     return attempt
 
@@ -57,7 +57,7 @@ def reason(job: Job) -> str:
     return Job.objects.values_list("wait_reason", flat=True).get(id=job.id)
 
 
-def test_a_long_queue_takes_few_statements_and_no_spec(owner: User, make_host: MakeHost) -> None:
+def test_long_queue_needs_few_queries(owner: User, make_host: MakeHost) -> None:
     for number in range(50):
         busy(make_host(f"host-{number}"), owner, 0, 1, 2, 3)
     queued(owner, 4, count=400)
@@ -67,7 +67,7 @@ def test_a_long_queue_takes_few_statements_and_no_spec(owner: User, make_host: M
     assert not any('"spec"' in sql for sql in first)
     with statements() as quiet:
         schedule()
-    assert len(quiet) == 12, "nothing changed, so nothing is written and nothing is locked"
+    assert len(quiet) == 12, "a pass without changes writes and locks no rows"
     assert all(sql.startswith("SELECT") for sql in quiet)
     SlotAllocation.objects.all().delete()
     with statements() as placing:
@@ -78,7 +78,7 @@ def test_a_long_queue_takes_few_statements_and_no_spec(owner: User, make_host: M
     assert StateChange.objects.filter(status=Status.STARTING, reason__startswith="placed on host-").count() == 50
 
 
-def test_an_order_says_what_runs_where(owner: User, make_host: MakeHost) -> None:
+def test_launch_order_contents(owner: User, make_host: MakeHost) -> None:
     busy(make_host(), owner, 1)
     job = queued(owner, 2, attempt=3)[0]
     assert schedule() == 1
@@ -90,7 +90,7 @@ def test_an_order_says_what_runs_where(owner: User, make_host: MakeHost) -> None
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_a_pass_leaves_the_collector_as_it_was(owner: User, monkeypatch: pytest.MonkeyPatch, is_on: bool) -> None:
+def test_pass_restores_the_garbage_collector(owner: User, monkeypatch: pytest.MonkeyPatch, is_on: bool) -> None:
     queued(owner)
     seen: list[bool] = []
     monkeypatch.setattr(scheduler, "store_wait_reasons", lambda *_: seen.append(gc.isenabled()))
@@ -102,7 +102,7 @@ def test_a_pass_leaves_the_collector_as_it_was(owner: User, monkeypatch: pytest.
         gc.enable()
 
 
-def test_a_pass_that_starts_many_leaves_reasons_to_the_next(
+def test_pass_with_many_starts_defers_reasons(
     owner: User, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "MAX_STARTS_BEFORE_REASONS", 2)
@@ -113,8 +113,8 @@ def test_a_pass_that_starts_many_leaves_reasons_to_the_next(
         assert (schedule(), reason(waits)) == (placed, told)
 
 
-def test_slots_of_which_the_host_says_that_they_live_are_not_given_away(owner: User, make_host: MakeHost) -> None:
-    """The attempt was given up, so nothing is allocated; its ranks are there all the same."""
+def test_does_not_allocate_slots_that_a_host_still_uses(owner: User, make_host: MakeHost) -> None:
+    """The attempt is lost and has no slots, but its ranks still run."""
     host = make_host()
     Host.objects.filter(pk=host.pk).update(holding=[["given-up", 1, [0, 1, 2]]])
     large, small = queued(owner, 2)[0], queued(owner, 1)[0]
@@ -125,7 +125,7 @@ def test_slots_of_which_the_host_says_that_they_live_are_not_given_away(owner: U
     assert SlotAllocation.objects.get(member__attempt__job=small).slot == 3
 
 
-def test_a_host_once_kept_for_a_head_stays_kept_though_another_draws_ahead(owner: User, make_host: MakeHost) -> None:
+def test_reserved_host_of_the_head_does_not_change(owner: User, make_host: MakeHost) -> None:
     first, second = make_host("host-a"), make_host("host-b")
     for slot in range(2):
         busy(first, owner, slot)
@@ -142,18 +142,18 @@ def test_a_host_once_kept_for_a_head_stays_kept_though_another_draws_ahead(owner
     assert Member.objects.get(attempt__job=head).host == first
 
 
-def test_a_queued_job_that_is_on_a_host_already_holds_up_nobody(owner: User, make_host: MakeHost) -> None:
+def test_queued_job_with_old_processes_does_not_block_others(owner: User, make_host: MakeHost) -> None:
     """A row written over by hand: on it, every pass would fail."""
     host = make_host()
     broken, sound = queued(owner)[0], queued(owner)[0]
-    member_of(Attempt.objects.create(job=broken, number=1), host)
+    make_member(Attempt.objects.create(job=broken, number=1), host)
     assert schedule() == 1
     assert Attempt.objects.filter(job=sound).exists()
     assert reason(broken) == "Attempt 1 already started on a host. Cancel the job, then queue it again."
 
 
 @pytest.mark.django_db(transaction=True)
-def test_announcing_a_thousand_jobs_to_a_redis_that_does_not_answer_takes_a_second(settings: Any) -> None:
+def test_announcements_do_not_wait_for_an_unreachable_redis(settings: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"redis://127.0.0.1:{mute.getsockname()[1]}/0"
         layer = {"BACKEND": "channels_redis.core.RedisChannelLayer", "CONFIG": {"hosts": [address]}}
@@ -175,7 +175,7 @@ ODD = [
 pytestmark = pytest.mark.usefixtures("each_database")
 
 
-def test_each_job_gets_its_own_reason_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_job_gets_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "JOBS_PER_TRANSACTION", 3)
     owner = User.objects.create_user("owner")
     jobs = queued(owner, count=len(ODD))
@@ -184,7 +184,7 @@ def test_each_job_gets_its_own_reason_as_it_is_told(monkeypatch: pytest.MonkeyPa
     assert dict(Job.objects.values_list("id", "wait_reason")) == told
 
 
-def test_a_job_that_is_queued_no_more_gets_none() -> None:
+def test_started_job_gets_no_reason() -> None:
     owner = User.objects.create_user("owner")
     gone, waiting = queued(owner, count=2)
     queue = load_queue(timezone.now())
@@ -193,7 +193,7 @@ def test_a_job_that_is_queued_no_more_gets_none() -> None:
     assert dict(Job.objects.values_list("id", "wait_reason")) == {gone.id: "", waiting.id: "waits too"}
 
 
-def test_what_one_pass_has_no_time_for_the_next_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_next_pass_writes_deferred_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "MAX_REASONS_PER_PASS", 2)
     told = {job.id: f"why {job.id}" for job in queued(User.objects.create_user("owner"), count=3)}
     for written in (2, 3):

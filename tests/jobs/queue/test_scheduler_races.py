@@ -60,7 +60,7 @@ def make_host(name: str, slots: int) -> Host:
     return Host.objects.create(name=name, slots=slots, last_seen=heard, **told)
 
 
-def test_two_schedulers_at_once_start_each_job_once(owner: User, caplog: pytest.LogCaptureFixture) -> None:
+def test_concurrent_schedulers_start_each_job_once(owner: User, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(4):
         make_host(f"host-{number}", 4)
     for _ in range(ROUNDS):
@@ -75,7 +75,7 @@ def test_two_schedulers_at_once_start_each_job_once(owner: User, caplog: pytest.
     assert not [record for record in caplog.records if "duplicate key" in record.getMessage()]
 
 
-def test_a_job_cancelled_while_it_is_placed_never_gets_slots(owner: User) -> None:
+def test_job_cancelled_during_placement_gets_no_slots(owner: User) -> None:
     """The cancel starts as the scheduler sends its first statement, its second, ..., and after its last."""
     make_host("host-a", 4)
     ends = {"cancelled": 0, "cancelling": 0}
@@ -125,9 +125,8 @@ ENDS: dict[str, Callable[[User, Project], Any]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_who_may_submit_no_more_while_a_job_is_placed_has_nothing_start_after(end: str, owner: User) -> None:
-    """They may not any more as the scheduler sends its first statement, its second, ..., and after its last: once
-    that is written, what is queued stays queued."""
+def test_lost_rights_during_placement_prevent_the_start(end: str, owner: User) -> None:
+    """Remove the rights at each statement of the pass. Jobs that are still queued then stay queued."""
     make_host("host-a", 4)
     ends = {"queued": 0, "starting": 0}
     for at in range(STATEMENTS):
@@ -148,7 +147,7 @@ def test_who_may_submit_no_more_while_a_job_is_placed_has_nothing_start_after(en
 
 
 def _raced(at: int, job: Job, change: Callable[[], Any]) -> str:
-    """What the job is once a change is written that begins as a pass sends its statement of this number."""
+    """Return the status of a job after a change that starts at the given statement of a pass."""
     go, over = threading.Event(), threading.Event()
     sent: list[Any] = []
     seen: list[str] = []
@@ -177,7 +176,7 @@ def _raced(at: int, job: Job, change: Callable[[], Any]) -> str:
     return seen[0]
 
 
-def test_a_slot_taken_at_the_last_moment_leaves_nothing_half_written(owner: User) -> None:
+def test_slot_conflict_leaves_no_partial_placement(owner: User) -> None:
     host = make_host("host-a", 4)
     job = queued(owner, 2)[0]
 
@@ -203,8 +202,8 @@ def test_a_slot_taken_at_the_last_moment_leaves_nothing_half_written(owner: User
     assert sorted(SlotAllocation.objects.filter(member__attempt__job=job).values_list("slot", flat=True)) == [1, 2]
 
 
-def test_a_decision_older_than_another_schedulers_is_not_carried_out(owner: User) -> None:
-    """Between reading and writing another pass placed what came meanwhile; no slot clashes, but the order does."""
+def test_outdated_decision_is_dropped(owner: User) -> None:
+    """Another pass placed a later job between the read and the write, which changes the order but not the slots."""
     make_host("host-a", 8)
     old = queued(owner, 2)[0]
 
@@ -230,9 +229,7 @@ def test_a_decision_older_than_another_schedulers_is_not_carried_out(owner: User
     assert schedule() == 1
 
 
-def test_what_was_read_between_two_writes_of_one_pass_is_stale_after_the_second(
-    owner: User, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_read_between_two_writes_is_outdated(owner: User, caplog: pytest.LogCaptureFixture) -> None:
     """A pass writes what it keeps, then what it starts; another reads the hosts in between, the queue after both."""
     make_host("host-a", 4)
     busy(make_host("host-b", 8), owner, 0)
@@ -272,9 +269,7 @@ def test_what_was_read_between_two_writes_of_one_pass_is_stale_after_the_second(
 
 
 @pytest.mark.parametrize("changed", [{"held": True}, {"num_slots": 2}], ids=["held", "smaller"])
-def test_a_job_that_was_changed_while_it_is_placed_is_not_started_as_it_was(
-    owner: User, changed: dict[str, Any]
-) -> None:
+def test_job_changed_during_placement_does_not_start(owner: User, changed: dict[str, Any]) -> None:
     make_host("host-a", 4)
     (job,) = queued(owner, 4)
     assert not lifecycle.start_jobs({job.id: (1, "placed")}, {job.id: 3})

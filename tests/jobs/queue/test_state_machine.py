@@ -49,7 +49,7 @@ from jobs.queue.inbound.streams import read_events
 from jobs.queue.lifecycle import TRANSITIONS
 from jobs.queue.scheduling.scheduler import schedule
 from jobs.queue.termination import apply_rules
-from tests.jobs.conftest import attempt_event, host_event, report, run_together, say
+from tests.jobs.conftest import attempt_event, host_event, report, run_together, send_event
 
 SLOTS, QUOTA = 4, 3
 HOSTS = ("host-a", "host-b", "host-c")
@@ -59,12 +59,15 @@ T = TypeVar("T")
 
 
 def chosen(some: Sequence[T], one: int) -> Sequence[T]:
-    """One of them, none of none. What there is hangs on who wins a race, and what hypothesis draws must not."""
+    """Return one item as a list, or an empty list.
+
+    The items can depend on a race, but the values that hypothesis draws must not.
+    """
     return [some[one % len(some)]] if some else []
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Hosts hold what they were told to start until they tell its end, as a host worker would."""
+    """Hosts that keep each launched attempt until they report its exit, like a host worker."""
 
     client: ClassVar[redis.Redis]
 
@@ -103,7 +106,7 @@ class QueueMachine(RuleBasedStateMachine):
             if host == name
         ]
         told = {"sequence": next(self.sequence), "attempts": attempts}
-        say(self.client, host_event(name, slots=SLOTS, **told))
+        send_event(self.client, host_event(name, slots=SLOTS, **told))
         read_events(self.client)
 
     @rule(
@@ -152,7 +155,7 @@ class QueueMachine(RuleBasedStateMachine):
         event = attempt_event(job, number, "exited", outcome, host)
         event["report"]["slots"] = slots
         for _ in range(times):
-            say(self.client, event)
+            send_event(self.client, event)
         run_together([lambda: read_events(self.client)] * 2)
         Outbox.objects.exclude(task__contains="launch").delete()
 
@@ -164,7 +167,7 @@ class QueueMachine(RuleBasedStateMachine):
     def supervisor_speaks(self, one: int) -> None:
         """Whether or not its host does, and of an attempt that was given up too."""
         for host, job, number in chosen(sorted(self.alive), one):
-            say(self.client, attempt_event(job, number, "running", host=host))
+            send_event(self.client, attempt_event(job, number, "running", host=host))
             read_events(self.client)
 
     @rule(name=st.sampled_from(HOSTS), given_up=st.booleans(), supervisors_too=st.booleans())
@@ -259,11 +262,11 @@ def play(game: type[QueueMachine], examples: int, steps: int) -> None:
     )
 
 
-def test_a_few_games(game: type[QueueMachine]) -> None:
+def test_random_sequences_keep_the_invariants(game: type[QueueMachine]) -> None:
     play(game, examples=2, steps=12)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_many_games(game: type[QueueMachine]) -> None:
+def test_many_random_sequences_keep_the_invariants(game: type[QueueMachine]) -> None:
     play(game, examples=30, steps=40)

@@ -26,9 +26,7 @@ def enabled(user: User, enabled: bool) -> None:
     User.objects.filter(pk=user.pk).update(is_active=enabled)
 
 
-def test_nothing_of_a_disabled_account_starts_until_it_is_enabled(
-    owner: User, stranger: User, make_host: MakeHost
-) -> None:
+def test_jobs_of_a_disabled_account_do_not_start(owner: User, stranger: User, make_host: MakeHost) -> None:
     make_host()
     theirs, other = queued(owner, 4)[0], queued(stranger, 4)[0]
     staff.pause_queue(True, "boss")
@@ -46,8 +44,8 @@ def test_nothing_of_a_disabled_account_starts_until_it_is_enabled(
     assert status(theirs) == Status.STARTING
 
 
-def test_nor_again_nor_after_another(owner: User, stranger: User, make_host: MakeHost) -> None:
-    """What the board queues by itself: a retry, one that gave way, one that came after another."""
+def test_disabled_account_has_no_retries_or_dependent_starts(owner: User, stranger: User, make_host: MakeHost) -> None:
+    """The board itself requeues retries, preempted jobs, and dependent jobs."""
     host = make_host()
     retried, gave_way = (busy(host, owner, slot).job for slot in range(2))
     for job in (retried, gave_way):
@@ -70,9 +68,7 @@ def test_nor_again_nor_after_another(owner: User, stranger: User, make_host: Mak
     assert schedule() == 3
 
 
-def test_an_urgent_job_of_a_disabled_account_makes_nobody_give_way(
-    owner: User, stranger: User, make_host: MakeHost
-) -> None:
+def test_job_of_a_disabled_account_preempts_no_job(owner: User, stranger: User, make_host: MakeHost) -> None:
     running = busy(make_host(), stranger, 0, 1, 2, 3).job
     Job.objects.filter(id=running.id).update(preemptible=True)
     urgent = queued(owner, 4, priority=9)[0]
@@ -85,9 +81,7 @@ def test_an_urgent_job_of_a_disabled_account_makes_nobody_give_way(
 
 
 @pytest.mark.parametrize("end", ["removed", "viewer"])
-def test_who_is_no_submitter_of_a_project_any_more_has_nothing_start_there(
-    end: str, owner: User, make_host: MakeHost
-) -> None:
+def test_jobs_of_former_submitters_do_not_start(end: str, owner: User, make_host: MakeHost) -> None:
     make_host()
     team = Project.objects.create(name="team")
     membership = Membership.objects.create(project=team, user=owner, role=Role.SUBMITTER)
@@ -106,7 +100,7 @@ def test_who_is_no_submitter_of_a_project_any_more_has_nothing_start_there(
 @pytest.mark.parametrize(
     ("rights", "starts"), [((), 0), (("view_job",), 0), (("change_job",), 1), (("change_project",), 1)]
 )
-def test_staff_s_jobs_start_where_staff_may_submit(
+def test_jobs_of_staff_start_in_any_project(
     rights: tuple[str, ...], starts: int, owner: User, make_host: MakeHost
 ) -> None:
     make_host()
@@ -118,9 +112,7 @@ def test_staff_s_jobs_start_where_staff_may_submit(
     assert reason(job) == ("" if starts else GONE)
 
 
-def test_owners_cost_a_pass_one_statement_where_there_are_projects(
-    owner: User, stranger: User, make_host: MakeHost
-) -> None:
+def test_owner_rights_need_one_query_per_pass(owner: User, stranger: User, make_host: MakeHost) -> None:
     def passed() -> int:
         schedule()
         with statements() as sent:
@@ -140,7 +132,7 @@ def test_owners_cost_a_pass_one_statement_where_there_are_projects(
     assert passed() == few + 1
 
 
-def test_a_queued_job_s_line_says_so(owner: User, staff: User, api: Any) -> None:
+def test_list_shows_missing_rights_of_the_owner(owner: User, staff: User, api: Any) -> None:
     job, _ = actions.submit(owner, GOOD)
     enabled(owner, False)
     told = {row["id"]: row["reason"] for row in api(staff).get("/api/v1/queue").json()["jobs"]}

@@ -196,7 +196,7 @@ def test_rejects_a_second_process_of_a_node(node: Node) -> None:
 def test_ended_run_rejects_reports_with_its_outcome(node: Node, live_redis: redis.Redis) -> None:
     node.report()
     node.report("exited", "failed")
-    assert node.report("exited", "failed").status_code == 200, "the answer was lost: it is told again"
+    assert node.report("exited", "failed").status_code == 200, "the report is repeated after a lost response"
     for answer in (node.batch(), node.report(), node.join()):
         assert answer.status_code == 410
         assert answer.json()["errors"][0]["message"] == "The run has ended: failed, it failed."
@@ -250,7 +250,7 @@ def test_only_owner_and_staff_mark_a_silent_run_as_lost(
     assert api(owner).post(path).json()["status"] == "lost"
     assert list_changes(node)[-1] == ("lost", "marked as lost by owner")
     answer = node.report()
-    assert (answer.status_code, answer.json()["cancel"]) == (410, False), "what lives on is not harmed"
+    assert (answer.status_code, answer.json()["cancel"]) == (410, False), "the new attempt is not affected"
 
 
 def test_job_of_a_host_cannot_be_marked_as_lost(owner: User, api: Api) -> None:

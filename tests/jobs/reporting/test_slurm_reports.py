@@ -61,7 +61,7 @@ def test_first_node_starts_the_job(nodes: list[Node], attempt: Attempt) -> None:
 
 def test_only_the_token_of_the_accepted_submission_is_valid(nodes: list[Node], attempt: Attempt) -> None:
     slurm_attempts.prepare_submission(attempt, SITE, "")
-    assert nodes[1].join("node1").status_code == 200, "what was sent before may be there"
+    assert nodes[1].join("node1").status_code == 200, "an earlier submission can have started"
     slurm_attempts.record_submission(attempt, "17")
     assert nodes[0].join("node0").status_code == 401
 

@@ -48,7 +48,7 @@ class Answers:
         return said(argv) if callable(said) else said
 
     def names(self, command: str) -> list[str]:
-        """Of jobs, in the order in which they were given to the command."""
+        """Return the ids of jobs in the order of the arguments of a command."""
         words = [word for argv in self.asked if argv[0] == command for word in argv]
         return [word.partition("=")[2] for word in words if word.startswith("--job-name=")]
 
@@ -117,7 +117,7 @@ def test_job_rejected_for_now_does_not_block_others(owner: User, site: Site, mon
     until(
         engine, lambda: door.names("sbatch").count(format_job_name(limited.id, 1)) > 1, "the limited one is tried again"
     )
-    until(engine, lambda: not RunToken.objects.filter(attempt__job=limited).exists(), "nobody has a token of it")
+    until(engine, lambda: not RunToken.objects.filter(attempt__job=limited).exists(), "its token is deleted")
     limited, other = Job.objects.get(id=limited.id), Job.objects.get(id=other.id)
     assert limited.status == Status.QUEUED
     assert limited.wait_reason.startswith(
@@ -212,7 +212,7 @@ def test_slurm_is_not_queried_in_each_pass(owner: User, site: Site, monkeypatch:
     Job.objects.filter(id=barred.id).update(held=True)
     until(engine, lambda: Job.objects.get(id=ending.id).status == Status.STARTING, "it runs")
     assert actions.cancel(Job.objects.get(id=ending.id), "owner")
-    until(engine, lambda: "scancel" in [argv[0] for argv in door.asked], "Slurm is told to end it")
+    until(engine, lambda: "scancel" in [argv[0] for argv in door.asked], "scancel runs")
     until(engine, lambda: not engine._thread.busy, "the round is over")
     asked = len(door.asked)
     for _ in range(3):
@@ -220,4 +220,6 @@ def test_slurm_is_not_queried_in_each_pass(owner: User, site: Site, monkeypatch:
         assert not engine._thread.busy
     assert len(door.asked) == asked
     Job.objects.filter(id=barred.id).update(held=False)
-    until(engine, lambda: Attempt.objects.get(job=barred).engine_id == "77", "what nothing bars is sent at once")
+    until(
+        engine, lambda: Attempt.objects.get(job=barred).engine_id == "77", "a job without restrictions is sent at once"
+    )

@@ -32,7 +32,7 @@ from jobs.runs.traces.traced_steps import (
     find_arrivals,
     get_arrival,
 )
-from tests.jobs.conftest import member_of
+from tests.jobs.conftest import make_member
 from tests.jobs.history.sample_telemetry import generate_run, record_batches
 from tests.support.telemetry import build_late_rank_step, build_timeline, build_timeline_batch
 from workers.host.supervisor.telemetry_buffer import MAX_STEPS
@@ -217,7 +217,7 @@ def traced_job(owner: User, make_host: Callable[..., Host], live_redis: redis.Re
     host = make_host()
     job, _ = actions.submit(owner, SPEC)
     Job.objects.filter(id=job.id).update(status=Status.RUNNING)
-    member_of(Attempt.objects.create(job=job, number=1), host)
+    make_member(Attempt.objects.create(job=job, number=1), host)
     for step in (8, 16):
         packed = msgpack.packb(build_timeline_batch(job.id, *build_late_rank_step(step=step)))
         live_redis.xadd(telemetry_stream(job.id, 1), {"b": packed, "n": step})

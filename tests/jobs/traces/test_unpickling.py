@@ -37,7 +37,7 @@ def test_rejects_pickle_before_its_command_runs(tmp_path: Path) -> None:
         with pytest.raises(safe_unpickle.RefusedPickleError):
             safe_unpickle.read_plain_pickle(pickle.dumps({"entries": [_Runs(mark)]}, protocol))
     assert not mark.exists()
-    pickle.loads(pickle.dumps(_Runs(mark)))  # what the plain reader does with it
+    pickle.loads(pickle.dumps(_Runs(mark)))  # The standard reader runs the command.
     assert mark.exists()
 
 

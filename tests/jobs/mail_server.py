@@ -1,4 +1,4 @@
-"""A mail server that keeps what it took."""
+"""Handler of a test mail server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from aiosmtpd.handlers import Message
 
 
-class Kept(Message):
-    """Every mail that was taken, parsed anew from its bytes."""
+class MailStore(Message):
+    """Stores each received mail, parsed from its bytes."""
 
     def __init__(self) -> None:
         super().__init__(EmailMessage)

@@ -1,4 +1,4 @@
-"""`manage.py backup` and `restore` on disks that fill: nothing half-written stays, and it is said in a sentence."""
+"""`manage.py backup` and `restore` on full disks leave no partial files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FULL = "No space left on device"
 
 @pytest.fixture
 def saved(transactional_db: None, owner: User, settings: Any, tmp_path: Path) -> Path:
-    """Of a board with a job, and an import that does not fit twice on a disk of 1 MB."""
+    """Back up a job, and an import that does not fit twice on a disk of 1 MB."""
     settings.STATE_DIR, settings.HISTORY_DIR = tmp_path / "state", tmp_path / "state" / "history"
     (tmp_path / "state" / "imports").mkdir(parents=True)
     (tmp_path / "state" / "imports" / "trace").write_bytes(os.urandom(600_000))
@@ -33,14 +33,14 @@ def saved(transactional_db: None, owner: User, settings: Any, tmp_path: Path) ->
 
 
 @pytest.mark.extended
-def test_a_backup_that_finds_no_room_takes_none(saved: Path, tmp_path: Path) -> None:
+def test_failed_backup_leaves_no_file(saved: Path, tmp_path: Path) -> None:
     with mount_small_disk(tmp_path / "disk", "500k") as disk:
         with pytest.raises(CommandError, match=FULL):
             call_command("backup", str(disk / "new.tar"))
         assert list(disk.iterdir()) == []
 
 
-def test_where_files_find_no_room_everything_is_as_it_was(saved: Path, tmp_path: Path, settings: Any) -> None:
+def test_restore_without_space_for_files_changes_nothing(saved: Path, tmp_path: Path, settings: Any) -> None:
     User.objects.create_user("later")
     with mount_small_disk(tmp_path / "disk") as disk:
         settings.STATE_DIR, settings.HISTORY_DIR = disk, disk / "history"
@@ -52,7 +52,7 @@ def test_where_files_find_no_room_everything_is_as_it_was(saved: Path, tmp_path:
     assert (Job.objects.count(), User.objects.count()) == (1, 2)
 
 
-def test_where_the_database_finds_no_room_that_is_all_that_is_said(saved: Path, tmp_path: Path, settings: Any) -> None:
+def test_restore_without_space_for_the_database_fails(saved: Path, tmp_path: Path, settings: Any) -> None:
     with mount_small_disk(tmp_path / "disk", "300k") as disk:
         environment = {
             **base_environment(),
@@ -62,5 +62,5 @@ def test_where_the_database_finds_no_room_that_is_all_that_is_said(saved: Path, 
             "MESHBOARD_HTTPS": "0",
         }
         argv = [sys.executable, "manage.py", "restore", str(saved)]
-        told = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (told.returncode, told.stderr.strip()) == (1, "CommandError: database or disk is full")
+        process = subprocess.run(argv, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stderr.strip()) == (1, "CommandError: database or disk is full")

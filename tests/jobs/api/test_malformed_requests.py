@@ -1,4 +1,4 @@
-"""What used to be a 500, on PostgreSQL and the server as it is deployed."""
+"""Malformed requests to a server with PostgreSQL return a client error and never 500."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ HUGE = "0000000019999999999999999999999"
 NUL = "a\x00b"
 
 
-def errors(answer: Any) -> list[dict[str, str]]:
-    """Every refusal has the promised shape."""
-    assert answer.headers["Content-Type"] == CONTENT_TYPE
-    told = answer.json()
-    assert (set(told), told["status"]) == ({"type", "title", "status", "detail", "errors"}, answer.status)
-    assert told["errors"]
-    assert all(set(error) - {"in"} == {"field", "pointer", "message"} for error in told["errors"])
-    return list(told["errors"])
+def get_errors(response: Any) -> list[dict[str, str]]:
+    """Check the structure of a problem document, and return its errors."""
+    assert response.headers["Content-Type"] == CONTENT_TYPE
+    problem = response.json()
+    assert (set(problem), problem["status"]) == ({"type", "title", "status", "detail", "errors"}, response.status)
+    assert problem["errors"]
+    assert all(set(error) - {"in"} == {"field", "pointer", "message"} for error in problem["errors"])
+    return list(problem["errors"])
 
 
 @pytest.mark.parametrize("limit", [HUGE, "²", "٣", "0", "201", "-1", "1.0", "007", ""])
-def test_a_senseless_limit_is_400(postgres_site: Site, limit: str) -> None:
+def test_invalid_limit_is_400(postgres_site: Site, limit: str) -> None:
     from urllib.parse import quote
 
-    answer = postgres_site.call(
+    response = postgres_site.call(
         "GET", f"/api/v1/jobs?limit={quote(limit)}", headers=postgres_site.build_token_header("owner")
     )
-    assert answer.status == 400
-    assert errors(answer)[0]["field"] == "limit"
+    assert response.status == 400
+    assert get_errors(response)[0]["field"] == "limit"
 
 
 @pytest.mark.parametrize("token", ["²³", "\xff" * 64, "wrong", ""])
-def test_a_token_that_is_none_is_401(postgres_site: Site, token: str) -> None:
-    answer = postgres_site.call("GET", "/api/v1/jobs", headers={"Authorization": f"Token {token}"})
-    assert answer.status == 401
-    errors(answer)
+def test_invalid_token_is_401(postgres_site: Site, token: str) -> None:
+    response = postgres_site.call("GET", "/api/v1/jobs", headers={"Authorization": f"Token {token}"})
+    assert response.status == 401
+    get_errors(response)
 
 
 @pytest.mark.parametrize(
@@ -64,23 +64,23 @@ def test_a_token_that_is_none_is_401(postgres_site: Site, token: str) -> None:
 )
 def test_nul_in_an_address_is_400(postgres_site: Site, path: str) -> None:
     for headers in (postgres_site.build_token_header("staff"), postgres_site.build_cookie_header("staff")):
-        answer = postgres_site.call("GET", path, headers=headers)
-        assert answer.status == 400
+        response = postgres_site.call("GET", path, headers=headers)
+        assert response.status == 400
         if path.startswith("/api/"):
-            errors(answer)
+            get_errors(response)
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1/jobs", "/admin/"])
 def test_nul_in_a_cookie_is_400(postgres_site: Site, path: str) -> None:
-    answer = postgres_site.call("GET", path, headers={"Cookie": 'sessionid="aaaaaaaa\\000aaaaaaaa"'})
-    assert answer.status == 400
+    response = postgres_site.call("GET", path, headers={"Cookie": 'sessionid="aaaaaaaa\\000aaaaaaaa"'})
+    assert response.status == 400
 
 
-def with_field(spec: dict[str, Any], field: str, value: object) -> dict[str, Any]:
-    room, _, name = field.rpartition(".")
-    if not room:
+def set_field(spec: dict[str, Any], field: str, value: object) -> dict[str, Any]:
+    section, _, name = field.rpartition(".")
+    if not section:
         return {**spec, name: value}
-    return {**spec, room: {**spec.get(room, {}), name: value}}
+    return {**spec, section: {**spec.get(section, {}), name: value}}
 
 
 TEXTS = [
@@ -102,50 +102,50 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("field", TEXTS, ids=ascii)
-def test_no_text_of_a_spec_can_make_it_fall_over(postgres_site: Site, field: str) -> None:
-    """NUL, which PostgreSQL refuses, and half a surrogate pair, which nothing can encode."""
+def test_invalid_text_in_a_spec_is_422(postgres_site: Site, field: str) -> None:
+    """PostgreSQL rejects NUL, and a half surrogate pair cannot be encoded."""
     headers = postgres_site.build_token_header("owner")
     for text in (NUL, "\ud800"):
-        spec = with_field(GOOD, field, text)
+        spec = set_field(GOOD, field, text)
         submitted = postgres_site.call("POST", "/api/v1/jobs", spec, headers=headers)
         assert submitted.status == 422, submitted.body
-        assert field.isprintable() is False or any(e["field"] == field for e in errors(submitted)), submitted.body
+        assert field.isprintable() is False or any(e["field"] == field for e in get_errors(submitted)), submitted.body
         planned = postgres_site.call("POST", "/api/v1/plan", spec, headers=headers)
         assert planned.status == 200
         assert planned.json()["problems"]
         for path in ("plan/search", "plan/explain"):
-            answer = postgres_site.call("POST", f"/api/v1/{path}", {"spec": spec, "ranks": 4}, headers=headers)
-            assert answer.status in (200, 422), answer.body  # a search ignores the layout
+            response = postgres_site.call("POST", f"/api/v1/{path}", {"spec": spec, "ranks": 4}, headers=headers)
+            assert response.status in (200, 422), response.body  # A search ignores the layout.
 
 
 @pytest.mark.parametrize("cluster", [5, [], {}, True, "host:" + NUL, "host:\ud800", "\ud800", NUL], ids=ascii)
-def test_hardware_that_is_no_name_is_422(postgres_site: Site, cluster: object) -> None:
+def test_invalid_cluster_is_422(postgres_site: Site, cluster: object) -> None:
     headers = postgres_site.build_token_header("owner")
     for path in ("plan/search", "plan/explain"):
         body = {"spec": GOOD, "cluster": cluster, **({"ranks": 4} if path == "plan/search" else {})}
-        answer = postgres_site.call("POST", f"/api/v1/{path}", body, headers=headers)
-        assert answer.status == 422, answer.body
-        assert errors(answer)[0]["field"] == "cluster"
+        response = postgres_site.call("POST", f"/api/v1/{path}", body, headers=headers)
+        assert response.status == 422, response.body
+        assert get_errors(response)[0]["field"] == "cluster"
 
 
 @pytest.mark.parametrize(("depth", "status"), [(30, 422), (32, 400), (500, 400), (100_000, 400)])
-def test_json_nested_too_deep_is_400(postgres_site: Site, depth: int, status: int) -> None:
-    """Else one reader bears what the next one raises on."""
+def test_deeply_nested_json_is_400(postgres_site: Site, depth: int, status: int) -> None:
+    """A fixed limit, because JSON parsers accept different depths."""
     body = b'{"name": ' + b"[" * depth + b"]" * depth + b"}"
-    answer = postgres_site.call("POST", "/api/v1/jobs", body, headers=postgres_site.build_token_header("owner"))
-    assert answer.status == status
-    errors(answer)
+    response = postgres_site.call("POST", "/api/v1/jobs", body, headers=postgres_site.build_token_header("owner"))
+    assert response.status == status
+    get_errors(response)
 
 
-def test_more_fields_than_are_read_are_400(postgres_site: Site) -> None:
-    answer = postgres_site.call(
+def test_too_many_query_fields_are_400(postgres_site: Site) -> None:
+    response = postgres_site.call(
         "GET", "/api/v1/jobs?" + "a=b&" * 3000, headers=postgres_site.build_token_header("owner")
     )
-    assert answer.status == 400
-    errors(answer)
+    assert response.status == 400
+    get_errors(response)
 
 
-def test_four_submits_at_once_with_one_key_are_one_job(postgres_site: Site) -> None:
+def test_concurrent_submits_with_one_key_create_one_job(postgres_site: Site) -> None:
     for turn in range(5):
         headers = {**postgres_site.build_token_header("owner"), "Idempotency-Key": f"race-{turn}"}
         specs = [GOOD, GOOD, GOOD, {**GOOD, "name": "other"}]
@@ -157,16 +157,16 @@ def test_four_submits_at_once_with_one_key_are_one_job(postgres_site: Site) -> N
             answers = list(pool.map(submit, specs))
         by_name: dict[str, list[Any]] = {"good": answers[:3], "other": answers[3:]}
         winner = "other" if answers[3].status == 201 else "good"
-        won, lost = by_name.pop(winner), next(iter(by_name.values()))
-        assert [a.status for a in won].count(201) == 1
-        assert {a.status for a in won} <= {200, 201}
-        assert len({a.json()["id"] for a in won}) == 1
-        assert {a.status for a in lost} == {422}
-        assert {errors(a)[0]["field"] for a in lost} == {"Idempotency-Key"}
+        accepted, rejected = by_name.pop(winner), next(iter(by_name.values()))
+        assert [a.status for a in accepted].count(201) == 1
+        assert {a.status for a in accepted} <= {200, 201}
+        assert len({a.json()["id"] for a in accepted}) == 1
+        assert {a.status for a in rejected} == {422}
+        assert {get_errors(a)[0]["field"] for a in rejected} == {"Idempotency-Key"}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-def test_no_route_below_api_answers_html(postgres_site: Site, method: str) -> None:
+def test_api_errors_are_never_html(postgres_site: Site, method: str) -> None:
     for path, status in (
         ("/api", 404),
         ("/api/", 404),
@@ -175,11 +175,11 @@ def test_no_route_below_api_answers_html(postgres_site: Site, method: str) -> No
         ("/api/v1/jobs/a/b/c", 404),
         ("/api/v1/presets", 405),
     ):
-        answer = postgres_site.call(method, path, headers=postgres_site.build_token_header("owner"))
+        response = postgres_site.call(method, path, headers=postgres_site.build_token_header("owner"))
         if status == 405 and method == "GET":
             continue
-        assert answer.status == status
-        errors(answer)
+        assert response.status == status
+        get_errors(response)
     assert b"<html" in postgres_site.call("GET", "/nowhere/").body
 
 
@@ -187,8 +187,8 @@ async def _handshake(site: Site, path: str, headers: dict[str, str], origin: str
     try:
         async with connect(f"ws://127.0.0.1:{site.port}{path}", origin=origin, additional_headers=headers):  # type: ignore[arg-type]
             return 101
-    except InvalidStatus as refused:
-        return refused.response.status_code
+    except InvalidStatus as error:
+        return error.response.status_code
 
 
 @pytest.mark.parametrize(
@@ -203,15 +203,17 @@ async def _handshake(site: Site, path: str, headers: dict[str, str], origin: str
         ("/ws/jobs/x/", "\xff"),
     ],
 )
-def test_a_socket_nobody_serves_is_refused_before_it_opens(postgres_site: Site, path: str, origin: str | None) -> None:
+def test_rejects_invalid_websocket_handshakes(postgres_site: Site, path: str, origin: str | None) -> None:
     before = postgres_site.log.count("Traceback")
-    given = postgres_site.url if origin is None else origin
-    assert asyncio.run(_handshake(postgres_site, path, postgres_site.build_cookie_header("owner"), given)) == 403
+    origin_header = postgres_site.url if origin is None else origin
+    assert (
+        asyncio.run(_handshake(postgres_site, path, postgres_site.build_cookie_header("owner"), origin_header)) == 403
+    )
     assert postgres_site.log.count("Traceback") == before
 
 
 @pytest.mark.parametrize("query", ["attempt=²", "attempt=-1", "attempt=99999999999999999999", "attempt=%00"])
-def test_a_senseless_attempt_to_resume_is_as_none(postgres_site: Site, query: str) -> None:
+def test_websocket_ignores_an_invalid_attempt(postgres_site: Site, query: str) -> None:
     submitted = postgres_site.call("POST", "/api/v1/jobs", GOOD, headers=postgres_site.build_token_header("owner"))
     url = f"ws://127.0.0.1:{postgres_site.port}/ws/jobs/{submitted.json()['id']}/?{query}"
 
@@ -227,29 +229,29 @@ def test_a_senseless_attempt_to_resume_is_as_none(postgres_site: Site, query: st
     assert asyncio.run(first())["job"]["id"] == submitted.json()["id"]
 
 
-def test_a_host_that_is_not_served_is_400_in_the_api_s_shape(postgres_site: Site) -> None:
-    answer = postgres_site.call("GET", "/api/v1/jobs", headers={"Host": "evil.example"})
-    assert answer.status == 400
-    errors(answer)
+def test_unknown_host_header_is_400(postgres_site: Site) -> None:
+    response = postgres_site.call("GET", "/api/v1/jobs", headers={"Host": "evil.example"})
+    assert response.status == 400
+    get_errors(response)
 
 
-def test_a_body_over_the_bound_is_413_with_or_without_a_login(postgres_site: Site) -> None:
+def test_large_body_is_413(postgres_site: Site) -> None:
     body = b" " * (3 * 2**20)
     for headers in ({}, postgres_site.build_token_header("owner"), {"Transfer-Encoding": "chunked"}):
-        answer = postgres_site.call("POST", "/api/v1/jobs", body, headers=headers)
-        assert answer.status == 413
-        assert errors(answer)[0]["message"] == "The request body is larger than 1 MB."
+        response = postgres_site.call("POST", "/api/v1/jobs", body, headers=headers)
+        assert response.status == 413
+        assert get_errors(response)[0]["message"] == "The request body is larger than 1 MB."
     assert postgres_site.call("POST", "/login/", body).status == 413
 
 
-def test_a_rotating_header_from_loopback_does_not_get_round_the_lockout(postgres_site: Site) -> None:
-    """uvicorn would believe it: loopback is its trusted proxy, unless it is told of others."""
+def test_forwarded_header_does_not_avoid_the_lockout(postgres_site: Site) -> None:
+    """By default, uvicorn trusts this header from loopback."""
     cookie = postgres_site.call("GET", "/login/").headers["Set-Cookie"].split(";")[0]
-    kept = {"Cookie": cookie, "X-CSRFToken": cookie.partition("=")[2]}
-    kept["Content-Type"] = "application/x-www-form-urlencoded"
+    login_headers = {"Cookie": cookie, "X-CSRFToken": cookie.partition("=")[2]}
+    login_headers["Content-Type"] = "application/x-www-form-urlencoded"
 
     def guess(turn: int) -> int:
-        headers = {**kept, "X-Forwarded-For": f"192.0.2.{turn}"}
+        headers = {**login_headers, "X-Forwarded-For": f"192.0.2.{turn}"}
         return postgres_site.call("POST", "/login/", b"username=nobody&password=guess", headers=headers).status
 
     codes = [guess(turn) for turn in range(12)]

@@ -1,4 +1,4 @@
-"""Jobs made of jobs, and what a run measured, over REST."""
+"""Copies and resumed jobs, metrics, traffic, and results of runs, over REST."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def post(client: APIClient, path: str, body: Any = None, **headers: str) -> Any:
     return client.post(f"/api/v1/{path}", body, format="json", headers=headers or None)
 
 
-def test_a_copy_is_the_spec_changed_where_it_says(owner: User, api: Api) -> None:
+def test_copy_applies_changes_to_the_spec(owner: User, api: Api) -> None:
     job, _ = actions.submit(owner, GOOD)
     same = post(api(owner), f"jobs/{job.id}/copy").json()
     assert same["id"] != job.id
@@ -42,7 +42,7 @@ def test_a_copy_is_the_spec_changed_where_it_says(owner: User, api: Api) -> None
     assert changed["spec"]["train"] == job.spec["train"]
 
 
-def test_another_preset_takes_the_place_of_the_whole_model(owner: User, api: Api) -> None:
+def test_copy_with_another_preset_replaces_the_model(owner: User, api: Api) -> None:
     job, _ = actions.submit(owner, {**GOOD, "model": {"preset": "gpt-tiny"}, "train": {**GOOD["train"], "steps": 7}})
     made = post(api(owner), f"jobs/{job.id}/copy", {"model": {"preset": "llama-tiny"}})
     assert made.status_code == 201, made.content
@@ -62,7 +62,7 @@ def test_another_preset_takes_the_place_of_the_whole_model(owner: User, api: Api
         ({"steps": 50}, {"seq_len": 32}, 10),
     ],
 )
-def test_fewer_steps_cut_a_warm_up_that_nobody_chose(
+def test_copy_with_fewer_steps_shortens_a_default_warmup(
     owner: User, api: Api, train: dict[str, int], change: dict[str, int], warmup: int
 ) -> None:
     job, _ = actions.submit(owner, {**GOOD, "train": {**GOOD["train"], **train}})
@@ -71,7 +71,7 @@ def test_fewer_steps_cut_a_warm_up_that_nobody_chose(
     assert made.json()["spec"]["train"] == {**job.spec["train"], **change, "warmup_steps": warmup}
 
 
-def test_a_warm_up_that_was_chosen_is_not_cut(owner: User, api: Api) -> None:
+def test_copy_keeps_an_explicit_warmup(owner: User, api: Api) -> None:
     chosen, _ = actions.submit(owner, {**GOOD, "train": {**GOOD["train"], "steps": 50, "warmup_steps": 20}})
     usual, _ = actions.submit(owner, {**GOOD, "train": {**GOOD["train"], "steps": 50}})
     for job, change in ((chosen, {"steps": 15}), (usual, {"steps": 5, "warmup_steps": 10})):
@@ -80,7 +80,7 @@ def test_a_warm_up_that_was_chosen_is_not_cut(owner: User, api: Api) -> None:
         assert f"Use at most {change['steps']}." in refused.content.decode()
 
 
-def test_a_copy_is_made_once_for_a_key_and_refused_where_it_cannot_run(owner: User, stranger: User, api: Api) -> None:
+def test_copy_is_idempotent_and_validated(owner: User, stranger: User, api: Api) -> None:
     job, _ = actions.submit(owner, GOOD)
     path = f"jobs/{job.id}/copy"
     first, second = (post(api(owner), path, {}, **{"Idempotency-Key": "k"}) for _ in range(2))
@@ -92,7 +92,7 @@ def test_a_copy_is_made_once_for_a_key_and_refused_where_it_cannot_run(owner: Us
     assert Job.objects.count() == 2
 
 
-def test_a_run_goes_on_from_a_checkpoint_in_another_layout(
+def test_resumes_a_checkpoint_with_another_layout(
     owner: User, stranger: User, api: Api, make_host: Callable[..., Host]
 ) -> None:
     make_host()
@@ -107,36 +107,36 @@ def test_a_run_goes_on_from_a_checkpoint_in_another_layout(
     assert (made.json()["spec"]["train"]["resume"], made.json()["layout"]["tp"]) == (newest, 4)
     older = post(api(owner), f"jobs/{run}/resume", {"checkpoint": f"{run}/1/step-00000010"}).json()
     assert older["spec"]["train"]["resume"] == f"{run}/1/step-00000010"
-    theirs, _ = actions.submit(stranger, GOOD)
-    foreign = post(api(owner), f"jobs/{run}/resume", {"checkpoint": f"{theirs.id}/1/step-00000010"})
+    foreign_job, _ = actions.submit(stranger, GOOD)
+    foreign = post(api(owner), f"jobs/{run}/resume", {"checkpoint": f"{foreign_job.id}/1/step-00000010"})
     assert (foreign.status_code, foreign.json()["errors"][0]["pointer"]) == (422, "/checkpoint")
 
 
-def test_a_key_makes_one_job_whatever_became_of_the_other_meanwhile(
-    owner: User, api: Api, make_host: Callable[..., Host]
-) -> None:
-    """What was asked is repeated after a lost answer, and the run has told of another checkpoint, or is gone."""
+def test_key_is_valid_after_the_source_changed(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
+    """A client repeats a request after the source run has a newer checkpoint or was deleted."""
     make_host()
     saves = {"train": {**GOOD["train"], "steps": 30, "checkpoint_every": 10}, "layout": {"tp": 2}}
     run = end_run(owner, make_summary(0.3), outcome="failed", **saves).job_id
     Attempt.objects.filter(job_id=run).update(checkpoint=f"{run}/1/step-00000010")
-    asked = [(f"jobs/{run}/resume", {"checkpoint": None}), (f"jobs/{run}/copy", {"name": "again"})]
-    made = [post(api(owner), path, body, **{"Idempotency-Key": path}) for path, body in asked]
-    assert [answer.status_code for answer in made] == [201, 201]
+    requests = [(f"jobs/{run}/resume", {"checkpoint": None}), (f"jobs/{run}/copy", {"name": "again"})]
+    made = [post(api(owner), path, body, **{"Idempotency-Key": path}) for path, body in requests]
+    assert [response.status_code for response in made] == [201, 201]
     Attempt.objects.filter(job_id=run).update(checkpoint=f"{run}/1/step-00000020")
     Job.objects.filter(id=run).update(spec=Job.objects.get(id=made[0].json()["id"]).spec)
     for gone in (False, True):
         if gone:
             Job.objects.filter(id=run).delete()
-        again = [post(api(owner), path, body, **{"Idempotency-Key": path}) for path, body in asked]
-        assert [answer.status_code for answer in again] == [200, 200]
-        assert [answer.json()["id"] for answer in again] == [answer.json()["id"] for answer in made]
-    other = post(api(owner), asked[0][0], {"checkpoint": f"{run}/1/step-00000010"}, **{"Idempotency-Key": asked[0][0]})
+        again = [post(api(owner), path, body, **{"Idempotency-Key": path}) for path, body in requests]
+        assert [response.status_code for response in again] == [200, 200]
+        assert [response.json()["id"] for response in again] == [response.json()["id"] for response in made]
+    other = post(
+        api(owner), requests[0][0], {"checkpoint": f"{run}/1/step-00000010"}, **{"Idempotency-Key": requests[0][0]}
+    )
     assert other.status_code == 422
 
 
 @pytest.fixture
-def kept(owner: User, tmp_path: Path, settings: Any, make_host: Callable[..., Host]) -> str:
+def recorded_run(owner: User, tmp_path: Path, settings: Any, make_host: Callable[..., Host]) -> str:
     make_host()
     settings.HISTORY_DIR = tmp_path
     run = end_run(owner, make_summary(0.3)).job_id
@@ -144,32 +144,32 @@ def kept(owner: User, tmp_path: Path, settings: Any, make_host: Callable[..., Ho
     return run
 
 
-def test_traffic_in_one_bin_is_the_sum_however_it_is_told_apart(owner: User, api: Api, kept: str) -> None:
+def test_traffic_total_does_not_depend_on_grouping(owner: User, api: Api, recorded_run: str) -> None:
     client = api(owner)
 
     def total(**query: Any) -> int:
-        told = client.get(f"/api/v1/jobs/{kept}/traffic", query).json()
-        return sum(told["columns"]["payload_bytes"])
+        response = client.get(f"/api/v1/jobs/{recorded_run}/traffic", query).json()
+        return sum(response["columns"]["payload_bytes"])
 
     whole = total(points=1)
     assert whole > 0
     for by in ("job", "rank", "axis", "collective"):
         for points in (1, 7, 2000):
             assert total(by=by, points=points) == whole
-    every = client.get(f"/api/v1/jobs/{kept}/history/traffic").json()["columns"]["payload_bytes"]
+    every = client.get(f"/api/v1/jobs/{recorded_run}/history/traffic").json()["columns"]["payload_bytes"]
     assert sum(every) == whole
 
 
-def test_metrics_are_a_file_too(owner: User, api: Api, kept: str) -> None:
-    client, path = api(owner), f"/api/v1/jobs/{kept}/metrics"
-    told = client.get(path, {"by": "rank", "points": 5}).json()["columns"]
+def test_metrics_as_csv_and_parquet(owner: User, api: Api, recorded_run: str) -> None:
+    client, path = api(owner), f"/api/v1/jobs/{recorded_run}/metrics"
+    columns = client.get(path, {"by": "rank", "points": 5}).json()["columns"]
     text = b"".join(client.get(path, {"by": "rank", "points": 5, "format": "csv"}).streaming_content).decode()  # type: ignore[attr-defined]
     table = pq.read_table(
         io.BytesIO(b"".join(client.get(path, {"by": "rank", "points": 5, "format": "parquet"}).streaming_content))  # type: ignore[attr-defined]
     )
-    assert len(text.splitlines()) - 1 == len(told["time"]) == table.num_rows > 0
-    assert text.splitlines()[0].split(",") == list(told) == table.column_names
-    assert set(told["rank"]) == {0, 1}
+    assert len(text.splitlines()) - 1 == len(columns["time"]) == table.num_rows > 0
+    assert text.splitlines()[0].split(",") == list(columns) == table.column_names
+    assert set(columns["rank"]) == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -185,29 +185,29 @@ def test_metrics_are_a_file_too(owner: User, api: Api, kept: str) -> None:
         ("results", "attempt=0", "attempt"),
     ],
 )
-def test_a_parameter_that_makes_no_sense_is_named(owner: User, api: Api, path: str, query: str, field: str) -> None:
+def test_rejects_invalid_parameters(owner: User, api: Api, path: str, query: str, field: str) -> None:
     job, _ = actions.submit(owner, GOOD)
-    answer = api(owner).get(f"/api/v1/jobs/{job.id}/{path}?{query}")
-    (error,) = answer.json()["errors"]
-    assert (answer.status_code, error["field"], error["in"]) == (400, field, "query")
+    response = api(owner).get(f"/api/v1/jobs/{job.id}/{path}?{query}")
+    (error,) = response.json()["errors"]
+    assert (response.status_code, error["field"], error["in"]) == (400, field, "query")
 
 
-def test_parameters_that_make_no_sense_together_are_422(owner: User, api: Api) -> None:
+def test_rejects_contradictory_parameters(owner: User, api: Api) -> None:
     job, _ = actions.submit(owner, GOOD)
     for path, field in (("metrics?from=9&to=1", "from"), ("logs/0?bytes=5", "file")):
-        answer = api(owner).get(f"/api/v1/jobs/{job.id}/{path}")
-        (error,) = answer.json()["errors"]
-        assert (answer.status_code, error["field"], error["in"]) == (422, field, "query")
+        response = api(owner).get(f"/api/v1/jobs/{job.id}/{path}")
+        (error,) = response.json()["errors"]
+        assert (response.status_code, error["field"], error["in"]) == (422, field, "query")
 
 
-def test_of_a_run_without_a_history_they_are_404(owner: User, stranger: User, api: Api, kept: str) -> None:
+def test_run_without_history_is_404(owner: User, stranger: User, api: Api, recorded_run: str) -> None:
     job, _ = actions.submit(owner, GOOD)
     for path in ("metrics", "traffic", "results"):
         assert api(owner).get(f"/api/v1/jobs/{job.id}/{path}").status_code == 404
-        assert api(stranger).get(f"/api/v1/jobs/{kept}/{path}").status_code == 404
+        assert api(stranger).get(f"/api/v1/jobs/{recorded_run}/{path}").status_code == 404
 
 
-def test_a_primitive_is_run_on_a_host_that_is_there(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
+def test_runs_a_benchmark_on_a_connected_host(owner: User, api: Api, make_host: Callable[..., Host]) -> None:
     client, path = api(owner), "lab/primitives/all_gather"
     assert post(client, path).status_code == 409
     make_host("a-narrow-one", slots=1)

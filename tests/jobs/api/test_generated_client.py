@@ -1,4 +1,4 @@
-"""A client that somebody else's generator makes of the document as it is served submits a job and waits for it."""
+"""A client that openapi-python-client generates from the served document can run a job."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.board import run_board
 
 GENERATOR = "openapi-python-client==0.29.1"
 CONFIG = "post_hooks: []\nproject_name_override: foreign\npackage_name_override: foreign\n"
-# Messages of telemetry, which no generator can write: a board's own meter sends them.
-NOT_MADE = (
+# Binary telemetry, which generated clients do not support.
+UNSUPPORTED = (
     "POST /api/v1/runs/{run}/{attempt}/members/{node}/batches",
     "POST /api/v1/runs/{run}/{attempt}/members/{node}/report",
 )
-STORY = """
+SCRIPT = """
 import json, sys
 from foreign import AuthenticatedClient
 from foreign.api.jobs import get_results, list_jobs, submit_job, wait_for_job
@@ -51,12 +51,12 @@ SPEC = {
 }
 
 
-def tool(folder: Path) -> str:
-    """The generator, in an environment of its own: it wants an older typer than the command has."""
+def install_generator(folder: Path) -> str:
+    """Install the generator in a separate environment, because it needs an older typer."""
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", GENERATOR]
-    installed = subprocess.run(pip, capture_output=True, text=True, check=False)
-    assert installed.returncode == 0, installed.stderr
+    process = subprocess.run(pip, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     return str(folder / "bin" / "openapi-python-client")
 
 
@@ -67,7 +67,7 @@ def test_a_generated_client_submits_a_job_and_waits_for_it(tmp_path: Path) -> No
         document.write_text(json.dumps(running.call("GET", "schema")))
         (tmp_path / "config.yml").write_text(CONFIG)
         generate = [
-            tool(tmp_path / "tool"),
+            install_generator(tmp_path / "tool"),
             "generate",
             "--path",
             str(document),
@@ -75,21 +75,21 @@ def test_a_generated_client_submits_a_job_and_waits_for_it(tmp_path: Path) -> No
             str(tmp_path / "made"),
         ]
         generate += ["--config", str(tmp_path / "config.yml")]
-        made = subprocess.run(generate, capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert made.returncode == 0, made.stdout + made.stderr
-        warned = [line for line in (made.stdout + made.stderr).splitlines() if "WARNING parsing" in line]
-        assert all(any(path in line for path in NOT_MADE) for line in warned), made.stdout + made.stderr
+        generated = subprocess.run(generate, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert generated.returncode == 0, generated.stdout + generated.stderr
+        warnings = [line for line in (generated.stdout + generated.stderr).splitlines() if "WARNING parsing" in line]
+        assert all(any(path in line for path in UNSUPPORTED) for line in warnings), generated.stdout + generated.stderr
         environment = {**os.environ, "PYTHONPATH": str(tmp_path / "made")}
         argv = [
             str(tmp_path / "tool" / "bin" / "python"),
             "-c",
-            STORY,
+            SCRIPT,
             running.url,
             running.info["api_token"],
             json.dumps(SPEC),
         ]
-        told = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
-        assert told.returncode == 0, told.stdout + told.stderr
-        found = json.loads(told.stdout)
-    assert found["off_bytes"] == 0, "as planned, read by a client that knows nothing of us"
-    assert "Unable to process schema" not in made.stdout + made.stderr
+        process = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+        assert process.returncode == 0, process.stdout + process.stderr
+        result = json.loads(process.stdout)
+    assert result["off_bytes"] == 0, "the traffic equals the plan"
+    assert "Unable to process schema" not in generated.stdout + generated.stderr
