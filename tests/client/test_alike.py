@@ -74,7 +74,7 @@ def test_names_excluded_runs_of_a_baseline(meshboard: Any, server: Any, tmp_path
 
 
 def test_rejects_baselines_of_different_specs(meshboard: Any, server: Any, tmp_path: Any) -> None:
-    """As several runs are: their mean was that of whatever was named."""
+    """All runs of a comparison need the same spec."""
     server.respond_at(
         "jobs/j", {"id": "j", "status": "succeeded", "finished": True, "name": "ci", "exit": {"summary": {}}}
     )

@@ -1,4 +1,4 @@
-"""Where nothing can be written, or not as it is: one line, and its code."""
+"""Output errors give one line and an exit code."""
 
 from __future__ import annotations
 

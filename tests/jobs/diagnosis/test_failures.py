@@ -255,7 +255,7 @@ def test_reports_non_finite_and_growing_losses() -> None:
 
 
 def test_past_problems_are_listed_but_not_the_verdict() -> None:
-    """One infinite gradient norm, ten high losses, and a failed checkpoint dominated the verdict of a healthy run."""
+    """Rare infinite gradients, high losses, and one failed checkpoint do not change a healthy verdict."""
     found = diagnosis({"dp": 1})
     checkpoint = {"kind": "checkpoint", "rank": 0, "time": NOW, "num_bytes": 1, "stall_s": 0.1, "save_s": 0.1}
     full = {"name": None, "problem": "no space left"}

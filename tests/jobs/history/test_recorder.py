@@ -338,7 +338,7 @@ def test_counts_and_skips_invalid_items(
 def test_records_a_number_larger_than_any_float(
     attempt: Attempt, root: Path, live_redis: redis.Redis, recorder: HistoryRecorder
 ) -> None:
-    """One such checkpoint stopped the recording, and its stream was read again in each pass."""
+    """An invalid checkpoint must not stop the recording of its stream."""
     saved = {"kind": "checkpoint", "rank": 0, "time": BEGAN, "step": 1, "name": "a/1/step-00000001"}
     saved |= {"num_bytes": 2**63 - 1, "stall_s": 0.0, "save_s": 0.0, "problem": ""}
     Sender(live_redis, attempt.job_id).send(batch(1, saved, step(0, 1, 1)))

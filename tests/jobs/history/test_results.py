@@ -23,7 +23,7 @@ ROW = {"phase": "step", "op": "all_reduce", "axis": "dp", "predicted_count": 5, 
 def test_difference_is_unknown_until_all_ranks_have_reported(
     owner: User, make_host: Callable[..., Host], reported: dict[str, Any], difference: int | None
 ) -> None:
-    """One of two ranks made the difference 0 B, and a CI gate passed."""
+    """A result with only some ranks must not report a difference of 0 B."""
     make_host()
     attempt = start_run(owner, layout={"dp": 2})
     rows = {

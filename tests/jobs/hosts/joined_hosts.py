@@ -27,7 +27,7 @@ from workers.host.join import build_worker_command
 
 
 class Guest(NamedTuple):
-    """A host with what it was given, and its own line to Redis."""
+    """Host with its credentials and its connection to Redis."""
 
     name: str
     joined: JoinResponse
@@ -44,7 +44,7 @@ def admitted(name: str, identity: str = IDENTITIES[0]) -> Guest:
 
 
 def running_job(owner: User, host: str) -> str:
-    """A job placed on this host."""
+    """Create a job that is placed on this host."""
     job, _ = actions.submit(owner, {**GOOD, "resources": {"host": host}})
     schedule()
     assert Member.objects.get(attempt__job=job).host_name == host
@@ -53,7 +53,7 @@ def running_job(owner: User, host: str) -> str:
 
 @contextmanager
 def worker(guest: Guest, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The host's own, as `workers.host.join` leaves it."""
+    """Run the worker of a joined host with its credentials."""
     environment = {
         **base_environment(),
         "MESHBOARD_REDIS_URL": guest.joined["redis_url"],

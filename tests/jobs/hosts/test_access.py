@@ -328,7 +328,7 @@ def test_host_returns_unfinished_orders_with_its_rights(guests: tuple[Guest, Gue
 def test_controller_updates_old_redis_users(
     guests: tuple[Guest, Guest], redis_service: RedisServer, live_redis: redis.Redis
 ) -> None:
-    """As a Redis with an aclfile does when it starts."""
+    """Load the users of an older file, as a Redis with an aclfile does at its start."""
     access = RedisUsers()
     access.sync(live_redis)
     redis_service.stop(signal.SIGKILL)
@@ -347,7 +347,7 @@ def test_controller_updates_old_redis_users(
 def test_host_reconnects_to_an_emptied_redis(
     redis_service: RedisServer, live_redis: redis.Redis, tmp_path: Path, away_s: int
 ) -> None:
-    """Its user was lost with everything else; the controller's next tick makes it again."""
+    """The next pass of the controller restores the Redis user of the host."""
     guest, access = admitted("host-a"), RedisUsers()
 
     def has_contact() -> bool:

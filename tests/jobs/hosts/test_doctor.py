@@ -36,7 +36,7 @@ def levels(subject: str) -> list[str]:
 
 
 def worked() -> bool:
-    """A controller and a recorder take their leases, and all goes well."""
+    """Create the leases of a working controller and recorder."""
     Controller().run_once()
     HistoryRecorder().run_once()
     return Lease.objects.exclude(ticked=None).count() == 2
@@ -92,7 +92,7 @@ def test_checks_the_disk_of_the_history(db: None, settings: Any, tmp_path: Path)
 
 
 def test_failures_have_advice_and_an_exit_code(db: None) -> None:
-    """tests.settings' Redis is nowhere, and no controller or recorder ever ran."""
+    """The board has no Redis, controller, or recorder."""
     out = StringIO()
     with pytest.raises(SystemExit) as ended:
         call_command("doctor", "--json", stdout=out)

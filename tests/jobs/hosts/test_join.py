@@ -213,7 +213,7 @@ def test_rejects_joins_if_redis_is_on_loopback_only(api: Api, db: None, live_red
 
 
 def test_retry_after_redis_outage_uses_the_token_once(api: Api, db: None, settings: Any) -> None:
-    """tests.settings' Redis is nowhere."""
+    """The Redis in tests.settings does not exist."""
     told = token(uses=1)
     for _ in range(2):
         answer = asked(api, request(token=told))
@@ -345,7 +345,7 @@ def test_limits_joins_per_address(api: Api, db: None, live_redis: redis.Redis) -
 
 
 def prepared(*options: str) -> str:
-    """The token that a start of the board makes for its own host."""
+    """Return the token that a start of the board creates for its own host."""
     out = StringIO()
     call_command("prepare", *options, stdout=out)
     return str(json.loads(out.getvalue())["join_token"])
@@ -368,7 +368,7 @@ def test_board_start_with_joined_host_creates_no_token(
 
 
 def test_board_start_deletes_its_old_token(db: None, settings: Any, tmp_path: Path) -> None:
-    """Each start left one that anybody who found it could have joined with for an hour."""
+    """An unused token of an earlier start must not stay valid."""
     settings.STATIC_ROOT = tmp_path
     for _ in range(2):
         prepared()

@@ -49,7 +49,7 @@ def streamed(answer: Any) -> bytes:
 
 
 def put(live_redis: redis.Redis, host: Host, question: str, **told: Any) -> None:
-    """An answer of a host's, as if it had heard the question."""
+    """Write a log response as the host does."""
     part = LogPart(v=VERSION, question=question, problem="", data=b"", next=0, size=0, kept=0)
     key = bytes.fromhex(derive_signing_keys(host.name, host.generation)[0])
     live_redis.rpush(log_key(host.name, question), prepend_signature(key, encode_log_part({**part, **told})))  # type: ignore[typeddict-item]
@@ -200,7 +200,7 @@ def test_limits_buffered_log_parts(owner: User, guest: Guest, monkeypatch: pytes
 def test_limits_waits_for_logs_of_a_silent_host(
     owner: User, stranger: User, api: Api, guest: Guest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or every thread that answers anybody would wait for that host."""
+    """Otherwise, all threads of the server could wait for that host."""
     answered = threading.Event()
 
     def silent(*_: Any) -> LogPart:

@@ -40,7 +40,7 @@ def silent(host: Host, seconds: float = 60) -> None:
 
 @pytest.fixture
 def two_jobs(owner: User, stranger: User, make_host: MakeHost) -> tuple[str, str]:
-    """One each of two people, on two hosts."""
+    """Create two jobs of two users on two hosts."""
     for name in ("host-a", "host-b"):
         make_host(name, slots=8)
     return running(owner, "the owner's <b>job</b>", "host-a"), running(stranger, "the stranger's", "host-b")

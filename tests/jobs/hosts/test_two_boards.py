@@ -1,4 +1,4 @@
-"""A second board that was given the Redis of a first one takes nothing away there, and says so."""
+"""A second board with the Redis of the first one changes nothing there and reports the conflict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.jobs.hosts.joined_hosts import Guest, admitted
 
 @pytest.fixture
 def first(db: None, live_redis: redis.Redis) -> Iterator[tuple[Controller, Guest]]:
-    """A board that works, with a host."""
+    """Create a healthy board with a host."""
     guest, works = admitted("host-a"), Controller()
     works.run_once()
     assert guest.redis.ping()
@@ -68,7 +68,7 @@ def test_second_board_starts_after_the_first_has_ended(
 
 
 def test_controllers_of_one_board_take_over(first: tuple[Controller, Guest], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the first was killed and gave nothing back."""
+    """The second controller also takes over from one that was killed."""
     Lease.objects.update(ticked=None)
     monkeypatch.setattr(work_lease, "TAKEOVER_AFTER_S", 0.0)
     Controller().run_once()

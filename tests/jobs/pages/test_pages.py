@@ -181,7 +181,7 @@ def test_admin_uses_the_design_tokens(client: Any, db: None) -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "<script>"])
 def test_host_page_exists_for_any_name(client: Any, owner: User, make_host: Any, name: str) -> None:
-    """An older installation may have host names that are invalid today."""
+    """An older installation can have host names that are invalid now."""
     make_host(name=name)
     client.force_login(owner)
     page = client.get("/hosts/")

@@ -19,7 +19,7 @@ LONG = "x" * 100  # the longest name of a job or a host
 def job(
     id: str, num_slots: int = 1, wanted_host: str = "", priority: int = 0, age: int = 0, **rest: object
 ) -> QueuedJob:
-    """`age`: the higher, the longer it waits."""
+    """Create a queued job. A higher `age` means a longer wait."""
     fields = {"name": f"name-of-{id}", "owner": 1, "device": "cpu", **rest}
     told = {"num_slots": num_slots, "wanted_host": wanted_host, "priority": priority, "points": priority, **fields}
     return QueuedJob(id=id, created=EPOCH - timedelta(seconds=age), **told)
@@ -72,12 +72,12 @@ def in_order(queue: list[QueuedJob]) -> list[QueuedJob]:
 
 
 def places(plan: SchedulingPlan) -> dict[str, str]:
-    """The host of each job that was placed on one."""
+    """Return the host of each placed job."""
     return {placement.job: share.host for placement in plan.placements for share in placement.shares}
 
 
 def may_use(job: QueuedJob, host: HostState) -> bool:
-    """Whether the job could ever run there, as the host is now."""
+    """Return whether the job fits the host in its current state."""
     takes = host.live and not host.drained and host.device == job.device and job.num_slots <= host.slots
     return takes and job.wanted_host in ("", host.name)
 
@@ -159,7 +159,7 @@ def some_labelled_hosts(draw: st.DrawFn) -> list[HostState]:
 
 
 def may_be_on(job: QueuedJob, host: HostState) -> bool:
-    """Whether a rank of it may ever be there."""
+    """Return whether a rank of the job can be on the host."""
     closed = not host.live or host.drained or host.paused
     asked = job.wanted_host in ("", host.name) and job.pool in ("", *host.pools) and job.labels <= host.labels
     free_of = all(job.project == b.project or (job.limit_s or 10**9) <= b.in_s for b in host.bookings)
@@ -167,7 +167,7 @@ def may_be_on(job: QueuedJob, host: HostState) -> bool:
 
 
 def smallest_number_of_hosts(job: QueuedJob, unit: int, free: dict[str, int]) -> int | None:
-    """By trying every set."""
+    """Return the smallest number of hosts that can hold the job, found by trying every set."""
     for count in range(1, len(free) + 1):
         if job.max_hosts and count > job.max_hosts:
             return None

@@ -190,7 +190,7 @@ def test_bulk_change_is_atomic(owner: User, api: Api) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_tags_stay_within_the_limit(postgres: None) -> None:
-    """Each adds 15 of the 20 that a job may have: one of them is refused, and no tag is there twice."""
+    """Each request adds 15 of the 20 allowed tags, so one is rejected and no tag is stored twice."""
     user = User.objects.create_user("owner", password="owner-password")
     job, _ = actions.submit(user, GOOD)
     both = threading.Barrier(2)

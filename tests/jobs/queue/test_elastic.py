@@ -1,4 +1,4 @@
-"""When hosts are gone: a layout that fits what is left is offered with its speed, and one request runs it."""
+"""Offer of a smaller layout after the loss of hosts, and its start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEC = {**GOOD, "layout": {"dp": 2, "tp": 2, "pp": 2}, "train": {"global_batch":
 
 @pytest.fixture
 def stranded(owner: User, make_host: Callable[..., Host]) -> Job:
-    """Lost with one of its two hosts, after a checkpoint."""
+    """Return a job that was lost with one of two hosts, after a checkpoint."""
     for name in ("host-a", "host-b"):
         make_host(name)
     job, _ = actions.submit(owner, SPEC)
@@ -134,7 +134,7 @@ def test_slurm_jobs_get_no_offer(stranded: Job) -> None:
 
 @pytest.mark.parametrize("asked", [{"labels": ["fast"]}, {"pool": "fast-ones"}])
 def test_offer_respects_required_labels(stranded: Job, make_host: Callable[..., Host], asked: dict[str, Any]) -> None:
-    """Hosts that the scheduler would never take were offered, or said to hold the job's own layout."""
+    """Offers must not count hosts on which the scheduler would not place the job."""
     Pool.objects.create(name="fast-ones", labels=["fast"])
     stranded.spec = {**stranded.spec, "resources": asked}
     stranded.save()

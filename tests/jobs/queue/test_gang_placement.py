@@ -111,7 +111,7 @@ def test_started_jobs_count_for_the_quota_at_once() -> None:
 
 
 def test_first_job_over_quota_blocks_its_project() -> None:
-    """Or small jobs would keep it out for ever."""
+    """Without a reservation, small jobs would delay the large job forever."""
     queue = [job("large", 4, age=2, project="p"), job("small", 1, age=1, project="p"), job("other", 1)]
     plan = plan_pass(queue, [host("host-a", 8)], quotas={"p": Quota(4, 1)})
     assert places(plan) == {"other": "host-a"}

@@ -37,7 +37,7 @@ SUMMARY: dict[str, Any] = {
 
 @pytest.fixture
 def gang(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -> Job:
-    """A running job with two ranks on each of two hosts."""
+    """Create a running job with two ranks on each of two hosts."""
     hosts = [make_host(name) for name in ("host-a", "host-b")]
     Host.objects.update(address="10.0.0.1")
     job, _ = actions.submit(owner, {**GOOD, "layout": {"dp": 2, "tp": 2}})
@@ -57,7 +57,7 @@ def gang(owner: User, make_host: Callable[..., Host], live_redis: redis.Redis) -
 
 
 def falls_silent(host: str) -> None:
-    """Its worker, and the supervisors on it."""
+    """Host with its worker and supervisors."""
     ago = timezone.now() - timedelta(minutes=5)
     Host.objects.filter(name=host).update(last_seen=ago)
     Member.objects.filter(host__name=host).update(heard=ago)
@@ -174,7 +174,7 @@ def test_repeated_exit_event_changes_nothing(gang: Job, live_redis: redis.Redis)
 
 @pytest.fixture
 def given_up(gang: Job, live_redis: redis.Redis) -> Job:
-    """Its second host was silent, and given up; the job is queued again."""
+    """Mark the second host as lost, and requeue the job."""
     falls_silent("host-b")
     actions.mark_host_lost(Host.objects.get(name="host-b"), "staff")
     ends(live_redis, gang, "host-a", "cancelled")

@@ -23,7 +23,7 @@ from tests.planner.wrong_specs import GOOD
 
 @pytest.fixture
 def retried(owner: User, make_host: Callable[..., Host]) -> Job:
-    """Queued again, with a checkpoint on host-a, which takes no jobs."""
+    """Return a requeued job with a checkpoint on host-a, which is drained."""
     a, _ = make_host("host-a"), make_host("host-b")
     job, _ = actions.submit(owner, GOOD)
     ended = timezone.now()
@@ -39,7 +39,7 @@ def retried(owner: User, make_host: Callable[..., Host]) -> Job:
 
 
 def orders() -> dict[str, Any]:
-    """By queue, as they leave."""
+    """Return the sent orders by queue."""
     return {row.queue: ORDER_BUILDERS[row.task](row.arguments[0], 1.0) for row in Outbox.objects.all()}
 
 

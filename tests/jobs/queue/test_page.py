@@ -52,7 +52,7 @@ def test_predicts_starts_from_ends_of_running_jobs() -> None:
 
 
 def test_forecasts_do_not_change_wait_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They play tens of passes and show none of those words, which cost as much as the passes."""
+    """Forecasts simulate many passes, in which computing reasons would double the time."""
 
     def worded(*_: object) -> str:
         raise AssertionError("nobody reads this")

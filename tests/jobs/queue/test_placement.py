@@ -96,7 +96,7 @@ def test_placement_does_not_depend_on_row_order(queue: list[QueuedJob], hosts: l
 @settings(deadline=None)
 @given(st.data())
 def test_later_jobs_do_not_delay_the_head(data: st.DataObject) -> None:
-    """Jobs end in any order, later ones come at any time and run for ever unless drawn to end."""
+    """Jobs end in random order, and later jobs arrive at random times and run until they are drawn to end."""
     world = data.draw(full_world(hosts=3))
     head = job("head", num_slots=max(world.slots.values()), age=1)
     world.queue["head"] = head
@@ -121,7 +121,7 @@ def test_later_jobs_do_not_delay_the_head(data: st.DataObject) -> None:
 @settings(deadline=None)
 @given(st.data())
 def test_later_jobs_do_not_change_the_host_of_the_head(data: st.DataObject) -> None:
-    """The same world with and without later jobs; the old ones end in the same order."""
+    """Compare runs with and without later jobs, in which older jobs end in the same order."""
     alone = data.draw(full_world(hosts=3))
     alone.slots["host-z"] = 8
     alone.running |= {
@@ -252,7 +252,7 @@ def test_wait_reasons(queue: list[QueuedJob], hosts: list[HostState], told: str)
 
 @given(some_queue(), some_hosts())
 def test_reasons_name_no_foreign_job(queue: list[QueuedJob], hosts: list[HostState]) -> None:
-    """Each owner's jobs bear a secret; no text for the other's may hold it, nor any job's id."""
+    """Reasons for the jobs of one owner contain no name or id of the jobs of the other owner."""
     queue = [job._replace(name=f"secret-of-{job.owner}") for job in queue]
     reasons = plan_pass(queue, [*hosts, host("host-full", 10, free=0)]).reasons
     for job_ in queue:
@@ -262,7 +262,7 @@ def test_reasons_name_no_foreign_job(queue: list[QueuedJob], hosts: list[HostSta
 
 
 def test_reasons_with_the_longest_names_fit() -> None:
-    """With room to spare: a text that is cut off is not the truth."""
+    """The longest reason is shorter than the field, so no reason is cut."""
     long_host = "h" * 100
     queue = [job(f"ahead-{n}", 65536, name=LONG, age=9) for n in range(9)] + [job("j", 65535, name=LONG)]
     hosts = [host(long_host, 65536, free=1), host(long_host + "2", 65536, free=0)]

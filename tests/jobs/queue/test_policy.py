@@ -60,7 +60,7 @@ def last_reason(job: Job) -> str:
 
 
 def order() -> list[str]:
-    """Names, as the queue is gone through."""
+    """Return the names of jobs in the order of the queue."""
     return [job.name for job in sort_queue(queued.job for queued in load_queue(timezone.now()))]
 
 

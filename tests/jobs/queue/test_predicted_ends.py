@@ -1,4 +1,4 @@
-"""How long runs and queued jobs should still last: by the pace that was measured, and from the checkpoint on."""
+"""Predicted ends of runs and queued jobs, from the measured step time and the checkpoint."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_reconnected_host_does_not_restart_the_run_time(attempt: Attempt) -> Non
 
 @pytest.mark.parametrize(("number", "seconds"), [(1, 3000.0), (2, 6000.0)])
 def test_predicted_end_of_a_resumed_run(attempt: Attempt, number: int, seconds: float) -> None:
-    """One that the attempt itself wrote is none that it began from."""
+    """Ignore checkpoints that the attempt wrote itself."""
     told: dict[str, Any] = {"number": number, "checkpoint": f"{attempt.job_id}/{number}/step-00000500"}
     Attempt.objects.update_or_create(job=attempt.job, number=number, defaults=told)
     assert predict_durations(Job.objects.all()) == {attempt.job_id: seconds}

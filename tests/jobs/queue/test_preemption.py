@@ -1,4 +1,4 @@
-"""Who gives way, and who does not: what `place` says of it."""
+"""Preemption of running jobs in `place`."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ MakeHost = Callable[..., Host]
 
 
 def queued(owner: User, num_slots: int = 1, count: int = 1, **fields: Any) -> list[Job]:
-    """Jobs as a submit leaves them, without planning each."""
+    """Create queued jobs without an estimate."""
     told = {"kind": "train", "device": "cpu", "spec": {"name": "x"}, "estimate": {}, "name": "queued", **fields}
     return Job.objects.bulk_create(Job(owner=owner, num_slots=num_slots, **told) for _ in range(count))
 
 
 def busy(host: Host, owner: User, *slots: int) -> Attempt:
-    """An attempt that holds these slots."""
+    """Create an attempt with these slots."""
     job = queued(owner, len(slots), status=Status.RUNNING)[0]
     attempt = Attempt.objects.create(job=job, number=1)
     member = make_member(attempt, host)
@@ -143,7 +143,7 @@ def test_reserved_host_of_the_head_does_not_change(owner: User, make_host: MakeH
 
 
 def test_queued_job_with_old_processes_does_not_block_others(owner: User, make_host: MakeHost) -> None:
-    """A row written over by hand: on it, every pass would fail."""
+    """An invalid row, changed by hand, must not fail every pass."""
     host = make_host()
     broken, sound = queued(owner)[0], queued(owner)[0]
     make_member(Attempt.objects.create(job=broken, number=1), host)

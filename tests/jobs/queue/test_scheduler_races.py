@@ -76,7 +76,7 @@ def test_concurrent_schedulers_start_each_job_once(owner: User, caplog: pytest.L
 
 
 def test_job_cancelled_during_placement_gets_no_slots(owner: User) -> None:
-    """The cancel starts as the scheduler sends its first statement, its second, ..., and after its last."""
+    """Cancel the job at each statement of the scheduling pass."""
     make_host("host-a", 4)
     ends = {"cancelled": 0, "cancelling": 0}
     for at in range(STATEMENTS):
@@ -230,7 +230,7 @@ def test_outdated_decision_is_dropped(owner: User) -> None:
 
 
 def test_read_between_two_writes_is_outdated(owner: User, caplog: pytest.LogCaptureFixture) -> None:
-    """A pass writes what it keeps, then what it starts; another reads the hosts in between, the queue after both."""
+    """Another pass reads the hosts between the two writes of a pass, and the queue after them."""
     make_host("host-a", 4)
     busy(make_host("host-b", 8), owner, 0)
     queued(owner, 8, priority=9)

@@ -1,4 +1,4 @@
-"""Queue and lifecycle under two controllers, whatever comes in which order, on both databases.
+"""Queue and lifecycle with two controllers and random events, on both databases.
 
 The default suite plays a few short games; `make slow` plays many long ones.
 """
@@ -165,7 +165,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(one=ANY)
     def supervisor_speaks(self, one: int) -> None:
-        """Whether or not its host does, and of an attempt that was given up too."""
+        """Send an event of an attempt, even if its host is silent or the attempt is lost."""
         for host, job, number in chosen(sorted(self.alive), one):
             send_event(self.client, attempt_event(job, number, "running", host=host))
             read_events(self.client)

@@ -1,4 +1,4 @@
-"""A training job that gives way saves a checkpoint first, for as long as the board's patience lasts.
+"""A preempted training job first saves a checkpoint within the time limit of the board.
 
 `run.idle_limit_s`: a run that takes no step ends, and one whose steps are long does not.
 """
@@ -43,7 +43,7 @@ def preempted(client: redis.Redis, *, ran: bool = True, **changes: Any) -> Job:
 
 
 def flags(client: redis.Redis, job: Job) -> tuple[bool, bool]:
-    """To save and stop; to end."""
+    """Return whether the stop flag and the cancel flag are set."""
     return bool(client.exists(save_key(job.id, 1))), bool(client.exists(cancel_key(job.id, 1)))
 
 
@@ -70,7 +70,7 @@ def test_saved_run_is_requeued_and_resumes(each_database: str, live_redis: redis
 
 
 def test_preempted_run_with_a_failed_proof_fails(each_database: str, live_redis: redis.Redis) -> None:
-    """It was called cancelled, as if somebody had asked for that end."""
+    """The status must be failed, not cancelled."""
     job = preempted(live_redis)
     ended = make_exit_event(job.attempts.get(), make_summary(0.3, proof=make_failed_proof()), "cancelled")
     send_event(live_redis, ended)
