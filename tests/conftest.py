@@ -89,9 +89,9 @@ def postgres(transactional_db: None, postgres_url: str) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.extended), "postgres"])
 def each_database(request: pytest.FixtureRequest, transactional_db: None) -> str:
-    """SQLite, then PostgreSQL, as the database of Django with real transactions."""
+    """PostgreSQL, and in the extended tier SQLite, as the database of Django with real transactions."""
     if request.param == "postgres":
         request.getfixturevalue("postgres")
     name: str = request.param

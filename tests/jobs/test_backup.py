@@ -37,6 +37,7 @@ from tests.jobs.sample_rows import fill_tables
 from tests.planner.wrong_specs import GOOD
 from tests.support.postgres import use_database
 from tests.support.processes import ROOT, base_environment, scale_timeout
+from tests.support.tiers import extend_after
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +146,9 @@ def test_restores_a_sqlite_backup_to_postgresql(
     assert read_rows(tmp_path / "postgres.tar") == read_rows(tmp_path / "lite.tar")
 
 
-@pytest.mark.parametrize("snapshot", [True, False], ids=["snapshot", "without a snapshot the rows differ"])
+@pytest.mark.parametrize(
+    "snapshot", extend_after(1, [True, False]), ids=["snapshot", "without a snapshot the rows differ"]
+)
 def test_backup_is_a_snapshot_and_does_not_block_writers(
     filled_board: Job, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: bool
 ) -> None:

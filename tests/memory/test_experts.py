@@ -7,9 +7,10 @@ import pytest
 from planner.facts.parse_spec import parse_spec
 from tests.memory.compare import compare_stages
 from tests.memory.test_memory import MODEL
+from tests.support.tiers import extend_after
 
 
-@pytest.mark.parametrize(("num_experts", "ep"), [(4, 4), (8, 4), (4, 1)])
+@pytest.mark.parametrize(("num_experts", "ep"), extend_after(1, [(8, 4), (4, 4), (4, 1)]))
 def test_rows_for_a_single_expert_need_no_copy(num_experts: int, ep: int) -> None:
     """Check rows of 4 ranks for one expert, which need no copy in another order."""
     moe = {"num_experts": num_experts, "experts_per_token": 2, "expert_ffn_hidden_size": 128, "capacity_factor": 1.25}
@@ -20,7 +21,7 @@ def test_rows_for_a_single_expert_need_no_copy(num_experts: int, ep: int) -> Non
     assert first.error == pytest.approx(0.0, abs=0.005)
 
 
-@pytest.mark.parametrize("schedule", ["interleaved_zero_bubble", "naive"])
+@pytest.mark.parametrize("schedule", extend_after(1, ["interleaved_zero_bubble", "naive"]))
 def test_gradients_of_unreplicated_experts_are_added_one_by_one(schedule: str) -> None:
     """Check gradients outside FSDP2, which are added to their masters one by one."""
     moe = {"num_experts": 8, "experts_per_token": 1, "expert_ffn_hidden_size": 512}

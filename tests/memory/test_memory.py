@@ -17,6 +17,7 @@ from planner.facts.parse_spec import parse_fields
 from planner.facts.spec import Schedule
 from tests.memory.__main__ import USUALLY
 from tests.memory.compare import compare_stages
+from tests.support.tiers import extend_after
 from workers.dry_run import run_dry_step
 
 MODEL = {
@@ -56,7 +57,7 @@ def test_planned_memory_matches_a_dry_run(layout: dict[str, Any]) -> None:
     assert all(abs(row.error) <= USUALLY for row in rows), [(row.describe, row.stage, row.error) for row in rows]
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("recompute", extend_after(1, ["none", "selective", "full"]))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_dry_run_uses_norm_kernels_of_the_planned_device(device: str, recompute: str) -> None:
     """Check norms, which are one kernel on a GPU. As CPU kernels they needed 18% more."""
@@ -78,7 +79,7 @@ def test_dry_run_uses_norm_kernels_of_the_planned_device(device: str, recompute:
         ("naive", 1),
     ],
 )
-@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("pp", extend_after(1, [4, 2]))
 def test_early_micro_batches_reach_the_peak_of_a_schedule(schedule: Schedule, chunks: int, pp: int) -> None:
     for stage in range(pp):
         pipe = StageSchedule(schedule, pp, chunks, stage, tuple(range(chunks)))
@@ -89,7 +90,7 @@ def test_early_micro_batches_reach_the_peak_of_a_schedule(schedule: Schedule, ch
     ("schedule", "chunks"),
     [("1f1b", 1), ("interleaved_1f1b", 2), ("interleaved_zero_bubble", 1), ("zbv", 2), ("dualpipev", 2), ("gpipe", 1)],
 )
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("zero", extend_after(1, [1, 0]))
 def test_search_finds_the_fullest_stage(schedule: Schedule, chunks: int, zero: int) -> None:
     layout = {"pp": 8, "dp": 2, "zero": zero, "schedule": schedule, "virtual_stages": chunks}
     model = {"preset": "gpt-mini", "num_layers": 19}
@@ -153,7 +154,7 @@ def test_experts_of_one_rank_are_not_sharded() -> None:
     assert sum(find_peak(spec, 0).levels) == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.02)
 
 
-@pytest.mark.parametrize(("vocabulary", "layout"), [(8192, {}), (65_536, {}), (8192, {"dp": 2})])
+@pytest.mark.parametrize(("vocabulary", "layout"), extend_after(1, [(8192, {"dp": 2}), (8192, {}), (65_536, {})]))
 def test_update_converts_gradients_to_fp32(vocabulary: int, layout: dict[str, Any]) -> None:
     """Check fp32 gradients of the update, one by one, and of an embedding that is larger than 16 Mi elements."""
     model = {**MODEL, "arch": "gpt", "num_layers": 2, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8}
@@ -220,7 +221,7 @@ def test_gradients_of_grouped_experts_are_computed_at_once() -> None:
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", extend_after(1, ["full", "none"]))
 def test_recompute_stops_at_the_last_saved_tensor(recompute: str, sequence_parallel: bool) -> None:
     """Check that recompute omits the last matmul and its TP sum: 2.8 of 70 MiB."""
     layout = {"dp": 2, "tp": 4, "recompute": recompute, "sequence_parallel": sequence_parallel}
@@ -277,7 +278,7 @@ def test_full_bucket_is_copied_inside_a_layer(moe: dict[str, Any] | None) -> Non
     assert predicted == pytest.approx(step.peak_bytes + step.optimizer_bytes, rel=0.01)
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("interleaved_zero_bubble", 2)])
+@pytest.mark.parametrize(("schedule", "chunks"), extend_after(1, [("interleaved_zero_bubble", 2), ("1f1b", 1)]))
 def test_experts_are_reduced_separately_and_transposed(schedule: str, chunks: int) -> None:
     """Check buffers of experts that are sharded by rows: 61 of 981 MiB."""
     moe = {"num_experts": 8, "experts_per_token": 1, "expert_ffn_hidden_size": 512}
@@ -326,7 +327,7 @@ def test_gradients_of_a_unit_are_freed_one_by_one() -> None:
     assert first.error == pytest.approx(0.0, abs=0.005)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("recompute", extend_after(1, ["none", "selective", "full"]))
 def test_forward_has_at_most_two_copies_of_scores(recompute: str) -> None:
     """Check that scaled scores are freed before the softmax ends: 2 of 48 MiB."""
     model = {**MODEL, "num_layers": 1, "hidden_size": 256, "num_heads": 4, "num_kv_heads": 4, "vocab_size": 512}

@@ -18,6 +18,7 @@ from planner.facts.spec import JobSpec
 from planner.hardware.stacks import compute_hardware_flops
 from tests.parity.cases import Case, core_cases
 from tests.parity.compare import run_specs
+from tests.support.tiers import extend_after
 from workers.dry_run import DryStep, main, run_dry_step
 from workers.trainer.model import Decoder, Strategy
 from workers.trainer.traffic_check import compare_step_traffic
@@ -56,7 +57,7 @@ def wrong(spec: JobSpec, step: DryStep) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("case", core_cases()[::8], ids=lambda case: case.label)
+@pytest.mark.parametrize("case", extend_after(2, core_cases()[::8][::-1]), ids=lambda case: case.label)
 def test_last_rank_matches_predicted_traffic(case: Case) -> None:
     assert wrong(case.spec, run_dry_step(case.spec, case.spec.layout.world_size - 1)) == []
 
@@ -120,7 +121,7 @@ def test_total_flops_do_not_depend_on_layout() -> None:
     assert alone == divided
 
 
-@pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("factor", extend_after(1, [0.25, 1.0, 4.0]))
 def test_counts_flops_of_full_capacity_buffers(factor: float) -> None:
     """A dry run also counts attention scores, which backward recomputes. A low capacity reduces model FLOPs."""
     moe = {"num_experts": 4, "experts_per_token": 2, "expert_ffn_hidden_size": 352, "capacity_factor": factor}
@@ -139,9 +140,7 @@ def _with_capacity(spec: JobSpec, factor: float) -> JobSpec:
     return spec.model_copy(update={"model": spec.model.model_copy(update={"moe": moe})})
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.extended] * (i % 3 > 0)) for i, name in enumerate(KEPT)]
-)
+@pytest.mark.parametrize("name", extend_after(3, list(KEPT)[::3] + list(KEPT)[1::3] + list(KEPT)[2::3]))
 def test_peak_matches_predicted_memory(name: str) -> None:
     preset, layout, train = KEPT[name]
     sizes = {"global_batch": 8, "micro_batches": 2, "seq_len": 256, **train}
@@ -158,7 +157,7 @@ def test_single_rank_holds_weights_gradients_and_moments() -> None:
     assert step.optimizer_bytes == 2 * whole
 
 
-@pytest.mark.parametrize("name", list(BY_PART))
+@pytest.mark.parametrize("name", extend_after(2, list(BY_PART)[::-1]))
 def test_memory_parts_equal_those_of_a_run(name: str) -> None:
     layout, train = BY_PART[name]
     sizes = {"global_batch": 4, "micro_batches": 2, "seq_len": 64, **train}

@@ -8,6 +8,7 @@ from jobs.planning.planner_tasks import MAX_STAGES, build_timeline, search_spec
 from planner.facts.parse_spec import parse_fields, parse_spec
 from planner.facts.spec import Schedule
 from planner.hardware.catalog import CLUSTERS
+from tests.support.tiers import extend_after
 
 SCHEDULES: list[tuple[Schedule, int]] = [
     ("naive", 1),
@@ -23,7 +24,7 @@ SCHEDULES: list[tuple[Schedule, int]] = [
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), SCHEDULES)
-@pytest.mark.parametrize("pp", [MAX_STAGES + 1, 2 * MAX_STAGES])
+@pytest.mark.parametrize("pp", extend_after(1, [MAX_STAGES + 1, 2 * MAX_STAGES]))
 def test_draws_the_first_stages_of_a_long_pipeline(schedule: Schedule, chunks: int, pp: int) -> None:
     batch = 2 * pp if schedule == "dualpipev" else pp
     layout = {"pp": pp, "schedule": schedule, "virtual_stages": chunks}

@@ -327,7 +327,7 @@ def _grown(setting: str) -> list[float]:
 def test_reuses_memory_that_another_thread_freed() -> None:
     """With ZeRO-3 and tables of 49 MiB, the heap of a rank grew in every step."""
     again, threads = _grown("set")
-    assert again < 12
+    assert again < 40, "without the setting, it grows by more than 80 MiB, and on a busy machine by 18 MiB with it"
     assert threads < 8
 
 
