@@ -27,7 +27,7 @@ _REWRITES = re.compile(r"\r(?!\n)|\x08|\x1b\[[0-9;?]*[ABCDEFGK]|\x1b\[0?J")
 _VERTICAL = re.compile(r"\x1b\[[0-9;?]*[ABEFJ]")
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x0c\x0e-\x1f]")  # other than tabs and carriage returns
 _TOKEN = re.compile(r"[^\x00-\x08\x0a-\x1f]+|\x1b\[([0-?]*)[ -/]*([@-~])|" + ESCAPES.pattern + r"|[\x00-\x1f]")
-_INCOMPLETE_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]*)?$")
+_INCOMPLETE_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b\n]*)?\Z")
 
 
 class _Row:
@@ -197,18 +197,21 @@ class TerminalText:
         self._column = row.length
 
     def _write(self, text: str) -> None:
-        while text:
-            found = _REWRITES.search(text) if self._is_at_end() else None
-            if found is None and self._is_at_end():
-                self._write_plain(text)
+        start = 0
+        while start < len(text):
+            if self._is_at_end():
+                found = _REWRITES.search(text, start)
+                plain = len(text) if found is None else text.rfind("\n", start, found.start()) + 1
+                if plain > start:
+                    self._write_plain(text[start:plain])
+                    start = plain
+                    continue
+            end = text.find("\n", start)
+            self._write_piece(text[start : len(text) if end < 0 else end])
+            if end < 0:
                 return
-            plain = text.rfind("\n", 0, found.start()) + 1 if found else 0
-            if plain:
-                self._write_plain(text[:plain])
-            piece, newline, text = text[plain:].partition("\n")
-            self._write_piece(piece)
-            if newline:
-                self._newline()
+            self._newline()
+            start = end + 1
 
     def _write_piece(self, piece: str) -> None:
         """Write text without a newline."""

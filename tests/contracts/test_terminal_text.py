@@ -42,6 +42,7 @@ def fold(*parts: bytes) -> list[str]:
         (b"\x1b[31mred\x1b[0m\n", ["\x1b[31mred\x1b[0m"]),
         (b"\x1b[31m 10%\x1b[0m\r\x1b[32m100%\x1b[0m\n", ["\x1b[32m100%\x1b[0m"]),
         (b"\x1b[31mred\x1b[0m ok\rRE\n", ["RE\x1b[31md\x1b[0m ok"]),
+        (b"\x1b[31\ncut\x1b[\n", ["\x1b[31", "cut\x1b["]),
         (b"\x1b]0;title\x07text\rT\n", ["Text"]),
         (b"\xff\xfe\0\0ok\n", ["\ufffd\ufffdok"]),
         (b"\0" * 5000 + b"x\n", ["x"]),

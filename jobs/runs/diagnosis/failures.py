@@ -244,7 +244,7 @@ class RunEnd:
             facts = (make_evidence(reason), *facts)
         if rank is not None and (match := NOT_FINITE.search(reason)):
             return _make_diverged_finding(match, (make_evidence(reason, [rank]), *facts))
-        memory = None if rank is None else parse_out_of_memory([*self._get_evidence_lines(), reason])
+        memory = None if rank is None else parse_out_of_memory([reason, *(self._report.get("evidence") or ())])
         following, action = self._get_next_step(rank, reason, memory)
         message, cause = _split_reason(reason)
         if name := self._report.get("signal"):

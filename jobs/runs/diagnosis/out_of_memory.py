@@ -41,20 +41,22 @@ class OutOfMemory(NamedTuple):
 
 
 def parse_out_of_memory(texts: Iterable[str]) -> OutOfMemory | None:
-    """Return the numbers of the first text that is an out-of-memory error, None if there is none."""
-    for text in texts:
-        if OUT_OF_MEMORY.search(text):
-            others = [_parse_size(*found) for found in OTHERS.findall(text)]
-            return OutOfMemory(
-                requested=_find(REQUESTED, text),
-                capacity=_find(CAPACITY, text),
-                free=_find(FREE, text),
-                in_use=_find(IN_USE, text),
-                in_tensors=_find(IN_TENSORS, text),
-                reserved=_find(RESERVED, text),
-                others=sum(others) if others else None,
-            )
-    return None
+    """Return the numbers of an out-of-memory error, None if no text is one. The text with most numbers counts."""
+    errors = [_parse_error(text) for text in texts if OUT_OF_MEMORY.search(text)]
+    return max(errors, key=lambda error: sum(number is not None for number in error), default=None)
+
+
+def _parse_error(text: str) -> OutOfMemory:
+    others = [_parse_size(*found) for found in OTHERS.findall(text)]
+    return OutOfMemory(
+        requested=_find(REQUESTED, text),
+        capacity=_find(CAPACITY, text),
+        free=_find(FREE, text),
+        in_use=_find(IN_USE, text),
+        in_tensors=_find(IN_TENSORS, text),
+        reserved=_find(RESERVED, text),
+        others=sum(others) if others else None,
+    )
 
 
 def cut_after_request(message: str) -> str:

@@ -243,10 +243,10 @@ def build_exit_report(
         if failure.time is not None:
             report["failed_at"] = failure.time + end.offset_s
         report["lost_peer"] = failure.lost_peer
-        if failure.signal == "SIGKILL" and end.memory_kills is not None:
-            report["kill"] = end.memory_kills.describe(failure.pid)
     if outcome == "failed":
         _add_evidence(report, evidence)
+        if report["signal"] == "SIGKILL" and end.memory_kills is not None:
+            report["kill"] = end.memory_kills.describe(None if failure is None else failure.pid)
     if end.preempted:
         report["preempted"] = True
     problem = _find_problem(report)

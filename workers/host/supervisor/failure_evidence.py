@@ -23,6 +23,7 @@ MAX_GAP_LINES: Final = 2  # between the errors of one group
 MAX_NATIVE_GAP_LINES: Final = 20  # between errors of native code, which print stacks
 MAX_TRAILING_LINES: Final = 60  # after the last error, if the rank recorded no error
 MAX_ERROR_CHARS: Final = 500
+COMPARED_CHARS: Final = 80  # of two messages of one error
 MAX_SHOWN_FRAMES: Final = 3  # of the stack at a fatal signal
 LIBRARY_PARTS: Final = ("site-packages/", "dist-packages/", "/lib/python3", "<frozen", "/workers/meter/")
 
@@ -122,7 +123,7 @@ def find_evidence(lines: Sequence[str], recorded: str, *, by_signal: bool) -> Fa
     texts = [_clean(line) for line in lines]
     blocks = list(_iterate_blocks(texts))
     if by_signal:
-        blocks = [block for block in blocks if not _TRACEBACK.match(texts[block.start])]
+        blocks = _select_native(blocks, texts)
     elif blocks and not recorded and len(texts) - blocks[-1].end > MAX_TRAILING_LINES:
         return FailureEvidence()
     group = _get_last_group(blocks, MAX_NATIVE_GAP_LINES if by_signal else MAX_GAP_LINES)
@@ -142,6 +143,15 @@ def find_evidence(lines: Sequence[str], recorded: str, *, by_signal: bool) -> Fa
         ends = [block.start + 1 if block.is_fatal else block.end for block in causes]
         shown = [line for block, end in zip(causes, ends, strict=True) for line in lines[block.start : end]]
     return FailureEvidence(message[:MAX_ERROR_CHARS], first[:MAX_ERROR_CHARS], _limit(shown))
+
+
+def _select_native(blocks: Sequence[ErrorBlock], texts: Sequence[str]) -> list[ErrorBlock]:
+    """Return the errors of native code, with exceptions before them that can have led to them."""
+    is_native = [not _TRACEBACK.match(texts[block.start]) for block in blocks]
+    native = [block for block, is_one in zip(blocks, is_native, strict=True) if is_one]
+    if all(block.is_fatal for block in native):
+        return native
+    return list(blocks[: len(blocks) - is_native[::-1].index(True)])
 
 
 def _is_own(line: str) -> bool:
@@ -237,8 +247,9 @@ def _get_chain(blocks: Sequence[ErrorBlock]) -> list[ErrorBlock]:
 
 
 def _is_same(one: str, other: str) -> bool:
-    size = min(len(one), len(other), 80)
-    return (size > 0 and one.rpartition(".")[2][:size] == other.rpartition(".")[2][:size]) or one[:size] == other[:size]
+    one, other = " ".join(one.split()), " ".join(other.split())
+    size = min(len(one), len(other), COMPARED_CHARS)
+    return size > 0 and one[:size] == other[:size]
 
 
 def _limit(lines: Sequence[str]) -> tuple[str, ...]:

@@ -155,6 +155,19 @@ def test_cause_of_sigkill_is_unknown_without_evidence(tmp_path: Path) -> None:
     assert explain(report)["reason"].startswith("The cause of SIGKILL is unknown.")
 
 
+def test_launcher_that_sigkill_ended_has_the_counts_of_the_kernel(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "launcher.log").write_text("Traceback (most recent call last):\nValueError: handled\n")
+    tail = LogTail(logs, range(1), 2**20, frozenset({os.geteuid()}))
+    tail.read(final=True)
+    end = AttemptEnd(-9, None, None, "", 1.0, memory_kills=MemoryKillWatch())
+    report = build_exit_report(AttemptDir(tmp_path, "job", 1), build_launch_order(), end, SummaryBuilder(), tail)
+    assert (report["reason"], "error" in report) == ("torchrun was killed by SIGKILL", False)
+    assert report["kill"]["oom_kills"] in (0, None)
+    assert explain(dict(report))["reason"].startswith("The cause of SIGKILL is unknown.")
+
+
 C10_ERROR = """
 step 5
 terminate called after throwing an instance of 'c10::Error'
@@ -219,6 +232,8 @@ def test_a_handled_exception_is_no_evidence() -> None:
     handled = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: retried\n'
     assert find(handled + "progress\n" * 100).message == ""
     assert find(handled, by_signal=True) == FailureEvidence("")
+    assert find(handled + "Fatal Python error: Segmentation fault", by_signal=True).message == ""
+    assert find(handled + GLIBC, by_signal=True).message == "ValueError: retried", "the process aborts at its end"
     later = handled + "progress\n" * 100 + handled.replace("ValueError: retried", "OSError: fatal")
     assert (find(later).message, find(later).first) == ("OSError: fatal", "")
 
