@@ -9,6 +9,9 @@ import { Bins } from "../../webapp/static/js/rates.js";
 import { arrangeRows } from "../../webapp/static/js/timeline/lanes.js";
 import { paint, tickText } from "../../webapp/static/js/timeline/paint.js";
 import { bubble, collectiveTimes, groupBandwidths, overlap } from "../../webapp/static/js/timeline/stats.js";
+import { stepOfTables } from "../../webapp/static/js/timeline/step.js";
+import { ofStep } from "../../webapp/static/js/heat/spread.js";
+import { describeEvent } from "../../webapp/static/js/timeline/words.js";
 import { findLink } from "../../webapp/static/js/timeline/tables.js";
 import { moved, zoomed } from "../../webapp/static/js/timeline/window.js";
 import { assertClose } from "./support/assertions.js";
@@ -29,6 +32,32 @@ test("computes percentiles, bandwidth, and overlap of a late rank", () => {
   const [dp] = overlap(step);
   assertClose([dp.exposed, dp.hidden], [0.025, 0]);
   assert.equal(bubble(step), null); // no pipeline
+});
+
+/** Return a step of two ranks, whose all-reduce has no recorded bytes and exposed time, as in gloo traces. */
+function unknownStep() {
+  const calls = { rank: [0, 1], axis: ["dp", "dp"], ranks: [[0, 1], [0, 1]], nth: [0, 0], op: ["all_reduce", "all_reduce"] };
+  Object.assign(calls, { sequence: [1, 1], issued: [10, 10.03], ended: [10.04, 10.04], blocked_s: [null, null] });
+  return stepOfTables(1, { ...calls, payload_bytes: [null, null], peer: [-1, -1] }, {});
+}
+
+test("shows unknown bytes and exposed time as unknown, never as 0", () => {
+  const step = unknownStep();
+  assert.deepEqual(groupBandwidths(step), []);
+  assert.deepEqual(overlap(step), [{ axis: "dp", exposed: null, hidden: null }]);
+  assert.equal(ofStep(step, 2, () => true, () => 1), null);
+  const words = describeEvent(step.ranks.get(0).calls[0], step);
+  assert.match(words, /bytes unknown/);
+  assert.match(words, /exposed time unknown/);
+  assert.doesNotMatch(words, /\b0 B/);
+});
+
+test("leaves calls of unknown bytes out of the bandwidth of their group", () => {
+  const step = stepFromItems(lateItems());
+  step.ranks.get(0).calls[0].bytes = null;
+  const [group] = groupBandwidths(step);
+  assert.equal(group.calls, 1);
+  assertClose(group.busbw, 4000 / 0.01);
 });
 
 test("names no last rank if ranks enter together", () => {

@@ -101,9 +101,11 @@ def get_annotations(event: CollectiveCall | WorkSpan, arrival: Arrival | None) -
         "axis": event.axis,
         "ranks": ", ".join(map(str, event.ranks)),
         "sequence": event.sequence,
-        "payload_bytes": event.payload_bytes,
-        "exposed_us": round(event.blocked_s * 1e6, 3),
     }
+    if event.payload_bytes is not None:
+        annotations["payload_bytes"] = event.payload_bytes
+    if event.blocked_s is not None:
+        annotations["exposed_us"] = round(event.blocked_s * 1e6, 3)
     if event.peer >= 0:
         annotations["peer"] = event.peer
     if event.ended is None:

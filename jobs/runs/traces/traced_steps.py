@@ -28,7 +28,7 @@ GroupKey = tuple[str, tuple[int, ...], int]  # axis, ranks, number among identic
 
 
 class CollectiveCall(NamedTuple):
-    """Describe a collective on one rank. `ended`: None if the end was not recorded."""
+    """Describe a collective on one rank. `blocked_s`, `ended`, and `payload_bytes` are None if not recorded."""
 
     step: int
     rank: int
@@ -38,9 +38,9 @@ class CollectiveCall(NamedTuple):
     sequence: int
     op: str
     issued: float
-    blocked_s: float
+    blocked_s: float | None
     ended: float | None
-    payload_bytes: int
+    payload_bytes: int | None
     peer: int  # the other rank of a send or receive, -1 for other collectives
 
     @property

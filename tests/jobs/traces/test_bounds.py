@@ -10,26 +10,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs.runs.traces.imports import common, nccl_inspector, reader
+from jobs.runs.traces.imports import json_stream, nccl_inspector, reader
 from jobs.runs.traces.imports.common import ImportProblemError
 from tests.jobs.traces.test_imports import read_files, write_file
 from tests.support.traces import build_collective, build_header, build_inspector_log, build_metadata
 
-DEEP = "is nested deeper than 32"
 HEAVY: list[tuple[str, bytes, str, str]] = [
-    ("a0.json", b"[" * 200_000, "format", "The file format is unknown."),
-    ("k0.json", b'{"schemaVersion":' + b"[" * 200_000, "schemaVersion", DEEP),
-    ("k0.json", b'{"traceEvents":[{"args":' + b'{"a":' * 200_000, "traceEvents", DEEP),
-    ("k0.json", b'{"traceEvents":[' + b"[" * 200_000, "traceEvents", DEEP),
-    ("r0.json", b'{"entries":[],"pg_config":' + b"[" * 200_000, "pg_config", DEEP),
-    ("k0.json", b'{"deviceProperties":[' + b"{}," * 10**6, "deviceProperties", "more than 100,000 values"),
-    (
-        "k0.json",
-        b'{"traceEvents":[{"args":[' + b"0," * 10**6,
-        "traceEvents",
-        "The JSON has more than 100,000 values.",
-    ),
-    ("k0.json", b'{"schemaVersion":' + b"9" * 5000 + b"}", "JSON", "overflow"),
+    ("a0.json", b"[" * 200_000, "events", "no events of collectives or compute"),
+    ("k0.json", b'{"schemaVersion":' + b"[" * 200_000, "format", "The file format is unknown."),
+    ("k0.json", b'{"traceEvents":[{"args":' + b'{"a":' * 200_000, "events", "nested too deeply"),
+    ("k0.json", b'{"traceEvents":[' + b"[" * 200_000, "events", "nested too deeply"),
+    ("r0.json", b'{"entries":[],"pg_config":' + b"[" * 200_000, "events", "nested too deeply"),
+    ("k0.json", b'{"deviceProperties":[' + b"{}," * 10**6, "format", "The file format is unknown."),
+    ("k0.json", b'{"traceEvents":[{"args":[' + b"0," * 10**6, "events", "longer than 1,048,576 characters"),
+    ("k0.json", b'{"schemaVersion":' + b"9" * 5000 + b"}", "format", "The file format is unknown."),
 ]
 
 
@@ -50,8 +44,8 @@ def test_rejects_deep_or_large_json_without_memory(
 
 @pytest.mark.parametrize("events", [b'{"entries":[' + b"{}," * 20, b'{"traceEvents":[' + b"0," * 20])
 def test_stops_reading_a_list_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: bytes) -> None:
-    monkeypatch.setattr(common, "MAX_LISTED_EVENTS", 10)
-    with pytest.raises(ImportProblemError, match=r"The file has more than 10 events."):
+    monkeypatch.setattr(json_stream, "MAX_MEMBERS", 10)
+    with pytest.raises(ImportProblemError, match=r"The list has more than 10 members."):
         read_files(write_file(tmp_path, "r0.json", events))
 
 

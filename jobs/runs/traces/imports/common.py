@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import IO, Any, NamedTuple
-
-import ijson
+from typing import Any, Final, NamedTuple
 
 from jobs.core.text import is_storable
 from jobs.runs.traces.traced_steps import CollectiveCall, WorkSpan
@@ -42,21 +38,44 @@ class ImportProblemError(ValueError):
         self.file, self.field, self.message = file, field, message
 
 
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 collective", "2 collectives"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class FileEvents(NamedTuple):
-    """Hold the events of one file. Calls of an unknown group have no ranks, and the reader fills them in."""
+    """Hold the events of one file. Calls of an unknown group have no ranks, and the reader fills them in.
+
+    `groups`: the name of the process group of each call, "" if unknown. Only Kineto traces have it.
+    """
 
     file: str
     calls: list[CollectiveCall]
     spans: list[WorkSpan]
     notes: list[str]
+    groups: list[str] = []
 
 
-class TraceFile(NamedTuple):
-    """Locate an uploaded file. `name` comes from the client, `open` decompresses the file."""
+class InvalidItems:
+    """Collect the problems of invalid entries or lines, which are left out with a note."""
 
-    name: str
-    path: Path
-    open: Callable[[], IO[bytes]]
+    def __init__(self, file: str) -> None:
+        self._file, self._num = file, 0
+        self._first: ImportProblemError | None = None
+
+    def add(self, problem: ImportProblemError) -> None:
+        self._first = self._first or problem
+        self._num += 1
+
+    def get_notes(self, num_valid: int) -> list[str]:
+        """Return notes about the problems. Raise the first problem if no item is valid."""
+        if self._first is None:
+            return []
+        if not num_valid:
+            raise self._first
+        message = self._first.message.rstrip(".")
+        further = f", and {self._num - 1:,} further invalid items" if self._num > 1 else ""
+        return [f"{self._file}: {self._first.field} is left out{further}: {message}"]
 
 
 def get_element_bytes(dtype: object) -> int:
@@ -83,12 +102,52 @@ def parse_axis(name: str, description: str) -> str:
     return "world" if description == "default_pg" else description[:60]
 
 
+NAME_ENDING: Final = re.compile(r"(\.(?:pt|trace|json|gz|pkl|pickle|log|txt|[A-Za-z]+))+$")
+# The file names of tensorboard_trace_handler: host, process id, and time in milliseconds or nanoseconds.
+HANDLER_NAME: Final = re.compile(r".*_[0-9]+\.[0-9]{10,20}")
+IP_ADDRESS: Final = re.compile(r"[0-9]{1,3}([-.][0-9]{1,3}){3}$")
+RANK_WORD: Final = re.compile(r"(?<![a-z])(?<!local)(?<!local[-_.])(?:rank|worker)s?[-_.=]?([0-9]+)", re.IGNORECASE)
+LAST_NUMBER: Final = re.compile(r"([A-Za-z]*)[-_. ]*([0-9]+)$")
+NOT_RANK_WORDS: Final = frozenset(
+    [
+        *(
+            "host",
+            "hostname",
+            "node",
+            "machine",
+            "server",
+            "ip",
+            "gpu",
+            "cuda",
+            "device",
+            "dgx",
+            "pod",
+            "pid",
+            "process",
+        ),
+        *("step", "steps", "iter", "iteration", "epoch", "run", "job", "seed", "port", "local", "batch", "layer", "v"),
+        *("version", "part", "attempt", "try", "date", "time"),
+    ]
+)
+
+
 def parse_rank(name: str) -> int | None:
-    """Return the last number of a file name: 3 for "trace_rank_3.json.gz". Numbers of a date or time are too long."""
-    numbers = re.findall(r"0*([0-9]+)", re.sub(r"(\.[A-Za-z]+)+$", "", name))
-    if not numbers or len(numbers[-1]) > 5 or int(numbers[-1]) >= MAX_RANKS:
+    """Return the rank in a file name: 3 for "rank3_host-12.json.gz" or "trace-3.json". None if it has none.
+
+    The number after "rank" or "worker" is the rank. Otherwise the last number is the rank, but not the number of a
+    host, a date, or a step.
+    """
+    stem = NAME_ENDING.sub("", name)
+    marked = [int(number) for number in RANK_WORD.findall(stem) if number.isascii() and len(number.lstrip("0")) <= 5]
+    if marked:
+        return marked[-1] if marked[-1] < MAX_RANKS else None
+    last = LAST_NUMBER.search(stem)
+    if not last or RANK_WORD.search(stem) or HANDLER_NAME.fullmatch(stem) or IP_ADDRESS.search(stem):
         return None
-    return int(numbers[-1])
+    word, number = last[1].lower(), last[2].lstrip("0") or "0"
+    if word in NOT_RANK_WORDS or len(number) > 5 or int(number) >= MAX_RANKS:
+        return None
+    return int(number)
 
 
 def parse_whole(value: object, file: str, field: str, maximum: int = 2**63 - 1) -> int:
@@ -145,54 +204,3 @@ def parse_ranks(value: object, file: str, field: str) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         return ()
     return tuple(parse_whole(rank, file, field, MAX_RANKS) for rank in value)
-
-
-MAX_JSON_DEPTH = 32
-MAX_JSON_VALUES = 100_000  # in one event, or under one other key
-EVENT_LISTS = frozenset({"traceEvents", "entries"})  # read one event at a time
-MAX_LISTED_EVENTS = 8 * MAX_EVENTS
-
-
-def read_first_key(source: TraceFile) -> str | None:
-    """Return the first key of the file's JSON object, or None if the file has no object."""
-    with source.open() as file:
-        try:
-            events = ijson.basic_parse(file, use_float=True)
-            return str(next(events)[1]) if next(events)[0] == "start_map" else None
-        except (ijson.JSONError, UnicodeDecodeError, StopIteration):
-            return None
-
-
-def check_json_bounds(source: TraceFile) -> dict[str, str]:
-    """Check the depth and the size of JSON before it is parsed, because the file size bounds neither.
-
-    Return the ijson event that begins the value of each key: "start_array", "start_map", "number" and so on.
-
-    Raises:
-        ijson.JSONError, UnicodeDecodeError: The file is not JSON.
-    """
-    first_events: dict[str, str] = {}
-    key, depth, num_values, num_listed = "", 0, 0, 0
-    with source.open() as file:
-        for event, value in ijson.basic_parse(file, use_float=True):
-            if depth == 1:
-                if event == "map_key":
-                    key, num_values = value, 0
-                    continue
-                first_events.setdefault(key, event)
-            if event in ("start_map", "start_array"):
-                depth += 1
-                if depth > MAX_JSON_DEPTH:
-                    message = f"The JSON is nested deeper than {MAX_JSON_DEPTH} levels."
-                    raise ImportProblemError(source.name, key[:60] or "JSON", message)
-            elif event in ("end_map", "end_array"):
-                depth -= 1
-            if depth == 2 and key in EVENT_LISTS:
-                num_values, num_listed = 0, num_listed + 1
-                if num_listed > MAX_LISTED_EVENTS:
-                    raise ImportProblemError(source.name, key, f"The file has more than {MAX_LISTED_EVENTS:,} events.")
-            num_values += 1
-            if num_values > MAX_JSON_VALUES:
-                message = f"The JSON has more than {MAX_JSON_VALUES:,} values."
-                raise ImportProblemError(source.name, key[:60] or "JSON", message)
-    return first_events

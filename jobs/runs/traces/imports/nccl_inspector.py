@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeGuard
+from itertools import count, islice
+from typing import IO, Any, NamedTuple, TypeGuard
 
 from jobs.runs.traces.imports.common import (
     MAX_EVENTS,
@@ -16,12 +17,14 @@ from jobs.runs.traces.imports.common import (
     EventFields,
     FileEvents,
     ImportProblemError,
-    TraceFile,
+    InvalidItems,
     parse_op,
 )
+from jobs.runs.traces.imports.trace_files import TraceFile
 from jobs.runs.traces.traced_steps import CollectiveCall
 
 KEYS = frozenset({"header", "metadata", "coll_perf", "p2p_perf", "proxy_trace", "dump_stats"})
+RECORD_KEYS = ("coll_perf", "p2p_perf")
 MAX_LINE_BYTES = 2**20
 # The log has the bytes of one rank, and the full buffer has those of all ranks.
 SHARDED_OPS = {"all_gather", "reduce_scatter"}
@@ -86,7 +89,7 @@ def _get_kernel_times(performance: dict[str, Any]) -> tuple[int, int] | None:
     """Return the first start and last stop of the kernels in microseconds, or None if a time is missing."""
     times = performance.get("event_trace_ts")
     events = times.get("kernel_events") if isinstance(times, dict) else None
-    kernels = [event for event in events or [] if isinstance(event, dict)]
+    kernels = [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
     starts = [time for event in kernels if _is_time(time := event.get("kernel_start_ts"))]
     stops = [time for event in kernels if _is_time(time := event.get("kernel_stop_ts"))]
     return (min(starts), max(stops)) if starts and len(starts) == len(stops) == len(kernels) else None
@@ -96,32 +99,61 @@ def _is_time(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**62
 
 
+def is_inspector_log(source: TraceFile, max_lines: int) -> bool:
+    """Return whether one of the first lines is a line of an Inspector log."""
+    with source.open() as file:
+        for number, raw in islice(_read_lines(file), max_lines):
+            try:
+                if not KEYS.isdisjoint(_parse_line(source.name, number, raw)):
+                    return True
+            except ImportProblemError:
+                continue
+    return False
+
+
+def _read_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not empty, with their numbers. Lines that are too long are cut."""
+    for number in count(1):
+        raw = rest = file.readline(MAX_LINE_BYTES + 1)
+        while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_LINE_BYTES + 1)
+        if not raw:
+            return
+        if raw.strip():
+            yield number, raw
+
+
 def _read_records(source: TraceFile, max_records: int) -> Iterator[_Record]:
+    """Yield the records of valid lines. Invalid lines are left out with a note."""
     context: dict[str, Any] | None = None
     num_records = 0
+    invalid = InvalidItems(source.name)
     with source.open() as file:
-        for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-            if len(raw) > MAX_LINE_BYTES:
-                message = f"The log line is longer than {MAX_LINE_BYTES:,} bytes."
-                raise ImportProblemError(source.name, f"line {number}", message)
-            if not raw.strip():
-                continue
-            line = _parse_line(source.name, number, raw)
-            if "dump_stats" in line:
-                context = line
-                continue
-            whole_line = line if "header" in line else {**(context or {}), **line}
-            kind = next((key for key in ("coll_perf", "p2p_perf") if key in line), None)
-            if kind is None:
+        for number, raw in _read_lines(file):
+            try:
+                line = _parse_line(source.name, number, raw)
+                if "dump_stats" in line:
+                    context = line
+                    continue
+                kind = next((key for key in RECORD_KEYS if key in line), None)
+                if kind is None:
+                    continue
+                whole_line = line if "header" in line else {**(context or {}), **line}
+                record = _parse_record(source.name, number, whole_line, kind)
+            except ImportProblemError as error:
+                invalid.add(error)
                 continue
             num_records += 1
             if num_records > max_records:
                 message = f"The file has more than {MAX_EVENTS:,} collectives."
                 raise ImportProblemError(source.name, f"line {number}", message)
-            yield _parse_record(source.name, number, whole_line, kind)
+            yield record
+    source.notes.extend(invalid.get_notes(num_records))
 
 
 def _parse_line(file: str, number: int, raw: bytes) -> dict[str, Any]:
+    if len(raw) > MAX_LINE_BYTES:
+        raise ImportProblemError(file, f"line {number}", f"The log line is longer than {MAX_LINE_BYTES:,} bytes.")
     try:
         line = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -134,13 +166,16 @@ def _parse_line(file: str, number: int, raw: bytes) -> dict[str, Any]:
 def _parse_record(file: str, number: int, line: dict[str, Any], kind: str) -> _Record:
     for name in ("header", "metadata", kind):
         if not isinstance(line.get(name), dict):
-            raise ImportProblemError(file, f"line {number}: {name}", "is missing")
+            raise ImportProblemError(file, f"line {number}: {name}", "The field is missing or is not a JSON object.")
     header, metadata, performance = (
         EventFields(file, f"line {number}: {name}", line[name]) for name in ("header", "metadata", kind)
     )
     process = metadata.get_text("hostname")[:255], metadata.get_whole("pid")
     comm, name = header.get_text("id")[:60], header.get_text("comm_name", "unknown")[:60]
     comm_rank, comm_size = header.get_whole("rank", MAX_RANKS), header.get_whole("n_ranks", MAX_RANKS)
+    if comm_rank >= comm_size:
+        message = f"The rank is {comm_rank}, but `n_ranks` is {comm_size}. A rank below `n_ranks` is expected."
+        raise ImportProblemError(file, f"line {number}: header.rank", message)
     dumped_us = metadata.get_whole("dump_timestamp_us", 2**62)
     short = kind.removesuffix("_perf")
     peer = performance.get_whole("p2p_peer", MAX_RANKS) if short == "p2p" else -1
@@ -158,7 +193,7 @@ def _parse_record(file: str, number: int, line: dict[str, Any], kind: str) -> _R
         sequence=performance.get_whole(f"{short}_sn"),
         op=op,
         issued=began / 1e6,
-        blocked_s=0.0,
+        blocked_s=None,
         ended=max(began, ended) / 1e6,
         payload_bytes=min(2**62, message_bytes * comm_size if op in SHARDED_OPS else message_bytes),
         peer=peer,

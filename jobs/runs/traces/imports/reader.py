@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections import defaultdict
-from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple
-
-import ijson
+from typing import Final, Literal, NamedTuple
 
 from contracts.telemetry.items import MAX_UNIX_S
-from jobs.runs.traces.imports import nccl_inspector, torch_traces
-from jobs.runs.traces.imports.common import (
-    MAX_EVENTS,
-    MAX_LISTED_RANKS,
-    FileEvents,
-    ImportProblemError,
-    TraceFile,
-    check_json_bounds,
-    read_first_key,
-)
+from jobs.runs.traces.imports import kineto, nccl_inspector, torch_traces, trace_files
+from jobs.runs.traces.imports.common import MAX_EVENTS, MAX_LISTED_RANKS, FileEvents, ImportProblemError
+from jobs.runs.traces.imports.json_stream import LISTS, JsonReader
+from jobs.runs.traces.imports.pairing import pair_calls
+from jobs.runs.traces.imports.trace_files import TraceFile
 from jobs.runs.traces.traced_steps import EventTrace
 
 Format = Literal["flight recorder", "NCCL Inspector", "Kineto"]
-FORMAT_KEYS: dict[Format, frozenset[str]] = {
-    "Kineto": torch_traces.KINETO_KEYS,
-    "flight recorder": torch_traces.FLIGHT_RECORDER_KEYS,
-    "NCCL Inspector": nccl_inspector.KEYS,
-}
-MAX_DECOMPRESSED_BYTES = 256 * 2**20  # per file
+LIST_FORMATS: Final[dict[str, Format]] = {"traceEvents": "Kineto", "entries": "flight recorder"}
+MAX_SEARCHED_LINES = 1000  # for the first valid line of a log
+MAX_NOTES = 50
 
 
 class ImportResult(NamedTuple):
@@ -39,44 +25,6 @@ class ImportResult(NamedTuple):
     format: Format
     trace: EventTrace
     notes: list[str]
-
-
-class _BoundedFile(io.RawIOBase):
-    """Limit a decompressed file to MAX_DECOMPRESSED_BYTES."""
-
-    def __init__(self, name: str, inner: IO[bytes]) -> None:
-        self._name, self._inner, self._bytes_left = name, inner, MAX_DECOMPRESSED_BYTES
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        try:
-            part = self._inner.read(len(buffer))
-        except (OSError, EOFError, zlib.error) as error:
-            raise ImportProblemError(self._name, "gzip", f"The file cannot be decompressed: {error}") from error
-        self._bytes_left -= len(part)
-        if self._bytes_left < 0:
-            message = f"The decompressed file has more than {MAX_DECOMPRESSED_BYTES:,} bytes."
-            raise ImportProblemError(self._name, "gzip", message)
-        buffer[: len(part)] = part
-        return len(part)
-
-    def close(self) -> None:
-        self._inner.close()
-        super().close()
-
-
-def make_trace_file(name: str, path: Path) -> TraceFile:
-    """Describe a file that opens decompressed if it is gzip, and limited to MAX_DECOMPRESSED_BYTES."""
-
-    def open_file() -> IO[bytes]:
-        with path.open("rb") as file:
-            is_gzip = file.read(2) == b"\x1f\x8b"
-        inner: Any = gzip.GzipFile(path) if is_gzip else path.open("rb")
-        return io.BufferedReader(_BoundedFile(name, inner))
-
-    return TraceFile(name, path, open_file)
 
 
 def read_traces(sources: list[TraceFile]) -> ImportResult:
@@ -89,23 +37,42 @@ def read_traces(sources: list[TraceFile]) -> ImportResult:
         if other != trace_format:
             message = f"The format is {other}, but {sources[0].name} has the format {trace_format}. Use one format."
             raise ImportProblemError(source.name, "format", message)
+    notes: list[str] = []
     if trace_format == "NCCL Inspector":
         parts = nccl_inspector.read_nccl_inspector(sources)
+    elif trace_format == "Kineto":
+        parts, notes = pair_calls(_read_kineto_files(sources))
     else:
-        parts = [_read_torch_trace(trace_format, source) for source in sources]
-    return ImportResult(trace_format, _combine(parts), sorted({note for part in parts for note in part.notes}))
+        parts = [_read_flight_recorder(source) for source in sources]
+    notes.extend(note for part in parts for note in part.notes)
+    notes.extend(note for source in sources for note in source.notes)
+    notes = sorted(set(notes))
+    if not any(part.calls or part.spans for part in parts):
+        reasons = f" Notes: {'; '.join(notes[:5])}." if notes else ""
+        message = f"The files contain no events of collectives or compute.{reasons}"
+        raise ImportProblemError(parts[0].file, "events", message)
+    further = [f"{len(notes) - MAX_NOTES} further notes are not shown"] if len(notes) > MAX_NOTES else []
+    return ImportResult(trace_format, _combine(parts), notes[:MAX_NOTES] + further)
 
 
-def _read_torch_trace(trace_format: Format, source: TraceFile) -> FileEvents:
+def _read_kineto_files(sources: list[TraceFile]) -> list[FileEvents]:
+    ranks = {name: rank for rank, name in enumerate(sorted(source.name for source in sources))}
+    parts = []
+    for source in sources:
+        parts.append(kineto.read_kineto(source, ranks[source.name]))
+        if sum(one.num_bytes for one in sources) > trace_files.MAX_IMPORT_DECOMPRESSED_BYTES:
+            message = (
+                f"The decompressed files have more than {trace_files.MAX_IMPORT_DECOMPRESSED_BYTES:,} bytes. "
+                "Import fewer ranks."
+            )
+            raise ImportProblemError("import", "files", message)
+    return parts
+
+
+def _read_flight_recorder(source: TraceFile) -> FileEvents:
     if _is_pickle(source):
         return torch_traces.read_flight_recorder_pickle(source)
-    try:
-        first_events = check_json_bounds(source)
-        if trace_format == "Kineto":
-            return torch_traces.read_kineto(source)
-        return torch_traces.read_flight_recorder_json(source, first_events)
-    except (ijson.JSONError, UnicodeDecodeError) as error:
-        raise ImportProblemError(source.name, "JSON", str(error)[:200]) from error
+    return torch_traces.read_flight_recorder_json(source)
 
 
 def _is_pickle(source: TraceFile) -> bool:
@@ -117,19 +84,25 @@ def _is_pickle(source: TraceFile) -> bool:
 
 
 def _detect_format(source: TraceFile) -> Format:
-    """Return the format from the first byte and the first key."""
+    """Return the format from the content: a pickle, a list of events or entries, or the lines of a log."""
     if _is_pickle(source):
         return "flight recorder"
-    first = read_first_key(source)
-    for name, keys in FORMAT_KEYS.items():
-        if first in keys:
+    with source.open() as file:
+        reader = JsonReader(source, file)
+        for key, _ in reader.read():
+            if key in LISTS:
+                break
+    for key, name in LIST_FORMATS.items():
+        if key in reader.keys:
             return name
+    if nccl_inspector.is_inspector_log(source, MAX_SEARCHED_LINES):
+        return "NCCL Inspector"
     message = (
         "The file format is unknown. Use a flight recorder dump (pickle or JSON), NCCL Inspector log, or Kineto trace."
     )
-    raise ImportProblemError(
-        source.name, "format", f"{message} The first key in the file is {str(first)[:60]!r}." if first else message
-    )
+    if keys := ", ".join(sorted(reader.keys)[:10]):
+        message = f"{message} The keys of the file are {keys[:200]!r}."
+    raise ImportProblemError(source.name, "format", message)
 
 
 def _combine(parts: list[FileEvents]) -> EventTrace:
@@ -145,8 +118,6 @@ def _combine(parts: list[FileEvents]) -> EventTrace:
     if len(calls) + len(spans) > MAX_EVENTS:
         message = f"The import has {len(calls) + len(spans):,} events, and the maximum is {MAX_EVENTS:,}."
         raise ImportProblemError("import", "events", message)
-    if not calls and not spans:
-        raise ImportProblemError(parts[0].file, "events", "The files contain no events of collectives or compute.")
     for part in parts:
         _check_times(part)
     ranks_by_group: dict[tuple[str, int], set[int]] = defaultdict(set)

@@ -29,16 +29,17 @@ from jobs.models import ImportedTrace
 from jobs.models.validators import NoteRule, check_name
 from jobs.planning.planner_processes import BusyError
 from jobs.runs.history.store.schema import TABLES
-from jobs.runs.traces.imports.common import ImportProblemError, TraceFile
-from jobs.runs.traces.imports.reader import ImportResult, make_trace_file, read_traces
+from jobs.runs.traces.imports.common import ImportProblemError
+from jobs.runs.traces.imports.reader import ImportResult, read_traces
+from jobs.runs.traces.imports.trace_files import TraceFile
 from jobs.runs.traces.traced_steps import EventTrace, parse_trace, serialize_trace
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 log = logging.getLogger(__name__)
 
 MAX_PART_BYTES = 512 * 2**10  # per request
-MAX_FILE_BYTES = 64 * 2**20
-MAX_IMPORT_BYTES = 256 * 2**20
+MAX_FILE_BYTES = 256 * 2**20
+MAX_IMPORT_BYTES = 512 * 2**20
 MAX_FILES = 64
 MAX_IMPORTS_PER_USER = 20  # per user
 IMPORT_LIFETIME = timedelta(days=30)
@@ -157,7 +158,7 @@ def _get_trace_file(imported: ImportedTrace, folder: Path, index: int) -> TraceF
     if num_bytes != size:
         message = f"Only {num_bytes} of {size} bytes of the file arrived. Send the rest of the file."
         raise ImportProblemError(name, "size", message)
-    return make_trace_file(name, path)
+    return TraceFile(name, path)
 
 
 def _write_events(imported: ImportedTrace, result: ImportResult) -> None:

@@ -111,11 +111,17 @@ export function strides(estimate, layout) {
     known.get(`${cell.axis} ${cell.group_size} ${cell.op}`) ?? known.get(`${cell.axis} ${cell.group_size}`) ?? axisGroup(layout, cell.axis)?.stride ?? 1;
 }
 
-/** Return the matrix of a traced step. Events have exact groups and peers, so no plan is needed. */
+/**
+ * Return the matrix of a traced step. Events have exact groups and peers, so no plan is needed. Calls of unknown bytes are
+ * left out. The matrix is null if all bytes are unknown.
+ */
 export function ofStep(step, world, accepts, factor) {
   const made = square(world);
+  const calls = [...step.ranks.values()].flatMap((own) => own.calls);
+  if (calls.length > 0 && calls.every((call) => call.bytes === null)) return null;
   for (const [rank, own] of step.ranks) {
     for (const call of own.calls) {
+      if (call.bytes === null) continue;
       const { axis, ranks } = step.groups[call.group];
       if (SILENT.has(call.op) || !accepts(axis) || rank >= world) continue;
       const sent = factor(call.op, call.peer >= 0 ? 2 : ranks.length) * call.bytes;

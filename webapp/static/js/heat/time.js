@@ -13,6 +13,7 @@ const FIGURES = {
 };
 
 function nothing(job, state) {
+  if (state.unknown) return state.unknown.bytes;
   if (!job.finished) return "Waiting for the first collective.";
   return state.fromSummary ? "The stored traffic history of this run was deleted." : "The run ended without a collective.";
 }
@@ -60,7 +61,7 @@ export function timePanel(panel) {
     const empty = panel.querySelector("[data-empty]");
     empty.hidden = known;
     if (!known) {
-      empty.textContent = what === "still" ? "No rank has reported stall times yet." : nothing(job, state);
+      empty.textContent = what === "still" ? (state.unknown?.still ?? "No rank has reported stall times yet.") : nothing(job, state);
       return;
     }
     ranks = [...bins.rows.keys()].sort((a, b) => a - b);

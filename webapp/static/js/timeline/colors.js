@@ -8,6 +8,7 @@ const WORK = {
   weights: "--kind-w",
   optimizer: "--part-optimizer",
   checkpoint: "--part-launch",
+  copy: "--series-5",
   eval: "--series-11",
 };
 

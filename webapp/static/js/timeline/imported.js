@@ -16,13 +16,14 @@ const pairs = pairsPanel($("heat-pairs"));
 const time = timePanel($("heat-time"));
 // The fields of a job that the panels read. An import has no plan.
 const job = { spec: { layout: {} }, estimate: null, members: [], finished: true, attempt: 1 };
+const UNKNOWN = { bytes: "The bytes of collectives are not recorded in this step.", still: "The waiting times of this step are unknown." };
 let shown = null;
 
-/** Return bytes by rank, axis and time. */
+/** Return bytes by rank, axis and time. Calls of unknown bytes are left out. */
 export function makeBins(step) {
   const bins = new Bins(Math.max(1e-6, step.seconds / COLUMNS), COLUMNS + 2, "whole");
   for (const [rank, own] of step.ranks) {
-    for (const call of own.calls) {
+    for (const call of own.calls.filter((one) => one.bytes !== null)) {
       bins.add(rank, `${step.groups[call.group].axis}/${call.op}`, step.began + call.from, call.bytes);
     }
   }
@@ -49,7 +50,7 @@ function draw() {
   const { step, bins, waits } = shown;
   const empty = new Bins(1, 1, "recent");
   pairs(job, { ranks: new Map() }, step);
-  time(job, { recent: empty, whole: bins, still: { recent: empty, whole: waits } });
+  time(job, { recent: empty, whole: bins, still: { recent: empty, whole: waits }, unknown: UNKNOWN });
 }
 
 async function load() {

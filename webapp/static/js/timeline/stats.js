@@ -42,7 +42,10 @@ function summed({ axis, op, size, times, waits, late, longest }) {
   };
 }
 
-/** Return the bus bandwidth of each group: bytes over transfer time, from the arrival of the last rank to the end. */
+/**
+ * Return the bus bandwidth of each group: bytes over transfer time, from the arrival of the last rank to the end. Calls of
+ * unknown bytes or transfer time are left out.
+ */
 export function groupBandwidths(step) {
   const groups = new Map();
   for (const own of step.ranks.values()) {
@@ -50,7 +53,7 @@ export function groupBandwidths(step) {
       const took = transferred(call);
       const group = step.groups[call.group];
       const factor = busFactor(call.op, call.op === "send" ? 2 : group.ranks.length);
-      if (took === null || took <= 0 || factor === 0) continue;
+      if (took === null || took <= 0 || factor === 0 || call.bytes === null) continue;
       const key = `${group.axis} ${group.nth} ${group.ranks.join()}`;
       if (!groups.has(key)) groups.set(key, { axis: group.axis, ranks: group.ranks, bytes: 0, seconds: 0, ops: new Set(), ways: new Set(), calls: 0, best: 0 });
       const row = groups.get(key);
@@ -78,7 +81,7 @@ const listSpans = (own, works) => own.spans.filter((span) => works.has(span.work
 /** Return the intervals at the end of calls in which the training thread waits. */
 const listBlocked = (calls) => calls.filter((call) => call.blocked > 0).map((call) => [call.to - call.blocked, call.to]);
 
-/** Return exposed and overlapped seconds per step by axis, as means over ranks. */
+/** Return exposed and overlapped seconds per step by axis, as means over ranks. Both are null if a call does not have them. */
 export function overlap(step) {
   const found = new Map();
   const ranks = step.ranks.size;
@@ -94,8 +97,9 @@ export function overlap(step) {
       const busy = union(calls.map((call) => [call.from, call.to]));
       const still = union(listBlocked(calls));
       const row = found.get(axis) ?? { axis, exposed: 0, hidden: 0 };
-      row.exposed += length(still) / ranks;
-      row.hidden += (length(busy) - shared(busy, still)) / ranks;
+      const known = row.exposed !== null && calls.every((call) => call.blocked !== null);
+      row.exposed = known ? row.exposed + length(still) / ranks : null;
+      row.hidden = known ? row.hidden + (length(busy) - shared(busy, still)) / ranks : null;
       found.set(axis, row);
     }
   }

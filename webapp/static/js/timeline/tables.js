@@ -70,6 +70,10 @@ const wayWords = ({ ways, ranks }) => (ways.size === 1 && !ways.has("") ? [...wa
 
 export function showGroups(body, step, links, members) {
   const rows = groupBandwidths(step);
+  if (rows.length === 0) {
+    body.replaceChildren(el("tr", {}, el("td", { className: "note", colSpan: 8 }, "Unknown: no collective of this step has bytes and a transfer time.")));
+    return;
+  }
   const shown = slowest(rows);
   body.replaceChildren(
     ...shown.map((row) => {
@@ -98,6 +102,7 @@ export function showOverlap(body, step, planned) {
   const known = new Map((planned?.parts ?? []).map((part) => [part.name, part.seconds]));
   body.replaceChildren(
     ...overlap(step).map((row) => {
+      if (row.exposed === null) return el("tr", {}, head(row.axis), ...["unknown", "unknown", "unknown", "–"].map((text) => number(text)));
       const all = row.exposed + row.hidden;
       return el(
         "tr",

@@ -12,7 +12,7 @@ export function describeEvent(event, step) {
   }
   const { axis, ranks } = step.groups[event.group];
   const peer = event.peer >= 0 ? ` ${event.op === "send" ? "to" : "from"} rank ${event.peer}` : ` over ${integer(ranks.length)} ranks`;
-  const parts = [`${axis} ${opName(event.op)} ${event.sequence}${peer}`, decimalBytes(event.bytes)];
+  const parts = [`${axis} ${opName(event.op)} ${event.sequence}${peer}`, event.bytes === null ? "bytes unknown" : decimalBytes(event.bytes)];
   const wait = waited(event);
   if (event.open) parts.push("end not recorded");
   else parts.push(duration(event.to - event.from));
@@ -22,8 +22,8 @@ export function describeEvent(event, step) {
   const took = transferred(event);
   if (took !== null && took > 0) {
     const factor = busFactor(event.op, event.op === "send" ? 2 : ranks.length);
-    parts.push(`transfer ${duration(took)}${factor > 0 ? ` at ${byteRate((factor * event.bytes) / took)} bus bandwidth` : ""}`);
+    parts.push(`transfer ${duration(took)}${factor > 0 && event.bytes !== null ? ` at ${byteRate((factor * event.bytes) / took)} bus bandwidth` : ""}`);
   }
-  if (!event.open) parts.push(`exposed ${duration(event.blocked)}`);
+  if (!event.open) parts.push(event.blocked === null ? "exposed time unknown" : `exposed ${duration(event.blocked)}`);
   return [...parts, when].join(" · ");
 }
