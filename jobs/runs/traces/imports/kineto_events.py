@@ -1,6 +1,7 @@
 """Collect the events of a torch.profiler (Kineto) trace in compact columns.
 
-A device kernel has the correlation id and the External id of its launch. The launch can be far away in the file. A trace of 1 GiB has millions of launches, so launches are stored as columns of numbers.
+A device kernel has the correlation id and the External id of its launch. The launch can be far away in the file. A
+trace of 1 GiB has millions of launches, so launches are stored as columns of numbers.
 """
 
 from __future__ import annotations
