@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal, NotRequired, cast
 
 from pydantic import AfterValidator, Field
@@ -19,6 +20,7 @@ WARMUP_STEPS: Final = 3
 SCRIPT_SETUP_STEPS: Final = 2  # first steps of a script; DDP regroups its buckets once as the second step begins
 TIMED_STEPS: Final = 500  # last steps whose median is the step time of a finished run
 LIVE_STEPS: Final = 50  # last steps whose median is the step time of a running run
+MAX_RECENT_CALLS: Final = 16  # last collectives of a group in a report of a stall
 SPEED_STEPS: Final = 20  # last steps whose tokens per second are the speed of a running run
 
 Phase = Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]
@@ -259,7 +261,19 @@ class GroupProgress(TypedDict):
     peer: NotRequired[Rank]  # rank at the other end of a send or receive
     since: NotRequired[Number]  # start, unix seconds of the clock of the host
     sequence: NotRequired[Count]  # as in `CollectiveCalls`
+    call: NotRequired[ShortText]  # operation with its size, as in `recent`
+    # Last collectives, oldest first: "broadcast of 8 float32 from rank 0". The last has the number `issued`. Texts are
+    # equal on all ranks of the group, and contain no sizes that ranks may choose.
+    recent: NotRequired[Annotated[list[ShortText], Field(max_length=MAX_RECENT_CALLS)]]
     blocking: NotRequired[bool]  # True if the training thread waits for an operation of this group
+
+
+LIBRARY_PATHS: Final = ("/lib/python3", "/lib64/python3", "<frozen ", "workers/meter/", "workers/torch_private/")
+
+
+def find_user_frame(stack: Sequence[str]) -> str:
+    """Return the innermost line of a stack outside of libraries and the meter, or ""."""
+    return next((line for line in reversed(stack) if not any(path in line for path in LIBRARY_PATHS)), "")
 
 
 class StallItem(TypedDict):
@@ -273,6 +287,8 @@ class StallItem(TypedDict):
     still: Seconds  # since a collective was issued or ended, or the phase or step changed
     groups: Annotated[list[GroupProgress], Field(max_length=256)]
     stack: Annotated[list[Text], Field(max_length=60)]  # training thread, outermost frame first: "file:line in f"
+    source: NotRequired[Text]  # source of the innermost line outside of libraries
+    ended: NotRequired[Text]  # last report of a program that ends by itself: its uncaught exception, or ""
 
 
 class ProcessItem(TypedDict):

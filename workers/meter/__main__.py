@@ -94,6 +94,8 @@ def main() -> int:
     else:
         atexit.register(print_table, recorder, os.getpid())
     code = run_script(script)
+    if exporter is not None and code:
+        exporter.report_end()  # a thread of the script may hold the process
     finish_interpreter()
     return code
 

@@ -6,12 +6,13 @@ Times are seconds of `time.perf_counter`.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from contracts.telemetry.items import GroupRanks, Label, Op, Phase, StepBreakdown, Work
+from contracts.telemetry.items import MAX_RECENT_CALLS, GroupRanks, Label, Op, Phase, StepBreakdown, Work
 
 MAX_GROUPS = 4096  # with the same ranks; later ones share the index of the last
 MAX_CALLS_PER_STEP = 4_000  # and the same number of spans, which fit into one entry of a stream
@@ -109,13 +110,14 @@ class GroupState:
     all ranks. A send has the same sequence number as its receive on the peer.
     """
 
-    __slots__ = ("creation_index", "ended", "in_flight", "issued", "name", "on_device", "p2p_counts", "ranks")
+    __slots__ = ("creation_index", "ended", "in_flight", "issued", "name", "on_device", "p2p_counts", "ranks", "recent")
 
     def __init__(self, name: str, ranks: tuple[int, ...], creation_index: int, on_device: bool) -> None:
         self.name, self.ranks, self.creation_index, self.on_device = name, ranks, creation_index, on_device
         self.issued = self.ended = 0  # collectives, without sends and receives
         self.p2p_counts: dict[tuple[Op, int], int] = {}  # sends and receives by peer
         self.in_flight: dict[Collective, None] = {}  # oldest first
+        self.recent: deque[Collective] = deque(maxlen=MAX_RECENT_CALLS)  # last collectives, also after their end
 
     def next_sequence_number(self, op: Op, peer: int) -> int:
         """Count an operation that is being issued, and return its sequence number from 1."""
@@ -132,6 +134,8 @@ class GroupState:
             return
         self.issued -= 1
         self.ended -= 1
+        if self.recent:
+            self.recent.pop()
 
 
 class CollectiveListener(Protocol):
@@ -155,12 +159,14 @@ class Collective:
         "axis_time",
         "blocked_s",
         "counters",
+        "dtype",
         "ended_s",
         "group",
         "key",
         "payload_bytes",
         "peer",
         "recorder",
+        "root",
         "sequence_number",
         "started_s",
         "step",
@@ -174,11 +180,22 @@ class Collective:
         group: GroupState,
         payload_bytes: int,
         peer: int,
+        dtype: Any = None,
+        root: int = -1,
     ) -> None:
+        """Count a collective.
+
+        Args:
+            dtype: Type of the elements, None if ranks may choose their sizes.
+            root: Global rank of the root, -1 without a root.
+        """
         self.recorder = recorder
         self._listener: CollectiveListener | None = recorder  # None after the end
         self.key, self.counters, self.group, self.payload_bytes, self.peer = key, counters, group, payload_bytes, peer
+        self.dtype, self.root = dtype, root
         self.sequence_number = group.next_sequence_number(key[1], peer)
+        if peer < 0 and key[1] != "recv":
+            group.recent.append(self)
         self.axis_time: AxisTime | None = None
         self.step = recorder.step
         self.blocked_s = self.ended_s = 0.0

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -22,7 +23,7 @@ import msgpack
 
 from contracts.telemetry.batches import Frame, Item
 from contracts.telemetry.items import VERSION, Cell, PhaseItem, StartItem, TimelineItem, TrafficItem
-from workers.meter.monitors import ResourceMonitor, StallMonitor, TimelineBuilder
+from workers.meter.monitors import ResourceMonitor, StallMonitor, TimelineBuilder, get_last_report
 from workers.meter.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -78,8 +79,13 @@ class Exporter:
         """Call `source` before each frame, including the last, and send the item that it returns."""
         self._sources.append(source)
 
+    def report_end(self) -> None:
+        """Send the last position of a program that ends, with the exception that ended it."""
+        self._poll(lambda: get_last_report(self._recorder, sys.exc_info()[1] or getattr(sys, "last_value", None)))
+
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Send all queued items and the last counters, then stop. Return False after a timeout."""
+        """Send all queued items, the last counters and the last position, then stop. Return False after a timeout."""
+        self.report_end()
         self._deadline = time.monotonic() + timeout_s
         self._stopping.set()
         self._thread.join(timeout_s + PERIOD_S)

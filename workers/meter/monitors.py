@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import time
+import traceback
 from collections import deque
 from pathlib import Path
 from types import FrameType
@@ -12,8 +14,16 @@ from types import FrameType
 import msgpack
 import torch
 
-from contracts.telemetry.items import CollectiveCalls, ComputeSpans, GaugeItem, GroupProgress, StallItem, TimelineItem
-from workers.meter.collectives import GroupState, StepTrace
+from contracts.telemetry.items import (
+    CollectiveCalls,
+    ComputeSpans,
+    GaugeItem,
+    GroupProgress,
+    StallItem,
+    TimelineItem,
+    find_user_frame,
+)
+from workers.meter.collectives import Collective, GroupState, StepTrace
 from workers.meter.recorder import Recorder
 from workers.meter.work import MAIN_THREAD
 from workers.step_sampling import StepSampler
@@ -21,7 +31,10 @@ from workers.step_sampling import StepSampler
 GAUGE_PERIOD_S = 5.0
 STALL_S = 2.0  # without progress, and between two reports
 MAX_STALL_GROUPS = 256
+MAX_GROUPS_WITH_RECENT_CALLS = 16  # of them, which may have 16 calls of 100 bytes each
 MAX_STACK_FRAMES = 60  # the innermost
+MAX_SOURCE_CHARS = 200
+MAX_ERROR_CHARS = 500
 MAX_FRAME_NAME_CHARS = 300  # the end of a file name
 STATM = Path("/proc/self/statm")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -83,9 +96,24 @@ class StallMonitor:
 
 def get_stall(recorder: Recorder, stalled_s: float) -> StallItem:
     """Return the progress of a rank in its groups, and the stack of its training thread."""
+    return _build_stall(recorder, stalled_s, _format_stack(sys._current_frames().get(MAIN_THREAD or 0)))
+
+
+def get_last_report(recorder: Recorder, error: BaseException | None) -> StallItem:
+    """Return the progress of a rank that ends by itself, with its uncaught exception."""
+    frames = traceback.extract_tb(error.__traceback__)[-MAX_STACK_FRAMES:] if error is not None else []
+    lines = [_format_frame(frame.filename, frame.lineno or 0, frame.name) for frame in frames]
+    item = _build_stall(recorder, 0.0, lines)
+    item["ended"] = "" if error is None else _format_error(error)
+    return item
+
+
+def _build_stall(recorder: Recorder, stalled_s: float, stack: list[str]) -> StallItem:
     groups = [group for group in recorder.groups.all() if group.issued or group.p2p_counts]
     groups.sort(key=lambda group: not group.in_flight)  # groups with operations in flight come first
-    frame = sys._current_frames().get(MAIN_THREAD or 0)
+    progress = [_get_group_progress(recorder, group) for group in groups[:MAX_STALL_GROUPS]]
+    for one, group in zip(progress[:MAX_GROUPS_WITH_RECENT_CALLS], groups, strict=False):
+        one["recent"] = [format_call(call) for call in list(group.recent)]
     return StallItem(
         kind="standing",
         rank=recorder.rank,
@@ -93,8 +121,9 @@ def get_stall(recorder: Recorder, stalled_s: float) -> StallItem:
         step=recorder.completed_steps,
         phase=recorder.phase,
         still=stalled_s,
-        groups=[_get_group_progress(recorder, group) for group in groups[:MAX_STALL_GROUPS]],
-        stack=_format_stack(frame),
+        groups=progress,
+        stack=stack,
+        source=_read_source(find_user_frame(stack)),
     )
 
 
@@ -104,6 +133,7 @@ def _get_group_progress(recorder: Recorder, group: GroupState) -> GroupProgress:
     if oldest is not None:
         blocking = recorder.blocking
         progress["op"], progress["payload_bytes"] = oldest.key[1], oldest.payload_bytes
+        progress["call"] = format_call(oldest)
         progress["since"] = recorder.to_unix_s(oldest.started_s)
         progress["sequence"] = oldest.sequence_number
         if oldest.peer >= 0:
@@ -112,14 +142,42 @@ def _get_group_progress(recorder: Recorder, group: GroupState) -> GroupProgress:
     return progress
 
 
+def format_call(call: Collective) -> str:
+    """Format an operation: "all_reduce of 1,024 float32", "broadcast of 8 int64 from rank 0", "barrier".
+
+    The text is equal on all ranks that call this operation together.
+    """
+    op = call.key[1]
+    if call.dtype is None:
+        return op
+    dtype = str(call.dtype).removeprefix("torch.")
+    if op == "all_to_all":  # ranks may exchange different sizes
+        return f"{op} of {dtype}"
+    root = f" {'to' if op in ('reduce', 'gather') else 'from'} rank {call.root}" if call.root >= 0 else ""
+    return f"{op} of {call.payload_bytes // call.dtype.itemsize:,} {dtype}{root}"
+
+
+def _format_error(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()[:MAX_ERROR_CHARS]
+
+
 def _format_stack(frame: FrameType | None) -> list[str]:
     lines: list[str] = []
     while frame is not None and len(lines) < MAX_STACK_FRAMES:
         code = frame.f_code
-        file, name = code.co_filename[-MAX_FRAME_NAME_CHARS:], code.co_qualname[:MAX_FRAME_NAME_CHARS]
-        lines.append(f"{file}:{frame.f_lineno} in {name}")
+        lines.append(_format_frame(code.co_filename, frame.f_lineno, code.co_qualname))
         frame = frame.f_back
     return lines[::-1]
+
+
+def _format_frame(file: str, line: int, name: str) -> str:
+    return f"{file[-MAX_FRAME_NAME_CHARS:]}:{line} in {name[:MAX_FRAME_NAME_CHARS]}"
+
+
+def _read_source(frame: str) -> str:
+    """Return the source of a line "file:line in function", or "" if it is unknown."""
+    file, _, line = frame.rpartition(" in ")[0].rpartition(":")
+    return linecache.getline(file, int(line)).strip()[:MAX_SOURCE_CHARS] if line.isdecimal() else ""
 
 
 class TimelineBuilder:

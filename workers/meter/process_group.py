@@ -98,11 +98,16 @@ def register_metered_backend(recorder: Recorder, device: str) -> str:
 
 
 class CollectiveBytes(NamedTuple):
-    """Bytes of one call. `sent_bytes` is set if the caller specifies the splits, `peer` for sends and receives."""
+    """Bytes of one call. `sent_bytes` is set if the caller specifies the splits, `peer` for sends and receives.
+
+    `dtype` is set if all ranks must use this type and size. `root` is a rank of the group, or -1.
+    """
 
     payload_bytes: int
     sent_bytes: int | None = None
     peer: int | None = None
+    dtype: torch.dtype | None = None
+    root: int = -1
 
 
 class MeteredProcessGroup(WrappedGroup):
@@ -221,11 +226,12 @@ class MeteredProcessGroup(WrappedGroup):
             raise
 
     def _issue(self, op: Op, sizes: CollectiveBytes) -> Collective:
-        return self._recorder.issue(op, self._name, self._group_size, sizes.payload_bytes, sizes.sent_bytes, sizes.peer)
+        return self._recorder.issue(op, self._name, self._group_size, *sizes)
 
 
 def _build_method(method: str, op: Op, payload_index: int, times_size: bool) -> Callable[..., Any]:
     has_peer = method in ("send", "recv")  # not recv_anysource
+    has_root = op in ("broadcast", "reduce", "gather", "scatter")
 
     def collective(self: MeteredProcessGroup, *args: Any, **kwargs: Any) -> Any:
         values = (*args, *kwargs.values()) if kwargs else args
@@ -234,7 +240,8 @@ def _build_method(method: str, op: Op, payload_index: int, times_size: bool) -> 
             sizes = _measure_all_to_all(buffers, values[3] if method != "alltoall" else (), self.rank())
         else:
             num_bytes = _count_bytes(buffers) * (self._group_size if times_size else 1)
-            sizes = CollectiveBytes(num_bytes, peer=values[1] if has_peer else None)
+            root = getattr(values[-1], "rootRank", -1) if has_root else -1
+            sizes = CollectiveBytes(num_bytes, None, values[1] if has_peer else None, _get_dtype(buffers), root)
         # In a group over both gloo and NCCL, the device of the tensor decides.
         poller = self._poller if self._poller is not None and _is_on_device(buffers) else None
         return self._run(method, op, sizes, args, kwargs, poller)
@@ -274,6 +281,15 @@ def _count_bytes(buffers: Any) -> int:
     if isinstance(buffers, torch.Tensor):
         return get_sparse_bytes(buffers) if buffers.is_sparse else buffers.nbytes
     return sum(map(_count_bytes, buffers))
+
+
+def _get_dtype(buffers: Any) -> torch.dtype | None:
+    """Return the type of the first tensor, or None for sparse tensors, whose size differs between ranks."""
+    while not isinstance(buffers, torch.Tensor):
+        if not buffers:
+            return None
+        buffers = buffers[0]
+    return None if buffers.is_sparse else buffers.dtype
 
 
 def _is_on_device(buffers: Any) -> bool:

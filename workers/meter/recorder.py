@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from contracts.telemetry.items import Axis, Cell, GroupRanks, Label, Op, Phase, StepBreakdown, Work
 from planner.facts.collectives import compute_algorithmic_bytes
@@ -172,12 +172,16 @@ class Recorder:
         payload_bytes: int,
         sent_bytes: int | None = None,
         peer: int | None = None,
+        dtype: Any = None,
+        root: int = -1,
     ) -> Collective:
         """Count a collective that is being issued. The caller completes the returned object.
 
         Args:
             sent_bytes: Bytes to other ranks, if the caller specifies the splits.
             peer: Group rank at the other end of a send or receive.
+            dtype: Type of the elements, None if ranks may choose their sizes.
+            root: Group rank of the root, -1 without a root.
         """
         phase = self._phases.get(group_name, self._phase)
         key = (phase, op, self._labels.get(group_name, "world"), group_size)
@@ -192,7 +196,8 @@ class Recorder:
                 counters.uneven_sent_bytes += sent_bytes
             group = self.groups.get(group_name, group_size)
             global_peer = -1 if peer is None else group.ranks[peer]
-            collective = Collective(self, key, counters, group, payload_bytes, global_peer)
+            global_root = -1 if root < 0 else group.ranks[root]
+            collective = Collective(self, key, counters, group, payload_bytes, global_peer, dtype, global_root)
             group.in_flight[collective] = None
             if phase == "step":
                 collective.axis_time = self._times.get_axis(key[2])

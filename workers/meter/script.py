@@ -97,6 +97,7 @@ def run_script(script: Script) -> int:
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         error.__traceback__ = trace  # without the frames of this module
+        sys.last_value = error  # for exit handlers
         if not isinstance(error, KeyboardInterrupt):
             report_exception(error)
         sys.excepthook(type(error), error, error.__traceback__)

@@ -260,7 +260,7 @@ def test_full_queue_drops_only_step_items(path, monkeypatch):
     eventually(lambda: supervisor.of_kind("verdict"))
     messages = [item["kind"] for item in supervisor.items if item["kind"] not in ("step", "gauge", "standing")]
     assert messages == ["phase", *["eval"] * 4, "verdict"]
-    assert [item["step"] for item in supervisor.of_kind("step")] == [36, 37, 38, 39]
+    assert [item["step"] for item in supervisor.of_kind("step")] == [37, 38, 39], "the last position takes a place"
     supervisor.kill()
 
 

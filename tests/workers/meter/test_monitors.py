@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import shutil
 import signal
 import socket
@@ -16,13 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from contracts.control import VERSION, LaunchOrder
 from contracts.telemetry.batches import Item
+from contracts.telemetry.items import MAX_RECENT_CALLS
 from tests.support.processes import ROOT, scale_timeout
 from workers.host.supervisor.health import RankMonitor
 from workers.host.supervisor.telemetry_server import TelemetryServer
-from workers.meter.monitors import MAX_STACK_FRAMES, MAX_STALL_GROUPS, STALL_S, StallMonitor, get_stall
+from workers.meter.monitors import (
+    MAX_STACK_FRAMES,
+    MAX_STALL_GROUPS,
+    STALL_S,
+    StallMonitor,
+    get_last_report,
+    get_stall,
+)
 from workers.meter.recorder import Recorder
 
 NOTICED_S = scale_timeout(60)  # they import torch first
@@ -93,6 +103,39 @@ def test_reports_oldest_collective_in_flight_of_each_group():
     )
     assert (second["issued"], second["ended"]) == (3, 1)
     assert "op" not in third
+
+
+def test_describes_the_last_calls_with_sizes_that_must_be_equal():
+    recorder = Recorder(rank=0)
+    recorder.add_group("0", [4, 5])
+    for number in range(20):
+        recorder.issue("all_reduce", "0", 2, 4 * number, dtype=torch.float32)()
+    recorder.issue("broadcast", "0", 2, 8, dtype=torch.int64, root=1)()
+    recorder.issue("all_to_all", "0", 2, 8, dtype=torch.int64)()
+    recorder.undo_issue(recorder.issue("all_reduce", "0", 2, 8), None)
+    recorder.issue("send", "0", 2, 8, peer=1)
+    recorder.issue("barrier", "0", 2, 0)
+    (progress,) = get_stall(recorder, 5.0)["groups"]
+    assert len(progress["recent"]) == MAX_RECENT_CALLS
+    assert progress["recent"][-4:] == [
+        "all_reduce of 19 float32",
+        "broadcast of 1 int64 from rank 5",
+        "all_to_all of int64",
+        "barrier",
+    ]
+    assert progress["issued"] == 23, "the number of the last one"
+
+
+def test_last_report_has_the_line_and_the_exception(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("def fail():\n    raise ValueError('bad sample 17')\nfail()\n")
+    with pytest.raises(ValueError, match="bad sample 17") as error:
+        runpy.run_path(str(script))
+    result = get_last_report(Recorder(rank=0), error.value)
+    assert (result["still"], result["ended"]) == (0, "ValueError: bad sample 17")
+    assert result["stack"][-1] == f"{script}:2 in fail"
+    assert result["source"] == "raise ValueError('bad sample 17')"
+    assert get_last_report(Recorder(rank=0), None)["ended"] == ""
 
 
 def test_reports_innermost_frames_of_a_deep_stack():

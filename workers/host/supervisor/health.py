@@ -199,7 +199,8 @@ class RankMonitor:
             if rank.was_stopped and state in ("running", "sleeping", "disk"):
                 state = "stopped"
             cpu, throttled, crowded = compute_rates(previous, usage)
-            is_moving = silent_s < SILENT_AFTER_S and now > rank.still_until and state != "stopped"
+            is_alive = state in ("running", "sleeping", "disk")
+            is_moving = silent_s < SILENT_AFTER_S and now > rank.still_until and is_alive
             if is_moving and throttled < MIN_THROTTLED_FRACTION and crowded < MIN_CROWDED_FRACTION:
                 continue
             rank.last_report, rank.was_stopped = now, False
