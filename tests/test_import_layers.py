@@ -50,7 +50,8 @@ LAYERS = {
     "jobs.runs.history": ["store", "recording", "queries", "exports"],
     "jobs.runs.diagnosis": [
         *("planned_run", "findings", "traced_step", "collective_timing", "step_window"),
-        *("rank_reports", "out_of_memory", "failures", "hangs"),
+        *("rank_reports", "out_of_memory", "failures"),
+        *("deadlocks", "rank_activity", "hang_texts", "hangs", "last_state"),
         *("bottlenecks", "diagnosis"),
     ],
     "jobs.api": [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from contracts.telemetry.batches import ClockOffset, Item
@@ -23,6 +23,7 @@ from jobs.runs.diagnosis.findings import (
     truncate,
 )
 from jobs.runs.diagnosis.hangs import HangDetector
+from jobs.runs.diagnosis.last_state import explain_failure
 from jobs.runs.diagnosis.planned_run import PlannedRun, get_planned_parts
 from jobs.runs.diagnosis.rank_reports import ProcessStates, RankProgress, ScriptSteps, StartStages, StepTimings
 from jobs.runs.diagnosis.step_window import StepWindow
@@ -38,6 +39,7 @@ class Diagnosis:
         self._run = run
         self._clocks, self._start, self._training = HostClocks(), StartStages(run), TrainingHealth()
         self._steps, self._ending = StepTimings(run), RunEnd(run)
+        self._report: Mapping[str, Any] = {}
         self._script = ScriptSteps(is_script=run.is_script)
         self._planned, self._idle = get_planned_parts(run), BubbleFinder(run)
         self._window = StepWindow(run, self._clocks)
@@ -53,6 +55,7 @@ class Diagnosis:
         """Add an item that a node sent in a batch with a clock."""
         self._clocks.update(node, clock)
         self._progress.add(item, node)
+        self._hangs.add(item)
         match item["kind"]:
             case "step":
                 self._steps.add(item)
@@ -82,6 +85,7 @@ class Diagnosis:
     def end(self, outcome: str, report: Mapping[str, Any] | None = None) -> None:
         """End the attempt with its `contracts.control.Outcome` and its exit report, if any."""
         self._ending.end(outcome, report)
+        self._report = report or {}
         self._script.end(report)
 
     def make_verdict(self, now: float, silence: str = "") -> VerdictPayload:
@@ -101,6 +105,7 @@ class Diagnosis:
             *find_slow_links(self._run, self._window),
             *self._training.make_findings(),
             *self._ending.make_findings(),
+            *self._explain_failure(),
             *self._idle.make_findings(self._window.steps),
             compare_with_plan(self._run, self._steps, self._start, self._script, self._ending, self._planned, measured),
         ]
@@ -134,6 +139,11 @@ class Diagnosis:
                 "training": self._training.get_troubles(),
             }
         )
+
+    def _explain_failure(self) -> Iterator[RunFinding]:
+        if self._ending.outcome == "failed":
+            found = self._hangs.get_last_found()
+            yield from explain_failure(self._run, self._report, found, self._hangs.positions, self._hangs.ended)
 
     def _measure(self) -> StepParts | None:
         window = self._window

@@ -77,6 +77,9 @@ class RankProgress:
         if blocked is not None and time > blocked["time"]:
             del self.blocked[rank]
 
+    def get_last_progress(self, rank: int) -> float | None:
+        return self._last.get(rank)
+
     @property
     def last_progress(self) -> float | None:
         return max(self._last.values(), default=None)
