@@ -14,9 +14,12 @@ from collections.abc import Iterator
 
 from tests.diagnosis.case_runner import CaseResult, run_case, run_healthy
 from tests.diagnosis.cases import CASES, HEALTHY, build_healthy_spec
+from tests.diagnosis.script_cases import FAULTS as SCRIPT_FAULTS
+from tests.diagnosis.script_cases import HEALTHY as HEALTHY_SCRIPTS
+from tests.diagnosis.script_runner import run_faults, run_healthy_scripts
 
 MAX_RESULT_CHARS = 900
-FAULTS, LAYOUTS = "faults", "healthy"
+FAULTS, LAYOUTS, SCRIPTS, SCRIPT_PAUSES = "faults", "healthy", "script faults", "healthy scripts"
 RIGHT = {True: "right", False: "WRONG", None: "not tried"}
 DURATION_NOTE = """A fault takes up to 2 minutes, most of them to start a run. A healthy layout takes --seconds and
 20 s. With 3 seeds all take about 75 minutes on 2 cores, or two hours with --seconds 360. So it can be run in parts."""
@@ -34,13 +37,21 @@ def run_tries(names: list[str], seeds: list[int], seconds: float) -> Iterator[tu
     for name in HEALTHY:
         if name in names:
             yield name, "-", run_healthy(build_healthy_spec(name), seconds)
+    if scripts := [name for name in names if name in SCRIPT_FAULTS]:
+        for name, result in run_faults(scripts):
+            yield name, "-", result
+    if scripts := [name for name in names if name in HEALTHY_SCRIPTS]:
+        for name, result in run_healthy_scripts(scripts, seconds):
+            yield name, "-", result
 
 
 def select_cases(parser: argparse.ArgumentParser, names: list[str]) -> list[str]:
-    known = {FAULTS: list(CASES), LAYOUTS: list(HEALTHY), **{name: [name] for name in (*CASES, *HEALTHY)}}
+    known = {FAULTS: list(CASES), LAYOUTS: list(HEALTHY)}
+    known |= {SCRIPTS: list(SCRIPT_FAULTS), SCRIPT_PAUSES: list(HEALTHY_SCRIPTS)}
+    known |= {name: [name] for name in [name for names in known.values() for name in names]}
     if unknown := [name for name in names if name not in known]:
         parser.error(f"unknown: {'; '.join(unknown)}. There are: {'; '.join(known)}")
-    return [one for name in names or (FAULTS, LAYOUTS) for one in known[name]]
+    return [one for name in names or (FAULTS, LAYOUTS, SCRIPTS, SCRIPT_PAUSES) for one in known[name]]
 
 
 def parse_numbers(text: str) -> list[int]:

@@ -114,7 +114,8 @@ def _has_no_alarm(verdict: VerdictPayload) -> None:
 
 def _is_alarm(verdict: VerdictPayload) -> bool:
     """Return True for an alarm. Other work on a rank's CPU, which its kernel counts, is none on a shared machine."""
-    return (verdict["state"] in ALARMS or verdict["hang"] is not None) and not _is_crowded(verdict)
+    waits_for_checkpoint = verdict["hang"] is not None and verdict["hang"]["cause"] == "checkpoint"
+    return (verdict["state"] in ALARMS or waits_for_checkpoint) and not _is_crowded(verdict)
 
 
 def _is_crowded(verdict: VerdictPayload) -> bool:

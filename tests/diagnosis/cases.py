@@ -59,16 +59,16 @@ class FaultCase(NamedTuple):
 
 
 CASES: dict[str, FaultCase] = {
-    "slow compute in one rank": FaultCase(SQUARE, "straggler", ("compute",), "slow_compute", seconds=0.3),
+    "slow compute in one rank": FaultCase(SQUARE, "straggler", ("compute",), "slow_down_compute", seconds=0.3),
     "slow compute under zero 3": FaultCase(
-        {"dp": 4, "zero": 3}, "straggler", ("compute",), "slow_compute", seconds=0.3
+        {"dp": 4, "zero": 3}, "straggler", ("compute",), "slow_down_compute", seconds=0.3
     ),
-    "slow loader in one rank": FaultCase(SQUARE, "straggler", ("data",), "slow_loader", seconds=0.3),
+    "slow loader in one rank": FaultCase(SQUARE, "straggler", ("data",), "slow_down_loader", seconds=0.3),
     "one slow pipeline stage": FaultCase(
         {"pp": 4},
         "straggler",
         ("compute",),
-        "slow_compute",
+        "slow_down_compute",
         seconds=0.2,
         train={"micro_batches": 4, "global_batch": 4},
     ),
@@ -76,7 +76,7 @@ CASES: dict[str, FaultCase] = {
         {"dp": 2, "ep": 2},
         "straggler",
         ("experts",),
-        "skewed_router",
+        "skew_router",
         model={"preset": "mixtral-tiny"},
         fixed=(0,),
         everywhere=True,
@@ -85,15 +85,15 @@ CASES: dict[str, FaultCase] = {
     "a rank stopped again and again": FaultCase(SQUARE, "straggler", ("stopped",), does="halting"),
     "a stopped rank": FaultCase(SQUARE, "hang", ("stopped",), does="stop"),
     "a killed rank": FaultCase(SQUARE, "end", ("dead",), does="kill"),
-    "a loader that hangs": FaultCase(SQUARE, "hang", ("data",), "stuck_loader"),
-    "code that does not end": FaultCase(SQUARE, "hang", ("compute",), "stuck_code"),
+    "a loader that hangs": FaultCase(SQUARE, "hang", ("data",), "block_loader"),
+    "code that does not end": FaultCase(SQUARE, "hang", ("compute",), "loop_forever"),
     "code that does not end in a stage": FaultCase(
-        {"pp": 4}, "hang", ("compute",), "stuck_code", train={"micro_batches": 4}
+        {"pp": 4}, "hang", ("compute",), "loop_forever", train={"micro_batches": 4}
     ),
-    "a skipped collective": FaultCase(SQUARE, "hang", ("skipped call",), "skipped_call"),
-    "another collective than the others": FaultCase(SQUARE, "hang", ("mismatch",), "other_call"),
+    "a skipped collective": FaultCase(SQUARE, "hang", ("skipped call",), "skip_call"),
+    "another collective than the others": FaultCase(SQUARE, "hang", ("mismatch",), "replace_call"),
     "a checkpoint on a slow disk": FaultCase(
-        SQUARE, "hang", ("checkpoint",), "slow_disk", seconds=60.0, train={"checkpoint_every": 10}
+        SQUARE, "hang", ("checkpoint",), "slow_down_disk", seconds=60.0, train={"checkpoint_every": 10}
     ),
     "a link cut between two hosts": FaultCase(SQUARE, "hang", ("link",), does="cut link", hosts=("anna", "bert")),
     "a slow link between two hosts": FaultCase(

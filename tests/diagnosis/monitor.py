@@ -25,9 +25,10 @@ class DiagnosisMonitor:
         self._client = client
         self._cursors = {telemetry_stream(job, 1, node): "-" for node in range(max(1, len(members)))}
         parsed, cpu = parse_spec(spec), CLUSTERS[DEFAULT_CLUSTER["cpu"]]
+        is_script = parsed.script is not None
         run = PlannedRun(
             parsed.model_dump(mode="json"),
-            dict(estimate(parsed, cpu)),
+            {} if is_script else dict(estimate(parsed, cpu)),
             parsed.layout.world_size,
             hardware=cpu.model_dump(mode="json"),
             members=members,

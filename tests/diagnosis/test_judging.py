@@ -12,6 +12,7 @@ from jobs.runs.diagnosis import VerdictPayload
 from tests.diagnosis import __main__ as command
 from tests.diagnosis.case_runner import HANG_S, SLOW_S, CaseResult, judge
 from tests.diagnosis.cases import CASES
+from tests.diagnosis.faulty import FAULTS
 from tests.diagnosis.monitor import DiagnosisMonitor
 
 BEGAN = 1_700_000_000.0
@@ -72,6 +73,12 @@ def test_first_alarm_must_be_correct_and_in_time(
     case: Any, ranks: list[int], words: list[VerdictPayload], right: bool
 ) -> None:
     assert judge(case, ranks, cast(DiagnosisMonitor, ScriptedDiagnosis(*words)), BEGAN).right is right
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kind_of_a_case_is_a_known_fault(name: str) -> None:
+    """The trainer ignores an unknown kind, so its case would wait for nothing."""
+    assert CASES[name].kind in (*FAULTS, "")
 
 
 @pytest.mark.parametrize("name", CASES)
