@@ -242,7 +242,7 @@ def compute_curves(x: Setting, variable: str) -> Curves:
         SpecError: If the variable is unknown.
     """
     if variable not in RANGES:
-        raise SpecError([Problem("over", f"must be one of {', '.join(RANGES)}")])
+        raise SpecError([Problem("over", f"`over` is {variable[:60]!r}. Use one of {', '.join(RANGES)}.")])
     least, most = RANGES[variable]
     if variable == "k":
         most = x.l

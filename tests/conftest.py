@@ -10,11 +10,11 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
-from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.durations import DurationWriter, get_scope, read_durations, sort_longest_first
 from tests.support.postgres import postgres_server, use_database
 from tests.support.processes import RedisServer, run_redis
+from tests.support.reaper import fork_under_reaper
 
 # Use the same examples in each run without a deadline, because the machine may be busy.
 hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, max_examples=40)
@@ -28,14 +28,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 torch.set_num_threads(1)
 
 
-class ModuleScheduling(LoadScopeScheduling):  # type: ignore[misc]
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Run each module in a single process, and all browser tests in the same process."""
+    from xdist.scheduler import LoadScopeScheduling  # `pytest -p no:xdist` also works without it
 
-    def _split_scope(self, nodeid: str) -> str:
-        return get_scope(nodeid)
+    class ModuleScheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return get_scope(nodeid)
 
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ModuleScheduling:
     return ModuleScheduling(config, log)
 
 
@@ -43,7 +44,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-durations", action="store_true", help="write tests/durations.csv after a run that passed")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # xdist's workers are descendants of this process
+        fork_under_reaper()
     if config.getoption("--write-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationWriter())
 

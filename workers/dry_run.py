@@ -46,12 +46,12 @@ from workers.torch_private.compiler import (
 )
 from workers.torch_private.fsdp import watch_storage
 from workers.torch_private.groups import fake_store, make_fake_group
-from workers.trainer.__main__ import read_spec_file
 from workers.trainer.dataset import TokenDataset, Tokens
 from workers.trainer.errors import UserError
 from workers.trainer.memory import MemoryProbe, get_storage_bytes
 from workers.trainer.parallel.mesh import build_mesh
 from workers.trainer.parallel.parallelize import assemble_shard, build_chunks, get_local
+from workers.trainer.spec_file import read_spec_file
 from workers.trainer.traffic_check import compare_step_traffic
 from workers.trainer.trainer import Trainer
 

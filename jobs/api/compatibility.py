@@ -156,7 +156,10 @@ class _Comparison:
 
 def _resolve(document: Schema, schema: Schema) -> Schema:
     while "$ref" in schema:
-        found: Schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        name = schema["$ref"].rpartition("/")[2]
+        found = document.get("components", {}).get("schemas", {}).get(name)
+        if found is None:
+            raise ValueError(f"the document has no schema {schema['$ref']}")
         schema = {**found, **{name: value for name, value in schema.items() if name != "$ref"}}
     return schema
 

@@ -259,6 +259,9 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "ordering": ["name"],
+            },
         ),
         migrations.CreateModel(
             name="JoinToken",

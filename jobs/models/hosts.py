@@ -82,6 +82,9 @@ class Host(models.Model):
 
     objects = HostQuerySet.as_manager()
 
+    class Meta:
+        ordering = ["name"]
+
     def __str__(self) -> str:
         return self.name
 

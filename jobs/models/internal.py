@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
-from jobs.models.jobs import Job
+from jobs.models.jobs import MAX_REASON_CHARACTERS, Job
 
 STREAM_START = "0-0"  # position before the first entry of a Redis stream
 
@@ -74,7 +74,7 @@ class DeadLetter(models.Model):
 
     entry = models.CharField(max_length=50, help_text="id of the event in the event stream of the host")
     sender = models.CharField(max_length=100, blank=True, help_text="name of the host that sent the event")
-    reason = models.CharField(max_length=1000)
+    reason = models.CharField(max_length=MAX_REASON_CHARACTERS)
     body = models.TextField(help_text="text of the event, truncated to 4,000 characters")
     num_bytes = models.PositiveBigIntegerField()
     created = models.DateTimeField(auto_now_add=True)

@@ -13,6 +13,7 @@ from jobs.models.people import get_project_names
 from jobs.models.policy import DEFAULT_PROJECT
 
 EXTERNAL_ENGINE = "elsewhere"  # engine of runs that another launcher started and that report over HTTPS
+MAX_REASON_CHARACTERS, MAX_WAIT_REASON_CHARACTERS = 1000, 500
 ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
 
@@ -142,7 +143,7 @@ class Job(models.Model):
     )
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
     attempt = models.PositiveIntegerField(default=1, editable=False)
-    wait_reason = models.CharField(max_length=500, blank=True, editable=False)
+    wait_reason = models.CharField(max_length=MAX_WAIT_REASON_CHARACTERS, blank=True, editable=False)
     archived = models.BooleanField(
         default=False, editable=False, help_text="the job has ended, and lists hide it by default"
     )
@@ -275,7 +276,7 @@ class Member(models.Model):
         help_text="outcome on this host (contracts.control.Outcome); lost without a report",
     )
     reason = models.CharField(
-        max_length=1000, default="", blank=True, editable=False, help_text="reason of the outcome"
+        max_length=MAX_REASON_CHARACTERS, default="", blank=True, editable=False, help_text="reason of the outcome"
     )
     ended = models.DateTimeField(
         null=True,
@@ -340,7 +341,7 @@ class StateChange(models.Model):
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="history")
     attempt = models.PositiveIntegerField()
     status = models.CharField(max_length=16, choices=Status)
-    reason = models.CharField(max_length=1000, blank=True)
+    reason = models.CharField(max_length=MAX_REASON_CHARACTERS, blank=True)
     at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

@@ -15,7 +15,16 @@ from django.utils import timezone
 
 from contracts.control import ExitReport, Outcome, Summary
 from jobs.core.kinds import get_kind
-from jobs.models import HOST_SILENT_AFTER, Attempt, Host, Job, Member, Status
+from jobs.models import (
+    HOST_SILENT_AFTER,
+    MAX_REASON_CHARACTERS,
+    MAX_WAIT_REASON_CHARACTERS,
+    Attempt,
+    Host,
+    Job,
+    Member,
+    Status,
+)
 from jobs.planning.measured_runs import store_measured_run
 from jobs.queue import lifecycle, termination
 from planner.facts.collectives import LabResult
@@ -37,7 +46,6 @@ CAUSES: list[tuple[Outcome, bool]] = [
 ]
 FIELDS_BY_RANK = ("cells", "verdict", "peak_bytes", "memory")
 PROGRESS_FIELDS = ("steps", "ran_steps")
-MAX_REASON_CHARACTERS = 1000
 
 
 class AttemptResult(NamedTuple):
@@ -228,7 +236,7 @@ def _explain_end_of_others(member: Member, reason: str) -> None:
     text = f"{reason}, so Meshboard ends the job on its other hosts" if reason else ""
     jobs = Job.objects.filter(id=member.attempt.job_id, attempt=member.attempt.number)
     jobs.filter(status__in=termination.STOPPABLE).update(
-        wait_reason=(text or "Meshboard ends the job on its other hosts")[:500]
+        wait_reason=(text or "Meshboard ends the job on its other hosts")[:MAX_WAIT_REASON_CHARACTERS]
     )
 
 

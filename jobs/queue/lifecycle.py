@@ -17,7 +17,17 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef
 from django.utils import timezone
 
-from jobs.models import EXTERNAL_ENGINE, LIVE, Attempt, Job, Member, SlotAllocation, StateChange, Status
+from jobs.models import (
+    EXTERNAL_ENGINE,
+    LIVE,
+    MAX_REASON_CHARACTERS,
+    Attempt,
+    Job,
+    Member,
+    SlotAllocation,
+    StateChange,
+    Status,
+)
 from jobs.people.notifications.outbox import add_state_changes
 
 log = logging.getLogger(__name__)
@@ -48,7 +58,6 @@ NEVER_RAN = ~Exists(
 MAX_ANNOUNCE_S = 1.0  # per call, for any number of jobs
 ANNOUNCE_PAUSE_S = 5.0  # after a failed call, so 1,000 cancelled jobs wait only once
 MAX_ANNOUNCED_JOBS = 50  # per call, because pages also poll
-MAX_REASON_CHARACTERS = 1000
 _announce_after = 0.0  # monotonic seconds
 RETRYABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
 

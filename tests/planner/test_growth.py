@@ -98,7 +98,7 @@ def test_invalid_values_are_rejected_by_name(values: dict[str, object], field: s
 
 
 def test_unknown_variable_is_rejected() -> None:
-    with pytest.raises(SpecError, match="`over`: must be one of b, s, h, l, k, n"):
+    with pytest.raises(SpecError, match=r"`over` is 'q'. Use one of b, s, h, l, k, n\."):
         compute_curves(Setting(), "q")
 
 

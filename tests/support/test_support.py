@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +17,7 @@ import pytest
 from tests.support.board import Board
 from tests.support.durations import DurationWriter, read_durations, sort_longest_first
 from tests.support.host import Host
-from tests.support.processes import is_gone
+from tests.support.processes import ROOT, is_gone, scale_timeout
 from tests.support.ranks import run_to_completion
 
 LAUNCHER = """
@@ -23,6 +25,14 @@ import subprocess, sys
 rank = "import signal\\ndef stuck_here():\\n    signal.pause()\\nstuck_here()"
 print(subprocess.Popen([sys.executable, "-c", rank], start_new_session=True).pid, flush=True)
 subprocess.Popen([sys.executable, "-c", rank], start_new_session=True).wait()
+"""
+SUITE = """
+import signal, subprocess, sys
+from tests.support.reaper import fork_under_reaper
+fork_under_reaper()
+launcher = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
+subprocess.run([sys.executable, "-c", launcher], check=True)
+signal.pause()
 """
 EXIT_REPORT: Any = {
     "job": "job-1",
@@ -47,6 +57,17 @@ def test_timeout_reports_stacks_and_ends_ranks(monkeypatch: pytest.MonkeyPatch) 
     assert str(caught.value).count("in stuck_here") == 2
     first = next(line for line in str(caught.value).splitlines() if line.isdigit())
     assert is_gone(int(first))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_suite_ends_orphans_in_other_sessions(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", SUITE], cwd=ROOT, stdout=subprocess.PIPE, text=True) as suite:
+        assert suite.stdout is not None
+        orphan = int(suite.stdout.readline())
+        suite.send_signal(number)
+        code = suite.wait(scale_timeout(30))
+    assert code == -number
+    assert is_gone(orphan)
 
 
 class FailedBoard(Board):

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore
 
 from contracts.names import SAVE_FILE
-from planner.facts.parse_spec import parse_spec
 from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 from workers import rank_environment
 from workers.checkpoint.folder import CheckpointLocation, get_checkpoint_location
@@ -37,6 +33,7 @@ from workers.trainer.memory import (
     use_single_heap,
 )
 from workers.trainer.parallel.mesh import build_mesh
+from workers.trainer.spec_file import load_spec
 from workers.trainer.trainer import RunHooks, Send, ShouldStop, Trainer
 from workers.trainer.verification import RunVerifier
 
@@ -151,26 +148,6 @@ def checkpoint_group(recorder: Recorder) -> dist.ProcessGroup | None:
     assert isinstance(group, dist.ProcessGroup)
     recorder.label_group(group.group_name, "world", "checkpoint")
     return group
-
-
-def load_spec(path: Path, world: int) -> JobSpec:
-    """Read the spec of a job for a world of `world` ranks. Raises UserError, SpecError."""
-    spec = parse_spec(read_spec_file(path))
-    if refused := find_unsupported_fields(spec):
-        raise SpecError(refused)
-    if spec.layout.world_size != world:
-        raise UserError(f"`layout` needs {spec.layout.world_size} ranks, but torchrun started {world}.")
-    return spec
-
-
-def read_spec_file(path: Path) -> Any:
-    """Return the JSON of a spec file. Raises UserError."""
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"`--spec` is {str(path)!r}, which cannot be read: {error.strerror or error}.") from None
-    except ValueError as error:
-        raise UserError(f"`--spec` is {str(path)!r}, which is not JSON: {error}.") from None
 
 
 def select_device(spec: JobSpec) -> torch.device:

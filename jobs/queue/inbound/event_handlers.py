@@ -15,7 +15,7 @@ from django.utils import timezone
 from contracts.codec import BadMessageError
 from contracts.control import AttemptReport, Event, ExitReport, HostEvent
 from contracts.names import TASK_ACKNOWLEDGE, TASK_RESEND_REPORT, host_queue
-from jobs.models import HOST_SILENT_AFTER, Attempt, DeadLetter, Host, Member, Outbox, Status
+from jobs.models import HOST_SILENT_AFTER, MAX_REASON_CHARACTERS, Attempt, DeadLetter, Host, Member, Outbox, Status
 from jobs.queue import attempt_completion, lifecycle
 from jobs.queue.orders import ORDER_LIFETIME
 
@@ -28,7 +28,6 @@ MAX_HEARTBEAT_BURST = 1000
 MAX_DEAD_LETTERS = 1000
 MAX_DEAD_LETTERS_PER_SENDER = 200  # so one sender displaces few letters of the others
 MAX_BODY_CHARACTERS = 4000
-MAX_REASON_CHARACTERS = 1000
 PROGRAM_LIMIT = "54"  # SQLSTATE class of values that are too large or complex
 
 

@@ -16,7 +16,16 @@ from django.utils import timezone
 
 from contracts.names import cancel_key, save_key
 from jobs.core.audit import record
-from jobs.models import EXTERNAL_ENGINE, HOST_SILENT_AFTER, Attempt, Host, Job, Member, Status
+from jobs.models import (
+    EXTERNAL_ENGINE,
+    HOST_SILENT_AFTER,
+    MAX_WAIT_REASON_CHARACTERS,
+    Attempt,
+    Host,
+    Job,
+    Member,
+    Status,
+)
 from jobs.queue import attempt_completion, lifecycle, termination
 from jobs.queue.orders import ORDER_LIFETIME, resend_launch_order
 
@@ -139,8 +148,8 @@ def _handle_silence(job: Job, member: Member, host: Host) -> None:
 
 
 def _set_cancelling_reason(job: Job, reason: str) -> None:
-    if reason[:500] != job.wait_reason:
-        Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason=reason[:500])
+    if reason[:MAX_WAIT_REASON_CHARACTERS] != job.wait_reason:
+        Job.objects.filter(id=job.id, status=Status.CANCELLING).update(wait_reason=reason[:MAX_WAIT_REASON_CHARACTERS])
 
 
 def check_external_runs() -> None:

@@ -6,10 +6,10 @@ because users who see one of them see both. A host is available if it takes jobs
 
 from __future__ import annotations
 
+from jobs.models import MAX_WAIT_REASON_CHARACTERS
 from jobs.queue.scheduling.slot_allocator import SlotAllocator
 from jobs.queue.scheduling.states import HostState, QueuedJob
 
-MAX_REASON_CHARACTERS = 500
 MAX_EXACT_JOBS_AHEAD = 10  # behind more jobs, exact numbers would change in each pass
 MAX_LISTED_HOSTS = 2
 
@@ -27,7 +27,7 @@ def explain_wait(job: QueuedJob, allocator: SlotAllocator, ahead: int, first: Qu
         text = _explain_blocked_host(job, allocator)
     else:
         text = _explain_blocked(job, allocator, ahead, first)
-    return text[:MAX_REASON_CHARACTERS]
+    return text[:MAX_WAIT_REASON_CHARACTERS]
 
 
 def put_fact_first(text: str) -> str:

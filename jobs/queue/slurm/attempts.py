@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from contracts.control import ALLOCATION_ORDER_VERSION, VERSION, AllocationOrder, ExitReport, Outcome
 from jobs.core.credentials import issue_run_token
-from jobs.models import Attempt, Job, Member, RunToken, Status
+from jobs.models import MAX_REASON_CHARACTERS, Attempt, Job, Member, RunToken, Status
 from jobs.queue import attempt_completion, lifecycle, termination
 from jobs.queue.orders import find_newest_checkpoint, spec_for_hosts
 from jobs.queue.slurm.script import Site, Submission, build_submission
@@ -145,7 +145,7 @@ def _end_members(attempt: Attempt, outcome: Outcome, reason: str) -> None:
             finished=time.time(),
             summary=None,
         )
-        attempt_completion.end_member(member, {**report, "outcome": outcome, "reason": reason[:1000]})
+        attempt_completion.end_member(member, {**report, "outcome": outcome, "reason": reason[:MAX_REASON_CHARACTERS]})
     _record_engine_end(attempt)
 
 

@@ -17,7 +17,7 @@ from django.db import transaction
 from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
-from jobs.models import Attempt, Job, Status
+from jobs.models import MAX_WAIT_REASON_CHARACTERS, Attempt, Job, Status
 from jobs.queue import lifecycle
 from jobs.queue.scheduling.snapshot import explain_blocked_jobs, load_quotas
 from jobs.queue.scheduling.states import QuotaBudget
@@ -262,7 +262,7 @@ def _filter_by_quota(jobs: list[Job]) -> list[Job]:
 
 
 def _set_wait_reason(job: Job, reason: str, status: str) -> None:
-    reason = reason[:500]
+    reason = reason[:MAX_WAIT_REASON_CHARACTERS]
     rows = Job.objects.filter(id=job.id, status=status)
     if job.wait_reason != reason and rows.update(wait_reason=reason):
         lifecycle.announce(job.id)

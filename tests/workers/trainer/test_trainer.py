@@ -22,8 +22,8 @@ from tests.support.processes import base_environment
 from tests.support.ranks import build_torchrun_command, run_ranks, run_to_completion
 from tests.workers.checkpoint.runs import Ran, make_spec, run
 from webapp.runner import find_free_port
-from workers.trainer.__main__ import load_spec
 from workers.trainer.errors import DivergedError
+from workers.trainer.spec_file import load_spec
 from workers.trainer.trainer import StepResult, raise_if_diverged
 
 HEAVY = (

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from contracts.codec import MAX_EXIT_REPORT_BYTES, BadMessageError, validate_exit_report
 from contracts.control import VERSION, ExitReport, LaunchOrder, LossPoint, Outcome, StepTiming, Summary
-from contracts.fields import CHECKPOINT_NAME_PATTERN, MAX_ABS_NUMBER
+from contracts.fields import CHECKPOINT_NAME_PATTERN, MAX_ABS_NUMBER, MAX_TEXT_CHARS
 from contracts.telemetry.batches import Item
 from contracts.telemetry.items import (
     SCRIPT_SETUP_STEPS,
@@ -230,7 +230,7 @@ def build_exit_report(
         job=attempt.job,
         attempt=attempt.attempt,
         outcome=outcome,
-        reason=reason[:1000],
+        reason=reason[:MAX_TEXT_CHARS],
         exit_code=end.code if failure is None else failure.exit_code,
         rank=rank,
         signal=get_signal_name(end.code) if failure is None else failure.signal,
