@@ -161,9 +161,9 @@ def test_invalid_import_is_deleted(people: dict[str, Client], tmp_path: Path, se
         ({"files": [7]}, "is 7. Use an object."),
         ({"files": [{"name": "a\x00", "size": 1}]}, "Remove NUL and other control characters."),
         ({"files": [{"name": "a", "size": 0}]}, "is 0. Use at least 1."),
-        ({"files": [{"name": "a", "size": 2**26 + 1}]}, "Use at most 67108864."),
+        ({"files": [{"name": "a", "size": 2**28 + 1}]}, "Use at most 268435456."),
         ({"files": [{"name": "a", "size": 1}] * 2}, "same name"),
-        ({"files": [{"name": str(n), "size": 2**26} for n in range(5)]}, "the maximum is 268,435,456."),
+        ({"files": [{"name": str(n), "size": 2**28} for n in range(5)]}, "the maximum is 536,870,912."),
     ],
 )
 def test_rejects_invalid_upload(people: dict[str, Client], body: Any, words: str) -> None:
