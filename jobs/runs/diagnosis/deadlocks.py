@@ -50,37 +50,40 @@ class Positions:
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._issued: dict[tuple[int, ProcessGroup], int] = {}
-        self._recent: dict[ProcessGroup, dict[int, dict[int, str]]] = {}  # texts by rank and sequence number
+        self._issued: dict[int, dict[ProcessGroup, int]] = {}  # by rank
+        self._recent: dict[int, dict[ProcessGroup, dict[int, str]]] = {}  # texts by rank and sequence number
 
     def add(self, item: StallItem) -> None:
-        """Note the position of a rank, which is a lower limit of its later positions."""
+        """Store the position of a rank, which is a lower limit of its later positions.
+
+        It replaces the last report of the rank, because a group can get another label.
+        """
+        rank = item["rank"]
+        issued, recent_by_group = dict[ProcessGroup, int](), dict[ProcessGroup, dict[int, str]]()
         for progress in item["groups"]:
             group = parse_group(progress)
-            self._issued[item["rank"], group] = progress["issued"]
+            issued[group] = progress["issued"]
             if recent := progress.get("recent"):
                 first = progress["issued"] - len(recent) + 1
-                by_sequence = {first + i: text for i, text in enumerate(recent)}
-                self._recent.setdefault(group, {})[item["rank"]] = by_sequence
+                recent_by_group[group] = {first + i: text for i, text in enumerate(recent)}
+        self._issued[rank], self._recent[rank] = issued, recent_by_group
 
     def has_issued(self, rank: int, group: ProcessGroup, sequence: int) -> bool:
-        return self._issued.get((rank, group), 0) >= sequence
+        return self._issued.get(rank, {}).get(group, 0) >= sequence
 
-    def get_issued(self, rank: int, group: ProcessGroup) -> int:
-        """Return the number of collectives that a rank has at least issued."""
-        return self._issued.get((rank, group), 0)
-
-    def find_difference(self) -> tuple[ProcessGroup, int, dict[int, str]] | None:
-        """Return the first call of a group in which ranks differ: the group, the sequence number, texts by rank."""
+    def find_difference(self, ranks: Iterable[int]) -> tuple[ProcessGroup, int, dict[int, str]] | None:
+        """Return the first call of a group in which these ranks differ: group, sequence number, texts by rank."""
         found = []
-        for group, ranks in self._recent.items():
-            if difference := _find_first_difference(ranks):
+        reported = [rank for rank in ranks if rank in self._recent]
+        for group in {group for rank in reported for group in self._recent[rank]}:
+            windows = {rank: self._recent[rank][group] for rank in reported if group in self._recent[rank]}
+            if difference := _find_first_difference(windows):
                 found.append((group, *difference))
         return min(found, key=lambda one: one[1], default=None)
 
     def is_followed_by(self, group: ProcessGroup, first: str, second: str, before: int) -> bool:
         """Return True if a rank called `second` right after `first` before the call number `before`."""
-        windows = self._recent.get(group, {}).values()
+        windows = [groups.get(group, {}) for groups in self._recent.values()]
         return any(
             window.get(number - 1) == first and text == second
             for window in windows
@@ -90,7 +93,7 @@ class Positions:
 
     def is_first_call(self, group: ProcessGroup, rank: int, sequence: int) -> bool:
         """Return True if a rank has not called this operation before, as far as is known."""
-        window = self._recent.get(group, {}).get(rank, {})
+        window = self._recent.get(rank, {}).get(group, {})
         return all(text != window.get(sequence) for number, text in window.items() if number < sequence)
 
 
@@ -109,7 +112,7 @@ def find_deadlock(standing: Mapping[int, StallItem], positions: Positions, last:
     blocked = {rank: one for rank, item in standing.items() if (one := _find_blocking_call(item, positions))}
     if not blocked:
         return _find_rendezvous(standing, positions.world_size)
-    if different := _find_different_calls(blocked, positions) or _find_mismatch(blocked, last):
+    if different := _find_different_calls(standing, blocked, positions) or _find_mismatch(blocked, last):
         return different
     waited_for = {rank for one in blocked.values() for rank in one.missing if rank < positions.world_size}
     if roots := waited_for - set(blocked):
@@ -205,9 +208,11 @@ def _find_most_common(found: Iterable[BlockedRank]) -> BlockedRank | None:
     return next(blocked for blocked in candidates if (blocked.group, blocked.sequence) == key)
 
 
-def _find_different_calls(blocked: Mapping[int, BlockedRank], positions: Positions) -> Deadlock | None:
+def _find_different_calls(
+    standing: Iterable[int], blocked: Mapping[int, BlockedRank], positions: Positions
+) -> Deadlock | None:
     """Find the first call in which ranks of a group differ, also if a rank has left this call."""
-    difference = positions.find_difference()
+    difference = positions.find_difference(standing)
     if difference is None:
         return None
     group, sequence, calls = difference

@@ -50,7 +50,7 @@ def explain_failure(
         for rank, item in sorted(ended.items())
         if describe_end(item)
     )
-    if (difference := positions.find_difference()) is not None:
+    if (difference := positions.find_difference(ended)) is not None:
         group, sequence, calls = difference
         _, odd = judge_difference(positions, group, sequence, calls)
         text = describe_calls(group, sequence, calls, odd)

@@ -62,7 +62,11 @@ LOADING_FRAMES = ("dataload", "corpus", "dataset", "next_batch", "tokenize", "fe
 LIBRARY_KINDS: dict[Kind, tuple[str, ...]] = {
     "compile": ("torch/_dynamo", "torch/_inductor", "torch/_functorch", "triton/", "torch/utils/cpp_extension"),
     "import": ("<frozen importlib",),
-    "network": ("/ssl.py:", "/socket.py:", "http/client.py:", "urllib", "requests/", "httpx/", "/subprocess.py:"),
+    "network": (
+        *("/ssl.py:", "/socket.py:", "http/client.py:", "urllib", "requests/", "httpx/", "httpcore/", "grpc/"),
+        *("huggingface_hub/", "fsspec/", "boto", "wandb/", "mlflow/", "comet_ml/", "neptune/", "trackio/"),
+        *("/subprocess.py:", "multiprocessing/", "concurrent/futures/", "filelock/", "torch/utils/file_baton"),
+    ),
 }
 NUM_USER_FRAMES = 3  # innermost, whose functions name the work
 EVALUATION_FUNCTION = re.compile(r"eval|valid|generat|inference|predict|benchmark|\btest")

@@ -91,6 +91,7 @@ def test_sleeping_rank_is_named_with_its_line_within_ten_seconds() -> None:
         (["/s/train.py:6 in <module>", "/lib/python3.11/x/dataloader.py:7 in next"], "f()", {}, "data is being loaded"),
         (["/s/train.py:6 in <module>", "/lib/python3.11/torch/_inductor/x.py:7 in f"], "f()", {}, "still compiles"),
         (SLEEP, "open(path).read()", {}, "waits for a file or a disk"),
+        ([*SLEEP, "/lib/python3.11/site-packages/wandb/x.py:7 in f"], "wandb.finish()", {}, "waits for the network"),
     ],
 )
 def test_slow_rank_is_named_without_an_alarm(stack: list[str], source: str, usage: Any, words: str) -> None:
@@ -161,6 +162,16 @@ def test_difference_is_found_after_a_rank_has_left_the_call() -> None:
     hang = look(found, NOW + 4.5)["hang"]
     assert hang is not None
     assert (hang["cause"], hang["ranks"], hang["sequence"]) == ("mismatch", [1], 43)
+
+
+def test_calls_of_a_group_that_got_another_label_are_not_compared() -> None:
+    """The default group of rank 1 was called "world" until its mesh was built. Later groups have this name."""
+    found = script()
+    report(found, 1, 1.0, [past(43, ["barrier", "barrier"])], SLEEP)
+    report(found, 1, 1.5, [past(43, group=OTHER)], SLEEP, still=0.0)
+    for after in (2.0, 4.0):
+        report(found, 0, after, [entered(43, [USUAL, USUAL])], TRAIN)
+    assert look(found, NOW + 4.5)["state"] != "hung"
 
 
 def test_ranks_in_different_groups_wait_for_each_other() -> None:
