@@ -43,7 +43,7 @@ class CurrentStep:
 
 def slow_down_compute(fault: Fault) -> None:
     """Delay each forward."""
-    _run_before(trainer.BatchChunkRunner, "_forward", lambda: time.sleep(fault["seconds"]), fault)
+    _run_before(trainer.BatchChunkRunner, "forward", lambda: time.sleep(fault["seconds"]), fault)
 
 
 def slow_down_loader(fault: Fault) -> None:
@@ -64,7 +64,7 @@ def loop_forever(fault: Fault) -> None:
         while time.monotonic() - began < FOREVER_S:
             sum(range(10_000))
 
-    _run_before(trainer.BatchChunkRunner, "_forward", never_ends, fault)
+    _run_before(trainer.BatchChunkRunner, "forward", never_ends, fault)
 
 
 def skip_call(fault: Fault) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any, cast
@@ -14,6 +15,7 @@ from tests.diagnosis.case_runner import HANG_S, SLOW_S, CaseResult, judge
 from tests.diagnosis.cases import CASES
 from tests.diagnosis.faulty import FAULTS
 from tests.diagnosis.monitor import DiagnosisMonitor
+from tests.support.processes import ROOT
 
 BEGAN = 1_700_000_000.0
 SLOW, HANG, LINK = (
@@ -79,6 +81,13 @@ def test_first_alarm_must_be_correct_and_in_time(
 def test_kind_of_a_case_is_a_known_fault(name: str) -> None:
     """The trainer ignores an unknown kind, so its case would wait for nothing."""
     assert CASES[name].kind in (*FAULTS, "")
+
+
+def test_faults_replace_methods_that_exist() -> None:
+    """In another process, because the methods stay replaced."""
+    fault = {"kind": "", "ranks": [0], "after": 0, "seconds": 0.0}
+    code = f"from tests.diagnosis.faulty import FAULTS\nfor make in FAULTS.values(): make({fault})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize("name", CASES)

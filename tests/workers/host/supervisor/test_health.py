@@ -99,6 +99,19 @@ def test_reports_a_process_stopped_between_two_messages() -> None:
 
 
 @pytest.mark.usefixtures("uncrowded")
+def test_reports_a_process_that_ended_before_its_rank_is_silent_for_long() -> None:
+    result: list[ProcessItem] = []
+    with subprocess.Popen(["sleep", "60"]) as process:
+        ranks = RankMonitor(result.append)
+        looks(ranks, process.pid)
+        assert result == []
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        looks(ranks, process.pid)
+        assert [item["state"] for item in result] == ["zombie"]
+
+
+@pytest.mark.usefixtures("uncrowded")
 def test_reports_a_stop_between_two_checks_once() -> None:
     result: list[ProcessItem] = []
     with subprocess.Popen(["sleep", "60"]) as process:
