@@ -157,6 +157,8 @@ class Summary(TypedDict):
     cells_left_out: NotRequired[Count]  # ranks with missing cells, so that sums of `cells` are incomplete
     verdict: dict[RankText, list[VerdictRow]]
     measured: NotRequired[StepTiming]  # of a run with more steps than the warm-up
+    samples_per_s: NotRequired[Seconds]  # of a script whose samples are known
+    samples: NotRequired[Count]  # per step, of such a script
     ran_steps: NotRequired[Count]  # steps of the "step" cells, if fewer than `steps`: of a resumed run or a script
     checkpoints: NotRequired[list[CheckpointItem]]  # at most 100, the newest last
     dry_runs: NotRequired[list[DryRunItem]]  # of a dry run, by rank

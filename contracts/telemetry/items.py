@@ -21,6 +21,7 @@ SCRIPT_SETUP_STEPS: Final = 2  # first steps of a script; DDP regroups its bucke
 TIMED_STEPS: Final = 500  # last steps whose median is the step time of a finished run
 LIVE_STEPS: Final = 50  # last steps whose median is the step time of a running run
 MAX_RECENT_CALLS: Final = 16  # last collectives of a group in a report of a stall
+MAX_LISTED_STEPS: Final = 64  # short steps in one item with a time for each
 SPEED_STEPS: Final = 20  # last steps whose tokens per second are the speed of a running run
 
 Phase = Literal["setup", "step", "eval", "checkpoint", "proof", "teardown"]
@@ -84,32 +85,47 @@ class StepBreakdown(TypedDict):
 
     `exposed` is the time that the thread waited for collectives, by axis. It includes receives that wait for a late
     pipeline stage. `hidden` is the time of collectives that overlapped compute. It excludes receives, because their
-    start is unknown. The step minus `data` and `exposed` is compute.
+    start is unknown. The step minus `data` and `exposed` is compute. A script without a DataLoader has no `data`, and
+    a step without a timed optimizer has no `optimizer`. Both are then part of compute.
     """
 
-    data: Seconds
-    optimizer: Seconds
+    data: NotRequired[Seconds]
+    optimizer: NotRequired[Seconds]
     exposed: dict[Label, Seconds]
     hidden: dict[Label, Seconds]
 
 
 class StepItem(TypedDict):
-    """An optimizer step ended on this rank. `cells` holds every cell of phase "step", exact."""
+    """A step ended on this rank. `cells` holds every cell of phase "step", exact.
+
+    A script reports None for values that the meter cannot read. Items of fast steps are means over several steps.
+    """
 
     kind: Literal["step"]
     rank: Rank
     time: Number
     step: Count  # completed steps, from 1
     ran: Count  # steps of this run, fewer than `step` after a resume
-    steps: Count  # requested steps
+    steps: Count | None  # requested steps
     step_s: Seconds
-    tokens: Count  # tokens per global batch
+    over: NotRequired[
+        Annotated[int, Field(ge=1, le=MAX_INT64)]
+    ]  # steps of which `step_s`, `tokens`, `samples` and `parts` are means, if not 1
+    times: NotRequired[Annotated[list[Seconds], Field(max_length=MAX_LISTED_STEPS)]]  # of each step, if known
+    counted: NotRequired[Count]  # steps that `cells` cover, if fewer than `ran`
+    tokens: Count | None  # tokens per global batch
+    samples: NotRequired[Count]  # samples per global batch
     loss: Number | None  # global mean loss of this step, or None on ranks that do not know it
     not_finite: NotRequired[ShortText]  # "loss is nan": a value that is None above because it is not finite
     grad_norm: Number | None
-    learning_rate: Number
+    learning_rate: Number | None
     cells: list[Cell]
     parts: NotRequired[StepBreakdown]
+
+
+def list_step_times(item: StepItem) -> list[float]:
+    """Return the time of each step of an item. A step without its own time counts with the mean of the item."""
+    return item.get("times") or [item["step_s"]] * min(item.get("over", 1), TIMED_STEPS)
 
 
 class EvalItem(TypedDict):
@@ -129,7 +145,7 @@ class PhaseItem(TypedDict):
     rank: Rank
     time: Number
     phase: Phase
-    steps: NotRequired[Count]  # completed optimizer steps of a script
+    steps: NotRequired[Count]  # completed steps of a script whose last step has no measured time
     cells: NotRequired[list[Cell]]  # of a script with a prediction: exact cells of phase "step" at this step
 
 
@@ -315,6 +331,7 @@ class GaugeItem(TypedDict):
     resident_bytes: NotRequired[Count]
     allocated_bytes: NotRequired[Count]  # torch's allocator on a GPU
     reserved_bytes: NotRequired[Count]
+    peak_bytes: NotRequired[Count]  # largest memory of a script so far
     cpu: NotRequired[Seconds]  # CPUs in use
     sent_bytes_s: NotRequired[Seconds]  # all network interfaces except loopback
     received_bytes_s: NotRequired[Seconds]

@@ -214,14 +214,25 @@ class RestartCounter:
             self._restart(item["rank"])
         elif item["kind"] == "traffic":
             item["cells"] = self._traffic.setdefault(item["rank"], CellTotals()).add(item["cells"])
+        elif item["kind"] == "step":
+            item["step"] = item["ran"] = self._add_steps(item["rank"], item["step"])
+            item["counted"] = max(0, item["step"] - SCRIPT_SETUP_STEPS)
+            exact = self._exact.setdefault(item["rank"], CellTotals())
+            exact.add(item["cells"])
+            item["cells"] = list(exact.total.values())
         elif item["kind"] == "phase" and "steps" in item:
-            before, _ = self._steps.get(item["rank"], (0, 0))
-            item["steps"] = before + max(item["steps"], SCRIPT_SETUP_STEPS if before else 0)
-            self._steps[item["rank"]] = before, item["steps"]
+            item["steps"] = self._add_steps(item["rank"], item["steps"])
             if "cells" in item:
                 exact = self._exact.setdefault(item["rank"], CellTotals())
                 exact.add(item["cells"])
                 item["cells"] = list(exact.total.values())
+
+    def _add_steps(self, rank: int, steps: int) -> int:
+        """Return the steps of all processes of a rank. The set-up steps of a restarted process repeat steps."""
+        before, _ = self._steps.get(rank, (0, 0))
+        total = before + max(steps, SCRIPT_SETUP_STEPS if before else 0)
+        self._steps[rank] = before, total
+        return total
 
     def _restart(self, rank: int) -> None:
         for totals in (self._traffic, self._exact):

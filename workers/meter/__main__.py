@@ -9,23 +9,23 @@ import os
 import re
 import sys
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
-from contracts.telemetry.items import SCRIPT_SETUP_STEPS, Cell, PhaseItem
+from contracts.telemetry.items import Cell, PhaseItem
 from workers.meter.exporter import Exporter, StartReporter
+from workers.meter.marks import provide_client, register_marks
+from workers.meter.monitors import PeakMonitor
 from workers.meter.process_group import MeteredProcessGroup, patch_batch_isend_irecv
 from workers.meter.rank_exit import fail, finish_interpreter, run_and_exit
 from workers.meter.recorder import Recorder
 from workers.meter.script import ScriptError, find_script, find_script_of_spec, run_script
+from workers.meter.script_steps import StepTracker
+from workers.meter.training_hooks import install_hooks
 from workers.torch_private.groups import (
     get_backend_names,
     get_group_name,
@@ -81,72 +81,23 @@ def main() -> int:
             recorder.rank = group.rank()
 
     patch_group_creation(recorder, predicted_label or "world", on_group)
-    count_steps(recorder, lambda: start.report("first step"))
+    tracker = StepTracker(recorder, exporter.send if exporter else None, lambda: start.report("first step"))
+    install_hooks(tracker)
+    marks = register_marks(tracker)
     if exporter is not None:
         exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
         atexit.register(exporter.close)
+        exporter.add_source(tracker.poll)
+        exporter.add_source(PeakMonitor(rank).poll)
         recorder.begin_step(1)
-        if rank == 0 or predicted_label:
-            counter = StepCounter(recorder)
-            exporter.add_source(counter.poll)
-            if predicted_label:
-                register_optimizer_step_post_hook(counter.record_step)
     else:
         atexit.register(print_table, recorder, os.getpid())
-    code = run_script(script)
+    atexit.register(tracker.close)  # runs first
+    code = run_script(script, lambda: provide_client(marks))
     if exporter is not None and code:
         exporter.report_end()  # a thread of the script may hold the process
     finish_interpreter()
     return code
-
-
-def count_steps(recorder: Recorder, on_step: Callable[[], None] = lambda: None) -> RemovableHandle:
-    """Count optimizer steps. The phase is "setup" for the first steps, then "step".
-
-    Several optimizers that take turns make one step together. The next step begins when one of them steps again.
-    """
-    stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-
-    def record_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if optimizer in stepped or not stepped:
-            stepped.clear()
-            recorder.step += 1
-            recorder.end_step(recorder.step)
-            on_step()
-            if recorder.step >= SCRIPT_SETUP_STEPS:
-                recorder.set_phase("step")
-            recorder.begin_step(recorder.step + 1)
-        stepped.add(optimizer)
-
-    return register_optimizer_step_post_hook(record_step)
-
-
-class StepCounter:
-    """Report the number of optimizer steps, so that the count survives a killed rank.
-
-    With `record_step` as a hook, the report also has the exact counters of the last step.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._last: tuple[int, list[Cell]] | None = None
-        self._reported_steps = 0
-
-    def record_step(self, *_: object) -> None:
-        """Remember the counters at the end of a step."""
-        self._last = self._recorder.step, self._recorder.get_cells("step")
-
-    def poll(self) -> PhaseItem | None:
-        """Return a report if the number of steps changed."""
-        last = self._last
-        steps = self._recorder.step if last is None else last[0]
-        if steps == self._reported_steps:
-            return None
-        self._reported_steps = steps
-        item = PhaseItem(kind="phase", rank=self._recorder.rank, time=time.time(), phase="step", steps=steps)
-        if last is not None:
-            item["cells"] = last[1]
-        return item
 
 
 def print_table(recorder: Recorder, process: int) -> None:
@@ -158,7 +109,7 @@ def print_table(recorder: Recorder, process: int) -> None:
 def format_table(cells: list[Cell], steps: int) -> str:
     """Format the traffic of rank 0 as a table."""
     lines = [
-        f"Rank 0 after {steps} optimizer steps. Payload is the bytes in the buffers of its collectives. "
+        f"Rank 0 after {steps} steps. Payload is the bytes in the buffers of its collectives. "
         "Algorithmic is the bytes that rank 0 needs to send."
     ]
     names = f"{'phase':<8}{'group':<24}{'collective':<16}{'calls':>9}"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -53,40 +54,81 @@ class AxisTime:
 
 
 class StepTimes:
-    """Seconds of communication by axis, and of other work, in the current step."""
+    """Seconds of communication by axis, and of other work, in the current step.
+
+    A device reports its times late, and a script does not wait for its device at the end of a step. The times of device
+    groups are therefore separate. `detach_step` returns them with their step.
+    """
 
     def __init__(self) -> None:
         self._by_axis: dict[Label, AxisTime] = {}
+        self._on_device: dict[Label, AxisTime] = {}
         self.work_s: dict[Work, float] = {}
 
-    def get_axis(self, axis: Label) -> AxisTime:
-        axis_time = self._by_axis.get(axis)
+    def get_axis(self, axis: Label, *, on_device: bool = False) -> AxisTime:
+        times = self._on_device if on_device else self._by_axis
+        axis_time = times.get(axis)
         if axis_time is None:
-            axis_time = self._by_axis[axis] = AxisTime()
+            axis_time = times[axis] = AxisTime()
         return axis_time
 
     def begin_step(self) -> None:
         now_s = time.perf_counter()
         self.work_s = {}
-        for axis_time in self._by_axis.values():
+        for axis_time in (*self._by_axis.values(), *self._on_device.values()):
             axis_time.begin_step(now_s)
 
     def end_step(self) -> StepBreakdown:
+        """Return the breakdown of a step whose device has finished."""
         now_s = time.perf_counter()
         for axis_time in self._by_axis.values():
             axis_time.end_step(now_s)
-        exposed, hidden = {}, {}
-        for axis, axis_time in sorted(self._by_axis.items()):
-            if axis_time.exposed_s:
-                exposed[axis] = axis_time.exposed_s
-            if axis_time.in_flight_s > axis_time.exposed_in_flight_s:
-                hidden[axis] = axis_time.in_flight_s - axis_time.exposed_in_flight_s
+        exposed, hidden = sum_axis_times(self._by_axis, self._on_device)
         return StepBreakdown(
             data=self.work_s.get("data", 0.0),
             optimizer=self.work_s.get("optimizer", 0.0),
             exposed=exposed,
             hidden=hidden,
         )
+
+    def detach_step(self) -> DetachedTimes:
+        """End the current step, begin the next one, and return the times of the ended step."""
+        now_s = time.perf_counter()
+        for axis_time in self._by_axis.values():
+            axis_time.end_step(now_s)
+        detached = DetachedTimes(sum_axis_times(self._by_axis), self._on_device, self.work_s)
+        self._on_device, self.work_s = {}, {}
+        for axis_time in self._by_axis.values():
+            axis_time.begin_step(now_s)
+        return detached
+
+
+class DetachedTimes(NamedTuple):
+    """Times of an ended step. Pollers still add the times of the device."""
+
+    on_host: tuple[dict[Label, float], dict[Label, float]]  # exposed and hidden
+    on_device: dict[Label, AxisTime]
+    work_s: dict[Work, float]
+
+    def get_axis_times(self) -> tuple[dict[Label, float], dict[Label, float]]:
+        """Return exposed and hidden seconds by axis."""
+        if not self.on_device:
+            return self.on_host
+        sums = zip(self.on_host, sum_axis_times(self.on_device), strict=True)
+        exposed, hidden = ({axis: a.get(axis, 0.0) + b.get(axis, 0.0) for axis in sorted({*a, *b})} for a, b in sums)
+        return exposed, hidden
+
+
+def sum_axis_times(*times: Mapping[Label, AxisTime]) -> tuple[dict[Label, float], dict[Label, float]]:
+    """Return exposed and hidden seconds by axis. Axes without seconds are left out."""
+    exposed: dict[Label, float] = {}
+    hidden: dict[Label, float] = {}
+    for axis, axis_time in sorted((entry for by_axis in times for entry in by_axis.items()), key=itemgetter(0)):
+        if axis_time.exposed_s:
+            exposed[axis] = exposed.get(axis, 0.0) + axis_time.exposed_s
+        if axis_time.in_flight_s > axis_time.exposed_in_flight_s:
+            hidden[axis] = hidden.get(axis, 0.0) + axis_time.in_flight_s - axis_time.exposed_in_flight_s
+    return exposed, hidden
 
 
 class CollectiveTotals:
@@ -101,6 +143,13 @@ class CollectiveTotals:
         self.uneven_bytes = 0  # payload of collectives with explicit splits
         self.uneven_sent_bytes = 0  # of these, sent to other ranks
         self.busy_s = 0.0
+
+    def copy(self) -> CollectiveTotals:
+        copied = CollectiveTotals.__new__(CollectiveTotals)
+        copied.count, copied.completed, copied.busy_s = self.count, self.completed, self.busy_s
+        copied.payload_bytes, copied.uneven_bytes = self.payload_bytes, self.uneven_bytes
+        copied.uneven_sent_bytes = self.uneven_sent_bytes
+        return copied
 
 
 class GroupState:
@@ -293,6 +342,13 @@ class StepTrace:
         self.spans: list[ComputeSpan] = []
         self.left_out = 0
 
+    def add_span(self, span: ComputeSpan) -> None:
+        """Add a span, or count it as left out above the limit."""
+        if len(self.spans) < MAX_CALLS_PER_STEP:
+            self.spans.append(span)
+        else:
+            self.left_out += 1
+
 
 class SpanTimer(AbstractContextManager[None]):
     """Time a span of the training thread."""
@@ -310,9 +366,5 @@ class SpanTimer(AbstractContextManager[None]):
     ) -> None:
         now_s, step = time.perf_counter(), self._trace
         self._times.work_s[self._work] = self._times.work_s.get(self._work, 0.0) + now_s - self._from_s
-        if step is None:
-            return
-        if len(step.spans) < MAX_CALLS_PER_STEP:
-            step.spans.append(ComputeSpan(self._work, self._chunk, self._micro_batch, self._from_s, now_s))
-        else:
-            step.left_out += 1
+        if step is not None:
+            step.add_span(ComputeSpan(self._work, self._chunk, self._micro_batch, self._from_s, now_s))

@@ -56,7 +56,7 @@ class Exporter:
         self._timelines: deque[TimelineItem] = deque(maxlen=MAX_TIMELINES)
         self._timeline_builder = TimelineBuilder(recorder, max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
         self._monitors = (StallMonitor(recorder).poll, ResourceMonitor(recorder.rank).poll)
-        self._sources: list[Callable[[], Item | None]] = []
+        self._sources: list[Callable[[], Item | None] | Callable[[], None]] = []
         self._stopping = threading.Event()
         self._deadline = float("inf")
         self._flushed = self._has_failed = False

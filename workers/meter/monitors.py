@@ -36,7 +36,7 @@ MAX_STACK_FRAMES = 60  # the innermost
 MAX_SOURCE_CHARS = 200
 MAX_ERROR_CHARS = 500
 MAX_FRAME_NAME_CHARS = 300  # the end of a file name
-STATM = Path("/proc/self/statm")
+STATM, STATUS = Path("/proc/self/statm"), Path("/proc/self/status")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MAX_HOST_BYTES_PER_S = 2 * 2**20  # all ranks of a host, half of what its supervisor reads
 MAX_RANK_BYTES_PER_S = 128 * 2**10
@@ -71,6 +71,30 @@ class ResourceMonitor:
             item["allocated_bytes"] = sum(map(torch.cuda.memory_allocated, devices))
             item["reserved_bytes"] = sum(map(torch.cuda.memory_reserved, devices))
         return item
+
+
+class PeakMonitor:
+    """Report the peak memory of a script when it grows: of torch's allocator on a GPU, or else of the process."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._peak_bytes = rank, 0
+        self._uses_device = False
+
+    def poll(self) -> GaugeItem | None:
+        if torch.cuda.is_initialized() and not self._uses_device:
+            self._uses_device, self._peak_bytes = True, 0
+        peak_bytes = self._measure()
+        if peak_bytes <= self._peak_bytes:
+            return None
+        self._peak_bytes = peak_bytes
+        return GaugeItem(kind="gauge", rank=self._rank, time=time.time(), peak_bytes=peak_bytes)
+
+    def _measure(self) -> int:
+        if self._uses_device:
+            return sum(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
+        fields = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+        peak_kib, file_kib, shared_kib = (int(fields[name].split()[0]) for name in ("VmHWM", "RssFile", "RssShmem"))
+        return (peak_kib - file_kib - shared_kib) * 1024
 
 
 class StallMonitor:

@@ -20,6 +20,8 @@ from workers.meter.collectives import (
     CellKey,
     Collective,
     CollectiveTotals,
+    ComputeSpan,
+    DetachedTimes,
     GroupRegistry,
     GroupState,
     SpanTimer,
@@ -31,6 +33,7 @@ AXES: frozenset[str] = frozenset(get_args(Axis))
 PHASES: frozenset[str] = frozenset(get_args(Phase))
 MAX_GROUP_LABELS = 64  # a script may create thousands of groups
 OTHER_GROUPS_LABEL = "other groups"
+CellCounters = list[tuple[CellKey, CollectiveTotals]]
 MAX_TRACES = 8  # traces of steps that wait for the exporter
 
 
@@ -101,7 +104,7 @@ class Recorder:
 
     def end_step(self, step: int) -> StepBreakdown:
         """End a step, discard its records, and return the time of its parts."""
-        self._poll()
+        self.poll_devices()
         with self._lock:
             breakdown = self._times.end_step()
             self._records.clear()
@@ -109,6 +112,32 @@ class Recorder:
         if self._trace is not None:
             self._trace.ended_s = time.perf_counter()
         return breakdown
+
+    def split_step(self, step: int) -> tuple[DetachedTimes, CellCounters]:
+        """End step number `step` of a script, and begin the next one at once.
+
+        Return the times of the ended step, and a copy of the counters of phase "step".
+        """
+        with self._lock:
+            times = self._times.detach_step()
+            self._records.clear()
+            counters = [(key, counters.copy()) for key, counters in self._cells.items() if key[0] == "step"]
+        self.begin_trace(step + 1)
+        self.completed_steps = step
+        self.last_progress_s = time.perf_counter()
+        return times, counters
+
+    def begin_trace(self, step: int) -> None:
+        """End the trace of the last step, and begin to trace step number `step`."""
+        self.end_trace()
+        if self._traces is not None:
+            self._trace = StepTrace(step)
+
+    def end_trace(self) -> None:
+        """End the trace of the current step."""
+        if self._trace is not None:
+            self._trace.ended_s = time.perf_counter()
+            self.close_trace()
 
     def enable_tracing(self) -> None:
         """Trace each step from the next one on."""
@@ -128,6 +157,13 @@ class Recorder:
     def time_span(self, work: Work, chunk: int = -1, micro_batch: int = -1) -> SpanTimer:
         """Return a context manager that times work of the training thread."""
         return SpanTimer(self._trace, self._times, work, chunk, micro_batch)
+
+    def add_span(self, work: Work, from_s: float, to_s: float) -> None:
+        """Add work of the training thread that has ended."""
+        times = self._times.work_s
+        times[work] = times.get(work, 0.0) + to_s - from_s
+        if self._trace is not None:
+            self._trace.add_span(ComputeSpan(work, -1, -1, from_s, to_s))
 
     def add_group(self, name: str, ranks: Sequence[int], *, on_device: bool = False) -> GroupState:
         """Register a new process group."""
@@ -200,7 +236,7 @@ class Recorder:
             collective = Collective(self, key, counters, group, payload_bytes, global_peer, dtype, global_root)
             group.in_flight[collective] = None
             if phase == "step":
-                collective.axis_time = self._times.get_axis(key[2])
+                collective.axis_time = self._times.get_axis(key[2], on_device=group.on_device)
                 if op != "recv" and not group.on_device:
                     collective.axis_time.start_collective(collective.started_s)
             trace = self._trace
@@ -253,10 +289,10 @@ class Recorder:
 
     def get_cells(self, phase: Phase | None = None) -> list[Cell]:
         """Return a snapshot of the counters of one or all phases, sorted by (phase, op, axis, group size)."""
-        self._poll()
+        self.poll_devices()
         with self._lock:
             keys = sorted(key for key in self._cells if phase in (None, key[0]))
-            return [_build_cell(key, self._cells[key]) for key in keys if self._cells[key].count]
+            return [build_cell(key, self._cells[key]) for key in keys if self._cells[key].count]
 
     def drain(self) -> tuple[list[Record], int]:
         """Remove and return the records, oldest first, and the number of records dropped so far."""
@@ -270,7 +306,8 @@ class Recorder:
         """Convert a time of `time.perf_counter` to unix seconds."""
         return seconds + measure_unix_offset_s()
 
-    def _poll(self) -> None:
+    def poll_devices(self) -> None:
+        """Complete the collectives that ended on a device."""
         for poll in self._pollers:
             poll()
 
@@ -309,7 +346,8 @@ def _build_record(collective: Collective, duration_s: float, offset_s: float) ->
     return Record(op, axis, group, collective.payload_bytes, start, duration_s, collective.step, phase)
 
 
-def _build_cell(key: CellKey, counters: CollectiveTotals) -> Cell:
+def build_cell(key: CellKey, counters: CollectiveTotals) -> Cell:
+    """Return the cell of a counter."""
     phase, op, axis, group_size = key
     even_sent_bytes = compute_algorithmic_bytes(op, counters.payload_bytes - counters.uneven_bytes, group_size)
     return {

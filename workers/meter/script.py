@@ -75,13 +75,18 @@ def find_script_of_spec(spec_file: Path, root: Path) -> Script:
     return Script(file, requested.module, str(file), requested.args, search, cwd)
 
 
-def run_script(script: Script) -> int:
-    """Run a script as the main program, and return its exit code, or -N for the end by signal N."""
+def run_script(script: Script, prepare: Callable[[], None] = lambda: None) -> int:
+    """Run a script as the main program, and return its exit code, or -N for the end by signal N.
+
+    Args:
+        prepare: Called when Python's path and the current directory are those of the script.
+    """
     sys.argv = [script.name, *script.arguments]
     sys.path[0] = str(script.search)
     if script.cwd is not None:
         os.chdir(script.cwd)
     _unload_shadowing_packages()
+    prepare()
     try:
         _execute(script)
     except ScriptError as error:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +17,9 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from contracts.codec import decode_frame
-from tests.support.processes import ROOT, scale_timeout
+from tests.support.processes import ROOT
 from tests.support.ranks import build_torchrun_command, run_ranks, run_to_completion
-from workers.host.supervisor.exit_report import SummaryBuilder
-from workers.meter.__main__ import StepCounter, count_steps, format_ranks, get_user_label
-from workers.meter.exporter import Exporter
+from workers.meter.__main__ import format_ranks, get_user_label
 from workers.meter.recorder import MAX_GROUP_LABELS, OTHER_GROUPS_LABEL, Recorder
 from workers.meter.script import Script, ScriptError, find_script_of_spec, run_script
 
@@ -94,7 +90,7 @@ def test_ddp_script_all_reduces_gradients_every_step() -> None:
     ran = launch(2, str(HERE / "scripts/ddp.py"), "5", "--flag")
     assert ran.returncode == 0, ran.stderr
     assert "argv ['5', '--flag'] __main__" in ran.stdout
-    assert "Rank 0 after 5 optimizer steps" in ran.stderr
+    assert "Rank 0 after 5 steps" in ran.stderr
     gradients = (32 * 32 + 32) * 4
     report = counted(ran.stderr)
     assert report["step", "world", "all_reduce"] == (3, 3 * gradients)
@@ -120,7 +116,7 @@ def test_counts_sparse_gradients_and_steps_of_two_optimizers() -> None:
     ran = launch(2, str(HERE / "scripts/named.py"))
     assert ran.returncode == 0, ran.stderr
     assert f"file {HERE / 'scripts/named.py'}" in ran.stdout
-    assert "rank 0 after 3 optimiser steps" in ran.stderr, "two optimisers take one step together"
+    assert "Rank 0 after 3 steps" in ran.stderr, "two optimisers take one step together"
     report = counted(ran.stderr)
     assert report["setup", "tp", "all_reduce"] == (2, 2 * 8)
     sparse = 3 * 8 + 3 * 4 * 4  # indices and values of the rows that were looked up
@@ -153,54 +149,6 @@ def test_group_has_label_of_its_description(description: str, name: str) -> None
     assert get_user_label(description) == name
 
 
-def test_reports_number_of_steps_with_the_counters(tmp_path: Path) -> None:
-    recorder, tally, report = Recorder(0), SummaryBuilder(), []
-    with socket.socket(socket.AF_UNIX) as supervisor:
-        supervisor.bind(str(tmp_path / "s"))
-        supervisor.listen()
-        exporter = Exporter(recorder, str(tmp_path / "s"), "job", 1)
-        exporter.add_source(StepCounter(recorder).poll)
-        line, _ = supervisor.accept()
-        with line:
-            line.settimeout(scale_timeout(5))
-
-            def receive() -> bool:
-                size = line.recv(4)
-                for item in decode_frame(line.recv(int.from_bytes(size), socket.MSG_WAITALL))["items"] if size else ():
-                    tally.add(item)
-                    report.extend([item["steps"]] if item["kind"] == "phase" else [])
-                return bool(size)
-
-            for steps in (1, 100):
-                recorder.step = steps
-                while tally.steps != steps:
-                    receive()
-            recorder.step = 101
-            assert exporter.close()
-            while receive():
-                pass
-    assert report == [1, 100, 101]
-
-
-def test_counts_step_of_several_optimizers_once() -> None:
-    recorder = Recorder(0)
-    parameter = torch.nn.Parameter(torch.ones(1))
-    hook = count_steps(recorder)
-    try:
-        first, second = (torch.optim.SGD([parameter], lr=0.1) for _ in range(2))
-        for optimizer in (first, second, first, second):
-            optimizer.step()
-        assert recorder.step == 2
-        first.step()
-        first.step()
-        assert recorder.step == 4, "one that steps twice makes two"
-        del first, second, optimizer
-        torch.optim.SGD([parameter], lr=0.1).step()
-        assert recorder.step == 5, "a new optimizer continues after the old ones are freed"
-    finally:
-        hook.remove()
-
-
 def test_labels_groups_with_their_ranks() -> None:
     ran = run_ranks(4, "workers.meter.__main__", str(HERE / "scripts/groups.py"))
     assert ran.returncode == 0, ran.stderr
@@ -222,7 +170,7 @@ def test_runs_script_without_process_groups(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import sys\nprint('here', sys.argv[0], sys.path[0])\n")
     ran = launch(1, str(tmp_path / "plain.py"))
     assert f"here {tmp_path / 'plain.py'} {tmp_path}" in ran.stdout
-    assert "no collective passed" in ran.stderr
+    assert "No collective ran" in ran.stderr
     missing = launch(1, str(tmp_path / "none.py"))
     assert f"`script.path` is '{tmp_path / 'none.py'}', which does not exist." in missing.stderr
 

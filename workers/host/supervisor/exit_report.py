@@ -23,6 +23,7 @@ from contracts.telemetry.items import (
     CheckpointItem,
     StepItem,
     TrafficItem,
+    list_step_times,
 )
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from planner.facts.validation import format_count
@@ -91,7 +92,9 @@ class SummaryBuilder:
         self._proof: ProofItem | None = None
         self._profile: dict[str, Any] | None = None
         self._lab: dict[str, Any] | None = None
-        self._speeds: deque[tuple[int, float]] = deque(maxlen=SPEED_STEPS)  # tokens, seconds
+        self._speeds: deque[tuple[int | None, int | None, float]] = deque(
+            maxlen=SPEED_STEPS
+        )  # tokens, samples, seconds
         self._step_s: deque[float] = deque(maxlen=TIMED_STEPS)
         self.steps = self._ran = 0
         self.training = False
@@ -116,9 +119,12 @@ class SummaryBuilder:
             self._eval_losses.add(item["step"], item["loss"], item["time"])
         elif item["kind"] == "phase":
             self.training = self.training or item["phase"] == "step"
-            if item["rank"] == self._first_rank and "steps" in item:
+            if item["rank"] == self._first_rank and item.get("steps", 0) > self.steps:
                 self.steps = item["steps"]
                 self._ran = max(0, self.steps - SCRIPT_SETUP_STEPS)  # the phase "step" begins after them
+        elif item["kind"] == "gauge":
+            if "peak_bytes" in item:
+                self._peaks[str(item["rank"])] = item["peak_bytes"]
         elif item["kind"] == "profile":
             self._profile = item["profile"]
         elif item["kind"] == "lab":
@@ -142,11 +148,9 @@ class SummaryBuilder:
         Parts that exceed MAX_SUMMARY_BYTES are left out. The cells of the last ranks are left out first, and the number
         of these ranks is stated.
         """
-        tokens, seconds = sum(tokens for tokens, _ in self._speeds), sum(step_s for _, step_s in self._speeds)
         summary = Summary(
             steps=self.steps,
-            # Of the last steps together. A mean of speeds would overweight fast steps.
-            tokens_per_s=tokens / seconds if seconds > tokens / MAX_ABS_NUMBER else None,
+            tokens_per_s=_compute_rate([(tokens, seconds) for tokens, _, seconds in self._speeds]),
             losses=self._losses.points,
             eval_losses=self._eval_losses.points,
             cells={},
@@ -154,6 +158,9 @@ class SummaryBuilder:
         )
         if self._step_s:
             summary["measured"] = StepTiming(steps=len(self._step_s), step_s=median(self._step_s))
+        if (samples_per_s := _compute_rate([(samples, seconds) for _, samples, seconds in self._speeds])) is not None:
+            summary["samples_per_s"] = samples_per_s
+            summary["samples"] = next(samples for _, samples, _ in reversed(self._speeds) if samples is not None)
         if self._ran != self.steps:
             summary["ran_steps"] = self._ran
         if self._checkpoints:
@@ -197,9 +204,9 @@ class SummaryBuilder:
         if item["rank"] != self._first_rank:
             return
         if item["ran"] > WARMUP_STEPS:
-            self._step_s.append(item["step_s"])
-        self.steps, self._ran = item["step"], item["ran"]
-        self._speeds.append((item["tokens"], item["step_s"]))
+            self._step_s.extend(list_step_times(item))
+        self.steps, self._ran = item["step"], item.get("counted", item["ran"])
+        self._speeds.append((item["tokens"], item.get("samples"), item["step_s"]))
         if item["loss"] is not None:
             self._losses.add(item["step"], item["loss"], item["time"])
 
@@ -316,6 +323,16 @@ def _get_outcome(
         return "failed", f"rank {failure.rank} was killed by {failure.signal}{after}"
     message = clean_line(evidence.message) or clean_line(tail.get_last_error(failure.rank))[:300]
     return "failed", f"rank {failure.rank} ended with exit code {failure.exit_code}: {message}"
+
+
+def _compute_rate(steps: list[tuple[int | None, float]]) -> float | None:
+    """Return the amount per second of steps together, or None if it is unknown.
+
+    A mean of rates would overweight fast steps. Steps with an unknown amount do not count.
+    """
+    known = [(amount, seconds) for amount, seconds in steps if amount is not None]
+    amount, seconds = sum(amount for amount, _ in known), sum(seconds for _, seconds in known)
+    return amount / seconds if known and seconds > amount / MAX_ABS_NUMBER else None
 
 
 def _measure(value: object) -> int:
