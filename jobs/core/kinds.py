@@ -28,8 +28,8 @@ TABS = {
 }
 # Panels that need nothing from Meshboard's trainer.
 SCRIPT_PANELS = (
-    *("first/health", "first/waiting", "first/places", "first/start", "first/traffic"),
-    *("timeline", "heat-pairs", "heat-time", "gauges", "log", "fidelity", "planned", "collectives"),
+    *("first/health", "first/waiting", "first/places", "first/steps", "first/parts", "first/start", "first/traffic"),
+    *("script-curves", "timeline", "heat-pairs", "heat-time", "gauges", "log", "fidelity", "planned", "collectives"),
 )
 MAX_SUBJECT = 120  # characters
 
@@ -118,9 +118,10 @@ KINDS: dict[JobKind, JobKindView] = {
         subject=_describe_script,
         form="script-new",
         tabs={
-            "overview": ("first/health", "first/waiting", "first/script", "first/traffic"),
+            "overview": ("first/health", "first/waiting", "first/script", "first/steps", "first/traffic"),
+            "training": ("script-curves",),
             "traffic": ("heat-pairs", "heat-time", "collectives"),
-            "time": ("first/start", "timeline"),
+            "time": ("first/parts", "first/start", "timeline"),
             "memory": ("gauges",),
             "logs": ("log",),
             "hosts": ("first/places", "hosts"),
@@ -160,7 +161,9 @@ KINDS: dict[JobKind, JobKindView] = {
 def get_external_tabs(kind: JobKindView) -> Tabs:
     """Return the tabs of an external run, which has only the panels that any script can fill."""
     tabs = {tab: tuple(name for name in names if name in SCRIPT_PANELS) for tab, names in kind.tabs.items()}
-    tabs |= {"overview": ("first/elsewhere", *tabs["overview"]), "verification": ("proof",)}
+    overview = tuple(name for name in tabs["overview"] if name != "first/steps")
+    tabs |= {"overview": ("first/elsewhere", "first/steps", *overview), "verification": ("proof",)}
+    tabs |= {"training": ("script-curves",)}
     return {tab: tabs[tab] for tab in TABS if tabs.get(tab)}
 
 

@@ -123,6 +123,8 @@ class Summary(TypedDict):
     profile: NotRequired[dict[str, Any]]
     proof: NotRequired[ProofItem]
     ran_steps: NotRequired[int]
+    samples: NotRequired[int]
+    samples_per_s: NotRequired[float]
 
 
 class ExitReport(TypedDict):

@@ -283,8 +283,10 @@ class MeanStepParts(TypedDict):
     steps: int
     """Number of averaged steps. At most the last 64, and never the first 3."""
     step_s: float
-    data_s: float
-    optimizer_s: float
+    data_s: float | None
+    """null if unknown: a script without a DataLoader."""
+    optimizer_s: float | None
+    """null if unknown: no optimizer was timed."""
     exposed: dict[str, float]
     hidden: dict[str, float]
 

@@ -146,7 +146,7 @@ def summarize_ranks(items: Iterable[dict[str, Any]]) -> dict[int, RankMetrics]:
                 axes[cell["axis"]] = (payload + cell["payload_bytes"], calls + cell["count"])
         rank.axes = axes
         if item["kind"] == "step":
-            rank.step, rank.step_s, rank.tokens = item["step"], item["step_s"], item["tokens"]
+            rank.step, rank.step_s, rank.tokens = item["step"], item["step_s"], item["tokens"] or 0
             rank.loss = item["loss"]
         else:
             rank.step = item.get("steps", rank.step)

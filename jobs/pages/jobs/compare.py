@@ -153,6 +153,13 @@ def list_figures(jobs: list[Job], exits: Mapping[str, Mapping[str, Any]], runs: 
     batches = {run.tokens for run in runs if run is not None}
     rows = [
         Figure("ranks", "count", nothing, [float(job.world_size) for job in jobs], ""),
+        Figure(
+            "samples per second of the last steps",
+            "count",
+            nothing,
+            [one.get("samples_per_s") for one in summaries],
+            "share",
+        ),
         Figure("steps done", "count", nothing, [summary.get("steps") for summary in summaries], ""),
         Figure(
             f"median step time of the last {TIMED_STEPS} steps (or fewer)",

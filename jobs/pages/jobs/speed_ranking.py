@@ -25,9 +25,10 @@ class RunSpeed(NamedTuple):
 
     name: str
     step_s: float
-    tokens: int | None  # per step
+    tokens: int | None  # per step, or samples per step if `unit` is "samples"
     parts: dict[tuple[str, str], float]  # seconds per step by (kind, name), empty if not measured
     work: dict[str, Any] = {}  # settings that decide the cost of a token, by the name on the page
+    unit: str = "tokens"
 
 
 class Answer(NamedTuple):
@@ -62,16 +63,21 @@ def measure_runs(jobs: list[Job], exits: Mapping[str, Any], diagnoses: Mapping[s
         train = drop_unused_fields(job.spec).get("train")
         train = train if isinstance(train, Mapping) else {}
         batch, length = train.get("global_batch"), train.get("seq_len")
-        tokens = batch * length if isinstance(batch, int) and isinstance(length, int) else None
+        tokens = batch * length if isinstance(batch, int) and isinstance(length, int) else summary.get("samples")
         seconds = {(part["kind"], part["name"]): part["seconds"] for part in (parts or {"parts": []})["parts"]}
         name = job.name if usable else f"run {letter}"
-        found.append(RunSpeed(name, step_s, tokens, seconds, _describe_work(job)) if step_s else None)
+        unit = "samples" if "samples" in summary else "tokens"
+        found.append(RunSpeed(name, step_s, tokens, seconds, _describe_work(job, tokens), unit) if step_s else None)
     return found
 
 
-def _describe_work(job: Job) -> dict[str, Any]:
+def _describe_work(job: Job, tokens: int | None) -> dict[str, Any]:
     spec = drop_unused_fields(job.spec)
-    train = spec.get("train")
+    train, script = spec.get("train"), spec.get("script")
+    if isinstance(script, Mapping):
+        # Without the number of samples, other arguments may mean other work per step.
+        arguments = {"arguments": script.get("args")} if tokens is None else {}
+        return {"script": script.get("module") or script.get("path"), **arguments}
     return {
         "model": spec.get("model"),
         "sequence length": train.get("seq_len") if isinstance(train, Mapping) else None,
@@ -80,7 +86,11 @@ def _describe_work(job: Job) -> dict[str, Any]:
 
 def compute_tokens_per_s(run: RunSpeed | None) -> float | None:
     """Return the tokens per second at the step time of the run."""
-    return run.tokens / run.step_s if run is not None and run.tokens else None
+    return _compute_rate(run) if run is not None and run.unit == "tokens" else None
+
+
+def _compute_rate(run: RunSpeed) -> float | None:
+    return run.tokens / run.step_s if run.tokens else None
 
 
 def find_differences(one: RunSpeed, other: RunSpeed) -> list[str]:
@@ -90,9 +100,13 @@ def find_differences(one: RunSpeed, other: RunSpeed) -> list[str]:
 
 def compute_speedup(run: RunSpeed | None, base: RunSpeed | None) -> float | None:
     """Return how many times as fast the run is per token, or None if the two runs do different work."""
-    if run is None or base is None or find_differences(run, base) or (run.tokens is None) != (base.tokens is None):
+    if run is None or base is None or find_differences(run, base) or _get_unit(run) != _get_unit(base):
         return None
     return _get_cost(base, run.tokens == base.tokens) / _get_cost(run, run.tokens == base.tokens)
+
+
+def _get_unit(run: RunSpeed) -> str | None:
+    return None if run.tokens is None else run.unit
 
 
 def rank_speeds(runs: list[RunSpeed | None], baseline: int) -> Answer | None:
@@ -107,7 +121,7 @@ def rank_speeds(runs: list[RunSpeed | None], baseline: int) -> Answer | None:
     known = [run for run in measured if compute_speedup(run, base) is not None]
     if len(known) < 2:
         others = [run for run in measured if run is not base]
-        if any((run.tokens is None) != (base.tokens is None) for run in others):
+        if any(_get_unit(run) != _get_unit(base) for run in others):
             return None  # jobs of different kinds
         names = list(dict.fromkeys(name for run in others for name in find_differences(base, run)))
         return Answer(f"The speed is not compared, because the runs differ in {' and '.join(names)}.", "")
@@ -121,7 +135,7 @@ def rank_speeds(runs: list[RunSpeed | None], baseline: int) -> Answer | None:
         return Answer(_capitalize(f"{fast.name} and {slow.name} are equally fast."), note)
     who = f"{fast.name} is {ratio:.2f} times as fast as {slow.name}"
     if not same_work:
-        return Answer(_capitalize(f"{who} in tokens per second."), note)
+        return Answer(_capitalize(f"{who} in {fast.unit} per second."), note)
     cause = _find_cause(fast, slow)
     return Answer(_capitalize(f"{who}: {cause}." if cause else f"{who}."), note)
 
@@ -143,8 +157,9 @@ def _get_cost(run: RunSpeed, same_work: bool) -> float:
 def _format_note(fast: RunSpeed, slow: RunSpeed, same_work: bool) -> str:
     if same_work:
         return f"Step time: {format_seconds(fast.step_s)} compared with {format_seconds(slow.step_s)}."
-    rates = [f"{compute_tokens_per_s(run) or 0:,.0f}" for run in (fast, slow)]
-    return f"Tokens per second: {rates[0]} compared with {rates[1]}. The runs have different batch sizes."
+    rates = [f"{_compute_rate(run) or 0:,.0f}" for run in (fast, slow)]
+    unit = fast.unit.capitalize()
+    return f"{unit} per second: {rates[0]} compared with {rates[1]}. The runs have different batch sizes."
 
 
 def _find_cause(fast: RunSpeed, slow: RunSpeed) -> str:

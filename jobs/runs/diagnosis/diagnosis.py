@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.telemetry.batches import ClockOffset, Item
 from contracts.telemetry.items import WARMUP_STEPS
-from jobs.core.verdict_schema import MAX_EVIDENCE, Action, Evidence, StepParts, VerdictPayload
+from jobs.core.verdict_schema import MAX_EVIDENCE, Action, Evidence, StepPart, StepParts, VerdictPayload
 from jobs.runs.diagnosis.bottlenecks import BubbleFinder, find_slow_links, find_stragglers, make_straggler
 from jobs.runs.diagnosis.collective_timing import summarize_speeds
 from jobs.runs.diagnosis.failures import RunEnd, TrainingHealth
@@ -159,6 +159,11 @@ MIN_NAMED_EXCESS = 0.01  # relative difference of the step above which the verdi
 MAX_EQUAL_DIFFERENCE = 0.0005  # relative difference of the step that counts as none
 MIN_NAMED_PART = 0.1  # fraction of a step from which the verdict names a part
 UNCALIBRATED_WEIGHT = 0.5  # weight of a difference from a data-sheet prediction
+UNPLANNED_ADVICE = {  # by the kind of the largest part of a step
+    "data": "Increase `num_workers` or `prefetch_factor` of the DataLoader.",
+    "exposed": "Overlap {name} communication with compute, or send fewer bytes over {name}.",
+    "optimizer": "Use a fused optimizer: pass `fused=True`.",
+}
 NO_REASON = "A user, a time limit, or an idle limit ended the run."
 PHASES = {
     "": "waiting for the host",
@@ -196,11 +201,20 @@ def compare_with_plan(
     if measured is None:
         return _make_unmeasured(steps, start, ending)
     if planned is None or not planned["step_s"]:
-        reason = "This run has no predicted step time."
-        sentence = _make_sentence("Not checked", measured, "", ending, ending.traffic_sentence)
-        return RunFinding("well", 0.0, sentence, reason, "", (_make_measured_fact(measured, steps),))
+        return _describe_unplanned(run, measured, steps, ending)
     calibrated = run.estimate["time"].get("basis") == "calibrated"
     return _compare_step_time(measured, planned, steps, ending, calibrated=calibrated)
+
+
+def _describe_unplanned(run: PlannedRun, measured: StepParts, steps: StepTimings, ending: RunEnd) -> RunFinding:
+    """Return the finding of a run without a predicted step time."""
+    reason = "Meshboard cannot predict the step time of a script." if run.is_script else "The run has no plan."
+    which = f"the step time of {format_seconds(measured['step_s'])}" if ending.outcome is not None else "the step time"
+    sentence = f"Not checked: {which} has no prediction."
+    largest = _find_largest_part(measured)
+    following = "" if largest is None else UNPLANNED_ADVICE.get(largest["kind"], "").format(name=largest["name"])
+    sentence = " ".join(filter(None, (sentence, ending.traffic_sentence, _describe_largest_part(measured))))
+    return RunFinding("well", 0.0, sentence, reason, following, (_make_measured_fact(measured, steps),))
 
 
 def report_silence(silence: str, before: RunFinding) -> RunFinding:
@@ -296,13 +310,19 @@ def _format_difference(difference: float) -> str:
 
 def _describe_largest_part(measured: StepParts) -> str:
     """Return a sentence about the largest part except compute, or an empty text if that part is small."""
-    candidates = [part for part in measured["parts"] if part["kind"] not in ("compute", "hidden")]
-    largest = max(candidates, key=lambda part: part["seconds"], default=None)
-    if largest is None or largest["seconds"] < MIN_NAMED_PART * measured["step_s"]:
+    largest = _find_largest_part(measured)
+    if largest is None:
         return ""
     name = largest["name"]
     subject = f"Exposed {name} communication" if largest["kind"] == "exposed" else f"{name[:1].upper()}{name[1:]}"
     return f"{subject} takes {format_percent(largest['seconds'] / measured['step_s'])} of each step."
+
+
+def _find_largest_part(measured: StepParts) -> StepPart | None:
+    """Return the largest part except compute, or None if that part is small."""
+    candidates = [part for part in measured["parts"] if part["kind"] not in ("compute", "hidden")]
+    largest = max(candidates, key=lambda part: part["seconds"], default=None)
+    return None if largest is None or largest["seconds"] < MIN_NAMED_PART * measured["step_s"] else largest
 
 
 def _describe_excess(measured: StepParts, planned: StepParts) -> str:

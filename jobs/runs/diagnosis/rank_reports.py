@@ -20,6 +20,7 @@ from contracts.telemetry.items import (
     StartItem,
     StepBreakdown,
     StepItem,
+    list_step_times,
 )
 from jobs.core.verdict_schema import Cause, StartPart, StepPart, StepParts
 from jobs.runs.diagnosis.findings import RunFinding, format_seconds
@@ -212,7 +213,7 @@ class StepTimings:
         if item["ran"] <= WARMUP_STEPS:
             return
         if item["rank"] == 0:
-            self._step_times.append(item["step_s"])
+            self._step_times.extend(list_step_times(item))
         row = self._rows.get(step)
         if row is None:
             row = self._rows[step] = {}
@@ -299,7 +300,9 @@ def _compute_mean_parts(
     bubble_s: float | None,
 ) -> list[StepPart]:
     """Return parts in the order of the page. Compute is the rest of the step."""
-    data, optimizer = fmean(parts["data"] for parts in timed), fmean(parts["optimizer"] for parts in timed)
+    # An unknown part is part of compute.
+    data = fmean(parts.get("data", 0.0) for parts in timed)
+    optimizer = fmean(parts.get("optimizer", 0.0) for parts in timed)
     exposed = {
         axis: _compute_mean(timed, "exposed", axis) + inferred.get(axis, 0.0) for axis in _get_axes(timed, inferred)
     }
@@ -379,11 +382,12 @@ class StartStages:
         return next((stage for stage, _ in reversed(START_STAGES) if stage in self._last), "")
 
 
-SCRIPT_REASON = "Meshboard counts the steps of a script, but does not time or predict them."
+SCRIPT_REASON = "A step has a time from the second one on. Meshboard finds the steps of a script by its optimizer."
+NO_STEP_HINT = "Call `meshboard.step()` in the script to mark its steps."
 
 
 class ScriptSteps:
-    """Count the optimizer steps of a script. Runs of Meshboard's trainer are ignored."""
+    """Count the steps of a script without a step time. Runs of Meshboard's trainer are ignored."""
 
     def __init__(self, *, is_script: bool) -> None:
         self._is_script = is_script
@@ -404,11 +408,13 @@ class ScriptSteps:
         """Return the finding of a script, or None without any count. `why_cancelled`: a full sentence."""
         if not self._is_script or not (self._steps or self._has_sent):
             return None
-        seen = format_count(self._steps, "optimizer step") if self._steps else "no optimizer step"
+        seen = format_count(self._steps, "step") if self._steps else "no step"
+        following = "" if self._steps else NO_STEP_HINT
         if outcome is None:
-            return RunFinding("well", 0.0, f"Not checked: the script has run {seen} so far.", SCRIPT_REASON, "")
+            sentence = f"Not checked: the script has run {seen} so far."
+            return RunFinding("well", 0.0, sentence, SCRIPT_REASON, following)
         if outcome == "cancelled":
             return RunFinding(
                 "starting", 0.0, f"Not checked: the script was cancelled after {seen}.", why_cancelled, ""
             )
-        return RunFinding("starting", 0.0, f"Not checked: the script ended after {seen}.", SCRIPT_REASON, "")
+        return RunFinding("starting", 0.0, f"Not checked: the script ended after {seen}.", SCRIPT_REASON, following)

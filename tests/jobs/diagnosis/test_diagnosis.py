@@ -197,16 +197,16 @@ def counts(steps: int = 0, sent: int = 0) -> list[Any]:
 @pytest.mark.parametrize(
     ("outcome", "told", "sentence", "why"),
     [
-        (None, counts(30, 60), "Not checked: the script has run 30 optimizer steps so far.", SCRIPT_REASON),
-        (None, counts(sent=60), "Not checked: the script has run no optimizer step so far.", SCRIPT_REASON),
-        ("succeeded", counts(30, 60), "Not checked: the script ended after 30 optimizer steps.", SCRIPT_REASON),
-        ("succeeded", counts(1), "Not checked: the script ended after 1 optimizer step.", SCRIPT_REASON),
-        ("succeeded", counts(sent=60), "Not checked: the script ended after no optimizer step.", SCRIPT_REASON),
+        (None, counts(30, 60), "Not checked: the script has run 30 steps so far.", SCRIPT_REASON),
+        (None, counts(sent=60), "Not checked: the script has run no step so far.", SCRIPT_REASON),
+        ("succeeded", counts(30, 60), "Not checked: the script ended after 30 steps.", SCRIPT_REASON),
+        ("succeeded", counts(1), "Not checked: the script ended after 1 step.", SCRIPT_REASON),
+        ("succeeded", counts(sent=60), "Not checked: the script ended after no step.", SCRIPT_REASON),
         ("succeeded", counts(), "Not checked: the run reported no step.", "Nothing was measured."),
         (
             "cancelled",
             counts(30),
-            "Not checked: the script was cancelled after 30 optimizer steps.",
+            "Not checked: the script was cancelled after 30 steps.",
             "Cancelled on request.",
         ),
     ],
@@ -225,7 +225,7 @@ def test_script_steps_come_from_the_exit_report() -> None:
     found = script()
     found.add(counts(30)[1], 0)
     found.end("succeeded", {"outcome": "succeeded", "reason": "", "summary": {"steps": 31}})
-    assert look(found)["sentence"] == "Not checked: the script ended after 31 optimizer steps."
+    assert look(found)["sentence"] == "Not checked: the script ended after 31 steps."
 
 
 def test_short_run_is_reported_after_its_end() -> None:

@@ -95,6 +95,10 @@ export function tokenRate(value) {
   return known(value) ? `${count(value >= 1000 ? value : Number(threeDigits(value)))} tokens/s` : MISSING;
 }
 
+export function sampleRate(value) {
+  return known(value) ? `${count(value >= 1000 ? value : Number(threeDigits(value)))} samples/s` : MISSING;
+}
+
 /** Format seconds: "1.23 ms", "4.50 s", "3 min 05 s", "2 h 04 min". */
 export function duration(seconds) {
   if (!known(seconds) || seconds < 0) return MISSING;

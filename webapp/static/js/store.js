@@ -17,18 +17,19 @@ export function createState() {
     attempt: null,
     members: new Map(), // node -> {lastId, time, host, clock, lost, awaitsGapEnd}: each sends a stream of its own
     ranks: new Map(), // rank -> see rankState
-    steps: new Map(), // step -> {time, step_s, tokens, loss, grad_norm, learning_rate}, null if no rank reported the value
+    steps: new Map(), // step -> {time, step_s, tokens, samples, loss, grad_norm, learning_rate}, null if no rank reported the value
     stride: 1, // a long run stores only multiples of the stride
     lastLoss: null, // {step, loss, words}: words where the loss is no number, and null
     evals: new Map(), // step -> {time, loss}
     marks: new Map(), // key -> {kind, time, step, text}: checkpoint, validation, resume, fault
     faultyStep: null, // the last that was at fault
-    progress: null, // {step, steps, step_s, tokens, time, rate}
+    progress: null, // {step, steps, step_s, tokens, time, rate, sample_rate, over}: null values are unknown
     verdicts: new Map(), // rank -> rows
     peaks: new Map(), // rank -> bytes held at once
     memory: new Map(), // rank -> what of it was counted, MemoryParts
     proof: null, // the last item
     stepTimes: [], // seconds of rank 0's last steps
+    sampleRates: [], // [samples, seconds] of rank 0's last steps with known samples
     checkpoints: new Map(), // step -> item
     dryRuns: new Map(), // rank -> item
     logs: new Map(), // rank -> see logs/lines.js

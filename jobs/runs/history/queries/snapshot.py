@@ -98,9 +98,13 @@ class Snapshot(TypedDict):
     followed: list[StreamPosition]
     progress: Progress | None
     step_times: list[float]
+    sample_rates: Annotated[
+        list[tuple[int, float]], Field(description="Samples and seconds of the last steps with known samples.")
+    ]
     stride: Annotated[int, Field(description="Steps of the curve are multiples of this number.")]
     curve: Annotated[
-        Columns, Field(description="Columns of the curve: step, time, step_s, tokens, loss, grad_norm, learning_rate.")
+        Columns,
+        Field(description="Columns of the curve: step, time, step_s, tokens, samples, loss, grad_norm, learning_rate."),
     ]
     last_loss: Annotated[LastLoss | None, Field(description="Latest step with a finite loss.")]
     parts: Annotated[
@@ -172,6 +176,7 @@ def _read_snapshot(tables: HistoryTables) -> Snapshot:
         "followed": followed,
         "progress": state["progress"],
         "step_times": state["step_times"],
+        "sample_rates": [(n, seconds) for n, seconds in state.get("sample_rates", []) if n is not None],
         "stride": stride,
         "curve": _read_curve(tables, stride),
         "last_loss": {"step": last_loss[0][0], "loss": last_loss[0][1]} if last_loss else None,
@@ -207,8 +212,8 @@ def _read_curve(tables: HistoryTables, stride: int) -> Columns:
     """Return one point per step: of the lowest rank, and the loss of any rank."""
     return tables.fetch_columns(
         "SELECT step, arg_min(time, rank) AS time, arg_min(step_s, rank) AS step_s,"
-        " arg_min(tokens, rank) AS tokens, max(loss) AS loss, max(grad_norm) AS grad_norm,"
-        " max(learning_rate) AS learning_rate"
+        " arg_min(tokens, rank) AS tokens, arg_min(samples, rank) AS samples, max(loss) AS loss,"
+        " max(grad_norm) AS grad_norm, max(learning_rate) AS learning_rate"
         " FROM steps WHERE step % ? = 0 OR over > 1 GROUP BY step ORDER BY step",
         stride,
     )

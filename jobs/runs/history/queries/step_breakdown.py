@@ -33,8 +33,8 @@ class MeanStepParts(TypedDict):
         ),
     ]
     step_s: float
-    data_s: float
-    optimizer_s: float
+    data_s: Annotated[float | None, Field(description="null if unknown: a script without a DataLoader.")]
+    optimizer_s: Annotated[float | None, Field(description="null if unknown: no optimizer was timed.")]
     exposed: dict[str, float]
     hidden: dict[str, float]
 
@@ -43,7 +43,7 @@ class _Means(NamedTuple):
     """Hold the means of one rank. `weight`: the number of steps."""
 
     weight: int
-    times: tuple[float, ...]  # as _TIMES
+    times: tuple[float | None, ...]  # as _TIMES, None if unknown
     by_axis: dict[str, dict[str, float]]
 
 
@@ -51,7 +51,7 @@ def get_parts_by_rank(tables: HistoryTables) -> Columns:
     means = _compute_means(tables)
     return {
         "rank": list(means),
-        **{name: [round_mean(mean.times[index]) for mean in means.values()] for index, name in enumerate(_TIMES)},
+        **{name: [_round(mean.times[index]) for mean in means.values()] for index, name in enumerate(_TIMES)},
         **{
             name: [{axis: round_mean(s) for axis, s in mean.by_axis[name].items()} for mean in means.values()]
             for name in _BY_AXIS
@@ -65,8 +65,12 @@ def get_mean_parts(tables: HistoryTables) -> MeanStepParts | None:
     if not means:
         return None
     [(steps,)] = tables.fetch_rows(f"SELECT count(DISTINCT step) {_MEASURED_ROWS}", *_get_first_measured(tables))
-    step_s, data_s, optimizer_s = (
-        _compute_weighted_mean((mean.weight, mean.times[index]) for mean in means) for index in range(len(_TIMES))
+    step_s = _compute_weighted_mean((mean.weight, mean.times[0] or 0.0) for mean in means)
+    data_s, optimizer_s = (
+        _compute_weighted_mean(known)
+        if (known := [(m.weight, t) for m in means if (t := m.times[i]) is not None])
+        else None
+        for i in (1, 2)
     )
     exposed, hidden = (
         {
@@ -90,7 +94,11 @@ def _compute_weighted_mean(weighted: Iterable[tuple[int, float]]) -> float:
     return round_mean(fsum(weight * value for weight, value in pairs) / sum(weight for weight, _ in pairs))
 
 
-_MEASURED_ROWS = "FROM steps WHERE step > ? AND data_s IS NOT NULL"
+def _round(value: float | None) -> float | None:
+    return None if value is None else round_mean(value)
+
+
+_MEASURED_ROWS = "FROM steps WHERE step > ? AND exposed IS NOT NULL"
 
 
 def _get_first_measured(tables: HistoryTables) -> tuple[int]:
@@ -101,7 +109,7 @@ def _get_first_measured(tables: HistoryTables) -> tuple[int]:
 
 def _compute_means(tables: HistoryTables) -> Mapping[int, _Means]:
     after = _get_first_measured(tables)
-    means = ", ".join(f"sum({name} * over) / sum(over)" for name in _TIMES)
+    means = ", ".join(f"sum({name} * over) / sum(over) FILTER ({name} IS NOT NULL)" for name in _TIMES)
     rows = tables.fetch_rows(f"SELECT rank, sum(over), {means} {_MEASURED_ROWS} GROUP BY rank ORDER BY rank", *after)
     means_by_rank = {
         rank: _Means(int(weight), tuple(times), {name: {} for name in _BY_AXIS}) for rank, weight, *times in rows
@@ -222,18 +230,21 @@ ByRank = dict[int, tuple[float, float]]  # seconds in the chosen steps and in th
 
 def _read_parts(tables: HistoryTables, within: str, first: int, last: int) -> dict[PartKey, ByRank]:
     """Return the median of each part by rank, in the chosen steps and in the others."""
-    plain = "SELECT rank, step, '{part}' AS part, NULL AS axis, {column} AS seconds FROM steps WHERE data_s IS NOT NULL"
+    plain = (
+        "SELECT rank, step, '{part}' AS part, NULL AS axis, {column} AS seconds"
+        " FROM steps WHERE exposed IS NOT NULL AND {column} IS NOT NULL"
+    )
     by_axis = (  # a step that does not name an axis was not blocked by it
         "SELECT rank, step, 'exposed' AS part, axis, coalesce(exposed[axis], 0) AS seconds"
         " FROM steps JOIN (SELECT DISTINCT rank, unnest(map_keys(exposed)) AS axis FROM steps) USING (rank)"
-        " WHERE data_s IS NOT NULL"
+        " WHERE exposed IS NOT NULL"
     )
-    rest = "step_s - data_s - optimizer_s - list_sum(map_values(exposed))"
+    works = "step_s - coalesce(data_s, 0) - coalesce(optimizer_s, 0)"
     all_parts = " UNION ALL ".join(
         [
             plain.format(part="data", column="data_s"),
             plain.format(part="optimizer", column="optimizer_s"),
-            plain.format(part=OTHER, column=f"coalesce({rest}, step_s - data_s - optimizer_s)"),
+            plain.format(part=OTHER, column=f"{works} - coalesce(list_sum(map_values(exposed)), 0)"),
             by_axis,
         ]
     )

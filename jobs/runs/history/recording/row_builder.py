@@ -24,6 +24,7 @@ from contracts.telemetry.items import (
     StartItem,
     StepItem,
     TimelineItem,
+    list_step_times,
 )
 from contracts.telemetry.results import VerdictItem
 from jobs.runs.history.store.schema import GAUGES, TABLES, HistoryState, OpenLog, RankTotals, StartedStage, make_state
@@ -164,9 +165,12 @@ class RowBuilder:
             case "timeline":
                 self._add_timeline(item)
             case "gauge":
-                gauges: dict[str, Any] = dict(item)
-                values = {name: gauges.get(name) for name in GAUGES.names}
-                self._add_row("gauges", **{**values, "node": self._node, "host": self._host})
+                if "peak_bytes" in item:  # the item has no other value
+                    self.state["peaks"][item["rank"]] = item["peak_bytes"]
+                else:
+                    gauges: dict[str, Any] = dict(item)
+                    values = {name: gauges.get(name) for name in GAUGES.names}
+                    self._add_row("gauges", **{**values, "node": self._node, "host": self._host})
             case "start":
                 self._add_start(item)
             case "standing":
@@ -226,27 +230,31 @@ class RowBuilder:
     def _add_step(self, item: StepItem) -> None:
         rank = self._get_rank_state(item["rank"])
         if item["ran"] >= rank["ran"]:
-            rank["ran"], rank["exact"] = item["ran"], item["cells"]
+            rank["ran"], rank["exact"] = item.get("counted", item["ran"]), item["cells"]
         self._add_cells(item["rank"], item["time"], item["cells"])
         parts = item.get("parts")
         self._add_row(
             "steps",
             rank=item["rank"],
             step=item["step"],
-            over=1,
+            over=item.get("over", 1),
             time=item["time"],
             step_s=_to_float32(item["step_s"]),
             tokens=item["tokens"],
+            samples=item.get("samples"),
             loss=item["loss"],
             grad_norm=item["grad_norm"],
             learning_rate=item["learning_rate"],
-            data_s=_to_float32(parts["data"]) if parts else None,
-            optimizer_s=_to_float32(parts["optimizer"]) if parts else None,
+            data_s=_to_float32(parts["data"]) if parts and "data" in parts else None,
+            optimizer_s=_to_float32(parts["optimizer"]) if parts and "optimizer" in parts else None,
             exposed=_convert_axes(parts["exposed"]) if parts else None,
             hidden=_convert_axes(parts["hidden"]) if parts else None,
         )
         if item["rank"] == 0:
-            self.state["step_times"] = [*self.state["step_times"], item["step_s"]][-LIVE_STEPS:]
+            times = list_step_times(item)
+            self.state["step_times"] = [*self.state["step_times"], *times][-LIVE_STEPS:]
+            rates = self.state.get("sample_rates", [])
+            self.state["sample_rates"] = [*rates, (item.get("samples"), item["step_s"])][-SPEED_STEPS:]
             if not self.state["resumed"] and item["ran"] < item["step"]:
                 began = item["step"] - item["ran"]
                 self.state["resumed"] = True
@@ -258,15 +266,17 @@ class RowBuilder:
 
     def _update_progress(self, item: StepItem) -> None:
         times = self.state["step_times"][-SPEED_STEPS:] or [item["step_s"]]
-        rate = item["tokens"] * len(times) / sum(times) if sum(times) > 0 else math.inf
-        progress = self.state["progress"]
+        rates = {
+            "rate": _compute_rate([(item["tokens"], seconds) for seconds in times]),
+            "sample_rate": _compute_rate(self.state.get("sample_rates", [])),
+        }
+        progress: Any = self.state["progress"]
         if progress is not None and item["step"] <= progress["step"]:
-            progress["rate"] = rate if rate <= MAX_ABS_NUMBER else None
+            progress.update(rates)
             return
         names = ("step", "steps", "step_s", "tokens", "time", "learning_rate", "grad_norm")
         new_progress: Any = {name: item[name] for name in names}  # type: ignore[literal-required]
-        new_progress["rate"] = rate if rate <= MAX_ABS_NUMBER else None
-        self.state["progress"] = new_progress
+        self.state["progress"] = new_progress | rates | {"over": item.get("over", 1)}
 
     def _add_phase(self, item: PhaseItem) -> None:
         rank = self._get_rank_state(item["rank"])
@@ -278,7 +288,8 @@ class RowBuilder:
         if item["rank"] != 0:
             return
         if "steps" in item:
-            self.state["progress"] = {"step": item["steps"], "steps": None, "rate": None}
+            progress: Any = self.state["progress"] or {"steps": None, "rate": None}
+            self.state["progress"] = progress | {"step": max(item["steps"], progress.get("step", 0))}
         if changed:
             self.mark("phase", item["time"], rank=0, step=item.get("steps"), text=item["phase"])
 
@@ -335,6 +346,13 @@ class RowBuilder:
 def _store_stack(items: dict[int, Any], item: StallItem | ProcessItem) -> None:
     if len(items) < MAX_STALLED_RANKS:
         items[item["rank"]] = {**item, "stack": item["stack"][-MAX_FRAMES:]}
+
+
+def _compute_rate(steps: list[tuple[int | None, float]]) -> float | None:
+    """Return the amount per second of several steps, or None if it is unknown."""
+    known = [(amount, seconds) for amount, seconds in steps if amount is not None]
+    amount, seconds = sum(amount for amount, _ in known), sum(seconds for _, seconds in known)
+    return amount / seconds if known and seconds > amount / MAX_ABS_NUMBER else None
 
 
 def _to_float32(seconds: float) -> float:

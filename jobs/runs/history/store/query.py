@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import duckdb
+import pyarrow as pa
 from django.conf import settings
 
 from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
@@ -30,6 +31,8 @@ MAX_TRIES = 4  # while the recorder replaces files
 
 Answer = TypeVar("Answer")
 Columns = dict[str, list[Any]]  # of equal length
+
+SQL_TYPES = {pa.int64(): "BIGINT"}  # of columns that newer versions add
 
 _query_slots = threading.BoundedSemaphore(MAX_CONCURRENT_QUERIES)
 
@@ -50,7 +53,14 @@ class HistoryTables:
         for table, schema in TABLES.items():
             if files := folder.get_paths(manifest, table):
                 listed = ", ".join(_quote(file) for file in files)
-                cursor.execute(f"CREATE OR REPLACE TEMP VIEW {table} AS SELECT * FROM read_parquet([{listed}])")
+                cursor.execute(
+                    f"CREATE OR REPLACE TEMP VIEW {table} AS SELECT * FROM read_parquet([{listed}], union_by_name=true)"
+                )
+                stored = {name for name, *_ in cursor.execute(f"DESCRIBE {table}").fetchall()}
+                if missing := [field for field in schema if field.name not in stored]:  # stored by an older version
+                    added = ", ".join(f"NULL::{SQL_TYPES[field.type]} AS {field.name}" for field in missing)
+                    select = f"SELECT *, {added} FROM read_parquet([{listed}], union_by_name=true)"
+                    cursor.execute(f"CREATE OR REPLACE TEMP VIEW {table} AS {select}")
             else:
                 cursor.register(table, schema.empty_table())
 

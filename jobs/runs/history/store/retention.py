@@ -141,7 +141,7 @@ _STEPS = (
     " older AS (SELECT *, (step - 1) // $width AS bin FROM steps WHERE step IN (FROM old)),"
     f" exposed AS ({_make_axis_means('exposed')}), hidden AS ({_make_axis_means('hidden')}),"
     " means AS (SELECT rank, bin, max(step) AS step, sum(over) AS over, max(time) AS time,"
-    " max(tokens) AS tokens, "
+    " max(tokens) AS tokens, max(samples) AS samples, "
     + ", ".join(
         f"sum({name} * over) FILTER ({name} IS NOT NULL) / sum(over) FILTER ({name} IS NOT NULL) AS {name}"
         for name in STEP_MEASURES

@@ -19,13 +19,14 @@ STEPS: Final = pa.schema(
         "over": pa.int64(),  # steps of which this row is the mean, more than 1 if rows were merged
         "time": pa.float64(),
         "step_s": pa.float32(),
-        "tokens": pa.int64(),  # of one step
+        "tokens": pa.int64(),  # of one step, null if unknown
+        "samples": pa.int64(),
         "loss": pa.float64(),  # null on ranks without the loss
         "grad_norm": pa.float64(),
         "learning_rate": pa.float64(),
-        "data_s": pa.float32(),  # this and the following are null if the rank reported no parts
+        "data_s": pa.float32(),  # null if unknown, then a part of compute
         "optimizer_s": pa.float32(),
-        "exposed": _BY_AXIS,
+        "exposed": _BY_AXIS,  # null if the rank reported no parts
         "hidden": _BY_AXIS,
     }
 )
@@ -140,16 +141,22 @@ class RankTotals(TypedDict):
 
 
 class Progress(TypedDict):
-    """Hold the progress as `webapp/static/js/store.js` does. `rate`: tokens per second of rank 0's last steps."""
+    """Hold the progress as `webapp/static/js/store.js` does.
+
+    `rate` and `sample_rate`: tokens and samples per second of rank 0's last steps. `over`: steps of which the last item
+    is the mean.
+    """
 
     step: int
     steps: int | None
     step_s: NotRequired[float]
-    tokens: NotRequired[int]
+    tokens: NotRequired[int | None]
     time: NotRequired[float]
-    learning_rate: NotRequired[float]
+    learning_rate: NotRequired[float | None]
     grad_norm: NotRequired[float | None]
     rate: float | None
+    sample_rate: NotRequired[float | None]
+    over: NotRequired[int]
 
 
 class StartedStage(TypedDict):
@@ -177,6 +184,7 @@ class HistoryState(TypedDict):
     ranks: dict[int, RankTotals]
     progress: Progress | None
     step_times: list[float]  # last steps of rank 0
+    sample_rates: NotRequired[list[tuple[int | None, float]]]  # samples and seconds of rank 0's last items
     verdicts: dict[int, list[VerdictRow]]
     peaks: dict[int, int]
     memory: NotRequired[dict[int, MemoryParts]]  # missing in histories of older versions

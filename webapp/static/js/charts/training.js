@@ -1,6 +1,6 @@
 // Training curves over steps or time: loss, validation loss, gradient norm, learning rate, speed, step time, MFU.
 import uPlot from "../../vendor/uplot/uPlot.esm.js";
-import { count, duration, loss, tokenRate } from "../format.js";
+import { count, duration, loss, sampleRate, tokenRate } from "../format.js";
 import { plot } from "./plot.js";
 import { smooth } from "./smooth.js";
 
@@ -13,6 +13,7 @@ export const CURVES = {
   "norm-chart": { name: "grad_norm", label: "gradient norm", value: small, ticks: small },
   "rate-chart": { name: "learning_rate", label: "learning rate", value: small, ticks: small, plain: true },
   "speed-chart": { name: "tokens_s", label: "tokens/s", value: tokenRate, ticks: count },
+  "samples-chart": { name: "samples_s", label: "samples/s", value: sampleRate, ticks: count },
   "time-chart": { name: "step_s", label: "step time", value: duration, ticks: (value) => (value === 0 ? "0" : duration(value)) },
   "mfu-chart": { name: "mfu", label: "MFU", value: percent, ticks: percent },
 };
@@ -32,10 +33,13 @@ export function curveColumns(steps, getMfu = () => null) {
     grad_norm: of((row) => row.grad_norm),
     learning_rate: of((row) => row.learning_rate),
     step_s: of((row) => row.step_s),
-    tokens_s: of((row) => (row.step_s > 0 ? row.tokens / row.step_s : null)),
+    tokens_s: of((row) => getRate(row.tokens, row.step_s)),
+    samples_s: of((row) => getRate(row.samples, row.step_s)),
     mfu: of((row) => (row.step_s > 0 ? getMfu(row.step_s) : null)),
   };
 }
+
+const getRate = (amount, seconds) => (seconds > 0 && typeof amount === "number" ? amount / seconds : null);
 
 /** Return a function from step time to MFU, scaled from the planned MFU. */
 export function mfuFrom(estimate) {
@@ -72,7 +76,7 @@ export function curveChart(container, page) {
 }
 
 const getCurveName = (name) => CURVE_NAMES[name] ?? name;
-const CURVE_NAMES = { train: "train", grad_norm: "norm", learning_rate: "learning rate", tokens_s: "speed", step_s: "step time", mfu: "MFU" };
+const CURVE_NAMES = { train: "train", grad_norm: "norm", learning_rate: "learning rate", tokens_s: "speed", samples_s: "speed", step_s: "step time", mfu: "MFU" };
 
 function withEvals(columns, evals, steps) {
   const points = [...evals].map(([step, { time, loss: value }]) => [steps ? step : time, value]).sort((a, b) => a[0] - b[0]);

@@ -18,6 +18,10 @@ export const GAUGES = [
 
 /** Add a gauge. Columns are by name, with null for missing values. The key of a host is -1 - node. */
 export function foldGauge(state, item, node) {
+  if (item.peak_bytes !== undefined) {
+    state.peaks.set(item.rank, item.peak_bytes); // the item has no other value
+    return;
+  }
   const key = logKey(item.rank, node);
   if (!state.gauges.has(key)) state.gauges.set(key, { time: [], ...Object.fromEntries(GAUGES.map((name) => [name, []])) });
   const columns = state.gauges.get(key);

@@ -46,6 +46,7 @@ export function foldHistory(state, answer) {
   state.proof = answer.proof;
   state.progress = answer.progress;
   state.stepTimes = [...answer.step_times];
+  state.sampleRates = answer.sample_rates ?? [];
 }
 
 function foldMembers(state, answer) {

@@ -36,6 +36,7 @@ function foldPoint(state, item) {
     time: own.time,
     step_s: own.step_s,
     tokens: own.tokens,
+    samples: own.samples ?? null,
     loss: getField("loss"),
     grad_norm: getField("grad_norm"),
     learning_rate: getField("learning_rate"),
@@ -48,31 +49,42 @@ function keepLast(list, value, most = LAST) {
   if (list.length > most) list.shift();
 }
 
+/** Return the time of each step of an item. A step without its own time counts with the mean of the item. */
+const listStepTimes = ({ times, step_s, over = 1 }) => times ?? Array(Math.min(over, LAST)).fill(step_s);
+
 /** Return tokens per second over the last steps of rank 0, or of the item. A single step varies too much. */
 function speed(state, item) {
+  if (item.tokens === null) return null;
   const times = state.stepTimes.length > 0 ? state.stepTimes.slice(-SPEEDS) : [item.step_s];
   const seconds = times.reduce((sum, one) => sum + one, 0);
   return seconds > 0 ? (item.tokens * times.length) / seconds : null;
 }
 
+/** Return samples per second over the last items of rank 0 with a known number of samples, or null. */
+function sampleSpeed({ sampleRates }) {
+  const seconds = sampleRates.reduce((sum, [, one]) => sum + one, 0);
+  return seconds > 0 ? sampleRates.reduce((sum, [one]) => sum + one, 0) / seconds : null;
+}
+
 export function foldStep(state, item, node) {
   const rank = rankState(state, item.rank, node);
-  rank.exactStep = item.ran;
+  rank.exactStep = item.counted ?? item.ran;
   rank.exactCells = item.cells;
   foldCells(state, item, node);
   foldPoint(state, item);
   if (item.parts && item.ran > FIRST_STEPS) {
     rank.parts ??= [];
-    keepLast(rank.parts, { step_s: item.step_s, ...item.parts }, TRACED_STEPS);
+    keepLast(rank.parts, { step_s: item.step_s, data: null, optimizer: null, ...item.parts }, TRACED_STEPS);
   }
   if (item.not_finite) mark(state, { kind: "fault", time: item.time, step: item.step, text: item.not_finite });
-  if (item.rank === 0) keepLast(state.stepTimes, item.step_s);
-  const rate = speed(state, item);
+  if (item.rank === 0) for (const one of listStepTimes(item)) keepLast(state.stepTimes, one);
+  if (item.rank === 0 && item.samples !== undefined) keepLast(state.sampleRates, [item.samples, item.step_s], SPEEDS);
+  const [rate, sample_rate] = [speed(state, item), sampleSpeed(state)];
   const before = state.progress;
-  if (before) before.rate = rate;
+  if (before) Object.assign(before, { rate, sample_rate });
   if (before && item.step <= before.step) return;
-  const { step, steps, step_s, tokens, time } = item;
-  state.progress = { step, steps, step_s, tokens, time, rate };
+  const { step, steps, step_s, tokens, time, over = 1 } = item;
+  state.progress = { step, steps, step_s, tokens, time, rate, sample_rate, over };
   // A first step after step 1 means that the run resumed from a checkpoint.
   if (item.step > item.ran) mark(state, { kind: "resume", time: time - step_s, step: step - item.ran, text: "" });
 }

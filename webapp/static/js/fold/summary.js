@@ -4,7 +4,7 @@ import { cellKey, rankState } from "./traffic.js";
 
 export function foldSummary(state, summary) {
   state.fromSummary = true;
-  const unknown = { step_s: null, tokens: null, grad_norm: null, learning_rate: null };
+  const unknown = { step_s: null, tokens: null, samples: null, grad_norm: null, learning_rate: null };
   for (const { step, loss, time } of summary.losses) keepStep(state, step, { ...unknown, time, loss });
   for (const { step, loss, time } of summary.eval_losses) state.evals.set(step, { time, loss });
   for (const item of summary.dry_runs ?? []) state.dryRuns.set(item.rank, item);
@@ -21,7 +21,7 @@ export function foldSummary(state, summary) {
   state.proof = summary.proof ?? null;
   for (const [name, rows] of Object.entries(summary.verdict)) state.verdicts.set(Number(name), rows);
   if (summary.steps > 0) {
-    state.progress = { step: summary.steps, steps: null, step_s: null, tokens: null, rate: summary.tokens_per_s };
+    state.progress = { step: summary.steps, steps: null, step_s: null, tokens: null, rate: summary.tokens_per_s, sample_rate: summary.samples_per_s ?? null };
   }
 }
 

@@ -51,8 +51,11 @@ export function foldPhase(state, item, node) {
     rank.exactStep = Math.max(0, item.steps - SCRIPT_SETUP_STEPS); // phase "step" begins after the set-up steps
     rank.exactCells = item.cells;
   }
-  // Scripts have no step items.
-  if (item.rank === 0 && item.steps !== undefined) state.progress = { step: item.steps, steps: null, rate: null };
+  // A script reports its last steps this way if they have no time.
+  if (item.rank === 0 && item.steps !== undefined) {
+    const before = state.progress ?? { steps: null, rate: null, step: 0 };
+    state.progress = { ...before, step: Math.max(before.step, item.steps) };
+  }
 }
 
 /** Mark a gap in the history of a member. The next values of its counters are new baselines. */

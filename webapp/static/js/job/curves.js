@@ -20,7 +20,8 @@ export function curvesView(page, redraw) {
 
   return (job, state) => {
     page.curve = curveColumns(state.steps, mfuFrom(job.estimate) ?? undefined);
-    if (page.curve.step.length > 0) for (const [, draw] of curves) draw(page.curve, state.evals, slider ? Number(slider.value) : 0);
+    const weight = slider ? Number(slider.value) : 0;
+    for (const [id, draw] of curves) if (hasValues(page.curve, CURVES[id].name, state.evals)) draw(page.curve, state.evals, weight);
     const hosts = new Map([...state.members].map(([node, { host }]) => [node, host]));
     for (const [id, draw] of gauges) {
       const drawing = id === "memory-chart" ? memory(job, state, page) : gaugeLines(GAUGE_CHARTS[id], state.gauges, hosts);
@@ -28,6 +29,11 @@ export function curvesView(page, redraw) {
       showLeftOut($(id), drawing.left, id === "memory-chart" ? "the highest" : "the first");
     }
   };
+}
+
+/** Whether a curve has a value. A script does not report every value. */
+function hasValues(curve, name, evals) {
+  return curve[name].some((value) => value !== null && value !== undefined) || (name === "train" && evals.size > 0);
 }
 
 /** Show next to the caption how many lines a chart leaves out. */

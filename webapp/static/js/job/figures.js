@@ -1,5 +1,5 @@
 // Progress: steps, time left or duration, step time, speed, loss, and the traffic difference.
-import { counted, decimalBytes, duration, exactBytes, integer, loss, tokenRate } from "../format.js";
+import { counted, decimalBytes, duration, exactBytes, integer, loss, sampleRate, tokenRate } from "../format.js";
 import { SPEEDS } from "../fold/steps.js";
 import { secondsLeft } from "../store.js";
 import { PHASE_WORDS } from "./places.js";
@@ -9,8 +9,8 @@ const $ = (id) => document.getElementById(id);
 
 /** The title has the whole text, in case the place cuts it. */
 function put(id, words) {
-  const place = $(id);
-  if (place.textContent !== words) [place.textContent, place.title] = [words, words];
+  const place = $(id); // a script has fewer figures
+  if (place && place.textContent !== words) [place.textContent, place.title] = [words, words];
 }
 
 function newest(points) {
@@ -22,6 +22,8 @@ function newest(points) {
 export function getSpeed(job, state) {
   const summary = job.finished ? job.exit?.summary : null;
   const rate = summary?.tokens_per_s ?? state.progress.rate;
+  const samples = summary?.samples_per_s ?? state.progress.sample_rate;
+  if (!(rate > 0) && samples > 0) return { rate: sampleRate(samples), note: "batches of the DataLoader, or marked" };
   if (!(rate > 0)) return { rate: tokenRate(null), note: "" };
   const steps = summary?.tokens_per_s ? Math.min(SPEEDS, summary.ran_steps ?? summary.steps) : Math.min(SPEEDS, Math.max(1, state.stepTimes.length));
   return { rate: tokenRate(rate), note: steps === 1 ? "one step" : `mean of ${integer(steps)} steps` };
@@ -64,16 +66,17 @@ export function showProgress(job, state) {
   put("figure-left-name", job.finished ? "Duration" : "Time left");
   if (job.finished) put("figure-left", duration(secondsRun(job)));
   if (!progress) return;
-  const steps = progress.steps ?? job.spec.train.steps;
-  put("figure-step", `${integer(progress.step)} of ${integer(steps)}`);
-  $("progress").value = progress.step;
-  $("progress").max = steps;
+  const bar = $("progress"); // a script has none, because its number of steps is unknown
+  const steps = bar ? progress.steps ?? job.spec.train.steps : null;
+  put("figure-step", bar ? `${integer(progress.step)} of ${integer(steps)}` : integer(progress.step));
+  if (bar) [bar.max, bar.value] = [steps, progress.step];
   const speed = stalled ? { rate: "–", note: "stalled" } : getSpeed(job, state);
   put("figure-rate", speed.rate);
   put("figure-rate-note", speed.note);
   const step = getStepTime(job, state);
   put("figure-step-time", duration(step?.step_s ?? null));
   put("figure-spread", step ? stepTimeWords(step) : "");
+  if (progress.over > 1) put("figure-over", `Short steps: each point is the mean of ${integer(progress.over)} steps.`);
   if (!job.finished) put("figure-left", stalled || phase.startsWith("no contact") ? "–" : duration(secondsLeft(progress)));
 }
 
@@ -88,11 +91,13 @@ export function showOff(off, exact) {
   put("figure-off-calls", counted(off.callsOff, "call"));
 }
 
-/** Show the number of optimizer steps of a script, or whether a step was seen at all. */
+/** Show the number of steps of a script, or whether a step was seen at all. */
 export function showStepsSeen(place, job, state) {
   const steps = Math.max(state.progress?.step ?? 0, job.exit?.summary?.steps ?? 0);
   const some = [...state.ranks.values()].some((rank) => [...rank.cells.values()].some((cell) => cell.phase === "step"));
-  if (steps > 0) place.textContent = `${counted(steps, "optimizer step")} seen`;
-  else if (some) place.textContent = "optimizer steps seen";
-  else place.textContent = job.finished ? "no optimizer step seen" : "no optimizer step seen yet";
+  if (steps > 0) place.textContent = `${counted(steps, "step")} seen`;
+  else if (some) place.textContent = "steps seen";
+  else place.textContent = job.finished ? "no step seen" : "no step seen yet";
+  const hint = $("no-steps"); // how to mark steps
+  if (hint) hint.hidden = steps > 0 || some || !(job.finished || state.ranks.size > 0);
 }

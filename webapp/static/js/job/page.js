@@ -78,7 +78,7 @@ function draw() {
       place.textContent = (state.fromSummary && place.dataset.gone) || place.dataset.ended;
     }
   }
-  if ($("progress")) showProgress(job, state);
+  if ($("figures")) showProgress(job, state);
   if ($("script-steps")) showStepsSeen($("script-steps"), job, state);
   showNothing(job, state, hasHistory);
   const phase = startPhase(job, state, boardNow());

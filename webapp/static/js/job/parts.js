@@ -60,7 +60,7 @@ function scaledTo(step, parted) {
 export function measuredParts(ranks) {
   const lines = [...ranks.values()].flatMap((rank) => rank.parts ?? []);
   if (lines.length === 0) return null;
-  const mean = (of) => lines.reduce((sum, line) => sum + (of(line) ?? 0), 0) / lines.length;
+  const mean = (of) => lines.reduce((sum, line) => sum + (of(line) ?? 0), 0) / lines.length; // an unknown part is in compute
   const byName = (kind) => {
     const names = [...new Set(lines.flatMap((line) => Object.keys(line[kind])))];
     return Object.fromEntries(names.map((name) => [name, mean((line) => line[kind][name])]));
@@ -74,7 +74,8 @@ export function measuredParts(ranks) {
 /** The parts of mean seconds per step. Compute is the remainder. */
 export function makeParts({ step_s, data_s, optimizer_s, exposed, hidden }, steps = 0) {
   const axes = (kind, means) => Object.entries(means).map(([name, seconds]) => ({ name, kind, seconds }));
-  const parts = [{ name: "data", kind: "data", seconds: data_s }, { name: "optimizer", kind: "optimizer", seconds: optimizer_s }, ...axes("exposed", exposed)];
+  const works = Object.entries({ data: data_s ?? 0, optimizer: optimizer_s ?? 0 }).map(([name, seconds]) => ({ name, kind: name, seconds }));
+  const parts = [...works, ...axes("exposed", exposed)];
   const compute = Math.max(0, step_s - parts.reduce((sum, part) => sum + part.seconds, 0));
   parts.push({ name: "compute", kind: "compute", seconds: compute }, ...axes("hidden", hidden));
   return { step_s, sure: 0, steps, parts: parts.map((part) => ({ waiting_s: 0, ...part })) };

@@ -15,7 +15,8 @@ export function stepBar(section) {
     if (key === drawn) return;
     drawn = key;
     const [above, below] = bars(planned, measured);
-    rows.replaceChildren(bar("planned", above, plannedWords(above)), bar("measured", below, measuredWords(below, job.finished)));
+    const measuredRow = bar("measured", below, measuredWords(below, job.finished));
+    rows.replaceChildren(...(job.estimate ? [bar("planned", above, plannedWords(above))] : []), measuredRow);
     figures.replaceChildren(...partRows(planned, measured).slice(0, MOST_FIGURES).map((row) => figure(row, planned, measured)));
     const all = [...(planned?.parts ?? []), ...(measured?.parts ?? [])];
     note.textContent = [
