@@ -1,6 +1,22 @@
-"""Python client and command line of a Meshboard board. Needs neither Django nor torch."""
+"""Python client and command line of a Meshboard board. Needs neither Django nor torch.
 
-from meshboard.client import Client, Job
-from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
+A training script imports this package only for `step`, so the client is loaded at its first use.
+"""
 
-__all__ = ["AwayError", "Client", "Job", "RefusedError", "TimedOutError", "WrongError"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from meshboard.script import step
+
+if TYPE_CHECKING:
+    from meshboard.client import Client, Job
+    from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
+
+__all__ = ["AwayError", "Client", "Job", "RefusedError", "TimedOutError", "WrongError", "step"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "meshboard.client" if name in ("Client", "Job") else "meshboard.errors"
+    return getattr(importlib.import_module(module), name)
