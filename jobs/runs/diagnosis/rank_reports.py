@@ -417,4 +417,5 @@ class ScriptSteps:
             return RunFinding(
                 "starting", 0.0, f"Not checked: the script was cancelled after {seen}.", why_cancelled, ""
             )
-        return RunFinding("starting", 0.0, f"Not checked: the script ended after {seen}.", SCRIPT_REASON, following)
+        ended = f"after {seen}" if self._steps else "without a step"
+        return RunFinding("starting", 0.0, f"Not checked: the script ended {ended}.", SCRIPT_REASON, following)

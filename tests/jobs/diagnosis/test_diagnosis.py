@@ -201,7 +201,7 @@ def counts(steps: int = 0, sent: int = 0) -> list[Any]:
         (None, counts(sent=60), "Not checked: the script has run no step so far.", SCRIPT_REASON),
         ("succeeded", counts(30, 60), "Not checked: the script ended after 30 steps.", SCRIPT_REASON),
         ("succeeded", counts(1), "Not checked: the script ended after 1 step.", SCRIPT_REASON),
-        ("succeeded", counts(sent=60), "Not checked: the script ended after no step.", SCRIPT_REASON),
+        ("succeeded", counts(sent=60), "Not checked: the script ended without a step.", SCRIPT_REASON),
         ("succeeded", counts(), "Not checked: the run reported no step.", "Nothing was measured."),
         (
             "cancelled",

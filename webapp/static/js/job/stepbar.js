@@ -16,7 +16,7 @@ export function stepBar(section) {
     drawn = key;
     const [above, below] = bars(planned, measured);
     const measuredRow = bar("measured", below, measuredWords(below, job.finished));
-    rows.replaceChildren(...(job.estimate ? [bar("planned", above, plannedWords(above))] : []), measuredRow);
+    rows.replaceChildren(...(section.dataset.unplanned === undefined ? [bar("planned", above, plannedWords(above))] : []), measuredRow);
     figures.replaceChildren(...partRows(planned, measured).slice(0, MOST_FIGURES).map((row) => figure(row, planned, measured)));
     const all = [...(planned?.parts ?? []), ...(measured?.parts ?? [])];
     note.textContent = [
