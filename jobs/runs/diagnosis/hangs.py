@@ -26,7 +26,15 @@ from jobs.runs.diagnosis.hang_texts import (
     describe_stuck_ranks,
 )
 from jobs.runs.diagnosis.planned_run import PlannedRun
-from jobs.runs.diagnosis.rank_activity import ENDED_KINDS, IDLE_KINDS, Activity, Kind, RankActivities, get_known_kind
+from jobs.runs.diagnosis.rank_activity import (
+    CROWDED,
+    ENDED_KINDS,
+    IDLE_KINDS,
+    Activity,
+    Kind,
+    RankActivities,
+    get_known_kind,
+)
 from jobs.runs.diagnosis.rank_reports import ProcessStates, RankProgress, StepTimings
 from jobs.runs.diagnosis.traced_step import TracedStep
 
@@ -43,6 +51,7 @@ SLOW_S, EVAL_S, CHECKPOINT_S = 300.0, 60.0, 120.0
 SCRIPT_THRESHOLDS_S: dict[Kind, float] = {"data": 60.0, "file": 60.0, "checkpoint": CHECKPOINT_S}
 EXTRA_REPORT_S = 5.0  # above the threshold, in which awaited ranks may still report
 MAX_SILENCE_S = 8.0  # hosts send gauges every few seconds
+MIN_CPU_SHARE = 0.05  # a smaller share makes the threshold no longer
 MAX_FOUND_AGE_S = 10.0  # of a hang that explains a failure
 MAX_SIDES = 6
 CAUSES: dict[Kind, Cause] = {
@@ -267,14 +276,22 @@ class HangDetector:
         if kind in IDLE_KINDS and has_agreed and not self._is_starting_or_ending():
             learned = max((self._activities.get_pause_s(rank) or 0.0 for rank in ranks), default=0.0)
             return max(IDLE_S, learned + LEARNED_MARGIN_S) if learned else IDLE_S
+        if not self._run.is_script:
+            threshold_s = self.get_threshold_s(now)
+            starved_s = min(threshold_s / self._get_cpu_share(ranks, now), SLOW_S)
+            return max(threshold_s, starved_s) + (EXTRA_REPORT_S if kind == "unknown" and ranks else 0.0)
         if kind in ("crowded", "quota"):
             return SLOW_S
-        if not self._run.is_script:
-            return self.get_threshold_s(now) + (EXTRA_REPORT_S if kind == "unknown" and ranks else 0.0)
         pauses = [self._activities.get_pause_s(rank, min_pauses=MIN_PAUSES) for rank in ranks]
         if pauses and all(pause is not None for pause in pauses):
             return max(pause or 0.0 for pause in pauses) + LEARNED_MARGIN_S
         return SCRIPT_THRESHOLDS_S.get(kind, SLOW_S)
+
+    def _get_cpu_share(self, ranks: Sequence[int], now: float) -> float:
+        """Return the share of the time in which the first rank gets a CPU if it needs one."""
+        item = self._get_sample(ranks[0], now) if ranks else None
+        delay = max(item["throttled"], item.get("crowded", 0.0)) if item is not None else 0.0
+        return max(MIN_CPU_SHARE, 1.0 - delay) if delay >= CROWDED else 1.0
 
     def _describe_activity(self, ranks: tuple[int, ...], activity: Activity, now: float) -> str:
         kind, who = activity.kind, format_ranks(ranks)

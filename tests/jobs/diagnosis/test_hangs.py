@@ -152,13 +152,18 @@ def test_ignores_process_states_before_the_hang() -> None:
     assert (hang["cause"], hang["ranks"]) == ("compute", [2])
 
 
-def test_cpu_quota_is_the_cause() -> None:
-    found, now = trained(), STOPPED_AT + 12
-    all_wait_for(found, 2, now)
-    found.add(process(2, now, throttled=0.9, cpu=0.1), 0)
-    hang = look(found, now)["hang"]
-    assert hang is not None
-    assert (hang["cause"], hang["ranks"]) == ("quota", [2])
+@pytest.mark.parametrize(
+    ("delay", "cause"), [({"throttled": 0.9, "cpu": 0.1}, "quota"), ({"crowded": 0.9, "cpu": 0.1}, "compute")]
+)
+def test_threshold_of_a_starved_rank_grows_with_its_lack_of_cpu(delay: dict[str, float], cause: str) -> None:
+    """The threshold of 10 s is 100 s for a rank that gets a CPU in a tenth of the time."""
+    for after, state in ((12.0, "notice"), (95.0, "notice"), (105.0, "hung")):
+        found, now = trained(), STOPPED_AT + after
+        all_wait_for(found, 2, now)
+        found.add(process(2, now, **delay), 0)
+        verdict = look(found, now)
+        assert verdict["hang"] is not None
+        assert (verdict["state"], verdict["hang"]["cause"], verdict["hang"]["ranks"]) == (state, cause, [2])
 
 
 def test_stuck_transfer_blames_the_link() -> None:
