@@ -70,8 +70,9 @@ def open_host() -> Iterator[Host]:
         yield machine
 
 
-def start_script(machine: Host, name: str, script: str, world: int, first_slot: int) -> ScriptRun:
-    job = f"script-{os.getpid()}-{first_slot}"
+def start_script(machine: Host, name: str, script: str, world: int, number: int) -> ScriptRun:
+    """Start script `number`. The scripts of the next 16 numbers use other slots."""
+    job, first_slot = f"script-{os.getpid()}-{number}", number % 16 * 4
     folder = machine.folder / "scripts" / job
     folder.mkdir(parents=True)
     (folder / "script.py").write_text(PRELUDE + script)
@@ -97,7 +98,7 @@ def run_faults(names: Sequence[str], at_once: int = 4) -> Iterator[tuple[str, Ca
             runs = {}
             for i, name in enumerate(names[first : first + at_once]):
                 case = FAULTS[name]
-                runs[name] = start_script(machine, name, case.script, case.world, 4 * (first + i) % 64)
+                runs[name] = start_script(machine, name, case.script, case.world, first + i)
             yield from _judge_together(machine, runs)
             machine.kill_jobs()
 
@@ -132,7 +133,7 @@ def _judge_once(machine: Host, case: ScriptFault, run: ScriptRun, passed_s: floa
 def run_healthy_scripts(names: Sequence[str], seconds: float) -> Iterator[tuple[str, CaseResult]]:
     """Run all healthy scripts at once, which makes the machine busy, and count alarms."""
     with open_host() as machine:
-        runs = [start_script(machine, name, HEALTHY[name], WORLDS.get(name, 2), 4 * i) for i, name in enumerate(names)]
+        runs = [start_script(machine, name, HEALTHY[name], WORLDS.get(name, 2), i) for i, name in enumerate(names)]
         looks: dict[str, int] = dict.fromkeys(names, 0)
         notices: dict[str, int] = dict.fromkeys(names, 0)
         alarms: dict[str, list[str]] = {name: [] for name in names}
