@@ -143,6 +143,29 @@ def test_different_calls_are_certain_after_two_reports() -> None:
     assert verdict["reason"] == f"In call 43 on world, rank 1 calls barrier, but rank 0 calls {USUAL}."
 
 
+@pytest.mark.parametrize(("second_report", "is_hung"), [(None, False), (3.0, False), (4.0, True)])
+def test_one_report_or_less_than_four_seconds_are_not_certain(second_report: float | None, is_hung: bool) -> None:
+    found = script()
+    for after in filter(None, (2.0, second_report)):
+        report(found, 0, after, [entered(43, [USUAL, USUAL])], TRAIN)
+        report(found, 1, after, [entered(43, [USUAL, "barrier"])], SLEEP)
+    now = NOW + (second_report or 5.0) + 0.2
+    assert (look(found, now)["state"] == "hung") == is_hung
+
+
+@pytest.mark.parametrize(("cpu", "hung_after"), [(0.01, 10.0), (0.2, 60.0)])
+def test_transfer_that_uses_a_cpu_is_slow(cpu: float, hung_after: float) -> None:
+    found = script()
+    for after in range(2, 66, 2):
+        for rank in (0, 1):
+            report(found, rank, after, [entered(43, [USUAL])], TRAIN)
+            process(found, rank, after + 0.1, cpu=cpu)
+        verdict = look(found, NOW + after + 0.2)
+        assert (verdict["state"] == "hung") == (after >= hung_after)
+    assert verdict["hang"] is not None
+    assert verdict["hang"]["cause"] == "link"
+
+
 def test_call_that_usually_follows_was_skipped() -> None:
     found, broadcast = script(), "broadcast of 8 float32 from rank 0"
     for after in (2.0, 4.0):
