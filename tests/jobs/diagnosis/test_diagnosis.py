@@ -221,6 +221,24 @@ def test_script_reports_counted_steps(outcome: str | None, told: list[Any], sent
     assert (said["sentence"], said["reason"]) == (sentence, why)
 
 
+def test_script_with_step_times_names_its_largest_part() -> None:
+    found = script()
+    for number in range(2, 12):
+        for rank in range(2):
+            parts: Any = {"data": 0.03, "exposed": {"world": 0.01}, "hidden": {}}
+            found.add(step(rank, number, parts=parts, steps=None, tokens=None, loss=None, learning_rate=None), 0)
+    found.end("succeeded", {"outcome": "succeeded", "reason": ""})
+    verdict = look(found)
+    assert verdict["sentence"] == "Not checked: the step time of 100 ms has no prediction. Data takes 30% of each step."
+    assert verdict["next"] == "Increase `num_workers` or `prefetch_factor` of the DataLoader."
+    assert verdict["measured"] is not None
+    assert {part["name"]: round(part["seconds"], 3) for part in verdict["measured"]["parts"]} == {
+        "data": 0.03,
+        "compute": 0.06,
+        "world": 0.01,
+    }
+
+
 def test_script_steps_come_from_the_exit_report() -> None:
     found = script()
     found.add(counts(30)[1], 0)

@@ -26,6 +26,12 @@ def test_names_the_faster_run_and_its_largest_gain() -> None:
     assert found.note == "Step time: 80.0 ms compared with 100 ms."
 
 
+def test_compares_samples_with_samples_only() -> None:
+    one, other = SLOW._replace(unit="samples"), FAST._replace(unit="samples", tokens=1024)
+    assert text(one, other) == "demo-2 is 2.50 times as fast as demo-1 in samples per second."
+    assert text(one, FAST) == "", "samples are not tokens"
+
+
 def test_compares_the_fastest_run_with_the_baseline() -> None:
     middle = RunSpeed("demo-3", 0.09, 512, {})
     assert text(SLOW, middle, FAST).startswith("demo-2 is 1.25 times as fast as demo-1: ")

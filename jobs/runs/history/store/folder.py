@@ -222,14 +222,15 @@ class HistoryFolder:
         level = max((part["level"] for part in manifest["parts"].get(table, [])), default=0)
         return self._make_part(name, rows, level)
 
-    def read_batches(self, parts: list[TableFile]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of files in order."""
+    def read_batches(self, table: str, parts: list[TableFile]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table's files in order."""
         for part in parts:
             with pq.ParquetFile(self.path / part["file"]) as file:
-                yield from file.iter_batches(batch_size=ROWS_PER_GROUP)
+                for batch in file.iter_batches(batch_size=ROWS_PER_GROUP):
+                    yield _add_missing_columns(batch, TABLES[table])
 
     def _merge_files(self, manifest: HistoryManifest, table: str, parts: list[TableFile]) -> TableFile:
-        joined = self.write_file(manifest, table, self.read_batches(parts))
+        joined = self.write_file(manifest, table, self.read_batches(table, parts))
         return {**joined, "level": 1 + max(part["level"] for part in parts)}
 
     def _make_part(self, name: str, rows: int, level: int) -> TableFile:
@@ -261,6 +262,17 @@ def iterate_histories(root: Path) -> Iterator[tuple[str, int]]:
     for path in sorted(root.glob("*/*")):
         if path.is_dir() and path.name.isascii() and path.name.isdigit():
             yield path.parent.name, int(path.name)
+
+
+def _add_missing_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Add the columns that the file of an older version does not have, as nulls."""
+    if batch.schema.names == schema.names:
+        return batch
+    stored = set(batch.schema.names)
+    columns = [
+        batch.column(field.name) if field.name in stored else pa.nulls(batch.num_rows, field.type) for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 @contextlib.contextmanager

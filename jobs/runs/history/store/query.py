@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import duckdb
-import pyarrow as pa
 from django.conf import settings
 
 from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
@@ -32,7 +31,7 @@ MAX_TRIES = 4  # while the recorder replaces files
 Answer = TypeVar("Answer")
 Columns = dict[str, list[Any]]  # of equal length
 
-SQL_TYPES = {pa.int64(): "BIGINT"}  # of columns that newer versions add
+GROWN_TABLES = {"steps"}  # files of older versions have fewer columns
 
 _query_slots = threading.BoundedSemaphore(MAX_CONCURRENT_QUERIES)
 
@@ -53,14 +52,12 @@ class HistoryTables:
         for table, schema in TABLES.items():
             if files := folder.get_paths(manifest, table):
                 listed = ", ".join(_quote(file) for file in files)
-                cursor.execute(
-                    f"CREATE OR REPLACE TEMP VIEW {table} AS SELECT * FROM read_parquet([{listed}], union_by_name=true)"
-                )
-                stored = {name for name, *_ in cursor.execute(f"DESCRIBE {table}").fetchall()}
-                if missing := [field for field in schema if field.name not in stored]:  # stored by an older version
-                    added = ", ".join(f"NULL::{SQL_TYPES[field.type]} AS {field.name}" for field in missing)
-                    select = f"SELECT *, {added} FROM read_parquet([{listed}], union_by_name=true)"
-                    cursor.execute(f"CREATE OR REPLACE TEMP VIEW {table} AS {select}")
+                select = f"SELECT * FROM read_parquet([{listed}])"
+                if table in GROWN_TABLES:
+                    cursor.register(f"empty_{table}", schema.empty_table())
+                    select = f"SELECT * FROM empty_{table} UNION ALL BY NAME"
+                    select += f" SELECT * FROM read_parquet([{listed}], union_by_name=true)"
+                cursor.execute(f"CREATE OR REPLACE TEMP VIEW {table} AS {select}")
             else:
                 cursor.register(table, schema.empty_table())
 

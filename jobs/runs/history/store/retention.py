@@ -70,7 +70,8 @@ def _thin_traced_steps(folder: HistoryFolder, manifest: HistoryManifest) -> bool
     for table in TRACED_TABLES:
         if parts := manifest["parts"].get(table):
             remaining = (
-                batch.filter(pc.invert(pc.is_in(batch["step"], dropped_steps))) for batch in folder.read_batches(parts)
+                batch.filter(pc.invert(pc.is_in(batch["step"], dropped_steps)))
+                for batch in folder.read_batches(table, parts)
             )
             folder.replace_files(manifest, table, parts, [folder.write_file(manifest, table, remaining)])
     return True
@@ -111,7 +112,7 @@ def _drop_old_lines(folder: HistoryFolder, manifest: HistoryManifest) -> None:
 
     def read_remaining() -> Iterator[pa.RecordBatch]:
         num_seen = 0
-        for batch in folder.read_batches(parts):
+        for batch in folder.read_batches("logs", parts):
             start = min(batch.num_rows, max(0, num_dropped - num_seen))
             num_seen += batch.num_rows
             if start < batch.num_rows:

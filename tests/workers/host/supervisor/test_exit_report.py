@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from contracts.codec import MAX_EXIT_REPORT_BYTES, validate_exit_report
 from contracts.fields import MAX_ABS_NUMBER, MAX_INT64
-from contracts.telemetry.items import SCRIPT_SETUP_STEPS, Cell, EvalItem, PhaseItem, StepItem, TrafficItem
+from contracts.telemetry.items import SCRIPT_SETUP_STEPS, Cell, EvalItem, GaugeItem, PhaseItem, StepItem, TrafficItem
 from contracts.telemetry.results import (
     LabItem,
     MemoryParts,
@@ -129,6 +129,22 @@ def test_speed_is_total_tokens_over_total_time() -> None:
     for number, seconds in enumerate((0.1, 1.0), 1):
         tally.add(step(number, seconds))
     assert tally.build()["tokens_per_s"] == pytest.approx(200 / 1.1)
+
+
+def test_script_has_step_time_samples_and_memory_but_no_tokens() -> None:
+    tally = SummaryBuilder()
+    for number in range(4, 44, 2):
+        item = step(number, 0.5)
+        item.update(steps=None, tokens=None, loss=None, learning_rate=None, counted=number - 2)  # type: ignore[typeddict-item]
+        tally.add({**item, "over": 2, "times": [0.25, 0.75], "samples": 8})
+    tally.add(GaugeItem(kind="gauge", rank=0, time=1.0, peak_bytes=1000))
+    tally.add(PhaseItem(kind="phase", rank=0, time=1.0, phase="step", steps=7))
+    summary = tally.build()
+    assert (summary["steps"], summary["ran_steps"]) == (42, 40)
+    assert summary["measured"] == {"steps": 40, "step_s": 0.5}
+    assert (summary["tokens_per_s"], summary["samples_per_s"], summary["samples"]) == (None, 16.0, 8)
+    assert summary["peak_bytes"] == {"0": 1000}
+    assert summary["losses"] == []
 
 
 def test_thins_both_loss_curves(tmp_path: Path) -> None:
