@@ -177,3 +177,16 @@ test("spreads exposed communication over its step", () => {
   assertClose(sum(row), 2);
   assert.equal(row.filter((value) => value > 0).length, 8);
 });
+
+test("shows unknown values of a script as unknown", () => {
+  const script = { kind: "step", rank: 0, steps: null, tokens: null, loss: null, grad_norm: null, learning_rate: null, cells: [] };
+  const item = (step, more) => ({ ...script, time: step, step, ran: step, counted: step - 2, step_s: 0.5, parts: { exposed: {}, hidden: {} }, ...more });
+  const state = foldBatches([batch(10, item(4)), batch(12, item(6, { over: 2, times: [0.25, 0.75], samples: 8 }))]);
+  assert.deepEqual(state.stepTimes, [0.5, 0.25, 0.75]);
+  assert.equal(state.ranks.get(0).exactStep, 4);
+  assert.deepEqual([state.progress.steps, state.progress.rate, state.progress.sample_rate, state.progress.over], [null, null, 16, 2]);
+  assert.deepEqual(state.ranks.get(0).parts[0], { step_s: 0.5, data: null, optimizer: null, exposed: {}, hidden: {} });
+  assert.equal(state.lastLoss, null);
+  const later = foldBatches([batch(10, item(4, { samples: 8 })), batch(11, { kind: "phase", rank: 0, time: 11, phase: "step", steps: 5 })]);
+  assert.deepEqual([later.progress.step, later.progress.sample_rate], [5, 16]);
+});

@@ -117,6 +117,18 @@ def test_counters_continue_after_restarts() -> None:
     assert counted["step"][2] / (steps - SCRIPT_SETUP_STEPS) == STEP_BYTES
 
 
+def test_step_items_continue_after_restarts() -> None:
+    tries = RestartCounter()
+    numbers = []
+    for steps in (6, 4):
+        Process(tries)
+        for number in range(2, steps + 1):
+            item: Any = {"kind": "step", "rank": 0, "step": number, "ran": number, "counted": number - 2, "cells": []}
+            tries.adjust(item)
+            numbers.append((item["step"], item["ran"], item["counted"]))
+    assert numbers[4:] == [(6, 6, 4), (6, 6, 4), (7, 7, 5), (8, 8, 6)], "the set-up steps repeat steps"
+
+
 def test_restart_during_setup_counts_no_step_twice() -> None:
     tries = RestartCounter()
     Process(tries).train(1)
