@@ -160,7 +160,7 @@ def test_outdated_writer_does_not_damage_files_of_the_other(root: Path) -> None:
     other.rows.add_item(step(0, 2, 2))
     other.commit()
     folder, parts = slow.folder, slow.manifest["parts"]["steps"]
-    again = folder.write_file(slow.manifest, "steps", folder.read_batches(parts))
+    again = folder.write_file(slow.manifest, "steps", folder.read_batches("steps", parts))
     with pytest.raises(ConcurrentWriterError):
         folder.replace_files(slow.manifest, "steps", parts, [again])
     assert [row["step"] for row in rows(root, "job", "steps")] == [1, 2]

@@ -134,9 +134,8 @@ def test_speed_is_total_tokens_over_total_time() -> None:
 def test_script_has_step_time_samples_and_memory_but_no_tokens() -> None:
     tally = SummaryBuilder()
     for number in range(4, 44, 2):
-        item = step(number, 0.5)
-        item.update(steps=None, tokens=None, loss=None, learning_rate=None, counted=number - 2)  # type: ignore[typeddict-item]
-        tally.add({**item, "over": 2, "times": [0.25, 0.75], "samples": 8})
+        item: Any = {**step(number, 0.5), "counted": number - 2, "over": 2, "times": [0.25, 0.75], "samples": 8}
+        tally.add({**item, "steps": None, "tokens": None, "loss": None, "learning_rate": None})
     tally.add(GaugeItem(kind="gauge", rank=0, time=1.0, peak_bytes=1000))
     tally.add(PhaseItem(kind="phase", rank=0, time=1.0, phase="step", steps=7))
     summary = tally.build()
