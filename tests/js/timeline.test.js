@@ -82,6 +82,19 @@ test("counts time without compute or other axes as the bubble", () => {
   assertClose(found, { share: (20 / 40 + 16 / 40) / 2, least: 0.4, seconds: 0.04 });
 });
 
+test("infers the wait of DDP's reducer for its last bucket", () => {
+  const measure = (backwardEnd) => {
+    const calls = [[0, "all_reduce", 1, 10_000, 0, 20_000, 8, -1], [0, "all_reduce", 2, 30_000, 0, 36_000, 8, -1]];
+    const items = [0, 1].map((rank) => timelineItem(rank, { spans: [["backward", -1, -1, 0, backwardEnd]], calls }));
+    const [dp] = overlap(stepFromItems(items));
+    return dp;
+  };
+  const waits = measure(36_500);
+  assertClose([waits.exposed, waits.hidden], [0.006, 0.01]);
+  const continues = measure(50_000); // Backward ends long after the last bucket, so it did not wait.
+  assertClose([continues.exposed, continues.hidden], [0, 0.016]);
+});
+
 test("excludes validation after the step from its bubble and overlap", () => {
   const validation = [["eval", -1, -1, 40_000, 90_000], ["forward", 0, 0, 50_000, 80_000]];
   const measure = (validates) => {

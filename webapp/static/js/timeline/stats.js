@@ -81,13 +81,34 @@ const listSpans = (own, works) => own.spans.filter((span) => works.has(span.work
 /** Return the intervals at the end of calls in which the training thread waits. */
 const listBlocked = (calls) => calls.filter((call) => call.blocked > 0).map((call) => [call.to - call.blocked, call.to]);
 
+const MAX_END_DIFFERENCE_S = 2e-3; // a backward that ends this soon after a collective waited for it
+
+/**
+ * Return the calls with the waits of DDP's reducer in C++, which the meter cannot see. The reducer issues its last bucket
+ * with the last gradient, so a backward that ends with the last bucket waited since that issue. `_infer_blocked` of
+ * jobs/runs/diagnosis/traced_step.py uses the same rule.
+ */
+function inferBlocked({ calls, spans }) {
+  const inferred = new Map();
+  for (const span of spans.filter((one) => one.work === "backward" || one.work === "weights")) {
+    const inside = calls.filter((call) => span.from <= call.from && call.from <= span.to);
+    const unblocked = inside.filter((call) => call.blocked === 0 && call.op === "all_reduce");
+    if (unblocked.length === 0) continue;
+    const last = inside.reduce((latest, call) => (call.from > latest.from ? call : latest));
+    const lastEnd = Math.max(...unblocked.map((call) => call.to));
+    const wait = span.to - lastEnd;
+    if (unblocked.includes(last) && last.from < lastEnd && wait >= 0 && wait <= MAX_END_DIFFERENCE_S) inferred.set(last, { ...last, blocked: last.to - last.from });
+  }
+  return calls.map((call) => inferred.get(call) ?? call);
+}
+
 /** Return exposed and overlapped seconds per step by axis, as means over ranks. Both are null if a call does not have them. */
 export function overlap(step) {
   const found = new Map();
   const ranks = step.ranks.size;
   for (const own of step.ranks.values()) {
     const axes = new Map();
-    for (const call of ofStep(own).calls) {
+    for (const call of inferBlocked(ofStep(own))) {
       if (call.open) continue;
       const { axis } = step.groups[call.group];
       if (!axes.has(axis)) axes.set(axis, []);
