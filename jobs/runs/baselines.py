@@ -143,7 +143,7 @@ def compute_facts(exit_report: Mapping[str, Any] | None, ranks: int) -> RunMeasu
             raise NoFactsError(f"The script completed no step after its {SCRIPT_SETUP_STEPS} set-up steps.")
         raise NoFactsError("The job completed no step.")
     left_out = summary.get("cells_left_out", 0)
-    sent = [] if left_out else _sum_traffic(summary.get("cells") or {}, steps)
+    sent = [] if left_out else sum_traffic(summary.get("cells") or {}, steps)
     if len(sent) > MAX_TRAFFIC_ROWS:
         rows = f"{len(sent):,} combinations of axis and collective"
         raise NoFactsError(f"The job has {rows}. The maximum is {MAX_TRAFFIC_ROWS:,}.")
@@ -166,7 +166,8 @@ def compute_facts(exit_report: Mapping[str, Any] | None, ranks: int) -> RunMeasu
     return figures
 
 
-def _sum_traffic(cells: Mapping[str, list[dict[str, Any]]], steps: int) -> list[CollectiveTraffic]:
+def sum_traffic(cells: Mapping[str, list[dict[str, Any]]], steps: int) -> list[CollectiveTraffic]:
+    """Return bytes and calls per step over all ranks, by axis and collective. `cells` are final counters by rank."""
     payload, calls = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for cell in (cell for rank_cells in cells.values() for cell in rank_cells if cell["phase"] == "step"):
         payload[cell["axis"], cell["op"]] += cell["payload_bytes"]

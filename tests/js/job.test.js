@@ -7,6 +7,7 @@ import test from "node:test";
 import { compareAxes } from "../../webapp/static/js/collectives.js";
 import { fitWords } from "../../webapp/static/js/job/dryrun.js";
 import { getSpeed } from "../../webapp/static/js/job/figures.js";
+import { endingWords } from "../../webapp/static/js/job/ending.js";
 import { getVerdict } from "../../webapp/static/js/job/health.js";
 import { neverDid } from "../../webapp/static/js/job/nothing.js";
 import { bars, diagnosedSteps, measuredParts, partRows, getSteps } from "../../webapp/static/js/job/parts.js";
@@ -189,6 +190,12 @@ test("explains a missing verdict", () => {
   assert.deepEqual(stale, ["failed", "Failed: boom (rank 1)."]);
   const cancelled = verdict({ status: "cancelled", diagnosis: { ...diagnosis, over: true } });
   assert.deepEqual(cancelled, ["", "As planned."]);
+});
+
+test("does not repeat the rank and the signal of the reason", () => {
+  const words = (exit) => endingWords({ status: "failed", exit, history: [] });
+  assert.equal(words({ reason: "rank 1 was killed by SIGABRT", rank: 1, signal: "SIGABRT" }), "Failed: rank 1 was killed by SIGABRT");
+  assert.equal(words({ reason: "boom on rank 11", rank: 1, exit_code: 3 }), "Failed: boom on rank 11 (rank 1, exit code 3)");
 });
 
 test("calls a run that ended while it started neither starting nor healthy", () => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from jobs.pages.jobs.speed_ranking import (
     rank_speeds,
     scale_parts,
 )
+from jobs.runs.baselines import sum_traffic
 from planner.cost.learning import MIN_TENSOR_BYTES
 from planner.facts.kinds import drop_unused_fields
 
@@ -208,11 +210,19 @@ def _get_peak(summary: Mapping[str, Any], ranks: int) -> int | None:
     return max(peaks.values(), default=None) if len(peaks) >= ranks else None
 
 
-def _sum_by_axis(summary: Mapping[str, Any], ranks: int) -> dict[str, tuple[float, float]]:
-    """Return predicted and measured bytes per step by axis, or nothing if a rank is missing."""
-    sums: dict[str, tuple[float, float]] = {}
+def _sum_by_axis(summary: Mapping[str, Any], ranks: int) -> Mapping[str, tuple[float | None, float]]:
+    """Return predicted and measured bytes per step by axis, or nothing if a rank is missing.
+
+    A script has no prediction.
+    """
     steps = summary.get("ran_steps", summary.get("steps", 0))
-    verdicts = summary.get("verdict") or {}
+    verdicts, cells = summary.get("verdict") or {}, summary.get("cells") or {}
+    if steps and not verdicts and len(cells) >= ranks and not summary.get("cells_left_out"):
+        measured_bytes = defaultdict[str, float](float)
+        for row in sum_traffic(cells, steps):
+            measured_bytes[row["axis"]] += row["bytes"]
+        return {axis: (None, total) for axis, total in measured_bytes.items()}
+    sums: dict[str, tuple[float, float]] = {}
     if not steps or len(verdicts) < ranks:
         return sums
     for rows in verdicts.values():

@@ -107,6 +107,18 @@ def test_compare_page_shows_traffic_per_step(job: Job) -> None:
     assert in_unit(0.0004, "seconds") == "400.0 µs"
 
 
+def test_compare_page_shows_traffic_of_scripts_without_a_plan() -> None:
+    def summarize(*payloads: int) -> dict[str, Any]:
+        cell = {"axis": "world", "op": "all_reduce", "count": 4}
+        rows = {str(rank): [{**cell, "phase": "step", "payload_bytes": n}] for rank, n in enumerate(payloads)}
+        return {"steps": 4, "cells": rows}
+
+    two = {"layout": {"dp": 2, "tp": 1, "pp": 1}}
+    exits = {"1": summarize(400, 200), "2": summarize(400), "3": {**summarize(400, 200), "cells_left_out": 1}}
+    [figure] = list_axis_figures([Job(id=job_id, spec=two) for job_id in exits], exits)
+    assert (figure.planned, figure.measured) == ([None] * 3, [150, None, None])
+
+
 def test_compare_page_has_no_totals_for_missing_ranks(job: Job) -> None:
     row = {"phase": "step", "axis": "dp", "predicted_bytes": 7, "measured_bytes": 7}
     shown = {"steps": 1, "verdict": {"0": [row]}, "peak_bytes": {"0": 5}}
