@@ -29,6 +29,7 @@ subprocess.Popen([sys.executable, "-c", rank], start_new_session=True).wait()
 SUITE = """
 import signal, subprocess, sys
 from tests.support.reaper import fork_under_reaper
+signal.signal(int(sys.argv[1]), signal.SIG_DFL)  # nohup ignores SIGHUP
 fork_under_reaper()
 launcher = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
 subprocess.run([sys.executable, "-c", launcher], check=True)
@@ -61,11 +62,15 @@ def test_timeout_reports_stacks_and_ends_ranks(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_suite_ends_orphans_in_other_sessions(number: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-c", SUITE], cwd=ROOT, stdout=subprocess.PIPE, text=True) as suite:
+    argv = [sys.executable, "-c", SUITE, str(int(number))]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as suite:
         assert suite.stdout is not None
         orphan = int(suite.stdout.readline())
         suite.send_signal(number)
-        code = suite.wait(scale_timeout(30))
+        try:
+            code = suite.wait(scale_timeout(30))
+        finally:
+            suite.kill()
     assert code == -number
     assert is_gone(orphan)
 

@@ -29,7 +29,7 @@ def recorded_calls(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, A
 
 
 @pytest.mark.parametrize("name", list(FLOWN))
-def test_meter_matches_the_flight_recorder_call_by_call(said: list[dict[str, Any]], name: str) -> None:
-    for of_rank in said:
-        assert len(of_rank[name]["recorded"]) > 5
-        assert of_rank[name]["metered"] == of_rank[name]["recorded"]
+def test_meter_matches_the_flight_recorder_call_by_call(recorded_calls: list[dict[str, Any]], name: str) -> None:
+    for calls in recorded_calls:
+        assert len(calls[name]["recorded"]) > 5
+        assert calls[name]["metered"] == calls[name]["recorded"]

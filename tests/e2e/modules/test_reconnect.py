@@ -20,6 +20,7 @@ PAGE = """
 <main id="main"><ol id="states"></ol><p id="nothing"></p><div id="notice"></div><div id="gap"></div>
 <span id="status"></span><span id="connection"></span><form id="cancel-form"></form><form id="requeue-form"></form>
 <dialog id="cancel-dialog"><button id="keep"></button><button class="danger"></button></dialog>
+<dl id="figures"></dl>
 <b id="figure-step"></b><progress id="progress"></progress><b id="figure-rate"></b><b id="figure-step-time"></b>
 <b id="figure-left-name"></b><b id="figure-left"></b><b id="figure-loss"></b><b id="figure-eval"></b>
 <b id="figure-phase"></b><b id="figure-spread"></b><b id="figure-rate-note"></b>
