@@ -49,19 +49,16 @@ def simulate(
     forward_s: float,
     inputs_s: float,
     weights_s: float,
-    transfer_s: float = 0.0,
     slowdowns: Sequence[float] = (),
 ) -> PipelineTimeline:
     """Run the actions of every rank as early as their inputs allow. Seconds are those of one chunk and micro-batch.
 
     Args:
-        transfer_s: time of a message between two ranks.
         slowdowns: factor on the durations of each rank, if ranks differ.
     """
     pp = layout.pp
     slowdowns = slowdowns or (1.0,) * pp
     lists = [build_actions(layout, rank, micro_batches) for rank in range(pp)]
-    owner = {action.chunk: rank for rank, order in enumerate(lists) for action in order}
     seconds = {"F": forward_s, "B": inputs_s + weights_s, "I": inputs_s, "W": weights_s}
     last = get_num_chunks(layout) - 1
     ended: dict[tuple[str, int, int], float] = {}
@@ -73,7 +70,7 @@ def simulate(
         for rank in sorted(waiting):
             while position[rank] < len(lists[rank]):
                 action = lists[rank][position[rank]]
-                ready = _get_ready_time(action, rank, last, ended, owner, transfer_s)
+                ready = _get_ready_time(action, last, ended)
                 if ready is None:
                     break
                 start = max(clock[rank], ready)
@@ -91,14 +88,7 @@ def simulate(
     return PipelineTimeline(cells, step, busy, 1 - sum(busy) / (pp * step), in_flight)
 
 
-def _get_ready_time(
-    action: Action,
-    rank: int,
-    last: int,
-    ended: dict[tuple[str, int, int], float],
-    owner: dict[int, int],
-    transfer_s: float,
-) -> float | None:
+def _get_ready_time(action: Action, last: int, ended: dict[tuple[str, int, int], float]) -> float | None:
     """Return when the inputs of an action are available, or None if one is not."""
     kind, i, chunk = action
     if kind == "W":
@@ -107,10 +97,7 @@ def _get_ready_time(
         return 0.0
     # A forward needs the chunk before, a backward the chunk after, and the last backward its own forward.
     source, needed = (chunk - 1, "F") if kind == "F" else (chunk, "F") if chunk == last else (chunk + 1, "B")
-    end = ended.get((needed, source, i))
-    if end is None:
-        return None
-    return end + (transfer_s if owner[source] != rank else 0.0)
+    return ended.get((needed, source, i))
 
 
 def count_max_in_flight(order: list[Action]) -> int:

@@ -13,6 +13,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import AuditEntry, Delivery, Job, Outcome, Webhook
+from jobs.people import tokens
 from jobs.people.notifications import outbox, webhooks
 from jobs.people.notifications.delivery_worker import DeliveryWorker
 from jobs.people.notifications.webhook_transport import get_secret
@@ -47,6 +48,16 @@ def test_hides_webhooks_from_other_users(
         assert client.post(f"/{path}/{each}").status_code == 404
     assert webhook.url not in client.get("/projects/default/webhooks/").content.decode()
     assert Webhook.objects.get().generation == 1
+
+
+def test_token_without_operate_lists_only_own_webhooks_of_an_admin(owner: User, staff: User) -> None:
+    make_webhook(owner, "https://a.example/")
+    listed = []
+    for scopes in (["read"], ["read", "operate"]):
+        request = tokens.ApiTokenRequest.model_validate({"name": "t", "scopes": scopes})
+        client = APIClient(headers={"Authorization": f"Token {tokens.create_token(staff, request).text}"})
+        listed.append(len(client.get("/api/v1/projects/default/webhooks").json()))
+    assert listed == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,14 @@ def test_ignores_messages_of_an_earlier_attempt(
     assert Attempt.objects.get(job=job, number=1).exit["outcome"] == "failed"
 
 
+def test_retry_starts_without_the_stop_reason_and_outside_the_archive(owner: User) -> None:
+    job = submitted(owner)
+    Job.objects.filter(id=job.id).update(status=Status.CANCELLED, stop="limit", archived=True)
+    assert actions.requeue(job, "tester")
+    assert status(job) == Status.QUEUED
+    assert (job.attempt, job.stop, job.archived) == (2, "", False)
+
+
 def test_records_the_history_and_frees_slots(
     owner: User, make_host: Callable[..., Host], live_redis: redis.Redis
 ) -> None:

@@ -15,6 +15,7 @@ from planner.facts.placements import (
     compute_gathered_numel,
     compute_local_parameter,
     compute_shard_numel,
+    count_local_kv_heads,
     get_local_box,
     get_local_parameter,
     get_padded_vocab_size,
@@ -113,3 +114,8 @@ def test_fewer_experts_than_shards_are_sent_without_padding() -> None:
     for p in get_layer_parameters(spec.model, moe=True):
         local = get_local_parameter(spec.model, spec.layout, p)
         assert compute_gathered_numel(local, 64) == local.numel, p.name
+
+
+@pytest.mark.parametrize(("num_kv_heads", "tp", "local"), [(8, 1, 8), (8, 4, 2), (8, 8, 1), (2, 8, 1), (1, 4, 1)])
+def test_tp_ranks_share_a_kv_head_if_there_are_too_few(num_kv_heads: int, tp: int, local: int) -> None:
+    assert count_local_kv_heads(num_kv_heads, tp) == local

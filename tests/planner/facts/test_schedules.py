@@ -95,7 +95,7 @@ def test_valid_schedule_runs_each_action_once_without_deadlock(case: tuple[Sched
     layout = build_layout(schedule, pp, v)
     if not obeys_schedule_rules(layout, m):
         return
-    timeline = simulate(layout, m, forward_s=1.0, inputs_s=1.0, weights_s=1.0, transfer_s=0.1)
+    timeline = simulate(layout, m, forward_s=1.0, inputs_s=1.0, weights_s=1.0)
     done = Counter((cell.kind, cell.chunk, cell.micro_batch) for cell in timeline.cells)
     for chunk in range(pp * v):
         for i in range(m):
