@@ -1,1 +1,1 @@
-"""REST, version 1: the same spec, the same actions as the pages."""
+"""REST API, version 1, with the same specs and actions as the pages."""

@@ -1,9 +1,4 @@
-"""REST for what attempts sent: what is kept, tables of it to read or to keep, and all that the job page shows.
-
-REST of what a run measured: its metrics and its traffic, by time, and what it proved; as JSON or a file.
-
-REST of baselines: runs that the gate holds others to, by project and branch.
-"""
+"""REST views of stored histories, measurements, comparisons, and baselines."""
 
 from __future__ import annotations
 
@@ -194,14 +189,14 @@ class CompareView(APIView):
 
 
 def as_file(job: Job, attempt: int, table: str, query: TableQuery) -> FileResponse:
-    """Raises GoneError, BusyError."""
+    """Return a table as a file. Raises GoneError, BusyError."""
     name = tables.get_file_name(job.id, attempt, table, query.format)
     content = tables.read_as_file(job.id, attempt, table, query)
     return FileResponse(content, as_attachment=True, filename=name, content_type=FILES[query.format])
 
 
 def as_event_file(job: Job, attempt: int) -> FileResponse:
-    """Raises GoneError, BusyError."""
+    """Return the curves as a TensorBoard event file. Raises GoneError, BusyError."""
     content = make_event_file(job.id, attempt, job.spec)
     return FileResponse(
         content, as_attachment=True, filename=get_event_file_name(job.id, attempt), content_type=EVENT_FILE
@@ -360,7 +355,7 @@ class BaselineView(APIView):
 
 
 def _stored(name: str, what: str = "project") -> str:
-    """Raises MissingError: no database can be asked for it."""
+    """Return a name that a database can store. Raises NotFoundError for another name."""
     if not is_storable(name):
         raise NotFoundError(what)
     return name

@@ -1,4 +1,4 @@
-"""REST of hosts and of the tokens that they join with."""
+"""REST views of hosts and join tokens."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What a list of jobs may be list_page to over REST: the page's own filters, and nothing senseless passes.
-
-REST of jobs: thin views that check who asks, call the action and shape the answer.
-
-REST that makes a job of another: a copy of it, or one that goes on from a checkpoint of it; and its checkpoints.
-"""
+"""REST views of jobs: lists, actions, copies, resumed jobs, and checkpoints."""
 
 from __future__ import annotations
 
@@ -56,17 +51,17 @@ HELP = {
 
 
 class JobPage(NamedTuple):
-    """A page of jobs; `next_query` asks for the one after it, None where this is the last."""
+    """A page of jobs. `next_query` is the query of the next page, None for the last page."""
 
     jobs: list[JobBrief]
     next_query: str | None
 
 
 def list_page(request: Request) -> JobPage:
-    """The newest jobs that the user may see and asked for.
+    """Return the newest visible jobs that match the query.
 
     Raises:
-        BadParameterError: naming every parameter that makes no sense.
+        BadParameterError: Parameters are invalid. It names each of them.
     """
     params = request.query_params
     problems = []
@@ -103,7 +98,7 @@ def list_page(request: Request) -> JobPage:
 
 
 def _build_next_query(params: QueryDict, last: JobBrief) -> str:
-    """The query of the page behind a job: jobs that come meanwhile move nothing."""
+    """Return the query of the page after a job. New jobs do not shift it."""
     following = params.copy()
     following.pop("offset", None)
     following["cursor"] = urlsafe_b64encode(f"{last['created']} {last['id']}".encode()).decode().rstrip("=")
@@ -111,7 +106,7 @@ def _build_next_query(params: QueryDict, last: JobBrief) -> str:
 
 
 def _parse_cursor(cursor: str) -> tuple[datetime, str] | None:
-    """The creation and id of the last job before it; None for what is no cursor."""
+    """Return the creation time and id of the last job of the previous page, or None for an invalid cursor."""
     if not CURSOR.fullmatch(cursor):
         return None
     try:
@@ -121,7 +116,7 @@ def _parse_cursor(cursor: str) -> tuple[datetime, str] | None:
         if found.tzinfo is None or not is_storable(job):
             return None
         return found.astimezone(UTC), job
-    except (ValueError, OverflowError):  # the latter of what is no year in UTC
+    except (ValueError, OverflowError):  # OverflowError: the year is outside the range of UTC
         return None
 
 
@@ -138,7 +133,8 @@ def _schema(known: django_filters.Filter) -> dict[str, Any]:
         "type": "string",
         "minLength": 1,
         "maxLength": known.extra["max_length"],
-        "pattern": r"^[^\x00]*[^\s\x00\x1c-\x1f\x85][^\x00]*$",  # Python strips more than ECMA calls a space
+        # Python also strips characters that are no spaces in ECMAScript.
+        "pattern": r"^[^\x00]*[^\s\x00\x1c-\x1f\x85][^\x00]*$",
     }
 
 
@@ -374,11 +370,11 @@ class CheckpointsView(APIView):
 
 
 class _NoCheckpointError(Exception):
-    """No attempt of the job told of one."""
+    """No attempt of the job has reported a checkpoint."""
 
 
 def _build_resume_change(job: Job, data: Any) -> dict[str, Any]:
-    """The change of a job that goes on from a checkpoint. Raises SpecError, _NoCheckpointError."""
+    """Return the merge patch of a job that resumes from a checkpoint. Raises SpecError, _NoCheckpointError."""
     body = validate_request(derived_jobs.ResumeRequest, data)
     name = body.checkpoint or derived_jobs.get_newest_checkpoint(job)
     if name is None:
@@ -388,7 +384,7 @@ def _build_resume_change(job: Job, data: Any) -> dict[str, Any]:
 
 
 def _submit_derived(request: Request, job_id: str, change_of: Callable[[Job], Any]) -> Response:
-    """What came makes one job under its key, whatever has become of the other meanwhile."""
+    """Submit a job derived from another one, once per idempotency key. `change_of` returns the merge patch."""
     user, key, request_body = get_user(request), get_idempotency_key(request), [request.path, request.data]
     try:
         if key is not None and (earlier := actions.find_idempotent_job(user, key, request_body)):

@@ -1,7 +1,4 @@
-"""REST of what one is mailed of: by state, and of one job's end.
-
-REST of a project's webhooks, and the log of what was sent to them.
-"""
+"""REST views of email about jobs, and of webhooks with their delivery log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""REST of the planner: cost before running, the best layouts, and what there is to choose from.
-
-REST of collectives: their description, their latest results, and a benchmark of one.
-"""
+"""REST views of the planner and of collectives."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ CLUSTER = OpenApiParameter(
     str,
     description="Cluster name from /clusters. Default: the hosts that the job would use, or a cluster of its device.",
 )
-INSIDE = {name: f"/spec/{name}" for name in JobSpec.model_fields}  # of a body that has a spec in it
+INSIDE = {name: f"/spec/{name}" for name in JobSpec.model_fields}  # of a body that contains a spec
 
 
 class PlanView(APIView):

@@ -1,7 +1,4 @@
-"""REST of projects: members, invitations, quota, and what their jobs are handed.
-
-REST of one's own tokens.
-"""
+"""REST views of projects, members, invitations, variables, quotas, and REST tokens."""
 
 from __future__ import annotations
 

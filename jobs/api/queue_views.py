@@ -1,4 +1,4 @@
-"""REST of the queue: what its page shows and what staff do there."""
+"""REST views of the queue and the audit log."""
 
 from __future__ import annotations
 

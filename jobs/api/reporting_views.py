@@ -1,4 +1,4 @@
-"""REST for runs that report themselves. A person's token opens one; the run's own token does the rest."""
+"""REST views for external runs. The token of a user opens a run, and the token of the run sends its reports."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ from planner.facts.validation import Problem
 
 log = logging.getLogger(__name__)
 
-LARGEST_NUMBER = 2**53 - 1  # of a batch: what Redis' scripts count exactly
-OF_NODES = ("log", "gauge", "start")  # items that a node says of itself too, as rank -1
+LARGEST_NUMBER = 2**53 - 1  # maximum batch number that Redis scripts count exactly
+OF_NODES = ("log", "gauge", "start")  # kinds of items that a node also sends about itself, as rank -1
 NUMBER = OpenApiParameter(
     "n",
     {"type": "integer", "minimum": 0, "maximum": LARGEST_NUMBER},
@@ -106,7 +106,7 @@ class OpenRunView(APIView):
 class RunTokenView(APIView):
     authentication_classes = [RunTokenAuthentication]
     permission_classes = [IsAuthenticated, RequiresHttps]
-    throttle_classes = ()  # how fast a node may speak is bounded in bytes
+    throttle_classes = ()  # bytes, not requests, limit the rate of a node
 
     def handle_exception(self, exc: Exception) -> Response:
         if isinstance(exc, runs.RunEndedError):
@@ -130,7 +130,7 @@ class RunTokenView(APIView):
         return super().handle_exception(exc)
 
     def run(self, run: str, attempt: int) -> RunToken:
-        """The token's attempt. Raises Http404 where the address is another's."""
+        """Return the attempt of the token. Raises Http404 if the address names another attempt."""
         token = self.request.auth
         assert isinstance(token, RunToken), "the only way in"
         if (token.attempt.job_id, token.attempt.number) != (run, attempt):
@@ -138,7 +138,7 @@ class RunTokenView(APIView):
         return token
 
     def member(self, run: str, attempt: int, node: int) -> Member:
-        """The member that the request's claim speaks for. Raises MissingError, TakenError."""
+        """Return the member that the claim of the request identifies. Raises MissingError, TakenError."""
         found = self.run(run, attempt).attempt.members.select_related("attempt__job").filter(node=node).first()
         if found is None or not found.claim:
             raise NotFoundError("node", f"no such node: node {node} has not joined this run")
@@ -231,7 +231,7 @@ class MarkRunLostView(APIView):
 
 
 def foreign(batch: Batch, member: Member) -> str:
-    """Why a batch is not this member's to send; empty where it is."""
+    """Return why this member may not send a batch, or an empty text if it may."""
     if (batch["job"], batch["attempt"]) != (member.attempt.job_id, member.attempt.number):
         return f"The batch belongs to another attempt: attempt {batch['attempt']} of run {batch['job']}."
     own = range(member.first_rank, member.first_rank + member.num_ranks)
@@ -244,13 +244,13 @@ def foreign(batch: Batch, member: Member) -> str:
 
 
 def _raw(request: Request) -> bytes:
-    """What was sent; nothing where there was no body, which no parser is asked about."""
+    """Return the request body, empty if there is none, because then no parser runs."""
     data: Any = request.data
     return data if isinstance(data, bytes) else b""
 
 
 def _number(request: Request) -> int:
-    """The batch's. Raises BadParameterError."""
+    """Return the number of a batch from the query. Raises BadParameterError."""
     text = request.query_params.get("n", "")
     number = parse_whole_number(text, 0, LARGEST_NUMBER)
     if number is None:

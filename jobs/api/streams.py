@@ -1,7 +1,4 @@
-"""REST that waits: until a job comes into a state (long poll), and its events as they come (server-sent).
-
-REST for whole logs.
-"""
+"""REST views that wait for a state of a job, stream its events, or return whole logs."""
 
 from __future__ import annotations
 
@@ -125,7 +122,7 @@ class EventsView(APIView):
 
 
 def follow_job(request: Request, job: Job, **only: Any) -> Response | HttpResponse:
-    """The answer to who follows a job, or `log` of it, or follows it `live_s`."""
+    """Return the event stream of a job, or of one `log`, with live figures every `live_s` seconds."""
     last_event_id = request.headers.get("Last-Event-ID")
     after = Position() if last_event_id is None else held_requests.parse_position(last_event_id)
     if after is None:
@@ -136,7 +133,7 @@ def follow_job(request: Request, job: Job, **only: Any) -> Response | HttpRespon
             "header",
         )
     held = get_held_request(request)
-    if held is None:  # nobody would go on telling: the reader comes again
+    if held is None:  # without a publisher, the client reconnects
         return HttpResponse(held_requests.RETRY, content_type="text/event-stream; charset=utf-8")
     held.user = get_user(request).pk
     held.wait = FollowEvents(job.id, JobState(job.status, job.attempt), after, **only)
@@ -195,7 +192,7 @@ TEXT = OpenApiResponse(
 
 
 class LogQuery(NamedTuple):
-    """What of a log. `rank`: None where there is no such one; `first`, `most`: bytes."""
+    """The requested part of a log. `rank` is None for an invalid rank. `first` and `most` are in bytes."""
 
     rank: int | None
     attempt: int | None
@@ -255,7 +252,7 @@ class LogView(APIView):
 
 
 def _parse_log_query(request: Request, rank: str) -> LogQuery:
-    """Raises BadParameterError, SpecError."""
+    """Return the query of a log. Raises BadParameterError, SpecError."""
     query = Parameters(request)
     log_query = LogQuery(
         rank=_parse_rank(rank),
@@ -279,7 +276,7 @@ def _parse_log_query(request: Request, rank: str) -> LogQuery:
 
 
 def _respond_with_log(place: LogLocation, rank: int, log_query: LogQuery, person: int) -> StreamingHttpResponse:
-    """Raises NoLogError, TooManyDownloadsError, RedisError, OperationalError."""
+    """Return the log as a response. Raises NoLogError, TooManyDownloadsError, RedisError, OperationalError."""
     begun = logs.start_download(
         place, tuple(one for one in place.files if log_query.file in (None, one)), person, log_query.first
     )
@@ -308,7 +305,7 @@ async def _mark_broken_end(parts: AsyncIterator[bytes], name: str) -> AsyncItera
 
 
 def _parse_rank(text: str) -> int | None:
-    """A rank, or a launcher as -1 and below."""
+    """Return a rank, or a launcher as -1 and below."""
     number = parse_whole_number(text.removeprefix("-"), 0, MAX_RANK)
     if number is None or text == "-0":
         return None

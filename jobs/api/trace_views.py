@@ -1,7 +1,4 @@
-"""REST for steps event by event: which there are, each as a trace to download, and which step to tell next.
-
-REST of imports: traces of runs from elsewhere, sent file by file in parts, then read.
-"""
+"""REST views of traced steps and imported traces."""
 
 from __future__ import annotations
 
@@ -145,7 +142,7 @@ class StepTraceView(APIView):
 
 
 def _find_trace(job: Job, attempt: int, step: int | None) -> tuple[int, EventTrace] | None:
-    """Of the history, which is whole; what it does not have yet, of the stream."""
+    """Return a traced step from the history, or from the live stream if the history does not have it yet."""
     stored_steps = list_traced_steps(job.id, attempt)
     wanted = max(stored_steps, default=None) if step is None else step
     trace = read_traced_step(job.id, attempt, wanted) if wanted in stored_steps and wanted is not None else None
@@ -308,7 +305,7 @@ class ImportedTraceView(APIView):
 
 
 def _find_import(request: Request, key: str, *, change: bool = False) -> ImportedTrace:
-    """The import; 404 alike for what is not there and what is not theirs. Staff may look at others' alone."""
+    """Return an import, or 404 if it is missing or not visible. Staff can view, but not change, imports of others."""
     seen = ImportedTrace.objects.visible_to(request.user)
     if change:
         seen = seen.filter(owner=get_user(request))
