@@ -241,6 +241,12 @@ def test_shared_folder_keeps_its_owner_and_stays_inside_the_root(tmp_path: Path)
     lent, other = (root / "mine").stat(), outside.stat()
     assert (lent.st_uid, lent.st_gid, oct(lent.st_mode & 0o7777)) == (0, DEFAULT_JOB_USER.gid, oct(0o3775))
     assert (other.st_gid, oct(other.st_mode & 0o7777)) == (0, oct(0o755))
+    foreign = root / "foreign"
+    foreign.mkdir(mode=0o755)
+    (root / "link").symlink_to(foreign)  # another job can replace a folder by a link after the check
+    with pytest.raises(OSError, match="link"):
+        share_folder(root / "link", root, DEFAULT_JOB_USER)
+    assert foreign.stat().st_gid == 0
 
 
 def test_hides_the_home_folder_that_is_the_working_directory(

@@ -19,7 +19,7 @@ import pytest
 
 from contracts.hosts import JOIN_PATH
 from contracts.names import events_stream
-from tests.support.processes import ROOT, RedisServer, base_environment, run_process, wait_until
+from tests.support.processes import ROOT, RedisServer, base_environment, run_process, scale_timeout, wait_until
 from tests.support.web import Site, run_site
 from webapp.runner import find_free_port
 from workers.host import doctor, stop
@@ -120,7 +120,13 @@ def test_reports_invalid_settings_before_sending(tmp_path: Path, arguments: list
     set_to = dict(argument.split("=") for argument in arguments if "=" in argument)
     argv = [*JOIN, *(argument for argument in arguments if "=" not in argument)]
     ran = subprocess.run(
-        argv, env=environment(tmp_path, **set_to), cwd=ROOT, capture_output=True, text=True, check=False
+        argv,
+        env=environment(tmp_path, **set_to),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scale_timeout(60),  # a host that accepts the address tries to reach it forever
     )
     assert ran.returncode == 1
     assert words in ran.stderr
