@@ -186,6 +186,8 @@ class StartItem(TypedDict):
     rank: LogRank
     time: Number
     stage: Literal["claimed", "spawned", "imported", "met", "built", "first step"]
+    world_size: NotRequired[Count]  # of a rank whose launcher Meshboard does not know
+    local_ranks: NotRequired[Count]  # on this machine, if the launcher sets it
 
 
 class GroupRanks(TypedDict):

@@ -215,16 +215,31 @@ def open_exporter(recorder: Recorder, options: argparse.Namespace) -> Iterator[C
 
 
 class StartReporter:
-    """Send the time at which a rank completes each stage of its start, once per stage."""
+    """Send the time at which a rank completes each stage of its start, once per stage.
 
-    def __init__(self, rank: int, send: Callable[[Item], None]) -> None:
+    The numbers of ranks are sent with each stage, if the supervisor does not know them.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        send: Callable[[Item], None],
+        world_size: int | None = None,
+        local_ranks: int | None = None,
+    ) -> None:
         self._rank, self._send = rank, send
+        self._world_size, self._local_ranks = world_size, local_ranks
         self._completed: set[Stage] = set()
 
     def report(self, stage: Stage) -> None:
         if stage not in self._completed:
             self._completed.add(stage)
-            self._send(StartItem(kind="start", rank=self._rank, time=time.time(), stage=stage))
+            item = StartItem(kind="start", rank=self._rank, time=time.time(), stage=stage)
+            if self._world_size is not None:
+                item["world_size"] = self._world_size
+            if self._local_ranks is not None:
+                item["local_ranks"] = self._local_ranks
+            self._send(item)
 
 
 def _is_closed(connection: socket.socket) -> bool:

@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tests.support.processes import ROOT
 from tests.support.ranks import build_torchrun_command, run_ranks, run_to_completion
-from workers.meter.__main__ import format_ranks, get_user_label
 from workers.meter.recorder import MAX_GROUP_LABELS, OTHER_GROUPS_LABEL, Recorder
 from workers.meter.script import Script, ScriptError, find_script_of_spec, run_script
+from workers.meter.script_groups import format_ranks, get_user_label
 
 HERE = Path(__file__).parent
 MODULE = "tests.workers.meter.ended"
@@ -200,7 +200,7 @@ def test_number_of_group_labels_is_bounded() -> None:
 
 
 def test_torch_registers_groups_where_the_meter_replaces_them() -> None:
-    assert torch.__version__.split("+")[0] == "2.13.0", "check workers.meter.__main__ against the new torch"
+    assert torch.__version__.split("+")[0] == "2.13.0", "check workers.meter.script_groups against the new torch"
     made = inspect.getsource(DeviceMesh)
     assert "_dim_group_names = self._init_process_groups(" in made
     assert "device_mesh._dim_group_names = [group.group_name for group in groups]" in made

@@ -1,0 +1,1 @@
+"""A folder for PYTHONPATH: Python runs its module `sitecustomize` in each process that a launcher starts."""

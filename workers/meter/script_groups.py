@@ -1,0 +1,110 @@
+"""Meter the process groups that a script creates, and label them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from workers.meter.process_group import MeteredProcessGroup, patch_batch_isend_irecv
+from workers.meter.recorder import Recorder
+from workers.torch_private.groups import (
+    get_backend_names,
+    get_group_name,
+    list_axis_groups,
+    list_devices,
+    replace_new_groups,
+)
+
+METERED_BACKENDS = ("gloo", "nccl")
+SILENT_BACKENDS = {*METERED_BACKENDS, "fake"}  # no warning is printed for these
+# Torch's descriptions of groups without a description, and of meshes without axis names.
+UNNAMED = re.compile(r"|undefined|default_pg|mesh_default|mesh_dim_\d+")
+MAX_LABEL_CHARS = 60
+
+
+def patch_group_creation(
+    recorder: Recorder,
+    world_label: str = "world",
+    on_group: Callable[[dist.ProcessGroup], None] = lambda _group: None,
+) -> None:
+    """Meter each gloo and NCCL group that any code creates from now on.
+
+    A group is labeled with its mesh axis or `group_desc`, or else with its ranks.
+
+    Args:
+        world_label: Label of groups with all ranks.
+        on_group: Called with each new group.
+    """
+    warned: set[str] = set()
+
+    def replace(group: dist.ProcessGroup, ranks: list[int]) -> dist.ProcessGroup:
+        if isinstance(group, MeteredProcessGroup):
+            return group
+        for backend in get_backend_names(group) - warned - SILENT_BACKENDS:
+            warned.add(backend)
+            print(f"meshboard: traffic over {backend} is not counted. Only gloo and NCCL are counted.", file=sys.stderr)
+        devices = list_devices(group, METERED_BACKENDS)
+        if not devices:
+            return group
+        on_group(group)
+        name, world_size = get_group_name(group), dist.get_world_size() if dist.is_initialized() else len(ranks)
+        label = get_user_label(group.group_desc) or format_ranks(ranks, world_size, world_label)
+        recorder.name_group(name, label)
+        return MeteredProcessGroup(group, name, recorder, devices, ranks)
+
+    replace_new_groups(replace)
+    _label_mesh_axes(recorder, world_label)
+    # Patched even without a GPU, because a CUDA query here would break CUDA in processes that the script forks.
+    patch_batch_isend_irecv()
+
+
+def _label_mesh_axes(recorder: Recorder, world_label: str) -> None:
+    """Label the default group with the mesh axis of world size, which uses it."""
+    original_init, original_from_group = DeviceMesh.__init__, DeviceMesh.from_group
+
+    def label_axes(mesh: DeviceMesh) -> None:
+        for axis, group in list_axis_groups(mesh):
+            if recorder.get_label(group) == world_label:
+                recorder.name_group(group, sanitize_label(axis))
+
+    @functools.wraps(original_init)
+    def init(self: DeviceMesh, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        label_axes(self)
+
+    @functools.wraps(original_from_group)
+    def from_group(*args: Any, **kwargs: Any) -> DeviceMesh:
+        mesh = original_from_group(*args, **kwargs)
+        label_axes(mesh)
+        return mesh
+
+    DeviceMesh.__init__ = init  # type: ignore[method-assign]
+    DeviceMesh.from_group = staticmethod(from_group)  # type: ignore[method-assign]
+
+
+def get_user_label(description: str) -> str:
+    """Return the label that a user gave a group, or an empty string."""
+    return "" if UNNAMED.fullmatch(description) else sanitize_label(description.removeprefix("mesh_"))
+
+
+def sanitize_label(name: str) -> str:
+    """Truncate a label, and replace unprintable characters."""
+    return "".join(char if char.isprintable() else "?" for char in name[:MAX_LABEL_CHARS])
+
+
+def format_ranks(ranks: list[int], world_size: int, world_label: str = "world") -> str:
+    """Format the ranks of a group: "world", "ranks 0-3", "ranks 0,2,4,6", or "ranks 0,8..56 (8)"."""
+    if len(ranks) == world_size:
+        return world_label
+    first, last = ranks[0], ranks[-1]
+    if len(ranks) > 1 and ranks == list(range(first, last + 1)):
+        return f"ranks {first}-{last}"
+    if len(ranks) <= 4:
+        return f"ranks {','.join(map(str, ranks))}"
+    return f"ranks {first},{ranks[1]}..{last} ({len(ranks)})"
