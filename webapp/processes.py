@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import signal
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from jobs.core.child_processes import exit_with_parent
 from webapp.logs import truncate_log
 
 
@@ -28,7 +28,6 @@ def print_line(words: str) -> None:
 
 STOP_TIMEOUT_S = 10.0
 MAX_RESTART_DELAY_S = 10.0
-PR_SET_PDEATHSIG = 1
 
 
 class Service(NamedTuple):
@@ -167,10 +166,3 @@ def _signal_all(pids: list[int], number: signal.Signals) -> None:
 def _signal_session(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-
-
-def exit_with_parent(parent: int) -> None:
-    """End this process when its parent ends, so that no service keeps its port and its database."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # the parent ended before the call
-        os._exit(1)

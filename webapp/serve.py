@@ -18,8 +18,8 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from uvicorn.supervisors.multiprocess import Multiprocess
 
+from jobs.core.child_processes import exit_with_parent
 from webapp.environment import SettingError, WebSettings, read_settings
-from webapp.processes import exit_with_parent
 from webapp.serving import limits
 from webapp.serving.limits import configure_connection_pool
 from webapp.serving.protocols import BoundedHttpProtocol, BoundedWebSocketProtocol

@@ -75,6 +75,7 @@ urlpatterns = [
     path("import/<str:key>/data/", imports.data, name="import-data"),
     path("import/<str:key>/delete/", imports.delete, name="import-delete"),
     path("import/<str:key>/files/<int:place>/", imports.part, name="import-part"),
+    path("import/<str:key>/progress/", imports.progress, name="import-progress"),
     path("import/<str:key>/read/", imports.finish, name="import-read"),
     path("plan/", planner.plan, name="plan"),
     path("plan/search/", planner.search, name="plan-search"),

@@ -62,7 +62,8 @@ from jobs.runs.reporting.requests import (
 )
 from jobs.runs.traces.export import ChromeTrace
 from jobs.runs.traces.imports.store import ImportDetail, ImportRequest, UploadedFile
-from jobs.runs.traces.traced_steps import RequestedSteps, StepColumns, TracedSteps, TraceRequest
+from jobs.runs.traces.trace_events import StepColumns
+from jobs.runs.traces.traced_steps import RequestedSteps, TracedSteps, TraceRequest
 from planner.explain import Explanation
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec

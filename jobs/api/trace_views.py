@@ -28,14 +28,13 @@ from jobs.runs.traces.export import FORMATS
 from jobs.runs.traces.imports import store
 from jobs.runs.traces.imports.common import ImportProblemError
 from jobs.runs.traces.imports.store import ImportRequest, check_import_query, serialize_import
+from jobs.runs.traces.trace_events import EventTrace, serialize_trace
 from jobs.runs.traces.traced_steps import (
     MAX_STEP,
-    EventTrace,
     RedisUnreachableError,
     TooManyRequestedStepsError,
     parse_step_request,
     request_step,
-    serialize_trace,
 )
 
 COLUMNS = "columns"

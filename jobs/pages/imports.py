@@ -19,7 +19,8 @@ from jobs.runs.traces.export import FORMATS
 from jobs.runs.traces.imports import store
 from jobs.runs.traces.imports.common import ImportProblemError
 from jobs.runs.traces.imports.store import ImportRequest, check_import_query
-from jobs.runs.traces.traced_steps import MAX_STEP, serialize_trace
+from jobs.runs.traces.trace_events import serialize_trace
+from jobs.runs.traces.traced_steps import MAX_STEP
 from planner.facts.validation import Problem, SpecError
 
 
@@ -41,9 +42,11 @@ def _refuse(status: int, field: str, message: str) -> JsonResponse:
 @require_GET
 def imports(request: HttpRequest) -> HttpResponse:
     """Show the imports of the user and the upload."""
-    trace = ImportedTrace.objects.filter(owner=get_user(request)).exclude(format="")
+    own = ImportedTrace.objects.filter(owner=get_user(request))
+    unfinished = [(trace, store.get_read_fraction(trace)) for trace in own.filter(format="")]
     context = {
-        "imports": trace,
+        "imports": own.exclude(format=""),
+        "reading": [{"made": trace, "percent": int(100 * done)} for trace, done in unfinished if done is not None],
         "limits": {
             "part_bytes": store.MAX_PART_BYTES,
             "file_bytes": store.MAX_FILE_BYTES,
@@ -106,6 +109,12 @@ def finish(request: HttpRequest, key: str) -> HttpResponse:
     except BusyError as error:
         return refuse_while_busy(error)
     return JsonResponse({"url": reverse("import", args=[trace.id])})
+
+
+@require_GET
+def progress(request: HttpRequest, key: str) -> HttpResponse:
+    """Return the fraction of the uploaded bytes that the board has read, null if it reads no files of the import."""
+    return JsonResponse({"read": store.get_read_fraction(_find(request, key, change=True))})
 
 
 @require_http_methods(["GET", "POST"])

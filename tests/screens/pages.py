@@ -15,7 +15,7 @@ EXEMPT = {
     "job-history-table": "data, in columns",
     "docs-file": "a page of the built documentation",
     **dict.fromkeys(
-        ("import", "import-data", "import-part", "import-read", "import-delete"),
+        ("import", "import-data", "import-part", "import-progress", "import-read", "import-delete"),
         "of an uploaded trace: none is uploaded here",
     ),
     **dict.fromkeys(

@@ -12,7 +12,7 @@ import time
 
 import psutil
 
-from webapp.processes import exit_with_parent
+from jobs.core.child_processes import exit_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36  # of <sys/prctl.h>
 SI_KERNEL = 0x80  # `si_code` of a signal from a terminal, which its whole foreground group receives

@@ -12,7 +12,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, Track
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 from typing_extensions import TypedDict
 
-from jobs.runs.traces.traced_steps import (
+from jobs.runs.traces.trace_events import (
     Arrival,
     Arrivals,
     CollectiveCall,

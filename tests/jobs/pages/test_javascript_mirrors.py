@@ -13,7 +13,8 @@ import pytest
 from contracts.telemetry.items import MAX_CHECKPOINTS, WARMUP_STEPS, Op
 from jobs.runs.diagnosis.rank_reports import MEASURED_STEPS
 from jobs.runs.history.queries.snapshot import get_snapshot
-from jobs.runs.traces.traced_steps import combine_items, find_arrivals, get_arrival, serialize_trace
+from jobs.runs.traces.trace_events import find_arrivals, get_arrival, serialize_trace
+from jobs.runs.traces.traced_steps import combine_items
 from jobs.templatetags.meshboard import ago
 from planner.cost.estimate import estimate
 from planner.cost.memory import PARTS

@@ -16,7 +16,8 @@ from django.utils import timezone
 
 from jobs.models import ImportedTrace
 from jobs.runs.traces.imports import store
-from jobs.runs.traces.imports.reader import ImportResult, read_traces
+from jobs.runs.traces.imports.reader_process import ReadSummary, read_in_process
+from jobs.runs.traces.imports.trace_files import TraceFile
 from tests.jobs.traces.hostile import HOSTILE
 
 
@@ -95,13 +96,13 @@ def test_only_one_request_reads_an_import(people: dict[str, Client], monkeypatch
     url = _upload(people["owner"], TRACED)
     answers: list[Any] = []
 
-    def read_while_another_reads(sources: Any) -> ImportResult:
-        monkeypatch.setattr(store, "read_traces", read_traces)
+    def read_while_another_reads(files: list[TraceFile], folder: Path) -> ReadSummary:
+        monkeypatch.setattr(store, "read_in_process", read_in_process)
         answers.append(people["owner"].post(f"{url}read/"))
         answers.append(people["owner"].post(f"{url}files/0/?offset=0", b"x", content_type="application/octet-stream"))
-        return read_traces(sources)
+        return read_in_process(files, folder)
 
-    monkeypatch.setattr(store, "read_traces", read_while_another_reads)
+    monkeypatch.setattr(store, "read_in_process", read_while_another_reads)
     first = people["owner"].post(f"{url}read/")
     assert [first.status_code, *(one.status_code for one in answers)] == [200, 409, 409]
     assert ImportedTrace.objects.get().format == "Kineto"
@@ -111,17 +112,35 @@ def test_only_one_request_reads_an_import(people: dict[str, Client], monkeypatch
 def test_import_deleted_during_read_is_gone(people: dict[str, Client], monkeypatch: pytest.MonkeyPatch) -> None:
     url = _upload(people["owner"], TRACED)
 
-    def delete_while_reading(sources: Any) -> ImportResult:
+    def delete_while_reading(files: list[TraceFile], folder: Path) -> ReadSummary:
         people["owner"].post(f"{url}delete/")
-        return read_traces(sources)
+        return read_in_process(files, folder)
 
-    monkeypatch.setattr(store, "read_traces", delete_while_reading)
+    monkeypatch.setattr(store, "read_in_process", delete_while_reading)
     assert people["owner"].post(f"{url}read/").status_code == 409
-    monkeypatch.setattr(store, "read_traces", read_traces)
+    monkeypatch.setattr(store, "read_in_process", read_in_process)
     url = _upload(people["owner"], TRACED)
     assert people["owner"].post(f"{url}read/").status_code == 200
     (store.get_folder(ImportedTrace.objects.get()) / "calls.parquet").unlink()
     assert people["owner"].get(f"{url}data/").status_code == 404
+
+
+def test_shows_how_far_the_board_has_read(people: dict[str, Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    url = _upload(people["owner"], TRACED)
+    found: list[Any] = []
+
+    def read_while_user_looks(files: list[TraceFile], folder: Path) -> ReadSummary:
+        (folder / "progress").write_text("0.425")
+        found.append(people["owner"].get(f"{url}progress/").json())
+        found.append(b"Reading k0.json\xe2\x80\xa6 42% read." in people["owner"].get("/import/").content)
+        found.append(people["stranger"].get(f"{url}progress/").status_code)
+        return read_in_process(files, folder)
+
+    monkeypatch.setattr(store, "read_in_process", read_while_user_looks)
+    assert people["owner"].get(f"{url}progress/").json() == {"read": None}
+    assert people["owner"].post(f"{url}read/").status_code == 200
+    assert found == [{"read": 0.425}, True, 404]
+    assert people["owner"].get(f"{url}progress/").json() == {"read": None}
 
 
 def test_limits_concurrent_reads(people: dict[str, Client], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,14 +150,14 @@ def test_limits_concurrent_reads(people: dict[str, Client], monkeypatch: pytest.
     first, second = (_upload(people["owner"], TRACED) for _ in range(2))
     answers: list[Any] = []
 
-    def read_while_another_reads(sources: Any) -> ImportResult:
+    def read_while_another_reads(files: list[TraceFile], folder: Path) -> ReadSummary:
         answers.append(people["owner"].post(f"{second}read/"))
-        return read_traces(sources)
+        return read_in_process(files, folder)
 
-    monkeypatch.setattr(store, "read_traces", read_while_another_reads)
+    monkeypatch.setattr(store, "read_in_process", read_while_another_reads)
     assert people["owner"].post(f"{first}read/").status_code == 200
     assert (answers[0].status_code, "Retry-After" in answers[0]) == (503, True)
-    monkeypatch.setattr(store, "read_traces", read_traces)
+    monkeypatch.setattr(store, "read_in_process", read_in_process)
     assert people["owner"].post(f"{second}read/").status_code == 200, "the import is unchanged"
 
 

@@ -16,7 +16,7 @@ from jobs.runs.traces.imports import trace_files
 from jobs.runs.traces.imports.common import ImportProblemError, parse_axis, parse_op, parse_rank
 from jobs.runs.traces.imports.reader import ImportResult, read_traces
 from jobs.runs.traces.imports.trace_files import TraceFile
-from jobs.runs.traces.traced_steps import find_arrivals
+from jobs.runs.traces.trace_events import find_arrivals
 from tests.jobs.traces.hostile import HOSTILE, shared
 from tests.support.traces import (
     build_collective,

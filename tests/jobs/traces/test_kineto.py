@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.runs.traces.traced_steps import find_arrivals
+from jobs.runs.traces.trace_events import find_arrivals
 from tests.jobs.traces.kineto_builder import (
     NCCL,
     build_event,

@@ -14,7 +14,7 @@ import pytest
 
 from jobs.runs.traces.export import write_chrome, write_perfetto
 from jobs.runs.traces.imports.common import ImportProblemError
-from jobs.runs.traces.traced_steps import serialize_trace
+from jobs.runs.traces.trace_events import serialize_trace
 from tests.jobs.traces.kineto_builder import (
     NCCL,
     build_event,

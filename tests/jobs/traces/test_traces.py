@@ -24,14 +24,8 @@ from jobs.queue import actions
 from jobs.runs.history.queries.results import HELD_BY_HOSTS
 from jobs.runs.traces import export
 from jobs.runs.traces.export import assign_lanes
-from jobs.runs.traces.traced_steps import (
-    CollectiveCall,
-    EventTrace,
-    _parse_batch,
-    combine_items,
-    find_arrivals,
-    get_arrival,
-)
+from jobs.runs.traces.trace_events import CollectiveCall, EventTrace, find_arrivals, get_arrival
+from jobs.runs.traces.traced_steps import _parse_batch, combine_items
 from tests.jobs.conftest import make_member
 from tests.jobs.history.sample_telemetry import generate_run, record_batches
 from tests.support.telemetry import build_late_rank_step, build_timeline, build_timeline_batch

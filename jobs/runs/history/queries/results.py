@@ -15,7 +15,7 @@ from jobs.models import EXTERNAL_ENGINE, Attempt, Job
 from jobs.planning.checkpoints import get_max_checkpoints, read_checkpoint_log
 from jobs.runs.history.store.folder import NoHistoryError
 from jobs.runs.history.store.query import HistoryTables, query_history
-from jobs.runs.traces.traced_steps import EventTrace, parse_trace
+from jobs.runs.traces.trace_events import EventTrace, parse_trace
 from planner.facts.collectives import LabResult
 from planner.facts.kinds import get_kind_rules
 from planner.facts.parse_spec import SchemaFrom

@@ -6,7 +6,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from jobs.core.text import is_storable
-from jobs.runs.traces.traced_steps import CollectiveCall, WorkSpan
+from jobs.runs.traces.trace_events import CollectiveCall, WorkSpan
 
 MAX_EVENTS = 500_000  # per import
 MAX_LISTED_RANKS = 2**25  # summed over the groups of all collectives

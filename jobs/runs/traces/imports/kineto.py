@@ -40,7 +40,7 @@ from jobs.runs.traces.imports.kineto_events import (
     StepMark,
 )
 from jobs.runs.traces.imports.trace_files import TraceFile
-from jobs.runs.traces.traced_steps import CollectiveCall, WorkSpan
+from jobs.runs.traces.trace_events import CollectiveCall, WorkSpan
 
 MAX_SPANS_PER_FILE: Final = 100_000
 MERGED_GAPS_US: Final = (0.0, 1.0, 5.0, 20.0, 100.0, 1e3, 1e4, 1e5)

@@ -21,7 +21,7 @@ from jobs.runs.traces.imports.common import (
     parse_op,
 )
 from jobs.runs.traces.imports.trace_files import TraceFile
-from jobs.runs.traces.traced_steps import CollectiveCall
+from jobs.runs.traces.trace_events import CollectiveCall
 
 KEYS = frozenset({"header", "metadata", "coll_perf", "p2p_perf", "proxy_trace", "dump_stats"})
 RECORD_KEYS = ("coll_perf", "p2p_perf")

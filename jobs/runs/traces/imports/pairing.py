@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from jobs.runs.traces.imports.common import FileEvents
-from jobs.runs.traces.traced_steps import POINT_TO_POINT, CollectiveCall
+from jobs.runs.traces.trace_events import POINT_TO_POINT, CollectiveCall
 
 UNPAIRED_NTH: Final = 2**32  # times the rank plus 1 is the group number of calls that cannot be paired
 _Group = tuple[str, tuple[int, ...], int]

@@ -11,7 +11,7 @@ from jobs.runs.traces.imports.common import MAX_EVENTS, MAX_LISTED_RANKS, FileEv
 from jobs.runs.traces.imports.json_stream import LISTS, JsonReader
 from jobs.runs.traces.imports.pairing import pair_calls
 from jobs.runs.traces.imports.trace_files import TraceFile
-from jobs.runs.traces.traced_steps import EventTrace
+from jobs.runs.traces.trace_events import EventTrace
 
 Format = Literal["flight recorder", "NCCL Inspector", "Kineto"]
 LIST_FORMATS: Final[dict[str, Format]] = {"traceEvents": "Kineto", "entries": "flight recorder"}

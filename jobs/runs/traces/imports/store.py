@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from django.conf import settings
@@ -28,11 +27,10 @@ from jobs.core.errors import DISK_FULL_MESSAGE
 from jobs.models import ImportedTrace
 from jobs.models.validators import NoteRule, check_name
 from jobs.planning.planner_processes import BusyError
-from jobs.runs.history.store.schema import TABLES
 from jobs.runs.traces.imports.common import ImportProblemError
-from jobs.runs.traces.imports.reader import ImportResult, read_traces
+from jobs.runs.traces.imports.reader_process import DeletedFilesError, ReadSummary, read_in_process, read_progress
 from jobs.runs.traces.imports.trace_files import TraceFile
-from jobs.runs.traces.traced_steps import EventTrace, parse_trace, serialize_trace
+from jobs.runs.traces.trace_events import EventTrace, parse_trace
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 log = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ MAX_FILES = 64
 MAX_IMPORTS_PER_USER = 20  # per user
 IMPORT_LIFETIME = timedelta(days=30)
 UNFINISHED_LIFETIME = timedelta(hours=1)
-MAX_CONCURRENT_READS = 2  # per web process, because a file of a few KB may take 10 s to decompress
+MAX_CONCURRENT_READS = 2  # per web process. Each has a child process of `reader_process.MAX_MEMORY_BYTES`
 READ_SLOT_TIMEOUT_S = 5.0
 _read_slots = threading.BoundedSemaphore(MAX_CONCURRENT_READS)
 
@@ -119,7 +117,7 @@ def finish_import(imported: ImportedTrace) -> None:
 
     Raises:
         ImportInUseError: Another request reads the import.
-        BusyError: Too many imports are read at once. The import is unchanged.
+        BusyError: Too many imports are read at once, or the machine is too busy. The import is unchanged.
     """
     if not _read_slots.acquire(timeout=READ_SLOT_TIMEOUT_S):
         raise BusyError(f"The board is already reading {MAX_CONCURRENT_READS} imports, the maximum. Try again later.")
@@ -132,7 +130,7 @@ def finish_import(imported: ImportedTrace) -> None:
             raise ImportInUseError from None
         try:
             files = [_get_trace_file(imported, folder_being_read, index) for index in range(len(imported.files))]
-            _write_events(imported, read_traces(files))
+            _store_summary(imported, read_in_process(files, folder))
         except ImportProblemError:
             delete_import(imported)
             raise
@@ -140,11 +138,15 @@ def finish_import(imported: ImportedTrace) -> None:
             if folder_being_read.exists():
                 raise
             raise ImportInUseError from None
+        except DeletedFilesError:
+            raise ImportInUseError from None
         except ImportInUseError:
             raise
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 folder_being_read.rename(folder / "sent")
+            if isinstance(error, TimeoutError):
+                raise BusyError(str(error)) from None
             raise
         shutil.rmtree(folder_being_read, ignore_errors=True)
     finally:
@@ -161,22 +163,16 @@ def _get_trace_file(imported: ImportedTrace, folder: Path, index: int) -> TraceF
     return TraceFile(name, path)
 
 
-def _write_events(imported: ImportedTrace, result: ImportResult) -> None:
-    columns = serialize_trace(result.trace)
-    for name, table in (("calls", columns["calls"]), ("spans", columns["spans"])):
-        rows = pa.table(table["columns"], schema=TABLES[name])
-        pq.write_table(rows, get_folder(imported) / f"{name}.parquet")
-    steps = sorted({call.step for call in result.trace.calls} | {span.step for span in result.trace.spans})[:10_000]
-    num_updated = ImportedTrace.objects.filter(pk=imported.pk).update(
-        format=result.format,
-        notes=result.notes,
-        ranks=len(result.trace.get_ranks()),
-        events=len(result.trace.calls) + len(result.trace.spans),
-        steps=steps,
-    )
-    if not num_updated:
+def _store_summary(imported: ImportedTrace, summary: ReadSummary) -> None:
+    if not ImportedTrace.objects.filter(pk=imported.pk).update(**summary._asdict()):
         raise ImportInUseError
     imported.refresh_from_db()
+
+
+def get_read_fraction(imported: ImportedTrace) -> float | None:
+    """Return the fraction of the uploaded bytes that a request has read, or None if no request reads them."""
+    folder = get_folder(imported)
+    return (read_progress(folder) or 0.0) if (folder / "reading").is_dir() else None
 
 
 def read_import_step(imported: ImportedTrace, step: int) -> EventTrace:

@@ -28,7 +28,7 @@ from jobs.runs.traces.imports.common import (
 )
 from jobs.runs.traces.imports.json_stream import JsonReader
 from jobs.runs.traces.imports.trace_files import TraceFile
-from jobs.runs.traces.traced_steps import CollectiveCall
+from jobs.runs.traces.trace_events import CollectiveCall
 
 NO_ENTRIES = "The flight recorder dump has no list `entries`."
 PEER = re.compile(r"(?:send|recv) ([0-9]{1,5})(?:->|<-)([0-9]{1,5})")

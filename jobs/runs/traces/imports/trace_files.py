@@ -23,14 +23,15 @@ class TraceFile:
     name: str
     path: Path
     notes: list[str] = field(default_factory=list)
-    num_bytes: int = 0  # decompressed bytes read so far
+    num_bytes: int = 0  # decompressed bytes read so far, by all readers of the file
+    furthest_byte: int = 0  # of the uploaded file, which a reader has reached
 
     def open(self) -> IO[bytes]:
         """Open the file, decompressed if it is gzip."""
         with self.path.open("rb") as file:
             is_gzip = file.read(2) == GZIP_MAGIC
         opened = self.path.open("rb", buffering=0)
-        return io.BufferedReader(_BoundedFile(self, _Gunzip(self, opened) if is_gzip else opened))
+        return io.BufferedReader(_BoundedFile(self, opened, _Gunzip(self, opened) if is_gzip else opened))
 
     def add_note(self, note: str) -> None:
         """Add a note once, with the name of the file."""
@@ -39,10 +40,10 @@ class TraceFile:
 
 
 class _BoundedFile(io.RawIOBase):
-    """Limit a decompressed file to MAX_DECOMPRESSED_BYTES."""
+    """Limit a decompressed file to MAX_DECOMPRESSED_BYTES, and store how far a reader is."""
 
-    def __init__(self, source: TraceFile, inner: io.RawIOBase) -> None:
-        self._source, self._inner, self._num_bytes = source, inner, 0
+    def __init__(self, source: TraceFile, uploaded: io.RawIOBase, inner: io.RawIOBase) -> None:
+        self._source, self._uploaded, self._inner, self._num_bytes = source, uploaded, inner, 0
 
     def readable(self) -> bool:
         return True
@@ -51,6 +52,7 @@ class _BoundedFile(io.RawIOBase):
         part = self._inner.read(len(buffer)) or b""
         self._num_bytes += len(part)
         self._source.num_bytes += len(part)
+        self._source.furthest_byte = max(self._source.furthest_byte, self._uploaded.tell())
         if self._num_bytes > MAX_DECOMPRESSED_BYTES:
             message = f"The decompressed file has more than {MAX_DECOMPRESSED_BYTES:,} bytes. Record fewer steps."
             raise ImportProblemError(self._source.name, "gzip", message)

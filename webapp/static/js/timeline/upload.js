@@ -3,6 +3,7 @@ import { embedded, write } from "../dom.js";
 import { bytes, integer } from "../format.js";
 import { refused } from "../refusal.js";
 
+const PROGRESS_INTERVAL_MS = 1000;
 const limits = embedded("limits");
 const form = document.getElementById("upload");
 const input = document.getElementById("files");
@@ -35,6 +36,20 @@ async function post(url, body, type) {
   return answer.headers.get("Content-Type")?.startsWith("application/json") ? answer.json() : null;
 }
 
+/** Show how far the board has read the files, until `isDone()`. */
+async function showReading(url, isDone) {
+  while (!isDone()) {
+    const answer = await fetch(`${url}progress/`).catch(() => null);
+    const read = answer?.ok ? (await answer.json()).read : null;
+    if (isDone()) return;
+    if (read !== null) {
+      bar.value = read;
+      showMessage(read < 1 ? `Reading the files… ${Math.floor(100 * read)}%` : "Storing the events…");
+    }
+    await new Promise((resolve) => setTimeout(resolve, PROGRESS_INTERVAL_MS));
+  }
+}
+
 async function send(files) {
   const wanted = { name: document.getElementById("import-name").value, files: files.map(({ name, size }) => ({ name, size })) };
   const { url } = await post(form.dataset.begin, JSON.stringify(wanted), "application/json");
@@ -49,8 +64,15 @@ async function send(files) {
       showMessage(`${bytes(sent)} of ${bytes(total)} sent`);
     }
   }
+  bar.removeAttribute("value");
   showMessage("Reading the files…");
-  return (await post(`${url}read/`, "", "text/plain")).url;
+  let done = false;
+  showReading(url, () => done);
+  try {
+    return (await post(`${url}read/`, "", "text/plain")).url;
+  } finally {
+    done = true;
+  }
 }
 
 async function start() {
