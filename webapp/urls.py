@@ -58,6 +58,7 @@ urlpatterns = [
     path("jobs/script/", new.script_new, name="script-new"),
     path("jobs/<str:job_id>/", job_page.job_page, name="job-detail"),
     path("jobs/<str:job_id>/timeline/", job_page.timeline_page, name="job-timeline"),
+    path("jobs/<str:job_id>/prediction/", job_page.job_prediction, name="job-prediction"),
     path("jobs/<str:job_id>/cancel/", job_page.job_cancel, name="job-cancel"),
     path("jobs/<str:job_id>/end-mail/", notifications.end_mail, name="job-end-mail"),
     path("jobs/<str:job_id>/give-up/", job_page.job_mark_lost, name="job-give-up"),

@@ -148,8 +148,8 @@ def build_spec(preset: str, layout: dict[str, Any], batch: int, m: int, steps: i
 
 
 def format_layout(spec: JobSpec) -> str:
-    argumentss = spec.layout.model_dump(exclude_defaults=True)
-    layout = " ".join(f"{name} {value}" for name, value in argumentss.items()) or "one rank"
+    arguments = spec.layout.model_dump(exclude_defaults=True)
+    layout = " ".join(f"{name} {value}" for name, value in arguments.items()) or "one rank"
     return f"{spec.model.preset}, {layout}, {spec.train.micro_batches} micro-batches"
 
 

@@ -178,18 +178,18 @@ def _get_measured_s(row: PublishedRow, spec: JobSpec) -> float:
 class PageEstimate(NamedTuple):
     """Predicted seconds or bytes, their margin of error, and the share of a step that waits for the host.
 
-    `told`: the spec has all known facts of the software.
+    `has_software_facts`: the spec has all known facts of the software.
     """
 
     predicted: float
     share: float
     host_share: float = 0.0
-    told: bool = False
+    has_software_facts: bool = False
 
     @property
     def software_level(self) -> str:
         """Number of facts of the software in the spec."""
-        return "software in spec" if self.told else "only the stack"
+        return "software in spec" if self.has_software_facts else "only the stack"
 
     @property
     def host_wait_level(self) -> str:

@@ -38,6 +38,7 @@ from jobs.runs.history.queries.tables import (
     parse_time,
 )
 from jobs.runs.history.store.schema import TABLES
+from jobs.runs.script_prediction import predict_script
 from planner.facts.validation import Problem, SpecError
 
 RANGES = {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$"}
@@ -296,6 +297,16 @@ class ResultsView(APIView):
         query.check()
         job = find_job(request.user, job_id)
         return Response(get_results(job, attempt or job.attempt))
+
+
+class ScriptPredictionView(APIView):
+    @operation("getScriptPrediction", "ScriptPrediction", 404)
+    def get(self, request: Request, job_id: str) -> Response:
+        """Return the prediction of a script with `script.plan`, compared with the last attempt.
+
+        Without `script.plan.layout`, the layout is inferred from the process groups of the run.
+        """
+        return Response(predict_script(find_job(request.user, job_id)))
 
 
 PROJECT = OpenApiParameter("project", {"type": "string", "minLength": 1, "maxLength": 100}, OpenApiParameter.PATH)

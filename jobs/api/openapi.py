@@ -60,6 +60,7 @@ from jobs.runs.reporting.requests import (
     ReportResponse,
     RunRequest,
 )
+from jobs.runs.script_prediction import ScriptPrediction
 from jobs.runs.traces.export import ChromeTrace
 from jobs.runs.traces.imports.store import ImportDetail, ImportRequest, UploadedFile
 from jobs.runs.traces.trace_events import StepColumns
@@ -102,7 +103,8 @@ RESPONSES = (
         NewJoinToken,
     ),
     *(OpenedRun, NodeJoined, ReportResponse, RendezvousResponse),
-    *(History, TableRows, Snapshot, SlowSteps, Comparison, StoredCheckpoint, Results, PrimitiveBrief, PrimitiveDetail),
+    *(History, TableRows, Snapshot, SlowSteps, Comparison, StoredCheckpoint, Results, ScriptPrediction),
+    *(PrimitiveBrief, PrimitiveDetail),
     *(ImportDetail, UploadedFile, WebhookDetail, NewWebhook, WebhookDelivery, EndEmail, EmailSettings),
     *(
         QueueDetail,

@@ -29,6 +29,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/resume", job_views.ResumeJobView.as_view(), name="api-resume"),
     path("jobs/<str:job_id>/checkpoints", job_views.CheckpointsView.as_view(), name="api-checkpoints"),
     path("jobs/<str:job_id>/results", history_views.ResultsView.as_view(), name="api-results"),
+    path("jobs/<str:job_id>/prediction", history_views.ScriptPredictionView.as_view(), name="api-prediction"),
     path("jobs/<str:job_id>/metrics", history_views.MetricsView.as_view(), name="api-metrics"),
     path("jobs/<str:job_id>/traffic", history_views.TrafficView.as_view(), name="api-traffic"),
     path("jobs/<str:job_id>/trace/steps", trace_views.TracedStepsView.as_view(), name="api-traced-steps"),

@@ -118,7 +118,14 @@ KINDS: dict[JobKind, JobKindView] = {
         subject=_describe_script,
         form="script-new",
         tabs={
-            "overview": ("first/health", "first/waiting", "first/script", "first/steps", "first/traffic"),
+            "overview": (
+                "first/health",
+                "first/waiting",
+                "first/script",
+                "first/steps",
+                "first/traffic",
+                "script-prediction",
+            ),
             "training": ("script-curves",),
             "traffic": ("heat-pairs", "heat-time", "collectives"),
             "time": ("first/parts", "first/start", "timeline"),

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from contracts.telemetry.items import TIMED_STEPS
 from jobs.core.kinds import format_command
 from jobs.models import Job
-from planner.cost.learning import MIN_TENSOR_BYTES
+from planner.cost.learning import MIN_TENSOR_BYTES, format_margin
 from planner.hardware.cluster import Basis, Cluster
 from planner.report import format_bytes, format_duration
 
@@ -147,6 +147,12 @@ def signed_share(value: float) -> str:
     if abs(value) < MIN_SIGNED_SHARE:
         return "0.0%"
     return f"{value:+.1%}".replace("-", "\N{MINUS SIGN}")
+
+
+@register.filter
+def margin(share: float) -> str:
+    """Format a relative margin of error, for example 0.19 as "(±19%)"."""
+    return f"({format_margin(share)})"
 
 
 @register.filter

@@ -81,6 +81,10 @@ def _find_script_problems(spec: JobSpec) -> list[Problem]:
     found += find_path_problems("script.cwd", script.cwd, "script root")
     if not found and (text := explain_invalid_cwd(script)):
         found.append(Problem("script.cwd", text))
+    layout = script.plan.layout if script.plan is not None else None
+    if layout is not None and layout.world_size != spec.layout.dp:
+        text = f"`script.plan.layout` has {format_world_size(layout)}, but the job has {spec.layout.dp}."
+        found.append(Problem("script.plan.layout", f"{text} Change the degrees or the number of ranks."))
     return found
 
 
@@ -154,6 +158,15 @@ def find_kind_problems(spec: JobSpec) -> list[Problem]:
         text = f"`resources.max_hosts` is {spec.resources.max_hosts}, but a {spec.kind} job runs on one host. Use 1."
         found.append(Problem("resources.max_hosts", text))
     return [*found, *kind.find_problems(spec)]
+
+
+def make_planned_spec(spec: JobSpec, layout: Layout) -> JobSpec:
+    """Return the training job that `script.plan` describes, in a layout. The script must have a plan."""
+    assert spec.script is not None
+    assert spec.script.plan is not None
+    plan = spec.script.plan
+    resources = spec.resources.model_copy(update={"engine": "hosts", "slurm": None})
+    return JobSpec(name=spec.name, model=plan.model, layout=layout, train=plan.train, resources=resources)
 
 
 def get_num_slots(spec: JobSpec) -> int:

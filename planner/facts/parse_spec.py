@@ -58,18 +58,14 @@ def parse_fields(data: object) -> JobSpec:
     expanded: dict[str, Any] = {str(key): value for key, value in data.items()}
     if any(name == expanded.get("kind") and not kind.trains for name, kind in KINDS.items()):
         expanded.setdefault("model", {"preset": DEFAULT_PRESET})
-    model = expanded.get("model")
     found: list[Problem] = []
-    if isinstance(model, Mapping):
-        name = model.get("preset")
-        if isinstance(name, str) and name not in PRESETS:
-            like = get_close_matches(name[:100], PRESETS, n=5, cutoff=0.4) or list(PRESETS)[:5]
-            use = f"Use a preset such as {format_alternatives(like)}."
-            text = f"`model.preset` is {_format_input(name)}, which is unknown. {use}"
-            found.append(Problem("model.preset", text))
-            # Any known sizes allow checks of the other fields.
-            model = {**model, "preset": next(iter(PRESETS))}
-        expanded["model"] = expand_preset(model)
+    if isinstance(expanded.get("model"), Mapping):
+        expanded["model"] = _expand_model("model", expanded["model"], found)
+    script = expanded.get("script")
+    plan = script.get("plan") if isinstance(script, Mapping) else None
+    if isinstance(plan, Mapping) and isinstance(plan.get("model"), Mapping):
+        model = _expand_model("script.plan.model", plan["model"], found)
+        expanded["script"] = {**script, "plan": {**plan, "model": model}}
     try:
         spec = JobSpec.model_validate(expanded)
     except ValidationError as error:
@@ -77,6 +73,18 @@ def parse_fields(data: object) -> JobSpec:
     if found:
         raise SpecError(found)
     return spec
+
+
+def _expand_model(field: str, model: Mapping[str, Any], found: list[Problem]) -> dict[str, Any]:
+    """Return a model with the sizes of its preset. Add a problem if the preset is unknown."""
+    name = model.get("preset")
+    if isinstance(name, str) and name not in PRESETS:
+        like = get_close_matches(name[:100], PRESETS, n=5, cutoff=0.4) or list(PRESETS)[:5]
+        use = f"Use a preset such as {format_alternatives(like)}."
+        found.append(Problem(f"{field}.preset", f"`{field}.preset` is {_format_input(name)}, which is unknown. {use}"))
+        # Any known sizes allow checks of the other fields.
+        model = {**model, "preset": next(iter(PRESETS))}
+    return expand_preset(model)
 
 
 _MESSAGES = {

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from planner.facts.layout import get_chunk_indices
+from planner.facts.layout import V_SCHEDULES, get_chunk_indices
 from planner.facts.spec import Layout
 
 ActionKind = Literal["F", "B", "I", "W"]
@@ -38,7 +38,7 @@ def build_actions(layout: Layout, rank: int, micro_batches: int) -> list[Action]
 
 def splits_backward(layout: Layout) -> bool:
     """Return whether the schedule splits backward into inputs and weights."""
-    return layout.pp > 1 and layout.schedule in ("interleaved_zero_bubble", "zbv", "dualpipev")
+    return layout.pp > 1 and layout.schedule in ("interleaved_zero_bubble", *V_SCHEDULES)
 
 
 class _ScheduleBuilder:

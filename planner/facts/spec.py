@@ -304,6 +304,16 @@ class TrainSpec(StrictModel):
 Argument = Annotated[str, Field(max_length=4096, pattern=NO_NUL)]
 
 
+class ScriptPlan(StrictModel):
+    """Model and batch that a script trains, for the prediction on the job page."""
+
+    model: ModelSpec
+    layout: Layout | None = Field(
+        default=None, description="parallel layout; by default, inferred from the process groups of the run"
+    )
+    train: TrainSpec = TrainSpec()
+
+
 class ScriptSpec(StrictModel):
     """The user's own training script. torchrun starts it on each of `layout.dp` ranks."""
 
@@ -331,6 +341,9 @@ class ScriptSpec(StrictModel):
         pattern=r"^[^\x00]+$",
         description="working directory: the script's folder (default) or a folder below it; "
         "for a module, a folder below the script root",
+    )
+    plan: ScriptPlan | None = Field(
+        default=None, description="what the script trains, to compare a prediction with the measurement"
     )
 
 

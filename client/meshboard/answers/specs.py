@@ -140,21 +140,6 @@ class RunSpec(TypedDict):
     """run time limit per attempt (seconds); the attempt then fails"""
 
 
-class ScriptSpec(TypedDict):
-    """The user's own training script. torchrun starts it on each of `layout.dp` ranks."""
-
-    args: NotRequired[list[str]]
-    """arguments of the script, passed without shell expansion"""
-    cwd: NotRequired[str | None]
-    """working directory: the script's folder (default) or a folder below it; for a module, a folder below the script
-    root
-    """
-    module: NotRequired[str | None]
-    """module below the script root that `python -m` runs, instead of path"""
-    path: NotRequired[str | None]
-    """path of the script below the host's script root"""
-
-
 class TrainSpec(TypedDict):
     """Training data, batch sizes, optimizer, and run length."""
 
@@ -210,6 +195,32 @@ class TrainSpec(TypedDict):
     """learning rate warm-up (steps); default 10, at most steps"""
     weight_decay: NotRequired[float]
     """AdamW weight decay"""
+
+
+class ScriptPlan(TypedDict):
+    """Model and batch that a script trains, for the prediction on the job page."""
+
+    model: ModelSpec
+    layout: NotRequired[Layout | None]
+    """parallel layout; by default, inferred from the process groups of the run"""
+    train: NotRequired[TrainSpec]
+
+
+class ScriptSpec(TypedDict):
+    """The user's own training script. torchrun starts it on each of `layout.dp` ranks."""
+
+    args: NotRequired[list[str]]
+    """arguments of the script, passed without shell expansion"""
+    cwd: NotRequired[str | None]
+    """working directory: the script's folder (default) or a folder below it; for a module, a folder below the script
+    root
+    """
+    module: NotRequired[str | None]
+    """module below the script root that `python -m` runs, instead of path"""
+    path: NotRequired[str | None]
+    """path of the script below the host's script root"""
+    plan: NotRequired[ScriptPlan | None]
+    """what the script trains, to compare a prediction with the measurement"""
 
 
 class JobSpecLayout(TypedDict):

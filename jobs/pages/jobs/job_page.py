@@ -21,6 +21,7 @@ from jobs.planning.auto_layout import NoOfferError, is_stranded
 from jobs.queue import actions, derived_jobs
 from jobs.queue.inbound.reconcile import RunConnectedError, mark_run_lost
 from jobs.queue.view import build_rows, load_queue_snapshot
+from jobs.runs.script_prediction import predict_script
 from planner.facts.validation import SpecError
 
 REQUEUEABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
@@ -107,11 +108,32 @@ def _list_tabs(job: Job, data: JobDetail, tabs: Tabs, *, is_bare: bool) -> list[
     """List the tabs with their panels. A bare job has nothing to show outside its overview yet."""
     found = []
     for tab, names in tabs.items():
-        panels = [name for name in names if name != "chosen" or job.chosen]
+        panels = [name for name in names if _has_content(job, name)]
         has_hosts = "first/places" in panels or len(data["members"]) > 1
         shown = tab == "overview" or (not is_bare and (tab != "hosts" or has_hosts))
         found.append({"name": tab, "label": TABS[tab], "panels": panels, "shown": shown})
     return found
+
+
+def _has_content(job: Job, panel: str) -> bool:
+    """Return whether a job can fill a panel that other jobs of its kind leave out."""
+    match panel:
+        case "chosen":
+            return bool(job.chosen)
+        case "script-prediction":
+            return bool(job.spec["script"].get("plan"))
+        case _:
+            return True
+
+
+@require_GET
+@catch_busy_planner
+def job_prediction(request: HttpRequest, job_id: str) -> HttpResponse:
+    """Render the prediction of a script, without the page around it."""
+    job = find_job(request.user, job_id)
+    prediction = predict_script(job)
+    layout = format_layout({"layout": prediction["layout"]}) if prediction["layout"] else ""
+    return render(request, "jobs/script_prediction.html", {"prediction": prediction, "layout": layout})
 
 
 @require_POST

@@ -20,7 +20,7 @@ from jobs.planning.hosts import list_hardware
 from jobs.planning.planner_processes import BusyError
 from planner.facts.presets import TEMPLATES
 from planner.facts.resources import Resources, SlurmSpec
-from planner.facts.spec import JobSpec, Layout, ScriptSpec
+from planner.facts.spec import JobSpec, Layout, ScriptSpec, TrainSpec
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.stacks import STACKS
 
@@ -39,6 +39,12 @@ SCRIPT_FIELDS = (
     | derived.read_fields("resources.slurm", SlurmSpec)
     | field_groups.SCHEDULING_FIELDS
 )
+PLAN_FIELDS = derived.read_fields(
+    "script.plan.train", TrainSpec, only=["global_batch", "micro_batches", "seq_len", "precision"]
+) | {"script.plan.model": derived.HIDDEN_JSON, "script.plan.layout": derived.HIDDEN_JSON}
+SCRIPT_FIELDS |= PLAN_FIELDS
+PLAN_MODEL = "plan_model"  # the choice of the model: a preset, COPIED_MODEL, or "" without a prediction
+COPIED_MODEL = "copied"
 
 
 @require_http_methods(["GET", "POST"])
@@ -140,21 +146,36 @@ def script_new(request: HttpRequest) -> HttpResponse:
     """Show the form of your own script, or submit it. `?from=ID` fills it in from a job."""
     if request.method == "GET":
         spec = find_job(request.user, request.GET["from"]).spec if "from" in request.GET else FIRST_SCRIPT
-        return _render_script_form(request, derived.format_values(SCRIPT_FIELDS, spec), [])
+        plan = (spec.get("script") or {}).get("plan")
+        choice = (plan["model"]["preset"] or COPIED_MODEL) if plan else ""
+        return _render_script_form(request, {**derived.format_values(SCRIPT_FIELDS, spec), PLAN_MODEL: choice}, [])
     try:
         spec = field_groups.drop_unused_engines(derived.parse_form(SCRIPT_FIELDS, request.POST))
+        _set_planned_model(spec, request.POST.get(PLAN_MODEL, ""))
         return submit_once(request, {"kind": "script", **spec})
     except SpecError as error:
-        values = {name: request.POST.get(name, "") for name in SCRIPT_FIELDS}
+        values = {name: request.POST.get(name, "") for name in (*SCRIPT_FIELDS, PLAN_MODEL)}
         return _render_script_form(request, values, error.problems)
+
+
+def _set_planned_model(spec: dict[str, Any], choice: str) -> None:
+    """Set the model of the prediction. Without a choice, the script has no prediction."""
+    script = spec.get("script", {})
+    plan = script.pop("plan", {})
+    model = plan.get("model") if choice == COPIED_MODEL else {"preset": choice}
+    if choice:
+        script["plan"] = {**plan, "model": model}
 
 
 def _render_script_form(request: HttpRequest, values: dict[str, Any], problems: list[Problem]) -> HttpResponse:
     errors, other_errors = derived.sort_problems(
-        problems, SCRIPT_FIELDS, {"layout": "layout.dp", "script": "script.path"}
+        problems,
+        SCRIPT_FIELDS,
+        {"layout": "layout.dp", "script": "script.path", "script.plan.model.preset": "script.plan.model"},
     )
     labels = {**field_groups.LABELS, "resources.device": {"cpu": "CPU", "cuda": "GPU"}}
     context = {
+        "presets": spec_form.list_presets(),
         "values": values,
         "errors": errors,
         "other_errors": other_errors,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from django.utils import timezone
 from rest_framework.test import APIClient
 
 from jobs.models import Host, Job
+from jobs.queue import actions
 from planner.facts.parse_spec import parse_spec
 from planner.facts.validation import SpecError
 
@@ -36,7 +38,13 @@ def test_form_submits_and_copies_a_script(client: Client, owner: User) -> None:
     form = {**FORM, "script.args": "--text 'two words'"}
     assert client.post("/jobs/script/", form).status_code == 302
     job = Job.objects.get()
-    assert job.spec["script"] == {"path": "train.py", "module": None, "args": ["--text", "two words"], "cwd": None}
+    assert job.spec["script"] == {
+        "path": "train.py",
+        "module": None,
+        "args": ["--text", "two words"],
+        "cwd": None,
+        "plan": None,
+    }
     assert job.num_slots == 2
     page = client.get(f"/jobs/{job.id}/").content.decode()
     assert "train.py --text &#x27;two words&#x27;" in page
@@ -100,7 +108,13 @@ def test_pages_show_the_command_of_a_module(client: Client, owner: User) -> None
     ranks = {"layout.dp": "2", "resources.device": "cpu"}
     assert client.post("/jobs/script/", form | ranks).status_code == 302
     job = Job.objects.get()
-    assert job.spec["script"] == {"path": None, "module": "package.train", "args": ["--lr", "1"], "cwd": "data"}
+    assert job.spec["script"] == {
+        "path": None,
+        "module": "package.train",
+        "args": ["--lr", "1"],
+        "cwd": "data",
+        "plan": None,
+    }
     for page in (f"/jobs/{job.id}/", "/"):
         assert "-m package.train --lr 1" in client.get(page).content.decode()
     again = client.get(f"/jobs/script/?from={job.id}").content.decode()
@@ -140,3 +154,30 @@ def test_script_is_one_file_or_module_below_the_root(script: dict[str, str], mes
     with pytest.raises(SpecError, match=re.escape(message)):
         parse_spec({"kind": "script", "script": script})
     assert parse_spec({"kind": "script", "script": {"module": "package.train", "cwd": "data"}}).script is not None
+
+
+def test_form_describes_the_model_of_the_prediction(client: Client, owner: User) -> None:
+    client.force_login(owner)
+    plan = {"plan_model": "gpt-tiny", "script.plan.train.global_batch": "16", "script.plan.train.seq_len": "64"}
+    assert client.post("/jobs/script/", FORM | plan).status_code == 302
+    job = Job.objects.get()
+    assert job.spec["script"]["plan"]["model"]["preset"] == "gpt-tiny"
+    assert job.spec["script"]["plan"]["train"]["global_batch"] == 16
+    assert job.spec["script"]["plan"]["layout"] is None
+    again = client.get(f"/jobs/script/?from={job.id}").content.decode()
+    assert '<option value="gpt-tiny" selected>' in again
+    wrong = client.post("/jobs/script/", FORM | plan | {"plan_model": "gpt-none"})
+    assert wrong.status_code == 422
+    assert "gpt-none" in wrong.content.decode()
+
+
+def test_form_copies_a_model_without_preset_and_its_layout(client: Client, owner: User) -> None:
+    client.force_login(owner)
+    model = {**parse_spec({"model": {"preset": "gpt-tiny"}}).model.model_dump(), "num_layers": 3, "preset": None}
+    job, _ = actions.submit(owner, {**GOOD, "script": {"path": "x.py", "plan": {"model": model, "layout": {"tp": 2}}}})
+    page = client.get(f"/jobs/script/?from={job.id}").content.decode()
+    assert '<option value="copied" selected>' in page
+    found = dict(re.findall(r'name="(script\.plan\.(?:model|layout))" value="([^"]*)"', page))
+    hidden = {name: html.unescape(text) for name, text in found.items()}
+    assert client.post("/jobs/script/", {**FORM, "plan_model": "copied", **hidden}).status_code == 302
+    assert Job.objects.exclude(id=job.id).get().spec["script"]["plan"] == job.spec["script"]["plan"]

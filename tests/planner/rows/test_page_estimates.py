@@ -39,7 +39,7 @@ def test_page_estimate_uses_the_software_that_a_spec_can_set(tmp_path: Path) -> 
     assert isinstance(fused.said, PageEstimate)
     assert isinstance(usual.said, PageEstimate)
     assert eager.said == eager.alone == fused.alone == usual.alone
-    assert (eager.said.told, usual.said.told) == (False, True)
+    assert (eager.said.has_software_facts, usual.said.has_software_facts) == (False, True)
     assert (usual.said.predicted, usual.said.share) == (eager.said.predicted, fused.said.share)
     assert eager.said.predicted == pytest.approx(eager.predicted)
     assert fused.said.predicted == pytest.approx(fused.predicted)

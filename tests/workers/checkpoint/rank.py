@@ -17,7 +17,7 @@ from workers.trainer.__main__ import run
 from workers.trainer.errors import DivergedError, UserError, VerificationError
 
 
-class Said:
+class ItemList:
     """Collect telemetry items in place of an exporter."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ def main() -> int:
     folder, root, job, attempt = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     torch.set_num_threads(1)
     spec = parse_spec(json.loads((folder / "spec.json").read_text()))
-    rank, messages, recorder = int(os.environ["RANK"]), Said(), Recorder(int(os.environ["RANK"]))
+    rank, messages, recorder = int(os.environ["RANK"]), ItemList(), Recorder(int(os.environ["RANK"]))
     problem = None
     try:
         run(spec, rank, root.parent / "data", recorder, messages, get_checkpoint_location(spec, root, job, attempt))  # type: ignore[arg-type]

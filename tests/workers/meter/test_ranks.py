@@ -12,7 +12,7 @@ from tests.support.ranks import run_ranks
 from tests.workers.meter.ranks import SLOW_S
 
 WORLD = 4
-Said = list[dict[str, Any]]
+RankOutput = list[dict[str, Any]]
 SHARE = 8 * 4  # bytes of each rank's 8 floats
 FULL = SHARE * WORLD
 PAYLOAD = {
@@ -29,7 +29,7 @@ PAYLOAD = {
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Said:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> RankOutput:
     """Return the results of all checks by rank."""
     folder = tmp_path_factory.mktemp("ranks")
     done = run_ranks(WORLD, "tests.workers.meter.ranks", str(folder))

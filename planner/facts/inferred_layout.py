@@ -1,0 +1,180 @@
+"""Infer the parallel layout of a user's script from the process groups that its ranks use during steps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+InferredAxis = Literal["dp", "dp_replicas", "pp", "tp", "cp", "ep"]
+
+# Names of mesh dimensions and groups in torchtitan, Megatron-LM, DeepSpeed, nanotron, picotron, and accelerate.
+AXIS_NAMES: dict[str, InferredAxis] = {
+    **dict.fromkeys(("dp", "ddp", "data", "fsdp", "dp_shard", "shard", "dp_cp", "dp_shard_cp", "batch", "zero"), "dp"),
+    **dict.fromkeys(("dp_replicate", "replicate", "replica", "replicas", "hsdp"), "dp_replicas"),
+    **dict.fromkeys(("pp", "pipe", "pipeline", "stage", "stages"), "pp"),
+    **dict.fromkeys(("tp", "tensor", "model", "mp"), "tp"),
+    **dict.fromkeys(("cp", "context", "sp", "seq", "sequence", "ulysses"), "cp"),
+    **dict.fromkeys(("ep", "expert", "experts"), "ep"),
+}
+DATA_WITH_CONTEXT = ("data_with_cp", "dp_cp", "dp_shard_cp")  # groups that span dp and cp
+REGATHERED = 1.5  # all-gathers per reduce-scatter above which backward gathers parameters again
+
+
+class GroupTraffic(NamedTuple):
+    """Traffic of one rank over groups with the same label, size, and operation, per step.
+
+    Args:
+        label: Mesh dimension or description of the group, "world", or its ranks.
+        size: Number of ranks in the group.
+        op: Name of the collective, as in `contracts.telemetry.items.Op`.
+        calls: Calls per step.
+        payload_bytes: Bytes per step.
+    """
+
+    label: str
+    size: int
+    op: str
+    calls: float
+    payload_bytes: float
+
+
+class InferredLayout(NamedTuple):
+    """Layout of a script.
+
+    Args:
+        fields: Fields of a `Layout` that differ from their defaults.
+        axes: Axis of each group, by label and size.
+        assumptions: A sentence for each assumption that the traffic does not prove.
+    """
+
+    fields: dict[str, Any]
+    axes: dict[tuple[str, int], str]
+    assumptions: tuple[str, ...]
+
+
+class CannotInferError(ValueError):
+    """The groups do not explain all ranks. The message names the ranks and the way out."""
+
+
+def infer_layout(world_size: int, traffic: Iterable[GroupTraffic]) -> InferredLayout:
+    """Return the layout whose groups carry the traffic of the steps.
+
+    Raises:
+        CannotInferError: The degrees of the groups do not multiply to `world_size`.
+    """
+    used = [row for row in traffic if row.size > 1 and row.calls > 0]
+    groups: dict[tuple[str, int], list[GroupTraffic]] = defaultdict(list)
+    for row in used:
+        groups[row.label, row.size].append(row)
+    degrees: dict[InferredAxis, int] = {}
+    rows_by_axis: dict[InferredAxis, list[GroupTraffic]] = defaultdict(list)
+    unnamed: list[list[GroupTraffic]] = []
+    has_tensor_group = any(_get_named_axis(row.label) == "tp" and not _is_model_group(row.label) for row in used)
+    for (label, size), rows in sorted(groups.items()):
+        if has_tensor_group and _is_model_group(label):
+            continue  # Megatron's group of tp x pp ranks
+        axis = _get_named_axis(label)
+        if axis is None:
+            unnamed.append(rows)
+            continue
+        rows_by_axis[axis] += rows
+        if not _spans_context(label):
+            degrees[axis] = max(size, degrees.get(axis, 1))
+    assumptions = _add_unnamed_groups(world_size, degrees, rows_by_axis, unnamed)
+    explained = _multiply(degrees)
+    if explained != world_size:
+        found = " x ".join(f"{axis} {degree}" for axis, degree in sorted(degrees.items())) or "no group"
+        raise CannotInferError(
+            f"The groups of the script explain {explained} of {world_size} ranks ({found}). Set `script.plan.layout`."
+        )
+    fields = _make_fields(degrees, rows_by_axis)
+    if fields.get("zero") == 2:
+        assumptions.append("ZeRO-2 is assumed. ZeRO-1 and ZeRO-2 send the same bytes.")
+    if fields.get("pp", 1) > 1:
+        assumptions.append("The schedule is assumed to be 1F1B.")
+    axes = {
+        (row.label, row.size): "dp" if axis == "dp_replicas" else axis
+        for axis, rows in rows_by_axis.items()
+        for row in rows
+    }
+    return InferredLayout(fields, axes, tuple(assumptions))
+
+
+def _get_named_axis(label: str) -> InferredAxis | None:
+    return AXIS_NAMES.get(_normalize(label).removesuffix("_with_cp"))
+
+
+def _normalize(label: str) -> str:
+    """Return the name of an axis in a label: `data_with_cp` of `DATA_PARALLEL_GROUP_WITH_CP`."""
+    return re.sub(r"(_model)?_parallel|_group", "", label.lower().replace("-", "_"))
+
+
+def _is_model_group(label: str) -> bool:
+    return _normalize(label) in ("model", "mp")
+
+
+def _spans_context(label: str) -> bool:
+    return _normalize(label) in DATA_WITH_CONTEXT
+
+
+def _multiply(degrees: dict[InferredAxis, int]) -> int:
+    return math.prod(degree for axis, degree in degrees.items() if axis != "ep")
+
+
+def _add_unnamed_groups(
+    world_size: int,
+    degrees: dict[InferredAxis, int],
+    rows_by_axis: dict[InferredAxis, list[GroupTraffic]],
+    unnamed: list[list[GroupTraffic]],
+) -> list[str]:
+    """Give each unnamed group the axis of its operations, the group with most bytes first. Return the assumptions."""
+    assumptions = []
+    for rows in sorted(unnamed, key=lambda rows: -sum(row.payload_bytes for row in rows)):
+        label, size = rows[0].label, rows[0].size
+        missing = world_size // _multiply(degrees)
+        axis = _guess_axis(rows)
+        if axis == "ep":
+            if "ep" in degrees:
+                continue
+            degrees["ep"] = size
+        elif missing % size == 0 and axis not in degrees:
+            degrees[axis] = size
+        else:
+            continue
+        rows_by_axis[axis] += rows
+        operations = ", ".join(sorted({row.op for row in rows}))
+        assumptions.append(f"Group {label!r} of {size} ranks is assumed to be {axis}, because of its {operations}.")
+    return assumptions
+
+
+def _guess_axis(rows: list[GroupTraffic]) -> InferredAxis:
+    largest = max(rows, key=lambda row: row.payload_bytes)
+    if largest.op in ("send", "recv"):
+        return "pp"
+    return "ep" if largest.op == "all_to_all" else "dp"
+
+
+def _make_fields(degrees: dict[InferredAxis, int], rows: dict[InferredAxis, list[GroupTraffic]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {axis: degree for axis, degree in degrees.items() if axis != "dp_replicas" and degree > 1}
+    replicas = degrees.get("dp_replicas", 1)
+    if replicas > 1:
+        fields["dp"] = degrees.get("dp", 1) * replicas
+        if degrees.get("dp", 1) > 1:
+            fields["dp_replicas"] = replicas
+    gathers, scatters = _count_calls(rows["dp"], "all_gather"), _count_calls(rows["dp"], "reduce_scatter")
+    if gathers and scatters:
+        fields["zero"] = 3 if gathers > REGATHERED * scatters else 2
+    if _count_calls(rows["tp"], "reduce_scatter") and fields.get("tp", 1) > 1:
+        fields["sequence_parallel"] = True
+    if _count_calls(rows["cp"], "all_gather") and fields.get("cp", 1) > 1:
+        fields["cp_method"] = "all_gather"
+    return fields
+
+
+def _count_calls(rows: list[GroupTraffic], op: str) -> float:
+    """Return the calls per step of collectives that carry more than a loss or a norm."""
+    most = max((row.payload_bytes for row in rows), default=0.0)
+    return sum(row.calls for row in rows if row.op == op and row.payload_bytes > 0.01 * most)
