@@ -95,7 +95,7 @@ def infer_layout(world_size: int, traffic: Iterable[GroupTraffic]) -> InferredLa
         assumptions.append("ZeRO-2 is assumed. ZeRO-1 and ZeRO-2 send the same bytes.")
     if fields.get("pp", 1) > 1:
         assumptions.append("The schedule is assumed to be 1F1B.")
-    axes = {
+    axes: dict[tuple[str, int], str] = {
         (row.label, row.size): "dp" if axis == "dp_replicas" else axis
         for axis, rows in rows_by_axis.items()
         for row in rows

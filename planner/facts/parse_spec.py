@@ -63,7 +63,7 @@ def parse_fields(data: object) -> JobSpec:
         expanded["model"] = _expand_model("model", expanded["model"], found)
     script = expanded.get("script")
     plan = script.get("plan") if isinstance(script, Mapping) else None
-    if isinstance(plan, Mapping) and isinstance(plan.get("model"), Mapping):
+    if isinstance(script, Mapping) and isinstance(plan, Mapping) and isinstance(plan.get("model"), Mapping):
         model = _expand_model("script.plan.model", plan["model"], found)
         expanded["script"] = {**script, "plan": {**plan, "model": model}}
     try:
