@@ -46,7 +46,7 @@ START_S = 60.0  # in which all ranks connect
 NOTICE_S = 5.0  # from which the verdict names a slow rank that others wait for
 LEARNED_MARGIN_S = 10.0
 MIN_PAUSES = 3  # at one line, whose length limits later pauses of a busy rank
-MIN_THRESHOLD_S, MAX_THRESHOLD_S, PACES = 10.0, 60.0, 10.0
+MIN_THRESHOLD_S, PACES = 10.0, 10.0
 SLOW_S, EVAL_S, CHECKPOINT_S = 300.0, 60.0, 120.0
 SCRIPT_THRESHOLDS_S: dict[Kind, float] = {"data": 60.0, "file": 60.0, "checkpoint": CHECKPOINT_S}
 EXTRA_REPORT_S = 5.0  # above the threshold, in which awaited ranks may still report
@@ -122,7 +122,8 @@ class HangDetector:
             return SLOW_S
         pace = self._get_pace_s()
         if any(item["phase"] == "checkpoint" or get_known_kind(item["stack"]) == "checkpoint" for item in self._items):
-            return max(pace, CHECKPOINT_S, 2 * self._steps.longest_save_s)
+            longest_s = self._steps.longest_save_s
+            return max(pace, longest_s + LEARNED_MARGIN_S if longest_s else CHECKPOINT_S)
         return max(pace, EVAL_S) if "eval" in phases else pace
 
     @property
@@ -134,10 +135,11 @@ class HangDetector:
         return not self._run.is_script and (bool(phases & {"setup", "proof"}) or phases == {"teardown"})
 
     def _get_pace_s(self) -> float:
-        """Return the threshold of training itself."""
+        """Return the threshold of training itself, at most LEARNED_MARGIN_S above the longest recent step."""
         if self._steps.median_s is None or self._run.is_script:
             return SLOW_S
-        return max(MIN_THRESHOLD_S, min(PACES * self._steps.median_s, MAX_THRESHOLD_S), 2 * self._steps.longest_s)
+        usual_s = max(MIN_THRESHOLD_S, PACES * self._steps.median_s, 2 * self._steps.longest_s)
+        return min(usual_s, self._steps.longest_s + LEARNED_MARGIN_S)
 
     def detect(self, now: float, last: TracedStep | None) -> tuple[Hang, RunFinding] | None:
         """Return the hang and its finding. `last`: the last traced step."""
@@ -277,15 +279,19 @@ class HangDetector:
             learned = max((self._activities.get_pause_s(rank) or 0.0 for rank in ranks), default=0.0)
             return max(IDLE_S, learned + LEARNED_MARGIN_S) if learned else IDLE_S
         if not self._run.is_script:
-            threshold_s = self.get_threshold_s(now)
-            starved_s = min(threshold_s / self._get_cpu_share(ranks, now), SLOW_S)
-            return max(threshold_s, starved_s) + (EXTRA_REPORT_S if kind == "unknown" and ranks else 0.0)
+            threshold_s = self._extend_for_lack_of_cpu(self.get_threshold_s(now), self._get_cpu_share(ranks, now))
+            return threshold_s + (EXTRA_REPORT_S if kind == "unknown" and ranks else 0.0)
         if kind in ("crowded", "quota"):
             return SLOW_S
         pauses = [self._activities.get_pause_s(rank, min_pauses=MIN_PAUSES) for rank in ranks]
         if pauses and all(pause is not None for pause in pauses):
             return max(pause or 0.0 for pause in pauses) + LEARNED_MARGIN_S
         return SCRIPT_THRESHOLDS_S.get(kind, SLOW_S)
+
+    def _extend_for_lack_of_cpu(self, threshold_s: float, share: float) -> float:
+        """Return the threshold of a rank with a share of a CPU. The work takes longer, and the margin does not."""
+        work_s = max(threshold_s - LEARNED_MARGIN_S, self._steps.longest_s)
+        return max(threshold_s, min(work_s / share + LEARNED_MARGIN_S, SLOW_S)) if share < 1 else threshold_s
 
     def _get_cpu_share(self, ranks: Sequence[int], now: float) -> float:
         """Return the share of the time in which the first rank gets a CPU if it needs one."""
