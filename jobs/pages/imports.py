@@ -133,7 +133,8 @@ def import_page(request: HttpRequest, key: str) -> HttpResponse:
     trace = _find(request, key)
     if not trace.format:
         raise Http404("import is not complete")
-    return render(request, "import/page.html", {"made": trace, "mine": trace.owner == request.user})
+    context = {"made": trace, "mine": trace.owner == request.user, "findings": store.get_findings(trace)}
+    return render(request, "import/page.html", context)
 
 
 @require_GET

@@ -58,7 +58,6 @@ class Positions:
 
         It replaces the last report of the rank, because a group can get another label.
         """
-        rank = item["rank"]
         issued, recent_by_group = dict[ProcessGroup, int](), dict[ProcessGroup, dict[int, str]]()
         for progress in item["groups"]:
             group = parse_group(progress)
@@ -66,20 +65,28 @@ class Positions:
             if recent := progress.get("recent"):
                 first = progress["issued"] - len(recent) + 1
                 recent_by_group[group] = {first + i: text for i, text in enumerate(recent)}
-        self._issued[rank], self._recent[rank] = issued, recent_by_group
+        self.set_calls(item["rank"], issued, recent_by_group)
+
+    def set_calls(self, rank: int, issued: dict[ProcessGroup, int], recent: dict[ProcessGroup, dict[int, str]]) -> None:
+        """Store the number of the last call of a rank per group, and the texts of its known calls by their numbers."""
+        self._issued[rank], self._recent[rank] = issued, recent
 
     def has_issued(self, rank: int, group: ProcessGroup, sequence: int) -> bool:
         return self._issued.get(rank, {}).get(group, 0) >= sequence
 
     def find_difference(self, ranks: Iterable[int]) -> tuple[ProcessGroup, int, dict[int, str]] | None:
         """Return the first call of a group in which these ranks differ: group, sequence number, texts by rank."""
+        return min(self.find_differences(ranks), key=lambda one: one[1], default=None)
+
+    def find_differences(self, ranks: Iterable[int]) -> list[tuple[ProcessGroup, int, dict[int, str]]]:
+        """Return the first call in which these ranks differ, for each group with different calls."""
         found = []
         reported = [rank for rank in ranks if rank in self._recent]
         for group in {group for rank in reported for group in self._recent[rank]}:
             windows = {rank: self._recent[rank][group] for rank in reported if group in self._recent[rank]}
             if difference := _find_first_difference(windows):
                 found.append((group, *difference))
-        return min(found, key=lambda one: one[1], default=None)
+        return found
 
     def is_followed_by(self, group: ProcessGroup, first: str, second: str, before: int) -> bool:
         """Return True if a rank called `second` right after `first` before the call number `before`."""

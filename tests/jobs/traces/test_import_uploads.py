@@ -18,6 +18,7 @@ from jobs.models import ImportedTrace
 from jobs.runs.traces.imports import store
 from jobs.runs.traces.imports.reader_process import ReadSummary, read_in_process
 from jobs.runs.traces.imports.trace_files import TraceFile
+from tests.jobs.traces.flight_recorder_cases import analyze, make_cases
 from tests.jobs.traces.hostile import HOSTILE
 
 
@@ -72,6 +73,17 @@ def test_uploads_reads_and_shows_an_import(people: dict[str, Client], trace_fold
     people["owner"].post(f"{url}delete/")
     assert not ImportedTrace.objects.exists()
     assert not store.get_folder(made).exists()
+
+
+def test_shows_hang_of_flight_recorder_dumps(people: dict[str, Client], tmp_path: Path) -> None:
+    (case,) = (case for case in make_cases() if case.name == "missing rank")
+    analyze(case.dumps, tmp_path)
+    answer = upload(people["owner"], *sorted(tmp_path.glob("rank_*")))
+    page = people["owner"].get(answer.json()["url"]).content.decode()
+    assert "Stalled: ranks 0, 1 and 3 wait for rank 2, which did not enter all_reduce 3 on world" in page
+    assert "in all_reduce of 64 float32 (call 3 on world), at train.py:30 in train_step" in page
+    (listed,) = people["owner"].get("/api/v1/imports").json()
+    assert listed["findings"][0]["state"] == "hung"
 
 
 def _upload(client: Client, data: bytes) -> str:

@@ -43,10 +43,43 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+class RecordedCall(NamedTuple):
+    """Describe a call in a flight recorder dump. `sizes_problem`: a contradiction between its own input and output.
+
+    `text` is equal on all ranks that call the operation together. `is_done` is None if the dump does not record it.
+    """
+
+    rank: int
+    group: str
+    axis: str
+    ranks: tuple[int, ...]
+    sequence: int
+    op: str
+    text: str
+    peer: int  # as in `CollectiveCall`
+    is_done: bool | None
+    has_started: bool
+    issued: float
+    stack: tuple[str, ...]
+    num_inputs: int | None = None  # elements of an all-to-all
+    num_outputs: int | None = None
+    sizes_problem: str = ""
+
+
+class Recording(NamedTuple):
+    """Hold the calls of a rank. `is_complete`: the recorder has dropped no call."""
+
+    rank: int
+    calls: list[RecordedCall]
+    is_complete: bool
+    version: str
+
+
 class FileEvents(NamedTuple):
     """Hold the events of one file. Calls of an unknown group have no ranks, and the reader fills them in.
 
-    `groups`: the name of the process group of each call, "" if unknown. Only Kineto traces have it.
+    `groups`: the name of the process group of each call, "" if unknown. Only Kineto traces have it. `recording`: the
+    calls of a flight recorder dump, for the analysis of hangs.
     """
 
     file: str
@@ -54,6 +87,7 @@ class FileEvents(NamedTuple):
     spans: list[WorkSpan]
     notes: list[str]
     groups: list[str] = []
+    recording: Recording | None = None
 
 
 class InvalidItems:

@@ -6,10 +6,12 @@ from collections import defaultdict
 from typing import Final, Literal, NamedTuple
 
 from contracts.telemetry.items import MAX_UNIX_S
+from jobs.runs.diagnosis.findings import RunFinding
 from jobs.runs.traces.imports import kineto, nccl_inspector, torch_traces, trace_files
 from jobs.runs.traces.imports.common import MAX_EVENTS, MAX_LISTED_RANKS, FileEvents, ImportProblemError
 from jobs.runs.traces.imports.json_stream import LISTS, JsonReader
 from jobs.runs.traces.imports.pairing import pair_calls
+from jobs.runs.traces.imports.recorded_hangs import find_recorded_hangs
 from jobs.runs.traces.imports.trace_files import TraceFile
 from jobs.runs.traces.trace_events import EventTrace
 
@@ -20,11 +22,12 @@ MAX_NOTES = 50
 
 
 class ImportResult(NamedTuple):
-    """Hold a trace, the format of its files, and notes for the user."""
+    """Hold a trace, the format of its files, notes for the user, and the hangs in flight recorder dumps."""
 
     format: Format
     trace: EventTrace
     notes: list[str]
+    findings: list[RunFinding] = []
 
 
 def read_traces(sources: list[TraceFile]) -> ImportResult:
@@ -43,7 +46,7 @@ def read_traces(sources: list[TraceFile]) -> ImportResult:
     elif trace_format == "Kineto":
         parts, notes = pair_calls(_read_kineto_files(sources))
     else:
-        parts = [_read_flight_recorder(source) for source in sources]
+        parts, notes = _read_flight_recorders(sources)
     notes.extend(note for part in parts for note in part.notes)
     notes.extend(note for source in sources for note in source.notes)
     notes = sorted(set(notes))
@@ -52,7 +55,9 @@ def read_traces(sources: list[TraceFile]) -> ImportResult:
         message = f"The files contain no events of collectives or compute.{reasons}"
         raise ImportProblemError(parts[0].file, "events", message)
     further = [f"{len(notes) - MAX_NOTES} further notes are not shown"] if len(notes) > MAX_NOTES else []
-    return ImportResult(trace_format, _combine(parts), notes[:MAX_NOTES] + further)
+    trace = _combine(parts)
+    findings = find_recorded_hangs([part.recording for part in parts if part.recording is not None])
+    return ImportResult(trace_format, trace, notes[:MAX_NOTES] + further, findings)
 
 
 def _read_kineto_files(sources: list[TraceFile]) -> list[FileEvents]:
@@ -67,6 +72,28 @@ def _read_kineto_files(sources: list[TraceFile]) -> list[FileEvents]:
             )
             raise ImportProblemError("import", "files", message)
     return parts
+
+
+def _read_flight_recorders(sources: list[TraceFile]) -> tuple[list[FileEvents], list[str]]:
+    """Return the dumps and notes. A damaged dump is left out if another dump can be read."""
+    parts, problems = [], []
+    for source in sources:
+        try:
+            parts.append(_read_flight_recorder(source))
+        except ImportProblemError as problem:
+            problems.append(problem)
+    if not parts:
+        raise problems[0]
+    notes = [f"{one.file} is left out: {one.message.rstrip('.')}" for one in problems]
+    return parts, notes + _compare_versions(parts)
+
+
+def _compare_versions(parts: list[FileEvents]) -> list[str]:
+    """Return a note if the dumps have different versions."""
+    versions = sorted({part.recording.version for part in parts if part.recording is not None})
+    if len(versions) < 2:
+        return []
+    return [f"the dumps have different versions ({', '.join(versions[:5])}), so ranks used different PyTorch versions"]
 
 
 def _read_flight_recorder(source: TraceFile) -> FileEvents:

@@ -20,13 +20,15 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from typing_extensions import TypedDict
 
 from jobs.core.child_processes import exit_with_parent
+from jobs.core.verdict_schema import Evidence, VerdictState
 from jobs.runs.history.store.schema import TABLES
 from jobs.runs.traces.imports.common import ImportProblemError
-from jobs.runs.traces.imports.reader import read_traces
+from jobs.runs.traces.imports.reader import ImportResult, read_traces
 from jobs.runs.traces.imports.trace_files import TraceFile
-from jobs.runs.traces.trace_events import EventTrace, serialize_trace
+from jobs.runs.traces.trace_events import serialize_trace
 
 ROOT = Path(__file__).resolve().parents[4]
 MAX_MEMORY_BYTES = 2 * 2**30
@@ -37,6 +39,7 @@ CHECK_INTERVAL_S = 0.2
 NICENESS = 5  # pages have priority over imports
 MAX_STEPS = 10_000
 PROGRESS_FILE: Final = "progress"
+FINDINGS_FILE: Final = "findings.json"
 FEWER_EVENTS = "Record fewer steps, or import fewer ranks."
 
 
@@ -50,12 +53,22 @@ class ReadSummary(NamedTuple):
     steps: list[int]
 
 
+class ImportFinding(TypedDict):
+    """Describe a hang or mismatch that flight recorder dumps show."""
+
+    state: VerdictState
+    sentence: str
+    reason: str
+    next: str
+    evidence: list[Evidence]
+
+
 class DeletedFilesError(RuntimeError):
     """The files were deleted while they were read."""
 
 
 def read_in_process(files: list[TraceFile], folder: Path) -> ReadSummary:
-    """Read the files, and write `calls.parquet` and `spans.parquet` into a folder.
+    """Read the files, and write `calls.parquet`, `spans.parquet`, and findings of hangs into a folder.
 
     Raises:
         ImportProblemError: The files are invalid, or need more than MAX_MEMORY_BYTES or MAX_CPU_S.
@@ -124,17 +137,38 @@ def read_progress(folder: Path) -> float | None:
         return None
 
 
-def write_events(trace: EventTrace, folder: Path) -> None:
-    """Write the events of a trace as Parquet in the layout of the history."""
-    columns = serialize_trace(trace)
+def _write_result(result: ImportResult, folder: Path) -> None:
+    """Write the events as Parquet in the layout of the history, and the findings as JSON."""
+    columns = serialize_trace(result.trace)
     for name, table in (("calls", columns["calls"]), ("spans", columns["spans"])):
         pq.write_table(pa.table(table["columns"], schema=TABLES[name]), folder / f"{name}.parquet")
+    if result.findings:
+        findings: list[ImportFinding] = [
+            {
+                "state": finding.state,
+                "sentence": finding.sentence,
+                "reason": finding.reason,
+                "next": finding.next,
+                "evidence": list(finding.evidence),
+            }
+            for finding in result.findings
+        ]
+        (folder / FINDINGS_FILE).write_text(json.dumps(findings))
+
+
+def read_findings(folder: Path) -> list[ImportFinding]:
+    """Return the hangs and mismatches in an import of flight recorder dumps, the cause first."""
+    try:
+        findings: list[ImportFinding] = json.loads((folder / FINDINGS_FILE).read_text())
+    except FileNotFoundError:
+        return []
+    return findings
 
 
 def _answer(files: list[TraceFile], folder: Path, max_memory_bytes: int) -> dict[str, Any]:
     try:
         result = read_traces(files)
-        write_events(result.trace, folder)
+        _write_result(result, folder)
     except ImportProblemError as error:
         return {"problem": [error.file, error.field, error.message]}
     except MemoryError:

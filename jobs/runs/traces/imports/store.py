@@ -28,7 +28,14 @@ from jobs.models import ImportedTrace
 from jobs.models.validators import NoteRule, check_name
 from jobs.planning.planner_processes import BusyError
 from jobs.runs.traces.imports.common import ImportProblemError
-from jobs.runs.traces.imports.reader_process import DeletedFilesError, ReadSummary, read_in_process, read_progress
+from jobs.runs.traces.imports.reader_process import (
+    DeletedFilesError,
+    ImportFinding,
+    ReadSummary,
+    read_findings,
+    read_in_process,
+    read_progress,
+)
 from jobs.runs.traces.imports.trace_files import TraceFile
 from jobs.runs.traces.trace_events import EventTrace, parse_trace
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
@@ -175,6 +182,11 @@ def get_read_fraction(imported: ImportedTrace) -> float | None:
     return (read_progress(folder) or 0.0) if (folder / "reading").is_dir() else None
 
 
+def get_findings(imported: ImportedTrace) -> list[ImportFinding]:
+    """Return the hangs and mismatches in an import of flight recorder dumps, the cause first."""
+    return read_findings(get_folder(imported))
+
+
 def read_import_step(imported: ImportedTrace, step: int) -> EventTrace:
     """Return the events of a step. Raise ImportInUseError if the import was deleted."""
     columns: list[dict[str, list[Any]]] = []
@@ -243,6 +255,9 @@ class ImportDetail(TypedDict):
     created: Annotated[str, Field(json_schema_extra={"format": "date-time"})]
     format: Annotated[str, Field(description="Format of the files. Empty before Meshboard has read the import.")]
     steps: list[int]
+    findings: Annotated[
+        list[ImportFinding], Field(description="Hangs and mismatches in flight recorder dumps, the cause first.")
+    ]
 
 
 def serialize_import(imported: ImportedTrace) -> ImportDetail:
@@ -254,6 +269,7 @@ def serialize_import(imported: ImportedTrace) -> ImportDetail:
         "created": imported.created.isoformat(),
         "format": imported.format,
         "steps": list(imported.steps),
+        "findings": get_findings(imported),
     }
 
 
