@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up screens stand-in test test-all lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow postgres mix slurm image-test bench load bench-rivals gpu traces docs pictures release clean tools
+.PHONY: help up screens stand-in test test-all lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow postgres mix slurm image-test bench load bench-rivals gpu traces scripts docs pictures release clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -160,6 +160,9 @@ bench-published: $(VENV)/.dev ## compare the planner with published measurements
 
 traces: $(VENV)/.dev ## compare imports of Kineto traces with a separate count of the raw events; TRACES=folder
 	TRACES="$(TRACES)" $(BIN)/python -m pytest -q -s tests/jobs/traces/test_trace_counts.py
+
+scripts: $(VENV)/.dev ## run public training scripts with and without the meter; SCRIPTS=folder of checkouts
+	SCRIPTS="$(SCRIPTS)" $(BIN)/python -m benchmarks.public_scripts
 
 gpu: $(VENV)/.dev ## compare meter, parity, memory, rates, and MFU with the plan on GPUs; GPU="--docs", "--small"
 	$(BIN)/python -m benchmarks.gpu $(GPU)

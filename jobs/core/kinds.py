@@ -65,6 +65,8 @@ def format_model(spec: Spec) -> str:
 
 def format_command(script: Spec) -> str:
     """Return the command line of a script."""
+    if script.get("command"):
+        return str(script["command"])
     program = ["-m", script["module"]] if script.get("module") else [script["path"]]
     return shlex.join([*program, *script["args"]])
 

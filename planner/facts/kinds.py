@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from planner.facts.collectives import find_lab_problems
+from planner.facts.launch_command import find_command_problems
 from planner.facts.resources import SlurmSpec
 from planner.facts.spec import JobKind, JobSpec, Layout, ScriptSpec
 from planner.facts.validation import (
@@ -70,10 +71,13 @@ def _find_dry_rank_problems(spec: JobSpec) -> list[Problem]:
 def _find_script_problems(spec: JobSpec) -> list[Problem]:
     script, found = spec.script, []
     if script is None:
-        return [Problem("script", "`script` is missing. A script job needs `script.path` or `script.module`.")]
-    if (script.path is None) == (script.module is None):
-        fields = "neither path nor module" if script.path is None else "both path and module"
-        found.append(Problem("script", f"`script` has {fields}. Set one of them."))
+        return [Problem("script", "`script` is missing. Set `script.path`, `script.module`, or `script.command`.")]
+    used = [name for name in ("path", "module", "command") if getattr(script, name) is not None]
+    if len(used) != 1:
+        fields = " and ".join(used) or "no path, module, or command"
+        found.append(Problem("script", f"`script` has {fields}. Set one of path, module, and command."))
+    if script.command is not None:
+        found += find_command_problems(script.command, spec)
     if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
         text = f"`script.module` is {script.module!r}, which is not a module name. Use a name such as package.train."
         found.append(Problem("script.module", text))
@@ -96,7 +100,7 @@ def explain_invalid_cwd(script: ScriptSpec) -> str:
     if script.cwd is None:
         return ""
     cwd = PurePosixPath(script.cwd)
-    if script.module is not None:
+    if script.module is not None or script.command is not None:
         text = (
             f"`script.cwd` is {script.cwd!r}, the script root that all users share. Omit it, or use a folder below it."
         )
@@ -222,7 +226,8 @@ def compute_slot_demand(spec: JobSpec) -> SlotDemand:
     """Return the slots that a spec needs."""
     kind, layout, resources = KINDS[spec.kind], spec.layout, spec.resources
     units = (1,) if kind.shares_one_slot else tuple(dict.fromkeys((layout.tp * layout.cp, layout.tp)))
-    pinned = kind.one_host or resources.host is not None
+    has_command = spec.script is not None and spec.script.command is not None
+    pinned = kind.one_host or has_command or resources.host is not None
     return SlotDemand(get_num_slots(spec), units, 1 if pinned else resources.max_hosts or 0)
 
 

@@ -315,7 +315,7 @@ class ScriptPlan(StrictModel):
 
 
 class ScriptSpec(StrictModel):
-    """The user's own training script. torchrun starts it on each of `layout.dp` ranks."""
+    """The user's own training script. Torchrun starts it on `layout.dp` ranks, or a command starts all ranks."""
 
     path: str | None = Field(
         default=None,
@@ -331,6 +331,13 @@ class ScriptSpec(StrictModel):
         pattern=r"^[^\x00]+$",
         description="module below the script root that `python -m` runs, instead of path",
     )
+    command: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=8000,
+        pattern=r"^[^\x00]+$",
+        description="command line that starts all ranks on one host, instead of path (words as in a shell)",
+    )
     args: list[Argument] = Field(
         default=[], max_length=200, description="arguments of the script, passed without shell expansion"
     )
@@ -340,7 +347,7 @@ class ScriptSpec(StrictModel):
         max_length=1000,
         pattern=r"^[^\x00]+$",
         description="working directory: the script's folder (default) or a folder below it; "
-        "for a module, a folder below the script root",
+        "for a module or a command, a folder below the script root",
     )
     plan: ScriptPlan | None = Field(
         default=None, description="what the script trains, to compare a prediction with the measurement"

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import re
-import secrets
 import shutil
 import socket
 import subprocess
@@ -23,13 +22,14 @@ from typing import Any
 from contracts.fields import HOST_NAME_PATTERN
 from workers.external_runs.child_process import get_shell_code, print_message
 from workers.external_runs.command_line import CommandError, LaunchPlan, parse_command
-from workers.external_runs.external_run import ExternalRun, NotMeteredError, get_command_environment
-from workers.external_runs.registration import BoardRun, RegistrationRequest
+from workers.external_runs.external_run import MAX_RANKS, ExternalRun, NotMeteredError, get_command_environment
+from workers.external_runs.registration import BoardRun, RegistrationRequest, RunRefusedError
 from workers.host.attempts import get_socket_root
 from workers.host.supervisor.http_transport import BadUrlError, BoardClient
 
 EXIT_USAGE = 2
 EXIT_NOT_STARTED = 127
+RANK_TIMEOUT_S = 180.0
 AXES = ("dp", "pp", "cp", "tp")
 RUN = re.compile(r"([a-z2-7]{1,16}):([A-Za-z0-9_-]{20,200})")
 COUNT_SCRIPT = (
@@ -89,10 +89,24 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--node", type=int, help="number of this node, from 0 (default: detected from the launcher or the ranks)"
     )
+    parser.add_argument("--ranks", type=_parse_ranks, help="number of ranks on this node (default: detected)")
+    parser.add_argument(
+        "--rank-timeout",
+        type=float,
+        default=RANK_TIMEOUT_S,
+        help="seconds for the first rank to report, after which the board shows the run without ranks "
+        f"(default: {RANK_TIMEOUT_S:.0f})",
+    )
     parser.add_argument("--node-name", help="name of this machine on the job page (default: its host name)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="device of the ranks (default: detected)")
     parser.add_argument("command", nargs="+", metavar="-- COMMAND", help="command to run, with its arguments")
     return parser
+
+
+def _parse_ranks(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{text!r}. Use a number from 1 to {MAX_RANKS}.")
+    return int(text)
 
 
 async def _run(options: argparse.Namespace, environment: Mapping[str, str], folder: Path) -> int:
@@ -104,30 +118,30 @@ async def _run(options: argparse.Namespace, environment: Mapping[str, str], fold
         raise UsageError(str(error)) from None
     except OSError as error:
         raise UsageError(f"--ca-file {options.ca_file}: {error.strerror or error}") from None
-    if not launch.metered:
-        print_message("These ranks are not metered. To count their traffic, put `-m workers.meter` before the script.")
+    if options.ranks is not None and launch.ranks is None:
+        launch = launch._replace(ranks=options.ranks, node=0)
     node = options.node if options.node is not None else launch.node
-    if node is not None and not 0 <= node < launch.nodes:
+    if node is not None and launch.ranks is not None and not 0 <= node < launch.nodes:
         raise UsageError(f"`--node` is {node}. Use 0 to {launch.nodes - 1}.")
     name = options.node_name or _get_node_name(environment, launch, node)
-    body = _build_body(options, environment, launch)
+    body = _build_body(options)
     request = _make_request(options, environment, body)
+    if launch.ranks is not None:
+        try:
+            request = request.add_size(launch.nodes, launch.ranks)
+        except RunRefusedError as error:
+            raise UsageError(str(error)) from None
     kind = "train" if "spec" in body else "script"
-    return await ExternalRun(launch, node, name, client, request, folder, kind, _get_compared_group(body)).run()
+    group = _get_compared_group(body)
+    run = ExternalRun(launch, node, name, client, request, folder, kind, group, max(0.0, options.rank_timeout))
+    return await run.run()
 
 
-def _build_body(options: argparse.Namespace, environment: Mapping[str, str], launch: LaunchPlan) -> dict[str, Any]:
-    """Build the REST request that opens the run. Raises UsageError."""
-    key = options.key or _get_slurm_key(environment)
-    if launch.nodes > 1 and key is None and not (options.run or environment.get("MESHBOARD_RUN")):
-        raise UsageError(
-            f"The run has {launch.nodes} nodes. Use the same --key on each node, and a new key for each run."
-        )
+def _build_body(options: argparse.Namespace) -> dict[str, Any]:
+    """Build the REST request that opens the run, without the number of ranks. Raises UsageError."""
     script = next((word for word in options.command if word.endswith(".py")), options.command[0])
     body: dict[str, Any] = {
         "name": (options.name or PurePath(script).name or options.command[0])[:100],
-        "world_size": launch.nodes * launch.ranks,
-        "nodes": launch.nodes,
         "device": options.device or ("cuda" if Path("/dev/nvidiactl").exists() else "cpu"),
         "command": [word[:4096] for word in options.command[:202]],
         "tags": options.tag,
@@ -137,12 +151,6 @@ def _build_body(options: argparse.Namespace, environment: Mapping[str, str], lau
             body["spec"] = json.loads(options.spec.read_text())
         except (OSError, ValueError) as error:
             raise UsageError(f"--spec {options.spec}: {error}") from None
-    if launch.nodes == 1:
-        body["key"] = secrets.token_urlsafe(24)  # after a lost response, the board finds the run by its key
-        if options.key:
-            print_message("--key is ignored, because this run has one node.")
-    elif key is not None:
-        body["key"] = key
     return body
 
 
@@ -154,13 +162,14 @@ def _make_request(
         if match is None:
             raise UsageError("`--run` is invalid. Use ID:TOKEN from the board.")
         return RegistrationRequest(BoardRun(match[1], 1, match[2], ""), "", body)
+    key = options.key or _get_slurm_key(environment)
     if options.token_file is None:
-        return RegistrationRequest(None, _get_required(environment, "MESHBOARD_TOKEN", "--token-file"), body)
+        return RegistrationRequest(None, _get_required(environment, "MESHBOARD_TOKEN", "--token-file"), body, key)
     try:
         token = options.token_file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--token-file {options.token_file}: {error}") from None
-    return RegistrationRequest(None, token, body)
+    return RegistrationRequest(None, token, body, key)
 
 
 def _get_required(environment: Mapping[str, str], variable: str, option: str) -> str:

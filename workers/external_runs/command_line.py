@@ -1,8 +1,8 @@
-"""Parse the command line of a launcher, and insert the meter between launcher and script.
+"""Parse the command line of a launcher, to learn the number of ranks and to separate their logs.
 
-Two launchers are supported: torchrun (also as `python -m torch.distributed.run`) and plain `python SCRIPT` for one
-rank. A command that already contains the meter is not changed. Any other command runs unchanged: to meter its ranks,
-write `-m workers.meter` before the script. The meter finds its socket from the environment.
+The command runs unchanged, and the hook in its environment meters the ranks (`workers.meter.hook`). The options of
+torchrun are parsed, also behind a wrapper such as `env X=1` or `uv run`. The ranks of any other command report their
+number.
 
 The options are those of torch 2.13. tests/workers/external_runs/test_command_line.py fails when they change.
 """
@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple, NoReturn
 
-METER_ARGUMENTS = ["-m", "workers.meter"]
-UNSUPPORTED_LAUNCHERS = ("torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner")
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
-PYTHON_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+# Commands that run the rest of their command line.
+WRAPPERS = ("conda", "env", "nice", "numactl", "pixi", "poetry", "stdbuf", "taskset", "time", "timeout", "uv")
+TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+LAUNCH_OPTIONS = ("--use-env", "--use_env")  # only of torch.distributed.launch
 TORCHRUN_OPTIONS_WITH_VALUE = (
     "rdzv-backend",
     "rdzv-endpoint",
@@ -50,18 +51,16 @@ class LaunchPlan(NamedTuple):
     """A command to start.
 
     Args:
-        ranks: number of ranks on this node.
+        ranks: number of ranks on this node, or None if only the ranks will know it.
         node: number of this node, or None if only the ranks will know it.
-        metered: whether the meter is before the script.
-        separate_logs: whether torchrun writes the output of each rank to its own files.
+        log_variables: variables with which torchrun writes the output of each rank to its own files.
     """
 
     argv: list[str]
     nodes: int
-    ranks: int
+    ranks: int | None
     node: int | None
-    metered: bool
-    separate_logs: bool
+    log_variables: dict[str, str]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -72,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
 def parse_command(
     argv: list[str], environment: Mapping[str, str], logs: str, count_devices: Callable[[], int]
 ) -> LaunchPlan:
-    """Parse a command line, and add the meter.
+    """Parse a command line.
 
     Args:
         logs: the folder for torchrun's log files.
@@ -83,27 +82,31 @@ def parse_command(
     """
     words = _find_torchrun_arguments(argv)
     if words is not None:
-        return _parse_torchrun(argv[: len(argv) - len(words)], words, environment, logs, count_devices)
-    script = _find_python_script(argv) if PYTHON.fullmatch(PurePath(argv[0]).name) else None
-    if script is None or argv[script : script + 2] in (["-m", name] for name in UNSUPPORTED_LAUNCHERS):
-        return LaunchPlan(list(argv), 1, 1, 0, metered=False, separate_logs=False)
-    # A launcher that starts each rank separately wraps each rank in this command.
-    nodes, node = int(environment.get("WORLD_SIZE") or 1), int(environment.get("RANK") or 0)
-    meter = [] if argv[script : script + 2] == METER_ARGUMENTS else METER_ARGUMENTS
-    command = [*argv[:script], *meter, *argv[script:]]
-    return LaunchPlan(command, nodes, 1, node, metered=True, separate_logs=False)
+        return _parse_torchrun(argv, words, environment, logs, count_devices)
+    if environment.get("RANK", "").isdigit() and environment.get("WORLD_SIZE", "").isdigit():
+        # A launcher that starts each rank separately wraps each rank in this command.
+        return LaunchPlan(argv, max(1, int(environment["WORLD_SIZE"])), 1, int(environment["RANK"]), {})
+    return LaunchPlan(argv, 1, None, None, {})
 
 
 def _find_torchrun_arguments(argv: list[str]) -> list[str] | None:
     """Return the words after torchrun's name, or None for another command."""
-    if PurePath(argv[0]).name == "torchrun":
-        return argv[1:]
-    if PYTHON.fullmatch(PurePath(argv[0]).name):
-        for index in range(1, len(argv) - 1):
-            if argv[index] == "-m":
-                return argv[index + 2 :] if argv[index + 1] == "torch.distributed.run" else None
-            if not argv[index].startswith("-"):
-                return None
+    is_wrapped = PurePath(argv[0]).name in WRAPPERS
+    for index, word in enumerate(argv if is_wrapped else argv[:1]):
+        name = PurePath(word).name
+        if name == "torchrun":
+            return argv[index + 1 :]
+        if PYTHON.fullmatch(name):
+            return _find_module_arguments(argv[index + 1 :])
+    return None
+
+
+def _find_module_arguments(words: list[str]) -> list[str] | None:
+    for index, word in enumerate(words[:-1]):
+        if word == "-m":
+            return words[index + 2 :] if words[index + 1] in TORCHRUN_MODULES else None
+        if not word.startswith("-"):
+            return None
     return None
 
 
@@ -126,9 +129,9 @@ def _make_torchrun_parser() -> argparse.ArgumentParser:
 
 
 def _parse_torchrun(
-    launcher: list[str], words: list[str], environment: Mapping[str, str], logs: str, count_devices: Callable[[], int]
+    argv: list[str], words: list[str], environment: Mapping[str, str], logs: str, count_devices: Callable[[], int]
 ) -> LaunchPlan:
-    options = _make_torchrun_parser().parse_args(words)
+    options = _make_torchrun_parser().parse_args([word for word in words if word not in LAUNCH_OPTIONS])
 
     def get(name: str) -> str:
         option: str | None = getattr(options, name)
@@ -138,17 +141,8 @@ def _parse_torchrun(
     ranks = _parse_ranks(get("nproc_per_node") or "1", count_devices)
     node_rank = get("node_rank") or environment.get("SLURM_NODEID")
     node = 0 if nodes == 1 else int(node_rank) if node_rank and node_rank.isdigit() else None
-    index = len(words) - len(options.arguments) - 1
-    if words[index] != options.script:  # torchrun drops a "--" after the script
-        index -= 1
-    own_options, script = words[:index], words[index:]
-    separate_logs = not any(get(name) for name in ("log_dir", "redirects", "tee"))
-    metered = not (options.no_python or options.run_path)
-    if metered and not (options.module and options.script == METER_ARGUMENTS[1]):
-        # torchrun's own -m now names the meter, which gets another -m for the script.
-        script = [*([] if options.module else ["-m"]), "workers.meter", *(["-m"] if options.module else []), *script]
-    log_options = ["--log-dir", logs, "--tee", "3"] if separate_logs else []
-    return LaunchPlan([*launcher, *log_options, *own_options, *script], nodes, ranks, node, metered, separate_logs)
+    has_own_logs = any(get(name) for name in ("log_dir", "redirects", "tee"))
+    return LaunchPlan(argv, nodes, ranks, node, {} if has_own_logs else {"PET_LOG_DIR": logs, "PET_TEE": "3"})
 
 
 def _parse_nodes(text: str) -> int:
@@ -166,16 +160,3 @@ def _parse_ranks(text: str, count_devices: Callable[[], int]) -> int:
     if text in ("gpu", "auto", "cpu", "xpu"):
         return count_devices()
     raise CommandError(f"`--nproc-per-node` is {text}. Use a number, gpu, cpu, or auto.")
-
-
-def _find_python_script(argv: list[str]) -> int | None:
-    """Return the index of `-m MODULE` or of the script, or None if Python runs neither."""
-    index = 1
-    while index < len(argv):
-        word = argv[index]
-        if word == "-c" or word == "-":
-            return None
-        if word == "-m" or not word.startswith("-"):
-            return index
-        index += 2 if word in PYTHON_OPTIONS_WITH_VALUE else 1
-    return None

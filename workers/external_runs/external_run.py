@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Literal
 
@@ -28,6 +29,7 @@ from workers.external_runs.child_process import (
 from workers.external_runs.command_line import LaunchPlan
 from workers.external_runs.registration import BoardRun, RegistrationRequest, RunRefusedError, RunRegistration
 from workers.host.attempts import AttemptDir
+from workers.host.hook import build_hook_variables
 from workers.host.isolation import PACKAGE_ROOT
 from workers.host.processes import COOKIE_VARIABLE, kill_processes
 from workers.host.rank_files import get_signal_name
@@ -47,6 +49,11 @@ QUIET_FAREWELL_S = 2.0  # before the user sees why the command has not returned
 FAREWELL_RETRY_S = 0.5
 LOG_BYTES = 64 * 2**20  # per log file of a rank
 LOCAL_NAME = "local"  # the name of the run on the telemetry socket, before the board assigns an ID
+MAX_RANKS = 1024  # of a command whose number of ranks is not known before
+NOT_METERED_NOTE = (
+    "No rank is metered: no process has called init_process_group or trained. The options -S, -I, and -E of Python, "
+    "and another PYTHONPATH, also switch the meter off."
+)
 SECRET_VARIABLES = ("MESHBOARD_TOKEN", "MESHBOARD_RUN")
 
 
@@ -62,6 +69,7 @@ class ExternalRun(TelemetrySession):
         node_name: name of this node.
         kind: kind of job.
         compared_group: planned name of a group of all ranks. Empty without a prediction.
+        rank_timeout_s: time for the first rank to report, after which the run is shown without ranks.
     """
 
     transport: HttpTransport | None
@@ -76,20 +84,25 @@ class ExternalRun(TelemetrySession):
         folder: Path,
         kind: str,
         compared_group: str,
+        rank_timeout_s: float,
     ) -> None:
         super().__init__(range(1))
         self._launch, self._known_node, self._node_name, self._client = launch, node, node_name, client
-        self._registration = RunRegistration(client, request, print_message)
+        self._request = request
         self._folder, self._logs = folder, folder / "logs"
         self._order = LaunchOrder(
             v=VERSION,
             job=LOCAL_NAME,
             attempt=1,
             spec={"kind": kind},
-            slots=list(range(launch.nodes * launch.ranks)),
+            slots=list(range(launch.nodes * (launch.ranks or MAX_RANKS))),
             expires=0.0,
         )
         self._restarts = RestartCounter()
+        self._nodes, self._ranks = launch.nodes, launch.ranks or 1  # ranks of each node, final after `_sized`
+        self._sized = asyncio.Event()
+        self._has_metered, self._note = False, ""
+        self._rank_timeout_s, self._has_warned = rank_timeout_s, False
         self._node: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._run: BoardRun | None = None
         self._received_signal: int | None = None
@@ -109,37 +122,74 @@ class ExternalRun(TelemetrySession):
         except OSError as error:
             raise NotMeteredError(str(error)) from None
         GaugeSampler({}, with_gpus=False).start(self._record_gauges)
-        env, separate_logs = self._build_environment(socket), self._launch.separate_logs
-        self._command = ChildCommand(self._launch.argv, env, log, separate_logs=separate_logs)
+        env, has_rank_logs = self._build_environment(socket), bool(self._launch.log_variables)
+        self._command = ChildCommand(self._launch.argv, env, log, separate_logs=has_rank_logs)
         self._record(StartItem(kind="start", rank=-1, time=time.time(), stage="spawned"))
         handle_signals(self._forward_signal)
-        if self._known_node is not None:
-            self._set_node(self._known_node)
+        if self._launch.ranks is not None:
+            self._sized.set()
+            if self._known_node is not None:
+                self._set_node(self._known_node)
+        waiting = asyncio.create_task(self._report_missing_ranks())
         connecting = asyncio.create_task(self._connect())
         work = ((self._send, SEND_INTERVAL_S), (self._poll_cancel, POLL_INTERVAL_S))
         code = await self._collect(server, self._wait_for_command(), work)
+        waiting.cancel()
+        if self._note:
+            print_message(self._note)
         await self._say_farewell(connecting, self._build_exit_report(code, started))
         return code
 
     async def _wait_for_command(self) -> int:
         code = await asyncio.to_thread(self._command.wait)
-        if not self._node.done():
-            self._set_node(0)  # no rank has sent anything
+        self._miss_ranks(has_ended=True)
         return code
+
+    def _miss_ranks(self, *, has_ended: bool = False) -> None:
+        """Report this run without the ranks that have sent nothing, and note why they may be missing."""
+        if not self._has_metered:
+            self._note = NOT_METERED_NOTE
+        if not self._sized.is_set():
+            self._set_size(1, None)
+        if not self._node.done() and (self._nodes == 1 or has_ended):
+            self._set_node(self._known_node or 0)
+
+    async def _report_missing_ranks(self) -> None:
+        await asyncio.sleep(self._rank_timeout_s)
+        self._miss_ranks()
+        await self._try_report()
+
+    def _set_size(self, world_size: int, local_ranks: int | None) -> None:
+        """Set the number of ranks that a rank reports."""
+        tasks = get_slurm_tasks(os.environ)
+        ranks = local_ranks or (world_size // tasks if world_size % tasks == 0 else world_size)
+        self._ranks, self._nodes = min(ranks, world_size), max(1, world_size // ranks)
+        self._sized.set()
+
+    def _check_size(self, world_size: int, local_ranks: int | None) -> None:
+        """Use the first reported number of ranks, and warn once if it differs from that of the run."""
+        if not self._sized.is_set():
+            self._set_size(world_size, local_ranks)
+        elif world_size != self._nodes * self._ranks and not self._has_warned:
+            self._has_warned = True
+            print_message(
+                f"The command started {world_size} ranks, but the run has {self._nodes * self._ranks}. "
+                "Use --ranks, or a longer --rank-timeout."
+            )
 
     def _build_environment(self, socket: Path) -> dict[str, str]:
         """Return the command's environment with the address of the telemetry socket."""
         env = get_command_environment()
         paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-        if "site-packages" not in PACKAGE_ROOT.parts and str(PACKAGE_ROOT) not in paths:
+        calls_meter = any("workers.meter" in word for word in self._launch.argv)
+        if calls_meter and "site-packages" not in PACKAGE_ROOT.parts and str(PACKAGE_ROOT) not in paths:
             paths.append(str(PACKAGE_ROOT))  # a checkout that is not installed
-        if paths:
-            env["PYTHONPATH"] = os.pathsep.join(paths)
-        if self._launch.separate_logs:
+        if self._launch.log_variables:
             env.setdefault("PYTHONUNBUFFERED", "1")  # output goes through a file to the terminal
         if self._compared_group:
             env["MESHBOARD_COMPARE"] = self._compared_group
-        return {**env, "MESHBOARD_TELEMETRY": str(socket), COOKIE_VARIABLE: f"{self._cookie}/1"}
+        env |= self._launch.log_variables
+        return env | build_hook_variables(socket, paths) | {COOKIE_VARIABLE: f"{self._cookie}/1"}
 
     def _forward_signal(self, number: int) -> None:
         if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -147,12 +197,15 @@ class ExternalRun(TelemetrySession):
         self._command.send(number)
 
     async def _connect(self) -> None:
-        """Register this node on the board, unless the board rejects it."""
+        """Register this node on the board when its number of ranks is known, unless the board rejects it."""
+        await self._sized.wait()
         try:
-            self._run = await self._registration.open()
+            request = self._request.add_size(self._nodes, self._ranks)
+            registration = RunRegistration(self._client, request, print_message)
+            self._run = await registration.open()
             print_message(f"Run on the board: {self._run.url}" if self._run.url else f"Joining run {self._run.id}.")
             node = await asyncio.shield(self._node)
-            member = await self._registration.join(self._run, node, self._node_name)
+            member = await registration.join(self._run, node, self._node_name)
         except RunRefusedError as error:
             print_message(f"The board refused this run ({error}). Training continues without reports to the board.")
             return
@@ -162,7 +215,7 @@ class ExternalRun(TelemetrySession):
         await self._try_report()
 
     def _get_ranks(self, node: int) -> range:
-        return range(node * self._launch.ranks, (node + 1) * self._launch.ranks)
+        return range(node * self._ranks, (node + 1) * self._ranks)
 
     def _set_node(self, node: int) -> None:
         ranks = self._get_ranks(node)
@@ -171,13 +224,16 @@ class ExternalRun(TelemetrySession):
         self._node.set_result(node)
 
     async def _receive(self, items: list[Item]) -> None:
-        """Process checked items of a rank. The first item defines the number of this node, if it is not known."""
+        """Process checked items of a rank. The first item defines the size and the number of this node if necessary."""
         for item in items:
+            if item["kind"] == "start" and "world_size" in item:
+                self._check_size(item["world_size"], item.get("local_ranks"))
             if item["kind"] != "gap" and not self._node.done():
-                self._set_node(item["rank"] // self._launch.ranks)
+                self._set_node(item["rank"] // self._ranks if self._known_node is None else self._known_node)
             if item["kind"] == "gap" or item["rank"] not in self._get_ranks(self._node.result()):
                 self.buffer.count_lost(1)
                 continue
+            self._has_metered, self._note = True, ""
             self._restarts.adjust(item)
             was_training = self.summary.training
             self._receive_item(item)
@@ -191,9 +247,11 @@ class ExternalRun(TelemetrySession):
     async def _report(self) -> None:
         if self.transport is None or self._run is None:
             return
-        has_begun = self.summary.training or not self._launch.metered
+        has_begun = self.summary.training or bool(self._note)
         state: Literal["running", "starting"] = "running" if has_begun else "starting"
         report = AttemptReport(job=self._run.id, attempt=self._run.attempt, state=state, slots=[])
+        if self._note:
+            report["note"] = self._note
         await self.transport.send_report(report)
 
     async def _poll_cancel(self) -> None:
@@ -266,6 +324,12 @@ class ExternalRun(TelemetrySession):
                     break
             await asyncio.sleep(FAREWELL_RETRY_S)
         await self.transport.close()
+
+
+def get_slurm_tasks(environment: Mapping[str, str]) -> int:
+    """Return the number of tasks of this Slurm step, each of which runs `meshboard-meter`. Return 1 outside a step."""
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
+    return max(1, int(tasks)) if tasks.isdecimal() and environment.get("SLURM_STEP_ID", "").isdecimal() else 1
 
 
 def get_command_environment() -> dict[str, str]:

@@ -32,11 +32,25 @@ class BoardRun(NamedTuple):
 
 
 class RegistrationRequest(NamedTuple):
-    """An open run to join, or a request to open one with a user's token."""
+    """An open run to join, or a request to open one with a user's token.
+
+    `key` is equal on all nodes of the run.
+    """
 
     run: BoardRun | None
     token: str
     request: dict[str, Any]
+    key: str | None = None
+
+    def add_size(self, nodes: int, ranks: int) -> RegistrationRequest:
+        """Return the request for a number of nodes, with `ranks` on each. Raises RunRefusedError."""
+        if nodes > 1 and self.key is None and self.run is None:
+            raise RunRefusedError(
+                f"The run has {nodes} nodes. Use the same --key on each node, and a new key for each run."
+            )
+        # After a lost response, the board finds the run by its key.
+        key = secrets.token_urlsafe(24) if nodes == 1 or self.key is None else self.key
+        return self._replace(request={**self.request, "world_size": nodes * ranks, "nodes": nodes, "key": key})
 
 
 class RunRegistration:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from ctypes.util import find_library
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from contracts.control import LaunchOrder, get_node_index
@@ -89,8 +89,11 @@ def _get_script_folders(settings: HostSettings, order: LaunchOrder) -> JobFolder
     """
     script, root = order["spec"]["script"], settings.script_root
     module, cwd = script.get("module"), script.get("cwd")
+    top = module.split(".")[0] if module else None
+    if script.get("command") is not None and cwd:
+        top = next(iter(PurePosixPath(cwd).parts), None)
     try:
-        own = root / module.split(".")[0] if module else (root / (script.get("path") or "")).resolve().parent
+        own = root / top if top else (root / (script.get("path") or "")).resolve().parent
         own = own.resolve()
         place = (root / cwd).resolve() if cwd else root if module else own
         is_shared = own != root and own.is_relative_to(root) and place.is_relative_to(own) and place.is_dir()
@@ -164,6 +167,8 @@ def build_launch_command(
     order: LaunchOrder, attempt: AttemptDir, settings: HostSettings, telemetry_socket: str
 ) -> list[str]:
     """Return the command that starts every rank and writes the report of the first failed rank."""
+    if (order["spec"].get("script") or {}).get("command") is not None:
+        return _build_user_launch_command(order, attempt, settings, telemetry_socket)
     options = {
         "failure": str(attempt.failure_file),
         "logs": str(attempt.logs),
@@ -175,6 +180,22 @@ def build_launch_command(
         options |= {"node": str(get_node_index(order)), "nodes": str(num_nodes), "address": settings.address}
     ranks = build_rank_command(order, attempt, settings, telemetry_socket)
     return [sys.executable, "-m", "workers.host.launch", *_format_options(options), *ranks]
+
+
+def _build_user_launch_command(
+    order: LaunchOrder, attempt: AttemptDir, settings: HostSettings, telemetry_socket: str
+) -> list[str]:
+    """Return the command that starts the launcher of a user, with its ranks in the meter."""
+    options = {
+        "spec": str(attempt.spec),
+        "root": str(settings.script_root),
+        "telemetry": telemetry_socket,
+        "run": f"{attempt.job}/{attempt.attempt}",
+        "ranks": str(len(order["slots"])),
+        "logs": str(attempt.logs),
+        "failure": str(attempt.failure_file),
+    }
+    return [sys.executable, "-m", "workers.external_runs.job_command", *_format_options(options)]
 
 
 def _format_options(options: dict[str, str]) -> list[str]:

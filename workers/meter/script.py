@@ -75,6 +75,14 @@ def find_script_of_spec(spec_file: Path, root: Path) -> Script:
     return Script(file, requested.module, str(file), requested.args, search, cwd)
 
 
+def find_command_folder(spec_file: Path, root: Path) -> tuple[str, Path]:
+    """Return the command of a job spec, and its working directory below `root`. Raises ScriptError."""
+    requested = _read_script_spec(spec_file)
+    if requested.command is None:
+        raise ScriptError("`script.command` is missing in the spec.")
+    return requested.command, _find_below(root, requested.cwd or ".", Path.is_dir, "script.cwd")
+
+
 def run_script(script: Script, prepare: Callable[[], None] = lambda: None) -> int:
     """Run a script as the main program, and return its exit code, or -N for the end by signal N.
 

@@ -207,13 +207,15 @@ class ScriptPlan(TypedDict):
 
 
 class ScriptSpec(TypedDict):
-    """The user's own training script. torchrun starts it on each of `layout.dp` ranks."""
+    """The user's own training script. Torchrun starts it on `layout.dp` ranks, or a command starts all ranks."""
 
     args: NotRequired[list[str]]
     """arguments of the script, passed without shell expansion"""
+    command: NotRequired[str | None]
+    """command line that starts all ranks on one host, instead of path (words as in a shell)"""
     cwd: NotRequired[str | None]
-    """working directory: the script's folder (default) or a folder below it; for a module, a folder below the script
-    root
+    """working directory: the script's folder (default) or a folder below it; for a module or a command, a folder below
+    the script root
     """
     module: NotRequired[str | None]
     """module below the script root that `python -m` runs, instead of path"""

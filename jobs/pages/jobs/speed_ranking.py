@@ -77,7 +77,7 @@ def _describe_work(job: Job, tokens: int | None) -> dict[str, Any]:
     if isinstance(script, Mapping):
         # Without the number of samples, other arguments may mean other work per step.
         arguments = {"arguments": script.get("args")} if tokens is None else {}
-        return {"script": script.get("module") or script.get("path"), **arguments}
+        return {"script": script.get("module") or script.get("path") or script.get("command"), **arguments}
     return {
         "model": spec.get("model"),
         "sequence length": train.get("seq_len") if isinstance(train, Mapping) else None,

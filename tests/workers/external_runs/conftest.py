@@ -70,6 +70,8 @@ def metered(
         "OMP_NUM_THREADS": "1",
         **changes,
     }
+    if command is not None and command[0] == "sh":  # it starts no rank
+        options = (*options, "--rank-timeout", "0")
     argv = [sys.executable, "-m", "workers.external_runs", "--ca-file", str(board.ca), *options, "--"]
     log = folder / "terminal.log"
     with run_process([*argv, *(command or torchrun(folder, code))], environment, log, ROOT) as process:

@@ -14,8 +14,8 @@ from tests.support.processes import ROOT, base_environment, is_gone, scale_timeo
 from tests.support.web import TlsSite, create_certificate
 from tests.workers.external_runs.conftest import metered
 from workers.external_runs.__main__ import main
-from workers.external_runs.cli import _build_body, _make_parser
-from workers.external_runs.command_line import parse_command
+from workers.external_runs.external_run import get_slurm_tasks
+from workers.external_runs.registration import RegistrationRequest, RunRefusedError
 
 SLEEP = ["sh", "-c", "echo here $$; exec sleep 600"]
 GROWN_SILENT = """
@@ -32,7 +32,7 @@ WRONG_USE = [
     (["--url", "ftp://x"], SLEEP, "Use an address such as"),
     (["--url", "https://me:secret@board"], SLEEP, "Remove the user name and password"),
     (["--ca-file", "/no/such/file"], SLEEP, "No such file"),
-    (["--node", "1"], SLEEP, "`--node` is 1. Use 0 to 0."),
+    (["--node", "1", "--ranks", "1"], SLEEP, "`--node` is 1. Use 0 to 0."),
     (["--run", "nonsense"], SLEEP, "Use ID:TOKEN from the board"),
     (["--spec", "/no/such/file"], SLEEP, "--spec"),
     ([], ["torchrun", "--nnodes", "2", "train.py"], "the same --key"),
@@ -59,7 +59,7 @@ def test_passes_output_and_exit_code_and_hides_the_token(serving: TlsSite, tmp_p
         assert run.process.wait(scale_timeout(60)) == 7
     assert "MESHBOARD_TELEMETRY=" in run.terminal
     assert "to stderr" in run.terminal
-    assert "These ranks are not metered." in run.terminal
+    assert "No rank is metered" in run.terminal
     assert serving.users["owner"]["token"] not in run.terminal
     result = serving.wait_for_status("words", "failed")
     assert result["exit"]["exit_code"] == 7
@@ -197,8 +197,27 @@ def test_runs_the_command_when_metering_is_impossible(tmp_path: Path) -> None:
 
 def test_run_of_one_node_has_a_unique_key() -> None:
     """Check that a lost response does not open a second run."""
-    command = ["python", "train.py"]
-    options = _make_parser().parse_args(["--", *command])
-    first, second = (_build_body(options, {}, parse_command(command, {}, "", lambda: 0)) for _ in range(2))
+    request = RegistrationRequest(None, "token", {})
+    first, second = (request.add_size(1, 2).request for _ in range(2))
     assert len(first["key"]) > 20
     assert first["key"] != second["key"]
+
+
+def test_run_of_several_nodes_needs_a_key() -> None:
+    with pytest.raises(RunRefusedError, match="Use the same --key on each node"):
+        RegistrationRequest(None, "token", {}).add_size(2, 4)
+    request = RegistrationRequest(None, "token", {}, "mine").add_size(2, 4).request
+    assert request == {"world_size": 8, "nodes": 2, "key": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "tasks"),
+    [
+        ({}, 1),
+        ({"SLURM_STEP_NUM_TASKS": "8"}, 1),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "8"}, 8),
+        ({"SLURM_STEP_ID": "batch", "SLURM_STEP_NUM_TASKS": "8"}, 1),
+    ],
+)
+def test_counts_the_tasks_of_a_slurm_step(environment: dict[str, str], tasks: int) -> None:
+    assert get_slurm_tasks(environment) == tasks

@@ -1,4 +1,4 @@
-"""Parsing a launcher's command line, and inserting the meter."""
+"""Parsing a launcher's command line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from torch.distributed.run import get_args_parser
 
 from workers.external_runs.command_line import CommandError, LaunchPlan, _make_torchrun_parser, parse_command
 
-OURS = ["--log-dir", "/logs", "--tee", "3"]
-METER = ["-m", "workers.meter"]
+LOGS = {"PET_LOG_DIR": "/logs", "PET_TEE": "3"}
 
 
 def launch(*argv: str, **environment: str) -> LaunchPlan:
@@ -26,54 +25,38 @@ def test_options_match_torchrun() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "after"),
+    "argv",
     [
-        (
-            ["--nproc-per-node", "4", "train.py", "--lr", "1"],
-            ["--nproc-per-node", "4", *METER, "train.py", "--lr", "1"],
-        ),
-        (["--nproc_per_node=4", "train.py"], ["--nproc_per_node=4", *METER, "train.py"]),
-        (["--standalone", "train.py", "-m", "x"], ["--standalone", *METER, "train.py", "-m", "x"]),
-        (["-m", "pkg.train", "--lr", "1"], ["-m", "workers.meter", "-m", "pkg.train", "--lr", "1"]),
-        (["--module", "--nnodes", "1", "pkg"], ["--module", "--nnodes", "1", "workers.meter", "-m", "pkg"]),
-        (["train.py", "--", "x"], [*METER, "train.py", "--", "x"]),
-        (["train.py", "--nnodes", "7"], [*METER, "train.py", "--nnodes", "7"]),
+        ["--nproc-per-node", "4", "train.py", "--lr", "1"],
+        ["--nproc_per_node=4", "train.py"],
+        ["--standalone", "--nproc-per-node", "4", "train.py", "-m", "x"],
+        ["-m", "--nproc-per-node", "4", "pkg.train", "--nnodes", "7"],
+        ["--nproc-per-node", "4", "-m", "workers.meter", "train.py"],
+        ["--nproc-per-node", "4", "--no-python", "train"],
     ],
 )
 @pytest.mark.parametrize(
-    "launcher", [["torchrun"], ["/opt/bin/torchrun"], ["python3", "-u", "-m", "torch.distributed.run"]]
+    "launcher",
+    [
+        ["torchrun"],
+        ["/opt/bin/torchrun"],
+        ["python3", "-u", "-m", "torch.distributed.run"],
+        ["python", "-m", "torch.distributed.launch", "--use-env"],
+        ["env", "X=1", "torchrun"],
+        ["uv", "run", "--no-project", "torchrun"],
+        ["timeout", "60", "nice", "-n", "5", "python3.11", "-m", "torch.distributed.run"],
+    ],
 )
-def test_inserts_the_meter_before_the_script(launcher: list[str], argv: list[str], after: list[str]) -> None:
-    made = launch(*launcher, *argv)
-    assert made.argv == [*launcher, *OURS, *after]
-    assert (made.metered, made.separate_logs, made.nodes, made.node) == (True, True, 1, 0)
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [["-m", "workers.meter", "train.py", "--lr", "1"], ["--module", "workers.meter", "-m", "pkg.train"]],
-)
-def test_does_not_insert_a_second_meter(argv: list[str]) -> None:
-    """Check `torchrun -m workers.meter train.py`, which a user can write."""
-    made = launch("torchrun", "--nproc-per-node", "2", *argv)
-    assert made.argv == ["torchrun", *OURS, "--nproc-per-node", "2", *argv]
-    assert (made.metered, made.ranks) == (True, 2)
-    made = launch("python3", "-u", *METER, "train.py")
-    assert (made.argv, made.metered) == (["python3", "-u", *METER, "train.py"], True)
+def test_leaves_the_command_unchanged(launcher: list[str], argv: list[str]) -> None:
+    command = [*launcher, *argv]
+    assert launch(*command) == LaunchPlan(command, 1, 4, 0, LOGS)
 
 
 @pytest.mark.parametrize("own", [["--log-dir", "mine"], ["-r", "3"], ["--tee=1"]])
 def test_keeps_log_options_of_the_user(own: list[str]) -> None:
     made = launch("torchrun", *own, "train.py")
-    assert made.argv == ["torchrun", *own, *METER, "train.py"]
-    assert not made.separate_logs
-
-
-@pytest.mark.parametrize("option", ["--no-python", "--run-path"])
-def test_does_not_meter_a_program_that_is_not_python(option: str) -> None:
-    made = launch("torchrun", option, "train")
-    assert made.argv == ["torchrun", *OURS, option, "train"]
-    assert not made.metered
+    assert made.argv == ["torchrun", *own, "train.py"]
+    assert not made.log_variables
 
 
 @pytest.mark.parametrize(
@@ -95,33 +78,26 @@ def test_computes_the_number_of_ranks(
 
 
 @pytest.mark.parametrize(
-    ("argv", "after"),
-    [
-        (["python", "train.py", "-m"], ["python", *METER, "train.py", "-m"]),
-        (["python3.11", "-u", "-X", "dev", "-m", "pkg"], ["python3.11", "-u", "-X", "dev", *METER, "-m", "pkg"]),
-        (["/v/bin/python", "-W", "error", "t.py"], ["/v/bin/python", "-W", "error", *METER, "t.py"]),
-    ],
-)
-def test_plain_python_is_one_rank(argv: list[str], after: list[str]) -> None:
-    made = launch(*argv)
-    assert (made.argv, made.nodes, made.ranks, made.node, made.separate_logs) == (after, 1, 1, 0, False)
-    alone = launch(*argv, RANK="2", WORLD_SIZE="4")
-    assert (alone.nodes, alone.ranks, alone.node) == (4, 1, 2)
-
-
-@pytest.mark.parametrize(
     "argv",
     [
+        ["python", "train.py", "-m"],
+        ["python3.11", "-u", "-m", "pkg"],
         ["python", "-c", "1"],
-        ["python"],
         ["srun", "python", "t.py"],
         ["deepspeed", "t.py"],
-        ["python", "-m", "torch.distributed.launch", "--use-env", "t.py"],
         ["python3", "-u", "-m", "accelerate.commands.launch", "t.py"],
+        ["accelerate", "launch", "--num_processes", "2", "t.py"],
+        ["bash", "-c", "torchrun --nproc-per-node 2 t.py"],
+        ["bash", "torchrun", "t.py"],
     ],
 )
-def test_does_not_change_other_commands(argv: list[str]) -> None:
-    assert launch(*argv) == LaunchPlan(argv, 1, 1, 0, metered=False, separate_logs=False)
+def test_ranks_of_other_commands_report_their_number(argv: list[str]) -> None:
+    assert launch(*argv) == LaunchPlan(argv, 1, None, None, {})
+
+
+def test_command_around_each_rank_is_one_rank() -> None:
+    argv = ["python", "train.py"]
+    assert launch(*argv, RANK="2", WORLD_SIZE="4") == LaunchPlan(argv, 4, 1, 2, {})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,26 @@ def test_names_the_failed_rank_of_two_nodes(serving: TlsSite, tmp_path: Path) ->
     for node in (0, 1):
         ranks = {item["rank"] for item in items(serving, job["id"], "traffic", node)}
         assert ranks == {node}, "each node reports only the rank on it"
+
+
+@pytest.mark.extended
+def test_two_nodes_of_any_launcher_are_one_run(serving: TlsSite, tmp_path: Path) -> None:
+    """Check a launcher in a shell. The ranks report how many nodes there are."""
+    command = torchrun(tmp_path, 0, f"127.0.0.1:{find_free_port()}", nodes=2)
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            options = ("--name", "shell", "--key", "shell", "--node-name", name, "--rank-timeout", "600")
+            shell = ["bash", "-c", "exec " + shlex.join(command)]
+            runs.append(stack.enter_context(metered(serving, tmp_path / name, *options, command=shell)))
+        job = serving.wait_for_status("shell", "running")
+        (tmp_path / "enough").touch()
+        assert [run.process.wait(scale_timeout(90)) for run in runs] == [0, 0], [run.terminal for run in runs]
+    job = serving.wait_for_status("shell", "succeeded")
+    assert sorted((member["node"], member["first_rank"]) for member in job["members"]) == [(0, 0), (1, 1)]
+    for node in (0, 1):
+        assert {item["rank"] for item in items(serving, job["id"], "traffic", node)} == {node}
 
 
 class Process:

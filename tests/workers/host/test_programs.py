@@ -174,6 +174,10 @@ def test_path_that_looks_like_an_option_stays_a_path(tmp_path: Path) -> None:
         ({"module": "top", "cwd": "yours"}, None),
         ({"path": "top.py"}, None),
         ({"path": "top.py", "cwd": "yours"}, None),
+        ({"command": "python train.py", "cwd": "mine/out"}, "mine/out"),
+        ({"command": "python train.py", "cwd": "mine/to-yours"}, None),
+        ({"command": "python train.py", "cwd": "."}, None),
+        ({"command": "python train.py"}, None),
     ],
 )
 def test_script_can_write_only_to_its_own_folder(tmp_path: Path, script: dict[str, str], lent: str | None) -> None:

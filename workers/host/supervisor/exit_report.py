@@ -318,7 +318,10 @@ def _get_outcome(
     if failure is None:
         killed_by = get_signal_name(end.code)
         how = f"was killed by {killed_by}" if killed_by else f"ended with exit code {end.code}"
-        return "failed", f"torchrun {how}{after}"
+        if (order["spec"].get("script") or {}).get("command") is None:
+            return "failed", f"torchrun {how}{after}"
+        message = clean_line(evidence.message) or clean_line(tail.get_last_error(LAUNCHER_RANK))[:300]
+        return "failed", f"the command {how}{after}" + (f": {message}" if message else "")
     if failure.signal:
         return "failed", f"rank {failure.rank} was killed by {failure.signal}{after}"
     message = clean_line(evidence.message) or clean_line(tail.get_last_error(failure.rank))[:300]
