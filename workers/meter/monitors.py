@@ -24,6 +24,7 @@ from contracts.telemetry.items import (
     find_user_frame,
 )
 from workers.meter.collectives import Collective, GroupState, StepTrace
+from workers.meter.rank_exit import format_message
 from workers.meter.recorder import Recorder
 from workers.meter.work import MAIN_THREAD
 from workers.step_sampling import StepSampler
@@ -182,6 +183,8 @@ def format_call(call: Collective) -> str:
 
 
 def _format_error(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return format_message(error)[:MAX_ERROR_CHARS]
     return "".join(traceback.format_exception_only(error)).strip()[:MAX_ERROR_CHARS]
 
 

@@ -146,9 +146,17 @@ def report_error(message: str, trace: str = "") -> None:
 
 def report_exception(error: BaseException) -> None:
     """Write an uncaught exception for torchrun."""
+    report_error(format_message(error), "".join(traceback.format_exception(error)))
+
+
+def format_message(error: BaseException) -> str:
+    """Return the type and message of an exception. A group also shows its first exception that is no group."""
     # A syntax error starts with its indented location.
-    message = next(line for line in traceback.format_exception_only(error) if not line.startswith(" "))
-    report_error(message.strip(), "".join(traceback.format_exception(error)))
+    message = next(line for line in traceback.format_exception_only(error) if not line.startswith(" ")).strip()
+    inner = error
+    while isinstance(inner, BaseExceptionGroup):
+        inner = inner.exceptions[0]
+    return message if inner is error else f"{message}, first {format_message(inner)}"
 
 
 def _run_main(main: Callable[[], int]) -> int:

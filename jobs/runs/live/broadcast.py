@@ -1,8 +1,8 @@
 """Send the telemetry of an attempt to all its subscribers. Each frame is packed once.
 
 A `Subscriber` first reads from Redis what its client has not received, then takes the frames of the `Broadcast`.
-The broadcast stores BROADCAST_BYTES of frames. A slower subscriber reads from Redis again, so it costs no memory and
-loses nothing that the stream still has.
+The broadcast stores BROADCAST_BYTES of frames, and collects at most MAX_FRAME_BYTES for the next frame. A slower
+subscriber reads from Redis again, so it costs no memory and loses nothing that the stream still has.
 
 Many subscribers receive fewer and larger frames, because the cost of a frame hardly depends on its size.
 Large frames are deflated, because telemetry repeats itself and shrinks to a tenth.
@@ -117,6 +117,7 @@ class Broadcast:
         self._node_by_stream: dict[str, int] = {}
         self._last_sent: dict[int, str] = {}  # entry id by node
         self._unsent: dict[int, list[StreamEntry]] = {}
+        self._unsent_bytes = 0
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flushed_s = 0.0
 
@@ -149,23 +150,28 @@ class Broadcast:
 
     def offer(self, stream: str, entry: StreamEntry) -> None:
         self._unsent.setdefault(self._node_by_stream[stream], []).append(entry)
-        if self._flush_timer is None:
+        self._unsent_bytes += entry.num_bytes
+        if self._unsent_bytes >= MAX_FRAME_BYTES:
+            self._flush()
+        elif self._flush_timer is None:
             loop = asyncio.get_running_loop()
             interval_s = min(MAX_FRAME_INTERVAL_S, self._broadcasts.num_subscribers / FRAMES_PER_S)
             self._flush_timer = loop.call_at(max(loop.time(), self._flushed_s + interval_s), self._flush)
 
     def fall_behind(self, stream: str) -> None:
         node = self._node_by_stream[stream]
-        self._unsent.pop(node, None)
+        self._unsent_bytes -= sum(entry.num_bytes for entry in self._unsent.pop(node, []))
         self._last_sent.pop(node, None)
         for subscriber in self.subscribers:
             subscriber.fall_behind(node)
 
     def _flush(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
         self._flush_timer, self._flushed_s = None, asyncio.get_running_loop().time()
         segments = [StreamSegment(node, self._last_sent.get(node), entries) for node, entries in self._unsent.items()]
         self._last_sent.update((segment.node, segment.entries[-1].id) for segment in segments)
-        self._unsent = {}
+        self._unsent, self._unsent_bytes = {}, 0
         for frame in build_frames(segments):
             self.frames.append(frame)
             self._stored_bytes += frame.num_bytes

@@ -18,6 +18,7 @@ from jobs.runs.live.telemetry_reader import (
     MAX_ENTRIES_PER_STREAM,
     MAX_FRAME_BYTES,
     PerLoop,
+    StreamEntry,
     TelemetryReader,
 )
 from tests.support.processes import RedisServer, scale_timeout
@@ -93,6 +94,26 @@ def test_sends_each_entry_once_and_in_order(monkeypatch: pytest.MonkeyPatch, sto
             assert not broadcasts.num_subscribers
             assert not broadcasts.reader._listeners
         assert all(received == ids for _, received, _ in clients)
+
+    run(test)
+
+
+def test_collects_at_most_one_frame_of_new_entries() -> None:
+    """The entries that arrive between two frames had no limit in bytes."""
+
+    async def test() -> None:
+        async with open_broadcasts() as broadcasts:
+            shared, stream = broadcasts.get("flood", 1), telemetry_stream("flood", 1, 0)
+            subscriber = Subscriber(shared, {})
+            subscriber.follow([0])
+            for number in range(1, 41):
+                shared.offer(stream, StreamEntry(f"{number}-0", b"x" * 2**18))
+                assert sum(entry.num_bytes for entries in shared._unsent.values() for entry in entries) < 2**20
+                if number == 20:
+                    shared.fall_behind(stream)
+                    assert shared._unsent_bytes == 0
+            assert sum(frame.num_bytes for frame in shared.frames) <= broadcast.BROADCAST_BYTES
+            subscriber.leave()
 
     run(test)
 

@@ -1,4 +1,4 @@
-"""Faults in flight recorder dumps, and what torch's analyzer and Meshboard find in each.
+"""Faults in flight recorder dumps, with the findings of torch's analyzer and of Meshboard.
 
 `python -m tests.jobs.traces.flight_recorder_cases` prints the table.
 """
@@ -187,7 +187,7 @@ def analyze(dumps: Dumps, folder: Path, damage: Callable[[Path], None] = lambda 
 
 
 class TorchFinding(NamedTuple):
-    """What torch's analyzer reports about the first failing collective."""
+    """Problem that torch's analyzer reports about the first failing collective."""
 
     kind: str  # "" if it finds nothing
     sequence: int

@@ -56,6 +56,15 @@ def test_reports_exception_with_type_message_and_traceback(error_file: Path) -> 
     assert ProcessFailure(0, 1, 1, str(error_file)).timestamp == int(moment), "plain torchrun reads it as well"
 
 
+def test_exception_group_reports_its_first_exception(error_file: Path) -> None:
+    """The message was "ExceptionGroup: loaders (2 sub-exceptions)", without any reason."""
+    inner = ExceptionGroup("shards", [ValueError("shard 3 is empty"), OSError("disk")])
+    report_exception(ExceptionGroup("loaders", [inner, KeyError("x")]))
+    message, trace, _ = read_rank_error(error_file)
+    assert message == "ExceptionGroup: loaders (2 sub-exceptions), first ValueError: shard 3 is empty"
+    assert "KeyError" in trace
+
+
 def test_fail_reports_to_stderr_and_torchrun(error_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fail("train.data: there is no 'x.bin'", 2) == 2
     assert capsys.readouterr().err == "error: train.data: there is no 'x.bin'\n"
