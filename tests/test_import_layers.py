@@ -36,6 +36,7 @@ LAYERS = {
         "disk",
         "device",
         "step_sampling",
+        "metric_values",
         "torch_private",
         "host",
         "meter",

@@ -1,18 +1,18 @@
 """Python client and command line of a Meshboard board. Needs neither Django nor torch.
 
-A training script imports this package only for `step`, so the client is loaded at its first use.
+A training script imports this package only for `step` and `log`, so the client is loaded at its first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from meshboard.script import step
+from meshboard.script import log, step
 
 if TYPE_CHECKING:
     from meshboard.client import Client, Job
     from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
 
-__all__ = ["AwayError", "Client", "Job", "RefusedError", "TimedOutError", "WrongError", "step"]
+__all__ = ["AwayError", "Client", "Job", "RefusedError", "TimedOutError", "WrongError", "log", "step"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,3 +21,14 @@ def step(tokens: int | None = None, samples: int | None = None) -> AbstractConte
     meter = sys.modules.get(METER)
     mark: AbstractContextManager[Any] = nullcontext() if meter is None else meter.step(tokens=tokens, samples=samples)
     return mark
+
+
+def log(step: int, **values: Any) -> None:
+    """Log metrics of this rank for a step, for example `meshboard.log(10, loss=2.1)`.
+
+    Args:
+        values: Numbers, or tensors with one element. The metric `loss` is the training loss of the run.
+    """
+    meter = sys.modules.get(METER)
+    if meter is not None:
+        meter.log(step, **values)

@@ -23,6 +23,7 @@ from contracts.telemetry.items import (
     TrafficItem,
     ValidTimelineItem,
 )
+from contracts.telemetry.metrics import MetricItem
 from contracts.telemetry.results import DryRunItem, LabItem, ProfileItem, ProofItem, VerdictItem
 
 
@@ -50,6 +51,7 @@ Item = Annotated[
     | StallItem
     | ProcessItem
     | GaugeItem
+    | MetricItem
     | StartItem
     | GapItem,
     Field(discriminator="kind"),
@@ -87,6 +89,7 @@ class Batch(TypedDict):
 
 _LIVE_ITEMS: dict[str, TypeAdapter[Any]] = {
     "log": TypeAdapter(LogItem),
+    "metric": TypeAdapter(MetricItem),
     "phase": TypeAdapter(PhaseItem),
     "step": TypeAdapter(StepItem),
     "traffic": TypeAdapter(TrafficItem),
@@ -94,7 +97,7 @@ _LIVE_ITEMS: dict[str, TypeAdapter[Any]] = {
 
 
 def select_items(batch: bytes, kinds: Iterable[str]) -> Iterator[Any]:
-    """Yield the valid items of some kinds ("log", "phase", "step", "traffic") from a msgpack batch.
+    """Yield the valid items of some kinds ("log", "metric", "phase", "step", "traffic") from a msgpack batch.
 
     Invalid items are skipped, because a host of another version, or a faulty one, can write anything to its stream.
     """

@@ -29,7 +29,18 @@ TABS = {
 # Panels that need nothing from Meshboard's trainer.
 SCRIPT_PANELS = (
     *("first/health", "first/waiting", "first/places", "first/steps", "first/parts", "first/start", "first/traffic"),
-    *("script-curves", "timeline", "heat-pairs", "heat-time", "gauges", "log", "fidelity", "planned", "collectives"),
+    *(
+        "script-metrics",
+        "script-curves",
+        "timeline",
+        "heat-pairs",
+        "heat-time",
+        "gauges",
+        "log",
+        "fidelity",
+        "planned",
+        "collectives",
+    ),
 )
 MAX_SUBJECT = 120  # characters
 
@@ -128,7 +139,7 @@ KINDS: dict[JobKind, JobKindView] = {
                 "first/traffic",
                 "script-prediction",
             ),
-            "training": ("script-curves",),
+            "training": ("script-metrics", "script-curves"),
             "traffic": ("heat-pairs", "heat-time", "collectives"),
             "time": ("first/parts", "first/start", "timeline"),
             "memory": ("gauges",),
@@ -172,7 +183,7 @@ def get_external_tabs(kind: JobKindView) -> Tabs:
     tabs = {tab: tuple(name for name in names if name in SCRIPT_PANELS) for tab, names in kind.tabs.items()}
     overview = tuple(name for name in tabs["overview"] if name != "first/steps")
     tabs |= {"overview": ("first/elsewhere", "first/steps", *overview), "verification": ("proof",)}
-    tabs |= {"training": ("script-curves",)}
+    tabs |= {"training": ("script-metrics", "script-curves")}
     return {tab: tabs[tab] for tab in TABS if tabs.get(tab)}
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from planner.facts.collectives import find_lab_problems
 from planner.facts.launch_command import find_command_problems
+from planner.facts.log_pattern import PATTERN_HINT, LogPatternError, check_log_pattern
 from planner.facts.resources import SlurmSpec
 from planner.facts.spec import JobKind, JobSpec, Layout, ScriptSpec
 from planner.facts.validation import (
@@ -89,6 +90,12 @@ def _find_script_problems(spec: JobSpec) -> list[Problem]:
     if layout is not None and layout.world_size != spec.layout.dp:
         text = f"`script.plan.layout` has {format_world_size(layout)}, but the job has {spec.layout.dp}."
         found.append(Problem("script.plan.layout", f"{text} Change the degrees or the number of ranks."))
+    if script.log_pattern is not None:
+        try:
+            check_log_pattern(script.log_pattern)
+        except LogPatternError as error:
+            text = f"`script.log_pattern` is {script.log_pattern[:60]!r}: {error}. {PATTERN_HINT}"
+            found.append(Problem("script.log_pattern", text))
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from planner.facts.log_pattern import MAX_PATTERN_CHARS
 from planner.facts.resources import Resources
 from planner.facts.validation import NO_NUL, JobId, StrictModel, Word
 
@@ -351,6 +352,14 @@ class ScriptSpec(StrictModel):
     )
     plan: ScriptPlan | None = Field(
         default=None, description="what the script trains, to compare a prediction with the measurement"
+    )
+    log_pattern: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MAX_PATTERN_CHARS,
+        pattern=NO_NUL,
+        description="regular expression for metrics in log lines, with named groups such as step and loss; "
+        "default: the formats of common frameworks",
     )
 
 

@@ -79,6 +79,11 @@ class Exporter:
         """Call `source` before each frame, including the last, and send the item that it returns."""
         self._sources.append(source)
 
+    @property
+    def is_closing(self) -> bool:
+        """Return True if the exporter sends its last frames."""
+        return self._stopping.is_set()
+
     def report_end(self) -> None:
         """Send the last position of a program that ends, with the exception that ended it."""
         self._poll(lambda: get_last_report(self._recorder, sys.exc_info()[1] or getattr(sys, "last_value", None)))

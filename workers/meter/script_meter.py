@@ -17,11 +17,13 @@ import torch.distributed as dist
 from contracts.telemetry.items import PhaseItem
 from workers.meter.exporter import Exporter, StartReporter
 from workers.meter.marks import register_marks
+from workers.meter.metric_calls import capture_metrics
 from workers.meter.monitors import PeakMonitor
 from workers.meter.recorder import Recorder
 from workers.meter.script_groups import patch_group_creation
 from workers.meter.script_steps import StepTracker
 from workers.meter.training_hooks import install_hooks
+from workers.metric_values import MetricCollector
 
 CLOSE_PRIORITY = 100  # before multiprocessing ends the child processes of this process
 
@@ -68,17 +70,25 @@ def start_meter(
     patch_group_creation(recorder, predicted_label or "world", on_group)
     tracker = StepTracker(recorder, exporter.send if exporter else None, lambda: start.report("first step"))
     install_hooks(tracker)
-    marks = register_marks(tracker)
-    if exporter is not None:
+    metrics = MetricCollector(rank, local_ranks or int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) if exporter else None
+    marks = register_marks(tracker, metrics)
+    if exporter is not None and metrics is not None:
+        capture_metrics(metrics, lambda: recorder.step)
         exporter.send(PhaseItem(kind="phase", rank=rank, time=time.time(), phase="step"))
         _call_at_exit(exporter.close)
         exporter.add_source(tracker.poll)
+        exporter.add_source(partial(_send_metrics, metrics, exporter))
         exporter.add_source(PeakMonitor(rank).poll)
         recorder.begin_step(1)
     elif print_table is not None:
         _call_at_exit(partial(print_table, recorder))
     _call_at_exit(tracker.close)  # runs before `exporter.close`
     return ScriptMeter(recorder, exporter, marks)
+
+
+def _send_metrics(metrics: MetricCollector, exporter: Exporter) -> None:
+    for item in metrics.take(final=exporter.is_closing):
+        exporter.send(item)
 
 
 def _call_at_exit(function: Callable[[], object]) -> None:

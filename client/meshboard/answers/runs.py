@@ -277,6 +277,14 @@ class Curve(TypedDict):
     tokens_s: NotRequired[list[float | None]]
 
 
+class Validation(TypedDict):
+    """Hold validation losses in lists of equal length."""
+
+    elapsed_s: NotRequired[list[float | None]]
+    loss: NotRequired[list[float | None]]
+    step: NotRequired[list[int]]
+
+
 class MeanStepParts(TypedDict):
     """Hold means over ranks and steps in seconds per step, without checkpoints."""
 
@@ -310,14 +318,6 @@ class RunTraffic(TypedDict):
     busy_s: float
 
 
-class Validation(TypedDict):
-    """Hold validation losses in lists of equal length."""
-
-    elapsed_s: NotRequired[list[float | None]]
-    loss: NotRequired[list[float | None]]
-    step: NotRequired[list[int]]
-
-
 class ComparedRun(TypedDict):
     """Describe a compared run. Curves are empty without a stored history."""
 
@@ -328,6 +328,8 @@ class ComparedRun(TypedDict):
     """True if the history of the run is stored."""
     curve: Curve
     validation: Validation
+    logged: Validation
+    """Loss that a script reported, by the steps that the script numbers."""
     traffic: list[RunTraffic]
     parts: MeanStepParts | None
     plan: PredictedRun | dict[str, Any]

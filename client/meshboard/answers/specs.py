@@ -217,6 +217,10 @@ class ScriptSpec(TypedDict):
     """working directory: the script's folder (default) or a folder below it; for a module or a command, a folder below
     the script root
     """
+    log_pattern: NotRequired[str | None]
+    """regular expression for metrics in log lines, with named groups such as step and loss; default: the formats of
+    common frameworks
+    """
     module: NotRequired[str | None]
     """module below the script root that `python -m` runs, instead of path"""
     path: NotRequired[str | None]

@@ -60,6 +60,8 @@ class Diagnosis:
             case "step":
                 self._steps.add(item)
                 self._training.add_step(item)
+            case "metric":
+                self._training.add_metrics(item)
             case "start":
                 self._start.add(item)
             case "checkpoint":

@@ -13,6 +13,7 @@ from typing import Any
 from contracts.control import HOST_STOPPED_REASON
 from contracts.fields import strip_control_characters
 from contracts.telemetry.items import CheckpointItem, GaugeItem, StepItem
+from contracts.telemetry.metrics import MetricItem, MetricSeries, find_loss, is_loss
 from contracts.telemetry.results import ProofItem, VerdictItem
 from jobs.core.verdict_schema import MAX_TROUBLES, Action, Evidence, Trouble
 from jobs.runs.diagnosis.findings import (
@@ -52,6 +53,7 @@ class TrainingHealth:
         self._losses: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._norms: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._first: float | None = None
+        self._series: MetricSeries | None = None  # of the loss of a script
         self._high = 0  # consecutive steps with a loss far above the recent median
         self._last_normal, self._last_saved = 0, 0  # latest step with a normal loss, and latest step in a checkpoint
         self._trouble: dict[str, Trouble] = {}
@@ -70,6 +72,27 @@ class TrainingHealth:
                 times = f"{norm / usual:.0f} times the recent median of {usual:.3g}"
                 self._add("spike", item["step"], f"gradient norm {norm:.3g} at step {item['step']} is {times}")
             self._norms.append(norm)
+
+    def add_metrics(self, item: MetricItem) -> None:
+        """Add the loss that a script reports. A preferred series replaces the losses so far."""
+        faults = item.get("not_finite", {})
+        for name in filter(is_loss, [*item["values"], *faults]):
+            series = MetricSeries(name, item["source"], item["rank"])
+            preferred = find_loss(filter(None, (self._series, series)))
+            if preferred != self._series:
+                self._series, self._first, self._high = series, None, 0
+                self._losses.clear()
+            if preferred != series:
+                continue
+            place = f"report {item['step']}" if item["source"] == "numbered log line" else f"step {item['step']}"
+            if name in faults:
+                known = self._trouble.get("not finite")
+                if known is None or self._last_normal > known["step"]:  # else the first step of several counts
+                    self._add("not finite", item["step"], f"{format_not_finite(f'loss is {faults[name]}')} at {place}")
+                continue
+            self._add_loss(item["values"][name], item["step"])
+            if not self._high:
+                self._last_normal = max(self._last_normal, item["step"])
 
     def _add_loss(self, loss: float, step: int) -> None:
         if self._first is None:

@@ -19,6 +19,7 @@ from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from jobs.models import Attempt, Job
+from jobs.runs.history.queries.metrics import list_series, read_curve
 from jobs.runs.history.recording.attempt_recorder import get_outcome
 from jobs.runs.history.store.query import HistoryTables, query_history, query_to_file
 from planner.facts.kinds import drop_unused_fields
@@ -79,6 +80,13 @@ def _read_points(tables: HistoryTables) -> Iterator[CurvePoint]:
             yield CurvePoint(f"train/{name}", step, time, value)
     for step, time, value in tables.fetch_rows(_VALIDATION_QUERY):
         yield CurvePoint("validation/loss", step, time, value)
+    for series in list_series(tables):
+        if series.rank < MAX_RANK_CURVES:
+            curve = read_curve(tables, series, MAX_POINTS)
+            suffix = f"/rank_{series.rank}" if series.rank else ""
+            for step, time, value in zip(curve["step"], curve["time"], curve["value"], strict=True):
+                if value is not None:
+                    yield CurvePoint(f"script/{series.name}{suffix}", step, time, value)
     for step, time, axis, value in tables.fetch_rows(_EXPOSED_QUERY, stride):
         yield CurvePoint(f"exposed_seconds/{axis}", step, time, value)
     for step, time, rank, value in tables.fetch_rows(_RANK_QUERY, stride, MAX_RANK_CURVES):

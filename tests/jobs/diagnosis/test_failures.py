@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from jobs.runs.diagnosis import HostRanks
+from jobs.runs.diagnosis.failures import TrainingHealth
 from tests.jobs.diagnosis.items import ITEM, NOW, diagnosis, look, step
 
 
@@ -281,3 +283,39 @@ def test_noisy_loss_does_not_diverge() -> None:
     for number in range(1, 200):
         found.add(step(0, number, loss=3.0 + (number * 7919 % 13) / 10), 0)
     assert look(found)["training"] == []
+
+
+def report_loss(health: TrainingHealth, step: int, loss: float | None, source: str = "log line", **more: Any) -> None:
+    values = {} if loss is None else {"loss": loss}
+    item: Any = {"kind": "metric", "rank": 0, "time": 1.0, "step": step, "source": source, "values": values, **more}
+    health.add_metrics(item)
+
+
+def test_script_whose_loss_is_nan_diverged() -> None:
+    health = TrainingHealth()
+    report_loss(health, 10, 2.5)
+    report_loss(health, 20, None, not_finite={"loss": "nan", "val_loss": "nan"})
+    assert [finding.sentence for finding in health.make_findings()] == ["Diverged: the loss is NaN at step 20."]
+    for number in range(21, 45):
+        report_loss(health, number, 2.0)
+    assert list(health.make_findings()) == [], "the loss has become normal"
+
+
+def test_loss_of_another_source_does_not_mix_with_the_preferred_one() -> None:
+    health = TrainingHealth()
+    for number in range(60):
+        report_loss(health, number, 1.0, "wandb")
+        report_loss(health, number, 100.0 + number)
+    report_loss(health, 60, None, "numbered log line", not_finite={"loss": "inf"})
+    assert list(health.make_findings()) == []
+    for number in range(61, 75):
+        report_loss(health, number, 50.0, "wandb")
+    assert [finding.sentence[:30] for finding in health.make_findings()] == ["Diverged: loss 50 at step 74 i"]
+
+
+def test_line_without_a_step_is_named_by_its_number() -> None:
+    health = TrainingHealth()
+    report_loss(health, 3, None, "numbered log line", not_finite={"loss": "-inf"})
+    assert [finding.sentence for finding in health.make_findings()] == [
+        "Diverged: the loss is negative infinity at report 3."
+    ]

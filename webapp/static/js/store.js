@@ -1,5 +1,6 @@
 // State of an attempt on the page, folded from telemetry batches (contracts/telemetry/batches.py). Pure: no DOM, no clock.
 import { foldGauge, foldProcess, foldStanding, foldStart } from "./fold/gauges.js";
+import { foldMetric } from "./fold/metrics.js";
 import { foldCheckpoint, foldEval, foldStep } from "./fold/steps.js";
 import { forgetCounters } from "./fold/summary.js";
 import { foldPhase, foldTraffic, markGap, memberState } from "./fold/traffic.js";
@@ -20,6 +21,9 @@ export function createState() {
     steps: new Map(), // step -> {time, step_s, tokens, samples, loss, grad_norm, learning_rate}, null if no rank reported the value
     stride: 1, // a long run stores only multiples of the stride
     lastLoss: null, // {step, loss, words}: words where the loss is no number, and null
+    metrics: new Map(), // rank, source and name -> {name, source, rank, points}: step -> {time, value, words}
+    metricsLeftOut: new Map(), // rank -> {names, rate, invalid}: numbers of values
+    hiddenSeries: 0, // series that the stored history left out
     evals: new Map(), // step -> {time, loss}
     marks: new Map(), // key -> {kind, time, step, text}: checkpoint, validation, resume, fault
     faultyStep: null, // the last that was at fault
@@ -58,6 +62,7 @@ const FOLD = {
   traffic: foldTraffic,
   step: withExposedTime(foldStep),
   eval: foldEval,
+  metric: foldMetric,
   phase: foldPhase,
   log: (state, item, node) => foldLog(state.logs, item, node),
   verdict(state, item) {

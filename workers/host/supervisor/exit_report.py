@@ -25,6 +25,7 @@ from contracts.telemetry.items import (
     TrafficItem,
     list_step_times,
 )
+from contracts.telemetry.metrics import MetricItem, MetricSeries, find_loss, is_loss
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from planner.facts.validation import format_count
 from workers.host.attempts import AttemptDir
@@ -84,6 +85,7 @@ class SummaryBuilder:
         self._num_cells = 0
         self._overflown: set[int] = set()  # ranks with more cells than the limit
         self._losses, self._eval_losses = ThinnedCurve(), ThinnedCurve()
+        self._loss_series: MetricSeries | None = None  # of a script
         self._verdict: dict[int, list[VerdictRow]] = {}
         self._checkpoints: deque[CheckpointItem] = deque(maxlen=MAX_CHECKPOINTS)
         self.dry_runs: dict[int, DryRunItem] = {}
@@ -115,6 +117,8 @@ class SummaryBuilder:
             self._add_traffic(item)
         elif item["kind"] == "step":
             self._add_step(item)
+        elif item["kind"] == "metric":
+            self._add_metrics(item)
         elif item["kind"] == "eval":
             self._eval_losses.add(item["step"], item["loss"], item["time"])
         elif item["kind"] == "phase":
@@ -199,6 +203,18 @@ class SummaryBuilder:
                     continue
                 self._num_cells += 1
             cells[key] = cell
+
+    def _add_metrics(self, item: MetricItem) -> None:
+        """Add the loss of a script. A preferred series replaces the curve so far."""
+        for name, loss in item["values"].items():
+            series = MetricSeries(name, item["source"], item["rank"])
+            if not is_loss(name):
+                continue
+            preferred = find_loss(filter(None, (self._loss_series, series)))
+            if preferred != self._loss_series:
+                self._loss_series, self._losses = series, ThinnedCurve()
+            if preferred == series:
+                self._losses.add(item["step"], loss, item["time"])
 
     def _add_step(self, item: StepItem) -> None:
         if item["rank"] != self._first_rank:

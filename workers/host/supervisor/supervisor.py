@@ -26,6 +26,7 @@ from workers.host.rank_files import read_failure
 from workers.host.settings import HostSettings
 from workers.host.supervisor.exit_report import AttemptEnd, build_exit_report, describe_save
 from workers.host.supervisor.health import GaugeSampler
+from workers.host.supervisor.log_metrics import LogMetrics
 from workers.host.supervisor.log_tail import LogTail
 from workers.host.supervisor.memory_kills import MemoryKillWatch
 from workers.host.supervisor.multi_host import (
@@ -62,6 +63,8 @@ class Supervisor(TelemetrySession):
         user = self.settings.job_user
         owners = frozenset({os.geteuid()} if user is None else {os.geteuid(), user.uid})
         self.tail = LogTail(attempt.logs, ranks, settings.log_bytes, owners)
+        if script := self.order["spec"].get("script"):
+            self.log_metrics = LogMetrics(ranks, script.get("log_pattern"))
         self.publisher = Publisher(attempt.job, attempt.attempt, self.buffer, transport, settings.name, self.clock)
         self.lease = GangLease(self.order)
         self.reason = ""

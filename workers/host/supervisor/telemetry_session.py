@@ -11,9 +11,11 @@ from typing import Any
 from contracts.codec import BadMessageError, validate_item
 from contracts.control import Outcome
 from contracts.telemetry.batches import Item
-from contracts.telemetry.items import GaugeItem
+from contracts.telemetry.items import GaugeItem, LogItem
+from contracts.telemetry.metrics import MetricItem
 from workers.host.supervisor.exit_report import SummaryBuilder
 from workers.host.supervisor.health import RankMonitor
+from workers.host.supervisor.log_metrics import LogMetrics
 from workers.host.supervisor.log_tail import LogTail, follow_logs
 from workers.host.supervisor.publisher import BoardClock, BoardTransport, Publisher, TransportError
 from workers.host.supervisor.telemetry_buffer import TelemetryBuffer, TimelineSampler
@@ -39,6 +41,7 @@ class TelemetrySession:
     transport: BoardTransport | None = None
     publisher: Publisher | None = None
     tail: LogTail | None = None
+    log_metrics: LogMetrics | None = None  # of scripts
 
     def __init__(self, ranks: range) -> None:
         self.buffer, self.clock = TelemetryBuffer(), BoardClock()
@@ -70,12 +73,13 @@ class TelemetrySession:
             (self.monitor.check, POLL_INTERVAL_S),
         )
         tasks = [asyncio.create_task(run_periodically(one, interval_s)) for one, interval_s in (*common, *work)]
-        tail = asyncio.create_task(follow_logs(lambda: self.tail, self._record, self._finished))
+        tail = asyncio.create_task(follow_logs(lambda: self.tail, self._record_log, self._finished))
         code = await processes
         self._finished.set()
         # A disk that hangs must not keep the slots in use. The last lines are then missing.
         await asyncio.wait([tail], timeout=LAST_LINES_TIMEOUT_S)
         await cancel_tasks([*tasks, *others, tail])
+        self._record_metrics(self.log_metrics.take_last() if self.log_metrics else ())
         server.close()
         self.timelines.finish()
         return code
@@ -102,6 +106,16 @@ class TelemetrySession:
         except BadMessageError as error:
             log.warning("dropped a %s item of the supervisor: %s", item["kind"], error)
             self.buffer.count_lost(1)
+
+    def _record_log(self, item: LogItem) -> None:
+        """Add new log lines, and the metrics in these lines."""
+        self._record(item)
+        if self.log_metrics is not None:
+            self._record_metrics(self.log_metrics.read(item))
+
+    def _record_metrics(self, items: Iterable[MetricItem]) -> None:
+        for item in items:
+            self._record(item)
 
     def _record_gauges(self, items: list[GaugeItem]) -> None:
         for item in items:

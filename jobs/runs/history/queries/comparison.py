@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from jobs.core.job_details import StoredByOlderVersion
 from jobs.models import Job
+from jobs.runs.history.queries.metrics import find_loss_series, read_curve
 from jobs.runs.history.queries.step_breakdown import MeanStepParts, get_mean_parts
 from jobs.runs.history.store.folder import NoHistoryError
 from jobs.runs.history.store.query import Columns, HistoryTables, query_history
@@ -86,6 +87,11 @@ class ComparedRun(TypedDict):
     recorded: Annotated[bool, Field(description="True if the history of the run is stored.")]
     curve: Annotated[Columns, SchemaFrom(Curve)]
     validation: Annotated[Columns, SchemaFrom(Validation)]
+    logged: Annotated[
+        Columns,
+        SchemaFrom(Validation),
+        Field(description="Loss that a script reported, by the steps that the script numbers."),
+    ]
     traffic: list[RunTraffic]
     parts: MeanStepParts | None
     plan: Annotated[
@@ -131,6 +137,7 @@ def _compare_job(job: Job) -> ComparedRun:
         "recorded": False,
         "curve": {},
         "validation": {},
+        "logged": {},
         "traffic": [],
         "parts": None,
         "plan": plan,
@@ -176,6 +183,17 @@ def _read_history(tables: HistoryTables, compared: ComparedRun) -> ComparedRun:
         "recorded": True,
         "curve": curve,
         "validation": validation,
+        "logged": _read_logged_loss(tables, start),
         "traffic": traffic,
         "parts": get_mean_parts(tables),
     }
+
+
+def _read_logged_loss(tables: HistoryTables, start: float | None) -> Columns:
+    """Return the loss that a script reported, or no columns."""
+    series = find_loss_series(tables)
+    if series is None:
+        return {}
+    curve = read_curve(tables, series, MAX_POINTS)
+    begin = curve["time"][0] if start is None else start
+    return {"step": curve["step"], "elapsed_s": [time - begin for time in curve["time"]], "loss": curve["value"]}

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from contracts.telemetry.items import Cell, CheckpointItem, ProcessItem, StallItem
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
+from jobs.runs.history.queries.metrics import ScriptMetrics, read_metrics
 from jobs.runs.history.queries.step_breakdown import get_parts_by_rank
 from jobs.runs.history.store.query import Columns, HistoryTables, query_history
 from jobs.runs.history.store.schema import GAUGE_NAMES, HistoryState, OpenLog, Progress, StartedStage, make_state
@@ -113,6 +114,7 @@ class Snapshot(TypedDict):
             description="Means per rank over the measured steps. Columns: step_s, data_s, optimizer_s, exposed, hidden."
         ),
     ]
+    metrics: Annotated[ScriptMetrics, Field(description="Metrics that a script reported.")]
     marks: Annotated[Columns, Field(description="Events of the run. Columns: time, kind, rank, step, text, value.")]
     ranks: list[RankState]
     cells: Counters
@@ -181,6 +183,7 @@ def _read_snapshot(tables: HistoryTables) -> Snapshot:
         "curve": _read_curve(tables, stride),
         "last_loss": {"step": last_loss[0][0], "loss": last_loss[0][1]} if last_loss else None,
         "parts": get_parts_by_rank(tables),
+        "metrics": read_metrics(tables),
         "marks": tables.fetch_columns(
             "SELECT * FROM (SELECT * FROM marks WHERE kind <> 'start' ORDER BY time DESC LIMIT ?) ORDER BY time",
             MAX_MARKS,

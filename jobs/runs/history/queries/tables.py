@@ -240,7 +240,7 @@ def _escape(text: str) -> str:
 
 MAX_JSON_ROWS = 100_000  # files have no limit
 TIME_COLUMNS = {
-    **dict.fromkeys(("steps", "gauges", "marks", "logs"), "time"),
+    **dict.fromkeys(("steps", "gauges", "marks", "logs", "metrics"), "time"),
     "traffic": "second",
     "calls": "issued",
     "spans": "began",
@@ -250,6 +250,7 @@ SORT_ORDERS = {
     "spans": "began, rank",
     "traffic": "second, rank, axis, op",
     "logs": "time, rank, first",
+    "metrics": "time, rank, name",
 }
 COPY_OPTIONS = {"csv": "FORMAT csv, HEADER", "parquet": "FORMAT parquet, COMPRESSION zstd"}
 

@@ -26,6 +26,7 @@ from contracts.telemetry.items import (
     TimelineItem,
     list_step_times,
 )
+from contracts.telemetry.metrics import MAX_ATTEMPT_METRIC_NAMES, MetricItem, is_loss
 from contracts.telemetry.results import VerdictItem
 from jobs.runs.history.store.schema import GAUGES, TABLES, HistoryState, OpenLog, RankTotals, StartedStage, make_state
 from jobs.runs.traces.traced_steps import convert_timeline
@@ -150,6 +151,8 @@ class RowBuilder:
             case "eval":
                 place = {"rank": item["rank"], "step": item["step"]}
                 self.mark("validation", item["time"], **place, text="validation loss", value=item["loss"])
+            case "metric":
+                self._add_metrics(item)
             case "phase":
                 self._add_phase(item)
             case "log":
@@ -263,6 +266,25 @@ class RowBuilder:
         if "not_finite" in item and item["step"] > self.state["faulty_step"]:
             self.state["faulty_step"] = item["step"]
             self.mark("fault", item["time"], rank=item["rank"], step=item["step"], text=item["not_finite"])
+
+    def _add_metrics(self, item: MetricItem) -> None:
+        if "left_out" in item:
+            self.state.setdefault("metrics_left_out", {})[item["rank"]] = item["left_out"]
+        names = self.state.setdefault("metric_names", [])
+        place = {name: item[name] for name in ("rank", "step", "time", "source")}
+        faults = item.get("not_finite", {})
+        for name in [*item["values"], *faults]:
+            if name not in names:
+                if len(names) >= MAX_ATTEMPT_METRIC_NAMES:
+                    self.state["refused"] += 1
+                    continue
+                names.append(name)
+            value, fault = item["values"].get(name), faults.get(name)
+            self._add_row("metrics", **place, name=name, value=value, not_finite=fault)
+            if fault and is_loss(name) and not self.state.get("has_metric_fault"):
+                self.state["has_metric_fault"] = True
+                # Without the step, because the script numbers steps in another way than the meter.
+                self.mark("fault", item["time"], rank=item["rank"], text=f"loss is {fault}")
 
     def _update_progress(self, item: StepItem) -> None:
         times = self.state["step_times"][-SPEED_STEPS:] or [item["step_s"]]

@@ -28,7 +28,7 @@ from jobs.runs.history.store.folder import (
 from jobs.runs.history.store.query import HistoryTables, get_engine
 from jobs.runs.history.store.schema import COUNTERS, GAUGE_NAMES, STEP_MEASURES, TABLES, TRACED_TABLES
 
-MERGED_TABLES = ("steps", "traffic", "gauges")
+MERGED_TABLES = ("steps", "traffic", "gauges", "metrics")
 MAX_LOG_BYTES = 16 * 2**20
 MAX_MARK_BYTES = 4 * 2**20
 MAX_PASSES = 12  # each halves the number of rows
@@ -88,7 +88,7 @@ def _merge(folder: HistoryFolder, manifest: HistoryManifest) -> bool:
     width = 2 * manifest["merged_s"]
     middle = last - (last - first) / width
     manifest["merged_s"] = width
-    for table, sql in (("traffic", _TRAFFIC), ("steps", _STEPS), ("gauges", _GAUGE)):
+    for table, sql in (("traffic", _TRAFFIC), ("steps", _STEPS), ("gauges", _GAUGE), ("metrics", _METRICS)):
         if manifest["parts"].get(table):
             _rewrite(folder, manifest, table, sql, {"width": width, "middle": middle})
     return True
@@ -162,6 +162,13 @@ _GAUGE = (
     + " FROM gauges GROUP BY rank, node, host, CASE WHEN time < $middle"
     f" THEN floor(time / ({GAUGE_INTERVAL_S} * $width))"
     " ELSE time END ORDER BY time"
+)
+# Keep every second old value of a metric, and the first value that is not finite.
+_METRICS = (
+    "SELECT * EXCLUDE (nth, fault) FROM (SELECT *,"
+    " row_number() OVER (PARTITION BY rank, name, source ORDER BY time) AS nth,"
+    " row_number() OVER (PARTITION BY rank, name, source, not_finite ORDER BY time) AS fault FROM metrics)"
+    " WHERE time >= $middle OR nth % 2 = $width % 2 OR (not_finite IS NOT NULL AND fault = 1) ORDER BY time, rank"
 )
 # Delete the older half of the most frequent kind, so that marks of the start remain.
 _MARKS = (

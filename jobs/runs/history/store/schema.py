@@ -8,6 +8,7 @@ import pyarrow as pa
 from typing_extensions import TypedDict
 
 from contracts.telemetry.items import Cell, CheckpointItem, ProcessItem, StallItem
+from contracts.telemetry.metrics import LeftOutMetrics
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 
 _BY_AXIS: Final = pa.map_(pa.string(), pa.float32())
@@ -91,6 +92,18 @@ GAUGES: Final = pa.schema(
         "gpu_celsius": pa.float64(),
     }
 )
+# Values that a script reported. The script numbers the steps, and the rows of old steps are thinned.
+METRICS: Final = pa.schema(
+    {
+        "rank": pa.int32(),
+        "step": pa.int64(),
+        "time": pa.float64(),
+        "name": pa.string(),
+        "value": pa.float64(),  # null if it is not finite
+        "not_finite": pa.string(),  # nan, inf, -inf, or null
+        "source": pa.string(),
+    }
+)
 MARKS: Final = pa.schema(
     {
         "time": pa.float64(),
@@ -120,6 +133,7 @@ TABLES: Final = {
     "calls": CALLS,
     "spans": SPANS,
     "logs": LOGS,
+    "metrics": METRICS,
 }
 TRACED_TABLES: Final = ("calls", "spans")  # traced steps, deleted first
 STEP_MEASURES: Final = ("step_s", "loss", "grad_norm", "learning_rate", "data_s", "optimizer_s")
@@ -195,6 +209,9 @@ class HistoryState(TypedDict):
     standing: dict[int, StallItem]  # stalled ranks
     open_logs: NotRequired[dict[str, OpenLog]]  # by node and rank
     processes: dict[int, ProcessItem]  # ranks without messages
+    metric_names: NotRequired[list[str]]
+    has_metric_fault: NotRequired[bool]
+    metrics_left_out: NotRequired[dict[int, LeftOutMetrics]]  # by rank
     resumed: bool
     faulty_step: int
     refused: int  # invalid items

@@ -19,7 +19,7 @@ const MIN_GROWING_PX = 400;
  * Return update({columns, lines, steps}). `columns` are [xs, ...values]; xs are steps if `steps` is true, else unix seconds.
  * `lines` are [{label, token, dash, faint, dots, fill, own}]; `own` has the values for the legend of a stacked line.
  * `options` are {height, label, values (formats ticks), value (formats the legend), size (of the y axis), range, unit,
- * isBinary (ticks at powers of two), grows (uses the height of the container)}.
+ * isBinary (ticks at powers of two), xLabel (of an axis of steps), grows (uses the height of the container)}.
  * `page` is {view, curve, marks}. Charts outside the viewport are drawn less often.
  */
 export function plot(container, page, options) {
@@ -62,8 +62,8 @@ export function plot(container, page, options) {
         },
         legend: { markers: MARKERS },
         scales: { x: { time: false, range: xRange }, y: { range: options.range ?? fromZero } },
-        axes: [xAxis(shown.steps), { ...axis(options.label, tickWords(options.values), options.size), splits: ySplits(options.isBinary) }],
-        series: [{ label: shown.steps ? "step" : "time", value: (_, x) => moment(x ?? shown.columns[0].at(-1)) }, ...shown.lines.map(makeSeries)],
+        axes: [xAxis(shown.steps, options.xLabel), { ...axis(options.label, tickWords(options.values), options.size), splits: ySplits(options.isBinary) }],
+        series: [{ label: shown.steps ? (options.xLabel ?? "step") : "time", value: (_, x) => moment(x ?? shown.columns[0].at(-1)) }, ...shown.lines.map(makeSeries)],
         bands: shown.lines.some((line) => line.fill) ? stackBands(shown.lines.length) : [],
         hooks: {
           setScale: [(self, key) => key === "x" && describe(self)],
@@ -232,9 +232,9 @@ const fromZero = (_, _low, high) => [0, high > 0 ? high * 1.08 : 1];
 const ySplits = (isBinary) => (chart, _, min, max) =>
   (isBinary ? binarySplits : valueSplits)(min, max, chart.bbox.height / (devicePixelRatio || 1) / VALUE_TICK_PX);
 
-function xAxis(steps) {
+function xAxis(steps, label = "step") {
   const words = steps ? (_, ticks) => ticks.map(integer) : clockTicks;
-  return { ...axis(steps ? "step" : null, words, steps ? 24 : 42), splits: xSplits(steps ? stepSplits : clockSplits) };
+  return { ...axis(steps ? label : null, words, steps ? 24 : 42), splits: xSplits(steps ? stepSplits : clockSplits) };
 }
 
 function translucent(rgb, share) {

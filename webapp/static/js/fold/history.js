@@ -3,6 +3,7 @@
 import { foldLog } from "../logs/lines.js";
 import { foldPlace } from "../logs/places.js";
 import { foldGauge, foldProcess, foldStanding, foldStart } from "./gauges.js";
+import { foldStoredMetrics } from "./metrics.js";
 import { keepStep, mark, recordLoss } from "./steps.js";
 import { cellKey } from "./traffic.js";
 
@@ -29,6 +30,7 @@ export function foldHistory(state, answer) {
   foldMembers(state, answer);
   foldRanks(state, answer);
   foldCurve(state, answer);
+  if (answer.metrics) foldStoredMetrics(state, answer.metrics);
   foldMarks(state, answer);
   foldTraffic(state, answer);
   foldGauges(state, answer);
@@ -91,7 +93,7 @@ function foldMarks(state, answer) {
       state.gaps += 1;
       state.whole.hole(time, value);
     }
-    if (kind === "fault") recordLoss(state, step, null, text);
+    if (kind === "fault" && step !== null) recordLoss(state, step, null, text);
     if (MARKS.has(kind)) mark(state, { kind, time, step, text });
   }
   for (const { node, ...item } of answer.starts) foldStart(state, item, node);

@@ -18,6 +18,7 @@ import { showOff, showProgress, showStepsSeen } from "./figures.js";
 import { mayRetry, showHeader } from "./header.js";
 import { healthView } from "./health.js";
 import { showHosts } from "./hosts.js";
+import { metricsView } from "./metrics.js";
 import { nothingView } from "./nothing.js";
 import { getSteps } from "./parts.js";
 import { placesView } from "./places.js";
@@ -58,6 +59,7 @@ const showPlaces = whereItIs("places", placesView);
 const showParts = whereItIs("parts", stepBar);
 const showStart = whereItIs("start", startBar);
 const drawTraffic = whereItIs("traffic", (place) => trafficView(place, page, drawCharts));
+const drawMetrics = whereItIs("metrics", (panel) => metricsView(panel, page, drawCharts));
 const drawCurves = curvesView(page, drawCharts);
 const showLogs = whereItIs("logs", logView);
 const showLab = whereItIs("lab-result", labView);
@@ -118,6 +120,7 @@ function drawCharts() {
   const extent = getExtent(state);
   if (extent) view.extend(...extent);
   drawCurves(job, state);
+  drawMetrics(state);
   drawTraffic(job, state);
   showRange();
   $("main").toggleAttribute("data-over", job.finished && replayed); // empty charts stay empty

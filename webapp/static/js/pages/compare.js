@@ -29,8 +29,9 @@ async function fetchRuns() {
     // The page uses the exit reports.
   }
   return jobs.map((job, place) => {
-    const { curve, parts } = stored[place] ?? {};
-    return curve?.step?.length > 0 ? { curve, parts, whole: true } : { curve: job.curve, parts: null, whole: false };
+    const { curve, parts, logged } = stored[place] ?? {};
+    if (!(curve?.step?.length > 0) && !(logged?.step?.length > 0)) return { curve: job.curve, parts: null, logged: {}, whole: false };
+    return { curve: curve?.step ? curve : { step: [] }, parts, logged: logged ?? {}, whole: true };
   });
 }
 
@@ -40,9 +41,15 @@ function drawCurves(runs, along) {
   for (const chart of drawn) chart.destroy();
   drawn = [];
   const placed = ALONG[along].column;
-  const line = (run, at, name) => ({ letter: letter(at), name: jobs[at].name, place: at, xs: run.curve[placed], ys: run.curve[name] });
-  const makeLines = (name) => runs.flatMap((run, at) => (hasValues(run, name) && hasValues(run, placed) ? [line(run, at, name)] : []));
-  const shown = CURVES.map((curve) => ({ ...curve, lines: makeLines(curve.name) })).filter(({ lines }) => lines.length > 0);
+  const line = (curve, at, name) => ({ letter: letter(at), name: jobs[at].name, place: at, xs: curve[placed], ys: curve[name] });
+  const makeLines = (name) =>
+    runs.flatMap((run, at) => {
+      const curve = name === "loss" && !hasValues(run, name) ? run.logged : run.curve; // a script numbers its steps itself
+      return hasValues({ curve }, name) && hasValues({ curve }, placed) ? [line(curve, at, name)] : [];
+    });
+  const isLogged = runs.some((run) => !hasValues(run, "loss") && hasValues({ curve: run.logged }, "loss"));
+  const getTitle = ({ name, title }) => (name === "loss" && isLogged ? "loss" : title); // scripts choose the unit
+  const shown = CURVES.map((curve) => ({ ...curve, title: getTitle(curve), lines: makeLines(curve.name) })).filter(({ lines }) => lines.length > 0);
   /** @param {{drag?: boolean}} curve */
   const apart = ({ drag }) => drag && along === "step";
   const figures = shown.map((curve) => {
@@ -129,7 +136,7 @@ function partCell(row) {
 
 const runs = await fetchRuns().finally(() => delete document.querySelector(".runs").dataset.reading); // drawn before the next paint
 const section = document.getElementById("curves");
-section.hidden = !runs.some(({ curve }) => curve.step.length > 0);
+section.hidden = !runs.some(({ curve, logged }) => curve.step.length > 0 || logged.step?.length > 0);
 if (!section.hidden) {
   const along = () => document.querySelector("[name=along]:checked").value;
   drawCurves(runs, along());
