@@ -319,7 +319,7 @@ class ProcessItem(TypedDict):
     state: Literal["running", "sleeping", "disk", "stopped", "zombie", "gone"]  # also "stopped" if it recently was
     cpu: Seconds  # recent CPU seconds per second
     throttled: Seconds  # recent seconds per second that a CPU quota delayed it
-    crowded: NotRequired[Seconds]  # recent seconds per second that its main thread waited for a CPU, quota included
+    crowded: NotRequired[Seconds]  # recent seconds per second that its training waited for a CPU, quota included
     stack: Annotated[list[Text], Field(max_length=60)]  # read from outside if the rank itself is silent
     silent_s: Seconds  # since the last message of its meter
 

@@ -286,7 +286,11 @@ def test_run_shorter_than_default_warmup_is_valid() -> None:
     ("spec", "field", "words"),
     [
         ({"train": {"step": 3}}, "train.step", "`train.step` is not a known field. Remove it. Similar fields: steps."),
-        ({"script": {"pth": "x"}}, "script.pth", "Remove it. Fields: path, module, command, args, cwd, plan, log_pattern."),
+        (
+            {"script": {"pth": "x"}},
+            "script.pth",
+            "Remove it. Fields: path, module, command, args, cwd, plan, log_pattern.",
+        ),
         ({"retry": {"times": 2}}, "retry.times", "Remove it. Fields: max_attempts."),
         ({"layout": {"sp": 2}}, "layout.sp", "Remove it. Fields: dp, "),
     ],

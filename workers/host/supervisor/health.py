@@ -128,12 +128,15 @@ def _select_interfaces(names: Iterable[str], interfaces: Path = Path("/sys/class
 
 
 class ProcessUsage(NamedTuple):
-    """Time that a process has used so far, in seconds."""
+    """Time that a process has used so far, in seconds.
+
+    `delays`: the time that each thread was ready to run without a CPU, by thread id. The main thread is the first.
+    """
 
     at: float
     cpu: float
     throttled: float
-    crowded: float
+    delays: dict[int, float]
 
 
 class RankProcess:
@@ -281,21 +284,30 @@ def parse_main_stack(dump: bytes) -> list[str]:
 def compute_rates(before: ProcessUsage, after: ProcessUsage) -> tuple[float, float, float]:
     """Return the rates of CPU time, throttled time, and waiting time between two samples.
 
-    Kernels count throttled time once per CPU, so the rate is limited to 1.
+    Training runs in the main thread, or in the thread of autograd, on which the main thread waits. So the waiting time
+    is that of the main thread and of the other thread that waited longest. Kernels count throttled time once per CPU,
+    so the rate is limited to 1.
     """
     passed_s = max(after.at - before.at, 1e-3)
-    cpu, throttled, crowded = (max(0.0, b - a) / passed_s for a, b in zip(before[1:], after[1:], strict=True))
-    return cpu, min(1.0, throttled), min(1.0, crowded)
+    cpu, throttled = max(0.0, after.cpu - before.cpu), max(0.0, after.throttled - before.throttled)
+    delays = {thread: max(0.0, s - before.delays.get(thread, 0.0)) for thread, s in after.delays.items()}
+    main_s, *others = delays.values() or (0.0,)
+    crowded = main_s + max(others, default=0.0)
+    return cpu / passed_s, min(1.0, throttled / passed_s), min(1.0, crowded / passed_s)
 
 
-def read_run_delay_s(pid: int) -> float:
-    """Return the seconds that the main thread was ready to run without a CPU, or 0 if the kernel does not count them.
+def read_run_delays_s(pid: int) -> dict[int, float]:
+    """Return the seconds that each thread was ready to run without a CPU, the main thread first.
 
-    In a training process, the main thread is the thread that trains.
+    Threads are left out if they have ended, or if the kernel does not count the time.
     """
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
-    return 0.0
+    delays = {}
+    with contextlib.suppress(OSError):
+        for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task")), key=lambda thread: (thread != pid, thread)):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                text = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text()
+                delays[thread] = int(text.split()[1]) * 1e-9
+    return delays
 
 
 def read_throttled_s(pid: int, root: Path = CGROUPS, proc: Path = Path("/proc")) -> float:
@@ -336,8 +348,8 @@ def _read_usage(identity: ProcessId) -> tuple[State, ProcessUsage]:
     now = time.monotonic()
     state, cpu = _read_stat(identity)
     if state == "gone":
-        return state, ProcessUsage(now, 0.0, 0.0, 0.0)
-    return state, ProcessUsage(now, cpu, read_throttled_s(identity.pid), read_run_delay_s(identity.pid))
+        return state, ProcessUsage(now, 0.0, 0.0, {})
+    return state, ProcessUsage(now, cpu, read_throttled_s(identity.pid), read_run_delays_s(identity.pid))
 
 
 def _read_stat(identity: ProcessId) -> tuple[State, float]:

@@ -58,10 +58,16 @@ def test_counts_cpu_quotas_of_the_group_and_its_parents(
 
 
 def test_limits_waiting_rates_to_one() -> None:
-    assert compute_rates(ProcessUsage(5.0, 1.0, 2.0, 3.0), ProcessUsage(7.0, 4.0, 6.5, 4.0)) == (1.5, 1.0, 0.5)
-    assert compute_rates(ProcessUsage(5.0, 1.0, 2.0, 3.0), ProcessUsage(7.0, 0.0, 0.0, 0.0)) == (0.0, 0.0, 0.0), (
-        "it is gone"
-    )
+    before = ProcessUsage(5.0, 1.0, 2.0, {1: 3.0})
+    assert compute_rates(before, ProcessUsage(7.0, 4.0, 6.5, {1: 4.0})) == (1.5, 1.0, 0.5)
+    assert compute_rates(before, ProcessUsage(7.0, 0.0, 0.0, {})) == (0.0, 0.0, 0.0), "it is gone"
+
+
+def test_counts_the_wait_of_the_main_thread_and_of_autograd() -> None:
+    """The thread of autograd trains while the main thread waits for it. Helper threads are not counted twice."""
+    before = ProcessUsage(5.0, 0.0, 0.0, {1: 3.0, 2: 1.0, 3: 7.0})
+    after = ProcessUsage(7.0, 0.0, 0.0, {1: 3.2, 2: 1.4, 3: 7.1, 4: 0.1})
+    assert compute_rates(before, after)[2] == pytest.approx((0.2 + 0.4) / 2)
 
 
 @pytest.fixture
@@ -169,10 +175,13 @@ def test_reports_a_process_that_waits_for_a_cpu() -> None:
     """Run two busy processes on one CPU. Each waits half of the time, and a sleeping process never waits."""
     result: list[ProcessItem] = []
     one = min(os.sched_getaffinity(0))
-    spin = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{one}])\nwhile True: pass"]
+    program = f"import os, threading\nos.sched_setaffinity(0, [{one}])\ndef work():\n  while True: pass\n"
+    spin = [sys.executable, "-c", f"{program}work()"]
+    # Another thread works, as that of autograd does.
+    spin_in_thread = [sys.executable, "-c", f"{program}threading.Thread(target=work).start()"]
     with contextlib.ExitStack() as stack:
         pids = []
-        for argv in (spin, spin, ["sleep", "60"]):
+        for argv in (spin, spin_in_thread, ["sleep", "60"]):
             process = stack.enter_context(subprocess.Popen(argv))
             stack.callback(process.kill)
             pids.append(process.pid)
