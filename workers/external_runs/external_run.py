@@ -29,7 +29,7 @@ from workers.external_runs.child_process import (
 from workers.external_runs.command_line import LaunchPlan
 from workers.external_runs.registration import BoardRun, RegistrationRequest, RunRefusedError, RunRegistration
 from workers.host.attempts import AttemptDir
-from workers.host.hook import build_hook_variables
+from workers.host.hook import NOT_METERED_NOTE, build_hook_variables
 from workers.host.isolation import PACKAGE_ROOT
 from workers.host.processes import COOKIE_VARIABLE, kill_processes
 from workers.host.rank_files import get_signal_name
@@ -50,10 +50,6 @@ FAREWELL_RETRY_S = 0.5
 LOG_BYTES = 64 * 2**20  # per log file of a rank
 LOCAL_NAME = "local"  # the name of the run on the telemetry socket, before the board assigns an ID
 MAX_RANKS = 1024  # of a command whose number of ranks is not known before
-NOT_METERED_NOTE = (
-    "No rank is metered: no process has called init_process_group or trained. The options -S, -I, and -E of Python, "
-    "and another PYTHONPATH, also switch the meter off."
-)
 SECRET_VARIABLES = ("MESHBOARD_TOKEN", "MESHBOARD_RUN")
 
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 from workers.host.isolation import PACKAGE_ROOT
 
+NOT_METERED_NOTE = (
+    "No rank is metered: no process called init_process_group or trained, or Python ran with -S, -I, -E, or another "
+    "PYTHONPATH."
+)
 HOOK_FOLDER = PACKAGE_ROOT / "workers" / "meter" / "hook"
 
 

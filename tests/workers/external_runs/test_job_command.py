@@ -81,3 +81,11 @@ def test_unknown_program_is_reported(host: Host) -> None:
     result = run_command(host, "unknown", "no-such-program train.py", "")
     assert result["outcome"] == "failed"
     assert "`script.command` cannot start 'no-such-program': No such file or directory." in result["reason"]
+
+
+@pytest.mark.extended
+def test_command_without_a_metered_rank_is_reported(host: Host) -> None:
+    result = run_command(host, "isolated", "python -I train.py", "print('trained')\n")
+    assert result["outcome"] == "succeeded"
+    assert result["reason"].startswith("the command finished. No rank is metered")
+    assert "trained" in read_lines(host, "isolated", -1)

@@ -22,7 +22,10 @@ HOOK = ROOT / "workers" / "meter" / "hook"
 PYTHON = sys.executable
 RUN = ("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", SCRIPT)
 TORCHRUN = shutil.which("torchrun", path=str(Path(PYTHON).parent)) or "torchrun"
-ACCELERATE = ("--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend")
+ACCELERATE = (
+    *("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"),
+    *("--mixed_precision", "no", "--dynamo_backend", "no"),
+)
 GRADIENT_BYTES = (16 * 16 + 16) * 4
 
 
@@ -80,7 +83,7 @@ def test_meters_each_rank_once(tmp_path: Path, command: tuple[str, ...]) -> None
 @pytest.mark.parametrize("launcher", ["accelerate", "deepspeed", "uv"])
 def test_meters_ranks_of_other_packages(tmp_path: Path, launcher: str) -> None:
     commands = {
-        "accelerate": (PYTHON, "-m", "accelerate.commands.launch", *ACCELERATE, "no", SCRIPT),
+        "accelerate": (PYTHON, "-m", "accelerate.commands.launch", *ACCELERATE, SCRIPT),
         "deepspeed": (PYTHON, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--no_local_rank", SCRIPT),
         "uv": ("uv", "run", "--no-project", "--python", PYTHON, TORCHRUN, *RUN),
     }
@@ -89,7 +92,7 @@ def test_meters_ranks_of_other_packages(tmp_path: Path, launcher: str) -> None:
             pytest.skip("uv is not installed")
     else:
         pytest.importorskip(launcher)
-    supervisor, _ = run(tmp_path, *commands[launcher], DS_ACCELERATOR="cpu")
+    supervisor, _ = run(tmp_path, *commands[launcher], DS_ACCELERATOR="cpu", ACCELERATE_USE_CPU="true")
     check_ranks(supervisor)
 
 

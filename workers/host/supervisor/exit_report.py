@@ -29,6 +29,7 @@ from contracts.telemetry.metrics import MetricItem, MetricSeries, find_loss, is_
 from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, VerdictRow
 from planner.facts.validation import format_count
 from workers.host.attempts import AttemptDir
+from workers.host.hook import NOT_METERED_NOTE
 from workers.host.programs import get_program
 from workers.host.rank_files import LAUNCHER_RANK, RankFailure, clean_line, get_signal_name
 from workers.host.supervisor.failure_evidence import FailureEvidence
@@ -325,8 +326,11 @@ def _get_outcome(
     if end.ended_by is not None:
         is_explained = end.ended_by == "failed" and end.failure is None and evidence.message
         return end.ended_by, f"{end.reason}: {clean_line(evidence.message)}" if is_explained else end.reason
+    has_command = (order["spec"].get("script") or {}).get("command") is not None
     if end.code == 0:
         reason = get_program(order).success_reason
+        if has_command and not summary.training:
+            return "succeeded", f"the command finished. {NOT_METERED_NOTE}"
         if "{steps}" in reason and not summary.steps:
             return "succeeded", "finished; this attempt reported no steps"  # the previous attempt finished them
         return "succeeded", reason.format(steps=summary.steps, ranks=format_count(len(summary.dry_runs), "rank"))
@@ -334,7 +338,7 @@ def _get_outcome(
     if failure is None:
         killed_by = get_signal_name(end.code)
         how = f"was killed by {killed_by}" if killed_by else f"ended with exit code {end.code}"
-        if (order["spec"].get("script") or {}).get("command") is None:
+        if not has_command:
             return "failed", f"torchrun {how}{after}"
         message = clean_line(evidence.message) or clean_line(tail.get_last_error(LAUNCHER_RANK))[:300]
         return "failed", f"the command {how}{after}" + (f": {message}" if message else "")
