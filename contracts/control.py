@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal, NotRequired
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
+from contracts.archives import MAX_ARCHIVE_BYTES
 from contracts.fields import (
     Address,
     AttemptNumber,
@@ -24,6 +25,7 @@ from contracts.fields import (
     Number,
     Rank,
     Seconds,
+    Sha256,
     ShortText,
     Slot,
     Text,
@@ -42,7 +44,7 @@ Outcome = Literal["succeeded", "failed", "cancelled", "lost"]
 Slots = Annotated[list[Slot], Field(max_length=65536)]
 RankText = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]  # a rank as a JSON key
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-LoanSecret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Secret = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Node(TypedDict):
@@ -69,7 +71,18 @@ class ResumeCheckpoint(TypedDict):
 
     name: CheckpointName
     host: HostName
-    lent: NotRequired[LoanSecret]  # for node 0: the host of another attempt sends the checkpoint for this secret
+    lent: NotRequired[Secret]  # for node 0: the host of another attempt sends the checkpoint for this secret
+
+
+class UploadOrder(TypedDict):
+    """The uploaded archive of a script, which each host downloads from the board.
+
+    The order in the outbox has no secret.
+    """
+
+    sha256: Sha256
+    size: Annotated[int, Field(ge=1, le=MAX_ARCHIVE_BYTES)]
+    secret: NotRequired[Secret]
 
 
 class LaunchOrder(TypedDict):
@@ -85,6 +98,7 @@ class LaunchOrder(TypedDict):
     checkpoint: NotRequired[ResumeCheckpoint]
     owner: NotRequired[Count]  # user ID of the owner
     variables: NotRequired[list[str]]  # variables of the project, encrypted for this host (`contracts.security`)
+    upload: NotRequired[UploadOrder]  # of a script that the owner uploaded
 
 
 class AllocationOrder(TypedDict):
@@ -105,6 +119,7 @@ class AllocationOrder(TypedDict):
     folder: Annotated[str, Field(max_length=4096)]  # shared by all nodes
     lease_s: Seconds  # ranks on several nodes exit when the board is silent for this time
     checkpoint: NotRequired[ResumeCheckpoint]
+    upload: NotRequired[UploadOrder]
 
 
 class LendOrder(TypedDict):
@@ -117,7 +132,7 @@ class LendOrder(TypedDict):
     v: Literal[1]
     job: JobId
     attempt: AttemptNumber  # the attempt that resumes from the checkpoint
-    secret: LoanSecret
+    secret: Secret
     expires: Number  # unix seconds of the Redis clock, after which the host ignores the order
     owner: NotRequired[Count]  # user ID of the owner
 
@@ -128,7 +143,7 @@ class LoanAddress(TypedDict):
     host: HostName
     address: Address
     port: Annotated[int, Field(ge=1, le=65535)]
-    secret: LoanSecret
+    secret: Secret
 
 
 class LossPoint(TypedDict):

@@ -13,6 +13,7 @@ MAX_INT64 = 2**63 - 1  # fits into msgpack, a database column and JavaScript's B
 MAX_ABS_NUMBER = 1e100  # far above float32, and sums of such numbers are still finite
 MAX_JSON_DEPTH = 32
 MAX_SHORT_TEXT_CHARS, MAX_TEXT_CHARS = 200, 1000
+SHA256_PATTERN = r"^[0-9a-f]{64}$"
 CHECKPOINT_NAME_PATTERN = r"^[a-z0-9-]{1,64}/[0-9]{1,10}/step-[0-9]{8,18}$"
 HOST_NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"  # part of addresses, queue names and Redis keys
 
@@ -71,6 +72,7 @@ def _validate_address(text: str) -> str:
     return text
 
 
+Sha256 = Annotated[str, StringConstraints(pattern=SHA256_PATTERN)]  # as hexadecimal text
 JobId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")]
 HostName = Annotated[str, StringConstraints(pattern=HOST_NAME_PATTERN)]
 Address = Annotated[str, StringConstraints(max_length=45), AfterValidator(_validate_address)]  # IPv4 or IPv6

@@ -12,6 +12,7 @@ LEGACY_EVENTS_STREAM = "meshboard:events"  # shared by all hosts of older versio
 SAVE_FILE = "save"  # next to the telemetry socket: the run saves a checkpoint and stops
 LOAN_FILE = "loan"  # next to the telemetry socket: a control.LoanAddress as JSON
 CANCEL_KEY_PREFIX = "meshboard:cancel:"
+UPLOAD_SCHEME = "Upload"  # of the Authorization header with which a host downloads the script of an attempt
 
 
 def host_key_prefix(host: str) -> str:

@@ -26,7 +26,7 @@ MODULES = {
     "runs": ("Results", "StoredCheckpoint", "Comparison", "History", "TableRows"),
     "verdicts": ("VerdictPayload",),
     "jobs": ("JobBrief", "JobDetail", "WaitResult"),
-    "records": ("Baseline", "BranchBrief", "AuditRow"),
+    "records": ("Baseline", "BranchBrief", "AuditRow", "UploadDetail"),
 }
 HEAD = '"""Made by `make openapi` of docs/openapi.json: change that."""\n\nfrom __future__ import annotations\n'
 SCALARS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}

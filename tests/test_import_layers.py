@@ -69,7 +69,8 @@ LAYERS = {
             "plan_views",
             "streams",
         ),
-        "history_views host_views job_views notification_views project_views queue_views reporting_views trace_views",
+        "history_views host_views job_views notification_views project_views queue_views reporting_views trace_views "
+        "upload_views",
         "urls",
     ],
 }

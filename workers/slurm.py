@@ -71,6 +71,10 @@ class SlurmSupervisor(Supervisor):
         self._slurm_job = node.slurm_job
         self._warning_file = settings.run_dir.parents[1] / f"{node.slurm_job}.{END_WARNING_SUFFIX}"
 
+    def _open_board_client(self) -> BoardClient:
+        assert isinstance(self.transport, HttpTransport), "Slurm nodes have no other link to the board"
+        return self.transport.client
+
     def _handle_term(self) -> None:
         """Handle Slurm's SIGTERM: the job is cancelled or preempted, or its time limit is reached.
 
@@ -176,6 +180,8 @@ def build_launch_order(order: AllocationOrder, node: SlurmNode) -> LaunchOrder:
     )
     if "checkpoint" in order:
         launch_order["checkpoint"] = order["checkpoint"]
+    if "upload" in order:
+        launch_order["upload"] = order["upload"]
     if len(node.names) > 1:
         nodes = [
             GangNode(host=name, address=node.address if name == node.name else ANY_ADDRESS, ranks=len(slots))

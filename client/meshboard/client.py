@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import time
@@ -30,6 +31,7 @@ from meshboard.answers import (
     StoredCheckpoint,
     StoredSpec,
     Summary,
+    UploadDetail,
     WaitResult,
 )
 from meshboard.errors import AwayError, RefusedError, TimedOutError, WrongError
@@ -41,6 +43,7 @@ MAX_WAIT_S = 60.0  # per request
 PROGRESS_WAIT_S = 5.0  # per request, if the caller shows progress
 GRACE_S = 5.0  # for a response after the deadline
 MAX_PAGE_ROWS = 1000
+PART_BYTES = 512 * 2**10  # of an upload, per request
 MAX_KEY_CHARACTERS = 200
 KEY = re.compile(f"[!-~]{{1,{MAX_KEY_CHARACTERS}}}")
 
@@ -73,6 +76,26 @@ class Client:
             WrongError: The key is invalid.
         """
         return self._submit(("jobs",), {**spec, "allow_unfit": True} if allow_unfit else spec, key)
+
+    def upload(self, name: str, content: bytes) -> UploadDetail:
+        """Upload a .tar.gz or .zip archive, or a single script. Equal content is sent and stored once.
+
+        Set the spec field `script.upload` to the `sha256` of the result.
+
+        Raises:
+            RefusedError: The archive is not allowed, or you have the maximum number or size of uploads.
+        """
+        sha256 = hashlib.sha256(content).hexdigest()
+        request = {"name": name, "size": len(content), "sha256": sha256}
+        upload: UploadDetail = self._request("POST", ("uploads",), json=request)
+        if upload["sha256"]:
+            return upload
+        path, headers = ("uploads", upload["id"]), {"Content-Type": "application/octet-stream"}
+        for offset in range(0, len(content), PART_BYTES):
+            part = content[offset : offset + PART_BYTES]
+            self._request("PUT", path, content=part, params={"offset": offset}, headers=headers)
+        finished: UploadDetail = self._request("POST", (*path, "finish"), json={"sha256": sha256})
+        return finished
 
     def job(self, job_id: str) -> Job:
         """Return a job."""

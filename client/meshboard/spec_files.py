@@ -46,14 +46,16 @@ for _tag, _pattern in SCALARS.items():
     Loader.add_implicit_resolver(PREFIX + _tag, re.compile(rf"(?:{_pattern})\Z"), None)
 
 
-def read_spec(name: str, changes: Sequence[str] = ()) -> dict[str, Any]:
+def read_spec(name: str | None, changes: Sequence[str] = ()) -> dict[str, Any]:
     """Return the spec in a file, changed by options such as `layout.dp=2`. The name `-` is standard input.
+
+    Without a name, the spec consists of the changes.
 
     Raises:
         SpecFileError: The file cannot be read, or is not a mapping.
     """
     try:
-        spec = parse_yaml(read_file(name))
+        spec = {} if name is None else parse_yaml(read_file(name))
     except (OSError, ValueError) as error:
         raise SpecFileError(f"{name}: {format_error(error)}") from None
     except WrongError as error:

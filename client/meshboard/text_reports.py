@@ -17,10 +17,12 @@ from meshboard.answers import (
     Part,
     Plan,
     SearchResult,
+    UploadDetail,
 )
 from meshboard.client import Job
 from meshboard.formatting import format_bytes, format_seconds, format_table, remove_escapes
 
+MAX_LISTED_FILES: Final = 20
 AXES: Final = ("tp", "cp", "pp", "dp", "ep")
 
 
@@ -32,6 +34,16 @@ def format_job_line(job: Job) -> str:
 def format_job(job: Job) -> str:
     """Return the line of a job and its verdict."""
     return format_job_line(job) + (f"\n{remove_escapes(job.verdict)}" if job.verdict else "")
+
+
+def format_upload(files: Sequence[tuple[str, int]], upload: UploadDetail) -> str:
+    """Return the packed files with their sizes, and the size and checksum of the archive."""
+    lines = [f"  {remove_escapes(name)}  {format_bytes(size)}" for name, size in files[:MAX_LISTED_FILES]]
+    if len(files) > MAX_LISTED_FILES:
+        lines.append(f"  and {len(files) - MAX_LISTED_FILES:,} more files")
+    count = f"{len(files):,} file{'' if len(files) == 1 else 's'}"
+    size = f"{format_bytes(upload['size'])} compressed, sha256 {upload['sha256']}"
+    return "\n".join([f"Uploaded {remove_escapes(upload['name'])}: {count}, {size}", *lines])
 
 
 def format_jobs(jobs: Iterable[JobBrief]) -> str:

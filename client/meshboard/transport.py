@@ -249,6 +249,8 @@ def name_parameters(parts: Sequence[str], status: int) -> dict[str, str]:
             names = {"job_id": f"job {job_id}"}
         case ["projects", project, "baselines", *branch] if branch:
             names = {"branch": f"baseline {'/'.join(branch)} of project {project}", "project": f"project {project}"}
+        case ["uploads", *_]:
+            names = {"file": "upload"}
         case ["projects", project, *_]:
             names = {"project": f"project {project}"}
         case _:

@@ -70,7 +70,7 @@ PATH_PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
     "baseline": ("branch",),
     "file": ("place",),
     **dict.fromkeys(("host", "pool", "primitive"), ("name",)),
-    **dict.fromkeys(("token", "import", "webhook", "invitation"), ("key",)),
+    **dict.fromkeys(("token", "import", "upload", "webhook", "invitation"), ("key",)),
 }
 
 

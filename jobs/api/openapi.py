@@ -40,6 +40,7 @@ from jobs.planning.schemas import (
     SmallerLayout,
     Template,
 )
+from jobs.planning.uploads import FinishUploadRequest, UploadBrief, UploadDetail, UploadRequest
 from jobs.queue.bulk_actions import JobChange, JobsActionRequest, MoveRequest, QueueActionRequest
 from jobs.queue.derived_jobs import ResumeRequest
 from jobs.queue.hosts.joining import JoinTokenRequest
@@ -87,7 +88,17 @@ REQUESTS = (
         JobChange,
     ),
     *(ApiTokenRequest, ProjectRequest, ProjectChange, RoleRequest, InvitationRequest, AcceptRequest, VariableRequest),
-    *(ImportRequest, ResumeRequest, LabRequest, BaselineRequest, WebhookRequest, WebhookChange, EmailSettingsRequest),
+    *(
+        UploadRequest,
+        FinishUploadRequest,
+        ImportRequest,
+        ResumeRequest,
+        LabRequest,
+        BaselineRequest,
+        WebhookRequest,
+        WebhookChange,
+        EmailSettingsRequest,
+    ),
 )
 RESPONSES = (
     *(ProjectDetail, MemberDetail, InvitationDetail, NewInvitation, Variable, ApiToken, NewApiToken),
@@ -105,6 +116,7 @@ RESPONSES = (
     *(OpenedRun, NodeJoined, ReportResponse, RendezvousResponse),
     *(History, TableRows, Snapshot, SlowSteps, Comparison, StoredCheckpoint, Results, ScriptPrediction),
     *(PrimitiveBrief, PrimitiveDetail),
+    *(UploadBrief, UploadDetail),
     *(ImportDetail, UploadedFile, WebhookDetail, NewWebhook, WebhookDelivery, EndEmail, EmailSettings),
     *(
         QueueDetail,
@@ -236,6 +248,14 @@ class RunTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped
         return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Run TOKEN_OF_THE_RUN"}
 
 
+class UploadSecretScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    target_class = "jobs.api.upload_views.UploadSecretAuthentication"
+    name = "uploadSecret"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, str]:
+        return {"type": "apiKey", "in": "header", "name": "Authorization", "description": "Upload SECRET_OF_THE_ORDER"}
+
+
 def add_models(result: dict[str, Any], generator: Any, request: Any, public: bool) -> dict[str, Any]:
     """Add the schemas of models and types to the components, as a hook of drf-spectacular."""
     kinds: list[TypeAdapter[Any]] = [TypeAdapter(kind) for kind in (*REQUESTS, *RESPONSES)]
@@ -357,6 +377,7 @@ CREATED_OBJECTS = {
     "NewWebhook": CreatedObject("/api/v1/projects/{project}/webhooks/{key}", PROJECT_KEY),
     "NewInvitation": CreatedObject("/api/v1/projects/{project}/invitations/{key}", PROJECT_KEY),
     "ImportDetail": CreatedObject("/api/v1/imports/{key}", {"key": ID}),
+    "UploadDetail": CreatedObject("/api/v1/uploads/{key}", {"key": ID}),
     "NewJoinToken": CreatedObject("/api/v1/join-tokens/{key}", {"key": ID}),
     "NewApiToken": CreatedObject("/api/v1/tokens/{key}", {"key": "$response.body#/key"}),
 }

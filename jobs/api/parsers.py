@@ -15,8 +15,8 @@ from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
 
 from contracts.codec import MAX_REPORT_BYTES
+from jobs.core.received_files import MAX_PART_BYTES
 from jobs.core.text import parse_json
-from jobs.runs.traces.imports.store import MAX_PART_BYTES
 
 
 class FixedMediaType(BaseContentNegotiation):
@@ -79,7 +79,7 @@ class MsgpackParser(BaseParser):
 
 
 class PartParser(BaseParser):
-    """Parser that returns the bytes of a part of an imported file."""
+    """Parser that returns the bytes of a part of a file."""
 
     media_type = "application/octet-stream"
 

@@ -18,6 +18,7 @@ from jobs.api.problems import build_request_problem
 from jobs.api.views import APIView, get_user
 from jobs.core.access import find_job, find_job_to_change
 from jobs.core.errors import NotFoundError
+from jobs.core.received_files import MAX_PART_BYTES
 from jobs.core.text import is_storable, parse_whole_number
 from jobs.models import TERMINAL, ImportedTrace, Job, describe_status
 from jobs.planning.schemas import validate_request
@@ -156,7 +157,7 @@ def _away() -> Response:
     )
 
 
-PART = {"application/octet-stream": {"type": "string", "format": "binary", "maxLength": store.MAX_PART_BYTES}}
+PART = {"application/octet-stream": {"type": "string", "format": "binary", "maxLength": MAX_PART_BYTES}}
 IMPORT_EXAMPLE = {"name": "a run", "files": [{"name": "trace_rank0.json", "size": 120000}]}
 PART_OFFSET = OpenApiParameter(
     "offset",

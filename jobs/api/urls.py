@@ -12,6 +12,7 @@ from jobs.api import (
     reporting_views,
     streams,
     trace_views,
+    upload_views,
 )
 
 urlpatterns = [
@@ -47,6 +48,10 @@ urlpatterns = [
     path("imports/<str:key>/files/<str:place>", trace_views.ImportPartView.as_view(), name="api-import-part"),
     path("imports/<str:key>/read", trace_views.ReadImportView.as_view(), name="api-import-read"),
     path("imports/<str:key>/trace", trace_views.ImportedTraceView.as_view(), name="api-import-trace"),
+    path("uploads", upload_views.UploadsView.as_view(), name="api-uploads"),
+    path("uploads/<str:key>", upload_views.UploadView.as_view(), name="api-upload"),
+    path("uploads/<str:key>/finish", upload_views.FinishUploadView.as_view(), name="api-upload-finish"),
+    path("uploads/<str:key>/archive", upload_views.UploadArchiveView.as_view(), name="api-upload-archive"),
     path("plan", plan_views.PlanView.as_view(), name="api-plan"),
     path("plan/search", plan_views.SearchView.as_view(), name="api-plan-search"),
     path("plan/explain", plan_views.ExplainView.as_view(), name="api-plan-explain"),
@@ -67,6 +72,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/give-up", reporting_views.MarkRunLostView.as_view(), name="api-give-up"),
     path("runs", reporting_views.OpenRunView.as_view(), name="api-runs"),
     path("runs/<str:run>/<int:attempt>/members", reporting_views.JoinRunView.as_view(), name="api-run-members"),
+    path("runs/<str:run>/<int:attempt>/upload", upload_views.AttemptUploadView.as_view(), name="api-run-upload"),
     path(
         "runs/<str:run>/<int:attempt>/members/<int:node>/batches",
         reporting_views.BatchView.as_view(),

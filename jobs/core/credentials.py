@@ -56,6 +56,11 @@ def derive_loan_secret(job: str, attempt: int) -> str:
     return salted_hmac("meshboard.loan", f"{attempt}:{job}", algorithm="sha256").hexdigest()
 
 
+def derive_upload_secret(job: str, attempt: int) -> str:
+    """Return the hexadecimal secret with which the hosts of an attempt download its uploaded script."""
+    return salted_hmac("meshboard.upload", f"{attempt}:{job}", algorithm="sha256").hexdigest()
+
+
 def check_sender(name: str, body: bytes, signature: bytes) -> None:
     """Raise BadMessageError unless the named host signed the message."""
     host = Host.objects.filter(name=name).only("name", "generation", "removed").first()

@@ -20,6 +20,7 @@ from jobs.models.jobs import (
     SlotAllocation,
     StateChange,
     Status,
+    Upload,
     describe_status,
     make_job_id,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "StateChange",
     "Status",
     "TokenGrant",
+    "Upload",
     "Webhook",
     "describe_status",
     "get_cursor_name",

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import models
+from django.utils import timezone
 
 from jobs.models.hosts import Host
 from jobs.models.people import get_project_names
@@ -82,6 +83,35 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.filter(mine | models.Q(project__in=projects) if projects else mine)
 
 
+def make_upload_id() -> str:
+    """Return a random id that differs from each job id by its length."""
+    return "u" + make_random_text(11)
+
+
+class Upload(models.Model):
+    """Archive of a script that a user uploaded. Until the archive is complete and checked, `sha256` is empty."""
+
+    id = models.CharField(primary_key=True, max_length=16, default=make_upload_id, editable=False)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="uploads")
+    name = models.CharField(max_length=100)
+    size = models.PositiveIntegerField(help_text="size of the file, in bytes")
+    sha256 = models.CharField(max_length=64, blank=True, default="", editable=False)
+    files = models.PositiveIntegerField(default=0, editable=False, help_text="number of files in the archive")
+    unpacked_bytes = models.PositiveBigIntegerField(default=0, editable=False)
+    sent = models.DateTimeField(default=timezone.now, help_text="time when the user last sent this content")
+
+    class Meta:
+        ordering = ["-sent"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["owner", "sha256"], condition=~models.Q(sha256=""), name="one_upload_per_content"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.id})"
+
+
 class Job(models.Model):
     """A job: its request, its estimate, and the status of its current attempt."""
 
@@ -113,6 +143,14 @@ class Job(models.Model):
         editable=False,
         related_name="checks",
         help_text="original job that this reference check repeats",
+    )
+    upload = models.ForeignKey(
+        Upload,
+        on_delete=models.SET_NULL,
+        null=True,
+        editable=False,
+        related_name="jobs",
+        help_text="archive of the script; null if the script is on the hosts, or the archive was deleted",
     )
     unit = models.PositiveIntegerField(
         default=1, editable=False, help_text="number of slots that need to be on one host"

@@ -1,7 +1,8 @@
-"""Back up the database, histories, and imports of a board to one file, and restore them. Jobs continue during a backup.
+"""Back up the database, histories, imports, and uploads of a board to one file, and restore them.
 
-The tar file has `meta.json`, the rows as JSON lines for SQLite and PostgreSQL, and the files of histories and imports.
-It has no settings and no data of Redis. A fingerprint of the secret key shows whether sessions and hosts stay valid.
+Jobs continue during a backup. The tar file has `meta.json`, the rows as JSON lines for SQLite and PostgreSQL, and the
+files of histories, imports, and uploads. It has no settings and no data of Redis. A fingerprint of the secret key shows
+whether sessions and hosts stay valid.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from jobs.queue.work_lease import explain_unhealthy
 from jobs.runs.history.store.folder import MANIFEST, HistoryFolder, NoHistoryError, iterate_histories
 
 VERSION = 1
-META, ROWS, HISTORY, IMPORTS = "meta.json", "database.jsonl.gz", "history", "imports"
+META, ROWS, HISTORY, IMPORTS, UPLOADS = "meta.json", "database.jsonl.gz", "history", "imports", "uploads"
 CREATED_BY_MIGRATE = {"contenttypes.ContentType", "auth.Permission"}  # rows refer to them by natural keys
 # Errors of Django and gzip for a damaged file.
 UNREADABLE = (serializers.base.DeserializationError, CommandError, DatabaseError, OSError, EOFError, UnicodeDecodeError)
@@ -95,7 +96,8 @@ def backup(target: Path) -> BackupMeta:
             with tarfile.open(fileobj=out, mode="w") as tar:
                 tar.add(rows, ROWS)
                 meta["histories"] = sum(_add_history(tar, job, attempt) for job, attempt in _histories())
-                _add_files(tar, settings.STATE_DIR / IMPORTS, IMPORTS)
+                for name in (IMPORTS, UPLOADS):
+                    _add_files(tar, settings.STATE_DIR / name, name)
                 _add(tar, META, json.dumps(meta, indent=1).encode())
             out.flush()
             os.fsync(out.fileno())
@@ -107,7 +109,7 @@ def restore(source: Path, *, replace: bool = False) -> tuple[BackupMeta, list[st
     """Restore a backup and return its description and notes for the user. Raises BackupError.
 
     Args:
-        replace: Replace existing data. Existing histories and imports are moved to another folder.
+        replace: Replace existing data. Existing histories, imports, and uploads are moved to another folder.
     """
     with (
         _open_backup(source) as tar,
@@ -129,7 +131,8 @@ def restore(source: Path, *, replace: bool = False) -> tuple[BackupMeta, list[st
                 difference = _format_difference(_format_counts(meta["rows"]), _format_counts(found))
                 raise BackupError(f"The restored rows differ from the backup: {difference}.")
             notes = put.enter_context(_replace_folder(made / HISTORY, Path(settings.HISTORY_DIR)))
-            notes += put.enter_context(_replace_folder(made / IMPORTS, settings.STATE_DIR / IMPORTS))
+            for name in (IMPORTS, UPLOADS):
+                notes += put.enter_context(_replace_folder(made / name, settings.STATE_DIR / name))
     if meta["key"] != compute_fingerprint(settings.SECRET_KEY):
         notes.append(
             "The secret key differs from the key of the backup. Users need to log in again, hosts need to join again, "

@@ -18,6 +18,7 @@ from knox.models import AuthToken
 from contracts.names import events_stream, host_queue, telemetry_stream
 from jobs.models import Host, IdempotentRequest, Lease, Member, RunToken, StateChange
 from jobs.people.notifications import outbox
+from jobs.planning import uploads
 from jobs.queue.hosts import joining
 from jobs.queue.inbound import event_handlers
 from jobs.queue.work_lease import CONTROLLER
@@ -64,6 +65,7 @@ def prune(client: redis.Redis) -> dict[str, int]:
         "deliveries": outbox.delete_old_deliveries,
         "queues of silent hosts and messages of removed hosts": lambda: _delete_queues(client),
         "imported traces": store.delete_expired,
+        "uploads": uploads.delete_unneeded,
         "telemetry streams of ended attempts, which now expire": lambda: _expire_streams(client),
     }
     call_command("clearsessions")

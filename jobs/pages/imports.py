@@ -10,6 +10,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from jobs.api.errors import make_page_problem_response
 from jobs.api.problems import build_problem
 from jobs.core.errors import NotFoundError
+from jobs.core.received_files import MAX_PART_BYTES
 from jobs.core.text import is_storable, parse_json, parse_whole_number
 from jobs.models import ImportedTrace
 from jobs.pages.view_helpers import get_user, refuse_while_busy
@@ -48,7 +49,7 @@ def imports(request: HttpRequest) -> HttpResponse:
         "imports": own.exclude(format=""),
         "reading": [{"made": trace, "percent": int(100 * done)} for trace, done in unfinished if done is not None],
         "limits": {
-            "part_bytes": store.MAX_PART_BYTES,
+            "part_bytes": MAX_PART_BYTES,
             "file_bytes": store.MAX_FILE_BYTES,
             "import_bytes": store.MAX_IMPORT_BYTES,
             "files": store.MAX_FILES,
@@ -83,8 +84,8 @@ def part(request: HttpRequest, key: str, place: int) -> HttpResponse:
     offset = parse_whole_number(request.GET.get("offset", ""), 0, store.MAX_FILE_BYTES)
     if offset is None:
         return _refuse(400, "offset", "`offset` is not a valid number. Use a whole number.")
-    if not 1 <= len(request.body) <= store.MAX_PART_BYTES:
-        text = f"The uploaded part has {len(request.body):,} bytes. Send 1 to {store.MAX_PART_BYTES:,} bytes."
+    if not 1 <= len(request.body) <= MAX_PART_BYTES:
+        text = f"The uploaded part has {len(request.body):,} bytes. Send 1 to {MAX_PART_BYTES:,} bytes."
         return _refuse(413, "request", text)
     try:
         return JsonResponse({"size": store.append_part(trace, place, offset, request.body)})

@@ -166,7 +166,7 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 # Routes after `/api/v1/` that change nothing and use POST only to have a body.
 READ_ROUTES = ("plan",)
 # Routes that submit jobs and change the user's own jobs. `jobs.core.access` also requires `operate` for other jobs.
-SUBMIT_ROUTES = ("jobs", "runs", "lab", "imports")
+SUBMIT_ROUTES = ("jobs", "runs", "lab", "imports", "uploads")
 ALL_SCOPES = frozenset(Scope)
 
 

@@ -12,6 +12,7 @@ from jobs.core.kinds import KINDS
 from jobs.models import DEFAULT_PROJECT, LIVE, Job, Pool, Project, Role
 from jobs.models.validators import check_name
 from jobs.planning.hosts import AvailableHost, get_slot_device
+from jobs.planning.uploads import find_upload_problems
 from planner.facts.collectives import FULL_BUFFERS, compute_lab_sizes, count_full_buffers, get_lab_ranks
 from planner.facts.kinds import SlotDemand, compute_slot_demand, format_world_size, get_num_slots
 from planner.facts.spec import JobSpec
@@ -40,6 +41,7 @@ def find_board_problems(owner: Any, spec: JobSpec, hosts: Sequence[AvailableHost
         *_find_project_problems(owner, spec),
         *_find_pool_problems(spec),
         *_find_dependency_problems(owner, spec),
+        *find_upload_problems(owner, spec),
         *find_calibration_problems(owner, spec, hosts),
     ]
 

@@ -32,6 +32,7 @@ from jobs.planning.checkpoints import find_checkpoint_problems
 from jobs.planning.drafts import estimate_job
 from jobs.planning.fit import require_fit, split_allow_unfit
 from jobs.planning.hosts import AvailableHost, get_slot_device, list_hosts, predict_cluster
+from jobs.planning.uploads import find_upload
 from jobs.queue import attempt_completion, lifecycle
 from planner.cost.estimate import parse_plannable
 from planner.facts.kinds import compute_slot_demand
@@ -164,6 +165,7 @@ def _queue(owner: User, checked: CheckedSpec, check_of: Job | None) -> tuple[Job
             engine=spec.resources.engine,
             chosen=checked.auto_layout,
             check_of=check_of,
+            upload=find_upload(owner, spec),
             **layout_fields,
         )
         queued = StateChange(job=job, attempt=1, status=Status.QUEUED, reason="submitted")

@@ -19,9 +19,9 @@ from django.conf import settings
 from django.db.models import JSONField, QuerySet, Value
 
 from contracts.codec import BadMessageError, validate_launch_order, validate_lend_order
-from contracts.control import VERSION, Gang, LaunchOrder, Node, ResumeCheckpoint
+from contracts.control import VERSION, Gang, LaunchOrder, Node, ResumeCheckpoint, UploadOrder
 from contracts.names import TASK_LAUNCH, TASK_LEND, host_queue
-from jobs.core.credentials import derive_loan_secret
+from jobs.core.credentials import derive_loan_secret, derive_upload_secret
 from jobs.models import Attempt, Host, Job, Loan, Member, Outbox
 from jobs.people.variables import UnreadableError, encrypt_for_host
 from jobs.queue.attempt_completion import fail_unsent
@@ -44,6 +44,9 @@ def spec_for_hosts(spec: dict[str, Any]) -> dict[str, Any]:
     if "resources" in sent:
         resources = spec["resources"].items()
         sent["resources"] = {name: value for name, value in resources if name not in SERVER_RESOURCE_FIELDS}
+    script = spec.get("script")
+    if script is not None and script.get("upload") is None:
+        sent["script"] = {name: value for name, value in script.items() if name != "upload"}
     return sent
 
 
@@ -69,6 +72,8 @@ def build_launch_order(job: Job, member: Member, slots: list[int], nodes: list[N
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
     if job.attempt > 1 and (checkpoint := find_newest_checkpoint(job)):
         order["checkpoint"] = checkpoint
+    if job.upload is not None:
+        order["upload"] = UploadOrder(sha256=job.upload.sha256, size=job.upload.size)
     # With an expression, Django inserts rows. Without it, psycopg quotes each letter of a JSON column array.
     arguments = Value([order], JSONField())
     return Outbox(task=TASK_LAUNCH, queue=host_queue(member.host_name), arguments=arguments)
@@ -156,6 +161,8 @@ def _complete_launch_order(order: Any, expires: float) -> Any:
         return None
     if node == 0 and "checkpoint" in order and _filter_loans(job, attempt).exists():
         order = {**order, "checkpoint": {**order["checkpoint"], "lent": derive_loan_secret(job, attempt)}}
+    if "upload" in order:
+        order = {**order, "upload": {**order["upload"], "secret": derive_upload_secret(job, attempt)}}
     try:
         variables = {"variables": sealed} if (sealed := encrypt_for_host(member, member.attempt.job)) else {}
         return validate_launch_order({**order, **variables, "expires": expires})

@@ -82,8 +82,9 @@ def _find_script_problems(spec: JobSpec) -> list[Problem]:
     if script.module is not None and not all(part.isidentifier() for part in script.module.split(".")):
         text = f"`script.module` is {script.module!r}, which is not a module name. Use a name such as package.train."
         found.append(Problem("script.module", text))
-    found += find_file_problems("script.path", script.path, "script root")
-    found += find_path_problems("script.cwd", script.cwd, "script root")
+    root = "script root" if script.upload is None else "upload"
+    found += find_file_problems("script.path", script.path, root)
+    found += find_path_problems("script.cwd", script.cwd, root)
     if not found and (text := explain_invalid_cwd(script)):
         found.append(Problem("script.cwd", text))
     layout = script.plan.layout if script.plan is not None else None
@@ -102,9 +103,10 @@ def _find_script_problems(spec: JobSpec) -> list[Problem]:
 def explain_invalid_cwd(script: ScriptSpec) -> str:
     """Return why a script cannot use its working directory, or an empty text.
 
-    A script can write to its directory. In a directory of other scripts it could replace their modules.
+    A script can write to its directory. In a directory of other scripts it could replace their modules. An upload
+    contains no scripts of others.
     """
-    if script.cwd is None:
+    if script.cwd is None or script.upload is not None:
         return ""
     cwd = PurePosixPath(script.cwd)
     if script.module is not None or script.command is not None:

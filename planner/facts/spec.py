@@ -339,6 +339,11 @@ class ScriptSpec(StrictModel):
         pattern=r"^[^\x00]+$",
         description="command line that starts all ranks on one host, instead of path (words as in a shell)",
     )
+    upload: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256 of one of your uploads; path and cwd are then inside this upload",
+    )
     args: list[Argument] = Field(
         default=[], max_length=200, description="arguments of the script, passed without shell expansion"
     )
@@ -347,8 +352,8 @@ class ScriptSpec(StrictModel):
         min_length=1,
         max_length=1000,
         pattern=r"^[^\x00]+$",
-        description="working directory: the script's folder (default) or a folder below it; "
-        "for a module or a command, a folder below the script root",
+        description="working directory below the script's folder (default: this folder); "
+        "for a module or a command, below the script root; for an upload, inside the upload (default: its top)",
     )
     plan: ScriptPlan | None = Field(
         default=None, description="what the script trains, to compare a prediction with the measurement"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,30 @@ def test_script_runs_unchanged_with_measured_groups(page: Page, running_board: B
     expect(page.locator("#pairs-predicted")).to_be_hidden()
     open_tab(page, "memory")
     expect(page.locator("#gauges")).not_to_contain_text("plan")
+
+
+def test_uploaded_folder_runs_on_a_host_and_is_kept_in_a_copy(page: Page, running_board: Board, tmp_path: Path) -> None:
+    archive = tmp_path / "demo.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("lib.py", "WORD = 'from the upload'")
+        packed.writestr("train.py", "import lib\nopen('written', 'w').close()\nprint(lib.WORD, flush=True)\n")
+    page.get_by_role("link", name="Run a script").click()
+    page.check("input[name=source][value=upload]")
+    page.set_input_files("#upload-file", archive)
+    expect(page.locator("#upload-status")).to_contain_text("Uploaded: demo.zip, 2 files")
+    expect(page.locator("[data-field='script.path']")).to_have_value("train.py")
+    page.fill("[data-field='layout.dp']", "1")
+    page.get_by_role("button", name="Run script").click()
+    page.wait_for_selector("#status[data-status=succeeded]")
+    expect(page.locator("#upload")).to_contain_text("Script: train.py from upload demo.zip (sha256 ")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert Path(download.value.path()).read_bytes() == archive.read_bytes()
+    job = page.url.rstrip("/").rpartition("/")[2]
+    running_board.wait_for_line(job, "from the upload")
+    page.click("#copy-job")
+    expect(page.locator("#upload-status")).to_have_text("Uploaded: demo.zip, 2 files.")
+    expect(page.locator("[data-field='script.path']")).to_have_value("train.py")
 
 
 WAITING = """

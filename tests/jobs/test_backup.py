@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -55,6 +56,8 @@ def state(tmp_path: Path, settings: Any) -> Path:
     settings.STATE_DIR, settings.HISTORY_DIR = tmp_path / "state", tmp_path / "state" / "history"
     (tmp_path / "state" / "imports" / "key").mkdir(parents=True)
     (tmp_path / "state" / "imports" / "key" / "0").write_bytes(b"a trace")
+    (tmp_path / "state" / "uploads").mkdir()
+    (tmp_path / "state" / "uploads" / "key.archive").write_bytes(b"a script")
     return tmp_path / "state"
 
 
@@ -110,6 +113,7 @@ def test_restores_rows_and_files(filled_board: Job, staff: User, state: Path, tm
     assert (manifest["generation"], folder.read_state(manifest)) == (2, {"steps": 2})
     assert all(Path(file).stat().st_size for file in folder.get_paths(manifest, "steps"))
     assert (state / "imports" / "key" / "0").read_bytes() == b"a trace"
+    assert (state / "uploads" / "key.archive").read_bytes() == b"a script"
     another, _ = actions.submit(User.objects.get(username="owner"), GOOD)
     assert another.id != filled_board.id, "new ids continue after the restored ids"
 
@@ -333,9 +337,10 @@ def test_reports_another_key_and_moves_old_files(
     assert "The secret key differs from the key of the backup." in output
     [moved] = state.glob("imports-before-*")
     assert (moved / "key" / "0").read_bytes() == (state / "imports" / "key" / "0").read_bytes() == b"a trace"
-    for path in sorted(moved.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    moved.rmdir()
+    [moved_uploads] = state.glob("uploads-before-*")
+    assert (moved_uploads / "key.archive").read_bytes() == b"a script"
+    for folder in (moved, moved_uploads):
+        shutil.rmtree(folder)
 
 
 def test_restored_database_is_private(saved: Path, tmp_path: Path) -> None:

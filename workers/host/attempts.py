@@ -66,6 +66,11 @@ class AttemptDir(NamedTuple):
         return self.job_dir / "work"
 
     @property
+    def upload(self) -> Path:
+        """Return the folder of the uploaded script, which the job can change."""
+        return self.job_dir / "upload"
+
+    @property
     def tmp(self) -> Path:
         """Return the folder that a job in bubblewrap sees as /tmp."""
         return self.job_dir / "tmp"

@@ -26,6 +26,7 @@ from contracts.security import SecretError, read_secret_file
 from workers.host.hardware import Gpus
 from workers.host.machine import describe_device, get_boot_id, get_host_facts
 from workers.host.settings import (
+    BOARD_URL_VARIABLE,
     HostCredentials,
     HostSettingError,
     HostSettings,
@@ -70,6 +71,7 @@ def main() -> int:
     except (HostSettingError, SecretError, JoinRefusedError) as error:
         print(f"meshboard: {error}", file=sys.stderr)
         return 1
+    os.environ[BOARD_URL_VARIABLE] = url
     return _run_worker(settings, credentials)
 
 
@@ -88,7 +90,7 @@ def _parse_options(argv: list[str]) -> argparse.Namespace:
     env = os.environ
     parser = argparse.ArgumentParser(prog="python -m workers.host.join", description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "url", nargs="?", default=env.get("MESHBOARD_URL", ""), help="address of the board (default: MESHBOARD_URL)"
+        "url", nargs="?", default=env.get(BOARD_URL_VARIABLE, ""), help="address of the board (default: MESHBOARD_URL)"
     )
     parser.add_argument(
         "--token",

@@ -88,6 +88,8 @@ def _get_script_folders(settings: HostSettings, order: LaunchOrder) -> JobFolder
     A script directly in the script root cannot write there, because the root contains the scripts of all users.
     """
     script, root = order["spec"]["script"], settings.script_root
+    if script.get("upload") is not None:
+        return JobFolders((settings.data_root,))
     module, cwd = script.get("module"), script.get("cwd")
     top = module.split(".")[0] if module else None
     if script.get("command") is not None and cwd:
@@ -156,6 +158,8 @@ def build_rank_command(
         "job": attempt.job,
         "attempt": str(attempt.attempt),
     }
+    if "upload" in order:
+        options["root"] = str(attempt.upload)
     if "checkpoint" in order:
         options |= {"expect-checkpoint": order["checkpoint"]["name"], "checkpoint-host": order["checkpoint"]["host"]}
         if "lent" in order["checkpoint"]:
@@ -188,7 +192,7 @@ def _build_user_launch_command(
     """Return the command that starts the launcher of a user, with its ranks in the meter."""
     options = {
         "spec": str(attempt.spec),
-        "root": str(settings.script_root),
+        "root": str(attempt.upload if "upload" in order else settings.script_root),
         "telemetry": telemetry_socket,
         "run": f"{attempt.job}/{attempt.attempt}",
         "ranks": str(len(order["slots"])),

@@ -24,6 +24,7 @@ from workers.rank_environment import DEFAULT_GROUP_TIMEOUT_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOG_FORMAT_VARIABLE = "MESHBOARD_LOG_FORMAT"
+BOARD_URL_VARIABLE = "MESHBOARD_URL"
 # systemd does not assign the IDs 65,520 to 65,533 (https://systemd.io/UIDS-GIDS).
 DEFAULT_JOB_USER_ID = 65_530
 Sandbox = Literal["auto", "bwrap", "off"]
@@ -71,6 +72,7 @@ class HostSettings:
     group_timeout_s: int = DEFAULT_GROUP_TIMEOUT_S  # of a process group
     address: str = LOOPBACK  # for the other hosts of a multi-host job
     signing_key: bytes = b""  # of messages to the controller
+    board_url: str = ""  # of the REST API, empty if the worker was started without it
     saves_on_term: bool = False  # on SIGTERM from outside, a run saves a checkpoint before it ends
 
 
@@ -121,6 +123,7 @@ def read_host_settings(*, joined: bool = True) -> HostSettings:
         group_timeout_s=_read_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_GROUP_TIMEOUT_S, 1),
         address=_read_address(redis_url),
         signing_key=signing_key,
+        board_url=get_variable(BOARD_URL_VARIABLE),
     )
 
 

@@ -66,9 +66,10 @@ def find_script_of_spec(spec_file: Path, root: Path) -> Script:
     else:
         file = _find_below(root, requested.path or "", Path.is_file, "script.path")
         search = file.parent
-    cwd = search if requested.cwd is None else _find_below(root, requested.cwd, Path.is_dir, "script.cwd")
-    if requested.module is None and not cwd.is_relative_to(
-        search
+    default_cwd = search if requested.upload is None else root
+    cwd = default_cwd if requested.cwd is None else _find_below(root, requested.cwd, Path.is_dir, "script.cwd")
+    if (
+        requested.upload is None and requested.module is None and not cwd.is_relative_to(search)
     ):  # through a link, which the validation of the spec cannot see
         own = str(search.relative_to(root))
         raise ScriptError(f"`script.cwd` is {requested.cwd!r}, which is outside the script folder {own!r}.")

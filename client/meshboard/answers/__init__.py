@@ -52,6 +52,7 @@ from meshboard.answers.records import (
     PlanDifference,
     RunMeasurements,
     StepLoss,
+    UploadDetail,
 )
 from meshboard.answers.runs import (
     ComparedRun,
@@ -208,6 +209,7 @@ __all__ = [
     "TrafficRow",
     "TrainSpec",
     "Trouble",
+    "UploadDetail",
     "Validation",
     "VerdictPayload",
     "VerdictRow",

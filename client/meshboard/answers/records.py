@@ -108,3 +108,20 @@ class AuditRow(TypedDict):
     name: str
     before: Any
     after: Any
+
+
+class UploadDetail(TypedDict):
+    """An upload of a script, with the Python files that a job can run."""
+
+    id: str
+    name: str
+    size: int
+    """Size of the archive, in bytes."""
+    sha256: str
+    """SHA-256 of the archive for the spec field `script.upload`. Empty until it is complete."""
+    files: int
+    """Number of files in the archive."""
+    unpacked_bytes: int
+    sent: str
+    scripts: list[str]
+    """Python files nearest to the top, at most 200."""

@@ -42,9 +42,11 @@ from meshboard.follow import (
 )
 from meshboard.formatting import format_log_line, remove_escapes
 from meshboard.live_display import OpenLines, WaitDisplay, WatchDisplay, make_stderr_console, print_log
+from meshboard.packing import PackedScript, pack
 from meshboard.spec_files import read_spec
 
 MIN_COMPARED_JOBS, MAX_COMPARED_JOBS = 2, 6  # limits of the board
+MAX_NAMED_SCRIPTS = 5  # in an error
 LOG_END_S = 10.0  # for the rest of a log after the end of its job
 SEVERAL = "separate values with commas, or repeat the option"
 STATE_HELP = f"list only jobs with this status, or all jobs that have not ended (active); {SEVERAL}"
@@ -54,8 +56,21 @@ TAG_HELP = f"list only jobs that have all these tags; {SEVERAL}"
 
 @app.command()
 def submit(
-    spec: Spec,
+    spec: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SPEC]",
+            help="YAML or JSON file with the job spec, or - for standard input; optional with --upload",
+        ),
+    ] = None,
     changes: Sets = [],  # noqa: B006
+    upload: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="folder or script to upload and run; files in .gitignore and .meshboardignore are left out",
+        ),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="wait until the job ends; the exit code is 1 unless the job succeeded")
     ] = False,
@@ -80,9 +95,14 @@ def submit(
     """Submit a job and print its id. For several jobs, print one id per line."""
     if timeout is not None and not (wait or follow):
         raise WrongError("--timeout needs --wait or --follow.", "--timeout")
+    if spec is None and upload is None:
+        raise WrongError("Name a file with the job spec, or use --upload PATH.", "spec")
     content, keys = read_spec(spec, changes), _make_keys(key, runs)
+    packed = None if upload is None else pack(upload)
     jobs: dict[str, Job] = {}
     with connect() as client, _print_jobs_at_end(jobs, as_json, is_list=runs > 1):
+        if packed is not None:
+            _upload(client, packed, content)
         for one in keys:
             job = client.submit(content, key=one, allow_unfit=allow_unfit)
             jobs[job.id] = job
@@ -97,6 +117,25 @@ def submit(
             _wait_for_all(client, jobs, timeout, prints_logs=follow)
     if (wait or follow) and not all(job.succeeded for job in jobs.values()):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _upload(client: Client, packed: PackedScript, spec: dict[str, Any]) -> None:
+    """Upload a packed script, print what it has, and complete the spec of its job."""
+    for note in packed.notes:
+        print(f"Left out: {remove_escapes(note)}", file=sys.stderr)
+    uploaded = client.upload(packed.name, packed.content)
+    print(text_reports.format_upload(packed.files, uploaded), file=sys.stderr)
+    spec.setdefault("kind", "script")
+    spec.setdefault("name", packed.name.removesuffix(".tar.gz"))
+    script = spec.setdefault("script", {})
+    if not isinstance(script, dict):
+        raise WrongError("`script` is not a mapping. Use fields such as script.path.", "script")
+    script["upload"] = uploaded["sha256"]
+    if not {"path", "module", "command"} & set(script):
+        if len(uploaded["scripts"]) != 1:
+            names = ", ".join(uploaded["scripts"][:MAX_NAMED_SCRIPTS]) or "none"
+            raise WrongError(f"Use --set script.path=FILE. The Python files of the upload are: {names}.", "script.path")
+        script["path"] = uploaded["scripts"][0]
 
 
 def _make_keys(key: str | None, runs: int) -> list[str | None]:

@@ -9,15 +9,18 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
+from contracts.archives import MAX_ARCHIVE_BYTES, list_scripts
 from jobs.core.access import find_job, get_submittable_projects
 from jobs.core.errors import NotFoundError
+from jobs.core.received_files import MAX_PART_BYTES
 from jobs.core.text import parse_json
-from jobs.models import Job
+from jobs.models import Job, Upload
 from jobs.pages.forms import derived, field_groups, spec_form
-from jobs.pages.view_helpers import submit_once
+from jobs.pages.view_helpers import get_user, submit_once
 from jobs.planning.fit import UnfitError
 from jobs.planning.hosts import list_hardware
 from jobs.planning.planner_processes import BusyError
+from jobs.planning.uploads import MAX_LISTED_SCRIPTS, list_paths
 from planner.facts.presets import TEMPLATES
 from planner.facts.resources import Resources, SlurmSpec
 from planner.facts.spec import JobSpec, Layout, ScriptSpec, TrainSpec
@@ -174,9 +177,21 @@ def _render_script_form(request: HttpRequest, values: dict[str, Any], problems: 
         {"layout": "layout.dp", "script": "script.path", "script.plan.model.preset": "script.plan.model"},
     )
     labels = {**field_groups.LABELS, "resources.device": {"cpu": "CPU", "cuda": "GPU"}}
+    sha256 = values["script.upload"]
+    upload = Upload.objects.filter(owner=get_user(request), sha256=sha256).first() if sha256 else None
+    if sha256 and upload is None:
+        errors.setdefault("script.upload", "This upload was deleted, or another user owns it. Upload the script.")
     context = {
         "presets": spec_form.list_presets(),
         "values": values,
+        "upload": upload,
+        "uploads_script": bool(sha256),
+        "scripts": list_scripts(list_paths(upload), MAX_LISTED_SCRIPTS) if upload else [],
+        "upload_limits": {
+            "part_bytes": MAX_PART_BYTES,
+            "archive_bytes": MAX_ARCHIVE_BYTES,
+            "megabytes": MAX_ARCHIVE_BYTES // 10**6,
+        },
         "errors": errors,
         "other_errors": other_errors,
         "options": derived.list_options(SCRIPT_FIELDS, labels, values),

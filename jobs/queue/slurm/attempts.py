@@ -10,8 +10,8 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from contracts.control import ALLOCATION_ORDER_VERSION, VERSION, AllocationOrder, ExitReport, Outcome
-from jobs.core.credentials import issue_run_token
+from contracts.control import ALLOCATION_ORDER_VERSION, VERSION, AllocationOrder, ExitReport, Outcome, UploadOrder
+from jobs.core.credentials import derive_upload_secret, issue_run_token
 from jobs.models import MAX_REASON_CHARACTERS, Attempt, Job, Member, RunToken, Status
 from jobs.queue import attempt_completion, lifecycle, termination
 from jobs.queue.orders import find_newest_checkpoint, spec_for_hosts
@@ -61,6 +61,9 @@ def prepare_submission(attempt: Attempt, site: Site, certificates: str) -> Submi
     )
     if attempt.number > 1 and (checkpoint := find_newest_checkpoint(attempt.job)):
         order["checkpoint"] = checkpoint
+    if (upload := attempt.job.upload) is not None:
+        secret = derive_upload_secret(attempt.job_id, attempt.number)
+        order["upload"] = UploadOrder(sha256=upload.sha256, size=upload.size, secret=secret)
     return build_submission(spec, attempt.job_id, attempt.number, order, site, settings.SAVE_S)
 
 

@@ -21,6 +21,7 @@ from jobs.models import DEFAULT_PROJECT, Attempt, Delivery, Host, Job, Pool, Pro
 from jobs.queue import actions, lifecycle
 from jobs.queue.inbound.reconcile import check_external_runs
 from jobs.runs.history.store.schema import TABLES
+from tests.contracts.test_archives import make_file, pack_tar
 from tests.jobs.api.document_client import DocumentClient, list_differences
 from tests.jobs.audited_routes import record_audited_routes
 from tests.jobs.history.sample_telemetry import generate_run, record_batches
@@ -67,6 +68,7 @@ UNAUDITED = {
     **dict.fromkeys(("plan", "searchPlans", "explainPlan"), PLANS),
     **dict.fromkeys(("joinRun", "meetRun", "sendBatch", "reportRun"), TELEMETRY),
     **dict.fromkeys(("openImport", "sendPart", "readImport", "deleteImport"), IMPORTS),
+    **dict.fromkeys(("openUpload", "sendUploadPart", "finishUpload", "deleteUpload"), IMPORTS),
     "askForTrace": "adds a trace that expires within an hour",
 }
 
@@ -94,6 +96,7 @@ def test_responses_match_the_document(
         more(call, api(owner), owner)
         hosts(call, api(owner), api(staff), api(None))
         runs(call, api(owner))
+        script_uploads(call, api(owner), api(None))
         queue(call, api(owner), api(staff))
         people(call, api(owner))
         notifications(call, api(owner))
@@ -110,6 +113,28 @@ def test_responses_match_the_document(
     assert call.list_changing_operations() - call.find_operations(audited) == set(UNAUDITED), (
         "each change is audited or listed in UNAUDITED"
     )
+
+
+def script_uploads(call: DocumentClient, user: APIClient, nobody: APIClient) -> None:
+    archive = pack_tar([make_file("train.py")])
+    announced = {"name": "demo.tar.gz", "size": len(archive)}
+    key = call(user, "openUpload", announced, code=201)["id"]
+    path = call.operations["sendUploadPart"][0].format(key=key)
+    for offset, code in ((0, 200), (9, 409)):
+        sent = user.put(f"{path}?offset={offset}", archive, content_type="application/octet-stream")
+        call.check("sendUploadPart", sent, code)
+    sha256 = call(user, "finishUpload", {}, key=key)["sha256"]
+    assert call(user, "openUpload", {**announced, "sha256": sha256})["id"] == key
+    call(user, "getUpload", key=key)
+    assert len(call(user, "listUploads")) == 1
+    assert user.get(call.operations["downloadUpload"][0].format(key=key)).content == archive
+    call.untested.discard("downloadUpload")  # no JSON
+    spec = {"kind": "script", "layout": {"dp": 2}, "script": {"path": "train.py", "upload": sha256}}
+    job = call(user, "submitJob", spec, code=201)["id"]
+    call(user, "deleteUpload", key=key, code=409)
+    call(nobody, "downloadRunUpload", run=job, attempt=1, code=401)
+    call(user, "cancelJob", job_id=job)
+    call(user, "deleteUpload", key=key, code=204)
 
 
 def people(call: DocumentClient, user: APIClient) -> None:

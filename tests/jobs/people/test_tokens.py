@@ -27,9 +27,10 @@ from tests.planner.wrong_specs import GOOD
 Api = Callable[[User | None], APIClient]
 SCOPES = ("read", "submit", "operate")
 # Routes that change data with the scope `submit`. All other routes that change data need `operate`.
-SUBMIT_ROUTES = r"/api/v1/(jobs|runs|lab|imports)(/.*)?"
+SUBMIT_ROUTES = r"/api/v1/(jobs|runs|lab|imports|uploads)(/.*)?"
 PLAN_ROUTES = r"/api/v1/plan(/.*)?"  # Changes nothing, with any method.
-OTHER_TOKENS = ("/api/v1/hosts/join", "/api/v1/runs/{run}/{attempt}/members")  # These routes use another kind of token.
+# These routes use another kind of token.
+OTHER_TOKENS = ("/api/v1/hosts/join", "/api/v1/runs/{run}/{attempt}/members", "/api/v1/runs/{run}/{attempt}/upload")
 
 
 def make_client(user: User, *scopes: str) -> APIClient:

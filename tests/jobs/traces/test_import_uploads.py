@@ -14,6 +14,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from jobs.core.received_files import MAX_PART_BYTES
 from jobs.models import ImportedTrace
 from jobs.runs.traces.imports import store
 from jobs.runs.traces.imports.reader_process import ReadSummary, read_in_process
@@ -213,11 +214,12 @@ def test_appends_only_at_the_end_of_a_file(people: dict[str, Client]) -> None:
         return client.post(f"{url}files/{place}/{query}", data, content_type="application/octet-stream")
 
     assert part("?offset=0", b"12345").json() == {"size": 5}
-    assert part("?offset=0", b"12345").status_code == 409
+    assert part("?offset=0", b"12345").json() == {"size": 5}, "its response was lost"
+    assert part("?offset=0", b"1234x").status_code == 409
     assert part("?offset=5", b"123456").status_code == 409, "more than announced"
     assert part("?offset=x", b"1").status_code == 400
     assert part("?offset=5", b"").status_code == 413
-    assert part("?offset=5", b"x" * (store.MAX_PART_BYTES + 1)).status_code == 413
+    assert part("?offset=5", b"x" * (MAX_PART_BYTES + 1)).status_code == 413
     assert part("?offset=0", b"1", place=1).status_code == 409
     assert people["stranger"].post(f"{url}files/0/?offset=5", b"1", content_type="a/b").status_code == 404
     answer = client.post(f"{url}read/")

@@ -289,7 +289,7 @@ def test_run_shorter_than_default_warmup_is_valid() -> None:
         (
             {"script": {"pth": "x"}},
             "script.pth",
-            "Remove it. Fields: path, module, command, args, cwd, plan, log_pattern.",
+            "Remove it. Fields: path, module, command, upload, args, cwd, plan, log_pattern.",
         ),
         ({"retry": {"times": 2}}, "retry.times", "Remove it. Fields: max_attempts."),
         ({"layout": {"sp": 2}}, "layout.sp", "Remove it. Fields: dp, "),

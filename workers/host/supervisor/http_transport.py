@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from contracts.codec import encode_report
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 2**20
+DOWNLOAD_PART_BYTES = 2**16
+DOWNLOAD_TIMEOUT_S = 120.0
 MIN_RETRY_INTERVAL_S, MAX_RETRY_INTERVAL_S = 0.5, 5.0  # before jitter
 MAX_ANSWER_AGE_S = 15.0  # of the cancel flag; a report is due every 5 s
 STATUS_RUN_ENDED = 410
@@ -74,9 +76,9 @@ class BoardAnswer(NamedTuple):
 class BoardClient:
     """An HTTP client of the board. Thread-safe, with one request at a time."""
 
-    def __init__(self, url: str, ca_file: Path | None = None) -> None:
+    def __init__(self, url: str, ca_file: Path | None = None, *, allows_http: bool = False) -> None:
         """Check the address. Raises BadUrlError, OSError."""
-        self._url = _check_url(url)
+        self._url = _check_url(url, allows_http=allows_http)
         self._tls = ssl.create_default_context(cafile=ca_file) if self._url.scheme == "https" else None
         self._lock = threading.Lock()
         self._connection: http.client.HTTPConnection | None = None
@@ -96,6 +98,33 @@ class BoardClient:
                     self._disconnect()
                     if not was_open or isinstance(error, TimeoutError):
                         raise NoAnswerError(_describe(error)) from None
+
+    def download(self, path: str, headers: dict[str, str], file: IO[bytes], max_bytes: int) -> BoardAnswer:
+        """GET a path below the board's API, and write at most `max_bytes` + 1 bytes of a 200 response to a file.
+
+        Raises:
+            NoAnswerError: The response is missing or incomplete.
+            OSError: The file cannot be written.
+        """
+        deadline, left = time.monotonic() + DOWNLOAD_TIMEOUT_S, max_bytes + 1
+        try:
+            connection = self._connect()
+        except OSError as error:
+            raise NoAnswerError(_describe(error)) from None
+        with contextlib.closing(connection):
+            try:
+                connection.request("GET", f"{self._url.path.rstrip('/')}/api/v1{path}", headers=headers)
+                response = connection.getresponse()
+                if response.status != 200:
+                    return BoardAnswer(response.status, _parse_object(response.read(MAX_ANSWER_BYTES)), None)
+            except (http.client.HTTPException, OSError) as error:
+                raise NoAnswerError(_describe(error)) from None
+            while left > 0 and (part := _read_part(response, min(left, DOWNLOAD_PART_BYTES))):
+                file.write(part)
+                left -= len(part)
+                if time.monotonic() > deadline:
+                    raise NoAnswerError(f"the download took longer than {DOWNLOAD_TIMEOUT_S:.0f} s")
+        return BoardAnswer(response.status, {}, None)
 
     def close(self) -> None:
         with self._lock:
@@ -138,7 +167,18 @@ class BoardClient:
         self._connection = None
 
 
-def _check_url(url: str) -> SplitResult:
+def _read_part(response: http.client.HTTPResponse, max_bytes: int) -> bytes:
+    """Return the next bytes of a body, or no bytes at its end. Raises NoAnswerError."""
+    try:
+        part = response.read(max_bytes)
+    except (http.client.HTTPException, OSError) as error:
+        raise NoAnswerError(_describe(error)) from None
+    if not part and response.length:
+        raise NoAnswerError("the connection was closed in the middle of the response")
+    return part
+
+
+def _check_url(url: str, *, allows_http: bool) -> SplitResult:
     try:
         parts = urlsplit(url)
         host = parts.hostname
@@ -149,7 +189,7 @@ def _check_url(url: str) -> SplitResult:
         raise BadUrlError(f"The address is {url[:200]!r}. Use an address such as https://board.example.org.")
     if parts.username is not None or parts.password is not None:
         raise BadUrlError("Remove the user name and password from the address. Meshboard sends the token in a header.")
-    if parts.scheme == "http" and not _is_loopback(host):
+    if parts.scheme == "http" and not (allows_http or _is_loopback(host)):
         raise BadUrlError(f"{url[:200]!r} would send the token unencrypted. Use https://, or http:// on loopback.")
     return parts
 
@@ -221,7 +261,7 @@ class HttpTransport:
     """
 
     def __init__(self, client: BoardClient, member: RunMember, notify: Callable[[str], None] = log.warning) -> None:
-        self._client, self._member, self._notify = client, member, notify
+        self.client, self._member, self._notify = client, member, notify
         self._number = 0  # of the next batch
         self._retry_at = 0.0  # monotonic
         self._num_failures = 0
@@ -275,7 +315,7 @@ class HttpTransport:
             return {int(one["node"]): ReadyMember(str(one["address"]), int(one["port"])) for one in members}
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._client.close)
+        await asyncio.to_thread(self.client.close)
 
     async def _meet(self, message: dict[str, Any]) -> dict[str, Any]:
         headers = {"Content-Type": "application/json"}
@@ -289,7 +329,7 @@ class HttpTransport:
         if wait_s > 0:
             raise TransportError(f"next retry in {wait_s:.1f} s")
         try:
-            answer = await asyncio.to_thread(self._client.post, path, body, {**self._member.headers, **headers})
+            answer = await asyncio.to_thread(self.client.post, path, body, {**self._member.headers, **headers})
         except NoAnswerError as error:
             self._delay_retry(None)
             self._notify_unreachable(

@@ -26,6 +26,7 @@ from workers.host.rank_files import read_failure
 from workers.host.settings import HostSettings
 from workers.host.supervisor.exit_report import AttemptEnd, build_exit_report, describe_save
 from workers.host.supervisor.health import GaugeSampler
+from workers.host.supervisor.http_transport import BadUrlError, BoardClient
 from workers.host.supervisor.log_metrics import LogMetrics
 from workers.host.supervisor.log_tail import LogTail
 from workers.host.supervisor.memory_kills import MemoryKillWatch
@@ -37,6 +38,7 @@ from workers.host.supervisor.multi_host import (
     wait_for_members,
 )
 from workers.host.supervisor.publisher import BoardTransport, Publisher, ReadyMember, TransportError
+from workers.host.supervisor.script_upload import UploadError, needs_upload, prepare_upload
 from workers.host.supervisor.telemetry_server import TelemetryServer
 from workers.host.supervisor.telemetry_session import POLL_INTERVAL_S, TelemetrySession
 from workers.host.supervisor.torchrun_process import TorchrunProcess
@@ -145,8 +147,12 @@ class Supervisor(TelemetrySession):
             self._end("failed", format_start_failure(name, error, self.folder))
             return None
         try:
+            if needs_upload(self.order):
+                await prepare_upload(self.attempt, self.order, self.settings, self._open_board_client())
             self.torchrun = TorchrunProcess(self.attempt, self.order, self.settings, str(address))
             await self.torchrun.start()
+        except (UploadError, BadUrlError) as error:
+            self._end("failed", f"not started on {name}: {error}")
         except DecryptionError as error:
             self._end("failed", f"not started: cannot decrypt the variables of the project: {error}")
         except OSError as error:
@@ -155,6 +161,13 @@ class Supervisor(TelemetrySession):
             return server
         server.close()
         return None
+
+    def _open_board_client(self) -> BoardClient:
+        """Return a client of the board for downloads. Raises BadUrlError, OSError."""
+        if not self.settings.board_url:
+            raise BadUrlError("The host does not know the board. Start it with python -m workers.host.join URL.")
+        # The operator of the host allowed http:// when the host joined.
+        return BoardClient(self.settings.board_url, allows_http=True)
 
     async def _start_gang(self) -> None:
         """Start the ranks of a multi-host job when all hosts are ready."""

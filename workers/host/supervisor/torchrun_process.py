@@ -128,7 +128,7 @@ class TorchrunProcess:
 
     def _build_sandbox_prefix(self, folders: JobFolders) -> list[str]:
         read = [self._attempt.spec, Path(self._socket).parent, *folders.read]
-        written = [self._attempt.logs, self._attempt.work, *folders.owned, *folders.shared]
+        written = [self._attempt.logs, self._attempt.work, self._attempt.upload, *folders.owned, *folders.shared]
         has_private_network = needs_only_this_host(self._order) and can_unshare_network()
         private_network = self._attempt.host_dir if has_private_network else None
         tmp, cwd = self._attempt.tmp, self._attempt.work

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
-import os
 import re
 import shutil
 import threading
@@ -23,7 +20,8 @@ from django.utils import timezone
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from jobs.core.errors import DISK_FULL_MESSAGE
+from jobs.core import received_files
+from jobs.core.received_files import PartError
 from jobs.models import ImportedTrace
 from jobs.models.validators import NoteRule, check_name
 from jobs.planning.planner_processes import BusyError
@@ -42,7 +40,6 @@ from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 
 log = logging.getLogger(__name__)
 
-MAX_PART_BYTES = 512 * 2**10  # per request
 MAX_FILE_BYTES = 256 * 2**20
 MAX_IMPORT_BYTES = 512 * 2**20
 MAX_FILES = 64
@@ -83,7 +80,10 @@ def create_import(owner: Any, name: str, files: list[tuple[str, int]]) -> Import
         imported = ImportedTrace.objects.create(
             owner=owner, name=name, files=files, size=sum(size for _, size in files)
         )
-        (get_folder(imported) / "sent").mkdir(parents=True, mode=0o700)  # a full disk rolls the row back
+        sent = get_folder(imported) / "sent"
+        sent.mkdir(parents=True, mode=0o700)  # a full disk rolls the row back
+        for index in range(len(files)):
+            (sent / str(index)).touch()
     return imported
 
 
@@ -98,25 +98,11 @@ def append_part(imported: ImportedTrace, index: int, offset: int, part: bytes) -
     name, size = imported.files[index]
     path = get_folder(imported) / "sent" / str(index)
     try:
-        appender = path.open("ab", buffering=0)
+        return received_files.append_part(path, offset, part, size)
     except FileNotFoundError:
         raise ImportInUseError from None
-    with appender as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # a client may send a part again while it is written
-        if file.seek(0, os.SEEK_END) != offset:
-            raise ImportProblemError(
-                name, "offset", f"`offset` is {offset}, but the file has {file.tell()} bytes so far. Use this number."
-            )
-        if offset + len(part) > size:
-            raise ImportProblemError(
-                name,
-                "size",
-                f"The file has {offset + len(part)} bytes, but its announced size is {size} bytes. Start a new import.",
-            )
-        if file.write(part) < len(part):  # the disk is full
-            file.truncate(offset)
-            raise OSError(errno.ENOSPC, DISK_FULL_MESSAGE)
-    return offset + len(part)
+    except PartError as error:
+        raise ImportProblemError(name, error.field, str(error)) from None
 
 
 def finish_import(imported: ImportedTrace) -> None:
