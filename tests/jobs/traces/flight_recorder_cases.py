@@ -118,6 +118,7 @@ def make_cases() -> list[Case]:
     split = Call("all_to_all", 64, state="started")
     dp = {rank: Call("all_reduce", group="1" if rank < 2 else "2", state="started") for rank in range(WORLD)}
     send, recv = (Call(op, group="1", state="started") for op in ("send 0->1", "recv 1<-0"))
+    messages = {0: [send], 1: [recv._replace(size=63)]}
     coalesced = [Call("all_reduce", 4, sequence=3), Call("all_reduce", 8, sequence=3), Call("coalesced", sequence=3)]
     other = [coalesced[0], coalesced[1]._replace(size=9), coalesced[2]]
     dropped = make_dumps(lambda rank: [Call("all_reduce", sequence=9), *([LAST._replace(sequence=10)] if rank else [])])
@@ -156,8 +157,7 @@ def make_cases() -> list[Case]:
              ("rank 2 calls reduce_scatter with an input of 64 elements, but 60 elements are expected",)),
         Case("wrong all-to-all split", make_dumps(_vary(2, [split], [bad_split])),
              ("in all_to_all 3 on world, the ranks send 256 elements, but receive 252",)),
-        Case("different message size", make_dumps(lambda rank: {0: [send], 1: [recv._replace(size=63)]}.get(rank, []),
-                                                  (0, 1)),
+        Case("different message size", make_dumps(lambda rank: [*DONE, *messages.get(rank, [])]),
              ("in message 1 from rank 0 to rank 1 on dp, rank 0 calls send of 64 float32",)),
         Case("message never sent", make_dumps(lambda rank: [*DONE, *([recv] if rank == 1 else [])]),
              ("rank 1 waits in recv for rank 0 on dp (ranks 0 and 1)",)),

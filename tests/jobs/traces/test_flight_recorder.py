@@ -28,7 +28,7 @@ from tests.jobs.traces.flight_recorder_cases import (
 
 CASES = make_cases()
 # Torch's analyzer ends with an error at these.
-TORCH_FAILS = {"different message size", "missing dump", "different versions"}
+TORCH_FAILS = {"missing dump", "different versions"}
 UNKNOWN_TO_TORCH = {"stuck transfer", "healthy"}
 
 
