@@ -13,11 +13,13 @@ from typing import Any
 
 from planner.cost.estimate import Estimate, estimate, get_rank_memory, parse_plannable
 from planner.explain import explain
+from planner.facts.hugging_face import parse_config
 from planner.facts.kinds import reset_dry_ranks
+from planner.facts.model_shapes import count_parameters
 from planner.facts.parse_spec import parse_fields
 from planner.facts.presets import PRESETS, TEMPLATES
 from planner.facts.resources import SoftwareSpec
-from planner.facts.spec import JobSpec, Layout, TrainSpec
+from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.stacks import STACKS
@@ -108,6 +110,9 @@ def _add_spec(command: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--spec", type=Path, metavar="FILE", help="JSON file with the job spec; use - for standard input"
     )
+    source.add_argument(
+        "--config", type=Path, metavar="FILE", help="config.json of a Hugging Face model; use - for standard input"
+    )
     source.add_argument("--template", choices=sorted(TEMPLATES), help="published layout")
     command.add_argument(
         "--cluster",
@@ -134,8 +139,9 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
     elif options.spec:
         data = _read(options.spec)
     else:
-        data = {"model": {"preset": options.model}, "resources": {"device": "cuda"}}
-        model = PRESETS[options.model].model
+        model = _read_model(options.config) if options.config else PRESETS[options.model].model
+        data = {"model": model.model_dump() if options.config else {"preset": options.model}}
+        data["resources"] = {"device": "cuda"}
         data["train"] = {"precision": "bf16", "seq_len": min(2048, model.max_seq_len)}
     _put(data, "resources", {"stack": options.stack} if options.stack else {})
     resources, software = data.get("resources", {}), _parse_flags(options, SOFTWARE_FLAGS)
@@ -159,13 +165,24 @@ def _parse_flags(options: argparse.Namespace, names: Iterable[str]) -> dict[str,
     return {name: _value(getattr(options, name)) for name in names if getattr(options, name) is not None}
 
 
+def _read_model(path: Path) -> ModelSpec:
+    """Return the model of a config.json, and print its parameters and notes to standard error."""
+    found = parse_config(_read_bytes("--config", path))
+    print(f"{count_parameters(found.model):,} parameters", *found.notes, sep="\n", file=sys.stderr)
+    return found.model
+
+
+def _read_bytes(option: str, path: Path) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        text = f"`{option}` is {str(path)!r}, which cannot be read: {error.strerror or error}."
+        raise SpecError([Problem(option, text)]) from None
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(sys.stdin.read() if str(path) == "-" else path.read_text())
-    except OSError as error:
-        raise SpecError(
-            [Problem("--spec", f"`--spec` is {str(path)!r}, which cannot be read: {error.strerror or error}.")]
-        ) from None
+        data = json.loads(_read_bytes("--spec", path))
     except ValueError as error:
         raise SpecError([Problem("--spec", f"`--spec` is {str(path)!r}, which is not JSON: {error}.")]) from None
     if not isinstance(data, dict):

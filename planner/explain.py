@@ -291,7 +291,8 @@ def _utilisation(spec: JobSpec, timer: Timer, timing: Timing, kind: str) -> Expl
     peak = timer.get_peak_flops(spec)
     ranks = spec.layout.world_size
     below = f"{ranks:,} x {_tera(peak)} x {timing.step_s:.4g} s"
-    seen = "windowed attention in every second layer" if spec.model.sliding_window else "full attention"
+    windowed = spec.model.num_windowed_layers
+    seen = f"windowed attention in {windowed} of {spec.model.num_layers} layers" if windowed else "full attention"
     palm = f"PaLM 2204.02311 appendix B: {seen}, no recompute"
     buffers = spec.model.moe is not None and spec.model.moe.capacity_factor is not None
     carried = "model FLOPs + recompute" + (" + padding of expert buffers" if buffers else "")

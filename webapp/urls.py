@@ -82,6 +82,7 @@ urlpatterns = [
     path("plan/search/", planner.search, name="plan-search"),
     path("plan/explain/", planner.explain, name="plan-explain"),
     path("planner/", planner.page, name="planner"),
+    path("planner/config/", planner.import_config, name="plan-config"),
     path("planner/traffic/", planner.traffic_calculator, name="traffic-calculator"),
     path("planner/traffic/numbers/", planner.traffic_calculator_numbers, name="traffic-calculator-numbers"),
     path("collectives/", collectives.collectives, name="collectives"),

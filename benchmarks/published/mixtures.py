@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from benchmarks.published.rows import PublishedRow, SkipError
-from planner.facts.spec import MlaSpec, MoeSpec
+from planner.facts.model_parts import MlaSpec, MoeSpec
 
 _MLA = MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
 # Megatron-LM's own tests, tests/functional_tests/test_cases/*/model_config.yaml.

@@ -19,6 +19,7 @@ from meshboard.answers import (
     Baseline,
     BranchBrief,
     Comparison,
+    ImportedModel,
     JobBrief,
     JobChange,
     JobDetail,
@@ -177,6 +178,11 @@ class Client:
     def plan(self, spec: Spec, cluster: str | None = None) -> Plan:
         """Return the estimate of a spec, or its problems."""
         found: Plan = self._request("POST", ("plan",), json=spec, params={"cluster": cluster} if cluster else {})
+        return found
+
+    def import_model(self, config: dict[str, Any]) -> ImportedModel:
+        """Return the model of a Hugging Face config.json, for the model of a spec."""
+        found: ImportedModel = self._request("POST", ("models", "import"), json=config)
         return found
 
     def search(self, query: SearchRequest | dict[str, Any]) -> SearchResult:

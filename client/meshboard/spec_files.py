@@ -64,9 +64,18 @@ def read_spec(name: str | None, changes: Sequence[str] = ()) -> dict[str, Any]:
         raise SpecFileError(f"{name} is neither YAML nor JSON: {_join_lines(error)}") from None
     if not isinstance(spec, dict):
         raise SpecFileError(f"{name}: The spec is {NO_MAPPING.get(type(spec), 'a single value')}. Use a mapping.")
+    change_spec(spec, changes)
+    return spec
+
+
+def change_spec(spec: dict[str, Any], changes: Sequence[str]) -> None:
+    """Apply options such as `layout.dp=2` to a spec.
+
+    Raises:
+        SpecFileError: An option cannot be read.
+    """
     for change in changes:
         _set_field(spec, change)
-    return spec
 
 
 def read_file(name: str) -> bytes:

@@ -30,6 +30,7 @@ from jobs.planning.host_traffic import HostTraffic
 from jobs.planning.schemas import (
     Advice,
     ExplainRequest,
+    ImportedModel,
     LabRequest,
     Plan,
     Preset,
@@ -140,6 +141,7 @@ RESPONSES = (
         SmallerLayout,
         Template,
         Preset,
+        ImportedModel,
         ProblemDetails,
         RunEndedProblem,
     ),
@@ -213,6 +215,20 @@ SUBMIT = request_body({"allOf": [ref("Submission")]}, EXAMPLE)
 # A plan reports the problems of a draft, so each JSON value is a valid body.
 DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "An incomplete draft of a spec."}]}, EXAMPLE)
 PATCH = request_body({"type": "object", "additionalProperties": True}, {"layout": {"tp": 4}})
+CONFIG = request_body(
+    {"type": "object", "additionalProperties": True, "description": "The config.json of a Hugging Face model."},
+    {
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+)
 SEARCH = request_body({"allOf": [ref("SearchRequest")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
 JOIN_EXAMPLE = {
     "name": "gpu-7",
@@ -267,7 +283,8 @@ def add_models(result: dict[str, Any], generator: Any, request: Any, public: boo
     del models["JobSpec"]["required"]
     models["JobSpec"]["properties"]["layout"] = _layout_or_auto()
     models["Submission"] = _submission(models["JobSpec"])
-    models["Preset"]["properties"]["model"] = ref("SizedModel")
+    for name in ("Preset", "ImportedModel"):
+        models[name]["properties"]["model"] = ref("SizedModel")
     models["SearchSpec"] = _without_layout(models["JobSpec"])
     models["StoredSpec"] = _stored_spec(models["JobSpec"])
     models["JobDetail"]["properties"]["spec"] = ref("StoredSpec")

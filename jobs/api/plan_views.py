@@ -82,6 +82,18 @@ class PresetsView(APIView):
         return Response(drafts.list_presets())
 
 
+class ImportedModelView(APIView):
+    pointers = {"config": ""}
+
+    @operation("importModel", "ImportedModel", 415, 422, request=openapi.CONFIG)
+    def post(self, request: Request) -> Response:
+        """Convert the config.json of a Hugging Face model to the model of a spec.
+
+        A plan accepts the model. `not_runnable` lists the fields that the trainer does not support.
+        """
+        return Response(drafts.import_model(request.data))
+
+
 NAME = OpenApiParameter("name", str, OpenApiParameter.PATH, enum=[words.name for words in PRIMITIVES])
 
 

@@ -58,6 +58,7 @@ urlpatterns = [
     path("clusters", plan_views.ClustersView.as_view(), name="api-clusters"),
     path("templates", plan_views.TemplatesView.as_view(), name="api-templates"),
     path("presets", plan_views.PresetsView.as_view(), name="api-presets"),
+    path("models/import", plan_views.ImportedModelView.as_view(), name="api-model-import"),
     path("hosts", host_views.HostsView.as_view(), name="api-hosts"),
     path("hosts/join", host_views.JoinHostView.as_view(), name="api-host-join"),
     path("hosts/<path:name>/calibrate", host_views.CalibrateHostView.as_view(), name="api-host-calibrate"),

@@ -86,6 +86,17 @@ def explain(request: HttpRequest) -> HttpResponse:
     return _respond(request, drafts.explain_draft)
 
 
+@require_POST
+def import_config(request: HttpRequest) -> HttpResponse:
+    """Return the model of a Hugging Face config.json, as the hidden and visible fields of a form have it."""
+    try:
+        found = drafts.import_model(request.body)
+    except SpecError as error:
+        # The status is 200 because the page shows each error below the text.
+        return JsonResponse({"errors": serialize_problems(error.problems)})
+    return JsonResponse({**found, "fields": spec_form.format_model(found["model"])})
+
+
 def _respond(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpResponse:
     data, broken = _parse_body(request)
     if broken:

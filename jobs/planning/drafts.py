@@ -22,6 +22,7 @@ from jobs.planning.planner_processes import run_task
 from jobs.planning.planner_tasks import serialize_problems
 from jobs.planning.schemas import (
     ExplainRequest,
+    ImportedModel,
     Plan,
     Preset,
     SearchRequest,
@@ -31,12 +32,14 @@ from jobs.planning.schemas import (
 )
 from planner.cost.estimate import Estimate, estimate
 from planner.explain import Explanation
+from planner.facts.hugging_face import parse_config, read_config
 from planner.facts.kinds import KINDS, reset_dry_ranks
-from planner.facts.model_shapes import count_parameters
+from planner.facts.model_shapes import count_active_parameters, count_parameters
 from planner.facts.parse_spec import parse_fields
 from planner.facts.precision import MIXED_PRECISIONS
 from planner.facts.presets import PRESETS, TEMPLATES
 from planner.facts.spec import JobSpec
+from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
@@ -153,6 +156,25 @@ def list_presets() -> list[Preset]:
         }
         for name, preset in PRESETS.items()
     ]
+
+
+def import_model(config: object) -> ImportedModel:
+    """Return the model of a Hugging Face config.json, which is its text or the parsed object.
+
+    Raises:
+        SpecError: The planner cannot plan the model.
+    """
+    found = parse_config(config) if isinstance(config, bytes) else read_config(config)
+    spec = JobSpec(model=found.model)
+    unsupported = [problem for problem in find_unsupported_fields(spec) if problem.field.startswith("model.")]
+    return {
+        "model": found.model.model_dump(),
+        "parameters": count_parameters(found.model),
+        "active_parameters": count_active_parameters(found.model),
+        "assumed": found.is_assumed,
+        "notes": [*found.notes],
+        "not_runnable": serialize_problems(unsupported),
+    }
 
 
 def list_clusters() -> list[dict[str, Any]]:

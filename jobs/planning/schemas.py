@@ -200,6 +200,22 @@ class Preset(TypedDict):
     model: ModelDict
 
 
+class ImportedModel(TypedDict):
+    """The model of a Hugging Face config.json, with its exact parameter count."""
+
+    model: ModelDict
+    parameters: int
+    active_parameters: Annotated[int, Field(description="Parameters that process one token.")]
+    assumed: Annotated[
+        bool, Field(description="The model type is unknown, and the layers are assumed to be those of Llama.")
+    ]
+    notes: Annotated[list[str], Field(description="Fields of the config that the plan leaves out.")]
+    not_runnable: Annotated[
+        list[SpecProblem],
+        Field(description="Spec fields with values that the planner supports, but the trainer does not."),
+    ]
+
+
 class PrimitiveBrief(TypedDict):
     """Description of a collective: n ranks, S bytes in the full buffer, alpha seconds per message, B bytes/s."""
 

@@ -135,14 +135,14 @@ class MicroBatch:
     @property
     def rotary_bytes(self) -> int:
         """Cosines and sines of the positions, which a chunk computes once for all its layers."""
-        if self.model.arch == "gpt" or self.model.mla:
+        if not self.model.has_rope or self.model.mla:
             return 0
         return self.tokens // self.sequences * self.model.head_size * self.element
 
     @property
     def embedding_elements(self) -> int:
         """Elements of the tables in which an embedding looks up its rows."""
-        positions = self.model.max_seq_len if self.model.arch == "gpt" else 0
+        positions = self.model.max_seq_len if self.model.has_learned_positions else 0
         return (self.vocab_rows + positions) * self.model.hidden_size
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from planner.facts.spec import JobSpec, MlaSpec, ModelSpec, MoeSpec
+from planner.facts.model_parts import MlaSpec, MoeSpec
+from planner.facts.spec import JobSpec, ModelSpec
 
 
 class Parameter(NamedTuple):
@@ -72,7 +73,7 @@ def is_router(parameter: Parameter) -> bool:
 
 def is_vocabulary(parameter: Parameter) -> bool:
     """Return whether a tensor has one row per token id: the embedding or the head."""
-    return parameter.name in ("embedding.weight", "head.weight")
+    return parameter.name in ("embedding.weight", "head.weight", "head.bias")
 
 
 def is_key_or_value(parameter: Parameter) -> bool:
@@ -81,10 +82,18 @@ def is_key_or_value(parameter: Parameter) -> bool:
 
 
 def get_embedding_parameters(model: ModelSpec) -> Iterator[Parameter]:
-    """Yield the parameters before the first layer: embedding, and positions for gpt."""
+    """Yield the parameters before the first layer: embedding, learned positions, and the embedding's norm."""
     yield Parameter("embedding.weight", (model.vocab_size, model.hidden_size), 0)
-    if model.arch == "gpt":
+    if model.has_learned_positions:
         yield Parameter("positions.weight", (model.max_seq_len, model.hidden_size), None)
+    if model.parts.embedding_norm:
+        yield from _hidden_norm("embedding_norm", model)
+
+
+def _hidden_norm(name: str, model: ModelSpec) -> Iterator[Parameter]:
+    """Yield the parameters of a norm of hidden states."""
+    if model.parts.norm_weight:
+        yield from _norm(name, model.hidden_size, bias=bool(model.parts.norm_bias))
 
 
 def _norm(name: str, size: int, *, bias: bool) -> Iterator[Parameter]:
@@ -100,19 +109,31 @@ def _linear(name: str, out_size: int, in_size: int, tp_dim: int | None, *, bias:
 
 
 def _grouped_query_attention(model: ModelSpec) -> Iterator[Parameter]:
-    h, bias = model.hidden_size, model.arch == "gpt"
-    queries, kv = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    h, parts, size = model.hidden_size, model.parts, model.head_size
+    queries, kv, bias = model.num_heads * size, model.num_kv_heads * size, bool(parts.qkv_bias)
     yield from _linear("attention.q", queries, h, 0, bias=bias)
     yield from _linear("attention.k", kv, h, 0, bias=bias)
     yield from _linear("attention.v", kv, h, 0, bias=bias)
-    yield from _linear("attention.out", h, queries, 1, bias=bias)
+    yield from _linear("attention.out", h, queries, 1, bias=bool(parts.out_bias))
+    if parts.query_norm == "head":
+        yield Parameter("attention.q_norm.weight", (size,), None)
+        yield Parameter("attention.k_norm.weight", (size,), None)
+    elif parts.query_norm == "full":
+        yield Parameter("attention.q_norm.weight", (queries,), None)
+        yield Parameter("attention.k_norm.weight", (kv,), None)
+    if parts.attention_sinks:
+        yield Parameter("attention.sinks", (model.num_heads,), 0)
 
 
 def _latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Parameter]:
     h, heads = model.hidden_size, model.num_heads
-    yield from _linear("attention.q_down", mla.q_rank, h, None, bias=False)
-    yield from _norm("attention.q_norm", mla.q_rank, bias=False)
-    yield from _linear("attention.q_up", heads * (mla.nope_head_dim + mla.rope_head_dim), mla.q_rank, 0, bias=False)
+    width = heads * (mla.nope_head_dim + mla.rope_head_dim)
+    if not mla.q_rank:
+        yield from _linear("attention.q", width, h, 0, bias=False)
+    else:
+        yield from _linear("attention.q_down", mla.q_rank, h, None, bias=False)
+        yield from _norm("attention.q_norm", mla.q_rank, bias=False)
+        yield from _linear("attention.q_up", width, mla.q_rank, 0, bias=False)
     yield from _linear("attention.kv_down", mla.kv_rank + mla.rope_head_dim, h, None, bias=False)
     yield from _norm("attention.kv_norm", mla.kv_rank, bias=False)
     yield from _linear("attention.kv_up", heads * (mla.nope_head_dim + mla.value_head_dim), mla.kv_rank, 0, bias=False)
@@ -121,7 +142,7 @@ def _latent_attention(model: ModelSpec, mla: MlaSpec) -> Iterator[Parameter]:
 
 def _mlp(model: ModelSpec, name: str, inner: int, *, bias: bool) -> Iterator[Parameter]:
     h = model.hidden_size
-    if model.arch == "llama":
+    if model.is_gated:
         yield from _linear(f"{name}.gate", inner, h, 0, bias=bias)
     yield from _linear(f"{name}.up", inner, h, 0, bias=bias)
     yield from _linear(f"{name}.down", h, inner, 1, bias=bias)
@@ -135,7 +156,9 @@ def _experts(model: ModelSpec, moe: MoeSpec) -> Iterator[Parameter]:
     for p in _mlp(model, "moe.experts", inner, bias=moe.expert_bias):
         yield p._replace(shape=(moe.num_experts, *p.shape), tp_dim=_shift_dim(p.tp_dim), is_expert=True)
     if moe.shared_experts:
-        yield from _mlp(model, "moe.shared", moe.shared_experts * inner, bias=False)
+        yield from _mlp(model, "moe.shared", moe.shared_size, bias=False)
+        if moe.shared_gate:
+            yield Parameter("moe.shared_gate.weight", (1, h), None)
 
 
 def _shift_dim(dim: int | None) -> int | None:
@@ -148,22 +171,30 @@ def get_layer_parameters(model: ModelSpec, *, moe: bool = False) -> tuple[Parame
 
     Weights are (out, in), and those of experts are (expert, out, in).
     """
-    bias = model.arch == "gpt"
+    parts = model.parts
     attention = _latent_attention(model, model.mla) if model.mla else _grouped_query_attention(model)
-    mlp = _experts(model, model.moe) if moe and model.moe else _mlp(model, "mlp", model.ffn_hidden_size, bias=bias)
+    mlp = (
+        _experts(model, model.moe)
+        if moe and model.moe
+        else _mlp(model, "mlp", model.ffn_hidden_size, bias=bool(parts.mlp_bias))
+    )
     return (
-        *_norm("attention_norm", model.hidden_size, bias=bias),
+        *_hidden_norm("attention_norm", model),
         *attention,
-        *_norm("mlp_norm", model.hidden_size, bias=bias),
+        *(_hidden_norm("attention_out_norm", model) if parts.num_norms == 4 else ()),
+        *(_hidden_norm("mlp_norm", model) if parts.num_norms > 1 else ()),
         *mlp,
+        *(_hidden_norm("mlp_out_norm", model) if parts.num_norms == 4 else ()),
     )
 
 
 def get_head_parameters(model: ModelSpec, *, own_head: bool) -> Iterator[Parameter]:
     """Yield the parameters after the last layer: norm, and the head if it is not tied."""
-    yield from _norm("final_norm", model.hidden_size, bias=model.arch == "gpt")
+    yield from _hidden_norm("final_norm", model)
     if own_head:
         yield Parameter("head.weight", (model.vocab_size, model.hidden_size), 0)
+    if model.parts.head_bias:
+        yield Parameter("head.bias", (model.vocab_size,), 0)
 
 
 def count_parameters(model: ModelSpec) -> int:
@@ -270,9 +301,9 @@ def count_layer_weights(model: ModelSpec, *, moe: bool) -> int:
 def compute_score_flops(model: ModelSpec, seq_len: int) -> int:
     """Return the FLOPs per token of attention scores and weighted values of all layers.
 
-    With a sliding window, every second layer attends only inside the window.
+    A layer with a sliding window attends only inside the window.
     """
-    windowed = model.num_layers // 2 if model.sliding_window else 0
+    windowed = model.num_windowed_layers
     keys = (model.num_layers - windowed) * seq_len + windowed * min(model.sliding_window or 0, seq_len)
     if model.mla:
         width = model.mla.nope_head_dim + model.mla.rope_head_dim + model.mla.value_head_dim

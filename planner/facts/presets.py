@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from planner.facts.spec import DEFAULT_ROPE_BASE, MlaSpec, ModelSpec, MoeSpec, RopeScaling
+from planner.facts.model_parts import MlaSpec, MoeSpec, RopeScaling
+from planner.facts.spec import DEFAULT_ROPE_BASE, ModelSpec
 
 
 class ModelPreset(NamedTuple):

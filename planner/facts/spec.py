@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from planner.facts.log_pattern import MAX_PATTERN_CHARS
+from planner.facts.model_parts import Arch, BlockSpec, MlaSpec, MoeSpec, RopeScaling, resolve_block
 from planner.facts.resources import Resources
 from planner.facts.validation import NO_NUL, JobId, StrictModel, Word
 
 SPEC_VERSION: Literal[1] = 1
 
-Arch = Literal["gpt", "llama"]
 Schedule = Literal[
     "naive",
     "gpipe",
@@ -60,63 +60,6 @@ DEFAULT_WARMUP_STEPS = 10
 DEFAULT_ROPE_BASE = 10_000.0  # RoFormer (2104.09864).
 
 
-class MoeSpec(StrictModel):
-    """Mixture of experts: a router and several MLPs per layer, except in the first `dense_layers`."""
-
-    num_experts: int = Field(ge=2, le=4096, description="routed experts per layer")
-    experts_per_token: int = Field(ge=1, le=256, description="number of experts that process each token (top-k)")
-    expert_ffn_hidden_size: int = Field(ge=1, le=4_194_304, description="hidden size of each expert's MLP")
-    shared_experts: int = Field(default=0, ge=0, le=64, description="shared experts, which process every token")
-    dense_layers: int = Field(
-        default=0, ge=0, le=1024, description="number of layers at the start of the model with a dense MLP"
-    )
-    capacity_factor: float | None = Field(
-        default=None,
-        gt=0,
-        le=1024,
-        description="maximum tokens per expert, as a multiple of an even split; no limit by default",
-    )
-    balance_loss: float = Field(default=0.01, ge=0, le=10, description="weight of the load-balancing loss")
-    router_bias: bool = Field(default=False, description="add a bias per expert to the router scores (DeepSeek-V3)")
-    expert_bias: bool = Field(default=False, description="biases in the linear layers of experts (gpt-oss)")
-    swiglu_limit: float | None = Field(
-        default=None, gt=0, le=1e6, description="clamp limit of the expert's gate and up outputs (gpt-oss: 7)"
-    )
-
-
-class MlaSpec(StrictModel):
-    """Multi-head latent attention with low-rank queries, keys, and values (DeepSeek-V2, arXiv 2405.04434)."""
-
-    q_rank: int = Field(ge=1, le=65536, description="rank of compressed queries")
-    kv_rank: int = Field(ge=1, le=65536, description="rank of compressed keys and values")
-    nope_head_dim: int = Field(ge=1, le=4096, description="dimensions of each query and key head without RoPE")
-    rope_head_dim: int = Field(
-        ge=2,
-        le=4096,
-        description="dimensions of each query and key head with RoPE; all heads share these key dimensions",
-    )
-    value_head_dim: int = Field(ge=1, le=4096, description="value size per head")
-
-
-class RopeScaling(StrictModel):
-    """RoPE scaling of Llama 3.1. Stretches long wavelengths, keeps short ones, and blends between them.
-
-    Wavelengths above `original_max_seq_len / low_freq_factor` tokens are stretched by `factor`.
-    Wavelengths below `original_max_seq_len / high_freq_factor` tokens are unchanged.
-    """
-
-    factor: float = Field(gt=0, le=1e6, description="factor by which long RoPE wavelengths are stretched")
-    low_freq_factor: float = Field(
-        default=1.0, gt=0, le=1e6, description="wavelengths above original_max_seq_len / low_freq_factor are stretched"
-    )
-    high_freq_factor: float = Field(
-        default=4.0, gt=0, le=1e6, description="wavelengths below original_max_seq_len / high_freq_factor are unchanged"
-    )
-    original_max_seq_len: int = Field(
-        ge=1, le=16_777_216, description="maximum sequence length before RoPE scaling (tokens)"
-    )
-
-
 class ModelSpec(StrictModel):
     """Shape of a decoder-only transformer.
 
@@ -148,10 +91,36 @@ class ModelSpec(StrictModel):
     )
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+    block: BlockSpec | None = None
 
     @property
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_heads
+
+    @property
+    def parts(self) -> BlockSpec:
+        """Return the block, with a value in every field that follows `arch`."""
+        return resolve_block(self.arch, self.block)
+
+    @property
+    def is_gated(self) -> bool:
+        """Return whether the MLP multiplies two projections of its input."""
+        return self.arch == "llama"
+
+    @property
+    def has_rope(self) -> bool:
+        return self.parts.positions == "rope"
+
+    @property
+    def has_learned_positions(self) -> bool:
+        return self.parts.positions == "learned"
+
+    @property
+    def num_windowed_layers(self) -> int:
+        """Return the layers with sliding-window attention."""
+        if not self.sliding_window:
+            return 0
+        return self.num_layers // 2 if self.parts.windowed_layers is None else self.parts.windowed_layers
 
 
 class Layout(StrictModel):

@@ -7,12 +7,13 @@ from functools import lru_cache
 
 from planner.facts.kinds import KINDS, find_engine_problems, find_kind_problems, format_world_size, get_num_slots
 from planner.facts.layout import MAX_RANKS, MESH_AXES, SCHEDULE_NAMES, V_SCHEDULES, get_num_chunks
+from planner.facts.model_parts import BlockSpec
 from planner.facts.placements import count_local_kv_heads
 from planner.facts.precision import get_mixed_precision
 from planner.facts.resources import STACK_OPTIONS, SoftwareKernel, get_changed_options
 from planner.facts.schedules import splits_backward
 from planner.facts.single_process_reference import explain_oversized_reference
-from planner.facts.spec import DEFAULT_ROPE_BASE, JobSpec, Layout
+from planner.facts.spec import DEFAULT_ROPE_BASE, JobSpec, Layout, ModelSpec
 from planner.facts.stages import get_micro_batch_tokens
 from planner.facts.validation import (
     Problem,
@@ -75,7 +76,7 @@ def _find_model_problems(spec: JobSpec) -> list[Problem]:
     found = []
     if not model.head_dim:
         hidden = model.hidden_size
-        fitting = (n for n in get_divisors(hidden) if model.arch != "llama" or hidden // n % 2 == 0)
+        fitting = (n for n in get_divisors(hidden) if not model.has_rope or hidden // n % 2 == 0)
         found += _check_divisible(
             "model.num_heads",
             heads,
@@ -97,26 +98,53 @@ def _find_model_problems(spec: JobSpec) -> list[Problem]:
     if model.head_dim and model.mla:
         text = f"`model.head_dim` is {model.head_dim}, but latent attention sets its own head sizes. Omit it."
         found.append(Problem("model.head_dim", text))
-    if model.arch == "gpt" and kv_heads != heads:
+    if model.arch == "gpt" and kv_heads != heads and model.block is None:
         text = f"`model.num_kv_heads` is {kv_heads}, but gpt has one key/value head per query head. Use {heads}."
         found.append(Problem("model.num_kv_heads", text))
-    if model.arch == "gpt" and (model.rope_scaling or model.rope_base != DEFAULT_ROPE_BASE):
+    if not model.has_rope and (model.rope_scaling or model.rope_base != DEFAULT_ROPE_BASE):
         field = "model.rope_scaling" if model.rope_scaling else "model.rope_base"
         value = "set" if model.rope_scaling else f"{model.rope_base:g}"
-        text = f"`{field}` is {value}, but gpt has learned positions instead of RoPE. Omit it, or set arch to llama."
+        reason = "model.block.positions is not rope. Omit it, or use rope."
+        if model.block is None:
+            reason = "gpt has learned positions instead of RoPE. Omit it, or set arch to llama."
+        text = f"`{field}` is {value}, but {reason}"
         found.append(Problem(field, text))
+    found += _find_block_problems(model)
     scaling = model.rope_scaling
     if scaling and scaling.high_freq_factor <= scaling.low_freq_factor:
         text = f"`model.rope_scaling` has high_freq_factor {scaling.high_freq_factor:g}. "
         text += f"Use more than low_freq_factor {scaling.low_freq_factor:g}."
         found.append(Problem("model.rope_scaling", text))
-    if model.arch == "llama" and not found and model.head_size % 2:
+    if model.has_rope and not model.mla and not found and model.head_size % 2:
         field = "model.head_dim" if model.head_dim else "model.hidden_size"
         value = f"{model.head_dim}" if model.head_dim else f"{model.hidden_size} for {heads} heads"
         size, even = model.head_size, (model.head_size - 1, model.head_size + 1)
         use = format_alternatives(n if model.head_dim else n * heads for n in even if n)
         text = f"`{field}` is {value}, but RoPE needs an even head size, and {size} is odd. Use {use}."
         found.append(Problem(field, text))
+    return found
+
+
+def _find_block_problems(model: ModelSpec) -> list[Problem]:
+    """Return the problems of the fields in which a layer differs from the usual layer of `arch`."""
+    block, found = model.block, []
+    if block is None:
+        return []
+    if block.parallel != (block.num_norms == 1) and block.num_norms != 2:
+        use = "4 norms without parallel" if block.parallel else "1 norm with parallel"
+        text = f"`model.block.num_norms` is {block.num_norms}, but parallel is {block.parallel}. Use 2 norms, or {use}."
+        found.append(Problem("model.block.num_norms", text))
+    windowed = block.windowed_layers
+    if windowed is not None and (windowed > model.num_layers or not model.sliding_window):
+        use = f"at most {model.num_layers}" if model.sliding_window else "it with model.sliding_window, or omit it"
+        text = f"`model.block.windowed_layers` is {windowed}. Use {use}."
+        found.append(Problem("model.block.windowed_layers", text))
+    if model.mla:
+        for name in ("query_norm", "qkv_bias", "out_bias", "attention_sinks"):
+            value = getattr(block, name)
+            if value and value != "none":
+                text = f"`model.block.{name}` is {value}, but latent attention does not have it. Omit it."
+                found.append(Problem(f"model.block.{name}", text))
     return found
 
 
@@ -138,6 +166,8 @@ def _find_tensor_problems(spec: JobSpec) -> list[Problem]:
         text += f", but {sizes}. Change the layout, or turn scatter_gather off."
         found.append(Problem("layout.scatter_gather", text))
     inner = model.moe.expert_ffn_hidden_size if model.moe else 0
+    if model.moe and model.moe.shared_size % layout.tp:
+        inner = model.moe.shared_size
     message = _explain_tp_problem(layout.tp, model.num_heads, model.num_kv_heads, model.ffn_hidden_size, inner)
     found += [Problem("layout.tp", message)] if message else []
     if layout.sequence_parallel:
@@ -391,12 +421,18 @@ def find_unsupported_fields(spec: JobSpec) -> list[Problem]:
 
     if model.mla:
         refuse("model.mla", "latent attention")
+    if model.block is not None and (changed := list_block_changes(model.block)):
+        refuse("model.block", f"layers with {', '.join(changed)}")
     if model.moe and model.moe.router_bias:
         refuse("model.moe.router_bias", "router biases")
     if model.moe and model.moe.expert_bias:
         refuse("model.moe.expert_bias", "biases in experts")
     if model.moe and model.moe.swiglu_limit is not None:
         refuse("model.moe.swiglu_limit", "clamped experts")
+    if model.moe and model.moe.shared_ffn_hidden_size is not None:
+        refuse("model.moe.shared_ffn_hidden_size", "shared experts of another size")
+    if model.moe and model.moe.shared_gate:
+        refuse("model.moe.shared_gate", "a gate of the shared experts")
     if model.head_dim is not None and model.num_heads * model.head_dim != model.hidden_size:
         sizes = f"{model.num_heads} heads of size {model.head_dim} with hidden size {model.hidden_size}"
         refuse("model.head_dim", sizes)
@@ -416,6 +452,11 @@ def find_unsupported_fields(spec: JobSpec) -> list[Problem]:
     if train.dropout:
         refuse("train.dropout", "dropout")
     return found
+
+
+def list_block_changes(block: BlockSpec) -> list[str]:
+    """Return the fields of a block that differ from the usual layer of its `arch`, with their values."""
+    return [f"{name} {value}" for name, value in block.model_dump(exclude_defaults=True, mode="json").items()]
 
 
 def _find_unaligned_sizes(spec: JobSpec) -> Iterator[str]:

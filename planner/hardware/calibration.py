@@ -96,7 +96,7 @@ class Calibration:
     def get_layer_seconds(self, spec: JobSpec, ranks: int) -> MeasuredSeconds | None:
         """Return the time of one layer of one micro-batch, including tp collectives."""
         model = spec.model
-        if model.mla or model.sliding_window or model.num_heads * model.head_size != model.hidden_size:
+        if model.mla or model.block or model.sliding_window or model.num_heads * model.head_size != model.hidden_size:
             return None  # The calibration does not measure these models.
         shape = (model.arch, model.hidden_size, model.num_heads, model.num_kv_heads, model.ffn_hidden_size)
         return _at(

@@ -130,7 +130,7 @@ def build_layer_kernels(
 ) -> ModuleKernels:
     """Return the kernels of one transformer layer.
 
-    With a sliding window in every second layer, the result is the mean of both kinds of layer.
+    With a sliding window in some layers, the result is the mean of both kinds of layer.
 
     Args:
         fused_projections: Query, key, and value are one matmul, and gate and up are one matmul.
@@ -154,13 +154,13 @@ def build_layer_kernels(
     unfused = spec.train.attention == "unfused"
     scores = _get_unfused_attention(spec) if unfused else _get_fused_attention(spec)
     passes_forward, passes_backward = _get_memory_kernels(
-        spec, moe=moe, sorts=sorts_tokens, normalizes_heads=normalizes_heads
+        spec, moe=moe, sorts=sorts_tokens, normalizes_heads=normalizes_heads or spec.model.parts.query_norm != "none"
     )
     copies_forward, copies_backward = _get_query_copies(spec) if copies_queries else ((), ())
     experts = spec.model.moe if moe else None
     clamps_forward, clamps_backward = _get_clamps(spec) if experts and experts.swiglu_limit else ((), ())
     casts_forward, casts_backward = _get_casts(spec, products, each=casts_all_operands)
-    latents = products[1:4:2] if spec.model.mla else []
+    latents = _get_up_projections(spec.model, products)
     dense = [] if moe else inner
     usual: Sequence[RecomputeModule] = ("attention",) if unfused else ("norms", "activation")
     modules: dict[RecomputeModule, Sequence[Kernel]] = {
@@ -193,6 +193,13 @@ def build_layer_kernels(
     )
 
 
+def _get_up_projections(model: ModelSpec, products: Sequence[Gemm]) -> Sequence[Gemm]:
+    """Return the matmuls of latent attention whose input is a latent."""
+    if model.mla is None:
+        return []
+    return products[1:4:2] if model.mla.q_rank else products[2:3]
+
+
 def _get_input_gradient(product: Gemm) -> Gemm:
     """Return the backward matmul that computes the gradient of the input."""
     return product._replace(n=product.k, k=product.n)
@@ -203,8 +210,9 @@ def _get_attention_gemms(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
     h, heads = model.hidden_size, model.num_heads // tp
     if model.mla:
         mla = model.mla
-        yield Gemm(tokens, mla.q_rank, h)
-        yield Gemm(tokens, heads * (mla.nope_head_dim + mla.rope_head_dim), mla.q_rank)
+        if mla.q_rank:
+            yield Gemm(tokens, mla.q_rank, h)
+        yield Gemm(tokens, heads * (mla.nope_head_dim + mla.rope_head_dim), mla.q_rank or h)
         yield Gemm(tokens, mla.kv_rank + mla.rope_head_dim, h)
         yield Gemm(tokens, heads * (mla.nope_head_dim + mla.value_head_dim), mla.kv_rank)
         yield Gemm(tokens, h, heads * mla.value_head_dim)
@@ -220,7 +228,7 @@ def _get_attention_gemms(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
 def _get_mlp_gemms(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
     model, tokens = spec.model, get_micro_batch_tokens(spec)
     h, inner = model.hidden_size, model.ffn_hidden_size // spec.layout.tp
-    yield from _get_first_mlp_gemms(Gemm(tokens, inner, h), joined=joined, gated=model.arch == "llama")
+    yield from _get_first_mlp_gemms(Gemm(tokens, inner, h), joined=joined, gated=model.is_gated)
     yield Gemm(tokens, h, inner)
 
 
@@ -250,8 +258,9 @@ def _get_expert_gemms(spec: JobSpec, *, joined: bool, apart: bool) -> Iterator[G
         yield from _get_first_mlp_gemms(Gemm(routed, inner, h, batch, experts=experts), joined=joined)
         yield Gemm(routed, h, inner, batch, experts=experts)
     if moe.shared_experts:
-        yield from _get_first_mlp_gemms(Gemm(tokens, moe.shared_experts * inner, h), joined=joined)
-        yield Gemm(tokens, h, moe.shared_experts * inner)
+        shared = moe.shared_size // layout.tp
+        yield from _get_first_mlp_gemms(Gemm(tokens, shared, h), joined=joined)
+        yield Gemm(tokens, h, shared)
 
 
 def _get_casts(spec: JobSpec, products: Sequence[Gemm], *, each: bool) -> ForwardBackward:
@@ -303,7 +312,7 @@ def _get_fused_attention(spec: JobSpec) -> ForwardBackward:
     model, train, tokens = spec.model, spec.train, get_micro_batch_tokens(spec)
     heads, e = model.num_heads // spec.layout.tp, get_mixed_precision(train.precision).compute_bytes
     qk, v = _get_head_dims(model)
-    seen, hides = _get_window_fraction(model.sliding_window, train.seq_len), tuple[MemoryKernel, ...]()
+    seen, hides = _get_window_fraction(model, train.seq_len), tuple[MemoryKernel, ...]()
     if train.document_end is not None and spec.resources.stack == "ours":
         seen *= 1 + 1 / spec.layout.cp
         hides = (MemoryKernel(round((e + 1) * seen * tokens * train.seq_len)),)  # written and read, for half the scores
@@ -323,10 +332,13 @@ def _get_head_dims(model: ModelSpec) -> tuple[int, int]:
     return model.head_size, model.head_size
 
 
-def _get_window_fraction(window: int | None, seq_len: int) -> float:
-    """Return the fraction of causal scores, if every second layer has a window."""
+def _get_window_fraction(model: ModelSpec, seq_len: int) -> float:
+    """Return the fraction of causal scores that are inside the windows, as the mean over layers."""
+    window, windowed = model.sliding_window, model.parts.windowed_layers
     share = min(1.0, window / seq_len) if window else 1.0
-    return (1 + share * (2 - share)) / 2
+    if windowed is None:
+        return (1 + share * (2 - share)) / 2
+    return 1 - windowed / model.num_layers * (1 - share * (2 - share))
 
 
 def _get_memory_kernels(spec: JobSpec, *, moe: bool, sorts: bool, normalizes_heads: bool) -> ForwardBackward:
@@ -337,17 +349,22 @@ def _get_memory_kernels(spec: JobSpec, *, moe: bool, sorts: bool, normalizes_hea
     hidden = tokens * model.hidden_size // (layout.tp if layout.sequence_parallel else 1)
     if moe and model.moe:
         rows = count_expert_rows(model.moe, tokens, train.seq_len)
-        inner = (rows + tokens * model.moe.shared_experts) * model.moe.expert_ffn_hidden_size // layout.tp
+        inner = (rows * model.moe.expert_ffn_hidden_size + tokens * model.moe.shared_size) // layout.tp
     else:
         inner = tokens * model.ffn_hidden_size // layout.tp
     mask = hidden if train.dropout else 0
     norm, norm_backward = MemoryKernel(2 * e * hidden, "norm"), MemoryKernel(3 * e * hidden, "norm")
     residual, residual_backward = MemoryKernel(3 * e * hidden + mask), MemoryKernel(2 * e * hidden + mask)
-    reads = 2 if model.arch == "llama" else 1
+    reads = 2 if model.is_gated else 1
     activation, activation_backward = MemoryKernel((reads + 1) * e * inner), MemoryKernel((2 * reads + 1) * e * inner)
     forward: list[Kernel] = [norm, residual, norm, residual, activation]
     backward: list[Kernel] = [norm_backward, residual_backward, norm_backward, residual_backward, activation_backward]
-    if model.arch == "llama":
+    if model.parts.num_norms == 1:
+        forward[2] = backward[2] = MemoryKernel(0)
+    elif model.parts.num_norms == 4:
+        forward += [norm] * 2
+        backward += [norm_backward] * 2
+    if model.has_rope:
         rope = MemoryKernel(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_size)
         forward.append(rope)
         backward.append(rope)

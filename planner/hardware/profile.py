@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from contracts.telemetry.items import Op
+from planner.facts.model_parts import Arch
 from planner.facts.precision import GemmType
 from planner.facts.resources import Device, Resources
-from planner.facts.spec import Arch, JobSpec, TrainSpec
+from planner.facts.spec import JobSpec, TrainSpec
 from planner.facts.validation import StrictModel
 
 PROFILE_VERSION: Literal[2] = 2

@@ -18,7 +18,7 @@ from meshboard.answers.jobs import (
     WaitResult,
 )
 from meshboard.answers.layouts import AutoSpec, Layout
-from meshboard.answers.models import MlaSpec, ModelSpec, MoeSpec, RopeScaling, SizedModel
+from meshboard.answers.models import BlockSpec, MlaSpec, ModelSpec, MoeSpec, RopeScaling, SizedModel
 from meshboard.answers.plans import (
     Advice,
     AlignedVocabulary,
@@ -26,6 +26,7 @@ from meshboard.answers.plans import (
     ClusterEstimate,
     Estimate,
     FoundLayout,
+    ImportedModel,
     Interval,
     LargestGain,
     Option,
@@ -120,6 +121,7 @@ __all__ = [
     "AutoSpec",
     "Baseline",
     "BaselineRunDetail",
+    "BlockSpec",
     "BranchBrief",
     "Cell",
     "CheckpointItem",
@@ -140,6 +142,7 @@ __all__ = [
     "GroupSpeed",
     "Hang",
     "History",
+    "ImportedModel",
     "Interval",
     "JobBrief",
     "JobChange",

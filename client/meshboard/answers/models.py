@@ -5,11 +5,45 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 
+class BlockSpec(TypedDict):
+    """Differences of a published model from the usual layer of its `arch`. A null field follows `arch`.
+
+    The planner supports these fields, and the trainer does not.
+    """
+
+    attention_sinks: NotRequired[bool]
+    """learned logit per head in the softmax (gpt-oss)"""
+    embedding_norm: NotRequired[bool]
+    """norm after the embedding (BLOOM)"""
+    head_bias: NotRequired[bool]
+    """bias of the output layer"""
+    mlp_bias: NotRequired[bool | None]
+    """biases of the MLP; default true for gpt"""
+    norm_bias: NotRequired[bool | None]
+    """norms have a bias; default true for gpt"""
+    norm_weight: NotRequired[bool]
+    """norms have a weight (not in OLMo 1)"""
+    num_norms: NotRequired[Literal[1, 2, 4]]
+    """norms of the hidden states per layer"""
+    out_bias: NotRequired[bool | None]
+    """bias of the attention output; default true for gpt"""
+    parallel: NotRequired[bool]
+    """attention and MLP have the same input (GPT-NeoX)"""
+    positions: NotRequired[Literal["learned", "rope", "none"] | None]
+    """position encoding; default learned for gpt, and rope for llama"""
+    qkv_bias: NotRequired[bool | None]
+    """biases of queries, keys, and values; default true for gpt"""
+    query_norm: NotRequired[Literal["none", "head", "full"]]
+    """norm of queries and keys: none, one weight for all heads (head), or a weight per head (full)"""
+    windowed_layers: NotRequired[int | None]
+    """number of layers with sliding_window; default every second layer"""
+
+
 class MlaSpec(TypedDict):
     """Multi-head latent attention with low-rank queries, keys, and values (DeepSeek-V2, arXiv 2405.04434)."""
 
     q_rank: int
-    """rank of compressed queries"""
+    """rank of compressed queries; 0 if queries are not compressed"""
     kv_rank: int
     """rank of compressed keys and values"""
     nope_head_dim: int
@@ -41,6 +75,10 @@ class MoeSpec(TypedDict):
     """add a bias per expert to the router scores (DeepSeek-V3)"""
     shared_experts: NotRequired[int]
     """shared experts, which process every token"""
+    shared_ffn_hidden_size: NotRequired[int | None]
+    """hidden size of the MLP of all shared experts; default shared_experts x expert_ffn_hidden_size"""
+    shared_gate: NotRequired[bool]
+    """scale the output of the shared experts by a gate (Qwen2-MoE)"""
     swiglu_limit: NotRequired[float | None]
     """clamp limit of the expert's gate and up outputs (gpt-oss: 7)"""
 
@@ -70,6 +108,7 @@ class ModelSpec(TypedDict):
 
     arch: NotRequired[Literal["gpt", "llama"]]
     """block type: gpt or llama"""
+    block: NotRequired[BlockSpec | None]
     ffn_hidden_size: NotRequired[int]
     """hidden size of the MLP"""
     head_dim: NotRequired[int | None]
@@ -168,6 +207,7 @@ class SizedModel(TypedDict):
     """longest sequence (tokens)"""
     tied_embeddings: bool
     """the output layer shares the weights of the embedding"""
+    block: NotRequired[BlockSpec | None]
     head_dim: NotRequired[int | None]
     """size of each attention head; default hidden_size / num_heads"""
     mla: NotRequired[MlaSpec | None]

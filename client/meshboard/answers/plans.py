@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 from meshboard.answers.layouts import AutoSpec, Layout
+from meshboard.answers.models import SizedModel
 
 
 class RunnerUp(TypedDict):
@@ -316,3 +317,18 @@ class Advice(TypedDict):
     unsure: list[Option]
     steps: int
     host: str
+
+
+class ImportedModel(TypedDict):
+    """The model of a Hugging Face config.json, with its exact parameter count."""
+
+    model: SizedModel
+    parameters: int
+    active_parameters: int
+    """Parameters that process one token."""
+    assumed: bool
+    """The model type is unknown, and the layers are assumed to be those of Llama."""
+    notes: list[str]
+    """Fields of the config that the plan leaves out."""
+    not_runnable: list[SpecProblem]
+    """Spec fields with values that the planner supports, but the trainer does not."""

@@ -133,6 +133,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="print the complete respons
 Spec = Annotated[
     str, typer.Argument(metavar="SPEC", help="YAML or JSON file with the job spec, or - for standard input")
 ]
+OptionalSpec = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SPEC]", help="YAML or JSON file with the job spec, or - for standard input; optional with --config"
+    ),
+]
+ConfigFile = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", help="config.json of a Hugging Face model, which replaces the model"),
+]
 Sets = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="change a field of the spec, such as layout.dp=2")
 ]

@@ -20,11 +20,12 @@ from meshboard.client import Client, Job, check_key
 from meshboard.commands.app import (
     AsJson,
     Cluster,
+    ConfigFile,
     ExitCode,
     JobId,
     JobIds,
+    OptionalSpec,
     Sets,
-    Spec,
     Timeout,
     app,
     connect,
@@ -43,7 +44,7 @@ from meshboard.follow import (
 from meshboard.formatting import format_log_line, remove_escapes
 from meshboard.live_display import OpenLines, WaitDisplay, WatchDisplay, make_stderr_console, print_log
 from meshboard.packing import PackedScript, pack
-from meshboard.spec_files import read_spec
+from meshboard.spec_files import change_spec, read_spec
 
 MIN_COMPARED_JOBS, MAX_COMPARED_JOBS = 2, 6  # limits of the board
 MAX_NAMED_SCRIPTS = 5  # in an error
@@ -285,14 +286,15 @@ def compare(job_ids: JobIds, as_json: AsJson = False) -> None:
 
 @app.command()
 def plan(
-    spec: Spec,
+    spec: OptionalSpec = None,
     changes: Sets = [],  # noqa: B006
+    config: ConfigFile = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the memory, traffic, and step time of a spec."""
     with connect() as client:
-        content = client.plan(read_spec(spec, changes), cluster)
+        content = client.plan(_read_draft(client, spec, config, changes), cluster)
     if as_json:
         print_json(content)
     elif (estimate := content["estimate"]) is not None:
@@ -306,18 +308,39 @@ def plan(
         raise typer.Exit(ExitCode.WRONG)
 
 
+def _read_draft(client: Client, spec: str | None, config: str | None, changes: list[str]) -> dict[str, Any]:
+    """Return the spec to plan. The model of a config.json replaces the model of the spec.
+
+    Without a spec, the plan is for GPUs in bf16.
+    """
+    if config is None:
+        if spec is None:
+            raise WrongError("SPEC is missing. Add a spec, or use --config FILE.", "spec")
+        return read_spec(spec, changes)
+    found = client.import_model(read_spec(config))
+    lines = [f"{found['parameters']:,} parameters", *found["notes"]]
+    print(*map(remove_escapes, lines), sep="\n", file=sys.stderr)
+    train = {"precision": "bf16", "seq_len": min(2048, found["model"]["max_seq_len"])}
+    draft = read_spec(spec) if spec else {"resources": {"device": "cuda"}, "train": train}
+    draft["model"] = found["model"]
+    change_spec(draft, changes)
+    return draft
+
+
 @app.command()
 def search(
-    spec: Spec,
     ranks: Annotated[int, typer.Option(min=1, help="number of ranks")],
+    spec: OptionalSpec = None,
     changes: Sets = [],  # noqa: B006
+    config: ConfigFile = None,
     cluster: Cluster = None,
     limit: Annotated[int, typer.Option(min=1, max=100)] = 10,
     as_json: AsJson = False,
 ) -> None:
     """List the fastest layouts of a model that fit in memory. The exit code is 1 if no layout fits."""
-    query: dict[str, Any] = {"spec": read_spec(spec, changes), "ranks": ranks, "limit": limit}
     with connect() as client:
+        draft = _read_draft(client, spec, config, changes)
+        query: dict[str, Any] = {"spec": draft, "ranks": ranks, "limit": limit}
         result = client.search({**query, "cluster": cluster} if cluster else query)
     if as_json:
         print_json(result)

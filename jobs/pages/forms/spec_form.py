@@ -28,7 +28,7 @@ DEFAULT_PRESET = "gpt-tiny"
 _DRY = derived.read_fields("", JobSpec, only=["dry_ranks"])
 _RANKS = derived.read_fields("layout.auto", AutoSpec, only=["ranks"])
 _AUTO = _RANKS | {f"layout.auto.{name}": derived.HIDDEN_JSON for name in AutoSpec.model_fields if name != "ranks"}
-MODEL_SECTIONS = {f"model.{name}": derived.HIDDEN_JSON for name in ("moe", "mla", "rope_scaling")}
+MODEL_SECTIONS = {f"model.{name}": derived.HIDDEN_JSON for name in ("moe", "mla", "rope_scaling", "block")}
 # Hidden inputs of the form. The Planner sets the software stack, which changes estimates only.
 HIDDEN = (*MODEL_SECTIONS, "resources.stack", *SOFTWARE_FIELDS)
 _MODEL = derived.read_fields("model", ModelSpec)
@@ -199,21 +199,20 @@ def list_schedules() -> dict[str, dict[str, Any]]:
     return {name: {"label": SCHEDULE_NAMES[name], "chunks": CHUNKS.get(name, 1)} for name in names}
 
 
+def format_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the fields of a model, without `model.` in their names."""
+    names = {name: model[name] for name in _SIZES if name in model}
+    parts = derived.format_values(MODEL_SECTIONS, {"model": model})
+    return {**names, **{name.removeprefix("model."): text for name, text in parts.items()}}
+
+
 def list_presets() -> dict[str, dict[str, Any]]:
     """Return the description, parameter count and sizes of each preset."""
     return {
         name: {
             "description": preset.description,
             "parameters": count_parameters(preset.model),
-            "sizes": {
-                **preset.model.model_dump(include=_SIZES),
-                **{
-                    name.removeprefix("model."): text
-                    for name, text in derived.format_values(
-                        MODEL_SECTIONS, {"model": preset.model.model_dump()}
-                    ).items()
-                },
-            },
+            "sizes": format_model(preset.model.model_dump()),
         }
         for name, preset in PRESETS.items()
     }

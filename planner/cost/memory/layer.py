@@ -21,10 +21,10 @@ from planner.cost.memory.tensor_parallel import (
     run_norm,
 )
 from planner.cost.resolved_plan import MicroBatch
+from planner.facts.model_parts import MoeSpec
 from planner.facts.model_shapes import count_expert_rows
 from planner.facts.placements import count_local_kv_heads
 from planner.facts.precision import FP32_BYTES
-from planner.facts.spec import MoeSpec
 
 
 def run_layer(g: Graph, batch: MicroBatch, x: Tensor, *, moe: bool = False) -> Tensor:
@@ -47,6 +47,8 @@ def count_saved_outputs(batch: MicroBatch, *, moe: bool) -> int:
     if mla := model.mla:
         attention = heads * mla.value_head_dim
         outputs = [mla.q_rank, mla.kv_rank + mla.rope_head_dim, model.hidden_size]
+        if not mla.q_rank:
+            outputs = [heads * (width + mla.nope_head_dim) for width in (mla.rope_head_dim, mla.value_head_dim)]
     else:
         attention, key = heads * model.head_size, kv_heads * model.head_size
         outputs = [attention + 2 * key] if model.arch == "gpt" else [attention, key]
@@ -54,24 +56,43 @@ def count_saved_outputs(batch: MicroBatch, *, moe: bool) -> int:
     if moe and model.moe:
         outputs.append(model.moe.num_experts)
     else:
-        outputs += [inner] if model.arch == "gpt" else [inner, model.hidden_size]
+        outputs += [inner, model.hidden_size] if model.is_gated else [inner]
     scattered = 2 * batch.shard_bytes if batch.sequence_parallel else 0
     return row * (sum(outputs) + attention) + batch.tokens * heads * FP32_BYTES + scattered
 
 
 def _run_layer(g: Graph, batch: MicroBatch, x: Tensor, *, moe: bool) -> Tensor:
-    bias = batch.model.arch == "gpt"
+    parts, feed = batch.model.parts, _run_experts if moe else _run_mlp
+    if parts.num_norms == 1:
+        return _run_single_norm_layer(g, batch, x, feed)
     attention = _run_sublayer(g, batch, x, _run_attention)
-    after = _add_bias(g, batch, attention, bias)
+    after = _add_bias(g, batch, attention, bool(parts.out_bias))
     middle = g.add(x, after)
-    if bias:
+    if parts.out_bias:
         g.drop(after)
-    made = _run_sublayer(g, batch, middle, _run_experts if moe else _run_mlp)
-    after = made if moe else _add_bias(g, batch, made, bias)
+    made = _run_sublayer(g, batch, x if parts.parallel else middle, feed)
+    after = made if moe else _add_bias(g, batch, made, bool(parts.mlp_bias))
     out = g.add(middle, after)
-    if bias and not moe:
+    if parts.mlp_bias and not moe:
         g.drop(after)
     g.drop(made, middle, attention)
+    return out
+
+
+def _run_single_norm_layer(
+    g: Graph, batch: MicroBatch, x: Tensor, feed: Callable[[Graph, MicroBatch, LayerInput], Tensor]
+) -> Tensor:
+    """Record a layer whose attention and MLP read the output of one norm. Meshboard's trainer does not run it."""
+
+    def run_both(g: Graph, batch: MicroBatch, entered: LayerInput) -> Tensor:
+        attention, made = _run_attention(g, batch, entered), feed(g, batch, entered)
+        total = g.add(attention, made)
+        g.drop(attention, made)
+        return total
+
+    made = _run_sublayer(g, batch, x, run_both)
+    out = g.add(x, made)
+    g.drop(made)
     return out
 
 
@@ -96,7 +117,11 @@ def _run_sublayer(
         g.keep_until_backward(normed)
     out = reduce_output(g, batch, inside(g, batch, entered))
     g.drop(normed, whole)
-    return out
+    if batch.model.parts.num_norms < 4:
+        return out
+    normed_out = run_norm(g, out)
+    g.drop(out)
+    return normed_out
 
 
 # Attention: fused, in blocks of a ring, latent, or with all scores in memory.
@@ -112,13 +137,17 @@ def _run_attention(g: Graph, batch: MicroBatch, x: LayerInput) -> Tensor:
     heads, kv_heads = model.num_heads // batch.tp, count_local_kv_heads(model.num_kv_heads, batch.tp)
     row = batch.tokens * batch.element
     query, key = row * heads * model.head_size, row * kv_heads * model.head_size
-    h, rope = model.hidden_size, model.arch == "llama"
+    h, rope = model.hidden_size, model.has_rope
     matmuls = (
         Matmul(query, h * heads * model.head_size, clones=rope and heads > 1),
         Matmul(key, h * kv_heads * model.head_size, clones=rope and kv_heads > 1),
         Matmul(key, h * kv_heads * model.head_size),
     )
-    q, k, v = made = run_column_parallel(g, batch, x, matmuls)
+    q, k, v = projections = run_column_parallel(g, batch, x, matmuls)
+    made = [*projections]
+    if model.parts.query_norm != "none":
+        q, k = (run_norm(g, rows) for rows in (q, k))
+        made += [q, k]
     if rope:  # cosines and sines belong to the rank
         q, k = (g.apply((rows,), rows.num_bytes) for rows in (q, k))
     mixed = _attend(g, batch, q, k, v, heads=heads, out_bytes=query)
@@ -213,7 +242,7 @@ def _run_latent_attention(g: Graph, batch: MicroBatch, x: Tensor) -> Tensor:
     down = g.linear(x, row * latent, h * latent)
     normed = g.apply((down,), row * (mla.q_rank + mla.kv_rank), saves=(down,))
     g.drop(down)
-    q = g.linear(normed, row * width, mla.q_rank * width)
+    q = g.linear(normed if mla.q_rank else x, row * width, (mla.q_rank or h) * width)
     k = g.linear(normed, row * width, mla.kv_rank * heads * mla.nope_head_dim)
     v = g.linear(normed, row * values, mla.kv_rank * values)
     g.drop(normed)
@@ -253,10 +282,10 @@ def _attend_unfused(
 
 
 def _run_mlp(g: Graph, batch: MicroBatch, x: LayerInput) -> Tensor:
-    """Record the MLP: GELU for gpt, SwiGLU for llama."""
+    """Record the MLP, which is gated for llama."""
     inner = batch.model.ffn_hidden_size // batch.tp
     matmul = Matmul(batch.tokens * inner * batch.element, batch.model.hidden_size * inner)
-    up, *gates = run_column_parallel(g, batch, x, [matmul] * (1 if batch.model.arch == "gpt" else 2))
+    up, *gates = run_column_parallel(g, batch, x, [matmul] * (2 if batch.model.is_gated else 1))
     return _run_down(g, batch, gates[0] if gates else None, up)
 
 
@@ -305,9 +334,9 @@ def _run_experts(g: Graph, batch: MicroBatch, entering: LayerInput) -> Tensor:
     out = g.apply((weighed,), batch.hidden_bytes)
     g.drop(weighed, answers, probabilities, gates, *named)
     if moe.shared_experts:
-        inner = moe.shared_experts * moe.expert_ffn_hidden_size // batch.tp
-        size, is_gpt = batch.tokens * inner * batch.element, batch.model.arch == "gpt"
-        gate = None if is_gpt else g.linear(x, size, h * inner)
+        inner = moe.shared_size // batch.tp
+        size = batch.tokens * inner * batch.element
+        gate = g.linear(x, size, h * inner) if batch.model.is_gated else None
         shared = _run_down(g, batch, gate, g.linear(x, size, h * inner))
         alone, out = out, g.add(out, shared)
         g.drop(alone, shared)

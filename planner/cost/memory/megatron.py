@@ -121,17 +121,22 @@ def _get_saved(batch: MicroBatch, *, moe: bool) -> Iterator[int]:
     if batch.recompute == "full":
         return
     light, width = batch.recomputes_light, batch.narrow / batch.element
-    gpt, mask = batch.model.arch == "gpt", batch.shard_bytes // batch.element * MASK_BYTES if batch.dropout else 0
+    parts, mask = batch.model.parts, batch.shard_bytes // batch.element * MASK_BYTES if batch.dropout else 0
     if not light:
         yield round(batch.shard_bytes * width)  # output of the norm, in the type of matmul operands
     yield from _get_saved_by_attention(batch)
-    yield batch.shard_bytes  # input of the second norm
+    if not parts.parallel:
+        yield batch.shard_bytes  # input of the second norm
+    if parts.num_norms == 4:
+        yield 2 * batch.shard_bytes  # inputs of the norms after attention and the MLP
     yield 2 * mask
-    if not light:
+    if not light and parts.num_norms > 1:
         yield round(batch.shard_bytes * width)
     wide = batch.tokens * batch.element // batch.tp
     if not moe:
-        yield from _get_saved_by_mlp(wide * batch.model.ffn_hidden_size, gated=not gpt, width=width, light=light)
+        yield from _get_saved_by_mlp(
+            wide * batch.model.ffn_hidden_size, gated=batch.model.is_gated, width=width, light=light
+        )
         return
     mixture = batch.model.moe
     assert mixture is not None
@@ -140,7 +145,7 @@ def _get_saved(batch: MicroBatch, *, moe: bool) -> Iterator[int]:
     yield batch.tokens * mixture.num_experts * FP32_BYTES  # probabilities
     yield round(routed * batch.model.hidden_size * width)
     yield from _get_saved_by_mlp(routed * inner, gated=True, width=width, light=light)
-    shared = wide * mixture.expert_ffn_hidden_size * mixture.shared_experts
+    shared = wide * mixture.shared_size
     yield from _get_saved_by_mlp(shared, gated=True, width=width, light=light)
 
 
@@ -161,6 +166,8 @@ def _get_saved_by_attention(batch: MicroBatch) -> Iterator[int]:
     else:
         queries = out = row * heads * model.head_size
         keys = values = row * count_local_kv_heads(model.num_kv_heads, batch.tp) * model.head_size
+    if model.parts.query_norm != "none":
+        yield queries + keys
     if batch.attention == "unfused":
         yield queries + keys + values
         if batch.recompute != "selective":
@@ -178,5 +185,4 @@ def _count_gradients(batch: MicroBatch, *, moe: bool) -> int:
     mixture, rows, inner = batch.model.moe, batch.tokens, batch.model.ffn_hidden_size
     if moe and mixture is not None:
         rows, inner = count_expert_rows(mixture, batch.tokens, batch.seq_len), mixture.expert_ffn_hidden_size
-    gated = batch.model.arch != "gpt"
-    return rows * batch.element * (inner * (3 if gated else 2) // batch.tp + batch.model.hidden_size)
+    return rows * batch.element * (inner * (3 if batch.model.is_gated else 2) // batch.tp + batch.model.hidden_size)

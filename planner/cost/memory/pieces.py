@@ -119,7 +119,7 @@ def _record_weights(g: Graph, forward: Stretch) -> RecordedPiece:
 
 
 def _embed(g: Graph, batch: MicroBatch) -> Tensor:
-    """Record the lookup of token rows, and of positions for gpt."""
+    """Record the lookup of token rows, and of learned positions."""
     model, tape = batch.model, g.tape
     if batch.tp > 1:
         tape.touch(batch.hidden_bytes, WORKING)
@@ -132,7 +132,7 @@ def _embed(g: Graph, batch: MicroBatch) -> Tensor:
     else:
         rows = g.allocate(batch.hidden_bytes)
     g.record(lambda: _run_embedding_backward(g, batch, rows))
-    if model.arch != "gpt":
+    if not model.has_learned_positions:
         return rows
     length = batch.tokens // batch.sequences // batch.num_shards
     positions = g.allocate(length * model.hidden_size * batch.element)

@@ -197,6 +197,14 @@ def plans(call: DocumentClient, user: APIClient) -> None:
     call(user, "listClusters")
     call(user, "listTemplates")
     call(user, "listPresets")
+    config = {"model_type": "qwen2", "hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14}
+    config |= {"num_key_value_heads": 2, "intermediate_size": 4864, "vocab_size": 151936, "tie_word_embeddings": True}
+    imported = call(user, "importModel", {**config, "max_position_embeddings": 131072, "frobnication": 3})
+    assert (imported["parameters"], imported["assumed"]) == (494_032_768, False)
+    assert [problem["field"] for problem in imported["not_runnable"]] == ["model.block"]
+    assert call(user, "plan", {"model": imported["model"]})["estimate"]
+    refused = call(user, "importModel", config, code=422)
+    assert [error["pointer"] for error in refused["errors"]] == ["/max_position_embeddings"]
 
 
 def jobs(call: DocumentClient, user: APIClient, owner: User) -> None:

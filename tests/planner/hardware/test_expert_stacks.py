@@ -7,7 +7,8 @@ import pytest
 from planner.cost.compute import ComputeTimer
 from planner.cost.resolved_plan import resolve
 from planner.cost.timing import Timer, get_step_timing
-from planner.facts.spec import JobSpec, Layout, MoeSpec
+from planner.facts.model_parts import MoeSpec
+from planner.facts.spec import JobSpec, Layout
 from planner.hardware.cluster import NodeSpan
 from planner.hardware.kernel_time import compute_collective_seconds
 from planner.hardware.kernels import Gemm, MemoryKernel, ModuleKernels, build_layer_kernels

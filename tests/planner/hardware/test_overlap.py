@@ -7,9 +7,10 @@ import pytest
 from planner.cost.resolved_plan import resolve
 from planner.cost.stage_time import Timing, compute_interleaved_exposure
 from planner.cost.timing import Timer
+from planner.facts.model_parts import MoeSpec
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
-from planner.facts.spec import JobSpec, Layout, MoeSpec, TrainSpec
+from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.kernel_time import compute_kernel_seconds
 from planner.hardware.kernels import Gemm, build_layer_kernels

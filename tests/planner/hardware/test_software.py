@@ -10,10 +10,11 @@ from planner.cost.estimate import estimate
 from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
 from planner.explain import explain
+from planner.facts.model_parts import MoeSpec
 from planner.facts.model_shapes import compute_model_flops, count_parameters
 from planner.facts.presets import PRESETS
 from planner.facts.resources import SoftwareSpec, StackName
-from planner.facts.spec import JobSpec, Layout, MoeSpec
+from planner.facts.spec import JobSpec, Layout
 from planner.hardware.calibration import build_cluster
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.stack_options import (

@@ -17,10 +17,11 @@ from planner.cost.resolved_plan import MicroBatch, resolve
 from planner.cost.stage_time import compute_exposed
 from planner.cost.timing import Timer, get_step_timing
 from planner.cost.traffic import get_micro_batch_traffic
+from planner.facts.model_parts import MlaSpec, MoeSpec
 from planner.facts.precision import MIXED_PRECISIONS
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources, StackName
-from planner.facts.spec import JobSpec, Layout, MlaSpec, MoeSpec
+from planner.facts.spec import JobSpec, Layout
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.hardware.calibration import build_cluster
 from planner.hardware.catalog import CLUSTERS

@@ -16,9 +16,10 @@ from planner.cost.memory import count_held_parameters, get_stage_memory
 from planner.cost.resolved_plan import resolve
 from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
+from planner.facts.model_parts import MlaSpec
 from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
-from planner.facts.spec import JobSpec, Layout, MlaSpec, Recompute, TrainSpec
+from planner.facts.spec import JobSpec, Layout, Recompute, TrainSpec
 from planner.facts.stages import get_stage_chunks
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import DEFAULT_LAUNCH_S

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
+from planner.facts.model_parts import MoeSpec
 from planner.facts.model_shapes import get_expert_capacity
-from planner.facts.spec import ModelSpec, MoeSpec
+from planner.facts.spec import ModelSpec
 from workers.trainer.model.layers import Linear, Mlp, Strategy, activate, read_parameter
 from workers.trainer.parallel.tensor_parallel import ParallelInput
 

@@ -6,6 +6,7 @@ const known = (value) => typeof value === "number";
 const WORDS = {
   moe: ({ num_experts: experts }) => (known(experts) ? `a mixture of ${integer(experts)} experts` : "a mixture of experts"),
   mla: () => "latent attention",
+  block: () => "layers that differ from the architecture",
   rope_scaling: ({ factor }) => (known(factor) ? `RoPE scaling by ${factor}` : "RoPE scaling"),
 };
 

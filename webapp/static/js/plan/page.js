@@ -4,6 +4,7 @@ import { parameters } from "../format.js";
 import { readRanks } from "../pictures/ranks.js";
 import { failed, refused } from "../refusal.js";
 import { best, filled, query, why } from "./best.js";
+import { setUpConfigImport } from "./config_import.js";
 import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
 import { showHeadline, findBusiestStages } from "./headline.js";
@@ -34,6 +35,13 @@ function showModel() {
   const preset = presets[name];
   note.textContent = preset ? `${preset.description} · ${parameters(preset.parameters)} parameters` : `Custom sizes${withParts((part) => form.elements[`model.${part}`].value)}.`;
   if (preset) for (const [key, value] of Object.entries(preset.sizes)) setField(`model.${key}`, value);
+}
+
+/** Fills in the sizes of an imported model. */
+function useModel({ fields }) {
+  form.elements["model.preset"].value = "";
+  put(Object.fromEntries(Object.entries(fields).map(([name, value]) => [`model.${name}`, value ?? ""])));
+  showModel();
 }
 
 function setField(name, value) {
@@ -385,6 +393,7 @@ document.getElementById("copy-curl").addEventListener("click", async () => {
     : "The browser does not allow copying. Select the text below.";
 });
 document.getElementById("best").addEventListener("click", fillBest);
+setUpConfigImport(form, useModel);
 readRanks(panel);
 showPipeline();
 showAuto();

@@ -1,10 +1,11 @@
 // The Planner: a shared base, up to four layouts side by side, and the search.
 import { paretoChart } from "../charts/pareto.js";
 import { copyText, el, embedded, stackedBar, withCode } from "../dom.js";
-import { between, bytes, counted, decimalBytes, duration, integer, sureness, tokenRate } from "../format.js";
+import { between, bytes, counted, decimalBytes, duration, integer, parameters, sureness, tokenRate } from "../format.js";
 import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
 import { failed, fetchPatiently, words } from "../refusal.js";
+import { setUpConfigImport } from "./config_import.js";
 import { putSoftware, showSoftware, readSoftware } from "./software.js";
 
 const MAX_LANES = 4;
@@ -389,11 +390,26 @@ function fromSpec(spec, cluster) {
 function showLinked() {
   const { preset, ...sizes } = custom?.model ?? {};
   const own = base.elements.preset.value === "";
+  const hint = document.getElementById("linked-settings");
+  if (own && custom?.imported) {
+    base.elements.preset.selectedOptions[0].textContent = `imported · ${parameters(custom.imported)}`;
+    hint.hidden = true;
+    return;
+  }
   if (own && preset) base.elements.preset.selectedOptions[0].textContent = `${preset} with other sizes`;
   const names = [...(own ? Object.keys(sizes) : []), ...Object.keys(custom?.train ?? {})];
-  const hint = document.getElementById("linked-settings");
   hint.hidden = names.length === 0;
   hint.textContent = `Settings of the linked job: ${names.join(", ")}. To remove these settings, choose a model.`;
+}
+
+/** Plans an imported model, with sequences that are not longer than the model allows. */
+function useModel({ model, parameters: imported }) {
+  custom = { model, train: {}, imported };
+  const { preset, seq_len: length } = base.elements;
+  preset.value = "";
+  if (Number(length.value) > model.max_seq_len) length.value = String(model.max_seq_len);
+  showLinked();
+  base.dispatchEvent(new Event("input"));
 }
 
 /** Replaces the page's own layouts by the fastest two for the base, so that they stay valid. */
@@ -421,6 +437,7 @@ base.addEventListener("input", () => {
 });
 base.addEventListener("submit", (event) => event.preventDefault());
 document.getElementById("search").addEventListener("click", search);
+setUpConfigImport(base, useModel);
 document.getElementById("add").addEventListener("click", () => {
   untouched = false;
   addLane(state.at(-1) ?? FIRST[0]);
