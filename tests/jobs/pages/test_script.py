@@ -43,6 +43,9 @@ def test_form_submits_and_copies_a_script(client: Client, owner: User) -> None:
         "module": None,
         "args": ["--text", "two words"],
         "cwd": None,
+        "command": None,
+        "log_pattern": None,
+        "upload": None,
         "plan": None,
     }
     assert job.num_slots == 2
@@ -73,7 +76,7 @@ def test_pages_escape_direction_characters(client: Client, owner: User, staff: U
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"script.path": ""}, "has neither path nor module. Set one of them."),
+        ({"script.path": ""}, "has no path, module, or command. Set one of path, module, and command."),
         ({"script.path": "../x.py"}, "outside the script root"),
         ({"script.args": "'open"}, "cannot be split into arguments: No closing quotation"),
         ({"layout.dp": "many"}, "Use a whole number."),
@@ -96,7 +99,7 @@ def test_rest_accepts_scripts_and_rejects_their_axes(owner: User, api: Api) -> N
     assert refused.json()["errors"][0]["message"] == (
         "`layout` sets fields other than dp, but a script job uses dp only. Set only dp."
     )
-    with pytest.raises(SpecError, match="A script job needs"):
+    with pytest.raises(SpecError, match="Set `script.path`, `script.module`, or `script.command`"):
         parse_spec({"kind": "script"})
     with pytest.raises(SpecError, match=r"`script\.args\.0` is "):
         parse_spec({"kind": "script", "script": {"path": "x.py", "args": ["a\x00b"]}})
@@ -113,6 +116,9 @@ def test_pages_show_the_command_of_a_module(client: Client, owner: User) -> None
         "module": "package.train",
         "args": ["--lr", "1"],
         "cwd": "data",
+        "command": None,
+        "log_pattern": None,
+        "upload": None,
         "plan": None,
     }
     for page in (f"/jobs/{job.id}/", "/"):
@@ -125,8 +131,8 @@ def test_pages_show_the_command_of_a_module(client: Client, owner: User) -> None
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ({}, "`script` has neither path nor module. Set one of them."),
-        ({"path": "a.py", "module": "a"}, "`script` has both path and module. Set one of them."),
+        ({}, "`script` has no path, module, or command. Set one of path, module, and command."),
+        ({"path": "a.py", "module": "a"}, "`script` has path and module. Set one of path, module, and command."),
         ({"module": "-m"}, "`script.module` is '-m', which is not a module name."),
         ({"module": "a..b"}, "`script.module` is 'a..b', which is not a module name."),
         ({"path": "."}, "`script.path` is '.', which is a folder. Use a file in it."),
