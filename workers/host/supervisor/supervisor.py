@@ -22,8 +22,10 @@ from contracts.telemetry.items import StartItem
 from workers.disk import format_start_failure, write_json
 from workers.host.attempts import AttemptDir
 from workers.host.isolation import get_job_user
+from workers.host.programs import get_program
 from workers.host.rank_files import read_failure
 from workers.host.settings import HostSettings
+from workers.host.supervisor.event_files import EventFiles
 from workers.host.supervisor.exit_report import AttemptEnd, build_exit_report, describe_save
 from workers.host.supervisor.health import GaugeSampler
 from workers.host.supervisor.http_transport import BadUrlError, BoardClient
@@ -46,6 +48,7 @@ from workers.host.supervisor.torchrun_process import TorchrunProcess
 log = logging.getLogger(__name__)
 
 SEND_INTERVAL_S = 0.1
+EVENT_FILES_INTERVAL_S = 2.0
 FAREWELL_TIMEOUT_S = 30.0  # to send the rest after the attempt has ended
 
 
@@ -55,6 +58,7 @@ class Supervisor(TelemetrySession):
     transport: BoardTransport
     publisher: Publisher
     tail: LogTail
+    _event_files: EventFiles | None = None  # of scripts
 
     def __init__(self, attempt: AttemptDir, settings: HostSettings, folder: Path, transport: BoardTransport) -> None:
         self.attempt, self.order = attempt, attempt.read_order()
@@ -67,10 +71,13 @@ class Supervisor(TelemetrySession):
         self.tail = LogTail(attempt.logs, ranks, settings.log_bytes, owners)
         if script := self.order["spec"].get("script"):
             self.log_metrics = LogMetrics(ranks, script.get("log_pattern"))
+            if get_node_index(self.order) == 0:  # hosts may share the folder
+                folders = (attempt.work, *get_program(self.order).folders(self.settings, self.order).shared)
+                self._event_files = EventFiles(folders, ranks[0], owners)
         self.publisher = Publisher(attempt.job, attempt.attempt, self.buffer, transport, settings.name, self.clock)
         self.lease = GangLease(self.order)
         self.reason = ""
-        self.preempted = self._save_requested = False
+        self.preempted = self._save_requested = self._has_writer_calls = False
         self._exit: ExitReport | None = None
         self._started = self._running = False
 
@@ -125,6 +132,7 @@ class Supervisor(TelemetrySession):
             (self._poll_flags, POLL_INTERVAL_S),
             (self._poll_requested_steps, POLL_INTERVAL_S),
             (self.monitor.check_stopped, 0.0),
+            (self._read_event_files, EVENT_FILES_INTERVAL_S),
         )
         others = []
         if "gang" in self.order:
@@ -132,7 +140,9 @@ class Supervisor(TelemetrySession):
         if "checkpoint" in self.order and "lent" in self.order["checkpoint"]:
             loan = deliver_loan(self.transport, self.order["checkpoint"], self.folder, self.settings.job_user)
             others.append(asyncio.create_task(loan))
-        return await self._collect(server, self.torchrun.wait(), work, others)
+        code = await self._collect(server, self.torchrun.wait(), work, others)
+        await self._read_event_files(final=True)
+        return code
 
     async def _start(self) -> asyncio.Server | None:
         """Start the telemetry server and torchrun. On an error, set the outcome and return None."""
@@ -216,6 +226,8 @@ class Supervisor(TelemetrySession):
         has_checkpoint = False
         for item in items:
             has_checkpoint = has_checkpoint or item["kind"] == "checkpoint"
+            if item["kind"] == "metric" and item["source"] == "SummaryWriter":
+                self._has_writer_calls = True
             self._receive_item(item)
         if self.summary.training and not self._running:
             self._running = True
@@ -249,6 +261,11 @@ class Supervisor(TelemetrySession):
             self.lease.renew()
         if self.lease.is_expired():
             self._end("lost", self.lease.describe())
+
+    async def _read_event_files(self, *, final: bool = False) -> None:
+        """Add metrics of event files, unless the meter reads the calls that write these files."""
+        if self._event_files is not None and not self._has_writer_calls:
+            self._record_metrics(await asyncio.to_thread(self._event_files.read, final=final))
 
     async def _poll_requested_steps(self) -> None:
         with contextlib.suppress(TransportError):
