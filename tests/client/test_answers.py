@@ -20,6 +20,7 @@ RETURNS: dict[str, Callable[..., Any]] = {
     "adviseJob": Client.advice,
     "compareJobs": Client.compare,
     "plan": Client.plan,
+    "importModel": Client.import_model,
     "searchPlans": Client.search,
     "getBaseline": Client.baseline,
     "setBaseline": Client.set_baseline,

@@ -223,6 +223,21 @@ def test_plan_of_a_script_has_no_estimate(meshboard: Meshboard, server: FakeServ
     assert ran.out == "Meshboard has no estimate for jobs of this kind.\n"
 
 
+def test_plan_of_a_config_prints_parameters_and_notes(meshboard: Meshboard, server: FakeServer, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    found = {"model": {"max_seq_len": 64}, "parameters": 1_234, "notes": ["The plan leaves out `x`."]}
+    server.respond_at("models/import", found)
+    server.respond_at("plan", {"estimate": None, "problems": [], "not_runnable": [], "choices": {}})
+    ran = meshboard("plan", "--config", str(tmp_path / "config.json"), at=server)
+    assert (ran.code, ran.err) == (0, "1,234 parameters\nThe plan leaves out `x`.\n")
+
+
+def test_plan_needs_a_spec_or_a_config(meshboard: Meshboard, server: FakeServer) -> None:
+    ran = meshboard("plan", at=server)
+    assert ran.code == ExitCode.WRONG
+    assert ran.err.endswith("SPEC is missing. Add a spec, or use --config FILE.\n")
+
+
 def test_shows_the_final_verdict_of_an_ended_run(meshboard: Meshboard, server: FakeServer) -> None:
     content = {"sentence": "Runs: 102 ms a step", "reason": "", "next": "", "over": False}
     failed = {**ENDED, "status": "failed", "history": [{"reason": "rank 1 was killed"}]}
