@@ -99,7 +99,7 @@ def test_rest_accepts_scripts_and_rejects_their_axes(owner: User, api: Api) -> N
     assert refused.json()["errors"][0]["message"] == (
         "`layout` sets fields other than dp, but a script job uses dp only. Set only dp."
     )
-    with pytest.raises(SpecError, match="Set `script.path`, `script.module`, or `script.command`"):
+    with pytest.raises(SpecError, match="`script` is missing"):
         parse_spec({"kind": "script"})
     with pytest.raises(SpecError, match=r"`script\.args\.0` is "):
         parse_spec({"kind": "script", "script": {"path": "x.py", "args": ["a\x00b"]}})
