@@ -182,7 +182,7 @@ class Client:
 
     def import_model(self, config: dict[str, Any]) -> ImportedModel:
         """Return the model of a Hugging Face config.json, for the model of a spec."""
-        found: ImportedModel = self._request("POST", ("models", "import"), json=config)
+        found: ImportedModel = self._request("POST", ("plan", "import-model"), json=config)
         return found
 
     def search(self, query: SearchRequest | dict[str, Any]) -> SearchResult:

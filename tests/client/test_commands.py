@@ -226,7 +226,7 @@ def test_plan_of_a_script_has_no_estimate(meshboard: Meshboard, server: FakeServ
 def test_plan_of_a_config_prints_parameters_and_notes(meshboard: Meshboard, server: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     found = {"model": {"max_seq_len": 64}, "parameters": 1_234, "notes": ["The plan leaves out `x`."]}
-    server.respond_at("models/import", found)
+    server.respond_at("plan/import-model", found)
     server.respond_at("plan", {"estimate": None, "problems": [], "not_runnable": [], "choices": {}})
     ran = meshboard("plan", "--config", str(tmp_path / "config.json"), at=server)
     assert (ran.code, ran.err) == (0, "1,234 parameters\nThe plan leaves out `x`.\n")
