@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.conf import settings
@@ -21,6 +22,7 @@ from jobs.planning.fit import UnfitError
 from jobs.planning.hosts import list_hardware
 from jobs.planning.planner_processes import BusyError
 from jobs.planning.uploads import MAX_LISTED_SCRIPTS, list_paths
+from planner.facts.hugging_face import parse_config
 from planner.facts.presets import TEMPLATES
 from planner.facts.resources import Resources, SlurmSpec
 from planner.facts.spec import JobSpec, Layout, ScriptSpec, TrainSpec
@@ -48,6 +50,7 @@ PLAN_FIELDS = derived.read_fields(
 SCRIPT_FIELDS |= PLAN_FIELDS
 PLAN_MODEL = "plan_model"  # the choice of the model: a preset, COPIED_MODEL, or "" without a prediction
 COPIED_MODEL = "copied"
+PLAN_CONFIG = "plan_config"  # the text of a Hugging Face config.json, instead of the choice
 
 
 @require_http_methods(["GET", "POST"])
@@ -154,19 +157,25 @@ def script_new(request: HttpRequest) -> HttpResponse:
         return _render_script_form(request, {**derived.format_values(SCRIPT_FIELDS, spec), PLAN_MODEL: choice}, [])
     try:
         spec = field_groups.drop_unused_engines(derived.parse_form(SCRIPT_FIELDS, request.POST))
-        _set_planned_model(spec, request.POST.get(PLAN_MODEL, ""))
+        _set_planned_model(spec, request.POST)
         return submit_once(request, {"kind": "script", **spec})
     except SpecError as error:
-        values = {name: request.POST.get(name, "") for name in (*SCRIPT_FIELDS, PLAN_MODEL)}
+        values = {name: request.POST.get(name, "") for name in (*SCRIPT_FIELDS, PLAN_MODEL, PLAN_CONFIG)}
         return _render_script_form(request, values, error.problems)
 
 
-def _set_planned_model(spec: dict[str, Any], choice: str) -> None:
-    """Set the model of the prediction. Without a choice, the script has no prediction."""
+def _set_planned_model(spec: dict[str, Any], form: Mapping[str, str]) -> None:
+    """Set the model of the prediction: a config.json, or the choice. Without both, the script has no prediction.
+
+    Raises:
+        SpecError: The config.json cannot be planned.
+    """
     script = spec.get("script", {})
-    plan = script.pop("plan", {})
-    model = plan.get("model") if choice == COPIED_MODEL else {"preset": choice}
-    if choice:
+    plan, choice, config = script.pop("plan", {}), form.get(PLAN_MODEL, ""), form.get(PLAN_CONFIG, "").strip()
+    if config:
+        script["plan"] = {**plan, "model": parse_config(config).model.model_dump()}
+    elif choice:
+        model = plan.get("model") if choice == COPIED_MODEL else {"preset": choice}
         script["plan"] = {**plan, "model": model}
 
 

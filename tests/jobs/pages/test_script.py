@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -175,6 +176,17 @@ def test_form_describes_the_model_of_the_prediction(client: Client, owner: User)
     wrong = client.post("/jobs/script/", FORM | plan | {"plan_model": "gpt-none"})
     assert wrong.status_code == 422
     assert "gpt-none" in wrong.content.decode()
+
+
+def test_form_reads_the_model_from_a_config_of_hugging_face(client: Client, owner: User) -> None:
+    client.force_login(owner)
+    config = {"model_type": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 64, "vocab_size": 512}
+    assert client.post("/jobs/script/", {**FORM, "plan_config": json.dumps(config)}).status_code == 302
+    model = Job.objects.get().spec["script"]["plan"]["model"]
+    assert (model["num_layers"], model["hidden_size"], model["vocab_size"]) == (4, 128, 512)
+    wrong = client.post("/jobs/script/", {**FORM, "plan_config": '{"model_type": "mamba"}'})
+    assert wrong.status_code == 422
+    assert "mamba" in wrong.content.decode()
 
 
 def test_form_copies_a_model_without_preset_and_its_layout(client: Client, owner: User) -> None:
