@@ -29,25 +29,37 @@ from jobs.queue.attempt_completion import fail_unsent
 log = logging.getLogger(__name__)
 
 SERVER_FIELDS = ("project", "run", "retry", "after", "after_failed")
-SERVER_RESOURCE_FIELDS = ("max_hosts", "pool", "labels")
+SERVER_SECTION_FIELDS = {"resources": ("max_hosts", "pool", "labels"), "script": ("plan",)}
+# Fields that the previous version of a host does not know, with their defaults
+NEW_DEFAULTS: dict[str, dict[str, Any]] = {
+    "script": {"command": None, "upload": None, "log_pattern": None},
+    "model": {"block": None},
+}
+NEW_MOE_DEFAULTS: dict[str, Any] = {"shared_ffn_hidden_size": None, "shared_gate": False}
 MAX_SENT_ROWS = 500  # per call
 TRANSIENT_ERRORS = (redis.RedisError, kombu.exceptions.OperationalError, db.OperationalError, db.InterfaceError)
 ORDER_LIFETIME = timedelta(seconds=60)  # hosts ignore older orders
 
 
 def spec_for_hosts(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the spec without the fields that only the server reads.
+    """Return the spec without the fields that only the server reads, and without new fields at their defaults.
 
-    A host may have the previous version, which rejects unknown fields. Drop a new field here while it has its default.
+    A host may have the previous version, which rejects unknown fields.
     """
     sent = {name: value for name, value in spec.items() if name not in SERVER_FIELDS}
-    if "resources" in sent:
-        resources = spec["resources"].items()
-        sent["resources"] = {name: value for name, value in resources if name not in SERVER_RESOURCE_FIELDS}
-    script = spec.get("script")
-    if script is not None and script.get("upload") is None:
-        sent["script"] = {name: value for name, value in script.items() if name != "upload"}
+    for section, fields in SERVER_SECTION_FIELDS.items():
+        if sent.get(section) is not None:
+            sent[section] = {name: value for name, value in sent[section].items() if name not in fields}
+    for section, defaults in NEW_DEFAULTS.items():
+        if sent.get(section) is not None:
+            sent[section] = _drop_defaults(sent[section], defaults)
+    if moe := (sent.get("model") or {}).get("moe"):
+        sent["model"]["moe"] = _drop_defaults(moe, NEW_MOE_DEFAULTS)
     return sent
+
+
+def _drop_defaults(section: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in section.items() if name not in defaults or value != defaults[name]}
 
 
 def find_newest_checkpoint(job: Job) -> ResumeCheckpoint | None:

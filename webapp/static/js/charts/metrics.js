@@ -9,7 +9,7 @@ const HEIGHT = 158;
 /** Return draw(group, steps, weight) for a metric. `steps` chooses the axis, and `weight` the smoothing. */
 export function metricChart(container, page, name, isNumbered) {
   // The script numbers its steps, so this chart has its own relation of steps and time.
-  const own = { view: page.view, marks: [], curve: { step: [], time: [] } };
+  const own = { view: page.view, marks: [], curve: stepsAndTimes([]) };
   const options = { height: HEIGHT, label: name, value: formatMetric, values: (value) => formatMetric(value, 3), size: 68, range: fit };
   const update = plot(container, own, { ...options, xLabel: isNumbered ? "report" : "step" });
   return (group, steps, weight) => {

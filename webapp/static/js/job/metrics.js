@@ -41,10 +41,9 @@ export function metricsView(panel, page, redraw) {
     const source = el("span", { className: "note" });
     const figure = el("figure", {}, el("figcaption", {}, el("b", {}, group.name), " ", source), place);
     figure.dataset.metric = group.name;
-    const chart = { figure, source, numbered, draw: null };
-    charts.set(group.name, chart);
     holder.append(figure);
-    chart.draw = metricChart(place, page, group.name, numbered);
+    const chart = { figure, source, numbered, draw: metricChart(place, page, group.name, numbered) };
+    charts.set(group.name, chart);
     return chart;
   }
 
