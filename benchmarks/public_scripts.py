@@ -62,7 +62,7 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What one run printed, its CPU seconds, and the items of its ranks."""
+    """Printed losses and step times of a run, its CPU seconds, and the items of its ranks."""
 
     losses: list[str]
     step_ms: list[float]

@@ -38,7 +38,7 @@ DAMAGE = (
 
 
 class ArchiveError(Exception):
-    """An archive that Meshboard does not unpack. The message says why, and what to do."""
+    """An archive that Meshboard does not unpack. The message contains the reason and the fix."""
 
 
 class Entry(NamedTuple):

@@ -25,8 +25,8 @@ PARTS: dict[str, tuple[str, str]] = {
     "Tutorial": ("tutorial", "index"),
     "How to": (
         "howto",
-        "choose-a-layout read-a-verdict own-script elsewhere import-a-trace gate-a-build from-python "
-        "add-a-host calibrate slurm deploy backup upgrade secret-key people notifications",
+        "choose-a-layout read-a-verdict own-script script-measurements elsewhere import-a-trace gate-a-build "
+        "from-python add-a-host calibrate slurm deploy backup upgrade secret-key people notifications",
     ),
     "Explanation": (
         "explanation",
@@ -35,8 +35,8 @@ PARTS: dict[str, tuple[str, str]] = {
     ),
     "Reference": (
         "reference",
-        "glossary features pages spec trainer api rest errors command settings host-settings service-limits "
-        "metrics formulas bounds measurement accuracy figures measured parity gpu",
+        "glossary features pages spec hugging-face trainer scripts api rest errors command settings host-settings "
+        "service-limits metrics formulas bounds measurement accuracy figures measured parity gpu",
     ),
     "Development": ("development", "code-map"),
 }

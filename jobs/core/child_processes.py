@@ -10,7 +10,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def exit_with_parent(parent: int) -> None:
-    """End this process when its parent ends, so that no service keeps its port and its database."""
+    """End this process when its parent ends, which releases its port and its database."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Receive a file in parts, so that a client can resume and no request is large."""
+"""Receive a file in parts. A client can resume, and each request is small."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class ScriptPrediction(TypedDict):
     inferred: Annotated[bool, Field(description="True if the layout is inferred from the process groups of the run.")]
     layout: Annotated[LayoutDict | None, Field(description="Layout of the prediction. null if it is unknown.")]
     assumptions: Annotated[list[str], Field(description="Assumptions that the traffic does not prove.")]
-    problems: Annotated[list[str], Field(description="Why there is no prediction. Empty if there is one.")]
+    problems: Annotated[list[str], Field(description="Reasons for a missing prediction. Empty with a prediction.")]
     hardware: Annotated[str | None, Field(description="Accelerator of the prediction.")]
     values: list[PredictedValue]
 

@@ -1,7 +1,7 @@
 """Convert the `config.json` of a Hugging Face model to a model spec.
 
 The model has the same number of parameters as the weights that belong to the config, and the planner computes its
-memory, FLOPs, and traffic. `planner.facts.spec_rules.find_unsupported_fields` tells whether the trainer can run it.
+memory, FLOPs, and traffic. `planner.facts.spec_rules.find_unsupported_fields` checks if the trainer can run it.
 """
 
 from __future__ import annotations

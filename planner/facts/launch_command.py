@@ -42,7 +42,7 @@ def find_command_problems(command: str, spec: JobSpec) -> list[Problem]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        return [*found, _report(f"is no valid command line ({str(error).lower()}). Close the quotation mark.")]
+        return [*found, _report(f"is not a valid command line ({str(error).lower()}). Close the quotation mark.")]
     if text := _explain_invalid_words(words):
         return [*found, _report(text)]
     return [*found, *_find_size_problems(words, spec.layout.dp)]

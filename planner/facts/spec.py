@@ -325,7 +325,7 @@ class ScriptSpec(StrictModel):
         "for a module or a command, below the script root; for an upload, inside the upload (default: its top)",
     )
     plan: ScriptPlan | None = Field(
-        default=None, description="what the script trains, to compare a prediction with the measurement"
+        default=None, description="model and batch of the script, to compare a prediction with the measurement"
     )
     log_pattern: str | None = Field(
         default=None,

@@ -26,7 +26,7 @@ from workers.torch_private.groups import skip_dynamo
 
 HOOK_MODULE = "meshboard_hook"
 TELEMETRY_VARIABLE, RUN_VARIABLE, RANKS_VARIABLE = "MESHBOARD_TELEMETRY", "MESHBOARD_RUN_NAME", "MESHBOARD_RANKS"
-# Of torchrun, and of DeepSpeed's launcher.
+# Variables of torchrun and of DeepSpeed's launcher.
 LOCAL_RANKS_VARIABLES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 
 
@@ -67,7 +67,7 @@ def meter_group_member(args: Sequence[Any], named: Mapping[str, Any]) -> None:
 
 
 def meter_single_process() -> ModuleType | None:
-    """Meter a process without process groups, and return its marks. Return None in a process that is no rank."""
+    """Meter a process without process groups, and return its marks. Return None if it is not a rank."""
     if _Process.meter is None and (os.environ.get("RANK") or parent_process() is None):
         _start(_read_number("RANK") or 0, _read_number("WORLD_SIZE") or 1)
     return None if _Process.meter is None or _Process.pid != os.getpid() else _Process.meter.marks
@@ -113,7 +113,7 @@ def _start(rank: int, world_size: int) -> None:
     expected = _read_number(RANKS_VARIABLE)
     if expected is not None and expected != world_size and rank == 0:
         text = f"The command started {world_size} ranks, but `layout.dp` is {expected}."
-        _print(f"{text} Use the number of ranks of the command, so that all ranks are metered.")
+        _print(f"{text} Set `layout.dp` to the number of ranks of the command to meter all ranks.")
     if expected is not None and rank >= expected:
         return
     if not claim_rank(rank):

@@ -150,7 +150,7 @@ def report_exception(error: BaseException) -> None:
 
 
 def format_message(error: BaseException) -> str:
-    """Return the type and message of an exception. A group also shows its first exception that is no group."""
+    """Return the type and message of an exception. An exception group also shows its first exception."""
     # A syntax error starts with its indented location.
     message = next(line for line in traceback.format_exception_only(error) if not line.startswith(" ")).strip()
     inner = error

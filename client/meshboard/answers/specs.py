@@ -226,7 +226,7 @@ class ScriptSpec(TypedDict):
     path: NotRequired[str | None]
     """path of the script below the host's script root"""
     plan: NotRequired[ScriptPlan | None]
-    """what the script trains, to compare a prediction with the measurement"""
+    """model and batch of the script, to compare a prediction with the measurement"""
     upload: NotRequired[str | None]
     """SHA-256 of one of your uploads; path and cwd are then inside this upload"""
 

@@ -2,7 +2,7 @@
 
 A `Subscriber` first reads from Redis what its client has not received, then takes the frames of the `Broadcast`.
 The broadcast stores BROADCAST_BYTES of frames, and collects at most MAX_FRAME_BYTES for the next frame. A slower
-subscriber reads from Redis again, so it costs no memory and loses nothing that the stream still has.
+subscriber reads from Redis again, so it costs no memory and receives all frames that the stream still has.
 
 Many subscribers receive fewer and larger frames, because the cost of a frame hardly depends on its size.
 Large frames are deflated, because telemetry repeats itself and shrinks to a tenth.

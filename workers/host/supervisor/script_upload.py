@@ -36,7 +36,7 @@ def needs_upload(order: LaunchOrder) -> bool:
 
 
 async def prepare_upload(attempt: AttemptDir, order: LaunchOrder, settings: HostSettings, client: BoardClient) -> None:
-    """Download, check, and unpack the upload. After an error, nothing of it remains. Raises UploadError, OSError."""
+    """Download, check, and unpack the upload. Delete the files after an error. Raises UploadError, OSError."""
     upload = order.get("upload")
     if upload is None:
         raise UploadError("the upload was deleted from the board. Upload the script again.")

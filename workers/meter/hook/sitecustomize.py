@@ -1,6 +1,6 @@
 """Meter the ranks of any launcher: Python imports this module at its start, from the first folder of PYTHONPATH.
 
-Nothing of Meshboard or torch is imported here. A process becomes a rank when it calls `init_process_group`, or when an
+This module imports neither Meshboard nor torch. A process becomes a rank when it calls `init_process_group`, or when an
 optimizer exists and a backward pass begins. Only a rank loads the meter. `meshboard.step()` also loads it.
 
 The module runs in the Python of the user, which may be older than Meshboard's.
