@@ -34,6 +34,7 @@ NOT_NAMES = ["..", ".", "", "../members/as2", "x/../../y", "a/"]
 def inputs(method: Any, name: str) -> dict[str, Any]:
     """Arguments of a call, each word of which is `name`."""
     of_type = {"str": name, "int": 1, "Sequence[str]": [name], "Spec": {}, "SearchRequest | dict[str, Any]": {}}
+    of_type |= {"dict[str, Any]": {}, "bytes": b"x"}
     parameters = list(inspect.signature(method).parameters.values())[1:]
     needed = [one for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
     return {one.name: of_type[str(one.annotation)] for one in needed}
@@ -51,7 +52,7 @@ def test_requests_only_the_named_object(server: FakeServer, board: Client, metho
     """Every public method, those too that will be added; a slash is refused but in a branch, where it makes two."""
     arguments = inputs(METHODS[method], name)
     if not IN_PATHS & arguments.keys():
-        server.respond((200, {**JOB, "jobs": []}))
+        server.respond((200, {**JOB, "jobs": [], "sha256": "0" * 64}))
         called(board, method, arguments)
         assert all(".." not in unquote(urlsplit(one.split()[1]).path).split("/") for one in server.requests)
         return

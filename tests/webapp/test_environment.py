@@ -192,7 +192,7 @@ def test_knows_all_settings_in_docs_and_compose() -> None:
         *ROOT.glob("client/**/*.py"),
     ]
     named = {name for file in files for name in re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", file.read_text())}
-    ours = {"MESHBOARD_PATIENCE"}  # only for tests
+    ours = {"MESHBOARD_PATIENCE", "MESHBOARD_RANKS"}  # of tests, and of the command of a script
     assert describe_unknown_variables(named - ours) == []
 
 
@@ -205,7 +205,8 @@ def documented() -> set[str]:
 def test_docs_list_all_variables() -> None:
     # Exceptions are internal cookies of processes and words between services, and a prefix.
     of_our_own = {"MESHBOARD_ATTEMPT", "MESHBOARD_RUNS", "MESHBOARD_COMPARE", "MESHBOARD_TELEMETRY", "MESHBOARD_SLURM"}
-    of_our_own |= {"MESHBOARD_TERM_FROM_PARENT"}
+    of_our_own |= {"MESHBOARD_TERM_FROM_PARENT", "MESHBOARD_RUN_NAME", "MESHBOARD_METER_PACKAGES"}
+    of_our_own |= {"MESHBOARD_RANKS"}  # of the command of a script
     sources = [f for room in ("webapp", "workers", "jobs") for f in (ROOT / room).rglob("*.py")]
     text = "\n".join(f.read_text() for f in [*sources, ROOT / "docker-compose.yml", ROOT / "Dockerfile"])
     read_somewhere = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text)) - of_our_own
@@ -216,7 +217,7 @@ def test_docs_list_all_variables() -> None:
 
 def test_make_up_passes_all_host_settings(tmp_path: Path) -> None:
     text = (ROOT / "workers/host/settings.py").read_text()
-    from_the_board = {"MESHBOARD_REDIS_URL", "MESHBOARD_HOST_KEY"}  # set when the host joins
+    from_the_board = {"MESHBOARD_REDIS_URL", "MESHBOARD_HOST_KEY", "MESHBOARD_URL"}  # set when the host joins
     names = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text)) - from_the_board
     handed = build_host_environment(tmp_path, dict.fromkeys(names, "given"))
     assert {name: handed.get(name) for name in names} == dict.fromkeys(names, "given")

@@ -311,6 +311,11 @@ def more(call: DocumentClient, user: APIClient, owner: User) -> None:
         for by in groups:
             assert call.check(operation, user.get(path, {"by": by, "points": 3}))["columns"]["time"]
     assert call(user, "getResults", job_id=run)["memory"] == {"0": parts}
+    call(user, "getScriptPrediction", job_id=run, code=404)
+    script = {"path": "train.py", "plan": {"model": {"preset": "gpt-tiny"}, "layout": {"dp": 2}}}
+    planned = call(user, "submitJob", {"kind": "script", "script": script, "layout": {"dp": 2}}, code=201)["id"]
+    assert call(user, "getScriptPrediction", job_id=planned)["values"]
+    call(user, "cancelJob", job_id=planned)
     call(user, "listCheckpoints", job_id=run)
     call(user, "resumeJob", job_id=run, code=409)
     Attempt.objects.filter(job_id=run).update(checkpoint=f"{run}/1/step-00000015")

@@ -122,11 +122,17 @@ def _explain_exit(code: int, errors: bytes) -> Exception:
         return ImportProblemError(
             "import", "files", f"Reading the files takes more than {MAX_CPU_S} s of CPU time. {FEWER_EVENTS}"
         )
+    if errors.rstrip().endswith(b"MemoryError"):  # no memory was left to answer
+        return ImportProblemError("import", "files", _describe_memory_limit(MAX_MEMORY_BYTES))
     if code == -signal.SIGKILL:
         return ImportProblemError(
             "import", "files", f"The operating system ended the reader, probably for lack of memory. {FEWER_EVENTS}"
         )
     return RuntimeError(f"The reader of an import ended with {code}: {errors.decode(errors='replace')}")
+
+
+def _describe_memory_limit(max_bytes: int) -> str:
+    return f"Reading the files needs more than {max_bytes / 2**20:,.0f} MiB of memory. {FEWER_EVENTS}"
 
 
 def read_progress(folder: Path) -> float | None:
@@ -172,8 +178,7 @@ def _answer(files: list[TraceFile], folder: Path, max_memory_bytes: int) -> dict
     except ImportProblemError as error:
         return {"problem": [error.file, error.field, error.message]}
     except MemoryError:
-        limit = f"{max_memory_bytes / 2**20:,.0f} MiB"
-        return {"problem": ["import", "files", f"Reading the files needs more than {limit} of memory. {FEWER_EVENTS}"]}
+        return {"problem": ["import", "files", _describe_memory_limit(max_memory_bytes)]}
     calls, spans = result.trace.calls, result.trace.spans
     steps = sorted({call.step for call in calls} | {span.step for span in spans})[:MAX_STEPS]
     ranks = len(result.trace.get_ranks())
