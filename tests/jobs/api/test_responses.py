@@ -65,7 +65,7 @@ TELEMETRY = "adds telemetry of a run with its token, and openRun is audited"
 IMPORTS = "adds a private file, whose row has its owner and time"
 # Operations that do not write an audit entry.
 UNAUDITED = {
-    **dict.fromkeys(("plan", "searchPlans", "explainPlan"), PLANS),
+    **dict.fromkeys(("plan", "searchPlans", "explainPlan", "importModel"), PLANS),
     **dict.fromkeys(("joinRun", "meetRun", "sendBatch", "reportRun"), TELEMETRY),
     **dict.fromkeys(("openImport", "sendPart", "readImport", "deleteImport"), IMPORTS),
     **dict.fromkeys(("openUpload", "sendUploadPart", "finishUpload", "deleteUpload"), IMPORTS),
