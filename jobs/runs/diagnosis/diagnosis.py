@@ -210,9 +210,9 @@ def compare_with_plan(
 
 def _describe_unplanned(run: PlannedRun, measured: StepParts, steps: StepTimings, ending: RunEnd) -> RunFinding:
     """Return the finding of a run without a predicted step time."""
-    reason = "Meshboard cannot predict the step time of a script." if run.is_script else "The run has no plan."
+    reason = "The verdict of a script uses no prediction." if run.is_script else "The run has no plan."
     which = f"the step time of {format_seconds(measured['step_s'])}" if ending.outcome is not None else "the step time"
-    sentence = f"Not checked: {which} has no prediction."
+    sentence = f"Not checked: {which} is not compared with a prediction."
     largest = _find_largest_part(measured)
     following = "" if largest is None else UNPLANNED_ADVICE.get(largest["kind"], "").format(name=largest["name"])
     sentence = " ".join(filter(None, (sentence, ending.traffic_sentence, _describe_largest_part(measured))))

@@ -229,7 +229,8 @@ def test_script_with_step_times_names_its_largest_part() -> None:
             found.add(step(rank, number, parts=parts, steps=None, tokens=None, loss=None, learning_rate=None), 0)
     found.end("succeeded", {"outcome": "succeeded", "reason": ""})
     verdict = look(found)
-    assert verdict["sentence"] == "Not checked: the step time of 100 ms has no prediction. Data takes 30% of each step."
+    compared = "Not checked: the step time of 100 ms is not compared with a prediction."
+    assert verdict["sentence"] == f"{compared} Data takes 30% of each step."
     assert verdict["next"] == "Increase `num_workers` or `prefetch_factor` of the DataLoader."
     assert verdict["measured"] is not None
     assert {part["name"]: round(part["seconds"], 3) for part in verdict["measured"]["parts"]} == {
