@@ -72,7 +72,7 @@ class UploadsView(APIView):
         request=openapi.request_body(openapi.ref("UploadRequest"), UPLOAD_EXAMPLE),
     )
     def post(self, request: Request) -> Response:
-        """Announce an upload of a script: a .tar.gz or .zip archive, or a single Python file.
+        """Announce an upload: a .tar.gz or .zip archive, or a single Python file.
 
         409: you have the maximum number or size of uploads.
         """
@@ -133,9 +133,9 @@ class FinishUploadView(APIView):
         request=openapi.request_body(openapi.ref("FinishUploadRequest"), {}),
     )
     def post(self, request: Request, key: str) -> Response:
-        """Check the sent file. The response can be an earlier upload of yours with equal content.
+        """Check the sent file. The response can be your earlier upload of the same content.
 
-        422: the file is incomplete, or the board refused the archive and deleted the upload.
+        422: the file is incomplete, or the board refused and deleted the archive.
         """
         upload = _find_upload(request, key)
         finish = validate_request(FinishUploadRequest, request.data)

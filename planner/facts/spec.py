@@ -321,8 +321,8 @@ class ScriptSpec(StrictModel):
         min_length=1,
         max_length=1000,
         pattern=r"^[^\x00]+$",
-        description="working directory below the script's folder (default: this folder); "
-        "for a module or a command, below the script root; for an upload, inside the upload (default: its top)",
+        description="working directory: the script's folder (default) or a folder below it; for a module or a "
+        "command, below the script root; for an upload, inside the upload",
     )
     plan: ScriptPlan | None = Field(
         default=None, description="model and batch of the script, to compare a prediction with the measurement"

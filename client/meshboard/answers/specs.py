@@ -214,8 +214,8 @@ class ScriptSpec(TypedDict):
     command: NotRequired[str | None]
     """command line that starts all ranks on one host, instead of path (words as in a shell)"""
     cwd: NotRequired[str | None]
-    """working directory below the script's folder (default: this folder); for a module or a command, below the script
-    root; for an upload, inside the upload (default: its top)
+    """working directory: the script's folder (default) or a folder below it; for a module or a command, below the
+    script root; for an upload, inside the upload
     """
     log_pattern: NotRequired[str | None]
     """regular expression for metrics in log lines, with named groups such as step and loss; default: the formats of

@@ -26,7 +26,7 @@ def train(rank: int, port: int = 0) -> None:
         optimizer.zero_grad()
         model(torch.randn(4, 16)).square().mean().backward()
         optimizer.step()
-    if os.fork() == 0:  # a forked process is no rank
+    if os.fork() == 0:  # a forked process does not count as a rank
         os._exit(0)
     os.wait()
     print(f"weight {network.weight.sum().item():.6f}", flush=True)  # type: ignore[union-attr, operator]

@@ -1,9 +1,9 @@
 // The panel of the metrics that a script reports: charts, a filter, and a note about values that were left out.
-import { formatMetric } from "../charts/metriclines.js";
-import { isNumberedGroup, metricChart } from "../charts/metrics.js";
+import { drawLines, findFaults, fit, formatMetric, sortPoints, stepsAndTimes } from "../charts/metriclines.js";
+import { plot } from "../charts/plot.js";
 import { MOST_LINES } from "../charts/traffic.js";
 import { el } from "../dom.js";
-import { groupByName, selectSeries } from "../fold/metrics.js";
+import { NUMBERED, groupByName, selectSeries } from "../fold/metrics.js";
 import { integer } from "../format.js";
 
 const MOST_CHARTS = 12; // without a filter
@@ -21,6 +21,24 @@ const REASONS = {
   rate: "a higher rate than 400 values per second and host",
   invalid: "no number",
 };
+
+const HEIGHT = 158;
+
+/** Return draw(group, steps, weight) for a metric. `steps` chooses the axis, and `weight` the smoothing. */
+function metricChart(container, page, name, isNumbered) {
+  // The script numbers its steps, so this chart has its own relation of steps and time.
+  const own = { view: page.view, marks: [], curve: stepsAndTimes([]) };
+  const options = { height: HEIGHT, label: name, value: formatMetric, values: (value) => formatMetric(value, 3), size: 68, range: fit };
+  const update = plot(container, own, { ...options, xLabel: isNumbered ? "report" : "step" });
+  return (group, steps, weight) => {
+    const shown = group.lines.slice(0, MOST_LINES).map((one) => ({ rank: one.rank, points: sortPoints(one.points) }));
+    own.curve = stepsAndTimes(shown);
+    own.marks = findFaults(shown);
+    update({ ...drawLines(shown, name, steps, weight), steps });
+  };
+}
+
+const isNumberedGroup = ({ sources }) => sources.includes(NUMBERED);
 
 /** Return draw(state, job). */
 export function metricsView(panel, page, redraw) {
