@@ -155,7 +155,7 @@ load: bench-load ## load a board of 10,000 jobs with submits, lists, and sockets
 bench-rivals: $(VENV)/.dev ## compare with the train.py of other projects: RIVALS="--nanogpt PATH --picotron PATH", their checkouts
 	$(BIN)/python -m benchmarks.rivals $(RIVALS)
 
-bench-published: $(VENV)/.dev ## compare the planner with published measurements; ROWS=file.csv
+bench-published: $(VENV)/.dev ## compare the planner with published measurements; ROWS='file.csv ...'
 	$(BIN)/python -m benchmarks.published --rows $(ROWS)
 
 traces: $(VENV)/.dev ## compare imports of Kineto traces with a separate count of the raw events; TRACES=folder

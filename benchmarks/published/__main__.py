@@ -1,293 +1,329 @@
-"""Compare published measurements with the predictions of the planner.
+"""Compare published measurements with the predictions of the planner for software that it does not know.
 
-    python -m benchmarks.published --rows FILE [--worst N] [--gap] [--vtrain-multi FILE]
+    python -m benchmarks.published --rows FILE [FILE ...]
 
-FILE has the columns of the open rows (see docs/explanation/planner.md). All figures use constants in `planner/`.
-Nothing is fitted here. A hash of the configuration divides the rows into two halves. Constants were fitted on the fit
-half, so the report half shows the error on unseen rows.
+The files have the columns of docs/explanation/planner.md. A row is predicted from its columns alone: model,
+accelerator, layout, batch, precision, and recompute. The headline leaves each source out: the constants are chosen on
+the rows of all other sources, and then the source is predicted. Each source has the same weight.
 
-Each half has three tables of step times: with all known facts of the recipe and release, with all facts that a spec can
-have, and with a spec that names only the stack. A user's page shows the second. `holds` is the share of rows inside the
-interval of the page. The first table of the report half is also split by whether the fit half has the same model, GPU,
-and precision.
+No constant is fitted on rows of tier C (facts that contradict each other, or a feature that the planner lacks), or on
+accelerators before the A100. Separate tables list them.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import combinations
 from pathlib import Path
 from statistics import mean
+from typing import NamedTuple
 
-from benchmarks.planner import print_vtrain
-from benchmarks.published.gap import print_gap
-from benchmarks.published.mapping import choose_stack
-from benchmarks.published.predict import NOT_ESTIMATED, PageEstimate, Predictor, RowPrediction
+from benchmarks.published.columns import OLD_GPUS, compute_peak_bytes, identify_meter, identify_stack, read_columns
+from benchmarks.published.fit import NAMES, PRIORS, Estimate, Fit, MeasuredRow, build_stack, estimate_rows
 from benchmarks.published.rows import PublishedRow, SkipError, read_rows
 from benchmarks.published.scores import (
-    FirstChoice,
     choose_first,
     compute_kendall_tau,
-    compute_upper_bound,
+    compute_quantile,
     count_fits,
     summarize_errors,
 )
-from planner.cost.learning import compute_error, is_within_margin
+from planner.cost.learning import compute_memory_interval, compute_time_interval, is_within_margin, scale_to_measured
+from planner.cost.timing import Timer
+from planner.facts.model_shapes import compute_model_flops
+from planner.facts.spec import JobSpec
+from planner.hardware.stacks import STACKS
 
-PLANNER_ERROR = "an error of the planner: "
+MAX_REFERENCES = 2  # measured steps that a user types
 
 
-def answer_rows(rows: Iterable[PublishedRow | SkipError]) -> tuple[list[RowPrediction], list[tuple[str, str, str]]]:
-    """Return predictions, and (source, stack, reason) of skipped rows.
+class TimedRow(NamedTuple):
+    """A row with a step time: its source's name of the stack, and its estimate without rows of its source."""
 
-    A row never ends the run. Reasons that are errors of the planner begin with `PLANNER_ERROR`.
-    """
-    predictor = Predictor()
-    answers: list[RowPrediction] = []
-    skipped: list[tuple[str, str, str]] = []
-    for row in rows:
+    row: PublishedRow
+    measured: MeasuredRow
+    estimate: Estimate
+
+    @property
+    def error(self) -> float:
+        return self.estimate.seconds / self.measured.measured_s - 1
+
+    @property
+    def is_in_interval(self) -> bool:
+        planned = self.measured.planned
+        share = compute_time_interval(planned.cluster, planned.spec, None, self.estimate.host_share)["share"]
+        return is_within_margin(share, self.measured.measured_s, self.estimate.seconds)
+
+
+def read_files(paths: Sequence[Path]) -> tuple[list[PublishedRow], Counter[tuple[str, str]]]:
+    """Return the rows of all files that can be read, and counts of (source, reason) of the others."""
+    found: list[PublishedRow] = []
+    skipped: Counter[tuple[str, str]] = Counter()
+    for row in (row for path in paths for row in read_rows(path)):
         if isinstance(row, SkipError):
-            skipped.append(("?", "?", str(row)))
+            skipped["?", str(row)] += 1
+        elif row.has_adapters:
+            skipped[row.source, "adapters with frozen weights"] += 1
+        else:
+            found.append(row)
+    return found, skipped
+
+
+def plan_times(
+    rows: Sequence[PublishedRow], skipped: Counter[tuple[str, str]]
+) -> list[tuple[PublishedRow, MeasuredRow]]:
+    """Return the rows with a step time, planned for unknown software."""
+    found = []
+    for row in rows:
+        if row.kind != "time":
             continue
         try:
-            answers.append(predictor.predict(row))
-        except SkipError as reason:
-            skipped.append((row.source, choose_stack(row), str(reason)))
-        except (ValueError, ArithmeticError, LookupError, TypeError, AssertionError) as error:
-            words = str(error).splitlines()[0][:60] if str(error) else ""
-            own = "" if isinstance(error, (ValueError, ArithmeticError)) else PLANNER_ERROR
-            skipped.append((row.source, choose_stack(row), f"{own}{type(error).__name__} {words}"))
-    return answers, skipped
+            planned = read_columns(row, "unknown")
+            seconds = _get_measured_s(row, planned.spec)
+        except (SkipError, ValueError) as error:
+            skipped[row.source, " ".join(str(error).split())[:80]] += 1
+            continue
+        found.append((row, MeasuredRow(row.source, planned, seconds, is_headline(row))))
+    return found
 
 
-def print_report(answers: Sequence[RowPrediction], skipped: Sequence[tuple[str, str, str]]) -> None:
-    """Print all tables."""
-    halves: list[tuple[str, Callable[[RowPrediction], bool]]] = [
-        ("all rows", lambda a: True),
-        ("fit half", lambda a: a.row.is_fit_half),
-        ("report half", lambda a: not a.row.is_fit_half),
-    ]
-    fitted = {a.row.setting_key for a in answers if a.row.is_fit_half and a.row.kind == "time"}
-    for title, belongs in halves:
-        part = [a for a in answers if belongs(a)]
-        print(f"\n=== {title}: {len(part)} rows")
-        print_step_times(part)
-        print_page_estimates(
-            [(a, a.said) for a in part if a.row.kind == "time"], "step time, stack and software in the spec"
-        )
-        if title == "report half":
-            print_seen_and_unseen([a for a in part if a.row.kind == "time"], fitted)
-        print_page_estimates([(a, a.alone) for a in part], "step time, only the stack in the spec")
-        print_intervals(part)
-        print_rankings(part)
-        print_fit(part)
-        print_memory(part)
-        peaks = [(a, a.said) for a in part if a.row.kind == "peak"]
-        print_page_estimates(peaks, "peak memory, stack and software in the spec", below="too low")
-    without = [a for a in answers if isinstance(a.said, str) and a.said != NOT_ESTIMATED]
-    unsaid = [(a.row.source, a.planned.stack, str(a.said)) for a in without]
-    print_skips("skipped", skipped)
-    print_skips("predicted with all settings, but not as a spec", unsaid)
+def is_headline(row: PublishedRow) -> bool:
+    return row.text("tier") != "C" and not is_old(row)
 
 
-def print_skips(title: str, rows: Sequence[tuple[str, str, str]]) -> None:
-    """Print the number of rows by source, stack, and reason."""
-    print(f"\n{title}: {len(rows)} rows")
-    for (source, stack, reason), count in sorted(Counter(rows).items(), key=lambda told: (-told[1], told[0])):
-        print(f"  {count:>5}  {source:<40.40} {stack:<14} {reason}")
+def is_old(row: PublishedRow) -> bool:
+    return any(gpu in row.text("gpu") for gpu in OLD_GPUS)
 
 
-def group_answers(answers: Sequence[RowPrediction]) -> Iterable[tuple[str, list[RowPrediction]]]:
-    """Yield all predictions, then those of each stack, then those of each source."""
-    yield "all", list(answers)
-    for stack in sorted({a.planned.stack for a in answers}):
-        yield f"stack {stack}", (part := [a for a in answers if a.planned.stack == stack])
-        tuned = [a for a in part if not a.planned.own_tests]
-        if 0 < len(tuned) < len(part):  # Megatron-LM's functional tests: tiny, deterministic, bound by the host
-            yield f"stack {stack} without its own tests", tuned
-    for source in sorted({a.row.source for a in answers}, key=str.lower):
-        yield source, [a for a in answers if a.row.source == source]
+def _get_measured_s(row: PublishedRow, spec: JobSpec) -> float:
+    seconds = row.seconds
+    if seconds is None:
+        seconds = compute_model_flops(spec) / (row.value * 1e12 * spec.layout.world_size)
+    if seconds <= 0:
+        raise SkipError("no step time")
+    return seconds
 
 
-def _print_header(title: str, below: str = "too fast") -> str:
-    columns = f"{'mean':>7} {'median':>7} {'p90':>8} {'worst':>8} {'bias':>7} {below:>9} {'inside':>6}"
-    return f"{title:<52} {'rows':>5} {columns}"
+def hold_out(
+    timed: Sequence[tuple[PublishedRow, MeasuredRow]], fit: Fit, group: Callable[[PublishedRow], str]
+) -> list[TimedRow]:
+    """Return the rows, each group predicted with constants from the sources that are not in the group."""
+    groups: dict[str, list[tuple[PublishedRow, MeasuredRow]]] = defaultdict(list)
+    for row, measured in timed:
+        groups[group(row)].append((row, measured))
+    found = []
+    for members in groups.values():
+        stack = fit.leave_out({row.source for row, _ in members})
+        estimates = estimate_rows([measured for _, measured in members], stack)
+        found += [TimedRow(row, measured, one) for (row, measured), one in zip(members, estimates, strict=True)]
+    return found
 
 
-def print_step_times(answers: Sequence[RowPrediction]) -> None:
-    """Print the errors with all settings known, which have no interval."""
-    times = [a for a in answers if a.row.kind == "time"]
-    print(_print_header("step time, all settings known"))
-    for name, part in group_answers(times):
-        _print_errors(name, [a.error for a in part], [])
-    alike: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for a in times:
-        alike[a.planned.stack, a.planned.cluster.accelerator.name, *a.row.setting_key[:4]].append(abs(a.error))
-    if alike:
-        off = mean(mean(each) for each in alike.values())
-        print(f"{'mean over stacks, GPUs, and models':<52} {len(alike):>5} {off:>7.1%}")
+def group_errors(rows: Sequence[TimedRow]) -> dict[str, list[float]]:
+    errors: dict[str, list[float]] = defaultdict(list)
+    for one in rows:
+        errors[one.row.source].append(one.error)
+    return dict(sorted(errors.items(), key=lambda item: item[0].lower()))
 
 
-def print_seen_and_unseen(times: Sequence[RowPrediction], fitted: set[tuple[str, ...]]) -> None:
-    """Split the report half by whether the fit half has the same model, GPU, and precision."""
-    for title, seen in (("seen", True), ("unseen", False)):
-        part = [a for a in times if (a.row.setting_key in fitted) is seen]
-        _print_errors(f"{title} in the fit half, all settings known", [a.error for a in part], [])
-        output = [(a.said, a.measured) for a in part if isinstance(a.said, PageEstimate)]
-        held = [is_within_margin(one.share, measured, one.predicted) for one, measured in output]
-        _print_errors(
-            f"{title} in the fit half, stack and software",
-            [one.predicted / measured - 1 for one, measured in output],
-            held,
-        )
+def print_errors(title: str, rows: Sequence[TimedRow], *, by_source: bool = True) -> None:
+    """Print the errors of step times, and the share of rows inside the interval of the page."""
+    errors = group_errors(rows)
+    print(f"\n{title:<62} {'sources':>7} {'rows':>5} {'mean':>7} {'median':>7} {'bias':>7} {'inside':>7}")
+    for name, each in errors.items() if by_source else ():
+        _print_line(name, {name: each}, [one for one in rows if one.row.source == name])
+    _print_line("each source with the same weight", errors, rows)
 
 
-def print_page_estimates(
-    answers: Sequence[tuple[RowPrediction, PageEstimate | str]], title: str, below: str = "too fast"
-) -> None:
-    """Print the errors of the estimates on a page, and how often the interval contains the measured value."""
-    print(_print_header(title, below))
-    output = {id(a): one for a, one in answers if isinstance(one, PageEstimate)}
-    for name, part in group_answers([a for a, _ in answers]):
-        pairs = [(output[id(a)], a.measured) for a in part if id(a) in output]
-        result = [is_within_margin(one.share, measured, one.predicted) for one, measured in pairs]
-        _print_errors(name, [one.predicted / measured - 1 for one, measured in pairs], result)
+def _print_line(name: str, errors: dict[str, list[float]], rows: Sequence[TimedRow]) -> None:
+    if (found := summarize_errors(errors)) is None:
+        return
+    inside: dict[str, list[bool]] = defaultdict(list)
+    for one in rows:
+        inside[one.row.source].append(one.is_in_interval)
+    covered = mean(mean(each) for each in inside.values())
+    print(
+        f"{name:<62.62} {found.sources:>7} {found.rows:>5} {found.mean:>7.1%} {found.median:>7.1%} {found.bias:>+7.1%}"
+        f" {covered:>7.0%}"
+    )
 
 
-def _print_errors(name: str, off: Sequence[float], told: Sequence[bool]) -> None:
-    if found := summarize_errors(off):
-        print(
-            f"{name:<52.52} {found.rows:>5} {found.mean:>7.1%} {found.median:>7.1%} {found.most:>8.1%}"
-            f" {found.worst:>+8.0%} {found.bias:>+7.1%} {found.too_fast:>9.0%}"
-            f" {f'{mean(told):.0%}' if told else '-':>6}"
-        )
-
-
-def print_intervals(answers: Sequence[RowPrediction]) -> None:
-    """Print intervals of `planner.hardware.stacks`, and those that these rows alone would give."""
-    print(f"{'interval of a step, as a spec says it':<70} {'rows':>5} {'told':>7} {'needed':>7} {'inside':>6}")
-    kinds: dict[str, list[tuple[PageEstimate, float]]] = defaultdict(list)
-    for a in answers:
-        for output in dict.fromkeys((a.said, a.alone)) if a.row.kind == "time" else ():
-            if isinstance(output, PageEstimate):
-                kinds[f"{a.planned.stack}, {output.software_level}, {output.host_wait_level}"].append(
-                    (output, a.measured)
-                )
-    for name, part in sorted(kinds.items()):
-        needed = compute_upper_bound([compute_error(measured, output.predicted) for output, measured in part])
-        result = max(output.share for output, _ in part)
-        held = mean(is_within_margin(output.share, measured, output.predicted) for output, measured in part)
-        print(f"{name:<70} {len(part):>5} {result:>7.0%} {needed:>7.0%} {held:>6.0%}")
-
-
-def print_rankings(answers: Sequence[RowPrediction]) -> None:
-    """Print ranking quality inside sweeps: at least three configurations of one file, model, kernels, and GPU count.
-
-    `regret` is the time of the first choice of a search among layouts predicted to fit, over the best time. `ran out`
-    is the number of sweeps in which the first choice ran out of memory.
-    """
-    sweeps: dict[tuple[str, ...], list[RowPrediction]] = defaultdict(list)
-    for a in answers:
-        if a.row.kind in ("time", "out_of_memory"):
-            sweeps[*a.row.sweep_key, repr(a.planned.kernels)].append(a)
-    found: dict[str, list[tuple[int, float, FirstChoice]]] = defaultdict(list)
-    for part in sweeps.values():
-        ran = [a for a in part if a.row.kind == "time"]
-        times = _list_configurations(ran)
-        order = compute_kendall_tau(times) if len(times) >= 3 else None
-        offered = _list_configurations([a for a in ran if a.fits])
-        short = [(a.predicted / a.row.count("global_batch"), None) for a in part if a.fits and a not in ran]
-        choice = choose_first([*offered, *short], min((t for _, t in times), default=0.0))
-        if order is not None and choice is not None:
-            for name in ("all", f"stack {part[0].planned.stack}", part[0].row.source):
-                found[name].append((len(times), order, choice))
-    heads = f"{'sweeps':>7} {'Kendall':>8} {'regret':>7} {'worst':>7} {'ran out':>8}"
-    print(f"{'ranking':<52} {'rows':>5} {heads}")
-    for name in sorted(found, key=lambda name: (name != "all", not name.startswith("stack "), name.lower())):
-        results = found[name]
-        rows = sum(count for count, *_ in results)
-        tau = sum(count * order for count, order, _ in results) / rows
-        regrets = [choice.regret for *_, choice in results if choice.regret is not None]
-        lost = len(results) - len(regrets)
-        result = f"{mean(regrets):>7.1%} {max(regrets):>7.1%}" if regrets else f"{'-':>7} {'-':>7}"
-        print(f"{name:<52.52} {rows:>5} {len(results):>7} {tau:>8.2f} {result} {lost:>8}")
-
-
-def _list_configurations(sweep: Sequence[RowPrediction]) -> list[tuple[float, float]]:
-    """Return (predicted, measured) seconds per sequence of each configuration, averaged over repeats."""
-    measured: dict[tuple[str, str], list[RowPrediction]] = defaultdict(list)
-    for a in sweep:
-        measured[a.planned.spec.model_dump_json(), repr(a.planned.kernels)].append(a)
-    return [
-        (
-            mean(a.predicted / a.row.count("global_batch") for a in same),
-            mean(a.measured / a.row.count("global_batch") for a in same),
-        )
-        for same in measured.values()
-    ]
-
-
-def print_fit(answers: Sequence[RowPrediction]) -> None:
-    """Print whether rows fit; `of out` is the share of out-of-memory rows that are predicted to fit."""
-    heads = ("ran:fits", "ran:not", "out:fits", "out:not", "right", "falsely", "of out")
-    print(f"{'fit (measured:predicted)':<52} {'rows':>5} " + " ".join(f"{head:>8}" for head in heads))
-    result = [a for a in answers if a.row.kind in ("time", "out_of_memory")]
-    out = {a.row.source for a in result if a.row.kind == "out_of_memory"}
-    parts = [("sources with out-of-memory rows", [a for a in result if a.row.source in out]), *group_answers(result)]
-    for name, part in parts:
-        found = count_fits([(a.fits, a.row.kind == "time") for a in part])
-        if found:
-            counts = " ".join(f"{n:>8}" for n in found)
-            missed = "-" if found.missed_share is None else f"{found.missed_share:.1%}"
+def print_known_stacks(rows: Sequence[PublishedRow]) -> None:
+    """Print the errors of rows whose stack the planner knows. Its constants were chosen on rows of these sources."""
+    timers: dict[str, Timer] = {}
+    errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    inside: dict[str, list[bool]] = defaultdict(list)
+    for row in rows:
+        if row.kind != "time" or not is_headline(row) or (stack := identify_stack(row)) == "unknown":
+            continue
+        try:
+            planned = read_columns(row, stack)
+            measured = _get_measured_s(row, planned.spec)
+        except (SkipError, ValueError):
+            continue  # listed with the reason for unknown software
+        timer = timers.setdefault(planned.cluster.model_dump_json(), Timer(planned.cluster))
+        timing = timer.get_step(planned.spec)
+        seconds = timing.step_s * planned.scale
+        errors[stack][row.source].append(seconds / measured - 1)
+        share = compute_time_interval(planned.cluster, planned.spec, None, timing.host_share)["share"]
+        inside[stack].append(is_within_margin(share, measured, seconds))
+    title = "known stack, whose constants were chosen on these sources"
+    print(f"\n{title:<62} {'sources':>7} {'rows':>5} {'mean':>7} {'median':>7} {'bias':>7} {'inside':>7}")
+    for stack, each in sorted(errors.items()):
+        if found := summarize_errors(each):
+            needed = compute_quantile({name: [abs(math.log1p(x)) for x in own] for name, own in each.items()}, 0.9)
             print(
-                f"{name:<52.52} {found.rows:>5} {counts} {found.right:>8.1%} {found.false_fit_share:>8.1%} {missed:>8}"
+                f"{stack:<62} {found.sources:>7} {found.rows:>5} {found.mean:>7.1%} {found.median:>7.1%}"
+                f" {found.bias:>+7.1%} {mean(inside[stack]):>7.0%} (90% within a factor of {math.exp(needed):.2f})"
             )
 
 
-def print_memory(answers: Sequence[RowPrediction]) -> None:
-    print(f"{'memory':<52} {'rows':>5} {'mean':>7} {'median':>7} {'worst':>8} {'bias':>7}")
-    for kind in ("peak", "steady"):
-        for name, part in group_answers([a for a in answers if a.row.kind == kind]):
-            if found := summarize_errors([a.error for a in part]):
-                label = f"{kind}, {name}"
-                print(
-                    f"{label:<52.52} {found.rows:>5} {found.mean:>7.1%} {found.median:>7.1%} {found.worst:>+8.0%}"
-                    f" {found.bias:>+7.1%}"
-                )
+def print_references(rows: Sequence[TimedRow]) -> None:
+    """Print the errors after a user types measured steps of the same model, averaged over all choices of them."""
+    groups: dict[tuple[str, ...], list[TimedRow]] = defaultdict(list)
+    for one in rows:
+        groups[one.row.source, *(one.row.text(name) for name in ("gpu", "layers", "hidden", "precision"))].append(one)
+    large = [members for members in groups.values() if len(members) > MAX_REFERENCES + 1]
+    print(f"\n{'after measured steps of the same model':<62} {'sources':>7} {'rows':>5} {'mean':>7} {'90%':>7}")
+    for number in range(MAX_REFERENCES + 1):
+        errors: dict[str, list[float]] = defaultdict(list)
+        for members in large:
+            for chosen in combinations(members, number):
+                ratios = [one.measured.measured_s / one.estimate.seconds for one in chosen]
+                ratio = scale_to_measured(ratios).ratio if ratios else 1.0
+                errors[members[0].row.source] += [
+                    abs(ratio * (1 + one.error) - 1) for one in members if one not in chosen
+                ]
+        if errors:
+            found = mean(mean(each) for each in errors.values())
+            print(
+                f"{f'{number} measured steps':<62} {len(errors):>7} {sum(map(len, large)):>5} {found:>7.1%}"
+                f" {compute_quantile(errors, 0.9):>7.0%}"
+            )
 
 
-def print_worst(answers: Sequence[RowPrediction], number: int) -> None:
-    print(f"\n{number} step times with the largest errors")
-    times = [a for a in answers if a.row.kind == "time"]
-    for a in sorted(times, key=lambda a: -abs(a.error))[:number]:
-        x, t = a.planned.spec.layout, a.planned.spec.train
+def print_rankings(rows: Sequence[TimedRow]) -> None:
+    """Print how well the layouts of one model, accelerator, and number of GPUs are ranked.
+
+    The regret is the time of the layout that is predicted to be the fastest, over the best time.
+    """
+    sweeps: dict[tuple[str, ...], list[TimedRow]] = defaultdict(list)
+    for one in rows:
+        sweeps[one.row.sweep_key].append(one)
+    found = []
+    for members in sweeps.values():
+        times = [
+            (
+                one.estimate.seconds / one.row.count("global_batch"),
+                one.measured.measured_s / one.row.count("global_batch"),
+            )
+            for one in members
+        ]
+        order = compute_kendall_tau(times) if len(times) >= 3 else None
+        choice = choose_first([*times], min(measured for _, measured in times))
+        if order is not None and choice is not None and choice.regret is not None:
+            found.append((members[0].row.source, order, choice.regret))
+    if found:
+        orders, regrets = [order for _, order, _ in found], [regret for *_, regret in found]
         print(
-            f"{a.error:>+7.0%} {a.measured:>9.4g} s  {a.row.text('model')[:30]:<30} {a.row.text('gpu')[:12]:<12}"
-            f" tp{x.tp} cp{x.cp} pp{x.pp}v{x.virtual_stages} dp{x.dp} ep{x.ep} z{x.zero} m{t.micro_batches}"
-            f" b{a.planned.spec.micro_batch_size} s{t.seq_len} {x.recompute} {t.precision} {t.attention}"
+            f"\nranking of layouts: {len(found)} sweeps of {len({name for name, *_ in found})} sources, Kendall's tau"
+            f" {mean(orders):.2f}, first choice slower by {mean(regrets):.1%}, at most {max(regrets):.0%}"
         )
 
 
-if __name__ == "__main__":
+def print_memory(rows: Sequence[PublishedRow]) -> None:
+    """Print whether rows fit, and the errors of peak memory, for unknown software."""
+    fits: list[tuple[bool, bool]] = []
+    errors: dict[str, list[float]] = defaultdict(list)
+    inside: dict[str, list[bool]] = defaultdict(list)
+    for row in rows:
+        if not is_headline(row) or row.kind == "steady":
+            continue
+        try:
+            planned = read_columns(row, "unknown")
+            meter = identify_meter(row) if row.kind == "peak" else "device"
+            needed = compute_peak_bytes(planned.spec, planned.cluster, meter)
+        except (SkipError, ValueError):
+            continue  # listed with the reason for step times
+        if row.kind == "peak":
+            errors[row.source].append(needed / row.num_bytes - 1)
+            share = compute_memory_interval(planned.cluster, planned.spec, None, needed)["share"]
+            inside[row.source].append(is_within_margin(share, row.num_bytes, needed))
+            continue
+        fits.append((needed <= planned.cluster.accelerator.memory_bytes, row.kind == "time"))
+    if counts := count_fits(fits):
+        print(
+            f"\nfits in memory: {counts.rows} rows, {counts.right:.1%} right; {counts.ran_said_not} ran, but are"
+            f" predicted not to fit; {counts.out_said_fits} ran out of memory, but are predicted to fit"
+        )
+    if found := summarize_errors(errors):
+        covered = mean(mean(each) for each in inside.values())
+        print(
+            f"peak memory: {found.sources} sources, {found.rows} rows, mean {found.mean:.1%},"
+            f" median {found.median:.1%}, bias {found.bias:+.1%}, inside {covered:.0%}"
+        )
+    for name, each in sorted(errors.items()):
+        size = [abs(error) for error in each]
+        print(f"  {name:<60.60} {len(each):>4} {mean(size):>7.1%} {mean(each):>+7.1%} {mean(inside[name]):>5.0%}")
+
+
+def print_constants(fit: Fit) -> None:
+    """Print the prior and fitted constants, and how wide intervals of 90% must be."""
+    print(f"\n{'constant':<20} {'prior':>9} {'fitted':>9}")
+    for name, value in zip(NAMES, fit.constants, strict=True):
+        print(f"{name:<20} {PRIORS[name][0]:>9.3g} {math.exp(value):>9.3g}")
+
+
+def print_margins(rows: Sequence[TimedRow]) -> None:
+    """Print the factor that bounds 90% of the held-out rows, with and without waits for the host."""
+    for title, low, high in (("no wait for the host", 0.0, 0.2), ("20% or more of the step waits", 0.2, 2.0)):
+        errors: dict[str, list[float]] = defaultdict(list)
+        for one in rows:
+            if low <= one.estimate.host_share < high:
+                errors[one.row.source].append(abs(math.log1p(one.error)))
+        if errors:
+            needed = math.exp(compute_quantile(errors, 0.9))
+            print(f"90% of step times within a factor of {needed:.2f}: {title}, {len(errors)} sources")
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description="Compare the planner with published measurements.")
-    parser.add_argument("--rows", type=Path, required=True, metavar="FILE", help="CSV of measurements")
-    parser.add_argument("--worst", type=int, default=0, metavar="N", help="also print the N largest step time errors")
-    parser.add_argument("--gap", action="store_true", help="also print the constants behind errors of unknown settings")
-    parser.add_argument("--vtrain-multi", type=Path, metavar="FILE", help="vTrain's ground_truth_multi.csv")
+    parser.add_argument("--rows", type=Path, nargs="+", required=True, metavar="FILE", help="CSV of measurements")
     options = parser.parse_args()
     try:
-        rows = read_rows(options.rows)
+        rows, skipped = read_files(options.rows)
     except (OSError, ValueError) as error:
         parser.error(f"--rows: {error}")
-    found, left_out = answer_rows(rows)
-    print_report(found, left_out)
-    if options.worst:
-        print_worst(found, options.worst)
-    if options.gap:
-        print_gap(found)
-    print("\nother rows, not used for constants")
-    print_vtrain(options.vtrain_multi)
-    if any(reason.startswith(PLANNER_ERROR) for *_, reason in left_out):
-        sys.exit("The planner failed on some rows. The skipped rows list them.")
+    timed = plan_times(rows, skipped)
+    fit = Fit([measured for _, measured in timed])
+    held_out = hold_out(timed, fit, lambda row: row.source)
+    headline = [one for one in held_out if is_headline(one.row)]
+    print_errors("step time, each source predicted without its own rows", headline)
+    print_margins(headline)
+    by_stack = hold_out([each for each in timed if each[1].is_fitted], fit, identify_stack)
+    print_errors("step time, each stack predicted without its own sources", by_stack, by_source=False)
+    old = [one for one in held_out if is_old(one.row)]
+    print_errors("accelerators before the A100, on which no constant is fitted", old)
+    print_margins(old)
+    rest = [one for one in held_out if one.row.text("tier") == "C" and not is_old(one.row)]
+    print_errors("rows with contradictions, or with features that the planner lacks", rest)
+    for title, stack in (("fitted on all sources", build_stack(fit.constants)), ("planner", STACKS["unknown"])):
+        own = [measured for _, measured in timed]
+        seen = [TimedRow(row, one, e) for (row, one), e in zip(timed, estimate_rows(own, stack), strict=True)]
+        seen = [one for one in seen if is_headline(one.row)]
+        print_errors(f"step time with the constants of the {title}", seen, by_source=False)
+    print_known_stacks(rows)
+    print_references(headline)
+    print_rankings(headline)
+    print_memory(rows)
+    print_constants(fit)
+    print(f"\nskipped: {skipped.total()} rows")
+    for (source, reason), count in sorted(skipped.items(), key=lambda item: (-item[1], item[0])):
+        print(f"  {count:>5}  {source:<40.40} {reason}")
+
+
+if __name__ == "__main__":
+    main()

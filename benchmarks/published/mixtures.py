@@ -9,8 +9,6 @@ from benchmarks.published.rows import PublishedRow, SkipError
 from planner.facts.model_parts import MlaSpec, MoeSpec
 
 _MLA = MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
-# Megatron-LM's own tests, tests/functional_tests/test_cases/*/model_config.yaml.
-_TEST_MLA = MlaSpec(q_rank=192, kv_rank=64, nope_head_dim=16, rope_head_dim=8, value_head_dim=16)
 
 
 class _MixtureFacts(NamedTuple):
@@ -25,20 +23,8 @@ class _MixtureFacts(NamedTuple):
     ffn: int = 0
 
 
-_PROXY_MLA = MlaSpec(q_rank=256, kv_rank=128, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
-# (pattern in the model's name, and its mixture from the model's own configuration). The first rows are Megatron-LM's
-# tests. Experts of 1024 without a gate have the same number of weights as gated experts of 683.
+# (pattern in the model's name, and its mixture from the model's own configuration).
 _MIXTURES = (
-    (
-        r"ep4_etp1_(mtp|memory_speed|resume)",
-        _MixtureFacts(32, 4, shared=1, dense=1, dense_ffn=4096, mla=_MLA, ffn=1024),
-    ),
-    (r"ep4_etp1", _MixtureFacts(32, 4, shared=1, dense=3, dense_ffn=4096, mla=_MLA, ffn=1024)),
-    (r"deepseek_proxy", _MixtureFacts(8, 4, shared=1, dense=1, dense_ffn=2048, mla=_PROXY_MLA, ffn=1024)),
-    (r"te_ep8_resume", _MixtureFacts(8, 2, ffn=683)),
-    (r"scoped_cudagraph", _MixtureFacts(8, 2, dense=4, ffn=683)),
-    (r"ep2_etp2_pp2", _MixtureFacts(8, 2, ffn=683)),
-    (r"deepseekv3_proxy", _MixtureFacts(64, 8, shared=1, dense=3, dense_ffn=18432, mla=_MLA, ffn=2048)),
     (r"mixtral", _MixtureFacts(8, 2)),
     (r"grok-?1", _MixtureFacts(8, 2)),
     (r"dbrx", _MixtureFacts(16, 4)),
@@ -61,11 +47,11 @@ def find_mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec 
         if number is None:
             if "moe" in text or row.count("ep", 1) > 1:
                 raise SkipError("unknown number of experts")
-            return None, _TEST_MLA if "multi-latent-attention" in text else None, 0
+            return None, None, 0
         top = re.search(r"router-topk=(\d+)|top (\d+)", text)
         found = _MixtureFacts(int(number[1] or number[2]), int(top[1] or top[2]) if top else 1)
         if not has_gated_mlp(row, text):
-            ffn = round(ffn * 2 / 3)  # as many weights in a gated MLP
+            ffn = convert_to_gated(ffn, max(1, row.count("tp", 1)))
     is_gpt_oss = "gpt-oss" in text  # its config.json: biases of experts, `swiglu_limit`
     moe = MoeSpec(
         expert_bias=is_gpt_oss,
@@ -78,6 +64,11 @@ def find_mixture(row: PublishedRow, text: str) -> tuple[MoeSpec | None, MlaSpec 
     )
     mla = found.mla or (_MLA if "multi-latent-attention" in text else None)
     return moe, mla, found.dense_ffn
+
+
+def convert_to_gated(ffn: int, tp: int) -> int:
+    """Return the width of a gated MLP with as many weights, divisible by the tensor ranks."""
+    return round(ffn * 2 / 3 / (8 * tp)) * 8 * tp
 
 
 def has_gated_mlp(row: PublishedRow, text: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import math
 import re
 from pathlib import Path
@@ -47,8 +46,9 @@ class PublishedRow(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Repository that published the row."""
-        return re.split(r"[:@]", self.fields["source_repo_path"], maxsplit=1)[0]
+        """Repository or paper that published the row. Tables, threads, and years of one source are the same source."""
+        name = re.split(r"[:@]| PR #| issue #| table | on a ", self.fields["source_repo_path"], maxsplit=1)[0]
+        return re.sub(r"_v\d[\d.]*$", "", name)
 
     def text(self, column: str) -> str:
         return self.fields.get(column, "")
@@ -88,36 +88,14 @@ class PublishedRow(NamedTuple):
         return self.value * _BYTES["gib" if unit == "gb" and self.source in CALLS_GIB_GB else unit]
 
     @property
-    def is_fit_half(self) -> bool:
-        """Return True if constants may be fitted on the row, by a hash of its configuration without repeats."""
-        text = "|".join(self.text(column) for column in _CONFIGURATION)
-        return hashlib.sha256(text.encode()).digest()[0] % 2 == 0
-
-    @property
     def sweep_key(self) -> tuple[str, ...]:
         """Key that runs with different layouts and batches share, but not those with other kernels or releases."""
         columns = ("source_repo_path", "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq")
-        return (*(self.text(column) for column in columns), self.text("precision"), self.release)
-
-    @property
-    def setting_key(self) -> tuple[str, ...]:
-        """Model sizes, GPU, and precision, for which constants may have been fitted."""
-        return tuple(self.text(column) for column in ("layers", "hidden", "heads", "ffn", "gpu", "precision"))
-
-    @property
-    def release(self) -> str:
-        """Release of NVIDIA's software, or an empty text."""
-        found = re.match(r"(\d\d\.\d\d(?:\.\d\d)?) (?:pre-training|sft|lora)\b", self.text("note").lower())
-        return found[1] if found else ""
-
-    @property
-    def is_fine_tuning(self) -> bool:
-        """Return True if the run fine-tunes a model, with or without adapters."""
-        return self.has_adapters or re.search(r"\bsft\b", self.text("note").lower()) is not None
+        return (*(self.text(column) for column in columns), self.text("precision"))
 
     @property
     def has_adapters(self) -> bool:
-        return re.search(r"\blora\b", f"{self.text('model')} {self.text('note')}".lower()) is not None
+        return re.search(r"\bq?lora\b", f"{self.text('model')} {self.text('note')}".lower()) is not None
 
 
 _COLUMNS = ("source_repo_path", "model", *_CONFIGURATION, "measure_name", "measure_value", "note")
@@ -134,24 +112,6 @@ def read_rows(path: Path) -> list[PublishedRow | SkipError]:
         if missing := [name for name in _COLUMNS if name not in (lines.fieldnames or ())]:
             raise ValueError(f"{path} has no column {', '.join(missing)}")
         return [_parse_row(fields) for fields in lines]
-
-
-def is_kempner(row: PublishedRow) -> bool:
-    """Return True for rows of KempnerForge.
-
-    Its nodes have 4 GPUs. Model and optimizer are in bf16, gradients are summed after the last micro-batch, and
-    losses of bf16 logits use torch's kernels (benchmarks/mfu_scaling/mfu_bench.sh,
-    kempnerforge/distributed/parallel.py, training/{grad,loss}.py).
-    """
-    return row.source == "KempnerInstitute/KempnerForge"
-
-
-def has_unsharded_ends(row: PublishedRow) -> bool:
-    """Return True if each tensor rank has the whole embedding and head, and norms of all tokens.
-
-    This is so for pipeline stages of KempnerForge (kempnerforge/distributed/tensor_parallel.py, `is_pp_stage`).
-    """
-    return is_kempner(row) and row.count("pp", 1) > 1
 
 
 def _parse_row(raw: dict[str, str | None]) -> PublishedRow | SkipError:

@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from statistics import mean, median
+from statistics import mean
 from typing import NamedTuple
 
 
 class ErrorSummary(NamedTuple):
-    """Relative errors: `bias` is signed, the others are absolute. `most` is the 90th percentile."""
+    """Relative errors, in which each source has the same weight. `bias` is signed, the others are absolute."""
 
+    sources: int
     rows: int
     mean: float
     median: float
-    most: float
-    worst: float
     bias: float
-    too_fast: float
 
 
-def summarize_errors(signed: Sequence[float]) -> ErrorSummary | None:
-    """Return None without errors."""
-    if not signed:
+def summarize_errors(errors: Mapping[str, Sequence[float]]) -> ErrorSummary | None:
+    """Return the summary of signed relative errors by source, or None without errors."""
+    by_source = [list(each) for each in errors.values() if each]
+    if not by_source:
         return None
-    size = [abs(e) for e in signed]
-    below = sum(e < 0 for e in signed) / len(signed)
-    most = sorted(size)[math.ceil(0.9 * len(size)) - 1]
-    return ErrorSummary(len(signed), mean(size), median(size), most, max(signed, key=abs), mean(signed), below)
+    return ErrorSummary(
+        len(by_source),
+        sum(len(each) for each in by_source),
+        mean(mean(abs(error) for error in each) for each in by_source),
+        compute_quantile({name: [abs(error) for error in each] for name, each in errors.items()}, 0.5),
+        mean(mean(each) for each in by_source),
+    )
 
 
-CONFIDENCE = 0.9  # of the bound for all rows, from the given rows
-
-
-def compute_upper_bound(off: Sequence[float], share: float = 0.9) -> float:
-    """Return the smallest error that bounds `share` of all rows with confidence CONFIDENCE, or the largest.
-
-    Rows are a sample: k - 1 of n or fewer are below the true quantile with a binomial probability.
-    """
-    n, below = len(off), 0.0
-    for k, one in enumerate(sorted(off), 1):
-        below += math.comb(n, k - 1) * share ** (k - 1) * (1 - share) ** (n - k + 1)
-        if below >= CONFIDENCE:
-            return one
-    return max(off)
+def compute_quantile(values: Mapping[str, Sequence[float]], share: float) -> float:
+    """Return the smallest value that bounds a share of the weight, if each source has the same weight."""
+    weighed = sorted((value, 1 / len(each)) for each in values.values() for value in each)
+    total, reached = sum(weight for _, weight in weighed), 0.0
+    for value, weight in weighed:
+        reached += weight
+        if reached >= share * total - 1e-9:
+            return value
+    raise ValueError("no values")
 
 
 def compute_kendall_tau(pairs: Sequence[tuple[float, float]]) -> float | None:

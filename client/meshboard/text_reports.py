@@ -104,6 +104,8 @@ def format_plan(estimate: Estimate) -> str:
     parts = "  ".join(f"{remove_escapes(part['name'])} {format_seconds(part['seconds'])}" for part in time["parts"])
     cluster = remove_escapes(estimate["cluster"]["name"])
     fits = ("barely fits" if estimate.get("tight") else "fits") if estimate["fits"] else "does NOT fit"
+    if estimate.get("may_fit"):
+        fits = "might not fit"
     sent: dict[str, int] = {}
     for stage in estimate["stages"]:
         for axis, num_bytes in stage["step_bytes"].items():
@@ -114,6 +116,10 @@ def format_plan(estimate: Estimate) -> str:
         [
             f"step    {format_seconds(time['step_s'])} (estimate): {parts}",
             *_format_interval_line(format_seconds, time["step_s"], time.get("interval")),
+            *(
+                f"        {remove_escapes(one['words'])}: {one['ratio']:.2f} x the step time"
+                for one in time.get("assumptions", ())
+            ),
             f"memory  {format_bytes(peak_bytes)} on the rank with the most memory: {fits} {cluster}",
             *_format_interval_line(format_bytes, peak_bytes, estimate.get("memory_interval")),
             f"sends   {traffic or '0 B'} (payload bytes per step of the rank that sends most)",

@@ -21,6 +21,8 @@ from jobs.queue.start_predictions import describe_readiness
 from planner.facts.validation import SpecError
 from planner.traffic_growth import RANGES, Setting, compare_axes, compute_curves, parse_setting
 
+PLANNED_STACK = "unknown"  # a plan is for software that the board does not know; jobs run Meshboard's trainer
+
 SLIDER_LABELS = {
     "b": "batch (sequences)",
     "s": "sequence length (tokens)",
@@ -34,7 +36,7 @@ SLIDER_LABELS = {
 @require_GET
 def page(request: HttpRequest) -> HttpResponse:
     """Show the Planner: layouts side by side, and the search."""
-    values = spec_form.format_values(None)
+    values = spec_form.format_values(None) | {"resources.stack": PLANNED_STACK}
     context = {
         "presets": spec_form.list_presets(),
         "schedules": spec_form.list_schedules(),

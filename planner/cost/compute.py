@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from planner.cost.memory.megatron import count_operation_bytes
 from planner.cost.resolved_plan import MicroBatch, ResolvedPlan
-from planner.facts.precision import FP32_BYTES, get_mixed_precision
+from planner.facts.precision import get_mixed_precision
 from planner.facts.spec import JobSpec
 from planner.facts.stages import get_micro_batch_tokens
 from planner.hardware.calibration import Calibration, MeasuredSeconds
@@ -103,22 +102,19 @@ class ComputeTimer:
         own, software = plan.partition.stages[stage], self.get_software(plan)
         layer, moe, embedding, head = self._time_pieces(plan.micro_batch, software, ranks)
         dense = own.num_layers - own.num_moe_layers
-        heads = own.stage.last * software.stack.head_passes
-        parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, heads)]
+        parts = [(layer, dense), (moe, own.num_moe_layers), (embedding, own.stage.first), (head, own.stage.last)]
         found = ModuleSeconds(*(sum(part.seconds[i] * number for part, number in parts) for i in range(6)))
         added = _time_autograd_sums(plan, software, sum(part.weights * number for part, number in parts))
         found = found._replace(backward_weight_s=found.backward_weight_s + added)
         chunks = len(own.stage.chunks)
         layers = [(layer, dense / chunks), (moe, own.num_moe_layers / chunks)]
-        first, last = (embedding, own.stage.first), (head, heads)
+        first, last = (embedding, own.stage.first), (head, own.stage.last)
         if chunks == 1:
             waited = _time_launch_waits(software, [*layers, first, last])
         else:
             waited = _time_launch_waits(software, [*layers, first]) + _time_launch_waits(software, [*layers, last])
             waited += (chunks - 2) * _time_launch_waits(software, layers)
-        return found._replace(
-            launch_s=found.launch_s + waited + _time_offload(plan, software, dense, own.num_moe_layers)
-        )
+        return found._replace(launch_s=found.launch_s + waited)
 
     def _time_pieces(self, work: MicroBatch, software: ResolvedStack, ranks: int) -> tuple[TimedModule, ...]:
         """Return the layer, the layer with experts, the embedding, and the head of one micro-batch."""
@@ -130,17 +126,13 @@ class ComputeTimer:
                     spec,
                     moe=True,
                     fused_projections=stack.fuses_projections,
-                    separate_experts=stack.separate_experts,
                     sorts_tokens=stack.sorts_dispatch,
-                    normalizes_heads=stack.normalizes_heads,
                     copies_queries=stack.copies_queries,
                     casts_all_operands=stack.casts_all_operands,
-                    recompute_modules=stack.recompute_modules,
                 )
                 moe = _time_layer(spec, software, kernels, waits=stack.syncs_experts)
                 moe = _add_host_time(moe, stack.mixture_s, waits=stack.syncs_experts)
-                moe = _slow_down(moe, (stack.bias_sums - 1) * _time_kernels(spec, software, kernels.bias_sums))
-            head = build_head_kernels(spec, gathers_logits=stack.gathers_logits, narrow=stack.narrow_head)
+            head = build_head_kernels(spec, gathers_logits=stack.gathers_logits)
             ends = _time_work(spec, software, build_embedding_kernels(spec)), _time_work(spec, software, head)
             pieces = (_time_layer(spec, software, _get_dense_work(spec, stack)), moe, *ends)
             self._pieces[key] = self._replace_measured(spec, software, pieces, ranks)
@@ -179,23 +171,12 @@ def _time_launch_waits(software: ResolvedStack, chunk: Sequence[tuple[TimedModul
     return max(0.0, start + forward) + max(0.0, start + backward)
 
 
-def _time_offload(plan: ResolvedPlan, software: ResolvedStack, dense: int, moe: int) -> float:
-    """Return the seconds that the device waits while activations move to the host and back."""
-    offloads = software.stack.offload_fraction
-    if not offloads:
-        return 0.0
-    saved = sum(n * count_operation_bytes(plan, moe=kind) for kind, n in ((False, dense), (True, moe)) if n)
-    return 2 * offloads * saved / software.accelerator.host_bytes_per_s
-
-
 def _get_dense_work(spec: JobSpec, stack: Stack) -> ModuleKernels:
     return build_layer_kernels(
         spec,
         fused_projections=stack.fuses_projections,
-        normalizes_heads=stack.normalizes_heads,
         copies_queries=stack.copies_queries,
         casts_all_operands=stack.casts_all_operands,
-        recompute_modules=stack.recompute_modules,
     )
 
 
@@ -213,24 +194,21 @@ def _time_short_layer(spec: JobSpec, software: ResolvedStack, seq_len: int) -> M
 
 def _time_layer(spec: JobSpec, software: ResolvedStack, work: ModuleKernels, *, waits: bool = False) -> TimedModule:
     stack = software.stack
-    piece = _add_host_time(_time_work(spec, software, work, waits=waits), stack.layer_s, waits=waits)
+    piece = _time_work(spec, software, work, waits=waits)
     times = piece.seconds._replace(attention_s=_time_kernels(spec, software, work.attention))
     if spec.layout.recompute == "none":
         return piece._replace(seconds=times)
     whole = spec.layout.recompute == "full"
     selected = work.recomputed_operations if stack.recomputes_operations else work.recomputed
-    again, share = (_get_recomputed(work, stack), stack.recompute_fraction) if whole else (selected, 1.0)
-    repeated = share * _time_kernels(spec, software, again)
-    host = piece.backward.host_s + share * _time_launches(spec, software, again)
-    host += stack.layer_s[0] if whole or "latents" in (stack.recompute_modules or ()) else 0.0
+    again = _get_recomputed(work, stack) if whole else selected
+    repeated = _time_kernels(spec, software, again)
+    host = piece.backward.host_s + _time_launches(spec, software, again)
     backward = LaunchQueue(host, piece.backward.device_s + repeated)
     return piece._replace(seconds=times._replace(recompute_s=repeated), backward=backward)
 
 
 def _time_work(spec: JobSpec, software: ResolvedStack, work: ModuleKernels, *, waits: bool = False) -> TimedModule:
     """Return the times of a piece. `waits`: the host waits for the router, so its launches in forward are exposed."""
-    if software.stack.freezes_weights:
-        work = work._replace(backward_weight=())
     parts = (work.forward, work.backward_input, work.backward_weight)
     forward, backward_input, backward_weight = (_time_kernels(spec, software, kernels) for kernels in parts)
     backward_weight += _time_gradient_adds(spec, software, work.backward_weight)
@@ -269,10 +247,10 @@ def _time_gradient_adds(spec: JobSpec, software: ResolvedStack, kernels: Sequenc
 def _get_accumulated_share(plan: ResolvedPlan, stack: Stack) -> float:
     """Return the share of micro-batches whose gradients autograd adds in a separate kernel.
 
-    All but the first, unless ZeRO reduces the gradients of each micro-batch.
+    Return 0 if ZeRO reduces the gradients of each micro-batch.
     """
     m = plan.train.micro_batches
-    if not stack.accumulates_separately or (plan.layout.zero >= 2 and not stack.reduces_once):
+    if not stack.accumulates_separately or plan.layout.zero >= 2:
         return 0.0
     return (m - 1) / m
 
@@ -280,9 +258,8 @@ def _get_accumulated_share(plan: ResolvedPlan, stack: Stack) -> float:
 def _time_autograd_sums(plan: ResolvedPlan, software: ResolvedStack, elements: float) -> float:
     """Return the seconds that autograd needs per micro-batch to read two gradients and write their sum."""
     mix, chip, stack = plan.mix, software.accelerator, software.stack
-    gradient_bytes = FP32_BYTES if stack.reduces_once else mix.gradient_bytes
-    moved = _get_accumulated_share(plan, stack) * (2 * gradient_bytes + mix.compute_bytes) * elements
-    if gradient_bytes != mix.compute_bytes:
+    moved = _get_accumulated_share(plan, stack) * (2 * mix.gradient_bytes + mix.compute_bytes) * elements
+    if mix.gradient_bytes != mix.compute_bytes:
         moved *= stack.mixed_accumulation_slowdown
     return moved / (chip.bytes_per_s * chip.memory_efficiency)
 
@@ -334,15 +311,6 @@ def _add_host_time(layer: TimedModule, seconds: tuple[float, float], *, waits: b
     return layer._replace(forward=layer.forward._replace(host_s=layer.forward.host_s + forward))
 
 
-def _slow_down(piece: TimedModule, seconds: float) -> TimedModule:
-    """Return the piece with a backward of inputs that takes `seconds` longer."""
-    times, queue = piece.seconds, piece.backward
-    return piece._replace(
-        seconds=times._replace(backward_input_s=times.backward_input_s + seconds),
-        backward=queue._replace(device_s=queue.device_s + seconds),
-    )
-
-
 def get_attention_model(accelerator: Accelerator, stack: Stack) -> AttentionRates:
     """Return the efficiency model of a stack's attention kernel on a GPU generation."""
     laws = ((AMPERE, stack.attention_ampere), (HOPPER, stack.attention_hopper), (BLACKWELL, stack.attention_blackwell))
@@ -352,6 +320,7 @@ def get_attention_model(accelerator: Accelerator, stack: Stack) -> AttentionRate
 def tune_accelerator(accelerator: Accelerator, stack: Stack) -> Accelerator:
     """Return the accelerator at the rates that the stack reaches."""
     gemm = stack.gemm * (stack.gemm_hopper if accelerator.fp8_flops else 1)
+    gemm *= stack.gemm_blackwell if accelerator.fp4_flops else 1
     attention = stack.attention * get_attention_model(accelerator, stack).peak_factor
     narrow = accelerator.fp4_flops if stack.fp4 and accelerator.fp4_flops else accelerator.fp8_flops
     return accelerator.model_copy(

@@ -9,8 +9,15 @@ from typing import NotRequired
 from typing_extensions import TypedDict
 
 from contracts.telemetry.items import Axis, Op
+from planner.cost.assumptions import Assumption, list_assumptions
 from planner.cost.axis_traffic import compute_padding_share
-from planner.cost.learning import Interval, compute_memory_correction, compute_memory_interval, compute_time_interval
+from planner.cost.learning import (
+    Interval,
+    compute_memory_correction,
+    compute_memory_interval,
+    compute_time_interval,
+    is_within_margin,
+)
 from planner.cost.memory import count_held_parameters, get_gradient_bytes, get_memory
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.timing import Timer
@@ -77,7 +84,7 @@ class TimePart(TypedDict):
 
 class TimeEstimate(TypedDict):
     """Parts add up to `step_s`; `forward_s` and both backwards are of one micro-batch on the slowest stage. Utilisation
-    is a share of the dense peak of all ranks."""
+    is a share of the dense peak of all ranks. `assumptions` of unknown software, with the largest effect first."""
 
     step_s: float
     parts: list[TimePart]
@@ -91,6 +98,7 @@ class TimeEstimate(TypedDict):
     tokens_per_s: float
     basis: Basis
     interval: Interval
+    assumptions: NotRequired[list[Assumption]]
 
 
 class ClusterEstimate(TypedDict):
@@ -118,6 +126,7 @@ class Estimate(TypedDict):
 
     `padded_vocab_size`: rows of the embedding and the head over all tp ranks, of which those from the vocabulary's size
     on are padding; `model_parameters` counts none. `tight`: the fullest rank fits, by less than its peak may be off.
+    `may_fit`: it does not fit, but the interval of its peak contains the memory of the accelerator.
     """
 
     world_size: int
@@ -138,6 +147,7 @@ class Estimate(TypedDict):
     cluster: ClusterEstimate
     fits: bool
     tight: NotRequired[bool]
+    may_fit: NotRequired[bool]
     time: TimeEstimate
 
 
@@ -172,8 +182,11 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         cluster=_estimate_cluster(plan, cluster),
         fits=peak <= room,
         tight=peak <= room < peak * (1 + sure["share"]),
+        may_fit=peak > room and is_within_margin(sure["share"], room, peak),
         time=_estimate_time(plan, cluster),
     )
+    if assumptions := list_assumptions(spec, cluster):
+        made["time"]["assumptions"] = assumptions
     if aligned := find_aligned_vocabulary(spec, cluster, made["time"]["step_s"]):
         made["aligned_vocabulary"] = aligned
     return made

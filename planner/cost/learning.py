@@ -265,6 +265,21 @@ def compute_correction(ratios: Sequence[float]) -> Correction | None:
     return Correction(median(ratios), share, len(ratios))
 
 
+REFERENCE_WEIGHT = 0.4  # of the prediction itself, relative to one measured step
+# Margins of error after one and two measured steps of the same model (`python -m benchmarks.published`).
+REFERENCE_MARGINS = (0.35, 0.3)
+
+
+def scale_to_measured(ratios: Sequence[float]) -> Correction:
+    """Return the correction from measured steps of a user's software, as ratios of measured over predicted.
+
+    Layouts of one stack differ too, so a few steps correct only a part of their own error.
+    """
+    weight = len(ratios) / (len(ratios) + REFERENCE_WEIGHT)
+    ratio = math.exp(weight * sum(math.log(one) for one in ratios) / len(ratios))
+    return Correction(ratio, REFERENCE_MARGINS[min(len(ratios), len(REFERENCE_MARGINS)) - 1], len(ratios))
+
+
 class RunGroup(NamedTuple):
     """The facts of a spec that comparable runs share."""
 

@@ -14,7 +14,7 @@ from planner.cost.memory import count_held_parameters
 from planner.cost.pipeline_simulation import compute_bubble_ratio
 from planner.cost.resolved_plan import ResolvedPlan
 from planner.cost.traffic import GroupTraffic, get_micro_batch_traffic, get_step_end_traffic
-from planner.facts.precision import FP8_BYTES, FP32_BYTES
+from planner.facts.precision import FP32_BYTES
 from planner.hardware.cluster import Cluster, NodeSpan, get_node_span
 from planner.hardware.kernel_time import compute_collective_seconds, compute_kernel_seconds
 from planner.hardware.kernels import MemoryKernel
@@ -181,7 +181,6 @@ def compute_interleaved_exposure(plan: ResolvedPlan, seconds: float, compute_s: 
     return max(seconds / units, seconds / chunks - hidden, seconds - hidden - later)
 
 
-SEPARATE_INPUTS = 3  # beyond two: queries, keys, and values, and gate and up, without the first matmul of each input
 MAX_WAIT_SHARE = 0.9  # of a measured layer; collectives measured elsewhere may take longer than the layer
 
 
@@ -236,11 +235,9 @@ class StageTimer:
             gathers = 2 + (layout.regather or layout.recompute == "full")  # of a dense MLP, which experts do not need
             mlp = self._time_tp({"all_gather": gathers, "reduce_scatter": 2}, plan.micro_batch.hidden_bytes, ranks)
             waits["tp"] -= own.num_moe_layers * mlp
-            if not stack.replicates_experts and plan.model.moe:
+            if plan.model.moe:
                 size = count_dispatched_rows(plan) * compute_row_bytes(plan)
                 exposed_tp = own.num_moe_layers * self._time_tp({"all_gather": 2, "reduce_scatter": 2}, size, ranks)
-        if stack.gathers_each_input and layout.tp > 1:
-            waits["tp"] += own.num_layers * self._time_separate_inputs(ranks)
         if stack.gathers_logits and layout.tp > 1 and own.stage.last:
             logits = plan.micro_batch.tokens * plan.micro_batch.vocab_rows * layout.tp
             waits["tp"] += self._time_tp({"all_gather": 1}, logits * plan.mix.compute_bytes, ranks)
@@ -250,6 +247,8 @@ class StageTimer:
         if "cp" in waits and layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - module.attention_s)  # the next block is sent during attention
         overlap: dict[Axis, float] = {**stack.overlap}
+        if not layout.sequence_parallel:
+            overlap.pop("tp", None)  # all-reduces are not divided into steps that overlap with their matmul
         if experts := overlap.get("ep"):
             overlap["ep"] = experts * (1 - compute_fill_share(plan))
         exposed = {axis: compute_exposed(seconds, overlap.get(axis, 0.0), module) for axis, seconds in waits.items()}
@@ -273,11 +272,7 @@ class StageTimer:
 
     def _time_parameters(self, index: int) -> ParameterTimes:
         others: dict[Axis, float] = defaultdict(float)
-        if self.stack.freezes_weights:
-            return ParameterTimes(others, 0.0, 0.0, 0.0)
-        gathers, reduces, late = 0.0, 0.0, 1.0
-        if self.reduces_late:
-            late = FP32_BYTES / self.plan.mix.gradient_bytes / self.plan.train.micro_batches
+        gathers, reduces = 0.0, 0.0
         for row in get_step_end_traffic(self.plan, index):
             seconds = self._time_row(self._convert(row), self.ranks)
             if row.axis != "dp":
@@ -285,13 +280,8 @@ class StageTimer:
             elif row.op == "all_gather":
                 gathers += seconds
             else:
-                reduces += seconds * late
+                reduces += seconds
         return ParameterTimes(dict(others), gathers, reduces, self._time_optimizer(index))
-
-    @property
-    def reduces_late(self) -> bool:
-        """Whether ZeRO reduces the gradients of all micro-batches once, after the last one."""
-        return self.plan.layout.zero >= 2 and self.stack.reduces_once
 
     def crosses_nodes(self, axis: Axis) -> bool:
         """Return whether the groups of an axis span several nodes."""
@@ -303,10 +293,7 @@ class StageTimer:
         mix, stack = self.plan.mix, self.stack
         if stack.all_reduces_fp32 and row.axis == "dp" and row.op != "all_gather":
             return row._replace(op="all_reduce", payload_bytes=row.payload_bytes * FP32_BYTES // mix.gradient_bytes)
-        narrow = {"tp": stack.narrow_gathers, "dp": stack.narrow_parameters}.get(row.axis, False)
-        if not narrow or mix.gemm != "fp8" or row.op != "all_gather":
-            return row
-        return row._replace(payload_bytes=row.payload_bytes * FP8_BYTES // mix.compute_bytes)
+        return row
 
     def _get_dispatch_share(self, row: GroupTraffic) -> float:
         """Return the bytes that the stack sends to experts, relative to Meshboard's trainer."""
@@ -320,14 +307,6 @@ class StageTimer:
         places = nodes if nodes > 1 else row.group_size
         reached = places * (1 - (1 - 1 / places) ** top)  # expected places of `top` evenly spread experts
         return min(reached, top) / top * part
-
-    def _time_separate_inputs(self, ranks: int) -> float:
-        """Return the time per layer of matmuls that each gather and reduce the input that they share."""
-        layout, n = self.plan.layout, SEPARATE_INPUTS
-        counts: dict[Op, int] = {"all_reduce": n}
-        if layout.sequence_parallel:
-            counts = {"all_gather": n * (1 + (layout.recompute == "full")), "reduce_scatter": n}
-        return self._time_tp(counts, self.plan.micro_batch.hidden_bytes, ranks)
 
     def _time_tp(self, counts: dict[Op, int], size: int, ranks: int) -> float:
         """Return the time of collectives of `size` bytes over the tensor ranks."""

@@ -55,7 +55,7 @@ class Timer:
         if cluster.profile:  # the profile was measured with the host's software, so no stack changes it
             stacks = {name: Stack(stack.title, stack.time_margin) for name, stack in stacks.items()}
         elif cluster.device == "cpu":
-            stacks = {**stacks, "ours": OURS_ON_CPU}
+            stacks = {**stacks, "ours": OURS_ON_CPU, "unknown": OURS_ON_CPU}
         is_measured = cluster.profile is not None
         compiles = not is_measured and cluster.device != "cpu"
         self.stacks = Stacks(stacks, cluster.per_node, measured=is_measured, compiles=compiles)
@@ -263,11 +263,7 @@ class _StepTimer:
             exposed = compute_interleaved_exposure(self.plan, gathers, halves.forward_s, overlaps_own=True)
             exposed += compute_interleaved_exposure(self.plan, reduces, backward, overlaps_own=False)
             return exposed + stack.contention * (gathers + reduces - exposed)
-        if self.stages.reduces_late:  # these overlap only with the backward of the last micro-batch
-            late = reduces + again / m - backward_room / m
-            exposed = max(0.0, (again - backward_room) * (1 - 1 / m)) + max(reduces / units, late)
-        else:
-            exposed = max(last, reduced - backward_room)
+        exposed = max(last, reduced - backward_room)
         exposed += max(first, gathers - again - forward_room)
         return exposed + stack.contention * max(0.0, gathers + reduces - exposed)
 

@@ -9,7 +9,9 @@ from pydantic import Field
 from planner.facts.validation import NO_NUL, StrictModel, Word
 
 Device = Literal["cpu", "cuda"]
-StackName = Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"]
+StackName = Literal[
+    "unknown", "ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"
+]
 EngineName = Literal["hosts", "slurm"]
 CudaGraphs = Literal["none", "router", "attention", "attention_and_router", "whole"]
 Dispatcher = Literal["flex", "alltoall"]

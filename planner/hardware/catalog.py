@@ -94,7 +94,7 @@ ACCELERATORS = {
 
 # Latency per hop over NVLink and network: nccl src/graph/tuning.cc, protocol Simple.
 _NODE_S, _NETWORK_S = 3.4e-6, 14e-6
-# gpt-oss takes as long on 64 B300 as on 64 B200 with half the network bandwidth: 4 rows of NVIDIA in the fit half.
+# gpt-oss takes as long on 64 B300 as on 64 B200 with half the network bandwidth: 4 rows of NVIDIA.
 _B300_REACHES = 0.4
 
 

@@ -8,8 +8,6 @@ Sources of the attention constants (bf16, causal, head dim 128, forward and back
 - Blackwell: NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training/results, April 2026, cuDNN 9.22. On a GB200,
   64 heads take 0.514, 1.589, and 5.524 ms for two rows of 2,048, 4,096, and 8,192 tokens. That fits 1,600 extra
   tokens. A GB300 takes 0.90 of that.
-- Blackwell with cuDNN before 9.13 (commits f937055 and be6c079, B200 and GB300): 3,100 extra tokens, and 0.9 of the
-  later peak.
 """
 
 from __future__ import annotations
@@ -108,11 +106,8 @@ NARROW_HEAD_DIM, NARROW_ROW_FACTOR = 64, 0.63
 
 
 # Keys of 192 and values of 128 (DeepSeek) in the same runs take 1.10 and 1.12 times as long per FLOP at 4,096 and 8,192
-# tokens. mxfp8 takes 0.73 of bf16's time on a GB300, and the same time with heads of 128. Heads of 64 with a window of
-# 128 of 4,096 tokens take 3.4 times as long (2.290 and 0.675 ms), because backward computes all scores: 1.5 times the
-# mean of both kinds of layer.
+# tokens.
 WIDE_HEAD_DIM = 128
-FP8_LATENT_FACTOR, FP8_WINDOWED_FACTOR = 0.73, 1.5
 
 
 class AttentionRates(NamedTuple):
@@ -150,11 +145,9 @@ def _pad_head_dim(width: int) -> int:
 
 FLASH_2_FACTOR = 1 / 1.6  # Fraction of cuDNN's rate on Hopper.
 # `peak_factor` is from NVIDIA's rows of 16,384 to a million tokens, whose time is mostly attention. 0.53 of peak on an
-# H100 fits all four rows of the fit half within 1%. 0.55 on a Blackwell fits two of the other three within 1% and 7%.
-# cuDNN before 9.13 reaches 0.8 of that.
+# H100 fits all four rows within 1%. 0.55 on a Blackwell fits two of the other three within 1% and 7%.
 CUDNN_HOPPER = AttentionRates(peak_factor=1.585, extra_tokens=1900, narrow_factor=0.65, pads_heads=True)
 CUDNN_BLACKWELL = AttentionRates(peak_factor=1.475, extra_tokens=1600, narrow_factor=0.8, wide_factor=1.11)
-EARLY_CUDNN_BLACKWELL = CUDNN_BLACKWELL._replace(peak_factor=0.8 * CUDNN_BLACKWELL.peak_factor, extra_tokens=3100)
 # Factors of other software depend on head size only: the accelerator's efficiency is that of heads of 128.
 # FlashAttention 2 has the same kernels on A100 and H100. 2407.08608 (figures 5 and 6, 4,096 tokens, no mask) reports
 # forward 321 TFLOP/s with heads of 64 and 368 with 128, and backward 279 and 310: together 0.90. Its code pads heads to

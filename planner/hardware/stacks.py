@@ -3,14 +3,14 @@
 A spec names its stack, and can set options of it (`planner.facts.resources.SoftwareSpec`). The effect of other
 properties of a run is unknown, and `time_margin` is the margin of error without them.
 
-Constants multiply those of the accelerator. Each was chosen on the fit half of the published rows of its stack
-(2026-11-25; `python -m benchmarks.published` prints both halves) and rounded. The kinds of effects were chosen with all
-open rows known for stacks other than Megatron, so their report half is not blind to that choice.
+Constants multiply those of the accelerator. Those of a named stack were chosen on published rows of that stack, and
+rounded. Those of unknown software are fitted on all sources (`python -m benchmarks.published`).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from contracts.telemetry.items import Axis
 from planner.facts.model_shapes import compute_layer_flops, compute_score_flops, compute_single_pass_flops, is_moe_layer
@@ -26,23 +26,23 @@ from planner.hardware.kernel_time import (
     SDPA_HOPPER,
     AttentionRates,
 )
-from planner.hardware.kernels import Gemm, MemoryKernelKind, RecomputeModule, build_layer_kernels
+from planner.hardware.kernels import Gemm, MemoryKernelKind, build_layer_kernels
 
 
 class Stack(NamedTuple):
     """Constants of a software stack. Fractions have no unit, and times are in seconds."""
 
     title: str
-    # 90% of step times differ by at most this fraction, with 90% confidence from the fit half
-    # (`benchmarks.published.scores.sure`). With fewer than 22 rows it is the worst difference.
+    # 90% of published step times differ by at most this fraction.
     time_margin: float
     memory_margin: float = 1.0  # the margin of a rank's peak memory; 1 without published peaks
-    # Accelerators whose steps confirm `time_margin`. Others have the widest margin. Empty means all.
+    # Accelerators whose steps confirm `time_margin`. Others have UNMEASURED_MARGIN. Empty means all.
     measured_on: tuple[str, ...] = ()
 
     # Matmuls: factors on the accelerator's efficiency.
     gemm: float = 1.0
     gemm_hopper: float = 1.0  # on GPUs with fp8, whose clock power limits
+    gemm_blackwell: float = 1.0  # on GPUs with fp4, in addition
     gemm_fp8: float = 1.0
     fp4: bool = False  # fp8 matmuls run at the rate of fp4 if the accelerator has it
     fuses_projections: bool = False  # query, key, and value are one matmul, and gate and up are one
@@ -61,6 +61,7 @@ class Stack(NamedTuple):
     casts: float = 1.0  # to fp8
     loss: float = 1.0
     elementwise: float = 1.0  # all others
+    compiled: Mapping[str, Any] = {}  # constants that differ in compiled blocks
 
     # Host time.
     launch_s: float = DEFAULT_LAUNCH_S  # per kernel of `planner.hardware.kernels`, with autograd and Python
@@ -69,28 +70,19 @@ class Stack(NamedTuple):
     expert_cast_s: float = 0.0  # additional time per expert in fp8
     cast_s: float = 0.0  # additional time per other fp8 matmul
     casts_all_operands: bool = False  # weights are cast per matmul, and again in backward
-    layer_s: tuple[float, float] = (0.0, 0.0)  # additional (forward, backward) time per layer
     mixture_s: tuple[float, float] = (0.0, 0.0)  # additional (forward, backward) time per layer with experts
     syncs_experts: bool = False  # forward waits for the router's counts, so the device waits for the host
 
     # Experts.
-    separate_experts: bool = False  # each expert runs separate kernels
-    bias_sums: float = 1.0  # slowdown of matmuls that sum a bias gradient
-    normalizes_heads: bool = False  # queries and keys are normalized
     link_efficiency: float = 1.0  # factor on a link's efficiency during compute
     shards_dispatch: bool = False  # each tp rank sends a shard of the tokens, and all-gathers the received tokens
     dispatches_per_node: bool = False  # a token is sent once per node, and once per rank inside a node
     sorts_dispatch: bool = False  # received tokens are sorted by expert, and restored
-    replicates_experts: bool = False  # tp does not shard experts, so `shards_dispatch` gathers no tokens
 
     # Communication.
     overlap: dict[Axis, float] = {}  # overlapped fraction per axis; for dp, of the available compute time
     overlaps_sends: bool = False  # sends of interleaved chunks overlap with the next chunk, except in fill and drain
     reduces_by_chunk: bool = False  # ZeRO-1 gathers a chunk during the previous fill, and reduces it in the drain
-    narrow_gathers: bool = False  # tp gathers inputs in fp8
-    narrow_parameters: bool = False  # ZeRO gathers weights in fp8
-    gathers_each_input: bool = False  # query, key, value, gate, and up each gather their input, and reduce its gradient
-    reduces_once: bool = False  # sharded gradients are reduced once in fp32 after the last micro-batch
     all_reduces_fp32: bool = False  # every rank receives all gradient sums in fp32
     contention: float = 0.0  # fraction of overlapped gathers and reductions that compute loses
     step_s: float = 0.0  # host time per step, for optimizer, data, and logging
@@ -103,12 +95,6 @@ class Stack(NamedTuple):
     compiles_loss: bool = False  # the loss is one kernel only in compiled jobs
 
     # Recompute and memory.
-    recompute_modules: tuple[RecomputeModule, ...] | None = None  # of selective recompute, if not the default
-    recompute_fraction: float = 1.0  # of the layers, in full recompute
-    narrow_head: bool = False  # the head uses fp8 if layers do
-    head_passes: int = 1  # head evaluations per micro-batch, 2 with a second predicted token
-    freezes_weights: bool = False  # no gradients or updates of weights; adapters are too small to count
-    offload_fraction: float = 0.0  # of layers, whose activations move to the host and back, without overlap
     saves_gate_activation: bool = True  # SwiGLU is two operations, and the gate activation is saved too
     recomputes_operations: bool = False  # selective recompute saves attention and every second matmul
     recomputes_at_once: bool = False  # the whole recompute precedes its backward
@@ -155,6 +141,37 @@ _EAGER = Stack(
 TENSOR_S = 8e-5
 
 STACKS: dict[StackName, Stack] = {
+    # Fitted on published steps of 20 sources, each with the same weight (benchmarks/published/fit.py). The margins hold
+    # for 90% of the rows of a source that the fit does not know. A V100 has no constant of its own.
+    "unknown": Stack(
+        "Unknown software",
+        0.55,
+        0.5,
+        measured_on=("A100", "H100", "H200", "B200", "GB200"),
+        gemm=0.94,
+        gemm_hopper=1.02,
+        gemm_blackwell=0.83,
+        attention=0.86,
+        attention_ampere=FLASH_2_WIDTHS,
+        attention_hopper=SDPA_HOPPER._replace(peak_factor=1.39),
+        attention_blackwell=CUDNN_BLACKWELL,
+        norms=1.48,
+        scores=2.05,
+        loss=0.93,
+        elementwise=1.48,
+        compiled={"norms": 1.09, "elementwise": 1.09},
+        launch_s=8e-5,
+        shards_dispatch=True,
+        dispatches_per_node=True,
+        link_efficiency=0.87,
+        overlap={"tp": 0.4},
+        overlaps_sends=True,
+        contention=0.25,
+        step_s=9e-3,
+        jitter=0.002,
+        saves_gate_activation=False,
+        recomputes_operations=True,
+    ),
     # Chosen on trainer steps on one H100 and two H200 (docs/reference/gpu.md). Others are those of eager FSDP2.
     "ours": _EAGER._replace(
         title="Meshboard's trainer",
@@ -169,6 +186,8 @@ STACKS: dict[StackName, Stack] = {
         casts=3.4,
         cast_s=4.7e-4,
         casts_all_operands=True,
+        # The same GPUs with compiled blocks. The casts are from one model, and their host time is a guess.
+        compiled={"norms": 1.8, "elementwise": 1.8, "casts": 0.55, "cast_s": 2e-4},
     ),
     # 155 rows: NVIDIA's performance tables, MLPerf's logs, Megatron-LM's own tests. The host time per expert is the
     # difference between recipes without and with CUDA graphs, in fp8 and in 16 bits.
@@ -203,13 +222,13 @@ STACKS: dict[StackName, Stack] = {
     ),
     # The rows of the accelerators' own constants: Megatron-LM's table 1, Korthikanti's table 5.
     "megatron_2021": Stack(
-        "Megatron-LM before Transformer Engine", 0.1, measured_on=("A100",), recomputes_at_once=True
+        "Megatron-LM before Transformer Engine", 0.25, measured_on=("A100",), recomputes_at_once=True
     ),
-    # 21 rows: torchtitan, KempnerForge, MaxText. `time_margin` is the worst of all 35 rows. The worst of the fit half,
-    # 0.24, holds for 10 of 14 rows of the report half.
+    # Constants are from 21 rows of torchtitan, KempnerForge, and MaxText. `time_margin` is that of unknown software,
+    # because rows of other sources (torchao) differ by more than those.
     "fsdp2": Stack(
         "FSDP2, compiled",
-        0.27,
+        0.55,
         0.96,
         measured_on=("H100", "H200"),
         accumulates_separately=True,
@@ -277,7 +296,7 @@ STACKS: dict[StackName, Stack] = {
     # Whole gradients are all-reduced there in fp32 before ZeRO shards them (core/optimizer/allreduce.py). `loss` is
     # counted: torch's loss reads fp32 logits three times for softmax and once for the accuracy
     # (losses/cross_entropy.py), and writes the first gradient. That is 52 to 56 bytes per element, compared with 32.
-    # Norms are those of most runs: 71 of 103 rows of the fit half do not use the fused kernel.
+    # Norms are those of most runs: 71 of 103 rows do not use the fused kernel.
     "scaling": Stack(
         "Scaling (Aleph Alpha), norms in eager kernels",
         0.26,
@@ -334,7 +353,6 @@ def _operations(spec: JobSpec, stack: Stack) -> int:
     total = 0
     for moe, number in ((False, spec.model.num_layers - moe_layers), (True, moe_layers)):
         if number:
-            fused, separate = stack.fuses_projections, stack.separate_experts
-            work = build_layer_kernels(whole, moe=moe, fused_projections=fused, separate_experts=separate)
+            work = build_layer_kernels(whole, moe=moe, fused_projections=stack.fuses_projections)
             total += number * sum(kernel.flops for kernel in work.recomputed_operations if isinstance(kernel, Gemm))
     return total

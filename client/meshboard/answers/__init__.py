@@ -22,6 +22,7 @@ from meshboard.answers.models import BlockSpec, MlaSpec, ModelSpec, MoeSpec, Rop
 from meshboard.answers.plans import (
     Advice,
     AlignedVocabulary,
+    Assumption,
     AutoLayout,
     ClusterEstimate,
     Estimate,
@@ -116,6 +117,7 @@ from meshboard.answers.verdicts import (
 __all__ = [
     "Advice",
     "AlignedVocabulary",
+    "Assumption",
     "AuditRow",
     "AutoLayout",
     "AutoSpec",

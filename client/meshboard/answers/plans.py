@@ -121,6 +121,13 @@ class StageEstimate(TypedDict):
     gradients_bytes: NotRequired[int]
 
 
+class Assumption(TypedDict):
+    """An assumption about unknown software, and the step time without it as a ratio to the predicted time."""
+
+    words: str
+    ratio: float
+
+
 class TimePart(TypedDict):
     """A part of the step: compute, recompute, an axis' exposed communication, launch, bubble, optimizer.
 
@@ -133,7 +140,8 @@ class TimePart(TypedDict):
 
 class TimeEstimate(TypedDict):
     """Parts add up to `step_s`; `forward_s` and both backwards are of one micro-batch on the slowest stage.
-    Utilisation is a share of the dense peak of all ranks.
+    Utilisation is a share of the dense peak of all ranks. `assumptions` of unknown software, with the largest
+    effect first.
     """
 
     step_s: float
@@ -148,6 +156,7 @@ class TimeEstimate(TypedDict):
     tokens_per_s: float
     basis: Literal["data sheet", "calibrated"]
     interval: Interval
+    assumptions: NotRequired[list[Assumption]]
 
 
 class Estimate(TypedDict):
@@ -155,7 +164,7 @@ class Estimate(TypedDict):
 
     `padded_vocab_size`: rows of the embedding and the head over all tp ranks, of which those from the vocabulary's
     size on are padding; `model_parameters` counts none. `tight`: the fullest rank fits, by less than its peak may
-    be off.
+    be off. `may_fit`: it does not fit, but the interval of its peak contains the memory of the accelerator.
     """
 
     world_size: int
@@ -176,6 +185,7 @@ class Estimate(TypedDict):
     fits: bool
     time: TimeEstimate
     aligned_vocabulary: NotRequired[AlignedVocabulary]
+    may_fit: NotRequired[bool]
     tight: NotRequired[bool]
 
 

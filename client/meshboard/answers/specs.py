@@ -117,7 +117,7 @@ class Resources(TypedDict):
     software: NotRequired[SoftwareSpec | None]
     """options of the software stack, for estimates only. Meshboard's trainer has no options."""
     stack: NotRequired[
-        Literal["ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"]
+        Literal["unknown", "ours", "megatron", "megatron_2021", "fsdp2", "fsdp2_eager", "fsdp1", "deepspeed", "scaling"]
     ]
     """software stack whose step time is estimated; jobs always run Meshboard's trainer"""
 

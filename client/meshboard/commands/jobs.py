@@ -311,7 +311,7 @@ def plan(
 def _read_draft(client: Client, spec: str | None, config: str | None, changes: list[str]) -> dict[str, Any]:
     """Return the spec to plan. The model of a config.json replaces the model of the spec.
 
-    Without a spec, the plan is for GPUs in bf16.
+    Without a spec, the plan is for unknown software on GPUs in bf16.
     """
     if config is None:
         if spec is None:
@@ -321,7 +321,7 @@ def _read_draft(client: Client, spec: str | None, config: str | None, changes: l
     lines = [f"{found['parameters']:,} parameters", *found["notes"]]
     print(*map(remove_escapes, lines), sep="\n", file=sys.stderr)
     train = {"precision": "bf16", "seq_len": min(2048, found["model"]["max_seq_len"])}
-    draft = read_spec(spec) if spec else {"resources": {"device": "cuda"}, "train": train}
+    draft = read_spec(spec) if spec else {"resources": {"device": "cuda", "stack": "unknown"}, "train": train}
     draft["model"] = found["model"]
     change_spec(draft, changes)
     return draft

@@ -63,11 +63,6 @@ def test_fp8_matmul_adds_host_time(precision: str, products: int) -> None:
     assert waited[1] - waited[0] == pytest.approx(3 * products * 3 * 1e-3)
 
 
-def test_per_layer_host_work_adds_host_time() -> None:
-    more = _measure_launch_wait(layer_s=(2e-3, 3e-3)) - _measure_launch_wait(layer_s=(1e-3, 1e-3))
-    assert more == pytest.approx(3 * (1e-3 + 2e-3)), "3 layers a stage"
-
-
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_each_chunk_turn_launches_a_send_and_a_receive(chunks: int) -> None:
     """Launches count in forward and in backward if the stage waits for its host."""

@@ -12,17 +12,16 @@ from planner.facts.presets import PRESETS
 from planner.facts.resources import StackName
 from planner.facts.spec import Layout
 from planner.hardware.catalog import CLUSTERS
-from planner.hardware.stack_options import HOST_MARGINS, UNMODELED_BYTES, get_time_margin
+from planner.hardware.stack_options import HOST_MARGINS, UNMEASURED_MARGIN, UNMODELED_BYTES, get_time_margin
 from planner.hardware.stacks import STACKS
 from tests.planner.hardware.reference_specs import H100, SPEC, TRAIN, with_stack
 
 
 def test_estimate_reports_its_stack_and_interval() -> None:
     on_a100s = {"megatron_2021", "deepspeed", "scaling"}
-    widest = max(known.time_margin for known in STACKS.values())
     for stack, known in STACKS.items():
         told = estimate(with_stack(stack), H100)["time"]["interval"]
-        assert told["share"] == (widest if stack in on_a100s else known.time_margin)
+        assert told["share"] == (UNMEASURED_MARGIN if stack in on_a100s else known.time_margin)
         assert known.title in told["words"]
 
 
@@ -49,7 +48,6 @@ def test_memory_peak_has_an_interval() -> None:
 
 def test_interval_applies_only_to_measured_accelerators() -> None:
     """Megatron's interval covers H100 and Blackwell, from 327 published steps."""
-    widest = max(known.time_margin for known in STACKS.values())
     measured: dict[StackName, set[str]] = {
         "megatron": {"h100", "h200", "b200", "b300", "gb200", "gb300", "h100-500w"},
         "megatron_2021": {"a100-40gb", "a100-80gb"},
@@ -62,7 +60,10 @@ def test_interval_applies_only_to_measured_accelerators() -> None:
         for name, cluster in CLUSTERS.items():
             if cluster.device == "cuda":
                 told = estimate(with_stack(stack), cluster)["time"]["interval"]
-                assert told["share"] == (STACKS[stack].time_margin if name in known else widest), (stack, name)
+                assert told["share"] == (STACKS[stack].time_margin if name in known else UNMEASURED_MARGIN), (
+                    stack,
+                    name,
+                )
                 assert ("without a measured step on this device" in told["words"]) == (name not in known)
     assert get_time_margin("megatron", "NVIDIA H100 80GB HBM3", 0.0) == STACKS["megatron"].time_margin
-    assert get_time_margin("megatron", "NVIDIA GH200 480GB", 0.0) == widest
+    assert get_time_margin("megatron", "NVIDIA GH200 480GB", 0.0) == UNMEASURED_MARGIN

@@ -12,8 +12,6 @@ from planner.facts.presets import PRESETS
 from planner.facts.resources import Resources
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.hardware.catalog import CLUSTERS
-from planner.hardware.kernel_time import compute_kernel_seconds
-from planner.hardware.kernels import Gemm, build_layer_kernels
 from planner.hardware.stacks import STACKS
 
 H100, GB200 = CLUSTERS["h100"], CLUSTERS["gb200"]
@@ -94,21 +92,3 @@ def test_expert_traffic_of_first_forward_and_last_backward_stays_exposed() -> No
         spec = _with_micro_batches(MIXED, batches)
         shown = _time_step(spec, overlap={"ep": 0.8}).exposed_s["ep"]
         assert shown / (bare * batches / 4) == pytest.approx(1 - 0.8 * (1 - 1 / batches))
-
-
-def test_slow_bias_sum_lengthens_its_matmul_and_activation() -> None:
-    assert MIXED.model.moe is not None
-    moe = MIXED.model.moe.model_copy(update={"expert_bias": True})
-    biased = MIXED.model_copy(update={"model": MIXED.model.model_copy(update={"moe": moe})})
-    work = build_layer_kernels(biased, moe=True, fused_projections=True)
-    product, activation = work.bias_sums
-    assert isinstance(product, Gemm)
-    assert (product.n, product.k, product.batch) == (4096, 4096, 1)
-    assert product in work.backward_input
-    assert build_layer_kernels(MIXED, moe=True, fused_projections=True).bias_sums == ()
-    chip = GB200.accelerator
-    once = compute_kernel_seconds(product, chip, "bf16", 2) + MEGATRON.elementwise * compute_kernel_seconds(
-        activation, chip, "bf16", 2
-    )
-    usual, slow = (_time_step(biased, bias_sums=times).compute_s for times in (1.0, 9.0))
-    assert slow - usual == pytest.approx(8 * once * 32 * 4)

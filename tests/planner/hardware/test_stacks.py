@@ -6,7 +6,6 @@ from typing import get_args
 
 import pytest
 
-from contracts.telemetry.items import Op
 from planner.cost.compute import ModuleSeconds
 from planner.cost.estimate import compute_allowance, estimate, get_rank_memory
 from planner.cost.memory import count_held_parameters, get_layer_bytes, get_memory, get_stage_memory
@@ -16,7 +15,6 @@ from planner.cost.memory.tape import LOGITS
 from planner.cost.resolved_plan import MicroBatch, resolve
 from planner.cost.stage_time import compute_exposed
 from planner.cost.timing import Timer, get_step_timing
-from planner.cost.traffic import get_micro_batch_traffic
 from planner.facts.model_parts import MlaSpec, MoeSpec
 from planner.facts.precision import MIXED_PRECISIONS
 from planner.facts.presets import PRESETS
@@ -173,21 +171,6 @@ def test_gathered_logits_hold_and_move_the_whole_vocabulary() -> None:
     assert passes == [(6 + 12 + 8 + 6) * logits // 2, (6 + 12 + 8 + 6) * logits]
 
 
-@pytest.mark.parametrize(("sequence", "ops"), [(False, ("all_reduce",)), (True, ("all_gather", "reduce_scatter"))])
-def test_matmuls_with_a_shared_input_gather_it_separately(sequence: bool, ops: tuple[Op, ...]) -> None:
-    """Each layer adds three: query, key and value share one kernel, and so do gate and up."""
-    layout = Layout(dp=32, tp=2, zero=1, sequence_parallel=sequence)
-    spec = with_stack("fsdp2", SPEC.model_copy(update={"layout": layout}))
-    stack = STACKS["fsdp2"]._replace(link_efficiency=1.0)
-    waits = [
-        Timer(H100, {"fsdp2": stack._replace(gathers_each_input=apart)}).get_step(spec).exposed_s["tp"]
-        for apart in (True, False)
-    ]
-    size = spec.micro_batch_size * TRAIN.seq_len * 4096 * 2
-    each = sum(compute_collective_seconds(op, size, NodeSpan(2, 1), H100) for op in ops)
-    assert waits[0] - waits[1] == pytest.approx(3 * each * 32 * TRAIN.micro_batches)
-
-
 def test_gathered_logits_are_exposed_in_each_micro_batch() -> None:
     spec = with_stack("scaling", SPEC.model_copy(update={"layout": Layout(dp=32, tp=2, zero=1)}))
     apart = {**STACKS, "scaling": STACKS["scaling"]._replace(gathers_logits=False)}
@@ -319,30 +302,6 @@ def test_gradient_accumulation_adds_a_kernel_after_the_first_micro_batch(m: int,
     assert m * (waits[0] - waits[1]) == pytest.approx(moved / (chip.bytes_per_s * chip.memory_efficiency))
 
 
-def test_gradients_deferred_to_the_last_micro_batch_are_summed_once() -> None:
-    """Over a slow network, fp32 sums are a third of ZeRO-3's traffic per micro-batch. One in 4 remains."""
-    slow = H100.model_copy(update={"network": H100.network.model_copy(update={"bytes_per_s": 1e7})})
-    late = STACKS["fsdp2"]._replace(reduces_once=True, contention=0.0)
-    each = late._replace(reduces_once=False)
-
-    def get_exposed_dp(m: int, stack: Stack) -> float:
-        train = SPEC.train.model_copy(update={"micro_batches": m, "precision": "fp32"})
-        spec = SPEC.model_copy(update={"layout": Layout(dp=32, zero=3), "train": train})
-        return Timer(slow, {"fsdp2": stack}).get_step(with_stack("fsdp2", spec)).exposed_s["dp"]
-
-    assert get_exposed_dp(1, late) == get_exposed_dp(1, each)
-    assert get_exposed_dp(4, late) / get_exposed_dp(4, each) == pytest.approx((2 + 1 / 4) / 3, rel=0.01)
-
-
-def test_frozen_weights_have_no_gradient_work() -> None:
-    frozen = {**STACKS, "megatron": STACKS["megatron"]._replace(freezes_weights=True)}
-    usual, tuned = (Timer(H100, stacks).get_step(with_stack("megatron")) for stacks in (STACKS, frozen))
-    assert usual.backward_weight_s > usual.forward_s / 2
-    assert tuned.backward_weight_s == 0.0 < tuned.backward_input_s == usual.backward_input_s
-    assert usual.exposed_s["dp"] > 0.0 == tuned.exposed_s.get("dp", 0.0)
-    assert usual.optimizer_s > 0.0 == tuned.optimizer_s
-
-
 def test_fp32_gradients_summed_whole_are_twice_as_wide_and_sent_twice() -> None:
     """Compare with 16-bit sums over a network whose latency is negligible. Parameters are gathered as before."""
     slow = H100.model_copy(update={"network": H100.network.model_copy(update={"bytes_per_s": 1e7})})
@@ -377,19 +336,3 @@ def test_megatron_keeps_fp8_weights_in_addition_to_16_bit_weights() -> None:
     ]
     tables = 2 * 128256 // 2 * 4096 + 4096
     assert kept[1]["parameters"] - kept[0]["parameters"] == 2 * (count_held_parameters(spec, 0) * 16 - tables)
-
-
-def test_gathers_use_fp8_if_the_stack_casts_first() -> None:
-    plain = STACKS["fsdp2"]
-    for precision, share in (("bf16", 0), ("fp8", 1)):
-        train = TRAIN.model_copy(update={"precision": precision})
-        spec = with_stack("fsdp2", SPEC.model_copy(update={"train": train}))
-        whole, cast = (
-            Timer(H100, {"fsdp2": stack}).get_step(spec).exposed_s["tp"]
-            for stack in (plain, plain._replace(narrow_gathers=True))
-        )
-        rows = [row for row in get_micro_batch_traffic(spec, 0) if row.axis == "tp" and row.op == "all_gather"]
-        # Half of the bytes: with 2 ranks, each sends half of a gather.
-        saved = sum(row.payload_bytes for row in rows) / 2 / 2
-        bandwidth = H100.node.bytes_per_s * H100.node.efficiency * plain.link_efficiency
-        assert whole - cast == pytest.approx(share * saved / bandwidth, rel=1e-3, abs=1e-9)

@@ -201,8 +201,10 @@ function showFigures(lane) {
   const memory = `${bytes(estimate.peak_memory_bytes)} of ${bytes(cluster.memory_bytes)}`;
   const sent = Math.max(...estimate.stages.map((s) => Object.values(s.step_bytes).reduce((a, b) => a + b, 0)));
   const line = (name, value, title) => el("tr", { title }, el("th", { scope: "row" }, name), el("td", { className: "number" }, value));
-  const fits = el("span", { className: "badge plain" }, estimate.fits ? (estimate.tight ? "might not fit" : "fits") : "does not fit");
-  fits.dataset.tone = estimate.fits ? (estimate.tight ? "warn" : "good") : "bad";
+  const isUnsure = estimate.fits ? estimate.tight : estimate.may_fit;
+  const verdict = estimate.fits ? (isUnsure ? "might not fit" : "fits") : isUnsure ? "might fit" : "does not fit";
+  const fits = el("span", { className: "badge plain" }, verdict);
+  fits.dataset.tone = isUnsure ? "warn" : estimate.fits ? "good" : "bad";
   const rows = [
     line("ranks", integer(estimate.world_size)),
     line("step time", duration(time.step_s), "estimate"),
@@ -225,9 +227,17 @@ function showFigures(lane) {
     stackedBar(parts, "Step time breakdown"),
     el("table", { className: "compact" }, el("tbody", {}, ...rows)),
     el("p", { className: "note" }, `Time: ${time.interval.words}. Memory: ${estimate.memory_interval.words}.`),
+    ...assumptions(time),
     ...(advice.length ? [el("p", { className: "note" }, "Similar layouts that fit in memory:"), el("ul", {}, ...advice)] : []),
     el("p", {}, use),
   );
+}
+
+/** The properties of unknown software that change the step time the most. */
+function assumptions(time) {
+  if (!time.assumptions?.length) return [];
+  const items = time.assumptions.map(({ words, ratio }) => el("li", {}, `${words}: ${ratio.toFixed(2)} × the step time`));
+  return [el("p", { className: "note" }, "Unknown properties of the software with the largest effect:"), el("ul", {}, ...items)];
 }
 
 function unaligned(found, line) {
