@@ -2,7 +2,8 @@
 
     python -m benchmarks.fleet [--hosts 1000] [--jobs 10000] [--days 7] [--seed 1]
 
-The code of the scheduler decides (`placement.place` with `policy` of `jobs.queue.scheduling`), on a simulated clock.
+The code of the scheduler decides (`plan_pass` of `jobs.queue.scheduling.placement`), on a simulated clock. It runs
+twice: all jobs have time limits, or none. A time limit is 1.1 to 3 times the run time, and is the only predicted end.
 The other policies use the same hosts and gangs and ignore priorities and projects. FIFO starts jobs in order. Plain
 backfill starts each job that fits, the oldest first.
 
@@ -27,6 +28,7 @@ from jobs.queue.scheduling.placement import plan_pass, sort_queue
 from jobs.queue.scheduling.slot_allocator import spread_slots
 from jobs.queue.scheduling.states import (
     HostState,
+    Occupant,
     Placement,
     PointRates,
     ProjectUse,
@@ -49,6 +51,7 @@ PRIORITIES = {0: 85, 5: 12, 10: 3}
 RATES = PointRates(per_hour=0.1, share=1.0)  # the defaults of MESHBOARD_AGEING_PER_HOUR and MESHBOARD_SHARE_POINTS
 HALF_LIFE_S = DAY_S
 LOAD = 0.95  # of the slots, asked for over the week
+MIN_LIMIT, MAX_LIMIT = 1.1, 3.0  # time limit over the run time
 
 
 class SimulatedJob(NamedTuple):
@@ -61,6 +64,7 @@ class SimulatedJob(NamedTuple):
     unit: int
     submitted: float
     lasts: float
+    limit_s: int | None
 
 
 class WeekResult(NamedTuple):
@@ -81,13 +85,28 @@ class Cluster:
     def __init__(self, hosts: int) -> None:
         self.free = {f"host-{n:04}": tuple(range(SLOTS)) for n in range(hosts)}
         self.waiting: dict[str, SimulatedJob] = {}
+        self.running: dict[str, dict[str, tuple[int, float | None]]] = {name: {} for name in self.free}
         self.kept: dict[str, tuple[str, ...]] = {}
         self.used = dict.fromkeys(PROJECTS, 0.0)
         self.held = dict.fromkeys(PROJECTS, 0)
         self.counted = 0.0
 
-    def hosts(self) -> list[HostState]:
-        return [HostState(name, "cuda", SLOTS, free, device_name="gpu") for name, free in self.free.items()]
+    def hosts(self, now: float) -> list[HostState]:
+        kept = {name for names in self.kept.values() for name in names}
+        return [
+            HostState(name, "cuda", SLOTS, free, device_name="gpu", occupants=self._list_occupants(name, now, kept))
+            for name, free in self.free.items()
+        ]
+
+    def _list_occupants(self, name: str, now: float, kept: set[str]) -> tuple[Occupant, ...]:
+        """Return the running jobs of a kept host, as `jobs.queue.scheduling.snapshot.load_hosts` does."""
+        return tuple(
+            Occupant(
+                job, 0, BEGIN, slots, is_ending=False, is_preemptible=False,
+                ends_s=None if limit is None else limit - now, limit_ends_s=None if limit is None else limit - now,
+            )
+            for job, (slots, limit) in (self.running[name].items() if name in kept else ())
+        )  # fmt: skip
 
     def count_use(self, now: float) -> None:
         """Add the use since the last call, as `jobs.queue.termination.count_use` does."""
@@ -97,13 +116,15 @@ class Cluster:
             )
         self.counted = now
 
-    def take_slots(self, shares: tuple[Share, ...]) -> None:
+    def take_slots(self, job: SimulatedJob, shares: tuple[Share, ...], now: float) -> None:
         for name, slots in shares:
             self.free[name] = tuple(slot for slot in self.free[name] if slot not in slots)
+            self.running[name][job.id] = (len(slots), None if job.limit_s is None else now + job.limit_s)
 
-    def release_slots(self, shares: tuple[Share, ...]) -> None:
+    def release_slots(self, job: str, shares: tuple[Share, ...]) -> None:
         for name, slots in shares:
             self.free[name] = tuple(sorted((*self.free[name], *slots)))
+            del self.running[name][job]
 
 
 def place_with_meshboard(cluster: Cluster, now: float) -> list[Placement]:
@@ -117,7 +138,7 @@ def place_with_meshboard(cluster: Cluster, now: float) -> list[Placement]:
         )
         for job in cluster.waiting.values()
     ]
-    plan = plan_pass(queue, cluster.hosts())
+    plan = plan_pass(queue, cluster.hosts(now))
     cluster.kept = plan.head_hosts
     return plan.placements
 
@@ -157,7 +178,7 @@ def _build_waiting_gang(job: SimulatedJob, points: float, kept: tuple[str, ...])
         id=job.id, name=job.id, owner=1, device="cuda", num_slots=job.slots, wanted_host="", priority=job.priority,
         created=BEGIN + timedelta(seconds=job.submitted), head_hosts=kept, units=(job.unit,), max_hosts=0,
         points=points,
-        project=job.project,
+        project=job.project, limit_s=job.limit_s,
     )  # fmt: skip
 
 
@@ -174,13 +195,19 @@ def generate_week(jobs: int, hosts: int, days: float, seed: int) -> list[Simulat
         priority = chance.choices([*PRIORITIES], [*PRIORITIES.values()])[0]
         lasts = chance.lognormvariate(0.0, 1.3)
         drawn.append(
-            SimulatedJob(f"{number:05}", project, priority, min(slots, hosts * SLOTS), min(slots, 4), at, lasts)
+            SimulatedJob(f"{number:05}", project, priority, min(slots, hosts * SLOTS), min(slots, 4), at, lasts, None)
         )
     request = sum(job.slots * job.lasts for job in drawn)
     scale = LOAD * hosts * SLOTS * days * DAY_S / request
     return sorted(
         (job._replace(lasts=min(2 * DAY_S, max(60.0, job.lasts * scale))) for job in drawn), key=lambda j: j.submitted
     )
+
+
+def add_limits(jobs: list[SimulatedJob], seed: int) -> list[SimulatedJob]:
+    """Return the jobs with time limits, which exceed the run times."""
+    chance = random.Random(seed)
+    return [job._replace(limit_s=int(job.lasts * chance.uniform(MIN_LIMIT, MAX_LIMIT)) + 1) for job in jobs]
 
 
 def simulate(jobs: list[SimulatedJob], hosts: int, end: float, policy: Policy) -> WeekResult:
@@ -200,7 +227,7 @@ def simulate(jobs: list[SimulatedJob], hosts: int, end: float, policy: Policy) -
         cluster.count_use(now)
         while ends and ends[0][0] <= now:
             _, job_id, shares = heapq.heappop(ends)
-            cluster.release_slots(shares)
+            cluster.release_slots(job_id, shares)
             cluster.held[known[job_id].project] -= known[job_id].slots
         if not cluster.waiting:
             continue
@@ -209,7 +236,7 @@ def simulate(jobs: list[SimulatedJob], hosts: int, end: float, policy: Policy) -
         passes, longest = passes + 1, max(longest, time.perf_counter() - begin)
         for placement in placed:
             job = cluster.waiting.pop(placement.job)
-            cluster.take_slots(placement.shares)
+            cluster.take_slots(job, placement.shares, now)
             cluster.held[job.project] += job.slots
             started[job.id] = now
             heapq.heappush(ends, (now + job.lasts, job.id, placement.shares))
@@ -256,16 +283,19 @@ def main() -> None:
         f"priority {priority}": lambda job, p=priority: job.priority == p for priority in sorted(PRIORITIES)
     }
     chosen |= {f"project {name}": lambda job, n=name: job.project == n for name in PROJECTS}
+    chosen["1 to 8 slots"] = lambda job: job.slots <= 8
+    chosen["16 to 32 slots"] = lambda job: 8 < job.slots < 64
     chosen["64 slots or more"] = lambda job: job.slots >= 64
     table: dict[str, list[str]] = {}
-    policies: dict[str, Policy] = {
-        "Meshboard": place_with_meshboard,
-        "FIFO": place_fifo,
-        "plain backfill": place_backfill,
+    policies: dict[str, tuple[Policy, list[SimulatedJob]]] = {
+        "with time limits": (place_with_meshboard, add_limits(jobs, options.seed)),
+        "no time limits": (place_with_meshboard, jobs),
+        "FIFO": (place_fifo, jobs),
+        "plain backfill": (place_backfill, jobs),
     }
-    for policy in policies.values():
+    for policy, week in policies.values():
         begin = time.perf_counter()
-        outcome = simulate(jobs, options.hosts, end, policy)
+        outcome = simulate(week, options.hosts, end, policy)
         took = time.perf_counter() - begin
         for words, of in chosen.items():
             table.setdefault(words, []).append(format_waits(jobs, outcome, of))

@@ -414,6 +414,11 @@ class Job:
         return self.status == "succeeded"
 
     @property
+    def backfilled(self) -> bool:
+        """True if the current attempt uses hosts that are reserved for an earlier job."""
+        return bool(self.detail.get("backfilled"))  # an older board has no such field
+
+    @property
     def reason(self) -> str:
         """Reason for the state, or reason for which a queued job waits."""
         history = self.detail.get("history") or []

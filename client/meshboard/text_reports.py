@@ -27,8 +27,10 @@ AXES: Final = ("tp", "cp", "pp", "dp", "ep")
 
 
 def format_job_line(job: Job) -> str:
-    """Return id, status, name, and reason of a job."""
-    return remove_escapes(f"{job.id}  {job.status:<12} {job.name}" + (f"  ({job.reason})" if job.reason else ""))
+    """Return id, status, name, and reason of a job, and whether it is backfilled."""
+    notes = [job.reason, "backfilled" if job.backfilled and "backfilled" not in job.reason else ""]
+    note = ", ".join(filter(None, notes))
+    return remove_escapes(f"{job.id}  {job.status:<12} {job.name}" + (f"  ({note})" if note else ""))
 
 
 def format_job(job: Job) -> str:

@@ -100,6 +100,10 @@ class JobDetail(JobBrief):
     host: Annotated[
         str | None, Field(description="Host of the current attempt. Several hosts are listed in rank order.")
     ]
+    backfilled: Annotated[
+        bool,
+        Field(description="True if the current attempt uses hosts that are reserved for an earlier job."),
+    ]
     members: Annotated[list[MemberBrief], Field(description="Hosts of the current attempt, in rank order.")]
     exit: Annotated[ExitReport | StoredByOlderVersion | None, Field(description="Exit report of the current attempt.")]
     diagnosis: Annotated[
@@ -180,6 +184,7 @@ def serialize_job(job: Job, only_change: History | None = None) -> JobDetail:
         "engine_id": attempt.engine_id if attempt else "",
         "engine_told": attempt.engine_told if attempt else {},
         "host": attempt.format_hosts() if attempt else None,
+        "backfilled": attempt.backfilled if attempt else False,
         "members": [_serialize_member(member, job.status) for member in attempt.members.all()] if attempt else [],
         "exit": attempt.exit if attempt else None,
         "diagnosis": attempt.diagnosis if attempt else None,

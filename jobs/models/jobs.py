@@ -250,6 +250,9 @@ class Attempt(models.Model):
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts")
     number = models.PositiveIntegerField()
     created = models.DateTimeField(auto_now_add=True)
+    backfilled = models.BooleanField(
+        default=False, editable=False, help_text="the attempt uses hosts that are reserved for an earlier job"
+    )
     exit = models.JSONField(
         null=True, editable=False, help_text="exit report of the attempt, after the job has ended on all hosts"
     )

@@ -13,10 +13,11 @@ from jobs.models import Job, Pool
 from jobs.planning.fit import compute_fit
 from jobs.planning.hosts import AvailableHost, get_slot_device
 from jobs.queue.scheduling.placement import MAX_FORECAST_JOBS, decide, forecast
+from jobs.queue.scheduling.predicted_ends import load_running_attempts, predict_durations
 from jobs.queue.scheduling.snapshot import load_point_factors
 from jobs.queue.scheduling.states import HostState, QueuedJob, compute_points
 from jobs.queue.staff_actions import MAX_PRIORITY, MIN_PRIORITY
-from jobs.queue.view import QueueSnapshot, load_queue_snapshot, load_running_attempts, predict_durations
+from jobs.queue.view import QueueSnapshot, load_queue_snapshot
 from planner.facts.kinds import compute_slot_demand
 from planner.facts.spec import JobSpec
 from planner.facts.validation import Problem, SpecError, format_count

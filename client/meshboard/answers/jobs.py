@@ -217,6 +217,8 @@ class JobDetail(TypedDict):
     """Last `state`, `partition`, and `nodes` from the launcher. `held` if Meshboard holds the job."""
     host: str | None
     """Host of the current attempt. Several hosts are listed in rank order."""
+    backfilled: bool
+    """True if the current attempt uses hosts that are reserved for an earlier job."""
     members: list[MemberBrief]
     """Hosts of the current attempt, in rank order."""
     exit: ExitReport | dict[str, Any] | None

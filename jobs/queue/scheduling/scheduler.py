@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -19,7 +20,17 @@ from django.db.models import CharField, F, Func, TextField, Value
 from django.utils import timezone
 
 from contracts.control import Node
-from jobs.models import Attempt, Cursor, Host, Job, KeptHost, Member, Outbox, SlotAllocation
+from jobs.models import (
+    MAX_WAIT_REASON_CHARACTERS,
+    Attempt,
+    Cursor,
+    Host,
+    Job,
+    KeptHost,
+    Member,
+    Outbox,
+    SlotAllocation,
+)
 from jobs.queue import lifecycle, termination
 from jobs.queue.orders import build_launch_order, create_loans
 from jobs.queue.scheduling.placement import decide, explain_decision
@@ -109,8 +120,18 @@ def schedule(trouble: str = "") -> int:
     plan = explain_decision(decision)
     for each in plan.preemptions:
         termination.preempt(each.victim, each.for_job, entries[each.for_job].job.name)
-    store_wait_reasons(queue, plan.reasons)
+    store_wait_reasons(
+        queue, {job: _add_latest_start(text, plan.latest_starts.get(job), now) for job, text in plan.reasons.items()}
+    )
     return started
+
+
+def _add_latest_start(reason: str, latest_s: float | None, now: datetime) -> str:
+    """Add the latest start of a head to its wait reason, rounded up to a minute."""
+    if latest_s is None:
+        return reason
+    starts = now + timedelta(seconds=max(0.0, latest_s), minutes=1)
+    return f"{reason} Expected start: {starts:%H:%M} UTC at the latest, when time limits end jobs on these hosts."
 
 
 def _store_head_hosts(now: HeadHosts, before: HeadHosts, keys: dict[str, int], lock: SchedulerLock) -> None:
@@ -135,12 +156,14 @@ def _start(placements: list[Placement], queue: dict[str, QueueEntry], keys: dict
     with transaction.atomic():
         lock.acquire()
         allowed = lock_startable_jobs({p.job: (queue[p.job].job.owner, queue[p.job].job.project) for p in placements})
-        where = {p.job: ", ".join(share.host for share in p.shares) for p in placements if p.job in allowed}
+        where = {p.job: _describe_placement(p) for p in placements if p.job in allowed}
         slots = {job: queue[job].job.num_slots for job in where}
-        placed = {job: (queue[job].attempt, f"placed on {hosts}") for job, hosts in where.items()}
+        placed = {job: (queue[job].attempt, reason) for job, reason in where.items()}
         started = lifecycle.start_jobs(placed, slots)
         pairs = [(started[p.job], p) for p in placements if p.job in started]
-        created = Attempt.objects.bulk_create(Attempt(job=job, number=job.attempt) for job, _ in pairs)
+        created = Attempt.objects.bulk_create(
+            Attempt(job=job, number=job.attempt, backfilled=p.is_backfilled) for job, p in pairs
+        )
         drafts = [
             (Member(attempt=attempt, node=node, host_id=keys[share.host], host_name=share.host,
                     first_rank=first, num_ranks=ranks, ordered=now), share)
@@ -157,6 +180,11 @@ def _start(placements: list[Placement], queue: dict[str, QueueEntry], keys: dict
         loan_orders = create_loans((attempt, hosts_by_job[attempt.job_id]) for attempt in created)
         Outbox.objects.bulk_create([*_build_launch_orders(pairs, members), *loan_orders])
     return len(pairs)
+
+
+def _describe_placement(placement: Placement) -> str:
+    hosts = ", ".join(share.host for share in placement.shares)
+    return f"placed on {hosts}" + (", backfilled before an earlier job" if placement.is_backfilled else "")
 
 
 def _assign_ranks(job: Job, placement: Placement) -> Iterator[tuple[int, Share, int, int]]:
@@ -184,7 +212,7 @@ def store_wait_reasons(queue: list[QueueEntry], reasons: Mapping[str, str]) -> N
     """Store changed wait reasons, up to the limit per pass, in short transactions."""
     changed = {}
     for entry in queue:
-        reason = entry.block_reason or reasons.get(entry.job.id, entry.reason)
+        reason = (entry.block_reason or reasons.get(entry.job.id, entry.reason))[:MAX_WAIT_REASON_CHARACTERS]
         if reason != entry.reason:
             changed[entry.job.id] = reason
     waiting = list(changed)[:MAX_REASONS_PER_PASS]

@@ -1,4 +1,4 @@
-"""Allocate slots to gangs, keep hosts for blocked jobs, and select jobs to preempt.
+"""Allocate slots to gangs, keep hosts for blocked jobs, backfill kept hosts, and select jobs to preempt.
 
 Ranks fill one node after another, with tp innermost. A share that is a multiple of the unit therefore never splits a
 group that must stay on one host.
@@ -7,10 +7,18 @@ group that must stay on one host.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from jobs.queue.scheduling.backfill import (
+    BACKFILL_MARGIN_S,
+    HeadStart,
+    KeptSlots,
+    compute_head_start,
+    count_spare_slots,
+    list_kept_slots,
+)
 from jobs.queue.scheduling.states import HostState, Occupant, Placement, Preemption, QueuedJob, Share
 from planner.facts.kinds import SlotDemand, round_down
 
@@ -91,15 +99,22 @@ class EligibleHosts(NamedTuple):
 
 
 class SlotAllocator:
-    """Track the hosts of one device during a scheduling pass."""
+    """Track the hosts of one device during a scheduling pass.
 
-    def __init__(self, device: str, hosts: list[HostState], trouble: str = "") -> None:
-        self.device, self.trouble = device, trouble
+    Args:
+        now_s: Seconds since the hosts were read.
+    """
+
+    def __init__(self, device: str, hosts: list[HostState], trouble: str = "", now_s: float = 0.0) -> None:
+        self.device, self.trouble, self._now_s = device, trouble, now_s
         self.hosts = {host.name: host for host in hosts}
         self.taking = {name: host for name, host in self.hosts.items() if host.takes_jobs}
         self.free = {name: host.free for name, host in self.taking.items()}
         self.holders: dict[str, QueuedJob] = {}  # job that each host is kept for
         self.head_hosts: dict[str, tuple[str, ...]] = {}  # by job
+        self.head_starts: dict[str, HeadStart] = {}  # by job, when the hosts were kept
+        self._kept: dict[str, KeptSlots] = {}  # by host
+        self._spare: dict[str, int] = {}  # by kept host: free slots that the head cannot use
         self.open = sorted((len(free), name) for name, free in self.free.items())  # hosts that are kept for no job
         self._heads: set[frozenset[str]] = set()
         self._eligible_by_job: dict[str, EligibleHosts] = {}
@@ -107,6 +122,7 @@ class SlotAllocator:
         self._unit_by_job: dict[str, int | None] = {}
         self._units: dict[object, int | None] = {}
         self._unplaceable: set[object] = set()  # free slots only decrease during a pass
+        self._not_backfillable: set[object] = set()
         self._has_bookings = any(host.bookings for host in hosts)
 
     def allocate(self, job: QueuedJob) -> Placement | None:
@@ -131,8 +147,53 @@ class SlotAllocator:
         self._heads.add(eligible)
         self.head_hosts[job.id] = names
         for name in names:
-            self.holders[name] = job
             self._close(name)
+            self.holders[name] = job
+            self._kept[name] = list_kept_slots(self.taking[name], len(self.free[name]), job.priority)
+        kept = [self._kept[name] for name in names]
+        self.head_starts[job.id] = compute_head_start(job.num_slots, self._get_fitting_unit(job), kept)
+
+    def backfill(self, job: QueuedJob) -> Placement | None:
+        """Allocate slots also on kept hosts if that delays none of the jobs that hosts are kept for, or return None."""
+        unit, eligible = self.get_unit(job), self.get_eligible(job)
+        if unit is None or not self.holders:
+            return None
+        outlasted = frozenset(head for head in self.head_hosts if self._ends_before_start(job, head))
+        key = (eligible.names, job.demand, outlasted)
+        if key in self._not_backfillable:
+            return None
+        usable = [{name: self._count_backfill_slots(name, outlasted) for name in names} for names in eligible.by_model]
+        shares = _choose_spread(job, unit, usable)
+        if shares is None:
+            self._not_backfillable.add(key)
+            return None
+        limit_ends_s = None if job.limit_s is None else self._now_s + job.limit_s
+        for name in shares.keys() & self._kept.keys():
+            self._kept[name] = self._kept[name].add_tenant(shares[name], limit_ends_s)
+            self._spare.pop(name, None)
+        taken = tuple(self._take(name, slots) for name, slots in shares.items())
+        return Placement(job.id, taken, is_backfilled=True)
+
+    def _ends_before_start(self, job: QueuedJob, head: str) -> bool:
+        """Return whether the time limit ends the job before the predicted start of the head."""
+        start_s = self.head_starts[head].predicted_s
+        if job.limit_s is None or start_s is None:
+            return False
+        return self._now_s + job.limit_s + BACKFILL_MARGIN_S <= start_s
+
+    def _count_backfill_slots(self, name: str, outlasted: Collection[str]) -> int:
+        head = self.holders.get(name)
+        if head is None or head.id in outlasted:
+            return len(self.free[name])
+        if name not in self._spare:
+            unit, hosts = self._get_fitting_unit(head), len(self.head_hosts[head.id])
+            self._spare[name] = count_spare_slots(self._kept[name], head.num_slots, unit, hosts)
+        return self._spare[name]
+
+    def _get_fitting_unit(self, job: QueuedJob) -> int:
+        unit = self.get_unit(job)
+        assert unit is not None, "hosts are kept only for jobs that can fit"
+        return unit
 
     def can_fit(self, job: QueuedJob) -> bool:
         """Return whether the job could run if all hosts that take jobs were empty."""
@@ -187,12 +248,7 @@ class SlotAllocator:
         unit = self.get_unit(job)
         if demand.max_hosts == 1 or unit is None:
             return None
-        spreads = (spread_slots(demand, unit, free, preferred) for free in self._iterate_open_models(job))
-        return min(
-            (shares for shares in spreads if shares),
-            key=lambda shares: (len(shares), preferred not in shares, *shares),
-            default=None,
-        )
+        return _choose_spread(job, unit, self._iterate_open_models(job))
 
     def _find_one_host(self, eligible: frozenset[str], demand: SlotDemand, preferred: str) -> str | None:
         """Return the smallest gap that holds the whole job. The preferred host wins a tie."""
@@ -237,13 +293,25 @@ class SlotAllocator:
         return len(names), job.num_slots - soon, sum(host.slots for host in hosts), names
 
     def _take(self, name: str, count: int) -> Share:
-        self._close(name)
+        if name not in self.holders:
+            self._close(name)
         slots, self.free[name] = self.free[name][:count], self.free[name][count:]
-        insort(self.open, (len(self.free[name]), name))
+        if name not in self.holders:
+            insort(self.open, (len(self.free[name]), name))
         return Share(name, slots)
 
     def _close(self, name: str) -> None:
         del self.open[bisect_left(self.open, (len(self.free[name]), name))]
+
+
+def _choose_spread(job: QueuedJob, unit: int, models: Iterable[Mapping[str, int]]) -> dict[str, int] | None:
+    """Return the slots per host on the fewest hosts of one model, from the usable slots of each model."""
+    spreads = (spread_slots(job.demand, unit, usable, job.checkpoint_host) for usable in models)
+    return min(
+        (shares for shares in spreads if shares),
+        key=lambda shares: (len(shares), job.checkpoint_host not in shares, *shares),
+        default=None,
+    )
 
 
 def select_preemptions(allocator: SlotAllocator) -> list[Preemption]:
@@ -265,7 +333,7 @@ def _select_victims(job: QueuedJob, allocator: SlotAllocator) -> list[str]:
         for occupant in allocator.taking[name].occupants:
             if occupant.is_ending:
                 free[name] += occupant.slots
-            elif occupant.priority < job.priority:
+            elif occupant.is_leaving_for(job.priority):
                 slots_by_victim.setdefault(occupant.job, {})[name] = occupant.slots
                 occupants[occupant.job] = occupant
     victims: list[str] = []

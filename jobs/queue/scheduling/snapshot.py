@@ -35,6 +35,7 @@ from jobs.models import (
     SlotAllocation,
     Status,
 )
+from jobs.queue.scheduling.predicted_ends import load_running_attempts
 from jobs.queue.scheduling.states import (
     Booking,
     HostState,
@@ -218,7 +219,7 @@ def load_hosts(now: datetime) -> dict[int, HostState]:
         (host, pool, Booking(project, (starts - now).total_seconds()))
         for host, pool, project, starts in reservations.values_list("host_id", "pool__name", "project__name", "starts")
     ]
-    occupants = _load_occupants()
+    occupants = _load_occupants(now)
     return {
         key: host._replace(
             bookings=tuple(booking for host_key, pool, booking in bookings if host_key == key or pool in host.pools),
@@ -259,17 +260,29 @@ def load_host_slots(now: datetime) -> dict[int, HostState]:
     return hosts
 
 
-def _load_occupants() -> dict[int, list[Occupant]]:
-    """Return ending and preemptible attempts by host."""
-    rows = (
+def _load_occupants(now: datetime) -> dict[int, list[Occupant]]:
+    """Return ending and preemptible attempts by host, and all attempts of hosts that may be kept for a job."""
+    kept = Q(pk__in=KeptHost.objects.values("host"))
+    wanted = Job.objects.filter(status=Status.QUEUED, engine="hosts").exclude(wanted_host="").values("wanted_host")
+    kept_hosts = set(Host.objects.filter(kept | Q(name__in=wanted)).values_list("pk", flat=True))
+    members = (
         Member.objects.filter(ended__isnull=True, host__isnull=False)
-        .filter(Q(attempt__job__status=Status.CANCELLING) | Q(attempt__job__preemptible=True))
+        .filter(Q(attempt__job__status=Status.CANCELLING) | Q(attempt__job__preemptible=True) | Q(host__in=kept_hosts))
         .annotate(slots=Count("allocations"))
-        .values_list("host_id", "attempt__job_id", "attempt__job__priority", "ordered", "slots", "attempt__job__status")
-    )
+        .values_list(
+            "host_id", "attempt_id", "attempt__job_id", "attempt__job__priority", "ordered", "slots",
+            "attempt__job__status", "attempt__job__preemptible", "attempt__job__time_limit_s",
+        )
+    )  # fmt: skip
+    rows = list(members)
+    limited = {attempt for host, attempt, *_, limit_s in rows if host in kept_hosts and limit_s is not None}
+    running = load_running_attempts(now, limited) if limited else []
+    ends = {each.job: (each.left_s, each.limit_left_s) for each in running}
     found: dict[int, list[Occupant]] = {}
-    for host, job, priority, began, slots, status in rows:
-        found.setdefault(host, []).append(Occupant(job, priority, began, slots, status == Status.CANCELLING))
+    for host, _attempt, job, priority, began, slots, status, preemptible, _limit_s in rows:
+        is_ending = status == Status.CANCELLING
+        occupant = Occupant(job, priority, began, slots, is_ending, preemptible, *ends.get(job, (None, None)))
+        found.setdefault(host, []).append(occupant)
     return found
 
 

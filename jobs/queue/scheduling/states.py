@@ -41,13 +41,23 @@ class QueuedJob(NamedTuple):
 
 
 class Occupant(NamedTuple):
-    """An attempt on a host that is ending or can be preempted."""
+    """An attempt on a host.
+
+    Both ends are in seconds since the host was read, and None without a time limit. `ends_s` is the predicted end.
+    """
 
     job: str
     priority: int
     began: datetime
     slots: int
     is_ending: bool
+    is_preemptible: bool = True
+    ends_s: float | None = None
+    limit_ends_s: float | None = None
+
+    def is_leaving_for(self, priority: int) -> bool:
+        """Return whether the attempt is ending, or a job with this priority can preempt it."""
+        return self.is_ending or (self.is_preemptible and self.priority < priority)
 
 
 class Booking(NamedTuple):
@@ -90,7 +100,7 @@ class HostState(NamedTuple):
 
     def count_soon_free(self, priority: int) -> int:
         """Count slots that are free, belong to ending attempts, or can be preempted with this priority."""
-        return len(self.free) + sum(one.slots for one in self.occupants if one.is_ending or one.priority < priority)
+        return len(self.free) + sum(one.slots for one in self.occupants if one.is_leaving_for(priority))
 
 
 class Quota(NamedTuple):
@@ -108,10 +118,11 @@ class Share(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """The slots of a gang, in the order of its nodes."""
+    """The slots of a gang, in the order of its nodes. `is_backfilled`: some hosts are kept for an earlier job."""
 
     job: str
     shares: tuple[Share, ...]
+    is_backfilled: bool = False
 
 
 class Preemption(NamedTuple):

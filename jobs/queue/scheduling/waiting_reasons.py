@@ -6,7 +6,6 @@ because users who see one of them see both. A host is available if it takes jobs
 
 from __future__ import annotations
 
-from jobs.models import MAX_WAIT_REASON_CHARACTERS
 from jobs.queue.scheduling.slot_allocator import SlotAllocator
 from jobs.queue.scheduling.states import HostState, QueuedJob
 
@@ -22,12 +21,10 @@ def explain_wait(job: QueuedJob, allocator: SlotAllocator, ahead: int, first: Qu
         first: First of the jobs ahead.
     """
     if not allocator.can_fit(job):
-        text = _explain_impossible_host(job, allocator) if job.wanted_host else _explain_impossible(job, allocator)
-    elif job.wanted_host:
-        text = _explain_blocked_host(job, allocator)
-    else:
-        text = _explain_blocked(job, allocator, ahead, first)
-    return text[:MAX_WAIT_REASON_CHARACTERS]
+        return _explain_impossible_host(job, allocator) if job.wanted_host else _explain_impossible(job, allocator)
+    if job.wanted_host:
+        return _explain_blocked_host(job, allocator)
+    return _explain_blocked(job, allocator, ahead, first)
 
 
 def put_fact_first(text: str) -> str:

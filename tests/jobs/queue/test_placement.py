@@ -26,7 +26,7 @@ from tests.jobs.queue.scheduling_cases import (
 def test_allocates_each_free_slot_once(queue: list[QueuedJob], hosts: list[HostState]) -> None:
     asked, there = {job.id: job for job in queue}, {host.name: host for host in hosts}
     taken: set[tuple[str, int]] = set()
-    for job_id, ((name, slots),) in plan_pass(queue, hosts).placements:
+    for job_id, ((name, slots),), _ in plan_pass(queue, hosts).placements:
         assert may_use(asked[job_id], there[name])
         assert len(slots) == len(set(slots)) == asked[job_id].num_slots
         assert set(slots) <= set(there[name].free)

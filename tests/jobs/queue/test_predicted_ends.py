@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from jobs.models import Attempt, Host, Job, StateChange, Status
-from jobs.queue.view import load_running_attempts, predict_durations
+from jobs.queue.scheduling.predicted_ends import load_running_attempts, predict_durations
 from tests.jobs.conftest import make_member
 
 NOW = timezone.now()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from django.db import connection
 from django.utils import timezone
 
 from contracts.names import host_queue
+from jobs.core.job_details import serialize_job
 from jobs.models import Attempt, Host, Job, Member, Outbox, SlotAllocation, StateChange, Status
 from jobs.queue import lifecycle
 from jobs.queue.scheduling import scheduler
@@ -67,7 +69,7 @@ def test_long_queue_needs_few_queries(owner: User, make_host: MakeHost) -> None:
     assert not any('"spec"' in sql for sql in first)
     with statements() as quiet:
         schedule()
-    assert len(quiet) == 12, "a pass without changes writes and locks no rows"
+    assert len(quiet) == 13, "a pass without changes writes and locks no rows"
     assert all(sql.startswith("SELECT") for sql in quiet)
     SlotAllocation.objects.all().delete()
     with statements() as placing:
@@ -140,6 +142,25 @@ def test_reserved_host_of_the_head_does_not_change(owner: User, make_host: MakeH
     SlotAllocation.objects.filter(host=first).delete()
     assert schedule() == 1
     assert Member.objects.get(attempt__job=head).host == first
+
+
+def test_short_job_is_backfilled_before_a_head(owner: User, make_host: MakeHost) -> None:
+    """A host has two busy slots, and the first job needs all four."""
+    running = busy(make_host(), owner, 0, 1).job
+    Job.objects.filter(id=running.id).update(time_limit_s=3600)
+    StateChange.objects.create(job=running, attempt=1, status=Status.RUNNING)
+    head = queued(owner, 4)[0]
+    assert schedule() == 0
+    assert schedule() == 0  # now it reads the ends of jobs on the reserved host
+    assert re.search(r"Host \S+ has 2 of 4 slots free. Expected start: \d\d:\d\d UTC at the latest", reason(head))
+    spec = {"name": "x", "layout": {"dp": 1, "pp": 1, "tp": 1, "cp": 1}}
+    endless, short = queued(owner, 1)[0], queued(owner, 1, time_limit_s=10, spec=spec)[0]
+    assert schedule() == 1
+    attempt = Attempt.objects.get(job=short)
+    assert attempt.backfilled
+    assert serialize_job(short)["backfilled"]
+    assert StateChange.objects.get(job=short).reason.endswith(", backfilled before an earlier job")
+    assert not Attempt.objects.filter(job__in=[head, endless]).exists()
 
 
 def test_queued_job_with_old_processes_does_not_block_others(owner: User, make_host: MakeHost) -> None:

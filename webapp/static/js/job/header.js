@@ -14,11 +14,12 @@ function time(at, before) {
 }
 
 /** The changes of the current attempt. The server writes those of earlier attempts. */
-function showTimeline({ history, attempt }) {
+function showTimeline({ history, attempt, backfilled }) {
   const own = history.filter((change) => change.attempt === attempt);
   const lines = own.map((change, place) => {
     const number = place === 0 && attempt > 1 ? ` (attempt ${attempt})` : "";
-    return el("li", { title: change.reason || null }, el("b", {}, change.status), `${number} `, time(change.at, own[place - 1]?.at));
+    const mark = backfilled && change.status === "starting" ? " (backfilled)" : "";
+    return el("li", { title: change.reason || null }, el("b", {}, change.status), `${mark}${number} `, time(change.at, own[place - 1]?.at));
   });
   $("states").replaceChildren(...lines);
 }
