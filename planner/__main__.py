@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from planner.cost.estimate import Estimate, estimate, get_rank_memory, parse_plannable
+from planner.cost.estimate import Estimate, estimate, get_default_cluster, get_rank_memory, parse_plannable
 from planner.explain import explain
 from planner.facts.hugging_face import parse_config
 from planner.facts.kinds import reset_dry_ranks
@@ -22,6 +22,8 @@ from planner.facts.resources import SoftwareSpec
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.catalog import CLUSTERS
+from planner.hardware.cluster import Cluster
+from planner.hardware.own_accelerator import OwnAccelerator, build_own_cluster, parse_own_cluster
 from planner.hardware.stacks import STACKS
 from planner.report import format_auto, format_estimate, format_explanations, format_search
 from planner.search.auto_layout import Capacity, HostCapacity, find_fastest_layout, parse_auto_spec, parse_draft
@@ -120,6 +122,13 @@ def _add_spec(command: argparse.ArgumentParser) -> None:
         help="name of the cluster (default: cpu or h100, depending on resources.device)",
     )
     command.add_argument(
+        "--accelerator",
+        nargs="+",
+        metavar="FIELD=NUMBER",
+        help="own accelerator instead of --cluster: a JSON file with these fields, or FIELD=NUMBER for each: "
+        + "; ".join(f"{name}: {field.description or 'text'}" for name, field in OwnAccelerator.model_fields.items()),
+    )
+    command.add_argument(
         "--stack",
         choices=sorted(STACKS),
         help="software stack whose step time is estimated (default: resources.stack of the spec)",
@@ -137,7 +146,7 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
     if options.template:
         data: dict[str, Any] = json.loads(json.dumps(TEMPLATES[options.template].spec))
     elif options.spec:
-        data = _read(options.spec)
+        data = _read("--spec", options.spec)
     else:
         model = _read_model(options.config) if options.config else PRESETS[options.model].model
         data = {"model": model.model_dump() if options.config else {"preset": options.model}}
@@ -180,13 +189,15 @@ def _read_bytes(option: str, path: Path) -> bytes:
         raise SpecError([Problem(option, text)]) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(option: str, path: Path) -> dict[str, Any]:
+    content = _read_bytes(option, path)
     try:
-        data = json.loads(_read_bytes("--spec", path))
+        data = json.loads(content)
     except ValueError as error:
-        raise SpecError([Problem("--spec", f"`--spec` is {str(path)!r}, which is not JSON: {error}.")]) from None
+        raise SpecError([Problem(option, f"`{option}` is {str(path)!r}, which is not JSON: {error}.")]) from None
     if not isinstance(data, dict):
-        raise SpecError([Problem("--spec", "`--spec` does not contain an object. Use a job spec.")])
+        what = "a job spec" if option == "--spec" else "an accelerator"
+        raise SpecError([Problem(option, f"`{option}` does not contain an object. Use the fields of {what}.")])
     return data
 
 
@@ -198,17 +209,34 @@ def _value(text: str) -> Any:
         return text
 
 
-def _cluster_name(options: argparse.Namespace, spec: JobSpec) -> str:
+def _get_cluster(options: argparse.Namespace, spec: JobSpec) -> Cluster:
+    if options.accelerator:
+        return _read_accelerator(options)
     if options.cluster:
-        return str(options.cluster)
+        return CLUSTERS[options.cluster]
     if options.template:
-        return TEMPLATES[options.template].cluster
-    return "cpu" if spec.resources.device == "cpu" else "h100"
+        return CLUSTERS[TEMPLATES[options.template].cluster]
+    return get_default_cluster(spec)
+
+
+def _read_accelerator(options: argparse.Namespace) -> Cluster:
+    """Return the cluster of an own accelerator from a JSON file or from FIELD=NUMBER arguments."""
+    if options.cluster:
+        text = f"`--cluster` is {options.cluster}, but `--accelerator` describes another cluster. Use one of them."
+        raise SpecError([Problem("--accelerator", text)])
+    parts: list[str] = options.accelerator
+    try:
+        if len(parts) == 1 and "=" not in parts[0]:
+            return build_own_cluster(_read("--accelerator", Path(parts[0])))
+        return parse_own_cluster(",".join(parts))
+    except SpecError as error:
+        named = [problem.message.replace("`cluster", "`--accelerator") for problem in error.problems]
+        raise SpecError([Problem("--accelerator", text) for text in named]) from None
 
 
 def _estimate(options: argparse.Namespace) -> int:
     spec = parse_plannable(_data(options))
-    cluster = CLUSTERS[_cluster_name(options, spec)]
+    cluster = _get_cluster(options, spec)
     made: Estimate = estimate(spec, cluster)
     advice = suggest_layouts(spec, cluster)
     if options.json:
@@ -227,7 +255,7 @@ def _search(options: argparse.Namespace) -> int:
     if isinstance(train := data.get("train"), dict):
         train.pop("micro_batches", None)
     spec = reset_dry_ranks(parse_fields({**data, "layout": fixed}))
-    cluster = CLUSTERS[_cluster_name(options, spec)]
+    cluster = _get_cluster(options, spec)
     result = search(spec, cluster, constraints, limit=options.limit)
     near = find_allowed_neighbors(result.best[0].spec, cluster, constraints) if result.best else []
     if options.json:
@@ -259,7 +287,7 @@ def _auto(options: argparse.Namespace) -> int:
     auto_spec = parse_auto_spec({"layout": {"auto": {**(within or {}), **flags}}})
     assert auto_spec is not None
     spec = parse_draft(data)
-    cluster = CLUSTERS[_cluster_name(options, spec)]
+    cluster = _get_cluster(options, spec)
     slots = max(cluster.per_node, auto_spec.ranks or auto_spec.max_ranks or 0)
     choice = find_fastest_layout(
         spec, cluster, auto_spec, Capacity([HostCapacity(slots, cluster.accelerator.memory_bytes)]), runnable=False
@@ -278,7 +306,7 @@ def _some(text: str) -> Any:
 
 def _explain(options: argparse.Namespace) -> int:
     spec = parse_plannable(_data(options))
-    cluster, stage = CLUSTERS[_cluster_name(options, spec)], options.stage
+    cluster, stage = _get_cluster(options, spec), options.stage
     if stage is None:
         stage = max(range(spec.layout.pp), key=lambda index: sum(get_rank_memory(spec, index, cluster).values()))
     if not 0 <= stage < spec.layout.pp:

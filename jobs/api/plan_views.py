@@ -27,7 +27,8 @@ from planner.facts.spec import JobSpec
 CLUSTER = OpenApiParameter(
     "cluster",
     str,
-    description="Cluster name from /clusters. Default: the hosts that the job would use, or a cluster of its device.",
+    description="Cluster name from /clusters, or an own accelerator as in the other plan requests. "
+    "Default: the hosts that the job would use, or a cluster of its device.",
 )
 INSIDE = {name: f"/spec/{name}" for name in JobSpec.model_fields}  # of a body that contains a spec
 

@@ -15,7 +15,7 @@ from jobs.core.text import parse_json, parse_whole_number
 from jobs.pages.forms import field_groups, spec_form
 from jobs.pages.view_helpers import catch_busy_planner
 from jobs.planning import drafts
-from jobs.planning.hosts import list_hardware
+from jobs.planning.hosts import OWN_FIELDS, list_hardware
 from jobs.planning.planner_tasks import serialize_problems
 from jobs.queue.start_predictions import describe_readiness
 from planner.facts.validation import SpecError
@@ -41,6 +41,7 @@ def page(request: HttpRequest) -> HttpResponse:
         "presets": spec_form.list_presets(),
         "schedules": spec_form.list_schedules(),
         "hardware": list_hardware(),
+        "own_fields": OWN_FIELDS,
         "precisions": drafts.list_precisions(),
         "values": values,
         "options": spec_form.list_options(values),

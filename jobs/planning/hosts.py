@@ -22,6 +22,7 @@ from planner.facts.validation import Problem, SpecError
 from planner.hardware.calibration import build_cluster
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER, find_cluster, use_cores
 from planner.hardware.cluster import Cluster
+from planner.hardware.own_accelerator import OWN_NAME, OWN_PREFIX, parse_own_cluster
 from planner.hardware.profile import HostProfile
 
 HOST_PREFIX = "host:"
@@ -122,10 +123,13 @@ def group_by_model(hosts: Iterable[AnyHost]) -> list[list[AnyHost]]:
 
 
 def get_cluster(name: object, spec: JobSpec) -> Cluster:
-    """Return a named cluster, or `host:NAME` for a measured host. Without a name, predict the cluster of a job.
+    """Return a named cluster. Without a name, predict the cluster of a job.
+
+    Args:
+        name: Name in the catalog, `host:NAME` for a measured host, or `own:FIELD=NUMBER,...` for an own accelerator.
 
     Raises:
-        SpecError: The cluster is unknown.
+        SpecError: The cluster is unknown, or a number of an own accelerator is invalid.
     """
     if name is None or name == "":
         return predict_cluster(spec, list_hosts(spec))
@@ -137,6 +141,8 @@ def get_cluster(name: object, spec: JobSpec) -> Cluster:
             return build_host_cluster(host)
         message = "but this host has no calibration and no runs. Calibrate the host first."
         raise SpecError([Problem("cluster", f"`cluster` is {name[:60]!r}, {message}")])
+    if name.startswith(OWN_PREFIX):
+        return parse_own_cluster(name)
     if name not in CLUSTERS:
         message = f"which is an unknown cluster. Use one of {', '.join(CLUSTERS)}."
         raise SpecError([Problem("cluster", f"`cluster` is {name[:60]!r}, {message}")])
@@ -227,6 +233,29 @@ class HardwareOption(NamedTuple):
     name: str
     words: str
     device: str
+
+
+class OwnField(NamedTuple):
+    """Field of an own accelerator on a page. `example` is the value for an H100."""
+
+    name: str
+    label: str
+    example: str
+
+    @property
+    def is_number(self) -> bool:
+        return self.name != "name"
+
+
+OWN_FIELDS = (
+    OwnField("memory_gb", "Memory (GB)", "80"),
+    OwnField("bf16_tflops", "Dense bf16 peak (TFLOP/s)", "989"),
+    OwnField("memory_gb_s", "Memory bandwidth (GB/s)", "3350"),
+    OwnField("node_gb_s", "Link inside node (GB/s)", "450"),
+    OwnField("network_gb_s", "Network per GPU (GB/s)", "50"),
+    OwnField("gpus_per_node", "GPUs per node", "8"),
+    OwnField("name", "Name", OWN_NAME),
+)
 
 
 def list_hardware() -> list[HardwareOption]:

@@ -16,13 +16,19 @@ from planner.facts.parse_spec import LayoutDict, ModelDict, SchemaFrom, convert_
 from planner.facts.spec import LabPrimitive, LabSpec
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 from planner.hardware.cluster import Basis
+from planner.hardware.own_accelerator import OWN_EXAMPLE
 from planner.search.auto_layout import AutoLayout
 from planner.search.post_run_advice import Hindsight
 
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
 
 Draft = Any  # the parser of the planner validates it, and `jobs.api.openapi` describes it
-ClusterName = Annotated[str, Field(max_length=200, pattern=NO_NUL, description="A name from `/clusters`.")]
+ClusterName = Annotated[
+    str,
+    Field(
+        max_length=200, pattern=NO_NUL, description=f"A name from `/clusters`, or an own accelerator: {OWN_EXAMPLE}."
+    ),
+]
 
 
 class SearchRequest(StrictModel):

@@ -39,7 +39,7 @@ _CDNA3 = {"gemm_efficiency": 0.47, "attention_efficiency": 0.3}
 _GRACE = {"host_bytes_per_s": 450 * GB}  # NVLink-C2C
 
 
-def _gpu(
+def build_gpu(
     name: str,
     memory_bytes: int,
     tflops: tuple[float, ...],
@@ -64,19 +64,35 @@ def _gpu(
 ACCELERATORS = {
     accelerator.name: accelerator
     for accelerator in (
-        _gpu("A100 40GB", _A100_40, (19.5, 312), 1.555, 108),
-        _gpu("A100 80GB", _A100_80, (19.5, 312), 2.039, 108),
-        _gpu("H100 SXM", _H100, (67, 989.4, 1978.9), 3.35, 132, _HOPPER),
-        _gpu("H200 SXM", _H200, (67, 989.4, 1978.9), 4.8, 132, _HOPPER),
-        _gpu("B200 SXM", _B200, (75, 2250, 4500, 9000), 7.7, 148, _BLACKWELL),
-        _gpu("B300 SXM", 270 * GB, (75, 2250, 4500, 13500), 7.7, 148, _BLACKWELL_ULTRA),
-        _gpu("GB200", 186 * GB, (80, 2500, 5000, 10000), 8, 152, _BLACKWELL | _GRACE),
-        _gpu("GB300", 278 * GB, (80, 2500, 5000, 15000), 8, 152, _BLACKWELL_ULTRA | _GRACE),
-        _gpu("H100 96GB, 500 W", 95 * GIB, (67, 989.4, 1978.9), 2.4, 132, _LIMITED_HOPPER),
-        _gpu("GH200", 96 * GB, (67, 989.4, 1978.9), 4, 132, _HOPPER),
-        _gpu("V100 16GB", 16 * GIB, (15.7, 125), 0.9, 80),
-        _gpu("V100 32GB", 32 * GIB, (15.7, 125), 0.9, 80),
-        _gpu("MI300X", 192 * GB, (163.4, 1307.4, 2614.9), 5.3, 304, _CDNA3),
+        build_gpu("A100 40GB", _A100_40, (19.5, 312), 1.555, 108),
+        build_gpu("A100 80GB", _A100_80, (19.5, 312), 2.039, 108),
+        build_gpu("H100 SXM", _H100, (67, 989.4, 1978.9), 3.35, 132, _HOPPER),
+        build_gpu("H200 SXM", _H200, (67, 989.4, 1978.9), 4.8, 132, _HOPPER),
+        build_gpu("B200 SXM", _B200, (75, 2250, 4500, 9000), 7.7, 148, _BLACKWELL),
+        build_gpu("B300 SXM", 270 * GB, (75, 2250, 4500, 13500), 7.7, 148, _BLACKWELL_ULTRA),
+        build_gpu("GB200", 186 * GB, (80, 2500, 5000, 10000), 8, 152, _BLACKWELL | _GRACE),
+        build_gpu("GB300", 278 * GB, (80, 2500, 5000, 15000), 8, 152, _BLACKWELL_ULTRA | _GRACE),
+        build_gpu("H100 96GB, 500 W", 95 * GIB, (67, 989.4, 1978.9), 2.4, 132, _LIMITED_HOPPER),
+        build_gpu("GH200", 96 * GB, (67, 989.4, 1978.9), 4, 132, _HOPPER),
+        build_gpu("V100 16GB", 16 * GIB, (15.7, 125), 0.9, 80),
+        build_gpu("V100 32GB", 32 * GIB, (15.7, 125), 0.9, 80),
+        build_gpu("MI300X", 192 * GB, (163.4, 1307.4, 2614.9), 5.3, 304, _CDNA3),
+        # No published step confirms the accelerators below, so their steps have the widest margin of error.
+        # AMD Instinct MI325X data sheet: the compute of an MI300X with HBM3E.
+        build_gpu("MI325X", 256 * GB, (163.4, 1307.4, 2614.9), 6.0, 304, _CDNA3),
+        # NVIDIA A800 80GB data sheet: an A100 with 400 GB/s NVLink.
+        build_gpu("A800 80GB", _A100_80, (19.5, 312), 2.039, 108),
+        # 2412.19437 section 3.1 and NVIDIA H800 data sheet: an H100 with 400 GB/s NVLink.
+        build_gpu("H800 SXM", _H100, (67, 989.4, 1978.9), 3.35, 132, _HOPPER),
+        # NVIDIA H20 data sheet. Its dense peak is far below the power limit.
+        build_gpu("H20", 96 * GB, (44, 148, 296), 4.0, 78),
+        # NVIDIA L40S data sheet, dense.
+        build_gpu("L40S", 48 * GB, (91.6, 362, 733), 0.864, 142),
+        # NVIDIA Ampere GA102 whitepaper, appendices A and C: bf16 with fp32 accumulation, dense.
+        build_gpu("RTX A6000", 48 * GB, (38.7, 154.8), 0.768, 84),
+        build_gpu("RTX 3090", 24 * GB, (35.6, 71), 0.936, 82),
+        # NVIDIA Ada GPU architecture whitepaper, appendix A: bf16 and fp8 with fp32 accumulation, dense.
+        build_gpu("RTX 4090", 24 * GB, (82.6, 165.2, 330.3), 1.008, 128),
         Accelerator(
             name="CPU core",
             memory_bytes=8 * GIB,
@@ -98,21 +114,37 @@ _NODE_S, _NETWORK_S = 3.4e-6, 14e-6
 _B300_REACHES = 0.4
 
 
-def _cluster(
-    name: str, accelerator: str, node_gb_s: float, network_gb_s: float, *, per_node: int = 8, reaches: float = 0.8
+_PCIE_S = 5.7e-6  # Latency per hop over PCIe: nccl src/graph/tuning.cc, protocol Simple.
+_PCIE_4_GB_S = 32  # 16 lanes in one direction
+
+
+def build_gpu_cluster(
+    name: str,
+    accelerator: Accelerator,
+    node_gb_s: float,
+    network_gb_s: float,
+    *,
+    per_node: int = 8,
+    reaches: float = 0.8,
+    node_s: float = _NODE_S,
 ) -> Cluster:
     """Return a cluster of GPUs.
 
     Args:
         reaches: Fraction of the network bandwidth that a large collective reaches.
+        node_s: Latency per hop inside a node.
     """
     return Cluster(
         name=name,
-        accelerator=ACCELERATORS[accelerator],
+        accelerator=accelerator,
         per_node=per_node,
-        node=Link(bytes_per_s=node_gb_s * GB, latency_s=_NODE_S),
+        node=Link(bytes_per_s=node_gb_s * GB, latency_s=node_s),
         network=Link(bytes_per_s=network_gb_s * GB, latency_s=_NETWORK_S, efficiency=reaches),
     )
+
+
+def _cluster(name: str, accelerator: str, node_gb_s: float, network_gb_s: float, **options: Any) -> Cluster:
+    return build_gpu_cluster(name, ACCELERATORS[accelerator], node_gb_s, network_gb_s, **options)
 
 
 CLUSTERS = {
@@ -129,6 +161,15 @@ CLUSTERS = {
     "v100-16gb": _cluster("V100 16GB x 8, NVLink 2, 4 x 100 Gb/s", "V100 16GB", 150, 6.25),
     "v100-32gb": _cluster("V100 32GB x 8, NVLink 2, 4 x 100 Gb/s", "V100 32GB", 150, 6.25),
     "mi300x": _cluster("MI300X x 8, Infinity Fabric, 8 x 400 Gb/s", "MI300X", 448, 50),
+    "mi325x": _cluster("MI325X x 8, Infinity Fabric, 8 x 400 Gb/s", "MI325X", 448, 50),
+    "a800": _cluster("A800 80GB x 8, NVLink 3 at 400 GB/s, 8 x 200 Gb/s", "A800 80GB", 200, 25),
+    "h800": _cluster("H800 x 8, NVLink 4 at 400 GB/s, 8 x 400 Gb/s", "H800 SXM", 200, 50),
+    "h20": _cluster("H20 x 8, NVLink 4, 8 x 400 Gb/s", "H20", 450, 50),
+    # Nodes of cards without NVSwitch. GeForce drivers send through host memory, which halves the rate.
+    "l40s": _cluster("L40S x 8, PCIe 4, 4 x 200 Gb/s", "L40S", _PCIE_4_GB_S, 12.5, node_s=_PCIE_S),
+    "rtx-a6000": _cluster("RTX A6000 x 8, PCIe 4, 100 Gb/s", "RTX A6000", _PCIE_4_GB_S, 1.5625, node_s=_PCIE_S),
+    "rtx-3090": _cluster("RTX 3090 x 8, PCIe 4, 100 Gb/s", "RTX 3090", _PCIE_4_GB_S / 2, 1.5625, node_s=_PCIE_S),
+    "rtx-4090": _cluster("RTX 4090 x 8, PCIe 4, 100 Gb/s", "RTX 4090", _PCIE_4_GB_S / 2, 1.5625, node_s=_PCIE_S),
     "cpu": Cluster(
         name="CPU ranks of one machine",
         device="cpu",
@@ -147,15 +188,14 @@ DEFAULT_CLUSTER = {"cpu": "cpu", "cuda": "h100"}
 
 CARD_WORDS = {"PCIE", "NVL"}  # Cards with lower clock and power, and other links.
 # (GB/s of the bus in one direction, fraction of the board's peak) of cards in data sheets.
-PCIE_CARDS = {"A100": (32, 1.0), "V100": (16, 112 / 125)}
-_PCIE_S = 5.7e-6  # Latency per hop over PCIe: nccl src/graph/tuning.cc, protocol Simple.
-SLICE_WORD = "MIG"  # A slice of a GPU.
+PCIE_CARDS = {"A100": (_PCIE_4_GB_S, 1.0), "A800": (_PCIE_4_GB_S, 1.0), "V100": (16, 112 / 125)}
+OTHER_WORDS = {"MIG", "TI", "D", "LAPTOP"}  # A slice of a GPU, and GeForce cards with other peaks.
 
 
 def is_other_variant(device_name: str) -> bool:
     """Return whether a device is a variant that no cluster describes, despite its name."""
     words = _words(device_name)
-    return SLICE_WORD in words or bool(words & CARD_WORDS and not words & PCIE_CARDS.keys())
+    return bool(words & OTHER_WORDS) or bool(words & CARD_WORDS and not words & PCIE_CARDS.keys())
 
 
 def find_cluster(device_name: str, memory_bytes: int) -> Cluster | None:
@@ -166,7 +206,7 @@ def find_cluster(device_name: str, memory_bytes: int) -> Cluster | None:
     if is_other_variant(device_name):
         return None
     words = set(re.split(r"[^A-Za-z0-9]+", device_name))
-    named = [c for c in CLUSTERS.values() if c.device == "cuda" and c.accelerator.name.split()[0] in words]
+    named = [c for c in CLUSTERS.values() if c.device == "cuda" and _get_model_words(c.accelerator.name) <= words]
     found = min(named, key=lambda c: abs(c.accelerator.memory_bytes - memory_bytes), default=None)
     return found and use_card_links(found, device_name)
 
@@ -186,6 +226,11 @@ def use_card_links(board: Cluster, device_name: str) -> Cluster:
         "node": Link(bytes_per_s=gb_s * GB, latency_s=_PCIE_S),
     }
     return board.model_copy(update=update)
+
+
+def _get_model_words(name: str) -> set[str]:
+    """Return the words of an accelerator's name that a device of this model has in its name."""
+    return set(name.split()[: 2 if name.startswith("RTX ") else 1])
 
 
 def _words(device_name: str) -> set[str]:

@@ -18,7 +18,7 @@ from planner.hardware.profile import HostProfile, MeasuredRun
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Basis = Literal["data sheet", "calibrated"]
+Basis = Literal["data sheet", "own figures", "calibrated"]
 
 
 # Host time per kernel of `planner.hardware.kernels` in eager torch, from `make bench-eager` on one core.

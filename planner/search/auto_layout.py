@@ -110,7 +110,8 @@ class AutoSpec(StrictModel):
         default=None,
         max_length=200,
         pattern=NO_NUL,
-        description="name of a cluster that GET /clusters lists; default the connected hosts",
+        description="name of a cluster that GET /clusters lists, or own:FIELD=NUMBER,... for an own accelerator; "
+        "default the connected hosts",
     )
     max_micro_batch: int = Field(default=16, ge=1, le=1024, description="largest micro-batch (sequences)")
     max_memory_bytes: int | None = Field(default=None, ge=1, le=2**60, description="memory limit per rank (bytes)")

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { query, why } from "../../webapp/static/js/plan/best.js";
+import { formatCluster, parseCluster } from "../../webapp/static/js/plan/own_accelerator.js";
 import { withParts } from "../../webapp/static/js/plan/hidden_parts.js";
 import { within } from "../../webapp/static/js/pictures/time.js";
 import { failed, fetchPatiently, words } from "../../webapp/static/js/refusal.js";
@@ -33,6 +34,14 @@ test("names the parts that a form keeps from the copied model", () => {
     [{ moe: "{broken", mla: "null", rope_scaling: "7" }, ""],
   ];
   for (const [parts, expected] of cases) assert.equal(withParts((part) => parts[part] ?? ""), expected);
+});
+
+test("writes and reads the numbers of an own accelerator", () => {
+  const pairs = [["memory_gb", "80"], ["bf16_tflops", " 989.4 "], ["node_gb_s", ""], ["name", "My chip"]];
+  const cluster = "own:memory_gb=80,bf16_tflops=989.4,name=My chip";
+  assert.equal(formatCluster(pairs), cluster);
+  assert.deepEqual(parseCluster(cluster), [["memory_gb", "80"], ["bf16_tflops", "989.4"], ["name", "My chip"]]);
+  assert.equal(formatCluster([["memory_gb", "1,000"]]), "own:memory_gb=1 000");
 });
 
 test("shows the range of a predicted step time", () => {

@@ -53,7 +53,9 @@ class AutoSpec(TypedDict):
     """Constraints of an automatic layout. Each option has one value or a list of allowed values."""
 
     cluster: NotRequired[str | None]
-    """name of a cluster that GET /clusters lists; default the connected hosts"""
+    """name of a cluster that GET /clusters lists, or own:FIELD=NUMBER,... for an own accelerator; default the
+    connected hosts
+    """
     cp: NotRequired[int | list[int] | None]
     dp: NotRequired[int | list[int] | None]
     ep: NotRequired[int | list[int] | None]

@@ -154,7 +154,7 @@ class TimeEstimate(TypedDict):
     mfu: float
     hfu: float
     tokens_per_s: float
-    basis: Literal["data sheet", "calibrated"]
+    basis: Literal["data sheet", "own figures", "calibrated"]
     interval: Interval
     assumptions: NotRequired[list[Assumption]]
 
@@ -259,7 +259,7 @@ class SearchedCluster(TypedDict):
 
     name: str
     memory_bytes: int
-    basis: Literal["data sheet", "calibrated"]
+    basis: Literal["data sheet", "own figures", "calibrated"]
 
 
 class SearchResult(TypedDict):

@@ -19,7 +19,7 @@ from jobs.models import Job, Upload
 from jobs.pages.forms import derived, field_groups, spec_form
 from jobs.pages.view_helpers import get_user, submit_once
 from jobs.planning.fit import UnfitError
-from jobs.planning.hosts import list_hardware
+from jobs.planning.hosts import OWN_FIELDS, list_hardware
 from jobs.planning.planner_processes import BusyError
 from jobs.planning.uploads import MAX_LISTED_SCRIPTS, list_paths
 from planner.facts.hugging_face import parse_config
@@ -137,6 +137,7 @@ def _render_form(
         "source": source,
         "templates": TEMPLATES,
         "hardware": list_hardware(),
+        "own_fields": OWN_FIELDS,
         "cluster": cluster,
         "other_stack": stack.title if stack and values["resources.stack"] != "ours" else "",
         "folds": spec_form.find_folds(values, errors, FIRST_RUN),

@@ -237,10 +237,11 @@ def get_link_speed(run: PlannedRun, ranks: Iterable[int]) -> LinkSpeed:
         node = run.get_node(rank) if run.members else rank // run.cluster.per_node
         hosts[node] = hosts.get(node, 0) + 1
     cluster = run.cluster
+    basis: Literal["calibrated", "data sheet"] = "calibrated" if cluster.basis == "calibrated" else "data sheet"
     network_bytes_s = min(hosts.values()) * cluster.network.bytes_per_s
     if len(hosts) > 1 and network_bytes_s < cluster.node.bytes_per_s:
-        return LinkSpeed(network_bytes_s, cluster.basis)
-    return LinkSpeed(cluster.node.bytes_per_s, "runs" if cluster.num_rate_runs else cluster.basis)
+        return LinkSpeed(network_bytes_s, basis)
+    return LinkSpeed(cluster.node.bytes_per_s, "runs" if cluster.num_rate_runs else basis)
 
 
 def is_between_hosts(run: PlannedRun, ranks: Iterable[int]) -> bool:

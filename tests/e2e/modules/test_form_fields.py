@@ -33,7 +33,8 @@ CUT = """(words) => {
 BASE = """<form id="base" data-plan-url="/plan" data-search-url="/search" data-new-url="/new">
 <input name="csrfmiddlewaretoken" value="t"><input name="preset" value="gpt-tiny"><input name="ranks" value="64">
 <input name="global_batch" value="8"><input name="seq_len" value="64"><input name="precision" value="bf16">
-<select name="cluster"><option value="h100" data-device="cuda"></option></select>
+<select name="cluster"><option value="h100" data-device="cuda"></option><option value="own:"></option></select>
+<fieldset data-own-accelerator></fieldset>
 <select name="resources.stack"><option value="ours"></option></select></form>
 <script id="schedules" type="application/json">{"1f1b": {"label": "1F1B", "chunks": 1}}</script>
 <div id="lanes"></div><button id="add"></button><button id="link"></button><p id="linked"></p>

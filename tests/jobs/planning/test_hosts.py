@@ -99,6 +99,14 @@ def test_slurm_jobs_have_no_known_hosts(make_host: Callable[..., Host]) -> None:
         ("NVIDIA GB200", 185, "gb200"),
         ("NVIDIA B200", 178, "b200"),
         ("AMD Instinct MI300X", 192, "mi300x"),
+        ("AMD Instinct MI325X", 256, "mi325x"),
+        ("NVIDIA A800-SXM4-80GB", 79, "a800"),
+        ("NVIDIA H800", 79, "h800"),
+        ("NVIDIA H20", 95, "h20"),
+        ("NVIDIA L40S", 44, "l40s"),
+        ("NVIDIA RTX A6000", 47, "rtx-a6000"),
+        ("NVIDIA GeForce RTX 3090", 23, "rtx-3090"),
+        ("NVIDIA GeForce RTX 4090", 23, "rtx-4090"),
     ],
 )
 def test_host_uses_the_data_sheet_of_its_gpu(
@@ -160,7 +168,14 @@ def test_uses_a_silent_host_only_without_a_live_gang(make_host: Callable[..., Ho
     assert predict_cluster(spec, list_hosts(spec)).name == "large"
 
 
-@pytest.mark.parametrize("name", ["NVIDIA L40S", "NVIDIA H100 PCIe", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("NVIDIA L40", "NVIDIA H100 PCIe", "NVIDIA H800 PCIe", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"),
+        *("NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 3090 Ti"),
+        *("NVIDIA RTX 6000 Ada Generation", "NVIDIA GeForce RTX 5090"),
+    ],
+)
 def test_marks_a_gpu_without_a_data_sheet(name: str, make_host: Callable[..., Host]) -> None:
     """Names of weaker variants and of MIG slices start like the name of a full GPU."""
     host = make_host()

@@ -14,6 +14,7 @@ from jobs.models import Job
 from planner.facts.parse_spec import parse_spec
 from planner.facts.presets import TEMPLATES
 from planner.hardware.catalog import CLUSTERS
+from planner.hardware.own_accelerator import OWN_EXAMPLE
 from tests.planner.wrong_specs import GOOD
 
 Api = Callable[[User | None], APIClient]
@@ -157,6 +158,18 @@ def test_lists_hardware_and_templates(owner: User, api: Api) -> None:
     client = api(owner)
     assert [c["id"] for c in client.get("/api/v1/clusters").json()] == list(CLUSTERS)
     assert [t["id"] for t in client.get("/api/v1/templates").json()] == list(TEMPLATES)
+
+
+def test_plans_for_an_own_accelerator(owner: User, api: Api) -> None:
+    own = OWN_EXAMPLE.strip("`")
+    plan = post(api(owner), f"plan?cluster={own},name=My%20chip", GOOD).json()
+    assert plan["estimate"]["cluster"]["name"] == "My chip"
+    assert plan["estimate"]["time"]["interval"]["words"].startswith("own figures, ")
+    found = post(api(owner), "plan/search", {**SEARCH, "cluster": own}).json()
+    assert found["cluster"] == {"name": "Own accelerator", "memory_bytes": 80 * 10**9, "basis": "own figures"}
+    wrong = post(api(owner), "plan/search", {**SEARCH, "cluster": "own:memory_gb=80"})
+    assert wrong.status_code == 422
+    assert {e["field"] for e in wrong.json()["errors"]} >= {"cluster.bf16_tflops", "cluster.network_gb_s"}
 
 
 def test_explains_a_layout_on_its_own_hardware(owner: User, api: Api) -> None:

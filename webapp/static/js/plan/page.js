@@ -9,6 +9,7 @@ import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
 import { showHeadline, findBusiestStages } from "./headline.js";
 import { withParts } from "./hidden_parts.js";
+import { setUpOwnAccelerator } from "./own_accelerator.js";
 
 const DELAY_MS = 150;
 const form = document.getElementById("job-form");
@@ -369,6 +370,7 @@ form.addEventListener("submit", confirmUnfit);
 form.addEventListener("change", ({ target }) => {
   if (target.dataset.other !== undefined && target.dataset.chosen === undefined) clearOther(target.dataset.other);
 });
+setUpOwnAccelerator(cluster, document.querySelector("[data-own-accelerator]"));
 cluster.addEventListener("change", () => {
   edited = true;
   askSoon();

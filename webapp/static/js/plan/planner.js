@@ -6,12 +6,14 @@ import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
 import { failed, fetchPatiently, words } from "../refusal.js";
 import { setUpConfigImport } from "./config_import.js";
+import { chooseHardware, setUpOwnAccelerator } from "./own_accelerator.js";
 import { putSoftware, showSoftware, readSoftware } from "./software.js";
 
 const MAX_LANES = 4;
 const DELAY_MS = 150;
 const SEARCH_DELAY_MS = 600; // after the last change of the base
 const base = document.getElementById("base");
+const ownAccelerator = base.querySelector("[data-own-accelerator]");
 const lanes = document.getElementById("lanes");
 const results = document.getElementById("results");
 const searchStatus = document.getElementById("search-status");
@@ -377,6 +379,7 @@ function recall() {
   custom = saved.custom ?? null;
   putSoftware(base, saved.resources);
   for (const [name, value] of Object.entries(saved.base)) if (base.elements[name]) base.elements[name].value = value;
+  chooseHardware(base.elements.cluster, ownAccelerator, saved.base.cluster);
   showLinked();
   return saved.lanes.forEach(addLane);
 }
@@ -389,7 +392,7 @@ function fromSpec(spec, cluster) {
   const field = base.elements;
   field.preset.value = Object.keys(sizes).length > 0 ? "" : (preset ?? "");
   putSoftware(base, spec.resources);
-  field.cluster.value = cluster || (spec.resources?.device === "cuda" ? "h100" : "cpu");
+  chooseHardware(field.cluster, ownAccelerator, cluster || (spec.resources?.device === "cuda" ? "h100" : "cpu"));
   for (const name of ["global_batch", "seq_len", "precision"]) if (train[name] !== undefined) field[name].value = train[name];
   field.ranks.value = String(["dp", "pp", "tp", "cp"].reduce((product, axis) => product * (layout[axis] ?? 1), 1));
   showLinked();
@@ -448,6 +451,7 @@ base.addEventListener("input", () => {
 base.addEventListener("submit", (event) => event.preventDefault());
 document.getElementById("search").addEventListener("click", search);
 setUpConfigImport(base, useModel);
+setUpOwnAccelerator(base.elements.cluster, ownAccelerator);
 document.getElementById("add").addEventListener("click", () => {
   untouched = false;
   addLane(state.at(-1) ?? FIRST[0]);
