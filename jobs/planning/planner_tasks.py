@@ -20,7 +20,7 @@ from planner.cost.traffic import build_traffic_matrix
 from planner.explain import Explanation, explain
 from planner.facts.kinds import KINDS
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import find_problems, find_unsupported_fields
+from planner.facts.spec_rules import can_trainer_run, find_problems, find_unsupported_fields
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.cluster import Cluster
 from planner.search.auto_layout import AutoSpec, Capacity, HostCapacity, HostGang, find_fastest_layout
@@ -174,7 +174,7 @@ def serialize_layouts(found: Sequence[FittingLayout], cluster: Cluster) -> list[
             "interval": intervals.time,
             "memory_bytes": one.memory_bytes,
             "memory_interval": intervals.memory,
-            "runnable": not find_unsupported_fields(one.spec),
+            "runnable": can_trainer_run(one.spec),
         }
         for one, intervals in zip(found, compute_margins(found, cluster), strict=True)
     ]

@@ -407,6 +407,14 @@ def _format_owners(name: str) -> str:
 FP8_ALIGNMENT = 16  # Multiple that torch's scaled matmul needs on a GPU.
 
 
+def can_trainer_run(spec: JobSpec) -> bool:
+    """Return whether the trainer supports the model, layout, and training of a planned spec.
+
+    The software stack of a plan is left out, because a job with the layout runs Meshboard's trainer.
+    """
+    return all(problem.field == "resources.stack" for problem in find_unsupported_fields(spec))
+
+
 def find_unsupported_fields(spec: JobSpec) -> list[Problem]:
     """Return the fields whose values the trainer does not support.
 

@@ -31,7 +31,7 @@ from planner.cost.stage_time import Timing
 from planner.cost.timing import Timer
 from planner.facts.layout import MAX_RANKS
 from planner.facts.spec import JobSpec, Layout, Recompute, Schedule
-from planner.facts.spec_rules import find_pipeline_problems, find_problems, find_unsupported_fields
+from planner.facts.spec_rules import can_trainer_run, find_pipeline_problems, find_problems
 from planner.facts.validation import Problem, SpecError, get_divisors
 from planner.hardware.cluster import Cluster
 
@@ -309,7 +309,7 @@ class _Finder:
                 if needed > self.capacity:
                     self.refused["memory: activations do not fit"] += 1
                     full |= {layout.recompute} if schedule not in RISING_SCHEDULES else set()
-                elif self.constraints.runnable and find_unsupported_fields(trial):
+                elif self.constraints.runnable and not can_trainer_run(trial):
                     self.refused["not supported by the trainer"] += 1
                 else:
                     timed = plan if plan.spec is trial else resolve(trial)

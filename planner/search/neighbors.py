@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from planner.cost.timing import Timer
 from planner.facts.layout import SCHEDULE_NAMES, V_SCHEDULES
 from planner.facts.spec import JobSpec
-from planner.facts.spec_rules import find_keep_gathered_problems, find_problems, find_unsupported_fields
+from planner.facts.spec_rules import can_trainer_run, find_keep_gathered_problems, find_problems
 from planner.hardware.cluster import Cluster
 from planner.search.layout_search import RECOMPUTES, Constraints, compute_needed_bytes, get_safe_capacity
 
@@ -57,7 +57,7 @@ def _allows(constraints: Constraints, near: Neighbor) -> bool:
         return False
     if near.spec.micro_batch_size > constraints.max_micro_batch:
         return False
-    return not constraints.runnable or near.step_s is None or not find_unsupported_fields(near.spec)
+    return not constraints.runnable or near.step_s is None or can_trainer_run(near.spec)
 
 
 def suggest_layouts(spec: JobSpec, cluster: Cluster, *, limit: int = 3) -> list[Neighbor]:

@@ -135,6 +135,18 @@ def test_runnable_only_constraint_returns_runnable_layouts() -> None:
     assert all(not find_unsupported_fields(f.spec) for f in found.best)
 
 
+def test_stack_of_a_plan_does_not_make_its_layouts_unrunnable() -> None:
+    """A job with a layout from the Planner runs Meshboard's trainer."""
+    spec = parse_fields(
+        {
+            "model": {"preset": "gpt2"},
+            "resources": {"device": "cuda", "stack": "unknown"},
+            "train": {"global_batch": 16},
+        }
+    )
+    assert search(spec, H100, Constraints(8, runnable=True), limit=1).best
+
+
 def test_invalid_constraints_are_rejected_by_name() -> None:
     with pytest.raises(SpecError) as caught:
         search(build_seed_spec("gpt2", 8, 128), H100, Constraints(0, {"colour": 3}, max_micro_batch=0))
