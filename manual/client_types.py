@@ -22,7 +22,7 @@ MODULES = {
     "layouts": ("Layout", "AutoSpec"),
     "models": ("ModelSpec", "SizedModel"),
     "specs": ("JobSpec", "StoredSpec", "SearchRequest", "JobChange"),
-    "plans": ("Plan", "SearchResult", "Advice", "ImportedModel"),
+    "plans": ("Plan", "SearchResult", "Advice", "ImportedModel", "ImportedLayout"),
     "runs": ("Results", "StoredCheckpoint", "Comparison", "History", "TableRows"),
     "verdicts": ("VerdictPayload",),
     "jobs": ("JobBrief", "JobDetail", "WaitResult"),

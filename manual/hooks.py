@@ -35,8 +35,8 @@ PARTS: dict[str, tuple[str, str]] = {
     ),
     "Reference": (
         "reference",
-        "glossary features pages spec hugging-face trainer scripts api rest errors command settings host-settings "
-        "service-limits metrics formulas bounds measurement accuracy figures measured parity gpu",
+        "glossary features pages spec hugging-face tool-layouts trainer scripts api rest errors command settings "
+        "host-settings service-limits metrics formulas bounds measurement accuracy figures measured parity gpu",
     ),
     "Development": ("development", "code-map"),
 }

@@ -20,6 +20,7 @@ from planner.facts.parse_spec import parse_fields
 from planner.facts.presets import PRESETS, TEMPLATES
 from planner.facts.resources import SoftwareSpec
 from planner.facts.spec import JobSpec, Layout, ModelSpec, TrainSpec
+from planner.facts.tool_layouts.recognition import read_layout
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
@@ -62,7 +63,14 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=words, description=words)
         command.set_defaults(run=run)
-        _add_spec(command)
+        plans_one_layout = name in ("estimate", "explain")
+        _add_spec(command, plans_one_layout=plans_one_layout)
+        if plans_one_layout:
+            words = "config file of torchtitan, Megatron-LM, NeMo, DeepSpeed, accelerate, Lightning, or nanotron"
+            command.add_argument("--layout", type=Path, metavar="FILE", help=f"{words}; use - for standard input")
+            command.add_argument(
+                "--ranks", type=int, help="number of ranks of --layout (default: the number in the file)"
+            )
         command.add_argument("--json", action="store_true", help="JSON instead of text")
         if name == "auto":
             command.add_argument(
@@ -104,8 +112,8 @@ def _gib(text: str) -> float:
     return size
 
 
-def _add_spec(command: argparse.ArgumentParser) -> None:
-    source = command.add_mutually_exclusive_group(required=True)
+def _add_spec(command: argparse.ArgumentParser, *, plans_one_layout: bool) -> None:
+    source = command.add_mutually_exclusive_group(required=not plans_one_layout)
     source.add_argument(
         "--model", choices=sorted(PRESETS), metavar="PRESET", help="model preset: " + ", ".join(PRESETS)
     )
@@ -147,11 +155,18 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
         data: dict[str, Any] = json.loads(json.dumps(TEMPLATES[options.template].spec))
     elif options.spec:
         data = _read("--spec", options.spec)
+    elif not (options.config or options.model):
+        data = {}  # of the layout file
     else:
         model = _read_model(options.config) if options.config else PRESETS[options.model].model
         data = {"model": model.model_dump() if options.config else {"preset": options.model}}
         data["resources"] = {"device": "cuda"}
         data["train"] = {"precision": "bf16", "seq_len": min(2048, model.max_seq_len)}
+    if getattr(options, "layout", None):
+        _add_layout(data, options)
+    elif not data:
+        text = "`--model` is missing. Add a model, or use --config, --spec, --template, or --layout."
+        raise SpecError([Problem("--model", text)])
     _put(data, "resources", {"stack": options.stack} if options.stack else {})
     resources, software = data.get("resources", {}), _parse_flags(options, SOFTWARE_FLAGS)
     if software and isinstance(resources, dict):
@@ -179,6 +194,26 @@ def _read_model(path: Path) -> ModelSpec:
     found = parse_config(_read_bytes("--config", path))
     print(f"{count_parameters(found.model):,} parameters", *found.notes, sep="\n", file=sys.stderr)
     return found.model
+
+
+def _add_layout(data: dict[str, Any], options: argparse.Namespace) -> None:
+    """Add the layout of another tool's file, and print what was assumed and not understood to standard error."""
+    try:
+        found = read_layout(_read_bytes("--layout", options.layout).decode(errors="replace"), options.ranks)
+    except SpecError as error:
+        problems = [Problem("--layout", problem.message) for problem in error.problems]
+        raise SpecError(problems) from None
+    lines = [f"Layout of {found.tool} for {found.ranks} ranks.", *found.notes, *found.assumed]
+    if found.not_understood:
+        lines.append(f"Not understood: {', '.join(found.not_understood)}.")
+    print(*lines, sep="\n", file=sys.stderr)
+    data["layout"] = found.spec["layout"]
+    for section in ("train", "resources"):
+        _put(data, section, found.spec[section])
+    if "model" not in data:
+        if "model" not in found.spec:
+            raise SpecError([Problem("--model", "`--model` is missing. The layout file has no complete model.")])
+        data["model"] = found.spec["model"]
 
 
 def _read_bytes(option: str, path: Path) -> bytes:

@@ -83,6 +83,7 @@ urlpatterns = [
     path("plan/explain/", planner.explain, name="plan-explain"),
     path("planner/", planner.page, name="planner"),
     path("plan/import-model/", planner.import_config, name="plan-config"),
+    path("plan/import-layout/", planner.import_layout, name="plan-layout"),
     path("planner/traffic/", planner.traffic_calculator, name="traffic-calculator"),
     path("planner/traffic/numbers/", planner.traffic_calculator_numbers, name="traffic-calculator-numbers"),
     path("collectives/", collectives.collectives, name="collectives"),

@@ -19,6 +19,7 @@ from meshboard.answers import (
     Baseline,
     BranchBrief,
     Comparison,
+    ImportedLayout,
     ImportedModel,
     JobBrief,
     JobChange,
@@ -183,6 +184,11 @@ class Client:
     def import_model(self, config: dict[str, Any]) -> ImportedModel:
         """Return the model of a Hugging Face config.json, for the model of a spec."""
         found: ImportedModel = self._request("POST", ("plan", "import-model"), json=config)
+        return found
+
+    def import_layout(self, text: str, ranks: int | None = None) -> ImportedLayout:
+        """Return the layout in the config file of another training tool, as sections of a spec."""
+        found: ImportedLayout = self._request("POST", ("plan", "import-layout"), json={"text": text, "ranks": ranks})
         return found
 
     def search(self, query: SearchRequest | dict[str, Any]) -> SearchResult:

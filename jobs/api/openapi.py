@@ -30,7 +30,9 @@ from jobs.planning.host_traffic import HostTraffic
 from jobs.planning.schemas import (
     Advice,
     ExplainRequest,
+    ImportedLayout,
     ImportedModel,
+    ImportLayoutRequest,
     LabRequest,
     Plan,
     Preset,
@@ -75,7 +77,7 @@ from planner.hardware.profile import HostProfile
 from planner.search.auto_layout import AutoSpec
 
 REQUESTS = (
-    *(JobSpec, AutoSpec, Cluster, HostProfile, SearchRequest, ExplainRequest),
+    *(JobSpec, AutoSpec, Cluster, HostProfile, SearchRequest, ExplainRequest, ImportLayoutRequest),
     *(
         JoinRequest,
         JoinTokenRequest,
@@ -142,6 +144,7 @@ RESPONSES = (
         Template,
         Preset,
         ImportedModel,
+        ImportedLayout,
         ProblemDetails,
         RunEndedProblem,
     ),
@@ -229,6 +232,10 @@ CONFIG = request_body(
         "tie_word_embeddings": True,
     },
 )
+LAYOUT_FILE = request_body(
+    {"allOf": [ref("ImportLayoutRequest")]},
+    {"text": "[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 8\n", "ranks": 64},
+)
 SEARCH = request_body({"allOf": [ref("SearchRequest")]}, {"spec": {"model": {"preset": "gpt-tiny"}}, "ranks": 8})
 JOIN_EXAMPLE = {
     "name": "gpu-7",
@@ -289,6 +296,7 @@ def add_models(result: dict[str, Any], generator: Any, request: Any, public: boo
     models["StoredSpec"] = _stored_spec(models["JobSpec"])
     models["JobDetail"]["properties"]["spec"] = ref("StoredSpec")
     models["Baseline"]["properties"]["spec"]["anyOf"][0] = ref("StoredSpec")
+    models["ImportedLayout"]["properties"]["spec"] = ref("JobSpec")
     models["ExplainRequest"]["properties"]["spec"] = ref("JobSpec")
     models["SearchRequest"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
     for field in ("profile", "runs"):

@@ -95,6 +95,17 @@ class ImportedModelView(APIView):
         return Response(drafts.import_model(request.data))
 
 
+class ImportedLayoutView(APIView):
+    @operation("importLayout", "ImportedLayout", 415, 422, request=openapi.LAYOUT_FILE)
+    def post(self, request: Request) -> Response:
+        """Convert the config file of another training tool to sections of a spec.
+
+        The file can be TOML of torchtitan, arguments of Megatron-LM, or a config of NeMo, DeepSpeed, accelerate,
+        Lightning, or nanotron.
+        """
+        return Response(drafts.import_layout(request.data))
+
+
 NAME = OpenApiParameter("name", str, OpenApiParameter.PATH, enum=[words.name for words in PRIMITIVES])
 
 

@@ -59,6 +59,7 @@ urlpatterns = [
     path("templates", plan_views.TemplatesView.as_view(), name="api-templates"),
     path("presets", plan_views.PresetsView.as_view(), name="api-presets"),
     path("plan/import-model", plan_views.ImportedModelView.as_view(), name="api-model-import"),
+    path("plan/import-layout", plan_views.ImportedLayoutView.as_view(), name="api-layout-import"),
     path("hosts", host_views.HostsView.as_view(), name="api-hosts"),
     path("hosts/join", host_views.JoinHostView.as_view(), name="api-host-join"),
     path("hosts/<path:name>/calibrate", host_views.CalibrateHostView.as_view(), name="api-host-calibrate"),

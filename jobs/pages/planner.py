@@ -18,6 +18,7 @@ from jobs.planning import drafts
 from jobs.planning.hosts import OWN_FIELDS, list_hardware
 from jobs.planning.planner_tasks import serialize_problems
 from jobs.queue.start_predictions import describe_readiness
+from planner.facts.presets import expand_preset
 from planner.facts.validation import SpecError
 from planner.traffic_growth import RANGES, Setting, compare_axes, compute_curves, parse_setting
 
@@ -98,6 +99,24 @@ def import_config(request: HttpRequest) -> HttpResponse:
         # The status is 200 because the page shows each error below the text.
         return JsonResponse({"errors": serialize_problems(error.problems)})
     return JsonResponse({**found, "fields": spec_form.format_model(found["model"])})
+
+
+@require_POST
+def import_layout(request: HttpRequest) -> HttpResponse:
+    """Return the layout of another tool's config file for a JSON body of `text` and `ranks`.
+
+    `fields` has the values of the model fields if the file describes a model.
+    """
+    data, broken = _parse_body(request)
+    if broken:
+        return broken
+    try:
+        found = drafts.import_layout(data)
+    except SpecError as error:
+        # The status is 200 because the page shows each error below the text.
+        return JsonResponse({"errors": serialize_problems(error.problems)})
+    model = found["spec"].get("model")
+    return JsonResponse({**found, "fields": spec_form.format_model(expand_preset(model)) if model else None})
 
 
 def _respond(request: HttpRequest, answer: Callable[[Any], Any]) -> HttpResponse:

@@ -22,7 +22,9 @@ from jobs.planning.planner_processes import run_task
 from jobs.planning.planner_tasks import serialize_problems
 from jobs.planning.schemas import (
     ExplainRequest,
+    ImportedLayout,
     ImportedModel,
+    ImportLayoutRequest,
     Plan,
     Preset,
     SearchRequest,
@@ -40,6 +42,7 @@ from planner.facts.precision import MIXED_PRECISIONS
 from planner.facts.presets import PRESETS, TEMPLATES
 from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
+from planner.facts.tool_layouts.recognition import read_layout
 from planner.facts.validation import SpecError
 from planner.hardware.catalog import CLUSTERS
 from planner.hardware.cluster import Cluster
@@ -174,6 +177,24 @@ def import_model(config: object) -> ImportedModel:
         "assumed": found.is_assumed,
         "notes": [*found.notes],
         "not_runnable": serialize_problems(unsupported),
+    }
+
+
+def import_layout(data: object) -> ImportedLayout:
+    """Return the layout in the config file of another training tool.
+
+    Raises:
+        SpecError: The file is not a known config, or has a setting that cannot be planned.
+    """
+    query = validate_request(ImportLayoutRequest, data)
+    found = read_layout(query.text, query.ranks)
+    return {
+        "tool": found.tool,
+        "ranks": found.ranks,
+        "spec": found.spec,
+        "assumed": [*found.assumed],
+        "notes": [*found.notes],
+        "not_understood": [*found.not_understood],
     }
 
 

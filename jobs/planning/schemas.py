@@ -14,6 +14,7 @@ from planner.facts.collectives import LabPoint
 from planner.facts.layout import MAX_RANKS
 from planner.facts.parse_spec import LayoutDict, ModelDict, SchemaFrom, convert_error
 from planner.facts.spec import LabPrimitive, LabSpec
+from planner.facts.tool_layouts.documents import MAX_FILE_BYTES
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
 from planner.hardware.cluster import Basis
 from planner.hardware.own_accelerator import OWN_EXAMPLE
@@ -62,6 +63,18 @@ def validate_request(kind: type[RequestModel], data: object) -> RequestModel:
         return kind.model_validate(data)
     except ValidationError as error:
         raise SpecError([convert_error(e, kind) for e in error.errors(include_url=False)]) from None
+
+
+class ImportLayoutRequest(StrictModel):
+    """The config file of another training tool."""
+
+    text: str = Field(min_length=1, max_length=MAX_FILE_BYTES, description="Text of the file.")
+    ranks: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_RANKS,
+        description="Number of ranks. Needed if the file has none, and has priority over the number in the file.",
+    )
 
 
 class SpecProblem(TypedDict):
@@ -220,6 +233,19 @@ class ImportedModel(TypedDict):
         list[SpecProblem],
         Field(description="Spec fields with values that the planner supports, but the trainer does not."),
     ]
+
+
+class ImportedLayout(TypedDict):
+    """The layout in the config file of another training tool."""
+
+    tool: str
+    ranks: int
+    spec: Annotated[
+        Draft, Field(description="Sections layout, train, and resources, and the model if the file describes one.")
+    ]
+    assumed: Annotated[list[str], Field(description="Settings that are not in the file, with the default of the tool.")]
+    notes: Annotated[list[str], Field(description="Settings that the plan represents in another way or leaves out.")]
+    not_understood: Annotated[list[str], Field(description="Settings of the file that were not read.")]
 
 
 class PrimitiveBrief(TypedDict):

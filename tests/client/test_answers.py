@@ -21,6 +21,7 @@ RETURNS: dict[str, Callable[..., Any]] = {
     "compareJobs": Client.compare,
     "plan": Client.plan,
     "importModel": Client.import_model,
+    "importLayout": Client.import_layout,
     "searchPlans": Client.search,
     "getBaseline": Client.baseline,
     "setBaseline": Client.set_baseline,

@@ -232,10 +232,30 @@ def test_plan_of_a_config_prints_parameters_and_notes(meshboard: Meshboard, serv
     assert (ran.code, ran.err) == (0, "1,234 parameters\nThe plan leaves out `x`.\n")
 
 
+def test_plan_of_a_layout_file_prints_what_was_assumed(
+    meshboard: Meshboard, server: FakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "train.toml").write_text("[parallelism]\ndata_parallel_shard_degree = -1\n")
+    spec = {"layout": {"dp": 8}, "train": {"seq_len": 64}, "resources": {"stack": "fsdp2"}, "model": {"preset": "gpt2"}}
+    found = {"tool": "torchtitan", "ranks": 8, "spec": spec, "notes": ["A note."], "assumed": ["An assumption."]}
+    server.respond_at("plan/import-layout", {**found, "not_understood": ["a.b", "c"]})
+    server.respond_at("plan", {"estimate": None, "problems": [], "not_runnable": [], "choices": {}})
+    ran = meshboard("plan", "--layout", str(tmp_path / "train.toml"), "--ranks", "8", "--set", "layout.tp=2", at=server)
+    lines = ["Layout of torchtitan for 8 ranks.", "A note.", "An assumption.", "Not understood: a.b, c."]
+    assert (ran.code, ran.err.splitlines()) == (0, lines)
+    imported, planned = (json.loads(body) for body in server.bodies if body)
+    assert (imported["ranks"], imported["text"][:13]) == (8, "[parallelism]")
+    assert planned["layout"] == {"dp": 8, "tp": 2}
+    assert planned["train"] == {"precision": "bf16", "seq_len": 64}
+    assert planned["resources"] == {"device": "cuda", "stack": "fsdp2"}
+    assert meshboard("plan", "--layout", "/none", at=server).err.endswith("/none: No such file or directory\n")
+    assert meshboard("plan", "--ranks", "8", at=server).code == ExitCode.WRONG
+
+
 def test_plan_needs_a_spec_or_a_config(meshboard: Meshboard, server: FakeServer) -> None:
     ran = meshboard("plan", at=server)
     assert ran.code == ExitCode.WRONG
-    assert ran.err.endswith("SPEC is missing. Add a spec, or use --config FILE.\n")
+    assert ran.err.endswith("SPEC is missing. Add a spec, or use --config FILE or --layout FILE.\n")
 
 
 def test_shows_the_final_verdict_of_an_ended_run(meshboard: Meshboard, server: FakeServer) -> None:

@@ -363,3 +363,54 @@ def test_published_layouts_and_the_command_fit_on_a_phone(page: Page, running_bo
     page.click("#copy-curl")
     expect(page.locator(".curl > pre")).to_contain_text("curl --fail-with-body")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+TORCHTITAN = """[model]
+name = "llama3"
+flavor = "70B"
+[training]
+local_batch_size = 2
+seq_len = 4096
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 8
+[activation_checkpoint]
+mode = "full"
+[mystery]
+knob = 1
+"""
+
+
+@pytest.mark.extended
+def test_planner_and_form_import_the_layout_of_another_tool(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/planner/")
+    lanes = page.locator(".lane")
+    expect(lanes).to_have_count(2)
+    panel = page.locator(".layout-import")
+    panel.locator("summary").click()
+    panel.locator("textarea").fill(TORCHTITAN)
+    panel.get_by_role("button", name="Import layout").click()
+    expect(panel.locator(".problem")).to_contain_text("Enter the number of ranks, a multiple of 8")
+    panel.get_by_label("Ranks of the layout").fill("64")
+    panel.get_by_role("button", name="Import layout").click()
+    expect(panel.locator("[role=status]")).to_contain_text("Imported: layout of torchtitan for 64 ranks.")
+    expect(panel.locator("[role=status]")).to_contain_text("Not understood: mystery.knob.")
+    expect(lanes).to_have_count(1)
+    expect(lanes.locator('[data-name="dp"]')).to_have_value("8")
+    expect(lanes).to_contain_text("MFU")
+    expect(page.locator("[name=preset]")).to_have_value("llama3-70b")
+    expect(page.locator("[name=global_batch]")).to_have_value("16")
+    page.goto(f"{running_board.url}/jobs/new/")
+    panel.locator("summary").click()
+    panel.locator("input[type=file]").set_input_files(
+        {
+            "name": "nd.yaml",
+            "mimeType": "text/yaml",
+            "buffer": b"parallelism: {dp: 2, pp: 2, tp: 2, pp_engine: 1f1b}\n"
+            b"tokens: {micro_batch_size: 1, batch_accumulation_per_replica: 4, sequence_length: 64}\n",
+        }
+    )
+    expect(panel.locator("[role=status]")).to_contain_text("Imported: layout of nanotron for 8 ranks.")
+    expect(page.locator('[data-show="world"]')).to_have_text("8 ranks")
+    expect(page.locator('[name="train.seq_len"]')).to_have_value("64")
+    expect(page.locator('[name="train.global_batch"]')).to_have_value("8")

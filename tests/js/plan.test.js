@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { query, why } from "../../webapp/static/js/plan/best.js";
+import { describeLayout, whole } from "../../webapp/static/js/plan/file_import.js";
 import { formatCluster, parseCluster } from "../../webapp/static/js/plan/own_accelerator.js";
 import { withParts } from "../../webapp/static/js/plan/hidden_parts.js";
 import { within } from "../../webapp/static/js/pictures/time.js";
@@ -83,4 +84,14 @@ test("names each refused field once and ends with one period", () => {
   ];
   const expected = "No estimate: `layout.tp` is 3. Use 1, 2 or 4. train.steps: Use at least 1. Try again.";
   assert.equal(failed("No estimate", words(errors)), expected);
+});
+
+test("lists notes, defaults, and unknown settings of an imported layout", () => {
+  const found = { notes: ["A note."], assumed: ["`tp` is 1."], not_understood: ["a.b", "c"] };
+  assert.deepEqual(describeLayout(found), ["A note.", "`tp` is 1.", "Not understood: `a.b`, `c`."]);
+  assert.deepEqual(describeLayout({ notes: [], assumed: [], not_understood: [] }), []);
+});
+
+test("sends the number of ranks of a layout, or the text that the server refuses", () => {
+  assert.deepEqual(["", " 64 ", "many", "1e3"].map(whole), [null, 64, "many", "1e3"]);
 });

@@ -6,6 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from meshboard.answers.layouts import AutoSpec, Layout
 from meshboard.answers.models import SizedModel
+from meshboard.answers.specs import JobSpec
 
 
 class RunnerUp(TypedDict):
@@ -342,3 +343,17 @@ class ImportedModel(TypedDict):
     """Fields of the config that the plan leaves out."""
     not_runnable: list[SpecProblem]
     """Spec fields with values that the planner supports, but the trainer does not."""
+
+
+class ImportedLayout(TypedDict):
+    """The layout in the config file of another training tool."""
+
+    tool: str
+    ranks: int
+    spec: JobSpec
+    assumed: list[str]
+    """Settings that are not in the file, with the default of the tool."""
+    notes: list[str]
+    """Settings that the plan represents in another way or leaves out."""
+    not_understood: list[str]
+    """Settings of the file that were not read."""

@@ -143,6 +143,18 @@ ConfigFile = Annotated[
     str | None,
     typer.Option("--config", metavar="FILE", help="config.json of a Hugging Face model, which replaces the model"),
 ]
+LayoutFile = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        metavar="FILE",
+        help="config file of torchtitan, Megatron-LM, NeMo, DeepSpeed, accelerate, Lightning, or nanotron, "
+        "which replaces the layout",
+    ),
+]
+Ranks = Annotated[
+    int | None, typer.Option(min=1, help="number of ranks of --layout; default is the number in the file")
+]
 Sets = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="change a field of the spec, such as layout.dp=2")
 ]

@@ -24,7 +24,9 @@ from meshboard.commands.app import (
     ExitCode,
     JobId,
     JobIds,
+    LayoutFile,
     OptionalSpec,
+    Ranks,
     Sets,
     Timeout,
     app,
@@ -32,7 +34,7 @@ from meshboard.commands.app import (
     print_json,
     run_for_each,
 )
-from meshboard.errors import AwayError, RefusedError, WrongError, format_problem
+from meshboard.errors import AwayError, RefusedError, WrongError, format_error, format_problem
 from meshboard.follow import (
     JobProgress,
     follow_attempt,
@@ -44,7 +46,7 @@ from meshboard.follow import (
 from meshboard.formatting import format_log_line, remove_escapes
 from meshboard.live_display import OpenLines, WaitDisplay, WatchDisplay, make_stderr_console, print_log
 from meshboard.packing import PackedScript, pack
-from meshboard.spec_files import change_spec, read_spec
+from meshboard.spec_files import change_spec, read_file, read_spec
 
 MIN_COMPARED_JOBS, MAX_COMPARED_JOBS = 2, 6  # limits of the board
 MAX_NAMED_SCRIPTS = 5  # in an error
@@ -289,12 +291,16 @@ def plan(
     spec: OptionalSpec = None,
     changes: Sets = [],  # noqa: B006
     config: ConfigFile = None,
+    layout: LayoutFile = None,
+    ranks: Ranks = None,
     cluster: Cluster = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the memory, traffic, and step time of a spec."""
+    if ranks is not None and layout is None:
+        raise WrongError("--ranks needs --layout.", "--ranks")
     with connect() as client:
-        content = client.plan(_read_draft(client, spec, config, changes), cluster)
+        content = client.plan(_read_draft(client, spec, config, changes, layout, ranks), cluster)
     if as_json:
         print_json(content)
     elif (estimate := content["estimate"]) is not None:
@@ -308,23 +314,55 @@ def plan(
         raise typer.Exit(ExitCode.WRONG)
 
 
-def _read_draft(client: Client, spec: str | None, config: str | None, changes: list[str]) -> dict[str, Any]:
-    """Return the spec to plan. The model of a config.json replaces the model of the spec.
+def _read_draft(
+    client: Client,
+    spec: str | None,
+    config: str | None,
+    changes: list[str],
+    layout: str | None = None,
+    ranks: int | None = None,
+) -> dict[str, Any]:
+    """Return the spec to plan. A config.json replaces the model of the spec, and a layout file its layout.
 
     Without a spec, the plan is for unknown software on GPUs in bf16.
     """
-    if config is None:
+    if config is None and layout is None:
         if spec is None:
-            raise WrongError("SPEC is missing. Add a spec, or use --config FILE.", "spec")
+            raise WrongError("SPEC is missing. Add a spec, or use --config FILE or --layout FILE.", "spec")
         return read_spec(spec, changes)
-    found = client.import_model(read_spec(config))
-    lines = [f"{found['parameters']:,} parameters", *found["notes"]]
-    print(*map(remove_escapes, lines), sep="\n", file=sys.stderr)
-    train = {"precision": "bf16", "seq_len": min(2048, found["model"]["max_seq_len"])}
+    train: dict[str, Any] = {"precision": "bf16", "seq_len": 2048}
     draft = read_spec(spec) if spec else {"resources": {"device": "cuda", "stack": "unknown"}, "train": train}
-    draft["model"] = found["model"]
+    if layout is not None:
+        _import_layout(client, draft, layout, ranks)
+    if config is not None:
+        found = client.import_model(read_spec(config))
+        _print_notes([f"{found['parameters']:,} parameters", *found["notes"]])
+        draft |= {"model": found["model"]}
+        if spec is None and layout is None:
+            train["seq_len"] = min(2048, found["model"]["max_seq_len"])
     change_spec(draft, changes)
     return draft
+
+
+def _import_layout(client: Client, draft: dict[str, Any], name: str, ranks: int | None) -> None:
+    """Replace the layout, and the settings of training and resources that a layout file has."""
+    try:
+        text = read_file(name).decode(errors="replace")
+    except OSError as error:
+        raise WrongError(f"{name}: {format_error(error)}", "--layout") from None
+    found = client.import_layout(text, ranks)
+    lines = [f"Layout of {found['tool']} for {found['ranks']} ranks.", *found["notes"], *found["assumed"]]
+    if found["not_understood"]:
+        lines.append(f"Not understood: {', '.join(found['not_understood'])}.")
+    _print_notes(lines)
+    imported: dict[str, Any] = {**found["spec"]}
+    for section in ("train", "resources"):
+        draft[section] = {**(draft.get(section) or {}), **imported[section]}
+    draft |= {part: imported[part] for part in ("layout", "model") if part in imported}
+
+
+def _print_notes(lines: list[str]) -> None:
+    print(*map(remove_escapes, lines), sep="\n", file=sys.stderr)
 
 
 @app.command()

@@ -65,7 +65,7 @@ TELEMETRY = "adds telemetry of a run with its token, and openRun is audited"
 IMPORTS = "adds a private file, whose row has its owner and time"
 # Operations that do not write an audit entry.
 UNAUDITED = {
-    **dict.fromkeys(("plan", "searchPlans", "explainPlan", "importModel"), PLANS),
+    **dict.fromkeys(("plan", "searchPlans", "explainPlan", "importModel", "importLayout"), PLANS),
     **dict.fromkeys(("joinRun", "meetRun", "sendBatch", "reportRun"), TELEMETRY),
     **dict.fromkeys(("openImport", "sendPart", "readImport", "deleteImport"), IMPORTS),
     **dict.fromkeys(("openUpload", "sendUploadPart", "finishUpload", "deleteUpload"), IMPORTS),
@@ -205,6 +205,13 @@ def plans(call: DocumentClient, user: APIClient) -> None:
     assert call(user, "plan", {"model": imported["model"]})["estimate"]
     refused = call(user, "importModel", config, code=422)
     assert [error["pointer"] for error in refused["errors"]] == ["/max_position_embeddings"]
+    file = "[parallelism]\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 2\n[mystery]\nknob = 1\n"
+    layout = call(user, "importLayout", {"text": file, "ranks": 8})
+    assert (layout["tool"], layout["ranks"], layout["not_understood"]) == ("torchtitan", 8, ["mystery.knob"])
+    assert layout["spec"]["layout"]["dp"] == 4
+    assert call(user, "plan", {"model": {"preset": "llama3-8b"}, **layout["spec"]})["estimate"]
+    refused = call(user, "importLayout", {"text": file}, code=422)
+    assert [error["pointer"] for error in refused["errors"]] == ["/text"]
 
 
 def jobs(call: DocumentClient, user: APIClient, owner: User) -> None:

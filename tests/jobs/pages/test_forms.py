@@ -230,3 +230,21 @@ def test_reports_invalid_arguments_at_their_field() -> None:
 def test_invalid_spec_fills_the_form_with_defaults(spec: Any) -> None:
     assert spec_form.format_values(spec)["layout.dp"] == "1"
     assert spec_form.format_values(spec)["train.steps"] == "50"
+
+
+def test_page_reads_the_layout_of_another_tool(owner: User, client: Client) -> None:
+    client.force_login(owner)
+    file = "[model]\nname = 'llama3'\nflavor = '8B'\n[parallelism]\ndata_parallel_shard_degree = -1\n"
+
+    def send(body: Any) -> Any:
+        return client.post("/plan/import-layout/", json.dumps(body), content_type="application/json").json()
+
+    found = send({"text": file, "ranks": 8})
+    assert (found["tool"], found["spec"]["layout"]["dp"], found["fields"]["hidden_size"]) == ("torchtitan", 8, 4096)
+    assert send({"text": "parallelism: {dp: 2, pp: 1, tp: 1}"})["errors"][0]["message"].startswith(
+        "`tokens.micro_batch"
+    )
+    (error,) = send({"text": file, "ranks": "many"})["errors"]
+    assert error["field"] == "ranks"
+    assert "Import layout of another tool" in client.get("/planner/").content.decode()
+    assert "Import layout of another tool" in client.get("/jobs/new/").content.decode()

@@ -4,9 +4,9 @@ import { parameters } from "../format.js";
 import { readRanks } from "../pictures/ranks.js";
 import { failed, refused } from "../refusal.js";
 import { best, filled, query, why } from "./best.js";
-import { setUpConfigImport } from "./config_import.js";
 import { showEstimate } from "./estimate.js";
 import { explainButtons } from "./explain.js";
+import { setUpConfigImport, setUpLayoutImport } from "./file_import.js";
 import { showHeadline, findBusiestStages } from "./headline.js";
 import { withParts } from "./hidden_parts.js";
 import { setUpOwnAccelerator } from "./own_accelerator.js";
@@ -43,6 +43,22 @@ function useModel({ fields }) {
   form.elements["model.preset"].value = "";
   put(Object.fromEntries(Object.entries(fields).map(([name, value]) => [`model.${name}`, value ?? ""])));
   showModel();
+}
+
+/** Fills in an imported layout. The device and the software stay, because jobs run Meshboard's trainer. */
+function useLayout({ spec: { layout, train, model }, fields }) {
+  if (form.elements.auto.checked) {
+    form.elements.auto.checked = false;
+    showAuto();
+  }
+  if (model?.preset) {
+    put({ "model.preset": model.preset });
+    showModel();
+  } else if (model) {
+    useModel({ fields });
+  }
+  put(Object.fromEntries(Object.entries({ layout, train }).flatMap(([section, values]) =>
+    Object.entries(values).map(([name, value]) => [`${section}.${name}`, value ?? ""]))));
 }
 
 function setField(name, value) {
@@ -396,6 +412,7 @@ document.getElementById("copy-curl").addEventListener("click", async () => {
 });
 document.getElementById("best").addEventListener("click", fillBest);
 setUpConfigImport(form, useModel);
+setUpLayoutImport(form, useLayout);
 readRanks(panel);
 showPipeline();
 showAuto();

@@ -5,7 +5,7 @@ import { between, bytes, counted, decimalBytes, duration, integer, parameters, s
 import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
 import { failed, fetchPatiently, words } from "../refusal.js";
-import { setUpConfigImport } from "./config_import.js";
+import { setUpConfigImport, setUpLayoutImport } from "./file_import.js";
 import { chooseHardware, setUpOwnAccelerator } from "./own_accelerator.js";
 import { putSoftware, showSoftware, readSoftware } from "./software.js";
 
@@ -425,6 +425,24 @@ function useModel({ model, parameters: imported }) {
   base.dispatchEvent(new Event("input"));
 }
 
+/** Adds a lane with an imported layout, and fills in the other settings of the file. */
+function useLayout({ spec, ranks }) {
+  const { micro_batches: microBatches, global_batch: _batch, seq_len: _length, precision: _precision, ...hidden } = spec.train;
+  const { elements: field } = base;
+  const preset = spec.model ? (spec.model.preset ?? "") : field.preset.value;
+  custom = { model: spec.model ?? custom?.model ?? {}, train: hidden };
+  field.preset.value = preset;
+  if (spec.resources.stack) putSoftware(base, spec.resources);
+  if (field.cluster.selectedOptions[0]?.dataset.device === "cpu") field.cluster.value = "h100";
+  for (const name of ["global_batch", "seq_len", "precision"]) if (spec.train[name] !== undefined) field[name].value = spec.train[name];
+  field.ranks.value = String(ranks);
+  if (untouched) state.length = 0;
+  untouched = false;
+  if (state.length >= MAX_LANES) state.pop();
+  showLinked();
+  addLane({ layout: spec.layout, micro_batches: microBatches });
+}
+
 /** Replaces the page's own layouts by the fastest two for the base, so that they stay valid. */
 async function followBase() {
   try {
@@ -451,6 +469,7 @@ base.addEventListener("input", () => {
 base.addEventListener("submit", (event) => event.preventDefault());
 document.getElementById("search").addEventListener("click", search);
 setUpConfigImport(base, useModel);
+setUpLayoutImport(base, useLayout);
 setUpOwnAccelerator(base.elements.cluster, ownAccelerator);
 document.getElementById("add").addEventListener("click", () => {
   untouched = false;

@@ -1,0 +1,1 @@
+"""Read parallel layouts from the config files of other training tools."""
