@@ -177,7 +177,7 @@ def _get_layout_cells(found: FoundLayout) -> list[object]:
 
 def format_search_summary(result: SearchResult) -> str:
     """Return the number of layouts that a search checked, and the reasons for rejected layouts."""
-    limited = "" if result["complete"] else " (stopped by the time limit)"
+    limited = "" if result["complete"] else f" of {result['total']:,}"
     cluster = remove_escapes(result["cluster"]["name"])
     counted = f"checked {result['considered']:,} layouts{limited}; {result['fitting']:,} fit in memory on {cluster}"
     rejected = sorted(result["refused"].items())

@@ -22,7 +22,7 @@ from planner.hardware.cluster import Cluster
 ROOT = Path(__file__).resolve().parents[2]
 MAX_PROCESSES = max(2, (os.cpu_count() or 1) // 2)
 MAX_QUEUE_S = 5.0  # until a process is free
-MAX_CPU_S = 15.0  # CPU time per task. A search ends earlier by itself
+MAX_CPU_S = 30.0  # CPU time per task. A search has a limit of layouts, so it ends earlier on most machines
 MIN_POLL_S = 0.05
 MAX_ELAPSED_S = 60.0  # per task, for a busy machine
 

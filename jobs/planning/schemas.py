@@ -167,11 +167,12 @@ class SearchResult(TypedDict):
     best: list[FoundLayout]
     pareto: list[FoundLayout]
     neighbours: list[Suggestion]
-    considered: int
+    considered: Annotated[int, Field(description="Number of estimated and rejected layouts, of `total`.")]
+    total: Annotated[int, Field(description="Number of layouts for these ranks and fixed values.")]
     fitting: int
     refused: Annotated[dict[str, int], Field(description="Number of rejected layouts, by reason.")]
     seconds: float
-    complete: Annotated[bool, Field(description="False if the time limit stopped the search.")]
+    complete: Annotated[bool, Field(description="False if the search stopped at its limit of layouts.")]
     cluster: SearchedCluster
 
 

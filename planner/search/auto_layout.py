@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
@@ -92,6 +91,7 @@ MAX_CONSECUTIVE_RANKS = (
     16  # Up to this number of ranks, every number is searched. Above it, powers of two and the maximum.
 )
 ANY_MEMORY = 2**60
+MAX_SMALLEST_LAYOUTS = 500  # to find the smallest memory, if no layout fits
 T = TypeVar("T")
 OneOrSome: TypeAlias = T | Annotated[list[T], Field(min_length=1, max_length=16)] | None
 
@@ -148,7 +148,7 @@ class RunnerUp(ChosenLayout):
 class AutoLayout(ChosenLayout):
     """Result of a layout "auto": the constraints, the reason, and the runners-up.
 
-    `complete`: false if the time limit ended the search.
+    `complete`: false if the limit of layouts ended the search.
     """
 
     asked: Annotated[dict[str, Any], SchemaFrom(AutoSpec)]
@@ -227,7 +227,7 @@ def find_fastest_layout(
     capacity: Capacity,
     *,
     runnable: bool = True,
-    max_seconds: float = math.inf,
+    max_layouts: float = math.inf,
 ) -> Choice:
     """Return the fastest layout of `spec` that fits all hosts it can be placed on.
 
@@ -239,7 +239,6 @@ def find_fastest_layout(
     """
     worlds, combinations = _worlds(auto_spec, capacity), list(_combinations(auto_spec))
     spread = compute_memory_correction(cluster.runs)
-    deadline = time.monotonic() + max_seconds
     tries = [
         (world, inside)
         for world in worlds
@@ -252,7 +251,7 @@ def find_fastest_layout(
         raise SpecError([Problem(f"{FIELD}.tp", text)])
     found, surely, refused, counts, complete = [], [], Counter[str](), 0, True
     for index, (world, fixed) in enumerate(tries):
-        left = (deadline - time.monotonic()) / (len(tries) - index)
+        left = (max_layouts - counts) / (len(tries) - index)  # Later searches get what earlier ones leave.
         if left <= 0:
             complete = False
             break
@@ -266,10 +265,10 @@ def find_fastest_layout(
         complete &= result.complete
     if not found and not complete:
         tried = f"{counts:,} layouts on {_ranks(worlds)} of {cluster.name}"
-        text = f"`{FIELD}` reached its time limit after {tried}. None fits. Set more layout fields."
+        text = f"`{FIELD}` reached its limit of layouts after {tried}. None fits. Set more layout fields."
         raise SpecError([Problem(FIELD, text)])
     if not found:
-        raise SpecError([Problem(FIELD, _nothing(spec, cluster, auto_spec, capacity, worlds, refused, deadline))])
+        raise SpecError([Problem(FIELD, _nothing(spec, cluster, auto_spec, capacity, worlds, refused))])
     tight = not surely
     best = _unlike(sorted(surely or found, key=_order))[: NUM_RUNNERS_UP + 1]
     room = _memory(auto_spec, capacity, best[0].spec.layout.world_size)
@@ -352,7 +351,6 @@ def _nothing(
     rooms: Capacity,
     worlds: Sequence[int],
     refused: Counter[str],
-    deadline: float,
 ) -> str:
     """Explain why no layout fits: layouts per reason, and the memory of the smallest."""
     where = f"on {_ranks(worlds)} of {cluster.name}"
@@ -367,11 +365,10 @@ def _nothing(
     accelerator = cluster.accelerator.model_copy(update={"memory_bytes": ANY_MEMORY})
     roomy = cluster.model_copy(update={"accelerator": accelerator})
     combinations = list(_combinations(auto_spec))
-    for index, fixed in enumerate(combinations):
-        left = (deadline - time.monotonic()) / (len(combinations) - index)
-        if left <= 0:
-            return text
-        limits = Constraints(worlds[0], fixed, auto_spec.max_micro_batch, max_seconds=min(1.0, left))
+    for fixed in combinations:
+        limits = Constraints(
+            worlds[0], fixed, auto_spec.max_micro_batch, max_layouts=MAX_SMALLEST_LAYOUTS / len(combinations)
+        )
         lightest += search(spec, roomy, limits, limit=1).pareto[-1:]
     if not lightest:
         return text
@@ -401,7 +398,7 @@ def _why(
         *["The free memory is less than the margin of error of the estimate."] * tight,
         f"This is the fastest of {considered:,} layouts that fits{'' if tight else ' with this margin'} on "
         f"{_ranks(worlds)} of {cluster.name}.",
-        *["The search reached its time limit."] * (not complete),
+        *["The search reached its limit of layouts, so faster layouts can be missing."] * (not complete),
     ]
     if len(best) > 1:
         slower = best[1].timing.step_s / first.timing.step_s - 1

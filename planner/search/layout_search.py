@@ -57,6 +57,7 @@ class Constraints(NamedTuple):
 
     `fixed`: layout fields with their values; schedule and chunks apply only with a pipeline.
     `max_memory_bytes`: limit per rank, at most the device memory. `runnable`: only layouts that the trainer supports.
+    `max_layouts`: number of layouts after which the search stops. It does not depend on the speed of the machine.
     """
 
     world_size: int
@@ -64,7 +65,7 @@ class Constraints(NamedTuple):
     max_micro_batch: int = MAX_MICRO_BATCH
     max_memory_bytes: int | None = None
     runnable: bool = False
-    max_seconds: float = math.inf
+    max_layouts: float = math.inf
 
 
 class FittingLayout(NamedTuple):
@@ -99,12 +100,14 @@ class LayoutSearchResult(NamedTuple):
 
     `best`: sorted by time; layouts that fit only within the margin of error follow.
     `pareto`: layouts that need less memory than every faster layout. `refused`: number of layouts per reason.
-    `complete`: False if `max_seconds` ended the search.
+    `considered`: number of estimated and refused layouts, of `total`.
+    `complete`: False if `max_layouts` ended the search.
     """
 
     best: list[FittingLayout]
     pareto: list[FittingLayout]
     considered: int
+    total: int
     fitting: int
     refused: dict[str, int]
     seconds: float
@@ -126,11 +129,12 @@ def search(spec: JobSpec, cluster: Cluster, constraints: Constraints, *, limit: 
     return LayoutSearchResult(
         best=sorted(fitting, key=lambda found: found.memory_bytes > sure)[:limit],
         pareto=find_pareto_front(fitting),
-        considered=len(fitting) + finder.refused.total(),
+        considered=finder.considered,
+        total=finder.total,
         fitting=len(fitting),
         refused=dict(finder.refused),
         seconds=time.perf_counter() - started,
-        complete=not finder.is_late(),
+        complete=not finder.is_stopped,
     )
 
 
@@ -206,26 +210,39 @@ class _Finder:
         self.timer = Timer(cluster)
         self.refused: Counter[str] = Counter()
         self._first: dict[str, str] = {}  # First message per field
-        self._deadline = time.perf_counter() + constraints.max_seconds
-        self._late = False
+        self.is_stopped = False  # by `max_layouts`
+        self.total = 0
+        self._num_fitting = 0
 
-    def is_late(self) -> bool:
-        """Return whether the time limit ended the search."""
-        return self._late
+    @property
+    def considered(self) -> int:
+        """Return the number of layouts that were estimated or refused."""
+        return self._num_fitting + self.refused.total()
 
     def find(self) -> Iterator[FittingLayout]:
         """Yield layouts that fit, the most promising degrees first."""
-        for degrees in sorted(self._degrees(), key=self._promise):
+        found = sorted(self._degrees(), key=self._promise)
+        self.total = self.refused.total() + sum(self._count_layouts(degrees) for degrees in found)
+        for degrees in found:
             shares = degrees["dp"] * degrees["cp"] > 1
             for zero in self._options("zero", (0, 1, 2, 3) if shares else (0,)):
                 if zero and not shares:
                     self.refused["ZeRO needs dp or cp of 2 or more"] += 1
                     continue
                 for schedule, chunks in self._schedules(degrees["pp"]):
-                    if time.perf_counter() > self._deadline:
-                        self._late = True
+                    if self.considered >= self.constraints.max_layouts:
+                        self.is_stopped = True
                         return
                     yield from self._family({**degrees, "zero": zero}, schedule, chunks)
+
+    def _count_layouts(self, degrees: dict[str, Any]) -> int:
+        """Return the number of layouts with these degrees. A ZeRO stage without shards is one refused layout."""
+        shares = degrees["dp"] * degrees["cp"] > 1
+        stages = self._options("zero", (0, 1, 2, 3) if shares else (0,))
+        refused = 0 if shares else sum(zero > 0 for zero in stages)
+        sizes, policies = self._micro_batch_sizes(degrees["dp"]), self._options("recompute", RECOMPUTES)
+        schedules = sum(1 for _ in self._schedules(degrees["pp"]))
+        return refused + (len(stages) - refused) * schedules * len(sizes) * len(policies)
 
     def _promise(self, degrees: dict[str, Any]) -> float:
         """Return the step time of these degrees with default values of other fields."""
@@ -313,6 +330,7 @@ class _Finder:
                     self.refused["not supported by the trainer"] += 1
                 else:
                     timed = plan if plan.spec is trial else resolve(trial)
+                    self._num_fitting += 1
                     yield FittingLayout(trial, self.timer.get_step(timed), needed)
 
     def _needed(self, plan: ResolvedPlan) -> int:

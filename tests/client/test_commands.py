@@ -344,12 +344,18 @@ def test_watch_polls_an_older_board_without_live_events(
 
 def test_search_without_results_lists_the_reasons(meshboard: Meshboard, server: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text("{}")
-    counted = {"considered": 120, "fitting": 0, "complete": False, "refused": {"memory: model state alone": 120}}
+    counted = {
+        "considered": 120,
+        "total": 900,
+        "fitting": 0,
+        "complete": False,
+        "refused": {"memory: model state alone": 120},
+    }
     server.respond_at("plan/search", {"best": [], "cluster": {"name": "vm"}, **counted})
     ran = meshboard("search", str(tmp_path / "spec.json"), "--ranks", "2", at=server)
     assert (ran.code, ran.out) == (ExitCode.FAILED, "No layout fits in memory.\n")
     assert ran.err.splitlines() == [
-        "checked 120 layouts (stopped by the time limit); 0 fit in memory on vm",
+        "checked 120 layouts of 900; 0 fit in memory on vm",
         "rejected 120: memory: model state alone",
     ]
     ran = meshboard("search", str(tmp_path / "spec.json"), "--ranks", "2", "--json", at=server)

@@ -24,6 +24,8 @@ test("compares the best layout with a faster layout in the form", () => {
   assert.equal(why(found, 0.1), `${start} This layout is as fast as the layout in the form.`);
   assert.equal(why(found, 0.05), `${start} The layout in the form is 2.00 times as fast as this layout.`);
   assert.equal(why(found, null), start);
+  const stopped = why({ ...found, complete: false, total: 9000 }, null);
+  assert.equal(stopped, "Predicted step time 100 ms. Fastest of 1 layouts that fit (2 of 9,000 searched).");
 });
 
 test("names the parts that a form keeps from the copied model", () => {

@@ -25,7 +25,7 @@ class RunnerUp(TypedDict):
 class AutoLayout(TypedDict):
     """Result of a layout "auto": the constraints, the reason, and the runners-up.
 
-    `complete`: false if the time limit ended the search.
+    `complete`: false if the limit of layouts ended the search.
     """
 
     layout: Layout
@@ -270,12 +270,15 @@ class SearchResult(TypedDict):
     pareto: list[FoundLayout]
     neighbours: list[Suggestion]
     considered: int
+    """Number of estimated and rejected layouts, of `total`."""
+    total: int
+    """Number of layouts for these ranks and fixed values."""
     fitting: int
     refused: dict[str, int]
     """Number of rejected layouts, by reason."""
     seconds: float
     complete: bool
-    """False if the time limit stopped the search."""
+    """False if the search stopped at its limit of layouts."""
     cluster: SearchedCluster
 
 

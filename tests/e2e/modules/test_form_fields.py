@@ -66,8 +66,8 @@ def test_reasons_of_a_field_do_not_overlap_choices(modules: Page, width: int, th
         assert page.locator(".segmented").evaluate("(one) => one.scrollWidth <= one.clientWidth")
 
 
-def test_search_at_its_time_limit_names_the_next_step(modules: Page) -> None:
-    found = {"complete": False, "seconds": 5, "considered": 90, "fitting": 0, "best": [], "refused": {}}
+def test_search_at_its_limit_names_the_next_step(modules: Page) -> None:
+    found = {"complete": False, "seconds": 5, "considered": 90, "total": 700, "fitting": 0, "best": [], "refused": {}}
     with open_blank_page(modules, f"<main>{BASE}</main>") as page:
         page.route("**/plan?cluster=h100", lambda route: route.fulfill(status=400, json={"problems": []}))
         page.route("**/search", lambda route: route.fulfill(json=found))
@@ -75,7 +75,7 @@ def test_search_at_its_time_limit_names_the_next_step(modules: Page) -> None:
         page.evaluate("(fields) => document.querySelector('main').insertAdjacentHTML('beforeend', fields)", fields)
         call_module(page, "plan/planner.js", "")
         page.click("#search", force=True)
-        expect(page.locator("#search-status")).to_contain_text("faster layouts can be missing")
+        expect(page.locator("#search-status")).to_contain_text("90 of 700 layouts estimated, 0 fit")
         expect(page.locator("#search-status code")).to_have_text("python -m planner search")
 
 

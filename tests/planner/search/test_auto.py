@@ -41,14 +41,14 @@ def choose(
     *rooms: HostCapacity,
     gangs: Sequence[HostGang] = (),
     cluster: Cluster = H100,
-    max_seconds: float = math.inf,
+    max_layouts: float = math.inf,
     **changes: Any,
 ) -> Choice:
     data = {**BIG, **changes, "layout": "auto" if auto is None else {"auto": auto}}
     asked = parse_auto_spec(data)
     assert asked is not None
     there = Capacity(rooms or (HostCapacity(8, cluster.accelerator.memory_bytes),), gangs)
-    return find_fastest_layout(parse_draft(data), cluster, asked, there, max_seconds=max_seconds)
+    return find_fastest_layout(parse_draft(data), cluster, asked, there, max_layouts=max_layouts)
 
 
 def get_problems(
@@ -193,44 +193,38 @@ def test_no_fitting_layout_reports_the_arithmetic() -> None:
         assert word in text
 
 
-class SearchClock:
-    """Simulate time during searches. Each search takes all the time that it may."""
+def test_layout_that_barely_fits_is_found_in_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not repeat an equal search."""
+    searched: list[Constraints] = []
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.searches = 0.0, 0
-        monkeypatch.setattr("planner.search.auto_layout.time", self)
-        monkeypatch.setattr("planner.search.auto_layout.search", self._search)
+    def count(spec: JobSpec, cluster: Cluster, limits: Constraints, **rest: Any) -> LayoutSearchResult:
+        searched.append(limits)
+        return search(spec, cluster, limits, **rest)
 
-    def monotonic(self) -> float:
-        return self.now
-
-    def _search(self, spec: JobSpec, cluster: Cluster, limits: Constraints, **rest: Any) -> LayoutSearchResult:
-        self.now += limits.max_seconds
-        self.searches += 1
-        return search(spec, cluster, limits._replace(max_seconds=math.inf), **rest)
+    monkeypatch.setattr("planner.search.auto_layout.search", count)
+    chosen = choose({"ranks": 4}, HostCapacity(4, 40 * GIB), max_layouts=5_000).chosen
+    assert [limits.max_layouts for limits in searched] == [5_000]
+    assert "The free memory is less than the margin of error of the estimate." in chosen["why"]
 
 
-def test_layout_that_barely_fits_is_found_within_one_search_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not repeat an equal search, because no time remains for it."""
-    clock = SearchClock(monkeypatch)
-    told = choose({"ranks": 4}, HostCapacity(4, 40 * GIB), max_seconds=5).chosen
-    assert (clock.now, clock.searches) == (5, 1)
-    assert "The free memory is less than the margin of error of the estimate." in told["why"]
-
-
-def test_reason_for_no_layout_is_reported_within_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SearchClock(monkeypatch)
-    [(_, text)] = get_problems({"ranks": 2, "tp": [1, 2], "zero": [0, 1]}, HostCapacity(8, 16 * GIB), max_seconds=5)
-    assert clock.now == pytest.approx(5)
+def test_reason_for_no_layout_is_reported_within_the_limit() -> None:
+    limits = HostCapacity(8, 16 * GIB)
+    [(_, text)] = get_problems({"ranks": 2, "tp": [1, 2], "zero": [0, 1]}, limits, max_layouts=5_000)
     assert "memory: model state does not fit" in text
 
 
-def test_search_stopped_by_time_does_not_claim_that_no_layout_exists() -> None:
+def test_stopped_search_does_not_claim_that_no_layout_exists() -> None:
     """The product 1 x 8 x 8 is 64, and the search examined no layout."""
-    told = get_problems({"ranks": 64, "tp": [1, 2, 4, 8], "zero": [0, 1]}, HostCapacity(64, 40 * GIB), max_seconds=0)
+    found = get_problems({"ranks": 64, "tp": [1, 2, 4, 8], "zero": [0, 1]}, HostCapacity(64, 40 * GIB), max_layouts=0)
     tried = f"0 layouts on 64 ranks of {H100.name}"
-    text = f"`layout.auto` reached its time limit after {tried}. None fits. Set more layout fields."
-    assert told == [("layout.auto", text)]
+    text = f"`layout.auto` reached its limit of layouts after {tried}. None fits. Set more layout fields."
+    assert found == [("layout.auto", text)]
+
+
+def test_stopped_search_says_that_faster_layouts_can_be_missing() -> None:
+    chosen = choose({"ranks": 8}, HostCapacity(8, 80 * GIB), max_layouts=100).chosen
+    assert not chosen["complete"]
+    assert "The search reached its limit of layouts, so faster layouts can be missing." in chosen["why"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -153,9 +154,22 @@ def test_invalid_constraints_are_rejected_by_name() -> None:
     assert [p.field for p in caught.value.problems] == ["world_size", "max_micro_batch", "fixed.colour"]
 
 
-def test_search_out_of_time_reports_it() -> None:
-    found = search(build_seed_spec("llama3-405b", 2048, 8192), H100, Constraints(16384, max_seconds=0.0))
-    assert not found.complete
+@pytest.mark.parametrize("fixed", [{}, {"zero": 1}, {"pp": 1, "recompute": "full"}, {"schedule": "looped_bfs"}])
+def test_complete_search_considers_all_layouts(fixed: dict[str, Any]) -> None:
+    found = search(build_seed_spec("gpt2", 16, 1024), H100, Constraints(8, fixed))
+    assert (found.complete, found.considered) == (True, found.total)
+
+
+def test_limited_search_does_not_depend_on_the_speed_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of the slow machine advances by an hour per reading."""
+    spec, answers = build_seed_spec("llama3-405b", 2048, 8192), []
+    for clock in (itertools.repeat(0.0), itertools.count(step=3600.0)):
+        monkeypatch.setattr("planner.search.layout_search.time.perf_counter", clock.__next__)
+        answers.append(search(spec, H100, Constraints(16384, max_layouts=100))._replace(seconds=0.0))
+    assert answers[0] == answers[1]
+    assert not answers[0].complete
+    assert answers[0].best
+    assert 100 <= answers[0].considered < 200 < answers[0].total
 
 
 def test_no_layout_fits_a_too_large_model() -> None:

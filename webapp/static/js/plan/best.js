@@ -26,7 +26,7 @@ function compared(ratio) {
  */
 export function why(found, before) {
   const [best] = found.best;
-  const rank = `Fastest of ${integer(found.fitting)} layouts that fit (${integer(found.considered)} searched${found.complete ? "" : ", time limit reached"}).`;
+  const rank = `Fastest of ${integer(found.fitting)} layouts that fit (${integer(found.considered)} ${found.complete ? "" : `of ${integer(found.total)} `}searched).`;
   const gain = before === null ? "" : compared(before / best.step_s);
   const [next] = found.neighbours;
   return `Predicted step time ${duration(best.step_s)}. ${rank}${gain}${next ? ` Next best, ${next.change}: ${next.reason}.` : ""}`;

@@ -303,8 +303,8 @@ async function search() {
 }
 
 function showResults(found) {
-  const cut = found.complete ? "" : " The search stopped at its time limit, so faster layouts can be missing. Enter fixed values, for example tp=8, or search with the command `python -m planner search`.";
-  searchStatus.replaceChildren(...withCode(`${integer(found.fitting)} of ${integer(found.considered)} layouts fit in memory. The search took ${duration(found.seconds)}.${cut}`));
+  const cut = found.complete ? "" : " The search stopped at its limit of layouts, so faster layouts can be missing. Enter fixed values, for example tp=8, or search with the command `python -m planner search`.";
+  searchStatus.replaceChildren(...withCode(`${integer(found.considered)} of ${integer(found.total)} layouts estimated, ${integer(found.fitting)} fit in memory. The search took ${duration(found.seconds)}.${cut}`));
   const refused = Object.entries(found.refused).map(([reason, number]) => el("li", {}, `${integer(number)} layouts: ${reason}`));
   if (found.best.length === 0) {
     const hint = "Use more ranks, a smaller micro-batch, or hardware with more memory.";
