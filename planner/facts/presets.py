@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from planner.facts.model_parts import MlaSpec, MoeSpec, RopeScaling
+from planner.facts.famous_runs import FAMOUS_RUNS
+from planner.facts.model_parts import BlockSpec, MlaSpec, MoeSpec, RopeScaling
 from planner.facts.spec import DEFAULT_ROPE_BASE, ModelSpec
 
 
@@ -74,6 +75,40 @@ def _llama(
     return name, ModelPreset(model, description)
 
 
+def _with_block(
+    name: str,
+    description: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    ffn: int,
+    vocab: int,
+    seq: int,
+    block: BlockSpec,
+    *,
+    tied: bool = True,
+    kv_heads: int | None = None,
+) -> tuple[str, ModelPreset]:
+    """Return a model of arch gpt with other layers than GPT-3."""
+    model = ModelSpec(
+        preset=name,
+        arch="gpt",
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=kv_heads or heads,
+        ffn_hidden_size=ffn,
+        vocab_size=vocab,
+        max_seq_len=seq,
+        tied_embeddings=tied,
+        block=block,
+    )
+    return name, ModelPreset(model, description)
+
+
+_BLOOM = BlockSpec(positions="none", embedding_norm=True)
+_NEOX = BlockSpec(positions="rope", parallel=True)
+_NEMOTRON = BlockSpec(positions="rope", qkv_bias=False, out_bias=False, mlp_bias=False)
 _GPT3, _MEGATRON, _LLAMA2, _LLAMA3 = 50257, 51200, 32000, 128256
 # 2407.21783 section 3.2. RoPE factors and Mixtral's base are from the published configurations.
 _ROPE3, _MIXTRAL_ROPE = 500_000.0, 1_000_000.0
@@ -181,6 +216,15 @@ PRESETS: dict[str, ModelPreset] = dict(
             ),
             mla=MlaSpec(q_rank=1536, kv_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128),
         ),
+        # 2211.05100 table 3, 2204.06745 section 2, 2406.11704 table 1, and 2210.02414 table 11
+        _with_block("bloom-176b", "BLOOM 176B", 70, 14336, 112, 57344, 250880, 2048, _BLOOM),
+        _with_block("gpt-neox-20b", "GPT-NeoX-20B", 44, 6144, 64, 24576, 50432, 2048, _NEOX, tied=False),
+        _with_block(
+            *("nemotron-4-340b", "Nemotron-4 340B", 96, 18432, 96, 73728, 256000, 4096, _NEMOTRON),
+            tied=False,
+            kv_heads=8,
+        ),
+        _llama("glm-130b", 70, 12288, 96, 96, 32768, 150528, 2048, "GLM-130B with Llama's norms", tied=True),
     ]
 )
 
@@ -337,4 +381,14 @@ TEMPLATES: dict[str, LayoutTemplate] = {
         ),
         _twin("Llama 3 405B long", "llama-tiny", {**_PIPE, "sequence_parallel": True}, seq_len=512),
     ),
+    **{
+        name: LayoutTemplate(
+            run.title,
+            run.source,
+            run.cluster,
+            run.build_spec(),
+            _twin(run.title.partition(" on ")[0], *run.twin),
+        )
+        for name, run in FAMOUS_RUNS.items()
+    },
 }
