@@ -41,6 +41,9 @@ HOST_STOPPED_REASON: Final = "the host was stopped"  # the reason of an attempt 
 END_WARNING_SUFFIX: Final = "warned"
 
 Outcome = Literal["succeeded", "failed", "cancelled", "lost"]
+# Stage of a failure that the host caused. Only the host itself decides that a launch failed because of the host. That
+# ranks failed because of the host follows from their logs, which a job can forge.
+HostFault = Literal["launch", "ranks"]
 Slots = Annotated[list[Slot], Field(max_length=65536)]
 RankText = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]  # a rank as a JSON key
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
@@ -213,6 +216,7 @@ class ExitReport(TypedDict):
     kill: NotRequired[KillEvidence]  # of a rank that SIGKILL ended
     lost_peer: NotRequired[bool]  # the rank only lost another rank, so the cause is elsewhere
     preempted: NotRequired[bool]  # another scheduler took the machines away
+    host_fault: NotRequired[HostFault]  # of a failure that the host caused, so another host can run the job
 
 
 class AttemptReport(TypedDict):
@@ -248,6 +252,7 @@ class HostEvent(TypedDict):
     memory_bytes: Count  # per slot: GPU memory, or the memory of the machine divided by its slots
     attempts: list[AttemptReport]
     note: NotRequired[Text]  # hint for people: "jobs run as root: ..."
+    problem: NotRequired[Text]  # why the host cannot start jobs now, for people
     address: NotRequired[Address]  # address for the other hosts
     facts: NotRequired[HostFacts]  # with the first heartbeat, then about once per minute
     use: NotRequired[HostUsage]

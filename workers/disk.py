@@ -14,6 +14,17 @@ from pathlib import Path
 from typing import Any
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+# A job cannot cause these errors before its ranks start.
+HOST_ERRNOS = (
+    *DISK_FULL_ERRNOS,
+    errno.EROFS,
+    errno.EIO,
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENODEV,
+)
 MAX_JSON_BYTES = 2 * 2**20  # of a file to read, as contracts.codec.MAX_EXIT_REPORT_BYTES
 
 
@@ -21,6 +32,11 @@ class DiskFullError(OSError):
     """A file did not fit on the disk. `needed` is its size in bytes."""
 
     needed = 0
+
+
+def is_host_error(error: OSError) -> bool:
+    """Return whether the machine causes the error, and not the spec of a job."""
+    return error.errno in HOST_ERRNOS
 
 
 def find_disk_full_error(error: BaseException | None) -> OSError | None:

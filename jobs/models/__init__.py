@@ -1,6 +1,6 @@
 """Database models."""
 
-from jobs.models.hosts import HOST_SILENT_AFTER, Host, HostQuerySet, JoinToken
+from jobs.models.hosts import HOST_SILENT_AFTER, Host, HostQuerySet, JoinToken, find_host_problem
 from jobs.models.internal import STREAM_START, Cursor, DeadLetter, IdempotentRequest, Lease, Outbox, get_cursor_name
 from jobs.models.jobs import (
     EXTERNAL_ENGINE,
@@ -91,6 +91,7 @@ __all__ = [
     "Upload",
     "Webhook",
     "describe_status",
+    "find_host_problem",
     "get_cursor_name",
     "make_job_id",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db import models
 from django.utils import timezone
@@ -23,7 +23,8 @@ class HostQuerySet(models.QuerySet["Host"]):
 
     def accepting_jobs(self) -> HostQuerySet:
         """Return hosts that accept jobs now. `AvailableHosts.takes` in `jobs.planning` checks one host."""
-        return self.reachable().filter(drained=False)
+        open_again = models.Q(closed_until=None) | models.Q(closed_until__lte=timezone.now())
+        return self.reachable().filter(open_again, drained=False, problem="")
 
 
 class Host(models.Model):
@@ -80,6 +81,17 @@ class Host(models.Model):
         null=True, editable=False, help_text="load that the host last reported (contracts.hosts.HostUsage)"
     )
 
+    problem = models.CharField(
+        max_length=1000, default="", editable=False, help_text="why the last health check of the host failed"
+    )
+    num_faults = models.PositiveIntegerField(
+        default=0, editable=False, help_text="number of launches in a row that failed because of the host"
+    )
+    closed_until = models.DateTimeField(
+        null=True, editable=False, help_text="time until which the host starts no jobs, after several such launches"
+    )
+    closed_reason = models.CharField(max_length=1000, default="", editable=False, help_text="reason of the last fault")
+
     objects = HostQuerySet.as_manager()
 
     class Meta:
@@ -87,6 +99,17 @@ class Host(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def get_problem(self) -> str:
+        """Return why the host is sick, or an empty text."""
+        return find_host_problem(self.problem, self.closed_until, self.closed_reason, timezone.now())
+
+
+def find_host_problem(problem: str, closed_until: datetime | None, closed_reason: str, now: datetime) -> str:
+    """Return why a host with these fields is sick, or an empty text."""
+    if problem or closed_until is None or closed_until <= now:
+        return problem
+    return f"Several launches in a row failed. The next launch is possible at {closed_until:%H:%M} UTC. {closed_reason}"
 
 
 class JoinToken(models.Model):

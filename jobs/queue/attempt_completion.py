@@ -6,11 +6,13 @@ Rows are always locked in the order host, job, attempt.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from contracts.control import ExitReport, Outcome, Summary
@@ -46,6 +48,10 @@ CAUSES: list[tuple[Outcome, bool]] = [
 ]
 FIELDS_BY_RANK = ("cells", "verdict", "peak_bytes", "memory")
 PROGRESS_FIELDS = ("steps", "ran_steps")
+MAX_RANK_FAULTS = 3  # attempts of a job that count as failures of their hosts because of their logs
+MAX_FAULTS_IN_ROW = 3  # failed launches until a host closes
+CLOSED_AFTER_FAULTS = timedelta(minutes=10)  # then the next launch is the probe
+log = logging.getLogger(__name__)
 
 
 class AttemptResult(NamedTuple):
@@ -141,6 +147,8 @@ def parse_lab_result(data: object) -> LabResult | None:
 def end_member(member: Member, exit: ExitReport) -> None:
     """Store the end that a host reported, free the slots, and end the attempt with its last member."""
     _remove_from_holding(member)
+    if member.host_id is not None and Member.objects.filter(pk=member.pk, outcome="").exists():
+        _count_host_faults(member.host_id, exit)
     lifecycle.lock_job(member.attempt.job_id)
     unended = Member.objects.filter(pk=member.pk, outcome="")
     if not unended.update(outcome=exit["outcome"], reason=exit["reason"]):
@@ -221,12 +229,39 @@ def _change_final_status(
         return
     if result is None:
         return
+    if result.status == Status.FAILED and (put_back_reason := _get_put_back_reason(job_id, result)):
+        lifecycle.put_back(job_id, number, put_back_reason)
+        return
     back = f"host {members[0].host_name} is back"
     lifecycle.change_status(job_id, number, Status.RUNNING, back, only_from=(Status.UNREACHABLE,))
     changed = lifecycle.change_status(job_id, number, result.status, result.reason)
     if changed and result.profile is not None and members[0].host is not None:
         profile = result.profile.model_dump(mode="json")
         Host.objects.filter(pk=members[0].host.pk).update(profile=profile, profiled=timezone.now())
+
+
+def _get_put_back_reason(job_id: str, result: AttemptResult) -> str:
+    """Return why the host and not the job made the attempt fail, or an empty text."""
+    fault = result.report.get("host_fault")
+    if fault is None:
+        return ""
+    if fault == "ranks":  # a job can forge the log that shows this fault
+        faults = Attempt.objects.filter(job_id=job_id, exit__host_fault="ranks")
+        if faults.count() > MAX_RANK_FAULTS:
+            return ""
+    return f"queued again, because the host failed: {result.reason}"
+
+
+def _count_host_faults(host_id: int, exit: ExitReport) -> None:
+    """Close the host for some time after several launches in a row that failed because of the host."""
+    hosts = Host.objects.filter(pk=host_id)
+    if exit.get("host_fault") != "launch":
+        hosts.filter(num_faults__gt=0).update(num_faults=0, closed_until=None)
+        return
+    hosts.update(num_faults=F("num_faults") + 1)
+    until = timezone.now() + CLOSED_AFTER_FAULTS
+    if hosts.filter(num_faults__gte=MAX_FAULTS_IN_ROW).update(closed_until=until, closed_reason=exit["reason"][:800]):
+        log.warning("A host starts no jobs until %s UTC, because launches failed: %s", until, exit["reason"])
 
 
 def _explain_end_of_others(member: Member, reason: str) -> None:

@@ -133,6 +133,23 @@ def requeue(job_id: str, reason: str) -> bool:
     return True
 
 
+def put_back(job_id: str, attempt: int, reason: str) -> bool:
+    """Queue a new attempt of a job that its host made fail, and return whether this call did it.
+
+    The job never gets a final status, so no notification of a failure is sent.
+    """
+    with transaction.atomic():
+        active = (Status.STARTING, Status.RUNNING, Status.UNREACHABLE)
+        rows = Job.objects.filter(id=job_id, attempt=attempt, status__in=active)
+        values = {"status": Status.QUEUED, "attempt": attempt + 1, "wait_reason": ""}
+        if rows.update(**values, changed=timezone.now()) != 1:
+            return False
+        text = reason[:MAX_REASON_CHARACTERS]
+        add_state_changes([StateChange(job_id=job_id, attempt=attempt + 1, status=Status.QUEUED, reason=text)])
+        transaction.on_commit(lambda: announce(job_id))
+    return True
+
+
 def release_member(member: Member) -> bool:
     """End a member and free its slots. Return whether its attempt ended with it.
 

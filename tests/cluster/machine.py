@@ -40,6 +40,7 @@ class Machine:
             "MESHBOARD_RUN_DIR": str(self.run_dir),
             "MESHBOARD_STATE_DIR": str(folder / "state"),
             "MESHBOARD_SCRIPT_ROOT": str(folder / "scripts"),
+            "MESHBOARD_MIN_FREE_BYTES": "0",
             **settings,
         }
         folder.mkdir(parents=True)

@@ -26,6 +26,7 @@ from workers.host.attempt_watcher import AttemptStarter
 from workers.host.attempts import Pruner, get_attempt_dir
 from workers.host.celery_transport import get_key_options
 from workers.host.checkpoint_lending import CheckpointSenderPool
+from workers.host.health_check import HealthCheck
 from workers.host.isolation import choose_isolation
 from workers.host.rank_files import read_log_part
 from workers.host.reporter import Reporter
@@ -62,8 +63,9 @@ app.conf.update(
     },
 )
 
-reporter, pruner, sender = Reporter(settings, note), Pruner(settings), CheckpointSenderPool(settings)
-starter = AttemptStarter(settings, reporter.exits)
+health = HealthCheck(settings)
+reporter, pruner, sender = Reporter(settings, note, health), Pruner(settings), CheckpointSenderPool(settings)
+starter = AttemptStarter(settings, reporter.exits, health)
 
 
 @app.task(name=TASK_LAUNCH)

@@ -20,7 +20,7 @@ import psutil
 import redis
 from redis.exceptions import RedisError
 
-from contracts.control import AttemptReport, LaunchOrder, Outcome
+from contracts.control import AttemptReport, HostFault, LaunchOrder, Outcome
 from contracts.names import cancel_key
 from workers.disk import BadFileError, format_start_failure, remove_path, write_json
 from workers.host.attempts import (
@@ -31,6 +31,7 @@ from workers.host.attempts import (
     get_attempt_dir,
     iterate_unacknowledged,
 )
+from workers.host.health_check import HealthCheck
 from workers.host.isolation import get_isolation_variables
 from workers.host.processes import ProcessId, get_process_id, kill_processes, read_cookie
 from workers.host.settings import HostSettings
@@ -62,11 +63,14 @@ class HostExits:
         self._lock = threading.Lock()
         self._pending: dict[AttemptDir, _PendingExit] = {}
 
-    def record(self, attempt: AttemptDir, outcome: Outcome, reason: str) -> bool:
+    def record(self, attempt: AttemptDir, outcome: Outcome, reason: str, host_fault: HostFault | None = None) -> bool:
         """Write the exit report, or keep it in memory. The first report stays. Return whether to send a heartbeat."""
         with self._lock:
             pending = self._pending.get(attempt)
-            report = build_host_exit_report(attempt, outcome, reason) if pending is None else pending.report["exit"]
+            if pending is None:
+                report = build_host_exit_report(attempt, outcome, reason, host_fault)
+            else:
+                report = pending.report["exit"]
             try:
                 write_json(attempt.exit_file, report)
             except OSError as error:
@@ -262,8 +266,8 @@ def _join(sentences: list[str]) -> str:
 class AttemptStarter:
     """Start supervisors. Thread-safe."""
 
-    def __init__(self, settings: HostSettings, exits: HostExits) -> None:
-        self._settings, self._exits = settings, exits
+    def __init__(self, settings: HostSettings, exits: HostExits, health: HealthCheck | None = None) -> None:
+        self._settings, self._exits, self._health = settings, exits, health or HealthCheck(settings)
         self._lock = threading.Lock()
 
     def start(self, order: LaunchOrder) -> None:
@@ -271,7 +275,10 @@ class AttemptStarter:
         attempt = get_attempt_dir(self._settings.run_dir, order["job"], order["attempt"])
         # Without the lock, one delivery of the order could report a failure while the next starts the attempt.
         with self._lock:
-            if self._exits.is_pending(attempt):
+            if self._exits.is_pending(attempt) or os.path.lexists(attempt.host_dir):
+                return
+            if problem := self._health.find_launch_problem():
+                self._record_failure(attempt, f"Not started on {self._settings.name}: {problem}")
                 return
             try:
                 claimed = claim_attempt(self._settings.run_dir, order)
@@ -303,5 +310,8 @@ class AttemptStarter:
             )
 
     def _fail(self, attempt: AttemptDir, error: Exception) -> None:
-        log.error("cannot start %s/%s: %s", attempt.job, attempt.attempt, error)
-        self._exits.record(attempt, "failed", format_start_failure(self._settings.name, error, self._settings.run_dir))
+        self._record_failure(attempt, format_start_failure(self._settings.name, error, self._settings.run_dir))
+
+    def _record_failure(self, attempt: AttemptDir, reason: str) -> None:
+        log.error("cannot start %s/%s: %s", attempt.job, attempt.attempt, reason)
+        self._exits.record(attempt, "failed", reason, host_fault="launch")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from contracts.codec import BadMessageError, validate_exit_report, validate_launch_order
-from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder, Outcome
+from contracts.control import VERSION, AttemptReport, ExitReport, HostFault, LaunchOrder, Outcome
 from workers.disk import BadFileError, read_json, remove_path, write_json
 from workers.host.processes import ProcessId, get_process_id
 from workers.host.settings import HostSettings
@@ -201,10 +201,12 @@ def get_socket_root() -> Path:
     return root if len(os.fsencode(root)) <= MAX_SOCKET_ROOT_BYTES else Path("/tmp")  # noqa: S108
 
 
-def build_host_exit_report(attempt: AttemptDir, outcome: Outcome, reason: str) -> ExitReport:
+def build_host_exit_report(
+    attempt: AttemptDir, outcome: Outcome, reason: str, host_fault: HostFault | None = None
+) -> ExitReport:
     """Build the exit report of an attempt whose supervisor wrote none."""
     now = time.time()
-    return ExitReport(
+    report = ExitReport(
         v=VERSION,
         job=attempt.job,
         attempt=attempt.attempt,
@@ -218,6 +220,9 @@ def build_host_exit_report(attempt: AttemptDir, outcome: Outcome, reason: str) -
         finished=now,
         summary=None,
     )
+    if host_fault is not None:
+        report["host_fault"] = host_fault
+    return report
 
 
 def clean_text(text: str) -> str:

@@ -21,6 +21,7 @@ from contracts.names import events_stream, log_key
 from contracts.security import build_signed_entry, prepend_signature
 from workers.host.attempt_watcher import AttemptWatcher, HostExits, read_report_or_note
 from workers.host.attempts import iterate_unacknowledged
+from workers.host.health_check import HealthCheck
 from workers.host.machine import HostSampler, describe_device, get_boot_id
 from workers.host.settings import HostSettings
 
@@ -46,8 +47,8 @@ class Reporter:
     worker that accepts orders without sending heartbeats is worse than a restarted worker.
     """
 
-    def __init__(self, settings: HostSettings, note: str = "") -> None:
-        self._settings, self._note = settings, note
+    def __init__(self, settings: HostSettings, note: str = "", health: HealthCheck | None = None) -> None:
+        self._settings, self._note, self._health = settings, note, health or HealthCheck(settings)
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._device_name, self._memory_bytes = describe_device(settings)
@@ -156,6 +157,8 @@ class Reporter:
         )
         if self._note:
             event["note"] = self._note
+        if problem := self._health.find_problem():
+            event["problem"] = problem
         if (use := self._sampler.get_usage()) is not None:
             event["use"] = use
         if (facts := self._sampler.take_facts()) is not None:

@@ -65,6 +65,7 @@ class HostSettings:
     stream_bytes: int = 32 * 2**20  # per attempt, of telemetry in Redis
     keep_runs_s: float = 7 * 86400.0  # per acknowledged attempt
     keep_runs_bytes: int = 10 * 2**30  # of all acknowledged attempts
+    min_free_bytes: int = 64 * 2**20  # on the disk of the run directory, to start a job
     job_user: JobUser | None = None  # None: the user of the host worker
     choose_user: bool = False  # use USER_PER_OWNER or DEFAULT_JOB_USER if it works
     sandbox: Sandbox = "off"
@@ -116,6 +117,7 @@ def read_host_settings(*, joined: bool = True) -> HostSettings:
         stream_bytes=_read_whole("MESHBOARD_STREAM_BYTES", 32 * 2**20, 2**20),
         keep_runs_s=_read_whole("MESHBOARD_KEEP_RUNS_DAYS", 7, 0) * 86400.0,
         keep_runs_bytes=_read_whole("MESHBOARD_KEEP_RUNS_BYTES", 10 * 2**30, 0),
+        min_free_bytes=_read_whole("MESHBOARD_MIN_FREE_BYTES", 64 * 2**20, 0),
         job_user=_parse_job_user(job_user),
         choose_user=job_user == "auto" and os.geteuid() == 0,
         sandbox=cast(Sandbox, sandbox),

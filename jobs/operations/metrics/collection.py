@@ -34,7 +34,7 @@ from jobs.models import (
     SlotAllocation,
     Status,
 )
-from jobs.queue.hosts.presentation import get_contact_state
+from jobs.queue.hosts.presentation import CONTACT_STATES, get_contact_state
 from jobs.queue.scheduling.snapshot import count_free_slots
 
 
@@ -213,7 +213,7 @@ def _add_hosts(found: MetricSamples) -> None:
         slots[host.device, "unusable"] += host.slots - held - free
         if number < MAX_HOSTS:
             _add_host(found, host, held)
-    found[HOSTS] = {(state,): states[state] for state in ("connected", "drained", "silent", "lost")}
+    found[HOSTS] = {(state,): states[state] for state in CONTACT_STATES}
     devices = {"cpu", *(device for device, _ in slots)}
     found[SLOTS] = {
         (device, state): slots[device, state] for device in sorted(devices) for state in ("held", "free", "unusable")

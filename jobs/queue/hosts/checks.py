@@ -191,6 +191,9 @@ def _check_host(host: Host) -> Iterator[Finding]:
         words = f"host {host.name} has been {state} since {host.last_seen:%Y-%m-%d %H:%M:%S} UTC"
         advice = "Run python -m workers.host.doctor on the host, mark the host as lost, or remove the host."
         yield Finding("warn", "host", words, advice)
+    elif problem := host.get_problem():
+        advice = "Fix the problem on the host. The host starts jobs again when its next health check succeeds."
+        yield Finding("fail", "host", f"host {host.name} starts no jobs. {problem}", advice)
     else:
         yield Finding("ok", "host", f"{host.name}: {state}, {format_count(host.slots, 'slot')}, {host.device_name}")
     if host.generation == 0:

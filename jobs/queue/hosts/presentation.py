@@ -17,11 +17,12 @@ from jobs.core.job_details import StoredByOlderVersion, Timestamp
 from jobs.models import HOST_SILENT_AFTER, Host, Job, JoinToken, SlotAllocation
 from jobs.queue.hosts import joining
 
-ContactState = Literal["connected", "drained", "silent", "lost"]
+ContactState = Literal["connected", "drained", "sick", "silent", "lost"]
 CONTACT_STATES: tuple[ContactState, ...] = get_args(ContactState)
 CONTACT_STATE_TONES: dict[ContactState, str] = {
     "connected": "good",
     "drained": "warn",
+    "sick": "bad",
     "silent": "warn",
     "lost": "bad",
 }
@@ -33,14 +34,16 @@ NUM_FIRST_GAUGES = 2
 
 
 def get_contact_state(host: Host) -> ContactState:
-    """Return the state of a host. `lost`: staff marked it as lost after its last contact."""
+    """Return the state of a host. `sick`: it starts no jobs. `lost`: staff marked it as lost after its last contact."""
     if host.last_seen < timezone.now() - HOST_SILENT_AFTER:
         return "lost" if host.given_up is not None and host.given_up > host.last_seen else "silent"
-    return "drained" if host.drained else "connected"
+    if host.drained:
+        return "drained"
+    return "sick" if host.get_problem() else "connected"
 
 
 def is_in_contact(host: Host) -> bool:
-    return get_contact_state(host) in ("connected", "drained")
+    return get_contact_state(host) in ("connected", "drained", "sick")
 
 
 class SlotUse(NamedTuple):
@@ -80,7 +83,7 @@ class HostsPage(NamedTuple):
 
 def paginate_hosts(words: str, state: str, page: str | None) -> HostsPage:
     """Return a page of the hosts with `words` in their name and this state ("": any)."""
-    every = list(Host.objects.present().only("name", "slots", "last_seen", "given_up", "drained").order_by("name"))
+    every = list(Host.objects.present().defer("facts", "use", "profile", "holding").order_by("name"))
     states = {host.pk: get_contact_state(host) for host in every}
     found = [host for host in every if words.lower() in host.name.lower() and state in ("", states[host.pk])]
     shown = Paginator(found, PAGE_SIZE).get_page(page)
@@ -99,7 +102,10 @@ class HostBrief(TypedDict):
     name: str
     state: Annotated[
         ContactState,
-        Field(description="`drained`: accepts no new jobs. `silent`: no contact for 30 s. `lost`: marked as lost."),
+        Field(
+            description="`drained`: accepts no new jobs. `sick`: launches would fail. `silent`: no contact for 30 s. "
+            "`lost`: marked as lost."
+        ),
     ]
     device: str
     device_name: str
@@ -107,6 +113,7 @@ class HostBrief(TypedDict):
     free_slots: Annotated[int, Field(description="Number of slots that the queue can use now. 0 for a drained host.")]
     drained: bool
     note: Annotated[str, Field(description="Warning from the host, for example that jobs run as root.")]
+    problem: Annotated[str, Field(description="Reason why the host is sick. Empty if the host can start jobs.")]
     last_seen: Timestamp
     joined: Annotated[Timestamp | None, Field(description="Time when the host joined.")]
     calibrated: Annotated[Timestamp | None, Field(description="Time of the last calibration of the host.")]
@@ -180,6 +187,7 @@ def serialize_host_brief(host: Host, free: int) -> HostBrief:
         "free_slots": free,
         "drained": host.drained,
         "note": host.note,
+        "problem": host.get_problem(),
         "last_seen": host.last_seen.isoformat(),
         "joined": host.joined.isoformat() if host.joined else None,
         "calibrated": host.profiled.isoformat() if host.profiled else None,

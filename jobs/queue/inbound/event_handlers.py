@@ -75,6 +75,7 @@ def _update_host(event: HostEvent, *, replayed: bool) -> bool:
         **{name: event[name] for name in ("slots", "device", "device_name", "memory_bytes", "boot_id")},
         **{name: event[name] for name in ("incarnation", "began", "sequence")},
         "note": event.get("note", ""),
+        "problem": event.get("problem", ""),
         "address": event.get("address", ""),
         "holding": [[r["job"], r["attempt"], r["slots"]] for r in event["attempts"] if r["state"] != "exited"],
         "last_seen": now,
@@ -87,6 +88,8 @@ def _update_host(event: HostEvent, *, replayed: bool) -> bool:
         host, created = Host.objects.select_for_update(no_key=True).get_or_create(name=event["host"], defaults=values)
         if created:
             return True
+        if host.problem and not values["problem"]:  # the cause of the failed launches is gone
+            values |= {"num_faults": 0, "closed_until": None}
         newer = Q(began__lt=event["began"]) | Q(began=event["began"], sequence__lt=event["sequence"])
         if not replayed:
             # A silent host sends heartbeats that look old: the clock of Redis was set back, or the row is wrong.
@@ -94,6 +97,8 @@ def _update_host(event: HostEvent, *, replayed: bool) -> bool:
         if not Host.objects.filter(newer, pk=host.pk).update(**values):
             return False
         _count_missed(host, reported)
+    if values["problem"] and values["problem"] != host.problem:
+        log.warning("Host %s starts no jobs until its health check succeeds: %s", host.name, values["problem"])
     if host.boot_id != event["boot_id"]:
         exited = {_get_key(report) for report in event["attempts"] if report["state"] == "exited"}
         _lose_members_before_boot(host, exited)

@@ -215,7 +215,7 @@ class SlotAllocator:
         """Return the hosts that the job can use. Jobs with equal conditions share one object."""
         if job.id not in self._eligible_by_job:
             booking_key = (job.project, job.limit_s) if self._has_bookings else None
-            key = (job.wanted_host, job.pool, job.labels, booking_key)
+            key = (job.wanted_host, job.pool, job.labels, job.faulty_hosts, booking_key)
             if key not in self._eligible:
                 self._eligible[key] = self._find_eligible(job)
             self._eligible_by_job[job.id] = self._eligible[key]
@@ -224,7 +224,8 @@ class SlotAllocator:
     def _find_eligible(self, job: QueuedJob) -> EligibleHosts:
         names = [job.wanted_host] if job.wanted_host else list(self.taking)
         candidates = (self.taking[name] for name in names if name in self.taking)
-        hosts = [host for host in candidates if host.matches(job) and not host.is_reserved_for_others(job)]
+        matching = [host for host in candidates if host.matches(job) and not host.is_reserved_for_others(job)]
+        hosts = [host for host in matching if host.name not in job.faulty_hosts] or matching
         models: dict[str, list[str]] = {}
         for host in hosts:
             models.setdefault(host.device_name, []).append(host.name)

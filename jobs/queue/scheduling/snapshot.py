@@ -34,6 +34,7 @@ from jobs.models import (
     Role,
     SlotAllocation,
     Status,
+    find_host_problem,
 )
 from jobs.queue.scheduling.predicted_ends import load_running_attempts
 from jobs.queue.scheduling.states import (
@@ -55,6 +56,7 @@ OWNER_DISABLED = "The account of the owner is disabled. The job can start after 
 OWNER_NOT_SUBMITTER = "The owner is no longer allowed to submit jobs to project {}, so the job does not start."
 OWNER_FIELDS = ("owner__is_active", "owner__is_staff")
 MAX_RESERVATION_LEAD = timedelta(days=366)  # the maximum time limit of a job is a year
+AVOID_FAULTY_HOST = timedelta(hours=1)  # longer than a host stays closed after failed launches
 # Between the last messages of a host and its supervisor, and between the ends of the lease and the ranks.
 LEASE_MARGIN = timedelta(seconds=30)
 
@@ -100,6 +102,7 @@ def load_queue(now: datetime) -> list[QueueEntry]:
     retries = {id for id, *_, attempt, _reason, _held, _moved, _has_attempt in rows if attempt > 1}
     dependencies, running = load_dependencies(), find_running_attempts(retries, now)
     checkpoint_hosts = _load_checkpoint_hosts() if retries else {}
+    faulty_hosts = _load_faulty_hosts(retries, now) if retries else {}
     share_factors, rates = load_point_factors()
     rights, found = SubmitRights(), []
     for (
@@ -113,6 +116,7 @@ def load_queue(now: datetime) -> list[QueueEntry]:
             id, name, owner, device, num_slots, wanted, priority, created, tuple(head_hosts.get(id, ())),
             (wide_unit, unit) if wide_unit != unit else (unit,), max_hosts, points.total, project, pool,
             _parse_labels(labels), limit_s, checkpoint_hosts.get(id, ""),
+            frozenset(faulty_hosts.get(id, ())),
         )  # fmt: skip
         if has_attempt:
             block_reason = f"Attempt {attempt} already started on a host. Cancel the job, then queue it again."
@@ -128,6 +132,16 @@ def _load_checkpoint_hosts() -> dict[str, str]:
     """Return the host with the latest checkpoint of earlier attempts, by queued job."""
     saved = Attempt.objects.exclude(checkpoint="").filter(job__status=Status.QUEUED, members__node=0)
     return dict(saved.order_by("number").values_list("job_id", "members__host_name"))
+
+
+def _load_faulty_hosts(queued: set[str], now: datetime) -> dict[str, list[str]]:
+    """Return the hosts that recently made attempts of queued jobs fail."""
+    failed = Member.objects.filter(attempt__job_id__in=queued, outcome="failed", ended__gte=now - AVOID_FAULTY_HOST)
+    found: dict[str, list[str]] = {}
+    rows = failed.filter(attempt__exit__host_fault__isnull=False)
+    for job, host in rows.values_list("attempt__job_id", "host_name"):
+        found.setdefault(job, []).append(host)
+    return found
 
 
 @lru_cache(maxsize=1000)
@@ -246,17 +260,22 @@ def load_host_slots(now: datetime) -> dict[int, HostState]:
     pools = [(p.name, frozenset(p.labels), p.paused) for p in Pool.objects.all()]
     hosts = {}
     rows = Host.objects.present().values_list(
-        "id", "name", "device", "slots", "drained", "last_seen", "holding", "device_name", "labels"
-    )
-    for key, name, device, slots, drained, last_seen, holding, model, host_labels in rows:
+        "id", "name", "device", "slots", "drained", "last_seen", "holding", "device_name", "labels",
+        "problem", "closed_until", "closed_reason",
+    )  # fmt: skip
+    for (
+        key, name, device, slots, drained, last_seen, holding, model, host_labels,
+        problem, closed_until, closed_reason,
+    ) in rows:  # fmt: skip
         used = allocated.get(key, set()).union(*(live for _job, _attempt, live in holding))
         free = tuple(slot for slot in range(slots) if slot not in used)
         labels = frozenset(host_labels)
         host_pools = {pool: is_paused for pool, pool_labels, is_paused in pools if pool_labels <= labels}
         paused = min((pool for pool, is_paused in host_pools.items() if is_paused), default="")
         hosts[key] = HostState(
-            name, device, slots, free, drained, last_seen >= seen_after, model, labels, frozenset(host_pools), paused
-        )
+            name, device, slots, free, drained, last_seen >= seen_after, model, labels, frozenset(host_pools), paused,
+            problem=find_host_problem(problem, closed_until, closed_reason, now),
+        )  # fmt: skip
     return hosts
 
 

@@ -34,6 +34,7 @@ class QueuedJob(NamedTuple):
     labels: frozenset[str] = frozenset()  # a host needs all of them
     limit_s: int | None = None  # time limit
     checkpoint_host: str = ""  # has the checkpoint to resume from, and is preferred among equal hosts
+    faulty_hosts: frozenset[str] = frozenset()  # an attempt failed there because of the host; used if no other fits
 
     @property
     def demand(self) -> SlotDemand:
@@ -82,10 +83,11 @@ class HostState(NamedTuple):
     paused: str = ""  # name of a paused pool that has the host
     bookings: tuple[Booking, ...] = ()
     occupants: tuple[Occupant, ...] = ()
+    problem: str = ""  # why the host is sick
 
     @property
     def takes_jobs(self) -> bool:
-        return self.live and not self.drained and not self.paused
+        return self.live and not self.drained and not self.paused and not self.problem
 
     def matches(self, job: QueuedJob) -> bool:
         """Return whether the job's spec allows this host."""

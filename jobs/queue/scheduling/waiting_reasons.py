@@ -96,7 +96,9 @@ def _format_no_contact(subject: str, trouble: str, verb: str) -> str:
 
 
 def _format_closed(host: HostState) -> str:
-    return "drained" if host.drained else f"in the paused pool {host.paused}"
+    if host.drained:
+        return "drained"
+    return f"in the paused pool {host.paused}" if host.paused else "closed, because launches on the host would fail"
 
 
 def _format_device(allocator: SlotAllocator) -> str:

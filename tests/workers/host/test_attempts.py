@@ -243,12 +243,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[AttemptDir]:
 def test_job_on_a_full_disk_fails_with_the_reason(redis_service: RedisServer, full: Path, tmp_path: Path) -> None:
     """Check a job that once stayed at its start, because its order was delivered repeatedly."""
     folder = str(full / "runs")
-    with run_host(redis_service, tmp_path / "host", MESHBOARD_RUN_DIR=folder) as machine, machine.run_worker():
+    values = {"MESHBOARD_RUN_DIR": folder, "MESHBOARD_MIN_FREE_BYTES": "0"}
+    with run_host(redis_service, tmp_path / "host", **values) as machine, machine.run_worker():
         machine.send_launch_order("crowded", spec=ONE_RANK, times=3)
         report = machine.wait_for_exit("crowded", 10)
         assert report["outcome"] == "failed"
         assert report["reason"].startswith(f"No disk space on {HOST_NAME}: No space left on device: {folder}")
         assert report["reason"].endswith(", 0 bytes are free")
+        assert report["host_fault"] == "launch"
+        assert "has no free space" in machine.read_events("host")[-1]["problem"]
         machine._sender.send_task(TASK_ACKNOWLEDGE, args=["crowded", 1], queue=host_queue(HOST_NAME))
         wait_until(lambda: machine.read_events("host")[-1]["attempts"] == [], "it is not reported again")
         (full / "filling").unlink()
@@ -261,7 +264,8 @@ def test_job_on_a_full_disk_fails_with_the_reason(redis_service: RedisServer, fu
 def test_reports_a_disk_that_rejects_the_pid_file(redis_service: RedisServer, full: Path, tmp_path: Path) -> None:
     folder = full / "runs"
     (full / "filling").unlink()
-    with run_host(redis_service, tmp_path / "host", MESHBOARD_RUN_DIR=str(folder)) as machine, machine.run_worker():
+    values = {"MESHBOARD_RUN_DIR": str(folder), "MESHBOARD_MIN_FREE_BYTES": "0"}
+    with run_host(redis_service, tmp_path / "host", **values) as machine, machine.run_worker():
         fill_disk(full)
         with (full / "filling").open("r+b") as filling:  # a page for the spec, and one for the order
             filling.truncate(filling.seek(0, os.SEEK_END) - 2 * PAGE_BYTES)
@@ -269,7 +273,7 @@ def test_reports_a_disk_that_rejects_the_pid_file(redis_service: RedisServer, fu
         report = machine.wait_for_exit("crowded", 10)
         claimed = get_attempt_dir(folder, "crowded", 1)
         assert claimed.order_file.exists()
-        assert report["outcome"] == "failed"
+        assert (report["outcome"], report["host_fault"]) == ("failed", "launch")
         result = re.escape(f"No disk space on {HOST_NAME}: No space left on device: {claimed.pid_file} needs ")
         assert re.fullmatch(rf"{result}\d+ bytes, 0 bytes are free", report["reason"])
         assert [path.name for path in claimed.host_dir.glob(".*")] == [], "no draft of it is left"
@@ -347,12 +351,13 @@ def test_reports_a_supervisor_that_cannot_be_started(tmp_path: Path, monkeypatch
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "setsid")
 
+    monkeypatch.setattr("workers.host.health_check._find_interpreter_problem", lambda: "")
     monkeypatch.setattr("workers.host.attempt_watcher.subprocess.run", refuse)
     ends = HostExits()
     AttemptStarter(settings("redis://nobody", tmp_path), ends).start(build_launch_order())
     report = get_attempt_dir(tmp_path, "job", 1).read_exit()
     assert report is not None
-    assert report["outcome"] == "failed"
+    assert (report["outcome"], report["host_fault"]) == ("failed", "launch")
     assert report["reason"].startswith("Not started on testhost: [Errno 11] Resource temporarily unavailable")
     assert ends.get_reports() == {}, "it is reported from disk"
 

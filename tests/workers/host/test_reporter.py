@@ -42,7 +42,8 @@ time.sleep(60)
 
 
 def settings(redis_url: str, run_dir: Path) -> HostSettings:
-    return HostSettings(redis_url, "testhost", 4, "cpu", run_dir, run_dir, run_dir, run_dir, "workers.trainer")
+    folders = (run_dir, run_dir, run_dir, run_dir)
+    return HostSettings(redis_url, "testhost", 4, "cpu", *folders, "workers.trainer", min_free_bytes=0)
 
 
 def heartbeats(server: RedisServer) -> list[Any]:

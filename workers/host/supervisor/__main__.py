@@ -53,7 +53,7 @@ async def _report_not_started(attempt: AttemptDir, settings: HostSettings, error
     """Report the error from memory. The host worker would only find that there is no supervisor."""
     order = attempt.read_order()
     exit_report = build_host_exit_report(
-        attempt, "failed", format_start_failure(settings.name, error, attempt.host_dir)
+        attempt, "failed", format_start_failure(settings.name, error, attempt.host_dir), host_fault="launch"
     )
     report = AttemptReport(
         job=attempt.job, attempt=attempt.attempt, state="exited", slots=order["slots"], exit=exit_report

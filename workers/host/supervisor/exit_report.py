@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from contracts.codec import MAX_EXIT_REPORT_BYTES, BadMessageError, validate_exit_report
-from contracts.control import VERSION, ExitReport, LaunchOrder, LossPoint, Outcome, StepTiming, Summary
+from contracts.control import VERSION, ExitReport, HostFault, LaunchOrder, LossPoint, Outcome, StepTiming, Summary
 from contracts.fields import CHECKPOINT_NAME_PATTERN, MAX_ABS_NUMBER, MAX_TEXT_CHARS
 from contracts.telemetry.batches import Item
 from contracts.telemetry.items import (
@@ -43,6 +43,13 @@ MAX_CHECKPOINTS = 100
 MAX_CELLS = 20_000  # of all ranks; a script can create any number of groups
 MAX_SUMMARY_BYTES = 3 * 2**19  # as JSON; with the log's tail an exit report stays below MAX_EXIT_REPORT_BYTES
 OUTSIDE_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGSTOP")  # another process sent them
+GPU_FAULT = re.compile(r"uncorrectable (NVLink|ECC) error|\bXid\b.*\d|GPU has fallen off the bus", re.IGNORECASE)
+SETUP_FAULT = re.compile(
+    r"no CUDA-capable device is detected|driver version is insufficient|CUDA unknown error"
+    r"|devices? .*(busy or unavailable|unavailable or busy)|no socket interface found"
+    r"|Unable to find (address|interface) for",
+    re.IGNORECASE,
+)
 LEFT_OUT_BYTES = 64  # for the number of ranks that are left out
 
 CellKey = tuple[str, str, str, int]
@@ -239,6 +246,7 @@ class AttemptEnd(NamedTuple):
     offset_s: float = 0.0  # the board's clock minus this host's clock
     preempted: bool = False
     memory_kills: MemoryKillWatch | None = None
+    host_fault: HostFault | None = None  # of a failed launch
 
 
 def build_exit_report(
@@ -271,6 +279,8 @@ def build_exit_report(
         _add_evidence(report, evidence)
         if report["signal"] == "SIGKILL" and end.memory_kills is not None:
             report["kill"] = end.memory_kills.describe(None if failure is None else failure.pid)
+        if host_fault := end.host_fault or find_rank_fault(report, has_steps=summary.training):
+            report["host_fault"] = host_fault
     if end.preempted:
         report["preempted"] = True
     problem = _find_problem(report)
@@ -280,6 +290,13 @@ def build_exit_report(
         report.pop("evidence", None)
         report["reason"] = f"{report['reason'][:600]} (the summary of the ranks is missing: {problem[:300]})"
     return report
+
+
+def find_rank_fault(report: ExitReport, *, has_steps: bool) -> HostFault | None:
+    """Return "ranks" if the log shows that the host caused the failure. After the first step, only GPU errors count."""
+    texts = (report["reason"], report.get("error", ""), report.get("first_error", ""))
+    patterns = (GPU_FAULT,) if has_steps else (GPU_FAULT, SETUP_FAULT)
+    return "ranks" if any(pattern.search(text) for pattern in patterns for text in texts) else None
 
 
 def describe_save(summary: SummaryBuilder, why: str) -> str:

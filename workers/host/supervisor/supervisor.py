@@ -14,12 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from contracts.control import HOST_STOPPED_REASON, AttemptReport, ExitReport, Outcome, get_local_ranks, get_node_index
+from contracts.control import (
+    HOST_STOPPED_REASON,
+    AttemptReport,
+    ExitReport,
+    HostFault,
+    Outcome,
+    get_local_ranks,
+    get_node_index,
+)
 from contracts.names import SAVE_FILE
 from contracts.security import DecryptionError
 from contracts.telemetry.batches import Item
 from contracts.telemetry.items import StartItem
-from workers.disk import format_start_failure, write_json
+from workers.disk import format_start_failure, is_host_error, write_json
 from workers.host.attempts import AttemptDir
 from workers.host.isolation import get_job_user
 from workers.host.programs import get_program
@@ -79,6 +87,7 @@ class Supervisor(TelemetrySession):
         self.reason = ""
         self.preempted = self._save_requested = self._has_writer_calls = False
         self._exit: ExitReport | None = None
+        self._host_fault: HostFault | None = None
         self._started = self._running = False
 
     async def run(self) -> Outcome:
@@ -104,6 +113,7 @@ class Supervisor(TelemetrySession):
             self.clock.offset_s,
             self.preempted,
             self._memory_kills,
+            self._host_fault,
         )
         self._exit = build_exit_report(self.attempt, self.order, end, self.summary, self.tail)
         try:
@@ -154,6 +164,7 @@ class Supervisor(TelemetrySession):
             self.folder.chmod(0o700 if user is None else 0o711)
             server = await telemetry.start(address, None if user is None else user.uid)
         except OSError as error:
+            self._host_fault = "launch"
             self._end("failed", format_start_failure(name, error, self.folder))
             return None
         try:
@@ -166,6 +177,8 @@ class Supervisor(TelemetrySession):
         except DecryptionError as error:
             self._end("failed", f"not started: cannot decrypt the variables of the project: {error}")
         except OSError as error:
+            if is_host_error(error):
+                self._host_fault = "launch"
             self._end("failed", format_start_failure(name, error, self.attempt.job_dir))
         else:
             return server

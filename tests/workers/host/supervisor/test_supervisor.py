@@ -125,7 +125,9 @@ def test_reports_why_the_socket_cannot_be_created(
         return await supervised(redis_service, attempt).run()
 
     assert asyncio.run(main()) == "failed"
-    assert "No disk space on testhost: No space left on device" in reports(redis_service)[-1]["exit"]["reason"]
+    exit = reports(redis_service)[-1]["exit"]
+    assert "No disk space on testhost: No space left on device" in exit["reason"]
+    assert exit["host_fault"] == "launch"
     assert not (attempt.run_dir / "socket").exists()
 
 
