@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.cost.estimate import Estimate, estimate, get_default_cluster, get_rank_memory, parse_plannable
+from planner.cost.measured_steps import FLAG, FLAG_EXAMPLE, add_measured_steps, parse_flag, parse_measured_steps
 from planner.explain import explain
 from planner.facts.hugging_face import parse_config
 from planner.facts.kinds import reset_dry_ranks
@@ -141,6 +142,13 @@ def _add_spec(command: argparse.ArgumentParser, *, plans_one_layout: bool) -> No
         choices=sorted(STACKS),
         help="software stack whose step time is estimated (default: resources.stack of the spec)",
     )
+    command.add_argument(
+        FLAG,
+        action="append",
+        default=[],
+        metavar=FLAG_EXAMPLE,
+        help="measured step of one layout, which corrects all step times; tokens_per_s_per_gpu can replace step_s",
+    )
     for name in SOFTWARE_FLAGS:
         words = f"option of the software stack: {SoftwareSpec.model_fields[name].description}"
         command.add_argument(f"--{name.replace('_', '-')}", help=words)
@@ -245,6 +253,12 @@ def _value(text: str) -> Any:
 
 
 def _get_cluster(options: argparse.Namespace, spec: JobSpec) -> Cluster:
+    """Return the chosen cluster with the measured steps."""
+    steps = parse_measured_steps([parse_flag(text) for text in options.measured_step])
+    return add_measured_steps(_choose_cluster(options, spec), spec, steps)
+
+
+def _choose_cluster(options: argparse.Namespace, spec: JobSpec) -> Cluster:
     if options.accelerator:
         return _read_accelerator(options)
     if options.cluster:

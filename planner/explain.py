@@ -207,7 +207,8 @@ def _time(spec: JobSpec, cluster: Cluster) -> list[Explanation]:
     timing, found = timer.get_step(spec), timer.get_correction(spec)
     kind = f"estimated: {compute_time_interval(cluster, spec, found, timing.host_share)['words']}"
     if found is not None:
-        kind += f", all parts scaled by {found.ratio:.3g} because of comparable runs"
+        cause = "measured steps" if found.is_from_user else "comparable runs"
+        kind += f", all parts scaled by {found.ratio:.3g} because of {cause}"
     return [_step(spec, timer, timer.get_rank_mean(spec), kind), _utilisation(spec, timer, timing, kind)]
 
 

@@ -177,7 +177,7 @@ class Client:
         return found
 
     def plan(self, spec: Spec, cluster: str | None = None) -> Plan:
-        """Return the estimate of a spec, or its problems."""
+        """Return the estimate of a spec, or its problems. The spec can also have `measured_steps`."""
         found: Plan = self._request("POST", ("plan",), json=spec, params={"cluster": cluster} if cluster else {})
         return found
 

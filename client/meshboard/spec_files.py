@@ -78,6 +78,23 @@ def change_spec(spec: dict[str, Any], changes: Sequence[str]) -> None:
         _set_field(spec, change)
 
 
+# Other parts of a measured step are fields of its layout.
+MEASURED_STEP_FIELDS = ("micro_batches", "global_batch", "seq_len", "step_s", "tokens_per_s_per_gpu")
+
+
+def read_measured_step(text: str) -> dict[str, Any]:
+    """Return the measured step in text such as `tp=2,dp=4,micro_batches=8,step_s=1.35`.
+
+    Raises:
+        SpecFileError: A part of the text cannot be read.
+    """
+    step: dict[str, Any] = {"layout": {}}
+    for part in map(str.strip, text.split(",")):
+        is_own = part.partition("=")[0] in MEASURED_STEP_FIELDS
+        _set_field(step, part if is_own else f"layout.{part.removeprefix('layout.')}", "--measured-step")
+    return step
+
+
 def read_file(name: str) -> bytes:
     """Return the bytes of a file, or of standard input for `-`.
 
@@ -91,21 +108,21 @@ def read_file(name: str) -> bytes:
     return sys.stdin.buffer.read()
 
 
-def _set_field(spec: dict[str, Any], change: str) -> None:
+def _set_field(spec: dict[str, Any], change: str, option: str = "--set") -> None:
     path, equals, value = change.partition("=")
     if not equals or not all(path.split(".")):
-        raise SpecFileError(f"--set {change!r}: Use FIELD=VALUE, such as layout.dp=2.")
+        raise SpecFileError(f"{option} {change!r}: Use FIELD=VALUE, such as layout.dp=2.")
     *parents, name = path.split(".")
     for parent in parents:
         spec = spec.setdefault(parent, {})
         if not isinstance(spec, dict):
-            raise SpecFileError(f"--set {change!r}: {parent!r} is a single value, so it has no fields.")
+            raise SpecFileError(f"{option} {change!r}: {parent!r} is a single value, so it has no fields.")
     try:
         spec[name] = parse_yaml(value, path)
     except yaml.YAMLError as error:
-        raise SpecFileError(f"--set {change!r}: {_join_lines(error)}", path) from None
+        raise SpecFileError(f"{option} {change!r}: {_join_lines(error)}", path) from None
     except WrongError as error:
-        raise SpecFileError(f"--set {change!r}: {error}", error.field, error.pointer) from None
+        raise SpecFileError(f"{option} {change!r}: {error}", error.field, error.pointer) from None
 
 
 def _join_lines(error: yaml.YAMLError) -> str:

@@ -69,6 +69,7 @@ from jobs.runs.traces.export import ChromeTrace
 from jobs.runs.traces.imports.store import ImportDetail, ImportRequest, UploadedFile
 from jobs.runs.traces.trace_events import StepColumns
 from jobs.runs.traces.traced_steps import RequestedSteps, TracedSteps, TraceRequest
+from planner.cost.measured_steps import MEASURED_STEPS
 from planner.explain import Explanation
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec
@@ -216,7 +217,9 @@ def request_body(schema: dict[str, Any], example: object) -> dict[str, Any]:
 
 SUBMIT = request_body({"allOf": [ref("Submission")]}, EXAMPLE)
 # A plan reports the problems of a draft, so each JSON value is a valid body.
-DRAFT = request_body({"anyOf": [ref("JobSpec"), {"description": "An incomplete draft of a spec."}]}, EXAMPLE)
+DRAFT = request_body(
+    {"anyOf": [ref("JobSpec"), ref("Draft"), {"description": "An incomplete draft of a spec."}]}, EXAMPLE
+)
 PATCH = request_body({"type": "object", "additionalProperties": True}, {"layout": {"tp": 4}})
 CONFIG = request_body(
     {"type": "object", "additionalProperties": True, "description": "The config.json of a Hugging Face model."},
@@ -290,6 +293,7 @@ def add_models(result: dict[str, Any], generator: Any, request: Any, public: boo
     del models["JobSpec"]["required"]
     models["JobSpec"]["properties"]["layout"] = _layout_or_auto()
     models["Submission"] = _submission(models["JobSpec"])
+    models["Draft"] = _draft(models["JobSpec"], models["SearchRequest"])
     for name in ("Preset", "ImportedModel"):
         models[name]["properties"]["model"] = ref("SizedModel")
     models["SearchSpec"] = _without_layout(models["JobSpec"])
@@ -299,7 +303,7 @@ def add_models(result: dict[str, Any], generator: Any, request: Any, public: boo
     models["ImportedLayout"]["properties"]["spec"] = ref("JobSpec")
     models["ExplainRequest"]["properties"]["spec"] = ref("JobSpec")
     models["SearchRequest"]["properties"] |= {"spec": ref("SearchSpec"), "fixed": ref("Layout")}
-    for field in ("profile", "runs"):
+    for field in ("profile", "runs", "measured_steps"):
         models["Cluster"]["properties"].pop(field)
     models["NamedCluster"] = _named_cluster(models.pop("Cluster"))
     for name, model in models.items():
@@ -375,6 +379,11 @@ def _submission(spec: dict[str, Any]) -> dict[str, Any]:
     )
     allow = {"type": "boolean", "default": False, "description": words}
     return {**spec, "properties": {**spec["properties"], "allow_unfit": allow}}
+
+
+def _draft(spec: dict[str, Any], search: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a planned spec, with measured steps as in a search."""
+    return {**spec, "properties": {**spec["properties"], MEASURED_STEPS: search["properties"][MEASURED_STEPS]}}
 
 
 def _without_layout(spec: dict[str, Any]) -> dict[str, Any]:

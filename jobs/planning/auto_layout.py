@@ -23,6 +23,7 @@ from jobs.planning.hosts import (
 from jobs.planning.measured_runs import OLD_SPEC
 from jobs.planning.planner_processes import run_task
 from jobs.planning.schemas import SmallerLayout
+from planner.cost.measured_steps import MEASURED_STEPS, StepMeasurement, serialize_steps
 from planner.facts.kinds import get_kind_rules
 from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
@@ -43,13 +44,14 @@ RELAYOUT_STATES = (Status.FAILED, Status.LOST, Status.CANCELLED, Status.QUEUED)
 
 
 def resolve_auto_layout(
-    data: Any, cluster_name: object = None, *, to_run: bool = True
+    data: Any, cluster_name: object = None, *, to_run: bool = True, measured_steps: Sequence[StepMeasurement] = ()
 ) -> tuple[Any, AutoLayout | None]:
     """Replace the layout "auto" in a spec, and return the choice. Another spec is returned unchanged, with None.
 
     Args:
         cluster_name: Cluster to choose for if the spec names none.
         to_run: Refuse fields that the trainer does not support.
+        measured_steps: Steps that correct the step times.
 
     Raises:
         SpecError: No layout can be chosen.
@@ -64,6 +66,7 @@ def resolve_auto_layout(
         raise SpecError(unsupported)
     cluster, rooms = _get_placements(draft, auto, auto.cluster or cluster_name)
     options = {"auto": auto.model_dump(), "rooms": rooms.hosts, "gangs": rooms.gangs, "runnable": not unsupported}
+    options[MEASURED_STEPS] = serialize_steps(measured_steps)
     choice = run_task("choose", draft, cluster, options)
     train = {**data.get("train", {}), "micro_batches": choice["micro_batches"]}
     return {**data, "layout": choice["layout"], "train": train}, choice["told"]

@@ -33,6 +33,7 @@ from jobs.planning.schemas import (
     validate_request,
 )
 from planner.cost.estimate import Estimate, estimate
+from planner.cost.measured_steps import MEASURED_STEPS, serialize_steps, split_measured_steps
 from planner.explain import Explanation
 from planner.facts.hugging_face import parse_config, read_config
 from planner.facts.kinds import KINDS, reset_dry_ranks
@@ -74,7 +75,8 @@ def plan_draft(data: object, cluster_name: object = None, *, user: Any) -> Draft
     """
     try:
         data, _ = split_allow_unfit(data)
-        data, chosen = resolve_auto_layout(data, cluster_name, to_run=False)
+        data, steps = split_measured_steps(data)
+        data, chosen = resolve_auto_layout(data, cluster_name, to_run=False, measured_steps=steps)
         spec = parse_fields(data)
         hosts = list_hosts(spec)
         name = _get_cluster_name(cluster_name, chosen)
@@ -82,7 +84,7 @@ def plan_draft(data: object, cluster_name: object = None, *, user: Any) -> Draft
     except SpecError as error:
         problems = serialize_problems(error.problems)
         return DraftPlan({"estimate": None, "problems": problems, "not_runnable": [], "choices": {}})
-    plan: Plan = run_task("plan", spec, cluster, {})
+    plan: Plan = run_task("plan", spec, cluster, {MEASURED_STEPS: serialize_steps(steps)})
     plan["problems"] += serialize_problems(find_board_problems(user, spec, hosts))
     plan["not_runnable"] = [*plan["not_runnable"], *serialize_problems(find_checkpoint_problems(user, spec))]
     plan["chosen"] = chosen
@@ -113,10 +115,12 @@ def explain_draft(data: object) -> list[Explanation]:
         BusyError
     """
     query = validate_request(ExplainRequest, data)
-    data, chosen = resolve_auto_layout(query.spec, query.cluster, to_run=False)
+    steps = query.measured_steps
+    data, chosen = resolve_auto_layout(query.spec, query.cluster, to_run=False, measured_steps=steps)
     spec = parse_fields(data)
     cluster = get_cluster(_get_cluster_name(query.cluster, chosen), spec)
-    explanations: list[Explanation] = run_task("explain", spec, cluster, {"stage": query.stage})
+    options = {"stage": query.stage, MEASURED_STEPS: serialize_steps(steps)}
+    explanations: list[Explanation] = run_task("explain", spec, cluster, options)
     return explanations
 
 
@@ -143,6 +147,7 @@ def search_layouts(data: object) -> SearchResult:
         "max_memory_bytes": query.max_memory_bytes,
         "runnable": query.runnable,
         "limit": query.limit,
+        MEASURED_STEPS: serialize_steps(query.measured_steps),
     }
     result: SearchResult = run_task("search", spec, get_cluster(query.cluster, spec), options)
     return result
@@ -202,7 +207,10 @@ def list_clusters() -> list[dict[str, Any]]:
     """Return the named clusters and the measured hosts with their properties."""
     hosts = {f"{HOST_PREFIX}{host.name}": build_host_cluster(host) for host in get_measured_hosts()}
     clusters = {**CLUSTERS, **hosts}
-    return [{"id": name, **cluster.model_dump(exclude={"profile", "runs"})} for name, cluster in clusters.items()]
+    return [
+        {"id": name, **cluster.model_dump(exclude={"profile", "runs", "measured_steps"})}
+        for name, cluster in clusters.items()
+    ]
 
 
 def list_templates() -> list[Template]:

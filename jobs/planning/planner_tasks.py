@@ -14,6 +14,7 @@ from typing import Any
 
 from jobs.planning.schemas import FoundLayout, Plan, SearchResult, SpecProblem, Suggestion, Timeline
 from planner.cost.estimate import Estimate, estimate, find_size_problems
+from planner.cost.measured_steps import MEASURED_STEPS, add_measured_steps, parse_measured_steps
 from planner.cost.pipeline_simulation import simulate
 from planner.cost.timing import Timer
 from planner.cost.traffic import build_traffic_matrix
@@ -40,6 +41,10 @@ def plan_spec(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> Plan:
     problems = find_problems(spec)
     # A layout with more ranks than any host has slots can be planned.
     blocking = [problem for problem in problems if problem.field != "layout"] or find_size_problems(spec)
+    try:
+        cluster = cluster if blocking else _add_steps(cluster, spec, options)
+    except SpecError as error:
+        blocking = error.problems
     plan: Plan = {
         "estimate": None,
         "problems": serialize_problems([*problems, *(problem for problem in blocking if problem not in problems)]),
@@ -55,6 +60,11 @@ def plan_spec(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> Plan:
         "timeline": build_timeline(spec, cluster),
         "matrix": build_traffic_matrix(spec),
     }
+
+
+def _add_steps(cluster: Cluster, spec: JobSpec, options: dict[str, Any]) -> Cluster:
+    """Return the cluster with the measured steps of a task. Raises SpecError."""
+    return add_measured_steps(cluster, spec, parse_measured_steps(options.pop(MEASURED_STEPS, [])))
 
 
 def estimate_spec(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> Estimate:
@@ -105,7 +115,7 @@ def explain_spec(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> li
     stage, last = options["stage"], spec.layout.pp - 1
     if stage > last:
         raise SpecError([Problem("stage", f"`stage` is {stage}, but stages are numbered from 0 to {last}.")])
-    return explain(spec, cluster, stage=stage)
+    return explain(spec, _add_steps(cluster, spec, options), stage=stage)
 
 
 def search_spec(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> SearchResult:
@@ -116,7 +126,7 @@ def search_spec(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> Sea
     """
     if problems := _find_kind_problems(spec):
         raise SpecError(problems)
-    limit = options.pop("limit")
+    cluster, limit = _add_steps(cluster, spec, options), options.pop("limit")
     constraints = Constraints(**options, max_layouts=MAX_SEARCH_LAYOUTS)
     result = search(spec, cluster, constraints, limit=limit)
     near = find_allowed_neighbors(result.best[0].spec, cluster, constraints) if result.best else []
@@ -148,7 +158,7 @@ def choose_layout(spec: JobSpec, cluster: Cluster, options: dict[str, Any]) -> d
     """
     gangs = [HostGang(tuple(sizes), memory_bytes) for sizes, memory_bytes in options["gangs"]]
     rooms = Capacity([HostCapacity(*room) for room in options["rooms"]], gangs)
-    auto = AutoSpec(**options["auto"])
+    auto, cluster = AutoSpec(**options["auto"]), _add_steps(cluster, spec, options)
     choice = find_fastest_layout(
         spec, cluster, auto, rooms, runnable=options["runnable"], max_layouts=MAX_SEARCH_LAYOUTS
     )

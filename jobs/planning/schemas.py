@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from planner.cost.estimate import Estimate
 from planner.cost.learning import Interval
+from planner.cost.measured_steps import MeasuredSteps
 from planner.facts.collectives import LabPoint
 from planner.facts.layout import MAX_RANKS
 from planner.facts.parse_spec import LayoutDict, ModelDict, SchemaFrom, convert_error
@@ -45,6 +46,7 @@ class SearchRequest(StrictModel):
     max_memory_bytes: int | None = Field(default=None, ge=1, le=2**60)
     runnable: bool = Field(default=False, description="Return only layouts that the trainer can run.")
     limit: int = Field(default=20, ge=1, le=100)
+    measured_steps: MeasuredSteps
 
 
 class ExplainRequest(StrictModel):
@@ -53,6 +55,7 @@ class ExplainRequest(StrictModel):
     spec: Draft
     cluster: ClusterName | None = None
     stage: int = Field(default=0, ge=0)
+    measured_steps: MeasuredSteps
 
 
 def validate_request(kind: type[RequestModel], data: object) -> RequestModel:

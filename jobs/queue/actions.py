@@ -186,7 +186,7 @@ def _build_layout_fields(checked: CheckedSpec) -> dict[str, Any]:
         "unit": demand.units[-1],
         "max_hosts": demand.max_hosts,
         "estimate": estimate_job(spec, cluster),
-        "hardware": cluster.model_dump(mode="json", exclude={"runs"}),
+        "hardware": cluster.model_dump(mode="json", exclude={"runs", "measured_steps"}),
     }
 
 

@@ -26,8 +26,8 @@ class Assumption(TypedDict):
 
 
 def list_assumptions(spec: JobSpec, cluster: Cluster) -> list[Assumption]:
-    """Return the assumptions that change the step time the most, or none if the software is known."""
-    if spec.resources.stack != "unknown" or cluster.device == "cpu":
+    """Return the assumptions that change the step time the most, or none if the software is known or measured."""
+    if spec.resources.stack != "unknown" or cluster.device == "cpu" or cluster.measured_steps:
         return []
     predicted = Timer(cluster).predict(spec).step_s
     found = [

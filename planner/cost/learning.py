@@ -218,13 +218,14 @@ class Correction(NamedTuple):
     """Measured over predicted time or memory: the median of `runs`, and the margin of later runs.
 
     `margin` holds for COVERAGE of later runs: 0.06 is 6%. With `has_other_sizes`, the runs had other numbers of ranks,
-    so their margin is no interval.
+    so their margin is no interval. With `is_from_user`, `runs` counts measured steps that a user entered.
     """
 
     ratio: float
     margin: float
     runs: int
     has_other_sizes: bool = False
+    is_from_user: bool = False
 
 
 class Interval(TypedDict):
@@ -277,7 +278,8 @@ def scale_to_measured(ratios: Sequence[float]) -> Correction:
     """
     weight = len(ratios) / (len(ratios) + REFERENCE_WEIGHT)
     ratio = math.exp(weight * sum(math.log(one) for one in ratios) / len(ratios))
-    return Correction(ratio, REFERENCE_MARGINS[min(len(ratios), len(REFERENCE_MARGINS)) - 1], len(ratios))
+    margin = REFERENCE_MARGINS[min(len(ratios), len(REFERENCE_MARGINS)) - 1]
+    return Correction(ratio, margin, len(ratios), is_from_user=True)
 
 
 class RunGroup(NamedTuple):
@@ -342,7 +344,9 @@ def _extends(profile: HostProfile, spec: JobSpec) -> bool:
 
 
 def compute_time_interval(cluster: Cluster, spec: JobSpec, found: Correction | None, host_share: float) -> Interval:
-    """Return the interval of a step time: from the host's runs, a calibration, or published rows of the stack.
+    """Return the interval of a step time: from measured steps, runs, a calibration, or published rows of the stack.
+
+    REFERENCE_MARGINS hold on GPUs with published steps of the stack. Elsewhere, measured steps keep the interval.
 
     `host_share`: fraction of the step in which the device waits for its host.
     """
@@ -351,12 +355,20 @@ def compute_time_interval(cluster: Cluster, spec: JobSpec, found: Correction | N
     scaled = ""
     if found is not None and found.has_other_sizes:
         scaled, found = f", scaled by {found.runs} runs here with other rank counts", None
+    if found is not None and found.is_from_user:
+        steps = f"{found.runs} measured step{'s' if found.runs > 1 else ''}"
+        if cluster.device == "cuda" and cluster.profile is None and was_measured(stack, cluster.accelerator.name):
+            words = f"from {steps}, {format_margin(found.margin)}"
+            return Interval(share=found.margin, basis="measured steps", runs=found.runs, words=words)
+        scaled, found = f", scaled by {steps}", None
     timed = cluster.profile is not None and cluster.profile.has_layers_in(kind)
     if found is None and cluster.profile is not None and timed and _extends(cluster.profile, spec):
-        words = f"{basis} with shorter sequences, one rank, and fused attention, {format_margin(EXTRAPOLATED_MARGIN)}"
+        what = f"{basis} with shorter sequences, one rank, and fused attention{scaled}"
+        words = f"{what}, {format_margin(EXTRAPOLATED_MARGIN)}"
         return Interval(share=EXTRAPOLATED_MARGIN, basis=basis, runs=0, words=words)
     if found is None and timed:
-        return Interval(share=CALIBRATED_MARGIN, basis=basis, runs=0, words=f"{basis}, ±{CALIBRATED_MARGIN:.0%}")
+        words = f"{basis}{scaled}, ±{CALIBRATED_MARGIN:.0%}"
+        return Interval(share=CALIBRATED_MARGIN, basis=basis, runs=0, words=words)
     if found is None and cluster.device == "cpu":
         what = f"no {kind} calibration" if cluster.profile else "an uncalibrated CPU"
         words = f"{what}{_links(cluster, spec)}{scaled}, {format_margin(UNCALIBRATED_CPU_MARGIN)}"

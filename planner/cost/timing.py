@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 from contracts.telemetry.items import Axis
 from planner.cost.compute import ComputeTimer
-from planner.cost.learning import Correction, RunGroup, find_correction, get_run_group
+from planner.cost.learning import Correction, RunGroup, find_correction, get_run_group, scale_to_measured
 from planner.cost.pipeline_simulation import simulate, stretch_timeline
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.stage_time import (
@@ -68,16 +68,18 @@ class Timer:
         return _StepTimer(StageTimer(plan, self.cluster, self._compute))
 
     def get_step(self, spec: Planned) -> Timing:
-        """Return the time of one optimizer step, corrected by earlier runs on the cluster."""
+        """Return the time of one optimizer step, corrected by measured steps or runs on the cluster."""
         plan = resolve(spec)
         found, timing = self.get_correction(plan), self.predict(plan)
         return timing if found is None else scale_timing(timing, found.ratio)
 
     def get_correction(self, spec: Planned) -> Correction | None:
-        """Return the correction from comparable runs on the cluster."""
+        """Return the correction from the user's measured steps, or from comparable runs on the cluster."""
         return self._get_correction(spec.model, get_run_group(spec))
 
     def _compute_correction(self, model: ModelSpec, group: RunGroup) -> Correction | None:
+        if steps := [step for step in self.cluster.measured_steps if step.spec.resources.stack == group.stack]:
+            return scale_to_measured([step.step_s / self.predict(step.spec).step_s for step in steps])
         found = find_correction(model, group, self.cluster.runs, lambda run: self.predict(run).step_s)
         if found is not None and found.has_other_sizes and self.calibration is not None:
             return None  # the calibration already measured how ranks share cores

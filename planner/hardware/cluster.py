@@ -14,7 +14,7 @@ from pydantic import Field
 from planner.facts.precision import GemmType
 from planner.facts.resources import Device
 from planner.facts.validation import StrictModel
-from planner.hardware.profile import HostProfile, MeasuredRun
+from planner.hardware.profile import HostProfile, MeasuredRun, MeasuredStep
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -104,6 +104,9 @@ class Cluster(StrictModel):
     )
     runs: tuple[MeasuredRun, ...] = Field(
         default=(), description="finished runs on this cluster that are compared with predictions, newest first"
+    )
+    measured_steps: tuple[MeasuredStep, ...] = Field(
+        default=(), description="steps that a user measured on such hardware, which correct step times"
     )
 
     @property

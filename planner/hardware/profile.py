@@ -164,6 +164,13 @@ class MeasuredRun(StrictModel):
     links: tuple[LinkPoint, ...] = Field(default=(), max_length=64)
 
 
+class MeasuredStep(StrictModel):
+    """Seconds per step that a user measured, with the measured spec."""
+
+    spec: JobSpec
+    step_s: Seconds
+
+
 def strip_spec(spec: JobSpec) -> JobSpec:
     """Return only the parts of a spec that affect the cost of a step."""
     train = spec.train.model_dump(include=set(TRAIN_FIELDS))

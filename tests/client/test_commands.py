@@ -252,6 +252,25 @@ def test_plan_of_a_layout_file_prints_what_was_assumed(
     assert meshboard("plan", "--ranks", "8", at=server).code == ExitCode.WRONG
 
 
+def test_measured_steps_are_sent_with_a_plan_and_a_search(
+    meshboard: Meshboard, server: FakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "spec.json").write_text('{"name": "n"}')
+    server.respond_at("plan", {"estimate": None, "problems": [], "not_runnable": [], "choices": {}})
+    options = ["--measured-step", "tp=2,recompute=full,micro_batches=8,step_s=1.35", "--measured-step", "layout.dp=4"]
+    assert meshboard("plan", str(tmp_path / "spec.json"), *options, at=server).code == 0
+    layout = {"tp": 2, "recompute": "full"}
+    steps = [{"layout": layout, "micro_batches": 8, "step_s": 1.35}, {"layout": {"dp": 4}}]
+    assert json.loads(server.bodies[-1]) == {"name": "n", "measured_steps": steps}
+    meshboard("search", "--ranks", "8", str(tmp_path / "spec.json"), *options[:2], at=server)
+    assert json.loads(server.bodies[-1])["measured_steps"] == steps[:1]
+    ran = meshboard("plan", str(tmp_path / "spec.json"), "--measured-step", "1.35", at=server)
+    assert (ran.code, ran.err) == (
+        ExitCode.WRONG,
+        "meshboard: --measured-step 'layout.1.35': Use FIELD=VALUE, such as layout.dp=2.\n",
+    )
+
+
 def test_plan_needs_a_spec_or_a_config(meshboard: Meshboard, server: FakeServer) -> None:
     ran = meshboard("plan", at=server)
     assert ran.code == ExitCode.WRONG

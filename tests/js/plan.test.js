@@ -4,6 +4,7 @@ import test from "node:test";
 import { query, why } from "../../webapp/static/js/plan/best.js";
 import { describeLayout, whole } from "../../webapp/static/js/plan/file_import.js";
 import { formatCluster, parseCluster } from "../../webapp/static/js/plan/own_accelerator.js";
+import { listMeasuredSteps, readSeconds } from "../../webapp/static/js/plan/measured_steps.js";
 import { withParts } from "../../webapp/static/js/plan/hidden_parts.js";
 import { within } from "../../webapp/static/js/pictures/time.js";
 import { failed, fetchPatiently, words } from "../../webapp/static/js/refusal.js";
@@ -96,4 +97,16 @@ test("lists notes, defaults, and unknown settings of an imported layout", () => 
 
 test("sends the number of ranks of a layout, or the text that the server refuses", () => {
   assert.deepEqual(["", " 64 ", "many", "1e3"].map(whole), [null, 64, "many", "1e3"]);
+});
+
+test("measured steps of lanes keep the batch for which they were entered", () => {
+  const measured = { step_s: readSeconds(" 1.35 "), global_batch: 64, seq_len: 4096 };
+  const lanes = [
+    { layout: { dp: 8 }, micro_batches: 2, measured, plan: {} },
+    { layout: { tp: 8 }, micro_batches: 1, measured: null, plan: {} },
+  ];
+  assert.deepEqual(listMeasuredSteps(lanes), [{ layout: { dp: 8 }, micro_batches: 2, step_s: 1.35, global_batch: 64, seq_len: 4096 }]);
+  assert.equal(readSeconds("  "), null);
+  assert.equal(readSeconds("1,35"), "1,35", "the server names the value in its error");
+  assert.equal(readSeconds("Infinity"), "Infinity");
 });

@@ -98,6 +98,7 @@ from meshboard.answers.specs import (
     SearchSpec,
     SlurmSpec,
     SoftwareSpec,
+    StepMeasurement,
     StoredSpec,
     TrainSpec,
 )
@@ -199,6 +200,7 @@ __all__ = [
     "StartPart",
     "StateChange",
     "StepLoss",
+    "StepMeasurement",
     "StepPart",
     "StepParts",
     "StepTiming",

@@ -296,6 +296,23 @@ class StoredSpec(TypedDict):
     """version of the spec format"""
 
 
+class StepMeasurement(TypedDict):
+    """Measured step of one layout. The model, precision, and software are those of the planned spec."""
+
+    global_batch: NotRequired[int | None]
+    """as in `train`; default that of the planned spec"""
+    layout: NotRequired[Layout]
+    """layout of the measured run"""
+    micro_batches: NotRequired[int | None]
+    """as in `train`; default 1"""
+    seq_len: NotRequired[int | None]
+    """as in `train`; default that of the planned spec"""
+    step_s: NotRequired[float | None]
+    """measured seconds per step"""
+    tokens_per_s_per_gpu: NotRequired[float | None]
+    """measured tokens per second and GPU, instead of `step_s`"""
+
+
 class SearchSpec(TypedDict):
     """Job specification. Frozen, and stored as JSON with the job."""
 
@@ -337,6 +354,8 @@ class SearchRequest(TypedDict):
     limit: NotRequired[int]
     max_memory_bytes: NotRequired[int | None]
     max_micro_batch: NotRequired[int]
+    measured_steps: NotRequired[list[StepMeasurement]]
+    """Steps that you measured with the planned model and software. They correct every step time."""
     runnable: NotRequired[bool]
     """Return only layouts that the trainer can run."""
 

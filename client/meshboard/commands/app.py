@@ -159,6 +159,14 @@ Sets = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="change a field of the spec, such as layout.dp=2")
 ]
 Cluster = Annotated[str | None, typer.Option(help="name of a cluster on the board to plan for")]
+MeasuredSteps = Annotated[
+    list[str],
+    typer.Option(
+        "--measured-step",
+        metavar="tp=2,dp=4,micro_batches=8,step_s=1.35",
+        help="measured step of one layout, which corrects all step times; tokens_per_s_per_gpu can replace step_s",
+    ),
+]
 Timeout = Annotated[
     float | None, typer.Option("--timeout", metavar="SECONDS", min=0, help="stop waiting after this number of seconds")
 ]

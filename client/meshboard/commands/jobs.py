@@ -25,6 +25,7 @@ from meshboard.commands.app import (
     JobId,
     JobIds,
     LayoutFile,
+    MeasuredSteps,
     OptionalSpec,
     Ranks,
     Sets,
@@ -46,7 +47,7 @@ from meshboard.follow import (
 from meshboard.formatting import format_log_line, remove_escapes
 from meshboard.live_display import OpenLines, WaitDisplay, WatchDisplay, make_stderr_console, print_log
 from meshboard.packing import PackedScript, pack
-from meshboard.spec_files import change_spec, read_file, read_spec
+from meshboard.spec_files import change_spec, read_file, read_measured_step, read_spec
 
 MIN_COMPARED_JOBS, MAX_COMPARED_JOBS = 2, 6  # limits of the board
 MAX_NAMED_SCRIPTS = 5  # in an error
@@ -294,13 +295,15 @@ def plan(
     layout: LayoutFile = None,
     ranks: Ranks = None,
     cluster: Cluster = None,
+    measured: MeasuredSteps = [],  # noqa: B006
     as_json: AsJson = False,
 ) -> None:
     """Predict the memory, traffic, and step time of a spec."""
     if ranks is not None and layout is None:
         raise WrongError("--ranks needs --layout.", "--ranks")
     with connect() as client:
-        content = client.plan(_read_draft(client, spec, config, changes, layout, ranks), cluster)
+        draft = _read_draft(client, spec, config, changes, layout, ranks)
+        content = client.plan({**draft, **_read_measured_steps(measured)}, cluster)
     if as_json:
         print_json(content)
     elif (estimate := content["estimate"]) is not None:
@@ -312,6 +315,11 @@ def plan(
         print(remove_escapes(format_problem(problem["field"], problem["message"])), file=sys.stderr)
     if content["problems"]:
         raise typer.Exit(ExitCode.WRONG)
+
+
+def _read_measured_steps(measured: list[str]) -> dict[str, Any]:
+    """Return the field of a request with the measured steps, or {} without any."""
+    return {"measured_steps": [read_measured_step(text) for text in measured]} if measured else {}
 
 
 def _read_draft(
@@ -372,13 +380,14 @@ def search(
     changes: Sets = [],  # noqa: B006
     config: ConfigFile = None,
     cluster: Cluster = None,
+    measured: MeasuredSteps = [],  # noqa: B006
     limit: Annotated[int, typer.Option(min=1, max=100)] = 10,
     as_json: AsJson = False,
 ) -> None:
     """List the fastest layouts of a model that fit in memory. The exit code is 1 if no layout fits."""
     with connect() as client:
         draft = _read_draft(client, spec, config, changes)
-        query: dict[str, Any] = {"spec": draft, "ranks": ranks, "limit": limit}
+        query: dict[str, Any] = {"spec": draft, "ranks": ranks, "limit": limit, **_read_measured_steps(measured)}
         result = client.search({**query, "cluster": cluster} if cluster else query)
     if as_json:
         print_json(result)

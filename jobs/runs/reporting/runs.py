@@ -150,7 +150,7 @@ def _create_run(owner: User, request: RunRequest, spec: JobSpec) -> Attempt:
         num_slots=request.world_size,
         engine=EXTERNAL_ENGINE,
         estimate=estimate_job(spec, cluster),
-        hardware=cluster.model_dump(mode="json", exclude={"runs"}),
+        hardware=cluster.model_dump(mode="json", exclude={"runs", "measured_steps"}),
         status=Status.STARTING,
     )
     add_state_changes([StateChange(job=job, attempt=1, status=Status.STARTING, reason="launched elsewhere")])

@@ -178,7 +178,9 @@ def _read_titan_recompute(settings: Settings) -> str:
         settings.notes.append("The plan uses selective recompute instead of a memory budget.")
         return "selective"
     if mode == "selective" and str(option or "2") not in ("op", "1"):
-        text = f"The plan recomputes single operations. The file recomputes one of every {str(option or 2)[:20]} layers."
+        text = (
+            f"The plan recomputes single operations. The file recomputes one of every {str(option or 2)[:20]} layers."
+        )
         settings.notes.append(text)
     return "full" if mode == "selective" and str(option) == "1" else mode
 

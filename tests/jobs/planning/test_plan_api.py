@@ -111,6 +111,49 @@ def test_search_ranks_layouts_and_counts_rejected_ones(owner: User, api: Api) ->
         parse_spec({**SEARCH["spec"], "layout": f["layout"], "train": train})
 
 
+STEP = {"layout": {"dp": 8, "tp": 2}, "micro_batches": 8, "step_s": 60.0}
+
+
+def test_measured_step_corrects_plan_and_search_and_explanation(owner: User, api: Api) -> None:
+    spec = {**SEARCH["spec"], "layout": {"dp": 16, "zero": 3}, "resources": {"device": "cuda"}}
+    plain, corrected = (
+        post(api(owner), "plan?cluster=h100", body).json()["estimate"]["time"]
+        for body in (spec, {**spec, "measured_steps": [STEP]})
+    )
+    assert corrected["step_s"] > 2 * plain["step_s"]
+    assert corrected["interval"]["words"] == "from 1 measured step, ±35%"
+    search = {**SEARCH, "fixed": {"zero": 1, "pp": 1}, "limit": 1, "measured_steps": [STEP]}
+    assert post(api(owner), "plan/search", search).json()["best"][0]["interval"]["basis"] == "measured steps"
+    explanations = post(api(owner), "plan/explain", {"spec": spec, "cluster": "h100", "measured_steps": [STEP]}).json()
+    assert any("because of measured steps" in one["kind"] for one in explanations)
+
+
+def test_measured_step_corrects_the_reason_of_an_automatic_layout(owner: User, api: Api) -> None:
+    spec = {**SEARCH["spec"], "layout": {"auto": {"ranks": 16, "pp": 1, "zero": 1}}, "resources": {"device": "cuda"}}
+    plan = post(api(owner), "plan?cluster=h100", {**spec, "measured_steps": [STEP]}).json()
+    assert plan["chosen"]["step_s"] == plan["estimate"]["time"]["step_s"]
+    assert "(from 1 measured step, ±35%)" in plan["chosen"]["why"]
+
+
+@pytest.mark.parametrize(
+    ("step", "field"), [({**STEP, "step_s": 0}, "step_s"), ({**STEP, "layout": {"tp": 3}}, "layout.tp")]
+)
+def test_invalid_measured_step_is_a_problem(owner: User, api: Api, step: dict[str, Any], field: str) -> None:
+    plan = post(api(owner), "plan?cluster=h100", {**SEARCH["spec"], "measured_steps": [step]}).json()
+    assert plan["estimate"] is None
+    assert [problem["field"] for problem in plan["problems"]] == [f"measured_steps.0.{field}"]
+    response = post(api(owner), "plan/search", {**SEARCH, "measured_steps": [step]})
+    assert response.status_code == 422
+    (error,) = response.json()["errors"]
+    assert error["field"] == f"measured_steps.0.{field}"
+    assert error["pointer"] == "#/measured_steps/0/" + field.replace(".", "/")
+
+
+def test_submit_refuses_measured_steps(owner: User, api: Api) -> None:
+    response = post(api(owner), "jobs", {**GOOD, "measured_steps": [STEP]})
+    assert (response.status_code, response.json()["errors"][0]["field"]) == (422, "measured_steps")
+
+
 def test_search_ignores_ranks_of_a_dry_run(owner: User, api: Api) -> None:
     spec = {**SEARCH["spec"], "kind": "dry_run", "dry_ranks": [1_000]}
     found = post(api(owner), "plan/search", {**SEARCH, "spec": spec}).json()

@@ -6,12 +6,14 @@ import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
 import { failed, fetchPatiently, words } from "../refusal.js";
 import { setUpConfigImport, setUpLayoutImport } from "./file_import.js";
+import { listMeasuredSteps, makeMeasuredField } from "./measured_steps.js";
 import { chooseHardware, setUpOwnAccelerator } from "./own_accelerator.js";
 import { putSoftware, showSoftware, readSoftware } from "./software.js";
 
 const MAX_LANES = 4;
 const DELAY_MS = 150;
 const SEARCH_DELAY_MS = 600; // after the last change of the base
+const KEEPS_MEASURED = ["ranks", "global_batch", "seq_len"]; // a measured step of another batch has the same software
 const base = document.getElementById("base");
 const ownAccelerator = base.querySelector("[data-own-accelerator]");
 const lanes = document.getElementById("lanes");
@@ -68,7 +70,7 @@ const state = [];
 
 function addLane(lane) {
   if (state.length >= MAX_LANES) return false;
-  state.push({ layout: { ...lane.layout }, micro_batches: lane.micro_batches ?? 1, plan: null });
+  state.push({ layout: { ...lane.layout }, micro_batches: lane.micro_batches ?? 1, measured: lane.measured ?? null, plan: null });
   drawLanes();
   askAll();
   return true;
@@ -87,6 +89,7 @@ function drawLane(lane, index) {
     state.splice(index, 1);
     untouched = false;
     drawLanes();
+    if (lane.measured) askAll();
     remember();
   });
   const fields = el("div", { className: "degrees" });
@@ -99,10 +102,9 @@ function drawLane(lane, index) {
   const check = el("label", { className: "check wide" }, el("input", { type: "checkbox", checked: Boolean(lane.layout.sequence_parallel) }), " sequence parallel");
   check.firstChild.addEventListener("change", (event) => {
     lane.layout.sequence_parallel = event.target.checked;
-    untouched = false;
-    ask(lane);
+    askEdited(lane);
   });
-  fields.append(check);
+  fields.append(check, makeMeasuredField(lane, base.elements, enterMeasured));
   lane.body = el("div", {}, el("p", { className: "note" }, "Loading…"));
   const best = el("span", { className: "badge plain", hidden: true }, "most tokens/s per rank");
   best.dataset.tone = "good";
@@ -117,8 +119,7 @@ function numberField(lane, text, target, name, usual) {
   const input = el("input", { type: "text", inputMode: "numeric", value: String(target[name] ?? usual) });
   input.addEventListener("input", () => {
     target[name] = whole(input.value);
-    untouched = false;
-    ask(lane);
+    askEdited(lane);
   });
   input.dataset.name = name;
   return el("label", {}, text, input);
@@ -129,14 +130,33 @@ function select(lane, text, name, values, read, className = "") {
   const box = el("select", {}, ...options);
   box.addEventListener("change", () => {
     lane.layout[name] = read(box.value);
-    untouched = false;
     if (name === "schedule") {
       lane.layout.virtual_stages = schedules[box.value].chunks;
       lane.panel.querySelector('[data-name="virtual_stages"]').value = String(lane.layout.virtual_stages);
     }
-    ask(lane);
+    askEdited(lane);
   });
   return el("label", { className }, text, box);
+}
+
+/** Ask for the plan of an edited lane. Its measured step was that of another layout. */
+function askEdited(lane) {
+  untouched = false;
+  if (lane.measured) forgetMeasured([lane]);
+  else ask(lane);
+}
+
+function enterMeasured() {
+  untouched = false;
+  askAll();
+}
+
+function forgetMeasured(edited) {
+  for (const lane of edited) {
+    lane.measured = null;
+    lane.panel.querySelector("[data-measured]").value = "";
+  }
+  askAll();
 }
 
 /** Ask for the plan of a lane after a pause. An old plan is faint until the new plan arrives. */
@@ -154,7 +174,8 @@ async function cost(lane) {
   const mine = (lane.requests = (lane.requests ?? 0) + 1);
   remember();
   try {
-    const plan = await post(`${base.dataset.planUrl}?cluster=${encodeURIComponent(base.elements.cluster.value)}`, makeSpec(lane));
+    const body = { ...makeSpec(lane), measured_steps: listMeasuredSteps(state) };
+    const plan = await post(`${base.dataset.planUrl}?cluster=${encodeURIComponent(base.elements.cluster.value)}`, body);
     if (mine !== lane.requests) return;
     lane.plan = plan;
   } catch (error) {
@@ -179,7 +200,8 @@ function showPlan(lane) {
   delete lane.body.dataset.reading;
   if (!estimate) {
     for (const input of lane.panel.querySelectorAll("[data-name]")) {
-      const isWrong = problems.some((p) => p.field.split(".").at(-1) === input.dataset.name);
+      const isOwn = input.dataset.measured === undefined || lane.measured;
+      const isWrong = isOwn && problems.some((p) => p.field.split(".").at(-1) === input.dataset.name);
       if (isWrong) input.setAttribute("aria-invalid", "true");
       else input.removeAttribute("aria-invalid");
     }
@@ -284,6 +306,7 @@ function searchQuery(limit) {
     ranks: whole(base.elements.ranks.value),
     cluster: base.elements.cluster.value,
     max_micro_batch: whole(document.getElementById("s-micro").value),
+    measured_steps: listMeasuredSteps(state),
     limit,
   };
 }
@@ -359,7 +382,7 @@ function resultRow(found) {
 function remember() {
   const field = base.elements;
   const fields = Object.fromEntries(["preset", "cluster", "ranks", "global_batch", "seq_len", "precision"].map((name) => [name, field[name].value]));
-  const saved = { base: fields, resources: readSoftware(base), custom, lanes: state.map(({ layout, micro_batches }) => ({ layout, micro_batches })) };
+  const saved = { base: fields, resources: readSoftware(base), custom, lanes: state.map(({ layout, micro_batches, measured }) => ({ layout, micro_batches, measured })) };
   history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(saved))}`);
 }
 
@@ -439,6 +462,7 @@ function useLayout({ spec, ranks }) {
   if (untouched) state.length = 0;
   untouched = false;
   if (state.length >= MAX_LANES) state.pop();
+  for (const lane of state) lane.measured = null;
   showLinked();
   addLane({ layout: spec.layout, micro_batches: microBatches });
 }
@@ -460,9 +484,10 @@ base.elements.preset.addEventListener("input", () => {
   custom = null;
   showLinked();
 });
-base.addEventListener("input", () => {
+base.addEventListener("input", ({ target }) => {
   showSoftware(base);
-  askAll();
+  if (KEEPS_MEASURED.includes(target.name)) askAll();
+  else forgetMeasured(state);
   clearTimeout(baseTimer);
   if (untouched) baseTimer = setTimeout(followBase, SEARCH_DELAY_MS);
 });
@@ -473,7 +498,7 @@ setUpLayoutImport(base, useLayout);
 setUpOwnAccelerator(base.elements.cluster, ownAccelerator);
 document.getElementById("add").addEventListener("click", () => {
   untouched = false;
-  addLane(state.at(-1) ?? FIRST[0]);
+  addLane({ ...(state.at(-1) ?? FIRST[0]), measured: null });
 });
 document.getElementById("link").addEventListener("click", async () => {
   remember();
