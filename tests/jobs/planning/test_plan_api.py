@@ -146,7 +146,7 @@ def test_invalid_measured_step_is_a_problem(owner: User, api: Api, step: dict[st
     assert response.status_code == 422
     (error,) = response.json()["errors"]
     assert error["field"] == f"measured_steps.0.{field}"
-    assert error["pointer"] == "#/measured_steps/0/" + field.replace(".", "/")
+    assert error["pointer"] == "/measured_steps/0/" + field.replace(".", "/")
 
 
 def test_submit_refuses_measured_steps(owner: User, api: Api) -> None:
