@@ -15,7 +15,7 @@ from benchmarks.gpu.layouts import LayoutResult, append_result, build_spec
 from benchmarks.gpu.rank import select_gpu
 from benchmarks.gpu.running import read_clock
 from benchmarks.gpu.training import run_training, sum_differences
-from planner.facts.single_process_reference import COMPARED_STEPS, get_tolerances
+from planner.facts.single_process_reference import BF16_TOLERANCES, COMPARED_STEPS, get_tolerances
 from planner.facts.spec import JobSpec
 from tests.parity.cases import LAYOUTS, reference_spec
 from workers.meter import Recorder, register_metered_backend
@@ -39,8 +39,9 @@ def try_layout(name: str, spec: JobSpec, recorder: Recorder, device: torch.devic
     wrong = [f"{apart['what']} of {apart['name']} differs by {apart['apart']}" for apart in ran.proof["wrong"]]
     if one["state"] != "equal":
         wrong.append(f"reference: {one['state']} {one['why']}".rstrip())
-    if from_cpu > get_tolerances(spec).loss:
-        wrong.append(f"losses differ from the CPU's by {from_cpu:.1e} (limit {get_tolerances(spec).loss:.0e})")
+    limit = get_tolerances(spec).loss if spec.train.precision == "fp32" else BF16_TOLERANCES.loss
+    if from_cpu > limit:
+        wrong.append(f"losses differ from the CPU's by {from_cpu:.1e} (limit {limit:.0e})")
     if bytes_off or calls_off:
         wrong.append(f"absolute difference {bytes_off:,} B, {calls_off} calls")
     return LayoutResult(

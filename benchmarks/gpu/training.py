@@ -26,8 +26,13 @@ from contracts.telemetry.items import WARMUP_STEPS, StepItem
 from contracts.telemetry.results import ProofItem, VerdictItem
 from planner.facts.model_shapes import compute_model_flops
 from planner.facts.parse_spec import parse_spec
-from planner.facts.single_process_reference import COMPARED_STEPS, get_tolerances
-from planner.facts.spec import JobSpec
+from planner.facts.single_process_reference import (
+    BF16_TOLERANCES,
+    COMPARED_STEPS,
+    get_tolerances,
+    needs_fp32_reference,
+)
+from planner.facts.spec import JobSpec, Precision
 from workers.meter import Recorder
 from workers.meter.rank_exit import run_and_exit
 from workers.trainer.dataset import load_job_dataset
@@ -102,13 +107,16 @@ def check_parity(spec: JobSpec, ran: TrainingRun, data: Path) -> PartOutput:
     most = get_tolerances(spec)
     found["beside"] = dict(zip(found["measured"], (most.gradient, most.loss, most.norm, most.replicas), strict=True))
     if spec.resources.device == "cuda":
-        expected = compute_reference(spec, load_job_dataset(spec, data), torch.device("cpu"), COMPARED_STEPS).results
+        precision: Precision | None = "fp32" if needs_fp32_reference(spec) else None
+        limit = BF16_TOLERANCES.loss if precision else most.loss
+        dataset, cpu = load_job_dataset(spec, data), torch.device("cpu")
+        expected = compute_reference(spec, dataset, cpu, COMPARED_STEPS, precision=precision).results
         pairs = zip(ran.steps, expected, strict=False)
         apart = max(abs((step["loss"] or 0.0) / other.loss - 1) for step, other in pairs)
         name = "losses, difference from CPU reference"
-        found["measured"][name], found["beside"][name] = apart, most.loss
-        if apart > most.loss:
-            found["wrong"].append(f"losses differ from the CPU's by {apart:.1e} (limit {most.loss:.0e})")
+        found["measured"][name], found["beside"][name] = apart, limit
+        if apart > limit:
+            found["wrong"].append(f"losses differ from the CPU's by {apart:.1e} (limit {limit:.0e})")
     found["notes"].append("Expected values are limits for rounding")
     return found
 

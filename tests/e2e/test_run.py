@@ -58,7 +58,7 @@ def test_submitted_job_streams_live_and_matches_the_plan(page: Page, running_boa
     open_tab(page, "verification")
     expect(page.locator("#verdict-summary")).to_contain_text("All 4 ranks: no difference in bytes or calls")
     expect(page.locator("#proof [data-verdict]")).to_have_text("all checks passed")
-    proven = re.compile(r"gradients match the reference within \d(e-\d)?$")
+    proven = re.compile(r"gradients, updates, and norms match the reference within \d(e-\d)?$")
     expect(page.locator("#proof [data-part] dd:first-of-type")).to_have_text(["0 B, 0 calls", "replicas match", proven])
     expect(page.locator("#fidelity-badge")).to_have_text("exact: difference 0 B, 0 calls")
     open_tab(page, "memory")

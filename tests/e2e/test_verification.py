@@ -54,9 +54,11 @@ def test_button_starts_a_reference_check(running_board: Board, browser: Browser)
     expect(held.locator("#check form")).to_be_hidden()
     running_board.wait_for_status(check, "succeeded", timeout_s=120)
     open_tab(page, "verification")
-    expect(page.locator("#proof [data-part]").last).to_contain_text("gradients match the reference within")
+    expect(page.locator("#proof [data-part]").last).to_contain_text(
+        "gradients, updates, and norms match the reference within"
+    )
     expect(page.locator("#check")).to_be_hidden()
-    found = "Reference check: gradients match the reference within"
+    found = "Reference check: gradients, updates, and norms match the reference within"
     expect(held.locator("#check")).to_contain_text(found)
     page.get_by_role("link", name="unverified", exact=True).click()
     expect(page.locator("#check")).to_contain_text(found)

@@ -6,18 +6,18 @@ import test from "node:test";
 import { processProof, replicaProof, trafficProof } from "../../webapp/static/js/job/proof.js";
 
 const FIGURES = { tensors: 60, update: 2e-4, loss: 2e-7, norm: 7e-7, seconds: 0.3, gradient: 6e-7, limit: 1e-5 };
-const MATCH = "gradients match the reference within 6e-7";
+const MATCH = "gradients, updates, and norms match the reference within 2e-4";
 
-test("states a match with the reference only within rounding", () => {
+test("states the worst of the differences from the reference", () => {
   const cases = [
-    [6e-7, 1e-5, "fp32", MATCH],
-    [0.059, 0.1, "bf16", "gradients differ from the reference by at most 0.059, within the bf16 limit of 0.1"],
-    [0.26, 0.1, "bf16", "gradients differ from the reference by at most 0.26, within the bf16 limits"],
-    [0.02, 0.1, "fp32", "gradients differ from the reference by at most 0.02, within the limit of 0.1"],
+    [{}, MATCH],
+    [{ gradient: 0.059 }, "gradients, updates, and norms match the reference within 0.059"],
+    [{ update: 0.3 }, "gradients, updates, and norms match the reference within 0.3"],
+    [{ norm: 0.04 }, "gradients, updates, and norms match the reference within 0.04"],
   ];
-  for (const [gradient, limit, precision, words] of cases) {
-    const check = { ...FIGURES, state: "equal", why: "the loss ran away", steps: 1, gradient, limit };
-    const proof = processProof({ one_process: check }, true, precision);
+  for (const [differences, words] of cases) {
+    const check = { ...FIGURES, state: "equal", why: "the loss ran away", steps: 1, ...differences };
+    const proof = processProof({ one_process: check }, true);
     assert.deepEqual([proof.tone, proof.words], ["good", words]);
     assert.ok(proof.more.endsWith("The check took 300 ms.\nthe loss ran away"));
   }
@@ -35,7 +35,7 @@ test("adds the final check to the first check", () => {
   for (const [state, isFinished, tone, words, more] of cases) {
     const first = { ...FIGURES, state: "equal", why: "", steps: 3 };
     const end = { ...FIGURES, state, why: "nan", steps: 1 };
-    const proof = processProof({ one_process: first, end }, isFinished, "fp32");
+    const proof = processProof({ one_process: first, end }, isFinished);
     assert.deepEqual([proof.tone, proof.words], [tone, words]);
     const lines = proof.more.split("\n");
     assert.ok(lines[1].startsWith(more), lines[1]);
@@ -52,7 +52,7 @@ test("uses the final check if no step was left for the first check", () => {
   for (const [state, tone, words] of cases) {
     const first = { ...FIGURES, state: "not checked", why: "no step was left to train", steps: 4 };
     const end = { ...FIGURES, state, why: "", steps: 1 };
-    const proof = processProof({ one_process: first, end }, true, "fp32");
+    const proof = processProof({ one_process: first, end }, true);
     assert.deepEqual([proof.tone, proof.words], [tone, words]);
     assert.ok(proof.more.startsWith("no step was left to train\n"));
   }
@@ -66,7 +66,7 @@ test("reports expert choices that differ from the reference", () => {
   for (const [turned, words] of [[0, same], [1, differs("1 token")], [44, differs("44 tokens")]]) {
     const choices = { tokens: 9216, turned, gap: turned ? 0.004 : 0 };
     const check = { ...FIGURES, state: "equal", why: "bf16 allows ...", steps: 3, gradient: 0.02, limit: 0.1, choices };
-    assert.ok(processProof({ one_process: check }, true, "bf16").more.endsWith(`${words}\nbf16 allows ...`));
+    assert.ok(processProof({ one_process: check }, true).more.endsWith(`${words}\nbf16 allows ...`));
   }
 });
 

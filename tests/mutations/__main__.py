@@ -1,4 +1,4 @@
-"""Run each fault and print the checks that report it; arguments select faults by name."""
+"""Run each fault in fp32 and bf16, and print the checks that report it; arguments select faults by name."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 from tests.mutations.faults import FAULTS
 from tests.mutations.run import RunChecks, try_fault
 
+PRECISIONS = ("fp32", "bf16")
 HEADER = "| Fault | Run | Bytes and calls | Replicas | Reference | First report |\n|---|---|---|---|---|---|"
 
 
-def format_row(name: str, told: RunChecks) -> str:
+def format_row(name: str, precision: str, told: RunChecks) -> str:
     fault = FAULTS[name]
-    layout = " ".join(f"{key}={value}" for key, value in fault.layout.items())
+    layout = " ".join((*(f"{key}={value}" for key, value in fault.layout.items()), precision))
     traffic = "-" if told.wrong_bytes is None else f"{told.wrong_bytes:,} B, {told.wrong_calls}"
     seen = told.detected_by
     replicas = "differ" if "replicas" in seen else "match" if told.replicas else "-"
-    one = "differs" if "one process" in seen else "equal" if told.one_process.startswith("gradients ") else "-"
+    one = "differs" if "one process" in seen else "equal" if told.one_process.startswith("gradients, ") else "-"
     if "one step more" in seen:
         one = "differs at the end"
     first = told.failed.split("; ")[0] or told.ended or ("traffic check" if seen else "NOT FOUND")
@@ -28,15 +29,15 @@ def format_row(name: str, told: RunChecks) -> str:
 
 def main() -> int:
     names = [name for name in FAULTS if len(sys.argv) < 2 or name in sys.argv[1:]]
-    unseen = []
+    runs = dict.fromkeys((name, FAULTS[name].train.get("precision", each)) for name in names for each in PRECISIONS)
+    unseen = 0
     print(HEADER)
-    for name in names:
+    for name, precision in runs:
         with tempfile.TemporaryDirectory() as work:
-            result = try_fault(FAULTS[name], Path(work))
-        print(format_row(name, result), flush=True)
-        if not result.detected_by:
-            unseen.append(name)
-    print(f"{len(names) - len(unseen)} passed, {len(unseen)} failed")
+            result = try_fault(FAULTS[name], Path(work), precision)
+        print(format_row(name, precision, result), flush=True)
+        unseen += not result.detected_by
+    print(f"{len(runs) - unseen} passed, {unseen} failed")
     return 1 if unseen else 0
 
 

@@ -32,7 +32,11 @@ class Fault(NamedTuple):
 
     @property
     def spec(self) -> JobSpec:
-        train = {"steps": 3, "eval_every": 0, "verify": "on", **self.train}
+        return self.build_spec()
+
+    def build_spec(self, precision: str = "fp32") -> JobSpec:
+        """Return the run of the fault, in this precision if the fault does not need another one."""
+        train = {"steps": 3, "eval_every": 0, "verify": "on", "precision": precision, **self.train}
         train |= {"checkpoint_every": train["steps"]} if self.resumed else {}  # else it looks for none
         return make_spec(self.arch, self.layout, self.micro_batches, self.variant, train)
 

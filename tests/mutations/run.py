@@ -70,15 +70,15 @@ def copy_tree(folder: Path, edits: Sequence[Edit] = ()) -> Path:
     return folder
 
 
-def try_fault(fault: Fault, work: Path) -> RunChecks:
+def try_fault(fault: Fault, work: Path, precision: str = "fp32") -> RunChecks:
     """Run the spec of a fault on a tree with the fault. A resumed run starts from a run without it."""
     tree, checkpoints = copy_tree(work / "tree", fault.edits), work / "checkpoints"
+    spec = fault.build_spec(precision)
     if not fault.resumed:
-        return run_spec(fault.spec, tree, work)
+        return run_spec(spec, tree, work)
     checkpoints.mkdir()
     before = work / "before"
     before.mkdir()
-    spec = fault.spec
     first = spec.train.model_copy(update={"steps": fault.resumed, "checkpoint_every": fault.resumed, "verify": "off"})
     whole = copy_tree(before / "tree")
     run_spec(spec.model_copy(update={"train": first}), whole, before, "--checkpoint-root", str(checkpoints))
@@ -138,7 +138,7 @@ def parse_checks(work: Path, world: int, ended: str) -> RunChecks:
     out = "".join((work / f"out-{rank}").read_text() for rank in range(world))
     errors = [(work / f"err-{rank}").read_text() for rank in range(world)]
     found = TRAFFIC_CHECK.findall(out)
-    proofs = re.findall(r"^verification: (.*); ((?:differs |not |single-process |gradients ).*)$", out, re.MULTILINE)
+    proofs = re.findall(r"^verification: (.*); ((?:differs |not |single-process |gradients, ).*)$", out, re.MULTILINE)
     failed = next(
         (m[1] for e in errors if (m := re.search(r"^error: verification failed: (.*)$", e, re.MULTILINE))), ""
     )

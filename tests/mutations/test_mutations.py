@@ -43,4 +43,4 @@ def test_run_without_a_fault_passes(tmp_path: Path) -> None:
     )
     assert result == RunChecks(0, 0, result.replicas, result.one_process, "", "")
     assert result.replicas.startswith("replicas match (68 of 68 shards have replicas")
-    assert result.one_process.startswith("gradients match the single-process reference to ")
+    assert result.one_process.startswith("gradients, updates, and norms match the single-process reference to ")

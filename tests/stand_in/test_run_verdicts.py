@@ -10,12 +10,10 @@ import pytest
 from tests.stand_in.__main__ import judge_training
 from tests.stand_in.build import StandInBuildError, build
 
-PROOF = "verification: replicas match (1 of 1); gradients match the single-process reference to 8e-08 (...)\n"
+MATCH = "gradients, updates, and norms match the single-process reference to 8e-08 (...)"
+PROOF = f"verification: replicas match (1 of 1); {MATCH}\n"
 EXACT = "traffic check: measured 10 B, absolute difference 0 B, 0 calls\n"
-UNCHECKED = (
-    "verification: gradients match the single-process reference to 8e-08 (...); "
-    "extra final step not compared: one device; equal"
-)
+UNCHECKED = f"verification: {MATCH}; extra final step not compared: one device; equal"
 OFF = "traffic check: measured 10 B, absolute difference 4 B, 0 calls\n"
 
 

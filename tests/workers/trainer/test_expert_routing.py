@@ -111,7 +111,7 @@ def test_mixture_models_have_the_same_limits_and_a_choice_limit() -> None:
         mixed, plain = (make_spec(model, {}, 2, train={"precision": precision}) for model in ("moe", "llama"))
         assert get_tolerances(mixed) == get_tolerances(plain)
         assert f", {get_tolerances(mixed).router_choice:g} in router choices" in format_tolerances(
-            mixed, get_tolerances(mixed), trained=False
+            mixed, get_tolerances(mixed), mixed.train.precision
         )
 
 

@@ -32,7 +32,6 @@ MAX_ROUNDING = 0.1  # fraction of a loss, smaller losses are not compared
 MAX_LOSS_GROWTH = 2.0  # times the loss of the first step; diverging training amplifies rounding
 MAX_MISMATCHES_IN_TEXT = 3
 ROUNDING_KINDS = ("gradient", "gradient norm", "update")
-MAX_ROUNDING_DIFFERENCE = 1e-5  # of fp32; larger differences are reported as within limits
 
 
 class FirstStepTensors(NamedTuple):
@@ -334,7 +333,10 @@ def format_replicas(replicas: ReplicaProof, wrong: Sequence[Mismatch]) -> str:
 
 
 def format_reference(one: ReferenceProof) -> str:
-    """Format the comparison with the reference: 'gradients match the single-process reference to 3e-07 (...)'."""
+    """Format the comparison with the reference, with the worst of its differences.
+
+    Example: 'gradients, updates, and norms match the single-process reference to 3e-07 (...)'.
+    """
     if one["state"] == "due":
         return f"single-process reference due after step {one['steps']}"
     if one["state"] == "not checked":
@@ -342,9 +344,16 @@ def format_reference(one: ReferenceProof) -> str:
     figures = _format_differences(one)
     if one["state"] == "apart":
         return f"differs from the single-process reference ({figures})"
-    if one["gradient"] <= MAX_ROUNDING_DIFFERENCE:
-        return f"gradients match the single-process reference to {one['gradient']:.0e} ({figures})"
-    return f"gradients match the single-process reference within limits, difference {one['gradient']:.2g} ({figures})"
+    worst = max(one["gradient"], one["update"], one["norm"])
+    return f"gradients, updates, and norms match the single-process reference to {worst:.0e} ({figures})"
+
+
+def format_fp32_reference(exact: ReferenceProof) -> str:
+    """Format the second comparison, with an fp32 reference: 'fp32 reference: differences 3e-02 in gradients, ...'."""
+    if exact["state"] == "not checked":
+        return f"not compared with an fp32 reference: {exact['why']}"
+    figures = f"{exact['gradient']:.0e} in gradients, {exact['update']:.0e} in updates, {exact['norm']:.0e} in norms"
+    return f"differences from an fp32 reference: {figures}, {exact['loss']:.0e} in losses; {exact['why']}"
 
 
 def format_end_step(end: ReferenceProof) -> str:
@@ -353,7 +362,8 @@ def format_end_step(end: ReferenceProof) -> str:
         return f"extra final step not compared: {end['why']}"
     if end["state"] == "apart":
         return f"extra final step differs from the reference ({_format_differences(end)})"
-    return f"extra final step matches the reference to {end['gradient']:.0e} ({_format_differences(end)})"
+    worst = max(end["gradient"], end["update"], end["norm"])
+    return f"extra final step matches the reference to {worst:.0e} ({_format_differences(end)})"
 
 
 def _format_differences(one: ReferenceProof) -> str:

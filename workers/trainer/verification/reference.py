@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from planner.facts.model_shapes import is_moe_layer
 from planner.facts.single_process_reference import make_reference_spec
-from planner.facts.spec import JobSpec, ModelSpec
+from planner.facts.spec import JobSpec, ModelSpec, Precision
 from workers.meter.recorder import Recorder
 from workers.trainer.compile import exclude_from_compile
 from workers.trainer.dataset import TokenDataset
@@ -75,12 +75,13 @@ def compute_reference(
     done: int = 0,
     fill: Fill | None = None,
     choices: Sequence[Step] = (),
+    precision: Precision | None = None,
 ) -> ReferenceRun:
     """Compute `steps` steps after the first `done`, on the same batches, on this rank alone.
 
     The reference starts from the initial values, or from the state that `fill` loads. Routers replay `choices`.
     """
-    trainer = build_reference_trainer(spec, corpus, device, trained=done > 0)
+    trainer = build_reference_trainer(spec, corpus, device, precision)
     if fill is not None:
         fill(trainer)
         trainer.model.copy_masters_to_weights()  # independent of the run
@@ -111,9 +112,11 @@ def continue_reference(
     return ReferenceRun(results, tensors, validation, replay.compared)
 
 
-def build_reference_trainer(spec: JobSpec, corpus: TokenDataset, device: torch.device, *, trained: bool) -> Trainer:
-    """Build a trainer of the whole model on this rank."""
-    reference_trainer = make_reference_spec(spec, trained=trained)
+def build_reference_trainer(
+    spec: JobSpec, corpus: TokenDataset, device: torch.device, precision: Precision | None = None
+) -> Trainer:
+    """Build a trainer of the whole model on this rank, by default in the precision of the run."""
+    reference_trainer = make_reference_spec(spec, precision)
     mesh = build_mesh(reference_trainer, 0, lambda _group, _axis: None)
     return Trainer.build(reference_trainer, mesh, corpus, Recorder(0), device)
 

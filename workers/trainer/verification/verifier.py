@@ -13,6 +13,7 @@ import torch
 from contracts.telemetry.batches import Item
 from contracts.telemetry.results import Mismatch, ProofItem, ReferenceProof, ReplicaProof, RouterChoices
 from planner.facts.single_process_reference import (
+    BF16_TOLERANCES,
     COMPARED_STEPS,
     Tolerances,
     estimate_reference_seconds,
@@ -22,8 +23,9 @@ from planner.facts.single_process_reference import (
     get_num_final_batches,
     get_resumed_tolerances,
     get_tolerances,
+    needs_fp32_reference,
 )
-from planner.facts.spec import JobSpec
+from planner.facts.spec import JobSpec, Precision
 from workers.rank_environment import get_group_timeout
 from workers.trainer.memory import release_free_memory
 from workers.trainer.trainer import StepResult, Trainer, raise_if_diverged
@@ -35,6 +37,7 @@ from workers.trainer.verification.comparison import (
     compare_with_reference,
     format_end_step,
     format_failure,
+    format_fp32_reference,
     format_reference,
     format_replicas,
     format_retried_step,
@@ -197,6 +200,15 @@ class RunVerifier:
         computed = partial(compute_reference, spec, dataset, trainer.device, steps, done, self._fill, routing)
         self._reference, wrong = self._compare_with_reference(ran, computed, self._limits)
         self._wrong += wrong
+        if done or self._reference["state"] == "not checked" or not needs_fp32_reference(spec):
+            return
+        release_free_memory()  # the previous reference
+        exact, wrong = self._compare_with_reference(ran, partial(computed, precision="fp32"), BF16_TOLERANCES, "fp32")
+        self._wrong += [{**apart, "name": f"{apart['name']} in fp32"} for apart in wrong]
+        self._reference["why"] += f"; {format_fp32_reference(exact)}"
+        self._reference["seconds"] += exact["seconds"]
+        if wrong:
+            self._reference["state"] = "apart"
 
     def _run_extra_step(self, done: int) -> tuple[ReferenceProof, Sequence[Mismatch]]:
         """Return the result and the mismatches of the step after `done` steps."""
@@ -206,7 +218,7 @@ class RunVerifier:
         limits_used = get_final_tolerances(spec)
 
         def build() -> Trainer:
-            reference = build_reference_trainer(spec, corpus, device, trained=True)
+            reference = build_reference_trainer(spec, corpus, device)
             allocate_moments(reference, done)
             return reference
 
@@ -234,13 +246,17 @@ class RunVerifier:
         return self._compare_with_reference(TrainedSteps(done, first, [result], validation), computed, limits_used)
 
     def _compare_with_reference(
-        self, ran: TrainedSteps, computed: Callable[[], ReferenceRun], limits_used: Tolerances
+        self,
+        ran: TrainedSteps,
+        computed: Callable[[], ReferenceRun],
+        limits_used: Tolerances,
+        precision: Precision | None = None,
     ) -> tuple[ReferenceProof, Sequence[Mismatch]]:
         trainer, started = self.trainer, time.perf_counter()
         found = compare_with_reference(
             trainer.spec, trainer.mesh, self._shards, ran, computed, limits_used, trainer.device
         )
-        limits = format_tolerances(trainer.spec, limits_used, trained=ran.done > 0)
+        limits = format_tolerances(trainer.spec, limits_used, precision or trainer.spec.train.precision)
         state: ProofState = "not checked" if found.failed else "apart" if found.wrong else "equal"
         why = found.failed or "; ".join(filter(None, (limits, found.noted)))
         return _make_proof(state, why, found, limits_used, time.perf_counter() - started), found.wrong

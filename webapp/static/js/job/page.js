@@ -183,7 +183,7 @@ function drawComparison() {
   if (isOpen($("planned"))) showPlan(rows, exact);
   const proven = off === null || exact ? off : { bytesOff: off.net, callsOff: off.callsOff };
   if (job.engine === "elsewhere" || !isOpen($("proof"))) return; // Meshboard does not verify external runs
-  showProof($("proof"), state, proven, job.finished, exact, job.spec.train.precision, countVerdictRanks());
+  showProof($("proof"), state, proven, job.finished, exact, countVerdictRanks());
 }
 
 function showPlan(rows, isExact) {

@@ -57,13 +57,9 @@ export function replicaProof(proof) {
   return { tone: "good", words, more };
 }
 
-const MAX_ROUNDING = 1e-5; // fp32 rounding; a larger difference only counts as within the limit
-
-function nearWords({ gradient, limit }, precision) {
-  if (gradient <= MAX_ROUNDING) return `gradients match the reference within ${apartWords(gradient)}`;
-  const whose = precision === "fp32" ? "the" : `the ${precision}`;
-  if (gradient > limit) return `gradients differ from the reference by at most ${apartWords(gradient)}, within ${whose} limits`; // vectors have a wider limit
-  return `gradients differ from the reference by at most ${apartWords(gradient)}, within ${whose} limit of ${apartWords(limit)}`;
+/** The worst of the differences, so that no small one hides a large one. */
+function nearWords({ gradient, update, norm }) {
+  return `gradients, updates, and norms match the reference within ${apartWords(Math.max(gradient, update, norm))}`;
 }
 
 /** Describe the expert choices. The reference uses those of the run and counts where its own router differs. */
@@ -91,18 +87,18 @@ function endWords(end, finished) {
 }
 
 /** Return the result of the final check alone, if no first step was compared. */
-function endAlone(end, why, finished, precision) {
+function endAlone(end, why, finished) {
   const more = `${why}${endWords(end, finished)}`;
   if (end?.state === "apart") return { tone: "bad", words: "differs from the reference in the final check", more };
-  if (end?.state === "equal") return { tone: "good", words: nearWords(end, precision), more };
+  if (end?.state === "equal") return { tone: "good", words: nearWords(end), more };
   return { tone: "", words: "not checked", more };
 }
 
 /** Return {tone, words, more} of the first steps and the final check. In `more` each check has its own line. */
-export function processProof(proof, finished, precision) {
+export function processProof(proof, finished) {
   if (!proof) return { tone: "", words: "not checked", more: finished ? "The run ended before the check." : "Waiting for the first step.", waits: !finished };
   const one = proof.one_process;
-  if (one.state === "not checked") return endAlone(proof.end, one.why, finished, precision);
+  if (one.state === "not checked") return endAlone(proof.end, one.why, finished);
   if (one.state === "due") {
     if (finished) return { tone: "", words: "not checked", more: `The run ended before step ${integer(one.steps)} was compared with the single-process reference.` };
     return { tone: "", words: "in progress", more: `The run is compared with the single-process reference after step ${integer(one.steps)}.` };
@@ -110,7 +106,7 @@ export function processProof(proof, finished, precision) {
   const more = `${figures(one)}${one.why && `\n${one.why}`}${endWords(proof.end, finished)}`;
   if (one.state === "apart") return { tone: "bad", words: "differs from reference", more };
   if (proof.end?.state === "apart") return { tone: "bad", words: "differs from the reference in the final check", more };
-  return { tone: "good", words: nearWords(one, precision), more };
+  return { tone: "good", words: nearWords(one), more };
 }
 
 function whereWords({ what, axis, ranks }) {
@@ -151,15 +147,15 @@ function fill(place, { tone, words, more }) {
 }
 
 /** Fill the panel: three results, the badge, and the table of differences. */
-export function showProof(panel, state, comparison, finished, exact, precision, ranks) {
+export function showProof(panel, state, comparison, finished, exact, ranks) {
   const parts = [
     trafficProof(state, comparison, finished, exact, ranks),
     replicaProof(state.proof),
-    processProof(state.proof, finished, precision),
+    processProof(state.proof, finished),
   ];
   [...panel.querySelectorAll("[data-part]")].forEach((place, index) => fill(place, parts[index]));
   const check = panel.querySelector("#check");
-  if (check) showCheck(check, parts[2], (proof) => processProof(proof, true, precision).words);
+  if (check) showCheck(check, parts[2], (proof) => processProof(proof, true).words);
   const badge = panel.querySelector("[data-verdict]");
   const tones = parts.map((part) => part.tone);
   const proven = tones.every((tone) => tone === "good");
