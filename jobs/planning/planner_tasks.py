@@ -30,7 +30,7 @@ from planner.search.neighbors import Neighbor, find_allowed_neighbors, find_impo
 from planner.search.post_run_advice import Hindsight, RunMeasurement, find_faster_layouts
 
 # Layouts of one search. The best of Llama 3 405B on 16,384 GPUs is among the first 1,000 (docs/notebook/2026-11.md).
-MAX_SEARCH_LAYOUTS = 5_000
+MAX_SEARCH_LAYOUTS = 2_000
 MAX_STAGES = 16  # of a timeline
 MAX_MICRO_BATCHES = 32
 NICENESS = 5  # pages have priority over plans
