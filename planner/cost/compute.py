@@ -26,7 +26,7 @@ from planner.hardware.stack_options import StackKey, Stacks
 from planner.hardware.stacks import Stack
 
 # Parts of accelerator names.
-AMPERE, HOPPER = ("A100",), ("H100", "H200")
+AMPERE, HOPPER = ("A100", "A800"), ("H100", "H200", "H800", "H20")
 BLACKWELL = ("B200", "B300")
 
 

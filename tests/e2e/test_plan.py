@@ -179,7 +179,9 @@ def test_planner_uses_the_sizes_of_a_linked_job_until_a_model_is_chosen(page: Pa
     requests = first.value.post_data_json
     assert requests["model"] == {"preset": "gpt-tiny", "num_layers": 2}
     hint = page.locator("#linked-settings")
-    text = "Settings of the linked job: num_layers, learning_rate. To remove these settings, choose a model."
+    text = (
+        "Settings without a field on this page: num_layers, learning_rate. To remove these settings, choose a model."
+    )
     expect(hint).to_have_text(text)
     expect(page.locator("[name=preset] option:checked")).to_have_text("gpt-tiny with other sizes")
     with page.expect_request(plans) as second:

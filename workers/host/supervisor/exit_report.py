@@ -11,7 +11,17 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from contracts.codec import MAX_EXIT_REPORT_BYTES, BadMessageError, validate_exit_report
-from contracts.control import VERSION, ExitReport, HostFault, LaunchOrder, LossPoint, Outcome, StepTiming, Summary
+from contracts.control import (
+    HOST_STOPPED_REASON,
+    VERSION,
+    ExitReport,
+    HostFault,
+    LaunchOrder,
+    LossPoint,
+    Outcome,
+    StepTiming,
+    Summary,
+)
 from contracts.fields import CHECKPOINT_NAME_PATTERN, MAX_ABS_NUMBER, MAX_TEXT_CHARS
 from contracts.telemetry.batches import Item
 from contracts.telemetry.items import (
@@ -318,6 +328,8 @@ def _find_problem(report: ExitReport) -> str:
 
 def _find_evidence(end: AttemptEnd, tail: LogTail) -> FailureEvidence:
     """Return the evidence of a failure in the log of the failed rank, or of the launcher."""
+    if end.reason == HOST_STOPPED_REASON:  # the launcher logs an exception about the signal that stopped it
+        return FailureEvidence()
     if end.failure is None:
         if end.code <= 0 or end.ended_by not in (None, "failed"):
             return FailureEvidence()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.codec import MAX_EXIT_REPORT_BYTES, validate_exit_report
+from contracts.control import HOST_STOPPED_REASON
 from contracts.fields import MAX_ABS_NUMBER, MAX_INT64
 from contracts.telemetry.items import SCRIPT_SETUP_STEPS, Cell, EvalItem, GaugeItem, PhaseItem, StepItem, TrafficItem
 from contracts.telemetry.results import (
@@ -269,6 +270,30 @@ def test_reason_is_the_launcher_message_or_the_last_stderr_line(tmp_path: Path) 
         "rank 0 ended with exit code 1: OSError: late",
         "rank 0 ended with exit code 1: ",
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (HOST_STOPPED_REASON, HOST_STOPPED_REASON),
+        ("the gang did not start", "the gang did not start: SignalException: Process 2 got signal: 15"),
+    ],
+)
+def test_stop_of_the_host_is_not_explained_by_the_exception_of_the_stop(
+    tmp_path: Path, reason: str, expected: str
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "launcher.log").write_text(
+        "Traceback (most recent call last):\n"
+        '  File "run.py", line 1, in <module>\n'
+        "SignalException: Process 2 got signal: 15\n"
+    )
+    tail = LogTail(logs, range(1), 2**20, frozenset({logs.stat().st_uid}))
+    tail.read(final=True)
+    ended = AttemptEnd(code=1, failure=None, ended_by="failed", reason=reason, started=1.0)
+    report = build_exit_report(AttemptDir(tmp_path, "job", 1), build_launch_order(), ended, SummaryBuilder(), tail)
+    assert report["reason"] == expected
 
 
 @pytest.mark.parametrize("text", SENSELESS)

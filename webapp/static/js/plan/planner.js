@@ -435,7 +435,7 @@ function showLinked() {
   if (own && preset) base.elements.preset.selectedOptions[0].textContent = `${preset} with other sizes`;
   const names = [...(own ? Object.keys(sizes) : []), ...Object.keys(custom?.train ?? {})];
   hint.hidden = names.length === 0;
-  hint.textContent = `Settings of the linked job: ${names.join(", ")}. To remove these settings, choose a model.`;
+  hint.textContent = `Settings without a field on this page: ${names.join(", ")}. To remove these settings, choose a model.`;
 }
 
 /** Plans an imported model, with sequences that are not longer than the model allows. */
