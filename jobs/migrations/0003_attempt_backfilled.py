@@ -11,6 +11,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='attempt',
             name='backfilled',
-            field=models.BooleanField(default=False, editable=False, help_text='the attempt uses hosts that are reserved for an earlier job'),
+            field=models.BooleanField(db_default=False, default=False, editable=False, help_text='the attempt uses hosts that are reserved for an earlier job'),
         ),
     ]

@@ -11,12 +11,12 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='host',
             name='problem',
-            field=models.CharField(default='', editable=False, help_text='why the last health check of the host failed', max_length=1000),
+            field=models.CharField(db_default='', default='', editable=False, help_text='why the last health check of the host failed', max_length=1000),
         ),
         migrations.AddField(
             model_name='host',
             name='num_faults',
-            field=models.PositiveIntegerField(default=0, editable=False, help_text='number of launches in a row that failed because of the host'),
+            field=models.PositiveIntegerField(db_default=0, default=0, editable=False, help_text='number of launches in a row that failed because of the host'),
         ),
         migrations.AddField(
             model_name='host',
@@ -26,6 +26,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='host',
             name='closed_reason',
-            field=models.CharField(default='', editable=False, help_text='reason of the last fault', max_length=1000),
+            field=models.CharField(db_default='', default='', editable=False, help_text='reason of the last fault', max_length=1000),
         ),
     ]

@@ -82,15 +82,21 @@ class Host(models.Model):
     )
 
     problem = models.CharField(
-        max_length=1000, default="", editable=False, help_text="why the last health check of the host failed"
+        max_length=1000,
+        default="",
+        db_default="",
+        editable=False,
+        help_text="why the last health check of the host failed",
     )
     num_faults = models.PositiveIntegerField(
-        default=0, editable=False, help_text="number of launches in a row that failed because of the host"
+        default=0, db_default=0, editable=False, help_text="number of launches in a row that failed because of the host"
     )
     closed_until = models.DateTimeField(
         null=True, editable=False, help_text="time until which the host starts no jobs, after several such launches"
     )
-    closed_reason = models.CharField(max_length=1000, default="", editable=False, help_text="reason of the last fault")
+    closed_reason = models.CharField(
+        max_length=1000, default="", db_default="", editable=False, help_text="reason of the last fault"
+    )
 
     objects = HostQuerySet.as_manager()
 

@@ -251,7 +251,10 @@ class Attempt(models.Model):
     number = models.PositiveIntegerField()
     created = models.DateTimeField(auto_now_add=True)
     backfilled = models.BooleanField(
-        default=False, editable=False, help_text="the attempt uses hosts that are reserved for an earlier job"
+        default=False,
+        db_default=False,
+        editable=False,
+        help_text="the attempt uses hosts that are reserved for an earlier job",
     )
     exit = models.JSONField(
         null=True, editable=False, help_text="exit report of the attempt, after the job has ended on all hosts"

@@ -118,7 +118,7 @@ def test_planner_compares_layouts_and_adds_one_from_the_search(page: Page, runni
     page.select_option("[name=cluster]", "h100")
     page.fill("#s-fixed", "tp=2 zero=1")
     page.click("#search")
-    expect(page.locator("#search-status")).to_contain_text("layouts fit in memory.")
+    expect(page.locator("#search-status")).to_contain_text("fit in memory.")
     first = page.locator(".search-results tbody tr").first
     first.get_by_text("Compare").click()
     expect(lanes).to_have_count(3)
@@ -179,9 +179,7 @@ def test_planner_uses_the_sizes_of_a_linked_job_until_a_model_is_chosen(page: Pa
     requests = first.value.post_data_json
     assert requests["model"] == {"preset": "gpt-tiny", "num_layers": 2}
     hint = page.locator("#linked-settings")
-    text = (
-        "Settings without a field on this page: num_layers, learning_rate. To remove these settings, choose a model."
-    )
+    text = "Settings without a field on this page: num_layers, learning_rate. To remove these settings, choose a model."
     expect(hint).to_have_text(text)
     expect(page.locator("[name=preset] option:checked")).to_have_text("gpt-tiny with other sizes")
     with page.expect_request(plans) as second:

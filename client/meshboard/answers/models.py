@@ -168,6 +168,10 @@ class ModelSpec(TypedDict):
             "mixtral-8x7b",
             "mixtral-8x22b",
             "deepseek-v3",
+            "bloom-176b",
+            "gpt-neox-20b",
+            "nemotron-4-340b",
+            "glm-130b",
         ]
         | None
     ]

@@ -159,7 +159,8 @@ def test_planner_page_lists_the_device_of_each_cluster(owner: User, host: Host, 
     client.force_login(owner)
     page = client.get("/planner/").content.decode()
     devices = dict(re.findall(r'<option value="([^"]+)" data-device="([^"]+)"', page))
-    assert devices == {f"host:{host.name}": "cpu", **{name: cluster.device for name, cluster in CLUSTERS.items()}}
+    listed = {name: cluster.device for name, cluster in CLUSTERS.items()}
+    assert devices == {f"host:{host.name}": "cpu", **listed, "own:": "cuda"}
 
 
 def test_link_speeds_come_from_the_rank_that_waited_least(owner: User, host: Host, api: Api) -> None:
