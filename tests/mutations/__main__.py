@@ -9,7 +9,6 @@ from pathlib import Path
 from tests.mutations.faults import FAULTS
 from tests.mutations.run import RunChecks, try_fault
 
-PRECISIONS = ("fp32", "bf16")
 HEADER = "| Fault | Run | Bytes and calls | Replicas | Reference | First report |\n|---|---|---|---|---|---|"
 
 
@@ -29,7 +28,9 @@ def format_row(name: str, precision: str, told: RunChecks) -> str:
 
 def main() -> int:
     names = [name for name in FAULTS if len(sys.argv) < 2 or name in sys.argv[1:]]
-    runs = dict.fromkeys((name, FAULTS[name].train.get("precision", each)) for name in names for each in PRECISIONS)
+    runs = dict.fromkeys(
+        (name, FAULTS[name].train.get("precision", each)) for name in names for each in FAULTS[name].precisions
+    )
     unseen = 0
     print(HEADER)
     for name, precision in runs:

@@ -20,7 +20,10 @@ class Edit(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Describe a fault. A run without the fault trains `resumed` steps first, and the faulty run resumes from it."""
+    """Describe a fault. A run without the fault trains `resumed` steps first, and the faulty run resumes from it.
+
+    `precisions`: those in which the changed source text has an effect. `train` may set another one.
+    """
 
     edits: tuple[Edit, ...]
     arch: str
@@ -29,6 +32,7 @@ class Fault(NamedTuple):
     variant: str = ""
     train: dict[str, Any] = {}
     resumed: int = 0
+    precisions: tuple[str, ...] = ("fp32", "bf16")
 
     @property
     def spec(self) -> JobSpec:
@@ -186,6 +190,7 @@ FAULTS: dict[str, Fault] = {
         "llama",
         ZBV,
         4,
+        precisions=("fp32",),  # bf16 adds each gradient to a separate fp32 sum
     ),
     # Wrong shards and data.
     "All replicas read the same sequences": Fault(
