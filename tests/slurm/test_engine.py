@@ -191,7 +191,7 @@ def waiting(slurm: Cluster, site: Site, job: Job) -> Iterator[SlurmEngine]:
 
 
 BARS: dict[str, tuple[Callable[[str], object], Callable[[str], object]]] = {
-    "the queue is paused": (
+    "The queue is paused": (
         lambda _: staff_actions.pause_queue(True, "staff"),
         lambda _: staff_actions.pause_queue(False, "staff"),
     ),
