@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -164,8 +165,11 @@ def test_doctor_finds_the_problem_that_blocks_jobs(slurm: Cluster, installed: In
         "Slurm accounting (sacct) is off, so Meshboard may not learn why a Slurm job ended",
     )
     wrong = site._replace(python="/usr/bin/true", board="http://localhost", ca_file="/nonexistent")
-    failed = [found.words.partition(":")[0] for found in check_site(wrong) if found.level == "fail"]
-    assert failed == ["MESHBOARD_SLURM_CA_FILE", "MESHBOARD_SLURM_BOARD"]
+    failed = [found.words for found in check_site(wrong) if found.level == "fail"]
+    assert [re.findall(r"MESHBOARD_\w+", words) for words in failed] == [
+        ["MESHBOARD_SLURM_CA_FILE"],
+        ["MESHBOARD_SLURM_BOARD"],
+    ]
     result, _ = check_site(site._replace(python="/usr/bin/false"))
     assert result.words == "MESHBOARD_SLURM_PYTHON is /usr/bin/false, which cannot import Meshboard: exit code 1"
 
