@@ -1,4 +1,4 @@
-"""Compare published measurements with the predictions of the planner for software that it does not know.
+"""Compare published measurements with predictions for unknown software.
 
     python -m benchmarks.published --rows FILE [FILE ...]
 
@@ -6,8 +6,8 @@ The files have the columns of docs/explanation/planner.md. A row is predicted fr
 accelerator, layout, batch, precision, and recompute. The headline leaves each source out: the constants are chosen on
 the rows of all other sources, and then the source is predicted. Each source has the same weight.
 
-No constant is fitted on rows of tier C (facts that contradict each other, or a feature that the planner lacks), or on
-accelerators before the A100. Separate tables list them.
+No constant is fitted on accelerators before the A100 or on rows of tier C. These have facts that contradict each
+other, or a feature that the planner lacks. Separate tables list them.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def print_constants(fit: Fit) -> None:
 
 
 def print_margins(rows: Sequence[TimedRow]) -> None:
-    """Print the factor that bounds 90% of the held-out rows, with and without waits for the host."""
+    """Print the factor that bounds 90% of the held-out rows, and how many rows are inside one from other sources."""
     for title, low, high in (("no wait for the host", 0.0, 0.2), ("20% or more of the step waits", 0.2, 2.0)):
         errors: dict[str, list[float]] = defaultdict(list)
         for one in rows:
@@ -287,6 +287,16 @@ def print_margins(rows: Sequence[TimedRow]) -> None:
         if errors:
             needed = math.exp(compute_quantile(errors, 0.9))
             print(f"90% of step times within a factor of {needed:.2f}: {title}, {len(errors)} sources")
+            if len(errors) > 1:
+                print(f"    inside an interval from the other sources: {mean(_cover_each(errors)):.0%}")
+
+
+def _cover_each(errors: dict[str, list[float]]) -> list[float]:
+    """Return for each source the share of its errors inside the bound of 90% of the other sources."""
+    return [
+        mean(one <= compute_quantile({other: x for other, x in errors.items() if other != name}, 0.9) for one in each)
+        for name, each in errors.items()
+    ]
 
 
 def main() -> None:

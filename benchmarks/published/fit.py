@@ -2,7 +2,7 @@
 
 A constant is a cause with a unit: the efficiency of matmuls, attention, links, and memory-bound kernels, and the time
 that the host needs per kernel. Each starts at a prior value. The fit minimizes the mean absolute logarithm of predicted
-over measured time, in which each source has the same weight, plus a penalty for the distance from the prior.
+over measured time, and a penalty for the distance from the prior. Each source has the same weight.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def estimate_rows(rows: Sequence[MeasuredRow], stack: Stack) -> list[Estimate]:
 class Fit:
     """The constants that follow from all rows, or from those of some sources.
 
-    The errors of rows are linear around the priors, so that a fit without a source takes no time, and does not depend
-    on that source.
+    The errors of rows are treated as linear around the priors. A fit without a source then does not depend on that
+    source, and takes no time.
     """
 
     def __init__(self, rows: Sequence[MeasuredRow]) -> None:
