@@ -26,7 +26,7 @@ PARTS: dict[str, tuple[str, str]] = {
     "How to": (
         "howto",
         "choose-a-layout read-a-verdict own-script script-measurements elsewhere import-a-trace gate-a-build "
-        "from-python add-a-host calibrate slurm deploy backup upgrade secret-key people notifications",
+        "from-python add-a-host calibrate slurm deploy kubernetes backup upgrade secret-key people notifications",
     ),
     "Explanation": (
         "explanation",
