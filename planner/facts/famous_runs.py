@@ -103,7 +103,7 @@ FAMOUS_RUNS: dict[str, FamousRun] = {
     ),
     "glm-130b": FamousRun(
         "GLM-130B on 768 GPUs, TP 4 x PP 8 x DP 24",
-        "2210.02414 section 2.3: model FLOPs utilization 32.5%",
+        "2210.02414 section 2.3: model FLOPs utilization 32.5%; the training log of zai-org/GLM-130B states 88.5 s",
         "glm-130b",
         "a100-40gb",
         {"tp": 4, "pp": 8, "dp": 24, "zero": 1, "recompute": "full"},
@@ -112,7 +112,7 @@ FAMOUS_RUNS: dict[str, FamousRun] = {
     ),
     "bloom-176b": FamousRun(
         "BLOOM 176B on 384 GPUs, TP 4 x PP 12 x DP 8",
-        "2211.05100 section 3.4: 156 TFLOP/s with recompute",
+        "2211.05100 section 3.4: 156 TFLOP/s with recompute; layout of bigscience train/tr11-176B-ml/tr11-176B-ml.slurm",
         "bloom-176b",
         "a100-80gb",
         {"tp": 4, "pp": 12, "dp": 8, "zero": 1, "recompute": "full"},
@@ -121,7 +121,7 @@ FAMOUS_RUNS: dict[str, FamousRun] = {
     ),
     "gpt-neox-20b": FamousRun(
         "GPT-NeoX-20B on 96 GPUs, TP 2 x PP 4 x DP 12",
-        "2204.06745 section 3: 117 TFLOP/s with recompute",
+        "2204.06745 section 3: 117 TFLOP/s with recompute; layout of EleutherAI/gpt-neox configs/20B.yml",
         "gpt-neox-20b",
         "a100-40gb",
         {"tp": 2, "pp": 4, "dp": 12, "zero": 1, "recompute": "full"},
