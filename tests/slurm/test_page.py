@@ -52,7 +52,7 @@ def test_form_selects_slurm_and_page_shows_it(slurm: Cluster, installed: Install
     page.fill('input[name="resources.slurm.partition"]', "nowhere --wrap")
     save_screenshots(page, "form")
     expect(page.locator("#submit")).to_be_disabled()
-    expect(page.locator('[id="e-resources.slurm.partition"]')).to_contain_text("must be names of at most 64")
+    expect(page.locator('[id="e-resources.slurm.partition"]')).to_contain_text("Use comma-separated names of at most 64")
     page.fill('input[name="resources.slurm.partition"]', "other")
     page.fill('input[name="train.steps"]', "100000")
     blocker = slurm.submit_script("#!/bin/sh\nsleep 300\n", "--nodes=2", "--exclusive", "--time=5")

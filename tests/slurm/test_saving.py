@@ -88,7 +88,7 @@ def test_run_cancelled_in_slurm_saves_within_killwait_and_resumes(
     result = wait_for_end(board, job)
     stopped = result["exit"]["summary"]["steps"]
     assert result["history"][-1]["reason"] == (
-        f"it stopped after step {stopped} as it was told to end at Slurm; "
+        f"stopped after step {stopped} because Slurm requested it; "
         f"newest checkpoint {job}/1/step-{stopped:08d}; a retry resumes from it"
     )
     assert result["status"] == "failed"
