@@ -16,6 +16,7 @@ from planner.cost.measured_steps import FLAG, FLAG_EXAMPLE, add_measured_steps, 
 from planner.explain import explain
 from planner.facts.hugging_face import parse_config
 from planner.facts.kinds import reset_dry_ranks
+from planner.facts.memory_options import MemoryOptions
 from planner.facts.model_shapes import count_parameters
 from planner.facts.parse_spec import parse_fields
 from planner.facts.presets import PRESETS, TEMPLATES
@@ -35,6 +36,7 @@ from planner.search.neighbors import find_allowed_neighbors, suggest_layouts
 LAYOUT_FLAGS = tuple(name for name in Layout.model_fields)
 TRAIN_FLAGS = ("global_batch", "micro_batches", "seq_len", "precision", "attention")
 SOFTWARE_FLAGS = tuple(SoftwareSpec.model_fields)
+MEMORY_FLAGS = tuple(MemoryOptions.model_fields)
 CHOSEN = (*LAYOUT_FLAGS, "micro_batches")  # chosen by search and auto
 
 
@@ -152,6 +154,9 @@ def _add_spec(command: argparse.ArgumentParser, *, plans_one_layout: bool) -> No
     for name in SOFTWARE_FLAGS:
         words = f"option of the software stack: {SoftwareSpec.model_fields[name].description}"
         command.add_argument(f"--{name.replace('_', '-')}", help=words)
+    for name in MEMORY_FLAGS:
+        words = f"memory only: {MemoryOptions.model_fields[name].description}"
+        command.add_argument(f"--{name.replace('_', '-')}", help=words)
     for name in LAYOUT_FLAGS:
         command.add_argument(f"--{name.replace('_', '-')}", help=Layout.model_fields[name].description)
     for name in TRAIN_FLAGS:
@@ -179,6 +184,9 @@ def _data(options: argparse.Namespace) -> dict[str, Any]:
     resources, software = data.get("resources", {}), _parse_flags(options, SOFTWARE_FLAGS)
     if software and isinstance(resources, dict):
         data["resources"] = _put({**resources, "software": resources.get("software") or {}}, "software", software)
+    if (memory := _parse_flags(options, MEMORY_FLAGS)) and data.get("memory") is None:
+        data["memory"] = {}
+    _put(data, "memory", memory)
     _put(data, "layout", _parse_flags(options, LAYOUT_FLAGS))
     _put(data, "train", _parse_flags(options, TRAIN_FLAGS))
     return data

@@ -58,6 +58,10 @@ def format_estimate(spec: JobSpec, made: Estimate, advice: Sequence[Neighbor]) -
     ]
     fullest = max(made["stages"], key=lambda stage: stage["memory_bytes"])
     lines += [f"  {name:<12} {format_bytes(value):>12}" for name, value in fullest["memory"].items() if value]
+    if host_bytes := made.get("host_memory_bytes"):
+        lines.append(f"  {'CPU memory':<12} {format_bytes(host_bytes):>12}")
+    if spec.memory is not None:
+        lines.append("  memory options change memory only; traffic and time: AdamW on all weights, no offload")
     lines += [f"  try {n.change}: {n.reason}" for n in advice]
     lines += ["", f"traffic  payload per rank of stage {fullest['stage']} and step ({get_traffic_kind(spec)})"]
     if fullest["padded_share"] >= 0.0005:
@@ -82,8 +86,8 @@ def format_estimate(spec: JobSpec, made: Estimate, advice: Sequence[Neighbor]) -
 
 def _fitting(made: Estimate) -> str:
     if not made["fits"]:
-        return "  DOES NOT FIT"
-    return "  fits only within the margin of error" if made.get("tight") else ""
+        return "  might fit" if made.get("may_fit") else "  does not fit"
+    return "  might not fit" if made.get("tight") else ""
 
 
 def _padded(made: Estimate) -> str:

@@ -105,9 +105,9 @@ def format_plan(estimate: Estimate) -> str:
     time = estimate["time"]
     parts = "  ".join(f"{remove_escapes(part['name'])} {format_seconds(part['seconds'])}" for part in time["parts"])
     cluster = remove_escapes(estimate["cluster"]["name"])
-    fits = ("barely fits" if estimate.get("tight") else "fits") if estimate["fits"] else "does NOT fit"
+    fits = ("might not fit" if estimate.get("tight") else "fits") if estimate["fits"] else "does not fit"
     if estimate.get("may_fit"):
-        fits = "might not fit"
+        fits = "might fit"
     sent: dict[str, int] = {}
     for stage in estimate["stages"]:
         for axis, num_bytes in stage["step_bytes"].items():
@@ -124,9 +124,19 @@ def format_plan(estimate: Estimate) -> str:
             ),
             f"memory  {format_bytes(peak_bytes)} on the rank with the most memory: {fits} {cluster}",
             *_format_interval_line(format_bytes, peak_bytes, estimate.get("memory_interval")),
+            *_list_host_memory(estimate),
             f"sends   {traffic or '0 B'} (payload bytes per step of the rank that sends most)",
         ]
     )
+
+
+def _list_host_memory(estimate: Estimate) -> list[str]:
+    """Return lines about memory options. A plan without them has no `host_memory_bytes`."""
+    host_bytes = estimate.get("host_memory_bytes")
+    if host_bytes is None:
+        return []
+    note = "        memory options change memory only; traffic and time: AdamW on all weights, no offload"
+    return [f"        CPU memory per rank: {format_bytes(host_bytes)}", note]
 
 
 def format_interval(format_value: Callable[[float], str], value: float, interval: Interval | None) -> str:

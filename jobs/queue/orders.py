@@ -28,7 +28,7 @@ from jobs.queue.attempt_completion import fail_unsent
 
 log = logging.getLogger(__name__)
 
-SERVER_FIELDS = ("project", "run", "retry", "after", "after_failed")
+SERVER_FIELDS = ("project", "run", "retry", "after", "after_failed", "memory")
 SERVER_SECTION_FIELDS = {"resources": ("max_hosts", "pool", "labels"), "script": ("plan",)}
 # Fields that the previous version of a host does not know, with their defaults
 NEW_DEFAULTS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from planner.cost.learning import (
     compute_time_interval,
     is_within_margin,
 )
-from planner.cost.memory import count_held_parameters, get_gradient_bytes, get_memory
+from planner.cost.memory import count_held_parameters, get_gradient_bytes, get_host_bytes, get_memory
 from planner.cost.resolved_plan import ResolvedPlan, resolve
 from planner.cost.timing import Timer
 from planner.cost.traffic import GroupTraffic, depends_on_router, get_step_traffic
@@ -126,6 +126,7 @@ class Estimate(TypedDict):
 
     `padded_vocab_size`: rows of the embedding and the head over all tp ranks, of which those from the vocabulary's size
     on are padding; `model_parameters` counts none. `tight`: the fullest rank fits, by less than its peak may be off.
+    `host_memory_bytes`: state that memory options move to the CPU memory of the fullest rank.
     `may_fit`: it does not fit, but the interval of its peak contains the memory of the accelerator.
     """
 
@@ -142,6 +143,7 @@ class Estimate(TypedDict):
     stages: list[StageEstimate]
     peak_memory_bytes: int
     memory_interval: Interval
+    host_memory_bytes: NotRequired[int]
     rank_bytes: dict[str, dict[str, int]]
     exact_traffic: bool
     cluster: ClusterEstimate
@@ -185,6 +187,8 @@ def estimate(spec: JobSpec, cluster: Cluster | None = None) -> Estimate:
         may_fit=peak > room and is_within_margin(sure["share"], room, peak),
         time=_estimate_time(plan, cluster),
     )
+    if spec.memory is not None:
+        made["host_memory_bytes"] = max(get_host_bytes(plan, stage) for stage in range(layout.pp))
     if assumptions := list_assumptions(spec, cluster):
         made["time"]["assumptions"] = assumptions
     if aligned := find_aligned_vocabulary(spec, cluster, made["time"]["step_s"]):

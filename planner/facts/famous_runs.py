@@ -112,7 +112,7 @@ FAMOUS_RUNS: dict[str, FamousRun] = {
     ),
     "bloom-176b": FamousRun(
         "BLOOM 176B on 384 GPUs, TP 4 x PP 12 x DP 8",
-        "2211.05100 section 3.4: 156 TFLOP/s with recompute; layout of bigscience train/tr11-176B-ml/tr11-176B-ml.slurm",
+        "2211.05100 section 3.4: 156 TFLOP/s with recompute; layout of its tr11-176B-ml.slurm",
         "bloom-176b",
         "a100-80gb",
         {"tp": 4, "pp": 12, "dp": 8, "zero": 1, "recompute": "full"},

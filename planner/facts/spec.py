@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from planner.facts.log_pattern import MAX_PATTERN_CHARS
+from planner.facts.memory_options import MemoryOptions
 from planner.facts.model_parts import Arch, BlockSpec, MlaSpec, MoeSpec, RopeScaling, resolve_block
 from planner.facts.resources import Resources
 from planner.facts.validation import NO_NUL, JobId, StrictModel, Word
@@ -414,6 +415,9 @@ class JobSpec(StrictModel):
     model: ModelSpec
     layout: Layout = Layout()
     train: TrainSpec = TrainSpec()
+    memory: MemoryOptions | None = Field(
+        default=None, description="LoRA, quantized weights, other optimizers, and offload, for estimates only"
+    )
     resources: Resources = Resources()
     project: Word = Field(default="default", description="project whose quota and fair share the job uses")
     run: RunSpec = RunSpec()

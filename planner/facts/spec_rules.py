@@ -356,8 +356,29 @@ def _find_training_problems(spec: JobSpec) -> list[Problem]:
     )
     found += find_file_problems("train.tokenizer", train.tokenizer, "data root")
     found += find_path_problems("train.data", train.data, "data root")
+    found += _find_memory_option_problems(spec)
     if text := explain_oversized_reference(spec):
         found.append(Problem("train.verify", f"`train.verify` is on, but {text} Use auto or off."))
+    return found
+
+
+def _find_memory_option_problems(spec: JobSpec) -> list[Problem]:
+    options, train = spec.memory, spec.train
+    if options is None:
+        return []
+    found = []
+    if options.lora_rank is None and options.frozen_weights != "own":
+        text = f"`memory.frozen_weights` is {options.frozen_weights}, but no weights are frozen. "
+        found.append(Problem("memory.frozen_weights", f"{text}Set memory.lora_rank, or use own."))
+    if options.lora_rank is not None and options.lora_rank > spec.model.hidden_size:
+        text = f"`memory.lora_rank` is {options.lora_rank}. Use at most hidden_size {spec.model.hidden_size}."
+        found.append(Problem("memory.lora_rank", text))
+    if options.optimizer_in_backward and train.micro_batches > 1:
+        text = f"`memory.optimizer_in_backward` needs one micro-batch, but micro_batches is {train.micro_batches}. "
+        found.append(Problem("memory.optimizer_in_backward", f"{text}Set micro_batches to 1, or turn it off."))
+    if get_mixed_precision(train.precision).gemm == "fp8":
+        text = f"`memory` is set, but `train.precision` is {train.precision}. Use fp32 or a bf16 precision, or omit it."
+        found.append(Problem("memory", text))
     return found
 
 
@@ -457,6 +478,8 @@ def find_unsupported_fields(spec: JobSpec) -> list[Problem]:
         refuse("train.compile", f"torch.compile with {' and '.join(unfit)}")
     if spec.resources.stack != "ours":
         refuse("resources.stack", f"the {spec.resources.stack} stack")
+    if spec.memory is not None:
+        refuse("memory", "memory options")
     if train.dropout:
         refuse("train.dropout", "dropout")
     return found

@@ -81,7 +81,7 @@ def test_plan_and_search_show_intervals() -> None:
     assert "        600 ms to 1 s: data sheet, ±25%\n" in content
     assert "        0 B to 2 GiB: tensors counted, ±100%\n" in content
     estimate = {"time": time, "peak_memory_bytes": 2**30, "memory_interval": heavy, **where}
-    for more, words in (({}, ": fits H100"), ({"tight": True}, ": barely fits"), ({"fits": False}, ": does NOT fit")):
+    for more, words in (({}, ": fits H100"), ({"tight": True}, ": might not fit"), ({"fits": False}, ": does not fit")):
         assert words in text_reports.format_plan({**estimate, **more})
     layout = dict.fromkeys(text_reports.AXES, 1) | {"zero": 0, "schedule": "1f1b", "recompute": "none"}
     found = {"layout": layout, "micro_batch_size": 1, "step_s": 9.0, "memory_bytes": 2**30, "runnable": True}

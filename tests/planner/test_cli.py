@@ -152,7 +152,8 @@ def test_reads_spec_file_and_rejects_unreadable_file(tmp_path: Path, capsys: pyt
 def test_every_template_can_be_planned(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "--template", name]) == 0
     # Its gradients were sharded (2407.21783 section 3.3.2). With ZeRO-2, each micro-batch would pay for that.
-    assert ("DOES NOT FIT" in capsys.readouterr().out) == (name == "llama3-405b-8k")
+    content = capsys.readouterr().out
+    assert ("does not fit" in content or "might fit" in content) == (name == "llama3-405b-8k")
 
 
 def test_closed_output_pipe_prints_no_error() -> None:

@@ -165,7 +165,8 @@ class Estimate(TypedDict):
 
     `padded_vocab_size`: rows of the embedding and the head over all tp ranks, of which those from the vocabulary's
     size on are padding; `model_parameters` counts none. `tight`: the fullest rank fits, by less than its peak may
-    be off. `may_fit`: it does not fit, but the interval of its peak contains the memory of the accelerator.
+    be off. `host_memory_bytes`: state that memory options move to the CPU memory of the fullest rank. `may_fit`: it
+    does not fit, but the interval of its peak contains the memory of the accelerator.
     """
 
     world_size: int
@@ -186,6 +187,7 @@ class Estimate(TypedDict):
     fits: bool
     time: TimeEstimate
     aligned_vocabulary: NotRequired[AlignedVocabulary]
+    host_memory_bytes: NotRequired[int]
     may_fit: NotRequired[bool]
     tight: NotRequired[bool]
 

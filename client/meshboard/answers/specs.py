@@ -53,6 +53,27 @@ class LabSpec(TypedDict):
     """number of untimed warm-up calls per buffer size"""
 
 
+class MemoryOptions(TypedDict):
+    """Methods that lower the memory of training, for estimates only."""
+
+    chunked_loss: NotRequired[bool]
+    """compute logits and loss in eight chunks of the tokens"""
+    frozen_weights: NotRequired[Literal["own", "int8", "nf4"]]
+    """number type of frozen matrices: own (as in the precision), int8 (LLM.int8), or nf4 (QLoRA)"""
+    lora_rank: NotRequired[int | None]
+    """rank of LoRA adapters; all other weights are frozen"""
+    lora_targets: NotRequired[Literal["attention", "all_linear"]]
+    """matrices with LoRA adapters: of attention, or of all linear layers"""
+    offload: NotRequired[Literal["none", "optimizer", "optimizer_and_parameters"]]
+    """model state in CPU memory: none, optimizer, or optimizer_and_parameters"""
+    offload_activations: NotRequired[bool]
+    """move the activations that layers keep for backward to CPU memory"""
+    optimizer: NotRequired[Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "muon"]]
+    """optimizer: adamw, adamw_8bit and paged_adamw_8bit (bitsandbytes), adafactor, or muon"""
+    optimizer_in_backward: NotRequired[bool]
+    """update each weight in backward and free its gradient; needs one micro-batch"""
+
+
 class SlurmSpec(TypedDict):
     """Slurm options. The cluster decides the options that are missing."""
 
@@ -252,6 +273,8 @@ class JobSpec(TypedDict):
     """settings of a collective benchmark; each missing setting has its default"""
     layout: NotRequired[Layout | Literal["auto"] | JobSpecLayout]
     """Parallel layout. With "auto", Meshboard chooses a layout. {"auto": {...}} also sets constraints."""
+    memory: NotRequired[MemoryOptions | None]
+    """LoRA, quantized weights, other optimizers, and offload, for estimates only"""
     model: NotRequired[ModelSpec]
     name: NotRequired[str]
     """name of the job"""
@@ -282,6 +305,8 @@ class StoredSpec(TypedDict):
     lab: NotRequired[LabSpec | None]
     """settings of a collective benchmark; each missing setting has its default"""
     layout: NotRequired[Layout]
+    memory: NotRequired[MemoryOptions | None]
+    """LoRA, quantized weights, other optimizers, and offload, for estimates only"""
     model: NotRequired[SizedModel]
     name: NotRequired[str]
     """name of the job"""
@@ -330,6 +355,8 @@ class SearchSpec(TypedDict):
     """settings of a collective benchmark; each missing setting has its default"""
     layout: NotRequired[Any]
     """Ignored. To keep layout values, use `fixed`."""
+    memory: NotRequired[MemoryOptions | None]
+    """LoRA, quantized weights, other optimizers, and offload, for estimates only"""
     model: NotRequired[ModelSpec]
     name: NotRequired[str]
     """name of the job"""

@@ -3,12 +3,13 @@
 `autograd` models the memory of forward and backward on a `tape`. `layer` follows the model as the trainer computes it,
 and `pieces` records each piece. `zero` adds the buffers of FSDP2, and `chunk` combines them into an action of the
 schedule. `moments` finds the moments of a schedule at which a rank can hold most, and `taped` adds everything up.
-Megatron allocates differently: see `megatron`.
+Megatron allocates differently: see `megatron`. `options` estimates methods that the trainer does not have.
 """
 
 from functools import lru_cache
 
 from planner.cost.memory.megatron import MegatronMemory
+from planner.cost.memory.options import OptionsMemory
 from planner.cost.memory.rank import Peak, StageMemory
 from planner.cost.memory.tape import PARTS
 from planner.cost.memory.taped import TapedMemory
@@ -25,6 +26,8 @@ def is_taped(spec: JobSpec | ResolvedPlan) -> bool:
 
 @lru_cache(maxsize=16)  # plans in use
 def _get_stage_memory(plan: ResolvedPlan) -> StageMemory:
+    if plan.spec.memory is not None:
+        return OptionsMemory(plan)
     return TapedMemory(plan) if is_taped(plan) else MegatronMemory(plan)
 
 
@@ -56,6 +59,12 @@ def get_min_bytes(spec: JobSpec | ResolvedPlan, stage: int) -> int:
 def get_gradient_bytes(spec: JobSpec | ResolvedPlan, stage: int) -> int:
     """Return the bytes of the complete gradients of a step on a rank of the stage."""
     return get_stage_memory(spec).get_gradient_bytes(stage)
+
+
+def get_host_bytes(spec: JobSpec | ResolvedPlan, stage: int) -> int:
+    """Return the bytes that memory options move to the CPU memory of a rank of the stage."""
+    memory = get_stage_memory(spec)
+    return memory.get_host_bytes(stage) if isinstance(memory, OptionsMemory) else 0
 
 
 def get_layer_bytes(spec: JobSpec | ResolvedPlan, *, moe: bool = False) -> int:

@@ -6,7 +6,9 @@ import { cell, scrolling, th } from "../pictures/table.js";
 import { within } from "../pictures/time.js";
 import { failed, fetchPatiently, words } from "../refusal.js";
 import { setUpConfigImport, setUpLayoutImport } from "./file_import.js";
+import { assumptions, memoryNote, problemText, unaligned } from "./lane_notes.js";
 import { listMeasuredSteps, makeMeasuredField } from "./measured_steps.js";
+import { putMemory, readMemory, showMemory } from "./memory_options.js";
 import { chooseHardware, setUpOwnAccelerator } from "./own_accelerator.js";
 import { putSoftware, showSoftware, readSoftware } from "./software.js";
 
@@ -54,12 +56,12 @@ function makeSpec(lane) {
   };
   const model = field.preset.value ? { preset: field.preset.value } : (custom?.model ?? {});
   const device = field.cluster.selectedOptions[0]?.dataset.device ?? "cuda";
-  return { name: "planned layout", model, layout: lane.layout, train, resources: { device, ...readSoftware(base) } };
+  return { name: "planned layout", model, layout: lane.layout, train, ...readMemory(base), resources: { device, ...readSoftware(base) } };
 }
 
-/** The address of the job form with a layout. Jobs run Meshboard's trainer, so the software stack is left out. */
+/** The address of the job form with a layout. Jobs run Meshboard's trainer, so other software and methods are left out. */
 function formAddress(lane) {
-  const spec = makeSpec(lane);
+  const { memory: _, ...spec } = makeSpec(lane);
   const job = { ...spec, resources: { device: spec.resources.device } };
   return `${base.dataset.newUrl}?spec=${encodeURIComponent(JSON.stringify(job))}&cluster=${encodeURIComponent(base.elements.cluster.value)}`;
 }
@@ -190,11 +192,6 @@ async function cost(lane) {
 const AXES = ["tp", "cp", "ep", "pp", "dp", "world"];
 const token = (name) => (AXES.includes(name) ? `--axis-${name}` : `--part-${name}`);
 
-/** A message names its field, so the field is added only if it does not. */
-function problemText({ field, message }) {
-  return message.includes("`") || field === "request" ? withCode(message) : [el("code", {}, field), ": ", message];
-}
-
 function showPlan(lane) {
   const { estimate, problems } = lane.plan;
   delete lane.body.dataset.reading;
@@ -237,6 +234,7 @@ function showFigures(lane) {
     line("speed", tokenRate(time.tokens_per_s)),
     line("peak memory per rank", memory, "estimate"),
     line("memory range", between(bytes, estimate.peak_memory_bytes, estimate.memory_interval.share), estimate.memory_interval.words),
+    ...(all.some((one) => one.host_memory_bytes) ? [line("CPU memory per rank", bytes(estimate.host_memory_bytes ?? 0), "estimate, of offloaded state")] : []),
     line("traffic per rank and step", decimalBytes(sent), "payload bytes per step of the busiest rank"),
     ...(all.some((one) => one.padded_vocab_size > one.vocab_size) ? [line("padded vocabulary", integer(padded), `from ${integer(vocabulary)}`)] : []),
     ...(all.some((one) => one.aligned_vocabulary) ? [unaligned(aligned, line)] : []),
@@ -251,22 +249,11 @@ function showFigures(lane) {
     stackedBar(parts, "Step time breakdown"),
     el("table", { className: "compact" }, el("tbody", {}, ...rows)),
     el("p", { className: "note" }, `Time: ${time.interval.words}. Memory: ${estimate.memory_interval.words}.`),
+    ...memoryNote(lane.plan.spec),
     ...assumptions(time),
     ...(advice.length ? [el("p", { className: "note" }, "Similar layouts that fit in memory:"), el("ul", {}, ...advice)] : []),
     el("p", {}, use),
   );
-}
-
-/** The properties of unknown software that change the step time the most. */
-function assumptions(time) {
-  if (!time.assumptions?.length) return [];
-  const items = time.assumptions.map(({ words, ratio }) => el("li", {}, `${words}: ${ratio.toFixed(2)} × the step time`));
-  return [el("p", { className: "note" }, "Unknown properties of the software with the largest effect:"), el("ul", {}, ...items)];
-}
-
-function unaligned(found, line) {
-  const name = "time lost to an unaligned vocabulary size";
-  return found ? line(name, duration(found.spares_s), `per step. A vocabulary of ${integer(found.vocab_size)} avoids this cost.`) : line(name, "–");
 }
 
 function partTime({ parts }, name) {
@@ -382,7 +369,7 @@ function resultRow(found) {
 function remember() {
   const field = base.elements;
   const fields = Object.fromEntries(["preset", "cluster", "ranks", "global_batch", "seq_len", "precision"].map((name) => [name, field[name].value]));
-  const saved = { base: fields, resources: readSoftware(base), custom, lanes: state.map(({ layout, micro_batches, measured }) => ({ layout, micro_batches, measured })) };
+  const saved = { base: fields, resources: readSoftware(base), ...readMemory(base), custom, lanes: state.map(({ layout, micro_batches, measured }) => ({ layout, micro_batches, measured })) };
   history.replaceState(null, "", `#${encodeURIComponent(JSON.stringify(saved))}`);
 }
 
@@ -401,6 +388,7 @@ function recall() {
   }
   custom = saved.custom ?? null;
   putSoftware(base, saved.resources);
+  putMemory(base, saved.memory);
   for (const [name, value] of Object.entries(saved.base)) if (base.elements[name]) base.elements[name].value = value;
   chooseHardware(base.elements.cluster, ownAccelerator, saved.base.cluster);
   showLinked();
@@ -415,6 +403,7 @@ function fromSpec(spec, cluster) {
   const field = base.elements;
   field.preset.value = Object.keys(sizes).length > 0 ? "" : (preset ?? "");
   putSoftware(base, spec.resources);
+  putMemory(base, spec.memory);
   chooseHardware(field.cluster, ownAccelerator, cluster || (spec.resources?.device === "cuda" ? "h100" : "cpu"));
   for (const name of ["global_batch", "seq_len", "precision"]) if (train[name] !== undefined) field[name].value = train[name];
   field.ranks.value = String(["dp", "pp", "tp", "cp"].reduce((product, axis) => product * (layout[axis] ?? 1), 1));
@@ -486,6 +475,7 @@ base.elements.preset.addEventListener("input", () => {
 });
 base.addEventListener("input", ({ target }) => {
   showSoftware(base);
+  showMemory(base);
   if (KEEPS_MEASURED.includes(target.name)) askAll();
   else forgetMeasured(state);
   clearTimeout(baseTimer);
@@ -493,6 +483,7 @@ base.addEventListener("input", ({ target }) => {
 });
 base.addEventListener("submit", (event) => event.preventDefault());
 document.getElementById("search").addEventListener("click", search);
+showMemory(base);
 setUpConfigImport(base, useModel);
 setUpLayoutImport(base, useLayout);
 setUpOwnAccelerator(base.elements.cluster, ownAccelerator);
