@@ -106,6 +106,8 @@ export function processProof(proof, finished) {
   const more = `${figures(one)}${one.why && `\n${one.why}`}${endWords(proof.end, finished)}`;
   if (one.state === "apart") return { tone: "bad", words: "differs from reference", more };
   if (proof.end?.state === "apart") return { tone: "bad", words: "differs from the reference in the final check", more };
+  const lacksFinal = proof.end?.state === "not checked" || (proof.end?.state === "due" && finished);
+  if (lacksFinal) return { tone: "", words: `${nearWords(one)}; the final step was not compared`, more };
   return { tone: "good", words: nearWords(one), more };
 }
 
