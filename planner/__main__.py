@@ -69,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         plans_one_layout = name in ("estimate", "explain")
         _add_spec(command, plans_one_layout=plans_one_layout)
         if plans_one_layout:
-            words = "config file of torchtitan, Megatron-LM, NeMo, DeepSpeed, accelerate, Lightning, or nanotron"
+            tools = "torchtitan, Megatron-LM, NeMo, DeepSpeed, GPT-NeoX, accelerate, Lightning, or nanotron"
+            words = f"config file of {tools}"
             command.add_argument("--layout", type=Path, metavar="FILE", help=f"{words}; use - for standard input")
             command.add_argument(
                 "--ranks", type=int, help="number of ranks of --layout (default: the number in the file)"

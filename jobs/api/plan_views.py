@@ -100,8 +100,8 @@ class ImportedLayoutView(APIView):
     def post(self, request: Request) -> Response:
         """Convert the config file of another training tool to sections of a spec.
 
-        The file can be TOML of torchtitan, arguments of Megatron-LM, or a config of NeMo, DeepSpeed, accelerate,
-        Lightning, or nanotron.
+        The file can be TOML of torchtitan, arguments of Megatron-LM, or a config of NeMo, DeepSpeed, GPT-NeoX,
+        accelerate, Lightning, or nanotron.
         """
         return Response(drafts.import_layout(request.data))
 

@@ -148,7 +148,7 @@ LayoutFile = Annotated[
     typer.Option(
         "--layout",
         metavar="FILE",
-        help="config file of torchtitan, Megatron-LM, NeMo, DeepSpeed, accelerate, Lightning, or nanotron, "
+        help="config file of torchtitan, Megatron-LM, NeMo, DeepSpeed, GPT-NeoX, accelerate, Lightning, or nanotron, "
         "which replaces the layout",
     ),
 ]

@@ -1,6 +1,7 @@
-"""Read layouts of DeepSpeed JSON files and of accelerate YAML files.
+"""Read layouts of DeepSpeed JSON files, of accelerate YAML files, and of GPT-NeoX YAML files.
 
-Defaults are those of deepspeed/runtime/config.py, and of src/accelerate/utils/dataclasses.py in accelerate.
+Defaults are those of deepspeed/runtime/config.py, of src/accelerate/utils/dataclasses.py in accelerate, and of
+megatron/neox_arguments/neox_args.py in GPT-NeoX.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from planner.facts.tool_layouts.settings import MAX_BATCH, ImportedLayout, Settings
+from planner.facts.tool_layouts.settings import MAX_BATCH, MAX_TOKENS, ImportedLayout, Settings
 
 _WITHOUT_EFFECT = (
     r"^(?:optimizer|scheduler|steps_per_print|wall_clock_breakdown|dump_state|tensorboard|wandb|csv_monitor|comms_logger)"
@@ -109,6 +110,60 @@ def _read_precision(settings: Settings) -> str:
     if is_fp16:
         settings.notes.append("The plan uses bf16 instead of fp16, which has the same number of bytes.")
     return "bf16" if accumulates in ("fp32", "float32") else "bf16_gradients"
+
+
+_NEOX_MODEL = (
+    r"^(?:num_layers|hidden_size|num_attention_heads|num_kv_heads|max_position_embeddings|norm|pos_emb|rotary_pct|attention_config"
+    r"|no_weight_tying|gpt_j_\w+|output_layer_parallelism|activation|intermediate_size|mlp_type|make_vocab_size_divisible_by"
+    r"|use_bias_in_\w+|bias_\w+|\w*fusion|init_method|output_layer_init_method|\w*dropout|rms_norm_epsilon|mlp_multiple_of)"
+)
+_NEOX_WITHOUT_EFFECT = (
+    rf"{_WITHOUT_EFFECT}|{_NEOX_MODEL}"
+    r"|^(?:vocab_file|merge_file|save|load|data_path|data_impl|split|train_iters|lr_|min_lr|warmup|eval_|log_|weight_decay|keep"
+    r"|tokenizer|tensorboard|use_wandb|wandb|launcher|num_workers|distributed_backend|include|hostfile|finetune|attention_softmax"
+    r"|train_data|valid_data|test_data|train_micro_batch_size|git_hash|deepspeed|synchronize|partition_activations"
+    r"|checkpoint_num_layers|checkpoint_in_cpu|checkpoint_factor|extra_save_iters|attention_backend)"
+)
+
+
+def read_neox(values: Mapping[str, Any], ranks: int | None) -> ImportedLayout:
+    """Convert a YAML file of GPT-NeoX."""
+    values = {key.replace("-", "_"): value for key, value in values.items()}
+    settings = Settings("GPT-NeoX", values, ranks, _NEOX_WITHOUT_EFFECT)
+    pp = settings.get_size("pipe_parallel_size", default=1, least=0) or 1
+    tp = settings.get_size("model_parallel_size", default=1)
+    cp = settings.get_size("context_parallel_size", default=1)
+    total, micro_batch, accumulation = _read_batches(settings)
+    replicas = total // (micro_batch * accumulation) if total and micro_batch and accumulation else None
+    dp = settings.compute_dp(replicas and replicas * pp * tp * cp, {"pp": pp, "tp": tp, "cp": cp})
+    settings.set_degrees(dp=dp, pp=pp, tp=tp, cp=cp)
+    _set_batches(settings, total, micro_batch, accumulation)
+    length = settings.get_optional_size("seq_length", most=MAX_TOKENS)
+    if length:
+        settings.train["seq_len"] = length
+    sequence = settings.get_flag("sequence_parallel") and tp > 1
+    settings.layout |= {
+        "zero": settings.get_size("zero_optimization.stage", default=0, least=0, most=3),
+        "recompute": "full" if settings.get_flag("checkpoint_activations") else "none",
+        "sequence_parallel": sequence,
+        "regather": sequence,
+    }
+    _note_offload(settings, "zero_optimization.offload_{}.device")
+    settings.train["precision"] = _read_neox_precision(settings)
+    settings.notes.append("The file does not contain the vocabulary. Choose the model, or import its config.json.")
+    settings.resources["stack"] = "deepspeed"
+    return settings.build()
+
+
+def _read_neox_precision(settings: Settings) -> str:
+    name = settings.get("precision")
+    if name in ("bfloat16", "fp16"):
+        if name == "fp16":
+            settings.notes.append("The plan uses bf16 instead of fp16, which has the same number of bytes.")
+        settings.skip("fp16.enabled", "bf16.enabled", "fp16.fp16", "fp16.type", "bf16.type")
+        return "bf16_gradients"
+    settings.skip("fp16.fp16", "fp16.type", "bf16.type")
+    return _read_precision(settings)
 
 
 _ACCELERATE_WITHOUT_EFFECT = (

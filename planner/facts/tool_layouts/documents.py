@@ -79,7 +79,7 @@ def _parse(text: str) -> Any:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise refuse(f"The file is not valid JSON: {error}. Correct the file.") from None
+            return _parse_flow_mapping(text, error)
     if has_arguments(text):
         return parse_arguments(text)
     if _TOML_TABLE.search(text):
@@ -94,6 +94,15 @@ def _parse(text: str) -> Any:
         reason = " ".join(str(error).split())[:200]
         text = f"The file cannot be read as YAML: {reason}."
         raise refuse(f"{text} {_KINDS}") from None
+
+
+def _parse_flow_mapping(text: str, json_error: ValueError) -> Any:
+    """Parse a YAML mapping in braces, which may have comments and a last comma, as in GPT-NeoX."""
+    try:
+        _check_nesting(text)
+        return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
+    except (yaml.YAMLError, ValueError):
+        raise refuse(f"The file is not valid JSON: {json_error}. Correct the file.") from None
 
 
 def _check_nesting(text: str) -> None:

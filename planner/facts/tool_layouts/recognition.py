@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from planner.facts.layout import MAX_RANKS
-from planner.facts.tool_layouts.deepspeed import read_accelerate, read_deepspeed
+from planner.facts.tool_layouts.deepspeed import read_accelerate, read_deepspeed, read_neox
 from planner.facts.tool_layouts.documents import parse_document, refuse
 from planner.facts.tool_layouts.lightning import read_lightning
 from planner.facts.tool_layouts.megatron import read_arguments, read_nemo
@@ -52,6 +52,12 @@ TOOLS = (
         read_deepspeed,
     ),
     _Tool(
+        "GPT-NeoX",
+        re.compile(r"^(?:pipe|model)[-_]parallel[-_]size$"),
+        "pipe_parallel_size",
+        read_neox,
+    ),
+    _Tool(
         "accelerate",
         re.compile(r"^(?:distributed_type|compute_environment)$|^(?:fsdp|megatron_lm|parallelism)_config\."),
         "distributed_type",
@@ -81,8 +87,10 @@ def read_layout(text: str, ranks: int | None = None) -> ImportedLayout:
     values = parse_document(text)
     found = [tool for tool in TOOLS if any(map(tool.keys.search, values))]
     # The trainer section of NeMo is that of Lightning, and NeMo's train section has the batch of Megatron.
+    # Files of GPT-NeoX contain the settings of DeepSpeed.
     if len(found) > 1:
-        found = [tool for tool in found if tool.name != "Lightning"]
+        contained = {"Lightning", "DeepSpeed"} if any(tool.name == "GPT-NeoX" for tool in found) else {"Lightning"}
+        found = [tool for tool in found if tool.name not in contained]
     if len(found) > 1:
         names = " and ".join(tool.name for tool in found)
         raise refuse(f"The file has settings of {names}. Import one file per tool.")

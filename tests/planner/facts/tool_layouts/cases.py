@@ -594,7 +594,44 @@ tokens:
   sequence_length: 4096
 """
 SEQUENCE = {"sequence_parallel": True, "regather": True}
+NEOX_20B = """
+{
+  # parallelism settings
+  "pipe-parallel-size": 4,
+  "model-parallel-size": 2,
+  "num-layers": 44,
+  "hidden-size": 6144,
+  "num-attention-heads": 64,
+  "seq-length": 2048,
+  "max-position-embeddings": 2048,
+  "gpt_j_residual": true,
+  "zero_optimization": {
+  "stage": 1,
+  "allgather_partitions": True,
+  "reduce_bucket_size": 1260000000,
+  },
+  "train_micro_batch_size_per_gpu": 4,
+  "gradient_accumulation_steps": 32,
+  "checkpoint-activations": true,
+  "checkpoint-num-layers": 1,
+  "fp16": {
+    "fp16": true,
+    "enabled": true,
+    "loss_scale": 0,
+  },
+  "train-iters": 150000,
+}
+"""
 CASES = (
+    Case(
+        "EleutherAI/gpt-neox: configs/20B.yml",
+        NEOX_20B,
+        "GPT-NeoX",
+        96,
+        DEGREES | {"dp": 12, "pp": 4, "tp": 2, "zero": 1, "recompute": "full", "sequence_parallel": False},
+        {"global_batch": 1536, "micro_batches": 32, "seq_len": 2048, "precision": "bf16_gradients"},
+        stack="deepspeed",
+    ),
     Case(
         f"{TITAN}/llama3/train_configs/llama3_405b.toml",
         TITAN_405B,
