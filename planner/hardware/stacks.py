@@ -92,6 +92,7 @@ class Stack(NamedTuple):
     # Head and loss.
     gathers_logits: bool = False  # every tp rank gathers all logits and computes the whole loss
     fused_loss: bool = False  # one kernel reads logits and writes their gradient
+    in_place_loss: bool = False  # the loss works in one fp32 copy of the logits
     compiles_loss: bool = False  # the loss is one kernel only in compiled jobs
 
     # Recompute and memory.
@@ -146,7 +147,7 @@ STACKS: dict[StackName, Stack] = {
     "unknown": Stack(
         "Unknown software",
         0.55,
-        0.5,
+        0.75,
         measured_on=("A100", "H100", "H200", "B200", "GB200"),
         gemm=0.94,
         gemm_hopper=1.02,
@@ -161,6 +162,7 @@ STACKS: dict[StackName, Stack] = {
         elementwise=1.48,
         compiled={"norms": 1.09, "elementwise": 1.09},
         launch_s=8e-5,
+        in_place_loss=True,
         shards_dispatch=True,
         dispatches_per_node=True,
         link_efficiency=0.87,

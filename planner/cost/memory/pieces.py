@@ -207,6 +207,9 @@ def _run_loss(g: Graph, batch: MicroBatch, logits: Tensor) -> None:
         _run_fused_loss(g, logits)
         return
     wide = narrow // batch.element * FP32_BYTES
+    if batch.stack.in_place_loss and batch.element != FP32_BYTES:
+        _run_in_place_loss(g, logits, wide)
+        return
     is_mixed, gathers = batch.element != FP32_BYTES, batch.stack.gathers_logits
     fp32 = tape.take(wide, LOGITS) if is_mixed else tape.hold(logits.buffer)
     outputs = g.save(logits) if gathers else []  # the engine keeps its output until the backward has run
@@ -227,6 +230,18 @@ def _run_loss(g: Graph, batch: MicroBatch, logits: Tensor) -> None:
             tape.drop(wide_grad)
         logits.grad = grad
         g.release(outputs)
+
+    g.record(backward)
+
+
+def _run_in_place_loss(g: Graph, logits: Tensor, wide: int) -> None:
+    """Record a loss that turns one fp32 copy of the logits into probabilities and gradients, as Megatron-LM's does."""
+    tape = g.tape
+    fp32 = tape.take(wide, LOGITS)
+
+    def backward() -> None:
+        logits.grad = tape.take(logits.num_bytes, LOGITS)
+        tape.drop(fp32)
 
     g.record(backward)
 

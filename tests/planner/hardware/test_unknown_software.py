@@ -7,7 +7,10 @@ import pytest
 from planner.cost.assumptions import MAX_ASSUMPTIONS, MIN_CHANGE, list_assumptions
 from planner.cost.estimate import estimate
 from planner.cost.learning import REFERENCE_MARGINS, scale_to_measured
+from planner.cost.memory import find_peak
+from planner.cost.memory.tape import LOGITS
 from planner.cost.timing import Timer
+from planner.facts.parse_spec import parse_spec
 from planner.facts.presets import PRESETS
 from planner.facts.spec import JobSpec, Layout, TrainSpec
 from planner.hardware.catalog import CLUSTERS
@@ -77,3 +80,18 @@ def test_measured_steps_correct_a_part_of_their_own_error() -> None:
     assert 1 < one.ratio < two.ratio < 2
     assert (one.margin, two.margin, two.runs) == (*REFERENCE_MARGINS, 2)
     assert scale_to_measured([2.0, 0.5]).ratio == pytest.approx(1)
+
+
+def test_loss_holds_one_fp32_copy_of_the_logits() -> None:
+    """Each logit has two bytes of its own and four of the copy. PyTorch's loss has twelve at its peak."""
+    found = {}
+    for stack in ("unknown", "fsdp2_eager"):
+        spec = parse_spec(
+            {
+                "model": {"preset": "llama3-1b"},
+                "train": {"global_batch": 1, "seq_len": 8192, "precision": "bf16"},
+                "resources": {"device": "cuda", "stack": stack},
+            }
+        )
+        found[stack] = find_peak(spec, 0).levels[LOGITS] / (8192 * spec.model.vocab_size)
+    assert found == {"unknown": 6, "fsdp2_eager": 12}
