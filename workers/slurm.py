@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from contracts.control import Node as GangNode
 from contracts.fields import HOST_NAME_PATTERN
 from planner.facts.kinds import saves_checkpoints
 from planner.facts.parse_spec import parse_spec
+from workers.disk import TreeWalk, discard_path
 from workers.external_runs.registration import BoardRun, RegistrationRequest, RunRefusedError, RunRegistration
 from workers.host.attempts import SOCKET_FOLDER_PREFIX, AttemptDir, claim_attempt, get_socket_root
 from workers.host.hardware import get_address_towards
@@ -230,14 +230,11 @@ def prune_shared_folder(folder: Path) -> None:
     oldest = time.time() - KEEP_RUNS_S
     for path in [*(folder / "runs").glob("*"), *(folder / "slurm").glob("meshboard-*.out")]:
         try:
-            if any(one.lstat().st_mtime > oldest for one in (path, *path.rglob("*"))):
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink()
+            changed = [path.lstat().st_mtime, *(status.st_mtime for _, _, status in TreeWalk(path))]
         except OSError:
-            continue  # another node has removed it
+            continue  # Another node has removed the folder.
+        if max(changed) <= oldest:
+            discard_path(path)
 
 
 def print_message(text: str) -> None:

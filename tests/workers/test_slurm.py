@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from tests.workers.test_disk import make_nested
+from workers.disk import TreeWalk
 from workers.slurm import KEEP_RUNS_S, prune_shared_folder
 
 
@@ -38,3 +40,14 @@ def test_keeps_an_old_run_with_recent_writes(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["7"]
     assert going_on[-1].read_text() == "step 2\n"
     assert [output.exists() for output in outputs] == [False, True]
+
+
+def test_a_deep_tree_does_not_stop_pruning(memory_path: Path) -> None:
+    deep, over = memory_path / "runs" / "7", make_attempt(memory_path, "8")
+    make_nested(deep, 1500)
+    for parent, name, _ in TreeWalk(deep):
+        os.utime(name, (0, 0), dir_fd=parent)
+    old(deep)
+    old(*over)
+    prune_shared_folder(memory_path)
+    assert list((memory_path / "runs").iterdir()) == []

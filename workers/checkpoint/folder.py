@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import stat
 import zlib
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import DEFAULT_ROPE_BASE, JobSpec
 from planner.facts.validation import SpecError
+from workers.disk import discard_path, remove_path
 from workers.trainer.errors import UserError
 
 CheckpointId = tuple[int, int]  # (attempt, step) of a checkpoint
@@ -170,7 +170,7 @@ def publish(draft: Path, spec: JobSpec, step: int, files: Files, rng: list[int],
         os.fsync(out.fileno())
     folder = draft.with_name(draft.name.removeprefix(".").removesuffix(".draft"))
     if folder.exists():
-        shutil.rmtree(folder)
+        remove_path(folder)
     draft.rename(folder)
     return folder
 
@@ -182,14 +182,9 @@ def retain_newest(attempt: Path, keep: int, published: Path) -> list[str]:
     """
     checkpoints = [c for c in list_complete(attempt) if attempt in (c.path.parent, c.path.parent.parent)]
     deleted = [c.path for c in checkpoints[:-keep] if c.path != published]
-
-    def ignore_missing(_work: object, _path: str, failed: Any) -> None:
-        if not isinstance(failed[1], FileNotFoundError):  # hosts with a shared root delete the same files
-            raise failed[1]
-
     for path in deleted:
         (path / MANIFEST).unlink(missing_ok=True)  # A partly deleted checkpoint must not look complete.
-        shutil.rmtree(path, onerror=ignore_missing)
+        remove_path(path)
     return [path.name for path in deleted]
 
 
@@ -203,7 +198,7 @@ def delete_drafts(last: Path) -> list[str]:
     drafts = [draft for folder in earlier for draft in folder.glob(pattern)]
     drafts += [draft for draft in attempt.glob(pattern) if draft.name <= last.name]
     for draft in drafts:
-        shutil.rmtree(draft, ignore_errors=True)
+        discard_path(draft)
     return [draft.name for draft in drafts]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from planner.facts.spec import JobSpec, ModelSpec
 from workers.checkpoint.folder import STEP, list_candidates
 from workers.checkpoint.load import find_undamaged, read_tensors
 from workers.checkpoint.state import BoxedTensor
+from workers.disk import discard_path
 from workers.trainer.dataset import load_dataset, load_job_tokenizer
 from workers.trainer.documents import (
     END_OF_TEXT,
@@ -165,7 +165,7 @@ def export(loaded: LoadedModel, out: Path, encoder: Encoder | None = None) -> Pa
     try:
         if out.exists():
             raise UserError(f"`--out` is {str(out)!r}, which exists. Use a new folder.")
-        shutil.rmtree(draft, ignore_errors=True)
+        discard_path(draft)
         draft.mkdir(parents=True)
         save_file({name: t.contiguous().clone() for name, t in named}, draft / "model.safetensors", {"format": "pt"})
         for name, text in texts.items():
@@ -176,7 +176,7 @@ def export(loaded: LoadedModel, out: Path, encoder: Encoder | None = None) -> Pa
             f"`--out` is {abbreviate(str(out))}, which cannot be written: {getattr(error, 'strerror', None) or error}"
         ) from None
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        discard_path(draft)
     return out
 
 

@@ -5,7 +5,6 @@ Saves are asynchronous: training waits only for a copy of its state.
 
 from __future__ import annotations
 
-import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -42,6 +41,7 @@ from workers.checkpoint.state import (
     get_optimizer_state,
 )
 from workers.checkpoint.transfer import borrow
+from workers.disk import discard_path
 from workers.trainer.errors import UserError
 from workers.trainer.parallel.parallelize import ModelShard
 from workers.trainer.trainer import Trainer
@@ -302,5 +302,5 @@ def _allocate_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _create_draft(draft: Path) -> None:
-    shutil.rmtree(draft, ignore_errors=True)
+    discard_path(draft)
     draft.mkdir(parents=True)

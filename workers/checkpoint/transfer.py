@@ -10,7 +10,6 @@ import hmac
 import json
 import os
 import secrets
-import shutil
 import socket
 import time
 import zlib
@@ -41,7 +40,7 @@ from workers.checkpoint.lend import (
     compute_proof,
     decode_offer,
 )
-from workers.disk import DISK_FULL_ERRNOS, format_free_bytes
+from workers.disk import DISK_FULL_ERRNOS, discard_path, format_free_bytes
 from workers.trainer.errors import UserError
 
 COLLECTED_CHUNK_BYTES = 16 * 2**20
@@ -131,7 +130,7 @@ def _copy_to_hosts(
 def _finish_draft(draft: Path, path: Path, damaged: bool, problem: str, keep: int) -> None:
     """Publish or delete a received draft, and raise a `UserError` if it cannot be written."""
     if damaged or problem:
-        shutil.rmtree(draft, ignore_errors=True)
+        discard_path(draft)
     if damaged:
         return
     _raise_problem(problem or _publish_draft(draft, path))
@@ -168,7 +167,7 @@ def _describe_undamaged(path: Path) -> dict[str, tuple[int, int | None]]:
 def _create_draft(draft: Path) -> str:
     """Create an empty draft, and return the problem or an empty text."""
     try:
-        shutil.rmtree(draft, ignore_errors=True)
+        discard_path(draft)
         draft.mkdir(parents=True)
     except OSError as error:
         return _format_os_error(error, draft)
@@ -178,9 +177,9 @@ def _create_draft(draft: Path) -> str:
 def _publish_draft(draft: Path, path: Path) -> str:
     """Rename a complete draft, and return the problem or an empty text."""
     if _describe_undamaged(path):  # Another rank published it on a shared root.
-        shutil.rmtree(draft, ignore_errors=True)
+        discard_path(draft)
         return ""
-    shutil.rmtree(path, ignore_errors=True)  # partly deleted or damaged
+    discard_path(path)  # partly deleted or damaged
     try:
         draft.rename(path)
     except OSError as error:
@@ -353,9 +352,9 @@ class _LenderConnection:
             raise UserError(f"The newest checkpoint on host {self._host} is {offer.name}")
         self._path = job / offer.name
         self._draft = folder.get_draft_path(self._path)
-        shutil.rmtree(self._draft, ignore_errors=True)
+        discard_path(self._draft)
         self._draft.mkdir(parents=True)
-        self._stack.callback(shutil.rmtree, self._draft, ignore_errors=True)
+        self._stack.callback(discard_path, self._draft)
         return offer
 
     def take(self, name: str, size: int, bytes_left: int) -> None:
@@ -380,7 +379,7 @@ class _LenderConnection:
         """Publish an undamaged checkpoint, and keep the newest `max_checkpoints`. Raises UserError."""
         if damage := folder.find_damage(self._draft, read_manifest(self._draft).files):
             raise UserError(f"The checkpoint from host {self._host} is damaged: {damage}")
-        shutil.rmtree(self._path, ignore_errors=True)  # partly deleted
+        discard_path(self._path)  # partly deleted
         self._draft.rename(self._path)
         folder.retain_newest(self._path.parents[1], max_checkpoints, self._path)
 

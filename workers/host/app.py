@@ -63,8 +63,8 @@ app.conf.update(
     },
 )
 
-health = HealthCheck(settings)
-reporter, pruner, sender = Reporter(settings, note, health), Pruner(settings), CheckpointSenderPool(settings)
+health, pruner, sender = HealthCheck(settings), Pruner(settings), CheckpointSenderPool(settings)
+reporter = Reporter(settings, note, health, pruner)
 starter = AttemptStarter(settings, reporter.exits, health)
 
 

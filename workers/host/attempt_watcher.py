@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from redis.exceptions import RedisError
 
 from contracts.control import AttemptReport, HostFault, LaunchOrder, Outcome
 from contracts.names import cancel_key
-from workers.disk import BadFileError, format_start_failure, remove_path, write_json
+from workers.disk import BadFileError, discard_path, format_start_failure, remove_path, write_json
 from workers.host.attempts import (
     AttemptDir,
     build_host_exit_report,
@@ -201,7 +200,7 @@ class AttemptWatcher:
             write_json(attempt.note_file, clean_text(f"cannot stop processes {survivors}; check this host"))
             return False
         if (folder := attempt.get_socket_folder()) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            discard_path(folder)
         if attempt.exit_file.exists():  # the supervisor has written it in the meantime
             return True
         if outcome == "lost" and attempt.get_supervisor() is not None:  # the supervisor started late

@@ -11,7 +11,6 @@ import fcntl
 import logging
 import os
 import re
-import shutil
 import tempfile
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from contracts.codec import BadMessageError, validate_exit_report, validate_launch_order
 from contracts.control import VERSION, AttemptReport, ExitReport, HostFault, LaunchOrder, Outcome
-from workers.disk import BadFileError, read_json, remove_path, write_json
+from workers.disk import BadFileError, TreeWalk, discard_path, read_json, remove_path, write_json
 from workers.host.processes import ProcessId, get_process_id
 from workers.host.settings import HostSettings
 
@@ -254,7 +253,7 @@ def claim_attempt(run_dir: Path, order: LaunchOrder) -> AttemptDir | None:
             draft.rename(attempt.host_dir)
         except OSError:
             for folder in (draft, attempt.job_dir):
-                shutil.rmtree(folder, ignore_errors=True)
+                discard_path(folder)
             raise
         return None if conflict else attempt
 
@@ -290,7 +289,7 @@ def _find_slot_in_use(run_dir: Path, order: LaunchOrder) -> str:
 
 def _create_job_dir(attempt: AttemptDir, spec: dict[str, Any]) -> None:
     """Create the job's tree. Other users can pass through it, and can read only the spec."""
-    shutil.rmtree(attempt.job_dir, ignore_errors=True)  # left by an interrupted claim
+    remove_path(attempt.job_dir)  # left by an interrupted claim
     for folder in (attempt.run_dir, attempt.job_dir.parent, attempt.job_dir):
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
     for folder in (attempt.logs, attempt.work, attempt.tmp):
@@ -306,6 +305,7 @@ class Pruner:
         self._settings = settings
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="host-pruner", daemon=True)
+        self.problem = ""  # what cannot be removed, for the host's page
 
     def start(self) -> None:
         self._thread.start()
@@ -315,11 +315,22 @@ class Pruner:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            try:
-                prune_attempts(self._settings.run_dir, self._settings.keep_runs_s, self._settings.keep_runs_bytes)
-            except Exception:
-                log.exception("cannot prune the run directory")
+            self.prune()
             self._stopped.wait(PRUNE_INTERVAL_S)
+
+    def prune(self) -> None:
+        """Prune once, and note what cannot be removed. A problem is logged when it changes."""
+        settings = self._settings
+        try:
+            failures = prune_attempts(settings.run_dir, settings.keep_runs_s, settings.keep_runs_bytes).failures
+        except Exception as error:
+            log.exception("cannot prune the run directory")
+            self.problem = f"Old attempts in {settings.run_dir} cannot be removed: {error}."
+            return
+        problem = _describe_failures(failures)
+        if problem and problem != self.problem:
+            log.warning("%s", problem)
+        self.problem = problem
 
 
 class _Candidate(NamedTuple):
@@ -328,11 +339,17 @@ class _Candidate(NamedTuple):
     num_bytes: int
 
 
-def prune_attempts(run_dir: Path, keep_s: float, keep_bytes: int) -> list[AttemptDir]:
+class PruneResult(NamedTuple):
+    """Removed folders, and the folders that cannot be removed with the reasons."""
+
+    removed: list[AttemptDir]
+    failures: dict[Path, str]
+
+
+def prune_attempts(run_dir: Path, keep_s: float, keep_bytes: int) -> PruneResult:
     """Remove acknowledged attempts older than `keep_s`, then the oldest until the rest takes at most `keep_bytes`.
 
-    Returns:
-        The removed attempts. A living or unacknowledged attempt is never removed.
+    A living or unacknowledged attempt is never removed. A failed removal does not change which others are removed.
     """
     candidates = []
     for attempt in iterate_attempts(run_dir):
@@ -340,19 +357,27 @@ def prune_attempts(run_dir: Path, keep_s: float, keep_bytes: int) -> list[Attemp
             acknowledged = attempt.acknowledged_marker.stat().st_mtime
             num_bytes = _measure_bytes(attempt.host_dir) + _measure_bytes(attempt.job_dir)
             candidates.append(_Candidate(acknowledged, attempt, num_bytes))
-    removed, left_bytes = [], sum(candidate.num_bytes for candidate in candidates)
+    result = PruneResult([], {})
+    left_bytes = sum(candidate.num_bytes for candidate in candidates)
     for acknowledged, attempt, num_bytes in sorted(candidates):
         if time.time() - acknowledged <= keep_s and left_bytes <= keep_bytes:
             break
+        left_bytes -= num_bytes
         try:
             _remove(attempt)
-        except OSError:
-            log.exception("cannot remove %s/%s", attempt.job, attempt.attempt)
-            continue
-        left_bytes -= num_bytes
-        removed.append(attempt)
-    _remove_leftovers(run_dir)
-    return removed
+            result.removed.append(attempt)
+        except OSError as error:
+            result.failures[attempt.job_dir] = str(error)
+    result.failures.update(_remove_leftovers(run_dir))
+    return result
+
+
+def _describe_failures(failures: dict[Path, str]) -> str:
+    if not failures:
+        return ""
+    path, reason = next(iter(failures.items()))
+    others = f" {len(failures) - 1} more folders cannot be removed." if len(failures) > 1 else ""
+    return clean_text(f"The old folder {path} cannot be removed: {reason}.{others}")
 
 
 def _remove(attempt: AttemptDir) -> None:
@@ -361,30 +386,38 @@ def _remove(attempt: AttemptDir) -> None:
     with lock_claims(attempt.run_dir):
         job_host_dir = attempt.host_dir.parent
         write_json(job_host_dir / NEWEST_FILE, max(read_newest_pruned(job_host_dir), attempt.attempt))
-        shutil.rmtree(attempt.host_dir)
+        remove_path(attempt.host_dir)
         with contextlib.suppress(OSError):  # the job has another attempt
             attempt.job_dir.parent.rmdir()
 
 
-def _remove_leftovers(run_dir: Path) -> None:
-    """Remove interrupted claims, and the attempt numbers of old jobs."""
-    now = time.time()
+def _remove_leftovers(run_dir: Path) -> dict[Path, str]:
+    """Remove interrupted claims, and the attempt numbers of old jobs. Return the failures."""
+    failures = {}
     with lock_claims(run_dir):
         for job_host_dir in (run_dir / HOST_TREE).glob("*/"):
-            for draft in job_host_dir.glob(".claim-*"):
-                if now - draft.stat().st_mtime > MAX_DRAFT_AGE_S:
-                    remove_path(draft)
-            newest = job_host_dir / NEWEST_FILE
-            is_old = newest.exists() and now - newest.stat().st_mtime > REMEMBER_PRUNED_S
-            if is_old and len(list(job_host_dir.iterdir())) == 1:
-                shutil.rmtree(job_host_dir)
+            try:
+                _remove_job_leftovers(job_host_dir)
+            except OSError as error:
+                failures[job_host_dir] = str(error)
+    return failures
+
+
+def _remove_job_leftovers(job_host_dir: Path) -> None:
+    now = time.time()
+    for draft in job_host_dir.glob(".claim-*"):
+        if now - draft.stat().st_mtime > MAX_DRAFT_AGE_S:
+            remove_path(draft)
+    newest = job_host_dir / NEWEST_FILE
+    is_old = newest.exists() and now - newest.stat().st_mtime > REMEMBER_PRUNED_S
+    if is_old and len(list(job_host_dir.iterdir())) == 1:
+        remove_path(job_host_dir)
 
 
 def _measure_bytes(folder: Path) -> int:
-    """Return the bytes that a folder takes on disk, without files that vanish during the walk."""
+    """Return the bytes that the readable content of a folder takes on disk."""
     total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(path, name)).st_blocks * 512
+    with contextlib.suppress(OSError):  # A process of the job can change the folder.
+        for _, _, status in TreeWalk(folder):
+            total += status.st_blocks * 512
     return total

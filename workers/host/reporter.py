@@ -20,7 +20,7 @@ from contracts.logs import LOG_ANSWER_TTL_S
 from contracts.names import events_stream, log_key
 from contracts.security import build_signed_entry, prepend_signature
 from workers.host.attempt_watcher import AttemptWatcher, HostExits, read_report_or_note
-from workers.host.attempts import iterate_unacknowledged
+from workers.host.attempts import Pruner, clean_text, iterate_unacknowledged
 from workers.host.health_check import HealthCheck
 from workers.host.machine import HostSampler, describe_device, get_boot_id
 from workers.host.settings import HostSettings
@@ -47,8 +47,11 @@ class Reporter:
     worker that accepts orders without sending heartbeats is worse than a restarted worker.
     """
 
-    def __init__(self, settings: HostSettings, note: str = "", health: HealthCheck | None = None) -> None:
+    def __init__(
+        self, settings: HostSettings, note: str = "", health: HealthCheck | None = None, pruner: Pruner | None = None
+    ) -> None:
         self._settings, self._note, self._health = settings, note, health or HealthCheck(settings)
+        self._pruner = pruner or Pruner(settings)
         self._wake = threading.Event()
         self._stopped = threading.Event()
         self._device_name, self._memory_bytes = describe_device(settings)
@@ -155,8 +158,8 @@ class Reporter:
             address=self._settings.address,
             attempts=self._limit_exits(self._read_attempts()),
         )
-        if self._note:
-            event["note"] = self._note
+        if notes := [note for note in (self._pruner.problem, self._note) if note]:
+            event["note"] = clean_text(" ".join(notes))
         if problem := self._health.find_problem():
             event["problem"] = problem
         if (use := self._sampler.get_usage()) is not None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from contracts.names import TASK_ACKNOWLEDGE, host_queue
 from tests.support.host import HOST_NAME, build_launch_order, run_host
 from tests.support.processes import PAGE_BYTES, ROOT, RedisServer, fill_disk, mount_full_disk, wait_until
 from tests.workers.host.test_reporter import heartbeats, settings
+from tests.workers.test_disk import immutable, make_nested
 from workers.disk import MAX_JSON_BYTES, BadFileError, read_json, write_json
 from workers.host import attempt_watcher
 from workers.host.attempt_watcher import AttemptStarter, AttemptWatcher, HostExits, read_report_or_note
 from workers.host.attempts import (
     REMEMBER_PRUNED_S,
     AttemptDir,
+    Pruner,
     build_host_exit_report,
     claim_attempt,
     get_attempt_dir,
@@ -426,7 +429,7 @@ def jobs(run_dir: Path) -> list[str]:
 
 def test_prunes_old_attempts_which_never_run_again(tmp_path: Path) -> None:
     old, young = ended(tmp_path, "old", 3, days_ago=8), ended(tmp_path, "young", days_ago=6)
-    assert prune_attempts(tmp_path, 7 * DAY_S, 2**40) == [old]
+    assert prune_attempts(tmp_path, 7 * DAY_S, 2**40).removed == [old]
     assert (jobs(tmp_path), old.job_dir.exists(), young.job_dir.exists()) == (["young"], False, True)
     assert [claim_attempt(tmp_path, build_launch_order("old", number)) for number in (1, 2, 3)] == [None] * 3
     assert claim_attempt(tmp_path, build_launch_order("old", 4)) is not None
@@ -445,9 +448,36 @@ def test_keeps_living_and_unacknowledged_attempts(tmp_path: Path) -> None:
     ended(tmp_path, "untold", days_ago=None, mebibytes=4)
     living = claim_attempt(tmp_path, build_launch_order("living"))
     assert living is not None
-    assert prune_attempts(tmp_path, 0, 0) == []
+    assert prune_attempts(tmp_path, 0, 0).removed == []
     assert jobs(tmp_path) == ["living", "untold"]
     assert Path("/etc/hostname").exists(), "no link out of a job's directory was followed"
+
+
+def test_one_folder_that_cannot_be_removed_costs_only_that_folder(
+    redis_service: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Prune a run directory in which the oldest attempts have a deep tree and an immutable file."""
+    days = {"deep": 9.0, "locked": 8.5, "other": 8.0, "young": 1.0}
+    deep, locked, other, _ = (ended(tmp_path, job, days_ago=days_ago) for job, days_ago in days.items())
+    make_nested(deep.work / "tree", 1100)
+    host = replace(settings(redis_service.url, tmp_path), keep_runs_bytes=3 * MEBI // 2)
+    pruner = Pruner(host)
+    made = Reporter(host, "Jobs run as root.", pruner=pruner)
+    with immutable(locked.logs / "launcher.log"):
+        pruner.prune()
+        pruner.prune()
+        assert jobs(tmp_path) == ["locked", "young"], "the bytes of the stuck attempt do not cost the young attempt"
+        assert [path.exists() for path in (deep.job_dir, locked.work, other.job_dir)] == [False] * 3
+        assert str(locked.job_dir) in pruner.problem
+        assert "launcher.log" in pruner.problem
+        assert [record.message for record in caplog.records].count(pruner.problem) == 1
+        made._send()
+        problem = pruner.problem
+    pruner.prune()
+    assert (jobs(tmp_path), pruner.problem) == (["young"], "")
+    made._send()
+    notes = [event["note"] for event in heartbeats(redis_service)]
+    assert notes == [f"{problem} Jobs run as root.", "Jobs run as root."]
 
 
 def test_removes_old_attempt_numbers_and_interrupted_claims(tmp_path: Path) -> None:

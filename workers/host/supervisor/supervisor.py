@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import time
 from collections.abc import Iterable
@@ -27,7 +26,7 @@ from contracts.names import SAVE_FILE
 from contracts.security import DecryptionError
 from contracts.telemetry.batches import Item
 from contracts.telemetry.items import StartItem
-from workers.disk import format_start_failure, is_host_error, write_json
+from workers.disk import discard_path, format_start_failure, is_host_error, write_json
 from workers.host.attempts import AttemptDir
 from workers.host.isolation import get_job_user
 from workers.host.programs import get_program
@@ -98,7 +97,7 @@ class Supervisor(TelemetrySession):
         try:
             code = await self._train()
         finally:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            discard_path(self.folder)
         planned_steps = int(self.order["spec"].get("train", {}).get("steps", 0))  # 0 for other kinds of jobs
         stopped_early = self.summary.stopped_early(planned_steps)
         if code == 0 and self._save_requested and self.ended_by is None and stopped_early:
