@@ -96,7 +96,7 @@ class Stall:
         self.item = item
         self.reports = self.equal_stacks = 1
         self.places = {get_place(item["stack"])}
-        self.samples: deque[ProcessItem] = deque(maxlen=MAX_SAMPLES)
+        self.has_slept = False
 
     def add(self, item: StallItem) -> None:
         self.reports += 1
@@ -199,13 +199,17 @@ class RankActivities:
     ) -> Kind:
         if len(samples) < MIN_PROCESS_SAMPLES:
             return "outside"
-        recent = samples[-MIN_PROCESS_SAMPLES:]
-        if not all(_is_idle(item, MAX_IDLE_CPU) for item in recent):
+        idle = [_is_idle(item, MAX_IDLE_CPU) for item in samples[-MIN_PROCESS_SAMPLES:]]
+        # On a crowded host, one sample of a rank that sleeps can show the meter's thread at work.
+        sleeps_on = any(idle) and stall is not None and stall.has_slept
+        if not all(idle) and not sleeps_on:
             return "busy"
         if self._gpu_percent.get(rank, 0.0) > MAX_IDLE_GPU_PERCENT:
             return "busy"
         if stall is not None and stall.equal_stacks < MIN_EQUAL_STACKS:
             return "busy" if stall.reports >= MIN_EQUAL_STACKS else "outside"
+        if stall is not None:
+            stall.has_slept = True
         if INPUT_SOURCE.search(source):
             return "input"
         if LOCK_SOURCE.search(source) or _has_innermost(stack, LOCK_FRAMES):

@@ -80,6 +80,17 @@ def test_sleeping_rank_is_named_with_its_line_within_ten_seconds() -> None:
     assert "rank 0: in all_reduce of 64 float32 (call 66 on world), at train.py:9: `loss.backward()`" in texts
 
 
+def test_one_sample_with_cpu_does_not_end_a_hang() -> None:
+    """The meter's thread of a rank that sleeps uses a CPU for a moment."""
+    found = script()
+    play(found, 11.0)
+    process(found, 1, 12.5, cpu=0.4)
+    verdict = look(found, NOW + 13)
+    assert (verdict["state"], verdict["reason"]) == ("hung", "Rank 1 sleeps in train.py:6: `time.sleep(3600)`.")
+    process(found, 1, 14.5, cpu=0.4)
+    assert look(found, NOW + 15)["state"] != "hung"
+
+
 @pytest.mark.parametrize(
     ("stack", "source", "usage", "words"),
     [
