@@ -42,6 +42,13 @@ DOINGS: dict[Kind, str] = {
 }
 
 
+def get_mismatch_step(calls: Mapping[int, str]) -> str:
+    """Return the next step for calls that differ, by rank: in the operation, or in size or dtype."""
+    if len({call.partition(" ")[0] for call in calls.values()}) > 1:
+        return "Find the code branch in which ranks call different operations."
+    return NEXT_STEPS["mismatch"]
+
+
 def describe_side(item: StallItem) -> str:
     """Return "in all_reduce of 64 float32 (call 66 on world), at train.py:12: `loss.backward()`"."""
     in_flight = [one for one in item["groups"] if "op" in one]

@@ -24,6 +24,7 @@ from jobs.runs.diagnosis.hang_texts import (
     describe_calls,
     describe_side,
     describe_stuck_ranks,
+    get_mismatch_step,
 )
 from jobs.runs.diagnosis.planned_run import PlannedRun
 from jobs.runs.diagnosis.rank_activity import (
@@ -197,7 +198,9 @@ class HangDetector:
             at, reason = deadlock.at, "The operation or size of the collective differs between ranks."
             if deadlock.calls:
                 reason = describe_calls(at.group, at.sequence or 0, deadlock.calls, deadlock.roots)
-            return Blame("mismatch", deadlock.roots, reason, since, CERTAIN_S if has_agreed else fallback_s)
+            threshold_s = CERTAIN_S if has_agreed else fallback_s
+            following = get_mismatch_step(deadlock.calls)
+            return Blame("mismatch", deadlock.roots, reason, since, threshold_s, following=following)
         if gone := [rank for rank in deadlock.at.group.ranks if self._classify(rank).kind == "gone"]:
             return self._blame_activity(tuple(gone), Activity("gone", "", ""), since, now)
         is_idle = all(self._activities.is_transfer_idle(rank, since) for rank in deadlock.at.group.ranks)

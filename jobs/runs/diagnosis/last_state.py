@@ -10,7 +10,13 @@ from contracts.telemetry.items import StallItem
 from jobs.core.verdict_schema import Evidence
 from jobs.runs.diagnosis.deadlocks import Positions, format_group, get_place, judge_difference, parse_group
 from jobs.runs.diagnosis.findings import RunFinding, capitalize, format_ranks, make_evidence
-from jobs.runs.diagnosis.hang_texts import LEFT_NEXT, NEXT_STEPS, describe_calls, describe_stuck_ranks
+from jobs.runs.diagnosis.hang_texts import (
+    LEFT_NEXT,
+    NEXT_STEPS,
+    describe_calls,
+    describe_stuck_ranks,
+    get_mismatch_step,
+)
 from jobs.runs.diagnosis.hangs import FoundHang
 from jobs.runs.diagnosis.planned_run import PlannedRun
 from jobs.runs.diagnosis.traced_step import ProcessGroup
@@ -55,7 +61,8 @@ def explain_failure(
         _, odd = judge_difference(positions, group, sequence, calls)
         text = describe_calls(group, sequence, calls, odd)
         facts = found.evidence if found is not None else sides
-        yield _make_finding(f"Failed: {text[:1].lower()}{text[1:]}", "", NEXT_STEPS["mismatch"], facts, odd, weight)
+        following = get_mismatch_step(calls)
+        yield _make_finding(f"Failed: {text[:1].lower()}{text[1:]}", "", following, facts, odd, weight)
     elif found is not None:
         stuck = describe_stuck_ranks(found.blame.cause, found.blame.ranks, found.deadlock, run, found.waiting)
         stuck = re.sub(r"\bwaits? for\b", "waited for", stuck, count=1)

@@ -152,6 +152,7 @@ def test_different_calls_are_certain_after_two_reports() -> None:
     verdict = look(found, NOW + 4.5)
     assert (verdict["hang"]["cause"], verdict["hang"]["ranks"]) == ("mismatch", [1])  # type: ignore[index]
     assert verdict["reason"] == f"In call 43 on world, rank 1 calls barrier, but rank 0 calls {USUAL}."
+    assert verdict["next"] == "Find the code branch in which ranks call different operations."
 
 
 @pytest.mark.parametrize(("second_report", "is_hung"), [(None, False), (3.0, False), (4.0, True)])
