@@ -18,6 +18,7 @@ from planner.facts.precision import FP32_BYTES
 from planner.hardware.cluster import Cluster, NodeSpan, get_node_span
 from planner.hardware.kernel_time import compute_collective_seconds, compute_kernel_seconds
 from planner.hardware.kernels import MemoryKernel
+from planner.hardware.stacks import OVERLAPPED_EXPERTS
 
 
 class Pace(NamedTuple):
@@ -247,6 +248,8 @@ class StageTimer:
         if "cp" in waits and layout.cp_method == "ring":
             waits["cp"] = max(0.0, waits["cp"] - module.attention_s)  # the next block is sent during attention
         overlap: dict[Axis, float] = {**stack.overlap}
+        if layout.schedule == "dualpipev" and stack.overlaps_dual_pipe:
+            overlap |= OVERLAPPED_EXPERTS
         if not layout.sequence_parallel:
             overlap.pop("tp", None)  # all-reduces are not divided into steps that overlap with their matmul
         if experts := overlap.get("ep"):

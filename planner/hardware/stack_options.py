@@ -6,18 +6,14 @@ import re
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-from contracts.telemetry.items import Axis
 from planner.facts.layout import get_axis_group
 from planner.facts.resources import CudaGraphs, SoftwareSpec, StackName
 from planner.facts.spec import JobSpec
 from planner.hardware.cluster import get_node_span
 from planner.hardware.kernel_time import FLASH_2_FACTOR
-from planner.hardware.stacks import FUSED_NORMS, STACKS, Stack
+from planner.hardware.stacks import FUSED_NORMS, OVERLAPPED_EXPERTS, STACKS, Stack
 
 EAGER_SCORES = 5.8  # bytes of unfused attention, if scale, mask, and softmax in fp32 are separate kernels
-
-# Megatron overlaps the all-to-all of one micro-batch with matmuls of another (--overlap-moe-expert-parallel-comm).
-OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}
 
 # Megatron's all-to-all in place of DeepEP and HybridEP (token_dispatcher.py, `MoEAlltoAllTokenDispatcher`).
 ALL_TO_ALL = {"dispatches_per_node": False, "sorts_dispatch": True}

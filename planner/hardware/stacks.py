@@ -81,6 +81,7 @@ class Stack(NamedTuple):
 
     # Communication.
     overlap: dict[Axis, float] = {}  # overlapped fraction per axis; for dp, of the available compute time
+    overlaps_dual_pipe: bool = False  # schedule dualpipev overlaps expert communication with another micro-batch
     overlaps_sends: bool = False  # sends of interleaved chunks overlap with the next chunk, except in fill and drain
     reduces_by_chunk: bool = False  # ZeRO-1 gathers a chunk during the previous fill, and reduces it in the drain
     all_reduces_fp32: bool = False  # every rank receives all gradient sums in fp32
@@ -112,6 +113,10 @@ class Stack(NamedTuple):
 # Median excess of nvidia-smi's figures over tensors and allowance in 15 fp16 runs of BLOOM (1.9 to 8.5 GB). It contains
 # a communicator per group and pair of stages, and buckets of 5e8 gradients. Scaling's engine has both too.
 _PIPELINE_ENGINE = 6 * 10**9
+
+# Megatron overlaps the all-to-all of one micro-batch with matmuls of another (--overlap-moe-expert-parallel-comm).
+OVERLAPPED_EXPERTS: dict[Axis, float] = {"ep": 0.8}
+# DualPipe overlaps the same all-to-all (2412.19437 section 3.2.1). No published row shows how much of it.
 
 # Norms of `scaling` in its own kernel, and RMSNorm in a dozen fp32 kernels.
 FUSED_NORMS, EAGER_NORMS = 1.8, 15.0
@@ -167,6 +172,7 @@ STACKS: dict[StackName, Stack] = {
         dispatches_per_node=True,
         link_efficiency=0.87,
         overlap={"tp": 0.4},
+        overlaps_dual_pipe=True,
         overlaps_sends=True,
         contention=0.25,
         step_s=9e-3,
