@@ -29,6 +29,7 @@ from contracts.fields import (
     ShortText,
     Slot,
     Text,
+    TraceId,
 )
 from contracts.hosts import HostFacts, HostUsage
 from contracts.telemetry.items import Cell, CheckpointItem
@@ -102,6 +103,7 @@ class LaunchOrder(TypedDict):
     owner: NotRequired[Count]  # user ID of the owner
     variables: NotRequired[list[str]]  # variables of the project, encrypted for this host (`contracts.security`)
     upload: NotRequired[UploadOrder]  # of a script that the owner uploaded
+    trace: NotRequired[TraceId]  # of the request that submitted the job
 
 
 class AllocationOrder(TypedDict):
@@ -123,6 +125,7 @@ class AllocationOrder(TypedDict):
     lease_s: Seconds  # ranks on several nodes exit when the board is silent for this time
     checkpoint: NotRequired[ResumeCheckpoint]
     upload: NotRequired[UploadOrder]
+    trace: NotRequired[TraceId]  # of the request that submitted the job
 
 
 class LendOrder(TypedDict):

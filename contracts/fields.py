@@ -15,6 +15,7 @@ MAX_JSON_DEPTH = 32
 MAX_SHORT_TEXT_CHARS, MAX_TEXT_CHARS = 200, 1000
 SHA256_PATTERN = r"^[0-9a-f]{64}$"
 CHECKPOINT_NAME_PATTERN = r"^[a-z0-9-]{1,64}/[0-9]{1,10}/step-[0-9]{8,18}$"
+TRACE_ID_PATTERN = r"^[0-9a-f]{32}$"  # of W3C Trace Context
 HOST_NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"  # part of addresses, queue names and Redis keys
 
 # CSI sequences, then OSC and similar sequences up to their terminator, then two-byte escapes.
@@ -73,6 +74,7 @@ def _validate_address(text: str) -> str:
 
 
 Sha256 = Annotated[str, StringConstraints(pattern=SHA256_PATTERN)]  # as hexadecimal text
+TraceId = Annotated[str, StringConstraints(pattern=TRACE_ID_PATTERN)]
 JobId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,64}$")]
 HostName = Annotated[str, StringConstraints(pattern=HOST_NAME_PATTERN)]
 Address = Annotated[str, StringConstraints(max_length=45), AfterValidator(_validate_address)]  # IPv4 or IPv6

@@ -19,6 +19,7 @@ LOG_ANSWER_TTL_S: Final = 30.0
 
 LogFile = Literal["launcher", "stdout", "stderr"]
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 LogRequestId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
@@ -50,13 +51,15 @@ class LogPart(TypedDict):
     kept: Count  # bytes of the file that are on disk
 
 
-def build_json_formatter(*extra_fields: str) -> dict[str, Any]:
+def build_json_formatter(*extra_fields: str, static: dict[str, str] | None = None) -> dict[str, Any]:
     """Build a `logging.config` formatter that writes one JSON object per line.
 
     Args:
         extra_fields: Further attributes of a log record to write.
+        static: Fields with the same value in each line.
     """
     return {
+        "static_fields": static or {},
         "()": "pythonjsonlogger.json.JsonFormatter",
         "fmt": ("levelname", "name", "message", *extra_fields),
         "rename_fields": {"levelname": "level", "name": "logger"},

@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from contracts.logs import LogLevel
 from contracts.security import SecretError, read_secret_file
 from webapp import installation
 from webapp.setting_types import (
@@ -216,6 +217,9 @@ class WebSettings(BaseSettings):
         description=(
             "With `json`, each log line is a JSON object. Each HTTP request gets a log line with its request ID."
         ),
+    )
+    log_level: LogLevel = Field(
+        "info", description="Lowest level of log lines: `debug`, `info`, `warning`, or `error`."
     )
     logins_per_minute: int = Field(
         30, ge=1, description="Maximum number of login attempts per minute from one network address."

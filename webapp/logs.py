@@ -45,7 +45,7 @@ def truncate_log(log: Path, limit_bytes: int = MAX_LOG_BYTES) -> None:
     draft.replace(log.with_name(log.name + ".1"))
 
 
-def build_logging_settings(form: str) -> dict[str, Any]:
+def build_logging_settings(form: str, level: str = "info") -> dict[str, Any]:
     """Return the setting LOGGING. With "json", each line is an object, and each request is logged."""
     text = {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}
     formatters = {"text": text, "json": build_json_formatter("request_id")}
@@ -64,7 +64,7 @@ def build_logging_settings(form: str) -> dict[str, Any]:
                 "filters": ["reference", "refusals"],
             }
         },
-        "root": {"handlers": ["console"], "level": "INFO"},
+        "root": {"handlers": ["console"], "level": level.upper()},
         "loggers": {
             "axes": {"level": "WARNING"},
             REQUEST_LOGGER: {"level": "INFO" if form == "json" else "WARNING"},

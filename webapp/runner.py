@@ -191,6 +191,7 @@ def build_host_environment(state: Path, environment: dict[str, str]) -> dict[str
         "JOB_USER",
         "SANDBOX",
         "LOG_FORMAT",
+        "LOG_LEVEL",
         "STATE_DIR",
         *bounds,
         *roots,

@@ -260,4 +260,4 @@ SILENCED_SYSTEM_CHECKS = ["security.W008"]
 
 UNFOLD = build_unfold_settings()
 
-LOGGING = build_logging_settings(_environment.log_format)
+LOGGING = build_logging_settings(_environment.log_format, _environment.log_level)

@@ -180,6 +180,8 @@ def build_launch_order(order: AllocationOrder, node: SlurmNode) -> LaunchOrder:
     )
     if "checkpoint" in order:
         launch_order["checkpoint"] = order["checkpoint"]
+    if "trace" in order:
+        launch_order["trace"] = order["trace"]
     if "upload" in order:
         launch_order["upload"] = order["upload"]
     if len(node.names) > 1:

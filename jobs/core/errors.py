@@ -10,12 +10,16 @@ from contextvars import ContextVar
 
 from django.http import Http404
 
+from contracts.traces import parse_traceparent
+
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 DISK_FULL_MESSAGE = "The disk of the board is full."
 REQUEST_ID_HEADER = b"x-request-id"
+TRACEPARENT_HEADER = b"traceparent"
 REQUEST_ID_FORMAT = re.compile(rb"[0-9a-f]{32}")  # format of nginx. Other values never get into a log.
 
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
+_trace_id: ContextVar[str] = ContextVar("trace_id", default="")
 
 
 class NotFoundError(Http404):
@@ -38,14 +42,21 @@ def is_disk_full(error: BaseException | None) -> bool:
     return any(os.strerror(number) in str(error) for number in DISK_FULL_ERRNOS)
 
 
-def set_request_id(header: bytes | None) -> str:
-    """Start a request with the id from the proxy, or with a new id."""
+def set_request_id(header: bytes | None, traceparent: bytes | None = None) -> str:
+    """Start a request with the id from the proxy, or with a new id. The trace ID is the client's, or the same id."""
     is_valid = header is not None and REQUEST_ID_FORMAT.fullmatch(header)
     request_id = header.decode() if header is not None and is_valid else secrets.token_hex(16)
     _request_id.set(request_id)
+    trace_id = parse_traceparent(traceparent.decode("latin-1")) if traceparent is not None else None
+    _trace_id.set(trace_id or request_id)
     return request_id
 
 
 def get_request_id() -> str:
     """Return the id of the current request, empty outside of requests."""
     return _request_id.get()
+
+
+def get_trace_id() -> str:
+    """Return the trace ID of the current request, or a new trace ID outside of requests."""
+    return _trace_id.get() or secrets.token_hex(16)

@@ -182,6 +182,13 @@ class Job(models.Model):
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED, editable=False, db_index=True)
     attempt = models.PositiveIntegerField(default=1, editable=False)
     wait_reason = models.CharField(max_length=MAX_WAIT_REASON_CHARACTERS, blank=True, editable=False)
+    trace_id = models.CharField(
+        max_length=32,
+        default="",
+        db_default="",
+        editable=False,
+        help_text="W3C trace ID of the request that submitted the job",
+    )
     archived = models.BooleanField(
         default=False, editable=False, help_text="the job has ended, and lists hide it by default"
     )

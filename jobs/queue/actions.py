@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from django.db.models import Max
 from django.utils import timezone
 
 from jobs.core.audit import record
+from jobs.core.errors import get_trace_id
 from jobs.models import (
     HOST_SILENT_AFTER,
     Attempt,
@@ -40,6 +42,8 @@ from planner.facts.spec import JobSpec
 from planner.facts.spec_rules import find_unsupported_fields
 from planner.facts.validation import SpecError, format_count
 from planner.search.auto_layout import AutoLayout
+
+log = logging.getLogger(__name__)
 
 
 class KeyReusedError(Exception):
@@ -166,12 +170,14 @@ def _queue(owner: User, checked: CheckedSpec, check_of: Job | None) -> tuple[Job
             chosen=checked.auto_layout,
             check_of=check_of,
             upload=find_upload(owner, spec),
+            trace_id=get_trace_id(),
             **layout_fields,
         )
         queued = StateChange(job=job, attempt=1, status=Status.QUEUED, reason="submitted")
         add_state_changes([queued])
         Dependency.objects.bulk_create(Dependency(job=job, needs=needs) for needs in dict.fromkeys(spec.after))
         record(owner.get_username(), "submit", "job", job.id, after={"name": job.name, "project": job.project})
+    log.info("submitted %s (trace %s)", job.id, job.trace_id, extra={"job": job.id, "trace_id": job.trace_id})
     return job, queued
 
 

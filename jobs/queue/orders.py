@@ -21,6 +21,7 @@ from django.db.models import JSONField, QuerySet, Value
 from contracts.codec import BadMessageError, validate_launch_order, validate_lend_order
 from contracts.control import VERSION, Gang, LaunchOrder, Node, ResumeCheckpoint, UploadOrder
 from contracts.names import TASK_LAUNCH, TASK_LEND, host_queue
+from contracts.traces import log_launch_order
 from jobs.core.credentials import derive_loan_secret, derive_upload_secret
 from jobs.models import Attempt, Host, Job, Loan, Member, Outbox
 from jobs.people.variables import UnreadableError, encrypt_for_host
@@ -84,6 +85,8 @@ def build_launch_order(job: Job, member: Member, slots: list[int], nodes: list[N
         order["gang"] = Gang(node=member.node, nodes=nodes, lease_s=settings.LEASE_S)
     if job.attempt > 1 and (checkpoint := find_newest_checkpoint(job)):
         order["checkpoint"] = checkpoint
+    if job.trace_id:
+        order["trace"] = job.trace_id
     if job.upload is not None:
         order["upload"] = UploadOrder(sha256=job.upload.sha256, size=job.upload.size)
     # With an expression, Django inserts rows. Without it, psycopg quotes each letter of a JSON column array.
@@ -142,6 +145,8 @@ def deliver(client: redis.Redis) -> int:
             arguments = [build(row.arguments[0], expires)] if build else row.arguments
             if arguments != [None]:
                 get_producer(settings.REDIS_URL).send_task(row.task, args=arguments, queue=row.queue)
+                if row.task == TASK_LAUNCH:
+                    log_launch_order(log, f"sent to {row.queue}", arguments[0])
         except TRANSIENT_ERRORS:
             raise  # the row stays for the next call
         except Exception:

@@ -19,7 +19,8 @@ from celery import Celery
 
 from contracts.names import TASK_LAUNCH, cancel_key, host_queue
 from contracts.telemetry.items import VERSION
-from tests.support.host import HOST_NAME, Host, run_host
+from contracts.traces import build_traceparent
+from tests.support.host import HOST_NAME, TRACE_ID, Host, run_host
 from tests.support.processes import ROOT, RedisServer, is_gone, wait_until
 from workers.disk import read_json
 from workers.host.attempts import get_attempt_dir
@@ -163,6 +164,8 @@ def test_invalid_data_file_is_reported_in_one_line(machine: Host) -> None:
         report = machine.wait_for_exit("dataless")
         assert report["exit_code"] == 2
         assert report["reason"].endswith("`train.data` is 'nowhere.txt', which does not exist below the data root.")
+        log = get_attempt_dir(machine.run_dir, "dataless", 1).supervisor_log.read_text()
+        assert f"dataless/1: supervised (trace {TRACE_ID})" in log
 
 
 @pytest.mark.slow
@@ -181,6 +184,7 @@ def test_script_that_ignores_term_ends_within_15_s(redis_service: RedisServer, t
         environment = (attempt.work / "environment-0").read_text()
         assert "MESHBOARD_REDIS_URL" not in environment
         assert "test-password" not in environment
+        assert f"TRACEPARENT={build_traceparent(TRACE_ID, 'stubborn', 1)}" in environment.splitlines()
 
 
 def frame(job: str, attempt: int, rank: int, item_rank: int, phase: str) -> bytes:

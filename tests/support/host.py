@@ -33,6 +33,9 @@ SPEC: dict[str, Any] = {
 }
 
 
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
 def build_launch_order(
     job: str = "job", attempt: int = 1, slots: list[int] | None = None, expires_in_s: float = 60
 ) -> LaunchOrder:
@@ -43,6 +46,7 @@ def build_launch_order(
         spec={"name": job},
         slots=slots if slots is not None else [0],
         expires=time.time() + expires_in_s,
+        trace=TRACE_ID,
     )
 
 

@@ -63,9 +63,8 @@ class RequestGuard:
         if scope["type"] not in ("http", "websocket"):
             await self._application(scope, receive, send)
             return
-        known = errors.set_request_id(
-            next((value for name, value in scope["headers"] if name == errors.REQUEST_ID_HEADER), None)
-        )
+        headers = dict(reversed(scope["headers"]))  # the first value of a repeated header
+        known = errors.set_request_id(headers.get(errors.REQUEST_ID_HEADER), headers.get(errors.TRACEPARENT_HEADER))
         if scope["type"] == "websocket":
             await self._socket(scope, receive, send)
         else:

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 
 from contracts.control import AttemptReport, HostFault, LaunchOrder, Outcome
 from contracts.names import cancel_key
+from contracts.traces import log_launch_order
 from workers.disk import BadFileError, discard_path, format_start_failure, remove_path, write_json
 from workers.host.attempts import (
     AttemptDir,
@@ -291,6 +292,7 @@ class AttemptStarter:
                 return
             try:
                 self._start_supervisor(claimed)
+                log_launch_order(log, "started the supervisor", order)
             except (OSError, subprocess.SubprocessError) as error:
                 self._fail(claimed, error)
 

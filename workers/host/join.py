@@ -27,11 +27,13 @@ from workers.host.hardware import Gpus
 from workers.host.machine import describe_device, get_boot_id, get_host_facts
 from workers.host.settings import (
     BOARD_URL_VARIABLE,
+    TEXT_LOG_FORMAT,
     HostCredentials,
     HostSettingError,
     HostSettings,
     get_credentials_file,
     get_log_format,
+    get_log_level,
     is_enabled,
     load_or_create_credentials,
     read_host_settings,
@@ -63,7 +65,7 @@ def main() -> int:
         if get_log_format() == "json":
             set_up_json_logs()
         else:
-            logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+            logging.basicConfig(level=get_log_level(), format=TEXT_LOG_FORMAT)
         url = _check_url(options.url, options.insecure or is_enabled("MESHBOARD_JOIN_INSECURE"))
         settings = _read_settings(options)
         token = options.token or read_secret_file(TOKEN_VARIABLE) or os.environ.get(TOKEN_VARIABLE, "")
@@ -83,7 +85,7 @@ def build_worker_command(name: str) -> list[str]:
     celery = [sys.executable, "-W", no_warning, "-m", "celery", *quiet, "-A", "workers.host.app", "worker"]
     options = ["--pool", "threads", "--concurrency", "2", "--without-mingle", "--without-gossip", "--without-heartbeat"]
     names = ["--queues", host_queue(name), "--hostname", f"host-{name}@%h"]
-    return [*celery, *options, "--loglevel", "INFO", *names]
+    return [*celery, *options, "--loglevel", get_log_level(), *names]
 
 
 def _parse_options(argv: list[str]) -> argparse.Namespace:

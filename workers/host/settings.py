@@ -15,15 +15,17 @@ import stat
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast, get_args
 
 from contracts.fields import HOST_NAME_PATTERN
-from contracts.logs import LogFormat, build_json_formatter
+from contracts.logs import LogFormat, LogLevel, build_json_formatter
 from workers.host.hardware import LOOPBACK, Gpus, get_address_towards
 from workers.rank_environment import DEFAULT_GROUP_TIMEOUT_S
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOG_FORMAT_VARIABLE = "MESHBOARD_LOG_FORMAT"
+LOG_LEVEL_VARIABLE = "MESHBOARD_LOG_LEVEL"
+TEXT_LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 BOARD_URL_VARIABLE = "MESHBOARD_URL"
 # systemd does not assign the IDs 65,520 to 65,533 (https://systemd.io/UIDS-GIDS).
 DEFAULT_JOB_USER_ID = 65_530
@@ -190,16 +192,28 @@ def get_log_format() -> LogFormat:
     return cast(LogFormat, value)
 
 
-def set_up_json_logs(**_named: object) -> None:
-    """Write the lines of all loggers and Python's warnings as JSON to standard error."""
+def get_log_level() -> str:
+    """Return the lowest level of the host worker's log lines, as `logging` names it. Raises HostSettingError."""
+    value = get_variable(LOG_LEVEL_VARIABLE, "info")
+    if value not in get_args(LogLevel):
+        raise HostSettingError(f"{LOG_LEVEL_VARIABLE} is {value[:40]!r}. Use debug, info, warning, or error.")
+    return value.upper()
+
+
+def set_up_json_logs(*, fields: dict[str, str] | None = None, **_named: object) -> None:
+    """Write the lines of all loggers and Python's warnings as JSON to standard error.
+
+    Args:
+        fields: Fields with the same value in each line.
+    """
     logging.captureWarnings(True)
     logging.config.dictConfig(
         {
             "version": 1,
             "disable_existing_loggers": False,
-            "formatters": {"json": build_json_formatter()},
+            "formatters": {"json": build_json_formatter(static=fields)},
             "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "json"}},
-            "root": {"handlers": ["console"], "level": "INFO"},
+            "root": {"handlers": ["console"], "level": get_log_level()},
         }
     )
 

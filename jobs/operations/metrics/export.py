@@ -1,4 +1,4 @@
-"""Export metrics in the text format of Prometheus, and send them by OTLP over HTTP.
+"""Export metrics in the text format of Prometheus, and send them and the spans of jobs by OTLP over HTTP.
 
 Each OTLP message has all current samples. The instruments of the SDK would store each label set for the lifetime of the
 process and drop labels beyond 2,000 sets.
@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator
 
 from django.conf import settings
+from django.utils import timezone
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
@@ -24,6 +26,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.metrics.export import Metric as OtlpMetric
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
@@ -31,6 +34,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from jobs.models import Attempt
 from jobs.operations.metrics.collection import MetricFamily, MetricSamples, Samples, collect_metrics
+from jobs.operations.metrics.spans import OVERLAP, collect_spans
 
 
 class SampleCollector(Collector):
@@ -73,6 +77,8 @@ class OtlpExporter:
     def __init__(self) -> None:
         self._collected = -math.inf
         self._exporter: OTLPMetricExporter | None = None
+        self._span_exporter: OTLPSpanExporter | None = None
+        self._traced = timezone.now() - OVERLAP
         self._sending = threading.Thread()
 
     def turn(self) -> None:
@@ -84,13 +90,25 @@ class OtlpExporter:
         self._collected = time.monotonic()
         self._exporter = self._exporter or _exporter()
         found = build_otlp_message(collect_metrics(), time.time_ns())
-        self._sending = threading.Thread(target=self._exporter.export, args=(found,), name="otlp", daemon=True)
+        spans, self._traced = collect_spans(self._traced)
+        self._sending = threading.Thread(target=self._send, args=(found, spans), name="otlp", daemon=True)
         self._sending.start()
 
     def close(self) -> None:
         """Stop without sending more."""
         if self._exporter is not None:
             self._exporter.shutdown()
+        if self._span_exporter is not None:
+            self._span_exporter.shutdown()
+
+    def _send(self, found: MetricsData, spans: list[ReadableSpan]) -> None:
+        assert self._exporter is not None
+        self._exporter.export(found)
+        if spans:
+            self._span_exporter = self._span_exporter or OTLPSpanExporter(
+                f"{settings.OTLP_ENDPOINT}/v1/traces", headers=settings.OTLP_HEADERS, timeout=EXPORT_TIMEOUT_S
+            )
+            self._span_exporter.export(spans)
 
 
 def _exporter() -> OTLPMetricExporter:

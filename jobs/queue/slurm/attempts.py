@@ -61,6 +61,8 @@ def prepare_submission(attempt: Attempt, site: Site, certificates: str) -> Submi
     )
     if attempt.number > 1 and (checkpoint := find_newest_checkpoint(attempt.job)):
         order["checkpoint"] = checkpoint
+    if attempt.job.trace_id:
+        order["trace"] = attempt.job.trace_id
     if (upload := attempt.job.upload) is not None:
         secret = derive_upload_secret(attempt.job_id, attempt.number)
         order["upload"] = UploadOrder(sha256=upload.sha256, size=upload.size, secret=secret)

@@ -14,6 +14,7 @@ from django.utils import timezone
 from contracts.control import AttemptReport, ExitReport
 from jobs.core.audit import record
 from jobs.core.credentials import hash_secret, issue_run_token
+from jobs.core.errors import get_trace_id
 from jobs.models import (
     EXTERNAL_ENGINE,
     TERMINAL,
@@ -152,6 +153,7 @@ def _create_run(owner: User, request: RunRequest, spec: JobSpec) -> Attempt:
         estimate=estimate_job(spec, cluster),
         hardware=cluster.model_dump(mode="json", exclude={"runs", "measured_steps"}),
         status=Status.STARTING,
+        trace_id=get_trace_id(),
     )
     add_state_changes([StateChange(job=job, attempt=1, status=Status.STARTING, reason="launched elsewhere")])
     JobTag.objects.bulk_create(JobTag(job=job, name=name) for name in dict.fromkeys(request.tags))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from django.db import DataError, OperationalError
 from django.utils import timezone
 
 from contracts.names import LEGACY_EVENTS_STREAM, TASK_ACKNOWLEDGE, TASK_LAUNCH, events_stream, host_queue
+from jobs.core.errors import get_trace_id, set_request_id
 from jobs.models import Attempt, DeadLetter, Host, Job, Lease, Member, Outbox, SlotAllocation, Status
 from jobs.operations import controller
 from jobs.operations.controller import Controller
@@ -74,6 +76,8 @@ def test_failing_stage_does_not_stop_the_others(
 def test_idle_pass_logs_nothing(job: Job, live_redis: redis.Redis, caplog: Any) -> None:
     caplog.set_level(logging.INFO)
     made = Controller()
+    made.run_once()  # sends the order of the job
+    caplog.clear()
     for _ in range(3):
         made.run_once()
     assert caplog.records == []
@@ -244,6 +248,37 @@ def test_order_expires_by_the_redis_clock(job: Job, live_redis: redis.Redis) -> 
     order = json.loads(base64.b64decode(envelope["body"]))[0][0]
     assert order["job"] == job.id
     assert 0 <= order["expires"] - before[0] - ORDER_LIFETIME.total_seconds() < 30
+
+
+def test_trace_of_the_request_reaches_the_order_and_the_log(
+    owner: User, make_host: Callable[..., Host], live_redis: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = make_host()
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+    def submit() -> Job:
+        set_request_id(None, f"00-{trace}-00f067aa0ba902b7-01".encode())
+        return actions.submit(owner, GOOD)[0]
+
+    with caplog.at_level(logging.INFO):
+        submitted = copy_context().run(submit)
+        schedule()
+        deliver(live_redis)
+    message: Any = live_redis.lindex(host_queue(host.name), 0)
+    order = json.loads(base64.b64decode(json.loads(message)["body"]))[0][0]
+    assert (submitted.trace_id, order["trace"]) == (trace, trace)
+    logged = [record.getMessage() for record in caplog.records if getattr(record, "trace_id", "") == trace]
+    assert logged == [
+        f"submitted {submitted.id} (trace {trace})",
+        f"{submitted.id}/1: sent to {host_queue(host.name)} (trace {trace})",
+    ]
+
+
+@pytest.mark.parametrize("header", [b"", b"00-" + b"0" * 32 + b"-00f067aa0ba902b7-01", b"\xff", b"00-abc-def-01"])
+def test_trace_without_a_valid_header_is_the_request_id(header: bytes) -> None:
+    context = copy_context()
+    request_id = context.run(set_request_id, None, header)
+    assert context.run(get_trace_id) == request_id
 
 
 def test_delivers_orders_after_redis_was_emptied(job: Job, live_redis: redis.Redis) -> None:

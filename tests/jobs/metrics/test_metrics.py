@@ -20,12 +20,16 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
+from contracts.traces import build_traceparent
 from jobs.models import Attempt, Job, Member
 from jobs.operations.metrics import collection as collection
 from jobs.operations.metrics.collection import FAMILIES, GPU_METRICS, RANK_BYTES, RANK_STEP, collect_metrics
 from jobs.operations.metrics.export import OtlpExporter
+from jobs.queue.hosts.presentation import CONTACT_STATES
+from jobs.runs.diagnosis.findings import STATES_BY_SEVERITY
 from tests.jobs.metrics.board import USE, fill_board, make_host_row, make_running_job, send_step, send_traffic
 from tests.support.processes import ROOT, wait_until
 
@@ -33,6 +37,13 @@ TOKEN = "only-for-this-test-0123456789"
 DASHBOARD = ROOT / "deploy/grafana/meshboard.json"
 RULES = ROOT / "deploy/prometheus/rules.yml"
 MAX_QUERIES = 17
+# Values of labels that panels and rules select
+LABEL_VALUES = {
+    ("meshboard_hosts", "state"): set(CONTACT_STATES),
+    ("meshboard_slots", "state"): {"held", "free", "unusable"},
+    ("meshboard_job_verdict", "verdict"): set(STATES_BY_SEVERITY),
+    ("meshboard_process_last_tick_timestamp_seconds", "process"): {"controller", "recorder"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +195,9 @@ def test_panels_and_rules_use_existing_metrics(title: str, expr: str) -> None:
     for name, labels in re.findall(r"(meshboard_\w+)(?:\{([^}]*)\})?", expr):
         assert name in by_name
         assert set(re.findall(r"(\w+)\s*[=!]", labels or "")) <= set(by_name[name].labels)
+        for label, values in re.findall(r'(\w+)=~?"([^"$]+)"', labels or ""):
+            if known := LABEL_VALUES.get((name, label)):
+                assert set(values.split("|")) <= known, f"{name} has no {label} {values}"
 
 
 def test_promtool_accepts_the_example_configuration(tmp_path: Path) -> None:
@@ -197,8 +211,16 @@ class Collector(http.server.BaseHTTPRequestHandler):
     """OTLP receiver that stores the requests."""
 
     requests: list[tuple[str, str, ExportMetricsServiceRequest]]
+    traces: list[ExportTraceServiceRequest]
 
     def do_POST(self) -> None:
+        if self.path == "/v1/traces":
+            traces = ExportTraceServiceRequest()
+            traces.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
+            self.traces.append(traces)
+            self.send_response(200)
+            self.end_headers()
+            return
         request = ExportMetricsServiceRequest()
         request.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
         self.requests.append((self.path, self.headers.get("x-token", ""), request))
@@ -212,7 +234,7 @@ class Collector(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def collector(settings: Any) -> Iterator[type[Collector]]:
     class Handler(Collector):
-        requests = []
+        requests, traces = [], []
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -273,6 +295,33 @@ def test_otlp_exports_all_series(owner: User, live_redis: redis.Redis, collector
     _, _, request = export_once(collector)
     assert values(get_metrics(request)["meshboard_rank_payload_bytes"].sum.data_points) == collect_metrics()[RANK_BYTES]
     assert len(collect_metrics()[RANK_BYTES]) == 2 * 1024
+
+
+def test_otlp_exports_a_span_per_ended_attempt_and_job(owner: User, collector: type[Collector]) -> None:
+    job = make_running_job(owner, make_host_row(), "traced")
+    Job.objects.filter(pk=job.pk).update(trace_id="4bf92f3577b34da6a3ce929d0e0e4736", status="failed")
+    attempt = Attempt.objects.get(job=job)
+    Attempt.objects.filter(pk=attempt.pk).update(
+        ended=timezone.now(), exit={"outcome": "failed", "reason": "rank 1 failed"}
+    )
+    running = make_running_job(owner, make_host_row("host-b"), "running")
+    Job.objects.filter(pk=running.pk).update(trace_id="0" * 31 + "1")
+    otlp = OtlpExporter()
+    otlp.turn()
+    request = wait_until(lambda: collector.traces, "the collector gets spans", 20)[0]
+    otlp._collected -= 10
+    wait_until(lambda: not otlp._sending.is_alive(), "the export ends", 20)
+    otlp.turn()
+    wait_until(lambda: len(collector.requests) > 1, "the collector gets a second request", 20)
+    otlp.close()
+    assert len(collector.traces) == 1, "each span is sent once"
+    of_attempt, of_job = request.resource_spans[0].scope_spans[0].spans
+    assert {span.trace_id.hex() for span in (of_attempt, of_job)} == {"4bf92f3577b34da6a3ce929d0e0e4736"}
+    assert (of_attempt.name, of_job.name) == ("attempt 1", f"job {job.kind}")
+    assert of_attempt.parent_span_id == of_job.span_id
+    assert build_traceparent(job.trace_id, job.id, 1).split("-")[2] == of_attempt.span_id.hex(), "the parent of ranks"
+    assert (of_attempt.status.code, of_attempt.status.message) == (2, "rank 1 failed")
+    assert of_attempt.start_time_unix_nano < of_attempt.end_time_unix_nano
 
 
 def test_slow_collector_does_not_block_the_exporter(owner: User, settings: Any) -> None:

@@ -28,6 +28,7 @@ from workers.host.doctor import check_host
 from workers.host.join import JoinRefusedError, UnreachableError, _check_url, _send, build_worker_command
 from workers.host.settings import (
     LOG_FORMAT_VARIABLE,
+    LOG_LEVEL_VARIABLE,
     HostCredentials,
     HostSettingError,
     get_credentials_file,
@@ -362,6 +363,15 @@ def test_each_log_line_is_a_json_object(tmp_path: Path, monkeypatch: pytest.Monk
     assert all({"timestamp", "level", "logger", "message"} <= set(line) for line in lines)
     assert {line["level"] for line in lines} >= {"ERROR"}
     assert any(line["logger"].startswith("celery") for line in lines)
+
+
+def test_log_level_limits_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOG_LEVEL_VARIABLE, "warning")
+    command = build_worker_command("x")
+    assert command[command.index("--loglevel") + 1] == "WARNING"
+    monkeypatch.setenv(LOG_LEVEL_VARIABLE, "loud")
+    with pytest.raises(HostSettingError, match=r"MESHBOARD_LOG_LEVEL is 'loud'\. Use debug, info, warning, or error\."):
+        build_worker_command("x")
 
 
 def test_rejects_an_unknown_log_format(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import sys
 import time
 from pathlib import Path
 
-from contracts.control import AttemptReport, get_node_index
+from contracts.control import AttemptReport, LaunchOrder, get_node_index
+from contracts.traces import log_launch_order
 from workers.disk import format_start_failure, write_json
 from workers.host.attempts import (
     SOCKET_FOLDER_PREFIX,
@@ -20,11 +22,20 @@ from workers.host.attempts import (
     get_socket_root,
 )
 from workers.host.processes import get_process_id
-from workers.host.settings import HostSettings, read_host_settings
+from workers.host.settings import (
+    TEXT_LOG_FORMAT,
+    HostSettings,
+    get_log_format,
+    get_log_level,
+    read_host_settings,
+    set_up_json_logs,
+)
 from workers.host.supervisor.publisher import TransportError
 from workers.host.supervisor.redis_transport import RedisTransport
 from workers.host.supervisor.supervisor import FAREWELL_TIMEOUT_S, Supervisor
 from workers.host.supervisor.telemetry_session import POLL_INTERVAL_S
+
+log = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -40,8 +51,20 @@ def main() -> int:
         return 1
     if attempt.exit_file.exists():  # too late: the host worker has reported this attempt as lost
         return 1
+    order = attempt.read_order()
+    _set_up_logs(order)
+    log_launch_order(log, "supervised", order)
     asyncio.run(_supervise(attempt, read_host_settings(), folder))
     return 0
+
+
+def _set_up_logs(order: LaunchOrder) -> None:
+    """Write the log of this supervisor in the format of the host worker. In JSON, each line has the trace ID."""
+    if get_log_format() == "json":
+        fields = {"job": order["job"], "attempt": str(order["attempt"]), "trace_id": order.get("trace", "")}
+        set_up_json_logs(fields=fields)
+    else:
+        logging.basicConfig(level=get_log_level(), format=TEXT_LOG_FORMAT)
 
 
 async def _supervise(attempt: AttemptDir, settings: HostSettings, folder: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from contracts.control import LaunchOrder
 from contracts.security import decrypt_variables
+from contracts.traces import TRACEPARENT_VARIABLE, build_traceparent
 from workers import rank_environment
 from workers.host.attempts import AttemptDir
 from workers.host.guardian import build_namespace_prefix
@@ -149,6 +150,10 @@ class TorchrunProcess:
             "GLOO_SOCKET_IFNAME": interface,
             "NCCL_SOCKET_IFNAME": interface,
         }
+        if "trace" in self._order:
+            env[TRACEPARENT_VARIABLE] = build_traceparent(
+                self._order["trace"], self._attempt.job, self._attempt.attempt
+            )
         if self._settings.saves_on_term:
             env[rank_environment.TERM_FROM_PARENT_VARIABLE] = "1"
         if self._user is not None:
