@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import stat
+import subprocess
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
@@ -25,6 +28,10 @@ MAX_NAME_CHARS = 80
 IGNORE_FILES = (".gitignore", ".meshboardignore")
 SKIPPED_FOLDERS = {".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints"}
 SKIPPED_FOLDERS |= {".mypy_cache", ".ruff_cache", ".pytest_cache"}
+GIT_SOURCE = re.compile(
+    r"(?P<address>(?:(?:https?|ssh|git|file)://[^/]*/|[\w.-]+@[\w.-]+:)[^@]+)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?"
+)
+GIT_TIMEOUT_S = 300
 WAY_OUT = "List files to leave out in .meshboardignore, which has the format of .gitignore."
 
 
@@ -38,11 +45,13 @@ class PackedScript(NamedTuple):
 
 
 def pack(source: str) -> PackedScript:
-    """Pack a folder, or a single file.
+    """Pack a folder, a single file, or a git repository: its address, and optionally "@" and a branch, tag, or commit.
 
     Raises:
         WrongError: The source does not exist, or is too large. Names the largest files.
     """
+    if found := GIT_SOURCE.fullmatch(source):
+        return _pack_repository(source, found["address"], found["revision"] or "HEAD")
     path = Path(source)
     try:
         top = path.resolve(strict=True)
@@ -55,6 +64,48 @@ def pack(source: str) -> PackedScript:
         return _pack(top.name or "folder", source, found, notes)
     except OSError as error:
         raise WrongError(f"--upload {source}: {format_error(error)}: {error.filename}", "--upload") from None
+
+
+def _pack_repository(source: str, address: str, revision: str) -> PackedScript:
+    """Pack a commit of a git repository. The name of the archive ends with the commit."""
+    name = re.split(r"[/:]", address.rstrip("/"))[-1].removesuffix(".git") or "repository"
+    with tempfile.TemporaryDirectory() as work:
+        top = Path(work, "tree")
+        _run_git(source, "init", "--quiet", str(top))
+        try:
+            _run_git(source, "-C", str(top), "fetch", "--quiet", "--depth=1", address, revision)
+        except WrongError:  # a server that offers only branches and tags, and a short commit
+            branches = "+refs/heads/*:refs/remotes/origin/*"
+            _run_git(source, "-C", str(top), "fetch", "--quiet", "--tags", address, branches)
+            _run_git(source, "-C", str(top), "checkout", "--quiet", "--detach", revision)
+        else:
+            _run_git(source, "-C", str(top), "checkout", "--quiet", "--detach", "FETCH_HEAD")
+        commit = _run_git(source, "-C", str(top), "rev-parse", "HEAD").strip()
+        found, notes = _list_folder(top.resolve())
+        return _pack(f"{name}@{commit[:12]}", source, found, [*notes, *_list_submodules(top)])
+
+
+def _list_submodules(top: Path) -> list[str]:
+    return ["submodules of the repository"] if (top / ".gitmodules").exists() else []
+
+
+def _run_git(source: str, *arguments: str) -> str:
+    """Run git without prompts, and return its output."""
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
+    try:
+        done = subprocess.run(
+            ["git", *arguments], env=environment, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False
+        )
+    except FileNotFoundError:
+        raise WrongError(
+            f"--upload {source}: git is not installed. Install git, or use a folder.", "--upload"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise WrongError(f"--upload {source}: git took longer than {GIT_TIMEOUT_S} s.", "--upload") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"git ended with exit code {done.returncode}"])[-1]
+        raise WrongError(f"--upload {source}: {reason}", "--upload")
+    return done.stdout
 
 
 def _pack(name: str, source: str, found: list[tuple[str, Path]], notes: list[str]) -> PackedScript:

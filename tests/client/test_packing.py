@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,44 @@ def test_packs_a_single_script(tmp_path: Path) -> None:
     write(tmp_path, "train.py")
     packed = pack(str(tmp_path / "train.py"))
     assert (packed.name, packed.files) == ("train.py.tar.gz", [("train.py", 8)])
+
+
+def run_git(top: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    done = subprocess.run(["git", "-C", str(top), *identity, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_packs_a_commit_of_a_repository(tmp_path: Path) -> None:
+    top = tmp_path / "nano.git"
+    write(top, "train.py")
+    run_git(top, "init", "--quiet", "--initial-branch=main")
+    commits = []
+    for content in ("first", "second"):
+        (top / "train.py").write_text(content)
+        run_git(top, "add", ".")
+        run_git(top, "commit", "--quiet", "--message", content)
+        commits.append(run_git(top, "rev-parse", "HEAD"))
+    run_git(top, "tag", "v1", commits[0])
+    for revision, commit in (
+        ("", commits[1]),
+        ("@v1", commits[0]),
+        ("@main", commits[1]),
+        (f"@{commits[0][:9]}", commits[0]),
+    ):
+        packed = pack(f"file://{top}{revision}")
+        assert packed.name == f"nano@{commit[:12]}.tar.gz"
+        with tarfile.open(fileobj=io.BytesIO(packed.content)) as tar:
+            script = tar.extractfile("train.py")
+            assert script is not None
+            assert script.read() == (b"first" if commit == commits[0] else b"second")
+
+
+@pytest.mark.parametrize("source", ["file:///nowhere/x", "file://{top}@no-such-tag"])
+def test_unknown_repository_or_revision_is_refused(tmp_path: Path, source: str) -> None:
+    run_git(tmp_path, "init", "--quiet")
+    with pytest.raises(WrongError, match="--upload file://"):
+        pack(source.format(top=tmp_path))
 
 
 def test_links_become_files_or_are_left_out(tmp_path: Path) -> None:

@@ -72,7 +72,8 @@ def submit(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="folder or script to upload and run; files in .gitignore and .meshboardignore are left out",
+            help="folder, script, or git repository (URL@COMMIT) to upload and run; files in .gitignore and "
+            ".meshboardignore are left out",
         ),
     ] = None,
     wait: Annotated[
