@@ -53,6 +53,23 @@ class LineMetrics(NamedTuple):
     values: dict[str, float]
 
 
+class StepNumbering:
+    """Number the steps of a log over all epochs. Some scripts restart their numbers in each epoch."""
+
+    def __init__(self, first_epoch: int) -> None:
+        self._first_epoch = self._epoch = first_epoch
+        self._number = 0  # of the last line
+        self._continues = self._has_restarted = False
+
+    def find_step(self, epoch: int, number: int, length: int) -> int:
+        """Return the step of a line with this number in an epoch of this length."""
+        if epoch != self._epoch:
+            self._has_restarted |= number <= self._number
+            self._continues = not self._has_restarted
+        self._epoch, self._number = epoch, number
+        return number if self._continues else max(0, epoch - self._first_epoch) * length + number
+
+
 class LogMetrics:
     """Read the metrics in the log lines of the ranks of a host."""
 
@@ -61,7 +78,7 @@ class LogMetrics:
         self._pattern = compile_log_pattern(pattern) if pattern else None
         self._has_rank_logs = False
         self._collectors: dict[int, MetricCollector] = {}
-        self._first_epochs: dict[int, int] = {}
+        self._numberings: dict[int, StepNumbering] = {}
         self._num_lines: dict[tuple[int, frozenset[str]], int] = {}  # lines without a step, per rank and names
         self._last: dict[tuple[int, str], tuple[int, float]] = {}  # step and value per rank and name
 
@@ -133,8 +150,8 @@ class LogMetrics:
             return number
         if not length:  # the number may start again in each epoch
             return None
-        first = self._first_epochs.setdefault(rank, int(epoch[1]))
-        return max(0, int(epoch[1]) - first) * length + number
+        numbering = self._numberings.setdefault(rank, StepNumbering(int(epoch[1])))
+        return numbering.find_step(int(epoch[1]), number, length)
 
 
 def parse_with_pattern(pattern: Any, line: str) -> LineMetrics | None:

@@ -169,3 +169,15 @@ def test_values_above_the_rate_keep_the_last(monkeypatch: pytest.MonkeyPatch) ->
     items = list(metrics.take_last())
     assert items[-1]["values"] == {"loss": 499.0}
     assert items[-1]["step"] == 30 * 500 - 1
+
+
+def test_numbers_that_continue_over_epochs_are_steps() -> None:
+    lines = [
+        f"step {step:05d}/00040 | loss: 2.5 | epoch: {epoch}" for epoch, step in ((1, 1), (1, 20), (2, 21), (3, 39))
+    ]
+    assert [step for _, step, _ in read(*lines)] == [1, 20, 21, 39]
+
+
+def test_numbers_that_once_restarted_belong_to_their_epochs() -> None:
+    lines = [f"epoch {epoch} step {step}/100 loss 2.5" for epoch, step in ((1, 50), (2, 10), (3, 20), (4, 20))]
+    assert [step for _, step, _ in read(*lines)] == [50, 110, 220, 320]
