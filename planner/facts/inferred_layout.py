@@ -10,16 +10,16 @@ from typing import Any, Literal, NamedTuple
 
 InferredAxis = Literal["dp", "dp_replicas", "pp", "tp", "cp", "ep"]
 
+DATA_WITH_CONTEXT = ("data_with_cp", "dp_cp", "cp_dp", "dp_shard_cp")  # groups that span dp and cp
 # Names of mesh dimensions and groups in torchtitan, Megatron-LM, DeepSpeed, nanotron, picotron, and accelerate.
 AXIS_NAMES: dict[str, InferredAxis] = {
-    **dict.fromkeys(("dp", "ddp", "data", "fsdp", "dp_shard", "shard", "dp_cp", "dp_shard_cp", "batch", "zero"), "dp"),
+    **dict.fromkeys(("dp", "ddp", "data", "fsdp", "dp_shard", "shard", *DATA_WITH_CONTEXT[1:], "batch", "zero"), "dp"),
     **dict.fromkeys(("dp_replicate", "replicate", "replica", "replicas", "hsdp"), "dp_replicas"),
     **dict.fromkeys(("pp", "pipe", "pipeline", "stage", "stages"), "pp"),
     **dict.fromkeys(("tp", "tensor", "model", "mp"), "tp"),
     **dict.fromkeys(("cp", "context", "sp", "seq", "sequence", "ulysses"), "cp"),
     **dict.fromkeys(("ep", "expert", "experts"), "ep"),
 }
-DATA_WITH_CONTEXT = ("data_with_cp", "dp_cp", "dp_shard_cp")  # groups that span dp and cp
 REGATHERED = 1.5  # all-gathers per reduce-scatter above which backward gathers parameters again
 
 
@@ -83,6 +83,9 @@ def infer_layout(world_size: int, traffic: Iterable[GroupTraffic]) -> InferredLa
         rows_by_axis[axis] += rows
         if not _spans_context(label):
             degrees[axis] = max(size, degrees.get(axis, 1))
+    for label, size in groups:
+        if _spans_context(label):
+            degrees["dp"] = max(size // degrees.get("cp", 1), degrees.get("dp", 1))
     assumptions = _add_unnamed_groups(world_size, degrees, rows_by_axis, unnamed)
     explained = _multiply(degrees)
     if explained != world_size:

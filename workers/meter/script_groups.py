@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from planner.facts.inferred_layout import AXIS_NAMES
 from workers.meter.process_group import MeteredProcessGroup, patch_batch_isend_irecv
 from workers.meter.recorder import Recorder
+from workers.meter.variable_names import find_variable
 from workers.torch_private.groups import (
     get_backend_names,
     get_group_name,
@@ -26,6 +31,8 @@ SILENT_BACKENDS = {*METERED_BACKENDS, "fake"}  # no warning is printed for these
 # Torch's descriptions of groups without a description, and of meshes without axis names.
 UNNAMED = re.compile(r"|undefined|default_pg|mesh_default|mesh_dim_\d+")
 MAX_LABEL_CHARS = 60
+VARIABLE_WORDS = ("comm", "group", "groups", "mesh", "parallel", "pg", "process", "self")
+OWN_AND_TORCH_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(dist.__file__).parent}{os.sep}")
 
 
 def patch_group_creation(
@@ -35,7 +42,8 @@ def patch_group_creation(
 ) -> None:
     """Meter each gloo and NCCL group that any code creates from now on.
 
-    A group is labeled with its mesh axis or `group_desc`, or else with its ranks.
+    A group is labeled with its mesh axis or `group_desc`, or else with the axis that its variable names, or else with
+    its ranks.
 
     Args:
         world_label: Label of groups with all ranks.
@@ -54,7 +62,8 @@ def patch_group_creation(
             return group
         on_group(group)
         name, world_size = get_group_name(group), dist.get_world_size() if dist.is_initialized() else len(ranks)
-        label = get_user_label(group.group_desc) or format_ranks(ranks, world_size, world_label)
+        user_label = get_user_label(group.group_desc) or get_variable_label(find_variable(_find_caller()))
+        label = user_label or format_ranks(ranks, world_size, world_label)
         recorder.name_group(name, label)
         return MeteredProcessGroup(group, name, recorder, devices, ranks)
 
@@ -91,6 +100,20 @@ def _label_mesh_axes(recorder: Recorder, world_label: str) -> None:
 def get_user_label(description: str) -> str:
     """Return the label that a user gave a group, or an empty string."""
     return "" if UNNAMED.fullmatch(description) else sanitize_label(description.removeprefix("mesh_"))
+
+
+def get_variable_label(name: str) -> str:
+    """Return the axes in the name of a variable, as in `_DATA_PARALLEL_GROUP`, or an empty string."""
+    words = [word for word in name.lower().split("_") if word and word not in VARIABLE_WORDS]
+    return "_".join(words) if words and all(word in AXIS_NAMES for word in words) else ""
+
+
+def _find_caller() -> FrameType | None:
+    """Return the frame of the script or library that creates a group through torch."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_AND_TORCH_FOLDERS):
+        frame = frame.f_back
+    return frame
 
 
 def sanitize_label(name: str) -> str:

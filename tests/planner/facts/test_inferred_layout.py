@@ -64,6 +64,11 @@ CASES: dict[str, tuple[int, list[GroupTraffic], dict[str, Any]]] = {
         [reduce_gradients("dp_cp", 4), GroupTraffic("cp", 2, "all_gather", 8, MIB), reduce_gradients("dp", 2)],
         {"dp": 2, "cp": 2, "cp_method": "all_gather"},
     ),
+    "data and context in one group": (
+        4,
+        [reduce_gradients("cp_dp", 4), GroupTraffic("cp", 2, "all_gather", 8, MIB)],
+        {"dp": 2, "cp": 2, "cp_method": "all_gather"},
+    ),
 }
 
 

@@ -21,7 +21,7 @@ from tests.support.processes import ROOT
 from tests.support.ranks import build_torchrun_command, run_ranks, run_to_completion
 from workers.meter.recorder import MAX_GROUP_LABELS, OTHER_GROUPS_LABEL, Recorder
 from workers.meter.script import Script, ScriptError, find_script_of_spec, run_script
-from workers.meter.script_groups import format_ranks, get_user_label
+from workers.meter.script_groups import format_ranks, get_user_label, get_variable_label
 
 HERE = Path(__file__).parent
 MODULE = "tests.workers.meter.ended"
@@ -149,11 +149,30 @@ def test_group_has_label_of_its_description(description: str, name: str) -> None
     assert get_user_label(description) == name
 
 
-def test_labels_groups_with_their_ranks() -> None:
+@pytest.mark.parametrize(
+    ("variable", "label"),
+    [
+        ("tp_group", "tp"),
+        ("_DATA_PARALLEL_GROUP", "data"),
+        ("cp_dp_group", "cp_dp"),
+        ("dp_mesh", "dp"),
+        ("pp_process_group", "pp"),
+        ("group", ""),
+        ("mine", ""),
+        ("my_tp_group", ""),
+        ("", ""),
+    ],
+)
+def test_label_of_a_variable_is_the_axis_that_it_names(variable: str, label: str) -> None:
+    assert get_variable_label(variable) == label
+
+
+def test_labels_groups_with_their_variables_or_ranks() -> None:
     ran = run_ranks(4, "workers.meter.__main__", str(HERE / "scripts/groups.py"))
     assert ran.returncode == 0, ran.stderr
     assert counted(ran.stderr) == {
         ("setup", "ranks 0,2", "all_reduce"): (1, 32),
+        ("setup", "tp", "all_reduce"): (1, 32),
         ("setup", "world", "all_to_all"): (1, 32),
         ("setup", "world", "barrier"): (1, 0),
     }

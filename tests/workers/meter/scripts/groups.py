@@ -13,6 +13,8 @@ mine = evens if rank % 2 == 0 else odds
 x = torch.full((8,), float(rank))
 dist.all_reduce(x, group=mine)
 assert x[0] == (2.0 if rank % 2 == 0 else 4.0), x
+tp_group = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])[0]
+dist.all_reduce(x, group=tp_group)
 out = torch.empty(8)
 dist.all_to_all_single(out, torch.arange(8.0) + 100 * rank)
 assert out.tolist() == [100.0 * r + 2 * rank + i for r in range(4) for i in range(2)]
