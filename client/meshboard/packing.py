@@ -50,8 +50,8 @@ def pack(source: str) -> PackedScript:
     Raises:
         WrongError: The source does not exist, or is too large. Names the largest files.
     """
-    if found := GIT_SOURCE.fullmatch(source):
-        return _pack_repository(source, found["address"], found["revision"] or "HEAD")
+    if matched := GIT_SOURCE.fullmatch(source):
+        return _pack_repository(source, matched["address"], matched["revision"] or "HEAD")
     path = Path(source)
     try:
         top = path.resolve(strict=True)
