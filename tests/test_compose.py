@@ -58,6 +58,7 @@ def services(state: Path) -> dict[str, Any]:
         "MESHBOARD_SCRIPT_ROOT": str(state / "scripts"),
         "MESHBOARD_CHECKPOINT_ROOT": str(state / "checkpoints"),
         "MESHBOARD_DATA_ROOT": str(state / "data"),
+        "MESHBOARD_JOIN_TOKEN_FILE": str(state / "token"),
     }
     read = subprocess.run(
         ["docker-compose", "-f", str(ROOT / "docker-compose.yml"), "--profile", "gpu", "config"],
@@ -114,6 +115,18 @@ def test_services_have_memory_limits_and_only_the_proxy_has_ports(
     assert services["proxy"]["networks"]["default"]["ipv4_address"] in (ROOT / "docker-compose.yml").read_text()
 
 
+def test_hosts_have_few_capabilities_and_no_secret_in_their_environment(services: dict[str, Any]) -> None:
+    needed = {"CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID", "SYS_PTRACE"}
+    for name in ("host", "host-gpu"):
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert set(services[name]["cap_add"]) == needed
+        assert services[name]["security_opt"] == ["no-new-privileges:true"]
+        secret = [value for value in SECRETS.values() if len(value) > 1]
+        assert [value for value in services[name]["environment"].values() if value in secret] == []
+        assert "join:/var/lib/meshboard-join:ro" in services[name]["volumes"]
+    assert [word for word, _ in list_steps("worker") if word == "USER"] == [], "only root starts jobs as other users"
+
+
 def test_service_addresses_are_unique(services: dict[str, Any]) -> None:
     """Docker gives the lowest free addresses to services without one."""
     [network] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["networks"]["default"]["ipam"]["config"]
@@ -149,6 +162,15 @@ def test_images_pin_their_base_and_copy_existing_files() -> None:
     bases = [line.split()[0] for word, line in steps if word == "FROM"]
     assert re.fullmatch(r"python:3\.11\.\d+-slim-\w+", bases[0])
     assert bases[1:] == ["base", "base"]
+    # A changed line of source installs no packages again.
+    for target, package in (("web", "jobs"), ("worker", "workers")):
+        lines = [f"{word} {rest}" for word, rest in list_steps(target)]
+        install = next(n for n, line in enumerate(lines) if f"list_requirements.py {target}" in line and "RUN" in line)
+        assert (
+            install
+            < lines.index(f"COPY {package} {package}")
+            < next(n for n, line in enumerate(lines) if "compileall" in line and "chmod -R a+rX" in line)
+        )
     ignored = (ROOT / ".dockerignore").read_text().split()
     copied = [source for word, line in steps if word == "COPY" for source in line.split()[:-1]]
     assert [source for source in copied if not (ROOT / source).exists() or source in ignored] == []

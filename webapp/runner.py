@@ -189,6 +189,7 @@ def build_host_environment(state: Path, environment: dict[str, str]) -> dict[str
         "RUN_DIR",
         "TRAINER_MODULE",
         "JOB_USER",
+        "ALLOW_ROOT_JOBS",
         "SANDBOX",
         "LOG_FORMAT",
         "LOG_LEVEL",

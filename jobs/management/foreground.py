@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import Error
+from django.db import Error, connection
 
 from jobs.queue.work_lease import explain_unhealthy
 
 STOP_TIMEOUT_S = 1.5
+HEALTH_INTERVAL_S = 10.0
+
+
+def get_alive_file(name: str) -> Path:
+    """Return the file whose age shows the health of a process. docker-compose.yml reads it."""
+    return Path(settings.STATE_DIR) / "alive" / name
 
 
 class Foreground(BaseCommand):
@@ -54,6 +63,7 @@ class Foreground(BaseCommand):
 
         worker = threading.Thread(target=work, name=self.name, daemon=True)
         worker.start()
+        threading.Thread(target=self._show_health, args=(stop,), name="health", daemon=True).start()
         while not stop.is_set() and not ended.wait(0.1):
             pass
         if ended.wait(STOP_TIMEOUT_S) and stop.is_set():
@@ -62,6 +72,16 @@ class Foreground(BaseCommand):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0 if stop.is_set() else 1)
+
+    def _show_health(self, stop: threading.Event) -> None:
+        """Touch a file while the process is healthy. A health check that starts Python would take seconds."""
+        path = get_alive_file(self.name)
+        while not stop.wait(HEALTH_INTERVAL_S):
+            with contextlib.suppress(Error, OSError):
+                if not explain_unhealthy(self.name):
+                    path.parent.mkdir(exist_ok=True)
+                    path.touch()
+            connection.close()
 
     def _check(self) -> None:
         try:

@@ -30,6 +30,7 @@ from workers.host.health_check import HealthCheck
 from workers.host.isolation import choose_isolation
 from workers.host.rank_files import read_log_part
 from workers.host.reporter import Reporter
+from workers.host.run_lock import keep_lock
 from workers.host.settings import get_log_format, read_host_settings, set_up_json_logs
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,9 @@ if get_log_format() == "json":
     set_up_json_logs()  # for lines before Celery sets up its logs
     setup_logging.connect(set_up_json_logs)
 
-settings, note = choose_isolation(read_host_settings())
+settings = read_host_settings()
+keep_lock(settings)
+settings, note = choose_isolation(settings)
 
 app = Celery("meshboard-host", broker=settings.redis_url, amqp="workers.host.celery_transport:AMQP")
 app.conf.update(

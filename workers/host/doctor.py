@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -157,7 +158,8 @@ def _check_isolation(settings: HostSettings) -> Finding:
     except HostSettingError as error:
         return Finding("fail", "isolation", str(error), "see docs/explanation/isolation.md")
     if note:
-        return Finding("warn", "isolation", note, "apt-get install bubblewrap; see docs/explanation/isolation.md")
+        install = "" if shutil.which("bwrap") else "apt-get install bubblewrap; "
+        return Finding("warn", "isolation", note, f"{install}see docs/explanation/isolation.md")
     who = "the worker's own user" if chosen.job_user is None else f"uid {chosen.job_user.uid}"
     bubblewrap = "in bubblewrap" if chosen.sandbox == "bwrap" else "without bubblewrap"
     return Finding("ok", "isolation", f"jobs run as {who}, {bubblewrap}")

@@ -75,7 +75,8 @@ def choose_isolation(settings: HostSettings) -> tuple[HostSettings, str]:
         The settings, and a note for the host's page, which is empty if the isolation is complete.
 
     Raises:
-        HostSettingError: an isolation that was set by name does not work, or the run directory cannot be created.
+        HostSettingError: an isolation that was set by name does not work, jobs would run as root, or the run directory
+            cannot be created.
     """
     try:
         settings.run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -91,6 +92,9 @@ def choose_isolation(settings: HostSettings) -> tuple[HostSettings, str]:
             continue
         chosen = replace(settings, job_user=user, choose_user=False, sandbox=sandbox)
         reasons = list(problems.values())
+        if user is None and os.geteuid() == 0 and not settings.allow_root_jobs:
+            chosen_by_name = [] if settings.choose_user else ["MESHBOARD_JOB_USER is none"]
+            raise HostSettingError(_explain_root_jobs([*chosen_by_name, *reasons]))
         if sandbox == "bwrap" and not can_unshare_network():
             reasons.append(
                 "jobs share the loopback network of this machine, because bubblewrap cannot create a network"
@@ -100,6 +104,16 @@ def choose_isolation(settings: HostSettings) -> tuple[HostSettings, str]:
             log.warning("%s", note)
         return chosen, note
     raise HostSettingError("; ".join(dict.fromkeys(problems.values())))
+
+
+def _explain_root_jobs(reasons: list[str]) -> str:
+    """Return the reason for the refusal to start, with the possible fixes."""
+    why = "; ".join(dict.fromkeys(reasons))
+    return (
+        f"Jobs would run as root ({why}). Install bubblewrap, or use a Python and a checkout of Meshboard that other "
+        "users can read, or start Meshboard as another user than root. If only you submit jobs, you can set "
+        "MESHBOARD_ALLOW_ROOT_JOBS=1."
+    )
 
 
 def get_isolation_variables(settings: HostSettings) -> dict[str, str]:

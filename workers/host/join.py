@@ -25,14 +25,17 @@ from contracts.names import host_queue
 from contracts.security import SecretError, read_secret_file
 from workers.host.hardware import Gpus
 from workers.host.machine import describe_device, get_boot_id, get_host_facts
+from workers.host.run_lock import lock_replica, lock_run_dir, pass_lock
 from workers.host.settings import (
     BOARD_URL_VARIABLE,
+    REPLICA_MARK,
     TEXT_LOG_FORMAT,
     HostCredentials,
     HostSettingError,
     HostSettings,
     get_credentials_file,
     get_log_format,
+    get_variable,
     get_log_level,
     is_enabled,
     load_or_create_credentials,
@@ -67,14 +70,14 @@ def main() -> int:
         else:
             logging.basicConfig(level=get_log_level(), format=TEXT_LOG_FORMAT)
         url = _check_url(options.url, options.insecure or is_enabled("MESHBOARD_JOIN_INSECURE"))
-        settings = _read_settings(options)
+        lock, settings = _read_settings(options)
         token = options.token or read_secret_file(TOKEN_VARIABLE) or os.environ.get(TOKEN_VARIABLE, "")
         credentials = _join(url, settings, token)
     except (HostSettingError, SecretError, JoinRefusedError) as error:
         print(f"meshboard: {error}", file=sys.stderr)
         return 1
     os.environ[BOARD_URL_VARIABLE] = url
-    return _run_worker(settings, credentials)
+    return _run_worker(settings, credentials, lock)
 
 
 def build_worker_command(name: str) -> list[str]:
@@ -124,17 +127,25 @@ def _check_url(url: str, insecure: bool) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
-def _read_settings(options: argparse.Namespace) -> HostSettings:
-    """Read the settings, and set variables for the worker. The command line has priority. Raises HostSettingError."""
+def _read_settings(options: argparse.Namespace) -> tuple[int, HostSettings]:
+    """Read the settings, lock the run directory, and set variables for the worker. The command line has priority.
+
+    Returns the descriptor of the lock, and the settings. Raises HostSettingError.
+    """
     env = os.environ
     if options.slots is not None:
         env["MESHBOARD_SLOTS"] = options.slots
     if options.name is not None:
         env["MESHBOARD_HOST_NAME"] = options.name
-    settings = read_host_settings(joined=False)
+    settings, name = read_host_settings(joined=False), get_variable("MESHBOARD_HOST_NAME")
+    if REPLICA_MARK in name:
+        lock, settings = lock_replica(settings, name)
+        env["MESHBOARD_RUN_DIR"] = str(settings.run_dir)
+    else:
+        lock = lock_run_dir(settings)
     env |= {"MESHBOARD_HOST_NAME": settings.name, "MESHBOARD_DEVICE": settings.device}
     env["MESHBOARD_SLOTS"] = str(settings.slots)
-    return settings
+    return lock, settings
 
 
 def _join(url: str, settings: HostSettings, token: str) -> HostCredentials:
@@ -226,10 +237,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _run_worker(settings: HostSettings, credentials: HostCredentials) -> NoReturn:
-    """Replace this process by the Celery worker."""
+def _run_worker(settings: HostSettings, credentials: HostCredentials, lock: int) -> NoReturn:
+    """Replace this process by the Celery worker, which keeps the lock of the run directory."""
     env = {k: v for k, v in os.environ.items() if k not in (TOKEN_VARIABLE, f"{TOKEN_VARIABLE}_FILE")}
-    env |= {"MESHBOARD_REDIS_URL": credentials.redis_url, "MESHBOARD_HOST_KEY": credentials.key}
+    env |= {"MESHBOARD_REDIS_URL": credentials.redis_url, "MESHBOARD_HOST_KEY": credentials.key, **pass_lock(lock)}
     argv = build_worker_command(settings.name)
     sys.stdout.flush()
     os.execve(argv[0], argv, env)  # noqa: S606 - argv has no text from users

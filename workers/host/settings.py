@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import logging.config
@@ -29,6 +30,7 @@ TEXT_LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 BOARD_URL_VARIABLE = "MESHBOARD_URL"
 # systemd does not assign the IDs 65,520 to 65,533 (https://systemd.io/UIDS-GIDS).
 DEFAULT_JOB_USER_ID = 65_530
+REPLICA_MARK = "%n"  # in MESHBOARD_HOST_NAME: the number of the replica
 Sandbox = Literal["auto", "bwrap", "off"]
 
 
@@ -42,6 +44,13 @@ class JobUser(NamedTuple):
     name: str
     uid: int
     gid: int
+
+
+class Replica(NamedTuple):
+    """A host worker of several that share a state directory, with an own name and run directory."""
+
+    name: str
+    run_dir: Path
 
 
 DEFAULT_JOB_USER = JobUser("meshboard-job", DEFAULT_JOB_USER_ID, DEFAULT_JOB_USER_ID)
@@ -71,6 +80,7 @@ class HostSettings:
     job_user: JobUser | None = None  # None: the user of the host worker
     choose_user: bool = False  # use USER_PER_OWNER or DEFAULT_JOB_USER if it works
     sandbox: Sandbox = "off"
+    allow_root_jobs: bool = False  # also if the worker runs as root and no other user works
     state_dir: Path = Path("var")  # of the web and controller processes, if they share this machine
     group_timeout_s: int = DEFAULT_GROUP_TIMEOUT_S  # of a process group
     address: str = LOOPBACK  # for the other hosts of a multi-host job
@@ -104,12 +114,15 @@ def read_host_settings(*, joined: bool = True) -> HostSettings:
         raise HostSettingError(f"MESHBOARD_SANDBOX is {sandbox[:40]!r}. Use auto, bwrap, or off.")
     job_user = get_variable("MESHBOARD_JOB_USER", "auto")
     name = get_variable("MESHBOARD_HOST_NAME") or _find_joined_name(state) or socket.gethostname().split(".")[0]
+    run_dir = read_run_dir(state)
+    if REPLICA_MARK in name:
+        name, run_dir = _find_own_replica(name, run_dir)
     return HostSettings(
         redis_url=redis_url,
         name=_check_host_name(name),
         slots=slots,
         device=device,
-        run_dir=_read_folder("MESHBOARD_RUN_DIR", state / "runs"),
+        run_dir=run_dir,
         data_root=_read_folder("MESHBOARD_DATA_ROOT", state / "data"),
         checkpoint_root=_read_folder("MESHBOARD_CHECKPOINT_ROOT", state / "checkpoints"),
         script_root=_read_folder("MESHBOARD_SCRIPT_ROOT", state / "scripts"),
@@ -123,6 +136,7 @@ def read_host_settings(*, joined: bool = True) -> HostSettings:
         job_user=_parse_job_user(job_user),
         choose_user=job_user == "auto" and os.geteuid() == 0,
         sandbox=cast(Sandbox, sandbox),
+        allow_root_jobs=is_enabled("MESHBOARD_ALLOW_ROOT_JOBS"),
         state_dir=state,
         group_timeout_s=_read_whole("MESHBOARD_GROUP_TIMEOUT_S", DEFAULT_GROUP_TIMEOUT_S, 1),
         address=_read_address(redis_url),
@@ -142,6 +156,22 @@ def is_enabled(variable: str) -> bool:
     if value not in ("0", "1"):
         raise HostSettingError(f"{variable} is {value[:40]!r}. Use 1 or 0.")
     return value == "1"
+
+
+def read_run_dir(state: Path) -> Path:
+    """Return the run directory, which is that of the first replica if there are several."""
+    return _read_folder("MESHBOARD_RUN_DIR", state / "runs")
+
+
+def get_replica(name: str, first_run_dir: Path, number: int) -> Replica:
+    """Return the replica with a number, from a name with REPLICA_MARK and the run directory of the first replica."""
+    run_dir = first_run_dir if number == 1 else first_run_dir.with_name(f"{first_run_dir.name}-{number}")
+    return Replica(name.replace(REPLICA_MARK, str(number)), run_dir)
+
+
+def get_worker_file(run_dir: Path) -> Path:
+    """Return the file that names the worker that last locked a run directory."""
+    return run_dir / "worker.json"
 
 
 def get_credentials_file(state_dir: Path, name: str) -> Path:
@@ -265,6 +295,18 @@ def _read_address(redis_url: str) -> str:
         return str(ip_address(address))
     except ValueError:
         raise HostSettingError(f"MESHBOARD_ADDRESS is {address[:40]!r}. Use an IP address of this host.") from None
+
+
+def _find_own_replica(name: str, first_run_dir: Path) -> Replica:
+    """Return the replica whose worker last ran on this machine, or the first replica."""
+    for number in itertools.count(1):
+        replica = get_replica(name, first_run_dir, number)
+        try:
+            if json.loads(get_worker_file(replica.run_dir).read_text())["machine"] == socket.gethostname():
+                return replica
+        except (OSError, ValueError, KeyError, TypeError):
+            break
+    return get_replica(name, first_run_dir, 1)
 
 
 def _find_joined_name(state: Path) -> str:

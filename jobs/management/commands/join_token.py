@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from argparse import ArgumentParser
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -15,6 +16,18 @@ from jobs.queue.hosts import joining
 from planner.facts.validation import SpecError
 
 VARIABLE = "MESHBOARD_JOIN_TOKEN"
+
+
+def write_private_file(path: Path, text: str) -> None:
+    """Write a file with mode 0600 by renaming a complete file. Raises CommandError."""
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(text)
+        draft.replace(path)
+    except OSError as error:
+        raise CommandError(f"--file is {path}, which cannot be written: {error.strerror}") from None
 
 
 class Command(BaseCommand):
@@ -41,6 +54,10 @@ class Command(BaseCommand):
             help=f"use the token from {VARIABLE} or {VARIABLE}_FILE instead of a new token",
         )
 
+        parser.add_argument(
+            "--file", type=Path, help="also write the token to this file, which only its owner can read"
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         uses = options["uses"] or (None if options["given"] else 1)
         data = {"hours": options["hours"], "uses": uses, "labels": options["label"], "note": options["note"]}
@@ -55,6 +72,8 @@ class Command(BaseCommand):
             raise CommandError(" ".join(problem.sentence for problem in error.problems)) from None
         except SecretError as error:
             raise CommandError(str(error)) from None
+        if options["file"] is not None:
+            write_private_file(options["file"], text)
         if options["json"]:
             self.stdout.write(json.dumps({"token": text, "expires": token.expires.isoformat()}))
         elif token.revoked is not None:

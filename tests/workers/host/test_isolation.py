@@ -40,7 +40,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may change 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostSettings:
     """Return settings with `auto` in a folder that other users cannot pass."""
-    for name in ("JOB_USER", "SANDBOX"):
+    for name in ("JOB_USER", "SANDBOX", "ALLOW_ROOT_JOBS"):
         monkeypatch.delenv(f"MESHBOARD_{name}", raising=False)
     monkeypatch.setenv("MESHBOARD_REDIS_URL", "redis://127.0.0.1:1/0")
     monkeypatch.setenv("MESHBOARD_HOST_KEY", "00")
@@ -67,7 +67,7 @@ def test_without_bubblewrap_skips_a_user_without_access(
     settings: HostSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_bubblewrap(monkeypatch)
-    chosen, note = choose_isolation(settings)
+    chosen, note = choose_isolation(replace(settings, allow_root_jobs=True))
     assert (chosen.sandbox, chosen.job_user) == ("off", None)
     assert note.startswith(
         "jobs run as root, without bubblewrap: MESHBOARD_SANDBOX: bubblewrap is not installed; "
@@ -77,13 +77,27 @@ def test_without_bubblewrap_skips_a_user_without_access(
 
 
 @needs_root
+@pytest.mark.parametrize(("job_user", "why"), [("auto", "bubblewrap is not installed"), ("none", "JOB_USER is none")])
+def test_refuses_to_run_jobs_as_root(
+    settings: HostSettings, monkeypatch: pytest.MonkeyPatch, job_user: str, why: str
+) -> None:
+    without_bubblewrap(monkeypatch)
+    monkeypatch.setenv("MESHBOARD_JOB_USER", job_user)
+    with pytest.raises(HostSettingError, match=rf"^Jobs would run as root \(.*{why}.*MESHBOARD_ALLOW_ROOT_JOBS=1"):
+        choose_isolation(read_host_settings())
+    monkeypatch.setenv("MESHBOARD_ALLOW_ROOT_JOBS", "1")
+    chosen, _ = choose_isolation(read_host_settings())
+    assert (chosen.sandbox, chosen.job_user) == ("off", None)
+
+
+@needs_root
 def test_skips_a_user_who_cannot_read_python_paths(settings: HostSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("bwrap") is None:
         pytest.skip("no bubblewrap here")
     closed = Path("/etc/shadow")  # stands for a package that only root may read
     paths = {*get_python_paths(), closed}
     monkeypatch.setattr("workers.host.isolation.get_python_paths", lambda: paths)
-    chosen, note = choose_isolation(settings)
+    chosen, note = choose_isolation(replace(settings, allow_root_jobs=True))
     assert (chosen.sandbox, chosen.job_user) == ("bwrap", None)
     assert note == f"jobs run as root, in bubblewrap: MESHBOARD_SANDBOX: bubblewrap: uid 65530 cannot reach {closed}"
 
@@ -180,6 +194,8 @@ def test_supervisor_gets_the_chosen_isolation(
 ) -> None:
     monkeypatch.setattr("workers.host.isolation._try_isolation", lambda *_: "")
     monkeypatch.setattr("workers.host.isolation._list_candidates", lambda _: [("bwrap", user)])
+    monkeypatch.setenv("MESHBOARD_ALLOW_ROOT_JOBS", "1")
+    settings = read_host_settings()
     chosen, _ = choose_isolation(settings)
     for name, value in get_isolation_variables(chosen).items():
         monkeypatch.setenv(name, value)
