@@ -11,7 +11,7 @@ from django.utils import timezone
 from pydantic import ValidationError
 
 from jobs.core.text import is_storable
-from jobs.models import HOST_SILENT_AFTER, Host, HostRun, Pool
+from jobs.models import HOST_SILENT_AFTER, Host, HostRun, Pool, find_host_problem
 from jobs.planning.measured_runs import load_measured_runs
 from planner.cost.estimate import get_default_cluster
 from planner.cost.learning import apply_runs
@@ -36,6 +36,7 @@ class AvailableHost(NamedTuple):
         is_live: The host sent a heartbeat recently.
         is_measured: A calibration or a run measured the host.
         memory_bytes: Memory per slot.
+        problem: Reason why the host is sick.
     """
 
     pk: int
@@ -48,10 +49,11 @@ class AvailableHost(NamedTuple):
     device: str
     memory_bytes: int
     labels: frozenset[str]
+    problem: str = ""
 
     @property
     def accepts_jobs(self) -> bool:
-        return self.is_live and not self.drained
+        return self.is_live and not self.drained and not self.problem
 
 
 AnyHost = TypeVar("AnyHost", Host, AvailableHost)
@@ -68,12 +70,25 @@ def list_hosts(spec: JobSpec) -> list[AvailableHost]:
     if not KINDS[spec.kind].shares_one_slot:
         hosts = hosts.filter(Q(device=spec.resources.device) | Q(name=spec.resources.host))
     rows = hosts.order_by("-slots", "name").values_list(
-        "pk", "name", "slots", "device_name", "drained", "last_seen", "calibrated", "device", "memory_bytes", "labels"
+        *("pk", "name", "slots", "device_name", "drained", "last_seen", "calibrated", "device", "memory_bytes"),
+        *("labels", "problem", "closed_until", "closed_reason"),
     )
-    since = timezone.now() - HOST_SILENT_AFTER
+    now = timezone.now()
     found = [
-        AvailableHost(pk, name, slots, model, drained, seen >= since, calibrated, device, memory, frozenset(labels))
-        for pk, name, slots, model, drained, seen, calibrated, device, memory, labels in rows
+        AvailableHost(
+            pk,
+            name,
+            slots,
+            model,
+            drained,
+            seen >= now - HOST_SILENT_AFTER,
+            calibrated,
+            device,
+            memory,
+            frozenset(labels),
+            find_host_problem(problem, until, why, now),
+        )
+        for pk, name, slots, model, drained, seen, calibrated, device, memory, labels, problem, until, why in rows
     ]
     if not found:
         return []

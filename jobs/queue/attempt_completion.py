@@ -27,6 +27,7 @@ from jobs.models import (
     Member,
     Status,
 )
+from jobs.people.notifications.host_mails import queue_host_mails
 from jobs.planning.measured_runs import store_measured_run
 from jobs.queue import lifecycle, termination
 from planner.facts.collectives import LabResult
@@ -256,12 +257,17 @@ def _count_host_faults(host_id: int, exit: ExitReport) -> None:
     """Close the host for some time after several launches in a row that failed because of the host."""
     hosts = Host.objects.filter(pk=host_id)
     if exit.get("host_fault") != "launch":
+        was_closed = hosts.filter(closed_until__isnull=False).first()
         hosts.filter(num_faults__gt=0).update(num_faults=0, closed_until=None)
+        if was_closed is not None and not was_closed.problem:
+            queue_host_mails(was_closed.name, "")
         return
     hosts.update(num_faults=F("num_faults") + 1)
     until = timezone.now() + CLOSED_AFTER_FAULTS
     if hosts.filter(num_faults__gte=MAX_FAULTS_IN_ROW).update(closed_until=until, closed_reason=exit["reason"][:800]):
         log.warning("A host starts no jobs until %s UTC, because launches failed: %s", until, exit["reason"])
+        if (host := hosts.first()) is not None and not host.problem:
+            queue_host_mails(host.name, host.get_problem())
 
 
 def _explain_end_of_others(member: Member, reason: str) -> None:

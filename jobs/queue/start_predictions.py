@@ -116,6 +116,16 @@ def describe_readiness(
     return {"state": state, "message": f"{fit.summary} {start}".strip(), "confirm": fit.state == "unfit"}
 
 
+def _explain_sick_hosts(spec: JobSpec, device: str, hosts: Sequence[AvailableHost]) -> str:
+    """Return why all connected hosts of a draft are sick, or an empty text."""
+    wanted = spec.resources.host
+    live = [host for host in hosts if host.device == device and host.is_live and wanted in (None, host.name)]
+    if not live or not all(host.problem for host in live):
+        return ""
+    first = f"host {live[0].name} is sick: {live[0].problem}"
+    return f"H{first[1:]}" if len(live) == 1 else f"All {len(live)} connected hosts are sick. For example, {first}"
+
+
 def _predict_start(user: User, spec: JobSpec, hosts: Sequence[AvailableHost]) -> tuple[bool, str]:
     """Return whether the draft would start now, and a sentence about its start."""
     if spec.resources.engine != "hosts":
@@ -123,6 +133,8 @@ def _predict_start(user: User, spec: JobSpec, hosts: Sequence[AvailableHost]) ->
     device = get_slot_device(spec, hosts)
     if not any(host.device == device and host.is_live for host in hosts):
         return False, f"No {device.upper()} host is connected. {WAITS}"
+    if reason := _explain_sick_hosts(spec, device, hosts):
+        return False, f"{reason} {WAITS}"
     view = load_queue_snapshot()
     if view.paused:
         return False, f"The queue is paused. {WAITS}"

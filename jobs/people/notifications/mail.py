@@ -1,4 +1,4 @@
-"""Send emails about jobs. User text appears in no header except the subject."""
+"""Send emails about jobs and hosts. User text appears in no header except the subject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
 
 from jobs.models import Delivery, describe_status
-from jobs.people.notifications.payloads import WebhookPayload
+from jobs.people.notifications.outbox import HOST_EVENT
+from jobs.people.notifications.payloads import HostMailBody, WebhookPayload
 from jobs.people.notifications.webhook_transport import MAX_RESULT_CHARACTERS, SendResult
 
 MAX_SUBJECT_NAME = 60  # characters of the job name
@@ -29,6 +30,8 @@ class Mail:
 def build_mail(delivery: Delivery) -> Mail:
     """Return the mail of a delivery to a person."""
     assert delivery.person is not None, "an email has a recipient"
+    if delivery.event == HOST_EVENT:
+        return _build_host_mail(delivery, delivery.person.email)
     body: WebhookPayload = json.loads(delivery.body)
     job = body["job"]
     assert job is not None, "an email reports on a job"
@@ -47,6 +50,25 @@ def build_mail(delivery: Delivery) -> Mail:
     ]
     subject = f"{_one_line(job['name'])} {describe_status(job['status'])}"
     return Mail(delivery.person.email, subject, "\n".join(lines), delivery.key)
+
+
+def _build_host_mail(delivery: Delivery, address: str) -> Mail:
+    body: HostMailBody = json.loads(delivery.body)
+    if body["problem"]:
+        title = f"Host {body['host']} is sick"
+        text = f"{title}, so it starts no jobs.\n\nReason: {body['problem']}"
+    else:
+        title = f"Host {body['host']} can start jobs again"
+        text = f"{title}."
+    lines = [
+        text,
+        "",
+        f"Host page: {body['url']}",
+        f"Time: {datetime.fromisoformat(body['created']):%Y-%m-%d %H:%M:%S} UTC",
+        "",
+        "All staff who can change hosts receive this email.",
+    ]
+    return Mail(address, _one_line(title), "\n".join(lines), delivery.key)
 
 
 def _format_reason(body: WebhookPayload) -> list[str]:

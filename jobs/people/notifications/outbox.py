@@ -16,7 +16,7 @@ from django.db.models import Count, Q, QuerySet
 from django.urls import reverse
 from django.utils import timezone
 
-from jobs.core.access import get_visible_jobs, may_administer
+from jobs.core.access import get_visible_jobs, may_administer, may_change_hosts
 from jobs.models import TERMINAL, Attempt, Delivery, Job, MailWish, Outcome, StateChange, Webhook
 from jobs.models.notifications import make_delivery_key
 from jobs.people.notifications.email_settings import pop_end_email_users
@@ -25,6 +25,7 @@ from planner.facts.kinds import get_kind_rules
 
 MAX_MAILS_PER_HOUR = 200  # per user
 PING_EVENT = "ping"
+HOST_EVENT = "host.state"
 
 
 def add_state_changes(changes: Sequence[StateChange]) -> None:
@@ -84,11 +85,13 @@ def get_silent_reason(hook: Webhook) -> str:
 
 
 def may_receive(delivery: Delivery) -> bool:
-    """Return whether the recipient of a mail may still see the job. Owners also receive mails about deleted jobs."""
+    """Return whether the recipient of a mail may still see its job or host. Owners also get mails on deleted jobs."""
     person = delivery.person
     assert person is not None, "an email has a recipient"
     if not person.is_active:
         return False
+    if delivery.event == HOST_EVENT:
+        return may_change_hosts(person)
     owner = json.loads(delivery.body)["job"]["owner"]
     return bool(owner == person.get_username() or get_visible_jobs(person).filter(id=delivery.job).exists())
 
@@ -153,7 +156,7 @@ def _format_body(key: str, event: str, created: datetime, reason: str, job: JobP
 
 
 MAX_STORED_TRIES = 30
-NO_PERMISSION = "not sent: the recipient can no longer see the job"
+NO_PERMISSION = "not sent: the recipient can no longer see the job or host"
 DELIVERY_LIFETIME = timedelta(days=30)
 MAX_RECEIVER_DELIVERIES = 10_000
 
@@ -206,7 +209,8 @@ def release_messages(job_id: str, attempt: int) -> int:
 
 def add_verdicts(deliveries: Sequence[Delivery]) -> None:
     """Store the verdict in each message about an end that was never sent. A later retry sends equal bytes."""
-    bodies: dict[int, WebhookPayload] = {each.pk: json.loads(each.body) for each in deliveries if not each.tries}
+    unsent = [each for each in deliveries if not each.tries and each.event == STATE_EVENT]
+    bodies: dict[int, WebhookPayload] = {each.pk: json.loads(each.body) for each in unsent}
     ends = {key: end for key, body in bodies.items() if (end := _get_ended_attempt(body)) and not body.get("verdict")}
     verdicts = _get_verdicts(ends.values())
     changed = [each for each in deliveries if ends.get(each.pk) in verdicts]

@@ -41,6 +41,15 @@ class WebhookPayload(TypedDict):
     verdict: VerdictSummary | None
 
 
+class HostMailBody(TypedDict):
+    """An email about a host. `problem`: why the host is sick, empty if the host can start jobs again."""
+
+    host: str
+    problem: str
+    created: str
+    url: str
+
+
 class DeliveryTry(TypedDict):
     """A try of a delivery. `status`: HTTP status, null without a response."""
 

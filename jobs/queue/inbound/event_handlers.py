@@ -16,6 +16,7 @@ from contracts.codec import BadMessageError
 from contracts.control import AttemptReport, Event, ExitReport, HostEvent
 from contracts.names import TASK_ACKNOWLEDGE, TASK_RESEND_REPORT, host_queue
 from jobs.models import HOST_SILENT_AFTER, MAX_REASON_CHARACTERS, Attempt, DeadLetter, Host, Member, Outbox, Status
+from jobs.people.notifications.host_mails import queue_host_mails
 from jobs.queue import attempt_completion, lifecycle
 from jobs.queue.orders import ORDER_LIFETIME
 
@@ -97,6 +98,8 @@ def _update_host(event: HostEvent, *, replayed: bool) -> bool:
         if not Host.objects.filter(newer, pk=host.pk).update(**values):
             return False
         _count_missed(host, reported)
+        if bool(values["problem"]) != bool(host.problem):
+            queue_host_mails(host.name, values["problem"])
     if values["problem"] and values["problem"] != host.problem:
         log.warning("Host %s starts no jobs until its health check succeeds: %s", host.name, values["problem"])
     if host.boot_id != event["boot_id"]:

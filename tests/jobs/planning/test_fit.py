@@ -120,6 +120,14 @@ def test_badge_shows_fit_host_and_start(owner: User, make_host: Callable[..., Ho
     assert (ready["state"], ready["message"], ready["confirm"]) == ("ready", f"Fits. Starts now on {host.name}.", False)
     Host.objects.update(drained=True)
     assert get_badge(client, small)["message"] == "Fits. Not enough slots are free now. The job would wait."
+    Host.objects.update(drained=False, problem="The disk is full.")
+    sick = get_badge(client, small)
+    assert (sick["state"], sick["message"]) == ("waits", "Fits. Host vm is sick: The disk is full. The job would wait.")
+    make_host("other", slots=1)
+    Host.objects.update(device="cuda", problem="The disk is full.")
+    assert "All 2 connected hosts are sick. For example, host vm is sick" in get_badge(client, small)["message"]
+    Host.objects.filter(name="vm").update(problem="")
+    assert get_badge(client, small)["message"] == "Fits. Starts now on vm."
 
 
 @pytest.mark.django_db

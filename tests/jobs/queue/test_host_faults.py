@@ -11,7 +11,9 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from jobs.models import Attempt, Host, Job, Member, StateChange, Status
+from jobs.models import Attempt, Delivery, Host, Job, Member, StateChange, Status
+from jobs.people.notifications.mail import build_mail
+from jobs.people.notifications.outbox import may_receive
 from jobs.queue.attempt_completion import MAX_FAULTS_IN_ROW, MAX_RANK_FAULTS, end_member
 from jobs.queue.hosts.presentation import get_contact_state
 from jobs.queue.inbound.event_handlers import handle_event
@@ -113,16 +115,60 @@ def test_successful_health_check_opens_a_host(job: Job, make_host: MakeHost) -> 
     """The launches failed because of a full disk, and then the disk has space again."""
     host = make_host()
     for sequence, problem in enumerate(["The disk is full.", ""], 1):
-        event: Any = {
-            "kind": "host", "v": 1, "host": host.name, "boot_id": "b", "incarnation": "i", "began": 0.5, "time": 1.0,
-            "sequence": sequence, "slots": 4, "device": "cpu", "device_name": "test", "memory_bytes": 1, "attempts": [],
-        }  # fmt: skip
-        handle_event(event | ({"problem": problem} if problem else {}), "1000-0")
+        send_heartbeat(host, sequence, problem)
         host.refresh_from_db()
         assert get_contact_state(host) == ("sick" if problem else "connected")
         if problem:
             for _ in range(MAX_FAULTS_IN_ROW):
                 end_attempt(job, host, "launch")
+
+
+@pytest.fixture
+def admin_with_mail(staff: User, settings: Any) -> User:
+    settings.EMAIL_HOST, settings.BOARD_URL = "mail.example", "https://board.example"
+    User.objects.filter(pk=staff.pk).update(email="staff@people.example", is_superuser=True)
+    return User.objects.get(pk=staff.pk)
+
+
+def list_mails() -> list[str]:
+    return [build_mail(mail).subject for mail in Delivery.objects.order_by("id").select_related("person")]
+
+
+def send_heartbeat(host: Host, sequence: int, problem: str = "") -> None:
+    event: Any = {
+        "kind": "host", "v": 1, "host": host.name, "boot_id": "b", "incarnation": "i", "began": 0.5, "time": 1.0,
+        "sequence": sequence, "slots": 4, "device": "cpu", "device_name": "test", "memory_bytes": 1, "attempts": [],
+    }  # fmt: skip
+    handle_event(event | ({"problem": problem} if problem else {}), "1000-0")
+
+
+def test_staff_get_a_mail_when_a_host_becomes_sick_and_when_it_opens(
+    admin_with_mail: User, stranger: User, make_host: MakeHost
+) -> None:
+    User.objects.filter(pk=stranger.pk).update(email="stranger@people.example")
+    host = make_host()
+    for sequence, problem in enumerate(
+        ["The disk is full.", "The disk has 1 free byte.", "", "The disk is full.", ""], 1
+    ):
+        send_heartbeat(host, sequence, problem)
+    assert list_mails() == ["Host host-a is sick", "Host host-a can start jobs again"], "one per state in 10 minutes"
+    first = Delivery.objects.order_by("id").select_related("person")[0]
+    text = build_mail(first).text
+    assert "Reason: The disk is full." in text
+    assert "https://board.example/hosts/host-a/" in text
+    assert may_receive(first)
+    User.objects.update(is_staff=False, is_superuser=False)
+    assert not may_receive(Delivery.objects.select_related("person").get(pk=first.pk))
+
+
+def test_staff_get_a_mail_when_faults_close_a_host(job: Job, admin_with_mail: User, make_host: MakeHost) -> None:
+    host = make_host()
+    for _ in range(MAX_FAULTS_IN_ROW + 1):
+        end_attempt(job, host, "launch")
+    assert list_mails() == ["Host host-a is sick"]
+    assert DISK_FULL in build_mail(Delivery.objects.select_related("person").get()).text
+    end_attempt(job, host)
+    assert list_mails() == ["Host host-a is sick", "Host host-a can start jobs again"]
 
 
 def test_job_goes_to_another_host(job: Job, make_host: MakeHost) -> None:
