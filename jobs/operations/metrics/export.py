@@ -99,7 +99,7 @@ class OtlpExporter:
         if self._exporter is not None:
             self._exporter.shutdown()
         if self._span_exporter is not None:
-            self._span_exporter.shutdown()
+            self._span_exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _send(self, found: MetricsData, spans: list[ReadableSpan]) -> None:
         assert self._exporter is not None
