@@ -156,6 +156,10 @@ def _check_workloads(objects: list[Object]) -> Iterator[str]:
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             if claim and claim not in _names(objects, "PersistentVolumeClaim"):
                 yield f"{name}: no claim {claim}"
+            if secret := volume.get("secret"):
+                keys = _names(objects, "Secret").get(secret["secretName"], {}).get("stringData", {})
+                missing = [item["key"] for item in secret["items"] if item["key"] not in keys]
+                yield from (f"{name}: no secret {secret['secretName']}/{key}" for key in missing)
         for container in pod["spec"]["containers"]:
             yield from (
                 f"{name}: no volume {mount['name']}"
@@ -299,7 +303,9 @@ def test_finds_broken_references(objects: list[Object], damage: Callable[[list[O
 @pytest.mark.parametrize("name", ["web", "controller", "recorder", "migrate", "join-token", "host-gpu"])
 def test_processes_and_settings_equal_those_of_compose(objects: list[Object], name: str) -> None:
     container, service = get_container(objects, name), COMPOSE[name]
-    assert " ".join(container["command"]).replace("kubernetes", "compose") == service["command"]
+    # On Kubernetes, a secret volume and not the job join-token writes the file with the join token.
+    command = re.sub(r"\s+--file \S+", "", service["command"]).replace("compose", "kubernetes")
+    assert " ".join(container["command"]) == command
     names = set(get_environment(objects, container))
     set_there = {variable for variable, value in service["environment"].items() if value is not None}
     assert sorted(set_there - names) == []
@@ -340,7 +346,8 @@ def test_pods_run_without_privileges(objects: list[Object]) -> None:
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
         for container in pod["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, name
+            capabilities = {"drop": ["ALL"]} | ({"add": COMPOSE[name]["cap_add"]} if name == "host-gpu" else {})
+            assert container["securityContext"]["capabilities"] == capabilities, name
             assert "memory" in container["resources"]["limits"], name
 
 
@@ -349,8 +356,14 @@ def test_hosts_have_a_slot_per_gpu_and_no_secrets_of_the_board(objects: list[Obj
     environment = get_environment(objects, container)
     assert int(environment["MESHBOARD_SLOTS"]) == container["resources"]["limits"]["nvidia.com/gpu"]
     assert environment["MESHBOARD_DEVICE"] == "cuda"
-    secrets = {entry["name"] for entry in container["env"] if "secretKeyRef" in entry.get("valueFrom", {})}
-    assert secrets == {"MESHBOARD_JOIN_TOKEN"}
+    assert [entry for entry in container["env"] if "secretKeyRef" in entry.get("valueFrom", {})] == []
+    [workload] = [w for w in list_workloads(objects) if w["metadata"]["name"] == "host-gpu"]
+    [secret] = [v["secret"] for v in get_pod(workload)["spec"]["volumes"] if "secret" in v]
+    [mount] = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == "join"]
+    assert [(item["key"], f"{mount}/{item['path']}") for item in secret["items"]] == [
+        ("MESHBOARD_JOIN_TOKEN", environment["MESHBOARD_JOIN_TOKEN_FILE"])
+    ]
+    assert secret["defaultMode"] == 0o400, "jobs run as other users"
 
 
 def test_example_of_secrets_has_names_without_values(objects: list[Object]) -> None:
