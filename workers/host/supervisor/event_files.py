@@ -1,7 +1,8 @@
-"""Read the scalars in TensorBoard event files that a job writes into its folder.
+"""Read the metrics in TensorBoard event files and W&B run files that a job writes into its folder.
 
-A record of a file is a length, a checksum, an `Event` of protobuf, and a checksum. Only the fields of scalars are read.
-A job can write anything into its folder, so links and other special files are skipped, and all sizes are bounded.
+A record of an event file is a length, a checksum, an `Event` of protobuf, and a checksum. Only the fields of scalars
+are read. A job can write anything into its folder, so links and other special files are skipped, and all sizes are
+bounded.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from contracts.telemetry.metrics import MetricItem
+from contracts.telemetry.metrics import MetricItem, MetricSource
+from workers.host.supervisor.protobuf import MALFORMED, iterate_fields
+from workers.host.supervisor.wandb_files import read_history
 from workers.metric_values import MetricCollector
 
 MAX_FILES: Final = 16
@@ -24,7 +27,7 @@ MAX_READ_BYTES: Final = 2**20  # of a file per read
 MAX_RECORD_BYTES: Final = 2**20  # larger records are skipped, for example images
 NAME_PART: Final = "tfevents"
 SEARCH_INTERVAL_S: Final = 10.0
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf
+WANDB_SUFFIX: Final = ".wandb"
 
 
 class Scalar(NamedTuple):
@@ -36,7 +39,7 @@ class Scalar(NamedTuple):
 
 
 class EventFiles:
-    """Follow the event files below folders that were written since the start of the job.
+    """Follow the event files and W&B run files below folders that were written since the start of the job.
 
     Files of other users are skipped. `owners` are user IDs.
     """
@@ -47,15 +50,20 @@ class EventFiles:
         self._offsets: dict[Path, int] = {}
         self._search_due_s = 0.0
 
-    def read(self, *, final: bool = False) -> list[MetricItem]:
-        """Return the metrics of new records. With `final`, search for new files first."""
+    def read(self, called: Collection[MetricSource] = (), *, final: bool = False) -> list[MetricItem]:
+        """Return the metrics of new records. With `final`, search for new files first.
+
+        Args:
+            called: Libraries whose calls the meter reads. The files of these libraries are skipped.
+        """
         if final or time.monotonic() >= self._search_due_s:
             self._search_due_s = time.monotonic() + SEARCH_INTERVAL_S
             for path in self._find_files():
                 if len(self._offsets) < MAX_FILES:
                     self._offsets.setdefault(path, 0)
         for path in self._offsets:
-            self._read_file(path)
+            if ("wandb" if path.suffix == WANDB_SUFFIX else "SummaryWriter") not in called:
+                self._read_file(path)
         return self._collector.take(final=final)
 
     def _find_files(self) -> Iterator[Path]:
@@ -71,7 +79,9 @@ class EventFiles:
                         if entry.is_dir(follow_symlinks=False):
                             if level < MAX_LEVELS:
                                 pending.append((Path(entry.path), level + 1))
-                        elif NAME_PART in entry.name and entry.stat(follow_symlinks=False).st_mtime >= self._began_s:
+                        elif (
+                            _is_metric_file(entry.name) and entry.stat(follow_symlinks=False).st_mtime >= self._began_s
+                        ):
                             yield Path(entry.path)
             except OSError:
                 continue
@@ -90,6 +100,16 @@ class EventFiles:
             return
         finally:
             os.close(descriptor)
+        is_wandb = path.suffix == WANDB_SUFFIX
+        self._offsets[path] += self._add_history(data, self._offsets[path]) if is_wandb else self._add_events(data)
+
+    def _add_history(self, data: bytes, offset: int) -> int:
+        history, used = read_history(data, offset)
+        for step, values in history:
+            self._collector.add("wandb", step, values)
+        return used
+
+    def _add_events(self, data: bytes) -> int:
         used = 0
         while len(data) - used >= 12:
             (size,) = struct.unpack_from("<Q", data, used)
@@ -101,20 +121,24 @@ class EventFiles:
             for scalar in parse_event(data[used + 12 : used + 12 + size]):
                 self._collector.add("event file", scalar.step, {scalar.tag: scalar.value})
             used += size + 16
-        self._offsets[path] += used
+        return used
+
+
+def _is_metric_file(name: str) -> bool:
+    return NAME_PART in name or (name.startswith("run-") and name.endswith(WANDB_SUFFIX))
 
 
 def parse_event(event: bytes) -> list[Scalar]:
     """Return the scalars of a serialized `Event`. A malformed event has none."""
     try:
         step, scalars = 0, list[tuple[str, float]]()
-        for number, value in _iterate_fields(event):
+        for number, value in iterate_fields(event):
             if number == 2 and isinstance(value, int):
                 step = value
             elif number == 5 and isinstance(value, bytes):
-                found = (_parse_value(part) for field, part in _iterate_fields(value) if field == 1)
+                found = (_parse_value(part) for field, part in iterate_fields(value) if field == 1)
                 scalars += [scalar for scalar in found if scalar is not None]
-    except (IndexError, KeyError, UnicodeDecodeError, ValueError, struct.error):
+    except (*MALFORMED, struct.error):
         return []
     return [Scalar(tag, step, value) for tag, value in scalars]
 
@@ -124,7 +148,7 @@ def _parse_value(message: int | bytes) -> tuple[str, float] | None:
     tag, number = "", None
     if not isinstance(message, bytes):
         return None
-    for field, value in _iterate_fields(message):
+    for field, value in iterate_fields(message):
         if field == 1 and isinstance(value, bytes):
             tag = value[:1000].decode()
         elif field == 2 and isinstance(value, bytes):
@@ -137,7 +161,7 @@ def _parse_value(message: int | bytes) -> tuple[str, float] | None:
 def _parse_tensor(message: bytes) -> float | None:
     """Return the number of a `TensorProto` with one float or double."""
     kind, content = 1, b""
-    for field, value in _iterate_fields(message):
+    for field, value in iterate_fields(message):
         if field == 1 and isinstance(value, int):
             kind = value
         elif field in (4, 5, 6) and isinstance(value, bytes):
@@ -147,35 +171,3 @@ def _parse_tensor(message: bytes) -> float | None:
         return None
     (number,) = struct.unpack(formats[kind], content)
     return float(number)
-
-
-def _iterate_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field. Fixed numbers stay bytes."""
-    position = 0
-    while position < len(message):
-        key, position = _read_varint(message, position)
-        kind = key & 7
-        if kind == _VARINT:
-            value, position = _read_varint(message, position)
-            yield key >> 3, value
-            continue
-        size, position = (
-            _read_varint(message, position) if kind == _BYTES else ({_FIXED64: 8, _FIXED32: 4}[kind], position)
-        )
-        if position + size > len(message):
-            raise ValueError("a field exceeds its message")
-        yield key >> 3, message[position : position + size]
-        position += size
-
-
-def _read_varint(message: bytes, position: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number has more than 64 bits")

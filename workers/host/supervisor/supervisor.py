@@ -26,6 +26,7 @@ from contracts.names import SAVE_FILE
 from contracts.security import DecryptionError
 from contracts.telemetry.batches import Item
 from contracts.telemetry.items import StartItem
+from contracts.telemetry.metrics import MetricSource
 from workers.disk import discard_path, format_start_failure, is_host_error, write_json
 from workers.host.attempts import AttemptDir
 from workers.host.isolation import get_job_user
@@ -84,7 +85,8 @@ class Supervisor(TelemetrySession):
         self.publisher = Publisher(attempt.job, attempt.attempt, self.buffer, transport, settings.name, self.clock)
         self.lease = GangLease(self.order)
         self.reason = ""
-        self.preempted = self._save_requested = self._has_writer_calls = False
+        self.preempted = self._save_requested = False
+        self._called: set[MetricSource] = set()  # libraries whose calls the meter reads
         self._exit: ExitReport | None = None
         self._host_fault: HostFault | None = None
         self._started = self._running = False
@@ -238,8 +240,8 @@ class Supervisor(TelemetrySession):
         has_checkpoint = False
         for item in items:
             has_checkpoint = has_checkpoint or item["kind"] == "checkpoint"
-            if item["kind"] == "metric" and item["source"] == "SummaryWriter":
-                self._has_writer_calls = True
+            if item["kind"] == "metric":
+                self._called.add(item["source"])
             self._receive_item(item)
         if self.summary.training and not self._running:
             self._running = True
@@ -275,9 +277,10 @@ class Supervisor(TelemetrySession):
             self._end("lost", self.lease.describe())
 
     async def _read_event_files(self, *, final: bool = False) -> None:
-        """Add metrics of event files, unless the meter reads the calls that write these files."""
-        if self._event_files is not None and not self._has_writer_calls:
-            self._record_metrics(await asyncio.to_thread(self._event_files.read, final=final))
+        """Add metrics of files, unless the meter reads the calls that write these files."""
+        if self._event_files is not None:
+            read = self._event_files.read
+            self._record_metrics(await asyncio.to_thread(read, frozenset(self._called), final=final))
 
     async def _poll_requested_steps(self) -> None:
         with contextlib.suppress(TransportError):
