@@ -51,7 +51,7 @@ class LogPart(TypedDict):
     kept: Count  # bytes of the file that are on disk
 
 
-def build_json_formatter(*extra_fields: str, static: dict[str, str] | None = None) -> dict[str, Any]:
+def build_json_formatter(*extra_fields: str, static: dict[str, Any] | None = None) -> dict[str, Any]:
     """Build a `logging.config` formatter that writes one JSON object per line.
 
     Args:

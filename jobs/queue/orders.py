@@ -35,6 +35,7 @@ SERVER_SECTION_FIELDS = {"resources": ("max_hosts", "pool", "labels"), "script":
 NEW_DEFAULTS: dict[str, dict[str, Any]] = {
     "script": {"command": None, "upload": None, "log_pattern": None},
     "model": {"block": None},
+    "resources": {"disk_limit_bytes": None},
 }
 NEW_MOE_DEFAULTS: dict[str, Any] = {"shared_ffn_hidden_size": None, "shared_gate": False}
 MAX_SENT_ROWS = 500  # per call

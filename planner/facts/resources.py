@@ -100,6 +100,13 @@ class Resources(StrictModel):
         default=None, ge=1, le=65536, description="maximum number of hosts for the job; no limit by default"
     )
     pool: Word | None = Field(default=None, description="pool whose hosts run the job")
+    disk_limit_bytes: int | None = Field(
+        default=None,
+        ge=2**20,
+        le=2**50,
+        description="limit of the job's files on each host (bytes), above which the job fails; "
+        "the host reserves this space, and can have a lower limit",
+    )
     labels: list[Word] = Field(default=[], max_length=16, description="labels that each host of the job needs")
 
 

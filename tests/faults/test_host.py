@@ -187,6 +187,17 @@ def test_script_that_ignores_term_ends_within_15_s(redis_service: RedisServer, t
         assert f"TRACEPARENT={build_traceparent(TRACE_ID, 'stubborn', 1)}" in environment.splitlines()
 
 
+@pytest.mark.extended
+def test_job_above_its_disk_limit_fails(redis_service: RedisServer, tmp_path: Path) -> None:
+    module, limit = "tests.workers.term_ignoring_script", {"MESHBOARD_JOB_DISK_BYTES": "1"}
+    with run_host(redis_service, tmp_path, module, **limit) as machine, machine.run_worker():
+        machine.send_launch_order("greedy")
+        report = machine.wait_for_exit("greedy", 60)
+        assert report["outcome"] == "failed"
+        assert "The limit is 1 bytes (`resources.disk_limit_bytes`" in report["reason"]
+        assert "host_fault" not in report
+
+
 def frame(job: str, attempt: int, rank: int, item_rank: int, phase: str) -> bytes:
     item = {"kind": "phase", "rank": item_rank, "time": 1.0, "phase": phase}
     body: bytes = msgpack.packb({"v": VERSION, "job": job, "attempt": attempt, "rank": rank, "items": [item]})

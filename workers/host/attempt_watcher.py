@@ -277,7 +277,7 @@ class AttemptStarter:
         with self._lock:
             if self._exits.is_pending(attempt) or os.path.lexists(attempt.host_dir):
                 return
-            if problem := self._health.find_launch_problem():
+            if problem := self._health.find_launch_problem() or self._health.find_order_problem(order):
                 self._record_failure(attempt, f"Not started on {self._settings.name}: {problem}")
                 return
             try:

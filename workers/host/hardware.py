@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+MIN_FOREIGN_BYTES = 2**30  # below this, another program hardly takes memory from a rank
 CUDA_VERSION_UNIT = 1000  # NVML reports CUDA 12.4 as 12040
 TOPOLOGY_TIMEOUT_S = 30.0
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
@@ -66,6 +67,19 @@ class Gpus:
             return self._query(lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
 
         return [get_clock(handle) for handle in self._handles]
+
+    def find_slot_problem(self, gpu: int) -> str:
+        """Return why a rank cannot use an idle GPU at full speed, or an empty text. Unknown values are no problem."""
+        nvml, handle = self._nvml, self._handles[gpu]
+        for process in self._query(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ():
+            if (used_bytes := process.usedGpuMemory or 0) >= MIN_FOREIGN_BYTES:
+                return f"Process {process.pid} of another program uses {used_bytes:,} bytes of GPU {gpu}."
+        reasons = self._query(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
+        if reasons & nvml.nvmlClocksThrottleReasonHwThermalSlowdown:
+            return f"GPU {gpu} lowers its clock, because it is too hot."
+        if reasons & nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown:
+            return f"GPU {gpu} lowers its clock, because its power supply requests it."
+        return ""
 
     def get_versions(self) -> dict[str, str]:
         """Return the version of the driver and the newest CUDA version that it supports."""

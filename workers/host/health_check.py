@@ -9,16 +9,20 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from contracts.control import LaunchOrder
 from workers.disk import DISK_FULL_ERRNOS
 from workers.host.attempts import HOST_TREE, get_socket_root
 from workers.host.hardware import Gpus
+from workers.host.job_disk import find_reservation_problem
 from workers.host.settings import HostSettings
 
 WRITTEN_BYTES = 4096
 SLOW_CHECK_INTERVAL_S = 60.0
 INTERPRETER_TIMEOUT_S = 30.0
+IDLE_TIMEOUT_S, IDLE_INTERVAL_S = 5.0, 0.5
 
 
 class HealthCheck:
@@ -45,6 +49,11 @@ class HealthCheck:
             needs = f"Jobs need at least {min_bytes:,} (MESHBOARD_MIN_FREE_BYTES)."
             return f"The disk of the run directory {run_dir} has {free_bytes:,} free bytes. {needs}"
         return _find_write_problem("temporary folder", get_socket_root()) or self._find_slow_problem()
+
+    def find_order_problem(self, order: LaunchOrder) -> str:
+        """Return why this job cannot start now on its slots, or an empty text."""
+        problem = find_reservation_problem(order, self._settings)
+        return problem or (_find_slot_problem(order["slots"]) if self._settings.device == "cuda" else "")
 
     def _find_slow_problem(self) -> str:
         with self._lock:
@@ -80,6 +89,16 @@ def _find_interpreter_problem() -> str:
         return ""  # a busy host is slow, not broken
     except (OSError, subprocess.SubprocessError) as error:
         return f"The Python interpreter {sys.executable} does not start: {error}"[:1000]
+    return ""
+
+
+def _find_slot_problem(slots: Sequence[int]) -> str:
+    """Return why a GPU of the slots is not idle. The driver frees the memory of an ended process with a delay."""
+    deadline = time.monotonic() + IDLE_TIMEOUT_S
+    while problem := next(filter(None, map(Gpus().find_slot_problem, slots)), ""):
+        if time.monotonic() > deadline:
+            return problem
+        time.sleep(IDLE_INTERVAL_S)
     return ""
 
 

@@ -16,7 +16,7 @@ import stat
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from contracts.fields import HOST_NAME_PATTERN
 from contracts.logs import LogFormat, LogLevel, build_json_formatter
@@ -77,6 +77,7 @@ class HostSettings:
     keep_runs_s: float = 7 * 86400.0  # per acknowledged attempt
     keep_runs_bytes: int = 10 * 2**30  # of all acknowledged attempts
     min_free_bytes: int = 64 * 2**20  # on the disk of the run directory, to start a job
+    job_disk_bytes: int = 0  # of all files of a job on this host; 0: no limit
     job_user: JobUser | None = None  # None: the user of the host worker
     choose_user: bool = False  # use USER_PER_OWNER or DEFAULT_JOB_USER if it works
     sandbox: Sandbox = "off"
@@ -133,6 +134,7 @@ def read_host_settings(*, joined: bool = True) -> HostSettings:
         keep_runs_s=_read_whole("MESHBOARD_KEEP_RUNS_DAYS", 7, 0) * 86400.0,
         keep_runs_bytes=_read_whole("MESHBOARD_KEEP_RUNS_BYTES", 10 * 2**30, 0),
         min_free_bytes=_read_whole("MESHBOARD_MIN_FREE_BYTES", 64 * 2**20, 0),
+        job_disk_bytes=_read_whole("MESHBOARD_JOB_DISK_BYTES", 0, 0),
         job_user=_parse_job_user(job_user),
         choose_user=job_user == "auto" and os.geteuid() == 0,
         sandbox=cast(Sandbox, sandbox),
@@ -230,7 +232,7 @@ def get_log_level() -> str:
     return value.upper()
 
 
-def set_up_json_logs(*, fields: dict[str, str] | None = None, **_named: object) -> None:
+def set_up_json_logs(*, fields: dict[str, Any] | None = None, **_named: object) -> None:
     """Write the lines of all loggers and Python's warnings as JSON to standard error.
 
     Args:

@@ -123,6 +123,10 @@ class Resources(TypedDict):
 
     device: NotRequired[Literal["cpu", "cuda"]]
     """device of each slot"""
+    disk_limit_bytes: NotRequired[int | None]
+    """limit of the job's files on each host (bytes), above which the job fails; the host reserves this space, and can
+    have a lower limit
+    """
     engine: NotRequired[Literal["hosts", "slurm"]]
     """engine that runs the job: hosts (the board's hosts) or slurm"""
     host: NotRequired[str | None]

@@ -61,7 +61,7 @@ def main() -> int:
 def _set_up_logs(order: LaunchOrder) -> None:
     """Write the log of this supervisor in the format of the host worker. In JSON, each line has the trace ID."""
     if get_log_format() == "json":
-        fields = {"job": order["job"], "attempt": str(order["attempt"]), "trace_id": order.get("trace", "")}
+        fields = {"job": order["job"], "attempt": order["attempt"], "trace_id": order.get("trace", "")}
         set_up_json_logs(fields=fields)
     else:
         logging.basicConfig(level=get_log_level(), format=TEXT_LOG_FORMAT)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -30,6 +31,7 @@ from contracts.telemetry.metrics import MetricSource
 from workers.disk import discard_path, format_start_failure, is_host_error, write_json
 from workers.host.attempts import AttemptDir
 from workers.host.isolation import get_job_user
+from workers.host.job_disk import DiskWatch
 from workers.host.programs import get_program
 from workers.host.rank_files import read_failure
 from workers.host.settings import HostSettings
@@ -57,6 +59,7 @@ log = logging.getLogger(__name__)
 
 SEND_INTERVAL_S = 0.1
 EVENT_FILES_INTERVAL_S = 2.0
+DISK_CHECK_INTERVAL_S = 5.0
 FAREWELL_TIMEOUT_S = 30.0  # to send the rest after the attempt has ended
 
 
@@ -84,6 +87,7 @@ class Supervisor(TelemetrySession):
                 self._event_files = EventFiles(folders, ranks[0], owners)
         self.publisher = Publisher(attempt.job, attempt.attempt, self.buffer, transport, settings.name, self.clock)
         self.lease = GangLease(self.order)
+        self._disk_watch = DiskWatch(attempt, self.order, settings)
         self.reason = ""
         self.preempted = self._save_requested = False
         self._called: set[MetricSource] = set()  # libraries whose calls the meter reads
@@ -144,6 +148,7 @@ class Supervisor(TelemetrySession):
             (self._poll_requested_steps, POLL_INTERVAL_S),
             (self.monitor.check_stopped, 0.0),
             (self._read_event_files, EVENT_FILES_INTERVAL_S),
+            *([(self._check_disk_use, DISK_CHECK_INTERVAL_S)] if self._disk_watch.limit_bytes else []),
         )
         others = []
         if "gang" in self.order:
@@ -281,6 +286,13 @@ class Supervisor(TelemetrySession):
         if self._event_files is not None:
             read = self._event_files.read
             self._record_metrics(await asyncio.to_thread(read, frozenset(self._called), final=final))
+
+    async def _check_disk_use(self) -> None:
+        try:
+            if excess := await asyncio.to_thread(self._disk_watch.find_excess):
+                self._end("failed", excess)
+        except (OSError, subprocess.SubprocessError) as error:
+            log.warning("cannot measure the disk use of the job: %s", error)
 
     async def _poll_requested_steps(self) -> None:
         with contextlib.suppress(TransportError):
