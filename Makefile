@@ -8,7 +8,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c $(LOCK)
 
 .DEFAULT_GOAL := help
-.PHONY: help up screens stand-in test test-all lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow postgres mix slurm image-test bench load bench-rivals gpu traces scripts docs pictures release clean tools
+.PHONY: help up screens stand-in test test-all lint lock format parity memory mutations witness schemathesis openapi security faults cluster diagnose slow postgres mix slurm image-test containers bubblewrap bench load bench-rivals gpu traces scripts docs pictures release clean tools
 
 help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,7 +40,14 @@ docs/site/index.html: $(VENV)/.run $(shell find docs manual client/meshboard job
 	@echo "Building the documentation."
 	-@$(BIN)/python -m manual
 
-up: $(VENV)/.run docs/site/index.html ## start everything on this machine; Ctrl-C stops it
+# A board of root starts jobs as other users. Without bubblewrap, these users need access to Python and to this checkout.
+bubblewrap:
+	@command -v bwrap >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || { \
+	  echo "Installing bubblewrap, which isolates jobs."; \
+	  { apt-get update -qq; apt-get install -y -qq --no-install-recommends bubblewrap; } >/dev/null 2>&1 || \
+	  echo "apt-get cannot install bubblewrap." >&2; }
+
+up: $(VENV)/.run docs/site/index.html bubblewrap ## start everything on this machine; Ctrl-C stops it
 	@exec $(BIN)/python -m webapp.runner
 
 # Tools that check the JavaScript of the pages. Nothing of it is needed to run Meshboard.
@@ -133,7 +140,7 @@ diagnose: $(VENV)/.dev ## inject faults into real runs and list the verdicts; pr
 	$(BIN)/python -m tests.diagnosis $(DIAGNOSE)
 
 slow: $(VENV)/.mlflow tools ## run the tests that wait for real deadlines
-	MESHBOARD_PATIENCE=1 $(BIN)/python -m pytest tests -m slow --ignore tests/cluster --ignore tests/slurm
+	MESHBOARD_PATIENCE=1 $(BIN)/python -m pytest tests -m slow --ignore tests/cluster --ignore tests/slurm --ignore tests/containers
 
 postgres: $(VENV)/.dev tools ## run the tests of the board on PostgreSQL instead of SQLite
 	$(BIN)/python -m tests.on_postgres
@@ -147,6 +154,9 @@ slurm: $(VENV)/.dev ## test the Slurm engine on a local Slurm, installed with ap
 
 image-test: $(VENV)/.dev ## run the steps of the Dockerfile on a copy of the files of this machine; needs root
 	$(BIN)/python -m tests.image
+
+containers: $(VENV)/.dev ## build both images and run docker-compose.yml on a container engine; prints the table; CONTAINERS="--override FILE"
+	$(BIN)/python -m tests.containers $(CONTAINERS)
 
 bench: bench-metering bench-launch bench-eager bench-latency bench-planner bench-giants bench-calibration bench-training bench-dry_run bench-scheduling bench-fleet bench-listing bench-pages bench-history bench-viewer bench-pictures bench-long_context ## run all benchmarks
 

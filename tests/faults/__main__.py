@@ -50,7 +50,7 @@ class FaultTable:
             row = FaultRow(
                 fault=_format_test_name(report.nodeid),
                 seconds=self._seconds.get(report.nodeid, 0.0),
-                left=int(str(result["left"])) if said else None,
+                left=int(str(result["left"])) if said and "left" in result else None,
                 passed=report.nodeid not in self._failed,
                 said=said,
             )
