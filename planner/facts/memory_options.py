@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from planner.facts.validation import StrictModel
+from planner.facts.validation import Problem, StrictModel
 
 Optimizer = Literal["adamw", "adamw_8bit", "paged_adamw_8bit", "adafactor", "muon"]
 LoraTargets = Literal["attention", "all_linear"]
@@ -41,3 +41,22 @@ class MemoryOptions(StrictModel):
         default=False, description="move the activations that layers keep for backward to CPU memory"
     )
     chunked_loss: bool = Field(default=False, description="compute logits and loss in eight chunks of the tokens")
+
+
+def find_memory_problems(
+    options: MemoryOptions, hidden_size: int, micro_batches: int, *, is_fp8: bool
+) -> list[Problem]:
+    """Return the options that contradict each other, the model, or the training."""
+    found = []
+    if options.lora_rank is None and options.frozen_weights != "own":
+        text = f"`memory.frozen_weights` is {options.frozen_weights}, but no weights are frozen. "
+        found.append(Problem("memory.frozen_weights", f"{text}Set memory.lora_rank, or use own."))
+    if options.lora_rank is not None and options.lora_rank > hidden_size:
+        text = f"`memory.lora_rank` is {options.lora_rank}. Use at most hidden_size {hidden_size}."
+        found.append(Problem("memory.lora_rank", text))
+    if options.optimizer_in_backward and micro_batches > 1:
+        text = f"`memory.optimizer_in_backward` needs one micro-batch, but micro_batches is {micro_batches}. "
+        found.append(Problem("memory.optimizer_in_backward", f"{text}Set micro_batches to 1, or turn it off."))
+    if is_fp8:
+        found.append(Problem("memory", "`memory` is set, but fp8 is not supported. Use fp32 or a bf16 precision."))
+    return found

@@ -117,3 +117,8 @@ def resolve_block(arch: Arch, block: BlockSpec | None) -> BlockSpec:
     defaults = {name: gpt for name in ("norm_bias", "qkv_bias", "out_bias", "mlp_bias") if getattr(block, name) is None}
     positions = block.positions or ("learned" if gpt else "rope")
     return block.model_copy(update={**defaults, "positions": positions})
+
+
+def list_block_changes(block: BlockSpec) -> list[str]:
+    """Return the fields of a block that differ from the usual layer of its `arch`, with their values."""
+    return [f"{name} {value}" for name, value in block.model_dump(exclude_defaults=True, mode="json").items()]

@@ -7,7 +7,8 @@ from functools import lru_cache
 
 from planner.facts.kinds import KINDS, find_engine_problems, find_kind_problems, format_world_size, get_num_slots
 from planner.facts.layout import MAX_RANKS, MESH_AXES, SCHEDULE_NAMES, V_SCHEDULES, get_num_chunks
-from planner.facts.model_parts import BlockSpec
+from planner.facts.memory_options import find_memory_problems
+from planner.facts.model_parts import list_block_changes
 from planner.facts.placements import count_local_kv_heads
 from planner.facts.precision import get_mixed_precision
 from planner.facts.resources import STACK_OPTIONS, SoftwareKernel, get_changed_options
@@ -356,29 +357,11 @@ def _find_training_problems(spec: JobSpec) -> list[Problem]:
     )
     found += find_file_problems("train.tokenizer", train.tokenizer, "data root")
     found += find_path_problems("train.data", train.data, "data root")
-    found += _find_memory_option_problems(spec)
+    if spec.memory is not None:
+        is_fp8 = get_mixed_precision(train.precision).gemm == "fp8"
+        found += find_memory_problems(spec.memory, spec.model.hidden_size, train.micro_batches, is_fp8=is_fp8)
     if text := explain_oversized_reference(spec):
         found.append(Problem("train.verify", f"`train.verify` is on, but {text} Use auto or off."))
-    return found
-
-
-def _find_memory_option_problems(spec: JobSpec) -> list[Problem]:
-    options, train = spec.memory, spec.train
-    if options is None:
-        return []
-    found = []
-    if options.lora_rank is None and options.frozen_weights != "own":
-        text = f"`memory.frozen_weights` is {options.frozen_weights}, but no weights are frozen. "
-        found.append(Problem("memory.frozen_weights", f"{text}Set memory.lora_rank, or use own."))
-    if options.lora_rank is not None and options.lora_rank > spec.model.hidden_size:
-        text = f"`memory.lora_rank` is {options.lora_rank}. Use at most hidden_size {spec.model.hidden_size}."
-        found.append(Problem("memory.lora_rank", text))
-    if options.optimizer_in_backward and train.micro_batches > 1:
-        text = f"`memory.optimizer_in_backward` needs one micro-batch, but micro_batches is {train.micro_batches}. "
-        found.append(Problem("memory.optimizer_in_backward", f"{text}Set micro_batches to 1, or turn it off."))
-    if get_mixed_precision(train.precision).gemm == "fp8":
-        text = f"`memory` is set, but `train.precision` is {train.precision}. Use fp32 or a bf16 precision, or omit it."
-        found.append(Problem("memory", text))
     return found
 
 
@@ -483,11 +466,6 @@ def find_unsupported_fields(spec: JobSpec) -> list[Problem]:
     if train.dropout:
         refuse("train.dropout", "dropout")
     return found
-
-
-def list_block_changes(block: BlockSpec) -> list[str]:
-    """Return the fields of a block that differ from the usual layer of its `arch`, with their values."""
-    return [f"{name} {value}" for name, value in block.model_dump(exclude_defaults=True, mode="json").items()]
 
 
 def _find_unaligned_sizes(spec: JobSpec) -> Iterator[str]:
