@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.containers.project import IMAGES, OVERRIDE_VARIABLE, find_engine_problem
+from tests.containers.project import IMAGES, NO_BUILD_VARIABLE, OVERRIDE_VARIABLE, find_engine_problem
 from tests.faults.__main__ import run
 
 
@@ -24,12 +24,15 @@ def print_image_sizes() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.containers", description=(__doc__ or "").partition(": ")[2])
     parser.add_argument("--override", type=Path, metavar="FILE", help="another Compose file, for build settings")
+    parser.add_argument("--no-build", action="store_true", help="use the images of an earlier run")
     options, rest = parser.parse_known_args()
     if problem := find_engine_problem():
         print(f"make containers is skipped: {problem}")
         return 0
     if options.override is not None:
         os.environ[OVERRIDE_VARIABLE] = str(options.override.resolve())
+    if options.no_build:
+        os.environ[NO_BUILD_VARIABLE] = "1"
     code = run([Path(__file__).parent], ["--timeout=1800", *rest])
     print_image_sizes()
     return code

@@ -21,8 +21,9 @@ from tests.support.web import create_certificate
 from webapp.runner import find_free_port
 
 PROJECT = "meshboard-containers"
-IMAGES = (f"{PROJECT}_web", f"{PROJECT}_host")
+IMAGES = ("meshboard-web", "meshboard-worker")
 OVERRIDE_VARIABLE = "CONTAINERS_OVERRIDE"  # a second Compose file
+NO_BUILD_VARIABLE = "CONTAINERS_NO_BUILD"
 SERVICES = ("redis", "postgres", "web", "proxy", "controller", "recorder", "host")
 STATE = "/var/lib/meshboard"  # of host containers
 BUILD_TIMEOUT_S = 1500
@@ -64,7 +65,8 @@ class Project:
             "MESHBOARD_HTTP_PORT": str(self.http_port),
             "MESHBOARD_HTTPS_PORT": str(self.https_port),
         }
-        self._environment = os.environ | self.secrets | settings
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MESHBOARD_")}
+        self._environment = inherited | self.secrets | settings
         self._files = ["-f", str(ROOT / "docker-compose.yml")]
         if override := os.environ.get(OVERRIDE_VARIABLE):
             self._files += ["-f", override]
@@ -90,17 +92,12 @@ class Project:
         """Run a command in a container of a service, and return its output."""
         return self.compose("exec", "-T", f"--index={index}", service, *argv, text=text)
 
-    def list_containers(self, service: str) -> list[str]:
-        return self.compose("ps", "-q", service).split()
-
     def read_health(self) -> dict[str, str]:
-        """Return the health of the container of each service."""
-        health = {}
-        for name in SERVICES:
-            for container in self.list_containers(name):
-                argv = ["docker", "inspect", "--format", "{{.State.Health.Status}}", container]
-                health[name] = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
-        return health
+        """Return the status of the container of each service, which ends with its health."""
+        argv = ["docker", "ps", "--filter", f"label=com.docker.compose.project={PROJECT}"]
+        argv += ["--format", '{{.Label "com.docker.compose.service"}}\t{{.Status}}']
+        lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+        return dict(line.split("\t") for line in lines)
 
     def wait_until_healthy(self, timeout_s: float = 300) -> float:
         """Wait until all services are healthy. Return the seconds."""
@@ -108,7 +105,7 @@ class Project:
 
         def is_healthy() -> bool:
             health = self.read_health()
-            return set(health) == set(SERVICES) and set(health.values()) == {"healthy"}
+            return set(health) == set(SERVICES) and all(status.endswith("(healthy)") for status in health.values())
 
         wait_until(is_healthy, f"all services are healthy: {self.read_health()}", timeout_s, 2)
         return time.monotonic() - began
@@ -165,10 +162,10 @@ def run_project(folder: Path) -> Iterator[Project]:
     """Build the images and start all services. Remove containers and volumes at the end."""
     project = Project(folder)
     project.compose("down", "--volumes", "--remove-orphans")
-    project.compose("build", "web", "host", timeout_s=BUILD_TIMEOUT_S)
+    if NO_BUILD_VARIABLE not in os.environ:
+        project.compose("build", "web", "host", timeout_s=BUILD_TIMEOUT_S)
     try:
         project.compose("up", "-d", "--no-build", timeout_s=BUILD_TIMEOUT_S)
         yield project
     finally:
-        if os.environ.get("CONTAINERS_KEEP") != "1":
-            project.compose("down", "--volumes", "--remove-orphans")
+        project.compose("down", "--volumes", "--remove-orphans")
