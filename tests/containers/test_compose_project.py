@@ -102,7 +102,7 @@ def test_running_job_survives_restarts_of_the_board(project: Project, show: Call
     project.wait_for_job(job, "running")
     project.compose("restart", "web")
     project.compose("kill", "-s", "KILL", "controller", "recorder")
-    project.compose("up", "-d", "--no-build")
+    project.compose("start", "controller", "recorder")
     seconds = project.wait_until_healthy()
     assert project.wait_for_job(job, "running", "failed", "lost")["status"] == "running"
     project.call("POST", f"jobs/{job}/cancel")

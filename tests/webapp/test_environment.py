@@ -206,7 +206,7 @@ def test_docs_list_all_variables() -> None:
     # Exceptions are internal cookies of processes and words between services, and a prefix.
     of_our_own = {"MESHBOARD_ATTEMPT", "MESHBOARD_RUNS", "MESHBOARD_COMPARE", "MESHBOARD_TELEMETRY", "MESHBOARD_SLURM"}
     of_our_own |= {"MESHBOARD_TERM_FROM_PARENT", "MESHBOARD_RUN_NAME", "MESHBOARD_METER_PACKAGES"}
-    of_our_own |= {"MESHBOARD_RANKS"}  # of the command of a script
+    of_our_own |= {"MESHBOARD_RUN_LOCK", "MESHBOARD_RANKS"}  # between host processes, and of the command of a script
     sources = [f for room in ("webapp", "workers", "jobs") for f in (ROOT / room).rglob("*.py")]
     text = "\n".join(f.read_text() for f in [*sources, ROOT / "docker-compose.yml", ROOT / "Dockerfile"])
     read_somewhere = set(re.findall(r"MESHBOARD_[A-Z][A-Z_]*[A-Z]", text)) - of_our_own
