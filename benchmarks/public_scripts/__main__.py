@@ -1,15 +1,14 @@
 """Run public training scripts with and without the meter, and compare losses, step times, and CPU time.
 
-`make scripts SCRIPTS=FOLDER` reads checkouts that you fetched into FOLDER: nanoGPT, minGPT, examples (of pytorch), and
-accelerate. Set SCRIPTS_PYTHON to a Python with the packages of the scripts. The scripts are unmodified and run on the
-CPU. For the examples that expect GPUs, a `sitecustomize` module replaces `torch.accelerator` by a CPU.
+`make scripts SCRIPTS=FOLDER` reads checkouts that you fetched into FOLDER. The name of each checkout is the name of its
+repository. Set SCRIPTS_PYTHON to a Python with the packages of the scripts. The scripts are unmodified and run on the
+CPU. PAIRS is the number of pairs of runs, and arguments choose scripts by a part of their names.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import socket
 import subprocess
@@ -18,159 +17,65 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.public_scripts.cases import CASES, Case, get_python, prepare
 from contracts.codec import decode_frame
-from contracts.telemetry.items import list_step_times
+from contracts.telemetry.items import LogItem, list_step_times
 from workers.host.hook import build_hook_variables
+from workers.host.rank_files import LAUNCHER_RANK
+from workers.host.supervisor.log_metrics import LogMetrics
 
 TIMEOUT_S = 900
-TORCHRUN = ("torchrun", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
-SHAKESPEARE = "examples/distributed/minGPT-ddp/mingpt/data/input.txt"
-CPU_ACCELERATOR = """
-import sys
-from importlib.abc import MetaPathFinder
-
-class AfterTorch(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name == "log_utils":
-            import torch
-            torch.accelerator.is_available = lambda: True
-            torch.accelerator.device_count = lambda: 8
-            torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cpu")
-        return None
-
-sys.meta_path.insert(0, AfterTorch())
-"""
-
-
-class Case(NamedTuple):
-    """A script, how it prints its losses, and how it prints the milliseconds of some steps."""
-
-    name: str
-    launcher: str
-    folder: str
-    command: tuple[str, ...]
-    loss: str = r"loss:? ([\d.]+)"
-    step_ms: str = ""
-    printed_every: int = 1
-    prepare: Callable[[Path], None] = lambda _folder: None
-    fakes_accelerator: bool = False
+WARMUP_STEPS = 3
+COLUMNS = (
+    *("script", "commit", "ranks", "losses", "loss read by Meshboard", "steps", "script's clock (ms)", "page (ms)"),
+    *("difference", "benchmark's clock (ms)", "difference", "CPU time per step", "step time", "axes"),
+)
 
 
 class Result(NamedTuple):
-    """Printed losses and step times of a run, its CPU seconds, and the items of its ranks."""
+    """Printed losses and step times of a run, the recorded steps of its processes, and the items of its ranks."""
 
     losses: list[str]
     step_ms: list[float]
-    cpu_s: float
+    clocks: list[list[tuple[float, float]]]  # wall and CPU seconds at the end of each step
     items: dict[int, list[Any]]
-
-
-def prepare_shakespeare(folder: Path) -> None:
-    """Write the characters of a text as nanoGPT's data, without a download."""
-    target = folder / "nanoGPT/data/shakespeare_char"
-    shutil.copy(folder / SHAKESPEARE, target / "input.txt")
-    subprocess.run([get_python(), "prepare.py"], cwd=target, check=True, stdout=subprocess.DEVNULL)
-
-
-CASES = (
-    Case(
-        "nanoGPT",
-        "python",
-        "nanoGPT",
-        (
-            *("python", "train.py", "config/train_shakespeare_char.py", "--device=cpu", "--compile=False"),
-            *("--eval_iters=1", "--eval_interval=1000", "--log_interval=1", "--block_size=64", "--batch_size=8"),
-            *("--n_layer=2", "--n_head=2", "--n_embd=64", "--max_iters=60", "--dropout=0.0"),
-        ),
-        r"iter \d+: loss ([\d.]+)",
-        r"iter \d+: loss [\d.]+, time ([\d.]+)ms",
-        prepare=prepare_shakespeare,
-    ),
-    Case(
-        "minGPT",
-        "python",
-        "minGPT",
-        (
-            *("python", "projects/adder/adder.py", "--trainer.max_iters=101", "--model.model_type=gpt-nano"),
-            "--trainer.num_workers=0",
-        ),
-        r"train loss ([\d.]+)",
-        r"iter_dt ([\d.]+)ms",
-        10,
-    ),
-    Case(
-        "PyTorch TP",
-        "torchrun",
-        "examples/distributed/tensor_parallelism",
-        (*TORCHRUN, "tensor_parallel_example.py"),
-        "",
-        fakes_accelerator=True,
-    ),
-    Case(
-        "PyTorch TP with SP",
-        "torchrun",
-        "examples/distributed/tensor_parallelism",
-        (*TORCHRUN, "sequence_parallel_example.py"),
-        "",
-        fakes_accelerator=True,
-    ),
-    Case(
-        "accelerate test_sync",
-        "accelerate",
-        ".",
-        (
-            *(
-                "accelerate",
-                "launch",
-                "--multi_gpu",
-                "--num_processes",
-                "2",
-                "--num_machines",
-                "1",
-                "--mixed_precision",
-            ),
-            *("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m"),
-            "accelerate.test_utils.scripts.test_sync",
-        ),
-        r"\*\*(.*)\*\*",
-    ),
-)
+    lines: list[str]
 
 
 def main() -> int:
     folder = Path(os.environ.get("SCRIPTS", "")).absolute()
-    names = set(sys.argv[1:])
-    columns = "script, launcher, ranks, results, steps, own clock (ms), page (ms), difference, CPU, bytes, groups"
-    print(f"| {columns.replace(', ', ' | ')} |\n{'|---' * 11}|")
+    wanted = [name.lower() for name in sys.argv[1:]]
+    num_pairs = int(os.environ.get("PAIRS", "2"))
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     for case in CASES:
-        if names and case.name not in names:
+        if wanted and not any(name in case.name.lower() for name in wanted):
             continue
-        if not (folder / case.folder).is_dir():
-            print(f"| {case.name} | {case.launcher} | not in {folder} |")
+        if not (folder / case.checkout).is_dir():
+            print(f"| {case.name} | {case.commit} | not in {folder} |")
             continue
-        case.prepare(folder)
-        plain, metered = run(case, folder, metered=False), run(case, folder, metered=True)
-        print(format_row(case, plain, metered), flush=True)
+        cwd = prepare(case, folder)
+        try:
+            # The order alternates, so a change of the machine's load affects both sides.
+            pairs = [[run(case, folder, cwd, metered=metered) for metered in (False, True)] for _ in range(num_pairs)]
+        except RuntimeError as error:
+            print(f"| {case.name} | {case.commit} | {error}", flush=True)
+            continue
+        print(format_row(case, pairs), flush=True)
     return 0
 
 
-def get_python() -> str:
-    return os.environ.get("SCRIPTS_PYTHON") or sys.executable
-
-
-def run(case: Case, folder: Path, *, metered: bool) -> Result:
-    """Run a script, and read its output."""
+def run(case: Case, folder: Path, cwd: Path, *, metered: bool) -> Result:
+    """Run a script, and read its output. Raises RuntimeError."""
     with tempfile.TemporaryDirectory() as name:
         own = Path(name) / "own"
         own.mkdir()
-        if case.fakes_accelerator:
-            (own / "sitecustomize.py").write_text(CPU_ACCELERATOR)
-        paths = [str(own), str(folder / case.folder)]
+        shutil.copy(Path(__file__).with_name("step_clock.py"), own / "sitecustomize.py")
+        paths = [str(own), str(cwd), *([str(folder / case.python_path)] if case.python_path else [])]
         items, server = listen(Path(name) / "socket")
         environment = {
             **os.environ,
@@ -178,34 +83,41 @@ def run(case: Case, folder: Path, *, metered: bool) -> Result:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(paths),
             "HF_HUB_OFFLINE": "1",
+            "HF_HOME": str(folder / "work/huggingface"),
+            "TORCH_EXTENSIONS_DIR": str(folder / "work/extensions"),
+            "WANDB_MODE": "offline",
             "ACCELERATE_USE_CPU": "true",
+            "STEP_CLOCK": str(Path(name) / "clock"),
+            "FAKE_ACCELERATOR": "1" if case.fakes_accelerator else "",
+            **dict(case.variables),
         }
         if metered:
             environment |= build_hook_variables(Path(name) / "socket", paths)
-        before = get_cpu_s()
         done = subprocess.run(
-            case.command,
-            cwd=folder / case.folder,
+            [word.replace("{folder}", str(folder)) for word in case.command],
+            cwd=cwd,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
             timeout=TIMEOUT_S,
             check=False,
         )
-        cpu_s = get_cpu_s() - before
+        time.sleep(0.3)  # the last frames are read
         server.close()
         if done.returncode:
-            raise SystemExit(f"{case.name} ended with exit code {done.returncode}:\n{done.stdout[-3000:]}")
+            raise RuntimeError(f"exit code {done.returncode}:\n{done.stdout[-3000:]}")
+        if log := os.environ.get("SCRIPTS_LOG"):
+            Path(log).write_text(done.stdout)
+        clocks = [read_clock(file) for file in sorted(Path(name).glob("clock.*"))]
     losses = re.findall(case.loss, done.stdout) if case.loss else []
-    clock = [float(text) for text in re.findall(case.step_ms, done.stdout)] if case.step_ms else []
-    return Result(losses, clock, cpu_s, items)
+    step_ms = [case.to_ms(float(text)) for text in re.findall(case.step_time, done.stdout)] if case.step_time else []
+    return Result(losses, step_ms, clocks, items, done.stdout.splitlines())
 
 
-def get_cpu_s() -> float:
-    """Return the CPU seconds of all child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def read_clock(file: Path) -> list[tuple[float, float]]:
+    return [(float(wall), float(cpu)) for wall, cpu in map(str.split, file.read_text().splitlines())]
 
 
 def listen(path: Path) -> tuple[dict[int, list[Any]], socket.socket]:
@@ -232,30 +144,92 @@ def listen(path: Path) -> tuple[dict[int, list[Any]], socket.socket]:
     return items, server
 
 
-def format_row(case: Case, plain: Result, metered: Result) -> str:
-    time.sleep(0.2)  # the last frames are read
+def format_row(case: Case, pairs: list[list[Result]]) -> str:
+    metered = pairs[-1][1]
     items = metered.items.get(0, [])
     steps = [item for item in items if item["kind"] == "step"]
     page = [1000 * seconds for item in steps for seconds in list_step_times(item)]
-    cells = {}
-    for item in items:
-        if item["kind"] == "traffic":
-            cells |= {(cell["phase"], cell["op"], cell["axis"]): cell for cell in item["cells"]}
-    equal = f"{len(plain.losses)} equal" if plain.losses == metered.losses else "DIFFERENT"
-    equal = equal if case.loss else "prints no loss"
     # The first step has no time on the page, because its start is unknown.
-    compared = list(zip(metered.step_ms[1:], page[case.printed_every - 1 :: case.printed_every], strict=False))
-    own_ms = median(own for own, _ in compared) if compared else None
-    page_ms = median(shown for _, shown in compared) if compared else median(page) if page else None
-    difference = f"{100 * (page_ms / own_ms - 1):+.1f}%" if own_ms and page_ms else "none"
+    own = list(zip(metered.step_ms[1:], page[case.second_printed :: case.printed_every], strict=False))[1:]
     row = (
-        *(case.name, case.launcher, len(metered.items), equal, steps[-1]["step"] if steps else 0),
-        *(f"{own_ms:.1f}" if own_ms else "none", f"{page_ms:.1f}" if page_ms else "none", difference),
-        f"{100 * (metered.cpu_s / plain.cpu_s - 1):+.1f}%",
-        f"{sum(cell['payload_bytes'] for cell in cells.values()):,}",
-        ", ".join(sorted({cell["axis"] for cell in cells.values()})) or "none",
+        *(case.name, case.commit, len(metered.items), compare_losses(case, pairs), describe_loss(metered)),
+        *(steps[-1]["step"] if steps else 0, *compare_times(own), *compare_times(compare_clocks(metered, page))[::2]),
+        *(compare_sides(pairs, 1), compare_sides(pairs, 0), describe_axes(case, metered)),
     )
     return "| " + " | ".join(map(str, row)) + " |"
+
+
+def compare_losses(case: Case, pairs: list[list[Result]]) -> str:
+    if not case.loss:
+        return "prints none"
+    expected = pairs[0][0].losses
+    num_equal = sum(result.losses == expected for pair in pairs for result in pair)
+    return f"{len(expected)} equal" if num_equal == 2 * len(pairs) else f"DIFFERENT in {2 * len(pairs) - num_equal}"
+
+
+def compare_times(times: list[tuple[float, float]]) -> tuple[str, str, str]:
+    """Return the medians of two clocks, and the median of their differences per step in percent."""
+    if not times:
+        return "none", "none", "none"
+    own_ms, page_ms = (median(values) for values in zip(*times, strict=True))
+    difference = median(page / own - 1 for own, page in times if own)
+    return f"{own_ms:.1f}", f"{page_ms:.1f}", f"{100 * difference:+.2f}%"
+
+
+def compare_clocks(result: Result, page: list[float]) -> list[tuple[float, float]]:
+    """Pair the steps of the benchmark's clock with those of the page. All ranks step together."""
+    if not result.clocks:
+        return []
+    clock = result.clocks[0]
+    wall = [1000 * (end[0] - begin[0]) for begin, end in pairwise(clock)]
+    return list(zip(wall, page, strict=False))[WARMUP_STEPS:]
+
+
+def compare_sides(pairs: list[list[Result]], index: int) -> str:
+    """Return the median difference of a time per step with the meter, in percent, and the range over the pairs."""
+    ratios = []
+    for plain, metered in pairs:
+        before, after = (get_step_time(result, index) for result in (plain, metered))
+        if before and after:
+            ratios.append(100 * (after / before - 1))
+    if not ratios:
+        return "none"
+    return f"{median(ratios):+.1f}% ({min(ratios):+.1f} to {max(ratios):+.1f})"
+
+
+def get_step_time(result: Result, index: int) -> float:
+    """Return the median step time of all ranks for wall time, and the mean for CPU time, which has a coarse clock."""
+    times = [[end[index] - begin[index] for begin, end in pairwise(clock)][WARMUP_STEPS:] for clock in result.clocks]
+    flat = [seconds for per_rank in times for seconds in per_rank]
+    return median(flat) if flat else 0.0
+
+
+def describe_loss(result: Result) -> str:
+    """Return the source and the number of losses that Meshboard reads."""
+    found: dict[str, int] = defaultdict(int)
+    lines = [line[:500] for line in result.lines]
+    log = LogMetrics(range(max(1, len(result.items))))
+    for start in range(0, len(lines), 100):
+        item = LogItem(kind="log", rank=LAUNCHER_RANK, time=time.time(), first=start, lines=lines[start : start + 100])
+        result.items[0].extend(log.read(item))
+    result.items[0].extend(log.take_last())
+    for item in (item for per_rank in result.items.values() for item in per_rank if item["kind"] == "metric"):
+        for name in item["values"]:
+            if "loss" in name:
+                found[f"{item['source']} {name}"] += 1
+    return ", ".join(f"{name} ({count})" for name, count in found.items()) or "none"
+
+
+def describe_axes(case: Case, result: Result) -> str:
+    """Return the axes with their operations, and the expected axes if they differ."""
+    cells: dict[str, set[str]] = defaultdict(set)
+    for per_rank in result.items.values():
+        for item in per_rank:
+            for cell in item["cells"] if item["kind"] == "traffic" else ():
+                if cell["phase"] == "step":
+                    cells[cell["axis"]].add(cell["op"])
+    text = "; ".join(f"{axis}: {', '.join(sorted(ops))}" for axis, ops in sorted(cells.items())) or "none"
+    return text if set(cells) == set(case.axes) else f"{text} (EXPECTED {', '.join(case.axes) or 'none'})"
 
 
 if __name__ == "__main__":
