@@ -118,6 +118,52 @@ def test_numbers_sends_separately(tmp_path: Path) -> None:
     assert numbers == [[1, 2], [1, 2]]
 
 
+def write_messages(tmp_path: Path, rank: int, group: str, messages: list[tuple[int, str]]) -> Path:
+    """Write a Kineto trace with (step, operation) of sends and receives."""
+    noted = {"Process Group Name": "0", "Process Group Description": "pp", "Process Group Ranks": group}
+    kernel = {"ph": "X", "name": "k", "cat": "kernel", "dur": 1}
+    events = [
+        {"ph": "X", "name": f"ProfilerStep#{step}", "cat": cat, "ts": 1000 * step, "dur": 900}
+        for step in (1, 2)
+        for cat in ("user_annotation", "gpu_user_annotation")
+    ] + [
+        {**kernel, "ts": 1000 * step + 10 * place + rank, "args": {**noted, "Collective name": op}}
+        for place, (step, op) in enumerate(messages, start=1)
+    ]
+    trace = {"distributedInfo": {"rank": rank}, "traceEvents": events}
+    return write_file(tmp_path, f"m{rank}.json", json.dumps(trace).encode())
+
+
+def test_messages_of_two_ranks_pair_in_each_step(tmp_path: Path) -> None:
+    found = read_files(
+        write_messages(tmp_path, 0, "[0, 1]", [(1, "send"), (1, "send"), (2, "send")]),
+        write_messages(tmp_path, 1, "[0, 1]", [(1, "recv"), (1, "recv"), (2, "recv")]),
+    )
+    assert [(call.rank, call.peer, call.sequence) for call in found.trace.calls if call.op == "send"] == [
+        (0, 1, 1),
+        (0, 1, 2),
+        (0, 1, 3),
+    ]
+    arrivals = find_arrivals(found.trace.calls)
+    assert len(arrivals) == 6
+    assert {arrival.rank for arrival in arrivals.values()} == {1}
+    assert not any("partner" in note for note in found.notes)
+
+
+def test_messages_without_a_partner_are_noted(tmp_path: Path) -> None:
+    lost = read_files(
+        write_messages(tmp_path, 0, "[0, 1]", [(1, "send"), (2, "send"), (2, "send")]),
+        write_messages(tmp_path, 1, "[0, 1]", [(1, "recv"), (2, "recv")]),
+    )
+    text = "send from rank 0 to rank 1 of pp: 1 without a partner in step 2, so waiting times are unknown"
+    assert text in lost.notes
+    alone = read_files(write_messages(tmp_path, 0, "[0, 1]", [(1, "send")]))
+    assert not any("partner" in note for note in alone.notes), "the trace of the other rank was not imported"
+    many = read_files(write_messages(tmp_path, 0, "[0, 1, 2]", [(1, "send"), (2, "recv")]))
+    text = "the traces do not name the peers of 2 sends and receives of pp, so their waiting times are unknown"
+    assert text in many.notes
+
+
 @pytest.mark.parametrize("form", [build_inspector_log, build_inspector_dump])
 def test_reads_both_versions_of_inspector_logs(tmp_path: Path, form: Callable[..., bytes]) -> None:
     paths = []

@@ -10,6 +10,7 @@ from jobs.runs.traces.imports.common import FileEvents
 from jobs.runs.traces.trace_events import POINT_TO_POINT, CollectiveCall
 
 UNPAIRED_NTH: Final = 2**32  # times the rank plus 1 is the group number of calls that cannot be paired
+MAX_DIRECTIONS: Final = 5  # of messages without a partner, in notes
 _Group = tuple[str, tuple[int, ...], int]
 _Place = tuple[int, int]  # part, index of the call
 
@@ -23,13 +24,13 @@ def pair_calls(parts: list[FileEvents]) -> tuple[list[FileEvents], list[str]]:
     for (part, index), nth in _number_groups(parts).items():
         calls[part][index] = calls[part][index]._replace(nth=nth)
     by_group: dict[_Group, dict[tuple[int, int], list[_Place]]] = defaultdict(lambda: defaultdict(list))
-    num_messages: Counter[tuple[_Group, int, int, str]] = Counter()
+    num_messages: Counter[tuple[_Group, int, str]] = Counter()
     for part, part_calls in enumerate(calls):
         for index, call in enumerate(part_calls):
             if call.op in POINT_TO_POINT:
-                key = call.group, call.step, call.rank, call.op
+                key = call.group, call.rank, call.op  # over all steps, because a number is unique on a rank
                 num_messages[key] += 1
-                part_calls[index] = call._replace(sequence=num_messages[key])
+                part_calls[index] = call._replace(sequence=num_messages[key], peer=_find_peer(call))
             else:
                 by_group[call.group][call.step, call.rank].append((part, index))
     unpaired: list[tuple[int, str]] = []
@@ -40,7 +41,14 @@ def pair_calls(parts: list[FileEvents]) -> tuple[list[FileEvents], list[str]]:
         else:
             unpaired.extend(_number_by_order(calls, by_step))
     paired = [part._replace(calls=part_calls) for part, part_calls in zip(parts, calls, strict=True)]
-    return paired, list(_describe_unpaired(unpaired))
+    return paired, [*_describe_unpaired(unpaired), *_describe_lost_messages(calls)]
+
+
+def _find_peer(call: CollectiveCall) -> int:
+    """Return the other rank of a message, -1 if unknown. Kineto traces do not name it."""
+    if call.peer >= 0 or len(call.ranks) != 2 or call.rank not in call.ranks:
+        return call.peer
+    return sum(call.ranks) - call.rank
 
 
 def _number_groups(parts: list[FileEvents]) -> dict[_Place, int]:
@@ -103,9 +111,37 @@ def _number_by_order(
 
 def _describe_unpaired(unpaired: list[tuple[int, str]]) -> Iterator[str]:
     for axis in sorted({axis for _, axis in unpaired}):
-        steps = sorted({step for step, other in unpaired if other == axis})
-        shown = ", ".join(map(str, steps[:5])) + (", …" if len(steps) > 5 else "")
+        steps = _format_steps({step for step, other in unpaired if other == axis})
         yield (
-            f"ranks recorded different collectives of {axis} in step {shown}, and the traces have no sequence numbers, "
+            f"ranks recorded different collectives of {axis} in step {steps}, and the traces have no sequence numbers, "
             "so waiting times of these collectives are unknown"
         )
+
+
+def _format_steps(steps: set[int]) -> str:
+    return ", ".join(map(str, sorted(steps)[:5])) + (", …" if len(steps) > 5 else "")
+
+
+def _describe_lost_messages(calls: list[list[CollectiveCall]]) -> Iterator[str]:
+    """Describe the sends and receives whose partner is unknown, or missing in the trace of the other rank."""
+    imported = {part_calls[0].rank for part_calls in calls if part_calls}
+    num_unknown: Counter[str] = Counter()
+    balances: dict[tuple[_Group, int, int, int], int] = defaultdict(int)  # sends minus receives of a direction
+    for call in (call for part_calls in calls for call in part_calls if call.op in POINT_TO_POINT):
+        if call.peer < 0:
+            num_unknown[call.axis] += 1
+        elif call.peer in imported:
+            sender, receiver = (call.rank, call.peer) if call.op == "send" else (call.peer, call.rank)
+            balances[call.group, call.step, sender, receiver] += 1 if call.op == "send" else -1
+    for axis, count in sorted(num_unknown.items()):
+        messages = f"{count:,} sends and receives of {axis}"
+        yield f"the traces do not name the peers of {messages}, so their waiting times are unknown"
+    lost: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for ((axis, _ranks, _nth), step, sender, receiver), balance in balances.items():
+        if balance:
+            side = "send" if balance > 0 else "receive"
+            lost[axis, f"{side} from rank {sender} to rank {receiver}"].append((step, abs(balance)))
+    for (axis, message), counts in sorted(lost.items())[:MAX_DIRECTIONS]:
+        steps = _format_steps({step for step, _ in counts})
+        total = sum(count for _, count in counts)
+        yield f"{message} of {axis}: {total:,} without a partner in step {steps}, so waiting times are unknown"
