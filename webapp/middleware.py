@@ -13,6 +13,7 @@ from django.core.paginator import InvalidPage
 from django.db import DatabaseError, connection
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
+from django.db.models import F
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.deprecation import MiddlewareMixin
 from django.views.defaults import bad_request
@@ -20,12 +21,16 @@ from redis.exceptions import RedisError
 
 from contracts.fields import escape_direction_overrides
 from jobs.core.redis_client import connect_once
+from jobs.models import Lease
 from jobs.queue.work_lease import explain_unhealthy
 
 log = logging.getLogger(__name__)
 
 HEALTH_PATHS = ("/healthz", "/readyz")
 PROBE_TIMEOUT_S = 0.5  # to connect, and again for a response, because probes have short timeouts
+PROBE_LEASE = "readyz"  # row that `/readyz` writes
+PROBE_KEY = "meshboard:readyz"
+PROBE_KEY_TTL_S = 60
 BIDI_CONTROLS = re.compile(rb"\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")  # U+202A to U+202E, U+2066 to U+2069
 USER_ERRORS = (ValueError, OverflowError, RecursionError, InvalidPage, ValidationError)
 
@@ -33,8 +38,9 @@ USER_ERRORS = (ValueError, OverflowError, RecursionError, InvalidPage, Validatio
 class HealthMiddleware(MiddlewareMixin):
     """Return health checks without a login and for every host name.
 
-    `/healthz` checks the connections to the database and to Redis. `/readyz` also checks the migrations and the
-    controller. A restart of the web server fixes neither, so a probe that restarts it uses `/healthz`.
+    `/healthz` checks the connections to the database and to Redis. `/readyz` also writes to both, and checks the
+    migrations and the controller. A restart of the web server fixes none of them, so a probe that restarts it uses
+    `/healthz`.
     """
 
     def process_request(self, request: HttpRequest) -> HttpResponse | None:
@@ -42,6 +48,8 @@ class HealthMiddleware(MiddlewareMixin):
             return None
         found = {"database": _database_answers(), "redis": _redis_answers()}
         if request.path == "/readyz":
+            found |= {"database_writes": found["database"] and _database_accepts_writes()}
+            found |= {"redis_writes": found["redis"] and _redis_accepts_writes()}
             found |= {"migrations": found["database"] and _is_migrated()}
             found |= {"controller": found["migrations"] and not explain_unhealthy()}
         return JsonResponse(found, status=200 if all(found.values()) else 503)
@@ -52,6 +60,17 @@ def _database_answers() -> bool:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
     except DatabaseError:
+        return False
+    return True
+
+
+def _database_accepts_writes() -> bool:
+    """Write one row, which a read-only or full database rejects."""
+    try:
+        if not Lease.objects.filter(name=PROBE_LEASE).update(beats=F("beats") + 1):
+            Lease.objects.get_or_create(name=PROBE_LEASE)
+    except DatabaseError as error:
+        log.warning("The database refuses writes: %s", error)
         return False
     return True
 
@@ -71,6 +90,16 @@ def _redis_answers() -> bool:
         with connect_once(PROBE_TIMEOUT_S) as client:
             return bool(client.ping())
     except RedisError:
+        return False
+
+
+def _redis_accepts_writes() -> bool:
+    """Write one key, which a replica or a full Redis rejects."""
+    try:
+        with connect_once(PROBE_TIMEOUT_S) as client:
+            return bool(client.set(PROBE_KEY, "1", ex=PROBE_KEY_TTL_S))
+    except RedisError as error:
+        log.warning("Redis refuses writes: %s", error)
         return False
 
 

@@ -7,26 +7,19 @@ import sys
 from pathlib import Path, PurePosixPath
 
 from django.conf import settings
-from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.http import http_date
 from django.views import csrf, defaults
 from django.views.decorators.http import require_safe
 from django.views.static import was_modified_since
-from redis.exceptions import RedisError
 
 from jobs.api.errors import RETRY_LATER, build_internal_error, log_failure, make_page_problem_response
 from jobs.api.problems import build_request_problem
-from jobs.core.errors import DISK_FULL_MESSAGE, is_disk_full
+from jobs.core.errors import DISK_FULL_MESSAGE, describe_outage, is_disk_full
 from webapp.serving.request_guard import is_api_path
 
 log = logging.getLogger(__name__)
-
-AWAY: dict[tuple[type[Exception], ...], str] = {
-    (OperationalError, InterfaceError): "The database",
-    (RedisError,): "Redis",
-}
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
@@ -60,10 +53,8 @@ def page_not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 def server_error(request: HttpRequest) -> HttpResponse:
     """Respond with the ID of the log entry, or with 503 if the database, Redis, or the disk fails."""
     error = sys.exception()
-    away = next((name for kinds, name in AWAY.items() if isinstance(error, kinds)), None)
-    full = isinstance(error, OSError) and is_disk_full(error)
-    if (away or full) and not is_api_path(request.path):
-        words = DISK_FULL_MESSAGE if full else f"{away} does not answer."
+    words = DISK_FULL_MESSAGE if isinstance(error, OSError) and is_disk_full(error) else describe_outage(error)
+    if words and not is_api_path(request.path):
         log.warning("%s Request: %s: %s", words, request.path, error)
         answer = render(request, "503.html", {"words": words}, status=503)
         answer["Retry-After"] = RETRY_LATER["Retry-After"]

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
-from django.db import InterfaceError, OperationalError
 from django.http import Http404, JsonResponse
 from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
@@ -24,7 +23,14 @@ from jobs.api.problems import (
     build_problem,
     build_request_problem,
 )
-from jobs.core.errors import DISK_FULL_MESSAGE, NotFoundError, get_request_id, is_disk_full
+from jobs.core.errors import (
+    DISK_FULL_MESSAGE,
+    NotFoundError,
+    describe_outage,
+    get_request_id,
+    is_database_read_only,
+    is_disk_full,
+)
 from jobs.people.invitations import NotInvitedError
 from jobs.people.notifications.email_settings import NoMailError
 from jobs.planning.auto_layout import NoOfferError
@@ -44,11 +50,8 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 5
 RETRY_LATER: Mapping[str, str] = {"Retry-After": str(RETRY_AFTER_S)}
 READ_METHODS = ("GET", "HEAD")  # their parameters are in the query
-DATABASE_AWAY = "The database does not answer."
-UNKNOWN_RESULT = (
-    f"{DATABASE_AWAY} The change may have been made. "
-    "Check the object, or repeat the request with the same Idempotency-Key."
-)
+# A change may have been committed before the connection broke.
+UNKNOWN_RESULT = "The change may have been made. Check the object, or repeat the request with the same Idempotency-Key."
 # Status, field, and location of exceptions whose text is the message.
 ANSWERS: Final[Mapping[type[Exception], tuple[int, str, ProblemLocation | None]]] = {
     actions.DisprovedError: (409, "proof", None),
@@ -141,10 +144,10 @@ def handle_exception(error: Exception, context: dict[str, Any]) -> Response:
         return make_problem_response(build_problem(400, error.problems, error.location))
     if isinstance(error, BusyError):
         return make_problem_response(build_request_problem(503, str(error)), RETRY_LATER)
-    if isinstance(error, OperationalError | InterfaceError):
-        log.warning("the database did not answer for %s: %s", request.path, error)
-        # A change may have been committed before the connection broke.
-        message = DATABASE_AWAY if request.method in SAFE_METHODS else UNKNOWN_RESULT
+    if message := describe_outage(error):
+        log.warning("%s Request: %s: %s", message, request.path, error)
+        if request.method not in SAFE_METHODS and not is_database_read_only(error):
+            message = f"{message} {UNKNOWN_RESULT}"
         return make_problem_response(build_request_problem(503, message), RETRY_LATER)
     if isinstance(error, OSError) and is_disk_full(error):
         log.error("%s: %s for %s", DISK_FULL_MESSAGE, error, request.path)

@@ -8,12 +8,16 @@ import re
 import secrets
 from contextvars import ContextVar
 
+import redis
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.http import Http404
 
 from contracts.traces import parse_traceparent
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 DISK_FULL_MESSAGE = "The disk of the board is full."
+READ_ONLY_SQLSTATE = "25006"  # of PostgreSQL, for a standby and for `default_transaction_read_only`
+SQLITE_READ_ONLY = "attempt to write a readonly database"
 REQUEST_ID_HEADER = b"x-request-id"
 TRACEPARENT_HEADER = b"traceparent"
 REQUEST_ID_FORMAT = re.compile(rb"[0-9a-f]{32}")  # format of nginx. Other values never get into a log.
@@ -40,6 +44,27 @@ def is_disk_full(error: BaseException | None) -> bool:
     if isinstance(error, OSError):
         return error.errno in DISK_FULL_ERRNOS
     return any(os.strerror(number) in str(error) for number in DISK_FULL_ERRNOS)
+
+
+def is_database_read_only(error: BaseException | None) -> bool:
+    """Return whether the database answered, but refused a write."""
+    cause = getattr(error, "__cause__", None)
+    return getattr(cause, "sqlstate", None) == READ_ONLY_SQLSTATE or SQLITE_READ_ONLY in str(error)
+
+
+def describe_outage(error: BaseException | None) -> str:
+    """Return a sentence if the database or Redis does not answer or refuses writes, or an empty text."""
+    if isinstance(error, DatabaseError) and is_database_read_only(error):
+        return "The database is read-only, so Meshboard rejects changes."
+    if isinstance(error, OperationalError | InterfaceError):
+        return "The database does not answer."
+    if isinstance(error, redis.exceptions.ReadOnlyError):
+        return "Redis is read-only."
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return "The memory of Redis is full."
+    if isinstance(error, redis.RedisError):
+        return "Redis does not answer."
+    return ""
 
 
 def set_request_id(header: bytes | None, traceparent: bytes | None = None) -> str:

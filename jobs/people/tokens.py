@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db import transaction
+from django.db import DatabaseError, transaction
 from django.db.models import Q
 from django.db.models.signals import pre_save
 from django.utils import timezone
@@ -17,6 +17,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from jobs.core.audit import get_request_username, record
+from jobs.core.errors import is_database_read_only
 from jobs.models import Scope, TokenGrant
 from jobs.models.validators import NameRule
 from planner.facts.validation import NO_NUL, Problem, SpecError, StrictModel
@@ -155,11 +156,15 @@ def get_scopes(token: AuthToken) -> frozenset[str]:
 
 
 def record_use(token: AuthToken, address: str) -> None:
-    """Store when and from where the token was last used, at most once per minute."""
+    """Store when and from where the token was last used, at most once per minute, unless the database is read-only."""
     grant, now = getattr(token, "grant", None), timezone.now()
     if grant is None or (grant.last_used and grant.last_used > now - USE_RECORD_INTERVAL and grant.address == address):
         return
-    TokenGrant.objects.filter(pk=grant.pk).update(last_used=now, address=address)
+    try:
+        TokenGrant.objects.filter(pk=grant.pk).update(last_used=now, address=address)
+    except DatabaseError as error:
+        if not is_database_read_only(error):
+            raise
 
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")

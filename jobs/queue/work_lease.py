@@ -106,7 +106,7 @@ class StageErrors:
 
 
 def is_outage(error: Exception) -> bool:
-    """Return whether the database or Redis is unavailable, locked or full."""
+    """Return whether the database or Redis is unavailable, locked, full, or read-only."""
     return is_transient(error) or isinstance(error, kombu.exceptions.OperationalError)
 
 

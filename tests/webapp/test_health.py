@@ -91,7 +91,8 @@ def test_is_ready_with_migrations_and_a_controller(
     client: Client, settings: Settings, redis_service: RedisServer
 ) -> None:
     settings.REDIS_URL, settings.ALLOWED_HOSTS = redis_service.url, ["board.example"]
-    well = {"database": True, "redis": True, "migrations": True, "controller": True}
+    names = ("database", "redis", "database_writes", "redis_writes", "migrations", "controller")
+    well = dict.fromkeys(names, True)
     ready = "/readyz"
     assert (client.get(ready).status_code, client.get(ready).json()) == (503, {**well, "controller": False})
     Lease.objects.create(name="controller", holder="it", beats=1, ticked=timezone.now())

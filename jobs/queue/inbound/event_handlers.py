@@ -15,6 +15,7 @@ from django.utils import timezone
 from contracts.codec import BadMessageError
 from contracts.control import AttemptReport, Event, ExitReport, HostEvent
 from contracts.names import TASK_ACKNOWLEDGE, TASK_RESEND_REPORT, host_queue
+from jobs.core.errors import is_database_read_only
 from jobs.models import HOST_SILENT_AFTER, MAX_REASON_CHARACTERS, Attempt, DeadLetter, Host, Member, Outbox, Status
 from jobs.people.notifications.host_mails import queue_host_mails
 from jobs.queue import attempt_completion, lifecycle
@@ -217,8 +218,8 @@ def _send_once(task: str, host: str, key: AttemptKey) -> None:
 
 
 def is_transient(error: Exception) -> bool:
-    """Return whether the message may succeed later, because the database or Redis is unavailable, locked or full."""
-    if isinstance(error, redis.RedisError | InterfaceError):
+    """Return whether the message may succeed later, because the database or Redis is unavailable or refuses writes."""
+    if isinstance(error, redis.RedisError | InterfaceError) or is_database_read_only(error):
         return True
     state = getattr(error.__cause__, "sqlstate", None) or ""
     return isinstance(error, OperationalError) and not state.startswith(PROGRAM_LIMIT)
