@@ -30,6 +30,7 @@ from webapp.setting_types import (
     MetricsToken,
     Networks,
     Place,
+    Ports,
     RedisUrl,
     SecretNames,
     Url,
@@ -288,6 +289,10 @@ class WebSettings(BaseSettings):
     slurm_python: Annotated[str, check_pattern(r"/[^\x00-\x1f\x7f]*", "expected an absolute path")] | None = Field(
         None,
         description=(
+    webhook_ports: Ports | None = Field(
+        None,
+        description="Ports to which the board can send webhook events, in addition to 80 and 443. Default: none.",
+    )
             "Path of a Python interpreter with Meshboard on each Slurm node. Default: the server's interpreter."
         ),
     )

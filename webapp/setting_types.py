@@ -103,6 +103,15 @@ def _networks(text: str) -> list[str]:
     return parts
 
 
+def _ports(text: str) -> list[int]:
+    """Parse ports from 1 to 65535."""
+    parts = _split(text)
+    for part in parts:
+        if not re.fullmatch(r"[0-9]{1,5}", part) or not 1 <= int(part) <= 65535:
+            raise ValueError(f"{part} is not a port from 1 to 65535")
+    return [int(part) for part in parts]
+
+
 def _redis(url: SecretStr) -> SecretStr:
     if not _is_redis(url) and not url.get_secret_value().startswith("unix:///"):
         raise ValueError(f"{REDIS_FORM}, {SOCKET_FORM}")
@@ -153,6 +162,7 @@ SecretNames = Annotated[
     list[SecretStr], NoDecode, BeforeValidator(lambda text: [SecretStr(key) for key in _split(text)])
 ]
 Networks = Annotated[list[str], NoDecode, BeforeValidator(_networks)]
+Ports = Annotated[list[int], NoDecode, BeforeValidator(_ports)]
 Place = Annotated[Path, AfterValidator(_at)]
 Folder = Annotated[Place, AfterValidator(_not_a_file)]
 Url = Annotated[

@@ -41,6 +41,7 @@ DEFAULT_FROM_EMAIL = SERVER_EMAIL = _environment.email_from
 METRICS_TOKEN = _environment.metrics_token.get_secret_value() if _environment.metrics_token else ""
 OTLP_ENDPOINT, OTLP_EVERY_S = (_environment.otlp_endpoint or "").rstrip("/"), _environment.otlp_every_s
 OTLP_HEADERS = parse_pairs(_environment.otlp_headers.get_secret_value()) if _environment.otlp_headers else {}
+WEBHOOK_PORTS = _environment.webhook_ports or []
 WEBHOOK_NETWORKS = [ip_network(network) for network in _environment.webhook_networks or []]
 HISTORY_DIR = _environment.history_dir or STATE_DIR / "history"
 HISTORY_BYTES = _environment.history_bytes

@@ -79,6 +79,8 @@ def test_uses_sqlite_without_a_database_url(monkeypatch: pytest.MonkeyPatch) -> 
         ("ALLOWED_HOSTS", "böard.example", "expected a host name"),
         ("TRUSTED_PROXIES", "0.0.0.0/0", "includes every address"),
         ("WEBHOOK_NETWORKS", "10.0.0.0/8,::/0", "includes every address"),
+        ("WEBHOOK_PORTS", "8443,0", "0 is not a port from 1 to 65535"),
+        ("WEBHOOK_PORTS", "8443,x", "x is not a port from 1 to 65535"),
         ("OIDC_URL", "accounts.example", "expected https://HOST"),
         ("OIDC_URL", "http://accounts.example", "expected https://HOST"),
         ("BOARD_URL", "board.example", "expected https://HOST"),

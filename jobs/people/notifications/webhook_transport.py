@@ -35,7 +35,26 @@ Network = IPv4Network | IPv6Network
 GLOBAL_UNICAST = IPv6Network("2000::/3")
 TUNNELS = tuple(ip_network(text) for text in ("2001::/32", "2002::/16", "2001:10::/28", "2001:20::/28"))
 # Missing from `ipaddress` in some Python versions: https://www.iana.org/assignments/iana-ipv4-special-registry
-NOT_GLOBAL = tuple(ip_network(text) for text in ("100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15"))
+NOT_GLOBAL = tuple(
+    ip_network(text)
+    for text in ("100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "233.252.0.0/24", "3fff::/20")
+)
+# Services of cloud providers for their own machines. They give secrets to every sender, so no setting allows them.
+CLOUD_SERVICES = frozenset(
+    ip_address(text)
+    for text in (
+        "168.63.129.16",  # Azure
+        "169.254.169.254",  # metadata of most providers
+        "169.254.170.2",  # Amazon ECS
+        "169.254.170.23",  # Amazon EKS
+        "fd00:ec2::23",  # Amazon EKS
+        "fd00:ec2::254",  # Amazon EC2
+        "fd20:ce::254",  # Google Cloud
+        "100.100.100.200",  # Alibaba Cloud
+        "192.0.0.192",  # Oracle Cloud
+    )
+)
+DEFAULT_PORTS = (80, 443)
 
 
 class RefusedAddressError(Exception):
@@ -50,6 +69,8 @@ def get_host_name(url: httpx.URL) -> str:
 def is_in_networks(address: Address, allowed: Iterable[Network]) -> bool:
     """Return whether the address is in one of the networks from the settings."""
     plain = _unwrap_ipv4(address)
+    if plain in CLOUD_SERVICES:
+        return False
     return any(plain.version == network.version and plain in network for network in allowed)
 
 
@@ -58,10 +79,20 @@ def may_reach(address: Address, allowed: Iterable[Network]) -> bool:
     plain = _unwrap_ipv4(address)
     if is_in_networks(plain, allowed):
         return True
-    if isinstance(plain, IPv6Address):
-        return plain in GLOBAL_UNICAST and plain.is_global and not any(plain in tunnel for tunnel in TUNNELS)
-    hidden = any(plain in network for network in NOT_GLOBAL)
-    return plain.is_global and not (plain.is_multicast or plain.is_reserved or hidden)
+    hidden = plain in CLOUD_SERVICES or any(plain in network for network in (*NOT_GLOBAL, *TUNNELS))
+    if hidden or not plain.is_global:
+        return False
+    return plain in GLOBAL_UNICAST if isinstance(plain, IPv6Address) else not (plain.is_multicast or plain.is_reserved)
+
+
+def check_port(url: httpx.URL, allowed: Iterable[int]) -> int:
+    """Return the port of a webhook. Raises RefusedAddressError."""
+    port = url.port or (443 if url.scheme == "https" else 80)
+    if port not in (*DEFAULT_PORTS, *allowed):
+        raise RefusedAddressError(
+            f"`url` has port {port}. Use port 80 or 443, or ask an admin to add the port to MESHBOARD_WEBHOOK_PORTS."
+        )
+    return port
 
 
 def parse_address_literal(host: str) -> list[Address]:
@@ -193,7 +224,7 @@ async def _send(
     resolvers: ThreadPoolExecutor,
 ) -> int:
     """Return the HTTP status of the response."""
-    port = url.port or (443 if url.scheme == "https" else 80)
+    port = check_port(url, settings.WEBHOOK_PORTS)
     found = await asyncio.get_running_loop().run_in_executor(resolvers, resolve, get_host_name(url), port, allowed)
     if url.scheme != "https" and not all(is_in_networks(address, allowed) for address in found):
         raise RefusedAddressError("unencrypted http:// is allowed only for addresses in MESHBOARD_WEBHOOK_NETWORKS")

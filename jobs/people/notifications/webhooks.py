@@ -27,6 +27,7 @@ from jobs.people.notifications.payloads import NewWebhook, WebhookDelivery, Webh
 from jobs.people.notifications.webhook_transport import (
     RefusedAddressError,
     check_addresses,
+    check_port,
     get_host_name,
     get_secret,
     is_in_networks,
@@ -246,6 +247,7 @@ def _check_url(url: str) -> list[Problem]:
             return [Problem("url", "`url` names a network interface after %. Remove % and the interface name.")]
         if parsed.userinfo or parsed.fragment:
             return [Problem("url", "`url` contains a user, password, or fragment. Remove this part.")]
+        check_port(parsed, settings.WEBHOOK_PORTS)
         found = check_addresses(
             get_host_name(parsed), parse_address_literal(get_host_name(parsed)), settings.WEBHOOK_NETWORKS
         )

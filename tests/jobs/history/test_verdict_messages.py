@@ -31,7 +31,7 @@ from tests.support.processes import wait_until
 @pytest.fixture
 def webhook(owner: User, attempt: Attempt, inbox: list[EmailMessage], settings: Any) -> Iterator[Receiver]:
     """Provide a webhook and a mail for each end of the owner's jobs."""
-    settings.WEBHOOK_NETWORKS = [ip_network("127.0.0.1/32")]
+    settings.WEBHOOK_NETWORKS, settings.WEBHOOK_PORTS = [ip_network("127.0.0.1/32")], range(1, 65536)
     User.objects.filter(pk=owner.pk).update(email="owner@people.example")
     MailWish.objects.create(user=owner, states=["failed"])
     with run_receiver(build_response("204 No Content")) as made:

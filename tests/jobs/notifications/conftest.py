@@ -12,5 +12,5 @@ LOCAL = [ip_network("127.0.0.1/32")]
 
 @pytest.fixture
 def local_receivers(settings: Any, db: None) -> None:
-    settings.WEBHOOK_NETWORKS = LOCAL
+    settings.WEBHOOK_NETWORKS, settings.WEBHOOK_PORTS = LOCAL, range(1, 65536)
     settings.BOARD_URL = "https://board.example"

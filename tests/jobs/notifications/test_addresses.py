@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from ipaddress import ip_address, ip_network
 
+import httpx
 import pytest
 
 from jobs.people.notifications.webhook_transport import (
     RefusedAddressError,
+    check_port,
     is_in_networks,
     may_reach,
     parse_address_literal,
@@ -19,6 +21,7 @@ PRIVATE = (
     *("192.0.0.192", "198.18.0.1", "192.88.99.1", "224.0.0.1", "240.0.0.1", "255.255.255.255", "192.0.2.1"),
     *("::", "::1", "fe80::1", "fe80::1%1", "fc00::1", "fd12:3456::1", "ff02::1", "fec0::1", "2001:db8::1"),
     *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "::127.0.0.1", "64:ff9b::7f00:1"),
+    *("198.51.100.7", "203.0.113.9", "233.252.0.1", "3fff::1", "168.63.129.16", "::ffff:168.63.129.16"),
     *("64:ff9b:1::1", "2002:7f00:1::1", "2001:0:4136:e378:8000:63bf:80ff:fffe", "100::1", "5f00::1"),
 )
 PUBLIC = ("93.184.216.34", "8.8.8.8", "2606:4700::1111", "2a00:1450:4001::1", "::ffff:8.8.8.8")
@@ -32,6 +35,34 @@ def test_webhooks_cannot_reach_private_addresses(text: str) -> None:
 @pytest.mark.parametrize("text", PUBLIC)
 def test_webhooks_can_reach_public_addresses(text: str) -> None:
     assert may_reach(ip_address(text), [])
+
+
+@pytest.mark.parametrize("text", ["168.63.129.16", "169.254.169.254", "fd00:ec2::254", "::ffff:100.100.100.200"])
+def test_settings_cannot_allow_services_of_cloud_providers(text: str) -> None:
+    allowed = [ip_network(network) for network in ("0.0.0.0/1", "128.0.0.0/1", "fd00::/8", f"{text}")]
+    assert not may_reach(ip_address(text), allowed)
+    assert not is_in_networks(ip_address(text), allowed)
+
+
+@pytest.mark.parametrize(
+    ("url", "port"),
+    [
+        ("https://hooks.example/x", 443),
+        ("http://hooks.example", 80),
+        ("https://hooks.example:80", 80),
+        ("https://hooks.example:9000", 9000),
+    ],
+)
+def test_ports_that_webhooks_can_use(url: str, port: int) -> None:
+    assert check_port(httpx.URL(url), [9000]) == port
+
+
+@pytest.mark.parametrize(
+    "url", ["https://hooks.example:22", "https://hooks.example:6379", "http://[2606:4700::1]:8080"]
+)
+def test_rejects_other_ports(url: str) -> None:
+    with pytest.raises(RefusedAddressError, match="add the port to MESHBOARD_WEBHOOK_PORTS"):
+        check_port(httpx.URL(url), [9000])
 
 
 def test_settings_allow_only_the_listed_networks() -> None:
