@@ -278,7 +278,7 @@ trust, jar = ssl.create_default_context(cafile=ca), CookieJar()
 opener = u.build_opener(u.HTTPCookieProcessor(jar), u.HTTPSHandler(context=trust))
 answer = opener.open(u.Request("https://127.0.0.1" + once, headers={"X-Request-ID": "mine"}), timeout=20)
 cookies = {c.name: c for c in jar}
-assert cookies["sessionid"].secure and len(answer.headers["X-Request-ID"]) == 32, dict(answer.headers)
+assert cookies["__Host-sessionid"].secure and len(answer.headers["X-Request-ID"]) == 32, dict(answer.headers)
 many = ssl.create_default_context(cafile=ca)
 many.set_alpn_protocols(["h2", "http/1.1"])
 with many.wrap_socket(socket.create_connection(("127.0.0.1", 443), 20), server_hostname="127.0.0.1") as tls:
@@ -298,7 +298,7 @@ try:
 except urllib.error.HTTPError as moved:
     assert (moved.code, moved.headers["Location"]) == (308, "https://127.0.0.1/overview/"), moved.headers
 async def watch():
-    headers = {"Cookie": "sessionid=" + cookies["sessionid"].value}
+    headers = {"Cookie": "__Host-sessionid=" + cookies["__Host-sessionid"].value}
     async with connect("wss://127.0.0.1/ws/jobs/" + job + "/", ssl=trust, origin="https://127.0.0.1",
                        additional_headers=headers, max_size=None) as socket:
         entries = 0

@@ -177,6 +177,15 @@ class WebSettings(BaseSettings):
     oidc_new_people: bool = Field(
         True, description="Create an account when a person first logs in with the single sign-on provider."
     )
+    session_hours: int = Field(
+        336, ge=1, le=8760, description="Hours after a login at which the session ends, also if it is in use."
+    )
+    session_idle_hours: int = Field(
+        72, ge=1, le=8760, description="Hours without a request after which a session ends."
+    )
+    staff_second_factor: bool = Field(
+        False, description="Require a second factor of staff. Staff without a second factor can only turn it on."
+    )
     invited_people: bool = Field(True, description="Allow invited people to create an account.")
     submits_per_minute: int = Field(
         60,
@@ -280,6 +289,10 @@ class WebSettings(BaseSettings):
         None,
         description="Private networks to which the board can send webhook events. Default: only public IP addresses.",
     )
+    webhook_ports: Ports | None = Field(
+        None,
+        description="Ports to which the board can send webhook events, in addition to 80 and 443. Default: none.",
+    )
     slurm_folder: (
         Annotated[str, check_pattern(r"/[^\x00-\x1f\x7f%]*", "expected an absolute path without %")] | None
     ) = Field(
@@ -289,10 +302,6 @@ class WebSettings(BaseSettings):
     slurm_python: Annotated[str, check_pattern(r"/[^\x00-\x1f\x7f]*", "expected an absolute path")] | None = Field(
         None,
         description=(
-    webhook_ports: Ports | None = Field(
-        None,
-        description="Ports to which the board can send webhook events, in addition to 80 and 443. Default: none.",
-    )
             "Path of a Python interpreter with Meshboard on each Slurm node. Default: the server's interpreter."
         ),
     )

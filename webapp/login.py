@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Any
 
 from allauth.account.utils import perform_login
+from allauth.mfa.utils import is_mfa_enabled
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.forms import AuthenticationForm
@@ -22,7 +23,7 @@ from django.contrib.auth.views import LoginView
 from django.core.cache import cache
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 from django.utils.decorators import method_decorator
 from redis.exceptions import RedisError
 from sesame import packers
@@ -31,10 +32,15 @@ from sesame.tokens_v2 import unpack_timestamp
 from sesame.views import LoginView as LinkView
 
 from jobs.api.access import get_client_network
+from jobs.api.errors import make_page_problem_response
+from jobs.api.problems import build_request_problem
+from jobs.people.sign_on import renew_session
+from webapp.serving.request_guard import is_api_path
 
 log = logging.getLogger(__name__)
 
 WINDOW_S = 60
+PATHS_BEFORE_SECOND_FACTOR = ("/account/two-factor/", "/login/", "/logout/", "/docs/", "/static/")
 View = Callable[..., HttpResponseBase]
 
 
@@ -48,6 +54,29 @@ def limit_logins(view: View, method: str = "POST") -> View:
         return view(request, *arguments, **named)
 
     return respond
+
+
+def session_middleware(get_response: Callable[[HttpRequest], HttpResponseBase]) -> View:
+    """Extend sessions in use, and let staff without a second factor only turn it on if a setting requires it."""
+
+    def respond(request: HttpRequest) -> HttpResponseBase:
+        if settings.SESSION_COOKIE_NAME not in request.COOKIES:
+            return get_response(request)
+        renew_session(request.session)
+        if settings.STAFF_SECOND_FACTOR and not request.path.startswith(PATHS_BEFORE_SECOND_FACTOR):
+            user = request.user
+            if user.is_authenticated and user.is_staff and not is_mfa_enabled(user):
+                return _demand_second_factor(request)
+        return get_response(request)
+
+    return respond
+
+
+def _demand_second_factor(request: HttpRequest) -> HttpResponseBase:
+    if is_api_path(request.path):
+        words = "This board requires a second factor of staff. Turn on the second factor on the account page."
+        return make_page_problem_response(build_request_problem(403, words))
+    return redirect("mfa_activate_totp")
 
 
 class BoardLoginView(LoginView):

@@ -123,8 +123,8 @@ def _escape(found: re.Match[bytes]) -> bytes:
     return escape_direction_overrides(found[0].decode()).encode()
 
 
-class AdminErrorMiddleware:
-    """Return 400 instead of 500 for addresses and forms that admin pages cannot read.
+class AdminMiddleware:
+    """Set the content security policy of admin pages, and return 400 for addresses and forms that they cannot read.
 
     The log has the traceback, because the cause can be an error of Meshboard.
     """
@@ -133,7 +133,10 @@ class AdminErrorMiddleware:
         self._get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        return self._get_response(request)
+        response = self._get_response(request)
+        if request.path.startswith("/admin/"):
+            response._csp_replace = settings.ADMIN_CONTENT_SECURITY_POLICY  # type: ignore[attr-defined]  # of django-csp
+        return response
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         found = request.resolver_match

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from ipaddress import ip_network
 
-from csp.constants import NONE, SELF
+from csp.constants import NONE, SELF, UNSAFE_EVAL, UNSAFE_INLINE
 from django.core.exceptions import ImproperlyConfigured
 
 from webapp import installation
@@ -91,6 +91,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "webapp.login.session_middleware",
     # For pages. Views of the REST API check the login themselves.
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
@@ -98,7 +99,7 @@ MIDDLEWARE = [
     "jobs.core.audit.AuditRequestMiddleware",
     "allauth.account.middleware.AccountMiddleware",
     "axes.middleware.AxesMiddleware",
-    "webapp.middleware.AdminErrorMiddleware",
+    "webapp.middleware.AdminMiddleware",
 ]
 
 ROOT_URLCONF = "webapp.urls"
@@ -236,7 +237,6 @@ STORAGES = {
 }
 
 CONTENT_SECURITY_POLICY = {
-    "EXCLUDE_URL_PREFIXES": ["/admin/"],  # unfold's Alpine evaluates expressions; staff only
     "DIRECTIVES": {
         "default-src": [NONE],
         "script-src": [SELF],
@@ -249,10 +249,17 @@ CONTENT_SECURITY_POLICY = {
         "frame-ancestors": [NONE],
     },
 }
+# Alpine in the admin pages of unfold evaluates expressions and sets styles.
+ADMIN_CONTENT_SECURITY_POLICY = {"script-src": [SELF, UNSAFE_EVAL], "style-src": [SELF, UNSAFE_INLINE]}
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+# Browsers accept these names only from the host itself, over HTTPS.
+SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = (f"{'__Host-' if HTTPS else ''}{name}" for name in ("sessionid", "csrftoken"))
+SESSION_COOKIE_AGE = _environment.session_hours * 3600
+SESSION_IDLE_S = _environment.session_idle_hours * 3600
+STAFF_SECOND_FACTOR = _environment.staff_second_factor
 SECURE_SSL_REDIRECT = False  # the proxy in front terminates TLS and redirects
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if HTTPS else None
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS else 0

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
+import jwt
 from allauth.core.exceptions import ImmediateHttpResponse
 from allauth.mfa.adapter import DefaultMFAAdapter
 from allauth.mfa.models import Authenticator
-from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from allauth.socialaccount.adapter import DefaultSocialAccountAdapter, get_adapter
 from allauth.socialaccount.helpers import render_authentication_error
 from allauth.socialaccount.models import SocialAccount, SocialApp
 from allauth.socialaccount.providers.base import AuthProcess, ProviderException
@@ -21,8 +22,10 @@ from allauth.socialaccount.providers.openid_connect.views import OpenIDConnectOA
 from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.contrib import messages
+from django.contrib.auth import BACKEND_SESSION_KEY
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.signals import user_logged_in
+from django.contrib.sessions.backends.base import SessionBase, UpdateError
 from django.core import signing
 from django.core.exceptions import PermissionDenied
 from django.core.exceptions import ValidationError as InvalidError
@@ -37,6 +40,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from requests import RequestException
 
 from jobs.core.audit import get_request_username, record
+from jobs.core.errors import is_database_read_only
 from jobs.core.text import is_storable
 from jobs.models.validators import PERSON_NAMES, find_name_problem
 from jobs.people.variables import get_cipher
@@ -47,6 +51,9 @@ UNFINISHED_SESSION_S = 900  # lifetime of a session during a sign-on
 PROOF_LIFETIME_S = 3600
 MAX_SUBJECT_CHARACTERS = 191  # limit of django-allauth. The protocol allows 255.
 MAX_ADDRESS_CHARACTERS = 254
+SESSION_BEGAN, SESSION_RENEWED = "began", "renewed"  # Unix seconds
+MAX_RENEWAL_INTERVAL_S = 300
+PUBLIC_KEY_ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 PROOF_SALT = "connect a sign-on"
 # django-allauth raises these for JSON of an unexpected shape.
 PROVIDER_ERRORS = (
@@ -163,7 +170,30 @@ class CheckedAdapter(OpenIDConnectOAuth2Adapter):  # type: ignore[misc]  # allau
         return parse_claims(super()._fetch_user_info(access_token))
 
     def _decode_id_token(self, app: Any, id_token: str) -> dict[str, Any]:
-        return parse_claims(super()._decode_id_token(app, id_token))
+        """Return the claims after a check of the signature, which django-allauth omits for a token from a TLS server.
+
+        The key comes from the provider's `jwks_uri`. A token that is signed with the client secret is refused.
+        """
+        with get_adapter().get_requests_session() as http:
+            response = http.get(self.openid_config["jwks_uri"])
+            response.raise_for_status()
+        try:
+            keys = [key for key in jwt.PyJWKSet.from_dict(response.json()).keys if key.public_key_use in (None, "sig")]
+            key_id = jwt.get_unverified_header(id_token).get("kid")
+            named = [key for key in keys if key_id is None or key.key_id == key_id]
+            if len(named) != 1:
+                raise ProviderException(f"{len(named)} keys of the sign-on provider match the `id_token`.")
+            claims = jwt.decode(
+                id_token,
+                named[0].key,
+                algorithms=PUBLIC_KEY_ALGORITHMS,
+                issuer=self.openid_config["issuer"],
+                audience=app.client_id,
+                options={"require": ["iss", "aud", "exp"]},
+            )
+        except jwt.PyJWTError as error:
+            raise ProviderException(f"The `id_token` of the sign-on provider is invalid: {error}") from None
+        return parse_claims(claims)
 
 
 def _check_issuer(issuer: str, url: str) -> None:
@@ -341,6 +371,35 @@ def add_session(request: HttpRequest) -> None:
         UserSession.objects.create_from_request(request)
 
 
+def start_session(session: SessionBase) -> None:
+    """Set when a session ends: after the idle limit, and at the latest after the absolute limit."""
+    session[SESSION_BEGAN] = int(time.time())
+    _set_session_end(session)
+
+
+def renew_session(session: SessionBase) -> None:
+    """Move the end of a session that is in use. A read-only database leaves the end unchanged."""
+    if BACKEND_SESSION_KEY not in session:
+        return
+    if SESSION_BEGAN not in session:  # a login before an upgrade of the board
+        session[SESSION_BEGAN] = int(time.time())
+    elif time.time() - session.get(SESSION_RENEWED, 0) < min(MAX_RENEWAL_INTERVAL_S, settings.SESSION_IDLE_S / 10):
+        return
+    _set_session_end(session)
+    try:
+        session.save()
+    except UpdateError as error:
+        if is_database_read_only(error.__context__):
+            session.modified = False  # The middleware of Django would fail, too.
+
+
+def _set_session_end(session: SessionBase) -> None:
+    now = int(time.time())
+    left_s = session[SESSION_BEGAN] + settings.SESSION_COOKIE_AGE - now
+    session[SESSION_RENEWED] = now
+    session.set_expiry(max(1, min(settings.SESSION_IDLE_S, left_s)))
+
+
 def _record_added(instance: Any, created: bool, raw: bool, **_named: Any) -> None:
     if created and not raw:
         _record_change("add", instance)
@@ -360,5 +419,5 @@ def _record_change(what: str, login: Any) -> None:
 
 
 def _add_login_session(request: HttpRequest, **_named: Any) -> None:
-    request.session.set_expiry(None)  # remove the limit of an unfinished sign-on
+    start_session(request.session)  # replaces the limit of an unfinished sign-on
     add_session(request)

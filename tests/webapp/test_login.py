@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import runpy
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from allauth.mfa.models import Authenticator
 from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
 from django.core.cache import cache
 from django.core.exceptions import ImproperlyConfigured
+from django.utils import timezone
 
 import webapp.settings
 from jobs.api.access import get_client_network
@@ -163,3 +168,64 @@ def test_trusts_proxies_by_address(monkeypatch: pytest.MonkeyPatch, values: str)
     monkeypatch.setenv("MESHBOARD_TRUSTED_PROXIES", values)
     with pytest.raises(SettingError, match="MESHBOARD_TRUSTED_PROXIES"):
         read_settings(WebSettings)
+
+
+def test_cookies_belong_to_the_host_under_https(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {}
+    for https in ("0", "1"):
+        monkeypatch.setenv("MESHBOARD_HTTPS", https)
+        found = runpy.run_path(str(webapp.settings.__file__))
+        names[https] = found["SESSION_COOKIE_NAME"], found["CSRF_COOKIE_NAME"], found["SESSION_COOKIE_SECURE"]
+    assert names == {"0": ("sessionid", "csrftoken", False), "1": ("__Host-sessionid", "__Host-csrftoken", True)}
+
+
+def get_session_seconds() -> float:
+    return (Session.objects.get().expire_date - timezone.now()).total_seconds()
+
+
+def test_session_ends_without_requests_and_after_its_longest_time(people: None, client: Any, settings: Any) -> None:
+    settings.SESSION_IDLE_S, settings.SESSION_COOKIE_AGE = 3600, 36_000
+    client.post("/login/", {"username": "ann", "password": "ann-password"})
+    assert 3500 < get_session_seconds() <= 3600
+    session = client.session
+    session.set_expiry(1800)
+    session["renewed"] -= 1800
+    session.save()
+    assert client.get("/account/").status_code == 200
+    assert 3500 < get_session_seconds() <= 3600, "a request renews the session"
+    session = client.session
+    session["began"] -= 35_000
+    session["renewed"] -= 1800
+    session.save()
+    assert client.get("/account/").status_code == 200
+    assert 900 < get_session_seconds() <= 1000, "the absolute limit stays"
+    Session.objects.update(expire_date=timezone.now() - timedelta(seconds=1))
+    assert client.get("/account/").headers["Location"] == "/login/?next=/account/"
+
+
+def test_staff_need_a_second_factor_if_a_setting_requires_it(people: None, client: Any, settings: Any) -> None:
+    ann = User.objects.get(username="ann")
+    settings.STAFF_SECOND_FACTOR = True
+    client.force_login(ann, backend="django.contrib.auth.backends.ModelBackend")
+    assert client.get("/account/").status_code == 200, "ann is not staff"
+    User.objects.filter(pk=ann.pk).update(is_staff=True)
+    activate = "/account/two-factor/totp/activate/"
+    for path in ("/", "/admin/", "/account/", "/account/tokens/"):
+        for call in (client.get, client.post):
+            assert call(path).headers["Location"] == activate, path
+    refused = client.get("/api/v1/jobs")
+    assert (refused.status_code, refused.headers["Content-Type"]) == (403, "application/problem+json")
+    assert "second factor" in refused.json()["detail"]
+    assert client.get(activate).headers["Location"].startswith("/login/again/")
+    assert client.get("/login/again/").status_code == 200
+    Authenticator.objects.create(user=ann, type=Authenticator.Type.TOTP, data={})
+    assert client.get("/account/").status_code == 200
+    assert client.get("/api/v1/jobs").status_code == 200
+
+
+def test_admin_pages_have_a_content_security_policy(people: None, client: Any) -> None:
+    client.force_login(User.objects.create_superuser("root"), backend="django.contrib.auth.backends.ModelBackend")
+    policy = client.get("/admin/").headers["Content-Security-Policy"]
+    for directive in ("default-src 'none'", "script-src 'self' 'unsafe-eval'", "frame-ancestors 'none'"):
+        assert f"{directive};" in f"{policy};"
+    assert "unsafe" not in client.get("/account/").headers["Content-Security-Policy"]

@@ -15,9 +15,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 import jwt
+from cryptography.hazmat.primitives.asymmetric import rsa
 from django.test import Client
+from jwt.algorithms import RSAAlgorithm
 
 from tests.support.processes import scale_timeout
+
+SIGNING_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 def is_logged_in(client: Client) -> bool:
@@ -58,6 +62,8 @@ class FakeProvider:
         self.id_claims: dict[str, Any] = {"sub": "42"}
         self.token: Any = {"access_token": "a", "token_type": "Bearer"}
         self.userinfo: Any = {"sub": "42"}
+        self.signing_key: Any = SIGNING_KEY
+        self.algorithm, self.key_id = "RS256", "key-1"
 
     def get_response(self, path: str) -> Any:
         if path.startswith("/.well-known/"):
@@ -66,8 +72,10 @@ class FakeProvider:
         if path == "/token_endpoint":
             now = int(time.time())
             claims = {"iss": self.url, "aud": "meshboard", "iat": now, "exp": now + 60, **self.id_claims}
-            key = "only-for-this-test-0123456789-0123456789"
-            return self.token if isinstance(self.token, str) else {"id_token": jwt.encode(claims, key), **self.token}
+            id_token = jwt.encode(claims, self.signing_key, self.algorithm, {"kid": self.key_id})
+            return self.token if isinstance(self.token, str) else {"id_token": id_token, **self.token}
+        if path == "/keys":
+            return {"keys": [{**RSAAlgorithm.to_jwk(SIGNING_KEY.public_key(), as_dict=True), "kid": "key-1"}]}
         return self.userinfo
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from allauth.socialaccount.models import SocialAccount
+from cryptography.hazmat.primitives.asymmetric import rsa
 from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
 from django.test import Client
 
 from jobs.people import sign_on as provided
 from tests.jobs.people.conftest import configure_provider
-from tests.jobs.people.oidc_providers import FakeProvider, is_logged_in, log_in_with_provider
+from tests.jobs.people.oidc_providers import SIGNING_KEY, FakeProvider, is_logged_in, log_in_with_provider
 
 DEEP = "[" * 100_000
 PAGE = "The single sign-on provider did not confirm your identity."
@@ -96,6 +97,24 @@ def test_rejects_different_subjects(db: None, client: Client, answers: FakeProvi
 def test_rejects_an_invalid_token(token: Any, db: None, client: Client, answers: FakeProvider) -> None:
     answers.token = token
     assert is_refused(log_in_with_provider(client))
+
+
+@pytest.mark.parametrize(
+    ("key", "algorithm", "key_id"),
+    [
+        (rsa.generate_private_key(public_exponent=65537, key_size=2048), "RS256", "key-1"),
+        (SIGNING_KEY, "RS256", "key-2"),
+        ("a client secret of at least thirty-two bytes", "HS256", "key-1"),
+        (None, "none", "key-1"),
+    ],
+    ids=["other key", "unknown key", "symmetric key", "no signature"],
+)
+def test_rejects_a_token_that_the_provider_did_not_sign(
+    key: Any, algorithm: str, key_id: str, db: None, client: Client, answers: FakeProvider
+) -> None:
+    answers.signing_key, answers.algorithm, answers.key_id = key, algorithm, key_id
+    assert is_refused(log_in_with_provider(client))
+    assert not User.objects.exists()
 
 
 @pytest.mark.parametrize("userinfo", ["", "[]", "null", DEEP, "{}", '{"sub": NaN}'])
