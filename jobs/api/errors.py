@@ -145,7 +145,7 @@ def handle_exception(error: Exception, context: dict[str, Any]) -> Response:
     if isinstance(error, BusyError):
         return make_problem_response(build_request_problem(503, str(error)), RETRY_LATER)
     if message := describe_outage(error):
-        log.warning("%s Request: %s: %s", message, request.path, error)
+        log.warning("No answer to %s, because a service is unavailable: %s", request.path, error)
         if request.method not in SAFE_METHODS and not is_database_read_only(error):
             message = f"{message} {UNKNOWN_RESULT}"
         return make_problem_response(build_request_problem(503, message), RETRY_LATER)
