@@ -105,7 +105,7 @@ def build_picotron_case(**degrees: int) -> Case:
         "59714b1b",
         "picotron",
         (*TORCHRUN, "{folder}/picotron/train.py", "--config", "config.json"),
-        axes=tuple(degrees),
+        axes=(*degrees, "cp_dp"),  # the loss is averaged over cp_dp, also on one rank
         loss=r"Loss: +([\d.]+)",
         step_time=r"Tokens/s: +([\d.]+)(?!\S*GPU)",
         to_ms=lambda tokens_per_s: 1000 * PICOTRON_TOKENS_PER_STEP / tokens_per_s,
