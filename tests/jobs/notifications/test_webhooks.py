@@ -289,7 +289,7 @@ def test_gives_up_a_delivery_after_its_owner_lost_access(owner: User, staff: Use
         assert receiver.requests == []
     delivery = Delivery.objects.get()
     assert (delivery.outcome, delivery.due) == (Outcome.GIVEN_UP, None)
-    assert delivery.tries[0]["words"] == "not sent: the recipient can no longer see the job"
+    assert delivery.tries[0]["words"] == "not sent: the recipient can no longer see the job or host"
 
 
 def test_retries_for_a_day_with_growing_pauses() -> None:
