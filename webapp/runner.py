@@ -179,7 +179,15 @@ def build_host_environment(state: Path, environment: dict[str, str]) -> dict[str
     gpus = count_gpus()
     keep = {k: v for k, v in environment.items() if k in (*PASSED_VARIABLES, "PYTHONUNBUFFERED")}
     roots = ("CHECKPOINT_ROOT", "DATA_ROOT", "SCRIPT_ROOT")
-    bounds = ("LOG_BYTES", "STREAM_BYTES", "KEEP_RUNS_DAYS", "KEEP_RUNS_BYTES", "MIN_FREE_BYTES", "JOB_DISK_BYTES")
+    bounds = (
+        "LOG_BYTES",
+        "STREAM_BYTES",
+        "KEEP_RUNS_DAYS",
+        "KEEP_RUNS_BYTES",
+        "MIN_FREE_BYTES",
+        "JOB_DISK_BYTES",
+        "SHARED_GPU_BYTES",
+    )
     wanted = (
         "HOST_NAME",
         "ADDRESS",

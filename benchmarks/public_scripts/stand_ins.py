@@ -38,14 +38,14 @@ def read_text(path: Path) -> str:
 
 def write_tokenizer(text: str, folder: str):
     """Train a byte-pair tokenizer on a text, and save it as transformers does."""
-    from tokenizers import ByteLevelBPETokenizer
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(text.splitlines(), vocab_size=VOCABULARY_SIZE, special_tokens=special)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=trained._tokenizer,
+        tokenizer_object=Tokenizer.from_str(trained.to_str()),
         bos_token="<s>",
         pad_token="<pad>",
         eos_token="</s>",

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-MIN_FOREIGN_BYTES = 2**30  # below this, another program hardly takes memory from a rank
 CUDA_VERSION_UNIT = 1000  # NVML reports CUDA 12.4 as 12040
 TOPOLOGY_TIMEOUT_S = 30.0
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
@@ -68,11 +67,15 @@ class Gpus:
 
         return [get_clock(handle) for handle in self._handles]
 
-    def find_slot_problem(self, gpu: int) -> str:
-        """Return why a rank cannot use an idle GPU at full speed, or an empty text. Unknown values are no problem."""
+    def find_slot_problem(self, gpu: int, shared_bytes: int) -> str:
+        """Return why a rank cannot use an idle GPU at full speed, or an empty text. Unknown values are no problem.
+
+        Args:
+            shared_bytes: Memory that another program may use.
+        """
         nvml, handle = self._nvml, self._handles[gpu]
         for process in self._query(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or ():
-            if (used_bytes := process.usedGpuMemory or 0) >= MIN_FOREIGN_BYTES:
+            if (used_bytes := process.usedGpuMemory or 0) >= shared_bytes:
                 return f"Process {process.pid} of another program uses {used_bytes:,} bytes of GPU {gpu}."
         reasons = self._query(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
         if reasons & nvml.nvmlClocksThrottleReasonHwThermalSlowdown:

@@ -53,7 +53,11 @@ class HealthCheck:
     def find_order_problem(self, order: LaunchOrder) -> str:
         """Return why this job cannot start now on its slots, or an empty text."""
         problem = find_reservation_problem(order, self._settings)
-        return problem or (_find_slot_problem(order["slots"]) if self._settings.device == "cuda" else "")
+        return problem or (
+            _find_slot_problem(order["slots"], self._settings.shared_gpu_bytes)
+            if self._settings.device == "cuda"
+            else ""
+        )
 
     def _find_slow_problem(self) -> str:
         with self._lock:
@@ -92,10 +96,10 @@ def _find_interpreter_problem() -> str:
     return ""
 
 
-def _find_slot_problem(slots: Sequence[int]) -> str:
+def _find_slot_problem(slots: Sequence[int], shared_bytes: int) -> str:
     """Return why a GPU of the slots is not idle. The driver frees the memory of an ended process with a delay."""
     deadline = time.monotonic() + IDLE_TIMEOUT_S
-    while problem := next(filter(None, map(Gpus().find_slot_problem, slots)), ""):
+    while problem := next(filter(None, (Gpus().find_slot_problem(slot, shared_bytes) for slot in slots)), ""):
         if time.monotonic() > deadline:
             return problem
         time.sleep(IDLE_INTERVAL_S)

@@ -77,6 +77,7 @@ class HostSettings:
     keep_runs_s: float = 7 * 86400.0  # per acknowledged attempt
     keep_runs_bytes: int = 10 * 2**30  # of all acknowledged attempts
     min_free_bytes: int = 64 * 2**20  # on the disk of the run directory, to start a job
+    shared_gpu_bytes: int = 2**30  # of a GPU, that another program may use when a job starts
     job_disk_bytes: int = 0  # of all files of a job on this host; 0: no limit
     job_user: JobUser | None = None  # None: the user of the host worker
     choose_user: bool = False  # use USER_PER_OWNER or DEFAULT_JOB_USER if it works
@@ -134,6 +135,7 @@ def read_host_settings(*, joined: bool = True) -> HostSettings:
         keep_runs_s=_read_whole("MESHBOARD_KEEP_RUNS_DAYS", 7, 0) * 86400.0,
         keep_runs_bytes=_read_whole("MESHBOARD_KEEP_RUNS_BYTES", 10 * 2**30, 0),
         min_free_bytes=_read_whole("MESHBOARD_MIN_FREE_BYTES", 64 * 2**20, 0),
+        shared_gpu_bytes=_read_whole("MESHBOARD_SHARED_GPU_BYTES", 2**30, 1),
         job_disk_bytes=_read_whole("MESHBOARD_JOB_DISK_BYTES", 0, 0),
         job_user=_parse_job_user(job_user),
         choose_user=job_user == "auto" and os.geteuid() == 0,

@@ -20,7 +20,7 @@ from tests.workers.host.test_machine import FakeNvml
 from workers.disk import write_json
 from workers.host.attempt_watcher import AttemptStarter, HostExits
 from workers.host.attempts import claim_attempt
-from workers.host.hardware import MIN_FOREIGN_BYTES, Gpus
+from workers.host.hardware import Gpus
 from workers.host.health_check import HealthCheck
 from workers.host.job_disk import DiskWatch, get_disk_limit
 from workers.host.processes import get_process_id
@@ -122,7 +122,7 @@ class BusyNvml(FakeNvml):
     ("nvml", "problem"),
     [
         (BusyNvml(), ""),
-        (BusyNvml(MIN_FOREIGN_BYTES - 1), ""),
+        (BusyNvml(2**30 - 1), ""),
         (BusyNvml(2 * 2**30), "Process 42 of another program uses 2,147,483,648 bytes of GPU 1."),
         (BusyNvml(reasons=0x40), "GPU 1 lowers its clock, because it is too hot."),
         (BusyNvml(reasons=0x80 | 0x1), "GPU 1 lowers its clock, because its power supply requests it."),
