@@ -154,7 +154,7 @@ def test_disabled_account_turns_off_its_webhooks(owner: User, client: Client) ->
     assert client.post(path, {"username": owner.username, **join_date}).status_code == 302
     cancelled = list(Delivery.objects.exclude(pk=delivered.pk))
     assert [(one.outcome, one.due) for one in cancelled] == [(Outcome.GIVEN_UP, None)] * 2
-    assert {one.tries[0]["words"] for one in cancelled} == {"not sent: the recipient can no longer see the job"}
+    assert {one.tries[0]["words"] for one in cancelled} == {"not sent: the recipient can no longer see the job or host"}
     entry = AuditEntry.objects.get(kind="webhook")
     assert (entry.who, entry.what, entry.name) == ("root", "turn off", hook.id)
     assert client.post(path, {"username": owner.username, "is_active": "on", **join_date}).status_code == 302
