@@ -26,6 +26,7 @@ from webapp.runner import find_free_port, is_free
 CREATE_USERS = """
 import json, django
 django.setup()
+from django.conf import settings
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
@@ -44,7 +45,8 @@ for name in ("owner", "stranger", "viewer", "staff"):
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions.get(name, [])))
     client = Client()
     client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
-    users[name] = {"token": AuthToken.objects.create(user)[1], "session": client.cookies["sessionid"].value}
+    session = client.cookies[settings.SESSION_COOKIE_NAME].value
+    users[name] = {"token": AuthToken.objects.create(user)[1], "session": session}
 print(json.dumps(users))
 """
 SERVE_TLS = """
