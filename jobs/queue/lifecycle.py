@@ -98,7 +98,7 @@ def start_jobs(placed: Mapping[str, tuple[int, str]], slots: Mapping[str, int] |
     with transaction.atomic():
         jobs = {
             job.id: job
-            for job in lock_queued(placed, "spec", "num_slots", "owner_id", "held", "upload_id")
+            for job in lock_queued(placed, "spec", "num_slots", "owner_id", "held", "upload_id", "trace_id")
             if job.attempt == placed[job.id][0] and (slots is None or (slots[job.id] == job.num_slots and not job.held))
         }
         queued = Job.objects.filter(id__in=list(jobs), status=Status.QUEUED)

@@ -80,7 +80,7 @@ class SlurmEngine:
             return
         for job in _filter_by_quota(_filter_startable(waiting))[:MAX_PLACED_PER_PASS]:
             with transaction.atomic():
-                for locked in lifecycle.lock_queued([job.id], "spec"):
+                for locked in lifecycle.lock_queued([job.id], "spec", "trace_id"):
                     slurm_attempts.create_attempt(locked)
 
     def observe(self) -> None:
