@@ -70,7 +70,7 @@ def test_two_measured_steps_narrow_the_interval() -> None:
 def test_search_uses_measured_steps_and_keeps_the_order() -> None:
     spec, limits = build_spec(), Constraints(8, {"pp": 1, "recompute": "full"})
     cluster = add_measured_steps(H100, spec, [measure(2.0)])
-    plain, corrected = (search(spec, each, limits, limit=3).best for each in (H100, cluster))
+    plain, corrected = (search(spec, each, limits, limit=2).best for each in (H100, cluster))  # others tie
     ratio = scale_to_measured([2.0]).ratio
     assert [found.spec for found in corrected] == [found.spec for found in plain]
     for before, after in zip(plain, corrected, strict=True):
