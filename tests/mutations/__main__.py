@@ -1,4 +1,7 @@
-"""Run each fault in fp32 and bf16, and print the checks that report it; arguments select faults by name."""
+"""Run faults in fp32 and bf16, and print the checks that report them.
+
+Arguments select faults by name. `blind` selects all blind faults. Without arguments, all other faults run.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.mutations.blind_faults import BLIND_FAULTS
 from tests.mutations.faults import FAULTS
 from tests.mutations.run import RunChecks, try_fault
 
+ALL_FAULTS = {**FAULTS, **BLIND_FAULTS}
 HEADER = "| Fault | Run | Bytes and calls | Replicas | Reference | First report |\n|---|---|---|---|---|---|"
 
 
 def format_row(name: str, precision: str, told: RunChecks) -> str:
-    fault = FAULTS[name]
+    fault = ALL_FAULTS[name]
     layout = " ".join((*(f"{key}={value}" for key, value in fault.layout.items()), precision))
     traffic = "-" if told.wrong_bytes is None else f"{told.wrong_bytes:,} B, {told.wrong_calls}"
     seen = told.detected_by
@@ -27,15 +32,18 @@ def format_row(name: str, precision: str, told: RunChecks) -> str:
 
 
 def main() -> int:
-    names = [name for name in FAULTS if len(sys.argv) < 2 or name in sys.argv[1:]]
+    chosen = {*sys.argv[1:]} or {*FAULTS}
+    if "blind" in chosen:
+        chosen |= {*BLIND_FAULTS}
+    names = [name for name in ALL_FAULTS if name in chosen]
     runs = dict.fromkeys(
-        (name, FAULTS[name].train.get("precision", each)) for name in names for each in FAULTS[name].precisions
+        (name, ALL_FAULTS[name].train.get("precision", each)) for name in names for each in ALL_FAULTS[name].precisions
     )
     unseen = 0
     print(HEADER)
     for name, precision in runs:
         with tempfile.TemporaryDirectory() as work:
-            result = try_fault(FAULTS[name], Path(work), precision)
+            result = try_fault(ALL_FAULTS[name], Path(work), precision)
         print(format_row(name, precision, result), flush=True)
         unseen += not result.detected_by
     print(f"{len(runs) - unseen} passed, {unseen} failed")
