@@ -24,7 +24,7 @@ COPY client client
 COPY manual manual
 COPY docs docs
 # Sources that were cloned under umask 077 are readable, and processes start from compiled files.
-RUN chmod -R a+rX /app && pip install --no-deps --editable . && rm -rf ./*.egg-info && python -m compileall -q .
+RUN chmod -R a+rX /app && pip install --no-deps -c requirements.lock --editable . && rm -rf ./*.egg-info && python -m compileall -q .
 # Static files stay in the image. A volume would keep the files of an older image.
 ENV MESHBOARD_STATIC_ROOT=/srv/static
 RUN MESHBOARD_SECRET_KEY=only-for-this-step-0123456789-0123456789-0123456789 MESHBOARD_REDIS_URL=redis://127.0.0.1 \
@@ -43,5 +43,5 @@ COPY setup.py VERSION README.md LICENSE ./
 COPY contracts contracts
 COPY planner planner
 COPY workers workers
-RUN chmod -R a+rX /app && pip install --no-deps --editable . && rm -rf ./*.egg-info && python -m compileall -q .
+RUN chmod -R a+rX /app && pip install --no-deps -c requirements.lock --editable . && rm -rf ./*.egg-info && python -m compileall -q .
 # The worker runs as root, because only root can start the jobs of each owner as a separate user.
