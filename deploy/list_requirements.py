@@ -1,4 +1,4 @@
-"""Print the requirements of an extra of pyproject.toml, so that an image can install them before the source."""
+"""Print the requirements of an extra of pyproject.toml. An image installs them in a layer below the source."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ Progress of a running job comes from its events, and progress of an ended job fr
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +14,7 @@ from meshboard.client import Client, Job
 from meshboard.errors import RefusedError
 from meshboard.transport import Event
 
+MAX_JITTER_S = 0.2  # of the events that arrive each second
 GAP = "[log lines are missing here, because the board dropped them]"
 
 
@@ -224,10 +227,26 @@ def _read_history(board: Client, job: Job, first: float, last: float) -> JobProg
     end = int(last)
     traffic = board.table(job.id, "traffic", **{"from": end - CURVE_S, "to": end, "by": "axis", "bins": CURVE_S})
     curves: dict[str, list[float]] = {}
-    for time, axis, num_bytes in zip(traffic["time"], traffic["axis"], traffic["payload_bytes"], strict=True):
+    for at, axis, num_bytes in zip(traffic["time"], traffic["axis"], traffic["payload_bytes"], strict=True):
         curve = curves.setdefault(axis, [0.0] * CURVE_S)
-        curve[min(CURVE_S - 1, int(time - end + CURVE_S))] += num_bytes
+        curve[min(CURVE_S - 1, int(at - end + CURVE_S))] += num_bytes
     known_s = max(1, min(RATE_S, end - int(first)))
     curves = dict(sorted(curves.items()))
     rates = {axis: sum(curve[-known_s:]) / known_s for axis, curve in curves.items()}
     return JobProgress(job, step, loss, step_s, rates, curves)
+
+
+def choose_newest(stored: JobProgress, live: JobProgress | None) -> JobProgress:
+    """Return the stored progress, with the step of live progress if the history is behind or deleted."""
+    if live is None or live.job.attempt != stored.job.attempt or live.step <= stored.step:
+        return stored
+    return stored._replace(step=live.step, loss=live.loss, step_s=live.step_s)
+
+
+def limit_rate(updates: Iterator[JobProgress], interval_s: float) -> Iterator[JobProgress]:
+    """Yield updates that are at least `interval_s` apart."""
+    next_s = -math.inf
+    for progress in updates:
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + interval_s - MAX_JITTER_S
+            yield progress

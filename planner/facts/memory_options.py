@@ -43,9 +43,7 @@ class MemoryOptions(StrictModel):
     chunked_loss: bool = Field(default=False, description="compute logits and loss in eight chunks of the tokens")
 
 
-def find_memory_problems(
-    options: MemoryOptions, hidden_size: int, micro_batches: int, *, is_fp8: bool
-) -> list[Problem]:
+def find_memory_problems(options: MemoryOptions, hidden_size: int, micro_batches: int, precision: str) -> list[Problem]:
     """Return the options that contradict each other, the model, or the training."""
     found = []
     if options.lora_rank is None and options.frozen_weights != "own":
@@ -57,6 +55,6 @@ def find_memory_problems(
     if options.optimizer_in_backward and micro_batches > 1:
         text = f"`memory.optimizer_in_backward` needs one micro-batch, but micro_batches is {micro_batches}. "
         found.append(Problem("memory.optimizer_in_backward", f"{text}Set micro_batches to 1, or turn it off."))
-    if is_fp8:
+    if precision.startswith("fp8"):
         found.append(Problem("memory", "`memory` is set, but fp8 is not supported. Use fp32 or a bf16 precision."))
     return found

@@ -358,8 +358,7 @@ def _find_training_problems(spec: JobSpec) -> list[Problem]:
     found += find_file_problems("train.tokenizer", train.tokenizer, "data root")
     found += find_path_problems("train.data", train.data, "data root")
     if spec.memory is not None:
-        is_fp8 = get_mixed_precision(train.precision).gemm == "fp8"
-        found += find_memory_problems(spec.memory, spec.model.hidden_size, train.micro_batches, is_fp8=is_fp8)
+        found += find_memory_problems(spec.memory, spec.model.hidden_size, train.micro_batches, train.precision)
     if text := explain_oversized_reference(spec):
         found.append(Problem("train.verify", f"`train.verify` is on, but {text} Use auto or off."))
     return found

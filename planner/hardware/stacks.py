@@ -148,7 +148,7 @@ TENSOR_S = 8e-5
 
 STACKS: dict[StackName, Stack] = {
     # Fitted on published steps of 20 sources, each with the same weight (benchmarks/published/fit.py). The margins hold
-    # for 90% of the rows of a source that the fit does not know. A V100 has no constant of its own.
+    # for 90% of the rows of a source that the fit does not know. No constant is fitted to a V100.
     "unknown": Stack(
         "Unknown software",
         0.55,

@@ -322,7 +322,7 @@ def test_watch_shows_live_events(
     meshboard: Meshboard, server: FakeServer, board: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recorder, some seconds behind, has nothing to say until the job is over."""
-    monkeypatch.setattr(running_commands, "MAX_JITTER_S", 1.0)  # every look
+    monkeypatch.setattr("meshboard.follow.MAX_JITTER_S", 1.0)  # every look
     server.respond_at("jobs/j/history", {"errors": []}, 404)
     step = {"attempt": 1, "step": 7, "loss": 3.0, "step_s": 0.25}
     server.at["jobs/j/events"] = answer(

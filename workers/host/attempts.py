@@ -305,7 +305,7 @@ class Pruner:
         self._settings = settings
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="host-pruner", daemon=True)
-        self.problem = ""  # what cannot be removed, for the host's page
+        self.problem = ""  # folder that cannot be removed and the reason, for the host's page
 
     def start(self) -> None:
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Limit the disk use of a job on this host, and reserve space for jobs that have not used theirs yet."""
+"""Limit the disk use of a job on this host, and reserve the unused part of its limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.host.attempts import AttemptDir, iterate_unacknowledged
 from workers.host.settings import HostSettings
 
 MEASUREMENT_TIMEOUT_S = 120.0
-MAX_MEASURED_SHARE = 0.1  # of the time, so that a job with many files does not slow down its host
+MAX_MEASURED_SHARE = 0.1  # of the time; a job with many files must not slow down its host
 USE_FILE = "disk-use.json"
 
 

@@ -231,7 +231,7 @@ def _get_reason(error: urllib.error.HTTPError) -> str:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follow no redirect, so that the token goes only to the given address."""
+    """Follow no redirect. The token must go only to the given address."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None

@@ -80,7 +80,7 @@ def pass_lock(descriptor: int) -> dict[str, str]:
 
 
 def _try_lock(run_dir: Path) -> int | None:
-    """Return the descriptor of the lock, or None if another worker has it. Raises HostSettingError."""
+    """Return the descriptor of the lock, or None if another worker holds the lock. Raises HostSettingError."""
     path = run_dir / HOST_TREE / LOCK_FILE
     try:
         run_dir.mkdir(mode=0o711, parents=True, exist_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import threading
 import time
@@ -38,10 +37,12 @@ from meshboard.commands.app import (
 from meshboard.errors import AwayError, RefusedError, WrongError, format_error, format_problem
 from meshboard.follow import (
     JobProgress,
+    choose_newest,
     follow_attempt,
     follow_lines,
     follow_progress,
     get_stored_progress,
+    limit_rate,
     split_lines,
 )
 from meshboard.formatting import format_log_line, remove_escapes
@@ -407,9 +408,6 @@ def advise(job_id: JobId, as_json: AsJson = False) -> None:
     print_json(advice) if as_json else print(text_reports.format_advice(advice))
 
 
-MAX_JITTER_S = 0.2  # of the events that arrive each second
-
-
 @app.command()
 def logs(
     job_id: JobId,
@@ -491,19 +489,3 @@ def _watch(client: Client, job_id: str, interval_s: float, as_json: bool) -> boo
             job = client.job(job_id)
         display(choose_newest(get_stored_progress(client, job), newest))
     return job.succeeded
-
-
-def choose_newest(stored: JobProgress, live: JobProgress | None) -> JobProgress:
-    """Return the stored progress, with the step of live progress if the history is behind or deleted."""
-    if live is None or live.job.attempt != stored.job.attempt or live.step <= stored.step:
-        return stored
-    return stored._replace(step=live.step, loss=live.loss, step_s=live.step_s)
-
-
-def limit_rate(updates: Iterator[JobProgress], interval_s: float) -> Iterator[JobProgress]:
-    """Yield updates that are at least `interval_s` apart."""
-    next_s = -math.inf
-    for progress in updates:
-        if time.monotonic() >= next_s:
-            next_s = time.monotonic() + interval_s - MAX_JITTER_S
-            yield progress

@@ -91,7 +91,7 @@ class OptionsMemory(TapedMemory):
         return Peak(self._add(self._persistent(stage), levels), when)
 
     def get_max_bytes(self, stages: tuple[int, ...], limit: int | None = None) -> int:
-        return max(sum(self.find_peak(stage).levels) for stage in stages[:1])
+        return sum(self.find_peak(stages[0]).levels)
 
     def get_min_bytes(self, stage: int) -> int:
         return sum(self._persistent(stage)) + sum(self._full_gradients(stage))

@@ -1,7 +1,7 @@
 """Read layouts of DeepSpeed JSON files, of accelerate YAML files, and of GPT-NeoX YAML files.
 
-Defaults are those of deepspeed/runtime/config.py, of src/accelerate/utils/dataclasses.py in accelerate, and of
-megatron/neox_arguments/neox_args.py in GPT-NeoX.
+Sources of the defaults: deepspeed/runtime/config.py, src/accelerate/utils/dataclasses.py, and
+megatron/neox_arguments/neox_args.py.
 """
 
 from __future__ import annotations

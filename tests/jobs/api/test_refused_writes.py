@@ -93,7 +93,7 @@ def test_read_only_database(
     with pytest.raises(DatabaseError) as caught:
         Lease.objects.create(name="x")
     assert isinstance(caught.value.__cause__, psycopg.errors.ReadOnlySqlTransaction)
-    assert is_transient(caught.value), "an event is applied later, and is no dead letter"
+    assert is_transient(caught.value), "an event is applied later instead of becoming a dead letter"
 
 
 @pytest.mark.parametrize("cause", ["full", "replica"])

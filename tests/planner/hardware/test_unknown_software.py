@@ -83,7 +83,7 @@ def test_measured_steps_correct_a_part_of_their_own_error() -> None:
 
 
 def test_loss_holds_one_fp32_copy_of_the_logits() -> None:
-    """Each logit has two bytes of its own and four of the copy. PyTorch's loss has twelve at its peak."""
+    """A bf16 logit has two bytes, and its fp32 copy has four. PyTorch's loss has twelve at its peak."""
     found = {}
     for stack in ("unknown", "fsdp2_eager"):
         spec = parse_spec(

@@ -1,7 +1,7 @@
 """Steps of the trainer against a second implementation of the same mathematics, which shares no code with it.
 
-The verification of a run compares the trainer with itself in one process. A fault in a formula that both use, such as
-rotary angles, AdamW, the schedule, or the number of tokens, shows only here.
+The verification of a run compares several ranks with one rank of the same trainer. A fault in a formula that both
+use, such as rotary angles, AdamW, the schedule, or the number of tokens, shows only here.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def main() -> int:
     identity = get_process_id(os.getpid())
     assert identity is not None
     try:
-        # Stored before the folder exists, so that the host worker can remove it after a crash.
+        # Stored before the folder exists. After a crash, the host worker can then remove it.
         folder = get_socket_root() / f"{SOCKET_FOLDER_PREFIX}{secrets.token_hex(6)}"
         write_json(attempt.pid_file, {**identity._asdict(), "folder": str(folder)})
     except OSError as error:

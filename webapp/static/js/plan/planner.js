@@ -8,9 +8,8 @@ import { failed, fetchPatiently, words } from "../refusal.js";
 import { setUpConfigImport, setUpLayoutImport } from "./file_import.js";
 import { assumptions, memoryNote, problemText, unaligned } from "./lane_notes.js";
 import { listMeasuredSteps, makeMeasuredField } from "./measured_steps.js";
-import { putMemory, readMemory, showMemory } from "./memory_options.js";
 import { chooseHardware, setUpOwnAccelerator } from "./own_accelerator.js";
-import { putSoftware, showSoftware, readSoftware } from "./software.js";
+import { putMemory, putSoftware, readMemory, readSoftware, showMemory, showSoftware } from "./software.js";
 
 const MAX_LANES = 4;
 const DELAY_MS = 150;
