@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 from contracts.fields import strip_control_characters
@@ -36,6 +37,13 @@ _NAMES = "|".join(
 _PAIR = re.compile(
     rf"(?:^|[ ,;|{{(\['\"])({_NAMES})(?: value)?['\"]?(?: ?[:=] ?| )['\"]?{_NUMBER}([kmb]?)(?![\w/])", re.IGNORECASE
 )
+# "tensor(2.3, device='cuda:0', grad_fn=<NllLossBackward0>)", and the same of NumPy
+_WRAPPED = re.compile(
+    r"\b(?:tensor|array|(?:np\.)?float(?:16|32|64)|Parameter containing: tensor)\( ?"
+    r"([-+]?[\d.][^\s,()\[\]]*|[-+]?(?:nan|inf)|\[[^\[\]()]*\])(?:, ?[a-z_]+=[^\s,()]+)* ?\)",
+    re.IGNORECASE,
+)
+_LOSSES = re.compile(r"\b(?:losses|loss(?: of micro[- ]?batches)?)['\"]? ?[:=]? ?\[([^\[\]]*)\]", re.IGNORECASE)
 _STEP = re.compile(
     r"\b(?:step|iter|iters|iteration|global_step)\b['\"]? ?[:=#]? ?\[? ?(\d{1,15})(?: ?/ ?(\d{1,15}))?", re.IGNORECASE
 )
@@ -170,6 +178,10 @@ def parse_with_pattern(pattern: Any, line: str) -> LineMetrics | None:
 def _find_values(text: str) -> dict[str, float]:
     if any(word in text for word in _SUMMARY_WORDS):
         return {}
+    if "(" in text:
+        text = _WRAPPED.sub(r"\1", text)
+    if "[" in text:
+        text = _LOSSES.sub(_format_mean_loss, text)
     values: dict[str, float] = {}
     for match in _PAIR.finditer(text):
         number = parse_number(match[2])
@@ -182,6 +194,13 @@ def _find_values(text: str) -> dict[str, float]:
     if "validation loss at iteration" in text:  # Megatron
         return {f"validation_{name}": value for name, value in values.items()}
     return values
+
+
+def _format_mean_loss(match: re.Match[str]) -> str:
+    """Return the mean of a list of losses, which are those of micro-batches, or the unchanged text."""
+    numbers = [parse_number(text) for text in re.split(r"[ ,]+", match[1].strip(" ,"))]
+    found = [number for number in numbers if number is not None]
+    return f"loss: {fmean(found)}" if found and len(found) == len(numbers) else match[0]
 
 
 def _find_step_in_epoch(text: str) -> tuple[int | None, int]:

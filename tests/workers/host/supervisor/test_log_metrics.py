@@ -51,6 +51,12 @@ def read(*lines: str, pattern: str | None = None) -> list[tuple[str, int, dict[s
         ("[rank 0] Step: 7 | Loss: 9.1 | Tokens/s: 1.2K | Tokens: 2M", 7, {"loss": 9.1, "tokens/s": 1200.0}),
         ("Epoch: [0][ 10/100]\tTime  0.1 ( 0.1)\tLoss 6.9e+00 (7.0e+00)", 10, {"loss": 6.9}),
         ("step=3 loss=2", 3, {"loss": 2.0}),
+        ("step 3: loss=tensor(2.3456, device='cuda:0', grad_fn=<NllLossBackward0>)", 3, {"loss": 2.3456}),
+        ("step 3 Loss: tensor([2.5], dtype=torch.bfloat16)", 3, {"loss": 2.5}),
+        ("step 3 {'loss': np.float32(1e-05), 'acc': array(0.5, dtype=float32)}", 3, {"loss": 1e-5, "acc": 0.5}),
+        ("step 3 losses: [tensor(2.0, grad_fn=<MeanBackward0>), tensor(3.)]", 3, {"loss": 2.5}),
+        ("step 3: Loss of microbatches: [1.0, 2.0]", 3, {"loss": 1.5}),
+        ("step 3 losses=tensor([1., 4.])", 3, {"loss": 2.5}),
     ],
 )
 def test_formats_of_common_frameworks(line: str, step: int, values: dict[str, float]) -> None:
@@ -81,7 +87,8 @@ def test_progress_bar_counts_steps_over_epochs_and_reads_open_lines() -> None:
 
 def test_nan_and_infinity() -> None:
     items = LogMetrics(range(1)).read(make_item("iter 1: loss nan", "iter 2: loss inf", "iter 3: loss -inf"))
-    assert [item["not_finite"]["loss"] for item in items] == ["nan", "inf", "-inf"]
+    items += LogMetrics(range(1)).read(make_item("iter 4: loss tensor(nan)", "iter 5: losses: [tensor(inf), 1.0]"))
+    assert [item["not_finite"]["loss"] for item in items] == ["nan", "inf", "-inf", "nan", "inf"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +97,9 @@ def test_nan_and_infinity() -> None:
         "the loss of packets: none",
         "weight loss is bad at step 3",
         "loss scale: 65536.0",
-        "Loss: tensor(2.3, grad_fn=<MeanBackward0>)",
+        "loss: tensor(<unprintable>)",
+        "losses: [tensor(1.0), None]",
+        "losses: []",
         "loss" + " " * 5000 + "1.0",
         "x" * 5000 + " loss: 1.0",
         "learning rate: 1e-3",
