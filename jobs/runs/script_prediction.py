@@ -19,6 +19,7 @@ from jobs.runs.history.store.schema import HistoryState
 from planner.cost.estimate import Estimate, find_size_problems
 from planner.facts.inferred_layout import CannotInferError, GroupTraffic, InferredLayout, infer_layout
 from planner.facts.kinds import make_planned_spec
+from planner.facts.model_shapes import count_parameters
 from planner.facts.parse_spec import LayoutDict
 from planner.facts.spec import JobSpec, Layout
 from planner.facts.spec_rules import find_problems
@@ -74,6 +75,7 @@ def predict_script(job: Job) -> ScriptPrediction:
     if spec.script is None or spec.script.plan is None:
         raise NotFoundError("prediction", "The job has no `script.plan`, so Meshboard cannot predict its step.")
     run, fixed = _read_run(job), spec.script.plan.layout
+    num_parameters = count_parameters(spec.script.plan.model)
     answer: ScriptPrediction = {
         "inferred": fixed is None,
         "layout": None,
@@ -86,7 +88,7 @@ def predict_script(job: Job) -> ScriptPrediction:
         return {**answer, "problems": [NO_STEPS]}
     found: InferredLayout | None
     try:
-        found = infer_layout(spec.layout.world_size, run.traffic)
+        found = infer_layout(spec.layout.world_size, run.traffic, num_parameters)
     except CannotInferError as error:
         if fixed is None:
             return {**answer, "problems": [str(error)]}

@@ -20,6 +20,8 @@ AXIS_NAMES: dict[str, InferredAxis] = {
     **dict.fromkeys(("cp", "context", "sp", "seq", "sequence", "ulysses"), "cp"),
     **dict.fromkeys(("ep", "expert", "experts"), "ep"),
 }
+GRADIENT_BYTES = (2, 4)  # per parameter
+MAX_GRADIENT_DIFFERENCE = 0.1  # relative, because a script's model may have more parameters than its plan
 REGATHERED = 1.5  # all-gathers per reduce-scatter above which backward gathers parameters again
 
 
@@ -59,8 +61,12 @@ class CannotInferError(ValueError):
     """The groups do not explain all ranks. The message names the ranks and the way out."""
 
 
-def infer_layout(world_size: int, traffic: Iterable[GroupTraffic]) -> InferredLayout:
+def infer_layout(world_size: int, traffic: Iterable[GroupTraffic], num_parameters: int | None = None) -> InferredLayout:
     """Return the layout whose groups carry the traffic of the steps.
+
+    Args:
+        num_parameters: Parameters of the model. If known, an all-reduce of an unnamed group counts as dp only if it
+            carries the gradients, because tensor parallelism also all-reduces.
 
     Raises:
         CannotInferError: The degrees of the groups do not multiply to `world_size`.
@@ -72,11 +78,11 @@ def infer_layout(world_size: int, traffic: Iterable[GroupTraffic]) -> InferredLa
     degrees: dict[InferredAxis, int] = {}
     rows_by_axis: dict[InferredAxis, list[GroupTraffic]] = defaultdict(list)
     unnamed: list[list[GroupTraffic]] = []
-    has_tensor_group = any(_get_named_axis(row.label) == "tp" and not _is_model_group(row.label) for row in used)
+    has_tensor_group = any(get_named_axis(row.label) == "tp" and not _is_model_group(row.label) for row in used)
     for (label, size), rows in sorted(groups.items()):
         if has_tensor_group and _is_model_group(label):
             continue  # Megatron's group of tp x pp ranks
-        axis = _get_named_axis(label)
+        axis = get_named_axis(label)
         if axis is None:
             unnamed.append(rows)
             continue
@@ -86,13 +92,12 @@ def infer_layout(world_size: int, traffic: Iterable[GroupTraffic]) -> InferredLa
     for label, size in groups:
         if _spans_context(label):
             degrees["dp"] = max(size // degrees.get("cp", 1), degrees.get("dp", 1))
-    assumptions = _add_unnamed_groups(world_size, degrees, rows_by_axis, unnamed)
+    assumptions, doubts = _add_unnamed_groups(world_size, degrees, rows_by_axis, unnamed, num_parameters)
     explained = _multiply(degrees)
     if explained != world_size:
         found = " x ".join(f"{axis} {degree}" for axis, degree in sorted(degrees.items())) or "no group"
-        raise CannotInferError(
-            f"The groups of the script explain {explained} of {world_size} ranks ({found}). Set `script.plan.layout`."
-        )
+        sentences = [f"The groups of the script explain {explained} of {world_size} ranks ({found}).", *doubts]
+        raise CannotInferError(f"{' '.join(sentences)} Set `script.plan.layout`.")
     fields = _make_fields(degrees, rows_by_axis)
     if fields.get("zero") == 2:
         assumptions.append("ZeRO-2 is assumed. ZeRO-1 and ZeRO-2 send the same bytes.")
@@ -106,7 +111,8 @@ def infer_layout(world_size: int, traffic: Iterable[GroupTraffic]) -> InferredLa
     return InferredLayout(fields, axes, tuple(assumptions))
 
 
-def _get_named_axis(label: str) -> InferredAxis | None:
+def get_named_axis(label: str) -> InferredAxis | None:
+    """Return the axis that a label names, or None."""
     return AXIS_NAMES.get(_normalize(label).removesuffix("_with_cp"))
 
 
@@ -132,10 +138,16 @@ def _add_unnamed_groups(
     degrees: dict[InferredAxis, int],
     rows_by_axis: dict[InferredAxis, list[GroupTraffic]],
     unnamed: list[list[GroupTraffic]],
-) -> list[str]:
-    """Give each unnamed group the axis of its operations, the group with most bytes first. Return the assumptions."""
-    assumptions = []
-    for rows in sorted(unnamed, key=lambda rows: -sum(row.payload_bytes for row in rows)):
+    num_parameters: int | None,
+) -> tuple[list[str], list[str]]:
+    """Give each unnamed group the axis of its operations, the group with most bytes first.
+
+    Groups of sends come last, because stages may send over the default group. Return the assumptions, and a sentence
+    for each group whose all-reduce does not carry the gradients.
+    """
+    assumptions, doubts = [], []
+    has_unnamed_stages = any(_guess_axis(rows) == "pp" for rows in unnamed)
+    for rows in sorted(unnamed, key=lambda rows: (_guess_axis(rows) == "pp", -sum(row.payload_bytes for row in rows))):
         label, size = rows[0].label, rows[0].size
         missing = world_size // _multiply(degrees)
         axis = _guess_axis(rows)
@@ -143,21 +155,39 @@ def _add_unnamed_groups(
             if "ep" in degrees:
                 continue
             degrees["ep"] = size
+        elif axis == "pp" and axis not in degrees and missing > 1 and size % missing == 0:
+            degrees[axis] = missing
         elif missing % size == 0 and axis not in degrees:
+            shards = degrees.get("tp", 1) * degrees.get("pp", missing // size if has_unnamed_stages else 1)
+            if axis == "dp" and num_parameters and not _carries_gradients(rows, num_parameters / shards):
+                doubts.append(f"The all_reduce of group {label!r} does not have the size of the model's gradients.")
+                continue
             degrees[axis] = size
         else:
             continue
         rows_by_axis[axis] += rows
         operations = ", ".join(sorted({row.op for row in rows}))
         assumptions.append(f"Group {label!r} of {size} ranks is assumed to be {axis}, because of its {operations}.")
-    return assumptions
+    return assumptions, doubts
 
 
 def _guess_axis(rows: list[GroupTraffic]) -> InferredAxis:
-    largest = max(rows, key=lambda row: row.payload_bytes)
+    largest = _find_largest(rows)
     if largest.op in ("send", "recv"):
         return "pp"
     return "ep" if largest.op == "all_to_all" else "dp"
+
+
+def _carries_gradients(rows: list[GroupTraffic], num_parameters: float) -> bool:
+    """Return False if an all-reduce does not have the size of the gradients of a rank."""
+    if _find_largest(rows).op != "all_reduce":
+        return True
+    per_parameter = sum(row.payload_bytes for row in rows if row.op == "all_reduce") / num_parameters
+    return any(abs(per_parameter / size - 1) <= MAX_GRADIENT_DIFFERENCE for size in GRADIENT_BYTES)
+
+
+def _find_largest(rows: list[GroupTraffic]) -> GroupTraffic:
+    return max(rows, key=lambda row: row.payload_bytes)
 
 
 def _make_fields(degrees: dict[InferredAxis, int], rows: dict[InferredAxis, list[GroupTraffic]]) -> dict[str, Any]:

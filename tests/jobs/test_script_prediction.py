@@ -19,10 +19,12 @@ from jobs.runs.history.recording.row_builder import RowBuilder
 from jobs.runs.history.store.folder import HistoryFolder, make_empty_manifest
 from jobs.runs.script_prediction import NO_STEPS, predict_script
 from planner.cost.estimate import estimate
+from planner.facts.model_shapes import count_parameters
 from planner.facts.parse_spec import parse_spec
 from planner.facts.validation import SpecError
 
 pytestmark = pytest.mark.django_db
+GRADIENTS = 4 * count_parameters(parse_spec({"model": {"preset": "gpt-tiny"}}).model)
 TRAIN = {"global_batch": 8, "seq_len": 64}
 PLAN: dict[str, Any] = {"model": {"preset": "gpt-tiny"}, "train": TRAIN}
 SCRIPT: dict[str, Any] = {"kind": "script", "name": "mine", "layout": {"dp": 2}}
@@ -94,7 +96,7 @@ def reduce_gradients(payload_bytes: int, **changes: Any) -> dict[str, Any]:
 
 def test_a_layout_is_inferred_and_marked(run: Callable[..., Job]) -> None:
     expected = estimate(parse_spec({**PLAN, "layout": {"dp": 2}}))
-    prediction = predict_script(run(make_spec(), [reduce_gradients(1000)]))
+    prediction = predict_script(run(make_spec(), [reduce_gradients(GRADIENTS)]))
     assert prediction["inferred"]
     assert prediction["layout"] is not None
     assert prediction["layout"]["dp"] == 2
@@ -104,7 +106,7 @@ def test_a_layout_is_inferred_and_marked(run: Callable[..., Job]) -> None:
     assert step["predicted"] == pytest.approx(expected["time"]["step_s"])
     assert step["difference"] == pytest.approx(0.5 / expected["time"]["step_s"] - 1)
     by_axis = {value["axis"]: (value["predicted"], value["measured"]) for value in traffic}
-    assert by_axis["dp"] == (expected["stages"][0]["step_bytes"]["dp"], 1000)
+    assert by_axis["dp"] == (expected["stages"][0]["step_bytes"]["dp"], GRADIENTS)
 
 
 def test_a_given_layout_is_predicted_before_the_run(run: Callable[..., Job]) -> None:
@@ -127,7 +129,8 @@ def test_groups_outside_of_the_given_layout_are_listed_as_other(run: Callable[..
     ("plan", "cells", "problem"),
     [
         ({}, [reduce_gradients(1, group_size=1)], "The groups of the script explain 1 of 2 ranks"),
-        ({"train": {**TRAIN, "global_batch": 3}}, [reduce_gradients(1)], "`train.global_batch` is 3"),
+        ({}, [reduce_gradients(1000)], "The all_reduce of group 'world' does not have the size"),
+        ({"train": {**TRAIN, "global_batch": 3}}, [reduce_gradients(GRADIENTS)], "`train.global_batch` is 3"),
     ],
 )
 def test_a_plan_without_prediction_has_a_reason(
@@ -153,11 +156,11 @@ def test_a_script_without_plan_has_no_prediction(run: Callable[..., Job], owner:
 def test_page_and_rest_show_the_prediction(
     run: Callable[..., Job], owner: User, stranger: User, client: Client, api: Callable[[User], APIClient]
 ) -> None:
-    job = run(make_spec(), [reduce_gradients(1000)])
+    job = run(make_spec(), [reduce_gradients(GRADIENTS)])
     client.force_login(owner)
     assert f'hx-get="/jobs/{job.id}/prediction/"' in client.get(f"/jobs/{job.id}/").content.decode()
     page = client.get(f"/jobs/{job.id}/prediction/").content.decode()
-    for text in ("Step time", "500.00 ms", "Traffic per step and rank, dp", "1 kB", "inferred", "dp 2"):
+    for text in ("Step time", "500.00 ms", "Traffic per step and rank, dp", "3.567 MB", "inferred", "dp 2"):
         assert text in page
     answer = api(owner).get(f"/api/v1/jobs/{job.id}/prediction")
     assert answer.json()["values"][0]["measured"] == 0.5

@@ -63,6 +63,8 @@ class Recorder:
         self.blocking: Collective | None = None  # the training thread waits for it
         self.last_progress_s = time.perf_counter()  # last issue or end of a collective, step or phase
         self._phase: Phase = "setup"
+        # Returns the label and size under which a send or receive is counted, from its label, group, and peer.
+        self.find_p2p_axis: Callable[[Label, GroupState, int], tuple[Label, int]] | None = None
         self._labels: dict[str, Label] = {}
         self._phases: dict[str, Phase] = {}  # of groups that are always counted in one phase
         self._cells: dict[CellKey, CollectiveTotals] = {}
@@ -220,8 +222,14 @@ class Recorder:
             root: Group rank of the root, -1 without a root.
         """
         phase = self._phases.get(group_name, self._phase)
-        key = (phase, op, self._labels.get(group_name, "world"), group_size)
+        label = self._labels.get(group_name, "world")
         with self._lock:
+            group = self.groups.get(group_name, group_size)
+            global_peer = -1 if peer is None else group.ranks[peer]
+            global_root = -1 if root < 0 else group.ranks[root]
+            if peer is not None and self.find_p2p_axis is not None:
+                label, group_size = self.find_p2p_axis(label, group, global_peer)
+            key = (phase, op, label, group_size)
             counters = self._cells.get(key)
             if counters is None:
                 counters = self._cells[key] = CollectiveTotals()
@@ -230,9 +238,6 @@ class Recorder:
             if sent_bytes is not None:
                 counters.uneven_bytes += payload_bytes
                 counters.uneven_sent_bytes += sent_bytes
-            group = self.groups.get(group_name, group_size)
-            global_peer = -1 if peer is None else group.ranks[peer]
-            global_root = -1 if root < 0 else group.ranks[root]
             collective = Collective(self, key, counters, group, payload_bytes, global_peer, dtype, global_root)
             group.in_flight[collective] = None
             if phase == "step":

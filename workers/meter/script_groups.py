@@ -7,14 +7,17 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from planner.facts.inferred_layout import AXIS_NAMES
+from contracts.telemetry.items import Label
+from planner.facts.inferred_layout import AXIS_NAMES, get_named_axis
+from workers.meter.collectives import GroupState
 from workers.meter.process_group import MeteredProcessGroup, patch_batch_isend_irecv
 from workers.meter.recorder import Recorder
 from workers.meter.variable_names import find_variable
@@ -33,6 +36,12 @@ UNNAMED = re.compile(r"|undefined|default_pg|mesh_default|mesh_dim_\d+")
 MAX_LABEL_CHARS = 60
 VARIABLE_WORDS = ("comm", "group", "groups", "mesh", "parallel", "pg", "process", "self")
 OWN_AND_TORCH_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(dist.__file__).parent}{os.sep}")
+TORCH_PIPELINE_FOLDER = f"{Path(dist.__file__).parent}{os.sep}pipelining{os.sep}"
+# Axes whose ranks send to their neighbors. The first one wins if two groups have the same ranks.
+P2P_AXES = ("pp", "cp")
+PIPELINE_WORDS = frozenset(word for word, axis in AXIS_NAMES.items() if axis == "pp")
+RING_WORDS = frozenset(("ring", *(word for word, axis in AXIS_NAMES.items() if axis == "cp")))
+MAX_CACHED_FUNCTIONS = 256
 
 
 def patch_group_creation(
@@ -68,6 +77,7 @@ def patch_group_creation(
         return MeteredProcessGroup(group, name, recorder, devices, ranks)
 
     replace_new_groups(replace)
+    recorder.find_p2p_axis = functools.partial(find_p2p_axis, recorder)
     _label_mesh_axes(recorder, world_label)
     # Patched even without a GPU, because a CUDA query here would break CUDA in processes that the script forks.
     patch_batch_isend_irecv()
@@ -106,6 +116,48 @@ def get_variable_label(name: str) -> str:
     """Return the axes in the name of a variable, as in `_DATA_PARALLEL_GROUP`, or an empty string."""
     words = [word for word in name.lower().split("_") if word and word not in VARIABLE_WORDS]
     return "_".join(words) if words and all(word in AXIS_NAMES for word in words) else ""
+
+
+def find_p2p_axis(recorder: Recorder, label: Label, group: GroupState, peer: int) -> tuple[Label, int]:
+    """Return the label and the size of the axis along which this rank communicates with a peer.
+
+    Scripts often send between pipeline stages over the default group. The axis is then the smallest named group of this
+    rank and the peer. If no group has an axis name, the names in the calling function decide.
+
+    Args:
+        label: Label of the used group.
+        peer: Global rank.
+    """
+    if get_named_axis(label) is not None:
+        return label, len(group.ranks)
+    found = []
+    for other in recorder.groups.all():
+        name = recorder.get_label(other.name)
+        axis = get_named_axis(name)
+        if axis is not None and peer in other.ranks and recorder.rank in other.ranks:
+            preference = P2P_AXES.index(axis) if axis in P2P_AXES else len(P2P_AXES)
+            found.append((len(other.ranks), preference, name))
+    if found:
+        size, _, name = min(found)
+        return name, size
+    return ("pp" if _is_called_by_pipeline() else label), len(group.ranks)
+
+
+def _is_called_by_pipeline() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_AND_TORCH_FOLDERS):
+        if frame.f_code.co_filename.startswith(TORCH_PIPELINE_FOLDER):
+            return True
+        frame = frame.f_back
+    return frame is not None and names_pipeline(frame.f_code)
+
+
+@lru_cache(MAX_CACHED_FUNCTIONS)
+def names_pipeline(code: CodeType) -> bool:
+    """Return True if the names in a function are about pipeline stages, and not about ring attention."""
+    names = (Path(code.co_filename).stem, code.co_name, *code.co_names, *code.co_varnames, *code.co_freevars)
+    words = {word.lower() for name in names for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
+    return not words.isdisjoint(PIPELINE_WORDS) and words.isdisjoint(RING_WORDS)
 
 
 def _find_caller() -> FrameType | None:

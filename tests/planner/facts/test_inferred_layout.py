@@ -37,6 +37,11 @@ CASES: dict[str, tuple[int, list[GroupTraffic], dict[str, Any]]] = {
     "sequence parallel": (2, shard("tp", 2, 10), {"tp": 2, "sequence_parallel": True}),
     "pipeline": (2, SEND, {"pp": 2}),
     "unlabeled pipeline": (2, [row._replace(label="world") for row in SEND], {"pp": 2}),
+    "stages over the default group": (
+        4,
+        [reduce_gradients("dp", 2), *(row._replace(label="world", size=4) for row in SEND)],
+        {"pp": 2, "dp": 2},
+    ),
     "2D without names": (8, [reduce_gradients("ranks 0,2,4,6", 4), *SEND], {"pp": 2, "dp": 4}),
     "Megatron": (
         8,
@@ -87,6 +92,23 @@ def test_a_layout_that_the_traffic_does_not_prove_is_an_assumption() -> None:
     assert infer_layout(2, SEND).assumptions == ("The schedule is assumed to be 1F1B.",)
     assert "ZeRO-1" in infer_layout(2, shard("dp", 2, 10)).assumptions[0]
     assert infer_layout(4, shard("dp", 4, 19)).assumptions == ()
+
+
+@pytest.mark.parametrize(("bytes_per_parameter", "is_dp"), [(4, True), (2, True), (2.1, True), (3, False), (40, False)])
+def test_an_unnamed_all_reduce_is_dp_only_if_it_carries_the_gradients(bytes_per_parameter: float, is_dp: bool) -> None:
+    num_parameters = round(100 * MIB / bytes_per_parameter)
+    traffic = [reduce_gradients("world", 4)]
+    if is_dp:
+        assert infer_layout(4, traffic, num_parameters).fields == {"dp": 4}
+        return
+    with pytest.raises(CannotInferError, match=r"group 'world' does not have the size of the model's gradients\. Set"):
+        infer_layout(4, traffic, num_parameters)
+
+
+def test_a_stage_has_a_part_of_the_gradients() -> None:
+    stages = [row._replace(label="ranks 0-1") for row in SEND]
+    traffic = [reduce_gradients("ranks 0,2", 2), *stages]
+    assert infer_layout(4, traffic, 50 * MIB).fields == {"pp": 2, "dp": 2}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
@@ -21,7 +22,13 @@ from tests.support.processes import ROOT
 from tests.support.ranks import build_torchrun_command, run_ranks, run_to_completion
 from workers.meter.recorder import MAX_GROUP_LABELS, OTHER_GROUPS_LABEL, Recorder
 from workers.meter.script import Script, ScriptError, find_script_of_spec, run_script
-from workers.meter.script_groups import format_ranks, get_user_label, get_variable_label
+from workers.meter.script_groups import (
+    find_p2p_axis,
+    format_ranks,
+    get_user_label,
+    get_variable_label,
+    names_pipeline,
+)
 
 HERE = Path(__file__).parent
 MODULE = "tests.workers.meter.ended"
@@ -173,9 +180,42 @@ def test_labels_groups_with_their_variables_or_ranks() -> None:
     assert counted(ran.stderr) == {
         ("setup", "ranks 0,2", "all_reduce"): (1, 32),
         ("setup", "tp", "all_reduce"): (1, 32),
+        ("setup", "pp", "send"): (1, 32),
         ("setup", "world", "all_to_all"): (1, 32),
         ("setup", "world", "barrier"): (1, 0),
     }
+
+
+def make_code(source: str) -> CodeType:
+    namespace: dict[str, FunctionType] = {}
+    exec(source, namespace)
+    return namespace[source.split()[1].partition("(")[0]].__code__
+
+
+@pytest.mark.parametrize(
+    ("source", "is_pipeline"),
+    [
+        ("def forward(x, next_stage): dist.send(x, next_stage)", True),
+        ("def pipeline_communicate(x, peer): dist.send(x, peer)", True),
+        ("def send(self, x): dist.send(x, self.pp_next_rank)", True),
+        ("def rotate(x): dist.send(x, peer)", False),
+        ("def ring_attention(x, stage): dist.send(x, stage)", False),
+    ],
+)
+def test_names_in_the_calling_function_show_a_pipeline(source: str, is_pipeline: bool) -> None:
+    assert names_pipeline(make_code(source)) == is_pipeline
+
+
+def test_sends_over_the_default_group_belong_to_the_smallest_named_group_of_both_ranks() -> None:
+    recorder = Recorder(0)
+    groups = {"tp": [0, 1], "pp": [0, 2], "mp": [0, 1, 2, 3], "cp_dp": [0, 4], "cp": [0, 4], "world": range(8)}
+    for name, ranks in groups.items():
+        recorder.add_group(name, ranks)
+        recorder.name_group(name, name)
+    world = recorder.groups.get("world", 8)
+    found = {peer: find_p2p_axis(recorder, "world", world, peer) for peer in (1, 2, 3, 4, 5)}
+    assert found == {1: ("tp", 2), 2: ("pp", 2), 3: ("mp", 4), 4: ("cp", 2), 5: ("world", 8)}
+    assert find_p2p_axis(recorder, "tp", recorder.groups.get("tp", 2), 1) == ("tp", 2)
 
 
 def test_keeps_exit_code_during_a_collective() -> None:

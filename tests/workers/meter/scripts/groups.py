@@ -15,6 +15,8 @@ dist.all_reduce(x, group=mine)
 assert x[0] == (2.0 if rank % 2 == 0 else 4.0), x
 tp_group = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])[0]
 dist.all_reduce(x, group=tp_group)
+pp_group = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])[0]
+dist.batch_isend_irecv([dist.P2POp(dist.isend if rank < 2 else dist.irecv, x, (rank + 2) % 4)])[0].wait()
 out = torch.empty(8)
 dist.all_to_all_single(out, torch.arange(8.0) + 100 * rank)
 assert out.tolist() == [100.0 * r + 2 * rank + i for r in range(4) for i in range(2)]
