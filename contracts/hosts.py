@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import Field, StringConstraints
 from typing_extensions import TypedDict
 
-from contracts.fields import Count, HostName, Number, Seconds, ShortText, Slot
+from contracts.fields import Count, HostName, Number, Seconds, ShortText, Slot, Text
 
 JOIN_PATH = "/api/v1/hosts/join"
 
@@ -69,6 +69,7 @@ class HostFacts(TypedDict):
     links: Annotated[list[GpuLink], Field(max_length=2016)]  # all pairs of 64 GPUs
     nics: Annotated[list[NetworkInterface], Field(max_length=32)]
     versions: SoftwareVersions
+    limits: NotRequired[Text]  # of each job, with the mechanism of each limit
 
 
 class DiskUsage(TypedDict):

@@ -186,6 +186,10 @@ def build_host_environment(state: Path, environment: dict[str, str]) -> dict[str
         "KEEP_RUNS_BYTES",
         "MIN_FREE_BYTES",
         "JOB_DISK_BYTES",
+        "JOB_MEMORY_BYTES",
+        "JOB_CPUS",
+        "JOB_PROCESSES",
+        "JOB_OPEN_FILES",
         "SHARED_GPU_BYTES",
     )
     wanted = (
@@ -199,6 +203,7 @@ def build_host_environment(state: Path, environment: dict[str, str]) -> dict[str
         "JOB_USER",
         "ALLOW_ROOT_JOBS",
         "SANDBOX",
+        "CONTROL_GROUPS",
         "LOG_FORMAT",
         "LOG_LEVEL",
         "STATE_DIR",

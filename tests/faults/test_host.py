@@ -198,6 +198,39 @@ def test_job_above_its_disk_limit_fails(redis_service: RedisServer, tmp_path: Pa
         assert "host_fault" not in report
 
 
+GREEDY = {
+    "processes": "The job reached its limit of 200 processes and threads on testhost (MESHBOARD_JOB_PROCESSES of",
+    "files": "A process of the job reached its limit of 1,000 open files on testhost (MESHBOARD_JOB_OPEN_FILES of",
+    "memory": "The job reached its limit of 1,073,741,824 bytes of memory on testhost (MESHBOARD_JOB_MEMORY_BYTES of",
+}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("groups", "greedy"), [("auto", ["processes"]), ("off", [*GREEDY])])
+def test_job_above_a_limit_fails_and_the_next_job_runs(
+    redis_service: RedisServer, tmp_path: Path, groups: str, greedy: list[str]
+) -> None:
+    limits = {"MESHBOARD_JOB_PROCESSES": "200", "MESHBOARD_JOB_OPEN_FILES": "1000", "MESHBOARD_CONTROL_GROUPS": groups}
+    if "memory" in greedy:
+        limits["MESHBOARD_JOB_MEMORY_BYTES"] = str(2**30)
+    with run_host(redis_service, tmp_path, "tests.workers.greedy_script", **limits) as machine, machine.run_worker():
+        for resource in greedy:
+            (machine.data_root / "resource").write_text(resource)
+            machine.send_launch_order(resource)
+            report = machine.wait_for_exit(resource, 60)
+            assert report["outcome"] == "failed"
+            assert report["reason"].startswith(GREEDY[resource]), report["reason"]
+            assert "host_fault" not in report
+            assert machine.list_processes(resource) == []
+        (machine.data_root / "resource").write_text("none")
+        machine.send_launch_order("modest")
+        assert machine.wait_for_exit("modest")["outcome"] == "succeeded"
+        assert "problem" not in machine.read_events("host")[-1]
+        facts = next(event["facts"] for event in machine.read_events("host") if "facts" in event)
+        assert "200 processes and threads (" in facts["limits"]
+        print(facts["limits"])
+
+
 def frame(job: str, attempt: int, rank: int, item_rank: int, phase: str) -> bytes:
     item = {"kind": "phase", "rank": item_rank, "time": 1.0, "phase": phase}
     body: bytes = msgpack.packb({"v": VERSION, "job": job, "attempt": attempt, "rank": rank, "items": [item]})

@@ -28,6 +28,7 @@ from workers.host.celery_transport import get_key_options
 from workers.host.checkpoint_lending import CheckpointSenderPool
 from workers.host.health_check import HealthCheck
 from workers.host.isolation import choose_isolation
+from workers.host.job_limits import set_up_limits
 from workers.host.rank_files import read_log_part
 from workers.host.reporter import Reporter
 from workers.host.run_lock import keep_lock
@@ -44,6 +45,7 @@ if get_log_format() == "json":
 settings = read_host_settings()
 keep_lock(settings)
 settings, note = choose_isolation(settings)
+limits = set_up_limits(settings)
 
 app = Celery("meshboard-host", broker=settings.redis_url, amqp="workers.host.celery_transport:AMQP")
 app.conf.update(
@@ -67,7 +69,7 @@ app.conf.update(
 )
 
 health, pruner, sender = HealthCheck(settings), Pruner(settings), CheckpointSenderPool(settings)
-reporter = Reporter(settings, note, health, pruner)
+reporter = Reporter(settings, note, health, pruner, limits)
 starter = AttemptStarter(settings, reporter.exits, health)
 
 

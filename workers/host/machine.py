@@ -149,10 +149,13 @@ class HostSampler:
 
     Args:
         get_time: returns the time of the clock that all hosts share. Raises RedisError.
+        limits: the limits of each job, which are part of the facts.
     """
 
-    def __init__(self, settings: HostSettings, get_time: Callable[[], float], gpus: Gpus | None = None) -> None:
-        self._settings, self._get_time = settings, get_time
+    def __init__(
+        self, settings: HostSettings, get_time: Callable[[], float], gpus: Gpus | None = None, limits: str = ""
+    ) -> None:
+        self._settings, self._get_time, self._limits = settings, get_time, limits
         self._gpus = gpus
         self._links: list[GpuLink] | None = None
         self._new_facts: HostFacts | None = None
@@ -190,7 +193,10 @@ class HostSampler:
         if time.monotonic() >= self._facts_due:
             if self._links is None:
                 self._links = get_gpu_links() if len(gpus) > 1 else []
-            self._new_facts = get_host_facts(gpus, self._links)
+            facts = get_host_facts(gpus, self._links)
+            if self._limits:
+                facts["limits"] = self._limits
+            self._new_facts = facts
             self._facts_due = time.monotonic() + FACTS_INTERVAL_S
 
     def _run(self) -> None:

@@ -48,7 +48,12 @@ class Reporter:
     """
 
     def __init__(
-        self, settings: HostSettings, note: str = "", health: HealthCheck | None = None, pruner: Pruner | None = None
+        self,
+        settings: HostSettings,
+        note: str = "",
+        health: HealthCheck | None = None,
+        pruner: Pruner | None = None,
+        limits: str = "",
     ) -> None:
         self._settings, self._note, self._health = settings, note, health or HealthCheck(settings)
         self._pruner = pruner or Pruner(settings)
@@ -59,7 +64,7 @@ class Reporter:
         self._events = events_stream(settings.name)
         self.exits = HostExits()
         self._watcher = AttemptWatcher(settings.run_dir, self._redis, self.exits)
-        self._sampler = HostSampler(settings, self.get_time)
+        self._sampler = HostSampler(settings, self.get_time, limits=limits)
         self._incarnation, self._sequence = secrets.token_hex(8), 0
         self._began: float | None = None
         self._last_warning = ("", 0.0)  # text, and when it was logged

@@ -32,6 +32,7 @@ BOARD_URL_VARIABLE = "MESHBOARD_URL"
 DEFAULT_JOB_USER_ID = 65_530
 REPLICA_MARK = "%n"  # in MESHBOARD_HOST_NAME: the number of the replica
 Sandbox = Literal["auto", "bwrap", "off"]
+GroupUse = Literal["auto", "required", "off"]
 
 
 class HostSettingError(RuntimeError):
@@ -79,6 +80,11 @@ class HostSettings:
     min_free_bytes: int = 64 * 2**20  # on the disk of the run directory, to start a job
     shared_gpu_bytes: int = 2**30  # of a GPU, that another program may use when a job starts
     job_disk_bytes: int = 0  # of all files of a job on this host; 0: no limit
+    job_memory_bytes: int = 0  # of all processes of a job on this host; 0: no limit
+    job_cpus: int = 0  # of all processes of a job on this host; 0: no limit
+    job_processes: int = 0  # and threads; 0: no limit
+    job_open_files: int = 0  # per process; 0: the limit of the host worker
+    control_groups: GroupUse = "auto"
     job_user: JobUser | None = None  # None: the user of the host worker
     choose_user: bool = False  # use USER_PER_OWNER or DEFAULT_JOB_USER if it works
     sandbox: Sandbox = "off"
@@ -114,6 +120,9 @@ def read_host_settings(*, joined: bool = True) -> HostSettings:
     sandbox = get_variable("MESHBOARD_SANDBOX", "auto")
     if sandbox not in ("auto", "bwrap", "off"):
         raise HostSettingError(f"MESHBOARD_SANDBOX is {sandbox[:40]!r}. Use auto, bwrap, or off.")
+    control_groups = get_variable("MESHBOARD_CONTROL_GROUPS", "auto")
+    if control_groups not in get_args(GroupUse):
+        raise HostSettingError(f"MESHBOARD_CONTROL_GROUPS is {control_groups[:40]!r}. Use auto, required, or off.")
     job_user = get_variable("MESHBOARD_JOB_USER", "auto")
     name = get_variable("MESHBOARD_HOST_NAME") or _find_joined_name(state) or socket.gethostname().split(".")[0]
     run_dir = read_run_dir(state)
@@ -137,6 +146,11 @@ def read_host_settings(*, joined: bool = True) -> HostSettings:
         min_free_bytes=_read_whole("MESHBOARD_MIN_FREE_BYTES", 64 * 2**20, 0),
         shared_gpu_bytes=_read_whole("MESHBOARD_SHARED_GPU_BYTES", 2**30, 1),
         job_disk_bytes=_read_whole("MESHBOARD_JOB_DISK_BYTES", 0, 0),
+        job_memory_bytes=_read_whole("MESHBOARD_JOB_MEMORY_BYTES", 0, 0),
+        job_cpus=_read_whole("MESHBOARD_JOB_CPUS", 0, 0),
+        job_processes=_read_whole("MESHBOARD_JOB_PROCESSES", 10_000, 0),
+        job_open_files=_read_whole("MESHBOARD_JOB_OPEN_FILES", 65_536, 0),
+        control_groups=cast(GroupUse, control_groups),
         job_user=_parse_job_user(job_user),
         choose_user=job_user == "auto" and os.geteuid() == 0,
         sandbox=cast(Sandbox, sandbox),

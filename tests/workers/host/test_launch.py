@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from contracts.control import VERSION, LaunchOrder
 from tests.support.processes import scale_timeout, wait_until
 from workers.host.attempts import AttemptDir, claim_attempt
+from workers.host.job_limits import JobLimits
 from workers.host.launch import RankDeath, StaticRendezvous, find_first_death
 from workers.host.processes import find_processes
 from workers.host.rank_files import read_rank_error
@@ -82,7 +83,9 @@ class Run:
         self.listening: list[Any] = []
         self.visited: list[int] = []
         self.commands: list[list[str]] = []
-        self.training = TorchrunProcess(attempt, order, settings, str(folder / "nobody-listens"))
+        self.training = TorchrunProcess(
+            attempt, order, settings, str(folder / "nobody-listens"), JobLimits(attempt, settings, has_own_user=False)
+        )
 
     def failure(self) -> dict[str, Any]:
         assert self.attempt.failure_file.exists(), (self.attempt.logs / "launcher.log").read_text()

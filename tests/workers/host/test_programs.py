@@ -22,6 +22,7 @@ from tests.support.host import Host, run_host
 from tests.support.processes import ROOT, RedisServer, base_environment, scale_timeout
 from workers.host import doctor
 from workers.host.attempts import AttemptDir, claim_attempt
+from workers.host.job_limits import JobLimits
 from workers.host.launch import parse_options
 from workers.host.programs import (
     PROGRAMS,
@@ -225,7 +226,9 @@ def _environment(folder: Path, kind: str, device: str) -> dict[str, str]:
     order = LaunchOrder(v=VERSION, job="job", attempt=1, spec={"kind": kind}, slots=[0])
     attempt = claim_attempt(settings.run_dir, order)
     assert attempt is not None
-    return TorchrunProcess(attempt, order, settings, str(folder / "nobody-listens"))._build_environment()
+    return TorchrunProcess(
+        attempt, order, settings, str(folder / "nobody-listens"), JobLimits(attempt, settings, has_own_user=False)
+    )._build_environment()
 
 
 @pytest.mark.parametrize(

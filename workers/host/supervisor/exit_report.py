@@ -40,6 +40,7 @@ from contracts.telemetry.results import DryRunItem, MemoryParts, ProofItem, Verd
 from planner.facts.validation import format_count
 from workers.host.attempts import AttemptDir
 from workers.host.hook import NOT_METERED_NOTE
+from workers.host.job_limits import JobLimits
 from workers.host.programs import get_program
 from workers.host.rank_files import LAUNCHER_RANK, RankFailure, clean_line, get_signal_name
 from workers.host.supervisor.failure_evidence import FailureEvidence
@@ -257,6 +258,7 @@ class AttemptEnd(NamedTuple):
     preempted: bool = False
     memory_kills: MemoryKillWatch | None = None
     host_fault: HostFault | None = None  # of a failed launch
+    limits: JobLimits | None = None
 
 
 def build_exit_report(
@@ -289,6 +291,9 @@ def build_exit_report(
         _add_evidence(report, evidence)
         if report["signal"] == "SIGKILL" and end.memory_kills is not None:
             report["kill"] = end.memory_kills.describe(None if failure is None else failure.pid)
+        errors = " ".join((reason, evidence.message or "", evidence.first or ""))
+        if end.limits is not None and end.ended_by is None and (limit := end.limits.explain_error(errors)):
+            report["reason"] = f"{limit} Error: {reason}"[:MAX_TEXT_CHARS]
         if host_fault := end.host_fault or find_rank_fault(report, has_steps=summary.training):
             report["host_fault"] = host_fault
     if end.preempted:

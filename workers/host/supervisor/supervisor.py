@@ -32,9 +32,10 @@ from workers.disk import discard_path, format_start_failure, is_host_error, writ
 from workers.host.attempts import AttemptDir
 from workers.host.isolation import get_job_user
 from workers.host.job_disk import DiskWatch
+from workers.host.job_limits import CHECK_INTERVAL_S, JobLimits
 from workers.host.programs import get_program
 from workers.host.rank_files import read_failure
-from workers.host.settings import HostSettings
+from workers.host.settings import USER_PER_OWNER, HostSettings
 from workers.host.supervisor.event_files import EventFiles
 from workers.host.supervisor.exit_report import AttemptEnd, build_exit_report, describe_save
 from workers.host.supervisor.health import GaugeSampler
@@ -88,6 +89,7 @@ class Supervisor(TelemetrySession):
         self.publisher = Publisher(attempt.job, attempt.attempt, self.buffer, transport, settings.name, self.clock)
         self.lease = GangLease(self.order)
         self._disk_watch = DiskWatch(attempt, self.order, settings)
+        self._limits = JobLimits(attempt, self.settings, has_own_user=settings.job_user == USER_PER_OWNER)
         self.reason = ""
         self.preempted = self._save_requested = False
         self._called: set[MetricSource] = set()  # libraries whose calls the meter reads
@@ -98,11 +100,15 @@ class Supervisor(TelemetrySession):
     async def run(self) -> Outcome:
         """Run the attempt, report its end to the board, and return its outcome."""
         started = self._claimed = time.time()
-        self._memory_kills = MemoryKillWatch()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._handle_term)
+        memory_kills: MemoryKillWatch | None = MemoryKillWatch()
         try:
             code = await self._train()
+            if code != 0 and self.ended_by is None and (excess := self._limits.find_excess(None)):
+                self.ended_by, self.reason = "failed", excess
+                memory_kills = None  # the reason names the limit at which the kernel ended the process
         finally:
+            self._limits.remove()
             discard_path(self.folder)
         planned_steps = int(self.order["spec"].get("train", {}).get("steps", 0))  # 0 for other kinds of jobs
         stopped_early = self.summary.stopped_early(planned_steps)
@@ -117,8 +123,9 @@ class Supervisor(TelemetrySession):
             started,
             self.clock.offset_s,
             self.preempted,
-            self._memory_kills,
+            memory_kills,
             self._host_fault,
+            self._limits,
         )
         self._exit = build_exit_report(self.attempt, self.order, end, self.summary, self.tail)
         try:
@@ -148,6 +155,7 @@ class Supervisor(TelemetrySession):
             (self._poll_requested_steps, POLL_INTERVAL_S),
             (self.monitor.check_stopped, 0.0),
             (self._read_event_files, EVENT_FILES_INTERVAL_S),
+            (self._check_limits, CHECK_INTERVAL_S),
             *([(self._check_disk_use, DISK_CHECK_INTERVAL_S)] if self._disk_watch.limit_bytes else []),
         )
         others = []
@@ -176,7 +184,7 @@ class Supervisor(TelemetrySession):
         try:
             if needs_upload(self.order):
                 await prepare_upload(self.attempt, self.order, self.settings, self._open_board_client())
-            self.torchrun = TorchrunProcess(self.attempt, self.order, self.settings, str(address))
+            self.torchrun = TorchrunProcess(self.attempt, self.order, self.settings, str(address), self._limits)
             await self.torchrun.start()
         except (UploadError, BadUrlError) as error:
             self._end("failed", f"not started on {name}: {error}")
@@ -231,10 +239,12 @@ class Supervisor(TelemetrySession):
             self.ended_by = "cancelled"
             self.reason = describe_save(self.summary, "to make room for a job with higher priority")
 
-    def _end(self, outcome: Outcome, reason: str) -> None:
+    def _end(self, outcome: Outcome, reason: str, *, at_once: bool = False) -> None:
         if self.ended_by is None:
             self.ended_by, self.reason = outcome, reason
-            if self._started:
+            if at_once:
+                self.torchrun.kill()
+            elif self._started:
                 self._stop()
 
     def _stop(self) -> None:
@@ -286,6 +296,10 @@ class Supervisor(TelemetrySession):
         if self._event_files is not None:
             read = self._event_files.read
             self._record_metrics(await asyncio.to_thread(read, frozenset(self._called), final=final))
+
+    async def _check_limits(self) -> None:
+        if excess := await asyncio.to_thread(self._limits.find_excess, self.torchrun.process.pid):
+            self._end("failed", excess, at_once=True)
 
     async def _check_disk_use(self) -> None:
         try:

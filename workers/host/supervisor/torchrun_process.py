@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from workers.host.isolation import (
     make_owned_folder,
     share_folder,
 )
+from workers.host.job_limits import JobLimits
 from workers.host.processes import COOKIE_VARIABLE, RUN_DIR_VARIABLE, kill_processes
 from workers.host.programs import (
     JobFolders,
@@ -43,8 +46,10 @@ GUARDIAN_TIMEOUT_S = 0.5  # for the guardian to kill all processes
 class TorchrunProcess:
     """torchrun and everything that it starts. Raises DecryptionError."""
 
-    def __init__(self, attempt: AttemptDir, order: LaunchOrder, settings: HostSettings, telemetry_socket: str) -> None:
-        self._attempt, self._order, self._settings = attempt, order, settings
+    def __init__(
+        self, attempt: AttemptDir, order: LaunchOrder, settings: HostSettings, telemetry_socket: str, limits: JobLimits
+    ) -> None:
+        self._attempt, self._order, self._settings, self._limits = attempt, order, settings, limits
         self._socket = telemetry_socket
         self._user = settings.job_user
         self._variables: dict[str, str] = {}
@@ -67,18 +72,23 @@ class TorchrunProcess:
             *build_user_prefix(self._user, sandboxed=sandboxed),
             *torchrun,
         ]
+        self._limits.prepare()
         stdin = self._launcher_end.fileno() if "gang" in self._order else asyncio.subprocess.DEVNULL
         with self._guardian_end, self._launcher_end, (self._attempt.logs / "launcher.log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=self._attempt.work,
-                env=self._build_environment(),
-                pass_fds=(descriptor,),
-                stdin=stdin,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            try:
+                self.process = await asyncio.create_subprocess_exec(
+                    *command,
+                    cwd=self._attempt.work,
+                    env=self._build_environment(),
+                    pass_fds=(descriptor,),
+                    stdin=stdin,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=self._limits.enter,
+                )
+            except subprocess.SubprocessError:
+                raise OSError(errno.EAGAIN, "cannot set the limits of the job") from None
 
     def terminate(self) -> None:
         """Send TERM to every rank."""
@@ -105,6 +115,11 @@ class TorchrunProcess:
                     await asyncio.shield(self.process.wait())
             except TimeoutError:
                 next_step()
+
+    def kill(self) -> None:
+        """Send KILL to all processes, without time for a last step."""
+        self._limits.kill()
+        self._kill()
 
     def _close_guardian(self) -> None:
         with contextlib.suppress(OSError):

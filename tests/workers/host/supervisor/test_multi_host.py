@@ -19,6 +19,7 @@ from contracts.control import VERSION, Gang, LaunchOrder, Node, get_local_ranks,
 from tests.support.processes import RedisServer, scale_timeout, wait_until
 from workers.host.attempts import AttemptDir, claim_attempt
 from workers.host.hardware import find_interface, get_address_towards
+from workers.host.job_limits import JobLimits
 from workers.host.processes import find_processes, kill_processes
 from workers.host.rank_files import read_failure
 from workers.host.settings import HostSettings
@@ -253,7 +254,19 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         order["spec"]["script"]["args"] = [str(folder / "told"), str(folder / "go")]
         attempt = claim_attempt(settings.run_dir, order)
         assert attempt is not None
-        members.append((attempt, settings, TorchrunProcess(attempt, order, settings, str(folder / "nobody-listens"))))
+        members.append(
+            (
+                attempt,
+                settings,
+                TorchrunProcess(
+                    attempt,
+                    order,
+                    settings,
+                    str(folder / "nobody-listens"),
+                    JobLimits(attempt, settings, has_own_user=False),
+                ),
+            )
+        )
     ready: dict[int, ReadyMember] = {}
 
     async def lead_of(node: int, own: ReadyMember) -> ReadyMember:
