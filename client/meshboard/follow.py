@@ -116,6 +116,7 @@ class JobProgress(NamedTuple):
         step: Number of completed steps.
         rates: Payload bytes per second of all ranks by axis, mean of RATE_S seconds.
         curves: Payload bytes of each of the last CURVE_S seconds by axis, oldest first.
+        loss_source: Where a script reported the loss, such as "log line", or "" for a loss of Meshboard's trainer.
     """
 
     job: Job
@@ -124,6 +125,7 @@ class JobProgress(NamedTuple):
     step_s: float | None
     rates: Mapping[str, float]
     curves: Mapping[str, Sequence[float]]
+    loss_source: str = ""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -133,6 +135,7 @@ class JobProgress(NamedTuple):
             "step": self.step,
             "steps": self.job.steps,
             "loss": self.loss,
+            "loss_source": self.loss_source,
             "step_s": self.step_s,
             "bytes_per_s": dict(self.rates),
             "verdict": self.job.verdict,
@@ -165,18 +168,23 @@ class ProgressTracker:
     def __init__(self) -> None:
         self._step: Mapping[str, Any] = {}
         self._loss: float | None = None
+        self._loss_source = ""
         self._sent: dict[tuple[str, int], int] = {}  # (axis, second) -> bytes
         self._attempt, self._time_s = 0, 0.0
 
     def add(self, event: Event) -> None:
-        if event.name not in ("step", "traffic"):
+        if event.name not in ("step", "loss", "traffic"):
             return
         if event.data["attempt"] != self._attempt:
-            self._attempt, self._step, self._loss, self._sent = event.data["attempt"], {}, None, {}
+            self._attempt, self._step, self._sent = event.data["attempt"], {}, {}
+            self._loss, self._loss_source = None, ""
         if event.name == "step":
             self._step = event.data
             if event.data["loss"] is not None or "not_finite" in event.data:  # not every rank knows the loss
                 self._loss = event.data["loss"]
+            return
+        if event.name == "loss":
+            self._loss, self._loss_source = _read_reported(event.data)
             return
         self._time_s = event.data["at"]
         for one in event.data["sent"]:
@@ -195,7 +203,16 @@ class ProgressTracker:
         known_s = max(1, min(RATE_S, end + 1 - min((second for _, second in self._sent), default=end)))
         rates = {axis: sum(curve[-known_s:]) / known_s for axis, curve in sorted(curves.items())}
         step, step_s = int(self._step.get("step", 0)), self._step.get("step_s")
-        return JobProgress(job, step, self._loss, step_s, rates, {axis: curves[axis] for axis in rates})
+        curves = {axis: curves[axis] for axis in rates}
+        return JobProgress(job, step, self._loss, step_s, rates, curves, self._loss_source)
+
+
+def _read_reported(reported: Mapping[str, Any] | None) -> tuple[float | None, str]:
+    """Return the loss that a script reported, and its source."""
+    if reported is None:
+        return None, ""
+    loss = reported["loss"]
+    return float(reported.get("not_finite") or "nan") if loss is None else loss, reported["source"]
 
 
 def get_stored_progress(board: Client, job: Job) -> JobProgress:
@@ -204,11 +221,15 @@ def get_stored_progress(board: Client, job: Job) -> JobProgress:
     Raises:
         RefusedError, AwayError
     """
-    empty = JobProgress(job, 0, None, None, {}, {})
+    loss, source = _read_reported((job.detail.get("diagnosis") or {}).get("loss"))
+    empty = JobProgress(job, 0, loss, None, {}, {}, source)
     try:
         stored = [attempt for attempt in board.history(job.id) if attempt["attempt"] == job.attempt]
         first, last = (stored[0]["from"], stored[0]["to"]) if stored else (None, None)
-        return empty if first is None or last is None else _read_history(board, job, first, last)
+        if first is None or last is None:
+            return empty
+        progress = _read_history(board, job, first, last)
+        return progress._replace(loss=loss, loss_source=source) if source else progress
     except RefusedError as error:
         if error.status == 404:  # no history yet, or a deleted history
             return empty
@@ -240,7 +261,8 @@ def choose_newest(stored: JobProgress, live: JobProgress | None) -> JobProgress:
     """Return the stored progress, with the step of live progress if the history is behind or deleted."""
     if live is None or live.job.attempt != stored.job.attempt or live.step <= stored.step:
         return stored
-    return stored._replace(step=live.step, loss=live.loss, step_s=live.step_s)
+    loss, source = (stored.loss, stored.loss_source) if stored.loss_source else (live.loss, live.loss_source)
+    return stored._replace(step=live.step, loss=loss, step_s=live.step_s, loss_source=source)
 
 
 def limit_rate(updates: Iterator[JobProgress], interval_s: float) -> Iterator[JobProgress]:

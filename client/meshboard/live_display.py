@@ -183,8 +183,9 @@ def _format_rates(progress: JobProgress) -> str:
 
 def _get_step_parts(progress: JobProgress) -> list[str]:
     total = f"/{progress.job.steps}" if progress.job.steps else ""
+    source = f" ({remove_escapes(progress.loss_source)})" if progress.loss_source else ""
     return [
         f"step {progress.step}{total}" if progress.step else "",
-        "" if progress.loss is None else f"loss {progress.loss:.4g}",
+        "" if progress.loss is None else f"loss {progress.loss:.4g}{source}",
         "" if progress.step_s is None else f"last step {format_seconds(progress.step_s)}",
     ]

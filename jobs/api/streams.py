@@ -110,10 +110,10 @@ class EventsView(APIView):
     def get(self, request: Request, job_id: str) -> Response | HttpResponse:
         """Stream the events of a job from its submit until its end.
 
-        The events are `state` (change of status), `step` (step on one of the ranks), `verdict` (sentence, reason,
-        and next step), `log` (lines of a rank), `gap` (missing part of a log), `traffic` (payload bytes of all ranks
-        by second and axis, only with `live`), and `end`. The data of each event is JSON. The event `error` has
-        problem details after you lose access to the job.
+        The events are `state` (change of status), `step` (step on one of the ranks), `loss` (loss that a script
+        reported, with its source), `verdict` (sentence, reason, and next step), `log` (lines of a rank), `gap` (missing
+        part of a log), `traffic` (payload bytes of all ranks by second and axis, only with `live`), and `end`. The data
+        of each event is JSON. The event `error` has problem details after you lose access to the job.
         """
         query = Parameters(request)
         live_s = query.read_number("live", None, 1, MAX_LIVE_S)

@@ -176,6 +176,15 @@ class Trouble(TypedDict):
     text: str
 
 
+class ReportedLoss(TypedDict):
+    """The newest loss that a script reported. `loss` is null if the loss was `not_finite`."""
+
+    step: int
+    loss: float | None
+    not_finite: Annotated[str, Field(description="`nan`, `inf`, `-inf`, or empty.")]
+    source: Annotated[str, Field(description="Source of the loss, such as `log line` or `event file`.")]
+
+
 class VerdictPayload(TypedDict):
     """The verdict of a job, its evidence, the next step, and the measurements behind it.
 
@@ -205,3 +214,4 @@ class VerdictPayload(TypedDict):
     hang: Hang | None
     stragglers: list[Straggler]
     training: list[Trouble]
+    loss: Annotated[ReportedLoss | None, Field(description="null if no script reported a loss.")]

@@ -397,6 +397,22 @@ def test_draws_progress_on_a_terminal(server: FakeServer, board: Client) -> None
     assert "12/40" in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_watch_shows_the_loss_of_a_script_with_its_source(
+    meshboard: Meshboard, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshboard.follow.MAX_JITTER_S", 1.0)  # every look
+    content = {"attempt": 1, "step": 8, "loss": None, "step_s": 0.5}
+    reported = {"attempt": 1, "step": 10, "loss": 2.5, "source": "log line"}
+    server.at["jobs/j/events"] = answer(200, event("step", content) + event("loss", reported) + event("end", {}))
+    detail = {**ENDED, "diagnosis": {"loss": {**reported, "loss": None, "not_finite": "nan", "source": "wandb"}}}
+    server.respond_at("jobs/j/history", {"errors": []}, 404)
+    server.answers = [answer(200, JOB), answer(200, detail)]
+    ran = meshboard("watch", "j", at=server)
+    assert "step 8" in ran.out
+    assert "loss 2.5 (log line)" in ran.out
+    assert "loss nan (wandb)" in ran.out
+
+
 def test_shows_no_stale_loss_after_a_nan(meshboard: Meshboard, server: FakeServer) -> None:
     content = {"attempt": 1, "step_s": 0.5}
     steps = [

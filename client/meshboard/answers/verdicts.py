@@ -78,6 +78,17 @@ class Hang(TypedDict):
     text: str
 
 
+class ReportedLoss(TypedDict):
+    """The newest loss that a script reported. `loss` is null if the loss was `not_finite`."""
+
+    step: int
+    loss: float | None
+    not_finite: str
+    """`nan`, `inf`, `-inf`, or empty."""
+    source: str
+    """Source of the loss, such as `log line` or `event file`."""
+
+
 class StepPart(TypedDict):
     """A part of a step. `waiting_s`: its time spent waiting for a late rank. The rest is transfer.
 
@@ -198,3 +209,5 @@ class VerdictPayload(TypedDict):
     hang: Hang | None
     stragglers: list[Straggler]
     training: list[Trouble]
+    loss: ReportedLoss | None
+    """null if no script reported a loss."""

@@ -19,6 +19,15 @@ ATTEMPT_COLUMNS = {"status", "steps", "step_time", "loss", "reason", "ended", "s
 CHANGE_COLUMNS = {"duration", "reason"}
 STARTED = (Status.STARTING, Status.RUNNING)
 UNHEALTHY = ("slow", "hung")  # states of a verdict that the list shows while a job runs
+SOURCE_WORDS = {  # of contracts.telemetry.metrics.MetricSource, as in job/metrics.js
+    "SummaryWriter": "SummaryWriter.add_scalar",
+    "wandb": "wandb.log",
+    "trackio": "trackio.log",
+    "mlflow": "mlflow.log_metric",
+    "event file": "TensorBoard or W&B files",
+    "log line": "log lines",
+    "numbered log line": "log lines without a step",
+}
 NOT_EVALUATED = "not evaluated yet"
 
 
@@ -49,6 +58,7 @@ class Measured(NamedTuple):
     last_loss: Mapping[str, Any] | None  # contracts.control.LossPoint
     live_step_s: float | None  # of the diagnosis
     verdict: Mapping[str, Any]
+    reported: Mapping[str, Any] | None  # jobs.core.verdict_schema.ReportedLoss
 
 
 class AttemptChanges(NamedTuple):
@@ -59,7 +69,7 @@ class AttemptChanges(NamedTuple):
     reason: str
 
 
-NOT_MEASURED = Measured(None, None, None, None, None, None, {})
+NOT_MEASURED = Measured(None, None, None, None, None, None, {}, None)
 NO_CHANGES = AttemptChanges(None, None, "")
 
 
@@ -71,12 +81,12 @@ def read_measured(jobs: list[Job], columns: Collection[str]) -> dict[str, Measur
     rows = current.values_list(
         *("job_id", "ended", "exit__summary__steps", "exit__summary__tokens_per_s", "exit__summary__measured__step_s"),
         *(LastLossExpression(), "diagnosis__measured__step_s"),
-        *(KT("diagnosis__state"), KT("diagnosis__sentence"), "diagnosis__over"),
+        *(KT("diagnosis__state"), KT("diagnosis__sentence"), "diagnosis__over", "diagnosis__loss"),
     )
     found: dict[str, Measured] = {}
-    for job, ended, steps, speed, step_s, last_loss, live_step_s, state, sentence, over in rows:
+    for job, ended, steps, speed, step_s, last_loss, live_step_s, state, sentence, over, reported in rows:
         verdict = {"state": state, "sentence": sentence or "", "over": over is True}
-        found[job] = Measured(ended, steps, speed, step_s, last_loss, live_step_s, verdict)
+        found[job] = Measured(ended, steps, speed, step_s, last_loss, live_step_s, verdict, reported)
     return found
 
 
@@ -96,16 +106,29 @@ def format_measures(job: Job, measured: Measured, run: AttemptChanges, live: Lat
     """Return the values of a row. A value that is not known is None."""
     verdict, last = measured.verdict, measured.last_loss
     # The curve ends before the last step if the loss became NaN or infinite.
-    final_loss = last["loss"] if last and last["step"] == measured.steps else None
+    loss = last["loss"] if last and last["step"] == measured.steps else None
+    if live:
+        loss = live.loss
+    # A script numbers its steps itself, so its last loss can be of any step.
+    reported = None if live and loss is not None else measured.reported
+    if reported:
+        loss = float(reported["not_finite"]) if reported["loss"] is None else reported["loss"]
     return {
         "ended": measured.ended if job.status in TERMINAL else None,
         "speed": measured.speed,
         "step_s": measured.step_s or measured.live_step_s,
-        "loss": live.loss if live else final_loss,
+        "loss": loss,
+        "loss_source": SOURCE_WORDS.get(reported["source"], reported["source"]) if reported else "",
+        "loss_step": _format_step(reported) if reported else "",
         "duration_s": _get_duration(job, run),
         "reason": _get_reason(job, verdict, run.reason),
         "stalled": job.status == Status.RUNNING and verdict.get("state") == "hung" and not verdict.get("over"),
     }
+
+
+def _format_step(reported: Mapping[str, Any]) -> str:
+    """Return the step of a loss. A log line without a step has the number of its report."""
+    return f"{'report' if reported['source'] == 'numbered log line' else 'step'} {reported['step']:,}"
 
 
 def _get_duration(job: Job, run: AttemptChanges) -> float | None:

@@ -139,6 +139,7 @@ class Diagnosis:
                 "hang": hang[0] if hang is not None else None,
                 "stragglers": [late_rank for late_rank, _ in late_findings],
                 "training": self._training.get_troubles(),
+                "loss": self._training.reported,
             }
         )
 

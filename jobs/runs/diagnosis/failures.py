@@ -15,7 +15,7 @@ from contracts.fields import strip_control_characters
 from contracts.telemetry.items import CheckpointItem, GaugeItem, StepItem
 from contracts.telemetry.metrics import MetricItem, MetricSeries, find_loss, is_loss
 from contracts.telemetry.results import ProofItem, VerdictItem
-from jobs.core.verdict_schema import MAX_TROUBLES, Action, Evidence, Trouble
+from jobs.core.verdict_schema import MAX_TROUBLES, Action, Evidence, ReportedLoss, Trouble
 from jobs.runs.diagnosis.findings import (
     RunFinding,
     format_difference,
@@ -54,6 +54,7 @@ class TrainingHealth:
         self._norms: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._first: float | None = None
         self._series: MetricSeries | None = None  # of the loss of a script
+        self.reported: ReportedLoss | None = None  # the newest loss of this series
         self._high = 0  # consecutive steps with a loss far above the recent median
         self._last_normal, self._last_saved = 0, 0  # latest step with a normal loss, and latest step in a checkpoint
         self._trouble: dict[str, Trouble] = {}
@@ -84,6 +85,12 @@ class TrainingHealth:
                 self._losses.clear()
             if preferred != series:
                 continue
+            self.reported = {
+                "step": item["step"],
+                "loss": item["values"].get(name),
+                "not_finite": faults.get(name, ""),
+                "source": item["source"],
+            }
             place = f"report {item['step']}" if item["source"] == "numbered log line" else f"step {item['step']}"
             if name in faults:
                 known = self._trouble.get("not finite")

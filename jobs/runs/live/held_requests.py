@@ -21,6 +21,7 @@ from django.db.models import F
 from django.db.models.fields.json import KT
 
 from contracts.telemetry.items import LogItem, StepItem
+from contracts.telemetry.metrics import MetricItem
 from jobs.models import Attempt, Job
 from jobs.runs.live.telemetry_reader import PerLoop
 
@@ -148,7 +149,7 @@ RETRY = b"retry: 3000\n\n"  # milliseconds until a disconnected client connects 
 HEARTBEAT = b": still here\n\n"
 OUTAGE = b": telemetry cannot be read just now\n\n"
 ID_PATTERN = r"^([0-9]{1,18})\.([0-9]{1,9})\.([0-9]{1,15})\.([0-9:,-]*)$"
-EVENT_KINDS, LIVE_KINDS = ("log", "step"), ("step", "traffic")
+EVENT_KINDS, LIVE_KINDS = ("log", "step", "metric"), ("step", "metric", "traffic")
 _STEP_FIELDS = ("rank", "time", "step", "steps", "step_s", "tokens", "loss", "grad_norm", "learning_rate", "not_finite")
 _LOG_FIELDS = ("rank", "time", "first", "lines")
 _ID = re.compile(ID_PATTERN)
@@ -219,6 +220,13 @@ def serialize_steps(items: list[StepItem], after: int) -> list[dict[str, Any]]:
             best[item["step"]] = item
     rows: list[dict[str, Any]] = [{**best[step]} for step in sorted(best)]
     return [{name: row[name] for name in _STEP_FIELDS if name in row} for row in rows]
+
+
+def serialize_loss(item: MetricItem, name: str) -> dict[str, Any]:
+    """Return one metric of an item as the loss of the script. `loss` is null if it is not finite."""
+    row = {"rank": item["rank"], "time": item["time"], "step": item["step"], "source": item["source"]}
+    faults = item.get("not_finite", {})
+    return {**row, "loss": item["values"].get(name), **({"not_finite": faults[name]} if name in faults else {})}
 
 
 def _knows_loss(item: StepItem) -> bool:

@@ -17,6 +17,7 @@ from django.db import Error
 
 from contracts.telemetry.batches import select_items
 from contracts.telemetry.items import StepItem, TrafficItem
+from contracts.telemetry.metrics import MetricItem, MetricSeries, find_loss, is_loss
 from jobs.models import TERMINAL, Member, StateChange
 from jobs.runs.live import held_requests
 from jobs.runs.live.broadcast import ClientFrame, Gap, StreamSegment, Subscriber, get_broadcasts
@@ -27,6 +28,7 @@ from jobs.runs.live.held_requests import (
     format_event,
     get_job_watcher,
     read_job_states,
+    serialize_loss,
 )
 from jobs.runs.live.telemetry_reader import STREAM_START
 
@@ -61,6 +63,7 @@ class JobFollower:
         self._reading: asyncio.Task[None] | None = None
         self._error: BaseException | None = None  # of a background task
         self._state: JobState | None = None
+        self._loss_series: MetricSeries | None = None  # of the loss of a script
         self._last_news = time.monotonic()
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -149,6 +152,7 @@ class JobFollower:
         if attempt != self._position.attempt:
             self._position, self._streams = Position(self._position.change, attempt), {}
             self._traffic.reset()
+            self._loss_series = None
             self._unsubscribe()
         if self._log is None:
             for number, change in update.changes.items():
@@ -202,10 +206,14 @@ class JobFollower:
         for entry in segment.entries:
             second = int(entry.id.partition("-")[0]) // 1000
             for item in select_items(entry.batch, kinds):
-                if item["kind"] != "log" and self._live_s is not None:
+                if item["kind"] in ("step", "traffic") and self._live_s is not None:
                     self._traffic.add(item, second)
                 if item["kind"] == "step":
                     steps.append(item)
+                elif item["kind"] == "metric" and self._log is None:
+                    events += [
+                        ("loss", {"attempt": self._position.attempt, **row}) for row in self._select_losses(item)
+                    ]
                 elif item["kind"] == "log" and self._is_followed(item["rank"], segment.node):
                     line = held_requests.serialize_log(item, segment.node)
                     events.append(("log", {"attempt": self._position.attempt, **line}))
@@ -217,6 +225,14 @@ class JobFollower:
         # The last event alone carries a position, because only then the client has all of the segment.
         position, last = self._get_position(), len(events) - 1
         return [format_event(name, data, position if i == last else None) for i, (name, data) in enumerate(events)]
+
+    def _select_losses(self, item: MetricItem) -> Iterator[dict[str, Any]]:
+        """Yield the loss in an item, if no preferred source reported one before."""
+        for name in filter(is_loss, [*item["values"], *item.get("not_finite", {})]):
+            series = MetricSeries(name, item["source"], item["rank"])
+            self._loss_series = find_loss(filter(None, (self._loss_series, series)))
+            if series == self._loss_series:
+                yield serialize_loss(item, name)
 
     def _is_followed(self, rank: int, node: int) -> bool:
         return self._log is None or (node, rank) == (self._log.node, self._log.rank)

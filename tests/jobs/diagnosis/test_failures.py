@@ -296,6 +296,7 @@ def test_script_whose_loss_is_nan_diverged() -> None:
     report_loss(health, 10, 2.5)
     report_loss(health, 20, None, not_finite={"loss": "nan", "val_loss": "nan"})
     assert [finding.sentence for finding in health.make_findings()] == ["Diverged: the loss is NaN at step 20."]
+    assert health.reported == {"step": 20, "loss": None, "not_finite": "nan", "source": "log line"}
     for number in range(21, 45):
         report_loss(health, number, 2.0)
     assert list(health.make_findings()) == [], "the loss has become normal"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import msgpack
@@ -57,6 +58,31 @@ def test_end_comes_after_every_line(redis_service: RedisServer, every: int) -> N
         put(redis_service, number, rank=0 if number % every == 0 else 1)
     request = FollowEvents("over", ENDED, Position(attempt=1), LogSelector(1, 0, 0))
     assert asyncio.run(collect_events(request, redis_service)) == ["log"] * (LINES // every) + ["end"]
+
+
+def test_script_loss_is_an_event_of_its_preferred_source(redis_service: RedisServer) -> None:
+    def make_item(source: str, **more: Any) -> dict[str, Any]:
+        return {"kind": "metric", "rank": 0, "time": 1.0, "step": 3, "source": source, "values": {"lr": 0.1}, **more}
+
+    items = [
+        make_item("log line", values={"loss": 2.5}),
+        make_item("wandb", not_finite={"train/loss": "nan"}),
+        make_item("log line", values={"loss": 2.0}),
+    ]
+    batch = {"v": 1, "job": "over", "attempt": 1, "time": 0.0, "items": items}
+    redis_service.client().xadd(telemetry_stream("over", 1), {"b": msgpack.packb(batch)})
+
+    async def collect() -> list[dict[str, Any]]:
+        async with asyncio.timeout(processes.scale_timeout(60)):
+            events = [event async for event in JobFollower(FollowEvents("over", ENDED, Position(attempt=1))).events()]
+        await get_telemetry_reader().redis.aclose()
+        return [json.loads(event.partition(b"data: ")[2]) for event in events if b"event: loss" in event]
+
+    place = {"attempt": 1, "rank": 0, "time": 1.0, "step": 3}
+    assert asyncio.run(collect()) == [
+        {**place, "source": "log line", "loss": 2.5},
+        {**place, "source": "wandb", "loss": None, "not_finite": "nan"},
+    ]
 
 
 def test_end_waits_for_a_stream_that_is_unreadable(redis_service: RedisServer) -> None:

@@ -94,6 +94,25 @@ def test_running_job_shows_live_loss_step_time_and_duration(
     assert row["Reason"] == NOTHING
 
 
+@pytest.mark.parametrize("status", ["running", "succeeded", "failed"])
+@pytest.mark.parametrize(
+    ("reported", "cell"),
+    [
+        ({"step": 1250, "loss": 2.5, "not_finite": "", "source": "log line"}, "2.5000 log lines"),
+        ({"step": 3, "loss": None, "not_finite": "nan", "source": "event file"}, "NaN TensorBoard or W&B files"),
+        (None, NOTHING),
+    ],
+)
+def test_script_shows_the_loss_that_it_reported_and_its_source(
+    make_jobs: Make, owner: User, client: Client, status: str, reported: dict[str, Any] | None, cell: str
+) -> None:
+    (job,) = make_jobs(1, status=status)
+    exit = {"summary": {**SUMMARY, "steps": 1300}}
+    Attempt.objects.create(job=job, number=1, exit=exit, diagnosis={"over": False, "sentence": "", "loss": reported})
+    changes(job, timezone.now(), **{status: 0})
+    assert shown(client, owner)["Loss"] == cell
+
+
 @pytest.mark.parametrize(
     ("status", "diagnosis", "reason"),
     [
