@@ -26,7 +26,7 @@ MAX_VALUES_PER_REPORT: Final = 1000
 MAX_NESTED_LEVELS: Final = 3  # of dictionaries in a report
 MAX_VALUES_PER_S: Final = 400  # of all ranks of a host
 MAX_BURST_VALUES: Final = 2000
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # with surrogates, which messages cannot encode
 
 
 class MetricReport(NamedTuple):

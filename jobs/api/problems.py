@@ -113,7 +113,8 @@ def build_problem(
         pointers: JSON pointers of fields whose place in the body differs from their name.
         path_fields: Fields that are parameters of the path instead.
     """
-    errors = [_locate(one, "path" if one.field in path_fields else location, pointers or {}) for one in problems]
+    encodable = [Problem(_escape_surrogates(one.field), _escape_surrogates(one.message)) for one in problems]
+    errors = [_locate(one, "path" if one.field in path_fields else location, pointers or {}) for one in encodable]
     sentences = (
         error["message"] if error["field"] == WHOLE_REQUEST else Problem(error["field"], error["message"]).sentence
         for error in errors
@@ -130,6 +131,11 @@ def build_problem(
 def build_request_problem(status: int, message: str) -> ProblemDetails:
     """Return the body of a refusal of the whole request."""
     return build_problem(status, [Problem(WHOLE_REQUEST, message)])
+
+
+def _escape_surrogates(text: str) -> str:
+    """Replace characters that JSON can escape but UTF-8 cannot encode, such as those of an unknown field."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _locate(problem: Problem, location: ProblemLocation | None, pointers: Mapping[str, str]) -> FieldProblem:

@@ -85,7 +85,10 @@ def _check_size(data: object) -> dict[str, Any]:
         text = f"`config` is {_format_value(data)}. Use the object in the file config.json of a model."
         raise SpecError([Problem("config", text)])
     try:
-        size = len(json.dumps(data, default=str))
+        size = len(json.dumps(data, default=str, ensure_ascii=False).encode())
+    except UnicodeEncodeError as error:  # an escape such as \ud800
+        text = f"`config` contains {error.object[error.start]!a}. Use valid Unicode text."
+        raise SpecError([Problem("config", text)]) from None
     except (RecursionError, ValueError):
         size = MAX_CONFIG_BYTES + 1
     if size > MAX_CONFIG_BYTES:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -24,6 +26,7 @@ from contracts.codec import (
     validate_launch_order,
 )
 from contracts.control import Event
+from tests.support.structures import change_structure
 from tests.support.telemetry import build_timeline as timeline
 
 REVERSED, ESCAPED = "deli\u202eaf \u2066x", r"deli\u202eaf \u2066x"
@@ -241,6 +244,33 @@ def test_accepts_or_refuses_any_value_in_any_field(path: str, value: object) -> 
         return
     json.dumps(decoded, allow_nan=False)  # a database can store it
     assert "\\u0000" not in json.dumps(decoded)
+
+
+METRIC: dict[str, Any] = {
+    "kind": "metric",
+    "rank": 0,
+    "time": 1.0,
+    "step": 1,
+    "source": "wandb",
+    "values": {"loss": 1.5},
+    "not_finite": {"grad": "nan"},
+    "left_out": {"names": 0, "rate": 1, "invalid": 0},
+}
+BATCH: dict[str, Any] = {"v": 1, "job": "abc", "attempt": 1, "time": 1.0, "items": [STEP, METRIC], "host": "gpu-7"}
+
+
+@pytest.mark.parametrize("seed", [53, *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(20))])
+def test_batch_of_any_structure_is_accepted_or_refused(seed: int) -> None:
+    draw, num_read = random.Random(seed), 0
+    for _ in range(400):
+        try:
+            body = msgpack.packb(change_structure(draw, BATCH))
+        except (ValueError, OverflowError, UnicodeEncodeError):  # msgpack cannot carry it
+            continue
+        with suppress(BadMessageError):
+            json.dumps(decode_batch(body), allow_nan=False, ensure_ascii=False).encode()
+            num_read += 1
+    assert num_read
 
 
 @settings(max_examples=300, deadline=None)

@@ -65,8 +65,11 @@ def parse_document(text: str) -> dict[str, Any]:
             raise refuse(f"The file is not a mapping of settings. {_KINDS}")
         found: dict[str, Any] = {}
         _flatten(data, "", 0, found, [0])
+        json.dumps([*found, *found.values()], skipkeys=True, default=str, ensure_ascii=False).encode()
     except RecursionError:
         raise refuse(_describe_depth()) from None
+    except UnicodeEncodeError as error:  # an escape such as \ud800
+        raise refuse(f"The file contains {error.object[error.start]!a}. Use valid Unicode text.") from None
     return found
 
 

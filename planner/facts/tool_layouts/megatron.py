@@ -242,11 +242,11 @@ def _read_kernels(settings: Settings, names: Names) -> None:
     local = str(settings.get(*names("transformer_impl"))) == "local"
     flash = settings.get_flag(*names("use_flash_attn"))
     settings.train["attention"] = "unfused" if backend in ("unfused", "local") or (local and not flash) else "fused"
-    dropouts = [settings.get(*names(key)) for key in ("hidden_dropout", "attention_dropout")]
+    dropouts = [settings.get_number(*names(key), most=1) for key in ("hidden_dropout", "attention_dropout")]
     if names is _name_arguments and None in dropouts:
         settings.assume(names("hidden_dropout")[0], 0.1)
     default = 0.1 if names is _name_arguments else 0
-    settings.train["dropout"] = any(float(default if rate is None else rate) > 0 for rate in dropouts)
+    settings.train["dropout"] = any((default if rate is None else rate) > 0 for rate in dropouts)
     software: dict[str, Any] = {}
     dispatcher = settings.get(*names("moe_token_dispatcher_type"))
     has_experts = settings.has(*names("num_experts", "num_moe_experts"))

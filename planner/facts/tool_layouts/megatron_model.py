@@ -15,6 +15,7 @@ from planner.facts.tool_layouts.settings import MAX_TOKENS, Settings
 from planner.facts.validation import SpecError
 
 MAX_LAYERS, MAX_SIZE = 1024, 4_194_304
+MAX_ROPE_BASE = 1e12
 # Tokens of tokenizers that a script names without a number.
 VOCABULARIES = {"GPT2BPETokenizer": 50_257}
 _FREQUENCY = re.compile(r"\(?\[0\]\*(\d{1,4})\s*\+\s*\[1\]\*\d{1,4}\)?\Z")
@@ -77,7 +78,7 @@ class _Reader:
             settings.notes.append("The plan leaves out the layers for multi-token prediction (`mtp_num_layers`).")
         positions = self._read_positions()
         base, tied, block = (
-            self.get("rotary_base"),
+            self.settings.get_number(*self.names("rotary_base"), most=MAX_ROPE_BASE),
             self._is_tied(),
             self._read_block(gated, positions, groups != heads),
         )
@@ -96,7 +97,7 @@ class _Reader:
                 "vocab_size": self._read_vocabulary(),
                 "max_seq_len": longest or 2048,
                 "tied_embeddings": tied,
-                **({"rope_base": float(base)} if base and positions == "rope" else {}),
+                **({"rope_base": base} if base and positions == "rope" else {}),
                 "moe": experts,
                 "mla": latent,
                 "block": block,

@@ -17,6 +17,7 @@ _MAX_VALUE_CHARACTERS = 40
 _REFERENCE = re.compile(r"\$\{(\.?)([\w.]+)\}\Z")  # OmegaConf
 _PRODUCT = re.compile(r"\$\{multiply:\s*(\d{1,9}),\s*(\$\{\.?[\w.]+\})\}\Z")  # NeMo
 _WHOLE = re.compile(r"[0-9]{1,12}\Z")
+_NUMBER = re.compile(r"[0-9]{0,12}(?:\.?[0-9]{1,12}|[0-9]\.)(?:[eE][-+]?[0-9]{1,2})?\Z")
 _YES, _NO = ("true", "yes", "1"), ("false", "no", "0", "none")
 
 
@@ -136,6 +137,18 @@ class Settings:
             raise self.refuse(names[0], f"Add it with a whole number from {least} to {most:,}.")
         self.assume(names[0], default)
         return default
+
+    def get_number(self, *names: str, most: float) -> float | None:
+        """Return a number from 0, or None if the file has none."""
+        name = self.find(*names)
+        value = self._resolve(name)
+        if isinstance(value, str) and _NUMBER.match(value):
+            value = float(value)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not 0 <= value <= most:
+            raise self.refuse(name, f"Use a number from 0 to {most:,g}.")
+        return float(value)
 
     def get_flag(self, *names: str, default: bool = False) -> bool:
         """Return a flag. A flag that is not in the file has the default without a sentence."""

@@ -6,7 +6,6 @@ import copy
 import json
 import pickle
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.jobs.traces.kineto_builder import (
     collective_args,
     read_files,
 )
+from tests.support.structures import list_paths, replace
 from tests.support.traces import build_collective, build_header, build_metadata
 
 WRONG: list[Any] = [
@@ -77,23 +77,6 @@ def build_dump() -> Any:
 def build_log_line() -> Any:
     collective = build_collective(1, 0, 9)
     return {"header": build_header(0), "metadata": build_metadata(0), "coll_perf": collective}
-
-
-def list_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the paths of all values inside a value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
-        yield (*path, key)
-        yield from list_paths(inner, (*path, key))
-
-
-def replace(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    changed = copy.deepcopy(value)
-    target = changed
-    for key in path[:-1]:
-        target = target[key]
-    target[path[-1]] = new
-    return changed
 
 
 def check_import(path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-# Errors of malformed messages. UnicodeDecodeError is a ValueError.
-MALFORMED: Final = (IndexError, KeyError, ValueError)
+# Errors of malformed messages. UnicodeDecodeError is a ValueError, and JSON inside a message can be nested deeply.
+MALFORMED: Final = (IndexError, KeyError, ValueError, RecursionError)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
