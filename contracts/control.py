@@ -42,9 +42,9 @@ HOST_STOPPED_REASON: Final = "the host was stopped"  # the reason of an attempt 
 END_WARNING_SUFFIX: Final = "warned"
 
 Outcome = Literal["succeeded", "failed", "cancelled", "lost"]
-# Stage of a failure that the host caused. Only the host itself decides that a launch failed because of the host. That
-# ranks failed because of the host follows from their logs, which a job can forge.
-HostFault = Literal["launch", "ranks"]
+# Stage of a failure that the host caused. Only the host itself decides that a launch failed because of the host, or
+# that its machine restarted. That ranks failed because of the host follows from their logs, which a job can forge.
+HostFault = Literal["launch", "ranks", "restart"]
 Slots = Annotated[list[Slot], Field(max_length=65536)]
 RankText = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]  # a rank as a JSON key
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]

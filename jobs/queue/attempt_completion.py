@@ -49,7 +49,7 @@ CAUSES: list[tuple[Outcome, bool]] = [
 ]
 FIELDS_BY_RANK = ("cells", "verdict", "peak_bytes", "memory")
 PROGRESS_FIELDS = ("steps", "ran_steps")
-MAX_RANK_FAULTS = 3  # attempts of a job that count as failures of their hosts because of their logs
+MAX_RANK_FAULTS = 3  # attempts of a job that count as failures of their hosts because of their logs, or of restarts
 MAX_FAULTS_IN_ROW = 3  # failed launches until a host closes
 CLOSED_AFTER_FAULTS = timedelta(minutes=10)  # then the next launch is the probe
 log = logging.getLogger(__name__)
@@ -246,8 +246,8 @@ def _get_put_back_reason(job_id: str, result: AttemptResult) -> str:
     fault = result.report.get("host_fault")
     if fault is None:
         return ""
-    if fault == "ranks":  # a job can forge the log that shows this fault
-        faults = Attempt.objects.filter(job_id=job_id, exit__host_fault="ranks")
+    if fault != "launch":  # a job can forge the log of this fault, or make its host restart
+        faults = Attempt.objects.filter(job_id=job_id, exit__host_fault=fault)
         if faults.count() > MAX_RANK_FAULTS:
             return ""
     return f"queued again, because the host failed: {result.reason}"

@@ -100,6 +100,22 @@ def test_killed_supervisor_leaves_no_process_and_a_lost_attempt(machine: Host) -
         assert machine.wait_for_exit("headless", 10)["outcome"] == "lost"
 
 
+@pytest.mark.extended
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can create a PID namespace")
+def test_restarted_container_makes_its_job_fail_because_of_the_host(machine: Host) -> None:
+    """A PID namespace stands for the container: its kernel ends all processes with the first one."""
+    container = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    with machine.run_worker(*container) as first:
+        machine.send_launch_order("moved")
+        machine.wait_for_steps("moved", 2)
+        first.kill()
+        first.wait()
+        wait_until(lambda: machine.list_processes("moved") == [], "the container and its job end")
+    with machine.run_worker(*container):
+        report = machine.wait_for_exit("moved")
+    assert (report["outcome"], report["host_fault"]) == ("failed", "restart")
+
+
 def test_killed_rank_is_reported_with_signal_and_last_lines(machine: Host) -> None:
     with machine.run_worker():
         machine.send_launch_order("wounded")

@@ -75,12 +75,12 @@ class Host:
         self._ordered: list[tuple[str, int]] = []
 
     @contextlib.contextmanager
-    def run_worker(self) -> Iterator[subprocess.Popen[bytes]]:
-        """Run the Celery worker, and wait for its first heartbeat."""
+    def run_worker(self, *prefix: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the Celery worker, and wait for its first heartbeat. `prefix` is a command that starts the worker."""
         argv = build_worker_command(HOST_NAME)
         argv[0] = self.python
         before = len(self.read_events("host"))
-        with run_process(argv, self.environment, self.folder / "worker.log", ROOT) as process:
+        with run_process([*prefix, *argv], self.environment, self.folder / "worker.log", ROOT) as process:
             wait_until(lambda: len(self.read_events("host")) > before, "the host announces itself")
             yield process
 

@@ -153,6 +153,8 @@ class AttemptWatcher:
             log.warning("%s/%s: %s", attempt.job, attempt.attempt, error)
             remove_path(attempt.exit_file)
             reason = f"the supervisor ended, and its report cannot be read: {error}"
+        if not is_alive and attempt.is_before_restart():
+            return self._end(attempt, "failed", "the machine or container of the host restarted", "restart")
         return not is_alive and self._end(attempt, "lost", reason)
 
     def _read_cancel_flags(self, living: list[AttemptDir]) -> None:
@@ -194,7 +196,7 @@ class AttemptWatcher:
         self._stopped_since = stopped_since
         return {attempt: _join(sorted(sentences)) for attempt, sentences in parts.items()}
 
-    def _end(self, attempt: AttemptDir, outcome: Outcome, reason: str) -> bool:
+    def _end(self, attempt: AttemptDir, outcome: Outcome, reason: str, host_fault: HostFault | None = None) -> bool:
         """Kill the attempt's processes and record its end. Until none is left, its slots stay in use."""
         survivors = kill_processes(attempt.job, attempt.attempt, KILL_TIMEOUT_S, attempt.run_dir)
         if survivors:
@@ -206,7 +208,7 @@ class AttemptWatcher:
             return True
         if outcome == "lost" and attempt.get_supervisor() is not None:  # the supervisor started late
             return False
-        return self._exits.record(attempt, outcome, reason)
+        return self._exits.record(attempt, outcome, reason, host_fault)
 
 
 def read_report_or_note(attempt: AttemptDir) -> AttemptReport:

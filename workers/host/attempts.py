@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from contracts.codec import BadMessageError, validate_exit_report, validate_launch_order
 from contracts.control import VERSION, AttemptReport, ExitReport, HostFault, LaunchOrder, Outcome
 from workers.disk import BadFileError, TreeWalk, discard_path, read_json, remove_path, write_json
-from workers.host.processes import ProcessId, get_process_id
+from workers.host.processes import ProcessId, get_process_id, get_start_id
 from workers.host.settings import HostSettings
 
 JOB_NAME = re.compile(r"[a-z0-9-]{1,64}")
@@ -123,6 +123,13 @@ class AttemptDir(NamedTuple):
         except (BadFileError, TypeError, KeyError):
             return None
         return folder if folder.name.startswith(SOCKET_FOLDER_PREFIX) else None
+
+    def is_before_restart(self) -> bool:
+        """Return whether this machine or container restarted since the start of the supervisor."""
+        try:
+            return bool(read_json(self.pid_file)["start"] != get_start_id())
+        except (BadFileError, TypeError, KeyError):  # also for a supervisor of an older version
+            return False
 
     def get_order_time(self) -> float | None:
         """Return when the order arrived, in unix seconds, or None if its file is missing."""

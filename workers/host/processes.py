@@ -33,6 +33,13 @@ def get_process_id(pid: int) -> ProcessId | None:
     return None if fields[0] in "ZX" else ProcessId(pid, int(fields[19]))
 
 
+def get_start_id() -> str:
+    """Return an identity of the last start of this machine or container, which ended all earlier processes."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    init = get_process_id(1)
+    return f"{boot_id}/{init.started if init else 0}"
+
+
 def read_cookie(process: psutil.Process, run_dir: Path | None = None) -> str | None:
     """Return job/attempt of a process. With `run_dir`, return None for processes of other host workers."""
     try:

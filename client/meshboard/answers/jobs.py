@@ -146,7 +146,7 @@ class ExitReport(TypedDict):
     evidence: NotRequired[list[str]]
     failed_at: NotRequired[float]
     first_error: NotRequired[str]
-    host_fault: NotRequired[Literal["launch", "ranks"]]
+    host_fault: NotRequired[Literal["launch", "ranks", "restart"]]
     kill: NotRequired[KillEvidence]
     lost_peer: NotRequired[bool]
     preempted: NotRequired[bool]

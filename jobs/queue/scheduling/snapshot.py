@@ -138,7 +138,7 @@ def _load_faulty_hosts(queued: set[str], now: datetime) -> dict[str, list[str]]:
     """Return the hosts that recently made attempts of queued jobs fail."""
     failed = Member.objects.filter(attempt__job_id__in=queued, outcome="failed", ended__gte=now - AVOID_FAULTY_HOST)
     found: dict[str, list[str]] = {}
-    rows = failed.filter(attempt__exit__host_fault__isnull=False)
+    rows = failed.filter(attempt__exit__host_fault__in=("launch", "ranks"))
     for job, host in rows.values_list("attempt__job_id", "host_name"):
         found.setdefault(job, []).append(host)
     return found

@@ -70,13 +70,14 @@ def test_own_failure_is_not_retried_by_default(job: Job, make_host: MakeHost) ->
     assert end_attempt(job, make_host()).status == Status.FAILED
 
 
-def test_faults_in_the_log_are_limited(job: Job, make_host: MakeHost) -> None:
-    """A script can print any text, so it must not run forever."""
+@pytest.mark.parametrize("fault", ["ranks", "restart"])
+def test_faults_that_a_job_can_cause_are_limited(job: Job, make_host: MakeHost, fault: str) -> None:
+    """A script can print any text, or exhaust its host, so it must not run forever."""
     Job.objects.filter(id=job.id).update(spec={"name": "x"})
     host = make_host()
     for _ in range(MAX_RANK_FAULTS):
-        assert end_attempt(job, host, "ranks").status == Status.QUEUED
-    assert end_attempt(job, host, "ranks").status == Status.FAILED
+        assert end_attempt(job, host, fault).status == Status.QUEUED
+    assert end_attempt(job, host, fault).status == Status.FAILED
     host.refresh_from_db()
     assert get_contact_state(host) == "connected", "the text of a job closes no host"
 

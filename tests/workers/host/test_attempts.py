@@ -37,7 +37,7 @@ from workers.host.attempts import (
     iterate_unacknowledged,
     prune_attempts,
 )
-from workers.host.processes import get_process_id
+from workers.host.processes import get_process_id, get_start_id
 from workers.host.reporter import Reporter
 
 ONE_RANK = {"model": {"preset": "gpt-tiny"}}
@@ -90,6 +90,17 @@ def test_attempt_is_lost_only_without_supervisor_and_report(redis_service: Redis
     assert read_json(dead.exit_file)["outcome"] == "lost"
     assert read_json(done.exit_file)["outcome"] == "succeeded"
     assert redis_service.client().keys("*events*") == []
+
+
+def test_attempt_before_a_restart_failed_because_of_its_host(redis_service: RedisServer, tmp_path: Path) -> None:
+    before, after = supervised(tmp_path / "a", -1), supervised(tmp_path / "b", -1)
+    for attempt, start in ((before, "other/1"), (after, get_start_id())):
+        write_json(attempt.pid_file, {**read_json(attempt.pid_file), "start": start})
+        AttemptWatcher(attempt.run_dir, redis_service.client()).check()
+    exit = read_json(before.exit_file)
+    assert (exit["outcome"], exit["host_fault"]) == ("failed", "restart")
+    assert exit["reason"] == "the machine or container of the host restarted"
+    assert read_json(after.exit_file)["outcome"] == "lost", "only the supervisor ended"
 
 
 def deep(path: Path) -> None:

@@ -21,7 +21,7 @@ from workers.host.attempts import (
     get_attempt_dir,
     get_socket_root,
 )
-from workers.host.processes import get_process_id
+from workers.host.processes import get_process_id, get_start_id
 from workers.host.settings import (
     TEXT_LOG_FORMAT,
     HostSettings,
@@ -45,7 +45,7 @@ def main() -> int:
     try:
         # Stored before the folder exists. After a crash, the host worker can then remove it.
         folder = get_socket_root() / f"{SOCKET_FOLDER_PREFIX}{secrets.token_hex(6)}"
-        write_json(attempt.pid_file, {**identity._asdict(), "folder": str(folder)})
+        write_json(attempt.pid_file, {**identity._asdict(), "folder": str(folder), "start": get_start_id()})
     except OSError as error:
         asyncio.run(_report_not_started(attempt, read_host_settings(), error))
         return 1
