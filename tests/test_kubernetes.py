@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from tests.support.processes import ROOT
-from webapp.checks import describe_unknown_variables
+from webapp.checks import FILE_VARIABLES, describe_unknown_variables
+from webapp.environment import WebSettings
 from workers.external_runs.command_line import parse_command
 
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -313,6 +314,23 @@ def test_processes_and_settings_equal_those_of_compose(objects: list[Object], na
     assert describe_unknown_variables(names) == []
     target = service["build"]["target"]
     assert container["image"] == f"meshboard-{target}"
+
+
+def find_missing_variables(text: str) -> list[str]:
+    """Return the MESHBOARD_ variables in a text that no setting and no code has."""
+    packages = ("client", "jobs", "planner", "webapp", "workers")
+    code = "".join(path.read_text() for name in packages for path in (ROOT / name).rglob("*.py") if name != "webapp")
+    read = {*re.findall(r"MESHBOARD_\w+", code), *PASSWORDS}
+    read |= {f"MESHBOARD_{name.upper()}" for name in (*WebSettings.model_fields, *FILE_VARIABLES)}
+    return sorted(set(re.findall(r"MESHBOARD_[A-Z_]+", text)) - read)
+
+
+def test_variables_of_manifests_and_how_to_exist() -> None:
+    files = [path for path in FOLDER.rglob("*") if path.is_file() and path.name != "secrets.env"]
+    texts = [path.read_text() for path in [*files, ROOT / "docs" / "howto" / "kubernetes.md"]]
+    assert len(set(re.findall(r"MESHBOARD_[A-Z_]+", "".join(texts)))) > 20
+    assert find_missing_variables("".join(texts)) == []
+    assert find_missing_variables("MESHBOARD_SLOT=8 MESHBOARD_SLOTS=8") == ["MESHBOARD_SLOT"]
 
 
 def test_services_equal_those_of_compose(objects: list[Object]) -> None:

@@ -1,7 +1,7 @@
 """Checks of settings.
 
 `find_unsafe_settings` runs in each process. Checks of a board that others can reach run with `check --deploy`. An error
-of a check stops web, controller, and recorder.
+of a check stops web, controller, and recorder. Checks of the database run before migrations.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register, run_checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from webapp.environment import PREFIX, RunnerSettings, WebSettings, is_secret
 
@@ -115,6 +116,26 @@ def check_exposed_board(app_configs: Any, **_: Any) -> list[CheckMessage]:
 def check_unknown_variables(app_configs: Any, **_: Any) -> list[CheckMessage]:
     """Warn of MESHBOARD_ variables that are not settings."""
     return [Warning(words, id="meshboard.W002") for words in describe_unknown_variables(os.environ)]
+
+
+@register(Tags.database)
+def check_database_encoding(app_configs: Any, databases: Collection[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """Check that PostgreSQL stores text as UTF-8. `migrate` runs this check before the first start."""
+    found: list[CheckMessage] = []
+    for alias in databases or ():
+        if (connection := connections[alias]).vendor != "postgresql":
+            continue
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW server_encoding")
+            [encoding] = cursor.fetchone()
+        if encoding != "UTF8":
+            name = connection.settings_dict["NAME"]
+            words = (
+                f"The PostgreSQL database {name} has the encoding {encoding}, which cannot store all text correctly."
+            )
+            hint = f"Run CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE template0, or use another UTF8 database."
+            found.append(Error(words, hint=hint, id="meshboard.E003"))
+    return found
 
 
 def _is_open(database: dict[str, Any]) -> bool:

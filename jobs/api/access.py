@@ -8,6 +8,7 @@ from hmac import compare_digest
 from ipaddress import IPv6Address, IPv6Network
 from typing import Any
 
+from allauth.mfa.utils import is_mfa_enabled
 from django.conf import settings
 from django.core.cache import cache
 from django.http import HttpRequest
@@ -36,7 +37,7 @@ _cache_retry_at = 0.0
 
 
 class AsciiTokenAuthentication(TokenAuthentication):
-    """Token authentication of knox that also checks the scopes of the token."""
+    """Token authentication of knox that also checks the scopes of the token, and the second factor of staff."""
 
     def authenticate(self, request: Request) -> Any:
         """Return the user and the token, or None without a token.
@@ -59,6 +60,8 @@ class AsciiTokenAuthentication(TokenAuthentication):
                 format_scope_problem(needed, scopes, f"{request.method} {request.path[:MAX_PATH_CHARACTERS]}")
             )
         user.scopes = scopes
+        if settings.STAFF_SECOND_FACTOR and user.is_staff and not is_mfa_enabled(user):
+            user.is_staff = user.is_superuser = False  # for this request, and never saved
         return user, token
 
     def authenticate_credentials(self, token: bytes) -> Any:

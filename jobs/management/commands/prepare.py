@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from django.core.checks import Tags
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandParser
+from django.db import DEFAULT_DB_ALIAS
 
 from jobs.models import JoinToken
 from jobs.queue.hosts.joining import has_joined
@@ -28,6 +30,7 @@ class Command(BaseCommand):
         parser.add_argument("--host", type=Path, help="identity file (NAME.json) of the host on this machine")
 
     def handle(self, *_args: Any, **options: Any) -> None:
+        self.check(tags=[Tags.database], databases=[DEFAULT_DB_ALIAS])
         call_command("migrate", verbosity=0)
         call_command("collectstatic", interactive=False, verbosity=0)
         login = _run_json_command("meshboard_user", keep=options["keep"])

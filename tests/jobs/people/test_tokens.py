@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from allauth.mfa.models import Authenticator
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client
@@ -21,6 +22,7 @@ from jobs.api import openapi
 from jobs.models import AuditEntry, Job, Project, TokenGrant
 from jobs.people import tokens
 from jobs.people.tokens import ApiTokenRequest
+from jobs.queue import actions
 from tests.jobs.people.plaintext import find_tables_with
 from tests.planner.wrong_specs import GOOD
 
@@ -45,6 +47,24 @@ def list_routes() -> list[tuple[str, str]]:
         for method in item
         if not path.startswith(OTHER_TOKENS)
     )
+
+
+def test_token_of_staff_without_a_second_factor_has_no_staff_rights(
+    staff: User, owner: User, make_host: Callable[..., Any], settings: Any
+) -> None:
+    make_host()
+    job, _ = actions.submit(owner, GOOD)
+    client = make_client(staff, *SCOPES)
+    requests = [("get", f"jobs/{job.id}"), ("post", f"jobs/{job.id}/cancel"), ("post", "hosts/host-a/drain")]
+    settings.STAFF_SECOND_FACTOR = True
+    refused = [getattr(client, method)(f"/api/v1/{path}").status_code for method, path in requests]
+    assert refused == [404, 404, 403]
+    assert client.get("/api/v1/jobs").json() == []
+    staff.refresh_from_db()
+    assert staff.is_staff
+    Authenticator.objects.create(user=staff, type=Authenticator.Type.TOTP, data={})
+    accepted = [getattr(client, method)(f"/api/v1/{path}").status_code for method, path in requests]
+    assert accepted == [200, 200, 200]
 
 
 def test_every_route_requires_its_scope(staff: User) -> None:
