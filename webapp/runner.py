@@ -191,6 +191,7 @@ def build_host_environment(state: Path, environment: dict[str, str]) -> dict[str
         "JOB_PROCESSES",
         "JOB_OPEN_FILES",
         "SHARED_GPU_BYTES",
+        "UPLOAD_ENVIRONMENTS",
     )
     wanted = (
         "HOST_NAME",

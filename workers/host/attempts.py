@@ -70,6 +70,11 @@ class AttemptDir(NamedTuple):
         return self.job_dir / "upload"
 
     @property
+    def environment(self) -> Path:
+        """Return the folder for the packages of an upload."""
+        return self.job_dir / "environment"
+
+    @property
     def tmp(self) -> Path:
         """Return the folder that a job in bubblewrap sees as /tmp."""
         return self.job_dir / "tmp"

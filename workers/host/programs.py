@@ -170,7 +170,24 @@ def build_rank_command(
 def build_launch_command(
     order: LaunchOrder, attempt: AttemptDir, settings: HostSettings, telemetry_socket: str
 ) -> list[str]:
-    """Return the command that starts every rank and writes the report of the first failed rank."""
+    """Return the command that starts every rank and writes the report of the first failed rank.
+
+    For an upload, the command first installs the packages that the upload lists.
+    """
+    command = _build_launch_command(order, attempt, settings, telemetry_socket)
+    if "upload" not in order:
+        return command
+    options = {
+        "upload": str(attempt.upload),
+        "folder": str(attempt.environment),
+        "allowed": str(int(settings.builds_upload_environments)),
+    }
+    return [sys.executable, "-m", "workers.host.upload_environment", *_format_options(options), "--", *command[1:]]
+
+
+def _build_launch_command(
+    order: LaunchOrder, attempt: AttemptDir, settings: HostSettings, telemetry_socket: str
+) -> list[str]:
     if (order["spec"].get("script") or {}).get("command") is not None:
         return _build_user_launch_command(order, attempt, settings, telemetry_socket)
     options = {

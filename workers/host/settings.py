@@ -79,6 +79,7 @@ class HostSettings:
     keep_runs_bytes: int = 10 * 2**30  # of all acknowledged attempts
     min_free_bytes: int = 64 * 2**20  # on the disk of the run directory, to start a job
     shared_gpu_bytes: int = 2**30  # of a GPU, that another program may use when a job starts
+    builds_upload_environments: bool = False  # from the package list of an upload
     job_disk_bytes: int = 0  # of all files of a job on this host; 0: no limit
     job_memory_bytes: int = 0  # of all processes of a job on this host; 0: no limit
     job_cpus: int = 0  # of all processes of a job on this host; 0: no limit
@@ -145,6 +146,7 @@ def read_host_settings(*, joined: bool = True) -> HostSettings:
         keep_runs_bytes=_read_whole("MESHBOARD_KEEP_RUNS_BYTES", 10 * 2**30, 0),
         min_free_bytes=_read_whole("MESHBOARD_MIN_FREE_BYTES", 64 * 2**20, 0),
         shared_gpu_bytes=_read_whole("MESHBOARD_SHARED_GPU_BYTES", 2**30, 1),
+        builds_upload_environments=is_enabled("MESHBOARD_UPLOAD_ENVIRONMENTS"),
         job_disk_bytes=_read_whole("MESHBOARD_JOB_DISK_BYTES", 0, 0),
         job_memory_bytes=_read_whole("MESHBOARD_JOB_MEMORY_BYTES", 0, 0),
         job_cpus=_read_whole("MESHBOARD_JOB_CPUS", 0, 0),

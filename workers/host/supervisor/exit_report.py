@@ -46,6 +46,7 @@ from workers.host.rank_files import LAUNCHER_RANK, RankFailure, clean_line, get_
 from workers.host.supervisor.failure_evidence import FailureEvidence
 from workers.host.supervisor.log_tail import LogTail
 from workers.host.supervisor.memory_kills import MemoryKillWatch
+from workers.host.upload_environment import EXIT_CODE as ENVIRONMENT_EXIT_CODE
 
 log = logging.getLogger(__name__)
 
@@ -372,6 +373,8 @@ def _get_outcome(
     if failure is None:
         killed_by = get_signal_name(end.code)
         how = f"was killed by {killed_by}" if killed_by else f"ended with exit code {end.code}"
+        if end.code == ENVIRONMENT_EXIT_CODE and "upload" in order:
+            return "failed", tail.get_last_error(LAUNCHER_RANK).removeprefix("meshboard: ")[:300]
         if not has_command:
             return "failed", f"torchrun {how}{after}"
         message = clean_line(evidence.message) or clean_line(tail.get_last_error(LAUNCHER_RANK))[:300]

@@ -14,6 +14,7 @@ import ipaddress
 import json
 import logging
 import random
+import socket
 import ssl
 import threading
 import time
@@ -82,6 +83,8 @@ class BoardClient:
         self._tls = ssl.create_default_context(cafile=ca_file) if self._url.scheme == "https" else None
         self._lock = threading.Lock()
         self._connection: http.client.HTTPConnection | None = None
+        self._download: http.client.HTTPConnection | None = None
+        self.stopped = threading.Event()
 
     def post(self, path: str, body: bytes, headers: dict[str, str]) -> BoardAnswer:
         """POST to a path below the board's API.
@@ -111,7 +114,10 @@ class BoardClient:
             connection = self._connect()
         except OSError as error:
             raise NoAnswerError(_describe(error)) from None
+        self._download = connection
         with contextlib.closing(connection):
+            if self.stopped.is_set():
+                raise NoAnswerError("the download was stopped")
             try:
                 connection.request("GET", f"{self._url.path.rstrip('/')}/api/v1{path}", headers=headers)
                 response = connection.getresponse()
@@ -125,6 +131,14 @@ class BoardClient:
                 if time.monotonic() > deadline:
                     raise NoAnswerError(f"the download took longer than {DOWNLOAD_TIMEOUT_S:.0f} s")
         return BoardAnswer(response.status, {}, None)
+
+    def stop(self) -> None:
+        """End a download of another thread."""
+        self.stopped.set()
+        sock = None if self._download is None else self._download.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         with self._lock:

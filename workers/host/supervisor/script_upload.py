@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import IO
 
@@ -22,7 +23,9 @@ from workers.host.supervisor.http_transport import BoardClient, NoAnswerError
 DOWNLOAD_RETRY_S = 60.0
 RETRY_INTERVAL_S = 1.0
 UNPACK_TIMEOUT_S = 120.0
+STOP_CHECK_INTERVAL_S = 0.2
 MAX_PROBLEM_CHARS = 500
+STOPPED = "the job was stopped while its upload was prepared"
 
 
 class UploadError(Exception):
@@ -36,7 +39,10 @@ def needs_upload(order: LaunchOrder) -> bool:
 
 
 async def prepare_upload(attempt: AttemptDir, order: LaunchOrder, settings: HostSettings, client: BoardClient) -> None:
-    """Download, check, and unpack the upload. Delete the files after an error. Raises UploadError, OSError."""
+    """Download, check, and unpack the upload, until the client is stopped. Delete the files after an error.
+
+    Raises UploadError, OSError.
+    """
     upload = order.get("upload")
     if upload is None:
         raise UploadError("the upload was deleted from the board. Upload the script again.")
@@ -49,7 +55,7 @@ def _prepare(attempt: AttemptDir, upload: UploadOrder, settings: HostSettings, c
         with open(os.open(archive, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as file:
             _download(attempt, upload, client, file)
             file.seek(0)
-            _unpack(attempt, settings, file)
+            _unpack(attempt, settings, file, client.stopped)
     except BaseException:
         remove_path(attempt.upload)
         raise
@@ -74,7 +80,8 @@ def _download(attempt: AttemptDir, upload: UploadOrder, client: BoardClient, fil
             problem, may_pass = f"the board does not answer: {error}", True
         if not may_pass or time.monotonic() > deadline:
             raise UploadError(f"the upload cannot be downloaded: {problem}")
-        time.sleep(RETRY_INTERVAL_S)
+        if client.stopped.wait(RETRY_INTERVAL_S):
+            raise UploadError(STOPPED)
     file.flush()
     size = file.tell()
     if size != upload["size"]:
@@ -87,7 +94,7 @@ def _download(attempt: AttemptDir, upload: UploadOrder, client: BoardClient, fil
         )
 
 
-def _unpack(attempt: AttemptDir, settings: HostSettings, archive: IO[bytes]) -> None:
+def _unpack(attempt: AttemptDir, settings: HostSettings, archive: IO[bytes], stopped: threading.Event) -> None:
     """Unpack the archive in a process with the user and the sandbox of the job."""
     user, folder, sandboxed = settings.job_user, attempt.upload, settings.sandbox == "bwrap"
     for path in (folder, attempt.tmp):
@@ -102,20 +109,20 @@ def _unpack(attempt: AttemptDir, settings: HostSettings, archive: IO[bytes]) -> 
         COOKIE_VARIABLE: f"{attempt.job}/{attempt.attempt}",
         RUN_DIR_VARIABLE: str(attempt.run_dir),
     }
-    try:
-        done = subprocess.run(
-            [*command, str(folder)],
-            cwd=folder,
-            env=env,
-            stdin=archive,
-            capture_output=True,
-            timeout=UNPACK_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise UploadError(f"unpacking the upload took longer than {UNPACK_TIMEOUT_S:.0f} s") from None
-    if done.returncode == 0:
+    deadline, pipe = time.monotonic() + UNPACK_TIMEOUT_S, subprocess.PIPE
+    with subprocess.Popen([*command, str(folder)], cwd=folder, env=env, stdin=archive, stdout=pipe, stderr=pipe) as run:
+        while True:
+            try:
+                output, errors = run.communicate(timeout=STOP_CHECK_INTERVAL_S)
+                break
+            except subprocess.TimeoutExpired:
+                if not stopped.is_set() and time.monotonic() < deadline:
+                    continue
+                run.kill()
+                late = f"unpacking the upload took longer than {UNPACK_TIMEOUT_S:.0f} s"
+                raise UploadError(STOPPED if stopped.is_set() else late) from None
+    if run.returncode == 0:
         return
-    lines = (done.stdout.decode(errors="replace").strip() or done.stderr.decode(errors="replace").strip()).splitlines()
-    problem = lines[-1] if lines else f"exit code {done.returncode}"
+    lines = (output.decode(errors="replace").strip() or errors.decode(errors="replace").strip()).splitlines()
+    problem = lines[-1] if lines else f"exit code {run.returncode}"
     raise UploadError(f"the upload cannot be unpacked: {problem[:MAX_PROBLEM_CHARS]}")

@@ -51,7 +51,7 @@ from workers.host.supervisor.multi_host import (
     wait_for_members,
 )
 from workers.host.supervisor.publisher import BoardTransport, Publisher, ReadyMember, TransportError
-from workers.host.supervisor.script_upload import UploadError, needs_upload, prepare_upload
+from workers.host.supervisor.script_upload import STOPPED, UploadError, needs_upload, prepare_upload
 from workers.host.supervisor.telemetry_server import TelemetryServer
 from workers.host.supervisor.telemetry_session import POLL_INTERVAL_S, TelemetrySession
 from workers.host.supervisor.torchrun_process import TorchrunProcess
@@ -165,6 +165,7 @@ class Supervisor(TelemetrySession):
             loan = deliver_loan(self.transport, self.order["checkpoint"], self.folder, self.settings.job_user)
             others.append(asyncio.create_task(loan))
         code = await self._collect(server, self.torchrun.wait(), work, others)
+        await asyncio.to_thread(discard_path, self.attempt.environment)
         await self._read_event_files(final=True)
         return code
 
@@ -183,7 +184,7 @@ class Supervisor(TelemetrySession):
             return None
         try:
             if needs_upload(self.order):
-                await prepare_upload(self.attempt, self.order, self.settings, self._open_board_client())
+                await self._prepare_upload(self._open_board_client())
             self.torchrun = TorchrunProcess(self.attempt, self.order, self.settings, str(address), self._limits)
             await self.torchrun.start()
         except (UploadError, BadUrlError) as error:
@@ -198,6 +199,18 @@ class Supervisor(TelemetrySession):
             return server
         server.close()
         return None
+
+    async def _prepare_upload(self, client: BoardClient) -> None:
+        """Prepare the upload, and stop when the attempt is ended. Raises UploadError, OSError."""
+        preparing = asyncio.create_task(prepare_upload(self.attempt, self.order, self.settings, client))
+        while not preparing.done():
+            await self._poll_flags()
+            if self.ended_by is not None:
+                client.stop()
+            await asyncio.wait({preparing}, timeout=POLL_INTERVAL_S)
+        await preparing
+        if self.ended_by is not None:
+            raise UploadError(STOPPED)
 
     def _open_board_client(self) -> BoardClient:
         """Return a client of the board for downloads. Raises BadUrlError, OSError."""

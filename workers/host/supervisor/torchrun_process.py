@@ -136,7 +136,8 @@ class TorchrunProcess:
     def _prepare_folders(self) -> JobFolders:
         """Create the folders that the job writes to, for its user."""
         folders = get_program(self._order).folders(self._settings, self._order)
-        for folder in (self._attempt.logs, self._attempt.work, self._attempt.tmp, *folders.owned):
+        environment = [self._attempt.environment] if "upload" in self._order else []
+        for folder in (self._attempt.logs, self._attempt.work, self._attempt.tmp, *environment, *folders.owned):
             make_owned_folder(folder, self._user)
         for folder in folders.shared:
             share_folder(folder, self._settings.script_root, self._user)
@@ -144,7 +145,8 @@ class TorchrunProcess:
 
     def _build_sandbox_prefix(self, folders: JobFolders) -> list[str]:
         read = [self._attempt.spec, Path(self._socket).parent, *folders.read]
-        written = [self._attempt.logs, self._attempt.work, self._attempt.upload, *folders.owned, *folders.shared]
+        own = (self._attempt.logs, self._attempt.work, self._attempt.upload, self._attempt.environment)
+        written = [*own, *folders.owned, *folders.shared]
         has_private_network = needs_only_this_host(self._order) and can_unshare_network()
         private_network = self._attempt.host_dir if has_private_network else None
         tmp, cwd = self._attempt.tmp, self._attempt.work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from workers.host.supervisor.exit_report import (
     build_exit_report,
 )
 from workers.host.supervisor.log_tail import LogTail
+from workers.host.upload_environment import EXIT_CODE
 
 SENSELESS = [
     "[",
@@ -302,6 +304,18 @@ def test_ignores_an_invalid_launcher_report(tmp_path: Path, text: str) -> None:
     attempt.logs.mkdir(parents=True)
     attempt.failure_file.write_text(text)
     assert read_failure(attempt, range(1)) is None
+
+
+def test_reason_is_why_the_packages_of_an_upload_cannot_be_installed(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "launcher.log").write_text("ERROR: no match\nmeshboard: pip ended with exit code 1.\n")
+    order = build_launch_order()
+    order["upload"] = {"sha256": "a" * 64, "size": 1}
+    tail = LogTail(tmp_path / "logs", range(1), 2**20, frozenset({os.geteuid()}))
+    tail.read(final=True)
+    end = AttemptEnd(code=EXIT_CODE, failure=None, ended_by=None, reason="", started=1.0)
+    report = build_exit_report(AttemptDir(tmp_path, "job", 1), order, end, SummaryBuilder(), tail)
+    assert (report["outcome"], report["reason"]) == ("failed", "pip ended with exit code 1.")
 
 
 def test_cleans_the_launcher_message(tmp_path: Path) -> None:

@@ -9,7 +9,10 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,12 @@ import msgpack
 import pytest
 
 from contracts.codec import decode_batch
-from contracts.names import events_stream, save_key, telemetry_stream
+from contracts.names import cancel_key, events_stream, save_key, telemetry_stream
 from contracts.telemetry.items import LogItem, PhaseItem
-from tests.support.host import Host, run_host
+from tests.support.host import Host, build_launch_order, run_host
 from tests.support.processes import RedisServer, scale_timeout, wait_until
+from tests.workers.host.supervisor.test_script_upload import serve
+from workers.disk import write_json
 from workers.host.attempts import AttemptDir, get_socket_root
 from workers.host.settings import HostSettings
 from workers.host.supervisor import publisher
@@ -88,9 +93,9 @@ def test_cancels_a_task_that_misses_the_first_cancellation() -> None:
     assert missed == [True]
 
 
-def supervised(server: RedisServer, attempt: AttemptDir) -> Supervisor:
+def supervised(server: RedisServer, attempt: AttemptDir, **more: Any) -> Supervisor:
     root = attempt.run_dir
-    settings = HostSettings(server.url, "testhost", 4, "cpu", root, root, root, root, "workers.trainer")
+    settings = HostSettings(server.url, "testhost", 4, "cpu", root, root, root, root, "workers.trainer", **more)
     return Supervisor(attempt, settings, root / "socket", RedisTransport(attempt, settings))
 
 
@@ -129,6 +134,38 @@ def test_reports_why_the_socket_cannot_be_created(
     assert "No disk space on testhost: No space left on device" in exit["reason"]
     assert exit["host_fault"] == "launch"
     assert not (attempt.run_dir / "socket").exists()
+
+
+def test_cancel_stops_the_download_of_an_upload_at_once(redis_service: RedisServer, attempt: AttemptDir) -> None:
+    asked, ended = threading.Event(), threading.Event()
+
+    def stall(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "1000")
+        handler.end_headers()
+        asked.set()
+        ended.wait(scale_timeout(60))
+
+    order = build_launch_order()
+    order["spec"] = {"kind": "script", "layout": {"dp": 2}, "script": {"path": "a.py", "upload": "a" * 64}}
+    order["upload"] = {"sha256": "a" * 64, "size": 1000, "secret": "a" * 64}
+    write_json(attempt.order_file, order)
+
+    async def main(url: str) -> tuple[str, float]:
+        supervisor = supervised(redis_service, attempt, board_url=url)
+        running = asyncio.create_task(supervisor.run())
+        await asyncio.to_thread(asked.wait, scale_timeout(60))
+        redis_service.client().set(cancel_key("job", 1), "1")
+        began = time.monotonic()
+        return await running, time.monotonic() - began
+
+    with serve(stall) as url:
+        outcome, seconds = asyncio.run(main(url))
+        ended.set()
+    assert outcome == "cancelled"
+    assert seconds < scale_timeout(5), "the read of a stalled download lasts 10 s"
+    assert not attempt.upload.exists()
+    assert reports(redis_service)[-1]["exit"]["reason"] == "cancelled on request"
 
 
 def test_socket_root_is_tmp_when_tmpdir_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
