@@ -19,14 +19,11 @@ ATTEMPT_COLUMNS = {"status", "steps", "step_time", "loss", "reason", "ended", "s
 CHANGE_COLUMNS = {"duration", "reason"}
 STARTED = (Status.STARTING, Status.RUNNING)
 UNHEALTHY = ("slow", "hung")  # states of a verdict that the list shows while a job runs
-SOURCE_WORDS = {  # of contracts.telemetry.metrics.MetricSource, as in job/metrics.js
-    "SummaryWriter": "SummaryWriter.add_scalar",
-    "wandb": "wandb.log",
-    "trackio": "trackio.log",
-    "mlflow": "mlflow.log_metric",
-    "event file": "TensorBoard or W&B files",
+SOURCE_WORDS = {  # short words for some of contracts.telemetry.metrics.MetricSource
+    "SummaryWriter": "TensorBoard",
+    "event file": "metric files",
     "log line": "log lines",
-    "numbered log line": "log lines without a step",
+    "numbered log line": "log lines",
 }
 NOT_EVALUATED = "not evaluated yet"
 

@@ -96,6 +96,7 @@ class HangDetector:
         self.positions, self._activities = Positions(run.world_size), RankActivities()
         self._found: tuple[float, FoundHang] | None = None  # last one, with its time
         self._last_detection = 0.0
+        self._first_error: float | None = None  # first detection after a rank ended with an error
 
     @property
     def ended(self) -> dict[int, StallItem]:
@@ -103,8 +104,9 @@ class HangDetector:
         return self._activities.ended
 
     def get_last_found(self) -> FoundHang | None:
-        """Return the hang that was found in the last detections."""
-        if self._found is None or self._last_detection - self._found[0] > MAX_FOUND_AGE_S:
+        """Return the hang that was found in the last detections, or before the first rank ended with an error."""
+        end = self._last_detection if self._first_error is None else self._first_error
+        if self._found is None or end - self._found[0] > MAX_FOUND_AGE_S:
             return None
         return self._found[1]
 
@@ -145,6 +147,8 @@ class HangDetector:
     def detect(self, now: float, last: TracedStep | None) -> tuple[Hang, RunFinding] | None:
         """Return the hang and its finding. `last`: the last traced step."""
         self._last_detection, last_message = now, self._progress.last_message
+        if self._first_error is None and any(item.get("ended") for item in self.ended.values()):
+            self._first_error = now
         if last_message is None or now - last_message > MAX_SILENCE_S:  # the board's link is broken
             return None
         deadlock = find_deadlock(self._progress.blocked, self.positions, last)
@@ -157,7 +161,9 @@ class HangDetector:
             return None
         hang, finding = self._make_finding(deadlock, blame, stalled_s, now, is_hung=is_hung)
         waiting = tuple(rank for rank in hang["waiting"] if rank not in blame.ranks)
-        self._found = now, FoundHang(deadlock, blame, waiting, finding.evidence)
+        # After a timeout of one rank, the launcher ends the other ranks, which is not the cause.
+        if self._first_error is None or self.get_last_found() is None:
+            self._found = now, FoundHang(deadlock, blame, waiting, finding.evidence)
         return hang, finding
 
     def _blame_stopped(self, now: float) -> Blame | None:

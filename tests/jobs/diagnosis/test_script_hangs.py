@@ -285,6 +285,21 @@ def test_last_state_explains_a_timeout() -> None:
     assert any("Timed out" in fact["text"] or "train.py:9" in fact["text"] for fact in verdict["evidence"])
 
 
+def test_last_state_is_that_before_the_launcher_ends_the_other_ranks() -> None:
+    found = script()
+    play(found, 9.0)
+    report(found, 0, 9.5, [past(66, [USUAL])], TRAIN, still=0.0, ended="RuntimeError: Timed out")
+    for after in range(10, 24, 2):
+        process(found, 1, after, state="gone")
+        look(found, NOW + after)
+    found.end("failed", {"rank": 0, "reason": TIMEOUT, "exit_code": 1, "log_tail": []})
+    verdict = look(found, NOW + 24)
+    assert verdict["sentence"] == (
+        "Failed: rank 0 waited for rank 1, which did not enter all_reduce 66 on world (ranks 0 and 1)."
+    )
+    assert verdict["reason"] == "Rank 1 sleeps in train.py:6: `time.sleep(3600)`."
+
+
 def test_hang_that_ended_long_before_does_not_explain_a_failure() -> None:
     found = script()
     play(found, 9.0)

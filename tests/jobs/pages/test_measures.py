@@ -99,7 +99,7 @@ def test_running_job_shows_live_loss_step_time_and_duration(
     ("reported", "cell"),
     [
         ({"step": 1250, "loss": 2.5, "not_finite": "", "source": "log line"}, "2.5000 log lines"),
-        ({"step": 3, "loss": None, "not_finite": "nan", "source": "event file"}, "NaN TensorBoard or W&B files"),
+        ({"step": 3, "loss": None, "not_finite": "nan", "source": "event file"}, "NaN metric files"),
         (None, NOTHING),
     ],
 )
