@@ -15,9 +15,10 @@ REQUEST_LOGGER = "meshboard.requests"
 
 
 def add_request_id(record: logging.LogRecord) -> bool:
-    """Log filter: add the request ID."""
+    """Log filter: add the request ID, and drop fields that JSON lines would contain."""
     record.request_id = get_request_id()
     record.__dict__.pop("request", None)  # Django's text of a request has the query
+    record.__dict__.pop("color_message", None)  # uvicorn's second text of a message, with ANSI codes
     return True
 
 

@@ -23,10 +23,10 @@ from contracts.fields import escape_direction_overrides
 from jobs.core.redis_client import connect_once
 from jobs.models import Lease
 from jobs.queue.work_lease import explain_unhealthy
+from webapp.serving.request_guard import HEALTH_PATHS
 
 log = logging.getLogger(__name__)
 
-HEALTH_PATHS = ("/healthz", "/readyz")
 PROBE_TIMEOUT_S = 0.5  # to connect, and again for a response, because probes have short timeouts
 PROBE_LEASE = "readyz"  # row that `/readyz` writes
 PROBE_KEY = "meshboard:readyz"

@@ -80,6 +80,7 @@ def build_config(host: str, port: int, trusted_proxies: Sequence[str] = (), proc
         http=BoundedHttpProtocol,
         ws=BoundedWebSocketProtocol,
         access_log=False,
+        lifespan="off",  # Django does not support it, and logs an error
         log_config=None,  # Django configures logs with request IDs
         proxy_headers=bool(trusted_proxies),
         forwarded_allow_ips=list(trusted_proxies),

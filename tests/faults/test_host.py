@@ -222,7 +222,9 @@ GREEDY = {
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize(("groups", "greedy"), [("auto", ["processes"]), ("off", [*GREEDY])])
+@pytest.mark.parametrize(
+    ("groups", "greedy"), [("auto", ["processes"]), ("off", [*GREEDY])], ids=["control groups", "measured"]
+)
 def test_job_above_a_limit_fails_and_the_next_job_runs(
     redis_service: RedisServer, tmp_path: Path, groups: str, greedy: list[str]
 ) -> None:
@@ -244,7 +246,6 @@ def test_job_above_a_limit_fails_and_the_next_job_runs(
         assert "problem" not in machine.read_events("host")[-1]
         facts = next(event["facts"] for event in machine.read_events("host") if "facts" in event)
         assert "200 processes and threads (" in facts["limits"]
-        print(facts["limits"])
 
 
 def frame(job: str, attempt: int, rank: int, item_rank: int, phase: str) -> bytes:

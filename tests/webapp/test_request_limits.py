@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
 from typing import Any
 
 import pytest
+from pythonjsonlogger.json import JsonFormatter
 
 from jobs.api.problems import ProblemDetails, build_problem
 from planner.facts.validation import Problem
 from tests.webapp.recording_app import LONGEST_S, PATIENCE_S, Behind, until_closed
 from webapp import serve
+from webapp.logs import REQUEST_LOGGER, add_request_id, build_logging_settings
 from webapp.serving import limits
 from webapp.serving.request_guard import RequestGuard
 
@@ -153,3 +156,34 @@ def test_rejects_invalid_http_with_a_problem_document(behind: Behind, sent: byte
 
 def test_ignores_forwarded_headers_from_loopback() -> None:
     assert serve.build_config("127.0.0.1", 1).proxy_headers is False
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "level"), [("/healthz", 200, "DEBUG"), ("/readyz", 503, "INFO"), ("/jobs/", 200, "INFO")]
+)
+def test_logs_failed_health_checks_and_other_requests(
+    caplog: pytest.LogCaptureFixture, path: str, status: int, level: str
+) -> None:
+    async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status})
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(_message: Any) -> None:
+        """Drop the response."""
+
+    caplog.set_level("DEBUG", REQUEST_LOGGER)
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": [], "scheme": "http"}
+    asyncio.run(RequestGuard(answer)(scope, receive, send))
+    assert [(record.levelname, record.__dict__["path"]) for record in caplog.records] == [(level, path)]
+
+
+def test_json_lines_have_no_ansi_codes() -> None:
+    formats = build_logging_settings("json")
+    fields = {"color_message": "\x1b[36mstarted\x1b[0m"}
+    record = logging.makeLogRecord({"name": "uvicorn.error", "levelname": "INFO", "msg": "started", **fields})
+    add_request_id(record)
+    options = formats["formatters"]["json"]
+    line = JsonFormatter(options["fmt"], rename_fields=options["rename_fields"]).format(record)
+    assert json.loads(line) == {"level": "INFO", "logger": "uvicorn.error", "message": "started", "request_id": ""}

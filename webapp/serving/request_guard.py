@@ -23,6 +23,7 @@ from webapp.serving import limits
 
 log = logging.getLogger(REQUEST_LOGGER)
 
+HEALTH_PATHS = ("/healthz", "/readyz")
 PORTS = {"http": 80, "https": 443}
 
 Message = MutableMapping[str, Any]
@@ -105,7 +106,9 @@ def _log_response(scope: MutableMapping[str, Any], send: Send, known: str) -> Se
                 "headers": [*message.get("headers", []), (errors.REQUEST_ID_HEADER, known.encode())],
             }
             answered = {"method": scope["method"], "path": scope["path"], "status": message["status"]}
-            log.info("answered", extra={**answered, "seconds": round(time.monotonic() - began, 4)})
+            # Proxies and container engines check the health every few seconds.
+            level = logging.DEBUG if scope["path"] in HEALTH_PATHS and message["status"] < 400 else logging.INFO
+            log.log(level, "answered", extra={**answered, "seconds": round(time.monotonic() - began, 4)})
         await send(message)
 
     return send_and_log
