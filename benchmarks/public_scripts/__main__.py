@@ -1,8 +1,11 @@
-"""Run public training scripts with and without the meter, and compare losses, step times, and CPU time.
+"""Run public training scripts with and without the meter, and compare losses and step times.
 
 `make scripts SCRIPTS=FOLDER` reads checkouts that you fetched into FOLDER. The name of each checkout is the name of its
-repository. Set SCRIPTS_PYTHON to a Python with the packages of the scripts. The scripts are unmodified and run on the
-CPU. PAIRS is the number of pairs of runs, and arguments choose scripts by a part of their names.
+repository. Set SCRIPTS_PYTHON to a Python with the packages of the scripts and py-spy. The scripts are unmodified and
+run on the CPU. Arguments choose scripts by a part of their names.
+
+In a third run, py-spy samples the stacks of the ranks, which show the overhead of the meter. On a shared machine, step
+times of two runs differ by more than this overhead.
 """
 
 from __future__ import annotations
@@ -31,18 +34,26 @@ from workers.host.supervisor.log_metrics import LogMetrics
 
 TIMEOUT_S = 900
 WARMUP_STEPS = 3
+STACKS = ".stacks"
+METER = re.compile(r"\((workers|contracts)/")
+CALLS_OF_SCRIPT = ("MeteredProcessGroup._call (", "time_wait (")  # of the wrapped backend
+THREAD = "Thread._bootstrap ("
 COLUMNS = (
     *("script", "commit", "ranks", "losses", "loss read by Meshboard", "steps", "script's clock (ms)", "page (ms)"),
-    *("difference", "benchmark's clock (ms)", "difference", "CPU time per step", "step time", "axes"),
+    *("difference", "benchmark's clock (ms)", "difference", "meter's share of active time", "axes"),
 )
 
 
 class Result(NamedTuple):
-    """Printed losses and step times of a run, the recorded steps of its processes, and the items of its ranks."""
+    """Printed losses and step times of a run, the recorded steps of its processes, and the items of its ranks.
+
+    `stacks` are those that py-spy saw, without idle threads, with their numbers of samples.
+    """
 
     losses: list[str]
     step_ms: list[float]
-    clocks: list[list[tuple[float, float]]]  # wall and CPU seconds at the end of each step
+    clocks: list[list[float]]  # seconds at the end of each step
+    stacks: dict[str, int]
     items: dict[int, list[Any]]
     lines: list[str]
 
@@ -50,7 +61,6 @@ class Result(NamedTuple):
 def main() -> int:
     folder = Path(os.environ.get("SCRIPTS", "")).absolute()
     wanted = [name.lower() for name in sys.argv[1:]]
-    num_pairs = int(os.environ.get("PAIRS", "2"))
     print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     for case in CASES:
         if wanted and not any(name in case.name.lower() for name in wanted):
@@ -60,16 +70,20 @@ def main() -> int:
             continue
         cwd = prepare(case, folder)
         try:
-            # The order alternates, so a change of the machine's load affects both sides.
-            pairs = [[run(case, folder, cwd, metered=metered) for metered in (False, True)] for _ in range(num_pairs)]
+            plain, metered = (run(case, folder, cwd, metered=metered) for metered in (False, True))
+            profiled = run(case, folder, cwd, metered=True, profiler=get_profiler())
         except RuntimeError as error:
             print(f"| {case.name} | {case.commit} | {error}", flush=True)
             continue
-        print(format_row(case, pairs), flush=True)
+        print(format_row(case, plain, metered, profiled), flush=True)
     return 0
 
 
-def run(case: Case, folder: Path, cwd: Path, *, metered: bool) -> Result:
+def get_profiler() -> str:
+    return str(Path(get_python()).with_name("py-spy"))
+
+
+def run(case: Case, folder: Path, cwd: Path, *, metered: bool, profiler: str = "") -> Result:
     """Run a script, and read its output. Raises RuntimeError."""
     with tempfile.TemporaryDirectory() as name:
         own = Path(name) / "own"
@@ -88,6 +102,7 @@ def run(case: Case, folder: Path, cwd: Path, *, metered: bool) -> Result:
             "WANDB_MODE": "offline",
             "ACCELERATE_USE_CPU": "true",
             "STEP_CLOCK": str(Path(name) / "clock"),
+            "PROFILER": profiler,
             "FAKE_ACCELERATOR": "1" if case.fakes_accelerator else "",
             **dict(case.variables),
         }
@@ -110,14 +125,22 @@ def run(case: Case, folder: Path, cwd: Path, *, metered: bool) -> Result:
             raise RuntimeError(f"exit code {done.returncode}:\n{done.stdout[-3000:]}")
         if log := os.environ.get("SCRIPTS_LOG"):
             Path(log).write_text(done.stdout)
-        clocks = [read_clock(file) for file in sorted(Path(name).glob("clock.*"))]
+        files = sorted(Path(name).glob("clock.*"))
+        clocks = [[*map(float, file.read_text().split())] for file in files if file.suffix != STACKS]
+        stacks = read_stacks([file for file in files if file.suffix == STACKS])
     losses = re.findall(case.loss, done.stdout) if case.loss else []
-    step_ms = [case.to_ms(float(text)) for text in re.findall(case.step_time, done.stdout)] if case.step_time else []
-    return Result(losses, step_ms, clocks, items, done.stdout.splitlines())
+    step_ms = [case.to_ms(text) for text in re.findall(case.step_time, done.stdout)] if case.step_time else []
+    return Result(losses, step_ms, clocks, stacks, items, done.stdout.splitlines())
 
 
-def read_clock(file: Path) -> list[tuple[float, float]]:
-    return [(float(wall), float(cpu)) for wall, cpu in map(str.split, file.read_text().splitlines())]
+def read_stacks(files: list[Path]) -> dict[str, int]:
+    """Read lines such as `<module> (train.py:3);step (optimizer.py:9) 12`, and sum the samples of equal stacks."""
+    stacks: dict[str, int] = defaultdict(int)
+    for file in files:
+        for line in file.read_text().splitlines():
+            stack, _, samples = line.rpartition(" ")
+            stacks[stack] += int(samples)
+    return stacks
 
 
 def listen(path: Path) -> tuple[dict[int, list[Any]], socket.socket]:
@@ -144,27 +167,52 @@ def listen(path: Path) -> tuple[dict[int, list[Any]], socket.socket]:
     return items, server
 
 
-def format_row(case: Case, pairs: list[list[Result]]) -> str:
-    metered = pairs[-1][1]
+def format_row(case: Case, plain: Result, metered: Result, profiled: Result) -> str:
     items = metered.items.get(0, [])
     steps = [item for item in items if item["kind"] == "step"]
     page = [1000 * seconds for item in steps for seconds in list_step_times(item)]
     # The first step has no time on the page, because its start is unknown.
     own = list(zip(metered.step_ms[1:], page[case.second_printed :: case.printed_every], strict=False))[1:]
     row = (
-        *(case.name, case.commit, len(metered.items), compare_losses(case, pairs), describe_loss(metered)),
+        *(case.name, case.commit, len(metered.items), compare_losses(case, plain, metered), describe_loss(metered)),
         *(steps[-1]["step"] if steps else 0, *compare_times(own), *compare_times(compare_clocks(metered, page))[::2]),
-        *(compare_sides(pairs, 1), compare_sides(pairs, 0), describe_axes(case, metered)),
+        *(describe_overhead(profiled), describe_axes(case, metered)),
     )
     return "| " + " | ".join(map(str, row)) + " |"
 
 
-def compare_losses(case: Case, pairs: list[list[Result]]) -> str:
+def compare_losses(case: Case, plain: Result, metered: Result) -> str:
     if not case.loss:
         return "prints none"
-    expected = pairs[0][0].losses
-    num_equal = sum(result.losses == expected for pair in pairs for result in pair)
-    return f"{len(expected)} equal" if num_equal == 2 * len(pairs) else f"DIFFERENT in {2 * len(pairs) - num_equal}"
+    return f"{len(plain.losses)} equal" if plain.losses == metered.losses else "DIFFERENT"
+
+
+def describe_overhead(result: Result) -> str:
+    """Return the shares of the meter in the samples of active threads, in threads of the script and in its own."""
+    samples = {stack: count for stack, count in result.stacks.items() if not is_waiting(stack)}
+    total = sum(samples.values())
+    if not total:
+        return "not sampled"
+    inline, own = 0, 0
+    for stack, count in samples.items():
+        if is_in_meter(stack):
+            own += count * stack.startswith(THREAD)
+            inline += count * (not stack.startswith(THREAD))
+    return f"{100 * inline / total:.2f}% + {100 * own / total:.2f}% of {total} samples"
+
+
+def is_waiting(stack: str) -> bool:
+    """Return whether a thread waits for a lock. py-spy counts the moment in which it wakes up."""
+    return stack.rpartition(";")[2].startswith(("Condition.wait (", "Event.wait ("))
+
+
+def is_in_meter(stack: str) -> bool:
+    """Return whether the meter works. Functions that its hooks and its process group call belong to the script."""
+    frames = stack.split(";")
+    last = max((place for place, frame in enumerate(frames) if METER.search(frame)), default=None)
+    if last is None or any("(torch/" in frame for frame in frames[last + 1 :]):
+        return False
+    return not frames[last].startswith(CALLS_OF_SCRIPT)
 
 
 def compare_times(times: list[tuple[float, float]]) -> tuple[str, str, str]:
@@ -180,28 +228,8 @@ def compare_clocks(result: Result, page: list[float]) -> list[tuple[float, float
     """Pair the steps of the benchmark's clock with those of the page. All ranks step together."""
     if not result.clocks:
         return []
-    clock = result.clocks[0]
-    wall = [1000 * (end[0] - begin[0]) for begin, end in pairwise(clock)]
+    wall = [1000 * (end - begin) for begin, end in pairwise(result.clocks[0])]
     return list(zip(wall, page, strict=False))[WARMUP_STEPS:]
-
-
-def compare_sides(pairs: list[list[Result]], index: int) -> str:
-    """Return the median difference of a time per step with the meter, in percent, and the range over the pairs."""
-    ratios = []
-    for plain, metered in pairs:
-        before, after = (get_step_time(result, index) for result in (plain, metered))
-        if before and after:
-            ratios.append(100 * (after / before - 1))
-    if not ratios:
-        return "none"
-    return f"{median(ratios):+.1f}% ({min(ratios):+.1f} to {max(ratios):+.1f})"
-
-
-def get_step_time(result: Result, index: int) -> float:
-    """Return the median step time of all ranks for wall time, and the mean for CPU time, which has a coarse clock."""
-    times = [[end[index] - begin[index] for begin, end in pairwise(clock)][WARMUP_STEPS:] for clock in result.clocks]
-    flat = [seconds for per_rank in times for seconds in per_rank]
-    return median(flat) if flat else 0.0
 
 
 def describe_loss(result: Result) -> str:

@@ -48,7 +48,7 @@ class Case(NamedTuple):
     loss: str = ""  # pattern of a printed loss
     has_logged_loss: bool = False  # the script reports its loss through a library
     step_time: str = ""  # pattern of a printed step time
-    to_ms: Callable[[float], float] = float
+    to_ms: Callable[[str], float] = float
     printed_every: int = 1
     second_printed: int = 0  # index of the second printed time among the times on the page
     prepare: str = ""  # command of stand_ins.py
@@ -96,6 +96,12 @@ def build_picotron_config(**degrees: int) -> str:
     )
 
 
+def get_picotron_step_ms(tokens_per_s: str) -> float:
+    """Convert a rate such as `950.2` or `2.3K`."""
+    rate = float(tokens_per_s.removesuffix("K")) * (1000 if tokens_per_s.endswith("K") else 1)
+    return 1000 * PICOTRON_TOKENS_PER_STEP / rate
+
+
 def build_picotron_case(**degrees: int) -> Case:
     """Return picotron with these degrees of parallelism on two ranks."""
     names = "-".join(f"{axis}{degree}" for axis, degree in degrees.items())
@@ -105,10 +111,11 @@ def build_picotron_case(**degrees: int) -> Case:
         "59714b1b",
         "picotron",
         (*TORCHRUN, "{folder}/picotron/train.py", "--config", "config.json"),
-        axes=(*degrees, "cp_dp"),  # the loss is averaged over cp_dp, also on one rank
+        # gradients are summed and the loss is averaged over cp_dp, also on one rank
+        axes=(*(axis for axis in degrees if axis != "dp"), "cp_dp"),
         loss=r"Loss: +([\d.]+)",
-        step_time=r"Tokens/s: +([\d.]+)(?!\S*GPU)",
-        to_ms=lambda tokens_per_s: 1000 * PICOTRON_TOKENS_PER_STEP / tokens_per_s,
+        step_time=r"Tokens/s: +([\d.]+K?)",
+        to_ms=get_picotron_step_ms,
         prepare="llama",
         files=(("config.json", build_picotron_config(**degrees)), *FLASH_ATTENTION),
         fakes_accelerator=True,

@@ -1,14 +1,18 @@
 """Record when each step of a process ends, with and without the meter. It is the `sitecustomize` of the scripts.
 
-The file STEP_CLOCK.PID gets a line per optimizer step with wall time and CPU time. With FAKE_ACCELERATOR, examples that
-expect GPUs find a CPU instead.
+The file STEP_CLOCK.PID gets the time of each optimizer step. With PROFILER, py-spy writes the stacks of the process
+after the first steps to STEP_CLOCK.PID.stacks. With FAKE_ACCELERATOR, examples that expect GPUs find a CPU instead.
 """
 
 import atexit
 import os
+import subprocess
 import sys
 import time
 from importlib.abc import MetaPathFinder
+
+WARMUP_STEPS = 3
+SAMPLES_PER_S = 200
 
 
 class AfterTorch(MetaPathFinder):
@@ -29,17 +33,24 @@ class AfterTorch(MetaPathFinder):
 def install_clock(optimizer) -> None:
     times = []
     leader = None
+    file_name = f"{os.environ['STEP_CLOCK']}.{os.getpid()}"
 
     def record(stepped, *_args) -> None:
         nonlocal leader
         leader = leader or id(stepped)
-        if id(stepped) == leader:
-            times.append((time.perf_counter(), time.process_time()))
+        if id(stepped) != leader:
+            return
+        times.append(time.perf_counter())
+        if len(times) == WARMUP_STEPS and os.environ.get("PROFILER"):
+            options = ("--format", "raw", "--rate", str(SAMPLES_PER_S), "--nonblocking", "--duration", "3600")
+            profiler = (os.environ["PROFILER"], "record", *options, "--pid", str(os.getpid()))
+            output = subprocess.DEVNULL
+            subprocess.Popen([*profiler, "--output", f"{file_name}.stacks"], stdout=output, stderr=output)
 
     def write() -> None:
         if times:
-            with open(f"{os.environ['STEP_CLOCK']}.{os.getpid()}", "w") as file:
-                file.writelines(f"{wall_s} {cpu_s}\n" for wall_s, cpu_s in times)
+            with open(file_name, "w") as file:
+                file.writelines(f"{wall_s}\n" for wall_s in times)
 
     optimizer.register_optimizer_step_post_hook(record)
     atexit.register(write)
@@ -52,10 +63,11 @@ def replace_accelerator() -> None:
     torch.accelerator.is_available = lambda: True
     torch.accelerator.device_count = lambda: 8
     torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cpu")
+    torch.backends.cuda.enable_flash_sdp(False)  # DTensor does not support the fused attention of CPUs
 
 
-def move_tensors_to_cpu() -> None:
-    """Create the tensors on the CPU that picotron creates on a GPU even if it trains on the CPU."""
+def move_picotron_to_cpu() -> None:
+    """Create the tensors on the CPU that picotron creates on a GPU even if it trains on the CPU, and ignore waits."""
     import torch
 
     original = torch.tensor
@@ -64,9 +76,10 @@ def move_tensors_to_cpu() -> None:
         return original(*args, device=None if device == "cuda" else device, **kwargs)
 
     torch.tensor = tensor
+    torch.cuda.synchronize = lambda *_: None
 
 
 # Modules of scripts, which are imported after torch.
-REPLACEMENTS = {"log_utils": replace_accelerator, "picotron": move_tensors_to_cpu}
+REPLACEMENTS = {"log_utils": replace_accelerator, "picotron": move_picotron_to_cpu}
 if os.environ.get("STEP_CLOCK"):
     sys.meta_path.insert(0, AfterTorch())

@@ -48,7 +48,7 @@ class Tolerances(NamedTuple):
 
 # Measured with `make parity`: at most 6e-7, 6e-7, 2e-4, 2e-7 and 7e-7. Replicas are bitwise equal.
 EXACT = Tolerances(
-    gradient=1e-5, vector=1e-5, router=1e-5, update=0.01, loss=1e-4, norm=1e-3, replicas=1e-6, router_choice=1e-3
+    gradient=1e-5, vector=1e-5, router=1e-5, update=1e-3, loss=1e-4, norm=1e-3, replicas=1e-6, router_choice=1e-3
 )
 EXACT_LATER = EXACT._replace(gradient=1e-3, vector=1e-3, router=1e-3, update=3e-3, loss=1e-3)
 COMPILED_REPLICAS = 1e-2  # In 16 bits, autotuning can choose different kernels per rank.
@@ -57,7 +57,7 @@ COMPILED_REPLICAS = 1e-2  # In 16 bits, autotuning can choose different kernels 
 # steps round weights that differ by as little.
 WHOLE_MATMUL_TOLERANCES = EXACT._replace(loss=1e-3, norm_steps=1)
 # bf16 compared with bf16, if tp, cp, or ep divides matmuls or their sums: gradients of tp 2 differ by 0.008, updates by
-# 5e-5, norms by 3e-5.
+# 5e-5, norms by 3e-5. The reference has fused attention, so gradients with unfused attention differ by 0.007.
 SPLIT_MATMUL_TOLERANCES = Tolerances(
     gradient=0.05,
     vector=0.1,
@@ -99,7 +99,9 @@ def get_tolerances(spec: JobSpec) -> Tolerances:
         most = FP8_TOLERANCES
     elif mix.gradient_bytes != FP32_BYTES or spec.train.compile:
         most = BF16_TOLERANCES
-    elif layout.tp * layout.cp * layout.ep > 1 or spec.resources.device == "cuda" or _splits_tied_embedding(spec):
+    elif layout.tp * layout.cp * layout.ep > 1 or _splits_tied_embedding(spec) or spec.train.attention == "unfused":
+        most = SPLIT_MATMUL_TOLERANCES
+    elif spec.resources.device == "cuda":
         most = SPLIT_MATMUL_TOLERANCES  # kernels of GPUs do not always sum in the same order
     else:
         most = WHOLE_MATMUL_TOLERANCES

@@ -19,7 +19,10 @@ from webapp.runner import find_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("contracts", "planner", "workers")
+SECOND_IMPLEMENTATION = "tests/workers/trainer/test_independent_step.py"
+TEST_FILES = (SECOND_IMPLEMENTATION, "tests/parity/cases.py", "tests/parity/rank.py")
 TIMEOUT_S = 120.0
+SECOND_IMPLEMENTATION_TIMEOUT_S = 600.0
 TRAFFIC_CHECK = re.compile(r"absolute difference ([\d,]+) B, (\d+) calls")
 
 
@@ -83,6 +86,26 @@ def try_fault(fault: Fault, work: Path, precision: str = "fp32") -> RunChecks:
     whole = copy_tree(before / "tree")
     run_spec(spec.model_copy(update={"train": first}), whole, before, "--checkpoint-root", str(checkpoints))
     return run_spec(spec, tree, work, "--checkpoint-root", str(checkpoints), "--attempt", "2")
+
+
+def differs_from_second_implementation(tree: Path) -> bool:
+    """Return whether the trainer of a tree fails the test against a second implementation, which no run contains."""
+    for name in TEST_FILES:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    plain = ("-q", "-x", "-c", os.devnull, "--rootdir", str(tree), "--noconftest", "-p", "no:django")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *plain, "-p", "no:cacheprovider", SECOND_IMPLEMENTATION],
+        cwd=tree,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECOND_IMPLEMENTATION_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode not in (0, 1):  # 1: a test failed
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done.returncode == 1
 
 
 def run_spec(spec: JobSpec, tree: Path, work: Path, *more: str) -> RunChecks:

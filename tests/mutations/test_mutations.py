@@ -6,10 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutations.blind_faults import BLIND_FAULTS
 from tests.mutations.faults import FAULTS
-from tests.mutations.run import ROOT, RunChecks, copy_tree, run_spec, try_fault
+from tests.mutations.run import (
+    ROOT,
+    RunChecks,
+    copy_tree,
+    differs_from_second_implementation,
+    run_spec,
+    try_fault,
+)
 
-# What only replicas and one process can tell, what only one process can, and what only later steps show.
+# Faults with correct traffic, and the checks that report them.
 QUICK = {
     "Trainer and planner omit the reduction of the embedding gradient over dp": ["replicas", "one process"],
     "The bf16 weights are not updated from the master weights": ["one process"],
@@ -17,15 +25,16 @@ QUICK = {
 
 
 def test_each_fault_finds_its_source_text() -> None:
-    sources = {edit.file: (ROOT / edit.file).read_text() for fault in FAULTS.values() for edit in fault.edits}
+    faults = {**FAULTS, **BLIND_FAULTS}
+    sources = {edit.file: (ROOT / edit.file).read_text() for fault in faults.values() for edit in fault.edits}
     lost = {
         (name, edit.old)
-        for name, fault in FAULTS.items()
+        for name, fault in faults.items()
         for edit in fault.edits
         if sources[edit.file].count(edit.old) != 1
     }
     assert lost == set()
-    assert len(FAULTS) >= 20
+    assert len(faults) >= 70
 
 
 @pytest.mark.extended
@@ -44,3 +53,10 @@ def test_run_without_a_fault_passes(tmp_path: Path) -> None:
     assert result == RunChecks(0, 0, result.replicas, result.one_process, "", "")
     assert result.replicas.startswith("replicas match (68 of 68 shards have replicas")
     assert result.one_process.startswith("gradients, updates, and norms match the single-process reference to ")
+
+
+@pytest.mark.extended
+def test_second_implementation_finds_a_fault_that_run_and_reference_share(tmp_path: Path) -> None:
+    fault = BLIND_FAULTS["The epsilon of norms is 1e-6"]
+    assert differs_from_second_implementation(copy_tree(tmp_path / "faulty", fault.edits))
+    assert not differs_from_second_implementation(copy_tree(tmp_path / "right"))

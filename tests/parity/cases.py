@@ -318,8 +318,12 @@ class Case(NamedTuple):
 
     @property
     def spec(self) -> JobSpec:
+        return self.make_spec("fp32")
+
+    def make_spec(self, precision: str) -> JobSpec:
         tried = LAYOUTS[self.name]
-        return make_spec(self.arch, tried.layout, tried.micro_batches, tried.variant, tried.train)
+        train = {**tried.train, "precision": precision}
+        return make_spec(self.arch, tried.layout, tried.micro_batches, tried.variant, train)
 
     @property
     def label(self) -> str:

@@ -67,11 +67,43 @@ def run_all(cases: list[Case], work: Path) -> list[Result]:
     return [compare(case, runs[case.label], runs[f"reference {case.reference}"]) for case in cases]
 
 
+class VerifiedRun(NamedTuple):
+    """Traffic differences and the verification of a run in a precision whose gradients have no exact reference."""
+
+    label: str
+    wrong_bytes: int
+    wrong_calls: int
+    proof: dict[str, Any]
+
+    @property
+    def passed(self) -> bool:
+        return not self.wrong_bytes and not self.wrong_calls and has_passed(self.proof)
+
+
+def verify_all(cases: list[Case], precision: str, work: Path) -> list[VerifiedRun]:
+    """Run all cases in a precision, and return what the runs report about themselves."""
+    specs = {case.label: case.make_spec(precision) for case in cases}
+    verified = []
+    for label, folder in launch_all(specs, work).items():
+        items = [item for rank in read_ranks(specs[label], folder) for item in rank["items"]]
+        rows = [row for item in items if item["kind"] == "verdict" for row in item["rows"]]
+        wrong_bytes = sum(abs(row["measured_bytes"] - row["predicted_bytes"]) for row in rows)
+        wrong_calls = sum(abs(row["measured_count"] - row["predicted_count"]) for row in rows)
+        proof = [item for item in items if item["kind"] == "proof"][-1]
+        verified.append(VerifiedRun(label, wrong_bytes, wrong_calls, proof))
+    return verified
+
+
 def run_specs(specs: dict[str, JobSpec], work: Path) -> dict[str, Run]:
+    return {label: load(specs[label], folder) for label, folder in launch_all(specs, work).items()}
+
+
+def launch_all(specs: dict[str, JobSpec], work: Path) -> dict[str, Path]:
+    """Run all specs, and return the folder of each."""
     by_world: dict[int, list[str]] = defaultdict(list)
     for label, spec in specs.items():
         by_world[spec.layout.world_size].append(label)
-    runs = {}
+    folders = {}
     for world, labels in sorted(by_world.items()):
         out = work / f"world-{world}"
         entries = []
@@ -80,9 +112,8 @@ def run_specs(specs: dict[str, JobSpec], work: Path) -> dict[str, Run]:
             entries.append({"folder": str(index), "spec": specs[label].model_dump()})
         (out / "cases.json").write_text(json.dumps(entries))
         launch(world, out, work / "data")
-        for index, label in enumerate(labels):
-            runs[label] = load(specs[label], out / str(index))
-    return runs
+        folders |= {label: out / str(index) for index, label in enumerate(labels)}
+    return folders
 
 
 def launch(world: int, out: Path, data_root: Path) -> None:
@@ -93,8 +124,13 @@ def launch(world: int, out: Path, data_root: Path) -> None:
         raise RuntimeError(f"{world} ranks ended with {done.returncode}:\n{done.stderr[-6000:]}")
 
 
+def read_ranks(spec: JobSpec, folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
+
+
 def load(spec: JobSpec, folder: Path) -> Run:
-    output = [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(spec.layout.world_size)]
+    output = read_ranks(spec, folder)
+    assert not output[0]["failure"], output[0]["failure"]
     parts = [torch.load(folder / f"gradients-{rank}.pt", weights_only=True) for rank in range(spec.layout.world_size)]
     steps = [item for item in output[0]["items"] if item["kind"] == "step"]
     return Run(
@@ -189,8 +225,12 @@ def compare(case: Case, run: Run, reference: Run) -> Result:
 
 def is_proven(run: Run) -> bool:
     """Return True if the run reports matching replicas and a match with the single-process reference."""
-    last = [item for item in run.items[0] if item["kind"] == "proof"][-1]
-    return not last["wrong"] and last["one_process"]["state"] == "equal"
+    return has_passed([item for item in run.items[0] if item["kind"] == "proof"][-1])
+
+
+def has_passed(proof: dict[str, Any]) -> bool:
+    """Return whether the first steps and the extra final step were compared and match."""
+    return not proof["wrong"] and proof["one_process"]["state"] == proof["end"]["state"] == "equal"
 
 
 def largest_difference(values: list[float], references: list[float]) -> float:
@@ -390,6 +430,15 @@ def table_row(result: Result) -> str:
         f"{result.case.label:34} {result.case.spec.layout.world_size:5} {' '.join(f'{d:10.1e}' for d in differences)} "
         f"{result.wrong_bytes:8} B {result.wrong_calls:6}  {ratios:24} {verdict}"
     )
+
+
+def format_verified(run: VerifiedRun) -> str:
+    first, end = run.proof["one_process"], run.proof["end"]
+    worst = " ".join(f"{proof[name]:8.1e}" for proof in (first, end) for name in ("gradient", "update", "loss", "norm"))
+    wrong = "; ".join(f"{apart['what']} of {apart['name']}: {apart['apart']}" for apart in run.proof["wrong"][:3])
+    why = wrong or "; ".join(proof["why"] for proof in (first, end) if proof["state"] != "equal")
+    verdict = "pass" if run.passed else f"FAIL {why}"
+    return f"{run.label:34} {worst} {run.wrong_bytes:8} B {run.wrong_calls:6}  {verdict}"
 
 
 HEADER = (

@@ -84,7 +84,7 @@ class StepVerifier(Protocol):
         """Return whether the verifier inspects a step."""
 
     def check_gradients(self, index: int) -> None:
-        """Inspect a step when gradients are complete and not clipped."""
+        """Inspect a step when gradients are complete and clipped."""
 
     def check_update(self, index: int, result: StepResult) -> None:
         """Inspect a step after the update."""
@@ -162,15 +162,16 @@ class Trainer:
         self._end_run()
 
     def train_step(self, index: int, inspect: Callable[[], None] | None = None) -> StepResult:
-        """Run forward, backward, and update of a step. `inspect` is called before gradients are clipped."""
+        """Run forward, backward, and update of a step. `inspect` is called after gradients are clipped."""
         self.forward_backward(index)
         if self.memory_probe is not None:
             self.memory_probe.record_gradients()
         squares, loss = self.reduce_statistics().tolist()
         result = StepResult(loss=loss, grad_norm=squares**0.5)
+        self.clip_gradients(result.grad_norm)
         if inspect is not None:
             inspect()
-        self.update_weights(index, result.grad_norm)
+        self.update_weights(index)
         return result
 
     def forward_backward(self, index: int) -> None:
@@ -193,10 +194,14 @@ class Trainer:
             dist.all_reduce(statistics)
         return statistics
 
-    def update_weights(self, index: int, grad_norm: float) -> None:
-        """Clip the gradients, set the learning rate, and run the optimizer."""
+    def clip_gradients(self, grad_norm: float) -> None:
+        """Scale the gradients if their global norm exceeds the limit of the spec."""
         with self.record_work("optimizer"):
             clip_gradients(self.model, grad_norm, self.spec.train.grad_clip)
+
+    def update_weights(self, index: int) -> None:
+        """Set the learning rate, and run the optimizer."""
+        with self.record_work("optimizer"):
             for group in self.optimizer.param_groups:
                 group["lr"] = get_learning_rate(index, self.spec.train)
             update_weights(self.model, self.optimizer)

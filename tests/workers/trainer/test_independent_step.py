@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from planner.facts.parse_spec import parse_spec
 from planner.facts.spec import JobSpec
-from tests.parity.cases import SIZES, write_data
+from tests.parity.cases import SIZES, VARIANTS, write_data
 from tests.parity.rank import make_trainer
 from workers.meter import Recorder
 
@@ -26,8 +26,9 @@ LLAMA3_SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0
 Weights = dict[str, torch.Tensor]
 
 
-def build_spec(arch: str, **train: Any) -> JobSpec:
-    model = SIZES[arch] | ({"rope_scaling": LLAMA3_SCALING, "rope_base": 500.0} if arch == "llama" else {})
+def build_spec(arch: str, variant: str = "", **train: Any) -> JobSpec:
+    model = SIZES[arch] | VARIANTS[variant]
+    model |= {"rope_scaling": LLAMA3_SCALING, "rope_base": 500.0} if arch == "llama" else {}
     settings = {
         "global_batch": 6,
         "micro_batches": 3,
@@ -96,24 +97,65 @@ def normalize(x: torch.Tensor, w: Weights, name: str) -> torch.Tensor:
     return scaled * w[f"{name}.weight"] + w.get(f"{name}.bias", 0)
 
 
-def compute_loss(w: Weights, spec: JobSpec, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def apply_swiglu(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    gated = functional.linear(x, gate)
+    return functional.linear(gated / (1 + (-gated).exp()) * functional.linear(x, up), down)
+
+
+def mix_experts(x: torch.Tensor, w: Weights, prefix: str, spec: JobSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return outputs (batch, seq, hidden), and the load-balancing loss (2412.19437, equations 17 to 20).
+
+    Each expert takes the first tokens of a sequence up to its capacity (GShard, 2006.16668, algorithm 1).
+    """
+    moe, (batch, seq, _) = spec.model.moe, x.shape
+    assert moe is not None
+    experts, k = moe.num_experts, moe.experts_per_token
+    capacity = seq if moe.capacity_factor is None else math.ceil(moe.capacity_factor * k * seq / experts)
+    probabilities = functional.linear(x, w[f"{prefix}.router.weight"]).softmax(-1)
+    ranked = probabilities.detach().argsort(-1, descending=True)
+    chosen, taken = torch.zeros_like(probabilities), torch.zeros_like(probabilities)
+    for row in range(batch):
+        tokens_of_expert = [0] * experts
+        for position in range(seq):
+            for expert in ranked[row, position, :k].tolist():
+                chosen[row, position, expert] = 1
+                taken[row, position, expert] = tokens_of_expert[expert] < capacity
+                tokens_of_expert[expert] += 1
+    gates = probabilities * chosen
+    gates = gates / gates.sum(-1, keepdim=True) * taken
+    parts = [w[f"{prefix}.experts.{name}.weight"] for name in ("gate", "up", "down")]
+    out = torch.stack([gates[..., e : e + 1] * apply_swiglu(x, *(part[e] for part in parts)) for e in range(experts)])
+    whole = out.sum(0)
+    if moe.shared_experts:
+        whole = whole + apply_swiglu(x, *(w[f"{prefix}.shared.{name}.weight"] for name in ("gate", "up", "down")))
+    share = chosen.sum(1) * experts / (k * seq)
+    return whole, (share * probabilities.mean(1)).sum() * moe.balance_loss / batch
+
+
+def compute_loss(
+    w: Weights, spec: JobSpec, tokens: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean cross entropy, and the sum of the load-balancing losses."""
     x = w["embedding.weight"][tokens]
+    balance = x.new_zeros(())
     if spec.model.arch == "gpt":
         x = x + w["positions.weight"][: tokens.shape[1]]
     for layer in range(spec.model.num_layers):
         name = f"layers.{layer}"
         x = x + attend(normalize(x, w, f"{name}.attention_norm"), w, f"{name}.attention", spec, tokens)
         h = normalize(x, w, f"{name}.mlp_norm")
-        up = functional.linear(h, w[f"{name}.mlp.up.weight"], w.get(f"{name}.mlp.up.bias"))
-        if spec.model.arch == "llama":
-            gate = functional.linear(h, w[f"{name}.mlp.gate.weight"])
-            inner = gate / (1 + (-gate).exp()) * up
+        if f"{name}.moe.router.weight" in w:
+            out, loss = mix_experts(h, w, f"{name}.moe", spec)
+            x, balance = x + out, balance + loss
+        elif spec.model.arch == "llama":
+            x = x + apply_swiglu(h, *(w[f"{name}.mlp.{part}.weight"] for part in ("gate", "up", "down")))
         else:
+            up = functional.linear(h, w[f"{name}.mlp.up.weight"], w[f"{name}.mlp.up.bias"])
             inner = 0.5 * up * (1 + torch.erf(up / math.sqrt(2)))
-        x = x + functional.linear(inner, w[f"{name}.mlp.down.weight"], w.get(f"{name}.mlp.down.bias"))
+            x = x + functional.linear(inner, w[f"{name}.mlp.down.weight"], w[f"{name}.mlp.down.bias"])
     logits = normalize(x, w, "final_norm") @ w.get("head.weight", w["embedding.weight"]).T
     chosen = logits.gather(-1, targets[..., None])[..., 0]
-    return (logits.logsumexp(-1) - chosen).sum() / targets.numel()
+    return (logits.logsumexp(-1) - chosen).sum() / targets.numel(), balance
 
 
 class AdamW:
@@ -145,11 +187,21 @@ class AdamW:
         return norm
 
 
-@pytest.mark.parametrize("arch", ["llama", "gpt"])
-@pytest.mark.parametrize("train", [{}, {"document_end": 32}], ids=["whole", "documents"])
-def test_steps_match_a_second_implementation(arch: str, train: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arch", "variant", "train"),
+    [
+        ("llama", "", {}),
+        ("llama", "", {"document_end": 32}),
+        ("gpt", "", {}),
+        ("gpt", "", {"document_end": 32}),
+        ("moe", "", {}),
+        ("moe", "capacity", {}),
+        ("moe", "mixed layers", {}),
+    ],
+)
+def test_steps_match_a_second_implementation(arch: str, variant: str, train: dict[str, Any], tmp_path: Path) -> None:
     write_data(tmp_path)
-    spec = build_spec(arch, **train)
+    spec = build_spec(arch, variant, **train)
     trainer = make_trainer(spec, tmp_path, Recorder(0))
     weights = {p.name: p.master.detach().clone().double() for p in trainer.model.parameters}
     own = AdamW(spec, dict(weights))
@@ -159,8 +211,8 @@ def test_steps_match_a_second_implementation(arch: str, train: dict[str, Any], t
         batch = torch.from_numpy(trainer.batch.astype("int64"))
         tokens, targets = batch[:, :-1], batch[:, 1:]
         held = {name: w.detach().requires_grad_() for name, w in own.weights.items()}
-        loss = compute_loss(held, spec, tokens, targets)
-        gradients = dict(zip(held, torch.autograd.grad(loss, list(held.values())), strict=True))
+        loss, balance = compute_loss(held, spec, tokens, targets)
+        gradients = dict(zip(held, torch.autograd.grad(loss + balance, list(held.values())), strict=True))
         norm = own.step(gradients)
         assert result.loss == pytest.approx(loss.item(), rel=1e-5)
         assert result.grad_norm == pytest.approx(norm, rel=1e-4)

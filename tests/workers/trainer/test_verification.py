@@ -137,8 +137,9 @@ def test_verifies_after_the_first_steps_and_at_the_end(tmp_path: Path) -> None:
     assert end["wrong"] == last["wrong"] == []
 
 
-def test_a_short_run_has_no_extra_step(tmp_path: Path) -> None:
-    assert "end" not in proven(one_rank(tmp_path, steps=3))[-1]
+def test_a_short_run_has_an_extra_step_only_for_its_validation(tmp_path: Path) -> None:
+    assert "end" not in proven(one_rank(tmp_path, steps=3, eval_every=0))[-1]
+    assert proven(one_rank(tmp_path, steps=3, eval_every=3))[-1]["end"]["state"] == "equal"
     assert "end" not in proven(one_rank(tmp_path, verify="off"))[-1]
 
 
@@ -165,8 +166,8 @@ def test_detects_a_wrong_learning_rate_at_the_end(tmp_path: Path, monkeypatch: p
         proven(trainer)
 
 
-def _update_at_full_rate(trainer: Trainer, index: int, norm: float) -> None:
-    Trainer.update_weights(trainer, index if index < COMPARED_STEPS else 0, norm)
+def _update_at_full_rate(trainer: Trainer, index: int) -> None:
+    Trainer.update_weights(trainer, index if index < COMPARED_STEPS else 0)
 
 
 def test_compares_the_validation_loss_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,8 @@ def test_nan_weights_after_the_last_update_end_the_run(
     trainer = one_rank(tmp_path, on_not_finite=policy, eval_every=0)
     update = trainer.update_weights
 
-    def breaks(index: int, norm: float) -> None:
-        update(index, norm)
+    def breaks(index: int) -> None:
+        update(index)
         if index == 3:
             trainer.model.parameters[0].weight.data.fill_(math.nan)
 

@@ -96,7 +96,9 @@ class RunVerifier:
         self._reference = _make_pending_proof(
             why or (NO_STEP if done > self._last else ""), self._last_compared, self._limits
         )
-        ends = not why and (self._last_compared <= self._last or done > self._last)
+        # The extra step also compares the validation loss.
+        validates = bool(trainer.spec.train.eval_every)
+        ends = not why and (self._last_compared <= self._last or done > self._last or validates)
         self._end = _make_pending_proof("", self._last + 1, get_final_tolerances(trainer.spec)) if ends else None
 
     @property
@@ -109,7 +111,7 @@ class RunVerifier:
         return index < max(self._last_compared, self._first + COMPARED_STEPS) or index == self._last
 
     def check_gradients(self, index: int) -> None:
-        """Inspect a step when gradients are complete and not clipped."""
+        """Inspect a step when gradients are complete and clipped."""
         if index in (self._first, self._last):
             self._compare("gradient", lambda shard: shard.gradient)
             self._compare_rows(index)
