@@ -8,6 +8,7 @@ import shutil
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from benchmarks.pages import MAX_PAGE_BYTES, measure_page
@@ -46,6 +47,47 @@ def test_admin_pages_are_small_and_show_icons(page: Page, running_board: Board) 
         icons = page.evaluate(ICONS)
         assert icons, path
         assert [name for name, width in icons if width > 1.1] == [], path  # a word is wider than it is high
+
+
+ADMIN_LINKS = """() => [...document.querySelectorAll("a[href]")]
+  .map((link) => new URL(link.href))
+  .filter((url) => url.origin === location.origin && url.pathname.startsWith("/admin/"))
+  .map((url) => url.pathname)"""
+
+
+def _visit_row(page: Page, board: str, address: str) -> list[str]:
+    """Open a page of a row, and its pages for the history and the deletion. Return the addresses of the latter."""
+    own = re.sub(r"change/$", "", address)
+    further: list[str] = []
+    for visited in (address, own + "history/", own + "delete/"):
+        if visited == address or visited in further:
+            answer = page.goto(board + visited)
+            assert answer is not None
+            assert answer.status == 200, visited
+        if visited == address:
+            further = [link for link in page.evaluate(ADMIN_LINKS) if link.startswith(own)]
+    return further
+
+
+@pytest.mark.extended
+def test_admin_pages_of_every_model_open_without_errors(page: Page, running_board: Board) -> None:
+    """The fixture `page` fails for errors in the console, such as those of the content security policy."""
+    running_board.submit(SPEC)
+    page.goto(f"{running_board.url}/admin/")
+    lists = {f"/admin/{path}/" for path in re.findall(r'href="/admin/(\w+/\w+)/"', page.content())}
+    labels = {f"/admin/{model._meta.app_label}/{model._meta.model_name}/" for model in admin.site._registry}
+    assert lists == labels
+    visited = []
+    for path in sorted(lists):
+        answer = page.goto(running_board.url + path)
+        assert answer is not None
+        assert answer.status == 200, path
+        links = sorted({link for link in page.evaluate(ADMIN_LINKS) if link.startswith(path) and link != path})
+        kinds = {re.sub(r"[^/]+(?=/change/$)", "ID", link.removeprefix(path)): link for link in links}
+        for link in kinds.values():
+            visited += [link, *_visit_row(page, running_board.url, link)]
+    for part in ("/add/", "/change/", "/history/"):
+        assert any(part in address for address in visited), part
 
 
 def test_page_reconnects_without_data_loss(page: Page, running_board: Board) -> None:
