@@ -50,6 +50,15 @@ class HostMailBody(TypedDict):
     url: str
 
 
+class HostEventPayload(HostMailBody):
+    """The body of a webhook about a host."""
+
+    id: str
+    event: str
+    job: None
+    verdict: None
+
+
 class DeliveryTry(TypedDict):
     """A try of a delivery. `status`: HTTP status, null without a response."""
 

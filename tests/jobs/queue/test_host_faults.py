@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -11,7 +12,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from jobs.models import Attempt, Delivery, Host, Job, Member, StateChange, Status
+from jobs.models import Attempt, Delivery, Host, Job, Member, StateChange, Status, Webhook
 from jobs.people.notifications.mail import build_mail
 from jobs.people.notifications.outbox import may_receive
 from jobs.queue.attempt_completion import MAX_FAULTS_IN_ROW, MAX_RANK_FAULTS, end_member
@@ -160,6 +161,26 @@ def test_staff_get_a_mail_when_a_host_becomes_sick_and_when_it_opens(
     assert may_receive(first)
     User.objects.update(is_staff=False, is_superuser=False)
     assert not may_receive(Delivery.objects.select_related("person").get(pk=first.pk))
+
+
+def test_webhooks_of_staff_report_hosts(staff: User, stranger: User, make_host: MakeHost) -> None:
+    User.objects.filter(pk=staff.pk).update(is_superuser=True)
+    cases: list[tuple[User, dict[str, Any]]] = [
+        (staff, {}), (stranger, {}), (staff, {"states": ["failed"]}), (staff, {"active": False}),
+    ]  # fmt: skip
+    for owner, values in cases:
+        Webhook.objects.create(project="default", owner_id=owner.pk, url="https://x", everybody=True, **values)
+    host = make_host()
+    for sequence, problem in enumerate(["The disk is full.", "The disk has 1 free byte.", ""], 1):
+        send_heartbeat(host, sequence, problem)
+    deliveries = Delivery.objects.order_by("id")
+    bodies = [json.loads(delivery.body) for delivery in deliveries]
+    assert [(body["event"], body["host"], body["problem"]) for body in bodies] == [
+        ("host.state", "host-a", "The disk is full."),
+        ("host.state", "host-a", ""),
+    ]
+    assert {delivery.webhook for delivery in deliveries} == {Webhook.objects.get(owner=staff, states=[], active=True)}
+    assert [body["id"] for body in bodies] == [delivery.key for delivery in deliveries]
 
 
 def test_staff_get_a_mail_when_faults_close_a_host(job: Job, admin_with_mail: User, make_host: MakeHost) -> None:
