@@ -28,7 +28,7 @@ PIP_OPTIONS = ("--no-input", "--no-cache-dir", "--disable-pip-version-check", "-
 
 
 class EnvironmentBuildError(Exception):
-    """The environment cannot be built. The message says why, and what to do."""
+    """The environment cannot be built. The message contains the reason."""
 
 
 def find_package_list(upload: Path) -> Path | None:
