@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 import redis
+from django.contrib import admin
 from django.contrib.auth.models import User
 from django.db import DatabaseError, connection
 from django.test import Client
+from django.urls import URLResolver, get_resolver, reverse
 from knox.models import AuthToken
 from rest_framework.test import APIClient
 
@@ -23,6 +26,7 @@ from tests.support.processes import RedisServer
 
 PASSWORDS = {"old_password": "root-password", "new_password1": "x7-fresh-pony", "new_password2": "x7-fresh-pony"}
 PAGES = ("/", "/jobs/", "/hosts/", "/planner/", "/account/", "/jobs/new/")
+STREAMS = ("api-events", "api-wait")  # wait until the job ends
 
 
 @pytest.fixture
@@ -45,6 +49,62 @@ def read_only() -> Iterator[Callable[[], None]]:
 def board(postgres: None, redis_service: RedisServer, settings: Any) -> User:
     settings.REDIS_URL = redis_service.url
     return User.objects.create_superuser("root", password="root-password")
+
+
+class Walk:
+    """Requests to every page and REST route, and their answers while all services work."""
+
+    def __init__(self, client: Client, values: dict[str, str]) -> None:
+        self._client, self._addresses = client, sorted(set(_list_addresses(get_resolver(), values)))
+        self._usual = {address: self._get(address).status_code for address in self._addresses}
+        assert [address for address, status in self._usual.items() if status >= 500] == []
+        self.num_working = sum(status == 200 for status in self._usual.values())
+
+    def list_failed_reads(self) -> list[tuple[str, int]]:
+        """Return reads that usually have content, and now neither have content nor a later time to try again."""
+        answers = [(address, self._get(address)) for address, status in self._usual.items() if status == 200]
+        return [(address, one.status_code) for address, one in answers if one.status_code != 200 and not _is_503(one)]
+
+    def list_failed_writes(self) -> list[tuple[str, int]]:
+        """Return empty forms that are answered with an internal error."""
+        answers = [(address, self._client.post(address)) for address in self._addresses if "logout" not in address]
+        return [(address, one.status_code) for address, one in answers if one.status_code >= 500 and not _is_503(one)]
+
+    def _get(self, address: str) -> Any:
+        return self._client.get(address)
+
+
+def _is_503(answer: Any) -> bool:
+    return answer.status_code == 503 and "Retry-After" in answer.headers
+
+
+def _list_addresses(resolver: URLResolver, values: dict[str, str], before: str = "/") -> Iterator[str]:
+    """Yield the address of each route whose parameters have values, and the pages of a row of each admin table."""
+    for entry in resolver.url_patterns:
+        part = re.sub(r"<(?:\w+:)?(\w+)>", lambda match: values.get(match[1], match[0]), str(entry.pattern))
+        if isinstance(entry, URLResolver):
+            yield from _list_addresses(entry, values, before + part)
+        elif not re.search(r"[<>^\\]", before + part) and entry.name not in STREAMS:
+            yield before + part
+    if before == "/":
+        for model in admin.site._registry:
+            row = model._base_manager.first()
+            for page in ("change", "delete", "history") if row else ():
+                yield reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}", args=[row.pk])
+
+
+def list_values(job: Job) -> dict[str, str]:
+    return {
+        "job_id": job.id,
+        "name": "host-a",
+        "project": "default",
+        "table": "steps",
+        "attempt": "1",
+        "node": "0",
+        "rank": "0",
+        "user": "root",
+        "run": job.id,
+    }
 
 
 def test_read_only_database(
@@ -96,15 +156,19 @@ def test_read_only_database(
     assert is_transient(caught.value), "an event is applied later instead of becoming a dead letter"
 
 
+def refuse_redis_writes(client: redis.Redis, cause: str) -> None:
+    if cause == "full":
+        client.config_set("maxmemory", "1kb")
+    else:
+        client.replicaof("127.0.0.1", "1")
+
+
 @pytest.mark.parametrize("cause", ["full", "replica"])
 def test_redis_that_refuses_writes(board: User, redis_service: RedisServer, client: Client, cause: str) -> None:
     client.raise_request_exception = False
     redis_client: redis.Redis = redis_service.client()
     before = client.get("/readyz").json()
-    if cause == "full":
-        redis_client.config_set("maxmemory", "1kb")
-    else:
-        redis_client.replicaof("127.0.0.1", "1")
+    refuse_redis_writes(redis_client, cause)
     ready = client.get("/readyz")
     assert (ready.status_code, ready.json()) == (503, {**before, "redis_writes": False})
     assert before["redis_writes"]
@@ -119,3 +183,27 @@ def test_redis_that_refuses_writes(board: User, redis_service: RedisServer, clie
             assert status < 500 or status == 503, (method, path)
     for page in PAGES:
         assert client.get(page).status_code < 400, page
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("cause", ["database", "full", "replica"])
+def test_every_page_and_route_while_writes_are_refused(
+    board: User,
+    make_host: Callable[..., Host],
+    read_only: Callable[[], None],
+    redis_service: RedisServer,
+    client: Client,
+    cause: str,
+) -> None:
+    client.raise_request_exception = False
+    make_host()
+    job, _ = actions.submit(board, GOOD)
+    client.force_login(board)
+    walk = Walk(client, list_values(job))
+    assert walk.num_working > 60
+    if cause == "database":
+        read_only()
+    else:
+        refuse_redis_writes(redis_service.client(), cause)
+    assert walk.list_failed_reads() == []
+    assert walk.list_failed_writes() == []
