@@ -36,6 +36,7 @@ from workers.host.rank_files import get_signal_name
 from workers.host.supervisor.exit_report import AttemptEnd, build_exit_report
 from workers.host.supervisor.health import GaugeSampler
 from workers.host.supervisor.http_transport import BoardClient, HttpTransport
+from workers.host.supervisor.log_metrics import LogMetrics
 from workers.host.supervisor.log_tail import LogTail
 from workers.host.supervisor.memory_kills import MemoryKillWatch
 from workers.host.supervisor.publisher import Publisher, TransportError
@@ -217,6 +218,8 @@ class ExternalRun(TelemetrySession):
         ranks = self._get_ranks(node)
         self._set_ranks(ranks)
         self.tail = LogTail(self._logs, ranks, LOG_BYTES, frozenset({os.geteuid()}))
+        if self._order["spec"]["kind"] == "script":
+            self.log_metrics = LogMetrics(ranks)
         self._node.set_result(node)
 
     async def _receive(self, items: list[Item]) -> None:

@@ -54,6 +54,10 @@ def test_external_run_is_complete_after_a_board_restart(board: TlsSite, tmp_path
         cells = {(c["phase"], c["op"]): c for c in job["exit"]["summary"]["cells"][str(rank)]}
         reduced = [cells[phase, "all_reduce"] for phase in ("setup", "step")]
         assert sum(cell["payload_bytes"] for cell in reduced) == 4 * NUMBERS * run.steps(rank)
+        metrics = [item for item in items(board, job["id"], "metric") if item["rank"] == rank]
+        assert [(one["source"], one["step"], one["values"]) for one in metrics] == [
+            ("log line", run.steps(rank), {"loss": rank + 0.5})
+        ]
     entries: Any = board.redis.client().xrange(telemetry_stream(job["id"], 1))
     assert [int(fields[b"n"]) for _, fields in entries] == list(range(len(entries))), "each batch once, none missing"
     assert items(board, job["id"], "gap") == []

@@ -29,6 +29,7 @@ def main() -> int:
         last.fill_(float(enough.exists()))
         dist.broadcast(last, 0)
         time.sleep(0.02)
+    print(f"step {steps}: loss={torch.tensor(rank + 0.5)}", flush=True)
     Path(f"{enough}.{rank}").write_text(str(steps))
     if code and rank == 1:
         raise ValueError("the loss is wrong")
