@@ -65,6 +65,7 @@ class Recorder:
         self._phase: Phase = "setup"
         # Returns the label and size under which a send or receive is counted, from its label, group, and peer.
         self.find_p2p_axis: Callable[[Label, GroupState, int], tuple[Label, int]] | None = None
+        self.label_changes = 0  # new groups and labels so far
         self._labels: dict[str, Label] = {}
         self._phases: dict[str, Phase] = {}  # of groups that are always counted in one phase
         self._cells: dict[CellKey, CollectiveTotals] = {}
@@ -170,6 +171,7 @@ class Recorder:
     def add_group(self, name: str, ranks: Sequence[int], *, on_device: bool = False) -> GroupState:
         """Register a new process group."""
         with self._lock:
+            self.label_changes += 1
             return self.groups.add(name, ranks, on_device=on_device)
 
     def get_group_ranks(self, group: GroupState) -> GroupRanks:
@@ -189,12 +191,14 @@ class Recorder:
         """
         if axis not in AXES:
             raise ValueError(f"axis is {axis!r}, expected one of {sorted(AXES)}")
+        self.label_changes += 1
         self._labels[group_name] = axis
         if phase is not None:
             self._phases[group_name] = phase
 
     def name_group(self, group_name: str, label: str) -> None:
         """Count a group of a user's script under `label`, or under a common label above MAX_GROUP_LABELS."""
+        self.label_changes += 1
         known = set(self._labels.values())
         self._labels[group_name] = label if label in known or len(known) < MAX_GROUP_LABELS else OTHER_GROUPS_LABEL
 

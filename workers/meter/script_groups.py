@@ -41,7 +41,7 @@ TORCH_PIPELINE_FOLDER = f"{Path(dist.__file__).parent}{os.sep}pipelining{os.sep}
 P2P_AXES = ("pp", "cp")
 PIPELINE_WORDS = frozenset(word for word, axis in AXIS_NAMES.items() if axis == "pp")
 RING_WORDS = frozenset(("ring", *(word for word, axis in AXIS_NAMES.items() if axis == "cp")))
-MAX_CACHED_FUNCTIONS = 256
+MAX_CACHED_FUNCTIONS = MAX_CACHED_PEERS = 256
 
 
 def patch_group_creation(
@@ -130,6 +130,15 @@ def find_p2p_axis(recorder: Recorder, label: Label, group: GroupState, peer: int
     """
     if get_named_axis(label) is not None:
         return label, len(group.ranks)
+    found = _find_named_group(recorder, recorder.label_changes, peer)
+    if found is not None:
+        return found
+    return ("pp" if _is_called_by_pipeline() else label), len(group.ranks)
+
+
+@lru_cache(MAX_CACHED_PEERS)
+def _find_named_group(recorder: Recorder, _label_changes: int, peer: int) -> tuple[Label, int] | None:
+    """Return the smallest group of this rank and a peer whose label is an axis. A script may have many groups."""
     found = []
     for other in recorder.groups.all():
         name = recorder.get_label(other.name)
@@ -137,10 +146,10 @@ def find_p2p_axis(recorder: Recorder, label: Label, group: GroupState, peer: int
         if axis is not None and peer in other.ranks and recorder.rank in other.ranks:
             preference = P2P_AXES.index(axis) if axis in P2P_AXES else len(P2P_AXES)
             found.append((len(other.ranks), preference, name))
-    if found:
-        size, _, name = min(found)
-        return name, size
-    return ("pp" if _is_called_by_pipeline() else label), len(group.ranks)
+    if not found:
+        return None
+    size, _, name = min(found)
+    return name, size
 
 
 def _is_called_by_pipeline() -> bool:
