@@ -72,7 +72,7 @@ def main() -> int:
         try:
             plain, metered = (run(case, folder, cwd, metered=metered) for metered in (False, True))
             profiled = run(case, folder, cwd, metered=True, profiler=get_profiler())
-        except RuntimeError as error:
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"| {case.name} | {case.commit} | {error}", flush=True)
             continue
         print(format_row(case, plain, metered, profiled), flush=True)

@@ -63,7 +63,6 @@ def replace_accelerator() -> None:
     torch.accelerator.is_available = lambda: True
     torch.accelerator.device_count = lambda: 8
     torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cpu")
-    torch.backends.cuda.enable_flash_sdp(False)  # DTensor does not support the fused attention of CPUs
 
 
 def move_picotron_to_cpu() -> None:
