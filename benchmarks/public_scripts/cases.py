@@ -238,17 +238,6 @@ CASES = (
         prepare="words",
     ),
     Case(
-        "PiPPy GPT-2",
-        "pytorch/PiPPy",
-        "1bcb2bfb",
-        "PiPPy",
-        (
-            *(*TORCHRUN, "{folder}/PiPPy/examples/huggingface/pippy_gpt2.py", "--n_embd", "48", "--n_layer", "2"),
-            *("--n_head", "2"),
-        ),
-        axes=("world",),
-    ),
-    Case(
         "HelloDeepSpeed",
         "deepspeedai/DeepSpeedExamples",
         "45b4b715",

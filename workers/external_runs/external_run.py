@@ -19,6 +19,7 @@ from typing import Literal
 from contracts.control import VERSION, AttemptReport, ExitReport, LaunchOrder
 from contracts.telemetry.batches import Item
 from contracts.telemetry.items import StartItem
+from planner.facts.kinds import get_kind_rules
 from workers.external_runs.child_process import (
     ChildCommand,
     RestartCounter,
@@ -218,7 +219,7 @@ class ExternalRun(TelemetrySession):
         ranks = self._get_ranks(node)
         self._set_ranks(ranks)
         self.tail = LogTail(self._logs, ranks, LOG_BYTES, frozenset({os.geteuid()}))
-        if self._order["spec"]["kind"] == "script":
+        if not get_kind_rules(self._order["spec"]).trains:
             self.log_metrics = LogMetrics(ranks)
         self._node.set_result(node)
 
