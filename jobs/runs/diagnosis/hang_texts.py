@@ -87,7 +87,8 @@ def describe_stuck_ranks(
     cause: Cause, blamed: Sequence[int], deadlock: Deadlock | None, run: PlannedRun, waiting: Sequence[int]
 ) -> str:
     """Return "ranks 0 and 2 wait for rank 1, which did not enter all_reduce 41 on dp (ranks 0 and 1)"."""
-    call = format_call(deadlock) if deadlock is not None else ""
+    # The operation of a mismatch is different on each side.
+    call = format_call(deadlock, names_operation=cause != "mismatch") if deadlock is not None else ""
     if not blamed:
         return f"the collective {call} does not complete" if call else "all ranks are stuck"
     subject = run.format_rank(blamed[0]) if len(blamed) == 1 else format_ranks(blamed)
@@ -101,10 +102,11 @@ def describe_stuck_ranks(
     return f"{subject} did not enter {call}"
 
 
-def format_call(deadlock: Deadlock) -> str:
-    """Return "all_reduce 41 on dp (ranks 0 and 1)"."""
+def format_call(deadlock: Deadlock, *, names_operation: bool = True) -> str:
+    """Return "all_reduce 41 on dp (ranks 0 and 1)", or "call 41 on dp (ranks 0 and 1)"."""
     at = deadlock.at
     if at.op == RENDEZVOUS:
         return f"`{at.call}`"
     number = f" {at.sequence:,}" if at.sequence is not None else ""
-    return f"{at.op}{number} on {format_group(at.group)} ({format_ranks(at.group.ranks)})"
+    operation = at.op if names_operation else "call"
+    return f"{operation}{number} on {format_group(at.group)} ({format_ranks(at.group.ranks)})"
