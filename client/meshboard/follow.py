@@ -194,7 +194,7 @@ class ProgressTracker:
 
     def get_progress(self, job: Job) -> JobProgress:
         curves: dict[str, list[float]] = {}
-        # The last complete second. It advances without traffic too, so that the rates fall to zero.
+        # The last complete second. It advances without traffic too, and the rates fall to zero.
         end = max([int(self._time_s) - MAX_DELAY_S, *(second - 1 for _, second in self._sent)])
         for (axis, second), sent in self._sent.items():
             curve = curves.setdefault(axis, [0.0] * CURVE_S)

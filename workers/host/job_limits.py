@@ -42,7 +42,7 @@ OOM_SCORE: Final = 500  # of 1,000; the kernel ends a rank before it ends a proc
 
 Controller = Literal["memory", "cpu", "pids"]
 Limited = Literal["memory", "processes", "files"]
-# Variable of the host, the limit in words, and what the owner of the job can do.
+# Variable of the host, the limit in words, and the remedy for the owner of the job.
 LIMITS: Final[dict[Limited, tuple[str, str, str]]] = {
     "memory": (
         "MESHBOARD_JOB_MEMORY_BYTES",
@@ -122,7 +122,7 @@ class ControlGroups:
         return False
 
     def kill(self) -> None:
-        """Forbid new processes, so that no fork escapes, and send KILL to all processes."""
+        """Forbid new processes, because a fork could escape, and send KILL to all processes."""
         for folder in set(self.folders.values()):
             with contextlib.suppress(OSError):
                 (folder / "pids.max").write_text("0")
@@ -218,7 +218,7 @@ class JobLimits:
         return self.describe("processes") if is_limited and is_fork_error else ""
 
     def describe(self, limited: Limited) -> str:
-        """Return a sentence with the limit, its value, and what the owner of the job can do."""
+        """Return a sentence with the limit, its value, and the remedy for the owner of the job."""
         variable, reached, fix = LIMITS[limited]
         values: dict[Limited, int] = {
             "memory": self._settings.job_memory_bytes,

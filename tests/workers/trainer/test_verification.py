@@ -137,12 +137,6 @@ def test_verifies_after_the_first_steps_and_at_the_end(tmp_path: Path) -> None:
     assert end["wrong"] == last["wrong"] == []
 
 
-def test_a_short_run_has_an_extra_step_only_for_its_validation(tmp_path: Path) -> None:
-    assert "end" not in proven(one_rank(tmp_path, steps=3, eval_every=0))[-1]
-    assert proven(one_rank(tmp_path, steps=3, eval_every=3))[-1]["end"]["state"] == "equal"
-    assert "end" not in proven(one_rank(tmp_path, verify="off"))[-1]
-
-
 def test_a_later_fault_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = one_rank(tmp_path)
     backward = trainer.forward_backward

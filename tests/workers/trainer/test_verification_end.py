@@ -22,6 +22,12 @@ from workers.trainer.verification.replicas import list_shards
 quiet: Any = lambda _told: None  # noqa: E731
 
 
+def test_a_short_run_has_an_extra_step_only_for_its_validation(tmp_path: Path) -> None:
+    assert "end" not in proven(one_rank(tmp_path, steps=3, eval_every=0))[-1]
+    assert proven(one_rank(tmp_path, steps=3, eval_every=3))[-1]["end"]["state"] == "equal"
+    assert "end" not in proven(one_rank(tmp_path, verify="off"))[-1]
+
+
 @pytest.mark.parametrize("policy", ["stop", "continue"])
 def test_nan_weights_after_the_last_update_end_the_run(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,7 @@ import pytest
 
 from contracts.codec import decode_batch, encode_batch
 from contracts.telemetry.batches import Batch
+from tests.support.protobuf import encode_field, encode_varint
 from tests.support.structures import change_bytes
 from workers.host.supervisor.event_files import parse_event
 from workers.host.supervisor.wandb_files import parse_record, read_history
@@ -23,22 +24,6 @@ VALUES: list[int | float | bytes] = [
 
 
 MAX_PART_BYTES = 2**16 - 1
-
-
-def encode_varint(number: int) -> bytes:
-    parts = []
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])
-
-
-def encode_field(number: int, value: float | bytes) -> bytes:
-    if isinstance(value, int):
-        return encode_varint(number << 3) + encode_varint(value)
-    if isinstance(value, float):
-        return encode_varint(number << 3 | 1) + struct.pack("<d", value)
-    return encode_varint(number << 3 | 2) + encode_varint(len(value)) + value
 
 
 def draw_message(draw: Random, depth: int = 0) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.protobuf import encode_field
 from workers.host.supervisor.event_files import EventFiles
 from workers.host.supervisor.wandb_files import (
     BLOCK_BYTES,
@@ -20,20 +21,6 @@ from workers.host.supervisor.wandb_files import (
 )
 
 HEADER = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
-
-
-def encode_varint(number: int) -> bytes:
-    parts = []
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*parts, number])
-
-
-def encode_field(number: int, value: bytes | int) -> bytes:
-    if isinstance(value, int):
-        return encode_varint(number << 3) + encode_varint(value)
-    return encode_varint(number << 3 | 2) + encode_varint(len(value)) + value
 
 
 def encode_item(name: str, value: Any) -> bytes:
