@@ -107,6 +107,14 @@ def _set_default_database(database: dict[str, Any]) -> None:
     del connections["default"]
 
 
+def terminate_sessions(database: psycopg.Connection) -> None:
+    """End all other sessions of the connection's database, as a restart of the server does."""
+    database.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+
+
 def get_database_url() -> str:
     """Return the URL of the test's database as a value for MESHBOARD_DATABASE_URL."""
     config = connection.settings_dict

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from django.conf import settings
 from django.db import connection
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
@@ -42,6 +44,7 @@ def configure_connection_pool() -> None:
     if database["ENGINE"] != "django.db.backends.postgresql":
         return
     database["CONN_MAX_AGE"] = 0
+    database["CONN_HEALTH_CHECKS"] = False  # the pool would pause for seconds after the second lost connection
     options = database.setdefault("OPTIONS", {})
     options.update(PREPARED_STATEMENTS)
     options["pool"] = {
@@ -51,6 +54,16 @@ def configure_connection_pool() -> None:
         # The pool doubles its pause after each try. After it gives up, the next request tries at once.
         "reconnect_timeout": DATABASE_TIMEOUT_S,
     }
+    connection_created.connect(replace_lost_connections)
+
+
+def replace_lost_connections(connection: BaseDatabaseWrapper, **_: object) -> None:
+    """Replace all lost connections of the pool if it gave a lost one, for example after a restart of PostgreSQL."""
+    if connection.is_usable():
+        return
+    connection.pool.check()  # type: ignore[attr-defined]  # of PostgreSQL
+    connection.close()
+    connection.connect()
 
 
 def release_connection(

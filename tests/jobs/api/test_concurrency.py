@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import RequestFactory
 
+from tests.support.postgres import terminate_sessions
 from tests.support.web import Site
 from webapp.serving import limits as web_limits
 
@@ -38,6 +40,21 @@ def test_200_requests_share_few_connections(postgres_site: Site) -> None:
 
     assert set(asyncio.run(burst())) == {200}
     assert 2 < max(counts) <= web_limits.MAX_DATABASE_CONNECTIONS
+
+
+def test_no_request_fails_after_the_end_of_all_sessions(postgres_site: Site) -> None:
+    """A restart of PostgreSQL ends the sessions of the pool, too."""
+    headers = postgres_site.build_token_header("owner")
+
+    def send(_number: int) -> int:
+        return postgres_site.call("GET", "/api/v1/jobs", headers=headers).status
+
+    with ThreadPoolExecutor(20) as threads:
+        assert set(threads.map(send, range(20))) == {200}
+    with psycopg.connect(postgres_site.database_url, autocommit=True) as database:
+        assert count_sessions(database) > 2
+        terminate_sessions(database)
+    assert [send(number) for number in range(8)] == [200] * 8
 
 
 def count_sessions(database: psycopg.Connection) -> int:

@@ -37,6 +37,7 @@ from jobs.queue.orders import ORDER_LIFETIME, deliver
 from jobs.queue.scheduling.scheduler import schedule
 from tests.jobs.conftest import attempt_event, host_event, send_event
 from tests.planner.wrong_specs import GOOD
+from tests.support.postgres import terminate_sessions
 from tests.support.processes import ROOT, RedisServer, base_environment, scale_timeout, wait_until
 
 START_TIMEOUT_S = 120.0  # Django starts slowly on a busy machine.
@@ -90,7 +91,7 @@ def test_reconnects_to_the_database(live_redis: redis.Redis, postgres_url: str, 
     made.run_once()
     first = Lease.objects.get().ticked
     with psycopg.connect(postgres_url) as other:
-        other.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        terminate_sessions(other)
     made.run_once()
     made.run_once()
     last = Lease.objects.get().ticked
