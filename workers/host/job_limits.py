@@ -36,6 +36,7 @@ GROUP_PREFIX: Final = "meshboard-job"
 CHECK_INTERVAL_S: Final = 0.5
 MAX_MEASURED_SHARE: Final = 0.05  # of the time; a machine with many processes must not slow down its jobs
 REMOVAL_TIMEOUT_S: Final = 5.0
+MIN_FOREIGN_AGE_S: Final = 3600.0  # a job of another host worker enters its group within seconds
 CPU_PERIOD_US: Final = 100_000
 SWAP_FILE: Final = "memory.swap.max"  # missing in a kernel without swap
 OOM_SCORE: Final = 500  # of 1,000; the kernel ends a rank before it ends a process of the host or the board
@@ -331,11 +332,12 @@ def _enable(parent: Path, controller: Controller) -> None:
 
 
 def _remove_old_groups(folders: dict[Controller, Path], run_dir: Path) -> None:
-    """Remove groups of jobs whose supervisor was killed."""
+    """Remove empty groups of jobs whose supervisor was killed, also of host workers that do not start again."""
+    own_prefix, newest_s = f"{_build_group_prefix(run_dir)}-", time.time() - MIN_FOREIGN_AGE_S
     for folder in set(folders.values()):
-        for old in folder.parent.glob(f"{_build_group_prefix(run_dir)}-*"):
-            if old != folder:
-                with contextlib.suppress(OSError):
+        for old in folder.parent.glob(f"{GROUP_PREFIX}-*"):
+            with contextlib.suppress(OSError):  # the kernel keeps groups that have processes
+                if old != folder and (old.name.startswith(own_prefix) or old.stat().st_mtime < newest_s):
                     old.rmdir()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import wait_until
+from workers.host import job_limits
 from workers.host.attempts import get_attempt_dir
 from workers.host.job_limits import ControlGroups, JobLimits, UnavailableError, set_up_limits
 from workers.host.settings import USER_PER_OWNER, HostSettingError, HostSettings
@@ -109,6 +110,17 @@ def test_host_lists_limits_and_refuses_to_start_without_required_groups(tmp_path
     limits._groups = ControlGroups("job-1", limited, *tree)
     with pytest.raises(OSError, match="no control groups"):
         limits.prepare()
+
+
+def test_start_removes_old_groups_of_all_host_workers(tmp_path: Path) -> None:
+    prefix = job_limits._build_group_prefix(tmp_path)
+    names = ["trial", f"{prefix}-job-1", "meshboard-job-00000000-old-1", "meshboard-job-00000000-new-1", "other-old"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        if name.endswith(("old-1", "other-old")):
+            os.utime(tmp_path / name, (0, 0))
+    job_limits._remove_old_groups({"pids": tmp_path / "trial"}, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"trial", "meshboard-job-00000000-new-1", "other-old"}
 
 
 @pytest.fixture
