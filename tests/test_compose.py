@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -20,14 +21,17 @@ from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 
+from jobs.api.problems import PROBLEM_TYPES
 from tests.image import list_steps, parse_dockerfile
-from tests.support.processes import ROOT, run_process, wait_until
+from tests.support.processes import ROOT, base_environment, run_process, wait_until
 from tests.support.web import create_certificate
 from webapp.environment import WebSettings
 from webapp.redis_server import find_redis_server
+from webapp.runner import find_free_port, is_free
 
 NAMESPACE = "meshboard-compose-test"
 SECRETS = {
@@ -265,6 +269,45 @@ def build_proxy_command(state: Path) -> list[str]:
     assert checked.returncode == 0, checked.stderr
     assert "[warn]" not in checked.stderr
     return argv
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "media_type", "reloads"),
+    [
+        ("GET", "/jobs/", "text/html; charset=utf-8", "5"),
+        ("POST", "/jobs/new/", "text/html; charset=utf-8", None),
+        ("GET", "/api/v1/jobs", "application/problem+json", None),
+    ],
+)
+def test_proxy_answers_while_the_web_server_restarts(
+    tmp_path: Path, method: str, path: str, media_type: str, reloads: str | None
+) -> None:
+    port = find_free_port()
+    (tmp_path / "tls").mkdir()
+    certificate = create_certificate(tmp_path / "tls")
+    certificate.rename(tmp_path / "tls" / "cert.pem")
+    text = (ROOT / "deploy" / "proxy" / "nginx.conf").read_text()
+    for old, new in (
+        ("listen 80;", f"listen 127.0.0.1:{find_free_port()};"),
+        ("listen 443 ", f"listen 127.0.0.1:{port} "),
+        ("server web:8000;", f"server 127.0.0.1:{find_free_port()};"),
+    ):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / "nginx.conf").write_text(text)
+    argv = ["nginx", "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path), "-g", "daemon off; pid nginx.pid;"]
+    trust = ssl.create_default_context(cafile=str(tmp_path / "tls" / "cert.pem"))
+    with run_process(argv, base_environment(), tmp_path / "log", tmp_path):
+        wait_until(lambda: not is_free(port), "the proxy listens")
+        response = httpx.request(method, f"https://127.0.0.1:{port}{path}", verify=trust)
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "5")
+    assert (response.headers["Content-Type"], response.headers.get("Refresh")) == (media_type, reloads)
+    if reloads is None and media_type.startswith("text"):
+        assert "may not have saved your input" in response.text
+    if media_type.endswith("json"):
+        problem = response.json()
+        expected = PROBLEM_TYPES[503]
+        assert (problem["type"], problem["title"]) == (f"/docs/errors/#{expected.slug}", expected.title)
 
 
 # A browser: the link that logs in once, then the job's socket until the job has ended.
