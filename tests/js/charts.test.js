@@ -107,10 +107,40 @@ test("keeps every tick of a time axis inside its range", () => {
 });
 
 test("limits ticks by the width of the plot instead of the chart", () => {
-  const splits = xSplits((min, max, limit) => [min, max, limit]);
-  const [narrow, wide] = [144, 720].map((width) => ({ bbox: { width: width * devicePixelRatio }, width: 1000 }));
-  assert.deepEqual(splits(narrow, 0, 0, 9), [0, 9, 2]);
-  assert.deepEqual(splits(wide, 0, 0, 9), [0, 9, 10]);
+  const splits = xSplits((_min, _max, limit) => [limit], (_, shown) => shown.map(() => ""));
+  const ctx = { save: () => {}, restore: () => {}, measureText: () => ({ width: 0 }) };
+  const [narrow, wide] = [144, 720].map((width) => ({ bbox: { width: width * devicePixelRatio }, width: 1000, ctx }));
+  assert.deepEqual(splits(narrow, 0, 0, 9), [2]);
+  assert.deepEqual(splits(wide, 0, 0, 9), [10]);
+});
+
+test("leaves space between the labels of an x axis", () => {
+  const LETTER_PX = 6.5; // mean width of a digit at 12 px
+  const MIN_GAP_PX = 4;
+  const measureText = (text) => ({ width: text.length * LETTER_PX });
+  const ctx = { save: () => {}, restore: () => {}, measureText };
+  const midnight = new Date(2026, 10, 30).getTime() / 1000;
+  const splits = xSplits(ticks.clockSplits, ticks.clockTicks);
+  const lines = (label) => label.split("\n");
+  for (const width of [160, 200, 230, 260, 330, 800]) {
+    for (const start of [midnight - 40, midnight + 36_013]) {
+      for (const span of [0.7, 4.5, 22, 52, 71, 708, 4789, 39_999]) {
+        const chart = { bbox: { width: width * devicePixelRatio }, ctx };
+        const shown = splits(chart, 0, start, start + span);
+        const labels = ticks.clockTicks(null, shown);
+        assert.ok(shown.length >= 1, `${span} s on ${width} px`);
+        for (let index = 1; index < shown.length; index += 1) {
+          const distance = ((shown[index] - shown[index - 1]) / span) * width;
+          for (const line of [0, 1]) {
+            const [left, right] = [labels[index - 1], labels[index]].map((label) => lines(label)[line]);
+            if (left === undefined || right === undefined) continue;
+            const half = (measureText(left).width + measureText(right).width) / 2;
+            assert.ok(distance - half >= MIN_GAP_PX, `${left} touches ${right} on ${width} px`);
+          }
+        }
+      }
+    }
+  }
 });
 
 test("gives the ticks of an axis different labels", () => {

@@ -234,7 +234,7 @@ const ySplits = (isBinary) => (chart, _, min, max) =>
 
 function xAxis(steps, label = "step") {
   const words = steps ? (_, ticks) => ticks.map(integer) : clockTicks;
-  return { ...axis(steps ? label : null, words, steps ? 24 : 42), splits: xSplits(steps ? stepSplits : clockSplits) };
+  return { ...axis(steps ? label : null, words, steps ? 24 : 42), splits: xSplits(steps ? stepSplits : clockSplits, words) };
 }
 
 function translucent(rgb, share) {

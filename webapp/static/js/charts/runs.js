@@ -72,7 +72,10 @@ export function runsChart(container, lines, { along, values, select }) {
   };
 }
 
-const xAxis = ({ label, words, splits }) => ({ ...axis(label, (_, ticks) => ticks.map(words), 36), splits: xSplits(splits) });
+function xAxis({ label, words, splits }) {
+  const getLabels = (_, ticks) => ticks.map(words);
+  return { ...axis(label, getLabels, 36), splits: xSplits(splits, getLabels) };
+}
 
 function dragged(chart, select) {
   const { left, width } = chart.select;

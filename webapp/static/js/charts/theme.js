@@ -1,4 +1,5 @@
 // Colors of design tokens for canvas, and settings that all charts share.
+import { spacedTicks } from "./ticks.js";
 
 const resolved = new Map(); // colors of the current theme
 document.addEventListener("themechange", () => resolved.clear());
@@ -38,8 +39,20 @@ export function axis(label, values, size) {
 
 const TICK_PX = 72; // least distance between ticks of the x axis
 
-/** The `splits` of an x axis: as many ticks as the width of the plot allows. */
-export const xSplits = (splits) => (chart, _, min, max) => splits(min, max, chart.bbox.width / (devicePixelRatio || 1) / TICK_PX);
+/** Return the `splits` of an x axis, with space between the labels. `getLabels` are the `values` of the axis. */
+export const xSplits = (splits, getLabels) => (chart, _, min, max) => {
+  const width = chart.bbox.width / (devicePixelRatio || 1);
+  const measure = (text) => measureText(chart.ctx, text);
+  return spacedTicks(splits(min, max, width / TICK_PX), { getLabels, measure, pxPerUnit: width / (max - min) });
+};
+
+function measureText(context, text) {
+  context.save();
+  context.font = FONT;
+  const { width } = context.measureText(text);
+  context.restore();
+  return width;
+}
 
 /** Format the value at the cursor for the legend. Without a cursor, format the last value of the line. */
 export const legendValue = (format) => (chart, value, line, index) => {

@@ -27,6 +27,27 @@ export function clockTicks(_, ticks) {
   });
 }
 
+const LABEL_GAP_PX = 8; // least distance between labels
+
+/** Leave out every second tick until the labels have distance. `measure(text)` returns the width of a text in pixels. */
+export function spacedTicks(ticks, { getLabels, measure, pxPerUnit }) {
+  if (ticks.length < 2 || !haveOverlap(ticks, getLabels(null, ticks), measure, pxPerUnit)) return ticks;
+  return spacedTicks(ticks.filter((_, index) => index % 2 === 0), { getLabels, measure, pxPerUnit });
+}
+
+/** Whether two labels touch. Labels are centered at their ticks and can have two lines. */
+function haveOverlap(ticks, labels, measure, pxPerUnit) {
+  const ends = []; // right edge of the last text in each line
+  return labels.some((label, index) =>
+    label.split("\n").some((text, line) => {
+      const [center, half] = [ticks[index] * pxPerUnit, measure(text) / 2];
+      const touches = center - half < (ends[line] ?? -Infinity) + LABEL_GAP_PX;
+      ends[line] = center + half;
+      return touches;
+    }),
+  );
+}
+
 /** Return the index at which to insert `time` into ascending `times`. */
 export function findPlace(times, time) {
   let [low, high] = [0, times.length];
