@@ -42,7 +42,7 @@ def test_script_runs_unchanged_with_measured_groups(page: Page, running_board: B
 def test_uploaded_folder_runs_on_a_host_and_is_kept_in_a_copy(page: Page, running_board: Board, tmp_path: Path) -> None:
     archive = tmp_path / "demo.zip"
     with zipfile.ZipFile(archive, "w") as packed:
-        packed.writestr("lib.py", "WORD = 'from the upload'")
+        packed.writestr("lib.py", "WORD = 'from the upload'\nprint('step 3 loss 2.5')")
         packed.writestr("train.py", "import lib\nopen('written', 'w').close()\nprint(lib.WORD, flush=True)\n")
     page.get_by_role("link", name="Run a script").click()
     page.check("input[name=source][value=upload]")
@@ -52,6 +52,8 @@ def test_uploaded_folder_runs_on_a_host_and_is_kept_in_a_copy(page: Page, runnin
     page.fill("[data-field='layout.dp']", "1")
     page.get_by_role("button", name="Run script").click()
     page.wait_for_selector("#status[data-status=succeeded]")
+    expect(page.locator("#figure-loss")).to_have_text("2.5000")
+    expect(page.locator("#figure-loss-step")).to_have_text("step 3")
     expect(page.locator("#upload")).to_contain_text("Script: train.py from upload demo.zip (sha256 ")
     with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()

@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { drawLines, fit, formatMetric } from "../../webapp/static/js/charts/metriclines.js";
-import { canonicalName, foldMetric, foldStoredMetrics, groupByName, isLoss, selectSeries } from "../../webapp/static/js/fold/metrics.js";
+import { canonicalName, findLastLoss, foldMetric, foldStoredMetrics, groupByName, isLoss, selectSeries } from "../../webapp/static/js/fold/metrics.js";
 import { createState } from "../../webapp/static/js/store.js";
 
 const item = (step, values, more = {}) => ({ kind: "metric", rank: 0, time: step, step, source: "log line", values, ...more });
@@ -23,6 +23,20 @@ test("the preferred source of a rank replaces the others", () => {
     ["train/loss", ["wandb"], [0]],
     ["mfu", ["log line"], [0]],
   ]);
+});
+
+test("the last loss of a script is of the preferred series", () => {
+  const state = createState();
+  assert.equal(findLastLoss(state.metrics), null);
+  foldMetric(state, item(4, { val_loss: 9 }));
+  assert.equal(findLastLoss(state.metrics), null);
+  foldMetric(state, item(5, { loss_epoch: 8 }));
+  foldMetric(state, item(3, { loss: 4 }, { rank: 1 }));
+  foldMetric(state, item(1, { loss: 3 }));
+  foldMetric(state, item(2, {}, { not_finite: { loss: "nan" } }));
+  assert.deepEqual(findLastLoss(state.metrics), { step: 2, loss: null, words: "nan", source: "log line" });
+  foldMetric(state, item(1, { "train/lm_loss": 2 }, { source: "wandb", rank: 2 }));
+  assert.deepEqual(findLastLoss(state.metrics), { step: 1, loss: 2, words: null, source: "wandb" });
 });
 
 test("a value that is not finite is a gap with a mark", () => {

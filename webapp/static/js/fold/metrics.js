@@ -6,7 +6,8 @@ const MOST_POINTS = 4000; // per series (MAX_POINTS, jobs/runs/history/queries/m
 // In the order of preference (MetricSource, contracts/telemetry/metrics.py).
 export const SOURCES = ["meshboard.log", "Trainer.log", "SummaryWriter", "wandb", "trackio", "mlflow", "event file", "log line", "numbered log line"];
 export const NUMBERED = "numbered log line";
-const LOSS = /^((lm_|global_avg_)?loss|loss_metrics_global_avg_loss|loss_(step|epoch))$/;
+// Canonical names of a training loss, in the order of preference (contracts/telemetry/metrics.py).
+const LOSS_NAMES = ["loss", "lm_loss", "global_avg_loss", "loss_metrics_global_avg_loss", "loss_step", "loss_epoch"];
 
 /** Return a name that is equal for "loss", "train/loss" and "Loss/train" (get_canonical_name, contracts/telemetry/metrics.py). */
 export function canonicalName(name) {
@@ -15,7 +16,7 @@ export function canonicalName(name) {
   return (others.length > 0 ? others : words).join("_");
 }
 
-export const isLoss = (name) => LOSS.test(canonicalName(name));
+export const isLoss = (name) => LOSS_NAMES.includes(canonicalName(name));
 
 /** Fold an item of live telemetry. */
 export function foldMetric(state, item) {
@@ -51,13 +52,25 @@ function keepPoint(state, { name, source, rank }, step, time, value, words) {
   for (const one of series.points.keys()) if ((index += 1) % 2 === 1 && one !== step) series.points.delete(one);
 }
 
+const getSourceOrder = (source) => (SOURCES.includes(source) ? SOURCES.indexOf(source) : SOURCES.length);
+
 /** Return the series without those that a preferred source reports on the same rank. */
 export function selectSeries(metrics) {
   const best = new Map();
   const key = ({ name, rank }) => `${rank} ${canonicalName(name)}`;
-  const order = ({ source }) => (SOURCES.includes(source) ? SOURCES.indexOf(source) : SOURCES.length);
+  const order = ({ source }) => getSourceOrder(source);
   for (const one of metrics.values()) best.set(key(one), Math.min(best.get(key(one)) ?? SOURCES.length, order(one)));
   return [...metrics.values()].filter((one) => order(one) === best.get(key(one)));
+}
+
+/** Return the last loss of a script, {step, loss, words, source}, of the preferred series (find_loss, contracts/telemetry/metrics.py). */
+export function findLastLoss(metrics) {
+  const order = ({ source, name, rank }) => [getSourceOrder(source), LOSS_NAMES.indexOf(canonicalName(name)), rank];
+  const losses = [...metrics.values()].filter(({ name }) => isLoss(name));
+  const [best] = losses.sort((a, b) => order(a).map((place, index) => place - order(b)[index]).find(Boolean) ?? 0);
+  if (!best) return null;
+  const [step, { value, words }] = [...best.points].at(-1);
+  return { step, loss: value, words, source: best.source };
 }
 
 /** Return [{name, sources, lines}], first the losses, then by name. `lines` are series by rank. */

@@ -1,5 +1,6 @@
 // Progress: steps, time left or duration, step time, speed, loss, and the traffic difference.
 import { counted, decimalBytes, duration, exactBytes, integer, loss, sampleRate, tokenRate } from "../format.js";
+import { NUMBERED, findLastLoss } from "../fold/metrics.js";
 import { SPEEDS } from "../fold/steps.js";
 import { secondsLeft } from "../store.js";
 import { PHASE_WORDS } from "./places.js";
@@ -53,9 +54,19 @@ function isStalled({ diagnosis, finished }) {
   return !finished && diagnosis?.state === "hung" && !diagnosis.over;
 }
 
+/** Show the last loss of a script. Without its history, show the loss of the stored verdict. */
+function showReportedLoss({ diagnosis }, { metrics }) {
+  const stored = diagnosis?.loss ? { ...diagnosis.loss, words: diagnosis.loss.not_finite } : null;
+  const last = findLastLoss(metrics) ?? stored;
+  if (!last) return;
+  put("figure-loss", last.words || loss(last.loss));
+  put("figure-loss-step", `${last.source === NUMBERED ? "report" : "step"} ${integer(last.step)}`);
+}
+
 export function showProgress(job, state) {
   const { progress } = state;
   if (state.lastLoss) put("figure-loss", state.lastLoss.words ?? loss(state.lastLoss.loss));
+  showReportedLoss(job, state);
   if (state.evals.size > 0) {
     const last = newest(state.evals);
     put("figure-eval", `validation ${loss(last.loss)}, step ${integer(last.step)}`);
