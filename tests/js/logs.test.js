@@ -4,7 +4,7 @@ import test from "node:test";
 import { plain, segments } from "../../webapp/static/js/logs/ansi.js";
 import { View, foldLog } from "../../webapp/static/js/logs/lines.js";
 import { lastLines } from "../../webapp/static/js/job/health.js";
-import { findCause, findTraceback } from "../../webapp/static/js/logs/rootcause.js";
+import { findCause, findErrorLine, findTraceback } from "../../webapp/static/js/logs/rootcause.js";
 
 test("removes escape sequences", () => {
   const text = "\x1b[32mgreen\x1b[0m \x1b]0;title\x07\x1b(Bplain\ttab\x00\x08";
@@ -16,6 +16,12 @@ test("shows characters that reverse the text direction as escapes", () => {
   const shown = "deli\\u202eaf \u0645\u200f";
   assert.equal(plain(text), shown);
   assert.equal(segments(`\x1b[31m${text}`).map((one) => one.text).join(""), shown);
+});
+
+test("finds the line of an error among the last lines of a log", () => {
+  const trace = ["Traceback (most recent call last):", '  File "a.py", line 1, in <module>', "RuntimeError: two", "\tMissing key"];
+  const pip = ["Installing", "ERROR: Invalid requirement", "Hint: it looks like a path", "The packages cannot be installed."];
+  assert.deepEqual([trace, ["[rank1]: KeyError: 'a'", "done"], pip, ["one", "two"], []].map(findErrorLine), [2, 0, 1, 1, -1]);
 });
 
 test("counts only the new lines after an insertion", () => {

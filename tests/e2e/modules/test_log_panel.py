@@ -371,6 +371,19 @@ def test_root_cause_is_at_the_top_after_a_failure(
 
 
 @pytest.mark.extended
+def test_last_lines_are_scrolled_to_the_error(panel: Callable[..., Page]) -> None:
+    lines = [f"Collecting package {i} with a name of two rows on a phone" for i in range(10)]
+    tail = [*lines, "ERROR: No such package", "Hint: check the name"]
+    page = panel(390, finished=True, status="failed", exit={**EXIT, "rank": None, "log_tail": tail})
+    say(page, log(-1, 1, 0, *tail))
+    box = page.locator("[data-log=cause] pre")
+    expect(box).to_have_text("\n".join(tail))
+    ends = "(box) => [box, box.firstChild].map((one) => one.getBoundingClientRect().bottom)"
+    box_px, error_px = box.evaluate(ends)
+    assert box_px - 30 < error_px <= box_px
+
+
+@pytest.mark.extended
 def test_log_opens_on_the_failed_rank(
     panel: Callable[..., Page],
 ) -> None:

@@ -2,7 +2,7 @@
 import { counted } from "../format.js";
 import { el, withCode, write } from "../dom.js";
 import { plain } from "../logs/ansi.js";
-import { findTraceback } from "../logs/rootcause.js";
+import { findTraceback, showLines } from "../logs/rootcause.js";
 import { upright } from "../upright.js";
 import { BAD, endingWords } from "./ending.js";
 
@@ -105,8 +105,8 @@ export function healthView(section, page) {
     showText(next, verdict.next);
     action.replaceChildren(...(offered ? [makeButton(offered)] : []));
     if (offered) action.closest("div").hidden = false;
-    write(log, lines.join("\n"));
     log.closest("div").hidden = lines.length === 0;
+    showLines(log, lines);
     evidence.hidden = facts.length === 0;
     evidence.querySelector("summary").textContent = `Evidence (${counted(facts.length, "fact")})`;
     evidence.querySelector("ul").replaceChildren(...facts.map(line));

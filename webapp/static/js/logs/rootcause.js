@@ -1,6 +1,7 @@
-// The cause of a failure: first failed rank, traceback, last collective. Only `showCause` changes the page.
+// The cause of a failure: first failed rank, traceback, last collective. Only `showCause` and `showLines` change the page.
 import { el } from "../dom.js";
 import { plain } from "./ansi.js";
+import { findLevel } from "./levels.js";
 import { lastCollective } from "./places.js";
 
 const TRACEBACK = /^(?:\[[^\]]{0,40}\]:? ?)?Traceback \(most recent call last\)/;
@@ -46,6 +47,23 @@ export function findCause(job, state) {
   return { title, rank: known, reason: exit.reason ?? "", collective, ...words };
 }
 
+/** Return the index of the last line of an error, such as the exception of a traceback, or else of the last line. */
+export function findErrorLine(lines) {
+  const carry = { open: false };
+  const last = lines.map((text) => findLevel(text, carry)).lastIndexOf("error");
+  return last < 0 ? lines.length - 1 : last;
+}
+
+/** Fill a box with lines, and scroll down until the line of the error is visible. */
+export function showLines(box, lines) {
+  const next = findErrorLine(lines) + 1;
+  const above = el("span", {}, lines.slice(0, next).join("\n"));
+  box.replaceChildren(above, lines.slice(next).map((text) => `\n${text}`).join(""));
+  box.scrollTop = 0;
+  const hidden = above.getBoundingClientRect().bottom - box.getBoundingClientRect().bottom; // px below the box
+  box.scrollTop = Math.ceil(hidden + parseFloat(getComputedStyle(box).paddingBottom));
+}
+
 /** Show the cause above the log, or hide it. `go()` scrolls to the lines. */
 export function showCause(box, cause, go) {
   box.hidden = cause === null;
@@ -57,8 +75,8 @@ export function showCause(box, cause, go) {
   if (cause.rank !== null) {
     parts.push(el("p", { className: "note" }, cause.collective || "Last collective unknown."));
   }
+  const words = el("pre", { className: "log-cause-lines", tabIndex: 0 });
   if (cause.lines.length > 0) {
-    const words = el("pre", { className: "log-cause-lines", tabIndex: 0 }, cause.lines.join("\n"));
     words.setAttribute("aria-label", cause.found ? "Error" : "Last lines");
     parts.push(el("h4", {}, cause.found ? "Error" : "Last lines"), words);
   }
@@ -66,4 +84,5 @@ export function showCause(box, cause, go) {
   button.addEventListener("click", () => go(cause));
   parts.push(button);
   box.replaceChildren(...parts);
+  showLines(words, cause.lines);
 }
