@@ -217,6 +217,7 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_PERMISSIONS": ["rest_framework.permissions.IsAuthenticated"],
+    "ENABLE_DJANGO_DEPLOY_CHECK": False,  # it generates the document, which takes a fifth of the start of a web process
     "POSTPROCESSING_HOOKS": ["jobs.api.openapi.add_models", "jobs.api.openapi.add_links"],
 }
 DATA_UPLOAD_MAX_MEMORY_SIZE = 2**20

@@ -104,7 +104,8 @@ def test_running_job_survives_restarts_of_the_board(project: Project, show: Call
     project.compose("kill", "-s", "KILL", "controller", "recorder")
     project.compose("start", "controller", "recorder")
     seconds = project.wait_until_healthy()
-    assert project.wait_for_job(job, "running", "failed", "lost")["status"] == "running"
+    now = project.wait_for_job(job, "running", "failed", "lost")
+    assert now["status"] == "running", now["history"]
     project.call("POST", f"jobs/{job}/cancel")
     project.wait_for_job(job, "cancelled")
     show(f"running after web restarted and controller and recorder were killed; healthy after {seconds:.0f} s")
@@ -118,7 +119,8 @@ def test_two_hosts_run_one_job_each(project: Project, show: Callable[[str], None
     assert sorted(job["host"] for job in running) == ["host-1", "host-2"]
     project.call("POST", f"jobs/{jobs[0]}/cancel")
     project.wait_for_job(jobs[0], "cancelled")
-    assert project.wait_for_job(jobs[1], "running", "failed", "lost")["status"] == "running"
+    now = project.wait_for_job(jobs[1], "running", "failed", "lost")
+    assert now["status"] == "running", now["history"]
     project.call("POST", f"jobs/{jobs[1]}/cancel")
     project.wait_for_job(jobs[1], "cancelled")
     show("one four-rank job on each of host-1 and host-2, at the same time")
