@@ -121,8 +121,16 @@ def clock_offset(use: Mapping[str, float]) -> str:
     """Format the clock offset of a host and its margin of error in one unit, for example "1.2 ms ± 0.9 ms"."""
     offset, margin = use["clock_offset_s"], use["round_trip_s"] / 2
     if max(abs(offset), margin) >= 1:
-        return f"{offset:.3f} s ± {margin:.3f} s"
-    return f"{1e3 * offset:.1f} ms ± {1e3 * margin:.1f} ms"
+        return f"{offset:z.3f} s ± {margin:.3f} s"
+    return f"{1e3 * offset:z.1f} ms ± {1e3 * margin:.1f} ms"
+
+
+@register.filter
+def split_limits(text: str) -> list[tuple[str, str]]:
+    """Return each limit of a host with its mechanism (workers.host.job_limits.set_up_limits)."""
+    limits, _, missing = text.partition(". No control groups: ")
+    rows = [(limit, how.removesuffix(")")) for limit, _, how in (part.partition(" (") for part in limits.split("; "))]
+    return [*rows, ("no control groups", missing)] if missing else rows
 
 
 @register.filter

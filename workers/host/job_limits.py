@@ -27,6 +27,7 @@ from workers.host.settings import USER_PER_OWNER, HostSettingError, HostSettings
 
 log = logging.getLogger(__name__)
 
+GIB: Final = 2**30
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
 # In version 2, a group with processes cannot limit its child groups, so systemd starts the worker in a group below the
@@ -291,11 +292,13 @@ def set_up_limits(settings: HostSettings, proc: Path = PROC, root: Path = CGROUP
     has_own_user = settings.job_user == USER_PER_OWNER
     processes = f"{how}, and per job owner by the kernel" if why and has_own_user else how
     parts = [
-        f"memory {settings.job_memory_bytes:,} bytes ({how})" if settings.job_memory_bytes else "",
+        f"{settings.job_memory_bytes / GIB:.4g} GiB of memory ({how})" if settings.job_memory_bytes else "",
         f"{settings.job_cpus} CPUs ({'not enforced' if why else how})" if settings.job_cpus else "",
         f"{settings.job_processes:,} processes and threads ({processes})" if settings.job_processes else "",
         f"{get_open_files_limit(settings):,} open files per process (rlimit)" if settings.job_open_files else "",
-        f"disk {settings.job_disk_bytes:,} bytes (measured every 5 s)" if settings.job_disk_bytes else "",
+        f"{settings.job_disk_bytes / GIB:.4g} GiB of disk space (measured every 5 s)"
+        if settings.job_disk_bytes
+        else "",
     ]
     text = "; ".join(filter(None, parts)) or "none"
     if why and settings.job_cpus:

@@ -270,6 +270,7 @@ FACTS: dict[str, Any] = {
     "links": [],
     "nics": [{"name": "ens1", "addresses": ["10.0.0.7"], "megabits_per_s": 100_000}],
     "versions": {"python": "3.9.1", "meshboard": "0.0.1", "torch": "2.13.0+cu130"},
+    "limits": "2 CPUs (not enforced); 50 open files per process (rlimit). No control groups: the kernel has none",
 }
 USE: dict[str, Any] = {
     "gpus": [{"busy_percent": 73.0, "memory_bytes": 40 * 2**30, "celsius": 61.0}],
@@ -293,6 +294,8 @@ def test_page_shows_facts_of_a_host(staff: User, client: Any, api: Callable[...,
         "-300.250 s \N{PLUS-MINUS SIGN} 0.001 s",
         "&lt;img src=x&gt;",
         "1.0 GiB free of 1.0 TiB",
+        '2 CPUs</th><td>not enforced</td></tr><tr><th scope="row">50 open files per process</th><td>rlimit</td></tr>',
+        "no control groups</th><td>the kernel has none</td>",
     ):
         assert words in page, words
     assert "<img src=x>" not in page

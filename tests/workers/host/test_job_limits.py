@@ -98,10 +98,13 @@ def test_version_1_has_one_group_per_controller(tmp_path: Path, settings: HostSe
 
 def test_host_lists_limits_and_refuses_to_start_without_required_groups(tmp_path: Path, settings: HostSettings) -> None:
     tree = write_tree(tmp_path, ["0::/"], {})
-    limited = replace(settings, job_cpus=2, job_open_files=50, job_user=USER_PER_OWNER)
+    limited = replace(settings, job_memory_bytes=3 * 2**29, job_disk_bytes=2**33, job_cpus=2)
+    limited = replace(limited, job_open_files=50, job_user=USER_PER_OWNER)
     assert set_up_limits(limited, *tree) == (
-        "2 CPUs (not enforced); 100 processes and threads (measured every 0.5 s, and per job owner by the kernel); "
-        "50 open files per process (rlimit). No control groups: the kernel has no controller cpu here"
+        "1.5 GiB of memory (measured every 0.5 s); 2 CPUs (not enforced); "
+        "100 processes and threads (measured every 0.5 s, and per job owner by the kernel); "
+        "50 open files per process (rlimit); 8 GiB of disk space (measured every 5 s). "
+        "No control groups: the kernel has no controller memory here"
     )
     assert set_up_limits(replace(settings, job_processes=0), *tree) == "none"
     with pytest.raises(HostSettingError, match="MESHBOARD_CONTROL_GROUPS is required, but"):
