@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from jobs.core.access import find_job, find_job_to_change, find_job_to_run, get_visible_job, may_change, may_submit_to
 from jobs.core.job_details import JobDetail, serialize_job
 from jobs.core.kinds import TABS, Tabs, format_layout, get_external_tabs, get_kind
-from jobs.models import EXTERNAL_ENGINE, TERMINAL, Job, Status
+from jobs.models import EXTERNAL_ENGINE, TERMINAL, Host, Job, Status
 from jobs.pages.view_helpers import catch_busy_planner, get_user, get_username, submit_once
 from jobs.people.notifications import email_settings
 from jobs.planning.auto_layout import NoOfferError, is_stranded
@@ -22,6 +22,7 @@ from jobs.queue import actions, derived_jobs
 from jobs.queue.inbound.reconcile import RunConnectedError, mark_run_lost
 from jobs.queue.view import build_rows, load_queue_snapshot
 from jobs.runs.script_prediction import predict_script
+from planner.facts.kinds import get_kind_rules
 from planner.facts.validation import SpecError
 
 REQUEUEABLE = (Status.FAILED, Status.LOST, Status.CANCELLED)
@@ -268,7 +269,10 @@ def _find_next_action(job: Job, *, paused: bool, held: bool, starts: bool) -> st
     if held:
         return "Ask an operator of the project to release the job."
     if is_stranded(job):
-        return "Add a host with enough slots for the job, or find a smaller layout."
+        if Host.objects.filter(device=job.device, drained=True).exists():
+            return "Undrain a host, or add a host with enough slots for the job."
+        smaller = "use fewer ranks" if get_kind_rules(job.spec).dp_only else "find a smaller layout"
+        return f"Add a host with enough slots for the job, or {smaller}."
     if starts:
         return "You do not need to do anything. The job starts by itself."
     return "Open the queue to see the jobs ahead of this job."

@@ -382,7 +382,7 @@ class StartStages:
         return next((stage for stage, _ in reversed(START_STAGES) if stage in self._last), "")
 
 
-SCRIPT_REASON = "A step has a time from the second one on. Meshboard finds the steps of a script by its optimizer."
+SCRIPT_REASON = "The first step of a script has no step time. Meshboard finds the steps of a script by its optimizer."
 NO_STEP_HINT = "Call `meshboard.step()` in the script to mark its steps."
 
 

@@ -41,9 +41,13 @@ def test_queued_job_shows_position_reason_and_advice(
     assert client.get(f"/jobs/{first.id}/?part=waiting").status_code == 404
 
 
-def test_unplaceable_job_shows_advice(owner: User, client: Client) -> None:
+def test_unplaceable_job_shows_advice(owner: User, client: Client, make_host: Callable[..., Host]) -> None:
+    script, _ = actions.submit(owner, {"kind": "script", "script": {"path": "train.py"}, "layout": {"dp": 2}})
     job, _ = actions.submit(owner, SPEC)
     client.force_login(owner)
     assert wait_of(client, job)["next"] == "Add a host with enough slots for the job, or find a smaller layout."
+    assert wait_of(client, script)["next"] == "Add a host with enough slots for the job, or use fewer ranks."
+    Host.objects.filter(pk=make_host().pk).update(drained=True)
+    assert wait_of(client, job)["next"] == "Undrain a host, or add a host with enough slots for the job."
     Job.objects.filter(id=job.id).update(held=True)
     assert wait_of(client, job)["next"] == "Ask an operator of the project to release the job."

@@ -49,7 +49,7 @@ export function pairsPanel(panel) {
         ? ofStep(step, world, accepts, busFactor)
         : null;
     if (!squares.measured && !squares.predicted) {
-      const reason = step && !planned ? "The bytes of these collectives are not recorded." : job.finished ? "No step was measured." : "Waiting for the first step.";
+      const reason = step && !planned ? "The bytes of these collectives are not recorded." : job.finished ? `No step was ${planned ? "measured" : "traced"}.` : "Waiting for the first step.";
       panel.querySelector("[data-empty]").textContent = reason;
       return;
     }
