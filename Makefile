@@ -145,7 +145,7 @@ slow: $(VENV)/.mlflow tools ## run the tests that wait for real deadlines
 postgres: $(VENV)/.dev tools ## run the tests of the board on PostgreSQL instead of SQLite
 	$(BIN)/python -m tests.on_postgres
 
-mix: $(VENV)/.dev ## run small jobs for ten minutes while processes are killed at random; MIX="--seconds 60 --seed 7"
+mix: $(VENV)/.dev ## run small jobs for ten minutes while parts of Meshboard fail at random; prints problems; needs root; MIX="--seconds 60 --seed 7"
 	$(BIN)/python -m tests.faults.mix $(MIX)
 
 slurm: $(VENV)/.dev ## test the Slurm engine on a local Slurm, installed with apt; needs root

@@ -1,7 +1,10 @@
-"""Run small jobs while processes of an installation are killed or stopped at random, from a seed (`make mix`).
+"""Run small jobs while parts of an installation fail at random, from a seed (`make mix`). Needs root for mounts.
 
-The command prints `N passed, N failed`. It checks that an acknowledged job is never lost, a job without faults
-succeeds, every history is valid, and no process or slot is left.
+Processes are killed or stopped. For some seconds, the disk of the run directory is full, the temporary folder of the
+host or PostgreSQL is read-only, or Redis refuses writes.
+
+The command prints `N passed, N failed`. It checks that an acknowledged job is never lost, and that a job without a
+fault of its own succeeds. Every history is valid, no request gets status 500, and no process or slot is left.
 """
 
 from __future__ import annotations
@@ -12,16 +15,22 @@ import itertools
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
+import redis
+
 from tests.support.board import Board, run_board
-from tests.support.processes import wait_until
+from tests.support.postgres import run_postgres, terminate_sessions
+from tests.support.processes import fill_disk, mount_small_disk, wait_until
 from workers.disk import read_json
 
 TERMINAL = {"succeeded", "failed", "lost", "cancelled"}
@@ -36,16 +45,26 @@ LEGAL = {
 SERVICES = ("web", "controller", "host", "redis")
 INSIDE = ("supervisor", "guardian", "torchrun", "rank")
 MAX_LIVE_JOBS = 3
+RUN_DISK_SIZE = "256m"
 
 
 class FaultMix:
     """One run: the submitted jobs, and the faults."""
 
-    def __init__(self, made: Board, seed: int) -> None:
+    def __init__(self, made: Board, database_url: str, seed: int) -> None:
         self.board, self.random = made, random.Random(seed)
+        self.outages: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+            "full disk": lambda: fill_run_disk(made.state / "runs"),
+            "read-only temporary folder": lambda: protect_folder(made.state / "tmp"),
+            "read-only database": lambda: protect_database(database_url),
+            "full redis": lambda: refuse_redis_writes(made),
+        }
+        self.outage: threading.Thread | None = None
+        self.outage_errors: list[str] = []
         self.jobs: list[str] = []
         self.touched: dict[str, list[str]] = {}  # by job: the killed process, or "cancelled"
         self.killed: dict[str, int] = {}
+        self.num_requeued = 0  # jobs with several attempts
 
     def retry(self, call: Callable[[], Any]) -> Any:
         """Retry until the web process responds. Raise a rejection."""
@@ -83,9 +102,13 @@ class FaultMix:
         return str(self.retry(lambda: self.board.get_job(job))["status"])
 
     def inject_fault(self) -> None:
-        victims = [*SERVICES, *INSIDE, "cancel", "stop"]
-        victim = self.random.choice(victims)
+        is_out = self.outage is not None and self.outage.is_alive()
+        victim = self.random.choice([*SERVICES, *INSIDE, "cancel", "stop", *(() if is_out else self.outages)])
         self.killed[victim] = self.killed.get(victim, 0) + 1
+        if victim in self.outages:
+            self.outage = threading.Thread(target=self.hold_outage, args=(victim, self.random.uniform(3, 10)))
+            self.outage.start()
+            return
         if victim in SERVICES:
             pid = self.board.info["pids"].get(victim)
             if pid:
@@ -114,6 +137,13 @@ class FaultMix:
             self.touched.setdefault(job, []).append(f"{victim} killed")
             _kill(self.random.choice(pids), signal.SIGKILL)
 
+    def hold_outage(self, name: str, seconds: float) -> None:
+        try:
+            with self.outages[name]():
+                time.sleep(seconds)
+        except Exception as error:
+            self.outage_errors.append(f"{name}: {error!r}")
+
     def find_pids(self, job: str, part: str) -> list[int]:
         """Return the PIDs of a role in the job's first attempt."""
         if part == "supervisor":
@@ -134,18 +164,23 @@ class FaultMix:
 
     def list_problems(self) -> list[str]:
         """Return the problems at the end of the run."""
-        wrong = []
+        wrong = [f"outage {error}" for error in self.outage_errors]
+        if failed := [line for line in self.board.read_log("web").splitlines() if "Internal Server Error" in line]:
+            wrong.append(f"{len(failed)} requests got status 500: {failed[0]}")
         for job in self.jobs:
             result = self.retry(lambda job=job: self.board.get_job(job))
             history = [change["status"] for change in result["history"]]
+            by_attempt = itertools.groupby(result["history"], lambda change: change["attempt"])
+            attempts = [[change["status"] for change in changes] for _, changes in by_attempt]
             done = ", ".join(self.touched.get(job, [])) or "nothing done to it"
             if result["status"] not in TERMINAL:
                 wrong.append(f"{job} never ended: {history} ({done})")
             if job not in self.touched and result["status"] != "succeeded":
                 reason = (result["exit"] or {}).get("reason") or result["history"][-1]["reason"]
                 wrong.append(f"{job} was healthy and is {result['status']}: {reason}")
-            if history[0] != "queued" or any(b not in LEGAL.get(a, set()) for a, b in itertools.pairwise(history)):
-                wrong.append(f"{job} has an illegal history: {history}")
+            self.num_requeued += len(attempts) > 1
+            if not all(map(is_legal, attempts)):
+                wrong.append(f"{job} has an illegal history: {attempts}")
             if left := self.board.list_processes(job):
                 wrong.append(f"{job} left processes {left}")
         free = self.retry(lambda: self.board.call("GET", "hosts"))[0]
@@ -154,14 +189,66 @@ class FaultMix:
         return wrong
 
 
+def is_legal(history: list[str]) -> bool:
+    """Return whether an attempt can have these statuses in turn. A fault of the host ends it without a final status."""
+    pairs = itertools.pairwise(history)
+    return history[0] == "queued" and all(after in LEGAL.get(before, set()) for before, after in pairs)
+
+
+@contextlib.contextmanager
+def fill_run_disk(disk: Path) -> Iterator[None]:
+    with contextlib.suppress(AssertionError):  # a job that ends frees space
+        fill_disk(disk)
+    yield
+    (disk / "filling").unlink()
+
+
+@contextlib.contextmanager
+def protect_folder(folder: Path) -> Iterator[None]:
+    """Mount an empty read-only file system over a folder."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", folder], check=True)
+    yield
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextlib.contextmanager
+def protect_database(url: str) -> Iterator[None]:
+    def set_read_only(value: str) -> None:
+        with psycopg.connect(url, autocommit=True) as database:
+            database.execute("SET default_transaction_read_only = off")
+            name = database.info.dbname
+            database.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = {value}")  # type: ignore[arg-type]
+            terminate_sessions(database)
+
+    set_read_only("on")
+    yield
+    set_read_only("off")
+
+
+@contextlib.contextmanager
+def refuse_redis_writes(board: Board) -> Iterator[None]:
+    """Set a memory limit, as far as Redis is there: another fault may kill it, and a new process has no limit."""
+    for limit in (1, 0):
+        with contextlib.suppress(redis.ConnectionError):
+            board.connect_redis().config_set("maxmemory", limit)
+        if limit:
+            yield
+
+
 def _kill(pid: int, number: signal.Signals, *, group: bool = False) -> None:
     with contextlib.suppress(ProcessLookupError):
         (os.killpg if group else os.kill)(pid, number)
 
 
 def run(seconds: float, seed: int) -> int:
-    with tempfile.TemporaryDirectory(prefix="meshboard-mix-") as folder, run_board(Path(folder) / "state") as made:
-        mix = FaultMix(made, seed)
+    with contextlib.ExitStack() as stack:
+        state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshboard-mix-"))) / "state"
+        (state / "tmp").mkdir(parents=True)
+        (state / "tmp").chmod(0o1777)
+        stack.enter_context(mount_small_disk(state / "runs", RUN_DISK_SIZE))
+        url = stack.enter_context(run_postgres()).url
+        made = stack.enter_context(run_board(state, MESHBOARD_DATABASE_URL=url, TMPDIR=str(state / "tmp")))
+        mix = FaultMix(made, url, seed)
         deadline = time.monotonic() + seconds
         next_fault = time.monotonic() + 5
         while time.monotonic() < deadline:
@@ -171,6 +258,8 @@ def run(seconds: float, seed: int) -> int:
                 mix.inject_fault()
                 next_fault = time.monotonic() + mix.random.uniform(2, 10)
             time.sleep(0.3)
+        if mix.outage:
+            mix.outage.join()
         print(f"seed {seed}: {len(mix.jobs)} jobs, faults {dict(sorted(mix.killed.items()))}", flush=True)
         with contextlib.suppress(AssertionError):  # `check` reports jobs that have not ended by then
             wait_until(lambda: not mix.list_live_jobs(), "every job has ended", 180, 1)
@@ -182,6 +271,7 @@ def run(seconds: float, seed: int) -> int:
     for line in wrong:
         print(f"FAILED {line}")
     failed = len({line.split()[0] for line in wrong})
+    print(f"{mix.num_requeued} jobs were queued again")
     print(f"{len(mix.jobs) - failed} passed, {failed} failed")
     return 1 if wrong else 0
 

@@ -261,7 +261,8 @@ def claim_attempt(run_dir: Path, order: LaunchOrder) -> AttemptDir | None:
             _create_job_dir(attempt, order["spec"])
             write_json(draft / attempt.order_file.name, order)
             if conflict:  # failed instead of lost, because it is certain that the attempt never ran
-                write_json(draft / attempt.exit_file.name, build_host_exit_report(attempt, "failed", conflict))
+                report = build_host_exit_report(attempt, "failed", conflict, host_fault="launch")
+                write_json(draft / attempt.exit_file.name, report)
             draft.rename(attempt.host_dir)
         except OSError:
             for folder in (draft, attempt.job_dir):
