@@ -3,8 +3,8 @@
 Processes are killed or stopped. For some seconds, the disk of the run directory is full, the temporary folder of the
 host or PostgreSQL is read-only, or Redis refuses writes.
 
-The command prints `N passed, N failed`. It checks that an acknowledged job is never lost, and that a job without a
-fault of its own succeeds. Every history is valid, no request gets status 500, and no process or slot is left.
+The command prints `N passed, N failed`. It checks that an acknowledged job is never lost, and that a job succeeds
+if no fault was injected into it. Every history is valid, no request gets status 500, and no process or slot is left.
 """
 
 from __future__ import annotations
