@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import urllib.error
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from jobs.models import TERMINAL
 from tests.support.board import Board, run_board
 from tests.support.browser import log_in, open_context, run_chromium, serve_static_files
 from tests.support.processes import wait_until
+
+PLANNER_PATHS = re.compile(r"/plan/.*|/api/v1/jobs/[^/]+/(advice|smaller)")
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +87,7 @@ def page(browser: Browser, running_board: Board) -> Iterator[Page]:
 
 
 def _complains(shown: ConsoleMessage) -> bool:
-    """Return whether a console message is a fault. The page retries a plan that a busy board refused."""
-    if "status of 503" in shown.text and urlsplit(shown.location["url"]).path == "/plan/":
+    """Return whether a console message is a fault. Pages retry a request that a busy planner refused."""
+    if "status of 503" in shown.text and PLANNER_PATHS.fullmatch(urlsplit(shown.location["url"]).path):
         return False
     return shown.type in ("error", "warning")

@@ -72,22 +72,33 @@ def test_explanation_is_for_the_stage_of_the_figure(page: Page, running_board: B
     expect(page.locator("#explain[open] h2")).to_contain_text("memory of a rank of stage 1 = 63.1 GiB")
 
 
-@pytest.mark.extended
-def test_form_retries_a_busy_planner(page: Page, running_board: Board) -> None:
-    """`tests/jobs/planning/test_planner_processes.py` tests the 503 of the server."""
-    tab = page.context.new_page()  # its console may contain the 503
+def refuse_once(page: Page, path: str) -> None:
+    """Answer the next request of a path like a busy planner. See `tests/jobs/planning/test_planner_processes.py`."""
     busy = {
         "errors": [{"field": "request", "message": "All 2 planner processes are busy. Try again in a few seconds."}]
     }
-    tab.route("**/plan/", lambda route: route.fulfill(status=503, json=busy, headers={"Retry-After": "2"}), times=1)
-    tab.goto(f"{running_board.url}/jobs/new/")
-    status = tab.locator("#plan-status")
+    page.route(f"**{path}", lambda route: route.fulfill(status=503, json=busy, headers={"Retry-After": "2"}), times=1)
+
+
+@pytest.mark.extended
+def test_form_retries_a_busy_planner(page: Page, running_board: Board) -> None:
+    refuse_once(page, "/plan/")
+    page.goto(f"{running_board.url}/jobs/new/")
+    status = page.locator("#plan-status")
     expect(status).to_have_text("The planner is busy. Retrying in 2 s.")
     expect(status).to_have_attribute("data-tone", "warn")
-    expect(tab.locator("#estimate")).to_have_attribute("data-stale", "true")
+    expect(page.locator("#estimate")).to_have_attribute("data-stale", "true")
     expect(status).to_contain_text("Fits.")
-    expect(tab.locator('#estimate [data-show="world"]')).to_have_text("4 ranks")
-    tab.close()
+    expect(page.locator('#estimate [data-show="world"]')).to_have_text("4 ranks")
+
+
+@pytest.mark.extended
+def test_search_retries_a_busy_planner(page: Page, running_board: Board) -> None:
+    page.goto(f"{running_board.url}/planner/")
+    expect(page.locator('.lane[data-best="true"]')).to_have_count(1)
+    refuse_once(page, "/plan/search/")
+    page.click("#search")
+    expect(page.locator("#search-status")).to_contain_text("fit in memory.")
 
 
 @pytest.mark.extended
