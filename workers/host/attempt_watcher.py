@@ -38,7 +38,7 @@ from workers.host.settings import HostSettings
 
 log = logging.getLogger(__name__)
 
-SUPERVISOR_START_TIMEOUT_S = 15.0  # from the order to the supervisor's PID file
+SUPERVISOR_START_TIMEOUT_S = 15.0  # from the order to the supervisor's process
 # A supervisor needs 1 s to see the flag, 10 s of TERM, and a moment for KILL. With one check per second and the time
 # to kill, an attempt whose supervisor does not respond is gone 15 s after the cancel flag is set.
 CANCEL_TIMEOUT_S = 12.5
@@ -142,9 +142,8 @@ class AttemptWatcher:
     def _report_lost_supervisor(self, attempt: AttemptDir) -> bool:
         """Write the exit report if the supervisor ended without a valid one. Return whether it was written."""
         # The order matters: a supervisor that is found dead has already written its report, if it ever will.
-        ordered = attempt.get_order_time()
-        is_recent = ordered is not None and time.time() - ordered <= SUPERVISOR_START_TIMEOUT_S
-        is_alive = attempt.get_supervisor() is not None or (is_recent and not attempt.pid_file.exists())
+        is_alive = attempt.get_supervisor() is not None or _is_supervisor_starting(attempt)
+        has_started = attempt.pid_file.exists()
         reason = "the supervisor ended without an exit report; its ranks were stopped"
         try:
             if attempt.read_exit() is not None:
@@ -153,9 +152,13 @@ class AttemptWatcher:
             log.warning("%s/%s: %s", attempt.job, attempt.attempt, error)
             remove_path(attempt.exit_file)
             reason = f"the supervisor ended, and its report cannot be read: {error}"
-        if not is_alive and attempt.is_before_restart():
+        if is_alive:
+            return False
+        if not has_started:
+            return self._end(attempt, "failed", "the supervisor did not start", "launch")
+        if attempt.is_before_restart():
             return self._end(attempt, "failed", "the machine or container of the host restarted", "restart")
-        return not is_alive and self._end(attempt, "lost", reason)
+        return self._end(attempt, "lost", reason)
 
     def _read_cancel_flags(self, living: list[AttemptDir]) -> None:
         """Update which attempts are cancelled. While Redis is unreachable, the previous flags stay."""
@@ -206,7 +209,7 @@ class AttemptWatcher:
             discard_path(folder)
         if attempt.exit_file.exists():  # the supervisor has written it in the meantime
             return True
-        if outcome == "lost" and attempt.get_supervisor() is not None:  # the supervisor started late
+        if outcome != "cancelled" and attempt.get_supervisor() is not None:  # the supervisor started late
             return False
         return self._exits.record(attempt, outcome, reason, host_fault)
 
@@ -232,6 +235,25 @@ def kill_supervisor(attempt: AttemptDir) -> None:
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while get_process_id(supervisor.pid) == supervisor and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def _build_supervisor_arguments(attempt: AttemptDir) -> list[str]:
+    return ["-m", "workers.host.supervisor", str(attempt.run_dir), attempt.job, str(attempt.attempt)]
+
+
+def _is_supervisor_starting(attempt: AttemptDir) -> bool:
+    """Return whether the supervisor can still write its PID file. On a busy machine, its imports take long."""
+    if attempt.pid_file.exists():
+        return False
+    ordered = attempt.get_order_time()
+    if ordered is not None and time.time() - ordered <= SUPERVISOR_START_TIMEOUT_S:
+        return True
+    arguments = _build_supervisor_arguments(attempt)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[-len(arguments) :] == arguments:
+                return True
+    return False
 
 
 def _write_note(attempt: AttemptDir, text: str) -> bool:
@@ -300,10 +322,10 @@ class AttemptStarter:
 
     def _start_supervisor(self, attempt: AttemptDir) -> None:
         # --fork detaches the supervisor from this process and its group.
-        command = ["setsid", "--fork", sys.executable, "-m", "workers.host.supervisor"]
+        command = ["setsid", "--fork", sys.executable]
         with attempt.supervisor_log.open("ab") as out:
             subprocess.run(
-                [*command, str(attempt.run_dir), attempt.job, str(attempt.attempt)],
+                [*command, *_build_supervisor_arguments(attempt)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

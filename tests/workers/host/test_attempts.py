@@ -103,6 +103,25 @@ def test_attempt_before_a_restart_failed_because_of_its_host(redis_service: Redi
     assert read_json(after.exit_file)["outcome"] == "lost", "only the supervisor ended"
 
 
+def test_supervisor_has_any_time_to_start(
+    redis_service: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a supervisor that a busy machine keeps in its imports. After its end, the job can run on another host."""
+    monkeypatch.setattr(attempt_watcher, "SUPERVISOR_START_TIMEOUT_S", -1.0)
+    claimed = claim_attempt(tmp_path, build_launch_order())
+    assert claimed is not None
+    watch = AttemptWatcher(tmp_path, redis_service.client())
+    arguments = ["-m", "workers.host.supervisor", str(tmp_path), claimed.job, str(claimed.attempt)]
+    importing = [sys.executable, "-c", "import sys; sys.stdin.read()", *arguments]
+    with subprocess.Popen(importing, stdin=subprocess.PIPE):  # reads until the end of the block
+        assert watch.check() is False
+        assert claimed.read_exit() is None
+    assert watch.check() is True
+    report = read_json(claimed.exit_file)
+    assert (report["outcome"], report["reason"]) == ("failed", "the supervisor did not start")
+    assert report["host_fault"] == "launch"
+
+
 def deep(path: Path) -> None:
     path.write_text("[" * 100_000)
 
