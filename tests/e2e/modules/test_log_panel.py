@@ -371,6 +371,14 @@ def test_root_cause_is_at_the_top_after_a_failure(
 
 
 @pytest.mark.extended
+def test_root_cause_shortens_a_message_that_its_lines_contain(panel: Callable[..., Page]) -> None:
+    reason = f"rank 2 ended with exit code 1: RuntimeError: {'a key is missing, ' * 20}"
+    page = panel(members=GANG, finished=True, status="failed", exit={**EXIT, "reason": reason, "log_tail": TRACE})
+    say(page, log(2, 1, 0, *TRACE), node=1)
+    expect(page.locator("[data-log=cause] p").first).to_have_text(f"{reason[:240].strip()}…")
+
+
+@pytest.mark.extended
 def test_last_lines_are_scrolled_to_the_error(panel: Callable[..., Page]) -> None:
     lines = [f"Collecting package {i} with a name of two rows on a phone" for i in range(10)]
     tail = [*lines, "ERROR: No such package", "Hint: check the name"]

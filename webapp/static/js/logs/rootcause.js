@@ -5,8 +5,8 @@ import { findLevel } from "./levels.js";
 import { lastCollective } from "./places.js";
 
 const TRACEBACK = /^(?:\[[^\]]{0,40}\]:? ?)?Traceback \(most recent call last\)/;
-
 const PREFIX = /^\[[^\]]{0,40}\]:? ?/; // of torchrun, for example "[rank1]: "
+const MAX_REASON_CHARACTERS = 240;
 
 /** Return the number of lines of a traceback: up to the exception, and indented lines of its message. */
 function countLines(texts) {
@@ -71,7 +71,9 @@ export function showCause(box, cause, go) {
   const key = JSON.stringify(cause);
   if (box.dataset.key === key) return;
   box.dataset.key = key;
-  const parts = [el("h3", {}, `Root cause: ${cause.title}`), el("p", {}, cause.reason)];
+  const isRepeated = cause.found && cause.reason.length > MAX_REASON_CHARACTERS; // the lines below contain the whole message
+  const reason = isRepeated ? `${cause.reason.slice(0, MAX_REASON_CHARACTERS).trimEnd()}…` : cause.reason;
+  const parts = [el("h3", {}, `Root cause: ${cause.title}`), el("p", {}, reason)];
   if (cause.rank !== null) {
     parts.push(el("p", { className: "note" }, cause.collective || "Last collective unknown."));
   }
