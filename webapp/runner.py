@@ -39,6 +39,9 @@ from workers.host.settings import get_credentials_file
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_PORT = 8000
 LOGIN_LINK_MINUTES = 15
+REDIS_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0  # of the web server. On a busy machine, imports take over a minute
+SLOW_START_S = 20.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SERVICES = ["web", "controller", "recorder", "host"]
 # Linux uses higher ports for outgoing connections, which could take the port while Redis is down.
@@ -237,7 +240,7 @@ def make_redis_service(state: Path, environment: dict[str, str], maxmemory: str)
     return Service("redis", build_redis_command(state / "redis", int(port), password, maxmemory), environment, ROOT)
 
 
-def wait_for_redis(url: str, state: Path, timeout_s: float = 20.0) -> RedisVersion:
+def wait_for_redis(url: str, state: Path, timeout_s: float = REDIS_TIMEOUT_S) -> RedisVersion:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -250,13 +253,22 @@ def wait_for_redis(url: str, state: Path, timeout_s: float = 20.0) -> RedisVersi
             time.sleep(0.05)
 
 
-def wait_for_web(port: int, fleet: ProcessManager, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
+def wait_for_web(port: int, fleet: ProcessManager, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Wait until the web server accepts connections.
+
+    Raises:
+        StartError: It ended, or is silent for `timeout_s`.
+    """
+    start, is_slow = time.monotonic(), False
+    while fleet.is_alive("web"):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return
-        if not fleet.is_alive("web"):
-            break
+        waited_s = time.monotonic() - start
+        if waited_s > timeout_s:
+            raise StartError(f"The web server did not answer in {timeout_s:.0f} s. Read {fleet.get_log('web')}.")
+        if waited_s > SLOW_START_S and not is_slow:
+            is_slow = True
+            print_line(f"The web server is still starting. Meshboard waits for up to {timeout_s:.0f} s.")
         time.sleep(0.05)
     raise StartError(f"The web server did not start. Its log ends with:\n{fleet.read_log_tail('web')}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import ROOT, base_environment, scale_timeout
+from webapp.processes import ProcessManager, Service
 from webapp.runner import (
     LOGIN_LINK_MINUTES,
     StartError,
@@ -20,9 +22,11 @@ from webapp.runner import (
     build_web_environment,
     choose_redis_port,
     describe_isolation,
+    find_free_port,
     get_redis_url,
     runs_own_redis,
     wait_for_redis,
+    wait_for_web,
 )
 
 
@@ -54,6 +58,26 @@ def test_reports_invalid_settings_without_a_traceback(tmp_path: Path) -> None:
 def test_reports_an_unreachable_redis_at_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="Redis did not answer in 0 s"):
         wait_for_redis("redis://127.0.0.1:1/0", tmp_path, timeout_s=0.1)
+
+
+LATE = "import socket, time; time.sleep(1); s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
+
+
+def test_waits_for_a_web_server_that_starts_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port, manager = find_free_port(), ProcessManager(tmp_path)
+    monkeypatch.setattr("webapp.runner.SLOW_START_S", 0.2)
+    manager.start(Service("web", [sys.executable, "-c", LATE.format(port=port)], dict(os.environ), tmp_path))
+    try:
+        with pytest.raises(StartError, match=r"The web server did not answer in 0 s\. Read .*web\.log"):
+            wait_for_web(port, manager, timeout_s=0.1)
+        wait_for_web(port, manager)
+    finally:
+        manager.stop(["web"])
+    assert "The web server is still starting. Meshboard waits for up to 180 s." in capsys.readouterr().out
+    with pytest.raises(StartError, match="The web server did not start"):
+        wait_for_web(port, manager)
 
 
 def test_redis_keeps_its_port_or_reports_a_new_port(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
