@@ -49,7 +49,7 @@ CAUSES: list[tuple[Outcome, bool]] = [
 ]
 FIELDS_BY_RANK = ("cells", "verdict", "peak_bytes", "memory")
 PROGRESS_FIELDS = ("steps", "ran_steps")
-MAX_RANK_FAULTS = 3  # attempts of a job that count as failures of their hosts because of their logs, or of restarts
+MAX_RANK_FAULTS = 3  # attempts of a job with a host fault other than a failed launch. Later attempts fail
 MAX_FAULTS_IN_ROW = 3  # failed launches until a host closes
 CLOSED_AFTER_FAULTS = timedelta(minutes=10)  # then the next launch is the probe
 log = logging.getLogger(__name__)
