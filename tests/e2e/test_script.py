@@ -45,7 +45,6 @@ def test_uploaded_folder_runs_on_a_host_and_is_kept_in_a_copy(page: Page, runnin
         packed.writestr("lib.py", "WORD = 'from the upload'\nprint('step 3 loss 2.5')")
         packed.writestr("train.py", "import lib\nopen('written', 'w').close()\nprint(lib.WORD, flush=True)\n")
     page.get_by_role("link", name="Run a script").click()
-    page.check("input[name=source][value=upload]")
     page.set_input_files("#upload-file", archive)
     expect(page.locator("#upload-status")).to_contain_text("Uploaded: demo.zip, 2 files")
     expect(page.locator("[data-field='script.path']")).to_have_value("train.py")

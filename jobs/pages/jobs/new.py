@@ -48,6 +48,7 @@ PLAN_FIELDS = derived.read_fields(
     "script.plan.train", TrainSpec, only=["global_batch", "micro_batches", "seq_len", "precision"]
 ) | {"script.plan.model": derived.HIDDEN_JSON, "script.plan.layout": derived.HIDDEN_JSON}
 SCRIPT_FIELDS |= PLAN_FIELDS
+HOST_SCRIPT_FIELDS = ("script.path", "script.module", "script.command")  # without an upload, they start files of hosts
 PLAN_MODEL = "plan_model"  # the choice of the model: a preset, COPIED_MODEL, or "" without a prediction
 COPIED_MODEL = "copied"
 PLAN_CONFIG = "plan_config"  # the text of a Hugging Face config.json, instead of the choice
@@ -195,7 +196,7 @@ def _render_script_form(request: HttpRequest, values: dict[str, Any], problems: 
         "presets": spec_form.list_presets(),
         "values": values,
         "upload": upload,
-        "uploads_script": bool(sha256),
+        "uploads_script": bool(sha256) or not any(values[name] for name in HOST_SCRIPT_FIELDS),
         "scripts": list_scripts(list_paths(upload), MAX_LISTED_SCRIPTS) if upload else [],
         "upload_limits": {
             "part_bytes": MAX_PART_BYTES,

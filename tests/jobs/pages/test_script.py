@@ -35,7 +35,9 @@ FORM = {
 
 def test_form_submits_and_copies_a_script(client: Client, owner: User) -> None:
     client.force_login(owner)
-    assert b"Run a script" in client.get("/jobs/script/").content
+    empty = client.get("/jobs/script/").content.decode()
+    assert "Run a script" in empty
+    assert 'value="upload" checked' in empty
     form = {**FORM, "script.args": "--text 'two words'"}
     assert client.post("/jobs/script/", form).status_code == 302
     job = Job.objects.get()
@@ -55,6 +57,7 @@ def test_form_submits_and_copies_a_script(client: Client, owner: User) -> None:
     assert "script-title" in page
     again = client.get(f"/jobs/script/?from={job.id}").content.decode()
     assert "--text &#x27;two words&#x27;" in again
+    assert 'value="hosts" checked' in again
 
 
 def test_pages_escape_direction_characters(client: Client, owner: User, staff: User) -> None:
