@@ -47,7 +47,7 @@ def gang(hosts: Cluster) -> Iterator[str]:
 
 
 def wait_until_none_left(hosts: Cluster, job: str, within_s: float = END_S, attempt: int = 1) -> None:
-    wait_until(lambda: not hosts.processes(job, attempt), f"nothing of {job} is left", within_s, 0.1)
+    wait_until(lambda: not hosts.processes(job, attempt), f"all processes of {job} end", within_s, 0.1)
 
 
 def check_queued_again(hosts: Cluster, job: str, cause: str, within_s: float) -> None:
