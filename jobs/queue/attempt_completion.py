@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
@@ -15,7 +16,7 @@ from django.db import transaction
 from django.db.models import F, QuerySet
 from django.utils import timezone
 
-from contracts.control import ExitReport, Outcome, Summary
+from contracts.control import VERSION, ExitReport, Outcome, Summary
 from jobs.core.kinds import get_kind
 from jobs.models import (
     HOST_SILENT_AFTER,
@@ -143,6 +144,24 @@ def parse_lab_result(data: object) -> LabResult | None:
         return LabResult.model_validate_json(json.dumps(data))
     except (ValueError, TypeError):
         return None
+
+
+def build_exit_report(attempt: Attempt, outcome: Outcome, reason: str) -> ExitReport:
+    """Return the report of a member whose host sent none."""
+    return ExitReport(
+        v=VERSION,
+        job=attempt.job_id,
+        attempt=attempt.number,
+        outcome=outcome,
+        reason=reason[:MAX_REASON_CHARACTERS],
+        exit_code=None,
+        rank=None,
+        signal=None,
+        log_tail=[],
+        started=attempt.created.timestamp(),
+        finished=time.time(),
+        summary=None,
+    )
 
 
 def end_member(member: Member, exit: ExitReport) -> None:

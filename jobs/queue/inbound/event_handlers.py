@@ -105,7 +105,7 @@ def _update_host(event: HostEvent, *, replayed: bool) -> bool:
         log.warning("Host %s starts no jobs until its health check succeeds: %s", host.name, values["problem"])
     if host.boot_id != event["boot_id"]:
         exited = {_get_key(report) for report in event["attempts"] if report["state"] == "exited"}
-        _lose_members_before_boot(host, exited)
+        _end_members_before_boot(host, exited)
     return True
 
 
@@ -124,17 +124,18 @@ def _count_missed(host: Host, reported: set[AttemptKey]) -> None:
     Member.objects.filter(pk__in=seen, missed__gt=0).update(missed=0)
 
 
-def _lose_members_before_boot(host: Host, exited: set[AttemptKey]) -> None:
-    """Mark members from before a reboot as lost. `host` is the row before the heartbeat.
+def _end_members_before_boot(host: Host, exited: set[AttemptKey]) -> None:
+    """End members from before a reboot, so that their jobs run again. `host` is the row before the heartbeat.
 
     Members that the host reports as exited end by their report.
     """
     unended = Member.objects.filter(host=host, ended__isnull=True, attempt__created__lte=host.last_seen)
     # A member that never ran and should still start is ordered again instead.
     ran = unended.filter(Q(attempt__job__status=Status.CANCELLING) | ~lifecycle.NEVER_RAN)
-    for member in ran.select_related("attempt"):
+    for member in ran.select_related("attempt__job"):
         if (member.attempt.job_id, member.attempt.number) not in exited:
-            attempt_completion.lose_member(member, f"host {host.name} was rebooted")
+            exit = attempt_completion.build_exit_report(member.attempt, "failed", f"host {host.name} was rebooted")
+            attempt_completion.end_member(member, {**exit, "host_fault": "restart"})
 
 
 def _get_key(report: AttemptReport) -> AttemptKey:

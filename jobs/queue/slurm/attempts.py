@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import cast
 
@@ -10,7 +9,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from contracts.control import ALLOCATION_ORDER_VERSION, VERSION, AllocationOrder, ExitReport, Outcome, UploadOrder
+from contracts.control import ALLOCATION_ORDER_VERSION, AllocationOrder, ExitReport, Outcome, UploadOrder
 from jobs.core.credentials import derive_upload_secret, issue_run_token
 from jobs.models import MAX_REASON_CHARACTERS, Attempt, Job, Member, RunToken, Status
 from jobs.queue import attempt_completion, lifecycle, termination
@@ -136,21 +135,8 @@ def lose(attempt: Attempt, reason: str) -> None:
 
 def _end_members(attempt: Attempt, outcome: Outcome, reason: str) -> None:
     for member in _list_unended(attempt):
-        report = cast(ExitReport | None, member.exit) or ExitReport(
-            v=VERSION,
-            job=attempt.job_id,
-            attempt=attempt.number,
-            outcome="lost",
-            reason="",
-            exit_code=None,
-            rank=None,
-            signal=None,
-            log_tail=[],
-            started=attempt.created.timestamp(),
-            finished=time.time(),
-            summary=None,
-        )
-        attempt_completion.end_member(member, {**report, "outcome": outcome, "reason": reason[:MAX_REASON_CHARACTERS]})
+        sent = cast(ExitReport | None, member.exit) or attempt_completion.build_exit_report(attempt, outcome, reason)
+        attempt_completion.end_member(member, {**sent, "outcome": outcome, "reason": reason[:MAX_REASON_CHARACTERS]})
     _record_engine_end(attempt)
 
 

@@ -234,14 +234,21 @@ def test_accepts_an_exit_in_an_older_heartbeat(job: Job, live_redis: redis.Redis
     assert Outbox.objects.filter(task=TASK_ACKNOWLEDGE).count() == 1
 
 
-def test_reboot_loses_running_attempts(job: Job, live_redis: redis.Redis) -> None:
+def test_reboot_queues_running_jobs_again(job: Job, live_redis: redis.Redis) -> None:
     start_running(job, live_redis)
     receive(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1))
-    assert status(job) == Status.LOST
+    assert status(job) == Status.QUEUED
     last = StateChange.objects.filter(job=job).last()
     assert last is not None
-    assert last.reason == "host host-a was rebooted"
+    assert (last.attempt, last.reason) == (2, "queued again, because the host failed: host host-a was rebooted")
     assert SlotAllocation.objects.count() == 0
+
+
+def test_reboot_ends_a_cancelled_job(job: Job, live_redis: redis.Redis) -> None:
+    start_running(job, live_redis)
+    assert actions.cancel(job, "tester")
+    receive(live_redis, host_event(boot_id="after", incarnation="second", began=2.0, sequence=1))
+    assert status(job) == Status.CANCELLED
 
 
 def test_accepts_an_exit_report_after_a_reboot(job: Job, live_redis: redis.Redis) -> None:
