@@ -125,7 +125,7 @@ def _count_missed(host: Host, reported: set[AttemptKey]) -> None:
 
 
 def _end_members_before_boot(host: Host, exited: set[AttemptKey]) -> None:
-    """End members from before a reboot, so that their jobs run again. `host` is the row before the heartbeat.
+    """End members from before a reboot. Their jobs return to the queue. `host` is the row before the heartbeat.
 
     Members that the host reports as exited end by their report.
     """
