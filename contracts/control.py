@@ -43,9 +43,9 @@ END_WARNING_SUFFIX: Final = "warned"
 
 Outcome = Literal["succeeded", "failed", "cancelled", "lost"]
 # Stage of a failure that the host caused. Only the host itself decides that a launch failed because of the host, or
-# that its machine restarted. That ranks failed because of a host follows from their logs, which a job can forge, or
-# from a gang that did not start.
-HostFault = Literal["launch", "ranks", "restart"]
+# that its machine restarted. That ranks failed because of the host follows from their logs, which a job can forge. If
+# the hosts of a gang did not start together, the host that reports it is not the cause.
+HostFault = Literal["launch", "ranks", "restart", "gang"]
 Slots = Annotated[list[Slot], Field(max_length=65536)]
 RankText = Annotated[str, Field(pattern=r"^[0-9]{1,5}$")]  # a rank as a JSON key
 ExitCode = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]

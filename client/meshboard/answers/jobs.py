@@ -146,7 +146,7 @@ class ExitReport(TypedDict):
     evidence: NotRequired[list[str]]
     failed_at: NotRequired[float]
     first_error: NotRequired[str]
-    host_fault: NotRequired[Literal["launch", "ranks", "restart"]]
+    host_fault: NotRequired[Literal["launch", "ranks", "restart", "gang"]]
     kill: NotRequired[KillEvidence]
     lost_peer: NotRequired[bool]
     preempted: NotRequired[bool]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from jobs.queue.scheduling.backfill import (
@@ -202,20 +202,23 @@ class SlotAllocator:
     def get_unit(self, job: QueuedJob) -> int | None:
         """Return the unit that each host's share is a multiple of, or None if the job cannot fit."""
         if job.id not in self._unit_by_job:
-            eligible, demand = self.get_eligible(job), job.demand
-            key = (eligible.names, demand)
-            if key not in self._units:
-                models = ([self.taking[name].slots for name in names] for names in eligible.by_model)
-                fitting = {demand.get_best_unit(sizes) for sizes in models}
-                self._units[key] = next((unit for unit in demand.units if unit in fitting), None)
-            self._unit_by_job[job.id] = self._units[key]
+            self._unit_by_job[job.id] = self._find_unit(self.get_eligible(job), job.demand)
         return self._unit_by_job[job.id]
+
+    def _find_unit(self, eligible: EligibleHosts, demand: SlotDemand) -> int | None:
+        key = (eligible.names, demand)
+        if key not in self._units:
+            models = ([self.taking[name].slots for name in names] for names in eligible.by_model)
+            fitting = {demand.get_best_unit(sizes) for sizes in models}
+            self._units[key] = next((unit for unit in demand.units if unit in fitting), None)
+        return self._units[key]
 
     def get_eligible(self, job: QueuedJob) -> EligibleHosts:
         """Return the hosts that the job can use. Jobs with equal conditions share one object."""
         if job.id not in self._eligible_by_job:
             booking_key = (job.project, job.limit_s) if self._has_bookings else None
-            key = (job.wanted_host, job.pool, job.labels, job.faulty_hosts, booking_key)
+            faults_key = (job.faulty_hosts, job.demand) if job.faulty_hosts else None
+            key = (job.wanted_host, job.pool, job.labels, faults_key, booking_key)
             if key not in self._eligible:
                 self._eligible[key] = self._find_eligible(job)
             self._eligible_by_job[job.id] = self._eligible[key]
@@ -225,12 +228,11 @@ class SlotAllocator:
         names = [job.wanted_host] if job.wanted_host else list(self.taking)
         candidates = (self.taking[name] for name in names if name in self.taking)
         matching = [host for host in candidates if host.matches(job) and not host.is_reserved_for_others(job)]
-        hosts = [host for host in matching if host.name not in job.faulty_hosts] or matching
-        models: dict[str, list[str]] = {}
-        for host in hosts:
-            models.setdefault(host.device_name, []).append(host.name)
-        by_model = tuple(tuple(sorted(models[model])) for model in sorted(models))
-        return EligibleHosts(frozenset(host.name for host in hosts), by_model)
+        if job.faulty_hosts:
+            others = _group_by_model(host for host in matching if host.name not in job.faulty_hosts)
+            if self._find_unit(others, job.demand) is not None:
+                return others
+        return _group_by_model(matching)
 
     def find_most_open(self, job: QueuedJob) -> str | None:
         """Return the host with the most free slots among the hosts that are open to the job."""
@@ -303,6 +305,14 @@ class SlotAllocator:
 
     def _close(self, name: str) -> None:
         del self.open[bisect_left(self.open, (len(self.free[name]), name))]
+
+
+def _group_by_model(hosts: Iterable[HostState]) -> EligibleHosts:
+    models: dict[str, list[str]] = {}
+    for host in hosts:
+        models.setdefault(host.device_name, []).append(host.name)
+    by_model = tuple(tuple(sorted(models[model])) for model in sorted(models))
+    return EligibleHosts(frozenset(chain(*by_model)), by_model)
 
 
 def _choose_spread(job: QueuedJob, unit: int, models: Iterable[Mapping[str, int]]) -> dict[str, int] | None:

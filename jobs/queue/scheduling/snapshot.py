@@ -56,7 +56,7 @@ OWNER_DISABLED = "The account of the owner is disabled. The job can start after 
 OWNER_NOT_SUBMITTER = "The owner is no longer allowed to submit jobs to project {}, so the job does not start."
 OWNER_FIELDS = ("owner__is_active", "owner__is_staff")
 MAX_RESERVATION_LEAD = timedelta(days=366)  # the maximum time limit of a job is a year
-AVOID_FAULTY_HOST = timedelta(hours=1)  # longer than a host stays closed after failed launches
+AVOID_FAULTY_HOST = timedelta(minutes=15)  # longer than a host stays closed after failed launches
 # Between the last messages of a host and its supervisor, and between the ends of the lease and the ranks.
 LEASE_MARGIN = timedelta(seconds=30)
 

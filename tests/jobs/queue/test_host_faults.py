@@ -205,3 +205,5 @@ def test_faulty_host_is_used_if_no_other_fits() -> None:
     one: HostState = build_host("host-a", 4)
     assert places(plan_pass([wary], [one, build_host("host-b", 8)])) == {"wary": "host-b"}
     assert places(plan_pass([wary], [one])) == {"wary": "host-a"}
+    wide = build_job("wide", 4, faulty_hosts=frozenset({"host-a"}))
+    assert places(plan_pass([wide], [one, build_host("host-b", 2)])) == {"wide": "host-a"}

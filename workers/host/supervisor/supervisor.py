@@ -229,7 +229,7 @@ class Supervisor(TelemetrySession):
         try:
             await coordinate_start(launcher, gang, address, get_leader, lambda: self.summary.training)
         except NotReadyError as error:
-            self._host_fault = "ranks"  # of another host, or of the network between hosts
+            self._host_fault = "gang"
             self._end("failed", f"the gang did not start: {error}")
 
     def _handle_term(self) -> None:
