@@ -94,7 +94,7 @@ def test_host_starts_while_the_board_is_unreachable(
         board.process.kill()
         board.process.wait()
     with joined(board, redis_service, tmp_path, "again.log"):
-        assert "going on with what was kept" in (tmp_path / "again.log").read_text()
+        assert "continuing with the settings stored in" in (tmp_path / "again.log").read_text()
     for name, value in environment(tmp_path, MESHBOARD_HOST_NAME="gpu-7", MESHBOARD_URL=board.url).items():
         monkeypatch.setenv(name, value)
     well = ("joined", "Redis", "clock", "ports", "torch")
