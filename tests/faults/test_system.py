@@ -76,7 +76,8 @@ def test_job_survives_killed_controller_and_web(installation: Board, running_job
     installation.wait_for_status(running_job, "running")
     assert statuses(installation, running_job) == ["queued", "starting", "running"]
     # The next service continues and receives the report of the end.
-    wait_until(lambda: "The other controller has ended" in installation.read_log("controller"), "the lease of the killed one ends", 30)
+    resumed = "The other controller has ended"
+    wait_until(lambda: resumed in installation.read_log("controller"), "the lease of the killed one ends", 30)
     installation.call("POST", f"jobs/{running_job}/cancel")
     installation.wait_for_status(running_job, "cancelled")
     assert [*list_session_pids(pids["controller"]), *list_session_pids(pids["web"])] == []

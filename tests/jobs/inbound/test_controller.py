@@ -394,7 +394,7 @@ def test_process_takes_over_survives_redis_and_exits(
     first.kill()
     wait_until(lambda: "The other controller has ended" in log("second"), "the second one takes over", START_TIMEOUT_S)
     redis_service.stop(signal.SIGKILL)
-    wait_until(lambda: "Stage events cannot continue" in log("second"), "the outage of Redis is logged", START_TIMEOUT_S)
+    wait_until(lambda: "Stage events cannot continue" in log("second"), "it logs the outage", START_TIMEOUT_S)
     redis_service.start()
     heartbeat = "import redis; from tests.jobs.conftest import host_event, send_event"
     heartbeat += f"; send_event(redis.Redis.from_url({redis_service.url!r}), host_event(slots=7))"
