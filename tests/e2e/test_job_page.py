@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from contracts.names import telemetry_stream
-from tests.e2e.layout_shift import assert_still, open_late
+from tests.e2e.slow_pages import assert_still, open_late
 from tests.support.board import Board
 from tests.support.browser import open_context, open_tab
 from tests.support.processes import scale_timeout, wait_until

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.layout_shift import assert_still, open_late
+from tests.e2e.slow_pages import assert_still, open_late
 from tests.support.board import Board
 from tests.support.processes import wait_until
 

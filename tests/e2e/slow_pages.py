@@ -1,8 +1,10 @@
-"""Detect elements that move while a page loads slowly."""
+"""Pages whose scripts load slowly: use them early, and detect elements that move."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from playwright.sync_api import Page, Route
@@ -51,21 +53,29 @@ PAINTED = """new Promise((done) => {
 })"""
 
 
-def open_late(page: Page, url: str) -> None:
-    """Open a page whose scripts start after the first paint, and whose responses arrive one frame at a time."""
+@contextmanager
+def hold_modules(page: Page, url: str) -> Iterator[None]:
+    """Open a page, and keep its modules back until the end of the context. The page has been painted before."""
     held: list[Route] = []
-    scripts = re.compile(r"/js/(?!theme)")
+    modules = re.compile(r"/js/(?!theme|early)")
 
     def hold(route: Route) -> None:
         held.append(route)
 
-    page.add_init_script(WATCH)
-    page.route(scripts, hold)
+    page.route(modules, hold)
     page.goto(url, wait_until="commit")
     page.evaluate(PAINTED)
+    yield
     for route in held:
         route.continue_()
-    page.unroute(scripts)
+    page.unroute(modules)
+
+
+def open_late(page: Page, url: str) -> None:
+    """Open a page whose scripts start after the first paint, and whose responses arrive one frame at a time."""
+    page.add_init_script(WATCH)
+    with hold_modules(page, url):
+        pass
 
 
 def assert_still(page: Page) -> None:
