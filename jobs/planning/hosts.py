@@ -21,7 +21,7 @@ from planner.facts.spec import JobSpec
 from planner.facts.validation import Problem, SpecError
 from planner.hardware.calibration import build_cluster
 from planner.hardware.catalog import CLUSTERS, DEFAULT_CLUSTER, find_cluster, use_cores
-from planner.hardware.cluster import Cluster
+from planner.hardware.cluster import NO_DATA_SHEET, Cluster
 from planner.hardware.own_accelerator import OWN_NAME, OWN_PREFIX, parse_own_cluster
 from planner.hardware.profile import HostProfile
 
@@ -237,7 +237,7 @@ def _describe_host(host: Host) -> Cluster:
         facts = host.facts or {}
         sheet = use_cores(sheet, facts.get("cores"), facts.get("bf16"))
     elif find_cluster(host.device_name, host.memory_bytes) is None:
-        name = f"{name[:60]} (no data sheet)"
+        name = f"{name[:60]}{NO_DATA_SHEET}"
     accelerator = sheet.accelerator.model_copy(update={"name": name[:100], "memory_bytes": host.memory_bytes})
     return sheet.model_copy(update={"name": host.name, "accelerator": accelerator, "per_node": host.slots})
 

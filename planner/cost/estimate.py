@@ -102,10 +102,12 @@ class TimeEstimate(TypedDict):
 
 
 class ClusterEstimate(TypedDict):
-    """Where the ranks stand. `crossing`: which axes meet over the network."""
+    """Where the ranks stand. `crossing`: which axes meet over the network. `assumed_peak`: whether the peak FLOP/s of the
+    accelerator is an assumption, as for CPUs and unknown GPUs."""
 
     name: str
     accelerator: str
+    assumed_peak: bool
     per_node: int
     nodes: int
     memory_bytes: int
@@ -308,6 +310,7 @@ def _estimate_cluster(plan: ResolvedPlan, cluster: Cluster) -> ClusterEstimate:
     return ClusterEstimate(
         name=cluster.name,
         accelerator=cluster.accelerator.name,
+        assumed_peak=cluster.has_assumed_peak,
         per_node=cluster.per_node,
         nodes=-(-layout.world_size // get_filled_per_node(layout.world_size, cluster.per_node)),
         memory_bytes=cluster.accelerator.memory_bytes,

@@ -19,6 +19,7 @@ from planner.hardware.profile import HostProfile, MeasuredRun, MeasuredStep
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Basis = Literal["data sheet", "own figures", "calibrated"]
+NO_DATA_SHEET = " (no data sheet)"  # end of the name of an unknown GPU, which gets the rates of another GPU
 
 
 # Host time per kernel of `planner.hardware.kernels` in eager torch, from `make bench-eager` on one core.
@@ -108,6 +109,11 @@ class Cluster(StrictModel):
     measured_steps: tuple[MeasuredStep, ...] = Field(
         default=(), description="steps that a user measured on such hardware, which correct step times"
     )
+
+    @property
+    def has_assumed_peak(self) -> bool:
+        """Return whether the peak FLOP/s is neither from a data sheet nor from a user."""
+        return self.device == "cpu" or self.accelerator.name.endswith(NO_DATA_SHEET)
 
     @property
     def num_rate_runs(self) -> int:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 from tests.support.processes import scale_timeout, wait_until
 
@@ -109,6 +109,11 @@ def serve_static_files() -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def wait_for_requests(page: Page, held: list[Route], count: int) -> None:
+    """Wait until a handler of `page.route` has put this number of requests into `held`."""
+    wait_until(lambda: page.evaluate("true") and len(held) >= count, f"the page sends {count} requests")
 
 
 @contextmanager

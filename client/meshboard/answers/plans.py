@@ -52,10 +52,13 @@ class AlignedVocabulary(TypedDict):
 
 
 class ClusterEstimate(TypedDict):
-    """Where the ranks stand. `crossing`: which axes meet over the network."""
+    """Where the ranks stand. `crossing`: which axes meet over the network. `assumed_peak`: whether the peak FLOP/s of
+    the accelerator is an assumption, as for CPUs and unknown GPUs.
+    """
 
     name: str
     accelerator: str
+    assumed_peak: bool
     per_node: int
     nodes: int
     memory_bytes: int

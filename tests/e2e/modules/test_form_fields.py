@@ -9,7 +9,7 @@ import pytest
 from django.template.loader import render_to_string
 from playwright.sync_api import Page, Route, expect
 
-from tests.support.browser import call_module, open_blank_page
+from tests.support.browser import call_module, open_blank_page, wait_for_requests
 
 pytestmark = pytest.mark.extended
 
@@ -35,10 +35,16 @@ BASE = """<form id="base" data-plan-url="/plan" data-search-url="/search" data-n
 <input name="global_batch" value="8"><input name="seq_len" value="64"><input name="precision" value="bf16">
 <select name="cluster"><option value="h100" data-device="cuda"></option><option value="own:"></option></select>
 <fieldset data-own-accelerator></fieldset>
-<select name="resources.stack"><option value="ours"></option></select></form>
+<select name="resources.stack"><option value="ours"></option></select>FIELDS</form>
 <script id="schedules" type="application/json">{"1f1b": {"label": "1F1B", "chunks": 1}}</script>
 <div id="lanes"></div><button id="add"></button><button id="link"></button><p id="linked"></p>
 <button id="search"></button><p id="search-status"></p><div id="results"></div>"""
+FIELDS = ("memory_options", "config_import", "layout_import")
+
+
+def render_base() -> str:
+    """Return the elements of the Planner that its module needs."""
+    return BASE.replace("FIELDS", "".join(render_to_string(f"jobs/fields/{name}.html") for name in FIELDS))
 
 
 @pytest.mark.parametrize("width", [328, 337, 700])  # in a page of 390, 1440, and 900 px
@@ -68,7 +74,7 @@ def test_reasons_of_a_field_do_not_overlap_choices(modules: Page, width: int, th
 
 def test_search_at_its_limit_names_the_next_step(modules: Page) -> None:
     found = {"complete": False, "seconds": 5, "considered": 90, "total": 700, "fitting": 0, "best": [], "refused": {}}
-    with open_blank_page(modules, f"<main>{BASE}</main>") as page:
+    with open_blank_page(modules, f"<main>{render_base()}</main>") as page:
         page.route("**/plan?cluster=h100", lambda route: route.fulfill(status=400, json={"problems": []}))
         page.route("**/search", lambda route: route.fulfill(json=found))
         fields = '<input id="s-micro" value="16"><input id="s-fixed"><input id="s-runnable" type="checkbox">'
@@ -83,12 +89,12 @@ def test_layouts_show_loading_until_the_plan_arrives(modules: Page) -> None:
     """The two lanes of a fresh page are valid, and are planned without a click."""
     held: list[Route] = []
     refused = {"estimate": None, "problems": [{"field": "layout.dp", "message": "`layout.dp` is 64."}]}
-    with open_blank_page(modules, f"<main>{BASE}</main>") as page:
+    with open_blank_page(modules, f"<main>{render_base()}</main>") as page:
         page.route("**/plan?cluster=h100", lambda route: held.append(route))
         call_module(page, "plan/planner.js", "")
         bodies = page.locator(".lane > div:last-child")
         expect(bodies).to_have_text(["Loading…", "Loading…"])
-        page.wait_for_timeout(400)
+        wait_for_requests(page, held, 2)
         sent: list[Any] = [json.loads(route.request.post_data or "") for route in held]
         assert [spec["layout"].get("tp", 1) for spec in sent] == [1, 4]
         for route in held:

@@ -33,7 +33,7 @@ def test_figures_of_a_million_steps_fit_at_every_width(modules: Page) -> None:
       state.lastLoss = { step: 999_999, loss: -3.4e38 };
       state.evals.set(1_000_000, { time: 1, loss: 2.4e38 });
       ['setup', 'checkpoint', 'eval', 'teardown'].forEach((phase, rank) => state.ranks.set(rank, { phase }));
-      state.stepTimes = Array(20).fill(1);
+      state.stepTimes = Array.from({ length: 50 }, (_, place) => 0.98 + 0.001 * place);
       state.progress = { step: 999_999, steps: 1_000_000, rate: 999_499, tokens: 59_940_000 };
       showProgress({ finished: false, history: [], members: [], spec: { train: {} } }, state);
       document.getElementById('figure-left').textContent = '2777 h 46 min';

@@ -12,7 +12,7 @@ import pytest
 from django.template.loader import render_to_string
 from playwright.sync_api import Page, Route, WebSocketRoute, expect
 
-from tests.support.browser import call_module, open_blank_page
+from tests.support.browser import call_module, open_blank_page, wait_for_requests
 from tests.support.processes import wait_until
 from tests.support.telemetry import build_batch
 
@@ -193,8 +193,8 @@ def test_heatmap_shows_loading_until_the_history_arrives(modules: Page) -> None:
     with open_blank_page(modules, PAGE.replace("JOB", json.dumps(ended)) + panel) as page:
         page.route("**/history/snapshot/**", lambda route: held.append(route))
         page.evaluate("void import('/js/job/page.js')")
+        wait_for_requests(page, held, 1)
         empty = page.locator("#heat-time [data-empty]")
-        page.wait_for_timeout(1000)
         expect(empty).to_have_text("Loading\u2026")
         held[0].fulfill(status=204)
         expect(empty).to_have_text("The run ended without a collective.")

@@ -180,7 +180,9 @@ def test_marks_a_gpu_without_a_data_sheet(name: str, make_host: Callable[..., Ho
     """Names of weaker variants and of MIG slices start like the name of a full GPU."""
     host = make_host()
     host.device, host.device_name = "cuda", name
-    assert build_host_cluster(host).accelerator.name == f"{name} (no data sheet)"
+    cluster = build_host_cluster(host)
+    assert cluster.accelerator.name == f"{name} (no data sheet)"
+    assert cluster.has_assumed_peak
 
 
 def test_dry_run_for_gpus_uses_any_host(owner: User, make_host: Callable[..., Host]) -> None:

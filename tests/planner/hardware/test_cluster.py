@@ -133,3 +133,8 @@ def test_pcie_card_ranks_communicate_over_the_bus(device: str, gib: int, link_gb
     assert found.node.bytes_per_s == link_gb_s * 1e9
     assert found.accelerator.bf16_flops == pytest.approx(bf16)
     assert ("PCIe" in found.name) == (link_gb_s < 100)
+
+
+def test_peak_is_assumed_only_for_cpus_and_unknown_gpus() -> None:
+    assumed = {cluster.name for cluster in CLUSTERS.values() if cluster.has_assumed_peak}
+    assert assumed == {cluster.name for cluster in CLUSTERS.values() if cluster.device == "cpu"} != set()

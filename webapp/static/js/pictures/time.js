@@ -6,7 +6,6 @@ import { cell, rowHead, scrolling, th } from "./table.js";
 const AXES = ["tp", "cp", "ep", "pp", "dp", "world"];
 const TOKENS = 1e12;
 const MIN_PARAMETERS = 1e8; // Smaller models are not trained on so many tokens.
-const OWN_PEAK = /^(?!.*no data sheet).*\b(?:(?:[ABHV]|G[BH])\d00|MI300X)\b/; // GPUs with a data sheet
 
 const token = (name) => (AXES.includes(name) ? `--axis-${name}` : `--part-${name}`);
 const label = (name) => (AXES.includes(name) ? `${name} exposed` : name);
@@ -49,9 +48,9 @@ function aligned({ aligned_vocabulary: found, vocab_size: size }) {
   return [`A vocabulary size of ${integer(found.vocab_size)} saves ${duration(found.spares_s)} per step, because a size of ${integer(size)} is not aligned for matmuls.`];
 }
 
-/** Explain an HFU above 100% on a device with a data sheet. */
-function beyond({ time: { hfu }, cluster: { accelerator } }) {
-  if (hfu <= 1 || !OWN_PEAK.test(accelerator)) return [];
+/** Explain an HFU above 100%. Estimates of earlier versions lack `assumed_peak`. */
+function beyond({ time: { hfu }, cluster: { assumed_peak: assumed } }) {
+  if (hfu <= 1 || assumed !== false) return [];
   return ["MFU counts the full attention matrix, but kernels compute only its unmasked half."];
 }
 
