@@ -102,7 +102,7 @@ class TimeEstimate(TypedDict):
 
 
 class ClusterEstimate(TypedDict):
-    """Where the ranks stand. `crossing`: which axes meet over the network. `assumed_peak`: whether the peak FLOP/s of the
+    """Hardware of the ranks. `crossing`: which axes use the network. `assumed_peak`: whether the peak FLOP/s of the
     accelerator is an assumption, as for CPUs and unknown GPUs."""
 
     name: str

@@ -52,8 +52,8 @@ class AlignedVocabulary(TypedDict):
 
 
 class ClusterEstimate(TypedDict):
-    """Where the ranks stand. `crossing`: which axes meet over the network. `assumed_peak`: whether the peak FLOP/s of
-    the accelerator is an assumption, as for CPUs and unknown GPUs.
+    """Hardware of the ranks. `crossing`: which axes use the network. `assumed_peak`: whether the peak FLOP/s of the
+    accelerator is an assumption, as for CPUs and unknown GPUs.
     """
 
     name: str

@@ -138,7 +138,8 @@ def test_planned_step_time_has_a_margin_of_error(modules: Page, share: float, to
 def test_figures_name_the_current_phase(modules: Page) -> None:
     ids = ("phase", "left-name", "left")
     body = """
-    const state = { ranks: new Map(x.map((phase, rank) => [rank, { phase }])), evals: new Map(), metrics: new Map(), progress: null };
+    const ranks = new Map(x.map((phase, rank) => [rank, { phase }]));
+    const state = { ranks, evals: new Map(), metrics: new Map(), progress: null };
     m.showProgress({ status: 'running', finished: false, members: [], history: [] }, state);
     return document.getElementById('figure-phase').textContent;
     """
