@@ -211,12 +211,11 @@ def compare_with_plan(
 
 def _describe_unplanned(run: PlannedRun, measured: StepParts, steps: StepTimings, ending: RunEnd) -> RunFinding:
     """Return the finding of a run without a predicted step time."""
-    reason = "The verdict of a script uses no prediction." if run.is_script else "The run has no plan."
-    which = f"the step time of {format_seconds(measured['step_s'])}" if ending.outcome is not None else "the step time"
-    sentence = f"Not checked: {which} is not compared with a prediction."
+    subject = "the script" if run.is_script else "the run"
+    reason = f"The step time is not checked, because {subject} has no prediction."
     largest = _find_largest_part(measured)
     following = "" if largest is None else UNPLANNED_ADVICE.get(largest["kind"], "").format(name=largest["name"])
-    sentence = " ".join(filter(None, (sentence, ending.traffic_sentence, _describe_largest_part(measured))))
+    sentence = _make_unchecked_sentence(measured, ending, ending.traffic_sentence, _describe_largest_part(measured))
     return RunFinding("well", 0.0, sentence, reason, following, (_make_measured_fact(measured, steps),))
 
 
@@ -264,9 +263,8 @@ def _compare_step_time(
         largest = _describe_largest_part(measured)
         if largest and traffic:
             facts = (*facts, make_evidence(largest))
-        number = f" ({format_seconds(measured['step_s'])})" if is_over else ""
-        sentence = " ".join(filter(None, (f"Not checked: step time{number}.", traffic or largest)))
-        reason = f"The predicted step time, {predicted}, is too inaccurate for a check."
+        sentence = _make_unchecked_sentence(measured, ending, traffic or largest)
+        reason = f"The step time is not checked, because its prediction, {predicted}, is too inaccurate."
         if calibrated:
             following = "Run more jobs on the host to improve its predictions."
             return RunFinding("well", 0.0, sentence, reason, following, facts)
@@ -293,6 +291,12 @@ def _make_sentence(state: str, measured: StepParts, comparison: str, ending: Run
     """
     of_time = f" of {format_seconds(measured['step_s'])}" if ending.outcome is not None else ""
     return " ".join((f"{state}: the step time{of_time} {comparison}.", *filter(None, more)))
+
+
+def _make_unchecked_sentence(measured: StepParts, ending: RunEnd, *more: str) -> str:
+    """Return 'No problem found. The step time is 0.3 s.', followed by more sentences."""
+    step_time = f"The step time is {format_seconds(measured['step_s'])}." if ending.outcome is not None else ""
+    return " ".join(filter(None, ("No problem found.", step_time, *more)))
 
 
 def _make_measured_fact(measured: StepParts, steps: StepTimings) -> Evidence:

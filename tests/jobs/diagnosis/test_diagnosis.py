@@ -63,7 +63,7 @@ def test_step_time_is_the_median_of_rank_0() -> None:
     running = look(found)
     live = running["measured"]
     assert live is not None
-    sentence = "Not checked: step time. Exposed dp communication takes 20% of each step."
+    sentence = "No problem found. Exposed dp communication takes 20% of each step."
     assert running["sentence"] == sentence, "the page shows the step time of a running job, live"
     assert (live["step_s"], live["steps"]) == (0.1, 50)
     assert sum(part["seconds"] for part in live["parts"] if part["kind"] != "hidden") == pytest.approx(0.1)
@@ -71,7 +71,7 @@ def test_step_time_is_the_median_of_rank_0() -> None:
     ended = look(found)
     assert ended["measured"] is not None
     assert (ended["measured"]["step_s"], ended["measured"]["steps"]) == (0.1, 61)
-    assert ended["sentence"] == sentence.replace("time.", "time (100 ms).")
+    assert ended["sentence"] == sentence.replace("found.", "found. The step time is 100 ms.")
     assert ended["evidence"][1]["text"] == "measured step time after step 64: 100 ms (median of the last 61 steps)"
 
 
@@ -85,12 +85,12 @@ def test_inaccurate_plan_gives_no_speed_verdict() -> None:
             found.add(step(rank, number, took, parts), 0)  # type: ignore[arg-type]
     told = look(found)
     assert told["state"] == "well"
-    assert told["sentence"] == "Not checked: step time. Exposed dp communication takes 40% of each step."
+    assert told["sentence"] == "No problem found. Exposed dp communication takes 40% of each step."
     assert told["evidence"][0]["text"].startswith("predicted step time: ")
     assert told["evidence"][0]["text"].endswith(" (within a factor of 4.3)")
     assert told["evidence"][1]["text"].endswith(" (median of the last 5 steps)")
-    assert told["reason"].startswith("The predicted step time, ")
-    assert told["reason"].endswith(" (within a factor of 4.3), is too inaccurate for a check.")
+    assert told["reason"].startswith("The step time is not checked, because its prediction, ")
+    assert told["reason"].endswith(" (within a factor of 4.3), is too inaccurate.")
     assert (told["next"], told["action"], told["action_rank"]) == ("Calibrate the host.", "calibrate", -1)
 
 
@@ -121,8 +121,8 @@ def test_verdict_without_step_time_includes_traffic() -> None:
         found.add(ITEM.validate_python({"kind": "verdict", "rank": rank, "time": NOW, "rows": []}), 0)
     found.end("succeeded")
     told = look(found)
-    assert told["sentence"] == "Not checked: step time (725 ms). Traffic matches the plan."
-    assert told["reason"].endswith(" (within a factor of 10), is too inaccurate for a check.")
+    assert told["sentence"] == "No problem found. The step time is 725 ms. Traffic matches the plan."
+    assert told["reason"].endswith(" (within a factor of 10), is too inaccurate.")
     assert told["evidence"][-1]["text"] == "Exposed dp communication takes 55% of each step."
 
 
@@ -229,8 +229,8 @@ def test_script_with_step_times_names_its_largest_part() -> None:
             found.add(step(rank, number, parts=parts, steps=None, tokens=None, loss=None, learning_rate=None), 0)
     found.end("succeeded", {"outcome": "succeeded", "reason": ""})
     verdict = look(found)
-    compared = "Not checked: the step time of 100 ms is not compared with a prediction."
-    assert verdict["sentence"] == f"{compared} Data takes 30% of each step."
+    assert verdict["sentence"] == "No problem found. The step time is 100 ms. Data takes 30% of each step."
+    assert verdict["reason"] == "The step time is not checked, because the script has no prediction."
     assert verdict["next"] == "Increase `num_workers` or `prefetch_factor` of the DataLoader."
     assert verdict["measured"] is not None
     assert {part["name"]: round(part["seconds"], 3) for part in verdict["measured"]["parts"]} == {
