@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from knox.models import AuthToken
 from rest_framework.test import APIClient
 
+from jobs.api.access import JoinThrottle
 from jobs.models import Host, TokenGrant
 from jobs.people.tokens import ALL_SCOPES
 from jobs.queue import actions
@@ -75,8 +76,15 @@ def check_operations(user: User, seed: int, count: int) -> list[str]:
 
 
 @pytest.fixture
-def board(postgres: None, redis_service: RedisServer, settings: Any, make_host: Callable[..., Host]) -> User:
+def board(
+    postgres: None,
+    redis_service: RedisServer,
+    settings: Any,
+    make_host: Callable[..., Host],
+    monkeypatch: pytest.MonkeyPatch,
+) -> User:
     settings.REDIS_URL = redis_service.url
+    monkeypatch.setattr(JoinThrottle, "rate", "1000000/min")
     settings.REQUESTS_PER_MINUTE = settings.SUBMITS_PER_MINUTE = 10**6
     make_host()
     return User.objects.create_superuser("root", password="root-password")
