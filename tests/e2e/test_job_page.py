@@ -103,7 +103,7 @@ def test_first_screen_shows_status_figures_and_charts(tab: Page) -> None:
     health = "document.getElementById('health')"
     assert tab.evaluate(f"{health}.scrollHeight <= {health}.clientHeight"), "the verdict is never cut"
     expect(tab.locator("#figure-spread")).to_contain_text(
-        re.compile(r"median of the last \d+ steps, [\d.]+ .*to [\d.]+ ")
+        re.compile(r"median of \d+ steps, [\d.]+ .*to [\d.]+ ")
     )
     open_tab(tab, "hosts")
     expect(tab.locator("#places [data-does]")).to_have_count(4)

@@ -132,14 +132,14 @@ test("shows the median of the last step times with its spread", () => {
   };
   const step = stepTime([9, 9, 9, 0.12, 0.125, 0.13, 0.135, 0.14], 8); // three steps of warm-up
   assert.deepEqual([step.step_s, step.steps], [0.13, 5]);
-  assert.equal(stepTimeWords(step), "median of the last 5 steps, 122 to 138 ms");
-  assert.equal(stepTimeWords(stepTime(Array(50).fill(0.1), 60)), "median of the last 50 steps, 100 to 100 ms");
+  assert.equal(stepTimeWords(step), "median of 5 steps, 122 to 138 ms");
+  assert.equal(stepTimeWords(stepTime(Array(50).fill(0.1), 60)), "median of 50 steps, 100 to 100 ms");
   assert.equal(stepTimeWords(stepTime([0.5], 1)), "one step");
   assert.equal(stepTime([], 0), null);
   const curve = Array.from({ length: 200 }, (_, i) => [i + 1, { step_s: i >= 100 ? 0.2 : 9 }]);
   const ended = stepTime(Array(50).fill(0.1), 200, { step_s: 0.21, steps: 100 }, curve);
   assert.equal(ended.step_s, 0.21); // as REST returns it
-  assert.equal(stepTimeWords(ended), "median of the last 100 steps, 200 to 200 ms");
+  assert.equal(stepTimeWords(ended), "median of 100 steps, 200 to 200 ms");
 });
 
 const MEMBERS = [

@@ -19,9 +19,9 @@ export function getStepTime(job, state) {
   return { step_s, steps: summary?.steps ?? times.length, low_s, high_s };
 }
 
-/** Describe the step time: "median of the last 50 steps, 120 to 140 ms". */
+/** Describe the step time: "median of 50 steps, 120 to 140 ms". */
 export function stepTimeWords({ steps, low_s, high_s }) {
-  const median = steps === 1 ? "one step" : `median of the last ${counted(steps, "step")}`;
+  const median = steps === 1 ? "one step" : `median of ${counted(steps, "step")}`;
   return low_s === null ? median : `${median}, ${rangeWords(low_s, high_s)}`;
 }
 
