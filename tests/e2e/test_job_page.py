@@ -102,9 +102,7 @@ def test_first_screen_shows_status_figures_and_charts(tab: Page) -> None:
     assert tab.evaluate("document.getElementById('tabs').scrollWidth <= document.getElementById('tabs').clientWidth")
     health = "document.getElementById('health')"
     assert tab.evaluate(f"{health}.scrollHeight <= {health}.clientHeight"), "the verdict is never cut"
-    expect(tab.locator("#figure-spread")).to_contain_text(
-        re.compile(r"median of \d+ steps, [\d.]+ .*to [\d.]+ ")
-    )
+    expect(tab.locator("#figure-spread")).to_contain_text(re.compile(r"median of \d+ steps, [\d.]+ .*to [\d.]+ "))
     open_tab(tab, "hosts")
     expect(tab.locator("#places [data-does]")).to_have_count(4)
     expect(tab.locator("#places [data-legend]")).to_contain_text("4 ")

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import redis
 
 from tests.support.job_waits import describe_job, record_ending, wait_for_status
@@ -51,6 +52,12 @@ class Board:
         request = urllib.request.Request(f"{self.url}/api/v1/{path}", data=data, headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=scale_timeout(20)) as response:
             return json.load(response)
+
+    def manage(self, *command: str) -> Any:
+        """Run a command of manage.py with the settings of the web process, and return its JSON output."""
+        environment = psutil.Process(self.info["pids"]["web"]).environ()
+        argv = [sys.executable, "manage.py", *command]
+        return json.loads(subprocess.run(argv, cwd=ROOT, env=environment, check=True, capture_output=True).stdout)
 
     def submit(self, spec: dict[str, Any]) -> str:
         return str(self.call("POST", "jobs", spec)["id"])
