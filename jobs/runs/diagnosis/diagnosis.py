@@ -211,8 +211,8 @@ def compare_with_plan(
 
 def _describe_unplanned(run: PlannedRun, measured: StepParts, steps: StepTimings, ending: RunEnd) -> RunFinding:
     """Return the finding of a run without a predicted step time."""
-    subject = "the script" if run.is_script else "the run"
-    reason = f"The step time is not checked, because {subject} has no prediction."
+    why = "the verdict of a script uses no prediction" if run.is_script else "the run has no prediction"
+    reason = f"The step time is not checked, because {why}."
     largest = _find_largest_part(measured)
     following = "" if largest is None else UNPLANNED_ADVICE.get(largest["kind"], "").format(name=largest["name"])
     sentence = _make_unchecked_sentence(measured, ending, ending.traffic_sentence, _describe_largest_part(measured))

@@ -426,10 +426,9 @@ def _get_order(kind: Kind) -> int:
 def _make_sentence(
     blame: Blame, deadlock: Deadlock | None, stalled_s: float, run: PlannedRun, waiting: Sequence[int], *, is_hung: bool
 ) -> str:
+    state = "Stalled" if is_hung else "Waiting"
     if blame.cause == "checkpoint":
         on_ranks = f" on {format_ranks(blame.ranks)}" if blame.ranks else ""
-        return f"Stalled: training has waited {format_seconds(stalled_s)} for a checkpoint{on_ranks}."
+        return f"{state}: training has waited {format_seconds(stalled_s)} for a checkpoint{on_ranks}."
     stuck = describe_stuck_ranks(blame.cause, blame.ranks, deadlock, run, waiting)
-    if not is_hung:
-        return f"Waiting: no progress for {format_seconds(stalled_s)}. {capitalize(stuck)}."
-    return f"Stalled: no progress for {format_seconds(stalled_s)}. {capitalize(stuck)}."
+    return f"{state}: no progress for {format_seconds(stalled_s)}. {capitalize(stuck)}."

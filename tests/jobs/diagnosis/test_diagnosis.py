@@ -230,7 +230,7 @@ def test_script_with_step_times_names_its_largest_part() -> None:
     found.end("succeeded", {"outcome": "succeeded", "reason": ""})
     verdict = look(found)
     assert verdict["sentence"] == "No problem found. The step time is 100 ms. Data takes 30% of each step."
-    assert verdict["reason"] == "The step time is not checked, because the script has no prediction."
+    assert verdict["reason"] == "The step time is not checked, because the verdict of a script uses no prediction."
     assert verdict["next"] == "Increase `num_workers` or `prefetch_factor` of the DataLoader."
     assert verdict["measured"] is not None
     assert {part["name"]: round(part["seconds"], 3) for part in verdict["measured"]["parts"]} == {

@@ -291,7 +291,7 @@ def test_slow_phases_are_not_hangs(phase: str) -> None:
 def test_checkpoint_threshold_follows_earlier_checkpoints() -> None:
     """The threshold was 120 s, although earlier checkpoints took 2 s."""
     stack = ["loop.py:90 in train", "workers/checkpoint/manager.py:30 in save"]
-    for after, state in ((11.0, "notice"), (13.0, "hung")):
+    for after, state, word in ((11.0, "notice", "Waiting"), (13.0, "hung", "Stalled")):
         found, now = trained(), STOPPED_AT + after
         found.add(
             item(
@@ -303,6 +303,7 @@ def test_checkpoint_threshold_follows_earlier_checkpoints() -> None:
         verdict = look(found, now)
         assert verdict["hang"] is not None
         assert (verdict["state"], verdict["hang"]["cause"]) == (state, "checkpoint")
+        assert verdict["sentence"].startswith(f"{word}: training has waited ")
 
 
 def test_first_step_may_take_minutes() -> None:
