@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -200,8 +201,7 @@ def test_closure_counts_as_compute(script: Script) -> None:
     (item,) = script.get_steps()
     assert script.recorder.step == 2
     assert len(calls) >= 3
-    assert item["step_s"] >= 0.02
-    assert item["parts"]["optimizer"] < 0.02
+    assert item["step_s"] - item["parts"]["optimizer"] >= 0.02, "the closure is no optimizer time"
 
 
 def test_batches_give_data_time_and_samples(script: Script) -> None:
@@ -216,7 +216,7 @@ def test_batches_give_data_time_and_samples(script: Script) -> None:
             next(iter(DataLoader(TensorDataset(torch.ones(6)), batch_size=6)))
         optimizer.step()
     second, third = script.get_steps()
-    assert second["parts"]["data"] == pytest.approx(0.04, abs=0.02)
+    assert 0.04 <= second["parts"]["data"] <= second["step_s"]
     assert second["samples"] == third["samples"] == 4, "a validation adds none"
 
 
@@ -263,19 +263,21 @@ def test_batch_size_is_that_of_its_first_tensor(batch: Any, size: int | None) ->
 
 
 def test_explicit_steps_win(script: Script) -> None:
-    optimizer, tracker = make_optimizer(), script.tracker
+    optimizer, tracker, durations = make_optimizer(), script.tracker, []
     for _ in range(3):
+        began = time.perf_counter()
         tracker.begin_explicit(tokens=10)
         time.sleep(0.02)
         optimizer.step()
         optimizer.step()
         tracker.end_explicit()
+        durations.append(time.perf_counter() - began)
         time.sleep(0.05)  # belongs to no step
     items = script.get_steps()
     assert [item["step"] for item in items] == [1, 2, 3]
     assert [item["tokens"] for item in items] == [10, 10, 10]
-    assert max(item["step_s"] for item in items) < 0.05
-    assert min(item["step_s"] for item in items) > 0.02
+    for item, duration_s in zip(items, durations, strict=True):
+        assert 0.02 <= item["step_s"] <= duration_s
 
 
 def test_explicit_marks_without_a_block_end_at_the_next_mark(script: Script) -> None:
@@ -292,11 +294,13 @@ def test_explicit_step_that_raises_is_no_step(script: Script) -> None:
     script.tracker.begin_explicit()
     time.sleep(0.1)
     script.tracker.abandon_explicit()
+    began = time.perf_counter()
     script.tracker.begin_explicit()
     script.tracker.end_explicit()
+    duration_s = time.perf_counter() - began
     (item,) = script.get_steps()
     assert (item["step"], script.recorder.step) == (1, 1)
-    assert item["step_s"] < 0.1
+    assert item["step_s"] <= duration_s
 
 
 def test_profiler_marks_steps_only_without_an_optimizer(script: Script) -> None:
@@ -358,10 +362,13 @@ def test_flood_of_steps_is_bounded() -> None:
 
 def test_short_steps_share_an_item_with_a_time_for_each() -> None:
     script = Script()
+    marks = [time.perf_counter()]
     for _ in range(40):
         time.sleep(0.004)
         script.tracker.mark(OPTIMIZER)
-    time.sleep(0.1)  # the rest of the script is not a step
+        marks.append(time.perf_counter())
+    longest_s = max(later - earlier for earlier, later in pairwise(marks))
+    time.sleep(10 * longest_s)  # the rest of the script is not a step
     script.tracker.close()
     shared = [item for item in script.get_steps() if item.get("over", 1) > 1]
     assert shared
@@ -369,7 +376,7 @@ def test_short_steps_share_an_item_with_a_time_for_each() -> None:
         assert len(item["times"]) == item["over"] <= MAX_LISTED_STEPS
         assert sum(item["times"]) / item["over"] == pytest.approx(item["step_s"])
         assert min(item["times"]) >= 0.004
-        assert max(item["times"]) < 0.1
+        assert max(item["times"]) < 5 * longest_s
 
 
 def test_slow_steps_after_a_flood_are_reported_at_once() -> None:
@@ -391,12 +398,15 @@ def test_memory_of_the_tracker_is_bounded_without_an_exporter() -> None:
 def test_first_short_step_of_an_item_is_traced() -> None:
     script = Script()
     script.recorder.enable_tracing()
+    marks = [time.perf_counter()]
     for _ in range(64):
         time.sleep(0.001)
         script.tracker.mark(OPTIMIZER)
+        marks.append(time.perf_counter())
     traces = script.recorder.take_traces()
     assert traces
-    assert all(0.001 <= trace.ended_s - trace.began_s < 0.03 for trace in traces), "one step each"
+    longest_s = max(last - first for first, last in zip(marks, marks[2:], strict=False))
+    assert all(0.001 <= trace.ended_s - trace.began_s < longest_s for trace in traces), "one step each"
 
 
 def test_backward_is_traced(script: Script) -> None:
