@@ -201,7 +201,7 @@ def test_closure_counts_as_compute(script: Script) -> None:
     (item,) = script.get_steps()
     assert script.recorder.step == 2
     assert len(calls) >= 3
-    assert item["step_s"] - item["parts"]["optimizer"] >= 0.02, "the closure is no optimizer time"
+    assert item["step_s"] - item["parts"]["optimizer"] >= 0.02, "the time of the closure counts as optimizer time"
 
 
 def test_batches_give_data_time_and_samples(script: Script) -> None:
